@@ -1,14 +1,14 @@
-"""Automatic batching: messages for one destination wait a moment and are sent as one batch.
+"""Automatic batching: messages for one destination wait a short time and are sent as one batch.
 
 Mirrors ``ProduceAccumulator``. Pure: the clock is an argument; the caller locks and sends. Messages with equal
 keys are batched together: topic, queue if the caller chose one, the wait flag (``waitStoreMsgOK``), tag, and whether the
 sender waits (two maps in Java). A batch is due when its bodies exceed ``max_bytes`` (strictly, as in Java; its proposal
 says "or equal") or when it is ``max_delay_ms`` old. Differences from gaps in Java's code:
 
-* A batch leaves the map when it is taken, so nothing of it stays behind; the number of open batches is bounded.
+* A batch leaves the map when it is closed, so nothing has to be cleaned up; the number of open batches is bounded.
 * Bytes count until the batch has its answer, and are released exactly once; rejected messages are never counted.
 * The encoded size and the size of the joined KEYS are bounded too: many tiny bodies with large properties would
-  otherwise make a batch that the broker refuses as a whole.
+  otherwise make a batch that the broker rejects as a whole.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from rocketmq_spark.base import codes
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model import MessageQueue
 
-MAX_KEYWORD_BYTES = 24_000  # they go into the properties of the batch, beside tag and id
+MAX_KEYWORD_BYTES = 24_000  # the keywords are in the properties of the batch, with its tag and id
 
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """When a batch leaves, and how much may wait; the ranges are those of Java's setters."""
+    """When a batch is sent, and how many bytes may wait. The ranges are those of Java's setters."""
 
     max_bytes: int = 32 * 1024
     max_delay_ms: int = 10
@@ -62,7 +62,7 @@ class BatchKey(NamedTuple):
 
 
 class BatchEntry(NamedTuple):
-    """One message: its encoded batch item and what its sender needs of the result. ``promise`` is the caller's."""
+    """One message of a batch: its encoded item, its id and keys, and the ``promise`` of its caller."""
 
     item: Sized
     body_bytes: int
@@ -72,7 +72,7 @@ class BatchEntry(NamedTuple):
 
 
 class PlainEntry(Protocol):
-    """A message that is encoded when its batch leaves; ``text`` are its properties without an id."""
+    """A message that is encoded when its batch is sent. ``text`` has its properties without an id."""
 
     body: bytes
     text: str
@@ -82,15 +82,15 @@ class PlainEntry(Protocol):
 
     @property
     def promise(self) -> Any:
-        """The caller's."""
+        """The promise of the caller."""
 
 
 @dataclass(slots=True, eq=False)
 class MessageBatch:
-    """Messages that leave together, at ``due_ms`` at the latest.
+    """Messages that are sent together, at ``due_ms`` at the latest.
 
-    ``owner`` is the producer that started the batch and sends it, also when others add to it. If ``plain`` messages are among
-    the ``entries``, ``plain.seal`` makes the ``sealed`` items of all.
+    ``owner`` is the producer that started the batch and sends it, also when others add to it. If ``has_plain``, some of the
+    ``entries`` are plain messages, and ``batching.encode_batch_messages`` sets the ``encoded_items`` of all.
     """
 
     key: BatchKey
@@ -110,7 +110,7 @@ class MessageBatch:
         self.keyword_bytes = len((self.key.tag or "").encode())
 
     def add(self, entry: BatchEntry, max_encoded_bytes: int) -> bool:
-        """Whether ``entry`` is in it now; not if the broker would refuse the batch then."""
+        """Add ``entry``. Returns False, and changes nothing, if the broker would reject the larger batch."""
         encoded_bytes = self.encoded_bytes + len(entry.item)
         if encoded_bytes > max_encoded_bytes or (entry.keys and not self._add_keywords(entry.keys)):
             return False
@@ -120,11 +120,11 @@ class MessageBatch:
         return True
 
     def items(self) -> list[Sized]:
-        """The encoded messages."""
+        """The encoded messages of the batch."""
         return self.encoded_items or [entry.item for entry in self.entries if isinstance(entry, BatchEntry)]
 
     def part(self, messages: slice) -> MessageBatch:
-        """A closed batch of a part of the messages, which are encoded."""
+        """A closed batch of some of the messages, which must be encoded."""
         part = MessageBatch(self.key, self.owner, self.created_ms, self.due_ms, self.entries[messages], is_open=False)
         part.encoded_items = self.items()[messages]
         part.encoded_bytes = sum(map(len, part.encoded_items))
@@ -161,7 +161,9 @@ class Accumulator:
         return len(self._open)
 
     def add(self, key: BatchKey, entry: BatchEntry, owner: Any, now_ms: int) -> MessageBatch | None:
-        """The batch that took the message; None when it must be sent alone: too much waits, or it is too large."""
+        """Return the batch that contains the message; None if it must be sent alone, because the limits are reached or it is too
+        large.
+        """
         limits = self.limits
         if self.buffered_bytes >= limits.total_max_bytes or len(entry.item) > limits.max_encoded_bytes:
             return None
@@ -183,7 +185,9 @@ class Accumulator:
     def add_plain(
         self, key: BatchKey, entry: PlainEntry, body_bytes: int, size: int, owner: Any, now_ms: int
     ) -> MessageBatch | None:
-        """The same for a message without a queue whose keys no batch names; ``size`` is what it adds to a batch."""
+        """As ``add``, for a plain message: without a queue, and its keys are not added to the batch. ``size`` is its bytes in a
+        batch.
+        """
         limits = self.limits
         if self.buffered_bytes >= limits.total_max_bytes:
             return None
@@ -206,18 +210,18 @@ class Accumulator:
 
     @property
     def due_ms(self) -> int | None:
-        """When the next batch is old enough; None while none is open."""
+        """When the oldest open batch must be sent; None if no batch is open."""
         by_age = self._by_age
         while by_age and not by_age[0][2].is_open:
             heapq.heappop(by_age)
         return by_age[0][0] if by_age else None
 
     def has_ready(self, now_ms: int) -> bool:
-        """Whether ``take`` would give anything."""
+        """Whether ``take_ready`` would return any batch."""
         return bool(self.closed) or ((due_ms := self.due_ms) is not None and due_ms <= now_ms)
 
     def take_ready(self, now_ms: int) -> list[MessageBatch]:
-        """The batches that leave now, oldest first. Each must be given back with ``done`` or ``halve``, once."""
+        """The batches to send now, oldest first. The caller passes each batch to ``release`` or ``split`` once."""
         while (due_ms := self.due_ms) is not None and due_ms <= now_ms:
             self._close(self._by_age[0][2])
         ready, self.closed = self.closed, []
@@ -225,24 +229,25 @@ class Accumulator:
         return sorted(ready, key=lambda batch: batch.created_ms)
 
     def close_all(self) -> None:
-        """Let every batch leave at the next ``take``, whatever its age."""
+        """Close all open batches, so that ``take_ready`` returns them."""
         for batch in list(self._open.values()):
             self._close(batch)
 
     def release(self, batch: MessageBatch) -> None:
-        """The batch has its answer, good or bad: its bytes are free again. A second call changes nothing."""
+        """Release the bytes of a batch that has its outcome. A second call changes nothing."""
         if batch in self._being_sent:
             self._being_sent.discard(batch)
             self.buffered_bytes -= batch.encoded_bytes
 
     def split(self, batch: MessageBatch) -> None:
-        """A batch that was taken leaves again at the next ``take``, in two parts."""
+        """Return a taken batch in two halves, which ``take_ready`` returns again."""
         self._being_sent.discard(batch)
         middle = len(batch.entries) // 2
         self.closed += [batch.part(slice(None, middle)), batch.part(slice(middle, None))]
 
     def _start(self, key: BatchKey, owner: Any, now_ms: int) -> MessageBatch:
-        # Who waited for the lock may have read the clock before others: batches of one key leave in the order of their start.
+        # A caller may have read the clock before it waited for the lock. The time must not decrease: batches are sent in its
+        # order.
         now_ms = self._last_start_ms = max(now_ms, self._last_start_ms)
         batch = MessageBatch(key, owner, now_ms, now_ms + self.limits.max_delay_ms)
         self._open[key] = batch
@@ -259,10 +264,10 @@ class Accumulator:
 
 
 def key_words(keys: Sequence[str] | None) -> list[str]:
-    """The words that a broker indexes: a key may be several."""
+    """The words that a broker indexes. A key with spaces has several."""
     return [word for key in keys or () for word in key.split(codes.KEY_SEPARATOR) if word]
 
 
 def has_key(keys: Sequence[str] | None) -> bool:
-    """Whether a compaction topic keeps a message with these keys: for its broker, keys of nothing but whitespace are none."""
+    """Whether a compaction topic stores a message with these keys: its broker ignores keys of only whitespace."""
     return any(key.strip() for key in keys or ())

@@ -1,6 +1,6 @@
-"""A table of how sends end: stored, rejected before the store, or unknown. Unknown ends are looked up.
+"""Attempts that may have stored their messages: which ones they are, and the look-up of the stored messages.
 
-Look-ups run on one thread per broker; one look-up serves all sends that became unknown there meanwhile.
+Look-ups run on one thread per broker. One look-up serves all sends to the broker that became ambiguous before it starts.
 """
 
 from __future__ import annotations
@@ -36,25 +36,26 @@ logger = logging.getLogger(__name__)
 
 
 class StoredIds(Protocol):
-    """Finds stored messages, for a producer that does not repeat messages that may be stored."""
+    """Finds stored messages, so that a producer does not send a message again that is stored."""
 
     def end(self, queue: MessageQueue) -> QueueEnd:
-        """The end of a queue at some earlier time. Raises ``RocketMQError`` if it is unknown and cannot be fetched."""
+        """An end offset that the queue had earlier. Raises ``RocketMQError`` if none is known and none can be fetched."""
 
     def find_stored(
         self, since: Mapping[MessageQueue, int], master: str, ids: Collection[str], deadline: Deadline
     ) -> set[str]:
-        """The ``ids`` that are stored after offsets of queues of one broker, once no others can arrive any more.
+        """Return the ``ids`` of messages that one broker has stored after the offsets in ``since``. Waits until no other of these
+        messages can arrive any more.
 
-        Raises ``RocketMQError`` if that cannot be proved in time, or if ``master`` is no longer the broker's master.
+        Raises ``RocketMQError`` if this cannot be proved in time, or if ``master`` is no longer the broker's master.
         """
 
     def stop(self) -> None:
-        """Make ``among`` end soon, from another thread."""
+        """Make ``find_stored`` return soon. Called on another thread."""
 
 
 class SendOutcomeKind(enum.Enum):
-    """The possible ends of a request."""
+    """What is known about an attempt."""
 
     STORED = "stored"
     REJECTED = "refused before the store"
@@ -65,9 +66,9 @@ class SendOutcomeKind(enum.Enum):
 _DELAY_PROPERTIES = frozenset(
     (Property.DELAY, Property.TIMER_DELAY_SEC, Property.TIMER_DELAY_MS, Property.TIMER_DELIVER_MS)
 )
-# Errors before anything was sent.
+# Errors that occur before anything is sent.
 _LOCAL_ERRORS = (LocalProtocolError, MessageRefused, OptionError, ClosedError, OutOfTime, RouteNotFound, BrokerNotFound)
-# Codes that a broker returns only before it stores anything, with any text.
+# A broker returns these codes only before it stores anything.
 _REJECTED_CODES = frozenset(
     {
         Response.REQUEST_CODE_NOT_SUPPORTED,
@@ -80,8 +81,9 @@ _REJECTED_CODES = frozenset(
         Response.GO_AWAY,
     }
 )
-# Codes that are also returned after the store, with the texts of the cases before it. "[PC_SYNCHRONIZED]" and "in-sync replicas
-# not enough" are not among them: a broker with a DLedger log says so, too, when followers did not confirm in time what it stored.
+# A broker returns these codes before or after it stores the message. These texts occur only before the store. The texts
+# "[PC_SYNCHRONIZED]" and "in-sync replicas not enough" are missing here: a broker with a DLedger log also returns them after it
+# stored the message, if followers did not confirm it in time.
 _REJECTED_TEXTS: Mapping[int, tuple[str, ...]] = {
     Response.SYSTEM_BUSY: (
         "[TIMEOUT_CLEAN_QUEUE]",
@@ -97,7 +99,7 @@ _REJECTED_TEXTS: Mapping[int, tuple[str, ...]] = {
 
 
 def classify(outcome: SendResult | RocketMQError, has_queue: bool = True) -> SendOutcomeKind:
-    """The end of one attempt; ``has_queue``: whether it had a queue, without which nothing was sent."""
+    """Classify the outcome of one attempt. Without a queue (``has_queue``), nothing was sent."""
     if isinstance(outcome, SendResult):
         return SendOutcomeKind.STORED
     if not has_queue or outcome.unsent or isinstance(outcome, _LOCAL_ERRORS):
@@ -113,14 +115,16 @@ LookupResult = set[str] | RocketMQError
 
 
 class Confirmed(NamedTuple):
-    """The result of a look-up: the number of stored messages of a request, and a request with the others, if any."""
+    """The number of stored messages of a request, and a request with the other messages, if there are any."""
 
     stored_count: int
     unconfirmed: SendRequest | None
 
 
 class AmbiguousSend(NamedTuple):
-    """A request that may be stored in ``queue``, after the offset ``since``."""
+    """A request that may be stored in ``queue``, after the offset ``lookup_start``. ``done`` receives the result of the
+    look-up.
+    """
 
     request: SendRequest
     queue: MessageQueue
@@ -130,20 +134,20 @@ class AmbiguousSend(NamedTuple):
 
 
 class AmbiguousSendResolver:
-    """The look-ups of an engine, and the offsets at which they begin."""
+    """The look-ups of an engine, and the offsets at which they start. Guarded by its lock; look-ups run outside it."""
 
     def __init__(self, stored: StoredIds, timer: Timer) -> None:
         self._stored_ids = stored
         self._timer = timer
         self._threads: dict[str, Timer] = {}
         self._lock = threading.Lock()
-        # By queue: an end that was noted, and a later one that an acknowledgement showed.
+        # By queue and master: the end offset that was fetched, and the newest offset that an acknowledgement has shown.
         self._queue_ends: dict[tuple[MessageQueue, str], tuple[int, int]] = {}
         self._waiting: dict[str, deque[AmbiguousSend]] = {}
         self._closed = False
 
     def record_start(self, outgoing: OutgoingSend, queue: MessageQueue) -> None:
-        """Before an attempt: note an offset before all that it stores. Raises ``RocketMQError`` if none is known."""
+        """Record, before an attempt, an offset before all that the attempt stores. Raises ``RocketMQError`` if none is known."""
         try:
             end = self._stored_ids.end(queue)
         except RocketMQError as e:
@@ -152,7 +156,7 @@ class AmbiguousSendResolver:
         key = queue, end.master
         with self._lock:
             noted, acknowledged = self._queue_ends.get(key, (-1, -1))
-            if noted != end.offset:  # fetched again: the later end may be of a topic that was created again
+            if noted != end.offset:  # fetched again: the other offset may be of an earlier topic of this name
                 self._queue_ends[key] = end.offset, (acknowledged := end.offset)
         outgoing.lookup_start = QueueEnd(max(end.offset, acknowledged), end.master)
 
@@ -163,7 +167,9 @@ class AmbiguousSendResolver:
         outcome: Outcome,
         resume: Callable[[MessageQueue | None, Outcome], None],
     ) -> bool:
-        """Whether the end of an attempt is known. If not, it is looked up, and ``resume`` gets it once, on any thread."""
+        """Whether the outcome of an attempt is certain. If not, starts a look-up; ``resume`` then gets the outcome once, on any
+        thread.
+        """
         if isinstance(outcome, SendResult):
             self._record_result(outgoing, outcome)
             return True
@@ -185,7 +191,7 @@ class AmbiguousSendResolver:
         )
 
     def resolve(self, outgoing: OutgoingSend, queue: MessageQueue | None, outcome: Outcome) -> Outcome:
-        """The end of an attempt. An unknown one is looked up on the calling thread."""
+        """The certain outcome of an attempt. An ambiguous one is looked up on the calling thread."""
         if isinstance(outcome, SendResult):
             self._record_result(outgoing, outcome)
             return outcome
@@ -199,7 +205,9 @@ class AmbiguousSendResolver:
         )
 
     def _record_result(self, outgoing: OutgoingSend, result: SendResult) -> None:
-        """Later sends are stored after this result. One before its noted offset is in a queue that was created again."""
+        """Record the offset of a stored message: later sends are stored after it. If it is smaller than the start, the queue was
+        created again.
+        """
         if outgoing.lookup_start is None or result.queue is None or result.queue_offset is None:
             return
         key = result.queue, outgoing.lookup_start.master
@@ -209,7 +217,7 @@ class AmbiguousSendResolver:
                 self._queue_ends[key] = noted, result.queue_offset
 
     def _queue_lookup(self, send: AmbiguousSend) -> bool:
-        """Start a look-up. Returns False after ``close``, when requests have their outcomes."""
+        """Start a look-up. Returns False after ``close``, because all requests have outcomes then."""
         name = send.queue.broker_name
         with self._lock:
             if self._closed:
@@ -222,11 +230,11 @@ class AmbiguousSendResolver:
         try:
             thread.later(0, lambda: self._look_up_broker(name))
         except RuntimeError as e:  # no more threads
-            self._fail_lookup(send, SendFailed(f"there is no thread for a look: {e}"))
+            self._fail_lookup(send, SendFailed(f"the look-up has no thread: {e}"))
         return True
 
     def _fail_lookup(self, send: AmbiguousSend, error: RocketMQError) -> None:
-        """End the request with an error, unless an earlier look-up has included it."""
+        """Complete the look-up with an error, unless an earlier look-up has included the send."""
         with self._lock:
             waiting = self._waiting[send.queue.broker_name]
             others = [other for other in waiting if other is not send]
@@ -246,7 +254,7 @@ class AmbiguousSendResolver:
         with self._lock:
             sends = list(self._waiting.get(name, ()))
             self._waiting[name] = deque()
-        if not sends:  # an earlier look-up included them
+        if not sends:  # an earlier look-up included all sends
             return
         for master in {send.lookup_start.master for send in sends}:
             self._look_up_master(master, [send for send in sends if send.lookup_start.master == master])
@@ -284,7 +292,7 @@ def _is_definite(outcome: Outcome) -> bool:
 def _outcome_after_lookup(
     outgoing: OutgoingSend, queue: MessageQueue, outcome: RocketMQError, result: LookupResult
 ) -> Outcome:
-    """The outcome of an attempt after a look-up, which also sets the rest of the request."""
+    """The outcome of an attempt after its look-up. Also sets ``unconfirmed`` of the request."""
     if isinstance(result, RocketMQError):
         return unproved_error(outcome, result)
     request = outgoing.next_request
@@ -298,7 +306,7 @@ def _outcome_after_lookup(
 
 
 def unproved_error(error: RocketMQError, cause: RocketMQError) -> UnprovedError:
-    """The error of a send whose end could not be determined, because of ``cause``."""
+    """The error of a send that may be stored; ``cause`` is why that could not be determined."""
     failed = UnprovedError(
         f"the message may be stored, and its broker did not confirm whether it is: {error.message}; {cause.message}",
         error.addr,
@@ -313,7 +321,7 @@ def unproved_error(error: RocketMQError, cause: RocketMQError) -> UnprovedError:
 
 
 def without_stored(request: SendRequest, stored_ids: set[str]) -> Confirmed:
-    """The request without the messages that are stored."""
+    """Remove the stored messages from a request."""
     items = _ids_and_items(request := to_storable(request))
     unconfirmed = [(msg_id, item) for msg_id, item in items if msg_id not in stored_ids]
     count = len(items) - len(unconfirmed)
@@ -325,7 +333,7 @@ def without_stored(request: SendRequest, stored_ids: set[str]) -> Confirmed:
 
 
 def _ids_and_items(request: SendRequest) -> list[tuple[str, bytes]]:
-    """The id of each message, and of a batch its item."""
+    """The id of each message, with its item if the request is a batch."""
     request = to_storable(request)
     if not request.batch:
         return [(decode_properties(request.properties)[Property.UNIQ_KEY], b"")]

@@ -42,9 +42,8 @@ MAX_EXIT_S = 30.0
 def _close_producers() -> None:
     deadline, producers = Deadline.after(MAX_EXIT_S), sorted(_open_producers, key=_closed_last.__contains__)
     for producers_left, producer in zip(range(len(producers), 0, -1), producers, strict=True):
-        failures = producer.at_exit(
-            deadline.within(deadline.remaining() / producers_left)
-        )  # a share, so that one alone does not use all the time
+        # Each producer gets a share of the time.
+        failures = producer.at_exit(deadline.within(deadline.remaining() / producers_left))
         if failures:
             ids_text, cause = ", ".join(list(failures)[:10]), next(iter(failures.values()))
             sys.stderr.write(

@@ -1,11 +1,13 @@
-"""The driver of automatic batching: one accumulator per name, its timer, and one result per message.
+"""Automatic batches of producers: one accumulator per name, its timer, and one future per message.
 
-Mirrors ``ProduceAccumulator`` and the sharing in ``MQClientManager``, where the name is the client id. It owns
-the lock of the accumulator.
-Java polls with two guard threads. Here the timer calls when the oldest batch is due, and a synchronous
-sender whose batch is overdue sends it itself, so that no sender depends on the timer's thread. Java's
-accumulator ends with the first producer that leaves; this one lives until the last has left, and sends everything that
-waits when one leaves.
+Mirrors ``ProduceAccumulator`` and the sharing in ``MQClientManager``, where the name is the client id. Java polls with two
+guard threads. Here the timer calls when the oldest batch is due, and a synchronous sender whose batch is overdue sends it
+itself, so that no sender depends on the timer's thread. Java's accumulator ends with the first producer that leaves; this one
+ends with the last, and sends all waiting batches whenever a producer leaves.
+
+A plain message is for any queue, without delay and priority, of a topic that does not store batches whole. It waits unencoded in
+its promise, and is encoded with the other messages when its batch is sent. The checks are those of ``encoding.prepare``, which
+handles all other messages, and reports those that every broker would reject.
 """
 
 from __future__ import annotations
@@ -44,8 +46,8 @@ _MAX_TEMPLATES = 1024
 
 
 class PlainTemplate(NamedTuple):
-    """The common part of the plain messages of a topic and tag: the text of their properties, and the bytes that one adds to a
-    batch besides its body. ``room`` is the number of bytes left for more properties.
+    """The common part of the plain messages of a topic and tag: the text of their properties, and the bytes that a message adds
+    to a batch besides its body. ``room`` is the maximum number of bytes of further properties.
     """
 
     key: BatchKey
@@ -63,7 +65,7 @@ _RESERVED, _TRANSIENT = codes.RESERVED_PROPERTIES, codes.TRANSIENT_PROPERTY_PREF
 def plain_template(
     topic: Any, tag: Any, waits_for_store: Any, encoder: MessageEncoder, scope: Scope | None = None
 ) -> PlainTemplate | None:
-    """None for messages that are sent separately, or that every broker would reject."""
+    """The template of a topic and tag. None if such messages are sent separately, or every broker would reject them."""
     if not isinstance(topic, str) or not isinstance(tag, str | None) or not isinstance(waits_for_store, bool):
         return None
     if topic.startswith(codes.RETRY_PREFIX):
@@ -84,7 +86,9 @@ def plain_template(
 
 
 def encode_plain_properties(message: Message, template: PlainTemplate) -> tuple[str, int] | None:
-    """The text of all properties but the id, and the bytes that it adds to that of its kind. None if the message is not plain."""
+    """The text of all properties except the id, and the bytes that it has more than the template's. None if the message is not
+    plain.
+    """
     flag, keys, properties = message.flag, message.keys, message.properties
     if message.priority is not None or type(flag) is not int or not -(2**31) <= flag < 2**31:
         return None
@@ -116,7 +120,7 @@ def encode_plain_properties(message: Message, template: PlainTemplate) -> tuple[
 def encode_batch_messages(
     batch: MessageBatch, create_ids: Callable[[int], Sequence[str]], encoder: MessageEncoder, now_ms: int
 ) -> None:
-    """Create the ids of the plain messages of a batch, and encode them, when the batch is sent."""
+    """Create the ids of the plain messages of a batch and encode them. Called when the batch is sent."""
     if not batch.has_plain:
         return
     topic, encode_item = batch.key.topic, encoder.item
@@ -127,7 +131,7 @@ def encode_batch_messages(
             continue
         entry.msg_id = msg_id
         items.append(encode_item(topic, entry.body, f"{entry.text}{_ID}{msg_id}\x02", entry.flag, now_ms))
-        entry.body, entry.text = b"", ""  # a kept future must not keep them
+        entry.body, entry.text = b"", ""  # a future that the user keeps does not keep the message
     batch.encoded_items, batch.has_plain = items, False
 
 
@@ -135,14 +139,16 @@ class BatchOwner(Protocol):
     """The methods of a producer that its batches call."""
 
     def enqueue_batch(self, batch: MessageBatch, done: Callable[[Outcome], None]) -> bool:
-        """Fix the place of ``batch`` in its queue's order, without blocking. False when closed, else ``done`` is called once."""
+        """Add ``batch`` at the end of its ordered queue, without blocking. Returns False if the producer is closed; otherwise
+        ``done`` is called once.
+        """
 
     def dispatch_ready(self, soon: bool = False) -> None:
-        """Send enqueued batches; with ``soon`` on another thread, because this one may be the thread that reads answers."""
+        """Send enqueued batches; with ``soon`` on another thread, because the calling thread may be one that reads answers."""
 
 
 class Batcher:
-    """The accumulator of one name."""
+    """The accumulator of one name, with its timer. Guarded by its lock, which is held while due batches are enqueued."""
 
     def __init__(self, timer: Timer) -> None:
         self.accumulator = Accumulator()
@@ -159,9 +165,9 @@ class Batcher:
             self.accumulator.limits = settings.batch_limits(self.accumulator.limits)
 
     def add(self, key: BatchKey, entry: BatchEntry, owner: BatchOwner) -> MessageBatch | None:
-        """Return the batch that took the message, which may already be in flight; None if it must be sent directly.
+        """Return the batch that contains the message, and may already be in flight. None if the message must be sent directly.
 
-        If this raises, a message that was taken stays in its batch, and the promise of one that was not is withdrawn.
+        If this raises, a message that is in a batch stays there; otherwise its promise is withdrawn.
         """
         now_ms = self._timer.now_ms()
         batch = None
@@ -181,7 +187,7 @@ class Batcher:
         return batch
 
     def add_plain(self, key: BatchKey, entry: PlainEntry, body_bytes: int, size: int, owner: BatchOwner) -> bool:
-        """Whether a batch took the message; otherwise it must be sent directly. Errors as in ``add``."""
+        """Whether a batch contains the message; otherwise the message must be sent directly. Errors as in ``add``."""
         now_ms = self._timer.now_ms()
         batch = call_s = None
         ready = False
@@ -211,11 +217,11 @@ class Batcher:
             owner.dispatch_ready()
 
     def _enqueue_due(self) -> Iterable[BatchOwner]:
-        """Fix the places of due batches. Returns the producers that must send them."""
+        """Add due batches to the queues of their producers. Returns the producers, which must send them."""
         owners: dict[int, BatchOwner] = {}
         rejected = []
         now_ms = self._timer.now_ms()
-        with self._lock:  # held until each batch has its place in its queue, so that none overtakes another
+        with self._lock:  # held until all batches are enqueued, so that no batch overtakes another
             for batch in self.accumulator.take_ready(now_ms):
                 complete = self._completion_of(batch)
                 if batch.owner.enqueue_batch(batch, complete):
@@ -227,9 +233,9 @@ class Batcher:
         return owners.values()
 
     def wait(self, batch: MessageBatch, result: Future[SendResult], seconds: float) -> bool:
-        """Wait up to ``seconds`` after the batch is due. Returns whether ``result`` is there.
+        """Wait up to ``seconds`` after the batch is due. Returns whether ``result`` is set.
 
-        When the batch is due, the calling thread sends it, if no other thread has.
+        When the batch is due, the calling thread sends it, unless another thread has sent it.
         """
         if not self._timer.wait(result, max(0, batch.due_ms - self._timer.now_ms()) / 1000):
             self.flush()
@@ -242,7 +248,7 @@ class Batcher:
         self.flush()
 
     def leave(self) -> None:
-        """A producer leaves: send all waiting batches."""
+        """Remove a producer, and send all waiting batches."""
         try:
             self.send_all()
         finally:  # also when it is interrupted
@@ -271,13 +277,15 @@ class Batcher:
     def _schedule_call(self, seconds: float) -> None:
         try:
             self._timer.later(seconds, self._on_timer)
-        except BaseException:  # no more threads, or interrupted: the next message tries again
+        except BaseException:  # no thread, or interrupted: the next message schedules the call again
             with self._lock:
                 self._next_call_ms = None
             raise
 
     def _seconds_to_next_call(self, now_ms: int) -> float | None:
-        """Seconds until the timer must call; None if its next call is in time. Call with the lock, and act on the result."""
+        """Seconds until the timer must call; None if a call in time is scheduled. Call with the lock, and schedule the returned
+        call after it.
+        """
         due_ms, call_ms = self.accumulator.due_ms, self._next_call_ms
         if due_ms is None or (call_ms is not None and call_ms <= due_ms):
             return None
@@ -299,14 +307,16 @@ class Batcher:
             )
             for pending, resolved in _by_registry(promises, outcomes).items():
                 resolving = attempt(pending.resolve, *resolved)
-                if isinstance(resolving, Failure):  # an error at one sender must not affect the results of others
-                    resolving.log(logger, "results could not be handed over")
+                if isinstance(resolving, Failure):  # an error at one producer must not affect the results of others
+                    resolving.log(logger, "results could not be set")
 
         return done
 
 
 class BatchingClient:
-    """The messages of one producer in an accumulator. ``owner`` sends the batches that it starts, even if others add to them."""
+    """Adds the messages of one producer to an accumulator. ``owner`` sends the batches that this producer starts, even if other
+    producers add to them.
+    """
 
     def __init__(
         self,
@@ -323,27 +333,29 @@ class BatchingClient:
         self._futures = pending
         self._encoder, self._scope = encoder, settings.scope
         self._send_timeout_s = settings.send_timeout_s
-        # Then each message has its own tag, and messages of a group with different tags must stay in order.
+        # If a Proxy chooses queues, batches mix tags: each message has its own tag, and the messages of a group must stay in
+        # order.
         self._mixes_tags = settings.features.chooses_queues is not None
         self._max_body_bytes = settings.max_message_size
         self._templates: dict[tuple[str, str | None, bool], PlainTemplate] = {}
 
     def is_batchable(self, prepared: Prepared, how: How) -> bool:
-        """Whether the message may join a batch (``DefaultMQProducer.canBatch``). One with a priority is always a separate
-        request. So is one without a key for a compaction topic: its broker refuses the message, but would acknowledge a batch
-        and drop the message.
+        """Whether the message may join a batch (``DefaultMQProducer.canBatch``). A message with a priority may not. A message
+        without a key for a compaction topic may not either: its broker rejects the message, but would acknowledge a batch and
+        drop the message.
         """
         message = prepared.message
         must_be_alone = prepared.delayed or message.priority is not None or message.topic.startswith(codes.RETRY_PREFIX)
         if how.timeout_s is not None or must_be_alone:
             return False
-        if message.topic not in self._routes.storage:  # who sends the batch must not wait for an answer
+        # Fetched here, because the thread that sends the batch must not wait for an answer.
+        if message.topic not in self._routes.storage:
             self._routes.fetch_storage(message.topic, Deadline.after(self._send_timeout_s))
         return has_key(message.keys) or not self._routes.stored_by_key(message.topic)
 
     def try_add_plain(self, message: Message, callback: Callback | None) -> Promise | None:
-        """Return the future of a plain message that a batch took; it is encoded with the others when the batch is sent. None if
-        ``add`` must handle the message, which also reports what is wrong with it.
+        """Add a plain message to a batch and return its future. Returns None if the message is not plain or wrong: ``add``
+        handles it, and ``encoding.prepare`` reports what is wrong.
         """
         if not isinstance(message, Message):
             return None  # type: ignore[unreachable]  # ``encoding.prepare`` reports it
@@ -351,7 +363,8 @@ class BatchingClient:
         if self._mixes_tags:
             return None
         try:
-            storage = self._routes.storage.get(topic, _UNKNOWN_STORAGE)  # None: unknown, treated as an ordinary topic
+            # None if no broker has answered: treated as an ordinary topic.
+            storage = self._routes.storage.get(topic, _UNKNOWN_STORAGE)
             if storage is not None and (storage.whole or storage.by_key):
                 return None
             template = self._templates.get((topic, tag, waits_for_store)) or self._template(topic, tag, waits_for_store)
@@ -381,7 +394,7 @@ class BatchingClient:
     def add(
         self, prepared: Prepared, queue: MessageQueue | None, sender_waits: bool, callback: Callback | None = None
     ) -> tuple[Promise, MessageBatch | None]:
-        """Return the future and the batch that took the message; no batch if it must be sent directly."""
+        """Return the future, and the batch that contains the message; None if the message must be sent directly."""
         message = prepared.message
         flag_and_tag = (True, None) if self._mixes_tags else (message.wait_store_ok, message.tags or None)
         key = BatchKey(message.topic, queue, *flag_and_tag, sender_waits)
@@ -391,7 +404,7 @@ class BatchingClient:
         return result, self.batcher.add(key, entry, self._owner)
 
     def result(self, batch: MessageBatch, result: Future[SendResult]) -> SendResult:
-        """Wait for the result of a message that ``batch`` took."""
+        """Wait for the result of a message in ``batch``."""
         if not self.batcher.wait(batch, result, self._send_timeout_s + _BATCH_ERROR_GRACE_S):
             raise CallTimeout("the batch has no answer in time; it may have been stored", topic=batch.key.topic)
         return result.result()
@@ -415,16 +428,16 @@ def _by_registry(
 
 
 def _may_split(outcome: Outcome, batch: MessageBatch) -> bool:
-    """Whether the batch was rejected because of a message, and nothing is stored, so that others may succeed without it. Not if
-    a queue was chosen, because its order would be lost.
+    """Whether the batch is sent again in two halves, because a broker rejected it for one of its messages and stored nothing. Not
+    if a queue was chosen, because its order would be lost.
     """
     is_rejected = isinstance(outcome, MessageIllegal) and not outcome.stored
     return is_rejected and len(batch.entries) > 1 and batch.key.queue is None
 
 
 def _outcomes_by_message(outcome: Outcome, entries: Sequence[BatchEntry | PlainEntry]) -> Sequence[Outcome]:
-    """The outcome of each message. Each message that the error does not report as stored gets its own copy of it, so that
-    tracebacks do not mix.
+    """The outcome of each message. A message that the error does not report as stored gets its own copy of the error, because
+    raising one error for several callers would mix their tracebacks.
     """
     if isinstance(outcome, SendResult):
         try:
@@ -451,7 +464,7 @@ _ACCUMULATORS = "accumulators"
 
 
 def join_accumulator(name: str, settings: ProducerSettings, make: Callable[[], Timer]) -> Batcher:
-    """The accumulator of ``name`` in this process; the first call creates it."""
+    """Join the accumulator of ``name`` in this process. The first call creates it."""
     with process.entry_lock(_ACCUMULATORS, name):
         batcher = process.once(_ACCUMULATORS, name, lambda: Batcher(make()))
         batcher.join(settings)
@@ -459,7 +472,7 @@ def join_accumulator(name: str, settings: ProducerSettings, make: Callable[[], T
 
 
 def leave_accumulator(name: str, batcher: Batcher) -> None:
-    """A producer leaves; the last one closes the accumulator."""
+    """Leave the accumulator. The last producer closes it."""
     try:
         batcher.leave()
     finally:

@@ -125,9 +125,9 @@ class BulkProducer(RequestProducer):
         return inputs.send_many(tools, messages, how, inputs.MessageTarget(queue, key))
 
     def _call_tools(self, method: str, how_long: float) -> CallTools:
-        """What a call sends with. What waits for company goes before it."""
+        """The tools of one call. Sends waiting batches first, because their messages come before those of the call."""
         self._owner.check(self._closing.locked())
-        self._deadline(how_long)  # which refuses what is no number
+        self._deadline(how_long)  # checks that the timeout is a number
         if self._options is None or self._row_encoder is None or not extras.installed("pyarrow"):
             raise OptionError(f"{method} needs pyarrow, which is not installed", remedy=extras.command(extras.ARROW))
         from rocketmq_spark.producer.rows.calls import CallTools

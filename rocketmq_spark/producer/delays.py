@@ -1,7 +1,7 @@
-"""What the timers of brokers do not serve: longer than they take, switched off, or older than 5.0 (option ``longDelay``).
+"""Delays that a broker's timers cannot serve: too long, timers disabled, or a broker before 5.0 (option ``longDelay``).
 
-Such a message goes as an envelope to ``dmq_inner_topic``, and a service sends it when it is due, or it is refused. A driver
-in so far as it asks brokers what they do, and whether a consumer takes envelopes; both are asked seldom.
+With ``dmq`` such a message goes to ``dmq_inner_topic`` in an envelope, and the delay service sends it when it is due. With
+``error`` it is rejected. The limits of timers, and whether a group consumes envelopes, are requested rarely and cached.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rocketmq_spark.wire.properties import decode_properties, encode_properties
 
 logger = logging.getLogger(__name__)
 
-# A broker's configuration may change, and who consumes may go.
+# How long the limits of a broker, and the existence of a consumer, are cached: both may change.
 LIMITS_VALID_S, SILENT_RETRY_S, CONSUMER_VALID_S = 600.0, 30.0, 10.0
 _UNKNOWN: tuple[int | None, Deadline] = (None, Deadline(0.0))
 _TIMER_PROPERTIES = (Property.TIMER_DELAY_MS, Property.TIMER_DELIVER_MS)
@@ -32,9 +32,9 @@ _REMEDY = "Start what delays them: rocketmq-spark delay serve, or the Spark job 
 
 
 class BrokerTimers:
-    """What the timers of brokers do, as they said it; ``known`` may be shared by all that use the same cluster.
+    """The maximum delays of brokers' timers. All users of a cluster may share the cache ``known``.
 
-    One that is silent is asked again after ``silent_s`` seconds.
+    A broker that does not answer is asked again after ``silent_s`` seconds.
     """
 
     def __init__(
@@ -45,14 +45,16 @@ class BrokerTimers:
         self._silent_s = silent_s
 
     def max_delays_ms(self, topic: str, brokers: Collection[str], deadline: Deadline) -> dict[str, int]:
-        """By broker, 0 for none. One that is silent does what it said before. If it never said it, it is left out."""
+        """The maximum delay of each broker's timers, 0 for a broker without timers. If a broker does not answer, its last answer
+        counts; if it never answered, it is missing from the result.
+        """
         due = [name for name in brokers if self._cached.get(name, _UNKNOWN)[1].expired]
         if due:
             timers = self._sender.timers(topic, sorted(due), deadline)
             for name in due:
                 if name not in timers:
-                    logger.info("broker %s does not say what its timers do", name)
-                # One without is asked again each time: it is refused, and may have been updated.
+                    logger.info("broker %s does not report its timers", name)
+                # A broker without timers is asked each time: its delayed messages are rejected, and it may be upgraded.
                 valid_s = self._silent_s if name not in timers else LIMITS_VALID_S if timers[name] else 0.0
                 cached, _ = self._cached.get(name, _UNKNOWN)
                 self._cached[name] = timers.get(name, cached), Deadline.after(valid_s)
@@ -60,13 +62,15 @@ class BrokerTimers:
         return {name: max_delay_ms for name, max_delay_ms in max_delays.items() if max_delay_ms is not None}
 
     def brokers_without_timers(self, topic: str, brokers: Collection[str], deadline: Deadline) -> list[str]:
-        """Which brokers have none, and would deliver at once."""
+        """The brokers without timers, which would deliver delayed messages at once."""
         return sorted(name for name, ms in self.max_delays_ms(topic, brokers, deadline).items() if not ms)
 
 
 class DelayRouter:
-    """Decides for each message with a timer, and makes envelopes. ``may_pass`` is of who has a spool: an envelope is made for it
-    also while no broker says whether one is consumed.
+    """Decides whether a delayed message needs an envelope, and creates envelopes.
+
+    ``is_transient`` is given if there is a spool: it returns whether an error is temporary. After such an error an envelope is
+    created although no broker has reported a consumer of envelopes.
     """
 
     def __init__(
@@ -75,9 +79,9 @@ class DelayRouter:
         timers: BrokerTimers,
         settings: ProducerSettings,
         wall_ms: Callable[[], int],
-        may_pass: Callable[[RocketMQError], bool] | None = None,
+        is_transient: Callable[[RocketMQError], bool] | None = None,
     ) -> None:
-        self._is_transient = may_pass
+        self._is_transient = is_transient
         self._sender = sender
         self.timers = timers
         self._settings = settings
@@ -92,9 +96,10 @@ class DelayRouter:
         deadline: Deadline,
         require_answers: bool = False,
     ) -> tuple[Prepared, How]:
-        """What is sent for a message with a timer, and where to: itself, or its envelope. ``queues`` are those of its topic.
+        """Return what is sent for a delayed message, and its destination: the message itself, or its envelope. ``queues`` returns
+        the queues of the topic.
 
-        With ``require_answers`` all brokers must have said what their timers do: raises ``CallTimeout`` while one has not.
+        With ``require_answers``, raises ``CallTimeout`` if a broker has never reported its timers.
         """
         candidates = (destination.queue,) if destination.queue is not None else queues()
         brokers = {queue.broker_name for queue in candidates}
@@ -103,9 +108,8 @@ class DelayRouter:
             return prepared, destination
         chosen = destination.queue
         if chosen is None and (destination.selection is not None or self._settings.environment is not None):
-            chosen = self._choose_queue(
-                prepared.message.topic, destination, candidates
-            )  # the service knows no environments and no selectors
+            # The queue is chosen now, because the delay service does not know environments and selectors.
+            chosen = self._choose_queue(prepared.message.topic, destination, candidates)
         return self.to_envelope(prepared, due_ms, chosen, deadline), DEFAULT_HOW
 
     def _choose_queue(self, topic: str, destination: How, queues: Sequence[MessageQueue]) -> MessageQueue:
@@ -123,10 +127,11 @@ class DelayRouter:
     def envelope_due_ms(
         self, topic: str, properties: str, brokers: Set[str], deadline: Deadline, require_answers: bool = False
     ) -> int | None:
-        """When a message is due that needs an envelope; None where timers of all ``brokers`` serve, or it has none.
+        """When the message is due, if it needs an envelope. None if the timers of all ``brokers`` serve its delay, or it has
+        none.
 
-        Raises ``MessageRefused`` with ``longDelay=error`` where brokers would deliver at once; a delay that is only too long
-        they refuse themselves. ``require_answers`` is that of ``placed``.
+        With ``longDelay=error``, raises ``MessageRefused`` if a broker would deliver the message at once. Brokers reject a delay
+        that is too long themselves. ``require_answers`` is that of ``route``.
         """
         timer_properties = decode_properties(properties)
         delay, deliver_at = (timer_properties.get(name) for name in _TIMER_PROPERTIES)
@@ -145,19 +150,19 @@ class DelayRouter:
             return due_ms
         if require_answers and (silent_brokers := sorted(brokers - max_delays.keys())):
             raise CallTimeout(
-                f"{', '.join(silent_brokers)} does not say what its timers do, and might deliver a delayed message at once",
+                f"{', '.join(silent_brokers)} does not report its timers, and might deliver a delayed message at once",
                 topic=topic,
             )
         return None
 
     def to_envelope(self, prepared: Prepared, due_ms: int, queue: MessageQueue | None, deadline: Deadline) -> Prepared:
-        """The message as the body of another one. Raises ``MessageRefused`` if no consumer takes envelopes."""
+        """The envelope of a message, with the message in its body. Raises ``MessageRefused`` if no group consumes envelopes."""
         self._check_consumer(deadline)
         message = prepared.message
         body = envelope(message, prepared.properties, due_ms, self._wall_ms(), queue)
         if len(body) > self._settings.max_message_size:
             raise MessageRefused(
-                f"the message takes {len(body)} bytes with all that a delay of this length needs; expected at most "
+                f"the message has {len(body)} bytes in the envelope that a delay of this length needs; expected at most "
                 f"{self._settings.max_message_size}, option 'maxMessageSize'",
                 topic=message.topic,
             )
@@ -189,7 +194,7 @@ class DelayRouter:
 
 
 def send_to_all(queues: Iterable[MessageQueue], send: Callable[[MessageQueue], object]) -> None:
-    """Send to each of them, whatever comes of the others. Raises the first error in the end."""
+    """Call ``send`` for each queue, also after errors. Raises the first error at the end."""
     failed: list[RocketMQError] = []
     for queue in queues:
         try:
@@ -201,12 +206,12 @@ def send_to_all(queues: Iterable[MessageQueue], send: Callable[[MessageQueue], o
 
 
 def caller_result(result: SendResult, prepared: Prepared) -> SendResult:
-    """The outcome of one message for the caller of its send."""
+    """The result of one message, with its id and recall handle."""
     return with_recall_handle(with_message_ids(result, (prepared.msg_id,)), prepared)
 
 
 def with_recall_handle(result: SendResult, prepared: Prepared) -> SendResult:
-    """The result with what takes a message in an envelope back; none while the envelope has no place."""
+    """The result with the recall handle of an envelope. Without it if the place of the envelope is unknown."""
     envelope, queue = prepared.envelope, result.queue
     if envelope is None or queue is None or result.queue_offset is None:
         return result
@@ -215,7 +220,7 @@ def with_recall_handle(result: SendResult, prepared: Prepared) -> SendResult:
 
 
 def envelope(message: Message, properties: str, due_ms: int, born_ms: int, queue: MessageQueue | None) -> bytes:
-    """``message`` with its encoded ``properties``, to be delivered to ``queue`` if one was chosen."""
+    """The bytes of an envelope: ``message`` with its encoded ``properties``, to be delivered to ``queue`` if one was chosen."""
     properties_by_name = {
         name: value for name, value in decode_properties(properties).items() if name not in _TIMER_PROPERTIES
     }
@@ -229,7 +234,7 @@ def envelope(message: Message, properties: str, due_ms: int, born_ms: int, queue
 def cancel_request(
     handle: DelayHandle, topic: str, msg_id: str, settings: ProducerSettings, now_ms: int
 ) -> SendRequest:
-    """What takes a message of ``topic`` back, for the queue that its envelope went to."""
+    """The request that cancels an envelope, for the queue to which the envelope was sent."""
     if handle.topic != topic:
         raise MessageRefused(f"the recall handle belongs to topic {handle.topic!r}", topic=topic)
     if handle.due_ms <= now_ms:
@@ -243,7 +248,7 @@ def cancel_request(
 
 
 def no_timers_error(delay_text: str, brokers: Collection[str], topic: str) -> MessageRefused:
-    """What brokers do not delay, and would deliver at once or refuse."""
+    """The error for a delay that brokers without timers would not keep."""
     return MessageRefused(
         f"{delay_text} cannot be kept: {', '.join(brokers)} is older than RocketMQ 5.0, or has timerWheelEnable=false",
         topic=topic,

@@ -1,8 +1,7 @@
-"""From a user's ``Message`` to what is sent: checks, properties, compression, batch items.
+"""Checks and encodes messages: properties, compression, batch items.
 
-Mirrors ``Validators``, the preparing half of ``DefaultMQProducerImpl.sendKernelImpl`` and ``MessageBatch``. Everything
-that a broker would refuse for good, or would take and then lose or corrupt, is refused here. The message of the caller
-is never changed.
+Mirrors ``Validators``, the first half of ``DefaultMQProducerImpl.sendKernelImpl``, and ``MessageBatch``. Messages that a broker
+would always reject, or would accept and then lose or corrupt, are rejected here. The caller's message is never changed.
 """
 
 from __future__ import annotations
@@ -33,9 +32,10 @@ _BODY_TYPES = (bytes, bytearray, memoryview)
 
 
 class How(NamedTuple):
-    """How one message is sent: what ``Producer.send`` takes beside it, and says what it means.
+    """The arguments of ``Producer.send`` besides the message, with the meaning described there.
 
-    When its place is found, a ``selector`` is left only if it chooses when there is a route: by its name, and its ``arg``.
+    ``Destinations.resolve`` returns a ``How`` that has only the destination: a ``queue``, or a ``selector`` with its ``arg`` that
+    chooses later, when there is a route.
     """
 
     queue: MessageQueue | None = None
@@ -48,7 +48,7 @@ class How(NamedTuple):
 
     @property
     def selection(self) -> tuple[str, Any] | None:
-        """What is left to choose by a selector that has a name."""
+        """The name and argument of a selector that chooses later."""
         return (self.selector, self.arg) if isinstance(self.selector, str) else None
 
 
@@ -56,21 +56,22 @@ DEFAULT_HOW = How()
 
 
 class EnvelopedMessage(NamedTuple):
-    """A message in an envelope: where and when it is to be delivered."""
+    """The topic of the message in an envelope, and when it is due."""
 
     topic: str
     due_ms: int
 
 
-# Of a larger one a Proxy would take 32 bits.
+# A Proxy would keep only 32 bits of a larger priority.
 _MAX_PRIORITY = 2**31 - 1
-# All but the two that stand between properties.
+# All control characters but the two that separate properties.
 _CONTROL_CHARACTER = re.compile("[\x00\x03-\x1f\x7f-\x9f]")
 
 
 class Prepared(NamedTuple):
-    """A checked message with its id and its encoded properties; ``waiting`` if it is an envelope, ``half`` if it
-    is to be committed."""
+    """A checked message with its id and its encoded properties. ``envelope`` is set if the message is an envelope of another
+    one, ``half`` if the message is a half message.
+    """
 
     message: Message
     msg_id: str
@@ -81,13 +82,13 @@ class Prepared(NamedTuple):
 
 
 def prepare(message: Message, msg_id: str, settings: ProducerSettings, how: How = DEFAULT_HOW) -> Prepared:
-    """Check ``message`` and encode its properties; ``MessageRefused`` says what no broker would take."""
+    """Check ``message`` and encode its properties. Raises ``MessageRefused`` for a message that no broker would accept."""
     check_message(message)
     check_topic(message.topic, settings.scope)
     if (proxy_chooses := settings.features.chooses_queues) and how.queue is not None:
         raise MessageRefused(f"the message names {how.queue}, but {proxy_chooses}", topic=message.topic)
     body: object = message.body
-    if isinstance(body, memoryview):  # of items of any size, and perhaps with gaps
+    if isinstance(body, memoryview):  # a memoryview may have items of several bytes, or gaps
         message = dataclasses.replace(message, body=body.tobytes())
     check_body(message, settings)
     delay = _timing_property(how)
@@ -111,12 +112,12 @@ def prepare(message: Message, msg_id: str, settings: ProducerSettings, how: How 
     return Prepared(message, msg_id, properties, bool(delay))
 
 
-# What a transport adds: the property of the group, whose name is this long at most.
+# A transport adds the property of the producer group. These are its maximum bytes.
 _MAX_GROUP_BYTES = len(Property.PRODUCER_GROUP) + 2 + 255
 
 
 def as_half(prepared: Prepared) -> Prepared:
-    """The message as one that is delivered when it is committed."""
+    """The message as a half message."""
     properties = prepared.properties + encode_properties({Property.TRANSACTION_PREPARED: "true"})
     size = len(properties.encode()) + _MAX_GROUP_BYTES
     if size > codes.SINGLE_MAX_PROPERTIES:
@@ -128,7 +129,7 @@ def as_half(prepared: Prepared) -> Prepared:
 
 
 def as_request(prepared: Prepared, correlation_id: str, client_id: str, wait_s: float) -> Prepared:
-    """The message as one that is answered to ``client_id``, which waits so long (``prepareSendRequest``)."""
+    """The message as a request whose reply goes to ``client_id``, which waits ``wait_s`` (``prepareSendRequest``)."""
     properties = prepared.properties + encode_properties(
         {
             Property.CORRELATION_ID: correlation_id,
@@ -146,7 +147,7 @@ def as_request(prepared: Prepared, correlation_id: str, client_id: str, wait_s: 
 
 
 def _check_proxy_texts(message: Message, properties: str) -> None:
-    """What a Proxy refuses, and with it the whole request: the other messages of a batch must not fail with it."""
+    """Reject texts for which a Proxy would reject the whole request, so that other messages of the batch do not fail."""
     if match := _CONTROL_CHARACTER.search(properties):
         name = properties[: match.start()].rpartition("\x02")[2].partition("\x01")[0]
         raise MessageRefused(
@@ -171,7 +172,9 @@ def _priority(message: Message, settings: ProducerSettings) -> str:
 
 
 def check_topic(topic: str, scope: Scope | None = None) -> None:
-    """Java's limits and alphabet, and the system topics that take no messages from clients. ``scope`` counts for the length."""
+    """Check a topic name: Java's length and characters, and no system topic to which clients cannot send. The length includes
+    ``scope``.
+    """
     if topic is not None:
         text("topic", topic, "the name of a topic")
     problem = _topic_problem(topic, scope)
@@ -209,7 +212,7 @@ def check_queue(topic: str, queue: MessageQueue) -> None:
 
 
 def _message_group(topic: str, how: How, chooses: str) -> dict[str, str]:
-    """Where a server chooses queues, order is that of a message group, for each of which it takes one."""
+    """The sharding key of selector ``hash`` over gRPC: the Proxy chooses the queues, one for each message group."""
     name = how.selector.lower() if isinstance(how.selector, str) else ""
     if name not in (each.lower() for each in SELECTORS):
         raise MessageRefused(
@@ -233,7 +236,7 @@ def _timing_property(how: How) -> dict[str, str]:
 
 
 def _level_property(value: object) -> dict[str, str]:
-    # Brokers may be configured with more levels than the stock ones, so that there is no upper bound to check.
+    # No upper bound: a broker may be configured with more levels than the default ones.
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise MessageRefused(f"delay level {value!r}: expected a whole number of at least 0")
     return {Property.DELAY: str(value)} if value else {}
@@ -259,7 +262,7 @@ def _deliver_at_property(value: object) -> dict[str, str]:
 
 
 def single_request(prepared: Prepared, settings: ProducerSettings, now_ms: int) -> SendRequest:
-    """One message as the transport sends it; a large body that shrinks is compressed, as Java does (zlib, level 5)."""
+    """The request of one message. A large body is compressed if that makes it smaller, as in Java (zlib, level 5)."""
     body, sys_flag = bytes(prepared.message.body), 0
     compression = COMPRESSIONS[settings.compression]
     if compression is not None and len(body) >= settings.compress_above:
@@ -278,7 +281,7 @@ def single_request(prepared: Prepared, settings: ProducerSettings, now_ms: int) 
 
 
 def batch_item(prepared: Prepared, encoder: MessageEncoder, now_ms: int) -> Sized:
-    """The message as an item of a batch: with all its properties, since the broker adds none."""
+    """The message as an item of a batch, with all its properties, because the broker adds none."""
     message = prepared.message
     return encoder.item(message.topic, message.body, prepared.properties, message.flag, now_ms)
 
@@ -286,7 +289,7 @@ def batch_item(prepared: Prepared, encoder: MessageEncoder, now_ms: int) -> Size
 def explicit_batch(
     prepared: Sequence[Prepared], batch_id: str | None, settings: ProducerSettings, now_ms: int, encoder: MessageEncoder
 ) -> SendRequest:
-    """A batch that the caller put together; Java's rules for it (``MessageBatch.generateFromList``).
+    """The request of ``send_batch``, with Java's rules (``MessageBatch.generateFromList``).
 
     Topics that store a batch as one message also need ``with_storage_properties``. The batch has no id: brokers before 5.5 copy
     the properties of a batch over those of its messages, so in other topics all messages would get that id.
@@ -324,7 +327,7 @@ def explicit_batch(
 
 
 def no_key_reason(topic: str) -> str:
-    """Describe a message that a compaction topic drops."""
+    """Describe why a compaction topic would drop a message without a key."""
     return f"no key, but {topic!r} is a compaction topic, of which brokers keep messages with a key only"
 
 
@@ -359,8 +362,8 @@ def with_storage_properties(
 def accumulated_batch(
     batch: MessageBatch, batch_id: str | None, settings: ProducerSettings, now_ms: int, encoder: MessageEncoder
 ) -> SendRequest:
-    """A batch of the accumulator. Its own tag, keys and id are for topics that store a batch as one message: no other may have
-    them (``explicit_batch``).
+    """The request of a batch of the accumulator. With ``batch_id``, for a topic that stores a batch as one message, the batch has
+    an id, tag and keys of its own; otherwise it must not have them (``explicit_batch``).
     """
     properties, body = {Property.WAIT: str(batch.key.wait_store_ok).lower()}, encoder.batch(batch.items())
     if batch_id is None:
@@ -376,7 +379,7 @@ def accumulated_batch(
 def batch_request(
     body: bytes | memoryview | Batch, properties: dict[str, str], settings: ProducerSettings, now_ms: int
 ) -> SendRequest:
-    """An encoded batch as the transport sends it; batches are never compressed."""
+    """The request of an encoded batch. Batches are never compressed."""
     return SendRequest(
         group=settings.group,
         body=body,

@@ -66,7 +66,7 @@ class Engine:
         timer: Timer,
         faults: FaultTable | None = None,
         spool: Spool | None = None,
-        together: WriteBatching = contextlib.nullcontext,
+        batch_writes: WriteBatching = contextlib.nullcontext,
     ) -> None:
         self.topics = RouteCache(sender, settings)
         self.faults = faults or FaultTable(settings.fault_tables, settings.send_latency_fault, settings.detector)
@@ -80,7 +80,7 @@ class Engine:
         self._rng = random.Random()
         self._spool_bridge = None if spool is None else SpoolBridge(spool, sender, timer)
         self.ambiguity_resolver: AmbiguousSendResolver | None = None
-        self._batch_writes = together
+        self._batch_writes = batch_writes
         self._send_queue = SendQueue(settings, timer)
         self.in_flight, self.waits_for_others = self._send_queue.in_flight, self._send_queue.waits_for_others
 
@@ -335,26 +335,23 @@ class Engine:
 
     def _judge(self, outgoing: OutgoingSend, queue: MessageQueue | None, outcome: Outcome) -> Outcome | RetryAttempt:
         """Return the final outcome of a request after an attempt, or that another attempt follows."""
-        if outgoing.confirmed_count and isinstance(
-            outcome, SendResult
-        ):  # the result is of the last attempt; earlier attempts may have stored messages in other queues
+        # The result is of the last attempt; earlier attempts may have stored messages in other queues.
+        if outgoing.confirmed_count and isinstance(outcome, SendResult):
             may_choose_queue = outgoing.queue is None and outgoing.retry_state.count > 0
             outcome = outcome._replace(
                 queue=None if may_choose_queue else outcome.queue, queue_offset=None, offset_msg_id=None
             )
         brokers: Collection[str] = ()
-        if (
-            outgoing.at_most_once and classify(outcome, queue is not None) is not SendOutcomeKind.REJECTED
-        ):  # stored, perhaps less safely than required
+        # The message is stored, perhaps less safely than required, or may be stored: it is not sent again.
+        if outgoing.at_most_once and classify(outcome, queue is not None) is not SendOutcomeKind.REJECTED:
             outgoing.retry_state.next_action(queue, outcome, brokers, 0.0)
             return outcome
         may_choose_queue = outgoing.queue is None and outgoing.filter_queues is None
         if may_choose_queue and queue is not None and isinstance(outcome, RocketMQError):
             brokers = self.topics.brokers_of(outgoing.topic)
         verdict = outgoing.retry_state.next_action(queue, outcome, brokers, outgoing.attempts_deadline.remaining())
-        if outgoing.confirmed_count and isinstance(
-            verdict, RocketMQError
-        ):  # sending the whole request again would store the confirmed messages twice
+        # Sending the whole request again would store the confirmed messages twice.
+        if outgoing.confirmed_count and isinstance(verdict, RocketMQError):
             return unproved_error(verdict, SendFailed(f"{outgoing.confirmed_count} of its messages are stored"))
         return verdict
 

@@ -19,9 +19,8 @@ from rocketmq_spark.producer.outgoing import BatchResults, Callback, Nonblocking
 logger = logging.getLogger(__name__)
 
 _CLOSE_CALLBACKS_S = 5.0
-_CONDITION_ATTRIBUTES = frozenset(
-    ("_condition", "_waiters", "_done_callbacks")
-)  # attributes of Python's futures that only waiters need
+# Attributes of Python's futures that only waiters need.
+_CONDITION_ATTRIBUTES = frozenset(("_condition", "_waiters", "_done_callbacks"))
 
 
 class Promise(Future[SendResult]):
@@ -189,9 +188,8 @@ class FutureRegistry:
 
 def _call_each(calls: Sequence[tuple[Callback, Outcome]]) -> None:
     remaining_calls = iter(calls)
-    while isinstance(
-        failure := attempt(_call_until_error, remaining_calls), Failure
-    ):  # after an error of user code the other callbacks are still called
+    # After an error of user code the other callbacks are still called.
+    while isinstance(failure := attempt(_call_until_error, remaining_calls), Failure):
         failure.log(logger, "a callback failed")
 
 

@@ -1,7 +1,7 @@
-"""The producer: what its user calls. Mirrors ``DefaultMQProducer`` over the port ``Sender``.
+"""The producer without transactions and requests. Mirrors ``DefaultMQProducer`` over the port ``Sender``.
 
-It may be used from several threads. A process that was forked must make its own. A driver: it owns the threads of its
-timers, and everything that decides is in the modules before it.
+Several threads may share a producer. A forked process must create its own. The producer owns its timers, and the modules before
+it in ``ORDER`` (tests/test_house.py) decide.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ _numbers = itertools.count()
 
 
 class BaseProducer(ClosedWhenDropped):
-    """Sends messages of one group. Open when made; ``close`` it, or use it as a context manager.
+    """Sends messages of one group. It is open after creation; ``close`` it, or use it as a context manager.
 
-    Producers with the same ``shared_as`` fill one accumulator together. Its ``spool`` is its own to close. With ``stored`` a
-    send without a certain end is looked up before it is repeated.
+    Producers with the same ``shared_as`` share an accumulator. The producer closes its ``spool``. With ``stored``, a send that
+    may be stored is looked up before it is sent again.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class BaseProducer(ClosedWhenDropped):
         )
         self._batching: BatchingClient | None = None
         if settings.auto_batch:
-            self._engine.timer.begin()  # batches are sent without waiting
+            self._engine.timer.begin()  # start the thread now, because sending a batch must not wait
             self._accumulator_name = shared_as or name
             batcher = batching.join_accumulator(self._accumulator_name, settings, lambda: make_timer(f"{name}-batch"))
             self._batching = BatchingClient(batcher, self, self._futures, self._engine.topics, settings, sender.encoder)
@@ -204,7 +204,8 @@ class BaseProducer(ClosedWhenDropped):
             RocketMQError: Raised if ``queue``, ``selector``, ``delay`` or ``deliver_at`` needs the route, and it is unavailable.
             SendFailed: Raised if too many messages were unacknowledged during the whole timeout.
         """
-        if callback is not None and not isinstance(callback, NonblockingCallback):  # this package creates those
+        # Only this package creates these callbacks.
+        if callback is not None and not isinstance(callback, NonblockingCallback):
             _check_callback(callback)
         is_plain = queue is None and selector is None and delay_level is None and delay is None and deliver_at is None
         if self._batching is not None and is_plain and timeout_s is None:
@@ -228,9 +229,9 @@ class BaseProducer(ClosedWhenDropped):
         try:
             outgoing = self._outgoing(prepared, destination, deadline, done)
             if self._batching is not None and outgoing.ordered:
-                self._batching.batcher.send_all()  # what came before it
+                self._batching.batcher.send_all()  # earlier messages
             self._engine.submit(outgoing)
-        except RocketMQError:  # there was no room in time: nothing is promised
+        except RocketMQError:  # the limits were reached until the deadline: withdraw the promise
             self._futures.discard()
             raise
         return result
@@ -286,7 +287,7 @@ class BaseProducer(ClosedWhenDropped):
         Returns:
             Whether everything was answered.
         """
-        self._owner.check(False)  # what waits is its parent's
+        self._owner.check(False)  # in a forked process, waiting messages belong to the parent
         deadline = self._deadline(timeout_s)
         if self._batching is not None:
             self._batching.batcher.send_all()
@@ -311,18 +312,20 @@ class BaseProducer(ClosedWhenDropped):
         if (delay_handle := DelayHandle.parse(recall_handle)) is not None:
             return self._cancel_envelope(delay_handle, topic, deadline)
         handle = RecallHandle.parse(recall_handle)
-        if handle.topic != (scope := self.settings.scope).on_wire(topic):  # brokers write their own name of it
+        if handle.topic != (scope := self.settings.scope).on_wire(topic):  # the handle has the name that brokers use
             raise MessageRefused(f"the recall handle belongs to topic {scope.plain(handle.topic)!r}", topic=topic)
         self._destinations.queues(topic, deadline)  # the broker's address comes with the route
         return self._sender.recall(topic, handle.broker_name, recall_handle, self.settings.group, deadline)
 
     def _cancel_envelope(self, handle: DelayHandle, topic: str, deadline: Deadline) -> str:
-        """Behind its envelope, and behind copies of it in other queues, which only their own nodes know."""
+        """Send a cancellation behind the envelope, and to all other queues: copies of the envelope may be there, and each node
+        of the delay service knows only its own queues.
+        """
         now_ms = self._engine.timer.wall_ms()
         request = cancel_request(handle, topic, _ids.next(now_ms), self.settings, now_ms)
         first = MessageQueue(INNER_TOPIC, handle.broker_name, handle.queue_id)
         queues = dict.fromkeys((first, *self._destinations.queues(INNER_TOPIC, deadline)))
-        # Not spooled: it would come too late, while its caller took it for done.
+        # Not spooled: the cancellation could be sent too late, but the caller would count the message as cancelled.
         send_to_all(
             queues, lambda q: self._engine.send(OutgoingSend(INNER_TOPIC, request, deadline, q, spoolable=False))
         )
@@ -333,7 +336,7 @@ class BaseProducer(ClosedWhenDropped):
         if not self._owner.here or not self._closing.acquire(blocking=False):
             return []
         deadline = self._deadline(timeout_s)
-        with contextlib.ExitStack() as cleanup:  # each of these is done, whatever interrupts what is before it
+        with contextlib.ExitStack() as cleanup:  # all calls run, even if an earlier one is interrupted
             cleanup.callback(lambda: self._unregister(Deadline.after(self.settings.send_timeout_s)))
             cleanup.callback(self._futures.close)
             cleanup.callback(self._housekeeping_timer.close)
@@ -351,7 +354,7 @@ class BaseProducer(ClosedWhenDropped):
                 raise
 
     def _close_engine(self, deadline: Deadline) -> list[Unsent]:
-        """What has no answer by then."""
+        """Close the engine, and log the sends that have no answer at the deadline."""
         unsent = self._engine.close(deadline)
         if unsent:
             log_arguments = self.settings.group, len(unsent), ", ".join(map(str, unsent[:10]))
@@ -399,7 +402,9 @@ class BaseProducer(ClosedWhenDropped):
         return Deadline.after(self.settings.send_timeout_s if timeout_s is None else seconds("timeout_s", timeout_s))
 
     def _check_and_resolve(self, message: Message, how: How) -> tuple[Prepared, How, Deadline]:
-        """The checks in Java's order: state, message, route; then the queue if one was chosen."""
+        """Check in Java's order: the producer's state, the message, the route. Returns the prepared message and its
+        destination.
+        """
         self._owner.check(self._closing.locked())
         deadline = self._deadline(how.timeout_s)
         msg_id = _ids.next(self._engine.timer.wall_ms())

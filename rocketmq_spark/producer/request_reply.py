@@ -31,19 +31,20 @@ from rocketmq_spark.queues.selection import Select
 
 logger = logging.getLogger(__name__)
 
-# Of a request's time, for telling brokers where its reply goes.
+# The share of a request's timeout for announcing to brokers where replies go.
 _ANNOUNCE_SHARE = 1 / 3
 
 
 class _PendingRequest:
-    """One request that waits. Whatever comes first ends it: the reply, an error, or the end of its time.
+    """A request that waits for its reply, an error, or its timeout; the first of them completes it.
 
-    A send that fails says why itself. So the end of the time counts when the message is stored, whichever comes last.
+    If the send fails, its own error is the outcome. So a timeout completes the request only when the message is stored: at the
+    timeout, or when the send has its result after the timeout.
     """
 
     def __init__(self, topic: str, msg_id: str) -> None:
         self.future: Future[Reply] = Future()
-        self.future.set_running_or_notify_cancel()  # what is on its way cannot be called back
+        self.future.set_running_or_notify_cancel()  # a request that is sent cannot be cancelled
         self.unregister: Callable[[], None] = lambda: None
         self._topic = topic
         self._msg_id = msg_id
@@ -52,7 +53,7 @@ class _PendingRequest:
         self._send_result: SendResult | None = None
 
     def complete(self, outcome: Reply | RocketMQError) -> bool:
-        """Whether this is the outcome."""
+        """Set the outcome. Returns False if there is one already."""
         with self._lock:
             if self._is_complete:
                 return False
@@ -62,12 +63,12 @@ class _PendingRequest:
         if isinstance(outcome, RocketMQError):
             set_outcome = self.future.set_exception
         failure = attempt(set_outcome, outcome)
-        if isinstance(failure, Failure):  # Python's futures let through what is no Exception
+        if isinstance(failure, Failure):  # Python's futures do not catch BaseException of callbacks
             failure.log(logger, "a callback of a future failed")
         return True
 
     def on_send_done(self, completion: SendCompletion) -> None:
-        """The send has its outcome."""
+        """Record the outcome of the send."""
         if isinstance(completion.outcome, RocketMQError):
             self.complete(completion.outcome)
             return
@@ -77,7 +78,7 @@ class _PendingRequest:
             self.complete(self._timeout_error(completion.outcome))
 
     def expire(self) -> None:
-        """The time is over."""
+        """Record the timeout."""
         with self._lock:
             self._is_expired, send_result = True, self._send_result
         if send_result is not None:
@@ -106,7 +107,8 @@ class RequestProducer(TransactionProducer):
     ) -> None:
         self._replies = replies
         self._request_timer = make_timer(f"rocketmq-{settings.group}-request")
-        self._requests_lock = threading.RLock()  # in ``with`` itself, for Ctrl-C (as in consumer.pull.polls)
+        # Entered by ``with`` directly, which Ctrl-C cannot interrupt halfway (as in consumer.pull.polls).
+        self._requests_lock = threading.RLock()
         self._requests_changed = threading.Condition(self._requests_lock)
         self._announce_lock = threading.Lock()
         self._requests: dict[str, _PendingRequest] = {}
@@ -171,13 +173,13 @@ class RequestProducer(TransactionProducer):
         try:
             self._announce(replies, deadline.within(deadline.remaining() * _ANNOUNCE_SHARE))
             request.unregister = replies.expect(correlation_id, request.complete)
-            if (remaining_s := deadline.remaining()) < LONGEST_S / 2:  # an endless one leaves nothing behind
+            if (remaining_s := deadline.remaining()) < LONGEST_S / 2:  # an unlimited timeout needs no timer call
                 self._request_timer.later(remaining_s, functools.partial(self._expire_request, correlation_id))
             outgoing = self._outgoing(prepared, destination, deadline, request.on_send_done)._replace(spoolable=False)
             self._engine.submit(outgoing)
-            if request.future.done():  # a close may have ended it before there was something to forget
+            if request.future.done():  # a close may have completed the request before ``unregister`` was set
                 request.unregister()
-        except BaseException:  # Ctrl-C, too: no one has the future
+        except BaseException:  # also after Ctrl-C: the caller does not get the future
             request.complete(closed())
             raise
         return request.future
@@ -240,16 +242,16 @@ class RequestProducer(TransactionProducer):
         return self._replies
 
     def _announce(self, replies: Replies, deadline: Deadline) -> None:
-        """All brokers must know where replies go. They hear it again after one did not come: there may be a new connection."""
+        """Announce to all brokers where replies go. Repeated after a reply did not arrive, because a connection may be new."""
         with self._requests_lock:
             if self._is_announced:
                 return
-            if self._is_closed:  # by now, and no one would leave again
+            if self._is_closed:  # closed meanwhile, and nothing would unregister the producer
                 raise closed()
             if self._unregister_replies is None:
                 self._unregister_replies = replies.join(self.settings.group, self.settings.heartbeat_s)
         if not self._announce_lock.acquire(timeout=deadline.remaining()):
-            return  # another request tells them, and waits for one that hangs: the others know it by now
+            return  # another request announces, and waits for a broker that hangs; the other brokers know the address by now
         try:
             if not self._is_announced:
                 replies.announce(deadline)
@@ -258,7 +260,7 @@ class RequestProducer(TransactionProducer):
             self._announce_lock.release()
 
     def _expire_request(self, correlation_id: str) -> None:
-        """By the id: what has its reply need not be kept until its time is over."""
+        """Expire a request. By its id, so that the timer does not keep completed requests alive."""
         if (request := self._requests.get(correlation_id)) is not None:
             self._is_announced = False
             request.expire()
@@ -270,14 +272,16 @@ class RequestProducer(TransactionProducer):
 
 
 def sends_without_waiting(producer: RequestProducer, message: Message) -> bool:
-    """Whether ``send_async`` of a message without a delay would ask and wait for nothing now."""
+    """Whether ``send_async`` of a message without a delay would neither send a request first nor wait."""
     engine = producer._engine
     may_wait = producer._spool is not None or engine.ambiguity_resolver is not None
     return not may_wait and has_cached_route(producer, message.topic, False) and engine.has_room(len(message.body))
 
 
 def has_cached_route(producer: RequestProducer, topic: str, batched: bool) -> bool:
-    """Whether the route of ``topic`` is known, so that no send asks for it; ``batched``: and what automatic batches ask."""
+    """Whether the route of ``topic`` is cached, so that a send does not fetch it. With ``batched``, the storage of the topic
+    must be cached, too, if the producer batches automatically.
+    """
     topics = producer._engine.topics
     must_fetch_storage = batched and producer._batching is not None and topic not in topics.storage
     return not must_fetch_storage and bool(topics.brokers_of(topic))

@@ -1,4 +1,4 @@
-"""The ``Resender`` port over an engine: what a spool kept is sent like anything else, but not spooled again."""
+"""The ``Resender`` port over an engine: sends the records of a spool like other messages, but does not spool them again."""
 
 from __future__ import annotations
 
@@ -40,30 +40,30 @@ from rocketmq_spark.wire.properties import decode_properties, encode_properties
 
 logger = logging.getLogger(__name__)
 
-# Java's send timeout: who sends to a producer's is not kept waiting by a long one of a sink.
+# Java's send timeout. A sink may have a long one, for which records of other queues would wait.
 RESEND_TIMEOUT_S = 3.0
-# So long a broker that did not say what its timers do is not asked for other messages: they wait one after the other.
+# How long a broker that did not report its timers is not asked again: records are checked one after the other, and would wait.
 SILENT_RETRY_S = 1.0
-# So old an answer about how a topic stores batches may be: it may be deleted and created again as one of another kind.
+# How long a topic's storage of batches is cached: the topic may be deleted and created again with another type.
 STORAGE_AGE_S = 30.0
-# So long what is to be written together is gathered.
+# How long sends are collected before they are written together.
 GATHER_S = 0.002
-# What of a lane goes as one. All of a batch have one birth: none becomes older or younger than by so much.
+# Limits of one batch: messages, bytes, and the spread of born timestamps, of which a batch has one.
 _MAX_BATCH_MESSAGES, _MAX_BATCH_BYTES, _MAX_BORN_SPREAD_MS = 256, 1 << 20, 1000
-# What a message in a batch may have of RocketMQ's own: the others say what its broker is to do with it, and a batch has no more.
+# The system properties that a message in a batch may have. Others are instructions to the broker, which ignores them in a batch.
 _BATCH_PROPERTIES = {Property.TAGS, Property.KEYS, Property.UNIQ_KEY, Property.WAIT, Property.SHARDING_KEY}
 _TIMER_PROPERTIES = (Property.TIMER_DELAY_MS, Property.TIMER_DELIVER_MS)
-# Topics that are missing, and environments without a queue: while brokers are away, or register, some have none.
+# A missing topic, or an environment without a queue. Both may be temporary, while brokers are down or register.
 _MISSING_ERRORS = (RouteNotFound, OptionError)
-# A broker without timers says so with code 1, also of a moment that is over.
+# The text with which a broker without timers rejects a delayed message (code 1), even if the message is due.
 _NO_TIMERS = "accurate timer message is not enabled"
 _ids = UniqKeys()
 
 
 class EngineResender:
-    """Sends through an engine of its own, so that the bounds of its producer are for new messages.
+    """Sends through an engine of its own, so that the limits of the producer apply to new messages only.
 
-    With ``together``, a context in which what is sent is written at once, all that is handed over in one moment is.
+    ``batch_writes`` returns a context in which all sends are written at once; with it, sends are collected for ``GATHER_S``.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class EngineResender:
         sender: Sender,
         settings: ProducerSettings,
         timer: Timer,
-        together: WriteBatching | None = None,
+        batch_writes: WriteBatching | None = None,
     ) -> None:
         resend_settings = dataclasses.replace(
             settings,
@@ -79,7 +79,7 @@ class EngineResender:
             attempt_timeout_s=None,
             retries=2,
             pinned_retries=0,
-            send_latency_fault=True,  # what may go to any broker keeps away from one that hangs
+            send_latency_fault=True,  # messages for any queue avoid a broker that hangs
             detector=False,
             failed_queues_stay_closed=False,
             max_in_flight=1024,
@@ -89,17 +89,17 @@ class EngineResender:
         self._sender = sender
         self._store_must_be_ok = settings.store_must_be_ok
         self._max_message_size = settings.max_message_size
-        self._engine = Engine(sender, resend_settings, timer, together=together or contextlib.nullcontext)
+        self._engine = Engine(sender, resend_settings, timer, batch_writes=batch_writes or contextlib.nullcontext)
         self._timer = timer
         self._request_executor = timer.beside("timers")
         self._settings = settings
         self._long_delays = DelayRouter(sender, BrokerTimers(sender, {}, SILENT_RETRY_S), settings, timer.wall_ms)
-        self._gathers_sends = together is not None
-        self._storage_due_ms: dict[str, int] = {}  # by topic, when its storage is asked for again
-        self._dispatch_scheduled = threading.Lock()  # held while a pump is to come
+        self._gathers_sends = batch_writes is not None
+        self._storage_due_ms: dict[str, int] = {}  # by topic, when its storage is fetched again
+        self._dispatch_scheduled = threading.Lock()  # locked while a dispatch is scheduled
 
     def pin(self, queues: Mapping[str, tuple[MessageQueue, ...]]) -> None:
-        """Of topics: what was kept goes to these."""
+        """Send the records of these topics to these queues."""
         self._engine.topics.pinned = queues
 
     def joins(self, first: SpooledSend) -> Callable[[SpooledSend], bool]:
@@ -109,15 +109,15 @@ class EngineResender:
         ).try_add
 
     def _stores_keyless(self, topic: str) -> bool:
-        """Whether a batch for the topic may contain messages without a key. Brokers drop them if it is a compaction topic, which
-        it may be until a broker has answered.
+        """Whether a batch for the topic may contain messages without a key. Brokers drop them in a compaction topic, and until a
+        broker has answered, the topic may be one.
         """
         now_ms = self._timer.now_ms()
         if now_ms >= self._storage_due_ms.get(topic, now_ms):
-            self._storage_due_ms[topic] = now_ms + round(1000 * STORAGE_AGE_S)  # first: no answer changes it
-            self._request_executor.soon(
-                functools.partial(self._fetch_storage, topic)
-            )  # the spool must not wait for an answer
+            # Set before the call, because ``_fetch_storage`` changes it if there is no answer.
+            self._storage_due_ms[topic] = now_ms + round(1000 * STORAGE_AGE_S)
+            # On another thread, because the spool must not wait for an answer.
+            self._request_executor.soon(functools.partial(self._fetch_storage, topic))
         storage = self._engine.topics.storage.get(topic)
         return storage is not None and not storage.by_key
 
@@ -135,12 +135,12 @@ class EngineResender:
 
     def resend(self, send: SpooledSend, done: Callable[[Resent], None]) -> None:
         try:
-            self._timer.begin()  # where what is enqueued is pumped, and sent again
+            self._timer.begin()  # the thread that dispatches and retries
         except RuntimeError as e:
             done(Resent(None, str(e), passing=True))
             return
         environment = self._settings.environment
-        if environment is not None and self._is_foreign(send.queue, environment):  # as 'spool assign' gave it
+        if environment is not None and self._is_foreign(send.queue, environment):  # the queue was set by 'spool assign'
             done(Resent(None, f"{send.queue} does not belong to environment {environment.name!r}"))
             return
         if self._settings.features.knows_timers and any(name in send.request.properties for name in _TIMER_PROPERTIES):
@@ -151,13 +151,15 @@ class EngineResender:
             self._resend(send, done)
 
     def _resend_batch(self, send: SpooledSend, done: Callable[[Resent], None]) -> None:
-        """When it was spooled its brokers may have been silent, and those of a compaction topic drop what has no key."""
+        """Resend a batch. Perhaps no broker answered when it was spooled, and brokers of a compaction topic drop messages
+        without a key.
+        """
         attempt(self._engine.topics.fetch_storage, send.topic, Deadline.after(RESEND_TIMEOUT_S))
-        storage = self._engine.topics.storage.get(send.topic)  # none: it may be one
+        storage = self._engine.topics.storage.get(send.topic)  # None: it may be a compaction topic
         self._resend_each([send] if storage is not None and not storage.by_key else _split_by_key(send), done)
 
     def _is_foreign(self, queue: MessageQueue | None, environment: Environment) -> bool:
-        """Whether a queue that was chosen is another environment's, as far as that is known without a question."""
+        """Whether a queue belongs to another environment, according to cached routes."""
         if queue is None:
             return False
         if environment.by_position:
@@ -165,21 +167,23 @@ class EngineResender:
         return not environment.owned([queue], may_lack=(queue.topic,))
 
     def _resend_delayed(self, send: SpooledSend, done: Callable[[Resent], None]) -> None:
-        """When it was spooled its brokers may have been silent, and one without timers would deliver it at once."""
+        """Resend a delayed message. Perhaps no broker answered when it was spooled, and a broker without timers would deliver
+        it at once.
+        """
         try:
             send = self._enveloped_if_needed(send, Deadline.after(RESEND_TIMEOUT_S))
         except RocketMQError as e:
             is_rejected = isinstance(e, MessageRefused) and self._settings.long_delay == "error"
             retry_soon = isinstance(e, (*_MISSING_ERRORS, MessageRefused)) and not is_rejected
             done(Resent(None, str(e), retry_soon or is_transient(e, self._sender)))
-        except Exception as e:  # whatever it is, it must become an outcome
+        except Exception as e:  # each record must get an outcome
             logger.exception("cannot determine the timers of the brokers of %s", send.topic)
             done(Resent(None, f"{type(e).__name__}: {e}", passing=True))
         else:
             self._resend(send, done)
 
     def _enveloped_if_needed(self, send: SpooledSend, deadline: Deadline) -> SpooledSend:
-        """Itself, or its envelope if brokers of its topic do not serve its delay."""
+        """The send itself, or its envelope if brokers of its topic cannot serve its delay."""
         request = send.request
         body = decompress(request.data, request.sys_flag) if request.sys_flag & SysFlag.COMPRESSED else request.data
         message = Message(send.topic, bytes(body), flag=request.flag)
@@ -201,19 +205,17 @@ class EngineResender:
             outcome = completion.outcome
             if isinstance(outcome, RocketMQError):
                 if isinstance(outcome, MessageIllegal | MessageRefused) and (parts := _halves(send, outcome.stored)):
-                    logger.warning("a batch that was refused is sent in parts: %s", outcome)
+                    logger.warning("a batch that was rejected is sent in parts: %s", outcome)
                     self._resend_each(parts, done)
                     return
                 cause = cause_of(outcome)
-                no_timers_error = (cause.remark or "").startswith(
-                    _NO_TIMERS
-                )  # they were switched off since it was asked
-                if no_timers_error and (without_delay := _without_past_delay(send, self._timer.wall_ms())) is not None:
+                # Timers were disabled after they were checked.
+                lacks_timers = (cause.remark or "").startswith(_NO_TIMERS)
+                if lacks_timers and (without_delay := _without_past_delay(send, self._timer.wall_ms())) is not None:
                     self._resend(without_delay, done)
                     return
-                retry_soon = no_timers_error or isinstance(
-                    cause, (*_MISSING_ERRORS, ClosedError)
-                )  # what the close gave up has not failed
+                # A send that the close dropped has not failed.
+                retry_soon = lacks_timers or isinstance(cause, (*_MISSING_ERRORS, ClosedError))
                 done(Resent(None, str(outcome), retry_soon or is_transient(outcome, self._sender)))
             elif self._store_must_be_ok and outcome.status is not SendStatus.SEND_OK:
                 reason = f"it was stored with {outcome.status.value}, and option 'requireStoreOk' is ok"
@@ -231,16 +233,18 @@ class EngineResender:
             msg_ids=send.msg_ids,
         )
         if not self._gathers_sends or not self._engine.enqueue(outgoing):
-            self._engine.submit(outgoing)  # which also says that it is closed
+            self._engine.submit(outgoing)  # submit also reports that the engine is closed
         elif self._dispatch_scheduled.acquire(blocking=False):
             try:
                 self._timer.later(GATHER_S, self._dispatch)
-            except BaseException:  # there may be no thread for it now
+            except BaseException:  # the thread cannot start
                 self._dispatch_scheduled.release()
                 raise
 
     def _resend_each(self, parts: Sequence[SpooledSend], done: Callable[[Resent], None]) -> None:
-        """The parts of a batch, one after the other; what may pass ends that, and is tried again with all."""
+        """Resend the parts of a batch, one after the other. A temporary failure ends this, and the whole batch is retried
+        later.
+        """
         remaining, refused = deque(parts), []
 
         def on_part_done(resent: Resent) -> None:
@@ -253,7 +257,7 @@ class EngineResender:
 
         def resend_next() -> None:
             started = attempt(self._resend, remaining.popleft(), on_part_done)
-            if isinstance(started, Failure):  # as where the system gives no thread
+            if isinstance(started, Failure):  # for example, no thread can start
                 done(Resent(None, str(started), passing=True))
 
         resend_next()
@@ -268,11 +272,11 @@ class EngineResender:
 
 
 class _JoinedSend(SpooledSend):
-    """Several that a spool keeps one by one: when they are refused it sends each by itself."""
+    """A batch of records that a spool keeps separately. If the batch is rejected, the spool sends each record separately."""
 
 
 def _halves(send: SpooledSend, stored: Collection[str]) -> list[SpooledSend]:
-    """The halves of what is left of a batch that was kept as one: none of one message, for that is what is refused."""
+    """Two halves of the messages of a batch that are not stored. Empty for a single message, which is the rejected one."""
     if not send.request.batch or isinstance(send, _JoinedSend):
         return []
     try:
@@ -286,7 +290,9 @@ def _halves(send: SpooledSend, stored: Collection[str]) -> list[SpooledSend]:
 
 
 def _split_by_key(send: SpooledSend) -> list[SpooledSend]:
-    """A batch in parts, in its order: those of its messages that have no key are alone, as a compaction topic needs it."""
+    """Split a batch so that each message without a key is alone: a broker of a compaction topic rejects a single message
+    without a key, but drops it from a batch.
+    """
     parts: list[list[tuple[BatchItem, str]]] = []
     keyed = False
     try:
@@ -305,7 +311,7 @@ def _part(send: SpooledSend, items: Sequence[tuple[BatchItem, str]]) -> SpooledS
     request, ((first, _), *others) = send.request, items
     if others:
         properties = decode_properties(request.properties)
-        if Property.UNIQ_KEY in properties:  # two batches have two
+        if Property.UNIQ_KEY in properties:  # each batch needs its own id
             properties[Property.UNIQ_KEY] = _ids.next(request.born_timestamp_ms)
         request = request._replace(
             body=encode_batch(item for item, _ in items), properties=encode_properties(properties)
@@ -316,7 +322,9 @@ def _part(send: SpooledSend, items: Sequence[tuple[BatchItem, str]]) -> SpooledS
 
 
 def _without_past_delay(send: SpooledSend, now_ms: int) -> SpooledSend | None:
-    """The send without a delay that is over; None for any other. A Proxy would not take it in a topic of delayed messages."""
+    """The send without its delay, if the delay has passed; otherwise None. A Proxy would reject the result in a topic of delayed
+    messages.
+    """
     properties = decode_properties(send.request.properties)
     due_ms = timer_due_ms(properties, send.request.born_timestamp_ms)
     if due_ms is None or due_ms > now_ms:
@@ -328,8 +336,8 @@ def _without_past_delay(send: SpooledSend, now_ms: int) -> SpooledSend | None:
 
 
 class _BatchBuilder:
-    """Single messages for one queue that become a batch. A topic that keeps batches as one message filters all by its one tag:
-    so they have the same.
+    """Collects single messages for one queue into a batch. All have the same tag, because a topic that stores batches as one
+    message filters a batch by its one tag.
     """
 
     def __init__(
@@ -385,8 +393,8 @@ class _BatchBuilder:
         return True
 
     def batch(self, batch_id: str | None) -> SpooledSend:
-        """The batch. It has an id, tag and keys of its own only if it is stored as one message: brokers before 5.5 give them to
-        each of its messages (``encoding.explicit_batch``).
+        """The batch. It has an id, tag and keys of its own only if it is stored as one message: brokers before 5.5 copy them to
+        each message (``encoding.explicit_batch``).
         """
         first_properties = self._properties or {}
         properties: dict[str, str | None] = {Property.WAIT: first_properties.get(Property.WAIT, "true")}
@@ -406,7 +414,7 @@ def _destination(send: SpooledSend) -> tuple[object, ...]:
 
 
 def _batchable_properties(send: SpooledSend) -> Mapping[str, str] | None:
-    """The properties of a send that may be a message of a batch, None for any other."""
+    """The properties of a send that may become a message of a batch; otherwise None."""
     request = send.request
     if request.batch or request.sys_flag or request.reconsume_times or request.max_reconsume_times is not None:
         return None

@@ -55,8 +55,8 @@ _ENVIRONMENT_QUEUES = "queues of environments"
 
 
 def queues_of_environment(sender: Sender, environment: Environment) -> dict[str, tuple[MessageQueue, ...]]:
-    """The queues, by topic, of an environment by position. All senders to this cluster in this process share them, even if a
-    later route differs: when a broker leaves, other queues take the positions of its queues.
+    """The queues, by topic, of an environment whose queues have positions. All senders to this cluster in this process share
+    them, even if a later route differs: when a broker leaves, other queues take the positions of its queues.
     """
     queues_by_topic: dict[str, tuple[MessageQueue, ...]] = process.once(
         _ENVIRONMENT_QUEUES, (sender, environment), dict
@@ -67,8 +67,8 @@ def queues_of_environment(sender: Sender, environment: Environment) -> dict[str,
 def set_environment_queues(
     sender: Sender, environment: Environment, positions: Mapping[str, tuple[MessageQueue, ...]]
 ) -> None:
-    """Use the queues that the driver counted. Raises ``SpoolError`` if this process already uses others, from a spool whose
-    records are for them.
+    """Use the queues that the driver counted. Raises ``SpoolError`` if this process already uses other queues, because a spool
+    has records for them.
     """
     queues_by_topic = queues_of_environment(sender, environment)
     for topic, queues in positions.items():
@@ -83,23 +83,26 @@ def set_environment_queues(
 
 
 class RouteCache:
-    """Publish lists. A list stays the same object until the route changes, so that indexes can be kept by it."""
+    """The queues to which topics are published. A list stays the same object until the route changes, because round robins are
+    kept by the identity of the list.
+    """
 
     def __init__(self, sender: Sender, settings: ProducerSettings) -> None:
         self._sender = sender
         self._settings = settings
         self._cached: dict[str, tuple[Sequence[MessageQueue], Sequence[MessageQueue]]] = {}
-        self._auto_created: set[str] = set()  # topics that so far are published through the template
-        self.storage: dict[str, BatchStorage | None] = {}  # how batches are stored, for topics that were asked about
-        self.pinned: Mapping[str, tuple[MessageQueue, ...]] = {}  # these override the environment's
+        # Topics that do not exist yet and are published through the template topic.
+        self._auto_created: set[str] = set()
+        self.storage: dict[str, BatchStorage | None] = {}  # how topics store batches; None without an answer so far
+        self.pinned: Mapping[str, tuple[MessageQueue, ...]] = {}  # these override the queues of the environment
         self._refresh_pause = Deadline(0.0)
         self._missing_remedies: dict[str, tuple[Deadline, str | None]] = {}
 
     def queues(self, topic: str, deadline: Deadline, refresh: bool = False) -> Sequence[MessageQueue]:
-        """The queues to publish to, those of the producer's environment if it has one; raises ``RouteNotFound``.
+        """The queues to publish to, restricted to the producer's environment. Raises ``RouteNotFound``.
 
-        With ``refresh`` the route is fetched again. If that fails, the known one is used, and for a moment it is not fetched
-        again, because many requests may ask at once.
+        With ``refresh`` the route is fetched again. If that fails, the cached route is used, and it is not fetched again for
+        ``REFRESH_PAUSE_S``, because many requests may need a refresh at once.
         """
         cached = self._cached.get(topic)
         if cached is not None and (not refresh or not self._refresh_pause.expired):
@@ -128,9 +131,7 @@ class RouteCache:
         return error
 
     def wait_for_queues(self, topic: str, deadline: Deadline, pause: Callable[[float], None]) -> Sequence[MessageQueue]:
-        """As ``queues``, but waits for a name server that does not answer or a broker that is away. Raises the first
-        error.
-        """
+        """As ``queues``, but waits while no name server answers or a broker is unavailable. Raises the first error."""
         pauses, first_error = backoff(0.05, 1.0), None
         while True:
             try:
@@ -144,8 +145,8 @@ class RouteCache:
             pause(min(next(pauses), deadline.remaining()))
 
     def refresh(self, deadline: Deadline) -> None:
-        """Ask for all known topics again. A topic without a route keeps its queues, as in Java: a name server that
-        restarts has no routes at first, and a broker reports a deleted topic itself.
+        """Fetch the routes of all cached topics. A topic without a route keeps its queues, as in Java: a name server that
+        restarts has no routes at first, and a broker rejects sends to a deleted topic itself.
         """
         self._sender.refresh_routes(deadline)
         for topic in list(self._cached):
@@ -157,16 +158,16 @@ class RouteCache:
             self.fetch_storage(topic, deadline)
 
     def brokers(self) -> set[str]:
-        """All brokers that any known topic is published to."""
+        """All brokers with queues of a cached topic."""
         return {queue.broker_name for queues, _ in list(self._cached.values()) for queue in queues}
 
     def brokers_of(self, topic: str) -> set[str]:
-        """The known brokers of one topic, without a request."""
+        """The brokers in the cached route of one topic."""
         cached = self._cached.get(topic)
         return {queue.broker_name for queue in cached[1]} if cached is not None else set()
 
     def fetch_storage(self, topic: str, deadline: Deadline) -> BatchStorage | None:
-        """Return how batches of the topic are stored. None without an answer within a share of the send timeout."""
+        """Fetch how the topic stores batches. Returns None without an answer within a share of the send timeout."""
         storage_deadline = deadline.within(self._settings.send_timeout_s * _STORAGE_TIMEOUT_SHARE)
         storage = self.storage[topic] = self._sender.batch_storage(topic, storage_deadline) or self.storage.get(topic)
         return storage
@@ -196,7 +197,7 @@ class RouteCache:
             if not self._settings.auto_create_topics or (cached is not None and topic not in self._auto_created):
                 raise  # a topic that had a route must not be created again on other brokers
             if self._has_positions(topic):
-                raise  # the positions would be counted among other queues
+                raise  # positions among the queues of the template would be wrong
             template_queues = self._template_queues(topic, deadline)
             if not template_queues:
                 raise
@@ -206,7 +207,7 @@ class RouteCache:
         return queues
 
     def _has_positions(self, topic: str) -> bool:
-        """Whether the queues of the environment are those at its position among all."""
+        """Whether the environment owns the queues at its positions among all queues."""
         environment = self._settings.environment
         return environment is not None and environment.by_position and topic != INNER_TOPIC
 
@@ -229,7 +230,7 @@ class RouteCache:
     def _environment_queues(
         self, topic: str, queues: Sequence[MessageQueue], deadline: Deadline
     ) -> Sequence[MessageQueue]:
-        """The environment's queues. Queues by position are determined once, when the topic exists."""
+        """The queues of the environment. Positions are counted once, when the topic exists."""
         environment = self._settings.environment
         if environment is None or topic == INNER_TOPIC:  # the delay service knows no environments
             return queues
@@ -238,14 +239,14 @@ class RouteCache:
         numbered = queues_of_environment(self._sender, environment) if environment.by_position else {}
         if topic in numbered:
             return numbered[topic]
-        # The queues that readers count; a topic that is not created yet will have those of the template.
+        # Readers count all readable queues. A topic that does not exist yet will have the queues of the template.
         readable = queues if topic in self._auto_created else self._sender.all_queues(topic, deadline)
         own_queues = tuple(environment.publish(readable, queues))
         return numbered.setdefault(topic, own_queues)
 
 
 class QueueChooser:
-    """Chooses for every attempt of an engine."""
+    """Chooses the queue of each attempt of an engine."""
 
     def __init__(self, topics: RouteCache, faults: FaultTable, timer: Timer) -> None:
         self._topics = topics
@@ -254,7 +255,7 @@ class QueueChooser:
         self._round_robins = threading.local()
 
     def choose(self, outgoing: OutgoingSend, attempts: RetryState, deadline: Deadline, refresh: bool) -> MessageQueue:
-        """The queue of the next attempt; with ``refresh`` the route is asked for first."""
+        """The queue of the next attempt. With ``refresh`` the route is fetched first."""
         if deadline.expired:
             raise OutOfTime("the send timeout is over", topic=outgoing.topic)
         if outgoing.queue is not None:
@@ -270,22 +271,22 @@ class QueueChooser:
         return self._pick(queues, round_robin, attempts.last_broker)
 
     def _ensure_address(self, topic: str, deadline: Deadline, refresh: bool) -> None:
-        """A broker's address comes with a route."""
+        """Fetch a route if needed: the addresses of brokers come with it."""
         if refresh:
             self._topics.queues(topic, deadline, refresh=True)
-        elif self._topics.any_topic() is None:  # perhaps there was no question for an address so far
+        elif self._topics.any_topic() is None:  # perhaps no route was fetched yet
             with contextlib.suppress(RouteNotFound):
                 self._topics.queues(topic, deadline)
 
     def _pick(self, queues: Queues, round_robin: RoundRobin, last_broker: str | None) -> MessageQueue:
         try:
             return self._faults.pick(queues, round_robin, last_broker, self._timer.now_ms())
-        except Exception:  # the choice of a queue must never be why a message is not sent
-            logger.exception("fault tolerance failed; going round the queues instead")
+        except Exception:  # an error in the choice must not prevent the send
+            logger.exception("fault tolerance failed; choosing the queue by round robin instead")
             return round_robin.pick(queues, last_broker)
 
     def _round_robin(self, topic: str, queues: Queues) -> RoundRobin:
-        """This thread's index into ``queues``; a new list starts a new one, as a new publish info does in Java."""
+        """This thread's round robin for ``queues``. A new list gets a new one, as a new publish info does in Java."""
         round_robins: dict[str, tuple[Queues, RoundRobin]] = self._round_robins.__dict__
         cached = round_robins.get(topic)
         if cached is None or cached[0] is not queues:
@@ -294,13 +295,13 @@ class QueueChooser:
 
 
 class SpoolFallback(NamedTuple):
-    """A spool takes what has no route yet; ``sender`` knows whether one may come."""
+    """The spool of a producer, for messages whose topic has no route yet."""
 
     spool: Spool
     sender: Sender
 
     def holds_earlier(self, topic: str, selector: str, arg: object) -> bool:
-        """Whether something of the same choice waits in the spool, which must not be overtaken."""
+        """Whether the spool holds messages of the same selector and argument, which must be sent first."""
         return self.spool.holds(SpooledSend(topic, _EMPTY_REQUEST, selector=selector, arg=arg))
 
     def is_transient(self, error: RocketMQError) -> bool:
@@ -311,7 +312,9 @@ _EMPTY_REQUEST = SendRequest("", b"")
 
 
 class Destinations:
-    """Finds and checks the place of each message of a producer. With ``later`` it may be found when it is sent."""
+    """Resolves and checks the destination of each message. With a ``spool_fallback``, a selector may choose the queue later, when
+    the spool sends the message.
+    """
 
     def __init__(
         self, topics: RouteCache, timer: Timer, environment: Environment | None, later: SpoolFallback | None = None
@@ -322,11 +325,11 @@ class Destinations:
         self._environment = environment
 
     def queues(self, topic: str, deadline: Deadline) -> Sequence[MessageQueue]:
-        """The queues that messages of ``topic`` can go to."""
+        """The queues to which messages of ``topic`` can go."""
         return self._topics.wait_for_queues(topic, deadline, self._timer.pause)
 
     def queues_or_empty(self, topic: str, deadline: Deadline) -> Sequence[MessageQueue]:
-        """The same; none where a spool takes what has no route yet."""
+        """As ``queues``, but empty if there is no route and the spool accepts the message."""
         try:
             return self.queues(topic, deadline)
         except RocketMQError as e:
@@ -335,7 +338,9 @@ class Destinations:
             return ()
 
     def resolve(self, message: Message, how: How, deadline: Deadline) -> How:
-        """The place of ``message``: a queue, any, or what a selector, by its name and argument, chooses when there is a route."""
+        """The destination of ``message``: a queue, any queue, or a selector with its argument, which chooses when there is a
+        route.
+        """
         queue, selector = how.queue, how.selector
         if queue is not None and selector is not None:
             raise MessageRefused("a message goes to a queue or through a selector, not both", topic=message.topic)
@@ -347,11 +352,11 @@ class Destinations:
         return How(queue)
 
     def check_queue(self, topic: str, queue: MessageQueue | None, deadline: Deadline) -> None:
-        """That ``queue``, if one is named, is of the topic and of the producer's environment."""
+        """Check that ``queue``, if given, belongs to the topic and to the producer's environment."""
         if queue is None:
             return
         encoding.check_queue(topic, queue)
-        if self._topics.any_topic() is None:  # perhaps there was no question for an address so far
+        if self._topics.any_topic() is None:  # perhaps no route was fetched yet
             try:
                 self.queues(topic, deadline)
             except RouteNotFound:
@@ -366,11 +371,11 @@ class Destinations:
     def _apply_selector(self, message: Message, selector: str | Select, arg: object, deadline: Deadline) -> How:
         name = selector.lower() if isinstance(selector, str) else ""
         if name == "roundrobin" or (name == "environment" and self._environment is not None and arg is None):
-            return DEFAULT_HOW  # the default: avoids bad brokers, may be retried elsewhere, stays in the environment
+            return DEFAULT_HOW  # which avoids bad brokers, may be retried elsewhere, and stays in the environment
         fallback = self.spool_fallback
         if fallback is None or not isinstance(selector, str) or not is_storable_selector(selector, arg):
             if fallback is not None and isinstance(selector, str):
-                check_arg(selector, arg)  # as of what is kept: before anybody waits for a route
+                check_arg(selector, arg)  # before waiting for a route, as for messages that are spooled
             return How(self._select_queue(message, selector, arg, deadline))
         if fallback.holds_earlier(message.topic, selector, arg):
             return How(None, selector, arg)
@@ -379,7 +384,7 @@ class Destinations:
         except RocketMQError as e:
             if isinstance(e, SelectorError) or not fallback.is_transient(e):
                 raise
-            check_arg(selector, arg)  # what fails whatever queues there are is not kept
+            check_arg(selector, arg)  # a selector that would fail with any queues is not spooled
             return How(None, selector, arg)
 
     def _select_queue(self, message: Message, selector: str | Select, arg: object, deadline: Deadline) -> MessageQueue:

@@ -50,9 +50,10 @@ _MAX_ARG_BYTES = 60_000
 
 
 def is_transient(error: RocketMQError, sender: Sender) -> bool:
-    """Whether the same send may succeed later: time-out, lost connection, busy, no name server, no master.
+    """Whether the same send may succeed later: timeout, lost connection, busy broker, no name server, no master.
 
-    A topic without a route is missing if there is a master. This sends a request; without an answer it is unknown.
+    A topic without a route is missing if any broker has a master. Checking this sends a request; without an answer, the error
+    counts as temporary.
     """
     error = cause_of(error)
     if not isinstance(error, RouteNotFound):
@@ -62,9 +63,8 @@ def is_transient(error: RocketMQError, sender: Sender) -> bool:
     try:
         if not sender.any_master():
             return True
-        sender.publish_queues(
-            error.topic or "", Deadline.after(TOPIC_REQUEST_S), refresh=True
-        )  # it may have appeared meanwhile
+        # The topic may have been registered meanwhile.
+        sender.publish_queues(error.topic or "", Deadline.after(TOPIC_REQUEST_S), refresh=True)
     except RouteNotFound:
         return False
     except RocketMQError:
@@ -73,7 +73,7 @@ def is_transient(error: RocketMQError, sender: Sender) -> bool:
 
 
 def cause_of(error: RocketMQError) -> RocketMQError:
-    """The error of a send's last attempt."""
+    """The error of the last attempt of a send."""
     while isinstance(error, SendFailed) and isinstance(error.__cause__, RocketMQError):
         error = error.__cause__
     return error
@@ -90,13 +90,13 @@ def is_storable_selector(selector: str | Select | None, arg: object) -> bool:
 
 
 def selector_function(topic: str, selector: str, arg: Any) -> Callable[[Queues], Queues]:
-    """Return a function that applies a selector when there are queues."""
+    """Return a function that applies a selector to the queues of ``topic``."""
     message = Message(topic, b"")
     return lambda queues: (select(selector, queues, message, arg),)
 
 
 class SpoolBridge:
-    """The spool of an engine."""
+    """Passes the failed sends of an engine to its spool."""
 
     def __init__(self, spool: Spool, sender: Sender, timer: Timer) -> None:
         self._spool = spool
@@ -106,13 +106,13 @@ class SpoolBridge:
         self._waiting: deque[tuple[OutgoingSend, RocketMQError | None, Callable[[Outcome], None]]] = deque()
 
     def must_follow_spool(self, outgoing: OutgoingSend) -> bool:
-        """Whether the spool holds records of its queue that it must not overtake."""
+        """Whether the spool holds earlier records of the request's queue, so that the request must go to the spool, too."""
         if outgoing.queue is None and outgoing.selection is None:
             return False
         return self._spool.holds(_lane_send(outgoing))
 
     def final_outcome(self, outgoing: OutgoingSend, outcome: Outcome) -> Outcome:
-        """The caller's outcome after the last attempt; waits for the disk."""
+        """The outcome for the caller after the last attempt. Waits for the disk if the request is spooled."""
         if isinstance(outcome, SendResult):
             if self._spool.listens:
                 self.report_success(outcome)
@@ -120,30 +120,30 @@ class SpoolBridge:
         return self.spool([(outgoing, outcome)])[0]
 
     def report_success(self, result: SendResult) -> None:
-        """Tell the spool that a broker accepted a message."""
+        """Tell the spool that a broker has accepted a message."""
         if self._spool.listens and result.queue is not None:
             self._spool.answered(result.queue)
 
     def spool(self, failed: Sequence[tuple[OutgoingSend, RocketMQError | None]]) -> list[Outcome]:
-        """The outcome of each failed or unsent request: spooled if the failure is temporary and the spool accepts it."""
+        """Spool requests that were not sent or failed for a temporary reason. Returns the outcome of each request."""
         outcomes: list[Outcome | None] = [
             error if error is not None and not is_transient(error, self._sender) else None for _, error in failed
         ]
         to_spool = [i for i, outcome in enumerate(outcomes) if outcome is None]
         error_of_all = self._write(failed, to_spool)
-        for i in to_spool:  # if not all fit, some may
+        for i in to_spool:  # if the spool has no room for all, it may have room for some
             spool_error = error_of_all if error_of_all is None or len(to_spool) == 1 else self._write(failed, [i])
             outcomes[i] = _outcome(*failed[i], spool_error)
         return [outcome for outcome in outcomes if outcome is not None]
 
     def spool_async(self, outgoing: OutgoingSend, error: RocketMQError | None, done: Callable[[Outcome], None]) -> None:
-        """The same, without blocking."""
+        """As ``spool`` for one request, without blocking. ``done`` receives the outcome."""
         with self._lock:
             self._waiting.append((outgoing, error, done))
         self._timer.soon(self._spool_waiting)
 
     def drain(self) -> None:
-        """Wait until all sends passed to ``later`` are written."""
+        """Wait until all sends that were passed to ``spool_async`` are written."""
         self._timer.drain(_DRAIN_S)
 
     def close(self) -> None:
@@ -160,13 +160,13 @@ class SpoolBridge:
     def _write(
         self, failed: Sequence[tuple[OutgoingSend, RocketMQError | None]], indexes: Sequence[int]
     ) -> RocketMQError | None:
-        """Write these sends. Returns the error if that fails."""
+        """Write the sends at these ``indexes`` of ``failed``. Returns the error if that fails."""
         try:
             if indexes:
                 self._spool.keep([_spooled_send(failed[i][0]) for i in indexes])
         except RocketMQError as e:
             return e
-        except Exception as e:  # whatever it is, each send must have an outcome
+        except Exception as e:  # each send must get an outcome
             logger.exception("spooling failed in an unexpected way")
             return SpoolError(f"spooling failed in an unexpected way: {type(e).__name__}: {e}")
         return None
@@ -177,22 +177,22 @@ def _spooled_send(outgoing: OutgoingSend) -> SpooledSend:
 
 
 def _lane_send(outgoing: OutgoingSend) -> SpooledSend:
-    """The parts of the send that determine its lane, without the body, which may not be encoded for a spool."""
+    """The parts of a send that determine its lane. The body is not converted for a spool."""
     selector, arg = outgoing.selection or (None, None)
     return SpooledSend(outgoing.topic, outgoing.request, outgoing.queue, outgoing.msg_ids, selector, arg)
 
 
 def _with_due_time(request: SendRequest) -> SendRequest:
-    """Set the due time now, so that the delay does not start only when a broker accepts the message."""
+    """Replace a relative delay by the due time. Otherwise the delay would start when a broker accepts the message."""
     if not any(name in request.properties for name in _RELATIVE_DELAYS):
         return request
     properties = decode_properties(request.properties)
     due_ms = timer_due_ms(properties, request.born_timestamp_ms)
-    if due_ms is None:  # a text that the user set
+    if due_ms is None:  # the user set a text that is not a number
         return request
     for name in _RELATIVE_DELAYS:
         properties.pop(name, None)
-    with contextlib.suppress(MessageRefused):  # unchanged if the additional bytes do not fit
+    with contextlib.suppress(MessageRefused):  # unchanged if the properties become too large
         return request._replace(properties=encode_properties({**properties, Property.TIMER_DELIVER_MS: str(due_ms)}))
     return request
 

@@ -1,7 +1,7 @@
-"""Message traces of a producer: what was stored, decided and cancelled, as records in the trace topic.
+"""Message traces of a producer: records of sends, decisions and cancellations in the trace topic.
 
-Mirrors ``AsyncTraceDispatcher`` and its hooks. Tracing neither delays what it traces nor makes it fail: records are collected,
-sent by a timer, and dropped with a line in the log if the trace topic does not accept them. Unlike in Java, each message of a
+Mirrors ``AsyncTraceDispatcher`` and its hooks. Tracing neither delays nor fails the traced calls: records are collected and sent
+by a timer. If the trace topic does not accept them, they are dropped and the loss is logged. Unlike in Java, each message of a
 batch has its own record, so that a search for its id finds it.
 """
 
@@ -34,18 +34,19 @@ from rocketmq_spark.wire.traces import Acknowledged, MessageKind, TracedMessage,
 logger = logging.getLogger(__name__)
 
 _numbers = itertools.count()
-_MAX_GROUP_CHARACTERS = 80  # of the group that is traced, in the name of the group that sends its traces
+_MAX_GROUP_CHARACTERS = 80  # of the traced group's name, in the name of the group that sends its traces
 
-# Records go out when there are that many, or a second after the first. What is not stored yet is bounded, as Java's is.
+# Records are sent when there are ``FLUSH_RECORDS``, or ``FLUSH_S`` after the first. As in Java, records that are not stored are
+# limited.
 FLUSH_RECORDS = traces.MOST_RECORDS
 FLUSH_S = 1.0
 MAX_BUFFERED_RECORDS = 20_480
-# A batch that waits for its records counts at least as one for so many of its bytes.
+# A batch whose records are created later counts as at least one record for this many bytes, because it is kept until then.
 BYTES_PER_RECORD = 4096
 SEND_TIMEOUT_S = 5.0
 MAX_EXIT_S = 2.0
 LOSS_LOG_S = 60.0
-NOT_TRACED_LOG_S = 3600.0  # how often it is logged that a server wants no traces, which lasts
+NOT_TRACED_LOG_S = 3600.0  # how often the log says that a server has tracing disabled
 
 # Names in Java's ``LocalTransactionState``.
 _STATES = {
@@ -56,14 +57,16 @@ _STATES = {
 
 
 class Records(Protocol):
-    """As many records as it is long, or fewer."""
+    """Records that may be created late. There are at most ``len`` records."""
 
     def __len__(self) -> int: ...
     def __iter__(self) -> Iterator[TraceRecord]: ...
 
 
 class _BatchRecords:
-    """Those of a batch, made where they are sent: thousands take longer than the thread that reads answers has."""
+    """The records of a batch, created by the thread that sends them: for thousands of messages this would delay the thread that
+    reads answers.
+    """
 
     def __init__(self, size: int, make: Callable[[], Iterable[TraceRecord]]) -> None:
         self._size = size
@@ -75,13 +78,13 @@ class _BatchRecords:
     def __iter__(self) -> Iterator[TraceRecord]:
         records = attempt(lambda: list(self._make()))
         if isinstance(records, Failure):
-            records.log(logger, "trace records could not be made")
+            records.log(logger, "trace records could not be created")
             return iter(())
         return iter(records)
 
 
 class _UnregisteredSender:
-    """A sender for a group that no broker has to know: there is nothing that one could ask it."""
+    """A sender that does not register its group at brokers, because brokers have no requests for it."""
 
     def __init__(self, sender: Sender) -> None:
         self._sender = sender
@@ -115,7 +118,7 @@ class TraceProducer(BaseProducer):
         self._records_lock = threading.Lock()
         self._loss_log_limit = NowAndThen(LOSS_LOG_S)
         settings = ProducerSettings(group=name, send_timeout_s=SEND_TIMEOUT_S, auto_create_topics=False, heartbeat_s=0)
-        self._flush_timer.begin()  # later there may be no thread, and an append must not fail nor wait
+        self._flush_timer.begin()  # start the thread now: if it cannot start later, ``append`` would fail
         try:
             super().__init__(cast(Sender, _UnregisteredSender(sender)), settings, make_timer=make_timer)
         except BaseException:
@@ -124,7 +127,7 @@ class TraceProducer(BaseProducer):
         register_at_exit(self, last=True)
 
     def append(self, records: Records) -> None:
-        """Take ``records``, or drop them where too many wait. Never waits."""
+        """Add ``records``, or drop them if too many wait. Never blocks."""
         if not (count := len(records)):
             return
         with self._records_lock:
@@ -140,7 +143,7 @@ class TraceProducer(BaseProducer):
             self._scheduled = self._scheduled or schedule
         if is_full:
             self._count_lost(
-                count, ClosedError(f"more is sent than can be traced, {MAX_BUFFERED_RECORDS} records wait")
+                count, ClosedError(f"records are added faster than they are sent, {MAX_BUFFERED_RECORDS} records wait")
             )
         elif soon:
             self._flush_timer.soon(self._send_records)
@@ -148,7 +151,7 @@ class TraceProducer(BaseProducer):
             self._flush_timer.later(FLUSH_S, self._send_records)
 
     def close(self, timeout_s: float | None = None) -> list[Unsent]:
-        """Send what was collected, and close: within ``timeout_s`` seconds, and the send timeout, whatever brokers do."""
+        """Send the collected records and close, within ``timeout_s`` seconds and the send timeout."""
         deadline = self._deadline(timeout_s).within(SEND_TIMEOUT_S)
         try:
             self._finish(deadline)
@@ -157,7 +160,7 @@ class TraceProducer(BaseProducer):
         return unsent
 
     def at_exit(self, deadline: Deadline) -> dict[str, RocketMQError]:
-        """Send what was collected. Traces that are lost then are not worth a line on the screen."""
+        """Send the collected records. Returns no failures: lost traces are not reported on the terminal."""
         deadline = deadline.within(MAX_EXIT_S)
         if self._finish(deadline):
             self._futures.wait_until_empty(deadline)
@@ -165,25 +168,25 @@ class TraceProducer(BaseProducer):
         return {}
 
     def _finish(self, deadline: Deadline) -> bool:
-        """Take nothing more, and send what was collected; False if that was done before, or is another process's matter."""
+        """Accept no more records and send the collected ones. Returns False if this was done before, or in a forked process."""
         if not self._owner.here:
             return False
         with self._records_lock:
             was_finished, self._is_finished = self._is_finished, True
         if not was_finished:
-            self._flush_timer.drain(deadline.remaining())  # what is being sent
+            self._flush_timer.drain(deadline.remaining())  # wait for records that are being sent
             self._send_records(deadline)
             self._flush_timer.close(0)
         return not was_finished
 
     def _send_records(self, deadline: Deadline | None = None) -> None:
-        """Those that were collected, by ``deadline`` at most: each message may have to wait for a route, or for room."""
+        """Send the collected records until ``deadline``: each message may have to wait for a route or for the limits."""
         with self._records_lock:
             records, self._records, self._new_count, self._scheduled = self._records, [], 0, False
         for body, keys, count in traces.messages(itertools.chain.from_iterable(map(self._materialize, records))):
             settle = functools.partial(self._on_sent, count)
             if deadline is not None and deadline.expired:
-                settle(CallTimeout("there was no time to send them before the end", topic=self.topic))
+                settle(CallTimeout("there was no time to send them before the close", topic=self.topic))
                 continue
             timeout_s = SEND_TIMEOUT_S if deadline is None else deadline.remaining()
             message = Message(self.topic, body.encode(), keys=keys)
@@ -216,8 +219,8 @@ class TraceProducer(BaseProducer):
 
 
 class TracedSender:
-    """A sender that hands a record of what it did to ``append``. Fails and waits as the sender behind it does, and equals it:
-    what a process keeps for one is the other's, too.
+    """A sender that passes a record of each call to ``append``. It raises and blocks as the wrapped sender does. It equals the
+    wrapped sender, so that they share what a process caches for a sender.
     """
 
     def __init__(
@@ -245,7 +248,7 @@ class TracedSender:
         return hash(self._sender)
 
     def send(self, queue: MessageQueue, request: SendRequest, deadline: Deadline) -> SendResult:
-        """Traced when it is stored."""
+        """Send a request. Traced when it is stored."""
         start_ms = self._wall_ms()
         result = self._sender.send(queue, request, deadline)
         self._trace(lambda: self._records_of_send(queue, request, result, start_ms))
@@ -258,7 +261,7 @@ class TracedSender:
         deadline: Deadline,
         done: Callable[[SendResult | RocketMQError], None],
     ) -> None:
-        """Traced when it is stored."""
+        """Send a request. Traced when it is stored."""
         start_ms = self._wall_ms()
 
         def traced_done(outcome: SendResult | RocketMQError) -> None:
@@ -269,21 +272,21 @@ class TracedSender:
         self._sender.send_async(queue, request, deadline, traced_done)
 
     def recall(self, topic: str, broker_name: str, handle: str, group: str, deadline: Deadline) -> str:
-        """Traced when the broker has answered."""
+        """Recall a message. Traced when the broker has answered."""
         msg_id = self._sender.recall(topic, broker_name, handle, group, deadline)
         traced = TracedMessage(topic, msg_id, None, None, traces.DEFAULT_REGION)
         self._trace(lambda: [traces.recalled(traced, self._group, self._wall_ms(), True)])
         return msg_id
 
     def end_transaction(self, place: HalfPlace, decision: TransactionState, deadline: Deadline) -> bool:
-        """Traced when it is decided."""
+        """Send a decision. Traced when the broker has answered."""
         proved = self._sender.end_transaction(place, decision, deadline)
         traced = TracedMessage(place.topic, place.msg_id, None, None, traces.DEFAULT_REGION)
         self._trace(lambda: [self._decision_record(traced, place, decision, from_check=False)])
         return proved
 
     def join(self, group: str, heartbeat_s: float, check: HalfCheck | None = None) -> Callable[[Deadline], None]:
-        """What brokers ask about half messages is traced with its answer."""
+        """Register the group. Checks of half messages are traced with their answers."""
         return self._sender.join(
             group, heartbeat_s, None if check is None else functools.partial(self._traced_check, check)
         )
@@ -340,14 +343,14 @@ class TracedSender:
             yield traces.published(traced, self._group, start_ms, cost_ms, acknowledged)
 
     def _trace(self, records: Callable[[], Records]) -> None:
-        """What goes wrong here is no matter of the send."""
+        """Append records. An error is logged and does not fail the send."""
         appended = attempt(lambda: self._append(records()))
         if isinstance(appended, Failure):
-            appended.log(logger, "a trace record could not be made")
+            appended.log(logger, "a trace record could not be created")
 
 
 def _messages_of(request: SendRequest) -> Iterable[tuple[Mapping[str, str], int]]:
-    """Properties and body size of each message."""
+    """The properties and body size of each message of a request."""
     if not request.batch:
         yield decode_properties(request.properties), len(request.body)
         return

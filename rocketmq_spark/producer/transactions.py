@@ -3,12 +3,13 @@
 Mirrors ``TransactionMQProducer``: a broker asks a producer of the group about a half message without a decision, every 30 s, 15
 times at most (``checkTransactionState``). Deliberate differences:
 
-* A decision is a request with an answer, so that its caller learns whether it has arrived; Java's is one-way.
+* A decision is a request with an answer, so that the caller learns whether it has arrived; Java's is one-way.
 * A half message that may be stored is not sent again: only the check could decide the second one.
-* A broker writes a half message again before it asks, and a decision about the first copy leaves the second one open. So while
-  this process has not decided, it answers ``UNKNOWN`` and keeps the place of the copy. A copy has the same content: another
-  message with the id, of another client, changes no place. A check that arrives during a commit
-  concerns such a copy: it is rolled back, because the first one is delivered. The user's function decides about all others.
+* A broker writes a half message again before it asks, and a decision about the first copy leaves the second copy undecided. So
+  while this process has not decided, it answers ``UNKNOWN`` and records the place of the copy. A copy has the same content; a
+  message of another client with the same id has other content, and its place is not recorded. A check that arrives during a
+  commit concerns such a copy: it is rolled back, because the first copy is delivered. The user's function decides about all
+  other messages.
 """
 
 from __future__ import annotations
@@ -51,26 +52,26 @@ from rocketmq_spark.wire.properties import check_message, decode_properties
 
 logger = logging.getLogger(__name__)
 
-# A user's function returns a state or its name. Over gRPC it gets the message as a Proxy returns it.
+# A user's function returns a state or its name. Over gRPC it gets the message in the form that a Proxy returns.
 TransactionCheck = (
     Callable[[ReceivedMessage], TransactionState | str] | Callable[[PoppedMessage], TransactionState | str]
 )
 _CheckedMessage = ReceivedMessage | PoppedMessage
 
-# Brokers ask for seven and a half minutes with the default settings; decisions are remembered for longer. A send without an
-# answer may have met a broker that dies. When it is back it asks, unless the message is older than 72 hours (fileReservedTime).
+# With default settings brokers ask for seven and a half minutes; decisions are remembered for longer. After a send without an
+# answer the broker may have died. It asks when it is restarted, unless the message is older than 72 hours (fileReservedTime).
 REMEMBERED_S, ABANDONED_S, MAX_REMEMBERED = 900.0, 72 * 3600.0, 100_000
-# A half message may be referenced only by garbage, such as the traceback of a failed attempt. Then the user's function must
-# decide, but an idle process does not collect garbage. So it is collected when brokers ask, at most at this interval.
+# If only garbage references a half message, such as the traceback of a failed attempt, the user's function must decide. But an
+# idle process does not collect garbage, so a check starts a collection, at most at this interval.
 COLLECTION_INTERVAL_S = 20.0
 
 
 SendDecision = Callable[[HalfPlace, TransactionState, Deadline], bool]
 
-# A check that arrives while a decision is being sent waits for its end, at most this long.
+# A check that arrives while a decision is being sent waits for the decision, at most this long.
 MAX_DECISION_S = 5.0
 
-# All transitions: from a state, by a decision.
+# The new state, by state and decision. There are no other transitions.
 _TRANSITIONS = {
     (HalfState.PREPARED, TransactionState.COMMIT): HalfState.COMMITTED,
     (HalfState.PREPARED, TransactionState.ROLLBACK): HalfState.ROLLED_BACK,
@@ -78,12 +79,12 @@ _TRANSITIONS = {
 
 
 class HalfFate:
-    """The state of a half message in this process, without the message and its producer, because many are kept for long.
+    """The state of a half message in this process. It does not reference the message and its producer, because many states are
+    kept for a long time.
 
-    While the program references the message, it may decide: ``held`` is a weak reference to it.
-
-    Its decision goes to the message that its send has stored, or to the last copy that a broker made of it. Another message with
-    its id is none of these: it has other ``content`` (``model.send.content_of``).
+    While the program references the half message, the program may decide: ``owner_ref`` is a weak reference to it. The decision
+    is sent to the place of the stored message, or of the last copy that the broker made. Another message with the same id has
+    other ``content`` (``model.send.content_of``).
     """
 
     __slots__ = ("_crossing_until", "_lock", "_place", "content", "last_decision", "owner_ref", "state")
@@ -94,17 +95,18 @@ class HalfFate:
         self._lock = threading.Lock()
         self._crossing_until: Deadline | None = None
         self.state = state
-        self.last_decision: TransactionState | None = None  # the last decision, even if it could not be sent
-        self.owner_ref: Callable[[], object] = lambda: True  # while it is being sent
+        self.last_decision: TransactionState | None = None  # also if it could not be sent
+        self.owner_ref: Callable[[], object] = lambda: True  # until ``HalfMessage`` sets a weak reference
 
     @property
     def is_deciding(self) -> bool:
-        """Whether a decision is being sent, so that the answer about a copy follows soon."""
+        """Whether a decision is being sent, so that the answer to a check follows soon."""
         return self._lock.locked()
 
     def on_check(self, place: HalfPlace, patience_s: float = 0.0) -> TransactionState | None:
-        """The decision about a copy that its broker has written to ``place``; None if the user's function must decide, as about
-        another message with its id. While the program may decide, that one waits, too.
+        """The answer to a broker's check of the message at ``place``. None if the user's function must decide: the program can no
+        longer decide, or the message is another one with the same id. While the program may decide, the answer about both is
+        ``UNKNOWN``.
         """
         if not self._lock.acquire(timeout=patience_s):
             return TransactionState.UNKNOWN
@@ -123,7 +125,7 @@ class HalfFate:
             self._lock.release()
 
     def record_place(self, place: HalfPlace) -> None:
-        """Note its place, unless its broker has already asked about a copy at another place."""
+        """Record the place from the send, unless a broker has already asked about a copy at another place."""
         with self._lock:
             current = self._place
             was_checked = current.broker_name or current.half_offset is not None
@@ -132,7 +134,7 @@ class HalfFate:
             )
 
     def decide(self, decision: TransactionState, timeout_s: float, send: SendDecision) -> bool:
-        """Send a decision. Returns whether it was still possible; raises errors of the request."""
+        """Send a decision. Returns False if the state does not allow it. Raises errors of the request."""
         timeout = Deadline.after(timeout_s)
         with self._decision_lock(timeout):
             next_state = _TRANSITIONS.get((self.state, decision))
@@ -151,8 +153,8 @@ class HalfFate:
             return True
 
     def abandon(self) -> bool:
-        """Leave an undecided message to the user's function: the program can no longer decide. Returns False if a decision on
-        its way takes longer than ``MAX_DECISION_S``.
+        """Leave an undecided message to the user's function, because the program can no longer decide. Returns False if a
+        decision that is being sent takes longer than ``MAX_DECISION_S``.
         """
         with contextlib.suppress(CallTimeout), self._decision_lock(Deadline.after(MAX_DECISION_S)):
             if self.state is HalfState.PREPARED:
@@ -162,7 +164,7 @@ class HalfFate:
 
     @contextlib.contextmanager
     def _decision_lock(self, deadline: Deadline) -> Iterator[None]:
-        """Hold the lock of decisions. In a fork, its owner may be a thread of the parent, which never releases it."""
+        """Hold the lock of decisions, with a timeout: after a fork a thread of the parent may own it and never release it."""
         if not self._lock.acquire(timeout=min(deadline.remaining(), threading.TIMEOUT_MAX)):
             late = CallTimeout("another decision on the half message is on its way", topic=self._place.topic)
             late.unsent = True
@@ -193,7 +195,7 @@ class HalfMessage:
     ) -> None:
         self.message = message
         self.result = result
-        # None when no decision can follow, so that the producer can be collected.
+        # None when no further decision is possible, so that the producer can be collected.
         self._send: SendDecision | None = send
         self._timeout_s = timeout_s
         self._fate = fate
@@ -241,7 +243,8 @@ class HalfMessage:
                 topic=self.message.topic,
                 remedy="Decide each half message once",
             )
-        _registry.add(self.result.msg_id, self._fate, self)  # brokers may ask from now on, however long it took
+        # Remembered from now, because brokers may ask about the decision from now on.
+        _registry.add(self.result.msg_id, self._fate, self)
 
     def _abandon(self) -> None:
         """The program can no longer decide: an undecided message is left to ``transaction_check``."""
@@ -254,16 +257,17 @@ _States = OrderedDict[str, tuple[Deadline, HalfFate]]
 
 class _TransactionRegistry:
     """The half messages of this process by id, while the program references them or brokers may ask about them. A forked
-    process begins without any: only the parent decides about its messages.
+    process starts with an empty registry, because only the parent decides about its messages.
     """
 
     def __init__(self) -> None:
         self.clear()
 
     def clear(self) -> None:
-        self._lock = threading.RLock()  # reentrant: garbage collection may end a block or a half message here
+        # Reentrant: a garbage collection in this thread may end a block or a half message.
+        self._lock = threading.RLock()
         self._recent: _States = OrderedDict()
-        self._abandoned: _States = OrderedDict()  # apart, so that later messages do not displace them
+        self._abandoned: _States = OrderedDict()  # separate, so that later messages do not displace them
         self._referenced: weakref.WeakValueDictionary[str, HalfMessage] = weakref.WeakValueDictionary()
 
     def add(self, msg_id: str, fate: HalfFate, half: HalfMessage | None = None) -> None:
@@ -273,14 +277,14 @@ class _TransactionRegistry:
             self._remember(self._recent, msg_id, fate, REMEMBERED_S)
 
     def abandon(self, msg_id: str, fate: HalfFate) -> None:
-        """Its send failed, and it may be stored."""
+        """Remember a message whose send failed, and that may be stored."""
         with self._lock:
             self._remember(self._abandoned, msg_id, fate, ABANDONED_S)
 
     def _remember(self, states: _States, msg_id: str, fate: HalfFate, seconds: float) -> None:
         states[msg_id] = Deadline.after(seconds), fate
         states.move_to_end(msg_id)
-        with contextlib.suppress(RuntimeError):  # garbage collection may change the dict meanwhile
+        with contextlib.suppress(RuntimeError):  # a garbage collection may change the dict during the iteration
             while len(states) > MAX_REMEMBERED or next(iter(states.values()))[0].expired:
                 states.popitem(last=False)
 
@@ -308,7 +312,7 @@ def _collect_garbage() -> None:
 def answer_check(
     check: Callable[[Any], Any], message: _CheckedMessage, place: HalfPlace
 ) -> TransactionState | Callable[[], TransactionState]:
-    """The decision about a half message that a broker asks about, or a call that asks the user's function."""
+    """The answer to a broker's check of a half message, or a function that returns the answer and may call the user's function."""
     fate = _registry.get(message.msg_id)
     if fate is not None and fate.is_deciding:
         return functools.partial(_answer_after_decision, fate, check, message, place)
@@ -351,7 +355,7 @@ def weakly_bound(check: Callable[[Any], Any]) -> Callable[[Any], Any]:
         return check
     try:
         method = weakref.WeakMethod(check)
-    except TypeError:  # the class has slots, and none for weak references
+    except TypeError:  # the class has ``__slots__`` without ``__weakref__``
         return check
 
     def call(message: Any) -> Any:
@@ -396,7 +400,7 @@ class TransactionProducer(BaseProducer):
                 checks it, this process answers ``ROLLBACK``. So you may send another message.
         """
         if self.settings.transaction_check is None:
-            raise OptionError("transactional messages need transaction_check: brokers ask it what was not decided")
+            raise OptionError("transactional messages need transaction_check, which decides when a broker asks")
         check_message(message)
         if message.priority is not None:
             raise MessageRefused("a transactional message has no priority", topic=message.topic)
@@ -404,10 +408,10 @@ class TransactionProducer(BaseProducer):
         prepared = encoding.as_half(prepared)
         msg_id = prepared.msg_id
         scope = self.settings.scope
-        topic = scope.plain(scope.on_wire(message.topic))  # as a question names it
+        topic = scope.plain(scope.on_wire(message.topic))  # the name that a check contains
         content = content_of(topic, prepared.message.body, decode_properties(prepared.properties))
         fate = HalfFate(HalfPlace(message.topic, "", self.settings.group, msg_id, msg_id), content)
-        _registry.add(msg_id, fate)  # its broker may ask before it acknowledges
+        _registry.add(msg_id, fate)  # the broker may ask before it acknowledges
         try:
             result = self._engine.send(
                 self._outgoing(prepared, destination, deadline)._replace(spoolable=False, at_most_once=True)
@@ -419,7 +423,7 @@ class TransactionProducer(BaseProducer):
             _registry.add(msg_id, fate, half)
             if result.status is not SendStatus.SEND_OK:
                 self._reject_unsafe_store(half, result)
-        except BaseException as e:  # another attempt is another message
+        except BaseException as e:  # a new attempt would send another message, so this one must not be delivered
             if getattr(e, "unsent", False):
                 fate.state = HalfState.UNKNOWN
             else:
@@ -466,11 +470,11 @@ class TransactionProducer(BaseProducer):
         own_decision = half._fate.last_decision
         try:
             if own_decision is TransactionState.COMMIT is not decision:
-                raise SendFailed("its commit could not be sent, and the block raised behind it")
+                raise SendFailed("its commit could not be sent, and the block raised after it")
             half._decide(own_decision or decision, None)
         except RocketMQError as e:
             logger.warning(
-                "the decision on half message %s of %s may not have arrived, its broker will ask for it: %s",
+                "the decision on half message %s of %s may not have arrived; its broker will ask for it: %s",
                 half.result.msg_id, half.message.topic, e,
             )  # fmt: skip
         finally:

@@ -161,7 +161,7 @@ def test_the_queue_that_was_chosen_goes_along(served: Bench) -> None:
 
 def test_the_envelope_counts_against_the_message_size(served: Bench) -> None:
     producer = served.producer(long_delay="dmq", max_message_size=200)
-    with pytest.raises(MessageRefused, match="with all that a delay of this length needs; expected at most 200"):
+    with pytest.raises(MessageRefused, match="in the envelope that a delay of this length needs; expected at most 200"):
         producer.send(Message("T", b"x" * 150), delay=DAYS_10)
     producer.send(Message("T", b"x" * 150), delay=7)
 

@@ -92,7 +92,7 @@ def test_0_24_a_failing_fault_table_never_fails_a_send(
         for _ in range(40):
             producer.send(M)
     assert len(bench.sender.calls) == 40
-    assert "going round the queues instead" in caplog.text
+    assert "choosing the queue by round robin instead" in caplog.text
 
 
 def test_0_29_fault_mode_is_switched_while_sending(bench: Bench) -> None:

@@ -252,7 +252,7 @@ def test_what_timers_do_not_serve_goes_as_an_envelope_also_from_a_spool(
     for _ in range(2):
         found = delayed(bench, resender, body, queue)
         assert (found.queue, found.passing, bench.sender.calls) == (None, True, [])
-        assert "does not say what its timers do" in (found.error or "")
+        assert "does not report its timers" in (found.error or "")
     bench.sender.longest_timers = {"a": 0, "b": 259_200_000}
     found = delayed(bench, resender, body, queue)
     assert (found.queue, found.passing, bench.sender.calls) == (None, True, []), "nobody takes envelopes"

@@ -120,7 +120,7 @@ def test_a_record_that_cannot_be_made_fails_no_send(bench: Bench, caplog: pytest
     bench.sender.script = [lambda queue, request: in_region(queue, request)._replace(offset_msg_id="no id")]
     assert traced.producer.send(Message("T", b"x")).status is SendStatus.SEND_OK
     assert traced.records == []
-    assert "a trace record could not be made" in caplog.text
+    assert "a trace record could not be created" in caplog.text
 
 
 def test_delays_half_messages_decisions_and_recalls(bench: Bench) -> None:
@@ -243,7 +243,7 @@ def test_what_waits_is_bounded_and_there_is_room_again_when_it_is_sent(
     bench.time.advance(tracing.FLUSH_S)
     sending.producer.append([record(2), record(3)])  # those before have no answer yet
     assert "2 trace records of" in caplog.text
-    assert "more is sent than can be traced, 3 records wait" in caplog.text
+    assert "records are added faster than they are sent, 3 records wait" in caplog.text
     assert "traceTopicEnable" not in caplog.text, "which is no remedy"
     sending.producer.append([record(4)])
     bench.sender.answer()
@@ -377,7 +377,7 @@ def test_a_batch_whose_records_cannot_be_made_leaves_its_room(bench: Bench, capl
     assert sending.producer._buffered_count == 10
     bench.time.advance(tracing.FLUSH_S)
     assert (sending.bodies, sending.producer._buffered_count) == (["7\x02"], 0)
-    assert "trace records could not be made" in caplog.text
+    assert "trace records could not be created" in caplog.text
 
 
 def test_a_batch_that_waits_counts_for_its_bytes(bench: Bench) -> None:

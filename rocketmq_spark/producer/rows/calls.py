@@ -1,7 +1,8 @@
-"""One call of ``send_arrow`` or ``send_many``: rows in, portion by portion, and the end of each row out.
+"""One call of ``send_arrow`` or ``send_many``: sends the rows in portions, and collects the outcome of each row.
 
-A driver: the calling thread encodes, hands over while there is room, and waits for the ends. What a call has out is bounded as
-a task of the sink bounds it: at each broker adaptively, and by ``totalBatchMaxBytes``; the producer's own bounds hold, too.
+The calling thread encodes the rows, submits requests while they are within the limits, and waits for their outcomes. The limits
+of a call are those of a task of the sink: adaptive per broker, and ``totalBatchMaxBytes``. The producer's own limits apply,
+too.
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ from rocketmq_spark.producer.settings import ProducerSettings
 logger = logging.getLogger(__name__)
 
 MAX_IN_FLIGHT_BYTES = 32 << 20
-# What a request takes beside its bytes, roughly: Python's objects.
+# The approximate memory of a request besides its bytes, for Python's objects.
 REQUEST_OVERHEAD_BYTES = 1 << 10
 
 
 class RowsOfCall(BadRows):
-    """Those of a call, of which nothing was sent."""
+    """The bad rows of a call. Nothing of the call was sent."""
 
     of_what, counted = "this call", "Rows are counted from 0 within the call"
     of_sink = False
@@ -52,7 +53,7 @@ class MessagesOfCall(RowsOfCall):
 
 
 class RowsOfReader(BadRows):
-    """Those of one batch of a reader: what came before may be sent."""
+    """The bad rows of one batch of a reader. Earlier batches may have been sent."""
 
     counted = "Rows are counted from 0 within the call. The Arrow batches before theirs were sent"
     of_sink = False
@@ -65,14 +66,14 @@ class MessagesOfIterator(BadRows):
 
 
 class Portion(NamedTuple):
-    """Rows that are encoded together; their columns by role."""
+    """Rows that are encoded together, and the names of their columns by role."""
 
     batch: pa.RecordBatch
     columns: Mapping[str, str]
 
 
 class CallTools(NamedTuple):
-    """What a producer gives its calls. ``later`` is that of its spool; ``closing`` whether its close has begun."""
+    """What a call needs from its producer. ``is_closing`` returns whether the close of the producer has begun."""
 
     rows: RowTools
     destinations: Destinations
@@ -82,7 +83,9 @@ class CallTools(NamedTuple):
 
 
 class RowCall:
-    """Implements ``sender.RowOwner``. ``bad_rows`` makes what collects the bad rows of a portion, from its first row's number."""
+    """Implements ``sender.RowOwner``. ``bad_rows`` creates the collector of a portion's bad rows, from the number of its first
+    row.
+    """
 
     def __init__(self, tools: CallTools, options: Options, bad_rows: Callable[[int], BadRows]) -> None:
         self._tools, self._bad_rows, self._options = tools, bad_rows, options
@@ -95,7 +98,8 @@ class RowCall:
         self._queues: dict[str, QueueList] = {}
         self._checked_topics: set[tuple[str, bool]] = set()
         self._timer_columns: list[str] = []
-        self._completions_lock = threading.RLock()  # in ``with`` itself, for Ctrl-C (as in consumer.pull.polls)
+        # Entered by ``with`` directly, for Ctrl-C (as in consumer.pull.polls).
+        self._completions_lock = threading.RLock()
         self._completions_changed = threading.Condition(self._completions_lock)
         self._completions: deque[tuple[Rows, SendCompletion]] = deque()
         self._in_flight: set[OutgoingSend] = set()
@@ -105,13 +109,13 @@ class RowCall:
         """Send everything. All portions of a group are checked before any of them is sent."""
         try:
             for group in groups:
-                if self._tools.is_closing():  # what was read before it ends has an outcome, too
+                if self._tools.is_closing():  # rows that were read before the close need an outcome
                     self._fail_rows(sum(len(portion.batch) for portion in group))
                 else:
                     self._send(group)
             while self._in_flight:
                 self._process_completion()
-        except Exception as e:  # nothing of the call goes on after it
+        except Exception as e:  # no request of the call may be in flight after it
             while self._in_flight:
                 self._process_completion()
             if self._outcomes.rows:
@@ -123,7 +127,7 @@ class RowCall:
         return result
 
     def check_topic(self, topic: str) -> None:
-        """Once for each topic of the call."""
+        """Check a topic. Does the work once for each topic of the call."""
         key = topic, bool(self._timer_columns)
         if key in self._checked_topics:
             return
@@ -139,11 +143,11 @@ class RowCall:
         self._checked_topics.add(key)
 
     def is_transient(self, error: RocketMQError) -> bool:
-        """Whether a spool keeps what fails for it."""
+        """Whether the error is temporary and there is a spool for such sends."""
         return self._tools.spool_fallback is not None and self._tools.spool_fallback.is_transient(error)
 
     def submit(self, outgoing: OutgoingSend) -> None:
-        """Hand over what is noted when it ends; while there is no room for it, wait for ends of this call."""
+        """Submit a request to the engine. While the limits are reached, waits for and processes completions of this call."""
         size, ordered = outgoing.size, outgoing.ordered_queue is not None
         self._window.brokers = len(self._engine.topics.brokers())
         while self._completions or (self._in_flight and not self._has_room(size, ordered)):
@@ -152,13 +156,13 @@ class RowCall:
         self._window.add(size)
         try:
             self._engine.submit(outgoing)
-        except RocketMQError as e:  # others have filled the room during the whole send timeout
+        except RocketMQError as e:  # other callers kept the limits reached during the whole send timeout
             if ordered:
                 self._failed_queues.setdefault(outgoing.ordered_queue, e)
             outgoing.done(SendCompletion(outgoing, e))
 
     def on_completion(self, rows: Rows, completion: SendCompletion) -> None:
-        """Count it later, on the calling thread."""
+        """Queue a completion, which the calling thread processes."""
         with self._completions_lock:
             self._completions.append((rows, completion))
             self._completions_changed.notify_all()
@@ -190,7 +194,7 @@ class RowCall:
         return self._window.has_room(size, ordered) and self._engine.has_room(size, ordered)
 
     def _process_completion(self) -> None:
-        """Wait for the end of one request."""
+        """Wait for one completion, and process it."""
         rows, completion = self._next_completion()
         self._in_flight.discard(completion.outgoing)
         size, outcome = completion.outgoing.size, completion.outcome
@@ -202,8 +206,8 @@ class RowCall:
         self._outcomes.add_outcome(rows, outcome)
 
     def _next_completion(self) -> tuple[Rows, SendCompletion]:
-        """The next one. Of what is out something ends within the send timeout, unless it waits behind what others have sent,
-        which may take longer, or was forgotten.
+        """Wait for the next completion. One arrives within the send timeout, unless requests wait for those of other callers,
+        or an error in this package has lost a request: then raises ``SendFailed``.
         """
         lookups = 1 if self._engine.ambiguity_resolver is None else LOOKUP_STEPS
         patience_s = lookups * self._options.send_timeout + LOST_SEND_S
@@ -232,7 +236,7 @@ class RowCall:
 
 
 def _window_settings(settings: ProducerSettings, options: Options) -> ProducerSettings:
-    """How a call bounds what it has out: as a task of the sink."""
+    """The settings of a call's send window: the limits of a task of the sink."""
     total = options.total_batch_max_bytes or MAX_IN_FLIGHT_BYTES
     return dataclasses.replace(
         settings,

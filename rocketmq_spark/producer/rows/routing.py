@@ -45,7 +45,9 @@ PartitionLookup = Callable[[str], QueueList]
 
 
 class TopicRows(NamedTuple):
-    """The rows of one topic in an Arrow batch; ``which`` None means all. ``first`` is the number of the batch's first row."""
+    """The rows of one topic in an Arrow batch; ``row_indices`` None means all rows. ``first`` is the number of the batch's
+    first row.
+    """
 
     batch: pa.RecordBatch
     topic: str
@@ -214,7 +216,7 @@ class ByPartition:
         numbers = pc.fill_null(column.cast(pa.int64()), 0).to_numpy()
         partitions = self._partitions_of(rows.topic)
         at_queue = {queue: at for at, queue in enumerate(queues)}
-        missing = len(partitions)  # the place of a number that the topic does not have
+        missing = len(partitions)  # stands for a number that the topic does not have
         places = np.array([*(at_queue.get(queue, _NO_QUEUE) for queue in partitions), _NO_QUEUE], np.int64)
         numbers = np.where((numbers < 0) | (numbers >= missing), missing, numbers)
         named = places[numbers]
@@ -261,7 +263,7 @@ class ByCallable:
         return chosen
 
     def _adds_bad_rows(self, rows: TopicRows, bad_rows: BadRows) -> bool:
-        """Whether there are rows with a text that is not UTF-8, which a function cannot get."""
+        """Add rows with a text that is not UTF-8, which a function cannot get. Returns whether there are any."""
         is_good = True
         for name in ("tags", "keys", "properties", "shardingkey"):
             if name in self._columns:
@@ -295,7 +297,7 @@ Candidates = Callable[[QueueList], QueueList]
 
 
 class RowRange(NamedTuple):
-    """Rows ``start`` to ``end`` in the order of the plan; without a queue they may go to any."""
+    """Rows ``start`` to ``end`` in the order of the plan. Without a queue they may go to any queue."""
 
     topic: str
     queue: MessageQueue | None
@@ -304,7 +306,7 @@ class RowRange(NamedTuple):
 
 
 class RoutingPlan(NamedTuple):
-    """``order`` None leaves the rows as they are."""
+    """The ranges of an Arrow batch. ``order`` has the row numbers in the order of the plan; None if the order does not change."""
 
     order: npt.NDArray[np.intp] | None
     ranges: list[RowRange]
@@ -437,7 +439,7 @@ class Router:
         self._wait_for_brokers = wait_for_brokers
         self._has_waited: set[str] = set()
         self._patience_s = options.send_timeout
-        self._deadline: Deadline | None = None  # of the Arrow batch, as soon as one of its topics waits
+        self._deadline: Deadline | None = None  # of the current Arrow batch, set when one of its topics waits
         self._queues: dict[str, QueueList] = {} if shared_queues is None else shared_queues
         self._newest: dict[str, QueueList] = {}
 
@@ -480,7 +482,7 @@ class Router:
         return parts
 
     def plan(self, topics: Sequence[TopicRows], bad_rows: BadRows) -> RoutingPlan:
-        """The shares of the rows, in which the rows of a queue keep their order."""
+        """The ranges of the rows. Rows of one queue keep their order."""
         self._deadline = None
         if len(topics) == 1 and topics[0].row_indices is None and self._selector is None:
             return RoutingPlan(None, [RowRange(topics[0].topic, None, 0, len(topics[0].batch))])
@@ -500,7 +502,8 @@ class Router:
         if self._selector is None:
             return numbers, [(None, 0, len(numbers))]
         queues, chosen = self._choose(rows, bad_rows)
-        narrow = chosen.astype(np.int16) if len(queues) < 1 << 15 else chosen  # sorted by digits, which is quick
+        # 16-bit integers are sorted by radix sort, which is faster.
+        narrow = chosen.astype(np.int16) if len(queues) < 1 << 15 else chosen
         order = np.argsort(narrow, kind="stable")
         places: list[MessageQueue | None] = [*queues, None]
         counts = np.bincount(chosen, minlength=len(places))

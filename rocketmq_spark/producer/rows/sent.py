@@ -1,7 +1,7 @@
-"""What became of the rows of one ``send_arrow``, or the messages of one ``send_many``. Needs pyarrow and numpy.
+"""The outcomes of the rows of one ``send_arrow``, or of the messages of one ``send_many``. Needs pyarrow and numpy.
 
-Batches are few and rows many: a result keeps the end of each batch, which rows were in it, and the message ids as bytes. Columns
-and results of single rows are made when they are asked for.
+There are few batches and many rows. So the outcome of each batch is kept with its row numbers, and the message ids as bytes.
+Columns, and results of single rows, are created when they are read.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SEPARATOR = ","
 
 
 class _SharedOutcome:
-    """Rows that ended together."""
+    """Rows that share an outcome, because they were in one request."""
 
     def __init__(self, rows: Ints, outcome: Outcome) -> None:
         self.rows = rows
@@ -37,18 +37,18 @@ class _SharedOutcome:
 
     @functools.cached_property
     def offset_ids(self) -> Sequence[str | None]:
-        """What the broker calls each row; the same for all rows of a batch that is stored as one."""
+        """The offset message id of each row; the same id for all rows of a batch that is stored as one message."""
         joined = None if self.result is None else self.result.offset_msg_id
         ids = (joined or "").split(_SEPARATOR)
         return ids if len(ids) == len(self.rows) and joined else [joined] * len(self.rows)
 
     @property
     def offset(self) -> int | None:
-        """That of the first row; None where the broker did not say it."""
+        """The queue offset of the first row; None if it is unknown."""
         return None if self.result is None else self.result.queue_offset
 
     def results(self, msg_ids: Sequence[str]) -> Iterable[Outcome]:
-        """Of all rows, together."""
+        """The results of all rows."""
         result = self.result
         if result is None:
             return [self.outcome] * len(msg_ids)
@@ -61,7 +61,7 @@ class _SharedOutcome:
         )
 
     def result_of(self, index: int, msg_id: str) -> Outcome:
-        """Of the row at this place in the part."""
+        """The result of the row with this ``index`` among the rows."""
         result = self.result
         if result is None:
             return self.outcome
@@ -80,7 +80,7 @@ class SentRows(Sequence[SendResult | RocketMQError]):
 
     def __init__(self, parts: Sequence[_SharedOutcome], ids: npt.NDArray[np.uint8]) -> None:
         not_sent = _SharedOutcome(np.empty(0, np.int64), SendFailed("the row was not sent"))
-        self._parts = [*parts, not_sent]  # of rows that are in no other part
+        self._parts = [*parts, not_sent]  # the outcome of rows that are in no other part
         self._ids = ids
         self._part_of_row = np.full(len(ids), len(parts), np.int32)
         self._place_in_part = np.zeros(len(ids), np.int64)
@@ -176,7 +176,7 @@ def _queue_id(queue: Any) -> int | None:
 
 
 class OutcomeCollector:
-    """Collects the ends of requests while rows are sent."""
+    """Collects the outcomes of requests while rows are sent."""
 
     def __init__(self) -> None:
         self._parts: list[_SharedOutcome] = []
@@ -184,16 +184,16 @@ class OutcomeCollector:
         self.rows = 0
 
     def add_rows(self, ids: npt.NDArray[np.uint8]) -> None:
-        """The next rows are sent with these message ids."""
+        """Add the rows with these message ids, which are sent next."""
         self._ids.append(ids)
         self.rows += len(ids)
 
     def add_outcome(self, rows: Ints, outcome: Outcome) -> None:
-        """Rows of the whole call ended so."""
+        """Add the outcome of rows, which are numbered within the call."""
         self._parts.append(_SharedOutcome(rows, outcome))
 
     def result(self) -> SentRows:
-        """What became of all rows. Of an error that says which messages are stored, each row gets its own."""
+        """The outcomes of all rows. If an error names stored messages, each of its rows gets a separate outcome."""
         ids = np.concatenate(self._ids) if self._ids else np.empty((0, 32), np.uint8)
         parts: list[_SharedOutcome] = []
         for part in self._parts:
@@ -206,7 +206,7 @@ class OutcomeCollector:
 
 
 def _outcome_of_each(rows: Ints, error: RocketMQError, ids: npt.NDArray[np.uint8]) -> Iterator[_SharedOutcome]:
-    """Each row by itself."""
+    """A separate outcome for each row of a request that failed with ``error``."""
     behind = frozenset(error.behind)
     not_sent = SendFailed(
         f"not sent, because an earlier message of its group was rejected: {error.message}",
