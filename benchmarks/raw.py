@@ -14,7 +14,7 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.columnar.decode.schema import BASIC
 from rocketmq_spark.model import OffsetRange
 from rocketmq_spark.options import Options, parse
-from rocketmq_spark.pull.reader import RangeReader
+from rocketmq_spark.pull.range_reader import RangeReader
 from rocketmq_spark.session import puller, routes
 from rocketmq_spark.spark.source.batch_reader import RocketMQReader
 

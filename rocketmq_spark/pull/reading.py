@@ -29,7 +29,7 @@ from rocketmq_spark.base.clock import Clock
 from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue, OffsetRange
 from rocketmq_spark.pull.answers import Cause, Fetched, Hole, OnLoss, Piece, first_offset
 from rocketmq_spark.pull.puller import Puller
-from rocketmq_spark.pull.reader import RangeReader
+from rocketmq_spark.pull.range_reader import RangeReader
 from rocketmq_spark.pull.requests import DEPTH
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import pytest
 
 from rocketmq_spark.model import MessageQueue, OffsetRange
 from rocketmq_spark.pull.answers import Cause, Fetched, Piece, first_offset
-from rocketmq_spark.pull.reader import RangeReader
+from rocketmq_spark.pull.range_reader import RangeReader
 from rocketmq_spark.pull.reading import Edge, Heads, OnLoss, bounded
 from rocketmq_spark.pull.requests import PullSettings
 from tests.pull.pull_model import Model, Queue

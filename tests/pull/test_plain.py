@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rocketmq_spark.errors import AccessDenied
 from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue, OffsetRange
 from rocketmq_spark.pull.answers import OnLoss
-from rocketmq_spark.pull.reader import RangeReader
+from rocketmq_spark.pull.range_reader import RangeReader
 from rocketmq_spark.pull.reading import PlainRun
 from rocketmq_spark.pull.recreated import RecreatedTopics
 from rocketmq_spark.pull.requests import PullSettings

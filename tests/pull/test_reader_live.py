@@ -15,7 +15,7 @@ from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue, OffsetRange, SendRequest
 from rocketmq_spark.pull import requests
 from rocketmq_spark.pull.answers import Cause
-from rocketmq_spark.pull.reader import RangeReader
+from rocketmq_spark.pull.range_reader import RangeReader
 from rocketmq_spark.pull.requests import PullSettings
 from rocketmq_spark.remoting.bulk import BulkStream, PullTemplate
 from rocketmq_spark.wire import rpc

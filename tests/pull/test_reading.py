@@ -7,7 +7,7 @@ from typing import Any
 
 from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue, OffsetRange
 from rocketmq_spark.pull.answers import Cause, Hole, OnLoss, Piece, first_offset
-from rocketmq_spark.pull.reader import RangeReader
+from rocketmq_spark.pull.range_reader import RangeReader
 from rocketmq_spark.pull.reading import Edge, RangesReading, read
 from rocketmq_spark.pull.recreated import RecreatedTopics
 from rocketmq_spark.pull.requests import PullSettings
