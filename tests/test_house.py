@@ -54,7 +54,7 @@ ORDER = {
     " push.rebalancing rows push.running pop.in_hand pop.listening pop.running push.consumer pull.polls"
     " pull.upkeep pull.pull_consumer pop.simple_consumer",
     "localbroker": "java guard maven distro process servers site members cluster",
-    "pull": "answers missing requests recreated range_reader puller reading",
+    "pull": "answers pending requests recreated range_reader puller reading",
     "delay": "release portions stream commits envelope_records queue_records service node",
     "spark": "checkpoints monitoring sink source conf compat spark_options context_settings"
     " source.kafka_partitions source.offsets source.starting_offsets source.partitioning source.data_loss"
@@ -96,7 +96,7 @@ BANNED = {
     "pull": "client grpc_proxy",
     "columnar.arrow": "client pull remoting wire model",
     "columnar.encode": "client consumer columnar.decode producer pull remoting spool wire.rpc wire.header",
-    "columnar.decode": "client pull.range_reader pull.reading pull.requests pull.missing pull.puller remoting wire.rpc wire.header",
+    "columnar.decode": "client pull.range_reader pull.reading pull.requests pull.pending pull.puller remoting wire.rpc wire.header",
     "producer": "client remoting grpc_proxy session wire.rpc wire.header",
     "consumer": "client remoting grpc_proxy",
     "spark.source": "consumer remoting grpc_proxy client",

@@ -33,7 +33,7 @@ from rocketmq_spark.pull.answers import (
     is_inner_batch,
     judge,
 )
-from rocketmq_spark.pull.missing import Doubts, Missing, Slot, Trials, lasting, undoubted
+from rocketmq_spark.pull.pending import Doubts, Missing, Slot, Trials, lasting, undoubted
 from rocketmq_spark.pull.requests import SILENCE_S, Hints, OnHint, Pacing, Patience, PullSettings, Requests
 from rocketmq_spark.remoting.bulk import BUFFER_BYTES, Answer, BulkStream, Found, PullTemplate
 

@@ -20,7 +20,7 @@ from rocketmq_spark.errors import BrokerNotFound, CallTimeout, RocketMQError, Ro
 from rocketmq_spark.model import MASTER_ID
 from rocketmq_spark.options import Options
 from rocketmq_spark.ports import PullSource
-from rocketmq_spark.pull.missing import Missing, Trials
+from rocketmq_spark.pull.pending import Missing, Trials
 from rocketmq_spark.remoting.advertised import explained
 from rocketmq_spark.remoting.bulk import BulkStream, PullTemplate
 from rocketmq_spark.remoting.pool import Dialling

@@ -7,7 +7,7 @@ from itertools import count
 import pytest
 
 from rocketmq_spark.pull.answers import Hole, Piece
-from rocketmq_spark.pull.missing import Doubts, lasting, undoubted
+from rocketmq_spark.pull.pending import Doubts, lasting, undoubted
 
 PIECES = [Piece(number, start, start + 10, start + 10, 0, 0) for number, start in ((0, 0), (0, 10), (1, 0), (1, 10))]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rocketmq_spark.pull.missing import Trials
+from rocketmq_spark.pull.pending import Trials
 from rocketmq_spark.pull.requests import Hints
 
 QUIET = Trials(15.0, lambda: iter(()))

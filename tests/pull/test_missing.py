@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant
 
 from rocketmq_spark.model import MessageQueue, OffsetRange
-from rocketmq_spark.pull.missing import Missing, Slot
+from rocketmq_spark.pull.pending import Missing, Slot
 from tests.models import SteppingMachine, model_test, step
 
 

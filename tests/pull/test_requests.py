@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rocketmq_spark.model import MessageQueue, OffsetRange
-from rocketmq_spark.pull.missing import Missing, Slot
+from rocketmq_spark.pull.pending import Missing, Slot
 from rocketmq_spark.pull.requests import Pacing, PullSettings, Requests
 from rocketmq_spark.remoting.bulk import PullTemplate
 from rocketmq_spark.wire import header

@@ -6,7 +6,7 @@ from itertools import count
 
 import pytest
 
-from rocketmq_spark.pull.missing import Trial, Trials
+from rocketmq_spark.pull.pending import Trial, Trials
 
 HERE, THERE = (0, 100), (1, 100)
 
