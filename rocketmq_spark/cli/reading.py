@@ -24,7 +24,7 @@ from rocketmq_spark.model.pull import OffsetWindow
 from rocketmq_spark.options import Options
 from rocketmq_spark.options.parsing import EARLIEST, LATEST
 from rocketmq_spark.pull import reading
-from rocketmq_spark.pull.answers import Cause, Fetched, OnLoss, Piece
+from rocketmq_spark.pull.answers import Cause, FetchedAnswer, FetchedAnswers, OnLoss
 from rocketmq_spark.queues.environment import Own, environment_of
 from rocketmq_spark.wire.messages import BatchRoom, decode_leniently, opened
 from rocketmq_spark.wire.properties import ALL, parse_subscription
@@ -211,10 +211,10 @@ class HeldAnswers:
     def __init__(self, room: int) -> None:
         self._room = room
         self._bytes = 0
-        self._answers: deque[tuple[Piece, bytes]] = deque()
+        self._answers: deque[tuple[FetchedAnswer, bytes]] = deque()
         self._stopped_at: int | None = None
 
-    def take(self, fetched: Fetched, piece: Piece) -> None:
+    def take(self, fetched: FetchedAnswers, piece: FetchedAnswer) -> None:
         if self._stopped_at is None and self._answers and self._bytes + piece.end - piece.begin > self._room:
             self._stopped_at = piece.start
         if self._stopped_at is None:
@@ -226,7 +226,7 @@ class HeldAnswers:
         end = r.end if self._stopped_at is None else self._stopped_at
         return end, max(1, min(max_offsets, (end - r.start) * self._room // max(1, self._bytes)))
 
-    def answers(self) -> Iterator[tuple[Piece, bytes]]:
+    def answers(self) -> Iterator[tuple[FetchedAnswer, bytes]]:
         while self._answers:
             yield self._answers.popleft()
 

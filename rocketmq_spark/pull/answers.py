@@ -4,7 +4,7 @@
 offsets must not: code 21 can mean expired data, an index that lags behind an acknowledged send,
 a topic that was created again, or an operator's reset. Rules: docs/guarantees.md.
 
-``Collected`` holds answers that were received and not decoded yet, and knows which may be decoded and which part of the buffer
+``ReceivedAnswers`` holds answers that were received and not decoded yet, and knows which may be decoded and which part of the buffer
 is still needed. ``spans`` finds the offsets of a stored message in the broker's index; an inner batch also has them in
 properties that the broker sets.
 """
@@ -204,7 +204,7 @@ _FLAGS = struct.Struct(">i")
 _INNER = int(SysFlag.INNER_BATCH)
 
 
-class Piece(NamedTuple):
+class FetchedAnswer(NamedTuple):
     """Messages of one answer: number of the range, requested offset, requested end, next offset of the broker, bytes."""
 
     number: int
@@ -215,14 +215,14 @@ class Piece(NamedTuple):
     end: int
 
 
-class Fetched(NamedTuple):
+class FetchedAnswers(NamedTuple):
     """Answers in one buffer, in the order of ranges and offsets. Valid until the next ones are fetched."""
 
     buffer: npt.NDArray[np.uint8]
-    pieces: list[Piece]
+    pieces: list[FetchedAnswer]
 
 
-def covered(pieces: Iterable[Piece]) -> int:
+def offset_count(pieces: Iterable[FetchedAnswer]) -> int:
     """The number of offsets that the pieces cover."""
     return sum(min(piece.next_offset, piece.limit) - piece.start for piece in pieces)
 
@@ -246,41 +246,41 @@ class Hole(NamedTuple):
     end: int
 
 
-class Collected:
+class ReceivedAnswers:
     """``pieces`` in any order, and ``rows``, the number of offsets that they cover; the reader adds to both."""
 
     def __init__(self) -> None:
-        self.pieces: list[Piece] = []
+        self.pieces: list[FetchedAnswer] = []
         self.rows = 0
-        self.lent: list[Piece] = []  # pieces that are being decoded
-        self._returned: list[Piece] = []  # pieces given back undecoded
+        self.lent: list[FetchedAnswer] = []  # pieces that are being decoded
+        self._returned: list[FetchedAnswer] = []  # pieces given back undecoded
         self._begin = 0  # where these pieces begin in the buffer
 
-    def add(self, piece: Piece, rows: int) -> None:
+    def add(self, piece: FetchedAnswer, rows: int) -> None:
         self.pieces.append(piece)
         self.rows += rows
 
-    def before(self, frontier: tuple[int, int]) -> tuple[list[Piece], list[Piece]]:
+    def before(self, frontier: tuple[int, int]) -> tuple[list[FetchedAnswer], list[FetchedAnswer]]:
         """The pieces before the first missing offset, in order, and the others."""
         self.pieces.sort()
         split = bisect_left(self.pieces, frontier)
         return self.pieces[:split], self.pieces[split:]
 
-    def remove(self, pieces: Collection[Piece]) -> None:
+    def remove(self, pieces: Collection[FetchedAnswer]) -> None:
         """Remove pieces that must not be delivered."""
         removed = set(pieces)
         self.pieces = [piece for piece in self.pieces if piece not in removed]
-        self.rows -= covered(pieces)
+        self.rows -= offset_count(pieces)
 
-    def give_back(self, pieces: Sequence[Piece]) -> None:
+    def give_back(self, pieces: Sequence[FetchedAnswer]) -> None:
         """Return lent pieces, which are delivered again."""
         self._returned = list(pieces)
 
-    def keep(self, rest: list[Piece], rows: int, stream: BulkStream) -> None:
+    def keep(self, rest: list[FetchedAnswer], rows: int, stream: BulkStream) -> None:
         """Keep only ``rest`` and the pieces given back. The buffer is compacted if an equal amount might not fit."""
         if self._returned:
             rest, self._returned = self._returned + rest, []
-            rows = covered(rest)
+            rows = offset_count(rest)
         self.pieces, self.rows, self.lent = rest, rows, []
         if stream.full or stream.room < stream.filled - self._begin:
             moved = stream.turn((piece.begin, piece.end) for piece in self.pieces)
@@ -290,7 +290,7 @@ class Collected:
             ]
         self._begin = stream.filled
 
-    def drop(self) -> list[Piece]:
+    def drop(self) -> list[FetchedAnswer]:
         """Drop all pieces, whose stream and buffer are gone. Returns them, to be requested again."""
         lost, self.pieces, self.rows, self._begin = self.pieces, [], 0, 0
         return lost

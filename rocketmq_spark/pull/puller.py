@@ -69,7 +69,7 @@ class Puller:
                 raise
             return filtered
         if batched:
-            raise of_batch_topic(filtered, queue.topic)
+            raise batch_topic_filter_error(filtered, queue.topic)
         return filtered
 
     def reader(
@@ -113,7 +113,7 @@ class Puller:
         return keys
 
 
-def of_batch_topic(sql: Filter, topic: str) -> OptionError:
+def batch_topic_filter_error(sql: Filter, topic: str) -> OptionError:
     """The error for an expression about messages that brokers store many at a time."""
     return OptionError(
         f"option 'sql' is {sql.expression!r}, but {topic} is a batch topic, or a compaction topic, which brokers do not filter",

@@ -18,23 +18,38 @@ from rocketmq_spark.errors import AccessDenied, BrokerError, ConnectionLost, Roc
 from rocketmq_spark.model import MessageQueue, OffsetRange
 from rocketmq_spark.pull.answers import (
     Cause,
-    Collected,
     Continue,
-    Fetched,
+    FetchedAnswer,
+    FetchedAnswers,
     Hole,
     Lost,
     OnLoss,
-    Piece,
+    ReceivedAnswers,
     Reconnect,
     RepeatPull,
     Reset,
     Suspect,
-    covered,
     is_inner_batch,
     judge,
+    offset_count,
 )
-from rocketmq_spark.pull.pending import Doubts, Missing, Slot, Trials, lasting, undoubted
-from rocketmq_spark.pull.requests import SILENCE_S, Hints, OnHint, Pacing, Patience, PullSettings, Requests
+from rocketmq_spark.pull.pending import (
+    HoleSuspicions,
+    LossSuspicions,
+    PendingOffsets,
+    PendingRange,
+    confirmed_losses,
+    split_at_doubt,
+)
+from rocketmq_spark.pull.requests import (
+    BROKER_SILENCE_S,
+    OnHint,
+    ProgressTimeout,
+    PullPacing,
+    PullRequests,
+    PullSettings,
+    ReplicaHints,
+)
 from rocketmq_spark.remoting.bulk import BUFFER_BYTES, Answer, BulkStream, Found, PullTemplate
 
 if TYPE_CHECKING:
@@ -44,12 +59,12 @@ logger = logging.getLogger(__name__)
 
 
 # How long a look at another address may take while the connection at hand still works.
-MOVE_S = 5.0
+RECONNECT_S = 5.0
 # How long a read that ends waits for the answers to what it asked, where one may be a reset.
 LAST_ANSWERS_S = 1.0
 
 
-class Resets:
+class GroupResets:
     """Where an operator moved the group of a read that ``follows`` it. A broker says it once for each queue."""
 
     def __init__(self, ranges: Sequence[OffsetRange], follows: bool) -> None:
@@ -57,11 +72,11 @@ class Resets:
         self._follows = follows
         self.by_queue: dict[MessageQueue, int] = {}
 
-    def note(self, slot: Slot, at: int) -> None:
+    def note(self, slot: PendingRange, at: int) -> None:
         if self._follows:
             self.by_queue[self._ranges[slot.number].queue] = at
 
-    def hear(self, stream: BulkStream, missing: Missing, clock: Clock) -> None:
+    def hear(self, stream: BulkStream, missing: PendingOffsets, clock: Clock) -> None:
         """The connection ends: wait for the answers to what is under way. All of that is missing again."""
         until = clock.now() + LAST_ANSWERS_S
         try:
@@ -73,7 +88,7 @@ class Resets:
         except RocketMQError as e:
             logger.info("pulls in flight were not answered: %s", e)
 
-    def _hear(self, stream: BulkStream, missing: Missing) -> None:
+    def _hear(self, stream: BulkStream, missing: PendingOffsets) -> None:
         found, others = stream.scan()
         answers: list[tuple[int, Answer | None]] = [*((one[0], None) for one in found), *others]
         for opaque, answer in answers:
@@ -105,23 +120,23 @@ class RangeReader:
         self._on_loss = on_loss
         self._clock = clock or Clock()
         grace_s = min(settings.grace_s, settings.read_deadline_s / 2)
-        self._pacing = Pacing(settings)
-        self._missing = Missing(ranges)
-        self._collected = Collected()
-        self._trials = Trials(grace_s, self._clock.pauses)
-        self._doubts = Doubts(grace_s, self._clock.pauses)
-        self._hints = Hints(on_hint)
+        self._pacing = PullPacing(settings)
+        self._missing = PendingOffsets(ranges)
+        self._collected = ReceivedAnswers()
+        self._trials = LossSuspicions(grace_s, self._clock.pauses)
+        self._doubts = HoleSuspicions(grace_s, self._clock.pauses)
+        self._hints = ReplicaHints(on_hint)
         # The earliest time of the next route request. Each refused pull is a reason for one, and a task has thousands of pulls.
         self._route_due, self._route_pauses = 0.0, self._clock.pauses()
-        self._patience = Patience(settings.read_deadline_s, self._clock)
+        self._patience = ProgressTimeout(settings.read_deadline_s, self._clock)
         self._stream: BulkStream | None = None
         self._address: str | None = None
         self._stopped = False
-        self.requests = Requests(templates)
-        self._resets = Resets(ranges, settings.follows_resets)
+        self.requests = PullRequests(templates)
+        self._resets = GroupResets(ranges, settings.follows_resets)
         self.resets = self._resets.by_queue
 
-    def fetch(self) -> Generator[Fetched, None, None]:
+    def fetch(self) -> Generator[FetchedAnswers, None, None]:
         """All messages of the ranges, buffer by buffer. A dropped iterator closes the connection too.
 
         A read that follows its group ends when an operator moves it; ``resets`` are the offsets by queue then.
@@ -160,11 +175,11 @@ class RangeReader:
         """
         pieces, now = self._collected.lent, self._clock.now()
         doubted = self._doubts.still(pieces, holes, now, believe=not self._hints.doubt())
-        for number, start, end in lasting(holes, doubted, pieces):
+        for number, start, end in confirmed_losses(holes, doubted, pieces):
             self._on_loss(OffsetRange(self._ranges[number].queue, start, end), Cause.TRUNCATED)
         for piece, due in self._doubts.again(pieces, doubted, now):
-            self._missing.park(Slot(piece.number, piece.start, min(piece.next_offset, piece.limit)), due)
-        usable, others = undoubted(pieces, doubted)
+            self._missing.park(PendingRange(piece.number, piece.start, min(piece.next_offset, piece.limit)), due)
+        usable, others = split_at_doubt(pieces, doubted)
         self._collected.give_back(others)
         return usable
 
@@ -218,7 +233,7 @@ class RangeReader:
     def _receive(self, stream: BulkStream) -> None:
         if not stream.receive(self._patience.wait_s(self._missing.next_due)):
             if self._missing.in_flight and self._patience.silent:
-                raise ConnectionLost(f"the broker sent nothing for {SILENCE_S:g} s", stream.address)
+                raise ConnectionLost(f"the broker sent nothing for {BROKER_SILENCE_S:g} s", stream.address)
             return
         self._patience.heard()
         found, others = stream.scan()
@@ -231,7 +246,7 @@ class RangeReader:
         answered, pieces, trials = self._missing.answered, self._collected.pieces, self._trials.by_place
         hinted, count = self._hints.last, self._pacing.count
         full = largest = 0
-        make = Piece._make
+        make = FetchedAnswer._make
         for answer in found:
             opaque, next_offset, suggested, begin, end, _ = answer
             slot = answered(opaque)
@@ -251,7 +266,7 @@ class RangeReader:
             self._patience.hope()
             self._pacing.learn(count, count, largest, full)
 
-    def _take(self, slot: Slot, answer: Found) -> None:
+    def _take(self, slot: PendingRange, answer: Found) -> None:
         _, next_offset, suggested, begin, end, low = answer
         if suggested != self._hints.last:
             self._hints.follow(suggested, self._trials)
@@ -267,11 +282,11 @@ class RangeReader:
             number, start, limit = self._whole(slot, next_offset, begin)
         rows = min(next_offset, limit) - start
         if end > begin:
-            self._collected.add(Piece(number, start, limit, next_offset, begin, end), rows)
+            self._collected.add(FetchedAnswer(number, start, limit, next_offset, begin, end), rows)
         self._pacing.learn(limit - start, rows, end - begin)
-        self._missing.put(Slot(number, next_offset, limit))
+        self._missing.put(PendingRange(number, next_offset, limit))
 
-    def _whole(self, slot: Slot, next_offset: int, begin: int) -> Slot:
+    def _whole(self, slot: PendingRange, next_offset: int, begin: int) -> PendingRange:
         """An inner batch comes whole, however few of its offsets were asked for: what was not had yet is had now.
 
         Up to where the broker goes on. What lies before is asked for again: where the batch begins says it alone.
@@ -316,7 +331,7 @@ class RangeReader:
             case Suspect(cause, until):
                 self._suspect(slot, until, cause)
 
-    def _suspect(self, slot: Slot, until: int | None, cause: Cause) -> None:
+    def _suspect(self, slot: PendingRange, until: int | None, cause: Cause) -> None:
         doubted = self._hints.doubt()
         outlasted = self._trials.suspect(slot[:2], self._clock.now(), believe=not doubted)
         if doubted:
@@ -330,26 +345,26 @@ class RangeReader:
             self._reroute()
         self._again(slot)
 
-    def _gone(self, slot: Slot, until: int, cause: Cause, below: bool) -> None:
+    def _gone(self, slot: PendingRange, until: int, cause: Cause, below: bool) -> None:
         if self._hints.doubt():
             self._again(slot)
         else:
             self._lose(slot, until, cause, below)
 
-    def _lose(self, slot: Slot, until: int | None, cause: Cause, below: bool = False) -> None:
+    def _lose(self, slot: PendingRange, until: int | None, cause: Cause, below: bool = False) -> None:
         """What is still missing from the start of ``slot``, or ``below`` it, to ``until`` or the range's end is gone."""
         whole = self._ranges[slot.number]
         self._progress(slot)
         self._missing.put(slot)
         self._pacing.forget()
         start = whole.start if below else slot.start
-        for part in self._missing.cut(Slot(slot.number, start, whole.end if until is None else until)):
+        for part in self._missing.cut(PendingRange(slot.number, start, whole.end if until is None else until)):
             self._on_loss(OffsetRange(whole.queue, part.start, part.end), cause)
 
-    def _again(self, slot: Slot) -> None:
+    def _again(self, slot: PendingRange) -> None:
         self._missing.park(slot, self._trials.due(slot[:2], self._clock.now()))
 
-    def _progress(self, slot: Slot) -> None:
+    def _progress(self, slot: PendingRange) -> None:
         self._trials.end(slot[:2])
         self._patience.hope()
 
@@ -364,7 +379,7 @@ class RangeReader:
         """Go to where the route leads by now. What still works is not given up for less."""
         self._hints.moving = False
         try:
-            fresh = self._connect(self._patience.deadline(MOVE_S))
+            fresh = self._connect(self._patience.deadline(RECONNECT_S))
         except RocketMQError as e:
             logger.info("cannot connect to the address in the current route: %s", e)
             return
@@ -381,11 +396,11 @@ class RangeReader:
         self._resets.hear(stream, self._missing, self._clock)
         stream.close()
         for piece in self._collected.drop():
-            self._missing.put(Slot(piece.number, piece.start, min(piece.next_offset, piece.limit)))
+            self._missing.put(PendingRange(piece.number, piece.start, min(piece.next_offset, piece.limit)))
         self._missing.recall()
         self._pacing.forget()
 
-    def _deliver(self, leaving: bool = False) -> Iterator[Fetched]:
+    def _deliver(self, leaving: bool = False) -> Iterator[FetchedAnswers]:
         """Hand out what lies before the first offset that is missing, once it is worth it or nothing is missing.
 
         With ``leaving``, and before a move, all of it: a read that needs more answers than a connection gives must have an end.
@@ -399,21 +414,21 @@ class RangeReader:
         while self._recreated is not None and (recreated := self._recreated.find(stream.buffer, ready)):
             self._lose_recreated(recreated)
             ready, rest = self._collected.before(self._missing.frontier())  # fewer offsets are missing now
-        waiting = covered(rest)
+        waiting = offset_count(rest)
         if not hurry and self._collected.rows - waiting < enough // 2:
             return
         if ready:
             self._collected.lent = ready
-            yield Fetched(stream.buffer, ready)
+            yield FetchedAnswers(stream.buffer, ready)
             self._patience.renew()
         self._collected.keep(rest, waiting, stream)
 
-    def _lose_recreated(self, pieces: Sequence[Piece]) -> None:
+    def _lose_recreated(self, pieces: Sequence[FetchedAnswer]) -> None:
         """Report ``pieces``, whose topics were created again, and the missing offsets of their ranges as lost."""
         self._collected.remove(pieces)
         for piece in pieces:
-            self._missing.put(Slot(piece.number, piece.start, min(piece.next_offset, piece.limit)))
+            self._missing.put(PendingRange(piece.number, piece.start, min(piece.next_offset, piece.limit)))
         for number in sorted({piece.number for piece in pieces}):
             whole = self._ranges[number]
-            for part in self._missing.cut(Slot(number, whole.start, whole.end)):
+            for part in self._missing.cut(PendingRange(number, whole.start, whole.end)):
                 self._on_loss(OffsetRange(whole.queue, part.start, part.end), Cause.WENT_BACK)

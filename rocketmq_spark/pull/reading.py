@@ -3,13 +3,13 @@
 All readers agree which messages belong to an answer, because this module decides it. A decoder sees what an answer skips and
 what it has beyond its end; ``RangesReading`` decides what that means.
 
-``Heads`` reads single messages without the filter of the read, for two things that filtered answers do not show. A broker
+``SingleMessageReader`` reads single messages without the filter of the read, for two things that filtered answers do not show. A broker
 that looks beyond the requested end sends messages that belong to others; on a queue whose index was shifted by a damaged
 message only the message *at* the end shows which. And a broker that skips index entries whose part of the commit log is gone
 looks as if the filter had skipped them. Logs are removed from their front: while the first message of a read is there,
 nothing behind it is gone.
 
-``PlainRun`` copies plain answers for a consumer that reads ahead. It ends before anything that is not plain messages from
+``PlainRead`` copies plain answers for a consumer that reads ahead. It ends before anything that is not plain messages from
 the requested offset: lost, illegal or skipped offsets, or messages beyond the requested end. A long poll from there gets the
 broker's answer. An operator's reset of the group also ends it; since only one pull of each queue receives the reset, it is
 noted, and the run reads the answers to all pulls under way before it ends.
@@ -27,10 +27,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from rocketmq_spark.base.clock import Clock
 from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue, OffsetRange
-from rocketmq_spark.pull.answers import Cause, Fetched, Hole, OnLoss, Piece, first_offset
+from rocketmq_spark.pull.answers import Cause, FetchedAnswer, FetchedAnswers, Hole, OnLoss, first_offset
 from rocketmq_spark.pull.puller import Puller
 from rocketmq_spark.pull.range_reader import RangeReader
-from rocketmq_spark.pull.requests import DEPTH
+from rocketmq_spark.pull.requests import MAX_PULL_DEPTH
 
 if TYPE_CHECKING:
     from rocketmq_spark.pull.recreated import RecreatedTopics
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 _EVERY_S = 1.0
 
 
-class Heads:
+class SingleMessageReader:
     """Reads single messages of one broker's queues, with the patience of every read.
 
     ``sparse`` queues are those of compaction topics, where a missing message is replaced by the next one.
@@ -71,7 +71,9 @@ class Heads:
         return [None if part in gone else firsts.get(i) for i, part in enumerate(ranges)]
 
 
-def bounded(pieces: Sequence[Piece], queues: Sequence[MessageQueue], heads: Heads) -> list[Piece]:
+def bounded(
+    pieces: Sequence[FetchedAnswer], queues: Sequence[MessageQueue], heads: SingleMessageReader
+) -> list[FetchedAnswer]:
     """Answers that went beyond their ends, with ends that are true of the offsets inside of their messages.
 
     An index is shifted for ever: below an end that is where it says, all are.
@@ -85,17 +87,17 @@ def bounded(pieces: Sequence[Piece], queues: Sequence[MessageQueue], heads: Head
     return [_bounded(piece, cuts.get(piece)) for piece in pieces]
 
 
-def _bounded(piece: Piece, cut: int | None) -> Piece:
+def _bounded(piece: FetchedAnswer, cut: int | None) -> FetchedAnswer:
     if cut is None or cut <= piece.limit:
         return piece
     return piece._replace(limit=cut, next_offset=max(piece.next_offset, cut + 1))
 
 
-class Edge:
+class FilteredReadCheck:
     """Checks during a filtered read, and at its end, that the searched offsets still existed."""
 
     def __init__(
-        self, ranges: Sequence[OffsetRange], heads: Heads, on_loss: OnLoss, clock: Clock | None = None
+        self, ranges: Sequence[OffsetRange], heads: SingleMessageReader, on_loss: OnLoss, clock: Clock | None = None
     ) -> None:
         self._ranges = ranges
         self._heads = heads
@@ -118,7 +120,7 @@ class Edge:
                 del self._first[i]
         self._on_loss(part, cause)
 
-    def read(self, fetched: Fetched) -> None:
+    def read(self, fetched: FetchedAnswers) -> None:
         """Answers arrived: the broker has searched everything before the last of them."""
         for piece in fetched.pieces:
             offset = first_offset(fetched.buffer, piece.begin)
@@ -175,15 +177,15 @@ class RangesReading:
     ) -> None:
         self.queues = [r.queue for r in ranges]
         self._compacted = puller.compacted
-        self._heads: Heads | None = None
-        self._edge: Edge | None = None
+        self._heads: SingleMessageReader | None = None
+        self._edge: FilteredReadCheck | None = None
         if filtered:
-            self._heads = Heads(functools.partial(puller.reader, known=known), puller.compacted)
-            self._edge = Edge(ranges, self._heads, on_loss)
+            self._heads = SingleMessageReader(functools.partial(puller.reader, known=known), puller.compacted)
+            self._edge = FilteredReadCheck(ranges, self._heads, on_loss)
             on_loss = self._edge.lost
         self._reader = puller.reader(ranges, on_loss, filtered, known, recreated)
 
-    def fetch(self) -> Generator[Fetched, None, None]:
+    def fetch(self) -> Generator[FetchedAnswers, None, None]:
         """All messages of the ranges, buffer by buffer. A dropped iterator closes the connection too."""
         with closing(self._reader.fetch()) as fetching:
             for fetched in fetching:
@@ -203,11 +205,11 @@ class RangesReading:
         return self._reader.resets
 
     @property
-    def on_holes(self) -> Callable[[Sequence[Piece], Sequence[Hole]], int] | None:
+    def on_holes(self) -> Callable[[Sequence[FetchedAnswer], Sequence[Hole]], int] | None:
         """``usable`` if holes matter for this read, else None."""
         return self.usable if self._heads is None else None
 
-    def usable(self, pieces: Sequence[Piece], holes: Sequence[Hole]) -> int:
+    def usable(self, pieces: Sequence[FetchedAnswer], holes: Sequence[Hole]) -> int:
         """The number of answers that may be used if some skip offsets; the others are requested again.
 
         Filters and compaction cause holes. Other holes are requested again for a while, and then count as lost.
@@ -217,7 +219,7 @@ class RangesReading:
         doubted = [hole for hole in holes if not self._compacted(self.queues[pieces[hole.piece].number])]
         return self._reader.doubt(doubted) if doubted else len(pieces)
 
-    def bounded(self, pieces: Sequence[Piece]) -> Sequence[Piece]:
+    def bounded(self, pieces: Sequence[FetchedAnswer]) -> Sequence[FetchedAnswer]:
         """Answers that went beyond their ends, with ends that are true of the offsets inside of their messages.
 
         Only a filter hides wrong ends; without one the ends are right.
@@ -239,7 +241,7 @@ class PlainAnswers(NamedTuple):
     stored: bytes
 
 
-class PlainRun:
+class PlainRead:
     """A read of ``ranges``, all of one broker and in their order, with the ranges of a queue in a row.
 
     ``offsets`` and ``size`` (bytes) limit the pulls in flight, and the size of one result.
@@ -248,7 +250,7 @@ class PlainRun:
     def __init__(self, puller: Puller, ranges: Sequence[OffsetRange], offsets: int, size: int) -> None:
         settings = replace(
             puller.settings,
-            depth=min(DEPTH, max(1, offsets // puller.settings.batch_size)),
+            depth=min(MAX_PULL_DEPTH, max(1, offsets // puller.settings.batch_size)),
             max_bytes_in_flight=min(_MAX_BYTES, max(_MIN_BYTES, size)),
             fetched_rows=max(1, offsets // 2),
             grace_s=0.0,
@@ -285,7 +287,7 @@ class PlainRun:
         """End soon, also while a read waits for a broker."""
         self._reading.stop()
 
-    def _copies(self, fetched: Fetched) -> list[PlainAnswers]:
+    def _copies(self, fetched: FetchedAnswers) -> list[PlainAnswers]:
         """Copies of the answers before the first that is not plain."""
         found = []
         view = fetched.buffer.data

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from rocketmq_spark.base.codes import SysFlag
 from rocketmq_spark.model import MessageQueue, OffsetRange
-from rocketmq_spark.pull.answers import Piece
+from rocketmq_spark.pull.answers import FetchedAnswer
 
 # Positions in a stored message: the flags, and the store time, which follows the host of the sender.
 _FLAGS_AT, _STORED_AT, _MORE_OF_IPV6 = 36, 56, 12
@@ -56,7 +56,7 @@ class RecreatedTopics:
         self._confirm = confirm
         self._recreated: dict[MessageQueue, bool] = {}
 
-    def find(self, buffer: Buffer, pieces: Sequence[Piece]) -> list[Piece]:
+    def find(self, buffer: Buffer, pieces: Sequence[FetchedAnswer]) -> list[FetchedAnswer]:
         """Return those of ``pieces`` that have messages of recreated topics."""
         if not pieces:
             return []

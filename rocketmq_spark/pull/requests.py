@@ -1,10 +1,10 @@
 """What a read asks, and whom: the pulls that it sends, the replica of a broker that it asks, how long it waits for a broker.
 
-``Pacing`` learns from answers how much to ask for. A short answer shows the most that the broker gives; now and then one
+``PullPacing`` learns from answers how much to ask for. A short answer shows the most that the broker gives; now and then one
 pull asks for twice as much, in case an operator raised the limits or cold data became warm.
 
-``Replica`` starts at the master that the plan knew, then follows the route, then the broker's own suggestions (``Hints``).
-``Patience`` bounds the waits: for the next bytes, for a new connection, and for any progress. It logs a wait at once when
+``Replica`` starts at the master that the plan knew, then follows the route, then the broker's own suggestions (``ReplicaHints``).
+``ProgressTimeout`` bounds the waits: for the next bytes, for a new connection, and for any progress. It logs a wait at once when
 something failed, and every ten seconds; at level INFO in reads that wait for a second at most.
 """
 
@@ -20,7 +20,7 @@ from rocketmq_spark.errors import BrokerNotFound, CallTimeout, RocketMQError, Ro
 from rocketmq_spark.model import MASTER_ID
 from rocketmq_spark.options import Options
 from rocketmq_spark.ports import PullSource
-from rocketmq_spark.pull.pending import Missing, Trials
+from rocketmq_spark.pull.pending import LossSuspicions, PendingOffsets
 from rocketmq_spark.remoting.advertised import explained
 from rocketmq_spark.remoting.bulk import BulkStream, PullTemplate
 from rocketmq_spark.remoting.pool import Dialling
@@ -28,7 +28,7 @@ from rocketmq_spark.remoting.pool import Dialling
 _MAX_OPAQUE = 0x7FFFFFFF
 
 
-class Requests:
+class PullRequests:
     """Frames from the templates of the ranges, in their order."""
 
     def __init__(self, templates: Sequence[PullTemplate]) -> None:
@@ -36,7 +36,7 @@ class Requests:
         self._opaque = self._signed_from = 0
         self.sent = 0
 
-    def take(self, missing: Missing, pacing: Pacing, pulls: int, count: int) -> list[bytes]:
+    def take(self, missing: PendingOffsets, pacing: PullPacing, pulls: int, count: int) -> list[bytes]:
         """``pulls`` requests of ``count`` for the lowest missing offsets, which are under way from now on."""
         if self._opaque + pulls > _MAX_OPAQUE:
             self._opaque = 0
@@ -62,15 +62,15 @@ class Requests:
         return any(changed)
 
 
-FIRST_PULL = 8
-STOCK_PULL = 32
-STOCK_BYTES = 256 << 10
-PULL_BYTES = 1 << 20
-DEPTH = 256
-ADAPTIVE_BYTES_IN_FLIGHT = 4 << 20
+FIRST_PULL_MESSAGES = 8
+DEFAULT_ANSWER_MESSAGES = 32
+DEFAULT_ANSWER_BYTES = 256 << 10
+MAX_PULL_BYTES = 1 << 20
+MAX_PULL_DEPTH = 256
+ADAPTIVE_DEPTH_BYTES = 4 << 20
 FILTERED_ANSWER_BYTES = 64 << 10
 # How long a broker may contradict what it said when the batch was planned, before that is called loss.
-GRACE_S = 15.0
+LOSS_GRACE_S = 15.0
 _PROBE_AFTER = 64
 _INERTIA = 0.9
 
@@ -87,7 +87,7 @@ class PullSettings:
     read_deadline_s: float = 120.0
     fetched_rows: int = 32_768
     filtered: bool = False
-    grace_s: float = GRACE_S
+    grace_s: float = LOSS_GRACE_S
     follows_resets: bool = False
 
     @classmethod
@@ -96,12 +96,12 @@ class PullSettings:
         return cls(options.max_bytes_in_flight, options.pull_depth, options.pull_batch_size, options.read_deadline)
 
 
-class Pacing:
+class PullPacing:
     """Messages to ask for in a pull, and pulls to keep under way."""
 
     def __init__(self, settings: PullSettings) -> None:
         self._settings = settings
-        self.count = settings.batch_size if settings.filtered else min(FIRST_PULL, settings.batch_size)
+        self.count = settings.batch_size if settings.filtered else min(FIRST_PULL_MESSAGES, settings.batch_size)
         self._bytes_per_message = 0.0
         self._answer_bytes = 0.0
         self._full_answers = 0
@@ -147,25 +147,29 @@ class Pacing:
         max_depth = int(self._settings.max_bytes_in_flight / answer)
         if self._settings.depth:
             return max(1, min(self._settings.depth, max_depth))
-        return max(1, min(DEPTH, max_depth, max(4, int(ADAPTIVE_BYTES_IN_FLIGHT / answer))))
+        return max(1, min(MAX_PULL_DEPTH, max_depth, max(4, int(ADAPTIVE_DEPTH_BYTES / answer))))
 
-    def learn(self, asked: int, covered: int, size: int, answers: int = 1) -> None:
-        """An answer covered ``covered`` of the ``asked`` offsets with ``size`` bytes; of several like it the largest."""
+    def learn(self, asked: int, offset_count: int, size: int, answers: int = 1) -> None:
+        """An answer covered ``offset_count`` of the ``asked`` offsets with ``size`` bytes; of several like it the largest."""
         first = not self._bytes_per_message
         self._seen = True
-        self._bytes_per_message = _follow(self._bytes_per_message, size / max(1, covered))
+        self._bytes_per_message = _follow(self._bytes_per_message, size / max(1, offset_count))
         self._answer_bytes = _follow(self._answer_bytes, size)
         if self._settings.filtered:
             return
         if first:
-            stock = min(STOCK_PULL, self._settings.batch_size, int(STOCK_BYTES / max(1.0, self._bytes_per_message)))
-            self.count = max(1, covered, stock)
+            stock = min(
+                DEFAULT_ANSWER_MESSAGES,
+                self._settings.batch_size,
+                int(DEFAULT_ANSWER_BYTES / max(1.0, self._bytes_per_message)),
+            )
+            self.count = max(1, offset_count, stock)
             return
         probe = asked > self.count
         if probe:
             self._probing = False
-        if covered < asked:
-            self.count = max(self.count, covered) if probe else max(1, covered)
+        if offset_count < asked:
+            self.count = max(self.count, offset_count) if probe else max(1, offset_count)
             self._full_answers, self._patience = 0, _PROBE_AFTER
         elif probe:
             self.count, self._full_answers, self._patience = asked, 1, 1
@@ -173,7 +177,7 @@ class Pacing:
             self._full_answers += answers
 
     def _max_pull(self) -> int:
-        max_bytes = min(PULL_BYTES, self._settings.max_bytes_in_flight)
+        max_bytes = min(MAX_PULL_BYTES, self._settings.max_bytes_in_flight)
         return max(1, int(max_bytes / max(1.0, self._bytes_per_message)))
 
 
@@ -188,7 +192,7 @@ logger = logging.getLogger(__name__)
 OnHint = Callable[[int | None], bool]
 
 
-class Hints:
+class ReplicaHints:
     """``moving``: the address may be another one by now, which is to be looked at when nothing is under way."""
 
     def __init__(self, on_hint: OnHint | None) -> None:
@@ -196,7 +200,7 @@ class Hints:
         self.last: int | None = None
         self.moving = False
 
-    def follow(self, suggested: int, trials: Trials) -> None:
+    def follow(self, suggested: int, trials: LossSuspicions) -> None:
         """Go where the broker suggests; but while something looks like loss, the master has to say first what is lost."""
         if suggested != MASTER_ID and trials.suspicious:
             return
@@ -213,7 +217,7 @@ class Hints:
 
 
 # A broker answers these pulls within its queueing time of 5 s; one that says nothing for so long is gone.
-SILENCE_S = 20.0
+BROKER_SILENCE_S = 20.0
 # A receipt ends by then, so that what became due meanwhile is looked after.
 _LONGEST_WAIT_S = 1.0
 _SHORTEST_WAIT_S = 0.001
@@ -222,7 +226,7 @@ _TOLD_EVERY_S = 10.0
 _BRIEF_S = 1.0
 
 
-class Patience:
+class ProgressTimeout:
     """Begins anew whenever something was read; what went wrong since then explains its end."""
 
     def __init__(self, read_deadline_s: float, clock: Clock) -> None:
@@ -261,7 +265,7 @@ class Patience:
     @property
     def silent(self) -> bool:
         """Whether a broker that owes an answer is taken for gone."""
-        return self._clock.now() - self._heard_at > SILENCE_S
+        return self._clock.now() - self._heard_at > BROKER_SILENCE_S
 
     def left(self) -> float:
         return max(0.0, self._begun_at + self._read_deadline_s - self._clock.now())

@@ -13,7 +13,7 @@ from rocketmq_spark.cli import reading
 from rocketmq_spark.cli.reading import TopicReader, at_offset, earliest, latest
 from rocketmq_spark.errors import NotReadable, RouteNotFound
 from rocketmq_spark.model import MessageQueue, OffsetRange, QueueBounds
-from rocketmq_spark.pull.answers import Cause, Fetched, Piece
+from rocketmq_spark.pull.answers import Cause, FetchedAnswer, FetchedAnswers
 from rocketmq_spark.wire import rpc
 from rocketmq_spark.wire.messages import decode_leniently
 from tests.admin.test_times import FIRST, SEARCH, Queues
@@ -111,7 +111,7 @@ def test_a_look_that_was_broken_off_goes_on_with_what_was_held(producer, reader,
 def test_how_far_the_next_look_goes(pieces, went):
     held = reading.HeldAnswers(1000)
     for start, end, size in pieces:
-        held.take(Fetched(np.zeros(size, np.uint8), []), Piece(0, start, end, end, 0, size))
+        held.take(FetchedAnswers(np.zeros(size, np.uint8), []), FetchedAnswer(0, start, end, end, 0, size))
     assert held.went(OffsetRange(MessageQueue("t", "b", 0), 0, 100), 256) == went
     assert [piece.start for piece, _ in held.answers()] == [start for start, *_ in pieces if start < went[0]]
 

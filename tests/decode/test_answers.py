@@ -11,7 +11,7 @@ from rocketmq_spark.columnar.decode import rows as careful
 from rocketmq_spark.columnar.decode.decoder import Decoder
 from rocketmq_spark.columnar.decode.rows import AnswerCheck
 from rocketmq_spark.model import MessageQueue, ReceivedMessage
-from rocketmq_spark.pull.answers import Hole, Piece
+from rocketmq_spark.pull.answers import FetchedAnswer, Hole
 from rocketmq_spark.wire.messages import BatchItem, decode_leniently, encode_batch
 from tests.decode.fetching import QUEUES, Answer, fetch, stored
 
@@ -103,7 +103,7 @@ def offsets(found: Iterable[ReceivedMessage]) -> list[int]:
 
 def test_what_lies_before_the_start_belongs_to_others_only_inside_of_a_batch() -> None:
     """The index of a queue may be shifted: then messages have lower offsets than their places."""
-    piece = Piece(0, 10, 13, 13, 0, 0)
+    piece = FetchedAnswer(0, 10, 13, 13, 0, 0)
     assert offsets(careful.placed([message(8), message(9), message(10)], piece)) == [8, 9, 10]
     inner = [message(offset, SysFlag.INNER_BATCH) for offset in (8, 9, 10)]
     assert offsets(careful.placed(inner, piece)) == [10]
@@ -111,15 +111,15 @@ def test_what_lies_before_the_start_belongs_to_others_only_inside_of_a_batch() -
 
 def test_what_lies_behind_the_end_belongs_to_others_where_the_broker_went_beyond_it() -> None:
     given = [message(offset) for offset in (11, 12, 13, 14)]
-    assert offsets(careful.placed(given, Piece(0, 10, 13, 13, 0, 0))) == [11, 12, 13, 14]
-    assert offsets(careful.placed(given, Piece(0, 10, 13, 15, 0, 0))) == [11, 12]
+    assert offsets(careful.placed(given, FetchedAnswer(0, 10, 13, 13, 0, 0))) == [11, 12, 13, 14]
+    assert offsets(careful.placed(given, FetchedAnswer(0, 10, 13, 15, 0, 0))) == [11, 12]
 
 
 @pytest.mark.parametrize(("dense", "expected"), [(True, [10, 11, 12, 13, 14, 15]), (False, [10, 11, 13, 14])])
 def test_what_cannot_be_decoded_stands_between_its_neighbours(dense: bool, expected: list[int]) -> None:
     garbled = message(-1, error="why")
     given = [message(10), garbled, garbled, message(13), garbled]
-    found = list(careful.placed(given, Piece(0, 10, 16, 16, 0, 0), dense))
+    found = list(careful.placed(given, FetchedAnswer(0, 10, 16, 16, 0, 0), dense))
     assert offsets(found) == expected
     assert [one.queue_offset for one in found if one.decode_error is None] == [10, 13]
 
@@ -129,5 +129,5 @@ def test_what_cannot_be_decoded_stands_between_its_neighbours(dense: bool, expec
 def test_what_cannot_be_decoded_is_told_whatever_its_neighbours_say(before: int, dense: bool) -> None:
     garbled = message(-1, error="why")
     for given in ([message(before), garbled], [message(before), garbled, message(11)]):
-        found = list(careful.placed(given, Piece(0, 10, 16, 16, 0, 0), dense))
+        found = list(careful.placed(given, FetchedAnswer(0, 10, 16, 16, 0, 0), dense))
         assert [one for one in found if one.decode_error is not None]

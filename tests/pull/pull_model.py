@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from rocketmq_spark.base.clock import Clock, Deadline
 from rocketmq_spark.errors import ConnectionLost, RocketMQError
 from rocketmq_spark.model import MessageQueue, OffsetRange
-from rocketmq_spark.pull.answers import Cause, Fetched, Hole
+from rocketmq_spark.pull.answers import Cause, FetchedAnswers, Hole
 from rocketmq_spark.pull.range_reader import RangeReader
 from rocketmq_spark.pull.requests import PullSettings
 from rocketmq_spark.remoting.bulk import BUFFER_BYTES, Answer, Found, Keys, PullTemplate
@@ -283,7 +283,7 @@ class Stream:
         return 0 if isinstance(item[3], Answer) else len(item[3][0]) * self.model.queues[item[2]].message_bytes
 
 
-def holes(model: Model, fetched: Fetched) -> list[Hole]:
+def holes(model: Model, fetched: FetchedAnswers) -> list[Hole]:
     """Offsets that the answers should have had."""
     found = []
     for i, (number, start, limit, next_offset, begin, end) in enumerate(fetched.pieces):

@@ -7,10 +7,12 @@ from collections.abc import Iterable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketmq_spark.pull.answers import Collected, Piece, covered
+from rocketmq_spark.pull.answers import FetchedAnswer, ReceivedAnswers, offset_count
 
 # Two queues; each answer has ten offsets in as many bytes.
-PIECES = [Piece(n, at, at + 10, at + 10, i * 10, i * 10 + 10) for i, (n, at) in enumerate(((0, 0), (0, 10), (1, 0)))]
+PIECES = [
+    FetchedAnswer(n, at, at + 10, at + 10, i * 10, i * 10 + 10) for i, (n, at) in enumerate(((0, 0), (0, 10), (1, 0)))
+]
 
 
 class Buffer:
@@ -28,8 +30,8 @@ class Buffer:
         return moved
 
 
-def collected(pieces: Iterable[Piece] = PIECES) -> Collected:
-    known = Collected()
+def collected(pieces: Iterable[FetchedAnswer] = PIECES) -> ReceivedAnswers:
+    known = ReceivedAnswers()
     for piece in pieces:
         known.add(piece, 10)
     return known
@@ -37,7 +39,7 @@ def collected(pieces: Iterable[Piece] = PIECES) -> Collected:
 
 @given(st.permutations(PIECES), st.tuples(st.integers(0, 2), st.integers(0, 20)))
 def test_what_lies_before_the_first_missing_offset_may_be_handed_out(
-    pieces: list[Piece], frontier: tuple[int, int]
+    pieces: list[FetchedAnswer], frontier: tuple[int, int]
 ) -> None:
     ready, rest = collected(pieces).before(frontier)
     assert ready + rest == PIECES
@@ -49,7 +51,7 @@ def test_the_rest_stays_for_the_next_time() -> None:
     known, buffer = collected(), Buffer()
     ready, rest = known.before((0, 10))
     known.lent = ready
-    known.keep(rest, covered(rest), buffer)  # type: ignore[arg-type]
+    known.keep(rest, offset_count(rest), buffer)  # type: ignore[arg-type]
     assert (known.pieces, known.rows, known.lent, buffer.turns) == (PIECES[1:], 20, [], 0)
 
 
@@ -58,7 +60,7 @@ def test_what_is_given_back_comes_again_before_the_rest() -> None:
     ready, rest = known.before((1, 0))
     known.lent = ready
     known.give_back(ready[1:])
-    known.keep(rest, covered(rest), buffer)  # type: ignore[arg-type]
+    known.keep(rest, offset_count(rest), buffer)  # type: ignore[arg-type]
     assert (known.pieces, known.rows) == (PIECES[1:], 20)
     known.keep([], 0, buffer)  # type: ignore[arg-type]
     assert known.pieces == []  # it was given back once
@@ -83,7 +85,7 @@ def test_a_full_buffer_turns_at_once() -> None:
 
 
 def test_without_its_buffer_everything_is_missing_again() -> None:
-    known = collected([PIECES[0], Piece(0, 10, 42, 30, 10, 20), Piece(1, 0, 10, 15, 20, 30)])
+    known = collected([PIECES[0], FetchedAnswer(0, 10, 42, 30, 10, 20), FetchedAnswer(1, 0, 10, 15, 20, 30)])
     assert [(piece.number, piece.start) for piece in known.drop()] == [(0, 0), (0, 10), (1, 0)]
     assert (known.pieces, known.rows) == ([], 0)
     assert known.drop() == []

@@ -6,14 +6,16 @@ from itertools import count
 
 import pytest
 
-from rocketmq_spark.pull.answers import Hole, Piece
-from rocketmq_spark.pull.pending import Doubts, lasting, undoubted
+from rocketmq_spark.pull.answers import FetchedAnswer, Hole
+from rocketmq_spark.pull.pending import HoleSuspicions, confirmed_losses, split_at_doubt
 
-PIECES = [Piece(number, start, start + 10, start + 10, 0, 0) for number, start in ((0, 0), (0, 10), (1, 0), (1, 10))]
+PIECES = [
+    FetchedAnswer(number, start, start + 10, start + 10, 0, 0) for number, start in ((0, 0), (0, 10), (1, 0), (1, 10))
+]
 
 
-def doubts() -> Doubts:
-    return Doubts(15.0, lambda: iter(count(1)))
+def doubts() -> HoleSuspicions:
+    return HoleSuspicions(15.0, lambda: iter(count(1)))
 
 
 @pytest.mark.parametrize(("now", "open_"), [(100.0, True), (114.9, True), (115.0, False)])
@@ -47,13 +49,13 @@ def test_each_answer_waits_for_its_first_hole() -> None:
 
 def test_losses_before_the_first_doubt_are_told_neighbours_joined() -> None:
     holes = [Hole(0, 4, 10), Hole(1, 10, 12), Hole(1, 15, 16), Hole(2, 0, 5), Hole(3, 10, 11)]
-    assert lasting(holes, [], PIECES) == [(0, 4, 12), (0, 15, 16), (1, 0, 5), (1, 10, 11)]
-    assert lasting(holes, holes[3:], PIECES) == [(0, 4, 12), (0, 15, 16)]
-    assert lasting(holes, holes[:1], PIECES) == []
+    assert confirmed_losses(holes, [], PIECES) == [(0, 4, 12), (0, 15, 16), (1, 0, 5), (1, 10, 11)]
+    assert confirmed_losses(holes, holes[3:], PIECES) == [(0, 4, 12), (0, 15, 16)]
+    assert confirmed_losses(holes, holes[:1], PIECES) == []
     of_two_ranges = [Hole(0, 4, 10), Hole(3, 10, 12)]
-    assert lasting(of_two_ranges, [], PIECES) == [(0, 4, 10), (1, 10, 12)]
+    assert confirmed_losses(of_two_ranges, [], PIECES) == [(0, 4, 10), (1, 10, 12)]
 
 
 def test_answers_behind_a_doubt_wait_for_it() -> None:
-    assert undoubted(PIECES, []) == (4, [])
-    assert undoubted(PIECES, [Hole(1, 10, 12), Hole(3, 10, 11)]) == (1, [PIECES[2]])
+    assert split_at_doubt(PIECES, []) == (4, [])
+    assert split_at_doubt(PIECES, [Hole(1, 10, 12), Hole(3, 10, 11)]) == (1, [PIECES[2]])

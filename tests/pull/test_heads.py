@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from rocketmq_spark.model import MessageQueue, OffsetRange
-from rocketmq_spark.pull.answers import Cause, Fetched, Piece, first_offset
+from rocketmq_spark.pull.answers import Cause, FetchedAnswer, FetchedAnswers, first_offset
 from rocketmq_spark.pull.range_reader import RangeReader
-from rocketmq_spark.pull.reading import Edge, Heads, OnLoss, bounded
+from rocketmq_spark.pull.reading import FilteredReadCheck, OnLoss, SingleMessageReader, bounded
 from rocketmq_spark.pull.requests import PullSettings
 from tests.pull.pull_model import Model, Queue
 
@@ -19,13 +19,13 @@ Q = MessageQueue("t", "b", 0)
 P = MessageQueue("t", "b", 1)
 
 
-def heads(model: Model, sparse: bool = False) -> Heads:
+def heads(model: Model, sparse: bool = False) -> SingleMessageReader:
     """Over a broker whose queues miss messages because they were removed, not because of a filter."""
 
     def reader(ranges: Sequence[OffsetRange], on_loss: OnLoss) -> RangeReader:
         return model.reader(ranges, PullSettings(), on_loss)
 
-    return Heads(reader, lambda queue: sparse)
+    return SingleMessageReader(reader, lambda queue: sparse)
 
 
 def test_each_place_has_its_message() -> None:
@@ -39,9 +39,9 @@ def test_what_lies_below_the_minimum_is_gone() -> None:
 
 
 def test_what_is_jumped_over_is_gone_when_the_minimum_says_it_or_after_the_grace_time() -> None:
-    lasting = Model([Queue(0, 20, gaps=frozenset(range(7)))])
-    assert heads(lasting)([(Q, 6), (Q, 7)]) == [None, 7]
-    assert 15 <= lasting.time.now - 1000 < 20
+    confirmed_losses = Model([Queue(0, 20, gaps=frozenset(range(7)))])
+    assert heads(confirmed_losses)([(Q, 6), (Q, 7)]) == [None, 7]
+    assert 15 <= confirmed_losses.time.now - 1000 < 20
     soon = Model([Queue(0, 20, gaps=frozenset(range(7)), truncate=(1001.0, 7))])
     assert heads(soon)([(Q, 6), (Q, 7)]) == [None, 7]
     assert soon.time.now - 1000 < 4
@@ -71,8 +71,8 @@ class Script:
         return [self.there[place] for place in places]
 
 
-def beyond(number: int, limit: int) -> Piece:
-    return Piece(number, limit - 10, limit, limit + 5, 0, 1)
+def beyond(number: int, limit: int) -> FetchedAnswer:
+    return FetchedAnswer(number, limit - 10, limit, limit + 5, 0, 1)
 
 
 def test_an_end_that_is_where_it_says_is_left_and_so_are_all_below_it() -> None:
@@ -111,7 +111,7 @@ class Filtered:
         if self.removed_after_fetch is not None:
             view.latency = lambda queue, at: at / 64
         ranges = [OffsetRange(Q, start, end)]
-        edge = Edge(ranges, heads(log), self._lost, log.time.clock)
+        edge = FilteredReadCheck(ranges, heads(log), self._lost, log.time.clock)
         reader = view.reader(ranges, PullSettings(filtered=True, **settings), edge.lost)
         for fetched in reader.fetch():
             places = [at for piece in fetched.pieces for at in range(piece.begin, piece.end, 40)]
@@ -160,7 +160,7 @@ def test_what_is_removed_after_it_was_looked_after_is_no_loss() -> None:
 def test_of_a_topic_that_was_deleted_nothing_more_is_asked() -> None:
     told: list[tuple[OffsetRange, Cause]] = []
     script = Script({})
-    edge = Edge([OffsetRange(Q, 0, 10)], script, lambda *loss: told.append(loss))  # type: ignore[arg-type]
+    edge = FilteredReadCheck([OffsetRange(Q, 0, 10)], script, lambda *loss: told.append(loss))  # type: ignore[arg-type]
     edge.lost(OffsetRange(Q, 4, 10), Cause.TOPIC_DELETED)
     edge.end()
     assert (told, script.asked) == ([(OffsetRange(Q, 4, 10), Cause.TOPIC_DELETED)], [])
@@ -168,8 +168,8 @@ def test_of_a_topic_that_was_deleted_nothing_more_is_asked() -> None:
 
 def test_what_was_read_before_it_was_removed_is_no_loss() -> None:
     told: list[tuple[OffsetRange, Cause]] = []
-    edge = Edge([OffsetRange(Q, 0, 10)], lambda places: [None], lambda *loss: told.append(loss))  # type: ignore[arg-type]
+    edge = FilteredReadCheck([OffsetRange(Q, 0, 10)], lambda places: [None], lambda *loss: told.append(loss))  # type: ignore[arg-type]
     buffer = np.zeros(64, np.uint8)  # a message whose offset is 0
-    edge.read(Fetched(buffer, [Piece(0, 0, 10, 10, 0, 64)]))
+    edge.read(FetchedAnswers(buffer, [FetchedAnswer(0, 0, 10, 10, 0, 64)]))
     edge.end()
     assert told == []

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from rocketmq_spark.pull.pending import Trials
-from rocketmq_spark.pull.requests import Hints
+from rocketmq_spark.pull.pending import LossSuspicions
+from rocketmq_spark.pull.requests import ReplicaHints
 
-QUIET = Trials(15.0, lambda: iter(()))
+QUIET = LossSuspicions(15.0, lambda: iter(()))
 
 
-def suspicious() -> Trials:
-    trials = Trials(15.0, lambda: iter(()))
+def suspicious() -> LossSuspicions:
+    trials = LossSuspicions(15.0, lambda: iter(()))
     trials.suspect((0, 0), 0.0)
     return trials
 
@@ -19,13 +19,13 @@ def suspicious() -> Trials:
 @pytest.mark.parametrize("goes", [True, False])
 def test_who_opens_connections_says_whether_to_go(goes: bool) -> None:
     told: list[int | None] = []
-    hints = Hints(lambda broker_id: told.append(broker_id) or goes)
+    hints = ReplicaHints(lambda broker_id: told.append(broker_id) or goes)
     hints.follow(1, QUIET)
     assert (told, hints.last, hints.moving) == ([1], 1, goes)
 
 
 def test_a_suggestion_does_not_undo_what_another_began() -> None:
-    hints = Hints(lambda broker_id: broker_id == 1)
+    hints = ReplicaHints(lambda broker_id: broker_id == 1)
     hints.follow(1, QUIET)
     hints.follow(2, QUIET)
     assert (hints.last, hints.moving) == (2, True)
@@ -33,7 +33,7 @@ def test_a_suggestion_does_not_undo_what_another_began() -> None:
 
 def test_while_something_looks_like_loss_only_the_master_is_followed() -> None:
     told: list[int | None] = []
-    hints = Hints(lambda broker_id: bool(told.append(broker_id)))
+    hints = ReplicaHints(lambda broker_id: bool(told.append(broker_id)))
     hints.follow(1, suspicious())
     assert (told, hints.last) == ([], None)
     hints.follow(0, suspicious())
@@ -42,13 +42,13 @@ def test_while_something_looks_like_loss_only_the_master_is_followed() -> None:
 
 @pytest.mark.parametrize("slave", [True, False])
 def test_a_slave_is_doubted_and_its_master_asked(slave: bool) -> None:
-    hints = Hints(lambda broker_id: broker_id is None and slave)
+    hints = ReplicaHints(lambda broker_id: broker_id is None and slave)
     hints.follow(3, QUIET)
     assert hints.doubt() is slave
     assert (hints.last, hints.moving) == ((0, True) if slave else (3, False))
 
 
 def test_without_anybody_to_ask_nothing_moves() -> None:
-    hints = Hints(None)
+    hints = ReplicaHints(None)
     hints.follow(1, QUIET)
     assert (hints.doubt(), hints.last, hints.moving) == (False, 1, False)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant
 
 from rocketmq_spark.model import MessageQueue, OffsetRange
-from rocketmq_spark.pull.pending import Missing, Slot
+from rocketmq_spark.pull.pending import PendingOffsets, PendingRange
 from tests.models import SteppingMachine, model_test, step
 
 
@@ -18,23 +18,23 @@ def ranges(*bounds: tuple[int, int]) -> list[OffsetRange]:
 
 
 def test_lowest_first_and_cut_to_the_count() -> None:
-    missing = Missing(ranges((5, 20), (0, 3), (7, 7)))
-    assert missing.send(0, 8, 2) == [Slot(0, 5, 13), Slot(0, 13, 20)]
-    assert missing.send(2, 8, 5) == [Slot(1, 0, 3)]
+    missing = PendingOffsets(ranges((5, 20), (0, 3), (7, 7)))
+    assert missing.send(0, 8, 2) == [PendingRange(0, 5, 13), PendingRange(0, 13, 20)]
+    assert missing.send(2, 8, 5) == [PendingRange(1, 0, 3)]
     assert (missing.todo, missing.in_flight, bool(missing)) == (False, 3, True)
-    assert missing.answered(0) == Slot(0, 5, 13)
+    assert missing.answered(0) == PendingRange(0, 5, 13)
     assert missing.answered(0) is None
     assert missing.frontier() == (0, 13)
 
 
 def test_nothing_to_read_is_nothing_missing() -> None:
-    missing = Missing(ranges((7, 7), (9, 3)))
+    missing = PendingOffsets(ranges((7, 7), (9, 3)))
     assert not missing
     assert missing.frontier() == (2, 0)
 
 
 def test_parked_slots_come_back_when_they_are_due() -> None:
-    missing = Missing(ranges((0, 20)))
+    missing = PendingOffsets(ranges((0, 20)))
     late, soon = missing.send(1, 10, 2)
     for opaque in (1, 2):
         missing.answered(opaque)
@@ -48,41 +48,41 @@ def test_parked_slots_come_back_when_they_are_due() -> None:
 
 
 def test_what_is_cut_is_what_was_missing_with_neighbours_joined() -> None:
-    missing = Missing(ranges((0, 100), (0, 100)))
+    missing = PendingOffsets(ranges((0, 100), (0, 100)))
     for i in range(4):
         missing.send(i, 10)  # 0-40 under way, 40-100 to do
     missing.answered(1)  # 10-20 is there
     parked = missing.answered(2)
     assert parked is not None
     missing.park(parked, 9.0)
-    assert missing.cut(Slot(0, 5, 60)) == [Slot(0, 5, 10), Slot(0, 20, 60)]
+    assert missing.cut(PendingRange(0, 5, 60)) == [PendingRange(0, 5, 10), PendingRange(0, 20, 60)]
     assert missing.answered(0) is None  # was cut: its answer is of no use
     assert missing.answered(3) is None
-    assert missing.send(9, 1000, 3) == [Slot(0, 0, 5), Slot(0, 60, 100), Slot(1, 0, 100)]
+    assert missing.send(9, 1000, 3) == [PendingRange(0, 0, 5), PendingRange(0, 60, 100), PendingRange(1, 0, 100)]
     assert missing.next_due is None
-    assert missing.cut(Slot(0, 5, 60)) == []
+    assert missing.cut(PendingRange(0, 5, 60)) == []
 
 
 def test_what_waits_still_comes_back_soonest_first_when_others_are_cut() -> None:
-    missing = Missing(ranges((0, 30)))
+    missing = PendingOffsets(ranges((0, 30)))
     missing.send(0, 10, 3)
     for opaque, due in enumerate((1.0, 9.0, 3.0)):
         slot = missing.answered(opaque)
         assert slot is not None
         missing.park(slot, due)
-    assert missing.cut(Slot(0, 0, 10)) == [Slot(0, 0, 10)]
+    assert missing.cut(PendingRange(0, 0, 10)) == [PendingRange(0, 0, 10)]
     assert missing.next_due == 3.0
     missing.unpark(3.0)
-    assert (missing.next_due, missing.send(3, 10)) == (9.0, [Slot(0, 20, 30)])
+    assert (missing.next_due, missing.send(3, 10)) == (9.0, [PendingRange(0, 20, 30)])
 
 
 def test_what_is_claimed_ends_before_what_is_not_missing() -> None:
-    missing = Missing(ranges((0, 40)))
+    missing = PendingOffsets(ranges((0, 40)))
     slots = missing.send(0, 10, 4)
     for opaque in (0, 2):
         missing.answered(opaque)  # 20 to 30 is there already
-    assert missing.claim(slots[0], 40) == Slot(0, 0, 20)
-    assert missing.send(9, 100) == [Slot(0, 30, 40)]
+    assert missing.claim(slots[0], 40) == PendingRange(0, 0, 20)
+    assert missing.send(9, 100) == [PendingRange(0, 30, 40)]
     assert missing.answered(3) is None
 
 
@@ -91,10 +91,10 @@ class AgainstASet(SteppingMachine):
 
     @initialize(bounds=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 60)), min_size=1, max_size=3))
     def start(self, bounds: list[tuple[int, int]]) -> None:
-        self.missing = Missing(ranges(*bounds))
+        self.missing = PendingOffsets(ranges(*bounds))
         self.wanted = {(i, n) for i, (start, end) in enumerate(bounds) for n in range(start, end)}
         self.opaque = 0
-        self.out: dict[int, Slot] = {}
+        self.out: dict[int, PendingRange] = {}
         self.due: dict[tuple[int, int], float] = {}
         self.now = 0.0
 
@@ -111,7 +111,7 @@ class AgainstASet(SteppingMachine):
             self.opaque += 1
             self.out[self.opaque] = slot
 
-    def pick(self, data: st.DataObject) -> Slot | None:
+    def pick(self, data: st.DataObject) -> PendingRange | None:
         """One that is out, or else of what may be asked for now."""
         if not self.out:
             self.send(10, 2)
@@ -174,7 +174,7 @@ class AgainstASet(SteppingMachine):
 
     @step(number=st.integers(0, 2), start=st.integers(0, 60), size=st.integers(0, 60))
     def lose(self, number: int, start: int, size: int) -> None:
-        cut = self.missing.cut(Slot(number, start, start + size))
+        cut = self.missing.cut(PendingRange(number, start, start + size))
         gone = {(slot[0], n) for slot in cut for n in range(slot.start, slot.end)}
         assert gone == {(i, n) for i, n in self.wanted if i == number and start <= n < start + size}
         assert all(a.end < b.start for a, b in itertools.pairwise(cut))

@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from rocketmq_spark.errors import AccessDenied, CallTimeout, ConnectionLost
-from rocketmq_spark.pull.requests import SILENCE_S, Patience
+from rocketmq_spark.pull.requests import BROKER_SILENCE_S, ProgressTimeout
 from tests.pull.pull_model import Time
 
 LOST = ConnectionLost("the connection broke while pulling", "h:1")
@@ -18,9 +18,9 @@ def place() -> str:
     return "broker b: t/b/0 from offset 7 on"
 
 
-def patience(deadline_s: float = 30.0) -> tuple[Patience, Time]:
+def patience(deadline_s: float = 30.0) -> tuple[ProgressTimeout, Time]:
     time = Time()
-    return Patience(deadline_s, time.clock), time
+    return ProgressTimeout(deadline_s, time.clock), time
 
 
 def test_patience_ends_and_begins_anew_when_something_was_read() -> None:
@@ -35,11 +35,11 @@ def test_patience_ends_and_begins_anew_when_something_was_read() -> None:
 
 def test_a_word_is_not_something_to_read() -> None:
     patient, time = patience(100.0)
-    time.advance(SILENCE_S + 1)
+    time.advance(BROKER_SILENCE_S + 1)
     assert patient.silent
     patient.heard()
     assert not patient.silent
-    assert patient.left() == 100 - SILENCE_S - 1
+    assert patient.left() == 100 - BROKER_SILENCE_S - 1
 
 
 @pytest.mark.parametrize(

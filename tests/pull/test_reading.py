@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue, OffsetRange
-from rocketmq_spark.pull.answers import Cause, Hole, OnLoss, Piece, first_offset
+from rocketmq_spark.pull.answers import Cause, FetchedAnswer, Hole, OnLoss, first_offset
 from rocketmq_spark.pull.range_reader import RangeReader
-from rocketmq_spark.pull.reading import Edge, RangesReading, read
+from rocketmq_spark.pull.reading import FilteredReadCheck, RangesReading, read
 from rocketmq_spark.pull.recreated import RecreatedTopics
 from rocketmq_spark.pull.requests import PullSettings
 from tests.pull.pull_model import Model, Queue, holes
@@ -92,7 +92,7 @@ def test_what_a_filter_hides_at_the_front_is_reported() -> None:
 
 def test_ends_are_asked_about_where_a_filter_hides_them() -> None:
     model = Model([Queue(0, 20, frozenset({9}))])
-    beyond = [Piece(0, 0, 9, 12, 0, 8)]
+    beyond = [FetchedAnswer(0, 0, 9, 12, 0, 8)]
     whole, _ = reading(Puller(model), 20)
     assert whole.bounded(beyond) is beyond
     filtered, _ = reading(Puller(model, compacted=True), 20, TAGS)
@@ -114,7 +114,7 @@ def test_where_brokers_filter_nothing_holes_count() -> None:
 def test_a_loss_that_the_read_reports_in_the_middle_says_nothing_of_what_is_before() -> None:
     """What a filter hid there may be gone, too."""
     lost: list[tuple[int, int]] = []
-    edge = Edge(
+    edge = FilteredReadCheck(
         [OffsetRange(Q, 0, 20)],
         lambda places: [None] * len(places),
         lambda part, _: lost.append((part.start, part.end)),

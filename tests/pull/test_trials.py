@@ -6,17 +6,17 @@ from itertools import count
 
 import pytest
 
-from rocketmq_spark.pull.pending import Trial, Trials
+from rocketmq_spark.pull.pending import LossSuspicion, LossSuspicions
 
 HERE, THERE = (0, 100), (1, 100)
 
 
-def trials() -> Trials:
-    return Trials(15.0, lambda: iter(count(1)))
+def trials() -> LossSuspicions:
+    return LossSuspicions(15.0, lambda: iter(count(1)))
 
 
 def test_a_trial_counts_from_its_first_suspicion() -> None:
-    trial = Trial(iter([]))
+    trial = LossSuspicion(iter([]))
     assert [trial.suspected(now) for now in (100.0, 103.5)] == [0.0, 3.5]
 
 

@@ -29,7 +29,7 @@ from rocketmq_spark.columnar.decode.schema import BASIC, Bad, Column, arrow_sche
 from rocketmq_spark.columnar.decode.stored_messages import Malformed, StoredMessages
 from rocketmq_spark.errors import DecodeError
 from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue
-from rocketmq_spark.pull.answers import Fetched, Piece
+from rocketmq_spark.pull.answers import FetchedAnswer, FetchedAnswers
 from rocketmq_spark.wire import compression, messages
 from rocketmq_spark.wire.properties import parse_subscription
 
@@ -112,12 +112,12 @@ class Decoder:
         )
         object.__setattr__(self, "wanted", wanted)
 
-    def __call__(self, fetched: Fetched) -> pa.RecordBatch:
+    def __call__(self, fetched: FetchedAnswers) -> pa.RecordBatch:
         """The messages in their order. Raises ``DecodeError`` with queue and offset of a bad message."""
         (batch,) = self.batches(fetched, None)
         return batch
 
-    def batches(self, fetched: Fetched, portion_bytes: int | None) -> Iterator[pa.RecordBatch]:
+    def batches(self, fetched: FetchedAnswers, portion_bytes: int | None) -> Iterator[pa.RecordBatch]:
         """Like a call, but in batches of about ``portion_bytes``; the caller must use all of them before it fetches more."""
         try:
             messages = stored_messages.locate(fetched.buffer, fetched.pieces)
@@ -130,7 +130,7 @@ class Decoder:
         dense = None if opened is None else inner.dense(messages, opened)
         usable = self._usable(messages, fetched.pieces, dense)
         if usable < len(fetched.pieces):
-            part = Fetched(fetched.buffer, fetched.pieces[:usable])
+            part = FetchedAnswers(fetched.buffer, fetched.pieces[:usable])
             yield from replace(self, on_holes=None).batches(part, portion_bytes)
             return
         if inner.present(messages):
@@ -144,14 +144,16 @@ class Decoder:
     def _careful(self) -> Careful:
         return Careful(self.queues, self.columns, self.include_properties, self.filtered, self.bad)
 
-    def _usable(self, messages: StoredMessages, pieces: Sequence[Piece], dense: npt.NDArray[np.bool_] | None) -> int:
+    def _usable(
+        self, messages: StoredMessages, pieces: Sequence[FetchedAnswer], dense: npt.NDArray[np.bool_] | None
+    ) -> int:
         """How many of the answers are usable: none after a hole that may still be filled. If the broker filters, holes are not
         checked."""
         if self.on_holes is None or not (holes := stored_messages.holes(messages, dense)):
             return len(pieces)
         return self.on_holes(pieces, holes)
 
-    def _around(self, fetched: Fetched, portion_bytes: int | None) -> Iterator[pa.RecordBatch]:
+    def _around(self, fetched: FetchedAnswers, portion_bytes: int | None) -> Iterator[pa.RecordBatch]:
         """Decodes answers of which some cannot be located: these take the careful path, the others the fast one."""
         looks = apart(fetched)
         holes = [hole for look in looks for hole in look.holes]
@@ -159,19 +161,19 @@ class Decoder:
         usable = doubt(fetched.pieces, holes) if doubt else len(fetched.pieces)
         decoder = replace(self, on_holes=None)
         for whole, run in groupby(range(usable), lambda i: looks[i].whole):
-            part = Fetched(fetched.buffer, [fetched.pieces[i] for i in run])
+            part = FetchedAnswers(fetched.buffer, [fetched.pieces[i] for i in run])
             if whole:
                 yield from decoder.batches(part, portion_bytes)
             else:
                 yield from self._careful.batches(self._bounded(part), portion_bytes)
 
-    def _bounded(self, fetched: Fetched) -> Fetched:
+    def _bounded(self, fetched: FetchedAnswers) -> FetchedAnswers:
         if self.on_beyond is None:
             return fetched
         beyond = [piece.next_offset > piece.limit for piece in fetched.pieces]
-        return Fetched(fetched.buffer, ended(fetched.pieces, beyond, self.on_beyond))
+        return FetchedAnswers(fetched.buffer, ended(fetched.pieces, beyond, self.on_beyond))
 
-    def _decode_error(self, fetched: Fetched, e: Malformed) -> DecodeError:
+    def _decode_error(self, fetched: FetchedAnswers, e: Malformed) -> DecodeError:
         piece = next(piece for piece in fetched.pieces if piece.begin <= e.at < piece.end)
         return undecodable(self.queues[piece.number], piece.start, e.why, "a message at or after")
 
@@ -280,7 +282,9 @@ def _trimmed(messages: StoredMessages, on_beyond: OnBeyond | None) -> StoredMess
     inside = messages.part("queueOffset") < limits[messages.piece_of_row]
     if on_beyond is not None and not inside.all():
         odd = np.unique(messages.piece_of_row[~inside])
-        limits[odd] = [piece.limit for piece in on_beyond([Piece(*row) for row in messages.pieces[odd].tolist()])]
+        limits[odd] = [
+            piece.limit for piece in on_beyond([FetchedAnswer(*row) for row in messages.pieces[odd].tolist()])
+        ]
         inside = messages.part("queueOffset") < limits[messages.piece_of_row]
     return messages if inside.all() else messages.keep(inside)
 
@@ -351,7 +355,7 @@ def _groups(
 
 def _batches(parts: Iterable[Answered], wanted: Filter) -> Iterator[pa.RecordBatch]:
     queues: list[MessageQueue] = []
-    pieces: list[Piece] = []
+    pieces: list[FetchedAnswer] = []
     stored: list[bytes | memoryview] = []
     end = 0
     for number, (queue, start, ends, received) in enumerate(parts):
@@ -360,7 +364,7 @@ def _batches(parts: Iterable[Answered], wanted: Filter) -> Iterator[pa.RecordBat
         begin, base = end, end
         for next_offset, end_of_answer in ends:
             end = base + end_of_answer
-            pieces.append(Piece(number, start, next_offset, next_offset, begin, end))
+            pieces.append(FetchedAnswer(number, start, next_offset, next_offset, begin, end))
             start, begin = next_offset, end
     buffer = np.frombuffer(b"".join([*stored, bytes(SLACK_BYTES)]), np.uint8)
-    return Decoder(queues, filtered=wanted).batches(Fetched(buffer, pieces), messages.PORTION_BYTES)
+    return Decoder(queues, filtered=wanted).batches(FetchedAnswers(buffer, pieces), messages.PORTION_BYTES)

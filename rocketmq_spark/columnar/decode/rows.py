@@ -37,7 +37,7 @@ from rocketmq_spark.columnar.decode.schema import (
 from rocketmq_spark.columnar.decode.stored_messages import Malformed, StoredMessages
 from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue, ReceivedMessage
 from rocketmq_spark.model.pull import OffsetWindow
-from rocketmq_spark.pull.answers import Fetched, Hole, Piece
+from rocketmq_spark.pull.answers import FetchedAnswer, FetchedAnswers, Hole
 from rocketmq_spark.wire.identifiers import host_text
 from rocketmq_spark.wire.messages import DecodeSettings, decode_one, stored_in
 
@@ -171,9 +171,9 @@ class Located:
 
 
 # Returns how many answers may be used, given the offsets that they skip.
-OnHoles = Callable[[Sequence[Piece], Sequence[Hole]], int]
+OnHoles = Callable[[Sequence[FetchedAnswer], Sequence[Hole]], int]
 # Corrects the ends of answers that went beyond them, by the offsets inside of messages.
-OnBeyond = Callable[[Sequence[Piece]], Sequence[Piece]]
+OnBeyond = Callable[[Sequence[FetchedAnswer]], Sequence[FetchedAnswer]]
 
 
 class AnswerCheck(NamedTuple):
@@ -185,7 +185,7 @@ class AnswerCheck(NamedTuple):
     holes: list[Hole]
 
 
-def apart(fetched: Fetched) -> list[AnswerCheck]:
+def apart(fetched: FetchedAnswers) -> list[AnswerCheck]:
     """Checks each answer alone."""
     looks = []
     for i, piece in enumerate(fetched.pieces):
@@ -202,21 +202,21 @@ def apart(fetched: Fetched) -> list[AnswerCheck]:
     return looks
 
 
-def usable(fetched: Fetched, on_holes: OnHoles, on_beyond: OnBeyond) -> list[Piece]:
+def usable(fetched: FetchedAnswers, on_holes: OnHoles, on_beyond: OnBeyond) -> list[FetchedAnswer]:
     """The answers that may be used, with ends that match the offsets inside of their messages."""
     looks = apart(fetched)
     count = on_holes(fetched.pieces, [hole for look in looks for hole in look.holes])
     return ended(fetched.pieces[:count], [look.beyond for look in looks[:count]], on_beyond)
 
 
-def ended(pieces: Sequence[Piece], beyond: Sequence[bool], on_beyond: OnBeyond) -> list[Piece]:
+def ended(pieces: Sequence[FetchedAnswer], beyond: Sequence[bool], on_beyond: OnBeyond) -> list[FetchedAnswer]:
     """The answers, with corrected ends for those that are ``beyond``."""
     odd = [piece for piece, is_odd in zip(pieces, beyond, strict=True) if is_odd]
     meant = dict(zip(odd, on_beyond(odd), strict=True)) if odd else {}
     return [meant.get(piece, piece) for piece in pieces]
 
 
-def placed(messages: Iterable[ReceivedMessage], piece: Piece, dense: bool = True) -> Iterator[ReceivedMessage]:
+def placed(messages: Iterable[ReceivedMessage], piece: FetchedAnswer, dense: bool = True) -> Iterator[ReceivedMessage]:
     """The messages of an answer that belong to its request, as objects.
 
     A message that could not be decoded, so that its offset is unknown, takes the missing offsets between its neighbours: one row
@@ -271,12 +271,12 @@ class Careful:
         self._bad = bad or Bad()
         self._bodies = any(column.name.lower() == "body" for column in columns if column.property is None)
 
-    def __call__(self, fetched: Fetched) -> pa.RecordBatch:
+    def __call__(self, fetched: FetchedAnswers) -> pa.RecordBatch:
         """All messages as one batch."""
         (batch,) = self.batches(fetched, None)
         return batch
 
-    def batches(self, fetched: Fetched, portion_bytes: int | None) -> Iterator[pa.RecordBatch]:
+    def batches(self, fetched: FetchedAnswers, portion_bytes: int | None) -> Iterator[pa.RecordBatch]:
         """All messages in batches of about ``portion_bytes``, at least one batch."""
         rows: list[Row] = []
         size, made = 0, False
@@ -289,7 +289,7 @@ class Careful:
         if rows or not made:
             yield self._batch(rows)
 
-    def _rows(self, fetched: Fetched) -> Iterator[Row]:
+    def _rows(self, fetched: FetchedAnswers) -> Iterator[Row]:
         for piece in fetched.pieces:
             queue = self._queues[piece.number]
             data = fetched.buffer.data[piece.begin : piece.end]
@@ -366,7 +366,7 @@ def _is_batch(message: ReceivedMessage) -> bool:
 
 
 def decode(
-    fetched: Fetched,
+    fetched: FetchedAnswers,
     queues: Sequence[MessageQueue],
     columns: Sequence[Column],
     include_properties: str,

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from rocketmq_spark.base import codes
 from rocketmq_spark.pull import answers
-from rocketmq_spark.pull.answers import Hole, Piece
+from rocketmq_spark.pull.answers import FetchedAnswer, Hole
 
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
@@ -87,7 +87,7 @@ class Malformed(Exception):
 @dataclass(frozen=True, slots=True)
 class StoredMessages:
     """Fetched messages. Positions are byte indexes into the buffer; ``pieces`` has a row per answer
-    and a column per field of ``Piece``, ``counts`` the number of messages of each answer.
+    and a column per field of ``FetchedAnswer``, ``counts`` the number of messages of each answer.
 
     ``head`` has the fixed fields as stored, one record per message. With inner batches, several messages share a record:
     ``record`` has its number for each message, and ``own`` the fields in which the messages differ."""
@@ -144,13 +144,13 @@ class StoredMessages:
 
 
 def field(pieces: Ints, name: str) -> Ints:
-    """One field of ``Piece``, of all answers."""
-    return pieces[:, Piece._fields.index(name)]
+    """One field of ``FetchedAnswer``, of all answers."""
+    return pieces[:, FetchedAnswer._fields.index(name)]
 
 
-def locate(buffer: Bytes, pieces: list[Piece]) -> StoredMessages:
+def locate(buffer: Bytes, pieces: list[FetchedAnswer]) -> StoredMessages:
     """Locate the messages of ``pieces`` and all of their parts. Raises ``Malformed``."""
-    table = np.array(pieces, np.int64).reshape(len(pieces), len(Piece._fields))
+    table = np.array(pieces, np.int64).reshape(len(pieces), len(FetchedAnswer._fields))
     starts, counts = boundaries(buffer, field(table, "begin"), field(table, "end"))
     head = _records(buffer, starts)
     sys_flags = head["sysFlag"].astype(np.int32)
@@ -204,16 +204,16 @@ def _holes_of(messages: StoredMessages, i: int) -> list[Hole]:
     if offsets and (messages.sys_flags[mine] & codes.SysFlag.INNER_BATCH).any():
         texts = property_texts(messages, np.flatnonzero(mine))
         entries = zip(offsets, messages.sys_flags[mine].tolist(), texts, strict=True)
-        covered = answers.spans(entries, start, next_offset)
+        offset_count = answers.spans(entries, start, next_offset)
         # Batches without ``INNER_BASE``: brokers remove messages only from the front, and an offset after the end is
         # damaged.
-        covered = covered or [(offsets[0] if start < offsets[0] < next_offset else start, next_offset)]
+        offset_count = offset_count or [(offsets[0] if start < offsets[0] < next_offset else start, next_offset)]
     elif len(offsets) >= next_offset - start:
         return []
     else:
-        covered = [(offset, offset + 1) for offset in sorted(offsets)]
+        offset_count = [(offset, offset + 1) for offset in sorted(offsets)]
     made, at = [], start
-    for first, behind in [*covered, (end, end)]:
+    for first, behind in [*offset_count, (end, end)]:
         if first > at:
             made.append(Hole(i, at, min(first, end)))
         at = max(at, behind)
