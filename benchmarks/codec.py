@@ -12,7 +12,7 @@ from rocketmq_spark.columnar.decode.schema import BASIC
 from rocketmq_spark.columnar.encode.batch import UniqueIds
 from rocketmq_spark.columnar.encode.encoder import Encoder
 from rocketmq_spark.localbroker import LocalBroker
-from rocketmq_spark.pull.answers import FetchedAnswers
+from rocketmq_spark.pull.fetched import FetchedAnswers
 
 ROWS = 20_000
 TIMES = 50

@@ -24,7 +24,8 @@ from rocketmq_spark.model.pull import OffsetWindow
 from rocketmq_spark.options import Options
 from rocketmq_spark.options.parsing import EARLIEST, LATEST
 from rocketmq_spark.pull import reading
-from rocketmq_spark.pull.answers import Cause, FetchedAnswer, FetchedAnswers, OnLoss
+from rocketmq_spark.pull.fetched import FetchedAnswer, FetchedAnswers
+from rocketmq_spark.pull.outcomes import Cause, OnLoss
 from rocketmq_spark.queues.environment import Own, environment_of
 from rocketmq_spark.wire.messages import BatchRoom, decode_leniently, opened
 from rocketmq_spark.wire.properties import ALL, parse_subscription

@@ -11,9 +11,10 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import OptionError, RocketMQError
 from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue, OffsetRange
 from rocketmq_spark.ports import PullSource
-from rocketmq_spark.pull.answers import OnLoss
+from rocketmq_spark.pull.outcomes import OnLoss
+from rocketmq_spark.pull.pacing import PullSettings
 from rocketmq_spark.pull.range_reader import RangeReader
-from rocketmq_spark.pull.requests import PullSettings, Replica
+from rocketmq_spark.pull.replica import Replica
 from rocketmq_spark.remoting.bulk import Keys, PullTemplate
 from rocketmq_spark.remoting.pool import Dialling
 from rocketmq_spark.wire import rpc

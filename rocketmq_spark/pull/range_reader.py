@@ -16,40 +16,20 @@ from typing import TYPE_CHECKING
 from rocketmq_spark.base.clock import Clock, Deadline
 from rocketmq_spark.errors import AccessDenied, BrokerError, ConnectionLost, RocketMQError
 from rocketmq_spark.model import MessageQueue, OffsetRange
-from rocketmq_spark.pull.answers import (
-    Cause,
-    Continue,
+from rocketmq_spark.pull.fetched import (
     FetchedAnswer,
     FetchedAnswers,
     Hole,
-    Lost,
-    OnLoss,
     ReceivedAnswers,
-    Reconnect,
-    RepeatPull,
-    Reset,
-    Suspect,
     is_inner_batch,
-    judge,
     offset_count,
 )
-from rocketmq_spark.pull.pending import (
-    HoleSuspicions,
-    LossSuspicions,
-    PendingOffsets,
-    PendingRange,
-    confirmed_losses,
-    split_at_doubt,
-)
-from rocketmq_spark.pull.requests import (
-    BROKER_SILENCE_S,
-    OnHint,
-    ProgressTimeout,
-    PullPacing,
-    PullRequests,
-    PullSettings,
-    ReplicaHints,
-)
+from rocketmq_spark.pull.outcomes import Cause, Continue, Lost, OnLoss, Reconnect, RepeatPull, Reset, Suspect, judge
+from rocketmq_spark.pull.pacing import PullPacing, PullRequests, PullSettings
+from rocketmq_spark.pull.pending import PendingOffsets, PendingRange
+from rocketmq_spark.pull.progress_timeout import BROKER_SILENCE_S, ProgressTimeout
+from rocketmq_spark.pull.replica import OnHint, ReplicaHints
+from rocketmq_spark.pull.suspicions import HoleSuspicions, LossSuspicions, confirmed_losses, split_at_doubt
 from rocketmq_spark.remoting.bulk import BUFFER_BYTES, Answer, BulkStream, Found, PullTemplate
 
 if TYPE_CHECKING:

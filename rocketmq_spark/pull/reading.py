@@ -1,18 +1,13 @@
-"""The one way to read ranges: for tasks, commands, and consumers that read ahead. Also single messages at given offsets.
+"""The one way to read ranges: for tasks, commands, and consumers that read ahead.
 
 All readers agree which messages belong to an answer, because this module decides it. A decoder sees what an answer skips and
 what it has beyond its end; ``RangesReading`` decides what that means.
 
-``SingleMessageReader`` reads single messages without the filter of the read, for two things that filtered answers do not show. A broker
-that looks beyond the requested end sends messages that belong to others; on a queue whose index was shifted by a damaged
+``SingleMessageReader`` reads single messages without the filter of the read, for two things that filtered answers do not show. A
+broker that looks beyond the requested end sends messages that belong to others; on a queue whose index was shifted by a damaged
 message only the message *at* the end shows which. And a broker that skips index entries whose part of the commit log is gone
 looks as if the filter had skipped them. Logs are removed from their front: while the first message of a read is there,
 nothing behind it is gone.
-
-``PlainRead`` copies plain answers for a consumer that reads ahead. It ends before anything that is not plain messages from
-the requested offset: lost, illegal or skipped offsets, or messages beyond the requested end. A long poll from there gets the
-broker's answer. An operator's reset of the group also ends it; since only one pull of each queue receives the reset, it is
-noted, and the run reads the answers to all pulls under way before it ends.
 """
 
 from __future__ import annotations
@@ -20,20 +15,18 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
-from itertools import groupby
-from operator import itemgetter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from rocketmq_spark.base.clock import Clock
 from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue, OffsetRange
-from rocketmq_spark.pull.answers import Cause, FetchedAnswer, FetchedAnswers, Hole, OnLoss, first_offset
+from rocketmq_spark.pull.fetched import FetchedAnswer, FetchedAnswers, Hole, first_offset
+from rocketmq_spark.pull.outcomes import Cause, OnLoss
 from rocketmq_spark.pull.puller import Puller
 from rocketmq_spark.pull.range_reader import RangeReader
-from rocketmq_spark.pull.requests import MAX_PULL_DEPTH
 
 if TYPE_CHECKING:
     from rocketmq_spark.pull.recreated import RecreatedTopics
+
 
 # Interval of checks during a read: messages that retention removes between two checks count as possibly skipped.
 _EVERY_S = 1.0
@@ -225,91 +218,3 @@ class RangesReading:
         Only a filter hides wrong ends; without one the ends are right.
         """
         return pieces if self._heads is None else bounded(pieces, self.queues, self._heads)
-
-
-_MIN_BYTES, _MAX_BYTES = 64 << 10, 8 << 20
-_DEADLINE_S = 30.0
-_NUMBER = itemgetter(0)  # of a piece: that of its range
-
-
-class PlainAnswers(NamedTuple):
-    """The stored messages of answers in a row from ``start`` on: next offset of each, and where its bytes end."""
-
-    queue: MessageQueue
-    start: int
-    ends: list[tuple[int, int]]
-    stored: bytes
-
-
-class PlainRead:
-    """A read of ``ranges``, all of one broker and in their order, with the ranges of a queue in a row.
-
-    ``offsets`` and ``size`` (bytes) limit the pulls in flight, and the size of one result.
-    """
-
-    def __init__(self, puller: Puller, ranges: Sequence[OffsetRange], offsets: int, size: int) -> None:
-        settings = replace(
-            puller.settings,
-            depth=min(MAX_PULL_DEPTH, max(1, offsets // puller.settings.batch_size)),
-            max_bytes_in_flight=min(_MAX_BYTES, max(_MIN_BYTES, size)),
-            fetched_rows=max(1, offsets // 2),
-            grace_s=0.0,
-            read_deadline_s=_DEADLINE_S,
-            follows_resets=True,
-        )
-        self._ranges = ranges
-        self._reading = read(replace(puller, settings=settings), ranges, self._lost)
-        self._at = {r.queue: r.start for r in reversed(ranges)}
-        self._odd = False
-
-    @property
-    def whole(self) -> bool:
-        """Whether the read ended at its end, or because its reader stopped."""
-        return not self._odd and not self.resets
-
-    @property
-    def resets(self) -> Mapping[MessageQueue, int]:
-        """Where an operator moved the group meanwhile, by queue; known when the read has ended."""
-        return self._reading.resets
-
-    def fetch(self) -> Generator[list[PlainAnswers], None, None]:
-        """Yield answers until all is read, ``stop`` is called, or an answer is not plain: then ``whole`` is False.
-
-        Raises permanent errors of a broker, and temporary ones that lasted too long.
-        """
-        with closing(self._reading.fetch()) as fetching:
-            for fetched in fetching:
-                yield self._copies(fetched)
-                if self._odd:
-                    return
-
-    def stop(self) -> None:
-        """End soon, also while a read waits for a broker."""
-        self._reading.stop()
-
-    def _copies(self, fetched: FetchedAnswers) -> list[PlainAnswers]:
-        """Copies of the answers before the first that is not plain."""
-        found = []
-        view = fetched.buffer.data
-        for number, of_range in groupby(fetched.pieces, key=_NUMBER):
-            queue = self._ranges[number].queue
-            start = at = self._at[queue]
-            ends, parts, size = [], [], 0
-            for _, begins_at, limit, next_offset, begin, end in of_range:
-                if begins_at != at or next_offset > limit:
-                    self._odd = True
-                    break
-                at = next_offset
-                size += end - begin
-                ends.append((at, size))
-                parts.append(view[begin:end])
-            self._at[queue] = at
-            if ends:
-                found.append(PlainAnswers(queue, start, ends, b"".join(parts)))
-            if self._odd:
-                break
-        return found
-
-    def _lost(self, part: OffsetRange, cause: Cause) -> None:
-        self._odd = True
-        self.stop()

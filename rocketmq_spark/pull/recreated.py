@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from rocketmq_spark.base.codes import SysFlag
 from rocketmq_spark.model import MessageQueue, OffsetRange
-from rocketmq_spark.pull.answers import FetchedAnswer
+from rocketmq_spark.pull.fetched import FetchedAnswer
 
 # Positions in a stored message: the flags, and the store time, which follows the host of the sender.
 _FLAGS_AT, _STORED_AT, _MORE_OF_IPV6 = 36, 56, 12

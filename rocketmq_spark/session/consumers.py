@@ -30,7 +30,7 @@ from rocketmq_spark.session import instrumentation, member, parsed, pop_member, 
 if TYPE_CHECKING:
     from rocketmq_spark.consumer.tracing import ListenerTraces
     from rocketmq_spark.options.typed import ConsumerOptions, PullConsumerOptions, SimpleConsumerOptions
-    from rocketmq_spark.pull.reading import PlainRead
+    from rocketmq_spark.pull.read_ahead import PlainRead
 
 
 class Consumer(group_consumer.BaseConsumer):
@@ -207,7 +207,7 @@ def _read_ahead(options: Options, group: str) -> ReadAhead | None:
 
     @cache
     def runs() -> Callable[[Sequence[OffsetRange], int, int], PlainRead]:
-        from rocketmq_spark.pull.reading import PlainRead
+        from rocketmq_spark.pull.read_ahead import PlainRead
 
         return partial(PlainRead, replace(puller(options, "hint"), group=group))
 

@@ -32,7 +32,7 @@ from rocketmq_spark.errors import BrokerNotFound, CallTimeout, RocketMQError, Un
 from rocketmq_spark.model import NO_FILTER, MessageQueue, OffsetRange, QueueBounds, TopicRoute
 from rocketmq_spark.ports import OffsetReader, RouteReader
 from rocketmq_spark.pull import reading
-from rocketmq_spark.pull.answers import Cause
+from rocketmq_spark.pull.outcomes import Cause
 from rocketmq_spark.pull.puller import Puller
 
 AT_LEAST_ONCE = "or run this batch once with option 'deliveryGuarantee' at-least-once, which may repeat rows"

@@ -13,7 +13,8 @@ from rocketmq_spark.cli import reading
 from rocketmq_spark.cli.reading import TopicReader, at_offset, earliest, latest
 from rocketmq_spark.errors import NotReadable, RouteNotFound
 from rocketmq_spark.model import MessageQueue, OffsetRange, QueueBounds
-from rocketmq_spark.pull.answers import Cause, FetchedAnswer, FetchedAnswers
+from rocketmq_spark.pull.fetched import FetchedAnswer, FetchedAnswers
+from rocketmq_spark.pull.outcomes import Cause
 from rocketmq_spark.wire import rpc
 from rocketmq_spark.wire.messages import decode_leniently
 from tests.admin.test_times import FIRST, SEARCH, Queues

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rocketmq_spark.base.codes import SysFlag
 from rocketmq_spark.model import MessageQueue
-from rocketmq_spark.pull.answers import FetchedAnswer, FetchedAnswers
+from rocketmq_spark.pull.fetched import FetchedAnswer, FetchedAnswers
 from rocketmq_spark.wire import compression
 from rocketmq_spark.wire.messages import decode_messages, encode_batch
 from tests import strategies

@@ -11,7 +11,7 @@ from rocketmq_spark.columnar.decode import rows as careful
 from rocketmq_spark.columnar.decode.decoder import Decoder
 from rocketmq_spark.columnar.decode.rows import AnswerCheck
 from rocketmq_spark.model import MessageQueue, ReceivedMessage
-from rocketmq_spark.pull.answers import FetchedAnswer, Hole
+from rocketmq_spark.pull.fetched import FetchedAnswer, Hole
 from rocketmq_spark.wire.messages import BatchItem, decode_leniently, encode_batch
 from tests.decode.fetching import QUEUES, Answer, fetch, stored
 

@@ -19,7 +19,7 @@ from rocketmq_spark.columnar.decode.rows import apart
 from rocketmq_spark.columnar.decode.schema import BASIC, DECODE_ERROR, FULL, Bad
 from rocketmq_spark.errors import DecodeError
 from rocketmq_spark.model import Filter
-from rocketmq_spark.pull.answers import FetchedAnswer, Hole
+from rocketmq_spark.pull.fetched import FetchedAnswer, Hole
 from rocketmq_spark.wire import compression
 from rocketmq_spark.wire.messages import BatchItem, encode_batch
 from tests.decode.fetching import QUEUES, Answer, fetch, one, stored, text

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rocketmq_spark.base.codes import SysFlag
 from rocketmq_spark.columnar.decode.decoder import Decoder
 from rocketmq_spark.columnar.decode.schema import BASIC, FULL, Bad, Column
-from rocketmq_spark.pull.answers import FetchedAnswers
+from rocketmq_spark.pull.fetched import FetchedAnswers
 from tests.decode.fetching import QUEUES, Answer, Style, clean_properties, fetch, messages, odd_properties, stored
 from tests.scale import examples
 

@@ -30,7 +30,7 @@ from rocketmq_spark.grpc_proxy.sender import _outcome
 from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue, SendRequest, SpooledSend
 from rocketmq_spark.model.pull import PullRequest
 from rocketmq_spark.model.send import TransactionState
-from rocketmq_spark.pull.answers import FetchedAnswer, FetchedAnswers
+from rocketmq_spark.pull.fetched import FetchedAnswer, FetchedAnswers
 from rocketmq_spark.remoting.connection import ServerRequest
 from rocketmq_spark.remoting.endpoint import parse_address
 from rocketmq_spark.remoting.pool import Dialling, Pool

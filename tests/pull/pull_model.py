@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 from rocketmq_spark.base.clock import Clock, Deadline
 from rocketmq_spark.errors import ConnectionLost, RocketMQError
 from rocketmq_spark.model import MessageQueue, OffsetRange
-from rocketmq_spark.pull.answers import Cause, FetchedAnswers, Hole
+from rocketmq_spark.pull.fetched import FetchedAnswers, Hole
+from rocketmq_spark.pull.outcomes import Cause
+from rocketmq_spark.pull.pacing import PullSettings
 from rocketmq_spark.pull.range_reader import RangeReader
-from rocketmq_spark.pull.requests import PullSettings
 from rocketmq_spark.remoting.bulk import BUFFER_BYTES, Answer, Found, Keys, PullTemplate
 from rocketmq_spark.wire import header, rpc
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketmq_spark.pull.answers import FetchedAnswer, ReceivedAnswers, offset_count
+from rocketmq_spark.pull.fetched import FetchedAnswer, ReceivedAnswers, offset_count
 
 # Two queues; each answer has ten offsets in as many bytes.
 PIECES = [

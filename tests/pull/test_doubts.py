@@ -6,8 +6,8 @@ from itertools import count
 
 import pytest
 
-from rocketmq_spark.pull.answers import FetchedAnswer, Hole
-from rocketmq_spark.pull.pending import HoleSuspicions, confirmed_losses, split_at_doubt
+from rocketmq_spark.pull.fetched import FetchedAnswer, Hole
+from rocketmq_spark.pull.suspicions import HoleSuspicions, confirmed_losses, split_at_doubt
 
 PIECES = [
     FetchedAnswer(number, start, start + 10, start + 10, 0, 0) for number, start in ((0, 0), (0, 10), (1, 0), (1, 10))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rocketmq_spark.pull.answers import FetchedAnswer, offset_count
+from rocketmq_spark.pull.fetched import FetchedAnswer, offset_count
 
 
 def test_an_answer_covers_what_was_asked_as_far_as_the_broker_went() -> None:

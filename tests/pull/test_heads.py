@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from rocketmq_spark.model import MessageQueue, OffsetRange
-from rocketmq_spark.pull.answers import Cause, FetchedAnswer, FetchedAnswers, first_offset
+from rocketmq_spark.pull.fetched import FetchedAnswer, FetchedAnswers, first_offset
+from rocketmq_spark.pull.outcomes import Cause, OnLoss
+from rocketmq_spark.pull.pacing import PullSettings
 from rocketmq_spark.pull.range_reader import RangeReader
-from rocketmq_spark.pull.reading import FilteredReadCheck, OnLoss, SingleMessageReader, bounded
-from rocketmq_spark.pull.requests import PullSettings
+from rocketmq_spark.pull.reading import FilteredReadCheck, SingleMessageReader, bounded
 from tests.pull.pull_model import Model, Queue
 
 Q = MessageQueue("t", "b", 0)
@@ -39,9 +40,9 @@ def test_what_lies_below_the_minimum_is_gone() -> None:
 
 
 def test_what_is_jumped_over_is_gone_when_the_minimum_says_it_or_after_the_grace_time() -> None:
-    confirmed_losses = Model([Queue(0, 20, gaps=frozenset(range(7)))])
-    assert heads(confirmed_losses)([(Q, 6), (Q, 7)]) == [None, 7]
-    assert 15 <= confirmed_losses.time.now - 1000 < 20
+    permanent = Model([Queue(0, 20, gaps=frozenset(range(7)))])
+    assert heads(permanent)([(Q, 6), (Q, 7)]) == [None, 7]
+    assert 15 <= permanent.time.now - 1000 < 20
     soon = Model([Queue(0, 20, gaps=frozenset(range(7)), truncate=(1001.0, 7))])
     assert heads(soon)([(Q, 6), (Q, 7)]) == [None, 7]
     assert soon.time.now - 1000 < 4

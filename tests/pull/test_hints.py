@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rocketmq_spark.pull.pending import LossSuspicions
-from rocketmq_spark.pull.requests import ReplicaHints
+from rocketmq_spark.pull.replica import ReplicaHints
+from rocketmq_spark.pull.suspicions import LossSuspicions
 
 QUIET = LossSuspicions(15.0, lambda: iter(()))
 

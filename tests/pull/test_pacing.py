@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketmq_spark import options
-from rocketmq_spark.pull.requests import MAX_PULL_DEPTH, PullPacing, PullSettings
+from rocketmq_spark.pull.pacing import MAX_PULL_DEPTH, PullPacing, PullSettings
 
 Broker = Callable[[int], tuple[int, int]]
 

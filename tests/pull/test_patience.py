@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from rocketmq_spark.errors import AccessDenied, CallTimeout, ConnectionLost
-from rocketmq_spark.pull.requests import BROKER_SILENCE_S, ProgressTimeout
+from rocketmq_spark.pull.progress_timeout import BROKER_SILENCE_S, ProgressTimeout
 from tests.pull.pull_model import Time
 
 LOST = ConnectionLost("the connection broke while pulling", "h:1")

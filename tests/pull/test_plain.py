@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from rocketmq_spark.errors import AccessDenied
 from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue, OffsetRange
-from rocketmq_spark.pull.answers import OnLoss
+from rocketmq_spark.pull.outcomes import OnLoss
+from rocketmq_spark.pull.pacing import PullSettings
 from rocketmq_spark.pull.range_reader import RangeReader
-from rocketmq_spark.pull.reading import PlainRead
+from rocketmq_spark.pull.read_ahead import PlainRead
 from rocketmq_spark.pull.recreated import RecreatedTopics
-from rocketmq_spark.pull.requests import PullSettings
 from rocketmq_spark.remoting.bulk import Answer
 from tests.pull.pull_model import Accidents, Model, Queue, offset_at
 

@@ -14,8 +14,8 @@ from rocketmq_spark.base.codes import Request
 from rocketmq_spark.errors import AccessDenied, BrokerNotFound, ConnectionLost, OptionError, RocketMQError
 from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue, OffsetRange
 from rocketmq_spark.pull import puller as puller_module
+from rocketmq_spark.pull.pacing import PullSettings
 from rocketmq_spark.pull.puller import Puller
-from rocketmq_spark.pull.requests import PullSettings
 from tests.client.conftest import Parts
 
 QUEUE = MessageQueue("t", "broker-a", 3)

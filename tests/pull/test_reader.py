@@ -14,8 +14,9 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import SysFlag
 from rocketmq_spark.errors import AccessDenied, BrokerError, CallTimeout, ConnectionLost, RouteNotFound
 from rocketmq_spark.model import OffsetRange
-from rocketmq_spark.pull.answers import Cause
-from rocketmq_spark.pull.requests import BROKER_SILENCE_S, PullSettings
+from rocketmq_spark.pull.outcomes import Cause
+from rocketmq_spark.pull.pacing import PullSettings
+from rocketmq_spark.pull.progress_timeout import BROKER_SILENCE_S
 from rocketmq_spark.remoting.bulk import BUFFER_BYTES, Answer
 from tests.pull.pull_model import Accidents, Model, Queue, Read, Stream, accidents, pull_settings, queues, read
 

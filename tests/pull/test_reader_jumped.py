@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from rocketmq_spark.model import MessageQueue, OffsetRange
-from rocketmq_spark.pull.answers import Cause
-from rocketmq_spark.pull.requests import PullSettings
+from rocketmq_spark.pull.outcomes import Cause
+from rocketmq_spark.pull.pacing import PullSettings
 from tests.pull.pull_model import Model, Queue, holes, read
 from tests.pull.test_reader import FAST, rows
 

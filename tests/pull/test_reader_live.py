@@ -13,10 +13,10 @@ from rocketmq_spark.client.admin import BaseAdmin
 from rocketmq_spark.errors import BrokerBusy
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue, OffsetRange, SendRequest
-from rocketmq_spark.pull import requests
-from rocketmq_spark.pull.answers import Cause
+from rocketmq_spark.pull import progress_timeout
+from rocketmq_spark.pull.outcomes import Cause
+from rocketmq_spark.pull.pacing import PullSettings
 from rocketmq_spark.pull.range_reader import RangeReader
-from rocketmq_spark.pull.requests import PullSettings
 from rocketmq_spark.remoting.bulk import BulkStream, PullTemplate
 from rocketmq_spark.wire import rpc
 from rocketmq_spark.wire.messages import BatchItem, decode_messages, encode_batch
@@ -215,7 +215,7 @@ class TestFaultyNetwork:
     def test_a_way_that_swallows_everything_is_left(
         self, filled: list[OffsetRange], proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(requests, "BROKER_SILENCE_S", 0.2)
+        monkeypatch.setattr(progress_timeout, "BROKER_SILENCE_S", 0.2)
         taken: list[str] = []
 
         def way() -> str:

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue, OffsetRange
-from rocketmq_spark.pull.answers import Cause, FetchedAnswer, Hole, OnLoss, first_offset
+from rocketmq_spark.pull.fetched import FetchedAnswer, Hole, first_offset
+from rocketmq_spark.pull.outcomes import Cause, OnLoss
+from rocketmq_spark.pull.pacing import PullSettings
 from rocketmq_spark.pull.range_reader import RangeReader
 from rocketmq_spark.pull.reading import FilteredReadCheck, RangesReading, read
 from rocketmq_spark.pull.recreated import RecreatedTopics
-from rocketmq_spark.pull.requests import PullSettings
 from tests.pull.pull_model import Model, Queue, holes
 
 Q = MessageQueue("t", "b", 0)

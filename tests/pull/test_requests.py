@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from rocketmq_spark.model import MessageQueue, OffsetRange
+from rocketmq_spark.pull.pacing import PullPacing, PullRequests, PullSettings
 from rocketmq_spark.pull.pending import PendingOffsets, PendingRange
-from rocketmq_spark.pull.requests import PullPacing, PullRequests, PullSettings
 from rocketmq_spark.remoting.bulk import PullTemplate
 from rocketmq_spark.wire import header
 from tests.pull.pull_model import pull_of
@@ -36,7 +36,7 @@ def test_the_lowest_offsets_are_asked_for_first_and_no_more_than_is_missing() ->
 
 
 def test_numbers_begin_anew_before_they_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rocketmq_spark.pull.requests._MAX_OPAQUE", 3)
+    monkeypatch.setattr("rocketmq_spark.pull.pacing._MAX_OPAQUE", 3)
     sender, todo = requests(), missing()
     numbers = [number for _ in range(3) for number, *_ in asked(sender.take(todo, PullPacing(PullSettings()), 2, 4))]
     assert numbers == [0, 1, 0, 1, 0, 1]

@@ -6,7 +6,7 @@ from itertools import count
 
 import pytest
 
-from rocketmq_spark.pull.pending import LossSuspicion, LossSuspicions
+from rocketmq_spark.pull.suspicions import LossSuspicion, LossSuspicions
 
 HERE, THERE = (0, 100), (1, 100)
 

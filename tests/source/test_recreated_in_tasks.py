@@ -16,7 +16,8 @@ from rocketmq_spark.base.codes import Request, Response
 from rocketmq_spark.columnar.decode.schema import BASIC
 from rocketmq_spark.errors import DataLossError
 from rocketmq_spark.model import MessageQueue, OffsetRange
-from rocketmq_spark.pull.answers import Cause, FetchedAnswer
+from rocketmq_spark.pull.fetched import FetchedAnswer
+from rocketmq_spark.pull.outcomes import Cause
 from rocketmq_spark.pull.recreated import RecreatedTopics, store_times_ms
 from rocketmq_spark.spark.source import partition_reader
 from rocketmq_spark.spark.source.partition_reader import RangePartition

@@ -16,7 +16,8 @@ from rocketmq_spark.columnar.decode.schema import BASIC
 from rocketmq_spark.columnar.encode.content_ids import BatchName, ContentIds
 from rocketmq_spark.errors import UnprovedError
 from rocketmq_spark.model import NO_FILTER, Filter, OffsetRange
-from rocketmq_spark.pull.answers import Cause, FetchedAnswer, FetchedAnswers, Hole, OnLoss
+from rocketmq_spark.pull.fetched import FetchedAnswer, FetchedAnswers, Hole
+from rocketmq_spark.pull.outcomes import Cause, OnLoss
 from rocketmq_spark.stored import ends
 from rocketmq_spark.stored.ends import BatchHashes, compared, ids_of, with_scope
 from tests.decode import fetching

@@ -37,7 +37,7 @@ from rocketmq_spark.columnar.decode.schema import (
 from rocketmq_spark.columnar.decode.stored_messages import Malformed, StoredMessages
 from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue, ReceivedMessage
 from rocketmq_spark.model.pull import OffsetWindow
-from rocketmq_spark.pull.answers import FetchedAnswer, FetchedAnswers, Hole
+from rocketmq_spark.pull.fetched import FetchedAnswer, FetchedAnswers, Hole
 from rocketmq_spark.wire.identifiers import host_text
 from rocketmq_spark.wire.messages import DecodeSettings, decode_one, stored_in
 

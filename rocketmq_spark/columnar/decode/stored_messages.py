@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rocketmq_spark.base import codes
-from rocketmq_spark.pull import answers
-from rocketmq_spark.pull.answers import FetchedAnswer, Hole
+from rocketmq_spark.pull import fetched
+from rocketmq_spark.pull.fetched import FetchedAnswer, Hole
 
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
@@ -204,16 +204,16 @@ def _holes_of(messages: StoredMessages, i: int) -> list[Hole]:
     if offsets and (messages.sys_flags[mine] & codes.SysFlag.INNER_BATCH).any():
         texts = property_texts(messages, np.flatnonzero(mine))
         entries = zip(offsets, messages.sys_flags[mine].tolist(), texts, strict=True)
-        offset_count = answers.spans(entries, start, next_offset)
+        ranges = fetched.spans(entries, start, next_offset)
         # Batches without ``INNER_BASE``: brokers remove messages only from the front, and an offset after the end is
         # damaged.
-        offset_count = offset_count or [(offsets[0] if start < offsets[0] < next_offset else start, next_offset)]
+        ranges = ranges or [(offsets[0] if start < offsets[0] < next_offset else start, next_offset)]
     elif len(offsets) >= next_offset - start:
         return []
     else:
-        offset_count = [(offset, offset + 1) for offset in sorted(offsets)]
+        ranges = [(offset, offset + 1) for offset in sorted(offsets)]
     made, at = [], start
-    for first, behind in [*offset_count, (end, end)]:
+    for first, behind in [*ranges, (end, end)]:
         if first > at:
             made.append(Hole(i, at, min(first, end)))
         at = max(at, behind)

@@ -23,7 +23,7 @@ from rocketmq_spark.model import Filter, MessageQueue, OffsetRange
 from rocketmq_spark.options import Options
 from rocketmq_spark.ports import OffsetReader, RouteReader
 from rocketmq_spark.pull import reading
-from rocketmq_spark.pull.answers import Cause, OnLoss
+from rocketmq_spark.pull.outcomes import Cause, OnLoss
 from rocketmq_spark.pull.puller import Puller
 from rocketmq_spark.spark.compat import InputPartition
 from rocketmq_spark.spark.source import data_loss, subscription

@@ -13,7 +13,7 @@ from rocketmq_spark import Producer, PullConsumer
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import Message, MessageQueue
-from rocketmq_spark.pull.reading import PlainRead
+from rocketmq_spark.pull.read_ahead import PlainRead
 from tests.helpers import WAIT_S, awaited, indexed, killed, told
 from tests.live.consumer.test_pull_consumer import Make, group, make, texts
 

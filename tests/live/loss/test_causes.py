@@ -14,7 +14,7 @@ from rocketmq_spark.base.codes import Perm
 from rocketmq_spark.errors import CallTimeout, DataLossError, RouteNotFound
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue
-from rocketmq_spark.pull.requests import ProgressTimeout
+from rocketmq_spark.pull.progress_timeout import ProgressTimeout
 from rocketmq_spark.wire import rpc
 from tests.helpers import WAIT_S, awaited, killed, told
 from tests.mockbroker import eventually
