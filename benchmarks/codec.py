@@ -35,7 +35,7 @@ def _decodes(broker: LocalBroker, topic: str) -> list[Case]:
     ranges = ranges_of(broker, topic)
     reader = range_reader(broker, topic, ranges)
     # The buffer is valid until more is fetched.
-    copies = [FetchedAnswers(fetched.buffer.copy(), list(fetched.pieces)) for fetched in reader.fetch()]
+    copies = [FetchedAnswers(fetched.buffer.copy(), list(fetched.answers)) for fetched in reader.fetch()]
     queues = [r.queue for r in ranges]
     plain = tuple(column for column in BASIC if column.name in PLAIN)
     return [

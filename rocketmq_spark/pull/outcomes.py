@@ -32,9 +32,9 @@ OnLoss = Callable[[OffsetRange, Cause], None]
 
 @dataclass(frozen=True, slots=True)
 class Continue:
-    """There is no message before ``at``: pull there now."""
+    """There is no message before ``offset``: pull there now."""
 
-    at: int
+    offset: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,9 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """A possible loss, or lag: repeat the pull for a while; then messages before ``until``, or all remaining ones, are lost."""
+    """A possible loss, or lag: repeat the pull for the time of grace. Then the messages before ``until`` are lost; None means all
+    remaining ones.
+    """
 
     cause: Cause
     until: int | None = None
@@ -67,16 +69,18 @@ class Suspect:
 
 @dataclass(frozen=True, slots=True)
 class Reset:
-    """An operator reset the group to ``at``, which the broker reports to one pull only. A reader with own offsets repeats it."""
+    """An operator reset the group to ``offset``. The broker reports it to one pull only. A reader with own offsets repeats the
+    pull.
+    """
 
-    at: int
+    offset: int
 
 
 Decision = Continue | RepeatPull | Reconnect | Lost | Suspect | Reset
 
 
 # Temporary errors: the broker is busy, starting, or no longer the right one.
-_PASSING = frozenset(
+_TEMPORARY = frozenset(
     {
         Response.SYSTEM_BUSY,
         Response.SERVICE_NOT_AVAILABLE,
@@ -88,14 +92,14 @@ _PASSING = frozenset(
 )
 
 
-# Remarks that a slave sends with the code for "nothing matched", because only its master knows the answer.
+# Remarks that a slave sends with the code for "nothing matched". Only its master knows the answer.
 _BOUNDS_REMARKS = frozenset(
     {"OFFSET_TOO_SMALL", "OFFSET_OVERFLOW_BADLY", "NO_MESSAGE_IN_QUEUE", "NO_MATCHED_LOGIC_QUEUE", OFFSET_RESET}
 )
 
 
 def judge(start: int, answer: Answer) -> Decision | BrokerError:
-    """The reaction to ``answer`` to a pull at ``start``, an offset that the broker had when the read began."""
+    """Return the reaction to an answer to a pull at ``start``, an offset that the broker had when the read was planned."""
     code = answer.code
     if code == Response.PULL_NOT_FOUND:
         return _not_found(start, answer)
@@ -106,49 +110,49 @@ def judge(start: int, answer: Answer) -> Decision | BrokerError:
     if code == Response.GO_AWAY:
         return Reconnect()
     if code == Response.NO_PERMISSION:
-        told = PULLS_FORBIDDEN in answer.remark if answer.forbidden is None else answer.forbidden in UNREADABLE
-        return RepeatPull() if told else _refusal(answer)
-    if code in _PASSING:
+        is_unreadable = PULLS_FORBIDDEN in answer.remark if answer.forbidden is None else answer.forbidden in UNREADABLE
+        return RepeatPull() if is_unreadable else _error_of(answer)
+    if code in _TEMPORARY:
         return RepeatPull(reroute=code != Response.SYSTEM_BUSY)
     if code == Response.TOPIC_NOT_EXIST:
         return Suspect(Cause.TOPIC_DELETED)
     if code == Response.INVALID_PARAMETER:
         return Suspect(Cause.QUEUE_GONE)
-    return _refusal(answer)
+    return _error_of(answer)
 
 
 def _not_found(start: int, answer: Answer) -> Decision:
-    beyond = answer.next_offset
-    if beyond is not None and beyond > start:
+    next_offset = answer.next_offset
+    if next_offset is not None and next_offset > start:
         if answer.remark == "OFFSET_FOUND_NULL":  # the index, or a file of it, is missing or not open yet
-            return Suspect(Cause.TRUNCATED, beyond)
-        return Continue(beyond)
-    return Suspect(Cause.WENT_BACK)  # the queue now ends before the end that the plan saw
+            return Suspect(Cause.TRUNCATED, next_offset)
+        return Continue(next_offset)
+    return Suspect(Cause.WENT_BACK)  # the queue ends before the end that the plan saw
 
 
 def _nothing_matched(start: int, answer: Answer) -> Decision:
-    beyond = answer.next_offset
-    if beyond is None or beyond <= start or answer.remark in _BOUNDS_REMARKS:
+    next_offset = answer.next_offset
+    if next_offset is None or next_offset <= start or answer.remark in _BOUNDS_REMARKS:
         return RepeatPull(reroute=True)
     if answer.remark == "MESSAGE_WAS_REMOVING":
-        return Lost(beyond, Cause.TRUNCATED)
+        return Lost(next_offset, Cause.TRUNCATED)
     if answer.min_offset is not None and answer.min_offset > start:
         return Lost(answer.min_offset, Cause.TRUNCATED)  # no message matches the filter, or none is left
-    return Continue(beyond)
+    return Continue(next_offset)
 
 
 def _moved(start: int, answer: Answer) -> Decision:
     if answer.remark == OFFSET_RESET:
         return RepeatPull() if answer.next_offset is None else Reset(answer.next_offset)
-    low = answer.min_offset
-    if low is None and answer.remark == "OFFSET_TOO_SMALL":
-        low = answer.next_offset
-    if low is not None and low > start:
-        return Lost(low, Cause.TRUNCATED)
+    min_offset = answer.min_offset
+    if min_offset is None and answer.remark == "OFFSET_TOO_SMALL":
+        min_offset = answer.next_offset
+    if min_offset is not None and min_offset > start:
+        return Lost(min_offset, Cause.TRUNCATED)
     return Suspect(Cause.WENT_BACK)
 
 
-def _refusal(answer: Answer) -> BrokerError:
+def _error_of(answer: Answer) -> BrokerError:
     kind = error_for(answer.code, answer.remark)
     remedy = None
     if issubclass(kind, AccessDenied):

@@ -15,147 +15,152 @@ from rocketmq_spark.model import OffsetRange
 
 
 class PendingRange(NamedTuple):
-    """Offsets ``[start, end)`` of the range with number ``number``."""
+    """Offsets ``[start, end)`` of the range at index ``range_number``."""
 
-    number: int
+    range_number: int
     start: int
     end: int
 
 
 class PendingOffsets:
-    """Slots of all ranges, given out lowest first. False when nothing is missing any more."""
+    """The pending offsets of all ranges; the lowest are requested first. False if no offset is pending."""
 
     def __init__(self, ranges: Sequence[OffsetRange]) -> None:
-        self._ranges = len(ranges)
-        self._todo = [PendingRange(i, r.start, r.end) for i, r in enumerate(ranges) if r.size > 0]
-        self._parked: list[tuple[float, PendingRange]] = []
+        self._range_count = len(ranges)
+        self._unrequested = [PendingRange(i, r.start, r.end) for i, r in enumerate(ranges) if r.size > 0]
+        # Ranges that are requested again later, each with the time of its next attempt.
+        self._waiting: list[tuple[float, PendingRange]] = []
+        # By the opaque number of the pull.
         self._in_flight: dict[int, PendingRange] = {}
-        self._asked = 0
+        self._offsets_in_flight = 0
 
     def __bool__(self) -> bool:
-        return bool(self._todo or self._parked or self._in_flight)
+        return bool(self._unrequested or self._waiting or self._in_flight)
 
     @property
-    def todo(self) -> bool:
-        """Whether something may be asked for at once."""
-        return bool(self._todo)
+    def has_unrequested(self) -> bool:
+        """Whether there are offsets that may be requested at once."""
+        return bool(self._unrequested)
 
     @property
-    def in_flight(self) -> int:
+    def pulls_in_flight(self) -> int:
         return len(self._in_flight)
 
     @property
-    def asked(self) -> int:
-        """How many offsets are under way."""
-        return self._asked
+    def offsets_in_flight(self) -> int:
+        """The number of offsets that are requested and not answered."""
+        return self._offsets_in_flight
 
     @property
-    def next_due(self) -> float | None:
-        """When the first parked slot may be tried again."""
-        return self._parked[0][0] if self._parked else None
+    def next_retry_at(self) -> float | None:
+        """The time of the first next attempt; None if no range waits for one."""
+        return self._waiting[0][0] if self._waiting else None
 
-    def send(self, opaque: int, count: int, max_slots: int = 1) -> list[PendingRange]:
-        """Take the lowest offsets of what is to be asked for, as ``max_slots`` slots of ``count`` or as many as there
-        are; they are under way with the numbers from ``opaque`` on."""
-        slots: list[PendingRange] = []
-        while self._todo and len(slots) < max_slots:
-            number, start, end = self._todo[0]
-            limit = start + count * (max_slots - len(slots))
+    def start_pulls(self, opaque: int, count: int, max_pulls: int = 1) -> list[PendingRange]:
+        """Take the lowest unrequested offsets for at most ``max_pulls`` pulls of at most ``count`` messages. The pulls are in
+        flight from now on, with the numbers from ``opaque`` on.
+        """
+        pulls: list[PendingRange] = []
+        while self._unrequested and len(pulls) < max_pulls:
+            number, start, end = self._unrequested[0]
+            limit = start + count * (max_pulls - len(pulls))
             if limit < end:
-                heapq.heapreplace(self._todo, PendingRange(number, limit, end))
+                heapq.heapreplace(self._unrequested, PendingRange(number, limit, end))
             else:
                 limit = end
-                heapq.heappop(self._todo)
+                heapq.heappop(self._unrequested)
             ends = chain(range(start + count, limit, count), (limit,))
-            slots += map(PendingRange._make, zip(repeat(number), range(start, limit, count), ends, strict=False))
-            self._asked += limit - start
-        self._in_flight.update(zip(range(opaque, opaque + len(slots)), slots, strict=True))
-        return slots
+            pulls += map(PendingRange._make, zip(repeat(number), range(start, limit, count), ends, strict=False))
+            self._offsets_in_flight += limit - start
+        self._in_flight.update(zip(range(opaque, opaque + len(pulls)), pulls, strict=True))
+        return pulls
 
-    def answered(self, opaque: int) -> PendingRange | None:
-        """What was asked with this number; None if no range waits for it."""
-        slot = self._in_flight.pop(opaque, None)
-        if slot is not None:
-            self._asked -= slot.end - slot.start
-        return slot
+    def finish_pull(self, opaque: int) -> PendingRange | None:
+        """Return what the pull with this number requested; None if it is not in flight."""
+        requested = self._in_flight.pop(opaque, None)
+        if requested is not None:
+            self._offsets_in_flight -= requested.end - requested.start
+        return requested
 
-    def put(self, slot: PendingRange) -> None:
-        """To be asked for at once. An empty slot is nothing."""
-        if slot.start < slot.end:
-            heapq.heappush(self._todo, slot)
+    def add(self, part: PendingRange) -> None:
+        """Add offsets that are requested as soon as possible. An empty range adds nothing."""
+        if part.start < part.end:
+            heapq.heappush(self._unrequested, part)
 
-    def park(self, slot: PendingRange, due: float) -> None:
-        heapq.heappush(self._parked, (due, slot))
+    def retry_at(self, part: PendingRange, time_s: float) -> None:
+        """Add offsets that are requested at ``time_s``."""
+        heapq.heappush(self._waiting, (time_s, part))
 
-    def unpark(self, now: float) -> None:
-        while self._parked and self._parked[0][0] <= now:
-            self.put(heapq.heappop(self._parked)[1])
+    def release_due(self, now: float) -> None:
+        """Make the ranges whose next attempt is due unrequested."""
+        while self._waiting and self._waiting[0][0] <= now:
+            self.add(heapq.heappop(self._waiting)[1])
 
-    def recall(self) -> None:
-        """Nothing is under way any more: the connection is gone."""
-        for slot in self._in_flight.values():
-            self.put(slot)
+    def connection_lost(self) -> None:
+        """Make all offsets in flight unrequested: no answer comes any more."""
+        for requested in self._in_flight.values():
+            self.add(requested)
         self._in_flight.clear()
-        self._asked = 0
+        self._offsets_in_flight = 0
 
-    def cut(self, gone: PendingRange) -> list[PendingRange]:
-        """Give up what is missing within ``gone``; the parts that were, in order, neighbours joined."""
-        cut: list[PendingRange] = []
+    def remove(self, removed: PendingRange) -> list[PendingRange]:
+        """Remove the pending offsets within ``removed``. Returns them in order, with neighbours joined."""
+        removed_parts: list[PendingRange] = []
 
-        def rest(slot: PendingRange) -> Iterator[PendingRange]:
-            if slot.number != gone.number or slot.end <= gone.start or gone.end <= slot.start:
-                yield slot
+        def remaining(part: PendingRange) -> Iterator[PendingRange]:
+            if part.range_number != removed.range_number or part.end <= removed.start or removed.end <= part.start:
+                yield part
                 return
-            cut.append(PendingRange(slot.number, max(slot.start, gone.start), min(slot.end, gone.end)))
-            if slot.start < gone.start:
-                yield slot._replace(end=gone.start)
-            if gone.end < slot.end:
-                yield slot._replace(start=gone.end)
+            removed_parts.append(part._replace(start=max(part.start, removed.start), end=min(part.end, removed.end)))
+            if part.start < removed.start:
+                yield part._replace(end=removed.start)
+            if removed.end < part.end:
+                yield part._replace(start=removed.end)
 
-        self._todo = [part for slot in self._todo for part in rest(slot)]
-        self._parked = [(due, part) for due, slot in self._parked for part in rest(slot)]
-        for opaque, slot in list(self._in_flight.items()):
-            left = list(rest(slot))
-            if left != [slot]:
-                self.answered(opaque)
-                self._todo += left
-        heapq.heapify(self._todo)
-        heapq.heapify(self._parked)
-        return _joined(cut)
+        self._unrequested = [left for part in self._unrequested for left in remaining(part)]
+        self._waiting = [(time_s, left) for time_s, part in self._waiting for left in remaining(part)]
+        for opaque, requested in list(self._in_flight.items()):
+            left_parts = list(remaining(requested))
+            if left_parts != [requested]:
+                self.finish_pull(opaque)
+                self._unrequested += left_parts
+        heapq.heapify(self._unrequested)
+        heapq.heapify(self._waiting)
+        return _joined(removed_parts)
 
-    def claim(self, slot: PendingRange, end: int) -> PendingRange:
-        """What of the offsets before ``end`` is missing right behind ``slot``, which was answered, together with it: no longer
-        missing.
-        """
-        high = slot.end
-        for part in self.cut(PendingRange(slot.number, high, end)):
-            if part.start == high:
-                high = part.end
+    def extend(self, answered: PendingRange, end: int) -> PendingRange:
+        """Return ``answered`` together with the pending offsets directly after it, up to ``end``. They are no longer pending."""
+        extended_end = answered.end
+        for part in self.remove(PendingRange(answered.range_number, extended_end, end)):
+            if part.start == extended_end:
+                extended_end = part.end
             else:
-                self.put(part)
-        return slot._replace(end=high)
+                self.add(part)
+        return answered._replace(end=extended_end)
 
-    def misses_before(self, slot: PendingRange) -> bool:
-        """Whether something of the same range and below ``slot`` is missing."""
-        at = slot[:2]
-        return any(other[0] == at[0] and other[:2] < at for other in (*self._todo, *self._lowest()))
+    def has_pending_before(self, part: PendingRange) -> bool:
+        """Whether offsets of the same range before ``part`` are pending."""
+        position = part[:2]
+        return any(
+            other[0] == position[0] and other[:2] < position for other in (*self._unrequested, *self._candidates())
+        )
 
-    def frontier(self) -> tuple[int, int]:
-        """Range and offset of the first that is missing; everything before it is there or lost."""
-        return min((slot[:2] for slot in self._lowest()), default=(self._ranges, 0))
+    def first_pending(self) -> tuple[int, int]:
+        """Range number and offset of the first pending offset: everything before it was received, or is lost."""
+        return min((part[:2] for part in self._candidates()), default=(self._range_count, 0))
 
-    def _lowest(self) -> Iterator[PendingRange]:
-        """Of what is to be asked for only the lowest: enough to find the first of all."""
-        yield from self._todo[:1]
+    def _candidates(self) -> Iterator[PendingRange]:
+        """The ranges among which the first pending one is: of the unrequested ones, the top of the heap is enough."""
+        yield from self._unrequested[:1]
         yield from self._in_flight.values()
-        yield from (slot for _, slot in self._parked)
+        yield from (part for _, part in self._waiting)
 
 
-def _joined(slots: list[PendingRange]) -> list[PendingRange]:
+def _joined(parts: list[PendingRange]) -> list[PendingRange]:
     joined: list[PendingRange] = []
-    for slot in sorted(slots):
-        if joined and joined[-1].end == slot.start:
-            joined[-1] = joined[-1]._replace(end=slot.end)
+    for part in sorted(parts):
+        if joined and joined[-1].end == part.start:
+            joined[-1] = joined[-1]._replace(end=part.end)
         else:
-            joined.append(slot)
+            joined.append(part)
     return joined

@@ -1,10 +1,12 @@
-"""Offset ranges of one broker as pipelined pulls, and the answers that were received but not read yet.
+"""Reads offset ranges of one broker with pipelined pulls.
 
-The offsets of a range are known, so many pulls are under way at once. Answers may be short (a broker sends 32 messages or
-256 KiB, 8 when the data is cold), empty (filters, compaction), late or out of order: what an answer did not cover is asked
-for again, and answers are handed out up to the first offset that is still missing. ``answers`` decides what an answer means,
-so also whether the pull is repeated, and has what was received; ``missing`` has when, and which offsets are still to be read;
-``requests`` how much to ask for, from which replica, and how long to wait.
+The offsets of a range are known, so many pulls are in flight at once. Answers may be short (a broker sends 32 messages or
+256 KiB, 8 messages if the data is cold), empty (filters, compaction), late or out of order. Offsets that an answer did not cover
+are requested again, and answers are delivered up to the first offset that is still pending.
+
+``outcomes`` decides what an answer means, and so whether a pull is repeated; ``suspicions`` when. ``pending`` has the offsets
+that are still to be read, ``fetched`` the answers that were received. ``pacing`` decides how much to request, ``replica`` from
+whom, and ``progress_timeout`` how long to wait.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from rocketmq_spark.pull.pacing import PullPacing, PullRequests, PullSettings
 from rocketmq_spark.pull.pending import PendingOffsets, PendingRange
 from rocketmq_spark.pull.progress_timeout import BROKER_SILENCE_S, ProgressTimeout
 from rocketmq_spark.pull.replica import OnHint, ReplicaHints
-from rocketmq_spark.pull.suspicions import HoleSuspicions, LossSuspicions, confirmed_losses, split_at_doubt
+from rocketmq_spark.pull.suspicions import HoleSuspicions, LossSuspicions, confirmed_losses, split_at_unconfirmed
 from rocketmq_spark.remoting.bulk import BUFFER_BYTES, Answer, BulkStream, Found, PullTemplate
 
 if TYPE_CHECKING:
@@ -38,49 +40,51 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-# How long a look at another address may take while the connection at hand still works.
+# Time limit of a connection to another address while the present connection still works.
 RECONNECT_S = 5.0
-# How long a read that ends waits for the answers to what it asked, where one may be a reset.
+# How long a read that ends waits for the answers to its pulls in flight, because one may report a reset.
 LAST_ANSWERS_S = 1.0
 
 
 class GroupResets:
-    """Where an operator moved the group of a read that ``follows`` it. A broker says it once for each queue."""
+    """The offsets to which an operator reset the group, if the read ``follows`` its group. A broker reports a reset to one pull
+    of each queue.
+    """
 
     def __init__(self, ranges: Sequence[OffsetRange], follows: bool) -> None:
         self._ranges = ranges
         self._follows = follows
         self.by_queue: dict[MessageQueue, int] = {}
 
-    def note(self, slot: PendingRange, at: int) -> None:
+    def record(self, requested: PendingRange, offset: int) -> None:
         if self._follows:
-            self.by_queue[self._ranges[slot.number].queue] = at
+            self.by_queue[self._ranges[requested.range_number].queue] = offset
 
-    def hear(self, stream: BulkStream, missing: PendingOffsets, clock: Clock) -> None:
-        """The connection ends: wait for the answers to what is under way. All of that is missing again."""
+    def collect_in_flight(self, stream: BulkStream, pending: PendingOffsets, clock: Clock) -> None:
+        """Wait for the answers to the pulls in flight, before the connection is closed. Their offsets become pending."""
         until = clock.now() + LAST_ANSWERS_S
         try:
-            while self._follows and missing.in_flight and (left_s := until - clock.now()) > 0:
+            while self._follows and pending.pulls_in_flight and (left_s := until - clock.now()) > 0:
                 if stream.full:
                     stream.turn(())
                 if stream.receive(left_s):
-                    self._hear(stream, missing)
+                    self._collect(stream, pending)
         except RocketMQError as e:
             logger.info("pulls in flight were not answered: %s", e)
 
-    def _hear(self, stream: BulkStream, missing: PendingOffsets) -> None:
+    def _collect(self, stream: BulkStream, pending: PendingOffsets) -> None:
         found, others = stream.scan()
-        answers: list[tuple[int, Answer | None]] = [*((one[0], None) for one in found), *others]
+        answers: list[tuple[int, Answer | None]] = [*((opaque, None) for opaque, *_ in found), *others]
         for opaque, answer in answers:
-            if (slot := missing.answered(opaque)) is None:
+            if (requested := pending.finish_pull(opaque)) is None:
                 continue
-            missing.put(slot)
-            if answer is not None and isinstance(decision := judge(slot.start, answer), Reset):
-                self.note(slot, decision.at)
+            pending.add(requested)
+            if answer is not None and isinstance(decision := judge(requested.start, answer), Reset):
+                self.record(requested, decision.offset)
 
 
 class RangeReader:
-    """Reads ``ranges``, all of one broker, over one connection that is made again when it breaks."""
+    """Reads ``ranges`` of one broker over one connection, which is opened again when it breaks."""
 
     def __init__(
         self,
@@ -101,15 +105,16 @@ class RangeReader:
         self._clock = clock or Clock()
         grace_s = min(settings.grace_s, settings.read_deadline_s / 2)
         self._pacing = PullPacing(settings)
-        self._missing = PendingOffsets(ranges)
-        self._collected = ReceivedAnswers()
-        self._trials = LossSuspicions(grace_s, self._clock.pauses)
-        self._doubts = HoleSuspicions(grace_s, self._clock.pauses)
+        self._pending = PendingOffsets(ranges)
+        self._received = ReceivedAnswers()
+        self._suspicions = LossSuspicions(grace_s, self._clock.pauses)
+        self._hole_suspicions = HoleSuspicions(grace_s, self._clock.pauses)
         self._hints = ReplicaHints(on_hint)
-        # The earliest time of the next route request. Each refused pull is a reason for one, and a task has thousands of pulls.
-        self._route_due, self._route_pauses = 0.0, self._clock.pauses()
-        self._patience = ProgressTimeout(settings.read_deadline_s, self._clock)
+        # The earliest time of the next route request. Each rejected pull is a reason for one, and a task has thousands of pulls.
+        self._next_route_request_at, self._route_pauses = 0.0, self._clock.pauses()
+        self._progress_timeout = ProgressTimeout(settings.read_deadline_s, self._clock)
         self._stream: BulkStream | None = None
+        # The address of the last stream, to notice a change.
         self._address: str | None = None
         self._stopped = False
         self.requests = PullRequests(templates)
@@ -117,298 +122,315 @@ class RangeReader:
         self.resets = self._resets.by_queue
 
     def fetch(self) -> Generator[FetchedAnswers, None, None]:
-        """All messages of the ranges, buffer by buffer. A dropped iterator closes the connection too.
+        """Yield all messages of the ranges, buffer by buffer. Closing the iterator closes the connection.
 
-        A read that follows its group ends when an operator moves it; ``resets`` are the offsets by queue then.
+        A read that follows its group ends when an operator resets the group. Then ``resets`` has the new offsets by queue.
         """
-        self._patience.renew()
+        self._progress_timeout.restart()
         try:
-            while self._missing and not self._stopped and not self.resets:
+            while self._pending and not self._stopped and not self.resets:
                 try:
                     self._step()
                 except RocketMQError as e:
-                    if e.retriable:  # else what was refused is not among what is missing
-                        yield from self._deliver(leaving=True)
-                    self._drop_stream()
-                    if not self._missing:  # all that was missing is refused, or lost
+                    if e.retriable:  # after a permanent error, the offsets of the rejected pull are not pending
+                        yield from self._deliver(deliver_all=True)
+                    self._disconnect()
+                    if not self._pending:  # the rest was rejected, or is lost
                         raise
-                    queue = self._ranges[self._missing.frontier()[0]].queue
+                    queue = self._ranges[self._pending.first_pending()[0]].queue
                     e.topic, e.queue = e.topic or queue.topic, e.queue or str(queue)
                     if e.retriable:
                         e.remedy = e.remedy or f"Start broker {queue.broker_name}, or raise option 'readDeadline'"
-                    self._patience.pause(e, self._place)
+                    self._progress_timeout.pause_or_raise(e, self._waits_for)
                     continue
-                # What is given back of the last answers is missing again.
+                # The answers that the decoder gave back are delivered again.
                 yield from self._deliver()
         finally:
-            self._drop_stream()
+            self._disconnect()
 
     def stop(self) -> None:
-        """Have ``fetch`` end within a second or so of waiting; it may be called on another thread."""
+        """Make ``fetch`` end within about a second. Any thread may call this."""
         self._stopped = True
 
-    def doubt(self, holes: Sequence[Hole]) -> int:
-        """How many of the answers at hand may be used; the others are given out again.
+    def usable_count(self, holes: Sequence[Hole]) -> int:
+        """Return how many of the delivered answers may be used. The others are delivered again.
 
-        ``holes``, in order, are offsets that it jumps over although every offset of their queue has a message. They are
-        asked for again, of the master, until they come or have been missing for too long: then they are lost.
+        ``holes``, in order, are offsets that answers skipped although every offset of their queue has a message. They are
+        requested again, from the master, until they arrive or the time of grace is over: then they are lost.
         """
-        pieces, now = self._collected.lent, self._clock.now()
-        doubted = self._doubts.still(pieces, holes, now, believe=not self._hints.doubt())
-        for number, start, end in confirmed_losses(holes, doubted, pieces):
-            self._on_loss(OffsetRange(self._ranges[number].queue, start, end), Cause.TRUNCATED)
-        for piece, due in self._doubts.again(pieces, doubted, now):
-            self._missing.park(PendingRange(piece.number, piece.start, min(piece.next_offset, piece.limit)), due)
-        usable, others = split_at_doubt(pieces, doubted)
-        self._collected.give_back(others)
+        answers, now = self._received.being_decoded, self._clock.now()
+        is_reliable = not self._hints.return_to_master()
+        unconfirmed = self._hole_suspicions.unconfirmed(answers, holes, now, is_reliable)
+        for range_number, start, end in confirmed_losses(holes, unconfirmed, answers):
+            self._on_loss(OffsetRange(self._ranges[range_number].queue, start, end), Cause.TRUNCATED)
+        for answer, time_s in self._hole_suspicions.retries(answers, unconfirmed, now):
+            self._pending.retry_at(_covered(answer), time_s)
+        usable, others = split_at_unconfirmed(answers, unconfirmed)
+        self._received.give_back(others)
         return usable
 
     def _step(self) -> None:
-        """Send what may be sent, then take in what comes."""
-        if self._hints.moving and not self._missing.in_flight:
-            self._move()
+        """Send the pulls that are allowed now, then process what the broker sent."""
+        if self._hints.reconnect_needed and not self._pending.pulls_in_flight:
+            self._reconnect()
         if self._stream is None:
-            self._stream = self._connect(self._patience.deadline())
+            self._stream = self._connect(self._progress_timeout.connect_deadline())
         stream = self._stream
-        if stream.address != self._address:  # what another replica lacked does not count any more
+        if stream.address != self._address:  # what another replica lacked is no evidence any more
             self._address = stream.address
-            self._trials.forget()
-            self._doubts.forget()
-        self._missing.unpark(self._clock.now())
-        self._issue(stream)
+            self._suspicions.address_changed()
+            self._hole_suspicions.address_changed()
+        self._pending.release_due(self._clock.now())
+        self._send_pulls(stream)
         if not stream.full:
             self._receive(stream)
-        if not self._missing:
+        if not self._pending:
             return
-        self._patience.tell(self._place)
-        if self._patience.left() <= 0:
-            raise self._patience.timeout(stream.address)
+        self._progress_timeout.log_wait(self._waits_for)
+        if self._progress_timeout.remaining_s() <= 0:
+            raise self._progress_timeout.timeout_error(stream.address)
 
-    def _place(self) -> str:
-        """What is read next."""
-        number, offset = self._missing.frontier()
+    def _waits_for(self) -> str:
+        """Return what the read waits for, for errors and logs."""
+        number, offset = self._pending.first_pending()
         queue = self._ranges[number].queue
         return f"broker {queue.broker_name}: {queue} from offset {offset} on"
 
-    def _issue(self, stream: BulkStream) -> None:
-        if self._hints.moving:  # what is under way is awaited first
+    def _send_pulls(self, stream: BulkStream) -> None:
+        if self._hints.reconnect_needed:  # first, the pulls in flight must be answered
             return
         depth = self._pacing.depth()
-        # While the first missing offset keeps us waiting, no more is collected behind it than may be in flight.
+        # While the first pending offset is not answered, no more is received after it than may be in flight.
         if stream.filled > BUFFER_BYTES + self._settings.max_bytes_in_flight:
-            depth = 0 if self._missing.next_due is not None else 1
+            depth = 0 if self._pending.next_retry_at is not None else 1
         frames: list[bytes] = []
-        missing = self._missing
-        while missing.todo and (free := depth - missing.in_flight) > 0:
-            count = self._pacing.next_count()
-            pulls = min(free, self._pacing.pulls(count, missing.asked))
-            if not pulls and missing.in_flight:
+        pending = self._pending
+        while pending.has_unrequested and (free := depth - pending.pulls_in_flight) > 0:
+            count = self._pacing.next_pull_size()
+            pulls = min(free, self._pacing.allowed_pulls(count, pending.offsets_in_flight))
+            if not pulls and pending.pulls_in_flight:
                 break
-            frames.extend(self.requests.take(missing, self._pacing, max(1, pulls), count))
+            frames.extend(self.requests.next_frames(pending, self._pacing, max(1, pulls), count))
         if frames:
-            if missing.in_flight == len(frames):
-                self._patience.heard()
+            if pending.pulls_in_flight == len(frames):
+                self._progress_timeout.record_answer()
             stream.send(frames, self._settings.read_deadline_s)
 
     def _receive(self, stream: BulkStream) -> None:
-        if not stream.receive(self._patience.wait_s(self._missing.next_due)):
-            if self._missing.in_flight and self._patience.silent:
+        if not stream.receive(self._progress_timeout.receive_wait_s(self._pending.next_retry_at)):
+            if self._pending.pulls_in_flight and self._progress_timeout.is_silent:
                 raise ConnectionLost(f"the broker sent nothing for {BROKER_SILENCE_S:g} s", stream.address)
             return
-        self._patience.heard()
+        self._progress_timeout.record_answer()
         found, others = stream.scan()
-        self._take_all(found)
-        for opaque, other in others:
-            self._refuse(opaque, other, stream.address)
+        self._accept_all(found)
+        for opaque, answer in others:
+            self._handle_other_answer(opaque, answer, stream.address)
 
-    def _take_all(self, found: list[Found]) -> None:
-        """Most answers are full ones, which must cost little: there are 30,000 in a million messages."""
-        answered, pieces, trials = self._missing.answered, self._collected.pieces, self._trials.by_place
-        hinted, count = self._hints.last, self._pacing.count
+    def _accept_all(self, found: list[Found]) -> None:
+        """Accept answers with messages. Most answers are full, and these must cost little: a million messages have 30,000
+        answers.
+        """
+        finish_pull, answers, suspicions = (
+            self._pending.finish_pull,
+            self._received.answers,
+            self._suspicions.by_position,
+        )
+        hinted, count = self._hints.last_suggested, self._pacing.pull_size
         full = largest = 0
         make = FetchedAnswer._make
         for answer in found:
             opaque, next_offset, suggested, begin, end, _ = answer
-            slot = answered(opaque)
-            if slot is None:
+            requested = finish_pull(opaque)
+            if requested is None:
                 continue
-            number, start, limit = slot
+            number, start, limit = requested
             size = end - begin
-            if next_offset != limit or limit - start != count or suggested != hinted or not size or trials:
-                self._take(slot, answer)
+            if next_offset != limit or limit - start != count or suggested != hinted or not size or suspicions:
+                self._accept(requested, answer)
                 continue
-            pieces.append(make((number, start, limit, next_offset, begin, end)))
+            answers.append(make((number, start, limit, next_offset, begin, end)))
             full += 1
             if size > largest:
                 largest = size
         if full:
-            self._collected.rows += full * count
-            self._patience.hope()
-            self._pacing.learn(count, count, largest, full)
+            self._received.offset_count += full * count
+            self._progress_timeout.record_progress()
+            self._pacing.answer_received(count, count, largest, full)
 
-    def _take(self, slot: PendingRange, answer: Found) -> None:
-        _, next_offset, suggested, begin, end, low = answer
-        if suggested != self._hints.last:
-            self._hints.follow(suggested, self._trials)
-        number, start, limit = slot
+    def _accept(self, requested: PendingRange, answer: Found) -> None:
+        _, next_offset, suggested, begin, end, min_offset = answer
+        if suggested != self._hints.last_suggested:
+            self._hints.follow(suggested, self._suspicions)
+        number, start, limit = requested
         if next_offset <= start:
-            self._again(slot)
+            self._retry_later(requested)
             return
-        if self._settings.filtered and int(low) > start:  # a filter hides how much of what it jumped over was there
-            self._gone(slot, int(low), Cause.TRUNCATED, below=True)
+        if self._settings.filtered and int(min_offset) > start:  # a filter hides which of the skipped offsets existed
+            self._lose_at_master(requested, int(min_offset), Cause.TRUNCATED, from_range_start=True)
             return
-        self._progress(slot)
+        self._record_progress(requested)
         if end > begin and not self._settings.filtered:
-            number, start, limit = self._whole(slot, next_offset, begin)
-        rows = min(next_offset, limit) - start
+            number, start, limit = self._with_rest_of_batch(requested, next_offset, begin)
+        count = min(next_offset, limit) - start
         if end > begin:
-            self._collected.add(FetchedAnswer(number, start, limit, next_offset, begin, end), rows)
-        self._pacing.learn(limit - start, rows, end - begin)
-        self._missing.put(PendingRange(number, next_offset, limit))
+            self._received.add(FetchedAnswer(number, start, limit, next_offset, begin, end), count)
+        self._pacing.answer_received(limit - start, count, end - begin)
+        self._pending.add(PendingRange(number, next_offset, limit))
 
-    def _whole(self, slot: PendingRange, next_offset: int, begin: int) -> PendingRange:
-        """An inner batch comes whole, however few of its offsets were asked for: what was not had yet is had now.
-
-        Up to where the broker goes on. What lies before is asked for again: where the batch begins says it alone.
+    def _with_rest_of_batch(self, requested: PendingRange, next_offset: int, begin: int) -> PendingRange:
+        """Return the offsets that an answer covers. A broker returns an inner batch whole, however few of its offsets were
+        requested, so the pending offsets up to ``next_offset`` are covered, too. Those before ``requested`` are requested again:
+        only an answer to them shows where the batch begins.
         """
         assert self._stream is not None
         if not is_inner_batch(self._stream.buffer, begin):
-            return slot
-        return self._missing.claim(slot, max(slot.end, next_offset))
+            return requested
+        return self._pending.extend(requested, max(requested.end, next_offset))
 
-    def _refuse(self, opaque: int, answer: Answer, address: str) -> None:
-        slot = self._missing.answered(opaque)
-        if slot is None:
+    def _handle_other_answer(self, opaque: int, answer: Answer, address: str) -> None:
+        requested = self._pending.finish_pull(opaque)
+        if requested is None:
             return
-        if answer.suggested_broker is not None and answer.suggested_broker != self._hints.last:
-            self._hints.follow(answer.suggested_broker, self._trials)
-        self._patience.refused(f"{answer.code} {answer.remark}".strip())
-        match judge(slot.start, answer):
-            case AccessDenied() if self.requests.other_keys(opaque):
-                self._again(slot)  # keys that expired, while others are to be had
+        if answer.suggested_broker is not None and answer.suggested_broker != self._hints.last_suggested:
+            self._hints.follow(answer.suggested_broker, self._suspicions)
+        self._progress_timeout.record_refusal(f"{answer.code} {answer.remark}".strip())
+        match judge(requested.start, answer):
+            case AccessDenied() if self.requests.has_newer_keys(opaque):
+                self._retry_later(requested)  # the keys expired, and there are newer ones
             case BrokerError() as error:
-                queue = self._ranges[slot.number].queue
+                queue = self._ranges[requested.range_number].queue
                 error.addr, error.topic, error.queue = address, queue.topic, str(queue)
                 raise error
-            case Continue(at):
-                self._progress(slot)
-                self._pacing.passed()
-                self._missing.put(slot._replace(start=at))
+            case Continue(offset):
+                self._record_progress(requested)
+                self._pacing.nothing_matched()
+                self._pending.add(requested._replace(start=offset))
             case RepeatPull(reroute):
                 if reroute:
-                    self._reroute()
-                    self._hints.doubt()
-                self._again(slot)
-            case Reset(at):
-                self._resets.note(slot, at)
-                self._again(slot)
+                    self._request_route()
+                    self._hints.return_to_master()
+                self._retry_later(requested)
+            case Reset(offset):
+                self._resets.record(requested, offset)
+                self._retry_later(requested)
             case Reconnect():
-                self._missing.put(slot)
+                self._pending.add(requested)
                 raise ConnectionLost("the broker is shutting down", address, remark=answer.remark)
             case Lost(until, cause):
-                # Below the minimum nothing is left, whatever was asked for first: one loss.
-                self._gone(slot, until, cause, below=until == answer.min_offset)
+                # Below the minimum nothing is left, so this is one loss, whichever offset was requested first.
+                self._lose_at_master(requested, until, cause, from_range_start=until == answer.min_offset)
             case Suspect(cause, until):
-                self._suspect(slot, until, cause)
+                self._suspect(requested, until, cause)
 
-    def _suspect(self, slot: PendingRange, until: int | None, cause: Cause) -> None:
-        doubted = self._hints.doubt()
-        outlasted = self._trials.suspect(slot[:2], self._clock.now(), believe=not doubted)
-        if doubted:
-            self._again(slot)
+    def _suspect(self, requested: PendingRange, until: int | None, cause: Cause) -> None:
+        asks_master = self._hints.return_to_master()
+        is_confirmed = self._suspicions.suspect_loss(requested[:2], self._clock.now(), is_reliable=not asks_master)
+        if asks_master:
+            self._retry_later(requested)
             return
-        # What comes before it in the same range has the first word, so that a loss is reported once and as a whole.
-        if outlasted and not self._missing.misses_before(slot):
-            self._lose(slot, until, cause)
+        # Offsets before it in the same range are decided first, so that a loss is reported once and as a whole.
+        if is_confirmed and not self._pending.has_pending_before(requested):
+            self._lose(requested, until, cause)
             return
         if cause in (Cause.TOPIC_DELETED, Cause.QUEUE_GONE):
-            self._reroute()
-        self._again(slot)
+            self._request_route()
+        self._retry_later(requested)
 
-    def _gone(self, slot: PendingRange, until: int, cause: Cause, below: bool) -> None:
-        if self._hints.doubt():
-            self._again(slot)
+    def _lose_at_master(self, requested: PendingRange, until: int, cause: Cause, from_range_start: bool) -> None:
+        """Report a loss that the master answered; after the answer of a slave, ask the master."""
+        if self._hints.return_to_master():
+            self._retry_later(requested)
         else:
-            self._lose(slot, until, cause, below)
+            self._lose(requested, until, cause, from_range_start)
 
-    def _lose(self, slot: PendingRange, until: int | None, cause: Cause, below: bool = False) -> None:
-        """What is still missing from the start of ``slot``, or ``below`` it, to ``until`` or the range's end is gone."""
-        whole = self._ranges[slot.number]
-        self._progress(slot)
-        self._missing.put(slot)
-        self._pacing.forget()
-        start = whole.start if below else slot.start
-        for part in self._missing.cut(PendingRange(slot.number, start, whole.end if until is None else until)):
+    def _lose(self, requested: PendingRange, until: int | None, cause: Cause, from_range_start: bool = False) -> None:
+        """Report the pending offsets from the start of ``requested``, or of its range, to ``until``, or to the end of the range,
+        as lost.
+        """
+        whole = self._ranges[requested.range_number]
+        self._record_progress(requested)
+        self._pending.add(requested)
+        self._pacing.pulls_lost()
+        start = whole.start if from_range_start else requested.start
+        end = whole.end if until is None else until
+        for part in self._pending.remove(PendingRange(requested.range_number, start, end)):
             self._on_loss(OffsetRange(whole.queue, part.start, part.end), cause)
 
-    def _again(self, slot: PendingRange) -> None:
-        self._missing.park(slot, self._trials.due(slot[:2], self._clock.now()))
+    def _retry_later(self, requested: PendingRange) -> None:
+        self._pending.retry_at(requested, self._suspicions.next_retry_at(requested[:2], self._clock.now()))
 
-    def _progress(self, slot: PendingRange) -> None:
-        self._trials.end(slot[:2])
-        self._patience.hope()
+    def _record_progress(self, requested: PendingRange) -> None:
+        self._suspicions.clear(requested[:2])
+        self._progress_timeout.record_progress()
 
-    def _reroute(self) -> None:
+    def _request_route(self) -> None:
         """Request the route in the next step, unless it was requested a moment ago."""
         now = self._clock.now()
-        if now >= self._route_due:
-            self._hints.moving = True
-            self._route_due = now + next(self._route_pauses)
+        if now >= self._next_route_request_at:
+            self._hints.reconnect_needed = True
+            self._next_route_request_at = now + next(self._route_pauses)
 
-    def _move(self) -> None:
-        """Go to where the route leads by now. What still works is not given up for less."""
-        self._hints.moving = False
+    def _reconnect(self) -> None:
+        """Connect to the address in the current route. If that fails, the present connection stays."""
+        self._hints.reconnect_needed = False
         try:
-            fresh = self._connect(self._patience.deadline(RECONNECT_S))
+            stream = self._connect(self._progress_timeout.connect_deadline(RECONNECT_S))
         except RocketMQError as e:
             logger.info("cannot connect to the address in the current route: %s", e)
             return
-        if self._stream is not None and self._stream.address == fresh.address:
-            fresh.close()
+        if self._stream is not None and self._stream.address == stream.address:
+            stream.close()
             return
-        self._drop_stream()
-        self._stream = fresh
+        self._disconnect()
+        self._stream = stream
 
-    def _drop_stream(self) -> None:
+    def _disconnect(self) -> None:
         stream, self._stream = self._stream, None
         if stream is None:
             return
-        self._resets.hear(stream, self._missing, self._clock)
+        self._resets.collect_in_flight(stream, self._pending, self._clock)
         stream.close()
-        for piece in self._collected.drop():
-            self._missing.put(PendingRange(piece.number, piece.start, min(piece.next_offset, piece.limit)))
-        self._missing.recall()
-        self._pacing.forget()
+        for answer in self._received.clear():
+            self._pending.add(_covered(answer))
+        self._pending.connection_lost()
+        self._pacing.pulls_lost()
 
-    def _deliver(self, leaving: bool = False) -> Iterator[FetchedAnswers]:
-        """Hand out what lies before the first offset that is missing, once it is worth it or nothing is missing.
+    def _deliver(self, deliver_all: bool = False) -> Iterator[FetchedAnswers]:
+        """Yield the answers before the first pending offset, if they are many enough or no offset is pending.
 
-        With ``leaving``, and before a move, all of it: a read that needs more answers than a connection gives must have an end.
+        With ``deliver_all``, and before a reconnect, yield them in any case: otherwise a read that needs more answers than one
+        connection delivers would never end.
         """
-        stream, enough = self._stream, self._settings.fetched_rows
-        leaving = leaving or (self._hints.moving and not self._missing.in_flight)
-        hurry = leaving or not self._missing or (stream is not None and stream.full)
-        if stream is None or not (hurry or self._collected.rows >= enough):
+        stream, enough = self._stream, self._settings.fetched_offsets
+        reconnects = self._hints.reconnect_needed and not self._pending.pulls_in_flight
+        is_urgent = deliver_all or reconnects or not self._pending or (stream is not None and stream.full)
+        if stream is None or not (is_urgent or self._received.offset_count >= enough):
             return
-        ready, rest = self._collected.before(self._missing.frontier())
+        ready, rest = self._received.split_at(self._pending.first_pending())
         while self._recreated is not None and (recreated := self._recreated.find(stream.buffer, ready)):
             self._lose_recreated(recreated)
-            ready, rest = self._collected.before(self._missing.frontier())  # fewer offsets are missing now
-        waiting = offset_count(rest)
-        if not hurry and self._collected.rows - waiting < enough // 2:
+            ready, rest = self._received.split_at(self._pending.first_pending())  # fewer offsets are pending now
+        rest_count = offset_count(rest)
+        if not is_urgent and self._received.offset_count - rest_count < enough // 2:
             return
         if ready:
-            self._collected.lent = ready
+            self._received.being_decoded = ready
             yield FetchedAnswers(stream.buffer, ready)
-            self._patience.renew()
-        self._collected.keep(rest, waiting, stream)
+            self._progress_timeout.restart()
+        self._received.retain(rest, rest_count, stream)
 
-    def _lose_recreated(self, pieces: Sequence[FetchedAnswer]) -> None:
-        """Report ``pieces``, whose topics were created again, and the missing offsets of their ranges as lost."""
-        self._collected.remove(pieces)
-        for piece in pieces:
-            self._missing.put(PendingRange(piece.number, piece.start, min(piece.next_offset, piece.limit)))
-        for number in sorted({piece.number for piece in pieces}):
-            whole = self._ranges[number]
-            for part in self._missing.cut(PendingRange(number, whole.start, whole.end)):
+    def _lose_recreated(self, answers: Sequence[FetchedAnswer]) -> None:
+        """Report as lost ``answers``, whose topics were created again, and the pending offsets of their ranges."""
+        self._received.remove(answers)
+        for answer in answers:
+            self._pending.add(_covered(answer))
+        for range_number in sorted({answer.range_number for answer in answers}):
+            whole = self._ranges[range_number]
+            for part in self._pending.remove(PendingRange(range_number, whole.start, whole.end)):
                 self._on_loss(OffsetRange(whole.queue, part.start, part.end), Cause.WENT_BACK)
+
+
+def _covered(answer: FetchedAnswer) -> PendingRange:
+    """Return the offsets that an answer covers."""
+    return PendingRange(answer.range_number, answer.start, min(answer.next_offset, answer.limit))

@@ -1,9 +1,8 @@
-"""Plain answers for a consumer that reads ahead.
+"""Copies answers for a consumer that reads ahead.
 
-``PlainRead`` ends before anything that is not plain messages from the requested offset: lost, illegal or skipped offsets, or
-messages beyond the requested end. A long poll from there gets the broker's answer. An operator's reset of the group also ends
-it; since only one pull of each queue receives the reset, it is noted, and the read waits for the answers to all pulls in flight
-before it ends.
+``PlainRead`` ends before an answer that is not plain: lost, illegal or skipped offsets, or messages beyond the requested end. A
+long poll from there gets the broker's answer. An operator's reset of the group ends it, too. Only one pull of each queue
+receives the reset, so it is recorded, and the read waits for the answers to all pulls in flight before it ends.
 """
 
 from __future__ import annotations
@@ -23,16 +22,14 @@ from rocketmq_spark.pull.pacing import MAX_PULL_DEPTH
 from rocketmq_spark.pull.puller import Puller
 
 _MIN_BYTES, _MAX_BYTES = 64 << 10, 8 << 20
-
-
-_DEADLINE_S = 30.0
-
-
-_NUMBER = itemgetter(0)  # of a piece: that of its range
+_READ_DEADLINE_S = 30.0
+_range_number = itemgetter(0)
 
 
 class PlainAnswers(NamedTuple):
-    """The stored messages of answers in a row from ``start`` on: next offset of each, and where its bytes end."""
+    """The stored messages of consecutive answers from ``start`` on. ``ends`` has the next offset of each answer, and where its
+    bytes in ``stored`` end.
+    """
 
     queue: MessageQueue
     start: int
@@ -41,9 +38,9 @@ class PlainAnswers(NamedTuple):
 
 
 class PlainRead:
-    """A read of ``ranges``, all of one broker and in their order, with the ranges of a queue in a row.
+    """A read of ``ranges`` of one broker, in their order. The ranges of a queue must be consecutive.
 
-    ``offsets`` and ``size`` (bytes) limit the pulls in flight, and the size of one result.
+    ``offsets`` and ``size`` (bytes) limit the pulls in flight, and what ``fetch`` yields at once.
     """
 
     def __init__(self, puller: Puller, ranges: Sequence[OffsetRange], offsets: int, size: int) -> None:
@@ -51,64 +48,64 @@ class PlainRead:
             puller.settings,
             depth=min(MAX_PULL_DEPTH, max(1, offsets // puller.settings.batch_size)),
             max_bytes_in_flight=min(_MAX_BYTES, max(_MIN_BYTES, size)),
-            fetched_rows=max(1, offsets // 2),
+            fetched_offsets=max(1, offsets // 2),
             grace_s=0.0,
-            read_deadline_s=_DEADLINE_S,
+            read_deadline_s=_READ_DEADLINE_S,
             follows_resets=True,
         )
         self._ranges = ranges
         self._reading = reading.read(replace(puller, settings=settings), ranges, self._lost)
-        self._at = {r.queue: r.start for r in reversed(ranges)}
-        self._odd = False
+        self._next_offsets = {r.queue: r.start for r in reversed(ranges)}
+        self._met_other_answer = False
 
     @property
     def whole(self) -> bool:
-        """Whether the read ended at its end, or because its reader stopped."""
-        return not self._odd and not self.resets
+        """Whether all answers were plain: the read ended at its end, or was stopped."""
+        return not self._met_other_answer and not self.resets
 
     @property
     def resets(self) -> Mapping[MessageQueue, int]:
-        """Where an operator moved the group meanwhile, by queue; known when the read has ended."""
+        """The offsets to which an operator reset the group meanwhile, by queue. Complete when the read has ended."""
         return self._reading.resets
 
     def fetch(self) -> Generator[list[PlainAnswers], None, None]:
-        """Yield answers until all is read, ``stop`` is called, or an answer is not plain: then ``whole`` is False.
+        """Yield answers until all are read, ``stop`` is called, or an answer is not plain. Then ``whole`` is False.
 
         Raises permanent errors of a broker, and temporary ones that lasted too long.
         """
         with closing(self._reading.fetch()) as fetching:
             for fetched in fetching:
                 yield self._copies(fetched)
-                if self._odd:
+                if self._met_other_answer:
                     return
 
     def stop(self) -> None:
-        """End soon, also while a read waits for a broker."""
+        """Make ``fetch`` end soon, also while it waits for a broker."""
         self._reading.stop()
 
     def _copies(self, fetched: FetchedAnswers) -> list[PlainAnswers]:
-        """Copies of the answers before the first that is not plain."""
-        found = []
+        """Return copies of the answers before the first one that is not plain."""
+        copies = []
         view = fetched.buffer.data
-        for number, of_range in groupby(fetched.pieces, key=_NUMBER):
+        for number, of_range in groupby(fetched.answers, key=_range_number):
             queue = self._ranges[number].queue
-            start = at = self._at[queue]
+            start = next_start = self._next_offsets[queue]
             ends, parts, size = [], [], 0
-            for _, begins_at, limit, next_offset, begin, end in of_range:
-                if begins_at != at or next_offset > limit:
-                    self._odd = True
+            for _, answer_start, limit, next_offset, begin, end in of_range:
+                if answer_start != next_start or next_offset > limit:
+                    self._met_other_answer = True
                     break
-                at = next_offset
+                next_start = next_offset
                 size += end - begin
-                ends.append((at, size))
+                ends.append((next_start, size))
                 parts.append(view[begin:end])
-            self._at[queue] = at
+            self._next_offsets[queue] = next_start
             if ends:
-                found.append(PlainAnswers(queue, start, ends, b"".join(parts)))
-            if self._odd:
+                copies.append(PlainAnswers(queue, start, ends, b"".join(parts)))
+            if self._met_other_answer:
                 break
-        return found
+        return copies
 
     def _lost(self, part: OffsetRange, cause: Cause) -> None:
-        self._odd = True
+        self._met_other_answer = True
         self.stop()

@@ -12,103 +12,115 @@ from collections.abc import Callable, Iterator, Sequence
 from rocketmq_spark.pull.fetched import FetchedAnswer, Hole
 
 # Range number and offset.
-Place = tuple[int, int]
+Position = tuple[int, int]
 
 
 class LossSuspicion:
-    """Tries that brought nothing so far: when they began to look like loss, and the pauses between them."""
+    """Attempts without a message at one position: when they first looked like a loss, and the pauses between them."""
 
     def __init__(self, pauses: Iterator[float]) -> None:
         self.pauses = pauses
+        # None: the attempts failed, but nothing looks lost. Infinity: it looks lost, and the time starts with the next answer.
         self.suspected_at: float | None = None
 
-    def suspected(self, now: float) -> float:
-        """For how long it has looked like loss."""
+    def suspected_for_s(self, now: float) -> float:
+        """Return for how long it has looked like a loss."""
         self.suspected_at = now if self.suspected_at is None else min(self.suspected_at, now)
         return now - self.suspected_at
 
 
 class LossSuspicions:
-    """By place, each with pauses of its own, until something comes. ``by_place`` is to be looked at only."""
+    """The suspicions by position, each with its own pauses, until a message arrives. ``by_position`` is read-only for others."""
 
     def __init__(self, grace_s: float, pauses: Callable[[], Iterator[float]]) -> None:
         self._grace_s = grace_s
         self._pauses = pauses
-        self.by_place: dict[Place, LossSuspicion] = {}
+        self.by_position: dict[Position, LossSuspicion] = {}
 
-    def suspect(self, place: Place, now: float, believe: bool = True) -> bool:
-        """It looks like loss: whether it has for the time of grace. Without ``believe`` no answer so far counts."""
-        trial = self._trial(place)
-        if not believe:
-            trial.suspected_at = None
-        return trial.suspected(now) >= self._grace_s
+    def suspect_loss(self, position: Position, now: float, is_reliable: bool = True) -> bool:
+        """Record an answer that looks like a loss. Returns whether all answers have for the time of grace.
 
-    def forget(self) -> None:
-        """The next answers come from elsewhere: what looks like loss still does, but no answer so far counts."""
-        for trial in self.by_place.values():
-            if trial.suspected_at is not None:
-                trial.suspected_at = math.inf
+        ``is_reliable``: the broker that answered knows it. Otherwise the time of grace starts again.
+        """
+        suspicion = self._suspicion(position)
+        if not is_reliable:
+            suspicion.suspected_at = None
+        return suspicion.suspected_for_s(now) >= self._grace_s
+
+    def address_changed(self) -> None:
+        """The next answers come from another address: what looked lost still does, but the time of grace starts again."""
+        for suspicion in self.by_position.values():
+            if suspicion.suspected_at is not None:
+                suspicion.suspected_at = math.inf
 
     @property
-    def suspicious(self) -> bool:
-        """Whether anything looks like loss."""
-        return any(trial.suspected_at is not None for trial in self.by_place.values())
+    def any_suspected(self) -> bool:
+        """Whether any position looks lost."""
+        return any(suspicion.suspected_at is not None for suspicion in self.by_position.values())
 
-    def due(self, place: Place, now: float) -> float:
-        """When to ask again; each time later."""
-        return now + next(self._trial(place).pauses)
+    def next_retry_at(self, position: Position, now: float) -> float:
+        """The time of the next attempt. The pause grows with each one."""
+        return now + next(self._suspicion(position).pauses)
 
-    def end(self, place: Place) -> None:
-        """Something came, or it is lost."""
-        self.by_place.pop(place, None)
+    def clear(self, position: Position) -> None:
+        """A message arrived, or the offset is lost."""
+        self.by_position.pop(position, None)
 
-    def _trial(self, place: Place) -> LossSuspicion:
-        return self.by_place.setdefault(place, LossSuspicion(self._pauses()))
+    def _suspicion(self, position: Position) -> LossSuspicion:
+        return self.by_position.setdefault(position, LossSuspicion(self._pauses()))
 
 
 class HoleSuspicions:
-    """Holes by range and offset, until the broker fills them or they have been there for too long."""
+    """The suspicions for holes, by range number and first offset, until the broker fills them or the time of grace is over."""
 
     def __init__(self, grace_s: float, pauses: Callable[[], Iterator[float]]) -> None:
-        self._trials = LossSuspicions(grace_s, pauses)
+        self._suspicions = LossSuspicions(grace_s, pauses)
 
-    def still(self, pieces: Sequence[FetchedAnswer], holes: Sequence[Hole], now: float, believe: bool) -> list[Hole]:
-        """The holes that may still be filled. Without ``believe`` no answer so far counts."""
+    def unconfirmed(
+        self, answers: Sequence[FetchedAnswer], holes: Sequence[Hole], now: float, is_reliable: bool
+    ) -> list[Hole]:
+        """Return the holes that may still be filled. ``is_reliable`` as in ``LossSuspicions.suspect_loss``."""
         return [
-            hole for hole in holes if not self._trials.suspect((pieces[hole.piece].number, hole.start), now, believe)
+            hole
+            for hole in holes
+            if not self._suspicions.suspect_loss((answers[hole.answer].range_number, hole.start), now, is_reliable)
         ]
 
-    def forget(self) -> None:
-        """The next answers come from elsewhere: no answer so far counts."""
-        self._trials.forget()
+    def address_changed(self) -> None:
+        """The next answers come from another address: the time of grace starts again."""
+        self._suspicions.address_changed()
 
-    def again(
-        self, pieces: Sequence[FetchedAnswer], doubted: Sequence[Hole], now: float
+    def retries(
+        self, answers: Sequence[FetchedAnswer], unconfirmed: Sequence[Hole], now: float
     ) -> Iterator[tuple[FetchedAnswer, float]]:
-        """The answers with holes, each once, and when to ask for them again."""
-        for i, hole in {hole.piece: hole for hole in reversed(doubted)}.items():
-            yield pieces[i], self._trials.due((pieces[i].number, hole.start), now)
+        """Yield each answer with unconfirmed holes once, with the time at which to request it again."""
+        for i, hole in {hole.answer: hole for hole in reversed(unconfirmed)}.items():
+            yield answers[i], self._suspicions.next_retry_at((answers[i].range_number, hole.start), now)
 
 
 def confirmed_losses(
-    holes: Sequence[Hole], doubted: Sequence[Hole], pieces: Sequence[FetchedAnswer]
+    holes: Sequence[Hole], unconfirmed: Sequence[Hole], answers: Sequence[FetchedAnswer]
 ) -> list[tuple[int, int, int]]:
-    """Range number, start and end of what is lost before the first doubt, neighbours joined."""
-    usable = doubted[0].piece if doubted else len(pieces)
+    """Return range number, start and end of what is lost before the first answer with an unconfirmed hole, neighbours joined."""
+    usable_count = unconfirmed[0].answer if unconfirmed else len(answers)
     lost: list[tuple[int, int, int]] = []
     for hole in holes:
-        if hole.piece >= usable:
+        if hole.answer >= usable_count:
             break
-        number = pieces[hole.piece].number
-        if lost and lost[-1][0] == number and lost[-1][2] == hole.start:
-            lost[-1] = (number, lost[-1][1], hole.end)
+        range_number = answers[hole.answer].range_number
+        if lost and lost[-1][0] == range_number and lost[-1][2] == hole.start:
+            lost[-1] = (range_number, lost[-1][1], hole.end)
         else:
-            lost.append((number, hole.start, hole.end))
+            lost.append((range_number, hole.start, hole.end))
     return lost
 
 
-def split_at_doubt(pieces: Sequence[FetchedAnswer], doubted: Sequence[Hole]) -> tuple[int, list[FetchedAnswer]]:
-    """How many pieces come before the first doubt, and those without one behind it."""
-    bad = {hole.piece for hole in doubted}
-    usable = min(bad, default=len(pieces))
-    return usable, [piece for i, piece in enumerate(pieces[usable:], usable) if i not in bad]
+def split_at_unconfirmed(
+    answers: Sequence[FetchedAnswer], unconfirmed: Sequence[Hole]
+) -> tuple[int, list[FetchedAnswer]]:
+    """Return the number of answers before the first one with an unconfirmed hole, and the answers after it that have none."""
+    with_holes = {hole.answer for hole in unconfirmed}
+    usable_count = min(with_holes, default=len(answers))
+    return usable_count, [
+        answer for i, answer in enumerate(answers[usable_count:], usable_count) if i not in with_holes
+    ]

@@ -51,8 +51,8 @@ class _Shown(FetchedAnswers):
     """One that failed tests show as what it is made of."""
 
     def __repr__(self) -> str:
-        bodies = [bytes(self.buffer[piece.begin : piece.end]) for piece in self.pieces]
-        return f"Fetched({list(zip(self.pieces, bodies, strict=True))})"
+        bodies = [bytes(self.buffer[piece.begin : piece.end]) for piece in self.answers]
+        return f"Fetched({list(zip(self.answers, bodies, strict=True))})"
 
 
 def offset_of(message: bytes) -> int:

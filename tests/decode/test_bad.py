@@ -137,7 +137,7 @@ def test_what_an_answer_beside_a_bad_one_skips_is_asked_for_again():
     """It may still come: the bad message says nothing about it."""
     asked = []
 
-    def usable(pieces, holes):
+    def usable(answers, holes):
         asked.append(list(holes))
         return 1
 

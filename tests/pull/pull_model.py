@@ -287,7 +287,7 @@ class Stream:
 def holes(model: Model, fetched: FetchedAnswers) -> list[Hole]:
     """Offsets that the answers should have had."""
     found = []
-    for i, (number, start, limit, next_offset, begin, end) in enumerate(fetched.pieces):
+    for i, (number, start, limit, next_offset, begin, end) in enumerate(fetched.answers):
         size = model.queues[number].message_bytes
         there = {offset_at(fetched.buffer, at) for at in range(begin, end, size)}
         missing = [n for n in range(start, min(limit, next_offset)) if n not in there]
@@ -322,8 +322,8 @@ def read(
     reader = model.reader(ranges, settings or PullSettings(), lambda part, cause: result.lost.append((part, cause)))
     try:
         for fetched in reader.fetch():
-            usable = reader.doubt(holes(model, fetched)) if dense else len(fetched.pieces)
-            for number, start, limit, next_offset, begin, end in fetched.pieces[:usable]:
+            usable = reader.usable_count(holes(model, fetched)) if dense else len(fetched.answers)
+            for number, start, limit, next_offset, begin, end in fetched.answers[:usable]:
                 size = model.queues[number].message_bytes
                 for at in range(begin, end, size):
                     offset = offset_at(fetched.buffer, at)
@@ -375,5 +375,5 @@ pull_settings = st.builds(
     max_bytes_in_flight=st.sampled_from([64 << 10, 8 << 20]),
     depth=st.sampled_from([None, None, 1, 7]),
     batch_size=st.sampled_from([1, 10, 1024]),
-    fetched_rows=st.sampled_from([1, 30, 16_384]),
+    fetched_offsets=st.sampled_from([1, 30, 16_384]),
 )

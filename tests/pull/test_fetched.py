@@ -11,6 +11,6 @@ def test_an_answer_covers_what_was_asked_as_far_as_the_broker_went() -> None:
         FetchedAnswer(0, 42, 74, 50, 9, 12),
         FetchedAnswer(1, 0, 32, 40, 12, 30),
     )
-    assert [offset_count([piece]) for piece in (whole, short, beyond)] == [32, 8, 32]
+    assert [offset_count([answer]) for answer in (whole, short, beyond)] == [32, 8, 32]
     assert offset_count([whole, short, beyond]) == 72
     assert offset_count([]) == 0

@@ -23,17 +23,17 @@ def run(pacing: PullPacing, broker: Broker, pulls: int) -> list[int]:
     """What was asked for."""
     asked = []
     for _ in range(pulls):
-        count = pacing.next_count()
-        pacing.asked(count)
-        pacing.learn(count, *broker(count))
+        count = pacing.next_pull_size()
+        pacing.pull_sent(count)
+        pacing.answer_received(count, *broker(count))
         asked.append(count)
     return asked
 
 
 def test_the_first_pull_is_small_and_alone() -> None:
     pacing = PullPacing(PullSettings())
-    assert (pacing.next_count(), pacing.depth()) == (8, 1)
-    assert PullPacing(PullSettings(batch_size=3)).next_count() == 3
+    assert (pacing.next_pull_size(), pacing.depth()) == (8, 1)
+    assert PullPacing(PullSettings(batch_size=3)).next_pull_size() == 3
     assert PullPacing(PullSettings(depth=5)).depth() == 1
 
 
@@ -69,27 +69,27 @@ def test_ends_of_ranges_do_not_stop_the_search_for_more() -> None:
     pacing = PullPacing(PullSettings())
     run(pacing, gives(32, 100), 3)
     for _ in range(200):
-        pacing.next_count()
-        pacing.asked(5)  # proposed were more
-        pacing.learn(5, 5, 500)
+        pacing.next_pull_size()
+        pacing.pull_sent(5)  # proposed were more
+        pacing.answer_received(5, 5, 500)
     assert run(pacing, gives(100_000, 100), 200)[-1] == 1024
 
 
 def test_a_try_whose_answer_never_comes_is_forgotten() -> None:
     pacing = PullPacing(PullSettings())
     run(pacing, gives(32, 100), 2)
-    assert pacing.next_count() == 64
-    pacing.asked(64)
-    assert pacing.next_count() == 32
-    pacing.forget()
-    assert pacing.next_count() == 64
+    assert pacing.next_pull_size() == 64
+    pacing.pull_sent(64)
+    assert pacing.next_pull_size() == 32
+    pacing.pulls_lost()
+    assert pacing.next_pull_size() == 64
 
 
 def test_one_large_message_does_not_change_the_count_for_good() -> None:
     pacing = PullPacing(PullSettings())
     run(pacing, gives(1024, 100), 20)
-    pacing.learn(1, 1, 4 << 20)
-    assert pacing.next_count() == 1
+    pacing.answer_received(1, 1, 4 << 20)
+    assert pacing.next_pull_size() == 1
     assert pacing.depth() <= 2
     assert run(pacing, gives(1024, 100), 100)[-1] > 500
 
@@ -100,9 +100,9 @@ def test_bytes_under_way_follow_the_largest_answers_at_once(depth: int | None, s
     settings = PullSettings(max_bytes_in_flight=8 << 20, depth=depth)
     pacing = PullPacing(settings)
     for size in sizes:
-        count = pacing.next_count()
-        pacing.asked(count)
-        pacing.learn(count, count, size * count)
+        count = pacing.next_pull_size()
+        pacing.pull_sent(count)
+        pacing.answer_received(count, count, size * count)
         if size * count <= settings.max_bytes_in_flight:
             assert pacing.depth() * size * count <= settings.max_bytes_in_flight
         else:
@@ -125,11 +125,11 @@ def test_filtered_pulls_always_ask_for_all_they_may() -> None:
 def test_counts_stay_within_what_is_allowed(batch: int, answers: list[tuple[int, int]], data: st.DataObject) -> None:
     pacing = PullPacing(PullSettings(batch_size=batch))
     for max_messages, size in answers:
-        count = pacing.next_count()
+        count = pacing.next_pull_size()
         assert 1 <= count <= batch
         sent = min(count, data.draw(st.integers(1, 3000)))
-        pacing.asked(sent)
-        pacing.learn(sent, min(sent, max_messages), size)
+        pacing.pull_sent(sent)
+        pacing.answer_received(sent, min(sent, max_messages), size)
         assert 1 <= pacing.depth() <= MAX_PULL_DEPTH
 
 

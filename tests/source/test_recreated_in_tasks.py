@@ -210,10 +210,10 @@ def test_each_queue_is_asked_about_once():
     buffer = np.frombuffer(message * 4, np.uint8)
     ranges = [ALL, OffsetRange(B, 0, END)]
     topics = RecreatedTopics(ranges, [PLANNED_MS] * 2, lambda queue: asked.append(queue) or queue == B)
-    pieces = [FetchedAnswer(n, at, at + 1, at + 1, i * len(message), (i + 1) * len(message)) for i, (n, at) in enumerate(
+    answers = [FetchedAnswer(n, at, at + 1, at + 1, i * len(message), (i + 1) * len(message)) for i, (n, at) in enumerate(
         [(0, 0), (0, 1), (1, 7), (1, 8)])]  # fmt: skip
     for _ in range(2):
-        assert topics.find(buffer, pieces) == pieces[2:]
+        assert topics.find(buffer, answers) == answers[2:]
     assert asked == [A, B]
 
 

@@ -146,10 +146,10 @@ class Pulls:
             self.on_loss(self.ranges[0], self.loss)
         yield self.fetched
 
-    def doubt(self, holes: Sequence[Hole]) -> int:
+    def usable_count(self, holes: Sequence[Hole]) -> int:
         for hole in holes:
             self.on_loss(OffsetRange(self.ranges[0].queue, hole.start, hole.end), Cause.TRUNCATED)
-        return len(self.fetched.pieces)
+        return len(self.fetched.answers)
 
 
 def read(pulls: Any, end: int) -> list[str]:

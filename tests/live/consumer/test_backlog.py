@@ -49,7 +49,7 @@ def test_a_backlog_is_read_ahead_each_message_once_in_the_order_of_its_queue(
     copies = PlainRead._copies
 
     def noted(run: PlainRead, fetched: Any) -> Any:
-        ahead.append(len(fetched.pieces))
+        ahead.append(len(fetched.answers))
         return copies(run, fetched)
 
     monkeypatch.setattr(PlainRead, "_copies", noted)
