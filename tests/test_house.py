@@ -54,7 +54,8 @@ ORDER = {
     " rebalancing polls broker_requests rows tools pop push"
     " upkeep pull simple",
     "localbroker": "java guard maven distro process servers site members cluster",
-    "pull": "answers missing requests recreated reader puller reading",
+    "pull": "outcomes fetched suspicions pending pacing replica progress_timeout recreated range_reader puller reading"
+    " read_ahead",
     "delay": "release portions stream commits envelope_records queue_records service node",
     "spark": "checkpoints monitoring sink source conf compat spark_options context_settings"
     " source.kafka_partitions source.offsets source.starting_offsets source.partitioning source.data_loss"
@@ -96,7 +97,8 @@ BANNED = {
     "pull": "client grpc_proxy",
     "columnar.arrow": "client pull remoting wire model",
     "columnar.encode": "client consumer columnar.decode producer pull remoting spool wire.rpc wire.header",
-    "columnar.decode": "client pull.reader pull.reading pull.requests pull.missing pull.puller remoting wire.rpc wire.header",
+    "columnar.decode": "client pull.range_reader pull.reading pull.read_ahead pull.pacing pull.replica pull.progress_timeout"
+    " pull.pending pull.suspicions pull.puller remoting wire.rpc wire.header",
     "producer": "client remoting grpc_proxy session wire.rpc wire.header",
     "consumer": "client remoting grpc_proxy",
     "spark.source": "consumer remoting grpc_proxy client",
@@ -122,7 +124,7 @@ OUTSIDE = {
     "pyarrow": "wire.compression columnar stored spark.read spark.source.subscription spark.source.partition_reader"
     " spark.source.prefetch spark.checkpoints.files spark.sink"
     " producer.rows",
-    "numpy": "remoting.bulk pull.answers pull.recreated columnar stored spark.sink producer.rows",
+    "numpy": "remoting.bulk pull.fetched pull.recreated columnar stored spark.sink producer.rows",
     "xxhash": "columnar.encode.content_ids",
     "prometheus_client": "base.exposition spark.monitoring.metrics_listener",
     "grpc": "grpc_proxy.channel",
