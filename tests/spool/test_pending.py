@@ -181,6 +181,15 @@ def test_a_record_that_is_pending_again_during_a_sweep_is_not_passed(store: Stor
     assert store.next_due_ms() is None
 
 
+def test_a_lane_behind_a_damaged_record_continues_in_the_sweep(store: Store) -> None:
+    """The next record of the lane becomes pending during the sweep, and is due after records that the sweep has read ahead."""
+    store.add([(record(b"1", target="t", lane=b"l"), 1), (record(b"2", target="t", lane=b"l"), 1)])
+    store.add([(record(b"3", target="t"), 3), (record(b"4", target="t"), 4)])
+    store._db.write([(b"r" + (1).to_bytes(8), b"damaged")])
+    assert payloads(store) == [b"3", b"4", b"2"]
+    assert store.next_due_ms() is None
+
+
 def test_an_error_between_two_records_of_a_sweep_passes_none(store: Store) -> None:
     store.add([(record(b"%d" % i, target="t", lane=b"l" if i == 2 else b""), i) for i in range(4)])
 
