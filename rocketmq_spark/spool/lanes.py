@@ -172,7 +172,6 @@ class Work(NamedTuple):
     state: RecordState
     record: Record
     size: int
-    taken_ms: int
     behind: tuple[Behind, ...] = ()
 
     @property

@@ -398,7 +398,7 @@ class Store:
         due = pending.due
         data = self._db.get(numbered(RECORD, due.sequence)) or b""
         try:
-            return Work(pending, RecordState.decode(value), Record.decode(data), len(data), now_ms)
+            return Work(pending, RecordState.decode(value), Record.decode(data), len(data))
         except DecodeError as e:
             logger.error("record %d of the spool in %s becomes a dead letter: %s", due.sequence, self.path, e)
             now_ms = min(now_ms, max(due.due_ms, self.totals.last_ms))  # adoption takes at the end of time

@@ -196,6 +196,33 @@ def test_pauses_between_attempts_that_fail_grow_and_end_with_an_answer(bench: Be
     assert len(bench.store) == 0
 
 
+def test_a_clock_that_is_set_back_prolongs_no_pause(bench: Bench) -> None:
+    """A pause that began by a clock an hour ahead would else end an hour later."""
+    bench.step_ms = 3_600_000
+    bench.works = lambda one: DOWN
+    bench.add(*(record(b"%d" % i, target="h") for i in range(200)), after_s=0)
+    bench.time.advance(5)
+    bench.step_ms = 0
+    bench.works = lambda one: Resent()
+    bench.add(record(b"due", target="h"), after_s=0)
+    bench.time.advance(1)
+    assert bench.payloads[-1] == b"due"
+
+
+def test_a_clock_that_is_set_back_puts_off_no_call(bench: Bench) -> None:
+    bench.works = lambda one: DOWN
+    bench.step_ms = 3_600_000
+    bench.add(record(b"x", target="h"), after_s=0)
+    for _ in range(2):  # the call after the second failure comes by the steps
+        bench.time.advance(1)
+        bench.redelivery.answered(["h"])
+    bench.time.advance(0)
+    bench.step_ms, bench.works = 0, lambda one: Resent()
+    bench.redelivery.answered(["h"])
+    bench.time.advance(5)
+    assert len(bench.store) == 0
+
+
 def test_an_answer_that_came_while_a_try_was_out_counts_though_that_fails(bench: Bench) -> None:
     """The next call is put off, and comes long before the record is due."""
     bench.waiting = []
