@@ -341,7 +341,7 @@ class DelayService:
             return
         self._seen[queue] = found
         self._shared[queue] = Shared(last, found.committed, Deadline.after(CHECK_S))
-        if found.stored < bounds.max_offset:
+        if max(bounds.min_offset, found.stored) < bounds.max_offset:
             if queue not in self._unread:  # a queue that is started again after an error does not prolong the wait
                 self._catching_up = Deadline.after(CATCH_UP_S)
             self._unread[queue] = bounds.max_offset

@@ -36,6 +36,22 @@ def test_3_f_a_lost_disk_is_rebuilt_from_the_inner_topic_without_what_was_sent(w
     assert world.offsets()[0] == 4
 
 
+def test_a_queue_without_messages_delays_no_other(world: World) -> None:
+    """Retention has deleted all that was not done."""
+    a = world.node("a")
+    for queue in (ONE, TWO):
+        world.topic.put(envelope(str(queue.queue_id), 500), queue)
+    for _ in range(6):
+        a.turn(ONE, TWO)
+    world.topic.first[ONE] = 1
+    b = world.node("b")
+    for _ in range(3):
+        b.turn(ONE, TWO)
+    world.time.advance(600)
+    b.turn(ONE, TWO)
+    assert b.sends.bodies == [b"1"]
+
+
 def test_3_f_envelopes_that_the_topic_does_not_keep_any_more_are_reported(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
