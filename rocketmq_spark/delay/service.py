@@ -394,7 +394,7 @@ class DelayService:
             """Whether the next owner reads and sends it."""
             return first <= offset < end and not skipped.done(offset, due_ms)
 
-        gone = self._records.each(queue, is_next, self._store.forget)
+        gone = self._records.each(queue, is_next, self._store.hand_over)
         # The remaining records lose their marks of the queue: progress of later owners is not about them.
         self._records.each(queue, lambda offset, due_ms: not is_next(offset, due_ms), self._store.free)
         self._store.add([], {note_of(queue): b""})

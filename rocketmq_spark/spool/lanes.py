@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from rocketmq_spark.spool.changes import AtomicChange
+from rocketmq_spark.spool.changes import AtomicChange, StoredRecord
 from rocketmq_spark.spool.database import Database
 from rocketmq_spark.spool.records import (
     LAST,
@@ -330,7 +330,7 @@ def leave(db: Database, change: AtomicChange, lane: bytes, gone: Sequence[int], 
 
 
 def kept(db: Database, work: Work) -> tuple[Record, int]:
-    """The current form and size of a record that was taken; it may have lost a mark since."""
+    """The current form and size of a record that was taken; its marks may have changed since."""
     if not work.record.marks:
         return work.record, work.size
     data = db.get(numbered(RECORD, work.due.sequence)) or b""
@@ -342,18 +342,26 @@ FREED_BYTES = 8 << 20
 
 
 class Marks:
-    """The marks of one database. ``freeing`` tells whether records that are out may have lost marks."""
+    """The marks of one database. ``changed`` tells whether marks of records that are out may have changed."""
 
-    def __init__(self, db: Database, freeing: bool = False) -> None:
+    def __init__(self, db: Database, changed: bool = False) -> None:
         self._db = db
         self._floors: dict[bytes, bytes] = {}
         self.used = next(db.scan(MARK, behind(MARK)), None) is not None
-        self.freeing = freeing
+        self.changed = changed
 
     def known(self, space: bytes, place: bytes) -> Due | None:
         """The sequence and due time of the record with this mark, or None."""
         value = self._db.get(marked(space, place))
         return None if value is None else Due.parse(value)
+
+    def record_with(self, mark: tuple[bytes, bytes]) -> StoredRecord | None:
+        """The record with this mark, or None, also if it cannot be read."""
+        if (due := self.known(*mark)) is None:
+            return None
+        data = self._db.get(numbered(RECORD, due.sequence))
+        record = decoded(data)
+        return StoredRecord(due, record, len(data or b"")) if isinstance(record, Record) else None
 
     def first(self, space: bytes) -> bytes | None:
         """The first place in a space that has a record."""
@@ -372,7 +380,7 @@ class Marks:
         self, marks: Sequence[tuple[bytes, bytes]], totals: Totals
     ) -> tuple[AtomicChange, Sequence[tuple[bytes, bytes]]]:
         """Removes marks, each of another record. Returns the change, and the marks for which one write has no room."""
-        self.freeing = True
+        self.changed = True
         change, size = AtomicChange(totals), 0
         for at, mark in enumerate(marks):
             if size >= FREED_BYTES:
@@ -384,7 +392,7 @@ class Marks:
         return change, ()
 
     def added(self, record: Record) -> None:
-        """Update the cache after a record with marks was added."""
+        """Update the cache after a record was added, or marks of it."""
         self.used = True
         for space, place in record.marks:
             floor = self._floors.get(space)

@@ -13,18 +13,19 @@ import contextlib
 import itertools
 import logging
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from rocketmq_spark.base.folders import warn_if_open, warn_if_replaceable
 from rocketmq_spark.errors import ClosedError, DecodeError, RocketMQError, SpoolError
 from rocketmq_spark.spool import recovery
-from rocketmq_spark.spool.changes import AtomicChange, GroupCommit, Ticket
+from rocketmq_spark.spool.changes import AtomicChange, GroupCommit, StoredRecord, Ticket
 from rocketmq_spark.spool.database import Damaged, Database, occupy
 from rocketmq_spark.spool.files import OWNERS, FreeSpace, check_owner, make_folder
 from rocketmq_spark.spool.lanes import Joins, Marks, Turns, Work, followers, kept, lane_with, lanes, leave
 from rocketmq_spark.spool.pending import PendingIndex, migrate
 from rocketmq_spark.spool.records import (
+    IDENTITY,
     NOTE,
     OWNER,
     RECORD,
@@ -99,7 +100,8 @@ class Store:
         states: Sequence[RecordState] | None = None,
     ) -> None:
         """Store records, each with its due time (ms since 1970), and ``notes``. On return, both are as durable as ``sync`` says.
-        A record whose first mark belongs to another record is not stored. ``states`` are those of the records in another store.
+        A record whose first mark belongs to a stored record is not stored; that record gets its marks in further spaces.
+        ``states`` are those of the records in another store.
 
         Writes all or nothing. Raises ``SpoolFull`` beyond ``max_bytes`` or if the disk is nearly full, ``SpoolError`` if writing
         fails.
@@ -131,14 +133,30 @@ class Store:
 
     def forget(self, marks: Sequence[tuple[bytes, bytes]]) -> int:
         """Drop records by one of their marks, unless they are leased, and return how many. Such records have no lane."""
+        return self._forget(marks, lambda record, mark: False)
+
+    def hand_over(self, marks: Sequence[tuple[bytes, bytes]]) -> int:
+        """Like ``forget``, but a record that has a mark in a further space, besides its identity, only loses the given mark."""
+
+        def stays(record: Record, mark: tuple[bytes, bytes]) -> bool:
+            return any(other != mark and other[0] != IDENTITY for other in record.marks)
+
+        return self._forget(marks, stays)
+
+    def _forget(
+        self, marks: Sequence[tuple[bytes, bytes]], stays: Callable[[Record, tuple[bytes, bytes]], bool]
+    ) -> int:
         with self._ready:
-            change, gone = AtomicChange(self.totals), set()
+            change, gone, freed = AtomicChange(self.totals), set(), []
             for mark in marks:
                 due = self._marks.known(*mark)
                 if due is None or due.sequence in self._leased or due.sequence in gone:
                     continue
                 data = self._db.get(numbered(RECORD, due.sequence)) or b""
                 if isinstance(record := decoded(data), Record):
+                    if stays(record, mark):
+                        freed.append(mark)
+                        continue
                     change.unmark(record)
                     pending = self._pending.find(record.target, due)
                 else:
@@ -150,6 +168,7 @@ class Store:
                 gone.add(due.sequence)
             if change.deletes:
                 self._write(change)
+            self.free(freed)
             return len(gone)
 
     def take(
@@ -195,7 +214,7 @@ class Store:
                 sequence, tries = work.pending.due.sequence, work.state.tries + 1
                 if (pending := self._moved.get(sequence, work.pending)) is None:
                     continue  # lost by damage, or a repair recovered an earlier record of its lane, so it is not first
-                record, size = kept(self._db, work) if self._marks.freeing else (work.record, work.size)
+                record, size = kept(self._db, work) if self._marks.changed else (work.record, work.size)
                 if isinstance(verdict, RetryLater):
                     state = RecordState(tries, now_ms, verdict.reason)
                     change.retry(record, pending, Due(verdict.due_ms, sequence), state)
@@ -365,7 +384,7 @@ class Store:
             with self._ready:
                 change = AtomicChange(self.totals)
                 lanes = set(self._lanes) if any(t.laned for t in tickets) else self._lanes
-                marks: set[tuple[bytes, bytes]] = set()
+                written: dict[tuple[bytes, bytes], StoredRecord] = {}  # by first mark
                 for ticket in tickets:
                     held = change.totals.all_bytes
                     if ticket.items and (problem := self._space.problem(held, ticket.size)) is not None:
@@ -373,7 +392,10 @@ class Store:
                         continue
                     change.puts += ticket.notes
                     for at, (record, due_ms, data) in enumerate(ticket.items):
-                        if record.marks and (record.marks[0] in marks or self._marks.known(*record.marks[0])):
+                        if record.marks and (first := self._same(record, written)) is not None:
+                            written[record.marks[0]] = joined = change.join(first, record)
+                            self._marks.added(joined.record)
+                            self._marks.changed = True
                             continue
                         new = RecordState(0, record.stored_ms)
                         state = ticket.states[at] if ticket.states else new
@@ -385,7 +407,7 @@ class Store:
                             lanes.add(record.lane)
                         if record.marks:
                             change.mark(record, Due(due_ms, sequence))
-                            marks.add(record.marks[0])
+                            written[record.marks[0]] = StoredRecord(Due(due_ms, sequence), record, len(data))
                             self._marks.added(record)
                 if change.puts:
                     self._write(change, self._sync)
@@ -393,6 +415,10 @@ class Store:
         except RocketMQError as e:
             for ticket in tickets:
                 ticket.error = ticket.error or e
+
+    def _same(self, record: Record, written: Mapping[tuple[bytes, bytes], StoredRecord]) -> StoredRecord | None:
+        """The record with the same first mark, which was stored before or is ``written`` now."""
+        return written.get(record.marks[0]) or self._marks.record_with(record.marks[0])
 
     def _read(self, pending: PendingPlace, value: bytes, now_ms: int) -> Work | None:
         due = pending.due

@@ -36,6 +36,25 @@ def test_3_f_a_lost_disk_is_rebuilt_from_the_inner_topic_without_what_was_sent(w
     assert world.offsets()[0] == 4
 
 
+def test_3_f_a_lost_disk_loses_no_message_of_which_one_copy_is_left(world: World) -> None:
+    """A repeated send stored a second copy in another queue; the first one goes, with its broker or by retention."""
+    a = world.node("a")
+    for queue in (ONE, TWO):
+        world.topic.put(envelope("m", 500), queue)
+    for _ in range(6):
+        a.turn(ONE, TWO)
+    assert (world.offsets(ONE)[:2], world.offsets(TWO)[:2]) == ((0, 1), (0, 1))
+    world.topic.first[ONE] = 1
+    b = world.node("b")
+    for _ in range(6):
+        b.turn(ONE, TWO)
+    world.time.advance(600)
+    for _ in range(3):
+        b.turn(ONE, TWO)
+    assert b.sends.bodies == [b"m"]
+    assert world.offsets(TWO)[0] == 1
+
+
 def test_a_queue_without_messages_delays_no_other(world: World) -> None:
     """Retention has deleted all that was not done."""
     a = world.node("a")
@@ -50,6 +69,21 @@ def test_a_queue_without_messages_delays_no_other(world: World) -> None:
     world.time.advance(600)
     b.turn(ONE, TWO)
     assert b.sends.bodies == [b"1"]
+
+
+def test_3_g_a_message_of_two_queues_waits_here_while_one_of_them_is(world: World) -> None:
+    """Else the commits of the queue that stays would pass its copy, which is the only one when the other goes."""
+    a = world.node("a")
+    for queue in (ONE, TWO):
+        world.topic.put(envelope("m", 500), queue)
+    for _ in range(6):
+        a.turn(ONE, TWO)
+    for _ in range(3):
+        a.turn(TWO)
+    assert (a.service.waiting, world.offsets(TWO)[0]) == (1, 0)
+    for _ in range(3):
+        a.turn()
+    assert a.service.waiting == 0, "the next owners read both copies"
 
 
 def test_3_f_envelopes_that_the_topic_does_not_keep_any_more_are_reported(

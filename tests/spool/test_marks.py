@@ -14,6 +14,7 @@ from rocketmq_spark.errors import SpoolError
 from rocketmq_spark.spool import recovery
 from rocketmq_spark.spool.database import Database
 from rocketmq_spark.spool.records import (
+    IDENTITY,
     MARK,
     RECORD,
     Dead,
@@ -21,6 +22,7 @@ from rocketmq_spark.spool.records import (
     Due,
     Record,
     RetryLater,
+    Verdict,
     behind,
     behind_space,
     marked,
@@ -95,6 +97,65 @@ def test_3_h_what_is_forgotten_is_gone_unless_somebody_has_it(store: Store) -> N
     assert (len(store), first(store)) == (2, 1)
     store.settle([(other, Done())], 10)
     assert [work.record.marks[0][1] for work in store.take(99, 9)] == [b"c"]
+
+
+def in_queue(name: bytes, queue: bytes, place: int = 0) -> Record:
+    return Record("k", b"x", BASE_MS, marks=((IDENTITY, (10).to_bytes(8) + name), (queue, place.to_bytes(8, "big"))))
+
+
+def places(store: Store) -> dict[bytes, list[int]]:
+    return {
+        queue: [int.from_bytes(place) for place in store.places(queue, b"", 9)] for queue in (b"q", b"r", b"s", b"t")
+    }
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_a_repeated_record_adds_one_mark_for_each_space(store: Store, together: bool) -> None:
+    """Up to the limit; what is waited for in a space is the first place there."""
+    copies = [in_queue(b"a", queue, place) for queue, place in ((b"q", 5), (b"q", 6), (b"r", 7), (b"s", 8), (b"t", 9))]
+    for part in [copies] if together else [[each] for each in copies]:
+        store.add([(each, 10) for each in part])
+    assert places(store) == {b"q": [5], b"r": [7], b"s": [8], b"t": []}
+    assert len(store) == 1
+    size = store.totals.size
+    recovery.repair(store._db)
+    store.verify()
+    assert places(store) == {b"q": [5], b"r": [7], b"s": [8], b"t": []}
+    (work,) = store.take(10, 9)
+    assert (len(work.record.encode()), work.size) == (size, size)
+    store.settle([(work, RetryLater(20, "why"))], 10)
+    store.settle([(work, Done()) for work in store.take(20, 9)], 20)
+    assert places(store) == {b"q": [], b"r": [], b"s": [], b"t": []}
+    assert (len(store), store.totals.size) == (0, 0)
+
+
+@pytest.mark.parametrize("verdict", [Done(), Dead("why"), Dead("why", is_sent=True)], ids=str)
+def test_a_mark_added_while_a_record_is_out_ends_with_it(store: Store, verdict: Verdict) -> None:
+    store.add([(in_queue(b"a", b"q", 5), 10), (in_queue(b"b", b"q", 6), 10)])
+    (work, other) = store.take(10, 9)
+    store.add([(in_queue(b"a", b"r", 7), 10)])
+    assert places(store)[b"r"] == [7]
+    store.settle([(work, verdict)], 10)
+    assert (places(store)[b"q"], places(store)[b"r"], len(store)) == ([6], [], 1)
+    store.settle([(other, Done())], 10)
+    assert store.totals.size == 0
+
+
+def test_the_copy_of_a_damaged_record_is_stored(store: Store) -> None:
+    store.add([(in_queue(b"a", b"q", 5), 10)])
+    store._db.write([(numbered(RECORD, 1), b"damaged")])
+    store.add([(in_queue(b"a", b"r", 7), 10)])
+    assert [work.due.sequence for work in store.take(10, 9)] == [2]
+    assert (store.totals.dead, places(store)[b"q"], places(store)[b"r"]) == (1, [], [7])
+
+
+def test_a_record_of_two_spaces_stays_when_one_is_handed_over(store: Store) -> None:
+    store.add([(in_queue(b"a", b"q", 5), 10), (in_queue(b"a", b"r", 6), 10), (in_queue(b"b", b"q", 7), 10)])
+    marks = [(b"q", place) for place in store.places(b"q", b"", 9)]
+    assert store.hand_over(marks) == 1
+    assert (places(store)[b"q"], places(store)[b"r"], len(store)) == ([], [6], 1)
+    assert store.hand_over([(b"r", place) for place in store.places(b"r")]) == 1
+    assert (len(store), store.take(10, 9)) == (0, [])
 
 
 def test_what_falls_due_early_is_still_found(store: Store) -> None:
