@@ -234,8 +234,8 @@ class Record:
     def joined(self, other: Record) -> Record:
         """This record with the marks of ``other`` in spaces in which it has none, up to ``MOST_MARKS``."""
         spaces = {space for space, _ in self.marks}
-        more = [mark for mark in other.marks if mark[0] not in spaces]
-        return replace(self, marks=(*self.marks, *more)[: max(MOST_MARKS, len(self.marks))]) if more else self
+        more = [mark for mark in other.marks if mark[0] not in spaces][: max(0, MOST_MARKS - len(self.marks))]
+        return replace(self, marks=(*self.marks, *more)) if more else self
 
     def encode(self) -> bytes:
         kind, target = self.kind.encode(), self.target.encode()

@@ -297,7 +297,7 @@ class Redelivery:
             now_ms, steady_ms, settled = self._clock(), self._timer.now_ms(), []
             for each in ended:
                 verdict = self._verdict(each, now_ms)
-                if isinstance(verdict, Dead):
+                if isinstance(verdict, Dead) and self._store.is_kept(each.work):
                     if each.letter is None and self._send_letter(each):
                         continue
                     logger.error(

@@ -70,7 +70,8 @@ class Store:
         self._lock = threading.RLock()
         self._group = GroupCommit(self._lock, self._add, together=sync == "batch")
         self._leased: set[int] = set()
-        self._moved: dict[int, PendingPlace | None] = {}  # new places of records that were out when damage was found
+        # New places of records that were out when damage was found; None for one whose result must not be stored.
+        self._moved: dict[int, PendingPlace | None] = {}
         self.totals = Totals()
         # The latest original due time of the records that ended; when it was opened, the latest moment that was recorded.
         self.ended_ms = 0
@@ -132,7 +133,9 @@ class Store:
             return count
 
     def forget(self, marks: Sequence[tuple[bytes, bytes]]) -> int:
-        """Drop records by one of their marks, unless they are leased, and return how many. Such records have no lane."""
+        """Drop records by one of their marks, and return how many of them were not leased. What is settled for a leased one later
+        changes nothing. Such records have no lane.
+        """
         return self._forget(marks, lambda record, mark: False)
 
     def hand_over(self, marks: Sequence[tuple[bytes, bytes]]) -> int:
@@ -150,7 +153,7 @@ class Store:
             change, gone, freed = AtomicChange(self.totals), set(), []
             for mark in marks:
                 due = self._marks.known(*mark)
-                if due is None or due.sequence in self._leased or due.sequence in gone:
+                if due is None or due.sequence in gone:
                     continue
                 data = self._db.get(numbered(RECORD, due.sequence)) or b""
                 if isinstance(record := decoded(data), Record):
@@ -169,7 +172,8 @@ class Store:
             if change.deletes:
                 self._write(change)
             self.free(freed)
-            return len(gone)
+            self._moved |= dict.fromkeys(gone & self._leased)
+            return len(gone - self._leased)
 
     def take(
         self, now_ms: int, limit: int, max_bytes: int = 1 << 62, joins: Joins | None = None, turns: Turns | None = None
@@ -202,6 +206,11 @@ class Store:
             self._leased.update([work.pending.due.sequence for work in taken])
             return taken
 
+    def is_kept(self, work: Work) -> bool:
+        """Whether the store still waits for the result of a taken record."""
+        with self._lock:
+            return self._moved.get(work.pending.due.sequence, work.pending) is not None
+
     def settle(self, outcomes: Sequence[tuple[Work, Verdict]], now_ms: int) -> None:
         """Write the results of taken records, all in one write. Records that were sent with one are settled if that one is
         ``Done``; otherwise they wait in their lane as before.
@@ -213,7 +222,7 @@ class Store:
             for work, verdict in outcomes:
                 sequence, tries = work.pending.due.sequence, work.state.tries + 1
                 if (pending := self._moved.get(sequence, work.pending)) is None:
-                    continue  # lost by damage, or a repair recovered an earlier record of its lane, so it is not first
+                    continue  # forgotten, lost by damage, or a repair recovered an earlier record of its lane
                 record, size = kept(self._db, work) if self._marks.changed else (work.record, work.size)
                 if isinstance(verdict, RetryLater):
                     state = RecordState(tries, now_ms, verdict.reason)

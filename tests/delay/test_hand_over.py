@@ -150,6 +150,29 @@ def test_a_node_that_is_closed_tells_what_was_answered_at_last(world: World) -> 
     assert (world.offsets()[0], two.sends.bodies) == (2, [])
 
 
+@pytest.mark.parametrize("fails", ["for a moment", "for good", "the last time"])
+def test_3_g_a_message_that_was_out_when_its_queue_went_is_the_next_owners(world: World, fails: str) -> None:
+    """Else the node without the queue sends it once more, hours later, or reports that it was given up."""
+    a, b = world.node("a"), world.node("b")
+    down = Resent(None, "down", passing=fails != "for good")
+    a.sends.answer = lambda send: down if fails == "the last time" and len(a.sends.sent) < 11 else None
+    world.topic.put(envelope("m", 5))
+    for _ in range(2):
+        a.turn(ONE)
+    world.time.advance(6000)
+    tried = len(a.sends.sent)
+    assert tried == (11 if fails == "the last time" else 1)
+    for _ in range(3):
+        a.turn(TWO)
+        b.turn(ONE)
+    assert b.sends.bodies == [b"m"]
+    a.sends.waiting[0](down)
+    world.time.advance(6000)
+    a.turn(TWO)
+    assert ([send.topic for send in a.sends.sent], a.service.waiting) == (["orders"] * tried, 0)
+    assert (a.store.totals.dead, a.store.totals.give_ups) == (0, 0)
+
+
 def test_3_g_a_node_that_dies_is_followed_by_another_which_repeats_what_it_had_not_told(world: World) -> None:
     one, two = world.node("one"), world.node("two")
     for i in range(6):

@@ -88,15 +88,33 @@ def test_places_come_in_pages(store: Store) -> None:
     assert [place[-1] for place in store.places(b"q", (2).to_bytes(8, "big"), 2)] == [2, 3]
 
 
-def test_3_h_what_is_forgotten_is_gone_unless_somebody_has_it(store: Store) -> None:
+def test_3_h_what_is_forgotten_is_gone(store: Store) -> None:
+    """Also what is out; the number is of those that are not."""
     store.add([(marked_record(name, i), 10) for i, name in enumerate((b"a", b"b", b"c"))])
     (taken,) = store.take(10, 1)
     store.settle([(taken, RetryLater(50, "why"))], 10)
     (other,) = store.take(10, 1)
     assert store.forget([(b"id", b"a"), (b"id", b"b"), (b"id", b"nobody"), (b"id", b"a")]) == 1
-    assert (len(store), first(store)) == (2, 1)
+    assert (len(store), first(store)) == (1, 2)
     store.settle([(other, Done())], 10)
+    assert (len(store), first(store)) == (1, 2)
     assert [work.record.marks[0][1] for work in store.take(99, 9)] == [b"c"]
+
+
+@pytest.mark.parametrize("verdict", [Done(), RetryLater(20, "why"), Dead("why"), Dead("why", is_sent=True)], ids=str)
+def test_the_result_of_a_record_that_was_forgotten_while_out_changes_nothing(store: Store, verdict: Verdict) -> None:
+    store.add([(marked_record(b"a", 1), 10), (marked_record(b"b", 2), 10)])
+    (work,) = store.take(10, 1)
+    assert store.is_kept(work)
+    assert store.forget([(b"id", b"a")]) == 0
+    assert not store.is_kept(work)
+    before = store.totals.copy()
+    store.settle([(work, verdict)], 10)
+    assert store.totals == before
+    store.close()
+    again = Store(store.path, sync="never")
+    assert ([work.record.marks[0][1] for work in again.take(99, 9)], again.damages, again.totals.dead) == ([b"b"], 0, 0)
+    again.close()
 
 
 def in_queue(name: bytes, queue: bytes, place: int = 0) -> Record:
