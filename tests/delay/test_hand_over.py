@@ -36,7 +36,7 @@ def test_3_f_a_lost_disk_is_rebuilt_from_the_inner_topic_without_what_was_sent(w
     assert world.offsets()[0] == 4
 
 
-def test_3_f_a_lost_disk_loses_no_message_of_which_one_copy_is_left(world: World) -> None:
+def test_a_lost_disk_loses_no_message_that_has_a_copy_left(world: World) -> None:
     """A repeated send stored a second copy in another queue; the first one goes, with its broker or by retention."""
     a = world.node("a")
     for queue in (ONE, TWO):
@@ -71,7 +71,7 @@ def test_a_queue_without_messages_delays_no_other(world: World) -> None:
     assert b.sends.bodies == [b"1"]
 
 
-def test_3_g_a_message_of_two_queues_waits_here_while_one_of_them_is(world: World) -> None:
+def test_a_message_of_two_queues_stays_with_one_of_them(world: World) -> None:
     """Else the commits of the queue that stays would pass its copy, which is the only one when the other goes."""
     a = world.node("a")
     for queue in (ONE, TWO):
@@ -151,7 +151,7 @@ def test_a_node_that_is_closed_tells_what_was_answered_at_last(world: World) -> 
 
 
 @pytest.mark.parametrize("fails", ["for a moment", "for good", "the last time"])
-def test_3_g_a_message_that_was_out_when_its_queue_went_is_the_next_owners(world: World, fails: str) -> None:
+def test_a_message_that_is_out_when_its_queue_goes_goes_with_it(world: World, fails: str) -> None:
     """Else the node without the queue sends it once more, hours later, or reports that it was given up."""
     a, b = world.node("a"), world.node("b")
     down = Resent(None, "down", passing=fails != "for good")
