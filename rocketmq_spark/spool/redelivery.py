@@ -19,9 +19,10 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.errors import ClosedError, RocketMQError
 from rocketmq_spark.model import Resent
-from rocketmq_spark.spool.lanes import Runs, Schedule, Turns, UnreachableTargets, Window, Work
+from rocketmq_spark.spool.lanes import Runs, Schedule, UnreachableTargets, Work
 from rocketmq_spark.spool.records import Dead, Done, Record, RetryLater, Verdict
 from rocketmq_spark.spool.store import Store
+from rocketmq_spark.spool.turns import Turns, Window
 
 logger = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from rocketmq_spark.spool import recovery
 from rocketmq_spark.spool.changes import AtomicChange, GroupCommit, StoredRecord, Ticket
 from rocketmq_spark.spool.database import Damaged, Database, occupy
 from rocketmq_spark.spool.files import OWNERS, FreeSpace, check_owner, make_folder
-from rocketmq_spark.spool.lanes import Joins, Marks, Turns, Work, followers, kept, lane_with, lanes, leave
+from rocketmq_spark.spool.lanes import Joins, Marks, Work, followers, kept, lane_with, lanes, leave
 from rocketmq_spark.spool.pending import PendingIndex, migrate
 from rocketmq_spark.spool.records import (
     IDENTITY,
@@ -48,6 +48,7 @@ from rocketmq_spark.spool.records import (
     numbered,
 )
 from rocketmq_spark.spool.recovery import Salvaged, finish, salvage
+from rocketmq_spark.spool.turns import Turns
 
 logger = logging.getLogger(__name__)
 

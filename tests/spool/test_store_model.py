@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import invariant
 
 from rocketmq_spark.errors import SpoolError
-from rocketmq_spark.spool.lanes import Turns, Window, Work
+from rocketmq_spark.spool.lanes import Work
 from rocketmq_spark.spool.records import (
     INDEXED,
     PENDING,
@@ -34,6 +34,7 @@ from rocketmq_spark.spool.records import (
     numbered,
 )
 from rocketmq_spark.spool.store import Store
+from rocketmq_spark.spool.turns import Turns, Window
 from tests.models import SteppingMachine, model_test, step
 from tests.spool.bench import record
 
