@@ -126,10 +126,24 @@ class PendingIndex:
             for each in aside:
                 heapq.heappush(self._heap, each)
 
+    def due_targets(self, targets: Collection[str], now_ms: int) -> list[str]:
+        """Those of ``targets`` that have due records."""
+        return [
+            target
+            for target in targets
+            if any(self._is_due(group_of(target, waits), now_ms) for waits in (True, False))
+        ]
+
     def find(self, target: str, due: Due) -> PendingPlace | None:
         """The place of the record of ``target`` with this due time."""
         places = (PendingPlace(target, waits, due) for waits in (False, True))
         return next((place for place in places if self._db.get(place.key) is not None), None)
+
+    def _is_due(self, group: bytes, now_ms: int) -> bool:
+        first = self._firsts.get(group)
+        if first is not None and first.due_ms <= now_ms and group in self._inexact:
+            first = next((due for due, _ in self._scan(group, first)), None)
+        return first is not None and first.due_ms <= now_ms
 
     def _scan(self, group: bytes, first: Due) -> Iterator[tuple[Due, bytes]]:
         for key, value in self._db.scan(group + first.packed, behind_group(group)):

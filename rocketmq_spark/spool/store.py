@@ -196,7 +196,7 @@ class Store:
                                 sent_with_it = followers(self._db, pending.due.sequence, work.record, joins)
                                 work = work._replace(behind=sent_with_it)
                             if turns is not None:
-                                turns.took(pending.target)
+                                turns.took(pending.target, work.size)
                             taken.append(work)
                             size += work.size
                         if size >= max_bytes or len(taken) >= limit:
@@ -282,6 +282,11 @@ class Store:
         """The first due time of records that are not leased, except those of targets in ``without``."""
         with self._ready:
             return self._pending.first_due_ms(without)
+
+    def due_targets(self, targets: Collection[str], now_ms: int) -> list[str]:
+        """Those of ``targets`` that have due records that are not leased."""
+        with self._ready:
+            return self._pending.due_targets(targets, now_ms)
 
     def revive(self, now_ms: int) -> int:
         """Make readable dead records pending again, with all attempts and in no order. Returns how many."""

@@ -168,8 +168,8 @@ def test_a_sweep_reads_as_many_targets_as_it_takes(store: Store, monkeypatch: py
     store.add([(record(b"%d" % i, target=f"topic {i}"), i) for i in range(500)])
     scans, scan = [], Database.scan
     monkeypatch.setattr(Database, "scan", lambda db, *given: scans.append(given) or scan(db, *given))
-    away = {f"topic {i}": Window(0) for i in range(100)}
-    turns = Turns(away, 9, (), LATER)
+    away = {f"topic {i}": Window(1, 1, LATER + 1) for i in range(100)}
+    turns = Turns(away, {f"topic {i}" for i in range(500)} - away.keys(), 99, LATER)
     assert payloads(store, limit=7, turns=turns) == [b"%d" % i for i in range(100, 107)]
     assert (store.next_due_ms(turns.refused), store.next_due_ms()) == (107, 0)
     assert len(scans) == 7

@@ -107,7 +107,7 @@ class StoreMachine(SteppingMachine):
     def take(self, limit: int, away: frozenset[str] = frozenset()) -> None:
         heads = self.model.heads(away)
         due = sorted((at, n) for n, at in heads.items() if at <= self.now and n not in self.out)[:limit]
-        turns = Turns(dict.fromkeys(away, Window(0)), 9, (), self.now)
+        turns = Turns(dict.fromkeys(away, Window(1, 1, 1 << 62)), set(TARGETS) - away, 99, self.now)
         taken = self.store.take(self.now, limit, turns=turns)
         self.did["taken"] += len(taken)
         self.did["refused"] += len(turns.refused)
