@@ -295,8 +295,9 @@ class Store:
             for sequence, record, size in recovery.dead_ones(self._db):
                 if isinstance(record, Record):
                     change.revive(sequence, record, size)
-                    due = Due(now_ms, sequence)
-                    change.pend(record.pending(due, failed=True), RecordState(0, now_ms).encode())
+                    due = Due(max(now_ms, record.first_due_ms or 0), sequence)
+                    # Before its original due time, an answer of its target must not make it due.
+                    change.pend(record.pending(due, failed=due.due_ms <= now_ms), RecordState(0, now_ms).encode())
                 revived_bytes = change.totals.size - self.totals.size
                 if len(change.puts) >= REVIVED_AT_ONCE or revived_bytes >= REVIVED_BYTES:  # there may be millions
                     self._write(change)

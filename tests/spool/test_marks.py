@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -161,6 +162,15 @@ def test_a_mark_added_while_a_record_is_out_ends_with_it(store: Store, verdict: 
     assert (places(store)[b"q"], places(store)[b"r"], len(store)) == ([6], [], 1)
     store.settle([(other, Done())], 10)
     assert store.totals.size == 0
+
+
+def test_a_dead_record_that_is_revived_is_not_due_before_its_time(store: Store) -> None:
+    """It was given up while the clock was ahead, and its target answers before that time."""
+    store.add([(dataclasses.replace(in_queue(b"a", b"q", 5), target="t"), 10)])
+    store.settle([(work, Dead("why")) for work in store.take(10, 9)], 10)
+    assert store.revive(3) == 1
+    store.hasten("t", None, 9, 5)
+    assert (store.take(9, 9), len(store.take(10, 9))) == ([], 1)
 
 
 def test_the_copy_of_a_damaged_record_is_stored(store: Store) -> None:
