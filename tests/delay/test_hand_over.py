@@ -135,8 +135,8 @@ def test_a_node_that_is_closed_tells_what_was_answered_at_last(world: World) -> 
     """Told before what is under way has its end, the next node would send that again."""
     one, two = world.node("one"), world.node("two")
     one.sends.answer = lambda send: None
-    for name in ("m0", "m1"):
-        world.topic.put(envelope(name, 1))
+    for name in ("m0", "m1"):  # of two topics, each of which gets one message until it answers
+        world.topic.put(envelope(name, 1, name))
     for _ in range(3):
         one.turn(ONE)
     world.time.advance(2)
@@ -505,7 +505,7 @@ def test_what_waits_of_an_inner_topic_that_was_made_again_outlives_its_queue(wor
     """The new topic has other messages at these offsets: they are nobody's but this node's."""
     first, second = world.node("a"), world.node("b")
     for i in range(3):
-        world.topic.put(envelope(f"old{i}", 10))
+        world.topic.put(envelope(f"old{i}", 10, f"orders{i}"))
         first.turn(ONE)
     first.turn(ONE)
     if when.startswith("while"):

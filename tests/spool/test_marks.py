@@ -164,7 +164,7 @@ def test_a_mark_added_while_a_record_is_out_ends_with_it(store: Store, verdict: 
     assert store.totals.size == 0
 
 
-def test_a_dead_record_that_is_revived_is_not_due_before_its_time(store: Store) -> None:
+def test_a_revived_record_is_not_due_before_its_time(store: Store) -> None:
     """It was given up while the clock was ahead, and its target answers before that time."""
     store.add([(dataclasses.replace(in_queue(b"a", b"q", 5), target="t"), 10)])
     store.settle([(work, Dead("why")) for work in store.take(10, 9)], 10)

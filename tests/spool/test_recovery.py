@@ -218,7 +218,7 @@ def test_what_cannot_be_read_waits_in_its_lane_as_well(tmp_path: Path) -> None:
     again.close()
 
 
-def test_a_moved_record_keeps_its_attempts_when_it_becomes_the_first(tmp_path: Path) -> None:
+def test_a_moved_record_keeps_its_attempts_in_a_repair(tmp_path: Path) -> None:
     """Damage took the first one of its lane."""
     store = Store(tmp_path)
     records = [(record(b"%d" % i, lane=b"l"), i) for i in range(1, 3)]

@@ -56,7 +56,7 @@ def test_a_target_that_answers_leaves_an_eighth(target: str) -> None:
     assert taken(after(succeeded=["a"]).turns((), 0, LARGE), [target]) == {target: 56}
 
 
-def test_several_targets_that_stop_answering_leave_room_for_others() -> None:
+def test_targets_that_stop_answering_leave_room_for_others() -> None:
     turns = after(succeeded=["a", "b", "c"]).turns([OutRecord("a", 1)] * 56, 0, LARGE)
     assert taken(turns, ["b"]) == {"b": 7}
     assert taken(turns, ["c"]) == {"c": 1}
