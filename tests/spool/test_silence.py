@@ -189,9 +189,7 @@ def test_a_send_that_fails_elsewhere_makes_its_target_a_new_one(bench: Bench) ->
     assert Counter(bench.payloads) == {b"a": 1, b"b": 9}
 
 
-def test_a_target_passed_over_for_nothing_is_tried_at_once(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_target_passed_over_for_nothing_is_tried_at_once(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Such as for one whose record turns out to be damaged."""
     bench.works = lambda one: DOWN
     bench.add(*(record(b"h", target=f"h{number:02}") for number in range(40)), after_s=0)
