@@ -34,6 +34,7 @@ from rocketmq_spark.spool.records import (
     DEAD,
     LOST_OWNER,
     MOST,
+    MOST_MARKS,
     NOTE,
     OWNER,
     PENDING,
@@ -58,8 +59,6 @@ from rocketmq_spark.spool.spool import SEND_KIND, send_of
 MAX_KEY_BYTES, MAX_VALUE_BYTES, MAX_SMALL_BYTES = 1 << 16, 64 << 20, 1 << 20
 # What an entry counts beside its bytes: the memory of ``derive``, and of RocksDB.
 ENTRY_BYTES = 512
-# The delay service writes two marks for each record. ``derive`` needs much memory for each, which no limit counts.
-MOST_MARKS = 2
 _MAX_END_BYTES = 1 << 16
 _PENDING = (PENDING, UNINDEXED)
 _PORTION, _PORTION_BYTES = 1000, 8 << 20

@@ -196,7 +196,7 @@ def with_longer_target() -> bytes:
         (numbered(RECORD, 1), with_longer_target(), copying.UNREADABLE_RECORD),
         (numbered(RECORD, 1), record(b"x", at_ms=2**62).encode(), copying.UNREADABLE_RECORD),
         (numbered(RECORD, 1), Record("send", b"no send", 1).encode(), copying.UNREADABLE_RECORD),
-        (numbered(RECORD, 1), Record("k", b"", 1, marks=((b"", b""),) * 3).encode(), copying.TOO_MANY_MARKS),
+        (numbered(RECORD, 1), Record("k", b"", 1, marks=((b"", b""),) * 5).encode(), copying.TOO_MANY_MARKS),
         (numbered(RECORD, 1), None, copying.TOO_LONG),
         (numbered(DEAD, 1), STATE + b"\xff", copying.UNREADABLE_STATE),
         (numbered(DEAD, 1), STATE[:9], copying.UNREADABLE_STATE),
