@@ -13,7 +13,7 @@ from rocketmq_spark.base import extras
 from rocketmq_spark.spark import conf
 
 if TYPE_CHECKING:
-    from rocketmq_spark.consumer.result import Context, Listener, OrderedContext
+    from rocketmq_spark.consumer.listener import Context, Listener, OrderedContext
     from rocketmq_spark.errors import RocketMQError
     from rocketmq_spark.localbroker import LocalBroker
     from rocketmq_spark.model import Message, MessageQueue, ReceivedMessage, Reply, SendResult, SendStatus
@@ -40,15 +40,15 @@ _HOMES = {
     "Admin": "session.admin",
     "Consumer": "session.consumers",
     "ConsumerStats": "model.membership",
-    "Context": "consumer.result",
+    "Context": "consumer.listener",
     "GroupOffsetListener": "spark.monitoring.group_offset_listener",
     "HalfMessage": "producer.transactions",
-    "Listener": "consumer.result",
+    "Listener": "consumer.listener",
     "LocalBroker": "localbroker",
     "Message": "model",
     "MessageQueue": "model",
     "MetricsListener": "spark.monitoring.metrics_listener",
-    "OrderedContext": "consumer.result",
+    "OrderedContext": "consumer.listener",
     "PoppedMessage": "model.message",
     "Producer": "session.producers",
     "PullConsumer": "session.consumers",

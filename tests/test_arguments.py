@@ -14,7 +14,7 @@ import pytest
 
 from rocketmq_spark import Consumer, Message, MessageQueue, Producer, PullConsumer, SimpleConsumer, aio
 from rocketmq_spark.base import arguments
-from rocketmq_spark.consumer.result import Context, OrderedContext, replying
+from rocketmq_spark.consumer.listener import Context, OrderedContext, with_replier
 from rocketmq_spark.errors import MessageRefused, OptionError, RocketMQError
 from rocketmq_spark.session import consumers, producers
 from tests.consumer.fake_member import A, FakeMember
@@ -106,7 +106,7 @@ def test_what_is_no_listener_is_refused_at_the_start(listener: Any, options: dic
                 OptionError, match=rf"listener (is|takes) .*; expected a function that takes \({expected}"
             ):
                 start(listener)
-        assert consumer._running is None
+        assert consumer.stats().topics == {}  # it has not started
 
 
 def test_a_listener_is_checked_beneath_spans(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,7 +294,7 @@ def test_a_decision_takes_seconds(producer: Producer, sender: ScriptedSender) ->
 def test_a_reply_is_to_a_message() -> None:
     replied: list[object] = []
     for context in (Context(A), OrderedContext(A, True)):
-        context = replying(context, [], lambda to, body, properties: replied.append(body))
+        context = with_replier(context, [], lambda to, body, properties: replied.append(body))
         with pytest.raises(OptionError, match="to is 5; expected the ReceivedMessage"):
             context.reply(b"x", to=5)  # type: ignore[arg-type]
     assert replied == []

@@ -266,7 +266,7 @@ def test_a_started_consumer_runs_on_when_it_is_dropped(monkeypatch: pytest.Monke
     settle()
     brokers.send(brokers.topics["t"][0], b"later")
     assert heard.get(timeout=WAIT_S) == b"later"
-    running.end(Deadline.after(WAIT_S))
+    running.stop(Deadline.after(WAIT_S))
 
 
 def test_an_unanswered_send_keeps_its_producer_open(monkeypatch: pytest.MonkeyPatch) -> None:

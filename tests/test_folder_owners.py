@@ -105,12 +105,18 @@ def test_folders_on_the_way_that_others_may_replace_are_found(tmp_path: Path, mo
 @pytest.mark.parametrize(
     ("uid", "holder", "is_above", "led", "expected"),
     [
-        (None, "mine", True, False, "Run: chmod go-w '.*/a b', or move it below"),
-        (None, "mine", True, True, "Move it below"),
-        (None, "mine", False, True, "Move it below"),
-        (None, "other", True, False, "Let uid 34567.* run, not root: chmod go-w '.*/a b', or move it below"),
-        (34567, "other", True, False, "Move it below a folder that only you and root may change$"),
-        (34567, "other", False, False, "Let its owner remove '.*/a b'. If you trust .* run there: chown -h 7 'a b'$"),
+        (None, "mine", True, False, "Run: chmod go-w '.*/a b'$"),
+        (None, "mine", True, True, "Let uid 7.* move it, not root, below a folder"),
+        (None, "mine", False, True, "Let uid 7.* move it, not root, below a folder"),
+        (None, "other", True, False, "Let uid 34567.* run, not root: chmod go-w '.*/a b'$"),
+        (
+            34567,
+            "other",
+            True,
+            False,
+            "Let uid 7.* move it, not root, below a folder that only that user and root may change$",
+        ),
+        (34567, "other", False, False, "Let uid 34567.* remove '.*/a b', not root$"),
     ],
 )
 def test_a_remedy_has_nothing_that_others_could_lead_elsewhere(
@@ -127,6 +133,10 @@ def test_a_remedy_has_nothing_that_others_could_lead_elsewhere(
     found = folders.Exposure(path, status, uid)
     monkeypatch.setattr(folders, "exposures", lambda *_: iter([found] if led else []))
     assert re.match(expected, folders.remedy(found, "it", 7, is_above))
+    if expected.startswith("Let uid 7"):
+        assert folders.remedy(found, "it", 0, is_above).startswith("Use a folder for it that only root may change")
+        monkeypatch.setattr(folders, "ROOT", -1)
+        assert folders.remedy(found, "it", os.geteuid(), is_above).startswith("Move it below")
 
 
 def test_a_link_is_followed_as_it_is_after_the_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

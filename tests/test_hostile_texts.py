@@ -22,7 +22,7 @@ from rocketmq_spark.cli import group as group_commands
 from rocketmq_spark.cli import kafka_lines
 from rocketmq_spark.cli.output import Text
 from rocketmq_spark.client.sender import copy_of
-from rocketmq_spark.consumer.push.offset_store import cluster_folder
+from rocketmq_spark.consumer.offsets import cluster_folder
 from rocketmq_spark.errors import LocalProtocolError
 from rocketmq_spark.model import Message, ReceivedMessage
 from rocketmq_spark.options.parsing import instance_of

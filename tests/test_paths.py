@@ -16,7 +16,7 @@ from rocketmq_spark import Consumer, options, session
 from rocketmq_spark.base import folders
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.client.calls import credentials_of
-from rocketmq_spark.consumer.push.running import RunningConsumer
+from rocketmq_spark.consumer.push import RunningConsumer
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.options import Options, paths
@@ -90,7 +90,7 @@ def _spool(path: Path) -> object:
 
 
 def _offsets(path: Path) -> object:
-    return ConsumerSettings.of(parsed("consumer", group="g", localOffsetsDir=str(path)))
+    return ConsumerSettings.from_options(parsed("consumer", group="g", localOffsetsDir=str(path)))
 
 
 def _tls(path: Path) -> object:
@@ -121,15 +121,15 @@ def test_a_namespace_leads_no_path_elsewhere(name: str) -> None:
 
 
 def test_the_whole_path_of_offsets_is_checked_when_a_consumer_begins(folder: Path) -> None:
-    settings = ConsumerSettings.of(
+    settings = ConsumerSettings.from_options(
         parsed("consumer", group="g", model="broadcasting", localOffsetsDir=f"{folder}/offsets")
     )
-    begin = SimpleNamespace(_settings=settings, held=None)
-    assert f"{folder}/offsets" in str(RunningConsumer._offset_store(begin)._file)  # type: ignore[arg-type, attr-defined]
+    begin = SimpleNamespace(_settings=settings, state=None)
+    assert f"{folder}/offsets" in str(RunningConsumer._new_offset_store(begin)._file)  # type: ignore[arg-type, attr-defined]
     (folder / "offsets").mkdir()
     (folder / "offsets" / f"{platform.node()}@DEFAULT").symlink_to(folder.parent)
     with pytest.raises(OptionError, match=f"option 'localOffsetsDir' is .*{PATHS_VARIABLE}"):
-        RunningConsumer._offset_store(begin)  # type: ignore[arg-type]
+        RunningConsumer._new_offset_store(begin)  # type: ignore[arg-type]
 
 
 def test_a_file_of_tls_over_grpc_is_checked_where_it_is_opened(folder: Path) -> None:
@@ -166,12 +166,12 @@ def test_a_user_without_a_home_consumes_all_the_same(homeless: None, tmp_path: P
     """As with DynamicUser of systemd. Only the file of a broadcasting consumer needs a home."""
     Consumer("a:1", group="g").close()
     begin = SimpleNamespace(
-        _settings=ConsumerSettings.of(parsed("consumer", group="g", model="broadcasting")), held=None
+        _settings=ConsumerSettings.from_options(parsed("consumer", group="g", model="broadcasting")), state=None
     )
     with pytest.raises(
         OptionError, match=r"option 'localOffsetsDir' is '~/.rocketmq_offsets'; that home is not known"
     ) as e:
-        RunningConsumer._offset_store(begin)  # type: ignore[arg-type]
+        RunningConsumer._new_offset_store(begin)  # type: ignore[arg-type]
     assert e.value.remedy == "Give an absolute path, or set HOME"
 
 

@@ -9,7 +9,7 @@ import pytest
 from rocketmq_spark import Producer, options, session
 from rocketmq_spark.base.codes import Request
 from rocketmq_spark.client.calls import Credentials
-from rocketmq_spark.consumer.result import Context, replying
+from rocketmq_spark.consumer.listener import Context, with_replier
 from rocketmq_spark.errors import ClosedError, OptionError, RocketMQError, ServerFault
 from rocketmq_spark.model import Message, MessageQueue, OffsetRange
 from rocketmq_spark.options import Options
@@ -198,7 +198,7 @@ def test_a_child_of_a_listener_does_not_reply_over_its_parent_s_connections():
         broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(1, {"broker-a": broker.address}))
         broker.on(Request.SEND_REPLY_MESSAGE_V2, ok(msgId="0", queueId="0", queueOffset="0"))
         consumer = consumers.Consumer(broker.address, "g")
-        context = replying(Context(MessageQueue("t", "broker-a", 0)), [question()], consumer._make.replier)
+        context = with_replier(Context(MessageQueue("t", "broker-a", 0)), [question()], consumer._tools.replier)
         context.reply(b"yes")
         child = os.fork()
         if child == 0:
@@ -355,7 +355,7 @@ def test_what_is_read_ahead_of_a_retry_topic_has_the_topic_that_the_user_knows()
     ahead = consumers._read_ahead(parsed("consumer", namespace="ns", group="g"), "g")
     assert ahead is not None
     stored = store("%RETRY%ns%g", b"x", "RETRY_TOPIC\x01ns%t\x02", queue_offset=5)
-    (message,) = ahead.messages(MessageQueue("%RETRY%g", "broker-a", 0), 5, 6, stored)
+    (message,) = ahead.decode(MessageQueue("%RETRY%g", "broker-a", 0), 5, 6, stored)
     assert (message.topic, message.queue.topic) == ("t", "%RETRY%g")
 
 
@@ -367,6 +367,6 @@ def test_what_is_read_ahead_is_read_as_the_group_of_the_environment():
         broker.on(Request.PULL_MESSAGE, ok(store("t", b"x"), nextBeginOffset=1, minOffset=0, maxOffset=1))
         ahead = consumers._read_ahead(parsed("consumer", nameServer=broker.address, group="g"), "g_env_1")
         assert ahead is not None
-        run = ahead.begin([OffsetRange(MessageQueue("t", "broker-a", 0), 0, 1)], 100, 1 << 20)
+        run = ahead.start([OffsetRange(MessageQueue("t", "broker-a", 0), 0, 1)], 100, 1 << 20)
         assert [part.ends for parts in run.fetch() for part in parts]
         assert {command.ext["consumerGroup"] for command in broker.seen(Request.PULL_MESSAGE)} == {"g_env_1"}

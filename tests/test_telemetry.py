@@ -23,7 +23,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode, get_current_span
 
 from rocketmq_spark import Consumer, LocalBroker, Message, Producer, PullConsumer
-from rocketmq_spark.consumer.result import Context, OrderedContext
+from rocketmq_spark.consumer.listener import Context, OrderedContext
 from rocketmq_spark.errors import CallTimeout, OptionError
 from rocketmq_spark.producer.producer import BaseProducer
 from rocketmq_spark.producer.request_reply import RequestProducer
@@ -273,7 +273,7 @@ def test_a_meter_that_fails_costs_no_span(bench: Bench, seen: Seen, monkeypatch:
     made.instrument_producer(producer)
     producer.send(Message("T", b"x"))
     consumer = Started()
-    made.instrument_consumer(consumer, "_run_of")
+    made.instrument_consumer(consumer, "_new_running")
     consumer.start(lambda messages, context: None)
     consumer.listener((carried(0),), Context(QUEUE))
     assert [span.name for span in seen.spans] == ["send T", "process T"]
@@ -304,9 +304,9 @@ class Started:
     listener: Any = None
 
     def start(self, listener: Any) -> None:
-        self._run_of(listener)
+        self._new_running(listener)
 
-    def _run_of(self, listener: Any) -> None:
+    def _new_running(self, listener: Any) -> None:
         self.listener = listener
 
     def stats(self) -> Any:
@@ -315,7 +315,7 @@ class Started:
 
 def started(listener: Any) -> Started:
     consumer = Started()
-    Instrumentation("g", "me", None).instrument_consumer(consumer, "_run_of")
+    Instrumentation("g", "me", None).instrument_consumer(consumer, "_new_running")
     consumer.start(listener)
     return consumer
 
@@ -369,7 +369,7 @@ def test_the_caches_of_all_consumers_are_observed(seen: Seen) -> None:
     assert [point.value for point in seen.points("rocketmq_consumer_cached_messages")] != []
     for each, (group_name, cached) in zip(consumers, [("one", 1), ("two", 2)], strict=True):
         each.stats = lambda cached=cached: SimpleNamespace(cached=cached)  # type: ignore[method-assign]
-        Instrumentation(group_name, "me", None).instrument_consumer(each, "_run_of")
+        Instrumentation(group_name, "me", None).instrument_consumer(each, "_new_running")
     found = {p.attributes["consumer_group"]: p.value for p in seen.points("rocketmq_consumer_cached_messages")}
     assert found == {"one": 1, "two": 2}
 
@@ -419,7 +419,7 @@ def test_what_the_listener_raises_is_raised_and_in_its_span(seen: Seen) -> None:
 def test_what_ctrl_c_keeps_from_who_polls_comes_again(seen: Seen, monkeypatch: pytest.MonkeyPatch, stops: Any) -> None:
     with made(fake := FakeMember([A], high=2)) as consumer:
         consumer.assign([A])
-        Instrumentation("g", "me", None).instrument_receives(consumer, "_polled", itemgetter(0))
+        Instrumentation("g", "me", None).instrument_receives(consumer, "_poll", itemgetter(0))
         with monkeypatch.context() as patched, pytest.raises(stops) if stops else contextlib.nullcontext():
             if stops is not None:
                 patched.setattr(telemetry.propagate, "extract", raising(stops()))

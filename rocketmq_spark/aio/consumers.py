@@ -12,10 +12,10 @@ from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, Unpack
 
 from rocketmq_spark.aio.loop import PAUSE_S, Asynchronous, Coroutines, EventLoop
-from rocketmq_spark.consumer.pop.simple_consumer import check_count
-from rocketmq_spark.consumer.pull.pull_consumer import POLL_S, checked_timeout, next_answer, some_of
-from rocketmq_spark.consumer.result import Listener, check_listener
+from rocketmq_spark.consumer.listener import Listener, check_listener
+from rocketmq_spark.consumer.pull import POLL_S, checked_timeout, next_answer, take_messages
 from rocketmq_spark.consumer.settings import MAX_MESSAGES
+from rocketmq_spark.consumer.simple import check_max_messages
 from rocketmq_spark.errors import ClosedError
 from rocketmq_spark.model import MessageQueue, ReceivedMessage
 from rocketmq_spark.model.membership import ConsumerStats
@@ -70,7 +70,7 @@ class Consumer(Asynchronous):
         settings = self._consumer.settings
         check_listener(listener, settings.arrow, coroutines=True)
         code: Listener = functools.partial(self._loop.run, listener)
-        if inspect.iscoroutinefunction(listener) and not settings.ordered and not settings.popped:
+        if inspect.iscoroutinefunction(listener) and not settings.ordered and not settings.uses_pop:
             code = Coroutines(self._loop, listener, settings.threads)
         self._loop.orphaned = self._leave
         await self._loop.call(self._consumer.start, code)
@@ -209,7 +209,7 @@ class PullConsumer(Asynchronous):
 
     def _some(self) -> list[ReceivedMessage]:
         answer, self._answer = self._answer, iter(())  # if this raises, the next answer begins with the same messages
-        found = some_of(self._consumer, answer, _AT_ONCE)
+        found = take_messages(self._consumer, answer, _AT_ONCE)
         self._answer = answer
         return found
 
@@ -282,7 +282,7 @@ class SimpleConsumer(Asynchronous):
         next one, which waits for them if they have not arrived; their invisible time has begun.
         """
         self._check()
-        check_count(max_messages)
+        check_max_messages(max_messages)
         while self._left and not self._unclaimed:
             await self._ended(self._left.pop())
             self._check()

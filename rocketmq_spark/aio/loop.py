@@ -19,7 +19,7 @@ from typing import Any, ParamSpec, Self, TypeVar
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.process import Living
 from rocketmq_spark.base.threads import DaemonThreads, Failure, attempt, start_thread
-from rocketmq_spark.consumer.result import LaterListener, ListenerCall, Turn
+from rocketmq_spark.consumer.listener import DeferredListener, ListenerCall, NextCall
 from rocketmq_spark.errors import ClosedError, OptionError
 
 logger = logging.getLogger(__name__)
@@ -216,7 +216,7 @@ class EventLoop:
         self._threads.shutdown(wait=False)
 
 
-class Coroutines(LaterListener):
+class Coroutines(DeferredListener):
     """A listener that runs ``code`` in an event loop, ``limit`` calls at a time."""
 
     def __init__(self, loop: EventLoop, code: Callable[[Any, Any], Any], limit: int) -> None:
@@ -224,9 +224,9 @@ class Coroutines(LaterListener):
         self._code = code
         self._limit = limit
         self._running = 0
-        self._line: deque[Turn] = deque()
+        self._line: deque[NextCall] = deque()
 
-    def submit(self, turn: Turn, times: int, first: bool = False) -> None:
+    def submit(self, turn: NextCall, times: int, first: bool = False) -> None:
         """Let calls wait. Raises ``RuntimeError`` if the loop was closed, but not the consumer."""
         (self._line.extendleft if first else self._line.extend)(repeat(turn, times))
         try:

@@ -90,7 +90,7 @@ class _UnstartedSendCount:
     """Counts the sends that threads have not begun yet."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # in ``with`` itself, for Ctrl-C (as in consumer.pull.polls)
+        self._lock = threading.RLock()  # in ``with`` itself, for Ctrl-C (as in consumer.polls)
         self._changed = threading.Condition(self._lock)
         self._futures: set[asyncio.Future[SendResult]] = set()
 

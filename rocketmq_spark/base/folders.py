@@ -465,19 +465,22 @@ def remedy(found: Exposure, what: str, owner: int, is_above: bool = True) -> str
     """Return a sentence without its period that says how to remove an exposure of ``what``, such as "the spool", which belongs
     to ``owner``. ``is_above``: the exposed folder is above it.
 
-    Root is advised to run nothing recursively, and nothing on a path that another user may lead elsewhere before root runs it.
+    Root is advised to run nothing on a path that another user may lead elsewhere before root runs it: no ``mv`` either.
     """
-    move, place = f"move {what} below a folder that only you and root may change", shlex.quote(str(found.path))
+    place = shlex.quote(str(found.path))
     if found.uid is None:
         holder = found.status.st_uid
         if holder != os.geteuid():
-            return f"Let {user(holder)} run, not root: chmod go-w {place}, or {move}"
+            return f"Let {user(holder)} run, not root: chmod go-w {place}"
         if next(exposures(found.path), None) is None:
-            return f"Run: chmod go-w {place}, or {move}"
-    if found.uid is None or is_above:
-        return move.capitalize()
-    name = shlex.quote(found.path.name)
-    return f"Let its owner remove {place}. If you trust it, first {move}; then run there: chown -h {owner} {name}"
+            return f"Run: chmod go-w {place}"
+    if found.uid is not None and not is_above:
+        return f"Let {user(found.uid)} remove {place}, not root"
+    if owner == ROOT:
+        return f"Use a folder for {what} that only root may change, and so each folder above it"
+    if owner == os.geteuid():
+        return f"Move {what} below a folder that only you and root may change"
+    return f"Let {user(owner)} move {what}, not root, below a folder that only that user and root may change"
 
 
 def exposures_in(path: Path, skipped: tuple[str, ...], owner: int) -> Iterator[Exposure]:

@@ -293,7 +293,7 @@ def rewind(
     backup = None
     if really:
         backup = back.execute(found, planned, datetime.now(UTC)).name
-        lines.append(f"Done. To undo it, copy the files of {backup} back into {folder}")
+        lines.append(f"Done. To undo it, {found.advice_to_owner(f'copy the files of {backup} back into {folder}')}")
     else:
         lines.append("Nothing was changed: use --yes to apply")
     ranges = list(map(_range, planned.ranges))

@@ -264,7 +264,7 @@ def _now_ms() -> int:
 
 def own_group(target: Target, group: str) -> str:
     """The group's name in the environment of the command."""
-    from rocketmq_spark.consumer.settings import isolated
+    from rocketmq_spark.consumer.settings import group_in_environment
     from rocketmq_spark.options import parse
 
-    return isolated(parse({**target.settings(), "group": group}).for_role("pull consumer"))[1]
+    return group_in_environment(parse({**target.settings(), "group": group}).for_role("pull consumer"))[1]

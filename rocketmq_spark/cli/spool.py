@@ -255,9 +255,9 @@ def copy(output: Output, folder: Path, copied_to: Path, timeout_s: float, max_by
     """Copy the spools in FOLDER, also those of other users, into the new folder COPY.
 
     COPY must not exist; it belongs to you alone. A process with the rights of the owner reads; each entry is checked, and written
-    into a new database, so 'spool show' of the copy says what 'spool send' sends from it. FOLDER does not change: no process may
-    use it meanwhile, and you delete it when the copy is sent. COPY is a spool if FOLDER is one and has no others in it; otherwise
-    it has the spools worker-1, worker-2 and so on. The exit code is 1 if not everything could be copied.
+    into a new database, so 'spool export' of the copy says what 'spool send' sends from it. FOLDER does not change: no process
+    may use it meanwhile, and its owner deletes it when the copy is sent. COPY is a spool if FOLDER is one and has no others in
+    it; otherwise it has the spools worker-1, worker-2 and so on. The exit code is 1 if not everything could be copied.
     """
     from rocketmq_spark.spool.copying import CopyLimits, copy_spool, new_folder
     from rocketmq_spark.spool.files import WORKER
@@ -287,6 +287,8 @@ def _ended_by(*numbers: signal.Signals) -> Iterator[None]:
     """Inside the block, these signals raise ``SystemExit``, so that the program removes its temporary files."""
     with contextlib.ExitStack() as handlers:
         for number in numbers:
+            if signal.getsignal(number) is signal.SIG_IGN:  # by nohup
+                continue
             handlers.enter_context(on_signals(functools.partial(sys.exit, 128 + number), number))
         yield
 
@@ -452,11 +454,17 @@ def _content(entry: SpoolEntry) -> dict[str, object]:
     if isinstance(record, DecodeError):
         return {}
     try:
-        request = send_of(record).request
+        send = send_of(record)
     except DecodeError:
         return {"payload": base64.b64encode(record.payload).decode()}
+    request = send.request
     return {
         "group": request.group,
+        "selector": send.selector,
+        "arg": send.arg,
+        "reconsumeTimes": request.reconsume_times,
+        "maxReconsumeTimes": request.max_reconsume_times,
+        "defaultTopicQueues": request.default_topic_queues,
         "batch": request.batch,
         "flag": request.flag,
         "sysFlag": request.sys_flag,

@@ -26,9 +26,9 @@ from rocketmq_spark.errors import OptionError
 
 if TYPE_CHECKING:
     from rocketmq_spark.cli.reading import TopicReader
-    from rocketmq_spark.consumer.pull.pull_consumer import PolledMessages
+    from rocketmq_spark.consumer.pull import PolledMessages
     from rocketmq_spark.model import MessageQueue, OffsetRange, ReceivedMessage
-    from rocketmq_spark.pull.answers import Cause
+    from rocketmq_spark.pull.outcomes import Cause
     from rocketmq_spark.session.consumers import PullConsumer
 
 
@@ -292,7 +292,7 @@ def consume(output: Output, /, target: Target, topic: str, idle_s: float | None,
     least once: if the command is killed, the last lines may come again. Lines that the reader of a pipe did not read are not
     printed again; use --count instead of `| head`.
     """
-    from rocketmq_spark.consumer.pull.pull_consumer import PolledMessages
+    from rocketmq_spark.consumer.pull import PolledMessages
 
     if sys.stdout is None:
         raise OptionError("standard output is closed: messages would be consumed and printed nowhere")
@@ -319,6 +319,6 @@ def _print(lines: Json, consumer: PullConsumer, polled: PolledMessages, most: in
     try:
         for written, message in enumerate(polled.messages[:most], 1):
             lines.item({**document(message), "reconsumeTimes": message.reconsume_times}, "")
-            polled.finished(written)
+            polled.mark_finished(written)
     finally:
         consumer.commit()

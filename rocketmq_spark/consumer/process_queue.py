@@ -1,15 +1,14 @@
-"""Pulled, unfinished messages of one queue (Java's ``ProcessQueue``), and the decision when to pull the queue again.
+"""The process queue: pulled, unfinished messages of one queue (Java's ``ProcessQueue``), and when to pull the queue again.
 
-Messages are sorted by queue offset. Removing finished ones returns the offset up to which all are finished, which is the one
-that may be committed. An orderly consumer takes messages from the front and then commits them or puts them back.
+Messages are sorted by queue offset. Removing finished messages returns the offset that may be committed: all messages before
+it are finished. An ordered consumer takes messages from the front, and then commits them or puts them back.
 
-``Rows`` of a listener of record batches are kept in the same way, one item a call: ``rows.RowsQueue``.
+``rows.RowsQueue`` keeps ``Rows`` of a listener of record batches in the same way, one item for each call.
 
-Pure: the caller holds its lock, passes the time, and acts on the result. Offsets mostly arrive in order, so the sorted
-offsets are a deque that drops removed ones only when they reach one of its ends.
+This module is pure: the caller holds a lock, passes the time, and acts on the result.
 
-Pulls mirror ``DefaultMQPushConsumerImpl.pullMessage`` and its callback. Pulling never waits for listeners: thresholds of
-what is cached (``Thresholds``) delay it instead.
+Pulls mirror ``DefaultMQPushConsumerImpl.pullMessage`` and its callback. Pulls never wait for listeners. Instead, limits on the
+cached messages (``Thresholds``) delay the pulls.
 """
 
 from __future__ import annotations
@@ -29,142 +28,150 @@ LOCK_EXPIRES_MS = 30_000  # the client renews within this time; the broker's loc
 
 
 class QueueLock:
-    """The broker's lock of a queue. ``granted_ms`` is when the last granted lock was requested.
+    """The lock that a broker granted to this member for one queue.
 
-    Times are those of ``Timer.lease_ms``, which includes time in which this machine sleeps. Brokers keep locks in memory, so
-    a lock counts only while the connection lasts on which it was granted: a broker that restarts may give it to another member.
+    Times are those of ``Timer.lease_ms``, which includes time in which this machine sleeps. Brokers keep locks in memory. A
+    broker that restarts may grant a lock to another member, so a lock is valid only as long as the connection that granted it.
     """
 
     def __init__(self) -> None:
-        self.granted_ms: int | None = None
+        self.granted_ms: int | None = None  # when the last granted lock was requested
         self._connection: object = None
         self._lost = False
 
-    def grant(self, asked_ms: int, connection: object) -> None:
-        """Note a lock that was requested at ``asked_ms``. The broker's time began at that moment or later."""
-        self.granted_ms, self._connection, self._lost = asked_ms, connection, False
+    def grant(self, requested_ms: int, connection: object) -> None:
+        """Record a lock that was requested at ``requested_ms``. The broker's lease began at that moment or later."""
+        self.granted_ms, self._connection, self._lost = requested_ms, connection, False
 
-    def lose(self) -> None:
-        """Note that the broker refused the lock."""
+    def mark_lost(self) -> None:
+        """Record that the broker refused the lock."""
         self._lost = True
 
-    def held(self, now_ms: int, connection: object) -> bool:
-        """Whether this member certainly has the lock. ``connection`` is the one to the broker now, None if there is none."""
+    def is_held(self, now_ms: int, connection: object) -> bool:
+        """Whether this member certainly has the lock. ``connection`` is the current connection to the broker, or None."""
         if self.granted_ms is None or self._lost or connection is None or connection != self._connection:
             return False
         return now_ms - self.granted_ms <= LOCK_EXPIRES_MS
 
 
-def once_more(message: ReceivedMessage, times: int = 1) -> ReceivedMessage:
-    """Return the message with its number of attempts increased, for redeliveries that no broker counts.
+def with_next_attempt(message: ReceivedMessage, times: int = 1) -> ReceivedMessage:
+    """Return the message with a higher number of attempts, for redeliveries that the broker does not count.
 
-    Its sender chose the number that is stored: it may be negative, or the largest one.
+    The result is clamped, because a sender can store any number: a negative one, or the largest possible one.
     """
     return replace(message, reconsume_times=min(max(0, message.reconsume_times) + times, MAX_INT))
 
 
-def slices(messages: Sequence[ReceivedMessage], size: int) -> Iterator[tuple[ReceivedMessage, ...]]:
-    """Return consecutive parts of at most ``size`` messages, as tuples, so that listeners cannot change them.
+def in_batches(messages: Sequence[ReceivedMessage], size: int) -> Iterator[tuple[ReceivedMessage, ...]]:
+    """Return consecutive batches of at most ``size`` messages, as tuples, so that listeners cannot change them.
 
-    Several threads may take parts at the same time, which a generator would refuse. Each part is returned once, and not held.
+    Several threads may take batches at the same time. (A generator would raise in this case.) The iterator returns each batch
+    once, and keeps no reference to it.
     """
     if size > 1:
-        parts = deque([tuple(messages[start : start + size]) for start in range(0, len(messages), size)])
-        return map(operator.call, repeat(parts.popleft, len(parts)))
-    line = deque(messages)  # no tuples yet: each run of the garbage collector would look at those that wait
+        batches = deque([tuple(messages[start : start + size]) for start in range(0, len(messages), size)])
+        return map(operator.call, repeat(batches.popleft, len(batches)))
+    # Tuples are created late, because each run of the garbage collector would traverse all tuples that wait.
+    remaining = deque(messages)
 
-    def single(_: int) -> tuple[ReceivedMessage]:
-        return (line.popleft(),)
+    def next_message(_: int) -> tuple[ReceivedMessage]:
+        return (remaining.popleft(),)
 
-    return map(single, range(len(line)))
+    return map(next_message, range(len(remaining)))
 
 
-class CachedOffsets:
-    """Items of one queue, sorted by offset: messages, or ``Rows``. They wait, are taken, or are finished."""
+class MessageCache:
+    """Items of one queue, sorted by offset. An item is a message or ``Rows``. It is waiting, taken by a call, or finished.
+
+    Most offsets arrive in order. So the sorted offsets are a deque, which keeps a removed offset until the offset reaches an end.
+    """
 
     def __init__(self) -> None:
         self.count = 0
         self.bytes = 0
         self._waiting: dict[int, Any] = {}  # messages, or ``Rows``
-        self._taken: dict[int, Any] = {}
-        self._bodies: dict[int, bytes] = {}  # the bodies as pulled: a listener may change its message
-        self._dead: set[int] = set()  # taken messages that are dead letters
-        self._alone: set[int] = set()  # messages that are taken alone
-        self._sorted: deque[int] = deque()
-        self._put_end: int | None = None  # the offset after the last one that was put
+        self._taken: dict[int, Any] = {}  # items of running calls, and consumed items that are not committed
+        self._bodies: dict[int, bytes] = {}  # the pulled bodies, because a listener may change its message
+        self._dead_letters: set[int] = set()  # offsets of taken messages that are dead letters
+        self._taken_alone: set[int] = set()  # offsets of messages that get calls without other messages
+        self._sorted_offsets: deque[int] = deque()  # of the waiting items, and of some that were removed
+        self._end_of_last_put: int | None = None  # the offset after the message that was put last
 
     def put(self, messages: Iterable[Any]) -> int:
-        """Add pulled messages; returns how many are new. A message with a known offset replaces the earlier one."""
-        new = 0
+        """Add pulled messages; returns how many are new. A message with a cached offset replaces the cached message."""
+        new_count = 0
         for message in messages:
-            if not self._place(message):
-                new += 1
+            if not self._insert(message):
+                new_count += 1
                 self.count += 1
                 self.bytes += len(message.body)
                 self._bodies[message.queue_offset] = message.body
-                self._put_end = message.queue_offset + 1
-        return new
+                self._end_of_last_put = message.queue_offset + 1
+        return new_count
 
     def remove(self, messages: Sequence[ReceivedMessage]) -> int | None:
-        """Remove finished messages; returns the offset to commit, never beyond an unfinished one. None if nothing was cached."""
+        """Remove finished messages; returns the offset to commit, which is never beyond an unfinished message.
+
+        Returns None if no message was waiting.
+        """
         waiting = self._waiting
         if not waiting:
             return None
         for message in messages:
             offset = message.queue_offset
             if waiting.pop(offset, None) is not None:
-                self._uncount(offset)
-        return self._next()
+                self._subtract(offset)
+        return self._next_offset()
 
     def take(self, count: int) -> Sequence[ReceivedMessage]:
-        """Take up to ``count`` messages from the front, for one call. They are neither waiting nor finished then."""
+        """Take up to ``count`` messages from the front, for one call."""
         taken: list[ReceivedMessage] = []
         while len(taken) < count and (message := self.first()) is not None:
-            if (alone := message.queue_offset in self._alone) and taken:
+            if (taken_alone := message.queue_offset in self._taken_alone) and taken:
                 break
             taken.append(self._waiting.pop(message.queue_offset))
             self._taken[message.queue_offset] = message
-            if alone:
+            if taken_alone:
                 break
         return tuple(taken)
 
     def commit(self) -> int | None:
-        """Finish all taken messages; returns the offset after the last one, None if none were taken.
+        """Finish all taken messages; returns the offset after the last of them, or None if no message was taken.
 
-        Dead letters after a message that waits again stay taken until it is finished, because the offset must not pass it.
+        A dead letter stays taken while a message before it waits for a retry, because the offset must not pass that message.
         """
         first = self.first()
-        done = [offset for offset in self._taken if first is None or offset < first.queue_offset]
-        if not done:
+        committed = [offset for offset in self._taken if first is None or offset < first.queue_offset]
+        if not committed:
             return None
-        end = self._end(self._taken[max(done)])
-        for offset in done:
+        end = self._end_offset(self._taken[max(committed)])
+        for offset in committed:
             del self._taken[offset]
-            self._uncount(offset)
-        self._dead.difference_update(done)
-        self._alone.difference_update(done)
+            self._subtract(offset)
+        self._dead_letters.difference_update(committed)
+        self._taken_alone.difference_update(committed)
         return end
 
     def rollback(self) -> None:
-        """Put all taken messages back, except dead letters, which a broker has."""
-        self.put_back([message for offset, message in self._taken.items() if offset not in self._dead])
+        """Put all taken messages back, except dead letters, which a broker has stored."""
+        self.put_back([message for offset, message in self._taken.items() if offset not in self._dead_letters])
 
-    def put_back(self, messages: Sequence[Any], alone: bool = False) -> None:
+    def put_back(self, messages: Sequence[Any], one_by_one: bool = False) -> None:
         """Put these taken messages back, with their new number of attempts.
 
-        ``alone``: each is taken alone from now on, so that it does not make others fail.
+        With ``one_by_one``, each of them gets a call of its own from now on, so that it does not make other messages fail.
         """
         for message in sorted(messages, key=lambda m: m.queue_offset, reverse=True):
             if self._taken.pop(message.queue_offset, None) is not None:
-                self._place(message)
-                if alone:
-                    self._alone.add(message.queue_offset)
+                self._insert(message)
+                if one_by_one:
+                    self._taken_alone.add(message.queue_offset)
 
-    def bury(self, messages: Sequence[ReceivedMessage]) -> None:
+    def mark_dead_letters(self, messages: Sequence[ReceivedMessage]) -> None:
         """Mark these taken messages as dead letters, which are not put back."""
-        self._dead.update(message.queue_offset for message in messages if message.queue_offset in self._taken)
+        self._dead_letters.update(message.queue_offset for message in messages if message.queue_offset in self._taken)
 
-    def as_pulled(self, message: ReceivedMessage) -> ReceivedMessage:
+    def with_original_body(self, message: ReceivedMessage) -> ReceivedMessage:
         """Return the message with its pulled body, for its next delivery; unchanged if it is not cached."""
         body = self._bodies.get(message.queue_offset, message.body)
         return message if body is message.body else replace(message, body=body)
@@ -178,19 +185,19 @@ class CachedOffsets:
         return message.queue_offset in self._waiting
 
     def first(self) -> Any:
-        """Return the waiting message, or ``Rows``, with the smallest offset; None if nothing waits."""
-        while self._sorted and self._sorted[0] not in self._waiting:
-            self._sorted.popleft()
-        return self._waiting[self._sorted[0]] if self._sorted else None
+        """Return the waiting item with the smallest offset; None if no item waits."""
+        while self._sorted_offsets and self._sorted_offsets[0] not in self._waiting:
+            self._sorted_offsets.popleft()
+        return self._waiting[self._sorted_offsets[0]] if self._sorted_offsets else None
 
     @property
     def span(self) -> int:
-        """Offsets from the first to the last waiting message."""
+        """The difference between the offsets of the first and the last waiting message."""
         if self.first() is None:
             return 0
-        while self._sorted[-1] not in self._waiting:
-            self._sorted.pop()
-        return self._end(self._waiting[self._sorted[-1]]) - 1 - self._sorted[0]
+        while self._sorted_offsets[-1] not in self._waiting:
+            self._sorted_offsets.pop()
+        return self._end_offset(self._waiting[self._sorted_offsets[-1]]) - 1 - self._sorted_offsets[0]
 
     @property
     def waiting(self) -> int:
@@ -204,47 +211,48 @@ class CachedOffsets:
         return None if first is None else (first.queue_offset, first.queue_offset + self.span)
 
     def clear(self) -> None:
-        """Forget all messages, as a reset of the offset does."""
-        for part in (self._waiting, self._taken, self._bodies, self._dead, self._alone):
-            part.clear()
-        self._sorted.clear()
+        """Remove all messages, for a reset of the offset."""
+        for collection in (self._waiting, self._taken, self._bodies, self._dead_letters, self._taken_alone):
+            collection.clear()
+        self._sorted_offsets.clear()
         self.count = self.bytes = 0
-        self._put_end = None
+        self._end_of_last_put = None
 
-    def _place(self, message: Any) -> bool:
+    def _insert(self, message: Any) -> bool:
         """Add a waiting message; returns whether its offset was present already."""
         offset = message.queue_offset
         if offset in self._taken:
             return True
-        known = offset in self._waiting
+        is_present = offset in self._waiting
         self._waiting[offset] = message
-        if not self._sorted or offset > self._sorted[-1]:
-            self._sorted.append(offset)
-        elif offset < self._sorted[0]:
-            self._sorted.appendleft(offset)
-        elif not known and offset != self._sorted[0]:  # at either end it may be there, from before it was removed
-            self._sorted = deque(sorted(self._waiting))
-        return known
+        if not self._sorted_offsets or offset > self._sorted_offsets[-1]:
+            self._sorted_offsets.append(offset)
+        elif offset < self._sorted_offsets[0]:
+            self._sorted_offsets.appendleft(offset)
+        elif not is_present and offset != self._sorted_offsets[0]:
+            # An offset that was removed may still be at an end of the deque. Then it needs no second entry.
+            self._sorted_offsets = deque(sorted(self._waiting))
+        return is_present
 
-    def _uncount(self, offset: int) -> None:
+    def _subtract(self, offset: int) -> None:
         self.count -= 1
         self.bytes -= len(self._bodies.pop(offset))
 
-    def _next(self) -> int | None:
-        return self._put_end if self.first() is None else self._sorted[0]
+    def _next_offset(self) -> int | None:
+        return self._end_of_last_put if self.first() is None else self._sorted_offsets[0]
 
-    def _end(self, message: Any) -> int:
-        """The offset after a message, or after the last one of ``Rows``."""
+    def _end_offset(self, message: Any) -> int:
+        """Return the offset after a message, or after the last message of ``Rows``."""
         end: int = message.queue_offset + 1
         return end
 
 
-class ProcessQueue(CachedOffsets):
-    """The unfinished messages of ``queue``, and what becomes of those of a listener's call.
+class ProcessQueue(MessageCache):
+    """The unfinished messages of ``queue``, and the effects of a listener's result on them.
 
-    A ``dropped`` queue is neither pulled nor passed to a listener. It is locked until the call of an ordered listener that has
-    messages of it ends, so that call still moves the offset, unless the queue was ``released`` before. Concurrent calls do not:
-    their queue is released at once.
+    A ``dropped`` queue is not pulled, and no listener gets messages of it. If an ordered listener still has messages of the
+    queue, the queue stays locked until the call ends. So this call may still advance the offset, unless the queue was
+    ``released`` before. The result of a concurrent call has no effect, because its queue is released at once.
     """
 
     def __init__(self, queue: MessageQueue, now_ms: int = 0) -> None:
@@ -252,77 +260,80 @@ class ProcessQueue(CachedOffsets):
         self.queue = queue
         self.dropped = False
         self.released = False
-        self.dropped_ms = 0  # by the clock of leases
+        self.dropped_ms = 0  # when the queue was dropped, by ``Timer.lease_ms``
         self.last_pull_ms = now_ms
-        self.end_ms = now_ms  # when a broker said at last where it ends
+        self.end_updated_ms = now_ms  # when a broker last reported the end offset
         self.last_consume_ms = now_ms
         self.lock = QueueLock()
 
     def drop(self, now_ms: int) -> None:
-        """Pass no more messages to a listener. Times are those of ``Timer.lease_ms``; the first one counts."""
+        """Pass no more messages to a listener. ``now_ms`` is a time of ``Timer.lease_ms``; later calls do not change it."""
         if not self.dropped:
             self.dropped, self.dropped_ms = True, now_ms
 
-    def size_of(self, messages: Sequence[Any]) -> int:
-        """The number of messages in what ``put`` takes."""
+    def message_count(self, messages: Sequence[Any]) -> int:
+        """Return the number of messages, or rows, in an argument of ``put``."""
         return len(messages)
 
-    def calls(self, messages: Sequence[Any], size: int) -> tuple[Iterator[Sequence[ReceivedMessage]], int]:
-        """Return the calls of a concurrent listener that gets at most ``size`` messages in each, and their number."""
-        return slices(messages, size), -(-len(messages) // size)
+    def split_into_calls(self, messages: Sequence[Any], size: int) -> tuple[Iterator[Sequence[ReceivedMessage]], int]:
+        """Return batches of at most ``size`` messages for the calls of a concurrent listener, and the number of batches."""
+        return in_batches(messages, size), -(-len(messages) // size)
 
-    def again(self, call: Sequence[ReceivedMessage], left: Sequence[ReceivedMessage]) -> Sequence[Any]:
-        """Let ``left``, of the messages of a call, wait for one more attempt; returns what the listener is called with."""
-        found = [once_more(self.as_pulled(message)) for message in left]
-        for message in found:
+    def requeue(self, call: Sequence[ReceivedMessage], failed: Sequence[ReceivedMessage]) -> Sequence[Any]:
+        """Put the ``failed`` messages of a call back for one more attempt; returns the argument of ``submit`` for it."""
+        retried = [with_next_attempt(self.with_original_body(message)) for message in failed]
+        for message in retried:
             self.replace(message)
-        return found
+        return retried
 
-    def late(self, call: Sequence[ReceivedMessage]) -> Sequence[ReceivedMessage]:
-        """The messages of a call that hold up the offset: the first one, if the call has it."""
+    def late_messages(self, call: Sequence[ReceivedMessage]) -> Sequence[ReceivedMessage]:
+        """Return the messages of a call that keep the offset from advancing: the first waiting one, if the call has it."""
         first = self.first()
         return (first,) if first is not None and any(message is first for message in call) else ()
 
-    def settle(self, late: Sequence[ReceivedMessage], left: Sequence[ReceivedMessage]) -> None:
-        """Of the ``late`` messages only ``left`` are unfinished."""
-        self.remove([message for message in late if message not in left])
+    def finish_late(self, late: Sequence[ReceivedMessage], unsent: Sequence[ReceivedMessage]) -> None:
+        """Finish the ``late`` messages, except those that are ``unsent``."""
+        self.remove([message for message in late if message not in unsent])
 
-    def unfinished(self, call: Sequence[ReceivedMessage], messages: Sequence[ReceivedMessage]) -> list[ReceivedMessage]:
-        """Those of ``messages``, of a call, that still wait: the others were late, and a broker has them."""
+    def still_cached(
+        self, call: Sequence[ReceivedMessage], messages: Sequence[ReceivedMessage]
+    ) -> list[ReceivedMessage]:
+        """Return those of the ``messages`` of a call that are still cached. The others were late, and were sent back."""
         return [message for message in messages if message in self]
 
-    def retry(self, messages: Sequence[ReceivedMessage], alone: bool) -> None:
-        """Put back messages of a call that failed, for one more attempt; ``alone`` as in ``put_back``."""
-        self.put_back([once_more(self.as_pulled(message)) for message in messages], alone)
+    def put_back_for_retry(self, messages: Sequence[ReceivedMessage], one_by_one: bool) -> None:
+        """Put back messages of a failed call, for one more attempt. ``one_by_one`` is that of ``put_back``."""
+        self.put_back([with_next_attempt(self.with_original_body(message)) for message in messages], one_by_one)
 
 
-FULL_S = 0.05
-BUSY_S = 0.02
-PAUSED_S = 1.0
-FIRST_PULL_S = 0.5  # after a rebalance, as since 5.0.0: the previous owner has released the queue by then
+FULL_PAUSE_S = 0.05
+BUSY_PAUSE_S = 0.02
+FIRST_PULL_DELAY_S = 0.5  # as in Java since 5.0.0, so that the previous owner has time to release the queue
 
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """Limits of one queue's cache. ``max_span`` None, for an orderly listener: no limit of the span of offsets."""
+    """Limits on the cached messages of one queue. Without ``max_span`` (ordered listeners), the span of offsets has no limit."""
 
     max_count: int = 1000
     max_bytes: int = 100 << 20
     max_span: int | None = 2000
 
 
-def divided(thresholds: Thresholds, topic_count: int | None, topic_bytes: int | None, queues: int) -> Thresholds:
-    """Divide the thresholds of a topic by its number of ``queues``; at least 1 each."""
-    share = max(1, queues)
+def divide_thresholds(
+    thresholds: Thresholds, topic_max_count: int | None, topic_max_bytes: int | None, queue_count: int
+) -> Thresholds:
+    """Divide the thresholds of a topic by its number of queues; at least 1 each."""
+    divisor = max(1, queue_count)
     return Thresholds(
-        thresholds.max_count if topic_count is None else max(1, topic_count // share),
-        thresholds.max_bytes if topic_bytes is None else max(1, topic_bytes // share),
+        thresholds.max_count if topic_max_count is None else max(1, topic_max_count // divisor),
+        thresholds.max_bytes if topic_max_bytes is None else max(1, topic_max_bytes // divisor),
         thresholds.max_span,
     )
 
 
-def full(queue: ProcessQueue, thresholds: Thresholds) -> str | None:
-    """Return why the queue is not pulled now; None if it is."""
+def pause_reason(queue: ProcessQueue, thresholds: Thresholds) -> str | None:
+    """Return why the cache of the queue is full, as text; None if the queue may be pulled."""
     if queue.count > thresholds.max_count:
         return f"{queue.count} messages are cached, more than {thresholds.max_count}"
     if queue.bytes > thresholds.max_bytes:
@@ -333,29 +344,35 @@ def full(queue: ProcessQueue, thresholds: Thresholds) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class NextPull:
-    """What follows from an answer.
+class PullDecision:
+    """What to do after the answer to a pull.
 
-    ``messages`` are cached and consumed. ``finished`` is an offset before which nothing is left to do; it is noted if nothing
-    is cached. The next pull is at ``offset`` in ``pause_s`` seconds. ``repair`` is set instead if the offset was illegal: the
-    new offset, which is committed; the queue is released, and a rebalance adds it again.
+    Attributes:
+        offset: The offset of the next pull.
+        pause_s: Seconds until the next pull.
+        messages: The messages to cache and consume.
+        finished_offset: All messages before this offset are finished, if the cache is empty.
+        corrected_offset: Set instead of the others if the offset was illegal. It is committed, the queue is released, and a
+            rebalance adds the queue again.
     """
 
     offset: int
     pause_s: float = 0.0
     messages: Sequence[ReceivedMessage] = ()
-    finished: int | None = None
-    repair: int | None = None
+    finished_offset: int | None = None
+    corrected_offset: int | None = None
 
 
-def next_pull(offset: int, answer: PullAnswer | RocketMQError, interval_s: float, error_s: float) -> NextPull:
-    """Decide what follows from the ``answer`` to the pull at ``offset``. Pauses are ``pullInterval`` and the one after errors."""
+def decide_next_pull(
+    offset: int, answer: PullAnswer | RocketMQError, interval_s: float, error_s: float
+) -> PullDecision:
+    """Decide what to do after the ``answer`` to the pull at ``offset``. The pauses are those of the options."""
     if isinstance(answer, RocketMQError):
-        return NextPull(offset, BUSY_S if answer.broker_code == Response.FLOW_CONTROL else error_s)
+        return PullDecision(offset, BUSY_PAUSE_S if answer.broker_code == Response.FLOW_CONTROL else error_s)
     if answer.status is PullStatus.OFFSET_ILLEGAL:
-        return NextPull(offset, repair=answer.next_offset)
+        return PullDecision(offset, corrected_offset=answer.next_offset)
     if answer.status is not PullStatus.FOUND:
-        return NextPull(answer.next_offset, finished=answer.next_offset)
-    if not answer.messages:  # a tag's hash matched, its text did not
-        return NextPull(answer.next_offset, finished=answer.next_offset)
-    return NextPull(answer.next_offset, interval_s, answer.messages)
+        return PullDecision(answer.next_offset, finished_offset=answer.next_offset)
+    if not answer.messages:  # the hash of a tag matched, but not its text
+        return PullDecision(answer.next_offset, finished_offset=answer.next_offset)
+    return PullDecision(answer.next_offset, interval_s, answer.messages)

@@ -1,12 +1,12 @@
-"""Decides which queues a member drops and adds, and at which offset an added queue begins. Pure.
+"""The decisions of a rebalance: which queues a member drops and adds, and the start offset of an added queue. Pure.
 
-The rebalance mirrors ``RebalanceImpl``. Every member sorts the same lists and applies the same strategy, so all come to the
-same result without talking to each other. If the queues or the members of the group are unknown, or the strategy raises, the
-member keeps what it owns. The caller asks brokers, carries out the change, and runs the rebalance again in ``wait_s``.
+The rebalance mirrors ``RebalanceImpl``. All members sort the same lists and apply the same strategy, so they get the same result
+without a coordinator. If the queues or the members of the group are unknown, or the strategy raises, the member keeps its
+queues. The caller sends the requests, applies the change, and rebalances again after ``wait_s``.
 
-The start offset mirrors ``RebalancePushImpl.computePullFromWhereWithException``. A group's committed offset decides; the
-option ``consumeFromWhere`` counts only if there is none. If a request fails, the error is raised, and the queue is retried later.
-(Java up to 4.9.8 treated every error as "no offset" and continued at the end.)
+The start offset mirrors ``RebalancePushImpl.computePullFromWhereWithException``. It is the committed offset of the group.
+Without a committed offset, the option ``consumeFromWhere`` decides. If a request fails, ``start_offset`` raises its error, and
+the caller retries the queue later. (Java up to 4.9.8 treated every error as "no offset" and continued at the end.)
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.queues.environment import queue_order
 
 
-class Where(enum.Enum):
+class ConsumeFromWhere(enum.Enum):
     """Java's ``ConsumeFromWhere``, without its synonyms."""
 
     LATEST = "CONSUME_FROM_LAST_OFFSET"
@@ -35,95 +35,106 @@ class Where(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ConsumeFrom:
-    """Where a queue without a committed offset begins; ``TIMESTAMP`` has a time in ms since 1970."""
+    """Where a queue without a committed offset starts. ``timestamp_ms`` is the time of ``TIMESTAMP``, in ms since 1970."""
 
-    where: Where = Where.LATEST
+    where: ConsumeFromWhere = ConsumeFromWhere.LATEST
     timestamp_ms: int = 0
 
     @classmethod
-    def of(cls, value: str | int) -> ConsumeFrom:
-        """Parse option 'consumeFromWhere': a name of ``Where``, or ms since 1970."""
-        return cls(Where.TIMESTAMP, value) if isinstance(value, int) else cls(Where[value.upper()])
+    def parse(cls, value: str | int) -> ConsumeFrom:
+        """Parse option 'consumeFromWhere': a name of ``ConsumeFromWhere``, or ms since 1970."""
+        return (
+            cls(ConsumeFromWhere.TIMESTAMP, value) if isinstance(value, int) else cls(ConsumeFromWhere[value.upper()])
+        )
 
 
-class Start(NamedTuple):
-    """Where a queue begins. ``stored``: the broker has this offset of the group; otherwise a later start may differ."""
+class StartOffset(NamedTuple):
+    """The offset at which a queue starts.
+
+    ``committed``: the broker has stored this offset for the group. Otherwise a later start may get another offset.
+    """
 
     offset: int
-    stored: bool = True
+    committed: bool = True
 
 
 @dataclass(frozen=True, slots=True)
-class StartQuestions:
-    """Requests to the queue's broker. Each raises ``RocketMQError`` if it fails.
+class StartOffsetRequests:
+    """Functions that send the requests for a start offset to the queue's broker. They raise ``RocketMQError``.
 
-    ``stored`` returns None only if the broker reports that the group has no offset.
+    ``committed`` returns None only if the broker reports that the group has no offset.
     """
 
-    stored: Callable[[], int | None]
+    committed: Callable[[], int | None]
     max_offset: Callable[[], int]
-    search: Callable[[int], int]
+    offset_at_time: Callable[[int], int]
 
 
-def start_offset(queue: MessageQueue, consume_from: ConsumeFrom, ask: StartQuestions) -> Start:
-    """Return the first offset to pull, at least 0. Raises the errors of the requests.
+def start_offset(queue: MessageQueue, consume_from: ConsumeFrom, requests: StartOffsetRequests) -> StartOffset:
+    """Return the first offset to pull. Raises the errors of the requests.
 
-    A retry topic begins at 0 in every mode, because all of its messages failed in this group. Java begins at its end with
-    ``CONSUME_FROM_TIMESTAMP``, and loses messages that were sent back before a member had the queue.
+    A retry topic always begins at 0, because all of its messages failed in this group. (Java begins at the end of the retry topic
+    with ``CONSUME_FROM_TIMESTAMP``. It loses messages that were sent back before a member had the queue.)
     """
-    stored = ask.stored()
-    if stored is not None:
-        # 0 may mean a young queue without an offset. A later request would return None, and the mode would decide.
-        return Start(_checked(queue, "stored", stored), stored > 0)
-    if queue.topic.startswith(RETRY_PREFIX) or consume_from.where is Where.EARLIEST:
-        return Start(0, False)  # the first pull corrects an offset that is too small
-    if consume_from.where is Where.LATEST:
-        end = _checked(queue, "maximum", ask.max_offset())
-        # A broker says 0 of a young queue, but nothing of an empty one: if its first message came between the two requests, it
-        # would be skipped, as Java skips it. So the broker is asked once more, and may know an offset of another member, too.
-        stored = ask.stored() if end > 0 else None
-        return Start(end, False) if stored is None else Start(_checked(queue, "stored", stored), stored > 0)
-    found = ask.search(consume_from.timestamp_ms)
-    return Start(_checked(queue, f"time {consume_from.timestamp_ms}", found), False)
+    committed = requests.committed()
+    if committed is not None:
+        # A broker also returns 0 for a new queue without an offset. A later request would return None for such a queue.
+        return StartOffset(_checked(queue, "committed offset", committed), committed > 0)
+    if queue.topic.startswith(RETRY_PREFIX) or consume_from.where is ConsumeFromWhere.EARLIEST:
+        return StartOffset(0, False)  # the first pull corrects an offset that is too small
+    if consume_from.where is ConsumeFromWhere.LATEST:
+        end = _checked(queue, "maximum offset", requests.max_offset())
+        # A broker returns the offset 0 for a new queue, but no offset for an empty one. If the first message arrives between the
+        # two requests, the end offset would skip it, as in Java. So the committed offset is requested again. Another member may
+        # also have committed one meanwhile.
+        committed = requests.committed() if end > 0 else None
+        return (
+            StartOffset(end, False)
+            if committed is None
+            else StartOffset(_checked(queue, "committed offset", committed), committed > 0)
+        )
+    offset = requests.offset_at_time(consume_from.timestamp_ms)
+    return StartOffset(_checked(queue, f"offset at time {consume_from.timestamp_ms}", offset), False)
 
 
-def _checked(queue: MessageQueue, what: str, offset: int) -> int:
+def _checked(queue: MessageQueue, source: str, offset: int) -> int:
     if offset < 0:
         raise OffsetError(
-            f"the offset of {what} is {offset}; expected one of at least 0",
+            f"the {source} is {offset}; expected a number of at least 0",
             topic=queue.topic,
             queue=str(queue),
-            remedy="The queue is tried again at the next rebalance; see the broker's log",
+            remedy="See the log of the broker. The next rebalance retries the queue",
         )
     return offset
 
 
-WAIT_S = 20.0
-UNBALANCED_WAIT_S = 1.0  # since 5.2.0
-UNNOTICED_WAIT_S = 5.0  # until this member releases the queues of a new one, both read them
+REBALANCE_INTERVAL_S = 20.0
+UNBALANCED_WAIT_S = 1.0  # as in Java since 5.2.0
+# Until this member releases queues that belong to a new member, both members read them. So this interval is shorter.
+NO_NOTICES_WAIT_S = 5.0
 MIN_INTERVAL_S = 1.0
 PULL_EXPIRES_MS = 120_000
 
-# Client id, queues and ids of all members to the queues of the client.
+# Arguments: a client id, the queues, and the client ids of all members. Returns the queues of that client.
 Allocate = Callable[[str, Sequence[MessageQueue], Sequence[str]], Sequence[MessageQueue]]
 
 
 @dataclass(frozen=True, slots=True)
-class QueueShare:
-    """This member's share of a topic's queues; None: it keeps its queues.
+class Allocation:
+    """The queues of one topic that are allocated to this member; None if they are unknown, so that the member keeps its queues.
 
-    ``problem`` is why the strategy failed. Only then the member counts as not balanced and retries soon.
+    ``problem`` is the failure of the allocation strategy. With a problem, the member is not balanced and retries soon.
     """
 
     queues: frozenset[MessageQueue] | None
     problem: Failure | None = None
 
     @property
-    def known(self) -> bool:
+    def is_known(self) -> bool:
         return self.queues is not None
 
 
-KEPT = QueueShare(None)
+UNCHANGED = Allocation(None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,59 +148,71 @@ class QueueChange:
         return bool(self.drop or self.add)
 
 
-def broadcasting_share(queues: Collection[MessageQueue] | None) -> QueueShare:
-    """Return all queues, for every member."""
-    return KEPT if queues is None else QueueShare(frozenset(queues))
+def allocate_broadcasting(queues: Collection[MessageQueue] | None) -> Allocation:
+    """Allocate all queues to this member."""
+    return UNCHANGED if queues is None else Allocation(frozenset(queues))
 
 
-def clustering_share(
-    allocate: Allocate, me: str, queues: Collection[MessageQueue] | None, members: Collection[str] | None
-) -> QueueShare:
-    """Return this member's share by the strategy.
+def allocate_clustering(
+    allocate: Allocate, client_id: str, queues: Collection[MessageQueue] | None, members: Collection[str] | None
+) -> Allocation:
+    """Allocate queues to this member by the strategy.
 
-    An empty list of members counts as unknown, because a broker that has just started knows no members yet.
+    An empty list of members counts as unknown, because a broker that was just started does not know the members yet.
     """
     if queues is None or not members:
-        return KEPT
+        return UNCHANGED
     ordered = sorted(queues, key=queue_order), sorted(members, key=string_order)
-    given = attempt(lambda: frozenset(allocate(me, *ordered)))  # the strategy may be a user's function
-    return QueueShare(None, given) if isinstance(given, Failure) else QueueShare(given)
+    allocated = attempt(lambda: frozenset(allocate(client_id, *ordered)))  # the strategy may be a user's function
+    return Allocation(None, allocated) if isinstance(allocated, Failure) else Allocation(allocated)
 
 
-def change(owned: Mapping[MessageQueue, ProcessQueue], topic: str, share: QueueShare, now_ms: int) -> QueueChange:
-    """Return the change from the queues of ``topic`` in ``owned`` to ``share``.
+def queue_change(
+    owned: Mapping[MessageQueue, ProcessQueue], topic: str, allocation: Allocation, now_ms: int
+) -> QueueChange:
+    """Return the change from the queues of ``topic`` in ``owned`` to ``allocation``.
 
-    A queue whose pulls have stopped is dropped and added again, which restarts them. So is a dropped queue that is not
-    released yet because an orderly listener has its messages; it is added when the listener returns.
+    A queue whose pulls have stopped is dropped and added again, which restarts the pulls. A dropped queue that is not released
+    yet, because an ordered listener has its messages, is dropped again; it is added again when the listener returns.
     """
-    if share.queues is None:
+    if allocation.queues is None:
         return QueueChange()
-    mine = {queue: held for queue, held in owned.items() if queue.topic == topic}
-    stale = {q for q, held in mine.items() if not held.dropped and now_ms - held.last_pull_ms > PULL_EXPIRES_MS}
-    gone = {q for q, held in mine.items() if held.dropped or q not in share.queues}
-    return QueueChange(_sorted(gone | stale), _sorted(share.queues - (mine.keys() - gone - stale)))
+    owned_of_topic = {queue: process_queue for queue, process_queue in owned.items() if queue.topic == topic}
+    stale = {
+        queue
+        for queue, process_queue in owned_of_topic.items()
+        if not process_queue.dropped and now_ms - process_queue.last_pull_ms > PULL_EXPIRES_MS
+    }
+    dropped = {
+        queue
+        for queue, process_queue in owned_of_topic.items()
+        if process_queue.dropped or queue not in allocation.queues
+    }
+    return QueueChange(_sorted(dropped | stale), _sorted(allocation.queues - (owned_of_topic.keys() - dropped - stale)))
 
 
-def strangers(owned: Iterable[MessageQueue], topics: Collection[str]) -> tuple[MessageQueue, ...]:
-    """Return owned queues of topics without a subscription. Unlike in Java, their offsets are committed before the release."""
+def unsubscribed_queues(owned: Iterable[MessageQueue], topics: Collection[str]) -> tuple[MessageQueue, ...]:
+    """Return the owned queues of topics without a subscription. (Java releases such queues without a commit.)"""
     return _sorted(queue for queue in owned if queue.topic not in topics)
 
 
-def is_balanced(owned: Mapping[MessageQueue, ProcessQueue], topic: str, share: QueueShare) -> bool:
-    """Whether the member owns exactly its share. True if the share is unknown."""
-    if share.queues is None:
-        return share.problem is None
-    return share.queues == {q for q, held in owned.items() if q.topic == topic and not held.dropped}
+def is_balanced(owned: Mapping[MessageQueue, ProcessQueue], topic: str, allocation: Allocation) -> bool:
+    """Whether the member owns exactly its allocated queues. True if the allocation is unknown and has no problem."""
+    if allocation.queues is None:
+        return allocation.problem is None
+    return allocation.queues == {
+        q for q, process_queue in owned.items() if q.topic == topic and not process_queue.dropped
+    }
 
 
-def wait_s(balanced: bool, interval_s: float = WAIT_S, has_notices: bool = True) -> float:
-    """Return the seconds until the next regular run; ``interval_s`` is Java's ``waitInterval``.
+def wait_s(balanced: bool, interval_s: float = REBALANCE_INTERVAL_S, has_notices: bool = True) -> float:
+    """Return the seconds until the next regular rebalance; ``interval_s`` is Java's ``waitInterval``.
 
-    Without ``has_notices``, servers do not report changes of the group to its members.
+    Without ``has_notices``, no server notifies this member of changes of the group.
     """
     if not balanced:
         return min(UNBALANCED_WAIT_S, interval_s)
-    return interval_s if has_notices else min(UNNOTICED_WAIT_S, interval_s)
+    return interval_s if has_notices else min(NO_NOTICES_WAIT_S, interval_s)
 
 
 def _sorted(queues: Iterable[MessageQueue]) -> tuple[MessageQueue, ...]:

@@ -1,13 +1,13 @@
-"""Rows: what a listener of record batches gets in one call (option ``arrow``), and the queue that keeps them.
+"""The rows that a listener of record batches gets in one call (option ``arrow``).
 
-``Rows`` is one item of a process queue: a whole answer, what a filter leaves of it, or a part of at most
-``consumeMessageBatchMaxSize`` rows. It is also the sequence of its messages, which are made only if somebody looks at them: to
-send back those that failed, for traces, and for the result of ``stop``. So pulls, limits of the cache, offsets, locks and
-rebalances are those of a listener of messages.
+``Rows`` is one item of a process queue: the messages of one answer that match the filter, or a part of them with at most
+``consumeMessageBatchMaxSize`` rows. It is also a sequence of messages. The message objects are created only when they are read:
+to send failed messages back, for traces, and for the result of ``stop``. So pulls, limits of the cache, offsets, locks and
+rebalances are the same as for a listener of messages.
 
-``RowsOfAnswers`` makes them. Many plain messages are decoded by columns. Few ones, those of a filter or of the retry topic, and
-everything unusual (a message that cannot be decoded, offsets that damage has changed) become messages first and then a batch, so
-that the rows are those that a listener of messages would get.
+``RowsDecoder`` creates ``Rows``. It decodes many plain messages by columns. In the other cases it first creates the message
+objects, so that the rows are those that a listener of messages would get: a few messages, messages of a filter or of the retry
+topic, messages that cannot be decoded, and damaged offsets.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from functools import partial
 from typing import Any, overload
 
 from rocketmq_spark.base.codes import RETRY_PREFIX
-from rocketmq_spark.consumer.process_queue import ProcessQueue, once_more
-from rocketmq_spark.consumer.pull.assigned import FetchedPart
-from rocketmq_spark.consumer.result import LaterListener, Listener, ListenerCall, Turn
+from rocketmq_spark.consumer.assigned import FetchedPart
+from rocketmq_spark.consumer.listener import DeferredListener, Listener, ListenerCall, NextCall
+from rocketmq_spark.consumer.process_queue import ProcessQueue, with_next_attempt
 from rocketmq_spark.model import ReceivedMessage
 from rocketmq_spark.wire.messages import portion
 
 logger = logging.getLogger(__name__)
 
-# Decoding by columns takes 0.3 ms for any number of rows; making messages and then columns 5 us for each row.
-FEW = 48
+# Decoding by columns takes 0.3 ms for any number of rows. Creating messages and then columns takes 5 us for each row.
+MIN_COLUMNAR_ROWS = 48
 
 Batch = Any  # a ``pyarrow.RecordBatch``
 ToBatch = Callable[[Sequence[ReceivedMessage]], Batch]
 
 
 class Rows(Sequence[ReceivedMessage]):
-    """Rows of one queue in its order: ``batch``, and the messages that they show.
+    """Consecutive rows of one queue: their record batch, and their messages.
 
-    ``queue_offset`` is the first offset, ``next_offset`` the one after the last; ``size`` is in bytes. ``times`` counts attempts
-    in place.
+    ``queue_offset`` is the first offset, and ``next_offset`` is the offset after the last one. ``size`` is in bytes. ``attempts``
+    is the number of earlier attempts in this process.
     """
 
-    __slots__ = ("_batch", "_count", "_messages", "_times", "next_offset", "queue_offset", "size")
+    __slots__ = ("_attempts", "_batch", "_count", "_messages", "next_offset", "queue_offset", "size")
 
     def __init__(
         self,
@@ -50,18 +50,20 @@ class Rows(Sequence[ReceivedMessage]):
         size: int,
         batch: Callable[[], Batch],
         messages: Callable[[], Sequence[ReceivedMessage]],
-        times: int = 0,
+        attempts: int = 0,
     ) -> None:
         self.queue_offset, self.next_offset = offsets
         self.size = size
         self._count = count
         self._batch = batch
         self._messages = messages
-        self._times = times
+        self._attempts = attempts
 
     @classmethod
-    def of(cls, messages: Sequence[ReceivedMessage], to_batch: ToBatch, offsets: tuple[int, int] | None = None) -> Rows:
-        """The rows of these messages; of the given ``offsets``, if they stand for more messages."""
+    def from_messages(
+        cls, messages: Sequence[ReceivedMessage], to_batch: ToBatch, offsets: tuple[int, int] | None = None
+    ) -> Rows:
+        """Return the rows of these messages. ``offsets`` is their range, if it is larger than that of the messages."""
         size = sum(len(message.body) + max(0, message.store_size) for message in messages)
         offsets = offsets or (messages[0].queue_offset, messages[-1].queue_offset + 1)
         return cls(offsets, len(messages), size, partial(to_batch, messages), lambda: messages)
@@ -70,10 +72,10 @@ class Rows(Sequence[ReceivedMessage]):
     def batch(self) -> Batch:
         return self._batch()
 
-    def once_more(self) -> Rows:
-        """The same rows, with one more attempt."""
+    def with_next_attempt(self) -> Rows:
+        """Return the same rows with one more attempt."""
         offsets = self.queue_offset, self.next_offset
-        return Rows(offsets, self._count, self.size, self._batch, self._messages, self._times + 1)
+        return Rows(offsets, self._count, self.size, self._batch, self._messages, self._attempts + 1)
 
     def __len__(self) -> int:
         return self._count
@@ -85,54 +87,56 @@ class Rows(Sequence[ReceivedMessage]):
     def __getitem__(self, index: int | slice) -> ReceivedMessage | Sequence[ReceivedMessage]:
         messages = self._messages()
         if isinstance(index, int):
-            return self._tried(messages[index])
-        found = messages[index] if len(messages) == self._count else messages  # see ``_Stored``
-        return [self._tried(message) for message in found]
+            return self._with_attempts(messages[index])
+        selected = messages[index] if len(messages) == self._count else messages  # see ``_StoredMessages``
+        return [self._with_attempts(message) for message in selected]
 
     def __iter__(self) -> Iterator[ReceivedMessage]:
-        return map(self._tried, self._messages())
+        return map(self._with_attempts, self._messages())
 
-    def _tried(self, message: ReceivedMessage) -> ReceivedMessage:
-        return once_more(message, self._times) if self._times else message
+    def _with_attempts(self, message: ReceivedMessage) -> ReceivedMessage:
+        return with_next_attempt(message, self._attempts) if self._attempts else message
 
 
 class RowsQueue(ProcessQueue):
-    """The unfinished rows of a queue. Counts and limits are those of rows. ``to_batch`` makes a batch of messages that are left
-    of a call.
+    """The process queue of a listener of record batches. Its items are ``Rows``; counts and limits are numbers of rows.
+
+    ``to_batch`` creates the record batch for messages of a call that are delivered again.
     """
 
     def __init__(self, to_batch: ToBatch, *queue_and_time: Any) -> None:
         super().__init__(*queue_and_time)
         self._to_batch = to_batch
-        self._sizes: dict[int, tuple[int, int]] = {}
+        self._sizes: dict[int, tuple[int, int]] = {}  # by offset: the number of rows of an item, and its bytes
 
     def put(self, messages: Iterable[Rows]) -> int:
-        new = 0
+        new_count = 0
         for rows in messages:
-            if self._place(rows):
-                self._replace(rows)  # it may have other rows than the earlier one
+            if self._insert(rows):
+                self._replace(rows)  # the new item may have other rows than the cached one
                 continue
-            new += len(rows)
-            self._count(rows)
-            self._put_end = rows.next_offset
-        return new
+            new_count += len(rows)
+            self._add(rows)
+            self._end_of_last_put = rows.next_offset
+        return new_count
 
-    def size_of(self, messages: Sequence[Rows]) -> int:
+    def message_count(self, messages: Sequence[Rows]) -> int:
         return sum(map(len, messages))
 
-    def calls(self, messages: Sequence[Rows], size: int) -> tuple[Iterator[Rows], int]:
-        return iter(deque(messages).popleft, None), len(messages)  # any thread may take one, and then it is not held
+    def split_into_calls(self, messages: Sequence[Rows], size: int) -> tuple[Iterator[Rows], int]:
+        # Any thread may take the next item. The iterator keeps no reference to a taken item.
+        return iter(deque(messages).popleft, None), len(messages)
 
     def remove(self, messages: Sequence[ReceivedMessage]) -> int | None:
-        """Remove the rows of a finished call. What ``again`` or ``settle`` leave of a call is theirs to keep."""
+        """Remove the rows of a finished call. ``requeue`` and ``finish_late`` keep a part of a call."""
         if not self._waiting:
             return None
         if isinstance(messages, Rows) and self._waiting.pop(messages.queue_offset, None) is not None:
-            self._uncount(messages.queue_offset)
-        return self._next()
+            self._subtract(messages.queue_offset)
+        return self._next_offset()
 
     def take(self, count: int) -> Sequence[ReceivedMessage]:
-        """Take the first rows, as they were put."""
+        """Take the first item. Its number of rows does not depend on ``count``."""
         rows = self.first()
         if rows is None:
             return ()
@@ -140,94 +144,98 @@ class RowsQueue(ProcessQueue):
         taken: Rows = rows
         return taken
 
-    def retry(self, messages: Sequence[ReceivedMessage], alone: bool) -> None:
+    def put_back_for_retry(self, messages: Sequence[ReceivedMessage], one_by_one: bool) -> None:
         if isinstance(messages, Rows):
-            self.put_back([messages.once_more()])
+            self.put_back([messages.with_next_attempt()])
             return
-        taken = next((rows for rows in self._taken.values() if _covers(rows, messages[0])), None)
-        if taken is None:  # a reset came meanwhile
+        taken = next((rows for rows in self._taken.values() if _contains(rows, messages[0])), None)
+        if taken is None:  # the offset was reset during the call
             return
         del self._taken[taken.queue_offset]
-        self._uncount(taken.queue_offset)
+        self._subtract(taken.queue_offset)
         ends = [message.queue_offset for message in messages[1:]] + [taken.next_offset]
         for message, end in zip(messages, ends, strict=True):
-            rows = Rows.of([message], self._to_batch, (message.queue_offset, end)).once_more()
-            self._place(rows)
-            self._count(rows)
+            rows = Rows.from_messages([message], self._to_batch, (message.queue_offset, end)).with_next_attempt()
+            self._insert(rows)
+            self._add(rows)
 
-    def bury(self, messages: Sequence[ReceivedMessage]) -> None:
-        """Mark taken rows as dead letters if all of them are. ``retry`` keeps the others of a call."""
-        self._dead.update(
+    def mark_dead_letters(self, messages: Sequence[ReceivedMessage]) -> None:
+        """Mark a taken item as dead letters, if all of its messages are. ``put_back_for_retry`` keeps the rest of other items."""
+        self._dead_letters.update(
             offset
             for offset, rows in self._taken.items()
-            if messages and len(messages) == len(rows) and _covers(rows, messages[0])
+            if messages and len(messages) == len(rows) and _contains(rows, messages[0])
         )
 
-    def again(self, call: Sequence[ReceivedMessage], left: Sequence[ReceivedMessage]) -> Sequence[Rows]:
-        whole = left if isinstance(left, Rows) else self._rest(call, left)
-        rows = whole.once_more()
+    def requeue(self, call: Sequence[ReceivedMessage], failed: Sequence[ReceivedMessage]) -> Sequence[Rows]:
+        rows_to_retry = failed if isinstance(failed, Rows) else self._remaining_rows(call, failed)
+        rows = rows_to_retry.with_next_attempt()
         self._replace(rows)
         return [rows]
 
-    def late(self, call: Sequence[ReceivedMessage]) -> Sequence[ReceivedMessage]:
+    def late_messages(self, call: Sequence[ReceivedMessage]) -> Sequence[ReceivedMessage]:
         first: Rows | None = self.first()
         return first if first is not None and isinstance(call, Rows) and first.queue_offset == call.queue_offset else ()
 
-    def settle(self, late: Sequence[ReceivedMessage], left: Sequence[ReceivedMessage]) -> None:
-        if left:
-            self._replace(self._rest(late, left))
+    def finish_late(self, late: Sequence[ReceivedMessage], unsent: Sequence[ReceivedMessage]) -> None:
+        if unsent:
+            self._replace(self._remaining_rows(late, unsent))
         else:
             self.remove(late)
 
-    def unfinished(self, call: Sequence[ReceivedMessage], messages: Sequence[ReceivedMessage]) -> list[ReceivedMessage]:
-        rows = self._waiting.get(_rows(call).queue_offset)
+    def still_cached(
+        self, call: Sequence[ReceivedMessage], messages: Sequence[ReceivedMessage]
+    ) -> list[ReceivedMessage]:
+        rows = self._waiting.get(as_rows(call).queue_offset)
         if rows is None:
             return []
         if rows is call:
             return list(messages)
-        left = {message.queue_offset for message in rows}
-        return [message for message in messages if message.queue_offset in left]
+        cached_offsets = {message.queue_offset for message in rows}
+        return [message for message in messages if message.queue_offset in cached_offsets]
 
-    def _rest(self, call: Sequence[ReceivedMessage], left: Sequence[ReceivedMessage]) -> Rows:
-        """What is left of the rows of a call. It stands for all of them: the offset does not pass the first one before."""
-        rows = _rows(call)
-        return Rows.of(left, self._to_batch, (rows.queue_offset, rows.next_offset))
+    def _remaining_rows(self, call: Sequence[ReceivedMessage], remaining: Sequence[ReceivedMessage]) -> Rows:
+        """Return an item with the ``remaining`` messages of a call. It has the offset range of all rows of the call, so that the
+        committed offset does not pass the call.
+        """
+        rows = as_rows(call)
+        return Rows.from_messages(remaining, self._to_batch, (rows.queue_offset, rows.next_offset))
 
     def _replace(self, rows: Rows) -> None:
         if rows.queue_offset in self._waiting:
-            self._uncount(rows.queue_offset)
+            self._subtract(rows.queue_offset)
             self._waiting[rows.queue_offset] = rows
-            self._count(rows)
+            self._add(rows)
 
-    def _count(self, rows: Rows) -> None:
+    def _add(self, rows: Rows) -> None:
         self._sizes[rows.queue_offset] = count, size = len(rows), rows.size
         self.count += count
         self.bytes += size
 
-    def _uncount(self, offset: int) -> None:
+    def _subtract(self, offset: int) -> None:
         count, size = self._sizes.pop(offset)
         self.count -= count
         self.bytes -= size
 
-    def _end(self, message: Any) -> int:
+    def _end_offset(self, message: Any) -> int:
         end: int = message.next_offset
         return end
 
 
-def _rows(call: Sequence[ReceivedMessage]) -> Rows:
+def as_rows(call: Sequence[ReceivedMessage]) -> Rows:
     assert isinstance(call, Rows)
     return call
 
 
-def _covers(rows: Rows, message: ReceivedMessage) -> bool:
+def _contains(rows: Rows, message: ReceivedMessage) -> bool:
     return rows.queue_offset <= message.queue_offset < rows.next_offset
 
 
-class _Stored:
-    """The stored messages of a part, decoded if one of its rows failed; ``count`` is the number of its rows.
+class _StoredMessages:
+    """The messages of a part that was decoded into ``count`` rows. They are decoded when one of its rows failed.
 
-    Both decoders should find the same messages. If their numbers differ after all, a row stands for every message of the part:
-    they are delivered again, but none is lost.
+    Both decoders should find the same messages. If their numbers differ nevertheless, each row stands for all messages of the
+    part. So messages may be delivered again, but none is lost.
     """
 
     def __init__(self, part: FetchedPart, count: int) -> None:
@@ -235,103 +243,122 @@ class _Stored:
         self._count = count
         self._messages: list[ReceivedMessage] | None = None
 
-    def rows(self, start: int, stop: int) -> Sequence[ReceivedMessage]:
+    def messages_of_rows(self, start: int, stop: int) -> Sequence[ReceivedMessage]:
         if self._messages is None:
             self._messages = list(self._part.read())
         if len(self._messages) != self._count:
-            text = "%s from offset %d: %d rows are %d messages, so all of them count as failed"
+            text = "%s from offset %d: %d rows were decoded, but %d messages; all of these messages count as failed"
             logger.warning(text, self._part.queue, self._part.start, self._count, len(self._messages))
             return self._messages
         return self._messages[start:stop]
 
 
-class RowsOfAnswers:
-    """Makes ``Rows`` of at most ``most`` rows of fetched answers. ``by_columns`` decodes parts together; None if one is unusual.
-    ``to_batch`` makes a batch of messages.
+class RowsDecoder:
+    """Decodes fetched parts into ``Rows`` with at most ``max_rows`` rows.
+
+    ``decode_columns`` decodes several parts into one batch, or returns None for unusual messages. ``to_batch`` creates a batch
+    from message objects.
     """
 
     def __init__(
-        self, most: int, by_columns: Callable[[Sequence[FetchedPart]], Batch | None], to_batch: ToBatch
+        self, max_rows: int, decode_columns: Callable[[Sequence[FetchedPart]], Batch | None], to_batch: ToBatch
     ) -> None:
-        self._most = most
-        self._by_columns = by_columns
+        self._max_rows = max_rows
+        self._decode_columns = decode_columns
         self.to_batch = to_batch
 
     def __call__(self, parts: Sequence[FetchedPart]) -> Iterator[tuple[list[Rows], int | None]]:
-        """Yield of each part its rows, and the offset from which on messages are left because the others are too large."""
-        together = self._together(parts)
+        """Yield, for each part, its rows and an offset. The messages from this offset on were left out, because the messages
+        before them are too large; None if no message was left out.
+        """
+        rows_of_parts = self._decode_together(parts)
         for number, part in enumerate(parts):
-            rows = self._decoded(part) if together is None else together[number]
-            yield self._of_messages(part) if rows is None else (rows, None)
+            rows = self._decode_part(part) if rows_of_parts is None else rows_of_parts[number]
+            yield self._decode_messages(part) if rows is None else (rows, None)
 
-    def _together(self, parts: Sequence[FetchedPart]) -> list[list[Rows]] | None:
-        """Rows of several parts, decoded at once. None if they are not one row for each offset."""
-        counts = [part.count for part in parts]
-        if len(parts) == 1 or sum(counts) < FEW or not all(map(_plain, parts)):
+    def _decode_together(self, parts: Sequence[FetchedPart]) -> list[list[Rows]] | None:
+        """Return the rows of several parts, decoded together; None if the parts do not have exactly one row for each offset."""
+        counts = [part.offset_count for part in parts]
+        if len(parts) == 1 or sum(counts) < MIN_COLUMNAR_ROWS or not all(map(_is_plain, parts)):
             return None
-        batch = self._by_columns(parts)
+        batch = self._decode_columns(parts)
         if batch is None or batch.num_rows != sum(counts):
             return None
-        found, at = [], 0
+        rows_of_parts, first_row = [], 0
         for part, count in zip(parts, counts, strict=True):
-            rows = self._cut(part, batch.slice(at, count), batch.nbytes * count // batch.num_rows)
+            rows = self._split(part, batch.slice(first_row, count), batch.nbytes * count // batch.num_rows)
             if rows is None:
                 return None
-            found.append(rows)
-            at += count
-        return found
+            rows_of_parts.append(rows)
+            first_row += count
+        return rows_of_parts
 
-    def _decoded(self, part: FetchedPart) -> list[Rows] | None:
-        if part.count < FEW or not _plain(part) or (batch := self._by_columns([part])) is None:
+    def _decode_part(self, part: FetchedPart) -> list[Rows] | None:
+        if (
+            part.offset_count < MIN_COLUMNAR_ROWS
+            or not _is_plain(part)
+            or (batch := self._decode_columns([part])) is None
+        ):
             return None
-        return self._cut(part, batch, batch.nbytes)
+        return self._split(part, batch, batch.nbytes)
 
-    def _cut(self, part: FetchedPart, batch: Batch, size: int) -> list[Rows] | None:
-        """The rows of a part; None if damage may have changed where its messages say that they are."""
+    def _split(self, part: FetchedPart, batch: Batch, size: int) -> list[Rows] | None:
+        """Return the rows of a part; None if the offsets in its messages may be damaged."""
         offsets, count = batch.column("queueOffset").to_numpy(), batch.num_rows
-        if not _in_place(batch, offsets, part):
+        if not _has_valid_offsets(batch, offsets, part):
             return None
-        stored, size = _Stored(part, count), size + len(part.stored)
-        made = []
-        for start in range(0, count, self._most):
-            stop = min(start + self._most, count)
+        stored, size = _StoredMessages(part, count), size + len(part.stored)
+        pieces = []
+        for start in range(0, count, self._max_rows):
+            stop = min(start + self._max_rows, count)
             rows = batch if stop - start == count else batch.slice(start, stop - start)
             ends = int(offsets[start]), int(offsets[stop - 1]) + 1
-            bytes_of = size * (stop - start) // count
-            made.append(Rows(ends, stop - start, bytes_of, partial(_same, rows), partial(stored.rows, start, stop)))
-        return made
+            piece_bytes = size * (stop - start) // count
+            pieces.append(
+                Rows(
+                    ends,
+                    stop - start,
+                    piece_bytes,
+                    partial(_unchanged, rows),
+                    partial(stored.messages_of_rows, start, stop),
+                )
+            )
+        return pieces
 
-    def _of_messages(self, part: FetchedPart) -> tuple[list[Rows], int | None]:
-        messages, left = portion(part.read())
+    def _decode_messages(self, part: FetchedPart) -> tuple[list[Rows], int | None]:
+        messages, first_left_out = portion(part.read())
         for message in messages:
             if message.decode_error is not None:
-                text = "%s: the message at offset %d cannot be decoded, a row without its body: %s"
+                text = "%s: the message at offset %d cannot be decoded; its row has no body: %s"
                 logger.warning(text, part.queue, message.queue_offset, message.decode_error)
-        pieces = (messages[start : start + self._most] for start in range(0, len(messages), self._most))
-        return [Rows.of(each, self.to_batch) for each in pieces], None if left is None else left.queue_offset
+        pieces = (messages[start : start + self._max_rows] for start in range(0, len(messages), self._max_rows))
+        return [
+            Rows.from_messages(piece, self.to_batch) for piece in pieces
+        ], None if first_left_out is None else first_left_out.queue_offset
 
 
-def _same(batch: Batch) -> Batch:
+def _unchanged(batch: Batch) -> Batch:
     return batch
 
 
-def _plain(part: FetchedPart) -> bool:
-    """Whether every stored message is a row under the topic of its queue. The offsets of messages that a filter leaves out may be
-    damaged, too, and they tell where the others are.
+def _is_plain(part: FetchedPart) -> bool:
+    """Whether each stored message becomes one row with the topic of its queue.
+
+    With a filter, the check of offsets is not possible, because the skipped messages may be damaged, too.
     """
     return not part.filter and not part.queue.topic.startswith(RETRY_PREFIX)
 
 
-def _in_place(batch: Batch, offsets: Any, part: FetchedPart) -> bool:
+def _has_valid_offsets(batch: Batch, offsets: Any, part: FetchedPart) -> bool:
     """Whether the queue and the offsets inside the messages are possible."""
     if not len(offsets):
         return True
-    within = part.start <= offsets[0] and offsets[-1] < part.next_offset and (offsets[1:] > offsets[:-1]).all()
-    return bool(within and (batch.column("queueId").to_numpy() == part.queue.queue_id).all())
+    is_in_range = part.start <= offsets[0] and offsets[-1] < part.next_offset and (offsets[1:] > offsets[:-1]).all()
+    return bool(is_in_range and (batch.column("queueId").to_numpy() == part.queue.queue_id).all())
 
 
 class _BatchCall(ListenerCall):
-    """A call with a batch, made when it is asked for: what fails then is the listener's failure."""
+    """A call with a record batch. The batch is created when it is read, so an error counts as a failure of the listener."""
 
     __slots__ = ("_call", "_to_batch")
 
@@ -346,28 +373,28 @@ class _BatchCall(ListenerCall):
         self._call(outcome)
 
 
-class _BatchListener(LaterListener):
-    """A listener of batches whose calls wait for their turn."""
+class _BatchListener(DeferredListener):
+    """A deferred listener of record batches."""
 
-    def __init__(self, listener: LaterListener, to_batch: ToBatch) -> None:
+    def __init__(self, listener: DeferredListener, to_batch: ToBatch) -> None:
         self._listener = listener
         self._to_batch = to_batch
 
-    def submit(self, turn: Turn, times: int, first: bool = False) -> None:
-        self._listener.submit(partial(self._begun, turn), times, first)
+    def submit(self, next_call: NextCall, count: int, at_front: bool = False) -> None:
+        self._listener.submit(partial(self._next_batch_call, next_call), count, at_front)
 
-    def _begun(self, turn: Turn) -> ListenerCall | None:
-        call = turn()
+    def _next_batch_call(self, next_call: NextCall) -> ListenerCall | None:
+        call = next_call()
         return None if call is None else _BatchCall(call, self._to_batch)
 
 
-def of_batches(listener: Listener, to_batch: ToBatch) -> Listener:
+def batch_listener(listener: Listener, to_batch: ToBatch) -> Listener:
     """Return a listener that passes the batches of ``Rows`` to ``listener``."""
-    if isinstance(listener, LaterListener):
+    if isinstance(listener, DeferredListener):
         return _BatchListener(listener, to_batch)
     return lambda messages, context: listener(batch_of(messages, to_batch), context)
 
 
 def batch_of(messages: Sequence[ReceivedMessage], to_batch: ToBatch) -> Batch:
-    """The batch of a call. ``mqadmin`` may send a single message."""
+    """Return the record batch of a call. ``mqadmin`` may send a single message, which is not ``Rows``."""
     return messages.batch if isinstance(messages, Rows) else to_batch(messages)

@@ -1,7 +1,7 @@
-"""The settings of ``Consumer``, ``PullConsumer``, and consumers of a Proxy's messages (POP), and their subscriptions.
+"""The settings and subscriptions of consumers: ``Consumer`` (over remoting or by POP) and ``PullConsumer``.
 
 Names and defaults are those of ``DefaultMQPushConsumer`` and ``DefaultLitePullConsumer`` unless a comment gives a reason.
-Heartbeats, pulls and rebalances all read one copy of the subscriptions.
+Heartbeats, pulls and rebalances read the same ``Subscriptions``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from rocketmq_spark.base.arguments import synchronous, text, wrong
 from rocketmq_spark.consumer.process_queue import Thresholds
-from rocketmq_spark.consumer.rebalance import WAIT_S, Allocate, ConsumeFrom
+from rocketmq_spark.consumer.rebalance import REBALANCE_INTERVAL_S, Allocate, ConsumeFrom
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue
 from rocketmq_spark.options import Options, transport
@@ -27,7 +27,7 @@ from rocketmq_spark.wire.properties import user_subscription
 
 
 def checked_topic(topic: object) -> str:
-    """Return a topic that a user names. Raises ``OptionError`` for an invalid name and other types."""
+    """Return a topic that a user passed. Raises ``OptionError`` if it is not a valid name of a topic."""
     if not isinstance(topic, str) or (problem := read_problem(topic)):
         raise wrong(
             "topic", topic, f"the name of a topic ({problem})" if isinstance(topic, str) else "the name of a topic"
@@ -35,46 +35,52 @@ def checked_topic(topic: object) -> str:
     return topic
 
 
-def filter_of(tags: str | None, sql: str | None) -> Filter:
-    """Return the filter of one subscription. Raises ``OptionError`` for tags with SQL, blank ones, and other types."""
-    for name, given in (("tags", tags), ("sql", sql)):
-        if given is not None:
-            text(name, given, "a str")
+def parse_filter(tags: str | None, sql: str | None) -> Filter:
+    """Return the filter of one subscription. Raises ``OptionError`` for invalid or blank values, and for tags with SQL."""
+    for name, value in (("tags", tags), ("sql", sql)):
+        if value is not None:
+            text(name, value, "a str")
     if tags is not None and sql is not None:
         raise OptionError(f"tags are {tags!r} and sql is {sql!r}; expected at most one of them")
-    for name, given in (("tags are", tags), ("sql is", sql)):
+    for name, value in (("tags are", tags), ("sql is", sql)):
         try:
-            (given or "").encode()
-        except UnicodeEncodeError as e:  # encoding it for a heartbeat would fail for all topics
-            raise OptionError(f"{name} {given!r}; expected characters that can be sent: {e}") from e
+            (value or "").encode()
+        except UnicodeEncodeError as e:  # otherwise no heartbeat could be encoded, so no topic could be consumed
+            raise OptionError(f"{name} {value!r}; expected characters that can be sent: {e}") from e
     if sql is not None:
         if not sql.strip():
             raise wrong("sql", sql, "an SQL92 expression, or None for all messages")
         return Filter(sql, "SQL92")
     try:
-        wanted = user_subscription(tags)
+        subscription = user_subscription(tags)
     except ValueError as e:
         raise OptionError(f"tags are {tags!r}; expected '*' or such as 'a || b', one or several ({e})") from e
-    return Filter(tags) if tags and wanted.tags else NO_FILTER
+    return Filter(tags) if tags and subscription.tags else NO_FILTER
 
 
 @dataclass(frozen=True, slots=True)
 class TopicFilter:
-    """The filter of one topic. Its version is ``since_ms``; it was set ``at_ms`` by the clock of leases.
+    """The subscription to one topic.
 
     A broker rejects pulls with a later version than that of the last heartbeat.
+
+    Attributes:
+        filter: The filter of the messages.
+        version_ms: The version for brokers. It also changes when queues of the topic are assigned or revoked.
+        filter_version_ms: The version with which the filter was set.
+        subscribed_ms: When the filter was set, by ``Timer.lease_ms``.
     """
 
     filter: Filter
     version_ms: int
-    since_ms: int
-    at_ms: int = field(default=0, compare=False)
+    filter_version_ms: int
+    subscribed_ms: int = field(default=0, compare=False)
 
 
 class Subscriptions:
-    """The subscriptions of one consumer. Each change of a topic gets a later version, and affects no other topic.
+    """The subscriptions of one consumer. Each change gives the topic a later version; the other topics keep their versions.
 
-    With ``clustering``, they include the group's retry topic, without a filter.
+    With ``clustering``, the subscriptions include the group's retry topic, without a filter.
     """
 
     def __init__(
@@ -88,71 +94,75 @@ class Subscriptions:
             self._retry[retry_topic(group)] = TopicFilter(NO_FILTER, self._version_ms, self._version_ms)
         self._topics: dict[str, TopicFilter] = {}
 
-    def add(self, topic: str, wanted: Filter) -> None:
-        """Subscribe to a topic."""
+    def add(self, topic: str, new_filter: Filter) -> None:
+        """Subscribe to a topic, or replace its filter."""
         with self._lock:
-            version_ms = self._later()
-            self._topics = {**self._topics, topic: TopicFilter(wanted, version_ms, version_ms, self._lease_ms())}
+            version_ms = self._next_version_ms()
+            self._topics = {**self._topics, topic: TopicFilter(new_filter, version_ms, version_ms, self._lease_ms())}
 
-    def put_back(self, topic: str, before: TopicFilter | None) -> None:
-        """Restore the subscription of a topic before its last change; None removes it."""
-        if before is None:
+    def restore(self, topic: str, previous: TopicFilter | None) -> None:
+        """Restore the subscription that a topic had before its last change; None removes the topic."""
+        if previous is None:
             self.remove(topic)
         else:
-            self.add(topic, before.filter)
+            self.add(topic, previous.filter)
 
     def remove(self, topic: str) -> None:
         with self._lock:
-            self._topics = {known: each for known, each in self._topics.items() if known != topic}
+            self._topics = {
+                subscribed_topic: topic_filter
+                for subscribed_topic, topic_filter in self._topics.items()
+                if subscribed_topic != topic
+            }
 
     def touch(self, topic: str) -> None:
-        """Give the subscription a new version, because queues of the topic changed."""
+        """Give the subscription a new version, because the assigned queues of the topic changed."""
         with self._lock:
             for topics in (self._topics, self._retry):
                 if topic in topics:
-                    topics[topic] = replace(topics[topic], version_ms=self._later())
+                    topics[topic] = replace(topics[topic], version_ms=self._next_version_ms())
 
-    def each(self) -> Mapping[str, TopicFilter]:
-        """All subscriptions, including the retry topic."""
+    def topic_filters(self) -> Mapping[str, TopicFilter]:
+        """Return all subscriptions by topic, including the retry topic."""
         with self._lock:
             return {**self._topics, **self._retry}
 
-    def all(self) -> dict[str, Filter]:
-        """The filters of ``each``."""
-        return {topic: each.filter for topic, each in self.each().items()}
+    def filters(self) -> dict[str, Filter]:
+        """Return the filters of all subscriptions by topic, including the retry topic."""
+        return {topic: topic_filter.filter for topic, topic_filter in self.topic_filters().items()}
 
     def get(self, topic: str) -> TopicFilter | None:
         return self._topics.get(topic) or self._retry.get(topic)
 
-    def at_ms(self, topic: str) -> int:
-        """Return when a topic was subscribed to, by the clock of leases; 0 if it is not."""
-        known = self.get(topic)
-        return 0 if known is None else known.at_ms
+    def subscribed_ms(self, topic: str) -> int:
+        """Return when the topic was subscribed to, by ``Timer.lease_ms``; 0 if there is no subscription."""
+        topic_filter = self.get(topic)
+        return 0 if topic_filter is None else topic_filter.subscribed_ms
 
     def filter(self, topic: str) -> Filter:
-        """Return the filter of a topic; one that accepts everything without a subscription, for explicitly assigned queues."""
-        known = self._topics.get(topic)
-        return NO_FILTER if known is None else known.filter
+        """Return the filter of a topic. Without a subscription (an explicitly assigned queue), all messages match."""
+        topic_filter = self._topics.get(topic)
+        return NO_FILTER if topic_filter is None else topic_filter.filter
 
-    def plain(self, queue: MessageQueue) -> bool:
+    def is_unfiltered(self, queue: MessageQueue) -> bool:
         """Return whether a queue is read without a filter."""
         return not self.filter(queue.topic)
 
     def __bool__(self) -> bool:
         return bool(self._topics)
 
-    def _later(self) -> int:
+    def _next_version_ms(self) -> int:
         self._version_ms = max(self._version_ms + 1, self._wall_ms())
         return self._version_ms
 
 
 MAX_RECONSUME_TIMES = 16
-ORDERLY_MAX_RECONSUME_TIMES = (1 << 31) - 1  # without a limit
+ORDERLY_MAX_RECONSUME_TIMES = (1 << 31) - 1  # no limit
 MAX_PULL_BATCH = MAX_CONSUME_BATCH = 1024
-# What a broker hands out at once, and for how long a question for which there is nothing yet waits at a Proxy.
+# The most messages that a Proxy returns for one request, and how long the Proxy holds a request while there is no message.
 MAX_MESSAGES, MAX_WAIT_S = 32, 20.0
 
-# A user without a home, as in some containers, has no broadcasting consumers without option ``localOffsetsDir``.
+# A user without a home folder, as in some containers, needs the option ``localOffsetsDir`` for broadcasting consumers.
 _DEFAULT_OFFSETS = Path("~/.rocketmq_offsets")
 _Range = tuple[str, float, float, float]
 OnWire = Callable[[str], str]  # a topic or group as brokers know it
@@ -160,22 +170,27 @@ OnWire = Callable[[str], str]  # a topic or group as brokers know it
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConsumerSettings:
-    """Settings of one consumer; times in seconds. Each kind uses those that it needs.
+    """The settings of one consumer. Each kind of consumer uses some of them. Names that end in ``_s`` are in seconds.
 
-    ``popped``: a Proxy hands the messages out. ``arrow``: the listener gets record batches. ``max_tries`` None: 16 repetitions
-    of a failed message, endless ones where ``ordered``. ``topic_count`` and ``topic_bytes`` bound what is cached of a whole topic
-    instead of each queue. ``offsets_folder`` is where a broadcasting member keeps its offsets, under ``wire_group`` and
-    ``name_servers``: groups of one name in two namespaces or clusters are different groups.
-    ``offsets_folder_given`` is whether an option names it. ``consume_timeout_s`` is how long a
-    listener may take; with ``popped``, other members then get the message.
+    Most attributes have the meaning of the option of the same name. The others are:
 
-    ``pull_suspend_s`` is what brokers may take until they answer "nothing new".
-
-    Java's pull consumer asks for 10 messages a pull; 32 is what a broker gives at most unless it is configured otherwise.
+    Attributes:
+        uses_pop: Whether a Proxy delivers the messages (POP).
+        wire_group: The name of the group at brokers, with its namespace or environment.
+        name_servers: Together with ``wire_group``, they identify the offsets of a broadcasting group.
+        arrow: Whether the listener gets record batches.
+        pull_batch_size: Messages per pull. (Java's pull consumer requests 10; brokers return at most 32 by default.)
+        pull_suspend_s: How long a broker may hold a pull while there is no new message.
+        topic_max_count: A limit of cached messages for all queues of a topic together, instead of a limit for each queue.
+        topic_max_bytes: The same limit in bytes.
+        max_retries: How often a failed message is delivered again. None: 16 times, or without a limit for ``ordered`` consumers.
+        consume_timeout_s: How long a listener may take. After this time, other members get the message.
+        offsets_folder: Where a broadcasting member stores its offsets.
+        offsets_folder_given: Whether the folder comes from an option.
     """
 
     group: str
-    popped: bool = False
+    uses_pop: bool = False
     wire_group: str | None = None
     name_servers: tuple[str, ...] = ()
     environment: Environment | None = None
@@ -197,13 +212,13 @@ class ConsumerSettings:
     pull_timeout_s: float = 30.0
     request_timeout_s: float = 3.0
     thresholds: Thresholds = field(default_factory=Thresholds)
-    topic_count: int | None = None
-    topic_bytes: int | None = None
-    max_tries: int | None = None
+    topic_max_count: int | None = None
+    topic_max_bytes: int | None = None
+    max_retries: int | None = None
     suspend_time_s: float = 1.0
     consume_timeout_s: float = 900.0
     persist_interval_s: float = 5.0
-    rebalance_interval_s: float = WAIT_S
+    rebalance_interval_s: float = REBALANCE_INTERVAL_S
     route_refresh_s: float = 30.0
     post_subscription_when_pull: bool = False
     heartbeat_s: float = 30.0
@@ -213,23 +228,23 @@ class ConsumerSettings:
     offsets_folder_given: bool = False
 
     @classmethod
-    def of(cls, options: Options, on_wire: OnWire = str) -> ConsumerSettings:
+    def from_options(cls, options: Options, on_wire: OnWire = str) -> ConsumerSettings:
         """Return the settings for these options. ``on_wire`` adds the namespace or environment to a name."""
-        environment, group = isolated(options)
+        environment, group = group_in_environment(options)
         batch_max_size = options.consume_message_batch_max_size
         if options.arrow and "consume_message_batch_max_size" not in options.given:
             batch_max_size = MAX_CONSUME_BATCH
         return cls(
             group=group,
-            popped=options.transport == transport.GRPC,
+            uses_pop=options.transport == transport.GRPC,
             environment=environment,
             clustering=options.model == "clustering",
             ordered=options.ordered,
             arrow=options.arrow,
             auto_commit=options.auto_commit,
             auto_commit_interval_s=options.auto_commit_interval,
-            consume_from=ConsumeFrom.of(options.consume_from_where),
-            allocate=allocation(options, on_wire),
+            consume_from=ConsumeFrom.parse(options.consume_from_where),
+            allocate=allocation_strategy(options, on_wire),
             wire_group=on_wire(group),
             name_servers=options.name_server,
             threads=options.consume_thread_min,
@@ -246,9 +261,9 @@ class ConsumerSettings:
                 options.pull_threshold_size_for_queue,
                 None if options.ordered else options.consume_concurrently_max_span,
             ),
-            topic_count=options.pull_threshold_for_topic,
-            topic_bytes=options.pull_threshold_size_for_topic,
-            max_tries=options.max_reconsume_times,
+            topic_max_count=options.pull_threshold_for_topic,
+            topic_max_bytes=options.pull_threshold_size_for_topic,
+            max_retries=options.max_reconsume_times,
             suspend_time_s=options.suspend_current_queue_time,
             consume_timeout_s=options.consume_timeout,
             persist_interval_s=options.persist_consumer_offset_interval,
@@ -259,23 +274,24 @@ class ConsumerSettings:
         )
 
     @property
-    def reads_ahead(self) -> bool:
-        """Whether queues that are far behind may be read ahead: without a pull interval or limits of a topic. An ordered listener
-        of messages is not fast enough to need it.
+    def may_read_ahead(self) -> bool:
+        """Whether queues that are far behind may be read ahead.
+
+        Not with a pull interval or limits for topics, and not for ordered listeners of messages, which are too slow for it.
         """
-        paced = self.pull_interval_s or self.topic_count is not None or self.topic_bytes is not None
-        return (self.arrow or not self.ordered) and not paced
+        is_paced = self.pull_interval_s or self.topic_max_count is not None or self.topic_max_bytes is not None
+        return (self.arrow or not self.ordered) and not is_paced
 
     @property
-    def retry_topic(self) -> bool:
-        """Whether failed messages return through a retry topic that the consumer subscribes to. A Proxy handles those of POP."""
-        return self.clustering and not self.popped
+    def uses_retry_topic(self) -> bool:
+        """Whether the consumer subscribes to the group's retry topic. With POP, the Proxy delivers failed messages again."""
+        return self.clustering and not self.uses_pop
 
     @property
     def max_reconsume_times(self) -> int:
         """How often a failed message is redelivered before it becomes a dead letter."""
-        if self.max_tries is not None:
-            return self.max_tries
+        if self.max_retries is not None:
+            return self.max_retries
         return ORDERLY_MAX_RECONSUME_TIMES if self.ordered else MAX_RECONSUME_TIMES
 
     def __post_init__(self) -> None:
@@ -292,7 +308,7 @@ class ConsumerSettings:
         return (
             ("consumeThreadMin", self.threads, 1, 1000),
             ("consumeMessageBatchMaxSize", self.consume_batch_max_size, 1, MAX_CONSUME_BATCH),
-            ("pullBatchSize", self.pull_batch_size, 1, MAX_MESSAGES if self.popped else MAX_PULL_BATCH),
+            ("pullBatchSize", self.pull_batch_size, 1, MAX_MESSAGES if self.uses_pop else MAX_PULL_BATCH),
             ("pullInterval", self.pull_interval_s, 0, 65.535),
         )
 
@@ -302,36 +318,39 @@ def _offsets_folder(folder: str | None) -> Path:
 
 
 def group_problems(group: str) -> list[str]:
-    """Return what is wrong with the name of a consumer group, as a sentence about its option; empty if it is valid."""
+    """Return the problems of the name of a consumer group, as texts for an ``OptionError``; empty if the name is valid."""
     problem = group_problem(group)
     return [f"option 'group' is {group!r}; expected the name of a consumer group ({problem})"] if problem else []
 
 
-def isolated(options: Options) -> tuple[Environment | None, str]:
-    """Return the environment of the options, if any, and the consumer group to use: that of the environment, or the given one."""
+def group_in_environment(options: Options) -> tuple[Environment | None, str]:
+    """Return the environment of the options, or None, and the name of the consumer group in this environment."""
     environment = environment_of(options)
     if environment is None:
         return None, options.group
     return environment, environment.group(options.group)
 
 
-def allocation(options: Options, on_wire: OnWire = str) -> Allocate:
-    """Return the allocation strategy of the options with its parameters. Only its members share an environment's queues."""
-    strategy, rooms = options.allocation_strategy, options.machine_rooms
-    name = strategy.lower() if isinstance(strategy, str) else None
-    if name is None:
+def allocation_strategy(options: Options, on_wire: OnWire = str) -> Allocate:
+    """Return the allocation strategy of the options with its parameters.
+
+    All members of a group in an environment share the environment's queues, so the strategy 'environment' becomes 'averagely'.
+    """
+    strategy, machine_rooms = options.allocation_strategy, options.machine_rooms
+    strategy_name = strategy.lower() if isinstance(strategy, str) else None
+    if strategy_name is None:
         synchronous("option 'allocationStrategy'", strategy)
-    if name == "environment":
+    if strategy_name == "environment":
         check_chosen(options, "allocationStrategy")
         return partial(allocate, "averagely")
-    if name == "machineroomnearby":
+    if strategy_name == "machineroomnearby":
         raise OptionError(
             f"option 'allocationStrategy' is {strategy!r}, which needs the room of each member of a group, and members do "
             "not report it; expected module:callable, "
             "or one of averagely, averagelyByCircle, consistentHash, config, machineRoom, environment"
         )
-    config: dict[str, Any] = {"allocationConfig": options.allocation_config, "machineRooms": rooms or None}
-    if name == "consistenthash":
+    config: dict[str, Any] = {"allocationConfig": options.allocation_config, "machineRooms": machine_rooms or None}
+    if strategy_name == "consistenthash":
         config["onWire"] = on_wire
-    known = {name: value for name, value in config.items() if value is not None}
-    return partial(allocate, strategy, **known)
+    parameters = {name: value for name, value in config.items() if value is not None}
+    return partial(allocate, strategy, **parameters)

@@ -1,6 +1,7 @@
-"""Message traces of a consumer: a record before and one after each call of a listener. Mirrors ``ConsumeMessageTraceHookImpl``.
+"""Message traces of a consumer: one record before and one record after each call of a listener.
 
-Messages of a batch have no region, so Java does not trace them; this module does.
+Mirrors ``ConsumeMessageTraceHookImpl``. Unlike Java, this module also traces messages that were sent as a batch. Java skips them,
+because they have no region.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from typing import Any, TypeVar
 from rocketmq_spark.base.clock import epoch_ms
 from rocketmq_spark.base.codes import Property
 from rocketmq_spark.base.threads import Failure, attempt
-from rocketmq_spark.consumer.result import (
-    Ended,
-    LaterListener,
+from rocketmq_spark.consumer.listener import (
+    DeferredListener,
     Listener,
-    Step,
-    concurrent,
-    ordered,
-    watched_listener,
+    OrderedAction,
+    OutcomeCallback,
+    judge_concurrent,
+    judge_ordered,
+    observed_listener,
 )
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.model import ReceivedMessage
@@ -37,94 +38,96 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ListenerTraces:
-    """What a consumer is traced with: ``append`` takes records and never waits, ``close`` sends those that wait, for so
-    many seconds at most.
+    """Traces the calls of a listener. ``append`` queues records without blocking. ``close`` sends the queued records; its
+    argument is the timeout in seconds.
     """
 
     append: Callable[[Sequence[TraceRecord]], None]
     close: Callable[[float], object]
 
-    def around(self, listener: Listener, settings: ConsumerSettings) -> Listener:
-        """The same listener, traced. It returns and raises what the listener does."""
-        if isinstance(listener, LaterListener):
-            return watched_listener(listener, functools.partial(self._in_turn, settings))
-        return functools.partial(self._call, listener, settings)
+    def wrap(self, listener: Listener, settings: ConsumerSettings) -> Listener:
+        """Return a listener that traces the calls of ``listener``. It has the same return values and exceptions."""
+        if isinstance(listener, DeferredListener):
+            return observed_listener(listener, functools.partial(self._start_deferred, settings))
+        return functools.partial(self._call_traced, listener, settings)
 
-    def _in_turn(self, settings: ConsumerSettings, messages: Any, context: Any) -> Ended:
-        call = _made(_ListenerCall, settings, messages, context)
+    def _start_deferred(self, settings: ConsumerSettings, messages: Any, context: Any) -> OutcomeCallback:
+        call = _none_on_failure(_ListenerCall, settings, messages, context)
         if call is None:
             return lambda outcome: None
-        self._append(call.before)
-        return functools.partial(self._append, call.after)
+        self._append(call.records_before)
+        return functools.partial(self._append, call.records_after)
 
-    def _call(self, listener: Listener, settings: ConsumerSettings, messages: Any, context: Any) -> object:
-        call = _made(_ListenerCall, settings, messages, context)
+    def _call_traced(self, listener: Listener, settings: ConsumerSettings, messages: Any, context: Any) -> object:
+        call = _none_on_failure(_ListenerCall, settings, messages, context)
         if call is None:
             return listener(messages, context)
-        self._append(call.before)
+        self._append(call.records_before)
 
-        def ended(outcome: object) -> None:
-            self._append(call.after, outcome)
+        def on_outcome(outcome: object) -> None:
+            self._append(call.records_after, outcome)
 
         try:
             outcome = listener(messages, context)
         except BaseException as e:
-            ended(Failure(e))
+            on_outcome(Failure(e))
             raise
-        ended(outcome)
+        on_outcome(outcome)
         return outcome
 
-    def _append(self, records: Callable[..., Sequence[TraceRecord]], *of: object) -> None:
-        _made(lambda: self.append(records(*of)))
+    def _append(self, records: Callable[..., Sequence[TraceRecord]], *args: object) -> None:
+        _none_on_failure(lambda: self.append(records(*args)))
 
 
-def _made(make: Callable[..., T], *of: Any) -> T | None:
-    """None if it cannot be made, which is no matter of the listener."""
-    made = attempt(make, *of)
-    if isinstance(made, Failure):
-        made.log(logger, "a trace record could not be made")
+def _none_on_failure(make: Callable[..., T], *args: Any) -> T | None:
+    """Return the result of a call. If the call raises, log the error and return None: traces must not affect the listener."""
+    result = attempt(make, *args)
+    if isinstance(result, Failure):
+        result.log(logger, "a trace record could not be created")
         return None
-    return made
+    return result
 
 
 class _ListenerCall:
-    """One call of a listener."""
+    """Creates the trace records of one call of a listener."""
 
     def __init__(self, settings: ConsumerSettings, messages: Sequence[ReceivedMessage], context: Any) -> None:
         self._settings = settings
         self._messages = messages
         self._context = context
-        self._began_ms = epoch_ms()
-        self._id = _ids.next(self._began_ms)
+        self._started_ms = epoch_ms()
+        self._id = _ids.next(self._started_ms)
         self._traced = [
             (i, TracedMessage.of(m.topic, m.properties)._replace(msg_id=m.msg_id or ""), m.reconsume_times)
             for i, m in enumerate(messages)
             if m.properties.get(Property.TRACE_ON) != "false"
         ]
 
-    def before(self) -> list[TraceRecord]:
+    def records_before(self) -> list[TraceRecord]:
         group = self._settings.group
-        return [traces.consuming(about, group, self._id, self._began_ms, times) for _, about, times in self._traced]
+        return [
+            traces.consuming(message, group, self._id, self._started_ms, times) for _, message, times in self._traced
+        ]
 
-    def after(self, outcome: object) -> list[TraceRecord]:
+    def records_after(self, outcome: object) -> list[TraceRecord]:
         now_ms, group = epoch_ms(), self._settings.group
-        took_ms = now_ms - self._began_ms
-        cost_ms = took_ms // max(1, len(self._messages))
-        done = self._done(outcome)
+        duration_ms = now_ms - self._started_ms
+        cost_ms = duration_ms // max(1, len(self._messages))
+        done_count = self._done_count(outcome)
         failed = ConsumeReturn.EXCEPTION if isinstance(outcome, Failure) else ConsumeReturn.FAILED
-        late = took_ms >= 1000 * self._settings.consume_timeout_s
+        timed_out = duration_ms >= 1000 * self._settings.consume_timeout_s
         return [
             traces.consumed(
-                about, group, self._id, now_ms, cost_ms,
-                failed if i >= done else ConsumeReturn.TIME_OUT if late else ConsumeReturn.SUCCESS,
+                message, group, self._id, now_ms, cost_ms,
+                failed if i >= done_count else ConsumeReturn.TIME_OUT if timed_out else ConsumeReturn.SUCCESS,
             )
-            for i, about, _ in self._traced
+            for i, message, _ in self._traced
         ]  # fmt: skip
 
-    def _done(self, outcome: object) -> int:
-        """How many of the messages, from the first on, are done."""
+    def _done_count(self, outcome: object) -> int:
+        """Return how many of the messages are done. These are the first ones of the call."""
         size = len(self._messages)
         if not self._settings.ordered:
-            return concurrent(outcome, self._context, size).done
-        step = ordered(outcome, self._context, 0).step
-        return size if step in (Step.COMMIT, Step.CONTINUE) else 0
+            return judge_concurrent(outcome, self._context, size).done_count
+        action = judge_ordered(outcome, self._context, 0).action
+        return size if action in (OrderedAction.COMMIT, OrderedAction.CONTINUE) else 0

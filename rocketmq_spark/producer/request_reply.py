@@ -107,7 +107,7 @@ class RequestProducer(TransactionProducer):
     ) -> None:
         self._replies = replies
         self._request_timer = make_timer(f"rocketmq-{settings.group}-request")
-        # Entered by ``with`` directly, which Ctrl-C cannot interrupt halfway (as in consumer.pull.polls).
+        # Entered by ``with`` directly, which Ctrl-C cannot interrupt halfway (as in consumer.polls).
         self._requests_lock = threading.RLock()
         self._requests_changed = threading.Condition(self._requests_lock)
         self._announce_lock = threading.Lock()

@@ -312,7 +312,7 @@ def _collect_garbage() -> None:
 def answer_check(
     check: Callable[[Any], Any], message: _CheckedMessage, place: HalfPlace
 ) -> TransactionState | Callable[[], TransactionState]:
-    """The answer to a broker's check of a half message, or a function that returns the answer and may call the user's function."""
+    """The answer to a broker's check of a half message, or a function that returns the answer."""
     fate = _registry.get(message.msg_id)
     if fate is not None and fate.is_deciding:
         return functools.partial(_answer_after_decision, fate, check, message, place)

@@ -12,15 +12,14 @@ from rocketmq_spark.base import extras
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.process import Owner
 from rocketmq_spark.client.pulls import wanted_of
-from rocketmq_spark.consumer.ahead import ReadAhead
-from rocketmq_spark.consumer.pop import simple_consumer
-from rocketmq_spark.consumer.pull import pull_consumer
-from rocketmq_spark.consumer.pull.assigned import FetchedPart
-from rocketmq_spark.consumer.push import consumer as group_consumer
-from rocketmq_spark.consumer.push.running import ConsumerTools
-from rocketmq_spark.consumer.result import Replier
-from rocketmq_spark.consumer.rows import RowsOfAnswers
+from rocketmq_spark.consumer import pull, simple
+from rocketmq_spark.consumer import push as group_consumer
+from rocketmq_spark.consumer.assigned import FetchedPart
+from rocketmq_spark.consumer.listener import Replier
+from rocketmq_spark.consumer.prefetch import BacklogReader
+from rocketmq_spark.consumer.rows import RowsDecoder
 from rocketmq_spark.consumer.settings import ConsumerSettings
+from rocketmq_spark.consumer.tools import ConsumerTools
 from rocketmq_spark.errors import DecodeError, OptionError
 from rocketmq_spark.model import Message, MessageQueue, OffsetRange, PullRequest, ReceivedMessage
 from rocketmq_spark.options import Options, transport
@@ -30,7 +29,7 @@ from rocketmq_spark.session import instrumentation, member, parsed, pop_member, 
 if TYPE_CHECKING:
     from rocketmq_spark.consumer.tracing import ListenerTraces
     from rocketmq_spark.options.typed import ConsumerOptions, PullConsumerOptions, SimpleConsumerOptions
-    from rocketmq_spark.pull.reading import PlainRun
+    from rocketmq_spark.pull.read_ahead import PlainRead
 
 
 class Consumer(group_consumer.BaseConsumer):
@@ -56,23 +55,23 @@ class Consumer(group_consumer.BaseConsumer):
         chosen = parsed("consumer", name_server, group, options)
         if "group" not in chosen.given:
             raise OptionError("option 'group' is required: name the consumer group")
-        settings = ConsumerSettings.of(chosen, scope_of(chosen).on_wire)
-        if settings.popped:
+        settings = ConsumerSettings.from_options(chosen, scope_of(chosen).on_wire)
+        if settings.uses_pop:
             super().__init__(pop_member(chosen), settings)
         else:
             group = settings.group
             tools = ConsumerTools(
-                read_ahead=_read_ahead(chosen, group),
+                backlog_reader=_read_ahead(chosen, group),
                 replier=_replier(chosen, group),
                 traces=partial(_listener_traces, chosen, group),
-                rows=_rows(settings) if settings.arrow else None,
+                rows_decoder=_rows(settings) if settings.arrow else None,
             )
             super().__init__(member(chosen), settings, tools)
         if telemetry := instrumentation(chosen, self.client_id):
-            telemetry.instrument_consumer(self, "_run_of")
+            telemetry.instrument_consumer(self, "_new_running")
 
 
-class PullConsumer(pull_consumer.BasePullConsumer):
+class PullConsumer(pull.BasePullConsumer):
     """Returns messages when you poll it: of the queues that the group assigns to it (``subscribe``), or of queues that you name
     (``assign``).
 
@@ -92,14 +91,14 @@ class PullConsumer(pull_consumer.BasePullConsumer):
         chosen = parsed("pull consumer", name_server, group, options)
         if "group" not in chosen.given:
             raise OptionError("option 'group' is required: name the consumer group")
-        settings = ConsumerSettings.of(chosen, scope_of(chosen).on_wire)
-        super().__init__(member(chosen), settings, _arrow, read_ahead=_read_ahead(chosen, settings.group))
+        settings = ConsumerSettings.from_options(chosen, scope_of(chosen).on_wire)
+        super().__init__(member(chosen), settings, _arrow, backlog_reader=_read_ahead(chosen, settings.group))
         if telemetry := instrumentation(chosen, self.client_id):
-            telemetry.instrument_receives(self, "_polled", itemgetter(0))
+            telemetry.instrument_receives(self, "_poll", itemgetter(0))
         self._watch(f"the pull consumer of group {chosen.group!r}")
 
 
-class SimpleConsumer(simple_consumer.BaseSimpleConsumer):
+class SimpleConsumer(simple.BaseSimpleConsumer):
     """Receives messages from a Proxy. Call ``ack`` for each message that is done; without it a message is delivered again
     (docs/grpc.md).
 
@@ -141,7 +140,7 @@ def _listener_traces(options: Options, group: str) -> ListenerTraces | None:
 def _arrow(parts: Sequence[FetchedPart]) -> tuple[Any, int | None]:
     from rocketmq_spark.columnar.decode.decoder import batch_of  # here, because only ``poll_arrow`` needs Arrow
 
-    given = {(part.queue, part.filter): part.given() for part in parts if part.begun > part.start}
+    given = {(part.queue, part.filter): part.returned_count() for part in parts if part.returned_up_to > part.start}
     answers = (((part.queue, part.start, part.ends, part.stored), part.filter) for part in parts)
     try:
         batch, whole = batch_of(answers, given)
@@ -151,7 +150,7 @@ def _arrow(parts: Sequence[FetchedPart]) -> tuple[Any, int | None]:
         raise
 
 
-def _rows(settings: ConsumerSettings) -> RowsOfAnswers:
+def _rows(settings: ConsumerSettings) -> RowsDecoder:
     """Return what makes rows of answers. Raises ``OptionError`` without pyarrow, or numpy, which decodes them."""
     for package in ("pyarrow", "numpy"):
         if not extras.installed(package):
@@ -170,7 +169,7 @@ def _rows(settings: ConsumerSettings) -> RowsOfAnswers:
     batch_of_messages(
         ()
     )  # pyarrow imports pandas for its first array: a second, in which the first call would seem slow
-    return RowsOfAnswers(settings.consume_batch_max_size, by_columns, batch_of_messages)
+    return RowsDecoder(settings.consume_batch_max_size, by_columns, batch_of_messages)
 
 
 def _behind(part: FetchedPart, rows: int) -> int:
@@ -199,19 +198,19 @@ def _replier(options: Options, group: str) -> Replier | None:
     return reply
 
 
-def _read_ahead(options: Options, group: str) -> ReadAhead | None:
+def _read_ahead(options: Options, group: str) -> BacklogReader | None:
     """Return the object that reads ahead; None without numpy, which it imports (13 MiB) at the first backlog."""
     if not extras.installed("numpy"):
         return None
     inside = scope_of(options)
 
     @cache
-    def runs() -> Callable[[Sequence[OffsetRange], int, int], PlainRun]:
-        from rocketmq_spark.pull.reading import PlainRun
+    def runs() -> Callable[[Sequence[OffsetRange], int, int], PlainRead]:
+        from rocketmq_spark.pull.read_ahead import PlainRead
 
-        return partial(PlainRun, replace(puller(options, "hint"), group=group))
+        return partial(PlainRead, replace(puller(options, "hint"), group=group))
 
     def messages(queue: MessageQueue, start: int, end: int, stored: bytes | memoryview) -> Iterable[ReceivedMessage]:
         return wanted_of(PullRequest(group, queue, start), stored, inside, end)
 
-    return ReadAhead(lambda ranges, offsets, size: runs()(ranges, offsets, size), messages)
+    return BacklogReader(lambda ranges, offsets, size: runs()(ranges, offsets, size), messages)

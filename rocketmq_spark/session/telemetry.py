@@ -28,15 +28,15 @@ from rocketmq_spark.base.clock import NowAndThen, epoch_ms
 from rocketmq_spark.base.codes import Property
 from rocketmq_spark.base.process import Owner
 from rocketmq_spark.base.threads import Aside, Failure, attempt, text_of
-from rocketmq_spark.consumer.result import (
-    Ended,
-    LaterListener,
+from rocketmq_spark.consumer.listener import (
+    DeferredListener,
     Listener,
+    OrderedAction,
     OrderedContext,
-    Step,
-    concurrent,
-    ordered,
-    watched_listener,
+    OutcomeCallback,
+    judge_concurrent,
+    judge_ordered,
+    observed_listener,
 )
 from rocketmq_spark.errors import MessageRefused
 from rocketmq_spark.model import Message, ReceivedMessage, SendResult
@@ -176,8 +176,8 @@ class Instrumentation:
 
         @functools.wraps(start)
         def traced(listener: Listener) -> Any:
-            if isinstance(listener, LaterListener):
-                return start(watched_listener(listener, functools.partial(self._in_turn, common)))
+            if isinstance(listener, DeferredListener):
+                return start(observed_listener(listener, functools.partial(self._in_turn, common)))
             return start(functools.partial(self._listen, listener, common))
 
         if not consumer.settings.arrow:
@@ -185,7 +185,7 @@ class Instrumentation:
         _observed[consumer] = self._labels_of_group()
         _guarded(self._meter.create_observable_gauge, "rocketmq_consumer_cached_messages", [_cached], "{message}")
 
-    def _in_turn(self, common: Mapping[str, Any], messages: Any, context: Any) -> Ended:
+    def _in_turn(self, common: Mapping[str, Any], messages: Any, context: Any) -> OutcomeCallback:
         """Process a listener's call in the task of a coroutine that handled another call before."""
         call = _guarded(_Processing, self, messages, context, common)
         _guarded(contexts.attach, Context() if call is None else call.context)
@@ -335,8 +335,8 @@ def _fits(text: object) -> bool:
 
 def _all_done(outcome: object, context: Any, count: int) -> bool:
     if isinstance(context, OrderedContext):
-        return ordered(outcome, context, 0).step in (Step.COMMIT, Step.CONTINUE)
-    return concurrent(outcome, context, count).done == count
+        return judge_ordered(outcome, context, 0).action in (OrderedAction.COMMIT, OrderedAction.CONTINUE)
+    return judge_concurrent(outcome, context, count).done_count == count
 
 
 def _end_send(span: Span, outcome: object, at_ns: int) -> None:

@@ -34,6 +34,7 @@ from rocketmq_spark.spool.records import (
     DEAD,
     LOST_OWNER,
     MOST,
+    MOST_MARKS,
     NOTE,
     OWNER,
     PENDING,
@@ -58,12 +59,11 @@ from rocketmq_spark.spool.spool import SEND_KIND, send_of
 MAX_KEY_BYTES, MAX_VALUE_BYTES, MAX_SMALL_BYTES = 1 << 16, 64 << 20, 1 << 20
 # What an entry counts beside its bytes: the memory of ``derive``, and of RocksDB.
 ENTRY_BYTES = 512
-# The delay service writes two marks for each record. ``derive`` needs much memory for each, which no limit counts.
-MOST_MARKS = 2
 _MAX_END_BYTES = 1 << 16
 _PENDING = (PENDING, UNINDEXED)
 _PORTION, _PORTION_BYTES = 1000, 8 << 20
 _READ_BYTES = 1 << 18
+_ENVIRONMENT = {"PATH", "LANG", "TZ", "LD_LIBRARY_PATH", "TMPDIR"}
 _END_S = 5.0  # how long a reader that was killed may take to end: it may hang in a file system of its user
 _PROGRAM = (
     "import sys; sys.path[:] = sys.argv[2:]; from rocketmq_spark.spool.owner_reader import main; main(sys.argv[1])"
@@ -387,7 +387,12 @@ class _Pipe:
 
 
 def _reader(path: Path) -> PythonCall:
-    return python("-c", _PROGRAM, str(path), *filter(os.path.isabs, sys.path))
+    call = python("-c", _PROGRAM, str(path), *filter(os.path.isabs, sys.path))
+    # No secrets: the owner of the files may control the process.
+    env = {
+        name: value for name, value in call["env"].items() if name in _ENVIRONMENT or name.startswith(("LC_", "PYTHON"))
+    }
+    return {**call, "env": env}
 
 
 @contextlib.contextmanager

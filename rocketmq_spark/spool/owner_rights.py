@@ -62,13 +62,13 @@ def become_owner(path: Path) -> None:
         raise SpoolError(
             f"root uses the spool in {path} with the rights of its owner, {folders.user(owner.st_uid)}, who may not read "
             "it there",
-            remedy=f"Let its owner run, not root: chmod u+rwx {shlex.quote(str(path))}. If a folder above keeps its owner out, "
-            "first move the spool below a folder that only root may change and all may enter",
+            remedy=f"Let {folders.user(owner.st_uid)} run, not root: chmod u+rwx {shlex.quote(str(path))}. If a folder above "
+            "keeps that user out, let its owner open it",
         )
     if (problem := folders.irregular_in(path, OF_OTHERS)) is not None:
         raise SpoolError(
             f"the spool in {path} is not used: {problem}, so it could lead to files of other users",
-            remedy="A spool has only files and folders: remove it, or use a copy of the spool without it",
+            remedy=f"A spool has only files and folders: let {folders.user(owner.st_uid)} remove it, not root",
         )
 
 

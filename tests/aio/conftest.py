@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rocketmq_spark import aio
-from rocketmq_spark.consumer.result import Context, LaterListener, ListenerCall
+from rocketmq_spark.consumer.listener import Context, DeferredListener, ListenerCall
 from rocketmq_spark.session import producers
 from tests.consumer.messages import QUEUE
 from tests.producer.scripted import ScriptedSender, Time
@@ -59,6 +59,6 @@ class Heard(ListenerCall):
         self._heard(outcome)
 
 
-def waits(code: LaterListener, messages: object, heard: Callable[[object], None], first: bool = False) -> None:
+def waits(code: DeferredListener, messages: object, heard: Callable[[object], None], first: bool = False) -> None:
     """A call waits for its turn; ``heard`` gets its outcome."""
     code.submit(lambda: Heard(messages, heard), 1, first)

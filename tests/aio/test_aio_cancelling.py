@@ -18,8 +18,8 @@ from rocketmq_spark import Message, aio
 from rocketmq_spark.aio import producer as module
 from rocketmq_spark.aio.loop import Coroutines, EventLoop
 from rocketmq_spark.base.threads import Failure
-from rocketmq_spark.consumer.pull.polls import Polls
-from rocketmq_spark.consumer.result import Context
+from rocketmq_spark.consumer.listener import Context
+from rocketmq_spark.consumer.polls import Polls
 from rocketmq_spark.errors import ClosedError, OptionError, SendFailed
 from rocketmq_spark.session import consumers
 from tests.aio.conftest import producing, run, until, waits
@@ -237,7 +237,7 @@ def test_a_poll_returns_no_more_at_once_than_that_of_threads(monkeypatch: pytest
 
     monkeypatch.setattr(consumers, "PullConsumer", Blocking)
     monkeypatch.setattr("rocketmq_spark.aio.consumers.next_answer", answers)
-    monkeypatch.setattr("rocketmq_spark.consumer.pull.pull_consumer.PORTION_BYTES", 100)
+    monkeypatch.setattr("rocketmq_spark.consumer.pull.PORTION_BYTES", 100)
 
     async def body() -> None:
         async with aio.PullConsumer("h:1", "g") as consumer:
@@ -252,7 +252,7 @@ def test_a_poll_returns_no_more_at_once_than_that_of_threads(monkeypatch: pytest
 @pytest.mark.parametrize("earlier", [0, 2])
 def test_messages_of_a_poll_that_raises_are_returned_again(monkeypatch: pytest.MonkeyPatch, earlier: int) -> None:
     """For instance for want of memory: the caller had none of those that were decoded before."""
-    fake, errors, each = FakeMember([A]), [MemoryError()], Polls.each
+    fake, errors, each = FakeMember([A]), [MemoryError()], Polls.yield_messages
 
     def short_of_memory(polls: Polls, part: Any) -> Any:
         for message in each(polls, part):
@@ -261,7 +261,7 @@ def test_messages_of_a_poll_that_raises_are_returned_again(monkeypatch: pytest.M
             yield message
 
     monkeypatch.setattr(consumers, "PullConsumer", lambda *names: made(fake))
-    monkeypatch.setattr(Polls, "each", short_of_memory)
+    monkeypatch.setattr(Polls, "yield_messages", short_of_memory)
     fake.add(A, 10)
 
     async def body() -> None:

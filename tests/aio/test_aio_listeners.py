@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from rocketmq_spark.aio.loop import Coroutines, EventLoop
-from rocketmq_spark.consumer.result import Context, watched_listener
-from rocketmq_spark.consumer.rows import of_batches
+from rocketmq_spark.consumer.listener import Context, observed_listener
+from rocketmq_spark.consumer.rows import batch_listener
 from tests.aio.conftest import run, until, waits
 
 _tenant: ContextVar[Any] = ContextVar("tenant", default=None)
@@ -84,8 +84,8 @@ def test_calls_that_set_nothing_share_a_task() -> None:
     "around",
     [
         lambda code: code,
-        lambda code: watched_listener(code, lambda messages, context: lambda outcome: None),
-        lambda code: of_batches(code, lambda messages: messages),
+        lambda code: observed_listener(code, lambda messages, context: lambda outcome: None),
+        lambda code: batch_listener(code, lambda messages: messages),
     ],
     ids=["plain", "watched", "batches"],
 )

@@ -16,7 +16,7 @@ import pytest
 from rocketmq_spark import aio
 from rocketmq_spark.aio.loop import WAITING_THREADS, Coroutines, EventLoop
 from rocketmq_spark.base.threads import Failure, attempt
-from rocketmq_spark.consumer.result import Context, Redeliver
+from rocketmq_spark.consumer.listener import Context, Redeliver
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import ClosedError, OptionError
 from rocketmq_spark.model import ReceivedMessage
@@ -361,7 +361,7 @@ def test_of_a_consumer_that_stops_no_listener_is_called_for_what_waits_for_its_t
         await until(lambda: called == [b"0"])
         if ends == "it closes":
             assert consumer._running is not None
-            consumer._running._consuming.close()
+            consumer._running._consume_service.close()
         else:
             group.start(name="a")
             group.time.advance(40)
@@ -378,7 +378,7 @@ class Blocking:
     """Stands for a consumer for threads: its calls wait until they are let go."""
 
     settings = ConsumerSettings(group="g")
-    _polls = SimpleNamespace(given=False, given_up_to=None)
+    _polls = SimpleNamespace(returned=False, returned_up_to=None)
 
     def __init__(self, *names: object, **options: object) -> None:
         self.calls: list[str] = []

@@ -15,7 +15,7 @@ import pytest
 from rocketmq_spark import aio
 from rocketmq_spark.aio.loop import WAITING_THREADS
 from rocketmq_spark.aio.producer import AsyncHalfMessage
-from rocketmq_spark.consumer.result import LaterListener
+from rocketmq_spark.consumer.listener import DeferredListener
 from rocketmq_spark.errors import CallTimeout, SendFailed
 from rocketmq_spark.model import Message
 from rocketmq_spark.session import consumers, producers
@@ -277,7 +277,7 @@ def test_what_calls_one_by_one_gets_a_function(
 
     run(body)
     (code,) = started
-    assert isinstance(code, LaterListener) == in_loop
+    assert isinstance(code, DeferredListener) == in_loop
 
 
 def test_so_many_listeners_run_at_a_time_as_the_option_says(monkeypatch: pytest.MonkeyPatch) -> None:

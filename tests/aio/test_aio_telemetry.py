@@ -17,7 +17,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from rocketmq_spark import LocalBroker, Message, Producer, aio
 from rocketmq_spark.base.threads import Failure
-from rocketmq_spark.consumer.result import Context, LaterListener, Turn
+from rocketmq_spark.consumer.listener import Context, DeferredListener, NextCall
 from rocketmq_spark.session import consumers, telemetry
 from tests.aio.conftest import Heard, producing, run
 from tests.aio.test_aio_transactions import stored
@@ -29,13 +29,13 @@ from tests.test_telemetry import Seen, attributes, carried, seen, started
 __all__ = ["seen"]
 
 
-class Turns(LaterListener):
+class Turns(DeferredListener):
     """Its calls wait for their turn."""
 
     def __init__(self) -> None:
-        self.turns: list[Turn] = []
+        self.turns: list[NextCall] = []
 
-    def submit(self, turn: Turn, times: int, first: bool = False) -> None:
+    def submit(self, turn: NextCall, times: int, first: bool = False) -> None:
         self.turns += [turn] * times
 
 

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rocketmq_spark.consumer.pull import upkeep
+from rocketmq_spark.consumer import upkeep
 from rocketmq_spark.delay import envelope_records
 from rocketmq_spark.delay.node import NodeSettings, open_node
 from rocketmq_spark.model import SpooledSend

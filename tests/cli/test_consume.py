@@ -19,7 +19,7 @@ from rocketmq_spark.cli import tail
 from rocketmq_spark.cli.command import app
 from rocketmq_spark.cli.connection import Target
 from rocketmq_spark.cli.output import Json
-from rocketmq_spark.consumer.pull.pull_consumer import PolledMessages
+from rocketmq_spark.consumer.pull import PolledMessages
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.model.admin import OffsetChange
 from rocketmq_spark.queues.environment import Environment
@@ -180,7 +180,7 @@ def test_what_comes_before_the_time_of_idle_is_over_begins_it_anew(monkeypatch):
         at_s[0], messages = next(polls)
         return messages
 
-    polls_of = SimpleNamespace(given=True, given_up_to=None)
+    polls_of = SimpleNamespace(returned=True, returned_up_to=None)
     consumer = SimpleNamespace(poll=poll, commit=lambda: None, _polls=polls_of)
     monkeypatch.setattr(tail, "subscribed", lambda *given: nullcontext(consumer))
     monkeypatch.setattr(tail, "time", SimpleNamespace(monotonic=lambda: at_s[0]))

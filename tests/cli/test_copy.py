@@ -23,8 +23,8 @@ from rocketmq_spark.cli.command import app
 from rocketmq_spark.cli.connection import Target
 from rocketmq_spark.cli.copy import Copier, chunks, copy_of, moved, queue_for
 from rocketmq_spark.cli.output import Json, Text
-from rocketmq_spark.consumer.pull import pull_consumer
-from rocketmq_spark.consumer.pull.pull_consumer import PolledMessages
+from rocketmq_spark.consumer import pull
+from rocketmq_spark.consumer.pull import PolledMessages
 from rocketmq_spark.errors import DecodeError, MessageIllegal, MessageRefused, OffsetError, OptionError, SendFailed
 from rocketmq_spark.model import MessageQueue, QueueBounds, ReceivedMessage, SendResult
 from rocketmq_spark.model.send import SendStatus
@@ -68,7 +68,7 @@ class Cluster:
         def finished(count: int) -> None:
             self.finished[messages[0].queue] = messages[count - 1].queue_offset + 1
 
-        return SimpleNamespace(messages=list(messages), finished=finished, stands=True)
+        return SimpleNamespace(messages=list(messages), mark_finished=finished, is_current=True)
 
     def commit(self) -> None:
         self.log.append(("commit", self.finished))
@@ -166,7 +166,7 @@ def test_the_rest_of_a_queue_that_was_revoked_is_left_to_its_next_owner(cluster:
     send_batch, polled = cluster.send_batch, cluster.polled(*(message(n) for n in range(6)))
 
     def moved(messages: Sequence[Message], queue: MessageQueue) -> SendResult:
-        polled.stands = b"2" not in {one.body for one in messages}
+        polled.is_current = b"2" not in {one.body for one in messages}
         return send_batch(messages, queue)
 
     cluster.send_batch = moved  # type: ignore[method-assign]
@@ -238,7 +238,7 @@ def running(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, copier: Copier, poll: Callable[[], list[ReceivedMessage]]
 ) -> None:
     how = {"source": "src", "group": "g", "count": None, "follow": False}
-    monkeypatch.setattr(pull_consumer, "PolledMessages", lambda *asked: cluster.polled(*poll()))
+    monkeypatch.setattr(pull, "PolledMessages", lambda *asked: cluster.polled(*poll()))
     monkeypatch.setattr(copying, "_ends", lambda *asked: {})
     copying._run(copier, SimpleNamespace(), SimpleNamespace(), how, copier._stop)  # type: ignore[arg-type]
 
@@ -323,6 +323,15 @@ def test_a_message_with_a_sharding_key_that_fails_is_not_committed(cluster: Clus
         copier.send(cluster.polled(message(1, __SHARDINGKEY="k")))
     copier.commit()
     assert cluster.log == [(0, 0), ("commit", {SOURCE[0]: 1})]
+
+
+def test_a_copy_to_a_proxy_is_an_error() -> None:
+    """It would reject each copy, and with --skip-bad all messages were skipped."""
+    to = ("--to-option", "transport=grpc", "--to-option", "proxyEndpoint=127.0.0.1:2")
+    done = CliRunner().invoke(app, ["copy", "src", "dst", "--group", "g", "-n", "127.0.0.1:1", *to])
+    assert done.exit_code == 1
+    assert "destination is 'grpc', but over gRPC the Proxy chooses" in done.stderr
+    assert "--to-name-server" in done.stderr
 
 
 def test_it_stops_between_messages(cluster: Cluster) -> None:

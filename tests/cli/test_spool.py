@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import dataclasses
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -288,14 +289,33 @@ def test_a_folder_without_a_spool_is_said_to_have_none(run: Run, tmp_path: Path)
 def test_export_gives_what_is_needed_to_send_a_record_again(run: Run, tmp_path: Path) -> None:
     """Whoever exports a folder may delete it. Records of a delay service are no sends: they come as they are stored."""
     request = SendRequest(
-        "g_cli", b"packed", properties="UNIQ_KEY\x01A\x02", sys_flag=1, flag=7, born_timestamp_ms=5, batch=True
+        "g_cli",
+        b"packed",
+        "UNIQ_KEY\x01A\x02",
+        1,
+        7,
+        5,
+        True,
+        reconsume_times=9,
+        max_reconsume_times=0,
+        default_topic_queues=6,
     )
     store = Store(tmp_path, sync="never")
-    store.add([(record_of(SpooledSend("t", request, None, ("A",)), 1), 1), (Record("delayed", b"envelope", 1), 1)])
+    store.add(
+        [
+            (record_of(SpooledSend("t", request, None, ("A",), "hash", [1]), 1), 1),
+            (Record("delayed", b"envelope", 1), 1),
+        ]
+    )
     store.close()
     send, other = sorted(documents(run("spool", "export", str(tmp_path)).stdout), key=lambda one: "payload" in one)
     names = ("topic", "flag", "sysFlag", "bornTimestamp", "batch")
     assert [send[name] for name in names] == ["t", 7, 1, 5, True]
+    names = ("selector", "arg", "reconsumeTimes", "maxReconsumeTimes", "defaultTopicQueues")
+    assert [send[name] for name in names] == ["hash", [1], 9, 0, 6]
+    known = {"path", "record", "standing", "due", "tries", "reason", "kind", "stored", "queue", "msgIds"}
+    fields = {*SendRequest._fields, *(field.name for field in dataclasses.fields(SpooledSend))} - {"request"}
+    assert len(send.keys() - known) == len(fields - {"queue", "msg_ids"})  # nothing of a send is left out
     assert (other["kind"], base64.b64decode(other["payload"])) == ("delayed", b"envelope")
 
 

@@ -13,21 +13,20 @@ import pytest
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.client import instance, member
 from rocketmq_spark.client.instance import Member
-from rocketmq_spark.consumer.pull import pull_consumer, upkeep
-from rocketmq_spark.consumer.pull.pull_consumer import BasePullConsumer
-from rocketmq_spark.consumer.push import consumer, running
-from rocketmq_spark.consumer.push.consumer import BaseConsumer
-from rocketmq_spark.consumer.push.running import ConsumerTools
+from rocketmq_spark.consumer import pull, push, upkeep
+from rocketmq_spark.consumer.pull import BasePullConsumer
+from rocketmq_spark.consumer.push import BaseConsumer
 from rocketmq_spark.consumer.settings import ConsumerSettings
+from rocketmq_spark.consumer.tools import ConsumerTools
 from rocketmq_spark.wire.bodies import GroupMembership
 from tests.client.conftest import Parts
 from tests.helpers import no_more_threads, raising, unlike_ctrl_c
 from tests.producer.scripted import ManualTimer, Time
 
-FILES = {module.__file__ for module in (instance, member, consumer, pull_consumer, running, upkeep, upkeep)}
+FILES = {module.__file__ for module in (instance, member, push, pull, upkeep)}
 # Where the interpreter itself lets nothing come between: lines around blocks, a store before or behind one, and what was stored
 # last being returned.
-UNPARTED = ("with ", "try:", "except", "finally", "self._busy = ", "return leave")
+UNPARTED = ("with ", "try:", "except", "finally", "self._is_starting_or_stopping = ", "return leave")
 
 
 class Interrupts:

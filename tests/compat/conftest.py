@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from rocketmq_spark.consumer.push import running
+from rocketmq_spark.consumer import push
 from rocketmq_spark.localbroker import LocalBroker
 from tests.fix_clusters import ASKS
 from tests.live.consumer.members import Members
@@ -37,7 +37,7 @@ def make(older: LocalBroker) -> Callable[..., str]:
 @pytest.fixture
 def crew(older: LocalBroker, make: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Members]:
     """A group of a topic with eight queues."""
-    monkeypatch.setattr(running, "FIRST_PERSIST_S", 1.0)
+    monkeypatch.setattr(push, "FIRST_COMMIT_S", 1.0)
     made = Members(older, make(8))
     yield made
     for consumer in made.all:

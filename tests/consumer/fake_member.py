@@ -9,26 +9,12 @@ import pytest
 
 from rocketmq_spark.base.clock import Clock, Deadline
 from rocketmq_spark.base.codes import Response
-from rocketmq_spark.consumer.pull.assigned import FetchedPart
-from rocketmq_spark.consumer.pull.pull_consumer import BasePullConsumer
-from rocketmq_spark.consumer.rebalance import ConsumeFrom, Where
+from rocketmq_spark.consumer.assigned import FetchedPart
+from rocketmq_spark.consumer.pull import BasePullConsumer
+from rocketmq_spark.consumer.rebalance import ConsumeFrom, ConsumeFromWhere
 from rocketmq_spark.consumer.settings import ConsumerSettings
-from rocketmq_spark.errors import (
-    LocalProtocolError,
-    RocketMQError,
-    RouteNotFound,
-    ServerFault,
-    error_for,
-)
-from rocketmq_spark.model import (
-    Filter,
-    MessageQueue,
-    PullAnswer,
-    PullRequest,
-    PullStatus,
-    QueueBounds,
-    ReceivedMessage,
-)
+from rocketmq_spark.errors import LocalProtocolError, RocketMQError, RouteNotFound, ServerFault, error_for
+from rocketmq_spark.model import Filter, MessageQueue, PullAnswer, PullRequest, PullStatus, QueueBounds, ReceivedMessage
 from rocketmq_spark.model.membership import Asked, Membership
 from rocketmq_spark.wire.messages import portion
 from tests.producer.scripted import ManualTimer, Time
@@ -195,7 +181,7 @@ class Hand:
 
 
 def made(fake: FakeMember, hand: Hand | None = None, **settings: Any) -> BasePullConsumer:
-    settings = {"consume_from": ConsumeFrom(Where.EARLIEST), **settings}
+    settings = {"consume_from": ConsumeFrom(ConsumeFromWhere.EARLIEST), **settings}
     wanted = ConsumerSettings(group="g", **settings)
     hand = hand or Hand()
     return BasePullConsumer(fake, wanted, as_rows, hand.clock, make_timer=lambda _: ManualTimer(hand.time))  # type: ignore[arg-type]

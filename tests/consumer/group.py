@@ -21,30 +21,15 @@ import pytest
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import RETRY_PREFIX, Response
 from rocketmq_spark.base.threads import Aside
-from rocketmq_spark.consumer.push.consumer import BaseConsumer
-from rocketmq_spark.consumer.push.running import ConsumerTools
-from rocketmq_spark.consumer.push.workers import Work, Workers
-from rocketmq_spark.consumer.result import LaterListener
-from rocketmq_spark.consumer.rows import RowsOfAnswers
+from rocketmq_spark.consumer.listener import DeferredListener
+from rocketmq_spark.consumer.listener_pool import ListenerPool, Work
+from rocketmq_spark.consumer.push import BaseConsumer
+from rocketmq_spark.consumer.rows import RowsDecoder
 from rocketmq_spark.consumer.settings import ConsumerSettings
+from rocketmq_spark.consumer.tools import ConsumerTools
 from rocketmq_spark.consumer.tracing import ListenerTraces
-from rocketmq_spark.errors import (
-    BrokerError,
-    LocalProtocolError,
-    RocketMQError,
-    RouteNotFound,
-    ServerFault,
-    error_for,
-)
-from rocketmq_spark.model import (
-    Filter,
-    MessageQueue,
-    PullAnswer,
-    PullRequest,
-    PullStatus,
-    QueueBounds,
-    ReceivedMessage,
-)
+from rocketmq_spark.errors import BrokerError, LocalProtocolError, RocketMQError, RouteNotFound, ServerFault, error_for
+from rocketmq_spark.model import Filter, MessageQueue, PullAnswer, PullRequest, PullStatus, QueueBounds, ReceivedMessage
 from rocketmq_spark.model.membership import Asked, MembersChanged, Membership
 from tests.consumer.messages import message
 from tests.producer.scripted import ManualTimer, Time
@@ -66,7 +51,7 @@ class AwaitedAside(Aside):
         self.wait(key, 60)
 
 
-class ManualWorkers(Workers):
+class ManualWorkers(ListenerPool):
     """Work is done when time moves, each on its own: no threads."""
 
     def __init__(self, time: Time) -> None:
@@ -381,7 +366,7 @@ class GroupBench:
         self.consumers: list[BaseConsumer] = []
         self.replies: list[tuple[ReceivedMessage, bytes, Mapping[str, str] | None]] = []
         self.traces: Callable[[], ListenerTraces | None] = lambda: None
-        self.rows: RowsOfAnswers | None = None  # for listeners of record batches
+        self.rows: RowsDecoder | None = None  # for listeners of record batches
         self.aside: Callable[[], Aside] = AwaitedAside
         self.timers: dict[str, list[ManualTimer]] = {}  # by client id
         self.numbers = itertools.count(1)
@@ -420,7 +405,7 @@ class GroupBench:
                 self.got += [(port.client_id, each.body, each.reconsume_times) for each in messages]
             return listener(messages, context) if listener else None
 
-        made.start(listener if isinstance(listener, LaterListener) else noting)
+        made.start(listener if isinstance(listener, DeferredListener) else noting)
         self.time.run_due()
         return made, port
 
@@ -438,7 +423,7 @@ class GroupBench:
 
     def owned(self, consumer: BaseConsumer, topic: str = "T") -> list[MessageQueue]:
         assert consumer._running is not None
-        return sorted(h.queue for h in consumer._running.held.owned() if h.queue.topic == topic)
+        return sorted(h.queue for h in consumer._running.state.owned() if h.queue.topic == topic)
 
     def _workers(self, name: str, count: int) -> ManualWorkers:
         self.workers.append(ManualWorkers(self.time))

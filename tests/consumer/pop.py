@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.consumer.pop.in_hand import InHand, InvisibleMessage, Settling
-from rocketmq_spark.consumer.pop.simple_consumer import MIN_INVISIBLE_S, MIN_WAIT_S
+from rocketmq_spark.consumer.pop import Acknowledger, InvisibleMessage, UnackedMessages
 from rocketmq_spark.consumer.settings import ConsumerSettings
+from rocketmq_spark.consumer.simple import MIN_INVISIBLE_S, MIN_WAIT_S
 from rocketmq_spark.errors import ClosedError, LocalProtocolError, NotFound, RocketMQError, RouteNotFound
 from rocketmq_spark.model import Filter, MessageQueue
 from rocketmq_spark.model.message import GroupPolicy, Place, PoppedMessage
@@ -24,7 +24,7 @@ from tests.consumer.group import ManualWorkers
 from tests.producer.scripted import ManualTimer, Time
 from tests.test_popped import popped
 
-SETTINGS = ConsumerSettings(group="g", popped=True)
+SETTINGS = ConsumerSettings(group="g", uses_pop=True)
 INVISIBLE_MS = 30_000
 _LOOK_S = 0.02
 _numbers = itertools.count()
@@ -178,14 +178,14 @@ class PopBench:
         self.proxy = FakeProxy(self.time.monotonic, t=self.places)
         self.timer = ManualTimer(self.time)
         self.workers = ManualWorkers(self.time)
-        self.in_hand = InHand()
-        self.settling = Settling(self.proxy, self.settings, self.in_hand, self.timer)
+        self.in_hand = UnackedMessages()
+        self.settling = Acknowledger(self.proxy, self.settings, self.in_hand, self.timer)
 
     def lent(self, *messages: PoppedMessage) -> list[InvisibleMessage]:
         self.proxy.put(*messages)
         found = self.proxy.receive(("t", 0), len(messages), INVISIBLE_MS / 1000, MIN_WAIT_S, Deadline.after(MIN_WAIT_S))
         now_ms = self.timer.lease_ms()
-        return self.in_hand.came("t", found, now_ms + INVISIBLE_MS, now_ms)
+        return self.in_hand.add("t", found, now_ms + INVISIBLE_MS, now_ms)
 
 
 def of(msg_id: str, group: str | None = None, attempt: int = 1, queue_id: int = 0) -> PoppedMessage:

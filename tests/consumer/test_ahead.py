@@ -14,11 +14,11 @@ import pytest
 
 from rocketmq_spark.base import threads
 from rocketmq_spark.base.clock import Clock
-from rocketmq_spark.consumer import ahead
-from rocketmq_spark.consumer.ahead import Ahead, ReadAhead
+from rocketmq_spark.consumer import prefetch
+from rocketmq_spark.consumer.prefetch import BacklogReader, Prefetcher
 from rocketmq_spark.consumer.process_queue import Thresholds
-from rocketmq_spark.consumer.pull.pull_consumer import BasePullConsumer
-from rocketmq_spark.consumer.rebalance import ConsumeFrom, Where
+from rocketmq_spark.consumer.pull import BasePullConsumer
+from rocketmq_spark.consumer.rebalance import ConsumeFrom, ConsumeFromWhere
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import ConnectionLost
 from rocketmq_spark.model import MessageQueue, ReceivedMessage
@@ -49,10 +49,10 @@ def consumer(fake: FakeMember, reads: Reads) -> Iterator[BasePullConsumer]:
 def made(fake: FakeMember, reads: Reads, **settings: Any) -> BasePullConsumer:
     wanted = ConsumerSettings(
         group="g",
-        consume_from=ConsumeFrom(Where.EARLIEST),
+        consume_from=ConsumeFrom(ConsumeFromWhere.EARLIEST),
         **{"pull_batch_size": COUNT, "thresholds": Thresholds(40), **settings},
     )
-    how = ReadAhead(
+    how = BacklogReader(
         reads.begin, lambda queue, start, end, stored: [message(queue, start + i) for i in range(len(stored))]
     )
     return BasePullConsumer(fake, wanted, as_rows, Clock(), how)  # type: ignore[arg-type]
@@ -279,12 +279,11 @@ class StartInterrupted:
     def __call__(self, frame: FrameType, event: str, arg: object) -> StartInterrupted | None:
         path, caller = frame.f_code.co_filename, frame
         if path not in (threading.__file__, threads.__file__):
-            return self if path == ahead.__file__ else None
-        while caller is not None and caller.f_code is not Ahead._start.__code__:
+            return self if path == prefetch.__file__ else None
+        while caller is not None and caller.f_code is not Prefetcher._start_reader.__code__:
             caller = caller.f_back  # type: ignore[assignment]
-        parted = (
-            not linecache.getline(path, frame.f_lineno).lstrip().startswith("with ")
-        )  # its end is no place for Ctrl-C
+        # Its end is no place for Ctrl-C.
+        parted = not linecache.getline(path, frame.f_lineno).lstrip().startswith("with ")
         if caller is not None and event == "line" and parted and not unlike_ctrl_c(frame):
             self.left -= 1
             if self.left == -1:

@@ -15,9 +15,9 @@ import pytest
 
 from rocketmq_spark.columnar.decode.rows import batch_of_messages
 from rocketmq_spark.consumer import rows
+from rocketmq_spark.consumer.assigned import FetchedPart
 from rocketmq_spark.consumer.process_queue import Thresholds
-from rocketmq_spark.consumer.pull.assigned import FetchedPart
-from rocketmq_spark.consumer.rows import RowsOfAnswers
+from rocketmq_spark.consumer.rows import RowsDecoder
 from rocketmq_spark.errors import CallTimeout
 from rocketmq_spark.model.membership import ConsumeDirectly, ResetOffsets
 from rocketmq_spark.session.telemetry import Instrumentation
@@ -43,16 +43,16 @@ def by_columns(parts: Sequence[FetchedPart]) -> Any:
 @pytest.fixture(params=["columns", "messages"])
 def arrow(group: GroupBench, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> GroupBench:
     """Rows are made of columns, or of messages, as those of small answers are."""
-    monkeypatch.setattr(rows, "FEW", 1)
+    monkeypatch.setattr(rows, "MIN_COLUMNAR_ROWS", 1)
     how = by_columns if request.param == "columns" else lambda parts: None
-    group.rows = RowsOfAnswers(1024, how, batch_of_messages)
+    group.rows = RowsDecoder(1024, how, batch_of_messages)
     return group
 
 
 def at_most(group: GroupBench, count: int) -> None:
     """So many rows in a call."""
     assert group.rows is not None
-    group.rows._most = count
+    group.rows._max_rows = count
 
 
 def started(group: GroupBench, listener: Any = None, **how: Any) -> Any:
@@ -120,12 +120,12 @@ def test_calls_of_a_queue_may_end_in_any_order_and_the_offset_waits_for_the_firs
     arrow.brokers.send(A, *numbers(40, 1))
     arrow.time.advance(0.1)
     assert inside.wait(60)
-    held = consumer._running.held.queues[A]
+    held = consumer._running.state.queues[A]
     eventually(lambda: held.count == 1)
-    assert (held.offsets, held.span, consumer._running.held.offsets.get(A)) == ((0, 0), 0, 0)
+    assert (held.offsets, held.span, consumer._running.state.offsets.get(A)) == ((0, 0), 0, 0)
     go_on.set()
     eventually(lambda: held.count == 0)
-    assert consumer._running.held.offsets.get(A) == 41
+    assert consumer._running.state.offsets.get(A) == 41
 
 
 def test_every_row_of_a_failed_call_is_sent_back_and_comes_again_under_its_topic(arrow: GroupBench) -> None:
@@ -165,7 +165,7 @@ def test_only_the_rows_after_the_ack_index_fail(arrow: GroupBench) -> None:
 
 
 def test_a_row_that_failed_too_often_is_a_dead_letter(arrow: GroupBench) -> None:
-    started(arrow, lambda batch, context: context.retry(), max_tries=2)
+    started(arrow, lambda batch, context: context.retry(), max_retries=2)
     arrow.brokers.send(A, *numbers(2))
     arrow.time.advance(120)
     assert Counter(arrow.bodies()) == Counter(3 * numbers(2))
@@ -186,7 +186,7 @@ def test_rows_that_nobody_takes_back_come_again_alone_and_hold_the_offset(arrow:
     arrow.workers[0].let_go()
     arrow.time.advance(5.1)
     assert arrow.bodies() == [b"0", b"1", b"2", b"bad", b"worse", b"bad", b"worse"]
-    held = consumer._running.held.queues[A]
+    held = consumer._running.state.queues[A]
     assert (held.count, held.offsets) == (2, (1, 4))
     arrow.time.advance(10)
     assert arrow.brokers.offsets.get(A, 0) == 1
@@ -199,7 +199,7 @@ def test_rows_that_nobody_takes_back_come_again_alone_and_hold_the_offset(arrow:
 def test_after_its_last_attempt_here_a_row_is_a_dead_letter_too(arrow: GroupBench) -> None:
     """Brokers do not count attempts after which they could not be reached."""
     arrow.brokers.failing |= TIMED_OUT
-    started(arrow, lambda batch, context: context.retry(), max_tries=1)
+    started(arrow, lambda batch, context: context.retry(), max_retries=1)
     arrow.brokers.send(A, b"0")
     arrow.time.advance(4)
     arrow.brokers.failing.clear()
@@ -264,7 +264,7 @@ def test_late_rows_that_nobody_takes_back_are_sent_back_later_and_no_other_again
     arrow.brokers.send(A, *numbers(4))  # the first answer has all of them
     arrow.time.advance(0.1)
     assert inside.wait(60)
-    held = consumer._running.held.queues[A]
+    held = consumer._running.state.queues[A]
     arrow.time.advance(121)
     assert (taken, held.count, held.offsets) == ([b"0", b"3"], 2, (0, 3))
     refused.pop()
@@ -304,11 +304,11 @@ def test_late_rows_of_a_broker_that_hangs_do_not_hold_up_other_work(arrow: Group
     send_back, copy, port.send_back, port.send_to_retry = port.send_back, port.send_to_retry, hangs, hangs
     arrow.time.advance(121)
     assert set(tries) == {b"0", b"1"}
-    assert consumer._running.held.queues[A].count == 32
+    assert consumer._running.state.queues[A].count == 32
     port.send_back, port.send_to_retry = send_back, copy
     arrow.time.advance(100)
     assert Counter(body for body, _, _ in port.seen("send_back")) == Counter(numbers(32))
-    assert consumer._running.held.queues[A].count == 0
+    assert consumer._running.state.queues[A].count == 0
     go_on.set()
     for thread in arrow.workers[0].threads:
         thread.join(60)
@@ -349,7 +349,7 @@ def test_limits_of_the_cache_count_bytes(arrow: GroupBench) -> None:
     arrow.workers[0].let_go()
     arrow.time.advance(60)
     assert len(arrow.bodies()) == 200
-    assert consumer._running.held.queues[A].bytes == 0
+    assert consumer._running.state.queues[A].bytes == 0
 
 
 def test_two_members_get_every_row_once_while_they_join_and_leave(arrow: GroupBench) -> None:
@@ -438,8 +438,8 @@ def test_each_row_is_traced(arrow: GroupBench) -> None:
 
 def test_calls_have_no_spans_and_the_cache_is_observed(seen: Seen, arrow: GroupBench) -> None:
     consumer, _ = arrow.consumer(arrow=True)
-    Instrumentation("g", "me", None).instrument_consumer(consumer, "_run_of")
-    assert "_run_of" not in vars(consumer), "what has no context of a trace is not wrapped"
+    Instrumentation("g", "me", None).instrument_consumer(consumer, "_new_running")
+    assert "_new_running" not in vars(consumer), "what has no context of a trace is not wrapped"
     consumer.subscribe("T")
     consumer.start(lambda batch, context: arrow.got.append(("me", bodies(batch)[0], -1)))
     arrow.time.advance(3)
@@ -454,7 +454,7 @@ def test_what_becomes_too_large_for_one_call_comes_in_several(
 ) -> None:
     monkeypatch.setattr(messages, "PORTION_BYTES", 1)
     assert arrow.rows is not None
-    monkeypatch.setattr(arrow.rows, "_by_columns", lambda parts: None)  # as it does when something is too large
+    monkeypatch.setattr(arrow.rows, "_decode_columns", lambda parts: None)  # as it does when something is too large
     consumer, _ = started(arrow)
     arrow.brokers.send(A, *numbers(5))
     arrow.time.advance(1)
@@ -465,14 +465,14 @@ def test_what_becomes_too_large_for_one_call_comes_in_several(
 def test_an_answer_that_cannot_be_decoded_now_is_pulled_again(
     arrow: GroupBench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    errors, decoded = [MemoryError("no"), MemoryError("no")], RowsOfAnswers.__call__
+    errors, decoded = [MemoryError("no"), MemoryError("no")], RowsDecoder.__call__
 
-    def decoding(self: RowsOfAnswers, parts: Sequence[FetchedPart]) -> Any:
+    def decoding(self: RowsDecoder, parts: Sequence[FetchedPart]) -> Any:
         if errors:
             raise errors.pop()
         return decoded(self, parts)
 
-    monkeypatch.setattr(RowsOfAnswers, "__call__", decoding)
+    monkeypatch.setattr(RowsDecoder, "__call__", decoding)
     started(arrow)
     arrow.brokers.send(A, *numbers(3))
     arrow.time.advance(10)

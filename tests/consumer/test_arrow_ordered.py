@@ -9,7 +9,7 @@ import pytest
 
 from rocketmq_spark.columnar.decode.rows import batch_of_messages
 from rocketmq_spark.consumer import rows
-from rocketmq_spark.consumer.rows import RowsOfAnswers
+from rocketmq_spark.consumer.rows import RowsDecoder
 from rocketmq_spark.errors import CallTimeout
 from rocketmq_spark.model.membership import ResetOffsets
 from tests.consumer.group import GroupBench
@@ -19,9 +19,9 @@ from tests.helpers import raising
 
 @pytest.fixture(params=["columns", "messages"])
 def arrow(group: GroupBench, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> GroupBench:
-    monkeypatch.setattr(rows, "FEW", 1)
+    monkeypatch.setattr(rows, "MIN_COLUMNAR_ROWS", 1)
     how = by_columns if request.param == "columns" else lambda parts: None
-    group.rows = RowsOfAnswers(3, how, batch_of_messages)
+    group.rows = RowsDecoder(3, how, batch_of_messages)
     return group
 
 
@@ -78,7 +78,7 @@ def test_a_batch_that_failed_comes_again_after_the_pause_and_later_ones_wait(arr
 
 def test_after_its_last_attempt_every_row_is_a_dead_letter_and_the_queue_goes_on(arrow: GroupBench) -> None:
     consumer, _ = started(
-        arrow, lambda batch, context: context.suspend() if b"0" in bodies(batch) else None, max_tries=2
+        arrow, lambda batch, context: context.suspend() if b"0" in bodies(batch) else None, max_retries=2
     )
     arrow.brokers.send(A, *numbers(4))
     arrow.time.advance(10)
@@ -91,7 +91,7 @@ def test_after_its_last_attempt_every_row_is_a_dead_letter_and_the_queue_goes_on
 
 def test_rows_that_nobody_takes_as_dead_letters_come_again_alone_and_later_ones_wait(arrow: GroupBench) -> None:
     consumer, port = started(
-        arrow, lambda batch, context: context.suspend() if b"3" not in bodies(batch) else None, max_tries=0
+        arrow, lambda batch, context: context.suspend() if b"3" not in bodies(batch) else None, max_retries=0
     )
     refused = [b"0", b"2"]
     to_retry = port.send_to_retry
@@ -104,7 +104,7 @@ def test_rows_that_nobody_takes_as_dead_letters_come_again_alone_and_later_ones_
     port.send_to_retry, port.send_back = copied, raising(CallTimeout("late"))
     arrow.brokers.send(A, *numbers(4))
     arrow.time.advance(0.5)
-    held = consumer._running.held.queues[A]
+    held = consumer._running.state.queues[A]
     assert [dead.body for dead in arrow.brokers.dead] == [b"1"]
     assert (held.count, held.offsets) == (3, (0, 3))
     arrow.time.advance(2)
@@ -144,7 +144,7 @@ def test_dead_rows_are_not_repeated_by_a_rollback(arrow: GroupBench) -> None:
             return context.suspend()
         return context.rollback() if arrow.bodies().count(b"3") == 1 else context.commit()
 
-    started(arrow, listener, auto_commit=False, max_tries=0)
+    started(arrow, listener, auto_commit=False, max_retries=0)
     arrow.brokers.send(A, *numbers(4))
     arrow.time.advance(20)
     assert arrow.bodies() == [*numbers(4), b"3"]
@@ -158,7 +158,7 @@ def test_a_reset_during_a_call_forgets_the_batch(arrow: GroupBench) -> None:
             port.asked("a:1", ResetOffsets("T", {A: 5}))
         return context.suspend() if b"0" in bodies(batch) else None
 
-    consumer, port = started(arrow, listener, max_tries=0)
+    consumer, port = started(arrow, listener, max_retries=0)
     port.send_to_retry = port.send_back = raising(CallTimeout("late"))
     arrow.brokers.send(A, *numbers(7))
     arrow.time.advance(30)
@@ -170,7 +170,7 @@ def test_ordered_broadcasting_members_drop_a_batch_after_its_last_attempt(
     arrow: GroupBench, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     consumer, _ = started(
-        arrow, lambda batch, context: context.suspend(), clustering=False, max_tries=1, offsets_folder=tmp_path / "o"
+        arrow, lambda batch, context: context.suspend(), clustering=False, max_retries=1, offsets_folder=tmp_path / "o"
     )
     arrow.brokers.send(A, *numbers(3))
     arrow.time.advance(10)

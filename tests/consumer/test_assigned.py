@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from rocketmq_spark.consumer.pull.assigned import ONE_ANSWER, Ask, Assigned, FetchedPart
-from rocketmq_spark.consumer.rebalance import Start
+from rocketmq_spark.consumer.assigned import ONE_ANSWER, Assigned, FetchedPart, FetchRequest
+from rocketmq_spark.consumer.rebalance import StartOffset
 from rocketmq_spark.model import MessageQueue, PullAnswer, PullStatus, ReceivedMessage
 
 A, B = (MessageQueue("t", "b", i) for i in range(2))
 
 
-def found(ask: Ask, count: int) -> PullAnswer:
+def found(ask: FetchRequest, count: int) -> PullAnswer:
     return PullAnswer(PullStatus.FOUND, ask.offset + count, 0, 99, broker_id=1)
 
 
@@ -21,89 +21,89 @@ def part(queue: MessageQueue, start: int, end: int) -> FetchedPart:
 
 def assigned() -> Assigned:
     one = Assigned(4)
-    one.assign({A: Start(5), B: Start(7)})
+    one.assign({A: StartOffset(5), B: StartOffset(7)})
     return one
 
 
 def test_of_a_pull_that_was_made_twice_the_first_answer_counts() -> None:
     one = assigned()
-    first, _ = one.due(0.0)
-    one.not_made([first])
-    (again,) = one.due(0.0)
+    first, _ = one.due_requests(0.0)
+    one.cancel([first])
+    (again,) = one.due_requests(0.0)
     assert again == first
-    assert one.answered(first, found(first, 4))
-    assert not one.answered(again, found(again, 4))
-    assert one.places[A].waiting == 4
+    assert one.on_answer(first, found(first, 4))
+    assert not one.on_answer(again, found(again, 4))
+    assert one.states[A].cached_count == 4
 
 
 def test_1_14_each_queue_has_one_pull_and_the_next_begins_where_the_answer_says() -> None:
     one = assigned()
-    first, second = one.due(0.0)
+    first, second = one.due_requests(0.0)
     assert (first.queue, first.offset, first.broker_id, second.offset) == (A, 5, 0, 7)
-    assert one.due(0.0) == []
-    assert one.answered(first, found(first, 3))
-    (again,) = one.due(0.0)
+    assert one.due_requests(0.0) == []
+    assert one.on_answer(first, found(first, 3))
+    (again,) = one.due_requests(0.0)
     assert (again.queue, again.offset, again.broker_id) == (A, 8, 1)
 
 
 def test_a_queue_is_not_pulled_on_while_too_much_waits() -> None:
     one = assigned()
-    ask = one.due(0.0)[0]
-    one.answered(ask, found(ask, 4))
-    assert one.due(0.0) == []
+    ask = one.due_requests(0.0)[0]
+    one.on_answer(ask, found(ask, 4))
+    assert one.due_requests(0.0) == []
     one.ready.take()
-    assert [due.offset for due in one.due(0.0)] == [9]
+    assert [due.offset for due in one.due_requests(0.0)] == [9]
 
 
 def test_a_queue_is_not_pulled_on_while_too_many_bytes_wait() -> None:
     one = Assigned(1000, max_bytes=10)
-    one.assign({A: Start(0)})
+    one.assign({A: StartOffset(0)})
     for _ in range(2):
-        (ask,) = one.due(0.0)
-        one.answered(ask, PullAnswer(PullStatus.FOUND, ask.offset + 1, 0, 99, stored=b"12345"))
-    assert one.due(0.0) == []
+        (ask,) = one.due_requests(0.0)
+        one.on_answer(ask, PullAnswer(PullStatus.FOUND, ask.offset + 1, 0, 99, stored=b"12345"))
+    assert one.due_requests(0.0) == []
     one.ready.take()
-    assert [due.offset for due in one.due(0.0)] == [2]
+    assert [due.offset for due in one.due_requests(0.0)] == [2]
 
 
 def test_what_is_read_ahead_is_given_in_order_and_nothing_else_is_asked_for() -> None:
     one = assigned()
-    first, _ = one.due(0.0)
-    one.answered(first, found(first, 1))
-    ahead = Ask(A, 6, 0, first.token)
-    one.hold([ahead])
-    assert one.due(0.0) == []
-    assert one.bring(ahead, part(A, 6, 8))
-    assert one.bring(ahead, part(A, 8, 9))
-    one.let_go([ahead], calm_until=5.0)
-    assert [(ask.queue, ask.offset) for ask in one.due(0.0)] == []  # 4 offsets wait already
+    first, _ = one.due_requests(0.0)
+    one.on_answer(first, found(first, 1))
+    ahead = FetchRequest(A, 6, 0, first.token)
+    one.mark_read_ahead([ahead])
+    assert one.due_requests(0.0) == []
+    assert one.accept(ahead, part(A, 6, 8))
+    assert one.accept(ahead, part(A, 8, 9))
+    one.release([ahead], cooldown_until=5.0)
+    assert [(ask.queue, ask.offset) for ask in one.due_requests(0.0)] == []  # 4 offsets wait already
     assert [(p.start, p.next_offset) for p in one.ready.take(9)] == [(5, 6), (6, 8), (8, 9)]
-    assert [(ask.queue, ask.offset) for ask in one.due(0.0)] == [(A, 9)]
-    assert one.places[A].calm_until == 5.0
-    assert (one.places[A].waiting, one.places[A].bytes) == (0, 0)
+    assert [(ask.queue, ask.offset) for ask in one.due_requests(0.0)] == [(A, 9)]
+    assert one.states[A].cooldown_until == 5.0
+    assert (one.states[A].cached_count, one.states[A].cached_bytes) == (0, 0)
 
 
 def test_what_is_read_ahead_of_a_queue_that_was_sought_or_dropped_is_not_taken() -> None:
     one = assigned()
-    first, second = one.due(0.0)
+    first, second = one.due_requests(0.0)
     one.seek(A, 50)
     one.assign({A: None})
-    assert not one.bring(first, part(A, 5, 6))
-    assert not one.bring(second, part(B, 7, 8))
-    one.let_go([first, second], 9.0)
-    assert one.places[A].calm_until == 0.0
+    assert not one.accept(first, part(A, 5, 6))
+    assert not one.accept(second, part(B, 7, 8))
+    one.release([first, second], 9.0)
+    assert one.states[A].cooldown_until == 0.0
     assert one.ready.take(9) == []
 
 
 def test_what_failed_is_asked_again_later_at_the_master() -> None:
     one = assigned()
-    ask = one.due(0.0)[0]
-    one.answered(ask, found(ask, 1))
-    (again,) = one.due(0.0)
-    assert one.failed(again, 2.0)
-    assert one.due(1.9) == []
+    ask = one.due_requests(0.0)[0]
+    one.on_answer(ask, found(ask, 1))
+    (again,) = one.due_requests(0.0)
+    assert one.on_failure(again, 2.0)
+    assert one.due_requests(1.9) == []
     assert one.next_retry(1.9) == 2.0
-    (later,) = one.due(2.0)
+    (later,) = one.due_requests(2.0)
     assert (later.offset, later.broker_id) == (6, 0)
     assert one.next_retry(2.0) is None
 
@@ -111,215 +111,215 @@ def test_what_failed_is_asked_again_later_at_the_master() -> None:
 def test_the_offset_of_a_broker_that_was_away_is_stored_again() -> None:
     """It may have come back without the last one."""
     one = assigned()
-    ask = one.due(0.0)[0]
-    assert one.failed(ask, 2.0)
-    assert one.to_commit() == {}
-    (again,) = (each for each in one.due(2.0) if each.queue == ask.queue)
-    assert one.answered(again, found(again, 1))
-    assert one.to_commit() == {A: 5}
+    ask = one.due_requests(0.0)[0]
+    assert one.on_failure(ask, 2.0)
+    assert one.offsets_to_commit() == {}
+    (again,) = (each for each in one.due_requests(2.0) if each.queue == ask.queue)
+    assert one.on_answer(again, found(again, 1))
+    assert one.offsets_to_commit() == {A: 5}
 
 
 def test_answers_from_before_a_seek_or_an_assignment_are_not_taken() -> None:
     one = assigned()
-    first, second = one.due(0.0)
+    first, second = one.due_requests(0.0)
     one.seek(A, 50)
     one.assign({A: None})
-    assert not one.answered(first, found(first, 3))
-    assert not one.failed(second, 1.0)
-    assert [(ask.queue, ask.offset) for ask in one.due(0.0)] == [(A, 50)]
-    assert one.to_commit() == {A: 50}
+    assert not one.on_answer(first, found(first, 3))
+    assert not one.on_failure(second, 1.0)
+    assert [(ask.queue, ask.offset) for ask in one.due_requests(0.0)] == [(A, 50)]
+    assert one.offsets_to_commit() == {A: 50}
 
 
 def test_a_queue_that_goes_and_comes_back_takes_no_old_answer() -> None:
     one = assigned()
-    first, _ = one.due(0.0)
+    first, _ = one.due_requests(0.0)
     one.assign({B: None})
-    one.assign({A: Start(5), B: None})
-    assert not one.answered(first, found(first, 3))
+    one.assign({A: StartOffset(5), B: None})
+    assert not one.on_answer(first, found(first, 3))
 
 
 def test_offsets_without_a_wanted_message_are_passed_over() -> None:
     one = assigned()
-    ask = one.due(0.0)[0]
-    one.answered(ask, PullAnswer(PullStatus.NO_MATCHED_MSG, 20, 0, 99))
-    one.finish()
-    assert one.to_commit() == {A: 20}
+    ask = one.due_requests(0.0)[0]
+    one.on_answer(ask, PullAnswer(PullStatus.NO_MATCHED_MSG, 20, 0, 99))
+    one.finish_returned()
+    assert one.offsets_to_commit() == {A: 20}
 
 
 def test_a_gap_that_was_passed_while_messages_wait_is_done_with_them_and_no_sooner() -> None:
     one = assigned()
-    first, _ = one.due(0.0)
-    one.answered(first, found(first, 1))
-    (second,) = one.due(0.0)
-    one.answered(second, PullAnswer(PullStatus.NO_MATCHED_MSG, 20, 0, 99))
-    one.finish()
-    assert one.to_commit() == {}  # the message of offset 5 waits
+    first, _ = one.due_requests(0.0)
+    one.on_answer(first, found(first, 1))
+    (second,) = one.due_requests(0.0)
+    one.on_answer(second, PullAnswer(PullStatus.NO_MATCHED_MSG, 20, 0, 99))
+    one.finish_returned()
+    assert one.offsets_to_commit() == {}  # the message of offset 5 waits
     one.ready.take()
-    one.finish()
-    assert one.to_commit() == {}  # nor was it given yet
-    (third,) = one.due(0.0)
-    one.answered(third, PullAnswer(PullStatus.NO_NEW_MSG, 21, 0, 99))
-    one.finish()
-    assert one.to_commit() == {}
-    one.ready.give()
-    one.finish()
-    assert one.to_commit() == {A: 21}
+    one.finish_returned()
+    assert one.offsets_to_commit() == {}  # nor was it given yet
+    (third,) = one.due_requests(0.0)
+    one.on_answer(third, PullAnswer(PullStatus.NO_NEW_MSG, 21, 0, 99))
+    one.finish_returned()
+    assert one.offsets_to_commit() == {}
+    one.ready.mark_returned()
+    one.finish_returned()
+    assert one.offsets_to_commit() == {A: 21}
 
 
 def test_a_gap_behind_a_part_that_a_loop_gave_to_its_end_is_done_with_it() -> None:
     one = assigned()
-    first, _ = one.due(0.0)
-    one.answered(first, found(first, 2))
+    first, _ = one.due_requests(0.0)
+    one.on_answer(first, found(first, 2))
     one.ready.take()
-    (second,) = one.due(0.0)
-    one.answered(second, PullAnswer(PullStatus.NO_MATCHED_MSG, 20, 0, 99))
-    one.ready.give_up_to(7)
+    (second,) = one.due_requests(0.0)
+    one.on_answer(second, PullAnswer(PullStatus.NO_MATCHED_MSG, 20, 0, 99))
+    one.ready.mark_returned_up_to(7)
     one.ready.take_back()
-    one.finish()
-    assert (one.ready.take(), one.to_commit()) == ([], {A: 20})
+    one.finish_returned()
+    assert (one.ready.take(), one.offsets_to_commit()) == ([], {A: 20})
 
 
 def test_a_loop_gives_message_by_message_until_its_part_is_worthless() -> None:
     one = assigned()
-    ask = one.due(0.0)[0]
-    one.answered(ask, found(ask, 4))
+    ask = one.due_requests(0.0)[0]
+    one.on_answer(ask, found(ask, 4))
     (part,) = one.ready.take()
-    one.ready.give_up_to(6)
-    one.finish()
-    assert (one.ready.lends(part), one.to_commit()) == (True, {A: 6})
+    one.ready.mark_returned_up_to(6)
+    one.finish_returned()
+    assert (one.ready.may_return(part), one.offsets_to_commit()) == (True, {A: 6})
     one.pause([A])
-    assert not one.ready.lends(part)
+    assert not one.ready.may_return(part)
     one.pause([A], False)
-    one.ready.give_up_to(7)
+    one.ready.mark_returned_up_to(7)
     one.ready.take_back()
-    assert not one.ready.lends(part)
-    assert (one.places[A].waiting, one.infos()[A].cached_min_offset) == (2, 7)
+    assert not one.ready.may_return(part)
+    assert (one.states[A].cached_count, one.queue_infos()[A].cached_min_offset) == (2, 7)
     (rest,) = one.ready.take()
     one.ready.take_back()  # by a poll that Ctrl-C ended
     (rest,) = one.ready.take()
-    assert (rest.first, rest.next_offset, rest.count) == (7, 9, 2)
+    assert (rest.first_offset, rest.next_offset, rest.offset_count) == (7, 9, 2)
     one.seek(A, 5)
-    assert not one.ready.lends(rest)
-    one.ready.give_up_to(9)
+    assert not one.ready.may_return(rest)
+    one.ready.mark_returned_up_to(9)
     one.ready.take_back()
-    one.finish()
-    assert (one.places[A].waiting, one.ready.take(), one.to_commit()) == (0, [], {A: 5})
+    one.finish_returned()
+    assert (one.states[A].cached_count, one.ready.take(), one.offsets_to_commit()) == (0, [], {A: 5})
 
 
 def test_an_illegal_offset_is_put_right() -> None:
     one = assigned()
-    ask = one.due(0.0)[0]
-    one.answered(ask, PullAnswer(PullStatus.OFFSET_ILLEGAL, 60, 60, 99))
-    assert one.places[A].taken == 60
-    assert [due.offset for due in one.due(0.0)] == [60]
+    ask = one.due_requests(0.0)[0]
+    one.on_answer(ask, PullAnswer(PullStatus.OFFSET_ILLEGAL, 60, 60, 99))
+    assert one.states[A].position == 60
+    assert [due.offset for due in one.due_requests(0.0)] == [60]
 
 
 def test_what_was_pulled_before_an_operators_reset_is_neither_given_nor_committed_after_it() -> None:
     one = assigned()
-    first = one.due(0.0)[0]
-    one.answered(first, found(first, 3))
+    first = one.due_requests(0.0)[0]
+    one.on_answer(first, found(first, 3))
     one.ready.take()
-    one.answered(again := one.due(0.0)[0], found(again, 1))
-    last = one.due(0.0)[0]
-    assert one.answered(last, PullAnswer(PullStatus.OFFSET_ILLEGAL, 70, 0, 99, reset=True))
+    one.on_answer(again := one.due_requests(0.0)[0], found(again, 1))
+    last = one.due_requests(0.0)[0]
+    assert one.on_answer(last, PullAnswer(PullStatus.OFFSET_ILLEGAL, 70, 0, 99, reset=True))
     assert one.ready.take() == []
-    one.ready.give()
-    one.finish()
-    assert one.to_commit() == {A: 70}
-    assert [due.offset for due in one.due(0.0)] == [70]
+    one.ready.mark_returned()
+    one.finish_returned()
+    assert one.offsets_to_commit() == {A: 70}
+    assert [due.offset for due in one.due_requests(0.0)] == [70]
     one.seek(A, 20)
-    assert one.answered(last, PullAnswer(PullStatus.OFFSET_ILLEGAL, 30, 0, 99, reset=True)), "no other pull is told"
-    assert [due.offset for due in one.due(0.0)] == [30]
+    assert one.on_answer(last, PullAnswer(PullStatus.OFFSET_ILLEGAL, 30, 0, 99, reset=True)), "no other pull is told"
+    assert [due.offset for due in one.due_requests(0.0)] == [30]
     one.assign({B: None})
-    assert not one.answered(last, PullAnswer(PullStatus.OFFSET_ILLEGAL, 30, 0, 99, reset=True))
+    assert not one.on_answer(last, PullAnswer(PullStatus.OFFSET_ILLEGAL, 30, 0, 99, reset=True))
 
 
 def test_paused_queues_give_nothing_and_keep_what_they_have() -> None:
     one = assigned()
-    ask = one.due(0.0)[0]
+    ask = one.due_requests(0.0)[0]
     one.pause([A])
-    one.answered(ask, found(ask, 1))
+    one.on_answer(ask, found(ask, 1))
     assert one.ready.take() == []
-    assert one.due(0.0) == []
+    assert one.due_requests(0.0) == []
     one.pause([A], paused=False)
     assert [part.queue for part in one.ready.take()] == [A]
 
 
 def test_what_is_put_back_comes_again_first_and_is_not_finished() -> None:
     one = assigned()
-    first, second = one.due(0.0)
-    one.answered(first, found(first, 1))
-    one.answered(second, found(second, 1))
+    first, second = one.due_requests(0.0)
+    one.on_answer(first, found(first, 1))
+    one.on_answer(second, found(second, 1))
     parts = one.ready.take(5)
     one.ready.take_back()
-    one.finish()
-    assert one.to_commit() == {}
-    assert [(p.queue, p.first, p.next_offset) for p in one.ready.take(5)] == [
+    one.finish_returned()
+    assert one.offsets_to_commit() == {}
+    assert [(p.queue, p.first_offset, p.next_offset) for p in one.ready.take(5)] == [
         (p.queue, p.start, p.next_offset) for p in parts
     ]
 
 
 def test_what_was_committed_is_not_committed_again() -> None:
     one = assigned()
-    ask = one.due(0.0)[0]
-    one.answered(ask, found(ask, 1))
+    ask = one.due_requests(0.0)[0]
+    one.on_answer(ask, found(ask, 1))
     one.ready.take()
-    one.ready.give()
-    one.finish()
-    one.committed({A: 6, MessageQueue("gone", "b", 0): 3})
-    assert one.to_commit() == {}
+    one.ready.mark_returned()
+    one.finish_returned()
+    one.mark_committed({A: 6, MessageQueue("gone", "b", 0): 3})
+    assert one.offsets_to_commit() == {}
 
 
 @pytest.mark.parametrize("interrupted", [False, True])
 def test_what_was_given_of_a_topic_before_it_was_made_again_says_nothing_of_the_new_one(interrupted: bool) -> None:
     """The new one has messages already when the caller is through with those of the old one."""
     one = Assigned(1000)
-    one.assign({A: Start(990)})
-    old = one.due(0.0)[0]
-    one.answered(old, found(old, 10))
+    one.assign({A: StartOffset(990)})
+    old = one.due_requests(0.0)[0]
+    one.on_answer(old, found(old, 10))
     one.ready.take(3)
     if interrupted:
         one.ready.take_back()
-    lost = one.due(0.0)[0]
-    one.answered(lost, PullAnswer(PullStatus.OFFSET_ILLEGAL, 0, 0, 0))
-    new = one.due(0.0)[0]
-    one.answered(new, found(new, 32))
+    lost = one.due_requests(0.0)[0]
+    one.on_answer(lost, PullAnswer(PullStatus.OFFSET_ILLEGAL, 0, 0, 0))
+    new = one.due_requests(0.0)[0]
+    one.on_answer(new, found(new, 32))
     if interrupted:
         assert [part.start for part in one.ready.take(3)] == [990, 0]
     else:
-        one.ready.give()
-        one.finish()
-        assert one.to_commit() == {A: 0}
+        one.ready.mark_returned()
+        one.finish_returned()
+        assert one.offsets_to_commit() == {A: 0}
         assert [part.start for part in one.ready.take(3)] == [0]
     one.ready.take_back()
-    assert [(part.first, part.next_offset) for part in one.ready.take(3)][-1] == (0, 32)
-    one.ready.give()
-    one.finish()
-    assert one.to_commit() == {A: 32}
+    assert [(part.first_offset, part.next_offset) for part in one.ready.take(3)][-1] == (0, 32)
+    one.ready.mark_returned()
+    one.finish_returned()
+    assert one.offsets_to_commit() == {A: 32}
 
 
 def test_a_dropped_queue_gives_what_is_finished() -> None:
     one = assigned()
-    ask = one.due(0.0)[0]
-    one.answered(ask, found(ask, 2))
+    ask = one.due_requests(0.0)[0]
+    one.on_answer(ask, found(ask, 2))
     one.ready.take()
-    one.ready.give()
-    one.finish()
+    one.ready.mark_returned()
+    one.finish_returned()
     assert one.assign({B: None}) == {A: 7}
-    assert list(one.places) == [B]
+    assert list(one.states) == [B]
 
 
 def test_one_part_is_no_more_than_an_answer() -> None:
     one = assigned()
-    ask = one.due(0.0)[0]
+    ask = one.due_requests(0.0)[0]
     decoded: list[tuple[int, int, bytes]] = []
 
     def decode(start: int, end: int, stored: bytes | memoryview) -> list[ReceivedMessage]:
         decoded.append((start, end, bytes(stored)))
         return []
 
-    one.bring(ask, FetchedPart(A, 5, [(7, 2), (8, 5), (11, 6)], b"aabbbc", decode))
-    assert (one.places[A].waiting, one.places[A].bytes) == (6, 6)
+    one.accept(ask, FetchedPart(A, 5, [(7, 2), (8, 5), (11, 6)], b"aabbbc", decode))
+    assert (one.states[A].cached_count, one.states[A].cached_bytes) == (6, 6)
     for expected in (1, 2, 3):
         (part,) = one.ready.take()
         part.read()
@@ -328,30 +328,32 @@ def test_one_part_is_no_more_than_an_answer() -> None:
             one.ready.take_back()
             (again,) = one.ready.take()
             assert (again.start, again.next_offset) == (7, 8)
-        one.ready.give()
+        one.ready.mark_returned()
     assert decoded == [(5, 7, b"aa"), (7, 8, b"bbb"), (8, 11, b"c")]
-    assert (one.places[A].waiting, one.places[A].bytes, one.places[A].taken) == (0, 0, 11)
-    one.bring(ask, FetchedPart(A, 11, [(12, 1), (13, 2)], b"xy", decode))
+    assert (one.states[A].cached_count, one.states[A].cached_bytes, one.states[A].position) == (0, 0, 11)
+    one.accept(ask, FetchedPart(A, 11, [(12, 1), (13, 2)], b"xy", decode))
     assert [part.next_offset for part in one.ready.take(2)] == [13]
 
 
 @pytest.mark.parametrize(
-    ("given_up_to", "expected"), [(6, [(5, 7), (7, 8), (8, 11)]), (7, [(5, 8), (8, 11)]), (9, [(5, 11)])]
+    ("returned_up_to", "expected"), [(6, [(5, 7), (7, 8), (8, 11)]), (7, [(5, 8), (8, 11)]), (9, [(5, 11)])]
 )
 def test_of_a_part_that_a_loop_left_a_poll_takes_the_rest_of_an_answer(
-    given_up_to: int, expected: list[tuple[int, int]]
+    returned_up_to: int, expected: list[tuple[int, int]]
 ) -> None:
     one = assigned()
-    one.bring(one.due(0.0)[0], FetchedPart(A, 5, [(7, 2), (8, 5), (11, 6)], b"aabbbc", lambda start, end, stored: []))
+    one.accept(
+        one.due_requests(0.0)[0], FetchedPart(A, 5, [(7, 2), (8, 5), (11, 6)], b"aabbbc", lambda start, end, stored: [])
+    )
     (whole,) = one.ready.take(1)
     assert (whole.start, whole.next_offset) == (5, 11)
-    one.ready.give_up_to(given_up_to)
+    one.ready.mark_returned_up_to(returned_up_to)
     one.ready.take_back()
     for start, end in expected:
         (part,) = one.ready.take(ONE_ANSWER)
-        assert (part.start, part.first, part.next_offset) == (start, max(start, given_up_to), end)
-        one.ready.give()
-    assert (one.places[A].waiting, one.places[A].bytes, one.places[A].taken) == (0, 0, 11)
+        assert (part.start, part.first_offset, part.next_offset) == (start, max(start, returned_up_to), end)
+        one.ready.mark_returned()
+    assert (one.states[A].cached_count, one.states[A].cached_bytes, one.states[A].position) == (0, 0, 11)
 
 
 def test_a_poll_looks_at_what_it_takes_however_many_parts_wait_of_other_queues() -> None:
@@ -361,16 +363,16 @@ def test_a_poll_looks_at_what_it_takes_however_many_parts_wait_of_other_queues()
         @property
         def count(self) -> int:
             looked.append(self)
-            return super().count
+            return super().offset_count
 
         @property
         def first(self) -> int:
             looked.append(self)
-            return super().first
+            return super().first_offset
 
     queues = [MessageQueue("t", "b", i) for i in range(64)]
     one = Assigned(1000)
-    one.assign(dict.fromkeys(queues, Start(0)))
+    one.assign(dict.fromkeys(queues, StartOffset(0)))
     for start in range(32):
         for queue in queues:
             one.ready.add(Seen(queue, start, [(start + 1, 1)], b"1", lambda start, end, stored: []))
@@ -379,6 +381,6 @@ def test_a_poll_looks_at_what_it_takes_however_many_parts_wait_of_other_queues()
     for _ in range(10):
         one.ready.take_back()
         one.ready.take()
-        one.ready.give()
+        one.ready.mark_returned()
     assert len(looked) <= 10 * 5
-    assert [one.places[queue].taken for queue in queues[:11]] == [*[1] * 10, 0]
+    assert [one.states[queue].position for queue in queues[:11]] == [*[1] * 10, 0]

@@ -8,8 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant
 
-from rocketmq_spark.consumer.pull.assigned import ONE_ANSWER, Ask, Assigned, FetchedPart
-from rocketmq_spark.consumer.rebalance import Start
+from rocketmq_spark.consumer.assigned import ONE_ANSWER, Assigned, FetchedPart, FetchRequest
+from rocketmq_spark.consumer.rebalance import StartOffset
 from rocketmq_spark.model import MessageQueue, PullAnswer, PullStatus
 from tests.consumer.test_assigned import A, B, found
 from tests.models import SteppingMachine, model_test, step
@@ -26,19 +26,19 @@ class Machine(SteppingMachine):
     @initialize()
     def begin(self) -> None:
         self.one = Assigned(4)
-        self.one.assign({A: Start(0), B: Start(0)})
-        self.under_way: list[Ask] = []
+        self.one.assign({A: StartOffset(0), B: StartOffset(0)})
+        self.under_way: list[FetchRequest] = []
         self.given: dict[MessageQueue, list[int]] = {A: [], B: []}
         self.passed: dict[MessageQueue, set[int]] = {A: set(), B: set()}
         self.last: dict[MessageQueue, int] = {A: 0, B: 0}
 
     @step()
     def pull(self) -> None:
-        self.under_way += self.one.due(0.0)
+        self.under_way += self.one.due_requests(0.0)
         queues = [ask.queue for ask in self.under_way]
         assert len(queues) == len(set(queues))
 
-    def next_ask(self) -> Ask | None:
+    def next_ask(self) -> FetchRequest | None:
         """A pull that is under way, or one that is made now; None while too much waits."""
         if not self.under_way:
             self.pull()
@@ -49,7 +49,7 @@ class Machine(SteppingMachine):
         if (ask := self.next_ask()) is None:
             return
         self.did["failed" if fails else "answered"] += 1
-        assert self.one.failed(ask, 0.0) if fails else self.one.answered(ask, found(ask, count))
+        assert self.one.on_failure(ask, 0.0) if fails else self.one.on_answer(ask, found(ask, count))
 
     @step(count=st.integers(1, 2))
     def pass_over(self, count: int) -> None:
@@ -57,7 +57,7 @@ class Machine(SteppingMachine):
         if (ask := self.next_ask()) is not None:
             self.did["passed_over"] += 1
             end = ask.offset + count
-            assert self.one.answered(ask, PullAnswer(PullStatus.NO_MATCHED_MSG, end, 0, 99))
+            assert self.one.on_answer(ask, PullAnswer(PullStatus.NO_MATCHED_MSG, end, 0, 99))
             self.passed[ask.queue] |= set(range(ask.offset, end))
 
     @step(sizes=st.lists(st.integers(1, 2), min_size=2, max_size=3))
@@ -67,12 +67,12 @@ class Machine(SteppingMachine):
             self.did["read_ahead"] += 1
             ends = [(ask.offset + end, end) for end in itertools.accumulate(sizes)]
             stored = bytes(ends[-1][1])
-            assert self.one.bring(ask, FetchedPart(ask.queue, ask.offset, ends, stored, lambda start, end, stored: []))
-            self.one.let_go([ask], 0.0)
+            assert self.one.accept(ask, FetchedPart(ask.queue, ask.offset, ends, stored, lambda start, end, stored: []))
+            self.one.release([ask], 0.0)
 
     def begin_poll(self) -> None:
         self.one.ready.take_back()
-        self.one.finish()
+        self.one.finish_returned()
         self.last = {queue: len(self.given[queue]) for queue in (A, B)}
 
     @step(most=st.integers(ONE_ANSWER, 3), interrupted=st.booleans())
@@ -84,7 +84,7 @@ class Machine(SteppingMachine):
             if not interrupted:
                 self.given[part.queue] += self.messages(part)
         if not interrupted:
-            self.one.ready.give()
+            self.one.ready.mark_returned()
 
     @step(most=st.integers(0, 7))
     def loop(self, most: int) -> None:
@@ -94,15 +94,17 @@ class Machine(SteppingMachine):
             messages = self.messages(part)
             self.did["loops_left" if most <= len(messages) else "loops"] += 1
             for offset in messages[:most]:
-                assert self.one.ready.lends(part)
-                self.one.ready.give_up_to(offset + 1)
+                assert self.one.ready.may_return(part)
+                self.one.ready.mark_returned_up_to(offset + 1)
                 self.given[part.queue].append(offset)
             if most > len(messages):
-                assert self.one.ready.lends(part)
-                self.one.ready.give()
+                assert self.one.ready.may_return(part)
+                self.one.ready.mark_returned()
 
     def messages(self, part: FetchedPart) -> list[int]:
-        return [offset for offset in range(part.first, part.next_offset) if offset not in self.passed[part.queue]]
+        return [
+            offset for offset in range(part.first_offset, part.next_offset) if offset not in self.passed[part.queue]
+        ]
 
     @step(queue=QUEUES, paused=st.booleans())
     def pause(self, queue: MessageQueue, paused: bool) -> None:
@@ -110,7 +112,7 @@ class Machine(SteppingMachine):
 
     @step(queue=QUEUES)
     def commit(self, queue: MessageQueue) -> None:
-        self.one.committed({q: offset for q, offset in self.one.to_commit().items() if q == queue})
+        self.one.mark_committed({q: offset for q, offset in self.one.offsets_to_commit().items() if q == queue})
 
     @invariant()
     def every_offset_is_given_once_and_in_order(self) -> None:
@@ -121,14 +123,14 @@ class Machine(SteppingMachine):
     @invariant()
     def what_the_last_poll_gave_is_not_committed(self) -> None:
         """Nor what waits, whatever was passed over behind it."""
-        for queue, done in self.one.to_commit().items():
+        for queue, done in self.one.offsets_to_commit().items():
             assert set(range(done)) <= {*self.given[queue][: self.last[queue]], *self.passed[queue]}
 
     @invariant()
     def what_waits_is_counted(self) -> None:
         ready = self.one.ready._parts
-        for queue, place in self.one.places.items():
-            assert place.waiting == sum(part.count for part in ready if part.queue == queue)
+        for queue, place in self.one.states.items():
+            assert place.cached_count == sum(part.offset_count for part in ready if part.queue == queue)
 
     def teardown(self) -> None:
         """Once everything was polled everything may be committed, what was passed over behind it, too."""
@@ -136,9 +138,9 @@ class Machine(SteppingMachine):
         for _ in range(3):
             self.one.ready.take_back()
             self.one.ready.take(99)
-            self.one.ready.give()
-        self.one.finish()
-        assert all(place.done == place.pull_at for place in self.one.places.values())
+            self.one.ready.mark_returned()
+        self.one.finish_returned()
+        assert all(place.finished_offset == place.pull_offset for place in self.one.states.values())
 
 
 TestMachine = model_test(

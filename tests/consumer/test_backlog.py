@@ -13,17 +13,15 @@ import pytest
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.columnar.decode.rows import batch_of_messages
-from rocketmq_spark.consumer import ahead
-from rocketmq_spark.consumer.ahead import ReadAhead
+from rocketmq_spark.consumer import prefetch
+from rocketmq_spark.consumer.assigned import FetchedPart, FetchRequest
+from rocketmq_spark.consumer.member_state import MemberState
+from rocketmq_spark.consumer.prefetch import BacklogReader, Backlogs
 from rocketmq_spark.consumer.process_queue import ProcessQueue, Thresholds
-from rocketmq_spark.consumer.pull.assigned import Ask, FetchedPart
-from rocketmq_spark.consumer.push import pulling
-from rocketmq_spark.consumer.push.consumer import BaseConsumer
-from rocketmq_spark.consumer.push.member_state import MemberState
-from rocketmq_spark.consumer.push.pulling import Backlog
-from rocketmq_spark.consumer.push.running import ConsumerTools
-from rocketmq_spark.consumer.rows import RowsOfAnswers
+from rocketmq_spark.consumer.push import BaseConsumer
+from rocketmq_spark.consumer.rows import RowsDecoder
 from rocketmq_spark.consumer.settings import ConsumerSettings
+from rocketmq_spark.consumer.tools import ConsumerTools
 from rocketmq_spark.model import MASTER_ID, MessageQueue, ReceivedMessage
 from rocketmq_spark.wire import messages
 from tests.consumer.group import FakeBrokers, FakeMember
@@ -47,7 +45,7 @@ class Bench:
         self.got: dict[MessageQueue, Counter[int]] = {A: Counter(), B: Counter()}
         self.port = FakeMember(self.brokers, "me")
         self.consumer: BaseConsumer | None = None
-        self.rows: RowsOfAnswers | None = None  # for listeners of record batches
+        self.rows: RowsDecoder | None = None  # for listeners of record batches
 
     def fill(self, queue: MessageQueue, count: int) -> None:
         self.brokers.send(queue, *(b"x",) * count)
@@ -56,8 +54,8 @@ class Bench:
         self, listener: Callable[..., Any] = lambda message: None, tags: str | None = None, **how: Any
     ) -> BaseConsumer:
         settings: dict[str, Any] = {"thresholds": Thresholds(40, 1 << 20, 400), "pull_batch_size": COUNT, "threads": 4}
-        how_to = ReadAhead(self.reads.begin, lambda *given: self.messages(*given))
-        made = ConsumerTools(read_ahead=how_to, rows=self.rows)
+        how_to = BacklogReader(self.reads.begin, lambda *given: self.messages(*given))
+        made = ConsumerTools(backlog_reader=how_to, rows_decoder=self.rows)
         self.consumer = consumer = BaseConsumer(self.port, ConsumerSettings(group="g", **settings | how), made)
         consumer.subscribe("T", tags=tags)
 
@@ -87,13 +85,13 @@ class Bench:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """No listener is slow: else pulls, which fill more, take over on a busy machine."""
-    monkeypatch.setattr(pulling, "PATIENCE_S", 600.0)
+    monkeypatch.setattr(prefetch, "MAX_FULL_S", 600.0)
 
 
 @pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("ordered", [False, True])
 def test_a_backlog_of_rows_is_read_ahead_in_order(bench: Bench, ordered: bool) -> None:
-    bench.rows = RowsOfAnswers(1024, lambda parts: None, batch_of_messages)
+    bench.rows = RowsDecoder(1024, lambda parts: None, batch_of_messages)
     bench.fill(A, 1000)
     bench.fill(B, 600)
     firsts: list[tuple[int, int]] = []
@@ -164,33 +162,33 @@ def test_a_reset_that_a_read_ahead_is_told_of_is_followed(bench: Bench) -> None:
 def test_a_reset_that_the_read_ahead_of_an_earlier_owner_is_told_of_is_followed() -> None:
     """The queue was given up, and perhaps came back, while the read was under way; no other answer tells of the reset."""
     held = MemberState(Thresholds(40, 1 << 20, 400))
-    reads = ReadAhead(Reads().begin, lambda *given: ())
-    behind = Backlog(ConsumerSettings(group="g"), held, Timer("t"), reads)
+    reads = BacklogReader(Reads().begin, lambda *given: ())
+    behind = Backlogs(ConsumerSettings(group="g"), held, Timer("t"), reads)
     noted: list[Mapping[MessageQueue, int]] = []
-    behind.move = noted.append
+    behind.reset_offsets_soon = noted.append
     held.queues[A] = ProcessQueue(A)
-    behind.reset(Ask(A, 100, MASTER_ID, token=7), 5)
-    behind.reset(Ask(B, 100, MASTER_ID, token=8), 6)
+    behind.reset(FetchRequest(A, 100, MASTER_ID, token=7), 5)
+    behind.reset(FetchRequest(B, 100, MASTER_ID, token=8), 6)
     assert noted == [{A: 5}, {B: 6}]
 
 
 def test_what_was_read_ahead_for_an_earlier_owner_moves_and_gives_nothing() -> None:
     """The queue was given up, and came back at an earlier offset."""
     held = MemberState(Thresholds(400, 1 << 20, 4000))
-    behind = Backlog(ConsumerSettings(group="g"), held, Timer("t"), ReadAhead(Reads().begin, lambda *given: ()))
+    behind = Backlogs(ConsumerSettings(group="g"), held, Timer("t"), BacklogReader(Reads().begin, lambda *given: ()))
     before, now = ProcessQueue(A), ProcessQueue(A)
-    asked: list[Ask] = []
+    asked: list[FetchRequest] = []
     for queue, offset in ((before, 5000), (now, 0)):
-        place = behind._place(queue)
-        place.pull_at = offset
-        asked.append(Ask(A, offset, MASTER_ID, place.token))
+        place = behind._backlog_queue(queue)
+        place.pull_offset = offset
+        asked.append(FetchRequest(A, offset, MASTER_ID, place.token))
         queue.dropped = queue is before
     late, mine = asked
     part = FetchedPart(A, 5000, [(5002, 2)], b"xx", lambda start, end, stored: found_at(*range(start, end)))
     for ask, given in ((late, False), (mine, True)):
-        assert behind.bring(ask, part) is given
-        behind.brought([(ask, part)])
-        assert (now.count, behind.places[A].pull_at, before.count) == ((2, 5002, 0) if given else (0, 0, 0))
+        assert behind.accept(ask, part) is given
+        behind.process_accepted([(ask, part)])
+        assert (now.count, behind.states[A].pull_offset, before.count) == ((2, 5002, 0) if given else (0, 0, 0))
 
 
 def test_what_becomes_large_is_pulled_from_there_on(
@@ -202,7 +200,7 @@ def test_what_becomes_large_is_pulled_from_there_on(
     bench.fill(B, 300)
     consumer = bench.start()
     eventually(lambda: bench.consumed(A, 300) and bench.consumed(B, 300))
-    assert "becomes large: it is pulled from offset" in caplog.text
+    assert "are too large together; pulling from offset" in caplog.text
     consumer.stop(WAIT_S)
     assert bench.brokers.offsets == {A: 300, B: 300}
 
@@ -229,9 +227,9 @@ def test_a_listener_that_hangs_holds_back_its_queue_and_no_other(bench: Bench) -
 
 
 def test_where_listeners_are_slow_pulls_go_on(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ahead, "CALM_S", 600.0)
-    monkeypatch.setattr(pulling, "PATIENCE_S", 0.01)
-    monkeypatch.setattr(pulling, "RECHECK_S", 0.001)
+    monkeypatch.setattr(prefetch, "COOLDOWN_S", 600.0)
+    monkeypatch.setattr(prefetch, "MAX_FULL_S", 0.01)
+    monkeypatch.setattr(prefetch, "RECHECK_S", 0.001)
     free = threading.Semaphore(0)
     bench.fill(A, 1000)
     bench.start(one_by_one(free))
@@ -259,9 +257,9 @@ def test_no_more_waits_than_may(bench: Bench) -> None:
 
 def test_what_was_pulled_counts_too(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """A read that is tried again does not add to what pulls have filled."""
-    monkeypatch.setattr(pulling, "PATIENCE_S", 0.01)
-    monkeypatch.setattr(pulling, "RECHECK_S", 0.001)
-    monkeypatch.setattr(ahead, "CALM_S", 0.0)
+    monkeypatch.setattr(prefetch, "MAX_FULL_S", 0.01)
+    monkeypatch.setattr(prefetch, "RECHECK_S", 0.001)
+    monkeypatch.setattr(prefetch, "COOLDOWN_S", 0.0)
     free = threading.Semaphore(0)
     bench.fill(A, 1000)
     consumer = bench.start(one_by_one(free))
@@ -277,7 +275,14 @@ def test_what_was_pulled_counts_too(bench: Bench, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(
-    "how", [{"tags": "x"}, {"ordered": True}, {"pull_interval_s": 0.001}, {"topic_count": 80}, {"topic_bytes": 1 << 20}]
+    "how",
+    [
+        {"tags": "x"},
+        {"ordered": True},
+        {"pull_interval_s": 0.001},
+        {"topic_max_count": 80},
+        {"topic_max_bytes": 1 << 20},
+    ],
 )
 def test_what_is_filtered_ordered_or_paced_is_pulled(bench: Bench, how: dict[str, Any]) -> None:
     bench.fill(A, 300)
@@ -305,7 +310,7 @@ def test_a_queue_that_goes_is_read_no_more_and_the_others_go_on(bench: Bench) ->
     consumer = bench.start(one_by_one(free))
     eventually(lambda: bench.reads.given_of[A] >= 2)
     assert consumer._running is not None
-    held = consumer._running.held
+    held = consumer._running.state
     FakeMember(bench.brokers, "first of all").heartbeat(Deadline.after(WAIT_S))  # it has A from now on
     eventually(lambda: [each.queue for each in held.owned()] == [B])
     before = bench.got[A].copy()
@@ -316,7 +321,7 @@ def test_a_queue_that_goes_is_read_no_more_and_the_others_go_on(bench: Bench) ->
 
 
 def test_what_is_odd_is_left_to_pulls(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ahead, "CALM_S", 600.0)
+    monkeypatch.setattr(prefetch, "COOLDOWN_S", 600.0)
     bench.reads.odd = 300
     bench.fill(A, 1000)
     bench.start()
@@ -330,7 +335,7 @@ def test_what_cannot_be_made_messages_is_pulled(
     bench: Bench, error: BaseException, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The position moves when messages are there: what fails on the way is asked for again, and by pulls."""
-    monkeypatch.setattr(ahead, "CALM_S", 600.0)
+    monkeypatch.setattr(prefetch, "COOLDOWN_S", 600.0)
     real, fails = bench.messages, [1]
 
     def messages(queue: MessageQueue, start: int, end: int, stored: bytes | memoryview) -> Sequence[ReceivedMessage]:
@@ -349,7 +354,7 @@ def test_what_cannot_be_made_messages_is_pulled(
 def test_what_could_not_be_made_messages_holds_back_no_later_read(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ahead, "CALM_S", 0.0)
+    monkeypatch.setattr(prefetch, "COOLDOWN_S", 0.0)
     real, fails = bench.messages, [1] * 20
 
     def messages(queue: MessageQueue, start: int, end: int, stored: bytes | memoryview) -> Sequence[ReceivedMessage]:

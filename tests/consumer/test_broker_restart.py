@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rocketmq_spark.consumer.push.ownership import locked
+from rocketmq_spark.consumer.ownership import request_locks
 from rocketmq_spark.errors import CallTimeout, ConnectionLost
 from rocketmq_spark.model.membership import InfoAsked, MembersChanged
 from tests.consumer.fake_member import A as OF_PULLS
@@ -129,8 +129,8 @@ def test_a_lock_counts_on_the_connection_that_was_there_before_its_request(group
 
     port.lock = lock  # type: ignore[method-assign]
     group.brokers.connections["b"] = None
-    assert locked(port, "g", [B], 1.0) == {B: 2}
-    assert locked(port, "g", [B], 1.0) == {B: 2}
+    assert request_locks(port, "g", [B], 1.0) == {B: 2}
+    assert request_locks(port, "g", [B], 1.0) == {B: 2}
     assert group.brokers.connections["b"] == 3
 
 
@@ -294,7 +294,7 @@ def test_a_lock_is_asked_for_although_the_thread_that_needs_it_stands_still(grou
     group.workers[0].held = True
     group.brokers.send(B, *[b"1"] * waits)
     group.time.advance(0.1)
-    locks = consumer._running._locks  # type: ignore[union-attr]
+    locks = consumer._running._lock_timer  # type: ignore[union-attr]
     later, still = locks.later, [0.5]
 
     def stands_still(seconds: float, call: Callable[[], None]) -> None:

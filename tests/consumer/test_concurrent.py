@@ -14,10 +14,10 @@ import pytest
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import INNER_BATCH_MASK
 from rocketmq_spark.base.threads import Aside, Timer
+from rocketmq_spark.consumer.concurrent import ConcurrentConsumeService
+from rocketmq_spark.consumer.listener_pool import ListenerPool
+from rocketmq_spark.consumer.member_state import MemberState
 from rocketmq_spark.consumer.process_queue import ProcessQueue, Thresholds
-from rocketmq_spark.consumer.push.concurrent import Concurrent
-from rocketmq_spark.consumer.push.member_state import MemberState
-from rocketmq_spark.consumer.push.workers import Workers
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import CallTimeout
 from tests.consumer.group import GroupBench
@@ -112,7 +112,7 @@ def test_1_21_of_a_batch_only_what_nobody_takes_back_comes_again(group: GroupBen
     group.workers[0].let_go()
     group.time.advance(5.1)
     assert group.bodies() == [b"0", b"1", b"2", b"bad", b"bad"]
-    held = consumer._running.held.queues[A]
+    held = consumer._running.state.queues[A]
     assert (held.count, held.last_consume_ms) == (1, int(group.time.now * 1000) - 100)
 
 
@@ -121,7 +121,7 @@ def test_after_its_last_attempt_a_message_is_a_dead_letter_also_where_brokers_kn
 ) -> None:
     """The log names a dead letter, so there is one."""
     group.brokers.failing |= {"send_back": CallTimeout("late"), "send_to_retry": CallTimeout("late")}
-    started(group, lambda messages, context: context.retry(), max_tries=1)
+    started(group, lambda messages, context: context.retry(), max_retries=1)
     group.brokers.send(A, b"0")
     group.time.advance(4)
     group.brokers.failing.clear()
@@ -172,11 +172,13 @@ def test_1_18_a_listener_that_hangs_loses_its_message_to_the_retry_topic(group: 
 
 @pytest.mark.parametrize("error", [*RAISED, Textless()], ids=lambda error: type(error).__name__)
 def test_1_20_whatever_a_listener_raises_is_a_failed_message(error: BaseException) -> None:
-    held, queue, workers = MemberState(Thresholds()), ProcessQueue(QUEUE), Workers("w", 4)
+    held, queue, workers = MemberState(Thresholds()), ProcessQueue(QUEUE), ListenerPool("w", 4)
     held.queues[QUEUE] = queue
     back: list[int] = []
     send_back: Any = lambda message, level: not back.append(message.queue_offset)  # noqa: E731 - it is to be true
-    consuming = Concurrent(raising(error), ConsumerSettings(group="g"), held, workers, Timer("t"), send_back, Aside())
+    consuming = ConcurrentConsumeService(
+        raising(error), ConsumerSettings(group="g"), held, workers, Timer("t"), send_back, Aside()
+    )
     queue.put(messages(*range(20)))
     consuming.submit(queue, messages(*range(20)))
     eventually(lambda: queue.count == 0)
@@ -228,7 +230,7 @@ def test_a_log_handler_that_raises_costs_no_message(group: GroupBench) -> None:
             raise fails.pop()
 
     fails: list[BaseException] = [SystemExit("no log")]
-    handler, log = Breaks(logging.WARNING), logging.getLogger("rocketmq_spark.consumer.push.concurrent")
+    handler, log = Breaks(logging.WARNING), logging.getLogger("rocketmq_spark.consumer.concurrent")
     log.addHandler(handler)
     try:
         group.brokers.send(A, b"bad")
@@ -246,8 +248,8 @@ def test_1_18_messages_expire_from_the_start_of_their_call_whatever_became_of_it
     group: GroupBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     consumer, port = started(group, consume_timeout_s=60.0)
-    consuming = consumer._running._consuming
-    monkeypatch.setattr(consuming, "_finished", lambda *given: None)  # as if the thread had gone
+    consuming = consumer._running._consume_service
+    monkeypatch.setattr(consuming, "_finish", lambda *given: None)  # as if the thread had gone
     group.brokers.send(A, b"lost")
     group.time.advance(1)
     monkeypatch.undo()
@@ -262,9 +264,8 @@ def test_1_18_a_message_that_takes_too_long_and_that_no_broker_takes_is_tried_on
 ) -> None:
     """It is the first one of its queue again, and each try may take its time from the storing of offsets, which it holds up."""
     consumer, port = started(group, consume_timeout_s=60.0)
-    monkeypatch.setattr(
-        consumer._running._consuming, "_finished", lambda *given: None
-    )  # as if the listener had it still
+    # As if the listener had it still.
+    monkeypatch.setattr(consumer._running._consume_service, "_finish", lambda *given: None)
     group.brokers.send(A, b"slow", b"slower")
     group.time.advance(1)
     monkeypatch.undo()
@@ -294,9 +295,8 @@ def test_1_18_a_message_that_comes_again_and_takes_too_long_is_sent_back(
     group.time.advance(1)
     assert consumer.stats().topics["T"].consume_ms == 250.0
     group.brokers.failing.clear()
-    monkeypatch.setattr(
-        consumer._running._consuming, "_finished", lambda *given: None
-    )  # as if the listener had it still
+    # As if the listener had it still.
+    monkeypatch.setattr(consumer._running._consume_service, "_finish", lambda *given: None)
     group.time.advance(6)
     monkeypatch.undo()
     group.time.advance(130)
@@ -309,9 +309,8 @@ def test_1_18_the_log_says_what_becomes_of_a_message_that_takes_too_long(
     group: GroupBench, clustering: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch
 ) -> None:
     consumer, port = started(group, consume_timeout_s=60.0, clustering=clustering, offsets_folder=tmp_path)
-    monkeypatch.setattr(
-        consumer._running._consuming, "_finished", lambda *given: None
-    )  # as if the listener had it still
+    # As if the listener had it still.
+    monkeypatch.setattr(consumer._running._consume_service, "_finish", lambda *given: None)
     group.brokers.send(A, b"slow")
     group.time.advance(1)
     monkeypatch.undo()
@@ -344,7 +343,7 @@ def test_4_17_results_of_a_queue_that_is_gone_mean_nothing(group: GroupBench, la
     group.brokers.send(A, b"1")
     group.time.advance(0.1)
     assert group.workers[0].waiting
-    held = consumer._running.held.queues[A]
+    held = consumer._running.state.queues[A]
     held.dropped = not late
     group.workers[0].let_go()
     group.time.advance(0.1)
@@ -354,7 +353,7 @@ def test_4_17_results_of_a_queue_that_is_gone_mean_nothing(group: GroupBench, la
 
 
 def test_what_many_threads_finish_at_once_is_noted_to_the_last_message() -> None:
-    held, queue, workers = MemberState(Thresholds()), ProcessQueue(QUEUE), Workers("w", 8)
+    held, queue, workers = MemberState(Thresholds()), ProcessQueue(QUEUE), ListenerPool("w", 8)
     held.queues[QUEUE] = queue
     called, all_called = itertools.count(1), threading.Event()
 
@@ -365,7 +364,9 @@ def test_what_many_threads_finish_at_once_is_noted_to_the_last_message() -> None
     often = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
-        consuming = Concurrent(listener, ConsumerSettings(group="g"), held, workers, Timer("t"), None, Aside())
+        consuming = ConcurrentConsumeService(
+            listener, ConsumerSettings(group="g"), held, workers, Timer("t"), None, Aside()
+        )
         queue.put(messages(*range(3000)))
         consuming.submit(queue, messages(*range(3000)))
         assert all_called.wait(60)

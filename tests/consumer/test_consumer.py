@@ -12,9 +12,9 @@ import pytest
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.threads import Timer
-from rocketmq_spark.consumer.push.consumer import BaseConsumer
-from rocketmq_spark.consumer.push.running import HANGS_S, TIMEOUT_S, ConsumerTools
+from rocketmq_spark.consumer.push import BaseConsumer
 from rocketmq_spark.consumer.settings import ConsumerSettings
+from rocketmq_spark.consumer.tools import CLOSE_TIMEOUT_S, TIMEOUT_S, ConsumerTools
 from rocketmq_spark.errors import CallTimeout, ClosedError, LocalProtocolError, OptionError
 from rocketmq_spark.model import Filter, PullRequest
 from rocketmq_spark.model.membership import ResetOffsets
@@ -283,12 +283,12 @@ def test_stop_does_not_wait_for_a_rebalance_that_hangs_and_it_adds_nothing_after
     assert running is not None
     assert consumer.stop(0.1) == []
     assert not done.is_set()
-    assert [wait_s <= HANGS_S for name, wait_s in waits if name.endswith("-rebalance")] == [True]
+    assert [wait_s <= CLOSE_TIMEOUT_S for name, wait_s in waits if name.endswith("-rebalance")] == [True]
     assert sum(wait_s for _, wait_s in waits) < 0.1 + TIMEOUT_S
     go_on.set()
     assert done.wait(60)
     eventually(lambda: not [thread for thread in threading.enumerate() if thread.name.endswith("-rebalance")])
-    assert not running.held.queues
+    assert not running.state.queues
     assert port.seen("pull") == []
 
 
@@ -471,7 +471,7 @@ def test_a_run_ends_where_handlers_were_not_set_by_python(group: GroupBench, mon
     real, before = signal.signal, signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr(signal, "signal", lambda *given: None if real(*given) is before else before)
     started = consumer.start
-    consumer.start = lambda listener: (started(listener), consumer._over.set())  # type: ignore[assignment, method-assign, return-value]
+    consumer.start = lambda listener: (started(listener), consumer._stop_requested.set())  # type: ignore[assignment, method-assign, return-value]
     consumer.run(print)
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     assert port.seen("leave") == ["g"]

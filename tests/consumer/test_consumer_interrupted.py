@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from rocketmq_spark.base.threads import Latch
-from rocketmq_spark.consumer.push.consumer import BaseConsumer
+from rocketmq_spark.consumer.push import BaseConsumer
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import OptionError
 from tests.consumer.group import FakeBrokers, FakeMember, GroupBench
@@ -38,7 +38,7 @@ def interrupted_once(monkeypatch: pytest.MonkeyPatch, whose: Any, name: str) -> 
     monkeypatch.setattr(whose, name, call)
 
 
-@pytest.mark.parametrize("where", ["_pulling", "_workers", "_upkeep", "_ownership", "_leave"])
+@pytest.mark.parametrize("where", ["_pulling", "_workers", "_upkeep_timer", "_ownership", "_leave_group"])
 def test_a_stop_that_is_interrupted_is_continued_by_the_next(
     group: GroupBench, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -47,19 +47,19 @@ def test_a_stop_that_is_interrupted_is_continued_by_the_next(
     group.brokers.send(q("a:0"), b"1")
     group.time.advance(1)
     running: Any = consumer._running
-    if where == "_leave":
+    if where == "_leave_group":
         interrupted_once(monkeypatch, running, where)
     else:
         interrupted_once(monkeypatch, getattr(running, where), "leave" if where == "_ownership" else "close")
     assert group.brokers.locks
     with pytest.raises(KeyboardInterrupt):
         consumer.stop()
-    assert where == "_leave" or port.seen("leave") == ["g"]  # also where nobody calls stop again
-    assert where in ("_upkeep", "_ownership") or not group.brokers.locks
+    assert where == "_leave_group" or port.seen("leave") == ["g"]  # also where nobody calls stop again
+    assert where in ("_upkeep_timer", "_ownership") or not group.brokers.locks
     assert consumer.stop() == consumer.stop() == []
     assert (port.seen("leave"), port.asked, group.brokers.locks) == (["g"], None, {})
     assert group.brokers.offsets[q("a:0")] == 1
-    assert all(timer._closed for timer in (running._pulls, running._upkeep, running._locks))
+    assert all(timer._closed for timer in (running._pull_timer, running._upkeep_timer, running._lock_timer))
 
 
 @pytest.mark.parametrize("timeout_s", ["30s", None, math.nan])
@@ -164,8 +164,8 @@ def test_a_signal_handler_may_stop_a_consumer_above_its_other_calls(
     consumer, port = group.start()
     group.time.advance(1)
     running: Any = consumer._running
-    whose, name = (running.held, "stats") if call == "stats" else (port, "heartbeat")
-    real, stopped, held = getattr(whose, name), [], running.held.lock
+    whose, name = (running.state, "stats") if call == "stats" else (port, "heartbeat")
+    real, stopped, held = getattr(whose, name), [], running.state.lock
 
     def signalled(*given: Any) -> Any:
         if not stopped:
@@ -181,7 +181,7 @@ def test_a_signal_handler_may_stop_a_consumer_above_its_other_calls(
     }
     assert in_time(calls[call]) is None
     assert (stopped, port.seen("leave"), port.asked) == ([[]], ["g"], None)
-    assert consumer._over.is_set()
+    assert consumer._stop_requested.is_set()
     assert consumer.stop() == []
     assert port.seen("leave") == ["g"]
 
@@ -213,7 +213,7 @@ def test_a_start_whose_end_is_interrupted_is_ended_by_the_stop(
     def heartbeat(deadline: Any) -> None:
         real(deadline)
         running: Any = consumer._running
-        interrupted_once(monkeypatch, running, "_leave")
+        interrupted_once(monkeypatch, running, "_leave_group")
         raise KeyboardInterrupt
 
     monkeypatch.setattr(port, "heartbeat", heartbeat)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from rocketmq_spark.base.clock import Clock, Deadline
-from rocketmq_spark.consumer.pull.contact import Contact
-from rocketmq_spark.consumer.rebalance import Start
+from rocketmq_spark.consumer.reachability import Reachability
+from rocketmq_spark.consumer.rebalance import StartOffset
 from rocketmq_spark.errors import (
     AccessDenied,
     BrokerBusy,
@@ -32,12 +32,12 @@ def lost() -> Kept:
     """Each pull fails."""
     kept = Kept()
     kept.fake.errors = [ConnectionLost(*LOST.args) for _ in range(1000)]
-    kept.one.have({QUEUE: Start(0)})
+    kept.one.apply_assignment({QUEUE: StartOffset(0)})
     return kept
 
 
 def poll(kept: Kept) -> object:
-    return kept.one.next(kept.one.begin(0.0), 1)
+    return kept.one.next_parts(kept.one.start_poll(0.0), 1)
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -69,30 +69,30 @@ def test_a_minute_without_an_answer_is_an_error(lost: Kept) -> None:
 
 
 def test_a_long_poll_ends_with_the_error(lost: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rocketmq_spark.consumer.pull.contact.UNREACHED_S", 0.05)
-    lost.polls.contact = Contact("g", Clock())
-    lost.polls.contact.failed("b", LOST)
+    monkeypatch.setattr("rocketmq_spark.consumer.reachability.MAX_UNREACHED_S", 0.05)
+    lost.polls.reachability = Reachability("g", Clock())
+    lost.polls.reachability.on_failure("b", LOST)
     with pytest.raises(ConnectionLost, match="no broker has answered"):
-        lost.one.next(Deadline.after(WAIT_S), 1)
+        lost.one.next_parts(Deadline.after(WAIT_S), 1)
 
 
 def test_a_poll_for_a_topic_that_is_not_there_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rocketmq_spark.consumer.pull.contact.UNREACHED_S", 0.02)
+    monkeypatch.setattr("rocketmq_spark.consumer.reachability.MAX_UNREACHED_S", 0.02)
     kept = Kept()
-    kept.polls.contact = Contact("g", Clock())
+    kept.polls.reachability = Reachability("g", Clock())
     deadline = Deadline.after(0.3)
-    assert kept.one.next(deadline, 1) == []
+    assert kept.one.next_parts(deadline, 1) == []
     assert deadline.expired
 
 
 def test_after_a_first_answer_polls_only_warn(caplog: pytest.LogCaptureFixture) -> None:
     kept = Kept()
-    kept.one.have({QUEUE: Start(0)})
+    kept.one.apply_assignment({QUEUE: StartOffset(0)})
     assert poll(kept)
-    kept.polls.contact.failed("b", LOST)
+    kept.polls.reachability.on_failure("b", LOST)
     for now in (100.0, 1000.0):
         kept.now = now
-        kept.polls.given = True
+        kept.polls.returned = True
         assert poll(kept) == []
     (text,) = warnings(caplog)
     assert "a broker does not answer" in text
@@ -100,7 +100,7 @@ def test_after_a_first_answer_polls_only_warn(caplog: pytest.LogCaptureFixture) 
 
 def test_a_group_that_cannot_be_seen_counts(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = Kept()
-    kept.shared.set("t", NO_FILTER, lambda address, question: None)
+    kept.shared.set_subscription("t", NO_FILTER, lambda address, question: None)
 
     def members(*asked: object) -> None:
         raise CallTimeout("no answer in time", "pod:8080")
@@ -117,7 +117,7 @@ def behind_proxy(monkeypatch: pytest.MonkeyPatch, *failing: str) -> Kept:
     """A member that has joined through a Proxy, which does not reach its broker: it fails in these requests."""
     kept = Kept()
     monkeypatch.setattr(kept.fake, "has_notices", False)
-    kept.shared.set("t", NO_FILTER, lambda address, question: None)
+    kept.shared.set_subscription("t", NO_FILTER, lambda address, question: None)
     for name in failing:
         monkeypatch.setattr(kept.fake, name, raising(ServerFault("no member") if name == "members" else LOST))
     return kept
@@ -151,12 +151,12 @@ def test_a_server_that_cannot_be_used_is_an_error_at_once(
     error: RocketMQError, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = Kept()
-    kept.shared.set("t", NO_FILTER, lambda address, question: None)
+    kept.shared.set_subscription("t", NO_FILTER, lambda address, question: None)
     monkeypatch.setattr(kept.fake, "members", raising(error))
     with pytest.raises(type(error)) as caught:
-        kept.one.next(Deadline.after(WAIT_S), 1)
+        kept.one.next_parts(Deadline.after(WAIT_S), 1)
     assert caught.value.addr == error.addr
-    kept.polls.contact.answered("b")
+    kept.polls.reachability.on_answer("b")
     kept.now = 21.0
     assert poll(kept) == [], "one of several brokers"
 
@@ -167,16 +167,16 @@ def test_a_consumer_that_is_refused_raises(
     error: RocketMQError, request_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = Kept()
-    kept.shared.set("t", NO_FILTER, lambda address, question: None)
+    kept.shared.set_subscription("t", NO_FILTER, lambda address, question: None)
     with monkeypatch.context() as patch:
         patch.setattr(kept.fake, request_name, raising(error))
         for kept.now in (0.0, 2.0):
             with pytest.raises(type(error), match=error.message) as caught:
-                kept.one.next(Deadline.after(WAIT_S), 1)
+                kept.one.next_parts(Deadline.after(WAIT_S), 1)
             assert caught.value.addr == error.addr
     kept.now = 4.0
-    assert kept.one.next(Deadline.after(WAIT_S), 1), "the right was granted"
-    kept.polls.given = True
+    assert kept.one.next_parts(Deadline.after(WAIT_S), 1), "the right was granted"
+    kept.polls.returned = True
     monkeypatch.setattr(kept.fake, request_name, raising(error))
     for kept.now in (30.0, 60.0):
         assert poll(kept) == [], "what can be read is read"
@@ -187,61 +187,63 @@ def test_a_refusal_is_no_error_while_a_queue_can_be_read(read: str) -> None:
     kept = Kept()
     if "pull" in read:
         kept.fake.pull = lambda request, deadline, done: done(BrokerBusy("busy"))  # type: ignore[method-assign]
-        kept.one.have({QUEUE: Start(0)})
+        kept.one.apply_assignment({QUEUE: StartOffset(0)})
         assert poll(kept) == []
     else:
-        kept.shared.set("t", NO_FILTER, lambda address, question: None)
-        assert list(kept.shared.look([])) == [QUEUE]
-    kept.polls.contact.failed("t", AccessDenied("no right"))
-    kept.polls.contact.check_servers()
+        kept.shared.set_subscription("t", NO_FILTER, lambda address, question: None)
+        assert list(kept.shared.allocate([])) == [QUEUE]
+    kept.polls.reachability.on_failure("t", AccessDenied("no right"))
+    kept.polls.reachability.raise_permanent_failure()
 
 
-def test_other_refusals_warn_with_each_empty_minute(contact: Contact, caplog: pytest.LogCaptureFixture) -> None:
-    contact.failed("t", ServerFault("no such group", remedy="Make the group"))
-    contact.check_servers()
-    contact.check()
+def test_other_refusals_warn_with_each_empty_minute(contact: Reachability, caplog: pytest.LogCaptureFixture) -> None:
+    contact.on_failure("t", ServerFault("no such group", remedy="Make the group"))
+    contact.raise_permanent_failure()
+    contact.check_empty_poll()
     (text,) = warnings(caplog)
     assert "a broker refuses: " in text
     assert "Make the group" in text
 
 
 @pytest.fixture
-def contact() -> Contact:
-    return Contact("g", Clock(lambda: 0.0))
+def contact() -> Reachability:
+    return Reachability("g", Clock(lambda: 0.0))
 
 
-def test_a_refusal_that_may_heal_is_an_answer(contact: Contact, caplog: pytest.LogCaptureFixture) -> None:
-    contact.failed("b", LOST)
-    contact.failed("b", BrokerBusy("busy"))
-    contact.check()
-    assert contact.left_s() == float("inf")
+def test_a_refusal_that_may_heal_is_an_answer(contact: Reachability, caplog: pytest.LogCaptureFixture) -> None:
+    contact.on_failure("b", LOST)
+    contact.on_failure("b", BrokerBusy("busy"))
+    contact.check_empty_poll()
+    assert contact.remaining_s() == float("inf")
     assert not caplog.records
 
 
 def test_a_topic_that_is_not_there_yet_is_waited_for(caplog: pytest.LogCaptureFixture) -> None:
     now = [0.0]
-    contact = Contact("g", Clock(lambda: now[0]))
+    contact = Reachability("g", Clock(lambda: now[0]))
     for now[0] in (0.0, 60.0, 61.0, 200.0):
-        contact.left_s()
-        contact.failed("t", RouteNotFound("none"))
-        contact.check()
-    assert contact.left_s() > 0
+        contact.remaining_s()
+        contact.on_failure("t", RouteNotFound("none"))
+        contact.check_empty_poll()
+    assert contact.remaining_s() > 0
     assert not caplog.records
 
 
-def test_a_topic_that_is_gone_ends_the_trouble_with_it(contact: Contact, caplog: pytest.LogCaptureFixture) -> None:
-    contact.failed("t", LOST)
-    contact.failed("t", RouteNotFound("none"))
-    contact.check()
+def test_a_topic_that_is_gone_ends_the_trouble_with_it(contact: Reachability, caplog: pytest.LogCaptureFixture) -> None:
+    contact.on_failure("t", LOST)
+    contact.on_failure("t", RouteNotFound("none"))
+    contact.check_empty_poll()
     assert not caplog.records
-    contact.failed("t", LOST)
-    contact.failed("u", RouteNotFound("none"))
-    contact.check()
+    contact.on_failure("t", LOST)
+    contact.on_failure("u", RouteNotFound("none"))
+    contact.check_empty_poll()
     assert "no broker has answered yet" in caplog.text
 
 
-def test_an_answer_about_something_else_ends_no_trouble(contact: Contact, caplog: pytest.LogCaptureFixture) -> None:
-    contact.failed(MessageQueue("t", "a", 0).broker_name, LOST)
-    contact.answered("b")
-    contact.check()
+def test_an_answer_about_something_else_ends_no_trouble(
+    contact: Reachability, caplog: pytest.LogCaptureFixture
+) -> None:
+    contact.on_failure(MessageQueue("t", "a", 0).broker_name, LOST)
+    contact.on_answer("b")
+    contact.check_empty_poll()
     assert "a broker does not answer" in caplog.text

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.consumer.group_health import ConsumeModes, SubscriptionConflicts, differences
 from rocketmq_spark.consumer.settings import Subscriptions
-from rocketmq_spark.consumer.troubles import ConsumeModes, SubscriptionConflicts, differences
 from rocketmq_spark.errors import CallTimeout
 from rocketmq_spark.model import NO_FILTER, Filter
 from tests.consumer.fake_member import A, Hand, made
@@ -52,12 +52,12 @@ def test_what_others_choose_takes_little_memory_and_a_short_line(
         there = {f"{i}{'t' * 250}": Filter(f"{'x' * 30_000} > {n}", "SQL92") for i in range(10)}
         member.filters = lambda *_, there=there: there  # type: ignore[method-assign,misc]
         for _ in range(2):
-            looks.look(Deadline.after(1))
+            looks.check(Deadline.after(1))
     messages = [record.getMessage() for record in caplog.records]
     assert len(messages) == 120  # also if only the end is another
     assert max(map(len, messages)) < 3500
     assert "; and 7 more" in messages[0]
-    assert len(looks._logged) == 100
+    assert len(looks._logged_digests) == 100
 
 
 def test_it_is_told_once_and_not_for_a_moment(group: GroupBench, caplog):
@@ -68,10 +68,10 @@ def test_it_is_told_once_and_not_for_a_moment(group: GroupBench, caplog):
 
     def look(there: dict[str, Filter]) -> int:
         member.filters = lambda *_: there  # type: ignore[method-assign,assignment]
-        looks.look(Deadline.after(1))
+        looks.check(Deadline.after(1))
         return caplog.text.count("have different subscriptions")
 
-    mine, theirs = subscriptions.all(), {**subscriptions.all(), "T": Filter("b")}
+    mine, theirs = subscriptions.filters(), {**subscriptions.filters(), "T": Filter("b")}
     assert [look(there) for there in (mine, theirs, mine, theirs, theirs, theirs, mine, theirs, theirs)] == [
         0, 0, 0, 0, 1, 1, 1, 1, 1,
     ]  # fmt: skip
@@ -82,12 +82,12 @@ def test_nothing_is_said_where_brokers_say_nothing(group: GroupBench, caplog):
     subscriptions = Subscriptions("g", True, lambda: 1)
     member = FakeMember(group.brokers, "m")
     looks = SubscriptionConflicts(member, "g", subscriptions)
-    looks.look(Deadline.after(1))
+    looks.check(Deadline.after(1))
     assert not member.calls  # without a topic there is nobody to ask
     subscriptions.add("T", NO_FILTER)
     group.brokers.failing["filters"] = CallTimeout("no answer")
     for _ in range(3):
-        looks.look(Deadline.after(1))
+        looks.check(Deadline.after(1))
     assert not caplog.text
 
 
@@ -134,7 +134,7 @@ def test_a_broker_that_does_not_answer_is_not_switched_back(
     modes = ConsumeModes(member, "g", subscriptions)
     for answer in ({("T", "a"): "POP"}, {}, {("T", "a"): "POP"}):
         member.consume_modes = lambda *_, answer=answer: answer  # type: ignore[method-assign]
-        modes.look(Deadline.after(1))
+        modes.check(Deadline.after(1))
     assert caplog.text.count("the consume mode") == 1
 
 

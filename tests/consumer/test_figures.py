@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketmq_spark.consumer.push.member_state import HOUR_MS, MINUTE_MS, ConsumerFigures
+from rocketmq_spark.consumer.figures import HOUR_MS, MINUTE_MS, ConsumerFigures
 from rocketmq_spark.model.membership import InfoAsked, TopicFigures
 from tests.consumer.group import GroupBench
 from tests.queues import q
@@ -14,29 +14,29 @@ START = 5_003_000  # in the midst of ten seconds
 
 
 def test_nothing_is_known_of_a_topic_without_messages() -> None:
-    assert ConsumerFigures().all(["T"], START) == {"T": TopicFigures()}
+    assert ConsumerFigures().for_topics(["T"], START) == {"T": TopicFigures()}
     assert TopicFigures().consume_ms is None
 
 
 def test_means_and_rates_are_those_of_the_last_minute() -> None:
     one = ConsumerFigures()
-    one.pulled("T", 30, 4, START)
-    one.pulled("T", 10, 8, START + 9_000)
-    one.consumed("T", 20, 0, 3, START + 9_000)
-    one.consumed("T", 0, 10, 9, START + 10_000)
-    found = one.of("T", START + 10_000)
+    one.record_pull("T", 30, 4, START)
+    one.record_pull("T", 10, 8, START + 9_000)
+    one.record_call("T", 20, 0, 3, START + 9_000)
+    one.record_call("T", 0, 10, 9, START + 10_000)
+    found = one.for_topic("T", START + 10_000)
     assert found == TopicFigures(6.0, 4.0, 6.0, 2.0, 1.0, 10)
-    later = one.of("T", START + 10_000 + MINUTE_MS)
+    later = one.for_topic("T", START + 10_000 + MINUTE_MS)
     assert (later.pull_ms, later.pulled_per_s, later.consumed_per_s, later.failed_per_s) == (None, 0.0, 0.0, 0.0)
     assert (later.consume_ms, later.failed) == (6.0, 10), "of the hour, as in Java"
-    assert one.of("T", START + 10_000 + HOUR_MS) == TopicFigures()
+    assert one.for_topic("T", START + 10_000 + HOUR_MS) == TopicFigures()
 
 
 def test_topics_are_told_apart() -> None:
     one = ConsumerFigures()
-    one.consumed("T", 1, 0, 0, START)
-    one.consumed("U", 0, 2, 0, START)
-    found = one.all(["V"], START)
+    one.record_call("T", 1, 0, 0, START)
+    one.record_call("U", 0, 2, 0, START)
+    found = one.for_topics(["V"], START)
     assert [(topic, figures.failed) for topic, figures in found.items()] == [("T", 0), ("U", 2), ("V", 0)]
 
 
@@ -45,10 +45,10 @@ def test_failures_of_an_hour_are_those_that_were_told(calls: list[tuple[int, int
     one, now_ms, told = ConsumerFigures(), START, []
     for gap_ms, done, failed in calls:
         now_ms += gap_ms
-        one.consumed("T", done, failed, 1, now_ms)
+        one.record_call("T", done, failed, 1, now_ms)
         told.append((now_ms, failed))
     step = [failed for at_ms, failed in told if at_ms - at_ms % 10_000 > now_ms - HOUR_MS]
-    assert one.of("T", now_ms).failed == sum(step)
+    assert one.for_topic("T", now_ms).failed == sum(step)
 
 
 def test_a_member_tells_them_to_brokers_and_to_its_user(group: GroupBench) -> None:

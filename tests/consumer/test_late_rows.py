@@ -57,7 +57,7 @@ def hanging(arrow: GroupBench, rows: int = 3) -> tuple[Any, Any, threading.Event
 def test_a_call_that_fails_while_its_rows_are_sent_back_sends_none_of_them_again(arrow: GroupBench) -> None:
     consumer, port, go_on = hanging(arrow)
     running, door = consumer._running, Door()
-    running._consuming._return_locks[running.held.queues[A]] = door
+    running._consume_service._return_locks[running.state.queues[A]] = door
     (thread,) = arrow.workers[0].threads or []
     send_back = port.send_back
 
@@ -205,7 +205,7 @@ def test_a_failed_call_does_not_ask_a_broker_that_hangs_for_each_row(arrow: Grou
         arrow.time.now += 4.0
         raise CallTimeout("not in time")
 
-    how = {"ordered": True, "max_tries": 0} if ordered else {}
+    how = {"ordered": True, "max_retries": 0} if ordered else {}
     _, port = started(arrow, lambda batch, context: context.retry(), **how)
     port.send_back = port.send_to_retry = hangs
     arrow.brokers.send(A, *numbers(9))

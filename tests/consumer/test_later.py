@@ -9,8 +9,8 @@ import pytest
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.threads import Failure
-from rocketmq_spark.consumer.push.concurrent import Concurrent
-from rocketmq_spark.consumer.result import LaterListener, ListenerCall, Turn
+from rocketmq_spark.consumer.concurrent import ConcurrentConsumeService
+from rocketmq_spark.consumer.listener import DeferredListener, ListenerCall, NextCall
 from rocketmq_spark.model.membership import ConsumeDirectly, DirectOutcome
 from tests.consumer.group import GroupBench
 from tests.consumer.messages import message
@@ -20,15 +20,15 @@ from tests.queues import q
 A = q("a:0")
 
 
-class Elsewhere(LaterListener):
+class Elsewhere(DeferredListener):
     """A listener whose calls wait until the test takes them, and says what came of them."""
 
     def __init__(self, *, takes: bool = True) -> None:
         self.takes = takes
-        self.turns: list[Turn] = []
+        self.turns: list[NextCall] = []
         self.open: list[ListenerCall] = []
 
-    def submit(self, turn: Turn, times: int, first: bool = False) -> None:
+    def submit(self, turn: NextCall, times: int, first: bool = False) -> None:
         if not self.takes:
             raise RuntimeError("the event loop is closed")
         self.turns += [turn] * times
@@ -41,11 +41,11 @@ class Elsewhere(LaterListener):
         return len(begun)
 
 
-def consuming(group: GroupBench) -> Concurrent:
+def consuming(group: GroupBench) -> ConcurrentConsumeService:
     (consumer,) = group.consumers
     assert consumer._running is not None
-    made = consumer._running._consuming
-    assert isinstance(made, Concurrent)
+    made = consumer._running._consume_service
+    assert isinstance(made, ConcurrentConsumeService)
     return made
 
 
@@ -61,11 +61,11 @@ def test_messages_are_done_when_their_outcome_is_there_and_in_any_order(group: G
     line.open[1](None)
     group.time.advance(10)
     assert group.brokers.offsets.get(A, 0) == 0
-    assert not consuming(group).idle(Deadline.after(0))
+    assert not consuming(group).wait_for_calls(Deadline.after(0))
     line.open[0](None)
     group.time.advance(10)
     assert group.brokers.offsets[A] == 3
-    assert consuming(group).idle(Deadline.after(0))
+    assert consuming(group).wait_for_calls(Deadline.after(0))
     assert consumer.stats().consumed == 3
 
 
@@ -92,7 +92,7 @@ def test_what_cannot_wait_has_failed(group: GroupBench) -> None:
     group.brokers.send(A, b"0", b"1")
     group.time.advance(1)
     assert len(port.seen("send_back")) == 2
-    assert consuming(group).idle(Deadline.after(0))
+    assert consuming(group).wait_for_calls(Deadline.after(0))
     line.takes = True
     group.time.advance(60)
     line.begin(2)
@@ -128,8 +128,8 @@ def test_a_stop_waits_for_what_has_no_outcome_yet(group: GroupBench) -> None:
 def test_a_message_that_is_to_be_consumed_now_has_its_outcome(group: GroupBench) -> None:
     firsts: list[bool] = []
 
-    class AtOnce(LaterListener):
-        def submit(self, turn: Turn, times: int, first: bool = False) -> None:
+    class AtOnce(DeferredListener):
+        def submit(self, turn: NextCall, times: int, first: bool = False) -> None:
             firsts.append(first)
             for _ in range(times):
                 call = turn()
@@ -154,11 +154,11 @@ def test_nothing_begins_when_the_consumer_stops(group: GroupBench) -> None:
     assert line.begin() == 1
     made = consuming(group)
     made.close()
-    assert not made.idle(Deadline.after(0))
+    assert not made.wait_for_calls(Deadline.after(0))
     assert line.begin(2) == 0
     assert [each.body for each in made.unfinished()] == [b"0"]
     line.open[0](None)
-    assert made.idle(Deadline.after(0))
+    assert made.wait_for_calls(Deadline.after(0))
     assert consumer.stop(0.05) == []
     assert group.brokers.offsets[A] == 1
 
@@ -175,7 +175,7 @@ def test_a_stop_sees_a_call_that_begins_while_it_closes(group: GroupBench, monke
 
     class Looked:
         def __bool__(self) -> bool:
-            seen.append(made.idle(Deadline.after(0)))
+            seen.append(made.wait_for_calls(Deadline.after(0)))
             return False
 
     monkeypatch.setattr(made, "_closed", Looked())
@@ -194,14 +194,14 @@ def test_nothing_begins_of_a_queue_that_went_to_another_member(group: GroupBench
     group.time.advance(40)
     assert group.got == [("a", b"0", 0)]
     assert line.begin() == 0
-    assert consuming_of(group, 0).idle(Deadline.after(0))
+    assert consuming_of(group, 0).wait_for_calls(Deadline.after(0))
 
 
-def consuming_of(group: GroupBench, index: int) -> Concurrent:
+def consuming_of(group: GroupBench, index: int) -> ConcurrentConsumeService:
     running = group.consumers[index]._running
     assert running is not None
-    made = running._consuming
-    assert isinstance(made, Concurrent)
+    made = running._consume_service
+    assert isinstance(made, ConcurrentConsumeService)
     return made
 
 
@@ -225,11 +225,11 @@ def test_the_time_before_its_turn_is_not_the_listener_s(group: GroupBench) -> No
 def test_a_message_that_is_consumed_now_is_waited_for_until_the_consumer_stops(
     group: GroupBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rocketmq_spark.consumer.push.concurrent._ASK_S", 0.01)
+    monkeypatch.setattr("rocketmq_spark.consumer.concurrent._CLOSED_CHECK_S", 0.01)
     begun, results = threading.Event(), list[Any]()
 
-    class Silent(LaterListener):
-        def submit(self, turn: Turn, times: int, first: bool = False) -> None:
+    class Silent(DeferredListener):
+        def submit(self, turn: NextCall, times: int, first: bool = False) -> None:
             begun.set()
 
     consumer, port = group.start(Silent())

@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 
 from rocketmq_spark import Consumer, aio
 from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.consumer.member_state import MemberState
+from rocketmq_spark.consumer.offsets import FILE, FileOffsets, LocalOffsets, cluster_folder, offsets_path
 from rocketmq_spark.consumer.process_queue import Thresholds
-from rocketmq_spark.consumer.push.consumer import BaseConsumer
-from rocketmq_spark.consumer.push.member_state import MemberState
-from rocketmq_spark.consumer.push.offset_store import FILE, FileOffsets, LocalOffsets, cluster_folder, file_of
-from rocketmq_spark.consumer.rebalance import ConsumeFrom, Where
+from rocketmq_spark.consumer.push import BaseConsumer
+from rocketmq_spark.consumer.rebalance import ConsumeFrom, ConsumeFromWhere
 from rocketmq_spark.errors import OffsetError, OptionError
 from rocketmq_spark.model import MessageQueue
 from tests.consumer.group import GROUP, GroupBench
@@ -44,7 +44,7 @@ def earlier(tmp_path: Path) -> LocalOffsets:
 
 
 def start(group: GroupBench, folder: Path, *servers: str, **how: Any) -> BaseConsumer:
-    how = {"consume_from": ConsumeFrom(Where.EARLIEST), **how}
+    how = {"consume_from": ConsumeFrom(ConsumeFromWhere.EARLIEST), **how}
     return group.start(clustering=False, offsets_folder=folder, name_servers=servers, **how)[0]
 
 
@@ -95,13 +95,13 @@ def test_a_changed_list_of_name_servers_keeps_the_offsets(
 
 
 def test_of_two_former_lists_the_newest_file_is_used(tmp_path: Path) -> None:
-    files = [LocalOffsets(file_of(tmp_path, HOST, GROUP, [server])) for server in ("a:1", "b:1", "c:1")]
+    files = [LocalOffsets(offsets_path(tmp_path, HOST, GROUP, [server])) for server in ("a:1", "b:1", "c:1")]
     for number, file in enumerate(files):
         file.store({T[0]: number})
         os.utime(str(file), (0, 10 if number == 0 else number))
-    new = LocalOffsets(file_of(tmp_path, HOST, GROUP, ["a:1", "b:1"]))
-    new.take_over()
-    new.take_over()
+    new = LocalOffsets(offsets_path(tmp_path, HOST, GROUP, ["a:1", "b:1"]))
+    new.adopt_renamed_file()
+    new.adopt_renamed_file()
     assert (new.load(), files[1].load()) == ({T[0]: 0}, {T[0]: 1})
 
 
@@ -110,7 +110,7 @@ def test_a_crash_while_a_file_moves_loses_no_offset(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: list[str]
 ) -> None:
     """Between file and backup. The next list is the new one, or the old one again."""
-    former = LocalOffsets(file_of(tmp_path, HOST, GROUP, ["a:1"]))
+    former = LocalOffsets(offsets_path(tmp_path, HOST, GROUP, ["a:1"]))
     former.store({T[0]: 5})
     os.utime(str(former), (0, 1))
     former.store({T[0]: 500, T[1]: 300})
@@ -122,36 +122,36 @@ def test_a_crash_while_a_file_moves_loses_no_offset(
         moved.append(target)
         return real(path, target)
 
-    grown = LocalOffsets(file_of(tmp_path, HOST, GROUP, ["a:1", "b:1"]))
+    grown = LocalOffsets(offsets_path(tmp_path, HOST, GROUP, ["a:1", "b:1"]))
     with monkeypatch.context() as patched:
         patched.setattr(Path, "replace", replace)
         with pytest.raises(KeyboardInterrupt):
-            grown.take_over()
-    new = LocalOffsets(file_of(tmp_path, HOST, GROUP, after))
-    new.take_over()
+            grown.adopt_renamed_file()
+    new = LocalOffsets(offsets_path(tmp_path, HOST, GROUP, after))
+    new.adopt_renamed_file()
     assert new.load() == {T[0]: 500, T[1]: 300}
 
 
 def test_a_clock_that_is_set_back_brings_no_old_backup_back(tmp_path: Path) -> None:
     """A crash left the backup of the former file, and the clock was ahead then."""
-    former = LocalOffsets(file_of(tmp_path, HOST, GROUP, ["a:1"]))
+    former = LocalOffsets(offsets_path(tmp_path, HOST, GROUP, ["a:1"]))
     former.store({T[0]: 5})
     former.store({T[0]: 9})
-    grown = LocalOffsets(file_of(tmp_path, HOST, GROUP, ["a:1", "b:1"]))
+    grown = LocalOffsets(offsets_path(tmp_path, HOST, GROUP, ["a:1", "b:1"]))
     Path(str(grown)).parent.mkdir()
     Path(str(former)).replace(str(grown))
     grown.store({T[0]: 200})
     for path in Path(str(grown)).parent.glob(f"{FILE}*"):
         os.utime(path, (0, 1))
-    former.take_over()
+    former.adopt_renamed_file()
     assert former.load() == {T[0]: 200}
 
 
 def test_a_folder_that_may_not_be_read_hides_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    LocalOffsets(file_of(tmp_path, HOST, GROUP, ["a:1"])).store({T[0]: 5})
-    closed = file_of(tmp_path, HOST, GROUP, ["a:1", "z:1"]).parent
+    LocalOffsets(offsets_path(tmp_path, HOST, GROUP, ["a:1"])).store({T[0]: 5})
+    closed = offsets_path(tmp_path, HOST, GROUP, ["a:1", "z:1"]).parent
     closed.mkdir()
     real = Path.stat
 
@@ -161,18 +161,18 @@ def test_a_folder_that_may_not_be_read_hides_no_other(
         return real(path, **how)
 
     monkeypatch.setattr(Path, "stat", stat)
-    new = LocalOffsets(file_of(tmp_path, HOST, GROUP, ["a:1", "b:1"]))
-    new.take_over()
+    new = LocalOffsets(offsets_path(tmp_path, HOST, GROUP, ["a:1", "b:1"]))
+    new.adopt_renamed_file()
     assert new.load() == {T[0]: 5}
     assert f"{closed / FILE} may have offsets of the group, but cannot be read" in caplog.text
 
 
 def test_a_backup_alone_moves_with_the_list_of_name_servers(tmp_path: Path) -> None:
-    former = file_of(tmp_path, HOST, GROUP, ["a:1"])
+    former = offsets_path(tmp_path, HOST, GROUP, ["a:1"])
     LocalOffsets(former).store({T[0]: 1})
     former.rename(former.with_name(f"{FILE}.bak"))
-    new = LocalOffsets(file_of(tmp_path, HOST, GROUP, ["a:1", "b:1"]))
-    new.take_over()
+    new = LocalOffsets(offsets_path(tmp_path, HOST, GROUP, ["a:1", "b:1"]))
+    new.adopt_renamed_file()
     assert new.load() == {T[0]: 1}
 
 
@@ -188,13 +188,13 @@ def test_a_file_that_a_member_with_another_list_uses_is_refused(group: GroupBenc
 
 
 def test_a_member_with_another_list_is_refused_before_it_stores(tmp_path: Path) -> None:
-    first = LocalOffsets(file_of(tmp_path, HOST, GROUP, ["a:1", "b:1"]))
-    first.hold()
-    second = LocalOffsets(file_of(tmp_path, HOST, GROUP, ["a:1"]))
+    first = LocalOffsets(offsets_path(tmp_path, HOST, GROUP, ["a:1", "b:1"]))
+    first.lock()
+    second = LocalOffsets(offsets_path(tmp_path, HOST, GROUP, ["a:1"]))
     with pytest.raises(OptionError, match="localOffsetsDir"):
-        second.take_over()
-    first.release()
-    second.take_over()
+        second.adopt_renamed_file()
+    first.unlock()
+    second.adopt_renamed_file()
 
 
 @given(st.lists(st.from_regex(r"[a-z]{1,63}\.[a-zA-Z]{1,63}:[1-9][0-9]{0,4}", fullmatch=True), min_size=1, max_size=9))
@@ -215,10 +215,10 @@ def test_the_file_of_an_earlier_release_is_adopted_once(
     group.brokers.send(q("a:0"), b"1", b"2", b"3")
     earlier.store(dict.fromkeys(T, 0) | {q("a:0"): 1})
     earlier.store(dict.fromkeys(T, 0) | {q("a:0"): 2})
-    how = {"ordered": ordered, "consume_from": ConsumeFrom(Where.LATEST)}
+    how = {"ordered": ordered, "consume_from": ConsumeFrom(ConsumeFromWhere.LATEST)}
     assert read(group, tmp_path, "a:1", **how) == [b"3"]
     assert not earlier.exists
-    assert read(group, tmp_path, "b:1", consume_from=ConsumeFrom(Where.EARLIEST)) == [b"1", b"2", b"3"]
+    assert read(group, tmp_path, "b:1", consume_from=ConsumeFrom(ConsumeFromWhere.EARLIEST)) == [b"1", b"2", b"3"]
 
 
 def test_each_cluster_adopts_the_queues_of_its_brokers(
@@ -230,10 +230,10 @@ def test_each_cluster_adopts_the_queues_of_its_brokers(
     for queue in (*T, *others):
         group.brokers.send(queue, b"1", str(queue).encode())
     first = group.brokers.topics["T"]
-    assert len(read(group, tmp_path, "a:1", consume_from=ConsumeFrom(Where.LATEST))) == len(first) == 4
+    assert len(read(group, tmp_path, "a:1", consume_from=ConsumeFrom(ConsumeFromWhere.LATEST))) == len(first) == 4
     assert earlier.load() == dict.fromkeys(others, 1)
     group.brokers.topics["T"] = others
-    assert len(read(group, tmp_path, "b:1", consume_from=ConsumeFrom(Where.LATEST))) == 2
+    assert len(read(group, tmp_path, "b:1", consume_from=ConsumeFrom(ConsumeFromWhere.LATEST))) == 2
     assert not earlier.exists
 
 
@@ -242,7 +242,7 @@ def test_a_crash_while_an_offset_is_adopted_gives_it_to_no_other_cluster(
 ) -> None:
     group.brokers.send(q("a:0"), b"1", b"2")
     earlier.store({q("a:0"): 1, q("a:1"): 0})
-    LocalOffsets(file_of(tmp_path, HOST, GROUP, ["a:1"])).store({q("a:0"): 1})
+    LocalOffsets(offsets_path(tmp_path, HOST, GROUP, ["a:1"])).store({q("a:0"): 1})
     assert read(group, tmp_path, "a:1") == [b"2"]
     assert not earlier.exists
     assert read(group, tmp_path, "b:1") == [b"1", b"2"]
@@ -267,13 +267,13 @@ def test_a_queue_waits_while_an_earlier_release_uses_the_file(
     """As while members of two releases are exchanged: what it stores last counts."""
     group.brokers.send(q("a:0"), b"1", b"2", b"3")
     earlier.store({q("a:0"): 1})
-    earlier.hold()
+    earlier.lock()
     consumer = start(group, tmp_path, "a:1")
     group.time.advance(5)
     assert group.owned(consumer) == qs("a:1 b:0-1")
     assert f"offsets in {earlier}" in caplog.text
     earlier.store({q("a:0"): 2})
-    earlier.release()
+    earlier.unlock()
     group.time.advance(5)
     assert (group.owned(consumer), group.bodies()) == (T, [b"3"])
 
@@ -300,7 +300,7 @@ def test_members_of_two_clusters_that_adopt_at_once_share_the_queues(tmp_path: P
     ready = threading.Barrier(2)
 
     def adopt(server: str) -> dict[MessageQueue, int | None]:
-        file = LocalOffsets(file_of(tmp_path, HOST, GROUP, [server]))
+        file = LocalOffsets(offsets_path(tmp_path, HOST, GROUP, [server]))
         store = FileOffsets(file, MemberState(Thresholds()), lambda queue, _: 100)
         ready.wait(60)
         offsets = dict[MessageQueue, int | None]()
@@ -327,7 +327,7 @@ def test_a_crash_while_a_file_is_adopted_loses_no_offset(
 ) -> None:
     """Whatever the step at which the disk or the process fails, another start reads the same offsets."""
     folder = tmp_path_factory.mktemp("offsets")
-    earlier, path = LocalOffsets(folder / HOST / GROUP / FILE), file_of(folder, HOST, GROUP, ["a:1"])
+    earlier, path = LocalOffsets(folder / HOST / GROUP / FILE), offsets_path(folder, HOST, GROUP, ["a:1"])
     earlier.store(stored)
     expected = {queue: offset for queue, offset in stored.items() if offset <= ends.get(queue, 0)}
     left = [steps]
@@ -335,11 +335,11 @@ def test_a_crash_while_a_file_is_adopted_loses_no_offset(
     def adopt() -> dict[MessageQueue, int | None]:
         file = LocalOffsets(path)
         store = FileOffsets(file, MemberState(Thresholds()), lambda queue, _: ends.get(queue, 0))
-        store.begin()
+        store.open()
         try:
             return {queue: store.read(queue, SOON) for queue in T}
         finally:
-            store.end()
+            store.close()
 
     def failing(name: str) -> Any:
         real = getattr(os, name)
@@ -372,7 +372,7 @@ def test_a_crash_while_a_file_is_adopted_loses_no_offset(
 def test_a_start_with_damaged_offset_files_is_an_error(
     group: GroupBench, tmp_path: Path, damage: str, of_cluster: bool
 ) -> None:
-    path = file_of(tmp_path, HOST, GROUP, ["a:1"]) if of_cluster else tmp_path / HOST / GROUP / FILE
+    path = offsets_path(tmp_path, HOST, GROUP, ["a:1"]) if of_cluster else tmp_path / HOST / GROUP / FILE
     path.parent.mkdir(parents=True)
     for name in (FILE, f"{FILE}.bak"):
         path.with_name(name).write_text(damage)
@@ -388,7 +388,7 @@ def test_a_start_with_damaged_offset_files_is_an_error(
 
 def test_a_start_with_a_damaged_file_uses_its_backup(group: GroupBench, tmp_path: Path) -> None:
     group.brokers.send(q("a:0"), b"1", b"2")
-    path = file_of(tmp_path, HOST, GROUP, ["a:1"])
+    path = offsets_path(tmp_path, HOST, GROUP, ["a:1"])
     LocalOffsets(path).store(dict.fromkeys(T, 0) | {q("a:0"): 1})
     path.rename(path.with_name(f"{FILE}.bak"))
     path.write_text(json.dumps({"topics": 1}))
@@ -398,7 +398,7 @@ def test_a_start_with_a_damaged_file_uses_its_backup(group: GroupBench, tmp_path
 @pytest.mark.parametrize("awaited", [False, True])
 def test_a_users_start_with_damaged_offset_files_is_an_error(tmp_path: Path, awaited: bool) -> None:
     """Before it asks a server: none listens here."""
-    path = file_of(tmp_path, HOST, GROUP, ["127.0.0.1:1"])
+    path = offsets_path(tmp_path, HOST, GROUP, ["127.0.0.1:1"])
     path.parent.mkdir(parents=True)
     path.write_text("nonsense")
     given: dict[str, Any] = {"model": "broadcasting", "local_offsets_dir": str(tmp_path)}

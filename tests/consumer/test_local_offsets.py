@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketmq_spark.base import process
+from rocketmq_spark.consumer import offsets
+from rocketmq_spark.consumer.member_state import MemberState
+from rocketmq_spark.consumer.offsets import FileOffsets, LocalOffsets, offsets_path
 from rocketmq_spark.consumer.process_queue import Thresholds
-from rocketmq_spark.consumer.push import offset_store
-from rocketmq_spark.consumer.push.member_state import MemberState
-from rocketmq_spark.consumer.push.offset_store import FileOffsets, LocalOffsets, file_of
 from rocketmq_spark.errors import OffsetError, OptionError
 from tests import users
 from tests.queues import q
@@ -28,7 +28,7 @@ A, B = q("a:0"), q("b:7", "U")
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    return file_of(tmp_path, "host@DEFAULT", "g", ("ns:9876",))
+    return offsets_path(tmp_path, "host@DEFAULT", "g", ("ns:9876",))
 
 
 def test_what_is_stored_is_there_after_a_restart_and_readable(path: Path) -> None:
@@ -149,26 +149,26 @@ def test_what_is_stored_has_its_name_after_a_power_cut(path: Path, monkeypatch: 
 def test_a_file_has_one_owner_in_a_process_under_any_name(path: Path, tmp_path: Path) -> None:
     """Of two the slower one would go on where the faster one was, and messages between would be lost."""
     one = LocalOffsets(path)
-    one.hold()
-    one.hold()
+    one.lock()
+    one.lock()
     (tmp_path / "link").symlink_to(path.parent)
     for other in (path, tmp_path / "link" / path.name):
         with pytest.raises(OptionError, match="localOffsetsDir"):
-            LocalOffsets(other).hold()
+            LocalOffsets(other).lock()
     other = LocalOffsets(path.parent.with_name("another") / path.name)
-    other.hold()
-    other.release()
-    one.release()
-    one.release()
-    LocalOffsets(path).hold()
+    other.lock()
+    other.unlock()
+    one.unlock()
+    one.unlock()
+    LocalOffsets(path).lock()
 
 
 HOLDER = """
 import sys
 from pathlib import Path
-from rocketmq_spark.consumer.push.offset_store import LocalOffsets
+from rocketmq_spark.consumer.offsets import LocalOffsets
 one = LocalOffsets(Path(sys.argv[1]))
-one.hold()
+one.lock()
 print("held", flush=True)
 sys.stdin.read()
 """
@@ -177,8 +177,8 @@ sys.stdin.read()
 def test_new_folders_and_files_of_offsets_are_private(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
-        path = file_of(tmp_path / "new", "host@DEFAULT", "g", ("ns:9876",))
-        LocalOffsets(path).hold()
+        path = offsets_path(tmp_path / "new", "host@DEFAULT", "g", ("ns:9876",))
+        LocalOffsets(path).lock()
         LocalOffsets(path).store({A: 1})
     finally:
         os.umask(before)
@@ -201,8 +201,8 @@ def test_others_may_not_take_the_lock(path: Path) -> None:
     path.parent.mkdir(parents=True, mode=0o755)
     (lock := path.with_name("offsets.json.lock")).touch()
     lock.chmod(0o644)
-    (offsets := LocalOffsets(path)).hold()
-    offsets.release()
+    (offsets := LocalOffsets(path)).lock()
+    offsets.unlock()
     assert stat.S_IMODE(lock.stat().st_mode) == 0o600
 
 
@@ -232,7 +232,7 @@ def test_nothing_is_created_where_a_link_of_another_user_leads(
         users.give_away(monkeypatch, lock)
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(OffsetError, match=r"are not used: .* belongs to uid"):
-        FileOffsets(LocalOffsets(path), MemberState(Thresholds(40, 1 << 20, 400)), lambda *_: 0).begin()
+        FileOffsets(LocalOffsets(path), MemberState(Thresholds(40, 1 << 20, 400)), lambda *_: 0).open()
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -251,7 +251,7 @@ def test_offsets_in_a_folder_of_another_user_are_not_used(
 def test_earlier_offsets_below_a_folder_of_others_are_not_used(
     path: Path, monkeypatch: pytest.MonkeyPatch, above: int
 ) -> None:
-    earlier = LocalOffsets(path).earlier()
+    earlier = LocalOffsets(path).legacy_file()
     earlier.store({A: 1})
     users.give_away(monkeypatch, path.parents[above + 1])
     with pytest.raises(OffsetError, match=r"are not used: .* belongs to uid"):
@@ -263,7 +263,7 @@ def test_a_lock_of_another_user_is_not_used(path: Path, monkeypatch: pytest.Monk
     (lock := path.with_name("offsets.json.lock")).touch()
     users.give_away(monkeypatch, lock)
     with pytest.raises(OffsetError, match="are not used"):
-        LocalOffsets(path).hold()
+        LocalOffsets(path).lock()
 
 
 @pytest.mark.parametrize("kind", ["link", "pipe"])
@@ -271,7 +271,7 @@ def test_a_lock_that_is_no_file_is_not_opened(path: Path, tmp_path: Path, kind: 
     path.parent.mkdir(parents=True)
     lock = path.with_name("offsets.json.lock")
     lock.symlink_to(tmp_path / "elsewhere") if kind == "link" else os.mkfifo(lock)
-    LocalOffsets(path).hold()
+    LocalOffsets(path).lock()
     assert not (tmp_path / "elsewhere").exists()
 
 
@@ -286,12 +286,12 @@ def test_a_link_of_another_user_leads_to_no_offsets(path: Path, monkeypatch: pyt
 
 
 def test_offsets_of_another_user_are_not_taken_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    theirs, mine = (file_of(tmp_path, "host@DEFAULT", "g", servers) for servers in (("a:1",), ("a:1", "b:1")))
+    theirs, mine = (offsets_path(tmp_path, "host@DEFAULT", "g", servers) for servers in (("a:1",), ("a:1", "b:1")))
     LocalOffsets(theirs).store({A: 7})
     users.give_away(monkeypatch, theirs.parent, theirs)
-    LocalOffsets(mine).take_over()
+    LocalOffsets(mine).adopt_renamed_file()
     assert (theirs.exists(), mine.exists()) == (True, False)
-    assert LocalOffsets(mine).elsewhere() == [theirs]
+    assert LocalOffsets(mine).other_files() == [theirs]
 
 
 def test_a_folder_of_offsets_that_others_may_change_is_named_once(path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -316,19 +316,19 @@ def test_another_process_is_refused_until_this_one_is_gone_however_it_ended(path
         assert other.stdout is not None
         assert other.stdout.readline() == "held\n"
         with pytest.raises(OptionError, match=r"offsets\.json"):
-            LocalOffsets(path).hold()
+            LocalOffsets(path).lock()
         other.kill()
     one = LocalOffsets(path)
-    one.hold()
-    one.release()
+    one.lock()
+    one.unlock()
 
 
 def test_where_nothing_can_be_locked_it_goes_on(tmp_path: Path) -> None:
     """What keeps the lock from being made keeps the offsets from being stored, which is said then."""
     (tmp_path / "file").touch()
     one = LocalOffsets(tmp_path / "file" / "g" / "offsets.json")
-    one.hold()
-    one.release()
+    one.lock()
+    one.unlock()
     with pytest.raises(OffsetError):
         one.store({A: 1})
 
@@ -337,22 +337,22 @@ def test_a_child_that_is_forked_while_a_thread_locks_a_file_may_lock_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inside, go_on = threading.Event(), threading.Event()
-    real = offset_store.fcntl.lockf
+    real = offsets.fcntl.lockf
 
     def slow(file: int, how: int) -> None:
         inside.set()
         assert go_on.wait(60)
         real(file, how)
 
-    monkeypatch.setattr(offset_store.fcntl, "lockf", slow)
-    locking = threading.Thread(target=LocalOffsets(tmp_path / "a" / "offsets.json").hold)
+    monkeypatch.setattr(offsets.fcntl, "lockf", slow)
+    locking = threading.Thread(target=LocalOffsets(tmp_path / "a" / "offsets.json").lock)
     locking.start()
     assert inside.wait(60)
     child = os.fork()
     if not child:
         signal.alarm(30)
-        offset_store.fcntl.lockf = real
-        LocalOffsets(tmp_path / "b" / "offsets.json").hold()
+        offsets.fcntl.lockf = real
+        LocalOffsets(tmp_path / "b" / "offsets.json").lock()
         os._exit(0)
     go_on.set()
     locking.join(60)

@@ -3,8 +3,8 @@ from __future__ import annotations
 import random
 import threading
 
+from rocketmq_spark.consumer.member_state import MemberState
 from rocketmq_spark.consumer.process_queue import ProcessQueue, Thresholds
-from rocketmq_spark.consumer.push.member_state import MemberState
 from rocketmq_spark.model.membership import ConsumerStats
 from tests.consumer.messages import messages
 from tests.queues import q, qs
@@ -19,9 +19,9 @@ def holding(*names: str) -> MemberState:
 def test_lag_is_known_when_the_ends_of_all_queues_are() -> None:
     held = holding("a:0-1")
     assert held.stats() == ConsumerStats(lag=None)
-    held.ends, _ = {q("a:0"): 10, q("a:1"): 5}, held.offsets.put(q("a:0"), 7)
+    held.end_offsets, _ = {q("a:0"): 10, q("a:1"): 5}, held.offsets.force(q("a:0"), 7)
     assert held.stats().lag is None
-    held.offsets.put(q("a:1"), 9)  # the end that was heard last may be old
+    held.offsets.force(q("a:1"), 9)  # the end that was heard last may be old
     assert held.stats().lag == 3
     held.queues[q("a:0")].dropped = True
     assert held.stats().lag == 0
@@ -30,13 +30,13 @@ def test_lag_is_known_when_the_ends_of_all_queues_are() -> None:
 def test_where_a_queue_ends_is_what_was_said_last() -> None:
     held = holding("a:0")
     queue = held.queues[q("a:0")]
-    held.ends[queue.queue], queue.end_ms = 7, 100  # by the answer to a pull
+    held.end_offsets[queue.queue], queue.end_updated_ms = 7, 100  # by the answer to a pull
     for asked_ms, end, known in ((99, 5, 7), (99, None, 7), (101, 9, 9), (101, None, None)):
-        held.heard(queue, end, asked_ms)
-        assert held.ends.get(queue.queue) == known
+        held.record_end_offset(queue, end, asked_ms)
+        assert held.end_offsets.get(queue.queue) == known
     held.queues.clear()
-    held.heard(queue, 11, 101)
-    assert not held.ends
+    held.record_end_offset(queue, 11, 101)
+    assert not held.end_offsets
 
 
 def test_what_is_cached_is_that_of_own_queues() -> None:
@@ -51,11 +51,11 @@ def test_what_is_cached_is_that_of_own_queues() -> None:
 def test_4_20_a_result_of_a_dropped_queue_changes_no_offset() -> None:
     held = holding("a:0")
     queue = held.queues[q("a:0")]
-    held.finished(queue, 5)
-    held.finished(queue, None)
+    held.record_finished_locked(queue, 5)
+    held.record_finished_locked(queue, None)
     queue.dropped = True
-    held.finished(queue, 9)
-    assert held.offsets.every() == {q("a:0"): 5}
+    held.record_finished_locked(queue, 9)
+    assert held.offsets.all() == {q("a:0"): 5}
 
 
 def test_bounds_are_those_of_the_topic_where_it_has_some() -> None:
@@ -71,7 +71,7 @@ def test_1_25_results_of_many_threads_only_raise_an_offset() -> None:
     def results(offsets: list[int]) -> None:
         for offset in offsets:
             with held.lock:
-                held.finished(queue, offset)
+                held.record_finished_locked(queue, offset)
                 seen.append(held.offsets.get(queue.queue) or 0)
 
     shuffled = random.Random(1).sample(range(1, 4001), 4000)

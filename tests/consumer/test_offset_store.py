@@ -12,10 +12,10 @@ import pytest
 
 from rocketmq_spark.base import complaints
 from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.consumer import offsets
+from rocketmq_spark.consumer.member_state import MemberState
+from rocketmq_spark.consumer.offsets import BrokerOffsets, FileOffsets, LocalOffsets
 from rocketmq_spark.consumer.process_queue import Thresholds
-from rocketmq_spark.consumer.push import offset_store
-from rocketmq_spark.consumer.push.member_state import MemberState
-from rocketmq_spark.consumer.push.offset_store import BrokerOffsets, FileOffsets, LocalOffsets
 from rocketmq_spark.errors import CallTimeout
 from rocketmq_spark.model import MessageQueue
 from tests.consumer.group import FakeMember, GroupBench
@@ -24,7 +24,14 @@ from tests.queues import q
 
 A, B, SOON = q("a:0"), q("b:0"), Deadline(1e9)
 # Lines at which a tracer stops where Ctrl-C cannot, and those that give a queue free.
-PARTED = ("with ", "try:", "finally:", "self._held.offsets.reported", "self._under_way -=", "self._ended.notify")
+PARTED = (
+    "with ",
+    "try:",
+    "finally:",
+    "self._state.offsets.mark_committed",
+    "self._in_flight -=",
+    "self._commit_ended.notify",
+)
 
 
 @pytest.fixture
@@ -39,8 +46,8 @@ def test_1_9_brokers_are_told_what_changed_and_told_again_what_failed(
     group.brokers.groups.add("g")
     store = BrokerOffsets(port, "g", held)
     store.persist(SOON)
-    held.offsets.put(A, 1)
-    held.offsets.put(B, 2)
+    held.offsets.force(A, 1)
+    held.offsets.force(B, 2)
     group.brokers.failing["commit b"] = CallTimeout("late")
     for _ in range(3):
         store.persist(SOON)
@@ -49,11 +56,11 @@ def test_1_9_brokers_are_told_what_changed_and_told_again_what_failed(
     store.persist(SOON)
     assert port.seen("commit") == [{A: 1, B: 2}, {B: 2}, {B: 2}, {B: 2}]
     first, second = (record.getMessage() for record in caplog.records)
-    assert first.startswith("group g: offsets of queues of b cannot be stored, they are sent again: ")
-    assert second == "group g: offsets of queues of b are stored again"
+    assert first.startswith("group g: offsets cannot be stored on broker b, they are sent again: ")
+    assert second == "group g: offsets are stored on broker b again"
     store.persist(SOON, [A, q("z:9")])
     assert len(port.seen("commit")) == 4, "nothing has changed"
-    held.offsets.put(A, 1)
+    held.offsets.force(A, 1)
     store.persist(SOON, [A, q("z:9")])
     assert port.seen("commit")[-1] == {A: 1}
     assert store.read(A, SOON) == 1
@@ -70,10 +77,10 @@ def test_offsets_that_stay_unstored_are_warned_of_again(
     group.brokers.groups.add("g")
     group.brokers.failing["commit b"] = CallTimeout("late")
     store = BrokerOffsets(port, "g", held)
-    held.offsets.put(B, 2)
+    held.offsets.force(B, 2)
     for _ in range(3):
         store.persist(SOON)
-    assert caplog.text.count("offsets of queues of b cannot be stored, they are sent again") == 3
+    assert caplog.text.count("offsets cannot be stored on broker b, they are sent again") == 3
 
 
 class Hanging:
@@ -87,7 +94,7 @@ class Hanging:
         self.stored = threading.Semaphore(0)
         self.port.commit = self._commit  # type: ignore[method-assign]
         for queue, offset in offsets.items():
-            held.offsets.put(queue, offset)
+            held.offsets.force(queue, offset)
         self._first = self.beside()
         assert self._entered.wait(60)
 
@@ -113,7 +120,7 @@ class Hanging:
 def test_a_reset_waits_for_the_commit_of_its_queue_that_is_under_way(group: GroupBench, held: MemberState) -> None:
     """An offset from before it must not come after it."""
     hanging = Hanging(group, held, {A: 50})
-    held.offsets.put(A, 0)
+    held.offsets.force(A, 0)
     reset = hanging.beside(A)
     waits_in(reset, threading.Condition.wait)
     hanging.go_on()
@@ -126,20 +133,20 @@ def test_a_commit_that_hangs_for_longer_than_a_reset_waits_is_overtaken_by_nothi
     group: GroupBench, held: MemberState
 ) -> None:
     hanging = Hanging(group, held, {A: 50})
-    held.offsets.put(A, 0)
+    held.offsets.force(A, 0)
     hanging.store.persist(Deadline.after(0.02), [A])
     hanging.store.persist(SOON)
-    assert (hanging.port.seen("commit"), held.offsets.untold()) == ([], {A: 0})
+    assert (hanging.port.seen("commit"), held.offsets.changed()) == ([], {A: 0})
     hanging.go_on()
-    assert (group.brokers.offsets, held.offsets.untold()) == ({A: 50}, {A: 0})
+    assert (group.brokers.offsets, held.offsets.changed()) == ({A: 50}, {A: 0})
     hanging.store.persist(SOON)
-    assert (group.brokers.offsets, held.offsets.untold()) == ({A: 0}, {})
+    assert (group.brokers.offsets, held.offsets.changed()) == ({A: 0}, {})
 
 
 def test_a_broker_that_hangs_does_not_keep_others_from_the_last_offsets(group: GroupBench, held: MemberState) -> None:
     hanging = Hanging(group, held, {B: 1})
-    held.offsets.put(A, 7)
-    held.offsets.put(B, 2)
+    held.offsets.force(A, 7)
+    held.offsets.force(B, 2)
     last = hanging.beside(A, B)
     assert hanging.stored.acquire(timeout=60)
     assert group.brokers.offsets == {A: 7}
@@ -152,7 +159,7 @@ def test_a_commit_that_raises_does_not_keep_its_queue(group: GroupBench, held: M
     port = FakeMember(group.brokers, "me")
     group.brokers.groups.add("g")
     store = BrokerOffsets(port, "g", held)
-    held.offsets.put(A, 1)
+    held.offsets.force(A, 1)
     with monkeypatch.context() as patch:
         patch.setattr(port, "commit", raising(ZeroDivisionError()))
         with pytest.raises(ZeroDivisionError):
@@ -167,12 +174,12 @@ def test_ctrl_c_at_any_line_of_a_commit_keeps_no_queue_from_the_next(group: Grou
     group.brokers.groups.add("g")
     for at in itertools.count():
         store, left = BrokerOffsets(port, "g", held), [at]
-        held.offsets.put(A, at)
+        held.offsets.force(A, at)
 
         def handler(frame: FrameType, event: str, arg: object, left: list[int] = left) -> Any:
             path = frame.f_code.co_filename
             parted = not linecache.getline(path, frame.f_lineno).lstrip().startswith(PARTED)
-            if path == offset_store.__file__ and event == "line" and parted and not unlike_ctrl_c(frame):
+            if path == offsets.__file__ and event == "line" and parted and not unlike_ctrl_c(frame):
                 left[0] -= 1
                 if left[0] == -1:
                     raise KeyboardInterrupt
@@ -186,7 +193,7 @@ def test_ctrl_c_at_any_line_of_a_commit_keeps_no_queue_from_the_next(group: Grou
             pass
         finally:
             sys.settrace(before)
-        assert not store._under_way, (at, left)
+        assert not store._in_flight, (at, left)
         if left[0] >= 0:
             assert at > 10
             return
@@ -201,7 +208,7 @@ def test_a_file_keeps_what_is_not_here_now(held: MemberState, tmp_path: Path) ->
     file.store({B: 7})
     store = FileOffsets(file, held, end)
     store.persist(SOON)
-    held.offsets.put(A, 1)
+    held.offsets.force(A, 1)
     store.persist(SOON)
     assert file.load() == {A: 1, B: 7}
     assert (store.read(B, SOON), store.read(q("c:0"), SOON)) == (7, None)
@@ -210,14 +217,14 @@ def test_a_file_keeps_what_is_not_here_now(held: MemberState, tmp_path: Path) ->
 def test_a_file_that_cannot_be_written_is_told_and_tried_again(held: MemberState, tmp_path: Path, caplog) -> None:
     (tmp_path / "g").write_text("a file where a folder should be")
     store = FileOffsets(LocalOffsets(tmp_path / "g" / "offsets.json"), held, end)
-    held.offsets.put(A, 1)
+    held.offsets.force(A, 1)
     for _ in range(3):
         store.persist(SOON)
     assert caplog.text.count("offsets are not stored yet") == 1
     (tmp_path / "g").unlink()
     store.persist(SOON)
     assert store.read(A, SOON) == 1
-    held.offsets.put(A, 2)
+    held.offsets.force(A, 2)
     store.persist(SOON)
     assert caplog.text.count("offsets are stored again") == 1
 
@@ -234,15 +241,15 @@ def test_a_file_that_two_threads_store_has_what_the_last_one_knew(held: MemberSt
         return load()
 
     file.load = slowly  # type: ignore[method-assign]
-    held.offsets.put(A, 50)
+    held.offsets.force(A, 50)
     first, last = (threading.Thread(target=store.persist, args=(SOON,), daemon=True) for _ in range(2))
     first.start()
     assert inside.wait(60)
-    held.offsets.put(A, 0)
+    held.offsets.force(A, 0)
     last.start()
     waits_in(last, FileOffsets.persist)
     go_on.set()
     for thread in (first, last):
         thread.join(60)
     assert load() == {A: 0}
-    assert not held.offsets.untold()
+    assert not held.offsets.changed()

@@ -5,7 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant
 
-from rocketmq_spark.consumer.push.member_state import OffsetTable
+from rocketmq_spark.consumer.member_state import OffsetTable
 from tests.models import SteppingMachine, model_test, step
 from tests.queues import q
 from tests.scale import examples
@@ -16,8 +16,8 @@ A, B = q("a:0"), q("a:1")
 def test_1_25_an_offset_only_grows_unless_somebody_knows_better() -> None:
     table = OffsetTable()
     assert table.get(A) is None
-    table.put(A, 1024)
-    table.put(A, 1023)
+    table.force(A, 1024)
+    table.force(A, 1023)
     assert table.get(A) == 1023
     table.raise_to(A, 1022)
     assert table.get(A) == 1023
@@ -26,31 +26,31 @@ def test_1_25_an_offset_only_grows_unless_somebody_knows_better() -> None:
 
 
 def test_4_29_no_offset_is_below_zero() -> None:
-    with pytest.raises(ValueError, match="is -1; expected one of at least 0"):
-        OffsetTable().put(A, -1)
+    with pytest.raises(ValueError, match="is -1; expected a number of at least 0"):
+        OffsetTable().force(A, -1)
 
 
 def test_what_was_told_is_told_again_only_when_it_changed() -> None:
     table = OffsetTable()
-    table.put(A, 1)
-    table.put(B, 2)
-    assert table.untold() == {A: 1, B: 2}
-    table.reported({A: 1})
-    assert table.untold() == {B: 2}
-    table.put(A, 0)
-    assert table.untold() == {A: 0, B: 2}
-    table.reported({A: 1, B: 2})  # the one that was under way before
-    assert table.untold() == {A: 0}
-    table.reported({q("z:0"): 1})
-    assert table.every() == {A: 0, B: 2}
+    table.force(A, 1)
+    table.force(B, 2)
+    assert table.changed() == {A: 1, B: 2}
+    table.mark_committed({A: 1})
+    assert table.changed() == {B: 2}
+    table.force(A, 0)
+    assert table.changed() == {A: 0, B: 2}
+    table.mark_committed({A: 1, B: 2})  # the one that was under way before
+    assert table.changed() == {A: 0}
+    table.mark_committed({q("z:0"): 1})
+    assert table.all() == {A: 0, B: 2}
 
 
 def test_queues_of_others_are_forgotten() -> None:
     table = OffsetTable()
-    table.put(A, 1)
-    table.put(B, 2)
-    table.keep({B})
-    assert table.every() == {B: 2}
+    table.force(A, 1)
+    table.force(B, 2)
+    table.retain({B})
+    assert table.all() == {B: 2}
 
 
 class TableMachine(SteppingMachine):
@@ -74,7 +74,7 @@ class TableMachine(SteppingMachine):
 
     @step(queue=queues, offset=numbers)
     def put(self, queue, offset):
-        self.table.put(queue, offset)
+        self.table.force(queue, offset)
         self.values[queue] = offset
         self.reported.pop(queue, None)
 
@@ -86,14 +86,14 @@ class TableMachine(SteppingMachine):
 
     @step()
     def tell(self):
-        self.did["told"] += bool(self.table.untold())
-        self.table.reported(self.table.untold())
+        self.did["told"] += bool(self.table.changed())
+        self.table.mark_committed(self.table.changed())
         self.reported = dict(self.values)
 
     @invariant()
     def agrees(self):
-        assert self.table.every() == self.values
-        assert self.table.untold() == {q: v for q, v in self.values.items() if self.reported.get(q) != v}
+        assert self.table.all() == self.values
+        assert self.table.changed() == {q: v for q, v in self.values.items() if self.reported.get(q) != v}
 
 
 TestTable = model_test(

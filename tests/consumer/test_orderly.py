@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.consumer import ordered
 from rocketmq_spark.consumer.process_queue import Thresholds
-from rocketmq_spark.consumer.push import orderly
-from rocketmq_spark.consumer.push.consumer import BaseConsumer
+from rocketmq_spark.consumer.push import BaseConsumer
 from rocketmq_spark.errors import CallTimeout, RemoteProtocolError
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.model.membership import ResetOffsets
@@ -92,7 +92,7 @@ def test_an_unanswered_lock_stops_listeners_soon_behind_a_proxy(
         return set()
 
     monkeypatch.setattr(port, "lock", lock)
-    while consumer._running._consuming.ready(consumer._running.held.queues[A]):
+    while consumer._running._consume_service.is_ready(consumer._running.state.queues[A]):
         group.time.advance(0.1)
     assert group.time.now - went_down + waited_s[0] <= 4.1
 
@@ -133,17 +133,17 @@ def test_whatever_a_listener_does_its_message_is_tried_again_and_the_queue_goes_
     group.brokers.send(A, b"1", b"2")
     group.time.advance(60)
     assert [entry[1:] for entry in group.got] == [(b"1", 0), (b"1", 1), (b"1", 2), (b"2", 0)]
-    assert consumer._running._consuming.ready(consumer._running.held.queues[A])
+    assert consumer._running._consume_service.is_ready(consumer._running.state.queues[A])
     consumer.stop()
     assert group.brokers.offsets[A] == 2
 
 
 @pytest.mark.parametrize("what", ["listener", "dead letter"])
 def test_a_bug_behind_the_listener_ends_no_queue(group: GroupBench, what: str, monkeypatch) -> None:
-    _, port = started(group, lambda messages, context: 1 / 0 if messages[0].body == b"1" else None, max_tries=0)
+    _, port = started(group, lambda messages, context: 1 / 0 if messages[0].body == b"1" else None, max_retries=0)
     if what == "listener":
-        real, turns = orderly.ordered, [raising(SystemExit("a bug"))]
-        monkeypatch.setattr(orderly, "ordered", lambda *given: (turns.pop() if turns else real)(*given))
+        real, turns = ordered.judge_ordered, [raising(SystemExit("a bug"))]
+        monkeypatch.setattr(ordered, "judge_ordered", lambda *given: (turns.pop() if turns else real)(*given))
     else:
         port.send_to_retry = raising(SystemExit("a bug"))
     group.brokers.send(A, b"1", b"2")
@@ -195,7 +195,7 @@ def test_a_listener_that_commits_too_rarely_for_what_may_wait_is_reported(
     group.brokers.send(A, *[b"1"] * 100)
     group.time.advance(60)
     assert len(group.got) == (32 if standing else 100)
-    said = "T/a/0 is stalled: its listener has to commit, but gets no more messages before it does: 32 messages are cached, "
+    said = "T/a/0 is stalled: its listener gets no more messages until it commits: 32 messages are cached, "
     assert caplog.text.count(said) == standing
 
 
@@ -232,7 +232,7 @@ def test_a_queue_tells_when_its_listener_was_called_last(group: GroupBench) -> N
     group.time.advance(10)
     group.brokers.send(A, b"1")
     group.time.advance(0.1)
-    consumed_ms = {queue: held.last_consume_ms for queue, held in consumer._running.held.queues.items()}
+    consumed_ms = {queue: held.last_consume_ms for queue, held in consumer._running.state.queues.items()}
     assert consumed_ms.pop(A) > max(consumed_ms.values()) + 10_000
 
 
@@ -309,7 +309,7 @@ def test_a_queue_that_goes_and_comes_back_while_its_listener_works_repeats_nothi
     b = q("b:0")
     with hanging(group, b"one", b"two", clustering=clustering, offsets_folder=tmp_path) as (consumer, go_on):
         group.brokers.topics["T"] = [queue for queue in ALL if queue != b]
-        old = consumer._running.held.queues[b]
+        old = consumer._running.state.queues[b]
         while not old.dropped:
             group.time.advance(1)
         group.time.advance(8)
@@ -317,7 +317,7 @@ def test_a_queue_that_goes_and_comes_back_while_its_listener_works_repeats_nothi
         go_on()
         group.workers[0].threads = None
         group.time.advance(2)
-        assert b not in consumer._running.held.queues
+        assert b not in consumer._running.state.queues
         group.brokers.topics["T"] = ALL
         group.time.advance(25)
     assert (group.bodies(), old.released) == ([b"one", b"two"], True)
@@ -327,7 +327,7 @@ def test_a_revoked_queue_waits_for_its_listener_although_its_last_lock_was_long_
     """Else two members would have it when a rebalance comes shortly before the next renewal."""
     b = q("b:0")
     with hanging(group, b"one", b"two") as (consumer, go_on):
-        lock, lease_ms = consumer._running.held.queues[b].lock, consumer._running._ownership._lease_ms
+        lock, lease_ms = consumer._running.state.queues[b].lock, consumer._running._ownership._lease_ms
         while lease_ms() - (lock.granted_ms or 0) < 18_000:
             group.time.advance(0.5)
         second, _ = started(group)
@@ -344,7 +344,7 @@ def test_a_call_that_ends_without_the_lock_stores_nothing(group: GroupBench) -> 
     b = q("b:0")
     with hanging(group, b"one", b"two") as (consumer, go_on):
         started(group)
-        assert consumer._running.held.queues[b].dropped
+        assert consumer._running.state.queues[b].dropped
         group.brokers.connections["b"] = 2
         group.brokers.locks[b] = "another"
         group.brokers.offsets[b] = 2
@@ -362,11 +362,11 @@ def test_a_call_that_ends_after_its_queue_moved_and_came_back_changes_nothing(gr
         assert group.bodies() == [b"one", b"one", b"two"]
         second.stop()
         group.time.advance(5)
-        assert (consumer._running.held.queues[b].dropped, group.brokers.offsets[b]) == (False, 2)
+        assert (consumer._running.state.queues[b].dropped, group.brokers.offsets[b]) == (False, 2)
         go_on()
         group.workers[0].threads = None
         group.time.advance(10)
-        assert (group.brokers.offsets[b], consumer._running.held.offsets.get(b)) == (2, 2)
+        assert (group.brokers.offsets[b], consumer._running.state.offsets.get(b)) == (2, 2)
     assert len(group.got) == 3
 
 
@@ -394,18 +394,18 @@ def test_4_18_a_queue_that_comes_back_waits_for_the_call_that_is_under_way(group
     b = q("b:0")
     with hanging(group, b"one", b"two") as (consumer, go_on):
         running = consumer._running
-        old = running.held.queues[b]
-        running.rebalancing.repair(old, 0) if how == "repair" else running.rebalancing.reset({b: 0})
+        old = running.state.queues[b]
+        running.rebalancing.correct_offset_soon(old, 0) if how == "repair" else running.rebalancing.reset({b: 0})
         group.time.advance(30 if "long" in how else 5)
         assert group.bodies() == [b"one"]
         assert group.brokers.locks[b] == "m1"
         assert group.brokers.offsets[b] == 0  # at once, although the listener is not through
-        assert (running.held.queues[b] is old) == ("long" not in how)
+        assert (running.state.queues[b] is old) == ("long" not in how)
         go_on()
         group.workers[0].threads = None
         group.time.advance(2.1)
     assert group.bodies() == [b"one", b"one", b"two"]
-    assert old not in running.held.queues.values()
+    assert old not in running.state.queues.values()
     consumer.stop()
     assert group.brokers.offsets[b] == 2
 
@@ -424,18 +424,18 @@ def test_4_18_of_two_that_wait_for_a_call_the_last_one_comes_after_it(group: Gro
         group.workers[0].threads = None
         group.time.advance(0.1)
     assert group.bodies() == [b"one", b"one", b"two"]
-    assert running._consuming._tasks == set()
+    assert running._consume_service._scheduled == set()
 
 
 def test_4_18_a_queue_whose_lock_was_lost_under_a_listener_is_not_kept_for_ever(group: GroupBench) -> None:
     """Nor does it come back to a second call beside the first."""
     b = q("b:0")
     with hanging(group, b"one", b"two") as (consumer, go_on):
-        held = consumer._running.held
+        held = consumer._running.state
         old = held.queues[b]
         group.brokers.locks[b] = "somebody"
         group.time.advance(19.6)  # a look at the locks: this one is not ours any more
-        assert not consumer._running._consuming.ready(old)
+        assert not consumer._running._consume_service.is_ready(old)
         consumer._running.rebalancing.reset({b: 0})
         group.time.advance(2)
         assert b not in held.queues
@@ -463,9 +463,9 @@ def test_the_lock_counts_from_its_question(group: GroupBench, monkeypatch: pytes
     began_ms = int(group.time.now * 1000)
     consumer.start(print)
     group.time.advance(0)
-    held = consumer._running.held.queues
+    held = consumer._running.state.queues
     assert {held[queue].lock.granted_ms for queue in ALL} == {began_ms}
-    assert not held[ALL[-1]].lock.held(began_ms + 30_001, 1)
+    assert not held[ALL[-1]].lock.is_held(began_ms + 30_001, 1)
 
 
 def test_a_renewed_lock_counts_from_its_question_too(group: GroupBench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -481,7 +481,7 @@ def test_a_renewed_lock_counts_from_its_question_too(group: GroupBench, monkeypa
     asked_ms: list[int] = []
     monkeypatch.setattr(port, "lock", slow)
     group.time.advance(20)
-    assert {each.lock.granted_ms for each in consumer._running.held.owned()} == {asked_ms[-1]}
+    assert {each.lock.granted_ms for each in consumer._running.state.owned()} == {asked_ms[-1]}
 
 
 def test_4_18_a_listener_that_hangs_does_not_keep_a_queue_for_ever(group: GroupBench) -> None:
@@ -495,7 +495,7 @@ def test_a_lock_that_is_lost_stops_the_queue_until_it_is_granted_again(group: Gr
     consumer, _ = started(group)
     group.brokers.locks[A] = "somebody"
     group.time.advance(20)
-    assert not consumer._running._consuming.ready(consumer._running.held.queues[A])
+    assert not consumer._running._consume_service.is_ready(consumer._running.state.queues[A])
     group.brokers.send(A, b"1")
     group.time.advance(1)
     assert group.got == []
@@ -528,7 +528,7 @@ def test_a_member_that_was_cut_off_goes_on_behind_what_another_finished(group: G
     assert group.brokers.offsets[A] == 3
     group.brokers.locks[A] = consumer.client_id
     group.time.advance(10)
-    assert "another member had T/a/0 and finished it up to offset 3: continuing there, not at 1" in caplog.text
+    assert "another member consumed T/a/0 up to offset 3 meanwhile: continuing there, not at 1" in caplog.text
     group.brokers.send(A, b"4")
     group.time.advance(10)
     assert (group.bodies(), group.brokers.offsets[A]) == ([b"1", b"4"], 4)

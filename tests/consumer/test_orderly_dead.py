@@ -19,7 +19,7 @@ def test_1_24_after_its_last_try_a_message_is_a_dead_letter_at_once_and_the_queu
     group: GroupBench, tries: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As Java's sends it: a copy that says how often it was tried. Brokers know of no attempt in place."""
-    _, port = started(group, lambda messages, context: 1 / 0 if messages[0].body == b"bad" else None, max_tries=tries)
+    _, port = started(group, lambda messages, context: 1 / 0 if messages[0].body == b"bad" else None, max_retries=tries)
     group.brokers.send(A, b"bad", b"good")
     group.time.advance(3600)
     assert group.bodies() == [*[b"bad"] * (1 + tries), b"good"]
@@ -40,7 +40,7 @@ def test_a_message_that_fails_beside_others_has_its_own_tries(group: GroupBench)
             group.brokers.send(A, b"young")
         raise ZeroDivisionError
 
-    started(group, listener, max_tries=2, consume_batch_max_size=2)
+    started(group, listener, max_retries=2, consume_batch_max_size=2)
     group.brokers.send(A, b"old")
     group.time.advance(60)
     assert [(m.body, m.reconsume_times) for m in group.brokers.dead] == [(b"old", 4), (b"young", 2)]
@@ -49,7 +49,7 @@ def test_a_message_that_fails_beside_others_has_its_own_tries(group: GroupBench)
 def test_a_broadcasting_member_drops_a_message_after_its_last_try(
     group: GroupBench, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    how: dict[str, Any] = {"clustering": False, "offsets_folder": tmp_path, "max_tries": 3}
+    how: dict[str, Any] = {"clustering": False, "offsets_folder": tmp_path, "max_retries": 3}
     _, port = started(group, lambda messages, context: 1 / 0 if messages[0].body == b"bad" else None, **how)
     group.brokers.send(A, b"bad", b"good")
     group.time.advance(60)
@@ -62,17 +62,17 @@ def test_1_24_what_failed_in_a_queue_that_is_gone_is_no_dead_letter(group: Group
     """Its next owner tries it."""
 
     def listener(messages: Any, context: Any) -> None:
-        consumer._running.held.queues[A].dropped = True
+        consumer._running.state.queues[A].dropped = True
         raise ZeroDivisionError
 
-    consumer, port = started(group, listener, max_tries=0)
+    consumer, port = started(group, listener, max_retries=0)
     group.brokers.send(A, b"bad")
     group.time.advance(0.1)
     assert (group.bodies(), group.brokers.dead, port.seen("send_to_retry")) == ([b"bad"], [], [])
 
 
 def test_1_24_what_cannot_be_copied_is_made_a_dead_letter_by_its_broker(group: GroupBench) -> None:
-    _, port = started(group, lambda messages, context: 1 / 0, max_tries=1)
+    _, port = started(group, lambda messages, context: 1 / 0, max_retries=1)
     group.brokers.failing["send_to_retry"] = DecodeError("no magic")
     group.brokers.send(A, b"bad")
     group.time.advance(60)
@@ -82,7 +82,7 @@ def test_1_24_what_cannot_be_copied_is_made_a_dead_letter_by_its_broker(group: G
 
 
 def test_1_24_what_no_broker_takes_is_tried_in_place_until_one_does(group: GroupBench) -> None:
-    started(group, lambda messages, context: 1 / 0 if messages[0].body == b"bad" else None, max_tries=1)
+    started(group, lambda messages, context: 1 / 0 if messages[0].body == b"bad" else None, max_retries=1)
     group.brokers.failing |= {"send_to_retry": CallTimeout("late"), "send_back": CallTimeout("late")}
     group.brokers.send(A, b"bad", b"good")
     group.time.advance(5)
@@ -100,7 +100,7 @@ def test_1_24_of_a_batch_only_what_no_broker_takes_comes_again_and_in_its_place(
     consumer, port = started(
         group,
         lambda messages, context: 1 / 0 if bad & {one.body for one in messages} else None,
-        max_tries=1,
+        max_retries=1,
         consume_batch_max_size=3,
     )
     real, refused = port.send_to_retry, [b"2"]
@@ -156,7 +156,7 @@ def all_at_once(group: GroupBench, *bodies: bytes) -> None:
 def test_1_24_whatever_making_a_dead_letter_raises_the_others_become_one_once(
     group: GroupBench, error: BaseException
 ) -> None:
-    _, port = started(group, lambda messages, context: 1 / 0, max_tries=1, consume_batch_max_size=2)
+    _, port = started(group, lambda messages, context: 1 / 0, max_retries=1, consume_batch_max_size=2)
     refused = no_dead_letter(port, b"2", error)
     all_at_once(group, b"1", b"2")
     group.time.advance(10)
@@ -172,7 +172,7 @@ def test_1_24_while_no_broker_takes_a_dead_letter_nothing_behind_it_fails_with_i
     def listener(messages: Any, context: Any) -> None:
         assert not {b"1", b"2"} & {one.body for one in messages}
 
-    consumer, port = started(group, listener, max_tries=1, consume_batch_max_size=size)
+    consumer, port = started(group, listener, max_retries=1, consume_batch_max_size=size)
     refused = no_dead_letter(port, b"2", CallTimeout("late"))
     all_at_once(group, b"1", b"2")
     group.time.advance(5)
@@ -195,7 +195,7 @@ def test_1_24_a_rollback_does_not_bring_dead_letters_back(group: GroupBench) -> 
         word = next(answers)
         return getattr(context, word)() if word else None
 
-    consumer, _ = started(group, listener, auto_commit=False, max_tries=1)
+    consumer, _ = started(group, listener, auto_commit=False, max_retries=1)
     all_at_once(group, b"1", b"dead", b"3")
     group.time.advance(5)
     assert group.bodies() == [b"1", b"dead", b"dead", b"3", b"1", b"3"]
@@ -212,7 +212,7 @@ def test_1_24_where_commits_are_by_hand_a_dead_letter_waits_for_one(group: Group
         word = next(answers)
         return getattr(context, word)() if word else None
 
-    consumer, _ = started(group, listener, auto_commit=False, max_tries=1)
+    consumer, _ = started(group, listener, auto_commit=False, max_retries=1)
     group.brokers.send(A, b"1", b"bad", b"3")
     group.time.advance(3)
     assert group.bodies() == [b"1", b"bad", b"bad", b"3"]
@@ -232,7 +232,7 @@ def test_a_batch_that_cannot_be_decoded_stops_no_ordered_queue(group: GroupBench
             group.brokers.queues[A].messages[-1], decode_error="malformed", sys_flag=int(INNER_BATCH_MASK)
         )
     group.brokers.send(A, b"good")
-    _, port = started(group, lambda messages, context: 1 / 0 if messages[0].decode_error else None, max_tries=2)
+    _, port = started(group, lambda messages, context: 1 / 0 if messages[0].decode_error else None, max_retries=2)
     group.time.advance(3600)
     assert group.bodies() == [*[b"bad"] * (3 + 3 + 1), b"good"]
     assert (port.seen("send_back"), port.seen("send_to_retry")) == ([], [b"bad"] * 3)

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.consumer import ownership
+from rocketmq_spark.consumer.member_state import MemberState, OffsetTable
+from rocketmq_spark.consumer.offsets import BrokerOffsets, LocalOffsets
+from rocketmq_spark.consumer.ownership import Ownership
 from rocketmq_spark.consumer.process_queue import ProcessQueue
-from rocketmq_spark.consumer.push import ownership
-from rocketmq_spark.consumer.push.member_state import MemberState, OffsetTable
-from rocketmq_spark.consumer.push.offset_store import BrokerOffsets, LocalOffsets
-from rocketmq_spark.consumer.push.ownership import Ownership
-from rocketmq_spark.consumer.rebalance import ConsumeFrom, Where
+from rocketmq_spark.consumer.rebalance import ConsumeFrom, ConsumeFromWhere
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import AccessDenied, BrokerNotFound, CallTimeout, ServerFault
 from rocketmq_spark.model import MessageQueue
@@ -98,8 +98,8 @@ def test_a_broker_that_hangs_is_asked_once_a_run(group: GroupBench) -> None:
     ("mode", "first"),
     [
         (ConsumeFrom(), []),
-        (ConsumeFrom(Where.EARLIEST), [b"0", b"1", b"2"]),
-        (ConsumeFrom(Where.TIMESTAMP, 7), [b"2"]),
+        (ConsumeFrom(ConsumeFromWhere.EARLIEST), [b"0", b"1", b"2"]),
+        (ConsumeFrom(ConsumeFromWhere.TIMESTAMP, 7), [b"2"]),
     ],
 )
 @pytest.mark.parametrize("young", [False, True])
@@ -215,7 +215,7 @@ def test_4_20_what_was_in_memory_is_forgotten_when_a_queue_comes(group: GroupBen
     one.owns.add([A])
     assert one.owns.drop([A]) == [A]
     group.brokers.offsets[A] = 3
-    one.held.offsets.put(A, 99)  # by somebody who was late
+    one.held.offsets.force(A, 99)  # by somebody who was late
     assert one.owns.add([A]) == [A]
     assert one.held.offsets.get(A) == 3
     assert one.begun == [(A, 0), (A, 3)]
@@ -235,7 +235,7 @@ def test_a_repair_that_comes_too_late_does_not_touch_the_queue_that_came_back(gr
     one.owns.drop([A])
     group.brokers.offsets[A] = 3
     one.owns.add([A])
-    one.owns.repair(old, 99)
+    one.owns.correct_offset(old, 99)
     assert (one.held.queues[A].dropped, one.held.offsets.get(A), group.brokers.offsets[A]) == (False, 3, 3)
 
 
@@ -245,11 +245,11 @@ def test_results_count_no_more_from_the_moment_of_a_reset(group: GroupBench) -> 
     one.owns.add([A])
 
     def calling(queue: ProcessQueue) -> bool:
-        one.held.finished(queue, 50)
+        one.held.record_finished_locked(queue, 50)
         seen.append(one.held.offsets.get(A))
         return False
 
-    one.owns.orderly = SimpleNamespace(calling=calling)  # type: ignore[assignment]
+    one.owns.ordered_service = SimpleNamespace(has_call=calling)  # type: ignore[assignment]
     one.owns.reset({A: 5})
     assert set(seen) == {5}
     assert (group.brokers.offsets[A], one.held.queues) == (5, {})
@@ -258,7 +258,7 @@ def test_results_count_no_more_from_the_moment_of_a_reset(group: GroupBench) -> 
 def test_an_offset_that_cannot_be_stored_does_not_keep_a_queue(group: GroupBench) -> None:
     one = Owner(group)
     one.owns.add([A])
-    one.held.offsets.put(A, 1)
+    one.held.offsets.force(A, 1)
     group.brokers.failing["commit a"] = CallTimeout("late")
     assert one.owns.drop([A]) == [A]
     assert one.held.owned() == []
@@ -270,7 +270,7 @@ def test_a_reset_holds_over_a_commit_that_its_broker_answers_later(group: GroupB
     monkeypatch.setattr(ownership, "TIMEOUT_S", 0.02)
     one = Owner(group)
     one.owns.add([A])
-    one.held.offsets.put(A, 50)
+    one.held.offsets.force(A, 50)
     entered, go_on, real = threading.Event(), threading.Event(), one.port.commit
 
     def late(*given: Any) -> Any:
@@ -297,7 +297,7 @@ def test_a_reset_that_comes_while_a_member_stores_its_last_offsets_is_stored(gro
     """Whichever thread is quicker: after that commit nothing would be left of the queue here."""
     one = Owner(group, ordered)
     one.owns.add([A])
-    one.held.offsets.put(A, 50)
+    one.held.offsets.force(A, 50)
     waits, left = threading.Event(), threading.Event()
     reset = threading.Thread(target=one.owns.reset, args=({A: 5},), daemon=True)
     commit, persist = one.port.commit, one.store.persist
@@ -335,7 +335,7 @@ def test_an_offset_that_was_set_and_not_stored_is_ours_to_store_for_a_minute(
     group.time.advance(after_s - 0.001)
     one.owns.add([A])
     assert one.begun[1:] == [(A, begins)]
-    assert ("offset 3 of T/a/0 was set, no broker stored it" in caplog.text) == (begins == 7)
+    assert ("dropped the reset to offset 3 of T/a/0: no broker stored it" in caplog.text) == (begins == 7)
 
 
 def test_an_offset_that_was_set_is_kept_while_rebalances_try_to_bring_its_queue_back(group: GroupBench) -> None:
@@ -380,16 +380,16 @@ def test_where_a_queue_was_reset_to_it_begins_unless_it_went_to_another_member(
     """Whatever is stored after the reset: of its own pull, which was slow, or what that member finished."""
     one = Owner(group)
     one.owns.add([A])
-    one.held.offsets.put(A, 9)
+    one.held.offsets.force(A, 9)
     one.owns.reset({A: 5})
     group.brokers.offsets[A] = 9
-    one.owns.yield_others("U", [])
-    one.owns.yield_others("T", mine)
+    one.owns.drop_foreign_resets("U", [])
+    one.owns.drop_foreign_resets("T", mine)
     one.owns.add([A])
     assert one.begun[1:] == [(A, begins)]
 
 
-@pytest.mark.parametrize("finish", [OffsetTable.raise_to, OffsetTable.move_to])
+@pytest.mark.parametrize("finish", [OffsetTable.raise_to, OffsetTable.set])
 def test_what_another_member_finished_counts_where_a_reset_was_stored_before(group: GroupBench, finish: Any) -> None:
     """It could not be stored at first, and its queue was given up later, with what could not be stored either."""
     one = Owner(group)
@@ -419,18 +419,18 @@ def test_a_reset_of_a_queue_that_is_between_release_and_begin_counts(
     one.owns.reset({A: 40})
     one.owns.reset({A: 10, q("b:0"): 5})
     assert group.brokers.offsets == {A: 10 if stores else 0}
-    assert one.held.offsets.every() == {}
+    assert one.held.offsets.all() == {}
     one.owns.add([A])
     assert one.begun[1:] == [(A, 10)]
     assert "offsets are reset to {'T/a/0': 40}" in caplog.text
-    assert "changing hands are reset to {'T/a/0': 10}" in caplog.text
+    assert "between two owners are reset to {'T/a/0': 10}" in caplog.text
     assert "did not reset them: {'T/b/0': 5}" in caplog.text
 
 
 def test_a_reset_of_a_queue_that_was_released_is_stored_for_its_next_member(group: GroupBench) -> None:
     one = Owner(group)
     one.owns.add([A])
-    one.held.offsets.put(A, 50)
+    one.held.offsets.force(A, 50)
     one.owns.drop([A])
     one.owns.reset({A: 0})
     assert group.brokers.offsets[A] == 0
@@ -444,7 +444,7 @@ def test_a_queue_that_has_been_away_for_long_is_not_reset_here(
 ) -> None:
     one = Owner(group)
     one.owns.add([A])
-    one.held.offsets.put(A, 50)
+    one.held.offsets.force(A, 50)
     one.owns.drop([A])
     group.time.advance(60.1)
     one.owns.reset({A: 0})

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from rocketmq_spark.base.clock import Clock, Deadline
-from rocketmq_spark.consumer.pull.assigned import FetchedPart
-from rocketmq_spark.consumer.pull.polls import Polls
-from rocketmq_spark.consumer.rebalance import Start
+from rocketmq_spark.consumer.assigned import FetchedPart
+from rocketmq_spark.consumer.polls import Polls
+from rocketmq_spark.consumer.rebalance import StartOffset
 from rocketmq_spark.consumer.settings import ConsumerSettings, Subscriptions
 from rocketmq_spark.errors import ConnectionLost, OffsetError, OptionError, RocketMQError
 from rocketmq_spark.model import MessageQueue, PullAnswer, PullRequest, PullStatus, ReceivedMessage
@@ -39,7 +39,7 @@ def polls(fake: FakeMember, **settings: float) -> Polls:
 def test_messages_that_come_on_many_threads_are_each_given_once() -> None:
     fake = FakeMember(QUEUES)
     one = polls(fake)
-    one.assign(dict.fromkeys(QUEUES, Start(0)))
+    one.assign(dict.fromkeys(QUEUES, StartOffset(0)))
     arriving = [threading.Thread(target=lambda q=q: [fake.add(q) for _ in range(50)]) for q in QUEUES]
     for thread in arriving:
         thread.start()
@@ -58,7 +58,7 @@ def test_a_failed_pull_is_made_again_while_somebody_waits() -> None:
     fake = FakeMember(QUEUES[:1], high=1)
     fake.errors = [ConnectionLost("gone")]
     one = polls(fake, pull_delay_on_error_s=0.05)
-    one.assign({QUEUES[0]: Start(0)})
+    one.assign({QUEUES[0]: StartOffset(0)})
     assert len(one.wait(Deadline.after(WAIT_S), 1)) == 1
 
 
@@ -66,14 +66,14 @@ def test_all_queues_that_are_still_here_are_sought_or_all_that_are_named() -> No
     """One may go to another member while its broker is asked where to."""
     fake = FakeMember(QUEUES[:3], high=9)
     one = polls(fake)
-    starts = dict.fromkeys(QUEUES[:3], Start(0))
+    starts = dict.fromkeys(QUEUES[:3], StartOffset(0))
 
     def goes(queue: MessageQueue) -> int:
         one.assign({known: None for known in QUEUES[:3] if known != QUEUES[1]})
         return 5
 
     def sought() -> list[int | None]:
-        return [info.commit_offset for _, info in sorted(one.infos().items())]
+        return [info.commit_offset for _, info in sorted(one.queue_infos().items())]
 
     one.assign(starts)
     one.seek([], goes)
@@ -94,7 +94,7 @@ def test_what_is_no_queue_is_not_assigned(queues: Any) -> None:
 
 def test_who_is_woken_comes_back_once() -> None:
     one = polls(FakeMember(QUEUES[:1]))
-    one.assign({QUEUES[0]: Start(0)})
+    one.assign({QUEUES[0]: StartOffset(0)})
     one.wake()
     assert one.wait(Deadline.after(WAIT_S), 1) == []
     short = Deadline.after(0.02)
@@ -132,14 +132,14 @@ def test_a_loop_that_goes_on_above_a_commit_keeps_its_place(monkeypatch: pytest.
         consumer.assign([A])
         loop = iter(consumer)
         assert next(loop).queue_offset == 0
-        ready = consumer._polls._assigned.ready
-        real, found = ready.give_up_to, list[int]()
+        ready = consumer._polls._queues.ready
+        real, found = ready.mark_returned_up_to, list[int]()
 
         def give_up_to(next_offset: int) -> None:
             found.extend(message.queue_offset for message in itertools.islice(loop, 0 if found else 1))
             real(next_offset)
 
-        monkeypatch.setattr(ready, "give_up_to", give_up_to)
+        monkeypatch.setattr(ready, "mark_returned_up_to", give_up_to)
         for committed in (1, 2):
             consumer.commit()
             assert (found, fake.stored[A]) == ([1], committed)
@@ -165,7 +165,7 @@ def test_ctrl_c_while_a_poll_returns_loses_nothing(how: str, monkeypatch: pytest
         consumer.assign([A])
         got: list[tuple[MessageQueue, int]] = []
         with monkeypatch.context() as patched:
-            patched.setattr("rocketmq_spark.consumer.pull.pull_consumer.portion", portion)
+            patched.setattr("rocketmq_spark.consumer.pull.portion", portion)
             patched.setattr(consumer, "_to_arrow", rows)
             found: Any = []
             with contextlib.suppress(KeyboardInterrupt):
@@ -241,7 +241,7 @@ def test_ctrl_c_between_two_steps_of_a_wait_is_raised_as_it_is(monkeypatch: pyte
 def test_after_the_close_nothing_is_pulled() -> None:
     fake = FakeMember(QUEUES[:1])
     one = polls(fake)
-    one.assign({QUEUES[0]: Start(0)})
+    one.assign({QUEUES[0]: StartOffset(0)})
     one.close()
     assert one.assign({}) == {}
     count = len(fake.pulls)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from rocketmq_spark.consumer.pop.listening import InAnyOrder, InOrder, pause_s
+from rocketmq_spark.consumer.pop import FifoConsumeService, StandardConsumeService, redelivery_pause_s
 from rocketmq_spark.errors import ConnectionLost
 from rocketmq_spark.model.membership import ConsumerStats
 from rocketmq_spark.model.message import GroupPolicy
@@ -30,13 +30,13 @@ class Listens:
         does = self.does.get(message.msg_id)
         return does(context) if does else None
 
-    def in_any_order(self) -> InAnyOrder:
+    def in_any_order(self) -> StandardConsumeService:
         b = self.bench
-        return InAnyOrder(self, b.proxy, b.in_hand, b.settling, b.workers, b.timer)
+        return StandardConsumeService(self, b.proxy, b.in_hand, b.settling, b.workers, b.timer)
 
-    def in_order(self) -> InOrder:
+    def in_order(self) -> FifoConsumeService:
         b = self.bench
-        return InOrder(self, b.proxy, b.settings, b.in_hand, b.settling, (b.workers, b.timer))
+        return FifoConsumeService(self, b.proxy, b.settings, b.in_hand, b.settling, (b.workers, b.timer))
 
 
 def raises(context: Any) -> None:
@@ -130,7 +130,7 @@ def test_what_waited_while_the_machine_slept_goes_to_no_listener(kind):
     [(0, 1, 10.0), (0, 2, 30.0), (0, 9, 30.0), (1, 1, 1.0), (18, 1, 7200.0), (99, 1, 7200.0)],
 )
 def test_when_a_message_comes_again(level, attempt, seconds):
-    assert pause_s(level, attempt, POLICY) == seconds
+    assert redelivery_pause_s(level, attempt, POLICY) == seconds
 
 
 def test_a_group_goes_on_when_a_message_is_done_and_others_do_not_wait_for_it():
@@ -285,6 +285,6 @@ def test_what_is_tried_again_in_place_is_as_it_came() -> None:
     b = listens.bench
     lent = b.lent(of("A"))
     came = lent[0].message.body
-    InOrder(listener, b.proxy, b.settings, b.in_hand, b.settling, (b.workers, b.timer)).submit(lent)
+    FifoConsumeService(listener, b.proxy, b.settings, b.in_hand, b.settling, (b.workers, b.timer)).submit(lent)
     b.time.advance(60)
     assert bodies == [came] * 3

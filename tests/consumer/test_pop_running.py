@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.consumer.pop import in_hand
-from rocketmq_spark.consumer.pop.running import LOOK_S
-from rocketmq_spark.consumer.push.consumer import BaseConsumer
-from rocketmq_spark.consumer.push.running import TIMEOUT_S, ConsumerTools
+from rocketmq_spark.consumer import pop
+from rocketmq_spark.consumer.pop import POLLER_CHECK_S
+from rocketmq_spark.consumer.push import BaseConsumer
+from rocketmq_spark.consumer.tools import TIMEOUT_S, ConsumerTools
 from rocketmq_spark.errors import AccessDenied, ClosedError, ConnectionLost, OptionError, RocketMQError
 from rocketmq_spark.model import NO_FILTER, Filter
 from rocketmq_spark.model.message import GroupPolicy
@@ -86,9 +86,9 @@ def test_what_came_when_there_were_no_threads_for_listeners_is_consumed_although
     with monkeypatch.context() as patched:
         no_more_threads(patched, "rocketmq-g")
         member.proxy.put(of("A"))
-        eventually(lambda: member.consumer._running._workers._lacking, 60)
+        eventually(lambda: member.consumer._running._workers._is_short_of_threads, 60)
     assert member.got == []
-    member.time.advance(LOOK_S)
+    member.time.advance(POLLER_CHECK_S)
     eventually(lambda: member.got == ["A"], 60)
 
 
@@ -118,7 +118,7 @@ def test_of_two_threads_that_subscribe_at_once_the_proxy_hears_all(member):
     member.proxy.counts |= {"u": 1, "v": 1}
     member.start()
     second = threading.Thread(target=member.consumer.subscribe, args=("v",))
-    arrived = arrival(member.consumer._running, "_telling", second)
+    arrived = arrival(member.consumer._running, "_subscribe_lock", second)
     tell = member.proxy.subscribe
 
     def meanwhile(filters: Any, deadline: Any) -> None:
@@ -140,8 +140,8 @@ def test_a_subscription_that_waited_while_the_consumer_was_stopped_joins_no_more
     member.start()
     running = member.consumer._running
     second = threading.Thread(target=subscribes, args=(member, outcomes := []))
-    arrived = arrival(running, "_telling", second)
-    with running._telling:
+    arrived = arrival(running, "_subscribe_lock", second)
+    with running._subscribe_lock:
         second.start()
         assert arrived.wait(60)
         assert member.consumer.stop(30) == []
@@ -195,11 +195,11 @@ def subscribes(member: Member, outcomes: list[Exception]) -> None:
 
 def test_a_listener_that_takes_long_keeps_its_message(member):
     goes_on = member.held_up()
-    settling = member.consumer._running._settling
+    acknowledger = member.consumer._running._acknowledger
     eventually(lambda: member.proxy.asked == 2, 60)
     for number in range(1, 7):
         member.time.advance(10)
-        eventually(lambda: not settling._renewing, 60)  # they ask on threads of their own
+        eventually(lambda: not acknowledger._renew_threads, 60)  # they ask on threads of their own
         assert member.proxy.told == [("change", "A", 30.0)] * number
     goes_on.set()
     eventually(lambda: member.proxy.told[6:] == [("ack", "A")], 60)
@@ -370,13 +370,13 @@ def test_while_brokers_do_not_keep_the_order_any_more_nothing_is_handed_to_an_or
     eventually(lambda: member.got == ["A"], 60)
     member.proxy.said = GroupPolicy(3, False, (10.0,))
     member.proxy.put(of("B", "a"))
-    member.time.advance(LOOK_S)
-    eventually(lambda: not member.consumer._running._popping._threads, 60)
+    member.time.advance(POLLER_CHECK_S)
+    eventually(lambda: not member.consumer._running._pollers._threads, 60)
     assert [record.levelname for record in caplog.records if "requests no messages" in record.message] == ["ERROR"]
     assert member.got == ["A"]
     member.time.advance(60)  # what the last question got comes again
     member.proxy.said = GroupPolicy(3, True, (10.0,))
-    member.time.advance(LOOK_S)
+    member.time.advance(POLLER_CHECK_S)
     eventually(lambda: member.got == ["A", "B"], 60)
     assert member.consumer.stop(30) == []
 
@@ -385,21 +385,21 @@ def test_a_stop_that_is_interrupted_leaves_and_is_continued_by_the_next(member, 
     goes_on = member.held_up()
     running = member.consumer._running
     with monkeypatch.context() as patch:
-        patch.setattr(running._in_hand, "finish", raising(KeyboardInterrupt()))
+        patch.setattr(running._unacked, "wait_until_settled", raising(KeyboardInterrupt()))
         with pytest.raises(KeyboardInterrupt):
             member.consumer.stop()
     assert member.proxy.closed
     goes_on.set()
     assert member.consumer.stop() == []
     assert running._workers._closed
-    assert running._looks._closed
+    assert running._check_timer._closed
 
 
 def test_a_stop_in_a_listener_does_not_wait_for_the_one_that_waits_for_it(member):
     left = []
 
     def stops(message):
-        eventually(lambda: member.consumer._running._popping.closed)
+        eventually(lambda: member.consumer._running._pollers.closed)
         left.append(member.consumer.stop(600))
 
     member.does = stops
@@ -416,7 +416,7 @@ def test_a_stop_waits_for_no_message_that_waits_for_its_next_try() -> None:
     member.start()
     member.proxy.put(of("A", "g"))
     running = member.consumer._running
-    eventually(lambda: running._listening._paused, 60)
+    eventually(lambda: running._consume_service._paused_keys, 60)
     assert member.consumer.stop(0.1) == []
     assert (member.got, member.consumer.stats().cached) == (["A"], 0)
 
@@ -438,7 +438,7 @@ def test_a_retry_in_order_does_not_wait_for_routes() -> None:
 
     consumer.subscribe("t")
     consumer.start(listener)
-    times["look"].run_due()
+    times["check"].run_due()
     proxy.put(of("A", "group"))
     eventually(lambda: bool(times["renew"].due) and consumer.stats().failed == 1, 60)
     times["renew"].advance(5)
@@ -448,21 +448,21 @@ def test_a_retry_in_order_does_not_wait_for_routes() -> None:
 
 def test_more_messages_of_a_line_that_was_cut_end_no_poller(monkeypatch: pytest.MonkeyPatch) -> None:
     """A message group of another client: one message that takes long, large ones behind it, then one more."""
-    monkeypatch.setattr(in_hand, "_MOST_BYTES", 100_000)
+    monkeypatch.setattr(pop, "MAX_WAITING_BYTES", 100_000)
     member = Member(ordered=True)
     member.proxy.said = GroupPolicy(17, True, (10.0,))
     goes_on = member.held_up("g")
     member.proxy.put(replace(of("B", "g"), body=bytes(200_000)))
-    eventually(lambda: member.consumer._running._in_hand._cut, 60)
+    eventually(lambda: member.consumer._running._unacked._dropped_keys, 60)
     received = threading.Event()
-    came = member.consumer._running._in_hand.came
+    came = member.consumer._running._unacked.add
 
     def noted(*args: Any) -> Any:
         lent = came(*args)
         received.set()
         return lent
 
-    monkeypatch.setattr(member.consumer._running._in_hand, "came", noted)
+    monkeypatch.setattr(member.consumer._running._unacked, "add", noted)
     member.proxy.put(of("C", "g"))
     assert received.wait(60)
     member.does = lambda message: None

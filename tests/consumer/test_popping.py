@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.consumer.pop.in_hand import InHand, InvisibleMessage
-from rocketmq_spark.consumer.pop.running import Popping
+from rocketmq_spark.consumer.pop import InvisibleMessage, Pollers, UnackedMessages
 from rocketmq_spark.consumer.settings import Subscriptions
 from rocketmq_spark.errors import ConnectionLost, ServiceNotAvailable
 from rocketmq_spark.model import NO_FILTER
@@ -26,17 +25,17 @@ class Asks:
         self.proxy = self.bench.proxy
         self.got: list[InvisibleMessage] = []
         self.subscriptions = Subscriptions("g", False, self.bench.timer.wall_ms)
-        self.popping = Popping(
+        self.popping = Pollers(
             self.proxy, settings, self.subscriptions, self.bench.in_hand, self.bench.timer, self._came
         )
 
     def look(self, *topics: str) -> None:
         """A look while these are subscribed to."""
-        for topic in self.subscriptions.all():
+        for topic in self.subscriptions.filters():
             self.subscriptions.remove(topic)
         for topic in topics:
             self.subscriptions.add(topic, NO_FILTER)
-        self.popping.look()
+        self.popping.update_pollers()
 
     def _came(self, lent: Sequence[InvisibleMessage]) -> None:
         self.got += lent
@@ -159,9 +158,9 @@ def test_while_many_wait_for_a_listener_nothing_is_asked_for():
     asks.proxy.put(of("B"))
     assert asks.threads() == 2
     for thread in asks.popping._threads.values():
-        waits_in(thread, InHand.room)
+        waits_in(thread, UnackedMessages.wait_for_room)
     assert (asks.proxy.waiting, asks.got) == (0, [])
-    asks.bench.in_hand.begin(full, asks.bench.timer.lease_ms())
+    asks.bench.in_hand.start_call(full, asks.bench.timer.lease_ms())
     eventually(lambda: asks.ids() == ["B"], 60)
     asks.popping.close()
     asks.proxy.close(Deadline.after(0))

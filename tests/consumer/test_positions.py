@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rocketmq_spark.consumer.pull.polls import Positions
-from rocketmq_spark.consumer.rebalance import Start
+from rocketmq_spark.consumer.offsets import OffsetRequests
+from rocketmq_spark.consumer.rebalance import StartOffset
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import OffsetError, ServerFault
 from rocketmq_spark.model import MessageQueue
@@ -22,39 +22,39 @@ def fake() -> FakeMember:
 
 
 @pytest.fixture
-def positions(fake: FakeMember) -> Positions:
-    return Positions(fake, ConsumerSettings(group="g"))  # type: ignore[arg-type]
+def positions(fake: FakeMember) -> OffsetRequests:
+    return OffsetRequests(fake, ConsumerSettings(group="g"))  # type: ignore[arg-type]
 
 
-def test_4_24_a_queue_begins_at_its_stored_offset_or_its_end(fake: FakeMember, positions: Positions) -> None:
-    assert positions.start(QUEUE) == Start(9, False)
+def test_4_24_a_queue_begins_at_its_stored_offset_or_its_end(fake: FakeMember, positions: OffsetRequests) -> None:
+    assert positions.start_offset_of(QUEUE) == StartOffset(9, False)
     fake.stored[QUEUE] = 4
-    assert positions.start(QUEUE) == Start(4)
+    assert positions.start_offset_of(QUEUE) == StartOffset(4)
 
 
-def test_4_25_a_question_that_fails_is_no_answer(fake: FakeMember, positions: Positions) -> None:
+def test_4_25_a_question_that_fails_is_no_answer(fake: FakeMember, positions: OffsetRequests) -> None:
     fake.unknown[QUEUE] = ServerFault("ill")
     with pytest.raises(ServerFault):
-        positions.start(QUEUE)
+        positions.start_offset_of(QUEUE)
 
 
-def test_times_are_clamped_to_what_there_is(positions: Positions) -> None:
-    assert [positions.at_time(QUEUE, ms) for ms in (0, 5, 50)] == [2, 5, 9]
+def test_times_are_clamped_to_what_there_is(positions: OffsetRequests) -> None:
+    assert [positions.offset_at_time(QUEUE, ms) for ms in (0, 5, 50)] == [2, 5, 9]
 
 
-def test_offsets_that_are_sought_must_be_there(positions: Positions) -> None:
-    assert [positions.checked(QUEUE, offset) for offset in (2, 9)] == [2, 9]
+def test_offsets_that_are_sought_must_be_there(positions: OffsetRequests) -> None:
+    assert [positions.check_in_queue(QUEUE, offset) for offset in (2, 9)] == [2, 9]
     with pytest.raises(OffsetError, match="expected one from 2 to 9"):
-        positions.checked(QUEUE, 10)
+        positions.check_in_queue(QUEUE, 10)
 
 
 def test_what_cannot_be_stored_is_logged_and_told(
-    fake: FakeMember, positions: Positions, caplog: pytest.LogCaptureFixture
+    fake: FakeMember, positions: OffsetRequests, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert positions.store({}) == {}
+    assert positions.commit({}) == {}
     assert fake.commits == []
     fake.refused[QUEUE] = ServerFault("full")
     for _ in range(3):
-        assert list(positions.store({QUEUE: 5})) == [QUEUE]
-    assert caplog.text.count("group g: offsets of queues of b cannot be stored, they are sent again: ") == 1
-    assert positions.stored(QUEUE) is None
+        assert list(positions.commit({QUEUE: 5})) == [QUEUE]
+    assert caplog.text.count("group g: offsets cannot be stored on broker b, they are sent again: ") == 1
+    assert positions.committed(QUEUE) is None

@@ -92,28 +92,28 @@ def test_a_waiting_message_may_be_replaced_and_a_finished_one_not() -> None:
 
 def test_the_lock_is_ours_for_thirty_seconds() -> None:
     lock = ProcessQueue(QUEUE).lock
-    assert not lock.held(0, 1)
+    assert not lock.is_held(0, 1)
     lock.grant(0, 1)
-    assert [lock.held(at, 1) for at in (0, 30_000, 30_001)] == [True, True, False]
+    assert [lock.is_held(at, 1) for at in (0, 30_000, 30_001)] == [True, True, False]
     lock.grant(40_000, 1)
-    lock.lose()
-    assert (lock.held(40_000, 1), lock.granted_ms) == (False, 40_000)
+    lock.mark_lost()
+    assert (lock.is_held(40_000, 1), lock.granted_ms) == (False, 40_000)
     lock.grant(50_000, 1)
-    assert lock.held(50_000, 1)
+    assert lock.is_held(50_000, 1)
 
 
 def test_the_lock_is_ours_on_the_connection_on_which_it_was_granted() -> None:
     """A broker that restarts has forgotten its locks."""
     lock = ProcessQueue(QUEUE).lock
     lock.grant(0, 1)
-    assert [lock.held(0, connection) for connection in (1, 2, None)] == [True, False, False]
+    assert [lock.is_held(0, connection) for connection in (1, 2, None)] == [True, False, False]
     lock.grant(0, None)  # it broke behind the answer
-    assert not lock.held(0, None)
+    assert not lock.is_held(0, None)
 
 
 def test_a_reset_forgets_everything() -> None:
     queue = filled(1, 2, 3)
-    queue.bury(queue.take(1))
+    queue.mark_dead_letters(queue.take(1))
     queue.clear()
     assert (queue.count, queue.bytes, queue.waiting, queue.span, queue.first(), queue.offsets) == (
         0,
@@ -204,7 +204,7 @@ class QueueMachine(SteppingMachine):
     @step(data=st.data())
     def bury(self, data: st.DataObject) -> None:
         dead = some(data, self.taken.keys() - self.dead)
-        self.queue.bury(messages(*dead))
+        self.queue.mark_dead_letters(messages(*dead))
         self.dead |= set(dead)
         self.did["buried"] += len(dead)
 
@@ -259,7 +259,7 @@ TestQueue = model_test(
 def test_a_commit_does_not_pass_what_waits_before_a_dead_letter() -> None:
     queue = filled(0, 1, 2, 3)
     queue.take(2)
-    queue.bury(queue.take(1))
+    queue.mark_dead_letters(queue.take(1))
     queue.rollback()
     assert offsets(queue.take(1)) == [0]
     assert queue.commit() == 1
@@ -269,7 +269,7 @@ def test_a_commit_does_not_pass_what_waits_before_a_dead_letter() -> None:
 
 def test_what_is_to_be_taken_alone_is() -> None:
     queue = filled(0, 1, 2, 3)
-    queue.put_back(queue.take(4)[1:3], alone=True)
+    queue.put_back(queue.take(4)[1:3], one_by_one=True)
     queue.rollback()
     assert [offsets(queue.take(5)) for _ in range(5)] == [[0], [1], [2], [3], []]
 
@@ -296,10 +296,10 @@ def test_a_listener_may_put_something_else_in_a_message(group: GroupBench, order
     ("how", "failing"),
     [
         ({"ordered": True}, ()),
-        ({"ordered": True, "max_tries": 1}, ()),
-        ({"max_tries": 1}, ("send_back", "send_to_retry")),
-        ({"max_tries": 0}, ("send_back",)),
-        ({"max_tries": 0, "consume_timeout_s": 5.0}, ("send_back",)),
+        ({"ordered": True, "max_retries": 1}, ()),
+        ({"max_retries": 1}, ("send_back", "send_to_retry")),
+        ({"max_retries": 0}, ("send_back",)),
+        ({"max_retries": 0, "consume_timeout_s": 5.0}, ("send_back",)),
     ],
 )
 def test_what_failed_is_given_again_as_it_came_and_copied_so(group: GroupBench, how: Any, failing: Any) -> None:
@@ -320,5 +320,5 @@ def test_what_failed_is_given_again_as_it_came_and_copied_so(group: GroupBench, 
     group.brokers.failing.clear()
     group.time.advance(20)
     assert set(group.bodies()) == {b"[1]"}
-    assert len(group.got) > 1 or how["max_tries"] == 0
-    assert {each.body for each in group.brokers.dead} == ({b"[1]"} if "max_tries" in how else set())
+    assert len(group.got) > 1 or how["max_retries"] == 0
+    assert {each.body for each in group.brokers.dead} == ({b"[1]"} if "max_retries" in how else set())

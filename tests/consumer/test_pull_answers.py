@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from rocketmq_spark.base.clock import Clock, Deadline
-from rocketmq_spark.consumer.pull.polls import Polls, PullAnswers
-from rocketmq_spark.consumer.rebalance import Start
+from rocketmq_spark.consumer.broker_requests import PullRequestHandler
+from rocketmq_spark.consumer.polls import Polls
+from rocketmq_spark.consumer.rebalance import StartOffset
 from rocketmq_spark.consumer.settings import ConsumerSettings, Subscriptions
 from rocketmq_spark.model import NO_FILTER, MessageQueue
 from rocketmq_spark.model.membership import (
@@ -34,7 +35,9 @@ class Asked:
         self.polls = Polls(self.fake, ConsumerSettings(group="g"), subscriptions, Clock())  # type: ignore[arg-type]
         self.looks = 0
         self.stored: list[dict[MessageQueue, int]] = []
-        self.answers = PullAnswers(self.polls, lambda: MEMBERSHIP, self.look, lambda o: self.stored.append(dict(o)))
+        self.answers = PullRequestHandler(
+            self.polls, lambda: MEMBERSHIP, self.look, lambda o: self.stored.append(dict(o))
+        )
 
     def look(self) -> None:
         self.looks += 1
@@ -47,10 +50,10 @@ class Asked:
 def asked() -> Asked:
     made = Asked()
     made.fake.add(A, 40)
-    made.polls.assign({A: Start(0), B: Start(0), OTHER: Start(0)})
+    made.polls.assign({A: StartOffset(0), B: StartOffset(0), OTHER: StartOffset(0)})
     made.polls.wait(Deadline.after(0), 1)
-    made.polls.given = True
-    made.polls.finish()
+    made.polls.returned = True
+    made.polls.finish_returned()
     return made
 
 
@@ -87,7 +90,7 @@ def test_it_tells_what_it_has_of_each_queue(asked: Asked) -> None:
 
 
 def test_stacks_are_not_answered_if_the_consumer_refuses(asked: Asked) -> None:
-    refusing = PullAnswers(asked.polls, lambda: MEMBERSHIP, asked.look, lambda o: None, answers_stacks=False)
+    refusing = PullRequestHandler(asked.polls, lambda: MEMBERSHIP, asked.look, lambda o: None, answers_stacks=False)
     info = refusing("b:1", InfoAsked(stacks=True))
     assert isinstance(info, RunningInfo)
     assert (info.stacks, info.membership) == (None, MEMBERSHIP)

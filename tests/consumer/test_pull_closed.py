@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rocketmq_spark.consumer.pull.pull_consumer import BasePullConsumer
+from rocketmq_spark.consumer.pull import BasePullConsumer
 from rocketmq_spark.errors import CallTimeout, ClosedError, OffsetError
 from tests.consumer.fake_member import AT_ONCE, A, B, FakeMember, Hand, bodies, made
 from tests.consumer.test_consumer_interrupted import in_time, interrupted_once
@@ -59,8 +59,10 @@ def test_a_signal_handler_may_close_a_consumer_that_closes(
     fake: FakeMember, consumer: BasePullConsumer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     consumer.subscribe("t")
-    real: Any = consumer._shared._leave
-    monkeypatch.setattr(consumer._shared, "_leave", lambda deadline: (left.append(1), consumer.close(), real(deadline)))
+    real: Any = consumer._group._leave_group
+    monkeypatch.setattr(
+        consumer._group, "_leave_group", lambda deadline: (left.append(1), consumer.close(), real(deadline))
+    )
     left: list[int] = []
     assert in_time(consumer.close) is None
     assert (left, fake.joined) == ([1], False)
@@ -116,7 +118,7 @@ def test_a_signal_handler_may_close_above_any_call(
     real, closed = fake.commit, []
 
     def commit(*given: Any) -> Any:
-        brings = threading.Thread(target=consumer._polls.infos, daemon=True)
+        brings = threading.Thread(target=consumer._polls.queue_infos, daemon=True)
         brings.start()
         brings.join(10)
         assert not brings.is_alive(), "it hangs"
@@ -127,7 +129,7 @@ def test_a_signal_handler_may_close_above_any_call(
         assert fake.joined
 
     monkeypatch.setattr(fake, "commit", commit)
-    whose = consumer._positions if call in ("committed", "queues") else consumer._polls
+    whose = consumer._offsets if call in ("committed", "queues") else consumer._polls
     if whose is consumer._polls:
         monkeypatch.setattr(consumer._polls, "_lock", Signalled(consumer._polls._lock, handler))
     else:
@@ -151,7 +153,7 @@ def test_a_close_that_is_interrupted_is_continued_by_the_next(
         "polls": (consumer._polls, "close"),
         "timer": (consumer._upkeep._timer, "close"),
         "commit": (fake, "commit"),
-        "leave": (consumer._shared, "_leave"),
+        "leave": (consumer._group, "_leave_group"),
     }
     interrupted_once(monkeypatch, *whose[where])
     with pytest.raises(KeyboardInterrupt):
@@ -170,7 +172,7 @@ def test_a_close_while_the_group_is_looked_at_is_no_error_of_the_poll(
     monkeypatch.setattr(fake, "members", lambda *given: (inside.set(), go_on.wait(60)) and ["me"])
     new = A._replace(queue_id=5)
     fake.low[new], fake.high[new] = 0, 3
-    consumer._shared.changed()
+    consumer._group.check_soon()
     got: list[Any] = []
     polls = threading.Thread(target=lambda: got.append(consumer.poll(30)))
     polls.start()
@@ -189,7 +191,7 @@ def test_a_close_by_another_thread_while_topics_change_leaves_the_group_for_good
     if call != "subscribe":
         consumer.subscribe("t")
     inside, go_on = threading.Event(), threading.Event()
-    whose, name = (fake, "queues") if call != "unsubscribe" else (consumer._shared, "set")
+    whose, name = (fake, "queues") if call != "unsubscribe" else (consumer._group, "set_subscription")
     real = getattr(whose, name)
 
     def slow(*given: Any) -> Any:
@@ -254,7 +256,7 @@ def test_ctrl_c_at_any_line_keeps_no_finished_offset_from_being_stored(how: str)
         consumer.subscribe("t")
         while consumer.poll(AT_ONCE):
             pass
-        consumer._upkeep.begin(AT_ONCE)
+        consumer._upkeep.start_poll(AT_ONCE)
         interrupt, before = Interrupted(consumer, at), sys.gettrace()
         sys.settrace(interrupt)
         try:
@@ -279,7 +281,7 @@ def test_what_a_look_gave_up_before_ctrl_c_is_stored_by_the_next(
     while consumer.poll(AT_ONCE):
         pass
     fake.ids = ["a", "me"]
-    consumer._shared.changed()
+    consumer._group.check_soon()
     interrupted_once(monkeypatch, fake, "commit")
     with pytest.raises(KeyboardInterrupt):
         consumer.poll(AT_ONCE)

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from rocketmq_spark.consumer.assigned import FetchedPart
 from rocketmq_spark.consumer.process_queue import Thresholds
-from rocketmq_spark.consumer.pull.assigned import FetchedPart
-from rocketmq_spark.consumer.pull.pull_consumer import BasePullConsumer, PolledMessages
-from rocketmq_spark.consumer.rebalance import ConsumeFrom, Where
+from rocketmq_spark.consumer.pull import BasePullConsumer, PolledMessages
+from rocketmq_spark.consumer.rebalance import ConsumeFrom, ConsumeFromWhere
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import (
     AccessDenied,
@@ -62,11 +62,11 @@ def test_4_20_4_28_a_queue_begins_at_the_groups_offset_or_where_the_option_says(
     fake.add(A, 10)
     fake.low[A] = 3
     for where, stored, expected in (
-        (ConsumeFrom(Where.LATEST), 7, 7),
-        (ConsumeFrom(Where.LATEST), None, 10),
-        (ConsumeFrom(Where.EARLIEST), None, 3),
-        (ConsumeFrom(Where.TIMESTAMP, 6), None, 6),
-        (ConsumeFrom(Where.TIMESTAMP, 1), None, 3),
+        (ConsumeFrom(ConsumeFromWhere.LATEST), 7, 7),
+        (ConsumeFrom(ConsumeFromWhere.LATEST), None, 10),
+        (ConsumeFrom(ConsumeFromWhere.EARLIEST), None, 3),
+        (ConsumeFrom(ConsumeFromWhere.TIMESTAMP, 6), None, 6),
+        (ConsumeFrom(ConsumeFromWhere.TIMESTAMP, 1), None, 3),
     ):
         fake.stored = {} if stored is None else {A: stored}
         with made(fake, consume_from=where) as consumer:
@@ -105,13 +105,13 @@ def test_of_a_poll_only_what_is_finished_is_committed_and_the_rest_comes_again(
     consumer.assign([A])
     polled = PolledMessages(consumer, AT_ONCE)
     for count in (0, 1, 3):
-        assert polled.stands
-        polled.finished(count)
+        assert polled.is_current
+        polled.mark_finished(count)
         consumer.commit()
         assert fake.stored[A] == count
     polled = PolledMessages(consumer, AT_ONCE)
     assert bodies(polled.messages) == [3]
-    polled.finished(1)
+    polled.mark_finished(1)
     consumer.commit()
     assert fake.stored[A] == 4
     assert PolledMessages(consumer, AT_ONCE).messages == []
@@ -124,7 +124,7 @@ def test_of_a_large_answer_no_more_is_finished_than_the_poll_returned(
     fake.add(A, 3)
     consumer.assign([A])
     polled = PolledMessages(consumer, AT_ONCE)
-    polled.finished(1)
+    polled.mark_finished(1)
     consumer.commit()
     assert (bodies(polled.messages), fake.stored[A]) == ([0], 1)
     assert bodies(consumer.poll(AT_ONCE)) == [1]
@@ -143,8 +143,8 @@ def test_what_was_polled_before_its_queue_moved_changes_no_offset(
         consumer.assign([B])
         fake.stored[A] = 3
         consumer.assign([A, B] if event == "regained" else [B])
-    assert not polled.stands
-    polled.finished(2)
+    assert not polled.is_current
+    polled.mark_finished(2)
     consumer.commit()
     assert fake.stored[A] == 3
 
@@ -206,7 +206,7 @@ def test_a_commit_that_fails_is_raised_and_tried_again(
     fake.refused[A] = ServerFault("full")
     with pytest.raises(ServerFault):
         consumer.commit()
-    assert "offsets of queues of b cannot be stored" in caplog.text
+    assert "offsets cannot be stored on broker b" in caplog.text
     fake.refused.clear()
     consumer.commit()
     assert fake.stored == {A: 3}
@@ -308,7 +308,7 @@ def test_rows_that_cannot_be_made_come_again(fake: FakeMember) -> None:
 
     with BasePullConsumer(
         fake,
-        ConsumerSettings(group="g", consume_from=ConsumeFrom(Where.EARLIEST)),
+        ConsumerSettings(group="g", consume_from=ConsumeFrom(ConsumeFromWhere.EARLIEST)),
         rows,
         Hand().clock,  # type: ignore[arg-type]
     ) as consumer:
@@ -328,7 +328,7 @@ def test_what_came_before_rows_that_cannot_be_made_is_given_first(fake: FakeMemb
             raise DecodeError("bad")
         return made, left
 
-    settings = ConsumerSettings(group="g", consume_from=ConsumeFrom(Where.EARLIEST), pull_batch_size=4)
+    settings = ConsumerSettings(group="g", consume_from=ConsumeFrom(ConsumeFromWhere.EARLIEST), pull_batch_size=4)
     with BasePullConsumer(fake, settings, rows, Hand().clock) as consumer:  # type: ignore[arg-type]
         consumer.assign([A])
         found: list[int] = []

@@ -10,10 +10,10 @@ import pytest
 from rocketmq_spark.base.clock import Clock
 from rocketmq_spark.base.codes import INNER_BATCH_MASK, SysFlag
 from rocketmq_spark.client.pulls import wanted_of
-from rocketmq_spark.consumer.ahead import ReadAhead
-from rocketmq_spark.consumer.pull.assigned import FetchedPart
-from rocketmq_spark.consumer.pull.pull_consumer import BasePullConsumer
-from rocketmq_spark.consumer.rebalance import ConsumeFrom, Where
+from rocketmq_spark.consumer.assigned import FetchedPart
+from rocketmq_spark.consumer.prefetch import BacklogReader
+from rocketmq_spark.consumer.pull import BasePullConsumer
+from rocketmq_spark.consumer.rebalance import ConsumeFrom, ConsumeFromWhere
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import DecodeError
 from rocketmq_spark.model import NO_FILTER, Filter, PullAnswer, PullRequest, PullStatus
@@ -164,8 +164,8 @@ def test_rows_behind_a_loop_that_was_left_within_what_was_read_ahead_are_an_answ
             raise DecodeError("damaged", queue=str(A))
         return Rows(found[:1]), found[1].queue_offset if found[1:] else None
 
-    ahead = ReadAhead(reads.begin, lambda queue, start, end, stored: [message(queue, i) for i in range(start, end)])
-    settings = ConsumerSettings(group="g", consume_from=ConsumeFrom(Where.EARLIEST), pull_batch_size=8)
+    ahead = BacklogReader(reads.begin, lambda queue, start, end, stored: [message(queue, i) for i in range(start, end)])
+    settings = ConsumerSettings(group="g", consume_from=ConsumeFrom(ConsumeFromWhere.EARLIEST), pull_batch_size=8)
     with BasePullConsumer(fake, settings, to_arrow, Clock(), ahead) as consumer:  # type: ignore[arg-type]
         consumer.assign([A])
         eventually(lambda: reads.given > 2)

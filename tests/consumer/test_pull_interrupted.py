@@ -14,13 +14,13 @@ import pytest
 
 from rocketmq_spark.base.clock import Clock
 from rocketmq_spark.base.threads import Timer
-from rocketmq_spark.consumer.ahead import ReadAhead
+from rocketmq_spark.consumer.assigned import FetchedPart
+from rocketmq_spark.consumer.prefetch import BacklogReader
 from rocketmq_spark.consumer.process_queue import Thresholds
-from rocketmq_spark.consumer.pull.assigned import FetchedPart
-from rocketmq_spark.consumer.pull.pull_consumer import BasePullConsumer, next_answer, some_of
-from rocketmq_spark.consumer.pull.upkeep import Upkeep
-from rocketmq_spark.consumer.rebalance import ConsumeFrom, Where
+from rocketmq_spark.consumer.pull import BasePullConsumer, next_answer, take_messages
+from rocketmq_spark.consumer.rebalance import ConsumeFrom, ConsumeFromWhere
 from rocketmq_spark.consumer.settings import ConsumerSettings
+from rocketmq_spark.consumer.upkeep import Upkeep
 from rocketmq_spark.errors import ClosedError, LocalProtocolError, OffsetError, OptionError
 from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue, PullAnswer, PullStatus
 from rocketmq_spark.model.membership import ResetOffsets
@@ -73,11 +73,11 @@ def test_a_loop_that_is_left_goes_on_behind_its_last_message(
 def test_what_was_read_ahead_stays_too(fake: FakeMember, how: str) -> None:
     fake.add(A, 1000)
     reads = Reads()
-    ahead = ReadAhead(
+    ahead = BacklogReader(
         reads.begin, lambda queue, start, end, stored: [message(queue, start + i) for i in range(len(stored))]
     )
     settings = ConsumerSettings(
-        group="g", consume_from=ConsumeFrom(Where.EARLIEST), pull_batch_size=COUNT, thresholds=Thresholds(40)
+        group="g", consume_from=ConsumeFrom(ConsumeFromWhere.EARLIEST), pull_batch_size=COUNT, thresholds=Thresholds(40)
     )
     with BasePullConsumer(fake, settings, as_rows, Clock(), ahead) as consumer:  # type: ignore[arg-type]
         consumer.assign([A])
@@ -168,7 +168,9 @@ def test_what_is_broken_off_is_not_finished(fake: FakeMember, consumer: BasePull
     fake.add(A, 9)
     consumer.assign([A])
     with pytest.raises(type(error)):
-        some_of(consumer, (raising(error)() if one.queue_offset == 3 else one for one in next_answer(consumer)), 9)
+        take_messages(
+            consumer, (raising(error)() if one.queue_offset == 3 else one for one in next_answer(consumer)), 9
+        )
     consumer.commit()
     assert fake.stored == {A: 0}
     assert bodies(consumer.poll(AT_ONCE)) == list(range(9))
@@ -191,7 +193,7 @@ class Interrupted:
             return None
         parted = not linecache.getline(path, frame.f_lineno).lstrip().startswith(UNPARTED)
         if event == "line" and parted and not unlike_ctrl_c(frame):
-            if self.left == 0 and not self.consumer._polls.given:
+            if self.left == 0 and not self.consumer._polls.returned:
                 self.left = -1
                 raise KeyboardInterrupt
             self.left -= self.left > 0
@@ -347,7 +349,7 @@ def test_an_offset_from_before_a_reset_does_not_come_after_it(fake: FakeMember, 
     assert asked is not None
     resets = threading.Thread(target=lambda: asked("b:1", ResetOffsets("t", {A: 0})))
     resets.start()
-    eventually(lambda: consumer._polls.infos()[A].commit_offset == 0)
+    eventually(lambda: consumer._polls.queue_infos()[A].commit_offset == 0)
     go_on.set()
     for thread in (commits, resets):
         thread.join(60)
@@ -376,17 +378,17 @@ def test_a_reset_of_a_queue_that_is_being_given_up_is_the_last_word(
     assert entered.wait(60)
     fake.ids = ["Me", "me"]
     gives_up = threading.Event()
-    have = consumer._upkeep.have
-    consumer._upkeep.have = lambda starts: (gives_up.set(), have(starts))  # type: ignore[assignment, method-assign]
+    have = consumer._upkeep.apply_assignment
+    consumer._upkeep.apply_assignment = lambda starts: (gives_up.set(), have(starts))  # type: ignore[assignment, method-assign]
     rebalances = threading.Thread(target=consumer._upkeep.rebalance)
     rebalances.start()
     assert gives_up.wait(60)
-    waits_in(rebalances, Upkeep._commit)  # it waits for the other commit
+    waits_in(rebalances, Upkeep._commit_one_at_a_time)  # it waits for the other commit
     asked = fake.asked
     assert asked is not None
     resets = threading.Thread(target=lambda: asked("b:1", ResetOffsets("t", {A: 7})))
     resets.start()
-    infos = consumer._polls.infos
+    infos = consumer._polls.queue_infos
     eventually(lambda: A not in (now := infos()) or now[A].commit_offset == 7)
     go_on.set()
     for thread in (commits, rebalances, resets):

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from rocketmq_spark.consumer.pull.assigned import Ask
-from rocketmq_spark.consumer.pull.pull_consumer import BasePullConsumer
-from rocketmq_spark.consumer.pull.upkeep import Upkeep
+from rocketmq_spark.consumer.assigned import FetchRequest
+from rocketmq_spark.consumer.pull import BasePullConsumer
+from rocketmq_spark.consumer.upkeep import Upkeep
 from rocketmq_spark.model import MASTER_ID, MessageQueue, PullAnswer, PullStatus
 from rocketmq_spark.model.membership import ResetOffsets
 from tests.consumer.fake_member import AT_ONCE, A, B, Done, FakeMember, Hand, bodies
@@ -55,7 +55,7 @@ def test_a_reset_that_is_told_while_a_queue_is_given_up_is_the_last_word(
         assert consumer.assignment() == [B]
     assert {A: 9} in fake.commits
     assert fake.stored[A] == 2
-    assert "which was given up, is reset by its broker" in caplog.text
+    assert "was released, and its broker reset it to offset" in caplog.text
 
 
 def test_a_reset_that_is_told_to_a_pull_with_an_older_filter_is_followed(
@@ -98,7 +98,7 @@ def test_a_reset_that_is_told_of_a_queue_of_before_is_stored_for_its_next_member
     if how == "pull":
         reset(fake, done)
     else:
-        consumer._polls._assigned.reset(Ask(A, 9, MASTER_ID, 1), 2)
+        consumer._polls._queues.reset(FetchRequest(A, 9, MASTER_ID, 1), 2)
     fake.stored[A] = 9  # by the member that has it now, and was not told
     hand.time.run_due()
     assert fake.stored[A] == 2
@@ -120,11 +120,11 @@ def test_a_reset_that_all_members_are_told_of_while_a_queue_comes_is_followed(
 
     fake.committed = committed  # type: ignore[method-assign]
     consumer.subscribe("t")
-    consumer._upkeep.look()
+    consumer._upkeep.rebalance_if_due()
     hand.time.run_due()
     assert fake.stored == {A: 2, B: 0}
     assert bodies(consumer.poll(AT_ONCE)) == list(range(2, 9))
-    assert "t/b/0 was assigned meanwhile: it is reset to offset 2" in caplog.text
+    assert "t/b/0 was assigned meanwhile: resetting it to offset 2" in caplog.text
     assert "u/b/0 has come" not in caplog.text
 
 
@@ -142,12 +142,12 @@ def test_a_reset_that_is_told_of_while_a_queue_comes_is_followed_by_the_timers_t
         assert fake.asked is not None
         fake.asked("b:1", ResetOffsets("t", {A: 2}))
         follows.start()
-        waits_in(follows, Upkeep._settle_in_turn)
+        waits_in(follows, Upkeep._apply_resets_exclusively)
         return offset
 
     fake.committed = committed  # type: ignore[method-assign]
     consumer.subscribe("t")
-    consumer._upkeep.look()
+    consumer._upkeep.rebalance_if_due()
     follows.join(60)
     assert fake.stored == {A: 2, B: 0}
     assert bodies(consumer.poll(AT_ONCE)) == list(range(2, 9))
@@ -168,7 +168,7 @@ def test_a_queue_that_has_come_back_meanwhile_goes_on_there(
         return offset
 
     fake.committed = committed  # type: ignore[method-assign]
-    consumer._shared.changed()
+    consumer._group.check_soon()
     consumer._upkeep.rebalance()
     hand.time.run_due()
     assert consumer.assignment() == [A, B]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.consumer.pull.pull_consumer import BasePullConsumer
-from rocketmq_spark.consumer.rebalance import ConsumeFrom, Where
+from rocketmq_spark.consumer.pull import BasePullConsumer
+from rocketmq_spark.consumer.rebalance import ConsumeFrom, ConsumeFromWhere
 from rocketmq_spark.errors import ConnectionLost
 from rocketmq_spark.model import MessageQueue, PullAnswer, PullStatus, QueueBounds
 from tests.consumer.fake_member import AT_ONCE, A, B, FakeMember, Hand, bodies, made
@@ -13,7 +13,7 @@ from tests.consumer.fake_member import AT_ONCE, A, B, FakeMember, Hand, bodies, 
 def test_4_24_where_a_group_began_at_the_end_holds_for_who_is_next(fake: FakeMember, hand: Hand) -> None:
     """Else what came between would be lost after a crash, and where a queue changes hands before anything of it is finished."""
     fake.low, fake.high = {A: 50, B: 50}, {A: 100, B: 100}
-    latest = ConsumeFrom(Where.LATEST)
+    latest = ConsumeFrom(ConsumeFromWhere.LATEST)
     with made(fake, hand, consume_from=latest) as consumer:
         consumer.subscribe("t")
         consumer.poll(AT_ONCE)
@@ -30,7 +30,7 @@ def test_4_24_where_a_group_began_at_the_end_holds_for_who_is_next(fake: FakeMem
 
 def test_4_24_where_a_young_queue_begins_is_committed(fake: FakeMember, hand: Hand) -> None:
     """A broker says 0 of it, as of an offset that it has, and "none" later: then the mode would skip what was not finished."""
-    latest = ConsumeFrom(Where.LATEST)
+    latest = ConsumeFrom(ConsumeFromWhere.LATEST)
     fake.add(A, 5)
     with made(fake, hand, consume_from=latest) as consumer:
         consumer.assign([A])
@@ -44,7 +44,7 @@ def test_4_24_where_a_young_queue_begins_is_committed(fake: FakeMember, hand: Ha
 def test_4_24_where_a_queue_begins_is_committed_again_when_that_failed(fake: FakeMember, hand: Hand) -> None:
     fake.low = fake.high = {A: 50, B: 50}
     fake.refused[A] = ConnectionLost("gone")
-    with made(fake, hand, consume_from=ConsumeFrom(Where.LATEST)) as consumer:
+    with made(fake, hand, consume_from=ConsumeFrom(ConsumeFromWhere.LATEST)) as consumer:
         consumer.assign([A])
         del fake.refused[A]
         hand.now += 60
@@ -54,7 +54,7 @@ def test_4_24_where_a_queue_begins_is_committed_again_when_that_failed(fake: Fak
 
 def test_4_24_without_auto_commit_where_a_queue_begins_is_committed_by_hand(fake: FakeMember, hand: Hand) -> None:
     fake.low = fake.high = {A: 50, B: 50}
-    with made(fake, hand, consume_from=ConsumeFrom(Where.LATEST), auto_commit=False) as consumer:
+    with made(fake, hand, consume_from=ConsumeFrom(ConsumeFromWhere.LATEST), auto_commit=False) as consumer:
         consumer.assign([A])
         assert fake.commits == []
         consumer.commit()
@@ -64,7 +64,7 @@ def test_4_24_without_auto_commit_where_a_queue_begins_is_committed_by_hand(fake
 def test_4_24_a_broker_that_comes_back_is_told_again_where_idle_queues_are(fake: FakeMember, hand: Hand) -> None:
     """It may have died before it kept that, and who has the queue next would begin elsewhere."""
     fake.low = fake.high = {A: 50, B: 50}
-    with made(fake, hand, consume_from=ConsumeFrom(Where.LATEST)) as consumer:
+    with made(fake, hand, consume_from=ConsumeFrom(ConsumeFromWhere.LATEST)) as consumer:
         consumer.assign([A, B])
         request, done = fake.waiting.pop(0)
         assert request.queue == A

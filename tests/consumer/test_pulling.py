@@ -6,7 +6,7 @@ import pytest
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Response
-from rocketmq_spark.consumer.rebalance import ConsumeFrom, Where
+from rocketmq_spark.consumer.rebalance import ConsumeFrom, ConsumeFromWhere
 from rocketmq_spark.errors import BrokerBusy, BrokerError, CallTimeout, GroupNotFound, RocketMQError
 from rocketmq_spark.model import Filter, PullAnswer, PullRequest, PullStatus
 from tests.consumer.group import RARE, Done, FakeMember, GroupBench
@@ -128,7 +128,7 @@ def test_1_31_a_pull_that_finds_nothing_is_held_and_then_repeated_at_once(group:
 def test_4_17_a_dropped_queue_is_pulled_no_more(group: GroupBench) -> None:
     consumer, port = group.start()
     group.time.advance(1)
-    consumer._running.held.queues[A].dropped = True
+    consumer._running.state.queues[A].dropped = True
     group.brokers.send(A, b"1")
     group.time.advance(0.1)
     assert len(pulls(port)) == 1
@@ -162,7 +162,7 @@ def test_4_26_a_group_that_begins_at_the_first_message_begins_where_the_queue_do
     """Without an offset it asks for 0, which is gone, and is told the minimum."""
     group.brokers.queues[A].first = 100
     group.brokers.send(A, b"1", b"2")
-    consumer, port = group.start(consume_from=ConsumeFrom(Where.EARLIEST))
+    consumer, port = group.start(consume_from=ConsumeFrom(ConsumeFromWhere.EARLIEST))
     group.time.advance(3)
     assert pulls(port) == [0, 100, 102]
     assert group.bodies() == [b"1", b"2"]
@@ -355,11 +355,11 @@ def test_4_1_a_member_without_queues_does_nothing(group: GroupBench) -> None:
 
 
 def test_bounds_of_a_topic_count_for_all_its_queues_together(group: GroupBench) -> None:
-    consumer, _ = group.start(topic_count=100)
+    consumer, _ = group.start(topic_max_count=100)
     group.workers[0].held = True
     group.time.advance(1)
     for queue in qs("a:0-1 b:0-1"):
         group.brokers.send(queue, *(b"x" for _ in range(200)))
     group.time.advance(1)
-    cached = [held.count for held in consumer._running.held.owned()]
+    cached = [held.count for held in consumer._running.state.owned()]
     assert [25 < count <= 25 + 32 for count in cached] == [True] * 4, cached

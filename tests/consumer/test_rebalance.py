@@ -10,15 +10,15 @@ from hypothesis.stateful import initialize, invariant
 
 from rocketmq_spark.consumer.process_queue import ProcessQueue
 from rocketmq_spark.consumer.rebalance import (
-    KEPT,
     PULL_EXPIRES_MS,
+    UNCHANGED,
+    Allocation,
     QueueChange,
-    QueueShare,
-    broadcasting_share,
-    change,
-    clustering_share,
+    allocate_broadcasting,
+    allocate_clustering,
     is_balanced,
-    strangers,
+    queue_change,
+    unsubscribed_queues,
     wait_s,
 )
 from rocketmq_spark.model import MessageQueue
@@ -32,7 +32,7 @@ EIGHT = qs("a:0-3 b:0-3")
 
 
 def of_all(strategy: str, queues: Sequence[MessageQueue], members: Sequence[str]) -> list[str]:
-    shares = [clustering_share(partial(allocate, strategy), me, queues, members).queues for me in members]
+    shares = [allocate_clustering(partial(allocate, strategy), me, queues, members).queues for me in members]
     return [names(sorted(share or ())) for share in shares]
 
 
@@ -61,11 +61,11 @@ def test_4_9_every_queue_has_one_owner(strategy: str, members: int) -> None:
 
 @pytest.mark.parametrize(("queues", "members"), [(None, ["me"]), (EIGHT, None), (EIGHT, []), (None, None)])
 def test_4_8_what_is_not_known_changes_nothing_and_is_no_trouble(queues, members) -> None:
-    share = clustering_share(averagely, "me", queues, members)
-    assert share == KEPT
-    assert change(owning(*EIGHT), "T", share, 0) == QueueChange()
+    share = allocate_clustering(averagely, "me", queues, members)
+    assert share == UNCHANGED
+    assert queue_change(owning(*EIGHT), "T", share, 0) == QueueChange()
     assert is_balanced(owning(*EIGHT), "T", share)
-    assert broadcasting_share(None) == KEPT
+    assert allocate_broadcasting(None) == UNCHANGED
 
 
 def test_4_10_a_strategy_that_raises_keeps_the_queues_and_is_asked_again_soon() -> None:
@@ -73,20 +73,20 @@ def test_4_10_a_strategy_that_raises_keeps_the_queues_and_is_asked_again_soon() 
         raise ZeroDivisionError("mine")
 
     owned = owning(q("a:0"))
-    share = clustering_share(broken, "me", EIGHT, ["me"])
+    share = allocate_clustering(broken, "me", EIGHT, ["me"])
     assert str(share.problem) == "ZeroDivisionError: mine"
-    assert change(owned, "T", share, 0) == QueueChange()
+    assert queue_change(owned, "T", share, 0) == QueueChange()
     assert not is_balanced(owned, "T", share)
 
 
 def test_4_8_a_topic_without_queues_is_such_a_case() -> None:
-    share = clustering_share(averagely, "me", [], ["me"])
+    share = allocate_clustering(averagely, "me", [], ["me"])
     assert share.queues is None
     assert "mqAll empty" in str(share.problem)
 
 
 def test_1_12_queues_of_others_go_and_new_ones_come() -> None:
-    found = change(owning(*qs("a:0-1"), q("x:0", "U")), "T", QueueShare(frozenset(qs("a:1-2"))), 0)
+    found = queue_change(owning(*qs("a:0-1"), q("x:0", "U")), "T", Allocation(frozenset(qs("a:1-2"))), 0)
     assert found == QueueChange(drop=(q("a:0"),), add=(q("a:2"),))
     assert found
     assert not QueueChange()
@@ -94,30 +94,29 @@ def test_1_12_queues_of_others_go_and_new_ones_come() -> None:
 
 def test_a_queue_whose_pulls_stopped_is_dropped_and_added_again() -> None:
     owned = owning(q("a:0")) | owning(q("a:1"), now_ms=1)
-    assert not change(owned, "T", QueueShare(frozenset(owned)), PULL_EXPIRES_MS)
-    found = change(owned, "T", QueueShare(frozenset(owned)), PULL_EXPIRES_MS + 1)
+    assert not queue_change(owned, "T", Allocation(frozenset(owned)), PULL_EXPIRES_MS)
+    found = queue_change(owned, "T", Allocation(frozenset(owned)), PULL_EXPIRES_MS + 1)
     assert found == QueueChange((q("a:0"),), (q("a:0"),))
 
 
 def test_a_dropped_queue_that_may_still_be_busy_is_to_go_and_to_come_back() -> None:
     owned = owning(*qs("a:0-1"))
     owned[q("a:0")].dropped = True
-    share = QueueShare(frozenset(owned))
-    assert change(owned, "T", share, 0) == QueueChange(
-        drop=(q("a:0"),), add=(q("a:0"),)
-    )  # who adds it looks whether it is gone
+    share = Allocation(frozenset(owned))
+    # Who adds it looks whether it is gone.
+    assert queue_change(owned, "T", share, 0) == QueueChange(drop=(q("a:0"),), add=(q("a:0"),))
     assert not is_balanced(owned, "T", share)
     del owned[q("a:0")]
-    assert change(owned, "T", share, 0) == QueueChange(add=(q("a:0"),))
+    assert queue_change(owned, "T", share, 0) == QueueChange(add=(q("a:0"),))
 
 
 def test_4_6_queues_of_topics_that_are_not_subscribed_to_go() -> None:
     owned = owning(q("a:0"), q("b:1", "U"), q("a:0", "U"))
-    assert strangers(owned, {"T"}) == (q("a:0", "U"), q("b:1", "U"))
+    assert unsubscribed_queues(owned, {"T"}) == (q("a:0", "U"), q("b:1", "U"))
 
 
 def test_a_broadcasting_member_has_all_queues() -> None:
-    assert broadcasting_share(EIGHT).queues == frozenset(EIGHT)
+    assert allocate_broadcasting(EIGHT).queues == frozenset(EIGHT)
 
 
 def test_4_3_the_next_run_comes_in_twenty_seconds_or_one() -> None:
@@ -159,8 +158,8 @@ class GroupMachine(SteppingMachine):
 
     def look(self, name: str) -> None:
         owned = self.members[name]
-        share = clustering_share(self.allocate, name, self.queues, list(self.members))
-        found = change(owned, "T", share, 0)
+        share = allocate_clustering(self.allocate, name, self.queues, list(self.members))
+        found = queue_change(owned, "T", share, 0)
         assert set(found.drop) <= set(owned)
         assert not set(found.add) & set(owned)
         for queue in found.drop:
@@ -168,7 +167,7 @@ class GroupMachine(SteppingMachine):
         owned.update(owning(*found.add))
         self.did["dropped"] += len(found.drop)
         assert is_balanced(owned, "T", share)
-        assert not change(owned, "T", share, 0), "1-11: nothing moves while nothing changes"
+        assert not queue_change(owned, "T", share, 0), "1-11: nothing moves while nothing changes"
 
     @step()
     def all_look(self) -> None:

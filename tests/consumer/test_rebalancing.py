@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize
 
 from rocketmq_spark.base import complaints
-from rocketmq_spark.consumer.push.consumer import BaseConsumer
+from rocketmq_spark.consumer.push import BaseConsumer
 from rocketmq_spark.errors import AccessDenied, CallTimeout, NotSupported, OptionError, RocketMQError, ServerFault
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.model.membership import ResetOffsets
@@ -75,7 +75,7 @@ def test_4_3_4_10_one_that_is_not_looks_every_second_and_keeps_what_it_has(group
     group.time.advance(10)
     assert runs(port) - before == 10
     assert group.owned(consumer) == ALL
-    assert "the strategy failed: ZeroDivisionError: mine" in caplog.text
+    assert "the allocation strategy failed: ZeroDivisionError: mine" in caplog.text
 
 
 def test_1_11_nothing_moves_while_nothing_changes(group: GroupBench) -> None:
@@ -113,7 +113,7 @@ def test_1_8_queues_of_a_broker_that_left_go_and_are_pulled_no_more(group: Group
     asked = {request.queue.broker_name for request in port.seen("pull")}
     stored = {queue.broker_name for offsets in port.seen("commit") for queue in offsets}
     assert (asked, stored - {"a"}) == ({"a"}, set())
-    assert not [queue for queue in consumer._running.held.offsets.every() if queue.broker_name == "b"]
+    assert not [queue for queue in consumer._running.state.offsets.all() if queue.broker_name == "b"]
 
 
 def warned(caplog: pytest.LogCaptureFixture, words: str) -> int:
@@ -128,7 +128,7 @@ def test_unknown_members_are_warned_of_again_after_a_while(
     group.time.advance(5)
     group.brokers.failing["members"] = CallTimeout("late")
     group.time.advance(100)
-    assert warned(caplog, "members of T are unknown") > 2
+    assert warned(caplog, "cannot read the members of topic T") > 2
 
 
 @pytest.mark.parametrize("error", [AccessDenied("no right"), NotSupported("a name server")])
@@ -140,9 +140,9 @@ def test_a_refusal_that_lasts_is_warned_of_at_once(
     group.brokers.failing["members"] = error
     group.brokers.told()
     group.time.advance(0.5)
-    assert warned(caplog, "members of T are unknown") == 1
+    assert warned(caplog, "cannot read the members of topic T") == 1
     group.time.advance(10)
-    assert warned(caplog, "members of T are unknown") == 1
+    assert warned(caplog, "cannot read the members of topic T") == 1
 
 
 def test_members_that_stay_unknown_are_a_warning_once_until_they_are_known(
@@ -158,7 +158,7 @@ def test_members_that_stay_unknown_are_a_warning_once_until_they_are_known(
     assert warnings() == []
     group.time.advance(60)
     (said,) = warnings()
-    assert "group g: members of T are unknown" in said
+    assert "group g: cannot read the members of topic T" in said
     del group.brokers.failing["members"]
     group.time.advance(20)
     group.brokers.failing["members"] = error
@@ -233,7 +233,7 @@ def test_many_calls_make_one_run_and_none_sooner_than_a_second(group: GroupBench
     consumer, port = group.start()
     before = runs(port)
     for _ in range(100):
-        consumer._running.rebalancing.wake()
+        consumer._running.rebalancing.schedule()
     group.time.advance(0.9)
     assert runs(port) == before
     group.time.advance(0.2)
@@ -250,7 +250,7 @@ def test_no_run_after_the_end(group: GroupBench) -> None:
     consumer, port = group.start()
     consumer.stop()
     before = len(port.calls)
-    consumer._running.rebalancing.wake()
+    consumer._running.rebalancing.schedule()
     group.time.advance(60)
     assert len(port.calls) == before
 
@@ -395,9 +395,9 @@ def test_a_rebalance_for_which_there_is_no_thread_is_made_by_the_next_that_wakes
     with monkeypatch.context() as patch:
         patch.setattr(rebalancing._timer, "later", raising(RuntimeError("can't start new thread")))
         with pytest.raises(RuntimeError):
-            rebalancing.wake()
+            rebalancing.schedule()
     asked = len(port.seen("members"))
-    rebalancing.wake()
+    rebalancing.schedule()
     group.time.run_due()
     assert len(port.seen("members")) > asked
 
@@ -414,9 +414,9 @@ def test_a_reset_that_comes_while_a_consumer_ends_is_stored(
     running = consumer._running
     assert running is not None
     part, name = {
-        "before its queues are released": (running._upkeep, "close"),
+        "before its queues are released": (running._upkeep_timer, "close"),
         "behind that": (running._ownership, "leave"),
-    }.get(when, (running, "_leave"))
+    }.get(when, (running, "_leave_group"))
     last_words = getattr(part, name)
 
     def reset_beside(*given: object) -> None:

@@ -10,19 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketmq_spark.base.threads import Failure
-from rocketmq_spark.consumer.process_queue import once_more, slices
-from rocketmq_spark.consumer.result import (
+from rocketmq_spark.consumer.listener import (
     AcknowledgingContext,
     Context,
+    OrderedAction,
     OrderedContext,
     OrderedVerdict,
     ReplyingContext,
-    Step,
     Verdict,
-    concurrent,
-    ordered,
-    replying,
+    judge_concurrent,
+    judge_ordered,
+    with_replier,
 )
+from rocketmq_spark.consumer.process_queue import in_batches, with_next_attempt
 from rocketmq_spark.errors import MessageRefused, NotSupported, OptionError
 from tests.consumer.messages import QUEUE, message
 
@@ -37,30 +37,33 @@ def context(ack_index: int | None = None, delay_level: int = 0) -> Context:
 
 @pytest.mark.parametrize(("ack_index", "done"), [(None, 4), (99, 4), (3, 4), (2, 3), (0, 1), (-1, 0), (-5, 0)])
 def test_1_20_returning_none_is_success_up_to_the_ack_index(ack_index: int | None, done: int) -> None:
-    assert concurrent(None, context(ack_index, delay_level=3), 4) == Verdict(done, 3)
+    assert judge_concurrent(None, context(ack_index, delay_level=3), 4) == Verdict(done, 3)
 
 
 def test_1_20_1_24_a_retry_is_of_all_messages_at_its_level() -> None:
     given = context(ack_index=2)
-    assert concurrent(given.retry(), given, 4) == Verdict(0)
-    assert concurrent(given.retry(5), given, 4) == Verdict(0, 5)
-    assert concurrent(given.retry(level=-1), given, 4) == Verdict(0, -1)
+    assert judge_concurrent(given.retry(), given, 4) == Verdict(0)
+    assert judge_concurrent(given.retry(5), given, 4) == Verdict(0, 5)
+    assert judge_concurrent(given.retry(level=-1), given, 4) == Verdict(0, -1)
 
 
 @pytest.mark.parametrize("nonsense", [True, False, 0, "CONSUME_SUCCESS", [], Context, FAILED])
 def test_1_20_everything_else_is_a_failure_and_said(nonsense: object) -> None:
-    found = concurrent(nonsense, Context(QUEUE), 4)
-    assert found.done == 0
+    found = judge_concurrent(nonsense, Context(QUEUE), 4)
+    assert found.done_count == 0
     expected = "raised KeyError" if nonsense is FAILED else "expected None or context.retry()"
-    assert found.why is not None
-    assert expected in found.why
+    assert found.problem is not None
+    assert expected in found.problem
 
 
 def test_a_coroutine_that_a_decorator_returns_has_a_remedy() -> None:
     async def listener(messages: object, context: object) -> None: ...
 
     coroutine = listener((), None)
-    for why in (concurrent(coroutine, Context(QUEUE), 4).why, ordered(coroutine, OrderedContext(QUEUE), 0).why):
+    for why in (
+        judge_concurrent(coroutine, Context(QUEUE), 4).problem,
+        judge_ordered(coroutine, OrderedContext(QUEUE), 0).problem,
+    ):
         assert why is not None
         assert why.endswith("; rocketmq_spark.aio awaits coroutines")
     coroutine.close()
@@ -68,27 +71,27 @@ def test_a_coroutine_that_a_decorator_returns_has_a_remedy() -> None:
 
 @given(st.none() | st.integers(), st.integers(1, 99))
 def test_1_20_never_more_is_done_than_there_was(ack_index: int | None, size: int) -> None:
-    assert 0 <= concurrent(None, context(ack_index), size).done <= size
+    assert 0 <= judge_concurrent(None, context(ack_index), size).done_count <= size
 
 
 def test_ordered_success_commits_by_itself_or_goes_on() -> None:
-    assert ordered(None, OrderedContext(QUEUE), 1000) == OrderedVerdict(Step.COMMIT)
-    assert ordered(None, OrderedContext(QUEUE, auto_commit=False), 1000) == OrderedVerdict(Step.CONTINUE)
+    assert judge_ordered(None, OrderedContext(QUEUE), 1000) == OrderedVerdict(OrderedAction.COMMIT)
+    assert judge_ordered(None, OrderedContext(QUEUE, auto_commit=False), 1000) == OrderedVerdict(OrderedAction.CONTINUE)
 
 
 def test_ordered_commit_and_rollback_by_hand() -> None:
     context = OrderedContext(QUEUE, auto_commit=False)
-    assert ordered(context.commit(), context, 1000) == OrderedVerdict(Step.COMMIT)
-    assert ordered(context.rollback(), context, 1000) == OrderedVerdict(Step.ROLLBACK, 1000)
+    assert judge_ordered(context.commit(), context, 1000) == OrderedVerdict(OrderedAction.COMMIT)
+    assert judge_ordered(context.rollback(), context, 1000) == OrderedVerdict(OrderedAction.ROLLBACK, 1000)
 
 
 def test_a_rollback_is_no_success_where_the_consumer_commits_by_itself() -> None:
     context = OrderedContext(QUEUE)
-    assert ordered(context.commit(), context, 1000).step is Step.COMMIT
-    found = ordered(context.rollback(), context, 1000)
-    assert found.step is Step.AGAIN
-    assert found.why is not None
-    assert "expected None or context.suspend()" in found.why
+    assert judge_ordered(context.commit(), context, 1000).action is OrderedAction.COMMIT
+    found = judge_ordered(context.rollback(), context, 1000)
+    assert found.action is OrderedAction.RETRY
+    assert found.problem is not None
+    assert "expected None or context.suspend()" in found.problem
 
 
 @pytest.mark.parametrize(
@@ -97,25 +100,25 @@ def test_a_rollback_is_no_success_where_the_consumer_commits_by_itself() -> None
 )
 def test_a_suspended_queue_waits_ten_milliseconds_to_thirty_seconds(asked: int | None, pause: int) -> None:
     context = OrderedContext(QUEUE)
-    assert ordered(context.suspend(asked), context, 1000) == OrderedVerdict(Step.AGAIN, pause)
+    assert judge_ordered(context.suspend(asked), context, 1000) == OrderedVerdict(OrderedAction.RETRY, pause)
 
 
 @pytest.mark.parametrize("auto_commit", [True, False])
 @pytest.mark.parametrize("outcome", [FAILED, "SUCCESS", True])
 def test_an_ordered_listener_that_fails_gets_the_same_again(auto_commit: bool, outcome: object) -> None:
-    found = ordered(outcome, OrderedContext(QUEUE, auto_commit), 1000)
-    assert (found.step, found.pause_ms, bool(found.why)) == (Step.AGAIN, 1000, True)
+    found = judge_ordered(outcome, OrderedContext(QUEUE, auto_commit), 1000)
+    assert (found.action, found.pause_ms, bool(found.problem)) == (OrderedAction.RETRY, 1000, True)
 
 
 def test_attempts_are_counted_in_a_copy() -> None:
     first = message(1)
-    assert (once_more(once_more(first)).reconsume_times, first.reconsume_times) == (2, 0)
+    assert (with_next_attempt(with_next_attempt(first)).reconsume_times, first.reconsume_times) == (2, 0)
     for sent, counted in ((-(2**31), 1), (-1, 1), (2**31 - 1, 2**31 - 1)):  # its sender chose it
-        assert once_more(replace(first, reconsume_times=sent)).reconsume_times == counted
+        assert with_next_attempt(replace(first, reconsume_times=sent)).reconsume_times == counted
 
 
 def test_1_16_a_pull_is_cut_into_slices() -> None:
-    found = list(slices([message(i) for i in range(32)], 10))
+    found = list(in_batches([message(i) for i in range(32)], 10))
     assert [len(part) for part in found] == [10, 10, 10, 2]
     assert all(isinstance(part, tuple) for part in found)
 
@@ -124,7 +127,7 @@ def test_a_part_that_was_taken_is_not_held() -> None:
     class Large:
         pass
 
-    parts = slices([Large() for _ in range(4)], 2)  # type: ignore[list-item]
+    parts = in_batches([Large() for _ in range(4)], 2)  # type: ignore[list-item]
     taken = weakref.ref(next(parts)[0])
     assert taken() is None
     assert len(next(parts)) == 2
@@ -166,16 +169,16 @@ def test_a_pause_that_is_no_number_is_refused(ms: Any) -> None:
 
 def test_what_has_no_text_is_a_failure_like_any_other() -> None:
     for outcome in (Textless(), Failure(type("Odd", (Exception,), {"__str__": Textless.__repr__})())):
-        assert concurrent(outcome, Context(QUEUE), 1).done == 0
-        assert ordered(outcome, OrderedContext(QUEUE), 1000).step is Step.AGAIN
+        assert judge_concurrent(outcome, Context(QUEUE), 1).done_count == 0
+        assert judge_ordered(outcome, OrderedContext(QUEUE), 1000).action is OrderedAction.RETRY
 
 
 @pytest.mark.parametrize("made", [Context(QUEUE), OrderedContext(QUEUE)], ids=["concurrent", "ordered"])
 def test_a_context_answers_its_message_or_the_one_that_is_named(made: ReplyingContext) -> None:
     got: list[tuple[object, ...]] = []
     first, second = message(0), message(1)
-    replying(made, (first,), lambda *given: got.append(given)).reply(b"yes")
-    replying(made, (first, second), lambda *given: got.append(given)).reply(b"no", to=second, properties={"a": "b"})
+    with_replier(made, (first,), lambda *given: got.append(given)).reply(b"yes")
+    with_replier(made, (first, second), lambda *given: got.append(given)).reply(b"no", to=second, properties={"a": "b"})
     assert got == [(first, b"yes", None), (second, b"no", {"a": "b"})]
     with pytest.raises(OptionError, match=r"got 2 messages; expected reply\(body, to=message\)"):
         made.reply(b"yes")
@@ -187,7 +190,7 @@ def test_an_error_of_an_answer_is_the_listener_s() -> None:
         raise MessageRefused("it is not a request")
 
     with pytest.raises(MessageRefused):
-        replying(Context(QUEUE), (message(0),), refusing).reply(b"yes")
+        with_replier(Context(QUEUE), (message(0),), refusing).reply(b"yes")
 
 
 @pytest.mark.parametrize("made", [Context(QUEUE), OrderedContext(QUEUE), AcknowledgingContext(QUEUE)])
@@ -195,4 +198,4 @@ def test_over_grpc_nothing_is_answered(made: ReplyingContext) -> None:
     with pytest.raises(NotSupported, match="need transport=remoting"):
         made.reply(b"yes")
     with pytest.raises(NotSupported):
-        replying(made, (message(0),), None).reply(b"yes")
+        with_replier(made, (message(0),), None).reply(b"yes")

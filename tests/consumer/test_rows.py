@@ -16,9 +16,9 @@ from rocketmq_spark.base.codes import INNER_BATCH_MASK, SysFlag
 from rocketmq_spark.client.pulls import wanted_of
 from rocketmq_spark.columnar.decode.rows import batch_of_messages
 from rocketmq_spark.consumer import rows
-from rocketmq_spark.consumer.pull.assigned import FetchedPart
-from rocketmq_spark.consumer.result import LaterListener, ListenerCall, Turn
-from rocketmq_spark.consumer.rows import Rows, RowsOfAnswers, RowsQueue
+from rocketmq_spark.consumer.assigned import FetchedPart
+from rocketmq_spark.consumer.listener import DeferredListener, ListenerCall, NextCall
+from rocketmq_spark.consumer.rows import Rows, RowsDecoder, RowsQueue
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue, PullRequest, ReceivedMessage
@@ -105,8 +105,8 @@ def test_or_as_many_as_rows_are_too_many(count: int) -> None:
 def test_parts_are_decoded_together_and_each_has_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
     makes = _rows(ConsumerSettings(group="g", consume_batch_max_size=40))
-    by_columns = makes._by_columns
-    monkeypatch.setattr(makes, "_by_columns", lambda parts: calls.append(len(parts)) or by_columns(parts))
+    by_columns = makes._decode_columns
+    monkeypatch.setattr(makes, "_decode_columns", lambda parts: calls.append(len(parts)) or by_columns(parts))
     parts = [part_of(stored(LARGE, 7), 7), part_of(stored(30, 100, queue=B), 100, queue=B), part_of(stored(3), 0)]
     for (found, left), part in zip(makes(parts), parts, strict=True):
         check(found, part)
@@ -164,7 +164,7 @@ def test_a_message_that_cannot_be_decoded_is_a_row_without_its_body(
     check([found], part)
     bodies = found.batch.column("body").to_pylist()
     assert (bodies[1], bodies[3], bodies[4]) == (b"large" * 100, None, b"4")
-    assert "t/b/0: the message at offset 3 cannot be decoded, a row without its body" in caplog.text
+    assert "t/b/0: the message at offset 3 cannot be decoded; its row has no body" in caplog.text
     assert found[3].body == b"no zlib"
 
 
@@ -204,17 +204,17 @@ def test_where_rows_and_messages_differ_all_count_as_failed(caplog: pytest.LogCa
     """So that none is lost."""
     part = part_of(stored(LARGE))
     less = batch_of_messages(list(part.read())[1:])
-    makes = RowsOfAnswers(30, lambda parts: less, batch_of_messages)
+    makes = RowsDecoder(30, lambda parts: less, batch_of_messages)
     ((found, _),) = makes([part])
     assert [len(each) for each in found] == [30, 29]
     for each in found:
         assert [message.queue_offset for message in each[25:]] == [*range(LARGE)]
-    assert "59 rows are 60 messages" in caplog.text
+    assert "59 rows were decoded, but 60 messages" in caplog.text
 
 
 def test_attempts_in_place_are_counted() -> None:
     ((found,),) = unpacked(part_of(stored(FEW)))
-    again = found.once_more().once_more()
+    again = found.with_next_attempt().with_next_attempt()
     assert [message.reconsume_times for message in (*again, again[0], *again[1:3])] == [2] * 8
     assert found[0].reconsume_times == 0
 
@@ -229,7 +229,7 @@ def test_without_a_package_the_option_says_what_to_install(package: str, monkeyp
 def filled(*bounds: tuple[int, int]) -> tuple[RowsQueue, list[Rows]]:
     """A queue with the rows of the offsets of each call."""
     queue = RowsQueue(batch_of_messages, A)
-    found = [Rows.of(found_at(*range(*each), queue=A), batch_of_messages) for each in bounds]
+    found = [Rows.from_messages(found_at(*range(*each), queue=A), batch_of_messages) for each in bounds]
     assert queue.put(found) == sum(end - start for start, end in bounds)
     return queue, found
 
@@ -245,35 +245,35 @@ def test_the_offset_waits_for_the_first_call_and_goes_past_whole_ones() -> None:
 
 def test_rows_of_a_known_offset_replace_the_earlier_ones_unless_a_listener_has_them() -> None:
     queue, _ = filled((0, 3))
-    assert queue.put([Rows.of(found_at(0, queue=A), batch_of_messages)]) == 0
+    assert queue.put([Rows.from_messages(found_at(0, queue=A), batch_of_messages)]) == 0
     assert queue.count == 1
     assert len(queue.take(1)) == 1
-    assert queue.put([Rows.of(found_at(0, 1, queue=A), batch_of_messages)]) == 0
+    assert queue.put([Rows.from_messages(found_at(0, 1, queue=A), batch_of_messages)]) == 0
     assert (queue.count, queue.commit(), queue.count, queue.bytes) == (1, 1, 0, 0)
 
 
 def test_a_call_is_late_if_it_holds_up_the_offset() -> None:
     queue, (first, second) = filled((0, 3), (3, 7))
-    assert (queue.late(second), queue.late(first)) == ((), first)
+    assert (queue.late_messages(second), queue.late_messages(first)) == ((), first)
     queue.remove(first)
-    assert (queue.late(first), queue.late(second)) == ((), second)
-    assert queue.late(found_at(3, queue=A)) == ()
+    assert (queue.late_messages(first), queue.late_messages(second)) == ((), second)
+    assert queue.late_messages(found_at(3, queue=A)) == ()
 
 
 @pytest.mark.parametrize("dead", [[0], [1], [2], [0, 1], [1, 2], [0, 2]])
 def test_rows_of_which_some_are_dead_letters_wait_alone_with_one_more_attempt(dead: list[int]) -> None:
     queue, _ = filled((0, 3), (3, 5))
     taken = queue.take(1)
-    queue.bury([taken[i] for i in dead])
+    queue.mark_dead_letters([taken[i] for i in dead])
     left = [message for i, message in enumerate(taken) if i not in dead]
-    queue.retry(left, alone=True)
+    queue.put_back_for_retry(left, one_by_one=True)
     assert queue.count == len(left) + 2
     for again in ("rollback", "retry"):
         rows = queue.take(1)
         assert [(m.queue_offset, m.reconsume_times) for m in rows] == [(left[0].queue_offset, 1)]
         if again == "rollback":
             queue.rollback()
-    queue.retry(rows, alone=True)
+    queue.put_back_for_retry(rows, one_by_one=True)
     assert [message.reconsume_times for message in queue.take(1)] == [2]
     for following in left[1:]:
         assert queue.commit() == following.queue_offset
@@ -284,7 +284,7 @@ def test_rows_of_which_some_are_dead_letters_wait_alone_with_one_more_attempt(de
 
 def test_a_call_that_is_a_dead_letter_is_not_rolled_back() -> None:
     queue, _ = filled((0, 3), (3, 5))
-    queue.bury(queue.take(1))
+    queue.mark_dead_letters(queue.take(1))
     queue.take(1)
     queue.rollback()
     assert [message.queue_offset for message in queue.take(1)] == [3, 4]
@@ -295,9 +295,9 @@ def test_nothing_waits_again_after_a_reset() -> None:
     queue, _ = filled((0, 3))
     taken = queue.take(1)
     queue.clear()
-    queue.retry(taken, alone=False)
-    queue.retry(list(taken), alone=True)
-    queue.bury(taken)
+    queue.put_back_for_retry(taken, one_by_one=False)
+    queue.put_back_for_retry(list(taken), one_by_one=True)
+    queue.mark_dead_letters(taken)
     assert (len(queue.take(1)), queue.count, queue.bytes, queue.commit()) == (0, 0, 0, None)
 
 
@@ -325,19 +325,19 @@ def test_rows_are_those_of_the_messages_whatever_damage_did(
     for at, value in flips:
         data[at % len(data)] = value
     logging.disable(logging.WARNING)
-    before, rows.FEW = rows.FEW, 1
+    before, rows.MIN_COLUMNAR_ROWS = rows.MIN_COLUMNAR_ROWS, 1
     try:
         part, plain = part_of([bytes(data)], 0, count, wanted=wanted), part_of(stored(3, queue=B), queue=B)
         for found, each in zip(unpacked(*((part, plain) if together else (part,)), most=most), (part, plain)):  # noqa: B905
             check(found, each)
     finally:
-        rows.FEW = before
+        rows.MIN_COLUMNAR_ROWS = before
         logging.disable(logging.NOTSET)
 
 
 def test_a_listener_whose_calls_wait_for_their_turn_gets_batches() -> None:
-    class Later(LaterListener):
-        def submit(self, turn: Turn, times: int, first: bool = False) -> None:
+    class Later(DeferredListener):
+        def submit(self, turn: NextCall, times: int, first: bool = False) -> None:
             calls.extend(turn() for _ in range(times))
 
     class Noted(ListenerCall):
@@ -347,8 +347,8 @@ def test_a_listener_whose_calls_wait_for_their_turn_gets_batches() -> None:
     calls: list[ListenerCall | None] = []
     outcomes: list[object] = []
     given = iter([Noted(found_at(1), "context"), None])
-    listener = rows.of_batches(Later(), batch_of_messages)
-    assert isinstance(listener, LaterListener)
+    listener = rows.batch_listener(Later(), batch_of_messages)
+    assert isinstance(listener, DeferredListener)
     listener.submit(lambda: next(given), 2)
     call, nothing = calls
     assert (nothing, call is not None) == (None, True)

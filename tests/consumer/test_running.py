@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
+from rocketmq_spark.consumer.listener_pool import Work
 from rocketmq_spark.consumer.process_queue import Thresholds
-from rocketmq_spark.consumer.push.running import TIMEOUT_S
-from rocketmq_spark.consumer.push.workers import Work
-from rocketmq_spark.consumer.rebalance import ConsumeFrom, Where
+from rocketmq_spark.consumer.rebalance import ConsumeFrom, ConsumeFromWhere
+from rocketmq_spark.consumer.tools import TIMEOUT_S
 from rocketmq_spark.errors import CallTimeout, RouteNotFound
 from tests.consumer.group import GroupBench
 from tests.queues import q, qs
@@ -144,7 +144,7 @@ def test_the_lag_is_unknown_until_all_queues_are(group: GroupBench, verb: str) -
 
 
 def test_bytes_of_a_topic_count_for_all_its_queues_together(group: GroupBench) -> None:
-    consumer, _ = group.start(topic_bytes=200, pull_batch_size=10)
+    consumer, _ = group.start(topic_max_bytes=200, pull_batch_size=10)
     group.workers[0].held = True
     group.time.advance(1)
     group.brokers.send(q("a:0"), *(b"x" for _ in range(200)))
@@ -193,7 +193,7 @@ def test_a_broadcasting_member_under_a_new_name_warns_that_it_begins_anew(
     for host, server, expected in steps:
         monkeypatch.setattr("platform.node", lambda host=host: host)
         caplog.clear()
-        how: dict[str, Any] = {"offsets_folder": tmp_path, "consume_from": ConsumeFrom(Where.EARLIEST)}
+        how: dict[str, Any] = {"offsets_folder": tmp_path, "consume_from": ConsumeFrom(ConsumeFromWhere.EARLIEST)}
         consumer, _ = group.start(clustering=False, name_servers=(server,), **how)
         assert caplog.text.count(f"other hosts or name servers: {tmp_path}/one@DEFAULT/g/a:1/offsets.json") == expected
         consumer.stop()

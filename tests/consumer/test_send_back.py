@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from rocketmq_spark.base.codes import SysFlag
+from rocketmq_spark.consumer.member_state import MemberState
 from rocketmq_spark.consumer.process_queue import Thresholds
-from rocketmq_spark.consumer.push.member_state import MemberState
-from rocketmq_spark.consumer.push.workers import SendBack
+from rocketmq_spark.consumer.send_back import SendBack
 from rocketmq_spark.errors import (
     AccessDenied,
     CallTimeout,
@@ -68,7 +68,7 @@ def test_a_batch_that_cannot_be_decoded_is_a_dead_letter(port: FakeMember, monke
     send_back = SendBack(port, "g", 16, MemberState(Thresholds()))
     bad = replace(message(1, b"1"), sys_flag=BATCH, decode_error="Item 0 of a batch is malformed")
     assert send_back(bad, 5)
-    assert send_back.dead(bad)
+    assert send_back.make_dead_letter(bad)
     assert (port.calls, tries) == ([], [0, 0])
     assert caplog.text.count("is a dead letter now, in topic %DLQ%g, after attempt 1") == 2
 
@@ -77,7 +77,7 @@ def test_a_damaged_message_is_moved_by_its_broker_until_its_last_attempt(port: F
     send_back = SendBack(port, "g", 3, MemberState(Thresholds()))
     bad = replace(message(1, b"1"), decode_error="bad")
     assert send_back(bad, 5)
-    assert send_back.dead(bad)
+    assert send_back.make_dead_letter(bad)
     assert port.calls == [("send_back", (b"1", 5, 3)), ("send_back", (b"1", -1, 3))]
     port.brokers.failing["send_back"] = CallTimeout("late")
     assert not send_back(bad, 5)
@@ -97,7 +97,7 @@ def test_a_message_that_nobody_takes_is_skipped_after_its_last_attempt(
     item = replace(message(1, b"1"), sys_flag=BATCH)
     assert not send_back(item, 5)
     assert send_back(replace(item, reconsume_times=3), 5)
-    assert send_back.dead(item)
+    assert send_back.make_dead_letter(item)
     assert held.stats().sent_back == 0
     errors = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
     assert len(errors) == 2
@@ -110,4 +110,4 @@ def test_a_message_is_not_skipped_while_a_broker_may_take_it(port: FakeMember, w
     port.brokers.failing["send_to_retry"] = why
     bad = replace(message(1, b"1"), sys_flag=BATCH, decode_error="bad", reconsume_times=9)
     assert not send_back(bad, 5)
-    assert not send_back.dead(bad)
+    assert not send_back.make_dead_letter(bad)

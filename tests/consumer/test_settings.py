@@ -8,7 +8,7 @@ import pytest
 
 from rocketmq_spark import options
 from rocketmq_spark.consumer.process_queue import Thresholds
-from rocketmq_spark.consumer.rebalance import ConsumeFrom, Where
+from rocketmq_spark.consumer.rebalance import ConsumeFrom, ConsumeFromWhere
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.queues.environment import scope_of
@@ -26,7 +26,7 @@ def test_1_19_1_28_the_defaults_are_those_of_java() -> None:
 def test_how_often_a_message_comes_again() -> None:
     assert ConsumerSettings(group="g").max_reconsume_times == 16
     assert ConsumerSettings(group="g", ordered=True).max_reconsume_times == 2**31 - 1
-    assert ConsumerSettings(group="g", ordered=True, max_tries=0).max_reconsume_times == 0
+    assert ConsumerSettings(group="g", ordered=True, max_retries=0).max_reconsume_times == 0
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_how_often_a_message_comes_again() -> None:
         ({"threads": 0}, "'consumeThreadMin' is 0; expected 1 to 1000"),
         ({"consume_batch_max_size": 1025}, "expected 1 to 1024"),
         ({"pull_batch_size": 1025}, "option 'pullBatchSize' is 1025"),
-        ({"popped": True, "pull_batch_size": 33}, "option 'pullBatchSize' is 33; expected 1 to 32"),
+        ({"uses_pop": True, "pull_batch_size": 33}, "option 'pullBatchSize' is 33; expected 1 to 32"),
         ({"pull_interval_s": 66.0}, "option 'pullInterval' is 66.0; expected 0 to 65.535"),
     ],
 )
@@ -52,7 +52,7 @@ GIVEN = {
     "ordered": ("true", "ordered", True),
     "arrow": ("true", "arrow", True),
     "autoCommit": ("false", "auto_commit", False),
-    "consumeFromWhere": ("1970-01-01T00:00:01Z", "consume_from", ConsumeFrom(Where.TIMESTAMP, 1000)),
+    "consumeFromWhere": ("1970-01-01T00:00:01Z", "consume_from", ConsumeFrom(ConsumeFromWhere.TIMESTAMP, 1000)),
     "consumeThreadMin": ("7", "threads", 7),
     "consumeMessageBatchMaxSize": ("7", "consume_batch_max_size", 7),
     "pullBatchSize": ("7", "pull_batch_size", 7),
@@ -62,8 +62,8 @@ GIVEN = {
     "pullThresholdForQueue": ("7", "thresholds", Thresholds(max_count=7)),
     "pullThresholdSizeForQueue": ("7k", "thresholds", Thresholds(max_bytes=7168)),
     "consumeConcurrentlyMaxSpan": ("7", "thresholds", Thresholds(max_span=7)),
-    "pullThresholdForTopic": ("7", "topic_count", 7),
-    "pullThresholdSizeForTopic": ("7k", "topic_bytes", 7168),
+    "pullThresholdForTopic": ("7", "topic_max_count", 7),
+    "pullThresholdSizeForTopic": ("7k", "topic_max_bytes", 7168),
     "maxReconsumeTimes": ("7", "max_reconsume_times", 7),
     "suspendCurrentQueueTime": ("7s", "suspend_time_s", 7.0),
     "consumeTimeout": ("7s", "consume_timeout_s", 7.0),
@@ -93,7 +93,7 @@ PROXY = {"transport": "grpc", "proxyEndpoint": "p:1", "group": "g"}
 
 
 def of(server: dict[str, str] = SERVER, role: str = "consumer", **given: str) -> ConsumerSettings:
-    return ConsumerSettings.of(options.parse({**server, **given}).for_role(role))
+    return ConsumerSettings.from_options(options.parse({**server, **given}).for_role(role))
 
 
 @pytest.mark.parametrize("name", GIVEN)
@@ -110,7 +110,7 @@ def test_every_option_of_a_consumer_is_among_them() -> None:
 @pytest.mark.parametrize(("server", "role"), [(SERVER, "consumer"), (SERVER, "pull consumer"), (PROXY, "consumer")])
 def test_without_options_the_settings_are_the_defaults(server: dict[str, str], role: str) -> None:
     servers = () if server is PROXY else ("a:9876",)
-    plain = ConsumerSettings(group="g", wire_group="g", name_servers=servers, allocate=print, popped=server is PROXY)
+    plain = ConsumerSettings(group="g", wire_group="g", name_servers=servers, allocate=print, uses_pop=server is PROXY)
     assert replace(of(server, role), allocate=print) == plain
 
 
@@ -149,15 +149,15 @@ def test_options_of_a_consumer_at_a_proxy_which_sees_to_what_failed() -> None:
     )
     assert (made.ordered, made.threads, made.pull_batch_size, made.suspend_time_s) == (True, 3, 8, 2.0)
     assert (made.consume_timeout_s, made.pull_delay_on_error_s, made.request_timeout_s) == (60.0, 4.0, 5.0)
-    assert (made.retry_topic, of().retry_topic) == (False, True)
+    assert (made.uses_retry_topic, of().uses_retry_topic) == (False, True)
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("latest", ConsumeFrom(Where.LATEST)),
-        ("Earliest", ConsumeFrom(Where.EARLIEST)),
-        ("1970-01-01T00:00:01Z", ConsumeFrom(Where.TIMESTAMP, 1000)),
+        ("latest", ConsumeFrom(ConsumeFromWhere.LATEST)),
+        ("Earliest", ConsumeFrom(ConsumeFromWhere.EARLIEST)),
+        ("1970-01-01T00:00:01Z", ConsumeFrom(ConsumeFromWhere.TIMESTAMP, 1000)),
     ],
 )
 def test_where_to_begin(text: str, expected: ConsumeFrom) -> None:
@@ -186,7 +186,7 @@ def test_4_13_members_in_a_namespace_or_environment_share_queues_as_javas_do(cas
         parsed = options.parse(given).for_role(role)
         on_wire = scope_of(parsed).on_wire
         assert on_wire(case["topic"]) == case["wire"]
-        allocate = ConsumerSettings.of(parsed, on_wire).allocate
+        allocate = ConsumerSettings.from_options(parsed, on_wire).allocate
         for member, expected in case["result"].items():
             found = allocate(member, queues, list(case["result"]))
             assert [f"{queue.broker_name}:{queue.queue_id}" for queue in found] == expected
@@ -196,7 +196,7 @@ def test_4_13_members_in_a_namespace_or_environment_share_queues_as_javas_do(cas
 def test_groups_of_one_name_in_two_namespaces_have_two_names_for_their_files() -> None:
     def named(**given: str) -> str | None:
         parsed = options.parse({**SERVER, **given}).for_role("consumer")
-        return ConsumerSettings.of(parsed, scope_of(parsed).on_wire).wire_group
+        return ConsumerSettings.from_options(parsed, scope_of(parsed).on_wire).wire_group
 
     suffix = {"environment": "dev", "environmentMode": "suffix"}
     assert named() == "g"

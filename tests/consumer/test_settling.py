@@ -14,13 +14,15 @@ from tests.mockbroker import eventually
 def renewed(bench: PopBench) -> None:
     """A look, to its end."""
     bench.settling.renew()
-    eventually(lambda: not bench.settling._renewing, 60)
+    eventually(lambda: not bench.settling._renew_threads, 60)
 
 
 def test_the_proxy_is_told_and_the_message_is_out_of_hand():
     bench = PopBench()
     done, dead, later = bench.lent(of("A"), of("B"), of("C"))
-    assert all([bench.settling.done(done), bench.settling.dead(dead), bench.settling.later(later, 10.0)])
+    assert all(
+        [bench.settling.ack(done), bench.settling.forward_to_dlq(dead), bench.settling.redeliver_later(later, 10.0)]
+    )
     assert bench.proxy.told == [("ack", "A"), ("dlq", "B"), ("change", "C", 10.0)]
     assert bench.in_hand.stats() == ConsumerStats(sent_back=1)
 
@@ -30,7 +32,7 @@ def test_what_cannot_be_told_is_said_and_comes_again(caplog):
     for lent, verb, ask in zip(
         bench.lent(of("A"), of("B"), of("C")),
         ("ack", "dlq", "change"),
-        (bench.settling.done, bench.settling.dead, lambda one: bench.settling.later(one, 10.0)),
+        (bench.settling.ack, bench.settling.forward_to_dlq, lambda one: bench.settling.redeliver_later(one, 10.0)),
         strict=True,
     ):
         bench.proxy.failing[verb] = ConnectionLost("away")
@@ -49,7 +51,7 @@ def test_what_stays_in_hand_gets_more_time_before_it_needs_it():
         bench.time.advance(10)
         renewed(bench)
     assert bench.proxy.told == [("change", "A", 30.0)] * 5
-    assert bench.in_hand.begin(lent, bench.timer.lease_ms() + 29_999)
+    assert bench.in_hand.start_call(lent, bench.timer.lease_ms() + 29_999)
 
 
 def test_more_time_counts_from_when_it_was_asked_for():
@@ -65,8 +67,8 @@ def test_more_time_counts_from_when_it_was_asked_for():
     bench.proxy.change_invisible = slow
     bench.time.advance(10)
     renewed(bench)
-    assert bench.in_hand.begin(lent, bench.timer.lease_ms() + 25_999)
-    assert not bench.in_hand.begin(lent, bench.timer.lease_ms() + 26_000)
+    assert bench.in_hand.start_call(lent, bench.timer.lease_ms() + 25_999)
+    assert not bench.in_hand.start_call(lent, bench.timer.lease_ms() + 26_000)
 
 
 def test_a_proxy_that_is_away_for_a_moment_is_asked_again():
@@ -79,7 +81,7 @@ def test_a_proxy_that_is_away_for_a_moment_is_asked_again():
     bench.time.advance(10)
     renewed(bench)
     assert bench.proxy.told == [("change", "A", 30.0)]
-    assert bench.in_hand.begin(lent, bench.timer.lease_ms() + 29_999)
+    assert bench.in_hand.start_call(lent, bench.timer.lease_ms() + 29_999)
 
 
 def test_what_is_somebody_elses_already_goes_to_no_listener(caplog):
@@ -89,13 +91,13 @@ def test_what_is_somebody_elses_already_goes_to_no_listener(caplog):
     bench.time.advance(10)
     renewed(bench)
     assert "the invisible time of message A is over" in caplog.text
-    assert not bench.in_hand.begin(lent, bench.timer.lease_ms())
+    assert not bench.in_hand.start_call(lent, bench.timer.lease_ms())
 
 
 def test_a_listener_that_hangs_keeps_its_message_from_nobody(caplog):
     bench = PopBench(replace(SETTINGS, consume_timeout_s=15.0))
     hangs, _waits = bench.lent(of("A"), of("B"))
-    bench.in_hand.begin(hangs, bench.timer.lease_ms())
+    bench.in_hand.start_call(hangs, bench.timer.lease_ms())
     for _ in range(2):
         bench.time.advance(10)
         renewed(bench)
@@ -107,7 +109,7 @@ def test_a_listener_that_hangs_keeps_its_message_where_it_is_ordered(caplog):
     """A broker hands out nothing of a queue while what is behind the message is somebody's."""
     bench = PopBench(replace(SETTINGS, consume_timeout_s=15.0, ordered=True))
     hangs, _waits = bench.lent(of("A", "a"), of("B", "a"))
-    bench.in_hand.begin(hangs, bench.timer.lease_ms())
+    bench.in_hand.start_call(hangs, bench.timer.lease_ms())
     for _ in range(2):
         bench.time.advance(10)
         renewed(bench)
@@ -120,7 +122,7 @@ def test_what_is_settled_meanwhile_is_not_asked_for_again():
     (lent,) = bench.lent(of("A"))
     bench.in_hand.all = lambda: [lent]  # as it was when the look began
     bench.time.advance(10)
-    bench.settling.done(lent)
+    bench.settling.ack(lent)
     renewed(bench)
     assert bench.proxy.told == [("ack", "A")]
 
@@ -137,8 +139,8 @@ def test_what_is_done_while_more_time_is_asked_for_is_told_after_that():
         change(message, invisible_s, deadline)
 
     bench.proxy.change_invisible = slowly
-    settles = threading.Thread(target=bench.settling.done, args=(lent,), daemon=True)
-    arrived = arrival(lent, "asking", settles)
+    settles = threading.Thread(target=bench.settling.ack, args=(lent,), daemon=True)
+    arrived = arrival(lent, "request_lock", settles)
     bench.time.advance(10)
     bench.settling.renew()
     assert inside.wait(60)
@@ -146,7 +148,7 @@ def test_what_is_done_while_more_time_is_asked_for_is_told_after_that():
     assert arrived.wait(60)
     go_on.set()
     settles.join(60)
-    eventually(lambda: not bench.settling._renewing, 60)
+    eventually(lambda: not bench.settling._renew_threads, 60)
     assert bench.proxy.told == [("change", "A", 30.0), ("ack", "A")]
     assert not bench.proxy.lent, "it comes again"
 
@@ -174,11 +176,11 @@ def test_an_endpoint_that_hangs_keeps_no_other_from_being_asked():
         bench.time.advance(10)
         bench.settling.renew()
         eventually(lambda n=n: bench.proxy.told == [("change", "B", 30.0)] * n, 60)
-        eventually(lambda: len(bench.settling._renewing) == 1, 60)
-    assert bench.in_hand.begin(other, bench.timer.lease_ms() + 29_999)
+        eventually(lambda: len(bench.settling._renew_threads) == 1, 60)
+    assert bench.in_hand.start_call(other, bench.timer.lease_ms() + 29_999)
     held.set()
-    eventually(lambda: not bench.settling._renewing, 60)
-    assert not bench.in_hand.begin(hangs, bench.timer.lease_ms())
+    eventually(lambda: not bench.settling._renew_threads, 60)
+    assert not bench.in_hand.start_call(hangs, bench.timer.lease_ms())
 
 
 def test_many_messages_get_more_time_from_several_threads_each_once():
@@ -197,5 +199,5 @@ def test_many_messages_get_more_time_from_several_threads_each_once():
     bench.time.advance(10)
     renewed(bench)
     assert sorted(bench.proxy.told) == sorted(("change", f"{n}", 30.0) for n in range(400))
-    bench.settling._renew_each(lent)  # a thread that was slower than the look after it
+    bench.settling._renew_all(lent)  # a thread that was slower than the look after it
     assert len(bench.proxy.told) == 400

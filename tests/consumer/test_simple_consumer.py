@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.consumer.pop.simple_consumer import MIN_WAIT_S, BaseSimpleConsumer
+from rocketmq_spark.consumer.simple import MIN_WAIT_S, BaseSimpleConsumer
 from rocketmq_spark.errors import AccessDenied, ClosedError, ConnectionLost, OptionError, RouteNotFound
 from rocketmq_spark.model import NO_FILTER, Filter
 from rocketmq_spark.model.message import GroupPolicy, Place, PoppedMessage
@@ -170,7 +170,7 @@ def test_topics_that_two_threads_subscribe_to_at_once_are_both_received():
     member = Scripted(t=1, u=1)
     consumer = BaseSimpleConsumer(member, "g")
     second = threading.Thread(target=consumer.subscribe, args=("u",))
-    arrived = arrival(consumer, "_changing", second)
+    arrived = arrival(consumer, "_change_lock", second)
     tell = member.subscribe
 
     def meanwhile(filters: Mapping[str, Filter], deadline: Deadline) -> None:
@@ -204,8 +204,8 @@ def test_a_change_that_waited_while_the_consumer_was_closed_joins_no_more(verb):
             outcomes.append(e)
 
     second = threading.Thread(target=change)
-    arrived = arrival(consumer, "_changing", second)
-    with consumer._changing:
+    arrived = arrival(consumer, "_change_lock", second)
+    with consumer._change_lock:
         second.start()
         assert arrived.wait(60)
         consumer.close()
@@ -326,7 +326,7 @@ def test_a_fork_must_make_its_own():
         assert (member.closed, len(member.told), member.asked) == (0, 1, [])
 
     held, over = threading.Event(), threading.Event()
-    threading.Thread(target=hold, args=(consumer._changing, held, over), daemon=True).start()
+    threading.Thread(target=hold, args=(consumer._change_lock, held, over), daemon=True).start()
     assert held.wait(60)
     child = multiprocessing.get_context("fork").Process(target=forked)
     child.start()

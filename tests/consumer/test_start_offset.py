@@ -6,15 +6,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketmq_spark.consumer.rebalance import ConsumeFrom, Start, StartQuestions, Where, start_offset
+from rocketmq_spark.consumer.rebalance import (
+    ConsumeFrom,
+    ConsumeFromWhere,
+    StartOffset,
+    StartOffsetRequests,
+    start_offset,
+)
 from rocketmq_spark.errors import CallTimeout, OffsetError, RocketMQError, ServerFault
 from tests.queues import q
 
 NORMAL, RETRY = q("a:0"), q("a:0", "%RETRY%g")
 MODES = {
     "last": ConsumeFrom(),
-    "first": ConsumeFrom(Where.EARLIEST),
-    "time": ConsumeFrom(Where.TIMESTAMP, 77),
+    "first": ConsumeFrom(ConsumeFromWhere.EARLIEST),
+    "time": ConsumeFrom(ConsumeFromWhere.TIMESTAMP, 77),
 }
 
 
@@ -34,7 +40,7 @@ class Broker:
         return answer
 
     @property
-    def questions(self) -> StartQuestions:
+    def questions(self) -> StartOffsetRequests:
         def number(what: str) -> int:
             found = self.ask(what)
             assert found is not None
@@ -44,7 +50,7 @@ class Broker:
             assert epoch_ms == 77
             return number("search")
 
-        return StartQuestions(lambda: self.ask("stored"), lambda: number("max"), search)
+        return StartOffsetRequests(lambda: self.ask("stored"), lambda: number("max"), search)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -53,7 +59,7 @@ class Broker:
 def test_4_28_a_stored_offset_decides_in_every_mode(mode, queue, stored):
     """Of 0 a broker does not say whether the group has it, or the queue is young: so it counts as not stored."""
     broker = Broker(stored)
-    assert start_offset(queue, MODES[mode], broker.questions) == Start(stored, stored > 0)
+    assert start_offset(queue, MODES[mode], broker.questions) == StartOffset(stored, stored > 0)
     assert broker.asked == ["stored"]
 
 
@@ -70,7 +76,7 @@ def test_4_28_a_stored_offset_decides_in_every_mode(mode, queue, stored):
 )
 def test_4_23_4_24_4_26_4_27_where_there_is_none_the_mode_decides(mode, queue, expected, asked):
     broker = Broker(None)
-    assert start_offset(queue, MODES[mode], broker.questions) == Start(expected, False)
+    assert start_offset(queue, MODES[mode], broker.questions) == StartOffset(expected, False)
     again = ["stored"] if asked == "max" else []
     assert broker.asked == ["stored", *([asked] if asked else []), *again]
 
@@ -85,12 +91,12 @@ def test_a_message_that_comes_between_the_requests_is_not_skipped(stored):
         broker.answers["stored"] = stored
         return first.max_offset()
 
-    assert start_offset(NORMAL, MODES["last"], replace(first, max_offset=end)) == Start(stored, stored > 0)
+    assert start_offset(NORMAL, MODES["last"], replace(first, max_offset=end)) == StartOffset(stored, stored > 0)
 
 
 def test_an_empty_queue_is_asked_about_once():
     broker = Broker(None, maximum=0)
-    assert start_offset(NORMAL, MODES["last"], broker.questions) == Start(0, False)
+    assert start_offset(NORMAL, MODES["last"], broker.questions) == StartOffset(0, False)
     assert broker.asked == ["stored", "max"]
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from rocketmq_spark.base.clock import Clock
-from rocketmq_spark.consumer.pull.contact import Contact
-from rocketmq_spark.consumer.pull.polls import Positions
-from rocketmq_spark.consumer.pull.upkeep import Subscribed
-from rocketmq_spark.consumer.rebalance import Start
+from rocketmq_spark.consumer.offsets import OffsetRequests
+from rocketmq_spark.consumer.reachability import Reachability
+from rocketmq_spark.consumer.rebalance import StartOffset
 from rocketmq_spark.consumer.settings import ConsumerSettings, Subscriptions
+from rocketmq_spark.consumer.upkeep import Subscribed
 from rocketmq_spark.errors import AccessDenied, CallTimeout, RocketMQError, RouteNotFound
 from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue
 from tests.consumer.fake_member import FakeMember, Hand, made
@@ -22,10 +22,10 @@ class Seen:
         self.now = 0.0
         self.fake = FakeMember(QUEUES)
         settings = ConsumerSettings(group="g")
-        positions = Positions(self.fake, settings)  # type: ignore[arg-type]
+        positions = OffsetRequests(self.fake, settings)  # type: ignore[arg-type]
         clock = Clock(lambda: self.now)
         self.subscriptions = Subscriptions("g", False, lambda: 1)
-        contact = Contact("g", clock)
+        contact = Reachability("g", clock)
         self.one = Subscribed(self.fake, settings, self.subscriptions, positions, clock, contact)  # type: ignore[arg-type]
 
 
@@ -36,32 +36,32 @@ def nobody(address: str, question: object) -> None:
 @pytest.fixture
 def seen() -> Seen:
     found = Seen()
-    found.one.set("t", NO_FILTER, nobody)
+    found.one.set_subscription("t", NO_FILTER, nobody)
     return found
 
 
 def test_4_3_it_looks_every_20_seconds_and_every_second_while_something_is_missing(seen: Seen) -> None:
     assert seen.one.wait_s() == 0.0
-    assert seen.one.look([]) == dict.fromkeys(QUEUES, Start(0, False))
+    assert seen.one.allocate([]) == dict.fromkeys(QUEUES, StartOffset(0, False))
     assert seen.one.wait_s() == 20.0
     seen.fake.unknown[QUEUES[1]] = RocketMQError("ill")
-    assert seen.one.look([]) == {QUEUES[0]: Start(0, False), QUEUES[2]: Start(0, False)}
+    assert seen.one.allocate([]) == {QUEUES[0]: StartOffset(0, False), QUEUES[2]: StartOffset(0, False)}
     assert seen.one.wait_s() == 1.0
 
 
 def test_a_member_that_gets_no_notices_looks_every_5_seconds(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(seen.fake, "has_notices", False)
-    seen.one.look([])
+    seen.one.allocate([])
     assert seen.one.wait_s() == 5.0
 
 
 def test_a_change_that_is_told_while_it_looks_counts(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
     def members(*args: object) -> list[str]:
-        seen.one.changed()
+        seen.one.check_soon()
         return ["me"]
 
     monkeypatch.setattr(seen.fake, "members", members)
-    seen.one.look([])
+    seen.one.allocate([])
     assert seen.one.wait_s() == 0.0
 
 
@@ -70,7 +70,7 @@ def test_4_8_without_an_answer_everything_stays(seen: Seen, monkeypatch: pytest.
         raise RocketMQError("nobody answers")
 
     monkeypatch.setattr(seen.fake, "members", members)
-    assert seen.one.look(QUEUES[:2]) == dict.fromkeys(QUEUES[:2])
+    assert seen.one.allocate(QUEUES[:2]) == dict.fromkeys(QUEUES[:2])
     assert not seen.one.balanced
 
 
@@ -80,7 +80,7 @@ def test_a_topic_that_is_not_there_is_not_subscribed_to(seen: Seen, monkeypatch:
 
     monkeypatch.setattr(seen.fake, "queues", queues)
     with pytest.raises(RouteNotFound):
-        seen.one.set("u", NO_FILTER, nobody)
+        seen.one.set_subscription("u", NO_FILTER, nobody)
     assert list(seen.one.topics) == ["t"]
 
 
@@ -128,7 +128,7 @@ def test_what_fails_each_second_is_a_warning_once_until_it_ends(seen: Seen, capl
     monkeypatch.setattr(seen.fake, "members", members)
     told = []
     while errors:
-        seen.one.look(QUEUES)
+        seen.one.allocate(QUEUES)
         assert seen.one.balanced == (len(errors) == 1)
         told.append(warnings(caplog, "the assignment of topic t stays unchanged"))
     assert told == [1, 1, 2, 2, 3]
@@ -137,10 +137,10 @@ def test_what_fails_each_second_is_a_warning_once_until_it_ends(seen: Seen, capl
 def test_queues_that_cannot_be_begun_are_a_warning_for_each_topic_and_broker(seen: Seen, caplog) -> None:
     seen.fake.unknown = dict.fromkeys(QUEUES, AccessDenied("no"))
     for _ in range(3):
-        assert seen.one.look([]) == {}
+        assert seen.one.allocate([]) == {}
     assert warnings(caplog, "its start offset cannot be read yet") == 1
     seen.fake.unknown.clear()
-    assert len(seen.one.look([])) == 3
+    assert len(seen.one.allocate([])) == 3
     seen.fake.unknown = dict.fromkeys(QUEUES, AccessDenied("no"))
-    seen.one.look([])
+    seen.one.allocate([])
     assert warnings(caplog, "its start offset cannot be read yet") == 2

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from rocketmq_spark.consumer.settings import Subscriptions, TopicFilter, checked_topic, filter_of
+from rocketmq_spark.consumer.settings import Subscriptions, TopicFilter, checked_topic, parse_filter
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model import NO_FILTER, Filter
 
@@ -19,7 +19,7 @@ from rocketmq_spark.model import NO_FILTER, Filter
     ],
 )
 def test_a_subscription_has_tags_or_sql_or_neither(tags, sql, expected):
-    assert filter_of(tags, sql) == expected
+    assert parse_filter(tags, sql) == expected
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_a_subscription_has_tags_or_sql_or_neither(tags, sql, expected):
 )
 def test_what_cannot_be_meant_is_said(tags, sql, text):
     with pytest.raises(OptionError, match=text):
-        filter_of(tags, sql)
+        parse_filter(tags, sql)
 
 
 def test_1_23_the_retry_topic_is_among_them_where_queues_are_shared() -> None:
@@ -46,17 +46,17 @@ def test_1_23_the_retry_topic_is_among_them_where_queues_are_shared() -> None:
     assert not found
     found.add("T", Filter("a"))
     assert found
-    assert found.all() == {"T": Filter("a"), "%RETRY%g": NO_FILTER}
+    assert found.filters() == {"T": Filter("a"), "%RETRY%g": NO_FILTER}
     broadcasting = Subscriptions("g", False, lambda: 5)
     broadcasting.add("T", NO_FILTER)
-    assert broadcasting.all() == {"T": NO_FILTER}
+    assert broadcasting.filters() == {"T": NO_FILTER}
 
 
 def test_every_change_has_a_later_version_even_within_a_millisecond_and_is_of_its_topic_alone() -> None:
     found = Subscriptions("g", True, lambda: 5)
 
     def versions() -> dict[str, int]:
-        return {topic: each.version_ms for topic, each in found.each().items()}
+        return {topic: each.version_ms for topic, each in found.topic_filters().items()}
 
     assert versions() == {"%RETRY%g": 5}
     found.add("T", NO_FILTER)

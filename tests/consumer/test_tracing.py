@@ -9,7 +9,7 @@ import pytest
 from rocketmq_spark.base.codes import Property
 from rocketmq_spark.base.threads import Failure
 from rocketmq_spark.consumer import tracing
-from rocketmq_spark.consumer.result import Context, LaterListener, ListenerCall, OrderedContext, Turn
+from rocketmq_spark.consumer.listener import Context, DeferredListener, ListenerCall, NextCall, OrderedContext
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.consumer.tracing import ListenerTraces
 from rocketmq_spark.wire.traces import TraceRecord
@@ -49,13 +49,13 @@ MESSAGES = tuple(message(n, f"m{n}".encode()) for n in range(3))
 def called(listener: Any, settings: ConsumerSettings = CONCURRENT, messages: Any = MESSAGES) -> tuple[Traces, object]:
     seen = Traces()
     context = OrderedContext(QUEUE) if settings.ordered else Context(QUEUE)
-    return seen, seen.traces.around(listener, settings)(messages, context)
+    return seen, seen.traces.wrap(listener, settings)(messages, context)
 
 
 def test_each_message_has_a_record_before_and_one_after_the_call() -> None:
     during: list[int] = []
     seen = Traces()
-    seen.traces.around(lambda messages, context: during.append(len(seen.records)), CONCURRENT)(MESSAGES, Context(QUEUE))
+    seen.traces.wrap(lambda messages, context: during.append(len(seen.records)), CONCURRENT)(MESSAGES, Context(QUEUE))
     assert during == [3]
     before, after = seen.records[:3], seen.records[3:]
     assert {record[0] for record in before} == {"SubBefore"}
@@ -89,17 +89,17 @@ def test_the_outcome_is_what_the_consumer_makes_of_it(settings: ConsumerSettings
 def test_what_the_listener_raises_is_raised(error: BaseException) -> None:
     seen = Traces()
     with pytest.raises(type(error)):
-        seen.traces.around(raising(error), CONCURRENT)(MESSAGES, Context(QUEUE))
+        seen.traces.wrap(raising(error), CONCURRENT)(MESSAGES, Context(QUEUE))
     assert seen.after == [("false", EXCEPTION)] * 3
 
 
-class Waiting(LaterListener):
+class Waiting(DeferredListener):
     """Its calls wait for their turn."""
 
     def __init__(self) -> None:
-        self.turns: list[Turn] = []
+        self.turns: list[NextCall] = []
 
-    def submit(self, turn: Turn, times: int, first: bool = False) -> None:
+    def submit(self, turn: NextCall, times: int, first: bool = False) -> None:
         self.turns += [turn] * times
 
 
@@ -122,8 +122,8 @@ def test_a_call_that_waits_for_its_turn_is_recorded_from_then_on(
     clock, waiting, call = [1_000], Waiting(), Noted()
     monkeypatch.setattr(tracing, "epoch_ms", lambda: clock[0])
     seen = Traces()
-    listener = seen.traces.around(waiting, CONCURRENT)
-    assert isinstance(listener, LaterListener)
+    listener = seen.traces.wrap(waiting, CONCURRENT)
+    assert isinstance(listener, DeferredListener)
     listener.submit(lambda: call if may else None, 1)
     clock[0] += 3_600_000
     assert seen.records == []
@@ -164,8 +164,8 @@ def test_a_trace_that_cannot_be_written_is_not_the_listeners(
 ) -> None:
     monkeypatch.setattr(tracing, "epoch_ms", clock)
     traces = ListenerTraces(raising(RuntimeError("no memory")), lambda seconds: None)
-    assert traces.around(lambda messages, context: 5, CONCURRENT)(MESSAGES, Context(QUEUE)) == 5
-    assert "a trace record could not be made" in caplog.text
+    assert traces.wrap(lambda messages, context: 5, CONCURRENT)(MESSAGES, Context(QUEUE)) == 5
+    assert "a trace record could not be created" in caplog.text
 
 
 def test_a_consumer_is_traced_from_its_start_to_its_end(group: GroupBench) -> None:

@@ -11,12 +11,13 @@ from types import FrameType
 import pytest
 
 from rocketmq_spark.base.clock import Clock, Deadline
-from rocketmq_spark.consumer.pull import upkeep
-from rocketmq_spark.consumer.pull.polls import Polls, Positions
-from rocketmq_spark.consumer.pull.pull_consumer import BasePullConsumer
-from rocketmq_spark.consumer.pull.upkeep import Subscribed, Upkeep
-from rocketmq_spark.consumer.rebalance import Start
+from rocketmq_spark.consumer import upkeep
+from rocketmq_spark.consumer.offsets import OffsetRequests
+from rocketmq_spark.consumer.polls import Polls
+from rocketmq_spark.consumer.pull import BasePullConsumer
+from rocketmq_spark.consumer.rebalance import StartOffset
 from rocketmq_spark.consumer.settings import ConsumerSettings, Subscriptions
+from rocketmq_spark.consumer.upkeep import Subscribed, Upkeep
 from rocketmq_spark.errors import (
     AccessDenied,
     BrokerNotFound,
@@ -47,50 +48,50 @@ class Kept:
         clock = Clock(lambda: self.now)
         subscriptions = Subscriptions("g", False, lambda: 1)
         self.polls = Polls(self.fake, settings, subscriptions, clock)  # type: ignore[arg-type]
-        positions = Positions(self.fake, settings)  # type: ignore[arg-type]
-        self.shared = Subscribed(self.fake, settings, subscriptions, positions, clock, self.polls.contact)  # type: ignore[arg-type]
+        positions = OffsetRequests(self.fake, settings)  # type: ignore[arg-type]
+        self.shared = Subscribed(self.fake, settings, subscriptions, positions, clock, self.polls.reachability)  # type: ignore[arg-type]
         self.time = Time()
         self.one = Upkeep(settings, self.polls, positions, self.shared, clock, ManualTimer(self.time))
 
 
 def test_1_9_offsets_are_committed_every_5_seconds_while_there_are_new_ones() -> None:
     kept = Kept()
-    kept.one.have({QUEUE: Start(0)})
-    kept.one.next(kept.one.begin(0.0), 1)
-    kept.polls.given = True
+    kept.one.apply_assignment({QUEUE: StartOffset(0)})
+    kept.one.next_parts(kept.one.start_poll(0.0), 1)
+    kept.polls.returned = True
     for now, commits in ((4.9, 0), (5.0, 1), (10.0, 1)):
         kept.now = now
-        kept.one.begin(0.0)
+        kept.one.start_poll(0.0)
         assert len(kept.fake.commits) == commits
 
 
 def test_offsets_of_idle_queues_are_committed_again_every_30_seconds() -> None:
     """A master came back with old ones, or a member that was cut off stored its own."""
     kept = Kept()
-    kept.one.have({QUEUE: Start(0)})
-    kept.one.next(kept.one.begin(0.0), 1)
-    kept.polls.given = True
+    kept.one.apply_assignment({QUEUE: StartOffset(0)})
+    kept.one.next_parts(kept.one.start_poll(0.0), 1)
+    kept.polls.returned = True
     kept.now = 5.0
-    kept.one.begin(0.0)
+    kept.one.start_poll(0.0)
     assert kept.fake.stored == {QUEUE: 3}
     kept.fake.stored[QUEUE] = 1
     for now, stored in ((10.0, 1), (29.9, 1), (30.0, 1), (35.0, 3), (59.0, 3)):
         kept.now = now
-        kept.one.begin(0.0)
+        kept.one.start_poll(0.0)
         assert kept.fake.stored == {QUEUE: stored}, now
     assert len(kept.fake.commits) == 2
 
 
 def test_what_a_caller_commits_is_sent_again_every_30_seconds_too() -> None:
     kept = Kept(auto_commit=False)
-    kept.one.have({QUEUE: Start(0)})
-    kept.one.next(kept.one.begin(0.0), 1)
-    kept.polls.given = True
+    kept.one.apply_assignment({QUEUE: StartOffset(0)})
+    kept.one.next_parts(kept.one.start_poll(0.0), 1)
+    kept.polls.returned = True
     for now, commits in ((1.0, 1), (2.0, 1), (31.0, 2), (32.0, 2)):
         kept.now = now
-        kept.one.begin(0.0)
+        kept.one.start_poll(0.0)
         assert len(kept.fake.commits) == commits - (now in (1.0, 31.0))
-        kept.one.store_finished()
+        kept.one.commit_finished()
         assert len([each for each in kept.fake.commits if each]) == commits
 
 
@@ -98,7 +99,7 @@ def test_routes_are_looked_at_every_30_seconds_and_polls_go_on_without(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     kept = Kept()
-    kept.one.have({QUEUE: Start(0)})
+    kept.one.apply_assignment({QUEUE: StartOffset(0)})
     asked: list[str] = []
 
     def queues(topic: str, deadline: object, refresh: bool = False) -> list[MessageQueue]:
@@ -109,30 +110,30 @@ def test_routes_are_looked_at_every_30_seconds_and_polls_go_on_without(
     caplog.set_level("INFO")
     for now in (29.0, 30.0, 31.0, 60.0):
         kept.now = now
-        assert kept.one.begin(1.0).remaining() > 0
+        assert kept.one.start_poll(1.0).remaining() > 0
     assert asked == ["t", "t"]
     assert "the route of t cannot be refreshed" in caplog.text
 
 
 def test_4_2_a_look_that_fails_is_no_end_of_looking(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = Kept()
-    kept.shared.set("t", NO_FILTER, lambda address, question: None)
-    monkeypatch.setattr(kept.shared, "look", lambda owned: 1 / 0)
-    kept.one.follow()
+    kept.shared.set_subscription("t", NO_FILTER, lambda address, question: None)
+    monkeypatch.setattr(kept.shared, "allocate", lambda owned: 1 / 0)
+    kept.one.start_background()
     with pytest.raises(ZeroDivisionError):
         kept.time.advance(1)
     monkeypatch.undo()
     kept.time.advance(1)
-    assert kept.polls.queues() == [QUEUE]
+    assert kept.polls.assigned() == [QUEUE]
 
 
 def test_a_turn_that_ctrl_c_left_behind_is_gone_on_with() -> None:
     """It may come between any two lines: nobody would ever look again."""
     kept = Kept()
-    kept.shared.set("t", NO_FILTER, lambda address, question: None)
-    kept.one._turn_of = threading.get_ident()
-    kept.one.look()
-    assert kept.polls.queues() == [QUEUE]
+    kept.shared.set_subscription("t", NO_FILTER, lambda address, question: None)
+    kept.one._rebalancing_thread = threading.get_ident()
+    kept.one.rebalance_if_due()
+    assert kept.polls.assigned() == [QUEUE]
     kept.one.rebalance()
 
 
@@ -156,11 +157,11 @@ class Interrupts:
 
 def interrupted_look(kept: Kept, at: int) -> Interrupts:
     """A look at the group of a consumer that has just subscribed, interrupted at a line."""
-    kept.shared.set("t", NO_FILTER, lambda address, question: None)
+    kept.shared.set_subscription("t", NO_FILTER, lambda address, question: None)
     interrupts, before = Interrupts(at), sys.gettrace()
     sys.settrace(interrupts)
     try:
-        kept.one.look()
+        kept.one.rebalance_if_due()
     except KeyboardInterrupt:
         pass
     finally:
@@ -172,14 +173,14 @@ def test_ctrl_c_at_any_line_of_a_look_keeps_no_thread_from_the_next() -> None:
     for at in itertools.count():
         kept = Kept()
         interrupts = interrupted_look(kept, at)
-        assert kept.polls.queues() in ([], [QUEUE])
+        assert kept.polls.assigned() in ([], [QUEUE])
         kept.polls.assign({})
         for other in (True, False):
             look = threading.Thread(target=kept.one.rebalance, daemon=True)
             look.start() if other else look.run()
             if other:
                 look.join(60)
-            assert kept.polls.queues() == [QUEUE], at
+            assert kept.polls.assigned() == [QUEUE], at
             kept.polls.assign({})
         if interrupts.left >= 0:
             assert at > 10
@@ -191,49 +192,49 @@ def test_what_ctrl_c_kept_from_being_assigned_is_assigned_by_the_next_poll() -> 
     for at in itertools.count():
         kept = Kept()
         interrupts = interrupted_look(kept, at)
-        kept.one.look()
-        assert kept.polls.queues() == [QUEUE], at
+        kept.one.rebalance_if_due()
+        assert kept.polls.assigned() == [QUEUE], at
         if interrupts.left >= 0:
             assert at > 10
             return
 
 
-@pytest.mark.parametrize("nested", ["look", "rebalance"])
+@pytest.mark.parametrize("nested", ["rebalance_if_due", "rebalance"])
 def test_4_3_a_look_is_none_within_a_look(nested: str, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = Kept()
-    kept.shared.set("t", NO_FILTER, lambda address, question: None)
+    kept.shared.set_subscription("t", NO_FILTER, lambda address, question: None)
     looks: list[int] = []
 
     def look(owned: object) -> dict[MessageQueue, int | None]:
         looks.append(1)
-        kept.shared.changed()
+        kept.shared.check_soon()
         getattr(kept.one, nested)()
-        return {QUEUE: Start(0)}
+        return {QUEUE: StartOffset(0)}
 
-    monkeypatch.setattr(kept.shared, "look", look)
-    one = threading.Thread(target=kept.one.look, daemon=True)
+    monkeypatch.setattr(kept.shared, "allocate", look)
+    one = threading.Thread(target=kept.one.rebalance_if_due, daemon=True)
     one.start()
     one.join(60)
-    assert (looks, kept.polls.queues()) == ([1], [QUEUE])
+    assert (looks, kept.polls.assigned()) == ([1], [QUEUE])
 
 
 def test_4_3_a_look_is_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two threads the second one skips it, unless it must know that it is done."""
     kept = Kept()
-    kept.shared.set("t", NO_FILTER, lambda address, question: None)
+    kept.shared.set_subscription("t", NO_FILTER, lambda address, question: None)
     inside, go_on, looks = threading.Event(), threading.Event(), []
 
     def look(owned: object) -> dict[MessageQueue, int | None]:
         looks.append(threading.current_thread())
         inside.set()
         assert go_on.wait(60)
-        return {QUEUE: Start(0)}
+        return {QUEUE: StartOffset(0)}
 
-    monkeypatch.setattr(kept.shared, "look", look)
+    monkeypatch.setattr(kept.shared, "allocate", look)
     first, second = (threading.Thread(target=kept.one.rebalance, daemon=True) for _ in range(2))
     first.start()
     assert inside.wait(60)
-    kept.one.look()
+    kept.one.rebalance_if_due()
     assert looks == [first]
     second.start()
     waits_in(second, Upkeep.rebalance)

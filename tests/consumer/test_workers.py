@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.consumer.push.consumer import BaseConsumer
-from rocketmq_spark.consumer.push.workers import Workers
+from rocketmq_spark.consumer.listener_pool import ListenerPool
+from rocketmq_spark.consumer.push import BaseConsumer
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.model import MessageQueue
 from tests.consumer.group import FakeBrokers, FakeMember
@@ -20,7 +20,7 @@ from tests.queues import q
 
 
 def test_1_28_so_many_threads_work_and_never_more_and_nobody_who_submits_waits() -> None:
-    workers = Workers("w", 3)
+    workers = ListenerPool("w", 3)
     inside, go_on, done = threading.Semaphore(0), threading.Event(), threading.Semaphore(0)
     running, most, lock = [0], [0], threading.Lock()
 
@@ -50,7 +50,7 @@ def test_a_thread_that_waits_holds_no_work() -> None:
         def __call__(self) -> None:
             pass
 
-    workers, work = Workers("w", 1), Work()
+    workers, work = ListenerPool("w", 1), Work()
     held = weakref.ref(work)
     workers.submit(work)
     del work
@@ -62,7 +62,7 @@ def test_no_thread_before_the_first_work_and_none_after_the_close() -> None:
     def threads() -> list[str]:
         return [thread.name for thread in threading.enumerate() if "unused-pool" in thread.name]
 
-    workers = Workers("unused-pool", 5)
+    workers = ListenerPool("unused-pool", 5)
     assert threads() == []
     seen: list[list[str]] = []
     ran = threading.Event()
@@ -77,7 +77,7 @@ def test_no_thread_before_the_first_work_and_none_after_the_close() -> None:
 
 @pytest.mark.parametrize("error", RAISED, ids=lambda error: type(error).__name__)
 def test_work_that_raises_is_logged_and_no_thread_ends(error: BaseException, caplog: pytest.LogCaptureFixture) -> None:
-    workers, ran = Workers("w", 4), threading.Event()
+    workers, ran = ListenerPool("w", 4), threading.Event()
     for _ in range(8):
         workers.submit(raising(error))
     workers.submit(ran.set)
@@ -90,7 +90,7 @@ def test_work_that_raises_is_logged_and_no_thread_ends(error: BaseException, cap
 def test_threads_that_cannot_be_started_are_started_later(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    workers, ran = Workers("w", 3), [threading.Event() for _ in range(3)]
+    workers, ran = ListenerPool("w", 3), [threading.Event() for _ in range(3)]
     with monkeypatch.context() as patch:
         no_more_threads(patch, "w-1")
         workers.submit(ran[0].set)
@@ -109,7 +109,7 @@ def test_threads_that_cannot_be_started_are_started_later(
 
 
 def test_work_that_came_when_there_were_no_threads_is_done_when_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    workers, ran = Workers("w", 2), threading.Event()
+    workers, ran = ListenerPool("w", 2), threading.Event()
     workers.start_missing()
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("w-")]
     with monkeypatch.context() as patch:
@@ -123,7 +123,7 @@ def test_work_that_came_when_there_were_no_threads_is_done_when_there_are(monkey
 
 
 def test_close_drops_what_was_not_begun_and_says_whether_the_rest_ended() -> None:
-    workers, inside, go_on = Workers("w", 1), threading.Event(), threading.Event()
+    workers, inside, go_on = ListenerPool("w", 1), threading.Event(), threading.Event()
     begun: list[int] = []
 
     def work() -> None:
@@ -141,7 +141,7 @@ def test_close_drops_what_was_not_begun_and_says_whether_the_rest_ended() -> Non
 
 
 def test_a_worker_may_close_its_own_pool() -> None:
-    workers, ended = Workers("w", 2), []
+    workers, ended = ListenerPool("w", 2), []
     done = threading.Event()
 
     def work() -> None:
@@ -169,7 +169,7 @@ def test_a_broker_that_does_not_answer_for_locks_takes_no_thread_of_a_listener()
         got.append(messages[0].body)
         if got == [b"1"]:
             hangs.set()
-            consumer._running.held.queues[q("a:0")].lock.lose()  # type: ignore[union-attr]
+            consumer._running.state.queues[q("a:0")].lock.mark_lost()  # type: ignore[union-attr]
 
     brokers.offsets |= {q("a:0"): 0, q("b:0"): 0}
     brokers.send(q("a:0"), b"1", b"2")

@@ -9,7 +9,7 @@ import pytest
 
 from rocketmq_spark import options, session
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.consumer.pop.simple_consumer import MIN_INVISIBLE_S, MIN_WAIT_S
+from rocketmq_spark.consumer.simple import MIN_INVISIBLE_S, MIN_WAIT_S
 from rocketmq_spark.errors import NotFound, RouteNotFound
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import NO_FILTER, Message

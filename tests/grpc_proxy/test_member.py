@@ -16,7 +16,7 @@ import pytest
 
 from rocketmq_spark import SimpleConsumer, errors
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.consumer.pop import simple_consumer
+from rocketmq_spark.consumer import simple
 from rocketmq_spark.grpc_proxy import member as grpc_member
 from rocketmq_spark.grpc_proxy import proxy as grpc_proxy
 from rocketmq_spark.grpc_proxy.channel import Endpoints
@@ -50,7 +50,7 @@ def test_received_acknowledged_and_handed_out_again(proxied, monkeypatch):
     topic = new_topic(proxied)
     with SimpleConsumer(proxy_endpoint=proxied.proxy_grpc, group=f"pop-{topic}") as consumer:
         consumer.subscribe(topic)
-        monkeypatch.setattr(simple_consumer, "MIN_INVISIBLE_S", 0.0)
+        monkeypatch.setattr(simple, "MIN_INVISIBLE_S", 0.0)
         with pytest.raises(errors.MessageIllegal, match="min is 10000"):  # what the constant says
             consumer.receive(invisible="9999ms")
         with producer(proxied) as sends:

@@ -76,12 +76,8 @@ def test_root_starts_no_query_that_others_may_lead(
     new = "name a new folder, in one that only you and root may change"
     assert remedy.lower().endswith(new)
     assert "chown -R" not in remedy
-    starts = {
-        ".": "Name a new",
-        "..": "Move the checkpoint below",
-        "o": "Let its owner remove",
-        "c": "Let its owner remove",
-    }
+    theirs = f"Let uid {users.OTHER if users.IS_ROOT else os.getuid()}"
+    starts = {".": "Name a new", "..": "Use a folder for the checkpoint", "o": theirs, "c": theirs}
     assert remedy.startswith("Run: chmod go-w " if "written" in place else starts.get(place, starts.get(place[0], "")))
 
 

@@ -9,7 +9,7 @@ import pytest
 from rocketmq_spark import options as options_table
 from rocketmq_spark import session
 from rocketmq_spark.base.codes import Request, Response
-from rocketmq_spark.consumer.pull.polls import Positions
+from rocketmq_spark.consumer.offsets import OffsetRequests
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import BrokerBusy, DataLossError, OffsetError
 from rocketmq_spark.model import MessageQueue, OffsetRange
@@ -111,17 +111,17 @@ def test_what_has_no_key_at_the_end_is_told_as_what_is_not_kept(broker, table, c
 def test_members_begin_and_seek_where_what_is_kept_begins(broker, table):
     broker.on(Request.GET_MIN_OFFSET, ok(offset=500))
     options = options_table.parse({"nameServer": broker.address, "subscribe": "t"}).for_role("stream source")
-    positions = Positions(session.client(options).member, ConsumerSettings(group="g"))
+    positions = OffsetRequests(session.client(options).member, ConsumerSettings(group="g"))
     positions.queues("t")
-    assert positions.bounds(A, kept=True).min_offset == positions.at_time(A, 0) == 100
-    assert (positions.at_time(A, 200), positions.checked(A, 250)) == (101, 250)
+    assert positions.bounds(A, for_group=True).min_offset == positions.offset_at_time(A, 0) == 100
+    assert (positions.offset_at_time(A, 200), positions.check_in_queue(A, 250)) == (101, 250)
     broker.on(Request.GET_TOPIC_CONFIG, topic_config())
-    assert positions.bounds(A, kept=True).min_offset == 500
+    assert positions.bounds(A, for_group=True).min_offset == 500
     with pytest.raises(OffsetError, match="from 500 to 600"):
-        positions.checked(A, 250)
+        positions.check_in_queue(A, 250)
     broker.on(Request.GET_TOPIC_CONFIG, refuse(Response.SYSTEM_BUSY, "busy"))
     with pytest.raises(BrokerBusy):
-        positions.checked(A, 250)
+        positions.check_in_queue(A, 250)
 
 
 @pytest.mark.parametrize("size", [600, 650])

@@ -66,6 +66,25 @@ def test_only_regular_files_of_the_folder_are_read(name: str, tmp_path: Path, pl
             read("a/1")
 
 
+@pytest.mark.parametrize("place", ["a/1", "a"])
+def test_links_are_not_listed(name: str, tmp_path: Path, place: str) -> None:
+    """A link of another user shows when a file was changed, and which names are in a folder that only root may read."""
+    (tmp_path / "secret").mkdir()
+    (tmp_path / "secret" / "7").write_text("token")
+    link = tmp_path / "made" / place
+    link.rename(tmp_path / "before")
+    link.symlink_to(tmp_path / "secret" / "7" if place == "a/1" else tmp_path / "secret")
+    found = open_folder(name)
+    with pytest.raises(OffsetError, match=rf"is not read: {place} is a link|is not read: .* is a link"):
+        found.files("a")
+    with pytest.raises(OffsetError, match="is a link"):
+        found.files(recursive=True)
+    if place == "a":
+        for look in (found.exists, found.folders):
+            with pytest.raises(OffsetError, match="is a link"):
+                look("a")
+
+
 @pytest.mark.parametrize("is_local", [True, False])
 def test_a_file_of_more_bytes_than_the_limit_is_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_local: bool

@@ -131,7 +131,9 @@ def test_links_of_folders_are_an_error_before_anything_changes(
     if root:
         users.root_beside(monkeypatch, Path(query.name))
     before = owners(tmp_path)
-    with pytest.raises(OffsetError, match=f"{link} is a link|{link}/0 is not read: offsets is a link"):
+    with pytest.raises(
+        OffsetError, match=f"{link} is a link|{link}(/0)? is not read: {place} is a link|{place} is a link"
+    ):
         go(query, 1)
     assert owners(tmp_path) == before
 
@@ -205,7 +207,9 @@ def test_root_changes_no_checkpoint_that_others_may_replace(
     of_another(query, monkeypatch)
     tmp_path.chmod(0o777)
     before = owners(tmp_path)
-    with pytest.raises(OffsetError, match=rf"may replace {tmp_path}.*Run: chmod go-w {tmp_path}"):
+    with pytest.raises(
+        OffsetError, match=rf"may replace {tmp_path}.*Run: chmod go-w {tmp_path}, or run this command as"
+    ):
         go(query, 1)
     assert owners(tmp_path) == before
 

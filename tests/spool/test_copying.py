@@ -196,7 +196,7 @@ def with_longer_target() -> bytes:
         (numbered(RECORD, 1), with_longer_target(), copying.UNREADABLE_RECORD),
         (numbered(RECORD, 1), record(b"x", at_ms=2**62).encode(), copying.UNREADABLE_RECORD),
         (numbered(RECORD, 1), Record("send", b"no send", 1).encode(), copying.UNREADABLE_RECORD),
-        (numbered(RECORD, 1), Record("k", b"", 1, marks=((b"", b""),) * 3).encode(), copying.TOO_MANY_MARKS),
+        (numbered(RECORD, 1), Record("k", b"", 1, marks=((b"", b""),) * 5).encode(), copying.TOO_MANY_MARKS),
         (numbered(RECORD, 1), None, copying.TOO_LONG),
         (numbered(DEAD, 1), STATE + b"\xff", copying.UNREADABLE_STATE),
         (numbered(DEAD, 1), STATE[:9], copying.UNREADABLE_STATE),
@@ -391,6 +391,24 @@ def test_the_reader_has_the_rights_of_the_owner_and_needs_no_other_file(
     assert f"ValueError: {uids} {gids} late: []" in str(failed.value)
 
 
+def test_the_reader_gets_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROCKETMQ_SECRET_KEY", "s")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s")
+    monkeypatch.setenv("LC_ALL", "C")
+    started: list[dict[str, str]] = []
+
+    def start(*, env: dict[str, str], **_: object) -> None:
+        started.append(env)
+        raise SpoolError("enough")
+
+    monkeypatch.setattr("subprocess.Popen", start)
+    with pytest.raises(SpoolError, match="enough"):
+        copy_spool(tmp_path / "source", tmp_path / "copy", limits())
+    [environment] = started
+    assert environment["LC_ALL"] == "C"
+    assert "s" not in environment.values()
+
+
 def command(*arguments: object) -> Result:
     return CliRunner().invoke(app, ["spool", "copy", *map(str, arguments)])
 
@@ -515,6 +533,17 @@ def test_a_copy_that_a_signal_ends_leaves_nothing(
     assert command(source, tmp_path / "copy").exit_code == 128 + number
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
     assert signal.getsignal(number) == before
+
+
+def test_a_copy_ignores_signals_that_nohup_ignores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = spool_with_everything(tmp_path / "source")
+    real = copying.derive
+    monkeypatch.setattr(copying, "derive", lambda *given: (signal.raise_signal(signal.SIGHUP), real(*given))[1])
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert command(source, tmp_path / "copy").exit_code == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_a_warning_is_said_to_be_the_readers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from rocketmq_spark.base.codes import CLEANUP_POLICY, QUEUE_TYPE, Perm
 from rocketmq_spark.cli.doctor.findings import Finding, advice, broken, failed, ok
 from rocketmq_spark.cli.lag_view import duration, waiting, went_back
 from rocketmq_spark.client.questions import is_compacted
-from rocketmq_spark.consumer.troubles import POP, POP_REMEDY
+from rocketmq_spark.consumer.group_health import POP, POP_REMEDY
 from rocketmq_spark.errors import (
     AccessDenied,
     BrokerError,

@@ -98,7 +98,7 @@ class RowCall:
         self._queues: dict[str, QueueList] = {}
         self._checked_topics: set[tuple[str, bool]] = set()
         self._timer_columns: list[str] = []
-        # Entered by ``with`` directly, for Ctrl-C (as in consumer.pull.polls).
+        # Entered by ``with`` directly, for Ctrl-C (as in consumer.polls).
         self._completions_lock = threading.RLock()
         self._completions_changed = threading.Condition(self._completions_lock)
         self._completions: deque[tuple[Rows, SendCompletion]] = deque()

@@ -291,7 +291,7 @@ class RowSender:
             self._send_range(row_range, part, numbers)
 
     def _send_range(self, row_range: RowRange, encoded: Encoded, rows: Rows, delayed: bool = False) -> None:
-        """Submit the rows of a range. Delayed rows are single messages without order, because brokers ignore delays in a batch."""
+        """Submit the rows of a range. Delayed rows are single messages without order: brokers ignore delays in a batch."""
         is_single = delayed or row_range.topic.startswith(codes.RETRY_PREFIX)
         max_bytes, start = 0 if is_single else self._batch_bytes, 0
         for chunk in encoded.chunks(max_bytes, self._max_batch_rows, self._growth):

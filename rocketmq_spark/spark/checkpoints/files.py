@@ -12,13 +12,22 @@ import shutil
 import stat
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rocketmq_spark.base import folders
 from rocketmq_spark.errors import OffsetError
+
+
+class _FileEntry(NamedTuple):
+    """A file or folder in a checkpoint. ``path`` is relative to the checkpoint."""
+
+    path: str
+    is_file: bool
+    is_folder: bool
+    changed_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,31 +39,82 @@ class Folder:
     _root_path: str
 
     def files(self, below: str = "", recursive: bool = False) -> dict[str, int]:
-        """Return when each file was last changed, in ms since 1970; empty if the folder does not exist."""
-        from pyarrow.fs import FileType
+        """Return when each file was last changed, in ms since 1970; empty if the folder does not exist.
 
-        found = [info for info in self._file_infos(below, recursive) if info.type == FileType.File]
-        return {info.path[len(self._root_path) :].lstrip("/"): (info.mtime_ns or 0) // 1_000_000 for info in found}
+        Raises ``OffsetError`` for links on a local disk.
+        """
+        return {entry.path: entry.changed_ms for entry in self._entries(below, recursive) if entry.is_file}
 
     def folders(self, below: str) -> list[str]:
-        """Return the names of the subfolders of a folder; empty if the folder does not exist."""
-        from pyarrow.fs import FileType
+        """Return the names of the subfolders of a folder; empty if the folder does not exist.
 
-        return [_base_name(info.path) for info in self._file_infos(below, False) if info.type == FileType.Directory]
+        Raises ``OffsetError`` for links on a local disk.
+        """
+        return [_base_name(entry.path) for entry in self._entries(below, False) if entry.is_folder]
 
-    def _file_infos(self, below: str, recursive: bool) -> list[Any]:
+    def _entries(self, below: str, recursive: bool) -> list[_FileEntry]:
         from pyarrow.fs import FileSelector
 
         with self._with_folder_name():
+            if self._is_local:
+                return self._local_entries(below, recursive)
             selector = FileSelector(self._path(below), allow_not_found=True, recursive=recursive)
-            return list(self._system.get_file_info(selector))
+            return [self._entry(info) for info in self._system.get_file_info(selector)]
+
+    def _entry(self, info: Any) -> _FileEntry:
+        from pyarrow.fs import FileType
+
+        path = info.path[len(self._root_path) :].lstrip("/")
+        changed_ms = (info.mtime_ns or 0) // 1_000_000
+        return _FileEntry(path, info.type == FileType.File, info.type == FileType.Directory, changed_ms)
+
+    def _local_entries(self, below: str, recursive: bool) -> list[_FileEntry]:
+        entries: list[_FileEntry] = []
+        with self._no_links(below):
+            try:
+                with self._open_folder(below) as at, os.scandir(at) as listed:
+                    for entry in listed:
+                        with suppress(FileNotFoundError):  # it was removed meanwhile
+                            entries.append(_local_entry(f"{below}/{entry.name}".lstrip("/"), entry))
+            except FileNotFoundError:
+                return []
+        if recursive:
+            for subfolder in [found.path for found in entries if found.is_folder]:
+                entries += self._local_entries(subfolder, recursive)
+        return entries
 
     def exists(self, below: str = "") -> bool:
-        """Whether the folder, or the subfolder ``below``, exists."""
+        """Whether the folder, or the subfolder ``below``, exists. Raises ``OffsetError`` for links on a local disk."""
         from pyarrow.fs import FileType
 
         with self._with_folder_name():
-            return bool(self._system.get_file_info(self._path(below)).type == FileType.Directory)
+            if not self._is_local:
+                return bool(self._system.get_file_info(self._path(below)).type == FileType.Directory)
+            with self._no_links(below), suppress(FileNotFoundError, NotADirectoryError), self._open_folder(below):
+                return True
+            return False
+
+    def _open_folder(self, below: str) -> AbstractContextManager[int]:
+        return folders.inside(Path(self._root_path), below.split("/") if below else [])
+
+    @contextmanager
+    def _no_links(self, path: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as e:
+            if e.errno != errno.ELOOP:
+                raise
+            raise OffsetError(
+                f"{self.name}/{path} is not read: {e.filename} is a link, which could lead to files of other users",
+                remedy=self.advice_to_owner("replace the link by the folder or file to which it leads").capitalize(),
+            ) from e
+
+    def advice_to_owner(self, action: str) -> str:
+        """Return an imperative clause: the owner of a local folder could lead root elsewhere, so root must not do it."""
+        with suppress(OSError):
+            if self._is_local and (owner := os.stat(self._root_path).st_uid) != os.geteuid():
+                return f"let {folders.user(owner)} {action}, not root"
+        return action
 
     def read(self, path: str) -> str:
         """Return the text of a file. No error contains any of it: the file may be another one than the command's user meant."""
@@ -89,14 +149,9 @@ class Folder:
         if not self._is_local:
             return self._system.open_input_stream(self._path(path), compression=None)
         try:
-            with self._open_parent(path) as (at, name):
+            with self._no_links(path), self._open_parent(path) as (at, name):
                 return open(folders.open_regular(name, at=at), "rb")
         except OSError as e:
-            if e.errno == errno.ELOOP:
-                raise OffsetError(
-                    f"{self.name}/{path} is not read: {e.filename} is a link, which could lead to files of other users",
-                    remedy="Replace the link by the folder or file to which it leads",
-                ) from e
             raise OSError(e.errno, e.strerror, self._path(path)) from e
 
     def create(self, path: str, content: bytes) -> bool:
@@ -160,7 +215,9 @@ class Folder:
                     if (link := folders.link_in(Path(self._root_path))) is not None:
                         raise OffsetError(
                             f"{self.name} is not changed: {link} is a link, which could lead to files of other users",
-                            remedy="Replace the link by the folder or file to which it leads",
+                            remedy=self.advice_to_owner(
+                                "replace the link by the folder or file to which it leads"
+                            ).capitalize(),
                         )
             yield
 
@@ -255,7 +312,15 @@ class Folder:
 _CREATE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 # The largest file that is read: an entry of 100,000 queues has about 8 MB.
 _FILE_BYTES = 64 << 20
-RESTORE_FILE = "Restore that file, or start the query with another checkpointLocation"
+RESTORE_FILE = "Restore that file as the owner of the checkpoint, or start the query with another checkpointLocation"
+
+
+def _local_entry(path: str, entry: os.DirEntry[str]) -> _FileEntry:
+    status = entry.stat(follow_symlinks=False)
+    if stat.S_ISLNK(status.st_mode):
+        raise OSError(errno.ELOOP, "it is a link", path)
+    mode, changed_ms = status.st_mode, status.st_mtime_ns // 1_000_000
+    return _FileEntry(path, stat.S_ISREG(mode), stat.S_ISDIR(mode), changed_ms)
 
 
 def _copy_file(name: str, at: int, to: int) -> None:

@@ -57,7 +57,7 @@ def exposure(location: str, owner: int = folders.ROOT) -> tuple[str, str] | None
         return problem, new.capitalize()
     if parent_exposure is not None and _is_free(exposed, path):
         return problem, f"Run: mkdir -m 700 {shlex.quote(str(_part_in(exposed.path, path)))}, or {new}"
-    return problem, f"{folders.remedy(exposed, 'the checkpoint', os.geteuid(), parent_exposure is not None)}, or {new}"
+    return problem, f"{folders.remedy(exposed, 'the checkpoint', owner, parent_exposure is not None)}, or {new}"
 
 
 def _is_free(exposed: folders.Exposure, path: Path) -> bool:

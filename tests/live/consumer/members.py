@@ -14,9 +14,9 @@ import pytest
 
 from rocketmq_spark import options, session
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.consumer.push import running
-from rocketmq_spark.consumer.push.consumer import BaseConsumer
-from rocketmq_spark.consumer.rebalance import ConsumeFrom, Where
+from rocketmq_spark.consumer import push
+from rocketmq_spark.consumer.push import BaseConsumer
+from rocketmq_spark.consumer.rebalance import ConsumeFrom, ConsumeFromWhere
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import ConnectionLost
 from rocketmq_spark.localbroker import LocalBroker
@@ -25,7 +25,7 @@ from tests.mockbroker import eventually
 from tests.witness import java_command
 
 _numbers = itertools.count()
-EARLIEST = ConsumeFrom(Where.EARLIEST)
+EARLIEST = ConsumeFrom(ConsumeFromWhere.EARLIEST)
 
 
 class JavaMember:
@@ -116,7 +116,7 @@ class Members:
     def owned(self, consumer: BaseConsumer) -> int:
         """How many queues of the topic it has."""
         assert consumer._running is not None
-        return sum(held.queue.topic == self.topic for held in consumer._running.held.owned())
+        return sum(held.queue.topic == self.topic for held in consumer._running.state.owned())
 
     def stored(self) -> dict[MessageQueue, int | None]:
         queues = self.mq.admin.route(self.topic).readable()
@@ -136,7 +136,7 @@ class Members:
 
 @pytest.fixture
 def members(rocketmq: LocalBroker, topic: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Members]:
-    monkeypatch.setattr(running, "FIRST_PERSIST_S", 1.0)  # ten, as in Java, are long to wait
+    monkeypatch.setattr(push, "FIRST_COMMIT_S", 1.0)  # ten, as in Java, are long to wait
     made = Members(rocketmq, topic)
     yield made
     for consumer in made.all:

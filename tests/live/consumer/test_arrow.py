@@ -14,7 +14,7 @@ import pytest
 from rocketmq_spark import Consumer, Producer, aio
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import DLQ_PREFIX, RETRY_PREFIX
-from rocketmq_spark.consumer.push import running
+from rocketmq_spark.consumer import push
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import Message, MessageQueue
 from tests.mockbroker import eventually
@@ -84,12 +84,12 @@ class Group:
 
 def owned(consumer: Consumer, topic: str) -> int:
     running = consumer._running
-    return sum(held.queue.topic == topic for held in running.held.owned())  # type: ignore[union-attr]
+    return sum(held.queue.topic == topic for held in running.state.owned())  # type: ignore[union-attr]
 
 
 @pytest.fixture
 def batches(rocketmq: LocalBroker, topic: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Group]:
-    monkeypatch.setattr(running, "FIRST_PERSIST_S", 1.0)
+    monkeypatch.setattr(push, "FIRST_COMMIT_S", 1.0)
     made = Group(rocketmq, topic)
     yield made
     for consumer in made.all:

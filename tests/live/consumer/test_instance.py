@@ -13,7 +13,7 @@ import pytest
 
 from rocketmq_spark import Consumer, Message, Producer, options, session
 from rocketmq_spark.base.codes import Request
-from rocketmq_spark.consumer.push.consumer import BaseConsumer as Member
+from rocketmq_spark.consumer.push import BaseConsumer as Member
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import BrokerError
 from rocketmq_spark.localbroker import LocalBroker
@@ -111,7 +111,7 @@ def test_4_4_a_strategy_that_raises_is_the_trouble_of_its_group_alone(members: M
     troubled, fine = members.all
     sent = feed(members.mq, members.topic, 16)
     eventually(lambda: sorted(got) == sorted(sent), 60)
-    eventually(lambda: "the strategy failed: ZeroDivisionError: mine" in caplog.text, 60)
+    eventually(lambda: "the allocation strategy failed: ZeroDivisionError: mine" in caplog.text, 60)
     assert (members.owned(troubled), members.owned(fine)) == (0, 8)
 
 

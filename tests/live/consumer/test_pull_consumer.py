@@ -289,7 +289,7 @@ def test_4_14_allocation_config_fixes_the_queues_and_machine_rooms_are_those_of_
         eventually(lambda: [queue.queue_id for queue in consumer.assignment()] == [1, 3])
     with make(allocation_strategy="machineRoom", machine_rooms="elsewhere") as consumer:
         consumer.subscribe(topic)
-        eventually(lambda: consumer._shared.balanced)
+        eventually(lambda: consumer._group.balanced)
         assert consumer.assignment() == []
 
 
@@ -453,8 +453,8 @@ def test_a_broker_that_hangs_holds_up_no_other(pair: LocalBroker, group: str, mo
     """
     topic, long_s = f"hangs_{group}", 5 * WAIT_S
     pair.create_topic(topic, queues=1)
-    settings = ConsumerSettings.of
-    monkeypatch.setattr(ConsumerSettings, "of", lambda *told: replace(settings(*told), pull_timeout_s=long_s))
+    settings = ConsumerSettings.from_options
+    monkeypatch.setattr(ConsumerSettings, "from_options", lambda *told: replace(settings(*told), pull_timeout_s=long_s))
     given = {"name_server": pair.name_server, "request_timeout": f"{long_s:g}s", "consume_from_where": "earliest"}
     with (
         PullConsumer(group=group, **given) as consumer,
@@ -474,7 +474,7 @@ def test_a_broker_that_hangs_holds_up_no_other(pair: LocalBroker, group: str, mo
 def test_a_broker_that_was_killed_is_read_again_when_it_is_back(
     pair: LocalBroker, group: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("INFO", "rocketmq_spark.consumer.pull.polls")
+    caplog.set_level("INFO", "rocketmq_spark.consumer.polls")
     topic = f"killed_{group}"
     pair.create_topic(topic, queues=1)
     with PullConsumer(name_server=pair.name_server, group=group, consume_from_where="earliest") as consumer:
@@ -484,7 +484,7 @@ def test_a_broker_that_was_killed_is_read_again_when_it_is_back(
         assert texts(consumer, 1) == ["a"]
         consumer.commit()
         killed(pair, victim.broker_name)
-        eventually(lambda: consumer.poll(0.1) == [] and "is tried again" in caplog.text, WAIT_S)
+        eventually(lambda: consumer.poll(0.1) == [] and "failed, retrying" in caplog.text, WAIT_S)
         pair.restart(victim.broker_name)
         send(pair, topic, "b", queue=victim)
         assert texts(consumer, 1) == ["b"]

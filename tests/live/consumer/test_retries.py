@@ -91,7 +91,7 @@ def test_1_24_a_message_comes_again_at_every_level_and_dies_after_sixteen_repeti
     before = levels_used(members.mq)
     listener = Fails()
     with members.java(fail=True, group=JAVA_GROUP, **({} if TRIES == 16 else {"tries": TRIES})) as theirs:
-        members.start(listener, **({} if TRIES == 16 else {"max_tries": TRIES}))
+        members.start(listener, **({} if TRIES == 16 else {"max_retries": TRIES}))
         feed(members.mq, members.topic, 1)
         expected = list(range(TRIES + 1))
         eventually(lambda: listener.times()[TRIES:] != [] and len(theirs.got()) > TRIES, 180)
@@ -123,7 +123,7 @@ def test_1_24_counts_go_on_where_a_member_of_the_other_kind_left_them(make_membe
 
     def ours(over: Callable[[], bool]) -> list[int]:
         listener = Fails()
-        consumer = members.start(listener, max_tries=FEW)
+        consumer = members.start(listener, max_retries=FEW)
         eventually(over, 60)
         assert consumer.stop() == []
         return listener.times()
@@ -154,7 +154,7 @@ def test_1_24_an_ordered_message_dies_after_its_last_try_in_place_as_javas_does(
             listener(messages, context)
 
     (poison,) = feed(members.mq, members.topic, 1)
-    consumer = members.start(fails_first, ordered=True, max_tries=tries, suspend_time_s=0.1)
+    consumer = members.start(fails_first, ordered=True, max_retries=tries, suspend_time_s=0.1)
     with members.java(fail=True, group=group, ordered="true", tries=tries) as theirs:
         eventually(lambda: len(theirs.got()) > tries and len(listener.got) > tries, 120)
         (ours_dead,), (theirs_dead,) = dead(members, members.group), dead(members, group)

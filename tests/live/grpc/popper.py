@@ -15,7 +15,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rocketmq_spark import Consumer, SimpleConsumer
-from rocketmq_spark.consumer.pop import in_hand, running, simple_consumer
+from rocketmq_spark.consumer import pop
+from rocketmq_spark.consumer import simple as simple_module
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.model.message import PoppedMessage
 
@@ -34,7 +35,7 @@ def took(message: PoppedMessage) -> bool:
 
 def simple(endpoint: str, topic: str, group: str, invisible_s: float) -> None:
     """It goes on whatever the Proxy says: what was not acknowledged comes again."""
-    simple_consumer.MIN_INVISIBLE_S = min(invisible_s, simple_consumer.MIN_INVISIBLE_S)
+    simple_module.MIN_INVISIBLE_S = min(invisible_s, simple_module.MIN_INVISIBLE_S)
     pause = threading.Event()
     with SimpleConsumer(proxy_endpoint=endpoint, group=group) as consumer:
         consumer.subscribe(topic)
@@ -55,22 +56,20 @@ def settle(consumer: SimpleConsumer, message: PoppedMessage) -> None:
         if took(message):
             consumer.ack(message)
         else:
-            consumer.change_invisible(message, simple_consumer.MIN_INVISIBLE_S)
+            consumer.change_invisible(message, simple_module.MIN_INVISIBLE_S)
     except RocketMQError as e:
         sys.stderr.write(f"{e}\n")
 
 
 def lease(invisible_s: float, put: Callable[[object, str, float], None] = setattr) -> None:
     """Consumers with a listener have messages for so long, and ask for more time three times as often."""
-    for module in (in_hand, running):
-        put(module, "INVISIBLE_S", invisible_s)
-    put(running, "MAX_WAIT_S", invisible_s * 2 / 3)  # what comes at its end must have time left
-    put(in_hand, "LOOK_S", invisible_s / 3)
-    put(running, "RENEW_S", invisible_s / 3)
+    put(pop, "INVISIBLE_S", invisible_s)
+    put(pop, "MAX_WAIT_S", invisible_s * 2 / 3)  # what comes at its end must have time left
+    put(pop, "RENEW_S", invisible_s / 3)
 
 
 def push(endpoint: str, topic: str, group: str, invisible_s: float) -> None:
-    lease(min(invisible_s, in_hand.INVISIBLE_S))
+    lease(min(invisible_s, pop.INVISIBLE_S))
 
     def listener(messages: Sequence[PoppedMessage], context: Any) -> object:
         return None if took(messages[0]) else context.retry(1)

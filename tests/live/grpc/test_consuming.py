@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 
 from rocketmq_spark import Admin, Consumer, Message, SimpleConsumer
 from rocketmq_spark.base.codes import DLQ_PREFIX
-from rocketmq_spark.consumer.pop.simple_consumer import MIN_INVISIBLE_S
+from rocketmq_spark.consumer.simple import MIN_INVISIBLE_S
 from rocketmq_spark.grpc_proxy.member import ProxyMember
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import ReceivedMessage

@@ -169,7 +169,7 @@ class TestUnmapped:
     def test_a_pull_consumer(
         self, hidden_proxy: LocalBroker, topic: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("rocketmq_spark.consumer.pull.contact.UNREACHED_S", 5.0)
+        monkeypatch.setattr("rocketmq_spark.consumer.reachability.MAX_UNREACHED_S", 5.0)
         with PullConsumer(hidden_proxy.proxy_server, f"g-{topic}") as consumer:
             consumer.subscribe(topic)
             assert consumer.poll(1.0) == []

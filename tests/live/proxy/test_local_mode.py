@@ -82,7 +82,7 @@ def test_a_mapped_poll_ends_although_the_proxy_answers(
     local_proxy: LocalBroker, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The Proxy returns a route and members, but reaches no broker for Remoting clients."""
-    monkeypatch.setattr("rocketmq_spark.consumer.pull.contact.UNREACHED_S", 8.0)
+    monkeypatch.setattr("rocketmq_spark.consumer.reachability.MAX_UNREACHED_S", 8.0)
     with (
         PullConsumer(local_proxy.proxy_server, f"g-{topic}", address_map="nameServer") as consumer,
         pytest.raises(ConnectionLost, match=r"no broker has answered.*transport=grpc"),

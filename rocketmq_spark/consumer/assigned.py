@@ -1,0 +1,431 @@
+"""The queues of a ``PullConsumer``: their offsets, and the fetched messages that wait for a poll.
+
+This module is pure: time and answers are arguments, and the caller sends the requests. A queue has three offsets:
+
+- ``pull_offset``: where its next pull begins.
+- ``position``: the offset after the last message that a poll returned.
+- ``finished_offset``: all messages before it are finished, so it may be committed.
+
+The messages of a poll are finished when the next poll begins, so no message is lost if the program ends before. If a poll took
+messages but did not return them (Ctrl-C interrupted it, or the caller left a loop), the next poll returns them first.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import takewhile
+from typing import NamedTuple
+
+from rocketmq_spark.consumer.rebalance import StartOffset
+from rocketmq_spark.model import (
+    MASTER_ID,
+    NO_FILTER,
+    Filter,
+    MessageQueue,
+    PullAnswer,
+    PullStatus,
+    ReceivedMessage,
+)
+from rocketmq_spark.model.membership import QueueInfo
+
+Bytes = bytes | memoryview
+UncommittedOffsets = dict[MessageQueue, int]
+ONE_ANSWER = 0  # a value of ``max_parts``: only the first answer of a part
+
+
+@dataclass(frozen=True, slots=True)
+class FetchRequest:
+    """A pull to send now. A seek or a new assignment changes the token of the queue, which makes the answer obsolete."""
+
+    queue: MessageQueue
+    offset: int
+    broker_id: int
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
+class FetchedPart:
+    """The messages of consecutive answers in stored form."""
+
+    queue: MessageQueue
+    start: int  # the first offset
+    ends: Sequence[tuple[int, int]]  # of each answer: the offset after its messages, and the position after its bytes
+    stored: Bytes
+    decode: Callable[[int, int, Bytes], Iterable[ReceivedMessage]]  # arguments: the range of offsets, and the bytes
+    filter: Filter = NO_FILTER  # of the requests
+    returned_up_to: int = 0  # polls returned the messages before this offset
+
+    @property
+    def next_offset(self) -> int:
+        return self.ends[-1][0]
+
+    @property
+    def offset_count(self) -> int:
+        """The number of offsets that were not returned yet. It includes offsets without a message."""
+        return self.next_offset - self.first_offset
+
+    @property
+    def first_offset(self) -> int:
+        """The first offset that was not returned yet."""
+        return max(self.start, self.returned_up_to)
+
+    def read(self) -> Iterable[ReceivedMessage]:
+        """Return the messages that were not returned yet; they may be decoded lazily."""
+        messages = self.decode(self.start, self.next_offset, self.stored)
+        if self.returned_up_to <= self.start:
+            return messages
+        return (message for message in messages if message.queue_offset >= self.returned_up_to)
+
+    def returned_count(self) -> int:
+        """Return how many messages were returned already."""
+        messages = self.decode(self.start, self.next_offset, self.stored)
+        return sum(1 for _ in takewhile(lambda m: m.queue_offset < self.returned_up_to, messages))
+
+    def split_first_answer(self) -> list[FetchedPart]:
+        """Split this part after the first answer that was not returned completely; returns one part if it is the last answer."""
+        split_at = 1 + sum(next_offset <= self.returned_up_to for next_offset, _ in self.ends[:-1])
+        view, (start, end) = memoryview(self.stored), self.ends[split_at - 1]
+        parts = [replace(self, ends=self.ends[:split_at], stored=view[:end])]
+        if remaining_ends := [(next_offset, bytes_end - end) for next_offset, bytes_end in self.ends[split_at:]]:
+            parts.append(replace(self, start=start, ends=remaining_ends, stored=view[end:]))
+        return parts
+
+
+class _TakenPart(NamedTuple):
+    """A part that a poll took. A seek changes the token of the queue, which makes the part obsolete."""
+
+    part: FetchedPart
+    state: AssignedQueue
+    token: int
+    returned_up_to: int = 0  # the poll returned the messages before this offset
+
+
+@dataclass(slots=True, eq=False)
+class AssignedQueue:
+    """The state of one assigned queue. The module's docstring explains its three offsets."""
+
+    pull_offset: int
+    position: int
+    finished_offset: int
+    committed: int | None  # None: the group has no offset of the queue yet, or the broker may have lost it
+    token: int = 0  # changes with each seek and assignment, which makes earlier pulls obsolete
+    in_flight: bool = False  # whether a pull or a read ahead runs
+    paused: bool = False
+    retry_at: float = 0.0  # no pull before this time, after a failure
+    broker_id: int = MASTER_ID  # the replica that gets the next pull
+    cached_count: int = 0  # offsets of the parts that wait for a poll
+    cached_bytes: int = 0
+    end_offset: int | None = None  # from the last answer
+    cooldown_until: float = 0.0  # not read ahead before this time
+
+    @classmethod
+    def from_start(cls, start: StartOffset) -> AssignedQueue:
+        return cls(start.offset, start.offset, start.offset, start.offset if start.committed else None)
+
+
+class ReadyParts:
+    """Fetched parts that wait for a poll, in the order of their arrival, and the parts that the last poll took.
+
+    A poll returns a taken part later, or never. ``mark_returned`` and ``mark_returned_up_to`` record that it returned the part;
+    ``take_back`` puts a part that was not returned back.
+    """
+
+    def __init__(self, states: Mapping[MessageQueue, AssignedQueue]) -> None:
+        self._states = states
+        self._parts: deque[FetchedPart] = deque()
+        self._taken: list[_TakenPart] = []
+        self._counts_valid = True  # whether ``cached_count`` and ``cached_bytes`` of each queue are up to date
+
+    def add(self, part: FetchedPart) -> None:
+        state = self._states[part.queue]
+        state.cached_count += part.offset_count
+        state.cached_bytes += len(part.stored)
+        self._parts.append(part)
+
+    def retain(self, keeps: Callable[[FetchedPart], bool]) -> None:
+        """Drop all parts except those for which ``keeps`` returns True."""
+        self._counts_valid = False
+        self._parts = deque(part for part in self._parts if keeps(part))
+
+    def take(self, max_parts: int = ONE_ANSWER) -> list[FetchedPart]:
+        """Take the oldest parts of queues that are not paused: at most ``max_parts``, or ``ONE_ANSWER``."""
+        taken: list[FetchedPart] = []
+        remaining: deque[FetchedPart] = deque()
+        parts = iter(self._parts)
+        while len(taken) < max(max_parts, 1) and (part := next(parts, None)) is not None:
+            state = self._states.get(part.queue)
+            # The state is None if Ctrl-C interrupted ``assign`` before it dropped the parts of the queue.
+            if state is None or state.paused:
+                remaining.append(part)
+            elif max_parts == ONE_ANSWER and len(part.ends) > 1:
+                first, *later_answers = part.split_first_answer()
+                taken.append(first)
+                remaining.extend(later_answers)
+            else:
+                taken.append(part)
+        remaining.extend(parts)
+        taken_parts = [_TakenPart(part, state := self._states[part.queue], state.token) for part in taken]
+        self._parts, self._taken = remaining, taken_parts  # one statement, so that Ctrl-C cannot interrupt between them
+        for taken_part in taken_parts:
+            taken_part.state.cached_count -= taken_part.part.offset_count
+            taken_part.state.cached_bytes -= len(taken_part.part.stored)
+        return taken
+
+    def mark_returned(self) -> None:
+        """Record that the poll returned the parts that it took."""
+        self._skip_gaps([taken for taken in self._taken if self._is_current(taken)])
+        self._taken = []
+
+    def mark_returned_up_to(self, next_offset: int) -> None:
+        """Record that a loop yielded the messages before ``next_offset`` of the part that it took."""
+        self._taken = [taken._replace(returned_up_to=next_offset) for taken in self._taken]
+        for taken in self._taken:
+            if self._is_current(taken):
+                taken.state.position = next_offset
+
+    def may_return(self, part: FetchedPart) -> bool:
+        """Whether a loop may yield messages of ``part``: it was not taken back, and its queue was neither sought nor paused."""
+        return any(taken.part is part and not taken.state.paused and self._is_current(taken) for taken in self._taken)
+
+    def any_current(self) -> bool:
+        """Whether the queue of any taken part was neither revoked nor sought since the poll."""
+        return any(map(self._is_current, self._taken))
+
+    def has_taken(self, state: AssignedQueue) -> bool:
+        """Whether a poll took a part of the queue and has not returned it yet."""
+        return any(taken.state is state for taken in self._taken)
+
+    def take_back(self) -> None:
+        """Put messages that were taken but not returned back, before all other messages."""
+        if not self._taken and self._counts_valid:
+            return  # for speed: every poll calls this method, and thousands of parts may wait
+        current = [taken for taken in self._taken if self._is_current(taken)]
+        unreturned = [
+            replace(taken.part, returned_up_to=max(taken.part.returned_up_to, taken.returned_up_to))
+            for taken in current
+        ]
+        waiting_parts = (part for part in self._parts if part.queue in self._states)
+        parts = deque([*(part for part in unreturned if part.offset_count > 0), *waiting_parts])
+        for state in self._states.values():
+            state.cached_count = state.cached_bytes = 0
+        for part in parts:
+            self._states[part.queue].cached_count += part.offset_count
+            self._states[part.queue].cached_bytes += len(part.stored)
+        # Only now, because Ctrl-C may interrupt the loops that count.
+        self._parts, self._taken, self._counts_valid = parts, [], True
+        self._skip_gaps([taken for taken in current if taken.part.next_offset <= taken.returned_up_to])
+
+    def first_offsets(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, int]:
+        """Return the first waiting offset of each of these queues; queues without waiting messages are missing."""
+        first_offsets, queues_left = dict[MessageQueue, int](), set(queues)
+        for part in takewhile(lambda _: queues_left, self._parts):
+            if part.queue in queues_left:
+                first_offsets[part.queue] = part.first_offset
+                queues_left.discard(part.queue)
+        return first_offsets
+
+    def _skip_gaps(self, taken_parts: Sequence[_TakenPart]) -> None:
+        """Set the positions after parts that were returned completely. A position skips offsets without messages.
+
+        The new position may also be before the part, if the topic was created again.
+        """
+        first_offsets = self.first_offsets(taken.part.queue for taken in taken_parts)
+        for taken in taken_parts:
+            taken.state.position = first_offsets.get(taken.part.queue, taken.state.pull_offset)
+
+    def _is_current(self, taken: _TakenPart) -> bool:
+        return self._states.get(taken.part.queue) is taken.state and taken.state.token == taken.token
+
+
+class Assigned:
+    """All assigned queues of a consumer. Other classes only read ``states``.
+
+    A queue is pulled while fewer than ``max_count`` of its offsets, and fewer than ``max_bytes``, wait for a poll.
+    """
+
+    def __init__(self, max_count: int, max_bytes: int = 100 << 20) -> None:
+        self._max_count = max_count
+        self._max_bytes = max_bytes
+        self.states: dict[MessageQueue, AssignedQueue] = {}
+        self.ready = ReadyParts(self.states)
+        self._tokens = 0  # the last token
+        # Called if the answer to a pull of a released queue reports a reset. Must not block.
+        self.on_released_reset: Callable[[MessageQueue, int], None] = lambda queue, offset: None
+
+    # --- queues
+
+    def assign(
+        self, starts: Mapping[MessageQueue, StartOffset | None], uncommitted: UncommittedOffsets | None = None
+    ) -> UncommittedOffsets:
+        """Replace the assigned queues. ``starts`` has the start offset of new queues, and None for queues that stay.
+
+        Returns the offsets of released queues that may still be committed. They are stored in ``uncommitted`` before the queues
+        are released, so that Ctrl-C loses no offset.
+        """
+        released = self.states.keys() - starts.keys()
+        uncommitted = {} if uncommitted is None else uncommitted
+        uncommitted.update((q, offset) for q, offset in self.offsets_to_commit().items() if q in released)
+        for queue in released:
+            del self.states[queue]
+        self.ready.retain(lambda part: part.queue in self.states)
+        for queue, start in starts.items():
+            if queue not in self.states:
+                assert start is not None, queue
+                self.states[queue] = state = AssignedQueue.from_start(start)
+                self._new_token(state)
+        return uncommitted
+
+    def pause(self, queues: Iterable[MessageQueue], paused: bool = True) -> None:
+        """Pause or resume these queues: no pulls, and no messages for polls. Messages that were pulled are kept."""
+        for queue in queues:
+            self.states[queue].paused = paused
+
+    def seek(self, queue: MessageQueue, offset: int) -> None:
+        """Continue at ``offset``, which is committed next. Messages that were pulled, and pulls in flight, are dropped."""
+        state = self.states[queue]
+        state.pull_offset = state.position = state.finished_offset = offset
+        state.committed = (
+            None  # so that the offset is committed: a commit without an answer may have stored another one
+        )
+        state.broker_id, state.retry_at = MASTER_ID, 0.0
+        self._new_token(state)
+        self.ready.retain(lambda part: part.queue != queue)
+        state.cached_count = state.cached_bytes = 0
+
+    def _new_token(self, state: AssignedQueue) -> None:
+        self._tokens += 1
+        state.token = self._tokens
+        state.in_flight = False
+
+    # --- pulls
+
+    def due_requests(
+        self, now: float, excluded: Collection[MessageQueue] = (), requests: list[FetchRequest] | None = None
+    ) -> list[FetchRequest]:
+        """Return the pulls to send now, at most one per queue. Queues in ``excluded`` get none.
+
+        A pull is in flight until ``on_answer``, ``on_failure`` or ``cancel``. It is added to ``requests`` before it is marked as
+        in flight, so that the caller can cancel it after Ctrl-C.
+        """
+        requests = [] if requests is None else requests
+        for queue, state in self.states.items():
+            if state.in_flight or state.paused or state.retry_at > now or queue in excluded:
+                continue
+            if state.cached_count < self._max_count and state.cached_bytes < self._max_bytes:
+                requests.append(FetchRequest(queue, state.pull_offset, state.broker_id, state.token))
+                state.in_flight = True
+        return requests
+
+    def cancel(self, requests: Iterable[FetchRequest]) -> None:
+        """Make pulls due again that may not have been sent. If a pull is sent twice, the first answer counts."""
+        for request in requests:
+            if (state := self._current(request)) is not None:
+                state.in_flight = False
+
+    def next_retry(self, now: float) -> float | None:
+        """Return when the next failed pull is due again; None if there is none."""
+        times = [state.retry_at for state in self.states.values() if not state.in_flight and state.retry_at > now]
+        return min(times, default=None)
+
+    def on_answer(self, request: FetchRequest, answer: PullAnswer, request_filter: Filter = NO_FILTER) -> bool:
+        """Add the messages of an answer; returns False if the answer is obsolete."""
+        state = self._current(request)
+        if answer.reset:
+            self.reset(request, answer.next_offset)
+            return request.queue in self.states
+        if state is None or request.offset != state.pull_offset:
+            return False
+        if state.retry_at:  # a broker that was unavailable may have lost the last commit
+            state.retry_at, state.committed = 0.0, None
+        state.in_flight, state.broker_id = False, answer.broker_id
+        state.pull_offset, state.end_offset = answer.next_offset, answer.max_offset
+        if answer.status is PullStatus.FOUND:
+            ends = ((answer.next_offset, len(answer.stored)),)
+            part = FetchedPart(
+                request.queue, request.offset, ends, answer.stored, lambda *_: answer.read(), request_filter
+            )
+            self.ready.add(part)
+        elif not state.cached_count and not self.ready.has_taken(state):
+            state.position = answer.next_offset  # the offsets before it have no messages, or none that match the filter
+        return True
+
+    def on_failure(self, request: FetchRequest, retry_at: float) -> bool:
+        """Retry a failed pull at ``retry_at``; returns False if the pull is obsolete."""
+        if (state := self._current(request)) is None:
+            return False
+        state.in_flight, state.broker_id, state.retry_at = False, MASTER_ID, retry_at
+        return True
+
+    def mark_read_ahead(self, requests: Iterable[FetchRequest]) -> None:
+        """Mark these queues as read ahead, so that they get no pulls."""
+        for request in requests:
+            self.states[request.queue].in_flight = True
+
+    def accept(self, request: FetchRequest, part: FetchedPart) -> bool:
+        """Add messages that were read ahead; returns False if they are obsolete."""
+        state = self._current(request)
+        if state is None:
+            return False
+        state.pull_offset = part.next_offset
+        self.ready.add(part)
+        return True
+
+    def process_accepted(self, parts: Sequence[tuple[FetchRequest, FetchedPart]]) -> None:
+        """Do nothing: ``accept`` added the parts, and a poll decodes them."""
+
+    def reset(self, request: FetchRequest, offset: int) -> None:
+        """Apply an operator's reset. An obsolete answer counts, too, because brokers report a reset only once."""
+        if request.queue in self.states:
+            self.seek(request.queue, offset)
+        else:
+            self.on_released_reset(request.queue, offset)
+
+    def release(self, requests: Iterable[FetchRequest], cooldown_until: float) -> None:
+        """Mark these queues as no longer read ahead, so that their pulls are due. The next read begins at ``cooldown_until``."""
+        for request in requests:
+            if (state := self._current(request)) is not None:
+                state.in_flight = False
+                state.cooldown_until = cooldown_until
+
+    def _current(self, request: FetchRequest) -> AssignedQueue | None:
+        state = self.states.get(request.queue)
+        return state if state is not None and state.token == request.token else None
+
+    # --- offsets
+
+    def queue_infos(self) -> dict[MessageQueue, QueueInfo]:
+        """Return the state of each queue, for ``mqadmin consumerStatus``."""
+        first_offsets = self.ready.first_offsets(self.states)
+        return {
+            queue: QueueInfo(
+                state.finished_offset,
+                first_offsets.get(queue),
+                state.pull_offset - 1 if queue in first_offsets else None,
+                state.cached_count,
+                state.cached_bytes,
+            )
+            for queue, state in self.states.items()
+        }
+
+    def finish_returned(self, repeat_commits: bool = False) -> None:
+        """Count all returned messages as finished. With ``repeat_commits``, offsets that are committed are committed again."""
+        for state in self.states.values():
+            state.finished_offset = state.position
+            if repeat_commits:
+                state.committed = None
+
+    def offsets_to_commit(self) -> dict[MessageQueue, int]:
+        """Return the offsets of finished messages that are not committed yet."""
+        return {
+            queue: state.finished_offset
+            for queue, state in self.states.items()
+            if state.finished_offset != state.committed
+        }
+
+    def mark_committed(self, offsets: Mapping[MessageQueue, int]) -> None:
+        """Record that brokers have stored these offsets."""
+        for queue, offset in offsets.items():
+            if queue in self.states:
+                self.states[queue].committed = offset

@@ -1,0 +1,104 @@
+"""Threads that call listeners.
+
+``ListenerPool`` has a fixed number of threads and an unbounded queue, as Java's pool: adding work never blocks. The limits on
+cached messages pause the pulls of a consumer whose listener is slow.
+
+To wake a thread takes longer than a call of a quick listener, and threads that are awake compete for the interpreter. So only one
+thread at a time is woken: by new work, and by a thread that starts work while more is waiting. Few threads do quick work. If
+listeners block, each thread wakes the next one until all are awake.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from queue import SimpleQueue
+
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.threads import start_thread
+
+logger = logging.getLogger(__name__)
+
+Work = Callable[[], None]
+
+
+class ListenerPool:
+    """``count`` threads, started with the first work. Exceptions of work are logged."""
+
+    def __init__(self, name: str, count: int) -> None:
+        self._name = name
+        self._count = count
+        self._queue: deque[Work] = deque()
+        self._wake_tokens: SimpleQueue[None] = SimpleQueue()
+        # Whether a token is in ``_wake_tokens``. The thread that gets it sets this to False before it checks the queue.
+        self._wake_pending = False
+        self._lock = threading.Lock()
+        self._threads: list[threading.Thread] = []
+        # Says whether the current thread is a worker. A new thread runs before it is in ``_threads``.
+        self._thread_local = threading.local()
+        self._is_short_of_threads = False
+        self._closed = False
+
+    def submit(self, *work: Work) -> None:
+        """Queue work. Must not be called after ``close``."""
+        if self._closed:
+            return
+        self._queue.extend(work)
+        if len(self._threads) < self._count:
+            self.start_missing()
+        self._wake()
+
+    def start_missing(self) -> None:
+        """Start missing threads if work is waiting.
+
+        If the system cannot start a thread, the running threads do the work, or it waits for the next call of this method.
+        """
+        if not self._queue:
+            return
+        with self._lock:
+            try:
+                while len(self._threads) < self._count and not self._closed:
+                    self._threads.append(start_thread(f"{self._name}-{len(self._threads)}", self._run))
+            except RuntimeError as e:
+                if not self._is_short_of_threads:
+                    text = "%d of %d threads of %s run, and no more can be started: %s"
+                    logger.warning(text, len(self._threads), self._count, self._name, e)
+                self._is_short_of_threads = True
+
+    def close(self, deadline: Deadline) -> bool:
+        """Drop queued work; returns whether running work ended by ``deadline``."""
+        with self._lock:
+            self._closed = True
+            threads = list(self._threads)
+        for _ in threads:
+            self._wake_tokens.put(None)
+        others = [thread for thread in threads if thread is not threading.current_thread()]
+        for thread in others:
+            thread.join(deadline.remaining())
+        return not any(thread.is_alive() for thread in others)
+
+    @property
+    def is_worker_thread(self) -> bool:
+        """Whether the calling thread is a worker."""
+        return getattr(self._thread_local, "runs", False)
+
+    def _wake(self) -> None:
+        if not self._wake_pending:
+            self._wake_pending = True
+            self._wake_tokens.put(None)
+
+    def _run(self) -> None:
+        self._thread_local.runs = True
+        while not self._closed:
+            try:
+                work = self._queue.popleft()
+            except IndexError:
+                self._wake_tokens.get()
+                self._wake_pending = False
+                continue
+            if self._queue and not self._wake_pending:
+                self._wake()
+            work()
+            del work  # otherwise the waiting thread would keep the messages alive

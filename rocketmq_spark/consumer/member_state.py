@@ -1,0 +1,155 @@
+"""The state of one member of a group, under one lock: its queues, their offsets, and figures by topic.
+
+Pulls, listeners, rebalances and requests of brokers hold the lock of ``MemberState`` for a decision and release it before
+they act.
+
+``OffsetTable`` (Java's ``RemoteBrokerOffsetStore``) has the next offset of each queue, and which offsets are not committed yet;
+``OffsetStore`` commits them. Results that end out of order may only raise an offset; an ordered commit or a reset overwrites
+it. Java freezes the offset of a queue after it corrected an offset that does not exist; here, results of a dropped queue change
+nothing.
+The table is pure: the caller holds the lock.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from rocketmq_spark.consumer.figures import ConsumerFigures
+from rocketmq_spark.consumer.process_queue import ProcessQueue, Thresholds
+from rocketmq_spark.model import MessageQueue
+from rocketmq_spark.model.membership import ConsumerStats
+
+
+@dataclass(slots=True)
+class _Entry:
+    offset: int
+    committed: int | None = (
+        None  # the last offset that was stored; None: the offset must be stored, even if it does not change
+    )
+
+
+class OffsetTable:
+    """The next offset of each queue."""
+
+    def __init__(self) -> None:
+        self._entries: dict[MessageQueue, _Entry] = {}
+
+    def get(self, queue: MessageQueue) -> int | None:
+        entry = self._entries.get(queue)
+        return None if entry is None else entry.offset
+
+    def raise_to(self, queue: MessageQueue, offset: int) -> None:
+        """Set the offset if it is higher than the current one, for results that end in any order."""
+        entry = self._entries.get(queue)
+        if entry is None or entry.offset < offset:
+            self._set(queue, offset)
+
+    def set(self, queue: MessageQueue, offset: int) -> None:
+        """Set the offset, also to a lower one, for results that end in their order."""
+        self._set(queue, offset)
+
+    def force(self, queue: MessageQueue, offset: int) -> None:
+        """Set the offset of a queue that starts or is reset. It must be stored even if it does not change."""
+        self._set(queue, offset)
+        self._entries[queue].committed = None
+
+    def forget(self, queue: MessageQueue) -> None:
+        """Forget a queue that this member no longer owns, or whose offset is read again."""
+        self._entries.pop(queue, None)
+
+    def retain(self, owned: Collection[MessageQueue]) -> None:
+        """Forget all other queues, as each run of Java's ``persistAll`` does."""
+        self._entries = {queue: entry for queue, entry in self._entries.items() if queue in owned}
+
+    def changed(self) -> dict[MessageQueue, int]:
+        """Return the offsets that changed since the last commit. (Java commits all offsets each time.)
+
+        An unchanged offset is not stored again, because an operator may have set another offset meanwhile.
+        """
+        return {queue: entry.offset for queue, entry in self._entries.items() if entry.offset != entry.committed}
+
+    def never_committed(self) -> dict[MessageQueue, int]:
+        """Return the offsets of queues for which no offset was stored since they started, or were reset."""
+        return {queue: entry.offset for queue, entry in self._entries.items() if entry.committed is None}
+
+    def all(self) -> dict[MessageQueue, int]:
+        return {queue: entry.offset for queue, entry in self._entries.items()}
+
+    def mark_committed(self, offsets: Mapping[MessageQueue, int]) -> None:
+        """Record that these offsets are stored."""
+        for queue, offset in offsets.items():
+            if queue in self._entries:
+                self._entries[queue].committed = offset
+
+    def _set(self, queue: MessageQueue, offset: int) -> None:
+        if offset < 0:
+            raise ValueError(f"the offset of {queue} is {offset}; expected a number of at least 0")
+        entry = self._entries.get(queue)
+        if entry is None:
+            self._entries[queue] = _Entry(offset)
+        else:
+            entry.offset = offset
+
+
+class MemberState:
+    """The state of one member."""
+
+    def __init__(self, thresholds: Thresholds) -> None:
+        self.lock = threading.Lock()
+        self.changed = threading.Condition(self.lock)  # notified when a queue has room for messages again
+        self.resume_count = -1  # ``changed`` is notified when the message count of a queue falls to this
+        self.queues: dict[MessageQueue, ProcessQueue] = {}  # also dropped queues, until they are released
+        self.offsets = OffsetTable()
+        self.thresholds: dict[
+            str, Thresholds
+        ] = {}  # of one queue, by topic, if the limits of a topic are divided among its queues
+        self.end_offsets: dict[MessageQueue, int] = {}  # the last known ends of the queues
+        self.counts: Counter[str] = Counter()  # since the start: "consumed", "failed", "sent back" and "rebalances"
+        self.figures = ConsumerFigures()
+        self._default = thresholds
+
+    def thresholds_of(self, topic: str) -> Thresholds:
+        return self.thresholds.get(topic, self._default)
+
+    def record_finished_locked(self, queue: ProcessQueue, offset: int | None) -> None:
+        """Record a result of a concurrent consumer: the offset only grows. Ignores dropped queues. The caller holds the lock."""
+        if offset is not None and not queue.dropped:
+            self.offsets.raise_to(queue.queue, offset)
+
+    def record_end_offset(self, queue: ProcessQueue, end_offset: int | None, now_ms: int) -> None:
+        """Record the end of an owned queue, requested at ``now_ms``; None if the request failed. The answer to a later pull is
+        newer, and wins.
+        """
+        with self.lock:
+            if self.queues.get(queue.queue) is not queue or queue.end_updated_ms > now_ms:
+                return
+            if end_offset is None:
+                self.end_offsets.pop(queue.queue, None)
+            else:
+                self.end_offsets[queue.queue] = end_offset
+
+    def owned(self) -> list[ProcessQueue]:
+        """Return the queues that are not dropped."""
+        with self.lock:
+            return [process_queue for process_queue in self.queues.values() if not process_queue.dropped]
+
+    def stats(self) -> ConsumerStats:
+        with self.lock:
+            owned = [process_queue for process_queue in self.queues.values() if not process_queue.dropped]
+            lags = [self._lag(process_queue) for process_queue in owned]
+            known_lags = [lag for lag in lags if lag is not None]
+            return ConsumerStats(
+                consumed=self.counts["consumed"],
+                failed=self.counts["failed"],
+                sent_back=self.counts["sent back"],
+                cached=sum(process_queue.count for process_queue in owned),
+                lag=sum(known_lags) if len(known_lags) == len(lags) else None,
+                rebalances=self.counts["rebalances"],
+            )
+
+    def _lag(self, process_queue: ProcessQueue) -> int | None:
+        end_offset, finished_offset = self.end_offsets.get(process_queue.queue), self.offsets.get(process_queue.queue)
+        return None if end_offset is None or finished_offset is None else max(0, end_offset - finished_offset)

@@ -1,0 +1,383 @@
+"""Starts and releases queues as a rebalance decided, in an order that loses no messages.
+
+Mirrors ``RebalanceImpl.updateProcessQueueTableInRebalance`` and ``RebalancePushImpl``. A released queue is dropped first, so
+that no listener gets more of its messages; then its offset is committed, its lock is released, and it is forgotten. While an
+ordered listener has messages of the queue, it is only dropped; the other steps follow when the listener returns, so that the
+committed offset is behind these messages. (Java ignores the result of such a call, and the next owner repeats its messages.)
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.complaints import Complaints
+from rocketmq_spark.base.threads import Timer
+from rocketmq_spark.consumer.member_state import MemberState
+from rocketmq_spark.consumer.offsets import OffsetStore
+from rocketmq_spark.consumer.ordered import OrderedConsumeService
+from rocketmq_spark.consumer.process_queue import ProcessQueue
+from rocketmq_spark.consumer.rebalance import (
+    ConsumeFrom,
+    ConsumeFromWhere,
+    StartOffset,
+    StartOffsetRequests,
+    start_offset,
+)
+from rocketmq_spark.consumer.settings import ConsumerSettings
+from rocketmq_spark.errors import CallTimeout, ConnectionLost, RocketMQError
+from rocketmq_spark.model import MessageQueue
+from rocketmq_spark.ports import GroupMember
+
+logger = logging.getLogger(__name__)
+
+TIMEOUT_S = 3.0
+# A Proxy does not answer for a broker that is away, and listeners keep running until the request times out.
+NO_NOTICES_TIMEOUT_S = 1.0
+HANDOVER_MS = 60_000  # for this time, this member may start a queue again that it released or could not start
+FORCED_UNLOCK_MS = (
+    20_000  # after this time, other members get a revoked queue even if a listener still has its messages
+)
+# A queue that is found later than this after the subscription to its topic is new, or its broker did not answer before.
+START_PERIOD_MS = 5_000
+
+StartPulls = Callable[[ProcessQueue, int], None]
+
+
+class Ownership:
+    """The queues of one member. The owner may set these attributes before the first queue:
+
+    Attributes:
+        subscribed_ms: Returns when a topic was subscribed to, by ``Timer.lease_ms``.
+        make_queue: Creates a process queue.
+        ordered_service: Calls the listener in order. A queue is released after the call that has its messages.
+    """
+
+    def __init__(
+        self,
+        port: GroupMember,
+        settings: ConsumerSettings,
+        state: MemberState,
+        store: OffsetStore,
+        start_pulls: StartPulls,
+        timer: Timer,
+    ) -> None:
+        self._port = port
+        self._settings = settings
+        self._state = state
+        self._store = store
+        self._start_pulls = start_pulls
+        self._timer = timer
+        self._lease_ms = timer.lease_ms
+        self._created_ms = timer.lease_ms()
+        self.subscribed_ms: Callable[[str], int] = lambda topic: 0
+        self.make_queue: Callable[[MessageQueue, int], ProcessQueue] = ProcessQueue
+        self.ordered_service: OrderedConsumeService | None = None
+        self._has_left = False
+        # Offsets of resets and corrections that no broker has stored yet. The offset of a queue in ``_resetting`` stays here even
+        # if a broker stored it: a pull that was in flight carries an older offset, which the broker may store afterwards.
+        self._pending_resets: dict[MessageQueue, int] = {}
+        self._resetting: set[MessageQueue] = (
+            set()
+        )  # queues that were released for a reset, until they are started again
+        # Queues between their release and their next start, and until when. A reset that comes then applies to them, too.
+        self._handover_until_ms: dict[MessageQueue, int] = {}
+        self._reset_count = 0  # changes with each reset, so that longer actions notice one that came meanwhile
+        self._complaints = Complaints()  # by topic and broker
+
+    def drop(self, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
+        """Release ``queues``; returns those that were released. A queue whose messages a listener has is released later."""
+        with self._state.lock:
+            process_queues = [self._state.queues[queue] for queue in queues if queue in self._state.queues]
+            for process_queue in process_queues:
+                process_queue.drop(self._lease_ms())
+        idle = [process_queue.queue for process_queue in process_queues if not self._in_use(process_queue)]
+        self._release(idle)
+        return idle
+
+    def add(self, queues: Sequence[MessageQueue]) -> list[MessageQueue]:
+        """Start ``queues``; returns those that were started. The next rebalance retries the others, such as locked ones."""
+        with self._state.lock:
+            to_start = [queue for queue in queues if queue not in self._state.queues]
+            requested_ms = self._lease_ms()  # a lock counts from its request, because reading offsets may take long
+            self._expect_locked(to_start, requested_ms)
+        granted: Mapping[MessageQueue, object] = {}
+        if self._needs_locks and to_start:
+            granted = request_locks(self._port, self._settings.group, to_start, TIMEOUT_S)
+            to_start = [queue for queue in to_start if queue in granted]
+        # Brokers that do not answer, so that only the first queue of each waits for an answer.
+        unavailable_brokers: set[str] = set()
+        started = [
+            queue
+            for queue in to_start
+            if queue.broker_name not in unavailable_brokers
+            and self._start_queue(queue, requested_ms, granted.get(queue), unavailable_brokers)
+        ]
+        with self._state.lock:
+            uncommitted = self._state.offsets.changed().keys() & set(started)
+        if uncommitted:  # otherwise, after a crash, the next owner might start at a later offset and lose messages
+            self._store.persist(Deadline.after(TIMEOUT_S), uncommitted)
+        with self._state.lock:
+            not_started = set(to_start) - self._state.queues.keys() - set(started)
+        if self._needs_locks and not_started:  # otherwise the next owner waits until the locks expire
+            self._port.unlock(self._settings.group, not_started, Deadline.after(TIMEOUT_S))
+        return started
+
+    def drop_foreign_resets(self, topic: str, assigned: Collection[MessageQueue]) -> None:
+        """Forget pending resets of queues of the topic that are not assigned to this member. Their owners apply the resets."""
+        with self._state.lock:
+            unassigned = self._resetting - set(assigned) - self._state.queues.keys()
+            for queue in [queue for queue in unassigned if queue.topic == topic]:
+                self._resetting.discard(queue)
+                self._pending_resets.pop(queue, None)
+
+    def correct_offset(self, queue: ProcessQueue, offset: int) -> None:
+        """Commit ``offset`` in place of one that does not exist, and release the queue; a rebalance starts it again."""
+        with self._state.lock:
+            if queue.dropped:
+                return
+        self._replace_offsets({queue.queue: offset})
+
+    def reset(self, offsets: Mapping[MessageQueue, int]) -> None:
+        """Drop cached messages and continue at ``offsets``: they are committed, and a rebalance starts the queues again."""
+        owned, in_handover = self._replace_offsets(offsets)
+        for text, queues in (
+            ("group %s: offsets are reset to %s", owned),
+            (
+                "group %s: offsets of queues that are between two owners are reset to %s, for the next owner",
+                in_handover,
+            ),
+            (
+                "group %s: this member does not own these queues and did not reset them: %s",
+                offsets.keys() - owned - in_handover,
+            ),
+        ):
+            if queues:
+                logger.warning(text, self._settings.group, {str(queue): offsets[queue] for queue in sorted(queues)})
+
+    def _replace_offsets(self, offsets: Mapping[MessageQueue, int]) -> tuple[set[MessageQueue], set[MessageQueue]]:
+        """Replace the offsets of owned queues, and of queues in handover; returns both sets."""
+        now_ms = self._lease_ms()
+        with self._state.lock:
+            self._reset_count += 1
+            process_queues = [self._state.queues[queue] for queue in offsets if queue in self._state.queues]
+            owned = {process_queue.queue for process_queue in process_queues}
+            in_handover = {
+                queue for queue in offsets if queue not in owned and self._handover_until_ms.get(queue, 0) > now_ms
+            }
+            for process_queue in process_queues:
+                process_queue.drop(now_ms)
+                process_queue.clear()
+            for queue in (*owned, *in_handover):
+                self._state.offsets.force(queue, offsets[queue])
+                self._pending_resets[queue] = offsets[queue]
+            self._resetting |= owned
+        in_use = [process_queue.queue for process_queue in process_queues if self._in_use(process_queue)]
+        # The release below commits the offsets of the other owned queues. Another member may start the queues in handover soon.
+        self._store.persist(Deadline.after(TIMEOUT_S), [*in_use, *in_handover])
+        self.drop(owned)
+        with self._state.lock:
+            self._forget_locked([queue for queue in in_handover if queue not in self._state.queues])
+        return owned, in_handover
+
+    def renew_locks(self) -> None:
+        """Renew the locks of all queues. A queue without a lock is not consumed until it is locked again."""
+        queues = [process_queue.queue for process_queue in self._state.owned()]
+        if queues and self._needs_locks:
+            self._request_locks(queues, TIMEOUT_S if self._port.has_notices else NO_NOTICES_TIMEOUT_S)
+
+    def request_locks(self, queues: Sequence[ProcessQueue]) -> set[MessageQueue]:
+        """Request the locks of these queues; returns those that were granted."""
+        return self._request_locks([process_queue.queue for process_queue in queues], 1.0)
+
+    def leave(self, deadline: Deadline) -> None:
+        """Release all queues, even if listeners have messages: commit offsets and release locks. No queue is added afterwards."""
+        with self._state.lock:
+            self._has_left = True
+            queues = list(self._state.queues)
+            for process_queue in self._state.queues.values():
+                process_queue.drop(self._lease_ms())
+        self._release(queues, deadline)
+
+    @property
+    def _needs_locks(self) -> bool:
+        return self._settings.ordered and self._settings.clustering
+
+    def _in_use(self, queue: ProcessQueue) -> bool:
+        """Whether a listener has messages of a dropped queue, and the queue waits for it.
+
+        Without the lock, another member may have the queue; then the time counts from the last lock, as in Java.
+        """
+        if self.ordered_service is None or not self.ordered_service.has_call(queue):
+            return False
+        since_ms = queue.dropped_ms if self.ordered_service.is_ready(queue) else queue.lock.granted_ms or 0
+        return self._lease_ms() <= since_ms + FORCED_UNLOCK_MS
+
+    def _release(self, queues: Sequence[MessageQueue], deadline: Deadline | None = None) -> None:
+        if not queues:
+            return
+        deadline = deadline or Deadline.after(TIMEOUT_S)
+        with self._state.lock:
+            for queue in queues:
+                if (process_queue := self._state.queues.get(queue)) is not None:
+                    # From now on, no call changes the offset: a broker might store it after an offset of the next owner.
+                    process_queue.released = True
+        while True:
+            # Read first: the loop repeats if another thread resets offsets meanwhile, so that they are committed, too.
+            reset_count = self._reset_count
+            self._store.persist(deadline, queues)
+            if self._needs_locks:
+                self._port.unlock(self._settings.group, queues, deadline)
+            with self._state.lock:
+                if self._reset_count != reset_count:
+                    continue
+                for queue in queues:
+                    self._state.queues.pop(queue, None)
+                    self._state.end_offsets.pop(queue, None)
+                    self._handover_until_ms[queue] = self._lease_ms() + HANDOVER_MS
+                self._forget_locked(queues)
+                return
+
+    def _forget_locked(self, queues: Iterable[MessageQueue]) -> None:
+        """Forget queues; the caller holds the lock. Keeps the offset of a reset, or a later one, until a broker has stored it."""
+        never_committed = self._state.offsets.never_committed()
+        for queue in queues:
+            if queue in never_committed and queue in self._pending_resets:
+                self._pending_resets[queue] = never_committed[queue]
+                self._resetting.discard(queue)
+            elif queue not in self._resetting:
+                self._pending_resets.pop(queue, None)
+            self._state.offsets.forget(queue)
+
+    def _expect_locked(self, queues: Iterable[MessageQueue], now_ms: int) -> None:
+        """Begin the handover of queues that are started now; the caller holds the lock.
+
+        If the last handover of a queue is long over, another member may have had the queue, so its pending reset is dropped.
+        """
+        for queue in queues:
+            handover_expired = self._handover_until_ms.get(queue, 0) <= now_ms
+            if (
+                handover_expired
+                and (offset := self._pending_resets.pop(queue, None)) is not None
+                and queue not in self._resetting
+            ):
+                text = "group %s: dropped the reset to offset %d of %s: no broker stored it, and another member may own the queue"
+                logger.warning(text, self._settings.group, offset, queue)
+            self._handover_until_ms[queue] = now_ms + HANDOVER_MS
+
+    def _start_queue(
+        self, queue: MessageQueue, locked_ms: int, connection: object, unavailable_brokers: set[str]
+    ) -> bool:
+        with self._state.lock:
+            self._state.offsets.forget(queue)
+            reset_count = self._reset_count
+        try:
+            offset, stored = self._read_start_offset(queue)
+        except RocketMQError as e:
+            level = self._complaints.level((queue.topic, queue.broker_name), e)
+            logger.log(level, "queue %s is not started yet, because its offset cannot be read: %s", queue, e)
+            if isinstance(e, CallTimeout | ConnectionLost):  # other errors may concern only this queue
+                unavailable_brokers.add(queue.broker_name)
+            return False
+        self._complaints.over((queue.topic, queue.broker_name))
+        process_queue = self.make_queue(queue, self._timer.now_ms())
+        if self._needs_locks:
+            process_queue.lock.grant(locked_ms, connection)
+        with self._state.lock:
+            # Another thread started the queue first, or a reset came, and the offset that was read may be older than the reset.
+            if self._has_left or queue in self._state.queues or self._reset_count != reset_count:
+                return False
+            if queue in self._pending_resets:  # the stored offset is older than the reset
+                offset, stored = self._pending_resets[queue], False
+            self._handover_until_ms.pop(queue, None)
+            self._resetting.discard(queue)
+            self._state.queues[queue] = process_queue
+            self._state.offsets.force(queue, offset)
+            if stored:
+                self._state.offsets.mark_committed({queue: offset})
+        self._start_pulls(process_queue, offset)
+        return True
+
+    def _read_start_offset(self, queue: MessageQueue) -> StartOffset:
+        deadline = Deadline.after(TIMEOUT_S)
+        requests = StartOffsetRequests(
+            lambda: self._store.read(queue, deadline),
+            lambda: self._port.bounds(queue, deadline).max_offset,
+            lambda epoch_ms: self._port.search_offset(queue, epoch_ms, deadline, self._settings.group),
+        )
+        return start_offset(queue, self._consume_from(queue.topic), requests)
+
+    def _consume_from(self, topic: str) -> ConsumeFrom:
+        """Return where a queue without an offset starts.
+
+        At the end, a broadcasting member would skip messages of a queue that was created while it runs. If the group shares
+        its queues, the broker returns 0 for such a queue.
+        """
+        consume_from = self._settings.consume_from
+        # By the clock of leases, because the wall clock may have been set.
+        age_ms = self._lease_ms() - max(self._created_ms, self.subscribed_ms(topic))
+        if self._settings.clustering or consume_from.where is not ConsumeFromWhere.LATEST or age_ms <= START_PERIOD_MS:
+            return consume_from
+        return ConsumeFrom(ConsumeFromWhere.TIMESTAMP, self._timer.wall_ms() - age_ms)
+
+    def _request_locks(self, queues: Sequence[MessageQueue], timeout_s: float) -> set[MessageQueue]:
+        """Request locks of owned queues; returns those that were granted."""
+        requested_ms = self._lease_ms()
+        granted = request_locks(self._port, self._settings.group, queues, timeout_s)
+        regained: list[ProcessQueue] = []
+        with self._state.lock:
+            for queue in queues:
+                process_queue = self._state.queues.get(queue)
+                if process_queue is not None and queue not in granted:
+                    process_queue.lock.mark_lost()
+                elif process_queue is not None and process_queue.lock.is_held(requested_ms, granted[queue]):
+                    process_queue.lock.grant(requested_ms, granted[queue])
+                elif process_queue is not None:
+                    regained.append(process_queue)
+        deadline = Deadline.after(TIMEOUT_S)
+        return granted.keys() - {
+            process_queue.queue
+            for process_queue in regained
+            if not self._continue_with(process_queue, requested_ms, granted[process_queue.queue], deadline)
+        }
+
+    def _continue_with(
+        self, process_queue: ProcessQueue, requested_ms: int, connection: object, deadline: Deadline
+    ) -> bool:
+        """Whether this member continues with a queue whose lock it had lost for a while.
+
+        If another member committed a higher offset meanwhile, the queue is released, and a rebalance starts it there.
+        """
+        try:
+            committed = self._store.read(process_queue.queue, deadline)
+        except RocketMQError as e:
+            logger.info(
+                "queue %s is locked again, but is not consumed yet, because its offset cannot be read: %s",
+                process_queue.queue,
+                e,
+            )
+            return False
+        with self._state.lock:
+            finished_offset = self._state.offsets.get(process_queue.queue)
+            if committed is None or finished_offset is None or committed <= finished_offset:
+                process_queue.lock.grant(requested_ms, connection)
+                return True
+            process_queue.drop(requested_ms)
+        text = "group %s: another member consumed %s up to offset %d meanwhile: continuing there, not at %d"
+        logger.warning(text, self._settings.group, process_queue.queue, committed, finished_offset)
+        if self.ordered_service is not None:
+            self.ordered_service.on_queue_free()
+        return False
+
+
+def request_locks(
+    port: GroupMember, group: str, queues: Sequence[MessageQueue], timeout_s: float
+) -> dict[MessageQueue, object]:
+    """Request locks; returns the queues whose lock was granted, each with the connection for which the lock is valid.
+
+    That is the connection before the request: if the broker restarted during the request, the new process may not have the lock.
+    """
+    connections = {name: port.connection(name) for name in {queue.broker_name for queue in queues}}
+    granted = port.lock(group, queues, Deadline.after(timeout_s))
+    return {queue: connections[queue.broker_name] or port.connection(queue.broker_name) for queue in granted}

@@ -1,0 +1,832 @@
+"""A started consumer of a Proxy's messages (POP): it has no queues, and the Proxy delivers each message to one member.
+
+``RunningPopConsumer`` connects the parts and their timers:
+
+- ``Pollers`` has one thread for each broker of each topic. The thread waits until there is room for messages, and then requests
+  messages from the Proxy, which holds the request until a message arrives.
+- ``StandardConsumeService`` and ``FifoConsumeService`` pass the messages to the listener, one in each call: in any order, or in
+  the order of each message group. They mirror the classes of the same names in RocketMQ's Java client for gRPC.
+- ``UnackedMessages`` has the state of the messages, guarded by one lock. It sends no requests.
+- ``Acknowledger`` acknowledges messages, makes them visible again, or extends their invisible time. If a request fails, no
+  message is lost: the Proxy delivers the message again when its invisible time is over.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Protocol
+
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.codes import DELAY_LEVELS
+from rocketmq_spark.base.complaints import Complaints
+from rocketmq_spark.base.threads import Failure, Timer, Tracebacks, attempt, start_thread
+from rocketmq_spark.consumer.figures import ConsumerFigures
+from rocketmq_spark.consumer.listener import (
+    AcknowledgingContext,
+    Context,
+    Listener,
+    OrderedAction,
+    judge_concurrent,
+    judge_ordered,
+)
+from rocketmq_spark.consumer.listener_pool import ListenerPool
+from rocketmq_spark.consumer.settings import MAX_WAIT_S, ConsumerSettings, Subscriptions
+from rocketmq_spark.consumer.tools import CLOSE_TIMEOUT_S, STATS_S, TIMEOUT_S, ConsumerTools
+from rocketmq_spark.errors import ClosedError, NotFound, OptionError, RocketMQError
+from rocketmq_spark.model.membership import ConsumerStats, TopicFigures
+from rocketmq_spark.model.message import GroupPolicy, Place, PoppedMessage, memory_of_popped
+from rocketmq_spark.options.parsing import positive_duration
+from rocketmq_spark.ports import PopMember
+from rocketmq_spark.wire.names import dlq_topic
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(eq=False, slots=True)
+class InvisibleMessage:
+    """A message that is invisible to other members. ``Acknowledger`` extends that time until the message is settled."""
+
+    message: PoppedMessage
+    until_ms: int  # when it becomes visible again
+    since_ms: int  # when it arrived; during a call of the listener, when the call started
+    ordering_key: tuple[str, Hashable]  # the topic, and the key of the message in ``UnackedMessages``
+    body: bytes  # the original body, because a listener may change the message
+    memory_bytes: int  # about how much memory it uses
+    listener_thread: int | None = None  # the id of the thread whose listener has it
+    was_delivered: bool = False  # to the listener, at least once; also while it waits for a retry
+    is_settled: bool = False  # acknowledged, sent back or forwarded, or the request for that failed
+    # Allows one request at a time, because each request invalidates the receipt that the others use.
+    request_lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+# The most memory for messages of one topic that wait for a listener. Beyond it, messages that wait for a retry or behind another
+# message are dropped, so that a few large messages cannot stop the other queues.
+MAX_WAITING_BYTES = 256 << 20
+
+
+def unique_key(message: PoppedMessage) -> Hashable:
+    """Return a key that only this message has, for consumers without an order."""
+    return id(message)
+
+
+def ordering_key_of(message: PoppedMessage) -> Hashable:
+    """Return the key of a message: its message group, or its queue if it has none. Messages of one key keep their order."""
+    return message.queue if message.message_group is None else (message.topic, message.message_group)
+
+
+class UnackedMessages:
+    """The unacknowledged messages of one consumer. Times are those of ``Timer.lease_ms``, which includes sleep of the machine.
+
+    The listener gets messages with the same ordering key one after the other.
+    """
+
+    def __init__(self, ordering_key_of: Callable[[PoppedMessage], Hashable] = unique_key) -> None:
+        self._ordering_key_of = ordering_key_of
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._messages: dict[int, InvisibleMessage] = {}  # by identity, in the order of arrival
+        # By topic and key: how many messages there are, and how many of them were delivered to the listener. Counted at each
+        # change, because every poller reads the counts before each request.
+        self._count_by_key: defaultdict[str, Counter[Hashable]] = defaultdict(Counter)
+        self._delivered_by_key: defaultdict[str, Counter[Hashable]] = defaultdict(Counter)
+        self._waiting_bytes: Counter[str] = Counter()  # by topic, of the messages that no listener has
+        # Keys whose waiting messages were dropped to save memory, while the listener had one. Until the end of that call, new
+        # messages of the key are not accepted: the Proxy delivers all of them again, in their order.
+        self._dropped_keys: set[tuple[str, Hashable]] = set()
+        self._counts: Counter[str] = Counter()
+        self._figures = ConsumerFigures()
+
+    def add(self, topic: str, messages: Sequence[PoppedMessage], until_ms: int, now_ms: int) -> list[InvisibleMessage]:
+        """Add messages that arrived now. Returns them, without those whose key was dropped."""
+        arrived = [
+            InvisibleMessage(
+                message,
+                until_ms,
+                now_ms,
+                (message.topic, self._ordering_key_of(message)),
+                message.body,
+                memory_of_popped(message),
+            )
+            for message in messages
+        ]
+        with self._lock:
+            self._figures.record_pull(topic, len(messages), None, now_ms)
+            arrived = [new for new in arrived if new.ordering_key not in self._dropped_keys]
+            for invisible in arrived:
+                self._messages[id(invisible)] = invisible
+                _add_count(self._count_by_key, invisible.ordering_key)
+                self._waiting_bytes[invisible.ordering_key[0]] += invisible.memory_bytes
+        return arrived
+
+    def start_call(self, invisible: InvisibleMessage, now_ms: int) -> bool:
+        """Record that this thread passes the message to the listener.
+
+        Returns False if the listener must not get it: the message was dropped, or its invisible time is over, so that another
+        member may have it.
+        """
+        with self._lock:
+            if id(invisible) not in self._messages or now_ms >= invisible.until_ms:
+                self._remove_locked(invisible)
+                return False
+            self._waiting_bytes[invisible.ordering_key[0]] -= invisible.memory_bytes
+            invisible.listener_thread, invisible.since_ms = threading.get_ident(), now_ms
+            if not invisible.was_delivered:
+                invisible.was_delivered = True
+                _add_count(self._delivered_by_key, invisible.ordering_key)
+                self._changed.notify_all()
+            return True
+
+    def record_outcome(self, invisible: InvisibleMessage, is_done: bool, now_ms: int) -> None:
+        """Record the outcome of the listener call."""
+        with self._lock:
+            self._counts["consumed" if is_done else "failed"] += 1
+            self._figures.record_call(
+                invisible.message.topic, int(is_done), int(not is_done), now_ms - invisible.since_ms, now_ms
+            )
+
+    def requeue(self, invisible: InvisibleMessage, now_ms: int) -> None:
+        """Take the message back from the listener for a retry, with its original body."""
+        with self._lock:
+            invisible.message.body = invisible.body
+            invisible.listener_thread, invisible.since_ms = None, now_ms
+            self._waiting_bytes[invisible.ordering_key[0]] += invisible.memory_bytes
+
+    def remove(self, invisible: InvisibleMessage, sent_back: bool = False) -> None:
+        """Remove the message. ``sent_back``: it is delivered again later."""
+        with self._lock:
+            self._counts["sent back"] += sent_back
+            self._remove_locked(invisible)
+
+    def all(self) -> list[InvisibleMessage]:
+        with self._lock:
+            return list(self._messages.values())
+
+    def wait_for_room(self, topic: str, max_waiting: int, wait_s: float) -> bool:
+        """Wait until fewer than ``max_waiting`` messages of a topic are ready for a listener; returns False after the timeout.
+
+        Messages that wait behind another message of their key, or for a retry, do not count. Otherwise one message that hangs or
+        fails would block all other keys. If the waiting messages need more than ``MAX_WAITING_BYTES``, the keys with the most
+        bytes are dropped, and the Proxy delivers their messages again when their invisible time is over.
+        """
+        with self._lock:
+            return self._changed.wait_for(
+                lambda: self._waiting_count(topic) < max_waiting and self._make_room_locked(topic), wait_s
+            )
+
+    def _make_room_locked(self, topic: str) -> bool:
+        if self._waiting_bytes[topic] < MAX_WAITING_BYTES:
+            return True
+        droppable: defaultdict[tuple[str, Hashable], list[InvisibleMessage]] = defaultdict(list)
+        for invisible in self._messages.values():
+            if (
+                invisible.listener_thread is None
+                and invisible.ordering_key[0] == topic
+                and invisible.ordering_key[1] in self._delivered_by_key.get(topic, ())
+            ):
+                droppable[invisible.ordering_key].append(invisible)
+        for key in sorted(
+            droppable, key=lambda key: sum(invisible.memory_bytes for invisible in droppable[key]), reverse=True
+        ):
+            if self._waiting_bytes[topic] < MAX_WAITING_BYTES:
+                break
+            logger.warning(
+                "dropped %d waiting messages of topic %s to free memory: the Proxy delivers them again",
+                len(droppable[key]),
+                topic,
+            )
+            self._dropped_keys.add(key)
+            for invisible in droppable[key]:
+                self._remove_locked(invisible)
+                invisible.message, invisible.body = replace(invisible.message, body=b"", properties={}), b""
+        return self._waiting_bytes[topic] < MAX_WAITING_BYTES
+
+    def wait_until_settled(self, deadline: Deadline) -> list[PoppedMessage]:
+        """Wait until all messages are settled; returns those that listeners still have after the timeout.
+
+        If a listener calls this method, the messages behind its own cannot be consumed. So only the other running calls are
+        waited for.
+        """
+        this_thread = threading.get_ident()
+        with self._lock:
+            finished_threads = (
+                {this_thread, None}
+                if any(invisible.listener_thread == this_thread for invisible in self._messages.values())
+                else set()
+            )
+            self._changed.wait_for(
+                lambda: all(waiting.listener_thread in finished_threads for waiting in self._messages.values()),
+                max(0.0, deadline.remaining()),
+            )
+            return [called.message for called in self._messages.values() if called.listener_thread is not None]
+
+    def stats(self) -> ConsumerStats:
+        with self._lock:
+            counts = self._counts
+            return ConsumerStats(counts["consumed"], counts["failed"], counts["sent back"], len(self._messages))
+
+    def figures(self, topics: Iterable[str], now_ms: int) -> dict[str, TopicFigures]:
+        """Return the recent figures of each topic."""
+        with self._lock:
+            return self._figures.for_topics(topics, now_ms)
+
+    def _waiting_count(self, topic: str) -> int:
+        return len(self._count_by_key.get(topic, ())) - len(self._delivered_by_key.get(topic, ()))
+
+    def _remove_locked(self, invisible: InvisibleMessage) -> None:
+        if self._messages.pop(id(invisible), None) is None:
+            return
+        _add_count(self._count_by_key, invisible.ordering_key, -1)
+        if invisible.ordering_key[1] not in self._count_by_key.get(invisible.ordering_key[0], ()):
+            self._dropped_keys.discard(invisible.ordering_key)
+        if invisible.listener_thread is None:
+            self._waiting_bytes[invisible.ordering_key[0]] -= invisible.memory_bytes
+        if invisible.was_delivered:
+            _add_count(self._delivered_by_key, invisible.ordering_key, -1)
+        self._changed.notify_all()
+
+
+def _add_count(counts: defaultdict[str, Counter[Hashable]], key: tuple[str, Hashable], increment: int = 1) -> None:
+    """Add to the count of a topic and key. Removes counts of 0."""
+    topic, topic_key = key
+    counts[topic][topic_key] += increment
+    if not counts[topic][topic_key]:
+        del counts[topic][topic_key]
+    if not counts[topic]:
+        del counts[topic]
+
+
+# The invisible time, and the interval at which it is extended: two extensions in a row may fail.
+INVISIBLE_S, RENEW_S = 30.0, 10.0
+# Several threads extend the invisible time of the messages of one broker, each of at least 32. With a single thread and a slow
+# Proxy, the time of the last messages would be over before their requests are sent.
+_MAX_RENEW_THREADS, _MIN_PER_RENEW_THREAD = 8, 32
+
+
+def _is_due(invisible: InvisibleMessage, now_ms: int) -> bool:
+    return invisible.until_ms - now_ms <= 1000 * (INVISIBLE_S - RENEW_S)
+
+
+class Acknowledger:
+    """Settles the messages of one consumer, and extends their invisible time until then. Safe to use from several threads."""
+
+    def __init__(self, port: PopMember, settings: ConsumerSettings, unacked: UnackedMessages, timer: Timer) -> None:
+        self._port = port
+        self._settings = settings
+        self._unacked = unacked
+        self._timer = timer
+        self._closed = False
+        self._renew_threads: set[Hashable] = (
+            set()
+        )  # running threads that extend invisible times: an endpoint, a broker, a number
+
+    def close(self) -> None:
+        """Later acknowledgements fail locally; the broker redelivers the messages."""
+        self._closed = True
+
+    def ack(self, invisible: InvisibleMessage) -> bool:
+        """Acknowledge a message; returns whether the Proxy confirmed. Only then may the next message of its key be consumed."""
+        return self._settle(invisible, self._port.ack, "acknowledged")
+
+    def forward_to_dlq(self, invisible: InvisibleMessage) -> bool:
+        """Move a message to the dead letters; returns whether the Proxy confirmed."""
+        is_confirmed = self._settle(invisible, self._port.forward_to_dlq, "moved to the dead letters")
+        return is_confirmed and self._log_dead_letter(invisible)
+
+    def redeliver_later(self, invisible: InvisibleMessage, pause_s: float, is_last: bool = False) -> bool:
+        """Let the Proxy deliver a message again after a pause; after the last attempt, it becomes a dead letter instead.
+
+        Returns whether the Proxy confirmed.
+        """
+
+        def change(message: PoppedMessage, deadline: Deadline) -> None:
+            self._port.change_invisible(message, pause_s, deadline)
+
+        is_confirmed = self._settle(invisible, change, "sent back", True)
+        return is_confirmed and (not is_last or self._log_dead_letter(invisible))
+
+    def _log_dead_letter(self, invisible: InvisibleMessage) -> bool:
+        message, topic = invisible.message, dlq_topic(self._settings.group)
+        text = "message %s of %s is a dead letter now, in topic %s, after attempt %d"
+        logger.warning(text, message.msg_id, message.queue, topic, message.delivery_attempt)
+        return True
+
+    def renew(self) -> None:
+        """Extend the invisible time of all messages for which it is due, with separate threads for each broker and endpoint.
+
+        The time of a message that a listener has had for longer than ``consumeTimeout`` is extended only for ordered consumers:
+        their next messages wait for it. Otherwise another member gets the message.
+        """
+        now_ms = self._timer.lease_ms()
+        due: defaultdict[Hashable, list[InvisibleMessage]] = defaultdict(list)
+        for invisible in self._unacked.all():
+            if (
+                now_ms - invisible.since_ms > 1000 * self._settings.consume_timeout_s
+                and invisible.listener_thread is not None
+            ):
+                consequence = "its queue waits" if self._settings.ordered else "other members may get it"
+                logger.warning(
+                    "the listener has had message %s for too long: %s", invisible.message.msg_id, consequence
+                )
+                if not self._settings.ordered:
+                    continue
+            if _is_due(invisible, now_ms):
+                due[invisible.message.endpoint, invisible.message.queue.broker_name].append(invisible)
+        for broker, messages in due.items():
+            per_thread = max(_MIN_PER_RENEW_THREAD, -(-len(messages) // _MAX_RENEW_THREADS))
+            for start in range(0, len(messages), per_thread):
+                self._start_renew_thread((broker, start // per_thread), messages[start : start + per_thread])
+
+    def _start_renew_thread(self, thread_key: Hashable, due: Sequence[InvisibleMessage]) -> None:
+        if thread_key in self._renew_threads:
+            return
+        self._renew_threads.add(thread_key)
+        on_end = partial(self._renew_threads.discard, thread_key)
+        try:
+            start_thread(f"rocketmq-{self._settings.group}-renew", partial(self._renew_all, due), on_end, False)
+        except RuntimeError as e:
+            on_end()
+            logger.warning("cannot extend the invisible time of messages: no thread can be started: %s", e)
+
+    def _renew_all(self, due: Sequence[InvisibleMessage]) -> None:
+        for invisible in due:
+            self._renew_one(invisible)
+
+    def _renew_one(self, invisible: InvisibleMessage) -> None:
+        with invisible.request_lock:
+            now_ms = self._timer.lease_ms()
+            # Another thread may have settled the message, or extended its time, since the search.
+            if invisible.is_settled or self._closed or not _is_due(invisible, now_ms):
+                return
+            try:
+                self._port.change_invisible(invisible.message, INVISIBLE_S, self._request_deadline())
+                invisible.until_ms = now_ms + round(1000 * INVISIBLE_S)
+            except NotFound as e:
+                invisible.until_ms = now_ms
+                logger.warning(
+                    "the invisible time of message %s is over, the Proxy delivers it again: %s",
+                    invisible.message.msg_id,
+                    e,
+                )
+            except RocketMQError as e:
+                logger.info(
+                    "the invisible time of message %s could not be extended yet: %s", invisible.message.msg_id, e
+                )
+
+    def _settle(
+        self,
+        invisible: InvisibleMessage,
+        request: Callable[[PoppedMessage, Deadline], None],
+        action: str,
+        sent_back: bool = False,
+    ) -> bool:
+        is_confirmed = True
+        with invisible.request_lock:
+            invisible.is_settled = True
+            try:
+                if self._closed:
+                    raise ClosedError("the consumer was stopped")
+                request(invisible.message, self._request_deadline())
+            except RocketMQError as e:
+                is_confirmed = False
+                logger.warning(
+                    "message %s could not be %s, the Proxy delivers it again: %s", invisible.message.msg_id, action, e
+                )
+        self._unacked.remove(invisible, sent_back and is_confirmed)
+        return is_confirmed
+
+    def _request_deadline(self) -> Deadline:
+        return Deadline.after(self._settings.request_timeout_s)
+
+
+class PopConsumeService(Protocol):
+    """Passes messages to a listener."""
+
+    def submit(self, messages: Sequence[InvisibleMessage]) -> None:
+        """Queue messages of one topic, in their order."""
+
+    def close(self) -> None:
+        """Start no more retries."""
+
+
+class StandardConsumeService:
+    """Calls ``listener`` on the threads of ``workers``. The Proxy delivers failed messages again later."""
+
+    def __init__(
+        self,
+        listener: Listener,
+        port: PopMember,
+        unacked: UnackedMessages,
+        acknowledger: Acknowledger,
+        workers: ListenerPool,
+        timer: Timer,
+    ) -> None:
+        self._listener = listener
+        self._port = port
+        self._tracebacks = Tracebacks()
+        self._unacked = unacked
+        self._acknowledger = acknowledger
+        self._workers = workers
+        self._timer = timer
+
+    def submit(self, messages: Sequence[InvisibleMessage]) -> None:
+        self._workers.submit(*[partial(self._consume, invisible) for invisible in messages])
+
+    def close(self) -> None:
+        """Do nothing: the Proxy retries."""
+
+    def _consume(self, invisible: InvisibleMessage) -> None:
+        if not self._unacked.start_call(invisible, self._timer.lease_ms()):
+            return
+        context = Context(invisible.message.queue)
+        outcome = attempt(self._listener, (invisible.message,), context)
+        result = attempt(self._settle, invisible, outcome, context)
+        if isinstance(result, Failure):
+            _log_unreported(invisible, result)
+            self._unacked.remove(invisible)
+
+    def _settle(self, invisible: InvisibleMessage, outcome: object, context: Context) -> None:
+        message, verdict = invisible.message, judge_concurrent(outcome, context, 1)
+        if verdict.problem:
+            _warn_of_failure(invisible, verdict.problem, self._tracebacks.due(outcome))
+        self._unacked.record_outcome(invisible, bool(verdict.done_count), self._timer.lease_ms())
+        if verdict.done_count:
+            self._acknowledger.ack(invisible)
+        elif verdict.level < 0:
+            self._acknowledger.forward_to_dlq(invisible)
+        else:
+            attempts, policy = message.delivery_attempt, self._port.policy()
+            self._acknowledger.redeliver_later(
+                invisible, redelivery_pause_s(verdict.level, attempts, policy), attempts >= policy.max_attempts
+            )
+
+
+class FifoConsumeService:
+    """Calls ``listener`` with the messages of a message group one by one, each after the acknowledgement of the previous one.
+
+    Messages without a group keep the order of their queue. A failed message is retried in place; after the group's last
+    attempt it becomes a dead letter.
+    """
+
+    def __init__(
+        self,
+        listener: Listener,
+        port: PopMember,
+        settings: ConsumerSettings,
+        unacked: UnackedMessages,
+        acknowledger: Acknowledger,
+        workers_and_timer: tuple[ListenerPool, Timer],
+    ) -> None:
+        self._listener = listener
+        self._port = port
+        self._tracebacks = Tracebacks()
+        self._suspend_ms = round(1000 * settings.suspend_time_s)
+        self._unacked = unacked
+        self._acknowledger = acknowledger
+        self._workers, self._timer = workers_and_timer
+        self._lock = threading.Lock()
+        self._messages_by_key: dict[Hashable, deque[InvisibleMessage]] = {}
+        self._paused_keys: set[Hashable] = set()
+        self._closed = False
+
+    def submit(self, messages: Sequence[InvisibleMessage]) -> None:
+        new_keys: list[Hashable] = []
+        with self._lock:
+            for invisible in messages:
+                key = ordering_key_of(invisible.message)
+                if key not in self._messages_by_key:
+                    new_keys.append(key)
+                    self._messages_by_key[key] = deque()
+                self._messages_by_key[key].append(invisible)
+        self._workers.submit(*[partial(self._consume_key, key) for key in new_keys])
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            dropped = [invisible for key in self._paused_keys for invisible in self._messages_by_key[key]]
+            for key in self._paused_keys:  # under the lock: otherwise a pause that ends now would start another call
+                self._messages_by_key[key].clear()
+            self._paused_keys.clear()
+        for invisible in dropped:
+            self._unacked.remove(invisible)
+
+    def _consume_key(self, key: Hashable) -> None:
+        """Consume the messages of a key until none is left, or until one has to pause before a retry."""
+        with self._lock:
+            self._paused_keys.discard(key)
+        while (invisible := self._first_message(key)) is not None:
+            if not self._unacked.start_call(invisible, self._timer.lease_ms()):
+                self._drop_all(key)  # the Proxy delivers it again, and the messages behind it, too
+                continue
+            pause = attempt(self._consume, invisible)
+            if isinstance(pause, Failure):
+                _log_unreported(invisible, pause)
+                pause = -1.0
+            if pause is None:
+                self._remove_first(key)
+            elif pause < 0 or not self._pause_key(key):
+                self._drop_all(key)
+            else:
+                self._timer.later(pause, partial(self._workers.submit, partial(self._consume_key, key)))
+                return
+
+    def _consume(self, invisible: InvisibleMessage) -> float | None:
+        """Consume one message. Returns None if it is settled, -1 if that failed, and otherwise the pause before a retry."""
+        message, context = invisible.message, AcknowledgingContext(invisible.message.queue)
+        outcome = attempt(self._listener, (message,), context)
+        verdict = judge_ordered(outcome, context, self._suspend_ms)
+        is_done = verdict.action is OrderedAction.COMMIT
+        if verdict.problem:
+            _warn_of_failure(invisible, verdict.problem, self._tracebacks.due(outcome))
+        self._unacked.record_outcome(invisible, is_done, self._timer.lease_ms())
+        if not is_done and message.delivery_attempt < self._port.policy().max_attempts:
+            message.delivery_attempt += 1
+            self._unacked.requeue(invisible, self._timer.lease_ms())
+            return verdict.pause_ms / 1000
+        is_confirmed = self._acknowledger.ack(invisible) if is_done else self._acknowledger.forward_to_dlq(invisible)
+        return None if is_confirmed else -1.0
+
+    def _pause_key(self, key: Hashable) -> bool:
+        with self._lock:
+            if not self._closed:
+                self._paused_keys.add(key)
+            return not self._closed
+
+    def _first_message(self, key: Hashable) -> InvisibleMessage | None:
+        with self._lock:
+            if not self._messages_by_key.get(key):
+                self._messages_by_key.pop(key, None)
+                return None
+            return self._messages_by_key[key][0]
+
+    def _remove_first(self, key: Hashable) -> None:
+        with self._lock:
+            self._messages_by_key[key].popleft()
+
+    def _drop_all(self, key: Hashable) -> None:
+        """Drop the messages of a key. The Proxy delivers them again, in their order, when their invisible time is over."""
+        with self._lock:
+            dropped = list(self._messages_by_key[key])
+            self._messages_by_key[key].clear()
+        for invisible in dropped:
+            self._unacked.remove(invisible)
+
+
+def redelivery_pause_s(delay_level: int, attempt: int, policy: GroupPolicy) -> float:
+    """Return the pause before a redelivery: the pause of a delay level, or for level 0 the pause that the group has."""
+    if delay_level:
+        return positive_duration(DELAY_LEVELS[min(delay_level, len(DELAY_LEVELS)) - 1])
+    return policy.pauses_s[min(attempt, len(policy.pauses_s)) - 1]
+
+
+def _warn_of_failure(invisible: InvisibleMessage, problem: str, error: BaseException | None) -> None:
+    logger.warning(
+        "message %s of %s failed: %s", invisible.message.msg_id, invisible.message.queue, problem, exc_info=error
+    )
+
+
+def _log_unreported(invisible: InvisibleMessage, failure: Failure) -> None:
+    text = "could not report the result of message %s of %s to the Proxy, which delivers it again"
+    failure.log(logger, text, invisible.message.msg_id, invisible.message.queue)
+
+
+# The interval of checks for new and removed topics and brokers.
+POLLER_CHECK_S = 10.0
+_ROOM_WAIT_S = 1.0
+_EARLY_RENEW_S = 1.0
+
+
+class Pollers:
+    """The pollers of one consumer: threads that receive messages. ``submit`` gets the messages of one topic, in their order."""
+
+    def __init__(
+        self,
+        port: PopMember,
+        settings: ConsumerSettings,
+        subscriptions: Subscriptions,
+        unacked: UnackedMessages,
+        timer: Timer,
+        submit: Callable[[Sequence[InvisibleMessage]], None],
+    ) -> None:
+        self._port = port
+        self._settings = settings
+        self._subscriptions = subscriptions
+        self._unacked = unacked
+        self._timer = timer
+        self._submit = submit
+        self._lock = threading.Lock()
+        self._threads: dict[Place, threading.Thread] = {}
+        self._places: set[Place] = set()  # the places that should have a poller
+        self._closed = threading.Event()
+        self._complaints = Complaints()  # of places
+
+    @property
+    def closed(self) -> bool:
+        return self._closed.is_set()
+
+    def update_pollers(self) -> None:
+        """Start pollers for new places. Pollers of removed places exit."""
+        places = {
+            (topic, place) for topic in self._subscriptions.filters() for place in range(self._place_count(topic))
+        }
+        with self._lock:
+            self._places = places
+            for place in sorted(places - self._threads.keys()):
+                if self._closed.is_set():
+                    return
+                name = f"rocketmq-{self._settings.group}-pop-{place[0]}-{place[1]}"
+                on_end = partial(self._on_poller_end, place)
+                # The next check restarts a poller that failed, so that an immediate failure does not loop.
+                self._threads[place] = start_thread(name, partial(self._run, place), on_end, again=False)
+
+    def close(self) -> None:
+        """Pass no more messages to the listener. Pending requests end when the port is closed; call ``join`` after that."""
+        self._closed.set()
+
+    def join(self, deadline: Deadline) -> None:
+        """Wait for the polling threads."""
+        with self._lock:
+            threads = list(self._threads.values())
+        for thread in threads:
+            thread.join(max(0.0, deadline.remaining()))
+
+    def _run(self, place: Place) -> None:
+        while not self._is_obsolete(place):
+            try:
+                self._poll_once(place)
+            except RocketMQError as e:
+                if not self._closed.is_set():
+                    level = self._complaints.level(place, e)
+                    logger.log(level, "cannot receive messages of %s now, retrying: %s", place[0], e)
+                self._closed.wait(self._settings.pull_delay_on_error_s)
+
+    def _on_poller_end(self, place: Place) -> None:
+        with self._lock:
+            del self._threads[place]
+            self._complaints.over(place)
+
+    def _poll_once(self, place: Place) -> None:
+        """Wait for room, send one request, and pass its messages on."""
+        topic, _ = place
+        if not self._unacked.wait_for_room(topic, self._settings.threads, _ROOM_WAIT_S):
+            return
+        deadline = Deadline.after(MAX_WAIT_S + self._settings.request_timeout_s)
+        # The invisible time began after this moment. The answer may be read much later, if the process was suspended.
+        requested_ms = self._timer.lease_ms()
+        messages = self._port.receive(place, self._settings.pull_batch_size, INVISIBLE_S, MAX_WAIT_S, deadline)
+        if self._complaints.over(place):
+            logger.warning("messages of %s are received again", topic)
+        if not messages or self._is_obsolete(place):
+            return  # the Proxy delivers messages that arrive after the close to other members
+        until_ms = requested_ms + round(1000 * INVISIBLE_S)
+        if arrived := self._unacked.add(topic, messages, until_ms, self._timer.lease_ms()):
+            self._submit(arrived)
+
+    def _is_obsolete(self, place: Place) -> bool:
+        # The subscriptions are checked, too, so that an unsubscribed topic is not polled until the next update.
+        is_subscribed = place in self._places and self._subscriptions.get(place[0]) is not None
+        return self._closed.is_set() or not is_subscribed or not keeps_order(self._settings, self._port)
+
+    def _place_count(self, topic: str) -> int:
+        try:
+            return self._port.places(topic, Deadline.after(self._settings.request_timeout_s))
+        except RocketMQError as e:
+            logger.info("topic %s has no route yet: %s", topic, e)
+            return sum(polled_topic == topic for polled_topic, _ in self._places)
+
+
+def keeps_order(settings: ConsumerSettings, port: PopMember) -> bool:
+    """Whether the Proxy delivers in the order that the settings require. It may report a change at any time."""
+    return not settings.ordered or port.policy().ordered
+
+
+START_S = 10.0
+_numbers = itertools.count()
+
+
+class RunningPopConsumer:
+    """One started consumer; with ``ordered`` settings, ``listener`` is an ordered one."""
+
+    def __init__(
+        self,
+        port: PopMember,
+        settings: ConsumerSettings,
+        subscriptions: Subscriptions,
+        listener: Listener,
+        tools: ConsumerTools,
+    ) -> None:
+        name = f"rocketmq-{settings.group}-{next(_numbers)}"
+        self._port = port
+        self._settings = settings
+        self._subscriptions = subscriptions
+        self._check_timer, self._renew_timer = tools.timer(f"{name}-check"), tools.timer(f"{name}-renew")
+        self._workers = tools.workers(f"{name}-listener", settings.threads)
+        self._unacked = UnackedMessages(ordering_key_of) if settings.ordered else UnackedMessages()
+        self._acknowledger = Acknowledger(port, settings, self._unacked, self._renew_timer)
+        self._consume_service = self._new_consume_service(listener)
+        self._pollers = Pollers(port, settings, subscriptions, self._unacked, self._renew_timer, self._submit)
+        # Held while subscriptions are sent, so that the Proxy gets the newest ones last.
+        self._subscribe_lock = threading.RLock()
+
+    def start(self) -> None:
+        """Join the group and start to receive messages.
+
+        Raises ``RocketMQError`` if no Proxy answers, and ``OptionError`` if 'ordered' is true and the group is not ordered.
+        """
+        self._subscribe()
+        self._check_order()
+        self._check_timer.every(POLLER_CHECK_S, self._check, 0.0)
+        self._renew_timer.every(RENEW_S, self._acknowledger.renew, RENEW_S)
+        self._check_timer.every(STATS_S, self._log_stats, STATS_S)
+
+    def send_subscriptions(self) -> None:
+        """Report changed subscriptions to the Proxy."""
+        self._subscribe()
+        self._check_timer.later(0.0, self._check)
+
+    def stop(self, deadline: Deadline) -> list[PoppedMessage]:
+        """Settle all messages and leave; returns those that listeners still had at ``deadline``. May be repeated."""
+        try:
+            self._pollers.close()
+            self._consume_service.close()
+            unfinished = self._unacked.wait_until_settled(deadline)
+            if unfinished:
+                logger.warning("group %s: listeners did not finish before the timeout", self._settings.group)
+            self._workers.close(deadline)
+            for timer in (self._check_timer, self._renew_timer):
+                timer.close(CLOSE_TIMEOUT_S)
+            return unfinished
+        finally:  # also if Ctrl-C ends the wait
+            self._acknowledger.close()
+            # The Proxy gets its own time to answer, even if listeners used all of theirs.
+            self._port.close(Deadline.after(TIMEOUT_S))
+            self._pollers.join(Deadline.after(TIMEOUT_S))
+
+    @property
+    def is_listener_thread(self) -> bool:
+        """Whether the calling thread runs a listener; ``stop`` waits for these threads."""
+        return self._workers.is_worker_thread
+
+    def stats(self) -> ConsumerStats:
+        return self._unacked.stats()
+
+    def figures(self) -> dict[str, TopicFigures]:
+        """Return the recent figures of each topic."""
+        return self._unacked.figures(self._subscriptions.filters(), self._renew_timer.lease_ms())
+
+    def _new_consume_service(self, listener: Listener) -> PopConsumeService:
+        port, unacked, acknowledger, workers = self._port, self._unacked, self._acknowledger, self._workers
+        if not self._settings.ordered:
+            return StandardConsumeService(listener, port, unacked, acknowledger, workers, self._renew_timer)
+        return FifoConsumeService(listener, port, self._settings, unacked, acknowledger, (workers, self._renew_timer))
+
+    def _submit(self, messages: Sequence[InvisibleMessage]) -> None:
+        self._consume_service.submit(messages)
+        remaining_ms = messages[0].until_ms - self._renew_timer.lease_ms()
+        if remaining_ms <= 1000 * RENEW_S:
+            self._acknowledger.renew()
+        elif remaining_ms <= 1000 * (INVISIBLE_S - RENEW_S):
+            # The next regular renewal may be too late. After a second, a quick listener has finished, and needs no renewal.
+            self._renew_timer.later(_EARLY_RENEW_S, self._acknowledger.renew)
+
+    def _subscribe(self) -> None:
+        with self._subscribe_lock:
+            if self._pollers.closed:  # the request would make a stopped consumer a member again
+                raise ClosedError("the consumer is closed")
+            self._join()
+
+    def _join(self) -> None:
+        try:
+            self._port.subscribe(self._subscriptions.filters(), Deadline.after(START_S))
+        finally:
+            if (
+                self._pollers.closed
+            ):  # another thread stopped the consumer during the request, and may have left before it
+                self._port.close(Deadline.after(TIMEOUT_S))
+
+    def _check_order(self) -> None:
+        if not keeps_order(self._settings, self._port):
+            raise OptionError(
+                f"option 'ordered' is true, but brokers deliver messages of group {self._settings.group!r} in any order; "
+                "expected a group with consumeMessageOrderly",
+                remedy="Run mqadmin updateSubGroup -o true on every broker, or set 'ordered' to false",
+            )
+
+    def _check(self) -> None:
+        self._workers.start_missing()  # if the system could not start a thread before, work may be waiting for it
+        if not keeps_order(self._settings, self._port):
+            logger.error(
+                "group %s requests no messages: option 'ordered' is true, but brokers deliver them in any order now. "
+                "Run mqadmin updateSubGroup -o true on every broker to keep the order",
+                self._settings.group,
+            )
+            return
+        self._pollers.update_pollers()
+
+    def _log_stats(self) -> None:
+        logger.info("group %s: %s", self._settings.group, self.stats())

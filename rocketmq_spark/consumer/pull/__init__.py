@@ -1,1 +1,0 @@
-"""``PullConsumer``: messages are returned by ``poll``, as Java's ``DefaultLitePullConsumer`` does."""

@@ -1,0 +1,259 @@
+"""The long polls of one member; each answer leads to the queue's next pull. Java's ``PullMessageService``.
+
+One thread serves all queues and never waits for answers or listeners. A queue has one pull at a time, from when a rebalance
+adds the queue until it is dropped.
+
+Queues that are far behind their ends are read ahead for a while (``consumer/prefetch``): a pull returns 32 messages and involves
+three threads, and reading ahead has many pulls in flight. A queue is either pulled or read ahead; between ``try_read_ahead`` and
+the start of the read it is neither. The conditions that pause pulls (a full cache, a listener that blocks the offset) also end a
+read, and pulls continue.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, Protocol
+
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.codes import Response
+from rocketmq_spark.base.threads import Failure, Timer, attempt
+from rocketmq_spark.consumer.assigned import FetchedPart
+from rocketmq_spark.consumer.member_state import MemberState
+from rocketmq_spark.consumer.prefetch import Backlogs, DecodeParts, ResetOffsetsSoon, decode_messages
+from rocketmq_spark.consumer.process_queue import (
+    FIRST_PULL_DELAY_S,
+    FULL_PAUSE_S,
+    ProcessQueue,
+    PullDecision,
+    decide_next_pull,
+    pause_reason,
+)
+from rocketmq_spark.consumer.settings import ConsumerSettings, TopicFilter
+from rocketmq_spark.errors import ConnectionLost, DecodeError, RocketMQError
+from rocketmq_spark.model import MASTER_ID, MessageQueue, PullAnswer, PullRequest, PullStatus
+from rocketmq_spark.ports import GroupMember
+
+logger = logging.getLogger(__name__)
+
+# A broker that was restarted does not know the group and its subscriptions until the next heartbeat.
+_UNKNOWN_MEMBER_CODES = (Response.SUBSCRIPTION_NOT_EXIST, Response.SUBSCRIPTION_NOT_LATEST)
+
+
+class ConsumeService(Protocol):
+    """Passes messages to the listener: ``ConcurrentConsumeService`` or ``OrderedConsumeService``."""
+
+    def is_ready(self, queue: ProcessQueue) -> bool:
+        """Whether the queue may be pulled. An ordered consumer needs its lock."""
+
+    def submit(self, queue: ProcessQueue, messages: Sequence[Any]) -> None:
+        """Consume messages that were put into ``queue``. Must not block."""
+
+
+class Pulling:
+    """Pulls the queues of one member. ``topic_filter`` returns the current filter of a topic. ``correct_offset`` replaces an
+    offset that does not exist, and releases the queue.
+    """
+
+    def __init__(
+        self,
+        port: GroupMember,
+        settings: ConsumerSettings,
+        state: MemberState,
+        timer: Timer,
+        topic_filter: Callable[[str], TopicFilter | None],
+        correct_offset: Callable[[ProcessQueue, int], None],
+    ) -> None:
+        self._port = port
+        self._settings = settings
+        self._state = state
+        self._timer = timer
+        self._topic_filter = topic_filter
+        self._correct_offset = correct_offset
+        self._replicas: dict[MessageQueue, int] = {}  # the broker id from which a queue is pulled next
+        self._logged_failures: set[tuple[str, int | None]] = set()  # brokers, and the response codes that were logged
+        self._backlogs: Backlogs | None = None
+        self.decode: DecodeParts | None = None  # None: answers are decoded already
+        self.consume_service: ConsumeService | None = None
+        self.reset_offsets_soon: ResetOffsetsSoon = lambda offsets: None  # called if an answer reports a reset
+        # Called if a queue is not pulled because ``ConsumeService.is_ready`` is False.
+        self.on_not_ready: Callable[[ProcessQueue], None] = lambda queue: None
+        self.on_unknown_member: Callable[[], None] = lambda: None  # called if a broker does not know this member
+        self.on_connection_lost: Callable[[str], None] = lambda broker_name: None  # called once per lost connection
+        self._disconnected_brokers: set[str] = set()  # brokers that have not answered since their connection was lost
+
+    def use_backlogs(self, backlogs: Backlogs) -> None:
+        """Read queues that are far behind with ``backlogs``."""
+        backlogs.pull, backlogs.submit, backlogs.reset_offsets_soon = self._pull, self._submit, self.reset_offsets_soon
+        backlogs.decode = self.decode or decode_messages
+        backlogs.is_unfiltered = lambda queue: (
+            (topic_filter := self._topic_filter(queue.topic)) is not None and not topic_filter.filter
+        )
+        self._backlogs = backlogs
+
+    def pull_later(self, queue: ProcessQueue, offset: int, delay_s: float = FIRST_PULL_DELAY_S) -> None:
+        """Pull ``queue`` from ``offset`` on, until it is dropped."""
+        self._timer.later(delay_s, partial(self._pull, queue, offset))
+
+    def close(self, wait_s: float) -> None:
+        """Stop pulling, and ignore later answers. Waits up to ``wait_s`` seconds for reads."""
+        self._timer.close(wait_s)
+        if self._backlogs is not None:
+            self._backlogs.close(wait_s)
+
+    def _pull(self, queue: ProcessQueue, offset: int) -> None:
+        if queue.dropped:
+            return
+        queue.last_pull_ms = self._timer.now_ms()
+        wait_s = self._pause_s(queue)
+        topic_filter = self._topic_filter(queue.queue.topic)
+        if wait_s or topic_filter is None:
+            self.pull_later(queue, offset, wait_s or self._settings.pull_delay_on_error_s)
+            return
+        if self._backlogs is not None and self._backlogs.try_read_ahead(queue, offset):
+            return
+        request = self._request(queue.queue, offset, topic_filter)
+        self._port.pull(
+            request,
+            Deadline.after(self._settings.pull_timeout_s),
+            partial(self._on_answer, queue, offset, topic_filter),
+        )
+
+    def _pause_s(self, queue: ProcessQueue) -> float:
+        """Return the pause in seconds before the next pull of the queue; 0 for none."""
+        # Checked first: a full queue may not be pulled for long, and its lock must be renewed nevertheless.
+        if self.consume_service is None or not self.consume_service.is_ready(queue):
+            self.on_not_ready(queue)
+            return self._settings.pull_delay_on_error_s
+        with self._state.lock:
+            reason = pause_reason(queue, self._state.thresholds_of(queue.queue.topic))
+        if reason:
+            logger.debug("%s is not pulled now: %s", queue.queue, reason)
+            return FULL_PAUSE_S
+        return 0.0
+
+    def _request(self, queue: MessageQueue, offset: int, topic_filter: TopicFilter) -> PullRequest:
+        finished = self._state.offsets.get(queue) if self._settings.clustering else None
+        return PullRequest(
+            group=self._settings.group,
+            queue=queue,
+            offset=offset,
+            count=self._settings.pull_batch_size,
+            filter=topic_filter.filter,
+            post_filter=self._settings.post_subscription_when_pull,
+            version_ms=topic_filter.version_ms,
+            suspend_s=self._settings.pull_suspend_s,
+            commit_offset=finished or None,
+            broker_id=self._replicas.get(queue, MASTER_ID),
+            max_bytes=self._settings.pull_batch_size_in_bytes,
+            decoded=self.decode is None,
+        )
+
+    def _on_answer(
+        self, queue: ProcessQueue, offset: int, request_filter: TopicFilter, answer: PullAnswer | RocketMQError
+    ) -> None:
+        """Pass an answer from the connection's thread to the pull thread.
+
+        A reset also applies to a queue that was just released, and while the consumer stops: the broker reports it only once.
+        """
+        if isinstance(answer, PullAnswer) and answer.reset:
+            self.reset_offsets_soon({queue.queue: answer.next_offset})
+            return
+        if isinstance(answer, PullAnswer) and self.decode is not None and not queue.dropped:
+            decoded = attempt(_decoded_answer, queue.queue, offset, request_filter, answer, self.decode)
+            if isinstance(
+                decoded, Failure
+            ):  # for instance for lack of memory; the next pull requests the messages again
+                decoded.log(logger, "an answer to a pull of %s at %d could not be decoded", queue.queue, offset)
+                answer = DecodeError(f"the answer could not be decoded: {decoded}", queue=str(queue.queue))
+            else:
+                answer = decoded
+        self._timer.later(0, partial(self._handle_answer, queue, offset, request_filter, answer))
+
+    def _handle_answer(
+        self, queue: ProcessQueue, offset: int, request_filter: TopicFilter, answer: PullAnswer | RocketMQError
+    ) -> None:
+        if queue.dropped:
+            return
+        if isinstance(answer, RocketMQError):
+            # The slave that was asked may be gone. The master answers which broker to ask.
+            self._replicas.pop(queue.queue, None)
+            self._log_failure(queue.queue, offset, answer)
+            if answer.broker_code in _UNKNOWN_MEMBER_CODES:
+                self.on_unknown_member()
+            elif isinstance(answer, ConnectionLost) and queue.queue.broker_name not in self._disconnected_brokers:
+                self._disconnected_brokers.add(queue.queue.broker_name)
+                self.on_connection_lost(queue.queue.broker_name)
+        else:
+            self._replicas[queue.queue] = answer.broker_id
+            self._logged_failures = {
+                failure for failure in self._logged_failures if failure[0] != queue.queue.broker_name
+            }
+            self._disconnected_brokers.discard(queue.queue.broker_name)
+            topic_filter = self._topic_filter(queue.queue.topic)
+            if topic_filter is None or topic_filter.filter_version_ms != request_filter.filter_version_ms:
+                self._pull(queue, offset)  # the answer may have skipped messages that match the new filter
+                return
+        decision = decide_next_pull(
+            offset, answer, self._settings.pull_interval_s, self._settings.pull_delay_on_error_s
+        )
+        if decision.corrected_offset is not None:
+            logger.warning(
+                "offset %d of %s does not exist, continuing at %d", offset, queue.queue, decision.corrected_offset
+            )
+            self._correct_offset(queue, decision.corrected_offset)
+            return
+        self._record_answer(queue, answer, decision)
+        if decision.messages:
+            self._submit(queue, decision.messages)
+        if decision.pause_s:
+            self.pull_later(queue, decision.offset, decision.pause_s)
+        else:
+            self._pull(queue, decision.offset)
+
+    def _submit(self, queue: ProcessQueue, messages: Sequence[Any]) -> None:
+        if self.consume_service is not None:
+            self.consume_service.submit(queue, messages)
+
+    def _log_failure(self, queue: MessageQueue, offset: int, error: RocketMQError) -> None:
+        """Log a failed pull. A failure that may last, such as a missing group, is a warning, once per broker until it answers."""
+        failure = queue.broker_name, error.broker_code
+        is_transient = error.retriable or error.broker_code in _UNKNOWN_MEMBER_CODES
+        level = logging.INFO if is_transient or failure in self._logged_failures else logging.WARNING
+        if not is_transient:
+            self._logged_failures.add(failure)
+        logger.log(level, "group %s: a pull of %s at %d failed: %s", self._settings.group, queue, offset, error)
+
+    def _record_answer(self, queue: ProcessQueue, answer: PullAnswer | RocketMQError, decision: PullDecision) -> None:
+        with self._state.lock:
+            if isinstance(answer, PullAnswer):
+                self._state.end_offsets[queue.queue], queue.end_updated_ms = answer.max_offset, self._timer.now_ms()
+                if answer.status is PullStatus.FOUND:
+                    now_ms = self._timer.now_ms()
+                    duration_ms = now_ms - queue.last_pull_ms
+                    self._state.figures.record_pull(
+                        queue.queue.topic, queue.message_count(answer.messages), duration_ms, now_ms
+                    )
+            queue.put(decision.messages)
+            if decision.finished_offset is not None and not queue.count:
+                self._state.record_finished_locked(queue, decision.finished_offset)
+
+
+def _decoded_answer(
+    queue: MessageQueue, offset: int, topic_filter: TopicFilter, answer: PullAnswer, decode: DecodeParts
+) -> PullAnswer:
+    """Return an answer whose stored messages are decoded for the process queue."""
+    if answer.status is not PullStatus.FOUND:
+        return answer
+    ends = ((answer.next_offset, len(answer.stored)),)
+    part = FetchedPart(queue, offset, ends, answer.stored, lambda *_: answer.read(), topic_filter.filter)
+    ((messages, first_left_out),) = decode([part])
+    return replace(
+        answer,
+        messages=messages,
+        next_offset=answer.next_offset if first_left_out is None else first_left_out,
+        stored=b"",
+        read=tuple,
+    )

@@ -1,0 +1,127 @@
+"""Whether brokers answer a pull consumer. While they do not, empty polls warn or fail."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Hashable
+
+from rocketmq_spark.base.clock import Clock, NowAndThen
+from rocketmq_spark.errors import (
+    AccessDenied,
+    BrokerError,
+    CertificateRefused,
+    ConnectionLost,
+    NotSupported,
+    RemoteProtocolError,
+    RocketMQError,
+    RouteNotFound,
+    copy_of,
+)
+
+logger = logging.getLogger(__name__)
+
+MAX_UNREACHED_S = 60.0  # polls fail if no broker answers for this time
+_WARNING_INTERVAL_S = 60.0
+
+
+class Reachability:
+    """Whether brokers answer a consumer that polls.
+
+    An empty poll logs a warning while a broker does not answer, and fails if no broker has ever answered. A permanent refusal is
+    also a warning, and it is an error while no queue can be read.
+
+    Several threads use this object without a lock. So a method reads each attribute that may become None a single time. A lost
+    update only delays a warning or an error until the next failure.
+    """
+
+    def __init__(self, group: str, clock: Clock) -> None:
+        self._group = group
+        self._clock = clock
+        self._waiting_since: float | None = None  # the time of the first poll, or of the first poll after a failed one
+        self._broker_answered = False
+        self._queue_was_read = False
+        # The broker or topic of the last failed request, and the error.
+        self._last_failure: tuple[Hashable, RocketMQError] | None = None
+        self._warnings = NowAndThen(_WARNING_INTERVAL_S)
+
+    def on_answer(self, target: Hashable, by_broker: bool = True) -> None:
+        """Record an answer to a request about ``target``, a broker or topic.
+
+        Not ``by_broker``: a Proxy answered without a request to a broker.
+        """
+        self._clear_failure(target)
+        if by_broker:
+            self._broker_answered = True
+        elif self._last_failure is None:
+            self._waiting_since = None  # otherwise a member without queues would fail, because it gets no other answers
+
+    def _clear_failure(self, target: Hashable) -> None:
+        last_failure = self._last_failure
+        if last_failure is not None and last_failure[0] == target:
+            self._last_failure = None
+
+    def on_queue_read(self, broker_name: str) -> None:
+        """Record that the broker answered a request of this group about a queue."""
+        self._queue_was_read = True
+        self.on_answer(broker_name)
+
+    def on_failure(self, target: Hashable, error: RocketMQError, by_broker: bool = True) -> None:
+        """Record a failed request about ``target``. A broker's refusal counts as an answer, and a missing topic is no failure."""
+        if by_broker and isinstance(error, BrokerError):
+            self._broker_answered = True
+        if isinstance(error, RouteNotFound) or (isinstance(error, BrokerError) and error.retriable):
+            self._clear_failure(target)
+        else:
+            self._last_failure = target, error
+
+    def raise_permanent_failure(self) -> None:
+        """Raise the last error if it is permanent: access is denied, or the server does not support this client.
+
+        After a queue was read, or a broker answered, the error is not raised, because it concerns a single server.
+        """
+        last_failure = self._last_failure
+        if last_failure is None:
+            return
+        _, error = last_failure
+        if isinstance(error, NotSupported | AccessDenied) and not self._queue_was_read:
+            self._last_failure = None  # the next refusal sets it again
+            raise copy_of(error)
+        if isinstance(error, RemoteProtocolError | CertificateRefused) and not self._broker_answered:
+            raise copy_of(error)
+
+    def remaining_s(self) -> float:
+        """Return the seconds that a poll may still wait for the first answer."""
+        now, waiting_since = self._clock.now(), self._waiting_since
+        if waiting_since is None:
+            waiting_since = self._waiting_since = now
+        return math.inf if self._broker_answered else max(0.0, waiting_since + MAX_UNREACHED_S - now)
+
+    def check_empty_poll(self) -> None:
+        """Warn if a poll returned nothing while a broker does not answer or refuses.
+
+        Raises ``ConnectionLost`` if no broker has answered for a minute since the first poll.
+        """
+        timed_out = not self.remaining_s()
+        if timed_out:
+            self._waiting_since = None
+        last_failure = self._last_failure
+        if last_failure is None:
+            return
+        _, error = last_failure
+        if timed_out:
+            raise ConnectionLost(
+                f"group {self._group}: no broker has answered for {MAX_UNREACHED_S:.0f} s: {error.message}",
+                error.addr,
+                error.broker_code,
+                error.topic,
+                remedy=error.remedy or "To look for the cause: rocketmq-spark doctor",
+            ) from error
+        if self._warnings.due():
+            text = "group %s: a poll returned nothing, and %s: %s"
+            cause = "no broker has answered yet"
+            if self._broker_answered:
+                cause = "a broker refuses" if isinstance(error, BrokerError) else "a broker does not answer"
+            logger.warning(text, self._group, cause, error)
+        if self._broker_answered:
+            self._last_failure = None  # the next failure sets it again

@@ -1,0 +1,128 @@
+"""The return of failed messages to brokers.
+
+``SendBack`` returns a failed message to its broker. If that fails, it sends a copy to the retry topic, or tries again later. A
+message that no broker accepts is skipped after its last attempt, with an error in the log. It mirrors
+``DefaultMQPushConsumerImpl.sendMessageBack`` and, for ordered messages, ``ConsumeMessageOrderlyService.sendMessageBack``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.codes import SysFlag
+from rocketmq_spark.consumer.member_state import MemberState
+from rocketmq_spark.errors import MessageIllegal, MessageRefused, RocketMQError
+from rocketmq_spark.model import ReceivedMessage
+from rocketmq_spark.ports import GroupMember
+from rocketmq_spark.wire.names import dlq_topic
+
+logger = logging.getLogger(__name__)
+
+TIMEOUT_S = 5.0
+COPY_TIMEOUT_S = 3.0
+MAX_UNACCEPTED_S = 10.0  # if no message of a call is accepted for this time, the rest of the call is not sent now
+DEAD_LETTER_LEVEL = -1  # the delay level that makes a message a dead letter
+DROPPED_TEXT = "dropped: the group is broadcasting"  # instead of being sent back
+
+
+class SendBack:
+    """Returns failed messages of one group. After ``max_reconsume_times`` deliveries a message goes to the dead-letter topic."""
+
+    def __init__(self, port: GroupMember, group: str, max_reconsume_times: int, state: MemberState) -> None:
+        self._port = port
+        self._group = group
+        self._max_reconsume_times = max_reconsume_times
+        self._state = state
+
+    def __call__(self, message: ReceivedMessage, level: int) -> bool:
+        """Return a message to a broker. Returns whether the message is finished. A copy loses the delay level, as in Java.
+
+        A broker does not count attempts while it cannot be reached, so the request after the last attempt asks for a dead letter.
+        """
+        is_damaged = message.decode_error is not None
+        # A copy of a damaged message looks undamaged. So the message becomes a dead letter, and no listener gets the copy.
+        is_last = (
+            level < 0
+            or message.reconsume_times >= self._max_reconsume_times
+            or (is_damaged and _cannot_be_moved(message))
+        )
+        if self._send_back(message, DEAD_LETTER_LEVEL if is_last else level):
+            return self._record_sent_back(message, is_last)
+        return (is_last or not is_damaged) and self._copy_to_retry_topic(message, is_last)
+
+    def make_dead_letter(self, message: ReceivedMessage) -> bool:
+        """Make a message a dead letter after its last attempt in place. Returns whether the message is finished.
+
+        A copy contains the number of attempts. The broker does not know the attempts in place. So if it moves the message itself
+        (request 36), the level for dead letters is needed; that is done for damaged messages, and if the copy fails.
+        """
+        if message.decode_error is None and self._copy_to_retry_topic(message, True, self._max_reconsume_times):
+            return True
+        if self._send_back(message, DEAD_LETTER_LEVEL):
+            return self._record_sent_back(message, True)
+        return message.decode_error is not None and self._copy_to_retry_topic(message, True)
+
+    def _record_sent_back(self, message: ReceivedMessage, is_dead_letter: bool) -> bool:
+        if is_dead_letter:
+            text = "message %s of %s is a dead letter now, in topic %s, after attempt %d"
+            attempt = message.reconsume_times + 1
+            logger.warning(text, message.msg_id, message.queue, dlq_topic(self._group), attempt)
+        with self._state.lock:
+            self._state.counts["sent back"] += 1
+        return True
+
+    def _send_back(self, message: ReceivedMessage, level: int) -> bool:
+        if _cannot_be_moved(message):
+            return False
+        try:
+            self._port.send_back(self._group, message, level, self._max_reconsume_times, Deadline.after(TIMEOUT_S))
+        except RocketMQError as e:
+            logger.warning("message %s could not be sent back by its broker: %s", message.msg_id, e)
+            return False
+        return True
+
+    def _copy_to_retry_topic(
+        self, message: ReceivedMessage, is_last: bool, max_reconsume_times: int | None = None
+    ) -> bool:
+        """Send a copy that allows ``max_reconsume_times`` attempts; after the last attempt it goes to the dead-letter topic.
+
+        After its last attempt, a message that can neither be copied nor moved is skipped, because it would block its queue
+        for ever.
+        """
+        if max_reconsume_times is None:
+            max_reconsume_times = 0 if is_last else self._max_reconsume_times
+        try:
+            self._port.send_to_retry(self._group, message, max_reconsume_times, Deadline.after(COPY_TIMEOUT_S))
+        except RocketMQError as e:
+            if is_last and _cannot_be_moved(message) and isinstance(e, (MessageRefused, MessageIllegal)):
+                text = "the message at offset %d of %s failed and is skipped: no broker takes a copy of it: %s"
+                logger.error(text, message.queue_offset, message.queue, e)
+                return True
+            logger.warning("message %s could not be copied to the retry topic: %s", message.msg_id, e)
+            return False
+        return self._record_sent_back(message, is_last)
+
+
+def _cannot_be_moved(message: ReceivedMessage) -> bool:
+    """Whether its broker cannot move it: it is part of an inner batch, which cannot be split, or its place is unknown."""
+    return bool(message.sys_flag & SysFlag.INNER_BATCH) or message.commit_log_offset < 0
+
+
+def send_all_back(
+    messages: Iterable[ReceivedMessage], send: Callable[[ReceivedMessage], bool], is_over: Callable[[], bool]
+) -> list[ReceivedMessage]:
+    """Send messages of a call back one after the other. Returns the messages that no broker accepted.
+
+    Sends no more messages after ``is_over`` returned True (another call finished them, or another member has the queue), or if
+    the broker hangs: a call may have a thousand rows, and each would wait for the broker.
+    """
+    unsent = []
+    accept_deadline = Deadline.after(MAX_UNACCEPTED_S)
+    for message in messages:
+        if accept_deadline.expired or is_over() or not send(message):
+            unsent.append(message)
+        else:
+            accept_deadline = Deadline.after(MAX_UNACCEPTED_S)
+    return unsent

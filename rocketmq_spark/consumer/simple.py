@@ -1,0 +1,234 @@
+"""A consumer that receives messages and acknowledges each: Java's ``SimpleConsumer``, over the port ``PopMember``.
+
+It has no queues and needs no rebalance. Each message is delivered to one member of the group, and again, perhaps to another
+member, if it is not acknowledged in time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Sequence
+
+from rocketmq_spark.base.arguments import instance, is_whole, wrong
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.dropped import ClosedWhenDropped
+from rocketmq_spark.base.process import Owner, entry, postponed
+from rocketmq_spark.consumer.settings import MAX_MESSAGES, MAX_WAIT_S, checked_topic, parse_filter
+from rocketmq_spark.errors import OptionError, RocketMQError
+from rocketmq_spark.model import Filter
+from rocketmq_spark.model.message import Place, PoppedMessage
+from rocketmq_spark.options.parsing import duration, text
+from rocketmq_spark.ports import PopMember
+from rocketmq_spark.wire.names import group_problem
+
+# Invisible times that a Proxy accepts in a request for messages. ``change_invisible`` may shorten the time to 0 afterwards.
+MIN_INVISIBLE_S, MAX_INVISIBLE_S = 10.0, 43_200.0
+# The minimum time for which a Proxy holds a request without messages, even if a shorter one is requested.
+MIN_WAIT_S = 5.0
+_START_S, _END_S = 10.0, 5.0
+
+
+class BaseSimpleConsumer(ClosedWhenDropped):
+    """Receives messages as a member of a group. Call ``subscribe`` first, and ``close`` at the end, or use a ``with`` block.
+
+    It is safe to use from several threads. A forked process must create its own.
+    """
+
+    def __init__(self, member: PopMember, group: str, request_timeout_s: float = 3.0) -> None:
+        if problem := group_problem(group):
+            raise OptionError(f"option 'group' is {group!r}; expected the name of a consumer group ({problem})")
+        self.group = group
+        self.client_id = member.client_id
+        self._member = member
+        self._request_s = request_timeout_s
+        self._owner = Owner("consumer")
+        self._lock = threading.Lock()
+        self._filters: dict[str, Filter] = {}
+        # Held while a change is sent to the Proxy, so that two changes do not overwrite each other.
+        self._change_lock = threading.RLock()
+        self._receive_count = 0
+        self._closed = self._is_leaving = self._has_left = False
+
+    @property
+    def _is_open(self) -> bool:
+        return not self._closed
+
+    @entry
+    def subscribe(self, topic: str, tags: str | None = None, sql: str | None = None) -> None:
+        """Receive messages of ``topic``. May be called again to change the filter.
+
+        All members of a group must have the same subscriptions.
+
+        Args:
+            topic: The topic.
+            tags: One tag or several (``a || b``); by default, all messages match.
+            sql: An SQL92 expression. Not together with ``tags``.
+
+        Raises:
+            OptionError: The filter is wrong.
+            ConnectionLost: No endpoint of the Proxy answers. The previous subscription stays, as after any error.
+        """
+        self._owner.check(False)  # first: in a forked process, nobody would release the lock
+        added = {checked_topic(topic): parse_filter(tags, sql)}
+        with self._change_lock:
+            self._owner.check(self._closed)
+            filters = self._filters | added
+            try:
+                self._send_filters(filters)
+            except RocketMQError:  # the member must not keep the new filters, which this consumer does not have
+                with contextlib.suppress(RocketMQError):
+                    self._send_filters(self._filters, 0.0)
+                raise
+            self._filters = filters
+
+    @entry
+    def unsubscribe(self, topic: str) -> None:
+        """Receive no more messages of ``topic``. Takes effect even if no endpoint answers (``ConnectionLost``)."""
+        self._owner.check(False)
+        checked_topic(topic)
+        with self._change_lock:
+            self._owner.check(self._closed)
+            self._filters = {
+                subscribed_topic: topic_filter
+                for subscribed_topic, topic_filter in self._filters.items()
+                if subscribed_topic != topic
+            }
+            self._send_filters(self._filters)
+
+    @entry
+    def receive(
+        self, max_messages: int = MAX_MESSAGES, invisible: str | float = "30s", wait: str | float = "5s"
+    ) -> Sequence[PoppedMessage]:
+        """Return the next messages. Calls go to brokers and topics in turn.
+
+        Each message is invisible to other members for ``invisible``. Call ``ack`` within that time, or it is delivered again.
+        If there is no message, a call takes at least 5 s, because the Proxy holds it that long, even if ``wait`` is shorter.
+
+        Args:
+            max_messages: The largest number of messages to return, 1 to 32.
+            invisible: A duration from 10 s to 12 h: ``"30s"``, or seconds.
+            wait: How long to wait for a message: ``"10s"``, or seconds.
+
+        Returns:
+            The messages; an empty list if none came within ``wait``.
+
+        Raises:
+            OptionError: An argument is wrong, or there is no subscription.
+            RouteNotFound: A topic does not exist. Only a call that asks for this topic raises it; later calls ask for the others.
+        """
+        self._owner.check(self._closed)
+        check_max_messages(max_messages)
+        if not self._filters:
+            raise OptionError("the consumer has no subscription; expected subscribe() before receive()")
+        invisible_s, end = (
+            _invisible_duration("invisible", invisible, MIN_INVISIBLE_S),
+            Deadline.after(_seconds("wait", wait)),
+        )
+        while places := self._places():
+            with self._lock:
+                place = places[self._receive_count % len(places)]
+                self._receive_count += 1
+            if isinstance(place, RocketMQError):
+                self._owner.check(self._closed)
+                raise place
+            max_wait_s = MIN_WAIT_S if len(places) > 1 else MAX_WAIT_S
+            wait_s = max(MIN_WAIT_S, min(max_wait_s, end.remaining()))
+            deadline = Deadline.after(wait_s + self._request_s)
+            try:
+                messages = self._member.receive(place, max_messages, invisible_s, wait_s, deadline)
+            except RocketMQError:
+                self._owner.check(self._closed)  # if another thread closed the consumer, that is why the request failed
+                raise
+            if messages or end.expired or self._closed:
+                return messages
+        return []  # another thread unsubscribed the last topic
+
+    @entry
+    def ack(self, message: PoppedMessage) -> None:
+        """Acknowledge ``message``, so that it is not delivered again.
+
+        Raises:
+            NotFound: Its invisible time is over. The message was delivered again, or will be.
+        """
+        self._send_request(self._member.ack, message)
+
+    @entry
+    def change_invisible(self, message: PoppedMessage, duration: str | float) -> None:
+        """Deliver ``message`` again after ``duration``, unless it is acknowledged before.
+
+        Args:
+            message: A message that was received and not acknowledged.
+            duration: From now, 0 s to 12 h: ``"30s"``, or seconds. Brokers deliver up to two seconds later.
+        """
+        self._owner.check(self._closed)
+        instance("message", message, PoppedMessage, "a message that receive() returned")
+        self._member.change_invisible(
+            message, _invisible_duration("duration", duration, 0.0), Deadline.after(self._request_s)
+        )
+
+    @entry
+    def forward_to_dlq(self, message: PoppedMessage) -> None:
+        """Move ``message`` to the group's dead-letter topic, ``%DLQ%<group>``."""
+        self._send_request(self._member.forward_to_dlq, message)
+
+    def close(self) -> None:
+        """Leave the group. Messages that were not acknowledged are delivered again when their invisible time is over."""
+        self._closed = True
+        if not self._owner.here or postponed(self.close):
+            return
+        self._leave()
+
+    @entry
+    def _leave(self) -> None:
+        if not self._has_left:
+            self._is_leaving = True
+            self._member.close(Deadline.after(_END_S))
+            self._has_left = True  # only now, so that a second call repeats an interrupted one
+
+    def _send_filters(self, filters: dict[str, Filter], wait_s: float = _START_S) -> None:
+        try:
+            self._member.subscribe(filters, Deadline.after(wait_s))
+        finally:
+            if self._is_leaving:  # another thread closes the consumer, and this request may have joined the group again
+                self._member.close(Deadline.after(_END_S))
+
+    def _send_request(self, request: Callable[[PoppedMessage, Deadline], None], message: PoppedMessage) -> None:
+        self._owner.check(self._closed)
+        instance("message", message, PoppedMessage, "a message that receive() returned")
+        request(message, Deadline.after(self._request_s))
+
+    def _places(self) -> list[Place | RocketMQError]:
+        """Return the places to request messages from. A topic without a route has its error instead, so that others are read."""
+        places: list[Place | RocketMQError] = []
+        for topic in self._filters:
+            try:
+                places += [
+                    (topic, number) for number in range(self._member.places(topic, Deadline.after(self._request_s)))
+                ]
+            except RocketMQError as e:
+                places.append(e)
+        return places
+
+
+def check_max_messages(max_messages: object) -> None:
+    if not is_whole(max_messages) or not 1 <= max_messages <= MAX_MESSAGES:  # type: ignore[operator]
+        raise wrong("max_messages", max_messages, f"a whole number from 1 to {MAX_MESSAGES}")
+
+
+def _seconds(name: str, value: str | float) -> float:
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise wrong(name, value, "a duration, such as 30s, or a number of seconds")
+    try:
+        return duration(text(f"{round(value * 1000)}ms" if isinstance(value, int | float) else value))
+    except OverflowError:
+        raise OptionError(f"{name} is {value!r}; expected a finite number of seconds") from None
+    except ValueError as e:
+        raise OptionError(f"{name} is {value!r}; expected {e}") from e
+
+
+def _invisible_duration(name: str, value: str | float, min_s: float) -> float:
+    seconds = _seconds(name, value)
+    if not min_s <= seconds <= MAX_INVISIBLE_S:
+        raise OptionError(f"{name} is {value!r}; expected {min_s:g}s to 12h, which is what a Proxy accepts")
+    return seconds

@@ -1,0 +1,440 @@
+"""The coordination of a ``PullConsumer``: its membership in the group, rebalances, commits, and refreshes of routes.
+
+The consumer joins the group with its first subscription. The polling thread commits and refreshes routes. Rebalances run on the
+polling thread or on the thread of a timer, because a member must release queues also while it processes messages.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, MutableSet
+
+from rocketmq_spark.base.clock import Clock, Deadline, NowAndThen
+from rocketmq_spark.base.complaints import Complaints
+from rocketmq_spark.base.process import entry
+from rocketmq_spark.base.threads import Timer
+from rocketmq_spark.consumer.assigned import FetchedPart, UncommittedOffsets
+from rocketmq_spark.consumer.group_health import COMPARE_S, ConsumeModes, SubscriptionConflicts
+from rocketmq_spark.consumer.offsets import OffsetRequests
+from rocketmq_spark.consumer.polls import Polls
+from rocketmq_spark.consumer.reachability import Reachability
+from rocketmq_spark.consumer.rebalance import Allocation, StartOffset, allocate_clustering, wait_s
+from rocketmq_spark.consumer.settings import ConsumerSettings, Subscriptions
+from rocketmq_spark.errors import CallTimeout, ConnectionLost, InvalidParameter, RocketMQError, ServerFault
+from rocketmq_spark.model import Filter, MessageQueue
+from rocketmq_spark.model.membership import Asked, Membership
+from rocketmq_spark.ports import GroupMember
+
+logger = logging.getLogger(__name__)
+
+HEARTBEAT_S = 30.0
+MIN_HEARTBEAT_GAP_S = 3.0  # the shortest interval of extra heartbeats to brokers that do not know this member
+
+
+class Subscribed:
+    """The membership of a consumer in its group: subscriptions, heartbeats, and allocated queues."""
+
+    def __init__(
+        self,
+        member: GroupMember,
+        settings: ConsumerSettings,
+        subscriptions: Subscriptions,
+        offsets: OffsetRequests,
+        clock: Clock,
+        reachability: Reachability,
+    ) -> None:
+        self._reachability = reachability
+        self._member = member
+        self._settings = settings
+        self._subscriptions = subscriptions
+        self._offsets = offsets
+        self._clock = clock
+        self._leave_group: Callable[[Deadline], None] | None = None  # None before the consumer joins, and after it left
+        self._next_check_at = 0.0  # when the next rebalance is due
+        self._heartbeat_limit = NowAndThen(MIN_HEARTBEAT_GAP_S)
+        self.conflicts = SubscriptionConflicts(member, settings.group, subscriptions)
+        self.modes = ConsumeModes(member, settings.group, subscriptions)
+        self._is_unlisted = False  # whether a broker does not know this member, because the broker restarted
+        self._complaints = Complaints()  # limits the log lines about a topic, or about the queues of a broker
+        self.balanced = False  # whether the last check allocated the queues of all topics
+
+    @property
+    def topics(self) -> Collection[str]:
+        return self._subscriptions.topic_filters().keys()
+
+    def set_subscription(self, topic: str, topic_filter: Filter | None, request_handler: Asked) -> None:
+        """Subscribe to a topic; None unsubscribes. A heartbeat reports the change to brokers, which may then send requests.
+
+        Raises, and changes nothing, if the queues cannot be fetched, or if this process already has a member of the group.
+        """
+        if topic_filter is not None:
+            self._offsets.queues(topic)
+        if self._leave_group is None:
+            self._leave_group = self._member.join(self._settings.group, self.membership, request_handler, HEARTBEAT_S)
+        if topic_filter is not None:
+            self._subscriptions.add(topic, topic_filter)
+        else:
+            self._subscriptions.remove(topic)
+        try:
+            self._member.heartbeat(self._offsets.request_deadline())
+        finally:  # also after Ctrl-C
+            self._next_check_at = 0.0
+
+    def membership(self) -> Membership:
+        """Return the content of heartbeats."""
+        topic_filters = self._subscriptions.topic_filters()
+        return Membership(
+            {topic: topic_filter.filter for topic, topic_filter in topic_filters.items()},
+            {topic: topic_filter.version_ms for topic, topic_filter in topic_filters.items()},
+            "CONSUME_ACTIVELY",
+        )
+
+    def check_soon(self) -> None:
+        """Make the next check due, because the group has changed."""
+        self._next_check_at = 0.0
+
+    def wait_s(self) -> float:
+        """Return the seconds until the next check."""
+        return max(0.0, self._next_check_at - self._clock.now())
+
+    def allocate(self, owned: Collection[MessageQueue]) -> dict[MessageQueue, StartOffset | None]:
+        """Return the queues allocated to this member, with the start offset of new queues, and None for ``owned`` queues.
+
+        If the queues or members of a topic cannot be fetched, the owned queues of the topic stay. If a start offset cannot be
+        read, the next check in a second retries the queue.
+        """
+        self.balanced, self._is_unlisted = True, False
+        # Set before the requests, so that ``check_soon`` during the requests is not lost.
+        self._next_check_at = self._clock.now() + wait_s(True, has_notices=self._member.has_notices)
+        starts: dict[MessageQueue, StartOffset | None] = {}
+        unavailable_brokers: set[str] = set()  # to wait only once for a broker that does not answer
+        for topic in self.topics:
+            allocation = self._allocation_of(topic)
+            owned_of_topic = {queue for queue in owned if queue.topic == topic}
+            for queue in sorted(owned_of_topic if allocation.queues is None else allocation.queues):
+                if queue in owned_of_topic:
+                    starts[queue] = None
+                elif queue.broker_name not in unavailable_brokers:
+                    start = self._start_offset(queue, unavailable_brokers)
+                    if start is not None:
+                        starts[queue] = start
+        if self._is_unlisted and self._heartbeat_limit.due():
+            # The heartbeat registers this member again, and makes the broker notify all members.
+            self._member.heartbeat(self._offsets.request_deadline())
+        if not self.balanced:
+            self._next_check_at = min(self._next_check_at, self._clock.now() + wait_s(False))
+        return starts
+
+    def _start_offset(self, queue: MessageQueue, unavailable_brokers: MutableSet[str]) -> StartOffset | None:
+        try:
+            start = self._offsets.start_offset_of(queue)
+        except RocketMQError as e:
+            self.balanced = False
+            self._reachability.on_failure(queue.broker_name, e)
+            level = self._complaints.level((queue.topic, queue.broker_name), e)
+            logger.log(level, "%s is assigned, but its start offset cannot be read yet: %s", queue, e)
+            if isinstance(e, CallTimeout | ConnectionLost):  # other errors may concern only this queue or topic
+                unavailable_brokers.add(queue.broker_name)
+            return None
+        self._reachability.on_queue_read(queue.broker_name)
+        self._complaints.over((queue.topic, queue.broker_name))
+        return start
+
+    def _allocation_of(self, topic: str) -> Allocation:
+        try:
+            queues = self._offsets.queues(topic)
+            members = self._member.members(self._settings.group, topic, self._offsets.request_deadline())
+        except RocketMQError as e:
+            self._reachability.on_failure(topic, e, self._member.has_notices)
+            self._log_unchanged(topic, e)
+            self._is_unlisted |= isinstance(e, ServerFault)
+            return Allocation(None)
+        # A server without notices is a Proxy. It answers requests for members without a broker.
+        self._reachability.on_answer(topic, self._member.has_notices)
+        self._is_unlisted |= self._member.client_id not in members
+        allocation = allocate_clustering(self._settings.allocate, self._member.client_id, queues, members)
+        if allocation.problem is not None or not members:
+            self._log_unchanged(topic, allocation.problem or "no member is known yet")
+        else:
+            self._complaints.over(topic)
+        return allocation
+
+    def _log_unchanged(self, topic: str, reason: object) -> None:
+        self.balanced = False
+        logger.log(
+            self._complaints.level(topic, reason), "the assignment of topic %s stays unchanged: %s", topic, reason
+        )
+
+    def leave(self) -> None:
+        """Unregister from the brokers, so that other members take over."""
+        if self._leave_group is not None:
+            self._leave_group(self._offsets.request_deadline())
+            self._leave_group = None  # only now, so that a second call repeats an interrupted one
+
+
+BACKGROUND_CHECK_S = 1.0  # the interval of checks between polls
+# The interval of commits of all offsets, also of offsets that are committed already. A master may return with old offsets, and
+# a disconnected member may commit offsets from before this member owned the queue. (Java commits all offsets each time.)
+RECOMMIT_S = 30.0
+MIN_WAIT_S = 0.01  # the minimum wait of a poll while another thread rebalances
+
+
+class Upkeep:
+    """Runs the rebalances and commits of one consumer."""
+
+    def __init__(
+        self,
+        settings: ConsumerSettings,
+        polls: Polls,
+        offsets: OffsetRequests,
+        group: Subscribed,
+        clock: Clock,
+        timer: Timer,
+    ) -> None:
+        self._settings = settings
+        self._polls = polls
+        self._offsets = offsets
+        self._group = group
+        self._clock = clock
+        self._timer = timer
+        self._rebalance_lock = threading.Lock()  # allows one rebalance at a time
+        # The id of the thread that has ``_rebalance_lock``. Invalid while the lock is free.
+        self._rebalancing_thread: int | None = None
+        self._commit_lock = threading.RLock()  # allows one commit at a time; reentrant for commits in signal handlers
+        self._uncommitted: UncommittedOffsets = {}  # finished offsets of released queues, until they are committed
+        self._resets: deque[tuple[MessageQueue, int, bool]] = deque()  # pending calls of ``on_reset``
+        polls.on_released_reset = self.on_reset
+        self._runs_in_background = False  # whether the timer checks between polls
+        self._next_commit = clock.now() + settings.auto_commit_interval_s
+        self._next_recommit = clock.now() + RECOMMIT_S
+        self._next_refresh = clock.now() + settings.route_refresh_s
+
+    def start_poll(self, timeout_s: float) -> Deadline:
+        """Start a poll, and commit and refresh routes when they are due. Returns the deadline of the poll.
+
+        Messages that the last poll returned are finished. Messages that it took but did not return wait again.
+        """
+        deadline = Deadline.after(timeout_s)
+        now = self._clock.now()
+        repeat_commits = now >= self._next_recommit
+        if repeat_commits:
+            self._next_recommit = now + RECOMMIT_S
+        self._polls.start_poll(repeat_commits)
+        if self._settings.auto_commit and now >= self._next_commit:
+            self._next_commit = now + self._settings.auto_commit_interval_s
+            self.commit_finished()
+        if now >= self._next_refresh:
+            self._next_refresh = now + self._settings.route_refresh_s
+            for topic in sorted({queue.topic for queue in self._polls.assigned()}):
+                try:
+                    self._offsets.queues(topic)
+                except RocketMQError as e:
+                    logger.info("the route of %s cannot be refreshed: %s", topic, e)
+                    if isinstance(e, CallTimeout | ConnectionLost):
+                        break  # all topics use the same name servers
+        return deadline
+
+    def next_parts(self, deadline: Deadline, max_parts: int) -> list[FetchedPart]:
+        """Wait for messages until ``deadline``, and rebalance when due.
+
+        Raises ``ConnectionLost`` if no broker has answered for a minute since the first poll.
+        """
+        reachability = self._polls.reachability
+        while True:
+            answer_deadline = deadline.within(reachability.remaining_s())
+            parts = self._next_parts(answer_deadline, max_parts)
+            if parts or self._polls.closed:
+                return parts
+            reachability.check_empty_poll()
+            if deadline.expired or not answer_deadline.expired:
+                return []
+
+    def _next_parts(self, deadline: Deadline, max_parts: int) -> list[FetchedPart]:
+        while True:
+            if not self._group.topics:
+                return self._polls.wait(deadline, max_parts)
+            try:
+                # Cached messages are returned without a check of the group, which may hang. The timer checks the group, too.
+                if self._runs_in_background and (parts := self._polls.wait(Deadline.after(0), max_parts)):
+                    return parts
+                self.rebalance_if_due()
+                self._polls.reachability.raise_permanent_failure()
+                parts = self._polls.wait(deadline.within(max(MIN_WAIT_S, self._group.wait_s())), max_parts)
+            except (InvalidParameter, ServerFault):  # a missing queue; brokers before 5.0 answer with ``ServerFault``
+                if not self._is_gone(self._polls.failed_queue):
+                    raise
+                self.rebalance_if_due()
+                continue
+            if parts or deadline.expired or self._polls.closed:
+                return parts
+
+    def _is_gone(self, queue: MessageQueue | None) -> bool:
+        """Whether a queue that its broker rejects no longer exists. If so, the next check is due.
+
+        The topic has fewer read queues now, or was created again with fewer queues.
+        """
+        try:
+            if queue is None or queue in self._offsets.queues(queue.topic, refresh=True):
+                return False
+        except RocketMQError as e:
+            logger.info("cannot check whether queue %s still exists: %s", queue, e)
+            return False
+        logger.warning("queue %s no longer exists", queue)
+        self._group.check_soon()
+        return True
+
+    def start_background(self) -> None:
+        """Start to rebalance on the timer, too, so that rebalances also run between polls."""
+        if self._runs_in_background:
+            self._timer.later(0, self.rebalance_if_due)
+            return
+        self._timer.later(BACKGROUND_CHECK_S, self._check_in_background)
+        # Only now, so that the next call retries if the timer could not start its thread.
+        self._runs_in_background = True
+        self._timer.every(COMPARE_S, lambda: self._group.conflicts.check(self._offsets.request_deadline()), COMPARE_S)
+        self._timer.every(COMPARE_S, lambda: self._group.modes.check(self._offsets.request_deadline()), 0.0)
+
+    def _check_in_background(self) -> None:
+        try:
+            self.rebalance_if_due()
+        finally:
+            self._timer.later(BACKGROUND_CHECK_S, self._check_in_background)
+
+    def on_group_change(self) -> None:
+        """Rebalance soon, because a broker reported a change of the group."""
+        self._group.check_soon()
+        self._polls.wake()
+        self._timer.later(0, self.rebalance_if_due)
+
+    def on_reset(self, queue: MessageQueue, offset: int, was_released: bool = True) -> None:
+        """Apply a reset of a queue that is not assigned, on the timer.
+
+        With ``was_released``, the answer to a pull of a released queue reported the reset. No other pull reports the reset again,
+        so it is committed for the next owner. Otherwise a broker reported the reset to all members, and it matters only if a
+        rebalance is acquiring the queue.
+        """
+        if not was_released and not self._rebalance_lock.locked():
+            return
+        self._resets.append((queue, offset, was_released))
+        with contextlib.suppress(RuntimeError):  # if the timer cannot start its thread, ``close`` applies the reset
+            self._timer.later(0, self._apply_resets_exclusively)
+
+    def _apply_resets_exclusively(self) -> None:
+        with self._rebalance_lock:  # because a running rebalance may be reading the start offset of the queue
+            self._rebalancing_thread = threading.get_ident()
+            self._apply_resets()
+
+    def _apply_resets(self) -> None:
+        """Commit pending resets. They overwrite offsets from before the reset, which a release may have committed."""
+        with contextlib.suppress(IndexError):
+            while True:
+                queue, offset, was_released = self._resets.popleft()
+                self._uncommitted = {
+                    other_queue: other_offset
+                    for other_queue, other_offset in self._uncommitted.items()
+                    if other_queue != queue
+                }
+                owned = self._polls.reset({queue: offset})
+                if was_released:
+                    text = "%s was released, and its broker reset it to offset %d: committing the offset for the next owner"
+                    logger.warning(text, queue, offset)
+                elif owned:
+                    logger.warning("%s was assigned meanwhile: resetting it to offset %d", queue, offset)
+                self.commit({queue: offset} if was_released else owned)
+
+    def rebalance_if_due(self) -> None:
+        """Rebalance if a check is due and no thread is rebalancing."""
+        if self._group.topics and not self._group.wait_s() and not self._rebalance_lock.locked():
+            self.rebalance()
+
+    def apply_assignment(self, starts: Mapping[MessageQueue, StartOffset | None]) -> None:
+        """Assign these queues (see ``Assigned.assign``), and commit the finished offsets of released queues.
+
+        If the group has no offset of a new queue, the start offset is committed, too. Otherwise, after a crash, the next owner
+        might start at a later offset and skip messages.
+        """
+        if not self._settings.auto_commit:
+            self._polls.assign(starts)
+            return
+        # Both functions run when earlier commits have ended, so that they include the effects of an earlier reset.
+        self._commit_one_at_a_time(lambda: self._assign_and_commit(starts))
+        self._commit_one_at_a_time(self._polls.never_committed)
+
+    def rebalance(self) -> None:
+        """Rebalance now. Waits for the rebalance of another thread. Does nothing if this thread is rebalancing already.
+
+        The ``with`` statement releases the lock also after Ctrl-C.
+        """
+        if self._rebalance_lock.locked() and self._rebalancing_thread == threading.get_ident():
+            return
+        with self._rebalance_lock:
+            self._rebalancing_thread = threading.get_ident()
+            try:
+                self._rebalance()
+            finally:
+                self._rebalancing_thread = None
+
+    @entry
+    def close(self) -> None:
+        """Stop rebalances, release all queues, commit finished offsets with option 'autoCommit', and leave the group.
+
+        After an interruption, the method may be called again.
+        """
+        self._timer.close()
+        with self._commit_lock:
+            try:
+                self._assign_and_commit({})
+                self._apply_resets()
+            finally:
+                self._group.leave()
+
+    def _rebalance(self) -> None:
+        if self._polls.closed:
+            return
+        owned = self._polls.assigned()
+        try:
+            starts = self._group.allocate(owned)
+            if starts.keys() != set(owned) or self._uncommitted:
+                text = "group %s: %d queues are assigned now, %d before"
+                logger.info(text, self._settings.group, len(starts), len(owned))
+                self.apply_assignment(starts)
+        except BaseException:  # also Ctrl-C: the assignment may be incomplete, so the regular check in 20 s is too late
+            self._group.check_soon()
+            raise
+
+    def commit_finished(self) -> dict[MessageQueue, RocketMQError]:
+        """Commit all finished offsets, after the commits of other threads. Returns the errors by queue."""
+        return self._commit_one_at_a_time(self._polls.finish_returned)
+
+    def commit(self, offsets: Mapping[MessageQueue, int]) -> dict[MessageQueue, RocketMQError]:
+        """Commit offsets, after the commits of other threads. Returns the errors by queue.
+
+        Only one commit runs at a time: an offset from before a reset must not reach the broker after the offset of the reset.
+        """
+        return self._commit_one_at_a_time(lambda: offsets)
+
+    def _commit_one_at_a_time(
+        self, offsets: Callable[[], Mapping[MessageQueue, int]]
+    ) -> dict[MessageQueue, RocketMQError]:
+        with self._commit_lock:
+            return self._send_commit(offsets())
+
+    def _assign_and_commit(self, starts: Mapping[MessageQueue, StartOffset | None]) -> UncommittedOffsets:
+        """Replace the assigned queues, and commit the finished offsets of the released ones.
+
+        This includes queues that an interrupted call released before. Returns the offsets that the caller must commit: none.
+        """
+        self._uncommitted = {queue: offset for queue, offset in self._uncommitted.items() if queue not in starts}
+        self._polls.assign(starts, self._uncommitted)
+        if self._settings.auto_commit:
+            self._send_commit(self._uncommitted)
+        self._uncommitted = {}
+        return self._uncommitted
+
+    def _send_commit(self, offsets: Mapping[MessageQueue, int]) -> dict[MessageQueue, RocketMQError]:
+        errors = self._offsets.commit(offsets)
+        self._polls.mark_committed({queue: offset for queue, offset in offsets.items() if queue not in errors})
+        return errors
