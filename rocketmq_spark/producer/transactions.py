@@ -243,7 +243,7 @@ class HalfMessage:
                 topic=self.message.topic,
                 remedy="Decide each half message once",
             )
-        # Remembered from now, because brokers may ask about the decision from now on.
+        # Remember the decision from now on, however late it was: brokers may ask about it.
         _registry.add(self.result.msg_id, self._fate, self)
 
     def _abandon(self) -> None:
