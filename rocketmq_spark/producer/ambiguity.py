@@ -237,10 +237,10 @@ class AmbiguousSendResolver:
         """Complete the look-up with an error, unless an earlier look-up has included the send."""
         with self._lock:
             waiting = self._waiting[send.queue.broker_name]
-            others = [other for other in waiting if other is not send]
-            if len(others) == len(waiting):
+            other_sends = [other_send for other_send in waiting if other_send is not send]
+            if len(other_sends) == len(waiting):
                 return
-            self._waiting[send.queue.broker_name] = deque(others)
+            self._waiting[send.queue.broker_name] = deque(other_sends)
         send.done(error)
 
     def close(self) -> None:

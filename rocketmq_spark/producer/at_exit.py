@@ -27,10 +27,12 @@ _open_producers: weakref.WeakSet[OpenProducer] = weakref.WeakSet()
 _closed_last: weakref.WeakSet[OpenProducer] = weakref.WeakSet()
 
 
-def register_at_exit(producer: OpenProducer, last: bool = False) -> None:
-    """Register a producer for the exit. ``last``: after the others, because it sends messages that their last sends create."""
+def register_at_exit(producer: OpenProducer, close_last: bool = False) -> None:
+    """Register a producer for the exit. ``close_last``: after the others, because it sends messages that their last sends
+    create.
+    """
     _open_producers.add(producer)
-    if last:
+    if close_last:
         _closed_last.add(producer)
 
 

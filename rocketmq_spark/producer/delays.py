@@ -38,10 +38,10 @@ class BrokerTimers:
     """
 
     def __init__(
-        self, sender: Sender, known: MutableMapping[str, tuple[int | None, Deadline]], silent_s: float = SILENT_RETRY_S
+        self, sender: Sender, cache: MutableMapping[str, tuple[int | None, Deadline]], silent_s: float = SILENT_RETRY_S
     ) -> None:
         self._sender = sender
-        self._cached = known
+        self._cached = cache
         self._silent_s = silent_s
 
     def max_delays_ms(self, topic: str, brokers: Collection[str], deadline: Deadline) -> dict[str, int]:

@@ -214,7 +214,7 @@ def check_queue(topic: str, queue: MessageQueue) -> None:
 def _message_group(topic: str, how: How, chooses: str) -> dict[str, str]:
     """The sharding key of selector ``hash`` over gRPC: the Proxy chooses the queues, one for each message group."""
     name = how.selector.lower() if isinstance(how.selector, str) else ""
-    if name not in (each.lower() for each in SELECTORS):
+    if name not in (selector.lower() for selector in SELECTORS):
         raise MessageRefused(
             f"selector {how.selector!r} chooses a queue, but {chooses}; expected one of {', '.join(SELECTORS)}",
             topic=topic,
@@ -342,8 +342,8 @@ def with_storage_properties(
     Raises:
         MessageRefused: A message without a key, which a compaction topic would drop.
     """
-    messages = [each.message for each in prepared]
-    if storage.by_key and (keyless := [number for number, each in enumerate(messages) if not has_key(each.keys)]):
+    messages = [item.message for item in prepared]
+    if storage.by_key and (keyless := [number for number, item in enumerate(messages) if not has_key(item.keys)]):
         topic = messages[0].topic
         raise MessageRefused(f"Message {keyless[0]} of a batch has {no_key_reason(topic)}", topic=topic)
     if not storage.whole:

@@ -45,8 +45,8 @@ class Unsent(NamedTuple):
 
     def __str__(self) -> str:
         """For the log: a batch may have thousands of ids."""
-        more = f" and {len(self.msg_ids) - 3} more" if len(self.msg_ids) > 3 else ""
-        return f"{', '.join(self.msg_ids[:3])}{more} to {self.queue or self.topic}"
+        omitted = f" and {len(self.msg_ids) - 3} more" if len(self.msg_ids) > 3 else ""
+        return f"{', '.join(self.msg_ids[:3])}{omitted} to {self.queue or self.topic}"
 
 
 class Engine:
@@ -188,7 +188,7 @@ class Engine:
             if isinstance(outcome, RocketMQError):
                 unsent.append(outgoing)
         self.timer.close(wait_s)
-        return [Unsent(each.topic, each.queue, each.msg_ids) for each in unsent]
+        return [Unsent(unsent_send.topic, unsent_send.queue, unsent_send.msg_ids) for unsent_send in unsent]
 
     def _start(self, outgoing: OutgoingSend) -> None:
         """Begin a request."""
@@ -235,25 +235,25 @@ class Engine:
                 return
         queue: MessageQueue | None = None
         try:
-            queue = chosen = self._choose_queue(outgoing)
+            queue = chosen_queue = self._choose_queue(outgoing)
             if outgoing.finished:  # closed while the route was fetched
                 return
-            context, start_ms = self._call_before_hooks(outgoing, chosen, "async"), self.timer.now_ms()
+            context, start_ms = self._call_before_hooks(outgoing, chosen_queue, "async"), self.timer.now_ms()
 
             def done(outcome: Outcome) -> None:
                 try:
-                    self._report_attempt(chosen, context, outcome, start_ms)
+                    self._report_attempt(chosen_queue, context, outcome, start_ms)
                 except Exception:  # a failing hook must not leave the request without an outcome
                     logger.exception("the outcome of an attempt could not be reported")
-                self._on_attempt_done(outgoing, number, chosen, outcome)
+                self._on_attempt_done(outgoing, number, chosen_queue, outcome)
 
             try:
                 if self.ambiguity_resolver is not None:
-                    self.ambiguity_resolver.record_start(outgoing, chosen)
+                    self.ambiguity_resolver.record_start(outgoing, chosen_queue)
             except RocketMQError as e:
                 done(e)
                 return
-            self._sender.send_async(chosen, outgoing.next_request, self._attempt_deadline(outgoing), done)
+            self._sender.send_async(chosen_queue, outgoing.next_request, self._attempt_deadline(outgoing), done)
         except RocketMQError as e:
             self._on_attempt_done(outgoing, number, None, e)
         except Exception as e:  # the request must get an outcome

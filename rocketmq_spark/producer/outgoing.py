@@ -212,7 +212,10 @@ def to_storable(request: SendRequest) -> SendRequest:
     """The request with a body of bytes, in which form a spool can store it."""
     if isinstance(request.body, bytes | memoryview):
         return request
-    items = [BatchItem(each.body, encode_properties(each.properties), each.flag) for each in request.body.messages()]
+    items = [
+        BatchItem(sent_message.body, encode_properties(sent_message.properties), sent_message.flag)
+        for sent_message in request.body.messages()
+    ]
     if len(items) == 1:
         body, properties, flag = items[0]
         return request._replace(body=bytes(body), properties=properties, flag=flag, batch=False)

@@ -323,8 +323,8 @@ class BaseProducer(ClosedWhenDropped):
         """
         now_ms = self._engine.timer.wall_ms()
         request = cancel_request(handle, topic, _ids.next(now_ms), self.settings, now_ms)
-        first = MessageQueue(INNER_TOPIC, handle.broker_name, handle.queue_id)
-        queues = dict.fromkeys((first, *self._destinations.queues(INNER_TOPIC, deadline)))
+        envelope_queue = MessageQueue(INNER_TOPIC, handle.broker_name, handle.queue_id)
+        queues = dict.fromkeys((envelope_queue, *self._destinations.queues(INNER_TOPIC, deadline)))
         # Not spooled: the cancellation could be sent too late, but the caller would count the message as cancelled.
         send_to_all(
             queues, lambda q: self._engine.send(OutgoingSend(INNER_TOPIC, request, deadline, q, spoolable=False))

@@ -130,8 +130,8 @@ class EngineResender:
         for send in sends[1:]:
             if not builder.try_add(send):
                 raise ValueError(f"{send} does not go with {sends[0]}")
-        whole = self._engine.topics.stored_whole(sends[0].topic)
-        return builder.batch(_ids.next(self._timer.wall_ms()) if whole else None)
+        stored_whole = self._engine.topics.stored_whole(sends[0].topic)
+        return builder.batch(_ids.next(self._timer.wall_ms()) if stored_whole else None)
 
     def resend(self, send: SpooledSend, done: Callable[[Resent], None]) -> None:
         try:
@@ -284,7 +284,7 @@ def _halves(send: SpooledSend, stored: Collection[str]) -> list[SpooledSend]:
     except DecodeError:
         return []
     ids_and_items = [(item, decode_properties(item.properties).get(Property.UNIQ_KEY, "")) for item in items]
-    remaining = [each for each in ids_and_items if each[1] not in stored]
+    remaining = [entry for entry in ids_and_items if entry[1] not in stored]
     middle = len(remaining) // 2
     return [_part(send, half) for half in (remaining[:middle], remaining[middle:])] if middle else []
 
@@ -308,8 +308,8 @@ def _split_by_key(send: SpooledSend) -> list[SpooledSend]:
 
 
 def _part(send: SpooledSend, items: Sequence[tuple[BatchItem, str]]) -> SpooledSend:
-    request, ((first, _), *others) = send.request, items
-    if others:
+    request, ((first_item, _), *other_items) = send.request, items
+    if other_items:
         properties = decode_properties(request.properties)
         if Property.UNIQ_KEY in properties:  # each batch needs its own id
             properties[Property.UNIQ_KEY] = _ids.next(request.born_timestamp_ms)
@@ -317,7 +317,9 @@ def _part(send: SpooledSend, items: Sequence[tuple[BatchItem, str]]) -> SpooledS
             body=encode_batch(item for item, _ in items), properties=encode_properties(properties)
         )
     else:
-        request = request._replace(body=bytes(first.body), properties=first.properties, flag=first.flag, batch=False)
+        request = request._replace(
+            body=bytes(first_item.body), properties=first_item.properties, flag=first_item.flag, batch=False
+        )
     return dataclasses.replace(send, request=request, msg_ids=tuple(msg_id for _, msg_id in items))
 
 
@@ -329,10 +331,10 @@ def _without_past_delay(send: SpooledSend, now_ms: int) -> SpooledSend | None:
     due_ms = timer_due_ms(properties, send.request.born_timestamp_ms)
     if due_ms is None or due_ms > now_ms:
         return None
-    kept = {
+    remaining_properties = {
         name: value for name, value in properties.items() if name not in (*_TIMER_PROPERTIES, Property.TIMER_DELAY_SEC)
     }
-    return dataclasses.replace(send, request=send.request._replace(properties=encode_properties(kept)))
+    return dataclasses.replace(send, request=send.request._replace(properties=encode_properties(remaining_properties)))
 
 
 class _BatchBuilder:

@@ -161,7 +161,7 @@ class ProducerSettings:
         )
 
     def __post_init__(self) -> None:
-        problems = [f"{what} is {value!r}; expected {expected}" for what, value, expected in self._problems()]
+        problems = [f"{setting} is {value!r}; expected {expected}" for setting, value, expected in self._problems()]
         try:
             self.batch_limits(BatchLimits())
         except OptionError as e:
@@ -198,7 +198,7 @@ class ProducerSettings:
                 "a whole number of at least 1",
             ),
         )
-        return [(what, value, expected) for what, value, good, expected in checks if not good]
+        return [(setting, value, expected) for setting, value, is_valid, expected in checks if not is_valid]
 
     @property
     def retry_policy(self) -> RetryPolicy:

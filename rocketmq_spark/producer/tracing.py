@@ -124,7 +124,7 @@ class TraceProducer(BaseProducer):
         except BaseException:
             self._flush_timer.close()
             raise
-        register_at_exit(self, last=True)
+        register_at_exit(self, close_last=True)
 
     def append(self, records: Records) -> None:
         """Add ``records``, or drop them if too many wait. Never blocks."""
@@ -138,14 +138,14 @@ class TraceProducer(BaseProducer):
                 self._records.append(records)
                 self._buffered_count += count
                 self._new_count += count
-            soon = self._new_count >= FLUSH_RECORDS
+            flush_now = self._new_count >= FLUSH_RECORDS
             schedule = not is_full and not self._scheduled
             self._scheduled = self._scheduled or schedule
         if is_full:
             self._count_lost(
                 count, ClosedError(f"records are added faster than they are sent, {MAX_BUFFERED_RECORDS} records wait")
             )
-        elif soon:
+        elif flush_now:
             self._flush_timer.soon(self._send_records)
         elif schedule:
             self._flush_timer.later(FLUSH_S, self._send_records)
@@ -184,15 +184,15 @@ class TraceProducer(BaseProducer):
         with self._records_lock:
             records, self._records, self._new_count, self._scheduled = self._records, [], 0, False
         for body, keys, count in traces.messages(itertools.chain.from_iterable(map(self._materialize, records))):
-            settle = functools.partial(self._on_sent, count)
+            on_sent = functools.partial(self._on_sent, count)
             if deadline is not None and deadline.expired:
-                settle(CallTimeout("there was no time to send them before the close", topic=self.topic))
+                on_sent(CallTimeout("there was no time to send them before the close", topic=self.topic))
                 continue
             timeout_s = SEND_TIMEOUT_S if deadline is None else deadline.remaining()
             message = Message(self.topic, body.encode(), keys=keys)
-            sent = attempt(self.send_async, message, NonblockingCallback(settle), timeout_s=timeout_s)
+            sent = attempt(self.send_async, message, NonblockingCallback(on_sent), timeout_s=timeout_s)
             if isinstance(sent, Failure):
-                settle(sent.error)
+                on_sent(sent.error)
 
     def _materialize(self, records: Records) -> Sequence[TraceRecord]:
         materialized = tuple(records)
@@ -209,12 +209,12 @@ class TraceProducer(BaseProducer):
     def _count_lost(self, count: int, error: BaseException) -> None:
         with self._records_lock:
             self._lost_count += count
-            lost, due = self._lost_count, self._loss_log_limit.due()
+            lost_count, due = self._lost_count, self._loss_log_limit.due()
         if due:
             needs = f"Topic {self.topic} needs brokers with traceTopicEnable=true, or must be created: "
             logger.warning(
                 "%d trace records of %s are lost so far; the messages themselves are not affected. %s%s",
-                lost, self.settings.group, "" if isinstance(error, ClosedError) else needs, error,
+                lost_count, self.settings.group, "" if isinstance(error, ClosedError) else needs, error,
             )  # fmt: skip
 
 
@@ -333,13 +333,13 @@ class TracedSender:
     def _publish_records(
         self, queue: MessageQueue, request: SendRequest, result: SendResult, start_ms: int, cost_ms: int
     ) -> Iterable[TraceRecord]:
-        places = (result.offset_msg_id or "").split(",")
-        host = OffsetMessageId.parse(places[0]).host if places[0] else ""
+        offset_ids = (result.offset_msg_id or "").split(",")
+        host = OffsetMessageId.parse(offset_ids[0]).host if offset_ids[0] else ""
         ok = result.status is SendStatus.SEND_OK
         for i, (properties, size) in enumerate(_messages_of(request)):
             traced = TracedMessage.of(queue.topic, properties, result.region_id)
-            place = places[min(i, len(places) - 1)] or None
-            acknowledged = Acknowledged(size, MessageKind.of(properties), host, place, ok)
+            offset_id = offset_ids[min(i, len(offset_ids) - 1)] or None
+            acknowledged = Acknowledged(size, MessageKind.of(properties), host, offset_id, ok)
             yield traces.published(traced, self._group, start_ms, cost_ms, acknowledged)
 
     def _trace(self, records: Callable[[], Records]) -> None:

@@ -168,19 +168,19 @@ class RowCall:
             self._completions_changed.notify_all()
 
     def _send(self, group: Sequence[Portion]) -> None:
-        first, checked = self._outcomes.rows, []
+        first_row, checked = self._outcomes.rows, []
         for portion in group:
             self._timer_columns = [portion.columns[name] for name in TIMERS if name in portion.columns]
-            checked.append(self._sender_of(portion).check(portion.batch, self._bad_rows(first), first))
-            first += len(portion.batch)
+            checked.append(self._sender_of(portion).check(portion.batch, self._bad_rows(first_row), first_row))
+            first_row += len(portion.batch)
         for portion, parts in zip(group, checked, strict=True):
             if self._tools.is_closing():
                 self._fail_rows(len(portion.batch))
             else:
-                sender, first = self._sender_of(portion), self._outcomes.rows
+                sender, first_row = self._sender_of(portion), self._outcomes.rows
                 encoded = sender.join(portion.batch, *parts)
                 self._outcomes.add_rows(self._ids.last)
-                sender.send(portion.batch, *parts, encoded, first)
+                sender.send(portion.batch, *parts, encoded, first_row)
 
     def _sender_of(self, portion: Portion) -> RowSender:
         key = tuple(portion.columns.items())
@@ -221,10 +221,10 @@ class RowCall:
                 self._engine.timer.hold(self._completions_changed, deadline.remaining())
             if self._completions:
                 return self._completions.popleft()
-        lost = len(self._in_flight)
+        lost_count = len(self._in_flight)
         self._in_flight.clear()
         raise SendFailed(
-            f"{lost} batches have had no outcome for much longer than 'sendTimeout' allows",
+            f"{lost_count} batches have had no outcome for much longer than 'sendTimeout' allows",
             remedy="This is a bug of rocketmq-spark: please report it with the log",
         )
 

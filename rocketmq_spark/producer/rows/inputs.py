@@ -140,11 +140,11 @@ def _portions_of_messages(
     A few messages at a time become columns, so that they are freed soon: Python's garbage collector visits objects that stay
     alive again and again.
     """
-    first = 0
+    first_row = 0
     parts: list[pa.RecordBatch] = []
     is_last = False  # then the caller fails this portion, so that the result has the reason for its end
     while chunk := [] if is_last or (parts and is_closing()) else _next_messages(messages):
-        bad_rows = bad_rows_type(first)
+        bad_rows = bad_rows_type(first_row)
         batch = batch_of(chunk, bad_rows, *target)
         if "priority" in batch.schema.names and not priorities:
             bad_rows.rows(np.arange(len(chunk)), "it or another has a priority, which only gRPC supports")
@@ -152,7 +152,7 @@ def _portions_of_messages(
             is_of_other_topic = [message.topic != target.queue.topic for message in chunk]
             bad_rows.add(np.array(is_of_other_topic), f"its topic is not that of {target.queue}")
         bad_rows.raise_if_any()
-        first += len(chunk)
+        first_row += len(chunk)
         if parts and batch.schema != parts[0].schema:
             is_last = is_closing()
             yield [_portion(parts)]

@@ -112,10 +112,10 @@ class ByHash:
         if filled is not None:
             keys = pc.fill_null(keys, "")
         hashes = hash_codes(keys) if self._hashes is None else rows.column(self._hashes).to_numpy()
-        chosen: Ints = np.abs(hashes.astype(np.int64)) % len(queues)
+        queue_indexes: Ints = np.abs(hashes.astype(np.int64)) % len(queues)
         if filled is not None:
-            chosen[~filled] = len(queues)
-        return chosen
+            queue_indexes[~filled] = len(queues)
+        return queue_indexes
 
 
 class ByColumn:
@@ -130,17 +130,17 @@ class ByColumn:
 
     def __call__(self, rows: TopicRows, queues: Sequence[MessageQueue], bad_rows: BadRows) -> Ints:
         named = rows.column(self._id).cast(pa.int64())
-        anywhere = arrow.nulls(named)
+        names_no_queue = arrow.nulls(named)
         ids = pc.fill_null(named, -1).to_numpy()
         brokers = None
         if self._broker is not None:
             brokers = utf8_texts(rows.column(self._broker), self._broker, rows.row_numbers(), bad_rows)
-        chosen = self._look_up(ids, brokers, queues)
-        if anywhere is not None:
+        queue_indexes = self._look_up(ids, brokers, queues)
+        if names_no_queue is not None:
             if brokers is not None:
-                anywhere &= ~arrow.flags(brokers.is_valid())
-            chosen[anywhere] = len(queues)
-        bad = np.flatnonzero(chosen < 0)
+                names_no_queue &= ~arrow.flags(brokers.is_valid())
+            queue_indexes[names_no_queue] = len(queues)
+        bad = np.flatnonzero(queue_indexes < 0)
         if len(bad):
             numbers = rows.row_numbers()
             for at in bad.tolist():
@@ -150,10 +150,10 @@ class ByColumn:
                 elif brokers is not None and broker is None:
                     reason = f"{self._broker} is null, and {self._id} is {int(ids[at])}; expected both or neither"
                 else:
-                    reason = _missing(rows.topic, int(ids[at]), broker, ambiguous=chosen[at] == _AMBIGUOUS)
+                    reason = _missing(rows.topic, int(ids[at]), broker, ambiguous=queue_indexes[at] == _AMBIGUOUS)
                 bad_rows.rows(numbers[at : at + 1], reason)
-            chosen = np.maximum(chosen, 0)
-        return chosen
+            queue_indexes = np.maximum(queue_indexes, 0)
+        return queue_indexes
 
     def _look_up(self, ids: Ints, brokers: pa.Array | None, queues: Sequence[MessageQueue]) -> Ints:
         """Looks queues up in a table of brokers and queue ids, whose last row and column stand for unknown ones."""
@@ -173,8 +173,8 @@ class ByColumn:
                     table[line, queue.queue_id] = _AMBIGUOUS if is_taken else at
                 elif name == queue.broker_name:
                     table[line, queue.queue_id] = at
-        chosen: Ints = table[lines, np.where((ids < 0) | (ids > max_id), max_id, ids)]
-        return chosen
+        queue_indexes: Ints = table[lines, np.where((ids < 0) | (ids > max_id), max_id, ids)]
+        return queue_indexes
 
 
 def _missing(topic: str, queue_id: int, broker: str | None, ambiguous: bool) -> str:
@@ -252,15 +252,15 @@ class ByCallable:
             return np.zeros(len(rows.row_numbers()), np.int64)
         values = {name: self._values(rows, name) for name in ("body", "tags", "keys", "properties", "shardingkey")}
         places = {queue: at for at, queue in enumerate(queues)}
-        chosen = np.empty(len(values["body"]), np.int64)
+        queue_indexes = np.empty(len(values["body"]), np.int64)
         for at, (body, tags, keys, properties, key) in enumerate(zip(*values.values(), strict=True)):
             message = Message(rows.topic, body, tags, keys or (), dict(properties or ()))
             try:
-                chosen[at] = places[custom(self._function, queues, message, key or None)]
+                queue_indexes[at] = places[custom(self._function, queues, message, key or None)]
             except SelectorError as e:
                 row = rows.first + int(rows.row_numbers()[at])
                 raise SelectorError(f"row {row}: {e.message}; nothing of its Arrow batch was sent") from e
-        return chosen
+        return queue_indexes
 
     def _adds_bad_rows(self, rows: TopicRows, bad_rows: BadRows) -> bool:
         """Add rows with a text that is not UTF-8, which a function cannot get. Returns whether there are any."""
@@ -288,7 +288,7 @@ def _without_text(column: pa.Array) -> npt.NDArray[np.intp]:
         return np.array(arrow.without_text(arrow.as_bytes(column)), np.intp)
     bounds = arrow.offsets(column)
     parts = (column.keys, column.items) if pa.types.is_map(column.type) else (column.values,)
-    bad = [place for part in parts for place in arrow.without_text(arrow.as_bytes(part))]
+    bad = [index for part in parts for index in arrow.without_text(arrow.as_bytes(part))]
     rows = np.unique(np.searchsorted(bounds, bad, side="right") - 1)
     return rows[(rows >= 0) & (rows < len(column))].astype(np.intp)
 
@@ -354,24 +354,24 @@ def log_choice(options: Options, columns: Mapping[str, str], once: bool = False)
     if role is None or "queue_selector" in options.given or transport.features(options).chooses_queues:
         return
     name, where = columns[role], f"topic {options.topic}" if options.topic is not None else "topics of the rows"
-    other = (
+    advice = (
         "drop the column to let queueSelector choose"
         if selector == "partition"
         else f"as with queueSelector={selector}; set option 'queueSelector' for another choice"
     )
-    line = functools.partial(
+    log = functools.partial(
         logger.info,
         "%s: column %r chooses the queue of each row; rows in which it is null%s go round robin, unless another column "
         "chooses (%s)",
         where,
         name,
         " or empty" if selector == "hash" and not options.kafka_columns else "",  # an empty ``key`` is stored as base64
-        other,
+        advice,
     )
     if once:
-        process.once("chosen selectors", (options.cluster, where, name), line)
+        process.once("chosen selectors", (options.cluster, where, name), log)
     else:
-        line()
+        log()
 
 
 def no_partition_numbers(topic: str) -> QueueList:
@@ -501,43 +501,50 @@ class Router:
         numbers = rows.row_numbers()
         if self._selector is None:
             return numbers, [(None, 0, len(numbers))]
-        queues, chosen = self._choose(rows, bad_rows)
+        queues, queue_indexes = self._choose(rows, bad_rows)
         # 16-bit integers are sorted by radix sort, which is faster.
-        narrow = chosen.astype(np.int16) if len(queues) < 1 << 15 else chosen
+        narrow = queue_indexes.astype(np.int16) if len(queues) < 1 << 15 else queue_indexes
         order = np.argsort(narrow, kind="stable")
-        places: list[MessageQueue | None] = [*queues, None]
-        counts = np.bincount(chosen, minlength=len(places))
-        ends = np.cumsum(counts)
-        parts = [(places[i], int(ends[i] - counts[i]), int(ends[i])) for i in np.flatnonzero(counts).tolist()]
+        destinations: list[MessageQueue | None] = [*queues, None]
+        counts = np.bincount(queue_indexes, minlength=len(destinations))
+        range_ends = np.cumsum(counts)
+        parts = [
+            (destinations[i], int(range_ends[i] - counts[i]), int(range_ends[i]))
+            for i in np.flatnonzero(counts).tolist()
+        ]
         return numbers[order], parts
 
     def _choose(self, rows: TopicRows, bad_rows: BadRows) -> tuple[QueueList, npt.NDArray[np.int64]]:
         assert self._selector is not None
         if isinstance(self._selector, ByPartition):
             self._selector.number_queues(rows.topic)
-        first = self._queues.get(rows.topic)
-        is_new = first is None
-        if first is None:
-            first = self._queues[rows.topic] = self._queues_of(rows.topic, False)
+        first_queues = self._queues.get(rows.topic)
+        is_new = first_queues is None
+        if first_queues is None:
+            first_queues = self._queues[rows.topic] = self._queues_of(rows.topic, False)
         if not isinstance(self._selector, ByColumn | ByPartition):
-            return first, self._selector(rows, first, bad_rows)
-        newest = self._newest.get(rows.topic, first)
-        trial = BadRows()
-        named = self._selector(rows, newest, trial)
-        if trial.found():
-            newest = self._newest[rows.topic] = self._refreshed(rows)  # it may have more queues by now
+            return first_queues, self._selector(rows, first_queues, bad_rows)
+        newest_queues = self._newest.get(rows.topic, first_queues)
+        trial_bad_rows = BadRows()
+        named_indexes = self._selector(rows, newest_queues, trial_bad_rows)
+        if trial_bad_rows.found():
+            newest_queues = self._newest[rows.topic] = self._refreshed(rows)  # it may have more queues by now
             if is_new:  # no key has a queue yet, so keys can use all queues, too
-                first = self._queues[rows.topic] = newest
-            named = self._selector(rows, newest, bad_rows)
-        queues, chosen = first, named
-        if newest is not first:
-            queues = list(dict.fromkeys((*first, *newest)))
-            place_of = {queue: place for place, queue in enumerate(queues)}
-            chosen = np.array([*map(place_of.__getitem__, newest), len(queues)])[named]
+                first_queues = self._queues[rows.topic] = newest_queues
+            named_indexes = self._selector(rows, newest_queues, bad_rows)
+        queues, queue_indexes = first_queues, named_indexes
+        if newest_queues is not first_queues:
+            queues = list(dict.fromkeys((*first_queues, *newest_queues)))
+            index_of = {queue: index for index, queue in enumerate(queues)}
+            queue_indexes = np.array([*map(index_of.__getitem__, newest_queues), len(queues)])[named_indexes]
         if self._selector.others is not None:
-            others = self._selector.others(rows, first, bad_rows)
-            chosen = np.where((named == len(newest)) & (others < len(first)), others, chosen)
-        return queues, chosen
+            other_indexes = self._selector.others(rows, first_queues, bad_rows)
+            queue_indexes = np.where(
+                (named_indexes == len(newest_queues)) & (other_indexes < len(first_queues)),
+                other_indexes,
+                queue_indexes,
+            )
+        return queues, queue_indexes
 
     def _refreshed(self, rows: TopicRows) -> QueueList:
         """The newest queues of the topic. Waits, once for each topic, for brokers whose partitions the rows name."""

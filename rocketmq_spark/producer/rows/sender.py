@@ -127,18 +127,20 @@ class StoragePlan:
         return storage
 
 
-def group_by_tag(plan: RoutingPlan, about: About, stored_whole: Callable[[str], bool], by_tag: str) -> RoutingPlan:
+def group_by_tag(
+    plan: RoutingPlan, batch_properties: About, stored_whole: Callable[[str], bool], by_tag: str
+) -> RoutingPlan:
     """The plan with a range for each tag. ``by_tag`` is the option ``batchByTag``.
 
     Rows that name their queue keep their order in it. If the option is ``true``, only rows of one tag keep their order.
     """
-    if by_tag == "false" or not about.tags or (by_tag == "auto" and about.tags > MAX_TAGS):
+    if by_tag == "false" or not batch_properties.tags or (by_tag == "auto" and batch_properties.tags > MAX_TAGS):
         return plan
     orders, ranges, start = [], [], 0
     for row_range in plan.ranges:
         rows = plan.rows(row_range)
         may_group = stored_whole(row_range.topic) and (row_range.queue is None or by_tag == "true")
-        for part in about.by_tag(rows) if may_group else [rows]:
+        for part in batch_properties.by_tag(rows) if may_group else [rows]:
             orders.append(part)
             ranges.append(RowRange(row_range.topic, row_range.queue, start, start + len(part)))
             start += len(part)

@@ -52,12 +52,22 @@ class _SharedOutcome:
         result = self.result
         if result is None:
             return [self.outcome] * len(msg_ids)
-        status, _, queue, first, _, *more = result
-        offsets: Iterable[int | None] = itertools.repeat(None) if first is None else itertools.count(first)
-        same = itertools.repeat
+        status, _, queue, first_offset, _, *other_fields = result
+        offsets: Iterable[int | None] = (
+            itertools.repeat(None) if first_offset is None else itertools.count(first_offset)
+        )
+        repeat = itertools.repeat
         return map(
             SendResult._make,
-            zip(same(status), msg_ids, same(queue), offsets, self.offset_ids, *map(same, more), strict=False),
+            zip(
+                repeat(status),
+                msg_ids,
+                repeat(queue),
+                offsets,
+                self.offset_ids,
+                *map(repeat, other_fields),
+                strict=False,
+            ),
         )
 
     def result_of(self, index: int, msg_id: str) -> Outcome:
@@ -65,9 +75,14 @@ class _SharedOutcome:
         result = self.result
         if result is None:
             return self.outcome
-        status, _, queue, first, _, *more = result
+        status, _, queue, first_offset, _, *other_fields = result
         return SendResult(
-            status, msg_id, queue, None if first is None else first + index, self.offset_ids[index], *more
+            status,
+            msg_id,
+            queue,
+            None if first_offset is None else first_offset + index,
+            self.offset_ids[index],
+            *other_fields,
         )
 
 
@@ -97,7 +112,7 @@ class SentRows(Sequence[SendResult | RocketMQError]):
     def __getitem__(self, row: slice) -> list[SendResult | RocketMQError]: ...
     def __getitem__(self, row: int | slice) -> SendResult | RocketMQError | list[SendResult | RocketMQError]:
         if isinstance(row, slice):
-            return [self[each] for each in range(*row.indices(len(self)))]
+            return [self[index] for index in range(*row.indices(len(self)))]
         part, msg_id = self._parts[self._part_of_row[row]], str(self._ids[row].tobytes(), "ascii")
         outcome: Outcome = part.result_of(int(self._place_in_part[row]), msg_id)
         return outcome
@@ -155,20 +170,22 @@ class SentRows(Sequence[SendResult | RocketMQError]):
         }
         return pa.table(columns)
 
-    def _of_parts(self, values: Sequence[Any], kind: Any) -> npt.NDArray[Any]:
-        return np.array(values, kind)[self._part_of_row] if len(self._ids) else np.empty(0, kind)
+    def _of_parts(self, values: Sequence[Any], dtype: Any) -> npt.NDArray[Any]:
+        return np.array(values, dtype)[self._part_of_row] if len(self._ids) else np.empty(0, dtype)
 
     def _texts(self, values: Sequence[str | None]) -> pa.Array:
         return pa.array(values, pa.string()).take(arrow.integers(self._part_of_row, pa.int32()))
 
-    def _numbers(self, values: Sequence[int | None], kind: Any, shown: pa.DataType) -> pa.Array:
-        numbers = self._of_parts([each or 0 for each in values], kind)
-        return pa.array(numbers, shown, mask=self._of_parts([each is None for each in values], np.bool_))
+    def _numbers(self, values: Sequence[int | None], dtype: Any, arrow_type: pa.DataType) -> pa.Array:
+        numbers = self._of_parts([value or 0 for value in values], dtype)
+        return pa.array(numbers, arrow_type, mask=self._of_parts([value is None for value in values], np.bool_))
 
     def _offsets(self) -> pa.Array:
-        first = [part.offset for part in self._parts]
-        numbers = self._of_parts([each or 0 for each in first], np.int64) + self._place_in_part
-        return pa.array(numbers, pa.int64(), mask=self._of_parts([each is None for each in first], np.bool_))
+        first_offsets = [part.offset for part in self._parts]
+        numbers = self._of_parts([offset or 0 for offset in first_offsets], np.int64) + self._place_in_part
+        return pa.array(
+            numbers, pa.int64(), mask=self._of_parts([offset is None for offset in first_offsets], np.bool_)
+        )
 
 
 def _queue_id(queue: Any) -> int | None:
