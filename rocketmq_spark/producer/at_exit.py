@@ -28,8 +28,8 @@ _closed_last: weakref.WeakSet[OpenProducer] = weakref.WeakSet()
 
 
 def register_at_exit(producer: OpenProducer, close_last: bool = False) -> None:
-    """Register a producer for the exit. ``close_last``: after the others, because it sends messages that their last sends
-    create.
+    """Register a producer for the exit. With ``close_last`` it is closed after the others, because their last sends create
+    messages for it (trace records).
     """
     _open_producers.add(producer)
     if close_last:

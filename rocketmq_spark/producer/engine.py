@@ -75,9 +75,9 @@ class Engine:
         self._sender = sender
         self._settings = settings
         self._policy = settings.retry_policy
-        self._route_executor = timer.beside("route")
+        self._route_executor = timer.beside("route")  # starts attempts that first fetch a route
         self._queue_chooser = QueueChooser(self.topics, self.faults, timer)
-        self._rng = random.Random()
+        self._rng = random.Random()  # for the pauses before retries
         self._spool_bridge = None if spool is None else SpoolBridge(spool, sender, timer)
         self.ambiguity_resolver: AmbiguousSendResolver | None = None
         self._batch_writes = batch_writes

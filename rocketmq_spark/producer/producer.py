@@ -77,7 +77,8 @@ class BaseProducer(ClosedWhenDropped):
         name = f"rocketmq-{settings.group}-{next(_numbers)}"
         self.settings, self._sender, self._spool = settings, sender, spool
         self.client_id = sender.client_id
-        self._owner, self._closing = Owner("producer"), threading.Lock()
+        self._owner = Owner("producer")  # rejects calls in a forked process
+        self._closing = threading.Lock()  # locked from the first close on
         self._engine = Engine(sender, settings, make_timer(f"{name}-send"), spool=spool)
         if stored is not None:
             self._engine.ambiguity_resolver = AmbiguousSendResolver(stored, self._engine.timer)

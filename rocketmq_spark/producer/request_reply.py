@@ -112,7 +112,9 @@ class RequestProducer(TransactionProducer):
         self._requests_changed = threading.Condition(self._requests_lock)
         self._announce_lock = threading.Lock()
         self._requests: dict[str, _PendingRequest] = {}
-        self._is_announced = self._is_closing = self._is_closed = False
+        self._is_announced = False  # whether all brokers know where replies go
+        self._is_closing = False  # whether new requests are rejected
+        self._is_closed = False
         self._unregister_replies: Callable[[Deadline], None] | None = None
         super().__init__(sender, settings, check, make_timer=make_timer, **wiring)
 

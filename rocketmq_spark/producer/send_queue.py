@@ -186,13 +186,14 @@ class SendQueue:
     def __init__(self, settings: ProducerSettings, timer: Timer) -> None:
         self.in_flight = SendWindow(settings)
         self._failed_queues_stay_closed = settings.failed_queues_stay_closed
+        # Over gRPC, where an ordered queue is a lane of many message groups.
         self._uses_lanes = bool(settings.features.chooses_queues) and not self._failed_queues_stay_closed
         self._timer = timer
         self._queues: OrderedQueues[OutgoingSend] = OrderedQueues(self.in_flight.max_concurrent)
-        self._failed_queues: dict[Hashable, RocketMQError] = {}
+        self._failed_queues: dict[Hashable, RocketMQError] = {}  # only if failed queues stay closed
         self._lock = threading.RLock()  # apart from the condition, because entering a plain lock costs less
-        self._changed = threading.Condition(self._lock)
-        self._blocking_sends: set[OutgoingSend] = set()
+        self._changed = threading.Condition(self._lock)  # notified when a request has its outcome
+        self._blocking_sends: set[OutgoingSend] = set()  # sent by threads of callers
         self._closed = False
 
     def has_room(self, size: int, ordered: bool) -> bool:

@@ -112,9 +112,12 @@ class TraceProducer(BaseProducer):
         name = f"_INNER_TRACE_PRODUCER-{group[:_MAX_GROUP_CHARACTERS]}-{kind}-{next(_numbers)}"
         self.topic = topic
         self._flush_timer = make_timer(f"{name}-flush")
-        self._records: list[Records] = []
-        self._buffered_count = self._new_count = self._lost_count = 0
-        self._scheduled = self._is_finished = False
+        self._records: list[Records] = []  # collected and not sent yet
+        self._buffered_count = 0  # records that are not stored yet, also those that are being sent
+        self._new_count = 0  # records since the last send
+        self._lost_count = 0
+        self._scheduled = False  # whether the timer will send the records
+        self._is_finished = False  # whether ``append`` ignores records
         self._records_lock = threading.Lock()
         self._loss_log_limit = NowAndThen(LOSS_LOG_S)
         settings = ProducerSettings(group=name, send_timeout_s=SEND_TIMEOUT_S, auto_create_topics=False, heartbeat_s=0)

@@ -94,15 +94,15 @@ class RowCall:
         self._ids = KeptIds(os.urandom(8), self._engine.timer.wall_ms)
         self._window = SendWindow(_window_settings(tools.rows.settings, options))
         self._senders: dict[tuple[tuple[str, str], ...], RowSender] = {}
-        self._failed_queues: dict[Hashable, RocketMQError] = {}
-        self._queues: dict[str, QueueList] = {}
+        self._failed_queues: dict[Hashable, RocketMQError] = {}  # ``OutgoingSend.failed_queues`` of all its requests
+        self._queues: dict[str, QueueList] = {}  # by topic; a key keeps its queue during the call
         self._checked_topics: set[tuple[str, bool]] = set()
-        self._timer_columns: list[str] = []
+        self._timer_columns: list[str] = []  # columns of delays in the current portion
         # Entered by ``with`` directly, for Ctrl-C (as in consumer.polls).
         self._completions_lock = threading.RLock()
         self._completions_changed = threading.Condition(self._completions_lock)
-        self._completions: deque[tuple[Rows, SendCompletion]] = deque()
-        self._in_flight: set[OutgoingSend] = set()
+        self._completions: deque[tuple[Rows, SendCompletion]] = deque()  # not processed yet
+        self._in_flight: set[OutgoingSend] = set()  # submitted, and their completions are not processed
         self._outcomes = OutcomeCollector()
 
     def run(self, groups: Iterable[Sequence[Portion]]) -> SentRows:

@@ -255,6 +255,7 @@ class RowSender:
         self._batch_bytes = batch_bytes(options)
         single_row_columns = {"shardingkey", "priority"} & columns.keys()
         self._max_batch_rows = settings.features.most_one_by_one if single_row_columns else None
+        # The bytes that a Proxy adds to each message.
         self._growth = Growth(settings.features.adds_bytes, options.max_message_size)
         self._encoder = tools.make_encoder(columns, options.max_message_size, ids, self._batch_bytes)
         self._storage = StoragePlan(options, columns, tools.sender, self._engine.timer.wall_ms)
@@ -262,7 +263,7 @@ class RowSender:
         wait_for_brokers = self._wait_for_brokers if settings.environment is None else None
         router = routing.Router(options, columns, self._queues, queues, numbered, wait_for_brokers)
         self.check = RowChecks(self._encoder, router, self._storage, owner.check_topic)
-        self._first_row = 0
+        self._first_row = 0  # the number of the first row of the current Arrow batch
         self._filter_queues = routing.candidates(options)
 
     def join(self, batch: pa.RecordBatch, checked: Checked, plan: RoutingPlan) -> Encoded:
