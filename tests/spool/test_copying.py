@@ -571,6 +571,22 @@ def test_of_two_commands_with_one_name_the_second_one_fails(tmp_path: Path) -> N
     assert [path.name for path in (tmp_path / "copy").iterdir()] == ["of another"]
 
 
+def test_what_is_held_several_times_is_counted_so(tmp_path: Path) -> None:
+    """A record of 200 KB in few bytes on disk took a GiB of memory for each 200 MiB of the limit."""
+    source = Store(tmp_path / "source", "never")
+    texts = {"lane": b"l" * 60_000, "target": "t" * 60_000, "marks": ((b"a", b"m" * 60_000),)}
+    source.add([(Record("kind", b"", 1, **texts), 1)])  # type: ignore[arg-type]
+    source.close()
+    checked, counted = CheckedEntries(), []
+    for key, value in content(tmp_path / "source").items():
+        if checked.copied(key, value) is not None:
+            counted.append(checked.derived_bytes)
+    assert sum(counted) == 4 * 180_001 + 250
+    done = command(tmp_path / "source", tmp_path / "copy", "--max-bytes", "800k")
+    assert "it has more than 819200 bytes" in " ".join(done.stderr.split())
+    assert command(tmp_path / "source", tmp_path / "copy", "--max-bytes", "1m").exit_code == 0
+
+
 def test_the_limits_hold_for_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     base_of_two(tmp_path)
     done = command(tmp_path / "base", tmp_path / "copy", "--max-bytes", "10k")
