@@ -12,7 +12,7 @@ from rocketmq_spark.columnar.decode.schema import BASIC
 from rocketmq_spark.columnar.encode.batch import UniqueIds
 from rocketmq_spark.columnar.encode.encoder import Encoder
 from rocketmq_spark.localbroker import LocalBroker
-from rocketmq_spark.pull.answers import Fetched
+from rocketmq_spark.pull.fetched import FetchedAnswers
 
 ROWS = 20_000
 TIMES = 50
@@ -35,7 +35,7 @@ def _decodes(broker: LocalBroker, topic: str) -> list[Case]:
     ranges = ranges_of(broker, topic)
     reader = range_reader(broker, topic, ranges)
     # The buffer is valid until more is fetched.
-    copies = [Fetched(fetched.buffer.copy(), list(fetched.pieces)) for fetched in reader.fetch()]
+    copies = [FetchedAnswers(fetched.buffer.copy(), list(fetched.answers)) for fetched in reader.fetch()]
     queues = [r.queue for r in ranges]
     plain = tuple(column for column in BASIC if column.name in PLAIN)
     return [
@@ -44,7 +44,7 @@ def _decodes(broker: LocalBroker, topic: str) -> list[Case]:
     ]
 
 
-def _decode(decoder: Decoder, copies: list[Fetched]) -> Result:
+def _decode(decoder: Decoder, copies: list[FetchedAnswers]) -> Result:
     begin = time.process_time()
     rows = sum(len(decoder(fetched)) for _ in range(TIMES) for fetched in copies)
     harness.expect("decode", rows, ROWS * TIMES)

@@ -14,7 +14,7 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.columnar.decode.schema import BASIC
 from rocketmq_spark.model import OffsetRange
 from rocketmq_spark.options import Options, parse
-from rocketmq_spark.pull.reader import RangeReader
+from rocketmq_spark.pull.range_reader import RangeReader
 from rocketmq_spark.session import puller, routes
 from rocketmq_spark.spark.source.batch_reader import RocketMQReader
 
@@ -83,7 +83,7 @@ def bulk(broker: LocalBroker, topic: str, count: int) -> Result:
     """The product's pulls with everything they promise, and no decoding."""
     reader = range_reader(broker, topic, ranges_of(broker, topic))
     with harness.timed([pid_of(broker)], count) as result:
-        read = sum(min(p.next_offset, p.limit) - p.start for fetched in reader.fetch() for p in fetched.pieces)
+        read = sum(min(p.next_offset, p.limit) - p.start for fetched in reader.fetch() for p in fetched.answers)
     harness.expect("bulk pull", read, count)
     return result
 
@@ -91,7 +91,7 @@ def bulk(broker: LocalBroker, topic: str, count: int) -> Result:
 def range_reader(broker: LocalBroker, topic: str, ranges: list[OffsetRange]) -> RangeReader:
     """The product's reader of ranges, as a task makes it; a loss ends the run."""
     found = puller(_options(broker, topic))
-    return found.reader(ranges, _lost, known=broker.address("broker-a"))
+    return found.reader(ranges, _lost, planned_address=broker.address("broker-a"))
 
 
 def batch_reader(name_server: str, topic: str) -> RocketMQReader:

@@ -22,7 +22,7 @@ from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue, SendRequest, SendResult, SendStatus, SpooledSend
 from rocketmq_spark.producer.engine import Engine
-from rocketmq_spark.producer.outgoing import Outgoing
+from rocketmq_spark.producer.outgoing import OutgoingSend
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.session import spools
 from rocketmq_spark.spool.records import Done, Record
@@ -130,7 +130,7 @@ def healthy(folder: Path, count: int) -> tuple[float, float]:
     request, costs = SendRequest("g", BODY, PROPERTIES), ([], [])  # type: tuple[SendRequest, tuple[list[float], list[float]]]
     for _ in range(7):
         for engine, cost in zip(engines, costs, strict=True):
-            cost.append(1e6 / rate(count, lambda: engine.send(Outgoing("t", request, Deadline.after(3)))))  # noqa: B023
+            cost.append(1e6 / rate(count, lambda: engine.send(OutgoingSend("t", request, Deadline.after(3)))))  # noqa: B023
     spool.close(Deadline.after(0))
     return statistics.median(costs[0]), statistics.median(costs[1])
 

@@ -139,6 +139,18 @@ def test_a_remedy_has_nothing_that_others_could_lead_elsewhere(
         assert folders.remedy(found, "it", os.geteuid(), is_above).startswith("Move it below")
 
 
+def test_root_with_the_rights_of_an_owner_still_reads_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = folders.Exposure(tmp_path, tmp_path.stat(), None)
+    monkeypatch.setattr(folders, "ROOT", -1)
+    assert folders.remedy(found, "it", os.geteuid()).startswith(("Run: chmod", "Move it"))
+    monkeypatch.setattr(folders, "_lent", [os.geteuid()])
+    assert folders.remedy(found, "it", os.geteuid()).startswith(f"Let uid {os.geteuid()}")
+    upper = folders.Exposure(tmp_path, tmp_path.stat(), users.OTHER)
+    assert folders.remedy(upper, "it", os.geteuid()).startswith(f"Let uid {os.geteuid()}")
+
+
 def test_a_link_is_followed_as_it_is_after_the_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A user who changes the link before the check cannot hide its target."""
     for name in ("safe", "shared"):

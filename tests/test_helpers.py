@@ -33,7 +33,7 @@ def test_a_wait_whose_time_is_up_fails_with_what_there_was() -> None:
 
 
 def test_what_the_package_logs_is_told_while_somebody_listens() -> None:
-    logger = logging.getLogger("rocketmq_spark.pull.requests")
+    logger = logging.getLogger("rocketmq_spark.pull.progress_timeout")
     with told("the read waits for") as heard:
         logger.info("the read waits for %s", "broker-a")
         logger.warning("the read goes on")

@@ -46,15 +46,16 @@ RANKS = """
 
 # Inside a room a module imports from those before it only.
 ORDER = {
-    "producer": "accumulator attempts outgoing settings topics spooling encoding plain destination in_flight"
-    " confirming long_delays batching engine resending producer tracing fates transactions requests rows"
+    "producer": "accumulator retry fault_tolerance outgoing settings at_exit spool_bridge encoding routing housekeeping"
+    " futures send_queue ambiguity delays batching engine resender producer tracing transactions request_reply rows"
     " rows.routing rows.sender rows.sent rows.calls rows.inputs bulk",
     "consumer": "process_queue rebalance listener figures member_state listener_pool send_back settings offsets"
     " group_health tracing concurrent assigned reachability prefetch pulling ordered ownership"
     " rebalancing polls broker_requests rows tools pop push"
     " upkeep pull simple",
     "localbroker": "java guard maven distro process servers site members cluster",
-    "pull": "answers missing requests recreated reader puller reading",
+    "pull": "outcomes fetched suspicions pending pacing replica progress_timeout recreated range_reader puller reading"
+    " read_ahead",
     "delay": "release portions stream commits envelope_records queue_records service node",
     "spark": "checkpoints monitoring sink source conf compat spark_options context_settings"
     " source.kafka_partitions source.offsets source.starting_offsets source.partitioning source.data_loss"
@@ -74,7 +75,7 @@ ORDER = {
     " retry",
     "client": "credentials rpc name_servers routes broker_client topic_attributes offsets instance transactions sender send_back"
     " replies admin broker_requests topic_readers pull_source pulled_messages long_polls committer member",
-    "spool": "records changes files owner_rights database pending lanes recovery store redelivery spool owner_reader"
+    "spool": "records changes files owner_rights database pending lanes turns recovery store redelivery spool owner_reader"
     " copying",
     "options": "names paths parsing topic_names transport table typed",
     "cli": "output numbers command background connection broker cluster produce lag_view query lag reading tail copy group"
@@ -97,7 +98,8 @@ BANNED = {
     "pull": "client grpc_proxy",
     "columnar.arrow": "client pull remoting wire model",
     "columnar.encode": "client consumer columnar.decode producer pull remoting spool wire.rpc wire.header",
-    "columnar.decode": "client pull.reader pull.reading pull.requests pull.missing pull.puller remoting wire.rpc wire.header",
+    "columnar.decode": "client pull.range_reader pull.reading pull.read_ahead pull.pacing pull.replica pull.progress_timeout"
+    " pull.pending pull.suspicions pull.puller remoting wire.rpc wire.header",
     "producer": "client remoting grpc_proxy session wire.rpc wire.header",
     "consumer": "client remoting grpc_proxy",
     "spark.source": "consumer remoting grpc_proxy client",
@@ -123,7 +125,7 @@ OUTSIDE = {
     "pyarrow": "wire.compression columnar stored spark.read spark.source.subscription spark.source.partition_reader"
     " spark.source.prefetch spark.checkpoints.files spark.sink"
     " producer.rows",
-    "numpy": "remoting.bulk pull.answers pull.recreated columnar stored spark.sink producer.rows",
+    "numpy": "remoting.bulk pull.fetched pull.recreated columnar stored spark.sink producer.rows",
     "xxhash": "columnar.encode.content_ids",
     "prometheus_client": "base.exposition spark.monitoring.metrics_listener",
     "grpc": "grpc_proxy.channel",
@@ -138,15 +140,16 @@ OUTSIDE = {
     "threading": "base.process base.budget base.threads base.dropped base.exposition spark.monitoring.metrics_listener"
     " remoting.transport"
     " remoting.connection remoting.pool client.rpc client.instance client.routes base.copies"
-    " producer.batching producer.destination producer.attempts"
-    " producer.in_flight producer.confirming producer.producer producer.spooling producer.resending base.process"
-    " producer.fates producer.transactions producer.requests producer.tracing producer.rows.calls client.replies localbroker"
+    " producer.batching producer.routing producer.fault_tolerance producer.futures"
+    " producer.send_queue producer.ambiguity producer.producer producer.spool_bridge producer.resender base.process"
+    " producer.transactions producer.request_reply producer.tracing producer.rows.calls client.replies localbroker"
     " aio.producer consumer.member_state consumer.listener_pool consumer.settings consumer.offsets"
     " grpc_proxy.channel grpc_proxy.sender grpc_proxy.proxy grpc_proxy.member consumer.simple"
     " consumer.pop consumer.concurrent"
     " consumer.rebalancing consumer.broker_requests consumer.push consumer.prefetch grpc_proxy.transactions"
     " consumer.polls consumer.upkeep stored.look spool.store spool.redelivery notebook",
-    "concurrent": "base.threads producer.batching producer.in_flight producer.producer producer.requests localbroker cli aio.loop"
+    "concurrent": "base.threads producer.batching producer.futures producer.producer producer.request_reply localbroker cli"
+    " aio.loop"
     " session.telemetry",
     "time": "base.clock base.threads base.retry base.tls_files remoting.transport remoting.connection remoting.pool"
     " client.credentials client.rpc client.routes client.topic_attributes delay.node delay.stream grpc_proxy.channel"
@@ -172,7 +175,7 @@ TESTS_TO_CLEAN = {
     "decode": (5, 26, 0), "delay": (47, 78, 45), "encode": (1, 11, 7), "examples": (0, 1, 1), "fuzz": (2, 2, 0),
     "grpc_proxy": (92, 60, 0), "kill": (0, 4, 1), "live": (44, 156, 66), "localbroker": (38, 11, 0), "producer": (81, 200, 118),
     "pull": (0, 45, 19), "queues": (2, 25, 41), "remoting": (52, 32, 23), "sink": (53, 63, 21), "source": (44, 120, 1),
-    "spark": (3, 11, 16), "spool": (97, 122, 52), "stored": (0, 23, 0), "wire": (2, 15, 9),
+    "spark": (3, 11, 16), "spool": (97, 121, 51), "stored": (0, 23, 0), "wire": (2, 15, 9),
 }  # fmt: skip
 
 

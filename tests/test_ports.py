@@ -39,9 +39,9 @@ from rocketmq_spark.options import Options, transport
 from rocketmq_spark.producer.encoding import How, prepare
 from rocketmq_spark.producer.producer import BaseProducer
 from rocketmq_spark.producer.settings import ProducerSettings
-from rocketmq_spark.pull import requests
+from rocketmq_spark.pull import replica
+from rocketmq_spark.pull.pacing import PullSettings
 from rocketmq_spark.pull.puller import Puller
-from rocketmq_spark.pull.requests import PullSettings
 from rocketmq_spark.remoting.pool import ConnectOptions
 from rocketmq_spark.spark.compat import EqualTo
 from rocketmq_spark.spark.sink import checks
@@ -54,7 +54,7 @@ from tests.consumer import group
 from tests.consumer.pop import FakeProxy
 from tests.consumer.test_simple_consumer import Scripted
 from tests.producer.scripted import ScriptedSender, ok
-from tests.producer.test_spooling import FakeSpool
+from tests.producer.test_spool_bridge import FakeSpool
 from tests.spool.test_spool import FakeResender
 
 QUEUES = [MessageQueue("t", "broker-a", i) for i in range(2)]
@@ -322,7 +322,7 @@ def test_offsets_are_stored_by_a_committer(wired: Callable[..., None]) -> None:
 @pytest.fixture
 def streams(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     opened: list[str] = []
-    monkeypatch.setattr(requests, "BulkStream", lambda address, deadline, tls, **how: opened.append(address))
+    monkeypatch.setattr(replica, "BulkStream", lambda address, deadline, tls, **how: opened.append(address))
     return opened
 
 

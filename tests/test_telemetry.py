@@ -26,7 +26,7 @@ from rocketmq_spark import Consumer, LocalBroker, Message, Producer, PullConsume
 from rocketmq_spark.consumer.listener import Context, OrderedContext
 from rocketmq_spark.errors import CallTimeout, OptionError
 from rocketmq_spark.producer.producer import BaseProducer
-from rocketmq_spark.producer.requests import RequestProducer
+from rocketmq_spark.producer.request_reply import RequestProducer
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.session import extras, producers, telemetry
 from rocketmq_spark.session.telemetry import Instrumentation

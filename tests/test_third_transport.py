@@ -17,7 +17,7 @@ from rocketmq_spark.columnar.encode.encoder import Checked, Encoded, Encoder, Ro
 from rocketmq_spark.errors import ConnectionLost
 from rocketmq_spark.model import Message, MessageQueue, SendRequest, SendResult, SendStatus
 from rocketmq_spark.model.send import SentMessage
-from rocketmq_spark.producer.outgoing import messages_of
+from rocketmq_spark.producer.outgoing import messages_in_batch
 from rocketmq_spark.producer.producer import BaseProducer
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.spark.sink import checks
@@ -26,7 +26,7 @@ from rocketmq_spark.spark.sink.task import TaskWriter
 from rocketmq_spark.wire.properties import decode_properties
 from tests.live.writes import frame, numbered, sink_options
 from tests.producer.scripted import ScriptedSender, Time
-from tests.producer.test_spooling import FakeSpool
+from tests.producer.test_spool_bridge import FakeSpool
 
 # What a message takes beside its body: nothing else counts on this wire.
 HEAD = 1000
@@ -179,7 +179,7 @@ def test_what_it_cannot_send_is_spooled_in_the_form_that_all_read(sender: Memory
 def kept_messages(request: SendRequest) -> list[SentMessage]:
     assert isinstance(request.data, bytes)
     if request.batch:
-        return [*messages_of(request)]
+        return [*messages_in_batch(request)]
     return [SentMessage(request.data, decode_properties(request.properties))]
 
 

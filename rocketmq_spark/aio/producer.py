@@ -27,11 +27,11 @@ from rocketmq_spark.base.threads import Failure, attempt, never_waiting, start_t
 from rocketmq_spark.errors import SendFailed
 from rocketmq_spark.model import Message, MessageQueue, ReceivedMessage, Reply, SendResult
 from rocketmq_spark.model.send import HalfState, TransactionState
-from rocketmq_spark.producer.encoding import ANYHOW, How
+from rocketmq_spark.producer.encoding import DEFAULT_HOW, How
 from rocketmq_spark.producer.engine import Unsent
-from rocketmq_spark.producer.outgoing import PromptCallback
-from rocketmq_spark.producer.requests import at_once, routed
-from rocketmq_spark.producer.transactions import HalfMessage, unowned
+from rocketmq_spark.producer.outgoing import NonblockingCallback
+from rocketmq_spark.producer.request_reply import has_cached_route, sends_without_waiting
+from rocketmq_spark.producer.transactions import HalfMessage, weakly_bound
 from rocketmq_spark.queues.selection import Select
 from rocketmq_spark.remoting.connection import batch_writes
 from rocketmq_spark.session import producers
@@ -165,7 +165,7 @@ class Producer(Asynchronous):
         if transaction_check is not None:
             function("transaction_check", transaction_check, "message", coroutines=True)
             self._transaction_check = transaction_check
-            check = functools.partial(self._loop.run, unowned(transaction_check))
+            check = functools.partial(self._loop.run, weakly_bound(transaction_check))
         self._producer = producers.Producer(name_server, group, transaction_check=check, **options)
         self._fresh: deque[_UnstartedSend] = deque()  # of this iteration of the event loop
         self._begun = 0  # number of sends that have begun since the start
@@ -228,10 +228,14 @@ class Producer(Asynchronous):
         message, how = waiting.message, waiting.how
         if not _sized(message):  # the producer rejects it at once
             self._begin(waiting)
-        elif not routed(self._producer, message.topic, how.timeout_s is how.delay_level is None):
+        elif not has_cached_route(self._producer, message.topic, how.timeout_s is how.delay_level is None):
             # A slow route must not hold up other topics.
             self._hand_over(waiting, lambda: self._loop.start(self._begin_in_turn, waiting, _NO_ROUTE))
-        elif self._is_quick(message, how) and self._send_thread.empty() and at_once(self._producer, message):
+        elif (
+            self._is_quick(message, how)
+            and self._send_thread.empty()
+            and sends_without_waiting(self._producer, message)
+        ):
             self._begin(waiting)
         else:
             begin = functools.partial(self._begin_in_turn, waiting, _NO_ROOM)
@@ -267,8 +271,8 @@ class Producer(Asynchronous):
         future, message, how, _, context = waiting
         if future.done():  # cancelled, or refused
             return
-        landed = PromptCallback(functools.partial(self._loop.put, future))
-        given = {} if how == ANYHOW else how._asdict()
+        landed = NonblockingCallback(functools.partial(self._loop.put, future))
+        given = {} if how == DEFAULT_HOW else how._asdict()
         sent = attempt(context.run, functools.partial(self._producer.send_async, message, landed, **given))
         if isinstance(sent, Failure):
             self._loop.put(future, sent.error)
@@ -328,7 +332,7 @@ class Producer(Asynchronous):
 
     async def _half(self, store: Callable[[], HalfMessage]) -> HalfMessage:
         """No one holds the half message of a caller that was cancelled: the check would find what another attempt saved."""
-        roll_back = functools.partial(self._producer._left, decision=TransactionState.ROLLBACK)
+        roll_back = functools.partial(self._producer._decide_at_end, decision=TransactionState.ROLLBACK)
         return await self._loop.call_or_undo(roll_back, store)
 
     @contextlib.asynccontextmanager
@@ -356,7 +360,7 @@ class Producer(Asynchronous):
             # No thread can start. The work of the block is done, so dropping the message must not roll it back.
             if e not in error:
                 logger.warning("half message %s is not decided, its broker will ask for it: %s", half.result.msg_id, e)
-                half._leave()
+                half._abandon()
 
     async def recall(self, topic: str, recall_handle: str) -> str:
         """Cancel a delayed message of ``topic`` by the ``recall_handle`` of its result; returns the message id."""

@@ -470,7 +470,7 @@ def remedy(found: Exposure, what: str, owner: int, is_above: bool = True) -> str
     place = shlex.quote(str(found.path))
     if found.uid is None:
         holder = found.status.st_uid
-        if holder != os.geteuid():
+        if holder != reader():
             return f"Let {user(holder)} run, not root: chmod go-w {place}"
         if next(exposures(found.path), None) is None:
             return f"Run: chmod go-w {place}"
@@ -478,7 +478,7 @@ def remedy(found: Exposure, what: str, owner: int, is_above: bool = True) -> str
         return f"Let {user(found.uid)} remove {place}, not root"
     if owner == ROOT:
         return f"Use a folder for {what} that only root may change, and so each folder above it"
-    if owner == os.geteuid():
+    if owner == reader():
         return f"Move {what} below a folder that only you and root may change"
     return f"Let {user(owner)} move {what}, not root, below a folder that only that user and root may change"
 
@@ -559,6 +559,11 @@ def has_own_rights() -> bool:
     ``become``.
     """
     return not _lent
+
+
+def reader() -> int:
+    """The uid of the user who reads the errors of this process: root's also while root has the rights of another user."""
+    return os.geteuid() if has_own_rights() else ROOT
 
 
 @contextlib.contextmanager

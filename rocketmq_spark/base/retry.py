@@ -2,8 +2,8 @@
 
 That error names the first cause, and the last error before the deadline. An error of a request that the deadline cut short is
 left out, because it misleads: if a broker dies, its route expires, and at the deadline the name server has no time to answer.
-"No name server answers" would then be the last error, although the name server is healthy. Pulls: ``pull/answers``; sends:
-``producer/attempts``.
+"No name server answers" would then be the last error, although the name server is healthy. Pulls: ``pull/outcomes``; sends:
+``producer/retry``.
 """
 
 from __future__ import annotations

@@ -130,7 +130,7 @@ _WHERE = ("namespace", *ENVIRONMENT)
 
 def _of_suffix(record: Mapping[str, object]) -> dict[str, Any]:
     """The environment, if it has topics of its own. One that has queues does not matter: positions name them."""
-    suffixed = record.get("environmentMode") == "suffix"
+    suffixed = record.get("environmentMode") == "suffix" and "environment" in record
     return {"environment": record["environment"], "environmentMode": "suffix"} if suffixed else {}
 
 

@@ -112,7 +112,7 @@ class Copier:
         except _REFUSED as e:
             if len(part) == 1:
                 self._refused(part[0], e)
-            else:  # one of them; nothing was stored
+            else:  # one of them; nothing was stored, because a broker stores a batch as a whole
                 for message in part:
                     self._send_to(queue, [message])
 
@@ -265,9 +265,11 @@ def _destination(target: Target, how: dict[str, Any]) -> Target:
     """Where the copies go: to the cluster of the source, by the options of it that a producer has, or to another one. Both in
     the environment of the source, for environments share the queues of the destination, too; ``environment=`` is none.
 
-    Raises ``OptionError`` where what is read with TLS would be sent in plain text without a word.
+    Raises ``OptionError`` where what is read with TLS would be sent in plain text without a word, and for a Proxy, which
+    would reject each copy because it names a queue.
     """
     from rocketmq_spark import options
+    from rocketmq_spark.options.transport import features
 
     more = {_plain(name) for name in how["to_options"]}
     if how["to_name_server"] is not None and "tls" not in more and options.parse(target.given).tls:
@@ -282,7 +284,13 @@ def _destination(target: Target, how: dict[str, Any]) -> Target:
     given |= {_plain(name): (name, value) for name, value in how["to_options"].items()}
     if given.get("environment", ("", None))[1] == "":
         given = {key: option for key, option in given.items() if key not in ENVIRONMENT}
-    return Target(dict(given.values()))
+    to = Target(dict(given.values()))
+    if (chooses := features(options.parse(to.given)).chooses_queues) is not None:
+        raise OptionError(
+            f"option 'transport' of the destination is 'grpc', but {chooses}, and copies keep their order by naming queues",
+            remedy="Use --to-option transport=remoting and --to-name-server, with the name server of the destination's brokers",
+        )
+    return to
 
 
 def _plain(name: str) -> str:

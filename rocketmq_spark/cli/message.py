@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rocketmq_spark.errors import RocketMQError
     from rocketmq_spark.model import Message, OffsetRange, ReceivedMessage, SendResult
     from rocketmq_spark.producer.producer import BaseProducer
-    from rocketmq_spark.pull.answers import Cause
+    from rocketmq_spark.pull.outcomes import Cause
 
 
 # A letter that is sent again has this and its id as a key, which brokers index.

@@ -24,7 +24,8 @@ from rocketmq_spark.model.pull import OffsetWindow
 from rocketmq_spark.options import Options
 from rocketmq_spark.options.parsing import EARLIEST, LATEST
 from rocketmq_spark.pull import reading
-from rocketmq_spark.pull.answers import Cause, Fetched, OnLoss, Piece
+from rocketmq_spark.pull.fetched import FetchedAnswer, FetchedAnswers
+from rocketmq_spark.pull.outcomes import Cause, OnLoss
 from rocketmq_spark.queues.environment import Own, environment_of
 from rocketmq_spark.wire.messages import BatchRoom, decode_leniently, opened
 from rocketmq_spark.wire.properties import ALL, parse_subscription
@@ -177,21 +178,21 @@ class TopicReader:
         room = _HELD_BYTES // len(self._next)
         for _, group in groupby(sorted(ranges, key=lambda r: r.queue.broker_name), _broker_name):
             part = list(group)
-            at_brokers = self._puller.at_brokers(part[0].queue, self._filter)
+            at_brokers = self._puller.broker_filter(part[0].queue, self._filter)
             pulls = reading.read(self._puller, part, self._on_loss, at_brokers)
             held = [HeldAnswers(room) for _ in part]
             for fetched in pulls.fetch():
-                for piece in usable(fetched, pulls.usable, pulls.bounded):
-                    held[piece.number].take(fetched, piece)
+                for answer in usable(fetched, pulls.usable_count, pulls.with_true_ends):
+                    held[answer.range_number].take(fetched, answer)
             for r, mine in zip(part, held, strict=True):
                 self._next[r.queue], self._ahead[r.queue] = mine.went(r, self._chunk)
                 self._held[r.queue] = self._messages(r.queue, mine)
 
     def _messages(self, queue: MessageQueue, held: HeldAnswers) -> Iterator[ReceivedMessage]:
-        for piece, stored in held.answers():
-            window = OffsetWindow(piece.start, piece.next_offset)
+        for answer, stored in held.answers():
+            window = OffsetWindow(answer.start, answer.next_offset)
             found = decode_leniently(stored, queue.broker_name, queue=queue, window=window, room=self._batches)
-            for message in placed(found, piece, dense=not self._filter):
+            for message in placed(found, answer, dense=not self._filter):
                 if self._wanted.accepts(message.tags) or message.decode_error is not None:
                     yield message
 
@@ -211,22 +212,22 @@ class HeldAnswers:
     def __init__(self, room: int) -> None:
         self._room = room
         self._bytes = 0
-        self._answers: deque[tuple[Piece, bytes]] = deque()
+        self._answers: deque[tuple[FetchedAnswer, bytes]] = deque()
         self._stopped_at: int | None = None
 
-    def take(self, fetched: Fetched, piece: Piece) -> None:
-        if self._stopped_at is None and self._answers and self._bytes + piece.end - piece.begin > self._room:
-            self._stopped_at = piece.start
+    def take(self, fetched: FetchedAnswers, answer: FetchedAnswer) -> None:
+        if self._stopped_at is None and self._answers and self._bytes + answer.end - answer.begin > self._room:
+            self._stopped_at = answer.start
         if self._stopped_at is None:
-            self._answers.append((piece, fetched.buffer[piece.begin : piece.end].tobytes()))
-            self._bytes += piece.end - piece.begin
+            self._answers.append((answer, fetched.buffer[answer.begin : answer.end].tobytes()))
+            self._bytes += answer.end - answer.begin
 
     def went(self, r: OffsetRange, max_offsets: int) -> tuple[int, int]:
         """The next offset, and the number of offsets to read then, by the size of these answers."""
         end = r.end if self._stopped_at is None else self._stopped_at
         return end, max(1, min(max_offsets, (end - r.start) * self._room // max(1, self._bytes)))
 
-    def answers(self) -> Iterator[tuple[Piece, bytes]]:
+    def answers(self) -> Iterator[tuple[FetchedAnswer, bytes]]:
         while self._answers:
             yield self._answers.popleft()
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from rocketmq_spark.cli.reading import TopicReader
     from rocketmq_spark.consumer.pull import PolledMessages
     from rocketmq_spark.model import MessageQueue, OffsetRange, ReceivedMessage
-    from rocketmq_spark.pull.answers import Cause
+    from rocketmq_spark.pull.outcomes import Cause
     from rocketmq_spark.session.consumers import PullConsumer
 
 

@@ -70,8 +70,9 @@ class Remade:
         at = self.differs_from(queue, stored, newest_ms, bounds)
         if at is not None:
             logger.warning(
-                "%s was read up to %d, and has newer messages from %d on: its topic was created again, or its broker lost its "
-                "last messages. Reading continues there; old messages on this disk are still sent", queue, stored, at,
+                "%s was read up to %d, and has newer messages from %d on: its topic was created again, its broker lost its last "
+                "messages, or the node that read it was killed while it committed. Reading continues there; old messages on "
+                "this disk are still sent", queue, stored, at,
             )  # fmt: skip
         return at
 

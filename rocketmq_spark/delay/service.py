@@ -341,7 +341,7 @@ class DelayService:
             return
         self._seen[queue] = found
         self._shared[queue] = Shared(last, found.committed, Deadline.after(CHECK_S))
-        if found.stored < bounds.max_offset:
+        if max(bounds.min_offset, found.stored) < bounds.max_offset:
             if queue not in self._unread:  # a queue that is started again after an error does not prolong the wait
                 self._catching_up = Deadline.after(CATCH_UP_S)
             self._unread[queue] = bounds.max_offset
@@ -394,7 +394,7 @@ class DelayService:
             """Whether the next owner reads and sends it."""
             return first <= offset < end and not skipped.done(offset, due_ms)
 
-        gone = self._records.each(queue, is_next, self._store.forget)
+        gone = self._records.each(queue, is_next, self._store.hand_over)
         # The remaining records lose their marks of the queue: progress of later owners is not about them.
         self._records.each(queue, lambda offset, due_ms: not is_next(offset, due_ms), self._store.free)
         self._store.add([], {note_of(queue): b""})

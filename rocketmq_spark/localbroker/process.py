@@ -165,7 +165,7 @@ _TAIL_LINES = 8
 _PORT_TAKEN = "Address already in use"
 MARK = "-Drocketmq.spark.data="
 # Variables that servers do not need. They are removed, because other processes can read a server's environment while it runs.
-_SECRETS = ("ROCKETMQ_ACCESS_KEY", "ROCKETMQ_SECRET_KEY")
+_SECRETS = ("ROCKETMQ_ACCESS_KEY", "ROCKETMQ_SECRET_KEY", "ROCKETMQ_NEW_PASSWORD")
 
 _FLAGS = (
     "-Xss256k",

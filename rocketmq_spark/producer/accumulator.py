@@ -1,14 +1,14 @@
-"""Automatic batching: messages for one destination wait a moment and are sent as one batch.
+"""Automatic batching: messages for one destination wait a short time and are sent as one batch.
 
 Mirrors ``ProduceAccumulator``. Pure: the clock is an argument; the caller locks and sends. Messages with equal
 keys are batched together: topic, queue if the caller chose one, the wait flag (``waitStoreMsgOK``), tag, and whether the
 sender waits (two maps in Java). A batch is due when its bodies exceed ``max_bytes`` (strictly, as in Java; its proposal
 says "or equal") or when it is ``max_delay_ms`` old. Differences from gaps in Java's code:
 
-* A batch leaves the map when it is taken, so nothing of it stays behind; the number of open batches is bounded.
+* A batch leaves the map when it is closed, so nothing has to be cleaned up; the number of open batches is bounded.
 * Bytes count until the batch has its answer, and are released exactly once; rejected messages are never counted.
 * The encoded size and the size of the joined KEYS are bounded too: many tiny bodies with large properties would
-  otherwise make a batch that the broker refuses as a whole.
+  otherwise make a batch that the broker rejects as a whole.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from rocketmq_spark.base import codes
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model import MessageQueue
 
-MAX_KEYWORD_BYTES = 24_000  # they go into the properties of the batch, beside tag and id
+MAX_KEYWORD_BYTES = 24_000  # the keywords are in the properties of the batch, with its tag and id
 
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """When a batch leaves, and how much may wait; the ranges are those of Java's setters."""
+    """When a batch is sent, and how many bytes may wait. The ranges are those of Java's setters."""
 
     max_bytes: int = 32 * 1024
     max_delay_ms: int = 10
     total_max_bytes: int = 32 * 1024 * 1024
     max_encoded_bytes: int = codes.MAX_BATCH_BYTES
     max_open: int = 1024
-    max_of_queue: int | None = None  # messages of one queue in a batch
+    max_messages_per_queue: int | None = None  # messages of one queue in a batch
 
     def __post_init__(self) -> None:
         problems = [
@@ -51,18 +51,18 @@ class BatchLimits:
             raise OptionError.of(problems)
 
 
-class Key(NamedTuple):
+class BatchKey(NamedTuple):
     """Messages with equal keys share a batch."""
 
     topic: str
     queue: MessageQueue | None
     wait_store_ok: bool
     tag: str | None
-    waits: bool
+    sender_waits: bool
 
 
 class BatchEntry(NamedTuple):
-    """One message: its encoded batch item and what its sender needs of the result. ``promise`` is the caller's."""
+    """One message of a batch: its encoded item, its id and keys, and the ``promise`` of its caller."""
 
     item: Sized
     body_bytes: int
@@ -72,7 +72,7 @@ class BatchEntry(NamedTuple):
 
 
 class PlainEntry(Protocol):
-    """A message that is encoded when its batch leaves; ``text`` are its properties without an id."""
+    """A message that is encoded when its batch is sent. ``text`` has its properties without an id."""
 
     body: bytes
     text: str
@@ -82,18 +82,18 @@ class PlainEntry(Protocol):
 
     @property
     def promise(self) -> Any:
-        """The caller's."""
+        """The promise of the caller."""
 
 
 @dataclass(slots=True, eq=False)
 class MessageBatch:
-    """Messages that leave together, at ``due_ms`` at the latest.
+    """Messages that are sent together, at ``due_ms`` at the latest.
 
-    ``owner`` is the producer that started the batch and sends it, also when others add to it. If ``plain`` messages are among
-    the ``entries``, ``plain.seal`` makes the ``sealed`` items of all.
+    ``owner`` is the producer that started the batch and sends it, also when others add to it. If ``has_plain``, some of the
+    ``entries`` are plain messages, and ``batching.encode_batch_messages`` sets the ``encoded_items`` of all.
     """
 
-    key: Key
+    key: BatchKey
     owner: Any
     created_ms: int
     due_ms: int
@@ -103,14 +103,14 @@ class MessageBatch:
     keywords: dict[str, None] = field(default_factory=dict)
     keyword_bytes: int = 0
     is_open: bool = True
-    plain: bool = False
-    sealed: list[Sized] | None = None
+    has_plain: bool = False
+    encoded_items: list[Sized] | None = None
 
     def __post_init__(self) -> None:
         self.keyword_bytes = len((self.key.tag or "").encode())
 
     def add(self, entry: BatchEntry, max_encoded_bytes: int) -> bool:
-        """Whether ``entry`` is in it now; not if the broker would refuse the batch then."""
+        """Add ``entry``. Returns False, and changes nothing, if the broker would reject the larger batch."""
         encoded_bytes = self.encoded_bytes + len(entry.item)
         if encoded_bytes > max_encoded_bytes or (entry.keys and not self._add_keywords(entry.keys)):
             return False
@@ -120,25 +120,25 @@ class MessageBatch:
         return True
 
     def items(self) -> list[Sized]:
-        """The encoded messages."""
-        return self.sealed or [entry.item for entry in self.entries if isinstance(entry, BatchEntry)]
+        """The encoded messages of the batch."""
+        return self.encoded_items or [entry.item for entry in self.entries if isinstance(entry, BatchEntry)]
 
-    def half(self, part: slice) -> MessageBatch:
-        """A closed batch of a part of the messages, which are encoded."""
-        half = MessageBatch(self.key, self.owner, self.created_ms, self.due_ms, self.entries[part], is_open=False)
-        half.sealed = self.items()[part]
-        half.encoded_bytes = sum(map(len, half.sealed))
-        for entry in half.entries:
-            half._add_keywords(entry.keys)
-        return half
+    def part(self, messages: slice) -> MessageBatch:
+        """A closed batch of some of the messages, which must be encoded."""
+        part = MessageBatch(self.key, self.owner, self.created_ms, self.due_ms, self.entries[messages], is_open=False)
+        part.encoded_items = self.items()[messages]
+        part.encoded_bytes = sum(map(len, part.encoded_items))
+        for entry in part.entries:
+            part._add_keywords(entry.keys)
+        return part
 
     def _add_keywords(self, keys: Sequence[str]) -> bool:
-        known = self.keywords
-        if new := {word: None for word in key_words(keys) if word not in known}:
-            keyword_bytes = self.keyword_bytes + len(codes.KEY_SEPARATOR.join(new).encode()) + 1
+        keywords = self.keywords
+        if new_keywords := {word: None for word in key_words(keys) if word not in keywords}:
+            keyword_bytes = self.keyword_bytes + len(codes.KEY_SEPARATOR.join(new_keywords).encode()) + 1
             if keyword_bytes > MAX_KEYWORD_BYTES:
                 return False
-            known.update(new)
+            keywords.update(new_keywords)
             self.keyword_bytes = keyword_bytes
         return True
 
@@ -148,22 +148,24 @@ class Accumulator:
 
     def __init__(self, limits: BatchLimits | None = None) -> None:
         self.limits = limits or BatchLimits()
-        self.held_bytes = 0
-        self._open: dict[Key, MessageBatch] = {}
+        self.buffered_bytes = 0
+        self._open: dict[BatchKey, MessageBatch] = {}
         self._by_age: list[tuple[int, int, MessageBatch]] = []
-        self._numbers = itertools.count()
+        self._sequence = itertools.count()
         self.closed: list[MessageBatch] = []
-        self._taken: set[MessageBatch] = set()
-        self._started_ms = 0
+        self._being_sent: set[MessageBatch] = set()
+        self._last_start_ms = 0
 
     @property
     def open_batches(self) -> int:
         return len(self._open)
 
-    def add(self, key: Key, entry: BatchEntry, owner: Any, now_ms: int) -> MessageBatch | None:
-        """The batch that took the message; None when it must be sent alone: too much waits, or it is too large."""
+    def add(self, key: BatchKey, entry: BatchEntry, owner: Any, now_ms: int) -> MessageBatch | None:
+        """Return the batch that contains the message; None if it must be sent alone, because the limits are reached or it is too
+        large.
+        """
         limits = self.limits
-        if self.held_bytes >= limits.total_max_bytes or len(entry.item) > limits.max_encoded_bytes:
+        if self.buffered_bytes >= limits.total_max_bytes or len(entry.item) > limits.max_encoded_bytes:
             return None
         batch = self._open.get(key)
         if batch is not None and not batch.add(entry, limits.max_encoded_bytes):
@@ -172,20 +174,22 @@ class Accumulator:
         if batch is None:
             batch = self._start(key, owner, now_ms)
             if len(self._open) > limits.max_open or not batch.add(entry, limits.max_encoded_bytes):
-                self._forget(batch)
+                self._remove_open(batch)
                 return None
-        self.held_bytes += len(entry.item)
-        full = key.queue is not None and len(batch.entries) == limits.max_of_queue
-        if full or batch.body_bytes > limits.max_bytes:
+        self.buffered_bytes += len(entry.item)
+        is_full = key.queue is not None and len(batch.entries) == limits.max_messages_per_queue
+        if is_full or batch.body_bytes > limits.max_bytes:
             self._close(batch)
         return batch
 
     def add_plain(
-        self, key: Key, entry: PlainEntry, body_bytes: int, size: int, owner: Any, now_ms: int
+        self, key: BatchKey, entry: PlainEntry, body_bytes: int, size: int, owner: Any, now_ms: int
     ) -> MessageBatch | None:
-        """The same for a message without a queue whose keys no batch names; ``size`` is what it adds to a batch."""
+        """As ``add``, for a plain message: without a queue, and its keys are not added to the batch. ``size`` is its bytes in a
+        batch.
+        """
         limits = self.limits
-        if self.held_bytes >= limits.total_max_bytes:
+        if self.buffered_bytes >= limits.total_max_bytes:
             return None
         batch = self._open.get(key)
         if batch is not None and batch.encoded_bytes + size > limits.max_encoded_bytes:
@@ -196,73 +200,74 @@ class Accumulator:
                 return None
             batch = self._start(key, owner, now_ms)
         batch.entries.append(entry)
-        batch.plain = True
+        batch.has_plain = True
         batch.body_bytes += body_bytes
         batch.encoded_bytes += size
-        self.held_bytes += size
+        self.buffered_bytes += size
         if batch.body_bytes > limits.max_bytes:
             self._close(batch)
         return batch
 
     @property
     def due_ms(self) -> int | None:
-        """When the next batch is old enough; None while none is open."""
+        """When the oldest open batch must be sent; None if no batch is open."""
         by_age = self._by_age
         while by_age and not by_age[0][2].is_open:
             heapq.heappop(by_age)
         return by_age[0][0] if by_age else None
 
-    def ready(self, now_ms: int) -> bool:
-        """Whether ``take`` would give anything."""
+    def has_ready(self, now_ms: int) -> bool:
+        """Whether ``take_ready`` would return any batch."""
         return bool(self.closed) or ((due_ms := self.due_ms) is not None and due_ms <= now_ms)
 
-    def take(self, now_ms: int) -> list[MessageBatch]:
-        """The batches that leave now, oldest first. Each must be given back with ``done`` or ``halve``, once."""
+    def take_ready(self, now_ms: int) -> list[MessageBatch]:
+        """The batches to send now, oldest first. The caller passes each batch to ``release`` or ``split`` once."""
         while (due_ms := self.due_ms) is not None and due_ms <= now_ms:
             self._close(self._by_age[0][2])
-        taken, self.closed = self.closed, []
-        self._taken.update(taken)
-        return sorted(taken, key=lambda batch: batch.created_ms)
+        ready, self.closed = self.closed, []
+        self._being_sent.update(ready)
+        return sorted(ready, key=lambda batch: batch.created_ms)
 
     def close_all(self) -> None:
-        """Let every batch leave at the next ``take``, whatever its age."""
+        """Close all open batches, so that ``take_ready`` returns them."""
         for batch in list(self._open.values()):
             self._close(batch)
 
-    def done(self, batch: MessageBatch) -> None:
-        """The batch has its answer, good or bad: its bytes are free again. A second call changes nothing."""
-        if batch in self._taken:
-            self._taken.discard(batch)
-            self.held_bytes -= batch.encoded_bytes
+    def release(self, batch: MessageBatch) -> None:
+        """Release the bytes of a batch that has its outcome. A second call changes nothing."""
+        if batch in self._being_sent:
+            self._being_sent.discard(batch)
+            self.buffered_bytes -= batch.encoded_bytes
 
-    def halve(self, batch: MessageBatch) -> None:
-        """A batch that was taken leaves again at the next ``take``, in two parts."""
-        self._taken.discard(batch)
+    def split(self, batch: MessageBatch) -> None:
+        """Return a taken batch in two halves, which ``take_ready`` returns again."""
+        self._being_sent.discard(batch)
         middle = len(batch.entries) // 2
-        self.closed += [batch.half(slice(None, middle)), batch.half(slice(middle, None))]
+        self.closed += [batch.part(slice(None, middle)), batch.part(slice(middle, None))]
 
-    def _start(self, key: Key, owner: Any, now_ms: int) -> MessageBatch:
-        # Who waited for the lock may have read the clock before others: batches of one key leave in the order of their start.
-        now_ms = self._started_ms = max(now_ms, self._started_ms)
+    def _start(self, key: BatchKey, owner: Any, now_ms: int) -> MessageBatch:
+        # A caller may have read the clock before it waited for the lock. The time must not decrease: batches are sent in its
+        # order.
+        now_ms = self._last_start_ms = max(now_ms, self._last_start_ms)
         batch = MessageBatch(key, owner, now_ms, now_ms + self.limits.max_delay_ms)
         self._open[key] = batch
-        heapq.heappush(self._by_age, (batch.due_ms, next(self._numbers), batch))
+        heapq.heappush(self._by_age, (batch.due_ms, next(self._sequence), batch))
         return batch
 
     def _close(self, batch: MessageBatch) -> None:
-        self._forget(batch)
+        self._remove_open(batch)
         self.closed.append(batch)
 
-    def _forget(self, batch: MessageBatch) -> None:
+    def _remove_open(self, batch: MessageBatch) -> None:
         batch.is_open = False
         del self._open[batch.key]
 
 
 def key_words(keys: Sequence[str] | None) -> list[str]:
-    """The words that a broker indexes: a key may be several."""
+    """The words that a broker indexes. A key with spaces has several."""
     return [word for key in keys or () for word in key.split(codes.KEY_SEPARATOR) if word]
 
 
 def has_key(keys: Sequence[str] | None) -> bool:
-    """Whether a compaction topic keeps a message with these keys: for its broker, keys of nothing but whitespace are none."""
+    """Whether a compaction topic stores a message with these keys: its broker ignores keys of only whitespace."""
     return any(key.strip() for key in keys or ())

@@ -1,11 +1,13 @@
-"""The driver of automatic batching: one accumulator per name, its timer, and one result per message.
+"""Automatic batches of producers: one accumulator per name, its timer, and one future per message.
 
-Mirrors ``ProduceAccumulator`` and the sharing in ``MQClientManager``, where the name is the client id. It owns
-the lock of the accumulator.
-Java polls with two guard threads. Here the timer calls when the oldest batch is due, and a synchronous
-sender whose batch is overdue sends it itself, so that no sender depends on the timer's thread. Java's
-accumulator ends with the first producer that leaves; this one lives until the last has left, and sends everything that
-waits when one leaves.
+Mirrors ``ProduceAccumulator`` and the sharing in ``MQClientManager``, where the name is the client id. Java polls with two
+guard threads. Here the timer calls when the oldest batch is due, and a synchronous sender whose batch is overdue sends it
+itself, so that no sender depends on the timer's thread. Java's accumulator ends with the first producer that leaves; this one
+ends with the last, and sends all waiting batches whenever a producer leaves.
+
+A plain message is for any queue, without delay and priority, of a topic that does not store batches whole. It waits unencoded in
+its promise, and is encoded with the other messages when its batch is sent. The checks are those of ``encoding.prepare``, which
+handles all other messages, and reports those that every broker would reject.
 """
 
 from __future__ import annotations
@@ -13,51 +15,145 @@ from __future__ import annotations
 import copy
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from concurrent.futures import Future
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
 from rocketmq_spark.base import codes, process
 from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.codes import Property
 from rocketmq_spark.base.threads import Failure, Timer, attempt
-from rocketmq_spark.errors import CallTimeout, ClosedError, MessageIllegal, RocketMQError, SendFailed
+from rocketmq_spark.errors import CallTimeout, ClosedError, MessageIllegal, MessageRefused, RocketMQError, SendFailed
 from rocketmq_spark.model import Message, MessageQueue, SendResult
 from rocketmq_spark.model.send import BatchStorage, MessageEncoder
-from rocketmq_spark.producer import encoding, plain
-from rocketmq_spark.producer.accumulator import Accumulator, BatchEntry, Key, MessageBatch, PlainEntry, has_key
-from rocketmq_spark.producer.encoding import How, Prepared
-from rocketmq_spark.producer.in_flight import Pending, Promise
-from rocketmq_spark.producer.outgoing import Callback, Outcome, split
-from rocketmq_spark.producer.plain import PlainKind
+from rocketmq_spark.producer import encoding
+from rocketmq_spark.producer.accumulator import Accumulator, BatchEntry, BatchKey, MessageBatch, PlainEntry, has_key
+from rocketmq_spark.producer.encoding import How, Prepared, check_topic
+from rocketmq_spark.producer.futures import FutureRegistry, Promise
+from rocketmq_spark.producer.outgoing import Callback, Outcome, split_result
+from rocketmq_spark.producer.routing import RouteCache
 from rocketmq_spark.producer.settings import ProducerSettings
-from rocketmq_spark.producer.topics import Topics
+from rocketmq_spark.wire.names import Scope
+from rocketmq_spark.wire.properties import encode_properties
 
 logger = logging.getLogger(__name__)
 
 # A synchronous sender waits this much longer than its batch may take, because the error of the batch is more specific.
-_SLACK_S = 1.0
-_NOT_ASKED = BatchStorage(whole=True)
+_BATCH_ERROR_GRACE_S = 1.0
+_UNKNOWN_STORAGE = BatchStorage(whole=True)
 # Combinations of topic and tag that are cached.
-_MAX_KINDS = 1024
+_MAX_TEMPLATES = 1024
+
+
+class PlainTemplate(NamedTuple):
+    """The common part of the plain messages of a topic and tag: the text of their properties, and the bytes that a message adds
+    to a batch besides its body. ``room`` is the maximum number of bytes of further properties.
+    """
+
+    key: BatchKey
+    text: str
+    size: int
+    room: int
+
+
+_SAMPLE_ID = "0" * 32
+_BLANK, _KEYS, _ID = codes.KEY_SEPARATOR, f"{Property.KEYS}\x01", f"{Property.UNIQ_KEY}\x01"
+_STR = {str}  # ``encoding.prepare`` handles other types, such as None
+_RESERVED, _TRANSIENT = codes.RESERVED_PROPERTIES, codes.TRANSIENT_PROPERTY_PREFIX
+
+
+def plain_template(
+    topic: Any, tag: Any, waits_for_store: Any, encoder: MessageEncoder, scope: Scope | None = None
+) -> PlainTemplate | None:
+    """The template of a topic and tag. None if such messages are sent separately, or every broker would reject them."""
+    if not isinstance(topic, str) or not isinstance(tag, str | None) or not isinstance(waits_for_store, bool):
+        return None
+    if topic.startswith(codes.RETRY_PREFIX):
+        return None
+    try:
+        check_topic(topic, scope)
+        text = encode_properties({Property.TAGS: tag or None, Property.WAIT: "true" if waits_for_store else "false"})
+        all_properties = encode_properties({Property.UNIQ_KEY: _SAMPLE_ID}) + text
+        size = len(encoder.item(topic, b"", all_properties, 0, 0))
+    except MessageRefused:
+        return None
+    room = codes.SINGLE_MAX_PROPERTIES - len(all_properties.encode())
+    return (
+        None
+        if room < 0
+        else PlainTemplate(BatchKey(topic, None, waits_for_store, tag or None, False), text, size, room)
+    )
+
+
+def encode_plain_properties(message: Message, template: PlainTemplate) -> tuple[str, int] | None:
+    """The text of all properties except the id, and the bytes that it has more than the template's. None if the message is not
+    plain.
+    """
+    flag, keys, properties = message.flag, message.keys, message.properties
+    if message.priority is not None or type(flag) is not int or not -(2**31) <= flag < 2**31:
+        return None
+    text = ""
+    try:
+        if keys:
+            words = _BLANK.join(keys)
+            if words.count(_BLANK) >= len(keys):
+                return None
+            text = f"{_KEYS}{words}\x02"
+        if properties:
+            values = properties.values()
+            if (
+                not ({*map(type, properties), *map(type, values)} <= _STR)
+                or "" in properties
+                or "" in values
+                or not _RESERVED.isdisjoint(properties)
+            ):
+                return None
+            text += "".join([f"{name}\x01{value}\x02" for name, value in properties.items()])
+        size = len(text) if text.isascii() else len(text.encode())
+    except (TypeError, AttributeError, UnicodeEncodeError):
+        return None
+    property_count = bool(keys) + (len(properties) if properties else 0)
+    is_plain = text.count("\x01") == property_count == text.count("\x02") and _TRANSIENT not in text
+    return (text + template.text, size) if is_plain and size <= template.room else None
+
+
+def encode_batch_messages(
+    batch: MessageBatch, create_ids: Callable[[int], Sequence[str]], encoder: MessageEncoder, now_ms: int
+) -> None:
+    """Create the ids of the plain messages of a batch and encode them. Called when the batch is sent."""
+    if not batch.has_plain:
+        return
+    topic, encode_item = batch.key.topic, encoder.item
+    items: list[Sized] = []
+    for entry, msg_id in zip(batch.entries, create_ids(len(batch.entries)), strict=True):
+        if isinstance(entry, BatchEntry):
+            items.append(entry.item)
+            continue
+        entry.msg_id = msg_id
+        items.append(encode_item(topic, entry.body, f"{entry.text}{_ID}{msg_id}\x02", entry.flag, now_ms))
+        entry.body, entry.text = b"", ""  # a future that the user keeps does not keep the message
+    batch.encoded_items, batch.has_plain = items, False
 
 
 class BatchOwner(Protocol):
     """The methods of a producer that its batches call."""
 
     def enqueue_batch(self, batch: MessageBatch, done: Callable[[Outcome], None]) -> bool:
-        """Fix the place of ``batch`` in its queue's order, without blocking. False when closed, else ``done`` is called once."""
+        """Add ``batch`` at the end of its ordered queue, without blocking. Returns False if the producer is closed; otherwise
+        ``done`` is called once.
+        """
 
-    def pump(self, soon: bool = False) -> None:
-        """Send enqueued batches; with ``soon`` on another thread, because this one may be the thread that reads answers."""
+    def dispatch_ready(self, soon: bool = False) -> None:
+        """Send enqueued batches; with ``soon`` on another thread, because the calling thread may be one that reads answers."""
 
 
 class Batcher:
-    """The accumulator of one name."""
+    """The accumulator of one name, with its timer. Guarded by its lock, which is held while due batches are enqueued."""
 
     def __init__(self, timer: Timer) -> None:
         self.accumulator = Accumulator()
         self.members = 0
-        self._call_ms: int | None = None  # time of the timer's next call
+        self._next_call_ms: int | None = None  # time of the timer's next call
         self._closed = False
         self._timer = timer
         self._lock = threading.Lock()
@@ -68,30 +164,30 @@ class Batcher:
             self.members += 1
             self.accumulator.limits = settings.batch_limits(self.accumulator.limits)
 
-    def add(self, key: Key, entry: BatchEntry, owner: BatchOwner) -> MessageBatch | None:
-        """Return the batch that took the message, which may already be in flight; None if it must be sent directly.
+    def add(self, key: BatchKey, entry: BatchEntry, owner: BatchOwner) -> MessageBatch | None:
+        """Return the batch that contains the message, and may already be in flight. None if the message must be sent directly.
 
-        If this raises, a message that was taken stays in its batch, and the promise of one that was not is withdrawn.
+        If this raises, a message that is in a batch stays there; otherwise its promise is withdrawn.
         """
         now_ms = self._timer.now_ms()
         batch = None
         try:
             with self._lock:
                 batch = None if self._closed else self.accumulator.add(key, entry, owner, now_ms)
-                ready = self.accumulator.ready(now_ms)
-                started = batch is not None and (len(batch.entries) == 1 or self._call_ms is None)
-                call_s = self._next_call(now_ms) if started else None
+                ready = self.accumulator.has_ready(now_ms)
+                started = batch is not None and (len(batch.entries) == 1 or self._next_call_ms is None)
+                call_s = self._seconds_to_next_call(now_ms) if started else None
         finally:
             if batch is None:
-                entry.promise.pending.forget()
+                entry.promise.registry.discard()
         if call_s is not None:
-            self._call_later(call_s)
+            self._schedule_call(call_s)
         if ready:
             self.flush()
         return batch
 
-    def add_plain(self, key: Key, entry: PlainEntry, body_bytes: int, size: int, owner: BatchOwner) -> bool:
-        """Whether a batch took the message; otherwise it must be sent directly. Errors as in ``add``."""
+    def add_plain(self, key: BatchKey, entry: PlainEntry, body_bytes: int, size: int, owner: BatchOwner) -> bool:
+        """Whether a batch contains the message; otherwise the message must be sent directly. Errors as in ``add``."""
         now_ms = self._timer.now_ms()
         batch = call_s = None
         ready = False
@@ -101,13 +197,13 @@ class Batcher:
                     batch = self.accumulator.add_plain(key, entry, body_bytes, size, owner, now_ms)
                 if batch is not None:
                     ready = bool(self.accumulator.closed) or batch.due_ms <= now_ms
-                    if len(batch.entries) == 1 or self._call_ms is None:
-                        call_s = self._next_call(now_ms)
+                    if len(batch.entries) == 1 or self._next_call_ms is None:
+                        call_s = self._seconds_to_next_call(now_ms)
         finally:
             if batch is None:
-                entry.promise.pending.forget()
+                entry.promise.registry.discard()
         if call_s is not None:
-            self._call_later(call_s)
+            self._schedule_call(call_s)
         if ready:
             self.flush()
         return batch is not None
@@ -117,29 +213,29 @@ class Batcher:
 
     def flush(self) -> None:
         """Send the batches that are due."""
-        for owner in self._enqueue():
-            owner.pump()
+        for owner in self._enqueue_due():
+            owner.dispatch_ready()
 
-    def _enqueue(self) -> Iterable[BatchOwner]:
-        """Fix the places of due batches. Returns the producers that must send them."""
+    def _enqueue_due(self) -> Iterable[BatchOwner]:
+        """Add due batches to the queues of their producers. Returns the producers, which must send them."""
         owners: dict[int, BatchOwner] = {}
-        refused = []
+        rejected = []
         now_ms = self._timer.now_ms()
-        with self._lock:  # held until each batch has its place in its queue, so that none overtakes another
-            for batch in self.accumulator.take(now_ms):
-                answered = self._answered(batch)
-                if batch.owner.enqueue_batch(batch, answered):
+        with self._lock:  # held until all batches are enqueued, so that no batch overtakes another
+            for batch in self.accumulator.take_ready(now_ms):
+                complete = self._completion_of(batch)
+                if batch.owner.enqueue_batch(batch, complete):
                     owners[id(batch.owner)] = batch.owner
                 else:
-                    refused.append(answered)
-        for answered in refused:
-            answered(ClosedError("the producer that shared its batch was closed before it was sent"))
+                    rejected.append(complete)
+        for complete in rejected:
+            complete(ClosedError("the producer that shared its batch was closed before it was sent"))
         return owners.values()
 
     def wait(self, batch: MessageBatch, result: Future[SendResult], seconds: float) -> bool:
-        """Wait up to ``seconds`` after the batch is due. Returns whether ``result`` is there.
+        """Wait up to ``seconds`` after the batch is due. Returns whether ``result`` is set.
 
-        When the batch is due, the calling thread sends it, if no other thread has.
+        When the batch is due, the calling thread sends it, unless another thread has sent it.
         """
         if not self._timer.wait(result, max(0, batch.due_ms - self._timer.now_ms()) / 1000):
             self.flush()
@@ -152,7 +248,7 @@ class Batcher:
         self.flush()
 
     def leave(self) -> None:
-        """A producer leaves: send all waiting batches."""
+        """Remove a producer, and send all waiting batches."""
         try:
             self.send_all()
         finally:  # also when it is interrupted
@@ -166,205 +262,217 @@ class Batcher:
         self.send_all()
         self._timer.close()
 
-    def _due(self) -> None:
+    def _on_timer(self) -> None:
         """Called by the timer."""
         with self._lock:
-            self._call_ms = None
+            self._next_call_ms = None
         try:
             self.flush()
         finally:
             with self._lock:
-                call_s = self._next_call(self._timer.now_ms())
+                call_s = self._seconds_to_next_call(self._timer.now_ms())
             if call_s is not None:
-                self._call_later(call_s)
+                self._schedule_call(call_s)
 
-    def _call_later(self, seconds: float) -> None:
+    def _schedule_call(self, seconds: float) -> None:
         try:
-            self._timer.later(seconds, self._due)
-        except BaseException:  # no more threads, or interrupted: the next message tries again
+            self._timer.later(seconds, self._on_timer)
+        except BaseException:  # no thread, or interrupted: the next message schedules the call again
             with self._lock:
-                self._call_ms = None
+                self._next_call_ms = None
             raise
 
-    def _next_call(self, now_ms: int) -> float | None:
-        """Seconds until the timer must call; None if its next call is in time. Call with the lock, and act on the result."""
-        due_ms, call_ms = self.accumulator.due_ms, self._call_ms
+    def _seconds_to_next_call(self, now_ms: int) -> float | None:
+        """Seconds until the timer must call; None if a call in time is scheduled. Call with the lock, and schedule the returned
+        call after it.
+        """
+        due_ms, call_ms = self.accumulator.due_ms, self._next_call_ms
         if due_ms is None or (call_ms is not None and call_ms <= due_ms):
             return None
-        self._call_ms = due_ms
+        self._next_call_ms = due_ms
         return max(0, due_ms - now_ms) / 1000
 
-    def _answered(self, batch: MessageBatch) -> Callable[[Outcome], None]:
+    def _completion_of(self, batch: MessageBatch) -> Callable[[Outcome], None]:
         def done(outcome: Outcome) -> None:
-            again = _one_of_several(outcome, batch)
+            leaves_again = _may_split(outcome, batch)
             with self._lock:
-                (self.accumulator.halve if again else self.accumulator.done)(batch)
-            if again:
-                for owner in self._enqueue():
-                    owner.pump(soon=True)
+                (self.accumulator.split if leaves_again else self.accumulator.release)(batch)
+            if leaves_again:
+                for owner in self._enqueue_due():
+                    owner.dispatch_ready(soon=True)
                 return
-            outcomes, promises = _shares(outcome, batch.entries), [entry.promise for entry in batch.entries]
-            for pending, kept in _by_pending(promises, outcomes).items():
-                handed = attempt(pending.keep, *kept)
-                if isinstance(handed, Failure):  # an error at one sender must not affect the results of others
-                    handed.log(logger, "results could not be handed over")
+            outcomes, promises = (
+                _outcomes_by_message(outcome, batch.entries),
+                [entry.promise for entry in batch.entries],
+            )
+            for pending, resolved in _by_registry(promises, outcomes).items():
+                resolving = attempt(pending.resolve, *resolved)
+                if isinstance(resolving, Failure):  # an error at one producer must not affect the results of others
+                    resolving.log(logger, "results could not be set")
 
         return done
 
 
-class AccumulatorMember:
-    """The messages of one producer in an accumulator. ``owner`` sends the batches that it starts, even if others add to them."""
+class BatchingClient:
+    """Adds the messages of one producer to an accumulator. ``owner`` sends the batches that this producer starts, even if other
+    producers add to them.
+    """
 
     def __init__(
         self,
         batcher: Batcher,
         owner: BatchOwner,
-        pending: Pending,
-        topics: Topics,
+        pending: FutureRegistry,
+        topics: RouteCache,
         settings: ProducerSettings,
         encoder: MessageEncoder,
     ) -> None:
         self.batcher = batcher
-        self._topics = topics
+        self._routes = topics
         self._owner = owner
-        self._pending = pending
+        self._futures = pending
         self._encoder, self._scope = encoder, settings.scope
         self._send_timeout_s = settings.send_timeout_s
-        # Then each message has its own tag, and messages of a group with different tags must stay in order.
-        self._mixed = settings.features.chooses_queues is not None
+        # If a Proxy chooses queues, batches mix tags: each message has its own tag, and the messages of a group must stay in
+        # order.
+        self._mixes_tags = settings.features.chooses_queues is not None
         self._max_body_bytes = settings.max_message_size
-        self._kinds: dict[tuple[str, str | None, bool], PlainKind] = {}
+        self._templates: dict[tuple[str, str | None, bool], PlainTemplate] = {}
 
-    def takes(self, prepared: Prepared, how: How) -> bool:
-        """Whether the message may join a batch (``DefaultMQProducer.canBatch``). One with a priority is always a separate
-        request. So is one without a key for a compaction topic: its broker refuses the message, but would acknowledge a batch
-        and drop the message.
+    def is_batchable(self, prepared: Prepared, how: How) -> bool:
+        """Whether the message may join a batch (``DefaultMQProducer.canBatch``). A message with a priority may not. A message
+        without a key for a compaction topic may not either: its broker rejects the message, but would acknowledge a batch and
+        drop the message.
         """
         message = prepared.message
-        alone = prepared.delayed or message.priority is not None or message.topic.startswith(codes.RETRY_PREFIX)
-        if how.timeout_s is not None or alone:
+        must_be_alone = prepared.delayed or message.priority is not None or message.topic.startswith(codes.RETRY_PREFIX)
+        if how.timeout_s is not None or must_be_alone:
             return False
-        if message.topic not in self._topics.storage:  # who sends the batch must not wait for an answer
-            self._topics.ask_storage(message.topic, Deadline.after(self._send_timeout_s))
-        return has_key(message.keys) or not self._topics.stored_by_key(message.topic)
+        # Fetched here, because the thread that sends the batch must not wait for an answer.
+        if message.topic not in self._routes.storage:
+            self._routes.fetch_storage(message.topic, Deadline.after(self._send_timeout_s))
+        return has_key(message.keys) or not self._routes.stored_by_key(message.topic)
 
-    def quick(self, message: Message, callback: Callback | None) -> Promise | None:
-        """Return the future of a plain message that a batch took; it is encoded with the others when the batch is sent. None if
-        ``add`` must handle the message, which also reports what is wrong with it.
+    def try_add_plain(self, message: Message, callback: Callback | None) -> Promise | None:
+        """Add a plain message to a batch and return its future. Returns None if the message is not plain or wrong: ``add``
+        handles it, and ``encoding.prepare`` reports what is wrong.
         """
         if not isinstance(message, Message):
             return None  # type: ignore[unreachable]  # ``encoding.prepare`` reports it
-        body, topic, tag, waits = message.body, message.topic, message.tags, message.wait_store_ok
-        if self._mixed:
+        body, topic, tag, waits_for_store = message.body, message.topic, message.tags, message.wait_store_ok
+        if self._mixes_tags:
             return None
         try:
-            storage = self._topics.storage.get(topic, _NOT_ASKED)  # None: unknown, treated as an ordinary topic
+            # None if no broker has answered: treated as an ordinary topic.
+            storage = self._routes.storage.get(topic, _UNKNOWN_STORAGE)
             if storage is not None and (storage.whole or storage.by_key):
                 return None
-            kind = self._kinds.get((topic, tag, waits)) or self._kind(topic, tag, waits)
+            template = self._templates.get((topic, tag, waits_for_store)) or self._template(topic, tag, waits_for_store)
         except TypeError:  # a topic or tag that is not a str
             return None
-        if kind is None or type(body) is not bytes or not 0 < len(body) <= self._max_body_bytes:
+        if template is None or type(body) is not bytes or not 0 < len(body) <= self._max_body_bytes:
             return None
-        text, size = kind.text, kind.size + len(body)
+        text, size = template.text, template.size + len(body)
         flag = message.flag
         if message.keys or message.properties or flag or type(flag) is not int or message.priority is not None:
-            found = plain.plain_text(message, kind)
-            if found is None:
+            encoded = encode_plain_properties(message, template)
+            if encoded is None:
                 return None
-            text, more = found
-            size += more
-        promise = self._pending.expect(callback)
+            text, added_bytes = encoded
+            size += added_bytes
+        promise = self._futures.create(callback)
         promise.body, promise.text, promise.flag = body, text, flag
-        return promise if self.batcher.add_plain(kind.key, promise, len(body), size, self._owner) else None
+        return promise if self.batcher.add_plain(template.key, promise, len(body), size, self._owner) else None
 
-    def _kind(self, topic: str, tag: str | None, waits: bool) -> PlainKind | None:
-        if (kind := plain.plain_kind(topic, tag, waits, self._encoder, self._scope)) is not None:
-            if len(self._kinds) >= _MAX_KINDS:
-                self._kinds.clear()
-            self._kinds[topic, tag, waits] = kind
-        return kind
+    def _template(self, topic: str, tag: str | None, waits_for_store: bool) -> PlainTemplate | None:
+        if (template := plain_template(topic, tag, waits_for_store, self._encoder, self._scope)) is not None:
+            if len(self._templates) >= _MAX_TEMPLATES:
+                self._templates.clear()
+            self._templates[topic, tag, waits_for_store] = template
+        return template
 
     def add(
-        self, prepared: Prepared, queue: MessageQueue | None, waits: bool, callback: Callback | None = None
+        self, prepared: Prepared, queue: MessageQueue | None, sender_waits: bool, callback: Callback | None = None
     ) -> tuple[Promise, MessageBatch | None]:
-        """Return the future and the batch that took the message; no batch if it must be sent directly."""
+        """Return the future, and the batch that contains the message; None if the message must be sent directly."""
         message = prepared.message
-        alike = (True, None) if self._mixed else (message.wait_store_ok, message.tags or None)
-        key = Key(message.topic, queue, *alike, waits)
+        flag_and_tag = (True, None) if self._mixes_tags else (message.wait_store_ok, message.tags or None)
+        key = BatchKey(message.topic, queue, *flag_and_tag, sender_waits)
         item = encoding.batch_item(prepared, self._encoder, self.batcher.wall_ms())
-        result = self._pending.expect(callback, prepared.msg_id)
+        result = self._futures.create(callback, prepared.msg_id)
         entry = BatchEntry(item, len(message.body), prepared.msg_id, message.keys, result)
         return result, self.batcher.add(key, entry, self._owner)
 
     def result(self, batch: MessageBatch, result: Future[SendResult]) -> SendResult:
-        """Wait for the result of a message that ``batch`` took."""
-        if not self.batcher.wait(batch, result, self._send_timeout_s + _SLACK_S):
+        """Wait for the result of a message in ``batch``."""
+        if not self.batcher.wait(batch, result, self._send_timeout_s + _BATCH_ERROR_GRACE_S):
             raise CallTimeout("the batch has no answer in time; it may have been stored", topic=batch.key.topic)
         return result.result()
 
 
-_Both = tuple[Sequence[Promise], Sequence[Outcome]]
+_PromisesAndOutcomes = tuple[Sequence[Promise], Sequence[Outcome]]
 
 
-def _by_pending(promises: Sequence[Promise], outcomes: Sequence[Outcome]) -> Mapping[Pending, _Both]:
+def _by_registry(
+    promises: Sequence[Promise], outcomes: Sequence[Outcome]
+) -> Mapping[FutureRegistry, _PromisesAndOutcomes]:
     """Group promises and outcomes by producer."""
-    if len(senders := {promise.pending for promise in promises}) == 1:
-        return dict.fromkeys(senders, (promises, outcomes))
-    found: dict[Pending, tuple[list[Promise], list[Outcome]]] = {pending: ([], []) for pending in senders}
+    if len(registries := {promise.registry for promise in promises}) == 1:
+        return dict.fromkeys(registries, (promises, outcomes))
+    grouped: dict[FutureRegistry, tuple[list[Promise], list[Outcome]]] = {pending: ([], []) for pending in registries}
     for promise, outcome in zip(promises, outcomes, strict=True):
-        mine, own = found[promise.pending]
-        mine.append(promise)
-        own.append(outcome)
-    return found
+        own_promises, own_outcomes = grouped[promise.registry]
+        own_promises.append(promise)
+        own_outcomes.append(outcome)
+    return grouped
 
 
-def _one_of_several(outcome: Outcome, batch: MessageBatch) -> bool:
-    """Whether the batch was rejected because of a message, and nothing is stored, so that others may succeed without it. Not if
-    a queue was chosen, because its order would be lost.
+def _may_split(outcome: Outcome, batch: MessageBatch) -> bool:
+    """Whether the batch is sent again in two halves, because a broker rejected it for one of its messages and stored nothing. Not
+    if a queue was chosen, because its order would be lost.
     """
-    refused = isinstance(outcome, MessageIllegal) and not outcome.stored
-    return refused and len(batch.entries) > 1 and batch.key.queue is None
+    is_rejected = isinstance(outcome, MessageIllegal) and not outcome.stored
+    return is_rejected and len(batch.entries) > 1 and batch.key.queue is None
 
 
-def _shares(outcome: Outcome, entries: Sequence[BatchEntry | PlainEntry]) -> Sequence[Outcome]:
-    """The outcome of each message. Each message that the error does not report as stored gets its own copy of it, so that
-    tracebacks do not mix.
+def _outcomes_by_message(outcome: Outcome, entries: Sequence[BatchEntry | PlainEntry]) -> Sequence[Outcome]:
+    """The outcome of each message. A message that the error does not report as stored gets its own copy of the error, because
+    raising one error for several callers would mix their tracebacks.
     """
     if isinstance(outcome, SendResult):
         try:
-            return split(outcome, len(entries))
+            return split_result(outcome, len(entries))
         except RocketMQError as e:
             outcome = e
-    shares: list[Outcome] = []
+    outcomes: list[Outcome] = []
     for entry in entries:
-        share = outcome.stored.get(entry.msg_id)
-        if share is None and entry.msg_id in outcome.behind:
-            share = SendFailed(
+        message_outcome = outcome.stored.get(entry.msg_id)
+        if message_outcome is None and entry.msg_id in outcome.behind:
+            message_outcome = SendFailed(
                 f"not sent, because an earlier message of its group was rejected: {outcome.message}",
                 outcome.addr, outcome.broker_code, outcome.topic, remark=outcome.remark, remedy=outcome.remedy,
             )  # fmt: skip
-            share.__cause__ = outcome
-        elif share is None:
-            share = copy.copy(outcome)
-            share.__cause__, share.stored, share.behind = outcome.__cause__, {}, ()
-        shares.append(share)
-    return shares
+            message_outcome.__cause__ = outcome
+        elif message_outcome is None:
+            message_outcome = copy.copy(outcome)
+            message_outcome.__cause__, message_outcome.stored, message_outcome.behind = outcome.__cause__, {}, ()
+        outcomes.append(message_outcome)
+    return outcomes
 
 
 _ACCUMULATORS = "accumulators"
 
 
-def share(name: str, settings: ProducerSettings, make: Callable[[], Timer]) -> Batcher:
-    """The accumulator of ``name`` in this process; the first call creates it."""
+def join_accumulator(name: str, settings: ProducerSettings, make: Callable[[], Timer]) -> Batcher:
+    """Join the accumulator of ``name`` in this process. The first call creates it."""
     with process.entry_lock(_ACCUMULATORS, name):
         batcher = process.once(_ACCUMULATORS, name, lambda: Batcher(make()))
         batcher.join(settings)
         return batcher
 
 
-def unshare(name: str, batcher: Batcher) -> None:
-    """A producer leaves; the last one closes the accumulator."""
+def leave_accumulator(name: str, batcher: Batcher) -> None:
+    """Leave the accumulator. The last producer closes it."""
     try:
         batcher.leave()
     finally:

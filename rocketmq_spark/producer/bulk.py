@@ -9,7 +9,7 @@ from rocketmq_spark.base import extras
 from rocketmq_spark.base.arguments import function, instance, text
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model import Message, MessageQueue
-from rocketmq_spark.producer.requests import RequestProducer
+from rocketmq_spark.producer.request_reply import RequestProducer
 from rocketmq_spark.queues.selection import Select
 
 if TYPE_CHECKING:
@@ -125,16 +125,16 @@ class BulkProducer(RequestProducer):
         return inputs.send_many(tools, messages, how, inputs.MessageTarget(queue, key))
 
     def _call_tools(self, method: str, how_long: float) -> CallTools:
-        """What a call sends with. What waits for company goes before it."""
+        """The tools of one call. Sends waiting batches first, because their messages come before those of the call."""
         self._owner.check(self._closing.locked())
-        self._deadline(how_long)  # which refuses what is no number
+        self._deadline(how_long)  # checks that the timeout is a number
         if self._options is None or self._row_encoder is None or not extras.installed("pyarrow"):
             raise OptionError(f"{method} needs pyarrow, which is not installed", remedy=extras.command(extras.ARROW))
         from rocketmq_spark.producer.rows.calls import CallTools
         from rocketmq_spark.producer.rows.sender import RowTools
 
-        if self._membership is not None:
-            self._membership.batcher.send_all()
+        if self._batching is not None:
+            self._batching.batcher.send_all()
         delays, places = self._long_delays, self._destinations
         rows = RowTools(self._options, self.settings, self._sender, self._engine, self._row_encoder(), delays)
-        return CallTools(rows, places, delays.timers, places.later, self._closing.locked)
+        return CallTools(rows, places, delays.timers, places.spool_fallback, self._closing.locked)

@@ -1,8 +1,7 @@
-"""From a user's ``Message`` to what is sent: checks, properties, compression, batch items.
+"""Checks and encodes messages: properties, compression, batch items.
 
-Mirrors ``Validators``, the preparing half of ``DefaultMQProducerImpl.sendKernelImpl`` and ``MessageBatch``. Everything
-that a broker would refuse for good, or would take and then lose or corrupt, is refused here. The message of the caller
-is never changed.
+Mirrors ``Validators``, the first half of ``DefaultMQProducerImpl.sendKernelImpl``, and ``MessageBatch``. Messages that a broker
+would always reject, or would accept and then lose or corrupt, are rejected here. The caller's message is never changed.
 """
 
 from __future__ import annotations
@@ -29,13 +28,14 @@ from rocketmq_spark.wire.compression import smaller
 from rocketmq_spark.wire.names import Scope, is_send_forbidden, topic_problem
 from rocketmq_spark.wire.properties import check_message, encode_properties, message_properties
 
-_BODIES = (bytes, bytearray, memoryview)
+_BODY_TYPES = (bytes, bytearray, memoryview)
 
 
 class How(NamedTuple):
-    """How one message is sent: what ``Producer.send`` takes beside it, and says what it means.
+    """The arguments of ``Producer.send`` besides the message, with the meaning described there.
 
-    When its place is found, a ``selector`` is left only if it chooses when there is a route: by its name, and its ``arg``.
+    ``Destinations.resolve`` returns a ``How`` that has only the destination: a ``queue``, or a ``selector`` with its ``arg`` that
+    chooses later, when there is a route.
     """
 
     queue: MessageQueue | None = None
@@ -48,73 +48,78 @@ class How(NamedTuple):
 
     @property
     def selection(self) -> tuple[str, Any] | None:
-        """What is left to choose by a selector that has a name."""
+        """The name and argument of a selector that chooses later."""
         return (self.selector, self.arg) if isinstance(self.selector, str) else None
 
 
-ANYHOW = How()
+DEFAULT_HOW = How()
 
 
 class EnvelopedMessage(NamedTuple):
-    """A message in an envelope: where and when it is to be delivered."""
+    """The topic of the message in an envelope, and when it is due."""
 
     topic: str
     due_ms: int
 
 
-# Of a larger one a Proxy would take 32 bits.
-_HIGHEST_PRIORITY = 2**31 - 1
-# All but the two that stand between properties.
-_CONTROL = re.compile("[\x00\x03-\x1f\x7f-\x9f]")
+# A Proxy would keep only 32 bits of a larger priority.
+_MAX_PRIORITY = 2**31 - 1
+# All control characters but the two that separate properties.
+_CONTROL_CHARACTER = re.compile("[\x00\x03-\x1f\x7f-\x9f]")
 
 
 class Prepared(NamedTuple):
-    """A checked message with its id and its encoded properties; ``waiting`` if it is an envelope, ``half`` if it
-    is to be committed."""
+    """A checked message with its id and its encoded properties. ``envelope`` is set if the message is an envelope of another
+    one, ``half`` if the message is a half message.
+    """
 
     message: Message
     msg_id: str
     properties: str
     delayed: bool
-    waiting: EnvelopedMessage | None = None
+    envelope: EnvelopedMessage | None = None
     half: bool = False
 
 
-def prepare(message: Message, msg_id: str, settings: ProducerSettings, how: How = ANYHOW) -> Prepared:
-    """Check ``message`` and encode its properties; ``MessageRefused`` says what no broker would take."""
+def prepare(message: Message, msg_id: str, settings: ProducerSettings, how: How = DEFAULT_HOW) -> Prepared:
+    """Check ``message`` and encode its properties. Raises ``MessageRefused`` for a message that no broker would accept."""
     check_message(message)
     check_topic(message.topic, settings.scope)
-    if (chooses := settings.features.chooses_queues) and how.queue is not None:
-        raise MessageRefused(f"the message names {how.queue}, but {chooses}", topic=message.topic)
+    if (proxy_chooses := settings.features.chooses_queues) and how.queue is not None:
+        raise MessageRefused(f"the message names {how.queue}, but {proxy_chooses}", topic=message.topic)
     body: object = message.body
-    if isinstance(body, memoryview):  # of items of any size, and perhaps with gaps
+    if isinstance(body, memoryview):  # a memoryview may have items of several bytes, or gaps
         message = dataclasses.replace(message, body=body.tobytes())
     check_body(message, settings)
     delay = _timing_property(how)
-    system = {Property.WAIT: "true" if message.wait_store_ok else "false", Property.UNIQ_KEY: msg_id, **delay}
+    system_properties = {
+        Property.WAIT: "true" if message.wait_store_ok else "false",
+        Property.UNIQ_KEY: msg_id,
+        **delay,
+    }
     if message.priority is not None:
-        system[Property.PRIORITY] = _priority(message, settings)
+        system_properties[Property.PRIORITY] = _priority(message, settings)
     if isinstance(message, KeyedMessage) and message.sharding_key:
-        system[Property.SHARDING_KEY] = message.sharding_key
-    if chooses and how.selector is not None:
-        system |= _message_group(message.topic, how, chooses)
+        system_properties[Property.SHARDING_KEY] = message.sharding_key
+    if proxy_chooses and how.selector is not None:
+        system_properties |= _message_group(message.topic, how, proxy_chooses)
     try:
-        properties = encode_properties(message_properties(message, **system), codes.SINGLE_MAX_PROPERTIES)
+        properties = encode_properties(message_properties(message, **system_properties), codes.SINGLE_MAX_PROPERTIES)
     except MessageRefused as e:
         raise MessageRefused(e.message, topic=message.topic) from None
     if settings.features.plain_texts:
-        _check_texts(message, properties)
+        _check_proxy_texts(message, properties)
     return Prepared(message, msg_id, properties, bool(delay))
 
 
-# What a transport adds: the property of the group, whose name is this long at most.
-_GROUP_BYTES = len(Property.PRODUCER_GROUP) + 2 + 255
+# A transport adds the property of the producer group. These are its maximum bytes.
+_MAX_GROUP_BYTES = len(Property.PRODUCER_GROUP) + 2 + 255
 
 
 def as_half(prepared: Prepared) -> Prepared:
-    """The message as one that is delivered when it is committed."""
+    """The message as a half message."""
     properties = prepared.properties + encode_properties({Property.TRANSACTION_PREPARED: "true"})
-    size = len(properties.encode()) + _GROUP_BYTES
+    size = len(properties.encode()) + _MAX_GROUP_BYTES
     if size > codes.SINGLE_MAX_PROPERTIES:
         raise MessageRefused(
             f"Properties of {size} bytes exceed the {codes.SINGLE_MAX_PROPERTIES} bytes that a half message may carry",
@@ -124,7 +129,7 @@ def as_half(prepared: Prepared) -> Prepared:
 
 
 def as_request(prepared: Prepared, correlation_id: str, client_id: str, wait_s: float) -> Prepared:
-    """The message as one that is answered to ``client_id``, which waits so long (``prepareSendRequest``)."""
+    """The message as a request whose reply goes to ``client_id``, which waits ``wait_s`` (``prepareSendRequest``)."""
     properties = prepared.properties + encode_properties(
         {
             Property.CORRELATION_ID: correlation_id,
@@ -141,12 +146,12 @@ def as_request(prepared: Prepared, correlation_id: str, client_id: str, wait_s: 
     return prepared._replace(properties=properties)
 
 
-def _check_texts(message: Message, properties: str) -> None:
-    """What a Proxy refuses, and with it the whole request: the other messages of a batch must not fail with it."""
-    if found := _CONTROL.search(properties):
-        name = properties[: found.start()].rpartition("\x02")[2].partition("\x01")[0]
+def _check_proxy_texts(message: Message, properties: str) -> None:
+    """Reject texts for which a Proxy would reject the whole request, so that other messages of the batch do not fail."""
+    if match := _CONTROL_CHARACTER.search(properties):
+        name = properties[: match.start()].rpartition("\x02")[2].partition("\x01")[0]
         raise MessageRefused(
-            f"property {name!r} has the control character {found[0]!r}, which a Proxy rejects", topic=message.topic
+            f"property {name!r} has the control character {match[0]!r}, which a Proxy rejects", topic=message.topic
         )
     if "|" in (message.tags or ""):
         raise MessageRefused(f"the tag is {message.tags!r}; a Proxy accepts none with '|'", topic=message.topic)
@@ -158,16 +163,18 @@ def _priority(message: Message, settings: ProducerSettings) -> str:
             "the message has a priority, which only gRPC supports", topic=message.topic, remedy="Set transport=grpc"
         )
     priority: object = message.priority
-    if not isinstance(priority, int) or isinstance(priority, bool) or not 0 <= priority <= _HIGHEST_PRIORITY:
+    if not isinstance(priority, int) or isinstance(priority, bool) or not 0 <= priority <= _MAX_PRIORITY:
         raise MessageRefused(
-            f"the message's priority is {priority!r}; expected 0 or more, a whole number up to {_HIGHEST_PRIORITY}",
+            f"the message's priority is {priority!r}; expected 0 or more, a whole number up to {_MAX_PRIORITY}",
             topic=message.topic,
         )
     return str(priority)
 
 
 def check_topic(topic: str, scope: Scope | None = None) -> None:
-    """Java's limits and alphabet, and the system topics that take no messages from clients. ``scope`` counts for the length."""
+    """Check a topic name: Java's length and characters, and no system topic to which clients cannot send. The length includes
+    ``scope``.
+    """
     if topic is not None:
         text("topic", topic, "the name of a topic")
     problem = _topic_problem(topic, scope)
@@ -187,7 +194,7 @@ def check_body(message: Message, settings: ProducerSettings) -> None:
     body: object = message.body
     if body is None:
         raise MessageRefused("the message body is null", topic=message.topic)
-    if not isinstance(body, _BODIES):
+    if not isinstance(body, _BODY_TYPES):
         raise MessageRefused(f"the message body is {type(body).__name__}; expected bytes", topic=message.topic)
     if not len(body):
         raise MessageRefused("the message body length is zero", topic=message.topic)
@@ -205,9 +212,9 @@ def check_queue(topic: str, queue: MessageQueue) -> None:
 
 
 def _message_group(topic: str, how: How, chooses: str) -> dict[str, str]:
-    """Where a server chooses queues, order is that of a message group, for each of which it takes one."""
+    """The sharding key of selector ``hash`` over gRPC: the Proxy chooses the queues, one for each message group."""
     name = how.selector.lower() if isinstance(how.selector, str) else ""
-    if name not in (each.lower() for each in SELECTORS):
+    if name not in (selector.lower() for selector in SELECTORS):
         raise MessageRefused(
             f"selector {how.selector!r} chooses a queue, but {chooses}; expected one of {', '.join(SELECTORS)}",
             topic=topic,
@@ -216,26 +223,26 @@ def _message_group(topic: str, how: How, chooses: str) -> dict[str, str]:
 
 
 def _timing_property(how: How) -> dict[str, str]:
-    level, delay, moment = how.delay_level, how.delay, how.deliver_at
-    if level is None and delay is None and moment is None:
+    level, delay, deliver_at = how.delay_level, how.delay, how.deliver_at
+    if level is None and delay is None and deliver_at is None:
         return {}
-    if sum(value is not None for value in (level, delay, moment)) > 1:
+    if sum(value is not None for value in (level, delay, deliver_at)) > 1:
         raise MessageRefused("a message can be delayed in one way only: delay_level, delay or deliver_at")
     if level is not None:
-        return _level(level)
+        return _level_property(level)
     if delay is not None:
-        return _delay(delay)
-    return _deliver_at(moment)
+        return _delay_property(delay)
+    return _deliver_at_property(deliver_at)
 
 
-def _level(value: object) -> dict[str, str]:
-    # Brokers may be configured with more levels than the stock ones, so that there is no upper bound to check.
+def _level_property(value: object) -> dict[str, str]:
+    # No upper bound: a broker may be configured with more levels than the default ones.
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise MessageRefused(f"delay level {value!r}: expected a whole number of at least 0")
     return {Property.DELAY: str(value)} if value else {}
 
 
-def _delay(value: object) -> dict[str, str]:
+def _delay_property(value: object) -> dict[str, str]:
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
     if not isinstance(seconds, int | float) or isinstance(seconds, bool) or not 0 <= seconds <= LONGEST_DELAY_MS / 1000:
         raise MessageRefused(
@@ -244,7 +251,7 @@ def _delay(value: object) -> dict[str, str]:
     return {Property.TIMER_DELAY_MS: str(round(seconds * 1000))} if seconds else {}
 
 
-def _deliver_at(value: object) -> dict[str, str]:
+def _deliver_at_property(value: object) -> dict[str, str]:
     if isinstance(value, datetime):
         value = round(value.timestamp() * 1000)
     if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= LONGEST_DELAY_MS:
@@ -255,13 +262,13 @@ def _deliver_at(value: object) -> dict[str, str]:
 
 
 def single_request(prepared: Prepared, settings: ProducerSettings, now_ms: int) -> SendRequest:
-    """One message as the transport sends it; a large body that shrinks is compressed, as Java does (zlib, level 5)."""
+    """The request of one message. A large body is compressed if that makes it smaller, as in Java (zlib, level 5)."""
     body, sys_flag = bytes(prepared.message.body), 0
-    kind = COMPRESSIONS[settings.compression]
-    if kind is not None and len(body) >= settings.compress_above:
-        packed = smaller(body, kind)
-        if packed is not None:
-            body, sys_flag = packed, int(SysFlag.COMPRESSED | kind)
+    compression = COMPRESSIONS[settings.compression]
+    if compression is not None and len(body) >= settings.compress_above:
+        compressed = smaller(body, compression)
+        if compressed is not None:
+            body, sys_flag = compressed, int(SysFlag.COMPRESSED | compression)
     return SendRequest(
         group=settings.group,
         body=body,
@@ -274,7 +281,7 @@ def single_request(prepared: Prepared, settings: ProducerSettings, now_ms: int) 
 
 
 def batch_item(prepared: Prepared, encoder: MessageEncoder, now_ms: int) -> Sized:
-    """The message as an item of a batch: with all its properties, since the broker adds none."""
+    """The message as an item of a batch, with all its properties, because the broker adds none."""
     message = prepared.message
     return encoder.item(message.topic, message.body, prepared.properties, message.flag, now_ms)
 
@@ -282,29 +289,29 @@ def batch_item(prepared: Prepared, encoder: MessageEncoder, now_ms: int) -> Size
 def explicit_batch(
     prepared: Sequence[Prepared], batch_id: str | None, settings: ProducerSettings, now_ms: int, encoder: MessageEncoder
 ) -> SendRequest:
-    """A batch that the caller put together; Java's rules for it (``MessageBatch.generateFromList``).
+    """The request of ``send_batch``, with Java's rules (``MessageBatch.generateFromList``).
 
-    Topics that store a batch as one message want more: ``for_storage``. Brokers before 5.5 give what a batch says of itself to
-    each of its messages, over what that says: with an id here all would have that one, in other topics.
+    Topics that store a batch as one message also need ``with_storage_properties``. The batch has no id: brokers before 5.5 copy
+    the properties of a batch over those of its messages, so in other topics all messages would get that id.
     """
     if not prepared:
         raise MessageRefused("the batch has no messages")
     first = prepared[0].message
     if first.topic.startswith(codes.RETRY_PREFIX):
         raise MessageRefused("Retry Group is not supported for batching", topic=first.topic)
-    for each in prepared:
-        if each.delayed:
+    for item in prepared:
+        if item.delayed:
             raise MessageRefused("TimeDelayLevel is not supported for batching", topic=first.topic)
-        if each.message.topic != first.topic:
-            raise MessageRefused("The topic of the messages in one batch should be the same", topic=each.message.topic)
-        if each.message.wait_store_ok != first.wait_store_ok:
+        if item.message.topic != first.topic:
+            raise MessageRefused("The topic of the messages in one batch should be the same", topic=item.message.topic)
+        if item.message.wait_store_ok != first.wait_store_ok:
             raise MessageRefused(
                 "The waitStoreMsgOK of the messages in one batch should be the same", topic=first.topic
             )
     items: list[Sized] = []
-    for each in prepared:
+    for item in prepared:
         try:
-            items.append(batch_item(each, encoder, now_ms))
+            items.append(batch_item(item, encoder, now_ms))
         except MessageRefused as e:
             raise MessageRefused(
                 f"Message {len(items)} of a batch: {e.message}", topic=e.topic, remedy=e.remedy
@@ -315,16 +322,16 @@ def explicit_batch(
             f"the encoded batch has {len(body)} bytes, more than the {settings.max_message_size} allowed",
             topic=first.topic,
         )
-    own = {} if batch_id is None else {Property.UNIQ_KEY: batch_id}
-    return batch_request(body, {Property.WAIT: str(first.wait_store_ok).lower(), **own}, settings, now_ms)
+    id_property = {} if batch_id is None else {Property.UNIQ_KEY: batch_id}
+    return batch_request(body, {Property.WAIT: str(first.wait_store_ok).lower(), **id_property}, settings, now_ms)
 
 
-def no_key(topic: str) -> str:
-    """Describe a message that a compaction topic drops."""
+def no_key_reason(topic: str) -> str:
+    """Describe why a compaction topic would drop a message without a key."""
     return f"no key, but {topic!r} is a compaction topic, of which brokers keep messages with a key only"
 
 
-def for_storage(
+def with_storage_properties(
     request: SendRequest, prepared: Sequence[Prepared], batch_id: str, storage: BatchStorage
 ) -> SendRequest:
     """Return the batch as the storage of its topic requires it.
@@ -335,28 +342,28 @@ def for_storage(
     Raises:
         MessageRefused: A message without a key, which a compaction topic would drop.
     """
-    messages = [each.message for each in prepared]
-    if storage.by_key and (keyless := [number for number, each in enumerate(messages) if not has_key(each.keys)]):
+    messages = [item.message for item in prepared]
+    if storage.by_key and (keyless := [number for number, item in enumerate(messages) if not has_key(item.keys)]):
         topic = messages[0].topic
-        raise MessageRefused(f"Message {keyless[0]} of a batch has {no_key(topic)}", topic=topic)
+        raise MessageRefused(f"Message {keyless[0]} of a batch has {no_key_reason(topic)}", topic=topic)
     if not storage.whole:
         return request
-    words = dict.fromkeys(word for message in messages for word in key_words(message.keys))
+    keywords = dict.fromkeys(word for message in messages for word in key_words(message.keys))
     tag = messages[0].tags if len({message.tags or None for message in messages}) == 1 else None
-    size = sum(len(word.encode()) + 1 for word in words) + len((tag or "").encode())
-    more: dict[str, str | None] = {
+    size = sum(len(word.encode()) + 1 for word in keywords) + len((tag or "").encode())
+    added: dict[str, str | None] = {
         Property.UNIQ_KEY: batch_id,
         Property.TAGS: tag or None,
-        Property.KEYS: codes.KEY_SEPARATOR.join(words) if words and size <= MAX_KEYWORD_BYTES else None,
+        Property.KEYS: codes.KEY_SEPARATOR.join(keywords) if keywords and size <= MAX_KEYWORD_BYTES else None,
     }
-    return request._replace(properties=request.properties + encode_properties(more))
+    return request._replace(properties=request.properties + encode_properties(added))
 
 
 def accumulated_batch(
     batch: MessageBatch, batch_id: str | None, settings: ProducerSettings, now_ms: int, encoder: MessageEncoder
 ) -> SendRequest:
-    """A batch of the accumulator. Its own tag, keys and id are for topics that store a batch as one message: no other may have
-    them (``explicit_batch``).
+    """The request of a batch of the accumulator. With ``batch_id``, for a topic that stores a batch as one message, the batch has
+    an id, tag and keys of its own; otherwise it must not have them (``explicit_batch``).
     """
     properties, body = {Property.WAIT: str(batch.key.wait_store_ok).lower()}, encoder.batch(batch.items())
     if batch_id is None:
@@ -372,7 +379,7 @@ def accumulated_batch(
 def batch_request(
     body: bytes | memoryview | Batch, properties: dict[str, str], settings: ProducerSettings, now_ms: int
 ) -> SendRequest:
-    """An encoded batch as the transport sends it; batches are never compressed."""
+    """The request of an encoded batch. Batches are never compressed."""
     return SendRequest(
         group=settings.group,
         body=body,

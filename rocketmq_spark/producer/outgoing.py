@@ -1,7 +1,7 @@
-"""Requests to the engine (``Outgoing``), their results (``Ended``), and the result of each message of a batch.
+"""Requests to the engine (``OutgoingSend``), their results (``SendCompletion``), and the result of each message of a batch.
 
-These are tuples because there is one for every message that is sent alone: creating a frozen dataclass takes eight times as
-long. ``split`` makes one result per message of a broker's answer to a batch (``ProduceAccumulator.splitSendResults``).
+These are tuples because each message that is sent alone needs one, and creating a frozen dataclass takes eight times as
+long. ``split_result`` makes one result per message of a broker's answer to a batch (``ProduceAccumulator.splitSendResults``).
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from rocketmq_spark.base.codes import Property
 from rocketmq_spark.errors import RocketMQError, SendFailed
 from rocketmq_spark.model import Message, MessageQueue, QueueEnd, SendRequest, SendResult, SendStatus
 from rocketmq_spark.model.send import SentMessage
-from rocketmq_spark.producer.attempts import Attempts, RetryPolicy
+from rocketmq_spark.producer.retry import RetryPolicy, RetryState
 from rocketmq_spark.wire.messages import BatchItem, decode_batch, encode_batch
 from rocketmq_spark.wire.properties import decode_properties, encode_properties
 
 _SEPARATOR = ","
 
 
-def with_ids(result: SendResult, ids: Sequence[str], batch_id: str | None = None) -> SendResult:
+def with_message_ids(result: SendResult, ids: Sequence[str], batch_id: str | None = None) -> SendResult:
     """``result`` with the client's ids: those of a batch joined, or ``batch_id`` if the batch is stored as one message.
 
     A topic of the kind BatchCQ stores a batch as one message and answers with one offset id.
@@ -34,18 +34,16 @@ def with_ids(result: SendResult, ids: Sequence[str], batch_id: str | None = None
     return result._replace(msg_id=msg_id)
 
 
-def of_batch(batch: SendResult, at: int, msg_id: str, offset_msg_id: str | None) -> SendResult:
-    """The result of the message at this place of a batch, from what the messages have in common and its own ids."""
-    status, _, queue, first, _, transaction_id, _, region_id = batch
-    offset = None if first is None else first + at
+def result_in_batch(batch: SendResult, index: int, msg_id: str, offset_msg_id: str | None) -> SendResult:
+    """The result of message ``index`` of a batch, from the result of the batch and the ids of the message."""
+    status, _, queue, first_offset, _, transaction_id, _, region_id = batch
+    offset = None if first_offset is None else first_offset + index
     return SendResult(status, msg_id, queue, offset, offset_msg_id, transaction_id, None, region_id)
 
 
 class BatchResults(Sequence[SendResult]):
-    """The results of the messages of a batch. Each is created when it is read: most are never read, and the garbage collector
-    looks again and again at those that exist.
-
-    Who keeps one of them keeps ``batch`` and its ids, not those of the others, of which a batch may have thousands.
+    """The results of the messages of a batch. A result is created when it is read: most results are never read, and the garbage
+    collector visits existing objects again and again. A result does not reference the ids of the other messages.
     """
 
     __slots__ = ("batch", "ids", "offset_ids")
@@ -57,17 +55,17 @@ class BatchResults(Sequence[SendResult]):
     def __len__(self) -> int:
         return len(self.ids)
 
-    def __getitem__(self, at: Any) -> Any:
-        if isinstance(at, slice):
-            return [self[i] for i in range(len(self))[at]]
-        at = range(len(self.ids))[at]
-        return of_batch(self.batch, at, self.ids[at], self.offset_ids[at])
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[i] for i in range(len(self))[index]]
+        index = range(len(self.ids))[index]
+        return result_in_batch(self.batch, index, self.ids[index], self.offset_ids[index])
 
 
-def split(result: SendResult, count: int) -> Sequence[SendResult]:
-    """The result of each of ``count`` messages; the same one for all of a batch that is stored as one.
+def split_result(result: SendResult, count: int) -> Sequence[SendResult]:
+    """The result of each of ``count`` messages of a batch. If the batch is stored as one message, all have the same result.
 
-    A Proxy reports neither offset ids nor queues. Messages that a look-up found stored have no known places.
+    A Proxy reports neither offset ids nor queues. The places of messages that were confirmed by a look-up are unknown.
 
     Raises ``SendFailed`` if the number of ids differs: the batch is stored, but the places of its messages are unknown.
     """
@@ -76,9 +74,11 @@ def split(result: SendResult, count: int) -> Sequence[SendResult]:
     ids = result.msg_id.split(_SEPARATOR)
     if result.status is SendStatus.SPOOLED:
         return [result._replace(msg_id=msg_id) for msg_id in ids]
-    unplaced = result.queue is not None and result.queue.queue_id < 0
+    has_no_places = result.queue is not None and result.queue.queue_id < 0
     offset_ids = (
-        [None] * len(ids) if unplaced or result.queue_offset is None else (result.offset_msg_id or "").split(_SEPARATOR)
+        [None] * len(ids)
+        if has_no_places or result.queue_offset is None
+        else (result.offset_msg_id or "").split(_SEPARATOR)
     )
     if len(ids) != count or len(offset_ids) != count:
         raise SendFailed(
@@ -94,15 +94,15 @@ Outcome = SendResult | RocketMQError
 Callback = Callable[[Outcome], None]
 
 
-def identified(outcome: Outcome, ids: Sequence[str], batch_id: str | None = None) -> Outcome:
-    return with_ids(outcome, ids, batch_id) if isinstance(outcome, SendResult) else outcome
+def outcome_with_ids(outcome: Outcome, ids: Sequence[str], batch_id: str | None = None) -> Outcome:
+    return with_message_ids(outcome, ids, batch_id) if isinstance(outcome, SendResult) else outcome
 
 
 Queues = Sequence[MessageQueue]
 
 
-class PromptCallback:
-    """An internal callback that never blocks: it is called where the outcome is noted, not on the callback thread."""
+class NonblockingCallback:
+    """An internal callback that never blocks. It is called on the thread that sets the outcome, not on the callback thread."""
 
     __slots__ = ("call",)
 
@@ -113,97 +113,94 @@ class PromptCallback:
         self.call(outcome)
 
 
-class Ended(NamedTuple):
-    """The end of a request: the result or error, the number of attempts, and the brokers in the order in which they were tried.
+class SendCompletion(NamedTuple):
+    """A completed request: the outcome, the number of attempts, and the brokers in the order in which they were tried.
 
-    An attempt without a queue counts, and has no broker. ``confirmed`` messages were not acknowledged, and found stored.
+    An attempt that failed before a queue was chosen counts, but has no broker. ``confirmed_count`` messages were not
+    acknowledged, and a look-up found them stored.
     """
 
-    outgoing: Outgoing
+    outgoing: OutgoingSend
     outcome: Outcome
     attempts: int = 0
     brokers: Sequence[str] = ()
-    confirmed: int = 0
+    confirmed_count: int = 0
 
 
-def ignore(ended: Ended) -> None:
-    """For callers that ignore the outcome."""
+def ignore_completion(ended: SendCompletion) -> None:
+    """The ``done`` of callers that do not need the outcome."""
 
 
-class _Handed(NamedTuple):
+class _SendSpec(NamedTuple):
     topic: str
     request: SendRequest
     timeout: Deadline | float
     queue: MessageQueue | None = None
     ordered: bool = False
-    candidates: Callable[[Queues], Queues] | None = None
-    done: Callable[[Ended], None] = ignore
+    filter_queues: Callable[[Queues], Queues] | None = None
+    done: Callable[[SendCompletion], None] = ignore_completion
     message: Message | None = None
     msg_ids: Sequence[str] = ()
     selection: tuple[str, Any] | None = None
     spoolable: bool = True
-    once: bool = False
-    line: Hashable = None
-    shut: dict[Hashable, RocketMQError] | None = None
+    at_most_once: bool = False
+    ordering_key: Hashable = None
+    failed_queues: dict[Hashable, RocketMQError] | None = None
 
 
-class Outgoing(_Handed):
-    """One request: a message or a batch. The arguments do not change; the engine notes its state in the other fields.
+class OutgoingSend(_SendSpec):
+    """One request to the engine: a message or a batch. The arguments do not change; the engine keeps its state in the attributes.
 
-    ``queue`` is chosen by the caller or a selector; without it each attempt chooses one, at random among the
-    ``candidates`` of the topic's queues if given. ``ordered`` requests to one queue, or of one ``line``, are sent one after the
-    other. ``selection``, a selector's name and argument, is for a spool, if no queue could be chosen yet. A request that is not
-    ``spoolable`` is useless later. A request with ``once`` is not sent again while it may
-    be stored. The requests of one call share ``shut``: the ordered queues to which one of them failed, with its error; the others
-    are not sent there. ``timeout`` is a deadline, or seconds from the first attempt, so that waiting for
-    earlier requests of the queue does not count. ``done`` is called once, on any thread, and must not block. Hooks get
-    ``message`` and ``msg_ids``.
-
-    ``attempts`` end at ``until``. With ``refresh`` the route is fetched before the next attempt. ``rest`` is the request without
-    the ``confirmed`` messages, which were found stored. If its end may be looked up, ``since`` is an offset before all that an
-    attempt stores, and ``looked`` is the number of the last attempt whose end was looked up.
+    ``queue`` is the queue that the caller or a selector chose. Without it, each attempt chooses a queue; if ``filter_queues``
+    is given, a random one of those that it returns. ``ordered`` requests with the same queue or ``ordering_key`` are sent one
+    after the other. ``selection`` is the name and argument of a selector that a spool applies later, because there was no route
+    yet. A request that is not ``spoolable`` would be useless later. An ``at_most_once`` request is not sent again while it may
+    be stored. The requests of one call share ``failed_queues``: ordered queues to which one of them failed, with the error;
+    later requests of the call are not sent there. ``timeout`` is a deadline, or the seconds after the first attempt, so that
+    the time behind earlier requests of the queue does not count. ``done`` is called once, on any thread, and must not block.
+    Hooks get ``message`` and ``msg_ids``.
     """
 
-    until: Deadline
-    attempts: Attempts
-    refresh = False
+    attempts_deadline: Deadline
+    retry_state: RetryState
+    refresh_route = False  # whether the route is fetched before the next attempt
     finished = False
-    rest: SendRequest | None = None
-    confirmed = 0
-    since: QueueEnd | None = None
-    looked = -1
+    unconfirmed: SendRequest | None = None  # after a look-up, the request without the messages that are stored
+    confirmed_count = 0  # messages that were not acknowledged, and that a look-up found stored
+    lookup_start: QueueEnd | None = None  # an offset before all that the attempt stores, if it may be looked up
+    checked_attempt = -1  # the number of the last attempt that was looked up
 
     __eq__ = object.__eq__  # compared by identity: equal messages are different requests
     __hash__ = object.__hash__
 
-    def begin(self, policy: RetryPolicy, rng: random.Random | None = None) -> None:
-        """Reset the attempts; the first one follows."""
-        self.until = self.deadline
-        self.attempts = Attempts(policy, self.queue is not None, rng)
+    def reset_attempts(self, policy: RetryPolicy, rng: random.Random | None = None) -> None:
+        """Forget earlier attempts; the first attempt follows."""
+        self.attempts_deadline = self.deadline_from_now
+        self.retry_state = RetryState(policy, self.queue is not None, rng)
 
     @property
-    def deadline(self) -> Deadline:
-        """The deadline of all attempts if the first one starts now."""
+    def deadline_from_now(self) -> Deadline:
+        """The deadline of all attempts if the first attempt starts now."""
         return self.timeout if isinstance(self.timeout, Deadline) else Deadline.after(self.timeout)
 
     @property
     def ordered_queue(self) -> Hashable:
-        """The queue or line whose order the request keeps."""
-        return (self.line or self.queue) if self.ordered else None
+        """The queue or ordering key within which requests keep their order; None if the request has no order."""
+        return (self.ordering_key or self.queue) if self.ordered else None
 
     @property
     def size(self) -> int:
-        """Its bytes on the wire, without the header."""
+        """The bytes of body and properties."""
         return len(self.request.body) + len(self.request.properties)
 
     @property
-    def remaining(self) -> SendRequest:
-        """The request that the next attempt sends."""
-        return self.rest or self.request
+    def next_request(self) -> SendRequest:
+        """The request to send at the next attempt."""
+        return self.unconfirmed or self.request
 
 
-def messages_of(request: SendRequest) -> Sequence[SentMessage]:
-    """The messages of a batch, whatever encoded them."""
+def messages_in_batch(request: SendRequest) -> Sequence[SentMessage]:
+    """The messages of an encoded batch, over remoting or gRPC."""
     if not isinstance(request.body, bytes | memoryview):
         return request.body.messages()
     return [
@@ -211,23 +208,26 @@ def messages_of(request: SendRequest) -> Sequence[SentMessage]:
     ]
 
 
-def at_rest(request: SendRequest) -> SendRequest:
-    """The send with a body of bytes, as spools keep it."""
+def to_storable(request: SendRequest) -> SendRequest:
+    """The request with a body of bytes, in which form a spool can store it."""
     if isinstance(request.body, bytes | memoryview):
         return request
-    items = [BatchItem(each.body, encode_properties(each.properties), each.flag) for each in request.body.messages()]
+    items = [
+        BatchItem(sent_message.body, encode_properties(sent_message.properties), sent_message.flag)
+        for sent_message in request.body.messages()
+    ]
     if len(items) == 1:
         body, properties, flag = items[0]
         return request._replace(body=bytes(body), properties=properties, flag=flag, batch=False)
     return request._replace(body=encode_batch(items))
 
 
-def in_turn(outgoing: Outgoing, by_queue: bool) -> Outgoing:
-    """Order a request of a message group behind those of its group in flight; with ``by_queue`` behind all of its queue, because
-    others of the group may be in batches for that queue.
+def with_group_order(outgoing: OutgoingSend, by_queue: bool) -> OutgoingSend:
+    """The request, ordered behind earlier requests of its message group. With ``by_queue`` it is ordered behind all requests of
+    its queue, because automatic batches for the queue may contain messages of the group.
     """
     group = decode_properties(outgoing.request.properties).get(Property.SHARDING_KEY)
     if group is None:
         return outgoing
-    line = None if by_queue else (outgoing.topic, group)
-    return outgoing._replace(ordered=True, line=line, timeout=outgoing.deadline.remaining())
+    ordering_key = None if by_queue else (outgoing.topic, group)
+    return outgoing._replace(ordered=True, ordering_key=ordering_key, timeout=outgoing.deadline_from_now.remaining())

@@ -1,7 +1,7 @@
-"""The producer: what its user calls. Mirrors ``DefaultMQProducer`` over the port ``Sender``.
+"""The producer without transactions and requests. Mirrors ``DefaultMQProducer`` over the port ``Sender``.
 
-It may be used from several threads. A process that was forked must make its own. A driver: it owns the threads of its
-timers, and everything that decides is in the modules before it.
+Several threads may share a producer. A forked process must create its own. The producer owns its timers, and the modules before
+it in ``ORDER`` (tests/test_house.py) decide.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.errors import MessageRefused, RocketMQError
 from rocketmq_spark.model import Message, MessageQueue, SendResult, SpoolMetrics
 from rocketmq_spark.ports import Sender, Spool
-from rocketmq_spark.producer import batching, encoding, topics
+from rocketmq_spark.producer import batching, encoding
 from rocketmq_spark.producer.accumulator import MessageBatch
-from rocketmq_spark.producer.attempts import FaultTable
-from rocketmq_spark.producer.batching import AccumulatorMember
-from rocketmq_spark.producer.confirming import Confirming, StoredIds
-from rocketmq_spark.producer.destination import Destinations, Later
+from rocketmq_spark.producer.ambiguity import AmbiguousSendResolver, StoredIds
+from rocketmq_spark.producer.at_exit import register_at_exit
+from rocketmq_spark.producer.batching import BatchingClient, encode_batch_messages
+from rocketmq_spark.producer.delays import BrokerTimers, DelayRouter, caller_result, cancel_request, send_to_all
 from rocketmq_spark.producer.encoding import How, Prepared
 from rocketmq_spark.producer.engine import Engine, Unsent
-from rocketmq_spark.producer.in_flight import Pending
-from rocketmq_spark.producer.long_delays import LongDelays, Timers, cancelling_request, to_all, told
+from rocketmq_spark.producer.fault_tolerance import FaultTable
+from rocketmq_spark.producer.futures import FutureRegistry
+from rocketmq_spark.producer.housekeeping import Housekeeping
 from rocketmq_spark.producer.outgoing import (
     Callback,
-    Ended,
+    NonblockingCallback,
     Outcome,
-    Outgoing,
-    PromptCallback,
-    identified,
-    ignore,
-    in_turn,
-    with_ids,
+    OutgoingSend,
+    SendCompletion,
+    ignore_completion,
+    outcome_with_ids,
+    with_group_order,
+    with_message_ids,
 )
-from rocketmq_spark.producer.plain import seal
+from rocketmq_spark.producer.routing import Destinations, SpoolFallback
 from rocketmq_spark.producer.settings import Hook, ProducerSettings
-from rocketmq_spark.producer.spooling import chooser
-from rocketmq_spark.producer.topics import Housekeeping
+from rocketmq_spark.producer.spool_bridge import selector_function
 from rocketmq_spark.queues.selection import Select
 from rocketmq_spark.wire.envelope import INNER_TOPIC, DelayHandle
 from rocketmq_spark.wire.identifiers import RecallHandle, UniqKeys
@@ -59,10 +59,10 @@ _numbers = itertools.count()
 
 
 class BaseProducer(ClosedWhenDropped):
-    """Sends messages of one group. Open when made; ``close`` it, or use it as a context manager.
+    """Sends messages of one group. It is open after creation; ``close`` it, or use it as a context manager.
 
-    Producers with the same ``shared_as`` fill one accumulator together. Its ``spool`` is its own to close. With ``stored`` a
-    send without a certain end is looked up before it is repeated.
+    Producers with the same ``shared_as`` share an accumulator. The producer closes its ``spool``. With ``stored``, a send that
+    may be stored is looked up before it is sent again.
     """
 
     def __init__(
@@ -77,27 +77,28 @@ class BaseProducer(ClosedWhenDropped):
         name = f"rocketmq-{settings.group}-{next(_numbers)}"
         self.settings, self._sender, self._spool = settings, sender, spool
         self.client_id = sender.client_id
-        self._owner, self._closing = Owner("producer"), threading.Lock()
+        self._owner = Owner("producer")  # rejects calls in a forked process
+        self._closing = threading.Lock()  # locked from the first close on
         self._engine = Engine(sender, settings, make_timer(f"{name}-send"), spool=spool)
         if stored is not None:
-            self._engine.confirming = Confirming(stored, self._engine.timer)
-        self._pending = Pending(make_timer(f"{name}-callback"))
+            self._engine.ambiguity_resolver = AmbiguousSendResolver(stored, self._engine.timer)
+        self._futures = FutureRegistry(make_timer(f"{name}-callback"))
         self._housekeeping_timer = make_timer(f"{name}-housekeeping")
-        later = None if spool is None else Later(spool, sender)
-        self._destinations = Destinations(self._engine.topics, self._engine.timer, settings.environment, later)
-        may_pass = None if later is None else later.may_pass
-        self._long_delays = LongDelays(sender, Timers(sender, {}), settings, self._engine.timer.wall_ms, may_pass)
-        self._membership: AccumulatorMember | None = None
+        fallback = None if spool is None else SpoolFallback(spool, sender)
+        self._destinations = Destinations(self._engine.topics, self._engine.timer, settings.environment, fallback)
+        is_transient = None if fallback is None else fallback.is_transient
+        self._long_delays = DelayRouter(
+            sender, BrokerTimers(sender, {}), settings, self._engine.timer.wall_ms, is_transient
+        )
+        self._batching: BatchingClient | None = None
         if settings.auto_batch:
-            self._engine.timer.begin()  # batches are sent without waiting
-            self._shared_as = shared_as or name
-            batcher = batching.share(self._shared_as, settings, lambda: make_timer(f"{name}-batch"))
-            self._membership = AccumulatorMember(
-                batcher, self, self._pending, self._engine.topics, settings, sender.encoder
-            )
-        topics.watch(self)
+            self._engine.timer.begin()  # start the thread now, because sending a batch must not wait
+            self._accumulator_name = shared_as or name
+            batcher = batching.join_accumulator(self._accumulator_name, settings, lambda: make_timer(f"{name}-batch"))
+            self._batching = BatchingClient(batcher, self, self._futures, self._engine.topics, settings, sender.encoder)
+        register_at_exit(self)
         Housekeeping(sender, self._engine.topics, self._engine.faults, settings).start(self._housekeeping_timer)
-        self._leave = sender.join(settings.group, settings.heartbeat_s, settings.transaction_check)
+        self._unregister = sender.join(settings.group, settings.heartbeat_s, settings.transaction_check)
 
     @property
     def _is_open(self) -> bool:
@@ -174,12 +175,12 @@ class BaseProducer(ClosedWhenDropped):
             ClosedError: The producer was closed.
         """
         how = How(queue, selector, arg, delay_level, delay, deliver_at, timeout_s)
-        prepared, place, deadline = self._admitted(message, how)
-        if self._membership is not None and place.selector is None and self._membership.takes(prepared, how):
-            result, batch = self._membership.add(prepared, place.queue, waits=True)
+        prepared, destination, deadline = self._check_and_resolve(message, how)
+        if self._batching is not None and destination.selector is None and self._batching.is_batchable(prepared, how):
+            result, batch = self._batching.add(prepared, destination.queue, sender_waits=True)
             if batch is not None:
-                return self._membership.result(batch, result)
-        return told(self._engine.send(self._outgoing(prepared, place, deadline)), prepared)
+                return self._batching.result(batch, result)
+        return caller_result(self._engine.send(self._outgoing(prepared, destination, deadline)), prepared)
 
     def send_async(
         self,
@@ -204,32 +205,35 @@ class BaseProducer(ClosedWhenDropped):
             RocketMQError: Raised if ``queue``, ``selector``, ``delay`` or ``deliver_at`` needs the route, and it is unavailable.
             SendFailed: Raised if too many messages were unacknowledged during the whole timeout.
         """
-        if callback is not None and not isinstance(callback, PromptCallback):  # this package creates those
+        # Only this package creates these callbacks.
+        if callback is not None and not isinstance(callback, NonblockingCallback):
             _check_callback(callback)
-        anyhow = queue is None and selector is None and delay_level is None and delay is None and deliver_at is None
-        if self._membership is not None and anyhow and timeout_s is None:
+        is_plain = queue is None and selector is None and delay_level is None and delay is None and deliver_at is None
+        if self._batching is not None and is_plain and timeout_s is None:
             self._owner.check(self._closing.locked())
-            if (plain := self._membership.quick(message, callback)) is not None:
+            if (plain := self._batching.try_add_plain(message, callback)) is not None:
                 return plain
         how = How(queue, selector, arg, delay_level, delay, deliver_at, timeout_s)
-        prepared, place, deadline = self._admitted(message, how)
-        if self._membership is not None and place.selector is None and self._membership.takes(prepared, how):
-            result, batch = self._membership.add(prepared, place.queue, waits=False, callback=callback)
+        prepared, destination, deadline = self._check_and_resolve(message, how)
+        if self._batching is not None and destination.selector is None and self._batching.is_batchable(prepared, how):
+            result, batch = self._batching.add(prepared, destination.queue, sender_waits=False, callback=callback)
             if batch is not None:
                 return result
-        result = self._pending.expect(callback, prepared.msg_id)
+        result = self._futures.create(callback, prepared.msg_id)
 
-        def done(ended: Ended) -> None:
-            outcome = ended.outcome
-            self._pending.keep([result], [told(outcome, prepared) if isinstance(outcome, SendResult) else outcome])
+        def done(completion: SendCompletion) -> None:
+            outcome = completion.outcome
+            self._futures.resolve(
+                [result], [caller_result(outcome, prepared) if isinstance(outcome, SendResult) else outcome]
+            )
 
         try:
-            outgoing = self._outgoing(prepared, place, deadline, done)
-            if self._membership is not None and outgoing.ordered:
-                self._membership.batcher.send_all()  # what came before it
+            outgoing = self._outgoing(prepared, destination, deadline, done)
+            if self._batching is not None and outgoing.ordered:
+                self._batching.batcher.send_all()  # earlier messages
             self._engine.submit(outgoing)
-        except RocketMQError:  # there was no room in time: nothing is promised
-            self._pending.forget()
+        except RocketMQError:  # the limits were reached until the deadline: withdraw the promise
+            self._futures.discard()
             raise
         return result
 
@@ -247,10 +251,10 @@ class BaseProducer(ClosedWhenDropped):
     ) -> None:
         """Send without an answer, so it stays unknown whether the message was stored. The arguments are those of ``send``."""
         how = How(queue, selector, arg, delay_level, delay, deliver_at, timeout_s)
-        prepared, place, deadline = self._admitted(message, how)
-        if place.queue is None:
+        prepared, destination, deadline = self._check_and_resolve(message, how)
+        if destination.queue is None:
             self._destinations.queues(prepared.message.topic, deadline)
-        self._engine.oneway(self._outgoing(prepared, place, deadline))
+        self._engine.oneway(self._outgoing(prepared, destination, deadline))
 
     def send_batch(
         self, messages: Collection[Message], queue: MessageQueue | None = None, timeout_s: float | None = None
@@ -270,11 +274,11 @@ class BaseProducer(ClosedWhenDropped):
         ]
         request = encoding.explicit_batch(prepared, None, self.settings, now_ms, self._sender.encoder)
         topic = prepared[0].message.topic
-        self._destinations.check(topic, queue, deadline)
-        if (storage := self._engine.topics.ask_storage(topic, deadline)) is not None:
-            request = encoding.for_storage(request, prepared, ids[-1], storage)
-        outgoing = Outgoing(topic, request, deadline, queue, msg_ids=ids[:-1])
-        return with_ids(self._engine.send(outgoing), ids[:-1], ids[-1])
+        self._destinations.check_queue(topic, queue, deadline)
+        if (storage := self._engine.topics.fetch_storage(topic, deadline)) is not None:
+            request = encoding.with_storage_properties(request, prepared, ids[-1], storage)
+        outgoing = OutgoingSend(topic, request, deadline, queue, msg_ids=ids[:-1])
+        return with_message_ids(self._engine.send(outgoing), ids[:-1], ids[-1])
 
     def flush(self, timeout_s: float | None = None) -> bool:
         """Send lingering batches, and wait until all sends are answered. Failures are in the futures and are not raised.
@@ -284,11 +288,11 @@ class BaseProducer(ClosedWhenDropped):
         Returns:
             Whether everything was answered.
         """
-        self._owner.check(False)  # what waits is its parent's
+        self._owner.check(False)  # in a forked process, waiting messages belong to the parent
         deadline = self._deadline(timeout_s)
-        if self._membership is not None:
-            self._membership.batcher.send_all()
-        return self._pending.none_left(deadline) and self._engine.idle(deadline)
+        if self._batching is not None:
+            self._batching.batcher.send_all()
+        return self._futures.wait_until_empty(deadline) and self._engine.wait_until_idle(deadline)
 
     def recall(self, topic: str, recall_handle: str) -> str:
         """Cancel a delayed message of ``topic`` that is not delivered yet, by the ``recall_handle`` of its result.
@@ -306,22 +310,26 @@ class BaseProducer(ClosedWhenDropped):
         text("recall_handle", recall_handle, "the recall_handle of a result")
         encoding.check_topic(topic, self.settings.scope)
         deadline = self._deadline(None)
-        if (waiting := DelayHandle.parse(recall_handle)) is not None:
-            return self._recall_envelope(waiting, topic, deadline)
+        if (delay_handle := DelayHandle.parse(recall_handle)) is not None:
+            return self._cancel_envelope(delay_handle, topic, deadline)
         handle = RecallHandle.parse(recall_handle)
-        if handle.topic != (scope := self.settings.scope).on_wire(topic):  # brokers write their own name of it
+        if handle.topic != (scope := self.settings.scope).on_wire(topic):  # the handle has the name that brokers use
             raise MessageRefused(f"the recall handle belongs to topic {scope.plain(handle.topic)!r}", topic=topic)
         self._destinations.queues(topic, deadline)  # the broker's address comes with the route
         return self._sender.recall(topic, handle.broker_name, recall_handle, self.settings.group, deadline)
 
-    def _recall_envelope(self, handle: DelayHandle, topic: str, deadline: Deadline) -> str:
-        """Behind its envelope, and behind copies of it in other queues, which only their own nodes know."""
+    def _cancel_envelope(self, handle: DelayHandle, topic: str, deadline: Deadline) -> str:
+        """Send a cancellation behind the envelope, and to all other queues: copies of the envelope may be there, and each node
+        of the delay service knows only its own queues.
+        """
         now_ms = self._engine.timer.wall_ms()
-        request = cancelling_request(handle, topic, _ids.next(now_ms), self.settings, now_ms)
-        first = MessageQueue(INNER_TOPIC, handle.broker_name, handle.queue_id)
-        queues = dict.fromkeys((first, *self._destinations.queues(INNER_TOPIC, deadline)))
-        # Not spooled: it would come too late, while its caller took it for done.
-        to_all(queues, lambda q: self._engine.send(Outgoing(INNER_TOPIC, request, deadline, q, spoolable=False)))
+        request = cancel_request(handle, topic, _ids.next(now_ms), self.settings, now_ms)
+        envelope_queue = MessageQueue(INNER_TOPIC, handle.broker_name, handle.queue_id)
+        queues = dict.fromkeys((envelope_queue, *self._destinations.queues(INNER_TOPIC, deadline)))
+        # Not spooled: the cancellation could be sent too late, but the caller would count the message as cancelled.
+        send_to_all(
+            queues, lambda q: self._engine.send(OutgoingSend(INNER_TOPIC, request, deadline, q, spoolable=False))
+        )
         return handle.msg_id
 
     def close(self, timeout_s: float | None = None) -> list[Unsent]:
@@ -329,29 +337,29 @@ class BaseProducer(ClosedWhenDropped):
         if not self._owner.here or not self._closing.acquire(blocking=False):
             return []
         deadline = self._deadline(timeout_s)
-        with contextlib.ExitStack() as rest:  # each of these is done, whatever interrupts what is before it
-            rest.callback(lambda: self._leave(Deadline.after(self.settings.send_timeout_s)))
-            rest.callback(self._pending.close)
-            rest.callback(self._housekeeping_timer.close)
+        with contextlib.ExitStack() as cleanup:  # all calls run, even if an earlier one is interrupted
+            cleanup.callback(lambda: self._unregister(Deadline.after(self.settings.send_timeout_s)))
+            cleanup.callback(self._futures.close)
+            cleanup.callback(self._housekeeping_timer.close)
             if self._spool is not None:
                 spool = self._spool
-                rest.callback(lambda: spool.close(deadline))
+                cleanup.callback(lambda: spool.close(deadline))
             try:
-                if self._membership is not None:
-                    batching.unshare(self._shared_as, self._membership.batcher)
-                self._pending.none_left(deadline)
-                return self._given_up(deadline)
+                if self._batching is not None:
+                    batching.leave_accumulator(self._accumulator_name, self._batching.batcher)
+                self._futures.wait_until_empty(deadline)
+                return self._close_engine(deadline)
             except BaseException:
                 deadline = Deadline.after(0)
-                self._given_up(deadline)
+                self._close_engine(deadline)
                 raise
 
-    def _given_up(self, deadline: Deadline) -> list[Unsent]:
-        """What has no answer by then."""
+    def _close_engine(self, deadline: Deadline) -> list[Unsent]:
+        """Close the engine, and log the sends that have no answer at the deadline."""
         unsent = self._engine.close(deadline)
         if unsent:
-            said = self.settings.group, len(unsent), ", ".join(map(str, unsent[:10]))
-            logger.warning("producer of %s closed: %d sends have no answer, among them %s", *said)
+            log_arguments = self.settings.group, len(unsent), ", ".join(map(str, unsent[:10]))
+            logger.warning("producer of %s closed: %d sends have no answer, among them %s", *log_arguments)
         return unsent
 
     def at_exit(self, deadline: Deadline) -> dict[str, RocketMQError]:
@@ -360,67 +368,79 @@ class BaseProducer(ClosedWhenDropped):
         """
         if not self._owner.here or self._closing.locked():
             return {}
-        deadline, lost = deadline.within(self.settings.send_timeout_s), self._pending.watch()
-        if self._membership is not None:
-            self._membership.batcher.send_all()
-        self._pending.none_left(deadline)
+        deadline, failures = deadline.within(self.settings.send_timeout_s), self._futures.collect_failures()
+        if self._batching is not None:
+            self._batching.batcher.send_all()
+        self._futures.wait_until_empty(deadline)
         self._engine.close(deadline, wait_s=0.0)
         if self._spool is not None:
             self._spool.close(Deadline.after(0))
-        return lost
+        return failures
 
     def enqueue_batch(self, batch: MessageBatch, done: Callable[[Outcome], None]) -> bool:
         """Internal: queue ``batch`` of the accumulator for sending; ``done`` receives its outcome (``BatchOwner``)."""
         batch_id = _ids.next(now_ms := self._engine.timer.wall_ms())
-        seal(batch, lambda count: _ids.take(count, now_ms), self._sender.encoder, now_ms)
-        ids, whole = [entry.msg_id for entry in batch.entries], self._engine.topics.stored_whole(batch.key.topic)
-        outgoing = Outgoing(
+        encode_batch_messages(batch, lambda count: _ids.take(count, now_ms), self._sender.encoder, now_ms)
+        ids, stored_whole = [entry.msg_id for entry in batch.entries], self._engine.topics.stored_whole(batch.key.topic)
+        outgoing = OutgoingSend(
             batch.key.topic,
-            encoding.accumulated_batch(batch, batch_id if whole else None, self.settings, now_ms, self._sender.encoder),
+            encoding.accumulated_batch(
+                batch, batch_id if stored_whole else None, self.settings, now_ms, self._sender.encoder
+            ),
             self._deadline(None),
             batch.key.queue,
             ordered=True,
-            done=lambda ended: done(identified(ended.outcome, ids, batch_id)),
+            done=lambda ended: done(outcome_with_ids(ended.outcome, ids, batch_id)),
             msg_ids=ids,
         )
         return self._engine.enqueue(outgoing)
 
-    def pump(self, soon: bool = False) -> None:
+    def dispatch_ready(self, soon: bool = False) -> None:
         """Internal: send what is enqueued (``batching.BatchOwner``); ``soon``: not on this thread."""
-        self._engine.timer.soon(self._engine.pump) if soon else self._engine.pump()
+        self._engine.timer.soon(self._engine.dispatch_ready) if soon else self._engine.dispatch_ready()
 
     def _deadline(self, timeout_s: float | None) -> Deadline:
         return Deadline.after(self.settings.send_timeout_s if timeout_s is None else seconds("timeout_s", timeout_s))
 
-    def _admitted(self, message: Message, how: How) -> tuple[Prepared, How, Deadline]:
-        """The checks in Java's order: state, message, route; then the queue if one was chosen."""
+    def _check_and_resolve(self, message: Message, how: How) -> tuple[Prepared, How, Deadline]:
+        """Check in Java's order: the producer's state, the message, the route. Returns the prepared message and its
+        destination.
+        """
         self._owner.check(self._closing.locked())
         deadline = self._deadline(how.timeout_s)
         msg_id = _ids.next(self._engine.timer.wall_ms())
         prepared = encoding.prepare(message, msg_id, self.settings, how)
-        place = self._destinations.of(message, how, deadline)
+        destination = self._destinations.resolve(message, how, deadline)
         if prepared.delayed and how.delay_level is None:
-            queues = functools.partial(self._destinations.at_hand, message.topic, deadline)
-            prepared, place = self._long_delays.placed(prepared, place, queues, deadline)
-        return prepared, place, deadline
+            queues = functools.partial(self._destinations.queues_or_empty, message.topic, deadline)
+            prepared, destination = self._long_delays.route(prepared, destination, queues, deadline)
+        return prepared, destination, deadline
 
     def _outgoing(
-        self, prepared: Prepared, place: How, deadline: Deadline, done: Callable[[Ended], None] = ignore
-    ) -> Outgoing:
-        message, selection = prepared.message, place.selection
+        self,
+        prepared: Prepared,
+        destination: How,
+        deadline: Deadline,
+        done: Callable[[SendCompletion], None] = ignore_completion,
+    ) -> OutgoingSend:
+        message, selection = prepared.message, destination.selection
         request = encoding.single_request(prepared, self.settings, self._engine.timer.wall_ms())
-        made = Outgoing(
+        outgoing = OutgoingSend(
             message.topic,
             request,
             deadline,
-            place.queue,
-            candidates=None if selection is None else chooser(message.topic, *selection),
+            destination.queue,
+            filter_queues=None if selection is None else selector_function(message.topic, *selection),
             done=done,
             message=message,
             msg_ids=(prepared.msg_id,),
             selection=selection,
         )
-        return in_turn(made, self._membership is not None) if self.settings.features.chooses_queues else made
+        return (
+            with_group_order(outgoing, self._batching is not None)
+            if self.settings.features.chooses_queues
+            else outgoing
+        )
 
 
 def _check_callback(callback: object) -> None:

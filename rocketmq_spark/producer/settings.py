@@ -1,6 +1,6 @@
 """The settings of one producer, and the hooks that run before and after each attempt (Java's ``SendMessageHook``).
 
-The defaults are those of ``DefaultMQProducer``; a sink brings its own.
+The defaults are those of ``DefaultMQProducer``; a sink has its own.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from rocketmq_spark.model.send import HalfCheck
 from rocketmq_spark.options import Options
 from rocketmq_spark.options.transport import FEATURES, REMOTING, TransportFeatures, features
 from rocketmq_spark.producer.accumulator import BatchLimits
-from rocketmq_spark.producer.attempts import CURRENT, RETRY_CODES, FaultTables, RetryPolicy, tables
+from rocketmq_spark.producer.fault_tolerance import CURRENT, FaultTables, fault_tables
+from rocketmq_spark.producer.retry import RETRY_CODES, RetryPolicy
 from rocketmq_spark.queues.environment import Environment, environment_of, scope_of
 from rocketmq_spark.wire.names import NO_SCOPE, Scope, group_problem
 
@@ -47,7 +48,7 @@ Hook = Callable[[SendContext], None]
 
 
 class Hooks:
-    """The registered hooks. What they raise is logged and changes nothing."""
+    """The registered hooks. Their errors are logged and change nothing."""
 
     def __init__(self) -> None:
         self._before: list[Hook] = []
@@ -86,16 +87,16 @@ _TEMPLATE_GROUPS = ("DEFAULT_PRODUCER", "DEFAULT_CONSUMER")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProducerSettings:
-    """Settings of one producer. Where a value is wrong its option is named, if there is one.
+    """Settings of one producer. An error about a value names its option, if there is one.
 
-    ``retries`` and ``pinned_retries`` None repeat for as long as the send timeout allows; ``attempt_timeout_s`` then
-    bounds one attempt. ``batch_*`` None leave an accumulator that is shared as it is. ``heartbeat_s`` and
-    ``route_refresh_s`` 0 mean never: for producers that live shorter than that. What waits behind a failed batch of its
-    queue fails with it; ``queues_stay_shut`` refuses what comes later, too. ``max_in_flight`` is how many requests may be
-    at brokers at once; None bounds them per broker instead, by ``max_in_flight_per_broker`` or adaptively. What has no
-    outcome yet is bounded by ``max_async_messages``, if that is not None, and ``max_async_bytes``.
-    ``features`` are those of the transport. ``scope`` is for the topic in a recall handle, which has the name that brokers
-    know; all other names are the user's here. ``transaction_check`` answers brokers about half messages.
+    If ``retries`` or ``pinned_retries`` is None, a send is retried until its timeout; ``attempt_timeout_s`` then limits one
+    attempt. If ``batch_*`` is None, the limit of a shared accumulator does not change. 0 for ``heartbeat_s`` or
+    ``route_refresh_s`` means never, for producers that live shorter. Sends that wait behind a failed send of their ordered
+    queue fail with it; with ``failed_queues_stay_closed``, later sends to the queue fail, too. ``max_in_flight`` limits the
+    requests at brokers; None limits them per broker instead, by ``max_in_flight_per_broker`` or adaptively.
+    ``max_async_messages``, if not None, and ``max_async_bytes`` limit the sends without an outcome. ``features`` are those of
+    the transport. ``scope`` converts the topic in a recall handle, which is the name on the wire; all other names here are the
+    user's. ``transaction_check`` decides about half messages when brokers ask.
     """
 
     group: str
@@ -126,7 +127,7 @@ class ProducerSettings:
     long_delay: str = "error"
     max_in_flight: int | None = 1024
     max_in_flight_per_broker: int | None = None
-    queues_stay_shut: bool = False
+    failed_queues_stay_closed: bool = False
     max_async_messages: int | None = 50_000
     max_async_bytes: int = 100 * 1024 * 1024
     heartbeat_s: float = 30.0
@@ -134,7 +135,7 @@ class ProducerSettings:
 
     @classmethod
     def of(cls, options: Options) -> ProducerSettings:
-        """Those of a producer with these options."""
+        """Return the settings of a producer with these options."""
         transport = features(options)
         return cls(
             group=options.group,
@@ -147,7 +148,7 @@ class ProducerSettings:
             auto_create_topics=transport.creates_topics,
             features=transport,
             send_latency_fault=bool(options.send_latency_fault),
-            fault_tables=tables(
+            fault_tables=fault_tables(
                 options.send_latency_fault or "current", options.latency_max, options.not_available_duration
             ),
             environment=environment_of(options),
@@ -160,7 +161,7 @@ class ProducerSettings:
         )
 
     def __post_init__(self) -> None:
-        problems = [f"{what} is {value!r}; expected {expected}" for what, value, expected in self._problems()]
+        problems = [f"{setting} is {value!r}; expected {expected}" for setting, value, expected in self._problems()]
         try:
             self.batch_limits(BatchLimits())
         except OptionError as e:
@@ -197,22 +198,22 @@ class ProducerSettings:
                 "a whole number of at least 1",
             ),
         )
-        return [(what, value, expected) for what, value, good, expected in checks if not good]
+        return [(setting, value, expected) for setting, value, is_valid, expected in checks if not is_valid]
 
     @property
     def retry_policy(self) -> RetryPolicy:
-        # A lane is no queue: what keeps its order in one goes to another endpoint as anything else.
+        # Over gRPC an ordered queue is a lane and not a broker's queue, so ordered sends may be retried at another endpoint.
         pinned = (
             self.retries if self.features.chooses_queues and self.pinned_retries is not None else self.pinned_retries
         )
         return RetryPolicy(self.retries, pinned, self.retry_codes, self.store_must_be_ok)
 
     def batch_limits(self, shared: BatchLimits) -> BatchLimits:
-        """The limits of an accumulator after this producer joined it: its own where it sets any."""
+        """The limits of a shared accumulator after this producer joined it: the producer's own limits override the others."""
         return BatchLimits(
             shared.max_bytes if self.batch_max_bytes is None else self.batch_max_bytes,
             shared.max_delay_ms if self.batch_max_delay_ms is None else self.batch_max_delay_ms,
             shared.total_max_bytes if self.total_batch_max_bytes is None else self.total_batch_max_bytes,
             min(shared.max_encoded_bytes, self.max_message_size),
-            max_of_queue=self.features.most_one_by_one,
+            max_messages_per_queue=self.features.most_one_by_one,
         )

@@ -1,7 +1,7 @@
-"""Message traces of a producer: what was stored, decided and cancelled, as records in the trace topic.
+"""Message traces of a producer: records of sends, decisions and cancellations in the trace topic.
 
-Mirrors ``AsyncTraceDispatcher`` and its hooks. Tracing neither delays what it traces nor makes it fail: records are collected,
-sent by a timer, and dropped with a line in the log if the trace topic does not accept them. Unlike in Java, each message of a
+Mirrors ``AsyncTraceDispatcher`` and its hooks. Tracing neither delays nor fails the traced calls: records are collected and sent
+by a timer. If the trace topic does not accept them, they are dropped and the loss is logged. Unlike in Java, each message of a
 batch has its own record, so that a search for its id finds it.
 """
 
@@ -21,9 +21,9 @@ from rocketmq_spark.errors import CallTimeout, ClosedError, RocketMQError
 from rocketmq_spark.model import Message, MessageQueue, SendRequest, SendResult, SendStatus
 from rocketmq_spark.model.send import HalfCheck, HalfPlace, TransactionState
 from rocketmq_spark.ports import Sender
-from rocketmq_spark.producer import topics
+from rocketmq_spark.producer.at_exit import register_at_exit
 from rocketmq_spark.producer.engine import Unsent
-from rocketmq_spark.producer.outgoing import Outcome, PromptCallback, messages_of
+from rocketmq_spark.producer.outgoing import NonblockingCallback, Outcome, messages_in_batch
 from rocketmq_spark.producer.producer import BaseProducer
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.wire import traces
@@ -34,18 +34,19 @@ from rocketmq_spark.wire.traces import Acknowledged, MessageKind, TracedMessage,
 logger = logging.getLogger(__name__)
 
 _numbers = itertools.count()
-_GROUP_CHARACTERS = 80  # of the group that is traced, in the name of the group that sends its traces
+_MAX_GROUP_CHARACTERS = 80  # of the traced group's name, in the name of the group that sends its traces
 
-# Records go out when there are that many, or a second after the first. What is not stored yet is bounded, as Java's is.
-AT_ONCE = traces.MOST_RECORDS
+# Records are sent when there are ``FLUSH_RECORDS``, or ``FLUSH_S`` after the first. As in Java, records that are not stored are
+# limited.
+FLUSH_RECORDS = traces.MOST_RECORDS
 FLUSH_S = 1.0
-MOST_HELD = 20_480
-# A batch that waits for its records counts at least as one for so many of its bytes.
-BYTES_OF_ONE = 4096
+MAX_BUFFERED_RECORDS = 20_480
+# A batch whose records are created later counts as at least one record for this many bytes, because it is kept until then.
+BYTES_PER_RECORD = 4096
 SEND_TIMEOUT_S = 5.0
-EXIT_S = 2.0
-LOG_S = 60.0
-UNWANTED_S = 3600.0  # how often it is logged that a server wants no traces, which lasts
+MAX_EXIT_S = 2.0
+LOSS_LOG_S = 60.0
+NOT_TRACED_LOG_S = 3600.0  # how often the log says that a server has tracing disabled
 
 # Names in Java's ``LocalTransactionState``.
 _STATES = {
@@ -56,14 +57,16 @@ _STATES = {
 
 
 class Records(Protocol):
-    """As many records as it is long, or fewer."""
+    """Records that may be created late. There are at most ``len`` records."""
 
     def __len__(self) -> int: ...
     def __iter__(self) -> Iterator[TraceRecord]: ...
 
 
-class _OfBatch:
-    """Those of a batch, made where they are sent: thousands take longer than the thread that reads answers has."""
+class _BatchRecords:
+    """The records of a batch, created by the thread that sends them: for thousands of messages this would delay the thread that
+    reads answers.
+    """
 
     def __init__(self, size: int, make: Callable[[], Iterable[TraceRecord]]) -> None:
         self._size = size
@@ -73,15 +76,15 @@ class _OfBatch:
         return self._size
 
     def __iter__(self) -> Iterator[TraceRecord]:
-        made = attempt(lambda: list(self._make()))
-        if isinstance(made, Failure):
-            made.log(logger, "trace records could not be made")
+        records = attempt(lambda: list(self._make()))
+        if isinstance(records, Failure):
+            records.log(logger, "trace records could not be created")
             return iter(())
-        return iter(made)
+        return iter(records)
 
 
-class _Unjoined:
-    """A sender for a group that no broker has to know: there is nothing that one could ask it."""
+class _UnregisteredSender:
+    """A sender that does not register its group at brokers, because brokers have no requests for it."""
 
     def __init__(self, sender: Sender) -> None:
         self._sender = sender
@@ -106,47 +109,52 @@ class TraceProducer(BaseProducer):
     def __init__(
         self, sender: Sender, group: str, kind: str, topic: str, make_timer: Callable[[str], Timer] = Timer
     ) -> None:
-        name = f"_INNER_TRACE_PRODUCER-{group[:_GROUP_CHARACTERS]}-{kind}-{next(_numbers)}"
+        name = f"_INNER_TRACE_PRODUCER-{group[:_MAX_GROUP_CHARACTERS]}-{kind}-{next(_numbers)}"
         self.topic = topic
-        self._flushing = make_timer(f"{name}-flush")
-        self._records: list[Records] = []
-        self._held = self._fresh = self._lost = 0
-        self._scheduled = self._ended = False
-        self._collecting = threading.Lock()
-        self._complaint = NowAndThen(LOG_S)
+        self._flush_timer = make_timer(f"{name}-flush")
+        self._records: list[Records] = []  # collected and not sent yet
+        self._buffered_count = 0  # records that are not stored yet, also those that are being sent
+        self._new_count = 0  # records since the last send
+        self._lost_count = 0
+        self._scheduled = False  # whether the timer will send the records
+        self._is_finished = False  # whether ``append`` ignores records
+        self._records_lock = threading.Lock()
+        self._loss_log_limit = NowAndThen(LOSS_LOG_S)
         settings = ProducerSettings(group=name, send_timeout_s=SEND_TIMEOUT_S, auto_create_topics=False, heartbeat_s=0)
-        self._flushing.begin()  # later there may be no thread, and an append must not fail nor wait
+        self._flush_timer.begin()  # start the thread now: if it cannot start later, ``append`` would fail
         try:
-            super().__init__(cast(Sender, _Unjoined(sender)), settings, make_timer=make_timer)
+            super().__init__(cast(Sender, _UnregisteredSender(sender)), settings, make_timer=make_timer)
         except BaseException:
-            self._flushing.close()
+            self._flush_timer.close()
             raise
-        topics.watch(self, last=True)
+        register_at_exit(self, close_last=True)
 
     def append(self, records: Records) -> None:
-        """Take ``records``, or drop them where too many wait. Never waits."""
+        """Add ``records``, or drop them if too many wait. Never blocks."""
         if not (count := len(records)):
             return
-        with self._collecting:
-            if self._ended:
+        with self._records_lock:
+            if self._is_finished:
                 return
-            full = self._held + count > MOST_HELD
-            if not full:
+            is_full = self._buffered_count + count > MAX_BUFFERED_RECORDS
+            if not is_full:
                 self._records.append(records)
-                self._held += count
-                self._fresh += count
-            soon = self._fresh >= AT_ONCE
-            schedule = not full and not self._scheduled
+                self._buffered_count += count
+                self._new_count += count
+            flush_now = self._new_count >= FLUSH_RECORDS
+            schedule = not is_full and not self._scheduled
             self._scheduled = self._scheduled or schedule
-        if full:
-            self._dropped(count, ClosedError(f"more is sent than can be traced, {MOST_HELD} records wait"))
-        elif soon:
-            self._flushing.soon(self._send_records)
+        if is_full:
+            self._count_lost(
+                count, ClosedError(f"records are added faster than they are sent, {MAX_BUFFERED_RECORDS} records wait")
+            )
+        elif flush_now:
+            self._flush_timer.soon(self._send_records)
         elif schedule:
-            self._flushing.later(FLUSH_S, self._send_records)
+            self._flush_timer.later(FLUSH_S, self._send_records)
 
     def close(self, timeout_s: float | None = None) -> list[Unsent]:
-        """Send what was collected, and close: within ``timeout_s`` seconds, and the send timeout, whatever brokers do."""
+        """Send the collected records and close, within ``timeout_s`` seconds and the send timeout."""
         deadline = self._deadline(timeout_s).within(SEND_TIMEOUT_S)
         try:
             self._finish(deadline)
@@ -155,67 +163,67 @@ class TraceProducer(BaseProducer):
         return unsent
 
     def at_exit(self, deadline: Deadline) -> dict[str, RocketMQError]:
-        """Send what was collected. Traces that are lost then are not worth a line on the screen."""
-        deadline = deadline.within(EXIT_S)
+        """Send the collected records. Returns no failures: lost traces are not reported on the terminal."""
+        deadline = deadline.within(MAX_EXIT_S)
         if self._finish(deadline):
-            self._pending.none_left(deadline)
+            self._futures.wait_until_empty(deadline)
             self._engine.close(Deadline.after(0), wait_s=0.0)
         return {}
 
     def _finish(self, deadline: Deadline) -> bool:
-        """Take nothing more, and send what was collected; False if that was done before, or is another process's matter."""
+        """Accept no more records and send the collected ones. Returns False if this was done before, or in a forked process."""
         if not self._owner.here:
             return False
-        with self._collecting:
-            ended, self._ended = self._ended, True
-        if not ended:
-            self._flushing.drain(deadline.remaining())  # what is being sent
+        with self._records_lock:
+            was_finished, self._is_finished = self._is_finished, True
+        if not was_finished:
+            self._flush_timer.drain(deadline.remaining())  # wait for records that are being sent
             self._send_records(deadline)
-            self._flushing.close(0)
-        return not ended
+            self._flush_timer.close(0)
+        return not was_finished
 
     def _send_records(self, deadline: Deadline | None = None) -> None:
-        """Those that were collected, by ``deadline`` at most: each message may have to wait for a route, or for room."""
-        with self._collecting:
-            records, self._records, self._fresh, self._scheduled = self._records, [], 0, False
-        for body, keys, count in traces.messages(itertools.chain.from_iterable(map(self._made, records))):
-            settle = functools.partial(self._settle, count)
+        """Send the collected records until ``deadline``: each message may have to wait for a route or for the limits."""
+        with self._records_lock:
+            records, self._records, self._new_count, self._scheduled = self._records, [], 0, False
+        for body, keys, count in traces.messages(itertools.chain.from_iterable(map(self._materialize, records))):
+            on_sent = functools.partial(self._on_sent, count)
             if deadline is not None and deadline.expired:
-                settle(CallTimeout("there was no time to send them before the end", topic=self.topic))
+                on_sent(CallTimeout("there was no time to send them before the close", topic=self.topic))
                 continue
             timeout_s = SEND_TIMEOUT_S if deadline is None else deadline.remaining()
             message = Message(self.topic, body.encode(), keys=keys)
-            sent = attempt(self.send_async, message, PromptCallback(settle), timeout_s=timeout_s)
+            sent = attempt(self.send_async, message, NonblockingCallback(on_sent), timeout_s=timeout_s)
             if isinstance(sent, Failure):
-                settle(sent.error)
+                on_sent(sent.error)
 
-    def _made(self, records: Records) -> Sequence[TraceRecord]:
-        made = tuple(records)
-        with self._collecting:
-            self._held -= len(records) - len(made)
-        return made
+    def _materialize(self, records: Records) -> Sequence[TraceRecord]:
+        materialized = tuple(records)
+        with self._records_lock:
+            self._buffered_count -= len(records) - len(materialized)
+        return materialized
 
-    def _settle(self, count: int, outcome: Outcome | BaseException) -> None:
-        with self._collecting:
-            self._held -= count
+    def _on_sent(self, count: int, outcome: Outcome | BaseException) -> None:
+        with self._records_lock:
+            self._buffered_count -= count
         if isinstance(outcome, BaseException):
-            self._dropped(count, outcome)
+            self._count_lost(count, outcome)
 
-    def _dropped(self, count: int, error: BaseException) -> None:
-        with self._collecting:
-            self._lost += count
-            lost, due = self._lost, self._complaint.due()
+    def _count_lost(self, count: int, error: BaseException) -> None:
+        with self._records_lock:
+            self._lost_count += count
+            lost_count, due = self._lost_count, self._loss_log_limit.due()
         if due:
             needs = f"Topic {self.topic} needs brokers with traceTopicEnable=true, or must be created: "
             logger.warning(
                 "%d trace records of %s are lost so far; the messages themselves are not affected. %s%s",
-                lost, self.settings.group, "" if isinstance(error, ClosedError) else needs, error,
+                lost_count, self.settings.group, "" if isinstance(error, ClosedError) else needs, error,
             )  # fmt: skip
 
 
 class TracedSender:
-    """A sender that hands a record of what it did to ``append``. Fails and waits as the sender behind it does, and equals it:
-    what a process keeps for one is the other's, too.
+    """A sender that passes a record of each call to ``append``. It raises and blocks as the wrapped sender does. It equals the
+    wrapped sender, so that they share what a process caches for a sender.
     """
 
     def __init__(
@@ -231,7 +239,7 @@ class TracedSender:
         self._group = group
         self._trace_topic = trace_topic
         self._wall_ms = wall_ms
-        self._unwanted = NowAndThen(UNWANTED_S)
+        self._not_traced_log_limit = NowAndThen(NOT_TRACED_LOG_S)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._sender, name)
@@ -243,10 +251,10 @@ class TracedSender:
         return hash(self._sender)
 
     def send(self, queue: MessageQueue, request: SendRequest, deadline: Deadline) -> SendResult:
-        """Traced when it is stored."""
-        began_ms = self._wall_ms()
+        """Send a request. Traced when it is stored."""
+        start_ms = self._wall_ms()
         result = self._sender.send(queue, request, deadline)
-        self._trace(lambda: self._stored(queue, request, result, began_ms))
+        self._trace(lambda: self._records_of_send(queue, request, result, start_ms))
         return result
 
     def send_async(
@@ -256,93 +264,99 @@ class TracedSender:
         deadline: Deadline,
         done: Callable[[SendResult | RocketMQError], None],
     ) -> None:
-        """Traced when it is stored."""
-        began_ms = self._wall_ms()
+        """Send a request. Traced when it is stored."""
+        start_ms = self._wall_ms()
 
-        def answered(outcome: SendResult | RocketMQError) -> None:
+        def traced_done(outcome: SendResult | RocketMQError) -> None:
             if isinstance(outcome, SendResult):
-                self._trace(lambda: self._stored(queue, request, outcome, began_ms))
+                self._trace(lambda: self._records_of_send(queue, request, outcome, start_ms))
             done(outcome)
 
-        self._sender.send_async(queue, request, deadline, answered)
+        self._sender.send_async(queue, request, deadline, traced_done)
 
     def recall(self, topic: str, broker_name: str, handle: str, group: str, deadline: Deadline) -> str:
-        """Traced when the broker has answered."""
+        """Recall a message. Traced when the broker has answered."""
         msg_id = self._sender.recall(topic, broker_name, handle, group, deadline)
-        about = TracedMessage(topic, msg_id, None, None, traces.DEFAULT_REGION)
-        self._trace(lambda: [traces.recalled(about, self._group, self._wall_ms(), True)])
+        traced = TracedMessage(topic, msg_id, None, None, traces.DEFAULT_REGION)
+        self._trace(lambda: [traces.recalled(traced, self._group, self._wall_ms(), True)])
         return msg_id
 
     def end_transaction(self, place: HalfPlace, decision: TransactionState, deadline: Deadline) -> bool:
-        """Traced when it is decided."""
+        """Send a decision. Traced when the broker has answered."""
         proved = self._sender.end_transaction(place, decision, deadline)
-        about = TracedMessage(place.topic, place.msg_id, None, None, traces.DEFAULT_REGION)
-        self._trace(lambda: [self._decided(about, place, decision, asked=False)])
+        traced = TracedMessage(place.topic, place.msg_id, None, None, traces.DEFAULT_REGION)
+        self._trace(lambda: [self._decision_record(traced, place, decision, from_check=False)])
         return proved
 
     def join(self, group: str, heartbeat_s: float, check: HalfCheck | None = None) -> Callable[[Deadline], None]:
-        """What brokers ask about half messages is traced with its answer."""
-        return self._sender.join(group, heartbeat_s, None if check is None else functools.partial(self._checked, check))
+        """Register the group. Checks of half messages are traced with their answers."""
+        return self._sender.join(
+            group, heartbeat_s, None if check is None else functools.partial(self._traced_check, check)
+        )
 
-    def _checked(
+    def _traced_check(
         self, check: HalfCheck, message: Any, place: HalfPlace
     ) -> TransactionState | Callable[[], TransactionState]:
-        about = TracedMessage.of(place.topic, message.properties)._replace(msg_id=place.msg_id)
-        said = check(message, place)
-        if isinstance(said, TransactionState):
-            self._trace(lambda: [self._decided(about, place, said, asked=True)])
-            return said
+        traced = TracedMessage.of(place.topic, message.properties)._replace(msg_id=place.msg_id)
+        decision = check(message, place)
+        if isinstance(decision, TransactionState):
+            self._trace(lambda: [self._decision_record(traced, place, decision, from_check=True)])
+            return decision
 
-        def later() -> TransactionState:
-            state = said()
-            self._trace(lambda: [self._decided(about, place, state, asked=True)])
+        def traced_decision() -> TransactionState:
+            state = decision()
+            self._trace(lambda: [self._decision_record(traced, place, state, from_check=True)])
             return state
 
-        return later
+        return traced_decision
 
-    def _decided(self, about: TracedMessage, place: HalfPlace, state: TransactionState, asked: bool) -> TraceRecord:
+    def _decision_record(
+        self, traced: TracedMessage, place: HalfPlace, state: TransactionState, from_check: bool
+    ) -> TraceRecord:
         now_ms = self._wall_ms()
-        return traces.transaction_ended(about, self._group, now_ms, place.transaction_id, _STATES[state], asked)
+        return traces.transaction_ended(traced, self._group, now_ms, place.transaction_id, _STATES[state], from_check)
 
-    def _stored(self, queue: MessageQueue, request: SendRequest, result: SendResult, began_ms: int) -> Records:
+    def _records_of_send(self, queue: MessageQueue, request: SendRequest, result: SendResult, start_ms: int) -> Records:
         if queue.topic == self._trace_topic:
             return ()
         if result.region_id is None:
-            if self._unwanted.due():
+            if self._not_traced_log_limit.due():
                 logger.warning(
                     "sends of group %s to %s are not traced, because the server has traceOn=false. Set traceOn to true in "
                     "rmq-proxy.json of a Proxy, whose default is false, or in broker.conf of a broker",
                     self._group, queue,
                 )  # fmt: skip
             return ()
-        make = functools.partial(self._published, queue, request, result, began_ms, self._wall_ms() - began_ms)
+        make = functools.partial(self._publish_records, queue, request, result, start_ms, self._wall_ms() - start_ms)
         count = (result.offset_msg_id or "").count(",") + 1
-        return _OfBatch(max(count, len(request.body) // BYTES_OF_ONE), make) if request.batch else tuple(make())
+        return (
+            _BatchRecords(max(count, len(request.body) // BYTES_PER_RECORD), make) if request.batch else tuple(make())
+        )
 
-    def _published(
-        self, queue: MessageQueue, request: SendRequest, result: SendResult, began_ms: int, cost_ms: int
+    def _publish_records(
+        self, queue: MessageQueue, request: SendRequest, result: SendResult, start_ms: int, cost_ms: int
     ) -> Iterable[TraceRecord]:
-        places = (result.offset_msg_id or "").split(",")
-        host = OffsetMessageId.parse(places[0]).host if places[0] else ""
+        offset_ids = (result.offset_msg_id or "").split(",")
+        host = OffsetMessageId.parse(offset_ids[0]).host if offset_ids[0] else ""
         ok = result.status is SendStatus.SEND_OK
         for i, (properties, size) in enumerate(_messages_of(request)):
-            about = TracedMessage.of(queue.topic, properties, result.region_id)
-            place = places[min(i, len(places) - 1)] or None
-            how = Acknowledged(size, MessageKind.of(properties), host, place, ok)
-            yield traces.published(about, self._group, began_ms, cost_ms, how)
+            traced = TracedMessage.of(queue.topic, properties, result.region_id)
+            offset_id = offset_ids[min(i, len(offset_ids) - 1)] or None
+            acknowledged = Acknowledged(size, MessageKind.of(properties), host, offset_id, ok)
+            yield traces.published(traced, self._group, start_ms, cost_ms, acknowledged)
 
     def _trace(self, records: Callable[[], Records]) -> None:
-        """What goes wrong here is no matter of the send."""
-        made = attempt(lambda: self._append(records()))
-        if isinstance(made, Failure):
-            made.log(logger, "a trace record could not be made")
+        """Append records. An error is logged and does not fail the send."""
+        appended = attempt(lambda: self._append(records()))
+        if isinstance(appended, Failure):
+            appended.log(logger, "a trace record could not be created")
 
 
 def _messages_of(request: SendRequest) -> Iterable[tuple[Mapping[str, str], int]]:
-    """Properties and body size of each message."""
+    """The properties and body size of each message of a request."""
     if not request.batch:
         yield decode_properties(request.properties), len(request.body)
         return
-    for message in messages_of(request):
+    for message in messages_in_batch(request):
         if Property.UNIQ_KEY in message.properties:
             yield message.properties, len(message.body)

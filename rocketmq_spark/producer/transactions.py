@@ -3,12 +3,13 @@
 Mirrors ``TransactionMQProducer``: a broker asks a producer of the group about a half message without a decision, every 30 s, 15
 times at most (``checkTransactionState``). Deliberate differences:
 
-* A decision is a request with an answer, so that its caller learns whether it has arrived; Java's is one-way.
+* A decision is a request with an answer, so that the caller learns whether it has arrived; Java's is one-way.
 * A half message that may be stored is not sent again: only the check could decide the second one.
-* A broker writes a half message again before it asks, and a decision about the first copy leaves the second one open. So while
-  this process has not decided, it answers ``UNKNOWN`` and keeps the place of the copy. A copy has the same content: another
-  message with the id, of another client, changes no place. A check that arrives during a commit
-  concerns such a copy: it is rolled back, because the first one is delivered. The user's function decides about all others.
+* A broker writes a half message again before it asks, and a decision about the first copy leaves the second copy undecided. So
+  while this process has not decided, it answers ``UNKNOWN`` and records the place of the copy. A copy has the same content; a
+  message of another client with the same id has other content, and its place is not recorded. A check that arrives during a
+  commit concerns such a copy: it is rolled back, because the first copy is delivered. The user's function decides about all
+  other messages.
 """
 
 from __future__ import annotations
@@ -28,8 +29,10 @@ from typing import Any
 
 from rocketmq_spark.base.arguments import function, seconds
 from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.copies import CROSSING_S
 from rocketmq_spark.base.threads import Failure, attempt, left_by_collection
 from rocketmq_spark.errors import (
+    CallTimeout,
     ClosedError,
     LocalProtocolError,
     MessageRefused,
@@ -43,25 +46,133 @@ from rocketmq_spark.model.send import HalfPlace, HalfState, TransactionState, co
 from rocketmq_spark.ports import Sender
 from rocketmq_spark.producer import encoding
 from rocketmq_spark.producer.encoding import How
-from rocketmq_spark.producer.fates import DECIDING_S, HalfFate, SendDecision
 from rocketmq_spark.producer.producer import BaseProducer
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.wire.properties import check_message, decode_properties
 
 logger = logging.getLogger(__name__)
 
-# A user's function returns a state or its name. Over gRPC it gets the message as a Proxy returns it.
+# A user's function returns a state or its name. Over gRPC it gets the message in the form that a Proxy returns.
 TransactionCheck = (
     Callable[[ReceivedMessage], TransactionState | str] | Callable[[PoppedMessage], TransactionState | str]
 )
-_Shown = ReceivedMessage | PoppedMessage
+_CheckedMessage = ReceivedMessage | PoppedMessage
 
-# Brokers ask for seven and a half minutes with the default settings; decisions are remembered for longer. A send without an
-# answer may have met a broker that dies. When it is back it asks, unless the message is older than 72 hours (fileReservedTime).
-REMEMBERED_S, ABANDONED_S, MOST_REMEMBERED = 900.0, 72 * 3600.0, 100_000
-# A half message may be referenced only by garbage, such as the traceback of a failed attempt. Then the user's function must
-# decide, but an idle process does not collect garbage. So it is collected when brokers ask, at most at this interval.
-SWEPT_S = 20.0
+# With default settings brokers ask for seven and a half minutes; decisions are remembered for longer. After a send without an
+# answer the broker may have died. It asks when it is restarted, unless the message is older than 72 hours (fileReservedTime).
+REMEMBERED_S, ABANDONED_S, MAX_REMEMBERED = 900.0, 72 * 3600.0, 100_000
+# If only garbage references a half message, such as the traceback of a failed attempt, the user's function must decide. But an
+# idle process does not collect garbage, so a check starts a collection, at most at this interval.
+COLLECTION_INTERVAL_S = 20.0
+
+
+SendDecision = Callable[[HalfPlace, TransactionState, Deadline], bool]
+
+# A check that arrives while a decision is being sent waits for the decision, at most this long.
+MAX_DECISION_S = 5.0
+
+# The new state, by state and decision. There are no other transitions.
+_TRANSITIONS = {
+    (HalfState.PREPARED, TransactionState.COMMIT): HalfState.COMMITTED,
+    (HalfState.PREPARED, TransactionState.ROLLBACK): HalfState.ROLLED_BACK,
+}
+
+
+class HalfFate:
+    """The state of a half message in this process. It does not reference the message and its producer, because many states are
+    kept for a long time.
+
+    While the program references the half message, the program may decide: ``owner_ref`` is a weak reference to it. The decision
+    is sent to the place of the stored message, or of the last copy that the broker made. Another message with the same id has
+    other ``content`` (``model.send.content_of``).
+    """
+
+    __slots__ = ("_crossing_until", "_lock", "_place", "content", "last_decision", "owner_ref", "state")
+
+    def __init__(self, place: HalfPlace, content: bytes, state: HalfState = HalfState.PREPARED) -> None:
+        self._place = place
+        self.content = content
+        self._lock = threading.Lock()
+        self._crossing_until: Deadline | None = None
+        self.state = state
+        self.last_decision: TransactionState | None = None  # also if it could not be sent
+        self.owner_ref: Callable[[], object] = lambda: True  # until ``HalfMessage`` sets a weak reference
+
+    @property
+    def is_deciding(self) -> bool:
+        """Whether a decision is being sent, so that the answer to a check follows soon."""
+        return self._lock.locked()
+
+    def on_check(self, place: HalfPlace, patience_s: float = 0.0) -> TransactionState | None:
+        """The answer to a broker's check of the message at ``place``. None if the user's function must decide: the program can no
+        longer decide, or the message is another one with the same id. While the program may decide, the answer about both is
+        ``UNKNOWN``.
+        """
+        if not self._lock.acquire(timeout=patience_s):
+            return TransactionState.UNKNOWN
+        try:
+            if self.state is HalfState.PREPARED:
+                if place.content == self.content:  # brokers before 5.1 do not send their name
+                    self._place = place._replace(broker_name=place.broker_name or self._place.broker_name)
+                return None if self.owner_ref() is None else TransactionState.UNKNOWN
+            if place.content != self.content:
+                return None
+            if self.state is HalfState.COMMITTED:
+                crossing = self._crossing_until is not None and not self._crossing_until.expired
+                return TransactionState.ROLLBACK if crossing else TransactionState.COMMIT
+            return TransactionState.ROLLBACK if self.state is HalfState.ROLLED_BACK else None
+        finally:
+            self._lock.release()
+
+    def record_place(self, place: HalfPlace) -> None:
+        """Record the place from the send, unless a broker has already asked about a copy at another place."""
+        with self._lock:
+            current = self._place
+            was_checked = current.broker_name or current.half_offset is not None
+            self._place = (
+                current._replace(broker_name=current.broker_name or place.broker_name) if was_checked else place
+            )
+
+    def decide(self, decision: TransactionState, timeout_s: float, send: SendDecision) -> bool:
+        """Send a decision. Returns False if the state does not allow it. Raises errors of the request."""
+        timeout = Deadline.after(timeout_s)
+        with self._decision_lock(timeout):
+            next_state = _TRANSITIONS.get((self.state, decision))
+            if next_state is None:
+                return False
+            self.last_decision = decision
+            self.state = HalfState.UNKNOWN  # in case this is interrupted
+            try:
+                proved = send(self._place._replace(content=self.content), decision, timeout)
+            except RocketMQError as e:
+                if e.unsent:
+                    self.state = HalfState.PREPARED
+                raise
+            self.state = next_state
+            self._crossing_until = Deadline.after(CROSSING_S) if proved else None
+            return True
+
+    def abandon(self) -> bool:
+        """Leave an undecided message to the user's function, because the program can no longer decide. Returns False if a
+        decision that is being sent takes longer than ``MAX_DECISION_S``.
+        """
+        with contextlib.suppress(CallTimeout), self._decision_lock(Deadline.after(MAX_DECISION_S)):
+            if self.state is HalfState.PREPARED:
+                self.state = HalfState.UNKNOWN
+            return True
+        return False
+
+    @contextlib.contextmanager
+    def _decision_lock(self, deadline: Deadline) -> Iterator[None]:
+        """Hold the lock of decisions, with a timeout: after a fork a thread of the parent may own it and never release it."""
+        if not self._lock.acquire(timeout=min(deadline.remaining(), threading.TIMEOUT_MAX)):
+            late = CallTimeout("another decision on the half message is on its way", topic=self._place.topic)
+            late.unsent = True
+            raise late
+        try:
+            yield
+        finally:
+            self._lock.release()
 
 
 class HalfMessage:
@@ -84,11 +195,11 @@ class HalfMessage:
     ) -> None:
         self.message = message
         self.result = result
-        # None when no decision can follow, so that the producer can be collected.
+        # None when no further decision is possible, so that the producer can be collected.
         self._send: SendDecision | None = send
         self._timeout_s = timeout_s
         self._fate = fate
-        self._fate.held = weakref.ref(self)
+        self._fate.owner_ref = weakref.ref(self)
 
     @property
     def state(self) -> HalfState:
@@ -132,105 +243,109 @@ class HalfMessage:
                 topic=self.message.topic,
                 remedy="Decide each half message once",
             )
-        _halves.add(self.result.msg_id, self._fate, self)  # brokers may ask from now on, however long it took
+        # Remember the decision from now on, however late it was: brokers may ask about it.
+        _registry.add(self.result.msg_id, self._fate, self)
 
-    def _leave(self) -> None:
+    def _abandon(self) -> None:
         """The program can no longer decide: an undecided message is left to ``transaction_check``."""
-        if self._fate.leave():
+        if self._fate.abandon():
             self._send = None
 
 
-_Fates = OrderedDict[str, tuple[Deadline, HalfFate]]
+_States = OrderedDict[str, tuple[Deadline, HalfFate]]
 
 
-class _Halves:
+class _TransactionRegistry:
     """The half messages of this process by id, while the program references them or brokers may ask about them. A forked
-    process begins without any: only the parent decides about its messages.
+    process starts with an empty registry, because only the parent decides about its messages.
     """
 
     def __init__(self) -> None:
-        self.forget()
+        self.clear()
 
-    def forget(self) -> None:
-        self._lock = threading.RLock()  # reentrant: garbage collection may end a block or a half message here
-        self._known: _Fates = OrderedDict()
-        self._abandoned: _Fates = OrderedDict()  # apart, so that later messages do not displace them
-        self._held: weakref.WeakValueDictionary[str, HalfMessage] = weakref.WeakValueDictionary()
+    def clear(self) -> None:
+        # Reentrant: a garbage collection in this thread may end a block or a half message.
+        self._lock = threading.RLock()
+        self._recent: _States = OrderedDict()
+        self._abandoned: _States = OrderedDict()  # separate, so that later messages do not displace them
+        self._referenced: weakref.WeakValueDictionary[str, HalfMessage] = weakref.WeakValueDictionary()
 
     def add(self, msg_id: str, fate: HalfFate, half: HalfMessage | None = None) -> None:
         with self._lock:
             if half is not None:
-                self._held[msg_id] = half
-            self._remember(self._known, msg_id, fate, REMEMBERED_S)
+                self._referenced[msg_id] = half
+            self._remember(self._recent, msg_id, fate, REMEMBERED_S)
 
     def abandon(self, msg_id: str, fate: HalfFate) -> None:
-        """Its send failed, and it may be stored."""
+        """Remember a message whose send failed, and that may be stored."""
         with self._lock:
             self._remember(self._abandoned, msg_id, fate, ABANDONED_S)
 
-    def _remember(self, fates: _Fates, msg_id: str, fate: HalfFate, seconds: float) -> None:
-        fates[msg_id] = Deadline.after(seconds), fate
-        fates.move_to_end(msg_id)
-        with contextlib.suppress(RuntimeError):  # garbage collection may change the dict meanwhile
-            while len(fates) > MOST_REMEMBERED or next(iter(fates.values()))[0].expired:
-                fates.popitem(last=False)
+    def _remember(self, states: _States, msg_id: str, fate: HalfFate, seconds: float) -> None:
+        states[msg_id] = Deadline.after(seconds), fate
+        states.move_to_end(msg_id)
+        with contextlib.suppress(RuntimeError):  # a garbage collection may change the dict during the iteration
+            while len(states) > MAX_REMEMBERED or next(iter(states.values()))[0].expired:
+                states.popitem(last=False)
 
     def get(self, msg_id: str) -> HalfFate | None:
         with self._lock:
-            known, half = self._known.get(msg_id) or self._abandoned.get(msg_id), self._held.get(msg_id)
-        if known is not None:
-            return known[1]
+            entry, half = self._recent.get(msg_id) or self._abandoned.get(msg_id), self._referenced.get(msg_id)
+        if entry is not None:
+            return entry[1]
         return None if half is None else half._fate
 
 
 # One per process, because a broker may ask any producer of the group. Ids are unique.
-_halves = _Halves()
-os.register_at_fork(after_in_child=_halves.forget)
-_swept = Deadline.after(0)
+_registry = _TransactionRegistry()
+os.register_at_fork(after_in_child=_registry.clear)
+_next_collection = Deadline.after(0)
 
 
-def _sweep() -> None:
-    global _swept
-    if _swept.expired:
-        _swept = Deadline.after(SWEPT_S)
+def _collect_garbage() -> None:
+    global _next_collection
+    if _next_collection.expired:
+        _next_collection = Deadline.after(COLLECTION_INTERVAL_S)
         gc.collect()
 
 
-def answer(
-    check: Callable[[Any], Any], message: _Shown, place: HalfPlace
+def answer_check(
+    check: Callable[[Any], Any], message: _CheckedMessage, place: HalfPlace
 ) -> TransactionState | Callable[[], TransactionState]:
-    """The decision about a half message that a broker asks about, or a call that asks the user's function."""
-    fate = _halves.get(message.msg_id)
-    if fate is not None and fate.deciding:
-        return functools.partial(_ask_later, fate, check, message, place)
+    """The answer to a broker's check of a half message, or a function that returns the answer."""
+    fate = _registry.get(message.msg_id)
+    if fate is not None and fate.is_deciding:
+        return functools.partial(_answer_after_decision, fate, check, message, place)
     if fate is not None and fate.state is HalfState.PREPARED:
-        _sweep()
-    known = None if fate is None else fate.asked(place)
-    return functools.partial(_ask, check, message) if known is None else known
+        _collect_garbage()
+    decision = None if fate is None else fate.on_check(place)
+    return functools.partial(_call_check, check, message) if decision is None else decision
 
 
-def _ask_later(fate: HalfFate, check: Callable[[Any], Any], message: _Shown, place: HalfPlace) -> TransactionState:
-    known = fate.asked(place, DECIDING_S)
-    return _ask(check, message) if known is None else known
+def _answer_after_decision(
+    fate: HalfFate, check: Callable[[Any], Any], message: _CheckedMessage, place: HalfPlace
+) -> TransactionState:
+    decision = fate.on_check(place, MAX_DECISION_S)
+    return _call_check(check, message) if decision is None else decision
 
 
-def _ask(check: Callable[[Any], Any], message: _Shown) -> TransactionState:
-    made: Any = attempt(check, message)
-    if isinstance(made, Failure):
-        made.log(logger, "transaction_check failed for message %s of %s", message.msg_id, message.topic)
+def _call_check(check: Callable[[Any], Any], message: _CheckedMessage) -> TransactionState:
+    decision: Any = attempt(check, message)
+    if isinstance(decision, Failure):
+        decision.log(logger, "transaction_check failed for message %s of %s", message.msg_id, message.topic)
         return TransactionState.UNKNOWN
     try:
-        return made if isinstance(made, TransactionState) else TransactionState(made)
+        return decision if isinstance(decision, TransactionState) else TransactionState(decision)
     except ValueError:
         names = ", ".join(state.value for state in TransactionState)
         logger.error(
             "transaction_check returned %r for message %s of %s; expected %s. The broker will ask again",
-            made, message.msg_id, message.topic, names,
+            decision, message.msg_id, message.topic, names,
         )  # fmt: skip
         return TransactionState.UNKNOWN
 
 
-def unowned(check: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def weakly_bound(check: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Return a function that calls ``check``. If ``check`` is a method, the function has only a weak reference to its object.
 
     The object often owns the producer. The client's table of producers has this function, and would otherwise keep the object
@@ -240,12 +355,12 @@ def unowned(check: Callable[[Any], Any]) -> Callable[[Any], Any]:
         return check
     try:
         method = weakref.WeakMethod(check)
-    except TypeError:  # the class has slots, and none for weak references
+    except TypeError:  # the class has ``__slots__`` without ``__weakref__``
         return check
 
     def call(message: Any) -> Any:
-        alive = method()
-        return TransactionState.UNKNOWN if alive is None else alive(message)
+        bound = method()
+        return TransactionState.UNKNOWN if bound is None else bound(message)
 
     return call
 
@@ -260,8 +375,10 @@ class TransactionProducer(BaseProducer):
             function("transaction_check", check, "message")
             # Environments that share a topic have different groups, so they do not decide about each other's messages.
             group = settings.group if settings.environment is None else settings.environment.group(settings.group)
-            self._transaction_check = check  # the only strong reference: see ``unowned``
-            settings = replace(settings, group=group, transaction_check=functools.partial(answer, unowned(check)))
+            self._transaction_check = check  # the only strong reference: see ``weakly_bound``
+            settings = replace(
+                settings, group=group, transaction_check=functools.partial(answer_check, weakly_bound(check))
+            )
         super().__init__(sender, settings, **wiring)
 
     def send_half(self, message: Message, *, timeout_s: float | None = None) -> HalfMessage:
@@ -283,42 +400,44 @@ class TransactionProducer(BaseProducer):
                 checks it, this process answers ``ROLLBACK``. So you may send another message.
         """
         if self.settings.transaction_check is None:
-            raise OptionError("transactional messages need transaction_check: brokers ask it what was not decided")
+            raise OptionError("transactional messages need transaction_check, which decides when a broker asks")
         check_message(message)
         if message.priority is not None:
             raise MessageRefused("a transactional message has no priority", topic=message.topic)
-        prepared, place, deadline = self._admitted(message, How(timeout_s=timeout_s))
+        prepared, destination, deadline = self._check_and_resolve(message, How(timeout_s=timeout_s))
         prepared = encoding.as_half(prepared)
         msg_id = prepared.msg_id
         scope = self.settings.scope
-        topic = scope.plain(scope.on_wire(message.topic))  # as a question names it
+        topic = scope.plain(scope.on_wire(message.topic))  # the name that a check contains
         content = content_of(topic, prepared.message.body, decode_properties(prepared.properties))
         fate = HalfFate(HalfPlace(message.topic, "", self.settings.group, msg_id, msg_id), content)
-        _halves.add(msg_id, fate)  # its broker may ask before it acknowledges
+        _registry.add(msg_id, fate)  # the broker may ask before it acknowledges
         try:
-            result = self._engine.send(self._outgoing(prepared, place, deadline)._replace(spoolable=False, once=True))
+            result = self._engine.send(
+                self._outgoing(prepared, destination, deadline)._replace(spoolable=False, at_most_once=True)
+            )
             assert result.queue is not None
-            fate.stored(HalfPlace.of(result, self.settings.group, message.topic, msg_id))
-            known = result._replace(msg_id=msg_id, queue_offset=None)
-            half = HalfMessage(prepared.message, known, fate, self._ended, self.settings.send_timeout_s)
-            _halves.add(msg_id, fate, half)
+            fate.record_place(HalfPlace.of(result, self.settings.group, message.topic, msg_id))
+            half_result = result._replace(msg_id=msg_id, queue_offset=None)
+            half = HalfMessage(prepared.message, half_result, fate, self._send_decision, self.settings.send_timeout_s)
+            _registry.add(msg_id, fate, half)
             if result.status is not SendStatus.SEND_OK:
-                self._badly_stored(half, result)
-        except BaseException as e:  # another attempt is another message
+                self._reject_unsafe_store(half, result)
+        except BaseException as e:  # a new attempt would send another message, so this one must not be delivered
             if getattr(e, "unsent", False):
                 fate.state = HalfState.UNKNOWN
             else:
                 fate.state = HalfState.ROLLED_BACK
-                _halves.abandon(msg_id, fate)
+                _registry.abandon(msg_id, fate)
             raise
         return half
 
-    def _badly_stored(self, half: HalfMessage, result: SendResult) -> None:
-        self._left(half, TransactionState.ROLLBACK)
-        gone = half.state is HalfState.ROLLED_BACK
+    def _reject_unsafe_store(self, half: HalfMessage, result: SendResult) -> None:
+        self._decide_at_end(half, TransactionState.ROLLBACK)
+        is_rolled_back = half.state is HalfState.ROLLED_BACK
         raise SendFailed(
             f"the half message was stored with {result.status.value}, and "
-            + ("was rolled back" if gone else "its rollback may not have arrived"),
+            + ("was rolled back" if is_rolled_back else "its rollback may not have arrived"),
             topic=half.message.topic,
             queue=str(result.queue),
             remedy="Check whether the broker's disk and slaves keep up",
@@ -338,28 +457,30 @@ class TransactionProducer(BaseProducer):
         try:
             yield half
         except BaseException:
-            self._left(half, TransactionState.ROLLBACK)
+            self._decide_at_end(half, TransactionState.ROLLBACK)
             raise
-        self._left(half, TransactionState.COMMIT)
+        self._decide_at_end(half, TransactionState.COMMIT)
 
-    def _left(self, half: HalfMessage, decision: TransactionState) -> None:
+    def _decide_at_end(self, half: HalfMessage, decision: TransactionState) -> None:
         """Apply the ``decision`` of the end of a block, unless the user has decided in it."""
-        if half.state is not HalfState.PREPARED or left_by_collection(functools.partial(self._left, half, decision)):
+        if half.state is not HalfState.PREPARED or left_by_collection(
+            functools.partial(self._decide_at_end, half, decision)
+        ):
             return
-        said = half._fate.said
+        own_decision = half._fate.last_decision
         try:
-            if said is TransactionState.COMMIT is not decision:
-                raise SendFailed("its commit could not be sent, and the block raised behind it")
-            half._decide(said or decision, None)
+            if own_decision is TransactionState.COMMIT is not decision:
+                raise SendFailed("its commit could not be sent, and the block raised after it")
+            half._decide(own_decision or decision, None)
         except RocketMQError as e:
             logger.warning(
-                "the decision on half message %s of %s may not have arrived, its broker will ask for it: %s",
+                "the decision on half message %s of %s may not have arrived; its broker will ask for it: %s",
                 half.result.msg_id, half.message.topic, e,
             )  # fmt: skip
         finally:
-            half._leave()
+            half._abandon()
 
-    def _ended(self, place: HalfPlace, decision: TransactionState, deadline: Deadline) -> bool:
+    def _send_decision(self, place: HalfPlace, decision: TransactionState, deadline: Deadline) -> bool:
         try:
             self._owner.check(False)
         except ClosedError as e:

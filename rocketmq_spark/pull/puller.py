@@ -1,4 +1,4 @@
-"""What all reads with the same options have in common, and how one of them is opened: replica, requests, reader."""
+"""Opens reads: the replica, the requests and the reader for ranges of one broker, with options that all reads share."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import OptionError, RocketMQError
 from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue, OffsetRange
 from rocketmq_spark.ports import PullSource
-from rocketmq_spark.pull.answers import OnLoss
-from rocketmq_spark.pull.reader import RangeReader
-from rocketmq_spark.pull.requests import PullSettings, Replica
+from rocketmq_spark.pull.outcomes import OnLoss
+from rocketmq_spark.pull.pacing import PullSettings
+from rocketmq_spark.pull.range_reader import RangeReader
+from rocketmq_spark.pull.replica import Replica
 from rocketmq_spark.remoting.bulk import Keys, PullTemplate
 from rocketmq_spark.remoting.pool import ConnectOptions
 from rocketmq_spark.wire import rpc
@@ -26,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Puller:
-    """Opens reads."""
+    """Opens reads with the same group, settings and replica."""
 
     source: PullSource
     dialling: ConnectOptions
@@ -35,16 +36,16 @@ class Puller:
     read_from: str = "master"
 
     def _deadline(self) -> Deadline:
-        """No question takes longer than the read may wait for messages."""
+        """The deadline of a request about a topic: as long as the read may wait for messages."""
         return Deadline.after(self.settings.read_deadline_s)
 
     def compacted(self, queue: MessageQueue) -> bool:
-        """Whether offsets without a message are right in a queue."""
+        """Whether the queue is of a compaction topic, in which offsets may have no message."""
         return self.source.compacted(queue, self._deadline())
 
     def batched(self, queue: MessageQueue) -> bool:
-        """Whether brokers know nothing of a queue's single messages. While that is unknown, it may be so: a read waits longer
-        for its broker than this question does.
+        """Whether brokers store the queue's messages in batches, and so cannot filter single messages. True while it is unknown,
+        because the read waits longer for its broker than this request does.
         """
         try:
             return self.source.batched(queue, self._deadline())
@@ -54,11 +55,11 @@ class Puller:
             logger.info("cannot determine the type of the topic of %s now: %s", queue, e)
             return True
 
-    def at_brokers(self, queue: MessageQueue, filtered: Filter) -> Filter:
-        """What brokers are to filter a queue by; what they cannot is left to who decodes, which knows tags only.
+    def broker_filter(self, queue: MessageQueue, filtered: Filter) -> Filter:
+        """Return the filter that brokers apply to a queue. Tags that brokers cannot filter are filtered after decoding.
 
-        So while the type of the topic is unknown, the expression is sent all the same. Raises ``OptionError`` for one that
-        is known to be of a batch topic.
+        An SQL expression cannot, so it is sent also while the type of the topic is unknown. Raises ``OptionError`` for an
+        expression about a batch topic.
         """
         if not filtered or filtered.kind == NO_FILTER.kind:
             return NO_FILTER if filtered and self.batched(queue) else filtered
@@ -69,7 +70,7 @@ class Puller:
                 raise
             return filtered
         if batched:
-            raise of_batch_topic(filtered, queue.topic)
+            raise batch_topic_filter_error(filtered, queue.topic)
         return filtered
 
     def reader(
@@ -77,23 +78,25 @@ class Puller:
         ranges: Sequence[OffsetRange],
         on_loss: OnLoss,
         filtered: Filter = NO_FILTER,
-        known: str | None = None,
+        planned_address: str | None = None,
         recreated: RecreatedTopics | None = None,
     ) -> RangeReader:
-        """Of ranges of one broker, first from the address that the plan knew."""
-        replica = self.replica(ranges[0].queue, known)
-        made = {queue: self.template(queue, filtered) for queue in {r.queue for r in ranges}}
-        templates = [made[r.queue] for r in ranges]
+        """Return a reader of ranges of one broker, which connects first to ``planned_address``."""
+        replica = self.replica(ranges[0].queue, planned_address)
+        by_queue = {queue: self.template(queue, filtered) for queue in {r.queue for r in ranges}}
+        templates = [by_queue[r.queue] for r in ranges]
         settings = replace(self.settings, filtered=bool(filtered))
         return RangeReader(ranges, replica, templates, settings, on_loss, on_hint=replica.hint, recreated=recreated)
 
-    def replica(self, queue: MessageQueue, known: str | None = None) -> Replica:
-        # What is under way, what waits behind it, and a quarter more: ``RangeReader`` and ``BulkStream.compact``.
+    def replica(self, queue: MessageQueue, planned_address: str | None = None) -> Replica:
+        # Three times the limit: answers in flight, answers that wait for an earlier one, and room to compact the buffer.
         spare = 3 * self.settings.max_bytes_in_flight
-        return Replica(self.source, self.dialling, queue.broker_name, queue.topic, self.read_from, known, spare)
+        return Replica(
+            self.source, self.dialling, queue.broker_name, queue.topic, self.read_from, planned_address, spare
+        )
 
     def template(self, queue: MessageQueue, filtered: Filter = NO_FILTER) -> PullTemplate:
-        """Pulls of one queue that leave nothing behind on the broker."""
+        """Return the template of pulls of one queue. They commit no offset, and the broker does not hold them."""
         pull = rpc.PULL_MESSAGE.request(
             consumerGroup=self.source.on_wire(self.group),
             topic=self.source.on_wire(queue.topic),
@@ -113,8 +116,8 @@ class Puller:
         return keys
 
 
-def of_batch_topic(sql: Filter, topic: str) -> OptionError:
-    """The error for an expression about messages that brokers store many at a time."""
+def batch_topic_filter_error(sql: Filter, topic: str) -> OptionError:
+    """Return the error for an SQL expression about a topic whose messages brokers store in batches."""
     return OptionError(
         f"option 'sql' is {sql.expression!r}, but {topic} is a batch topic, or a compaction topic, which brokers do not filter",
         remedy="Filter with option 'tags', or in Spark",

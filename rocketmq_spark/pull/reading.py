@@ -1,18 +1,13 @@
-"""The one way to read ranges: for tasks, commands, and consumers that read ahead. Also single messages at given offsets.
+"""Reads ranges for tasks, commands, and consumers that read ahead.
 
-All readers agree which messages belong to an answer, because this module decides it. A decoder sees what an answer skips and
-what it has beyond its end; ``RangesReading`` decides what that means.
+All of them agree which messages belong to an answer, because this module decides it. A decoder sees which offsets an answer
+skips, and which it has beyond its end; ``RangesReading`` decides what that means.
 
-``Heads`` reads single messages without the filter of the read, for two things that filtered answers do not show. A broker
-that looks beyond the requested end sends messages that belong to others; on a queue whose index was shifted by a damaged
-message only the message *at* the end shows which. And a broker that skips index entries whose part of the commit log is gone
-looks as if the filter had skipped them. Logs are removed from their front: while the first message of a read is there,
-nothing behind it is gone.
-
-``PlainRun`` copies plain answers for a consumer that reads ahead. It ends before anything that is not plain messages from
-the requested offset: lost, illegal or skipped offsets, or messages beyond the requested end. A long poll from there gets the
-broker's answer. An operator's reset of the group also ends it; since only one pull of each queue receives the reset, it is
-noted, and the run reads the answers to all pulls under way before it ends.
+``SingleMessageReader`` reads single messages without the filter of the read, to learn two facts that filtered answers do not
+show. First: a broker that searches beyond the requested end sends messages of the next read; if a damaged message shifted the
+index of the queue, only the message *at* the end shows which. Second: a broker skips index entries whose part of the commit log
+was removed, as if the filter had skipped them. Logs are removed from their front: while the first message of a read exists, so
+do all later ones.
 """
 
 from __future__ import annotations
@@ -20,128 +15,140 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
-from itertools import groupby
-from operator import itemgetter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from rocketmq_spark.base.clock import Clock
 from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue, OffsetRange
-from rocketmq_spark.pull.answers import Cause, Fetched, Hole, OnLoss, Piece, first_offset
+from rocketmq_spark.pull.fetched import FetchedAnswer, FetchedAnswers, Hole, first_offset
+from rocketmq_spark.pull.outcomes import Cause, OnLoss
 from rocketmq_spark.pull.puller import Puller
-from rocketmq_spark.pull.reader import RangeReader
-from rocketmq_spark.pull.requests import DEPTH
+from rocketmq_spark.pull.range_reader import RangeReader
 
 if TYPE_CHECKING:
     from rocketmq_spark.pull.recreated import RecreatedTopics
 
 # Interval of checks during a read: messages that retention removes between two checks count as possibly skipped.
-_EVERY_S = 1.0
+_CHECK_INTERVAL_S = 1.0
 
 
-class Heads:
-    """Reads single messages of one broker's queues, with the patience of every read.
+class SingleMessageReader:
+    """Reads single messages of queues of one broker, with the time limits of every read.
 
-    ``sparse`` queues are those of compaction topics, where a missing message is replaced by the next one.
+    ``is_compacted``: whether a queue is of a compaction topic, where a broker returns the next message instead of a missing one.
     """
 
     def __init__(
-        self, reader: Callable[[Sequence[OffsetRange], OnLoss], RangeReader], sparse: Callable[[MessageQueue], bool]
+        self,
+        open_reader: Callable[[Sequence[OffsetRange], OnLoss], RangeReader],
+        is_compacted: Callable[[MessageQueue], bool],
     ) -> None:
-        self._reader = reader
-        self._sparse = sparse
+        self._open_reader = open_reader
+        self._is_compacted = is_compacted
 
-    def __call__(self, places: Sequence[tuple[MessageQueue, int]]) -> list[int | None]:
-        """The offset stored in the message at each place; None if it is gone."""
-        ranges = [OffsetRange(queue, at, at + 1) for queue, at in places]
-        gone: set[OffsetRange] = set()
-        firsts: dict[int, int] = {}
-        reader = self._reader(ranges, lambda part, _: gone.add(part))
+    def __call__(self, positions: Sequence[tuple[MessageQueue, int]]) -> list[int | None]:
+        """Return the offset stored in the message at each position; None if the message is lost."""
+        ranges = [OffsetRange(queue, offset, offset + 1) for queue, offset in positions]
+        lost: set[OffsetRange] = set()
+        stored_offsets: dict[int, int] = {}
+        reader = self._open_reader(ranges, lambda part, _: lost.add(part))
         for fetched in reader.fetch():
-            offsets = [first_offset(fetched.buffer, piece.begin) for piece in fetched.pieces]
+            offsets = [first_offset(fetched.buffer, answer.begin) for answer in fetched.answers]
             holes = [
-                Hole(i, piece.start, piece.limit)
-                for i, (piece, offset) in enumerate(zip(fetched.pieces, offsets, strict=True))
-                if piece.next_offset > piece.limit
-                and offset > piece.start  # an inner batch may begin before the requested offset
-                and not self._sparse(ranges[piece.number].queue)
+                Hole(i, answer.start, answer.limit)
+                for i, (answer, offset) in enumerate(zip(fetched.answers, offsets, strict=True))
+                if answer.next_offset > answer.limit
+                and offset > answer.start  # an inner batch may begin before the requested offset
+                and not self._is_compacted(ranges[answer.range_number].queue)
             ]
-            usable = reader.doubt(holes) if holes else len(offsets)
-            firsts.update((fetched.pieces[i].number, offsets[i]) for i in range(usable))
-        return [None if part in gone else firsts.get(i) for i, part in enumerate(ranges)]
+            usable = reader.usable_count(holes) if holes else len(offsets)
+            stored_offsets.update((fetched.answers[i].range_number, offsets[i]) for i in range(usable))
+        return [None if part in lost else stored_offsets.get(i) for i, part in enumerate(ranges)]
 
 
-def bounded(pieces: Sequence[Piece], queues: Sequence[MessageQueue], heads: Heads) -> list[Piece]:
-    """Answers that went beyond their ends, with ends that are true of the offsets inside of their messages.
+def with_true_ends(
+    answers: Sequence[FetchedAnswer], queues: Sequence[MessageQueue], single_messages: SingleMessageReader
+) -> list[FetchedAnswer]:
+    """Return answers that went beyond their ends, with ends that match the offsets inside of their messages.
 
-    An index is shifted for ever: below an end that is where it says, all are.
+    An index stays shifted: if the message at an end has the offset of this end, so do all earlier messages of the range.
     """
-    last = {piece.number: piece for piece in pieces}
-    cuts = dict(zip(last.values(), heads([(queues[n], p.limit) for n, p in last.items()]), strict=True))
-    shifted = {piece.number for piece, at in cuts.items() if at is not None and at > piece.limit}
-    others = [piece for piece in pieces if piece.number in shifted and piece not in cuts]
+    last = {answer.range_number: answer for answer in answers}
+    ends = [(queues[range_number], answer.limit) for range_number, answer in last.items()]
+    true_ends = dict(zip(last.values(), single_messages(ends), strict=True))
+    shifted = {answer.range_number for answer, end in true_ends.items() if end is not None and end > answer.limit}
+    others = [answer for answer in answers if answer.range_number in shifted and answer not in true_ends]
     if others:
-        cuts |= zip(others, heads([(queues[p.number], p.limit) for p in others]), strict=True)
-    return [_bounded(piece, cuts.get(piece)) for piece in pieces]
+        ends = [(queues[answer.range_number], answer.limit) for answer in others]
+        true_ends |= zip(others, single_messages(ends), strict=True)
+    return [_with_true_end(answer, true_ends.get(answer)) for answer in answers]
 
 
-def _bounded(piece: Piece, cut: int | None) -> Piece:
-    if cut is None or cut <= piece.limit:
-        return piece
-    return piece._replace(limit=cut, next_offset=max(piece.next_offset, cut + 1))
+def _with_true_end(answer: FetchedAnswer, true_end: int | None) -> FetchedAnswer:
+    if true_end is None or true_end <= answer.limit:
+        return answer
+    return answer._replace(limit=true_end, next_offset=max(answer.next_offset, true_end + 1))
 
 
-class Edge:
-    """Checks during a filtered read, and at its end, that the searched offsets still existed."""
+class FilteredReadCheck:
+    """Checks during a filtered read, and at its end, that the offsets existed when the broker searched them."""
 
     def __init__(
-        self, ranges: Sequence[OffsetRange], heads: Heads, on_loss: OnLoss, clock: Clock | None = None
+        self,
+        ranges: Sequence[OffsetRange],
+        single_messages: SingleMessageReader,
+        on_loss: OnLoss,
+        clock: Clock | None = None,
     ) -> None:
         self._ranges = ranges
-        self._heads = heads
+        self._single_messages = single_messages
         self._on_loss = on_loss
         self._clock = clock or Clock()
-        self._asked_at = self._clock.now()
-        self._sure = [r.start for r in ranges]  # offsets below existed, or are reported as lost
-        self._first: dict[int, int] = {}  # the first message from this offset on
+        self._checked_at = self._clock.now()
+        # By range: the offsets before this one existed, or are reported as lost.
+        self._verified_until = [r.start for r in ranges]
+        # By range: the first message that was found from there on.
+        self._first_found: dict[int, int] = {}
 
-    def lost(self, part: OffsetRange, cause: Cause) -> None:
-        """The read itself reports a loss, so it is not reported again."""
+    def record_loss(self, part: OffsetRange, cause: Cause) -> None:
+        """Report a loss that the read itself noticed. The checks do not report it again."""
         for i, r in enumerate(self._ranges):
             if r.queue != part.queue or not r.start <= part.start < r.end:
                 continue
-            if cause is not Cause.TRUNCATED:  # earlier messages cannot be requested any more
-                self._sure[i] = r.end
-            elif part.start <= self._sure[i]:
-                self._sure[i] = max(self._sure[i], part.end)
-            if self._first.get(i, r.end) < self._sure[i]:
-                del self._first[i]
+            if cause is not Cause.TRUNCATED:  # messages of the range cannot be requested any more
+                self._verified_until[i] = r.end
+            elif part.start <= self._verified_until[i]:
+                self._verified_until[i] = max(self._verified_until[i], part.end)
+            if self._first_found.get(i, r.end) < self._verified_until[i]:
+                del self._first_found[i]
         self._on_loss(part, cause)
 
-    def read(self, fetched: Fetched) -> None:
-        """Answers arrived: the broker has searched everything before the last of them."""
-        for piece in fetched.pieces:
-            offset = first_offset(fetched.buffer, piece.begin)
-            if offset >= self._sure[piece.number]:
-                self._first.setdefault(piece.number, offset)
-        if fetched.pieces and self._clock.now() - self._asked_at >= _EVERY_S:
-            number, _, limit, next_offset, _, _ = fetched.pieces[-1]
-            self._ask([r.end for r in self._ranges[:number]] + [min(limit, next_offset)])
+    def record_answers(self, fetched: FetchedAnswers) -> None:
+        """Record answers: the broker has searched everything before the last of them."""
+        for answer in fetched.answers:
+            offset = first_offset(fetched.buffer, answer.begin)
+            if offset >= self._verified_until[answer.range_number]:
+                self._first_found.setdefault(answer.range_number, offset)
+        if fetched.answers and self._clock.now() - self._checked_at >= _CHECK_INTERVAL_S:
+            last = fetched.answers[-1]
+            self._check([r.end for r in self._ranges[: last.range_number]] + [min(last.limit, last.next_offset)])
 
-    def end(self) -> None:
-        self._ask([r.end for r in self._ranges])
+    def check_all(self) -> None:
+        """Check the whole ranges, at the end of the read."""
+        self._check([r.end for r in self._ranges])
 
-    def _ask(self, passed: Sequence[int]) -> None:
-        """``passed``: how far each range was searched."""
-        open_ends = [i for i, end in enumerate(passed) if self._sure[i] < end]
-        there = self._heads([(self._ranges[i].queue, self._sure[i]) for i in open_ends]) if open_ends else []
-        for i, offset in zip(open_ends, there, strict=True):
-            start, self._sure[i] = self._sure[i], passed[i]
-            first = self._first.pop(i, passed[i])
-            # A found message existed, and so did everything after it.
-            if offset is None and start < first:
-                self._on_loss(OffsetRange(self._ranges[i].queue, start, min(first, passed[i])), Cause.TRUNCATED)
-        self._asked_at = self._clock.now()
+    def _check(self, searched_ends: Sequence[int]) -> None:
+        """Report the offsets that were lost before they were searched. ``searched_ends``: how far each range was searched."""
+        unverified = [i for i, end in enumerate(searched_ends) if self._verified_until[i] < end]
+        positions = [(self._ranges[i].queue, self._verified_until[i]) for i in unverified]
+        stored_offsets = self._single_messages(positions) if positions else []
+        for i, offset in zip(unverified, stored_offsets, strict=True):
+            start, self._verified_until[i] = self._verified_until[i], searched_ends[i]
+            first_found = self._first_found.pop(i, searched_ends[i])
+            # A message that was found existed, and so did all after it.
+            if offset is None and start < first_found:
+                lost = OffsetRange(self._ranges[i].queue, start, min(first_found, searched_ends[i]))
+                self._on_loss(lost, Cause.TRUNCATED)
+        self._checked_at = self._clock.now()
 
 
 def read(
@@ -149,20 +156,25 @@ def read(
     ranges: Sequence[OffsetRange],
     on_loss: OnLoss,
     filtered: Filter = NO_FILTER,
-    known: str | None = None,
+    planned_address: str | None = None,
     recreated: RecreatedTopics | None = None,
 ) -> RangesReading:
-    """A read of ``ranges``, all of one broker and in their order; ``known`` is the broker's address when the read was planned.
-    ``recreated`` recognises messages of topics that were created again since then; they count as lost.
+    """Return a read of ``ranges`` of one broker, in their order.
 
-    ``on_loss`` receives offsets that cannot be read any more; it may raise. ``filtered`` is what brokers filter by, for all
-    queues alike: ``Puller.at_brokers``. Of batch topics they filter no single messages, only batches by the batch's own tags.
+    Args:
+        puller: Opens the read.
+        ranges: What to read.
+        on_loss: Receives offsets that cannot be read any more. It may raise.
+        filtered: The filter of the brokers, the same for all queues: ``Puller.broker_filter``. In batch topics, brokers filter
+            whole batches by the tags of the batch.
+        planned_address: The address of the broker when the read was planned.
+        recreated: Finds messages of topics that were created again since then. They count as lost.
     """
-    return RangesReading(puller, ranges, on_loss, filtered, known, recreated)
+    return RangesReading(puller, ranges, on_loss, filtered, planned_address, recreated)
 
 
 class RangesReading:
-    """Ranges that are being read."""
+    """A read of ranges of one broker. See ``read``."""
 
     def __init__(
         self,
@@ -170,144 +182,58 @@ class RangesReading:
         ranges: Sequence[OffsetRange],
         on_loss: OnLoss,
         filtered: Filter,
-        known: str | None,
+        planned_address: str | None,
         recreated: RecreatedTopics | None,
     ) -> None:
         self.queues = [r.queue for r in ranges]
-        self._compacted = puller.compacted
-        self._heads: Heads | None = None
-        self._edge: Edge | None = None
+        self._is_compacted = puller.compacted
+        # Both only for a filtered read.
+        self._single_messages: SingleMessageReader | None = None
+        self._filtered_read_check: FilteredReadCheck | None = None
         if filtered:
-            self._heads = Heads(functools.partial(puller.reader, known=known), puller.compacted)
-            self._edge = Edge(ranges, self._heads, on_loss)
-            on_loss = self._edge.lost
-        self._reader = puller.reader(ranges, on_loss, filtered, known, recreated)
+            open_reader = functools.partial(puller.reader, planned_address=planned_address)
+            self._single_messages = SingleMessageReader(open_reader, puller.compacted)
+            self._filtered_read_check = FilteredReadCheck(ranges, self._single_messages, on_loss)
+            on_loss = self._filtered_read_check.record_loss
+        self._reader = puller.reader(ranges, on_loss, filtered, planned_address, recreated)
 
-    def fetch(self) -> Generator[Fetched, None, None]:
-        """All messages of the ranges, buffer by buffer. A dropped iterator closes the connection too."""
+    def fetch(self) -> Generator[FetchedAnswers, None, None]:
+        """Yield all messages of the ranges, buffer by buffer. Closing the iterator closes the connection."""
         with closing(self._reader.fetch()) as fetching:
             for fetched in fetching:
-                if self._edge is not None:
-                    self._edge.read(fetched)
+                if self._filtered_read_check is not None:
+                    self._filtered_read_check.record_answers(fetched)
                 yield fetched
-        if self._edge is not None:
-            self._edge.end()
+        if self._filtered_read_check is not None:
+            self._filtered_read_check.check_all()
 
     def stop(self) -> None:
-        """Make ``fetch`` end soon, from another thread, without further messages."""
+        """Make ``fetch`` end soon, without further messages. Any thread may call this."""
         self._reader.stop()
 
     @property
     def resets(self) -> Mapping[MessageQueue, int]:
-        """Where an operator moved the group meanwhile, by queue; known when the read has ended."""
+        """The offsets to which an operator reset the group meanwhile, by queue. Complete when the read has ended."""
         return self._reader.resets
 
     @property
-    def on_holes(self) -> Callable[[Sequence[Piece], Sequence[Hole]], int] | None:
-        """``usable`` if holes matter for this read, else None."""
-        return self.usable if self._heads is None else None
+    def on_holes(self) -> Callable[[Sequence[FetchedAnswer], Sequence[Hole]], int] | None:
+        """``usable_count`` if holes matter for this read, else None."""
+        return self.usable_count if self._single_messages is None else None
 
-    def usable(self, pieces: Sequence[Piece], holes: Sequence[Hole]) -> int:
-        """The number of answers that may be used if some skip offsets; the others are requested again.
+    def usable_count(self, answers: Sequence[FetchedAnswer], holes: Sequence[Hole]) -> int:
+        """Return how many answers may be used if some skip offsets. The others are delivered again.
 
-        Filters and compaction cause holes. Other holes are requested again for a while, and then count as lost.
+        Filters and compaction cause holes. Other holes are requested again for the time of grace, and then count as lost.
         """
-        if self._heads is not None:
-            return len(pieces)
-        doubted = [hole for hole in holes if not self._compacted(self.queues[pieces[hole.piece].number])]
-        return self._reader.doubt(doubted) if doubted else len(pieces)
+        if self._single_messages is not None:
+            return len(answers)
+        unexpected = [hole for hole in holes if not self._is_compacted(self.queues[answers[hole.answer].range_number])]
+        return self._reader.usable_count(unexpected) if unexpected else len(answers)
 
-    def bounded(self, pieces: Sequence[Piece]) -> Sequence[Piece]:
-        """Answers that went beyond their ends, with ends that are true of the offsets inside of their messages.
+    def with_true_ends(self, answers: Sequence[FetchedAnswer]) -> Sequence[FetchedAnswer]:
+        """Return answers that went beyond their ends, with ends that match the offsets inside of their messages.
 
-        Only a filter hides wrong ends; without one the ends are right.
+        Without a filter the ends are right.
         """
-        return pieces if self._heads is None else bounded(pieces, self.queues, self._heads)
-
-
-_MIN_BYTES, _MAX_BYTES = 64 << 10, 8 << 20
-_DEADLINE_S = 30.0
-_NUMBER = itemgetter(0)  # of a piece: that of its range
-
-
-class PlainAnswers(NamedTuple):
-    """The stored messages of answers in a row from ``start`` on: next offset of each, and where its bytes end."""
-
-    queue: MessageQueue
-    start: int
-    ends: list[tuple[int, int]]
-    stored: bytes
-
-
-class PlainRun:
-    """A read of ``ranges``, all of one broker and in their order, with the ranges of a queue in a row.
-
-    ``offsets`` and ``size`` (bytes) limit the pulls in flight, and the size of one result.
-    """
-
-    def __init__(self, puller: Puller, ranges: Sequence[OffsetRange], offsets: int, size: int) -> None:
-        settings = replace(
-            puller.settings,
-            depth=min(DEPTH, max(1, offsets // puller.settings.batch_size)),
-            max_bytes_in_flight=min(_MAX_BYTES, max(_MIN_BYTES, size)),
-            fetched_rows=max(1, offsets // 2),
-            grace_s=0.0,
-            read_deadline_s=_DEADLINE_S,
-            follows_resets=True,
-        )
-        self._ranges = ranges
-        self._reading = read(replace(puller, settings=settings), ranges, self._lost)
-        self._at = {r.queue: r.start for r in reversed(ranges)}
-        self._odd = False
-
-    @property
-    def whole(self) -> bool:
-        """Whether the read ended at its end, or because its reader stopped."""
-        return not self._odd and not self.resets
-
-    @property
-    def resets(self) -> Mapping[MessageQueue, int]:
-        """Where an operator moved the group meanwhile, by queue; known when the read has ended."""
-        return self._reading.resets
-
-    def fetch(self) -> Generator[list[PlainAnswers], None, None]:
-        """Yield answers until all is read, ``stop`` is called, or an answer is not plain: then ``whole`` is False.
-
-        Raises permanent errors of a broker, and temporary ones that lasted too long.
-        """
-        with closing(self._reading.fetch()) as fetching:
-            for fetched in fetching:
-                yield self._copies(fetched)
-                if self._odd:
-                    return
-
-    def stop(self) -> None:
-        """End soon, also while a read waits for a broker."""
-        self._reading.stop()
-
-    def _copies(self, fetched: Fetched) -> list[PlainAnswers]:
-        """Copies of the answers before the first that is not plain."""
-        found = []
-        view = fetched.buffer.data
-        for number, of_range in groupby(fetched.pieces, key=_NUMBER):
-            queue = self._ranges[number].queue
-            start = at = self._at[queue]
-            ends, parts, size = [], [], 0
-            for _, begins_at, limit, next_offset, begin, end in of_range:
-                if begins_at != at or next_offset > limit:
-                    self._odd = True
-                    break
-                at = next_offset
-                size += end - begin
-                ends.append((at, size))
-                parts.append(view[begin:end])
-            self._at[queue] = at
-            if ends:
-                found.append(PlainAnswers(queue, start, ends, b"".join(parts)))
-            if self._odd:
-                break
-        return found
-
-    def _lost(self, part: OffsetRange, cause: Cause) -> None:
-        self._odd = True
-        self.stop()
+        return answers if self._single_messages is None else with_true_ends(answers, self.queues, self._single_messages)

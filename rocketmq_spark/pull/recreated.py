@@ -4,8 +4,8 @@ The queues of the new topic begin at offset 0, so they may have messages at the 
 notices the new topic and reads it from its start; a message that was read in place of an old one would come twice.
 
 Every message of the new topic is younger than all messages of the old one. So an answer whose first message is younger than
-the newest message that the plan saw is suspicious, and a question to the broker decides: after a broker's clock was set back,
-messages of the same topic may be younger, too. For all other answers the check is one comparison of numbers.
+the newest message that the plan saw is suspicious, and a request to the broker decides: after a broker's clock was set back,
+messages of the same topic may be younger, too. For all other answers, the check is one comparison of numbers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from rocketmq_spark.base.codes import SysFlag
 from rocketmq_spark.model import MessageQueue, OffsetRange
-from rocketmq_spark.pull.answers import Piece
+from rocketmq_spark.pull.fetched import FetchedAnswer
 
 # Positions in a stored message: the flags, and the store time, which follows the host of the sender.
 _FLAGS_AT, _STORED_AT, _MORE_OF_IPV6 = 36, 56, 12
@@ -56,19 +56,19 @@ class RecreatedTopics:
         self._confirm = confirm
         self._recreated: dict[MessageQueue, bool] = {}
 
-    def find(self, buffer: Buffer, pieces: Sequence[Piece]) -> list[Piece]:
-        """Return those of ``pieces`` that have messages of recreated topics."""
-        if not pieces:
+    def find(self, buffer: Buffer, answers: Sequence[FetchedAnswer]) -> list[FetchedAnswer]:
+        """Return those of ``answers`` that have messages of recreated topics."""
+        if not answers:
             return []
         # By columns, because there may be 30,000 answers in a million messages.
-        number, _, _, _, begin, end = zip(*pieces, strict=True)
+        range_numbers, _, _, _, begin, end = zip(*answers, strict=True)
         begins = np.array(begin, np.intp)
         readable = np.array(end, np.intp) - begins >= _SMALLEST  # the decoder reports answers that are too short
         if not readable.all():
-            return self.find(buffer, [pieces[i] for i in np.flatnonzero(readable).tolist()])
-        younger = store_times_ms(buffer, begins) > self._newest[np.array(number, np.intp)]
-        suspicious = [pieces[i] for i in np.flatnonzero(younger).tolist()]
-        return [piece for piece in suspicious if self._is_recreated(self._ranges[piece.number].queue)]
+            return self.find(buffer, [answers[i] for i in np.flatnonzero(readable).tolist()])
+        younger = store_times_ms(buffer, begins) > self._newest[np.array(range_numbers, np.intp)]
+        suspicious = [answers[i] for i in np.flatnonzero(younger).tolist()]
+        return [answer for answer in suspicious if self._is_recreated(self._ranges[answer.range_number].queue)]
 
     def _is_recreated(self, queue: MessageQueue) -> bool:
         if queue not in self._recreated:

@@ -273,8 +273,8 @@ def kept_ms(options: Options, broker_name: str) -> int | None:
 
 def puller(options: Options, read_from: str | None = None) -> Puller:
     """Return the object that opens reads with these options; ``read_from`` overrides theirs."""
+    from rocketmq_spark.pull.pacing import PullSettings
     from rocketmq_spark.pull.puller import Puller
-    from rocketmq_spark.pull.requests import PullSettings  # here, because reads need numpy, and producers do not
 
     settings = PullSettings.of(options)
     made = client(options)  # its reads count with its answers: ``ConnectOptions.arriving`` is the account of both

@@ -29,7 +29,7 @@ from rocketmq_spark.session import instrumentation, member, parsed, pop_member, 
 if TYPE_CHECKING:
     from rocketmq_spark.consumer.tracing import ListenerTraces
     from rocketmq_spark.options.typed import ConsumerOptions, PullConsumerOptions, SimpleConsumerOptions
-    from rocketmq_spark.pull.reading import PlainRun
+    from rocketmq_spark.pull.read_ahead import PlainRead
 
 
 class Consumer(group_consumer.BaseConsumer):
@@ -205,10 +205,10 @@ def _read_ahead(options: Options, group: str) -> BacklogReader | None:
     inside = scope_of(options)
 
     @cache
-    def runs() -> Callable[[Sequence[OffsetRange], int, int], PlainRun]:
-        from rocketmq_spark.pull.reading import PlainRun
+    def runs() -> Callable[[Sequence[OffsetRange], int, int], PlainRead]:
+        from rocketmq_spark.pull.read_ahead import PlainRead
 
-        return partial(PlainRun, replace(puller(options, "hint"), group=group))
+        return partial(PlainRead, replace(puller(options, "hint"), group=group))
 
     def messages(queue: MessageQueue, start: int, end: int, stored: bytes | memoryview) -> Iterable[ReceivedMessage]:
         return requested_messages(PullRequest(group, queue, start), stored, inside, end)

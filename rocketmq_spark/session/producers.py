@@ -10,8 +10,8 @@ from rocketmq_spark.base.clock import Deadline, epoch_ms
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.options import Options
 from rocketmq_spark.ports import Sender
+from rocketmq_spark.producer.ambiguity import StoredIds
 from rocketmq_spark.producer.bulk import BulkProducer
-from rocketmq_spark.producer.confirming import StoredIds
 from rocketmq_spark.producer.engine import Unsent
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.producer.transactions import TransactionCheck

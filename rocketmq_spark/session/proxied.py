@@ -103,7 +103,7 @@ def messages_of(request: SendRequest) -> Sequence[SentMessage]:
     clients that read them may lack the codec.
     """
     if request.batch:
-        return outgoing.messages_of(request)
+        return outgoing.messages_in_batch(request)
     body = decompress(request.data, request.sys_flag) if request.sys_flag & SysFlag.COMPRESSED else request.data
     return [SentMessage(body, decode_properties(request.properties), request.flag)]
 

@@ -30,8 +30,8 @@ from rocketmq_spark.model import MessageQueue, SpooledSend
 from rocketmq_spark.options import Options, option_name
 from rocketmq_spark.options.paths import confined, expanded
 from rocketmq_spark.ports import Sender, Spool
+from rocketmq_spark.producer.routing import queues_of_environment
 from rocketmq_spark.producer.settings import ProducerSettings
-from rocketmq_spark.producer.topics import owned
 from rocketmq_spark.queues.environment import Environment, by_position, environment_of, layout_text
 from rocketmq_spark.remoting.connection import batch_writes
 from rocketmq_spark.session import SPOOLS, connection_key, sender
@@ -301,7 +301,7 @@ def open_store(path: Path, options: Options, spool: SpoolSettings | None = None,
             _check(store, noted, environment)  # before these options are noted as its owner
         store.belong(owner_of(options), lent=lent)
         if environment is not None and environment.by_position:
-            _recall(store, noted, owned(sender(options), environment))
+            _recall(store, noted, queues_of_environment(sender(options), environment))
     except BaseException:
         store.close()
         raise
@@ -385,7 +385,7 @@ def resending(
 ) -> SendSpool:
     """Redelivery of a store that this process opened, which is closed if this fails."""
     try:
-        from rocketmq_spark.producer.resending import EngineResender
+        from rocketmq_spark.producer.resender import EngineResender
         from rocketmq_spark.spool.spool import SENDS, SendSpool
 
         name = f"rocketmq-{settings.group}-spool"
@@ -394,7 +394,7 @@ def resending(
         if environment is not None and not environment.by_position:
             resender.pin(_noted(store))
         elif environment is not None:
-            trade = trade._replace(notes=functools.partial(_positions, owned(send, environment)))
+            trade = trade._replace(notes=functools.partial(_positions, queues_of_environment(send, environment)))
         return SendSpool(store, resender, Timer(name), clock, trade=trade)
     except BaseException:
         store.close()
@@ -433,7 +433,7 @@ def worker_spool(options: Options, settings: ProducerSettings) -> Spool | None:
 
 
 # Modules that a drainer imports late.
-_LATE = ("encodings.idna", "pyarrow", "rocketmq_spark.producer.resending", "rocketmq_spark.spool.spool")
+_LATE = ("encodings.idna", "pyarrow", "rocketmq_spark.producer.resender", "rocketmq_spark.spool.spool")
 _PREPARE_S = 5.0
 
 

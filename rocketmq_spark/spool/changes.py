@@ -10,6 +10,7 @@ import dataclasses
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from typing import NamedTuple
 
 from rocketmq_spark.errors import RocketMQError, SpoolError
 from rocketmq_spark.spool.records import (
@@ -29,6 +30,14 @@ from rocketmq_spark.spool.records import (
 )
 
 _NEW = RecordState(0, 0)  # the state of a new record in its lane; it gets a time when it becomes pending
+
+
+class StoredRecord(NamedTuple):
+    """A record as it is stored, with its due time and size."""
+
+    due: Due
+    record: Record
+    size: int
 
 
 class AtomicChange:
@@ -94,6 +103,17 @@ class AtomicChange:
         self.pend(pending._replace(due=due), state)
         if isinstance(record, Record):
             self.mark(record, due)
+
+    def join(self, stored: StoredRecord, other: Record) -> StoredRecord:
+        """Give a stored record the marks of a repeated one; returns it as it is stored then."""
+        record = stored.record.joined(other)
+        if record is stored.record:
+            return stored
+        data = record.encode()
+        self.puts.append((numbered(RECORD, stored.due.sequence), data))
+        self.puts += [(marked(*mark), stored.due.encoded) for mark in record.marks[len(stored.record.marks) :]]
+        self.totals.size += len(data) - stored.size
+        return StoredRecord(stored.due, record, len(data))
 
     def remark(self, data: bytes | None, due: Due) -> None:
         """Like ``mark``, for an encoded record. Does nothing if it cannot be decoded."""

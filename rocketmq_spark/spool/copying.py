@@ -9,6 +9,7 @@ records. What is shown of the copy is therefore what is sent from it.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import select
@@ -34,6 +35,7 @@ from rocketmq_spark.spool.records import (
     DEAD,
     LOST_OWNER,
     MOST,
+    MOST_MARKS,
     NOTE,
     OWNER,
     PENDING,
@@ -58,8 +60,8 @@ from rocketmq_spark.spool.spool import SEND_KIND, send_of
 MAX_KEY_BYTES, MAX_VALUE_BYTES, MAX_SMALL_BYTES = 1 << 16, 64 << 20, 1 << 20
 # What an entry counts beside its bytes: the memory of ``derive``, and of RocksDB.
 ENTRY_BYTES = 512
-# The delay service writes two marks for each record. ``derive`` needs much memory for each, which no limit counts.
-MOST_MARKS = 2
+# ``derive`` and its write hold lanes, targets and marks several times: measured.
+_COPIES_OF_TEXTS, _MARK_BYTES = 4, 250
 _MAX_END_BYTES = 1 << 16
 _PENDING = (PENDING, UNINDEXED)
 _PORTION, _PORTION_BYTES = 1000, 8 << 20
@@ -87,11 +89,12 @@ class CopyLimits:
             )
 
     def spend(self, count: int) -> None:
-        """Count an entry of ``count`` bytes. Raises ``SpoolError`` beyond the limit."""
-        self._left -= ENTRY_BYTES + count
+        """Count ``count`` bytes. Raises ``SpoolError`` beyond the limit."""
+        self._left -= count
         if self._left < 0:
             raise SpoolError(
-                f"it has more than {self._max_bytes} bytes, each entry counted with {ENTRY_BYTES} bytes more",
+                f"it has more than {self._max_bytes} bytes, each entry counted with {ENTRY_BYTES} bytes more, and lanes, "
+                "targets and marks several times, because copying keeps them in memory",
                 remedy="Raise --max-bytes if you expect that many",
             )
 
@@ -176,6 +179,7 @@ def _copied(path: Path, db: Database, pipe: _Pipe) -> Copied:
     for key, value in pipe.frames():
         if (entry := checked.copied(key, value)) is None:
             continue
+        pipe.limits.spend(checked.derived_bytes)
         portion.append(entry)
         size += len(key) + len(value or b"")
         if len(portion) >= _PORTION or size >= _PORTION_BYTES:
@@ -219,12 +223,15 @@ class CheckedEntries:
         self.left_out: Counter[str] = Counter()
         self.records = self.dead = 0  # the number of records in the source, and of dead ones that are copied
         self.owner: SpoolOwner | None = None
+        # How many bytes ``derive`` holds for the last record beside its entry.
+        self.derived_bytes = 0
         self._unread: set[int] = set()
         self._last = b""
 
     def copied(self, key: bytes, value: bytes | None) -> tuple[bytes, bytes] | None:
         """The entry to write for an entry, or None; the value is None if it is too long. The owner is kept in ``owner``."""
         area = key[:1]
+        self.derived_bytes = 0
         if area in DERIVED:
             return None
         reason = self._problem(area, key, value)
@@ -252,7 +259,7 @@ class CheckedEntries:
         if value is None or (area != RECORD and len(value) > MAX_SMALL_BYTES):
             return TOO_LONG
         if area == RECORD:
-            return _record_problem(value) if _is_numbered(key) else UNREADABLE_RECORD
+            return self._record_problem(value) if _is_numbered(key) else UNREADABLE_RECORD
         if area == DEAD:
             return None if _is_numbered(key) and _is_state(value) else UNREADABLE_STATE
         if area in _PENDING:
@@ -260,6 +267,16 @@ class CheckedEntries:
         if key in OWNER:
             return self._owner_problem(value)
         return None if area == NOTE else UNKNOWN
+
+    def _record_problem(self, value: bytes) -> str | None:
+        record = decoded(value)
+        if not isinstance(record, Record) or record.encode() != value:
+            return UNREADABLE_RECORD
+        if max(record.stored_ms, record.first_due_ms or 0) >= MOST or not _is_usable(record):
+            return UNREADABLE_RECORD
+        texts = len(record.target) + len(record.lane) + sum(map(len, itertools.chain(*record.marks)))
+        self.derived_bytes = _COPIES_OF_TEXTS * texts + _MARK_BYTES * len(record.marks)
+        return TOO_MANY_MARKS if len(record.marks) > MOST_MARKS else None
 
     def _owner_problem(self, value: bytes) -> str | None:
         try:
@@ -286,15 +303,6 @@ def _is_due(key: bytes) -> bool:
     else:
         well_formed = len(key) >= len(PendingPlace("", False, Due(0, 0)).key) and key == PendingPlace.parse(key).key
     return well_formed and max(due_in(key)) < MOST
-
-
-def _record_problem(value: bytes) -> str | None:
-    record = decoded(value)
-    if not isinstance(record, Record) or record.encode() != value:
-        return UNREADABLE_RECORD
-    if max(record.stored_ms, record.first_due_ms or 0) >= MOST or not _is_usable(record):
-        return UNREADABLE_RECORD
-    return TOO_MANY_MARKS if len(record.marks) > MOST_MARKS else None
 
 
 def _is_usable(record: Record) -> bool:
@@ -329,7 +337,7 @@ class _Pipe:
     def __init__(self, file: int, limits: CopyLimits) -> None:
         self.end = _End(False, [])
         self._file = file
-        self._limits = limits
+        self.limits = limits
         self._buffer = bytearray()
         self._poll = select.poll()
         self._poll.register(file, select.POLLIN)
@@ -341,7 +349,7 @@ class _Pipe:
             if key_bytes == END:
                 self.end = self._parsed_end(value_bytes)
                 return
-            self._limits.spend(key_bytes + value_bytes)
+            self.limits.spend(ENTRY_BYTES + key_bytes + value_bytes)
             key = self._read(min(key_bytes, MAX_KEY_BYTES))
             if key_bytes <= MAX_KEY_BYTES and value_bytes <= MAX_VALUE_BYTES:
                 yield key, self._read(value_bytes)
@@ -379,9 +387,9 @@ class _Pipe:
             count -= skipped
 
     def _fill(self) -> None:
-        self._limits.check_time()
-        while not self._poll.poll(1000 * self._limits.deadline.remaining()):
-            self._limits.check_time()
+        self.limits.check_time()
+        while not self._poll.poll(1000 * self.limits.deadline.remaining()):
+            self.limits.check_time()
         if not (more := os.read(self._file, _READ_BYTES)):
             raise SpoolError("the process that reads it ended without a report", remedy="Run the command again")
         self._buffer += more

@@ -1,4 +1,4 @@
-"""When records are sent: after a failed attempt, after earlier records of their lane, and by target.
+"""When records are sent: after a failed attempt, after earlier records of their lane, and when their target answers.
 
 The steps of ``Schedule`` are counted from each failure. After the last step, the record is given up.
 
@@ -17,12 +17,11 @@ through all deleted entries before that key.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from rocketmq_spark.spool.changes import AtomicChange
+from rocketmq_spark.spool.changes import AtomicChange, StoredRecord
 from rocketmq_spark.spool.database import Database
 from rocketmq_spark.spool.records import (
     LAST,
@@ -172,7 +171,6 @@ class Work(NamedTuple):
     state: RecordState
     record: Record
     size: int
-    taken_ms: int
     behind: tuple[Behind, ...] = ()
 
     @property
@@ -190,14 +188,14 @@ class Runs:
     """
 
     def __init__(self) -> None:
-        self.joins: Joins = _nothing
+        self.joins: Joins = no_others
         self._alone: dict[bytes, int] = {}  # by lane, how many more records are sent alone
         self._most: dict[bytes, int] = {}  # by lane after a failure, the length of the next run
 
     def of(self, first: Record) -> Callable[[Record], bool]:
         """Implements ``Joins``."""
         if first.lane in self._alone:
-            return _nothing(first)
+            return no_others(first)
         takes, room = self.joins(first), iter(range(self._most.get(first.lane, _LONG) - 1))
         return lambda record: next(room, None) is not None and takes(record)
 
@@ -219,69 +217,9 @@ class Runs:
         self._most.pop(lane, None)
 
 
-def _nothing(first: Record) -> Callable[[Record], bool]:
+def no_others(first: Record) -> Callable[[Record], bool]:
+    """Implements ``Joins``: each record is sent alone."""
     return lambda record: False
-
-
-# Pauses between the attempts for a target that fails, in ms: from the second failure without a success on, each twice as long.
-PAUSE_MS, LONGEST_PAUSE_MS = 10, 1000
-
-
-class Window(NamedTuple):
-    """Limits for a target that failed: how many of its records may be out at once, and until when none may be handed out.
-    ``failures`` counts the attempts that failed one after the other since the last answer.
-    """
-
-    size: int
-    failures: int = 0
-    pause_until_ms: int = 0
-
-    def failed(self, now_ms: int) -> Window:
-        """The window after a failed attempt, or after several that were out together."""
-        # A large exponent would be a large number.
-        pause_ms = min(LONGEST_PAUSE_MS, PAUSE_MS << min(self.failures - 1, 10)) if self.failures else 0
-        return Window(1, self.failures + 1, now_ms + pause_ms)
-
-
-class Turns:
-    """Decides which records may be handed out now. For each target, records that are ``out`` already count, too: a target with a
-    window may have as many as that allows, another one as many as ``share``.
-
-    ``refused`` are the targets of due records that must wait, and ``next_ms`` is the end of the first of their pauses.
-    """
-
-    def __init__(self, windows: Mapping[str, Window], share: int, out: Iterable[str], now_ms: int) -> None:
-        self._windows = windows
-        self._default = Window(share)
-        self._now_ms = now_ms
-        self._out = Counter(out)
-        self.refused: set[str] = set()
-        self.next_ms: int | None = None
-
-    def joins(self, joins: Joins) -> Joins:
-        """``joins``, except that records of a target with a window of one are sent alone."""
-
-        def joined(first: Record) -> Callable[[Record], bool]:
-            window = self._windows.get(first.target)
-            return (joins if window is None or window.size > 1 else _nothing)(first)
-
-        return joined
-
-    def accepts(self, target: str) -> bool:
-        """Whether a record of the target may be handed out."""
-        window = self._windows.get(target, self._default if target else None)
-        if window is None:
-            return True
-        if self._out[target] < window.size and window.pause_until_ms <= self._now_ms:
-            return True
-        self.refused.add(target)
-        if self._out[target] < window.size and (self.next_ms is None or window.pause_until_ms < self.next_ms):
-            self.next_ms = window.pause_until_ms
-        return False
-
-    def took(self, target: str) -> None:
-        """Note that a record is handed out."""
-        self._out[target] += 1
 
 
 def lanes(db: Database) -> Iterator[bytes]:
@@ -331,7 +269,7 @@ def leave(db: Database, change: AtomicChange, lane: bytes, gone: Sequence[int], 
 
 
 def kept(db: Database, work: Work) -> tuple[Record, int]:
-    """The current form and size of a record that was taken; it may have lost a mark since."""
+    """The current form and size of a record that was taken; its marks may have changed since."""
     if not work.record.marks:
         return work.record, work.size
     data = db.get(numbered(RECORD, work.due.sequence)) or b""
@@ -343,18 +281,26 @@ FREED_BYTES = 8 << 20
 
 
 class Marks:
-    """The marks of one database. ``freeing`` tells whether records that are out may have lost marks."""
+    """The marks of one database. ``changed`` tells whether marks of records that are out may have changed."""
 
-    def __init__(self, db: Database, freeing: bool = False) -> None:
+    def __init__(self, db: Database, changed: bool = False) -> None:
         self._db = db
         self._floors: dict[bytes, bytes] = {}
         self.used = next(db.scan(MARK, behind(MARK)), None) is not None
-        self.freeing = freeing
+        self.changed = changed
 
     def known(self, space: bytes, place: bytes) -> Due | None:
         """The sequence and due time of the record with this mark, or None."""
         value = self._db.get(marked(space, place))
         return None if value is None else Due.parse(value)
+
+    def record_with(self, mark: tuple[bytes, bytes]) -> StoredRecord | None:
+        """The record with this mark, or None, also if it cannot be read."""
+        if (due := self.known(*mark)) is None:
+            return None
+        data = self._db.get(numbered(RECORD, due.sequence))
+        record = decoded(data)
+        return StoredRecord(due, record, len(data or b"")) if isinstance(record, Record) else None
 
     def first(self, space: bytes) -> bytes | None:
         """The first place in a space that has a record."""
@@ -373,7 +319,7 @@ class Marks:
         self, marks: Sequence[tuple[bytes, bytes]], totals: Totals
     ) -> tuple[AtomicChange, Sequence[tuple[bytes, bytes]]]:
         """Removes marks, each of another record. Returns the change, and the marks for which one write has no room."""
-        self.freeing = True
+        self.changed = True
         change, size = AtomicChange(totals), 0
         for at, mark in enumerate(marks):
             if size >= FREED_BYTES:
@@ -385,7 +331,7 @@ class Marks:
         return change, ()
 
     def added(self, record: Record) -> None:
-        """Update the cache after a record with marks was added."""
+        """Update the cache after a record was added, or marks of it."""
         self.used = True
         for space, place in record.marks:
             floor = self._floors.get(space)

@@ -49,7 +49,7 @@ def become_owner(path: Path) -> None:
             f"rights of {folders.user(os.geteuid())} for good, to use the spool of that user",
             remedy=f"Run the command again with that folder: {shlex.quote(str(path))}",
         )
-    if not _is_root() and (other := folders.foreign(path)) is not None:
+    if folders.reader() != folders.ROOT and (other := folders.foreign(path)) is not None:
         raise SpoolError(
             f"the spool in {path} is not used: {other}, and RocksDB would follow links of that user with the rights of "
             f"{folders.user(os.geteuid())}",
@@ -72,11 +72,6 @@ def become_owner(path: Path) -> None:
         )
 
 
-def _is_root() -> bool:
-    """Whether root runs this command, also after it took the rights of an owner."""
-    return os.geteuid() == folders.ROOT or not folders.has_own_rights()
-
-
 def _owner(path: Path) -> os.stat_result:
     try:
         return path.stat()
@@ -88,14 +83,14 @@ def _owner(path: Path) -> os.stat_result:
 
 def _check(path: Path, owner: int) -> None:
     on_the_way = folders.exposures(path, owner)
-    if not _is_root():
+    if folders.reader() != folders.ROOT:
         # Folders only cause a warning: one may be a volume of Kubernetes with mode 0777, which this user cannot change.
         folders.warn_if_replaceable(path, "the spool")
         on_the_way = (each for each in on_the_way if stat.S_ISLNK(each.status.st_mode))
     above = next(on_the_way, None)
     inside = folders.exposures_in(path, OF_OTHERS, owner)
     if (
-        not _is_root() and owner == folders.ROOT
+        folders.reader() != folders.ROOT and owner == folders.ROOT
     ):  # the volume itself, with files of this user, who cannot change its mode
         folders.warn_if_open(path, "whole messages")
         inside = (exposure for exposure in inside if exposure.path != path)

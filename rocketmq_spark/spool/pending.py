@@ -52,6 +52,7 @@ class PendingIndex:
         self._heap: list[tuple[Due, bytes]] = []  # an entry is valid if ``_firsts`` has the same due time
         self._queued: set[tuple[Due, bytes]] = set()  # the entries of the heap: none is in it twice
         self._inexact: set[bytes] = set()
+        self._ahead: dict[bytes, tuple[Due, bytes] | None] = {}  # by group, the entry that ``due`` has read ahead
         for key in _group_keys(db):
             pending = PendingPlace.parse(key)
             self._set(pending.group, pending.due)
@@ -69,6 +70,7 @@ class PendingIndex:
                 self._inexact.add(group)
         for target, waits, due in pended:
             first = self._firsts.get(group := group_of(target, waits))
+            self._ahead.pop(group, None)  # the scan that ``due`` has opened does not see this record
             if first is None or due <= first:
                 self._inexact.discard(group)
                 if due != first:
@@ -98,7 +100,6 @@ class PendingIndex:
         """
         targets: dict[bytes, tuple[str, bool]] = {}
         scans: dict[bytes, Iterator[tuple[Due, bytes]]] = {}
-        following: dict[bytes, tuple[Due, bytes] | None] = {}  # by group, the entry after the last one that was yielded
         aside = []
         try:
             while (top := self._top()) is not None and top[0][0] <= now_ms:
@@ -108,26 +109,41 @@ class PendingIndex:
                 if not accepts(place[0]):
                     aside.append(heapq.heappop(self._heap))
                     continue
-                entry = following.get(group)
+                entry = self._ahead.get(group)
                 if entry is None or entry[0] != first:  # not begun, or a record became pending meanwhile
                     scans[group] = self._scan(group, first)
                     entry = next(scans[group], None)
                     self._inexact.discard(group)
                 if entry is None or entry[0] != first:  # the first due time was that of a deleted record
-                    following[group] = entry
+                    self._ahead[group] = entry
                     self._move(group, None if entry is None else entry[0])
                     continue
-                after = following[group] = next(scans[group], None)
+                after = self._ahead[group] = next(scans[group], None)
                 self._move(group, None if after is None else after[0])
                 yield PendingPlace(*place, first), entry[1]
         finally:
+            self._ahead.clear()
             for each in aside:
                 heapq.heappush(self._heap, each)
+
+    def due_targets(self, targets: Collection[str], now_ms: int) -> list[str]:
+        """Those of ``targets`` that have due records."""
+        return [
+            target
+            for target in targets
+            if any(self._is_due(group_of(target, waits), now_ms) for waits in (True, False))
+        ]
 
     def find(self, target: str, due: Due) -> PendingPlace | None:
         """The place of the record of ``target`` with this due time."""
         places = (PendingPlace(target, waits, due) for waits in (False, True))
         return next((place for place in places if self._db.get(place.key) is not None), None)
+
+    def _is_due(self, group: bytes, now_ms: int) -> bool:
+        first = self._firsts.get(group)
+        if first is not None and first.due_ms <= now_ms and group in self._inexact:
+            first = next((due for due, _ in self._scan(group, first)), None)
+        return first is not None and first.due_ms <= now_ms
 
     def _scan(self, group: bytes, first: Due) -> Iterator[tuple[Due, bytes]]:
         for key, value in self._db.scan(group + first.packed, behind_group(group)):

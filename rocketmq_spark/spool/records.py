@@ -17,7 +17,7 @@ contains the separator would break them.
 
 Values are versioned and binary; a value that cannot be read raises ``DecodeError``.
 
-A ``Record`` does not change after it was stored (except that marks can be removed) and has a checksum of its own, so that damage
+A ``Record`` does not change after it was stored (except for its marks) and has a checksum of its own, so that damage
 is detected. A ``RecordState`` counts its failures. ``Totals`` are updated in every write, so that a start need not count.
 """
 
@@ -174,6 +174,9 @@ VERSION = 1
 # Version of totals with pending records that releases before 0.2 would not find.
 INDEXED = 2
 MARKED = 2  # version of records with marks, which precede the payload
+# A producer sends a message at most three times by default, so that copies of an envelope are in three queues. Repairing needs
+# memory for each mark.
+MOST_MARKS = 4
 
 _HEAD = struct.Struct(">BI")  # version, checksum of the rest
 _REST = struct.Struct(">QHHH")  # stored at, lengths of kind, target and lane
@@ -196,7 +199,7 @@ class Record:
         target: What a failed record waits for, such as a broker's name; empty for nothing in particular.
         lane: Records of a lane are handled one after the other, in the order in which they were stored; empty for none.
         marks: Pairs of a space and a place in it, by which the record is found until it is finished. Of two records with the
-            same first mark, the second one is not stored.
+            same first mark, the second one is not stored, and the first one gets its marks in further spaces.
     """
 
     kind: str
@@ -227,6 +230,12 @@ class Record:
         except (struct.error, UnicodeDecodeError):  # it becomes a dead letter when it is taken
             return PendingPlace("", False, due)
         return PendingPlace(name, bool(name) and version != MARKED, due)
+
+    def joined(self, other: Record) -> Record:
+        """This record with the marks of ``other`` in spaces in which it has none, up to ``MOST_MARKS``."""
+        spaces = {space for space, _ in self.marks}
+        more = [mark for mark in other.marks if mark[0] not in spaces][: max(0, MOST_MARKS - len(self.marks))]
+        return replace(self, marks=(*self.marks, *more)) if more else self
 
     def encode(self) -> bytes:
         kind, target = self.kind.encode(), self.target.encode()

@@ -260,6 +260,7 @@ def derive(db: Database, salvaged: Salvaged | None = None) -> Derived:
     dead = {number(key) for key, _ in db.scan(DEAD, behind(DEAD))}
     pending, doubled = _places(db, dead)
     lanes = {number(key): lane_of(key) for key, _ in db.scan(ORDER, behind(ORDER))}
+    states = {number(key): value for key, value in db.scan(ORDER, behind(ORDER)) if value}  # of records that were moved
     change = AtomicChange(Totals(give_ups=before.give_ups, last_ms=before.last_ms, next_sequence=before.next_sequence))
     totals, kept, busy = change.totals, set(), set()
     for key, data in db.scan(RECORD, behind(RECORD)):
@@ -285,7 +286,7 @@ def derive(db: Database, salvaged: Salvaged | None = None) -> Derived:
         if lane and sequence not in lanes:
             change.puts.append((ordered(lane, sequence), b""))
         if sequence not in pending and (not lane or lane not in busy):
-            change.pend(place, RecordState(0, totals.last_ms).encode())
+            change.pend(place, RecordState.known(states.get(sequence, b""))._replace(since_ms=totals.last_ms).encode())
         elif sequence in pending and lane in busy:
             change.unpend(place)  # an earlier record of its lane was recovered and goes first
         if lane:

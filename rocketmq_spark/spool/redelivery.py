@@ -1,9 +1,10 @@
 """Hands due records to their handlers, and settles the results.
 
 This is a driver: it has a thread of a ``Timer``, and gets the clock as an argument. It keeps only the records in memory that it
-has handed out, reads a page at a time, and holds no snapshot. While attempts for a target fail, it hands out one record of the
+has handed out, reads a page at a time, and holds no snapshot. Due times are those of the clock, which may be set; pauses are
+measured by the timer's clock, which never goes back. While attempts for a target fail, it hands out one record of the
 target at a time, so that an outage uses up few attempts and the next attempt shows that the broker is back; each success doubles
-that number. Records for other targets do not wait meanwhile.
+that number. Records for other targets do not wait meanwhile: see ``turns``.
 """
 
 from __future__ import annotations
@@ -11,24 +12,25 @@ from __future__ import annotations
 import functools
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.errors import ClosedError, RocketMQError
 from rocketmq_spark.model import Resent
-from rocketmq_spark.spool.lanes import Runs, Schedule, Turns, UnreachableTargets, Window, Work
+from rocketmq_spark.spool.lanes import Runs, Schedule, UnreachableTargets, Work
 from rocketmq_spark.spool.records import Dead, Done, Record, RetryLater, Verdict
 from rocketmq_spark.spool.store import Store
+from rocketmq_spark.spool.turns import OutRecord, Targets
 
 logger = logging.getLogger(__name__)
 
 MAX_OUT, MAX_OUT_BYTES = 64, 64 << 20
 PAGE = 1000
 GATHER_S = 0.005
-# The part of ``max_out`` that a single target leaves to others, so that they do not wait while its first attempts fail.
-OTHERS = 1 / 8
+# While fewer slots are free than are worth a turn: the interval of turns.
+CROWDED_MS = 50
 # After a failure of the store, such as a full disk.
 TROUBLE_S = 1.0
 
@@ -40,9 +42,10 @@ LetterHandler = Callable[[Record, str, Callable[[Resent], None]], bool]
 
 
 class RecordResult(NamedTuple):
-    """The result of a record that was out, and that of its dead letter, if one was sent."""
+    """The result of a record that was out since ``since_ms``, and that of its dead letter, if one was sent."""
 
     work: Work
+    since_ms: int
     resent: Resent
     letter: Resent | None = None
 
@@ -86,10 +89,10 @@ class Redelivery:
         self._ended: dict[int, RecordResult] = {}  # by sequence
         self._with_letter: dict[int, RecordResult] = {}  # the dead letter is out
         self._max_out = max_out
-        self._windows: dict[str, Window] = {}  # by target that failed
-        self._share = max_out - int(max_out * OTHERS)
+        self._targets = Targets(max_out)
         # With a large ``max_out``, many records end at about the same time. One write settles all of them.
         self._least, self._gather_s = (1, 0.0) if max_out <= MAX_OUT else (max_out // 8, GATHER_S)
+        self._handed_ms = 0  # the last turn that handed records out
         self._alarm_ms: int | None = None
         self._asked = self._turning = False
         self._closed = self._held = False
@@ -114,21 +117,23 @@ class Redelivery:
     def begin(self) -> None:
         """Start with the records of an earlier process: any target that answers from now on may be one that they wait for."""
         with self._changing:
-            self._silences.assume(self._clock())
+            self._silences.assume(self._timer.now_ms())
             self.listens = True
         self.wake()
 
     def failed(self, target: str) -> None:
         """Note that a record was added because a send to ``target`` failed."""
         with self._changing:
-            self._silences.failed(target, self._clock())
+            self._silences.failed(target, self._timer.now_ms())
+            self._targets.doubt(target)
             self.listens = True
 
-    def answered(self, targets: Iterable[str]) -> None:
+    def answered(self, targets: Collection[str]) -> None:
         """Note that targets answer: records that wait for them become due."""
         with self._changing:
-            before_ms = self._silences.next_ms()
-            called = self._silences.answered(targets, self._clock())
+            now_ms, before_ms = self._timer.now_ms(), self._silences.next_ms()
+            self._targets.answered(targets, now_ms)
+            called = self._silences.answered(targets, now_ms)
             self._call(called)
             later = self._silences.next_ms() != before_ms
         if called or later:
@@ -192,7 +197,7 @@ class Redelivery:
 
     def _alarm(self, pause_s: float) -> None:
         """Schedule a turn in ``pause_s``. A later one that is scheduled already stays, and finds nothing to do."""
-        at_ms = self._clock() + round(1000 * pause_s)
+        at_ms = self._timer.now_ms() + round(1000 * pause_s)
         with self._changing:
             if self._closed or (self._alarm_ms is not None and self._alarm_ms <= at_ms):
                 return
@@ -208,47 +213,55 @@ class Redelivery:
 
     def _hand_out(self) -> float | None:
         """Returns the seconds until more records are due, or None if another event will start the next turn."""
-        now_ms = self._clock()
+        now_ms, steady_ms = self._clock(), self._timer.now_ms()
         with self._changing:
             if self._held:
                 return None
-            room_bytes = MAX_OUT_BYTES - sum(work.size for work in self._out.values())
-            room = 0 if self._closed or room_bytes <= 0 else self._max_out - len(self._out)
-            crowded = room < self._least and len(self._out) > len(self._ended)
-            out = [work.record.target for work in self._out.values()]
-            turns = Turns(dict(self._windows), self._share, out, now_ms)
-        if room > 0 and not crowded:
+            out = [OutRecord(work.record.target, work.size) for work in self._out.values()]
+            turns = self._targets.turns(out, steady_ms, MAX_OUT_BYTES)
+            crowded_ms = 0
+            if turns.free < self._least and len(self._out) > len(self._ended):
+                crowded_ms = self._handed_ms + CROWDED_MS - steady_ms
+            if self._closed or turns.free <= 0:  # the next result starts a turn
+                return 0.0 if self._called else None
+        if crowded_ms <= 0:
+            self._handed_ms = steady_ms
+            turns.choose(lambda targets: self._store.due_targets(targets, now_ms))
             # While attempts for a target fail, its records are sent alone.
-            for work in self._store.take(now_ms, room, room_bytes, turns.joins(self.runs.of), turns):
+            for work in self._store.take(now_ms, turns.free, turns.free_bytes, turns.joins(self.runs.of), turns):
                 self._try(work)
         with self._changing:
-            if self._called:
+            if self._called or turns.goes_on:
                 return 0.0
-            if crowded or room_bytes <= 0 or len(self._out) >= self._max_out:  # the next result starts a turn
+            if turns.free <= 0:
                 return None
+            if crowded_ms > 0:
+                return crowded_ms / 1000
         # Records of a target that has as many out as it may need no alarm: its next result starts a turn.
-        first = (self._store.next_due_ms(turns.refused), turns.next_ms, self._silences.next_ms())
-        return min((max(0.0, (due_ms - now_ms) / 1000) for due_ms in first if due_ms is not None), default=None)
+        first_ms, waits = self._store.next_due_ms(turns.refused), (turns.next_ms, self._silences.next_ms())
+        left_ms = [at_ms - steady_ms for at_ms in waits if at_ms is not None]
+        left_ms += [] if first_ms is None else [first_ms - now_ms]
+        return max(0.0, min(left_ms) / 1000) if left_ms else None
 
     def _try(self, work: Work) -> None:
         with self._changing:
             self._out[work.due.sequence] = work
-        handler = self._handlers.get(work.record.kind)
+        handler, end = self._handlers.get(work.record.kind), functools.partial(self._end, work, self._timer.now_ms())
         if handler is None:
-            self._end(work, Resent(None, f"no handler for records of kind {work.record.kind!r}"))
+            end(Resent(None, f"no handler for records of kind {work.record.kind!r}"))
             return
         try:
-            handler([work.record, *(other.record for other in work.behind)], functools.partial(self._end, work))
+            handler([work.record, *(other.record for other in work.behind)], end)
         except Exception as e:  # a handler's bug must neither lose a record nor stop the others
             logger.exception("a record of kind %s failed", work.record.kind)
-            self._end(work, Resent(None, f"{type(e).__name__}: {e}", passing=True))
+            end(Resent(None, f"{type(e).__name__}: {e}", passing=True))
 
-    def _end(self, work: Work, resent: Resent) -> None:
+    def _end(self, work: Work, since_ms: int, resent: Resent) -> None:
         with self._changing:
             sequence = work.due.sequence
             if self._out.get(sequence) is not work or sequence in self._ended.keys() | self._with_letter.keys():
                 return  # a second answer
-            self._ended[sequence] = RecordResult(work, resent)
+            self._ended[sequence] = RecordResult(work, since_ms, resent)
             self._changed.notify_all()
         self.wake(self._gather_s)
 
@@ -290,10 +303,10 @@ class Redelivery:
                 ended = list(self._ended.values())
             if not ended:
                 return
-            now_ms, settled = self._clock(), []
+            now_ms, steady_ms, settled = self._clock(), self._timer.now_ms(), []
             for each in ended:
                 verdict = self._verdict(each, now_ms)
-                if isinstance(verdict, Dead):
+                if isinstance(verdict, Dead) and self._store.is_kept(each.work):
                     if each.letter is None and self._send_letter(each):
                         continue
                     logger.error(
@@ -307,14 +320,14 @@ class Redelivery:
                     del self._ended[each.work.due.sequence], self._out[each.work.due.sequence]
                 failing = {work.record.target for work in self._out.values()}
                 for each, _ in settled:
-                    self._note(each.work, each.resent, now_ms, failing)
+                    self._note(each, steady_ms, failing)
                 if not len(self._store):
                     self._silences.forget()
-                    self._windows.clear()
+                    self._targets.forget_failures()
                 self.listens = bool(self._silences)
 
     def _verdict(self, ended: RecordResult, now_ms: int) -> Verdict:
-        work, resent, letter = ended
+        work, resent, letter = ended.work, ended.resent, ended.letter
         if resent.error is None:
             return Done()
         if not resent.passing and work.behind:
@@ -330,33 +343,33 @@ class Redelivery:
             return RetryLater(now_ms + round(1000 * self._schedule.steps_s[-1]), reason)
         return Dead(reason)
 
-    def _note(self, work: Work, resent: Resent, now_ms: int, failing: set[str]) -> None:
+    def _note(self, ended: RecordResult, now_ms: int, failing: set[str]) -> None:
         """Note a result. Of attempts for a target that were out together, only the last failure counts: ``failing`` are targets
-        with attempts that are still out, or whose failure was counted.
+        with attempts that are still out, or whose failure was counted. ``now_ms`` is that of the timer.
         """
+        work, resent = ended.work, ended.resent
         self.runs.ended(work.record.lane, 1 + len(work.behind), resent.error is None, not resent.passing)
         if not self._store.holds(work.record.lane):
             self.runs.forget(work.record.lane)
         target = work.record.target
         if resent.error is None:
             self.delivered += 1 + len(work.behind)
-            if (window := self._windows.pop(target, None)) is not None and 2 * window.size < self._max_out:
-                self._windows[target] = Window(2 * window.size)
+            self._targets.succeeded(target, now_ms)
         elif resent.passing:
-            window = self._windows.get(target, Window(1))
-            self._windows[target] = window._replace(size=1) if target in failing else window.failed(now_ms)
+            self._targets.failed(target, now_ms, target not in failing)
             failing.add(target)
-            self._silences.failed(target, now_ms, work.taken_ms)
+            self._silences.failed(target, now_ms, ended.since_ms)
+        else:
+            self._targets.answered([target], now_ms)
 
     def _call(self, targets: set[str]) -> None:
         """Mark the records of these targets as due now, and end the pauses of the targets."""
         self._called.update(dict.fromkeys(targets))
-        for target in targets & self._windows.keys():
-            self._windows[target] = Window(self._windows[target].size)
+        self._targets.end_pauses(targets)
 
     def _hasten(self) -> None:
         with self._changing:
-            self._call(self._silences.due(self._clock()))
+            self._call(self._silences.due(self._timer.now_ms()))
             called = dict(self._called)
         if not called:
             return

@@ -13,18 +13,19 @@ import contextlib
 import itertools
 import logging
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from rocketmq_spark.base.folders import warn_if_open, warn_if_replaceable
 from rocketmq_spark.errors import ClosedError, DecodeError, RocketMQError, SpoolError
 from rocketmq_spark.spool import recovery
-from rocketmq_spark.spool.changes import AtomicChange, GroupCommit, Ticket
+from rocketmq_spark.spool.changes import AtomicChange, GroupCommit, StoredRecord, Ticket
 from rocketmq_spark.spool.database import Damaged, Database, occupy
 from rocketmq_spark.spool.files import OWNERS, FreeSpace, check_owner, make_folder
-from rocketmq_spark.spool.lanes import Joins, Marks, Turns, Work, followers, kept, lane_with, lanes, leave
+from rocketmq_spark.spool.lanes import Joins, Marks, Work, followers, kept, lane_with, lanes, leave
 from rocketmq_spark.spool.pending import PendingIndex, migrate
 from rocketmq_spark.spool.records import (
+    IDENTITY,
     NOTE,
     OWNER,
     RECORD,
@@ -47,6 +48,7 @@ from rocketmq_spark.spool.records import (
     numbered,
 )
 from rocketmq_spark.spool.recovery import Salvaged, finish, salvage
+from rocketmq_spark.spool.turns import Turns
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +71,8 @@ class Store:
         self._lock = threading.RLock()
         self._group = GroupCommit(self._lock, self._add, together=sync == "batch")
         self._leased: set[int] = set()
-        self._moved: dict[int, PendingPlace | None] = {}  # new places of records that were out when damage was found
+        # New places of records that were out when damage was found; None for one whose result must not be stored.
+        self._moved: dict[int, PendingPlace | None] = {}
         self.totals = Totals()
         # The latest original due time of the records that ended; when it was opened, the latest moment that was recorded.
         self.ended_ms = 0
@@ -99,7 +102,8 @@ class Store:
         states: Sequence[RecordState] | None = None,
     ) -> None:
         """Store records, each with its due time (ms since 1970), and ``notes``. On return, both are as durable as ``sync`` says.
-        A record whose first mark belongs to another record is not stored. ``states`` are those of the records in another store.
+        A record whose first mark belongs to a stored record is not stored; that record gets its marks in further spaces.
+        ``states`` are those of the records in another store.
 
         Writes all or nothing. Raises ``SpoolFull`` beyond ``max_bytes`` or if the disk is nearly full, ``SpoolError`` if writing
         fails.
@@ -130,15 +134,33 @@ class Store:
             return count
 
     def forget(self, marks: Sequence[tuple[bytes, bytes]]) -> int:
-        """Drop records by one of their marks, unless they are leased, and return how many. Such records have no lane."""
+        """Drop records by one of their marks, and return how many of them were not leased. What is settled for a leased one later
+        changes nothing. Such records have no lane.
+        """
+        return self._forget(marks, lambda record, mark: False)
+
+    def hand_over(self, marks: Sequence[tuple[bytes, bytes]]) -> int:
+        """Like ``forget``, but a record that has a mark in a further space, besides its identity, only loses the given mark."""
+
+        def stays(record: Record, mark: tuple[bytes, bytes]) -> bool:
+            return any(other != mark and other[0] != IDENTITY for other in record.marks)
+
+        return self._forget(marks, stays)
+
+    def _forget(
+        self, marks: Sequence[tuple[bytes, bytes]], stays: Callable[[Record, tuple[bytes, bytes]], bool]
+    ) -> int:
         with self._ready:
-            change, gone = AtomicChange(self.totals), set()
+            change, gone, freed = AtomicChange(self.totals), set(), []
             for mark in marks:
                 due = self._marks.known(*mark)
-                if due is None or due.sequence in self._leased or due.sequence in gone:
+                if due is None or due.sequence in gone:
                     continue
                 data = self._db.get(numbered(RECORD, due.sequence)) or b""
                 if isinstance(record := decoded(data), Record):
+                    if stays(record, mark):
+                        freed.append(mark)
+                        continue
                     change.unmark(record)
                     pending = self._pending.find(record.target, due)
                 else:
@@ -150,7 +172,9 @@ class Store:
                 gone.add(due.sequence)
             if change.deletes:
                 self._write(change)
-            return len(gone)
+            self.free(freed)
+            self._moved |= dict.fromkeys(gone & self._leased)
+            return len(gone - self._leased)
 
     def take(
         self, now_ms: int, limit: int, max_bytes: int = 1 << 62, joins: Joins | None = None, turns: Turns | None = None
@@ -172,7 +196,7 @@ class Store:
                                 sent_with_it = followers(self._db, pending.due.sequence, work.record, joins)
                                 work = work._replace(behind=sent_with_it)
                             if turns is not None:
-                                turns.took(pending.target)
+                                turns.took(pending.target, work.size)
                             taken.append(work)
                             size += work.size
                         if size >= max_bytes or len(taken) >= limit:
@@ -182,6 +206,11 @@ class Store:
                 raise
             self._leased.update([work.pending.due.sequence for work in taken])
             return taken
+
+    def is_kept(self, work: Work) -> bool:
+        """Whether the store still waits for the result of a taken record."""
+        with self._lock:
+            return self._moved.get(work.pending.due.sequence, work.pending) is not None
 
     def settle(self, outcomes: Sequence[tuple[Work, Verdict]], now_ms: int) -> None:
         """Write the results of taken records, all in one write. Records that were sent with one are settled if that one is
@@ -194,8 +223,8 @@ class Store:
             for work, verdict in outcomes:
                 sequence, tries = work.pending.due.sequence, work.state.tries + 1
                 if (pending := self._moved.get(sequence, work.pending)) is None:
-                    continue  # lost by damage, or a repair recovered an earlier record of its lane, so it is not first
-                record, size = kept(self._db, work) if self._marks.freeing else (work.record, work.size)
+                    continue  # forgotten, lost by damage, or a repair recovered an earlier record of its lane
+                record, size = kept(self._db, work) if self._marks.changed else (work.record, work.size)
                 if isinstance(verdict, RetryLater):
                     state = RecordState(tries, now_ms, verdict.reason)
                     change.retry(record, pending, Due(verdict.due_ms, sequence), state)
@@ -254,6 +283,11 @@ class Store:
         with self._ready:
             return self._pending.first_due_ms(without)
 
+    def due_targets(self, targets: Collection[str], now_ms: int) -> list[str]:
+        """Those of ``targets`` that have due records that are not leased."""
+        with self._ready:
+            return self._pending.due_targets(targets, now_ms)
+
     def revive(self, now_ms: int) -> int:
         """Make readable dead records pending again, with all attempts and in no order. Returns how many."""
         with self._ready:
@@ -261,8 +295,9 @@ class Store:
             for sequence, record, size in recovery.dead_ones(self._db):
                 if isinstance(record, Record):
                     change.revive(sequence, record, size)
-                    due = Due(now_ms, sequence)
-                    change.pend(record.pending(due, failed=True), RecordState(0, now_ms).encode())
+                    due = Due(max(now_ms, record.first_due_ms or 0), sequence)
+                    # Before its original due time, an answer of its target must not make it due.
+                    change.pend(record.pending(due, failed=due.due_ms <= now_ms), RecordState(0, now_ms).encode())
                 revived_bytes = change.totals.size - self.totals.size
                 if len(change.puts) >= REVIVED_AT_ONCE or revived_bytes >= REVIVED_BYTES:  # there may be millions
                     self._write(change)
@@ -365,7 +400,7 @@ class Store:
             with self._ready:
                 change = AtomicChange(self.totals)
                 lanes = set(self._lanes) if any(t.laned for t in tickets) else self._lanes
-                marks: set[tuple[bytes, bytes]] = set()
+                written: dict[tuple[bytes, bytes], StoredRecord] = {}  # by first mark
                 for ticket in tickets:
                     held = change.totals.all_bytes
                     if ticket.items and (problem := self._space.problem(held, ticket.size)) is not None:
@@ -373,7 +408,10 @@ class Store:
                         continue
                     change.puts += ticket.notes
                     for at, (record, due_ms, data) in enumerate(ticket.items):
-                        if record.marks and (record.marks[0] in marks or self._marks.known(*record.marks[0])):
+                        if record.marks and (first := self._same(record, written)) is not None:
+                            written[record.marks[0]] = joined = change.join(first, record)
+                            self._marks.added(joined.record)
+                            self._marks.changed = True
                             continue
                         new = RecordState(0, record.stored_ms)
                         state = ticket.states[at] if ticket.states else new
@@ -385,7 +423,7 @@ class Store:
                             lanes.add(record.lane)
                         if record.marks:
                             change.mark(record, Due(due_ms, sequence))
-                            marks.add(record.marks[0])
+                            written[record.marks[0]] = StoredRecord(Due(due_ms, sequence), record, len(data))
                             self._marks.added(record)
                 if change.puts:
                     self._write(change, self._sync)
@@ -394,11 +432,15 @@ class Store:
             for ticket in tickets:
                 ticket.error = ticket.error or e
 
+    def _same(self, record: Record, written: Mapping[tuple[bytes, bytes], StoredRecord]) -> StoredRecord | None:
+        """The record with the same first mark, which was stored before or is ``written`` now."""
+        return written.get(record.marks[0]) or self._marks.record_with(record.marks[0])
+
     def _read(self, pending: PendingPlace, value: bytes, now_ms: int) -> Work | None:
         due = pending.due
         data = self._db.get(numbered(RECORD, due.sequence)) or b""
         try:
-            return Work(pending, RecordState.decode(value), Record.decode(data), len(data), now_ms)
+            return Work(pending, RecordState.decode(value), Record.decode(data), len(data))
         except DecodeError as e:
             logger.error("record %d of the spool in %s becomes a dead letter: %s", due.sequence, self.path, e)
             now_ms = min(now_ms, max(due.due_ms, self.totals.last_ms))  # adoption takes at the end of time

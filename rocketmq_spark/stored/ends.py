@@ -32,7 +32,7 @@ from rocketmq_spark.errors import BrokerNotFound, CallTimeout, RocketMQError, Un
 from rocketmq_spark.model import NO_FILTER, MessageQueue, OffsetRange, QueueBounds, TopicRoute
 from rocketmq_spark.ports import OffsetReader, RouteReader
 from rocketmq_spark.pull import reading
-from rocketmq_spark.pull.answers import Cause
+from rocketmq_spark.pull.outcomes import Cause
 from rocketmq_spark.pull.puller import Puller
 
 AT_LEAST_ONCE = "or run this batch once with option 'deliveryGuarantee' at-least-once, which may repeat rows"
@@ -246,10 +246,13 @@ def ids_of(
         puller = open_puller()
         for _, group in groupby(ranges, key=lambda part: part.queue.broker_name):
             pulls = reading.read(puller, list(group), _lost)
-            decoder = Decoder(pulls.queues, _ID, "none", NO_FILTER, pulls.on_holes, pulls.bounded, Bad())
+            decoder = Decoder(pulls.queues, _ID, "none", NO_FILTER, pulls.on_holes, pulls.with_true_ends, Bad())
             for fetched in pulls.fetch():
                 placed(
-                    [OffsetRange(pulls.queues[p.number], p.start, min(p.next_offset, p.limit)) for p in fetched.pieces]
+                    [
+                        OffsetRange(pulls.queues[p.range_number], p.start, min(p.next_offset, p.limit))
+                        for p in fetched.answers
+                    ]
                 )
                 for batch in decoder.batches(fetched, _PORTION_BYTES):
                     yield batch.column(0)

@@ -230,7 +230,7 @@ _AWAY_S = 5.0
 
 
 class NotedStoredIds:
-    """Implements ``producer.confirming.StoredIds`` for queues whose ends were noted before anything was sent."""
+    """Implements ``producer.ambiguity.StoredIds`` for queues whose ends were noted before anything was sent."""
 
     def __init__(self, make_tools: MakeTools, ends: QueueEnds) -> None:
         self._make_tools = make_tools
@@ -240,7 +240,7 @@ class NotedStoredIds:
     def end(self, queue: MessageQueue) -> QueueEnd:
         return QueueEnd(self._ends.queues.get(queue, 0), self._ends.masters.get(queue.broker_name, ""))
 
-    def among(
+    def find_stored(
         self, since: Mapping[MessageQueue, int], master: str, ids: Collection[str], deadline: Deadline
     ) -> set[str]:
         (name,) = {queue.broker_name for queue in since}

@@ -89,7 +89,7 @@ def test_a_send_for_which_there_was_no_thread_is_counted_once(
             kept = producer._loop.start(busy.wait, 60)
             with monkeypatch.context() as full_up:
                 no_more_threads(full_up, "rocketmq-aio")
-                full_up.setattr(module, "routed", lambda *args: False)
+                full_up.setattr(module, "has_cached_route", lambda *args: False)
                 with pytest.raises(SendFailed, match="nothing was sent"):
                     await producer.send(Message("T", b"1"))
             busy.set()
@@ -156,7 +156,7 @@ def test_a_close_that_failed_may_be_called_again(monkeypatch: pytest.MonkeyPatch
 def test_a_producer_whose_close_failed_sends_and_may_be_closed(
     sender: ScriptedSender, monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
-    monkeypatch.setattr(module, "at_once", lambda *of: False)  # all go through the line
+    monkeypatch.setattr(module, "sends_without_waiting", lambda *of: False)  # all go through the line
 
     async def body() -> None:
         producer = aio.Producer("h:1", "g", send_timeout="60s")

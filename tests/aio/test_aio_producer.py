@@ -84,7 +84,8 @@ def test_where_there_are_no_more_threads_a_send_says_so_and_later_ones_go_on(
             with monkeypatch.context() as full_up:
                 full_up.setattr(module, "start_thread", none)
                 full_up.setattr(producer._loop, "start", none)
-                full_up.setattr(module, "at_once" if place.startswith("a") else "routed", lambda *args: False)
+                sends_now = "sends_without_waiting" if place.startswith("a") else "has_cached_route"
+                full_up.setattr(module, sends_now, lambda *args: False)
                 sends = [producer.send(Message("T", b"%d" % i)) for i in range(2)]
                 outcomes = await asyncio.gather(*sends, return_exceptions=True)
             assert ["nothing was sent: can't start new thread" in str(outcome) for outcome in outcomes] == [True, True]
@@ -233,7 +234,7 @@ def full(producer: aio.Producer, room: threading.Event, monkeypatch: pytest.Monk
         assert room.wait(60)
         return send_async(*args, **how)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(module, "at_once", lambda producer, message: False)
+    monkeypatch.setattr(module, "sends_without_waiting", lambda producer, message: False)
     monkeypatch.setattr(producer._producer, "send_async", waits)
 
 
@@ -248,7 +249,7 @@ def test_sends_that_wait_for_room_leave_the_loop_alone_and_keep_their_order(
             full(producer, room, monkeypatch)
             sends = [asyncio.create_task(producer.send(Message("T", b"%d" % i))) for i in range(1, 6)]
             await asyncio.sleep(0.01)
-            monkeypatch.setattr(module, "at_once", lambda producer, message: True)
+            monkeypatch.setattr(module, "sends_without_waiting", lambda producer, message: True)
             sends.append(asyncio.create_task(producer.send(Message("T", b"6"))))  # does not overtake those that wait
             await asyncio.sleep(0.01)
             assert len(sender.requests) == 1
@@ -331,7 +332,7 @@ def test_a_flush_and_a_close_wait_for_sends_that_threads_have_yet_to_begin(
             await producer.send(Message("T", b"0"))
             full(producer, room, monkeypatch)
             if lacks == "a route":
-                monkeypatch.setattr(module, "routed", lambda *args: False)
+                monkeypatch.setattr(module, "has_cached_route", lambda *args: False)
             send = asyncio.create_task(producer.send(Message("T", b"1")))
             await asyncio.sleep(0)  # its first step
             if ending == "flush":

@@ -136,6 +136,7 @@ SHOP, SUFFIXED = {"namespace": "shop"}, {"namespace": "", "environment": "dev", 
         ({"namespace": "other"}, [SHOP, {}], {"namespace": "other"}),
         ({"namespace": "other"}, [SHOP, SUFFIXED], {"namespace": "other"}),
         ({"environment_mode": "suffix"}, [SUFFIXED], {"environment": "dev", "environmentMode": "suffix"}),
+        ({}, [{"namespace": "", "environmentMode": "suffix"}], {}),  # damaged
         ({"environment": "x"}, [{"namespace": "", "environment": "dev"}], {}),
         ({"environment": "x"}, [], {"environment": "x"}),
     ],

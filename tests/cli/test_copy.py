@@ -325,6 +325,15 @@ def test_a_message_with_a_sharding_key_that_fails_is_not_committed(cluster: Clus
     assert cluster.log == [(0, 0), ("commit", {SOURCE[0]: 1})]
 
 
+def test_a_copy_to_a_proxy_is_an_error() -> None:
+    """It would reject each copy, and with --skip-bad all messages were skipped."""
+    to = ("--to-option", "transport=grpc", "--to-option", "proxyEndpoint=127.0.0.1:2")
+    done = CliRunner().invoke(app, ["copy", "src", "dst", "--group", "g", "-n", "127.0.0.1:1", *to])
+    assert done.exit_code == 1
+    assert "destination is 'grpc', but over gRPC the Proxy chooses" in done.stderr
+    assert "--to-name-server" in done.stderr
+
+
 def test_it_stops_between_messages(cluster: Cluster) -> None:
     """What a poll returned and was not sent is not committed."""
     copier = cluster.copier()

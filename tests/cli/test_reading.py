@@ -13,7 +13,8 @@ from rocketmq_spark.cli import reading
 from rocketmq_spark.cli.reading import TopicReader, at_offset, earliest, latest
 from rocketmq_spark.errors import NotReadable, RouteNotFound
 from rocketmq_spark.model import MessageQueue, OffsetRange, QueueBounds
-from rocketmq_spark.pull.answers import Cause, Fetched, Piece
+from rocketmq_spark.pull.fetched import FetchedAnswer, FetchedAnswers
+from rocketmq_spark.pull.outcomes import Cause
 from rocketmq_spark.wire import rpc
 from rocketmq_spark.wire.messages import decode_leniently
 from tests.admin.test_times import FIRST, SEARCH, Queues
@@ -74,8 +75,8 @@ def test_what_is_held_is_bounded_by_bytes_and_decompressed_one_by_one(producer, 
             yield message
 
     class Watched(reading.HeldAnswers):
-        def take(self, fetched, piece):
-            super().take(fetched, piece)
+        def take(self, fetched, answer):
+            super().take(fetched, answer)
             held.append((self._bytes, len(self._answers)))
 
     monkeypatch.setattr(reading, "decode_leniently", counted)
@@ -99,7 +100,7 @@ def test_a_look_that_was_broken_off_goes_on_with_what_was_held(producer, reader,
 
 
 @pytest.mark.parametrize(
-    ("pieces", "went"),
+    ("answers", "went"),
     [
         ([], (100, 256)),
         ([(0, 50, 600), (50, 100, 400)], (100, 100)),
@@ -108,12 +109,12 @@ def test_a_look_that_was_broken_off_goes_on_with_what_was_held(producer, reader,
         ([(0, 50, 600), (50, 60, 500), (60, 100, 1)], (50, 83)),
     ],
 )
-def test_how_far_the_next_look_goes(pieces, went):
+def test_how_far_the_next_look_goes(answers, went):
     held = reading.HeldAnswers(1000)
-    for start, end, size in pieces:
-        held.take(Fetched(np.zeros(size, np.uint8), []), Piece(0, start, end, end, 0, size))
+    for start, end, size in answers:
+        held.take(FetchedAnswers(np.zeros(size, np.uint8), []), FetchedAnswer(0, start, end, end, 0, size))
     assert held.went(OffsetRange(MessageQueue("t", "b", 0), 0, 100), 256) == went
-    assert [piece.start for piece, _ in held.answers()] == [start for start, *_ in pieces if start < went[0]]
+    assert [answer.start for answer, _ in held.answers()] == [start for start, *_ in answers if start < went[0]]
 
 
 def test_it_goes_on_where_it_was_left(producer, reader, topic, stored):

@@ -13,7 +13,7 @@ from rocketmq_spark.cli.command import app
 from rocketmq_spark.cli.tail import document, line
 from rocketmq_spark.model import MessageQueue, OffsetRange, ReceivedMessage, SendRequest
 from rocketmq_spark.options import parse
-from rocketmq_spark.pull.answers import Cause
+from rocketmq_spark.pull.outcomes import Cause
 from tests.cli.conftest import documents
 from tests.helpers import awaited
 

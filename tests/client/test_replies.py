@@ -22,7 +22,7 @@ from rocketmq_spark.errors import (
     ServerFault,
 )
 from rocketmq_spark.model import Message, MessageQueue, ReceivedMessage, Reply
-from rocketmq_spark.producer.requests import RequestProducer
+from rocketmq_spark.producer.request_reply import RequestProducer
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.wire import compression as compression_module
 from rocketmq_spark.wire.compression import compress, decompress

@@ -13,7 +13,7 @@ from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue, Resent, SendRequest, SpooledSend
 from rocketmq_spark.ports import Resender
-from rocketmq_spark.producer.resending import EngineResender
+from rocketmq_spark.producer.resender import EngineResender
 from rocketmq_spark.producer.settings import ProducerSettings
 from tests.spool.test_spool import FakeResender
 

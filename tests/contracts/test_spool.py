@@ -14,7 +14,7 @@ from rocketmq_spark.ports import Spool
 from rocketmq_spark.spool.spool import SendSpool, record_of
 from rocketmq_spark.spool.store import Store
 from tests.producer.scripted import ManualTimer, Time
-from tests.producer.test_spooling import FakeSpool
+from tests.producer.test_spool_bridge import FakeSpool
 from tests.queues import q
 from tests.spool.test_spool import FakeResender, send
 

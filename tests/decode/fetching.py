@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rocketmq_spark.base.codes import SysFlag
 from rocketmq_spark.model import MessageQueue
-from rocketmq_spark.pull.answers import Fetched, Piece
+from rocketmq_spark.pull.fetched import FetchedAnswer, FetchedAnswers
 from rocketmq_spark.wire import compression
 from rocketmq_spark.wire.messages import decode_messages, encode_batch
 from tests import strategies
@@ -34,10 +34,10 @@ class Answer:
     limit: int | None = None
     next_offset: int | None = None
 
-    def piece(self, begin: int) -> Piece:
+    def piece(self, begin: int) -> FetchedAnswer:
         offsets = [offset_of(message) for message in self.messages] or [0]
         next_offset = max(offsets) + 1 if self.next_offset is None else self.next_offset
-        return Piece(
+        return FetchedAnswer(
             self.number,
             min(offsets) if self.start is None else self.start,
             next_offset if self.limit is None else self.limit,
@@ -47,22 +47,22 @@ class Answer:
         )
 
 
-class _Shown(Fetched):
+class _Shown(FetchedAnswers):
     """One that failed tests show as what it is made of."""
 
     def __repr__(self) -> str:
-        bodies = [bytes(self.buffer[piece.begin : piece.end]) for piece in self.pieces]
-        return f"Fetched({list(zip(self.pieces, bodies, strict=True))})"
+        bodies = [bytes(self.buffer[piece.begin : piece.end]) for piece in self.answers]
+        return f"Fetched({list(zip(self.answers, bodies, strict=True))})"
 
 
 def offset_of(message: bytes) -> int:
     return struct.unpack_from(">q", message, 20)[0]
 
 
-def fetch(*answers: Answer, order: Sequence[int] | None = None) -> Fetched:
+def fetch(*answers: Answer, order: Sequence[int] | None = None) -> FetchedAnswers:
     """``answers`` in their order; ``order`` is that in which their bytes lie in the buffer."""
     buffer = b""
-    pieces: dict[int, Piece] = {}
+    pieces: dict[int, FetchedAnswer] = {}
     for i in order if order is not None else range(len(answers)):
         buffer += JUNK
         pieces[i] = answers[i].piece(len(buffer))
@@ -71,7 +71,7 @@ def fetch(*answers: Answer, order: Sequence[int] | None = None) -> Fetched:
     return _Shown(np.frombuffer(bytearray(buffer + SLACK), np.uint8), made)
 
 
-def one(*messages: bytes) -> Fetched:
+def one(*messages: bytes) -> FetchedAnswers:
     return fetch(Answer(messages))
 
 
@@ -181,7 +181,7 @@ def answers(draw: st.DrawFn, first: int, number: int, style: Style) -> Answer:
 
 
 @st.composite
-def fetches(draw: st.DrawFn, max_answers: int = 6, inner: bool = False, beyond: int = 2) -> Fetched:
+def fetches(draw: st.DrawFn, max_answers: int = 6, inner: bool = False, beyond: int = 2) -> FetchedAnswers:
     """Of one writer, whose messages are all alike, or of many."""
     plain = draw(st.booleans())
     names = draw(st.lists(_NAMES, max_size=4, unique=draw(st.booleans())))

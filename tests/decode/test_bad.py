@@ -13,7 +13,7 @@ from rocketmq_spark.columnar.decode.rows import Careful
 from rocketmq_spark.columnar.decode.schema import BASIC, DECODE_ERROR, FULL, Bad, undecodable
 from rocketmq_spark.errors import DecodeError
 from rocketmq_spark.model import Filter, MessageQueue
-from rocketmq_spark.pull.answers import Hole
+from rocketmq_spark.pull.fetched import Hole
 from rocketmq_spark.wire.messages import BatchItem, encode_batch
 from tests.decode.fetching import QUEUES, Answer, fetch, stored, text
 
@@ -137,7 +137,7 @@ def test_what_an_answer_beside_a_bad_one_skips_is_asked_for_again():
     """It may still come: the bad message says nothing about it."""
     asked = []
 
-    def usable(pieces, holes):
+    def usable(answers, holes):
         asked.append(list(holes))
         return 1
 

@@ -126,7 +126,7 @@ def test_any_columns(fetched, columns, count):
 @settings(LENIENT, max_examples=60)
 @given(fetches(max_answers=40))
 def test_answers_in_lock_step(fetched):
-    begins, ends = (np.array([getattr(p, name) for p in fetched.pieces], np.int64) for name in ("begin", "end"))
+    begins, ends = (np.array([getattr(p, name) for p in fetched.answers], np.int64) for name in ("begin", "end"))
     together = stored_messages._in_lock_step(fetched.buffer, begins, ends)
     in_turn = stored_messages._one_by_one(fetched.buffer, begins, ends)
     assert [part.tolist() for part in together] == [part.tolist() for part in in_turn]
@@ -136,7 +136,7 @@ def test_answers_in_lock_step(fetched):
 @settings(LENIENT, max_examples=examples(500))
 @given(fetches(max_answers=2, beyond=0), st.data())
 def test_damaged_messages_are_refused_or_read_the_same_by_both(fetched, data):
-    body = [i for piece in fetched.pieces for i in range(piece.begin, piece.end)]
+    body = [i for answer in fetched.answers for i in range(answer.begin, answer.end)]
     if not body:
         return
     for _ in range(data.draw(st.integers(1, 3))):
@@ -150,7 +150,7 @@ def test_damaged_messages_are_refused_or_read_the_same_by_both(fetched, data):
 def test_a_message_without_length_is_told_behind_one_whose_offset_is_damaged():
     first, second = stored(b"a", queue_offset=1), stored(b"b", queue_offset=2)
     fetched = fetch(Answer([first, second], start=0, limit=3, next_offset=3))
-    begin = fetched.pieces[0].begin
+    begin = fetched.answers[0].begin
     fetched.buffer[begin + 20] = 1  # the offset's highest byte
     fetched.buffer[begin + len(first) + 3] = 1
     fetched.buffer[begin + len(first) + 2] = 0
@@ -288,9 +288,9 @@ def test_where_a_filtered_answer_went_beyond_on_a_shifted_queue_its_end_is_asked
     healthy = Answer([stored(b"y", text(TAGS="a"), queue_offset=i) for i in range(5)], 1, 0, 3, 5)
     asked = []
 
-    def on_beyond(pieces):
-        asked.extend((piece.number, piece.limit) for piece in pieces)
-        return [piece._replace(limit=4 if piece.number == 0 else 3) for piece in pieces]
+    def on_beyond(answers):
+        asked.extend((answer.range_number, answer.limit) for answer in answers)
+        return [answer._replace(limit=4 if answer.range_number == 0 else 3) for answer in answers]
 
     decoder = Decoder(QUEUES, filtered=Filter("a"), on_beyond=on_beyond, bad=Bad("null"))
     found = pa.Table.from_batches(decoder.batches(fetch(Answer(made, 0, 0, 3, 5), healthy), None)).to_pylist()
@@ -301,8 +301,8 @@ def test_where_a_filtered_answer_went_beyond_on_a_shifted_queue_its_end_is_asked
 
 
 def test_an_answer_whose_messages_all_lie_before_its_end_is_not_asked_about():
-    def on_beyond(pieces):
-        raise AssertionError(pieces)
+    def on_beyond(answers):
+        raise AssertionError(answers)
 
     fetched = fetch(Answer([stored(queue_offset=i) for i in range(3)], start=0, limit=3, next_offset=9))
     assert Decoder(QUEUES, on_beyond=on_beyond)(fetched).num_rows == 3

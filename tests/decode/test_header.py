@@ -18,7 +18,7 @@ COLUMNS = {column.name: column for column in (*BASIC, *FULL)}
 
 def values(messages, name):
     fetched = one(*messages)
-    located = Located(stored_messages.locate(fetched.buffer, fetched.pieces), props.Columns(), QUEUES)
+    located = Located(stored_messages.locate(fetched.buffer, fetched.answers), props.Columns(), QUEUES)
     made = COLUMNS[name].fast(located, COLUMNS[name].arrow)
     made.validate(full=True)
     assert made.type == COLUMNS[name].arrow
@@ -63,5 +63,5 @@ def test_times(kind):
 
 def test_no_messages():
     fetched = one()
-    assert offset_message_ids(stored_messages.locate(fetched.buffer, fetched.pieces)).to_pylist() == []
+    assert offset_message_ids(stored_messages.locate(fetched.buffer, fetched.answers)).to_pylist() == []
     assert values([], "bornHost") == []

@@ -19,7 +19,7 @@ from rocketmq_spark.columnar.decode.rows import apart
 from rocketmq_spark.columnar.decode.schema import BASIC, DECODE_ERROR, FULL, Bad
 from rocketmq_spark.errors import DecodeError
 from rocketmq_spark.model import Filter
-from rocketmq_spark.pull.answers import Hole, Piece
+from rocketmq_spark.pull.fetched import FetchedAnswer, Hole
 from rocketmq_spark.wire import compression
 from rocketmq_spark.wire.messages import BatchItem, encode_batch
 from tests.decode.fetching import QUEUES, Answer, fetch, one, stored, text
@@ -133,7 +133,7 @@ def test_a_batch_among_messages_that_were_left_out_is_not_there_any_more() -> No
     """What flags any message has had is kept; it says only where looking is worth while."""
     for flags, there in ((0, False), (int(FLAGS), True)):
         fetched = one(stored(encode_batch(items(2)), sys_flag=flags))
-        located = stored_messages.locate(fetched.buffer, fetched.pieces)
+        located = stored_messages.locate(fetched.buffer, fetched.answers)
         assert inner.present(replace(located, any_flags=int(FLAGS))) is there
 
 
@@ -141,7 +141,7 @@ def test_sizes_that_lie_are_believed_by_nobody() -> None:
     body = bytearray(encode_batch(items(3)))
     body[0:4] = struct.pack(">i", 9)
     fetched = one(stored(bytes(body), sys_flag=int(FLAGS)))
-    assert inner.opened(stored_messages.locate(fetched.buffer, fetched.pieces)) is None
+    assert inner.opened(stored_messages.locate(fetched.buffer, fetched.answers)) is None
     assert both(fetched).column("body").to_pylist() == [item.body for item in items(3)]
 
 
@@ -182,7 +182,7 @@ def test_a_batch_that_cannot_be_decompressed_is_an_error_that_says_where() -> No
 def test_what_would_fill_the_memory_is_decompressed_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inner, "_MAX_UNPACKED", 1000)
     fetched = fetch(Answer([batch(40, 0, SysFlag.ZLIB), batch(40, 40, SysFlag.ZLIB)], limit=80, next_offset=80))
-    assert inner.opened(stored_messages.locate(fetched.buffer, fetched.pieces)) is None
+    assert inner.opened(stored_messages.locate(fetched.buffer, fetched.answers)) is None
     assert len(both(fetched)) == 80
 
 
@@ -195,7 +195,7 @@ def test_the_room_of_one_answer_is_shared_by_its_batches(monkeypatch: pytest.Mon
         made = [stored(compression.compress(encode_batch(items(40))), sys_flag=int(FLAGS | SysFlag.COMPRESSED | SysFlag.ZLIB),
                        queue_offset=at) for at in (0, 40)]  # fmt: skip
         fetched = fetch(Answer(made, limit=80, next_offset=80))
-        opened.append(inner.opened(stored_messages.locate(fetched.buffer, fetched.pieces)))
+        opened.append(inner.opened(stored_messages.locate(fetched.buffer, fetched.answers)))
         assert len(both(fetched)) == 80
     assert [found is not None for found in opened] == [True, False]
 
@@ -214,7 +214,7 @@ def test_a_batch_that_cannot_be_where_it_was_asked_for_cannot_be_decoded(place: 
     )
     doubts: list[object] = []
 
-    def doubted(pieces: object, holes: object) -> int:
+    def doubted(answers: object, holes: object) -> int:
         doubts.append(holes)
         return 3
 
@@ -250,7 +250,7 @@ def test_a_batch_that_says_two_offsets_cannot_be_decoded(says: int, codec: int) 
     )
     doubts: list[object] = []
 
-    def doubted(pieces: object, holes: object) -> int:
+    def doubted(answers: object, holes: object) -> int:
         doubts.append(holes)
         return 1
 
@@ -288,9 +288,9 @@ def test_batches_that_are_gone_between_others_are_a_hole(
     )
     seen = []
 
-    def doubted(pieces: Sequence[Piece], holes: Sequence[Hole]) -> int:
+    def doubted(answers: Sequence[FetchedAnswer], holes: Sequence[Hole]) -> int:
         seen.extend(holes)
-        return len(pieces)
+        return len(answers)
 
     Decoder(QUEUES, on_holes=doubted)(fetched)
     assert seen == [Hole(1, *hole) for hole in gone]
@@ -337,7 +337,7 @@ def test_no_more_messages_are_looked_for_than_a_broker_counted(monkeypatch: pyte
         fetched = fetch(
             Answer([stored(body, text(INNER_NUM=str(counted)), queue_offset=100, sys_flag=flags)], start=100)
         )
-        messages = stored_messages.locate(fetched.buffer, fetched.pieces)
+        messages = stored_messages.locate(fetched.buffer, fetched.answers)
         assert inner.opened(messages) is None
         assert len(starts) <= 6
 
@@ -347,7 +347,7 @@ def test_a_flag_of_a_batch_that_damage_left_hides_no_hole(flags: int) -> None:
     """Of a message that is none: a body that is opened as a batch is one, or is damaged."""
     made = [stored(b"s", queue_offset=5), stored(b"s", queue_offset=6, sys_flag=flags), stored(b"s", queue_offset=9)]
     fetched = fetch(Answer(made, start=5, limit=10, next_offset=10))
-    holes = stored_messages.holes(stored_messages.locate(fetched.buffer, fetched.pieces))
+    holes = stored_messages.holes(stored_messages.locate(fetched.buffer, fetched.answers))
     assert holes == ([Hole(0, 7, 9)] if flags != FLAGS else [])
 
 

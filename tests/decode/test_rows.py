@@ -23,7 +23,7 @@ MESSAGES = [
 @pytest.mark.parametrize("column", ALL, ids=lambda column: column.name)
 def test_both_ways_give_the_same(column, include):
     fetched = fetch(Answer(MESSAGES[:1], 0), Answer(MESSAGES[1:], 2))
-    found = stored_messages.locate(fetched.buffer, fetched.pieces)
+    found = stored_messages.locate(fetched.buffer, fetched.answers)
     made = props.Columns()
     if found:
         pairs = props.locate(found.buffer, found.properties_start, found.properties_end)
@@ -43,6 +43,6 @@ def one_message(data):
 
 def test_a_column_of_the_queue_is_one_constant_where_all_queues_agree(monkeypatch):
     fetched = fetch(Answer(MESSAGES, 0))
-    located = Located(stored_messages.locate(fetched.buffer, fetched.pieces), props.Columns(), QUEUES[:2])
+    located = Located(stored_messages.locate(fetched.buffer, fetched.answers), props.Columns(), QUEUES[:2])
     monkeypatch.setattr(rows.arrow, "integers", lambda *a: pytest.fail("looked at rows"))
     assert located.of_queue("topic").to_pylist() == ["t", "t"]

@@ -18,7 +18,7 @@ from tests.harness import peak_bytes
 
 
 def parts(fetched):
-    found = stored_messages.locate(fetched.buffer, fetched.pieces)
+    found = stored_messages.locate(fetched.buffer, fetched.answers)
     return [
         (bytes(found.buffer[a:b]), bytes(found.buffer[c:d]))
         for a, b, c, d in zip(
@@ -37,7 +37,7 @@ def test_parts(born, host, topic):
         stored(b"", b"", topic="t"),
     )
     assert parts(fetched) == [(b"body", b"a\x01b\x02"), (b"", b"")]
-    found = stored_messages.locate(fetched.buffer, fetched.pieces)
+    found = stored_messages.locate(fetched.buffer, fetched.answers)
     assert found.part("storeTimestamp").tolist() == [77, 0]
     assert found.part("reconsumeTimes").tolist() == [3, 0]
     assert found.part("bodyLength").tolist() == [4, 0]
@@ -46,9 +46,9 @@ def test_parts(born, host, topic):
 def test_rows_know_their_answer():
     answers = [Answer([stored(queue_offset=10 * i + j) for j in range(i % 4)], number=i) for i in range(40)]
     fetched = fetch(*answers, order=list(reversed(range(40))))
-    found = stored_messages.locate(fetched.buffer, fetched.pieces)
+    found = stored_messages.locate(fetched.buffer, fetched.answers)
     expected = [(i, 10 * i + j) for i in range(40) for j in range(i % 4)]
-    assert list(zip(found.piece_of_row.tolist(), found.part("queueOffset").tolist(), strict=True)) == expected
+    assert list(zip(found.answer_of_row.tolist(), found.part("queueOffset").tolist(), strict=True)) == expected
 
 
 def long_answers(rng, answers, body):
@@ -67,8 +67,8 @@ def test_boundaries_in_long_answers(seed, answers):
     bodies = [b"", rng.randbytes(50), whole[:8], whole[:8] * 7, whole, whole * 3, b"x" * 300]
     weights = rng.choice([[1, 1, 0, 0, 0, 0, 1], [1] * 7, [50, 50, 0, 0, 1, 0, 50]])
     fetched = fetch(*long_answers(rng, answers, lambda: rng.choices(bodies, weights)[0]))
-    begins = np.array([piece.begin for piece in fetched.pieces])
-    ends = np.array([piece.end for piece in fetched.pieces])
+    begins = np.array([answer.begin for answer in fetched.answers])
+    ends = np.array([answer.end for answer in fetched.answers])
     starts, counts = stored_messages.boundaries(fetched.buffer, begins, ends)
     expected = stored_messages._one_by_one(fetched.buffer, begins, ends)
     assert starts.tolist() == expected[0].tolist()
@@ -80,7 +80,7 @@ def test_a_long_answer_is_cut_where_messages_begin(size):
     """A small message first, and larger ones behind it."""
     messages = [stored(bytes(size if i else 0)) for i in range(200)]
     fetched = one(*messages)
-    begin, end = fetched.pieces[0].begin, fetched.pieces[0].end
+    begin, end = fetched.answers[0].begin, fetched.answers[0].end
     begins, ends, first = stored_messages._chains(fetched.buffer, np.array([begin]), np.array([end]))
     real = set((begin + np.cumsum([0, *map(len, messages)])).tolist())
     assert len(begins) > 3
@@ -96,8 +96,8 @@ def test_a_malformed_message_in_a_long_answer(row, size, reason):
     messages[row] = size.to_bytes(4, "big") + messages[row][4:]
     fetched = one(*messages)
     with pytest.raises(Malformed, match=reason) as caught:
-        stored_messages.locate(fetched.buffer, fetched.pieces)
-    assert caught.value.at == fetched.pieces[0].begin + sum(map(len, messages[:row]))
+        stored_messages.locate(fetched.buffer, fetched.answers)
+    assert caught.value.at == fetched.answers[0].begin + sum(map(len, messages[:row]))
 
 
 def test_one_long_answer_among_short_ones_costs_no_more_than_its_messages():
@@ -117,13 +117,13 @@ def test_one_long_answer_among_short_ones_costs_no_more_than_its_messages():
 
 def test_keeping_some_rows():
     fetched = one(*(stored(b"%d" % i, b"", queue_offset=i, sys_flag=i) for i in range(4)))
-    found = stored_messages.locate(fetched.buffer, fetched.pieces).keep(np.array([False, True, False, True]))
+    found = stored_messages.locate(fetched.buffer, fetched.answers).keep(np.array([False, True, False, True]))
     assert len(found) == 2
     assert found.part("queueOffset").tolist() == found.sys_flags.tolist() == [1, 3]
 
 
 def test_nothing_at_all():
-    assert len(stored_messages.locate(*fetch(Answer([]))[:1], fetch(Answer([])).pieces)) == 0
+    assert len(stored_messages.locate(*fetch(Answer([]))[:1], fetch(Answer([])).answers)) == 0
     assert len(stored_messages.locate(fetch().buffer, [])) == 0
 
 
@@ -132,7 +132,7 @@ def test_a_message_that_ends_the_buffer_must_not_be_read_beyond_it():
     huge = stored(b"x" * 100)[:-1]
     fetched = one(huge)
     with pytest.raises(Malformed, match="cut off"):
-        stored_messages.locate(fetched.buffer, fetched.pieces)
+        stored_messages.locate(fetched.buffer, fetched.answers)
 
 
 def test_a_malformed_message_tells_where_it_begins():
@@ -140,8 +140,8 @@ def test_a_malformed_message_tells_where_it_begins():
     bad = good[:4] + b"\0\0\0\0" + good[8:]
     fetched = one(good, bad)
     with pytest.raises(Malformed) as caught:
-        stored_messages.locate(fetched.buffer, fetched.pieces)
-    assert caught.value.at == fetched.pieces[0].begin + len(good)
+        stored_messages.locate(fetched.buffer, fetched.answers)
+    assert caught.value.at == fetched.answers[0].begin + len(good)
     assert "unknown magic number" in caught.value.why
 
 
@@ -167,15 +167,15 @@ def test_the_smallest_message(size, fits, answers):
     empty[:4] = size.to_bytes(4, "big")
     fetched = fetch(*(Answer([bytes(empty[:size])], start=0, next_offset=1) for _ in range(answers)))
     if fits:
-        assert len(stored_messages.locate(fetched.buffer, fetched.pieces)) == answers
+        assert len(stored_messages.locate(fetched.buffer, fetched.answers)) == answers
     else:
         with pytest.raises(Malformed, match="a message of 90 bytes"):
-            stored_messages.locate(fetched.buffer, fetched.pieces)
+            stored_messages.locate(fetched.buffer, fetched.answers)
 
 
 def hole_bounds(*answers):
     fetched = fetch(*answers)
-    return [tuple(hole) for hole in stored_messages.holes(stored_messages.locate(fetched.buffer, fetched.pieces))]
+    return [tuple(hole) for hole in stored_messages.holes(stored_messages.locate(fetched.buffer, fetched.answers))]
 
 
 def numbered(*offsets, **asked):

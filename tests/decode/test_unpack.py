@@ -24,7 +24,7 @@ def zeros(size: int, offset: int, kind: int = SysFlag.ZSTD) -> bytes:
 
 
 def sizes(fetched, rows: slice, portion: int | None) -> list[list[int | None]]:
-    found = stored_messages.locate(fetched.buffer, fetched.pieces)
+    found = stored_messages.locate(fetched.buffer, fetched.answers)
     return [[None if b is None else len(b) for b in part.bodies] for part in decoder.parts(found, rows, portion)]
 
 
@@ -51,7 +51,7 @@ def test_nothing_is_one_part():
 def test_what_is_bad_is_told_by_its_place_in_the_part():
     bad = stored(b"x", sys_flag=SysFlag.COMPRESSED, queue_offset=2)
     fetched = one(zeros(50, 0), zeros(50, 1), bad, stored(b"plain", queue_offset=3))
-    found = stored_messages.locate(fetched.buffer, fetched.pieces)
+    found = stored_messages.locate(fetched.buffer, fetched.answers)
     first, second = decoder.parts(found, slice(0, 4), 100)
     assert (first.begin, second.begin, second.bodies) == (0, 2, [None, b"plain"])
     assert list(second.reasons) == [0]

@@ -36,6 +36,56 @@ def test_3_f_a_lost_disk_is_rebuilt_from_the_inner_topic_without_what_was_sent(w
     assert world.offsets()[0] == 4
 
 
+def test_a_lost_disk_loses_no_message_that_has_a_copy_left(world: World) -> None:
+    """A repeated send stored a second copy in another queue; the first one goes, with its broker or by retention."""
+    a = world.node("a")
+    for queue in (ONE, TWO):
+        world.topic.put(envelope("m", 500), queue)
+    for _ in range(6):
+        a.turn(ONE, TWO)
+    assert (world.offsets(ONE)[:2], world.offsets(TWO)[:2]) == ((0, 1), (0, 1))
+    world.topic.first[ONE] = 1
+    b = world.node("b")
+    for _ in range(6):
+        b.turn(ONE, TWO)
+    world.time.advance(600)
+    for _ in range(3):
+        b.turn(ONE, TWO)
+    assert b.sends.bodies == [b"m"]
+    assert world.offsets(TWO)[0] == 1
+
+
+def test_a_queue_without_messages_delays_no_other(world: World) -> None:
+    """Retention has deleted all that was not done."""
+    a = world.node("a")
+    for queue in (ONE, TWO):
+        world.topic.put(envelope(str(queue.queue_id), 500), queue)
+    for _ in range(6):
+        a.turn(ONE, TWO)
+    world.topic.first[ONE] = 1
+    b = world.node("b")
+    for _ in range(3):
+        b.turn(ONE, TWO)
+    world.time.advance(600)
+    b.turn(ONE, TWO)
+    assert b.sends.bodies == [b"1"]
+
+
+def test_a_message_of_two_queues_stays_with_one_of_them(world: World) -> None:
+    """Else the commits of the queue that stays would pass its copy, which is the only one when the other goes."""
+    a = world.node("a")
+    for queue in (ONE, TWO):
+        world.topic.put(envelope("m", 500), queue)
+    for _ in range(6):
+        a.turn(ONE, TWO)
+    for _ in range(3):
+        a.turn(TWO)
+    assert (a.service.waiting, world.offsets(TWO)[0]) == (1, 0)
+    for _ in range(3):
+        a.turn()
+    assert a.service.waiting == 0, "the next owners read both copies"
+
+
 def test_3_f_envelopes_that_the_topic_does_not_keep_any_more_are_reported(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -85,8 +135,8 @@ def test_a_node_that_is_closed_tells_what_was_answered_at_last(world: World) -> 
     """Told before what is under way has its end, the next node would send that again."""
     one, two = world.node("one"), world.node("two")
     one.sends.answer = lambda send: None
-    for name in ("m0", "m1"):
-        world.topic.put(envelope(name, 1))
+    for name in ("m0", "m1"):  # of two topics, each of which gets one message until it answers
+        world.topic.put(envelope(name, 1, name))
     for _ in range(3):
         one.turn(ONE)
     world.time.advance(2)
@@ -98,6 +148,29 @@ def test_a_node_that_is_closed_tells_what_was_answered_at_last(world: World) -> 
         two.turn(ONE)
     world.time.advance(10)
     assert (world.offsets()[0], two.sends.bodies) == (2, [])
+
+
+@pytest.mark.parametrize("fails", ["for a moment", "for good", "the last time"])
+def test_a_message_that_is_out_when_its_queue_goes_goes_with_it(world: World, fails: str) -> None:
+    """Else the node without the queue sends it once more, hours later, or reports that it was given up."""
+    a, b = world.node("a"), world.node("b")
+    down = Resent(None, "down", passing=fails != "for good")
+    a.sends.answer = lambda send: down if fails == "the last time" and len(a.sends.sent) < 11 else None
+    world.topic.put(envelope("m", 5))
+    for _ in range(2):
+        a.turn(ONE)
+    world.time.advance(6000)
+    tried = len(a.sends.sent)
+    assert tried == (11 if fails == "the last time" else 1)
+    for _ in range(3):
+        a.turn(TWO)
+        b.turn(ONE)
+    assert b.sends.bodies == [b"m"]
+    a.sends.waiting[0](down)
+    world.time.advance(6000)
+    a.turn(TWO)
+    assert ([send.topic for send in a.sends.sent], a.service.waiting) == (["orders"] * tried, 0)
+    assert (a.store.totals.dead, a.store.totals.give_ups) == (0, 0)
 
 
 def test_3_g_a_node_that_dies_is_followed_by_another_which_repeats_what_it_had_not_told(world: World) -> None:
@@ -432,7 +505,7 @@ def test_what_waits_of_an_inner_topic_that_was_made_again_outlives_its_queue(wor
     """The new topic has other messages at these offsets: they are nobody's but this node's."""
     first, second = world.node("a"), world.node("b")
     for i in range(3):
-        world.topic.put(envelope(f"old{i}", 10))
+        world.topic.put(envelope(f"old{i}", 10, f"orders{i}"))
         first.turn(ONE)
     first.turn(ONE)
     if when.startswith("while"):

@@ -18,7 +18,7 @@ from rocketmq_spark.errors import MessageRefused
 from rocketmq_spark.grpc_proxy.outgoing import ProxyBatch, ProxyEncoder
 from rocketmq_spark.grpc_proxy.protos import proto
 from rocketmq_spark.model import SendRequest
-from rocketmq_spark.producer.outgoing import at_rest
+from rocketmq_spark.producer.outgoing import to_storable
 from rocketmq_spark.session import proxied
 from rocketmq_spark.wire.messages import decode_batch
 from tests.encode.test_encoder import NAMES, batch_of
@@ -187,10 +187,10 @@ def test_each_row_has_the_size_of_its_item(made):
 def test_a_spool_gets_the_items_of_brokers():
     rows = frame(body=["a", "b"], tags=["t", None], properties=[[("p", "v")], None])
     request = SendRequest("g", whole(encoded(rows)), batch=True)
-    kept = at_rest(request)
+    kept = to_storable(request)
     assert proxied.messages_of(kept) == one_by_one(items_of(rows)).messages()
     (row,) = encoded(rows.slice(0, 1)).chunks(0)
-    single = at_rest(SendRequest("g", row.body, batch=True))
+    single = to_storable(SendRequest("g", row.body, batch=True))
     assert (single.batch, single.body) == (False, b"a")
     assert proxied.messages_of(single) == row.body.messages()
     assert isinstance(row.body, ProxyBatch)

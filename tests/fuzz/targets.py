@@ -24,13 +24,13 @@ from rocketmq_spark.errors import ConnectionLost, DecodeError, LocalProtocolErro
 from rocketmq_spark.grpc_proxy.facts import Code, Encoding
 from rocketmq_spark.grpc_proxy.member import policy, popped
 from rocketmq_spark.grpc_proxy.outgoing import ProxySendRequest
-from rocketmq_spark.grpc_proxy.protos import error_from_response as rejected
+from rocketmq_spark.grpc_proxy.protos import refused as rejected
 from rocketmq_spark.grpc_proxy.protos import proto, set_seconds
 from rocketmq_spark.grpc_proxy.sender import _outcome
 from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue, SendRequest, SpooledSend
 from rocketmq_spark.model.pull import PullRequest
 from rocketmq_spark.model.send import TransactionState
-from rocketmq_spark.pull.answers import Fetched, Piece
+from rocketmq_spark.pull.fetched import FetchedAnswer, FetchedAnswers
 from rocketmq_spark.remoting.connection import ServerRequest
 from rocketmq_spark.remoting.pool import ConnectOptions, Pool
 from rocketmq_spark.remoting.protocol import RemotingProtocol, RequestReceived
@@ -80,9 +80,9 @@ def outcome(target: Target, data: bytes) -> object:
         return type(error)
 
 
-def _fetched(data: bytes) -> Fetched:
+def _fetched(data: bytes) -> FetchedAnswers:
     buffer = np.frombuffer(data + SLACK, np.uint8)
-    return Fetched(buffer, [Piece(0, -FAR, FAR, FAR, 0, len(data))])
+    return FetchedAnswers(buffer, [FetchedAnswer(0, -FAR, FAR, FAR, 0, len(data))])
 
 
 def _text(parse: Callable[[str], object]) -> Callable[[bytes], object]:

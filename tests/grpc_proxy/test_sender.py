@@ -20,7 +20,7 @@ from rocketmq_spark.grpc_proxy.protos import proto
 from rocketmq_spark.grpc_proxy.sender import LANES, UNKNOWN_QUEUE, ProxySender, _Requests
 from rocketmq_spark.model import MessageQueue, SendRequest, SendStatus
 from rocketmq_spark.model.send import SentMessage, TransactionState
-from rocketmq_spark.producer.spooling import passing
+from rocketmq_spark.producer.spool_bridge import is_transient
 from tests.grpc_proxy.scripted import THREADS, acknowledge, client, route, serving, serving_bytes, status
 from tests.helpers import raising
 
@@ -78,7 +78,7 @@ def test_while_no_topic_is_there_that_was_a_missing_one_may_come_back():
         return known(request, context) if known else proto("QueryRouteResponse")(status=status(Code.TOPIC_NOT_FOUND))
 
     def away(topic: str) -> bool:
-        return passing(errors.RouteNotFound("no", broker_code=Response.TOPIC_NOT_EXIST, topic=topic), sender)
+        return is_transient(errors.RouteNotFound("no", broker_code=Response.TOPIC_NOT_EXIST, topic=topic), sender)
 
     with sending(QueryRoute=answer) as (sender, _):
         assert not away("a name that is wrong")

@@ -20,7 +20,7 @@ from rocketmq_spark.errors import BrokerNotFound, RocketMQError, RouteNotFound, 
 from rocketmq_spark.model import MessageQueue, SendRequest, SendResult, SendStatus, SpooledSend
 from rocketmq_spark.model.send import BatchStorage, HalfCheck, HalfPlace, TransactionState
 from rocketmq_spark.producer.producer import BaseProducer
-from rocketmq_spark.producer.resending import EngineResender
+from rocketmq_spark.producer.resender import EngineResender
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.wire.messages import decode_batch
 from tests.queues import qs

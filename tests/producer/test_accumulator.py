@@ -12,16 +12,18 @@ from rocketmq_spark.producer.accumulator import (
     MAX_KEYWORD_BYTES,
     Accumulator,
     BatchEntry,
+    BatchKey,
     BatchLimits,
-    Key,
     MessageBatch,
 )
 from tests.models import SteppingMachine, model_test, step
 from tests.queues import q
 
 
-def key(topic: str = "T", queue: Any = None, wait: bool = True, tag: str | None = None, waits: bool = False) -> Key:
-    return Key(topic, queue, wait, tag, waits)
+def key(
+    topic: str = "T", queue: Any = None, wait: bool = True, tag: str | None = None, waits: bool = False
+) -> BatchKey:
+    return BatchKey(topic, queue, wait, tag, waits)
 
 
 def entry(body: int = 5, name: str = "m", keys: tuple[str, ...] = (), overhead: int = 0) -> BatchEntry:
@@ -36,21 +38,21 @@ def test_2_2_the_size_must_be_exceeded_not_just_reached() -> None:
     accumulator = Accumulator(BatchLimits(max_bytes=10))
     for name in "ab":
         accumulator.add(key(), entry(5, name), None, 0)
-        assert not accumulator.ready(0)
+        assert not accumulator.has_ready(0)
     accumulator.add(key(), entry(5, "c"), None, 0)
-    assert accumulator.ready(0)
-    assert ids(accumulator.take(0)) == [["a", "b", "c"]]
+    assert accumulator.has_ready(0)
+    assert ids(accumulator.take_ready(0)) == [["a", "b", "c"]]
 
 
 def test_2_3_and_2_13_a_batch_is_due_at_its_age() -> None:
     accumulator = Accumulator(BatchLimits(max_delay_ms=10))
     accumulator.add(key(), entry(name="a"), None, 100)
     accumulator.add(key(), entry(name="b"), None, 105)
-    assert not accumulator.ready(109)
-    assert accumulator.take(109) == []
-    assert accumulator.ready(110)
-    assert ids(accumulator.take(110)) == [["a", "b"]]
-    assert accumulator.take(10**6) == []
+    assert not accumulator.has_ready(109)
+    assert accumulator.take_ready(109) == []
+    assert accumulator.has_ready(110)
+    assert ids(accumulator.take_ready(110)) == [["a", "b"]]
+    assert accumulator.take_ready(10**6) == []
 
 
 def test_2_4_above_the_total_messages_go_directly_and_are_not_counted() -> None:
@@ -59,12 +61,12 @@ def test_2_4_above_the_total_messages_go_directly_and_are_not_counted() -> None:
     assert first is not None
     for _ in range(5):
         assert accumulator.add(key(tag="other"), entry(10), None, 0) is None
-    assert accumulator.held_bytes == 1000
-    for batch in accumulator.take(10):
-        assert accumulator.held_bytes == 1000  # until the answer is there
-        accumulator.done(batch)
-        accumulator.done(batch)
-    assert accumulator.held_bytes == 0
+    assert accumulator.buffered_bytes == 1000
+    for batch in accumulator.take_ready(10):
+        assert accumulator.buffered_bytes == 1000  # until the answer is there
+        accumulator.release(batch)
+        accumulator.release(batch)
+    assert accumulator.buffered_bytes == 0
     assert accumulator.add(key(), entry(10), None, 20) is not None
 
 
@@ -72,23 +74,23 @@ def test_2_6_those_who_wait_and_those_who_do_not_have_separate_batches() -> None
     accumulator = Accumulator()
     accumulator.add(key(waits=True), entry(name="sync"), None, 0)
     accumulator.add(key(waits=False), entry(name="async"), None, 0)
-    assert ids(accumulator.take(10)) == [["sync"], ["async"]]
+    assert ids(accumulator.take_ready(10)) == [["sync"], ["async"]]
 
 
 def test_2_8_an_explicit_queue_is_part_of_the_key() -> None:
     accumulator = Accumulator()
     for queue in (None, q("a:0"), q("a:1"), q("a:0")):
         accumulator.add(key(queue=queue), entry(name=str(queue)), None, 0)
-    assert [len(batch.entries) for batch in accumulator.take(10)] == [1, 2, 1]
+    assert [len(batch.entries) for batch in accumulator.take_ready(10)] == [1, 2, 1]
 
 
 def test_what_is_sent_one_by_one_has_few_in_a_batch() -> None:
-    accumulator = Accumulator(BatchLimits(max_of_queue=3))
+    accumulator = Accumulator(BatchLimits(max_messages_per_queue=3))
     for queue in (None, q("a:0")):
         for _ in range(7):
             accumulator.add(key(queue=queue), entry(), None, 0)
-    assert [len(batch.entries) for batch in accumulator.take(0)] == [3, 3]
-    assert [len(batch.entries) for batch in accumulator.take(10)] == [7, 1]
+    assert [len(batch.entries) for batch in accumulator.take_ready(0)] == [3, 3]
+    assert [len(batch.entries) for batch in accumulator.take_ready(10)] == [7, 1]
 
 
 def test_2_9_the_number_of_open_batches_is_bounded() -> None:
@@ -96,9 +98,9 @@ def test_2_9_the_number_of_open_batches_is_bounded() -> None:
     taken = [accumulator.add(key(tag=f"tag-{i}"), entry(), None, 0) is not None for i in range(10_000)]
     assert sum(taken) == 100
     assert accumulator.open_batches == 100
-    assert accumulator.held_bytes == 500
+    assert accumulator.buffered_bytes == 500
     assert accumulator.add(key(tag="tag-3"), entry(), None, 0) is not None  # joins one that is open
-    assert len(accumulator.take(10)) == 100
+    assert len(accumulator.take_ready(10)) == 100
     assert accumulator.open_batches == 0
 
 
@@ -107,18 +109,18 @@ def test_2_7_nothing_of_a_batch_stays_behind() -> None:
     for round_ in range(50):
         for i in range(20):
             accumulator.add(key(tag=f"{round_}-{i}"), entry(), None, round_ * 100)
-        for batch in accumulator.take(round_ * 100 + 10):
-            accumulator.done(batch)
-    assert (accumulator.open_batches, accumulator.held_bytes) == (0, 0)
-    assert not accumulator.ready(10**9)
-    assert [len(getattr(accumulator, name)) for name in ("_by_age", "closed", "_taken")] == [0, 0, 0]
+        for batch in accumulator.take_ready(round_ * 100 + 10):
+            accumulator.release(batch)
+    assert (accumulator.open_batches, accumulator.buffered_bytes) == (0, 0)
+    assert not accumulator.has_ready(10**9)
+    assert [len(getattr(accumulator, name)) for name in ("_by_age", "closed", "_being_sent")] == [0, 0, 0]
 
 
 def test_2_10_a_batch_keeps_its_key_its_time_and_who_started_it() -> None:
     accumulator = Accumulator()
     accumulator.add(key(wait=False), entry(), "first", 7)
     accumulator.add(key(wait=False), entry(), "second", 9)
-    (batch,) = accumulator.take(17)
+    (batch,) = accumulator.take_ready(17)
     assert (batch.owner, batch.created_ms, batch.key.topic, batch.key.wait_store_ok) == ("first", 7, "T", False)
 
 
@@ -126,7 +128,7 @@ def test_2_16_one_tag_per_batch_and_none_is_a_tag_of_its_own() -> None:
     accumulator = Accumulator()
     for name, tag in (("1", "A"), ("2", None), ("3", "B"), ("4", "A")):
         accumulator.add(key(tag=tag), entry(name=name), None, 0)
-    assert ids(accumulator.take(10)) == [["1", "4"], ["2"], ["3"]]
+    assert ids(accumulator.take_ready(10)) == [["1", "4"], ["2"], ["3"]]
 
 
 @pytest.mark.parametrize("waits", [True, False])
@@ -134,7 +136,7 @@ def test_2_17_keys_are_united_in_both_modes_in_the_order_seen(waits: bool) -> No
     accumulator = Accumulator()
     for keys in (("k2", "k1"), (), ("k1", "k3 k2"), ("k4",)):
         accumulator.add(key(waits=waits), entry(keys=keys), None, 0)
-    (batch,) = accumulator.take(10)
+    (batch,) = accumulator.take_ready(10)
     assert list(batch.keywords) == ["k2", "k1", "k3", "k4"]
 
 
@@ -142,16 +144,16 @@ def test_2_26_waiting_for_the_store_is_part_of_the_key() -> None:
     accumulator = Accumulator()
     for wait in (True, False, True):
         accumulator.add(key(wait=wait), entry(), None, 0)
-    assert [len(batch.entries) for batch in accumulator.take(10)] == [2, 1]
+    assert [len(batch.entries) for batch in accumulator.take_ready(10)] == [2, 1]
 
 
 def test_the_encoded_size_is_bounded_although_bodies_are_tiny() -> None:
     accumulator = Accumulator(BatchLimits(max_encoded_bytes=100))
     for name in "abc":
         accumulator.add(key(), entry(1, name, overhead=39), None, 0)
-    assert ids(accumulator.take(0)) == [["a", "b"]]
+    assert ids(accumulator.take_ready(0)) == [["a", "b"]]
     assert accumulator.add(key(), entry(1, "huge", overhead=100), None, 0) is None
-    assert ids(accumulator.take(10)) == [["c"]]
+    assert ids(accumulator.take_ready(10)) == [["c"]]
 
 
 def test_the_joined_keys_are_bounded_too() -> None:
@@ -159,11 +161,11 @@ def test_the_joined_keys_are_bounded_too() -> None:
     long = "k" * (MAX_KEYWORD_BYTES // 2 - 2)
     for name, word in (("a", "1"), ("b", "2"), ("c", "2"), ("d", "3")):
         accumulator.add(key(), entry(name=name, keys=(word + long,)), None, 0)
-    assert ids(accumulator.take(0)) == [["a", "b", "c"]]
+    assert ids(accumulator.take_ready(0)) == [["a", "b", "c"]]
     assert accumulator.add(key(), entry(keys=("k" * MAX_KEYWORD_BYTES,)), None, 0) is None
     assert accumulator.add(key(tag="t" * MAX_KEYWORD_BYTES), entry(keys=("k",)), None, 0) is None
     assert accumulator.open_batches == 0
-    assert ids(accumulator.take(0)) == [["d"]]
+    assert ids(accumulator.take_ready(0)) == [["d"]]
 
 
 def test_limits_may_change_while_batches_are_open() -> None:
@@ -171,8 +173,8 @@ def test_limits_may_change_while_batches_are_open() -> None:
     accumulator.add(key(tag="slow"), entry(name="slow"), None, 0)
     accumulator.limits = BatchLimits(max_delay_ms=10)
     accumulator.add(key(tag="fast"), entry(name="fast"), None, 0)
-    assert ids(accumulator.take(10)) == [["fast"]]
-    assert ids(accumulator.take(1000)) == [["slow"]]
+    assert ids(accumulator.take_ready(10)) == [["fast"]]
+    assert ids(accumulator.take_ready(1000)) == [["slow"]]
 
 
 def test_close_all_lets_everything_leave_at_once() -> None:
@@ -180,14 +182,14 @@ def test_close_all_lets_everything_leave_at_once() -> None:
     accumulator.add(key(tag="a"), entry(name="a"), None, 0)
     accumulator.add(key(tag="b"), entry(name="b"), None, 1)
     accumulator.close_all()
-    assert ids(accumulator.take(1)) == [["a"], ["b"]]
+    assert ids(accumulator.take_ready(1)) == [["a"], ["b"]]
 
 
 def test_batches_of_one_key_leave_in_the_order_of_their_start_whoever_read_the_clock_first() -> None:
     accumulator = Accumulator(BatchLimits(max_bytes=10))
     accumulator.add(key(), entry(20, "first"), None, 105)
     accumulator.add(key(), entry(20, "second"), None, 100)
-    assert ids(accumulator.take(105)) == [["first"], ["second"]]
+    assert ids(accumulator.take_ready(105)) == [["first"], ["second"]]
 
 
 def test_what_is_taken_at_once_leaves_oldest_first_whichever_was_full_first() -> None:
@@ -195,7 +197,7 @@ def test_what_is_taken_at_once_leaves_oldest_first_whichever_was_full_first() ->
     accumulator.add(key(tag="old"), entry(1, "old"), None, 100)
     accumulator.add(key(tag="young"), entry(20, "young"), None, 105)
     accumulator.close_all()
-    assert ids(accumulator.take(105)) == [["old"], ["young"]]
+    assert ids(accumulator.take_ready(105)) == [["old"], ["young"]]
 
 
 def test_the_ranges_of_javas_setters() -> None:
@@ -219,19 +221,19 @@ class AccumulatorModel(SteppingMachine):
         self.accumulator = Accumulator(self.LIMITS)
         self.now = 0
         self.number = 0
-        self.open: dict[Key, tuple[int, list[tuple[int, int, str]]]] = {}
+        self.open: dict[BatchKey, tuple[int, list[tuple[int, int, str]]]] = {}
         self.out: list[MessageBatch] = []
-        self.left: dict[Key, list[str]] = {}
-        self.sent: dict[Key, list[str]] = {}
+        self.left: dict[BatchKey, list[str]] = {}
+        self.sent: dict[BatchKey, list[str]] = {}
 
-    def close(self, k: Key) -> None:
+    def close(self, k: BatchKey) -> None:
         self.sent.setdefault(k, []).extend(name for _, _, name in self.open.pop(k)[1])
 
     @step(tag=st.sampled_from([None, "a", "b", "c"]), body=st.integers(1, 25), overhead=st.integers(0, 40))
     def add(self, tag: str | None, body: int, overhead: int) -> None:
         self.number += 1
         k, name = key(tag=tag), f"m{self.number}"
-        held = self.accumulator.held_bytes
+        held = self.accumulator.buffered_bytes
         if self.accumulator.add(k, entry(body, name, overhead=overhead), None, self.now) is None:
             assert held >= 150 or body + overhead > 60 or (len(self.open) >= 3 and k not in self.open)
             return
@@ -250,13 +252,13 @@ class AccumulatorModel(SteppingMachine):
     def take(self) -> None:
         for k in [k for k, (created, _) in self.open.items() if created + 10 <= self.now]:
             self.close(k)
-        batches = self.accumulator.take(self.now)
+        batches = self.accumulator.take_ready(self.now)
         for batch in batches:
             self.left.setdefault(batch.key, []).extend(e.msg_id for e in batch.entries)
             assert batch.encoded_bytes <= 60
         self.out += batches
         assert self.left == self.sent
-        assert not self.accumulator.ready(self.now)
+        assert not self.accumulator.has_ready(self.now)
 
     @step(which=st.integers(0, 9))
     def answer(self, which: int) -> None:
@@ -266,15 +268,15 @@ class AccumulatorModel(SteppingMachine):
             self.take()
         if self.out:
             self.did["answered"] += 1
-            self.accumulator.done(self.out.pop(which % len(self.out)))
+            self.accumulator.release(self.out.pop(which % len(self.out)))
 
     @invariant()
     def bounded(self) -> None:
         assert self.accumulator.open_batches <= 3
-        assert self.accumulator.held_bytes < 150 + 65
+        assert self.accumulator.buffered_bytes < 150 + 65
         if not self.out and not self.open and self.left == self.sent:
             self.did["released"] += bool(self.left)
-            assert self.accumulator.held_bytes == 0
+            assert self.accumulator.buffered_bytes == 0
 
 
 TestAccumulatorModel = model_test(

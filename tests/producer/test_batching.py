@@ -35,8 +35,8 @@ def bodies(request: SendRequest) -> list[str]:
 
 
 def batcher_of(producer: BaseProducer) -> batching.Batcher:
-    assert producer._membership is not None
-    return producer._membership.batcher
+    assert producer._batching is not None
+    return producer._batching.batcher
 
 
 def sent(bench: Bench) -> list[list[str]]:
@@ -119,12 +119,12 @@ def test_2_4_above_the_total_messages_are_sent_directly_and_what_was_held_return
     first = producer.send_async(message("a" * 2000))
     bench.time.advance(0.01)
     held = batcher_of(producer).accumulator
-    assert held.held_bytes > 2000
+    assert held.buffered_bytes > 2000
     assert producer.send_async(message("direct")).done()
     assert [request.batch for request in bench.sender.requests] == [True, False]
     bench.sender.answer()
     assert first.done()
-    assert held.held_bytes == 0
+    assert held.buffered_bytes == 0
     producer.send_async(message("batched again"))
     bench.time.advance(0.01)
     assert bench.sender.requests[-1].batch
@@ -137,7 +137,7 @@ def test_2_4_what_is_turned_away_is_never_counted(bench: Bench) -> None:
         producer.send(message("x" * 100), timeout_s=1.0)
         with pytest.raises(MessageRefused):
             producer.send(Message("T", b""))
-    assert batcher_of(producer).accumulator.held_bytes == 0
+    assert batcher_of(producer).accumulator.buffered_bytes == 0
     producer.send_async(message())
     bench.time.advance(0.01)
     assert bench.sender.requests[-1].batch
@@ -317,7 +317,7 @@ def test_2_19_switched_off_nothing_is_batched(bench: Bench) -> None:
     producer = bench.producer()
     producer.send(message())
     assert [request.batch for request in bench.sender.requests] == [False]
-    assert producer._membership is None
+    assert producer._batching is None
 
 
 def test_2_26_waiting_for_the_store_separates_batches(bench: Bench) -> None:
@@ -351,7 +351,7 @@ def test_a_failed_batch_gives_every_message_the_cause_in_an_error_of_its_own(
     errors = [result.exception(0) for result in results]
     assert {type(error).__name__ for error in errors} == {"MessageIllegal"}
     assert len({id(error) for error in errors}) == 3
-    assert batcher_of(producer).accumulator.held_bytes == 0
+    assert batcher_of(producer).accumulator.buffered_bytes == 0
 
 
 def test_a_state_other_than_ok_is_the_state_of_each(bench: Bench) -> None:
@@ -405,7 +405,7 @@ def test_closing_sends_what_waits_and_fails_what_gets_no_answer(bench: Bench) ->
 
 
 def test_an_accumulator_ends_with_its_last_producer_also_if_ctrl_c_comes_while_that_leaves(bench: Bench) -> None:
-    batcher = batching.share("of one", ProducerSettings(group="g"), lambda: bench.timer("x-batch"))
+    batcher = batching.join_accumulator("of one", ProducerSettings(group="g"), lambda: bench.timer("x-batch"))
     close_all = batcher.accumulator.close_all
 
     def interrupted() -> None:
@@ -414,7 +414,7 @@ def test_an_accumulator_ends_with_its_last_producer_also_if_ctrl_c_comes_while_t
 
     batcher.accumulator.close_all = interrupted  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
-        batching.unshare("of one", batcher)
+        batching.leave_accumulator("of one", batcher)
     assert "of one" not in process.kept(batching._ACCUMULATORS)
 
 
@@ -423,14 +423,14 @@ def test_a_message_that_slips_in_while_the_last_producer_closes_is_refused(bench
     batcher = batcher_of(producer)
     batcher.members += 1  # as if another producer still shared it
     producer.close()
-    assert producer._membership is not None
-    result, batch = producer._membership.add(prepared(), None, waits=False)
+    assert producer._batching is not None
+    result, batch = producer._batching.add(prepared(), None, sender_waits=False)
     assert batch is not None
     batcher.members -= 1
     batcher.close()
     assert isinstance(result.exception(0), ClosedError)
     process.kept(batching._ACCUMULATORS).clear()
-    again, none = producer._membership.add(prepared(), None, waits=False)
+    again, none = producer._batching.add(prepared(), None, sender_waits=False)
     assert none is None
     assert not again.done()
 
@@ -457,7 +457,7 @@ def test_errors_are_copied_with_their_cause() -> None:
     entries = [BatchEntry(b"", 0, msg_id, (), None) for msg_id in ("A", "B", "C")]
     result = SendResult(SendStatus.SEND_OK, "B", q("a:0"), 1)
     error.stored = {"B": result}
-    first, stored, last = batching._shares(error, entries)
+    first, stored, last = batching._outcomes_by_message(error, entries)
     assert first is not last
     for share in (first, last):
         assert isinstance(share, ConnectionLost)
@@ -481,7 +481,7 @@ def test_who_is_interrupted_after_its_batch_left_has_one_promise_as_anybody(
     assert producer.flush()
     bench.sender.script = [None]
     producer.send_async(message("yy"))
-    assert not producer._pending.none_left(Deadline.after(0.0))
+    assert not producer._futures.wait_until_empty(Deadline.after(0.0))
     bench.sender.answer()
     assert producer.flush(0.0)
 

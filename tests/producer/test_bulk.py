@@ -24,10 +24,10 @@ from rocketmq_spark.errors import (
 from rocketmq_spark.model import Message, MessageQueue, SendRequest, SendResult, SendStatus
 from rocketmq_spark.model.pull import QueueEnd
 from rocketmq_spark.producer import encoding
+from rocketmq_spark.producer.ambiguity import AmbiguousSendResolver
 from rocketmq_spark.producer.bulk import BulkProducer
-from rocketmq_spark.producer.confirming import Confirming
 from rocketmq_spark.producer.encoding import batch_request
-from rocketmq_spark.producer.outgoing import Outgoing
+from rocketmq_spark.producer.outgoing import OutgoingSend
 from rocketmq_spark.producer.rows import inputs
 from rocketmq_spark.producer.rows.sent import SentRows
 from rocketmq_spark.producer.settings import ProducerSettings
@@ -35,7 +35,7 @@ from rocketmq_spark.queues.selection import select
 from rocketmq_spark.wire.messages import decode_batch
 from rocketmq_spark.wire.properties import decode_properties
 from tests.producer.scripted import Bench, ManualTimer, ScriptedSender, ok, refused
-from tests.producer.test_spooling import FakeSpool
+from tests.producer.test_spool_bridge import FakeSpool
 from tests.queues import qs
 
 LOST = ConnectionLost("gone", "host:1")
@@ -89,7 +89,7 @@ def table(*bodies: str, **columns: Any) -> pa.Table:
 def in_batches(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
     """Portions, and so batches, of at most so many rows."""
     monkeypatch.setattr(inputs, "PORTION_ROWS", rows)
-    monkeypatch.setattr(inputs, "SMALL_ROWS", 0)
+    monkeypatch.setattr(inputs, "SMALL_CHUNK_ROWS", 0)
 
 
 def test_rows_go_as_one_batch_with_a_result_for_each(bulk: Bulk) -> None:
@@ -308,7 +308,7 @@ def test_nothing_of_the_call_follows_to_its_queue_what_found_no_room(
     producer = bulk.producer()
     submit, full = producer._engine.submit, [SendFailed("others have filled the room")]
 
-    def submitted(outgoing: Outgoing) -> None:
+    def submitted(outgoing: OutgoingSend) -> None:
         if len(bulk.sender.calls) == 1 and full:
             raise full.pop()
         submit(outgoing)
@@ -384,7 +384,7 @@ def test_of_a_reader_no_more_is_read_by_a_producer_that_is_closed(bulk: Bulk) ->
 
 
 def test_of_a_table_all_chunks_are_checked_before_any_is_sent(bulk: Bulk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inputs, "SMALL_ROWS", 0)
+    monkeypatch.setattr(inputs, "SMALL_CHUNK_ROWS", 0)
     rows = pa.concat_tables([table("a", "b"), table("c", "")])
     assert rows["body"].num_chunks == 2
     with pytest.raises(MessageRefused, match="nothing of this call was sent: row 3: body is empty"):
@@ -505,12 +505,12 @@ def test_rows_that_may_lie_in_two_queues_have_none(bulk: Bulk) -> None:
 
     def lost(queue: MessageQueue, request: SendRequest) -> RocketMQError:
         found = [properties["UNIQ_KEY"] for _, properties in messages(request)]
-        stored.among.side_effect = [{*found[:count]}]
+        stored.find_stored.side_effect = [{*found[:count]}]
         return LOST
 
     stored = Mock(end=lambda queue: QueueEnd(0, "host:1"))
     producer = bulk.producer()
-    producer._engine.confirming = Confirming(stored, producer._engine.timer)
+    producer._engine.ambiguity_resolver = AmbiguousSendResolver(stored, producer._engine.timer)
     for count in (1, 2):
         bulk.sender.script = [lost]
         sent = producer.send_arrow(table("a", "b"), "T")

@@ -16,7 +16,7 @@ from rocketmq_spark.base.codes import Property, Response
 from rocketmq_spark.columnar.encode.properties import BadRows
 from rocketmq_spark.errors import MessageRefused, RocketMQError
 from rocketmq_spark.model import Message, MessageQueue, SendRequest, SendResult, SendStatus, SpooledSend
-from rocketmq_spark.producer.resending import SILENT_S, STORAGE_AGE_S, EngineResender
+from rocketmq_spark.producer.resender import SILENT_RETRY_S, STORAGE_AGE_S, EngineResender
 from rocketmq_spark.producer.rows.routing import TopicRows
 from rocketmq_spark.producer.rows.sender import StoragePlan
 from rocketmq_spark.producer.settings import ProducerSettings
@@ -26,7 +26,7 @@ from tests.helpers import raising
 from tests.producer.scripted import Bench, ManualTimer, refused, told_storage
 from tests.producer.test_batching import message
 from tests.producer.test_bulk import Bulk, table
-from tests.producer.test_resending import Sender, resent, single
+from tests.producer.test_resender import Sender, resent, single
 from tests.queues import q, qs
 
 
@@ -129,7 +129,7 @@ def test_what_a_compaction_topic_would_not_keep_goes_alone_also_while_nobody_say
     bench.time.advance(0.01)
     assert joined() == [True, False, False]
     bench.sender.silent = False
-    bench.time.advance(SILENT_S)
+    bench.time.advance(SILENT_RETRY_S)
     joined()
     bench.time.advance(0.01)
     assert joined() == [True, True, True]

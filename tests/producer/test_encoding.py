@@ -13,7 +13,7 @@ from rocketmq_spark.client.sender import ItemEncoder
 from rocketmq_spark.errors import MessageRefused
 from rocketmq_spark.model import Message
 from rocketmq_spark.options.transport import FEATURES, GRPC
-from rocketmq_spark.producer.accumulator import BatchEntry, Key, MessageBatch
+from rocketmq_spark.producer.accumulator import BatchEntry, BatchKey, MessageBatch
 from rocketmq_spark.producer.encoding import (
     How,
     accumulated_batch,
@@ -255,7 +255,7 @@ def test_2_25_what_an_explicit_batch_may_not_be() -> None:
 
 
 def test_2_15_an_accumulated_batch_has_one_tag_one_id_and_all_keys() -> None:
-    batch = MessageBatch(Key("T", None, False, "vip", True), None, 0, 10)
+    batch = MessageBatch(BatchKey("T", None, False, "vip", True), None, 0, 10)
     for name, keys in (("A", ("k1", "k2")), ("B", ("k2", "k3"))):
         prepared = prepare(Message("T", b"x", keys=keys), name, SETTINGS)
         assert batch.add(BatchEntry(batch_item(prepared, ITEMS, 5), 1, name, keys, None), 1 << 20)

@@ -15,11 +15,12 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Response
 from rocketmq_spark.errors import BrokerNotFound, ClosedError, ConnectionLost, MessageIllegal, SendFailed
 from rocketmq_spark.model import Message, SendRequest, SendResult
-from rocketmq_spark.producer.attempts import RELEASE_4, Attempts, FaultTable, tables
 from rocketmq_spark.producer.engine import Engine
-from rocketmq_spark.producer.in_flight import START
-from rocketmq_spark.producer.outgoing import Ended, Outgoing
+from rocketmq_spark.producer.fault_tolerance import RELEASE_4, FaultTable, fault_tables
+from rocketmq_spark.producer.outgoing import OutgoingSend, SendCompletion
 from rocketmq_spark.producer.producer import BaseProducer
+from rocketmq_spark.producer.retry import RetryState
+from rocketmq_spark.producer.send_queue import INITIAL_PER_BROKER
 from rocketmq_spark.producer.settings import ProducerSettings
 from tests.mockbroker import eventually
 from tests.producer.scripted import Bench, ManualTimer, refused
@@ -51,7 +52,7 @@ def test_0_16_a_slow_broker_is_avoided_for_its_time(bench: Bench, mode: str) -> 
 def test_0_20_a_broker_that_failed_gets_no_send_until_its_isolation_ends(
     bench: Bench, preset: str, isolation: float
 ) -> None:
-    producer = bench.producer(send_latency_fault=True, fault_tables=tables(preset))
+    producer = bench.producer(send_latency_fault=True, fault_tables=fault_tables(preset))
     bench.sender.by_broker["a"] = lambda: ConnectionLost("down")
     while "a" not in bench.sender.brokers:
         producer.send(M)
@@ -91,7 +92,7 @@ def test_0_24_a_failing_fault_table_never_fails_a_send(
         for _ in range(40):
             producer.send(M)
     assert len(bench.sender.calls) == 40
-    assert "going round the queues instead" in caplog.text
+    assert "choosing the queue by round robin instead" in caplog.text
 
 
 def test_0_29_fault_mode_is_switched_while_sending(bench: Bench) -> None:
@@ -187,7 +188,7 @@ def engine_of(bench: Bench, faults: FaultTable | None = None, **settings: Any) -
     return Engine(bench.sender, given, ManualTimer(bench.time), faults)
 
 
-class Told(list[Ended]):
+class Told(list[SendCompletion]):
     """How requests ended, in that order; it is what their ``done`` calls."""
 
     __call__ = list.append
@@ -197,11 +198,11 @@ class Told(list[Ended]):
         return [ended.outcome for ended in self]
 
 
-def outgoing(body: bytes = b"x", timeout: Deadline | float = 10.0, **how: Any) -> Outgoing:
-    return Outgoing("T", SendRequest("g", body), timeout, **how)
+def outgoing(body: bytes = b"x", timeout: Deadline | float = 10.0, **how: Any) -> OutgoingSend:
+    return OutgoingSend("T", SendRequest("g", body), timeout, **how)
 
 
-def ordered(told: Told, name: str = "a:0", body: bytes = b"x") -> Outgoing:
+def ordered(told: Told, name: str = "a:0", body: bytes = b"x") -> OutgoingSend:
     return outgoing(body, queue=q(name), ordered=True, done=told)
 
 
@@ -209,12 +210,12 @@ def test_candidates_are_chosen_from_at_random_and_attempts_pause_between(bench: 
     engine = engine_of(bench)
     only_a = lambda queues: [q for q in queues if q.broker_name == "a"]  # noqa: E731
     for _ in range(60):
-        engine.send(outgoing(candidates=only_a))
+        engine.send(outgoing(filter_queues=only_a))
     assert {queue.broker_name for _, queue, _ in bench.sender.calls} == {"a"}
     assert {queue.queue_id for _, queue, _ in bench.sender.calls} == {0, 1}
     bench.sender.script = [refused(Response.SYSTEM_BUSY)] * 3
     begin = bench.time.now
-    engine.send(outgoing(candidates=only_a))
+    engine.send(outgoing(filter_queues=only_a))
     assert bench.time.now > begin, "other brokers of the topic are no reason not to wait"
 
 
@@ -257,7 +258,7 @@ def test_ordered_ones_of_a_queue_go_one_after_the_other_and_a_retry_stays_first(
     bench.sender.script = [None, None]
     for name, queue in (("a1", "a:0"), ("a2", "a:0"), ("a3", "a:0"), ("b1", "b:0")):
         request = SendRequest("g", name.encode())
-        engine.submit(Outgoing("T", request, 60.0, q(queue), ordered=True, done=lambda e: seen.append(e)))
+        engine.submit(OutgoingSend("T", request, 60.0, q(queue), ordered=True, done=lambda e: seen.append(e)))
     assert waiting() == "a1 b1"
     bench.sender.script = [None]
     bench.sender.answer(0, refused(Response.SYSTEM_BUSY))
@@ -309,7 +310,7 @@ def test_a_queue_may_be_named_in_the_first_request(bench: Bench) -> None:
     assert bench.sender.seen("route") == [("T", False)]
     assert [outcome.queue for outcome in told.outcomes] == qs("b:1 b:1")
     engine = engine_of(bench, auto_create_topics=False)
-    engine.submit(Outgoing("Nowhere", SendRequest("g", b"x"), 10.0, q("a:0", "Nowhere"), done=told))
+    engine.submit(OutgoingSend("Nowhere", SendRequest("g", b"x"), 10.0, q("a:0", "Nowhere"), done=told))
     assert isinstance(told.outcomes[-1], SendResult), "it is the broker's to say that there is no such topic"
 
 
@@ -319,16 +320,16 @@ def test_a_bound_per_broker_follows_the_brokers_and_what_they_acknowledge(bench:
     assert engine.has_room(outgoing().size)
     while engine.has_room(outgoing().size):
         engine.submit(outgoing(done=told))
-    assert len(bench.sender.waiting) == 2 * START
+    assert len(bench.sender.waiting) == 2 * INITIAL_PER_BROKER
     bench.sender.answer()
     while engine.has_room(outgoing().size):
         engine.submit(outgoing(done=told))
-    assert len(bench.sender.waiting) == 2 * (START + 1)
+    assert len(bench.sender.waiting) == 2 * (INITIAL_PER_BROKER + 1)
     bench.sender.answer(0, refused(Response.SYSTEM_BUSY))
     bench.time.advance(1)
     bench.sender.answer(len(bench.sender.waiting) - 1)
     assert (len(told), told[-1].attempts) == (2, 2)
-    assert engine.in_flight.max_out == 2 * ((START + 1) // 2)
+    assert engine.in_flight.max_concurrent == 2 * ((INITIAL_PER_BROKER + 1) // 2)
     assert not engine.has_room(outgoing().size)
 
 
@@ -367,7 +368,7 @@ def test_submit_waits_for_room_within_the_deadline(bench: Bench) -> None:
 
 @pytest.mark.parametrize("stays", [True, False])
 def test_11_18_what_waits_behind_a_batch_that_was_given_up_is_not_sent(bench: Bench, stays: bool) -> None:
-    engine, told = engine_of(bench, queues_stay_shut=stays), Told()
+    engine, told = engine_of(bench, failed_queues_stay_closed=stays), Told()
     bench.sender.script = [None, None]
     for name in ("a:0", "a:0", "a:0", "a:1"):
         engine.submit(ordered(told, name))
@@ -383,7 +384,7 @@ def test_11_18_what_waits_behind_a_batch_that_was_given_up_is_not_sent(bench: Be
     assert sent == ([0, 1] if stays else [0, 1, 0])
     kinds = [SendFailed, SendResult] if stays else [SendResult, SendResult]
     assert [type(outcome) for outcome in told.outcomes[3:]] == kinds
-    assert engine.idle(Deadline.after(0.0))
+    assert engine.wait_until_idle(Deadline.after(0.0))
     assert (engine.in_flight.requests, engine.in_flight.bytes) == (0, 0)
 
 
@@ -391,18 +392,18 @@ def raising(*args: Any, **kwargs: Any) -> Any:
     raise ValueError("a bug")
 
 
-@pytest.mark.parametrize("place", ["publish_queues", "send_async", "candidates", "judge", "report"])
+@pytest.mark.parametrize("place", ["publish_queues", "send_async", "filter_queues", "next_action", "report"])
 def test_11_19_whatever_is_raised_becomes_an_outcome(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, place: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine, told = engine_of(bench), Told()
     if place in ("publish_queues", "send_async"):
         monkeypatch.setattr(bench.sender, place, raising)
-    if place == "judge":
-        monkeypatch.setattr(Attempts, "judge", raising)
+    if place == "next_action":
+        monkeypatch.setattr(RetryState, "next_action", raising)
     if place == "report":
         monkeypatch.setattr(engine.faults, "report", raising)
-    engine.submit(outgoing(done=told, candidates=raising if place == "candidates" else None))
+    engine.submit(outgoing(done=told, filter_queues=raising if place == "filter_queues" else None))
     bench.time.advance(11)
     (outcome,) = told.outcomes
     if place == "report":
@@ -411,7 +412,7 @@ def test_11_19_whatever_is_raised_becomes_an_outcome(
         assert isinstance(outcome, SendFailed)
         assert "sending failed in an unexpected way: ValueError: a bug" in str(outcome)
         assert "bug of rocketmq-spark" in str(outcome)
-    assert engine.idle(Deadline.after(0.0))
+    assert engine.wait_until_idle(Deadline.after(0.0))
     assert "Traceback" in caplog.text
 
 
@@ -429,11 +430,11 @@ def test_an_interrupted_pump_strands_nothing_that_it_took(
     with monkeypatch.context() as ctrl_c:
         ctrl_c.setattr(bench.sender, "publish_queues", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            engine.pump()
+            engine.dispatch_ready()
     bench.time.advance(1)
     kinds = Counter(type(outcome) for outcome in told.outcomes)
     assert kinds == (Counter({SendResult: 3}) if retries else Counter({SendResult: 2, SendFailed: 1}))
-    assert engine.idle(Deadline.after(0.0))
+    assert engine.wait_until_idle(Deadline.after(0.0))
     assert len(bench.sender.calls) == kinds[SendResult]
 
 
@@ -467,7 +468,7 @@ def test_11_19_a_second_outcome_of_an_attempt_changes_nothing(bench: Bench) -> N
 def test_11_22_a_name_server_that_hangs_holds_up_nobody_who_does_not_ask_it(bench: Bench) -> None:
     """Routes are asked for again on a thread beside the one that sends."""
     engine, told = engine_of(bench), Told()
-    engine._aside.stopped = True  # type: ignore[attr-defined]
+    engine._route_executor.stopped = True  # type: ignore[attr-defined]
     bench.sender.script = [ConnectionLost("broken"), None]
     for name in ("a:0", "b:0"):
         engine.submit(ordered(told, name))

@@ -14,17 +14,18 @@ from rocketmq_spark.base.codes import Response
 from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.errors import ConnectionLost, SendFailed, UnprovedError
 from rocketmq_spark.model import Message, MessageQueue, SendRequest, SendResult, SendStatus, SpooledSend
-from rocketmq_spark.producer.accumulator import BatchEntry, BatchLimits, Key, MessageBatch
+from rocketmq_spark.producer.accumulator import BatchEntry, BatchKey, BatchLimits, MessageBatch
 from rocketmq_spark.producer.batching import Batcher
 from rocketmq_spark.producer.engine import Engine
-from rocketmq_spark.producer.in_flight import Pending, UnderWay
-from rocketmq_spark.producer.outgoing import Ended, Outcome, Outgoing
+from rocketmq_spark.producer.futures import FutureRegistry
+from rocketmq_spark.producer.outgoing import Outcome, OutgoingSend, SendCompletion
 from rocketmq_spark.producer.producer import BaseProducer
+from rocketmq_spark.producer.send_queue import SendQueue
 from rocketmq_spark.producer.settings import ProducerSettings
 from tests.helpers import no_more_threads, raising, waits_in
 from tests.producer.scripted import Bench, ManualTimer, Time, refused
-from tests.producer.test_confirming import Broker, batch, run
-from tests.producer.test_spooling import FakeSpool, Sender, down, producer
+from tests.producer.test_ambiguity import Broker, batch, run
+from tests.producer.test_spool_bridge import FakeSpool, Sender, down, producer
 from tests.queues import q
 
 M = Message("T", b"x")
@@ -73,7 +74,7 @@ def test_who_closes_waits_for_a_send_of_another_thread(bench: Bench) -> None:
         try:
             assert sending.wait(60)
             closer.start()
-            waits_in(closer, UnderWay.idle)
+            waits_in(closer, SendQueue.wait_until_idle)
         finally:
             go_on.set()
         assert sent.result(60).status is SendStatus.SEND_OK
@@ -112,8 +113,8 @@ def test_where_there_are_no_more_threads_a_failed_send_is_kept_all_the_same(
 ) -> None:
     bench.sender, spool = Sender(bench.time), FakeSpool()
     made = producer(bench, spool, retries=0)
-    assert made._engine._spooling is not None
-    monkeypatch.setattr(made._engine._spooling._timer, "later", raising(RuntimeError("can't start new thread")))
+    assert made._engine._spool_bridge is not None
+    monkeypatch.setattr(made._engine._spool_bridge._timer, "later", raising(RuntimeError("can't start new thread")))
     bench.sender.script = [down()]
     assert made.send_async(M).result(0).status is SendStatus.SPOOLED
     assert len(spool.kept) == 1
@@ -136,7 +137,7 @@ def test_a_look_for_which_there_is_no_thread_is_an_outcome(bench: Bench, monkeyp
     unproved, confirmed = run(bench, broker, [batch("x"), batch("y")], [None, None])
     assert isinstance(unproved.outcome, UnprovedError)
     assert "can't start new thread" in unproved.outcome.message
-    assert confirmed.confirmed == 1
+    assert confirmed.confirmed_count == 1
     assert broker.stored == {"x": 1, "y": 1}
     assert threads == []
 
@@ -164,13 +165,13 @@ class _SlowOwner:
         self.lock = _SeenLock()
         batcher._lock = self.lock  # type: ignore[assignment]
         self._batcher = batcher
-        self._pending = Pending(ManualTimer(Time()))
+        self._pending = FutureRegistry(ManualTimer(Time()))
         self._other = threading.Thread(target=self.add, args=("second",))
         self.placed: list[str] = []
 
     def add(self, name: str) -> None:
-        entry = BatchEntry(b"x" * 20, 20, name, (), self._pending.expect(msg_id=name))
-        self._batcher.add(Key("T", q("a:0"), True, None, False), entry, self)
+        entry = BatchEntry(b"x" * 20, 20, name, (), self._pending.create(msg_id=name))
+        self._batcher.add(BatchKey("T", q("a:0"), True, None, False), entry, self)
 
     def enqueue_batch(self, batch: MessageBatch, done: Callable[[Outcome], None]) -> bool:
         name = batch.entries[0].msg_id
@@ -181,7 +182,7 @@ class _SlowOwner:
         self.placed.append(name)
         return True
 
-    def pump(self, soon: bool = False) -> None:
+    def dispatch_ready(self, soon: bool = False) -> None:
         pass
 
     def all_placed(self) -> list[str]:
@@ -211,10 +212,10 @@ def test_what_the_spool_is_keeping_at_the_close_is_kept_once(bench: Bench) -> No
     bench.sender.script = [down()]
     settings = ProducerSettings(group="g", retries=0, heartbeat_s=0, route_refresh_s=0)
     engine = Engine(bench.sender, settings, Timer("rocketmq-test"), spool=spool)
-    ended: list[Ended] = []
-    engine.submit(Outgoing("T", SendRequest("g", b"x"), 60.0, done=ended.append))
+    ended: list[SendCompletion] = []
+    engine.submit(OutgoingSend("T", SendRequest("g", b"x"), 60.0, done=ended.append))
     assert begun.wait(60)
-    spooling = engine._spooling
+    spooling = engine._spool_bridge
     assert spooling is not None
     drain = spooling.drain
     spooling.drain = lambda: (go_on.set(), drain())  # type: ignore[assignment, func-returns-value]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from rocketmq_spark.errors import OptionError
-from rocketmq_spark.producer.attempts import CURRENT, RELEASE_4, FaultTable, FaultTables, tables
+from rocketmq_spark.producer.fault_tolerance import CURRENT, RELEASE_4, FaultTable, FaultTables, fault_tables
 from rocketmq_spark.queues.selection import RoundRobin
 from tests.queues import names, q, qs, read
 
@@ -76,7 +76,7 @@ def test_0_19_both_tables(preset: FaultTables, rows: list[tuple[int, int]]) -> N
 
 @pytest.mark.parametrize(("preset", "isolation"), [("current", 10_000), ("4.x", 600_000)])
 def test_0_20_a_failure_isolates_for_the_presets_time(preset: str, isolation: int) -> None:
-    faults = table(tables=tables(preset))
+    faults = table(tables=fault_tables(preset))
     faults.report("a", 1, NOW, isolated=True)
     assert not faults.available("a", NOW + isolation - 1)
     assert faults.available("a", NOW + isolation)
@@ -139,12 +139,12 @@ def test_reachability_counts_only_while_a_detector_keeps_it_up() -> None:
     assert faults.reachable("a")
     faults.detecting = True
     assert not faults.reachable("a")
-    faults.probed("a", answered=False)
+    faults.record_probe("a", answered=False)
     assert not faults.reachable("a")
-    faults.probed("a", answered=True)
+    faults.record_probe("a", answered=True)
     assert faults.reachable("a")
     assert not faults.available("a", NOW + 1)  # a probe never ends an isolation
-    faults.probed("unknown", answered=True)
+    faults.record_probe("unknown", answered=True)
     assert "unknown" not in faults.faults
 
 
@@ -165,17 +165,17 @@ def test_0_23_brokers_of_no_route_are_forgotten() -> None:
 
 
 def test_custom_tables_and_what_is_wrong_with_them() -> None:
-    assert tables("current", [10, 20], [1, 2]).duration_ms(15) == 1
-    assert tables("4.x", durations_ms=[1] * 7).isolated_ms == 30_000
+    assert fault_tables("current", [10, 20], [1, 2]).duration_ms(15) == 1
+    assert fault_tables("4.x", durations_ms=[1] * 7).isolated_ms == 30_000
     with pytest.raises(OptionError, match=r"names '5.x'"):
-        tables("5.x")
+        fault_tables("5.x")
     with pytest.raises(OptionError, match=r"'notAvailableDuration' is \[1\]; expected 2 durations"):
-        tables("current", [10, 20], [1])
+        fault_tables("current", [10, 20], [1])
     for bad in ([20, 10], [10, 10], [-1, 5]):
         with pytest.raises(OptionError, match=r"'latencyMax' is .*expected growing"):
-            tables("current", bad, [1, 2])
+            fault_tables("current", bad, [1, 2])
     with pytest.raises(OptionError, match="'notAvailableDuration'"):
-        tables("current", [10, 20], [1, -2])
+        fault_tables("current", [10, 20], [1, -2])
 
 
 class FaultModel(RuleBasedStateMachine):
@@ -207,7 +207,7 @@ class FaultModel(RuleBasedStateMachine):
 
     @rule(broker=brokers)
     def probe(self, broker: str) -> None:
-        self.table.probed(broker, answered=True)
+        self.table.record_probe(broker, answered=True)
         self.unreachable.discard(broker)
 
     @rule(kept=st.sets(brokers))

@@ -11,12 +11,12 @@ import pytest
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import ClosedError
 from rocketmq_spark.model import Message
-from rocketmq_spark.producer import topics
+from rocketmq_spark.producer import at_exit
 from rocketmq_spark.producer.bulk import BulkProducer
 from rocketmq_spark.producer.settings import ProducerSettings
 from tests.consumer.messages import message
 from tests.producer.scripted import Bench
-from tests.producer.test_requests import ASK, FakeReplies, Office
+from tests.producer.test_request_reply import ASK, FakeReplies, Office
 from tests.producer.test_tracing import Sending, record
 
 M = Message("T", b"x")
@@ -45,7 +45,7 @@ CALLS: dict[str, Callable[[BulkProducer], object]] = {
     "flush": lambda producer: producer.flush(),
 }
 # What changes or shows state of this process only, what accumulators call, and ends, which have tests below.
-OTHERS = {"add_hook", "faults", "spool_metrics", "enqueue_batch", "pump", "close", "at_exit"}
+OTHERS = {"add_hook", "faults", "spool_metrics", "enqueue_batch", "dispatch_ready", "close", "at_exit"}
 
 
 @contextmanager
@@ -94,10 +94,10 @@ def test_a_fork_that_ends_leaves_waiting_batches_to_its_parent(
     requests = len(bench.sender.requests)
     assert not waiting[-1].done()
     with fork(monkeypatch):
-        topics._leave()
+        at_exit._close_producers()
         assert producer.close() == []
     assert (len(bench.sender.requests), waiting[-1].done(), capsys.readouterr().err) == (requests, False, "")
-    topics._leave()
+    at_exit._close_producers()
     assert all(result.done() for result in waiting)
     assert len(bench.sender.requests) > requests
 

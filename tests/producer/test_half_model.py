@@ -8,8 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from rocketmq_spark.errors import CallTimeout, LocalProtocolError
 from rocketmq_spark.model import Message, MessageQueue, SendResult, SendStatus
 from rocketmq_spark.model.send import HalfPlace, TransactionState
-from rocketmq_spark.producer.fates import HalfFate
-from rocketmq_spark.producer.transactions import HalfMessage
+from rocketmq_spark.producer.transactions import HalfFate, HalfMessage
 
 COMMIT, ROLLBACK, UNKNOWN = TransactionState.COMMIT, TransactionState.ROLLBACK, TransactionState.UNKNOWN
 COPY = HalfPlace("T", "a", "g", "copy", "copy", 9, 99)
@@ -51,7 +50,7 @@ class HalfModel(RuleBasedStateMachine):
 
     @rule()
     def ask(self) -> None:
-        answer = self.half._fate.asked(COPY._replace(content=b"content"))
+        answer = self.half._fate.on_check(COPY._replace(content=b"content"))
         if not self.sent:
             assert answer is UNKNOWN
         elif self.unanswered:

@@ -9,13 +9,13 @@ import pytest
 from rocketmq_spark.base.codes import Property, Response
 from rocketmq_spark.errors import ConnectionLost, RocketMQError
 from rocketmq_spark.model import Message, MessageQueue, Resent, SendRequest, SendResult
-from rocketmq_spark.producer.resending import EngineResender
+from rocketmq_spark.producer.resender import EngineResender
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.wire.messages import decode_batch
 from rocketmq_spark.wire.properties import decode_properties
 from tests.producer.scripted import Bench, ManualTimer, ok, refused
 from tests.producer.test_batching import batcher_of, bodies, sent
-from tests.producer.test_resending import bodies_of, kept_batch
+from tests.producer.test_resender import bodies_of, kept_batch
 
 
 def refuses_three(queue: MessageQueue, request: SendRequest) -> SendResult:
@@ -37,7 +37,7 @@ def test_one_that_is_refused_for_good_does_not_take_others_along(bench: Bench, c
     failed: dict[int, Any] = {i: result.exception(0) for i, result in enumerate(results) if result.exception(0)}
     assert {i: type(error).__name__ for i, error in failed.items()} == {3: "MessageIllegal"}
     assert sent(bench)[1:] == [["0", "1", "2", "3"], ["4", "5", "6", "7"], ["0", "1"], ["2", "3"], ["2"], ["3"]]
-    assert (accumulator.held_bytes, accumulator._taken) == (0, set())
+    assert (accumulator.buffered_bytes, accumulator._being_sent) == (0, set())
 
 
 def test_of_a_batch_that_is_stored_in_part_nothing_is_sent_again(bench: Bench) -> None:

@@ -4,7 +4,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant
 
-from rocketmq_spark.producer.destination import OrderedQueues
+from rocketmq_spark.producer.send_queue import OrderedQueues
 from tests.models import SteppingMachine, model_test, step
 
 
@@ -12,10 +12,10 @@ def test_one_thing_of_a_queue_is_out_at_a_time() -> None:
     queues: OrderedQueues[str] = OrderedQueues(10)
     for thing in ("a1", "a2", "b1"):
         queues.put(thing, thing[0])
-    assert queues.take(0) == ["a1", "b1"]
-    assert queues.take(0) == []
-    queues.done("a1")
-    assert queues.take(0) == ["a2"]
+    assert queues.take_ready(0) == ["a1", "b1"]
+    assert queues.take_ready(0) == []
+    queues.complete("a1")
+    assert queues.take_ready(0) == ["a2"]
     assert len(queues) == 2
 
 
@@ -23,45 +23,45 @@ def test_things_without_a_queue_do_not_wait_for_each_other_but_for_room() -> Non
     queues: OrderedQueues[str] = OrderedQueues(2)
     for thing in "xyz":
         queues.put(thing)
-    assert queues.take(0) == ["x", "y"]
-    assert queues.blocked
-    queues.done("y")
-    assert queues.take(0) == ["z"]
-    assert not queues.blocked
+    assert queues.take_ready(0) == ["x", "y"]
+    assert queues.is_limited
+    queues.complete("y")
+    assert queues.take_ready(0) == ["z"]
+    assert not queues.is_limited
 
 
 def test_11_18_nothing_follows_what_failed_for_good() -> None:
     queues: OrderedQueues[str] = OrderedQueues(10)
     for thing in ("a1", "a2", "a3", "b1"):
         queues.put(thing, thing[0])
-    assert queues.take(0) == ["a1", "b1"]
-    assert queues.shut("a1") == ["a2", "a3"]
-    assert (queues.take(0), len(queues)) == ([], 1)
+    assert queues.take_ready(0) == ["a1", "b1"]
+    assert queues.fail("a1") == ["a2", "a3"]
+    assert (queues.take_ready(0), len(queues)) == ([], 1)
     queues.put("a4", "a")
-    assert queues.take(0) == ["a4"]
+    assert queues.take_ready(0) == ["a4"]
 
 
 def test_a_retry_comes_first_and_its_queue_is_muted_until_then() -> None:
     queues: OrderedQueues[str] = OrderedQueues(10)
     for thing in ("a1", "a2"):
         queues.put(thing, "a")
-    assert queues.take(0) == ["a1"]
-    queues.again("a1", 50)
+    assert queues.take_ready(0) == ["a1"]
+    queues.requeue("a1", 50)
     queues.put("a3", "a")
-    assert queues.take(49) == []
-    assert queues.take(50) == ["a1"]
-    queues.done("a1")
-    assert queues.take(50) == ["a2"]
+    assert queues.take_ready(49) == []
+    assert queues.take_ready(50) == ["a1"]
+    queues.complete("a1")
+    assert queues.take_ready(50) == ["a2"]
 
 
 def test_drop_gives_back_everything_and_forgets_it() -> None:
     queues: OrderedQueues[str] = OrderedQueues(1)
     for thing in ("a1", "a2", "b1"):
         queues.put(thing, thing[0])
-    queues.take(0)
-    assert sorted(queues.drop()) == ["a1", "a2", "b1"]
+    queues.take_ready(0)
+    assert sorted(queues.clear()) == ["a1", "a2", "b1"]
     assert len(queues) == 0
-    assert queues.take(10**9) == []
+    assert queues.take_ready(10**9) == []
 
 
 def test_11_26_queues_take_turns_in_the_order_in_which_they_became_free() -> None:
@@ -70,9 +70,9 @@ def test_11_26_queues_take_turns_in_the_order_in_which_they_became_free() -> Non
         queues.put(thing, thing[0])
     order = []
     while len(queues):
-        (thing,) = queues.take(0)
+        (thing,) = queues.take_ready(0)
         order.append(thing)
-        queues.done(thing)
+        queues.complete(thing)
     assert order == ["a1", "b1", "c1", "a2"]
 
 
@@ -80,22 +80,22 @@ def test_11_26_a_queue_that_was_muted_comes_behind_those_that_wait() -> None:
     queues: OrderedQueues[str] = OrderedQueues(1)
     for thing in ("a1", "b1"):
         queues.put(thing, thing[0])
-    assert queues.take(0) == ["a1"]
-    queues.again("a1", 5)
-    assert queues.take(5) == ["b1"]
-    queues.done("b1")
-    assert queues.take(5) == ["a1"]
+    assert queues.take_ready(0) == ["a1"]
+    queues.requeue("a1", 5)
+    assert queues.take_ready(5) == ["b1"]
+    queues.complete("b1")
+    assert queues.take_ready(5) == ["a1"]
 
 
 def test_11_26_what_is_dropped_while_it_is_muted_does_not_come_back() -> None:
     queues: OrderedQueues[str] = OrderedQueues(10)
     queues.put("a1", "a")
-    queues.take(0)
-    queues.again("a1", 50)
-    assert queues.drop() == ["a1"]
-    assert queues.take(50) == []
+    queues.take_ready(0)
+    queues.requeue("a1", 50)
+    assert queues.clear() == ["a1"]
+    assert queues.take_ready(50) == []
     queues.put("a2", "a")
-    assert queues.take(50) == ["a2"]
+    assert queues.take_ready(50) == ["a2"]
 
 
 class LanesModel(SteppingMachine):
@@ -121,7 +121,7 @@ class LanesModel(SteppingMachine):
     def take(self) -> None:
         heads = {things[0] for things in self.model.values() if things} - set(self.out)
         may_go = {thing for thing in heads if self.muted.get(thing, 0) <= self.now}
-        taken = self.queues.take(self.now)
+        taken = self.queues.take_ready(self.now)
         assert set(taken) <= may_go
         assert len(taken) == min(len(may_go), 3 - len(self.out))
         self.out += taken
@@ -138,7 +138,7 @@ class LanesModel(SteppingMachine):
             return
         self.did["done"] += 1
         assert self.model[thing[0]].pop(0) == thing
-        self.queues.done(thing)
+        self.queues.complete(thing)
 
     @step(which=st.integers(0, 2), pause=st.integers(0, 20))
     def again(self, which: int, pause: int) -> None:
@@ -146,7 +146,7 @@ class LanesModel(SteppingMachine):
             return
         self.did["again"] += 1
         self.muted[thing] = self.now + pause
-        self.queues.again(thing, self.now + pause)
+        self.queues.requeue(thing, self.now + pause)
 
     @step(ms=st.integers(0, 10))
     def wait(self, ms: int) -> None:

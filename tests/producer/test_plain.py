@@ -14,9 +14,9 @@ from rocketmq_spark.base.codes import MAX_PROPERTIES_BYTES, TRANSIENT_PROPERTY_P
 from rocketmq_spark.errors import MessageRefused
 from rocketmq_spark.model import Message
 from rocketmq_spark.options.transport import FEATURES, GRPC
-from rocketmq_spark.producer import batching, encoding, plain
+from rocketmq_spark.producer import batching, encoding
+from rocketmq_spark.producer.batching import encode_plain_properties, plain_template
 from rocketmq_spark.producer.encoding import prepare
-from rocketmq_spark.producer.plain import plain_kind, plain_text
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.wire.messages import decode_batch
 from rocketmq_spark.wire.properties import decode_properties
@@ -123,12 +123,12 @@ def test_what_is_not_plain_goes_the_long_way(bench: Bench, long_way: list[Messag
         producer.send_async(each)
     assert [each.body for each in long_way] == [b"a"]
     bench.sender.batch_topics["T"] = True
-    producer._engine.topics.ask_storage("T", producer._deadline(1))
+    producer._engine.topics.fetch_storage("T", producer._deadline(1))
     for more in ({}, {"delay_level": 1}, {"timeout_s": 1.0}, {"selector": "random"}):
         producer.send_async(message("c"), **more)  # type: ignore[arg-type]
     assert len(long_way) == 5
-    assert plain_kind("T", None, True, ENCODER) is not None
-    assert plain_kind("%RETRY%g", None, True, ENCODER) is None
+    assert plain_template("T", None, True, ENCODER) is not None
+    assert plain_template("%RETRY%g", None, True, ENCODER) is None
     over_grpc = bench.producer(auto_batch=True, features=FEATURES[GRPC])
     for _ in range(2):
         over_grpc.send_async(message("d"))
@@ -136,12 +136,12 @@ def test_what_is_not_plain_goes_the_long_way(bench: Bench, long_way: list[Messag
 
 
 def test_tags_of_any_number_are_remembered_up_to_a_bound(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batching, "_MAX_KINDS", 3)
+    monkeypatch.setattr(batching, "_MAX_TEMPLATES", 3)
     producer = bench.producer(auto_batch=True)
     for i in range(10):
         producer.send_async(message(str(i), tags=f"t{i}"))
-    assert producer._membership is not None
-    assert 0 < len(producer._membership._kinds) <= 3
+    assert producer._batching is not None
+    assert 0 < len(producer._batching._templates) <= 3
     with pytest.raises(MessageRefused, match="tags are"):
         producer.send_async(message("x", tags=["t"]))
     assert producer.flush(1)
@@ -155,11 +155,11 @@ def test_bounds_hold_for_plain_messages(bench: Bench) -> None:
     for body in bodies:
         producer.send_async(message(body))
     assert sent(bench) == [bodies[:2], bodies[4:]], "a third does not fit into a batch, and the fifth exceeds the total"
-    assert 500 < batcher_of(producer).accumulator.held_bytes < 600
+    assert 500 < batcher_of(producer).accumulator.buffered_bytes < 600
     bench.sender.answer()
     assert producer.flush(1)
     assert sent(bench) == [bodies[:2], bodies[4:], bodies[2:4]]
-    assert batcher_of(producer).accumulator.held_bytes == 0
+    assert batcher_of(producer).accumulator.buffered_bytes == 0
 
 
 def test_errors_at_the_exit_name_the_ids_of_plain_messages(bench: Bench) -> None:
@@ -189,17 +189,17 @@ def test_a_plain_message_has_the_properties_and_the_size_of_any(tags, keys, own,
         expected = prepare(given_message, "I" * 32, SETTINGS).properties
     except MessageRefused:
         expected = None
-    kind = plain_kind("T", tags, waits, ENCODER)
-    found = None if kind is None else plain_text(given_message, kind)
+    kind = plain_template("T", tags, waits, ENCODER)
+    found = None if kind is None else encode_plain_properties(given_message, kind)
     if found is None:
         assert expected is None or None in (own or {}).values() or max(expected) >= "\ud800"
         return
     assert expected is not None
     assert kind is not None
     batch = batching.MessageBatch(
-        kind.key, None, 0, 0, [SimpleNamespace(body=b"body", text=found[0], flag=flag)], plain=True
+        kind.key, None, 0, 0, [SimpleNamespace(body=b"body", text=found[0], flag=flag)], has_plain=True
     )  # type: ignore[list-item]
-    plain.seal(batch, lambda count: ["I" * 32] * count, ENCODER, 0)
+    batching.encode_batch_messages(batch, lambda count: ["I" * 32] * count, ENCODER, 0)
     (encoded,) = batch.items()
     (item,) = decode_batch(encoded)  # type: ignore[arg-type]
     assert decode_properties(item.properties) == decode_properties(expected)
@@ -208,12 +208,12 @@ def test_a_plain_message_has_the_properties_and_the_size_of_any(tags, keys, own,
 
 @pytest.mark.parametrize("tag", [None, "t", "ü"])
 def test_properties_may_be_as_long_as_those_of_any_message(tag: str | None) -> None:
-    kind = plain_kind("T", tag, True, ENCODER)
+    kind = plain_template("T", tag, True, ENCODER)
     assert kind is not None
     longest = kind.room - len("KEYS\x01\x02")
-    assert plain_text(message(tags=tag, keys=["k" * longest]), kind) is not None
+    assert encode_plain_properties(message(tags=tag, keys=["k" * longest]), kind) is not None
     prepare(message(tags=tag, keys=["k" * longest]), "I" * 32, SETTINGS)
-    assert plain_text(message(tags=tag, keys=["k" * (longest + 1)]), kind) is None
+    assert encode_plain_properties(message(tags=tag, keys=["k" * (longest + 1)]), kind) is None
     with pytest.raises(MessageRefused, match="exceed"):
         prepare(message(tags=tag, keys=["k" * (longest + 1)]), "I" * 32, SETTINGS)
-    assert plain_kind("T", "t" * MAX_PROPERTIES_BYTES, True, ENCODER) is None
+    assert plain_template("T", "t" * MAX_PROPERTIES_BYTES, True, ENCODER) is None

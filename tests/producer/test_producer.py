@@ -18,7 +18,7 @@ from rocketmq_spark.errors import (
     SendFailed,
 )
 from rocketmq_spark.model import Message, MessageQueue, SendStatus
-from rocketmq_spark.producer.confirming import Confirming
+from rocketmq_spark.producer.ambiguity import AmbiguousSendResolver
 from rocketmq_spark.producer.engine import Unsent
 from rocketmq_spark.producer.producer import BaseProducer
 from rocketmq_spark.queues.environment import Environment
@@ -27,7 +27,7 @@ from rocketmq_spark.wire.messages import decode_batch
 from rocketmq_spark.wire.names import NO_SCOPE, Scope
 from rocketmq_spark.wire.properties import decode_properties
 from tests.producer.scripted import Bench, refused, status
-from tests.producer.test_confirming import Broker
+from tests.producer.test_ambiguity import Broker
 from tests.queues import names, q, qs
 
 M = Message("T", b"x", tags="vip", keys=["k"])
@@ -222,7 +222,7 @@ def test_an_attempt_may_be_bounded_but_the_last_one_gets_all_that_is_left(bench:
 def test_who_looks_up_what_is_stored_keeps_time_for_it_whatever_the_attempt(bench: Bench) -> None:
     """To a chosen queue there is but one."""
     producer = bench.producer(attempt_timeout_s=0.5)
-    producer._engine.confirming = Confirming(Broker([]), producer._engine.timer)
+    producer._engine.ambiguity_resolver = AmbiguousSendResolver(Broker([]), producer._engine.timer)
     producer.send(M, queue=q("a:0"))
     producer.send_async(M, queue=q("a:0"))
     assert bench.sender.deadlines == [0.5, 0.5]

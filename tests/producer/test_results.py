@@ -7,8 +7,8 @@ from rocketmq_spark.errors import MessageIllegal, SendFailed
 from rocketmq_spark.model import SendResult, SendStatus
 from rocketmq_spark.producer import batching
 from rocketmq_spark.producer.accumulator import BatchEntry
-from rocketmq_spark.producer.outgoing import split, with_ids
-from rocketmq_spark.producer.rows.sent import Ends
+from rocketmq_spark.producer.outgoing import split_result, with_message_ids
+from rocketmq_spark.producer.rows.sent import OutcomeCollector
 from tests.queues import q
 
 
@@ -17,7 +17,7 @@ def result(msg_id: str = "", offset_msg_id: str | None = None, offset: int | Non
 
 
 def test_2_22_joined_ids_become_one_result_each_with_following_offsets() -> None:
-    parts = split(result("A,B,C", "x,y,z"), 3)
+    parts = split_result(result("A,B,C", "x,y,z"), 3)
     assert [(r.msg_id, r.offset_msg_id, r.queue_offset) for r in parts] == [
         ("A", "x", 100),
         ("B", "y", 101),
@@ -27,7 +27,7 @@ def test_2_22_joined_ids_become_one_result_each_with_following_offsets() -> None
 
 
 def test_results_of_a_batch_are_a_sequence() -> None:
-    parts = split(result("A,B,C", "x,y,z"), 3)
+    parts = split_result(result("A,B,C", "x,y,z"), 3)
     assert (len(parts), parts[-1].msg_id, parts[-1].queue_offset) == (3, "C", 102)
     assert [each.msg_id for each in parts[1:]] == ["B", "C"]
     with pytest.raises(IndexError):
@@ -37,32 +37,34 @@ def test_results_of_a_batch_are_a_sequence() -> None:
 def test_2_22_ids_that_do_not_fit_are_an_error() -> None:
     for bad in (result("A,B", "x,y"), result("A,B,C", "x,y"), result("A,B,C", None)):
         with pytest.raises(SendFailed, match="sendResult is illegal"):
-            split(bad, 3)
+            split_result(bad, 3)
 
 
 def test_2_18_without_a_comma_every_message_has_the_same_result() -> None:
     inner = result("Z", "x", 7)
-    assert split(inner, 3) == [inner, inner, inner]
-    assert split(result("A", "x"), 1) == [result("A", "x")]
+    assert split_result(inner, 3) == [inner, inner, inner]
+    assert split_result(result("A", "x"), 1) == [result("A", "x")]
 
 
 def test_offsets_that_are_not_known_stay_unknown() -> None:
-    assert [r.queue_offset for r in split(result("A,B", "x,y", None), 2)] == [None, None]
+    assert [r.queue_offset for r in split_result(result("A,B", "x,y", None), 2)] == [None, None]
 
 
 def test_2_24_a_batch_that_is_stored_as_one_message_has_the_batchs_id() -> None:
-    assert with_ids(result(offset_msg_id="x"), ("A", "B"), "BATCH").msg_id == "BATCH"
-    assert with_ids(result("UNIQ", "x"), ("A", "B"), "BATCH").msg_id == "UNIQ"  # a sender that passes batchUniqId on
-    assert with_ids(result(offset_msg_id="x,y"), ("A", "B"), "BATCH").msg_id == "A,B"
-    assert with_ids(result(offset_msg_id="x"), ("A",), "BATCH").msg_id == "A"
-    assert with_ids(result(offset_msg_id="x"), ("A",)).msg_id == "A"
+    assert with_message_ids(result(offset_msg_id="x"), ("A", "B"), "BATCH").msg_id == "BATCH"
+    assert (
+        with_message_ids(result("UNIQ", "x"), ("A", "B"), "BATCH").msg_id == "UNIQ"
+    )  # a sender that passes batchUniqId on
+    assert with_message_ids(result(offset_msg_id="x,y"), ("A", "B"), "BATCH").msg_id == "A,B"
+    assert with_message_ids(result(offset_msg_id="x"), ("A",), "BATCH").msg_id == "A"
+    assert with_message_ids(result(offset_msg_id="x"), ("A",)).msg_id == "A"
 
 
 def test_what_waited_behind_a_refused_message_of_its_group_is_not_refused_itself() -> None:
     """Who drops what is refused for good would lose it."""
     error = MessageIllegal("too large")
     error.behind = ("B",)
-    first, behind, last = batching._shares(error, [BatchEntry(b"", 0, name, (), None) for name in "ABC"])
+    first, behind, last = batching._outcomes_by_message(error, [BatchEntry(b"", 0, name, (), None) for name in "ABC"])
     assert isinstance(behind, SendFailed)
     assert (behind.message, behind.__cause__) == (
         "not sent, because an earlier message of its group was rejected: too large",
@@ -81,9 +83,9 @@ def test_of_an_error_that_says_what_is_stored_each_row_gets_its_own(stored: str,
     error = MessageIllegal("refused")
     error.stored = {each * 32: result(each * 32) for each in stored}
     error.behind = tuple(each * 32 for each in behind)
-    ends = Ends()
-    ends.begin(np.frombuffer(b"".join(each * 32 for each in (b"a", b"b", b"c")), np.uint8).reshape(3, 32))
-    ends.add(np.arange(3), error)
+    ends = OutcomeCollector()
+    ends.add_rows(np.frombuffer(b"".join(each * 32 for each in (b"a", b"b", b"c")), np.uint8).reshape(3, 32))
+    ends.add_outcome(np.arange(3), error)
     sent = ends.result()
     assert [str(each) if isinstance(each, MessageIllegal) else type(each).__name__ for each in sent] == [
         {"refused": str(error), "not sent": "SendFailed", "stored": "SendResult"}[each] for each in said

@@ -26,9 +26,9 @@ from rocketmq_spark.errors import (
 from rocketmq_spark.model import Message, MessageQueue, SendRequest, SendResult
 from rocketmq_spark.options.transport import FEATURES, GRPC
 from rocketmq_spark.producer.encoding import batch_request, prepare
-from rocketmq_spark.producer.outgoing import Outgoing
+from rocketmq_spark.producer.outgoing import OutgoingSend
 from rocketmq_spark.producer.rows import inputs
-from rocketmq_spark.producer.rows.sent import Ends
+from rocketmq_spark.producer.rows.sent import OutcomeCollector
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.queues.selection import select
 from rocketmq_spark.wire.properties import decode_properties
@@ -162,7 +162,7 @@ def test_of_a_sequence_all_portions_are_checked_before_any_is_sent(
     bulk: Bulk, monkeypatch: pytest.MonkeyPatch, bad: dict[str, Any], why: str
 ) -> None:
     monkeypatch.setattr(inputs, "PORTION_MESSAGES", 2)
-    monkeypatch.setattr(inputs, "FEW_MESSAGES", 1)
+    monkeypatch.setattr(inputs, "CHUNK_MESSAGES", 1)
     given = [*(message() for _ in range(4)), message(**bad)]
     with pytest.raises(MessageRefused, match=f"nothing of this call was sent: message 4: {why}"):
         bulk.producer().send_many(given)
@@ -178,7 +178,7 @@ def test_priorities_are_those_of_all_or_of_none() -> None:
 
 def test_an_iterator_is_sent_by_portions(bulk: Bulk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inputs, "PORTION_MESSAGES", 2)
-    monkeypatch.setattr(inputs, "FEW_MESSAGES", 2)
+    monkeypatch.setattr(inputs, "CHUNK_MESSAGES", 2)
     taken: list[int] = []
 
     def messages() -> Iterator[Message]:
@@ -197,7 +197,7 @@ def test_an_iterator_is_sent_by_portions(bulk: Bulk, monkeypatch: pytest.MonkeyP
 
 def test_a_few_messages_at_a_time_become_columns(bulk: Bulk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inputs, "PORTION_MESSAGES", 6)
-    monkeypatch.setattr(inputs, "FEW_MESSAGES", 2)
+    monkeypatch.setattr(inputs, "CHUNK_MESSAGES", 2)
     given = [message(str(i).encode(), tags="t" if i in (8, 9) else None) for i in range(12)]
     sent = bulk.producer().send_many(iter(given))
     assert bulk.bodies == [[*"012345"], [*"67"], [*"89"], ["10", "11"]], "the columns of a portion are the same"
@@ -224,7 +224,7 @@ def test_few_large_messages_are_taken_at_a_time(bulk: Bulk) -> None:
 def test_a_key_keeps_its_queue_while_the_route_and_the_columns_change(
     bulk: Bulk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inputs, "FEW_MESSAGES", 2)
+    monkeypatch.setattr(inputs, "CHUNK_MESSAGES", 2)
 
     def messages() -> Iterator[Message]:
         for i in range(20):
@@ -245,7 +245,7 @@ def test_a_key_keeps_its_queue_while_the_route_and_the_columns_change(
 def test_nothing_follows_a_failure_to_its_queue_also_with_other_columns(
     bulk: Bulk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inputs, "FEW_MESSAGES", 1)
+    monkeypatch.setattr(inputs, "CHUNK_MESSAGES", 1)
     given = [message(b"a"), message(b"b", tags="t"), message(b"c", flag=1), message(b"d")]
     bulk.sender.script = [ok, LOST]
     sent = bulk.producer().send_many(iter(given), queue=q("b:1"))
@@ -285,7 +285,7 @@ def test_they_have_the_properties_of_send(given: list[Message]) -> None:
 def test_all_that_was_taken_of_an_iterator_has_an_outcome_after_a_close(
     bulk: Bulk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inputs, "FEW_MESSAGES", 2)
+    monkeypatch.setattr(inputs, "CHUNK_MESSAGES", 2)
     producer = bulk.producer()
     taken: list[int] = []
 
@@ -308,7 +308,7 @@ def test_all_that_was_taken_of_an_iterator_has_an_outcome_after_a_close(
 
 
 def test_a_result_says_that_an_iterator_was_not_read_to_its_end(bulk: Bulk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inputs, "FEW_MESSAGES", 2)
+    monkeypatch.setattr(inputs, "CHUNK_MESSAGES", 2)
     monkeypatch.setattr(inputs, "PORTION_MESSAGES", 2)
     producer = bulk.producer()
 
@@ -345,7 +345,7 @@ def test_what_others_send_before_may_take_longer_than_the_call(bulk: Bulk) -> No
 
     def others(queue: MessageQueue) -> None:
         bulk.sender.script = [None]
-        engine.submit(Outgoing("T", batch_request(b"", {}, producer.settings, 0), 600.0, queue, ordered=True))
+        engine.submit(OutgoingSend("T", batch_request(b"", {}, producer.settings, 0), 600.0, queue, ordered=True))
         timer.later(500, bulk.sender.answer)
 
     for queue in (q("b:1"), q("a:0")):  # its own, and another while no more may be out
@@ -371,10 +371,10 @@ def test_more_than_a_column_takes_is_refused(bulk: Bulk, monkeypatch: pytest.Mon
 
 def test_of_a_request_whose_first_message_was_refused_those_behind_it_were_not_sent() -> None:
     """Nothing of it is stored, and what is behind it may be sent again without a thought."""
-    error, ends = MessageIllegal("too large"), Ends()
+    error, ends = MessageIllegal("too large"), OutcomeCollector()
     error.behind = ("b" * 32,)
-    ends.begin(np.frombuffer(b"a" * 32 + b"b" * 32, np.uint8).reshape(2, 32))
-    ends.add(np.arange(2), error)
+    ends.add_rows(np.frombuffer(b"a" * 32 + b"b" * 32, np.uint8).reshape(2, 32))
+    ends.add_outcome(np.arange(2), error)
     refused, behind = ends.result()
     assert refused is error
     assert isinstance(behind, SendFailed)

@@ -9,7 +9,7 @@ from rocketmq_spark import options
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.options import TABLE
 from rocketmq_spark.producer.accumulator import BatchLimits
-from rocketmq_spark.producer.attempts import CURRENT
+from rocketmq_spark.producer.fault_tolerance import CURRENT
 from rocketmq_spark.producer.settings import ProducerSettings
 
 

@@ -17,7 +17,7 @@ from rocketmq_spark.errors import CallTimeout, OptionError, RouteNotFound
 from rocketmq_spark.model import Message, MessageQueue, ReceivedMessage, SendRequest, SendResult, SendStatus
 from rocketmq_spark.model.send import HalfPlace, TransactionState
 from rocketmq_spark.ports import Sender
-from rocketmq_spark.producer import topics, tracing
+from rocketmq_spark.producer import at_exit, tracing
 from rocketmq_spark.producer.producer import BaseProducer
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.producer.tracing import TracedSender, TraceProducer
@@ -120,7 +120,7 @@ def test_a_record_that_cannot_be_made_fails_no_send(bench: Bench, caplog: pytest
     bench.sender.script = [lambda queue, request: in_region(queue, request)._replace(offset_msg_id="no id")]
     assert traced.producer.send(Message("T", b"x")).status is SendStatus.SEND_OK
     assert traced.records == []
-    assert "a trace record could not be made" in caplog.text
+    assert "a trace record could not be created" in caplog.text
 
 
 def test_delays_half_messages_decisions_and_recalls(bench: Bench) -> None:
@@ -194,7 +194,7 @@ def test_records_go_out_together_after_a_second(bench: Bench) -> None:
 
 def test_a_hundred_do_not_wait(bench: Bench) -> None:
     sending = Sending(bench)
-    sending.producer.append([record(n) for n in range(tracing.AT_ONCE)])
+    sending.producer.append([record(n) for n in range(tracing.FLUSH_RECORDS)])
     bench.time.run_due()
     assert len(sending.bodies) == 1
 
@@ -227,7 +227,7 @@ def test_a_trace_topic_that_is_not_there_costs_a_line_a_minute(bench: Bench, cap
     assert caplog.text.count("trace records of") == 1
     assert "traceTopicEnable=true" in caplog.text
     caplog.clear()
-    bench.time.advance(tracing.LOG_S)
+    bench.time.advance(tracing.LOSS_LOG_S)
     sending.producer.append([record()])
     bench.time.advance(tracing.FLUSH_S)
     assert "21 trace records of" in caplog.text
@@ -236,14 +236,14 @@ def test_a_trace_topic_that_is_not_there_costs_a_line_a_minute(bench: Bench, cap
 def test_what_waits_is_bounded_and_there_is_room_again_when_it_is_sent(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(tracing, "MOST_HELD", 3)
+    monkeypatch.setattr(tracing, "MAX_BUFFERED_RECORDS", 3)
     bench.sender.script = [None]
     sending = Sending(bench)
     sending.producer.append([record(0), record(1)])
     bench.time.advance(tracing.FLUSH_S)
     sending.producer.append([record(2), record(3)])  # those before have no answer yet
     assert "2 trace records of" in caplog.text
-    assert "more is sent than can be traced, 3 records wait" in caplog.text
+    assert "records are added faster than they are sent, 3 records wait" in caplog.text
     assert "traceTopicEnable" not in caplog.text, "which is no remedy"
     sending.producer.append([record(4)])
     bench.sender.answer()
@@ -262,14 +262,14 @@ def test_an_end_with_many_records_has_its_time_though_no_name_server_answers(ben
     bench.sender.publish_queues = silent  # type: ignore[method-assign]
     sending = Sending(bench)
     bench.timers["flush"].stopped = True  # its thread waits for a route
-    for n in range(0, tracing.MOST_HELD - 100, 50):
+    for n in range(0, tracing.MAX_BUFFERED_RECORDS - 100, 50):
         sending.producer.append([record(n + i) for i in range(50)])
     before = bench.time.now
     if ending == "close":
         sending.producer.close(1.0)
     else:
         sending.producer.at_exit(Deadline.after(30))
-    assert bench.time.now - before <= tracing.EXIT_S
+    assert bench.time.now - before <= tracing.MAX_EXIT_S
 
 
 def test_a_close_waits_for_records_that_are_being_sent(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,7 +289,7 @@ def test_a_close_waits_for_records_that_are_being_sent(bench: Bench, monkeypatch
     monkeypatch.setattr(Timer, "drain", drained)
     bench.sender.publish_queues = slow  # type: ignore[method-assign]
     traces = TraceProducer(cast(Sender, bench.sender), "shop", "PRODUCE", "T")
-    traces.append([record(n) for n in range(tracing.AT_ONCE)])
+    traces.append([record(n) for n in range(tracing.FLUSH_RECORDS)])
     assert asked.wait(60)
     assert traces.close() == []
     assert len(bench.sender.requests) == 1
@@ -298,7 +298,7 @@ def test_a_close_waits_for_records_that_are_being_sent(bench: Bench, monkeypatch
 def test_records_that_cannot_be_sent_for_whatever_reason_leave_their_room(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(tracing, "MOST_HELD", 1)
+    monkeypatch.setattr(tracing, "MAX_BUFFERED_RECORDS", 1)
     sending = Sending(bench)
     monkeypatch.setattr(sending.producer, "send_async", raising(RuntimeError("can't start new thread")))
     sending.producer.append([record(0)])
@@ -317,8 +317,8 @@ def test_the_last_sends_of_a_program_are_traced(bench: Bench, monkeypatch: pytes
     traced = Traced(bench, auto_batch=True)
     traced.sender._append = sending.producer.append
     traced.producer.send_async(Message("T", b"lingers"))
-    monkeypatch.setattr(topics, "_open", [sending.producer, traced.producer])
-    topics._leave()
+    monkeypatch.setattr(at_exit, "_open_producers", [sending.producer, traced.producer])
+    at_exit._close_producers()
     assert [body[:3] for body in sending.bodies[1:]] == ["Pub"]
 
 
@@ -365,19 +365,19 @@ def test_the_records_of_a_batch_are_made_where_they_are_sent(bench: Bench, monke
     bench.sender.script = [in_region]
     traced.producer.send_batch([Message("T", b"%d" % i) for i in range(3)])
     assert made == []
-    assert sending.producer._held == 3
+    assert sending.producer._buffered_count == 3
     bench.time.advance(tracing.FLUSH_S)
-    assert (len(made), sending.bodies[-1].count("Pub\x01"), sending.producer._held) == (3, 3, 0)
+    assert (len(made), sending.bodies[-1].count("Pub\x01"), sending.producer._buffered_count) == (3, 3, 0)
 
 
 def test_a_batch_whose_records_cannot_be_made_leaves_its_room(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     sending = Sending(bench)
     for make in (raising(ValueError("no id")), lambda: [record(7)]):
-        sending.producer.append(tracing._OfBatch(5, make))
-    assert sending.producer._held == 10
+        sending.producer.append(tracing._BatchRecords(5, make))
+    assert sending.producer._buffered_count == 10
     bench.time.advance(tracing.FLUSH_S)
-    assert (sending.bodies, sending.producer._held) == (["7\x02"], 0)
-    assert "trace records could not be made" in caplog.text
+    assert (sending.bodies, sending.producer._buffered_count) == (["7\x02"], 0)
+    assert "trace records could not be created" in caplog.text
 
 
 def test_a_batch_that_waits_counts_for_its_bytes(bench: Bench) -> None:

@@ -70,7 +70,7 @@ def test_what_only_garbage_holds_is_not_held(
     shop: Shop, monkeypatch: pytest.MonkeyPatch, error: Callable[[], RocketMQError]
 ) -> None:
     """The traceback of a try that failed has the frame of its caller, with all that is in it by now."""
-    monkeypatch.setattr(transactions, "_swept", Deadline.after(0))
+    monkeypatch.setattr(transactions, "_next_collection", Deadline.after(0))
 
     def left() -> str:
         for _ in range(2):
@@ -82,7 +82,7 @@ def test_what_only_garbage_holds_is_not_held(
     gc.disable()
     try:
         msg_id = left()
-        assert msg_id in transactions._halves._held, "the test shows nothing"
+        assert msg_id in transactions._registry._referenced, "the test shows nothing"
         shop.answers = [COMMIT]
         assert shop.question(msg_id) is COMMIT
     finally:
@@ -238,7 +238,7 @@ def test_what_was_sent_without_an_answer_is_rolled_back_however_many_were_sent_s
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its broker asks when it is back, and the function would find what was sent instead."""
-    monkeypatch.setattr(transactions, "MOST_REMEMBERED", 3)
+    monkeypatch.setattr(transactions, "MAX_REMEMBERED", 3)
     shop.sender.script = [lambda queue, request: CallTimeout("no answer")]
     with pytest.raises(CallTimeout):
         shop.producer.send_half(Message("T", b"x", keys=["7"]))
@@ -253,7 +253,7 @@ def test_what_was_sent_without_an_answer_is_rolled_back_however_many_were_sent_s
 def test_no_more_are_remembered_of_those_that_were_sent_without_an_answer(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transactions, "MOST_REMEMBERED", 3)
+    monkeypatch.setattr(transactions, "MAX_REMEMBERED", 3)
     shop.sender.script = [lambda queue, request: CallTimeout("no answer")] * 5
     for _ in range(5):
         with pytest.raises(CallTimeout):

@@ -28,14 +28,14 @@ from rocketmq_spark.errors import (
 )
 from rocketmq_spark.model import Message, MessageQueue, SendRequest, SendResult, SendStatus
 from rocketmq_spark.model.send import HalfPlace, HalfState, TransactionState, content_of_stored
-from rocketmq_spark.producer import fates, transactions
+from rocketmq_spark.producer import transactions
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.producer.transactions import TransactionProducer
 from rocketmq_spark.queues.environment import Environment
 from rocketmq_spark.wire.properties import decode_properties
 from tests.consumer.messages import message
 from tests.producer.scripted import ManualTimer, ScriptedSender, Time, refused
-from tests.producer.test_spooling import FakeSpool
+from tests.producer.test_spool_bridge import FakeSpool
 
 COMMIT, ROLLBACK, UNKNOWN = TransactionState.COMMIT, TransactionState.ROLLBACK, TransactionState.UNKNOWN
 COPY = HalfPlace("T", "a", "g", "copy", "copy", 9, 99)
@@ -201,7 +201,7 @@ def test_a_forked_process_knows_nothing_of_its_parent_s(shop: Shop) -> None:
     """What it answers to a broker, after the parent has died, must not be that it waits for a decision."""
     half = shop.producer.send_half(Message("T", b"x"))
     shop.answers = [COMMIT]
-    with transactions._halves._lock:  # of another thread: no child gets it back
+    with transactions._registry._lock:  # of another thread: no child gets it back
         child = os.fork()
         if child == 0:  # pragma: no cover
             signal.alarm(30)
@@ -284,7 +284,7 @@ def test_a_question_that_crosses_a_commit_is_about_a_copy(shop: Shop, monkeypatc
     half = shop.producer.send_half(Message("T", b"x"))
     half.commit()
     assert shop.question(half.result.msg_id) is ROLLBACK
-    monkeypatch.setattr(fates, "CROSSING_S", 0.0)
+    monkeypatch.setattr(transactions, "CROSSING_S", 0.0)
     late = shop.producer.send_half(Message("T", b"x"))
     late.commit()
     assert shop.question(late.result.msg_id) is COMMIT, "its broker has lost the decision"
@@ -368,7 +368,7 @@ class Nowhere:
     def end(self, queue: MessageQueue) -> Any:
         self.looks.append(queue)
 
-    def among(self, *asked: object) -> Any:
+    def find_stored(self, *asked: object) -> Any:
         self.looks.append(asked)
 
     def stop(self) -> None:
@@ -414,7 +414,7 @@ def test_what_cannot_be_rolled_back_is_rolled_back_when_its_broker_asks(
     with pytest.raises(SendFailed, match="FLUSH_DISK_TIMEOUT, and its rollback may not have arrived"):
         shop.producer.send_half(Message("T", b"x"))
     assert "no such transaction" in caplog.text
-    assert shop.question(next(reversed(transactions._halves._known))) is ROLLBACK
+    assert shop.question(next(reversed(transactions._registry._recent))) is ROLLBACK
     assert shop.asked == []
 
 
@@ -451,7 +451,7 @@ def test_a_place_that_cannot_be_read_is_an_error(shop: Shop) -> None:
 def test_only_so_many_are_remembered_and_all_that_somebody_may_still_decide(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transactions, "MOST_REMEMBERED", 3)
+    monkeypatch.setattr(transactions, "MAX_REMEMBERED", 3)
     halves = [shop.producer.send_half(Message("T", b"x")) for _ in range(5)]
     msg_ids = [half.result.msg_id for half in halves]
     assert [shop.question(msg_id) for msg_id in msg_ids] == [UNKNOWN] * 5
@@ -464,7 +464,7 @@ def test_only_so_many_are_remembered_and_all_that_somebody_may_still_decide(
 
 
 def test_a_decision_is_remembered_however_long_it_took(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transactions, "MOST_REMEMBERED", 3)
+    monkeypatch.setattr(transactions, "MAX_REMEMBERED", 3)
     half = shop.producer.send_half(Message("T", b"x"))
     msg_id = half.result.msg_id
     for _ in range(5):

@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 from rocketmq_spark.base.clock import Clock, Deadline
 from rocketmq_spark.errors import ConnectionLost, RocketMQError
 from rocketmq_spark.model import MessageQueue, OffsetRange
-from rocketmq_spark.pull.answers import Cause, Fetched, Hole
-from rocketmq_spark.pull.reader import RangeReader
-from rocketmq_spark.pull.requests import PullSettings
+from rocketmq_spark.pull.fetched import FetchedAnswers, Hole
+from rocketmq_spark.pull.outcomes import Cause
+from rocketmq_spark.pull.pacing import PullSettings
+from rocketmq_spark.pull.range_reader import RangeReader
 from rocketmq_spark.remoting.bulk import BUFFER_BYTES, EmptyAnswer, FoundAnswer, Keys, PullTemplate
 from rocketmq_spark.wire import header, rpc
 
@@ -283,10 +284,10 @@ class Stream:
         return 0 if isinstance(item[3], EmptyAnswer) else len(item[3][0]) * self.model.queues[item[2]].message_bytes
 
 
-def holes(model: Model, fetched: Fetched) -> list[Hole]:
+def holes(model: Model, fetched: FetchedAnswers) -> list[Hole]:
     """Offsets that the answers should have had."""
     found = []
-    for i, (number, start, limit, next_offset, begin, end) in enumerate(fetched.pieces):
+    for i, (number, start, limit, next_offset, begin, end) in enumerate(fetched.answers):
         size = model.queues[number].message_bytes
         there = {offset_at(fetched.buffer, at) for at in range(begin, end, size)}
         missing = [n for n in range(start, min(limit, next_offset)) if n not in there]
@@ -321,8 +322,8 @@ def read(
     reader = model.reader(ranges, settings or PullSettings(), lambda part, cause: result.lost.append((part, cause)))
     try:
         for fetched in reader.fetch():
-            usable = reader.doubt(holes(model, fetched)) if dense else len(fetched.pieces)
-            for number, start, limit, next_offset, begin, end in fetched.pieces[:usable]:
+            usable = reader.usable_count(holes(model, fetched)) if dense else len(fetched.answers)
+            for number, start, limit, next_offset, begin, end in fetched.answers[:usable]:
                 size = model.queues[number].message_bytes
                 for at in range(begin, end, size):
                     offset = offset_at(fetched.buffer, at)
@@ -374,5 +375,5 @@ pull_settings = st.builds(
     max_bytes_in_flight=st.sampled_from([64 << 10, 8 << 20]),
     depth=st.sampled_from([None, None, 1, 7]),
     batch_size=st.sampled_from([1, 10, 1024]),
-    fetched_rows=st.sampled_from([1, 30, 16_384]),
+    fetched_offsets=st.sampled_from([1, 30, 16_384]),
 )

@@ -7,10 +7,12 @@ from collections.abc import Iterable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketmq_spark.pull.answers import Collected, Piece, covered
+from rocketmq_spark.pull.fetched import FetchedAnswer, ReceivedAnswers, offset_count
 
 # Two queues; each answer has ten offsets in as many bytes.
-PIECES = [Piece(n, at, at + 10, at + 10, i * 10, i * 10 + 10) for i, (n, at) in enumerate(((0, 0), (0, 10), (1, 0)))]
+ANSWERS = [
+    FetchedAnswer(n, at, at + 10, at + 10, i * 10, i * 10 + 10) for i, (n, at) in enumerate(((0, 0), (0, 10), (1, 0)))
+]
 
 
 class Buffer:
@@ -28,62 +30,62 @@ class Buffer:
         return moved
 
 
-def collected(pieces: Iterable[Piece] = PIECES) -> Collected:
-    known = Collected()
-    for piece in pieces:
-        known.add(piece, 10)
+def collected(answers: Iterable[FetchedAnswer] = ANSWERS) -> ReceivedAnswers:
+    known = ReceivedAnswers()
+    for answer in answers:
+        known.add(answer, 10)
     return known
 
 
-@given(st.permutations(PIECES), st.tuples(st.integers(0, 2), st.integers(0, 20)))
+@given(st.permutations(ANSWERS), st.tuples(st.integers(0, 2), st.integers(0, 20)))
 def test_what_lies_before_the_first_missing_offset_may_be_handed_out(
-    pieces: list[Piece], frontier: tuple[int, int]
+    answers: list[FetchedAnswer], frontier: tuple[int, int]
 ) -> None:
-    ready, rest = collected(pieces).before(frontier)
-    assert ready + rest == PIECES
-    assert all(piece[:2] < frontier for piece in ready)
-    assert all(piece[:2] >= frontier for piece in rest)
+    ready, rest = collected(answers).split_at(frontier)
+    assert ready + rest == ANSWERS
+    assert all(answer[:2] < frontier for answer in ready)
+    assert all(answer[:2] >= frontier for answer in rest)
 
 
 def test_the_rest_stays_for_the_next_time() -> None:
     known, buffer = collected(), Buffer()
-    ready, rest = known.before((0, 10))
-    known.lent = ready
-    known.keep(rest, covered(rest), buffer)  # type: ignore[arg-type]
-    assert (known.pieces, known.rows, known.lent, buffer.turns) == (PIECES[1:], 20, [], 0)
+    ready, rest = known.split_at((0, 10))
+    known.being_decoded = ready
+    known.retain(rest, offset_count(rest), buffer)  # type: ignore[arg-type]
+    assert (known.answers, known.offset_count, known.being_decoded, buffer.turns) == (ANSWERS[1:], 20, [], 0)
 
 
 def test_what_is_given_back_comes_again_before_the_rest() -> None:
     known, buffer = collected(), Buffer()
-    ready, rest = known.before((1, 0))
-    known.lent = ready
+    ready, rest = known.split_at((1, 0))
+    known.being_decoded = ready
     known.give_back(ready[1:])
-    known.keep(rest, covered(rest), buffer)  # type: ignore[arg-type]
-    assert (known.pieces, known.rows) == (PIECES[1:], 20)
-    known.keep([], 0, buffer)  # type: ignore[arg-type]
-    assert known.pieces == []  # it was given back once
+    known.retain(rest, offset_count(rest), buffer)  # type: ignore[arg-type]
+    assert (known.answers, known.offset_count) == (ANSWERS[1:], 20)
+    known.retain([], 0, buffer)  # type: ignore[arg-type]
+    assert known.answers == []  # it was given back once
 
 
 def test_the_buffer_turns_where_as_much_as_the_last_time_might_not_fit() -> None:
     known = collected()
-    known.keep(PIECES[2:], 10, Buffer(filled=30, room=30))  # type: ignore[arg-type]
-    assert known.pieces == PIECES[2:]
+    known.retain(ANSWERS[2:], 10, Buffer(filled=30, room=30))  # type: ignore[arg-type]
+    assert known.answers == ANSWERS[2:]
     tight = Buffer(filled=70, room=39)  # the last answers took forty bytes
-    known.keep(PIECES[2:], 10, tight)  # type: ignore[arg-type]
-    assert (known.pieces, tight.turns) == ([PIECES[2]._replace(begin=0, end=10)], 1)
-    known.keep(known.pieces, 10, Buffer(filled=10, room=0))  # type: ignore[arg-type]
-    assert known.pieces == [PIECES[2]._replace(begin=0, end=10)]  # what is at hand begins behind what was kept
+    known.retain(ANSWERS[2:], 10, tight)  # type: ignore[arg-type]
+    assert (known.answers, tight.turns) == ([ANSWERS[2]._replace(begin=0, end=10)], 1)
+    known.retain(known.answers, 10, Buffer(filled=10, room=0))  # type: ignore[arg-type]
+    assert known.answers == [ANSWERS[2]._replace(begin=0, end=10)]  # what is at hand begins behind what was kept
 
 
 def test_a_full_buffer_turns_at_once() -> None:
     known, full = collected(), Buffer(full=True)
-    known.keep(PIECES[1:], 20, full)  # type: ignore[arg-type]
-    assert [(piece.begin, piece.end) for piece in known.pieces] == [(0, 10), (10, 20)]
+    known.retain(ANSWERS[1:], 20, full)  # type: ignore[arg-type]
+    assert [(answer.begin, answer.end) for answer in known.answers] == [(0, 10), (10, 20)]
     assert full.turns == 1
 
 
 def test_without_its_buffer_everything_is_missing_again() -> None:
-    known = collected([PIECES[0], Piece(0, 10, 42, 30, 10, 20), Piece(1, 0, 10, 15, 20, 30)])
-    assert [(piece.number, piece.start) for piece in known.drop()] == [(0, 0), (0, 10), (1, 0)]
-    assert (known.pieces, known.rows) == ([], 0)
-    assert known.drop() == []
+    known = collected([ANSWERS[0], FetchedAnswer(0, 10, 42, 30, 10, 20), FetchedAnswer(1, 0, 10, 15, 20, 30)])
+    assert [(answer.range_number, answer.start) for answer in known.clear()] == [(0, 0), (0, 10), (1, 0)]
+    assert (known.answers, known.offset_count) == ([], 0)
+    assert known.clear() == []

@@ -9,23 +9,24 @@ import numpy as np
 import pytest
 
 from rocketmq_spark.model import MessageQueue, OffsetRange
-from rocketmq_spark.pull.answers import Cause, Fetched, Piece, first_offset
-from rocketmq_spark.pull.reader import RangeReader
-from rocketmq_spark.pull.reading import Edge, Heads, OnLoss, bounded
-from rocketmq_spark.pull.requests import PullSettings
+from rocketmq_spark.pull.fetched import FetchedAnswer, FetchedAnswers, first_offset
+from rocketmq_spark.pull.outcomes import Cause, OnLoss
+from rocketmq_spark.pull.pacing import PullSettings
+from rocketmq_spark.pull.range_reader import RangeReader
+from rocketmq_spark.pull.reading import FilteredReadCheck, SingleMessageReader, with_true_ends
 from tests.pull.pull_model import Model, Queue
 
 Q = MessageQueue("t", "b", 0)
 P = MessageQueue("t", "b", 1)
 
 
-def heads(model: Model, sparse: bool = False) -> Heads:
+def heads(model: Model, sparse: bool = False) -> SingleMessageReader:
     """Over a broker whose queues miss messages because they were removed, not because of a filter."""
 
     def reader(ranges: Sequence[OffsetRange], on_loss: OnLoss) -> RangeReader:
         return model.reader(ranges, PullSettings(), on_loss)
 
-    return Heads(reader, lambda queue: sparse)
+    return SingleMessageReader(reader, lambda queue: sparse)
 
 
 def test_each_place_has_its_message() -> None:
@@ -39,9 +40,9 @@ def test_what_lies_below_the_minimum_is_gone() -> None:
 
 
 def test_what_is_jumped_over_is_gone_when_the_minimum_says_it_or_after_the_grace_time() -> None:
-    lasting = Model([Queue(0, 20, gaps=frozenset(range(7)))])
-    assert heads(lasting)([(Q, 6), (Q, 7)]) == [None, 7]
-    assert 15 <= lasting.time.now - 1000 < 20
+    permanent = Model([Queue(0, 20, gaps=frozenset(range(7)))])
+    assert heads(permanent)([(Q, 6), (Q, 7)]) == [None, 7]
+    assert 15 <= permanent.time.now - 1000 < 20
     soon = Model([Queue(0, 20, gaps=frozenset(range(7)), truncate=(1001.0, 7))])
     assert heads(soon)([(Q, 6), (Q, 7)]) == [None, 7]
     assert soon.time.now - 1000 < 4
@@ -71,23 +72,23 @@ class Script:
         return [self.there[place] for place in places]
 
 
-def beyond(number: int, limit: int) -> Piece:
-    return Piece(number, limit - 10, limit, limit + 5, 0, 1)
+def beyond(number: int, limit: int) -> FetchedAnswer:
+    return FetchedAnswer(number, limit - 10, limit, limit + 5, 0, 1)
 
 
 def test_an_end_that_is_where_it_says_is_left_and_so_are_all_below_it() -> None:
     script = Script({(Q, 30): 30, (P, 50): 50})
-    pieces = [beyond(0, 10), beyond(0, 30), beyond(1, 50)]
-    assert bounded(pieces, [Q, P], script) == pieces  # type: ignore[arg-type]
+    answers = [beyond(0, 10), beyond(0, 30), beyond(1, 50)]
+    assert with_true_ends(answers, [Q, P], script) == answers  # type: ignore[arg-type]
     assert script.asked == [[(Q, 30), (P, 50)]]
 
 
 def test_ends_of_a_shifted_queue_are_those_of_the_messages_there() -> None:
     script = Script({(Q, 10): 10, (Q, 20): 21, (Q, 30): 37, (P, 50): None})
-    pieces = [beyond(0, 10), beyond(0, 20), beyond(0, 30), beyond(1, 50)]
-    found = bounded(pieces, [Q, P], script)  # type: ignore[arg-type]
-    assert [piece.limit for piece in found] == [10, 21, 37, 50]
-    assert all(piece.next_offset > piece.limit for piece in found)
+    answers = [beyond(0, 10), beyond(0, 20), beyond(0, 30), beyond(1, 50)]
+    found = with_true_ends(answers, [Q, P], script)  # type: ignore[arg-type]
+    assert [answer.limit for answer in found] == [10, 21, 37, 50]
+    assert all(answer.next_offset > answer.limit for answer in found)
 
 
 @dataclass
@@ -111,15 +112,15 @@ class Filtered:
         if self.removed_after_fetch is not None:
             view.latency = lambda queue, at: at / 64
         ranges = [OffsetRange(Q, start, end)]
-        edge = Edge(ranges, heads(log), self._lost, log.time.clock)
-        reader = view.reader(ranges, PullSettings(filtered=True, **settings), edge.lost)
+        check = FilteredReadCheck(ranges, heads(log), self._lost, log.time.clock)
+        reader = view.reader(ranges, PullSettings(filtered=True, **settings), check.record_loss)
         for fetched in reader.fetch():
-            places = [at for piece in fetched.pieces for at in range(piece.begin, piece.end, 40)]
+            places = [at for answer in fetched.answers for at in range(answer.begin, answer.end, 40)]
             self.found += [first_offset(fetched.buffer, at) for at in places]
-            edge.read(fetched)
+            check.record_answers(fetched)
             if self.removed_after_fetch is not None:
                 log.queues[0].low = self.removed_after_fetch
-        edge.end()
+        check.check_all()
         self.questions = len(log.asked)
         return self
 
@@ -152,7 +153,7 @@ def test_a_loss_that_the_read_tells_is_told_once() -> None:
 
 def test_what_is_removed_after_it_was_looked_after_is_no_loss() -> None:
     """A long read at the front of the log: its first answers are read, and then their messages go."""
-    read = Filtered(removed_after_fetch=250).read(0, 4000, batch_size=64, fetched_rows=256)
+    read = Filtered(removed_after_fetch=250).read(0, 4000, batch_size=64, fetched_offsets=256)
     assert read.lost == []
     assert read.questions > 4
 
@@ -160,16 +161,16 @@ def test_what_is_removed_after_it_was_looked_after_is_no_loss() -> None:
 def test_of_a_topic_that_was_deleted_nothing_more_is_asked() -> None:
     told: list[tuple[OffsetRange, Cause]] = []
     script = Script({})
-    edge = Edge([OffsetRange(Q, 0, 10)], script, lambda *loss: told.append(loss))  # type: ignore[arg-type]
-    edge.lost(OffsetRange(Q, 4, 10), Cause.TOPIC_DELETED)
-    edge.end()
+    check = FilteredReadCheck([OffsetRange(Q, 0, 10)], script, lambda *loss: told.append(loss))  # type: ignore[arg-type]
+    check.record_loss(OffsetRange(Q, 4, 10), Cause.TOPIC_DELETED)
+    check.check_all()
     assert (told, script.asked) == ([(OffsetRange(Q, 4, 10), Cause.TOPIC_DELETED)], [])
 
 
 def test_what_was_read_before_it_was_removed_is_no_loss() -> None:
     told: list[tuple[OffsetRange, Cause]] = []
-    edge = Edge([OffsetRange(Q, 0, 10)], lambda places: [None], lambda *loss: told.append(loss))  # type: ignore[arg-type]
+    check = FilteredReadCheck([OffsetRange(Q, 0, 10)], lambda places: [None], lambda *loss: told.append(loss))  # type: ignore[arg-type]
     buffer = np.zeros(64, np.uint8)  # a message whose offset is 0
-    edge.read(Fetched(buffer, [Piece(0, 0, 10, 10, 0, 64)]))
-    edge.end()
+    check.record_answers(FetchedAnswers(buffer, [FetchedAnswer(0, 0, 10, 10, 0, 64)]))
+    check.check_all()
     assert told == []

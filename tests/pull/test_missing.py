@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant
 
 from rocketmq_spark.model import MessageQueue, OffsetRange
-from rocketmq_spark.pull.missing import Missing, Slot
+from rocketmq_spark.pull.pending import PendingOffsets, PendingRange
 from tests.models import SteppingMachine, model_test, step
 
 
@@ -18,72 +18,72 @@ def ranges(*bounds: tuple[int, int]) -> list[OffsetRange]:
 
 
 def test_lowest_first_and_cut_to_the_count() -> None:
-    missing = Missing(ranges((5, 20), (0, 3), (7, 7)))
-    assert missing.send(0, 8, 2) == [Slot(0, 5, 13), Slot(0, 13, 20)]
-    assert missing.send(2, 8, 5) == [Slot(1, 0, 3)]
-    assert (missing.todo, missing.in_flight, bool(missing)) == (False, 3, True)
-    assert missing.answered(0) == Slot(0, 5, 13)
-    assert missing.answered(0) is None
-    assert missing.frontier() == (0, 13)
+    missing = PendingOffsets(ranges((5, 20), (0, 3), (7, 7)))
+    assert missing.start_pulls(0, 8, 2) == [PendingRange(0, 5, 13), PendingRange(0, 13, 20)]
+    assert missing.start_pulls(2, 8, 5) == [PendingRange(1, 0, 3)]
+    assert (missing.has_unrequested, missing.pulls_in_flight, bool(missing)) == (False, 3, True)
+    assert missing.finish_pull(0) == PendingRange(0, 5, 13)
+    assert missing.finish_pull(0) is None
+    assert missing.first_pending() == (0, 13)
 
 
 def test_nothing_to_read_is_nothing_missing() -> None:
-    missing = Missing(ranges((7, 7), (9, 3)))
+    missing = PendingOffsets(ranges((7, 7), (9, 3)))
     assert not missing
-    assert missing.frontier() == (2, 0)
+    assert missing.first_pending() == (2, 0)
 
 
 def test_parked_slots_come_back_when_they_are_due() -> None:
-    missing = Missing(ranges((0, 20)))
-    late, soon = missing.send(1, 10, 2)
+    missing = PendingOffsets(ranges((0, 20)))
+    late, soon = missing.start_pulls(1, 10, 2)
     for opaque in (1, 2):
-        missing.answered(opaque)
-    missing.park(late, 5.0)
-    missing.park(soon, 3.0)
-    assert (missing.next_due, missing.todo) == (3.0, False)
-    missing.unpark(4.0)
-    assert (missing.next_due, missing.send(3, 10)) == (5.0, [soon])
-    missing.unpark(5.0)
-    assert (missing.next_due, missing.send(4, 10)) == (None, [late])
+        missing.finish_pull(opaque)
+    missing.retry_at(late, 5.0)
+    missing.retry_at(soon, 3.0)
+    assert (missing.next_retry_at, missing.has_unrequested) == (3.0, False)
+    missing.release_due(4.0)
+    assert (missing.next_retry_at, missing.start_pulls(3, 10)) == (5.0, [soon])
+    missing.release_due(5.0)
+    assert (missing.next_retry_at, missing.start_pulls(4, 10)) == (None, [late])
 
 
 def test_what_is_cut_is_what_was_missing_with_neighbours_joined() -> None:
-    missing = Missing(ranges((0, 100), (0, 100)))
+    missing = PendingOffsets(ranges((0, 100), (0, 100)))
     for i in range(4):
-        missing.send(i, 10)  # 0-40 under way, 40-100 to do
-    missing.answered(1)  # 10-20 is there
-    parked = missing.answered(2)
+        missing.start_pulls(i, 10)  # 0-40 under way, 40-100 to do
+    missing.finish_pull(1)  # 10-20 is there
+    parked = missing.finish_pull(2)
     assert parked is not None
-    missing.park(parked, 9.0)
-    assert missing.cut(Slot(0, 5, 60)) == [Slot(0, 5, 10), Slot(0, 20, 60)]
-    assert missing.answered(0) is None  # was cut: its answer is of no use
-    assert missing.answered(3) is None
-    assert missing.send(9, 1000, 3) == [Slot(0, 0, 5), Slot(0, 60, 100), Slot(1, 0, 100)]
-    assert missing.next_due is None
-    assert missing.cut(Slot(0, 5, 60)) == []
+    missing.retry_at(parked, 9.0)
+    assert missing.remove(PendingRange(0, 5, 60)) == [PendingRange(0, 5, 10), PendingRange(0, 20, 60)]
+    assert missing.finish_pull(0) is None  # was cut: its answer is of no use
+    assert missing.finish_pull(3) is None
+    assert missing.start_pulls(9, 1000, 3) == [PendingRange(0, 0, 5), PendingRange(0, 60, 100), PendingRange(1, 0, 100)]
+    assert missing.next_retry_at is None
+    assert missing.remove(PendingRange(0, 5, 60)) == []
 
 
 def test_what_waits_still_comes_back_soonest_first_when_others_are_cut() -> None:
-    missing = Missing(ranges((0, 30)))
-    missing.send(0, 10, 3)
+    missing = PendingOffsets(ranges((0, 30)))
+    missing.start_pulls(0, 10, 3)
     for opaque, due in enumerate((1.0, 9.0, 3.0)):
-        slot = missing.answered(opaque)
+        slot = missing.finish_pull(opaque)
         assert slot is not None
-        missing.park(slot, due)
-    assert missing.cut(Slot(0, 0, 10)) == [Slot(0, 0, 10)]
-    assert missing.next_due == 3.0
-    missing.unpark(3.0)
-    assert (missing.next_due, missing.send(3, 10)) == (9.0, [Slot(0, 20, 30)])
+        missing.retry_at(slot, due)
+    assert missing.remove(PendingRange(0, 0, 10)) == [PendingRange(0, 0, 10)]
+    assert missing.next_retry_at == 3.0
+    missing.release_due(3.0)
+    assert (missing.next_retry_at, missing.start_pulls(3, 10)) == (9.0, [PendingRange(0, 20, 30)])
 
 
 def test_what_is_claimed_ends_before_what_is_not_missing() -> None:
-    missing = Missing(ranges((0, 40)))
-    slots = missing.send(0, 10, 4)
+    missing = PendingOffsets(ranges((0, 40)))
+    slots = missing.start_pulls(0, 10, 4)
     for opaque in (0, 2):
-        missing.answered(opaque)  # 20 to 30 is there already
-    assert missing.claim(slots[0], 40) == Slot(0, 0, 20)
-    assert missing.send(9, 100) == [Slot(0, 30, 40)]
-    assert missing.answered(3) is None
+        missing.finish_pull(opaque)  # 20 to 30 is there already
+    assert missing.extend(slots[0], 40) == PendingRange(0, 0, 20)
+    assert missing.start_pulls(9, 100) == [PendingRange(0, 30, 40)]
+    assert missing.finish_pull(3) is None
 
 
 class AgainstASet(SteppingMachine):
@@ -91,18 +91,18 @@ class AgainstASet(SteppingMachine):
 
     @initialize(bounds=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 60)), min_size=1, max_size=3))
     def start(self, bounds: list[tuple[int, int]]) -> None:
-        self.missing = Missing(ranges(*bounds))
+        self.missing = PendingOffsets(ranges(*bounds))
         self.wanted = {(i, n) for i, (start, end) in enumerate(bounds) for n in range(start, end)}
         self.opaque = 0
-        self.out: dict[int, Slot] = {}
+        self.out: dict[int, PendingRange] = {}
         self.due: dict[tuple[int, int], float] = {}
         self.now = 0.0
 
     @step(count=st.integers(1, 20), max_slots=st.integers(1, 4))
     def send(self, count: int, max_slots: int) -> None:
-        if not self.missing.todo:
+        if not self.missing.has_unrequested:
             return
-        slots = self.missing.send(self.opaque + 1, count, max_slots)
+        slots = self.missing.start_pulls(self.opaque + 1, count, max_slots)
         assert 1 <= len(slots) <= max_slots
         for slot in slots:
             assert 0 < slot.end - slot.start <= count
@@ -111,14 +111,14 @@ class AgainstASet(SteppingMachine):
             self.opaque += 1
             self.out[self.opaque] = slot
 
-    def pick(self, data: st.DataObject) -> Slot | None:
+    def pick(self, data: st.DataObject) -> PendingRange | None:
         """One that is out, or else of what may be asked for now."""
         if not self.out:
             self.send(10, 2)
         if not self.out:
             return None
         opaque = data.draw(st.sampled_from(sorted(self.out)))
-        slot = self.missing.answered(opaque)
+        slot = self.missing.finish_pull(opaque)
         assert slot == self.out.pop(opaque)
         return slot
 
@@ -131,14 +131,14 @@ class AgainstASet(SteppingMachine):
         received = {(slot[0], n) for n in range(slot.start, until)}
         assert received <= self.wanted
         self.wanted -= received
-        self.missing.put(slot._replace(start=until))
+        self.missing.add(slot._replace(start=until))
 
     @step(data=st.data(), behind=st.integers(0, 20))
     def receive_more(self, data: st.DataObject, behind: int) -> None:
         if (slot := self.pick(data)) is None:
             return
         self.did["receive_more"] += 1
-        got = self.missing.claim(slot, slot.end + behind)
+        got = self.missing.extend(slot, slot.end + behind)
         assert got.start == slot.start
         assert slot.end <= got.end <= slot.end + behind
         claimed = {(got[0], n) for n in range(got.start, got.end)}
@@ -150,7 +150,7 @@ class AgainstASet(SteppingMachine):
         self.due = {place: due for place, due in self.due.items() if place[0] != slot[0] or place[1] not in came}
         for opaque, other in list(self.out.items()):
             if other[0] == slot[0] and (other.start in came or other.end - 1 in came):
-                assert self.missing.answered(opaque) is None
+                assert self.missing.finish_pull(opaque) is None
                 del self.out[opaque]
 
     @step(data=st.data(), pause=st.floats(0, 5))
@@ -158,23 +158,23 @@ class AgainstASet(SteppingMachine):
         if (slot := self.pick(data)) is None:
             return
         self.did["refuse"] += 1
-        self.missing.park(slot, self.now + pause)
+        self.missing.retry_at(slot, self.now + pause)
         self.due.update(dict.fromkeys(((slot[0], n) for n in range(slot.start, slot.end)), self.now + pause))
 
     @step(step=st.floats(0, 5))
     def time_goes_on(self, step: float) -> None:
         self.now += step
-        self.missing.unpark(self.now)
+        self.missing.release_due(self.now)
         self.due = {place: due for place, due in self.due.items() if due > self.now}
 
     @step()
     def connection_breaks(self) -> None:
-        self.missing.recall()
+        self.missing.connection_lost()
         self.out.clear()
 
     @step(number=st.integers(0, 2), start=st.integers(0, 60), size=st.integers(0, 60))
     def lose(self, number: int, start: int, size: int) -> None:
-        cut = self.missing.cut(Slot(number, start, start + size))
+        cut = self.missing.remove(PendingRange(number, start, start + size))
         gone = {(slot[0], n) for slot in cut for n in range(slot.start, slot.end)}
         assert gone == {(i, n) for i, n in self.wanted if i == number and start <= n < start + size}
         assert all(a.end < b.start for a, b in itertools.pairwise(cut))
@@ -191,11 +191,13 @@ class AgainstASet(SteppingMachine):
         if not hasattr(self, "missing"):
             return
         assert bool(self.missing) == bool(self.wanted)
-        assert self.missing.in_flight == len(self.out)
-        assert self.missing.asked == sum(slot.end - slot.start for slot in self.out.values()), "else reads slow down"
-        assert self.missing.next_due == min(self.due.values(), default=None)
+        assert self.missing.pulls_in_flight == len(self.out)
+        assert self.missing.offsets_in_flight == sum(slot.end - slot.start for slot in self.out.values()), (
+            "else reads slow down"
+        )
+        assert self.missing.next_retry_at == min(self.due.values(), default=None)
         if self.wanted:
-            assert self.missing.frontier() == min(self.wanted)
+            assert self.missing.first_pending() == min(self.wanted)
 
 
 TestMissing = model_test(

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from rocketmq_spark.errors import AccessDenied
 from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue, OffsetRange
-from rocketmq_spark.pull.answers import OnLoss
-from rocketmq_spark.pull.reader import RangeReader
-from rocketmq_spark.pull.reading import PlainRun
+from rocketmq_spark.pull.outcomes import OnLoss
+from rocketmq_spark.pull.pacing import PullSettings
+from rocketmq_spark.pull.range_reader import RangeReader
+from rocketmq_spark.pull.read_ahead import PlainRead
 from rocketmq_spark.pull.recreated import RecreatedTopics
-from rocketmq_spark.pull.requests import PullSettings
 from rocketmq_spark.remoting.bulk import EmptyAnswer
 from tests.pull.pull_model import Accidents, Model, Queue, offset_at
 
@@ -43,12 +43,12 @@ class Puller:
         return self.model.reader(ranges, self.settings, on_loss)
 
 
-def run(model: Model, *ranges: tuple[int, int, int], offsets: int = 64) -> PlainRun:
+def run(model: Model, *ranges: tuple[int, int, int], offsets: int = 64) -> PlainRead:
     wanted = [OffsetRange(QUEUES[number], start, end) for number, start, end in ranges]
-    return PlainRun(Puller(model), wanted, offsets, 1 << 20)  # type: ignore[arg-type]
+    return PlainRead(Puller(model), wanted, offsets, 1 << 20)  # type: ignore[arg-type]
 
 
-def offsets(found: PlainRun) -> dict[int, list[int]]:
+def offsets(found: PlainRead) -> dict[int, list[int]]:
     """By queue, the offsets that the bytes have, which are those that the answers say."""
     got: dict[int, list[int]] = {}
     for answers in found.fetch():

@@ -14,8 +14,8 @@ from rocketmq_spark.base.codes import Request
 from rocketmq_spark.errors import AccessDenied, BrokerNotFound, ConnectionLost, OptionError, RocketMQError
 from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue, OffsetRange
 from rocketmq_spark.pull import puller as puller_module
+from rocketmq_spark.pull.pacing import PullSettings
 from rocketmq_spark.pull.puller import Puller
-from rocketmq_spark.pull.requests import PullSettings
 from tests.client.conftest import Parts
 
 QUEUE = MessageQueue("t", "broker-a", 3)
@@ -61,7 +61,7 @@ def test_a_reader_has_the_settings_the_filter_and_the_replica(
     ranges = [OffsetRange(QUEUE, 0, 5), OffsetRange(QUEUE._replace(queue_id=4), 0, 5)]
     found, replica, templates, settings, on_loss, how = puller.reader(ranges, print, filtered, "known:1")  # type: ignore[misc]
     assert (found, on_loss, how) == (ranges, print, {"on_hint": replica.hint, "recreated": None})
-    assert (replica.broker_name, replica.topic, replica.read_from, replica.known) == (
+    assert (replica.broker_name, replica.topic, replica.read_from, replica.planned_address) == (
         "broker-a",
         "t",
         "hint",
@@ -101,7 +101,7 @@ def test_a_question_takes_no_longer_than_its_read_may_wait(wanted: Filter) -> No
     """The driver reads for a second what a task reads for two minutes."""
     source = Source(False)
     brief = replace(PULLER, source=source, settings=PullSettings(read_deadline_s=1.0))  # type: ignore[arg-type]
-    brief.at_brokers(QUEUE, wanted)
+    brief.broker_filter(QUEUE, wanted)
     assert 0.0 < source.left_s <= 1.0
 
 
@@ -118,14 +118,14 @@ def test_a_question_takes_no_longer_than_its_read_may_wait(wanted: Filter) -> No
 )
 def test_what_brokers_filter_by(answer: bool | RocketMQError, wanted: Filter, told: Filter) -> None:
     """Who decodes knows tags, and no expressions: one that brokers are not told would let everything through."""
-    assert replace(PULLER, source=Source(answer)).at_brokers(QUEUE, wanted) == told  # type: ignore[arg-type]
+    assert replace(PULLER, source=Source(answer)).broker_filter(QUEUE, wanted) == told  # type: ignore[arg-type]
 
 
 def test_an_expression_for_a_batch_topic_is_refused_whenever_it_turns_out_to_be_one() -> None:
     with pytest.raises(OptionError, match="option 'sql' is 'n > 3', but t is a batch topic"):
-        replace(PULLER, source=Source(True)).at_brokers(QUEUE, SQL)  # type: ignore[arg-type]
+        replace(PULLER, source=Source(True)).broker_filter(QUEUE, SQL)  # type: ignore[arg-type]
     with pytest.raises(AccessDenied):
-        replace(PULLER, source=Source(AccessDenied("no"))).at_brokers(QUEUE, SQL)  # type: ignore[arg-type]
+        replace(PULLER, source=Source(AccessDenied("no"))).broker_filter(QUEUE, SQL)  # type: ignore[arg-type]
 
 
 def test_who_may_not_ask_what_kind_it_is_is_reported() -> None:

@@ -14,12 +14,13 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import SysFlag
 from rocketmq_spark.errors import AccessDenied, BrokerError, CallTimeout, ConnectionLost, RouteNotFound
 from rocketmq_spark.model import OffsetRange
-from rocketmq_spark.pull.answers import Cause
-from rocketmq_spark.pull.requests import SILENCE_S, PullSettings
+from rocketmq_spark.pull.outcomes import Cause
+from rocketmq_spark.pull.pacing import PullSettings
+from rocketmq_spark.pull.progress_timeout import BROKER_SILENCE_S
 from rocketmq_spark.remoting.bulk import BUFFER_BYTES, EmptyAnswer
 from tests.pull.pull_model import Accidents, Model, Queue, Read, Stream, accidents, pull_settings, queues, read
 
-FAST = PullSettings(fetched_rows=50)
+FAST = PullSettings(fetched_offsets=50)
 
 
 def rows(*bounds: tuple[int, int]) -> list[tuple[int, int]]:
@@ -267,7 +268,7 @@ def test_a_consumer_that_pauses_is_no_silent_broker() -> None:
     model = Model([Queue(0, 30_000)])
     buffers = 0
     ranges = [OffsetRange(read(Model([Queue(300, 301)]), [(0, 1)]).lost[0][0].queue, 0, 30_000)]
-    for _ in model.reader(ranges, PullSettings(fetched_rows=200, read_deadline_s=30), lambda *_: None).fetch():
+    for _ in model.reader(ranges, PullSettings(fetched_offsets=200, read_deadline_s=30), lambda *_: None).fetch():
         model.time.advance(1000.0)
         buffers += 1
     assert buffers > 3
@@ -365,7 +366,7 @@ def test_a_broker_that_falls_silent_is_left_for_a_new_connection() -> None:
     model = Model([Queue(0, 500)], Accidents(silent=0.3), seed=1)
     assert read(model, [(0, 500)], FAST).of(0) == list(range(500))
     assert len(model.streams) > 1
-    assert model.time.now - 1000 >= SILENCE_S
+    assert model.time.now - 1000 >= BROKER_SILENCE_S
 
 
 def test_a_broker_that_drains_is_left_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

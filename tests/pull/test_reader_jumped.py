@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from rocketmq_spark.model import MessageQueue, OffsetRange
-from rocketmq_spark.pull.answers import Cause
-from rocketmq_spark.pull.requests import PullSettings
+from rocketmq_spark.pull.outcomes import Cause
+from rocketmq_spark.pull.pacing import PullSettings
 from tests.pull.pull_model import Model, Queue, holes, read
 from tests.pull.test_reader import FAST, rows
 
@@ -31,8 +31,8 @@ def test_a_loss_is_told_before_what_comes_behind_it_is_handed_out() -> None:
     ranges = [OffsetRange(MessageQueue("t", "b", 0), 0, 600)]
     reader = model.reader(ranges, FAST, lambda part, _: lost.append(part))
     for fetched in reader.fetch():
-        usable = reader.doubt(holes(model, fetched))
-        if any(piece.limit > 250 for piece in fetched.pieces[:usable]):
+        usable = reader.usable_count(holes(model, fetched))
+        if any(answer.limit > 250 for answer in fetched.answers[:usable]):
             break
     assert (min(part.start for part in lost), max(part.end for part in lost)) == (100, 250)
 

@@ -13,10 +13,10 @@ from rocketmq_spark.client.admin import BaseAdmin
 from rocketmq_spark.errors import BrokerBusy
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue, OffsetRange, SendRequest
-from rocketmq_spark.pull import requests
-from rocketmq_spark.pull.answers import Cause
-from rocketmq_spark.pull.reader import RangeReader
-from rocketmq_spark.pull.requests import PullSettings
+from rocketmq_spark.pull import progress_timeout
+from rocketmq_spark.pull.outcomes import Cause
+from rocketmq_spark.pull.pacing import PullSettings
+from rocketmq_spark.pull.range_reader import RangeReader
 from rocketmq_spark.remoting.bulk import BulkStream, PullTemplate
 from rocketmq_spark.wire import rpc
 from rocketmq_spark.wire.messages import BatchItem, decode_messages, encode_batch
@@ -61,10 +61,10 @@ class Reading:
 
     def __iter__(self) -> Iterator[int]:
         for fetched in self.reader.fetch():
-            for piece in fetched.pieces:
-                body = memoryview(fetched.buffer)[piece.begin : piece.end]
+            for answer in fetched.answers:
+                body = memoryview(fetched.buffer)[answer.begin : answer.end]
                 self.offsets += [(m.queue_id, m.queue_offset) for m in decode_messages(body)]
-            yield len(fetched.pieces)
+            yield len(fetched.answers)
 
     def run(self) -> list[tuple[int, int]]:
         for _ in self:
@@ -193,7 +193,7 @@ class TestFaultyNetwork:
         return make_proxy(address)
 
     def test_connections_that_break_again_and_again(self, filled: list[OffsetRange], proxy: FaultyProxy) -> None:
-        reading = Reading(filled, lambda: proxy.address, PullSettings(fetched_rows=100))
+        reading = Reading(filled, lambda: proxy.address, PullSettings(fetched_offsets=100))
         proxy.cut_after(50_000)
         for i, _ in enumerate(reading):
             proxy.cut_after(30_000 + 7_000 * i)
@@ -201,7 +201,7 @@ class TestFaultyNetwork:
         assert proxy.cuts > 0  # how often it meets an open one is chance
 
     def test_resets_between_buffers(self, filled: list[OffsetRange], proxy: FaultyProxy) -> None:
-        reading = Reading(filled, lambda: proxy.address, PullSettings(fetched_rows=500))
+        reading = Reading(filled, lambda: proxy.address, PullSettings(fetched_offsets=500))
         for _ in reading:
             proxy.cut(reset=True)
         assert reading.offsets == reading.expected
@@ -215,7 +215,7 @@ class TestFaultyNetwork:
     def test_a_way_that_swallows_everything_is_left(
         self, filled: list[OffsetRange], proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(requests, "SILENCE_S", 0.2)
+        monkeypatch.setattr(progress_timeout, "BROKER_SILENCE_S", 0.2)
         taken: list[str] = []
 
         def way() -> str:
@@ -231,7 +231,7 @@ class TestFaultyNetwork:
                 proxy.black_hole()
 
         monkeypatch.setattr(proxy, "count", swallowing)
-        reading = Reading(filled, way, PullSettings(fetched_rows=100))
+        reading = Reading(filled, way, PullSettings(fetched_offsets=100))
         reading.run()
         assert reading.offsets == reading.expected
         assert taken[1:], "all was there before"
@@ -250,7 +250,7 @@ def test_a_broker_that_is_killed_while_it_is_read_and_comes_back_loses_and_repea
     parts = Parts(lone.name_server)
     queues = fill(parts, topic, counts, 1000)
     (broker,) = lone.brokers
-    settings = PullSettings(max_bytes_in_flight=most, fetched_rows=500, read_deadline_s=600.0)
+    settings = PullSettings(max_bytes_in_flight=most, fetched_offsets=500, read_deadline_s=600.0)
     reading = Reading(whole(queues, counts), lambda: lone.address(broker), settings)
     with told("the read waits for") as missed:
         restart = threading.Thread(target=lambda: (awaited(missed.is_set), lone.restart(broker)))

@@ -7,8 +7,8 @@ import pytest
 from rocketmq_spark.base.codes import Response
 from rocketmq_spark.errors import AccessDenied, BrokerError, DataLossError, GroupNotFound, RocketMQError
 from rocketmq_spark.model import MessageQueue, OffsetRange
-from rocketmq_spark.pull.answers import Cause
-from rocketmq_spark.pull.requests import PullSettings
+from rocketmq_spark.pull.outcomes import Cause
+from rocketmq_spark.pull.pacing import PullSettings
 from rocketmq_spark.remoting.bulk import EmptyAnswer
 from tests.pull.pull_model import Model, Queue, read
 

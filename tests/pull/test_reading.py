@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue, OffsetRange
-from rocketmq_spark.pull.answers import Cause, Hole, OnLoss, Piece, first_offset
-from rocketmq_spark.pull.reader import RangeReader
-from rocketmq_spark.pull.reading import Edge, RangesReading, read
+from rocketmq_spark.pull.fetched import FetchedAnswer, Hole, first_offset
+from rocketmq_spark.pull.outcomes import Cause, OnLoss
+from rocketmq_spark.pull.pacing import PullSettings
+from rocketmq_spark.pull.range_reader import RangeReader
+from rocketmq_spark.pull.reading import FilteredReadCheck, RangesReading, read
 from rocketmq_spark.pull.recreated import RecreatedTopics
-from rocketmq_spark.pull.requests import PullSettings
 from tests.pull.pull_model import Model, Queue, holes
 
 Q = MessageQueue("t", "b", 0)
@@ -18,7 +19,7 @@ TAGS = Filter("a")
 
 
 class Puller:
-    """Over a model; ``asked`` are the filters and known addresses of its readers."""
+    """Over a model; ``asked`` are the filters and planned addresses of its readers."""
 
     def __init__(self, model: Model, compacted: bool = False) -> None:
         self.model = model
@@ -30,10 +31,10 @@ class Puller:
         ranges: Sequence[OffsetRange],
         on_loss: OnLoss,
         filtered: Filter = NO_FILTER,
-        known: str | None = None,
+        planned_address: str | None = None,
         recreated: RecreatedTopics | None = None,
     ) -> RangeReader:
-        self.asked.append((filtered, known))
+        self.asked.append((filtered, planned_address))
         return self.model.reader(ranges, PullSettings(filtered=bool(filtered)), on_loss)
 
 
@@ -48,11 +49,11 @@ def reading(puller: Puller, end: int, filtered: Filter = NO_FILTER) -> tuple[Ran
 def offsets(found: RangesReading, model: Model) -> list[int]:
     got = []
     for fetched in found.fetch():
-        usable = found.usable(fetched.pieces, holes(model, fetched))
-        for piece in fetched.pieces[:usable]:
-            for at in range(piece.begin, piece.end, 40):
+        usable = found.usable_count(fetched.answers, holes(model, fetched))
+        for answer in fetched.answers[:usable]:
+            for at in range(answer.begin, answer.end, 40):
                 offset = first_offset(fetched.buffer, at)
-                if piece.next_offset <= piece.limit or offset < piece.limit:
+                if answer.next_offset <= answer.limit or offset < answer.limit:
                     got.append(offset)
     return got
 
@@ -92,12 +93,12 @@ def test_what_a_filter_hides_at_the_front_is_reported() -> None:
 
 def test_ends_are_asked_about_where_a_filter_hides_them() -> None:
     model = Model([Queue(0, 20, frozenset({9}))])
-    beyond = [Piece(0, 0, 9, 12, 0, 8)]
+    beyond = [FetchedAnswer(0, 0, 9, 12, 0, 8)]
     whole, _ = reading(Puller(model), 20)
-    assert whole.bounded(beyond) is beyond
+    assert whole.with_true_ends(beyond) is beyond
     filtered, _ = reading(Puller(model, compacted=True), 20, TAGS)
-    assert filtered.bounded(beyond) == [beyond[0]._replace(limit=10)]
-    assert filtered.usable(beyond, [Hole(0, 3, 4)]) == 1
+    assert filtered.with_true_ends(beyond) == [beyond[0]._replace(limit=10)]
+    assert filtered.usable_count(beyond, [Hole(0, 3, 4)]) == 1
     assert len(model.streams) == 1
 
 
@@ -105,7 +106,7 @@ def test_where_brokers_filter_nothing_holes_count() -> None:
     puller = Puller(Model([Queue(0, 20)]))
     found, lost = reading(puller, 20, NO_FILTER)
     assert offsets(found, puller.model) == [*range(20)]
-    assert (lost, found.on_holes) == ([], found.usable)
+    assert (lost, found.on_holes) == ([], found.usable_count)
     assert [asked for asked, _ in puller.asked] == [NO_FILTER]
     by_broker, _ = reading(Puller(Model([Queue(0, 20)])), 20, TAGS)
     assert by_broker.on_holes is None
@@ -114,11 +115,11 @@ def test_where_brokers_filter_nothing_holes_count() -> None:
 def test_a_loss_that_the_read_reports_in_the_middle_says_nothing_of_what_is_before() -> None:
     """What a filter hid there may be gone, too."""
     lost: list[tuple[int, int]] = []
-    edge = Edge(
+    check = FilteredReadCheck(
         [OffsetRange(Q, 0, 20)],
         lambda places: [None] * len(places),
         lambda part, _: lost.append((part.start, part.end)),
     )
-    edge.lost(OffsetRange(Q, 10, 12), Cause.TRUNCATED)
-    edge.end()
+    check.record_loss(OffsetRange(Q, 10, 12), Cause.TRUNCATED)
+    check.check_all()
     assert lost == [(10, 12), (0, 20)]

@@ -10,8 +10,8 @@ import pytest
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Request, Response
 from rocketmq_spark.errors import BrokerNotFound, ConnectionLost, RouteNotFound
-from rocketmq_spark.pull import requests as replica_module
-from rocketmq_spark.pull.requests import Replica
+from rocketmq_spark.pull import replica as replica_module
+from rocketmq_spark.pull.replica import Replica
 from rocketmq_spark.remoting.advertised import remedy
 from rocketmq_spark.remoting.pool import ConnectOptions
 from rocketmq_spark.remoting.transport import TlsSettings

@@ -6,32 +6,36 @@ from itertools import count
 
 import pytest
 
-from rocketmq_spark.pull.missing import Trial, Trials
+from rocketmq_spark.pull.suspicions import LossSuspicion, LossSuspicions
 
 HERE, THERE = (0, 100), (1, 100)
 
 
-def trials() -> Trials:
-    return Trials(15.0, lambda: iter(count(1)))
+def trials() -> LossSuspicions:
+    return LossSuspicions(15.0, lambda: iter(count(1)))
 
 
 def test_a_trial_counts_from_its_first_suspicion() -> None:
-    trial = Trial(iter([]))
-    assert [trial.suspected(now) for now in (100.0, 103.5)] == [0.0, 3.5]
+    trial = LossSuspicion(iter([]))
+    assert [trial.suspected_for_s(now) for now in (100.0, 103.5)] == [0.0, 3.5]
 
 
 @pytest.mark.parametrize(("now", "lost"), [(100.0, False), (114.9, False), (115.0, True)])
 def test_it_is_lost_when_it_has_looked_like_that_for_the_time_of_grace(now: float, lost: bool) -> None:
     known = trials()
-    known.suspect(HERE, 100.0)
-    assert known.suspect(HERE, now) is lost
-    assert known.suspect(THERE, now) is False
+    known.suspect_loss(HERE, 100.0)
+    assert known.suspect_loss(HERE, now) is lost
+    assert known.suspect_loss(THERE, now) is False
 
 
 def test_what_is_not_believed_begins_the_time_of_grace_anew() -> None:
     known = trials()
-    known.suspect(HERE, 100.0)
-    assert [known.suspect(HERE, 120.0, believe=False), known.suspect(HERE, 134.9), known.suspect(HERE, 135.0)] == [
+    known.suspect_loss(HERE, 100.0)
+    assert [
+        known.suspect_loss(HERE, 120.0, is_reliable=False),
+        known.suspect_loss(HERE, 134.9),
+        known.suspect_loss(HERE, 135.0),
+    ] == [
         False,
         False,
         True,
@@ -40,29 +44,33 @@ def test_what_is_not_believed_begins_the_time_of_grace_anew() -> None:
 
 def test_what_was_forgotten_looks_like_loss_still_and_begins_the_time_of_grace_anew() -> None:
     known = trials()
-    known.suspect(HERE, 100.0)
-    known.due(THERE, 100.0)
-    known.forget()
-    assert known.suspicious
-    assert [known.suspect(HERE, now) for now in (120.0, 134.9, 135.0)] == [False, False, True]
-    assert not known.suspect(THERE, 120.0)
+    known.suspect_loss(HERE, 100.0)
+    known.next_retry_at(THERE, 100.0)
+    known.address_changed()
+    assert known.any_suspected
+    assert [known.suspect_loss(HERE, now) for now in (120.0, 134.9, 135.0)] == [False, False, True]
+    assert not known.suspect_loss(THERE, 120.0)
 
 
 def test_pauses_are_of_each_place_and_begin_anew_when_something_came() -> None:
     known = trials()
-    assert [known.due(HERE, 100.0), known.due(HERE, 100.0), known.due(THERE, 100.0)] == [101.0, 102.0, 101.0]
-    known.end(HERE)
-    assert known.due(HERE, 100.0) == 101.0
+    assert [known.next_retry_at(HERE, 100.0), known.next_retry_at(HERE, 100.0), known.next_retry_at(THERE, 100.0)] == [
+        101.0,
+        102.0,
+        101.0,
+    ]
+    known.clear(HERE)
+    assert known.next_retry_at(HERE, 100.0) == 101.0
 
 
 def test_waiting_alone_is_not_suspicious() -> None:
     known = trials()
-    known.due(HERE, 100.0)
-    assert known.by_place
-    assert not known.suspicious
-    known.suspect(HERE, 100.0)
-    assert known.suspicious
-    known.end(HERE)
-    known.end(HERE)
-    assert not known.by_place
-    assert not known.suspicious
+    known.next_retry_at(HERE, 100.0)
+    assert known.by_position
+    assert not known.any_suspected
+    known.suspect_loss(HERE, 100.0)
+    assert known.any_suspected
+    known.clear(HERE)
+    known.clear(HERE)
+    assert not known.by_position
+    assert not known.any_suspected

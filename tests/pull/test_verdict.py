@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from rocketmq_spark.base.codes import Response
 from rocketmq_spark.errors import AccessDenied, BrokerError, GroupNotFound, ServerFault
-from rocketmq_spark.pull.answers import Cause, Continue, Lost, Reconnect, RepeatPull, Reset, Suspect, judge
+from rocketmq_spark.pull.outcomes import Cause, Continue, Lost, Reconnect, RepeatPull, Reset, Suspect, judge
 from rocketmq_spark.remoting.bulk import EmptyAnswer
 
 START = 100

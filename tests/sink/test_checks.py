@@ -137,7 +137,7 @@ def test_the_sinks_settings():
     assert found.send_latency_fault
     assert (found.max_async_bytes, found.max_async_messages, found.auto_create_topics) == (1 << 20, 1 << 10, False)
     assert (found.max_in_flight, found.max_in_flight_per_broker) == (None, None)
-    assert found.queues_stay_shut, "what a task sends after a batch that failed would overtake it in its queue"
+    assert found.failed_queues_stay_closed, "what a task sends after a batch that failed would overtake it in its queue"
     assert checks.producer_settings(sink_options("x:1", maxInFlight="7")).max_in_flight_per_broker == 7
     given = {"sendLatencyFault": "false", "latencyMax": "1s,2s", "notAvailableDuration": "0,9s"}
     found = checks.producer_settings(sink_options("x:1", **given))
@@ -363,7 +363,9 @@ def test_what_brokers_said_elsewhere_does_not_count(use):
     """Another address map may lead to other brokers of the same names, and other options may come from another user."""
     client = use(Asked())
     for extra in ({}, {"addressMap": '{"10.0.0.5:10911": "y:2"}'}, {}):
-        checks.timer_cache(client, sink_options("x:1", topic="t", **extra)).missing("t", {"b"}, Deadline.after(3))
+        checks.timer_cache(client, sink_options("x:1", topic="t", **extra)).brokers_without_timers(
+            "t", {"b"}, Deadline.after(3)
+        )
     assert [brokers for brokers, _ in client.versions_asked] == [["b"], ["b"]]
 
 
@@ -372,7 +374,7 @@ def test_11_23_a_broker_that_hangs_is_asked_again_after_a_while(use, monkeypatch
     del client.versions["b"]
     for _ in range(3):
         assert timers(client, {"a", "b"}) == [["a", "b"]]
-    monkeypatch.setattr(checks, "Timers", functools.partial(checks.Timers, silent_s=0.0))
+    monkeypatch.setattr(checks, "BrokerTimers", functools.partial(checks.BrokerTimers, silent_s=0.0))
     process.kept(checks._TIMERS_KEY).clear()
     timers(client, {"a", "b"})
     client.versions["b"] = OLD

@@ -17,9 +17,9 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import ClosedError, SendFailed
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue, SendRequest, SendResult, SendStatus
-from rocketmq_spark.producer.attempts import Attempts, RetryPolicy
-from rocketmq_spark.producer.confirming import EndKind, end_of
-from rocketmq_spark.producer.outgoing import Ended, Outgoing
+from rocketmq_spark.producer.ambiguity import SendOutcomeKind, classify
+from rocketmq_spark.producer.outgoing import OutgoingSend, SendCompletion
+from rocketmq_spark.producer.retry import RetryPolicy, RetryState
 from rocketmq_spark.spark.sink import checks, worker_socket
 from rocketmq_spark.spark.sink.exactly_once import ExactlyOnceTask, NotedQueuesSender, plan_job
 from rocketmq_spark.spark.sink.report import TaskCounts
@@ -81,8 +81,8 @@ def test_nothing_is_sent_when_spark_has_given_up_the_attempt() -> None:
     sender.send_async(QUEUE, request, Deadline.after(1), outcomes.append)
     assert keeping.sent == [QUEUE]
     (refused,) = outcomes
-    assert end_of(refused) is EndKind.REFUSED
-    assert Attempts(RetryPolicy(None, None), False).judge(QUEUE, refused, (), 60.0) is refused
+    assert classify(refused) is SendOutcomeKind.REJECTED
+    assert RetryState(RetryPolicy(None, None), False).next_action(QUEUE, refused, (), 60.0) is refused
 
 
 def test_queues_are_those_that_were_noted_of_the_newest_route() -> None:
@@ -124,7 +124,7 @@ def test_who_waits_for_an_outcome_hears_that_spark_does_not_want_it_any_more() -
 
 def test_the_error_of_a_task_counts_what_had_its_answer_when_another_batch_failed() -> None:
     writer = TaskWriter.__new__(TaskWriter)
-    outgoing = Outgoing("T", SendRequest("g", b"x"), 3.0)
+    outgoing = OutgoingSend("T", SendRequest("g", b"x"), 3.0)
     writer._exactly_once, writer._counts, writer._pending_outcomes, writer._outcomes = (
         None,
         TaskCounts(),
@@ -135,7 +135,7 @@ def test_the_error_of_a_task_counts_what_had_its_answer_when_another_batch_faile
     writer._engine = cast(Any, SimpleNamespace(close=lambda *_, **__: None))
     stored = SendResult(SendStatus.SEND_OK, "", QUEUE, 7)
     for rows, outcome in ((1, SendFailed("the first")), (5, stored), (2, SendFailed("another"))):
-        writer._outcomes.put((rows, Ended(outgoing, outcome, 1, ["a"])))
+        writer._outcomes.put((rows, SendCompletion(outgoing, outcome, 1, ["a"])))
     with pytest.raises(SendFailed, match=r"the first.*Acknowledged before that: 5 rows"):
         writer.write([])
 

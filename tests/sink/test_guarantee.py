@@ -176,7 +176,7 @@ def test_a_look_ends_with_its_task() -> None:
     looking = noted_ids(options, QueueEnds({queue: 0}, {"a": "127.0.0.1:1"}))
     looking.stop()
     with pytest.raises(ClosedError, match="the producer was closed"):
-        looking.among({queue: 0}, "127.0.0.1:1", {"id"}, Deadline.after(20))
+        looking.find_stored({queue: 0}, "127.0.0.1:1", {"id"}, Deadline.after(20))
 
 
 def test_a_stream_must_say_where_its_checkpoint_is() -> None:

@@ -131,13 +131,13 @@ def test_a_producer_that_looks_what_is_stored(rocketmq: LocalBroker, make_topic:
     others(rocketmq, topic)
     offset, master = ids.end(queue)
     assert offset == 5
-    assert ids.among({queue: offset}, master, {"x"}, Deadline.after(5)) == set()
+    assert ids.find_stored({queue: offset}, master, {"x"}, Deadline.after(5)) == set()
     made_again(rocketmq, topic, None)
     others(rocketmq, topic, 8)
     now_s[0] += later_s
     assert ids.end(queue).offset == (8 if later_s else 5)
     with pytest.raises(UnprovedError, match="the topic was made again"):
-        ids.among({queue: offset}, master, {"x"}, Deadline.after(1))
+        ids.find_stored({queue: offset}, master, {"x"}, Deadline.after(1))
 
 
 def test_what_retention_deleted_cannot_be_proved(rocketmq: LocalBroker, make_topic: Make, sink: Sink) -> None:

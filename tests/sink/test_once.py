@@ -31,9 +31,9 @@ from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import BrokerData, MessageQueue, QueueData, SendRequest, SendResult, TopicRoute
 from rocketmq_spark.options import Options
 from rocketmq_spark.ports import Sender
-from rocketmq_spark.producer.attempts import Attempts, RetryPolicy
-from rocketmq_spark.producer.confirming import EndKind, end_of
-from rocketmq_spark.producer.topics import owned
+from rocketmq_spark.producer.ambiguity import SendOutcomeKind, classify
+from rocketmq_spark.producer.retry import RetryPolicy, RetryState
+from rocketmq_spark.producer.routing import queues_of_environment
 from rocketmq_spark.spark.checkpoints import batch_notes
 from rocketmq_spark.spark.checkpoints.files import checkpoint_folder
 from rocketmq_spark.spark.sink import checks, exactly_once, exactly_once_checks
@@ -298,8 +298,8 @@ def test_nothing_goes_to_a_queue_that_was_not_noted() -> None:
         NotedQueuesSender(cast(Sender, sender), [noted]).send_async(queue, request, Deadline.after(1), outcomes.append)
     assert sender.asked == [noted]
     (refused,) = outcomes
-    assert end_of(refused) is EndKind.REFUSED
-    assert isinstance(Attempts(RetryPolicy(None, None), True).judge(other, refused, (), 60.0), UnprovedError)
+    assert classify(refused) is SendOutcomeKind.REJECTED
+    assert isinstance(RetryState(RetryPolicy(None, None), True).next_action(other, refused, (), 60.0), UnprovedError)
 
 
 class Asked:
@@ -332,10 +332,10 @@ def test_tasks_of_a_process_share_what_an_environment_owns() -> None:
     how = checks.producer_settings(sink_options("x:1", topic="t", environment="2")).environment
     assert how is not None
     sender, queues = cast(Sender, object()), [MessageQueue("t", "a", i) for i in range(2)]
-    first = owned(NotedQueuesSender(sender, queues), how)  # type: ignore[arg-type]
-    assert owned(NotedQueuesSender(sender, queues[::-1]), how) is first  # type: ignore[arg-type]
-    assert owned(NotedQueuesSender(sender, queues[:1]), how) is not first  # type: ignore[arg-type]
-    assert owned(NotedQueuesSender(cast(Sender, object()), queues), how) is not first  # type: ignore[arg-type]
+    first = queues_of_environment(NotedQueuesSender(sender, queues), how)  # type: ignore[arg-type]
+    assert queues_of_environment(NotedQueuesSender(sender, queues[::-1]), how) is first  # type: ignore[arg-type]
+    assert queues_of_environment(NotedQueuesSender(sender, queues[:1]), how) is not first  # type: ignore[arg-type]
+    assert queues_of_environment(NotedQueuesSender(cast(Sender, object()), queues), how) is not first  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -490,7 +490,7 @@ class Forgetting(RecordingSender):
 def test_11_19_a_batch_that_nobody_answers_for_is_a_bug_that_is_reported(
     unwilling: Unwilling, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(task, "LAST_RESORT_S", 0.1)
+    monkeypatch.setattr(task, "LOST_SEND_S", 0.1)
     writes = Writes(unwilling.address, monkeypatch)
     writes.kind = Forgetting
     with pytest.raises(

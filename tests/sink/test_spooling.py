@@ -13,8 +13,8 @@ from rocketmq_spark.base.codes import Request, Response
 from rocketmq_spark.errors import MessageIllegal, RocketMQError, SpoolError
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue, SendRequest, SpooledSend
-from rocketmq_spark.producer.in_flight import START
-from rocketmq_spark.producer.topics import owned
+from rocketmq_spark.producer.routing import queues_of_environment
+from rocketmq_spark.producer.send_queue import INITIAL_PER_BROKER
 from rocketmq_spark.session.spools import open_store, resending, spools, worker_spool
 from rocketmq_spark.spark.sink import checks
 from rocketmq_spark.spark.sink.report import Written
@@ -158,7 +158,7 @@ def test_what_may_not_pass_fails_the_task_and_nothing_of_it_is_kept(
 ) -> None:
     """Nor of the batches that have no answer when one is refused: Spark repeats all of them."""
     no = refuse(Response.MESSAGE_ILLEGAL, "no")
-    moody.mood = lambda call: no if len(moody.seen(Request.SEND_BATCH_MESSAGE)) == START else None
+    moody.mood = lambda call: no if len(moody.seen(Request.SEND_BATCH_MESSAGE)) == INITIAL_PER_BROKER else None
     with pytest.raises(MessageIllegal):
         Writes(moody.address, monkeypatch)(
             frame(body=numbered(300)), topic="t", batchMaxBytes=1_000, sendTimeout="2s",
@@ -247,7 +247,7 @@ def test_what_a_spool_holds_keeps_the_queues_of_its_environment_whatever_the_dri
     settings, sender = checks.producer_settings(of_u), session.sender(of_u)
     assert settings.environment is not None
     a, b = ({topic: (MessageQueue(topic, name, 0),) for topic in "tu"} for name in "ab")
-    known = owned(sender, settings.environment)
+    known = queues_of_environment(sender, settings.environment)
     known["u"] = a["u"]
     left = resending(open_store(tmp_path / "worker-1", of_u), sender, settings)
     left.keep([SpooledSend("u", SendRequest("g", b"x"), None, ("id",))])

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketmq_spark.model import MessageQueue, OffsetRange, QueueBounds
-from rocketmq_spark.pull.answers import Cause
+from rocketmq_spark.pull.outcomes import Cause
 from rocketmq_spark.spark.source.offsets import Offsets
 from rocketmq_spark.spark.source.planning import QueuesView
 from rocketmq_spark.spark.source.progress import ProgressReporter

@@ -8,7 +8,7 @@ import pytest
 
 from rocketmq_spark.errors import DataLossError
 from rocketmq_spark.model import MessageQueue, OffsetRange
-from rocketmq_spark.pull.answers import Cause
+from rocketmq_spark.pull.outcomes import Cause
 from rocketmq_spark.spark.source import data_loss
 
 

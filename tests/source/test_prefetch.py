@@ -17,7 +17,7 @@ from rocketmq_spark import Message
 from rocketmq_spark import options as options_table
 from rocketmq_spark.errors import CallTimeout
 from rocketmq_spark.model import MessageQueue, OffsetRange
-from rocketmq_spark.pull.answers import Cause
+from rocketmq_spark.pull.outcomes import Cause
 from rocketmq_spark.spark import compat
 from rocketmq_spark.spark.conf import READ_BY_TASKS
 from rocketmq_spark.spark.source import prefetch

@@ -16,7 +16,8 @@ from rocketmq_spark.base.codes import Request, Response
 from rocketmq_spark.columnar.decode.schema import BASIC
 from rocketmq_spark.errors import DataLossError
 from rocketmq_spark.model import MessageQueue, OffsetRange
-from rocketmq_spark.pull.answers import Cause, Piece
+from rocketmq_spark.pull.fetched import FetchedAnswer
+from rocketmq_spark.pull.outcomes import Cause
 from rocketmq_spark.pull.recreated import RecreatedTopics, store_times_ms
 from rocketmq_spark.spark.source import partition_reader
 from rocketmq_spark.spark.source.partition_reader import RangePartition
@@ -200,7 +201,7 @@ def test_store_times_are_found_whatever_host_sent(messages):
 
 def test_a_piece_that_is_no_message_is_left_to_the_decoder():
     topics = RecreatedTopics([ALL], [PLANNED_MS], lambda queue: True)
-    assert topics.find(np.zeros(10, np.uint8), [Piece(0, 0, 5, 5, 0, 10)]) == []
+    assert topics.find(np.zeros(10, np.uint8), [FetchedAnswer(0, 0, 5, 5, 0, 10)]) == []
 
 
 def test_each_queue_is_asked_about_once():
@@ -209,10 +210,10 @@ def test_each_queue_is_asked_about_once():
     buffer = np.frombuffer(message * 4, np.uint8)
     ranges = [ALL, OffsetRange(B, 0, END)]
     topics = RecreatedTopics(ranges, [PLANNED_MS] * 2, lambda queue: asked.append(queue) or queue == B)
-    pieces = [Piece(n, at, at + 1, at + 1, i * len(message), (i + 1) * len(message)) for i, (n, at) in enumerate(
+    answers = [FetchedAnswer(n, at, at + 1, at + 1, i * len(message), (i + 1) * len(message)) for i, (n, at) in enumerate(
         [(0, 0), (0, 1), (1, 7), (1, 8)])]  # fmt: skip
     for _ in range(2):
-        assert topics.find(buffer, pieces) == pieces[2:]
+        assert topics.find(buffer, answers) == answers[2:]
     assert asked == [A, B]
 
 

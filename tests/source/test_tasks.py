@@ -14,7 +14,7 @@ from rocketmq_spark.base.codes import Request
 from rocketmq_spark.columnar.decode.schema import BASIC
 from rocketmq_spark.errors import ConnectionLost, DataLossError
 from rocketmq_spark.model import MessageQueue, OffsetRange
-from rocketmq_spark.pull.reading import Heads
+from rocketmq_spark.pull.reading import SingleMessageReader
 from rocketmq_spark.spark.source import partition_reader, stream
 from rocketmq_spark.spark.source.partition_reader import RangePartition
 from tests.harness import store
@@ -177,7 +177,7 @@ def test_a_filtered_read_asks_whether_its_first_message_is_still_there(rocketmq,
     wanted = feed(rocketmq, topic, 3, tags="b")
     whole = OffsetRange(MessageQueue(topic, "broker-a", 0), 0, 6)
     assert sorted(bodies(read(options(rocketmq, topic, tags="b"), whole))) == sorted(wanted)
-    monkeypatch.setattr(Heads, "__call__", lambda self, places: [None] * len(places))
+    monkeypatch.setattr(SingleMessageReader, "__call__", lambda self, places: [None] * len(places))
     with pytest.raises(DataLossError, match=f"{topic}/broker-a/0 offsets 0 to 3 \\(truncated by retention\\)"):
         read(options(rocketmq, topic, tags="b"), whole)
     assert sorted(bodies(read(options(rocketmq, topic), whole)))

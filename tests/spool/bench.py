@@ -25,6 +25,7 @@ class Bench:
     def __init__(self, path: Path, schedule: Schedule | None = None, max_out: int = MAX_OUT) -> None:
         self.time = Time()
         self.start = self.time.now
+        self.step_ms = 0  # by which the machine's clock was set
         self.store = Store(path, sync="never")
         self.tried: list[tuple[float, bytes]] = []
         self.together: list[int] = []  # how many went at a time
@@ -36,7 +37,7 @@ class Bench:
         self.redelivery.runs.joins = lambda head: lambda other: self.joins(head, other)
 
     def now_ms(self) -> int:
-        return BASE_MS + round(1000 * (self.time.now - self.start))
+        return BASE_MS + round(1000 * (self.time.now - self.start)) + self.step_ms
 
     def add(self, *records: Record, after_s: float = 3) -> None:
         self.store.add([(each, self.now_ms() + round(1000 * after_s)) for each in records])

@@ -196,7 +196,7 @@ def with_longer_target() -> bytes:
         (numbered(RECORD, 1), with_longer_target(), copying.UNREADABLE_RECORD),
         (numbered(RECORD, 1), record(b"x", at_ms=2**62).encode(), copying.UNREADABLE_RECORD),
         (numbered(RECORD, 1), Record("send", b"no send", 1).encode(), copying.UNREADABLE_RECORD),
-        (numbered(RECORD, 1), Record("k", b"", 1, marks=((b"", b""),) * 3).encode(), copying.TOO_MANY_MARKS),
+        (numbered(RECORD, 1), Record("k", b"", 1, marks=((b"", b""),) * 5).encode(), copying.TOO_MANY_MARKS),
         (numbered(RECORD, 1), None, copying.TOO_LONG),
         (numbered(DEAD, 1), STATE + b"\xff", copying.UNREADABLE_STATE),
         (numbered(DEAD, 1), STATE[:9], copying.UNREADABLE_STATE),
@@ -569,6 +569,22 @@ def test_of_two_commands_with_one_name_the_second_one_fails(tmp_path: Path) -> N
         (tmp_path / "copy" / "of another").touch()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["copy", "source"]
     assert [path.name for path in (tmp_path / "copy").iterdir()] == ["of another"]
+
+
+def test_what_is_held_several_times_is_counted_so(tmp_path: Path) -> None:
+    """A record of 200 KB in few bytes on disk took a GiB of memory for each 200 MiB of the limit."""
+    source = Store(tmp_path / "source", "never")
+    texts = {"lane": b"l" * 60_000, "target": "t" * 60_000, "marks": ((b"a", b"m" * 60_000),)}
+    source.add([(Record("kind", b"", 1, **texts), 1)])  # type: ignore[arg-type]
+    source.close()
+    checked, counted = CheckedEntries(), []
+    for key, value in content(tmp_path / "source").items():
+        if checked.copied(key, value) is not None:
+            counted.append(checked.derived_bytes)
+    assert sum(counted) == 4 * 180_001 + 250
+    done = command(tmp_path / "source", tmp_path / "copy", "--max-bytes", "800k")
+    assert "it has more than 819200 bytes" in " ".join(done.stderr.split())
+    assert command(tmp_path / "source", tmp_path / "copy", "--max-bytes", "1m").exit_code == 0
 
 
 def test_the_limits_hold_for_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

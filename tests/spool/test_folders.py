@@ -18,8 +18,8 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import SpoolError
 from rocketmq_spark.model import MessageQueue, SendRequest, SpooledSend
 from rocketmq_spark.options import Options
+from rocketmq_spark.producer.routing import queues_of_environment
 from rocketmq_spark.producer.settings import ProducerSettings
-from rocketmq_spark.producer.topics import owned
 from rocketmq_spark.session.spools import adopt, claim, drainer, open_store, owner_of, resending, spools, worker_spool
 from rocketmq_spark.spool import recovery
 from rocketmq_spark.spool import store as store_module
@@ -321,7 +321,7 @@ def test_the_queues_of_an_environment_by_its_number_are_kept_with_its_records(tm
     parsed = options.parse({"nameServer": "127.0.0.1:1", "environment": "1"}).for_role("producer")
     settings, sender = ProducerSettings.of(parsed), session.sender(parsed)
     assert settings.environment is not None
-    known = owned(sender, settings.environment)
+    known = queues_of_environment(sender, settings.environment)
     known["t"] = (MessageQueue("t", "a", 0),)
     spool = resending(open_store(tmp_path / "worker-1", parsed), sender, settings)
     spool.keep([SpooledSend(topic, SendRequest("g", b"x"), None, ("id",)) for topic in ("t", "unknown")])
@@ -358,7 +358,7 @@ def test_a_producer_that_is_traced_has_the_queues_of_its_environment_that_its_sp
     parsed = options.parse({"nameServer": "127.0.0.1:1", **given}).for_role("producer")
     settings, sender = ProducerSettings.of(parsed), session.sender(parsed)
     assert settings.environment is not None
-    known = owned(sender, settings.environment)
+    known = queues_of_environment(sender, settings.environment)
     known["t"] = (MessageQueue("t", "a", 0),)
     spool = resending(open_store(tmp_path, parsed), sender, settings)
     spool.keep([SpooledSend("t", SendRequest("g", b"x"), None, ("id",))])
@@ -367,7 +367,7 @@ def test_a_producer_that_is_traced_has_the_queues_of_its_environment_that_its_sp
     for _ in range(2):
         with contextlib.closing(Producer("127.0.0.1:1", "g", **given)) as producer:  # type: ignore[arg-type]
             assert producer._sender is not sender
-            assert owned(producer._sender, settings.environment) is known
+            assert queues_of_environment(producer._sender, settings.environment) is known
     assert known == {"t": (MessageQueue("t", "a", 0),)}
     session.close_all()
 
@@ -377,7 +377,7 @@ def test_what_a_folder_does_not_say_of_an_environments_queues_takes_nothing_from
     parsed = options.parse({"nameServer": "127.0.0.1:1", "environment": "1"}).for_role("producer")
     settings, sender = ProducerSettings.of(parsed), session.sender(parsed)
     assert settings.environment is not None
-    known = owned(sender, settings.environment)
+    known = queues_of_environment(sender, settings.environment)
     known |= {topic: (MessageQueue(topic, "a", 0),) for topic in ("t", "u")}
 
     def kept(name: str, topic: str) -> SendSpool:
@@ -403,7 +403,7 @@ def test_damage_that_costs_records_leaves_to_the_others_the_queues_that_their_en
     parsed = options.parse({"nameServer": "127.0.0.1:1", "environment": "1"}).for_role("producer")
     settings, sender = ProducerSettings.of(parsed), session.sender(parsed)
     assert settings.environment is not None
-    known = owned(sender, settings.environment)
+    known = queues_of_environment(sender, settings.environment)
     known["t"] = (MessageQueue("t", "a", 0),)
     spool = resending(open_store(tmp_path, parsed), sender, settings)
     spool.keep([SpooledSend("t", SendRequest("g", b"x"), None, (name,)) for name in "ab"])
@@ -467,7 +467,7 @@ def test_what_is_assigned_goes_to_the_queues_that_its_environment_had_unless_oth
     )
     settings, sender = ProducerSettings.of(old), session.sender(old)
     assert settings.environment is not None
-    owned(sender, settings.environment)["t"] = (MessageQueue("t", "a", 0),)
+    queues_of_environment(sender, settings.environment)["t"] = (MessageQueue("t", "a", 0),)
     spool = resending(open_store(tmp_path, old), sender, settings)
     spool.keep([SpooledSend("t", SendRequest("g", b"x"), None, ("id",))])
     spool.finish()
@@ -476,7 +476,7 @@ def test_what_is_assigned_goes_to_the_queues_that_its_environment_had_unless_oth
     with contextlib.closing(open_store(tmp_path, new)):
         environment = ProducerSettings.of(new).environment
         assert environment is not None
-        found = owned(session.sender(new), environment)
+        found = queues_of_environment(session.sender(new), environment)
         assert found == ({} if wanted is None else {"t": (MessageQueue("t", wanted, 0),)})
     session.close_all()
 
@@ -494,7 +494,7 @@ def test_what_an_environment_kept_by_its_number_goes_there_also_when_queues_are_
         sender.routes["t"] = (a, b)
         if not more:
             assert settings.environment is not None
-            owned(sender, settings.environment)["t"] = (a,)
+            queues_of_environment(sender, settings.environment)["t"] = (a,)
         return resending(open_store(tmp_path, parsed), sender, settings)
 
     spool = opened()
@@ -519,7 +519,7 @@ def test_a_worker_of_an_environment_with_given_queues_leaves_alone_what_is_for_t
     by_number = options.parse(given).for_role("producer")
     settings, sender = ProducerSettings.of(by_number), session.sender(by_number)
     assert settings.environment is not None
-    owned(sender, settings.environment)["t"] = (MessageQueue("t", "a", 0),)
+    queues_of_environment(sender, settings.environment)["t"] = (MessageQueue("t", "a", 0),)
     make(tmp_path / "worker-1").close()
     spool = resending(open_store(tmp_path / "worker-2", by_number), sender, settings)
     spool.keep([SpooledSend("t", SendRequest("g", b"x"), None, ("id",))])

@@ -10,7 +10,7 @@ import pytest
 from rocketmq_spark.model import Resent
 from rocketmq_spark.spool.changes import AtomicChange
 from rocketmq_spark.spool.database import Database
-from rocketmq_spark.spool.lanes import Runs, Turns, Window, followers, lane_with, lanes, leave
+from rocketmq_spark.spool.lanes import Runs, followers, lane_with, lanes, leave
 from rocketmq_spark.spool.records import LAST, RECORD, Due, PendingPlace, Record, Totals, numbered, ordered
 from tests.spool.bench import Bench, record
 
@@ -129,14 +129,3 @@ def test_a_lane_that_was_empty_starts_with_a_whole_run(tmp_path: Path) -> None:
     bench.add(*(record(b"x", lane=b"l") for _ in range(9)), after_s=0)
     bench.time.advance(100)
     assert bench.together[10:] == [9]
-
-
-def test_a_target_gets_what_its_window_allows_and_leaves_a_share_to_others() -> None:
-    turns = Turns({"a": Window(2), "paused": Window(1, 3, 50), "sooner": Window(1, 3, 40), "": Window(1)}, 3, ["a"], 30)
-    for target, accepted in (("a", 1), ("b", 3), ("", 1), ("paused", 0), ("sooner", 0)):
-        for number in range(5):
-            assert turns.accepts(target) == (number < accepted), target
-            turns.took(target) if number < accepted else None
-    assert turns.refused == {"a", "b", "", "paused", "sooner"}
-    assert turns.next_ms == 40
-    assert all(Turns({}, 3, [""] * 99, 30).accepts("") for _ in range(9)), "no target in particular"

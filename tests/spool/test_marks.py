@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from rocketmq_spark.errors import SpoolError
 from rocketmq_spark.spool import recovery
 from rocketmq_spark.spool.database import Database
 from rocketmq_spark.spool.records import (
+    IDENTITY,
     MARK,
     RECORD,
     Dead,
@@ -21,6 +24,7 @@ from rocketmq_spark.spool.records import (
     Due,
     Record,
     RetryLater,
+    Verdict,
     behind,
     behind_space,
     marked,
@@ -86,15 +90,108 @@ def test_places_come_in_pages(store: Store) -> None:
     assert [place[-1] for place in store.places(b"q", (2).to_bytes(8, "big"), 2)] == [2, 3]
 
 
-def test_3_h_what_is_forgotten_is_gone_unless_somebody_has_it(store: Store) -> None:
+def test_what_is_forgotten_is_gone(store: Store) -> None:
+    """Also what is out; the number is of those that are not."""
     store.add([(marked_record(name, i), 10) for i, name in enumerate((b"a", b"b", b"c"))])
     (taken,) = store.take(10, 1)
     store.settle([(taken, RetryLater(50, "why"))], 10)
     (other,) = store.take(10, 1)
     assert store.forget([(b"id", b"a"), (b"id", b"b"), (b"id", b"nobody"), (b"id", b"a")]) == 1
-    assert (len(store), first(store)) == (2, 1)
+    assert (len(store), first(store)) == (1, 2)
     store.settle([(other, Done())], 10)
+    assert (len(store), first(store)) == (1, 2)
     assert [work.record.marks[0][1] for work in store.take(99, 9)] == [b"c"]
+
+
+@pytest.mark.parametrize("verdict", [Done(), RetryLater(20, "why"), Dead("why"), Dead("why", is_sent=True)], ids=str)
+def test_the_result_of_a_record_that_was_forgotten_is_ignored(store: Store, verdict: Verdict) -> None:
+    store.add([(marked_record(b"a", 1), 10), (marked_record(b"b", 2), 10)])
+    (work,) = store.take(10, 1)
+    assert store.is_kept(work)
+    assert store.forget([(b"id", b"a")]) == 0
+    assert not store.is_kept(work)
+    before = store.totals.copy()
+    store.settle([(work, verdict)], 10)
+    assert store.totals == before
+    store.close()
+    again = Store(store.path, sync="never")
+    assert ([work.record.marks[0][1] for work in again.take(99, 9)], again.damages, again.totals.dead) == ([b"b"], 0, 0)
+    again.close()
+
+
+def in_queue(name: bytes, queue: bytes, place: int = 0) -> Record:
+    return Record("k", b"x", BASE_MS, marks=((IDENTITY, (10).to_bytes(8) + name), (queue, place.to_bytes(8, "big"))))
+
+
+def places(store: Store) -> dict[bytes, list[int]]:
+    return {
+        queue: [int.from_bytes(place) for place in store.places(queue, b"", 9)] for queue in (b"q", b"r", b"s", b"t")
+    }
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_a_repeated_record_adds_one_mark_for_each_space(store: Store, together: bool) -> None:
+    """Up to the limit; what is waited for in a space is the first place there."""
+    copies = [in_queue(b"a", queue, place) for queue, place in ((b"q", 5), (b"q", 6), (b"r", 7), (b"s", 8), (b"t", 9))]
+    for part in [copies] if together else [[each] for each in copies]:
+        store.add([(each, 10) for each in part])
+    assert places(store) == {b"q": [5], b"r": [7], b"s": [8], b"t": []}
+    assert len(store) == 1
+    size = store.totals.size
+    store.close()
+    with contextlib.closing(Database(store.path)) as db:
+        recovery.repair(db)
+    store = Store(store.path, sync="never")
+    assert places(store) == {b"q": [5], b"r": [7], b"s": [8], b"t": []}
+    (work,) = store.take(10, 9)
+    assert (len(work.record.encode()), work.size) == (size, size)
+    store.settle([(work, RetryLater(20, "why"))], 10)
+    store.settle([(work, Done()) for work in store.take(20, 9)], 20)
+    assert places(store) == {b"q": [], b"r": [], b"s": [], b"t": []}
+    assert (len(store), store.totals.size) == (0, 0)
+    store.close()
+
+
+@pytest.mark.parametrize("verdict", [Done(), Dead("why"), Dead("why", is_sent=True)], ids=str)
+def test_a_mark_added_while_a_record_is_out_ends_with_it(store: Store, verdict: Verdict) -> None:
+    store.add([(in_queue(b"a", b"q", 5), 10), (in_queue(b"b", b"q", 6), 10)])
+    (work, other) = store.take(10, 9)
+    store.add([(in_queue(b"a", b"r", 7), 10)])
+    assert places(store)[b"r"] == [7]
+    store.settle([(work, verdict)], 10)
+    assert (places(store)[b"q"], places(store)[b"r"], len(store)) == ([6], [], 1)
+    store.settle([(other, Done())], 10)
+    assert store.totals.size == 0
+
+
+def test_a_revived_record_is_not_due_before_its_time(store: Store) -> None:
+    """It was given up while the clock was ahead, and its target answers before that time."""
+    store.add([(dataclasses.replace(in_queue(b"a", b"q", 5), target="t"), 10)])
+    store.settle([(work, Dead("why")) for work in store.take(10, 9)], 10)
+    assert store.revive(3) == 1
+    store.hasten("t", None, 9, 5)
+    assert (store.take(9, 9), len(store.take(10, 9))) == ([], 1)
+
+
+def test_the_copy_of_a_damaged_record_is_stored(store: Store) -> None:
+    store.add([(in_queue(b"a", b"q", 5), 10)])
+    store.close()
+    with contextlib.closing(Database(store.path)) as db:
+        db.write([(numbered(RECORD, 1), b"damaged")])
+    store = Store(store.path, sync="never")
+    store.add([(in_queue(b"a", b"r", 7), 10)])
+    assert [work.due.sequence for work in store.take(10, 9)] == [2]
+    assert (store.totals.dead, places(store)[b"q"], places(store)[b"r"]) == (1, [], [7])
+    store.close()
+
+
+def test_a_record_of_two_spaces_stays_when_one_is_handed_over(store: Store) -> None:
+    store.add([(in_queue(b"a", b"q", 5), 10), (in_queue(b"a", b"r", 6), 10), (in_queue(b"b", b"q", 7), 10)])
+    marks = [(b"q", place) for place in store.places(b"q", b"", 9)]
+    assert store.hand_over(marks) == 1
+    assert (places(store)[b"q"], places(store)[b"r"], len(store)) == ([], [6], 1)
+    assert store.hand_over([(b"r", place) for place in store.places(b"r")]) == 1
+    assert (len(store), store.take(10, 9)) == (0, [])
 
 
 def test_what_falls_due_early_is_still_found(store: Store) -> None:

@@ -12,7 +12,7 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import CallTimeout, ConnectionLost
 from rocketmq_spark.model import Message, MessageQueue, SendRequest, SendResult, SendStatus
 from rocketmq_spark.producer.producer import BaseProducer
-from rocketmq_spark.producer.resending import EngineResender
+from rocketmq_spark.producer.resender import EngineResender
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.spool.lanes import SteadyClock
 from rocketmq_spark.spool.spool import SendSpool

@@ -14,12 +14,12 @@ import pytest
 from rocketmq_spark.errors import SpoolError
 from rocketmq_spark.spool import pending as pending_module
 from rocketmq_spark.spool.database import Database
-from rocketmq_spark.spool.lanes import Turns, Window
 from rocketmq_spark.spool.pending import is_indexed
 from rocketmq_spark.spool.records import (
     IDENTITY,
     MARK,
     PENDING,
+    RECORD,
     TOTALS,
     UNINDEXED,
     VERSION,
@@ -31,9 +31,11 @@ from rocketmq_spark.spool.records import (
     RetryLater,
     Totals,
     behind,
+    numbered,
 )
 from rocketmq_spark.spool.spool import SpoolReading
 from rocketmq_spark.spool.store import Store
+from rocketmq_spark.spool.turns import Turns, Window
 from tests.spool.bench import record
 
 LATER = 10**13
@@ -166,8 +168,8 @@ def test_a_sweep_reads_as_many_targets_as_it_takes(store: Store, monkeypatch: py
     store.add([(record(b"%d" % i, target=f"topic {i}"), i) for i in range(500)])
     scans, scan = [], Database.scan
     monkeypatch.setattr(Database, "scan", lambda db, *given: scans.append(given) or scan(db, *given))
-    away = {f"topic {i}": Window(0) for i in range(100)}
-    turns = Turns(away, 9, (), LATER)
+    away = {f"topic {i}": Window(1, 1, LATER + 1) for i in range(100)}
+    turns = Turns(away, {f"topic {i}" for i in range(500)} - away.keys(), 99, LATER)
     assert payloads(store, limit=7, turns=turns) == [b"%d" % i for i in range(100, 107)]
     assert (store.next_due_ms(turns.refused), store.next_due_ms()) == (107, 0)
     assert len(scans) == 7
@@ -179,6 +181,18 @@ def test_a_record_that_is_pending_again_during_a_sweep_is_not_passed(store: Stor
     store._db.write([(b"r" + (1).to_bytes(8), b"damaged")])
     assert [work.record.payload for work in store.take(9, 99)] == [b"2", b"3"]
     assert store.next_due_ms() is None
+
+
+def test_a_lane_behind_a_damaged_record_continues_in_the_sweep(store: Store) -> None:
+    """The next record of the lane becomes pending during the sweep, and is due after records that the sweep has read ahead."""
+    store.add([(record(b"1", target="t", lane=b"l"), 1), (record(b"2", target="t", lane=b"l"), 1)])
+    store.add([(record(b"3", target="t"), 3), (record(b"4", target="t"), 4)])
+    store.close()
+    with contextlib.closing(Database(store.path)) as db:
+        db.write([(numbered(RECORD, 1), b"damaged")])
+    with contextlib.closing(Store(store.path, "never")) as again:
+        assert payloads(again) == [b"3", b"4", b"2"]
+        assert again.next_due_ms() is None
 
 
 def test_an_error_between_two_records_of_a_sweep_passes_none(store: Store) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from rocketmq_spark.errors import SpoolError
+from rocketmq_spark.spool.database import Database
 from rocketmq_spark.spool.lanes import lane_with
 from rocketmq_spark.spool.records import (
     IDENTITY,
@@ -23,6 +25,7 @@ from rocketmq_spark.spool.records import (
     Due,
     PendingPlace,
     Record,
+    RecordState,
     RetryLater,
     SpoolOwner,
     Totals,
@@ -212,6 +215,21 @@ def test_what_cannot_be_read_waits_in_its_lane_as_well(tmp_path: Path) -> None:
         assert work.record.payload == payload
         again.settle([(work, Done())], 10**13)
     assert (len(again), again.totals.dead) == (0, 1)
+    again.close()
+
+
+def test_a_moved_record_keeps_its_attempts_in_a_repair(tmp_path: Path) -> None:
+    """Damage took the first one of its lane."""
+    store = Store(tmp_path)
+    records = [(record(b"%d" % i, lane=b"l"), i) for i in range(1, 3)]
+    store.add(records, states=[RecordState(tries, 0, "down") for tries in (3, 5)])
+    store.close()
+    with contextlib.closing(Database(tmp_path)) as db:
+        db.write([], [numbered(RECORD, 1)])
+        repair(db)
+    again = Store(tmp_path)
+    (work,) = again.take(10**13, 10)
+    assert (work.record.payload, work.state.tries) == (b"2", 5)
     again.close()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -91,14 +92,14 @@ def bench(tmp_path: Path) -> Bench:
 
 
 def hanging(bench: Bench, until_s: float) -> None:
-    """What is for target ``h`` has no answer for 3 s and fails, until a moment; all else succeeds at once."""
+    """What is for targets named ``h…`` has no answer for 3 s and fails, until a moment; all else succeeds at once."""
     timer = ManualTimer(bench.time)
 
     def handle(records: Sequence[Record], done: Callable[[Resent], None]) -> None:
         (one,) = records
         seconds = bench.time.now - bench.start
         bench.tried.append((round(seconds, 3), one.payload))
-        if one.target == "h" and seconds < until_s:
+        if one.target.startswith("h") and seconds < until_s:
             timer.later(3.0, lambda: done(DOWN))
             return
         done(Resent())
@@ -126,12 +127,79 @@ def test_what_is_for_a_target_that_hangs_holds_up_no_other(bench: Bench) -> None
 def test_the_first_tries_of_a_target_that_hangs_leave_room_for_others(tmp_path: Path, max_out: int) -> None:
     bench = Bench(tmp_path / "s", max_out=max_out)
     hanging(bench, until_s=1000)
+    bench.redelivery.answered(["h"])
     bench.add(*(record(b"h", target="h") for _ in range(2 * max_out)), after_s=0)
     bench.time.advance(1)
     assert len(bench.tried) == 7 * max_out // 8
     bench.add(*(record(b"a", target="a") for _ in range(9)), after_s=0)
     bench.time.advance(1)
-    assert [at for at, payload in bench.tried if payload == b"a"] == [1] * 9
+    others = [at for at, payload in bench.tried if payload == b"a"]
+    assert (len(others), max(others) <= 1.01) == (9, True)
+
+
+@pytest.mark.parametrize("max_out", [MAX_OUT, 8 * MAX_OUT])
+@pytest.mark.parametrize("count", [2, 100, 900])
+def test_many_targets_that_hang_hold_up_none_that_answers(tmp_path: Path, max_out: int, count: int) -> None:
+    """Also while they are new, as after a start, and also a target without an attempt so far, once all others had one."""
+    bench = Bench(tmp_path / "s", max_out=max_out)
+    hanging(bench, until_s=10_000)
+    bench.add(record(b"", target="a"), after_s=0)
+    bench.time.advance(1)
+    bench.add(*(record(b"h", target=f"h{i % count}") for i in range(2 * max(count, max_out))), after_s=0)
+    for _ in range(5):
+        bench.add(record(b"a", target="a"), after_s=0)
+        bench.time.advance(1)
+    late = [at - second for second, (at, _) in enumerate((t for t in bench.tried if t[1] == b"a"), 1)]
+    assert (len(late), max(late) < 0.1) == (5, True)
+    bench.time.advance(3 * count // (max_out // 4))
+    now, asked = bench.time.now - bench.start, len(bench.tried)
+    bench.add(record(b"b", target="b"), after_s=0)
+    bench.time.advance(1)
+    assert (round(now, 3), b"b") in bench.tried[asked:]
+
+
+def test_targets_that_hang_are_tried_in_turn(bench: Bench) -> None:
+    """There are more of them than slots for attempts, and the records of some were due before those of all others."""
+    hanging(bench, until_s=10_000)
+    for number in range(100):
+        bench.add(*(record(b"%d" % number, target=f"h{number}") for _ in range(50)), after_s=0)
+    bench.time.advance(20)
+    before = Counter(bench.payloads)
+    bench.time.advance(40)
+    tries = Counter(bench.payloads) - before
+    assert (len(tries), max(tries.values()) - min(tries.values()) <= 1) == (100, True)
+
+
+def test_a_new_target_has_one_attempt_until_it_answers(bench: Bench) -> None:
+    bench.waiting = []
+    bench.add(*(record(b"n", target="n") for _ in range(9)), after_s=0)
+    bench.time.advance(0)
+    assert len(bench.waiting) == 1
+    bench.waiting.pop()(Resent())
+    bench.time.advance(0)
+    assert len(bench.waiting) == 8
+
+
+def test_a_send_that_fails_elsewhere_makes_its_target_a_new_one(bench: Bench) -> None:
+    bench.waiting = []
+    bench.redelivery.answered(["a", "b"])
+    bench.redelivery.failed("a")
+    bench.add(*(record(payload, target=payload.decode()) for payload in (b"a", b"b") for _ in range(9)), after_s=0)
+    bench.time.advance(0)
+    assert Counter(bench.payloads) == {b"a": 1, b"b": 9}
+
+
+def test_a_target_passed_over_for_nothing_is_tried_at_once(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as for one whose record turns out to be damaged."""
+    bench.works = lambda one: DOWN
+    bench.add(*(record(b"h", target=f"h{number:02}") for number in range(40)), after_s=0)
+    bench.time.advance(2)
+    assert len(bench.tried) == 40
+    due_targets, wrong = bench.store.due_targets, [[f"h{number:02}" for number in range(32)]]
+    monkeypatch.setattr(bench.store, "due_targets", lambda *given: wrong.pop() if wrong else due_targets(*given))
+    bench.add(record(b"now", target="h39"), after_s=0)
+    bench.time.advance(0)
+    assert (bench.payloads[40:], wrong) == ([b"now"], [])
 
 
 def entries(bench: Bench) -> dict[PendingPlace, bytes]:
@@ -193,6 +261,33 @@ def test_pauses_between_attempts_that_fail_grow_and_end_with_an_answer(bench: Be
     assert bench.redelivery._busy(), "a drain waits for the end of the pause"
     bench.redelivery.answered(["h"])
     bench.time.advance(0)
+    assert len(bench.store) == 0
+
+
+def test_a_clock_that_is_set_back_prolongs_no_pause(bench: Bench) -> None:
+    """A pause that began by a clock an hour ahead would else end an hour later."""
+    bench.step_ms = 3_600_000
+    bench.works = lambda one: DOWN
+    bench.add(*(record(b"%d" % i, target="h") for i in range(200)), after_s=0)
+    bench.time.advance(5)
+    bench.step_ms = 0
+    bench.works = lambda one: Resent()
+    bench.add(record(b"due", target="h"), after_s=0)
+    bench.time.advance(1)
+    assert bench.payloads[-1] == b"due"
+
+
+def test_a_clock_that_is_set_back_puts_off_no_call(bench: Bench) -> None:
+    bench.works = lambda one: DOWN
+    bench.step_ms = 3_600_000
+    bench.add(record(b"x", target="h"), after_s=0)
+    for _ in range(2):  # the call after the second failure comes by the steps
+        bench.time.advance(1)
+        bench.redelivery.answered(["h"])
+    bench.time.advance(0)
+    bench.step_ms, bench.works = 0, lambda one: Resent()
+    bench.redelivery.answered(["h"])
+    bench.time.advance(5)
     assert len(bench.store) == 0
 
 

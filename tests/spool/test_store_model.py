@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import invariant
 
 from rocketmq_spark.errors import SpoolError
-from rocketmq_spark.spool.lanes import Turns, Window, Work
+from rocketmq_spark.spool.lanes import Work
 from rocketmq_spark.spool.records import (
     INDEXED,
     PENDING,
@@ -34,6 +34,7 @@ from rocketmq_spark.spool.records import (
     numbered,
 )
 from rocketmq_spark.spool.store import Store
+from rocketmq_spark.spool.turns import Turns, Window
 from tests.models import SteppingMachine, model_test, step
 from tests.spool.bench import record
 
@@ -106,7 +107,7 @@ class StoreMachine(SteppingMachine):
     def take(self, limit: int, away: frozenset[str] = frozenset()) -> None:
         heads = self.model.heads(away)
         due = sorted((at, n) for n, at in heads.items() if at <= self.now and n not in self.out)[:limit]
-        turns = Turns(dict.fromkeys(away, Window(0)), 9, (), self.now)
+        turns = Turns(dict.fromkeys(away, Window(1, 1, 1 << 62)), set(TARGETS) - away, 99, self.now)
         taken = self.store.take(self.now, limit, turns=turns)
         self.did["taken"] += len(taken)
         self.did["refused"] += len(turns.refused)

@@ -16,7 +16,8 @@ from rocketmq_spark.columnar.decode.schema import BASIC
 from rocketmq_spark.columnar.encode.content_ids import BatchName, ContentIds
 from rocketmq_spark.errors import UnprovedError
 from rocketmq_spark.model import NO_FILTER, Filter, OffsetRange
-from rocketmq_spark.pull.answers import Cause, Fetched, Hole, OnLoss, Piece
+from rocketmq_spark.pull.fetched import FetchedAnswer, FetchedAnswers, Hole
+from rocketmq_spark.pull.outcomes import Cause, OnLoss
 from rocketmq_spark.stored import ends
 from rocketmq_spark.stored.ends import BatchHashes, compared, ids_of, with_scope
 from tests.decode import fetching
@@ -111,7 +112,9 @@ def test_bodies_are_not_decompressed_for_their_ids() -> None:
         sys_flag=int(SysFlag.COMPRESSED | SysFlag.ZLIB),
         properties=b"UNIQ_KEY\x01a\x02",
     )
-    fetched = Fetched(np.frombuffer(bytearray(data * 8), np.uint8), [Piece(0, 0, 8, 8, 0, 8 * len(data))])
+    fetched = FetchedAnswers(
+        np.frombuffer(bytearray(data * 8), np.uint8), [FetchedAnswer(0, 0, 8, 8, 0, 8 * len(data))]
+    )
     careful = Careful(fetching.QUEUES, tuple(c for c in BASIC if c.name in ("msgId", "sysFlag")), "none")
     found: list[pa.RecordBatch] = []
     assert peak_bytes(lambda: found.extend(careful.batches(fetched, None))) < 4 << 20
@@ -128,7 +131,7 @@ class Pulls:
 
     compacted = staticmethod(lambda queue: False)
 
-    def __init__(self, fetched: Fetched, loss: Cause | None = None) -> None:
+    def __init__(self, fetched: FetchedAnswers, loss: Cause | None = None) -> None:
         self.fetched, self.loss = fetched, loss
 
     def reader(
@@ -138,15 +141,15 @@ class Pulls:
         self.ranges, self.on_loss = ranges, on_loss
         return self
 
-    def fetch(self) -> Iterator[Fetched]:
+    def fetch(self) -> Iterator[FetchedAnswers]:
         if self.loss is not None:
             self.on_loss(self.ranges[0], self.loss)
         yield self.fetched
 
-    def doubt(self, holes: Sequence[Hole]) -> int:
+    def usable_count(self, holes: Sequence[Hole]) -> int:
         for hole in holes:
             self.on_loss(OffsetRange(self.ranges[0].queue, hole.start, hole.end), Cause.TRUNCATED)
-        return len(self.fetched.pieces)
+        return len(self.fetched.answers)
 
 
 def read(pulls: Any, end: int) -> list[str]:
@@ -154,7 +157,7 @@ def read(pulls: Any, end: int) -> list[str]:
     return [each for part in ids_of(lambda: pulls)(ranges) for each in part.to_pylist()]
 
 
-def answer(*offsets: int) -> Fetched:
+def answer(*offsets: int) -> FetchedAnswers:
     made = [fetching.stored(properties=fetching.text(UNIQ_KEY=f"id-{at}"), queue_offset=at) for at in offsets]
     return fetching.fetch(fetching.Answer(made, start=5))
 

@@ -76,7 +76,7 @@ class Brokers:
         return {queue: QueueBounds(0, end, self.made_ms + end - 1) for queue, end in there.items()}
 
     def among(self, since: int) -> set[str]:
-        return self.ids.among({A0: since}, "a:1", ["x"], Deadline.after(1.0))
+        return self.ids.find_stored({A0: since}, "a:1", ["x"], Deadline.after(1.0))
 
 
 @pytest.fixture
@@ -209,4 +209,4 @@ def test_a_look_ends_when_its_producer_is_closed() -> None:
     ids = NotedStoredIds(waits, QueueEnds({}, {}))
     ids.stop()
     with pytest.raises(ClosedError, match="the producer was closed"):
-        ids.among({A0: 5}, "a:1", ["x"], Deadline.after(60))
+        ids.find_stored({A0: 5}, "a:1", ["x"], Deadline.after(60))

@@ -29,7 +29,7 @@ from rocketmq_spark.columnar.decode.schema import BASIC, Bad, Column, arrow_sche
 from rocketmq_spark.columnar.decode.stored_messages import Malformed, StoredMessages
 from rocketmq_spark.errors import DecodeError
 from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue
-from rocketmq_spark.pull.answers import Fetched, Piece
+from rocketmq_spark.pull.fetched import FetchedAnswer, FetchedAnswers
 from rocketmq_spark.wire import compression, messages
 from rocketmq_spark.wire.properties import parse_subscription
 
@@ -89,7 +89,7 @@ def with_errors(
 
 @dataclass(frozen=True)
 class Decoder:
-    """Decodes fetched answers into batches of ``columns``. The piece numbers of answers are indexes of ``queues``."""
+    """Decodes fetched answers into batches of ``columns``. The answer numbers of answers are indexes of ``queues``."""
 
     queues: Sequence[MessageQueue]
     columns: tuple[Column, ...] = BASIC
@@ -112,15 +112,15 @@ class Decoder:
         )
         object.__setattr__(self, "wanted", wanted)
 
-    def __call__(self, fetched: Fetched) -> pa.RecordBatch:
+    def __call__(self, fetched: FetchedAnswers) -> pa.RecordBatch:
         """The messages in their order. Raises ``DecodeError`` with queue and offset of a bad message."""
         (batch,) = self.batches(fetched, None)
         return batch
 
-    def batches(self, fetched: Fetched, portion_bytes: int | None) -> Iterator[pa.RecordBatch]:
+    def batches(self, fetched: FetchedAnswers, portion_bytes: int | None) -> Iterator[pa.RecordBatch]:
         """Like a call, but in batches of about ``portion_bytes``; the caller must use all of them before it fetches more."""
         try:
-            messages = stored_messages.locate(fetched.buffer, fetched.pieces)
+            messages = stored_messages.locate(fetched.buffer, fetched.answers)
         except Malformed as e:
             if self.bad.fails:
                 raise self._decode_error(fetched, e) from e
@@ -128,9 +128,9 @@ class Decoder:
             return
         opened = inner.opened(messages) if inner.present(messages) else None
         dense = None if opened is None else inner.dense(messages, opened)
-        usable = self._usable(messages, fetched.pieces, dense)
-        if usable < len(fetched.pieces):
-            part = Fetched(fetched.buffer, fetched.pieces[:usable])
+        usable = self._usable(messages, fetched.answers, dense)
+        if usable < len(fetched.answers):
+            part = FetchedAnswers(fetched.buffer, fetched.answers[:usable])
             yield from replace(self, on_holes=None).batches(part, portion_bytes)
             return
         if inner.present(messages):
@@ -144,36 +144,38 @@ class Decoder:
     def _careful(self) -> Careful:
         return Careful(self.queues, self.columns, self.include_properties, self.filtered, self.bad)
 
-    def _usable(self, messages: StoredMessages, pieces: Sequence[Piece], dense: npt.NDArray[np.bool_] | None) -> int:
+    def _usable(
+        self, messages: StoredMessages, answers: Sequence[FetchedAnswer], dense: npt.NDArray[np.bool_] | None
+    ) -> int:
         """How many of the answers are usable: none after a hole that may still be filled. If the broker filters, holes are not
         checked."""
         if self.on_holes is None or not (holes := stored_messages.holes(messages, dense)):
-            return len(pieces)
-        return self.on_holes(pieces, holes)
+            return len(answers)
+        return self.on_holes(answers, holes)
 
-    def _around(self, fetched: Fetched, portion_bytes: int | None) -> Iterator[pa.RecordBatch]:
+    def _around(self, fetched: FetchedAnswers, portion_bytes: int | None) -> Iterator[pa.RecordBatch]:
         """Decodes answers of which some cannot be located: these take the careful path, the others the fast one."""
         looks = apart(fetched)
         holes = [hole for look in looks for hole in look.holes]
         doubt = self.on_holes if holes else None
-        usable = doubt(fetched.pieces, holes) if doubt else len(fetched.pieces)
+        usable = doubt(fetched.answers, holes) if doubt else len(fetched.answers)
         decoder = replace(self, on_holes=None)
         for whole, run in groupby(range(usable), lambda i: looks[i].whole):
-            part = Fetched(fetched.buffer, [fetched.pieces[i] for i in run])
+            part = FetchedAnswers(fetched.buffer, [fetched.answers[i] for i in run])
             if whole:
                 yield from decoder.batches(part, portion_bytes)
             else:
                 yield from self._careful.batches(self._bounded(part), portion_bytes)
 
-    def _bounded(self, fetched: Fetched) -> Fetched:
+    def _bounded(self, fetched: FetchedAnswers) -> FetchedAnswers:
         if self.on_beyond is None:
             return fetched
-        beyond = [piece.next_offset > piece.limit for piece in fetched.pieces]
-        return Fetched(fetched.buffer, ended(fetched.pieces, beyond, self.on_beyond))
+        beyond = [answer.next_offset > answer.limit for answer in fetched.answers]
+        return FetchedAnswers(fetched.buffer, ended(fetched.answers, beyond, self.on_beyond))
 
-    def _decode_error(self, fetched: Fetched, e: Malformed) -> DecodeError:
-        piece = next(piece for piece in fetched.pieces if piece.begin <= e.at < piece.end)
-        return undecodable(self.queues[piece.number], piece.start, e.why, "a message at or after")
+    def _decode_error(self, fetched: FetchedAnswers, e: Malformed) -> DecodeError:
+        answer = next(answer for answer in fetched.answers if answer.begin <= e.at < answer.end)
+        return undecodable(self.queues[answer.range_number], answer.start, e.why, "a message at or after")
 
     def _batches(self, messages: StoredMessages, portion_bytes: int | None) -> Iterator[pa.RecordBatch]:
         """Yields batches. Bodies, which are most of the bytes, are copied portion by portion, so that a portion stays in the
@@ -217,7 +219,7 @@ class Decoder:
             reasons = {row: why for row, why in part.reasons.items() if keep[row]}
             for row, why in reasons.items():
                 at = part.begin + row
-                queue = self.queues[int(messages.pieces[messages.piece_of_row[at]][0])]
+                queue = self.queues[int(messages.answers[messages.answer_of_row[at]][0])]
                 self.bad.met(queue, int(messages.part("queueOffset")[at]), why)
             if self.bad.skips:
                 keep[list(reasons)] = False
@@ -236,7 +238,7 @@ class Decoder:
             impossible = arrow.truth(array.is_null())
             rows = np.flatnonzero(impossible if exact is None else impossible & arrow.truth(exact))
             if len(rows):
-                queue = self.queues[int(messages.pieces[messages.piece_of_row[rows[0]]][0])]
+                queue = self.queues[int(messages.answers[messages.answer_of_row[rows[0]]][0])]
                 offset = int(messages.part("queueOffset")[rows[0]])
                 self.bad.add_impossible_times(column.name, queue, offset, len(rows))
 
@@ -258,11 +260,11 @@ def _portions(rows: int, size: int, portion_bytes: int | None) -> list[slice]:
 def _begun(stored: StoredMessages, messages: StoredMessages) -> StoredMessages:
     """Drops the messages of an inner batch that are before the start of the answer, because brokers return whole batches. Outside
     of a batch, an offset before the start is that of a message on a shifted index, and is kept."""
-    starts = stored_messages.field(stored.pieces, "start")
-    early = ((stored.sys_flags & _INNER) != 0) & (stored.part("queueOffset") < starts[stored.piece_of_row])
+    starts = stored_messages.field(stored.answers, "start")
+    early = ((stored.sys_flags & _INNER) != 0) & (stored.part("queueOffset") < starts[stored.answer_of_row])
     if not early.any():
         return messages
-    before = early[messages.record] & (messages.part("queueOffset") < starts[messages.piece_of_row])
+    before = early[messages.record] & (messages.part("queueOffset") < starts[messages.answer_of_row])
     return messages.keep(~before)
 
 
@@ -272,16 +274,18 @@ def _trimmed(messages: StoredMessages, on_beyond: OnBeyond | None) -> StoredMess
     This is done only if the broker's next offset is beyond that end: on a queue whose index was shifted by a damaged message, the
     offset inside a message may reach the end although its position does not. ``on_beyond`` decides if both are the case.
     """
-    limits = stored_messages.field(messages.pieces, "limit")
-    beyond = stored_messages.field(messages.pieces, "next_offset") > limits
+    limits = stored_messages.field(messages.answers, "limit")
+    beyond = stored_messages.field(messages.answers, "next_offset") > limits
     if not beyond.any():
         return messages
     limits = np.where(beyond, limits, 1 << 62)
-    inside = messages.part("queueOffset") < limits[messages.piece_of_row]
+    inside = messages.part("queueOffset") < limits[messages.answer_of_row]
     if on_beyond is not None and not inside.all():
-        odd = np.unique(messages.piece_of_row[~inside])
-        limits[odd] = [piece.limit for piece in on_beyond([Piece(*row) for row in messages.pieces[odd].tolist()])]
-        inside = messages.part("queueOffset") < limits[messages.piece_of_row]
+        odd = np.unique(messages.answer_of_row[~inside])
+        limits[odd] = [
+            answer.limit for answer in on_beyond([FetchedAnswer(*row) for row in messages.answers[odd].tolist()])
+        ]
+        inside = messages.part("queueOffset") < limits[messages.answer_of_row]
     return messages if inside.all() else messages.keep(inside)
 
 
@@ -351,7 +355,7 @@ def _groups(
 
 def _batches(parts: Iterable[Answered], wanted: Filter) -> Iterator[pa.RecordBatch]:
     queues: list[MessageQueue] = []
-    pieces: list[Piece] = []
+    answers: list[FetchedAnswer] = []
     stored: list[bytes | memoryview] = []
     end = 0
     for number, (queue, start, ends, received) in enumerate(parts):
@@ -360,7 +364,7 @@ def _batches(parts: Iterable[Answered], wanted: Filter) -> Iterator[pa.RecordBat
         begin, base = end, end
         for next_offset, end_of_answer in ends:
             end = base + end_of_answer
-            pieces.append(Piece(number, start, next_offset, next_offset, begin, end))
+            answers.append(FetchedAnswer(number, start, next_offset, next_offset, begin, end))
             start, begin = next_offset, end
     buffer = np.frombuffer(b"".join([*stored, bytes(SLACK_BYTES)]), np.uint8)
-    return Decoder(queues, filtered=wanted).batches(Fetched(buffer, pieces), messages.PORTION_BYTES)
+    return Decoder(queues, filtered=wanted).batches(FetchedAnswers(buffer, answers), messages.PORTION_BYTES)

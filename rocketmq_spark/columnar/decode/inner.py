@@ -65,7 +65,7 @@ def opened(messages: StoredMessages) -> StoredMessages | None:
         messages,
         buffer=buffer,
         starts=messages.starts[record],
-        piece_of_row=messages.piece_of_row[record],
+        answer_of_row=messages.answer_of_row[record],
         record=record,
         own={
             "queueOffset": np.arange(len(record)) + np.repeat(offsets, counts),
@@ -86,15 +86,15 @@ def dense(messages: StoredMessages, within: StoredMessages) -> npt.NDArray[np.bo
     ``within`` has the messages of batches in place of the batches.
     """
     first, behind = _extents(messages, within)
-    piece = messages.piece_of_row
-    follows = piece[1:] == piece[:-1]
+    answer = messages.answer_of_row
+    follows = answer[1:] == answer[:-1]
     begins, ends = np.append(True, ~follows), np.append(~follows, True)
     odd = begins & (
-        (first > field(messages.pieces, "start")[piece]) | (behind <= field(messages.pieces, "start")[piece])
+        (first > field(messages.answers, "start")[answer]) | (behind <= field(messages.answers, "start")[answer])
     )
-    odd |= ends & (behind != field(messages.pieces, "next_offset")[piece])
+    odd |= ends & (behind != field(messages.answers, "next_offset")[answer])
     odd[1:] |= follows & (first[1:] != behind[:-1])
-    sure: npt.NDArray[np.bool_] = np.bincount(piece[odd], minlength=len(messages.pieces)) == 0
+    sure: npt.NDArray[np.bool_] = np.bincount(answer[odd], minlength=len(messages.answers)) == 0
     return sure
 
 
@@ -112,14 +112,14 @@ def damaged(messages: StoredMessages, within: StoredMessages, sure: npt.NDArray[
     """
     outer = np.flatnonzero(_is_outer(messages))
     first, behind = (each[outer] for each in _extents(messages, within))
-    pieces = messages.pieces[messages.piece_of_row[outer]]
+    answers = messages.answers[messages.answer_of_row[outer]]
     said = map(inner_numbers, property_texts(messages, outer))
     told = zip(said, first.tolist(), behind.tolist(), strict=True)
     bases, counts = zip(
         *((base not in (None, at), count not in (None, end - at)) for (base, count), at, end in told), strict=True
     )
-    outside = np.array(bases, bool) | (behind <= field(pieces, "start")) | (first >= field(pieces, "next_offset"))
-    astray = outside & (behind != first) & ~sure[messages.piece_of_row[outer]]
+    outside = np.array(bases, bool) | (behind <= field(answers, "start")) | (first >= field(answers, "next_offset"))
+    astray = outside & (behind != first) & ~sure[messages.answer_of_row[outer]]
     return any(counts) or bool(astray.any())
 
 

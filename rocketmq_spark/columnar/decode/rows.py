@@ -37,7 +37,7 @@ from rocketmq_spark.columnar.decode.schema import (
 from rocketmq_spark.columnar.decode.stored_messages import Malformed, StoredMessages
 from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue, ReceivedMessage
 from rocketmq_spark.model.pull import OffsetWindow
-from rocketmq_spark.pull.answers import Fetched, Hole, Piece
+from rocketmq_spark.pull.fetched import FetchedAnswer, FetchedAnswers, Hole
 from rocketmq_spark.wire.identifiers import host_text
 from rocketmq_spark.wire.messages import DecodeSettings, decode_one, stored_in
 
@@ -130,7 +130,7 @@ class Located:
         return pa.array([queue.queue_id for queue in self.queues], kind).take(self._number_of_row())
 
     def _number_of_row(self) -> pa.Array:
-        number_of_row = stored_messages.field(self.messages.pieces, "number")[self.messages.piece_of_row]
+        number_of_row = stored_messages.field(self.messages.answers, "range_number")[self.messages.answer_of_row]
         return arrow.integers(number_of_row, pa.int64())
 
     def number(self, field: str, kind: pa.DataType) -> pa.Array:
@@ -171,9 +171,9 @@ class Located:
 
 
 # Returns how many answers may be used, given the offsets that they skip.
-OnHoles = Callable[[Sequence[Piece], Sequence[Hole]], int]
+OnHoles = Callable[[Sequence[FetchedAnswer], Sequence[Hole]], int]
 # Corrects the ends of answers that went beyond them, by the offsets inside of messages.
-OnBeyond = Callable[[Sequence[Piece]], Sequence[Piece]]
+OnBeyond = Callable[[Sequence[FetchedAnswer]], Sequence[FetchedAnswer]]
 
 
 class AnswerCheck(NamedTuple):
@@ -185,45 +185,45 @@ class AnswerCheck(NamedTuple):
     holes: list[Hole]
 
 
-def apart(fetched: Fetched) -> list[AnswerCheck]:
+def apart(fetched: FetchedAnswers) -> list[AnswerCheck]:
     """Checks each answer alone."""
     looks = []
-    for i, piece in enumerate(fetched.pieces):
-        beyond = piece.next_offset > piece.limit
+    for i, answer in enumerate(fetched.answers):
+        beyond = answer.next_offset > answer.limit
         try:
-            messages = stored_messages.locate(fetched.buffer, [piece])
+            messages = stored_messages.locate(fetched.buffer, [answer])
         except Malformed:
             looks.append(AnswerCheck(False, beyond, []))
             continue
-        holes = [hole._replace(piece=i) for hole in stored_messages.holes(messages)]
+        holes = [hole._replace(answer=i) for hole in stored_messages.holes(messages)]
         # The offset in an inner batch's head is only that of its first message.
-        last = messages.any_flags & SysFlag.INNER_BATCH or (messages.part("queueOffset") >= piece.limit).any()
+        last = messages.any_flags & SysFlag.INNER_BATCH or (messages.part("queueOffset") >= answer.limit).any()
         looks.append(AnswerCheck(True, beyond and bool(last), holes))
     return looks
 
 
-def usable(fetched: Fetched, on_holes: OnHoles, on_beyond: OnBeyond) -> list[Piece]:
+def usable(fetched: FetchedAnswers, on_holes: OnHoles, on_beyond: OnBeyond) -> list[FetchedAnswer]:
     """The answers that may be used, with ends that match the offsets inside of their messages."""
     looks = apart(fetched)
-    count = on_holes(fetched.pieces, [hole for look in looks for hole in look.holes])
-    return ended(fetched.pieces[:count], [look.beyond for look in looks[:count]], on_beyond)
+    count = on_holes(fetched.answers, [hole for look in looks for hole in look.holes])
+    return ended(fetched.answers[:count], [look.beyond for look in looks[:count]], on_beyond)
 
 
-def ended(pieces: Sequence[Piece], beyond: Sequence[bool], on_beyond: OnBeyond) -> list[Piece]:
+def ended(answers: Sequence[FetchedAnswer], beyond: Sequence[bool], on_beyond: OnBeyond) -> list[FetchedAnswer]:
     """The answers, with corrected ends for those that are ``beyond``."""
-    odd = [piece for piece, is_odd in zip(pieces, beyond, strict=True) if is_odd]
+    odd = [answer for answer, is_odd in zip(answers, beyond, strict=True) if is_odd]
     meant = dict(zip(odd, on_beyond(odd), strict=True)) if odd else {}
-    return [meant.get(piece, piece) for piece in pieces]
+    return [meant.get(answer, answer) for answer in answers]
 
 
-def placed(messages: Iterable[ReceivedMessage], piece: Piece, dense: bool = True) -> Iterator[ReceivedMessage]:
+def placed(messages: Iterable[ReceivedMessage], answer: FetchedAnswer, dense: bool = True) -> Iterator[ReceivedMessage]:
     """The messages of an answer that belong to its request, as objects.
 
     A message that could not be decoded, so that its offset is unknown, takes the missing offsets between its neighbours: one row
     per offset if every offset has a message (``dense``).
     """
-    end = min(piece.limit, piece.next_offset)
-    at, lost = piece.start, None
+    end = min(answer.limit, answer.next_offset)
+    at, lost = answer.start, None
     for message in messages:
         if message.queue_offset < 0 and message.decode_error is not None:
             lost = lost or message
@@ -233,8 +233,8 @@ def placed(messages: Iterable[ReceivedMessage], piece: Piece, dense: bool = True
             lost = None
         # A pull inside an inner batch returns the whole batch. Only there can offsets before the start be trusted;
         # offsets after the end only if the broker's next offset is beyond it.
-        before = message.queue_offset < piece.start and message.sys_flag & SysFlag.INNER_BATCH
-        if not before and (piece.next_offset <= piece.limit or message.queue_offset < piece.limit):
+        before = message.queue_offset < answer.start and message.sys_flag & SysFlag.INNER_BATCH
+        if not before and (answer.next_offset <= answer.limit or message.queue_offset < answer.limit):
             yield message
         at = max(at, message.queue_offset + 1)
     if lost is not None:
@@ -253,7 +253,7 @@ _BATCHED_BYTES = 256
 
 
 class Careful:
-    """Decodes fetched answers into batches of ``columns``. The piece numbers of answers are indexes of ``queues``."""
+    """Decodes fetched answers into batches of ``columns``. The answer numbers of answers are indexes of ``queues``."""
 
     def __init__(
         self,
@@ -271,12 +271,12 @@ class Careful:
         self._bad = bad or Bad()
         self._bodies = any(column.name.lower() == "body" for column in columns if column.property is None)
 
-    def __call__(self, fetched: Fetched) -> pa.RecordBatch:
+    def __call__(self, fetched: FetchedAnswers) -> pa.RecordBatch:
         """All messages as one batch."""
         (batch,) = self.batches(fetched, None)
         return batch
 
-    def batches(self, fetched: Fetched, portion_bytes: int | None) -> Iterator[pa.RecordBatch]:
+    def batches(self, fetched: FetchedAnswers, portion_bytes: int | None) -> Iterator[pa.RecordBatch]:
         """All messages in batches of about ``portion_bytes``, at least one batch."""
         rows: list[Row] = []
         size, made = 0, False
@@ -289,13 +289,13 @@ class Careful:
         if rows or not made:
             yield self._batch(rows)
 
-    def _rows(self, fetched: Fetched) -> Iterator[Row]:
-        for piece in fetched.pieces:
-            queue = self._queues[piece.number]
-            data = fetched.buffer.data[piece.begin : piece.end]
-            window = OffsetWindow(piece.start, piece.next_offset)
+    def _rows(self, fetched: FetchedAnswers) -> Iterator[Row]:
+        for answer in fetched.answers:
+            queue = self._queues[answer.range_number]
+            data = fetched.buffer.data[answer.begin : answer.end]
+            window = OffsetWindow(answer.start, answer.next_offset)
             messages = map(self._judged, self._decoded(bytes(data), DecodeSettings(queue.broker_name, window=window)))
-            for message in placed(messages, piece, dense=not self._filtered):
+            for message in placed(messages, answer, dense=not self._filtered):
                 if message.decode_error is not None:
                     self._bad.met(queue, message.queue_offset, message.decode_error)
                     if self._bad.skips:
@@ -366,7 +366,7 @@ def _is_batch(message: ReceivedMessage) -> bool:
 
 
 def decode(
-    fetched: Fetched,
+    fetched: FetchedAnswers,
     queues: Sequence[MessageQueue],
     columns: Sequence[Column],
     include_properties: str,

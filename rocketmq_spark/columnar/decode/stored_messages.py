@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rocketmq_spark.base import codes
-from rocketmq_spark.pull import answers
-from rocketmq_spark.pull.answers import Hole, Piece
+from rocketmq_spark.pull import fetched
+from rocketmq_spark.pull.fetched import FetchedAnswer, Hole
 
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
@@ -86,17 +86,17 @@ class Malformed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class StoredMessages:
-    """Fetched messages. Positions are byte indexes into the buffer; ``pieces`` has a row per answer
-    and a column per field of ``Piece``, ``counts`` the number of messages of each answer.
+    """Fetched messages. Positions are byte indexes into the buffer; ``answers`` has a row per answer
+    and a column per field of ``FetchedAnswer``, ``counts`` the number of messages of each answer.
 
     ``head`` has the fixed fields as stored, one record per message. With inner batches, several messages share a record:
     ``record`` has its number for each message, and ``own`` the fields in which the messages differ."""
 
     buffer: Bytes
-    pieces: Ints
+    answers: Ints
     counts: npt.NDArray[np.intp]
     starts: Ints
-    piece_of_row: npt.NDArray[np.intp]
+    answer_of_row: npt.NDArray[np.intp]
     head: npt.NDArray[Any]
     sys_flags: npt.NDArray[np.int32]
     any_flags: int
@@ -115,10 +115,10 @@ class StoredMessages:
         rows = np.flatnonzero(mask)
         return StoredMessages(
             self.buffer,
-            self.pieces,
+            self.answers,
             self.counts,
             self.starts[rows],
-            self.piece_of_row[rows],
+            self.answer_of_row[rows],
             # ``take`` is twenty times as fast as indexing, for a structured array.
             self.head.take(rows) if self.record is None else self.head,
             self.sys_flags[rows],
@@ -143,14 +143,14 @@ class StoredMessages:
         return part if self.record is None else part.copy()[self.record]
 
 
-def field(pieces: Ints, name: str) -> Ints:
-    """One field of ``Piece``, of all answers."""
-    return pieces[:, Piece._fields.index(name)]
+def field(answers: Ints, name: str) -> Ints:
+    """One field of ``FetchedAnswer``, of all answers."""
+    return answers[:, FetchedAnswer._fields.index(name)]
 
 
-def locate(buffer: Bytes, pieces: list[Piece]) -> StoredMessages:
-    """Locate the messages of ``pieces`` and all of their parts. Raises ``Malformed``."""
-    table = np.array(pieces, np.int64).reshape(len(pieces), len(Piece._fields))
+def locate(buffer: Bytes, answers: list[FetchedAnswer]) -> StoredMessages:
+    """Locate the messages of ``answers`` and all of their parts. Raises ``Malformed``."""
+    table = np.array(answers, np.int64).reshape(len(answers), len(FetchedAnswer._fields))
     starts, counts = boundaries(buffer, field(table, "begin"), field(table, "end"))
     head = _records(buffer, starts)
     sys_flags = head["sysFlag"].astype(np.int32)
@@ -170,13 +170,13 @@ def locate(buffer: Bytes, pieces: list[Piece]) -> StoredMessages:
     wrong = np.flatnonzero(properties_end != stops)
     if len(wrong):
         raise Malformed(int(starts[wrong[0]]), "the properties do not end where the message does")
-    piece_of_row = np.repeat(np.arange(len(pieces)), counts)
+    answer_of_row = np.repeat(np.arange(len(answers)), counts)
     return StoredMessages(
         buffer,
         table,
         counts,
         starts,
-        piece_of_row,
+        answer_of_row,
         head,
         sys_flags,
         any_flags,
@@ -192,28 +192,28 @@ def locate(buffer: Bytes, pieces: list[Piece]) -> StoredMessages:
 def holes(messages: StoredMessages, dense: npt.NDArray[np.bool_] | None = None) -> list[Hole]:
     """The offsets that answers skipped, in queues in which every offset has a message. The number of messages shows it, even if
     the offsets inside them are wrong. Without holes it costs one comparison. Answers that are ``dense`` have no holes."""
-    going = field(messages.pieces, "next_offset") - field(messages.pieces, "start")
+    going = field(messages.answers, "next_offset") - field(messages.answers, "start")
     odd = messages.counts != going if dense is None else ~dense
     return [hole for i in np.flatnonzero(odd).tolist() for hole in _holes_of(messages, i)]
 
 
 def _holes_of(messages: StoredMessages, i: int) -> list[Hole]:
-    _, start, limit, next_offset, _, _ = messages.pieces[i].tolist()
-    end, mine = min(limit, next_offset), messages.piece_of_row == i
+    _, start, limit, next_offset, _, _ = messages.answers[i].tolist()
+    end, mine = min(limit, next_offset), messages.answer_of_row == i
     offsets = messages.part("queueOffset")[mine].tolist()
     if offsets and (messages.sys_flags[mine] & codes.SysFlag.INNER_BATCH).any():
         texts = property_texts(messages, np.flatnonzero(mine))
         entries = zip(offsets, messages.sys_flags[mine].tolist(), texts, strict=True)
-        covered = answers.spans(entries, start, next_offset)
+        ranges = fetched.index_ranges(entries, start, next_offset)
         # Batches without ``INNER_BASE``: brokers remove messages only from the front, and an offset after the end is
         # damaged.
-        covered = covered or [(offsets[0] if start < offsets[0] < next_offset else start, next_offset)]
+        ranges = ranges or [(offsets[0] if start < offsets[0] < next_offset else start, next_offset)]
     elif len(offsets) >= next_offset - start:
         return []
     else:
-        covered = [(offset, offset + 1) for offset in sorted(offsets)]
+        ranges = [(offset, offset + 1) for offset in sorted(offsets)]
     made, at = [], start
-    for first, behind in [*covered, (end, end)]:
+    for first, behind in [*ranges, (end, end)]:
         if first > at:
             made.append(Hole(i, at, min(first, end)))
         at = max(at, behind)
@@ -285,7 +285,7 @@ def number_at(buffer: Bytes, positions: Ints, kind: str) -> npt.NDArray[Any]:
 
 
 def boundaries(buffer: Bytes, begins: Ints, ends: Ints) -> tuple[Ints, npt.NDArray[np.intp]]:
-    """Starts of all messages in the pieces, piece by piece, and the number in each piece. Raises ``Malformed``."""
+    """Starts of all messages in the answers, answer by answer, and the number in each answer. Raises ``Malformed``."""
     chain_begins, chain_ends, first = _chains(buffer, begins, ends)
     if len(chain_begins) < _LOCK_STEP_FROM:
         return _one_by_one(buffer, begins, ends)
@@ -297,7 +297,7 @@ def boundaries(buffer: Bytes, begins: Ints, ends: Ints) -> tuple[Ints, npt.NDArr
 
 
 def _chains(buffer: Bytes, begins: Ints, ends: Ints) -> tuple[Ints, Ints, Ints]:
-    """The pieces, with long ones cut where a message seems to begin, and the number of each piece's first part.
+    """The answers, with long ones cut where a message seems to begin, and the number of each answer's first part.
 
     A cut is right if the messages of the part before it end exactly there.
     """

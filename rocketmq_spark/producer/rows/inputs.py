@@ -1,4 +1,4 @@
-"""What ``send_arrow`` and ``send_many`` are given: checked as a whole, and cut into portions for a ``RowCall``."""
+"""The arguments of ``send_arrow`` and ``send_many``: checked, and split into portions for a ``RowCall``."""
 
 from __future__ import annotations
 
@@ -41,111 +41,125 @@ from rocketmq_spark.producer.rows.sent import SentRows
 from rocketmq_spark.queues.selection import Select
 
 BATCH_BYTES = 1 << 20
-# So much is encoded at once: several batches, and few enough to stay in caches.
+# A portion is encoded at once. It has several batches, and is small enough for the caches of the processor.
 PORTION_BYTES, PORTION_ROWS = 8 << 20, 1 << 16
-PORTION_MESSAGES, FEW_MESSAGES = 1 << 14, 256
-# Of messages, which may be large, so many are taken at most before their bytes are looked at.
-_HANDFUL = 32
-# A table of smaller chunks is copied into larger ones.
-SMALL_ROWS = 4096
+PORTION_MESSAGES, CHUNK_MESSAGES = 1 << 14, 256
+# Messages may be large, so at most this many are taken from an iterator before their bytes are counted.
+_MAX_UNSIZED = 32
+# If the chunks of a table have fewer rows on average, they are combined, because small chunks make small batches.
+SMALL_CHUNK_ROWS = 4096
 
 
 class MessageTarget(NamedTuple):
-    """Where the messages of ``send_many`` go."""
+    """The queue of the messages of ``send_many``, or the function that returns a message's key."""
 
     queue: MessageQueue | None = None
     key: Key | None = None
 
 
-_PLACED = [RowColumn(name, TEXT, TEXT) for name in ("body", "topic", "shardingKey")]
-_PLACED_IN_A_QUEUE = [*_PLACED, RowColumn("queueId", INT, INT), RowColumn("brokerName", TEXT, TEXT)]
+_MESSAGE_COLUMNS = [RowColumn(name, TEXT, TEXT) for name in ("body", "topic", "shardingKey")]
+_QUEUE_COLUMNS = [*_MESSAGE_COLUMNS, RowColumn("queueId", INT, INT), RowColumn("brokerName", TEXT, TEXT)]
 
 
 class RowTarget(NamedTuple):
-    """What the caller of ``send_arrow`` says beside the rows."""
+    """The arguments of ``send_arrow`` besides the rows."""
 
     topic: str | None = None
     selector: str | Select | None = None
     timeout_s: float | None = None
 
 
-def send_arrow(tools: CallTools, data: Any, how: RowTarget) -> SentRows:
-    """``BulkProducer.send_arrow``. Anything that exports an Arrow stream is read as a reader."""
-    kind: type[BadRows] = RowsOfCall
+def send_arrow(tools: CallTools, data: Any, target: RowTarget) -> SentRows:
+    """Implements ``BulkProducer.send_arrow``. An object that exports an Arrow stream is read as a reader."""
+    bad_rows_type: type[BadRows] = RowsOfCall
     batches: Iterable[pa.RecordBatch]
     if isinstance(data, pa.RecordBatch):
         schema, batches = data.schema, [data]
     elif isinstance(data, pa.Table):
-        schema, batches = data.schema, _large(data).to_batches()
+        schema, batches = data.schema, _with_large_chunks(data).to_batches()
     elif hasattr(data, "__arrow_c_stream__"):
         reader = data if isinstance(data, pa.RecordBatchReader) else pa.RecordBatchReader.from_stream(data)
-        kind, schema, batches = RowsOfReader, reader.schema, reader
+        bad_rows_type, schema, batches = RowsOfReader, reader.schema, reader
     else:
         raise OptionError(f"send_arrow got {type(data).__name__}; expected a Table, RecordBatch or RecordBatchReader")
-    options, columns = options_of(tools.rows.options, how, of_arrow(schema))
+    options, columns = call_options(tools.rows.options, target, of_arrow(schema))
     log_choice(options, columns, once=True)
-    groups: Iterable[Sequence[Portion]] = _read(batches, columns, tools.closing if kind is RowsOfReader else _never)
-    if kind is RowsOfCall:
+    groups: Iterable[Sequence[Portion]] = _portions_of_arrow(
+        batches, columns, tools.is_closing if bad_rows_type is RowsOfReader else _never
+    )
+    if bad_rows_type is RowsOfCall:
         groups = [[portion for group in groups for portion in group]]
-    return RowCall(tools, options, kind).run(groups)
+    return RowCall(tools, options, bad_rows_type).run(groups)
 
 
-def send_many(tools: CallTools, messages: Iterable[Message], how: RowTarget, place: MessageTarget) -> SentRows:
-    """``BulkProducer.send_many``."""
+def send_many(
+    tools: CallTools, messages: Iterable[Message], target: RowTarget, message_target: MessageTarget
+) -> SentRows:
+    """Implements ``BulkProducer.send_many``."""
     features = tools.rows.settings.features
-    if place.queue is not None and place.key is not None:
+    if message_target.queue is not None and message_target.key is not None:
         raise OptionError("send_many got a queue and a key; expected one of them, for a key chooses the queue")
-    if place.queue is not None and features.chooses_queues:
-        raise MessageRefused(f"the messages name {place.queue}, but {features.chooses_queues}")
-    options, _ = options_of(tools.rows.options, how, _PLACED if place.queue is None else _PLACED_IN_A_QUEUE)
-    kind = MessagesOfCall if isinstance(messages, Sequence) else MessagesOfIterator
-    ends = tools.closing if kind is MessagesOfIterator else _never
-    groups: Iterable[Sequence[Portion]] = _grouped(iter(messages), kind, place, features.priorities, ends)
-    if kind is MessagesOfCall:
+    if message_target.queue is not None and features.chooses_queues:
+        raise MessageRefused(f"the messages name {message_target.queue}, but {features.chooses_queues}")
+    options, _ = call_options(
+        tools.rows.options, target, _MESSAGE_COLUMNS if message_target.queue is None else _QUEUE_COLUMNS
+    )
+    bad_rows_type = MessagesOfCall if isinstance(messages, Sequence) else MessagesOfIterator
+    is_closing = tools.is_closing if bad_rows_type is MessagesOfIterator else _never
+    groups: Iterable[Sequence[Portion]] = _portions_of_messages(
+        iter(messages), bad_rows_type, message_target, features.priorities, is_closing
+    )
+    if bad_rows_type is MessagesOfCall:
         groups = [[portion for group in groups for portion in group]]
-    return RowCall(tools, options, kind).run(groups)
+    return RowCall(tools, options, bad_rows_type).run(groups)
 
 
 def _never() -> bool:
     return False
 
 
-def _read(
-    batches: Iterable[pa.RecordBatch], columns: Mapping[str, str], ends: Callable[[], bool]
+def _portions_of_arrow(
+    batches: Iterable[pa.RecordBatch], columns: Mapping[str, str], is_closing: Callable[[], bool]
 ) -> Iterator[Sequence[Portion]]:
     for batch in batches:
-        last = ends()  # as of messages
-        yield [Portion(each, columns) for each in _cut(batch, columns)]
-        if last:
+        is_last = is_closing()  # as in ``_portions_of_messages``
+        yield [Portion(part, columns) for part in _split_batch(batch, columns)]
+        if is_last:
             return
 
 
-def _grouped(
-    messages: Iterator[Message], kind: type[BadRows], place: MessageTarget, priorities: bool, ends: Callable[[], bool]
+def _portions_of_messages(
+    messages: Iterator[Message],
+    bad_rows_type: type[BadRows],
+    target: MessageTarget,
+    priorities: bool,
+    is_closing: Callable[[], bool],
 ) -> Iterator[Sequence[Portion]]:
-    """Portions of enough messages for some batches, until it ``ends``. They become columns a few at a time: what Python's garbage
-    collector finds alive it looks at again and again, and messages that go soon it does not.
+    """Portions of messages as columns, each large enough for several batches. Stops after a portion at which ``is_closing``.
+
+    A few messages at a time become columns, so that they are freed soon: Python's garbage collector visits objects that stay
+    alive again and again.
     """
-    first = 0
+    first_row = 0
     parts: list[pa.RecordBatch] = []
-    last = False  # what ends is given up, so that the result says why there is no more
-    while few := [] if last or (parts and ends()) else _few(messages):
-        bad_rows = kind(first)
-        batch = batch_of(few, bad_rows, *place)
+    is_last = False  # then the caller fails this portion, so that the result has the reason for its end
+    while chunk := [] if is_last or (parts and is_closing()) else _next_messages(messages):
+        bad_rows = bad_rows_type(first_row)
+        batch = batch_of(chunk, bad_rows, *target)
         if "priority" in batch.schema.names and not priorities:
-            bad_rows.rows(np.arange(len(few)), "it or another has a priority, which only gRPC supports")
-        if place.queue is not None:
-            elsewhere = [each.topic != place.queue.topic for each in few]
-            bad_rows.add(np.array(elsewhere), f"its topic is not that of {place.queue}")
+            bad_rows.rows(np.arange(len(chunk)), "it or another has a priority, which only gRPC supports")
+        if target.queue is not None:
+            is_of_other_topic = [message.topic != target.queue.topic for message in chunk]
+            bad_rows.add(np.array(is_of_other_topic), f"its topic is not that of {target.queue}")
         bad_rows.raise_if_any()
-        first += len(few)
+        first_row += len(chunk)
         if parts and batch.schema != parts[0].schema:
-            last = ends()
+            is_last = is_closing()
             yield [_portion(parts)]
             parts = []
         parts.append(batch)
         if sum(map(len, parts)) >= PORTION_MESSAGES or sum([part.nbytes for part in parts]) >= PORTION_BYTES:
-            last = ends()
+            is_last = is_closing()
             yield [_portion(parts)]
             parts = []
     if parts:
@@ -155,19 +169,19 @@ def _grouped(
 _body = operator.attrgetter("body")
 
 
-def _few(messages: Iterator[Message]) -> list[Message]:
-    """The next ones, fewer if they are large: what an iterator would give is not in memory yet."""
-    found: list[Message] = []
+def _next_messages(messages: Iterator[Message]) -> list[Message]:
+    """The next messages of an iterator; fewer if they are large, so that they need little memory."""
+    chunk: list[Message] = []
     size = 0
-    while size < PORTION_BYTES and (left := FEW_MESSAGES - len(found)):
-        found += (more := list(itertools.islice(messages, min(len(found) + 1, _HANDFUL, left))))
-        if not more:
+    while size < PORTION_BYTES and (max_count := CHUNK_MESSAGES - len(chunk)):
+        chunk += (next_messages := list(itertools.islice(messages, min(len(chunk) + 1, _MAX_UNSIZED, max_count))))
+        if not next_messages:
             break
         try:
-            size += sum(map(len, map(_body, more)))
-        except (AttributeError, TypeError):  # what is no message is refused with its number
+            size += sum(map(len, map(_body, next_messages)))
+        except (AttributeError, TypeError):  # an object that is not a message is rejected later, with its number
             break
-    return found
+    return chunk
 
 
 def _portion(parts: Sequence[pa.RecordBatch]) -> Portion:
@@ -175,25 +189,25 @@ def _portion(parts: Sequence[pa.RecordBatch]) -> Portion:
     return Portion(batch, {name: name for name in batch.schema.names})
 
 
-def _large(table: pa.Table) -> pa.Table:
-    """Each chunk is encoded by itself, and small ones would make small batches."""
+def _with_large_chunks(table: pa.Table) -> pa.Table:
+    """Combine small chunks: each chunk is encoded separately, and small chunks would make small batches."""
     chunks = max((column.num_chunks for column in table.columns), default=1)
-    return table.combine_chunks() if chunks > 1 and len(table) < chunks * SMALL_ROWS else table
+    return table.combine_chunks() if chunks > 1 and len(table) < chunks * SMALL_CHUNK_ROWS else table
 
 
-def _cut(batch: pa.RecordBatch, columns: Mapping[str, str]) -> Iterator[pa.RecordBatch]:
+def _split_batch(batch: pa.RecordBatch, columns: Mapping[str, str]) -> Iterator[pa.RecordBatch]:
     rows = len(batch)
     step = max(1, min(PORTION_ROWS, rows * PORTION_BYTES // max(1, plain_bytes(batch))))
     for start in range(0, rows, step):
-        yield from _halved(batch.slice(start, step), columns)
+        yield from _halve_large(batch.slice(start, step), columns)
 
 
-def _halved(batch: pa.RecordBatch, columns: Mapping[str, str]) -> Iterator[pa.RecordBatch]:
-    """In smaller parts where the large rows of a batch stand together."""
+def _halve_large(batch: pa.RecordBatch, columns: Mapping[str, str]) -> Iterator[pa.RecordBatch]:
+    """Split a batch further if its large rows are adjacent."""
     if len(batch) > 1 and plain_bytes(batch) > 2 * PORTION_BYTES:
         middle = len(batch) // 2
-        yield from _halved(batch.slice(0, middle), columns)
-        yield from _halved(batch.slice(middle), columns)
+        yield from _halve_large(batch.slice(0, middle), columns)
+        yield from _halve_large(batch.slice(middle), columns)
     else:
         yield plain_batch(batch, columns)
 
@@ -201,39 +215,41 @@ def _halved(batch: pa.RecordBatch, columns: Mapping[str, str]) -> Iterator[pa.Re
 _SELECTORS = {name.lower(): name for name in (*transport.SELECTORS, "column", "environment")}
 
 
-def options_of(options: Options, how: RowTarget, columns: Sequence[RowColumn]) -> tuple[Options, dict[str, str]]:
+def call_options(options: Options, target: RowTarget, columns: Sequence[RowColumn]) -> tuple[Options, dict[str, str]]:
     """The options of one call, and its columns by role. One ``OptionError`` lists everything that is wrong."""
-    if isinstance(how.selector, str):
-        how = how._replace(selector=_SELECTORS.get(how.selector.lower(), how.selector))
-    by_role, problems = check_columns(columns, how.topic, how.selector)
+    if isinstance(target.selector, str):
+        target = target._replace(selector=_SELECTORS.get(target.selector.lower(), target.selector))
+    by_role, problems = check_columns(columns, target.topic, target.selector)
     features = transport.features(options)
-    problems += check_features(by_role, features) + _selector_problems(options, how, by_role)
-    if timed := [by_role[name] for name in TIMERS if name in by_role and options.long_delay == "dmq"]:
-        problems.append(f"column {timed[0]!r} cannot be sent with option 'longDelay' dmq: send such rows with send")
+    problems += check_features(by_role, features) + _selector_problems(options, target, by_role)
+    if timer_columns := [by_role[name] for name in TIMERS if name in by_role and options.long_delay == "dmq"]:
+        problems.append(
+            f"column {timer_columns[0]!r} cannot be sent with option 'longDelay' dmq: send such rows with send"
+        )
     if problems:
         raise OptionError.of(problems)
-    most = options.max_message_size
+    max_bytes = options.max_message_size
     return dataclasses.replace(
         options,
-        topic=how.topic,
-        queue_selector=how.selector or "roundRobin",
-        given=options.given | {"queue_selector"} if how.selector is not None else options.given - {"queue_selector"},
+        topic=target.topic,
+        queue_selector=target.selector or "roundRobin",
+        given=options.given | {"queue_selector"} if target.selector is not None else options.given - {"queue_selector"},
         auto_batch=True,
-        batch_max_bytes=min(options.batch_max_bytes or BATCH_BYTES, most),
-        send_timeout=options.send_timeout if how.timeout_s is None else how.timeout_s,
+        batch_max_bytes=min(options.batch_max_bytes or BATCH_BYTES, max_bytes),
+        send_timeout=options.send_timeout if target.timeout_s is None else target.timeout_s,
     ), by_role
 
 
-def _selector_problems(options: Options, how: RowTarget, by_role: Mapping[str, str]) -> list[str]:
-    selector, chooses = how.selector, transport.features(options).chooses_queues
-    if chooses and "queueid" in by_role:
-        return [f"column {by_role['queueid']!r} names a queue, but {chooses}"]
-    if selector is None or (callable(selector) and not chooses):
+def _selector_problems(options: Options, target: RowTarget, by_role: Mapping[str, str]) -> list[str]:
+    selector, proxy_chooses = target.selector, transport.features(options).chooses_queues
+    if proxy_chooses and "queueid" in by_role:
+        return [f"column {by_role['queueid']!r} names a queue, but {proxy_chooses}"]
+    if selector is None or (callable(selector) and not proxy_chooses):
         return []
-    taken = transport.SELECTORS if chooses else tuple(_SELECTORS.values())
-    if selector not in taken and (chooses or ":" not in str(selector)):
-        why = f", for {chooses}" if chooses else ", or a function"
-        return [f"selector is {selector!r}; expected one of {', '.join(taken)}{why}"]
+    allowed = transport.SELECTORS if proxy_chooses else tuple(_SELECTORS.values())
+    if selector not in allowed and (proxy_chooses or ":" not in str(selector)):
+        why = f", for {proxy_chooses}" if proxy_chooses else ", or a function"
+        return [f"selector is {selector!r}; expected one of {', '.join(allowed)}{why}"]
     if selector == "environment" and options.environment is None:
         return ["selector 'environment' needs option 'environment'"]
     return []

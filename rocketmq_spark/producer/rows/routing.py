@@ -45,19 +45,21 @@ PartitionLookup = Callable[[str], QueueList]
 
 
 class TopicRows(NamedTuple):
-    """The rows of one topic in an Arrow batch; ``which`` None means all. ``first`` is the number of the batch's first row."""
+    """The rows of one topic in an Arrow batch; ``row_indices`` None means all rows. ``first`` is the number of the batch's
+    first row.
+    """
 
     batch: pa.RecordBatch
     topic: str
-    which: npt.NDArray[np.intp] | None
+    row_indices: npt.NDArray[np.intp] | None
     first: int
 
     def row_numbers(self) -> npt.NDArray[np.intp]:
-        return np.arange(len(self.batch)) if self.which is None else self.which
+        return np.arange(len(self.batch)) if self.row_indices is None else self.row_indices
 
     def column(self, name: str) -> pa.Array:
         column = arrow.plain(self.batch.column(name))
-        return column if self.which is None else column.take(pa.array(self.which))
+        return column if self.row_indices is None else column.take(pa.array(self.row_indices))
 
 
 def utf8_texts(column: pa.Array, name: str, numbers: npt.NDArray[np.intp], bad_rows: BadRows) -> pa.Array:
@@ -110,10 +112,10 @@ class ByHash:
         if filled is not None:
             keys = pc.fill_null(keys, "")
         hashes = hash_codes(keys) if self._hashes is None else rows.column(self._hashes).to_numpy()
-        chosen: Ints = np.abs(hashes.astype(np.int64)) % len(queues)
+        queue_indexes: Ints = np.abs(hashes.astype(np.int64)) % len(queues)
         if filled is not None:
-            chosen[~filled] = len(queues)
-        return chosen
+            queue_indexes[~filled] = len(queues)
+        return queue_indexes
 
 
 class ByColumn:
@@ -128,17 +130,17 @@ class ByColumn:
 
     def __call__(self, rows: TopicRows, queues: Sequence[MessageQueue], bad_rows: BadRows) -> Ints:
         named = rows.column(self._id).cast(pa.int64())
-        anywhere = arrow.nulls(named)
+        names_no_queue = arrow.nulls(named)
         ids = pc.fill_null(named, -1).to_numpy()
         brokers = None
         if self._broker is not None:
             brokers = utf8_texts(rows.column(self._broker), self._broker, rows.row_numbers(), bad_rows)
-        chosen = self._look_up(ids, brokers, queues)
-        if anywhere is not None:
+        queue_indexes = self._look_up(ids, brokers, queues)
+        if names_no_queue is not None:
             if brokers is not None:
-                anywhere &= ~arrow.flags(brokers.is_valid())
-            chosen[anywhere] = len(queues)
-        bad = np.flatnonzero(chosen < 0)
+                names_no_queue &= ~arrow.flags(brokers.is_valid())
+            queue_indexes[names_no_queue] = len(queues)
+        bad = np.flatnonzero(queue_indexes < 0)
         if len(bad):
             numbers = rows.row_numbers()
             for at in bad.tolist():
@@ -148,10 +150,10 @@ class ByColumn:
                 elif brokers is not None and broker is None:
                     reason = f"{self._broker} is null, and {self._id} is {int(ids[at])}; expected both or neither"
                 else:
-                    reason = _missing(rows.topic, int(ids[at]), broker, ambiguous=chosen[at] == _AMBIGUOUS)
+                    reason = _missing(rows.topic, int(ids[at]), broker, ambiguous=queue_indexes[at] == _AMBIGUOUS)
                 bad_rows.rows(numbers[at : at + 1], reason)
-            chosen = np.maximum(chosen, 0)
-        return chosen
+            queue_indexes = np.maximum(queue_indexes, 0)
+        return queue_indexes
 
     def _look_up(self, ids: Ints, brokers: pa.Array | None, queues: Sequence[MessageQueue]) -> Ints:
         """Looks queues up in a table of brokers and queue ids, whose last row and column stand for unknown ones."""
@@ -171,8 +173,8 @@ class ByColumn:
                     table[line, queue.queue_id] = _AMBIGUOUS if is_taken else at
                 elif name == queue.broker_name:
                     table[line, queue.queue_id] = at
-        chosen: Ints = table[lines, np.where((ids < 0) | (ids > max_id), max_id, ids)]
-        return chosen
+        queue_indexes: Ints = table[lines, np.where((ids < 0) | (ids > max_id), max_id, ids)]
+        return queue_indexes
 
 
 def _missing(topic: str, queue_id: int, broker: str | None, ambiguous: bool) -> str:
@@ -195,7 +197,7 @@ class ByPartition:
         self._partitions_of = numbered
         self.others = ByHash(columns) if "shardingkey" in columns else None
 
-    def take_numbers(self, topic: str) -> None:
+    def number_queues(self, topic: str) -> None:
         """Number the queues of a topic, which may wait for brokers that name servers do not list yet. A route that is fetched
         afterwards has them.
         """
@@ -214,7 +216,7 @@ class ByPartition:
         numbers = pc.fill_null(column.cast(pa.int64()), 0).to_numpy()
         partitions = self._partitions_of(rows.topic)
         at_queue = {queue: at for at, queue in enumerate(queues)}
-        missing = len(partitions)  # the place of a number that the topic does not have
+        missing = len(partitions)  # stands for a number that the topic does not have
         places = np.array([*(at_queue.get(queue, _NO_QUEUE) for queue in partitions), _NO_QUEUE], np.int64)
         numbers = np.where((numbers < 0) | (numbers >= missing), missing, numbers)
         named = places[numbers]
@@ -250,18 +252,18 @@ class ByCallable:
             return np.zeros(len(rows.row_numbers()), np.int64)
         values = {name: self._values(rows, name) for name in ("body", "tags", "keys", "properties", "shardingkey")}
         places = {queue: at for at, queue in enumerate(queues)}
-        chosen = np.empty(len(values["body"]), np.int64)
+        queue_indexes = np.empty(len(values["body"]), np.int64)
         for at, (body, tags, keys, properties, key) in enumerate(zip(*values.values(), strict=True)):
             message = Message(rows.topic, body, tags, keys or (), dict(properties or ()))
             try:
-                chosen[at] = places[custom(self._function, queues, message, key or None)]
+                queue_indexes[at] = places[custom(self._function, queues, message, key or None)]
             except SelectorError as e:
                 row = rows.first + int(rows.row_numbers()[at])
                 raise SelectorError(f"row {row}: {e.message}; nothing of its Arrow batch was sent") from e
-        return chosen
+        return queue_indexes
 
     def _adds_bad_rows(self, rows: TopicRows, bad_rows: BadRows) -> bool:
-        """Whether there are rows with a text that is not UTF-8, which a function cannot get."""
+        """Add rows with a text that is not UTF-8, which a function cannot get. Returns whether there are any."""
         is_good = True
         for name in ("tags", "keys", "properties", "shardingkey"):
             if name in self._columns:
@@ -286,7 +288,7 @@ def _without_text(column: pa.Array) -> npt.NDArray[np.intp]:
         return np.array(arrow.without_text(arrow.as_bytes(column)), np.intp)
     bounds = arrow.offsets(column)
     parts = (column.keys, column.items) if pa.types.is_map(column.type) else (column.values,)
-    bad = [place for part in parts for place in arrow.without_text(arrow.as_bytes(part))]
+    bad = [index for part in parts for index in arrow.without_text(arrow.as_bytes(part))]
     rows = np.unique(np.searchsorted(bounds, bad, side="right") - 1)
     return rows[(rows >= 0) & (rows < len(column))].astype(np.intp)
 
@@ -295,7 +297,7 @@ Candidates = Callable[[QueueList], QueueList]
 
 
 class RowRange(NamedTuple):
-    """Rows ``start`` to ``end`` in the order of the plan; without a queue they may go to any."""
+    """Rows ``start`` to ``end`` in the order of the plan. Without a queue they may go to any queue."""
 
     topic: str
     queue: MessageQueue | None
@@ -304,23 +306,27 @@ class RowRange(NamedTuple):
 
 
 class RoutingPlan(NamedTuple):
-    """``order`` None leaves the rows as they are."""
+    """The ranges of an Arrow batch. ``order`` has the row numbers in the order of the plan; None if the order does not change."""
 
     order: npt.NDArray[np.intp] | None
     ranges: list[RowRange]
 
-    def rows(self, share: RowRange) -> npt.NDArray[np.intp]:
-        """Row numbers of ``share`` in the Arrow batch."""
-        return np.arange(share.start, share.end) if self.order is None else self.order[share.start : share.end]
+    def rows(self, row_range: RowRange) -> npt.NDArray[np.intp]:
+        """Row numbers of ``row_range`` in the Arrow batch."""
+        return (
+            np.arange(row_range.start, row_range.end)
+            if self.order is None
+            else self.order[row_range.start : row_range.end]
+        )
 
     def topics(self, count: int) -> RowTopics:
         """The topic of each of the ``count`` rows of the Arrow batch."""
-        names = list(dict.fromkeys(share.topic for share in self.ranges))
+        names = list(dict.fromkeys(row_range.topic for row_range in self.ranges))
         if len(names) == 1:
             return RowTopics(names)
         codes = np.empty(count, np.int64)
-        for share in self.ranges:
-            codes[self.rows(share)] = names.index(share.topic)
+        for row_range in self.ranges:
+            codes[self.rows(row_range)] = names.index(row_range.topic)
         return RowTopics(names, codes)
 
 
@@ -332,48 +338,48 @@ def selector_of(options: Options, columns: Mapping[str, str]) -> str | Callable[
     if transport.features(options).chooses_queues and "shardingkey" in columns:
         return "hash"
     if "queue_selector" not in options.given:
-        return next((selector for role, selector in _IMPLIED.items() if role in columns), "roundRobin")
+        return next((selector for role, selector in _IMPLIED_SELECTORS.items() if role in columns), "roundRobin")
     chosen: str | Callable[..., object] = options.queue_selector
     return chosen
 
 
 # The selectors that columns imply. A row that names its queue needs no key, so those columns come first.
-_IMPLIED = {"partition": "partition", "queueid": "column", "shardingkey": "hash"}
+_IMPLIED_SELECTORS = {"partition": "partition", "queueid": "column", "shardingkey": "hash"}
 
 
 def log_choice(options: Options, columns: Mapping[str, str], once: bool = False) -> None:
     """Log which column has chosen the selector, if one has. With ``once``, this process logs it once for the topic."""
     selector = selector_of(options, columns)
-    role = next((role for role, implied in _IMPLIED.items() if implied == selector), None)
+    role = next((role for role, implied in _IMPLIED_SELECTORS.items() if implied == selector), None)
     if role is None or "queue_selector" in options.given or transport.features(options).chooses_queues:
         return
     name, where = columns[role], f"topic {options.topic}" if options.topic is not None else "topics of the rows"
-    other = (
+    advice = (
         "drop the column to let queueSelector choose"
         if selector == "partition"
         else f"as with queueSelector={selector}; set option 'queueSelector' for another choice"
     )
-    line = functools.partial(
+    log = functools.partial(
         logger.info,
         "%s: column %r chooses the queue of each row; rows in which it is null%s go round robin, unless another column "
         "chooses (%s)",
         where,
         name,
         " or empty" if selector == "hash" and not options.kafka_columns else "",  # an empty ``key`` is stored as base64
-        other,
+        advice,
     )
     if once:
-        process.once("chosen selectors", (options.cluster, where, name), line)
+        process.once("chosen selectors", (options.cluster, where, name), log)
     else:
-        line()
+        log()
 
 
-def unnumbered(topic: str) -> QueueList:
+def no_partition_numbers(topic: str) -> QueueList:
     raise AssertionError(f"rows of topic {topic!r} name partitions, and their queues have no numbers")
 
 
 def row_selector(
-    options: Options, columns: Mapping[str, str], numbered: PartitionLookup = unnumbered
+    options: Options, columns: Mapping[str, str], numbered: PartitionLookup = no_partition_numbers
 ) -> RowSelector | None:
     """The selector that chooses per row; None if whole batches may go to any queue."""
     match selector_of(options, columns):
@@ -421,7 +427,7 @@ class Router:
         columns: Mapping[str, str],
         queues: Callable[[str, bool], QueueList],
         shared_queues: dict[str, QueueList] | None = None,
-        numbered: PartitionLookup = unnumbered,
+        numbered: PartitionLookup = no_partition_numbers,
         wait_for_brokers: Callable[[str, Collection[str], Deadline], QueueList] | None = None,
     ) -> None:
         self._topic = options.topic
@@ -433,7 +439,7 @@ class Router:
         self._wait_for_brokers = wait_for_brokers
         self._has_waited: set[str] = set()
         self._patience_s = options.send_timeout
-        self._deadline: Deadline | None = None  # of the Arrow batch, as soon as one of its topics waits
+        self._deadline: Deadline | None = None  # of the current Arrow batch, set when one of its topics waits
         self._queues: dict[str, QueueList] = {} if shared_queues is None else shared_queues
         self._newest: dict[str, QueueList] = {}
 
@@ -476,18 +482,18 @@ class Router:
         return parts
 
     def plan(self, topics: Sequence[TopicRows], bad_rows: BadRows) -> RoutingPlan:
-        """The shares of the rows, in which the rows of a queue keep their order."""
+        """The ranges of the rows. Rows of one queue keep their order."""
         self._deadline = None
-        if len(topics) == 1 and topics[0].which is None and self._selector is None:
+        if len(topics) == 1 and topics[0].row_indices is None and self._selector is None:
             return RoutingPlan(None, [RowRange(topics[0].topic, None, 0, len(topics[0].batch))])
-        orders, shares = [], []
+        orders, ranges = [], []
         at = 0
         for rows in topics:
             order, parts = self._of_topic(rows, bad_rows)
             orders.append(order)
-            shares += [RowRange(rows.topic, queue, at + start, at + end) for queue, start, end in parts]
+            ranges += [RowRange(rows.topic, queue, at + start, at + end) for queue, start, end in parts]
             at += len(order)
-        return RoutingPlan(np.concatenate(orders) if orders else None, shares)
+        return RoutingPlan(np.concatenate(orders) if orders else None, ranges)
 
     def _of_topic(
         self, rows: TopicRows, bad_rows: BadRows
@@ -495,42 +501,50 @@ class Router:
         numbers = rows.row_numbers()
         if self._selector is None:
             return numbers, [(None, 0, len(numbers))]
-        queues, chosen = self._choose(rows, bad_rows)
-        narrow = chosen.astype(np.int16) if len(queues) < 1 << 15 else chosen  # sorted by digits, which is quick
+        queues, queue_indexes = self._choose(rows, bad_rows)
+        # 16-bit integers are sorted by radix sort, which is faster.
+        narrow = queue_indexes.astype(np.int16) if len(queues) < 1 << 15 else queue_indexes
         order = np.argsort(narrow, kind="stable")
-        places: list[MessageQueue | None] = [*queues, None]
-        counts = np.bincount(chosen, minlength=len(places))
-        ends = np.cumsum(counts)
-        parts = [(places[i], int(ends[i] - counts[i]), int(ends[i])) for i in np.flatnonzero(counts).tolist()]
+        destinations: list[MessageQueue | None] = [*queues, None]
+        counts = np.bincount(queue_indexes, minlength=len(destinations))
+        range_ends = np.cumsum(counts)
+        parts = [
+            (destinations[i], int(range_ends[i] - counts[i]), int(range_ends[i]))
+            for i in np.flatnonzero(counts).tolist()
+        ]
         return numbers[order], parts
 
     def _choose(self, rows: TopicRows, bad_rows: BadRows) -> tuple[QueueList, npt.NDArray[np.int64]]:
         assert self._selector is not None
         if isinstance(self._selector, ByPartition):
-            self._selector.take_numbers(rows.topic)
-        first = self._queues.get(rows.topic)
-        is_new = first is None
-        if first is None:
-            first = self._queues[rows.topic] = self._queues_of(rows.topic, False)
+            self._selector.number_queues(rows.topic)
+        first_queues = self._queues.get(rows.topic)
+        is_new = first_queues is None
+        if first_queues is None:
+            first_queues = self._queues[rows.topic] = self._queues_of(rows.topic, False)
         if not isinstance(self._selector, ByColumn | ByPartition):
-            return first, self._selector(rows, first, bad_rows)
-        newest = self._newest.get(rows.topic, first)
-        trial = BadRows()
-        named = self._selector(rows, newest, trial)
-        if trial.found():
-            newest = self._newest[rows.topic] = self._refreshed(rows)  # it may have more queues by now
+            return first_queues, self._selector(rows, first_queues, bad_rows)
+        newest_queues = self._newest.get(rows.topic, first_queues)
+        trial_bad_rows = BadRows()
+        named_indexes = self._selector(rows, newest_queues, trial_bad_rows)
+        if trial_bad_rows.found():
+            newest_queues = self._newest[rows.topic] = self._refreshed(rows)  # it may have more queues by now
             if is_new:  # no key has a queue yet, so keys can use all queues, too
-                first = self._queues[rows.topic] = newest
-            named = self._selector(rows, newest, bad_rows)
-        queues, chosen = first, named
-        if newest is not first:
-            queues = list(dict.fromkeys((*first, *newest)))
-            place_of = {queue: place for place, queue in enumerate(queues)}
-            chosen = np.array([*map(place_of.__getitem__, newest), len(queues)])[named]
+                first_queues = self._queues[rows.topic] = newest_queues
+            named_indexes = self._selector(rows, newest_queues, bad_rows)
+        queues, queue_indexes = first_queues, named_indexes
+        if newest_queues is not first_queues:
+            queues = list(dict.fromkeys((*first_queues, *newest_queues)))
+            index_of = {queue: index for index, queue in enumerate(queues)}
+            queue_indexes = np.array([*map(index_of.__getitem__, newest_queues), len(queues)])[named_indexes]
         if self._selector.others is not None:
-            others = self._selector.others(rows, first, bad_rows)
-            chosen = np.where((named == len(newest)) & (others < len(first)), others, chosen)
-        return queues, chosen
+            other_indexes = self._selector.others(rows, first_queues, bad_rows)
+            queue_indexes = np.where(
+                (named_indexes == len(newest_queues)) & (other_indexes < len(first_queues)),
+                other_indexes,
+                queue_indexes,
+            )
+        return queues, queue_indexes
 
     def _refreshed(self, rows: TopicRows) -> QueueList:
         """The newest queues of the topic. Waits, once for each topic, for brokers whose partitions the rows name."""

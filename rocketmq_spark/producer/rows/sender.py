@@ -1,10 +1,10 @@
-"""Rows of Arrow batches to requests of an engine: checked, encoded, and cut into batches by topic and queue.
+"""Sends rows of Arrow batches: checks and encodes them, splits them into batches by topic and queue, and creates requests.
 
-A task of the sink and ``Producer.send_arrow`` both send so. Who owns the rows (``RowOwner``) decides what is known of topics,
-waits for room, and gets each end. A driver only in so far as it asks for routes and for kinds of topics.
+A task of the sink and ``Producer.send_arrow`` use it. The owner of the rows (``RowOwner``) checks topics, waits while the
+limits are reached, and gets each completion. This module itself only fetches routes and types of topics.
 
 A broker stores a batch of a batch topic as one message, with an id, and with the tag and keys that all of its rows share. It
-filters such a batch by the batch's tag, so ``together`` puts rows of one tag together where their order allows it.
+filters such a batch by the batch's tag, so ``group_by_tag`` groups rows of one tag where their order allows it.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from rocketmq_spark.options import Options, transport
 from rocketmq_spark.ports import Sender
 from rocketmq_spark.producer import encoding
 from rocketmq_spark.producer.accumulator import MAX_KEYWORD_BYTES
+from rocketmq_spark.producer.delays import DelayRouter
 from rocketmq_spark.producer.encoding import How, Prepared
 from rocketmq_spark.producer.engine import Engine
-from rocketmq_spark.producer.long_delays import LongDelays
-from rocketmq_spark.producer.outgoing import Ended, Outgoing
+from rocketmq_spark.producer.outgoing import OutgoingSend, SendCompletion
 from rocketmq_spark.producer.rows import routing
 from rocketmq_spark.producer.rows.routing import PartitionLookup, QueueList, RoutingPlan, RowRange, TopicRows
 from rocketmq_spark.producer.settings import ProducerSettings
@@ -45,21 +45,21 @@ from rocketmq_spark.wire.messages import decode_batch
 
 logger = logging.getLogger(__name__)
 
-# With more tags in an Arrow batch each batch would have few rows.
+# With more tags in an Arrow batch, grouping by tag would make batches of few rows.
 MAX_TAGS = 16
 
-# The storage of a topic is not asked about again for so long if the question took its time and had no answer.
-SILENT_S = 30.0
+# How long the storage of a topic is not requested again after a slow request without an answer.
+SILENT_RETRY_S = 30.0
 
-# When nothing at all ends for so long beyond the send timeout, a batch was forgotten.
-LAST_RESORT_S = 60.0
-# A batch that may be stored is looked up, in steps that each may take that long.
-LOOKS = 4
+# If no request completes for this long beyond the send timeout, a request was lost.
+LOST_SEND_S = 60.0
+# A batch that may be stored is looked up, in this many steps of up to the send timeout.
+LOOKUP_STEPS = 4
 
 
 class StoragePlan:
-    """What the storage of a topic requires of its rows: for a batch topic, which rows form a batch and which properties it has;
-    for a compaction topic, a key; for a topic of ordered messages over gRPC, a sharding key.
+    """What the type of a topic requires of its rows. A batch topic: which rows form a batch, and the properties of the batch. A
+    compaction topic: a key. A topic of ordered messages over gRPC: a sharding key.
     """
 
     def __init__(self, options: Options, columns: Mapping[str, str], sender: Sender, now_ms: Callable[[], int]) -> None:
@@ -67,22 +67,22 @@ class StoragePlan:
         self._columns = columns
         self._sender = sender
         self._ids = UniqueIds(os.urandom(8), now_ms)
-        self._about: About | None = None
-        self._silent: dict[str, Deadline] = {}
-        # Over remoting without batches no check is needed: a broker rejects a single message, and names the reason.
+        self._batch_properties: About | None = None
+        self._silent_until: dict[str, Deadline] = {}
+        # Over remoting without batches no check is needed: a broker rejects a single message with the reason.
         self._checks = options.auto_batch or bool(transport.features(options).chooses_queues)
 
     def check(self, batch: pa.RecordBatch, topics: Sequence[TopicRows], bad_rows: BadRows) -> None:
         """Add to ``bad_rows`` the rows that a broker would acknowledge but not store, and those that a Proxy would reject."""
         for rows in topics if self._checks else ():
-            found = self._storage(rows.topic)
-            if found is not None and found.by_key:
+            storage = self._storage(rows.topic)
+            if storage is not None and storage.by_key:
                 numbers = rows.row_numbers()
                 missing = numbers[without_key(batch, self._columns)[numbers]]
-                bad_rows.rows(missing, encoding.no_key(rows.topic))
-            if found is not None and found.grouped:
+                bad_rows.rows(missing, encoding.no_key_reason(rows.topic))
+            if storage is not None and storage.grouped:
                 key = "key" if self._options.kafka_columns else "shardingKey"
-                bad_rows.rows(rows.row_numbers()[self._without_group(rows)], _no_group(rows.topic, key))
+                bad_rows.rows(rows.row_numbers()[self._without_group(rows)], _no_group_reason(rows.topic, key))
 
     def _without_group(self, rows: TopicRows) -> npt.NDArray[np.bool_]:
         if "shardingkey" not in self._columns:
@@ -90,61 +90,65 @@ class StoragePlan:
         filled = arrow.filled(arrow.as_bytes(rows.column(self._columns["shardingkey"])))
         return np.zeros(len(rows.row_numbers()), np.bool_) if filled is None else ~filled
 
-    def look(self, batch: pa.RecordBatch, plan: RoutingPlan) -> RoutingPlan:
-        """The plan of ``batch`` with a share for each tag where that is right; ``properties`` are of its rows from now on."""
-        self._about = None
+    def split_by_tag(self, batch: pa.RecordBatch, plan: RoutingPlan) -> RoutingPlan:
+        """The plan of ``batch``, with a range for each tag where the topic needs it. Later calls of ``properties`` are about this
+        batch.
+        """
+        self._batch_properties = None
         if not self._options.auto_batch or not any(
             self._stored_whole(topic) for topic in {s.topic for s in plan.ranges}
         ):
             return plan
-        self._about = About(batch, self._columns, MAX_KEYWORD_BYTES)
-        return together(plan, self._about, self._stored_whole, self._options.batch_by_tag)
+        self._batch_properties = About(batch, self._columns, MAX_KEYWORD_BYTES)
+        return group_by_tag(plan, self._batch_properties, self._stored_whole, self._options.batch_by_tag)
 
     def properties(self, topic: str, rows: Rows) -> dict[str, str]:
-        """Those of a batch of these rows; none where its messages are stored one by one."""
-        if self._about is None or not self._stored_whole(topic):
+        """The properties of a batch of these rows; empty if its messages are stored separately."""
+        if self._batch_properties is None or not self._stored_whole(topic):
             return {}
-        said = self._about.properties(rows)
-        if said is None:
+        shared_properties = self._batch_properties.properties(rows)
+        if shared_properties is None:
             return {}
         batch_id = np.empty((1, 32), np.uint8)
         self._ids.fill(batch_id)
-        return {Property.UNIQ_KEY: batch_id.tobytes().decode(), **said}
+        return {Property.UNIQ_KEY: batch_id.tobytes().decode(), **shared_properties}
 
     def _stored_whole(self, topic: str) -> bool:
-        return (found := self._storage(topic)) is not None and found.whole
+        return (storage := self._storage(topic)) is not None and storage.whole
 
     def _storage(self, topic: str) -> BatchStorage | None:
-        if (silent := self._silent.get(topic)) is not None and not silent.expired:
+        if (silent_until := self._silent_until.get(topic)) is not None and not silent_until.expired:
             return None
         deadline = Deadline.after(within_s := self._options.request_timeout)
-        found = self._sender.batch_storage(topic, deadline)
-        # Otherwise each batch of rows would wait so long, twice.
-        if found is None and deadline.remaining() < within_s / 2:
-            self._silent[topic] = Deadline.after(SILENT_S)
-        return found
+        storage = self._sender.batch_storage(topic, deadline)
+        # Otherwise each Arrow batch would wait this long, twice.
+        if storage is None and deadline.remaining() < within_s / 2:
+            self._silent_until[topic] = Deadline.after(SILENT_RETRY_S)
+        return storage
 
 
-def together(plan: RoutingPlan, about: About, stored_whole: Callable[[str], bool], by_tag: str) -> RoutingPlan:
-    """The plan with a share for each tag. ``by_tag`` is the option.
+def group_by_tag(
+    plan: RoutingPlan, batch_properties: About, stored_whole: Callable[[str], bool], by_tag: str
+) -> RoutingPlan:
+    """The plan with a range for each tag. ``by_tag`` is the option ``batchByTag``.
 
-    Rows that name their queue keep their order there unless the option is ``true``: then those of one tag do.
+    Rows that name their queue keep their order in it. If the option is ``true``, only rows of one tag keep their order.
     """
-    if by_tag == "false" or not about.tags or (by_tag == "auto" and about.tags > MAX_TAGS):
+    if by_tag == "false" or not batch_properties.tags or (by_tag == "auto" and batch_properties.tags > MAX_TAGS):
         return plan
-    orders, shares, at = [], [], 0
-    for share in plan.ranges:
-        rows = plan.rows(share)
-        mixed = stored_whole(share.topic) and (share.queue is None or by_tag == "true")
-        for part in about.by_tag(rows) if mixed else [rows]:
+    orders, ranges, start = [], [], 0
+    for row_range in plan.ranges:
+        rows = plan.rows(row_range)
+        may_group = stored_whole(row_range.topic) and (row_range.queue is None or by_tag == "true")
+        for part in batch_properties.by_tag(rows) if may_group else [rows]:
             orders.append(part)
-            shares.append(RowRange(share.topic, share.queue, at, at + len(part)))
-            at += len(part)
-    return plan if len(shares) == len(plan.ranges) else RoutingPlan(np.concatenate(orders), shares)
+            ranges.append(RowRange(row_range.topic, row_range.queue, start, start + len(part)))
+            start += len(part)
+    return plan if len(ranges) == len(plan.ranges) else RoutingPlan(np.concatenate(orders), ranges)
 
 
 class RowIds(Sequence[str]):
-    """The message ids of a request, which few ask for."""
+    """The message ids of a request. They become strings when they are read, because most are never read."""
 
     def __init__(self, ids: npt.NDArray[np.uint8], rows: Rows) -> None:
         self._ids = ids
@@ -170,39 +174,39 @@ class RowIds(Sequence[str]):
 
 
 class RowOwner(Protocol):
-    """Whose rows are sent."""
+    """The owner of the rows that are sent: a task of the sink, or a call of a producer."""
 
     def check_topic(self, topic: str) -> None:
         """Called for each topic of a batch before any of its rows is sent; raises if rows cannot be sent there."""
 
-    def may_pass(self, error: RocketMQError) -> bool:
-        """Whether a spool keeps what fails for it."""
+    def is_transient(self, error: RocketMQError) -> bool:
+        """Whether the error is temporary and there is a spool for such sends."""
 
-    def submit(self, outgoing: Outgoing) -> None:
-        """Hand over a request when there is room for it."""
+    def submit(self, outgoing: OutgoingSend) -> None:
+        """Submit a request to the engine when it is within the limits."""
 
-    def note(self, rows: Rows, ended: Ended) -> None:
-        """How the request of ``rows`` ended, on any thread; quick."""
+    def on_completion(self, rows: Rows, ended: SendCompletion) -> None:
+        """Receive the completion of the request of ``rows``. Called on any thread, and must not block."""
 
 
 class RowTools(NamedTuple):
-    """What rows are sent with. ``make_encoder`` is that of ``session.row_encoder``."""
+    """What sending rows needs. ``make_encoder`` is the function that ``session.row_encoder`` returns."""
 
     options: Options
     settings: ProducerSettings
     sender: Sender
     engine: Engine
     make_encoder: Callable[..., Encoder]
-    long_delays: LongDelays
+    long_delays: DelayRouter
 
 
 def batch_bytes(options: Options) -> int:
-    """The bytes of a batch of rows; 0 if each row is a message of its own."""
+    """The maximum bytes of a batch of rows; 0 if each row is sent as a single message."""
     return min(options.batch_max_bytes or 0, options.max_message_size) if options.auto_batch else 0
 
 
 class RowChecks(NamedTuple):
-    """All checks of rows before any of them is sent. ``check_topic`` is that of ``RowOwner``."""
+    """All checks of the rows of an Arrow batch, before any row is sent. ``check_topic`` is that of ``RowOwner``."""
 
     encoder: Encoder
     router: routing.Router
@@ -212,7 +216,7 @@ class RowChecks(NamedTuple):
     def __call__(
         self, batch: pa.RecordBatch, bad_rows: BadRows, first: int, partition: int | None = None
     ) -> tuple[Checked, RoutingPlan]:
-        """The parts of all rows, and where they go. Raises for bad rows; ``first`` is the number of the batch's first row."""
+        """The checked columns, and the routing plan. Raises for bad rows; ``first`` is the number of the batch's first row."""
         checked = self.encoder.check(batch, bad_rows)
         topics = self.router.topics(batch, bad_rows, first)
         if self.router.needs_good_rows:
@@ -230,8 +234,8 @@ class RowChecks(NamedTuple):
 class RowSender:
     """Sends the Arrow batches of one owner, whose columns are ``columns``, by role.
 
-    ``shut`` are queues that nothing may follow to (``Outgoing.shut``), ``queues`` those of topics, if several share them,
-    ``numbered`` those of topics in the order of Kafka's partitions.
+    ``failed_queues`` is that of ``OutgoingSend``. ``queues`` caches the queues of topics, if several senders share a cache.
+    ``numbered`` returns the queues of a topic in the order of Kafka's partitions.
     """
 
     def __init__(
@@ -240,102 +244,105 @@ class RowSender:
         columns: Mapping[str, str],
         ids: UniqueIds | ContentIds,
         owner: RowOwner,
-        shut: dict[Hashable, RocketMQError] | None = None,
+        failed_queues: dict[Hashable, RocketMQError] | None = None,
         queues: dict[str, QueueList] | None = None,
-        numbered: PartitionLookup = routing.unnumbered,
+        numbered: PartitionLookup = routing.no_partition_numbers,
     ) -> None:
         options, settings = tools.options, tools.settings
         self._options, self._settings = options, settings
         self._engine, self._long_delays = tools.engine, tools.long_delays
-        self._columns, self._ids, self._owner, self._shut = columns, ids, owner, shut
+        self._columns, self._ids, self._owner, self._failed_queues = columns, ids, owner, failed_queues
         self._batch_bytes = batch_bytes(options)
-        one_by_one = {"shardingkey", "priority"} & columns.keys()
-        self._batch_rows = settings.features.most_one_by_one if one_by_one else None
-        self._grown = Growth(settings.features.adds_bytes, options.max_message_size)
+        single_row_columns = {"shardingkey", "priority"} & columns.keys()
+        self._max_batch_rows = settings.features.most_one_by_one if single_row_columns else None
+        # The bytes that a Proxy adds to each message.
+        self._growth = Growth(settings.features.adds_bytes, options.max_message_size)
         self._encoder = tools.make_encoder(columns, options.max_message_size, ids, self._batch_bytes)
         self._storage = StoragePlan(options, columns, tools.sender, self._engine.timer.wall_ms)
-        # The queues of an environment are never more than they are.
+        # Not in an environment, whose queues do not change.
         wait_for_brokers = self._wait_for_brokers if settings.environment is None else None
         router = routing.Router(options, columns, self._queues, queues, numbered, wait_for_brokers)
         self.check = RowChecks(self._encoder, router, self._storage, owner.check_topic)
-        self._first = 0
-        self._candidates = routing.candidates(options)
+        self._first_row = 0  # the number of the first row of the current Arrow batch
+        self._filter_queues = routing.candidates(options)
 
     def join(self, batch: pa.RecordBatch, checked: Checked, plan: RoutingPlan) -> Encoded:
-        """The items of the rows; ids of content are left out (``identify``)."""
+        """The encoded rows. Ids that depend on the content are missing until ``identify`` writes them."""
         return self._encoder.join(checked, plan.topics(len(batch)))
 
     def identify(self, encoded: Encoded, checked: Checked, hashes: Callable[[pa.Array, int], Hashes]) -> None:
-        """Have ids of content written into all items that ``join`` has made of ``checked`` (``Encoder.identify``)."""
+        """Write the ids that depend on the content into the rows that ``join`` has encoded (``Encoder.identify``)."""
         assert isinstance(encoded, EncodedItems)
         self._encoder.identify(encoded, checked, hashes)
 
     def send(
         self, batch: pa.RecordBatch, checked: Checked, plan: RoutingPlan, encoded: Encoded, first: int = 0
     ) -> None:
-        """Hand the rows over, request by request; the owner is told of them by their numbers from ``first`` on."""
-        self._first = first
-        plan = self._storage.look(batch, plan)
+        """Submit the rows in requests. The owner gets completions with row numbers, of which ``first`` is the first."""
+        self._first_row = first
+        plan = self._storage.split_by_tag(batch, plan)
         delayed = checked.delayed
         if plan.order is not None:
             encoded = encoded.take(plan.order)
             delayed = delayed[plan.order] if delayed is not None else None
-        for share in plan.ranges:
-            part, numbers = encoded.slice(share.start, share.end), plan.rows(share)
-            if delayed is not None and delayed[share.start : share.end].any():
-                waits = delayed[share.start : share.end]
-                self._send(share, part.take(np.flatnonzero(waits)), numbers[waits], delayed=True)
-                part, numbers = part.take(np.flatnonzero(~waits)), numbers[~waits]
-            self._send(share, part, numbers)
+        for row_range in plan.ranges:
+            part, numbers = encoded.slice(row_range.start, row_range.end), plan.rows(row_range)
+            if delayed is not None and delayed[row_range.start : row_range.end].any():
+                is_delayed = delayed[row_range.start : row_range.end]
+                self._send_range(row_range, part.take(np.flatnonzero(is_delayed)), numbers[is_delayed], delayed=True)
+                part, numbers = part.take(np.flatnonzero(~is_delayed)), numbers[~is_delayed]
+            self._send_range(row_range, part, numbers)
 
-    def _send(self, share: RowRange, encoded: Encoded, rows: Rows, delayed: bool = False) -> None:
-        """Brokers ignore delays inside a batch. There is no order among delayed rows."""
-        alone = delayed or share.topic.startswith(codes.RETRY_PREFIX)
-        max_bytes, at = 0 if alone else self._batch_bytes, 0
-        for chunk in encoded.chunks(max_bytes, self._batch_rows, self._grown):
-            mine = rows[at : at + chunk.rows]
-            at += chunk.rows
-            now_ms, place = self._engine.timer.wall_ms(), How(share.queue)
+    def _send_range(self, row_range: RowRange, encoded: Encoded, rows: Rows, delayed: bool = False) -> None:
+        """Submit the rows of a range. Delayed rows are single messages without order: brokers ignore delays in a batch."""
+        is_single = delayed or row_range.topic.startswith(codes.RETRY_PREFIX)
+        max_bytes, start = 0 if is_single else self._batch_bytes, 0
+        for chunk in encoded.chunks(max_bytes, self._max_batch_rows, self._growth):
+            chunk_rows = rows[start : start + chunk.rows]
+            start += chunk.rows
+            now_ms, destination = self._engine.timer.wall_ms(), How(row_range.queue)
             if len(chunk.body) <= max_bytes or not isinstance(chunk.body, memoryview):
-                topic, said = share.topic, self._storage.properties(share.topic, mine)
-                request = encoding.batch_request(chunk.body, said, self._settings, now_ms)
-            else:  # a row that does not fit into a batch or must not travel in one
-                prepared = _alone(share.topic, chunk.body)
+                topic, properties = row_range.topic, self._storage.properties(row_range.topic, chunk_rows)
+                request = encoding.batch_request(chunk.body, properties, self._settings, now_ms)
+            else:  # a row that is too large for a batch, or must not be in one
+                prepared = _single_message(row_range.topic, chunk.body)
                 if delayed and self._options.long_delay == "dmq":
-                    prepared, place = self._long_delay(prepared, place)
+                    prepared, destination = self._long_delay(prepared, destination)
                 topic, request = prepared.message.topic, encoding.single_request(prepared, self._settings, now_ms)
             self._owner.submit(
-                Outgoing(
+                OutgoingSend(
                     topic,
                     request,
                     self._options.send_timeout,
-                    place.queue,
+                    destination.queue,
                     ordered=not delayed,
-                    candidates=self._candidates if topic == share.topic else None,
-                    done=functools.partial(self._owner.note, mine + self._first),
-                    msg_ids=RowIds(self._ids.last, mine) if isinstance(self._ids, KeptIds) else (),
-                    shut=self._shut,
+                    filter_queues=self._filter_queues if topic == row_range.topic else None,
+                    done=functools.partial(self._owner.on_completion, chunk_rows + self._first_row),
+                    msg_ids=RowIds(self._ids.last, chunk_rows) if isinstance(self._ids, KeptIds) else (),
+                    failed_queues=self._failed_queues,
                 )
             )
 
-    def _long_delay(self, prepared: Prepared, place: How) -> tuple[Prepared, How]:
+    def _long_delay(self, prepared: Prepared, destination: How) -> tuple[Prepared, How]:
         topic, deadline = prepared.message.topic, Deadline.after(self._options.send_timeout)
 
-        def at_hand() -> Sequence[MessageQueue]:
+        def queues_or_empty() -> Sequence[MessageQueue]:
             try:
                 return self._queues(topic, False)
             except RocketMQError as e:
-                if not self._owner.may_pass(e):
+                if not self._owner.is_transient(e):
                     raise
                 return ()
 
-        return self._long_delays.placed(prepared, place, at_hand, deadline)
+        return self._long_delays.route(prepared, destination, queues_or_empty, deadline)
 
     def _queues(self, topic: str, refresh: bool) -> Sequence[MessageQueue]:
         return self._engine.topics.queues(topic, Deadline.after(self._options.send_timeout), refresh)
 
     def _wait_for_brokers(self, topic: str, brokers: Collection[str], deadline: Deadline) -> Sequence[MessageQueue]:
-        """The queues of a topic as soon as each of ``brokers`` has one that accepts messages; at ``deadline`` without."""
+        """Wait until each of ``brokers`` has a queue that accepts messages, or until ``deadline``. Returns the queues of the
+        topic.
+        """
         logger.warning(
             "topic %s: rows name partitions of %s, which no name server lists as writable now; waiting for %g s at most, option "
             "'sendTimeout'",
@@ -345,19 +352,19 @@ class RowSender:
         )
         pauses = backoff(0.1, 2.0)
         while True:
-            # Another topic may have used up the time.
-            soon = Deadline.after(self._options.request_timeout) if deadline.expired else deadline
-            queues = self._engine.topics.queues(topic, soon, refresh=True)
+            # The wait for another topic may have used all of the time.
+            fetch_deadline = Deadline.after(self._options.request_timeout) if deadline.expired else deadline
+            queues = self._engine.topics.queues(topic, fetch_deadline, refresh=True)
             if set(brokers) <= {queue.broker_name for queue in queues} or deadline.expired:
                 return queues
             deadline.pause(next(pauses))
 
 
-def _no_group(topic: str, key: str) -> str:
+def _no_group_reason(topic: str, key: str) -> str:
     return f"there is no {key}, and topic {topic!r} (message.type=FIFO) accepts only messages with a {key}"
 
 
-def _alone(topic: str, body: memoryview) -> Prepared:
-    """A row as a message of its own."""
+def _single_message(topic: str, body: memoryview) -> Prepared:
+    """A row as a single message."""
     (item,) = decode_batch(body)
     return Prepared(Message(topic, bytes(item.body), flag=item.flag), "", item.properties, False)

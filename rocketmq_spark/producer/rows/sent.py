@@ -1,7 +1,7 @@
-"""What became of the rows of one ``send_arrow``, or the messages of one ``send_many``. Needs pyarrow and numpy.
+"""The outcomes of the rows of one ``send_arrow``, or of the messages of one ``send_many``. Needs pyarrow and numpy.
 
-Batches are few and rows many: a result keeps the end of each batch, which rows were in it, and the message ids as bytes. Columns
-and results of single rows are made when they are asked for.
+There are few batches and many rows. So the outcome of each batch is kept with its row numbers, and the message ids as bytes.
+Columns, and results of single rows, are created when they are read.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from rocketmq_spark.producer.outgoing import Outcome
 _SEPARATOR = ","
 
 
-class _Part:
-    """Rows that ended together."""
+class _SharedOutcome:
+    """Rows that share an outcome, because they were in one request."""
 
     def __init__(self, rows: Ints, outcome: Outcome) -> None:
         self.rows = rows
@@ -37,36 +37,53 @@ class _Part:
 
     @functools.cached_property
     def offset_ids(self) -> Sequence[str | None]:
-        """What the broker calls each row; the same for all rows of a batch that is stored as one."""
+        """The offset message id of each row; the same id for all rows of a batch that is stored as one message."""
         joined = None if self.result is None else self.result.offset_msg_id
-        each = (joined or "").split(_SEPARATOR)
-        return each if len(each) == len(self.rows) and joined else [joined] * len(self.rows)
+        ids = (joined or "").split(_SEPARATOR)
+        return ids if len(ids) == len(self.rows) and joined else [joined] * len(self.rows)
 
     @property
     def offset(self) -> int | None:
-        """That of the first row; None where the broker did not say it."""
+        """The queue offset of the first row; None if it is unknown."""
         return None if self.result is None else self.result.queue_offset
 
     def results(self, msg_ids: Sequence[str]) -> Iterable[Outcome]:
-        """Of all rows, together."""
+        """The results of all rows."""
         result = self.result
         if result is None:
             return [self.outcome] * len(msg_ids)
-        status, _, queue, first, _, *more = result
-        offsets: Iterable[int | None] = itertools.repeat(None) if first is None else itertools.count(first)
-        same = itertools.repeat
+        status, _, queue, first_offset, _, *other_fields = result
+        offsets: Iterable[int | None] = (
+            itertools.repeat(None) if first_offset is None else itertools.count(first_offset)
+        )
+        repeat = itertools.repeat
         return map(
             SendResult._make,
-            zip(same(status), msg_ids, same(queue), offsets, self.offset_ids, *map(same, more), strict=False),
+            zip(
+                repeat(status),
+                msg_ids,
+                repeat(queue),
+                offsets,
+                self.offset_ids,
+                *map(repeat, other_fields),
+                strict=False,
+            ),
         )
 
-    def result_of(self, at: int, msg_id: str) -> Outcome:
-        """Of the row at this place in the part."""
+    def result_of(self, index: int, msg_id: str) -> Outcome:
+        """The result of the row with this ``index`` among the rows."""
         result = self.result
         if result is None:
             return self.outcome
-        status, _, queue, first, _, *more = result
-        return SendResult(status, msg_id, queue, None if first is None else first + at, self.offset_ids[at], *more)
+        status, _, queue, first_offset, _, *other_fields = result
+        return SendResult(
+            status,
+            msg_id,
+            queue,
+            None if first_offset is None else first_offset + index,
+            self.offset_ids[index],
+            *other_fields,
+        )
 
 
 class SentRows(Sequence[SendResult | RocketMQError]):
@@ -76,15 +93,15 @@ class SentRows(Sequence[SendResult | RocketMQError]):
     these objects; ``parts`` and ``ids`` are internal.
     """
 
-    def __init__(self, parts: Sequence[_Part], ids: npt.NDArray[np.uint8]) -> None:
-        not_sent = _Part(np.empty(0, np.int64), SendFailed("the row was not sent"))
-        self._parts = [*parts, not_sent]  # of rows that are in no other part
+    def __init__(self, parts: Sequence[_SharedOutcome], ids: npt.NDArray[np.uint8]) -> None:
+        not_sent = _SharedOutcome(np.empty(0, np.int64), SendFailed("the row was not sent"))
+        self._parts = [*parts, not_sent]  # the outcome of rows that are in no other part
         self._ids = ids
-        self._which = np.full(len(ids), len(parts), np.int32)
-        self._at = np.zeros(len(ids), np.int64)
+        self._part_of_row = np.full(len(ids), len(parts), np.int32)
+        self._place_in_part = np.zeros(len(ids), np.int64)
         for number, part in enumerate(parts):
-            self._which[part.rows] = number
-            self._at[part.rows] = np.arange(len(part.rows))
+            self._part_of_row[part.rows] = number
+            self._place_in_part[part.rows] = np.arange(len(part.rows))
 
     def __len__(self) -> int:
         return len(self._ids)
@@ -95,21 +112,21 @@ class SentRows(Sequence[SendResult | RocketMQError]):
     def __getitem__(self, row: slice) -> list[SendResult | RocketMQError]: ...
     def __getitem__(self, row: int | slice) -> SendResult | RocketMQError | list[SendResult | RocketMQError]:
         if isinstance(row, slice):
-            return [self[each] for each in range(*row.indices(len(self)))]
-        part, msg_id = self._parts[self._which[row]], str(self._ids[row].tobytes(), "ascii")
-        outcome: Outcome = part.result_of(int(self._at[row]), msg_id)
+            return [self[index] for index in range(*row.indices(len(self)))]
+        part, msg_id = self._parts[self._part_of_row[row]], str(self._ids[row].tobytes(), "ascii")
+        outcome: Outcome = part.result_of(int(self._place_in_part[row]), msg_id)
         return outcome
 
     def __iter__(self) -> Iterator[SendResult | RocketMQError]:
         width = self._ids.shape[1]
         ids = self._ids.tobytes().decode()
-        found: list[SendResult | RocketMQError] = [self._parts[-1].outcome] * len(self)
+        outcomes: list[SendResult | RocketMQError] = [self._parts[-1].outcome] * len(self)
         for part in self._parts:
             rows = part.rows.tolist()
-            mine = part.results([ids[row * width : (row + 1) * width] for row in rows])
-            for row, outcome in zip(rows, mine, strict=True):
-                found[row] = outcome
-        return iter(found)
+            part_outcomes = part.results([ids[row * width : (row + 1) * width] for row in rows])
+            for row, outcome in zip(rows, part_outcomes, strict=True):
+                outcomes[row] = outcome
+        return iter(outcomes)
 
     def __repr__(self) -> str:
         return f"SentRows({len(self)} rows, {len(self.failed)} of them failed)"
@@ -127,7 +144,7 @@ class SentRows(Sequence[SendResult | RocketMQError]):
         failed = self.failed
         if not len(failed):
             return
-        error = self._parts[self._which[failed[0]]].outcome
+        error = self._parts[self._part_of_row[failed[0]]].outcome
         assert isinstance(error, RocketMQError)
         note = f"{len(failed)} of {len(self)} rows failed, the first of them row {failed[0]}"
         if note not in getattr(error, "__notes__", ()):
@@ -142,9 +159,9 @@ class SentRows(Sequence[SendResult | RocketMQError]):
         the queue and the offset are null if ``queue`` or ``queue_offset`` of the ``SendResult`` is None.
         """
         results = [part.result for part in self._parts]
-        queues = [None if each is None or each.queue is None else each.queue for each in results]
+        queues = [None if result is None or result.queue is None else result.queue for result in results]
         columns = {
-            "status": self._texts([None if each is None else each.status.value for each in results]),
+            "status": self._texts([None if result is None else result.status.value for result in results]),
             "brokerName": self._texts([None if queue is None else queue.broker_name for queue in queues]),
             "queueId": self._numbers([_queue_id(queue) for queue in queues], np.int32, pa.int32()),
             "queueOffset": self._offsets(),
@@ -153,58 +170,60 @@ class SentRows(Sequence[SendResult | RocketMQError]):
         }
         return pa.table(columns)
 
-    def _of_parts(self, values: Sequence[Any], kind: Any) -> npt.NDArray[Any]:
-        return np.array(values, kind)[self._which] if len(self._ids) else np.empty(0, kind)
+    def _of_parts(self, values: Sequence[Any], dtype: Any) -> npt.NDArray[Any]:
+        return np.array(values, dtype)[self._part_of_row] if len(self._ids) else np.empty(0, dtype)
 
     def _texts(self, values: Sequence[str | None]) -> pa.Array:
-        return pa.array(values, pa.string()).take(arrow.integers(self._which, pa.int32()))
+        return pa.array(values, pa.string()).take(arrow.integers(self._part_of_row, pa.int32()))
 
-    def _numbers(self, values: Sequence[int | None], kind: Any, shown: pa.DataType) -> pa.Array:
-        numbers = self._of_parts([each or 0 for each in values], kind)
-        return pa.array(numbers, shown, mask=self._of_parts([each is None for each in values], np.bool_))
+    def _numbers(self, values: Sequence[int | None], dtype: Any, arrow_type: pa.DataType) -> pa.Array:
+        numbers = self._of_parts([value or 0 for value in values], dtype)
+        return pa.array(numbers, arrow_type, mask=self._of_parts([value is None for value in values], np.bool_))
 
     def _offsets(self) -> pa.Array:
-        first = [part.offset for part in self._parts]
-        numbers = self._of_parts([each or 0 for each in first], np.int64) + self._at
-        return pa.array(numbers, pa.int64(), mask=self._of_parts([each is None for each in first], np.bool_))
+        first_offsets = [part.offset for part in self._parts]
+        numbers = self._of_parts([offset or 0 for offset in first_offsets], np.int64) + self._place_in_part
+        return pa.array(
+            numbers, pa.int64(), mask=self._of_parts([offset is None for offset in first_offsets], np.bool_)
+        )
 
 
 def _queue_id(queue: Any) -> int | None:
     return None if queue is None or queue.queue_id < 0 else int(queue.queue_id)
 
 
-class Ends:
-    """Collects the ends of requests while rows are sent."""
+class OutcomeCollector:
+    """Collects the outcomes of requests while rows are sent."""
 
     def __init__(self) -> None:
-        self._parts: list[_Part] = []
+        self._parts: list[_SharedOutcome] = []
         self._ids: list[npt.NDArray[np.uint8]] = []
         self.rows = 0
 
-    def begin(self, ids: npt.NDArray[np.uint8]) -> None:
-        """The next rows are sent with these message ids."""
+    def add_rows(self, ids: npt.NDArray[np.uint8]) -> None:
+        """Add the rows with these message ids, which are sent next."""
         self._ids.append(ids)
         self.rows += len(ids)
 
-    def add(self, rows: Ints, outcome: Outcome) -> None:
-        """Rows of the whole call ended so."""
-        self._parts.append(_Part(rows, outcome))
+    def add_outcome(self, rows: Ints, outcome: Outcome) -> None:
+        """Add the outcome of rows, which are numbered within the call."""
+        self._parts.append(_SharedOutcome(rows, outcome))
 
     def result(self) -> SentRows:
-        """What became of all rows. Of an error that says which messages are stored, each row gets its own."""
+        """The outcomes of all rows. If an error names stored messages, each of its rows gets a separate outcome."""
         ids = np.concatenate(self._ids) if self._ids else np.empty((0, 32), np.uint8)
-        parts: list[_Part] = []
+        parts: list[_SharedOutcome] = []
         for part in self._parts:
             error = part.outcome
             if isinstance(error, RocketMQError) and (error.stored or error.behind):
-                parts += _each(part.rows, error, ids)
+                parts += _outcome_of_each(part.rows, error, ids)
             else:
                 parts.append(part)
         return SentRows(parts, ids)
 
 
-def _each(rows: Ints, error: RocketMQError, ids: npt.NDArray[np.uint8]) -> Iterator[_Part]:
-    """Each row by itself."""
+def _outcome_of_each(rows: Ints, error: RocketMQError, ids: npt.NDArray[np.uint8]) -> Iterator[_SharedOutcome]:
+    """A separate outcome for each row of a request that failed with ``error``."""
     behind = frozenset(error.behind)
     not_sent = SendFailed(
         f"not sent, because an earlier message of its group was rejected: {error.message}",
@@ -214,4 +233,4 @@ def _each(rows: Ints, error: RocketMQError, ids: npt.NDArray[np.uint8]) -> Itera
     for row in rows.tolist():
         msg_id = ids[row].tobytes().decode()
         outcome: Outcome = error.stored.get(msg_id, not_sent if msg_id in behind else error)
-        yield _Part(np.array([row]), outcome)
+        yield _SharedOutcome(np.array([row]), outcome)

@@ -106,15 +106,19 @@ class Folder:
                 raise
             raise OffsetError(
                 f"{self.name}/{path} is not read: {e.filename} is a link, which could lead to files of other users",
-                remedy=self.advice_to_owner("replace the link by the folder or file to which it leads").capitalize(),
+                remedy=self._remedy_of_link(),
             ) from e
 
     def advice_to_owner(self, action: str) -> str:
         """Return an imperative clause: the owner of a local folder could lead root elsewhere, so root must not do it."""
         with suppress(OSError):
-            if self._is_local and (owner := os.stat(self._root_path).st_uid) != os.geteuid():
+            if self._is_local and (owner := os.stat(self._root_path).st_uid) != folders.reader():
                 return f"let {folders.user(owner)} {action}, not root"
         return action
+
+    def _remedy_of_link(self) -> str:
+        advice = self.advice_to_owner("replace the link by the folder or file to which it leads")
+        return advice[0].upper() + advice[1:]
 
     def read(self, path: str) -> str:
         """Return the text of a file. No error contains any of it: the file may be another one than the command's user meant."""

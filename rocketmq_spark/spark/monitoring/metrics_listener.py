@@ -30,7 +30,7 @@ from pyspark.sql.streaming.listener import (
 
 from rocketmq_spark.base import exposition, folders
 from rocketmq_spark.errors import OptionError
-from rocketmq_spark.pull.answers import Cause
+from rocketmq_spark.pull.outcomes import Cause
 from rocketmq_spark.spark.monitoring.queries import figures_of_progress, sink_counts
 
 if TYPE_CHECKING:

@@ -38,11 +38,11 @@ from rocketmq_spark.options import Options, transport
 from rocketmq_spark.options.names import resolve
 from rocketmq_spark.options.topic_names import EXACT, TopicNames, hint
 from rocketmq_spark.ports import Sender
+from rocketmq_spark.producer.delays import BrokerTimers, no_timers_error
 from rocketmq_spark.producer.encoding import check_topic as check_topic_name
-from rocketmq_spark.producer.long_delays import Timers, no_timers
+from rocketmq_spark.producer.routing import RouteCache, queues_of_environment
 from rocketmq_spark.producer.settings import ProducerSettings
-from rocketmq_spark.producer.spooling import passing
-from rocketmq_spark.producer.topics import Topics, owned
+from rocketmq_spark.producer.spool_bridge import is_transient
 from rocketmq_spark.queues.environment import by_position, check_chosen, position_problem, scope_of
 from rocketmq_spark.session.spools import problems as spool_problems
 from rocketmq_spark.spark.sink import exactly_once_checks
@@ -118,7 +118,7 @@ def producer_settings(options: Options) -> ProducerSettings:
         retries=None,
         pinned_retries=None,
         auto_create_topics=False,
-        queues_stay_shut=True,
+        failed_queues_stay_closed=True,
         max_in_flight=None,
         max_in_flight_per_broker=options.max_in_flight,
         max_async_messages=(options.total_batch_max_bytes or 0) // _REQUEST_BYTES,
@@ -360,8 +360,8 @@ def check_timers(
     deadline = Deadline.after(options.request_timeout)
     if brokers is None:
         brokers = {queue.broker_name for queue in sender.publish_queues(topic, deadline)}
-    if brokers_without := timer_cache(sender, options).missing(topic, brokers, deadline):
-        problem = no_timers(f"column {' and '.join(map(repr, timer_columns))}", brokers_without, topic)
+    if brokers_without := timer_cache(sender, options).brokers_without_timers(topic, brokers, deadline):
+        problem = no_timers_error(f"column {' and '.join(map(repr, timer_columns))}", brokers_without, topic)
         raise OptionError(problem.message, topic=topic, remedy=problem.remedy)
 
 
@@ -395,9 +395,9 @@ def check_types(options: Options, topic: str, columns_by_role: Mapping[str, str]
         )
 
 
-def timer_cache(sender: Sender, options: Options) -> Timers:
+def timer_cache(sender: Sender, options: Options) -> BrokerTimers:
     """Return the process's cache of which brokers have timers. Without it, each short task would ask the brokers again."""
-    return Timers(sender, process.once(_TIMERS_KEY, session.connection_key(options), dict))
+    return BrokerTimers(sender, process.once(_TIMERS_KEY, session.connection_key(options), dict))
 
 
 def check_brokers(options: Options, columns_by_role: Mapping[str, str], once_per_process: bool = False) -> None:
@@ -421,7 +421,7 @@ def check_brokers(options: Options, columns_by_role: Mapping[str, str], once_per
         check_timers(sender, options.topic, options, columns_by_role)
         check_types(options, options.topic, columns_by_role)
     except RocketMQError as e:
-        may_wait = once_per_process or (options.on_send_failure == "spool" and passing(e, sender))
+        may_wait = once_per_process or (options.on_send_failure == "spool" and is_transient(e, sender))
         if not may_wait or isinstance(e, OptionError) or (isinstance(e, RouteNotFound) and _any_broker(sender)):
             raise
         logger.warning("topic %s cannot be checked now: %s", options.topic, e)
@@ -439,10 +439,10 @@ def environment_queues(options: Options) -> dict[str, tuple[MessageQueue, ...]]:
         return {}
     sink_settings, sender = producer_settings(options), session.sender(options)
     assert sink_settings.environment is not None
-    owned_queues = owned(sender, sink_settings.environment)
+    owned_queues = queues_of_environment(sender, sink_settings.environment)
     if options.topic not in owned_queues:
         deadline = Deadline.after(options.send_timeout)
-        Topics(sender, sink_settings).awaited(options.topic, deadline, deadline.pause)
+        RouteCache(sender, sink_settings).wait_for_queues(options.topic, deadline, deadline.pause)
     return {options.topic: owned_queues[options.topic]}
 
 

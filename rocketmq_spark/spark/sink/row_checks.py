@@ -21,9 +21,9 @@ from rocketmq_spark.errors import RocketMQError, RouteNotFound
 from rocketmq_spark.options import Options, transport
 from rocketmq_spark.options.topic_names import TopicNames
 from rocketmq_spark.ports import Sender
+from rocketmq_spark.producer.routing import RouteCache
 from rocketmq_spark.producer.rows.routing import Router, with_rocketmq_topics
 from rocketmq_spark.producer.rows.sender import RowChecks, StoragePlan, batch_bytes
-from rocketmq_spark.producer.topics import Topics
 from rocketmq_spark.spark.sink import checks
 
 _REQUEST_TIMEOUT_S = 3.0
@@ -53,7 +53,9 @@ class SinkChecks:
         self.max_bytes = self._settings.max_message_size
         self._topic_names = TopicNames(self._options.topic_names, self._options.written_topics)
         self._topic_problems: dict[str, tuple[Deadline, str | None]] = {}
-        self._tools: tuple[Topics, RowChecks] | None = None  # created at first use, because a driver does not need them
+        self._tools: tuple[RouteCache, RowChecks] | None = (
+            None  # created at first use, because a driver does not need them
+        )
 
     def refusal(self, topic: str) -> str | None:
         """Return why no message can be sent to the topic, or None. Raises failures of requests, as the sink would."""
@@ -123,13 +125,13 @@ class SinkChecks:
             return f"no message can go to topic {topic}: {e.message}"
         return None
 
-    def _make_tools(self) -> tuple[Topics, RowChecks]:
+    def _make_tools(self) -> tuple[RouteCache, RowChecks]:
         if self._tools is not None:
             return self._tools
         options, columns, sender = self._options, self._columns, self._make_sender(self._options)
         ids = UniqueIds(bytes(8), epoch_ms)
         encoder = session.row_encoder(options)(columns, options.max_message_size, ids, batch_bytes(options))
-        topics = Topics(sender, self._settings)
+        topics = RouteCache(sender, self._settings)
 
         def queues(topic: str, refresh: bool) -> Any:
             return topics.queues(topic, Deadline.after(_REQUEST_TIMEOUT_S), refresh)

@@ -32,15 +32,15 @@ from rocketmq_spark.errors import RocketMQError, SendFailed
 from rocketmq_spark.model import MessageQueue, SendStatus
 from rocketmq_spark.options import Options
 from rocketmq_spark.options.topic_names import TopicNames
-from rocketmq_spark.producer.attempts import FaultTable
-from rocketmq_spark.producer.confirming import Confirming
+from rocketmq_spark.producer.ambiguity import AmbiguousSendResolver
+from rocketmq_spark.producer.delays import DelayRouter
 from rocketmq_spark.producer.engine import Engine
-from rocketmq_spark.producer.long_delays import LongDelays
-from rocketmq_spark.producer.outgoing import Ended, Outgoing
+from rocketmq_spark.producer.fault_tolerance import FaultTable
+from rocketmq_spark.producer.outgoing import OutgoingSend, SendCompletion
+from rocketmq_spark.producer.routing import set_environment_queues
 from rocketmq_spark.producer.rows.routing import RoutingPlan, with_rocketmq_topics
-from rocketmq_spark.producer.rows.sender import LAST_RESORT_S, LOOKS, RowSender, RowTools
-from rocketmq_spark.producer.spooling import passing
-from rocketmq_spark.producer.topics import note_positions
+from rocketmq_spark.producer.rows.sender import LOOKUP_STEPS, LOST_SEND_S, RowSender, RowTools
+from rocketmq_spark.producer.spool_bridge import is_transient
 from rocketmq_spark.session.spools import worker_spool
 from rocketmq_spark.spark.compat import WriterCommitMessage
 from rocketmq_spark.spark.sink import checks
@@ -97,19 +97,19 @@ class TaskWriter:
         )
         self._settings = checks.producer_settings(options)
         if self._settings.environment is not None:
-            note_positions(self._sender, self._settings.environment, environment_queues)
+            set_environment_queues(self._sender, self._settings.environment, environment_queues)
         self._spool = worker_spool(options, self._settings)
         self._engine = Engine(self._sender, self._settings, Timer("rocketmq-sink"), _fault_table(options), self._spool)
         if exactly_once is not None:
-            self._engine.confirming = Confirming(exactly_once.stored_ids, self._engine.timer)
+            self._engine.ambiguity_resolver = AmbiguousSendResolver(exactly_once.stored_ids, self._engine.timer)
         self._topics = self._engine.topics
-        self._outcomes: queues.SimpleQueue[tuple[int, Ended]] = queues.SimpleQueue()
-        long_delays = LongDelays(
+        self._outcomes: queues.SimpleQueue[tuple[int, SendCompletion]] = queues.SimpleQueue()
+        long_delays = DelayRouter(
             self._sender,
             checks.timer_cache(self._sender, options),
             self._settings,
             self._engine.timer.wall_ms,
-            self.may_pass,
+            self.is_transient,
         )
         ids = UniqueIds(os.urandom(8), self._engine.timer.wall_ms) if exactly_once is None else exactly_once.ids
         encoder = session.row_encoder(options)
@@ -198,10 +198,10 @@ class TaskWriter:
             try:
                 checks.check_topic(self._sender, topic, self._options, must_exist=topic == self._options.topic)
                 deadline = Deadline.after(self._options.send_timeout)
-                self._topics.awaited(topic, deadline, deadline.pause)
+                self._topics.wait_for_queues(topic, deadline, deadline.pause)
                 self._check_timers(topic)
             except RocketMQError as e:  # with a spool, the spool requests the route later
-                if not self.may_pass(e):
+                if not self.is_transient(e):
                     raise
             self._checked_topics.add(topic)
 
@@ -210,14 +210,14 @@ class TaskWriter:
             self._partition_queues[topic] = checks.numbered_queues(self._sender, topic, self._options)
         return self._partition_queues[topic]
 
-    def may_pass(self, error: RocketMQError) -> bool:
+    def is_transient(self, error: RocketMQError) -> bool:
         """Whether sends that fail with ``error`` go to the spool."""
-        return self._spool is not None and passing(error, self._sender)
+        return self._spool is not None and is_transient(error, self._sender)
 
     def _check_timers(self, topic: str) -> None:
         checks.check_timers(self._sender, topic, self._options, self._columns, self._topics.brokers_of(topic))
 
-    def submit(self, outgoing: Outgoing) -> None:
+    def submit(self, outgoing: OutgoingSend) -> None:
         """Pass a batch to the engine. While the engine has no room, count the batches that have ended."""
         while not self._outcomes.empty() or not self._engine.has_room(
             outgoing.size, outgoing.ordered_queue is not None
@@ -226,16 +226,16 @@ class TaskWriter:
         self._pending_outcomes += 1
         self._engine.submit(outgoing)
 
-    def note(self, rows: Rows, ended: Ended) -> None:
+    def on_completion(self, rows: Rows, ended: SendCompletion) -> None:
         """Store the outcome of a batch; the task's thread counts it later."""
         self._outcomes.put((len(rows), ended))
 
-    def _next_outcome(self) -> tuple[int, Ended]:
+    def _next_outcome(self) -> tuple[int, SendCompletion]:
         """Return the number of rows and the outcome of the next batch that ends. Raises ``SendFailed`` if none ends in time,
         which is a bug of the engine.
         """
-        allowed_lookups = 1 if self._exactly_once is None else LOOKS
-        timeout_s = allowed_lookups * self._options.send_timeout + LAST_RESORT_S
+        allowed_lookups = 1 if self._exactly_once is None else LOOKUP_STEPS
+        timeout_s = allowed_lookups * self._options.send_timeout + LOST_SEND_S
         deadline = Deadline.after(timeout_s)
         while not deadline.expired:
             with contextlib.suppress(queues.Empty):
@@ -269,8 +269,8 @@ class TaskWriter:
         if outcome.status is SendStatus.SPOOLED:
             self._counts.spooled(rows)
             return
-        if ended.confirmed:
-            self._counts.confirmed(ended.confirmed)
+        if ended.confirmed_count:
+            self._counts.confirmed(ended.confirmed_count)
         failed_brokers = ended.brokers[:-1]
         self._counts.acknowledged(ended.brokers[-1], rows, ended.outgoing.size, ended.attempts - 1, failed_brokers)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from rocketmq_spark.errors import DataLossError
 from rocketmq_spark.model import OffsetRange
-from rocketmq_spark.pull.answers import Cause
+from rocketmq_spark.pull.outcomes import Cause
 
 logger = logging.getLogger(__name__)
 

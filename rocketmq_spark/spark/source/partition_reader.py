@@ -23,7 +23,7 @@ from rocketmq_spark.model import Filter, MessageQueue, OffsetRange
 from rocketmq_spark.options import Options
 from rocketmq_spark.ports import OffsetReader, RouteReader
 from rocketmq_spark.pull import reading
-from rocketmq_spark.pull.answers import Cause, OnLoss
+from rocketmq_spark.pull.outcomes import Cause, OnLoss
 from rocketmq_spark.pull.puller import Puller
 from rocketmq_spark.spark.compat import InputPartition
 from rocketmq_spark.spark.source import data_loss, subscription
@@ -181,7 +181,7 @@ def read_partition(
     handle_loss = on_loss or functools.partial(_handle_loss, options, puller)
     # Cached for each topic, because the answer may change, and the pulls of one connection have one filter.
     broker_filter = functools.cache(
-        lambda broker, topic, pull_filter: puller.at_brokers(MessageQueue(topic, broker, 0), pull_filter)
+        lambda broker, topic, pull_filter: puller.broker_filter(MessageQueue(topic, broker, 0), pull_filter)
     )
     batch_ends = dict(
         zip(
@@ -206,7 +206,7 @@ def read_partition(
             options.include_properties,
             topic_filter,
             pulls.on_holes,
-            pulls.bounded,
+            pulls.with_true_ends,
             bad_messages,
         )
         with _with_waiting_advice(broker_name, streaming):

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from rocketmq_spark.model import MessageQueue, OffsetRange, QueueBounds
-from rocketmq_spark.pull.answers import Cause
+from rocketmq_spark.pull.outcomes import Cause
 from rocketmq_spark.spark.source.data_loss import Loss
 from rocketmq_spark.spark.source.offsets import Bounds, Offsets, Positions
 

@@ -26,7 +26,7 @@ import pyspark
 from rocketmq_spark.columnar.decode.schema import Column
 from rocketmq_spark.model import OffsetRange
 from rocketmq_spark.options import Options
-from rocketmq_spark.pull.answers import Cause
+from rocketmq_spark.pull.outcomes import Cause
 from rocketmq_spark.spark.conf import READ_BY_TASKS
 from rocketmq_spark.spark.source.partition_reader import RangePartition, read_partition
 

@@ -24,7 +24,7 @@ from rocketmq_spark.options import Options
 from rocketmq_spark.options.names import ALLOWED, code_allowed
 from rocketmq_spark.options.topic_names import EXACT, hint
 from rocketmq_spark.ports import OffsetReader
-from rocketmq_spark.pull.puller import of_batch_topic
+from rocketmq_spark.pull.puller import batch_topic_filter_error
 from rocketmq_spark.queues.environment import environment_of, scope_of
 from rocketmq_spark.spark.source.offsets import queues_text
 from rocketmq_spark.wire import names
@@ -130,7 +130,7 @@ def check_sql(
                 remedy="Connect to the brokers, or filter with option 'tags'",
             )
         if topic in queue_of_topic and is_batch_topic(queue):
-            raise of_batch_topic(sql, topic)
+            raise batch_topic_filter_error(sql, topic)
 
 
 def is_subscribed(options: Options, topic: str) -> bool:

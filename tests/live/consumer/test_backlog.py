@@ -13,7 +13,7 @@ from rocketmq_spark import Producer, PullConsumer
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import Message, MessageQueue
-from rocketmq_spark.pull.reading import PlainRun
+from rocketmq_spark.pull.read_ahead import PlainRead
 from tests.helpers import WAIT_S, awaited, indexed, killed, told
 from tests.live.consumer.test_pull_consumer import Make, group, make, texts
 
@@ -46,13 +46,13 @@ def test_a_backlog_is_read_ahead_each_message_once_in_the_order_of_its_queue(
     topic = make_topic(queues=2, attributes={"queue.type": "BatchCQ"} if batch else None)
     sent = backlog(rocketmq, topic, 6000)
     ahead: list[int] = []
-    copies = PlainRun._copies
+    copies = PlainRead._copies
 
-    def noted(run: PlainRun, fetched: Any) -> Any:
-        ahead.append(len(fetched.pieces))
+    def noted(run: PlainRead, fetched: Any) -> Any:
+        ahead.append(len(fetched.answers))
         return copies(run, fetched)
 
-    monkeypatch.setattr(PlainRun, "_copies", noted)
+    monkeypatch.setattr(PlainRead, "_copies", noted)
     ids: Counter[str] = Counter()
     places: dict[MessageQueue, list[int]] = {}
     with make(consume_from_where="earliest") as consumer:

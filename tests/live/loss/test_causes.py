@@ -14,7 +14,7 @@ from rocketmq_spark.base.codes import Perm
 from rocketmq_spark.errors import CallTimeout, DataLossError, RouteNotFound
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue
-from rocketmq_spark.pull.requests import Patience
+from rocketmq_spark.pull.progress_timeout import ProgressTimeout
 from rocketmq_spark.wire import rpc
 from tests.helpers import WAIT_S, awaited, killed, told
 from tests.mockbroker import eventually
@@ -363,13 +363,13 @@ def test_a_broker_that_lost_its_store_went_back(own, lost_lines):
 
 def test_a_read_permission_that_is_taken_while_a_task_reads_is_waited_for(rocketmq, topic, monkeypatch):
     """It is given back only when the patient one has been refused."""
-    sent, was_refused, refused = feed(rocketmq, topic, 20), threading.Event(), Patience.refused
+    sent, was_refused, refused = feed(rocketmq, topic, 20), threading.Event(), ProgressTimeout.record_refusal
     impatient, patient = (batch_reader(rocketmq, subscribe=topic, readDeadline=wait) for wait in ("3s", "10m"))
     tasks = patient.partitions()
     rocketmq.admin.create_topic(topic, 2, perm=Perm.WRITE)
     with pytest.raises(CallTimeout, match=r"no message came within 3 s.*pulling message is forbidden"):
         rows(impatient, tasks)
-    monkeypatch.setattr(Patience, "refused", lambda of, text: (refused(of, text), was_refused.set()))
+    monkeypatch.setattr(ProgressTimeout, "record_refusal", lambda of, text: (refused(of, text), was_refused.set()))
     with ThreadPoolExecutor(1) as pool:
         found = pool.submit(rows, patient, tasks)
         awaited(was_refused.is_set)

@@ -10,7 +10,7 @@ import pytest
 
 from rocketmq_spark import Message, Producer, session
 from rocketmq_spark.model import MessageQueue, SendStatus
-from rocketmq_spark.producer.attempts import Attempts
+from rocketmq_spark.producer.retry import RetryState
 from rocketmq_spark.spark.datasource import RocketMQDataSource
 from tests.helpers import killed, stored
 from tests.live.writes import bodies, frame
@@ -60,8 +60,8 @@ def test_a_task_sends_to_the_queue_that_its_driver_counted_although_a_broker_lef
     killed(pair, "broker-a")
     eventually(lambda: "broker-a" not in pair.admin.routes.cluster(), 60)
     session.close_all()  # as a worker that was started only now, and knows nothing
-    writer, tried, judge = pickle.loads(sent), threading.Event(), Attempts.judge
-    monkeypatch.setattr(Attempts, "judge", lambda one, *of: (judge(one, *of), one.brokers and tried.set())[0])
+    writer, tried, judge = pickle.loads(sent), threading.Event(), RetryState.next_action
+    monkeypatch.setattr(RetryState, "next_action", lambda one, *of: (judge(one, *of), one.brokers and tried.set())[0])
     with ThreadPoolExecutor(1) as pool:
         written = pool.submit(writer.write, iter([frame(body=["mine"])]))
         eventually(lambda: written.done() if spooled else tried.is_set(), 60)

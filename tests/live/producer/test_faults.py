@@ -16,7 +16,7 @@ import pytest
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import Message, SendResult, SendStatus
-from rocketmq_spark.producer.attempts import FaultTables
+from rocketmq_spark.producer.fault_tolerance import FaultTables
 from rocketmq_spark.producer.producer import BaseProducer
 from rocketmq_spark.producer.settings import SendContext
 from rocketmq_spark.wire import rpc

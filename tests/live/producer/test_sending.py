@@ -20,7 +20,7 @@ from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import Message, MessageQueue, SendStatus
 from rocketmq_spark.producer.encoding import batch_request
 from rocketmq_spark.producer.engine import Engine
-from rocketmq_spark.producer.outgoing import Outgoing
+from rocketmq_spark.producer.outgoing import OutgoingSend
 from rocketmq_spark.producer.producer import BaseProducer
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.queues.environment import Environment
@@ -79,7 +79,7 @@ def test_11_15_a_queue_may_be_named_in_the_first_send_of_a_client(
         else:
             engine, done = Engine(fresh.sender, settings, Timer("live")), Future[Any]()
             request = batch_request(encode_batch([BatchItem(b"x", "")]), {}, settings, 0)
-            engine.submit(Outgoing(rocketmq_topic, request, 10.0, queue, ordered=True, done=done.set_result))
+            engine.submit(OutgoingSend(rocketmq_topic, request, 10.0, queue, ordered=True, done=done.set_result))
             assert done.result(60).outcome.queue == queue
             assert engine.close(Deadline.after(1.0)) == []
         assert counts(rocketmq, rocketmq_topic, 1) == {5: 1}

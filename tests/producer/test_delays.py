@@ -19,14 +19,14 @@ from rocketmq_spark.errors import (
     RouteNotFound,
 )
 from rocketmq_spark.model import Message, SendStatus
-from rocketmq_spark.producer import long_delays
-from rocketmq_spark.producer.long_delays import Timers
+from rocketmq_spark.producer import delays
+from rocketmq_spark.producer.delays import BrokerTimers
 from rocketmq_spark.wire.envelope import CANCEL, INNER_TOPIC, QUEUE, DelayHandle, unpack
 from rocketmq_spark.wire.properties import decode_properties
 from tests.helpers import raising
 from tests.producer.scripted import Bench, ManualTimer, ScriptedSender
-from tests.producer.test_spooling import FakeSpool, Sender
-from tests.producer.test_spooling import producer as spooling
+from tests.producer.test_spool_bridge import FakeSpool, Sender
+from tests.producer.test_spool_bridge import producer as spooling
 from tests.queues import q, qs
 
 DAYS_10 = 10 * 24 * 3600
@@ -129,7 +129,7 @@ def test_nobody_to_take_envelopes_is_an_error_and_asked_again(bench: Bench) -> N
         producer.send(M, delay=DAYS_10)
     asked = [what for what, _ in bench.sender.events].count("consumed")
     assert asked == 3, "once a while when somebody does"
-    bench.time.advance(long_delays.CONSUMED_S)
+    bench.time.advance(delays.CONSUMER_VALID_S)
     bench.sender.consumed_topics.clear()
     with pytest.raises(MessageRefused, match=words):
         producer.send(M, delay=DAYS_10)
@@ -161,7 +161,7 @@ def test_the_queue_that_was_chosen_goes_along(served: Bench) -> None:
 
 def test_the_envelope_counts_against_the_message_size(served: Bench) -> None:
     producer = served.producer(long_delay="dmq", max_message_size=200)
-    with pytest.raises(MessageRefused, match="with all that a delay of this length needs; expected at most 200"):
+    with pytest.raises(MessageRefused, match="in the envelope that a delay of this length needs; expected at most 200"):
         producer.send(Message("T", b"x" * 150), delay=DAYS_10)
     producer.send(Message("T", b"x" * 150), delay=7)
 
@@ -211,18 +211,20 @@ def test_a_topic_that_is_missing_is_told_when_the_message_is_sent(served: Bench)
 def test_brokers_are_asked_seldom(bench: Bench) -> None:
     sender, known = bench.sender, {}  # type: ignore[var-annotated]
     sender.longest_timers = {"a": 5, "old": 0}
-    timers, soon = Timers(sender, known), Deadline.after(1)
+    timers, soon = BrokerTimers(sender, known), Deadline.after(1)
 
     def asked(*brokers: str) -> int:
         sender.events.clear()
-        assert timers.longest_ms("T", brokers, soon) == {n: sender.longest_timers[n] for n in brokers if n != "silent"}
+        assert timers.max_delays_ms("T", brokers, soon) == {
+            n: sender.longest_timers[n] for n in brokers if n != "silent"
+        }
         return len(sender.events)
 
-    assert [asked("a"), asked("a"), Timers(sender, known).longest_ms("T", ["a"], soon)] == [1, 0, {"a": 5}]
+    assert [asked("a"), asked("a"), BrokerTimers(sender, known).max_delays_ms("T", ["a"], soon)] == [1, 0, {"a": 5}]
     assert [asked("silent"), asked("silent"), asked("old"), asked("old")] == [1, 0, 1, 1]
-    bench.time.advance(long_delays.SILENT_S)
+    bench.time.advance(delays.SILENT_RETRY_S)
     assert [asked("silent"), asked("a")] == [1, 0]
-    bench.time.advance(long_delays.TIMERS_S)
+    bench.time.advance(delays.LIMITS_VALID_S)
     assert asked("a") == 1
 
 
@@ -234,18 +236,18 @@ def test_a_broker_that_is_silent_does_what_it_said_before(served: Bench) -> None
     for _ in range(2):
         served.sender.longest_timers = {}
         producer.send(M, delay=7, queue=q("a:0"))
-        served.time.advance(long_delays.TIMERS_S)
+        served.time.advance(delays.LIMITS_VALID_S)
     assert [queue.topic for _, queue, _ in served.sender.calls] == [INNER_TOPIC] * 3
 
 
 def test_what_is_spooled_has_no_handle_yet(served: Bench) -> None:
     from rocketmq_spark.model import SendResult
+    from rocketmq_spark.producer.delays import with_recall_handle
     from rocketmq_spark.producer.encoding import EnvelopedMessage, Prepared
-    from rocketmq_spark.producer.long_delays import with_handle
 
     prepared = Prepared(M, "ID", "", True, EnvelopedMessage("T", 5))
     spooled = SendResult(SendStatus.SPOOLED, "ID", None, None)
-    assert with_handle(spooled, prepared) is spooled
+    assert with_recall_handle(spooled, prepared) is spooled
 
 
 @pytest.mark.parametrize(

@@ -18,10 +18,10 @@ from rocketmq_spark.errors import CallTimeout, ConnectionLost, RocketMQError, Ro
 from rocketmq_spark.model import MessageQueue, Resent, SendRequest, SendResult, SendStatus, SpooledSend
 from rocketmq_spark.options.transport import FEATURES, GRPC
 from rocketmq_spark.producer.accumulator import MAX_KEYWORD_BYTES
-from rocketmq_spark.producer.long_delays import TIMERS_S
-from rocketmq_spark.producer.resending import SILENT_S, EngineResender
+from rocketmq_spark.producer.delays import LIMITS_VALID_S
+from rocketmq_spark.producer.resender import SILENT_RETRY_S, EngineResender
+from rocketmq_spark.producer.routing import queues_of_environment
 from rocketmq_spark.producer.settings import ProducerSettings
-from rocketmq_spark.producer.topics import owned
 from rocketmq_spark.queues.environment import Environment
 from rocketmq_spark.queues.selection import select
 from rocketmq_spark.spool.lanes import STEPS_S
@@ -33,7 +33,7 @@ from rocketmq_spark.wire.messages import BatchItem, decode_batch, encode_batch
 from rocketmq_spark.wire.properties import decode_properties, encode_properties
 from tests.helpers import no_more_threads, raising
 from tests.producer.scripted import Bench, ManualTimer, refused, told_storage
-from tests.producer.test_spooling import Sender
+from tests.producer.test_spool_bridge import Sender
 from tests.queues import q, qs
 
 REQUEST = SendRequest("g", b"x", "UNIQ_KEY\x01ID\x02")
@@ -42,7 +42,9 @@ REQUEST = SendRequest("g", b"x", "UNIQ_KEY\x01ID\x02")
 @pytest.fixture
 def resender(bench: Bench) -> EngineResender:
     bench.sender = Sender(bench.time)
-    settings = ProducerSettings(group="g", retries=None, pinned_retries=None, send_timeout_s=120, queues_stay_shut=True)
+    settings = ProducerSettings(
+        group="g", retries=None, pinned_retries=None, send_timeout_s=120, failed_queues_stay_closed=True
+    )
     return told_storage(bench, EngineResender(bench.sender, settings, ManualTimer(bench.time)))
 
 
@@ -79,7 +81,7 @@ def test_what_may_go_to_any_broker_keeps_away_from_one_that_hangs(bench: Bench, 
 def test_it_stays_in_the_environment_that_its_process_counted_before_a_broker_left(bench: Bench) -> None:
     bench.sender = Sender(bench.time)
     settings = ProducerSettings(group="g", environment=Environment.of(1))
-    owned(bench.sender, Environment.of(1))["T"] = (q("a:0"),)
+    queues_of_environment(bench.sender, Environment.of(1))["T"] = (q("a:0"),)
     bench.sender.routes["T"] = tuple(qs("b:0-1"))
     resender = EngineResender(bench.sender, settings, ManualTimer(bench.time))
     found = resent(bench, resender, SpooledSend("T", REQUEST))
@@ -101,7 +103,7 @@ def test_a_queue_that_was_chosen_in_another_environment_gets_nothing(
     bench.sender.routes["T"] = tuple(qs("a:0-1 b:0-1"))
     mine = Environment.of(*environment)
     if mine.by_position:
-        owned(bench.sender, mine)["T"] = (q("a:0"),)
+        queues_of_environment(bench.sender, mine)["T"] = (q("a:0"),)
     resender = EngineResender(bench.sender, ProducerSettings(group="g", environment=mine), ManualTimer(bench.time))
     resender.resend(SpooledSend("T", REQUEST, q(queue)), (found := []).append)
     assert found == [Resent(None, f"T/{queue.replace(':', '/')} does not belong to environment {mine.name!r}")]
@@ -250,7 +252,7 @@ def test_what_timers_do_not_serve_goes_as_an_envelope_also_from_a_spool(
     for _ in range(2):
         found = delayed(bench, resender, body, queue)
         assert (found.queue, found.passing, bench.sender.calls) == (None, True, [])
-        assert "does not say what its timers do" in (found.error or "")
+        assert "does not report its timers" in (found.error or "")
     bench.sender.longest_timers = {"a": 0, "b": 259_200_000}
     found = delayed(bench, resender, body, queue)
     assert (found.queue, found.passing, bench.sender.calls) == (None, True, []), "nobody takes envelopes"
@@ -265,7 +267,7 @@ def test_what_timers_do_not_serve_goes_as_an_envelope_also_from_a_spool(
     chosen = {} if queue is None else {QUEUE: "b:1" if queue == "hash" else queue}
     assert decode_properties(envelope.properties) == {Property.UNIQ_KEY: "ID", "p": "v"} | chosen
     bench.sender.longest_timers = {"a": 259_200_000, "b": 259_200_000}
-    bench.time.advance(TIMERS_S)
+    bench.time.advance(LIMITS_VALID_S)
     assert delayed(bench, resender, body, queue).queue in qs("a:0-1 b:0-1")
 
 
@@ -316,7 +318,7 @@ def test_a_broker_that_does_not_say_what_its_timers_do_is_asked_once_for_all_tha
         for queue in (*qs("a:0-1") * 10, q("b:0")):
             resender.resend(SpooledSend("T", SendRequest("g", b"x", text), queue, ("ID",)), found.append)
         bench.time.run_due()
-        bench.time.advance(SILENT_S)
+        bench.time.advance(SILENT_RETRY_S)
     assert [names for what, names in bench.sender.events if what == "timers"] == [["a"], ["b"], ["a"]]
     assert [each.queue for each in found].count(None) == 40
     assert [each.queue for each in found].count(q("b:0")) == 2

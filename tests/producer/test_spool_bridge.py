@@ -36,9 +36,9 @@ from rocketmq_spark.model import (
     SpoolMetrics,
 )
 from rocketmq_spark.producer.producer import BaseProducer
-from rocketmq_spark.producer.resending import EngineResender
+from rocketmq_spark.producer.resender import EngineResender
 from rocketmq_spark.producer.settings import ProducerSettings
-from rocketmq_spark.producer.spooling import chooser, passing, storable
+from rocketmq_spark.producer.spool_bridge import is_storable_selector, is_transient, selector_function
 from rocketmq_spark.queues.environment import Environment
 from rocketmq_spark.queues.selection import select
 from rocketmq_spark.spool.spool import lane_of
@@ -145,7 +145,7 @@ def caused(cause: RocketMQError) -> SendFailed:
     ids=lambda value: value.message if isinstance(value, RocketMQError) else str(value),
 )
 def test_3_11_what_may_pass(bench: Bench, spool: FakeSpool, error: RocketMQError, expected: bool) -> None:
-    assert passing(error, bench.sender) is expected
+    assert is_transient(error, bench.sender) is expected
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_a_topic_is_missing_while_masters_live(
 ) -> None:
     bench.sender.masters = masters
     bench.sender.routes.clear()
-    assert passing(MISSING, bench.sender) is expected
+    assert is_transient(MISSING, bench.sender) is expected
 
 
 @pytest.mark.parametrize("now", [tuple(qs("a:0")), BrokerNotFound("no master"), ConnectionLost("gone")], ids=str)
@@ -164,7 +164,7 @@ def test_a_topic_that_came_while_it_was_asked_for_masters_is_not_missing(
     bench: Bench, spool: FakeSpool, now: object
 ) -> None:
     bench.sender.routes["T"] = now
-    assert passing(MISSING, bench.sender)
+    assert is_transient(MISSING, bench.sender)
 
 
 @pytest.mark.parametrize("mode", ["sync", "async", "batch", "auto_batch"])
@@ -275,18 +275,18 @@ def test_a_selector_that_cannot_be_stored_fails_as_without_a_spool(bench: Bench,
     bench.sender.routes["T"] = ConnectionLost("no name server answers")
     with pytest.raises(ConnectionLost):
         producer(bench, spool).send(M, selector=lambda queues, message, arg: queues[0])
-    assert not storable("hash", object())
-    assert not storable(None, 1)
-    assert not storable("hash", "\ud800")
-    assert not storable("my.module:choose", 1), "a file does not say which code runs"
-    assert storable("hash", "7")
-    assert not storable("hash", "x" * 60_000), "the name of its lane has a length"
-    assert not storable("hash\ud800", 1)
+    assert not is_storable_selector("hash", object())
+    assert not is_storable_selector(None, 1)
+    assert not is_storable_selector("hash", "\ud800")
+    assert not is_storable_selector("my.module:choose", 1), "a file does not say which code runs"
+    assert is_storable_selector("hash", "7")
+    assert not is_storable_selector("hash", "x" * 60_000), "the name of its lane has a length"
+    assert not is_storable_selector("hash\ud800", 1)
     deep: list[object] = []
     for _ in range(100_000):
         deep = [deep]
-    assert not storable("hash", deep)
-    (chosen,) = chooser("T", "hash", "7")(qs("a:0-3"))
+    assert not is_storable_selector("hash", deep)
+    (chosen,) = selector_function("T", "hash", "7")(qs("a:0-3"))
     assert chosen in qs("a:0-3")
 
 

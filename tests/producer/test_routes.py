@@ -6,8 +6,8 @@ import pytest
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import CallTimeout, ConnectionLost, OptionError, RouteNotFound
+from rocketmq_spark.producer.routing import RouteCache
 from rocketmq_spark.producer.settings import ProducerSettings
-from rocketmq_spark.producer.topics import Topics
 from rocketmq_spark.queues.environment import Environment
 from rocketmq_spark.wire.envelope import INNER_TOPIC
 from tests.producer.scripted import Bench, ScriptedSender, Time
@@ -19,8 +19,8 @@ def sender() -> ScriptedSender:
     return ScriptedSender(Time())
 
 
-def topics(sender: ScriptedSender, **settings: Any) -> Topics:
-    return Topics(sender, ProducerSettings(group="g", **settings))
+def topics(sender: ScriptedSender, **settings: Any) -> RouteCache:
+    return RouteCache(sender, ProducerSettings(group="g", **settings))
 
 
 SOON = Deadline(1e12)
@@ -36,7 +36,7 @@ def test_a_known_list_is_the_same_object_and_costs_no_question(sender: ScriptedS
 def test_refresh_asks_again_and_survives_a_name_server_that_is_down(
     sender: ScriptedSender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rocketmq_spark.producer.topics.REST_S", 0.0)
+    monkeypatch.setattr("rocketmq_spark.producer.routing.REFRESH_PAUSE_S", 0.0)
     known = topics(sender)
     first = known.queues("T", SOON)
     sender.routes["T"] = ConnectionLost("no name server answers")
@@ -67,12 +67,12 @@ def test_11_17_a_name_server_is_awaited_and_the_first_error_told(bench: Bench) -
         bench.time.advance(seconds)
         bench.sender.routes["T"] = CallTimeout("the time was over") if seconds < 0.9 else route
 
-    assert known.awaited("T", Deadline.after(30), pause) == route
+    assert known.wait_for_queues("T", Deadline.after(30), pause) == route
     bench.sender.routes["U"] = ConnectionLost("no name server answers: refused")
     with pytest.raises(ConnectionLost, match="refused"):
-        known.awaited("U", Deadline.after(3), bench.time.advance)
+        known.wait_for_queues("U", Deadline.after(3), bench.time.advance)
     with pytest.raises(RouteNotFound):
-        known.awaited("Nowhere", Deadline.after(3), bench.time.advance)
+        known.wait_for_queues("Nowhere", Deadline.after(3), bench.time.advance)
 
 
 def test_0_9_no_route_is_an_error_that_names_the_topic(sender: ScriptedSender) -> None:

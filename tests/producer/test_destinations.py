@@ -10,10 +10,9 @@ import pytest
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import CallTimeout, ConnectionLost, MessageRefused, RouteNotFound
 from rocketmq_spark.model import Message, MessageQueue
-from rocketmq_spark.producer.destination import Destinations
 from rocketmq_spark.producer.encoding import How
+from rocketmq_spark.producer.routing import Destinations, RouteCache
 from rocketmq_spark.producer.settings import ProducerSettings
-from rocketmq_spark.producer.topics import Topics
 from rocketmq_spark.queues.environment import Environment
 from tests.producer.scripted import Bench, ManualTimer
 from tests.queues import q, qs
@@ -23,11 +22,11 @@ M = Message("T", b"x")
 
 def destinations(bench: Bench, environment: Environment | None = None) -> Destinations:
     settings = ProducerSettings(group="g", auto_create_topics=False, environment=environment)
-    return Destinations(Topics(bench.sender, settings), ManualTimer(bench.time), environment)
+    return Destinations(RouteCache(bench.sender, settings), ManualTimer(bench.time), environment)
 
 
 def of(found: Destinations, message: Message = M, **how: Any) -> MessageQueue | None:
-    place = found.of(message, How(**how), Deadline.after(3.0))
+    place = found.resolve(message, How(**how), Deadline.after(3.0))
     assert place.selector is None
     return place.queue
 

@@ -11,11 +11,11 @@ import pytest
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import CallTimeout, RouteNotFound
 from rocketmq_spark.model import MessageQueue, SendRequest
-from rocketmq_spark.producer.attempts import Attempts, FaultTable, OutOfTime, RetryPolicy
-from rocketmq_spark.producer.destination import QueueChoice
-from rocketmq_spark.producer.outgoing import Outgoing
+from rocketmq_spark.producer.fault_tolerance import FaultTable
+from rocketmq_spark.producer.outgoing import OutgoingSend
+from rocketmq_spark.producer.retry import OutOfTime, RetryPolicy, RetryState
+from rocketmq_spark.producer.routing import QueueChooser, RouteCache
 from rocketmq_spark.producer.settings import ProducerSettings
-from rocketmq_spark.producer.topics import Topics
 from tests.producer.scripted import Bench, ManualTimer
 from tests.queues import q, qs
 
@@ -24,14 +24,14 @@ REQUEST = SendRequest("g", b"x")
 
 class Chooser:
     def __init__(self, bench: Bench, **faults: Any) -> None:
-        topics = Topics(bench.sender, ProducerSettings(group="g", auto_create_topics=False))
+        topics = RouteCache(bench.sender, ProducerSettings(group="g", auto_create_topics=False))
         self.faults = FaultTable(**faults)
-        self.choice = QueueChoice(topics, self.faults, ManualTimer(bench.time))
+        self.choice = QueueChooser(topics, self.faults, ManualTimer(bench.time))
 
     def __call__(self, topic: str = "T", timeout: float = 3.0, refresh: bool = False, **how: Any) -> MessageQueue:
-        attempts = Attempts(RetryPolicy(), pinned=False)
-        outgoing = Outgoing(topic, REQUEST, timeout, **how)
-        return self.choice.queue(outgoing, attempts, Deadline.after(timeout), refresh)
+        attempts = RetryState(RetryPolicy(), pinned=False)
+        outgoing = OutgoingSend(topic, REQUEST, timeout, **how)
+        return self.choice.choose(outgoing, attempts, Deadline.after(timeout), refresh)
 
 
 def test_every_thread_goes_round_by_itself(bench: Bench) -> None:
@@ -72,7 +72,7 @@ def test_candidates_are_asked_with_the_topics_queues_and_chosen_from_at_random(b
         seen.append(list(queues))
         return [queue for queue in queues if queue.broker_name == "b"]
 
-    found = [choose(candidates=only_b) for _ in range(60)]
+    found = [choose(filter_queues=only_b) for _ in range(60)]
     assert set(found) == set(qs("b:0-1"))
     assert found[:2] * 30 != found, "it does not go round"
     assert seen == [qs("a:0-1 b:0-1")] * 60

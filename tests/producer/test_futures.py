@@ -10,8 +10,8 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.errors import ConnectionLost
 from rocketmq_spark.model import SendRequest
-from rocketmq_spark.producer.in_flight import Pending, Promise
-from rocketmq_spark.producer.outgoing import split
+from rocketmq_spark.producer.futures import FutureRegistry, Promise
+from rocketmq_spark.producer.outgoing import split_result
 from tests.helpers import RAISED, raising
 from tests.mockbroker import eventually
 from tests.producer.scripted import Bench, ok
@@ -19,11 +19,11 @@ from tests.queues import q
 
 
 def test_a_completion_completes_the_future_and_calls_back_on_the_callbacks_thread(bench: Bench) -> None:
-    pending, seen = Pending(bench.timer("x-callback")), []
-    future = pending.expect(seen.append)
+    pending, seen = FutureRegistry(bench.timer("x-callback")), []
+    future = pending.create(seen.append)
     assert not future.cancel()
     error = ConnectionLost("x")
-    pending.keep([future], [error])
+    pending.resolve([future], [error])
     assert future.exception(0) is error
     assert seen == []
     bench.time.run_due()
@@ -33,32 +33,32 @@ def test_a_completion_completes_the_future_and_calls_back_on_the_callbacks_threa
 @pytest.mark.parametrize("error", RAISED[:2])
 def test_a_callback_of_a_future_that_raises_anything_costs_the_others_nothing(bench: Bench, caplog, error) -> None:
     """Python's own futures log an ``Exception`` and let everything else through."""
-    pending, told = Pending(bench.timer("x-callback")), []
-    promises = [pending.expect(told.append) for _ in range(3)]
+    pending, told = FutureRegistry(bench.timer("x-callback")), []
+    promises = [pending.create(told.append) for _ in range(3)]
     for promise in promises:
         promise.add_done_callback(raising(error))
     lost = ConnectionLost("x")
-    pending.keep(promises, [lost] * len(promises))
+    pending.resolve(promises, [lost] * len(promises))
     bench.time.run_due()
     assert [promise.exception(0) for promise in promises] == told == [lost] * 3
     assert caplog.text.count("mine") >= 3
-    assert pending.none_left(Deadline.after(0))
+    assert pending.wait_until_empty(Deadline.after(0))
 
 
 @pytest.mark.parametrize("first", ["waits", "keeps"])
 def test_each_message_of_a_batch_has_its_own_result(bench: Bench, first: str) -> None:
     """Created when it is read; a callback and whoever waits get the same."""
-    pending, called = Pending(bench.timer("x-callback")), []
-    promises = [pending.expect(called.append) for _ in range(3)]
+    pending, called = FutureRegistry(bench.timer("x-callback")), []
+    promises = [pending.create(called.append) for _ in range(3)]
     place = ok(q("a:0"), SendRequest("g", b"x"))
-    outcomes = split(place._replace(msg_id="A,B,C", offset_msg_id="x,y,z"), 3)
+    outcomes = split_result(place._replace(msg_id="A,B,C", offset_msg_id="x,y,z"), 3)
     expected = [place._replace(msg_id=m, offset_msg_id=o, queue_offset=place.queue_offset + i)
                 for i, (m, o) in enumerate(zip("ABC", "xyz", strict=True))]  # fmt: skip
     with ThreadPoolExecutor(1) as waiter:
         waits = waiter.submit(wait, promises, 30) if first == "waits" else None
         if waits is not None:
-            eventually(lambda: all(promise._awaited for promise in promises))
-        pending.keep(promises, outcomes)
+            eventually(lambda: all(promise._has_waiters for promise in promises))
+        pending.resolve(promises, outcomes)
         assert waits is None or waits.result(30).done == set(promises)
     bench.time.run_due()
     assert [promise.result(0) for promise in promises] == [p.result() for p in promises] == called == expected
@@ -67,13 +67,13 @@ def test_each_message_of_a_batch_has_its_own_result(bench: Bench, first: str) ->
 
 
 def test_who_keeps_the_future_of_one_message_does_not_keep_the_ids_of_its_batch(bench: Bench) -> None:
-    pending = Pending(bench.timer("x-callback"))
+    pending = FutureRegistry(bench.timer("x-callback"))
     place = ok(q("a:0"), SendRequest("g", b"x"))
     sizes = []
     for count in (2, 1000):
         ids = [f"{i:032}" for i in range(count)]
-        kept = [pending.expect(msg_id=msg_id) for msg_id in ids]
-        pending.keep(kept, split(place._replace(msg_id=",".join(ids), offset_msg_id=",".join(ids)), count))
+        kept = [pending.create(msg_id=msg_id) for msg_id in ids]
+        pending.resolve(kept, split_result(place._replace(msg_id=",".join(ids), offset_msg_id=",".join(ids)), count))
         result = kept[1].result(0)
         assert (result.msg_id, result.offset_msg_id, result.queue_offset) == (ids[1], ids[1], 101)
         sizes.append(len(pickle.dumps({name: what for name, what in vars(kept[1]).items() if what is not pending})))
@@ -83,12 +83,12 @@ def test_who_keeps_the_future_of_one_message_does_not_keep_the_ids_of_its_batch(
 @pytest.mark.parametrize("first", ["waits", "keeps"])
 def test_a_promise_does_what_futures_of_python_do(bench: Bench, first: str) -> None:
     """Whoever comes first: those who wait for it, of several threads, or the outcome."""
-    pending, called = Pending(bench.timer("x-callback")), []
-    promises = [pending.expect() for _ in range(3)]
+    pending, called = FutureRegistry(bench.timer("x-callback")), []
+    promises = [pending.create() for _ in range(3)]
     outcomes = [ok(q("a:0"), SendRequest("g", b"x")), ConnectionLost("x"), ok(q("a:1"), SendRequest("g", b"x"))]
 
     def keep() -> None:
-        pending.keep(promises, outcomes)
+        pending.resolve(promises, outcomes)
 
     def waited() -> tuple[set[object], set[object], list[object]]:
         return set(as_completed(promises, 30)), set(wait(promises, 30).done), [p.exception(30) for p in promises]
@@ -116,20 +116,20 @@ def test_a_promise_does_what_futures_of_python_do(bench: Bench, first: str) -> N
 
 def test_promises_share_no_lock_that_python_takes_for_those_who_wait_for_several(bench: Bench) -> None:
     """It takes them in the order of addresses, so that a shared one would come in any order, and two threads to a halt."""
-    pending = Pending(bench.timer("x-callback"))
-    one, other = pending.expect(), pending.expect()
+    pending = FutureRegistry(bench.timer("x-callback"))
+    one, other = pending.create(), pending.create()
     assert len({id(one._condition), id(one._condition), id(other._condition)}) == 2
     assert one._condition._lock is not other._condition._lock  # type: ignore[attr-defined]
     assert not hasattr(one, "_other")
 
 
-@pytest.mark.parametrize("at", ["_awaited", "_waiters", "_done_callbacks", "_condition"])
+@pytest.mark.parametrize("at", ["_has_waiters", "_waiters", "_done_callbacks", "_condition"])
 def test_who_is_interrupted_when_it_begins_to_wait_can_wait_again(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, at: str
 ) -> None:
     """Wherever it was: otherwise the outcome would be set without a word to it."""
-    pending, called = Pending(bench.timer("x-callback")), []
-    promise, result = pending.expect(), ok(q("a:0"), SendRequest("g", b"x"))
+    pending, called = FutureRegistry(bench.timer("x-callback")), []
+    promise, result = pending.create(), ok(q("a:0"), SendRequest("g", b"x"))
 
     def interrupted(self: Promise, name: str, value: object) -> None:
         if name == at:
@@ -141,20 +141,20 @@ def test_who_is_interrupted_when_it_begins_to_wait_can_wait_again(
     with pytest.raises(KeyboardInterrupt):
         promise.add_done_callback(called.append)
     promise.add_done_callback(called.append)
-    pending.keep([promise], [result])
+    pending.resolve([promise], [result])
     assert (called, promise.result(0)) == ([promise], result)
 
 
 def test_none_left_waits_for_every_completion(bench: Bench) -> None:
     timer = bench.timer("x-callback")
-    pending = Pending(timer)
-    first = pending.expect()
-    pending.expect()
-    assert not pending.none_left(Deadline.after(1))
-    pending.forget()
+    pending = FutureRegistry(timer)
+    first = pending.create()
+    pending.create()
+    assert not pending.wait_until_empty(Deadline.after(1))
+    pending.discard()
     result = ok(q("a:0"), SendRequest("g", b"x"))
-    timer.later(0.5, lambda: pending.keep([first], [result]))
-    assert pending.none_left(Deadline.after(1))
+    timer.later(0.5, lambda: pending.resolve([first], [result]))
+    assert pending.wait_until_empty(Deadline.after(1))
     assert bench.time.now == pytest.approx(1001.5)
 
 
@@ -162,11 +162,11 @@ def test_none_left_waits_for_every_completion(bench: Bench) -> None:
 def test_close_lets_the_last_callbacks_run_even_when_one_fails(
     error: BaseException, bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
-    pending, seen = Pending(Timer("callbacks")), []
-    first = pending.expect(raising(error))
-    second = pending.expect(seen.append)
+    pending, seen = FutureRegistry(Timer("callbacks")), []
+    first = pending.create(raising(error))
+    second = pending.create(seen.append)
     with caplog.at_level(logging.ERROR):
-        pending.keep([first, second], [ConnectionLost("x"), ConnectionLost("y")])
+        pending.resolve([first, second], [ConnectionLost("x"), ConnectionLost("y")])
         pending.close()
     assert len(seen) == 1
     assert type(error).__name__ in caplog.text

@@ -23,71 +23,72 @@ from rocketmq_spark.options.transport import NO_REPLIES
 from rocketmq_spark.ports import Replies, Sender
 from rocketmq_spark.producer import encoding
 from rocketmq_spark.producer.encoding import How
-from rocketmq_spark.producer.in_flight import closed
-from rocketmq_spark.producer.outgoing import Ended
+from rocketmq_spark.producer.outgoing import SendCompletion
+from rocketmq_spark.producer.send_queue import closed
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.producer.transactions import TransactionCheck, TransactionProducer
 from rocketmq_spark.queues.selection import Select
 
 logger = logging.getLogger(__name__)
 
-# Of a request's time, for telling brokers where its reply goes.
-_ANNOUNCING = 1 / 3
+# The share of a request's timeout for announcing to brokers where replies go.
+_ANNOUNCE_SHARE = 1 / 3
 
 
-class _Request:
-    """One request that waits. Whatever comes first ends it: the reply, an error, or the end of its time.
+class _PendingRequest:
+    """A request that waits for its reply, an error, or its timeout; the first of them completes it.
 
-    A send that fails says why itself. So the end of the time counts when the message is stored, whichever comes last.
+    If the send fails, its own error is the outcome. So a timeout completes the request only when the message is stored: at the
+    timeout, or when the send has its result after the timeout.
     """
 
     def __init__(self, topic: str, msg_id: str) -> None:
         self.future: Future[Reply] = Future()
-        self.future.set_running_or_notify_cancel()  # what is on its way cannot be called back
-        self.forget: Callable[[], None] = lambda: None
+        self.future.set_running_or_notify_cancel()  # a request that is sent cannot be cancelled
+        self.unregister: Callable[[], None] = lambda: None
         self._topic = topic
         self._msg_id = msg_id
         self._lock = threading.Lock()
-        self._ended = self._late = False
-        self._stored: SendResult | None = None
+        self._is_complete = self._is_expired = False
+        self._send_result: SendResult | None = None
 
-    def end(self, outcome: Reply | RocketMQError) -> bool:
-        """Whether this is the outcome."""
+    def complete(self, outcome: Reply | RocketMQError) -> bool:
+        """Set the outcome. Returns False if there is one already."""
         with self._lock:
-            if self._ended:
+            if self._is_complete:
                 return False
-            self._ended = True
-        self.forget()
-        tell: Callable[[Any], None] = self.future.set_result
+            self._is_complete = True
+        self.unregister()
+        set_outcome: Callable[[Any], None] = self.future.set_result
         if isinstance(outcome, RocketMQError):
-            tell = self.future.set_exception
-        failed = attempt(tell, outcome)
-        if isinstance(failed, Failure):  # Python's futures let through what is no Exception
-            failed.log(logger, "a callback of a future failed")
+            set_outcome = self.future.set_exception
+        failure = attempt(set_outcome, outcome)
+        if isinstance(failure, Failure):  # Python's futures do not catch BaseException of callbacks
+            failure.log(logger, "a callback of a future failed")
         return True
 
-    def landed(self, ended: Ended) -> None:
-        """The send has its outcome."""
-        if isinstance(ended.outcome, RocketMQError):
-            self.end(ended.outcome)
+    def on_send_done(self, completion: SendCompletion) -> None:
+        """Record the outcome of the send."""
+        if isinstance(completion.outcome, RocketMQError):
+            self.complete(completion.outcome)
             return
         with self._lock:
-            self._stored, late = ended.outcome, self._late
-        if late:
-            self.end(self._timed_out(ended.outcome))
+            self._send_result, is_expired = completion.outcome, self._is_expired
+        if is_expired:
+            self.complete(self._timeout_error(completion.outcome))
 
-    def late(self) -> None:
-        """The time is over."""
+    def expire(self) -> None:
+        """Record the timeout."""
         with self._lock:
-            self._late, stored = True, self._stored
-        if stored is not None:
-            self.end(self._timed_out(stored))
+            self._is_expired, send_result = True, self._send_result
+        if send_result is not None:
+            self.complete(self._timeout_error(send_result))
 
-    def _timed_out(self, stored: SendResult) -> ReplyTimeout:
+    def _timeout_error(self, send_result: SendResult) -> ReplyTimeout:
         return ReplyTimeout(
             f"message {self._msg_id} was stored, but no reply arrived in time",
             topic=self._topic,
-            queue=str(stored.queue),
+            queue=str(send_result.queue),
             remedy="Check that its consumers run and reply",
         )
 
@@ -105,13 +106,16 @@ class RequestProducer(TransactionProducer):
         **wiring: Any,
     ) -> None:
         self._replies = replies
-        self._deadlines = make_timer(f"rocketmq-{settings.group}-request")
-        self._changing = threading.RLock()  # in ``with`` itself, for Ctrl-C (as in consumer.polls)
-        self._changed = threading.Condition(self._changing)
-        self._announcing = threading.Lock()
-        self._requests: dict[str, _Request] = {}
-        self._announced = self._refusing = self._gone = False
-        self._leave_replies: Callable[[Deadline], None] | None = None
+        self._request_timer = make_timer(f"rocketmq-{settings.group}-request")
+        # Entered by ``with`` directly, which Ctrl-C cannot interrupt halfway (as in consumer.polls).
+        self._requests_lock = threading.RLock()
+        self._requests_changed = threading.Condition(self._requests_lock)
+        self._announce_lock = threading.Lock()
+        self._requests: dict[str, _PendingRequest] = {}
+        self._is_announced = False  # whether all brokers know where replies go
+        self._is_closing = False  # whether new requests are rejected
+        self._is_closed = False
+        self._unregister_replies: Callable[[Deadline], None] | None = None
         super().__init__(sender, settings, check, make_timer=make_timer, **wiring)
 
     def request(
@@ -156,27 +160,29 @@ class RequestProducer(TransactionProducer):
         The arguments are those of ``request``. The first call, and the first after a ``ReplyTimeout``, waits until brokers know
         where to send this producer's replies. Functions added by ``Future.add_done_callback`` must not block.
         """
-        replies = self._passed_on()
-        prepared, place, deadline = self._admitted(message, How(queue, selector, arg, timeout_s=timeout_s))
+        replies = self._supported_replies()
+        prepared, destination, deadline = self._check_and_resolve(
+            message, How(queue, selector, arg, timeout_s=timeout_s)
+        )
         correlation_id = str(uuid.uuid4())
         prepared = encoding.as_request(prepared, correlation_id, self.client_id, deadline.remaining())
-        request = _Request(message.topic, prepared.msg_id)
-        with self._changing:
-            if self._refusing:
+        request = _PendingRequest(message.topic, prepared.msg_id)
+        with self._requests_lock:
+            if self._is_closing:
                 raise ClosedError("the producer is closed")
             self._requests[correlation_id] = request
-        request.future.add_done_callback(lambda _: self._over(correlation_id))
+        request.future.add_done_callback(lambda _: self._remove_request(correlation_id))
         try:
-            self._announce(replies, deadline.within(deadline.remaining() * _ANNOUNCING))
-            request.forget = replies.expect(correlation_id, request.end)
-            if (remaining_s := deadline.remaining()) < LONGEST_S / 2:  # an endless one leaves nothing behind
-                self._deadlines.later(remaining_s, functools.partial(self._late, correlation_id))
-            outgoing = self._outgoing(prepared, place, deadline, request.landed)._replace(spoolable=False)
+            self._announce(replies, deadline.within(deadline.remaining() * _ANNOUNCE_SHARE))
+            request.unregister = replies.expect(correlation_id, request.complete)
+            if (remaining_s := deadline.remaining()) < LONGEST_S / 2:  # an unlimited timeout needs no timer call
+                self._request_timer.later(remaining_s, functools.partial(self._expire_request, correlation_id))
+            outgoing = self._outgoing(prepared, destination, deadline, request.on_send_done)._replace(spoolable=False)
             self._engine.submit(outgoing)
-            if request.future.done():  # a close may have ended it before there was something to forget
-                request.forget()
-        except BaseException:  # Ctrl-C, too: no one has the future
-            request.end(closed())
+            if request.future.done():  # a close may have completed the request before ``unregister`` was set
+                request.unregister()
+        except BaseException:  # also after Ctrl-C: the caller does not get the future
+            request.complete(closed())
             raise
         return request.future
 
@@ -201,7 +207,7 @@ class RequestProducer(TransactionProducer):
             RocketMQError: The requester did not get the answer; perhaps it has ended.
             NotSupported: Through a Proxy, which does not forward replies. Nothing was sent.
         """
-        replies = self._passed_on()
+        replies = self._supported_replies()
         self._owner.check(self._closing.locked())
         instance("to", to, ReceivedMessage, "the ReceivedMessage that is a request")
         answer = Message(to.topic, body, properties=properties)
@@ -213,69 +219,71 @@ class RequestProducer(TransactionProducer):
             return []
         deadline = self._deadline(timeout_s)
         try:
-            with self._changing:
-                self._refusing = True
+            with self._requests_lock:
+                self._is_closing = True
                 while self._requests and not deadline.expired:
-                    self._deadlines.hold(self._changed, deadline.remaining())
+                    self._request_timer.hold(self._requests_changed, deadline.remaining())
         except BaseException:
             deadline = Deadline.after(0)
             raise
         finally:
             unsent = super().close(deadline.remaining())
             for request in list(self._requests.values()):
-                request.end(closed())
-            self._deadlines.close()
-            with self._changing:
-                self._gone = True
-                leave, self._leave_replies = self._leave_replies, None
+                request.complete(closed())
+            self._request_timer.close()
+            with self._requests_lock:
+                self._is_closed = True
+                leave, self._unregister_replies = self._unregister_replies, None
             if leave is not None:
                 leave(Deadline.after(self.settings.send_timeout_s))
         return unsent
 
-    def _passed_on(self) -> Replies:
+    def _supported_replies(self) -> Replies:
         if self._replies is None:
             raise NotSupported(NO_REPLIES)
         return self._replies
 
     def _announce(self, replies: Replies, deadline: Deadline) -> None:
-        """All brokers must know where replies go. They hear it again after one did not come: there may be a new connection."""
-        with self._changing:
-            if self._announced:
+        """Announce to all brokers where replies go. Repeated after a reply did not arrive, because a connection may be new."""
+        with self._requests_lock:
+            if self._is_announced:
                 return
-            if self._gone:  # by now, and no one would leave again
+            if self._is_closed:  # closed meanwhile, and nothing would unregister the producer
                 raise closed()
-            if self._leave_replies is None:
-                self._leave_replies = replies.join(self.settings.group, self.settings.heartbeat_s)
-        if not self._announcing.acquire(timeout=deadline.remaining()):
-            return  # another request tells them, and waits for one that hangs: the others know it by now
+            if self._unregister_replies is None:
+                self._unregister_replies = replies.join(self.settings.group, self.settings.heartbeat_s)
+        if not self._announce_lock.acquire(timeout=deadline.remaining()):
+            return  # another request announces, and waits for a broker that hangs; the other brokers know the address by now
         try:
-            if not self._announced:
+            if not self._is_announced:
                 replies.announce(deadline)
-                self._announced = True
+                self._is_announced = True
         finally:
-            self._announcing.release()
+            self._announce_lock.release()
 
-    def _late(self, correlation_id: str) -> None:
-        """By the id: what has its reply need not be kept until its time is over."""
+    def _expire_request(self, correlation_id: str) -> None:
+        """Expire a request. By its id, so that the timer does not keep completed requests alive."""
         if (request := self._requests.get(correlation_id)) is not None:
-            self._announced = False
-            request.late()
+            self._is_announced = False
+            request.expire()
 
-    def _over(self, correlation_id: str) -> None:
-        with self._changing:
+    def _remove_request(self, correlation_id: str) -> None:
+        with self._requests_lock:
             self._requests.pop(correlation_id, None)
-            self._changed.notify_all()
+            self._requests_changed.notify_all()
 
 
-def at_once(producer: RequestProducer, message: Message) -> bool:
-    """Whether ``send_async`` of a message without a delay would ask and wait for nothing now."""
+def sends_without_waiting(producer: RequestProducer, message: Message) -> bool:
+    """Whether ``send_async`` of a message without a delay would neither send a request first nor wait."""
     engine = producer._engine
-    asks = producer._spool is not None or engine.confirming is not None
-    return not asks and routed(producer, message.topic, False) and engine.has_room(len(message.body))
+    may_wait = producer._spool is not None or engine.ambiguity_resolver is not None
+    return not may_wait and has_cached_route(producer, message.topic, False) and engine.has_room(len(message.body))
 
 
-def routed(producer: RequestProducer, topic: str, batched: bool) -> bool:
-    """Whether the route of ``topic`` is known, so that no send asks for it; ``batched``: and what automatic batches ask."""
+def has_cached_route(producer: RequestProducer, topic: str, batched: bool) -> bool:
+    """Whether the route of ``topic`` is cached, so that a send does not fetch it. With ``batched``, the storage of the topic
+    must be cached, too, if the producer batches automatically.
+    """
     topics = producer._engine.topics
-    asks = batched and producer._membership is not None and topic not in topics.storage
-    return not asks and bool(topics.brokers_of(topic))
+    must_fetch_storage = batched and producer._batching is not None and topic not in topics.storage
+    return not must_fetch_storage and bool(topics.brokers_of(topic))

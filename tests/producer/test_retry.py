@@ -20,7 +20,8 @@ from rocketmq_spark.errors import (
     error_for,
 )
 from rocketmq_spark.model import SendResult, SendStatus
-from rocketmq_spark.producer.attempts import RETRY_CODES, Attempts, OutOfTime, RetryAttempt, RetryPolicy, report_of
+from rocketmq_spark.producer.fault_tolerance import broker_report
+from rocketmq_spark.producer.retry import RETRY_CODES, OutOfTime, RetryAttempt, RetryPolicy, RetryState
 from tests.queues import q
 
 OK = SendResult(SendStatus.SEND_OK, "", q("a:0"), 1)
@@ -33,8 +34,8 @@ def code(number: Response) -> RocketMQError:
     return error_for(number)("no", "host:1", number, "T", remark="remark")
 
 
-def attempts(pinned: bool = False, **policy: Any) -> Attempts:
-    return Attempts(RetryPolicy(**policy), pinned, random.Random(0))
+def attempts(pinned: bool = False, **policy: Any) -> RetryState:
+    return RetryState(RetryPolicy(**policy), pinned, random.Random(0))
 
 
 def test_the_default_codes_are_javas_eight() -> None:
@@ -42,25 +43,25 @@ def test_the_default_codes_are_javas_eight() -> None:
 
 
 def test_success_and_other_stored_states_are_results() -> None:
-    assert attempts().judge(q("a:0"), OK, AB, 3.0) is OK
-    assert attempts().judge(q("a:0"), SLAVE, AB, 3.0) is SLAVE
+    assert attempts().next_action(q("a:0"), OK, AB, 3.0) is OK
+    assert attempts().next_action(q("a:0"), SLAVE, AB, 3.0) is SLAVE
 
 
 def test_a_state_other_than_ok_is_retried_when_asked_for_and_kept_for_the_end() -> None:
     tries = attempts(store_must_be_ok=True)
-    assert tries.judge(q("a:0"), SLAVE, AB, 3.0) == RetryAttempt(0.0, False)
-    assert tries.judge(q("b:0"), LOST, AB, 3.0).__class__ is RetryAttempt
-    assert tries.judge(q("a:0"), LOST, AB, 3.0) is SLAVE
+    assert tries.next_action(q("a:0"), SLAVE, AB, 3.0) == RetryAttempt(0.0, False)
+    assert tries.next_action(q("b:0"), LOST, AB, 3.0).__class__ is RetryAttempt
+    assert tries.next_action(q("a:0"), LOST, AB, 3.0) is SLAVE
     late = attempts(store_must_be_ok=True)
-    assert late.judge(q("a:0"), SLAVE, AB, 0.0) is SLAVE
+    assert late.next_action(q("a:0"), SLAVE, AB, 0.0) is SLAVE
     final = attempts(store_must_be_ok=True)
-    final.judge(q("a:0"), SLAVE, AB, 3.0)
-    assert final.judge(q("b:0"), code(Response.MESSAGE_ILLEGAL), AB, 3.0) is SLAVE
+    final.next_action(q("a:0"), SLAVE, AB, 3.0)
+    assert final.next_action(q("b:0"), code(Response.MESSAGE_ILLEGAL), AB, 3.0) is SLAVE
 
 
 @pytest.mark.parametrize("number", sorted(RETRY_CODES))
 def test_each_code_of_the_list_is_retried_at_once_on_another_broker(number: Response) -> None:
-    verdict = attempts().judge(q("a:0"), code(number), AB, 3.0)
+    verdict = attempts().next_action(q("a:0"), code(number), AB, 3.0)
     assert isinstance(verdict, RetryAttempt)
     assert verdict.pause_s == 0.0
 
@@ -68,69 +69,72 @@ def test_each_code_of_the_list_is_retried_at_once_on_another_broker(number: Resp
 @pytest.mark.parametrize("number", [Response.MESSAGE_ILLEGAL, Response.TRANSACTION_FAILED])
 def test_other_codes_are_final(number: Response) -> None:
     error = code(number)
-    assert attempts().judge(q("a:0"), error, AB, 3.0) is error
+    assert attempts().next_action(q("a:0"), error, AB, 3.0) is error
 
 
 def test_11_17_a_name_server_that_does_not_answer_costs_no_retry_and_the_first_cause_is_named() -> None:
     tries = attempts(retries=1)
     for _ in range(9):
-        assert tries.judge(None, ConnectionLost("no name server answers: refused"), (), 3.0).__class__ is RetryAttempt
-    assert tries.judge(q("a:0"), CallTimeout("late"), AB, 3.0).__class__ is RetryAttempt
-    failed = tries.judge(None, OutOfTime("the send timeout is over"), AB, 0.0)
+        assert (
+            tries.next_action(None, ConnectionLost("no name server answers: refused"), (), 3.0).__class__
+            is RetryAttempt
+        )
+    assert tries.next_action(q("a:0"), CallTimeout("late"), AB, 3.0).__class__ is RetryAttempt
+    failed = tries.next_action(None, OutOfTime("the send timeout is over"), AB, 0.0)
     assert isinstance(failed, SendFailed)
     assert "the send timeout expired after 1 attempt; brokers tried: a; the error: no name" in failed.message
     tries = attempts(retries=None)
-    tries.judge(q("a:0"), LOST, AB, 3.0)
-    failed = tries.judge(None, ConnectionLost("no name server answers"), AB, 0.0)
+    tries.next_action(q("a:0"), LOST, AB, 3.0)
+    failed = tries.next_action(None, ConnectionLost("no name server answers"), AB, 0.0)
     assert isinstance(failed, SendFailed)
     assert failed.message.endswith("the first error: the connection broke; the last error: no name server answers")
 
 
 def test_11_17_a_time_out_asks_for_the_route() -> None:
-    assert attempts().judge(q("a:0"), CallTimeout("late"), AB, 3.0) == RetryAttempt(0.0, True)
+    assert attempts().next_action(q("a:0"), CallTimeout("late"), AB, 3.0) == RetryAttempt(0.0, True)
 
 
 def test_11_23_a_queue_that_is_not_there_moves_what_may_go_anywhere() -> None:
     error = code(Response.INVALID_PARAMETER)
     for retries in (2, None):
-        assert attempts(retries=retries).judge(q("a:9"), error, AB, 3.0) == RetryAttempt(0.0, True)
-    assert attempts(pinned=True, pinned_retries=None).judge(q("a:9"), error, AB, 3.0) is error
+        assert attempts(retries=retries).next_action(q("a:9"), error, AB, 3.0) == RetryAttempt(0.0, True)
+    assert attempts(pinned=True, pinned_retries=None).next_action(q("a:9"), error, AB, 3.0) is error
     tries = attempts(retries=None)
-    verdicts = [tries.judge(q("a:9"), error, ("a",), 3.0) for _ in range(3)]
+    verdicts = [tries.next_action(q("a:9"), error, ("a",), 3.0) for _ in range(3)]
     assert [verdict.__class__ is RetryAttempt for verdict in verdicts] == [True, True, False], "it may be for good"
 
 
 def test_a_user_may_add_codes() -> None:
     tries = attempts(codes=frozenset({Response.MESSAGE_ILLEGAL}))
-    assert isinstance(tries.judge(q("a:0"), code(Response.MESSAGE_ILLEGAL), AB, 3.0), RetryAttempt)
+    assert isinstance(tries.next_action(q("a:0"), code(Response.MESSAGE_ILLEGAL), AB, 3.0), RetryAttempt)
 
 
 @pytest.mark.parametrize(
     "error", [LOST, CallTimeout("late"), BrokerNotFound("gone"), code(Response.FLOW_CONTROL), RocketMQError("odd")]
 )
 def test_transport_errors_are_retried(error: RocketMQError) -> None:
-    assert isinstance(attempts().judge(q("a:0"), error, AB, 3.0), RetryAttempt)
+    assert isinstance(attempts().next_action(q("a:0"), error, AB, 3.0), RetryAttempt)
 
 
 @pytest.mark.parametrize("error", [MessageRefused("x"), LocalProtocolError("x"), ClosedError("x"), RouteNotFound("x")])
 def test_what_would_be_the_same_next_time_is_final(error: RocketMQError) -> None:
-    assert attempts().judge(None, error, (), 3.0) is error
+    assert attempts().next_action(None, error, (), 3.0) is error
 
 
 @pytest.mark.parametrize("pinned", [False, True])
 def test_what_may_be_stored_is_not_sent_again(pinned: bool) -> None:
     """Also where time alone bounds the attempts."""
     error = UnprovedError("the broker lost its tail")
-    assert attempts(pinned, retries=None, pinned_retries=None).judge(q("a:0"), error, AB, 3.0) is error
+    assert attempts(pinned, retries=None, pinned_retries=None).next_action(q("a:0"), error, AB, 3.0) is error
 
 
 def test_three_attempts_then_an_error_with_everything_known() -> None:
     tries = attempts()
-    assert isinstance(tries.judge(q("a:0"), LOST, AB, 3.0), RetryAttempt)
-    assert isinstance(tries.judge(q("b:0"), LOST, AB, 3.0), RetryAttempt)
+    assert isinstance(tries.next_action(q("a:0"), LOST, AB, 3.0), RetryAttempt)
+    assert isinstance(tries.next_action(q("b:0"), LOST, AB, 3.0), RetryAttempt)
     busy = code(Response.SYSTEM_BUSY)
     busy.stored = {"A": OK}
-    failed = tries.judge(q("a:1"), busy, AB, 3.0)
+    failed = tries.next_action(q("a:1"), busy, AB, 3.0)
     assert isinstance(failed, SendFailed)
     assert failed.message == (
         "all retries failed after 3 attempts; brokers tried: a, b, a; the first error: the connection broke; "
@@ -142,12 +146,12 @@ def test_three_attempts_then_an_error_with_everything_known() -> None:
 
 
 def test_a_single_attempt_that_may_not_be_repeated_gives_its_own_error() -> None:
-    assert attempts(retries=0).judge(q("a:0"), LOST, AB, 3.0) is LOST
-    assert attempts(pinned=True).judge(q("a:0"), LOST, AB, 0.0) is LOST
+    assert attempts(retries=0).next_action(q("a:0"), LOST, AB, 3.0) is LOST
+    assert attempts(pinned=True).next_action(q("a:0"), LOST, AB, 0.0) is LOST
 
 
 def test_the_end_of_time_names_the_real_cause() -> None:
-    failed = attempts().judge(q("a:0"), LOST, AB, 0.0)
+    failed = attempts().next_action(q("a:0"), LOST, AB, 0.0)
     assert isinstance(failed, SendFailed)
     assert "the send timeout expired after 1 attempt;" in str(failed)
     assert "the connection broke" in str(failed)
@@ -155,7 +159,7 @@ def test_the_end_of_time_names_the_real_cause() -> None:
 
 def test_a_broker_that_failed_in_this_call_is_asked_again_only_after_a_pause() -> None:
     tries = attempts(retries=None, first_pause_s=0.1, max_pause_s=1.0)
-    verdicts = [tries.judge(q(name), LOST, AB, 30.0) for name in ("a:0", "b:0", "a:0", "b:0")]
+    verdicts = [tries.next_action(q(name), LOST, AB, 30.0) for name in ("a:0", "b:0", "a:0", "b:0")]
     pauses = [verdict.pause_s for verdict in verdicts if isinstance(verdict, RetryAttempt)]
     assert pauses[0] == 0.0
     assert 0.05 <= pauses[1] <= 0.1
@@ -165,31 +169,31 @@ def test_a_broker_that_failed_in_this_call_is_asked_again_only_after_a_pause() -
 
 def test_a_pause_that_outlasts_the_deadline_is_not_made() -> None:
     tries = attempts(retries=None, first_pause_s=1.0)
-    assert isinstance(tries.judge(q("a:0"), LOST, ("a",), 0.4), SendFailed)
+    assert isinstance(tries.next_action(q("a:0"), LOST, ("a",), 0.4), SendFailed)
 
 
 def test_without_a_number_only_passing_errors_are_retried_for_ever() -> None:
     tries = attempts(retries=None)
     for _ in range(50):
-        assert isinstance(tries.judge(q("a:0"), code(Response.SYSTEM_BUSY), AB, 9.0), RetryAttempt)
-    doubtful = [tries.judge(q("a:0"), code(Response.SYSTEM_ERROR), AB, 9.0) for _ in range(3)]
+        assert isinstance(tries.next_action(q("a:0"), code(Response.SYSTEM_BUSY), AB, 9.0), RetryAttempt)
+    doubtful = [tries.next_action(q("a:0"), code(Response.SYSTEM_ERROR), AB, 9.0) for _ in range(3)]
     assert [isinstance(verdict, RetryAttempt) for verdict in doubtful] == [True, True, False]
-    assert isinstance(attempts(retries=None).judge(None, RouteNotFound("x"), (), 9.0), RetryAttempt)
+    assert isinstance(attempts(retries=None).next_action(None, RouteNotFound("x"), (), 9.0), RetryAttempt)
 
 
 def test_a_pinned_send_has_its_own_number_and_takes_no_for_an_answer() -> None:
     tries = attempts(pinned=True, pinned_retries=1)
-    verdict = tries.judge(q("a:0"), LOST, AB, 3.0)
+    verdict = tries.next_action(q("a:0"), LOST, AB, 3.0)
     assert isinstance(verdict, RetryAttempt)
     assert verdict.pause_s > 0
-    assert isinstance(tries.judge(q("a:0"), LOST, AB, 3.0), SendFailed)
+    assert isinstance(tries.next_action(q("a:0"), LOST, AB, 3.0), SendFailed)
     denied = code(Response.NO_PERMISSION)
-    assert attempts(pinned=True, pinned_retries=None).judge(q("a:0"), denied, AB, 3.0) is denied
+    assert attempts(pinned=True, pinned_retries=None).next_action(q("a:0"), denied, AB, 3.0) is denied
 
 
 def test_errors_that_say_so_ask_for_the_route() -> None:
-    assert attempts().judge(q("a:0"), code(Response.TOPIC_NOT_EXIST), AB, 3.0) == RetryAttempt(0.0, True)
-    assert attempts().judge(q("a:0"), code(Response.SYSTEM_BUSY), AB, 3.0) == RetryAttempt(0.0, False)
+    assert attempts().next_action(q("a:0"), code(Response.TOPIC_NOT_EXIST), AB, 3.0) == RetryAttempt(0.0, True)
+    assert attempts().next_action(q("a:0"), code(Response.SYSTEM_BUSY), AB, 3.0) == RetryAttempt(0.0, False)
 
 
 @pytest.mark.parametrize(
@@ -204,8 +208,8 @@ def test_errors_that_say_so_ask_for_the_route() -> None:
     ],
 )
 def test_0_16_what_an_outcome_says_of_its_broker(outcome: Any, isolated: bool, reachable: bool) -> None:
-    assert report_of(outcome) == (isolated, reachable)
+    assert broker_report(outcome) == (isolated, reachable)
 
 
 def test_0_16_our_own_errors_say_nothing_of_a_broker() -> None:
-    assert report_of(MessageRefused("x")) is None
+    assert broker_report(MessageRefused("x")) is None

@@ -12,9 +12,9 @@ from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.errors import ClosedError, ConnectionLost, MessageIllegal, SendFailed
 from rocketmq_spark.model import SendRequest, SendResult, SendStatus
 from rocketmq_spark.options.transport import TransportFeatures
-from rocketmq_spark.producer.attempts import RetryAttempt, RetryPolicy
-from rocketmq_spark.producer.in_flight import Landing, UnderWay
-from rocketmq_spark.producer.outgoing import Outgoing
+from rocketmq_spark.producer.outgoing import OutgoingSend
+from rocketmq_spark.producer.retry import RetryAttempt, RetryPolicy
+from rocketmq_spark.producer.send_queue import CompletionEffects, SendQueue
 from rocketmq_spark.producer.settings import ProducerSettings
 from tests.helpers import waits_in
 from tests.producer.scripted import Bench, ManualTimer
@@ -24,17 +24,17 @@ OK = SendResult(SendStatus.SEND_OK, "", q("a:0"), 1)
 LOST = ConnectionLost("broken")
 
 
-def under_way(bench: Bench, **settings: Any) -> UnderWay:
-    return UnderWay(ProducerSettings(group="g", **settings), ManualTimer(bench.time))
+def under_way(bench: Bench, **settings: Any) -> SendQueue:
+    return SendQueue(ProducerSettings(group="g", **settings), ManualTimer(bench.time))
 
 
-def sending(body: bytes = b"x", timeout: float = 3.0, **how: Any) -> Outgoing:
-    outgoing = Outgoing("T", SendRequest("g", body), timeout, **how)
-    outgoing.begin(RetryPolicy())
+def sending(body: bytes = b"x", timeout: float = 3.0, **how: Any) -> OutgoingSend:
+    outgoing = OutgoingSend("T", SendRequest("g", body), timeout, **how)
+    outgoing.reset_attempts(RetryPolicy())
     return outgoing
 
 
-def ordered(name: str = "a:0") -> Outgoing:
+def ordered(name: str = "a:0") -> OutgoingSend:
     return sending(queue=q(name), ordered=True)
 
 
@@ -43,11 +43,11 @@ def test_an_outcome_lets_the_next_one_of_the_queue_go(bench: Bench) -> None:
     first, second, other = ordered(), ordered(), ordered("b:0")
     for each in (first, second, other):
         assert found.put(each, 2) is None
-    assert found.take() == [first, other]
-    assert found.landed(first, OK) == Landing([], True)
+    assert found.take_ready() == [first, other]
+    assert found.record_verdict(first, OK) == CompletionEffects([], True)
     assert (first.finished, found.in_flight.requests) == (True, 2)
-    assert found.take() == [second]
-    assert found.landed(other, OK) == Landing([], False)
+    assert found.take_ready() == [second]
+    assert found.record_verdict(other, OK) == CompletionEffects([], False)
 
 
 def test_one_that_is_to_be_sent_again_mutes_its_queue_and_stays_first(bench: Bench) -> None:
@@ -55,23 +55,23 @@ def test_one_that_is_to_be_sent_again_mutes_its_queue_and_stays_first(bench: Ben
     first, second = ordered(), ordered()
     for each in (first, second):
         found.put(each, 1)
-    found.take()
-    assert found.landed(first, RetryAttempt(0.5, refresh=True)) == Landing([], False)
-    assert (first.refresh, first.finished, found.in_flight.requests) == (True, False, 2)
-    assert found.take() == []
+    found.take_ready()
+    assert found.record_verdict(first, RetryAttempt(0.5, refresh=True)) == CompletionEffects([], False)
+    assert (first.refresh_route, first.finished, found.in_flight.requests) == (True, False, 2)
+    assert found.take_ready() == []
     bench.time.advance(0.5)
-    assert found.take() == [first]
+    assert found.take_ready() == [first]
 
 
 @pytest.mark.parametrize("stays", [True, False])
 def test_what_waits_behind_a_failure_fails_and_the_queue_may_stay_shut(bench: Bench, stays: bool) -> None:
-    found = under_way(bench, queues_stay_shut=stays)
+    found = under_way(bench, failed_queues_stay_closed=stays)
     first, second, free = ordered(), ordered(), sending()
     for each in (first, second, free):
         found.put(each, 1)
-    found.take()
-    assert found.landed(free, LOST) == Landing([], False)
-    assert found.landed(first, LOST) == Landing([second], False)
+    found.take_ready()
+    assert found.record_verdict(free, LOST) == CompletionEffects([], False)
+    assert found.record_verdict(first, LOST) == CompletionEffects([second], False)
     assert (second.finished, found.in_flight.requests, found.in_flight.bytes) == (True, 0, 0)
     assert found.put(ordered(), 1) is (LOST if stays else None)
     assert found.put(ordered("a:1"), 1) is None
@@ -82,14 +82,14 @@ def test_a_failure_shuts_its_queue_to_every_call_that_had_something_behind_it(be
     """What follows would overtake what was given up. A call that had nothing there is another one's order."""
     found, calls = under_way(bench), [dict[Any, Any]() for _ in range(3)]
 
-    def next_of(shut: dict[Any, Any]) -> Outgoing:
-        return sending(queue=q("a:0"), ordered=True, shut=shut)
+    def next_of(shut: dict[Any, Any]) -> OutgoingSend:
+        return sending(queue=q("a:0"), ordered=True, failed_queues=shut)
 
     first, second = map(next_of, calls[:2])
     for each in (first, second):
         assert found.put(each, 1) is None
-    found.take()
-    assert found.landed(first, LOST) == Landing([second], False)
+    found.take_ready()
+    assert found.record_verdict(first, LOST) == CompletionEffects([second], False)
     assert [found.put(next_of(shut), 1) for shut in calls] == [LOST, LOST, None]
 
 
@@ -97,14 +97,14 @@ def test_behind_a_message_that_is_refused_its_group_waits_no_more_and_the_other_
     bench: Bench,
 ) -> None:
     found = under_way(bench, features=TransportFeatures(chooses_queues="the server does"))
-    grouped = [sending(ordered=True, line=("T", "group")) for _ in range(2)]
+    grouped = [sending(ordered=True, ordering_key=("T", "group")) for _ in range(2)]
     mixed = [ordered() for _ in range(2)]
     for each in (*grouped, *mixed):
         found.put(each, 1)
-    assert found.take() == [grouped[0], mixed[0]]
-    assert found.landed(grouped[0], MessageIllegal("too large")) == Landing([grouped[1]], False)
-    assert found.landed(mixed[0], MessageIllegal("too large")) == Landing([], True)
-    assert found.take() == [mixed[1]]
+    assert found.take_ready() == [grouped[0], mixed[0]]
+    assert found.record_verdict(grouped[0], MessageIllegal("too large")) == CompletionEffects([grouped[1]], False)
+    assert found.record_verdict(mixed[0], MessageIllegal("too large")) == CompletionEffects([], True)
+    assert found.take_ready() == [mixed[1]]
 
 
 def test_closing_gives_up_everything_and_takes_nothing_more(bench: Bench) -> None:
@@ -112,17 +112,17 @@ def test_closing_gives_up_everything_and_takes_nothing_more(bench: Bench) -> Non
     first, second, blocking = ordered(), ordered(), sending()
     for each in (first, second):
         found.put(each, 1)
-    found.take()
-    found.block(blocking)
-    assert not found.idle(Deadline.after(0.5))
+    found.take_ready()
+    found.add_blocking(blocking)
+    assert not found.wait_until_idle(Deadline.after(0.5))
     assert found.close() == ([first, second], [blocking])
-    assert found.landed(first, OK) is None, "its answer is too late"
+    assert found.record_verdict(first, OK) is None, "its answer is too late"
     assert found.in_flight.requests == 0
     with pytest.raises(ClosedError):
         found.put(ordered(), 1)
     assert found.has_room(1000, False), "so that nobody waits"
-    found.unblock(blocking)
-    assert found.idle(Deadline.after(0.0))
+    found.remove_blocking(blocking)
+    assert found.wait_until_idle(Deadline.after(0.0))
 
 
 def test_room_is_waited_for_within_the_deadline(bench: Bench) -> None:
@@ -139,15 +139,15 @@ def test_room_is_waited_for_within_the_deadline(bench: Bench) -> None:
 
 def test_a_thread_that_waits_is_woken_by_an_outcome_and_by_the_end() -> None:
     for end in ("outcome", "close"):
-        found = UnderWay(ProducerSettings(group="g", max_async_messages=1), Timer("test"))
+        found = SendQueue(ProducerSettings(group="g", max_async_messages=1), Timer("test"))
         first = sending()
         found.put(first, 1)
-        found.take()
+        found.take_ready()
         waiter = threading.Thread(target=found.wait_for_room, args=(sending(timeout=60.0),))
         waiter.start()
         waits_in(waiter, threading.Condition.wait)
         if end == "outcome":
-            found.landed(first, OK)
+            found.record_verdict(first, OK)
         else:
             found.close()
         waiter.join(60)
@@ -159,9 +159,9 @@ def test_the_number_at_brokers_follows_what_they_acknowledge(bench: Bench) -> No
     waiting = [sending() for _ in range(20)]
     for each in waiting:
         found.put(each, 1)
-    out = found.take()
+    out = found.take_ready()
     assert out == waiting[:4]
     for each in out:
-        each.attempts.judge(q("a:0"), OK, (), 1.0)
-        assert found.landed(each, OK) == Landing([], True)
-    assert len(found.take()) == 8
+        each.retry_state.next_action(q("a:0"), OK, (), 1.0)
+        assert found.record_verdict(each, OK) == CompletionEffects([], True)
+    assert len(found.take_ready()) == 8

@@ -4,41 +4,41 @@ from typing import Any
 
 import pytest
 
-from rocketmq_spark.producer.in_flight import AIM_BYTES, MAX_PER_BROKER, START, InFlight
+from rocketmq_spark.producer.send_queue import INITIAL_PER_BROKER, MAX_PER_BROKER, TARGET_BYTES, SendWindow
 from rocketmq_spark.producer.settings import ProducerSettings
 
 
-def bounds(**settings: Any) -> InFlight:
-    return InFlight(ProducerSettings(**{"group": "g", "max_in_flight": None, **settings}))
+def bounds(**settings: Any) -> SendWindow:
+    return SendWindow(ProducerSettings(**{"group": "g", "max_in_flight": None, **settings}))
 
 
 def test_a_fixed_number_per_broker_stays() -> None:
     found = bounds(max_in_flight_per_broker=3)
-    found.answered(10, clean=False)
-    found.answered(10, clean=True)
+    found.record_acknowledged(10, first_attempt=False)
+    found.record_acknowledged(10, first_attempt=True)
     assert found.per_broker == 3
 
 
 def test_it_grows_with_small_batches_to_a_limit() -> None:
     found = bounds()
-    assert found.per_broker == START
+    assert found.per_broker == INITIAL_PER_BROKER
     for _ in range(1000):
-        found.answered(1000, clean=True)
+        found.record_acknowledged(1000, first_attempt=True)
     assert found.per_broker == MAX_PER_BROKER
 
 
 def test_it_grows_no_further_than_the_bytes_that_keep_a_connection_busy() -> None:
     found = bounds()
     for _ in range(100):
-        found.answered(1 << 20, clean=True)
-    assert found.per_broker == AIM_BYTES >> 20
+        found.record_acknowledged(1 << 20, first_attempt=True)
+    assert found.per_broker == TARGET_BYTES >> 20
 
 
 def test_it_halves_when_a_broker_had_to_be_asked_again() -> None:
     found = bounds()
     sizes = []
     for _ in range(4):
-        found.answered(1000, clean=False)
+        found.record_acknowledged(1000, first_attempt=False)
         sizes.append(found.per_broker)
     assert sizes == [2, 1, 1, 1]
 
@@ -48,15 +48,15 @@ def test_the_bound_per_broker_is_taken_times_the_brokers() -> None:
     assert found.counts_brokers
     for brokers, max_out in ((0, 3), (1, 3), (5, 15)):
         found.brokers = brokers
-        assert found.max_out == max_out
+        assert found.max_concurrent == max_out
 
 
 def test_a_total_is_a_total_and_never_changes() -> None:
     found = bounds(max_in_flight=7)
     found.brokers = 5
     for clean in (True, False):
-        found.answered(10, clean)
-        assert (found.max_out, found.counts_brokers) == (7, False)
+        found.record_acknowledged(10, clean)
+        assert (found.max_concurrent, found.counts_brokers) == (7, False)
 
 
 @pytest.mark.parametrize("ordered", [True, False])

@@ -31,17 +31,17 @@ from rocketmq_spark.errors import (
     error_for,
 )
 from rocketmq_spark.model import MessageQueue, QueueEnd, SendRequest, SendResult, SendStatus
-from rocketmq_spark.producer.attempts import RetryPolicy
-from rocketmq_spark.producer.confirming import Confirming, EndKind, end_of, without
+from rocketmq_spark.producer.ambiguity import AmbiguousSendResolver, SendOutcomeKind, classify, without_stored
 from rocketmq_spark.producer.engine import Engine
-from rocketmq_spark.producer.outgoing import Ended, Outgoing, split, with_ids
+from rocketmq_spark.producer.outgoing import OutgoingSend, SendCompletion, split_result, with_message_ids
+from rocketmq_spark.producer.retry import RetryPolicy
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.wire.messages import decode_batch, encode_item
 from rocketmq_spark.wire.properties import decode_properties, encode_properties
 from tests.producer.scripted import Bench, ManualTimer, Outcome
 from tests.queues import q, qs
 
-STORED, REFUSED, AMBIGUOUS = EndKind.STORED, EndKind.REFUSED, EndKind.AMBIGUOUS
+STORED, REFUSED, AMBIGUOUS = SendOutcomeKind.STORED, SendOutcomeKind.REJECTED, SendOutcomeKind.AMBIGUOUS
 
 
 def answer(code: int, remark: str = "") -> RocketMQError:
@@ -87,12 +87,12 @@ def unsent(error: RocketMQError) -> RocketMQError:
     ],
     ids=repr,
 )
-def test_every_end_is_definite_or_ambiguous(outcome: Outcome, end: EndKind) -> None:
-    assert end_of(outcome) is end
+def test_every_end_is_definite_or_ambiguous(outcome: Outcome, end: SendOutcomeKind) -> None:
+    assert classify(outcome) is end
 
 
 def test_without_a_queue_nothing_was_sent() -> None:
-    assert end_of(CallTimeout("the name server says nothing"), chosen=False) is REFUSED
+    assert classify(CallTimeout("the name server says nothing"), has_queue=False) is REFUSED
 
 
 def batch(*ids: str) -> SendRequest:
@@ -108,15 +108,15 @@ def ids_of(request: SendRequest) -> list[str]:
 
 def test_a_batch_that_was_cut_in_two_keeps_the_rest() -> None:
     request = batch("x", "y", "z")
-    assert without(request, {"a"}) == (0, request)
-    stored, rest = without(request, {"x", "z"})
+    assert without_stored(request, {"a"}) == (0, request)
+    stored, rest = without_stored(request, {"x", "z"})
     assert stored == 2
     assert rest is not None
     assert ids_of(rest) == ["y"]
-    assert without(request, {"x", "y", "z"}) == (3, None)
+    assert without_stored(request, {"x", "y", "z"}) == (3, None)
     single = SendRequest("g", b"body", encode_properties({"UNIQ_KEY": "s"}))
-    assert without(single, {"s"}) == (1, None)
-    assert without(single, set()) == (0, single)
+    assert without_stored(single, {"s"}) == (1, None)
+    assert without_stored(single, set()) == (0, single)
 
 
 class Broker:
@@ -180,7 +180,7 @@ class Broker:
             raise CallTimeout("the broker does not say where its queues end")
         return QueueEnd(0 if self.noted else self.offsets[queue], self.master)
 
-    def among(
+    def find_stored(
         self, since: Mapping[MessageQueue, int], master: str, ids: Collection[str], deadline: Deadline
     ) -> set[str]:
         assert master == self.master
@@ -197,17 +197,17 @@ class Broker:
 
 def run(
     bench: Bench, broker: Broker, requests: Sequence[SendRequest], pinned: Sequence[Any], blocking: bool = False
-) -> list[Ended]:
-    ended: list[Ended] = []
+) -> list[SendCompletion]:
+    ended: list[SendCompletion] = []
     settings = ProducerSettings(
         group="g", retries=None, pinned_retries=None, send_timeout_s=60.0, max_in_flight=None,
-        max_in_flight_per_broker=4, queues_stay_shut=True, heartbeat_s=0,
+        max_in_flight_per_broker=4, failed_queues_stay_closed=True, heartbeat_s=0,
     )  # fmt: skip
     engine = Engine(broker, settings, ManualTimer(bench.time))  # type: ignore[arg-type]
-    engine.confirming = Confirming(broker, engine.timer)
+    engine.ambiguity_resolver = AmbiguousSendResolver(broker, engine.timer)
     broker.late = lambda answer: engine.timer.later(1.0, answer)
     for request, queue in zip(requests, pinned, strict=True):
-        outgoing = Outgoing("T", request, 60.0, queue, ordered=queue is not None, done=ended.append)
+        outgoing = OutgoingSend("T", request, 60.0, queue, ordered=queue is not None, done=ended.append)
         if not blocking:
             engine.submit(outgoing)
             continue
@@ -218,11 +218,11 @@ def run(
     return ended
 
 
-def begun(confirming: Confirming, queue: MessageQueue, timeout_s: float = 60.0) -> Outgoing:
+def begun(confirming: AmbiguousSendResolver, queue: MessageQueue, timeout_s: float = 60.0) -> OutgoingSend:
     """An attempt by itself."""
-    outgoing = Outgoing("T", batch("x"), timeout_s)
-    outgoing.begin(RetryPolicy())
-    confirming.begin(outgoing, queue)
+    outgoing = OutgoingSend("T", batch("x"), timeout_s)
+    outgoing.reset_attempts(RetryPolicy())
+    confirming.record_start(outgoing, queue)
     return outgoing
 
 
@@ -250,7 +250,7 @@ def test_whatever_brokers_do_nothing_is_stored_twice_and_nothing_is_lost(
         if isinstance(each.outcome, SendResult):
             assert all(mine), "acknowledged, and not stored"
             assert each.outcome.status is SendStatus.SEND_OK
-            assert 0 <= each.confirmed <= len(mine)
+            assert 0 <= each.confirmed_count <= len(mine)
         else:
             assert fails or ("none", "1") in script or ("some", "1") in script  # which is doubted a few times only
             assert isinstance(each.outcome, UnprovedError) or not any(mine), "raised, and stored"
@@ -286,7 +286,7 @@ def test_a_look_is_at_the_master_that_was_sent_to(bench: Bench, blocking: bool) 
     broker.end = end  # type: ignore[method-assign]
     ended = run(bench, broker, [batch("x"), batch("y"), batch("z")], [q("a:0")] * 3, blocking)
     assert broker.looks == [{q("a:0"): 0}]
-    assert [each.confirmed for each in ended] == [0, 0, 1]
+    assert [each.confirmed_count for each in ended] == [0, 0, 1]
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError("a bug"), KeyboardInterrupt()])
@@ -301,7 +301,7 @@ def test_what_breaks_after_the_request_went_out_is_looked_up(bench: Bench, error
     broker.send_async = breaks  # type: ignore[method-assign]
     if isinstance(error, Exception):
         (ended,) = run(bench, broker, [batch("x")], [q("a:0")])
-        assert (ended.confirmed, broker.stored) == (1, {"x": 1})
+        assert (ended.confirmed_count, broker.stored) == (1, {"x": 1})
     else:
         with pytest.raises(KeyboardInterrupt):
             run(bench, broker, [batch("x")], [q("a:0")])
@@ -317,7 +317,7 @@ def test_a_delayed_message_that_is_not_there_yet_is_not_sent_again(bench: Bench,
     request = SendRequest("g", b"body", encode_properties({"UNIQ_KEY": "s", name: "3"}))
     (ended,) = run(bench, broker, [request], [None])
     if stored == "all":  # it was due
-        assert (isinstance(ended.outcome, SendResult), ended.confirmed) == (True, 1)
+        assert (isinstance(ended.outcome, SendResult), ended.confirmed_count) == (True, 1)
     else:
         assert isinstance(ended.outcome, UnprovedError)
         assert "not in its topic before it is due" in ended.outcome.message
@@ -331,7 +331,7 @@ def test_a_message_by_itself_that_is_not_stored_is_sent_again(bench: Bench, bloc
     request = SendRequest("g", b"body", encode_properties({"UNIQ_KEY": "s"}))
     (ended,) = run(bench, broker, [request], [None], blocking)
     assert isinstance(ended.outcome, SendResult)
-    assert (ended.confirmed, broker.stored, len(broker.looks)) == (0, {"s": 1}, 1)
+    assert (ended.confirmed_count, broker.stored, len(broker.looks)) == (0, {"s": 1}, 1)
 
 
 def test_a_look_begins_behind_what_was_acknowledged_before(bench: Bench) -> None:
@@ -339,7 +339,7 @@ def test_a_look_begins_behind_what_was_acknowledged_before(bench: Bench) -> None
     broker.noted = True
     queue = q("a:0")
     ended = run(bench, broker, [batch("x", "y"), batch("z"), batch("w")], [queue] * 3)
-    assert [each.confirmed for each in ended] == [0, 0, 1]
+    assert [each.confirmed_count for each in ended] == [0, 0, 1]
     assert broker.looks == [{queue: 2}]
 
 
@@ -350,20 +350,20 @@ def test_one_look_for_several_begins_with_the_first_of_them(bench: Bench) -> Non
     ended = run(bench, broker, [batch("x"), batch("y"), batch("z")], [None] * 3)
     assert broker.looks == [{q("a:0"): 0}]
     assert broker.stored == {"x": 1, "y": 1, "z": 1}
-    assert sum(each.confirmed for each in ended) == 2
+    assert sum(each.confirmed_count for each in ended) == 2
 
 
 def test_each_master_is_asked_for_what_was_sent_to_it_and_for_as_long_as_the_last_may_wait(bench: Bench) -> None:
     broker, queue, asked, settled = Broker([]), q("a:0"), [], []
-    confirming = Confirming(broker, ManualTimer(bench.time))
+    confirming = AmbiguousSendResolver(broker, ManualTimer(bench.time))
 
-    def among(since: Any, master: str, ids: Any, deadline: Deadline) -> Any:
+    def find_stored(since: Any, master: str, ids: Any, deadline: Deadline) -> Any:
         return asked.append((master, dict(since), round(deadline.remaining()))) or set()
 
-    broker.among = among  # type: ignore[method-assign]
+    broker.find_stored = find_stored  # type: ignore[method-assign]
     for broker.master, timeout_s in (("one", 9.0), ("two", 7.0), ("one", 5.0), ("one", 6.0)):
         end = partial(lambda name, *_: settled.append(name), broker.master)
-        confirming.knows(begun(confirming, queue, timeout_s), queue, CallTimeout("no answer"), end)
+        confirming.resolve_async(begun(confirming, queue, timeout_s), queue, CallTimeout("no answer"), end)
     bench.time.run_due()
     assert sorted(asked) == [("one", {queue: 0}, 9), ("two", {queue: 0}, 7)]
     assert sorted(settled) == ["one", "one", "one", "two"]
@@ -382,7 +382,7 @@ def test_a_look_after_another_attempt_begins_where_that_attempt_began(bench: Ben
     broker.offsets = Counter(dict.fromkeys(broker.queues, 3))
     (ended,) = run(bench, broker, [batch("x")], [None])
     assert broker.looks == [{asked[1]: 3}]
-    assert (broker.stored, ended.confirmed) == ({"x": 1}, 1)
+    assert (broker.stored, ended.confirmed_count) == ({"x": 1}, 1)
     assert asked[0].broker_name != asked[1].broker_name
 
 
@@ -400,8 +400,8 @@ def test_the_close_ends_looks(bench: Bench) -> None:
     broker = Broker([])
     run(bench, broker, [batch("x")], [None])
     assert broker.stopped == 1
-    confirming, queue = Confirming(broker, ManualTimer(bench.time)), q("a:0")
-    confirming.knows(begun(confirming, queue), queue, CallTimeout("no answer"), lambda *_: None)
+    confirming, queue = AmbiguousSendResolver(broker, ManualTimer(bench.time)), q("a:0")
+    confirming.resolve_async(begun(confirming, queue), queue, CallTimeout("no answer"), lambda *_: None)
     (thread,) = confirming._threads.values()
     confirming.close()
     assert thread._closed
@@ -425,7 +425,7 @@ def test_what_followers_of_a_dledger_log_did_not_confirm_in_time_is_looked_up(be
     broker.followers = words
     (ended,) = run(bench, broker, [batch("x", "y")], [None])
     assert broker.stored == {"x": 1, "y": 1}
-    assert ended.confirmed == 2
+    assert ended.confirmed_count == 2
 
 
 def test_what_ends_after_the_close_is_not_looked_up(bench: Bench) -> None:
@@ -455,11 +455,11 @@ def test_where_a_batch_lies_is_not_known_when_a_part_of_it_was_found(bench: Benc
     """The broker's answer is of the rest only."""
     broker = Broker([("some", "timeout"), ("all", "ok")])
     (ended,) = run(bench, broker, [batch("x", "y")], [q("a:0")], blocking)
-    assert (broker.stored, ended.confirmed) == ({"x": 1, "y": 1}, 1)
+    assert (broker.stored, ended.confirmed_count) == ({"x": 1, "y": 1}, 1)
     result = ended.outcome
     assert isinstance(result, SendResult)
     assert (result.queue, result.queue_offset, result.offset_msg_id) == (q("a:0"), None, None)
-    assert [(each.msg_id, each.queue_offset) for each in split(with_ids(result, ["x", "y"]), 2)] == [
+    assert [(each.msg_id, each.queue_offset) for each in split_result(with_message_ids(result, ["x", "y"]), 2)] == [
         ("x", None),
         ("y", None),
     ]
@@ -471,7 +471,7 @@ def test_who_sends_a_batch_again_is_told_that_a_part_of_it_is_stored(bench: Benc
     """The rest is refused for good."""
     broker = Broker([("some", lost), *[("none", "1")] * 5])
     (ended,) = run(bench, broker, [batch("x", "y")], [q("a:0")], blocking)
-    assert (broker.stored, ended.confirmed) == ({"x": 1}, 1)
+    assert (broker.stored, ended.confirmed_count) == ({"x": 1}, 1)
     assert isinstance(ended.outcome, UnprovedError)
     assert "1 of its messages are stored" in ended.outcome.message
 
@@ -479,21 +479,21 @@ def test_who_sends_a_batch_again_is_told_that_a_part_of_it_is_stored(bench: Benc
 def test_where_a_topic_was_made_again_looks_begin_in_the_new_one(bench: Bench) -> None:
     """What landed in the old one lies behind what is sent now, and a look from there finds nothing of it."""
     broker = Broker([])
-    confirming, queue = Confirming(broker, ManualTimer(bench.time)), q("a:0")
+    confirming, queue = AmbiguousSendResolver(broker, ManualTimer(bench.time)), q("a:0")
     for landed in (1000, 999, 4, 3, 5):
         outcome = SendResult(SendStatus.SEND_OK, "", queue, landed)
-        confirming.knows(begun(confirming, queue), queue, outcome, lambda *_: None)
+        confirming.resolve_async(begun(confirming, queue), queue, outcome, lambda *_: None)
         if landed in (1000, 5):
-            assert begun(confirming, queue).since == QueueEnd(landed, broker.master)
+            assert begun(confirming, queue).lookup_start == QueueEnd(landed, broker.master)
 
 
 def test_an_end_that_is_noted_anew_holds_also_where_something_landed_behind_it(bench: Bench) -> None:
     """That may have been in a topic that was made again since."""
     broker, queue, end = Broker([]), q("a:0"), [990]
     broker.end = lambda queue: QueueEnd(end[0], broker.master)  # type: ignore[method-assign]
-    confirming = Confirming(broker, ManualTimer(bench.time))
+    confirming = AmbiguousSendResolver(broker, ManualTimer(bench.time))
     outcome = SendResult(SendStatus.SEND_OK, "", queue, 1000)
-    confirming.knows(begun(confirming, queue), queue, outcome, lambda *_: None)
-    assert begun(confirming, queue).since == QueueEnd(1000, broker.master)
+    confirming.resolve_async(begun(confirming, queue), queue, outcome, lambda *_: None)
+    assert begun(confirming, queue).lookup_start == QueueEnd(1000, broker.master)
     end[0] = 4
-    assert begun(confirming, queue).since == QueueEnd(4, broker.master)
+    assert begun(confirming, queue).lookup_start == QueueEnd(4, broker.master)

@@ -1,0 +1,54 @@
+"""Closes the producers that a program leaves open at its exit: sends what is waiting, and reports what is lost."""
+
+from __future__ import annotations
+
+import atexit
+import sys
+import weakref
+from collections.abc import Mapping
+from typing import Protocol
+
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.errors import RocketMQError
+from rocketmq_spark.producer.settings import ProducerSettings
+
+
+class OpenProducer(Protocol):
+    """The attributes of a producer that are used at exit."""
+
+    settings: ProducerSettings
+
+    def at_exit(self, deadline: Deadline) -> Mapping[str, RocketMQError]:
+        """Send waiting batches until ``deadline``. Returns failures from now on, by message id; empty for a closed producer."""
+
+
+# Weak references, so that a producer that the program drops can be collected.
+_open_producers: weakref.WeakSet[OpenProducer] = weakref.WeakSet()
+_closed_last: weakref.WeakSet[OpenProducer] = weakref.WeakSet()
+
+
+def register_at_exit(producer: OpenProducer, close_last: bool = False) -> None:
+    """Register a producer for the exit. With ``close_last`` it is closed after the others, because their last sends create
+    messages for it (trace records).
+    """
+    _open_producers.add(producer)
+    if close_last:
+        _closed_last.add(producer)
+
+
+# The time for all producers together: a process must end even if their send timeouts are long.
+MAX_EXIT_S = 30.0
+
+
+@atexit.register
+def _close_producers() -> None:
+    deadline, producers = Deadline.after(MAX_EXIT_S), sorted(_open_producers, key=_closed_last.__contains__)
+    for producers_left, producer in zip(range(len(producers), 0, -1), producers, strict=True):
+        # Each producer gets a share of the time.
+        failures = producer.at_exit(deadline.within(deadline.remaining() / producers_left))
+        if failures:
+            ids_text, cause = ", ".join(list(failures)[:10]), next(iter(failures.values()))
+            sys.stderr.write(
+                f"rocketmq-spark: the producer of group {producer.settings.group!r} was not closed, and {len(failures)} "
+                f"messages are not acknowledged: {ids_text}{', …' if len(failures) > 10 else ''}. {cause}\n"
+            )

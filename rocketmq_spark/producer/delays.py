@@ -1,0 +1,256 @@
+"""Delays that a broker's timers cannot serve: too long, timers disabled, or a broker before 5.0 (option ``longDelay``).
+
+With ``dmq`` such a message goes to ``dmq_inner_topic`` in an envelope, and the delay service sends it when it is due. With
+``error`` it is rejected. The limits of timers, and whether a group consumes envelopes, are requested rarely and cached.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable, Collection, Iterable, MutableMapping, Sequence, Set
+
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.codes import TIMER_MAX_DELAY_S, Property
+from rocketmq_spark.errors import AccessDenied, CallTimeout, MessageRefused, RocketMQError, RouteNotFound
+from rocketmq_spark.model import Message, MessageQueue, SendRequest, SendResult
+from rocketmq_spark.ports import Sender
+from rocketmq_spark.producer.encoding import DEFAULT_HOW, EnvelopedMessage, How, Prepared, single_request
+from rocketmq_spark.producer.outgoing import with_message_ids
+from rocketmq_spark.producer.settings import ProducerSettings
+from rocketmq_spark.producer.spool_bridge import selector_function
+from rocketmq_spark.wire.envelope import INNER_TOPIC, QUEUE, DelayHandle, Envelope, cancelling
+from rocketmq_spark.wire.properties import decode_properties, encode_properties
+
+logger = logging.getLogger(__name__)
+
+# How long the limits of a broker, and the existence of a consumer, are cached: both may change.
+LIMITS_VALID_S, SILENT_RETRY_S, CONSUMER_VALID_S = 600.0, 30.0, 10.0
+_UNKNOWN: tuple[int | None, Deadline] = (None, Deadline(0.0))
+_TIMER_PROPERTIES = (Property.TIMER_DELAY_MS, Property.TIMER_DELIVER_MS)
+_REMEDY = "Start what delays them: rocketmq-spark delay serve, or the Spark job of docs/delay.md"
+
+
+class BrokerTimers:
+    """The maximum delays of brokers' timers. All users of a cluster may share the cache ``known``.
+
+    A broker that does not answer is asked again after ``silent_s`` seconds.
+    """
+
+    def __init__(
+        self, sender: Sender, cache: MutableMapping[str, tuple[int | None, Deadline]], silent_s: float = SILENT_RETRY_S
+    ) -> None:
+        self._sender = sender
+        self._cached = cache
+        self._silent_s = silent_s
+
+    def max_delays_ms(self, topic: str, brokers: Collection[str], deadline: Deadline) -> dict[str, int]:
+        """The maximum delay of each broker's timers, 0 for a broker without timers. If a broker does not answer, its last answer
+        counts; if it never answered, it is missing from the result.
+        """
+        due = [name for name in brokers if self._cached.get(name, _UNKNOWN)[1].expired]
+        if due:
+            timers = self._sender.timers(topic, sorted(due), deadline)
+            for name in due:
+                if name not in timers:
+                    logger.info("broker %s does not report its timers", name)
+                # A broker without timers is asked each time: its delayed messages are rejected, and it may be upgraded.
+                valid_s = self._silent_s if name not in timers else LIMITS_VALID_S if timers[name] else 0.0
+                cached, _ = self._cached.get(name, _UNKNOWN)
+                self._cached[name] = timers.get(name, cached), Deadline.after(valid_s)
+        max_delays = {name: self._cached[name][0] for name in brokers}
+        return {name: max_delay_ms for name, max_delay_ms in max_delays.items() if max_delay_ms is not None}
+
+    def brokers_without_timers(self, topic: str, brokers: Collection[str], deadline: Deadline) -> list[str]:
+        """The brokers without timers, which would deliver delayed messages at once."""
+        return sorted(name for name, ms in self.max_delays_ms(topic, brokers, deadline).items() if not ms)
+
+
+class DelayRouter:
+    """Decides whether a delayed message needs an envelope, and creates envelopes.
+
+    ``is_transient`` is given if there is a spool: it returns whether an error is temporary. After such an error an envelope is
+    created although no broker has reported a consumer of envelopes.
+    """
+
+    def __init__(
+        self,
+        sender: Sender,
+        timers: BrokerTimers,
+        settings: ProducerSettings,
+        wall_ms: Callable[[], int],
+        is_transient: Callable[[RocketMQError], bool] | None = None,
+    ) -> None:
+        self._is_transient = is_transient
+        self._sender = sender
+        self.timers = timers
+        self._settings = settings
+        self._wall_ms = wall_ms
+        self._consumed_until = Deadline(0.0)
+
+    def route(
+        self,
+        prepared: Prepared,
+        destination: How,
+        queues: Callable[[], Sequence[MessageQueue]],
+        deadline: Deadline,
+        require_answers: bool = False,
+    ) -> tuple[Prepared, How]:
+        """Return what is sent for a delayed message, and its destination: the message itself, or its envelope. ``queues`` returns
+        the queues of the topic.
+
+        With ``require_answers``, raises ``CallTimeout`` if a broker has never reported its timers.
+        """
+        candidates = (destination.queue,) if destination.queue is not None else queues()
+        brokers = {queue.broker_name for queue in candidates}
+        due_ms = self.envelope_due_ms(prepared.message.topic, prepared.properties, brokers, deadline, require_answers)
+        if due_ms is None:
+            return prepared, destination
+        chosen = destination.queue
+        if chosen is None and (destination.selection is not None or self._settings.environment is not None):
+            # The queue is chosen now, because the delay service does not know environments and selectors.
+            chosen = self._choose_queue(prepared.message.topic, destination, candidates)
+        return self.to_envelope(prepared, due_ms, chosen, deadline), DEFAULT_HOW
+
+    def _choose_queue(self, topic: str, destination: How, queues: Sequence[MessageQueue]) -> MessageQueue:
+        if not queues:
+            raise MessageRefused(
+                "a message with a delay of this length needs its queue when it is sent, and no name server reports the "
+                "queues of its topic now",
+                topic=topic,
+                remedy="Send it again when a name server answers",
+            )
+        return random.choice(
+            queues if destination.selection is None else selector_function(topic, *destination.selection)(queues)
+        )
+
+    def envelope_due_ms(
+        self, topic: str, properties: str, brokers: Set[str], deadline: Deadline, require_answers: bool = False
+    ) -> int | None:
+        """When the message is due, if it needs an envelope. None if the timers of all ``brokers`` serve its delay, or it has
+        none.
+
+        With ``longDelay=error``, raises ``MessageRefused`` if a broker would deliver the message at once. Brokers reject a delay
+        that is too long themselves. ``require_answers`` is that of ``route``.
+        """
+        timer_properties = decode_properties(properties)
+        delay, deliver_at = (timer_properties.get(name) for name in _TIMER_PROPERTIES)
+        if delay is None and deliver_at is None:
+            return None
+        now_ms = self._wall_ms()
+        due_ms = now_ms + int(delay) if delay is not None else int(deliver_at or 0)
+        if due_ms <= now_ms:
+            return None
+        max_delays = self.timers.max_delays_ms(topic, brokers, deadline)
+        without_timers = sorted(name for name, ms in max_delays.items() if not ms)
+        if without_timers and self._settings.long_delay == "error":
+            raise no_timers_error(f"a delay of {(due_ms - now_ms) / 1000:g} s", without_timers, topic)
+        served_ms = min(max_delays.values(), default=1000 * TIMER_MAX_DELAY_S)
+        if due_ms - now_ms > served_ms and self._settings.long_delay == "dmq":
+            return due_ms
+        if require_answers and (silent_brokers := sorted(brokers - max_delays.keys())):
+            raise CallTimeout(
+                f"{', '.join(silent_brokers)} does not report its timers, and might deliver a delayed message at once",
+                topic=topic,
+            )
+        return None
+
+    def to_envelope(self, prepared: Prepared, due_ms: int, queue: MessageQueue | None, deadline: Deadline) -> Prepared:
+        """The envelope of a message, with the message in its body. Raises ``MessageRefused`` if no group consumes envelopes."""
+        self._check_consumer(deadline)
+        message = prepared.message
+        body = envelope(message, prepared.properties, due_ms, self._wall_ms(), queue)
+        if len(body) > self._settings.max_message_size:
+            raise MessageRefused(
+                f"the message has {len(body)} bytes in the envelope that a delay of this length needs; expected at most "
+                f"{self._settings.max_message_size}, option 'maxMessageSize'",
+                topic=message.topic,
+            )
+        msg_id = decode_properties(prepared.properties)[Property.UNIQ_KEY]
+        text = encode_properties({Property.WAIT: "true", Property.UNIQ_KEY: msg_id})
+        return Prepared(
+            Message(INNER_TOPIC, body), prepared.msg_id, text, True, EnvelopedMessage(message.topic, due_ms)
+        )
+
+    def _check_consumer(self, deadline: Deadline) -> None:
+        if not self._consumed_until.expired:
+            return
+        try:
+            consumed = self._sender.consumed(INNER_TOPIC, deadline)
+        except RocketMQError as e:
+            consumed = isinstance(e, AccessDenied) or (self._is_transient is not None and self._is_transient(e))
+            if not consumed and not isinstance(e, RouteNotFound):
+                raise
+            if consumed:
+                logger.warning("cannot check whether a group consumes %s: %s", INNER_TOPIC, e)
+        if not consumed:
+            raise MessageRefused(
+                f"option 'longDelay' is 'dmq', but no member of a consumer group consumes {INNER_TOPIC}: the message would "
+                "never be delivered",
+                topic=INNER_TOPIC,
+                remedy=_REMEDY,
+            )
+        self._consumed_until = Deadline.after(CONSUMER_VALID_S)
+
+
+def send_to_all(queues: Iterable[MessageQueue], send: Callable[[MessageQueue], object]) -> None:
+    """Call ``send`` for each queue, also after errors. Raises the first error at the end."""
+    failed: list[RocketMQError] = []
+    for queue in queues:
+        try:
+            send(queue)
+        except RocketMQError as e:
+            failed.append(e)
+    if failed:
+        raise failed[0]
+
+
+def caller_result(result: SendResult, prepared: Prepared) -> SendResult:
+    """The result of one message, with its id and recall handle."""
+    return with_recall_handle(with_message_ids(result, (prepared.msg_id,)), prepared)
+
+
+def with_recall_handle(result: SendResult, prepared: Prepared) -> SendResult:
+    """The result with the recall handle of an envelope. Without it if the place of the envelope is unknown."""
+    envelope, queue = prepared.envelope, result.queue
+    if envelope is None or queue is None or result.queue_offset is None:
+        return result
+    handle = DelayHandle(envelope.topic, queue.broker_name, queue.queue_id, envelope.due_ms, prepared.msg_id)
+    return result._replace(recall_handle=str(handle))
+
+
+def envelope(message: Message, properties: str, due_ms: int, born_ms: int, queue: MessageQueue | None) -> bytes:
+    """The bytes of an envelope: ``message`` with its encoded ``properties``, to be delivered to ``queue`` if one was chosen."""
+    properties_by_name = {
+        name: value for name, value in decode_properties(properties).items() if name not in _TIMER_PROPERTIES
+    }
+    msg_id = properties_by_name.get(Property.UNIQ_KEY, "")
+    if queue is not None:
+        properties_by_name[QUEUE] = f"{queue.broker_name}:{queue.queue_id}"
+    text = encode_properties(properties_by_name)
+    return Envelope(message.topic, due_ms, msg_id, born_ms, message.flag, text, bytes(message.body)).pack()
+
+
+def cancel_request(
+    handle: DelayHandle, topic: str, msg_id: str, settings: ProducerSettings, now_ms: int
+) -> SendRequest:
+    """The request that cancels an envelope, for the queue to which the envelope was sent."""
+    if handle.topic != topic:
+        raise MessageRefused(f"the recall handle belongs to topic {handle.topic!r}", topic=topic)
+    if handle.due_ms <= now_ms:
+        raise MessageRefused(
+            f"it is too late to recall message {handle.msg_id}: it was due {(now_ms - handle.due_ms) / 1000:g} s ago",
+            topic=topic,
+        )
+    body = cancelling(topic, handle.due_ms, handle.msg_id, now_ms)
+    properties = encode_properties({Property.WAIT: "true", Property.UNIQ_KEY: msg_id})
+    return single_request(Prepared(Message(INNER_TOPIC, body), msg_id, properties, False), settings, now_ms)
+
+
+def no_timers_error(delay_text: str, brokers: Collection[str], topic: str) -> MessageRefused:
+    """The error for a delay that brokers without timers would not keep."""
+    return MessageRefused(
+        f"{delay_text} cannot be kept: {', '.join(brokers)} is older than RocketMQ 5.0, or has timerWheelEnable=false",
+        topic=topic,
+        remedy="Set option 'longDelay' to 'dmq' with the service of docs/delay.md, use a delay level, or newer brokers",
+    )

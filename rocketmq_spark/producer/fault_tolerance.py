@@ -1,0 +1,181 @@
+"""The choice of queues on brokers that are fast and available (latency fault tolerance).
+
+Mirrors ``MQFaultStrategy`` and ``LatencyFaultToleranceImpl`` of Java today; the longer durations of releases before 5.1.4 are the
+preset ``4.x``. The clock is an argument. Several producers and tasks may share a ``FaultTable``, so it has a lock for changes and
+iterations; looking up a broker needs none. Differences from flaws in Java's code:
+
+* Only the detector restores the reachable flag, yet Java also clears the flag on a broker's error answer while no detector runs.
+  Then a broker that returned an error ranks below one that is down. Here the flag counts only while a detector runs
+  (``detecting``).
+* Only Java's detector deletes the items of brokers that left the cluster; here ``retain`` follows the routes.
+* The fallback of old releases writes another broker's name into a queue of the published list. Nothing here changes the list.
+
+As in Java, the first choice checks only the isolation time, so a broker whose isolation is over gets a message although no probe
+has reached it. A probe may fail for reasons that do not affect sends, and the cost is one attempt.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from rocketmq_spark.errors import BrokerNotFound, OptionError, RocketMQError
+from rocketmq_spark.model import MessageQueue, SendResult
+from rocketmq_spark.producer.retry import LOCAL_ERRORS
+from rocketmq_spark.queues.selection import RoundRobin
+
+
+class BrokerReport(NamedTuple):
+    """The state of a broker that follows from the outcome of an attempt."""
+
+    isolated: bool
+    reachable: bool
+
+
+def broker_report(outcome: SendResult | RocketMQError) -> BrokerReport | None:
+    """The report for the fault table. A broker's error answer and a broken connection isolate the broker; None after a local
+    error.
+    """
+    if isinstance(outcome, SendResult | BrokerNotFound):
+        return BrokerReport(isolated=False, reachable=True)
+    return None if isinstance(outcome, LOCAL_ERRORS) else BrokerReport(isolated=True, reachable=False)
+
+
+LATENCIES_MS = (50, 100, 550, 1800, 3000, 5000, 15000)
+DURATIONS_MS = (0, 0, 2000, 5000, 6000, 10000, 30000)
+
+
+@dataclass(frozen=True, slots=True)
+class FaultTables:
+    """How long a broker is avoided after an attempt: ``not_available_ms[i]`` for the last ``i`` whose ``latency_max_ms[i]`` the
+    latency reaches. A failed attempt counts as one that took ``isolated_ms``.
+    """
+
+    latency_max_ms: tuple[int, ...] = LATENCIES_MS
+    not_available_ms: tuple[int, ...] = DURATIONS_MS
+    isolated_ms: int = 10_000
+
+    def __post_init__(self) -> None:
+        latencies, durations = self.latency_max_ms, self.not_available_ms
+        if not latencies or list(latencies) != sorted(set(latencies)) or latencies[0] < 0:
+            raise OptionError(f"option 'latencyMax' is {list(latencies)}; expected growing latencies in ms")
+        if len(durations) != len(latencies) or min(durations) < 0:
+            raise OptionError(
+                f"option 'notAvailableDuration' is {list(durations)}; expected {len(latencies)} durations in ms, one "
+                "for each entry of 'latencyMax'"
+            )
+
+    def duration_ms(self, latency_ms: int) -> int:
+        """The entry of the largest threshold that ``latency_ms`` reaches; 0 below the first."""
+        for threshold, duration in zip(reversed(self.latency_max_ms), reversed(self.not_available_ms), strict=True):
+            if latency_ms >= threshold:
+                return duration
+        return 0
+
+
+CURRENT = FaultTables()
+RELEASE_4 = FaultTables(
+    (50, 100, 550, 1000, 2000, 3000, 15000), (0, 0, 30000, 60000, 120000, 180000, 600000), isolated_ms=30_000
+)
+PRESETS: Mapping[str, FaultTables] = {"current": CURRENT, "4.x": RELEASE_4}
+
+
+@dataclass(slots=True)
+class BrokerHealth:
+    """The last latency and state of one broker, which is avoided until ``available_at_ms``."""
+
+    latency_ms: int = 0
+    available_at_ms: int = 0
+    probe_at_ms: int = 0
+    reachable: bool = True
+
+
+class FaultTable:
+    """The latencies and failures of brokers, and the choice of a queue that avoids slow and failing brokers.
+
+    Three attributes may be changed at any time. ``enabled``: whether brokers are avoided. ``detecting``: whether failed brokers
+    are probed, so that brokers that answer are preferred. ``tables``: for how long a broker is avoided after which latency.
+    """
+
+    def __init__(self, tables: FaultTables = CURRENT, enabled: bool = False, detecting: bool = False) -> None:
+        self.tables = tables
+        self.enabled = enabled
+        self.detecting = detecting
+        self.faults: dict[str, BrokerHealth] = {}
+        self._lock = threading.Lock()
+
+    def report(self, broker: str, latency_ms: int, now_ms: int, isolated: bool = False, reachable: bool = True) -> None:
+        """Record an attempt at ``broker``. A better report does not shorten the time for which the broker is avoided."""
+        if not self.enabled:
+            return
+        duration = self.tables.duration_ms(self.tables.isolated_ms if isolated else latency_ms)
+        with self._lock:
+            fault = self.faults.setdefault(broker, BrokerHealth())
+            fault.latency_ms = latency_ms
+            fault.reachable = reachable
+            if duration:
+                fault.available_at_ms = max(fault.available_at_ms, now_ms + duration)
+
+    def available(self, broker: str, now_ms: int) -> bool:
+        fault = self.faults.get(broker)
+        return fault is None or now_ms >= fault.available_at_ms
+
+    def reachable(self, broker: str) -> bool:
+        fault = self.faults.get(broker)
+        return not self.detecting or fault is None or fault.reachable
+
+    def pick(
+        self, queues: Sequence[MessageQueue], index: RoundRobin, last_broker: str | None, now_ms: int
+    ) -> MessageQueue:
+        """The next queue on a broker other than ``last_broker`` that is not avoided; else on another reachable one; else any.
+
+        If not ``enabled``, this is the plain round robin. As in Java, all steps share one index, and each examined queue
+        advances it.
+        """
+        if not self.enabled:
+            return index.pick(queues, last_broker)
+
+        for is_good in (lambda broker: self.available(broker, now_ms), self.reachable):
+            if queue := index.first(queues, _other_than(last_broker, is_good)):
+                return queue
+        return queues[index.next() % len(queues)]
+
+    def due_probes(self, now_ms: int, interval_ms: int) -> list[str]:
+        """The brokers that the detector should probe now. Each is due again after ``interval_ms``."""
+        with self._lock:
+            due = [broker for broker, fault in self.faults.items() if now_ms >= fault.probe_at_ms]
+            for broker in due:
+                self.faults[broker].probe_at_ms = now_ms + interval_ms
+        return due
+
+    def record_probe(self, broker: str, answered: bool) -> None:
+        """Record whether ``broker`` answered a probe. An answer makes the broker reachable again, but does not shorten the time
+        for which it is avoided; without an answer, nothing changes.
+        """
+        with self._lock:
+            if answered and broker in self.faults:
+                self.faults[broker].reachable = True
+
+    def retain(self, brokers: Collection[str]) -> None:
+        """Remove all brokers except ``brokers``, which are in a route."""
+        with self._lock:
+            for broker in [broker for broker in self.faults if broker not in brokers]:
+                del self.faults[broker]
+
+
+def _other_than(last_broker: str | None, is_good: Callable[[str], bool]) -> Callable[[MessageQueue], bool]:
+    return lambda queue: queue.broker_name != last_broker and is_good(queue.broker_name)
+
+
+def fault_tables(
+    preset: str = "current", latency_max_ms: Sequence[int] = (), durations_ms: Sequence[int] = ()
+) -> FaultTables:
+    """The tables of a preset, with either list replaced by the user's."""
+    if preset not in PRESETS:
+        raise OptionError(f"option 'sendLatencyFault' names {preset!r}; expected one of {', '.join(PRESETS)}")
+    base = PRESETS[preset]
+    return FaultTables(
+        tuple(latency_max_ms) or base.latency_max_ms, tuple(durations_ms) or base.not_available_ms, base.isolated_ms
+    )

@@ -1,0 +1,198 @@
+"""The futures and callbacks of asynchronous sends, counted so that a close can wait for them."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from concurrent.futures._base import FINISHED, RUNNING
+from typing import Any
+
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.threads import Failure, Timer, attempt
+from rocketmq_spark.errors import RocketMQError
+from rocketmq_spark.model import SendResult
+from rocketmq_spark.producer.outgoing import BatchResults, Callback, NonblockingCallback, Outcome, result_in_batch
+
+logger = logging.getLogger(__name__)
+
+_CLOSE_CALLBACKS_S = 5.0
+# Attributes of Python's futures that only waiters need.
+_CONDITION_ATTRIBUTES = frozenset(("_condition", "_waiters", "_done_callbacks"))
+
+
+class Promise(Future[SendResult]):
+    """The future result of one message.
+
+    Creating a condition takes several times as long as the rest, and most results exist before a caller waits for them. So
+    the first waiter creates it, under the lock under which outcomes are set. Futures do not share it, because Python
+    locks the futures of one ``wait`` in the order of their addresses, and a shared one would be locked in any order.
+    """
+
+    _state: str = RUNNING  # a send cannot be cancelled
+    _own_result: SendResult | None = None
+    _batch_result: SendResult | None = None  # the result of its batch, in which the message is number ``_index``
+    _index = 0
+    _offset_msg_id: str | None = None
+    _exception: BaseException | None = None
+    _has_waiters = False
+    _done_callbacks: list[Callable[[Future[SendResult]], object]]
+
+    callback: Callback | None = None
+    msg_id = ""
+    # The fields of ``accumulator.PlainEntry``: the promise of a plain message also carries the message.
+    body, text, flag = b"", "", 0
+    keys: Sequence[str] = ()
+
+    def __init__(self, pending: FutureRegistry, callback: Callback | None, msg_id: str) -> None:
+        self.registry = pending
+        if callback is not None:
+            self.callback = callback
+        if msg_id:
+            self.msg_id = msg_id
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in _CONDITION_ATTRIBUTES:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        with self.registry.lock:
+            self._has_waiters = (
+                True  # set first: if Ctrl-C interrupts the rest, the thread that sets the outcome creates the condition
+            )
+            if name not in self.__dict__:
+                self._waiters, self._done_callbacks, self._condition = [], [], threading.Condition()
+        return self.__dict__[name]
+
+    @property
+    def promise(self) -> Promise:
+        return self
+
+    @property
+    def _result(self) -> SendResult | None:
+        return (
+            self._own_result
+            if self._batch_result is None
+            else result_in_batch(self._batch_result, self._index, self.msg_id, self._offset_msg_id)
+        )
+
+    @_result.setter
+    def _result(self, result: SendResult | None) -> None:
+        self._own_result = result
+
+    def done(self) -> bool:
+        return self._state == FINISHED
+
+    def result(self, timeout: float | None = None) -> SendResult:
+        if self._state == FINISHED and (result := self._result) is not None:
+            return result
+        return super().result(timeout)
+
+    def set_outcome(self, outcome: Outcome) -> None:
+        """Set the outcome and notify waiters. Call without the lock."""
+        if isinstance(outcome, RocketMQError):
+            self.set_exception(outcome)
+        else:
+            self.set_result(outcome)
+
+
+def _set_outcomes(promises: Sequence[Promise], outcomes: Sequence[Outcome]) -> list[tuple[Promise, Outcome]]:
+    """Set the outcomes of promises; call with the lock. Returns the promises whose waiters must be notified."""
+    with_waiters = []
+    batch_results = outcomes if isinstance(outcomes, BatchResults) else None
+    for index, promise in enumerate(promises):
+        if promise._has_waiters:
+            with_waiters.append((promise, outcomes[index]))
+            continue
+        if batch_results is not None:
+            promise.msg_id, promise._offset_msg_id = batch_results.ids[index], batch_results.offset_ids[index]
+            promise._batch_result, promise._index = batch_results.batch, index
+        elif isinstance(outcome := outcomes[index], SendResult):
+            promise._own_result = outcome
+        else:
+            promise._exception = outcome
+        promise._state = FINISHED
+    return with_waiters
+
+
+class FutureRegistry:
+    """Counts the promises without an outcome, and calls callbacks. Owns a lock and the callback thread."""
+
+    def __init__(self, callbacks: Timer) -> None:
+        self.lock = threading.RLock()
+        self._callbacks = callbacks
+        self._callbacks_started = False  # whether the callback thread has started
+        self._empty = threading.Condition(self.lock)
+        self._count = 0
+        self._failures: dict[str, RocketMQError] | None = None
+
+    def collect_failures(self) -> dict[str, RocketMQError]:
+        """Return a dict to which failures are added from now on, by message id."""
+        failures: dict[str, RocketMQError] = {}
+        self._failures = failures
+        return failures
+
+    def create(self, callback: Callback | None = None, msg_id: str = "") -> Promise:
+        """Return a future that ``resolve`` completes. Starts the callback thread if ``callback`` needs it."""
+        if callback is not None and not self._callbacks_started and not isinstance(callback, NonblockingCallback):
+            self._callbacks.begin()
+            self._callbacks_started = True
+        promise = Promise(self, callback, msg_id)
+        with self.lock:
+            self._count += 1
+        return promise
+
+    def resolve(self, promises: Sequence[Promise], outcomes: Sequence[Outcome]) -> None:
+        """Set the outcomes of promises, under one lock for all messages of a batch, and call their callbacks."""
+        try:
+            if self._failures is not None:
+                outcome_by_promise = zip(promises, outcomes, strict=True)
+                self._failures.update(
+                    {promise.msg_id: o for promise, o in outcome_by_promise if isinstance(o, RocketMQError)}
+                )
+            with self.lock:
+                with_waiters = _set_outcomes(promises, outcomes)
+            for promise, outcome in with_waiters:
+                failure = attempt(promise.set_outcome, outcome)
+                if isinstance(failure, Failure):  # Python's futures do not catch BaseException of callbacks
+                    failure.log(logger, "a callback of a future failed")
+            callbacks = [promise.callback for promise in promises]
+            if callbacks.count(None) < len(callbacks):
+                calls = [(call, o) for call, o in zip(callbacks, outcomes, strict=True) if call is not None]
+                if all(isinstance(callback, NonblockingCallback) for callback, _ in calls):
+                    _call_each(calls)
+                else:
+                    self._callbacks.later(0, functools.partial(_call_each, calls))
+        finally:
+            self.discard(len(promises))
+
+    def discard(self, count: int = 1) -> None:
+        """Stop counting promises, because they are resolved or withdrawn."""
+        with self.lock:
+            self._count -= count
+            if not self._count:
+                self._empty.notify_all()
+
+    def wait_until_empty(self, deadline: Deadline) -> bool:
+        """Wait for all promises. Returns whether all are resolved at the deadline."""
+        with self.lock:
+            while self._count and not deadline.expired:
+                self._callbacks.hold(self._empty, deadline.remaining())
+            return not self._count
+
+    def close(self) -> None:
+        """Run the last callbacks, and end their thread."""
+        self._callbacks.drain(_CLOSE_CALLBACKS_S)
+        self._callbacks.close()
+
+
+def _call_each(calls: Sequence[tuple[Callback, Outcome]]) -> None:
+    remaining_calls = iter(calls)
+    # After an error of user code the other callbacks are still called.
+    while isinstance(failure := attempt(_call_until_error, remaining_calls), Failure):
+        failure.log(logger, "a callback failed")
+
+
+def _call_until_error(calls: Iterator[tuple[Callback, Outcome]]) -> None:
+    for callback, outcome in calls:
+        callback(outcome)

@@ -1,0 +1,59 @@
+"""The periodic work of a producer: refreshes routes, and probes brokers that failed.
+
+Mirrors the scheduled task of ``MQClientInstance`` that refreshes routes, and the detector of ``LatencyFaultToleranceImpl``. It
+runs on a timer of its own, because these calls may block and sends must not wait for them.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.threads import Timer
+from rocketmq_spark.errors import RocketMQError
+from rocketmq_spark.ports import Sender
+from rocketmq_spark.producer.fault_tolerance import FaultTable
+from rocketmq_spark.producer.routing import RouteCache
+from rocketmq_spark.producer.settings import ProducerSettings
+
+logger = logging.getLogger(__name__)
+
+FIRST_REFRESH_S = 0.01
+DETECTOR_INTERVAL_S = 3.0
+REFRESH_TIMEOUT_S = 3.0
+
+
+class Housekeeping:
+    """The periodic work of one producer, on a timer."""
+
+    def __init__(self, sender: Sender, topics: RouteCache, faults: FaultTable, settings: ProducerSettings) -> None:
+        self._sender = sender
+        self._topics = topics
+        self._faults = faults
+        self._settings = settings
+
+    def start(self, timer: Timer) -> None:
+        """Refresh routes every 30 s, and run the detector every 3 s while it is on."""
+        settings = self._settings
+        if settings.route_refresh_s:
+            timer.every(settings.route_refresh_s, self.refresh_routes, FIRST_REFRESH_S)
+        if settings.heartbeat_s:
+            timer.every(DETECTOR_INTERVAL_S, lambda: self.detect(timer.now_ms()), DETECTOR_INTERVAL_S)
+
+    def refresh_routes(self) -> None:
+        """Refresh the routes, and forget faults of brokers that left."""
+        try:
+            self._topics.refresh(Deadline.after(REFRESH_TIMEOUT_S))
+        except RocketMQError as e:
+            logger.info("routes were not refreshed: %s", e)
+            return
+        self._faults.retain(self._topics.brokers())
+
+    def detect(self, now_ms: int) -> None:
+        """Probe brokers with reported faults. Brokers are probed through a topic, so nothing happens before the first send."""
+        topic = self._topics.any_topic()
+        if topic is None or not self._faults.detecting:
+            return
+        for broker in self._faults.due_probes(now_ms, self._settings.detect_interval_ms):
+            deadline = Deadline.after(self._settings.detect_timeout_ms / 1000)
+            self._faults.record_probe(broker, self._sender.probe(broker, topic, deadline))

@@ -1,0 +1,395 @@
+"""The routes of a producer, and the queue that each message goes to.
+
+``RouteCache`` mirrors ``tryToFindTopicPublishInfo``: a topic without a route is published through the route of the template
+topic, and the broker creates it with the first message. The cache keeps a route until it is refreshed. Several threads share a
+cache without a lock, because each change replaces one whole entry.
+
+``Destinations`` resolves the queue that the caller named or that a selector chooses. It requests routes, and waits while no name
+server answers. ``QueueChooser`` chooses the queue of each attempt: the resolved one, or the next one on a good broker. Each
+thread has its own round robin. The selectors are in ``queues/selection``, those for rows in ``rows/routing``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from rocketmq_spark.base import codes, process
+from rocketmq_spark.base.clock import Deadline, backoff
+from rocketmq_spark.base.threads import Timer
+from rocketmq_spark.errors import (
+    BrokerNotFound,
+    CallTimeout,
+    MessageRefused,
+    RocketMQError,
+    RouteNotFound,
+    SelectorError,
+    SpoolError,
+)
+from rocketmq_spark.model import Message, MessageQueue, SendRequest, SpooledSend
+from rocketmq_spark.model.send import BatchStorage
+from rocketmq_spark.ports import Sender, Spool
+from rocketmq_spark.producer import encoding
+from rocketmq_spark.producer.encoding import DEFAULT_HOW, How
+from rocketmq_spark.producer.fault_tolerance import FaultTable
+from rocketmq_spark.producer.outgoing import OutgoingSend, Queues
+from rocketmq_spark.producer.retry import OutOfTime, RetryState
+from rocketmq_spark.producer.settings import ProducerSettings
+from rocketmq_spark.producer.spool_bridge import is_storable_selector, is_transient
+from rocketmq_spark.queues.environment import Environment
+from rocketmq_spark.queues.selection import RoundRobin, Select, check_arg, select
+from rocketmq_spark.wire.envelope import INNER_TOPIC
+
+logger = logging.getLogger(__name__)
+
+REFRESH_PAUSE_S = 0.5
+_MAX_REMEDIES = 1000  # cached remedies of topics that do not exist
+# Share of the send timeout for the request for a topic's type.
+_STORAGE_TIMEOUT_SHARE = 1 / 3
+
+_ENVIRONMENT_QUEUES = "queues of environments"
+
+
+def queues_of_environment(sender: Sender, environment: Environment) -> dict[str, tuple[MessageQueue, ...]]:
+    """The queues, by topic, of an environment whose queues have positions. All senders to this cluster in this process share
+    them, even if a later route differs: when a broker leaves, other queues take the positions of its queues.
+    """
+    queues_by_topic: dict[str, tuple[MessageQueue, ...]] = process.once(
+        _ENVIRONMENT_QUEUES, (sender, environment), dict
+    )
+    return queues_by_topic
+
+
+def set_environment_queues(
+    sender: Sender, environment: Environment, positions: Mapping[str, tuple[MessageQueue, ...]]
+) -> None:
+    """Use the queues that the driver counted. Raises ``SpoolError`` if this process already uses other queues, because a spool
+    has records for them.
+    """
+    queues_by_topic = queues_of_environment(sender, environment)
+    for topic, queues in positions.items():
+        if queues_by_topic.setdefault(topic, queues) != queues:
+            raise SpoolError(
+                f"a spool that this process sends is for {', '.join(map(str, queues_by_topic[topic]))}, and the driver counted "
+                f"{', '.join(map(str, queues))} as the queues of the same environment",
+                topic=topic,
+                remedy="Set option 'environments' to the number of environments, or to their queues; or start the driver again "
+                "when all brokers are there",
+            )
+
+
+class RouteCache:
+    """The queues to which topics are published. A list stays the same object until the route changes, because round robins are
+    kept by the identity of the list.
+    """
+
+    def __init__(self, sender: Sender, settings: ProducerSettings) -> None:
+        self._sender = sender
+        self._settings = settings
+        self._cached: dict[str, tuple[Sequence[MessageQueue], Sequence[MessageQueue]]] = {}
+        # Topics that do not exist yet and are published through the template topic.
+        self._auto_created: set[str] = set()
+        self.storage: dict[str, BatchStorage | None] = {}  # how topics store batches; None without an answer so far
+        self.pinned: Mapping[str, tuple[MessageQueue, ...]] = {}  # these override the queues of the environment
+        self._refresh_pause = Deadline(0.0)
+        self._missing_remedies: dict[str, tuple[Deadline, str | None]] = {}
+
+    def queues(self, topic: str, deadline: Deadline, refresh: bool = False) -> Sequence[MessageQueue]:
+        """The queues to publish to, restricted to the producer's environment. Raises ``RouteNotFound``.
+
+        With ``refresh`` the route is fetched again. If that fails, the cached route is used, and it is not fetched again for
+        ``REFRESH_PAUSE_S``, because many requests may need a refresh at once.
+        """
+        cached = self._cached.get(topic)
+        if cached is not None and (not refresh or not self._refresh_pause.expired):
+            return cached[1]
+        try:
+            return self._update(topic, self._fetch_queues(topic, deadline, refresh), deadline)
+        except RocketMQError as e:
+            if cached is None:
+                raise self._with_remedy(topic, e) from e.__cause__
+            logger.info("could not refresh the route of %s, using the cached one: %s", topic, e)
+            if not isinstance(e, RouteNotFound):
+                self._refresh_pause = Deadline.after(REFRESH_PAUSE_S)
+            return cached[1]
+
+    def _with_remedy(self, topic: str, error: RocketMQError) -> RocketMQError:
+        """Return ``error``, with the nearest names as remedy if the topic does not exist. One search serves many sends."""
+        if not isinstance(error, RouteNotFound) or error.broker_code != codes.Response.TOPIC_NOT_EXIST:
+            return error
+        cached = self._missing_remedies.get(topic)
+        if cached is None or cached[0].expired:
+            if len(self._missing_remedies) >= _MAX_REMEDIES:
+                self._missing_remedies.clear()
+            remedy = self._sender.missing_topic(error).remedy
+            cached = self._missing_remedies[topic] = Deadline.after(REFRESH_PAUSE_S), remedy
+        error.remedy = cached[1]
+        return error
+
+    def wait_for_queues(self, topic: str, deadline: Deadline, pause: Callable[[float], None]) -> Sequence[MessageQueue]:
+        """As ``queues``, but waits while no name server answers or a broker is unavailable. Raises the first error."""
+        pauses, first_error = backoff(0.05, 1.0), None
+        while True:
+            try:
+                return self.queues(topic, deadline, refresh=first_error is not None)
+            except RouteNotFound:
+                raise
+            except RocketMQError as e:
+                first_error = first_error or e
+                if not e.retriable or deadline.expired:
+                    raise first_error from None
+            pause(min(next(pauses), deadline.remaining()))
+
+    def refresh(self, deadline: Deadline) -> None:
+        """Fetch the routes of all cached topics. A topic without a route keeps its queues, as in Java: a name server that
+        restarts has no routes at first, and a broker rejects sends to a deleted topic itself.
+        """
+        self._sender.refresh_routes(deadline)
+        for topic in list(self._cached):
+            try:
+                self._update(topic, self._fetch_queues(topic, deadline, False), deadline)
+            except RocketMQError as e:
+                logger.info("could not refresh the route of %s, using the cached one: %s", topic, e)
+        for topic in list(self.storage):
+            self.fetch_storage(topic, deadline)
+
+    def brokers(self) -> set[str]:
+        """All brokers with queues of a cached topic."""
+        return {queue.broker_name for queues, _ in list(self._cached.values()) for queue in queues}
+
+    def brokers_of(self, topic: str) -> set[str]:
+        """The brokers in the cached route of one topic."""
+        cached = self._cached.get(topic)
+        return {queue.broker_name for queue in cached[1]} if cached is not None else set()
+
+    def fetch_storage(self, topic: str, deadline: Deadline) -> BatchStorage | None:
+        """Fetch how the topic stores batches. Returns None without an answer within a share of the send timeout."""
+        storage_deadline = deadline.within(self._settings.send_timeout_s * _STORAGE_TIMEOUT_SHARE)
+        storage = self.storage[topic] = self._sender.batch_storage(topic, storage_deadline) or self.storage.get(topic)
+        return storage
+
+    def stored_whole(self, topic: str) -> bool:
+        """Whether batches are stored as one message, according to the last answer; each refresh of routes renews it."""
+        return (storage := self.storage.get(topic)) is not None and storage.whole
+
+    def stored_by_key(self, topic: str) -> bool:
+        """Whether the topic is a compaction topic, according to the last answer."""
+        return (storage := self.storage.get(topic)) is not None and storage.by_key
+
+    def any_topic(self) -> str | None:
+        return next(iter(self._cached), None)
+
+    def _fetch_queues(self, topic: str, deadline: Deadline, refresh: bool) -> Sequence[MessageQueue]:
+        try:
+            queues = self._sender.publish_queues(topic, deadline, refresh)
+        except (RouteNotFound, BrokerNotFound) as e:
+            if e.broker_code != codes.Response.TOPIC_NOT_EXIST:
+                # The topic exists without write permission, at least in the sender's cached route. Brokers do not check
+                # the permission, so the template must not be used; Java asks again for each send.
+                if refresh:
+                    raise
+                return self._sender.publish_queues(topic, deadline, True)
+            cached = self._cached.get(topic)
+            if not self._settings.auto_create_topics or (cached is not None and topic not in self._auto_created):
+                raise  # a topic that had a route must not be created again on other brokers
+            if self._has_positions(topic):
+                raise  # positions among the queues of the template would be wrong
+            template_queues = self._template_queues(topic, deadline)
+            if not template_queues:
+                raise
+            self._auto_created.add(topic)
+            return cached[0] if cached is not None and cached[0] == template_queues else template_queues
+        self._auto_created.discard(topic)
+        return queues
+
+    def _has_positions(self, topic: str) -> bool:
+        """Whether the environment owns the queues at its positions among all queues."""
+        environment = self._settings.environment
+        return environment is not None and environment.by_position and topic != INNER_TOPIC
+
+    def _template_queues(self, topic: str, deadline: Deadline) -> tuple[MessageQueue, ...]:
+        try:
+            queues = self._sender.publish_queues(codes.AUTO_CREATE_TOPIC, deadline)
+        except RouteNotFound:
+            return ()
+        max_queues = self._settings.default_topic_queues
+        return tuple(MessageQueue(topic, q.broker_name, q.queue_id) for q in queues if q.queue_id < max_queues)
+
+    def _update(self, topic: str, queues: Sequence[MessageQueue], deadline: Deadline) -> Sequence[MessageQueue]:
+        cached = self._cached.get(topic)
+        if cached is not None and cached[0] is queues:
+            return cached[1]
+        own_queues = self._environment_queues(topic, queues, deadline)
+        self._cached[topic] = (queues, own_queues)
+        return own_queues
+
+    def _environment_queues(
+        self, topic: str, queues: Sequence[MessageQueue], deadline: Deadline
+    ) -> Sequence[MessageQueue]:
+        """The queues of the environment. Positions are counted once, when the topic exists."""
+        environment = self._settings.environment
+        if environment is None or topic == INNER_TOPIC:  # the delay service knows no environments
+            return queues
+        if topic in self.pinned:
+            return self.pinned[topic]
+        numbered = queues_of_environment(self._sender, environment) if environment.by_position else {}
+        if topic in numbered:
+            return numbered[topic]
+        # Readers count all readable queues. A topic that does not exist yet will have the queues of the template.
+        readable = queues if topic in self._auto_created else self._sender.all_queues(topic, deadline)
+        own_queues = tuple(environment.publish(readable, queues))
+        return numbered.setdefault(topic, own_queues)
+
+
+class QueueChooser:
+    """Chooses the queue of each attempt of an engine."""
+
+    def __init__(self, topics: RouteCache, faults: FaultTable, timer: Timer) -> None:
+        self._topics = topics
+        self._faults = faults
+        self._timer = timer
+        self._round_robins = threading.local()
+
+    def choose(self, outgoing: OutgoingSend, attempts: RetryState, deadline: Deadline, refresh: bool) -> MessageQueue:
+        """The queue of the next attempt. With ``refresh`` the route is fetched first."""
+        if deadline.expired:
+            raise OutOfTime("the send timeout is over", topic=outgoing.topic)
+        if outgoing.queue is not None:
+            self._ensure_address(outgoing.topic, deadline, refresh)
+            return outgoing.queue
+        queues = self._topics.queues(outgoing.topic, deadline, refresh)
+        if outgoing.filter_queues is not None:
+            queues, round_robin = outgoing.filter_queues(queues), RoundRobin()
+        else:
+            round_robin = self._round_robin(outgoing.topic, queues)
+        if attempts.count and self._faults.enabled:
+            round_robin.reset()
+        return self._pick(queues, round_robin, attempts.last_broker)
+
+    def _ensure_address(self, topic: str, deadline: Deadline, refresh: bool) -> None:
+        """Fetch a route if needed: the addresses of brokers come with it."""
+        if refresh:
+            self._topics.queues(topic, deadline, refresh=True)
+        elif self._topics.any_topic() is None:  # perhaps no route was fetched yet
+            with contextlib.suppress(RouteNotFound):
+                self._topics.queues(topic, deadline)
+
+    def _pick(self, queues: Queues, round_robin: RoundRobin, last_broker: str | None) -> MessageQueue:
+        try:
+            return self._faults.pick(queues, round_robin, last_broker, self._timer.now_ms())
+        except Exception:  # an error in the choice must not prevent the send
+            logger.exception("fault tolerance failed; choosing the queue by round robin instead")
+            return round_robin.pick(queues, last_broker)
+
+    def _round_robin(self, topic: str, queues: Queues) -> RoundRobin:
+        """This thread's round robin for ``queues``. A new list gets a new one, as a new publish info does in Java."""
+        round_robins: dict[str, tuple[Queues, RoundRobin]] = self._round_robins.__dict__
+        cached = round_robins.get(topic)
+        if cached is None or cached[0] is not queues:
+            cached = round_robins[topic] = (queues, RoundRobin())
+        return cached[1]
+
+
+class SpoolFallback(NamedTuple):
+    """The spool of a producer, for messages whose topic has no route yet."""
+
+    spool: Spool
+    sender: Sender
+
+    def holds_earlier(self, topic: str, selector: str, arg: object) -> bool:
+        """Whether the spool holds messages of the same selector and argument, which must be sent first."""
+        return self.spool.holds(SpooledSend(topic, _EMPTY_REQUEST, selector=selector, arg=arg))
+
+    def is_transient(self, error: RocketMQError) -> bool:
+        return is_transient(error, self.sender)
+
+
+_EMPTY_REQUEST = SendRequest("", b"")
+
+
+class Destinations:
+    """Resolves and checks the destination of each message. With a ``spool_fallback``, a selector may choose the queue later, when
+    the spool sends the message.
+    """
+
+    def __init__(
+        self, topics: RouteCache, timer: Timer, environment: Environment | None, later: SpoolFallback | None = None
+    ) -> None:
+        self.spool_fallback = later
+        self._topics = topics
+        self._timer = timer
+        self._environment = environment
+
+    def queues(self, topic: str, deadline: Deadline) -> Sequence[MessageQueue]:
+        """The queues to which messages of ``topic`` can go."""
+        return self._topics.wait_for_queues(topic, deadline, self._timer.pause)
+
+    def queues_or_empty(self, topic: str, deadline: Deadline) -> Sequence[MessageQueue]:
+        """As ``queues``, but empty if there is no route and the spool accepts the message."""
+        try:
+            return self.queues(topic, deadline)
+        except RocketMQError as e:
+            if self.spool_fallback is None or not self.spool_fallback.is_transient(e):
+                raise
+            return ()
+
+    def resolve(self, message: Message, how: How, deadline: Deadline) -> How:
+        """The destination of ``message``: a queue, any queue, or a selector with its argument, which chooses when there is a
+        route.
+        """
+        queue, selector = how.queue, how.selector
+        if queue is not None and selector is not None:
+            raise MessageRefused("a message goes to a queue or through a selector, not both", topic=message.topic)
+        if selector is not None:
+            return self._apply_selector(message, selector, how.arg, deadline)
+        if queue is None:
+            return DEFAULT_HOW
+        self.check_queue(message.topic, queue, deadline)
+        return How(queue)
+
+    def check_queue(self, topic: str, queue: MessageQueue | None, deadline: Deadline) -> None:
+        """Check that ``queue``, if given, belongs to the topic and to the producer's environment."""
+        if queue is None:
+            return
+        encoding.check_queue(topic, queue)
+        if self._topics.any_topic() is None:  # perhaps no route was fetched yet
+            try:
+                self.queues(topic, deadline)
+            except RouteNotFound:
+                pass
+            except RocketMQError as e:
+                if self.spool_fallback is None or not self.spool_fallback.is_transient(e):
+                    raise
+        environment = self._environment
+        if environment is not None and queue not in self.queues(topic, deadline):
+            raise MessageRefused(f"{queue} does not belong to environment {environment.name!r}", topic=topic)
+
+    def _apply_selector(self, message: Message, selector: str | Select, arg: object, deadline: Deadline) -> How:
+        name = selector.lower() if isinstance(selector, str) else ""
+        if name == "roundrobin" or (name == "environment" and self._environment is not None and arg is None):
+            return DEFAULT_HOW  # which avoids bad brokers, may be retried elsewhere, and stays in the environment
+        fallback = self.spool_fallback
+        if fallback is None or not isinstance(selector, str) or not is_storable_selector(selector, arg):
+            if fallback is not None and isinstance(selector, str):
+                check_arg(selector, arg)  # before waiting for a route, as for messages that are spooled
+            return How(self._select_queue(message, selector, arg, deadline))
+        if fallback.holds_earlier(message.topic, selector, arg):
+            return How(None, selector, arg)
+        try:
+            return How(self._select_queue(message, selector, arg, deadline))
+        except RocketMQError as e:
+            if isinstance(e, SelectorError) or not fallback.is_transient(e):
+                raise
+            check_arg(selector, arg)  # a selector that would fail with any queues is not spooled
+            return How(None, selector, arg)
+
+    def _select_queue(self, message: Message, selector: str | Select, arg: object, deadline: Deadline) -> MessageQueue:
+        queues = self.queues(message.topic, deadline)
+        queue = select(selector, queues, copy.copy(message), arg)
+        if deadline.expired:
+            raise CallTimeout("sendSelectImpl call timeout: selecting a queue took too long", topic=message.topic)
+        return queue

@@ -1,0 +1,320 @@
+"""The sends of an engine that have no outcome: the limits of their number, and the order in which they are sent.
+
+``SendWindow`` limits requests, their bytes, and the requests at each broker. It is pure. The limit per broker adapts unless the
+user set one: every batch that waits in a broker adds to the latency by which slow brokers are recognised. So the limit grows
+while few requests are in flight, and halves when a request is retried.
+
+``OrderedQueues`` keeps the order of sends. It is pure. Each ordered queue has one send in flight, and a retried send stays
+first: its queue is muted until the next attempt, so nothing overtakes the retry. Sends without a queue have no order. Kafka's
+accumulator mutes partitions in the same way; RocketMQ's Java client does not order pipelined sends.
+
+``SendQueue`` has the only lock of an engine. It decides under the lock with the two classes above, and the engine acts after the
+lock is released.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import logging
+import threading
+from collections import deque
+from collections.abc import Collection, Hashable
+from typing import Generic, NamedTuple, TypeVar
+
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.threads import Timer, may_wait
+from rocketmq_spark.errors import ClosedError, MessageIllegal, RocketMQError, SendFailed
+from rocketmq_spark.model import SendResult, SendStatus
+from rocketmq_spark.producer.outgoing import (
+    Outcome,
+    OutgoingSend,
+)
+from rocketmq_spark.producer.retry import RetryAttempt
+from rocketmq_spark.producer.settings import ProducerSettings
+
+logger = logging.getLogger(__name__)
+
+INITIAL_PER_BROKER, MAX_PER_BROKER, TARGET_BYTES = 4, 64, 8 << 20
+
+
+class SendWindow:
+    """Counts requests without an outcome, and limits them. ``brokers`` is the number of brokers that the producer sends to."""
+
+    def __init__(self, settings: ProducerSettings) -> None:
+        self.requests = self.bytes = 0
+        self.brokers = 1
+        self.per_broker = settings.max_in_flight_per_broker or INITIAL_PER_BROKER
+        self._adapts = settings.max_in_flight is None and settings.max_in_flight_per_broker is None
+        self._max_in_flight = settings.max_in_flight
+        self._max_requests = settings.max_async_messages
+        self._max_bytes = settings.max_async_bytes
+
+    @property
+    def counts_brokers(self) -> bool:
+        """Whether the limit is per broker."""
+        return self._max_in_flight is None
+
+    @property
+    def max_concurrent(self) -> int:
+        """The maximum number of requests at brokers at once."""
+        return self._max_in_flight if self._max_in_flight is not None else self.per_broker * max(1, self.brokers)
+
+    def has_room(self, size: int, ordered: bool) -> bool:
+        """Whether a request of ``size`` bytes is within the limits; a single request always is.
+
+        With a limit per broker, requests that may go to any queue wait in the caller, where they cost nothing. Ordered
+        requests wait inside for their queue, so that a slow or muted queue does not delay the others.
+        """
+        if not self.requests:
+            return True
+        if self.bytes + size > self._max_bytes:
+            return False
+        if self._max_requests is not None and self.requests >= self._max_requests:
+            return False
+        return ordered or not self.counts_brokers or self.requests < self.max_concurrent
+
+    def add(self, size: int) -> None:
+        self.requests += 1
+        self.bytes += size
+
+    def remove(self, size: int) -> None:
+        self.requests -= 1
+        self.bytes -= size
+
+    def clear(self) -> None:
+        self.requests = self.bytes = 0
+
+    def record_acknowledged(self, size: int, first_attempt: bool) -> None:
+        """Record the acknowledgement of a request of ``size`` bytes, at its ``first_attempt`` or a later one."""
+        if not self._adapts:
+            return
+        if not first_attempt:
+            self.per_broker = max(1, self.per_broker // 2)
+        elif size * (self.per_broker + 1) <= TARGET_BYTES:
+            self.per_broker = min(MAX_PER_BROKER, self.per_broker + 1)
+
+
+T = TypeVar("T", bound=Hashable)
+
+
+class OrderedQueues(Generic[T]):
+    """The items that wait, by queue, and the items in flight, of which there are at most ``max_concurrent``."""
+
+    def __init__(self, max_out: int) -> None:
+        self.max_concurrent = max_out
+        self._waiting: dict[Hashable, deque[T]] = {}
+        self._in_flight: dict[T, Hashable] = {}
+        self._ready_queues: deque[Hashable] = deque()
+        self._muted_queues: list[tuple[int, int, Hashable]] = []
+        self._sequence = itertools.count()
+
+    def __len__(self) -> int:
+        """The number of items that are not complete."""
+        return len(self._in_flight) + sum(map(len, self._waiting.values()))
+
+    def put(self, item: T, queue: Hashable | None = None) -> None:
+        """Add ``item`` at the end of ``queue``. Without a queue, the item waits for no other."""
+        queue = ("free", next(self._sequence)) if queue is None else ("ordered", queue)
+        exists = queue in self._waiting
+        self._waiting.setdefault(queue, deque()).append(item)
+        if not exists:
+            self._ready_queues.append(queue)
+
+    def take_ready(self, now_ms: int) -> list[T]:
+        """The items to send now, in the order in which their queues became ready. They are in flight from now on."""
+        while self._muted_queues and self._muted_queues[0][0] <= now_ms:
+            self._ready_queues.append(heapq.heappop(self._muted_queues)[2])
+        ready = []
+        while self._ready_queues and len(self._in_flight) < self.max_concurrent:
+            queue = self._ready_queues.popleft()
+            item = self._waiting[queue].popleft()
+            self._in_flight[item] = queue
+            ready.append(item)
+        return ready
+
+    def complete(self, item: T) -> None:
+        """Remove ``item``, which has its answer. The next item of its queue becomes ready."""
+        queue = self._in_flight.pop(item)
+        if self._waiting[queue]:
+            self._ready_queues.append(queue)
+        else:
+            del self._waiting[queue]
+
+    def fail(self, item: T) -> list[T]:
+        """Remove ``item``, which has failed, and its queue. Returns the items that waited in the queue and must not be sent."""
+        return list(self._waiting.pop(self._in_flight.pop(item)))
+
+    def requeue(self, item: T, not_before_ms: int) -> None:
+        """Put ``item`` back at the front of its queue for a retry, and mute the queue until ``not_before_ms``."""
+        queue = self._in_flight.pop(item)
+        self._waiting[queue].appendleft(item)
+        heapq.heappush(self._muted_queues, (not_before_ms, next(self._sequence), queue))
+
+    def waits_for_others(self, mine: Collection[T]) -> bool:
+        """Whether some of ``mine`` wait for items of other callers: in a queue, or because ``max_concurrent`` is reached."""
+        queues_of_others = {queue for item, queue in self._in_flight.items() if item not in mine}
+        if queues_of_others and self._ready_queues and len(self._in_flight) >= self.max_concurrent:
+            return True
+        return any(item in mine for queue in queues_of_others for item in self._waiting[queue])
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether more items could be sent if ``max_concurrent`` were larger."""
+        return bool(self._ready_queues)
+
+    def clear(self) -> list[T]:
+        """Remove all items and return them, those in flight first."""
+        dropped = [*self._in_flight, *(item for items in self._waiting.values() for item in items)]
+        self._in_flight.clear()
+        self._waiting.clear()
+        self._ready_queues.clear()
+        self._muted_queues.clear()
+        return dropped
+
+
+class CompletionEffects(NamedTuple):
+    """The effects of a verdict on other requests."""
+
+    followers: list[OutgoingSend]  # requests of the same ordered queue, which fail with it
+    can_send_more: bool  # whether more requests can be sent now
+
+
+class SendQueue:
+    """The requests of an engine without an outcome. Guarded by its one lock."""
+
+    def __init__(self, settings: ProducerSettings, timer: Timer) -> None:
+        self.in_flight = SendWindow(settings)
+        self._failed_queues_stay_closed = settings.failed_queues_stay_closed
+        # Over gRPC, where an ordered queue is a lane of many message groups.
+        self._uses_lanes = bool(settings.features.chooses_queues) and not self._failed_queues_stay_closed
+        self._timer = timer
+        self._queues: OrderedQueues[OutgoingSend] = OrderedQueues(self.in_flight.max_concurrent)
+        self._failed_queues: dict[Hashable, RocketMQError] = {}  # only if failed queues stay closed
+        self._lock = threading.RLock()  # apart from the condition, because entering a plain lock costs less
+        self._changed = threading.Condition(self._lock)  # notified when a request has its outcome
+        self._blocking_sends: set[OutgoingSend] = set()  # sent by threads of callers
+        self._closed = False
+
+    def has_room(self, size: int, ordered: bool) -> bool:
+        """Whether a request is within the limits. True after ``close``, so that no caller waits."""
+        with self._lock:
+            return self._closed or self.in_flight.has_room(size, ordered)
+
+    def wait_for_room(self, outgoing: OutgoingSend) -> None:
+        """Wait until the request is within the limits. Raises ``SendFailed`` at its deadline, or if the thread for retries
+        cannot start: later, the thread that reads the answer could not handle this.
+        """
+        try:
+            self._timer.begin()
+        except RuntimeError as e:
+            raise SendFailed(f"nothing was sent: {e}", remedy="Raise the limits of threads and processes") from e
+        deadline = outgoing.deadline_from_now
+        with self._lock:
+            # A caller that may not wait has called ``has_room`` for the body, so only properties may exceed the limit.
+            while may_wait() and not self.has_room(outgoing.size, outgoing.ordered_queue is not None):
+                if deadline.expired:
+                    window = self.in_flight
+                    problem = f"{window.requests} asynchronous sends with {window.bytes} bytes are not answered yet"
+                    raise SendFailed(problem, remedy="Send more slowly, or wait for results")
+                self._timer.hold(self._changed, deadline.remaining())
+
+    def put(self, outgoing: OutgoingSend, brokers: int) -> RocketMQError | None:
+        """Add the request at the end of its ordered queue. If the queue has failed, returns the error instead. Raises
+        ``ClosedError``.
+        """
+        queue = outgoing.ordered_queue
+        with self._lock:
+            if self._closed:
+                raise closed()
+            self.in_flight.brokers = brokers
+            self._queues.max_concurrent = self.in_flight.max_concurrent
+            if queue in (failed_queues := self._failed_queues_of(outgoing)):
+                return failed_queues[queue]
+            self._queues.put(outgoing, queue)
+            self.in_flight.add(outgoing.size)
+            return None
+
+    def waits_for_others(self, mine: Collection[OutgoingSend]) -> bool:
+        with self._lock:
+            return self._queues.waits_for_others(mine)
+
+    def take_ready(self) -> list[OutgoingSend]:
+        """The requests that may be sent now."""
+        with self._lock:
+            return self._queues.take_ready(self._timer.now_ms())
+
+    def record_verdict(self, outgoing: OutgoingSend, verdict: Outcome | RetryAttempt) -> CompletionEffects | None:
+        """Record an outcome or a retry. Returns None if the request has an outcome already."""
+        with self._lock:
+            if outgoing.finished:
+                return None
+            followers: list[OutgoingSend] = []
+            if isinstance(verdict, RetryAttempt):
+                outgoing.refresh_route = verdict.refresh
+                self._queues.requeue(outgoing, self._timer.now_ms() + int(verdict.pause_s * 1000))
+            else:
+                followers = self._finish(outgoing, verdict)
+            return CompletionEffects(followers, self._queues.is_limited)
+
+    def add_blocking(self, outgoing: OutgoingSend) -> None:
+        """Count a request that a caller's thread sends, so that ``wait_until_idle`` and ``close`` know it."""
+        with self._lock:
+            self._blocking_sends.add(outgoing)
+
+    def remove_blocking(self, outgoing: OutgoingSend) -> None:
+        """Remove a request whose outcome the caller's thread has."""
+        with self._lock:
+            self._blocking_sends.discard(outgoing)
+            self._changed.notify_all()
+
+    def wait_until_idle(self, deadline: Deadline) -> bool:
+        """Wait for all outcomes. Returns whether all requests have one at the deadline."""
+        with self._lock:
+            while (self.in_flight.requests or self._blocking_sends) and not deadline.expired:
+                self._timer.hold(self._changed, deadline.remaining())
+            return not self.in_flight.requests and not self._blocking_sends
+
+    def close(self) -> tuple[list[OutgoingSend], list[OutgoingSend]]:
+        """Drop all requests and accept no more. Returns the dropped requests, and those that callers' threads still send."""
+        with self._lock:
+            self._closed = True
+            unfinished = self._queues.clear()
+            for outgoing in unfinished:
+                outgoing.finished = True
+            self.in_flight.clear()
+            self._changed.notify_all()
+            return unfinished, list(self._blocking_sends)
+
+    def _failed_queues_of(self, outgoing: OutgoingSend) -> dict[Hashable, RocketMQError]:
+        """The failed queues of the request's call or task, with the errors; an empty dict if failures are not remembered."""
+        if outgoing.failed_queues is not None:
+            return outgoing.failed_queues
+        return self._failed_queues if self._failed_queues_stay_closed else {}
+
+    def _finish(self, outgoing: OutgoingSend, outcome: Outcome) -> list[OutgoingSend]:
+        """Remove a request with its outcome. Returns the requests that fail with it, because they would overtake it."""
+        followers: list[OutgoingSend] = []
+        queue = outgoing.ordered_queue
+        # Over gRPC an ordered queue is a lane of many message groups: if one message is rejected, those behind it may belong to
+        # others.
+        fails_alone = self._uses_lanes and isinstance(outcome, MessageIllegal) and outgoing.ordering_key is None
+        if queue is not None and isinstance(outcome, RocketMQError) and not fails_alone:
+            followers = self._queues.fail(outgoing)
+            for failed in (outgoing, *followers):
+                self._failed_queues_of(failed)[queue] = outcome
+        else:
+            self._queues.complete(outgoing)
+        for failed in (outgoing, *followers):
+            failed.finished = True
+            self.in_flight.remove(failed.size)
+        if isinstance(outcome, SendResult):
+            first_attempt = outgoing.retry_state.count == 1 and outcome.status is not SendStatus.SPOOLED
+            self.in_flight.record_acknowledged(outgoing.size, first_attempt)
+            self._queues.max_concurrent = self.in_flight.max_concurrent
+        self._changed.notify_all()
+        return followers
+
+
+def closed() -> ClosedError:
+    return ClosedError("the producer was closed before the message was acknowledged; it may have been stored")

@@ -1,0 +1,212 @@
+"""The spool of an engine: which failures are temporary, and the outcome of a send that is spooled.
+
+Asynchronous sends are written to the spool on a separate thread, because their outcomes may arrive on the thread that reads
+answers, which must not wait for a disk. One call writes all waiting sends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.codes import Property, timer_due_ms
+from rocketmq_spark.base.threads import Timer
+from rocketmq_spark.errors import (
+    BrokerBusy,
+    BrokerNotFound,
+    CallTimeout,
+    ClosedError,
+    ConnectionLost,
+    GoAway,
+    MessageRefused,
+    RocketMQError,
+    RouteNotFound,
+    SendFailed,
+    ServiceNotAvailable,
+    SpoolError,
+)
+from rocketmq_spark.model import Message, MessageQueue, SendRequest, SendResult, SendStatus, SpooledSend
+from rocketmq_spark.ports import Sender, Spool
+from rocketmq_spark.producer.outgoing import Outcome, OutgoingSend, Queues, to_storable
+from rocketmq_spark.queues.selection import Select, is_built_in, select
+from rocketmq_spark.wire.properties import decode_properties, encode_properties
+
+logger = logging.getLogger(__name__)
+
+_TRANSIENT = (CallTimeout, ConnectionLost, BrokerBusy, ServiceNotAvailable, GoAway, BrokerNotFound)
+_DRAIN_S = 60.0
+_RELATIVE_DELAYS = (Property.TIMER_DELAY_MS, Property.TIMER_DELAY_SEC)
+# Seconds for one request about a topic that seems to be missing.
+TOPIC_REQUEST_S = 3.0
+# A lane is named by topic, selector and argument, in at most 65,535 bytes.
+_MAX_ARG_BYTES = 60_000
+
+
+def is_transient(error: RocketMQError, sender: Sender) -> bool:
+    """Whether the same send may succeed later: timeout, lost connection, busy broker, no name server, no master.
+
+    A topic without a route is missing if any broker has a master. Checking this sends a request; without an answer, the error
+    counts as temporary.
+    """
+    error = cause_of(error)
+    if not isinstance(error, RouteNotFound):
+        return isinstance(error, _TRANSIENT) and error.retriable
+    if error.broker_code is None:
+        return False
+    try:
+        if not sender.any_master():
+            return True
+        # The topic may have been registered meanwhile.
+        sender.publish_queues(error.topic or "", Deadline.after(TOPIC_REQUEST_S), refresh=True)
+    except RouteNotFound:
+        return False
+    except RocketMQError:
+        pass
+    return True
+
+
+def cause_of(error: RocketMQError) -> RocketMQError:
+    """The error of the last attempt of a send."""
+    while isinstance(error, SendFailed) and isinstance(error.__cause__, RocketMQError):
+        error = error.__cause__
+    return error
+
+
+def is_storable_selector(selector: str | Select | None, arg: object) -> bool:
+    """Whether a spool can store the choice: a built-in selector with an argument that JSON can represent."""
+    try:
+        text = json.dumps(arg, sort_keys=True)
+        is_built_in_name = isinstance(selector, str) and is_built_in(selector) and bool(json.loads(text) == arg)
+        return is_built_in_name and len(text) <= _MAX_ARG_BYTES and bool(json.dumps(arg, ensure_ascii=False).encode())
+    except (TypeError, ValueError, RecursionError):
+        return False
+
+
+def selector_function(topic: str, selector: str, arg: Any) -> Callable[[Queues], Queues]:
+    """Return a function that applies a selector to the queues of ``topic``."""
+    message = Message(topic, b"")
+    return lambda queues: (select(selector, queues, message, arg),)
+
+
+class SpoolBridge:
+    """Passes the failed sends of an engine to its spool."""
+
+    def __init__(self, spool: Spool, sender: Sender, timer: Timer) -> None:
+        self._spool = spool
+        self._sender = sender
+        self._timer = timer.beside("spool")
+        self._lock = threading.Lock()
+        self._waiting: deque[tuple[OutgoingSend, RocketMQError | None, Callable[[Outcome], None]]] = deque()
+
+    def must_follow_spool(self, outgoing: OutgoingSend) -> bool:
+        """Whether the spool holds earlier records of the request's queue, so that the request must go to the spool, too."""
+        if outgoing.queue is None and outgoing.selection is None:
+            return False
+        return self._spool.holds(_lane_send(outgoing))
+
+    def final_outcome(self, outgoing: OutgoingSend, outcome: Outcome) -> Outcome:
+        """The outcome for the caller after the last attempt. Waits for the disk if the request is spooled."""
+        if isinstance(outcome, SendResult):
+            if self._spool.listens:
+                self.report_success(outcome)
+            return outcome
+        return self.spool([(outgoing, outcome)])[0]
+
+    def report_success(self, result: SendResult) -> None:
+        """Tell the spool that a broker has accepted a message."""
+        if self._spool.listens and result.queue is not None:
+            self._spool.answered(result.queue)
+
+    def spool(self, failed: Sequence[tuple[OutgoingSend, RocketMQError | None]]) -> list[Outcome]:
+        """Spool requests that were not sent or failed for a temporary reason. Returns the outcome of each request."""
+        outcomes: list[Outcome | None] = [
+            error if error is not None and not is_transient(error, self._sender) else None for _, error in failed
+        ]
+        to_spool = [i for i, outcome in enumerate(outcomes) if outcome is None]
+        error_of_all = self._write(failed, to_spool)
+        for i in to_spool:  # if the spool has no room for all, it may have room for some
+            spool_error = error_of_all if error_of_all is None or len(to_spool) == 1 else self._write(failed, [i])
+            outcomes[i] = _outcome(*failed[i], spool_error)
+        return [outcome for outcome in outcomes if outcome is not None]
+
+    def spool_async(self, outgoing: OutgoingSend, error: RocketMQError | None, done: Callable[[Outcome], None]) -> None:
+        """As ``spool`` for one request, without blocking. ``done`` receives the outcome."""
+        with self._lock:
+            self._waiting.append((outgoing, error, done))
+        self._timer.soon(self._spool_waiting)
+
+    def drain(self) -> None:
+        """Wait until all sends that were passed to ``spool_async`` are written."""
+        self._timer.drain(_DRAIN_S)
+
+    def close(self) -> None:
+        self._timer.close()
+
+    def _spool_waiting(self) -> None:
+        with self._lock:
+            waiting = list(self._waiting)
+            self._waiting.clear()
+        outcomes = self.spool([(outgoing, error) for outgoing, error, _ in waiting])
+        for (_, _, done), outcome in zip(waiting, outcomes, strict=True):
+            done(outcome)
+
+    def _write(
+        self, failed: Sequence[tuple[OutgoingSend, RocketMQError | None]], indexes: Sequence[int]
+    ) -> RocketMQError | None:
+        """Write the sends at these ``indexes`` of ``failed``. Returns the error if that fails."""
+        try:
+            if indexes:
+                self._spool.keep([_spooled_send(failed[i][0]) for i in indexes])
+        except RocketMQError as e:
+            return e
+        except Exception as e:  # each send must get an outcome
+            logger.exception("spooling failed in an unexpected way")
+            return SpoolError(f"spooling failed in an unexpected way: {type(e).__name__}: {e}")
+        return None
+
+
+def _spooled_send(outgoing: OutgoingSend) -> SpooledSend:
+    return dataclasses.replace(_lane_send(outgoing), request=_with_due_time(to_storable(outgoing.request)))
+
+
+def _lane_send(outgoing: OutgoingSend) -> SpooledSend:
+    """The parts of a send that determine its lane. The body is not converted for a spool."""
+    selector, arg = outgoing.selection or (None, None)
+    return SpooledSend(outgoing.topic, outgoing.request, outgoing.queue, outgoing.msg_ids, selector, arg)
+
+
+def _with_due_time(request: SendRequest) -> SendRequest:
+    """Replace a relative delay by the due time. Otherwise the delay would start when a broker accepts the message."""
+    if not any(name in request.properties for name in _RELATIVE_DELAYS):
+        return request
+    properties = decode_properties(request.properties)
+    due_ms = timer_due_ms(properties, request.born_timestamp_ms)
+    if due_ms is None:  # the user set a text that is not a number
+        return request
+    for name in _RELATIVE_DELAYS:
+        properties.pop(name, None)
+    with contextlib.suppress(MessageRefused):  # unchanged if the properties become too large
+        return request._replace(properties=encode_properties({**properties, Property.TIMER_DELIVER_MS: str(due_ms)}))
+    return request
+
+
+def spooled_result(queue: MessageQueue | None) -> SendResult:
+    return SendResult(SendStatus.SPOOLED, "", queue, None)
+
+
+def _outcome(outgoing: OutgoingSend, error: RocketMQError | None, spool_error: RocketMQError | None) -> Outcome:
+    if spool_error is None:
+        return spooled_result(outgoing.queue)
+    if not isinstance(spool_error, ClosedError):
+        logger.error("a send to %s could not be spooled: %s", outgoing.topic, spool_error)
+    if error is None:
+        return spool_error
+    error.add_note(f"The spool could not keep it: {spool_error}")
+    return error

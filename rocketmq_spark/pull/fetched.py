@@ -1,0 +1,148 @@
+"""Answers that were received and not decoded yet: the interface to decoders.
+
+``ReceivedAnswers`` knows which answers may be decoded, and which part of the buffer is still needed. ``index_ranges`` finds the
+offsets of stored messages in the broker's index; an inner batch also has them in properties that the broker sets.
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_left
+from collections.abc import Collection, Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from rocketmq_spark.base.codes import SysFlag
+from rocketmq_spark.remoting.bulk import BulkStream
+from rocketmq_spark.wire.properties import inner_numbers
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+
+_INNER_BATCH, _NEED_UNWRAP = int(SysFlag.INNER_BATCH), int(SysFlag.NEED_UNWRAP)
+# Positions of the offset and the flags in a stored message.
+_OFFSET_AT, _FLAGS_AT = 20, 36
+_OFFSET = struct.Struct(">q")
+_FLAGS = struct.Struct(">i")
+
+
+def index_ranges(entries: Iterable[tuple[int, int, bytes]], start: int, end: int) -> list[tuple[int, int]] | None:
+    """Return the offsets ``[first, next)`` of each message of an answer that covers the offsets from ``start`` to ``end``.
+
+    ``entries`` are the stored offset, flags and encoded properties of each message. Returns None if the offsets are impossible,
+    or if a batch lacks these properties.
+    """
+    ranges: list[tuple[int, int]] = []
+    next_offset = start
+    for stored_offset, flags, properties in entries:
+        first, count = stored_offset, 1
+        if flags & _INNER_BATCH:
+            inner_base, inner_count = inner_numbers(properties)
+            if inner_count is None and flags & _NEED_UNWRAP:
+                return None
+            first, count = stored_offset if inner_base is None else inner_base, inner_count or 1
+        if not next_offset < first + count <= end or (ranges and first < next_offset):
+            return None
+        next_offset = first + count
+        ranges.append((first, next_offset))
+    return ranges
+
+
+class FetchedAnswer(NamedTuple):
+    """The messages of one answer to a pull of offsets ``[start, limit)`` of the range at index ``range_number``.
+
+    ``next_offset`` is where the broker says that the next pull starts. ``[begin, end)`` are the positions of the bytes in the
+    buffer.
+    """
+
+    range_number: int
+    start: int
+    limit: int
+    next_offset: int
+    begin: int
+    end: int
+
+
+class FetchedAnswers(NamedTuple):
+    """Answers in one buffer, in the order of ranges and offsets. Valid until the next ones are fetched."""
+
+    buffer: npt.NDArray[np.uint8]
+    answers: list[FetchedAnswer]
+
+
+def offset_count(answers: Iterable[FetchedAnswer]) -> int:
+    """Return the number of offsets that the answers cover."""
+    return sum(min(answer.next_offset, answer.limit) - answer.start for answer in answers)
+
+
+def first_offset(buffer: npt.NDArray[np.uint8], begin: int) -> int:
+    """Return the offset stored in the message at ``begin``."""
+    offset: int = _OFFSET.unpack_from(buffer.data, begin + _OFFSET_AT)[0]
+    return offset
+
+
+def is_inner_batch(buffer: npt.NDArray[np.uint8], begin: int) -> bool:
+    """Whether the message at ``begin`` is an inner batch, which a broker returns whole for each of its offsets."""
+    return bool(_FLAGS.unpack_from(buffer.data, begin + _FLAGS_AT)[0] & _INNER_BATCH)
+
+
+class Hole(NamedTuple):
+    """Offsets ``[start, end)`` for which the answer at index ``answer`` has no messages."""
+
+    answer: int
+    start: int
+    end: int
+
+
+class ReceivedAnswers:
+    """``answers`` in any order, and the ``offset_count`` that they cover. The reader adds to both."""
+
+    def __init__(self) -> None:
+        self.answers: list[FetchedAnswer] = []
+        self.offset_count = 0
+        self.being_decoded: list[FetchedAnswer] = []
+        self._given_back: list[FetchedAnswer] = []  # answers that the decoder did not use
+        self._begin = 0  # where these answers begin in the buffer
+
+    def add(self, answer: FetchedAnswer, count: int) -> None:
+        """Add an answer that covers ``count`` offsets."""
+        self.answers.append(answer)
+        self.offset_count += count
+
+    def split_at(self, position: tuple[int, int]) -> tuple[list[FetchedAnswer], list[FetchedAnswer]]:
+        """Return the answers before a position (range number and offset), in order, and the others."""
+        self.answers.sort()
+        split = bisect_left(self.answers, position)
+        return self.answers[:split], self.answers[split:]
+
+    def remove(self, answers: Collection[FetchedAnswer]) -> None:
+        """Remove answers that must not be delivered."""
+        removed = set(answers)
+        self.answers = [answer for answer in self.answers if answer not in removed]
+        self.offset_count -= offset_count(answers)
+
+    def give_back(self, answers: Sequence[FetchedAnswer]) -> None:
+        """Return answers that the decoder did not use. They are delivered again."""
+        self._given_back = list(answers)
+
+    def retain(self, rest: list[FetchedAnswer], count: int, stream: BulkStream) -> None:
+        """Keep only ``rest``, which covers ``count`` offsets, and the answers that were given back. The buffer is compacted if an
+        equal amount might not fit.
+        """
+        if self._given_back:
+            rest, self._given_back = self._given_back + rest, []
+            count = offset_count(rest)
+        self.answers, self.offset_count, self.being_decoded = rest, count, []
+        if stream.full or stream.room < stream.filled - self._begin:
+            moved = stream.compact((answer.begin, answer.end) for answer in self.answers)
+            self.answers = [
+                answer._replace(begin=moved[answer.begin], end=moved[answer.begin] + answer.end - answer.begin)
+                for answer in self.answers
+            ]
+        self._begin = stream.filled
+
+    def clear(self) -> list[FetchedAnswer]:
+        """Remove all answers, because their stream and buffer are gone. Returns them, so that they are requested again."""
+        lost, self.answers, self.offset_count, self._begin = self.answers, [], 0, 0
+        return lost

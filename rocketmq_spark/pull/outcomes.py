@@ -1,0 +1,168 @@
+"""What an answer to a pull means for a reader that owns its offsets. Pure.
+
+RocketMQ's own clients always continue at ``nextBeginOffset``. A reader that owns its offsets must not: code 21 can mean expired
+data, an index that lags behind an acknowledged send, a topic that was created again, or an operator's reset. Rules:
+docs/guarantees.md.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from rocketmq_spark.base.codes import OFFSET_RESET, PULLS_FORBIDDEN, UNREADABLE, Response
+from rocketmq_spark.errors import AccessDenied, BrokerError, error_for
+from rocketmq_spark.model import OffsetRange
+from rocketmq_spark.remoting.bulk import EmptyAnswer
+
+
+class Cause(enum.Enum):
+    """Why offsets cannot be read any more."""
+
+    TRUNCATED = "truncated by retention"
+    TOPIC_DELETED = "topic deleted"
+    QUEUE_GONE = "queue gone"
+    WENT_BACK = "offset went back: the topic was deleted and made again, or the broker lost its tail"
+    NOT_KEPT = "the compaction topic does not keep it: sent in a batch without a key, or the topic was made again"
+
+
+OnLoss = Callable[[OffsetRange, Cause], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Continue:
+    """There is no message before ``offset``: pull there now."""
+
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class RepeatPull:
+    """Repeat the pull after a pause; ``reroute`` if the address may have changed."""
+
+    reroute: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Reconnect:
+    """Repeat the pull on a new connection."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Messages before ``until`` are lost."""
+
+    until: int
+    cause: Cause
+
+
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """A possible loss, or lag: repeat the pull for the time of grace. Then the messages before ``until`` are lost; None means all
+    remaining ones.
+    """
+
+    cause: Cause
+    until: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reset:
+    """An operator reset the group to ``offset``. The broker reports it to one pull only. A reader with own offsets repeats the
+    pull.
+    """
+
+    offset: int
+
+
+Decision = Continue | RepeatPull | Reconnect | Lost | Suspect | Reset
+
+
+# Temporary errors: the broker is busy, starting, or no longer the right one.
+_TEMPORARY = frozenset(
+    {
+        Response.SYSTEM_BUSY,
+        Response.SERVICE_NOT_AVAILABLE,
+        Response.FLOW_CONTROL,
+        Response.NOT_LEADER_FOR_QUEUE,
+        Response.FILTER_DATA_NOT_EXIST,
+        Response.FILTER_DATA_NOT_LATEST,
+    }
+)
+
+
+# Remarks that a slave sends with the code for "nothing matched". Only its master knows the answer.
+_BOUNDS_REMARKS = frozenset(
+    {"OFFSET_TOO_SMALL", "OFFSET_OVERFLOW_BADLY", "NO_MESSAGE_IN_QUEUE", "NO_MATCHED_LOGIC_QUEUE", OFFSET_RESET}
+)
+
+
+def judge(start: int, answer: EmptyAnswer) -> Decision | BrokerError:
+    """Return the reaction to an answer to a pull at ``start``, an offset that the broker had when the read was planned."""
+    code = answer.code
+    if code == Response.PULL_NOT_FOUND:
+        return _not_found(start, answer)
+    if code == Response.PULL_RETRY_IMMEDIATELY:
+        return _nothing_matched(start, answer)
+    if code == Response.PULL_OFFSET_MOVED:
+        return _moved(start, answer)
+    if code == Response.GO_AWAY:
+        return Reconnect()
+    if code == Response.NO_PERMISSION:
+        is_unreadable = PULLS_FORBIDDEN in answer.remark if answer.forbidden is None else answer.forbidden in UNREADABLE
+        return RepeatPull() if is_unreadable else _error_of(answer)
+    if code in _TEMPORARY:
+        return RepeatPull(reroute=code != Response.SYSTEM_BUSY)
+    if code == Response.TOPIC_NOT_EXIST:
+        return Suspect(Cause.TOPIC_DELETED)
+    if code == Response.INVALID_PARAMETER:
+        return Suspect(Cause.QUEUE_GONE)
+    return _error_of(answer)
+
+
+def _not_found(start: int, answer: EmptyAnswer) -> Decision:
+    next_offset = answer.next_offset
+    if next_offset is not None and next_offset > start:
+        if answer.remark == "OFFSET_FOUND_NULL":  # the index, or a file of it, is missing or not open yet
+            return Suspect(Cause.TRUNCATED, next_offset)
+        return Continue(next_offset)
+    return Suspect(Cause.WENT_BACK)  # the queue ends before the end that the plan saw
+
+
+def _nothing_matched(start: int, answer: EmptyAnswer) -> Decision:
+    next_offset = answer.next_offset
+    if next_offset is None or next_offset <= start or answer.remark in _BOUNDS_REMARKS:
+        return RepeatPull(reroute=True)
+    if answer.remark == "MESSAGE_WAS_REMOVING":
+        return Lost(next_offset, Cause.TRUNCATED)
+    if answer.min_offset is not None and answer.min_offset > start:
+        return Lost(answer.min_offset, Cause.TRUNCATED)  # no message matches the filter, or none is left
+    return Continue(next_offset)
+
+
+def _moved(start: int, answer: EmptyAnswer) -> Decision:
+    if answer.remark == OFFSET_RESET:
+        return RepeatPull() if answer.next_offset is None else Reset(answer.next_offset)
+    min_offset = answer.min_offset
+    if min_offset is None and answer.remark == "OFFSET_TOO_SMALL":
+        min_offset = answer.next_offset
+    if min_offset is not None and min_offset > start:
+        return Lost(min_offset, Cause.TRUNCATED)
+    return Suspect(Cause.WENT_BACK)
+
+
+def _error_of(answer: EmptyAnswer) -> BrokerError:
+    kind = error_for(answer.code, answer.remark)
+    remedy = None
+    if issubclass(kind, AccessDenied):
+        remedy = "A reader needs Sub and Get on the topic and Sub on the group (access denied is never retried)"
+    elif answer.code in (
+        Response.SUBSCRIPTION_GROUP_NOT_EXIST,
+        Response.SUBSCRIPTION_NOT_EXIST,
+        Response.SUBSCRIPTION_NOT_LATEST,
+    ):
+        remedy = "Create the consumer group on the broker, or name an existing one with option 'group'"
+    elif "SQL92" in answer.remark:
+        remedy = "Set enablePropertyFilter=true in the broker's configuration, or filter with option 'tags'"
+    return kind("the broker refused a pull", None, answer.code, None, None, answer.remark, remedy)

@@ -1,0 +1,115 @@
+"""How long a read waits for a broker: for the next bytes, for a new connection, and for any progress.
+
+A wait is logged at once if something failed, and every ten seconds; with level INFO in reads that wait for a second at most.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from rocketmq_spark.base.clock import Clock, Deadline
+from rocketmq_spark.base.retry import Trouble
+from rocketmq_spark.errors import CallTimeout, RocketMQError
+
+logger = logging.getLogger(__name__)
+
+# A broker answers these pulls within its queueing time of 5 s. One that sends nothing for so long is down.
+BROKER_SILENCE_S = 20.0
+# A wait for bytes ends by then, so that the reader notices what became due meanwhile.
+_LONGEST_RECEIVE_S = 1.0
+_SHORTEST_RECEIVE_S = 0.001
+_LOG_INTERVAL_S = 10.0
+# The driver waits no longer for a batch that a task can read as well.
+_SHORT_READ_S = 1.0
+
+
+class ProgressTimeout:
+    """The time limit of a read, which starts again whenever the read progresses. Its error has the first failure since then."""
+
+    def __init__(self, read_deadline_s: float, clock: Clock) -> None:
+        self._read_deadline_s = read_deadline_s
+        self._clock = clock
+        self._failures = Trouble()
+        self._pauses = clock.pauses()
+        self._last_answer_at = self._started_at = 0.0
+        self._logged_at: float | None = None
+        self._last_refusal: str | None = None
+        self.restart()
+
+    def restart(self) -> None:
+        """Start the time again: messages were delivered, or the caller used the time itself."""
+        self._last_answer_at = self._started_at = self._clock.now()
+
+    def record_progress(self) -> None:
+        """The broker sent messages, or showed that there are none: the time, failures and pauses start again."""
+        if self._logged_at is not None:
+            waited_s = self._clock.now() - self._started_at
+            is_long = waited_s >= _LOG_INTERVAL_S
+            logger.log(logging.WARNING if is_long else logging.INFO, "the read continues after %.0f s", waited_s)
+            self._logged_at = None
+        self.restart()
+        self._failures.clear()
+        self._pauses = self._clock.pauses()
+
+    def record_answer(self) -> None:
+        """The broker answered, or has a request to answer from now on."""
+        self._last_answer_at = self._clock.now()
+
+    def record_refusal(self, text: str) -> None:
+        """Keep the broker's latest reason for not sending messages, for the error at the end."""
+        self._last_refusal = text
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether a broker that has requests to answer counts as down."""
+        return self._clock.now() - self._last_answer_at > BROKER_SILENCE_S
+
+    def remaining_s(self) -> float:
+        return max(0.0, self._started_at + self._read_deadline_s - self._clock.now())
+
+    def connect_deadline(self, max_s: float | None = None) -> Deadline:
+        """Return the deadline of a connection attempt."""
+        return Deadline.after(self.remaining_s() if max_s is None else min(max_s, self.remaining_s()))
+
+    def receive_wait_s(self, next_due: float | None) -> float:
+        """Return how long to wait for bytes if the reader has something to do at ``next_due``."""
+        wait_s = min(_LONGEST_RECEIVE_S, self.remaining_s())
+        return wait_s if next_due is None else min(wait_s, max(_SHORTEST_RECEIVE_S, next_due - self._clock.now()))
+
+    def pause_or_raise(self, error: RocketMQError, place: Callable[[], str]) -> None:
+        """Sleep before the next connection attempt. ``place`` returns what the read waits for.
+
+        Raises ``error`` if it is permanent, and the first failure if the time is over.
+        """
+        is_over = self.remaining_s() <= 0
+        self._failures.note(error, self._clock.now(), cut_short=is_over)
+        if not error.retriable or is_over:
+            self._failures.give_up(error, self._clock.now())
+        if self._logged_at is None:
+            self._log(place, str(error))
+        self.log_wait(place)
+        self._clock.sleep(min(next(self._pauses), self.remaining_s()))
+
+    def log_wait(self, place: Callable[[], str]) -> None:
+        """Log what the read waits for, if it has waited for ten seconds since the start or since the last such line."""
+        since = self._started_at if self._logged_at is None else self._logged_at
+        if self._clock.now() - since >= _LOG_INTERVAL_S:
+            last = self._failures.last
+            self._log(place, str(last) if last is not None else self._last_refusal or "it does not answer")
+
+    def _log(self, place: Callable[[], str], reason: str) -> None:
+        self._logged_at = self._clock.now()
+        waited_s = self._logged_at - self._started_at
+        # The error at the end of a short read is enough.
+        logger.log(
+            logging.WARNING if self._read_deadline_s > _SHORT_READ_S else logging.INFO,
+            "the read waits for %s, for %.0f s of %g s (option 'readDeadline'): %s",
+            place(),
+            waited_s,
+            self._read_deadline_s,
+            reason,
+        )
+
+    def timeout_error(self, address: str) -> CallTimeout:
+        return CallTimeout(f"no message came within {self._read_deadline_s:g} s", address, remark=self._last_refusal)

@@ -1,0 +1,111 @@
+"""Copies answers for a consumer that reads ahead.
+
+``PlainRead`` ends before an answer that is not plain: lost, illegal or skipped offsets, or messages beyond the requested end. A
+long poll from there gets the broker's answer. An operator's reset of the group ends it, too. Only one pull of each queue
+receives the reset, so it is recorded, and the read waits for the answers to all pulls in flight before it ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
+from itertools import groupby
+from operator import itemgetter
+from typing import NamedTuple
+
+from rocketmq_spark.model import MessageQueue, OffsetRange
+from rocketmq_spark.pull import reading
+from rocketmq_spark.pull.fetched import FetchedAnswers
+from rocketmq_spark.pull.outcomes import Cause
+from rocketmq_spark.pull.pacing import MAX_PULL_DEPTH
+from rocketmq_spark.pull.puller import Puller
+
+_MIN_BYTES, _MAX_BYTES = 64 << 10, 8 << 20
+_READ_DEADLINE_S = 30.0
+_range_number = itemgetter(0)
+
+
+class PlainAnswers(NamedTuple):
+    """The stored messages of consecutive answers from ``start`` on. ``ends`` has the next offset of each answer, and where its
+    bytes in ``stored`` end.
+    """
+
+    queue: MessageQueue
+    start: int
+    ends: list[tuple[int, int]]
+    stored: bytes
+
+
+class PlainRead:
+    """A read of ``ranges`` of one broker, in their order. The ranges of a queue must be consecutive.
+
+    ``offsets`` and ``size`` (bytes) limit the pulls in flight, and what ``fetch`` yields at once.
+    """
+
+    def __init__(self, puller: Puller, ranges: Sequence[OffsetRange], offsets: int, size: int) -> None:
+        settings = replace(
+            puller.settings,
+            depth=min(MAX_PULL_DEPTH, max(1, offsets // puller.settings.batch_size)),
+            max_bytes_in_flight=min(_MAX_BYTES, max(_MIN_BYTES, size)),
+            fetched_offsets=max(1, offsets // 2),
+            grace_s=0.0,
+            read_deadline_s=_READ_DEADLINE_S,
+            follows_resets=True,
+        )
+        self._ranges = ranges
+        self._reading = reading.read(replace(puller, settings=settings), ranges, self._lost)
+        self._next_offsets = {r.queue: r.start for r in reversed(ranges)}
+        self._met_other_answer = False
+
+    @property
+    def whole(self) -> bool:
+        """Whether all answers were plain: the read ended at its end, or was stopped."""
+        return not self._met_other_answer and not self.resets
+
+    @property
+    def resets(self) -> Mapping[MessageQueue, int]:
+        """The offsets to which an operator reset the group meanwhile, by queue. Complete when the read has ended."""
+        return self._reading.resets
+
+    def fetch(self) -> Generator[list[PlainAnswers], None, None]:
+        """Yield answers until all are read, ``stop`` is called, or an answer is not plain. Then ``whole`` is False.
+
+        Raises permanent errors of a broker, and temporary ones that lasted too long.
+        """
+        with closing(self._reading.fetch()) as fetching:
+            for fetched in fetching:
+                yield self._copies(fetched)
+                if self._met_other_answer:
+                    return
+
+    def stop(self) -> None:
+        """Make ``fetch`` end soon, also while it waits for a broker."""
+        self._reading.stop()
+
+    def _copies(self, fetched: FetchedAnswers) -> list[PlainAnswers]:
+        """Return copies of the answers before the first one that is not plain."""
+        copies = []
+        view = fetched.buffer.data
+        for number, of_range in groupby(fetched.answers, key=_range_number):
+            queue = self._ranges[number].queue
+            start = next_start = self._next_offsets[queue]
+            ends, parts, size = [], [], 0
+            for _, answer_start, limit, next_offset, begin, end in of_range:
+                if answer_start != next_start or next_offset > limit:
+                    self._met_other_answer = True
+                    break
+                next_start = next_offset
+                size += end - begin
+                ends.append((next_start, size))
+                parts.append(view[begin:end])
+            self._next_offsets[queue] = next_start
+            if ends:
+                copies.append(PlainAnswers(queue, start, ends, b"".join(parts)))
+            if self._met_other_answer:
+                break
+        return copies
+
+    def _lost(self, part: OffsetRange, cause: Cause) -> None:
+        self._met_other_answer = True
+        self.stop()

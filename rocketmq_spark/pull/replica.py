@@ -1,0 +1,115 @@
+"""The replica of a broker that a read pulls from.
+
+``Replica`` starts at the master that the plan knew, then follows the route, then the broker's own suggestions
+(``ReplicaHints``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.errors import BrokerNotFound, RocketMQError, RouteNotFound
+from rocketmq_spark.model import MASTER_ID
+from rocketmq_spark.ports import PullSource
+from rocketmq_spark.pull.suspicions import LossSuspicions
+from rocketmq_spark.remoting.advertised import with_advertised_remedy
+from rocketmq_spark.remoting.bulk import BulkStream
+from rocketmq_spark.remoting.pool import ConnectOptions
+
+# Receives the replica that a broker suggests, or None if its suggestion is in doubt; returns whether to reconnect.
+OnHint = Callable[[int | None], bool]
+
+
+class ReplicaHints:
+    """What brokers suggest. ``reconnect_needed``: the address may have changed; connect again when no pull is in flight."""
+
+    def __init__(self, on_hint: OnHint | None) -> None:
+        self._on_hint = on_hint
+        self.last_suggested: int | None = None
+        self.reconnect_needed = False
+
+    def follow(self, suggested: int, suspicions: LossSuspicions) -> None:
+        """Use the replica that the broker suggests. While anything looks lost, only the master: it knows what is lost."""
+        if suggested != MASTER_ID and suspicions.any_suspected:
+            return
+        self.last_suggested = suggested
+        if self._on_hint is not None and self._on_hint(suggested):
+            self.reconnect_needed = True
+
+    def return_to_master(self) -> bool:
+        """Ask the master before anything counts as lost, because a slave may only lag. Returns False at the master."""
+        if self._on_hint is None or not self._on_hint(None):
+            return False
+        self.last_suggested, self.reconnect_needed = MASTER_ID, True
+        return True
+
+
+@dataclass(slots=True)
+class Replica:
+    """Opens streams to a replica of a broker. Follows what brokers suggest if ``read_from`` is "hint".
+
+    ``planned_address`` was the master's when the read was planned; it is tried once. ``at_master`` is None until a route shows
+    whether the address still is the master's. ``spare_bytes`` is what the user's options let a stream keep besides its buffer.
+    """
+
+    source: PullSource
+    dialling: ConnectOptions
+    broker_name: str
+    topic: str
+    read_from: str = "master"
+    planned_address: str | None = None
+    spare_bytes: int = 0
+    suggested: int = MASTER_ID
+    is_doubted: bool = False
+    at_master: bool | None = False
+    has_connected: bool = False
+
+    def __call__(self, deadline: Deadline) -> BulkStream:
+        address, self.planned_address = self.planned_address if self.read_from != "slave" else None, None
+        at_master: bool | None = None
+        if address is None:
+            address, at_master = self._from_route(deadline)
+        try:
+            stream = BulkStream(
+                self.dialling.reachable(address),
+                deadline.within(self.dialling.connect_timeout_s),
+                self.dialling.tls,
+                spare_bytes=self.spare_bytes,
+                arriving=self.dialling.arriving,
+            )
+        except RocketMQError as e:
+            # The remedy assumes that the name server answers. That is known only if the address came from a route just now.
+            if at_master is not None and not self.has_connected and not self.dialling.at_name_server:
+                with_advertised_remedy(e, [address])
+            raise
+        self.at_master, self.has_connected = at_master, True
+        return stream
+
+    def hint(self, broker_id: int | None) -> bool:
+        """Use the replica that a broker suggests; with None the master, because the answers of a replica are in doubt. Returns
+        whether to connect again.
+        """
+        if broker_id is None:
+            self.suggested, self.is_doubted = MASTER_ID, True
+            return not self.at_master
+        if self.read_from != "hint" or broker_id == self.suggested:
+            return False
+        self.suggested, self.is_doubted = broker_id, False
+        return True
+
+    def _from_route(self, deadline: Deadline) -> tuple[str, bool]:
+        """Return an address from the current route, and whether it is the master's."""
+        try:
+            route = self.source.route(self.topic, deadline)
+        except RouteNotFound:
+            self.at_master = self.at_master is not False  # the topic was deleted: no route contradicts the plan
+            raise
+        data = route.brokers.get(self.broker_name)
+        address = data.replica(self.read_from, self.suggested) if data is not None else None
+        if data is None or address is None:
+            raise BrokerNotFound(f"no address of broker {self.broker_name!r} is registered", topic=self.topic)
+        if self.is_doubted and data.master is not None:
+            address = data.master
+        return address, address == data.own_master

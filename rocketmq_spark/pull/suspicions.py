@@ -1,0 +1,126 @@
+"""How long an offset has looked lost, and when to request it again. Pure.
+
+A broker skips index entries whose part of the commit log is gone: the answer says "found", and only the number of its messages
+shows the gap. Decoders report such holes, and ``HoleSuspicions`` says for how long they are requested again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+from rocketmq_spark.pull.fetched import FetchedAnswer, Hole
+
+# Range number and offset.
+Position = tuple[int, int]
+
+
+class LossSuspicion:
+    """Attempts without a message at one position: when they first looked like a loss, and the pauses between them."""
+
+    def __init__(self, pauses: Iterator[float]) -> None:
+        self.pauses = pauses
+        # None: the attempts failed, but nothing looks lost. Infinity: it looks lost, and the time starts with the next answer.
+        self.suspected_at: float | None = None
+
+    def suspected_for_s(self, now: float) -> float:
+        """Return for how long it has looked like a loss."""
+        self.suspected_at = now if self.suspected_at is None else min(self.suspected_at, now)
+        return now - self.suspected_at
+
+
+class LossSuspicions:
+    """The suspicions by position, each with its own pauses, until a message arrives. ``by_position`` is read-only for others."""
+
+    def __init__(self, grace_s: float, pauses: Callable[[], Iterator[float]]) -> None:
+        self._grace_s = grace_s
+        self._pauses = pauses
+        self.by_position: dict[Position, LossSuspicion] = {}
+
+    def suspect_loss(self, position: Position, now: float, is_reliable: bool = True) -> bool:
+        """Record an answer that looks like a loss. Returns whether all answers have for the time of grace.
+
+        ``is_reliable``: the broker that answered knows it. Otherwise the time of grace starts again.
+        """
+        suspicion = self._suspicion(position)
+        if not is_reliable:
+            suspicion.suspected_at = None
+        return suspicion.suspected_for_s(now) >= self._grace_s
+
+    def address_changed(self) -> None:
+        """The next answers come from another address: what looked lost still does, but the time of grace starts again."""
+        for suspicion in self.by_position.values():
+            if suspicion.suspected_at is not None:
+                suspicion.suspected_at = math.inf
+
+    @property
+    def any_suspected(self) -> bool:
+        """Whether any position looks lost."""
+        return any(suspicion.suspected_at is not None for suspicion in self.by_position.values())
+
+    def next_retry_at(self, position: Position, now: float) -> float:
+        """The time of the next attempt. The pause grows with each one."""
+        return now + next(self._suspicion(position).pauses)
+
+    def clear(self, position: Position) -> None:
+        """A message arrived, or the offset is lost."""
+        self.by_position.pop(position, None)
+
+    def _suspicion(self, position: Position) -> LossSuspicion:
+        return self.by_position.setdefault(position, LossSuspicion(self._pauses()))
+
+
+class HoleSuspicions:
+    """The suspicions for holes, by range number and first offset, until the broker fills them or the time of grace is over."""
+
+    def __init__(self, grace_s: float, pauses: Callable[[], Iterator[float]]) -> None:
+        self._suspicions = LossSuspicions(grace_s, pauses)
+
+    def unconfirmed(
+        self, answers: Sequence[FetchedAnswer], holes: Sequence[Hole], now: float, is_reliable: bool
+    ) -> list[Hole]:
+        """Return the holes that may still be filled. ``is_reliable`` as in ``LossSuspicions.suspect_loss``."""
+        return [
+            hole
+            for hole in holes
+            if not self._suspicions.suspect_loss((answers[hole.answer].range_number, hole.start), now, is_reliable)
+        ]
+
+    def address_changed(self) -> None:
+        """The next answers come from another address: the time of grace starts again."""
+        self._suspicions.address_changed()
+
+    def retries(
+        self, answers: Sequence[FetchedAnswer], unconfirmed: Sequence[Hole], now: float
+    ) -> Iterator[tuple[FetchedAnswer, float]]:
+        """Yield each answer with unconfirmed holes once, with the time at which to request it again."""
+        for i, hole in {hole.answer: hole for hole in reversed(unconfirmed)}.items():
+            yield answers[i], self._suspicions.next_retry_at((answers[i].range_number, hole.start), now)
+
+
+def confirmed_losses(
+    holes: Sequence[Hole], unconfirmed: Sequence[Hole], answers: Sequence[FetchedAnswer]
+) -> list[tuple[int, int, int]]:
+    """Return range number, start and end of what is lost before the first answer with an unconfirmed hole, neighbours joined."""
+    usable_count = unconfirmed[0].answer if unconfirmed else len(answers)
+    lost: list[tuple[int, int, int]] = []
+    for hole in holes:
+        if hole.answer >= usable_count:
+            break
+        range_number = answers[hole.answer].range_number
+        if lost and lost[-1][0] == range_number and lost[-1][2] == hole.start:
+            lost[-1] = (range_number, lost[-1][1], hole.end)
+        else:
+            lost.append((range_number, hole.start, hole.end))
+    return lost
+
+
+def split_at_unconfirmed(
+    answers: Sequence[FetchedAnswer], unconfirmed: Sequence[Hole]
+) -> tuple[int, list[FetchedAnswer]]:
+    """Return the number of answers before the first one with an unconfirmed hole, and the answers after it that have none."""
+    with_holes = {hole.answer for hole in unconfirmed}
+    usable_count = min(with_holes, default=len(answers))
+    return usable_count, [
+        answer for i, answer in enumerate(answers[usable_count:], usable_count) if i not in with_holes
+    ]

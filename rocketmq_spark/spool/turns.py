@@ -1,0 +1,210 @@
+"""Decides of which targets records may be handed out now, so that unavailable targets leave room for others. Pure.
+
+A target *answers* for a minute after a success, until its next failure. A target that failed and does not answer is
+*failing*, and any other one is *new*. Records that are out occupy *slots*. A new or failing target has one record out at a
+time, and all new ones together, and all failing ones together, have a part of the slots, so that a target that answers finds
+free ones. If more targets are failing than that part has slots, they take turns.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import NamedTuple
+
+from rocketmq_spark.spool.lanes import Joins, no_others
+from rocketmq_spark.spool.records import Record
+
+# Pauses between the attempts for a target that fails, in ms: from the second failure without a success on, each twice as long.
+PAUSE_MS, LONGEST_PAUSE_MS = 10, 1000
+# The parts of all slots for new targets, and for failing ones.
+NEW, FAILING = 3 / 8, 1 / 2
+# Later, a target may have become unavailable since its last success.
+ANSWERS_MS = 60_000
+# A target that answers has at most this many times as many slots as are free: the next ones find some if it stops answering.
+SHARE = 7
+
+
+class Window(NamedTuple):
+    """Limits for a target that failed: how many of its records may be out at once, and until when none may be handed out.
+    ``failures`` counts the attempts that failed one after the other since the last answer.
+    """
+
+    size: int
+    failures: int = 0
+    pause_until_ms: int = 0
+
+    def failed(self, now_ms: int) -> Window:
+        """The window after a failed attempt, or after several that were out together."""
+        # A large exponent would be a large number.
+        pause_ms = min(LONGEST_PAUSE_MS, PAUSE_MS << min(self.failures - 1, 10)) if self.failures else 0
+        return Window(1, self.failures + 1, now_ms + pause_ms)
+
+
+class OutRecord(NamedTuple):
+    """The target and size of a record that is out."""
+
+    target: str
+    size: int
+
+
+class Targets:
+    """The results of attempts by target. Used under the lock of its ``Redelivery``."""
+
+    def __init__(self, slots: int) -> None:
+        self._slots = slots
+        self._answered_ms: dict[str, int] = {}  # the last successes, the oldest first
+        # Of targets that failed; after a success a window grows until it is not needed.
+        self._windows: dict[str, Window] = {}
+
+    def succeeded(self, target: str, now_ms: int) -> None:
+        """Note an attempt that succeeded."""
+        self._note_answer(target, now_ms)
+        if (window := self._windows.pop(target, None)) is not None and 2 * window.size < self._slots:
+            self._windows[target] = Window(2 * window.size)
+
+    def failed(self, target: str, now_ms: int, counts: bool) -> None:
+        """Note an attempt that failed. Of attempts that were out together only the last one ``counts``."""
+        self._answered_ms.pop(target, None)
+        window = self._windows.get(target, Window(1))
+        self._windows[target] = window.failed(now_ms) if counts else window._replace(size=1)
+
+    def answered(self, targets: Iterable[str], now_ms: int) -> None:
+        """Note answers to other requests. They prove nothing about targets for which attempts failed."""
+        for target in targets:
+            if target not in self._windows:
+                self._note_answer(target, now_ms)
+
+    def doubt(self, target: str) -> None:
+        """Note that another request failed."""
+        self._answered_ms.pop(target, None)
+
+    def end_pauses(self, targets: Collection[str]) -> None:
+        """Allow attempts for these targets now."""
+        for target in targets & self._windows.keys():
+            self._windows[target] = Window(self._windows[target].size)
+
+    def forget_failures(self) -> None:
+        """Forget failures, when no record waits any more."""
+        self._windows.clear()
+
+    def turns(self, out: Iterable[OutRecord], now_ms: int, max_bytes: int) -> Turns:
+        """Decisions for now. All records that are out may have ``max_bytes``."""
+        while self._answered_ms and now_ms - next(iter(self._answered_ms.values())) >= ANSWERS_MS:
+            del self._answered_ms[next(iter(self._answered_ms))]
+        turns = Turns(dict(self._windows), self._answered_ms.keys(), self._slots, now_ms, max_bytes)
+        for record in out:
+            turns.took(*record)
+        return turns
+
+    def _note_answer(self, target: str, now_ms: int) -> None:
+        self._answered_ms.pop(target, None)
+        self._answered_ms[target] = now_ms
+
+
+class Turns:
+    """Decides which records may be handed out now. ``took`` counts records that are out already, and those that are handed out.
+
+    Args:
+        windows: The limits of targets that failed.
+        answering: Targets that answer.
+        slots: The number of records that may be out. A large record occupies several slots, so that ``max_bytes`` fill all.
+
+    ``refused`` are the targets of due records that must wait, and ``next_ms`` is the end of the first of their pauses.
+    """
+
+    def __init__(
+        self,
+        windows: Mapping[str, Window],
+        answering: Collection[str],
+        slots: int,
+        now_ms: int,
+        max_bytes: int = 1 << 62,
+    ) -> None:
+        self._windows, self._answering = windows, answering
+        self._now_ms = now_ms
+        self._slots, self._max_bytes = slots, max_bytes
+        self._left = {
+            False: max(1, int(slots * NEW)),
+            True: max(1, int(slots * FAILING)),
+        }  # by whether a target is failing
+        self._counts: Counter[str] = Counter()
+        self._used: Counter[str] = Counter()  # slots by target
+        self._chosen: Collection[str] | None = None
+        self.free = slots
+        self.refused: set[str] = set()
+        self.passed_over = False
+        self.next_ms: int | None = None
+
+    @property
+    def free_bytes(self) -> int:
+        return self.free * self._max_bytes // self._slots
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether a failing target was passed over for others that had no record after all."""
+        return self.passed_over and self.free > 0 and self._left[True] > 0
+
+    def choose(self, are_due: Callable[[Collection[str]], Collection[str]]) -> None:
+        """If too many failing targets may have an attempt, choose those that wait for the longest time. ``are_due`` returns those
+        of given targets that have due records.
+        """
+        ready = [
+            target
+            for target, window in self._windows.items()
+            if target not in self._answering
+            and window.pause_until_ms <= self._now_ms
+            and self._has_room(target, window)
+        ]
+        room = max(0, self._left[True])
+        if len(ready) > room:
+            due = are_due(ready) if room else ()
+            self._chosen = sorted(due, key=lambda target: self._windows[target].pause_until_ms)[:room]
+
+    def joins(self, joins: Joins) -> Joins:
+        """``joins``, except that records of a target with a window of one are sent alone."""
+
+        def joined(first: Record) -> Callable[[Record], bool]:
+            window = self._windows.get(first.target)
+            return (joins if window is None or window.size > 1 else no_others)(first)
+
+        return joined
+
+    def accepts(self, target: str) -> bool:
+        """Whether a record of the target may be handed out."""
+        if self._may_take(target, self._windows.get(target)):
+            return True
+        self.refused.add(target)
+        return False
+
+    def _may_take(self, target: str, window: Window | None) -> bool:
+        if not self._has_room(target, window):
+            return False
+        if self._answers(target, window):
+            return self._used[target] < SHARE * self.free
+        if window is not None and window.pause_until_ms > self._now_ms:
+            self.next_ms = min(self.next_ms or window.pause_until_ms, window.pause_until_ms)
+            return False
+        if window is not None and self._chosen is not None and target not in self._chosen:
+            self.passed_over = True
+            return False
+        return self.free > 0 and self._left[window is not None] > 0
+
+    def _has_room(self, target: str, window: Window | None) -> bool:
+        if not self._answers(target, window):
+            return not self._counts[target]
+        return window is None or self._counts[target] < window.size
+
+    def _answers(self, target: str, window: Window | None) -> bool:
+        """Records without a target wait for nothing in particular, unless they failed."""
+        return target in self._answering or (not target and window is None)
+
+    def took(self, target: str, size: int) -> None:
+        """Note that a record is out."""
+        used = max(1, -(-size * self._slots // self._max_bytes))
+        self._counts[target] += 1
+        self._used[target] += used
+        self.free -= used
+        window = self._windows.get(target)
+        if not self._answers(target, window):
+            self._left[window is not None] -= used
