@@ -12,7 +12,7 @@ from typing import NamedTuple
 from rocketmq_spark.admin import AdminTools, ask_each, deadline, with_kept
 from rocketmq_spark.base.codes import Response
 from rocketmq_spark.client.broker_client import PULLED, BrokerClient, BrokerCommand
-from rocketmq_spark.client.broker_requests import as_stored, with_user_names
+from rocketmq_spark.client.broker_requests import with_stored_names, with_user_names
 from rocketmq_spark.client.long_polls import pull_command, to_pull_answer
 from rocketmq_spark.client.pulled_messages import requested_messages
 from rocketmq_spark.errors import LocalProtocolError, NotFound, OptionError
@@ -128,7 +128,7 @@ def _at(tools: AdminTools, broker: str, place: OffsetMessageId, topic: str | Non
     found = [m for m in read if m.commit_log_offset == place.offset and scope.reaches(m.topic)]
     if not found:
         return None
-    stored = as_stored(found[0], scope)
+    stored = with_stored_names(found[0], scope)
     # A caller with the id of a retried message may know only its first topic. The result still has the topic that stores the
     # message, because the first topic is only a claim of the message.
     return stored if topic in (None, stored.topic, with_user_names(found[0], scope).topic) else None
@@ -159,7 +159,7 @@ def _indexed(tools: AdminTools, topic: str, search: IndexSearch) -> list[Receive
     answers = ask_each(tools, asked, (Response.SUCCESS, Response.QUERY_NOT_FOUND))
     room = DecodeRoom(_FOUND_BYTES)
     read = (decode_leniently(a.body, name, room=room) for name, a in answers if a.code == Response.SUCCESS)
-    found = [as_stored(m, tools.calls.scope) for m in chain.from_iterable(read) if m.topic == on_wire]
+    found = [with_stored_names(m, tools.calls.scope) for m in chain.from_iterable(read) if m.topic == on_wire]
     return sorted(found, key=lambda message: _storing(message.store_timestamp, message))
 
 

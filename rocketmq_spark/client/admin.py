@@ -328,9 +328,9 @@ def _configs_to_register(
 _Shape = tuple[int, int, int]
 
 
-def _shape(of: TopicConfig | QueueData) -> _Shape:
+def _shape(config: TopicConfig | QueueData) -> _Shape:
     """The numbers of queues for reading and writing, and the permission."""
-    return of.read_queues, of.write_queues, of.perm
+    return config.read_queues, config.write_queues, config.perm
 
 
 def _change_each(
@@ -368,7 +368,7 @@ def add_partial_result(error: RocketMQError, done: Sequence[str], others: Mappin
 
 def _partial_result(done: Sequence[str], perhaps: Sequence[str], rest: Sequence[str]) -> str:
     where = [("on ", done), ("perhaps on ", perhaps), ("not on ", rest)]
-    return f"It is done {', and '.join(how + ', '.join(names) for how, names in where if names)}"
+    return f"It is done {', and '.join(preposition + ', '.join(names) for preposition, names in where if names)}"
 
 
 def _broker_permission(admin: BaseAdmin, broker: str) -> int:

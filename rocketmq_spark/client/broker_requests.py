@@ -105,7 +105,7 @@ class BrokerRequests:
         # Without the prefix of its namespace, a topic of another namespace would look like a topic of this one.
         origin = message.properties.get(Property.RETRY_TOPIC)
         inside = origin is None or scope.reaches(origin)
-        return ConsumeDirectly(with_user_names(message, scope) if inside else as_stored(message, scope))
+        return ConsumeDirectly(with_user_names(message, scope) if inside else with_stored_names(message, scope))
 
     def _encode_answer(self, answer: Answer) -> bytes:
         if isinstance(answer, DirectResult):
@@ -132,12 +132,12 @@ def with_user_names(message: ReceivedMessage, scope: Scope) -> ReceivedMessage:
     retry topic can set these properties. A dead letter keeps the dead-letter topic, as in Java. Mirrors
     ``DefaultMQPushConsumerImpl.resetRetryAndNamespace``.
     """
-    stored = as_stored(message, scope)
+    stored = with_stored_names(message, scope)
     origin = message.properties.get(Property.RETRY_TOPIC) if stored.topic.startswith(RETRY_PREFIX) else None
     return replace(stored, topic=scope.plain(origin)) if origin else stored
 
 
-def as_stored(message: ReceivedMessage, scope: Scope) -> ReceivedMessage:
+def with_stored_names(message: ReceivedMessage, scope: Scope) -> ReceivedMessage:
     """Return a message with the topic and queue in which the broker stores it, in the user's names."""
     queue = message.queue._replace(topic=scope.plain(message.queue.topic))
     same = (queue, queue.topic) == (message.queue, message.topic)

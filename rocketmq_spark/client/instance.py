@@ -355,10 +355,10 @@ class ClientInstance:
         )
 
     def _send_heartbeats(
-        self, producers: list[str], consumers: list[GroupMembership], to: _Addresses, until: Deadline
+        self, producers: list[str], consumers: list[GroupMembership], to: _Addresses, deadline: Deadline
     ) -> None:
         body = bodies.heartbeat(self.client_id, producers, consumers)
-        self._send_all([(address, rpc.HEART_BEAT.request(body, bname=name)) for name, address in to], until)
+        self._send_all([(address, rpc.HEART_BEAT.request(body, bname=name)) for name, address in to], deadline)
 
     def _unregister(self, field: str, groups: Sequence[str], addresses: _Addresses, deadline: Deadline) -> None:
         group_fields: list[dict[str, Any]] = [{field: group} for group in groups]

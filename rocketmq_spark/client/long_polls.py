@@ -50,10 +50,10 @@ _STATUS = {
 class LongPolls:
     """Sends long polls over the connections of a client."""
 
-    def __init__(self, calls: RpcClient, routes: Routes, kinds: TopicAttributesCache) -> None:
+    def __init__(self, calls: RpcClient, routes: Routes, attributes: TopicAttributesCache) -> None:
         self._calls = calls
         self._routes = routes
-        self._attributes = kinds
+        self._attributes = attributes
         self._executor = Aside()
 
     def pull(self, request: PullRequest, deadline: Deadline, done: OnPulled) -> None:

@@ -139,10 +139,13 @@ class RemotingOffsetReader:
                 message = f"broker {min(names)!r} answers where {command.broker_name!r} was"
                 return BrokerNotFound(message, topic=command.topic)
             kept_queues = requested if cached is None or requested >= cached.queues else requested | cached.queues
-            kept_stats = {queue: of for queue, of in stats.items() if queue in kept_queues}
+            kept_stats = {queue: queue_bounds for queue, queue_bounds in stats.items() if queue in kept_queues}
             # Reuse the queue objects, so that callers that keep them share them.
             keys = cached.bounds if cached is not None and list(cached.bounds) == list(kept_stats) else kept_stats
-            bounds = {queue: with_valid_bounds(of) for queue, of in zip(keys, kept_stats.values(), strict=True)}
+            bounds = {
+                queue: with_valid_bounds(queue_bounds)
+                for queue, queue_bounds in zip(keys, kept_stats.values(), strict=True)
+            }
             self._queue_count += len(kept_queues) - (0 if cached is None else len(cached.queues))
             if self._queue_count > self._sweep_above:
                 self.broker_client.remove_unrouted(self._stats)
@@ -321,8 +324,8 @@ class RemotingOffsetReader:
             return 0, 0
         end, first = rpc.PULL_MESSAGE.answer(answer)["nextBeginOffset"], stamp(answer.body)
         # An inner batch is returned whole, even from an offset in its middle.
-        begin = min(offset, first.offset) if first is not None and first.inner_batch else offset
-        return len(answer.body), max(1, end - begin)
+        first_offset = min(offset, first.offset) if first is not None and first.inner_batch else offset
+        return len(answer.body), max(1, end - first_offset)
 
     def _pull(self, group: str, queue: MessageQueue, offset: int, count: int, deadline: Deadline) -> Command | None:
         """Return the answer to one pull; None if the broker has no message at the offset."""
@@ -393,7 +396,7 @@ def _corrections(
     compacted = {q for q in offsets if has_attribute(attributes, q, codes.CLEANUP_POLICY, codes.COMPACTION)}
     for queue in compacted:
         yield queue, brokers.broker_client.first_kept(group, queue, times_ms[queue], deadline)
-    other_offsets = {q: at for q, at in offsets.items() if q not in nearest | compacted}
+    other_offsets = {q: offset for q, offset in offsets.items() if q not in nearest | compacted}
     for queue in [
         *_doubtful_queues(brokers, group, other_offsets, times_ms, attributes, deadline),
         *(nearest - compacted),
@@ -420,13 +423,13 @@ def _doubtful_queues(
             raise error
 
     maybe_batches = {
-        q: at
-        for q, at in offsets.items()
+        q: offset
+        for q, offset in offsets.items()
         if has_attribute(attributes, q, codes.QUEUE_TYPE, codes.BATCH_QUEUE) is not False
     }
     times_at = brokers.store_times_ms(group, maybe_batches, deadline, on_error=failed)
-    before = {q: at - 1 for q, at in maybe_batches.items() if at > 0}
-    times_before = brokers.store_times_ms(group, before, deadline, on_error=failed)
+    offsets_before = {q: offset - 1 for q, offset in maybe_batches.items() if offset > 0}
+    times_before = brokers.store_times_ms(group, offsets_before, deadline, on_error=failed)
     doubtful = {q for q, ms in times_at.items() if ms < times_ms[q]} | {
         q for q, ms in times_before.items() if ms >= times_ms[q]
     }

@@ -26,10 +26,10 @@ ATTRIBUTES_MAX_AGE_S = 1.0
 class RemotingPulls:
     """Implements ``ports.PullSource``."""
 
-    def __init__(self, calls: RpcClient, routes: Routes, kinds: TopicAttributesCache, retry: Retry) -> None:
+    def __init__(self, calls: RpcClient, routes: Routes, attributes: TopicAttributesCache, retry: Retry) -> None:
         self._calls = calls
         self._routes = routes
-        self._attributes = kinds
+        self._attributes = attributes
         self._retry = retry
 
     def on_wire(self, name: str) -> str:

@@ -303,7 +303,7 @@ class Routes:
         if len(due) < 2:
             return frozenset()
         refreshed: set[str] = set()
-        for part in (due[at : at + _MAX_PARALLEL] for at in range(0, len(due), _MAX_PARALLEL)):
+        for part in (due[first : first + _MAX_PARALLEL] for first in range(0, len(due), _MAX_PARALLEL)):
             server, answers = self._name_servers.request_many([self._route_request(topic) for topic in part], deadline)
             answered = [(topic, answer) for topic, answer in zip(part, answers, strict=True) if answer is not None]
             for topic, answer in answered:
@@ -414,10 +414,10 @@ class Routes:
             self._routes, self._forgotten, self._unlisted_brokers = {}, {}, {}
             self._brokers_by_name, self._sizes, self._cached_bytes = None, {}, 0
             self._set_size_locked(_CLUSTER_KEY, size)
-            for topic, (at, route) in numbered.items():
+            for topic, (fetched_s, route) in numbered.items():
                 broker_bytes = _broker_bytes(route.brokers.values())
                 if self._cached_bytes - size + broker_bytes <= _MAX_ADDRESS_BYTES:
-                    self._forgotten[topic] = at, replace(route)  # without its lists of queues
+                    self._forgotten[topic] = fetched_s, replace(route)  # without its lists of queues
                     self._set_size_locked(topic, broker_bytes)
             self._numbered_topics = {*self._forgotten}
             self._forgotten_at = dict.fromkeys(self._forgotten, self._used_at)

@@ -385,7 +385,7 @@ def error_from_response(
     if issubclass(error_class, ServerFault):
         remark_text = answer.remark or ""
         error_class = next(
-            (fault for begin, fault in _TRANSIENT_FAULTS.items() if remark_text.startswith(begin)), error_class
+            (fault for prefix, fault in _TRANSIENT_FAULTS.items() if remark_text.startswith(prefix)), error_class
         )
     forbidden = answer.ext.get("forbiddenType")
     is_unreadable = (

@@ -69,11 +69,13 @@ class ItemEncoder:
 class RemotingSender:
     """Implements ``ports.Sender``."""
 
-    def __init__(self, calls: RpcClient, routes: Routes, instance: ClientInstance, kinds: TopicAttributesCache) -> None:
+    def __init__(
+        self, calls: RpcClient, routes: Routes, instance: ClientInstance, attributes: TopicAttributesCache
+    ) -> None:
         self._calls = calls
         self._routes = routes
         self._instance = instance
-        self._attributes = kinds
+        self._attributes = attributes
         self._executor = Aside()
 
     def publish_queues(self, topic: str, deadline: Deadline, refresh: bool = False) -> Sequence[MessageQueue]:

@@ -99,7 +99,9 @@ class TopicAttributesCache:
         topics. Each broker gets a share of the time, so that one that hangs leaves time for the others.
         """
         silent = {
-            name for (of, name), until in list(self._unanswered_until.items()) if of == topic and not until.expired
+            name
+            for (silent_topic, name), until in list(self._unanswered_until.items())
+            if silent_topic == topic and not until.expired
         }
         broker_names, denied = sorted((name for name in brokers if name not in silent), key=self._is_hanging), False
         for number, name in enumerate(broker_names):

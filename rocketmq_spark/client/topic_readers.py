@@ -64,7 +64,12 @@ def _readers_of_group(
         yield GroupReader(plain, member, _queues_of_member(calls, route.topic, (group, member), address), inside)
     if not members:
         progress = consume_progress(calls, route, group)
-        yield GroupReader(plain, None, tuple(sorted(q for q, at in progress.items() if at.consumer_offset > 0)), inside)
+        yield GroupReader(
+            plain,
+            None,
+            tuple(sorted(q for q, queue_progress in progress.items() if queue_progress.consumer_offset > 0)),
+            inside,
+        )
 
 
 def _members(calls: RpcClient, group: str, masters: Mapping[str, str]) -> dict[str, str]:

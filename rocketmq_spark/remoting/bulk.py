@@ -1,8 +1,8 @@
 """A stream of pipelined pulls: one connection, one thread, and one tuple per answer.
 
 Requests are formatted from a template with three placeholders. Answers are received into one large buffer, and only the
-positions of their bodies are recorded. The owner of the stream reads the bodies in place, and passes those to keep to
-``compact``, which reuses the buffer. docs/design.md explains why this is not a ``Connection``.
+positions of their bodies are recorded. The owner of the stream reads the bodies in place. It lists the bodies that must
+stay when it calls ``compact``, which frees the rest. docs/design.md explains why this is not a ``Connection``.
 """
 
 from __future__ import annotations
@@ -153,11 +153,11 @@ class BulkStream:
         self._buffer_bytes = buffer_bytes
         self.buffer: npt.NDArray[np.uint8] = _uninitialised(buffer_bytes + SLACK_BYTES)
         self._view = memoryview(self.buffer.data)
-        self._spare_bytes = spare_bytes
+        self._spare_bytes = spare_bytes  # may be used without asking ``arriving``
         self._account = (arriving or Arrivals()).of(address)
         self._growth_refused = False  # whether the buffer may not grow
-        self._filled = 0
-        self._scanned = 0
+        self._filled = 0  # bytes in the buffer
+        self._scanned = 0  # bytes of them in complete frames that ``scan`` has returned
         self.received = 0
 
     @property
@@ -192,8 +192,8 @@ class BulkStream:
     def receive(self, timeout_s: float) -> bool:
         """Read once into the buffer; False if nothing arrived in time. Call only while not ``full``."""
         if self._out_of_memory:
-            what = f"an answer to a pull was dropped after {self._filled - self._scanned} bytes"
-            raise ConnectionLost(f"{what}: other arriving frames fill the memory limit", self.address)
+            problem = f"an answer to a pull was dropped after {self._filled - self._scanned} bytes"
+            raise ConnectionLost(f"{problem}: other arriving frames fill the memory limit", self.address)
         room = self._view[self._filled : len(self.buffer) - SLACK_BYTES]
         try:
             count = self._try_nonblocking(lambda: self._sock.recv_into(room, 0, _NO_WAIT))
@@ -232,31 +232,31 @@ class BulkStream:
 
     def scan(self) -> tuple[list[FoundAnswer], list[tuple[int, EmptyAnswer]]]:
         """Return the newly completed answers: those with messages, and the others with their request numbers."""
-        found: list[FoundAnswer] = []
+        found_answers: list[FoundAnswer] = []
         others: list[tuple[int, EmptyAnswer]] = []
-        view, at, filled = self._view, self._scanned, self._filled
+        view, position, filled = self._view, self._scanned, self._filled
         unpack, match = _LENGTHS.unpack_from, _FOUND_HEADER.match
-        while filled - at >= _PREFIX_BYTES:
-            length, kind_and_header = unpack(view, at)
-            end = at + 4 + length
+        while filled - position >= _PREFIX_BYTES:
+            length, kind_and_header = unpack(view, position)
+            end = position + 4 + length
             if length > _MAX_FRAME:
                 raise RemoteProtocolError(f"the server announced a frame of {length} bytes", self.address)
             if end > filled:
                 break
-            start = at + _PREFIX_BYTES
+            start = position + _PREFIX_BYTES
             body = start + kind_and_header  # the encoding byte is 0 (JSON), so the word is the header's length
             matched = match(view, start, body) if body <= end else None
             if matched is not None:
                 opaque, next_offset, suggested, min_offset = matched.group(5, 2, 1, 4)
-                found.append((int(opaque), int(next_offset), int(suggested), body, end, min_offset))
+                found_answers.append((int(opaque), int(next_offset), int(suggested), body, end, min_offset))
             else:
-                self._parse_frame(view[at + 4 : end], end, found, others)
-            at = end
-        self._scanned = at
-        return found, others
+                self._parse_frame(view[position + 4 : end], end, found_answers, others)
+            position = end
+        self._scanned = position
+        return found_answers, others
 
     def _parse_frame(
-        self, frame: memoryview, end: int, found: list[FoundAnswer], others: list[tuple[int, EmptyAnswer]]
+        self, frame: memoryview, end: int, found_answers: list[FoundAnswer], others: list[tuple[int, EmptyAnswer]]
     ) -> None:
         try:
             command = header.decode(frame)
@@ -269,7 +269,9 @@ class BulkStream:
         if command.code == codes.Response.SUCCESS and answer.next_offset is not None:
             suggested = answer.suggested_broker or 0
             min_offset = b"%d" % (answer.min_offset or 0)
-            found.append((command.opaque, answer.next_offset, suggested, end - len(command.body), end, min_offset))
+            found_answers.append(
+                (command.opaque, answer.next_offset, suggested, end - len(command.body), end, min_offset)
+            )
         else:
             others.append((command.opaque, answer))
 
@@ -292,14 +294,14 @@ class BulkStream:
             self.buffer = _uninitialised(size + SLACK_BYTES)
             self._view = memoryview(self.buffer.data)
         new = self._view
-        at = 0
+        position = 0
         moved = {}
         for start, end in kept:  # in the order of their positions, because moves within one buffer may overlap
-            new[at : at + end - start] = old[start:end]
-            moved[start] = at
-            at += end - start
-        new[at : at + incomplete_bytes] = old[self._scanned : self._filled]
-        self._scanned, self._filled = at, at + incomplete_bytes
+            new[position : position + end - start] = old[start:end]
+            moved[start] = position
+            position += end - start
+        new[position : position + incomplete_bytes] = old[self._scanned : self._filled]
+        self._scanned, self._filled = position, position + incomplete_bytes
         return moved
 
     def close(self) -> None:

@@ -173,13 +173,14 @@ class Connection:
         self._write_lock = threading.RLock()  # reentrant: its owner can be checked
         account = (arriving or Arrivals()).of(address)
         self._protocol: RemotingProtocol[_Waiter] = RemotingProtocol(max_frame, max_pushed_bytes, account)
-        self._error: RocketMQError | None = None
-        self._has_answered = False
+        self._error: RocketMQError | None = None  # why the connection is closed; None while it is open
+        self._has_answered = False  # whether the server has answered a request
+        # While requests wait: when the server last sent bytes, or when the first of them was sent.
         self._silent_since: float | None = None
         self._next_tick = 0.0
         self._log_limit = NowAndThen(LOG_PAUSE_S)
         self._waiting_budget = waiting or Budget(WAITING_BYTES)
-        self._unread_bytes = 0
+        self._unread_bytes = 0  # answers of this client since the server last accepted bytes
         self._reader = _ReaderThread(target=self._read, name=f"rocketmq-{address}", daemon=True)
         try:
             self._reader.start()

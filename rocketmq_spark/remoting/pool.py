@@ -52,11 +52,11 @@ class _Slot:
     connect_lock: threading.Lock = field(default_factory=threading.Lock)
     connection: Connection | None = None
     last_used: float = 0.0
-    attempts: int = 0
-    failure: RocketMQError | None = None
-    backoffs: Iterator[float] | None = None
+    attempts: int = 0  # to connect, with and without success
+    failure: RocketMQError | None = None  # of the last attempt; None after a success
+    backoffs: Iterator[float] | None = None  # the pauses after the next failures
     backoff_until: float = 0.0
-    was_connected: bool = False
+    was_connected: bool = False  # at any time before
 
     @property
     def live(self) -> Connection | None:
@@ -106,10 +106,10 @@ class Pool:
         self._advertised: dict[str, Peer] = {}  # addresses in routes, with the kind of their server
         self._advertised_reachable: set[str] = set()  # advertised addresses after ``address_map`` was applied
         self._name_servers: frozenset[str] = frozenset()
-        self._retired: list[Connection] = []
+        self._retired: list[Connection] = []  # closed when their last request is answered
         self._connecting = 0  # connections that are being opened
-        self._limit_reported = False
-        self._idle_checked_s = 0.0
+        self._limit_reported = False  # whether the limit of connections was reached, and logged
+        self._idle_checked_s = 0.0  # when idle connections were last looked for
         self._lock = threading.Lock()
         self._closed = False
         _pools.add(self)
@@ -238,15 +238,15 @@ class Pool:
             else:
                 deadline.pause(_POLL_S)
 
-    def _remove_longest_idle_locked(self, slots: Iterable[_Slot], before: float) -> Connection | None:
+    def _remove_longest_idle_locked(self, slots: Iterable[_Slot], idle_since: float) -> Connection | None:
         """Remove and return a retired connection without requests, or else the connection that has been idle for longest; None if
-        all were used after ``before``.
+        all were used after ``idle_since``.
         """
         for retired in self._retired:
             if not retired.busy:
                 self._retired.remove(retired)
                 return retired
-        idle = (slot for slot in slots if slot.connection and not slot.connection.busy and slot.last_used < before)
+        idle = (slot for slot in slots if slot.connection and not slot.connection.busy and slot.last_used < idle_since)
         slot = min(idle, key=lambda slot: slot.last_used, default=None)
         if slot is None:
             return None

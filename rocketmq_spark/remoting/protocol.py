@@ -121,7 +121,7 @@ class RemotingProtocol(Generic[W]):
 
     def __init__(self, max_frame: int, max_pushed_bytes: int = PUSHED_BYTES, account: Arriving | None = None) -> None:
         self._splitter = FrameSplitter(max_frame)
-        self._max_pushed = max_pushed_bytes
+        self._max_pushed_bytes = max_pushed_bytes
         self._account = account or Arrivals().of(None)
         self._large: _LargeFrame | None = None
         self._first_bytes = b""  # the first bytes that the server sent
@@ -186,7 +186,7 @@ class RemotingProtocol(Generic[W]):
                     )
             else:
                 size = len(frame)
-                fits = size <= self._max_pushed
+                fits = size <= self._max_pushed_bytes
                 events.append(
                     _request_event(command, _held_bytes(command, size))
                     if fits
@@ -196,7 +196,7 @@ class RemotingProtocol(Generic[W]):
             self._release_large()
         if (
             self._large is None
-            and (large_header := self._splitter.begun(min(LARGE_BYTES, self._max_pushed))) is not None
+            and (large_header := self._splitter.begun(min(LARGE_BYTES, self._max_pushed_bytes))) is not None
         ):
             self._large = _LargeFrame(header.decode(large_header), self._splitter.arriving)
             self._drop_large_without_waiter()
@@ -223,7 +223,7 @@ class RemotingProtocol(Generic[W]):
 
     def _drop_too_large(self, large: _LargeFrame, body_bytes: int) -> list[RequestReceived | ResponseDropped[W]]:
         if large.answered_opaque is None:
-            return self._drop_large(large, _TOO_LARGE) if large.size > self._max_pushed else []
+            return self._drop_large(large, _TOO_LARGE) if large.size > self._max_pushed_bytes else []
         max_bytes = self._max_body_bytes.get(large.answered_opaque)
         if max_bytes is None or body_bytes <= max_bytes:
             return []
@@ -296,20 +296,20 @@ def _answer_too_long(body_bytes: int, max_bytes: int) -> RemoteProtocolError:
 
 def is_grpc(first_bytes: bytes) -> bool:
     """Whether the first bytes of a server are those of HTTP/2."""
-    before, after = _HTTP2_SETTINGS
-    return first_bytes.startswith(before) and first_bytes[3:].startswith(after)
+    prefix, after = _HTTP2_SETTINGS
+    return first_bytes.startswith(prefix) and first_bytes[3:].startswith(after)
 
 
-def peer_after(before: Peer, request_code: int, answer: Command) -> Peer:
+def peer_after(known: Peer, request_code: int, answer: Command) -> Peer:
     """The kind of server according to this answer and earlier ones. The first answer of a Proxy may not show that it is one."""
-    if before is Peer.PROXY or (request_code not in _SEND_REQUESTS and answer.ext.keys() >= _PROXY_FIELDS):
+    if known is Peer.PROXY or (request_code not in _SEND_REQUESTS and answer.ext.keys() >= _PROXY_FIELDS):
         return Peer.PROXY
     is_name_server = request_code in _NAME_SERVER_REQUESTS and answer.code in _NAME_SERVER_ANSWERS
-    return Peer.NAME_SERVER if is_name_server else before
+    return Peer.NAME_SERVER if is_name_server else known
 
 
-def _request_event(command: Command, held_bytes: int | None, why: str = "") -> RequestReceived:
-    return RequestReceived(command, None if command.is_oneway else _not_supported(command), held_bytes, why)
+def _request_event(command: Command, held_bytes: int | None, drop_reason: str = "") -> RequestReceived:
+    return RequestReceived(command, None if command.is_oneway else _not_supported(command), held_bytes, drop_reason)
 
 
 def _held_bytes(command: Command, frame_bytes: int) -> int:
