@@ -92,7 +92,7 @@ def test_a_reply_comes_to_who_expects_it_once(
     for _ in range(2):  # two repliers, or one whose answer its broker passed on twice
         broker.ask(passed_on(b"yes", OWN + more))
     assert [reply.code for reply in replies_of(broker, 2)] == [0, 0]
-    eventually(lambda: "too late, or again, and is ignored: ID" in caplog.text)
+    eventually(lambda: "is ignored, because no request waits for it: ID" in caplog.text)
     eventually(lambda: bool(got))  # the broker gets its answer before the program gets the reply
     assert got == [Reply(b"yes", {"a": "b"}, "x", ["k", "l"], 3, 5, "10.0.0.7:99")]
 
@@ -107,7 +107,7 @@ def test_a_reply_that_is_expected_no_more_is_answered_and_dropped(
     forget()
     broker.ask(passed_on(b"yes"))
     assert [reply.code for reply in replies_of(broker)] == [0]
-    eventually(lambda: "comes too late" in caplog.text)
+    eventually(lambda: "because no request waits for it" in caplog.text)
     assert got == []
 
 
