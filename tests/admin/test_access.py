@@ -232,7 +232,7 @@ class TestOverANetworkThatOthersCanRead:
         for verb in self.verbs(tools):
             broker.on(Request.GET_BROKER_CLUSTER_INFO, [cluster(here), cluster(there)])
             verb()
-        assert not tools.pool.live("10.0.0.5:10911")
+        assert not tools.pool.is_connected("10.0.0.5:10911")
 
     def test_a_stored_password_is_not_requested_even_then(self, broker: MockBroker, tools: Parts) -> None:
         tools.pool.connect_options = replace(tools.pool.connect_options, allow_plain_text=True)

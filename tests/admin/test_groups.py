@@ -313,7 +313,7 @@ def test_who_may_not_see_ages_is_told_the_lag(broker: MockBroker, group: Parts) 
 
 def test_offsets_that_nobody_may_set(broker: MockBroker, group: Parts) -> None:
     first, second = (MessageQueue("t", "broker-a", number) for number in (0, 1))
-    group.routes.existing("t")
+    group.routes.get_existing("t")
     broker.on(Request.UPDATE_CONSUMER_OFFSET, refuse(Response.NO_PERMISSION, "no permission to access Group:g"))
     with pytest.raises(AccessDenied):
         groups.store_offsets(group, "g", {first: 3, second: 3})
@@ -357,7 +357,7 @@ def test_members_are_those_that_any_broker_of_the_queues_knows() -> None:
 
 def test_an_offset_that_another_process_replaced_at_once_is_not_called_set(broker: MockBroker, group: Parts) -> None:
     first, second = (MessageQueue("t", "broker-a", number) for number in (0, 1))
-    group.routes.existing("t")
+    group.routes.get_existing("t")
     broker.on(Request.UPDATE_CONSUMER_OFFSET, ok())
     broker.on(AT, lambda call: ok(offset=3 + int(call.ext("queueId"))))
     with pytest.raises(OffsetError, match="the offset of t/broker-a/1 was set to 3 and is 4") as e:

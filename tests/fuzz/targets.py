@@ -162,7 +162,7 @@ class _Member:
             self.awaited.expect("id", lambda reply: None)
             self.awaited.on_reply(request, lambda work: work())
         elif command.code == Request.CHECK_TRANSACTION_STATE:
-            self.checks._read("h:1", command)
+            self.checks._decode("h:1", command)
         else:
             self.requests("h:1", command)
 
