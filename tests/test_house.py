@@ -62,7 +62,7 @@ ORDER = {
     " source.planning source.progress source.subscription source.checkpoint_identity source.recreated_topics"
     " source.removed_queues source.catalog source.waiting source.group_offsets source.partition_reader"
     " source.prefetch source.stream source.batch_starts source.batch_reader source.stream_reader source.checks"
-    " map_in_arrow read checkpoints.owners checkpoints.files checkpoints.offset_log checkpoints.batch_notes"
+    " map_in_arrow read checkpoints.files checkpoints.offset_log checkpoints.batch_notes checkpoints.owners"
     " checkpoints.rewind sink.report sink.worker_socket sink.exactly_once_checks sink.checks sink.row_checks"
     " sink.exactly_once sink.task sink.writer datasource sink.foreach monitoring.explain monitoring.queries"
     " monitoring.group_offset_listener monitoring.metrics_listener",

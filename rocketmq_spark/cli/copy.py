@@ -48,6 +48,8 @@ _BATCH_BYTES = 512 << 10
 _LOOK_S = 1.0
 # Shorter pauses are not worth a wait.
 _PAUSE_S = 0.01
+# With a rate, messages after a time without any are sent as if the time had been this long at most.
+_SAVED_S = 1.0
 _REFUSED = (DecodeError, MessageIllegal, MessageRefused)
 
 
@@ -63,7 +65,9 @@ class Copier:
         self._producer = producer
         self._how = how
         self._stop = stop
-        self._committed_s = self._begun_s = time.monotonic()
+        self._committed_s = time.monotonic()
+        # When the next messages may be sent, by the rate.
+        self._due_s = self._committed_s
         self.copied = self.skipped = self.spooled = 0
 
     def send(self, polled: PolledMessages, most: int | None = None) -> int:
@@ -75,7 +79,8 @@ class Copier:
         for chunk in chunks(
             polled.messages[:most], UNDER_WAY if rate is None else max(1, min(UNDER_WAY, int(rate / 10)))
         ):
-            self._pace(rate)
+            if rate is not None:
+                self._pace(len(chunk) / rate)
             if self._stop.is_set() or not polled.is_current:
                 break
             self._send(chunk)
@@ -85,12 +90,12 @@ class Copier:
                 self.commit()
         return done
 
-    def _pace(self, rate: float | None) -> None:
-        while rate is not None and not self._stop.is_set():
-            early_s = self._begun_s + (self.copied + self.skipped) / rate - time.monotonic()
-            if early_s <= _PAUSE_S:
-                return
+    def _pace(self, duration_s: float) -> None:
+        """Wait until messages may be sent that count for ``duration_s``. Time without messages counts for a second at most."""
+        self._due_s = max(self._due_s, time.monotonic() - _SAVED_S)
+        while not self._stop.is_set() and (early_s := self._due_s - time.monotonic()) > _PAUSE_S:
             self._stop.wait(min(early_s, COMMIT_S))
+        self._due_s += duration_s
 
     def _send(self, chunk: Sequence[ReceivedMessage]) -> None:
         by_queue: dict[MessageQueue, list[ReceivedMessage]] = {}

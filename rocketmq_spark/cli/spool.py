@@ -461,7 +461,7 @@ def _content(entry: SpoolEntry) -> dict[str, object]:
     return {
         "group": request.group,
         "selector": send.selector,
-        "arg": send.arg,
+        "arg": None if send.arg is None else json.dumps(send.arg),
         "reconsumeTimes": request.reconsume_times,
         "maxReconsumeTimes": request.max_reconsume_times,
         "defaultTopicQueues": request.default_topic_queues,

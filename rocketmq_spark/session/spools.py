@@ -227,7 +227,7 @@ def _remove(path: Path) -> None:
         if left:  # another process used it in between
             return
         path.rename(emptied)
-        os.close(os.open(_EMPTIED_MARK, os.O_CREAT | os.O_WRONLY, 0o600, dir_fd=at))
+        os.close(os.open(_EMPTIED_MARK, os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW, 0o600, dir_fd=at))
     _remove_emptied(emptied)
 
 

@@ -208,6 +208,7 @@ TOO_LONG = "too long"
 UNREADABLE_RECORD = "records that cannot be read"
 TOO_MANY_MARKS = "records with more marks than this package writes"
 UNREADABLE_STATE = "states of records that cannot be read"
+SECOND_STATE = "second states of a record"
 UNREADABLE_OWNER = "owners that cannot be read"
 WITHOUT_RECORD = "states of records that are not there"
 
@@ -226,6 +227,8 @@ class CheckedEntries:
         # How many bytes ``derive`` holds for the last record beside its entry.
         self.derived_bytes = 0
         self._unread: set[int] = set()
+        # The numbers of records with a pending state: each has one, in the key of which ``migrate`` writes the target.
+        self._with_state: set[int] = set()
         self._last = b""
 
     def copied(self, key: bytes, value: bytes | None) -> tuple[bytes, bytes] | None:
@@ -263,10 +266,18 @@ class CheckedEntries:
         if area == DEAD:
             return None if _is_numbered(key) and _is_state(value) else UNREADABLE_STATE
         if area in _PENDING:
-            return None if _is_due(key) and _is_state(value) else UNREADABLE_STATE
+            return (
+                self._pending_problem(due_in(key).sequence) if _is_due(key) and _is_state(value) else UNREADABLE_STATE
+            )
         if key in OWNER:
             return self._owner_problem(value)
         return None if area == NOTE else UNKNOWN
+
+    def _pending_problem(self, sequence: int) -> str | None:
+        if sequence in self._with_state:
+            return SECOND_STATE
+        self._with_state.add(sequence)
+        return None
 
     def _record_problem(self, value: bytes) -> str | None:
         record = decoded(value)

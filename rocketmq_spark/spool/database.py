@@ -16,7 +16,7 @@ import logging
 import os
 import tempfile
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +114,7 @@ class Database:
         except Exception as e:
             raise self._told("write", e) from e
 
-    def scan(self, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
+    def scan(self, start: bytes, end: bytes) -> Generator[tuple[bytes, bytes], None, None]:
         """Keys from ``start`` to before ``end`` with their values. RocksDB holds a snapshot until the iterator is closed."""
         at: bytes | None = start
         while at is not None:

@@ -486,10 +486,14 @@ def pending_place(record: Record | DecodeError, due: Due, failed: bool = False) 
 
 
 def decoded(data: bytes | None) -> Record | DecodeError:
-    """The record in stored data, or the error."""
+    """The record in stored data, or the error.
+
+    The error has no frames: with them, it would be in a cycle with the variables of callers, which would keep RocksDB open.
+    """
     if data is None:
         return DecodeError("the record is missing")
     try:
         return Record.decode(data)
     except DecodeError as e:
-        return e
+        message, remedy = e.message, e.remedy
+    return DecodeError(message, remedy=remedy)

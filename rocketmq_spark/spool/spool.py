@@ -400,19 +400,22 @@ class SendSpool:
             self.store.close()
 
     def _joins(self, head: Record) -> Callable[[Record], bool]:
-        """Decides which records of a lane may be sent with its first one: those that the resender can put into one batch."""
+        """Decides which records of a lane may be sent with its first one: those that the resender can put into one batch.
+
+        A record that raises any error is sent alone, so that its error ends no other record.
+        """
         send_of = self._sends.get(head.kind)
         if send_of is None:
             return lambda record: False
         try:
             takes = self._resender.joins(send_of(head))
-        except DecodeError:
+        except (RocketMQError, ValueError):
             return lambda record: False
 
         def joined(record: Record) -> bool:
             try:
                 return record.kind == head.kind and takes(send_of(record))
-            except DecodeError:
+            except (RocketMQError, ValueError):
                 return False
 
         return joined

@@ -13,7 +13,7 @@ import contextlib
 import itertools
 import logging
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from rocketmq_spark.base.folders import warn_if_open, warn_if_replaceable
@@ -261,22 +261,27 @@ class Store:
         with self._ready:
             change, goes_on, marked = AtomicChange(self.totals), None, self._marks.used
             groups = self._pending.groups() if target is None else [group_of(target, True)]
-            keys = (
-                entry
-                for group in groups
-                if start is None or start < behind_group(group)
-                for entry in self._db.scan(max(start or b"", group + Due(now_ms + 1, 0).packed), behind_group(group))
-            )
-            for seen, (key, state) in enumerate(keys):
-                if seen >= limit:
-                    goes_on = key
-                    break
-                if (sequence := due_in(key).sequence) not in self._leased:
-                    data = self._db.get(numbered(RECORD, sequence)) if marked else None
-                    change.hasten(PendingPlace.parse(key), now_ms, state, data)
+            with contextlib.closing(self._later(groups, start, now_ms)) as entries:
+                for seen, (key, state) in enumerate(entries):
+                    if seen >= limit:
+                        goes_on = key
+                        break
+                    if (sequence := due_in(key).sequence) not in self._leased:
+                        data = self._db.get(numbered(RECORD, sequence)) if marked else None
+                        change.hasten(PendingPlace.parse(key), now_ms, state, data)
             if change.puts:
                 self._write(change)
             return goes_on
+
+    def _later(
+        self, groups: Iterable[bytes], start: bytes | None, now_ms: int
+    ) -> Generator[tuple[bytes, bytes], None, None]:
+        """The pending entries of ``groups`` from ``start`` on that are due after ``now_ms``."""
+        for group in groups:
+            if start is None or start < behind_group(group):
+                first = max(start or b"", group + Due(now_ms + 1, 0).packed)
+                with contextlib.closing(self._db.scan(first, behind_group(group))) as entries:
+                    yield from entries
 
     def next_due_ms(self, without: Collection[str] = ()) -> int | None:
         """The first due time of records that are not leased, except those of targets in ``without``."""

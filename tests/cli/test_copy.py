@@ -374,6 +374,9 @@ def test_a_rate_is_kept(cluster: Cluster) -> None:
     assert 1.85 < cluster.now < 2.0
     assert [entry for entry in cluster.log if entry[0] == "commit"]  # also in the midst of a poll
     assert max(len(entry) for entry in cluster.log) == 6  # a tenth of a second at once
+    cluster.now = began = 600.0  # nothing to copy for ten minutes
+    copier.send(cluster.polled(*(message(n) for n in range(100))))
+    assert 0.85 < cluster.now - began < 1.0  # a second of them counts
 
 
 def test_chunks() -> None:

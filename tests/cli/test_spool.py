@@ -312,7 +312,7 @@ def test_export_gives_what_is_needed_to_send_a_record_again(run: Run, tmp_path: 
     names = ("topic", "flag", "sysFlag", "bornTimestamp", "batch")
     assert [send[name] for name in names] == ["t", 7, 1, 5, True]
     names = ("selector", "arg", "reconsumeTimes", "maxReconsumeTimes", "defaultTopicQueues")
-    assert [send[name] for name in names] == ["hash", [1], 9, 0, 6]
+    assert [send[name] for name in names] == ["hash", "[1]", 9, 0, 6]
     known = {"path", "record", "standing", "due", "tries", "reason", "kind", "stored", "queue", "msgIds"}
     fields = {*SendRequest._fields, *(field.name for field in dataclasses.fields(SpooledSend))} - {"request"}
     assert len(send.keys() - known) == len(fields - {"queue", "msg_ids"})  # nothing of a send is left out

@@ -24,9 +24,11 @@ from tests import users
 def checkpoint(tmp_path: Path) -> Path:
     process.kept(owners._WARNED_KEY).clear()
     path = tmp_path / "folder" / "checkpoint"
-    for name in ("offsets", "commits", "state/0/0"):
+    (path / "rocketmq").mkdir(parents=True, mode=0o755)
+    (path / "rocketmq" / "epoch").write_text("1")
+    for name in ("offsets", "commits", "state/0/0", "rocketmq/5"):
         (path / name).mkdir(parents=True, mode=0o755)
-        (path / name / "0").write_text("v1")
+        (path / name / ("w" if name == "rocketmq/5" else "0")).write_text("v1")
     return path
 
 
@@ -58,6 +60,9 @@ PLACES = [
     ".. written",
     "offsets written",
     "offsets/0 written",
+    "rocketmq/5",
+    "rocketmq/5/w",
+    "rocketmq/epoch written",
 ]
 
 
@@ -77,7 +82,7 @@ def test_root_starts_no_query_that_others_may_lead(
     assert remedy.lower().endswith(new)
     assert "chown -R" not in remedy
     theirs = f"Let uid {users.OTHER if users.IS_ROOT else os.getuid()}"
-    starts = {".": "Name a new", "..": "Use a folder for the checkpoint", "o": theirs, "c": theirs}
+    starts = {".": "Name a new", "..": "Use a folder for the checkpoint", "o": theirs, "c": theirs, "r": theirs}
     assert remedy.startswith("Run: chmod go-w " if "written" in place else starts.get(place, starts.get(place[0], "")))
 
 
@@ -121,8 +126,8 @@ def test_the_state_of_a_query_is_not_listed(checkpoint: Path, monkeypatch: pytes
     )
     owners.check_owner(str(checkpoint))
     assert {path.relative_to(checkpoint).as_posix() for path in seen} == {
-        *("offsets", "commits", "state"),
-        *("offsets/0", "commits/0"),
+        *("offsets", "commits", "state", "rocketmq"),
+        *("offsets/0", "commits/0", "rocketmq/epoch", "rocketmq/5", "rocketmq/5/w"),
     }
 
 

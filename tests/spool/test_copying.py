@@ -244,6 +244,17 @@ def test_a_key_is_taken_once_and_only_behind_those_before_it() -> None:
     assert checked.left_out == {copying.OUT_OF_ORDER: 2}
 
 
+def test_a_record_has_one_state(tmp_path: Path) -> None:
+    """Each state gets the target of the record in its key, so many states of one record took memory without a limit."""
+    checked = CheckedEntries()
+    first = Due(1, 5)
+    assert checked.copied(first.encoded, STATE) is not None
+    assert checked.copied(Due(2, 5).encoded, STATE) is None
+    assert checked.copied(PendingPlace("t", True, Due(3, 5)).key, STATE) is None
+    assert checked.copied(PendingPlace("t", True, Due(3, 6)).key, STATE) is not None
+    assert checked.left_out == {copying.SECOND_STATE: 2}
+
+
 @pytest.mark.parametrize("area", DERIVED)
 def test_what_is_derived_from_records_is_not_taken(area: bytes) -> None:
     checked = CheckedEntries()

@@ -88,3 +88,10 @@ def test_the_place_of_an_encoded_record_is_that_of_the_record(one: Record) -> No
 def test_only_totals_of_pending_records_are_not_for_earlier_releases() -> None:
     assert [Totals(depth=depth, dead=7).encode()[0] for depth in (0, 1)] == [1, 2]
     assert Totals.indexed(Totals(5).encode()) == b"\2" + Totals(5).encode()[1:]
+
+
+def test_the_error_of_an_unreadable_record_has_no_frames() -> None:
+    """With frames, it would be in a cycle with variables of callers, and keep an iterator of RocksDB until a collection."""
+    error = decoded(b"damaged")
+    assert isinstance(error, DecodeError)
+    assert (error.__traceback__, error.__cause__, error.__context__) == (None, None, None)

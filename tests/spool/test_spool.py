@@ -9,6 +9,7 @@ import pytest
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.threads import Timer
+from rocketmq_spark.errors import MessageRefused
 from rocketmq_spark.model import Resent, SendRequest, SpooledSend
 from rocketmq_spark.spool import spool as spool_module
 from rocketmq_spark.spool.database import in_use
@@ -16,7 +17,7 @@ from rocketmq_spark.spool.lanes import SteadyClock
 from rocketmq_spark.spool.records import Record
 from rocketmq_spark.spool.spool import SEND_KIND, SendSpool
 from rocketmq_spark.spool.store import Store
-from tests.helpers import no_more_threads
+from tests.helpers import no_more_threads, raising
 from tests.producer.scripted import ManualTimer, Time
 from tests.queues import q
 
@@ -159,6 +160,24 @@ def test_a_permanent_refusal_goes_to_the_dead_at_once(fixture: Fixture) -> None:
     fixture.time.advance(1000)
     assert len(fixture.resender.sent) == 1
     assert (fixture.spool.metrics().dead, fixture.spool.metrics().give_ups) == (1, 1)
+
+
+@pytest.mark.parametrize("fails", ["first", "second"])
+def test_a_record_that_fits_no_batch_holds_up_no_other(
+    fixture: Fixture, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    """The spool of another user may have properties that no batch can contain: while joining, they raised out of the store."""
+
+    def joins(first: SpooledSend) -> Callable[[SpooledSend], bool]:
+        if fails == "first":
+            raise MessageRefused("the flag does not fit the layout of a batch")
+        return raising(UnicodeEncodeError("utf-8", "\ud800", 0, 1, "surrogates not allowed"))
+
+    monkeypatch.setattr(fixture.resender, "joins", joins)
+    fixture.spool.keep([send(b"1", "a:0"), send(b"2", "a:0"), send(b"3", "b:0")])
+    fixture.time.advance(60)
+    assert sorted(bytes(one.request.data) for one in fixture.resender.sent) == [b"1", b"2", b"3"]
+    assert len(fixture.spool.store) == 0
 
 
 def test_a_record_that_is_no_send_goes_to_the_dead(fixture: Fixture) -> None:

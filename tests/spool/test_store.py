@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import inspect
 import os
 import struct
 from pathlib import Path
@@ -130,6 +131,18 @@ def test_3_21_g2_9_a_failure_is_one_atomic_replacement_and_a_lease_ends_with_its
     other = Store(path)
     assert payloads(other.take(50, 10)) == [b"x"]
     other.close()
+
+
+def test_a_page_of_records_that_are_made_due_leaves_no_scan_open(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An open iterator keeps RocksDB's lock, so that the database could not be opened again after a failed write."""
+    store = Store(path)
+    store.add([(record(b"%d" % n), 10**6) for n in range(5)])
+    scans, scan = [], Database.scan
+    monkeypatch.setattr(Database, "scan", lambda *given: scans.append(scan(*given)) or scans[-1])
+    assert store.hasten(None, None, 2, 50) is not None
+    assert scans
+    assert all(inspect.getgeneratorstate(one) == inspect.GEN_CLOSED for one in scans)
+    store.close()
 
 
 def test_what_is_out_is_not_hastened_also_where_the_clock_was_put_back(path: Path) -> None:

@@ -17,12 +17,13 @@ from pathlib import Path
 
 from rocketmq_spark.base import folders, process
 from rocketmq_spark.errors import OffsetError
+from rocketmq_spark.spark.checkpoints.batch_notes import NOTES_FOLDER
 
 logger = logging.getLogger(__name__)
 
 _WARNED_KEY = "checkpoints of others"
 # Folders whose files are checked, too. Of other folders only the folder itself is checked: the state may have a million files.
-_LOGS = ("offsets", "commits")
+_LOGS = ("offsets", "commits", NOTES_FOLDER)
 
 
 def check_owner(location: str) -> None:
@@ -85,8 +86,13 @@ def _local_path(location: str) -> Path | None:
 
 
 def _files_to_check(path: Path) -> Iterator[Path]:
-    for folder in (path, *(path / name for name in _LOGS)):
-        try:
-            yield from (folder / name for name in os.listdir(folder))
-        except OSError:  # missing, or not readable, so Spark cannot use it
-            continue
+    notes = [path / NOTES_FOLDER / name for name in _names(path / NOTES_FOLDER)]
+    for folder in (path, *(path / name for name in _LOGS), *notes):
+        yield from (folder / name for name in _names(folder))
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:  # no folder, or not readable, so Spark cannot use it
+        return []
