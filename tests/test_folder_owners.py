@@ -151,6 +151,38 @@ def test_root_with_the_rights_of_an_owner_still_reads_the_remedy(
     assert folders.remedy(upper, "it", os.geteuid()).startswith(f"Let uid {os.geteuid()}")
 
 
+MOUNTS = """\
+22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw
+30 22 0:45 / /home/m/mnt rw,nosuid,nodev,relatime shared:2 - fuse.sshfs m@host: rw,user_id=2621,group_id=2621,allow_other
+31 22 0:46 / /data/s3 rw - fuse s3fs rw,user_id=0,group_id=0,allow_other
+32 22 0:47 / /tmp rw - tmpfs tmpfs rw,size=100k
+"""
+
+
+@pytest.mark.parametrize(
+    ("device", "owner"),
+    [((254, 0), 7), ((0, 45), 2621), ((0, 46), 7), ((0, 47), 7), ((0, 99), 7)],
+)
+def test_on_the_file_system_of_a_user_all_belongs_to_that_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: tuple[int, int], owner: int
+) -> None:
+    """The program behind it may say that a file belongs to root."""
+    status = os.stat_result([0o40700, 1, os.makedev(*device), 1, 7, *[0] * 5])
+    monkeypatch.setattr(folders, "_MOUNTS", tmp_path / "mounts")
+    assert folders.owner_uid(status) == 7  # not Linux
+    (tmp_path / "mounts").write_text(MOUNTS)
+    assert folders.owner_uid(status) == owner
+
+
+def test_what_a_user_has_mounted_is_an_exposure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (path := tmp_path / "spool").mkdir()
+    inode = path.stat().st_ino
+    monkeypatch.setattr(folders, "owner_uid", lambda status: 2621 if status.st_ino == inode else status.st_uid)
+    assert [found.uid for found in folders.exposures(path)] == [2621]
+    assert [found.uid for found in folders.exposures_of(path, ())] == [2621]
+    assert folders.foreign(path) == folders.Foreign(path, 2621)
+
+
 def test_a_link_is_followed_as_it_is_after_the_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A user who changes the link before the check cannot hide its target."""
     for name in ("safe", "shared"):

@@ -94,8 +94,8 @@ def foreign(path: Path, root_may: bool = True) -> Foreign | None:
     """
     owners = {os.geteuid(), ROOT} if root_may else {os.geteuid()}
     for read in (path.lstat, path.stat):
-        if (status := _status(read)) is not None and status.st_uid not in owners:
-            return Foreign(path, status.st_uid)
+        if (status := _status(read)) is not None and (owner := owner_uid(status)) not in owners:
+            return Foreign(path, owner)
     return None
 
 
@@ -110,8 +110,8 @@ def foreign_in(path: Path, skipped: tuple[str, ...] = (), root_may: bool = True)
     if (found := foreign(path, root_may)) is not None:
         return found
     for entry in _entries(path, skipped):
-        if (status := _status(entry.lstat)) is not None and status.st_uid not in (os.geteuid(), ROOT):
-            return Foreign(entry, status.st_uid)
+        if (status := _status(entry.lstat)) is not None and (owner := owner_uid(status)) not in (os.geteuid(), ROOT):
+            return Foreign(entry, owner)
     return None
 
 
@@ -138,6 +138,29 @@ def _entries(path: Path, skipped: tuple[str, ...]) -> Iterator[Path]:
     for folder, folders, files in os.walk(path):
         folders[:] = [name for name in folders if not name.startswith(skipped)] if skipped else folders
         yield from (Path(folder, name) for name in (*folders, *files))
+
+
+_MOUNTS = Path("/proc/self/mountinfo")
+
+
+def owner_uid(status: os.stat_result) -> int:
+    """The uid of the owner of a file.
+
+    On a file system that a user other than root mounted (FUSE), this is that user, whose program decides which owners it shows.
+    """
+    if os.major(status.st_dev):  # a disk
+        return status.st_uid
+    device = f"{os.major(status.st_dev)}:{os.minor(status.st_dev)}"
+    try:
+        lines = _MOUNTS.read_text("utf-8", "surrogateescape").splitlines()
+    except OSError:  # not Linux
+        return status.st_uid
+    for line in lines:
+        place, _, system = line.partition(" - ")
+        if place.split(" ")[2] == device and system.startswith("fuse"):
+            options = dict(option.partition("=")[::2] for option in system.split(" ")[-1].split(","))
+            return int(options.get("user_id", ROOT)) or status.st_uid
+    return status.st_uid
 
 
 def _status(read: Callable[[], os.stat_result]) -> os.stat_result | None:
@@ -174,7 +197,7 @@ def open_private(path: Path, flags: int) -> int:
     Raises ``PermissionError`` for a file of another user.
     """
     opened = open_lock(path, flags)
-    if (owner := os.fstat(opened).st_uid) != os.geteuid():
+    if (owner := owner_uid(os.fstat(opened))) != os.geteuid():
         os.close(opened)
         raise PermissionError(errno.EPERM, f"it belongs to {user(owner)}", str(path))
     return opened
@@ -457,8 +480,8 @@ def exposures(path: Path, owner: int = ROOT) -> Iterator[Exposure]:
             continue
         if others_may_write(above) and (found is None or not above.st_mode & stat.S_ISVTX):
             yield Exposure(folder, above, None)
-        if found is not None and found.st_uid not in friends:
-            yield Exposure(entry, found, found.st_uid)
+        if found is not None and (uid := owner_uid(found)) not in friends:
+            yield Exposure(entry, found, uid)
 
 
 def remedy(found: Exposure, what: str, owner: int, is_above: bool = True) -> str:
@@ -492,8 +515,8 @@ def exposures_of(path: Path, entries: Iterable[Path], owner: int = ROOT) -> Iter
     """As ``exposures_in``, with these entries only. A link among them counts as its owner's."""
     for entry in itertools.chain((path,), entries):
         found = _status(path.stat if entry == path else entry.lstat)
-        if found is not None and found.st_uid not in (os.geteuid(), ROOT, owner):
-            yield Exposure(entry, found, found.st_uid)
+        if found is not None and (uid := owner_uid(found)) not in (os.geteuid(), ROOT, owner):
+            yield Exposure(entry, found, uid)
         elif found is not None and not stat.S_ISLNK(found.st_mode) and others_may_write(found):
             yield Exposure(entry, found, None)
 

@@ -135,7 +135,7 @@ def _listing(folder: Path, prefix: str) -> _Listing:
     for name in _names(folder):
         if name.startswith(prefix):
             with contextlib.suppress(OSError):  # it has gone, or this user may not look at it
-                uid = os.lstat(f"{folder}/{name}").st_uid
+                uid = folders.owner_uid(os.lstat(f"{folder}/{name}"))
                 if uid == os.geteuid():
                     found.own.append(folder / name)
                 else:  # perhaps very many

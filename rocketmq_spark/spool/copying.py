@@ -66,6 +66,7 @@ _MAX_END_BYTES = 1 << 16
 _PENDING = (PENDING, UNINDEXED)
 _PORTION, _PORTION_BYTES = 1000, 8 << 20
 _READ_BYTES = 1 << 18
+_LONGEST_POLL_S = 3600.0  # the system takes 24 days at most
 _ENVIRONMENT = {"PATH", "LANG", "TZ", "LD_LIBRARY_PATH", "TMPDIR"}
 _END_S = 5.0  # how long a reader that was killed may take to end: it may hang in a file system of its user
 _PROGRAM = (
@@ -399,7 +400,7 @@ class _Pipe:
 
     def _fill(self) -> None:
         self.limits.check_time()
-        while not self._poll.poll(1000 * self.limits.deadline.remaining()):
+        while not self._poll.poll(1000 * min(self.limits.deadline.remaining(), _LONGEST_POLL_S)):
             self.limits.check_time()
         if not (more := os.read(self._file, _READ_BYTES)):
             raise SpoolError("the process that reads it ended without a report", remedy="Run the command again")

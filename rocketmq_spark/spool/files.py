@@ -314,7 +314,7 @@ def look_first(path: Path) -> str:
 def not_readable(path: Path) -> SpoolError:
     """Return the error for a folder that this user may not read."""
     try:
-        of = f"belongs to uid {path.stat().st_uid}"
+        of = f"belongs to uid {folders.owner_uid(path.stat())}"
     except OSError:  # a link into a folder that this user may not enter
         of = "belongs to an unknown user"
     return SpoolError(

@@ -25,7 +25,7 @@ def in_order(paths: Sequence[Path]) -> list[Path]:
 
 def _is_of_another(path: Path) -> bool:
     with contextlib.suppress(SpoolError):  # ``become_owner`` raises it again
-        return _owner(path).st_uid != os.geteuid()
+        return _owner(path) != os.geteuid()
     return False
 
 
@@ -43,9 +43,9 @@ def become_owner(path: Path) -> None:
     links or special files, if root cannot take the rights, or if it has taken those of another owner before.
     """
     owner = _owner(path)  # ``_check`` ensures that no other user can replace this folder before it is opened
-    if not folders.has_own_rights() and owner.st_uid != os.geteuid():
+    if not folders.has_own_rights() and owner != os.geteuid():
         raise SpoolError(
-            f"the spool in {path} is not used: it belongs to {folders.user(owner.st_uid)}, and this command has taken the "
+            f"the spool in {path} is not used: it belongs to {folders.user(owner)}, and this command has taken the "
             f"rights of {folders.user(os.geteuid())} for good, to use the spool of that user",
             remedy=f"Run the command again with that folder: {shlex.quote(str(path))}",
         )
@@ -55,26 +55,26 @@ def become_owner(path: Path) -> None:
             f"{folders.user(os.geteuid())}",
             remedy="Run the command as root or as that user",
         )
-    _check(path, owner.st_uid)
-    if os.geteuid() == folders.ROOT != owner.st_uid:
-        _take_rights(owner.st_uid, path)
+    _check(path, owner)
+    if os.geteuid() == folders.ROOT != owner:
+        _take_rights(owner, path)
     if not folders.has_own_rights() and not folders.is_readable(path):
         raise SpoolError(
-            f"root uses the spool in {path} with the rights of its owner, {folders.user(owner.st_uid)}, who may not read "
+            f"root uses the spool in {path} with the rights of its owner, {folders.user(owner)}, who may not read "
             "it there",
-            remedy=f"Let {folders.user(owner.st_uid)} run, not root: chmod u+rwx {shlex.quote(str(path))}. If a folder above "
+            remedy=f"Let {folders.user(owner)} run, not root: chmod u+rwx {shlex.quote(str(path))}. If a folder above "
             "keeps that user out, let its owner open it",
         )
     if (problem := folders.irregular_in(path, OF_OTHERS)) is not None:
         raise SpoolError(
             f"the spool in {path} is not used: {problem}, so it could lead to files of other users",
-            remedy=f"A spool has only files and folders: let {folders.user(owner.st_uid)} remove it, not root",
+            remedy=f"A spool has only files and folders: let {folders.user(owner)} remove it, not root",
         )
 
 
-def _owner(path: Path) -> os.stat_result:
+def _owner(path: Path) -> int:
     try:
-        return path.stat()
+        return folders.owner_uid(path.stat())
     except OSError as e:
         raise SpoolError(
             f"the spool in {path} cannot be opened: {e.strerror}", remedy="Look whether it has gone"

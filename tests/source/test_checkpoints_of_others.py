@@ -72,7 +72,7 @@ def test_root_starts_no_query_that_others_may_lead(
 ) -> None:
     owners.check_owner(str(checkpoint))
     planted(checkpoint, place, monkeypatch)
-    for location in (str(checkpoint), f"file:{checkpoint}", f"file://{checkpoint}", os.path.relpath(checkpoint)):
+    for location in (str(checkpoint), f"file:{checkpoint}", f"File://{checkpoint}", os.path.relpath(checkpoint)):
         with pytest.raises(
             OffsetError, match=r"root does not use the checkpoint .* may change .*what the query reads"
         ) as caught:

@@ -112,7 +112,7 @@ class Folder:
     def advice_to_owner(self, action: str) -> str:
         """Return an imperative clause: the owner of a local folder could lead root elsewhere, so root must not do it."""
         with suppress(OSError):
-            if self._is_local and (owner := os.stat(self._root_path).st_uid) != folders.reader():
+            if self._is_local and (owner := folders.owner_uid(os.stat(self._root_path))) != folders.reader():
                 return f"let {folders.user(owner)} {action}, not root"
         return action
 
@@ -210,12 +210,12 @@ class Folder:
         with ExitStack() as stack:
             if self._is_local:
                 with self._with_folder_name():
-                    owner = os.stat(self._root_path)
-                    self._check_replaceable(owner.st_uid)
-                    if os.geteuid() == folders.ROOT != owner.st_uid:
-                        stack.enter_context(folders.rights_of(owner.st_uid))
+                    owner = folders.owner_uid(os.stat(self._root_path))
+                    self._check_replaceable(owner)
+                    if os.geteuid() == folders.ROOT != owner:
+                        stack.enter_context(folders.rights_of(owner))
                         if not folders.is_readable(Path(self._root_path)):
-                            raise PermissionError(f"its owner, {folders.user(owner.st_uid)}, may not read it there")
+                            raise PermissionError(f"its owner, {folders.user(owner)}, may not read it there")
                     if (link := folders.link_in(Path(self._root_path))) is not None:
                         raise OffsetError(
                             f"{self.name} is not changed: {link} is a link, which could lead to files of other users",

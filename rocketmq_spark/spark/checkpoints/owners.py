@@ -21,6 +21,7 @@ from rocketmq_spark.spark.checkpoints.batch_notes import NOTES_FOLDER
 
 logger = logging.getLogger(__name__)
 
+_SCHEME = "file:"
 _WARNED_KEY = "checkpoints of others"
 # Folders whose files are checked, too. Of other folders only the folder itself is checked: the state may have a million files.
 _LOGS = ("offsets", "commits", NOTES_FOLDER)
@@ -74,14 +75,14 @@ def owner_of(location: str) -> int:
     """The uid of the owner of a checkpoint; root's if it is missing, or on another file system."""
     path = _local_path(location)
     with contextlib.suppress(OSError):
-        return folders.ROOT if path is None else path.stat().st_uid
+        return folders.ROOT if path is None else folders.owner_uid(path.stat())
     return folders.ROOT
 
 
 def _local_path(location: str) -> Path | None:
     """The path of a ``checkpointLocation``; None on another file system."""
-    if location.startswith("file:"):
-        return Path("/" + location.removeprefix("file:").lstrip("/"))
+    if location[: len(_SCHEME)].lower() == _SCHEME:  # for Hadoop, case does not matter
+        return Path("/" + location[len(_SCHEME) :].lstrip("/"))
     return None if "://" in location else Path(location).absolute()
 
 
