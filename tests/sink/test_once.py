@@ -525,10 +525,10 @@ def denied(*given: object) -> None:
 @pytest.mark.parametrize(
     ("question", "answer", "error"),
     [
-        ("broker.Brokers.sample", denied, AccessDenied),
-        ("broker.Brokers.log_states", lambda *given: {"broker-a": AccessDenied("no")}, AccessDenied),
-        ("broker.Brokers.is_proxy", lambda *given: True, OptionError),
-        ("pulls.RemotingPulls.compacted", lambda *given: True, OptionError),
+        ("offsets.RemotingOffsetReader.sample", denied, AccessDenied),
+        ("offsets.RemotingOffsetReader.log_states", lambda *given: {"broker-a": AccessDenied("no")}, AccessDenied),
+        ("offsets.RemotingOffsetReader.is_proxy", lambda *given: True, OptionError),
+        ("pull_source.RemotingPulls.compacted", lambda *given: True, OptionError),
     ],
 )
 def test_rights_and_kinds_are_checked_at_the_start(
