@@ -130,11 +130,15 @@ def test_links_of_folders_are_an_error_before_anything_changes(
     link.symlink_to(tmp_path / "theirs")
     if root:
         users.root_beside(monkeypatch, Path(query.name))
-    before = owners(tmp_path)
-    with pytest.raises(
-        OffsetError, match=f"{link} is a link|{link}(/0)? is not read: {place} is a link|{place} is a link"
-    ):
-        go(query, 1)
+    monkeypatch.setattr(folders, "user", "uid {} (Alice)".format)
+    before, owner = owners(tmp_path), Path(query.name).stat().st_uid
+    who, end = (f"Let uid {owner} (Alice) r", ", not root") if root else ("R", "")
+    for step in (lambda: go(query, 1), lambda: query.as_owner().__enter__()):
+        with pytest.raises(
+            OffsetError, match=f"{link} is a link|{link}(/0)? is not read: {place} is a link|{place} is a link"
+        ) as caught:
+            step()
+        assert caught.value.remedy == f"{who}eplace the link by the folder or file to which it leads{end}"
     assert owners(tmp_path) == before
 
 

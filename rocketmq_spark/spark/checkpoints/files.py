@@ -219,9 +219,7 @@ class Folder:
                     if (link := folders.link_in(Path(self._root_path))) is not None:
                         raise OffsetError(
                             f"{self.name} is not changed: {link} is a link, which could lead to files of other users",
-                            remedy=self.advice_to_owner(
-                                "replace the link by the folder or file to which it leads"
-                            ).capitalize(),
+                            remedy=self._remedy_of_link(),
                         )
             yield
 
