@@ -218,7 +218,7 @@ def _remove(path: Path) -> None:
     a process that has created the folder again. It is renamed first, with the lock: another process finds all of it or nothing.
     """
     emptied = path.with_name(f"{EMPTIED}{uuid.uuid4().hex}")
-    with held(path), _descriptor(path) as at:
+    with held(path), folders.inside(path.parent, (path.name,)) as at:
         db = Database(path, read_only=True)
         try:
             left = next(db.scan(RECORD, behind(RECORD)), None) or db.gaps or db.damage
@@ -237,7 +237,10 @@ _EMPTIED_MARK = "emptied"
 
 def _remove_emptied(path: Path) -> None:
     """Remove a folder that a process of this user has marked as emptied, the mark last."""
-    with contextlib.suppress(OSError), _descriptor(path) as at:  # another process removes it, too
+    with (
+        contextlib.suppress(OSError),
+        folders.inside(path.parent, (path.name,)) as at,
+    ):  # another process removes it, too
         entries = os.listdir(at)
         if entries and _EMPTIED_MARK not in entries:
             text = "%s is left alone: no process has marked it as empty. If it may have messages, rename it to %s…"
@@ -249,16 +252,6 @@ def _remove_emptied(path: Path) -> None:
             else:
                 os.unlink(name, dir_fd=at)
         path.rmdir()
-
-
-@contextlib.contextmanager
-def _descriptor(path: Path) -> Iterator[int]:
-    """The descriptor of a folder, which stays this folder whatever is renamed."""
-    at = os.open(path, os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
-        yield at
-    finally:
-        os.close(at)
 
 
 def _move(store: Store, into: Store, ahead_ms: int) -> Iterator[int]:
