@@ -154,7 +154,7 @@ class Turns:
             for target, window in self._windows.items()
             if target not in self._answering
             and window.pause_until_ms <= self._now_ms
-            and self._has_room(target, window)
+            and self._is_below_limit(target, window)
         ]
         room = max(0, self._left[True])
         if len(ready) > room:
@@ -180,14 +180,14 @@ class Turns:
     def has_room(self, target: str) -> bool:
         """Whether a record of the target may be handed out, however many slots new and failing targets have."""
         window = self._windows.get(target)
-        if not self._has_room(target, window):
+        if not self._is_below_limit(target, window):
             return False
         if self._answers(target, window):
             return self._used[target] < SHARE * self.free
         return window is None or window.pause_until_ms <= self._now_ms
 
     def _may_take(self, target: str, window: Window | None) -> bool:
-        if not self._has_room(target, window):
+        if not self._is_below_limit(target, window):
             return False
         if self._answers(target, window):
             return self._used[target] < SHARE * self.free
@@ -199,7 +199,7 @@ class Turns:
             return False
         return self.free > 0 and self._left[window is not None] > 0
 
-    def _has_room(self, target: str, window: Window | None) -> bool:
+    def _is_below_limit(self, target: str, window: Window | None) -> bool:
         if not self._answers(target, window):
             return not self._counts[target]
         return window is None or self._counts[target] < window.size
