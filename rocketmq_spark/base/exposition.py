@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import ipaddress
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,6 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rocketmq_spark.base import extras
+from rocketmq_spark.base.hosts import is_loopback
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
@@ -145,16 +145,10 @@ def _stop_reading(connection: socket.socket) -> None:
 
 def _is_meant(served: str, host: str | None) -> bool:
     """Whether the Host header is acceptable: any name for a machine's address, only loopback names for a loopback address."""
-    if not _is_loopback(served) or host is None:
+    if not is_loopback(served) or host is None:
         return True
     name = host if host.endswith("]") else host.rpartition(":")[0] or host
-    return _is_loopback(name.strip("[]"))
-
-
-def _is_loopback(name: str) -> bool:
-    with contextlib.suppress(ValueError):
-        return ipaddress.ip_address(name).is_loopback
-    return name == "localhost"
+    return is_loopback(name.strip("[]"))
 
 
 _Failures = type[Exception] | tuple[()]

@@ -10,7 +10,6 @@ import contextlib
 import enum
 import errno
 import functools
-import ipaddress
 import select
 import socket
 import ssl
@@ -23,6 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
+from rocketmq_spark.base import hosts
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.tls_files import Reloaded
 from rocketmq_spark.errors import CallTimeout, CertificateRefused, ConnectionLost, OptionError, RocketMQError
@@ -103,13 +103,7 @@ def parse_address(address: str) -> tuple[str, int]:
 
 def is_loopback(address: str) -> bool:
     """Whether ``host:port`` is ``localhost`` or an address of the loopback interface. Other names are not resolved."""
-    host = address.rpartition(":")[0].removeprefix("[").removesuffix("]")
-    try:
-        ip = ipaddress.ip_address(host)
-    except ValueError:
-        return host.lower() == "localhost"
-    mapped_v4 = ip.ipv4_mapped if isinstance(ip, ipaddress.IPv6Address) else None
-    return (mapped_v4 or ip).is_loopback
+    return hosts.is_loopback(address.rpartition(":")[0].removeprefix("[").removesuffix("]"))
 
 
 # The same file can have any number of paths, and the context of large files takes several megabytes.
