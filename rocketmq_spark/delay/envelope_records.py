@@ -27,7 +27,7 @@ from rocketmq_spark.delay import release
 from rocketmq_spark.delay.commits import REQUEST_S
 from rocketmq_spark.delay.release import PROBLEM, HasEnvelopes, Seen, has_default_name, newest_before
 from rocketmq_spark.errors import DecodeError, MessageRefused, OffsetError, RocketMQError, SpoolError, SpoolFull
-from rocketmq_spark.model import Message, MessageQueue, QueueBounds, ReceivedMessage, Resent, SpooledSend
+from rocketmq_spark.model import Message, MessageQueue, QueueBounds, ReceivedMessage, SpooledSend
 from rocketmq_spark.ports import GroupMember
 from rocketmq_spark.producer.encoding import Prepared, single_request
 from rocketmq_spark.producer.settings import ProducerSettings
@@ -290,22 +290,18 @@ def trade(
 
 
 def letter(
-    settings: ProducerSettings,
-    dead_topic: str,
-    send_of: Callable[[Record], SpooledSend],
-    record: Record,
-    failure: Resent,
-) -> SpooledSend | Resent | None:
-    """The send of a message to ``dead_topic`` that was given up, with its topic and the reason as properties. None if its
-    properties leave no room for these two. If it was to go there anyway, its failure is that of its dead letter.
+    settings: ProducerSettings, dead_topic: str, send_of: Callable[[Record], SpooledSend], record: Record, reason: str
+) -> SpooledSend | None:
+    """The send of a message to ``dead_topic`` that was given up, with its topic and the reason as properties. None if it was to
+    go there anyway, or if its properties leave no room for these two.
     """
     given_up = send_of(record)
     if given_up.topic == dead_topic:
-        return failure
+        return None
     properties = {
         **decode_properties(given_up.request.properties),
         release.TOPIC: given_up.topic,
-        PROBLEM: release.reason_text(failure.error or ""),
+        PROBLEM: release.reason_text(reason),
     }
     try:
         text = encode_properties(properties, SINGLE_MAX_PROPERTIES)

@@ -33,15 +33,12 @@ GATHER_S = 0.005
 CROWDED_MS = 50
 # After a failure of the store, such as a full disk.
 TROUBLE_S = 1.0
-# The target of all dead letters. It has no records in the store.
-LETTERS = "dead letters"
 
 
 # Handles one record, or several records of a lane that are sent together.
 Handler = Callable[[Sequence[Record], Callable[[Resent], None]], None]
-# Sends the dead letter of a record that is given up after this result; False if it has none. If the record's own send was its
-# dead letter, calls back with the same result.
-LetterHandler = Callable[[Record, Resent, Callable[[Resent], None]], bool]
+# Sends the dead letter of a record that is given up, with the reason; False if it has none.
+LetterHandler = Callable[[Record, str, Callable[[Resent], None]], bool]
 
 
 class RecordResult(NamedTuple):
@@ -63,8 +60,7 @@ class Redelivery:
 
     With ``letters``, the dead letter of a record that is given up is sent, and the record is deleted. If the letter is
     permanently rejected, the record stays as a dead one. If it fails for a temporary reason, the record is tried once more after
-    the schedule's last pause, and then its letter. Letters that are out occupy slots of the target ``LETTERS``. While that has
-    none for a further letter, the record goes back into the store until the schedule's next step.
+    the schedule's last pause, and then its letter.
     """
 
     def __init__(
@@ -221,7 +217,8 @@ class Redelivery:
         with self._changing:
             if self._held:
                 return None
-            turns = self._targets.turns(self._out_records(), steady_ms, MAX_OUT_BYTES)
+            out = [OutRecord(work.record.target, work.size) for work in self._out.values()]
+            turns = self._targets.turns(out, steady_ms, MAX_OUT_BYTES)
             crowded_ms = 0
             if turns.free < self._least and len(self._out) > len(self._ended):
                 crowded_ms = self._handed_ms + CROWDED_MS - steady_ms
@@ -245,13 +242,6 @@ class Redelivery:
         left_ms = [at_ms - steady_ms for at_ms in waits if at_ms is not None]
         left_ms += [] if first_ms is None else [first_ms - now_ms]
         return max(0.0, min(left_ms) / 1000) if left_ms else None
-
-    def _out_records(self, without: Collection[int] = ()) -> list[OutRecord]:
-        return [
-            OutRecord(LETTERS if sequence in self._with_letter else work.record.target, work.size)
-            for sequence, work in self._out.items()
-            if sequence not in without
-        ]
 
     def _try(self, work: Work) -> None:
         with self._changing:
@@ -297,7 +287,7 @@ class Redelivery:
             self.wake(self._gather_s)
 
         try:
-            is_out = self._letters(ended.work.record, ended.resent, end)
+            is_out = self._letters(ended.work.record, ended.resent.error or "", end)
         except Exception as e:  # as in ``_try``
             logger.exception("the dead letter of record %d failed", sequence)
             end(Resent(None, f"{type(e).__name__}: {e}"))
@@ -313,30 +303,12 @@ class Redelivery:
                 ended = list(self._ended.values())
             if not ended:
                 return
-            now_ms, steady_ms = self._clock(), self._timer.now_ms()
-            settled: list[tuple[RecordResult, Verdict]] = []
-            with self._changing:
-                out = self._out_records(without={each.work.due.sequence for each in ended})
-                failing = {record.target for record in out}
-                for each in ended:  # first, because these results limit further letters
-                    if each.letter is not None:  # a rejection is an answer
-                        letter = each.letter if each.letter.passing else Resent()
-                        self._note_target(LETTERS, letter, steady_ms, failing)
-                turns = self._targets.turns(out, steady_ms, MAX_OUT_BYTES)
+            now_ms, steady_ms, settled = self._clock(), self._timer.now_ms(), []
             for each in ended:
                 verdict = self._verdict(each, now_ms)
                 if isinstance(verdict, Dead) and self._store.is_kept(each.work):
-                    if each.letter is None and self._letters is not None:
-                        if not turns.has_room(LETTERS):
-                            reason = f"{verdict.reason}; its dead letter waits for those of others"
-                            due_ms = self._schedule.due_ms(each.work.state.tries + 1, now_ms)
-                            settled.append((each, RetryLater(due_ms or self._last_step_ms(now_ms), reason)))
-                            continue
-                        if self._send_letter(each):
-                            turns.took(LETTERS, each.work.size)
-                            with self._changing:
-                                self._note(each, steady_ms, failing)
-                            continue
+                    if each.letter is None and self._send_letter(each):
+                        continue
                     logger.error(
                         "record %d of the spool in %s is given up%s: %s", each.work.due.sequence, self._store.path,
                         ", and a topic has its dead letter" if verdict.is_sent else "", verdict.reason,
@@ -346,11 +318,9 @@ class Redelivery:
             with self._changing:
                 for each, _ in settled:
                     del self._ended[each.work.due.sequence], self._out[each.work.due.sequence]
+                failing = {work.record.target for work in self._out.values()}
                 for each, _ in settled:
-                    if each.letter is None:
-                        self._note(each, steady_ms, failing)
-                    if not self._store.holds(each.work.record.lane):
-                        self.runs.forget(each.work.record.lane)
+                    self._note(each, steady_ms, failing)
                 if not len(self._store):
                     self._silences.forget()
                     self._targets.forget_failures()
@@ -369,34 +339,26 @@ class Redelivery:
         if letter is None or letter.error is None:
             return Dead(resent.error, is_sent=letter is not None)
         reason = f"{resent.error}; its dead letter is not sent: {letter.error}"
-        if letter is resent:
-            reason = resent.error
         if letter.passing:
-            return RetryLater(self._last_step_ms(now_ms), reason)
+            return RetryLater(now_ms + round(1000 * self._schedule.steps_s[-1]), reason)
         return Dead(reason)
 
-    def _last_step_ms(self, now_ms: int) -> int:
-        return now_ms + round(1000 * self._schedule.steps_s[-1])
-
     def _note(self, ended: RecordResult, now_ms: int, failing: set[str]) -> None:
-        """Note the result of a record, without that of its dead letter; see ``_note_target``."""
+        """Note a result. Of attempts for a target that were out together, only the last failure counts: ``failing`` are targets
+        with attempts that are still out, or whose failure was counted. ``now_ms`` is that of the timer.
+        """
         work, resent = ended.work, ended.resent
         self.runs.ended(work.record.lane, 1 + len(work.behind), resent.error is None, not resent.passing)
+        if not self._store.holds(work.record.lane):
+            self.runs.forget(work.record.lane)
+        target = work.record.target
         if resent.error is None:
             self.delivered += 1 + len(work.behind)
-        elif resent.passing:
-            self._silences.failed(work.record.target, now_ms, ended.since_ms)
-        self._note_target(work.record.target, resent, now_ms, failing)
-
-    def _note_target(self, target: str, resent: Resent, now_ms: int, failing: set[str]) -> None:
-        """Note the result of an attempt. Of attempts for a target that were out together, only the last failure counts:
-        ``failing`` are targets with attempts that are still out, or whose failure was counted. ``now_ms`` is that of the timer.
-        """
-        if resent.error is None:
             self._targets.succeeded(target, now_ms)
         elif resent.passing:
             self._targets.failed(target, now_ms, target not in failing)
             failing.add(target)
+            self._silences.failed(target, now_ms, ended.since_ms)
         else:
             self._targets.answered([target], now_ms)
 

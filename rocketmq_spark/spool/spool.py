@@ -270,14 +270,14 @@ def _monotonic_ms() -> int:
 class RedeliveryPolicy(NamedTuple):
     """How records are sent again: a decoder for each kind, the number of records that may be out at once, and the schedule after
     failures. ``notes`` returns the notes that are written with stored sends, and ``letter`` the send of the dead letter of a
-    record that is given up after a result; None if there is none, and the result if the record's own send was its dead letter.
+    record that is given up, with the reason; None if there is none.
     """
 
     sends: Mapping[str, Callable[[Record], SpooledSend]]
     max_out: int = MAX_OUT
     schedule: Schedule = Schedule()
     notes: Callable[[Sequence[SpooledSend]], Mapping[bytes, bytes]] | None = None
-    letter: Callable[[Record, Resent], SpooledSend | Resent | None] | None = None
+    letter: Callable[[Record, str], SpooledSend | None] | None = None
 
 
 SENDS = RedeliveryPolicy({SEND_KIND: send_of})
@@ -431,13 +431,11 @@ class SendSpool:
         send = sends[0] if len(sends) == 1 else self._resender.joined(sends)
         self._resender.resend(send, functools.partial(self._resent, done))
 
-    def _send_letter(self, record: Record, failure: Resent, done: Callable[[Resent], None]) -> bool:
-        found = None if self._letter is None else self._letter(record, failure)
-        if isinstance(found, Resent):
-            done(found)
-        elif found is not None:
-            self._resender.resend(found, done)
-        return found is not None
+    def _send_letter(self, record: Record, reason: str, done: Callable[[Resent], None]) -> bool:
+        send = None if self._letter is None else self._letter(record, reason)
+        if send is not None:
+            self._resender.resend(send, done)
+        return send is not None
 
     def _resent(self, done: Callable[[Resent], None], resent: Resent) -> None:
         done(resent)

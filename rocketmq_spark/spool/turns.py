@@ -177,15 +177,6 @@ class Turns:
         self.refused.add(target)
         return False
 
-    def has_room(self, target: str) -> bool:
-        """Whether a record of the target may be handed out, however many slots new and failing targets have."""
-        window = self._windows.get(target)
-        if not self._is_below_limit(target, window):
-            return False
-        if self._answers(target, window):
-            return self._used[target] < SHARE * self.free
-        return window is None or window.pause_until_ms <= self._now_ms
-
     def _may_take(self, target: str, window: Window | None) -> bool:
         if not self._is_below_limit(target, window):
             return False

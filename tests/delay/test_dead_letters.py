@@ -169,34 +169,12 @@ def test_what_was_for_the_topic_of_dead_letters_goes_there_once(world: World) ->
     assert node.store.totals.dead == 1
 
 
-@pytest.mark.parametrize("body", [b"no envelope", envelope("m", 1, "SCHEDULE_TOPIC_XXXX")])
-def test_bad_envelopes_wait_for_the_dead_letter_topic(world: World, body: bytes) -> None:
-    node = world.node("a")
-    node.sends.answer = answers(Resent(ONE), AWAY)
-    world.topic.put(body)
-    for _ in range(100):
-        node.turn(ONE)
-        world.time.advance(60)
-    assert (len(node.store), node.store.totals.dead, world.offsets()[0]) == (1, 0, 0)
-    attempts = len(node.sends.sent)
-    for _ in range(60):
-        world.time.advance(60)
-    assert len(node.sends.sent) == attempts + 2
-    node.sends.answer = answers(Resent(ONE), Resent(ONE))
-    for _ in range(31):
-        node.turn(ONE)
-        world.time.advance(60)
-    assert (node.store.totals.all_bytes, world.offsets()[0]) == (0, 1)
-
-
 @pytest.mark.parametrize("size", [31_000, 32_500])
 def test_a_letter_whose_properties_have_no_room_stays_on_the_disk(size: int) -> None:
     data = Envelope("orders", START_MS, "m", START_MS, 0, f"a\x01{'x' * size}\x02", b"b").pack()
     send_of = envelope_records.sending(ProducerSettings(group="g"), "dead")
     record = Record(envelope_records.KIND, data, START_MS)
-    found = envelope_records.letter(
-        ProducerSettings(group="g"), "dead", send_of, record, Resent(None, "r" * 5000 + "\x02\n")
-    )
+    found = envelope_records.letter(ProducerSettings(group="g"), "dead", send_of, record, "r" * 5000 + "\x02\n")
     assert (found is None) == (size > 32_000)
-    if isinstance(found, SpooledSend):
+    if found is not None:
         assert decode_properties(found.request.properties)["delayProblem"] == "r" * 1000

@@ -8,7 +8,7 @@ from pathlib import Path
 from rocketmq_spark.model import Resent
 from rocketmq_spark.spool.lanes import Schedule
 from rocketmq_spark.spool.records import Record
-from rocketmq_spark.spool.redelivery import MAX_OUT, LetterHandler, Redelivery
+from rocketmq_spark.spool.redelivery import MAX_OUT, Redelivery
 from rocketmq_spark.spool.store import Store
 from tests.producer.scripted import ManualTimer, Time
 
@@ -22,9 +22,7 @@ def record(payload: bytes, kind: str = "k", target: str = "", lane: bytes = b"",
 class Bench:
     """A redelivery of one kind, ``k``. ``works`` says whether a try succeeds; ``tried`` are seconds and payloads."""
 
-    def __init__(
-        self, path: Path, schedule: Schedule | None = None, max_out: int = MAX_OUT, letters: LetterHandler | None = None
-    ) -> None:
+    def __init__(self, path: Path, schedule: Schedule | None = None, max_out: int = MAX_OUT) -> None:
         self.time = Time()
         self.start = self.time.now
         self.step_ms = 0  # by which the machine's clock was set
@@ -34,11 +32,8 @@ class Bench:
         self.joins: Callable[[Record, Record], bool] = lambda head, other: False
         self.works: Callable[[Record], Resent] = lambda one: Resent()
         self.waiting: list[Callable[[Resent], None]] | None = None  # a list holds answers back
-        self.timer = ManualTimer(self.time)
-        self.answer_s = 0.0  # until a handler has its result
-        self.redelivery = Redelivery(
-            self.store, {"k": self._handle}, self.now_ms, self.timer, schedule, max_out, letters
-        )
+        timer = ManualTimer(self.time)
+        self.redelivery = Redelivery(self.store, {"k": self._handle}, self.now_ms, timer, schedule, max_out)
         self.redelivery.runs.joins = lambda head: lambda other: self.joins(head, other)
 
     def now_ms(self) -> int:
@@ -55,11 +50,7 @@ class Bench:
         if self.waiting is not None:
             self.waiting.append(done)
         else:
-            result = next((bad for bad in map(self.works, records) if bad.error is not None), Resent())
-            if self.answer_s:
-                self.timer.later(self.answer_s, lambda: done(result))
-            else:
-                done(result)
+            done(next((bad for bad in map(self.works, records) if bad.error is not None), Resent()))
 
     @property
     def seconds(self) -> list[float]:
