@@ -199,7 +199,7 @@ def test_letters_that_wait_are_sent_by_the_next_process(bench: Bench) -> None:
 
 def test_what_has_no_room_for_a_letter_does_not_wait(bench: Bench) -> None:
     for i in range(20):
-        bench.add(f"b{i}", 1, "bad", f"a\x01{'x' * 32_740}\x02" if i % 2 else "")
+        bench.add(f"b{i}", 1, "bad", f"a\x01{'x' * 32_480}\x02" if i % 2 else "")
     bench.time.advance(20)
     assert (bench.store.totals.dead, len(bench.store)) == (10, 10)
 
