@@ -173,8 +173,8 @@ def _warn_of_foreign(path: Path, reason: object, count: int = 1) -> None:
 
 
 def _opened(folder: Path, path: Path, make: Callable[[Path], Store]) -> Store:
-    """Open the store of a dead process in ``folder``, without the mark that it was emptied. A power cut may have kept the mark and
-    not the new name: then whoever may rename the store's folder could have it removed.
+    """Open the store of a dead process in ``folder``, without the mark that it was emptied. A power cut may have kept the mark
+    and not the new name: then whoever may rename the store's folder could have it removed.
     """
     store = make(path)
     if path == folder:  # which is never removed
