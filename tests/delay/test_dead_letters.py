@@ -172,7 +172,7 @@ def test_what_was_for_the_topic_of_dead_letters_goes_there_once(world: World) ->
 
 
 @pytest.mark.parametrize("body", [b"no envelope", envelope("m", 1, "SCHEDULE_TOPIC_XXXX")])
-def test_what_cannot_be_delivered_waits_for_the_topic_of_dead_letters(world: World, body: bytes) -> None:
+def test_bad_content_waits_for_the_topic_of_dead_letters(world: World, body: bytes) -> None:
     node = world.node("a")
     node.sends.answer = answers(Resent(ONE), AWAY)
     world.topic.put(body)

@@ -263,7 +263,7 @@ def test_only_a_folder_that_is_marked_as_emptied_is_removed(tmp_path: Path, capl
     mine.close()
 
 
-def test_a_folder_that_is_used_again_has_no_mark_of_an_emptied_one(tmp_path: Path) -> None:
+def test_a_folder_that_is_used_again_loses_a_stale_mark(tmp_path: Path) -> None:
     """After a power cut, the mark may be there and the new name may not. Who may rename the folder could have it removed."""
     fill(tmp_path / "worker-1", 3)
     (tmp_path / "worker-1" / "emptied").touch()

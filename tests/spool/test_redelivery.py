@@ -241,7 +241,7 @@ def test_what_failed_while_others_succeed_is_tried_again_soon_and_not_by_its_own
 
 
 @pytest.mark.parametrize("page", [1, 1000])
-def test_a_call_while_another_one_of_the_target_runs_is_not_forgotten(
+def test_a_call_while_another_one_runs_is_not_forgotten(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, page: int
 ) -> None:
     monkeypatch.setattr(redelivery, "PAGE", page)
@@ -253,23 +253,25 @@ def test_a_call_while_another_one_of_the_target_runs_is_not_forgotten(
         calls.append(args)
         if len(calls) == 1:
             bench.add(record(b"c", target="t"), after_s=900)
-            bench.redelivery._call({"t"})
+            bench.redelivery.failed("t")
+            bench.time.now += 4  # the next call may be 3 s after the failure
+            bench.redelivery.answered(["t"])
         return found
 
     monkeypatch.setattr(bench.store, "hasten", hastened)
-    bench.redelivery._call({"t"})
-    bench.redelivery.wake()
+    bench.redelivery.failed("t")
+    bench.redelivery.answered(["t"])
     bench.time.advance(1)
+    bench.time.advance(5)
     assert sorted(bench.payloads) == [b"a", b"b", b"c"]
-    assert not bench.redelivery._called
 
 
 def test_a_call_whose_write_failed_is_repeated(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.add(record(b"a", target="t"), after_s=1000)
     with monkeypatch.context() as patched:
         patched.setattr(bench.store, "hasten", raising(SpoolError("full")))
-        bench.redelivery._call({"t"})
-        bench.redelivery.wake()
+        bench.redelivery.failed("t")
+        bench.redelivery.answered(["t"])
         bench.time.advance(0.5)
     assert "full" in (bench.redelivery.trouble or "")
     bench.time.advance(2)
