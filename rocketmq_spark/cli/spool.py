@@ -8,6 +8,7 @@ import base64
 import contextlib
 import functools
 import json
+import os
 import shlex
 import signal
 import sys
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import click
 
+from rocketmq_spark.base import folders, terminal
 from rocketmq_spark.base.clock import Deadline, utc_text
 from rocketmq_spark.base.process import dedicate, on_signals
 from rocketmq_spark.base.threads import Latch
@@ -43,7 +45,8 @@ class _Closable(Protocol):
 
 _Opened = TypeVar("_Opened", bound=_Closable)
 
-_FOLDER = click.argument("folder", type=click.Path(path_type=Path))
+# Absolute: ``become_owner`` changes the current folder.
+_FOLDER = click.argument("folder", type=click.Path(path_type=Path), callback=lambda _, __, folder: folder.absolute())
 _SUMMARY = {
     "path": "SPOOL",
     "depth": "WAITING",
@@ -61,6 +64,8 @@ def spool() -> None:
 
     FOLDER is a spool, or a spoolDir that contains the spools of workers.
     """
+    if os.geteuid() == folders.ROOT:
+        terminal.in_follower()  # ``become_owner`` gives it up
 
 
 @spool.command()

@@ -38,6 +38,7 @@ from rocketmq_spark.spool.spool import SpoolReading, record_of
 from rocketmq_spark.spool.store import Store
 from tests import users
 from tests.spool.bench import record
+from tests.test_terminal import OnTerminal
 
 NOW_MS = 10**13
 
@@ -771,6 +772,41 @@ def test_root_needs_no_other_file_while_a_spool_is_open(tmp_path: Path, command:
     assert done.returncode == (command == "send"), done.stderr
     assert done.stderr.splitlines()[-1] == "late:", done.stderr
     assert str(spool) in done.stdout
+
+
+OPENED = """
+import os, sys
+from pathlib import Path
+import pytest
+from rocketmq_spark.cli.command import app
+from rocketmq_spark.spool.database import Database
+from tests import users
+spool = Path(sys.argv[1])
+users.root_beside(pytest.MonkeyPatch(), spool)
+real = Database._opened
+def opened(*given):
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR))
+        print("has a terminal")
+    except OSError as e:
+        print("opened in", os.getcwd(), e.strerror)
+    return real(*given)
+Database._opened = opened
+os.chdir(spool.parent)
+app(["spool", sys.argv[2], spool.name, *sys.argv[3:]])
+"""
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_links_of_the_owner_lead_neither_to_the_terminal_nor_to_the_current_folder(
+    tmp_path: Path, command: str
+) -> None:
+    """``/dev/tty`` and ``/proc/self/cwd/secret``. The command leads the session, as in a container, and FOLDER is relative."""
+    shell = OnTerminal(sys.executable, "-c", OPENED, str(fill(tmp_path / "worker-1")), command, *COMMANDS[command])
+    assert shell.end() == (command == "send"), shell.text
+    assert "opened in / No such device or address" in shell.text
+    assert "has a terminal" not in shell.text
+    assert str(tmp_path / "worker-1") in shell.text
 
 
 def test_files_that_root_may_read_are_read_before_spools_are_opened(
