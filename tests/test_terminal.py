@@ -85,7 +85,7 @@ def program(*steps: str) -> list[str]:
     return [sys.executable, "-c", PROGRAM, *steps]
 
 
-def test_a_process_that_gives_its_terminal_up_writes_on_and_ends_with_ctrl_c() -> None:
+def test_a_process_without_its_terminal_still_ends_with_ctrl_c() -> None:
     """As a shell starts it, which keeps the terminal."""
     script = 'trap : INT; "$@"; echo "code $?"; : </dev/tty && echo kept'
     shell = OnTerminal("sh", "-c", script, "sh", *program("leave")).until("ready").type(b"\x03")
@@ -102,7 +102,7 @@ def test_a_leader_is_not_ended_when_it_gives_the_terminal_up() -> None:
 
 
 @pytest.mark.parametrize(("by", "code"), [("\x03", 7), ("SIGTERM", 5)])
-def test_a_leader_continues_in_a_child_that_ends_like_one_process(by: str, code: int) -> None:
+def test_a_leader_continues_in_a_child_and_ends_as_it_does(by: str, code: int) -> None:
     leader = OnTerminal(*program("in_follower", "leave")).until("ready")
     if by == "SIGTERM":
         os.kill(leader.pid, signal.SIGTERM)

@@ -798,9 +798,7 @@ app(["spool", sys.argv[2], spool.name, *sys.argv[3:]])
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_links_of_the_owner_lead_neither_to_the_terminal_nor_to_the_current_folder(
-    tmp_path: Path, command: str
-) -> None:
+def test_links_lead_neither_to_terminal_nor_current_folder(tmp_path: Path, command: str) -> None:
     """``/dev/tty`` and ``/proc/self/cwd/secret``. The command leads the session, as in a container, and FOLDER is relative."""
     shell = OnTerminal(sys.executable, "-c", OPENED, str(fill(tmp_path / "worker-1")), command, *COMMANDS[command])
     assert shell.end() == (command == "send"), shell.text
