@@ -33,6 +33,7 @@ from rocketmq_spark.spool.owner_reader import DERIVED, END, FRAME
 from rocketmq_spark.spool.pending import migrate
 from rocketmq_spark.spool.records import (
     DEAD,
+    LASTING,
     LOST_OWNER,
     MOST,
     MOST_MARKS,
@@ -101,13 +102,18 @@ class CopyLimits:
 
 
 class Copied(NamedTuple):
-    """The number of records in a copy, that of entries left out by reason, whether the source is damaged, and its warnings."""
+    """The number of records in a copy, that of entries left out by reason, whether the source is damaged, and its warnings.
+
+    ``notes`` counts the notes of a node of the delay service that were not copied: nobody who looks at the copy could tell
+    whether all that they say was read is there. Without them, a node reads its queues again.
+    """
 
     waiting: int
     dead: int
     left_out: Mapping[str, int]
     is_damaged: bool
     warnings: list[str]
+    notes: int = 0
 
 
 @contextlib.contextmanager
@@ -194,7 +200,7 @@ def _copied(path: Path, db: Database, pipe: _Pipe) -> Copied:
     derived = derive(db, Salvaged(path, counted=False) if end.is_damaged else None)
     checked.count_states_without_record(derived.lost)
     totals = stored_totals(db) or Totals()
-    return Copied(totals.depth, totals.dead, dict(checked.left_out), end.is_damaged, end.warnings)
+    return Copied(totals.depth, totals.dead, dict(checked.left_out), end.is_damaged, end.warnings, checked.notes)
 
 
 def _write(db: Database, portion: list[tuple[bytes, bytes]], space: FreeSpace) -> None:
@@ -224,6 +230,7 @@ class CheckedEntries:
     def __init__(self) -> None:
         self.left_out: Counter[str] = Counter()
         self.records = self.dead = 0  # the number of records in the source, and of dead ones that are copied
+        self.notes = 0  # the number of notes that are not copied
         self.owner: SpoolOwner | None = None
         # How many bytes ``derive`` holds for the last record beside its entry.
         self.derived_bytes = 0
@@ -246,6 +253,9 @@ class CheckedEntries:
             self.left_out[reason] += 1
             if area == RECORD and len(key) == len(numbered(RECORD, 0)):
                 self._unread.add(sequence_of(key))
+            return None
+        if area == NOTE and not key.startswith(NOTE + LASTING):
+            self.notes += bool(value)  # an empty one has no meaning
             return None
         self.dead += area == DEAD
         if value is None or area in OWNER:

@@ -256,7 +256,10 @@ def test_a_delay_node_does_not_use_the_folder_of_another_user(tmp_path: Path, mo
     (data := tmp_path / "data").mkdir()
     users.give_away(monkeypatch, data)
     monkeypatch.setattr(session, "ensure_topic", lambda *_: None)
-    with pytest.raises(SpoolError, match=rf"is not used: {data} belongs .* Name a new folder in it, .*: {data}/spool"):
+    remedy = (
+        rf"a new folder in it, .*: {data}/spool\b.* start the node with the copy, .* delay serve --data ~/data-copy$"
+    )
+    with pytest.raises(SpoolError, match=rf"is not used: {data} belongs .*{remedy}"):
         open_node(NodeSettings(data), name_server="127.0.0.1:1")
     session.close_all()
 
