@@ -18,6 +18,7 @@ import json
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import tempfile
 import uuid
@@ -80,7 +81,7 @@ def _check(data: Path) -> None:
     """Create a data folder if it is missing, and take the right to write to it, and to the files of clusters in it, from others.
 
     Raises ``LocalBrokerError`` if another user owns one of these files, or may still change one: that user could change the
-    configuration of the servers, or lead them to other files.
+    configuration of the servers, or lead them to other files. Also if others could have moved these folders there.
     """
     folders.make(data)
     problem = _problem(data)
@@ -96,9 +97,16 @@ def _problem(data: Path) -> str | None:
     """Close the folder, then what is in it, and only then look: what is found cannot change any more."""
     if (found := folders.foreign(data)) is not None:
         return str(found)
+    before = data.stat()
     if not folders.close(data):
         return f"others may write to {data}"
-    places = [data / name for name in os.listdir(data) if name in _NAMES or name.startswith(_PREFIXES)]
+    places = [data / name for name in sorted(os.listdir(data)) if name in _NAMES or name.startswith(_PREFIXES)]
+    if places and folders.others_may_write(before) and not before.st_mode & stat.S_ISVTX:
+        data.chmod(stat.S_IMODE(before.st_mode))  # the next start must find this, too
+        return (
+            f"others may write to it, and may have moved a folder of yours to {places[0]}, where servers delete and replace "
+            "files: look whether all there is of a cluster"
+        )
     for place in places:
         if (found := folders.foreign(place)) is not None:
             return str(found)
@@ -108,6 +116,8 @@ def _problem(data: Path) -> str | None:
             return str(found)
         if (exposure := next(folders.exposures_in(place, (), os.geteuid()), None)) is not None:
             return f"{exposure.who} may write to {exposure.path}"
+        if (problem := folders.irregular_in(place)) is not None:
+            return f"{problem}, to which servers would write"
     return None
 
 
