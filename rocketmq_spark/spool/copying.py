@@ -169,7 +169,7 @@ def copy_spool(path: Path, into: Path, limits: CopyLimits, reader: PythonCall | 
     path = path.absolute()
     try:
         limits.check_time()  # there may be very many spools
-        with contextlib.closing(Database(into)) as db, _reading(reader or _reader(path), limits) as pipe:
+        with contextlib.closing(Database(into)) as db, _reading(path, reader or _reader(path), limits) as pipe:
             return _copied(path, db, pipe)
     except SpoolError as e:
         shutil.rmtree(into, ignore_errors=True)
@@ -427,13 +427,37 @@ def _reader(path: Path) -> PythonCall:
 
 
 @contextlib.contextmanager
-def _reading(reader: PythonCall, limits: CopyLimits) -> Iterator[_Pipe]:
+def _reading(path: Path, reader: PythonCall, limits: CopyLimits) -> Iterator[_Pipe]:
     """Start a reader, and kill it at the end of the block. It has no terminal, into which its user could type commands."""
     none, pipe = subprocess.DEVNULL, subprocess.PIPE
-    process = subprocess.Popen(**reader, stdin=none, stdout=pipe, stderr=none, start_new_session=True)
+    with _temporary_folder(path) as temporary:
+        call: PythonCall = {**reader, "env": {**reader["env"], "TMPDIR": str(temporary)}}
+        process = subprocess.Popen(**call, stdin=none, stdout=pipe, stderr=none, start_new_session=True)
+        with _killed_at_end(process) as file:
+            yield _Pipe(file, limits)
+
+
+@contextlib.contextmanager
+def _temporary_folder(path: Path) -> Iterator[Path]:
+    """A folder for the temporary files of a reader, which are messages, and stay if it is killed."""
+    made = Path(tempfile.mkdtemp(prefix="rocketmq-spark-reader-"))
+    try:
+        if os.geteuid() == folders.ROOT:
+            with contextlib.suppress(
+                OSError
+            ):  # without the capability, the reader cannot take the owner's rights either
+                os.chown(made, folders.owner_uid(path.stat()), -1)
+        yield made
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _killed_at_end(process: subprocess.Popen[bytes]) -> Iterator[int]:
+    """Yield the descriptor of what the process writes."""
     assert process.stdout is not None
     try:
-        yield _Pipe(process.stdout.fileno(), limits)
+        yield process.stdout.fileno()
     finally:
         with contextlib.suppress(OSError):  # it has ended
             os.killpg(process.pid, signal.SIGKILL)

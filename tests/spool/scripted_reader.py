@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+import tempfile
 from pathlib import Path
 
 from rocketmq_spark.base.process import PythonCall, python
@@ -28,7 +29,7 @@ from rocketmq_spark.spool.records import (
 from tests.spool.bench import record
 
 # For statements.
-USED = (LASTING, os, signal, MAX_KEY_BYTES, MAX_VALUE_BYTES, PendingPlace, ordered)
+USED = (LASTING, tempfile, os, signal, MAX_KEY_BYTES, MAX_VALUE_BYTES, PendingPlace, ordered)
 
 STATE = RecordState(1, 2, "reason").encode()
 ENTRIES: list[tuple[bytes, bytes]] = [

@@ -9,6 +9,7 @@ import os
 import random
 import signal
 import subprocess
+import tempfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -431,6 +432,34 @@ def test_the_reader_gets_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     [environment] = started
     assert environment["LC_ALL"] == "C"
     assert "s" not in environment.values()
+
+
+@pytest.mark.parametrize("after", [ENDLESS % "b'n', b'x' * 5000", "os.kill(os.getpid(), signal.SIGKILL)"])
+def test_a_reader_that_is_killed_leaves_no_messages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: str
+) -> None:
+    """Its temporary files are logs of the spool."""
+    (temporary := tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    used = f"assert tempfile.mkdtemp().startswith({str(temporary)!r})"
+    with pytest.raises(SpoolError, match=r"more than 100000 bytes|ended without a report"):
+        copy_spool(tmp_path / "source", tmp_path / "copy", limits(60, 100_000), reader(used, after))
+    assert not [*temporary.iterdir()]
+
+
+def test_the_temporary_files_of_a_reader_are_the_owners(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    uids: list[int] = []
+
+    def start(*, env: dict[str, str], **_: object) -> None:
+        uids.append(os.stat(env["TMPDIR"]).st_uid)
+        raise SpoolError("enough")
+
+    users.root_beside(monkeypatch, spool_with_everything(tmp_path / "source"))
+    monkeypatch.setattr("subprocess.Popen", start)
+    with pytest.raises(SpoolError, match="enough"):
+        copy_spool(tmp_path / "source", tmp_path / "copy", limits())
+    assert uids == [(tmp_path / "source").stat().st_uid]
 
 
 def spool(*arguments: object) -> Result:
