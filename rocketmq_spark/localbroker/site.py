@@ -116,7 +116,7 @@ def _problem(data: Path) -> str | None:
             return str(found)
         if (exposure := next(folders.exposures_in(place, (), os.geteuid()), None)) is not None:
             return f"{exposure.who} may write to {exposure.path}"
-        if (problem := folders.irregular_in(place)) is not None:
+        if (problem := folders.irregular_in(place, _TEMPORARY_FILES)) is not None:
             return f"{problem}, to which servers would write"
     return None
 
@@ -124,6 +124,8 @@ def _problem(data: Path) -> str | None:
 # What a cluster has in its data folder, in which users may have other files.
 _NAMES = (IN_USE, _PORTS, PROXY)
 _PREFIXES = (NAME_SERVER, "broker-")
+# Of a JVM, which may leave a socket there. The next start deletes them.
+_TEMPORARY_FILES = ("tmp",)
 
 
 def _new_record(path: Path) -> IO[str]:
