@@ -102,7 +102,8 @@ def _problem(data: Path) -> str | None:
         return f"others may write to {data}"
     places = [data / name for name in sorted(os.listdir(data)) if name in _NAMES or name.startswith(_PREFIXES)]
     if places and folders.others_may_write(before) and not before.st_mode & stat.S_ISVTX:
-        data.chmod(stat.S_IMODE(before.st_mode))  # the next start must find this, too
+        with folders.inside(data) as opened:  # the next start must find this, too
+            os.fchmod(opened, stat.S_IMODE(before.st_mode))
         return (
             f"others may write to it, and may have moved a folder of yours to {places[0]}, where servers delete and replace "
             "files: look whether all there is of a cluster"
