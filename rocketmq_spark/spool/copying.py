@@ -443,10 +443,9 @@ def _temporary_folder(path: Path) -> Iterator[Path]:
     made = Path(tempfile.mkdtemp(prefix="rocketmq-spark-reader-"))
     try:
         if os.geteuid() == folders.ROOT:
-            with contextlib.suppress(
-                OSError
-            ):  # without the capability, the reader cannot take the owner's rights either
-                os.chown(made, folders.owner_uid(path.stat()), -1)
+            # Without the capability, the reader cannot take the owner's rights either.
+            with contextlib.suppress(OSError), folders.inside(made) as opened:
+                os.fchown(opened, folders.owner_uid(path.stat()), -1)
         yield made
     finally:
         shutil.rmtree(made, ignore_errors=True)
