@@ -271,6 +271,17 @@ def new_folder_for(owner: os.stat_result, name: str, at: int) -> int:
     return made
 
 
+def temporary_for(owner: int, prefix: str) -> Path:
+    """Create a private folder among temporary files, and return it. It belongs to the user ``owner`` if root calls this and has
+    the capability, otherwise to this user.
+    """
+    made = Path(tempfile.mkdtemp(prefix=prefix))
+    if os.geteuid() == ROOT:
+        with contextlib.suppress(OSError), inside(made) as opened:
+            os.fchown(opened, owner, -1)
+    return made
+
+
 def try_lock(file: int | IO[str]) -> bool:
     """Lock an open file without waiting. Returns False if another process, or another opening of the file, has locked it.
 

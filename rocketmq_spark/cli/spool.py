@@ -7,6 +7,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import functools
+import importlib
 import json
 import os
 import shlex
@@ -50,6 +51,8 @@ _Opened = TypeVar("_Opened", bound=_Closable)
 
 # Absolute: ``become_owner`` changes the current folder.
 _FOLDER = click.argument("folder", type=click.Path(path_type=Path), callback=lambda _, __, folder: folder.absolute())
+# Imported before ``become_owner``, after which nothing can be imported.
+_OF_ROWS = "rocketmq_spark.delay.envelope_records"
 _SUMMARY = {
     "path": "SPOOL",
     "depth": "WAITING",
@@ -82,6 +85,7 @@ def show(output: Output, folder: Path, records: bool) -> None:
     """
     from rocketmq_spark.spool.spool import SpoolReading
 
+    importlib.import_module(_OF_ROWS)
     rows: list[dict[str, object]] = []
     failed: list[Exception] = []
     for path in _paths(folder):
@@ -126,6 +130,7 @@ def export(output: Output, folder: Path) -> None:
     """
     from rocketmq_spark.spool.spool import SpoolReading
 
+    importlib.import_module(_OF_ROWS)
     count = 0
     failed: list[Exception] = []
     for path in _paths(folder):

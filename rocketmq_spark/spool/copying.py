@@ -440,12 +440,11 @@ def _reading(path: Path, reader: PythonCall, limits: CopyLimits) -> Iterator[_Pi
 @contextlib.contextmanager
 def _temporary_folder(path: Path) -> Iterator[Path]:
     """A folder for the temporary files of a reader, which are messages, and stay if it is killed."""
-    made = Path(tempfile.mkdtemp(prefix="rocketmq-spark-reader-"))
+    owner = os.geteuid()
+    with contextlib.suppress(OSError):  # it has gone: the reader reports that
+        owner = folders.owner_uid(path.stat())
+    made = folders.temporary_for(owner, "rocketmq-spark-reader-")
     try:
-        if os.geteuid() == folders.ROOT:
-            # Without the capability, the reader cannot take the owner's rights either.
-            with contextlib.suppress(OSError), folders.inside(made) as opened:
-                os.fchown(opened, folders.owner_uid(path.stat()), -1)
         yield made
     finally:
         shutil.rmtree(made, ignore_errors=True)

@@ -11,6 +11,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -285,8 +286,8 @@ def test_no_other_user_creates_the_folder_between_check_and_opening(
     """RocksDB would open files through links in it before the second check."""
     planted, check = fill(tmp_path / "planted"), store_module.check_owner
 
-    def then_plant(path: Path) -> None:
-        check(path)
+    def then_plant(path: Path, *given: Any) -> None:
+        check(path, *given)
         if not path.exists():
             planted.rename(path)
 
@@ -379,7 +380,7 @@ def test_a_producer_uses_no_folder_of_another_user_but_one_in_it(
         Producer("127.0.0.1:1", "g", on_send_failure="spool", spool_dir=str(volume))
     assert not list(volume.glob("*.log"))
     if not users.IS_ROOT:
-        monkeypatch.setattr(store_module, "check_owner", lambda _: None)
+        monkeypatch.setattr(store_module, "check_owner", lambda *_: None)
     for _ in range(2):
         Producer("127.0.0.1:1", "g", on_send_failure="spool", spool_dir=str(below)).close()
     session.close_all()
@@ -733,6 +734,7 @@ def test_a_spool_that_has_gone_is_an_error(tmp_path: Path) -> None:
 SCRIPT = """
 import atexit, os, sys
 from pathlib import Path
+from typing import Any
 import pytest
 from rocketmq_spark.cli.command import app
 from rocketmq_spark.cli.spool import _collected
@@ -780,6 +782,7 @@ def test_root_needs_no_other_file_while_a_spool_is_open(tmp_path: Path, command:
 OPENED = """
 import os, sys
 from pathlib import Path
+from typing import Any
 import pytest
 from rocketmq_spark.cli.command import app
 from rocketmq_spark.spool.database import Database
