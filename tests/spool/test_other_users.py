@@ -734,7 +734,6 @@ def test_a_spool_that_has_gone_is_an_error(tmp_path: Path) -> None:
 SCRIPT = """
 import atexit, os, sys
 from pathlib import Path
-from typing import Any
 import pytest
 from rocketmq_spark.cli.command import app
 from rocketmq_spark.cli.spool import _collected
@@ -782,7 +781,6 @@ def test_root_needs_no_other_file_while_a_spool_is_open(tmp_path: Path, command:
 OPENED = """
 import os, sys
 from pathlib import Path
-from typing import Any
 import pytest
 from rocketmq_spark.cli.command import app
 from rocketmq_spark.spool.database import Database
