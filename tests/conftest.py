@@ -1,6 +1,11 @@
 """Fixtures that every test may use, one plug-in per subject."""
 
 import signal
+from collections.abc import Iterator
+
+import pytest
+
+from rocketmq_spark.base import terminal
 
 # A shell that starts the tests in the background has them, and what they start, ignore Ctrl-C.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -15,3 +20,11 @@ pytest_plugins = [
     "tests.fix_wheel",
     "tests.fix_clusters",
 ]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_process() -> Iterator[None]:
+    """Commands do not continue in a fork of the tests, which lead the session of a terminal in ``docker run -it``."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(terminal, "in_follower", lambda: None)
+        yield

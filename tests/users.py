@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rocketmq_spark.base import folders
+from rocketmq_spark.base import folders, terminal
 
 OTHER = 34567
 IS_ROOT = os.getuid() == 0
@@ -58,6 +58,8 @@ def rights_for_good() -> Iterator[None]:
             patch.setattr(os, "setreuid", lambda _, uid: os.seteuid(uid))
             patch.setattr(os, "setregid", lambda _, gid: os.setegid(gid))
         patch.setattr(folders, "_lent", [])
+        patch.setattr(terminal, "leave", lambda: None)
+        patch.chdir(Path.cwd())  # the end of the block restores it
         try:
             yield
         finally:

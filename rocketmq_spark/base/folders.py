@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from rocketmq_spark.base import process
+from rocketmq_spark.base import process, terminal
 
 logger = logging.getLogger(__name__)
 
@@ -268,6 +268,17 @@ def new_folder_for(owner: os.stat_result, name: str, at: int) -> int:
     os.mkdir(name, PRIVATE, dir_fd=at)
     made = open_folder(name, at)
     os.fchown(made, owner.st_uid, owner.st_gid)
+    return made
+
+
+def temporary_for(owner: int, prefix: str) -> Path:
+    """Create a private folder among temporary files, and return it. It belongs to the user ``owner`` if root calls this and has
+    the capability, otherwise to this user.
+    """
+    made = Path(tempfile.mkdtemp(prefix=prefix))
+    if os.geteuid() == ROOT:
+        with contextlib.suppress(OSError), inside(made) as opened:
+            os.fchown(opened, owner, -1)
     return made
 
 
@@ -615,9 +626,14 @@ def become(uid: int) -> None:
     """Take the rights of another user and of that user's groups for the rest of this process, in all threads: real, effective and
     saved ids, so that nothing can get root's rights back. Only root can do this. The argument is that of ``rights_of``.
 
-    Raises ``OSError`` if root may not; then nothing has changed.
+    Links of that user must not lead to what only root reaches: the process gives up its terminal, and its current folder, which
+    ``/proc/self/cwd`` opens whatever the folders above it are. Use absolute paths from then on.
+
+    Raises ``OSError`` if root may not; then it still has its rights.
     """
     gid, groups = _groups(uid)
+    terminal.leave()
+    os.chdir("/")
     before = os.getgroups(), (os.getgid(), os.getegid())
     _lent.append(uid)  # first: Ctrl-C may come at any point
     try:

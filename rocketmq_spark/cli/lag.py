@@ -21,7 +21,7 @@ from rocketmq_spark.base.threads import Latch
 from rocketmq_spark.cli.command import CliCommand
 from rocketmq_spark.cli.connection import Target, connected
 from rocketmq_spark.cli.numbers import FloatRange
-from rocketmq_spark.cli.output import Output, one_line, safe
+from rocketmq_spark.cli.output import Output, one_line, safe, safe_labels
 from rocketmq_spark.errors import OptionError, RocketMQError
 from rocketmq_spark.options.parsing import split_address
 
@@ -107,7 +107,7 @@ def lag(output: Output, /, target: Target, watch: bool, interval_s: float, as_me
         about, look = ask()
         sight = LagSnapshot(about, look.rows, _now_ms())
         if as_metrics:
-            click.echo(prometheus(sight), nl=False)
+            click.echo(safe_labels(prometheus(sight)), nl=False)
         else:
             _show(output, sight)
         if look.errors:

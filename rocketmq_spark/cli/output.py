@@ -98,6 +98,11 @@ def safe(text: str) -> str:
     return replaced(_CONTROL, _code, text)
 
 
+def safe_labels(text: str) -> str:
+    """As ``safe``, for the Prometheus format, in which a backslash is written as two."""
+    return replaced(_CONTROL, lambda found: f"\\{_code(found)}", text)
+
+
 def _code(found: re.Match[str]) -> str:
     number = ord(found[0])
     return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}"

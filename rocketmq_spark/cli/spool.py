@@ -7,7 +7,9 @@ from __future__ import annotations
 import base64
 import contextlib
 import functools
+import importlib
 import json
+import os
 import shlex
 import signal
 import sys
@@ -19,7 +21,9 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import click
 
+from rocketmq_spark.base import folders, terminal
 from rocketmq_spark.base.clock import Deadline, utc_text
+from rocketmq_spark.base.codes import Property
 from rocketmq_spark.base.process import dedicate, on_signals
 from rocketmq_spark.base.threads import Latch
 from rocketmq_spark.cli.command import CliGroup, SendingCommand
@@ -31,10 +35,12 @@ from rocketmq_spark.errors import OptionError, RocketMQError, SpoolError
 from rocketmq_spark.model.admin import GROUP
 
 if TYPE_CHECKING:
+    from rocketmq_spark.delay.release import Original
     from rocketmq_spark.options import Options
     from rocketmq_spark.spool.copying import Copied
-    from rocketmq_spark.spool.records import SpoolOwner
+    from rocketmq_spark.spool.records import Record, SpoolOwner
     from rocketmq_spark.spool.spool import SpoolEntry, SpoolReading
+    from rocketmq_spark.wire.envelope import Opened
 
 
 class _Closable(Protocol):
@@ -43,7 +49,10 @@ class _Closable(Protocol):
 
 _Opened = TypeVar("_Opened", bound=_Closable)
 
-_FOLDER = click.argument("folder", type=click.Path(path_type=Path))
+# Absolute: ``become_owner`` changes the current folder.
+_FOLDER = click.argument("folder", type=click.Path(path_type=Path), callback=lambda _, __, folder: folder.absolute())
+# Imported before ``become_owner``, after which nothing can be imported.
+_OF_ROWS = "rocketmq_spark.delay.envelope_records"
 _SUMMARY = {
     "path": "SPOOL",
     "depth": "WAITING",
@@ -61,6 +70,8 @@ def spool() -> None:
 
     FOLDER is a spool, or a spoolDir that contains the spools of workers.
     """
+    if os.geteuid() == folders.ROOT:
+        terminal.in_follower()  # ``become_owner`` gives it up
 
 
 @spool.command()
@@ -74,11 +85,13 @@ def show(output: Output, folder: Path, records: bool) -> None:
     """
     from rocketmq_spark.spool.spool import SpoolReading
 
+    importlib.import_module(_OF_ROWS)
     rows: list[dict[str, object]] = []
     failed: list[Exception] = []
     for path in _paths(folder):
         with _collected(failed), _opened(path, SpoolReading) as reading:
             totals, first_ms = reading.totals, reading.first_due_ms
+            notes = {_text(name): _text(value) for name, value in reading.lasting_notes().items()}
             age_ms = None if first_ms is None else time.time_ns() // 1_000_000 - first_ms
             rows.append(
                 {
@@ -89,9 +102,12 @@ def show(output: Output, folder: Path, records: bool) -> None:
                     "dead": totals and totals.dead,
                     "giveUps": totals and totals.give_ups,
                     "owner": str(reading.owner),
+                    "notes": notes,
                     "damaged": False,
                 }
             )
+            for name, value in notes.items():
+                output.note(f"{path} has a note that decides where records are sent: {name}: {value}")
             if records:
                 for entry in reading.entries():
                     row = _shown(path, entry, _row_of)
@@ -114,6 +130,7 @@ def export(output: Output, folder: Path) -> None:
     """
     from rocketmq_spark.spool.spool import SpoolReading
 
+    importlib.import_module(_OF_ROWS)
     count = 0
     failed: list[Exception] = []
     for path in _paths(folder):
@@ -275,7 +292,13 @@ def copy(output: Output, folder: Path, copied_to: Path, timeout_s: float, max_by
                     output.warning(f"{path}: its reader reports: {warning}")
                 row = {"path": str(path), "copy": str(copied_to / name), "waiting": copied.waiting, "dead": copied.dead}
                 text = f"{path} -> {row['copy']}: {copied.waiting} wait, {copied.dead} dead"
-                rows.append(({**row, "leftOut": copied.left_out, "damaged": copied.is_damaged}, text))
+                if copied.notes:
+                    text += (
+                        f"; {copied.notes} notes of a delay node about its queues are not copied: a node with the copy reads "
+                        "the queues again from their committed offsets"
+                    )
+                more = {"leftOut": copied.left_out, "notesLeftOut": copied.notes, "damaged": copied.is_damaged}
+                rows.append(({**row, **more}, text))
                 failed += _not_copied(path, copied)
     for values, line in rows:
         output.item(values, line)
@@ -419,6 +442,7 @@ def _shown(path: Path, entry: SpoolEntry, *parts: Callable[[SpoolEntry], dict[st
 
 def _row_of(entry: SpoolEntry) -> dict[str, object]:
     """What is known of a record, with null for what is not."""
+    from rocketmq_spark.delay.envelope_records import KIND
     from rocketmq_spark.errors import DecodeError
     from rocketmq_spark.spool.spool import SEND_KIND, send_of
 
@@ -442,10 +466,37 @@ def _row_of(entry: SpoolEntry) -> dict[str, object]:
             "queue": None if send.queue is None else str(send.queue),
             "msgIds": list(send.msg_ids),
         }
+    if record.kind == KIND:
+        try:
+            opened, original = _delayed(record)
+        except DecodeError as e:
+            return {**row, "error": e.message}
+        row |= {
+            "topic": opened.topic,
+            "queue": None if original.queue is None else str(original.queue),
+            "msgIds": [original.properties[Property.UNIQ_KEY]] if Property.UNIQ_KEY in original.properties else [],
+            "delayedUntil": utc_text(opened.due_ms),
+        }
     return row
 
 
+def _delayed(record: Record) -> tuple[Opened, Original]:
+    """What a node sends of an envelope, to any topic. Raises ``DecodeError`` for one that becomes a dead letter."""
+    from rocketmq_spark.delay.release import delivery
+    from rocketmq_spark.errors import DecodeError
+
+    opened, original = delivery(record.payload, max_bytes=len(record.payload))
+    if original is None:
+        raise DecodeError("the envelope cancels another one")
+    return opened, original
+
+
+def _text(data: bytes) -> str:
+    return data.decode(errors="replace")
+
+
 def _content(entry: SpoolEntry) -> dict[str, object]:
+    from rocketmq_spark.delay.envelope_records import KIND
     from rocketmq_spark.errors import DecodeError
     from rocketmq_spark.spool.spool import send_of
     from rocketmq_spark.wire.properties import decode_properties
@@ -454,6 +505,14 @@ def _content(entry: SpoolEntry) -> dict[str, object]:
     if isinstance(record, DecodeError):
         return {}
     try:
+        if record.kind == KIND:
+            opened, original = _delayed(record)
+            return {
+                "flag": opened.flag,
+                "bornTimestamp": opened.born_ms,
+                "properties": original.properties,
+                "body": base64.b64encode(opened.body).decode(),
+            }
         send = send_of(record)
     except DecodeError:
         return {"payload": base64.b64encode(record.payload).decode()}
@@ -474,9 +533,12 @@ def _content(entry: SpoolEntry) -> dict[str, object]:
     }
 
 
+_SHOWN = ("due", "tries", "topic", "queue", "delayedUntil", "reason", "error")
+
+
 def _line(row: dict[str, object]) -> str:
     parts = [f"{row['record']} {row['standing']}"]
-    parts += [f"{name} {row[name]}" for name in ("due", "tries", "topic", "queue", "reason", "error") if row.get(name)]
+    parts += [f"{name} {row[name]}" for name in _SHOWN if row.get(name)]
     ids = row.get("msgIds")
     return "  ".join([*parts, *(ids if isinstance(ids, list) else [])])
 

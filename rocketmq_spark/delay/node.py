@@ -24,6 +24,7 @@ from rocketmq_spark.ports import GroupMember
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.queues.environment import scope_of
 from rocketmq_spark.session import consumers, spools
+from rocketmq_spark.spool.files import SERVED
 from rocketmq_spark.spool.store import Store
 from rocketmq_spark.wire.envelope import INNER_TOPIC
 
@@ -110,7 +111,7 @@ def open_node(place: NodeSettings, **options: object) -> DelayService:
     settings = ProducerSettings.of(options_table.parse(given).for_role("producer"))
     for topic in (place.topic, place.dead_topic):
         session.ensure_topic(parsed, topic)
-    store = Store(place.folder)
+    store = Store(place.folder, use=SERVED)
     try:
         store.belong(spools.owner_of(parsed, purpose_of(parsed.group)))
         member = session.member(parsed)

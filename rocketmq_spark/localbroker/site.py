@@ -18,6 +18,7 @@ import json
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import tempfile
 import uuid
@@ -80,7 +81,7 @@ def _check(data: Path) -> None:
     """Create a data folder if it is missing, and take the right to write to it, and to the files of clusters in it, from others.
 
     Raises ``LocalBrokerError`` if another user owns one of these files, or may still change one: that user could change the
-    configuration of the servers, or lead them to other files.
+    configuration of the servers, or lead them to other files. Also if others could have moved these folders there.
     """
     folders.make(data)
     problem = _problem(data)
@@ -96,9 +97,17 @@ def _problem(data: Path) -> str | None:
     """Close the folder, then what is in it, and only then look: what is found cannot change any more."""
     if (found := folders.foreign(data)) is not None:
         return str(found)
+    before = data.stat()
     if not folders.close(data):
         return f"others may write to {data}"
-    places = [data / name for name in os.listdir(data) if name in _NAMES or name.startswith(_PREFIXES)]
+    places = [data / name for name in sorted(os.listdir(data)) if name in _NAMES or name.startswith(_PREFIXES)]
+    if places and folders.others_may_write(before) and not before.st_mode & stat.S_ISVTX:
+        with folders.inside(data) as opened:  # the next start must find this, too
+            os.fchmod(opened, stat.S_IMODE(before.st_mode))
+        return (
+            f"others may write to it, and may have moved a folder of yours to {places[0]}, where servers delete and replace "
+            "files: look whether all there is of a cluster"
+        )
     for place in places:
         if (found := folders.foreign(place)) is not None:
             return str(found)
@@ -108,12 +117,16 @@ def _problem(data: Path) -> str | None:
             return str(found)
         if (exposure := next(folders.exposures_in(place, (), os.geteuid()), None)) is not None:
             return f"{exposure.who} may write to {exposure.path}"
+        if (problem := folders.irregular_in(place, _TEMPORARY_FILES)) is not None:
+            return f"{problem}, to which servers would write"
     return None
 
 
 # What a cluster has in its data folder, in which users may have other files.
 _NAMES = (IN_USE, _PORTS, PROXY)
 _PREFIXES = (NAME_SERVER, "broker-")
+# Of a JVM, which may leave a socket there. The next start deletes them.
+_TEMPORARY_FILES = ("tmp",)
 
 
 def _new_record(path: Path) -> IO[str]:

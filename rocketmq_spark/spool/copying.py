@@ -33,6 +33,7 @@ from rocketmq_spark.spool.owner_reader import DERIVED, END, FRAME
 from rocketmq_spark.spool.pending import migrate
 from rocketmq_spark.spool.records import (
     DEAD,
+    LASTING,
     LOST_OWNER,
     MOST,
     MOST_MARKS,
@@ -101,13 +102,18 @@ class CopyLimits:
 
 
 class Copied(NamedTuple):
-    """The number of records in a copy, that of entries left out by reason, whether the source is damaged, and its warnings."""
+    """The number of records in a copy, that of entries left out by reason, whether the source is damaged, and its warnings.
+
+    ``notes`` counts the notes of a node of the delay service that were not copied: nobody who looks at the copy could tell
+    whether all that they say was read is there. Without them, a node reads its queues again.
+    """
 
     waiting: int
     dead: int
     left_out: Mapping[str, int]
     is_damaged: bool
     warnings: list[str]
+    notes: int = 0
 
 
 @contextlib.contextmanager
@@ -163,7 +169,7 @@ def copy_spool(path: Path, into: Path, limits: CopyLimits, reader: PythonCall | 
     path = path.absolute()
     try:
         limits.check_time()  # there may be very many spools
-        with contextlib.closing(Database(into)) as db, _reading(reader or _reader(path), limits) as pipe:
+        with contextlib.closing(Database(into)) as db, _reading(path, reader or _reader(path), limits) as pipe:
             return _copied(path, db, pipe)
     except SpoolError as e:
         shutil.rmtree(into, ignore_errors=True)
@@ -194,7 +200,7 @@ def _copied(path: Path, db: Database, pipe: _Pipe) -> Copied:
     derived = derive(db, Salvaged(path, counted=False) if end.is_damaged else None)
     checked.count_states_without_record(derived.lost)
     totals = stored_totals(db) or Totals()
-    return Copied(totals.depth, totals.dead, dict(checked.left_out), end.is_damaged, end.warnings)
+    return Copied(totals.depth, totals.dead, dict(checked.left_out), end.is_damaged, end.warnings, checked.notes)
 
 
 def _write(db: Database, portion: list[tuple[bytes, bytes]], space: FreeSpace) -> None:
@@ -224,6 +230,7 @@ class CheckedEntries:
     def __init__(self) -> None:
         self.left_out: Counter[str] = Counter()
         self.records = self.dead = 0  # the number of records in the source, and of dead ones that are copied
+        self.notes = 0  # the number of notes that are not copied
         self.owner: SpoolOwner | None = None
         # How many bytes ``derive`` holds for the last record beside its entry.
         self.derived_bytes = 0
@@ -246,6 +253,9 @@ class CheckedEntries:
             self.left_out[reason] += 1
             if area == RECORD and len(key) == len(numbered(RECORD, 0)):
                 self._unread.add(sequence_of(key))
+            return None
+        if area == NOTE and not key.startswith(NOTE + LASTING):
+            self.notes += bool(value)  # an empty one has no meaning
             return None
         self.dead += area == DEAD
         if value is None or area in OWNER:
@@ -419,13 +429,35 @@ def _reader(path: Path) -> PythonCall:
 
 
 @contextlib.contextmanager
-def _reading(reader: PythonCall, limits: CopyLimits) -> Iterator[_Pipe]:
+def _reading(path: Path, reader: PythonCall, limits: CopyLimits) -> Iterator[_Pipe]:
     """Start a reader, and kill it at the end of the block. It has no terminal, into which its user could type commands."""
     none, pipe = subprocess.DEVNULL, subprocess.PIPE
-    process = subprocess.Popen(**reader, stdin=none, stdout=pipe, stderr=none, start_new_session=True)
+    with _temporary_folder(path) as temporary:
+        call: PythonCall = {**reader, "env": {**reader["env"], "TMPDIR": str(temporary)}}
+        process = subprocess.Popen(**call, stdin=none, stdout=pipe, stderr=none, start_new_session=True)
+        with _killed_at_end(process) as file:
+            yield _Pipe(file, limits)
+
+
+@contextlib.contextmanager
+def _temporary_folder(path: Path) -> Iterator[Path]:
+    """A folder for the temporary files of a reader, which are messages, and stay if it is killed."""
+    owner = os.geteuid()
+    with contextlib.suppress(OSError):  # it has gone: the reader reports that
+        owner = folders.owner_uid(path.stat())
+    made = folders.temporary_for(owner, "rocketmq-spark-reader-")
+    try:
+        yield made
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _killed_at_end(process: subprocess.Popen[bytes]) -> Iterator[int]:
+    """Yield the descriptor of what the process writes."""
     assert process.stdout is not None
     try:
-        yield _Pipe(process.stdout.fileno(), limits)
+        yield process.stdout.fileno()
     finally:
         with contextlib.suppress(OSError):  # it has ended
             os.killpg(process.pid, signal.SIGKILL)

@@ -205,7 +205,7 @@ class Database:
                 # Before RocksDB creates and locks it: later, closing it would release the lock.
                 os.close(open_lock(path / "LOCK", os.O_RDWR | os.O_CREAT))
             try:
-                return rocks.Rdict(str(path), self._options(mode.absolute_consistency()), access_type=access)
+                return self._rdict(path, self._options(mode.absolute_consistency()), access)
             except Exception as e:
                 if not _is_damage(e):
                     raise
@@ -213,9 +213,7 @@ class Database:
                 if read_only and not tolerant:
                     raise Damaged(f"the spool in {self.path} is damaged: {problem}", remedy=OPEN_IT) from e
             with contextlib.suppress(Exception):
-                found = rocks.Rdict(
-                    str(path), self._options(mode.tolerate_corrupted_tail_records()), access_type=access
-                )
+                found = self._rdict(path, self._options(mode.tolerate_corrupted_tail_records()), access)
                 logger.warning(
                     "the log of the spool in %s ends within a write: this write and later ones are lost, an unknown number "
                     "of records. A power cut or a full disk does this to writes that were not acknowledged: %s",
@@ -225,11 +223,13 @@ class Database:
             if not read_only:
                 raise Damaged(f"the spool in {self.path} is damaged: {problem}", remedy=OPEN_IT)
             # Not paranoid: RocksDB does not check whole tables at opening, so scans can read their intact blocks one by one.
-            found = rocks.Rdict(
-                str(path), self._options(mode.skip_any_corrupted_record(), paranoid=False), access_type=access
-            )
+            found = self._rdict(path, self._options(mode.skip_any_corrupted_record(), paranoid=False), access)
             self.damage = problem
             return found
+
+    def _rdict(self, path: Path, options: Any, access: Any) -> Any:
+        """With the options for the column family, too: otherwise rocksdict takes those that a file in the folder names."""
+        return self._rocks.Rdict(str(path), options, column_families={"default": options}, access_type=access)
 
     def _mirrored(self) -> Path:
         """A copy of a folder with damaged headers, next to it, with repaired headers."""

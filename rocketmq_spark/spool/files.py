@@ -288,26 +288,37 @@ def make_folder(path: Path) -> None:
         sync_folder(folder.parent)
 
 
-def check_owner(path: Path) -> None:
+class CopyUse(NamedTuple):
+    """What is done with the copy of a folder of another user: as part of a sentence, and the command, which the copy follows."""
+
+    what: str
+    command: str
+
+
+SENT = CopyUse("send the copy", "spool send")
+SERVED = CopyUse("start the node with the copy", "delay serve --data")
+
+
+def check_owner(path: Path, use: CopyUse = SENT) -> None:
     """Raise ``SpoolError`` if another user owns the folder, a file in it, or the link to it: that user could choose what this
-    process sends with its rights, and which files it opens.
+    process sends with its rights, and which files it opens. The error advises to ``use`` a copy.
     """
     if (found := folders.foreign_in(path, OF_OTHERS)) is not None:
         raise SpoolError(
             f"the spool in {path} is not used: {found}",
             remedy=f"Name a new folder in it, which this process creates for itself alone: {path / 'spool'}. If the folder has "
-            f"records, {look_first(path)}",
+            f"records, {look_first(path, use)}",
         )
 
 
-def look_first(path: Path) -> str:
+def look_first(path: Path, use: CopyUse = SENT) -> str:
     """Return the instruction for sending the messages of another user. It begins with a small letter, as part of a sentence."""
     name, copy = shlex.quote(str(path)), f"~/{shlex.quote(f'{path.absolute().name}-copy')}"
     return (
-        "copy it as root to a new folder, look at the copy and send the copy, because only root and its owner can open it, its "
+        f"copy it as root to a new folder, look at the copy and {use.what}, because only root and its owner can open it, its "
         "owner can change it until it is sent, and its messages are sent with the keys of the user who runs the command: "
         f"rocketmq-spark spool copy {name} {copy} && "
-        f"rocketmq-spark spool show {copy} --records, and then: rocketmq-spark spool send {copy}"
+        f"rocketmq-spark spool show {copy} --records, and then: rocketmq-spark {use.command} {copy}"
     )
 
 

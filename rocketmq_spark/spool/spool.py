@@ -29,7 +29,9 @@ from rocketmq_spark.spool.lanes import Schedule, SteadyClock
 from rocketmq_spark.spool.pending import all_pending, first_due_ms
 from rocketmq_spark.spool.records import (
     DEAD,
+    LASTING,
     MOST_TARGET,
+    NOTE,
     RECORD,
     TOTALS,
     Record,
@@ -202,6 +204,11 @@ class SpoolReading:
     def owner(self) -> SpoolOwner:
         """The owner of the records."""
         return SpoolOwner.stored(self._db.get)
+
+    def lasting_notes(self) -> dict[bytes, bytes]:
+        """The ``LASTING`` notes that have a value, by name: which queues an environment has, so where records are sent."""
+        entries = self._db.scan(NOTE, behind(NOTE))
+        return {key[len(NOTE) :]: value for key, value in entries if value and key.startswith(NOTE + LASTING)}
 
     @property
     def is_damaged(self) -> bool:

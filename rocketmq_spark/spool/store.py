@@ -13,6 +13,7 @@ import contextlib
 import dataclasses
 import itertools
 import logging
+import shlex
 import threading
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -22,11 +23,12 @@ from rocketmq_spark.errors import ClosedError, DecodeError, RocketMQError, Spool
 from rocketmq_spark.spool import recovery
 from rocketmq_spark.spool.changes import AtomicChange, GroupCommit, StoredRecord, Ticket
 from rocketmq_spark.spool.database import Damaged, Database, occupy
-from rocketmq_spark.spool.files import OWNERS, FreeSpace, check_owner, make_folder
+from rocketmq_spark.spool.files import OWNERS, SENT, CopyUse, FreeSpace, check_owner, make_folder
 from rocketmq_spark.spool.lanes import Joins, Marks, Work, followers, kept, lane_with, lanes, leave
 from rocketmq_spark.spool.pending import PendingIndex, migrate
 from rocketmq_spark.spool.records import (
     IDENTITY,
+    LOST_OWNER,
     NOTE,
     OWNER,
     RECORD,
@@ -63,11 +65,19 @@ class Store:
     ``sync`` is ``always`` (each call of ``add`` waits for its own flush), ``batch`` (calls of several threads wait for one flush)
     or ``never``. ``max_bytes`` limits all records, dead ones included. ``damages`` counts how often damage was found.
     Files of another user are an error. With ``any_owner`` they are not; the caller must have called
-    ``owner_rights.become_owner``.
+    ``owner_rights.become_owner``. ``use`` is what the error advises to do with a copy.
     """
 
-    def __init__(self, path: Path, sync: str = "always", max_bytes: int | None = None, any_owner: bool = False) -> None:
+    def __init__(
+        self,
+        path: Path,
+        sync: str = "always",
+        max_bytes: int | None = None,
+        any_owner: bool = False,
+        use: CopyUse = SENT,
+    ) -> None:
         self.path = path.absolute()
+        self._use = use
         self._sync, self._space = sync != "never", FreeSpace(self.path, max_bytes)
         self._any_owner = any_owner
         self._lock = threading.RLock()
@@ -335,8 +345,7 @@ class Store:
             if self.totals.all_bytes and not force and not owner.is_same(held):
                 raise SpoolError(
                     f"the spool in {self.path} holds records of {held}, not of {owner}",
-                    remedy="Give each cluster, namespace and environment a 'spoolDir' of its own. A cluster whose addresses "
-                    "are others now gets its records with: rocketmq-spark spool assign",
+                    remedy=_remedy(self.path, owner, held),
                 )
             self._owner = owner = held if lent and self.totals.all_bytes and held != SpoolOwner() else owner
             if held != owner:
@@ -368,10 +377,10 @@ class Store:
             return
         with contextlib.suppress(OSError):  # opening it raises the error
             make_folder(self.path)  # before the check, so that no other user can create the folder after it
-        check_owner(self.path)
+        check_owner(self.path, self._use)
         self._open_files()
         try:
-            check_owner(self.path)  # again: if others may write there, they may have added files meanwhile
+            check_owner(self.path, self._use)  # again: if others may write there, they may have added files meanwhile
         except BaseException:
             self._failed = True
             self._db.close()
@@ -489,6 +498,18 @@ class Store:
         self.totals = change.totals
         self.ended_ms = max(self.ended_ms, change.ended_ms)
         self._pending.changed(change.pended, change.unpended)
+
+
+def _remedy(path: Path, owner: SpoolOwner, held: SpoolOwner) -> str:
+    """What to do with a spool whose records belong to ``held``."""
+    if held.purpose == owner.purpose or held == LOST_OWNER:
+        return (
+            "Give each cluster, namespace and environment a 'spoolDir' of its own. A cluster whose addresses are others now "
+            "gets its records with: rocketmq-spark spool assign"
+        )
+    if held.purpose:
+        return f"A node of that --group sends them: rocketmq-spark delay serve --data {shlex.quote(str(path))}"
+    return f"Give the node a folder of its own. The records are sent with: rocketmq-spark spool send {shlex.quote(str(path))}"
 
 
 def _always(target: str) -> bool:

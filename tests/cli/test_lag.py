@@ -274,6 +274,15 @@ def test_topics_that_cannot_be_listed_are_an_error(tmp_path: Path, no_broker: Pa
     assert "[ROCKETMQ_ACCESS_DENIED]" in done.stderr
 
 
+def test_metrics_that_are_printed_send_no_codes_to_a_terminal(scripted: MockBroker, tmp_path: Path) -> None:
+    """Who owns the checkpoint chooses its names."""
+    logged = Offsets({MessageQueue("t", "b\x1b[31m", 0): 7})
+    entry(tmp_path, 0, json.dumps(logged.to_json()))
+    text = look(scripted, "lag", "--checkpoint", str(tmp_path), "--prometheus").stdout
+    assert "\x1b" not in text
+    assert r'broker="b\\x1b[31m"' in text
+
+
 def test_for_prometheus(half: tuple[str, str], run: Run) -> None:
     topic, group = half
     done = run("lag", "--group", group, "--prometheus")

@@ -75,7 +75,8 @@ def test_a_copy_shows_the_same_records_and_is_sent(
     copy = tmp_path / "copy"
     (told,) = documents(run("spool", "copy", str(folder), str(copy), "--json").stdout)
     assert told == {
-        "path": str(folder), "copy": str(copy), "waiting": 3, "dead": 1, "leftOut": {}, "damaged": False
+        "path": str(folder), "copy": str(copy), "waiting": 3, "dead": 1, "leftOut": {}, "notesLeftOut": 0,
+        "damaged": False,
     }  # fmt: skip
     for command in (("export",), ("show", "--records")):
         rows = [

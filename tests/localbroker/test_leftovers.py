@@ -183,7 +183,7 @@ def test_nobody_may_exchange_the_configuration_of_servers(tmp_path: Path) -> Non
     data = tmp_path / "data"
     (data / "namesrv").mkdir(parents=True)
     (data / "namesrv" / "logback.xml").touch()
-    for path in (data, data / "namesrv", data / "namesrv" / "logback.xml"):
+    for path in (data / "namesrv", data / "namesrv" / "logback.xml"):
         path.chmod(0o777)
     site._check(data)
     assert not any(path.stat().st_mode & 0o022 for path in (data, *data.rglob("*")))
@@ -215,6 +215,37 @@ def test_other_users_lose_the_right_to_write_to_a_data_folder(
     claim(run, data, keep=True).release(delete=False)
     assert stat.S_IMODE(data.stat().st_mode) == 0o755
     assert f"the data folder of LocalBroker lies in {data.parent}, in which others (mode 0777)" in caplog.text
+
+
+def test_what_others_may_have_moved_into_a_data_folder_stays(run: Path, tmp_path: Path) -> None:
+    """They rename a folder of its user to the name of a broker, whose temporary files a start deletes. Also at the next start."""
+    thesis = tmp_path / "data" / "project" / "tmp" / "thesis.tex"
+    thesis.parent.mkdir(parents=True)
+    thesis.touch()
+    data = tmp_path / "data"
+    data.chmod(0o777)
+    (data / "project").rename(data / "broker-a")
+    for _ in range(2):
+        with pytest.raises(
+            LocalBrokerError, match=rf"is not used: others may write to it, .* {data}/broker-a.*chmod go-w"
+        ):
+            claim(run, data, keep=True)
+    data.chmod(0o755)
+    claim(run, data, keep=True).release(delete=False)
+    assert (data / "broker-a" / "tmp" / "thesis.tex").exists()
+
+
+@pytest.mark.parametrize("kind", ["link", "second name", "pipe"])
+def test_servers_write_to_no_other_file_of_their_user(run: Path, tmp_path: Path, kind: str) -> None:
+    home = tmp_path / "data" / "broker-a"
+    home.mkdir(parents=True)
+    (profile := tmp_path / "profile").touch()
+    planted = home / "out.txt"
+    {"link": planted.symlink_to, "second name": planted.hardlink_to, "pipe": lambda _: os.mkfifo(planted)}[kind](
+        profile
+    )
+    with pytest.raises(LocalBrokerError, match=rf"{planted} (is a link|has another name|is neither)"):
+        claim(run, tmp_path / "data", keep=True)
 
 
 def test_files_of_a_cluster_are_written_without_following_links(tmp_path: Path) -> None:
@@ -255,8 +286,7 @@ def test_nothing_is_planted_while_a_data_folder_is_checked(
     """Others may have had folders below it that anyone may change. They try each time this process looks at something."""
     home = tmp_path / "data" / "namesrv"
     home.mkdir(parents=True)
-    for folder in (home, home.parent):
-        folder.chmod(0o777)
+    home.chmod(0o777)
     planted = home / "out.txt"
 
     def plant(real: object) -> object:

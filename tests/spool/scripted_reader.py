@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+import tempfile
 from pathlib import Path
 
 from rocketmq_spark.base.process import PythonCall, python
@@ -13,6 +14,7 @@ from rocketmq_spark.spool.copying import MAX_KEY_BYTES, MAX_VALUE_BYTES
 from rocketmq_spark.spool.owner_reader import END, FRAME
 from rocketmq_spark.spool.records import (
     DEAD,
+    LASTING,
     NOTE,
     OWNER,
     RECORD,
@@ -27,7 +29,7 @@ from rocketmq_spark.spool.records import (
 from tests.spool.bench import record
 
 # For statements.
-USED = (os, signal, MAX_KEY_BYTES, MAX_VALUE_BYTES, PendingPlace, ordered)
+USED = (LASTING, tempfile, os, signal, MAX_KEY_BYTES, MAX_VALUE_BYTES, PendingPlace, ordered)
 
 STATE = RecordState(1, 2, "reason").encode()
 ENTRIES: list[tuple[bytes, bytes]] = [

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import json
 import os
 import random
 import signal
 import subprocess
+import tempfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -15,14 +18,19 @@ import pytest
 from click.testing import CliRunner, Result
 
 from rocketmq_spark.base import folders
-from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.clock import Deadline, utc_text
 from rocketmq_spark.base.process import python
 from rocketmq_spark.cli.command import app
+from rocketmq_spark.delay.envelope_records import Remade, arrival
+from rocketmq_spark.delay.node import purpose_of
+from rocketmq_spark.delay.queue_records import QueueRecords
+from rocketmq_spark.delay.release import Progress, Seen, note_of
 from rocketmq_spark.errors import SpoolError
+from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.spool import copying
 from rocketmq_spark.spool.copying import CheckedEntries, Copied, CopyLimits, copy_spool, new_folder
 from rocketmq_spark.spool.database import Database
-from rocketmq_spark.spool.files import RESERVE_BYTES
+from rocketmq_spark.spool.files import RESERVE_BYTES, SERVED
 from rocketmq_spark.spool.owner_reader import DERIVED
 from rocketmq_spark.spool.records import (
     DEAD,
@@ -48,6 +56,8 @@ from rocketmq_spark.spool.records import (
 from rocketmq_spark.spool.recovery import ALL_KEYS
 from rocketmq_spark.spool.spool import SpoolReading
 from rocketmq_spark.spool.store import Store
+from rocketmq_spark.wire.envelope import Envelope
+from rocketmq_spark.wire.properties import encode_properties
 from tests import users
 from tests.spool.bench import record
 from tests.spool.crafted import crafted
@@ -82,7 +92,8 @@ def spool_with_everything(path: Path) -> Path:
     store.belong(SpoolOwner(("127.0.0.1:1",), "", "environment 'eu' (suffix)"))
     lane = [record(b"%d" % n, lane=b"lane") for n in range(3)]
     marked = Record("k", b"marked", 5, marks=((IDENTITY, (77).to_bytes(8) + b"id"), (b"queue", b"7")))
-    store.add([(each, 9) for each in (*lane, marked, record(b"late"), record(b"dead"))], {b"a note": b"its value"})
+    notes = {LASTING + b"queues": b"its value", b"t/broker-a/0": b"read", b"t/broker-a/1": b""}
+    store.add([(each, 9) for each in (*lane, marked, record(b"late"), record(b"dead"))], notes)
     works = store.take(NOW_MS, 100)
     verdicts = {b"dead": Dead("no"), b"late": RetryLater(NOW_MS + 5, "away")}
     store.settle([(work, verdicts[work.record.payload]) for work in works if work.record.payload in verdicts], NOW_MS)
@@ -93,9 +104,11 @@ def spool_with_everything(path: Path) -> Path:
 def test_a_copy_has_all_records_and_the_source_stays_as_it_is(tmp_path: Path) -> None:
     source, copy = spool_with_everything(tmp_path / "source"), tmp_path / "copy"
     before = files_of(source)
-    assert copy_spool(source, copy, limits()) == Copied(5, 1, {}, False, [])
+    assert copy_spool(source, copy, limits()) == Copied(5, 1, {}, False, [], notes=1)
     assert files_of(source) == before
     expected, found = content(source), content(copy)
+    for note in (b"t/broker-a/0", b"t/broker-a/1"):  # a node believes it, and nobody sees it
+        del expected[NOTE + note]
     expected_totals, totals = (Totals.decode(each.pop(TOTALS)) for each in (expected, found))
     assert found == expected
     assert expected_totals is not None
@@ -144,13 +157,14 @@ def test_a_damaged_spool_is_copied_in_part_and_notes_about_lost_records_are_not(
 
 
 def test_of_a_damaged_spool_neither_notes_nor_a_missing_owner_are_believed(tmp_path: Path) -> None:
-    statements = "put(NOTE + b'all is stored', b'1')", "put(numbered(RECORD, 1), record(b'1').encode())"
-    for damaged, notes, owner in ((False, 1, SpoolOwner()), (True, 0, LOST_OWNER)):
+    notes = "put(NOTE + b'all is stored', b'1')", "put(NOTE + LASTING + b'queues', b'1')"
+    statements = *notes, "put(numbered(RECORD, 1), record(b'1').encode())"
+    for damaged, owner in ((False, SpoolOwner()), (True, LOST_OWNER)):
         copy = tmp_path / f"{damaged}"
         call = reader(*statements, f"end(damaged={damaged})")
-        assert copy_spool(tmp_path / "source", copy, limits(), call) == Copied(1, 0, {}, damaged, [])
+        assert copy_spool(tmp_path / "source", copy, limits(), call) == Copied(1, 0, {}, damaged, [], notes=1)
         with contextlib.closing(Store(copy, sync="never")) as store:
-            assert len(store.notes()) == notes
+            assert store.notes() == {LASTING + b"queues": b"1"}
         with contextlib.closing(SpoolReading(copy)) as reading:
             assert reading.owner == owner
 
@@ -165,7 +179,7 @@ def test_a_spool_that_cannot_be_opened_is_an_error_that_says_what_to_do(tmp_path
 
 def test_what_this_package_writes_is_taken() -> None:
     checked = CheckedEntries()
-    assert [key for key, value in ENTRIES if checked.copied(key, value) is None] == list(OWNER)
+    assert [key for key, value in ENTRIES if checked.copied(key, value) is None] == [OWNER[0], NOTE + b"name", OWNER[1]]
     assert (checked.left_out, checked.records, checked.dead) == ({}, 3, 1)
     assert checked.owner == SpoolOwner(("a:1",), "")
 
@@ -271,7 +285,7 @@ def test_a_reader_may_send_keys_twice_and_in_any_order(tmp_path: Path) -> None:
         "end(warnings=['careful'])",
     )
     copied = copy_spool(tmp_path / "source", tmp_path / "copy", limits(), call)
-    assert copied == Copied(2, 1, {copying.OUT_OF_ORDER: 1}, False, ["careful"])
+    assert copied == Copied(2, 1, {copying.OUT_OF_ORDER: 1}, False, ["careful"], notes=1)
     assert sent(tmp_path / "copy") == [b"1", b"3"]
     found = content(tmp_path / "copy")
     assert ordered(b"lane", 3) in found
@@ -420,8 +434,47 @@ def test_the_reader_gets_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "s" not in environment.values()
 
 
+@pytest.mark.parametrize("after", [ENDLESS % "b'n', b'x' * 5000", "os.kill(os.getpid(), signal.SIGKILL)"])
+def test_a_reader_that_is_killed_leaves_no_messages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: str
+) -> None:
+    """Its temporary files are logs of the spool."""
+    (temporary := tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    used = f"assert tempfile.mkdtemp().startswith({str(temporary)!r})"
+    with pytest.raises(SpoolError, match=r"more than 100000 bytes|ended without a report"):
+        copy_spool(tmp_path / "source", tmp_path / "copy", limits(60, 100_000), reader(used, after))
+    assert not [*temporary.iterdir()]
+
+
+def test_the_temporary_files_of_a_reader_are_the_owners(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    uids: list[int] = []
+
+    def start(*, env: dict[str, str], **_: object) -> None:
+        uids.append(os.stat(env["TMPDIR"]).st_uid)
+        raise SpoolError("enough")
+
+    users.root_beside(monkeypatch, spool_with_everything(tmp_path / "source"))
+    monkeypatch.setattr("subprocess.Popen", start)
+    with pytest.raises(SpoolError, match="enough"):
+        copy_spool(tmp_path / "source", tmp_path / "copy", limits())
+    assert uids == [(tmp_path / "source").stat().st_uid]
+
+
+def spool(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["spool", *map(str, arguments)])
+
+
 def command(*arguments: object) -> Result:
-    return CliRunner().invoke(app, ["spool", "copy", *map(str, arguments)])
+    return spool("copy", *arguments)
+
+
+# Of the one note in ``spool_with_everything``.
+NOT_COPIED = (
+    "; 1 notes of a delay node about its queues are not copied: a node with the copy reads the queues again from their "
+    "committed offsets"
+)
 
 
 def base_of_two(tmp_path: Path) -> tuple[Path, Path]:
@@ -441,7 +494,8 @@ def test_a_folder_of_several_spools_becomes_a_folder_of_copies(tmp_path: Path) -
     done = command(tmp_path / "base", tmp_path / "copy")
     assert done.exit_code == 0, done.stderr
     assert done.stdout.splitlines() == [
-        f"{path} -> {tmp_path}/copy/worker-{number}: 5 wait, 1 dead" for number, path in ((1, one), (2, two))
+        f"{path} -> {tmp_path}/copy/worker-{number}: 5 wait, 1 dead{NOT_COPIED}"
+        for number, path in ((1, one), (2, two))
     ]
     for path in ((tmp_path / "copy"), *(tmp_path / "copy").rglob("*")):
         assert path.stat().st_uid == os.getuid()
@@ -612,3 +666,73 @@ def test_the_limits_hold_for_the_command(tmp_path: Path, monkeypatch: pytest.Mon
     assert done.stderr.count("reading took too long") == 2
     assert not (tmp_path / "late").exists()
     assert command(tmp_path / "base", tmp_path / "late", "--max-bytes", "much").exit_code == 2
+
+
+QUEUE = MessageQueue("dmq_inner_topic", "broker-a", 0)
+LATER_MS = NOW_MS + 7
+
+
+def delay_folder(path: Path) -> Path:
+    """Of a node: a message with an escape code, what is no envelope, and a note that says more was read than is there."""
+    stored = encode_properties({"UNIQ_KEY": "A1", "TAGS": "a\x1b[31m", "DMQ_QUEUE": "broker-a:3"})
+    envelope = Envelope("orders", LATER_MS, "A1", 5, 9, stored, b"delayed body").pack()
+    with contextlib.closing(Store(path, sync="never")) as store:
+        store.belong(SpoolOwner(("127.0.0.1:1",), "", purpose=purpose_of("rocketmq_delay")))
+        arrived = [arrival(QUEUE, offset, body, NOW_MS) for offset, body in enumerate((envelope, b"RDMQ\x1b"))]
+        records = [(each.record, each.due_ms) for each in arrived if each.record is not None]
+        store.add(records, {note_of(QUEUE): Seen(0, 500, Progress(0, 0, 0)).encode()})
+    return path
+
+
+def test_the_copy_of_a_nodes_folder_has_messages_and_no_note(tmp_path: Path) -> None:
+    """A node that believes the note never reads envelopes 2 to 499, and commits that they are done."""
+    source, copy = delay_folder(tmp_path / "source"), tmp_path / "copy"
+    done = command(source, copy)
+    assert done.exit_code == 0
+    assert f"2 wait, 0 dead{NOT_COPIED}" in done.stdout
+    with contextlib.closing(Store(copy, use=SERVED)) as store:
+        assert QueueRecords(store, Remade(None, "g")).note(QUEUE) is None  # type: ignore[arg-type]
+        store.belong(SpoolOwner(("127.0.0.1:1",), "", purpose=purpose_of("rocketmq_delay")))
+        assert len(store) == 2
+
+
+def test_delayed_messages_are_shown_as_they_are_sent(tmp_path: Path) -> None:
+    folder = delay_folder(tmp_path / "folder")
+    bad, good = (json.loads(line) for line in spool("export", folder).stdout.splitlines())
+    assert (good["topic"], good["queue"], good["msgIds"]) == ("orders", "orders/broker-a/3", ["A1"])
+    assert (good["delayedUntil"], good["bornTimestamp"], good["flag"]) == (utc_text(LATER_MS), 5, 9)
+    assert base64.b64decode(good["body"]) == b"delayed body"
+    assert good["properties"] == {"UNIQ_KEY": "A1", "TAGS": "a\x1b[31m"}
+    assert "is no envelope" in bad["error"] or "are no envelope" in bad["error"]
+    assert base64.b64decode(bad["payload"]) == b"RDMQ\x1b"
+    shown = spool("show", folder, "--records")
+    assert f"topic orders  queue orders/broker-a/3  delayedUntil {utc_text(LATER_MS)}  A1" in shown.stdout
+    assert "\x1b" not in shown.stdout
+
+
+def test_notes_that_lead_records_are_shown(tmp_path: Path) -> None:
+    note, value = LASTING + b"queues of t\x1b", b'[["broker-b", 1]]'
+    with contextlib.closing(Store(tmp_path / "source", sync="never")) as store:
+        store.add([(record(b"x"), 1)], {note: value})
+    assert command(tmp_path / "source", tmp_path / "copy").exit_code == 0
+    text = spool("show", tmp_path / "copy").stderr
+    assert 'queues of t\\x1b: [["broker-b", 1]]' in text
+    (row,) = (json.loads(line) for line in spool("show", tmp_path / "copy", "--json").stdout.splitlines())
+    assert row["notes"] == {note.decode(): value.decode()}
+
+
+@pytest.mark.parametrize(
+    ("of", "opened_for", "remedy"),
+    [
+        (purpose_of("a"), "", "delay serve --data '.*/a b'"),
+        (purpose_of("a"), purpose_of("b"), "A node of that --group .* delay serve --data"),
+        ("", purpose_of("a"), "folder of its own.*spool send"),
+        (LOST_OWNER.purpose, "", "spool assign"),
+    ],
+)
+def test_a_folder_for_another_purpose_names_its_command(tmp_path: Path, of: str, opened_for: str, remedy: str) -> None:
+    with contextlib.closing(Store(tmp_path / "a b", sync="never")) as store:
+        store.belong(SpoolOwner(("127.0.0.1:1",), "", purpose=of) if of != LOST_OWNER.purpose else LOST_OWNER)
+        store.add([(record(b"x"), 1)])
+        with pytest.raises(SpoolError, match=f"holds records of.*{remedy}"):
+            store.belong(SpoolOwner(("127.0.0.1:1",), "", purpose=opened_for))

@@ -44,6 +44,24 @@ def test_a_range_is_read_in_order_to_before_its_end(tmp_path: Path) -> None:
     db.close()
 
 
+def test_options_come_from_this_package_and_not_from_the_folder(tmp_path: Path) -> None:
+    """A damaged or crafted file of them is no reason to fail."""
+    db = Database(tmp_path)
+    db.write([(b"a", b"1")])
+    db.close()
+    newest = max(tmp_path.glob("OPTIONS-*"))
+    own = newest.read_text()
+    for setting, other in (("BytewiseComparator", "X"), ("compression=kLZ4Compression", "compression=kNoCompression")):
+        assert setting in own
+        newest.write_text(own.replace(setting, other))
+        for read_only in (True, False):
+            db = Database(tmp_path, read_only=read_only)
+            assert db.get(b"a") == b"1"
+            db.close()
+        newest = max(tmp_path.glob("OPTIONS-*"))
+        assert newest.read_text() == own
+
+
 def test_a_scan_that_met_damage_leaves_the_folder_free(tmp_path: Path) -> None:
     """Though its error is still at hand: an iterator in a traceback would keep RocksDB's lock."""
     db = Database(tmp_path)

@@ -11,6 +11,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -38,6 +39,7 @@ from rocketmq_spark.spool.spool import SpoolReading, record_of
 from rocketmq_spark.spool.store import Store
 from tests import users
 from tests.spool.bench import record
+from tests.test_terminal import OnTerminal
 
 NOW_MS = 10**13
 
@@ -255,7 +257,10 @@ def test_a_delay_node_does_not_use_the_folder_of_another_user(tmp_path: Path, mo
     (data := tmp_path / "data").mkdir()
     users.give_away(monkeypatch, data)
     monkeypatch.setattr(session, "ensure_topic", lambda *_: None)
-    with pytest.raises(SpoolError, match=rf"is not used: {data} belongs .* Name a new folder in it, .*: {data}/spool"):
+    remedy = (
+        rf"a new folder in it, .*: {data}/spool\b.* start the node with the copy, .* delay serve --data ~/data-copy$"
+    )
+    with pytest.raises(SpoolError, match=rf"is not used: {data} belongs .*{remedy}"):
         open_node(NodeSettings(data), name_server="127.0.0.1:1")
     session.close_all()
 
@@ -281,8 +286,8 @@ def test_no_other_user_creates_the_folder_between_check_and_opening(
     """RocksDB would open files through links in it before the second check."""
     planted, check = fill(tmp_path / "planted"), store_module.check_owner
 
-    def then_plant(path: Path) -> None:
-        check(path)
+    def then_plant(path: Path, *given: Any) -> None:
+        check(path, *given)
         if not path.exists():
             planted.rename(path)
 
@@ -375,7 +380,7 @@ def test_a_producer_uses_no_folder_of_another_user_but_one_in_it(
         Producer("127.0.0.1:1", "g", on_send_failure="spool", spool_dir=str(volume))
     assert not list(volume.glob("*.log"))
     if not users.IS_ROOT:
-        monkeypatch.setattr(store_module, "check_owner", lambda _: None)
+        monkeypatch.setattr(store_module, "check_owner", lambda *_: None)
     for _ in range(2):
         Producer("127.0.0.1:1", "g", on_send_failure="spool", spool_dir=str(below)).close()
     session.close_all()
@@ -771,6 +776,39 @@ def test_root_needs_no_other_file_while_a_spool_is_open(tmp_path: Path, command:
     assert done.returncode == (command == "send"), done.stderr
     assert done.stderr.splitlines()[-1] == "late:", done.stderr
     assert str(spool) in done.stdout
+
+
+OPENED = """
+import os, sys
+from pathlib import Path
+import pytest
+from rocketmq_spark.cli.command import app
+from rocketmq_spark.spool.database import Database
+from tests import users
+spool = Path(sys.argv[1])
+users.root_beside(pytest.MonkeyPatch(), spool)
+real = Database._opened
+def opened(*given):
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR))
+        print("has a terminal")
+    except OSError as e:
+        print("opened in", os.getcwd(), e.strerror)
+    return real(*given)
+Database._opened = opened
+os.chdir(spool.parent)
+app(["spool", sys.argv[2], spool.name, *sys.argv[3:]])
+"""
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_links_lead_neither_to_terminal_nor_current_folder(tmp_path: Path, command: str) -> None:
+    """``/dev/tty`` and ``/proc/self/cwd/secret``. The command leads the session, as in a container, and FOLDER is relative."""
+    shell = OnTerminal(sys.executable, "-c", OPENED, str(fill(tmp_path / "worker-1")), command, *COMMANDS[command])
+    assert shell.end() == (command == "send"), shell.text
+    assert "opened in / No such device or address" in shell.text
+    assert "has a terminal" not in shell.text
+    assert str(tmp_path / "worker-1") in shell.text
 
 
 def test_files_that_root_may_read_are_read_before_spools_are_opened(

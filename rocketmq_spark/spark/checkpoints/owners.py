@@ -50,7 +50,7 @@ def exposure(location: str, owner: int = folders.ROOT) -> tuple[str, str] | None
     if path is None:
         return None
     parent_exposure = next(folders.exposures(path, owner), None)
-    exposed = parent_exposure or next(folders.exposures_of(path, _files_to_check(path), owner), None)
+    exposed = parent_exposure or next(_exposures_in(path, owner), None)
     if exposed is None:
         return None
     problem = f"{exposed.who} may change {exposed.path}, and so decide what the query reads, skips and writes again"
@@ -60,6 +60,15 @@ def exposure(location: str, owner: int = folders.ROOT) -> tuple[str, str] | None
     if parent_exposure is not None and _is_free(exposed, path):
         return problem, f"Run: mkdir -m 700 {shlex.quote(str(_part_in(exposed.path, path)))}, or {new}"
     return problem, f"{folders.remedy(exposed, 'the checkpoint', owner, parent_exposure is not None)}, or {new}"
+
+
+def _exposures_in(path: Path, owner: int) -> Iterator[folders.Exposure]:
+    """Also of what own links lead to: Spark follows them."""
+    files = [*_files_to_check(path)]
+    yield from folders.exposures_of(path, files, owner)
+    for link in filter(Path.is_symlink, files):
+        yield from folders.exposures(link, owner)
+        yield from folders.exposures_of(link, (), owner)
 
 
 def _is_free(exposed: folders.Exposure, path: Path) -> bool:
