@@ -21,8 +21,8 @@ from rocketmq_spark.base.codes import SysFlag
 from rocketmq_spark.client.sender import ItemEncoder
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.grpc_proxy.channel import Keys, Tls
-from rocketmq_spark.grpc_proxy.facts import Code, MessageType
 from rocketmq_spark.grpc_proxy.protos import proto
+from rocketmq_spark.grpc_proxy.tables import Code, MessageType
 from rocketmq_spark.model import Message, SendRequest, SendStatus
 from rocketmq_spark.options.transport import FEATURES, GRPC
 from rocketmq_spark.producer import encoding

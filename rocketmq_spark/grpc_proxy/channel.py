@@ -30,8 +30,8 @@ from rocketmq_spark.base.process import Living
 from rocketmq_spark.base.threads import start_thread
 from rocketmq_spark.base.tls_files import Reloaded, check_authorities, system_authorities
 from rocketmq_spark.errors import ClosedError, ConnectionLost, OptionError, RocketMQError
-from rocketmq_spark.grpc_proxy.facts import TELEMETRY, Rpc
 from rocketmq_spark.grpc_proxy.protos import broken, proto
+from rocketmq_spark.grpc_proxy.tables import TELEMETRY, Rpc
 from rocketmq_spark.options import paths
 
 # Minimum time for which an endpoint is avoided after it could not be reached or did not answer in time, if there is another one.

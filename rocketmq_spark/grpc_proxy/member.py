@@ -26,11 +26,11 @@ from rocketmq_spark.errors import (
     RocketMQError,
     RouteNotFound,
 )
-from rocketmq_spark.grpc_proxy import facts
+from rocketmq_spark.grpc_proxy import tables
 from rocketmq_spark.grpc_proxy.channel import ProxyChannel
-from rocketmq_spark.grpc_proxy.facts import ClientType, Code, Encoding, FilterType
 from rocketmq_spark.grpc_proxy.protos import get_ms, get_seconds, proto, refused, set_seconds
 from rocketmq_spark.grpc_proxy.proxy import Proxy, Telemetry, checked
+from rocketmq_spark.grpc_proxy.tables import ClientType, Code, Encoding, FilterType
 from rocketmq_spark.model import Filter, MessageQueue
 from rocketmq_spark.model.message import GroupPolicy, Place, PoppedMessage, memory_of_popped
 
@@ -191,7 +191,7 @@ class ProxyMember:
         found: list[PoppedMessage] = []
         left_s = deadline.remaining()
         try:
-            call = channel.stream(facts.RECEIVE_MESSAGE, request, deadline)
+            call = channel.stream(tables.RECEIVE_MESSAGE, request, deadline)
             room = max(_MIN_OPENED_BYTES, count * _MESSAGE_BYTES)
             for answer in channel.answers(call):
                 if answer.HasField("message"):
@@ -227,7 +227,7 @@ class ProxyMember:
     def ack(self, message: PoppedMessage, deadline: Deadline) -> None:
         request = proto("AckMessageRequest")(**self._about(message))
         request.entries.add(message_id=message.msg_id, receipt_handle=message.receipt)
-        answer = self._proxy.ask(facts.ACK_MESSAGE, request, deadline, message.topic, message.endpoint)
+        answer = self._proxy.ask(tables.ACK_MESSAGE, request, deadline, message.topic, message.endpoint)
         for entry in answer.entries:
             checked(entry, message.endpoint, message.topic)
 
@@ -236,7 +236,7 @@ class ProxyMember:
             **self._about(message), receipt_handle=message.receipt, message_id=message.msg_id
         )
         set_seconds(request.invisible_duration, invisible_s)
-        rpc = facts.CHANGE_INVISIBLE_DURATION
+        rpc = tables.CHANGE_INVISIBLE_DURATION
         answer = self._proxy.ask(rpc, request, deadline, message.topic, message.endpoint)
         message.receipt = answer.receipt_handle or message.receipt
 
@@ -248,7 +248,7 @@ class ProxyMember:
             delivery_attempt=message.delivery_attempt,
             max_delivery_attempts=self._policy.max_attempts,
         )
-        self._proxy.ask(facts.FORWARD_TO_DEAD_LETTER_QUEUE, request, deadline, message.topic, message.endpoint)
+        self._proxy.ask(tables.FORWARD_TO_DEAD_LETTER_QUEUE, request, deadline, message.topic, message.endpoint)
 
     def close(self, deadline: Deadline) -> None:
         with self._lock:
@@ -267,7 +267,7 @@ class ProxyMember:
 
     def _leave(self, deadline: Deadline) -> None:
         request = proto("NotifyClientTerminationRequest")(group=self._proxy.resource(self._group))
-        self._each(facts.NOTIFY_CLIENT_TERMINATION, request, deadline)
+        self._each(tables.NOTIFY_CLIENT_TERMINATION, request, deadline)
 
     def _about(self, message: PoppedMessage) -> dict[str, Any]:
         return {"group": self._proxy.resource(self._group), "topic": self._proxy.resource(message.topic)}
@@ -276,7 +276,7 @@ class ProxyMember:
         request = proto("HeartbeatRequest")(
             group=self._proxy.resource(self._group), client_type=ClientType.SIMPLE_CONSUMER
         )
-        self._each(facts.HEARTBEAT, request, Deadline.after(self._proxy.access.request_timeout_s))
+        self._each(tables.HEARTBEAT, request, Deadline.after(self._proxy.access.request_timeout_s))
         with self._lock:
             streams = list(self._streams.values())
         for (
@@ -284,7 +284,7 @@ class ProxyMember:
         ) in streams:  # a Proxy does not report that a group has changed, and forgets settings after two minutes
             stream.repeat()
 
-    def _each(self, rpc: facts.Rpc, request: Any, deadline: Deadline) -> None:
+    def _each(self, rpc: tables.Rpc, request: Any, deadline: Deadline) -> None:
         """Send a request to all endpoints at once, so that one that hangs does not delay the others. Failures are logged."""
         answers: SimpleQueue[tuple[str, Any]] = SimpleQueue()
         for address in self._proxy.addresses:
@@ -327,7 +327,7 @@ class ProxyMember:
             group=self._proxy.resource(self._group),
             endpoints=self._proxy.endpoints(),
         )
-        answer = self._proxy.ask(facts.QUERY_ASSIGNMENT, request, deadline, topic)
+        answer = self._proxy.ask(tables.QUERY_ASSIGNMENT, request, deadline, topic)
         queues = [assignment.message_queue for assignment in answer.assignments]
         if not queues:
             raise RouteNotFound("no broker of the topic lets this group read", topic=topic)

@@ -41,7 +41,7 @@ from rocketmq_spark.errors import (
     ServerFault,
     ServiceNotAvailable,
 )
-from rocketmq_spark.grpc_proxy.facts import FIELDS, PACKAGE, Code, ProtoField
+from rocketmq_spark.grpc_proxy.tables import FIELDS, PACKAGE, Code, ProtoField
 from rocketmq_spark.model import SendStatus
 
 _VARINT, _LENGTH_DELIMITED = 0, 2

@@ -25,8 +25,8 @@ from rocketmq_spark.base.codes import VERSION
 from rocketmq_spark.base.threads import Failure, attempt, start_thread
 from rocketmq_spark.errors import CallTimeout, ConnectionLost, RocketMQError, copy_of
 from rocketmq_spark.grpc_proxy.channel import PUSHED_BYTES, REST_S, Endpoints, Keys, ProxyChannel, Tls, metadata
-from rocketmq_spark.grpc_proxy.facts import TELEMETRY, AddressScheme, ClientType, Code, Language, Rpc
 from rocketmq_spark.grpc_proxy.protos import proto, refused, set_seconds
+from rocketmq_spark.grpc_proxy.tables import TELEMETRY, AddressScheme, ClientType, Code, Language, Rpc
 
 logger = logging.getLogger(__name__)
 

@@ -19,10 +19,10 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import SysFlag
 from rocketmq_spark.base.threads import Failure, Latch, attempt
 from rocketmq_spark.errors import MessageIllegal, RemoteProtocolError, RocketMQError, RouteNotFound
-from rocketmq_spark.grpc_proxy.facts import QUERY_ROUTE, RECALL_MESSAGE, SEND_MESSAGE, Code, MessageType, Permission
-from rocketmq_spark.grpc_proxy.outgoing import ProxyEncoder, ProxySendRequest
+from rocketmq_spark.grpc_proxy.encoder import ProxyEncoder, ProxySendRequest
 from rocketmq_spark.grpc_proxy.protos import STORED, proto, refused
 from rocketmq_spark.grpc_proxy.proxy import Proxy
+from rocketmq_spark.grpc_proxy.tables import QUERY_ROUTE, RECALL_MESSAGE, SEND_MESSAGE, Code, MessageType, Permission
 from rocketmq_spark.grpc_proxy.transactions import ProxyTransactions
 from rocketmq_spark.model import MessageQueue, SendRequest, SendResult, SendStatus
 from rocketmq_spark.model.send import BatchStorage, HalfCheck, HalfPlace, SentMessage, TransactionState

@@ -19,11 +19,11 @@ from rocketmq_spark.base.codes import NAMESPACE_SEPARATOR
 from rocketmq_spark.base.copies import CopyQuestions
 from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.errors import CallTimeout, ClosedError, ConnectionLost, RocketMQError
-from rocketmq_spark.grpc_proxy import facts
-from rocketmq_spark.grpc_proxy.facts import ClientType, TransactionResolution, TransactionSource
+from rocketmq_spark.grpc_proxy import tables
 from rocketmq_spark.grpc_proxy.member import HEARTBEAT_S, popped
 from rocketmq_spark.grpc_proxy.protos import proto
 from rocketmq_spark.grpc_proxy.proxy import Proxy, Telemetry, checked
+from rocketmq_spark.grpc_proxy.tables import ClientType, TransactionResolution, TransactionSource
 from rocketmq_spark.model.send import HalfCheck, HalfPlace, TransactionState, content_of_stored
 
 logger = logging.getLogger(__name__)
@@ -186,7 +186,7 @@ class ProxyTransactions:
         """Send a decision to the endpoint that remembers the half message. Returns False, because no broker has confirmed it."""
         channel = self._proxy.at(place.broker_name)
         request = self._request(place, decision, TransactionSource.SOURCE_CLIENT)
-        checked(channel.ask(facts.END_TRANSACTION, request, deadline), channel.address, place.topic)
+        checked(channel.ask(tables.END_TRANSACTION, request, deadline), channel.address, place.topic)
         return False
 
     def _request(self, place: HalfPlace, decision: TransactionState, source: TransactionSource) -> Any:
@@ -244,7 +244,7 @@ class ProxyTransactions:
 
         channel = self._proxy.at(place.broker_name)
         try:
-            answered(channel.ask(facts.END_TRANSACTION, request, deadline))
+            answered(channel.ask(tables.END_TRANSACTION, request, deadline))
         except RocketMQError as e:
             answered(e)
         return False
@@ -255,7 +255,7 @@ class ProxyTransactions:
         deadline = Deadline.after(self._proxy.access.request_timeout_s)
         for address in self._proxy.addresses:
             try:
-                self._proxy.at(address).ask_async(facts.HEARTBEAT, request, deadline, lambda answer: None)
+                self._proxy.at(address).ask_async(tables.HEARTBEAT, request, deadline, lambda answer: None)
             except RocketMQError as e:
                 logger.info("no heartbeat for transactions at %s: %s", address, e)
         with self._lock:

@@ -15,7 +15,7 @@ from rocketmq_spark.columnar.encode.batch import UniqueIds
 from rocketmq_spark.columnar.encode.encoder import Encoder, Growth, RowTopics
 from rocketmq_spark.columnar.encode.proxy_rows import ProxyRowEncoder
 from rocketmq_spark.errors import MessageRefused
-from rocketmq_spark.grpc_proxy.outgoing import ProxyBatch, ProxyEncoder
+from rocketmq_spark.grpc_proxy.encoder import ProxyBatch, ProxyEncoder
 from rocketmq_spark.grpc_proxy.protos import proto
 from rocketmq_spark.model import SendRequest
 from rocketmq_spark.producer.outgoing import to_storable

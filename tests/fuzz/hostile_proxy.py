@@ -11,8 +11,8 @@ from typing import Any
 
 import grpc
 
-from rocketmq_spark.grpc_proxy.facts import RPCS, SERVICE, Code, MessageType, Permission, Rpc
 from rocketmq_spark.grpc_proxy.protos import proto, set_seconds
+from rocketmq_spark.grpc_proxy.tables import RPCS, SERVICE, Code, MessageType, Permission, Rpc
 from tests.fuzz.mutate import mutate
 
 _CODES = [*map(int, Code), 0, -1, 1, 2**31 - 1]

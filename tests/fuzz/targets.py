@@ -21,12 +21,12 @@ from rocketmq_spark.columnar.decode.schema import BASIC
 from rocketmq_spark.delay.envelope_records import arrival
 from rocketmq_spark.delay.release import Progress, Seen, released
 from rocketmq_spark.errors import ConnectionLost, DecodeError, LocalProtocolError, RemoteProtocolError, RocketMQError
-from rocketmq_spark.grpc_proxy.facts import Code, Encoding
+from rocketmq_spark.grpc_proxy.encoder import ProxySendRequest
 from rocketmq_spark.grpc_proxy.member import policy, popped
-from rocketmq_spark.grpc_proxy.outgoing import ProxySendRequest
 from rocketmq_spark.grpc_proxy.protos import proto, set_seconds
 from rocketmq_spark.grpc_proxy.protos import refused as rejected
 from rocketmq_spark.grpc_proxy.sender import _outcome
+from rocketmq_spark.grpc_proxy.tables import Code, Encoding
 from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue, SendRequest, SpooledSend
 from rocketmq_spark.model.pull import PullRequest
 from rocketmq_spark.model.send import TransactionState

@@ -9,9 +9,9 @@ from typing import Any
 
 import grpc
 
-from rocketmq_spark.grpc_proxy.facts import RPCS, SERVICE, Code, MessageType, Permission
 from rocketmq_spark.grpc_proxy.protos import proto
 from rocketmq_spark.grpc_proxy.proxy import Access, Proxy
+from rocketmq_spark.grpc_proxy.tables import RPCS, SERVICE, Code, MessageType, Permission
 
 THREADS = 8  # that answer
 Answer = Callable[[Any, grpc.ServicerContext], Any]

@@ -6,8 +6,8 @@ import pytest
 
 from rocketmq_spark import errors
 from rocketmq_spark.base import codes
-from rocketmq_spark.grpc_proxy.facts import Code
 from rocketmq_spark.grpc_proxy.protos import broken, refused
+from rocketmq_spark.grpc_proxy.tables import Code
 from tests.grpc_proxy.scripted import status
 
 

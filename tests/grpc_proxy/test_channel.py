@@ -22,8 +22,8 @@ from rocketmq_spark.base.process import Living
 from rocketmq_spark.consumer.settings import MAX_WAIT_S, ConsumerSettings
 from rocketmq_spark.grpc_proxy import channel as channel_module
 from rocketmq_spark.grpc_proxy.channel import ProxyChannel, Tls
-from rocketmq_spark.grpc_proxy.facts import QUERY_ROUTE, RECEIVE_MESSAGE, SEND_MESSAGE, TELEMETRY, Code
 from rocketmq_spark.grpc_proxy.protos import proto
+from rocketmq_spark.grpc_proxy.tables import QUERY_ROUTE, RECEIVE_MESSAGE, SEND_MESSAGE, TELEMETRY, Code
 from tests.fix_clusters import Certificates
 from tests.grpc_proxy.scripted import acknowledge, route, serving, serving_bytes, status
 from tests.helpers import awaited
@@ -486,7 +486,7 @@ FORKING = """
 import os, sys, threading
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.grpc_proxy.channel import ProxyChannel
-from rocketmq_spark.grpc_proxy.facts import QUERY_ROUTE, RECEIVE_MESSAGE
+from rocketmq_spark.grpc_proxy.tables import QUERY_ROUTE, RECEIVE_MESSAGE
 from rocketmq_spark.grpc_proxy.protos import proto
 
 def asks():

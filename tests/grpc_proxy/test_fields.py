@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rocketmq_spark.grpc_proxy.facts import Code
 from rocketmq_spark.grpc_proxy.protos import VARINTS, content, number, proto
+from rocketmq_spark.grpc_proxy.tables import Code
 
 
 @pytest.mark.parametrize("value", [0, 1, 127, 128, 300, (1 << 14) - 1, 1 << 14, (1 << 31) - 1])

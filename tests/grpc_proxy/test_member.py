@@ -20,9 +20,9 @@ from rocketmq_spark.consumer import simple
 from rocketmq_spark.grpc_proxy import member as grpc_member
 from rocketmq_spark.grpc_proxy import proxy as grpc_proxy
 from rocketmq_spark.grpc_proxy.channel import Endpoints
-from rocketmq_spark.grpc_proxy.facts import Code, Encoding
 from rocketmq_spark.grpc_proxy.member import ProxyMember
 from rocketmq_spark.grpc_proxy.protos import proto
+from rocketmq_spark.grpc_proxy.tables import Code, Encoding
 from rocketmq_spark.model import NO_FILTER, Message
 from rocketmq_spark.model.message import PoppedMessage
 from tests.grpc_proxy.scripted import client, serving, status

@@ -10,10 +10,10 @@ import pytest
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import RemoteProtocolError
 from rocketmq_spark.grpc_proxy import member as grpc_member
-from rocketmq_spark.grpc_proxy.facts import Code, MessageType
 from rocketmq_spark.grpc_proxy.member import ProxyMember
 from rocketmq_spark.grpc_proxy.protos import proto
 from rocketmq_spark.grpc_proxy.sender import ProxySender
+from rocketmq_spark.grpc_proxy.tables import Code, MessageType
 from rocketmq_spark.model import NO_FILTER
 from rocketmq_spark.session import proxied
 from tests.grpc_proxy.scripted import client, route, serving, status

@@ -10,8 +10,8 @@ import pytest
 from rocketmq_spark import errors
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.grpc_proxy.channel import Keys
-from rocketmq_spark.grpc_proxy.facts import QUERY_ROUTE, AddressScheme, Code
 from rocketmq_spark.grpc_proxy.protos import proto
+from rocketmq_spark.grpc_proxy.tables import QUERY_ROUTE, AddressScheme, Code
 from tests.grpc_proxy.scripted import client, route, serving, status
 
 REQUEST = proto("QueryRouteRequest")()

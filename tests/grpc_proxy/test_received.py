@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from rocketmq_spark.grpc_proxy.facts import Encoding
 from rocketmq_spark.grpc_proxy.member import policy, popped
 from rocketmq_spark.grpc_proxy.protos import proto, set_ms, set_seconds
+from rocketmq_spark.grpc_proxy.tables import Encoding
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.session.proxied import unpack
 from rocketmq_spark.wire import compression

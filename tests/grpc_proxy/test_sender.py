@@ -15,9 +15,9 @@ import pytest
 from rocketmq_spark import errors
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Property, Response, SysFlag
-from rocketmq_spark.grpc_proxy.facts import Code, MessageType, Permission
 from rocketmq_spark.grpc_proxy.protos import proto
 from rocketmq_spark.grpc_proxy.sender import LANES, UNKNOWN_QUEUE, ProxySender, _Requests
+from rocketmq_spark.grpc_proxy.tables import Code, MessageType, Permission
 from rocketmq_spark.model import MessageQueue, SendRequest, SendStatus
 from rocketmq_spark.model.send import SentMessage, TransactionState
 from rocketmq_spark.producer.spool_bridge import is_transient

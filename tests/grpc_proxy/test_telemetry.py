@@ -13,10 +13,10 @@ import pytest
 
 from rocketmq_spark import errors
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.grpc_proxy.facts import Code
 from rocketmq_spark.grpc_proxy.member import ProxyMember
 from rocketmq_spark.grpc_proxy.protos import proto
 from rocketmq_spark.grpc_proxy.proxy import Telemetry
+from rocketmq_spark.grpc_proxy.tables import Code
 from rocketmq_spark.model import NO_FILTER
 from tests.grpc_proxy.scripted import client, serving, status
 from tests.helpers import RAISED

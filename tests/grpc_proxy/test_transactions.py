@@ -24,10 +24,10 @@ from rocketmq_spark.errors import (
     RocketMQError,
 )
 from rocketmq_spark.grpc_proxy.channel import Endpoints
-from rocketmq_spark.grpc_proxy.facts import ClientType, Code, MessageType, TransactionResolution, TransactionSource
-from rocketmq_spark.grpc_proxy.outgoing import RequestEncoder, Topic
+from rocketmq_spark.grpc_proxy.encoder import RequestEncoder, Topic
 from rocketmq_spark.grpc_proxy.protos import proto
 from rocketmq_spark.grpc_proxy.sender import ProxySender
+from rocketmq_spark.grpc_proxy.tables import ClientType, Code, MessageType, TransactionResolution, TransactionSource
 from rocketmq_spark.model import Message, MessageQueue, SendRequest
 from rocketmq_spark.model.message import PoppedMessage
 from rocketmq_spark.model.send import HalfCheck, HalfPlace, HalfState, SentMessage, TransactionState, content_of_stored

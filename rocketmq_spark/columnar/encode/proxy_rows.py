@@ -24,15 +24,15 @@ from rocketmq_spark.columnar.arrow import NOTHING, Flags, Ints, Pieces
 from rocketmq_spark.columnar.encode import properties
 from rocketmq_spark.columnar.encode.encoder import OVERHEAD, Checked, Encoded, Encoder, RowTopics
 from rocketmq_spark.columnar.encode.properties import BadRows, PropertyPieces, TextPieces, has_controls, with_controls
-from rocketmq_spark.grpc_proxy import outgoing
-from rocketmq_spark.grpc_proxy.facts import MessageType
-from rocketmq_spark.grpc_proxy.outgoing import ProxyBatch, ProxyEncoder, ProxyItem, ProxySendRequest
+from rocketmq_spark.grpc_proxy import encoder
+from rocketmq_spark.grpc_proxy.encoder import ProxyBatch, ProxyEncoder, ProxyItem, ProxySendRequest
 from rocketmq_spark.grpc_proxy.protos import MAP_KEY, MAP_VALUE, VARINTS, number, start
+from rocketmq_spark.grpc_proxy.tables import MessageType
 
 _TAGS, _KEYS, _GROUP, _PRIORITY = (
     name.encode() for name in (Property.TAGS, Property.KEYS, Property.SHARDING_KEY, Property.PRIORITY)
 )
-_TEXTS = {name.encode(): first for name, first in outgoing.TEXTS.items()}
+_TEXTS = {name.encode(): first for name, first in encoder.TEXTS.items()}
 _FIFO = number("SystemProperties", "message_type", MessageType.FIFO) + start("SystemProperties", "message_group")
 _FIRST = number("SystemProperties", "message_type", MessageType.PRIORITY) + start("SystemProperties", "priority")
 _COMMA = b","[0]
@@ -110,7 +110,7 @@ class ProxyPieces:
         elif name == _GROUP:
             self.groups = values if filled is None else pc.if_else(pa.array(filled), values, _NULL)
             parts = arrow.joined(_FIFO, _varints(arrow.lengths(values)), values)
-            normal = pa.scalar(outgoing.NORMAL, pa.binary())
+            normal = pa.scalar(encoder.NORMAL, pa.binary())
             self.system.column(parts if filled is None else pc.if_else(pa.array(filled), parts, normal))
         elif name == _PRIORITY:
             self.priorities = True
@@ -120,7 +120,7 @@ class ProxyPieces:
             sizes = arrow.lengths(values)
             value_sizes = _varints(sizes)
             entries = len(key) + arrow.lengths(value_sizes) + sizes
-            _add(self.fields, (outgoing.USER, _varints(entries), key, value_sizes, values), filled)
+            _add(self.fields, (encoder.USER, _varints(entries), key, value_sizes, values), filled)
 
     def entries(self, names: pa.Array, values: pa.Array, bounds: Ints) -> None:
         if not len(names):
@@ -131,7 +131,7 @@ class ProxyPieces:
         name_sizes, value_sizes = _varints(of_names), _varints(of_values)
         fixed = len(MAP_KEY) + len(MAP_VALUE) + arrow.lengths(name_sizes) + arrow.lengths(value_sizes)
         made = arrow.joined(
-            outgoing.USER,
+            encoder.USER,
             _varints(fixed + of_names + of_values),
             MAP_KEY,
             name_sizes,
@@ -232,11 +232,11 @@ class ProxyRowEncoder(Encoder):
         else:
             message.column(pa.array([each.first for each in common], pa.binary()).take(pa.array(topics.codes)))
         message.extend(pieces.fields)
-        _within(message, outgoing.SYSTEM, _system(common[0].system, ids[:, :-1], pieces))
+        _within(message, encoder.SYSTEM, _system(common[0].system, ids[:, :-1], pieces))
         body_sizes = arrow.lengths(checked.body)
-        _add(message, (outgoing.BODY, _varints(body_sizes), checked.body))
+        _add(message, (encoder.BODY, _varints(body_sizes), checked.body))
         field = Pieces(len(checked.body))
-        _within(field, outgoing.MESSAGE, message)
+        _within(field, encoder.MESSAGE, message)
         sizes = body_sizes + pieces.lengths + self.id_bytes + OVERHEAD
         return ProxyEncoded(field.joined(), ids, sizes, pieces.groups, pieces.priorities)
 
@@ -244,9 +244,9 @@ class ProxyRowEncoder(Encoder):
 def _system(first: bytes, ids: npt.NDArray[np.uint8], pieces: ProxyPieces) -> Pieces:
     """The encoded system properties of each row."""
     rows, width = ids.shape
-    kind = b"" if pieces.priorities or pieces.groups is not None else outgoing.NORMAL
+    kind = b"" if pieces.priorities or pieces.groups is not None else encoder.NORMAL
     made = Pieces(rows)
-    made.constant(first + kind + outgoing.TEXTS[Property.UNIQ_KEY] + VARINTS[width])
+    made.constant(first + kind + encoder.TEXTS[Property.UNIQ_KEY] + VARINTS[width])
     made.column(arrow.fixed(np.ascontiguousarray(ids)))
     made.extend(pieces.system)
     return made
@@ -270,11 +270,11 @@ def _add(pieces: Pieces, parts: tuple[pa.Array | bytes, ...], filled: Flags | No
 
 def _key_fields(keys: pa.Array) -> pa.Array:
     """One field for each key of a row."""
-    if not len(arrow.rows_with(keys, outgoing.KEY_SEPARATOR_BYTES)):
-        return arrow.joined(outgoing.KEY, _varints(arrow.lengths(keys)), keys)
-    split = pc.split_pattern(keys, outgoing.KEY_SEPARATOR_BYTES)
+    if not len(arrow.rows_with(keys, encoder.KEY_SEPARATOR_BYTES)):
+        return arrow.joined(encoder.KEY, _varints(arrow.lengths(keys)), keys)
+    split = pc.split_pattern(keys, encoder.KEY_SEPARATOR_BYTES)
     words = split.flatten()
-    fields = arrow.joined(outgoing.KEY, _varints(arrow.lengths(words)), words)
+    fields = arrow.joined(encoder.KEY, _varints(arrow.lengths(words)), words)
     return arrow.regrouped(
         fields, np.concatenate(([0], np.cumsum(pc.fill_null(pc.list_value_length(split), 0).to_numpy())))
     )

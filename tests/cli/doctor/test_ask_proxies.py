@@ -16,8 +16,8 @@ from rocketmq_spark.cli.connection import Target
 from rocketmq_spark.cli.doctor import command
 from rocketmq_spark.cli.doctor.command import Subject
 from rocketmq_spark.cli.doctor.findings import Finding, Level, at_brokers, at_proxies, of_proxies
-from rocketmq_spark.grpc_proxy.facts import Code, MessageType, Permission
 from rocketmq_spark.grpc_proxy.protos import proto
+from rocketmq_spark.grpc_proxy.tables import Code, MessageType, Permission
 from rocketmq_spark.localbroker import LocalBroker
 from tests.cli.conftest import documents
 from tests.fix_clusters import Certificates

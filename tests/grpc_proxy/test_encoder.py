@@ -6,9 +6,9 @@ import pytest
 
 from rocketmq_spark.base.codes import Property
 from rocketmq_spark.errors import MessageRefused
-from rocketmq_spark.grpc_proxy.facts import MessageType
-from rocketmq_spark.grpc_proxy.outgoing import ProxyBatch, ProxyEncoder, RequestEncoder, Topic
+from rocketmq_spark.grpc_proxy.encoder import ProxyBatch, ProxyEncoder, RequestEncoder, Topic
 from rocketmq_spark.grpc_proxy.protos import get_ms, proto
+from rocketmq_spark.grpc_proxy.tables import MessageType
 from rocketmq_spark.model.send import SentMessage
 
 TOPIC = Topic("t", "ns%t")

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from rocketmq_spark.base.codes import DELAY_LEVELS, KEY_SEPARATOR, RESERVED_PROPERTIES, Property, timer_due_ms
 from rocketmq_spark.errors import MessageRefused
-from rocketmq_spark.grpc_proxy.facts import Encoding, MessageType
 from rocketmq_spark.grpc_proxy.protos import MAP_KEY, MAP_VALUE, VARINTS, content, get_ms, number, proto, set_ms, start
+from rocketmq_spark.grpc_proxy.tables import Encoding, MessageType
 from rocketmq_spark.model.send import SendRequest, SentMessage
 from rocketmq_spark.options.parsing import positive_duration
 
