@@ -136,10 +136,10 @@ def test_tls_keys_and_order_of_the_options_reach_the_client():
     keys = {"accessKey": "a", "secretKey": "s", "securityToken": "t"}
     given = options.parse({**OVER_GRPC, **files, **keys, "group": "g", "ordered": "true"}).for_role("consumer")
     for client in (session.pop_member(given), session.sender(given)):
-        access = client._proxy.access
+        access = client._proxy.connect_options
         assert (access.tls, access.keys()) == (Tls("ca", "cert", "key", "name"), Keys("a", "s", "t"))
     member, plain = session.pop_member(given), session.pop_member(parsed(group="g"))
-    assert (plain._proxy.access.tls, plain._proxy.access.keys()) == (None, None)
+    assert (plain._proxy.connect_options.tls, plain._proxy.connect_options.keys()) == (None, None)
     assert [each._settings().subscription.fifo for each in (member, plain)] == [True, False]
     assert member._unpack is proxied.unpack
 

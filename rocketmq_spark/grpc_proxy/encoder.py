@@ -13,29 +13,46 @@ from typing import Any, NamedTuple
 
 from rocketmq_spark.base.codes import DELAY_LEVELS, KEY_SEPARATOR, RESERVED_PROPERTIES, Property, timer_due_ms
 from rocketmq_spark.errors import MessageRefused
-from rocketmq_spark.grpc_proxy.protos import MAP_KEY, MAP_VALUE, VARINTS, content, get_ms, number, proto, set_ms, start
+from rocketmq_spark.grpc_proxy.protos import (
+    MAP_KEY,
+    MAP_VALUE,
+    VARINTS,
+    content_field,
+    field_key,
+    get_ms,
+    number_field,
+    proto,
+    set_ms,
+)
 from rocketmq_spark.grpc_proxy.tables import Encoding, MessageType
 from rocketmq_spark.model.send import SendRequest, SentMessage
 from rocketmq_spark.options.parsing import positive_duration
 
 # Properties that the Proxy sets itself.
-LEFT_OUT = frozenset((Property.WAIT, Property.INSTANCE_ID))
-_TIMING = frozenset((Property.DELAY, Property.TIMER_DELAY_SEC, Property.TIMER_DELAY_MS, Property.TIMER_DELIVER_MS))
+PROXY_PROPERTIES = frozenset((Property.WAIT, Property.INSTANCE_ID))
+_DELAY_PROPERTIES = frozenset(
+    (Property.DELAY, Property.TIMER_DELAY_SEC, Property.TIMER_DELAY_MS, Property.TIMER_DELIVER_MS)
+)
 # Properties of messages with another type than NORMAL, which are sent alone in a request.
-_TYPES = frozenset((Property.SHARDING_KEY, Property.PRIORITY, Property.TRANSACTION_PREPARED, *_TIMING))
+_TYPED_PROPERTIES = frozenset(
+    (Property.SHARDING_KEY, Property.PRIORITY, Property.TRANSACTION_PREPARED, *_DELAY_PROPERTIES)
+)
 KEY_SEPARATOR_BYTES = KEY_SEPARATOR.encode()
 # The encoded beginnings of a message in a request, and of a user property in a message.
-MESSAGE, USER = start("SendMessageRequest", "messages"), start("Message", "user_properties")
-SYSTEM, BODY = start("Message", "system_properties"), start("Message", "body")
-KEY = start("SystemProperties", "keys")
-TEXTS = {
-    Property.TAGS: start("SystemProperties", "tag"),
-    Property.UNIQ_KEY: start("SystemProperties", "message_id"),
+MESSAGE_FIELD, USER_PROPERTY_FIELD = (
+    field_key("SendMessageRequest", "messages"),
+    field_key("Message", "user_properties"),
+)
+SYSTEM_FIELD, BODY_FIELD = field_key("Message", "system_properties"), field_key("Message", "body")
+KEYS_FIELD = field_key("SystemProperties", "keys")
+TEXT_FIELDS = {
+    Property.TAGS: field_key("SystemProperties", "tag"),
+    Property.UNIQ_KEY: field_key("SystemProperties", "message_id"),
 }
-NORMAL = number("SystemProperties", "message_type", MessageType.NORMAL)
+NORMAL_TYPE_FIELD = number_field("SystemProperties", "message_type", MessageType.NORMAL)
 
 
-class Topic(NamedTuple):
+class EncodedTopic(NamedTuple):
     """A topic's name for users, and on the wire."""
 
     name: str
@@ -47,21 +64,21 @@ class ProxySendRequest(NamedTuple):
 
     data: bytes
     ids: str
-    delayed: bool = False
+    is_delayed: bool = False
 
 
 class ProxyItem:
-    """A message as a field of a request. Messages with the same ``line`` are sent alone, one after the other; messages without
+    """A message as a field of a request. Messages with the same ``order_key`` are sent alone, one after the other; messages without
     one are sent together.
     """
 
-    __slots__ = ("data", "delayed", "line", "msg_id")
+    __slots__ = ("data", "is_delayed", "msg_id", "order_key")
 
-    def __init__(self, data: bytes, msg_id: str, line: Hashable = None, delayed: bool = False) -> None:
+    def __init__(self, data: bytes, msg_id: str, order_key: Hashable = None, is_delayed: bool = False) -> None:
         self.data = data
         self.msg_id = msg_id
-        self.line = line
-        self.delayed = delayed
+        self.order_key = order_key
+        self.is_delayed = is_delayed
 
     def __len__(self) -> int:
         return len(self.data)
@@ -81,26 +98,31 @@ class ProxyBatch:
     @classmethod
     def of(cls, items: Iterable[ProxyItem]) -> ProxyBatch:
         normal: list[ProxyItem] = []
-        lines: dict[Hashable, list[ProxySendRequest]] = {}
+        chains: dict[Hashable, list[ProxySendRequest]] = {}
         for item in items:
-            if item.line is None:
+            if item.order_key is None:
                 normal.append(item)
             else:
-                lines.setdefault(item.line, []).append(ProxySendRequest(item.data, item.msg_id, item.delayed))
+                chains.setdefault(item.order_key, []).append(ProxySendRequest(item.data, item.msg_id, item.is_delayed))
         if not normal:
-            return cls(list(lines.values()))
+            return cls(list(chains.values()))
         data, ids = b"".join([item.data for item in normal]), ",".join([item.msg_id for item in normal])
-        return cls([[ProxySendRequest(data, ids)], *lines.values()])
+        return cls([[ProxySendRequest(data, ids)], *chains.values()])
 
     def __len__(self) -> int:
         return self._size
 
     def messages(self) -> list[SentMessage]:
-        read = proto("SendMessageRequest").FromString
-        return [_sent(one) for chain in self.chains for request in chain for one in read(request.data).messages]
+        decode = proto("SendMessageRequest").FromString
+        return [
+            _decoded_message(message)
+            for chain in self.chains
+            for request in chain
+            for message in decode(request.data).messages
+        ]
 
 
-def _sent(message: Any) -> SentMessage:
+def _decoded_message(message: Any) -> SentMessage:
     """Decodes an encoded message; properties that the Proxy sets itself are missing."""
     system, properties = message.system_properties, dict(message.user_properties)
     if system.HasField("tag"):
@@ -127,14 +149,14 @@ class ProxyEncoder:
         self._on_wire = on_wire
         self._host = host
         self._messages_of = messages_of
-        self._last = "", 0, RequestEncoder(Topic("", ""), 0, host)
+        self._last_encoder = "", 0, RequestEncoder(EncodedTopic("", ""), 0, host)
 
     def of(self, topic: str, born_ms: int) -> RequestEncoder:
         """The encoder of messages for a topic with this born time."""
-        known, at_ms, made = self._last
+        known, at_ms, made = self._last_encoder
         if (known, at_ms) != (topic, born_ms):
-            made = RequestEncoder(Topic(topic, self._on_wire(topic)), born_ms, self._host)
-            self._last = topic, born_ms, made
+            made = RequestEncoder(EncodedTopic(topic, self._on_wire(topic)), born_ms, self._host)
+            self._last_encoder = topic, born_ms, made
         return made
 
     def item(self, topic: str, body: bytes | memoryview, properties: str, flag: int, born_ms: int) -> ProxyItem:
@@ -154,102 +176,106 @@ class ProxyEncoder:
 class RequestEncoder:
     """Encodes messages of one topic and born time. Their common fields are encoded once; bodies are copied once.
 
-    ``first`` are the common fields of the messages, and ``system`` those of their system properties.
+    ``common_fields`` are the common fields of the messages, and ``common_system_fields`` those of their system properties.
     """
 
-    def __init__(self, topic: Topic, born_ms: int, host: str) -> None:
+    def __init__(self, topic: EncodedTopic, born_ms: int, host: str) -> None:
         self._topic = topic
         self._born_ms = born_ms
-        self.first = content("Message", "topic", content("Resource", "name", topic.on_wire.encode()))
-        self.system = b"".join(
+        self.common_fields = content_field(
+            "Message", "topic", content_field("Resource", "name", topic.on_wire.encode())
+        )
+        self.common_system_fields = b"".join(
             (
-                number("SystemProperties", "body_encoding", Encoding.IDENTITY),
-                content("SystemProperties", "born_timestamp", _moment(born_ms)),
-                content("SystemProperties", "born_host", host.encode()),
+                number_field("SystemProperties", "body_encoding", Encoding.IDENTITY),
+                content_field("SystemProperties", "born_timestamp", _timestamp(born_ms)),
+                content_field("SystemProperties", "born_host", host.encode()),
             )
         )
-        self._named: dict[str, bytes] = {}
+        self._map_keys: dict[str, bytes] = {}
 
-    def __call__(self, part: SentMessage) -> ProxyItem:
+    def __call__(self, message: SentMessage) -> ProxyItem:
         """Encodes a message. Raises ``MessageRefused`` for properties that the Proxy has no field for."""
-        size, properties = len(part.body), part.properties
-        head = self._head(part) + BODY + VARINTS[size]
+        size, properties = len(message.body), message.properties
+        head = self._head(message) + BODY_FIELD + VARINTS[size]
         data, msg_id = (
-            b"".join((MESSAGE, VARINTS[len(head) + size], head, part.body)),
+            b"".join((MESSAGE_FIELD, VARINTS[len(head) + size], head, message.body)),
             properties.get(Property.UNIQ_KEY, ""),
         )
-        if _TYPES.isdisjoint(properties):
+        if _TYPED_PROPERTIES.isdisjoint(properties):
             return ProxyItem(data, msg_id)
-        line: Hashable = properties.get(Property.SHARDING_KEY)
-        delayed = not _TIMING.isdisjoint(properties)
-        return ProxyItem(data, msg_id, object() if line is None else line, delayed)
+        order_key: Hashable = properties.get(Property.SHARDING_KEY)
+        is_delayed = not _DELAY_PROPERTIES.isdisjoint(properties)
+        return ProxyItem(data, msg_id, object() if order_key is None else order_key, is_delayed)
 
-    def _head(self, part: SentMessage) -> bytes:
+    def _head(self, message: SentMessage) -> bytes:
         """All fields of a message except its body."""
-        if part.flag:
+        if message.flag:
             raise MessageRefused(
-                f"the message's flag is {part.flag}, which gRPC cannot transport; expected 0",
+                f"the message's flag is {message.flag}, which gRPC cannot transport; expected 0",
                 topic=self._topic.name,
                 remedy="Send it as a property, or with transport=remoting",
             )
-        fields, system, typed = self.first, self.system, False
-        for name, value in part.properties.items():
+        fields, system, has_type = self.common_fields, self.common_system_fields, False
+        for name, value in message.properties.items():
             data = value.encode()
-            if name in TEXTS:
-                system += TEXTS[name] + VARINTS[len(data)] + data
+            if name in TEXT_FIELDS:
+                system += TEXT_FIELDS[name] + VARINTS[len(data)] + data
             elif name not in RESERVED_PROPERTIES:
-                key = self._named.get(name) or self.name(name)
+                key = self._map_keys.get(name) or self.name(name)
                 entry = key + VARINTS[len(data)] + data
-                fields += USER + VARINTS[len(entry)] + entry
+                fields += USER_PROPERTY_FIELD + VARINTS[len(entry)] + entry
             elif name == Property.KEYS:
-                system += b"".join([KEY + VARINTS[len(key)] + key for key in data.split(KEY_SEPARATOR_BYTES)])
-            elif name in _TYPES:
-                typed = True
-            elif name not in LEFT_OUT:
+                system += b"".join([KEYS_FIELD + VARINTS[len(key)] + key for key in data.split(KEY_SEPARATOR_BYTES)])
+            elif name in _TYPED_PROPERTIES:
+                has_type = True
+            elif name not in PROXY_PROPERTIES:
                 raise MessageRefused(
                     f"property {name} cannot be sent through the Proxy over gRPC", topic=self._topic.name
                 )
-        system += self._typed(part.properties) if typed else NORMAL
-        return fields + SYSTEM + VARINTS[len(system)] + system
+        system += self._type_fields(message.properties) if has_type else NORMAL_TYPE_FIELD
+        return fields + SYSTEM_FIELD + VARINTS[len(system)] + system
 
     def name(self, name: str) -> bytes:
         """The encoded beginning of an entry of the user's properties, with its name."""
         data = name.encode()
-        self._named[name] = made = MAP_KEY + VARINTS[len(data)] + data + MAP_VALUE
-        return made
+        self._map_keys[name] = start = MAP_KEY + VARINTS[len(data)] + data + MAP_VALUE
+        return start
 
-    def _typed(self, properties: Mapping[str, str]) -> bytes:
+    def _type_fields(self, properties: Mapping[str, str]) -> bytes:
         """The message's type, and the fields of that type. A message has only one type."""
-        found = {}
+        fields_by_type = {}
         if Property.SHARDING_KEY in properties:
             group = properties[Property.SHARDING_KEY].encode()
-            found[MessageType.FIFO] = content("SystemProperties", "message_group", group)
+            fields_by_type[MessageType.FIFO] = content_field("SystemProperties", "message_group", group)
         due_ms = _due_ms(properties, self._born_ms, self._topic.name)
         if due_ms is not None:
-            found[MessageType.DELAY] = content("SystemProperties", "delivery_timestamp", _moment(due_ms))
+            fields_by_type[MessageType.DELAY] = content_field(
+                "SystemProperties", "delivery_timestamp", _timestamp(due_ms)
+            )
         if Property.TRANSACTION_PREPARED in properties:
-            found[MessageType.TRANSACTION] = b""
+            fields_by_type[MessageType.TRANSACTION] = b""
         if Property.PRIORITY in properties:
             priority = int(properties[Property.PRIORITY])
-            found[MessageType.PRIORITY] = number("SystemProperties", "priority", priority)
-        if len(found) > 1:
-            names = " and ".join(kind.name for kind in found)
+            fields_by_type[MessageType.PRIORITY] = number_field("SystemProperties", "priority", priority)
+        if len(fields_by_type) > 1:
+            names = " and ".join(message_type.name for message_type in fields_by_type)
             raise MessageRefused(
                 f"the message is {names}, and over gRPC it can have only one of these", topic=self._topic.name
             )
-        ((kind, fields),) = found.items()
-        return _type(kind) + fields
+        ((message_type, fields),) = fields_by_type.items()
+        return _type_field(message_type) + fields
 
 
-def _type(kind: MessageType) -> bytes:
-    return number("SystemProperties", "message_type", kind)
+def _type_field(message_type: MessageType) -> bytes:
+    return number_field("SystemProperties", "message_type", message_type)
 
 
-def _moment(epoch_ms: int) -> bytes:
+def _timestamp(epoch_ms: int) -> bytes:
     """The encoded fields of a ``Timestamp``."""
-    made = proto("SystemProperties")().born_timestamp
-    set_ms(made, epoch_ms)
-    return bytes(made.SerializeToString())
+    timestamp = proto("SystemProperties")().born_timestamp
+    set_ms(timestamp, epoch_ms)
+    return bytes(timestamp.SerializeToString())
 
 
 def _due_ms(properties: Mapping[str, str], born_ms: int, topic: str) -> int | None:

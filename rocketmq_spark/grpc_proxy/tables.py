@@ -178,8 +178,8 @@ class Rpc(NamedTuple):
     name: str
     request: str
     response: str
-    asks_many: bool = False
-    answers_many: bool = False
+    client_streaming: bool = False
+    server_streaming: bool = False
 
     @property
     def path(self) -> str:
@@ -195,7 +195,7 @@ SEND_MESSAGE = _rpc("SendMessage")
 RECALL_MESSAGE = _rpc("RecallMessage")
 END_TRANSACTION = _rpc("EndTransaction")
 QUERY_ASSIGNMENT = _rpc("QueryAssignment")
-RECEIVE_MESSAGE = Rpc("ReceiveMessage", "ReceiveMessageRequest", "ReceiveMessageResponse", answers_many=True)
+RECEIVE_MESSAGE = Rpc("ReceiveMessage", "ReceiveMessageRequest", "ReceiveMessageResponse", server_streaming=True)
 ACK_MESSAGE = _rpc("AckMessage")
 CHANGE_INVISIBLE_DURATION = _rpc("ChangeInvisibleDuration")
 FORWARD_TO_DEAD_LETTER_QUEUE = _rpc("ForwardMessageToDeadLetterQueue")

@@ -37,7 +37,7 @@ def _proxy(options: Options) -> Proxy:
     """Create the connection to the endpoints in ``options``."""
     try:
         from rocketmq_spark.grpc_proxy.channel import Keys, Tls
-        from rocketmq_spark.grpc_proxy.proxy import Access, Proxy
+        from rocketmq_spark.grpc_proxy.proxy import Proxy, ProxyConnectOptions
     except ModuleNotFoundError as e:
         raise OptionError(
             f"option 'transport' is 'grpc', which needs grpcio and protobuf here: {e}",
@@ -51,7 +51,7 @@ def _proxy(options: Options) -> Proxy:
         return None if now is None else Keys(now.access_key, now.secret_key, now.security_token)
 
     tls = Tls(options.tls_ca_file, options.tls_cert_file, options.tls_key_file, options.tls_server_name)
-    access = Access(
+    access = ProxyConnectOptions(
         options.proxy_endpoint,
         scope_of(options).on_wire,
         keys,

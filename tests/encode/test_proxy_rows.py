@@ -77,7 +77,7 @@ def one_by_one(items, topic="t"):
 def read(made):
     """What the requests of a batch say, with the ids that their answers are compared with."""
     parse = proto("SendMessageRequest").FromString
-    return [[(list(parse(each.data).messages), each.ids, each.delayed) for each in chain] for chain in made.chains]
+    return [[(list(parse(each.data).messages), each.ids, each.is_delayed) for each in chain] for chain in made.chains]
 
 
 def whole(made):

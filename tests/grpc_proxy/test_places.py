@@ -31,7 +31,7 @@ def test_a_broker_that_a_topic_gets_later_is_asked_too(monkeypatch: pytest.Monke
             made.assignments.add().message_queue.broker.name = name
         return made
 
-    monkeypatch.setattr(grpc_member, "_PLACES_S", 0.0)
+    monkeypatch.setattr(grpc_member, "_ASSIGNMENT_AGE_S", 0.0)
     with giving(b"x", QueryAssignment=assigned) as member:
         assert member.places("t", Deadline.after(30)) == 1
         brokers.append("broker-b")

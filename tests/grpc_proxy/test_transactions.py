@@ -24,7 +24,7 @@ from rocketmq_spark.errors import (
     RocketMQError,
 )
 from rocketmq_spark.grpc_proxy.channel import Endpoints
-from rocketmq_spark.grpc_proxy.encoder import RequestEncoder, Topic
+from rocketmq_spark.grpc_proxy.encoder import EncodedTopic, RequestEncoder
 from rocketmq_spark.grpc_proxy.protos import proto
 from rocketmq_spark.grpc_proxy.sender import ProxySender
 from rocketmq_spark.grpc_proxy.tables import ClientType, Code, MessageType, TransactionResolution, TransactionSource
@@ -342,7 +342,7 @@ def test_of_groups_that_share_a_topic_one_that_is_there_is_asked() -> None:
         leave_b(soon())
         scripted.ask("t")
         assert asked.get(timeout=10) == "a"
-        sender._transactions._beat()
+        sender._transactions._send_heartbeats()
         eventually(lambda: [topic.name for topic in scripted.settings[-1].publishing.topics] == ["t"])
         leave_a(soon())
 
@@ -465,4 +465,4 @@ def test_of_two_endpoints_the_one_that_asked_is_answered() -> None:
 def test_a_half_message_is_of_no_other_type() -> None:
     both = SentMessage(b"x", {**PART.properties, Property.SHARDING_KEY: "a"})
     with pytest.raises(MessageRefused, match="FIFO and TRANSACTION"):
-        RequestEncoder(Topic("t", "t"), 5, "h")(both)
+        RequestEncoder(EncodedTopic("t", "t"), 5, "h")(both)
