@@ -1,11 +1,11 @@
-"""gRPC channels to the endpoints of a Proxy, the choice of an endpoint for each call, and the signature of a call.
+"""gRPC channels to the endpoints of a Proxy.
 
-Every endpoint serves every topic, so ``Endpoints`` uses another one while the preferred one does not answer. ``metadata``
-mirrors ``org.apache.rocketmq.client.java.rpc.Signature``: only the date is signed.
+``Endpoints`` chooses an endpoint for each call. Every endpoint serves every topic, so ``Endpoints`` chooses another one while the
+preferred endpoint does not answer. ``metadata`` signs a call as ``org.apache.rocketmq.client.java.rpc.Signature`` does: it signs
+only the date. ``ProxyChannel`` converts gRPC errors to a ``RocketMQError``.
 
-gRPC does not survive a fork. So a channel is opened with its first call and kept per process, and if the
-parent has opened one, its child opens none, because the child's calls would never end.
-This module converts gRPC errors to a ``RocketMQError``.
+gRPC does not survive a fork. So a channel is opened with its first call and belongs to one process. If a process has opened a
+channel, its forked children open none, because the calls of a child would never end.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ from rocketmq_spark.grpc_proxy.protos import error_from_grpc, proto
 from rocketmq_spark.grpc_proxy.tables import TELEMETRY, Rpc
 from rocketmq_spark.options import paths
 
-# Minimum time for which an endpoint is avoided after it could not be reached or did not answer in time, if there is another one.
+# Minimum time for which calls avoid an endpoint after a failed connection or a time-out, if there is another endpoint.
 AVOID_S = 5.0
 
 
 class Endpoints:
-    """The addresses of a Proxy, and until when each is avoided (seconds of a monotonic clock)."""
+    """The addresses of a Proxy, and the endpoints that calls avoid at the moment."""
 
     def __init__(self, addresses: Sequence[str]) -> None:
         self.addresses = tuple(addresses)
-        self._avoided_until: dict[str, float] = {}
-        self._verified: set[str] = set()
-        self._next_start = 0
+        self._avoided_until: dict[str, float] = {}  # seconds of a monotonic clock, by address
+        self._verified: set[str] = set()  # addresses that have answered since their last failure
+        self._next_start = 0  # index of the endpoint that the next call without a preferred endpoint tries first
         self._lock = threading.Lock()
 
     def choose(self, preferred: str | None, now: float) -> str:
-        """``preferred``, or without one the next in turn. If it is avoided, the first after it that is not; if all are avoided,
-        itself.
+        """Return the ``preferred`` address; without one, the addresses take turns. If calls avoid this address, return the next
+        one that they do not avoid. If they avoid all addresses, return this address all the same.
         """
         with self._lock:
             if preferred in self.addresses:
@@ -63,25 +63,27 @@ class Endpoints:
             )
 
     def record_failure(self, address: str, now: float, avoid_s: float = AVOID_S) -> None:
-        """Note that an endpoint could not be reached, or did not answer."""
+        """Record that an endpoint could not be reached or did not answer. Calls avoid it for ``avoid_s``."""
         with self._lock:
             self._avoided_until[address] = now + avoid_s
             self._verified.discard(address)
 
     def record_contact(self, address: str) -> None:
-        """Note that an endpoint answered, even with an error."""
+        """Record that an endpoint answered, even with an error. Calls avoid it no longer."""
         if address in self._avoided_until:
             with self._lock:
                 self._avoided_until.pop(address, None)
 
     def record_answer(self, address: str) -> None:
-        """Note a real answer of an endpoint, not a time-out of this client. From now on it may get a call's whole time."""
+        """Record an answer without a gRPC error. From now on, a call to this endpoint may use the whole time of its deadline."""
         self._verified.add(address)
         self.record_contact(address)
 
     def time_slice(self, address: str, deadline: Deadline, untried: int) -> Deadline:
-        """The time for a call to ``address``, one of ``untried`` endpoints that can still be tried. An endpoint that has never
-        answered gets only a part, because an address that drops all packets causes no error before the time is over.
+        """Return the deadline of a call to ``address`` if ``untried`` endpoints, this one included, can still be tried.
+
+        An endpoint that has not answered yet gets only a part of the remaining time, because an address that drops all packets
+        causes no error before the time is over.
         """
         return deadline if address in self._verified else deadline.within(deadline.remaining() / untried)
 
@@ -102,7 +104,7 @@ class Keys(NamedTuple):
 
 
 def metadata(client_id: str, version: str, request_id: str, now: datetime, keys: Keys | None) -> list[tuple[str, str]]:
-    """The headers of one call at ``now``. The Proxy requires a ``client_id`` in every call."""
+    """Return the headers of one call at ``now``. The Proxy requires a ``client_id`` in every call."""
     date = now.astimezone(UTC).strftime("%Y%m%dT%H%M%SZ")
     headers = [
         ("x-mq-language", "PYTHON"),
@@ -126,33 +128,34 @@ def metadata(client_id: str, version: str, request_id: str, now: datetime, keys:
     return headers
 
 
-# A Proxy accepts 130 MiB, and its answers may be as large as those of its brokers. Keepalive as in RocketMQ's Java client.
+# A Proxy accepts requests of up to 130 MiB, and its answers may be as large as those of its brokers.
 _MAX_MESSAGE_BYTES = 128 << 20
-_KEEPALIVE_MS, _KEEPALIVE_TIMEOUT_MS = 30_000, 10_000
+_KEEPALIVE_MS, _KEEPALIVE_TIMEOUT_MS = 30_000, 10_000  # as in RocketMQ's Java client
 _IDLE_MS = 100_000  # a connection without calls is closed after this time, as over remoting
-MAX_PUSHED_BYTES = (
-    16 << 20
-)  # the largest message that a Proxy may send unasked, unless option 'maxMessageSize' is larger
-# The answer to a ping waits behind messages that are under way, which takes as long as they do. gRPC pings with each of them, to
-# measure the connection; so this must be longer than a consumer waits for messages. By itself gRPC waits a minute.
+# The largest message of a telemetry stream, unless option 'maxMessageSize' is larger. A Proxy sends these without a request.
+MAX_PUSHED_BYTES = 16 << 20
+# gRPC pings while messages arrive, to measure the connection, and the answer to a ping waits behind these messages. So this time
+# must be longer than a consumer waits for messages. gRPC's default is a minute.
 _PING_TIMEOUT_MS = 30_000
 _FIRST_RECONNECT_MS, _MAX_RECONNECT_MS = 100, 2_000
-# One attempt to connect takes at most this, whatever option 'connectTimeout' says: it goes on after the call that wanted it.
+# Maximum time of one attempt to connect, even if option 'connectTimeout' is longer. gRPC continues an attempt after the end of
+# the call that started it.
 _MAX_CONNECT_MS = 20_000
 
-# gRPC counts a call before it starts the thread for its answers. If the system has no thread, the channel delivers no answers any
-# more, and closing or finalizing it waits forever. Such a channel is useless, and kept here so that it is never finalized.
+# gRPC counts a call before it starts the thread for its answers. If the system has no thread, the channel never delivers answers
+# again, and closing or finalizing the channel waits forever. This list keeps such channels, so that they are never finalized.
 _leaked_channels: list[grpc.Channel] = []
 
 _MAX_TIMEOUT_S = 365 * 86_400.0
-_grpc_processes: set[int] = set()  # the processes that have opened a channel: this one, or one from which it was forked
+# Ids of processes that have opened a channel: this process, and those from which it was forked.
+_grpc_processes: set[int] = set()
 
 Headers = Callable[[], list[tuple[str, str]]]
 OnAnswer = Callable[[Any], None]
 
 
 class Tls(NamedTuple):
-    """PEM files; the server's certificate must have ``server_name`` instead of the host name of the connection."""
+    """Paths of PEM files. The server's certificate must have ``server_name``; without it, the host name of the connection."""
 
     ca_file: str | None = None
     cert_file: str | None = None
@@ -179,23 +182,24 @@ class ProxyChannel:
         self._headers = headers
         self._tls = tls
         self._connect_timeout_s = connect_timeout_s
-        self._lock = threading.Lock()  # never held while something may wait
+        self._lock = threading.Lock()  # no thread waits for anything while it holds this lock
         self._files_lock = threading.Lock()  # held while the TLS files are read
         self._channel: grpc.Channel | None = None
-        self._multi_callables: dict[str, Any] = {}
+        self._multi_callables: dict[str, Any] = {}  # gRPC's callables of ``_channel``, by name of the rpc
         self._closed = False
         self._tls_files = None if tls is None else Reloaded(tls[:3], functools.partial(_credentials, tls))
-        self._used_credentials: grpc.ChannelCredentials | None = None
-        self._ends_with_connection = False  # because the TLS files cannot be read any more
-        # Streams and asynchronous calls that ``close`` ends, also those of replaced channels.
+        self._used_credentials: grpc.ChannelCredentials | None = None  # the credentials of ``_channel``
+        # Whether the channel is dropped when its connection ends, because the TLS files cannot be read any more.
+        self._ends_with_connection = False
+        # Streams and asynchronous calls, which ``close`` cancels. Those of replaced channels are included.
         self._active_calls: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._lacks_threads = False
+        self._lacks_threads = False  # whether the system had no thread for the last call
         self._last_used = time.monotonic()
         self._pending_calls = 0  # calls of ``invoke`` that have no answer yet
         _all_channels.add(self)
 
     def invoke(self, rpc: Rpc, request: Any, deadline: Deadline) -> Any:
-        """Make one call and return its answer. Raises ``ConnectionLost``, ``CallTimeout`` and others."""
+        """Make one call and return its answer, whose status may be an error. Raises ``ConnectionLost``, ``CallTimeout``, ..."""
         with self._lock:
             self._pending_calls += 1
         try:
@@ -210,7 +214,7 @@ class ProxyChannel:
                 self._last_used = time.monotonic()
 
     def invoke_async(self, rpc: Rpc, request: Any, deadline: Deadline, on_answer: OnAnswer) -> None:
-        """Make one call. ``on_answer`` is called once, on a thread of gRPC, with the answer or a ``RocketMQError``."""
+        """Make one call. A thread of gRPC calls ``on_answer`` once, with the answer or a ``RocketMQError``."""
         call = self._start_call(
             rpc, lambda callable_: callable_.future(request, timeout=_timeout_s(deadline), metadata=self._headers())
         )
@@ -227,19 +231,19 @@ class ProxyChannel:
         call.add_done_callback(on_end)
 
     def stream(self, rpc: Rpc, request: Any, deadline: Deadline | None) -> Any:
-        """Start a call with many answers, which ``answers`` yields. Its ``cancel`` ends it."""
+        """Start a call with many answers and return gRPC's object, whose ``cancel`` ends the call. See ``answers``."""
         timeout = None if deadline is None else _timeout_s(deadline)
         return self._start_call(rpc, lambda call: call(request, timeout=timeout, metadata=self._headers()))
 
     def answers(self, call: Any) -> Iterator[Any]:
-        """The answers of a ``stream``."""
+        """Yield the answers of a call that ``stream`` returned."""
         try:
             yield from call
         except grpc.RpcError as e:
             raise self._call_error(e) from e
 
     def close(self) -> None:
-        """Close the channel: running and later calls fail."""
+        """Close the channel. Running and later calls fail."""
         with self._lock:
             self._closed = True
             channel, self._channel = self._channel, None
@@ -252,10 +256,10 @@ class ProxyChannel:
 
     def close_idle(self, now: float) -> None:
         """Close the connection, and end attempts to connect, if there has been no call for ``_IDLE_MS``. A later call opens a new
-        one. Does not wait, because calls of other channels do this.
+        connection. This method does not wait, because calls of other channels call it.
         """
         if not self._lock.acquire(blocking=False):
-            return  # it is in use
+            return  # the channel is in use
         try:
             if self._channel is None or self._pending_calls or 1000 * (now - self._last_used) < _IDLE_MS:
                 return
@@ -265,8 +269,9 @@ class ProxyChannel:
             is_watched = self._ends_with_connection
         finally:
             self._lock.release()
-        if is_watched:  # gRPC first waits for the thread that watches the connection
-            with contextlib.suppress(RuntimeError):  # there can be no more threads: it ends with its last reference
+        if is_watched:  # ``close`` of gRPC waits for the thread that watches the connection, so another thread calls it
+            # If no thread can start, the channel is closed with its last reference.
+            with contextlib.suppress(RuntimeError):
                 start_thread("rocketmq-grpc-close", channel.close)
         else:
             channel.close()
@@ -275,9 +280,8 @@ class ProxyChannel:
         """Start a call, and make sure that gRPC has a thread to deliver its answers."""
         try:
             if self._lacks_threads:
-                start_thread(
-                    "rocketmq-grpc", _do_nothing
-                ).join()  # while threads are missing, at most one channel is lost
+                # Try to start a thread first: while the system has none, this method leaks no further channel.
+                start_thread("rocketmq-grpc", _do_nothing).join()
                 self._lacks_threads = False
             call = start(self._multi_callable(rpc))
             with self._lock:
@@ -305,10 +309,8 @@ class ProxyChannel:
                     raise ClosedError("the channel was closed", self.address)
                 if self._channel is None:
                     self._channel = self._open(credentials)
-                channel, multi_callables = (
-                    self._channel,
-                    self._multi_callables,
-                )  # taken together, because another thread may replace both
+                # Read both under the lock, because another thread may replace them.
+                channel, multi_callables = self._channel, self._multi_callables
             kind = f"{'stream' if rpc.client_streaming else 'unary'}_{'stream' if rpc.server_streaming else 'unary'}"
             multi_callable = multi_callables[rpc.name] = getattr(channel, kind)(
                 rpc.path,
@@ -321,7 +323,7 @@ class ProxyChannel:
         _grpc_processes.add(os.getpid())
         if len(_grpc_processes) > 1:
             raise ClosedError(
-                "there is no gRPC in this process, for it was forked from one that had used it",
+                "gRPC does not work in this process, because it was forked from a process that had used gRPC",
                 self.address,
                 remedy="Start the process with multiprocessing's 'spawn' or 'forkserver', or before the first use of gRPC",
             )
@@ -340,7 +342,8 @@ class ProxyChannel:
             ("grpc.use_local_subchannel_pool", 1),
             ("grpc.service_config", _service_config(self._max_pushed_bytes)),
         ]
-        target = f"dns:///{self.address}"  # gRPC would take a host with the name of a scheme, such as unix:8081, for that scheme
+        # Without ``dns:``, gRPC reads a host that has the name of a scheme, such as unix:8081, as that scheme.
+        target = f"dns:///{self.address}"
         if self._tls is None:
             return grpc.insecure_channel(target, options)
         if isinstance(credentials, OptionError):
@@ -351,7 +354,7 @@ class ProxyChannel:
         return grpc.secure_channel(target, credentials, options)
 
     def _not_sent_error(self, error: ValueError) -> RocketMQError:
-        """The error of a call that was not made: one of this package, or gRPC's for a closed channel."""
+        """Return the error of a call that was not made. gRPC raises ``ValueError`` for a closed channel."""
         return (
             error if isinstance(error, RocketMQError) else ClosedError(f"the channel was closed: {error}", self.address)
         )
@@ -360,11 +363,11 @@ class ProxyChannel:
         return error_from_grpc(error.code().name, error.details() or "", self.address, self._tls is not None)
 
     def _renew_credentials(self) -> grpc.ChannelCredentials | OptionError | None:
-        """Replace the channel before a call if a TLS file was replaced: gRPC would connect again with the content that it read
-        first. After the files could not be read for too long, the channel ends with its connection. Returns the credentials for
+        """Drop the channel before a call if a TLS file was replaced, because gRPC reconnects with the content that it read first.
+        If the files could not be read for too long, the channel is dropped when its connection ends. Returns the credentials for
         a new channel, or the error of the files.
 
-        Reading may take for ever, as from a pipe or a disk that hangs: only calls of this channel wait for it, not its close.
+        Reading a pipe or a disk that hangs may take forever. Then calls of this channel wait, and ``close`` does not.
         """
         if self._tls_files is None:
             return None
@@ -396,12 +399,13 @@ class ProxyChannel:
         return error
 
 
-# A channel that nobody uses any more, because its options were used once, closes no connection. So those in use do it for all.
+# A channel makes no more calls if its options are no longer used, so it does not close its own connection. The calls of other
+# channels close it.
 _all_channels: Living[ProxyChannel] = Living(_IDLE_MS / 100_000)
 
 
 def _service_config(max_pushed_bytes: int) -> str:
-    """Return gRPC's service config, which limits messages of the telemetry stream: they may be smaller than answers."""
+    """Return gRPC's service config, which gives messages of the telemetry stream a lower limit than answers."""
     service, _, method = TELEMETRY.path.strip("/").rpartition("/")
     method_config = {"name": [{"service": service, "method": method}], "maxResponseMessageBytes": max_pushed_bytes}
     return json.dumps({"methodConfig": [method_config]})
@@ -412,41 +416,44 @@ def _do_nothing() -> None:
 
 
 def _timeout_s(deadline: Deadline) -> float:
-    """The remaining time, at most a year, because gRPC treats a deadline in some centuries as one that is over."""
+    """Return the remaining time, at most a year, because gRPC treats a deadline in some centuries as expired."""
     return min(deadline.remaining(), _MAX_TIMEOUT_S)
 
 
 def _serialize(request: Any) -> bytes:
-    """Serializes a request; bytes are sent unchanged."""
+    """Serialize a request. Bytes are already serialized."""
     return request if isinstance(request, bytes) else bytes(request.SerializeToString())
 
 
 def _credentials(tls: Tls) -> grpc.ChannelCredentials:
-    """The credentials from checked files: gRPC ends the whole process for a certificate without a key, or the reverse."""
+    """Read the TLS files, check them, and return gRPC's credentials. Without the checks, gRPC ends the whole process for a
+    certificate without a key or a key without a certificate.
+    """
     ca = _read_pem("tlsCaFile", tls.ca_file, _CERTIFICATE)
     if ca is None:
         ca = system_authorities()
     else:
         try:
-            check_authorities(ca)  # for a damaged certificate, gRPC only reports that the connection fails
+            check_authorities(ca)  # gRPC reports a damaged certificate only as a failed connection
         except OSError as e:
             raise OptionError(f"option 'tlsCaFile' is {tls.ca_file!r}; it is damaged: {e}") from e
-    if not ca:  # gRPC would trust the authorities that grpcio includes
+    if not ca:  # without authorities, gRPC trusts those that grpcio includes
         raise OptionError(
             "option 'tls' is true, and this system has no authorities to trust",
             remedy="Name the authority of the Proxy's certificate with option 'tlsCaFile'",
         )
     cert = _read_pem("tlsCertFile", tls.cert_file, _CERTIFICATE)
-    # As with remoting, the certificate's file may also contain its key.
+    # As over remoting, the certificate's file may also contain its key.
     key_source = ("tlsCertFile", tls.cert_file) if tls.key_file is None else ("tlsKeyFile", tls.key_file)
     return grpc.ssl_channel_credentials(ca, _read_pem(*key_source, _KEY), cert)
 
 
-# Ends of the first lines of certificates and keys in PEM files.
+# The ends of the first lines of certificates and keys in PEM files.
 _CERTIFICATE, _KEY = b"CERTIFICATE-----", b"PRIVATE KEY-----"
 
 
 def _read_pem(option: str, path: str | None, label: bytes) -> bytes | None:
+    """Return the content of a PEM file, which must contain ``label``."""
     if path is None:
         return None
     try:

@@ -1,9 +1,11 @@
-"""Encodes a producer's messages as requests. Values that are properties in the remoting protocol are fields here. Pure.
+"""Encodes a producer's messages as requests to a Proxy. Pure. What remoting sends as properties are fields here.
 
-The Proxy rejects RocketMQ's own property names among the user's properties. A request contains messages of one topic: several
-normal ones, or one of another type. The Proxy accepts a delayed message only alone. A message of a message group must be sent
-alone, too, because the Proxy chooses any queue for a request with several messages, even if all are of one group, and their order
-would be lost. The same holds for a priority, because a priority is a choice of the queue.
+The Proxy rejects RocketMQ's own property names among the user's properties.
+
+A request contains messages of one topic: either several normal messages, or one message of another type. The Proxy rejects a
+delayed message in a request with others. A message of a message group is sent alone, because the Proxy chooses any queue for a
+request with several messages, even if all are of one group, so their order would be lost. A message with a priority is sent
+alone, because the priority determines the queue.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ _TYPED_PROPERTIES = frozenset(
     (Property.SHARDING_KEY, Property.PRIORITY, Property.TRANSACTION_PREPARED, *_DELAY_PROPERTIES)
 )
 KEY_SEPARATOR_BYTES = KEY_SEPARATOR.encode()
-# The encoded beginnings of a message in a request, and of a user property in a message.
+# Encoded keys of fields: a message in a request, a user property in a message, and so on.
 MESSAGE_FIELD, USER_PROPERTY_FIELD = (
     field_key("SendMessageRequest", "messages"),
     field_key("Message", "user_properties"),
@@ -52,15 +54,15 @@ TEXT_FIELDS = {
 NORMAL_TYPE_FIELD = number_field("SystemProperties", "message_type", MessageType.NORMAL)
 
 
-class EncodedTopic(NamedTuple):
-    """A topic's name for users, and on the wire."""
+class TopicName(NamedTuple):
+    """A topic: its name for users, and its name on the wire."""
 
     name: str
     on_wire: str
 
 
 class ProxySendRequest(NamedTuple):
-    """An encoded ``SendMessageRequest``, and the messages' ids, joined by commas, which its answer must contain."""
+    """An encoded ``SendMessageRequest``. Its answer must contain the messages' ``ids``, which are joined by commas."""
 
     data: bytes
     ids: str
@@ -68,8 +70,10 @@ class ProxySendRequest(NamedTuple):
 
 
 class ProxyItem:
-    """A message as a field of a request. Messages with the same ``order_key`` are sent alone, one after the other; messages without
-    one are sent together.
+    """A message as a field of a request.
+
+    A message with an ``order_key`` is sent alone, after the previous message of this key is acknowledged. Messages without a
+    key are sent together.
     """
 
     __slots__ = ("data", "is_delayed", "msg_id", "order_key")
@@ -85,8 +89,8 @@ class ProxyItem:
 
 
 class ProxyBatch:
-    """Implements ``model.send.Batch``: chains of requests. The requests of a chain are sent one after the other, chains in
-    parallel.
+    """Implements ``model.send.Batch`` as chains of requests. The requests of a chain are sent one after the other; chains are
+    sent in parallel.
     """
 
     __slots__ = ("_size", "chains")
@@ -123,7 +127,7 @@ class ProxyBatch:
 
 
 def _decoded_message(message: Any) -> SentMessage:
-    """Decodes an encoded message; properties that the Proxy sets itself are missing."""
+    """Return the message that was encoded, without the properties that the Proxy sets itself."""
     system, properties = message.system_properties, dict(message.user_properties)
     if system.HasField("tag"):
         properties[Property.TAGS] = system.tag
@@ -141,7 +145,7 @@ def _decoded_message(message: Any) -> SentMessage:
 
 
 class ProxyEncoder:
-    """Implements ``model.send.MessageEncoder``. ``messages_of`` returns the messages of a send whose body is bytes."""
+    """Implements ``model.send.MessageEncoder``. ``messages_of`` decodes the messages of a send whose body is bytes."""
 
     def __init__(
         self, on_wire: Callable[[str], str], host: str, messages_of: Callable[[SendRequest], Sequence[SentMessage]]
@@ -149,15 +153,15 @@ class ProxyEncoder:
         self._on_wire = on_wire
         self._host = host
         self._messages_of = messages_of
-        self._last_encoder = "", 0, RequestEncoder(EncodedTopic("", ""), 0, host)
+        self._last_encoder = "", 0, RequestEncoder(TopicName("", ""), 0, host)
 
     def of(self, topic: str, born_ms: int) -> RequestEncoder:
-        """The encoder of messages for a topic with this born time."""
-        known, at_ms, made = self._last_encoder
-        if (known, at_ms) != (topic, born_ms):
-            made = RequestEncoder(EncodedTopic(topic, self._on_wire(topic)), born_ms, self._host)
-            self._last_encoder = topic, born_ms, made
-        return made
+        """Return the encoder of messages for a topic with this born time."""
+        last_topic, last_born_ms, encoder = self._last_encoder
+        if (last_topic, last_born_ms) != (topic, born_ms):
+            encoder = RequestEncoder(TopicName(topic, self._on_wire(topic)), born_ms, self._host)
+            self._last_encoder = topic, born_ms, encoder
+        return encoder
 
     def item(self, topic: str, body: bytes | memoryview, properties: str, flag: int, born_ms: int) -> ProxyItem:
         (message,) = self._messages_of(SendRequest("", body, properties, flag=flag))
@@ -167,19 +171,19 @@ class ProxyEncoder:
         return ProxyBatch.of(items)
 
     def encoded(self, topic: str, request: SendRequest) -> ProxyBatch:
-        """The requests of a send. A batch of this encoder has them already; for others they are made here."""
+        """Return the requests of a send. Its body is either a batch of this encoder, or bytes that are encoded here."""
         if isinstance(request.body, ProxyBatch):
             return request.body
         return ProxyBatch.of(map(self.of(topic, request.born_timestamp_ms), self._messages_of(request)))
 
 
 class RequestEncoder:
-    """Encodes messages of one topic and born time. Their common fields are encoded once; bodies are copied once.
+    """Encodes messages of one topic and born time. Copies each body once.
 
-    ``common_fields`` are the common fields of the messages, and ``common_system_fields`` those of their system properties.
+    ``common_fields`` and ``common_system_fields`` are the encoded fields that all messages and all their system properties share.
     """
 
-    def __init__(self, topic: EncodedTopic, born_ms: int, host: str) -> None:
+    def __init__(self, topic: TopicName, born_ms: int, host: str) -> None:
         self._topic = topic
         self._born_ms = born_ms
         self.common_fields = content_field(
@@ -195,7 +199,7 @@ class RequestEncoder:
         self._map_keys: dict[str, bytes] = {}
 
     def __call__(self, message: SentMessage) -> ProxyItem:
-        """Encodes a message. Raises ``MessageRefused`` for properties that the Proxy has no field for."""
+        """Encode a message. Raises ``MessageRefused`` for a property for which the protocol has no field."""
         size, properties = len(message.body), message.properties
         head = self._head(message) + BODY_FIELD + VARINTS[size]
         data, msg_id = (
@@ -209,7 +213,7 @@ class RequestEncoder:
         return ProxyItem(data, msg_id, object() if order_key is None else order_key, is_delayed)
 
     def _head(self, message: SentMessage) -> bytes:
-        """All fields of a message except its body."""
+        """Return all encoded fields of a message except its body."""
         if message.flag:
             raise MessageRefused(
                 f"the message's flag is {message.flag}, which gRPC cannot transport; expected 0",
@@ -237,13 +241,13 @@ class RequestEncoder:
         return fields + SYSTEM_FIELD + VARINTS[len(system)] + system
 
     def name(self, name: str) -> bytes:
-        """The encoded beginning of an entry of the user's properties, with its name."""
+        """Return the encoded start of an entry of the user's properties: its name and the key of its value."""
         data = name.encode()
         self._map_keys[name] = start = MAP_KEY + VARINTS[len(data)] + data + MAP_VALUE
         return start
 
     def _type_fields(self, properties: Mapping[str, str]) -> bytes:
-        """The message's type, and the fields of that type. A message has only one type."""
+        """Return the encoded type of a message and the fields of this type. Raises ``MessageRefused`` for several types."""
         fields_by_type = {}
         if Property.SHARDING_KEY in properties:
             group = properties[Property.SHARDING_KEY].encode()
@@ -272,14 +276,14 @@ def _type_field(message_type: MessageType) -> bytes:
 
 
 def _timestamp(epoch_ms: int) -> bytes:
-    """The encoded fields of a ``Timestamp``."""
+    """Return the encoded fields of a ``Timestamp``."""
     timestamp = proto("SystemProperties")().born_timestamp
     set_ms(timestamp, epoch_ms)
     return bytes(timestamp.SerializeToString())
 
 
 def _due_ms(properties: Mapping[str, str], born_ms: int, topic: str) -> int | None:
-    """The delivery time of a message; None if it is not delayed. Delay levels are RocketMQ's default ones."""
+    """Return the delivery time of a message; None if it is not delayed. Delay levels mean RocketMQ's defaults."""
     due_ms = timer_due_ms(properties, born_ms)
     if due_ms is not None or Property.DELAY not in properties:
         return due_ms

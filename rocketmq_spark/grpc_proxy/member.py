@@ -39,17 +39,18 @@ logger = logging.getLogger(__name__)
 
 # RocketMQ's defaults, for groups whose policy the Proxy does not report.
 _DEFAULT_ATTEMPTS, _DEFAULT_PAUSES_S = 17, (10.0,)
-# Pauses are listed up to this attempt; the last pause holds for all later attempts.
+# A policy lists the pauses up to this attempt. The last pause applies to all later attempts.
 _MAX_PAUSES = 100
 
 
 def to_popped_message(
     message: Any, topic: str, origin: tuple[str, str], unpack: Callable[[bytes], bytes]
 ) -> PoppedMessage:
-    """Converts a message of ``topic`` (the user's name); ``origin`` is its broker's name and the endpoint that delivered it.
+    """Convert a message. ``topic`` is the user's name of its topic; ``origin`` is the name of its broker, and the endpoint that
+    delivered it.
 
-    As with remoting, a message whose body cannot be decoded is returned raw, with the reason, so that others are not lost with
-    it.
+    If the body cannot be decoded, the message has the raw body and a ``decode_error``, as over remoting: an exception would also
+    lose the other messages of the answer.
     """
     broker_name, endpoint = origin
     system = message.system_properties
@@ -57,7 +58,7 @@ def to_popped_message(
     if system.body_encoding == Encoding.GZIP:
         try:
             body = unpack(body)
-        except (DecodeError, LocalProtocolError) as e:  # damaged, or its codec is not installed
+        except (DecodeError, LocalProtocolError) as e:  # the body is damaged, or its codec is not installed
             decode_error = str(e)
     return PoppedMessage(
         topic=topic,
@@ -65,7 +66,7 @@ def to_popped_message(
         queue_offset=system.queue_offset,
         body=body,
         tags=system.tag or None,
-        # Brokers store at most so many bytes of them; a hostile Proxy could send millions of empty ones.
+        # A broker stores at most this many bytes of keys and properties. A hostile Proxy could send millions of empty keys.
         keys=list(itertools.islice(system.keys, MAX_PROPERTIES_BYTES)),
         properties=dict(itertools.islice(message.user_properties.items(), MAX_PROPERTIES_BYTES)),
         born_timestamp=get_ms(system.born_timestamp),
@@ -80,7 +81,7 @@ def to_popped_message(
 
 
 def group_policy(settings: Any) -> GroupPolicy:
-    """The group's policy in the settings with which a Proxy answers a consumer's settings."""
+    """Return the policy of a group from the settings that a Proxy sends to its consumers."""
     retry = settings.backoff_policy
     if retry.HasField("customized_backoff"):
         pauses = [get_seconds(pause) for pause in retry.customized_backoff.next[:_MAX_PAUSES]]
@@ -98,32 +99,37 @@ def group_policy(settings: Any) -> GroupPolicy:
 
 
 HEARTBEAT_S = 10.0
-# A few compressed kilobytes may become gigabytes, so the bodies of one answer are limited: to the second number times the
-# requested messages, but at least to the first.
+# A few compressed kilobytes may decompress to gigabytes. So the limit for the bodies of one answer is the second number times the
+# requested messages, but at least the first number.
 _MIN_ANSWER_BYTES, _ANSWER_BYTES_PER_MESSAGE = 64 << 20, 4 << 20
-# After this time, an endpoint that has not answered settings is not waited for if another one has.
+# If one endpoint has accepted the settings, the others are waited for only this long.
 _OTHER_ENDPOINTS_S = 1.0
-# The brokers of a topic are requested again after this time.
+# Maximum age of the cached brokers of a topic.
 _ASSIGNMENT_AGE_S = 30.0
-# A consumer has a thread for each broker of a topic, and a hostile Proxy could list any number of brokers.
+# A consumer starts a thread for each broker of a topic, and a hostile Proxy could list any number of brokers.
 _MAX_BROKERS = 1024
 
 
 class ProxyMember:
-    """One consumer of ``group``. It has its own ``proxy``, because a Proxy keeps settings by client id."""
+    """Implements ``ports.PopMember``: one consumer of ``group``.
+
+    The consumer has its own ``proxy``, because a Proxy keeps settings by client id. ``unpack`` decompresses a body. ``ordered``
+    asks for ordered delivery.
+    """
 
     def __init__(self, proxy: Proxy, group: str, unpack: Callable[[bytes], bytes], ordered: bool = False) -> None:
         self._proxy = proxy
         self._ordered = ordered
         self._group = group
         self._unpack = unpack
-        self._filters: Mapping[str, Filter] = {}
+        self._filters: Mapping[str, Filter] = {}  # the subscribed topics
         self._lock = threading.Lock()
-        self._streams: dict[str, TelemetryStream] = {}
+        self._streams: dict[str, TelemetryStream] = {}  # by endpoint
         self._timer: Timer | None = None
         self._policy = group_policy(proto("Settings")())
         self._closed = False
-        self._fifo_by_endpoint: dict[str, bool] = {}  # whether the group is ordered, by each endpoint's last answer
+        self._fifo_by_endpoint: dict[str, bool] = {}  # whether the group is ordered: the last settings of each endpoint
+        # The queues of each topic, one for each of its brokers, until a deadline.
         self._assignments: dict[str, tuple[Sequence[Any], Deadline]] = {}
 
     @property
@@ -133,11 +139,11 @@ class ProxyMember:
     def subscribe(self, filters: Mapping[str, Filter], deadline: Deadline) -> None:
         with self._lock:
             previous_filters, self._filters = self._filters, dict(filters)
-            if self._closed:  # a failed start closes the member, and may be repeated
+            if self._closed:  # a start that failed has closed the member, and the user may start it again
                 self._proxy.open()
                 self._closed = False
             existing = list(self._streams.values())
-            # Each step checks what exists, so that a call which failed at any point can be repeated and does the rest.
+            # A call may fail in the middle. So each step below checks what exists, and the next call completes the steps.
             if self._timer is None:
                 timer = Timer(f"rocketmq-{self._group}-heartbeat")
                 timer.every(HEARTBEAT_S, self._send_heartbeats, HEARTBEAT_S)
@@ -157,7 +163,8 @@ class ProxyMember:
             permanent = [error for error in failures if not error.retriable]
             if previous_filters and not filters.items() <= previous_filters.items() and permanent:
                 with self._lock:
-                    self._filters = previous_filters  # one bad topic makes a Proxy reject all, also on a new stream
+                    # A Proxy rejects all topics because of one. So remove the new topics; otherwise new streams fail, too.
+                    self._filters = previous_filters
                 for stream in streams:
                     stream.send_settings()
             raise (permanent or failures)[0]
@@ -219,8 +226,8 @@ class ProxyMember:
             self._proxy.record_result(channel.address, e, remaining_s - deadline.remaining())
             if not messages:
                 raise
-            # The messages that arrived are leased to this consumer, so return them. If they were discarded, the redelivery would
-            # be cut off in the same way, until they are dead letters.
+            # Return the messages that have arrived: they are invisible to other consumers now. If this method discarded them,
+            # their redelivery might be cut off in the same way, until they become dead letters.
             logger.warning(
                 "%s delivered a part of the messages for topic %s; the others are delivered again: %s",
                 channel.address,
@@ -263,7 +270,7 @@ class ProxyMember:
             timer, self._timer = self._timer, None
             self._closed = True
             self._fifo_by_endpoint = {}
-        with contextlib.ExitStack() as cleanup:  # every step runs, even if an earlier one is interrupted
+        with contextlib.ExitStack() as cleanup:  # runs every step, even if an earlier step is interrupted
             cleanup.callback(self._proxy.close)
             for stream in streams:
                 cleanup.callback(stream.close, deadline)
@@ -291,7 +298,7 @@ class ProxyMember:
             stream.resend_settings()
 
     def _send_to_all(self, rpc: tables.Rpc, request: Any, deadline: Deadline) -> None:
-        """Send a request to all endpoints at once, so that one that hangs does not delay the others. Failures are logged."""
+        """Send a request to all endpoints in parallel, so that one that hangs does not delay the others. Logs failures."""
         answers: SimpleQueue[tuple[str, Any]] = SimpleQueue()
         for address in self._proxy.addresses:
             try:
@@ -308,7 +315,8 @@ class ProxyMember:
             except RocketMQError as e:
                 logger.info("%s at %s: %s", rpc.name, address, e)
                 with self._lock:
-                    self._fifo_by_endpoint.pop(address, None)  # an endpoint that fails delivers no messages either
+                    # An endpoint that fails delivers no messages, so it does not matter whether it keeps their order.
+                    self._fifo_by_endpoint.pop(address, None)
 
     def _on_settings(self, address: str, settings: Any) -> None:
         if settings.HasField("backoff_policy"):
@@ -320,7 +328,8 @@ class ProxyMember:
     def _settings(self) -> Any:
         settings = self._proxy.settings(ClientType.SIMPLE_CONSUMER)
         settings.subscription.group.CopyFrom(self._proxy.resource(self._group))
-        settings.subscription.fifo = self._ordered  # a Proxy uses this while brokers do not report the group's settings
+        # A Proxy uses this field until brokers report the group's settings.
+        settings.subscription.fifo = self._ordered
         for topic, topic_filter in self._filters.items():
             settings.subscription.subscriptions.add(
                 topic=self._proxy.resource(topic), expression=_expression(topic_filter)
@@ -348,7 +357,9 @@ class ProxyMember:
 
 
 def _settings_errors(streams: Sequence[TelemetryStream], deadline: Deadline) -> list[RocketMQError | None]:
-    """For each stream, why the Proxy has no settings, or None. Waits for slow endpoints only while no endpoint has them."""
+    """Return for each stream the error of its settings; None if the endpoint has accepted them. Waits for slow endpoints only
+    until one endpoint has accepted the settings.
+    """
     errors = [stream.wait(deadline.within(_OTHER_ENDPOINTS_S), through_errors=False) for stream in streams]
     return errors if None in errors else [stream.wait(deadline) for stream in streams]
 

@@ -1,7 +1,7 @@
-"""One client of a Proxy: its channels, its client id, single requests, and its telemetry streams.
+"""A client of a Proxy: its channels, its client id, single requests, and its telemetry streams.
 
-Through the telemetry stream, a client sends its settings and receives the Proxy's. The stream is reopened when it breaks. There
-is one stream, with a thread, for each endpoint, because Proxies do not share the settings of clients.
+A client sends its settings through a telemetry stream and receives the Proxy's settings. There is one stream, with one thread,
+for each endpoint, because Proxies do not share the settings of clients. A stream that ends is opened again.
 """
 
 from __future__ import annotations
@@ -35,7 +35,11 @@ _SUCCESS_CODES = (Code.OK, Code.MULTIPLE_RESULTS)
 
 
 class ProxyConnectOptions(NamedTuple):
-    """Connection settings: ``host:port`` of each endpoint, the keys that sign, and the scope that converts names."""
+    """Options of the connections to a Proxy.
+
+    ``addresses`` are ``host:port``, one for each endpoint. ``on_wire`` converts names to names on the wire. ``keys`` returns the
+    current keys that sign calls; None without authentication.
+    """
 
     addresses: tuple[str, ...]
     on_wire: Callable[[str], str]
@@ -47,7 +51,7 @@ class ProxyConnectOptions(NamedTuple):
 
 
 class Proxy:
-    """One client of a Proxy, shared by all producers of a process with the same connection options."""
+    """A client of a Proxy. All producers of a process with the same connection options share one; each consumer has its own."""
 
     def __init__(self, connect_options: ProxyConnectOptions) -> None:
         self.connect_options = connect_options
@@ -61,7 +65,7 @@ class Proxy:
         )
 
     def open(self) -> None:
-        """Allow calls, also after ``close``."""
+        """Create the channels. After ``close``, calls are possible again."""
         options = self.connect_options
         self._channels = {
             address: ProxyChannel(
@@ -75,28 +79,28 @@ class Proxy:
         return self.connect_options.addresses
 
     def settings(self, client_type: ClientType) -> Any:
-        """The common settings of clients of a kind."""
+        """Return the settings that all clients of a type have in common."""
         settings = proto("Settings")(client_type=client_type, user_agent=self._user_agent)
         settings.access_point.CopyFrom(self.endpoints())
         set_seconds(settings.request_timeout, self.connect_options.request_timeout_s)
         return settings
 
     def resource(self, name: str) -> Any:
-        """A topic or group as a ``Resource``."""
+        """Return a topic or group as a ``Resource``."""
         return proto("Resource")(name=self.on_wire(name))
 
     def channel(self, preferred: str | None = None) -> ProxyChannel:
-        """The channel to use now: that of the ``preferred`` endpoint unless it is avoided."""
+        """Return the channel of the endpoint that ``Endpoints.choose`` returns for ``preferred``."""
         return self._channels[self._endpoints.choose(preferred, time.monotonic())]
 
     def channel_of(self, address: str) -> ProxyChannel:
-        """The channel of one endpoint."""
+        """Return the channel of one endpoint."""
         return self._channels[address]
 
     def request(
         self, rpc: Rpc, request: Any, deadline: Deadline, topic: str | None = None, preferred: str | None = None
     ) -> Any:
-        """Returns a successful answer, or raises ``RocketMQError``. Tries another endpoint if one cannot be reached."""
+        """Return a successful answer, or raise ``RocketMQError``. Tries the next endpoint if one cannot be reached."""
         for untried in range(len(self.addresses), 0, -1):
             channel = self.channel(preferred)
             time_slice = self._endpoints.time_slice(channel.address, deadline, untried)
@@ -112,8 +116,8 @@ class Proxy:
         raise ConnectionLost("there is no endpoint")
 
     def record_result(self, address: str, error: RocketMQError | None = None, took_s: float = 0.0) -> None:
-        """Note the result of a call to an endpoint. After a failure that ``took_s``, the endpoint is avoided for at least as
-        long.
+        """Record the result of a call to an endpoint. After a call without an answer, calls avoid the endpoint for at least
+        ``took_s``, the duration of this call.
         """
         if isinstance(error, ConnectionLost | CallTimeout):
             self._endpoints.record_failure(address, time.monotonic(), max(AVOID_S, took_s))
@@ -123,7 +127,7 @@ class Proxy:
             self._endpoints.record_contact(address)
 
     def endpoints(self, address: str | None = None) -> Any:
-        """The Proxy's address in the form of its routes."""
+        """Return all addresses, or one, as ``Endpoints``."""
         endpoints = proto("Endpoints")()
         for each_address in (address,) if address else self.addresses:
             host, _, port = each_address.rpartition(":")
@@ -140,7 +144,7 @@ class Proxy:
 
 
 def require_success(answer: Any, address: str, topic: str | None = None) -> Any:
-    """Returns the answer if its status is a success; otherwise raises the error of the status."""
+    """Return the answer if its status is a success; otherwise raise the error of the status."""
     if answer.status.code not in _SUCCESS_CODES:
         raise error_from_status(answer.status, address, topic)
     return answer
@@ -160,14 +164,16 @@ def _address_scheme(host: str) -> AddressScheme:
 OnSettings = Callable[[Any], None]
 
 _HALF_CHECK = "recover_orphaned_transaction_command"
-# An overloaded Proxy silently drops settings. After this time without an answer, the stream is reopened, because it would be
-# unknown to which settings a later answer belongs.
+# An overloaded Proxy silently drops settings. After this time without an answer, the client opens a new stream, because on the
+# old stream it could not match a later answer to its settings.
 _SETTINGS_TIMEOUT_S = 30.0
 
 
 class TelemetryStream:
-    """The telemetry stream of one endpoint. ``settings`` makes the first message of each stream; ``on_settings`` receives the
-    Proxy's answers, ``on_half_check`` its checks of half messages.
+    """The telemetry stream of one endpoint, with its thread.
+
+    ``settings`` returns the settings to send. ``on_settings`` receives the Proxy's settings, ``on_half_check`` its checks of half
+    messages; both are called on the thread of the stream.
     """
 
     def __init__(
@@ -181,18 +187,20 @@ class TelemetryStream:
         self._channel = channel
         self._settings = settings
         self._on_settings = on_settings
-        self._lock = threading.RLock()  # ``with`` takes the lock itself, so Ctrl-C cannot leave it locked
+        # ``with`` on the lock itself, not on the condition: then Ctrl-C cannot leave the lock locked.
+        self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
-        self._settings_version, self._accepted_version = 0, -1
-        self._unanswered: deque[tuple[int, float]] = deque()  # versions of unanswered settings, and when they were sent
-        self._error: RocketMQError | None = None
-        self._outgoing: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._call: Any = None
+        self._settings_version = 0  # incremented when the settings change
+        self._accepted_version = -1  # the last version that the Proxy has accepted
+        self._unanswered: deque[tuple[int, float]] = deque()  # version and time of sending of unanswered settings
+        self._error: RocketMQError | None = None  # of the last stream; None after an answer or new settings
+        self._outgoing: queue.SimpleQueue[Any] = queue.SimpleQueue()  # messages to send; None ends the stream
+        self._call: Any = None  # gRPC's call of the current stream
         self._closed = threading.Event()
         self._thread = start_thread(f"rocketmq-telemetry-{channel.address}", self._run_streams)
 
     def send_settings(self) -> None:
-        """Send changed settings. Answers to the old ones do not count any more, and a stream that ended is reopened at once."""
+        """Send changed settings. Answers to earlier settings no longer count. A stream that ended is opened again at once."""
         with self._lock:
             self._settings_version += 1
             self._error = None
@@ -201,15 +209,15 @@ class TelemetryStream:
         self._end_if_late()
 
     def resend_settings(self) -> None:
-        """Send the same settings again, to receive the Proxy's current answer. Does nothing while an answer is missing."""
+        """Send the same settings again, to receive the Proxy's current settings. Sends nothing while an answer is missing."""
         with self._lock:
             if not self._unanswered:
                 self._enqueue_settings()
         self._end_if_late()
 
     def wait(self, deadline: Deadline, through_errors: bool = True) -> RocketMQError | None:
-        """Wait until the Proxy has accepted the settings (then None), or permanently rejected them. Returns the last error, or a
-        time-out.
+        """Wait until the Proxy has accepted or permanently rejected the settings. Returns None if it has accepted them; otherwise
+        the last error, or a time-out.
 
         Without ``through_errors``, a temporary error ends the wait, too.
         """
@@ -244,7 +252,7 @@ class TelemetryStream:
         return self._error is not None and not self._error.retriable
 
     def _end_if_late(self) -> None:
-        """End a stream whose answer is missing for too long; the next one begins with the newest settings."""
+        """End the stream if an answer is missing for too long. The next stream begins with the newest settings."""
         with self._lock:
             is_late = bool(self._unanswered) and time.monotonic() - self._unanswered[0][1] > _SETTINGS_TIMEOUT_S
             call = self._call if is_late else None
@@ -252,7 +260,8 @@ class TelemetryStream:
             call.cancel()
 
     def _enqueue_settings(self) -> None:
-        command = proto("TelemetryCommand")(settings=self._settings())  # first: if it fails, no answer is expected
+        # This line comes first: if it raises, no answer is expected.
+        command = proto("TelemetryCommand")(settings=self._settings())
         self._unanswered.append((self._settings_version, time.monotonic()))
         self._outgoing.put(command)
 
@@ -263,20 +272,20 @@ class TelemetryStream:
             if not self._closed.is_set():
                 logger.info("lost the stream to the Proxy at %s: %s", self._channel.address, error)
             with self._lock:
-                if self._error is None:  # the stream has worked since the last error
+                if self._error is None:  # the Proxy has accepted settings since the last error
                     pauses = backoff(0.1, 5.0)
                 version = self._unanswered[0][0] if self._unanswered else self._settings_version
-                if version == self._settings_version or error.retriable:  # a rejection of old settings does not count
+                if version == self._settings_version or error.retriable:  # ignore a rejection of old settings
                     self._error = error
                 self._changed.notify_all()
                 self._pause(version, next(pauses))
 
     def _pause(self, version: int, seconds: float) -> None:
-        """Wait for ``seconds``, or until there are newer settings."""
+        """Wait for ``seconds``, or until there are settings newer than ``version``."""
         self._changed.wait_for(lambda: self._closed.is_set() or self._settings_version != version, seconds)
 
     def _stream_error(self, failure: Failure | None) -> RocketMQError:
-        """Why a stream ended."""
+        """Return the error with which a stream ended. ``failure`` is None if the Proxy ended the stream."""
         if failure is None:
             return ConnectionLost("the Proxy ended the stream", self._channel.address)
         if isinstance(failure.error, RocketMQError):
@@ -285,7 +294,7 @@ class TelemetryStream:
         return ConnectionLost(f"the stream failed: {failure}", self._channel.address)
 
     def _run_stream(self) -> None:
-        """Run one stream until it ends; it begins with the settings."""
+        """Run one stream until it ends. First send the settings."""
         with self._lock:
             outgoing: queue.SimpleQueue[Any] = queue.SimpleQueue()
             self._outgoing = outgoing
@@ -299,7 +308,8 @@ class TelemetryStream:
                 if command.HasField("settings"):
                     self._on_settings(command.settings)
                     with self._lock:
-                        if self._unanswered:  # answers arrive in order; a Proxy may also send settings unasked
+                        # Answers arrive in order. A Proxy may also send settings that are no answer.
+                        if self._unanswered:
                             self._accepted_version, _ = self._unanswered.popleft()
                         self._error = None
                         self._changed.notify_all()

@@ -1,8 +1,8 @@
-"""The ``Sender`` port over gRPC. The Proxy chooses the queue of a message, so a ``MessageQueue`` here means a lane to an
-endpoint.
+"""The ``Sender`` port over gRPC.
 
-Like a queue, a lane keeps the order of its messages, and messages of one group use the same lane. The Proxy does not report
-the queue of a message, so results name lane -1 of their endpoint.
+The Proxy chooses the queue of a message. So a ``MessageQueue`` of this module is a virtual queue of an endpoint: its broker
+name is the address of the endpoint. Like a queue, a virtual queue keeps the order of its messages, and messages of one group
+use the same virtual queue. The Proxy does not report the queue of a message, so the queue of a result has the id -1.
 """
 
 from __future__ import annotations
@@ -30,19 +30,20 @@ from rocketmq_spark.model.send import BatchStorage, HalfCheck, HalfPlace, SentMe
 logger = logging.getLogger(__name__)
 
 OnSent = Callable[[SendResult | RocketMQError], None]
-# Requests of one message group are sent one after the other. This many groups may be in flight at once, for each endpoint.
+# Virtual queues of each endpoint. Requests of one message group are sent one after the other, so at most this many groups are in
+# flight at a time.
 QUEUES_PER_ENDPOINT = 16
 UNKNOWN_QUEUE_ID = -1
 ROUTE_AGE_S = 30.0
-# Chains of one batch that are in flight at once, if its messages are of many groups.
+# Maximum number of chains of one batch in flight. A batch has many chains if its messages are of many groups.
 _MAX_PARALLEL = 32
-# Number of other topics that are looked up when one is missing. It is small, because every failed send does that.
+# Maximum number of topics whose routes ``any_master`` requests. It is small, because every failed send calls ``any_master``.
 _MAX_PROBED_TOPICS = 8
 _WRITABLE = (Permission.WRITE, Permission.READ_WRITE)
 
 
 class _Route(NamedTuple):
-    """The Proxy's answer about a topic."""
+    """The message types that a topic accepts, and its virtual queues. ``expires_at`` is a time of the monotonic clock."""
 
     types: frozenset[MessageType]
     queues: tuple[MessageQueue, ...]
@@ -50,9 +51,10 @@ class _Route(NamedTuple):
 
 
 class ProxySender:
-    """Implements ``ports.Sender``. ``messages_of`` returns the messages of a send whose body is bytes.
+    """Implements ``ports.Sender``.
 
-    ``unpack`` decompresses the body of a half message that the Proxy checks.
+    ``messages_of`` decodes the messages of a send whose body is bytes. ``unpack`` decompresses the body of a half message that
+    the Proxy checks.
     """
 
     def __init__(
@@ -85,7 +87,9 @@ class ProxySender:
         return self.any_master()
 
     def any_master(self) -> bool:
-        """Whether any broker seems to be up. A Proxy does not list brokers, so this looks up some topics that had a route."""
+        """Whether any broker seems to be up. A Proxy does not list brokers, so this method requests the routes of some topics
+        that had a route.
+        """
         topics, timeout_s = list(self._routes)[:_MAX_PROBED_TOPICS], self._proxy.connect_options.request_timeout_s
         return not topics or any(_has_topic(self._route, topic, Deadline.after(timeout_s)) for topic in topics)
 
@@ -96,7 +100,7 @@ class ProxySender:
         return False
 
     def batch_storage(self, topic: str, deadline: Deadline) -> BatchStorage:
-        """A Proxy reports only the types of messages that the topic accepts, in its route."""
+        """Return what the cached route shows: the Proxy reports only the message types that the topic accepts."""
         route = self._routes.get(topic)
         return BatchStorage(grouped=route is not None and route.types == {MessageType.FIFO})
 
@@ -162,7 +166,7 @@ class ProxySender:
     def join(self, group: str, heartbeat_s: float, check: HalfCheck | None = None) -> Callable[[Deadline], None]:
         if check is not None:
             return self._transactions.join(group, check)
-        return lambda deadline: None  # a producer without transactions does not register at a Proxy
+        return lambda deadline: None  # a producer without transactions does not register with a Proxy
 
     def refresh_routes(self, deadline: Deadline) -> None:
         for topic in list(self._routes):
@@ -173,7 +177,7 @@ class ProxySender:
 
 
 def _route(proxy: Proxy, routes: dict[str, _Route], topic: str, deadline: Deadline, refresh: bool = False) -> _Route:
-    """The route of a topic; requested if it is unknown or too old."""
+    """Return the route of a topic. Requests it if it is not cached or too old, or with ``refresh``."""
     cached = routes.get(topic)
     if cached is not None and not refresh and cached.expires_at > time.monotonic():
         return cached
@@ -202,7 +206,7 @@ def _virtual_queues(topic: str, addresses: Sequence[str]) -> tuple[MessageQueue,
 
 
 def _send_blocking(proxy: Proxy, queue: MessageQueue, request: ProxySendRequest, deadline: Deadline) -> SendResult:
-    """Send one request on the calling thread, which saves waking another thread for the answer."""
+    """Send one request on the calling thread. This is faster than ``_ParallelSend``, which needs a thread for the answer."""
     channel = proxy.channel(queue.broker_name)
     try:
         answer = channel.invoke(SEND_MESSAGE, request.data, deadline)
@@ -217,9 +221,10 @@ def _send_blocking(proxy: Proxy, queue: MessageQueue, request: ProxySendRequest,
 
 
 class _ParallelSend:
-    """The requests of one send, in chains that are sent in parallel. The outcome is the first failure, with the messages that
-    were stored. A message that is permanently rejected stops only its own chain; any other failure takes precedence as the
-    outcome.
+    """One send of several requests, in chains that are sent in parallel. Guarded by its lock.
+
+    The outcome is a result for all messages, or an error with the results of the stored messages. A rejected message stops only
+    its own chain. Any other failure stops all chains, and takes precedence as the outcome.
     """
 
     def __init__(self, proxy: Proxy, queue: MessageQueue, deadline: Deadline, done: OnSent) -> None:
@@ -228,11 +233,11 @@ class _ParallelSend:
         self._deadline = deadline
         self._done = done
         self._lock = threading.Lock()
-        self._waiting_chains: deque[deque[ProxySendRequest]] = deque()
+        self._waiting_chains: deque[deque[ProxySendRequest]] = deque()  # not in flight yet
         self._results: list[tuple[SendResult, str]] = []  # each with the ids of its messages
         self._error: RocketMQError | None = None
-        self._unsent_ids: list[str] = []
-        self._open_chains = 0
+        self._unsent_ids: list[str] = []  # ids of messages after a failed request of their chain
+        self._open_chains = 0  # number of chains in flight
 
     def send(self, chains: Sequence[Sequence[ProxySendRequest]]) -> None:
         first, later = chains[:_MAX_PARALLEL], chains[_MAX_PARALLEL:]
@@ -242,7 +247,7 @@ class _ParallelSend:
             self._send(deque(chain))
 
     def _send(self, chain: deque[ProxySendRequest]) -> None:
-        """Send the next request of a chain."""
+        """Send the next request of ``chain``."""
         request = chain.popleft()
         channel = self._proxy.channel(self._queue.broker_name)
 
@@ -284,12 +289,12 @@ class _ParallelSend:
 
 
 def _concerns_one_message(error: RocketMQError) -> bool:
-    """Whether an error is about one message only, so that others may still be sent."""
+    """Whether an error concerns one message only, so that others can still be sent."""
     return isinstance(error, MessageIllegal)
 
 
 def _results_by_id(results: Sequence[tuple[SendResult, str]]) -> dict[str, SendResult]:
-    """The result of each message of these requests, by its id."""
+    """Return the result of each message of these requests, by message id."""
     return {
         msg_id: result._replace(
             msg_id=msg_id, queue_offset=None if result.queue_offset is None else result.queue_offset + number
@@ -300,7 +305,9 @@ def _results_by_id(results: Sequence[tuple[SendResult, str]]) -> dict[str, SendR
 
 
 def _outcome(answer: Any, request: ProxySendRequest, topic: str, address: str) -> SendResult | RocketMQError:
-    """The result or error of a request. An answer that cannot be decoded is an error, too, so that every waiting call ends."""
+    """Return the result or error of a request. An answer that cannot be decoded is an error, too, so that no caller waits
+    forever.
+    """
     result = attempt(_result, answer, request, topic, address)
     if not isinstance(result, Failure):
         return result
@@ -310,16 +317,16 @@ def _outcome(answer: Any, request: ProxySendRequest, topic: str, address: str) -
 
 
 def _result(answer: Any, request: ProxySendRequest, topic: str, address: str) -> SendResult:
-    """The result of one request. The answer has one entry for all messages, with their ids joined, or one entry for each."""
+    """Return the result of one request. The answer has one entry for all messages, with joined ids, or one entry for each."""
     entry_statuses = [entry.status for entry in answer.entries]
-    # With several entries, the status of the answer may only say that theirs differ.
+    # MULTIPLE_RESULTS only says that the statuses of the entries differ.
     answer_statuses = [] if entry_statuses and answer.status.code == Code.MULTIPLE_RESULTS else [answer.status]
     for status in answer_statuses + entry_statuses:
         if status.code not in SEND_STATUSES:
             raise error_from_status(status, address, topic)
     if not answer.entries:
         raise RemoteProtocolError("the Proxy acknowledged nothing", address, topic=topic)
-    # For messages that are stored less safely (flush or replication time-out), a Proxy returns only a status: no id, no offset.
+    # After a time-out of the flush or the replication, the messages are stored, but the Proxy returns no ids and no offsets.
     ids = [entry.message_id for entry in answer.entries if entry.status.code == Code.OK or entry.message_id]
     has_all_ids, joined_ids = len(ids) == len(answer.entries), ",".join(ids)
     is_expected = joined_ids == request.ids if has_all_ids else {*ids} <= {*request.ids.split(",")}
@@ -343,7 +350,7 @@ def _result(answer: Any, request: ProxySendRequest, topic: str, address: str) ->
 
 
 def _combined_result(results: Sequence[SendResult]) -> SendResult:
-    """One result for several requests: the least safe status, and no offset, because they are in several queues."""
+    """Return one result for several requests: the worst status, and no offset, because the messages are in several queues."""
     if len(results) == 1:
         return results[0]
     status = max((result.status for result in results), key=list(SendStatus).index)

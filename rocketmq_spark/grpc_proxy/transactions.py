@@ -1,8 +1,9 @@
-"""Half messages through a Proxy: decisions, and checks of half messages without a decision.
+"""Transactions through a Proxy: sends decisions, and answers checks of half messages.
 
-A Proxy uses the topic as the producer group. It sends checks to a client whose telemetry stream has named the
-topic, and remembers a half message for 30 s after it has sent or checked it. So a decision must go to the endpoint that accepted
-the message, or that checked it last. The Proxy forwards decisions without waiting for the broker, so its OK proves nothing.
+A Proxy uses the topic as the producer group, and sends checks to a client that has announced the topic on its telemetry stream.
+An endpoint remembers a half message for 30 s after it has accepted or checked the message. So a decision must go to the
+endpoint that accepted the message, or that checked it last. The Proxy forwards a decision without waiting for the broker, so
+the Proxy's OK does not confirm the decision.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from rocketmq_spark.model.send import HalfCheck, HalfPlace, TransactionState, co
 logger = logging.getLogger(__name__)
 
 _Copies = CopyQuestions[HalfPlace, TransactionState]
-_GroupsByTopic = dict[str, tuple[str, ...]]  # topics with the groups that sent to them, the latest first
+_GroupsByTopic = dict[str, tuple[str, ...]]  # topics, with the groups that sent to them, the latest first
 
 
 def _endpoint_of(place: HalfPlace) -> str:
@@ -43,18 +44,18 @@ _RESOLUTIONS = {
 
 
 class ProxyTransactions:
-    """The checks of one Proxy for the producers of this process. ``unpack`` decompresses bodies."""
+    """The transactions of the producers of this process at one Proxy. ``unpack`` decompresses bodies."""
 
     def __init__(self, proxy: Proxy, unpack: Callable[[bytes], bytes]) -> None:
         self._proxy = proxy
         self._unpack = unpack
         self._lock = threading.Lock()
-        self._announce_lock = (
-            threading.Lock()
-        )  # held to change the topics that Proxies receive, and to wait for their answers
+        # Held while the announced topics change and, if one topic is announced alone, while the Proxy's answer is awaited.
+        self._announce_lock = threading.Lock()
+        # By registration: the producer group, the function that decides, and the open checks of the group.
         self._checks: dict[object, tuple[str, HalfCheck, _Copies]] = {}
         self._topics: _GroupsByTopic = {}
-        self._accepted_topics: set[str] = set()  # topics that a Proxy has accepted
+        self._accepted_topics: set[str] = set()  # topics that the Proxy has accepted
         self._streams: dict[str, TelemetryStream] = {}
         self._timer: Timer | None = None
 
@@ -82,7 +83,7 @@ class ProxyTransactions:
                 streams, self._streams = self._streams, {}
                 timer, self._timer = self._timer, None
                 self._topics = {}
-            with contextlib.ExitStack() as cleanup:  # every step runs, even if an earlier one is interrupted
+            with contextlib.ExitStack() as cleanup:  # runs every step, even if an earlier step is interrupted
                 for stream in streams.values():
                     cleanup.callback(stream.close, deadline)
                 if timer is not None:
@@ -91,10 +92,10 @@ class ProxyTransactions:
         return leave
 
     def announce(self, topic: str, group: str, address: str, deadline: Deadline) -> None:
-        """Announce ``topic`` before a half message is sent to it, so that the endpoint can send its checks to this client.
+        """Announce ``topic`` before a half message is sent to it, so that the endpoint can send checks to this client.
 
-        A Proxy rejects all topics because of one, and does not say which. So if it rejects this topic together with others, this
-        topic is announced alone.
+        A Proxy rejects all topics because of one, and does not report which. So if it rejects this topic together with the
+        others, this topic is announced alone.
         """
         deadline = deadline.within(self._proxy.connect_options.request_timeout_s)
         try:
@@ -102,14 +103,14 @@ class ProxyTransactions:
             if error is not None and not error.retriable:
                 error = self._announce_alone(topic, group, address, deadline)
         except RuntimeError as e:
-            error = ConnectionLost(f"there is no thread for what the Proxy asks: {e}", address)
+            error = ConnectionLost(f"there is no thread for the checks of the Proxy: {e}", address)
         if error is not None:
             self._proxy.record_result(address, error)
             error.unsent = True
             raise error
 
     def _announce_with_others(self, topic: str, group: str, address: str, deadline: Deadline) -> RocketMQError | None:
-        while True:  # repeated if another thread announced its topic alone: then this one was not accepted
+        while True:  # repeat if another thread announced its topic alone meanwhile, without this topic
             if not self._announce_lock.acquire(timeout=deadline.remaining()):
                 return CallTimeout("the Proxy has not answered about another topic in time", address)
             try:
@@ -119,13 +120,14 @@ class ProxyTransactions:
             error = stream.wait(deadline)
             if error is not None:
                 return error
-            with self._lock:  # a thread that announces its topic alone drops topics that are not accepted yet
+            # In one step, because a thread that announces its topic alone drops the topics that are not accepted yet.
+            with self._lock:
                 if topic in self._topics:
                     self._accepted_topics.add(topic)
                     return None
 
     def _announce_alone(self, topic: str, group: str, address: str, deadline: Deadline) -> RocketMQError | None:
-        """Announce a topic alone. Other threads announce nothing meanwhile, because the answer would cover their topics, too."""
+        """Announce a topic alone. Other threads must not announce topics meanwhile, because the answer would also cover these."""
         if not self._announce_lock.acquire(timeout=deadline.remaining()):
             return CallTimeout("the Proxy has not answered about another topic in time", address)
 
@@ -147,13 +149,12 @@ class ProxyTransactions:
                 self._announce(group, lambda topics: others)
                 return error
             self._accepted_topics.add(topic)
-            accepted = {
-                name: groups for name, groups in others.items() if name in self._accepted_topics
-            }  # threads of new ones repeat it
+            # Announce the accepted topics again. The threads of the other topics announce these again themselves.
+            accepted = {name: groups for name, groups in others.items() if name in self._accepted_topics}
             error = announce(lambda topics: {**accepted, **this_topic}) if accepted else None
             if error is not None and not error.retriable:
                 logger.warning(
-                    "the Proxy at %s rejects one of the topics %s, so it checks half messages of none of them",
+                    "the Proxy at %s rejects one of the topics %s, so it checks no half messages of these topics",
                     address,
                     [*accepted],
                 )
@@ -170,9 +171,8 @@ class ProxyTransactions:
         try:
             with self._lock:
                 open_groups = {each_group for each_group, _, _ in self._checks.values()}
-                if (
-                    group not in open_groups
-                ):  # a send after its producer was closed; nothing would end a stream it starts
+                # Nothing would end the streams that a send starts after its producer was closed.
+                if group not in open_groups:
                     raise ClosedError("the producer was closed")
                 changed = {
                     name: groups for name, groups in change(self._topics).items() if not open_groups.isdisjoint(groups)
@@ -186,7 +186,7 @@ class ProxyTransactions:
                 stream.send_settings()
 
     def _start_streams(self) -> None:
-        """Start missing streams and the timer, with the lock held. If a thread cannot be started, the next call does it."""
+        """Start the timer and the missing streams, with the lock held. If a thread cannot start, the next call repeats this."""
         if self._timer is None:
             timer = Timer("rocketmq-transactions-heartbeat")
             timer.every(HEARTBEAT_S, self._send_heartbeats, HEARTBEAT_S)
@@ -199,7 +199,7 @@ class ProxyTransactions:
                 )
 
     def send_decision(self, place: HalfPlace, decision: TransactionState, deadline: Deadline) -> bool:
-        """Send a decision to the endpoint that remembers the half message. Returns False, because no broker has confirmed it."""
+        """Send a decision to the endpoint that remembers the half message. Returns False, because the broker confirms nothing."""
         channel = self._proxy.channel_of(place.broker_name)
         request = self._request(place, decision, TransactionSource.SOURCE_CLIENT)
         require_success(channel.invoke(tables.END_TRANSACTION, request, deadline), channel.address, place.topic)
@@ -215,9 +215,9 @@ class ProxyTransactions:
         )
 
     def _on_check(self, address: str, command: Any) -> None:
-        """Receives a check on a stream's thread, which must not call a user's function."""
+        """Receive a check on the thread of a stream, which must not call a user's function."""
         resource = command.message.topic
-        # A Proxy returns namespace and name separately, even if they were sent as one name.
+        # A Proxy splits a name into namespace and name, although this client sends one name.
         name = NAMESPACE_SEPARATOR.join(filter(None, (resource.resource_namespace, resource.name)))
         with self._lock:
             announced = {self._proxy.on_wire(topic): (topic, groups) for topic, groups in self._topics.items()}
@@ -226,7 +226,7 @@ class ProxyTransactions:
         matching = [registration for group in groups for registration in registrations if registration[0] == group]
         if not matching:
             logger.info(
-                "the Proxy at %s checks a half message of topic %s, to which this process does not send", address, name
+                "the Proxy at %s checks a half message of topic %s, to which this process sends nothing", address, name
             )
             return
         message = to_popped_message(command.message, topic, (address, address), self._unpack)
@@ -243,7 +243,7 @@ class ProxyTransactions:
             copies.say(place.what, place, decision)
 
     def _send_answer(self, place: HalfPlace, decision: TransactionState) -> bool:
-        """Send the answer to a check. Returns False, because a Proxy confirms nothing."""
+        """Send the answer to a check. Returns False, because the broker confirms nothing."""
         if decision is TransactionState.UNKNOWN:
             return False
         deadline = Deadline.after(self._proxy.connect_options.request_timeout_s)
@@ -256,7 +256,7 @@ class ProxyTransactions:
                 require_success(answer, place.broker_name, place.topic)
             except RocketMQError as e:
                 logger.warning(
-                    "the Proxy at %s will ask again about half message %s: %s did not arrive: %s",
+                    "the Proxy at %s will check half message %s again, because %s did not arrive: %s",
                     place.broker_name, place.msg_id, decision.value, e,
                 )  # fmt: skip
 
@@ -268,14 +268,14 @@ class ProxyTransactions:
         return False
 
     def _send_heartbeats(self) -> None:
-        """Send heartbeats, because a Proxy forgets producers without them."""
+        """Send heartbeats and settings, because a Proxy forgets producers without them."""
         request = proto("HeartbeatRequest")(client_type=ClientType.PRODUCER)
         deadline = Deadline.after(self._proxy.connect_options.request_timeout_s)
         for address in self._proxy.addresses:
             try:
                 self._proxy.channel_of(address).invoke_async(tables.HEARTBEAT, request, deadline, lambda answer: None)
             except RocketMQError as e:
-                logger.info("no heartbeat for transactions at %s: %s", address, e)
+                logger.info("the heartbeat for transactions at %s failed: %s", address, e)
         with self._lock:
             streams = list(self._streams.values())
         for stream in streams:

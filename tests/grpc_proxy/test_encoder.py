@@ -6,12 +6,12 @@ import pytest
 
 from rocketmq_spark.base.codes import Property
 from rocketmq_spark.errors import MessageRefused
-from rocketmq_spark.grpc_proxy.encoder import EncodedTopic, ProxyBatch, ProxyEncoder, RequestEncoder
+from rocketmq_spark.grpc_proxy.encoder import ProxyBatch, ProxyEncoder, RequestEncoder, TopicName
 from rocketmq_spark.grpc_proxy.protos import get_ms, proto
 from rocketmq_spark.grpc_proxy.tables import MessageType
 from rocketmq_spark.model.send import SentMessage
 
-TOPIC = EncodedTopic("t", "ns%t")
+TOPIC = TopicName("t", "ns%t")
 BORN = 1_767_225_600_123
 
 

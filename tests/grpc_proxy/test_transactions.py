@@ -24,7 +24,7 @@ from rocketmq_spark.errors import (
     RocketMQError,
 )
 from rocketmq_spark.grpc_proxy.channel import Endpoints
-from rocketmq_spark.grpc_proxy.encoder import EncodedTopic, RequestEncoder
+from rocketmq_spark.grpc_proxy.encoder import RequestEncoder, TopicName
 from rocketmq_spark.grpc_proxy.protos import proto
 from rocketmq_spark.grpc_proxy.sender import ProxySender
 from rocketmq_spark.grpc_proxy.tables import ClientType, Code, MessageType, TransactionResolution, TransactionSource
@@ -231,7 +231,7 @@ def test_an_answer_that_a_proxy_does_not_take_is_logged_and_holds_up_no_other_qu
         eventually(lambda: len(asked) == 2)
         assert "did not arrive" not in caplog.text
         scripted.may_end.set()
-        eventually(lambda: caplog.text.count("will ask again about half message ID: COMMIT did not arrive") == 2)
+        eventually(lambda: caplog.text.count("will check half message ID again, because COMMIT did not arrive") == 2)
         leave(soon())
 
 
@@ -465,4 +465,4 @@ def test_of_two_endpoints_the_one_that_asked_is_answered() -> None:
 def test_a_half_message_is_of_no_other_type() -> None:
     both = SentMessage(b"x", {**PART.properties, Property.SHARDING_KEY: "a"})
     with pytest.raises(MessageRefused, match="FIFO and TRANSACTION"):
-        RequestEncoder(EncodedTopic("t", "t"), 5, "h")(both)
+        RequestEncoder(TopicName("t", "t"), 5, "h")(both)

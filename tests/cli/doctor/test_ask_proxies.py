@@ -48,7 +48,7 @@ def test_a_brokers_port_is_named(rocketmq: LocalBroker) -> None:
     for address in (rocketmq.address("broker-a"), rocketmq.name_server):
         (found,) = doctor(address)
         assert (found.check, found.level) == ("proxy", Level.BROKEN)
-        assert "The port of a broker or name server ends connections so: expected the Proxy's" in (found.remedy or "")
+        assert "If this is the port of a broker or name server, use the Proxy's port for gRPC" in (found.remedy or "")
 
 
 class TestARealProxy:
