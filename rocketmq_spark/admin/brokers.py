@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from rocketmq_spark.admin import AdminTools, ask_each, deadline
+from rocketmq_spark.admin import AdminTools, deadline, request_each
 from rocketmq_spark.base.arguments import nearest
 from rocketmq_spark.base.codes import FIRST_TO_UPDATE_USERS, Response
 from rocketmq_spark.client.routes import masters_of
@@ -29,7 +29,7 @@ from rocketmq_spark.wire.loose_json import read_json
 logger = logging.getLogger(__name__)
 
 _SUPER, _ENABLED = "super", "enable"
-_RESOURCES = ("topic", "group", "cluster", "namespace")
+_RESOURCE_TYPES = ("topic", "group", "cluster", "namespace")
 _ACTIONS = ("All", "Pub", "Sub", "Create", "Update", "Delete", "Get", "List")
 
 
@@ -52,12 +52,12 @@ class StoredPolicy(NamedTuple):
     kind: str = "Custom"
 
 
-def users_in(body: Bytes) -> list[StoredUser]:
+def parse_users(body: Bytes) -> list[StoredUser]:
     """Answer to AUTH_LIST_USER; an empty body for none."""
-    return [_stored_user(item) for item in _items(body, "username")]
+    return [_stored_user(item) for item in _parse_items(body, "username")]
 
 
-def user_in(body: Bytes) -> StoredUser | None:
+def parse_user(body: Bytes) -> StoredUser | None:
     """Answer to AUTH_GET_USER; an empty body for none."""
     item = read_json(body) if len(body) else None
     if item is not None and not (isinstance(item, dict) and "username" in item):
@@ -73,7 +73,7 @@ def _stored_user(item: Mapping[str, Any]) -> StoredUser:
     )
 
 
-def policies_in(body: Bytes) -> list[StoredPolicy]:
+def parse_policies(body: Bytes) -> list[StoredPolicy]:
     """Answer to AUTH_LIST_ACL; an empty body for none."""
     try:
         return [
@@ -85,7 +85,7 @@ def policies_in(body: Bytes) -> list[StoredPolicy]:
                 tuple(map(str, entry.get("sourceIps") or ())),
                 str(policy.get("policyType") or "Custom"),
             )
-            for item in _items(body, "subject")
+            for item in _parse_items(body, "subject")
             for policy in item.get("policies") or ()
             for entry in policy.get("entries") or ()
         ]
@@ -93,11 +93,11 @@ def policies_in(body: Bytes) -> list[StoredPolicy]:
         raise RemoteProtocolError(f"Unexpected policies: {type(e).__name__} {e}") from e
 
 
-def _items(body: Bytes, key: str) -> list[dict[str, Any]]:
-    found = read_json(body) if len(body) else []
-    if not isinstance(found, list) or not all(isinstance(item, dict) and key in item for item in found):
+def _parse_items(body: Bytes, key: str) -> list[dict[str, Any]]:
+    items = read_json(body) if len(body) else []
+    if not isinstance(items, list) or not all(isinstance(item, dict) and key in item for item in items):
         raise RemoteProtocolError(f"Unexpected list: expected objects with {key!r}")
-    return found
+    return items
 
 
 def user_body(name: str, password: str | None, is_super: bool | None, enabled: bool | None) -> bytes:
@@ -116,16 +116,18 @@ def policy_body(subject: str, resource: str, actions: Sequence[str], allowed: bo
 
     Values are checked here: brokers silently omit unknown actions, and report a wrong resource or address as denied access.
     """
-    kind, colon, name = resource.partition(":")
-    if resource != "*" and (kind.lower() not in _RESOURCES or not colon or not name):
+    resource_type, colon, name = resource.partition(":")
+    if resource != "*" and (resource_type.lower() not in _RESOURCE_TYPES or not colon or not name):
         raise OptionError(
             f"resource is {resource!r}; expected Topic:NAME, Group:NAME, Cluster:NAME, Namespace:NAME or *"
         )
-    if far := [source for source in sources if not _is_network(source)]:
-        raise OptionError(f"source {far[0]!r} is not an IP address, or a network such as 10.0.0.0/8")
-    known = {action.lower() for action in _ACTIONS}
-    if wrong := [action for action in actions if action.lower() not in known] or ([] if actions else [""]):
-        raise OptionError(f"actions: {', '.join(map(repr, wrong))}; expected some of {', '.join(_ACTIONS)}")
+    if invalid_sources := [source for source in sources if not _is_network(source)]:
+        raise OptionError(f"source {invalid_sources[0]!r} is not an IP address, or a network such as 10.0.0.0/8")
+    valid_actions = {action.lower() for action in _ACTIONS}
+    if invalid_actions := [action for action in actions if action.lower() not in valid_actions] or (
+        [] if actions else [""]
+    ):
+        raise OptionError(f"actions: {', '.join(map(repr, invalid_actions))}; expected some of {', '.join(_ACTIONS)}")
     entry = {
         "resource": resource,
         "actions": list(actions),
@@ -150,47 +152,49 @@ def cluster(tools: AdminTools) -> list[BrokerData]:
 
 def states(tools: AdminTools) -> list[BrokerState]:
     """What every master and slave reports of itself, all asked at once. One that does not answer has an ``error``."""
-    places = [(data, number, at) for data in cluster(tools) for number, at in sorted(data.addresses.items())]
-    asked = [(at, rpc.GET_BROKER_RUNTIME_INFO.request(bname=data.broker_name)) for data, _, at in places]
-    limit = deadline(tools)
-    answers = tools.calls.invoke_each(asked, limit)
-    young = limit.within(_YOUNG_S)
-    while any(_is_young(answer) for answer in answers) and not young.expired:
-        young.pause(_PAUSE_S)
-        answers = tools.calls.invoke_each(asked, limit)
+    replicas = [
+        (data, number, address) for data in cluster(tools) for number, address in sorted(data.addresses.items())
+    ]
+    requests = [(address, rpc.GET_BROKER_RUNTIME_INFO.request(bname=data.broker_name)) for data, _, address in replicas]
+    overall = deadline(tools)
+    answers = tools.calls.invoke_each(requests, overall)
+    starting = overall.within(_STARTING_S)
+    while any(_is_starting(answer) for answer in answers) and not starting.expired:
+        starting.pause(_STARTING_PAUSE_S)
+        answers = tools.calls.invoke_each(requests, overall)
     return [
-        _state(BrokerState(data.broker_name, data.cluster, number, at), answer)
-        for (data, number, at), answer in zip(places, answers, strict=True)
+        _broker_state(BrokerState(data.broker_name, data.cluster, number, address), answer)
+        for (data, number, address), answer in zip(replicas, answers, strict=True)
     ]
 
 
 # A broker that has just started has counted nothing yet, and fails at this question for a second.
-_YOUNG_S, _PAUSE_S = 5.0, 0.2
-_MOST_DIGITS = 18  # of a time; Python refuses to read thousands
+_STARTING_S, _STARTING_PAUSE_S = 5.0, 0.2
+_MAX_TIME_DIGITS = 18  # of a time; Python refuses to read thousands
 
 
-def _is_young(answer: Command | RocketMQError) -> bool:
+def _is_starting(answer: Command | RocketMQError) -> bool:
     remark = answer.remark or ""
     return getattr(answer, "code", None) == Response.SYSTEM_ERROR and "NoSuchElementException" in remark
 
 
-def _state(there: BrokerState, answer: Command | RocketMQError) -> BrokerState:
-    who = there.broker_name, there.cluster, there.broker_id, there.address
+def _broker_state(broker: BrokerState, answer: Command | RocketMQError) -> BrokerState:
+    identity = broker.broker_name, broker.cluster, broker.broker_id, broker.address
     if isinstance(answer, Command) and answer.code != Response.SUCCESS:
-        answer = error_from_response(answer, there.address)
+        answer = error_from_response(answer, broker.address)
     if isinstance(answer, RocketMQError):
-        return BrokerState(*who, error=str(answer))
-    facts = bodies.table(answer.body)
-    started = facts.get("bootTimestamp", "")
+        return BrokerState(*identity, error=str(answer))
+    runtime_info = bodies.table(answer.body)
+    started = runtime_info.get("bootTimestamp", "")
     return BrokerState(
-        *who,
-        version=facts.get("brokerVersionDesc"),
-        started_ms=int(started) if started.isdecimal() and len(started) <= _MOST_DIGITS else None,
-        put_per_s=_first_number(facts.get("putTps")),
+        *identity,
+        version=runtime_info.get("brokerVersionDesc"),
+        started_ms=int(started) if started.isdecimal() and len(started) <= _MAX_TIME_DIGITS else None,
+        put_per_s=_first_number(runtime_info.get("putTps")),
         # 4.9 has the other spelling.
-        get_per_s=_first_number(facts.get("getTransferredTps") or facts.get("getTransferedTps")),
-        disk_used=_first_number(facts.get("commitLogDiskRatio")),
-        facts=facts,
+        get_per_s=_first_number(runtime_info.get("getTransferredTps") or runtime_info.get("getTransferedTps")),
+        disk_used=_first_number(runtime_info.get("commitLogDiskRatio")),
+        facts=runtime_info,
     )
 
 
@@ -217,36 +221,40 @@ def update_config(tools: AdminTools, broker: str, values: Mapping[str, str]) -> 
         return {}
     before = tools.admin.broker_config(broker)
     if unknown := sorted(values.keys() - before.keys()):
-        near = nearest(unknown[0], before, 2, 0.6)
+        similar = nearest(unknown[0], before, 2, 0.6)
         raise OptionError(
             f"broker {broker} has no setting {', '.join(map(repr, unknown))}; nothing was changed",
-            remedy=f"Did you mean {' or '.join(near)}?" if near else None,
+            remedy=f"Did you mean {' or '.join(similar)}?" if similar else None,
         )
     tools.admin.update_broker_config(broker, values)
     after = tools.admin.broker_config(broker)
-    kept = sorted(n for n, value in values.items() if after.get(n) == before[n] and not _same(before[n], value))
-    if kept:
-        raise OptionError(f"broker {broker} kept its value of {kept[0]} and rejected the new one")
+    unchanged = sorted(
+        n for n, value in values.items() if after.get(n) == before[n] and not _is_same_value(before[n], value)
+    )
+    if unchanged:
+        raise OptionError(f"broker {broker} kept its value of {unchanged[0]} and rejected the new one")
     return after
 
 
-def _same(one: str, other: str) -> bool:
-    return one.strip().lower() == other.strip().lower()
+def _is_same_value(value: str, other: str) -> bool:
+    return value.strip().lower() == other.strip().lower()
 
 
-Kept = TypeVar("Kept", StoredUser, StoredPolicy)
+Stored = TypeVar("Stored", StoredUser, StoredPolicy)
 
 
 def users(tools: AdminTools, name: str | None = None) -> list[UserAccount]:
     """All users, or the one with this name. If brokers differ, a user occurs more than once."""
-    answers = _all(tools, _private_masters(tools), lambda broker: rpc.AUTH_LIST_USER.request(filter=name, bname=broker))
+    answers = _request_masters(
+        tools, _private_masters(tools), lambda broker: rpc.AUTH_LIST_USER.request(filter=name, bname=broker)
+    )
     return _accounts(
-        (broker, user) for broker, answer in answers for user in users_in(answer.body) if name in (None, user.name)
+        (broker, user) for broker, answer in answers for user in parse_users(answer.body) if name in (None, user.name)
     )
 
 
 def _accounts(stored: Iterable[tuple[str, StoredUser]]) -> list[UserAccount]:
-    return [UserAccount(user.name, user.is_super, user.enabled, brokers) for user, brokers in _merged(stored)]
+    return [UserAccount(user.name, user.is_super, user.enabled, brokers) for user, brokers in _with_brokers(stored)]
 
 
 def _private_masters(tools: AdminTools) -> dict[str, str]:
@@ -266,7 +274,7 @@ def _versions_with(tools: AdminTools, masters: Mapping[str, str], name: str) -> 
     The request is an update without values, which changes nothing. A request that reads users would return passwords.
     """
     body = user_body(name, None, None, None)
-    answers = _all(
+    answers = _request_masters(
         tools,
         masters,
         lambda broker: rpc.AUTH_UPDATE_USER.request(body, username=name, bname=broker),
@@ -294,7 +302,7 @@ def _stored_users(tools: AdminTools, masters: Mapping[str, str], name: str) -> d
     }
     answers = tools.calls.invoke_each(list(requests.values()), deadline(tools))
     stored = [
-        (broker, user_in(answer.body))
+        (broker, parse_user(answer.body))
         for broker, answer in zip(requests, answers, strict=True)
         if isinstance(answer, Command) and answer.code == Response.SUCCESS
     ]
@@ -316,9 +324,9 @@ def set_user(
         raise OptionError("password is empty; expected a text, or none to leave it as it is")
     masters = _private_masters(tools)
     versions = _versions_with(tools, masters, name)
-    lacking = sorted(masters.keys() - versions.keys())
-    if lacking and not password:
-        raise OptionError(f"user {name} is not on {', '.join(lacking)}; expected a password to create it")
+    masters_without_user = sorted(masters.keys() - versions.keys())
+    if masters_without_user and not password:
+        raise OptionError(f"user {name} is not on {', '.join(masters_without_user)}; expected a password to create it")
     to_read = {
         broker: masters[broker]
         for broker, version in versions.items()
@@ -330,13 +338,13 @@ def set_user(
             _check_change(name, stored.get(broker), broker, password, is_super, enabled)
     body = user_body(name, password, is_super, enabled)
 
-    def put(broker: str) -> Command:
-        row = rpc.AUTH_UPDATE_USER if broker in versions else rpc.AUTH_CREATE_USER
-        return row.request(body, username=name, bname=broker)
+    def user_request(broker: str) -> Command:
+        rpc_row = rpc.AUTH_UPDATE_USER if broker in versions else rpc.AUTH_CREATE_USER
+        return rpc_row.request(body, username=name, bname=broker)
 
-    _all(tools, masters, put, change=True)
+    _request_masters(tools, masters, user_request, change=True)
     created, unknown = StoredUser(name, False, True), StoredUser(name, None, None)
-    before = {broker: stored.get(broker, unknown) for broker in versions} | dict.fromkeys(lacking, created)
+    before = {broker: stored.get(broker, unknown) for broker in versions} | dict.fromkeys(masters_without_user, created)
     return _accounts((broker, _changed(user, is_super, enabled)) for broker, user in before.items())
 
 
@@ -356,8 +364,8 @@ def _check_change(
 ) -> None:
     """Raise ``NotSupported`` if a user would change on a broker before 5.3.2, which reports success and changes nothing."""
     is_empty = (password, is_super, enabled) == (None, None, None)
-    same = password is None and stored is not None and _changed(stored, is_super, enabled) == stored
-    if not (is_empty or same):
+    is_unchanged = password is None and stored is not None and _changed(stored, is_super, enabled) == stored
+    if not (is_empty or is_unchanged):
         raise NotSupported(
             f"broker {broker} is older than RocketMQ 5.3.2, and would report success without changing the user; nothing was "
             f"changed",
@@ -370,25 +378,27 @@ def delete_user(tools: AdminTools, name: str) -> None:
     masters = _private_masters(tools)
     if not _versions_with(tools, masters, name):
         raise OptionError(f"there is no user {name}")
-    _all(tools, masters, lambda broker: rpc.AUTH_DELETE_USER.request(username=name, bname=broker), change=True)
+    _request_masters(
+        tools, masters, lambda broker: rpc.AUTH_DELETE_USER.request(username=name, bname=broker), change=True
+    )
 
 
 def policies(tools: AdminTools, user: str | None = None) -> list[AccessPolicy]:
     """All policies, or those of one user. If brokers differ, a policy occurs more than once."""
     return [
         AccessPolicy(p.subject.removeprefix("User:"), p.resource, p.actions, p.allowed, p.sources, brokers)
-        for p, brokers in _merged(_kept(tools, user))
+        for p, brokers in _with_brokers(_stored_policies(tools, user))
     ]
 
 
-def _kept(tools: AdminTools, user: str | None) -> list[tuple[str, StoredPolicy]]:
+def _stored_policies(tools: AdminTools, user: str | None) -> list[tuple[str, StoredPolicy]]:
     """Policies by broker."""
     subject = None if user is None else _subject(user)
-    answers = _all(
+    answers = _request_masters(
         tools, _masters(tools), lambda broker: rpc.AUTH_LIST_ACL.request(subjectFilter=subject, bname=broker)
     )
-    kept = [(broker, policy) for broker, answer in answers for policy in policies_in(answer.body)]
-    return [(broker, policy) for broker, policy in kept if subject is None or policy.subject == subject]
+    stored = [(broker, policy) for broker, answer in answers for policy in parse_policies(answer.body)]
+    return [(broker, policy) for broker, policy in stored if subject is None or policy.subject == subject]
 
 
 def set_policy(
@@ -401,14 +411,14 @@ def set_policy(
 ) -> list[AccessPolicy]:
     """Allow or deny actions on a resource, in place of the user's policy for that resource."""
     body = policy_body(_subject(user), resource, actions, allowed, sources)
-    _kept(tools, user)  # where one broker has no policies nothing is changed on the others
+    _stored_policies(tools, user)  # where one broker has no policies nothing is changed on the others
     masters = _masters(tools)
-    if lacking := sorted(masters.keys() - _versions_with(tools, masters, user).keys()):
+    if masters_without_user := sorted(masters.keys() - _versions_with(tools, masters, user).keys()):
         raise OptionError(
-            f"user {user} is not on {', '.join(lacking)}; nothing was changed",
+            f"user {user} is not on {', '.join(masters_without_user)}; nothing was changed",
             remedy=f"Create it there: rocketmq-spark user set {user}",
         )
-    _all(
+    _request_masters(
         tools,
         masters,
         lambda broker: rpc.AUTH_UPDATE_ACL.request(body, subject=_subject(user), bname=broker),
@@ -419,17 +429,17 @@ def set_policy(
 
 def delete_policy(tools: AdminTools, user: str, resource: str) -> None:
     """Delete the policies of a user for a resource, custom and default ones, on the brokers that have them."""
-    kept = {(policy.kind, broker) for broker, policy in _kept(tools, user) if policy.resource == resource}
-    if not kept:
+    stored = {(policy.kind, broker) for broker, policy in _stored_policies(tools, user) if policy.resource == resource}
+    if not stored:
         raise OptionError(f"user {user} has no policy for {resource}")
     masters, row = _masters(tools), rpc.AUTH_DELETE_ACL
-    for kind in sorted({kind for kind, _ in kept}):
-        asked = {
-            broker: (at, row.request(subject=_subject(user), policyType=kind, resource=resource, bname=broker))
-            for broker, at in masters.items()
-            if (kind, broker) in kept
+    for kind in sorted({kind for kind, _ in stored}):
+        requests = {
+            broker: (address, row.request(subject=_subject(user), policyType=kind, resource=resource, bname=broker))
+            for broker, address in masters.items()
+            if (kind, broker) in stored
         }
-        for _ in ask_each(tools, asked, (Response.SUCCESS,), change=True):
+        for _ in request_each(tools, requests, (Response.SUCCESS,), change=True):
             pass
 
 
@@ -442,22 +452,22 @@ def _masters(tools: AdminTools) -> dict[str, str]:
     return masters_of(tools.admin.cluster())
 
 
-def _all(
+def _request_masters(
     tools: AdminTools,
     masters: Mapping[str, str],
-    make: Callable[[str], Command],
+    make_request: Callable[[str], Command],
     change: bool = False,
     accept: Sequence[int] = (),
 ) -> list[tuple[str, Command]]:
     """Send a request to each of ``masters``. Returns the answers by broker; their codes are success and those in ``accept``."""
-    asked = {name: (address, make(name)) for name, address in masters.items()}
+    requests = {name: (address, make_request(name)) for name, address in masters.items()}
     answers = []
     codes = (Response.SUCCESS, Response.REQUEST_CODE_NOT_SUPPORTED, *accept)
-    for name, answer in ask_each(tools, asked, codes, change):
+    for name, answer in request_each(tools, requests, codes, change):
         if answer.code == Response.REQUEST_CODE_NOT_SUPPORTED:
             raise NotSupported(
                 f"broker {name} has no users and policies: ACL 2.0 came with RocketMQ 5.3",
-                asked[name][0],
+                requests[name][0],
                 answer.code,
                 remedy="Use newer brokers; older ones read the rights of ACL 1.0 from their conf/plain_acl.yml",
             )
@@ -465,10 +475,10 @@ def _all(
     return answers
 
 
-def _merged(kept: Iterable[tuple[str, Kept]]) -> list[tuple[Kept, tuple[str, ...]]]:
+def _with_brokers(stored: Iterable[tuple[str, Stored]]) -> list[tuple[Stored, tuple[str, ...]]]:
     """Return each user or policy once, with the brokers that have it, sorted; None sorts first."""
-    brokers: dict[Kept, list[str]] = {}
-    for broker, one in kept:
-        brokers.setdefault(one, []).append(broker)
-    known_last = sorted(brokers.items(), key=lambda item: [(part is not None, part) for part in item[0]])
-    return [(one, tuple(names)) for one, names in known_last]
+    brokers: dict[Stored, list[str]] = {}
+    for broker, item in stored:
+        brokers.setdefault(item, []).append(broker)
+    sorted_items = sorted(brokers.items(), key=lambda entry: [(part is not None, part) for part in entry[0]])
+    return [(item, tuple(names)) for item, names in sorted_items]

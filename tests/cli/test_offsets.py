@@ -10,7 +10,7 @@ import pytest
 from click.testing import Result
 
 from rocketmq_spark import Consumer, Producer, PullConsumer
-from rocketmq_spark.admin.groups import UNSEEN
+from rocketmq_spark.admin.groups import GRPC_MEMBERS_HINT
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import Message, MessageQueue
 from rocketmq_spark.model.admin import OffsetChange
@@ -63,14 +63,15 @@ def test_shown(group: Group, run: Run) -> None:
     assert [line.split() for line in text.stdout.splitlines()[1:]] == [
         [group.topic, "broker-a", "0", "0", "-", "0"], [group.topic, "broker-a", "1", "0", "6", "10"],
     ]  # fmt: skip
-    assert text.stderr == f"The group has no member now\n{UNSEEN}\n"
+    assert text.stderr == f"The group has no member now\n{GRPC_MEMBERS_HINT}\n"
 
 
 def test_set_is_a_dry_run_first(group: Group, run: Run) -> None:
     dry = run("offsets", "set", group.name, "--to", "earliest")
     assert "reads 6 again" in dry.stdout
     assert (
-        dry.stderr == f"2 of 2 offsets would be set: use --yes to apply\n{UNSEEN}. They continue at the new offsets\n"
+        dry.stderr
+        == f"2 of 2 offsets would be set: use --yes to apply\n{GRPC_MEMBERS_HINT}. They continue at the new offsets\n"
     )
     assert group.next_id() == group.ids[6]
     told_dry = run("offsets", "set", group.name, "--to", "earliest", "--json")

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from google.protobuf.message import DecodeError as ProtobufError
 
-from rocketmq_spark.admin.brokers import policies_in, user_in, users_in
+from rocketmq_spark.admin.brokers import parse_policies, parse_user, parse_users
 from rocketmq_spark.base.codes import Request, Response, SysFlag
 from rocketmq_spark.client.broker_requests import BrokerRequests
 from rocketmq_spark.client.long_polls import to_pull_answer
@@ -247,10 +247,10 @@ TARGETS: dict[str, Target] = {
         ],
     ),
     "table of queues": Target(lambda data: read_json(data, table=True), [*harness.samples("json"), _OFFSETS]),
-    "users": Target(users_in, [b'[{"username":"u","userType":"Super","userStatus":"enable"}]']),
-    "user": Target(user_in, [b'{"username":"u","userType":"Super","userStatus":"enable"}']),
+    "users": Target(parse_users, [b'[{"username":"u","userType":"Super","userStatus":"enable"}]']),
+    "user": Target(parse_user, [b'{"username":"u","userType":"Super","userStatus":"enable"}']),
     "policies": Target(
-        policies_in,
+        parse_policies,
         [
             b'[{"subject":"User:u","policies":[{"policyType":"Custom","entries":[{"resource":"Topic:t","actions":["Pub"]}]}]}]'
         ],
