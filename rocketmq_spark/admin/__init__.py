@@ -1,7 +1,7 @@
 """Administration of topics, groups, stored messages and brokers, for ``Admin`` and the commands.
 
-This module has what the modules of the package share: ``AdminTools``, the parts of a client (``session.Client``) by which they
-send requests, and functions that use it.
+The modules of the package share ``AdminTools``, the parts of a client (``session.Client``) that send requests, and the functions
+of this module.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rocketmq_spark.wire.header import Command
 
 
 class AdminTools(Protocol):
-    """Parts of a client. They take topics and groups by the user's names; ``calls`` takes names on the wire."""
+    """Parts of a client. They accept the user's names of topics and groups, except ``calls``, which accepts names on the wire."""
 
     @property
     def calls(self) -> RpcClient:
@@ -56,10 +56,11 @@ def with_kept_minimums(
     positions: Mapping[MessageQueue, int | None] | None = None,
     on_error: Callable[[RocketMQError, MessageQueue], None] | None = None,
 ) -> dict[MessageQueue, QueueBounds]:
-    """Return ``bounds`` with the real minimums of compaction topics, whose brokers keep messages below the minimum they report.
+    """Return ``bounds`` with the real minimums of compaction topics. Brokers keep messages of these topics below the reported
+    minimum.
 
-    With the ``positions`` of a reader, queues with a position at or above the reported minimum are not checked. The returned
-    minimum of a queue is at most the position, because in a compaction topic a message that is not kept is no loss. With
+    With the ``positions`` of a reader, queues whose position is at or above the reported minimum are not checked. The returned
+    minimum of a queue is at most the position, because a message that compaction has removed is no loss for the reader. With
     ``on_error``, queues whose minimum could not be determined are omitted; without ``on_error``, the error is raised.
     """
     failed_queues: set[MessageQueue] = set()
@@ -87,9 +88,9 @@ def with_kept_minimums(
 def request_each(
     tools: AdminTools, requests: Mapping[str, tuple[str, Command]], accept: Sequence[int], change: bool = False
 ) -> Iterator[tuple[str, Command]]:
-    """Send requests in parallel, and yield the answers by the keys of ``requests``, which has an address and a request for each.
+    """Send requests in parallel, and yield each answer with its key. ``requests`` has an address and a request for each key.
 
-    Raises the first error. For a ``change``, the error lists the servers that have applied it.
+    Raises the first error. If the requests are a ``change``, the error lists the servers that have applied the change.
     """
     answers = tools.calls.invoke_each(list(requests.values()), deadline(tools))
     outcomes = {

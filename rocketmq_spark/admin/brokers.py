@@ -1,7 +1,7 @@
-"""Brokers: which there are, what they report of themselves, their settings, and their users and policies (ACL 2.0).
+"""Administration of brokers: the list of brokers, their state and settings, and their users and policies (ACL 2.0).
 
-Users and policies are those of RocketMQ 5.3 and newer. Each broker keeps its own, so requests go to all masters. JSON
-bodies have the fields of RocketMQ's ``UserInfo`` and ``AclInfo``.
+Brokers have users and policies since RocketMQ 5.3. Each broker stores its own users and policies, so requests go to all masters.
+The JSON bodies have the fields of RocketMQ's ``UserInfo`` and ``AclInfo``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _ACTIONS = ("All", "Pub", "Sub", "Create", "Update", "Delete", "Get", "List")
 
 
 class StoredUser(NamedTuple):
-    """A user as one broker stores it, without the password, which brokers also return. Unknown properties are None."""
+    """A user as one broker stores it, without the password that brokers also return. Unknown properties are None."""
 
     name: str
     is_super: bool | None
@@ -42,7 +42,10 @@ class StoredUser(NamedTuple):
 
 
 class StoredPolicy(NamedTuple):
-    """What one broker allows or denies a subject on a resource. A ``Default`` policy applies where no ``Custom`` one does."""
+    """The actions that one broker allows or denies a subject on a resource.
+
+    A policy of kind ``Default`` applies if no ``Custom`` policy does.
+    """
 
     subject: str
     resource: str
@@ -53,12 +56,12 @@ class StoredPolicy(NamedTuple):
 
 
 def parse_users(body: Bytes) -> list[StoredUser]:
-    """Answer to AUTH_LIST_USER; an empty body for none."""
+    """Parse the answer to AUTH_LIST_USER. An empty body means no users."""
     return [_stored_user(item) for item in _parse_items(body, "username")]
 
 
 def parse_user(body: Bytes) -> StoredUser | None:
-    """Answer to AUTH_GET_USER; an empty body for none."""
+    """Parse the answer to AUTH_GET_USER. An empty body means that there is no such user."""
     item = read_json(body) if len(body) else None
     if item is not None and not (isinstance(item, dict) and "username" in item):
         raise RemoteProtocolError("Unexpected user: expected an object with 'username'")
@@ -74,7 +77,7 @@ def _stored_user(item: Mapping[str, Any]) -> StoredUser:
 
 
 def parse_policies(body: Bytes) -> list[StoredPolicy]:
-    """Answer to AUTH_LIST_ACL; an empty body for none."""
+    """Parse the answer to AUTH_LIST_ACL. An empty body means no policies."""
     try:
         return [
             StoredPolicy(
@@ -101,7 +104,7 @@ def _parse_items(body: Bytes, key: str) -> list[dict[str, Any]]:
 
 
 def user_body(name: str, password: str | None, is_super: bool | None, enabled: bool | None) -> bytes:
-    """Body of AUTH_CREATE_USER and AUTH_UPDATE_USER; with None, a broker keeps the present value, or its default."""
+    """Return the body of AUTH_CREATE_USER and AUTH_UPDATE_USER. For None, a broker keeps the current value or uses its default."""
     values = {
         "username": name,
         "password": password,
@@ -112,9 +115,10 @@ def user_body(name: str, password: str | None, is_super: bool | None, enabled: b
 
 
 def policy_body(subject: str, resource: str, actions: Sequence[str], allowed: bool, sources: Sequence[str]) -> bytes:
-    """Body of AUTH_UPDATE_ACL: one entry, which takes the place of the subject's entry for that resource.
+    """Return the body of AUTH_UPDATE_ACL: one entry, which replaces the subject's entry for the resource.
 
-    Values are checked here: brokers silently omit unknown actions, and report a wrong resource or address as denied access.
+    This function checks the values, because brokers silently omit unknown actions, and report a wrong resource or address as
+    denied access.
     """
     resource_type, colon, name = resource.partition(":")
     if resource != "*" and (resource_type.lower() not in _RESOURCE_TYPES or not colon or not name):
@@ -146,12 +150,14 @@ def _is_network(text: str) -> bool:
 
 
 def cluster(tools: AdminTools) -> list[BrokerData]:
-    """All brokers by name."""
+    """Return all brokers, sorted by name."""
     return [data for _, data in sorted(tools.admin.cluster().items())]
 
 
 def states(tools: AdminTools) -> list[BrokerState]:
-    """What every master and slave reports of itself, all asked at once. One that does not answer has an ``error``."""
+    """Return the state that every master and slave reports. Brokers that do not answer have an ``error``. Sends requests in
+    parallel.
+    """
     replicas = [
         (data, number, address) for data in cluster(tools) for number, address in sorted(data.addresses.items())
     ]
@@ -168,9 +174,9 @@ def states(tools: AdminTools) -> list[BrokerState]:
     ]
 
 
-# A broker that has just started has counted nothing yet, and fails at this question for a second.
+# For about a second after its start, a broker has no counts yet, and answers the request for its state with an error.
 _STARTING_S, _STARTING_PAUSE_S = 5.0, 0.2
-_MAX_TIME_DIGITS = 18  # of a time; Python refuses to read thousands
+_MAX_TIME_DIGITS = 18  # of a time, because ``int`` raises an error for thousands of digits
 
 
 def _is_starting(answer: Command | RocketMQError) -> bool:
@@ -191,7 +197,7 @@ def _broker_state(broker: BrokerState, answer: Command | RocketMQError) -> Broke
         version=runtime_info.get("brokerVersionDesc"),
         started_ms=int(started) if started.isdecimal() and len(started) <= _MAX_TIME_DIGITS else None,
         put_per_s=_first_number(runtime_info.get("putTps")),
-        # 4.9 has the other spelling.
+        # RocketMQ 4.9 uses the second spelling.
         get_per_s=_first_number(runtime_info.get("getTransferredTps") or runtime_info.get("getTransferedTps")),
         disk_used=_first_number(runtime_info.get("commitLogDiskRatio")),
         facts=runtime_info,
@@ -199,7 +205,10 @@ def _broker_state(broker: BrokerState, answer: Command | RocketMQError) -> Broke
 
 
 def _first_number(text: str | None) -> float | None:
-    """Rates come as three numbers: of 10 s, of a minute, of ten minutes. A ratio that is not known is -1."""
+    """Return the first number of a text; None if it is negative or no number.
+
+    A rate has three numbers: of the last 10 s, minute and 10 minutes. An unknown ratio is -1.
+    """
     try:
         number = float((text or "").split()[0])
     except (IndexError, ValueError):
@@ -208,15 +217,15 @@ def _first_number(text: str | None) -> float | None:
 
 
 def update_config(tools: AdminTools, broker: str, values: Mapping[str, str]) -> dict[str, Secret]:
-    """Change settings of a running master, which also writes them to its configuration file. Returns all its settings.
+    """Change settings of a running master, which also writes them to its configuration file. Returns all settings of the master.
 
-    A broker silently accepts unknown names, and keeps the old value if it cannot read the new one: both are an
-    ``OptionError`` here. If the network could read the settings, this function does not request them: it checks nothing,
-    logs a warning, and returns an empty dict.
+    Raises ``OptionError`` for unknown names, which a broker silently accepts, and for values that the broker cannot parse, for
+    which it keeps the old value. If the network could read the settings, this function does not request them: then it checks
+    nothing, logs a warning, and returns an empty dict.
     """
     address = masters_of(tools.admin.cluster(), [broker])[broker]
     if not tools.calls.is_private(address):
-        logger.warning("whether broker %s accepts %s is not known without TLS", broker, ", ".join(sorted(values)))
+        logger.warning("without TLS, it is not checked whether broker %s accepts %s", broker, ", ".join(sorted(values)))
         tools.admin.update_broker_config(broker, values)
         return {}
     before = tools.admin.broker_config(broker)
@@ -244,7 +253,7 @@ Stored = TypeVar("Stored", StoredUser, StoredPolicy)
 
 
 def users(tools: AdminTools, name: str | None = None) -> list[UserAccount]:
-    """All users, or the one with this name. If brokers differ, a user occurs more than once."""
+    """Return all users, or the user ``name``. A user occurs more than once if brokers store it differently."""
     answers = _request_masters(
         tools, _private_masters(tools), lambda broker: rpc.AUTH_LIST_USER.request(filter=name, bname=broker)
     )
@@ -258,20 +267,20 @@ def _accounts(stored: Iterable[tuple[str, StoredUser]]) -> list[UserAccount]:
 
 
 def _private_masters(tools: AdminTools) -> dict[str, str]:
-    """Return what ``_masters`` does. Raises ``OptionError`` if the network could read passwords in requests to them."""
+    """Return the addresses of all masters. Raises ``OptionError`` if the network could read passwords in requests to them."""
     masters = _masters(tools)
     for address in masters.values():
         tools.calls.check_private(address, "passwords of users", allow_plain_text=True)
     return masters
 
 
-_NO_USER = "user is not exist"  # in the text of a broker that cannot update a user because it has none of that name
+_NO_USER = "user is not exist"  # text of a broker that does not have the user of an update
 
 
 def _versions_with(tools: AdminTools, masters: Mapping[str, str], name: str) -> dict[str, int]:
-    """Return the versions of the ``masters`` that have the user, by broker name.
+    """Return the RocketMQ versions of the ``masters`` that have the user, by broker name.
 
-    The request is an update without values, which changes nothing. A request that reads users would return passwords.
+    The request is an update without values, which changes nothing: the answer to a request that reads users has passwords.
     """
     body = user_body(name, None, None, None)
     answers = _request_masters(
@@ -292,8 +301,8 @@ def _versions_with(tools: AdminTools, masters: Mapping[str, str], name: str) -> 
 def _stored_users(tools: AdminTools, masters: Mapping[str, str], name: str) -> dict[str, StoredUser]:
     """Return the user as ``masters`` store it, by broker name.
 
-    Their answers contain the user's password. So a master is omitted if the network could read its answer, and also if it
-    rejects the request.
+    An answer has the password of the user. So a master is omitted if the network could read its answer, or if it rejects the
+    request.
     """
     requests = {
         broker: (address, rpc.AUTH_GET_USER.request(username=name, bname=broker))
@@ -316,12 +325,12 @@ def set_user(
     is_super: bool | None = None,
     enabled: bool | None = None,
 ) -> list[UserAccount]:
-    """Create a user on the masters that do not have it, which needs a ``password``, and change it on the others.
+    """Create a user on the masters that do not have it, and change it on the others. Creating a user needs a ``password``.
 
-    A property that was not given is None in the result if only an answer that the network could read would contain it.
+    A property that was not given is None in the result if it cannot be requested without the network reading a password.
     """
-    if password is not None and not password.strip():  # which a broker takes for none, and keeps the old one
-        raise OptionError("password is empty; expected a text, or none to leave it as it is")
+    if password is not None and not password.strip():  # a broker ignores an empty password and keeps the old one
+        raise OptionError("password is empty; expected a text, or no password to keep the current one")
     masters = _private_masters(tools)
     versions = _versions_with(tools, masters, name)
     masters_without_user = sorted(masters.keys() - versions.keys())
@@ -367,14 +376,13 @@ def _check_change(
     is_unchanged = password is None and stored is not None and _changed(stored, is_super, enabled) == stored
     if not (is_empty or is_unchanged):
         raise NotSupported(
-            f"broker {broker} is older than RocketMQ 5.3.2, and would report success without changing the user; nothing was "
-            f"changed",
-            remedy=f"Delete user {name}, which also deletes its policies, and set it again",
+            f"broker {broker} is older than RocketMQ 5.3.2, which reports success without changing the user; nothing was changed",
+            remedy=f"Delete user {name}, which also deletes its policies, and create it again",
         )
 
 
 def delete_user(tools: AdminTools, name: str) -> None:
-    """Delete a user, and with it all of its policies."""
+    """Delete a user and all of its policies."""
     masters = _private_masters(tools)
     if not _versions_with(tools, masters, name):
         raise OptionError(f"there is no user {name}")
@@ -384,7 +392,7 @@ def delete_user(tools: AdminTools, name: str) -> None:
 
 
 def policies(tools: AdminTools, user: str | None = None) -> list[AccessPolicy]:
-    """All policies, or those of one user. If brokers differ, a policy occurs more than once."""
+    """Return all policies, or those of ``user``. A policy occurs more than once if brokers store it differently."""
     return [
         AccessPolicy(p.subject.removeprefix("User:"), p.resource, p.actions, p.allowed, p.sources, brokers)
         for p, brokers in _with_brokers(_stored_policies(tools, user))
@@ -392,7 +400,7 @@ def policies(tools: AdminTools, user: str | None = None) -> list[AccessPolicy]:
 
 
 def _stored_policies(tools: AdminTools, user: str | None) -> list[tuple[str, StoredPolicy]]:
-    """Policies by broker."""
+    """Return pairs of broker and policy."""
     subject = None if user is None else _subject(user)
     answers = _request_masters(
         tools, _masters(tools), lambda broker: rpc.AUTH_LIST_ACL.request(subjectFilter=subject, bname=broker)
@@ -409,9 +417,10 @@ def set_policy(
     allowed: bool = True,
     sources: Sequence[str] = (),
 ) -> list[AccessPolicy]:
-    """Allow or deny actions on a resource, in place of the user's policy for that resource."""
+    """Allow or deny actions on a resource. Replaces the user's policy for this resource."""
     body = policy_body(_subject(user), resource, actions, allowed, sources)
-    _stored_policies(tools, user)  # where one broker has no policies nothing is changed on the others
+    # Raises an error, before anything is changed, if one of the brokers does not support policies.
+    _stored_policies(tools, user)
     masters = _masters(tools)
     if masters_without_user := sorted(masters.keys() - _versions_with(tools, masters, user).keys()):
         raise OptionError(
@@ -428,7 +437,7 @@ def set_policy(
 
 
 def delete_policy(tools: AdminTools, user: str, resource: str) -> None:
-    """Delete the policies of a user for a resource, custom and default ones, on the brokers that have them."""
+    """Delete the custom and default policies of a user for a resource, on the brokers that have them."""
     stored = {(policy.kind, broker) for broker, policy in _stored_policies(tools, user) if policy.resource == resource}
     if not stored:
         raise OptionError(f"user {user} has no policy for {resource}")
@@ -448,7 +457,9 @@ def _subject(user: str) -> str:
 
 
 def _masters(tools: AdminTools) -> dict[str, str]:
-    """All of them: where only a slave is registered its master is not known, and what it keeps would stay."""
+    """Return the addresses of all masters by broker name. Raises ``BrokerNotFound`` if a broker has no registered master, because
+    this master would keep its users and policies unchanged.
+    """
     return masters_of(tools.admin.cluster())
 
 
@@ -459,24 +470,26 @@ def _request_masters(
     change: bool = False,
     accept: Sequence[int] = (),
 ) -> list[tuple[str, Command]]:
-    """Send a request to each of ``masters``. Returns the answers by broker; their codes are success and those in ``accept``."""
+    """Send a request to each of ``masters``. Returns pairs of broker and answer. Raises an error for an answer whose code is
+    neither success nor in ``accept``.
+    """
     requests = {name: (address, make_request(name)) for name, address in masters.items()}
     answers = []
     codes = (Response.SUCCESS, Response.REQUEST_CODE_NOT_SUPPORTED, *accept)
     for name, answer in request_each(tools, requests, codes, change):
         if answer.code == Response.REQUEST_CODE_NOT_SUPPORTED:
             raise NotSupported(
-                f"broker {name} has no users and policies: ACL 2.0 came with RocketMQ 5.3",
+                f"broker {name} has no users and policies: it is older than RocketMQ 5.3, which introduced ACL 2.0",
                 requests[name][0],
                 answer.code,
-                remedy="Use newer brokers; older ones read the rights of ACL 1.0 from their conf/plain_acl.yml",
+                remedy="Use newer brokers, or edit conf/plain_acl.yml of the broker (ACL 1.0)",
             )
         answers.append((name, answer))
     return answers
 
 
 def _with_brokers(stored: Iterable[tuple[str, Stored]]) -> list[tuple[Stored, tuple[str, ...]]]:
-    """Return each user or policy once, with the brokers that have it, sorted; None sorts first."""
+    """Return each different user or policy once, with the brokers that store it. Sorted; None comes first."""
     brokers: dict[Stored, list[str]] = {}
     for broker, item in stored:
         brokers.setdefault(item, []).append(broker)

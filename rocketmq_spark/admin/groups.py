@@ -1,4 +1,4 @@
-"""Consumer groups: list, describe, delete; their offsets beside the bounds of queues; setting their offsets."""
+"""Administration of consumer groups: list, describe and delete groups, compute their lag, and set their offsets."""
 
 from __future__ import annotations
 
@@ -37,14 +37,15 @@ Positions = dict[MessageQueue, int | None]
 
 @dataclass(frozen=True, slots=True)
 class QueuePositions:
-    """The state of queues at one moment, and the errors of brokers that did not answer."""
+    """Bounds, position and lag of queues at one moment, and the errors of brokers that did not answer."""
 
     rows: list[QueueLag]
     errors: list[RocketMQError] = field(default_factory=list)
 
 
 def committed_offsets(tools: AdminTools, group: str, topics: Sequence[str]) -> Positions:
-    """The group's offsets in all queues of the topics in which it has any; None for queues without one.
+    """Return the committed offsets of a group by queue; None for queues without an offset. Includes all queues of ``topics``, by
+    default of the topics in which the group has offsets.
 
     Raises ``OffsetError`` if the group has no offset.
     """
@@ -61,12 +62,12 @@ def committed_offsets(tools: AdminTools, group: str, topics: Sequence[str]) -> P
 
 
 def require_masters(tools: AdminTools) -> None:
-    """Raises ``BrokerNotFound`` if a master is away: in many versions of RocketMQ, slaves do not have the offsets, so it is
-    unknown whether the group has any.
+    """Raise ``BrokerNotFound`` if a master is not registered. In many versions of RocketMQ, slaves do not have the offsets of
+    groups, so without the master it is unknown whether a group has offsets.
     """
     try:
         masters_of(tools.admin.cluster())
-    except NotSupported:  # from a Proxy, which answers requests for a broker only if it reaches the broker's master
+    except NotSupported:  # from a Proxy, which answers a request for a broker only if it reaches the broker's master
         return
 
 
@@ -76,7 +77,7 @@ def _consumed_topics(tools: AdminTools, group: str) -> list[str]:
 
 
 def new_group_remedy(group: str, topics: Sequence[str] = ()) -> str:
-    """The remedy for a group that has no offsets."""
+    """Return the remedy for a group that has no offsets."""
     return (
         "A new group starts where option 'consumeFromWhere' says, by default at the end. To start it elsewhere: "
         f"rocketmq-spark offsets set {group} --topic {topics[0] if topics else 'TOPIC'} --to earliest --yes"
@@ -84,10 +85,10 @@ def new_group_remedy(group: str, topics: Sequence[str] = ()) -> str:
 
 
 def similar_groups_hint(tools: AdminTools, group: str) -> str:
-    """A hint with similar group names; empty if brokers know the group, or no similar one."""
+    """Return a hint with similar group names. It is empty if brokers know the group, or if there is no similar name."""
     try:
         existing = topic_readers.groups(tools.calls, tools.admin)
-    except RocketMQError:  # without the hint, the error is still complete
+    except RocketMQError:  # the hint is optional
         return ""
     similar = nearest(group, existing, 3, 0.6) if group not in existing else []
     return f"Did you mean {', '.join(similar)}?" if similar else ""
@@ -96,14 +97,14 @@ def similar_groups_hint(tools: AdminTools, group: str) -> str:
 def queue_lags(
     tools: AdminTools, positions: Mapping[MessageQueue, int | None], new: Collection[MessageQueue] = ()
 ) -> QueuePositions:
-    """Return the bounds of these queues, and the store time of the next message of each.
+    """Return bounds and lag of these queues, and the store time of the next message of each queue.
 
-    Of a queue in ``new`` without a position, the next message is the first one.
+    For a queue in ``new`` without a position, the next message is the first message of the queue.
     """
     bounds, errors = bounds_of(tools, positions)
     deadline_ = deadline(tools)
     rows = []
-    unavailable_brokers: set[str] = set()  # brokers that did not answer: they get no further requests
+    unavailable_brokers: set[str] = set()  # they get no further requests
     for queue in sorted(positions):
         if queue not in bounds:
             rows.append(QueueLag(queue, None, positions[queue], None))
@@ -116,7 +117,7 @@ def queue_lags(
             try:
                 stored_ms = tools.brokers.store_time_ms(GROUP, queue, row.next_offset, deadline_)
                 row = row._replace(next_stored_ms=stored_ms)
-            except NotReadable:  # the topic is not readable now; only this time is missing
+            except NotReadable:  # the topic lacks read permission now; only the store time is missing
                 pass
             except RocketMQError as e:
                 errors.append(e)
@@ -128,9 +129,9 @@ def queue_lags(
 def bounds_of(
     tools: AdminTools, positions: Mapping[MessageQueue, int | None]
 ) -> tuple[dict[MessageQueue, QueueBounds], list[RocketMQError]]:
-    """Bounds of queues, and the errors of brokers that do not answer and of topics without a broker.
+    """Return the bounds of queues, and the errors of brokers that do not answer and of topics without a broker.
 
-    The minimum of a compaction topic is at most the reader's position, because compaction is not a loss of unread messages.
+    The minimum of a queue of a compaction topic is at most the position, because messages that compaction removes are no loss.
     """
     errors: list[RocketMQError] = []
     topics_with_route = set()
@@ -149,7 +150,7 @@ def bounds_of(
     return with_kept_minimums(tools, bounds, positions, note), errors
 
 
-# ``earliest`` or -2, ``latest`` or -1, a time in ms since 1970, or an offset for each queue (-2 the first, -1 the end).
+# ``earliest`` or -2, ``latest`` or -1, a time in ms since 1970, or an offset for each queue (-2 means the first, -1 the end).
 OffsetTarget = str | int | Mapping[MessageQueue, int]
 
 
@@ -161,9 +162,10 @@ def offset_changes(
     environment: Environment | None = None,
     argument_name: str = "to",
 ) -> list[OffsetChange]:
-    """The changes that setting a group's offsets would make. Without ``topics``, in all topics with offsets, except retry topics.
+    """Return the changes that setting a group's offsets to ``target`` would make. Changes nothing.
 
-    ``argument_name`` is the name of ``target`` in errors. Raises ``OffsetError`` for offsets that a queue does not have.
+    Without ``topics``, the changes are in all topics in which the group has offsets, except retry topics. ``argument_name`` is
+    the name of ``target`` in errors. Raises ``OffsetError`` for offsets that a queue does not have.
     """
     if problem := group_problem(group):
         raise OptionError(problem)
@@ -180,9 +182,7 @@ def offset_changes(
     if not topics:
         require_masters(tools)
         hint = similar_groups_hint(tools, group)
-        raise OffsetError(
-            f"group {group} has no offsets", remedy=f"{hint} Name what it is to read with --topic".lstrip()
-        )
+        raise OffsetError(f"group {group} has no offsets", remedy=f"{hint} Name the topics with --topic".lstrip())
     queues = [queue for topic in topics for queue in tools.routes.get_existing(topic, 0.0).kept()]
     queues = environment.owned(queues) if environment is not None else queues
     before = tools.brokers.committed(group, queues, deadline(tools))
@@ -196,7 +196,7 @@ _SPECIAL_OFFSETS = {EARLIEST: "earliest", LATEST: "latest"}
 
 
 def _checked_target(target: object, argument_name: str) -> OffsetTarget:
-    """Return ``target``, with -2 as ``earliest`` and -1 as ``latest``.
+    """Return ``target``; -2 becomes ``earliest``, and -1 becomes ``latest``.
 
     Raises ``OptionError`` for a wrong type, and ``OffsetError`` for a wrong value.
     """
@@ -249,15 +249,15 @@ def _target_offsets(
 
 
 def members(tools: AdminTools, group: str, queues: Iterable[MessageQueue]) -> list[str]:
-    """Ids of the group's members, as the brokers of these queues know them."""
+    """Return the ids of the group's members that the brokers of these queues know."""
     member_ids: set[str] = set()
     for broker in sorted({queue.broker_name for queue in queues}):
         member_ids.update(tools.committer.members(group, broker, deadline(tools)))
     return sorted(member_ids)
 
 
-def check_members(group: str, online: Sequence[str], consequence: str = "overwrite what is set") -> None:
-    """Raises ``OffsetError`` if a group has members, whose own offsets would overwrite what is set."""
+def check_members(group: str, online: Sequence[str], consequence: str = "overwrite these offsets") -> None:
+    """Raise ``OffsetError`` if the group has members ``online``. ``consequence`` is what the error says that they would do."""
     if online:
         raise OffsetError(
             f"group {group} has {len(online)} members, which would {consequence}: {', '.join(online[:3])}",
@@ -266,7 +266,7 @@ def check_members(group: str, online: Sequence[str], consequence: str = "overwri
 
 
 def store_offsets(tools: AdminTools, group: str, offsets: Mapping[MessageQueue, int]) -> None:
-    """Set offsets and read them back. An offset that a broker did not store is an error that names the queue."""
+    """Commit offsets and read them back. Raises ``OffsetError`` with the queue if a broker did not store an offset."""
     failed = tools.committer.commit_each(group, offsets, deadline(tools))
     if new_offsets := {queue: offsets[queue] for queue, error in failed.items() if isinstance(error, GroupNotFound)}:
         tools.committer.create_group(group, new_offsets)  # a new group
@@ -292,16 +292,18 @@ def store_offsets(tools: AdminTools, group: str, offsets: Mapping[MessageQueue, 
         )
 
 
-GRPC_MEMBERS_HINT = "Members that consume over gRPC are not listed: only their Proxy knows them"
+GRPC_MEMBERS_HINT = "Members that consume over gRPC are not listed, because only their Proxy knows them"
 
 
 def knows_members(tools: AdminTools, queues: Iterable[MessageQueue]) -> bool:
-    """Whether ``members`` returns all members of a group except those over gRPC. A Proxy does not see members at brokers."""
+    """Whether ``members`` returns all members of a group except those over gRPC. A Proxy does not see members that are connected
+    to brokers.
+    """
     return all(map(tools.committer.knows_members, {queue.broker_name for queue in queues}))
 
 
 def warn_of_unseen_members(tools: AdminTools, group: str, queues: Iterable[MessageQueue]) -> None:
-    """Warn if a Proxy stored offsets of these queues, because members that it does not see may overwrite them."""
+    """Warn if a Proxy stored offsets of these queues, because members that the Proxy does not see may overwrite the offsets."""
     if not knows_members(tools, queues):
         logger.warning(
             "the offsets of group %s were set through a Proxy, which does not see members that are connected to brokers: such "
@@ -311,17 +313,17 @@ def warn_of_unseen_members(tools: AdminTools, group: str, queues: Iterable[Messa
 
 
 def names(tools: AdminTools) -> list[str]:
-    """All groups that brokers know, sorted, without RocketMQ's own."""
+    """Return all groups that brokers know, sorted, without RocketMQ's own."""
     return topic_readers.groups(tools.calls, tools.admin)
 
 
 def describe(tools: AdminTools, group: str) -> GroupDescription:
-    """A group's settings, members and lag. Raises ``GroupNotFound``, with the nearest names, if no broker knows it."""
+    """Return a group's settings, members and lag. Raises ``GroupNotFound``, with similar names, if no broker knows the group."""
     masters = _group_brokers(tools)
     settings, online = _group_settings(tools, group, masters), _online_members(tools, group, masters)
     topics = _topics_with_offsets(tools, group, bool(settings or online))
     lags = queue_lags(tools, committed_offsets(tools, group, topics)) if topics else QueuePositions([])
-    # The ages of messages need more rights; without these, the rest is still described.
+    # The store times of messages need more permissions. If only these are missing, describe the rest.
     errors = [
         e for e in lags.errors if not isinstance(e, AccessDenied) or any(row.max_offset is None for row in lags.rows)
     ]
@@ -347,7 +349,7 @@ def describe(tools: AdminTools, group: str) -> GroupDescription:
 
 
 def _group_settings(tools: AdminTools, group: str, masters: Mapping[str, str]) -> dict[str, Mapping[str, object]]:
-    """The group's settings on each broker that has any."""
+    """Return the settings of the group, by broker. Brokers without the group are missing."""
     rpc_row = rpc.GET_ALL_SUBSCRIPTIONGROUP_CONFIG
     requests = {name: (address, rpc_row.request(bname=name)) for name, address in masters.items()}
     on_wire = tools.calls.on_wire(group)
@@ -358,7 +360,7 @@ def _group_settings(tools: AdminTools, group: str, masters: Mapping[str, str]) -
 
 
 def _online_members(tools: AdminTools, group: str, masters: Mapping[str, str]) -> list[GroupOnline]:
-    """The group's members on each broker that has any."""
+    """Return the members of the group on each broker. Brokers without members are missing."""
     rpc_row, on_wire = rpc.GET_CONSUMER_CONNECTION_LIST, tools.calls.on_wire(group)
     requests = {
         name: (address, rpc_row.request(consumerGroup=on_wire, bname=name)) for name, address in masters.items()
@@ -368,7 +370,7 @@ def _online_members(tools: AdminTools, group: str, masters: Mapping[str, str]) -
 
 
 def _topics_with_offsets(tools: AdminTools, group: str, is_known: bool) -> list[str]:
-    """Topics in which the group has offsets. Raises ``GroupNotFound`` if it has none and is not ``is_known``."""
+    """Return the topics in which the group has offsets. Raises ``GroupNotFound`` if there are none and not ``is_known``."""
     topics = tools.admin.consumed_topics(group)
     if not topics and not is_known:
         require_masters(tools)
@@ -377,19 +379,19 @@ def _topics_with_offsets(tools: AdminTools, group: str, is_known: bool) -> list[
 
 
 def delete(tools: AdminTools, group: str, topics: bool = False, force: bool = False) -> None:
-    """Delete a group and its offsets on all masters; with ``topics`` its retry and dead-letter topics, too.
+    """Delete a group and its offsets on all masters. With ``topics``, delete also its retry and dead-letter topics.
 
-    Raises ``GroupNotFound`` if no broker knows it and, without ``force``, ``OffsetError`` if it has members.
-    Mirrors ``DeleteSubscriptionGroupCommand``, which with ``-c`` always deletes the topics, and offsets with ``-r true``.
+    Raises ``GroupNotFound`` if no broker knows the group and, without ``force``, ``OffsetError`` if it has members.
+    Mirrors ``DeleteSubscriptionGroupCommand -r true``, which with ``-c`` always deletes the topics.
     """
     check_deletable(tools, group, force)
-    # First, because after the deletion of the group its topics cannot be found.
+    # The topics come first, because they are found by the offsets of the group.
     for topic in _own_topics(tools, group) if topics else ():
         try:
             tools.admin.delete_topic(topic)
         except RouteNotFound:
             continue
-    # Brokers before 5.0 use the other name for the same field.
+    # ``removeOffset`` is the name of ``cleanOffset`` before RocketMQ 5.0.
     rpc_row, on_wire = rpc.DELETE_SUBSCRIPTIONGROUP, tools.calls.on_wire(group)
     requests = {
         name: (address, rpc_row.request(groupName=on_wire, cleanOffset=True, removeOffset=True, bname=name))
@@ -400,10 +402,10 @@ def delete(tools: AdminTools, group: str, topics: bool = False, force: bool = Fa
 
 
 def _own_topics(tools: AdminTools, group: str) -> list[str]:
-    """Topics of retries and dead letters that a group may have.
+    """Return the names of retry and dead-letter topics that a group may have.
 
-    A group that pops has a retry topic for each of its topics, named as ``KeyBuilder.buildPopRetryTopic`` does. Another group's
-    retries may have that name, too, and stay.
+    A group that pops has a retry topic for each of its topics. Their names are those of ``KeyBuilder.buildPopRetryTopic``. If
+    such a name is also the retry topic of another group, it is omitted.
     """
     retry_topic, on_wire = RETRY_PREFIX + group, tools.calls.on_wire
     topics = [topic for topic in tools.admin.consumed_topics(group) if not topic.startswith(RETRY_PREFIX)]
@@ -413,9 +415,11 @@ def _own_topics(tools: AdminTools, group: str) -> list[str]:
 
 
 def check_deletable(tools: AdminTools, group: str, force: bool = False) -> None:
-    """Raise the errors of ``delete`` without a change. A master that is away would keep the group: ``BrokerNotFound``."""
+    """Raise the errors of ``delete`` without a change. Raises ``BrokerNotFound`` if a master is not registered, because this
+    master would keep the group.
+    """
     if not is_user_group(tools.calls.on_wire(group)):
-        raise OptionError(f"group {group} is RocketMQ's own, which needs its offsets; nothing was deleted")
+        raise OptionError(f"group {group} is RocketMQ's own, and RocketMQ needs its offsets; nothing was deleted")
     masters = masters_of(tools.admin.cluster())
     online = _online_members(tools, group, masters)
     _topics_with_offsets(tools, group, bool(online or _group_settings(tools, group, masters)))
@@ -423,12 +427,14 @@ def check_deletable(tools: AdminTools, group: str, force: bool = False) -> None:
         check_members(
             group,
             sorted({member.client_id for broker_members in online for member in broker_members.members}),
-            "make it again",
+            "create the group again",
         )
 
 
 def _group_brokers(tools: AdminTools) -> dict[str, str]:
-    """The brokers to ask about groups: all masters, or the slave of one that is away, which has its groups and heartbeats."""
+    """Return the addresses of brokers that know groups, by broker name: the master, or a slave if the master is not registered. A
+    slave has the groups and heartbeats of its master.
+    """
     return {
         name: address
         for name, data in sorted(require_brokers(tools.admin.cluster()).items())

@@ -1,4 +1,4 @@
-"""Stored messages by their ids, by keys, and by the time at which they were stored."""
+"""Finds stored messages by id, by key, and by store time."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from rocketmq_spark.wire.identifiers import OffsetMessageId
 from rocketmq_spark.wire.messages import BatchRoom, DecodeRoom, decode_leniently, opened
 from rocketmq_spark.wire.names import Scope
 
-# A broker gives 32 to a question unless it is configured to give more, and 64 at most (maxMsgsNumBatch).
+# A broker returns at most 64 messages for one request, by default 32 (maxMsgsNumBatch).
 MAX_BY_KEY = 64
 _MAX_MS = (1 << 63) - 1
-# Indexes keep whole seconds since their own begin.
+# An index stores times as whole seconds after its begin timestamp.
 _INDEX_RESOLUTION_MS = 1000
-_MAX_RESULT_BYTES = 256 << 20  # memory for the messages of one search; those that do not fit stay compressed
+_MAX_RESULT_BYTES = 256 << 20  # for the messages of one search; messages beyond it stay compressed
 
 
 class IndexSearch(NamedTuple):
-    """What the index of a broker is asked for; ``is_message_id``: an id that a producer gave."""
+    """A request to the index of a broker. With ``is_message_id``, the key is an id that a producer assigned."""
 
     key: str
     begin_ms: int
@@ -43,10 +43,10 @@ class IndexSearch(NamedTuple):
 
 
 def message_by_id(tools: AdminTools, message_id: str, topic: str | None = None) -> ReceivedMessage:
-    """The message with an id: an offset message id, or with ``topic`` also the id that its producer gave it.
+    """Return the message with an offset message id or, with ``topic``, with an id that its producer assigned.
 
-    Both have the same form. An offset message id contains a broker's address: if no broker of this cluster has that address,
-    the id is taken for one that a producer gave. Raises ``NotFound``. Mirrors ``DefaultMQAdminExtImpl.queryMessage``.
+    Both ids have the same form. An offset message id contains a broker's address. If no broker of this cluster has that address,
+    the id is one that a producer assigned. Raises ``NotFound``. Mirrors ``DefaultMQAdminExtImpl.queryMessage``.
     """
     offset_id = _parse_offset_id(message_id)
     broker = None if offset_id is None else _broker_at(tools, offset_id.host)
@@ -71,18 +71,19 @@ def message_by_id(tools: AdminTools, message_id: str, topic: str | None = None) 
 def messages_by_key(
     tools: AdminTools, topic: str, key: str, begin_ms: int | None = None, end_ms: int | None = None, limit: int = 32
 ) -> list[ReceivedMessage]:
-    """Messages of a topic with this business key, or with this id that their producer gave them, oldest first.
+    """Return the messages of a topic with this key, or with this id that their producer assigned, oldest first.
 
-    The newest ``limit`` of each broker, stored from ``begin_ms`` to ``end_ms``.
+    Returns at most ``limit`` messages of each broker, the newest ones that were stored from ``begin_ms`` to ``end_ms``.
     """
     if not 0 < limit <= MAX_BY_KEY:
         raise OptionError(
             f"limit is {limit}; expected 1 to {MAX_BY_KEY}, the most that a broker returns for one request"
         )
     first_ms, last_ms = _period(begin_ms, end_ms)
-    # An index knows a time up to a second too early: what was stored behind the end must not take the places of others.
+    # Times in an index are up to a second too early. So a broker may return messages that were stored after the end: request as
+    # many as possible, and filter the messages below.
     search = IndexSearch(key, max(0, first_ms - _INDEX_RESOLUTION_MS), last_ms, limit if end_ms is None else MAX_BY_KEY)
-    # What an index finds has the hash of the key.
+    # An index compares hashes of keys, so compare the keys here.
     matching = [
         m
         for m in _search_indexes(tools, topic, search)
@@ -111,7 +112,9 @@ def _parse_offset_id(message_id: str) -> OffsetMessageId | None:
 
 
 def _broker_at(tools: AdminTools, host: str) -> str | None:
-    """The name of the broker at an address; only those of the cluster are asked."""
+    """Return the name of the broker at an address; None if no broker of the cluster has this address, which gets no request
+    then.
+    """
     for name, data in tools.admin.cluster().items():
         if host in data.addresses.values():
             return name
@@ -123,25 +126,27 @@ def _message_at(
 ) -> ReceivedMessage | None:
     on_wire = None if topic is None else tools.calls.on_wire(topic)
     command = rpc.VIEW_MESSAGE_BY_ID.request(offset=offset_id.offset, topic=on_wire, bname=broker)
-    # "can not find message by the offset": code 1
+    # SYSTEM_ERROR with "can not find message by the offset" means that there is no such message.
     answer = tools.calls.request(offset_id.host, command, accept=(Response.SUCCESS, Response.SYSTEM_ERROR))
     if answer.code != Response.SUCCESS:
         return None
-    # What a broker reads in the midst of a message is anything. The name of a topic outside means another one inside.
+    # If the offset is not the start of a message, the broker returns arbitrary bytes. The message may also be of a topic outside
+    # the namespace.
     scope, decoded = tools.calls.scope, decode_leniently(answer.body, broker, room=DecodeRoom(_MAX_RESULT_BYTES))
     matching = [m for m in decoded if m.commit_log_offset == offset_id.offset and scope.reaches(m.topic)]
     if not matching:
         return None
     stored = with_stored_names(matching[0], scope)
-    # A caller with the id of a retried message may know only its first topic. The result still has the topic that stores the
-    # message, because the first topic is only a claim of the message.
+    # A caller with the id of a retried message may know only its original topic. The result has the topic that stores the
+    # message, because the original topic is only a property of the message.
     return stored if topic in (None, stored.topic, with_user_names(matching[0], scope).topic) else None
 
 
 def _search_indexes(tools: AdminTools, topic: str, search: IndexSearch) -> list[ReceivedMessage]:
-    """What the indexes of the topic's masters have, in the order of storing. Where a master is away its slave is asked.
+    """Return the messages that the indexes of the topic's brokers find, in the order of storing. If a master is not registered, a
+    slave gets its request.
 
-    They keep one hash of topic and key: that of another topic may be the same.
+    An index compares hashes of topic and key, so it may also find messages of other topics, which are omitted.
     """
     route, on_wire = tools.admin.routes.get_existing(topic, 0.0), tools.calls.on_wire(topic)
     requests = {
@@ -168,27 +173,33 @@ def _search_indexes(tools: AdminTools, topic: str, search: IndexSearch) -> list[
 
 
 def _store_order(at_ms: int, message: ReceivedMessage) -> tuple[int, str, int]:
-    """The order of storing: a broker stores several messages in one millisecond, one after another in its log."""
+    """Return the sort key for the order of storing. A broker may store several messages in one millisecond; their order is that
+    of its commit log.
+    """
     return at_ms, message.broker_name, message.commit_log_offset
 
 
 def _not_found(message_id: str, topic: str | None = None) -> NotFound:
     remedy = (
-        "Of a batch in a batch topic brokers index no ids: look for keys, or by time" if topic is not None else None
+        "Brokers do not index the ids of batches in batch topics: search by key or by time"
+        if topic is not None
+        else None
     )
     return NotFound(f"there is no message with id {message_id}", topic=topic, remedy=remedy)
 
 
-# So many of all queues are given at once, and so many bytes of what is read ahead are held.
+# The most messages of one search by time, and the memory for messages that are read ahead.
 MAX_BY_TIME, _MAX_READ_AHEAD_BYTES = 10_000, 64 << 20
 _PULL_MESSAGES = 32
 
 
 class _QueueReader:
-    """The messages of one queue that were stored in a time, oldest first: ``head`` is the next one, with its time.
+    """Reads the messages of one queue that were stored in a period, oldest first. ``head`` is the next message, with its store
+    time.
 
-    Brokers look for a time as if those of a queue's messages never went back, and so does this. What cannot be decoded counts
-    if the time is right that it says, and ends nothing if it is not.
+    Like brokers, it assumes that the store times in a queue never decrease. A message that cannot be decoded is returned if its
+    store time is in the period. If its store time is after the period, it does not end the reading, because the time may be
+    damaged.
     """
 
     def __init__(self, queue: MessageQueue, start: int, end: int, begin_ms: int, end_ms: int, room: BatchRoom) -> None:
@@ -201,7 +212,7 @@ class _QueueReader:
 
     @property
     def needs_pull(self) -> bool:
-        """Whether a pull must say what the next message is."""
+        """Whether a pull is necessary to get the next message."""
         return self.head is None and self._message_at < self._end
 
     def request(self, max_bytes: int) -> PullRequest:
@@ -245,8 +256,9 @@ def messages_of_time(
     limit: int,
     environment: Environment | None = None,
 ) -> list[ReceivedMessage]:
-    """The first ``limit`` messages of a topic that were stored from ``begin_ms`` to ``end_ms``, of all its queues (those of the
-    ``environment``), in the order of storing. Read from masters, as the group ``rocketmq-spark-cli``.
+    """Return the first ``limit`` messages of a topic that were stored from ``begin_ms`` to ``end_ms``, in the order of storing.
+
+    Reads all queues of the topic (those of the ``environment``) from masters, as the group ``rocketmq-spark-cli``.
     """
     if not 0 < limit <= MAX_BY_TIME:
         raise OptionError(f"limit is {limit}; expected 1 to {MAX_BY_TIME}, or a key")
@@ -283,7 +295,7 @@ def messages_of_time(
 
 
 def _pull_heads(tools: AdminTools, readers: Sequence[_QueueReader], max_bytes: int) -> None:
-    """Pull for those that are hungry, all at once, until each has a head or has come to its end."""
+    """Pull messages for all readers in parallel, until each reader has a head or has read all of its messages."""
     broker_client = BrokerClient(tools.calls, tools.routes)
     while waiting := [reader for reader in readers if reader.needs_pull]:
         requests = [reader.request(max_bytes) for reader in waiting]

@@ -1,6 +1,6 @@
-"""Topics: list, describe, create, update, widen, shrink, delete.
+"""Administration of topics: list, describe, create, update, widen, shrink, delete.
 
-A topic belongs to the masters of a cluster. Functions that change it return when the route shows the change.
+A topic is configured on each master of a cluster. Functions that change a topic return when its route shows the change.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from rocketmq_spark.wire.names import is_user_topic, topic_problem
 
 
 def names(tools: AdminTools, system: bool = False) -> list[str]:
-    """All topics, sorted; RocketMQ's own, retry and dead-letter topics too if ``system``."""
+    """Return all topics, sorted. With ``system``, includes RocketMQ's own, retry and dead-letter topics."""
     cluster = require_brokers(tools.admin.cluster())
     system_names = {*cluster, *(data.cluster for data in cluster.values())}
     return [name for name in tools.admin.topics() if system or is_user_topic(name, system_names)]
 
 
 def describe(tools: AdminTools, topic: str) -> TopicDescription:
-    """How brokers keep a topic, and what its queues have. Raises ``RouteNotFound`` with the nearest names."""
+    """Return the settings of a topic on its brokers, and the bounds of its queues. Raises ``RouteNotFound`` with similar names."""
     route = tools.admin.routes.get_existing(topic, 0.0)
     return TopicDescription(topic, _settings_by_broker(tools, route), tools.admin.describe_topic(topic))
 
@@ -45,7 +45,7 @@ def _settings_by_broker(tools: AdminTools, route: TopicRoute) -> dict[str, Topic
     for name, answer in request_each(tools, requests, (Response.SUCCESS, Response.REQUEST_CODE_NOT_SUPPORTED)):
         if answer.code == Response.SUCCESS:
             brokers[name] = _from_config(bodies.topic_config(answer.body))
-        elif name in by_route:  # a broker before 5.0, or a Proxy
+        elif name in by_route:  # the broker is older than 5.0, or a Proxy answers
             brokers[name] = _from_route(by_route[name], bool(route.order_conf))
     return brokers
 
@@ -85,7 +85,7 @@ def create(
 def widen(
     tools: AdminTools, topic: str, queues: int, brokers: Sequence[str] | None = None, argument_name: str = "queues"
 ) -> TopicQueues:
-    """Give a topic more queues. ``argument_name`` is the name of ``queues`` in errors."""
+    """Add queues to a topic. ``argument_name`` is the name of ``queues`` in errors."""
     existing = _existing_queues(tools, topic, brokers)
     _require_no_fewer_queues(topic, queues, existing, argument_name)
     return _topic_queues(tools.admin.resize_topic(topic, queues, list(existing)))
@@ -99,9 +99,9 @@ def shrink(
     preview: bool = False,
     argument_name: str = "queues",
 ) -> TopicQueues:
-    """Remove the queues with the highest ids; the result has the number of messages that cannot be read then.
+    """Remove the queues with the highest ids. The result has the number of messages in the removed queues, which cannot be read.
 
-    With ``preview`` nothing is changed, and the result has the queues that the topic has now.
+    With ``preview``, nothing is changed, and the result has the current queues of the topic.
     """
     existing = _existing_queues(tools, topic, brokers)
     if any(min(data.read_queues, data.write_queues) < queues for data in existing.values()):
@@ -114,14 +114,14 @@ def shrink(
     return _topic_queues(tools.admin.resize_topic(topic, queues, list(existing)), lost_messages)
 
 
-# As which text a user gives a permission.
+# Permissions by the text that a user enters.
 PERMISSIONS = {permission(bits): bits for bits in (Perm.READ | Perm.WRITE, Perm.READ, Perm.WRITE)}
-# Attributes that a topic has from its creation on, and what it has without them.
+# Attributes that cannot change after the creation of a topic, with their defaults.
 _IMMUTABLE_ATTRIBUTES = {QUEUE_TYPE: "SimpleCQ", CLEANUP_POLICY: "DELETE"}
 
 
 class TopicChange(NamedTuple):
-    """Changes to a topic. Fields that are None, and attributes that are not named, stay as they are."""
+    """Changes to a topic. Fields that are None, and attributes that are missing, do not change."""
 
     queues: int | None = None
     permission: str | None = None
@@ -136,9 +136,9 @@ def update(
     brokers: Sequence[str] | None = None,
     argument_name: str = "queues",
 ) -> TopicDescription:
-    """Change a topic on the masters of ``brokers`` (default: all that have it); it gets no fewer queues.
+    """Change a topic on the masters of ``brokers`` (default: all that have it). The number of queues cannot decrease.
 
-    Everything that can be checked is checked first, so that a refused change has changed nothing on any broker.
+    Checks as much as possible before the first request, so that a rejected change changes nothing on any broker.
     """
     if not any(field is not None for field in change[:3]) and not change.attributes:
         raise OptionError("there is nothing to change; expected queues, a permission, an order or attributes")
@@ -146,7 +146,7 @@ def update(
         raise OptionError(f"permission is {change.permission!r}; expected {', '.join(PERMISSIONS)}")
     existing = _existing_queues(tools, topic, brokers)
     _require_no_fewer_queues(topic, change.queues, existing, argument_name)
-    masters_of(tools.admin.cluster(), sorted(existing))  # of a broker whose master is away it is not known what it has
+    masters_of(tools.admin.cluster(), sorted(existing))  # raises an error for a broker whose master is not registered
     attributes = _new_attributes(tools, topic, change, existing)
     configs = {
         name: _changed_config(tools.admin.topic_config(topic, name), change, attributes[name]) for name in existing
@@ -157,7 +157,7 @@ def update(
         if not change.attributes:
             raise
         changed_attributes = ", ".join(f"{name}={value}" for name, value in change.attributes.items())
-        text = f"a broker does not take {changed_attributes}"
+        text = f"a broker rejects {changed_attributes}"
         raise OptionError(text, e.addr, topic=topic, remark=e.remark, remedy=e.remedy) from e
     after = describe(tools, topic)
     if not_applied := sorted(
@@ -171,7 +171,9 @@ def update(
 
 
 def _is_applied(settings: TopicOnBroker, change: TopicChange) -> bool:
-    """But for attributes: a change puts back all the rest of a topic. Of an old broker it is known what routes show alone."""
+    """Whether ``settings`` show the change, except its attributes: only the other settings are overwritten as a whole. For an old
+    broker, only the number of queues is known, from the route.
+    """
     has_queues = change.queues in (None, settings.write_queues)
     is_old_broker = settings.message_type is None
     return has_queues and (
@@ -182,9 +184,10 @@ def _is_applied(settings: TopicOnBroker, change: TopicChange) -> bool:
 def _new_attributes(
     tools: AdminTools, topic: str, change: TopicChange, existing: Mapping[str, QueueData]
 ) -> dict[str, dict[str, str]]:
-    """What each broker lacks of the attributes. Brokers take none again that stays for ever, though its value be the same.
+    """Return by broker the attributes that differ from the change. A broker rejects an immutable attribute, even with the same
+    value.
 
-    Those before 5.0 have none, and put the order back to what name servers say at once.
+    Brokers before 5.0 have no attributes, and immediately reset the order to the configuration of the name servers.
     """
     if not change.attributes and change.order is None:
         return {name: {} for name in existing}
@@ -192,18 +195,19 @@ def _new_attributes(
     new_attributes: dict[str, dict[str, str]] = {}
     for name in existing:
         if name not in settings or settings[name].message_type is None:
-            reason = "has no attributes" if change.attributes else "takes the order from name servers"
+            reason = "has no attributes" if change.attributes else "reads the order from name servers"
             raise NotSupported(
                 f"broker {name} is older than RocketMQ 5.0 and {reason}; nothing was changed",
                 topic=topic,
-                remedy=None if change.attributes else "Set it there: mqadmin updateOrderConf",
+                remedy=None if change.attributes else "Set the order at the name servers: mqadmin updateOrderConf",
             )
         current = {**_IMMUTABLE_ATTRIBUTES, **settings[name].attributes}
         new_attributes[name] = {key: value for key, value in change.attributes.items() if current.get(key) != value}
         if immutable := sorted(new_attributes[name].keys() & _IMMUTABLE_ATTRIBUTES):
             raise OptionError(
-                f"attribute {immutable[0]!r} of topic {topic} is {current[immutable[0]]!r} and cannot be changed; nothing was changed",
-                remedy="Create another topic with it",
+                f"attribute {immutable[0]!r} of topic {topic} is {current[immutable[0]]!r} and cannot be changed; nothing was "
+                "changed",
+                remedy="Create another topic with this attribute",
             )
     return new_attributes
 
@@ -225,7 +229,9 @@ def _changed_config(
 
 
 def _existing_queues(tools: AdminTools, topic: str, brokers: Sequence[str] | None) -> dict[str, QueueData]:
-    """What a topic has on the brokers that are named. Raises an error where it is not."""
+    """Return the queues of a topic on ``brokers`` (default: all that have it). Raises ``OptionError`` if it is not on one of
+    them.
+    """
     tools.admin.routes.get_existing(topic, 0.0)
     existing = tools.admin.queues_of(topic, brokers)
     if missing := sorted(set(brokers or ()) - existing.keys()):
@@ -239,7 +245,7 @@ def _existing_queues(tools: AdminTools, topic: str, brokers: Sequence[str] | Non
 def _require_no_fewer_queues(
     topic: str, queues: int | None, existing: Mapping[str, QueueData], argument_name: str
 ) -> None:
-    """That there are no fewer than a topic has."""
+    """Raise ``OptionError`` if ``queues`` is less than the topic has on a broker."""
     if queues is not None and any(max(data.read_queues, data.write_queues) > queues for data in existing.values()):
         raise _wrong_direction(argument_name, topic, queues, existing, "shrink")
 
@@ -259,6 +265,6 @@ def _topic_queues(route: TopicRoute, lost_messages: int = 0) -> TopicQueues:
 
 
 def delete(tools: AdminTools, topic: str) -> None:
-    """Delete a topic with its messages. Raises ``RouteNotFound`` with the nearest names."""
+    """Delete a topic with its messages. Raises ``RouteNotFound`` with similar names."""
     tools.admin.routes.get_existing(topic, 0.0)
     tools.admin.delete_topic(topic)

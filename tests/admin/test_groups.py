@@ -189,10 +189,10 @@ def test_a_group_is_what_all_brokers_know_of_it_and_is_deleted_on_all(broker: Mo
         broker.on(Request.GET_BROKER_CLUSTER_INFO, cluster(both))
         found = groups.describe(group, "g")
         assert ([one.client_id for one in found.members], list(found.filters)) == (["c1", "c2"], ["t", "u"])
-        with pytest.raises(OffsetError, match="group g has 2 members, which would make it again: c1, c2"):
+        with pytest.raises(OffsetError, match="group g has 2 members, which would create the group again: c1, c2"):
             groups.delete(group, "g")
         broker.on(ONLINE, OFFLINE)
-        with pytest.raises(OffsetError, match="group g has 1 members, which would make it again: c2"):
+        with pytest.raises(OffsetError, match="group g has 1 members, which would create the group again: c2"):
             groups.delete(group, "g")
         assert broker.seen(DELETE) == other.seen(DELETE) == []
         other.on(DELETE, ok())
@@ -235,7 +235,7 @@ def test_a_broker_that_refuses_is_no_group_without_members(broker: MockBroker, g
 
 def test_a_group_with_members_is_deleted_by_force_only(broker: MockBroker, group: Parts) -> None:
     broker.on(ONLINE, body(connectionSet=[member("c1")]))
-    with pytest.raises(OffsetError, match=r"group g has 1 members, which would make it again: c1"):
+    with pytest.raises(OffsetError, match=r"group g has 1 members, which would create the group again: c1"):
         groups.delete(group, "g")
     assert broker.seen(DELETE) == []
     groups.delete(group, "g", force=True)
