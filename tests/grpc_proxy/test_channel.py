@@ -476,7 +476,7 @@ def test_a_child_of_a_process_that_used_grpc_is_told_that_it_cannot(nobody):
         try:
             ask(nobody)
         except errors.ClosedError as e:
-            code = 0 if "forked from one that had used it" in str(e) and "'spawn'" in str(e) else 2
+            code = 0 if "forked from a process that had used gRPC" in str(e) and "'spawn'" in str(e) else 2
         finally:
             os._exit(code)
     assert os.waitpid(child, 0)[1] == 0

@@ -138,10 +138,10 @@ def test_no_more_is_taken_than_was_asked_for():
 
 def test_what_an_answer_becomes_has_a_limit(monkeypatch):
     monkeypatch.setattr(grpc_member, "_MIN_ANSWER_BYTES", 1500)
-    monkeypatch.setattr(grpc_member, "_MESSAGE_BYTES", 1)
+    monkeypatch.setattr(grpc_member, "_ANSWER_BYTES_PER_MESSAGE", 1)
     with giving(*[b"x"] * 5) as member:
         assert ids(member, 5) == ["0", "1", "2"]
-        monkeypatch.setattr(grpc_member, "_MESSAGE_BYTES", 600)
+        monkeypatch.setattr(grpc_member, "_ANSWER_BYTES_PER_MESSAGE", 600)
         assert ids(member, 5) == ["0", "1", "2", "3", "4"], "what so many messages may have"
 
 
@@ -470,8 +470,8 @@ def test_an_endpoint_that_kept_a_question_in_vain_gets_none_for_as_long(monkeypa
         proxy._endpoints, (hanging,) = Endpoints([*proxy.addresses, "other:1"]), proxy.addresses
         with pytest.raises(errors.CallTimeout):
             member.receive(("t", 0), 9, 30.0, 1.0, Deadline.after(2))
-        assert proxy._endpoints.pick(hanging, time.monotonic() + 1) == "other:1"
-        assert proxy._endpoints.pick(hanging, time.monotonic() + 60) == hanging
+        assert proxy._endpoints.choose(hanging, time.monotonic() + 1) == "other:1"
+        assert proxy._endpoints.choose(hanging, time.monotonic() + 60) == hanging
 
 
 @pytest.mark.parametrize("where", ["_timer", "_leave"])
