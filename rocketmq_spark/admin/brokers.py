@@ -104,8 +104,7 @@ def _parse_items(body: Bytes, key: str) -> list[dict[str, Any]]:
 
 
 def user_body(name: str, password: str | None, is_super: bool | None, enabled: bool | None) -> bytes:
-    """Return the body of AUTH_CREATE_USER and AUTH_UPDATE_USER. For None, a broker keeps the current value or uses its default.
-    """
+    """Return the body of AUTH_CREATE_USER and AUTH_UPDATE_USER. None means the current value, or the broker's default."""
     values = {
         "username": name,
         "password": password,

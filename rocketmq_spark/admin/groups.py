@@ -143,11 +143,11 @@ def bounds_of(
             errors.append(e)
     queues = sorted(queue for queue in positions if queue.topic in topics_with_route)
 
-    def note(error: RocketMQError, queue: MessageQueue) -> None:
+    def on_error(error: RocketMQError, queue: MessageQueue) -> None:
         errors.append(error)
 
-    bounds = tools.brokers.bounds(queues, deadline(tools), note)
-    return with_kept_minimums(tools, bounds, positions, note), errors
+    bounds = tools.brokers.bounds(queues, deadline(tools), on_error)
+    return with_kept_minimums(tools, bounds, positions, on_error), errors
 
 
 # ``earliest`` or -2, ``latest`` or -1, a time in ms since 1970, or an offset for each queue (-2 means the first, -1 the end).
@@ -235,9 +235,10 @@ def _target_offsets(
     if unknown:
         raise OffsetError(f"{argument_name} names queues that do not exist: {', '.join(map(str, unknown[:10]))}")
     offsets = {
-        q: {EARLIEST: bounds[q].min_offset, LATEST: bounds[q].max_offset}.get(at, at) for q, at in target.items()
+        q: {EARLIEST: bounds[q].min_offset, LATEST: bounds[q].max_offset}.get(offset, offset)
+        for q, offset in target.items()
     }
-    invalid = [q for q, at in offsets.items() if bounds[q].clamp(at) != at]
+    invalid = [q for q, offset in offsets.items() if bounds[q].clamp(offset) != offset]
     if invalid:
         first, bound = invalid[0], bounds[invalid[0]]
         raise OffsetError(

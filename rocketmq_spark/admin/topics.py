@@ -28,8 +28,7 @@ def names(tools: AdminTools, system: bool = False) -> list[str]:
 
 
 def describe(tools: AdminTools, topic: str) -> TopicDescription:
-    """Return the settings of a topic on its brokers, and the bounds of its queues. Raises ``RouteNotFound`` with similar names.
-    """
+    """Return the settings of a topic by broker, and the bounds of its queues. Raises ``RouteNotFound`` with similar names."""
     route = tools.admin.routes.get_existing(topic, 0.0)
     return TopicDescription(topic, _settings_by_broker(tools, route), tools.admin.describe_topic(topic))
 

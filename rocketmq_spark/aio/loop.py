@@ -234,9 +234,9 @@ class CoroutineListener(DeferredListener):
         self._running = 0
         self._waiting: deque[NextCall] = deque()
 
-    def submit(self, next_call: NextCall, times: int, first: bool = False) -> None:
+    def submit(self, next_call: NextCall, count: int, at_front: bool = False) -> None:
         """Queue calls. Raises ``RuntimeError`` if the event loop was closed before the consumer."""
-        (self._waiting.extendleft if first else self._waiting.extend)(repeat(next_call, times))
+        (self._waiting.extendleft if at_front else self._waiting.extend)(repeat(next_call, count))
         try:
             self._loop.schedule(self._start_tasks)
         except RuntimeError:

@@ -105,7 +105,7 @@ class _UnstartedSendCount:
             self._futures.discard(send.future)
             self._changed.notify_all()
 
-    def none_left(self, deadline: Deadline) -> bool:
+    def wait_until_empty(self, deadline: Deadline) -> bool:
         """Wait until all sends have begun. Returns False if ``deadline`` expires."""
         with self._lock:
             return self._changed.wait_for(lambda: not self._futures, deadline.remaining())
@@ -394,7 +394,7 @@ class Producer(AsyncClient):
             self._bulk_threads.close()
 
     def _flush(self, deadline: Deadline) -> bool:
-        return self._unstarted_sends.none_left(deadline) and self._producer.flush(deadline.remaining())
+        return self._unstarted_sends.wait_until_empty(deadline) and self._producer.flush(deadline.remaining())
 
     async def close(self, timeout_s: float | None = None) -> list[Unsent]:
         """Accept no more sends, wait up to ``timeout_s`` seconds (default: send timeout), and return sends without an answer."""
@@ -411,7 +411,7 @@ class Producer(AsyncClient):
 
     def _close(self, timeout_s: float | None) -> list[Unsent]:
         deadline = self._deadline(timeout_s)
-        self._unstarted_sends.none_left(deadline)  # send the messages that were passed to threads before
+        self._unstarted_sends.wait_until_empty(deadline)  # send the messages that were passed to threads before
         self._send_thread.end()
         return self._producer.close(deadline.remaining())
 

@@ -92,7 +92,7 @@ PROTOCOL = "v2"
 _SIGNATURE_ALGORITHM = "MQv2-HMAC-SHA1"
 
 
-class Keys(NamedTuple):
+class SigningKeys(NamedTuple):
     """The keys that sign calls."""
 
     access_key: str
@@ -103,7 +103,9 @@ class Keys(NamedTuple):
         return f"Keys(access_key={self.access_key!r})"
 
 
-def metadata(client_id: str, version: str, request_id: str, now: datetime, keys: Keys | None) -> list[tuple[str, str]]:
+def metadata(
+    client_id: str, version: str, request_id: str, now: datetime, keys: SigningKeys | None
+) -> list[tuple[str, str]]:
     """Return the headers of one call at ``now``. The Proxy requires a ``client_id`` in every call."""
     date = now.astimezone(UTC).strftime("%Y%m%dT%H%M%SZ")
     headers = [

@@ -100,7 +100,7 @@ class ProxyBatch:
         self._size = sum(len(request.data) for chain in chains for request in chain)
 
     @classmethod
-    def of(cls, items: Iterable[ProxyItem]) -> ProxyBatch:
+    def from_items(cls, items: Iterable[ProxyItem]) -> ProxyBatch:
         normal: list[ProxyItem] = []
         chains: dict[Hashable, list[ProxySendRequest]] = {}
         for item in items:
@@ -155,7 +155,7 @@ class ProxyEncoder:
         self._messages_of = messages_of
         self._last_encoder = "", 0, RequestEncoder(TopicName("", ""), 0, host)
 
-    def of(self, topic: str, born_ms: int) -> RequestEncoder:
+    def encoder_of(self, topic: str, born_ms: int) -> RequestEncoder:
         """Return the encoder of messages for a topic with this born time."""
         last_topic, last_born_ms, encoder = self._last_encoder
         if (last_topic, last_born_ms) != (topic, born_ms):
@@ -165,16 +165,16 @@ class ProxyEncoder:
 
     def item(self, topic: str, body: bytes | memoryview, properties: str, flag: int, born_ms: int) -> ProxyItem:
         (message,) = self._messages_of(SendRequest("", body, properties, flag=flag))
-        return self.of(topic, born_ms)(message)
+        return self.encoder_of(topic, born_ms)(message)
 
     def batch(self, items: Iterable[ProxyItem]) -> ProxyBatch:
-        return ProxyBatch.of(items)
+        return ProxyBatch.from_items(items)
 
-    def encoded(self, topic: str, request: SendRequest) -> ProxyBatch:
+    def batch_of(self, topic: str, request: SendRequest) -> ProxyBatch:
         """Return the requests of a send. Its body is either a batch of this encoder, or bytes that are encoded here."""
         if isinstance(request.body, ProxyBatch):
             return request.body
-        return ProxyBatch.of(map(self.of(topic, request.born_timestamp_ms), self._messages_of(request)))
+        return ProxyBatch.from_items(map(self.encoder_of(topic, request.born_timestamp_ms), self._messages_of(request)))
 
 
 class RequestEncoder:
@@ -201,7 +201,7 @@ class RequestEncoder:
     def __call__(self, message: SentMessage) -> ProxyItem:
         """Encode a message. Raises ``MessageRefused`` for a property for which the protocol has no field."""
         size, properties = len(message.body), message.properties
-        head = self._head(message) + BODY_FIELD + VARINTS[size]
+        head = self._fields_before_body(message) + BODY_FIELD + VARINTS[size]
         data, msg_id = (
             b"".join((MESSAGE_FIELD, VARINTS[len(head) + size], head, message.body)),
             properties.get(Property.UNIQ_KEY, ""),
@@ -212,7 +212,7 @@ class RequestEncoder:
         is_delayed = not _DELAY_PROPERTIES.isdisjoint(properties)
         return ProxyItem(data, msg_id, object() if order_key is None else order_key, is_delayed)
 
-    def _head(self, message: SentMessage) -> bytes:
+    def _fields_before_body(self, message: SentMessage) -> bytes:
         """Return all encoded fields of a message except its body."""
         if message.flag:
             raise MessageRefused(
@@ -226,7 +226,7 @@ class RequestEncoder:
             if name in TEXT_FIELDS:
                 system += TEXT_FIELDS[name] + VARINTS[len(data)] + data
             elif name not in RESERVED_PROPERTIES:
-                key = self._map_keys.get(name) or self.name(name)
+                key = self._map_keys.get(name) or self.property_start(name)
                 entry = key + VARINTS[len(data)] + data
                 fields += USER_PROPERTY_FIELD + VARINTS[len(entry)] + entry
             elif name == Property.KEYS:
@@ -240,7 +240,7 @@ class RequestEncoder:
         system += self._type_fields(message.properties) if has_type else NORMAL_TYPE_FIELD
         return fields + SYSTEM_FIELD + VARINTS[len(system)] + system
 
-    def name(self, name: str) -> bytes:
+    def property_start(self, name: str) -> bytes:
         """Return the encoded start of an entry of the user's properties: its name and the key of its value."""
         data = name.encode()
         self._map_keys[name] = start = MAP_KEY + VARINTS[len(data)] + data + MAP_VALUE

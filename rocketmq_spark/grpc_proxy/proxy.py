@@ -24,7 +24,15 @@ from rocketmq_spark.base.clock import Deadline, backoff
 from rocketmq_spark.base.codes import VERSION
 from rocketmq_spark.base.threads import Failure, attempt, start_thread
 from rocketmq_spark.errors import CallTimeout, ConnectionLost, RocketMQError, copy_of
-from rocketmq_spark.grpc_proxy.channel import AVOID_S, MAX_PUSHED_BYTES, Endpoints, Keys, ProxyChannel, Tls, metadata
+from rocketmq_spark.grpc_proxy.channel import (
+    AVOID_S,
+    MAX_PUSHED_BYTES,
+    Endpoints,
+    ProxyChannel,
+    SigningKeys,
+    Tls,
+    metadata,
+)
 from rocketmq_spark.grpc_proxy.protos import error_from_status, proto, set_seconds
 from rocketmq_spark.grpc_proxy.tables import TELEMETRY, AddressScheme, ClientType, Code, Language, Rpc
 
@@ -43,7 +51,7 @@ class ProxyConnectOptions(NamedTuple):
 
     addresses: tuple[str, ...]
     on_wire: Callable[[str], str]
-    keys: Callable[[], Keys | None]
+    keys: Callable[[], SigningKeys | None]
     tls: Tls | None = None
     connect_timeout_s: float = 3.0
     request_timeout_s: float = 3.0

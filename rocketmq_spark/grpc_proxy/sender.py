@@ -108,7 +108,7 @@ class ProxySender:
         if request.sys_flag & SysFlag.TRANSACTION_PREPARED:
             address = self._proxy.channel(queue.broker_name).address
             self._transactions.announce(queue.topic, request.group, address, deadline)
-        chains = self._encoder.encoded(queue.topic, request).chains
+        chains = self._encoder.batch_of(queue.topic, request).chains
         if len(chains) == len(chains[0]) == 1:
             return _send_blocking(self._proxy, queue, chains[0][0], deadline)
         outcomes: list[SendResult | RocketMQError] = []
@@ -127,7 +127,7 @@ class ProxySender:
 
     def send_async(self, queue: MessageQueue, request: SendRequest, deadline: Deadline, done: OnSent) -> None:
         try:
-            chains = self._encoder.encoded(queue.topic, request).chains
+            chains = self._encoder.batch_of(queue.topic, request).chains
         except RocketMQError as e:
             done(e)
             return

@@ -164,7 +164,7 @@ def test_a_producer_whose_close_failed_sends_and_may_be_closed(
         await producer.send(Message("T", b"0"))
         with monkeypatch.context() as failing:
             if why == "it is interrupted":
-                failing.setattr(producer, "_begin_fresh", raising(KeyboardInterrupt()))
+                failing.setattr(producer, "_begin_new_sends", raising(KeyboardInterrupt()))
             elif why == "the producer fails":
                 failing.setattr(producer._producer, "close", raising(OptionError("no")))
             with pytest.raises((OptionError, KeyboardInterrupt)):

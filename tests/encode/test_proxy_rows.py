@@ -71,7 +71,7 @@ def items_of(batch, columns=None):
 
 
 def one_by_one(items, topic="t"):
-    return PROXY.encoded(topic, SendRequest("g", b"".join(items), batch=True, born_timestamp_ms=BORN))
+    return PROXY.batch_of(topic, SendRequest("g", b"".join(items), batch=True, born_timestamp_ms=BORN))
 
 
 def read(made):

@@ -9,7 +9,7 @@ import pytest
 
 from rocketmq_spark import errors
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.grpc_proxy.channel import Keys
+from rocketmq_spark.grpc_proxy.channel import SigningKeys
 from rocketmq_spark.grpc_proxy.protos import proto
 from rocketmq_spark.grpc_proxy.tables import QUERY_ROUTE, AddressScheme, Code
 from tests.grpc_proxy.scripted import client, route, serving, status
@@ -127,7 +127,7 @@ def test_keys_are_asked_for_with_each_call():
         seen.append(dict(context.invocation_metadata())["authorization"].split(",")[0])
         return route()(request, context)
 
-    keys = iter([Keys("one", "s"), Keys("two", "s")])
+    keys = iter([SigningKeys("one", "s"), SigningKeys("two", "s")])
     with serving({"QueryRoute": answer}) as address:
         proxy = client(address, keys=lambda: next(keys))
         for _ in range(2):

@@ -188,7 +188,7 @@ class ProxyEncoded(Encoded):
             return ProxyBatch([[ProxySendRequest(bytes(data[int(offsets[start]) : int(offsets[end])]), ids)]])
         bounds = offsets[start : end + 1].tolist()
         groups = [None] * (end - start) if self.groups is None else self.groups.slice(start, end - start).to_pylist()
-        return ProxyBatch.of(
+        return ProxyBatch.from_items(
             ProxyItem(bytes(data[bounds[i] : bounds[i + 1]]), msg_id, object() if self.alone else groups[i])
             for i, msg_id in enumerate(ids.split(","))
         )
@@ -227,7 +227,7 @@ class ProxyRowEncoder(Encoder):
         assert topics is not None, "a message of gRPC says its topic"
         assert self.proxy is not None
         born_ms = epoch_ms()
-        common = [self.proxy.of(name, born_ms) for name in topics.names]
+        common = [self.proxy.encoder_of(name, born_ms) for name in topics.names]
         ids = np.full((len(checked.body), self.ids.width + 1), _COMMA, np.uint8)
         self._fill(ids[:, :-1])
         message = Pieces(len(checked.body))
