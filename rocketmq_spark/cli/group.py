@@ -275,9 +275,8 @@ def set_offsets(
     if not how["force"] and how["really"]:
         groups.check_members(own, members)
     new = all(change.before is None for change in changes)
-    hint = (
-        groups.similar_groups_hint(client, own) if new else ""
-    )  # asked before offsets are stored, which makes the group
+    # Before offsets are stored, which creates the group.
+    hint = groups.similar_groups_hint(client, own) if new else ""
     if how["really"]:
         groups.store_offsets(client, own, {change.queue: change.after for change in changes})
         groups.warn_of_unseen_members(client, own, [change.queue for change in changes])

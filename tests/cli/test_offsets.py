@@ -126,7 +126,7 @@ def test_in_an_environment_the_queues_that_it_owns(group: Group, run: Run) -> No
 def test_a_group_that_has_none_begins_there(group: Group, run: Run) -> None:
     group.name = f"none{uuid.uuid4().hex}"  # a short one may be near to another test's, which the error then suggests
     missing = run("offsets", "set", group.name, "--to", "earliest")
-    assert (missing.exit_code, f"group {group.name} has no offsets. Name what" in missing.stderr) == (1, True)
+    assert (missing.exit_code, f"group {group.name} has no offsets. Name the topics" in missing.stderr) == (1, True)
     chosen = ("--topic", group.topic, "--to", json.dumps({group.topic: {"broker-a": {"1": 4}}}))
     assert told(run("offsets", "set", group.name, *chosen, "--yes", "--json")) == [(1, None, 4)]
     assert group.next_id() == group.ids[4]

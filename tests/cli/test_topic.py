@@ -215,7 +215,10 @@ def test_on_a_terminal_it_asks_and_keeps_to_the_answer(run, rocketmq, topic, ans
         (["widen"], [("widen", 3, "--queues")]),
         (
             ["shrink", "--yes"],
-            [("shrink", 3, {"preview": True, "named": "--queues"}), ("shrink", 3, {"named": "--queues"})],
+            [
+                ("shrink", 3, {"preview": True, "argument_name": "--queues"}),
+                ("shrink", 3, {"argument_name": "--queues"}),
+            ],
         ),
         (["update", "--permission", "R"], [("update", topics.TopicChange(3, "R", None, {}), "--queues")]),
     ],
