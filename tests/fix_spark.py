@@ -279,7 +279,7 @@ class Script:
     def so_far(self) -> Finished:
         return Finished(self.process.poll() or 0, self._out.read_text(), self._err.read_text())
 
-    def wait(self, timeout_s: float = 180.0) -> Finished:
+    def wait(self, timeout_s: float = 420.0) -> Finished:
         try:
             code = self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:

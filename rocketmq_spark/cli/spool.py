@@ -317,7 +317,7 @@ def _owners(parsed: Options, delay_group: str | None) -> Callable[[Path], tuple[
 
     That function imports nothing, because it is called after ``become_owner``.
     """
-    from rocketmq_spark.delay.envelope_records import KIND
+    from rocketmq_spark.delay.envelope_records import KIND, LETTER_KIND
     from rocketmq_spark.delay.node import purpose_of
     from rocketmq_spark.session.spools import owner_of
     from rocketmq_spark.spool.records import LOST_OWNER, Record
@@ -335,7 +335,7 @@ def _owners(parsed: Options, delay_group: str | None) -> Callable[[Path], tuple[
                     )
                 return before, owner_of(parsed, before.purpose)
             kinds = (each.record.kind for each in reading.entries() if isinstance(each.record, Record))
-            if delay_group is None and next(kinds, None) == KIND:
+            if delay_group is None and next(kinds, None) in (KIND, LETTER_KIND):
                 raise SpoolError(
                     f"the records in {path} belong to a delay service, whose group was in a damaged block",
                     remedy="Name the group with --delay-group",

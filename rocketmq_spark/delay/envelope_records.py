@@ -17,6 +17,7 @@ import contextlib
 import logging
 import struct
 from collections.abc import Callable, Collection, Iterable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -25,14 +26,15 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import SINGLE_MAX_PROPERTIES, Property
 from rocketmq_spark.delay import release
 from rocketmq_spark.delay.commits import REQUEST_S
-from rocketmq_spark.delay.release import PROBLEM, HasEnvelopes, Seen, has_default_name, newest_before
+from rocketmq_spark.delay.release import PROBLEM, Delivery, HasEnvelopes, Seen, has_default_name, newest_before
 from rocketmq_spark.errors import DecodeError, MessageRefused, OffsetError, RocketMQError, SpoolError, SpoolFull
-from rocketmq_spark.model import Message, MessageQueue, QueueBounds, ReceivedMessage, SpooledSend
+from rocketmq_spark.model import Message, MessageQueue, QueueBounds, ReceivedMessage, Resent, SpooledSend
 from rocketmq_spark.ports import GroupMember
 from rocketmq_spark.producer.encoding import Prepared, single_request
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.spool.lanes import STEPS_S, Schedule
 from rocketmq_spark.spool.records import IDENTITY, Record
+from rocketmq_spark.spool.redelivery import Letters
 from rocketmq_spark.spool.spool import RedeliveryPolicy, broker_target, topic_target
 from rocketmq_spark.wire.envelope import Opened, digest
 from rocketmq_spark.wire.properties import decode_properties, encode_properties
@@ -233,7 +235,8 @@ class Retention:
         return known[0]
 
 
-KIND = "delayed"
+KIND, LETTER_KIND = "delayed", "dead letter"
+_LENGTH = struct.Struct(">H")
 _DUE = struct.Struct(">Q")
 _PLACE = struct.Struct(">QQ")
 _LAST_MS = (1 << 63) - 1
@@ -261,77 +264,108 @@ def offset_and_due(place: bytes) -> tuple[int, int]:
     return offset, due_ms
 
 
-def arrival(queue: MessageQueue, offset: int, body: bytes, now_ms: int) -> Arrival:
-    """The effect of the envelope at ``offset``. A body that is no envelope is due at once, and becomes a dead letter."""
-    due_ms, identity, target = 0, digest(body), ""
+class Rules(NamedTuple):
+    """What a node may deliver: envelopes that do not follow the rules, and bodies that are none, go to ``dead_topic``."""
+
+    settings: ProducerSettings
+    dead_topic: str
+    topics: Collection[str] = release.ALL_TOPICS
+    has_envelopes: HasEnvelopes = has_default_name
+
+    def delivery(self, data: bytes) -> Delivery | DecodeError:
+        """What an envelope delivers, or why it becomes a dead letter. ``arrival`` and ``sending`` both decide by this."""
+        try:
+            return release.delivery(data, self.topics, self.settings.max_message_size, self.has_envelopes)
+        except DecodeError as e:
+            return e
+
+    def target(self, found: Delivery | DecodeError) -> str:
+        """What a record waits for: the broker or the topic that it is sent to."""
+        if isinstance(found, DecodeError) or found.original is None:
+            return topic_target(self.dead_topic)
+        queue = found.original.queue
+        return topic_target(found.opened.topic) if queue is None else broker_target(queue)
+
+
+def arrival(rules: Rules, queue: MessageQueue, offset: int, body: bytes, now_ms: int) -> Arrival:
+    """The effect of the envelope at ``offset``. A body that is no envelope is due at once, and becomes a dead letter. An envelope
+    that only these rules forbid becomes one when it is due, so that it has the same identity as under other rules.
+    """
+    due_ms, identity, found = 0, digest(body), rules.delivery(body)
     with contextlib.suppress(DecodeError):
-        opened, original = release.delivery(body, max_bytes=len(body))
+        opened, original = release.delivery(body, max_bytes=len(body)) if isinstance(found, DecodeError) else found
         found_ms = min(max(0, opened.due_ms), _LAST_MS)
         if original is None:
             return Arrival(None, found_ms, (IDENTITY, _DUE.pack(found_ms) + opened.identity[_DUE.size :]))
         due_ms, identity = found_ms, opened.identity[_DUE.size :]
-        target = topic_target(opened.topic) if original.queue is None else broker_target(original.queue)
     marks = ((IDENTITY, _DUE.pack(due_ms) + identity), (space_of(queue), place(offset, due_ms)))
-    return Arrival(Record(KIND, body, now_ms, target, marks=marks), due_ms)
+    return Arrival(Record(KIND, body, now_ms, rules.target(found), marks=marks), due_ms)
 
 
-def trade(
-    settings: ProducerSettings,
-    dead_topic: str,
-    max_out: int,
-    topics: Collection[str] = release.ALL_TOPICS,
-    has_envelopes: HasEnvelopes = has_default_name,
-) -> RedeliveryPolicy:
+def trade(rules: Rules, max_out: int) -> RedeliveryPolicy:
     """The policy for a node's records. Unlike spooled sends, they have not failed before they are due: the first pause is 0."""
-    send_of = sending(settings, dead_topic, topics, has_envelopes)
+    send_of = sending(rules)
     return RedeliveryPolicy(
-        {KIND: send_of}, max_out, Schedule((0, *STEPS_S)), letter=partial(letter, settings, dead_topic, send_of)
+        {KIND: send_of, LETTER_KIND: partial(letter_send, rules.dead_topic, send_of)},
+        max_out,
+        Schedule((0, *STEPS_S)),
+        letters=Letters(LETTER_KIND, partial(letter, rules.dead_topic, send_of), opened_letter),
     )
 
 
-def letter(
-    settings: ProducerSettings, dead_topic: str, send_of: Callable[[Record], SpooledSend], record: Record, reason: str
-) -> SpooledSend | None:
-    """The send of a message to ``dead_topic`` that was given up, with its topic and the reason as properties. None if it was to
-    go there anyway, or if its properties leave no room for these two.
+def letter(dead_topic: str, send_of: Callable[[Record], SpooledSend], record: Record, failure: Resent) -> Record | None:
+    """The dead letter of a record that is given up. None if its properties leave no room for topic and reason, or if the record
+    was to go to ``dead_topic`` anyway and was permanently rejected.
     """
-    given_up = send_of(record)
-    if given_up.topic == dead_topic:
+    given_up, reason = send_of(record), release.reason_text(failure.error or "")
+    if given_up.topic == dead_topic and not failure.passing:
         return None
-    properties = {
-        **decode_properties(given_up.request.properties),
-        release.TOPIC: given_up.topic,
-        PROBLEM: release.reason_text(reason),
-    }
+    text = reason.encode()
+    payload = b"".join((_LENGTH.pack(len(text)), text, record.payload))
+    found = replace(record, kind=LETTER_KIND, payload=payload, target=topic_target(dead_topic))
     try:
-        text = encode_properties(properties, SINGLE_MAX_PROPERTIES)
+        letter_send(dead_topic, send_of, found)
     except MessageRefused:
         return None
+    return found
+
+
+def opened_letter(found: Record) -> tuple[Record, str]:
+    """The record that was given up, and the reason."""
+    start, data = _LENGTH.size, found.payload
+    end = start + int.from_bytes(data[:start])
+    return replace(found, kind=KIND, payload=data[end:]), data[start:end].decode(errors="replace")
+
+
+def letter_send(dead_topic: str, send_of: Callable[[Record], SpooledSend], found: Record) -> SpooledSend:
+    """The send of a dead letter: the message that was given up, to ``dead_topic``, with its topic and the reason as properties;
+    unchanged if it was to go there anyway. Raises ``MessageRefused`` if its properties leave no room for these two.
+    """
+    record, reason = opened_letter(found)
+    given_up = send_of(record)
+    if given_up.topic == dead_topic:
+        return given_up
+    properties = {**decode_properties(given_up.request.properties), release.TOPIC: given_up.topic, PROBLEM: reason}
+    text = encode_properties(properties, SINGLE_MAX_PROPERTIES)
     return SpooledSend(dead_topic, given_up.request._replace(properties=text), None, given_up.msg_ids)
 
 
-def sending(
-    settings: ProducerSettings,
-    dead_topic: str,
-    topics: Collection[str] = release.ALL_TOPICS,
-    has_envelopes: HasEnvelopes = has_default_name,
-) -> Callable[[Record], SpooledSend]:
+def sending(rules: Rules) -> Callable[[Record], SpooledSend]:
     """Returns a function that makes the send of a record: the original message as its sender would have sent it, or a dead
     letter.
     """
+    settings = rules.settings
 
     def send_of(record: Record) -> SpooledSend:
-        data = record.payload
-        try:
-            opened, original = release.delivery(data, topics, settings.max_message_size, has_envelopes)
-            if original is None:
-                raise DecodeError("the envelope cancels another one")
-            properties, text, queue = original
-        except DecodeError as e:
-            body, why = release.dead_letter(data, e, settings.max_message_size)
-            opened, queue = Opened(dead_topic, 0, b"", record.stored_ms, 0, "", body, 0), None
+        data, found = record.payload, rules.delivery(record.payload)
+        if isinstance(found, DecodeError) or found.original is None:
+            error = found if isinstance(found, DecodeError) else DecodeError("the envelope cancels another one")
+            body, why = release.dead_letter(data, error, settings.max_message_size)
+            opened, queue = Opened(rules.dead_topic, 0, b"", record.stored_ms, 0, "", body, 0), None
             properties = {Property.UNIQ_KEY: digest(data).hex().upper(), **why}
             text = encode_properties(properties)
+        else:
+            opened, (properties, text, queue) = found.opened, found.original
         msg_id = properties.get(Property.UNIQ_KEY, "")
         message = Message(opened.topic, opened.body, flag=opened.flag)
         request = single_request(Prepared(message, msg_id, text, False), settings, opened.born_ms)

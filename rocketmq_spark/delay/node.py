@@ -132,8 +132,9 @@ def open_node(place: NodeSettings, **options: object) -> DelayService:
     def has_envelopes(topic: str) -> bool:
         return has_default_name(topic) or scope.on_wire(topic) == scope.on_wire(place.topic)
 
-    trade = envelope_records.trade(settings, place.dead_topic, MAX_OUT, place.topics, has_envelopes)
+    rules = envelope_records.Rules(settings, place.dead_topic, place.topics, has_envelopes)
+    trade = envelope_records.trade(rules, MAX_OUT)
     open_spool = partial(spools.resending, store, session.sender(parsed), settings, place.now_ms, trade)
     make_group = session.committer(parsed).create_group
-    tools = Tools(place.now_ms, partial(session.kept_ms, parsed), make_group, place.topic)
+    tools = Tools(place.now_ms, partial(session.kept_ms, parsed), make_group, rules, place.topic)
     return DelayService(reader, member, Names(parsed.group), store, open_spool, tools)

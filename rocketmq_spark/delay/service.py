@@ -20,7 +20,7 @@ from rocketmq_spark.base.complaints import Complaints
 from rocketmq_spark.base.threads import Latch
 from rocketmq_spark.delay import envelope_records
 from rocketmq_spark.delay.commits import REQUEST_S, Commits, Committed, Names
-from rocketmq_spark.delay.envelope_records import Answering, EnvelopeReader, Remade, Room
+from rocketmq_spark.delay.envelope_records import Answering, EnvelopeReader, Remade, Room, Rules
 from rocketmq_spark.delay.queue_records import QueueRecords
 from rocketmq_spark.delay.release import Progress, Seen, advanced, note_of, noted, resumed
 from rocketmq_spark.errors import BrokerError, OffsetError, RocketMQError, SpoolFull
@@ -51,12 +51,13 @@ LOOK_S, CHECK_S = 5.0, 10.0
 @dataclass(frozen=True, slots=True)
 class Tools:
     """The clock for due times; a function for a broker's retention (None if unknown); a function that creates a group on all
-    brokers; and the topic of envelopes.
+    brokers; what may be delivered; and the topic of envelopes.
     """
 
     now_ms: Callable[[], int]
     kept_ms: Callable[[str], int | None]
     make_group: Callable[[str, Mapping[MessageQueue, int]], None]
+    rules: Rules
     topic: str = INNER_TOPIC
 
 
@@ -94,7 +95,7 @@ class DelayService:
         self._commits = Commits(member, names, tools.make_group)
         self._store, self._records = store, QueueRecords(store, self._remade)
         self._open_spool = open_spool
-        self._now_ms, self._topic = tools.now_ms, tools.topic
+        self._now_ms, self._topic, self._rules = tools.now_ms, tools.topic, tools.rules
         self._retention = envelope_records.Retention(tools.kept_ms)
         self._spool: SendSpool | None = None
         self._seen: dict[MessageQueue, Seen] = {}
@@ -434,7 +435,7 @@ class DelayService:
                 continue
             newest_ms = max(of_queue.newest_ms, message.store_timestamp)
             seen[queue] = of_queue._replace(stored=offset + 1, newest_ms=newest_ms)
-            found = envelope_records.arrival(queue, offset, message.body, now_ms)
+            found = envelope_records.arrival(self._rules, queue, offset, message.body, now_ms)
             if found.cancels is not None:
                 cancels.add(found.cancels)
             elif found.record is not None and not self._shared[queue].proven.done(offset, found.due_ms):

@@ -172,11 +172,33 @@ def _warn_of_foreign(path: Path, reason: object, count: int = 1) -> None:
     )
 
 
+def _opened(folder: Path, path: Path, make: Callable[[Path], Store]) -> Store:
+    """Open the store of a dead process in ``folder``, without the mark that it was emptied. A power cut may have kept the mark
+    and not the new name: then whoever may rename the store's folder could have it removed.
+    """
+    store = make(path)
+    if path == folder:  # which is never removed
+        return store
+    try:
+        with folders.inside(path.parent, (path.name,)) as at:
+            if _EMPTIED_MARK in os.listdir(at):
+                os.unlink(_EMPTIED_MARK, dir_fd=at)
+    except BaseException as e:
+        store.close()
+        if isinstance(e, OSError):
+            raise SpoolError(
+                f"{path / _EMPTIED_MARK} cannot be removed: {e.strerror}",
+                remedy="Remove it: it marks a folder whose records may be deleted",
+            ) from e
+        raise
+    return store
+
+
 def claim(folder: Path, make: Callable[[Path], Store]) -> Store:
     """Open a store for this process: that of a dead process, or a new one."""
     for path in _adoptable(folder):
         try:
-            return make(path)
+            return _opened(folder, path, make)
         except (SpoolError, OptionError) as e:  # another process was faster, or the folder is damaged, or not safe
             logger.warning("skipping the spool in %s: %s", path, e)
     return make(folder / f"{WORKER}{os.getpid()}-{uuid.uuid4().hex[:12]}")
@@ -194,7 +216,7 @@ def adopt(folder: Path, into: Store, make: Callable[[Path], Store], now_ms: int)
         _remove_emptied(emptied)
     for path in _adoptable(folder):
         try:
-            store = make(path)
+            store = _opened(folder, path, make)
             try:
                 for count in _move(store, into, max(0, store.totals.last_ms - now_ms)):
                     moved += count

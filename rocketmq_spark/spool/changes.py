@@ -132,6 +132,13 @@ class AtomicChange:
             self.puts.append((numbered(RECORD, sequence), freed))
             self.totals.size += len(freed) - len(data or b"")
 
+    def rewrite(self, sequence: int, record: Record, size: int) -> int:
+        """Store another record in the place of one that has ``size``. Returns the new size."""
+        data = record.encode()
+        self.puts.append((numbered(RECORD, sequence), data))
+        self.totals.size += len(data) - size
+        return len(data)
+
     def finish(self, sequence: int, size: int) -> None:
         """Delete a record that was handled."""
         self.deletes.append(numbered(RECORD, sequence))

@@ -286,7 +286,9 @@ class CheckedEntries:
             return UNREADABLE_RECORD
         if max(record.stored_ms, record.first_due_ms or 0) >= MOST or not _is_usable(record):
             return UNREADABLE_RECORD
-        texts = len(record.target) + len(record.lane) + sum(map(len, itertools.chain(*record.marks)))
+        # As Python holds it.
+        target = len(record.target) if record.target.isascii() else 4 * len(record.target)
+        texts = target + len(record.lane) + sum(map(len, itertools.chain(*record.marks)))
         self.derived_bytes = _COPIES_OF_TEXTS * texts + _MARK_BYTES * len(record.marks)
         return TOO_MANY_MARKS if len(record.marks) > MOST_MARKS else None
 

@@ -181,6 +181,7 @@ MOST_MARKS = 4
 _HEAD = struct.Struct(">BI")  # version, checksum of the rest
 _REST = struct.Struct(">QHHH")  # stored at, lengths of kind, target and lane
 _LENGTH = struct.Struct(">H")
+MOST_TARGET = (1 << 16) - 1
 _STATE = struct.Struct(">BHQH")  # version, tries, since when, length of the target
 # A file may have this number. One more must not be an error, because other records are settled in the same write.
 _MOST_TRIES = 65535
@@ -325,14 +326,26 @@ class RetryLater(NamedTuple):
     reason: str
 
 
+class Replaced(NamedTuple):
+    """Another record takes the record's place, with its marks: the same one for another target, with the failures so far; or with
+    a ``reason`` its dead letter, which is due now.
+    """
+
+    record: Record
+    reason: str | None = None
+
+
 class Dead(NamedTuple):
-    """The record is given up, and kept as a dead one; with ``is_sent`` deleted, because a topic has its dead letter."""
+    """The record is given up, and kept as a dead one, or ``record`` in its place; with ``is_sent`` deleted, because a topic has
+    its dead letter.
+    """
 
     reason: str
     is_sent: bool = False
+    record: Record | None = None
 
 
-Verdict = Done | RetryLater | Dead
+Verdict = Done | RetryLater | Replaced | Dead
 
 
 @dataclass(slots=True)

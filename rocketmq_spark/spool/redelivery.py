@@ -9,6 +9,7 @@ that number. Records for other targets do not wait meanwhile: see ``turns``.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 import threading
@@ -20,7 +21,7 @@ from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.errors import ClosedError, RocketMQError
 from rocketmq_spark.model import Resent
 from rocketmq_spark.spool.lanes import Runs, Schedule, UnreachableTargets, Work
-from rocketmq_spark.spool.records import Dead, Done, Record, RetryLater, Verdict
+from rocketmq_spark.spool.records import Dead, Done, Record, Replaced, RetryLater, Verdict
 from rocketmq_spark.spool.store import Store
 from rocketmq_spark.spool.turns import OutRecord, Targets
 
@@ -35,19 +36,34 @@ CROWDED_MS = 50
 TROUBLE_S = 1.0
 
 
-# Handles one record, or several records of a lane that are sent together.
-Handler = Callable[[Sequence[Record], Callable[[Resent], None]], None]
-# Sends the dead letter of a record that is given up, with the reason; False if it has none.
-LetterHandler = Callable[[Record, str, Callable[[Resent], None]], bool]
+# Handles one record, or several records of a lane that are sent together. If the first one has another target than its send,
+# returns that of the send, and sends nothing.
+Handler = Callable[[Sequence[Record], Callable[[Resent], None]], str | None]
+
+
+class Letters(NamedTuple):
+    """Dead letters as records of a kind of their own.
+
+    Args:
+        kind: Their kind.
+        made: The dead letter of a record that is given up after a result; None if it has none.
+        opened: From a dead letter, the record that was given up, and the reason.
+    """
+
+    kind: str
+    made: Callable[[Record, Resent], Record | None]
+    opened: Callable[[Record], tuple[Record, str]]
 
 
 class RecordResult(NamedTuple):
-    """The result of a record that was out since ``since_ms``, and that of its dead letter, if one was sent."""
+    """The result of a record that was out since ``since_ms``; or the ``target`` of its send, if the record has another one: then
+    it was not sent.
+    """
 
     work: Work
     since_ms: int
     resent: Resent
-    letter: Resent | None = None
+    target: str | None = None
 
 
 class Redelivery:
@@ -58,9 +74,12 @@ class Redelivery:
     record without a handler becomes a dead letter. If a broker permanently rejects several records that were sent together, they
     are sent one by one, because one of them may be the cause.
 
-    With ``letters``, the dead letter of a record that is given up is sent, and the record is deleted. If the letter is
-    permanently rejected, the record stays as a dead one. If it fails for a temporary reason, the record is tried once more after
-    the schedule's last pause, and then its letter.
+    With ``letters``, a record that is given up is replaced by its dead letter: a record for the topic of dead letters, which is
+    sent as all others are. If a broker permanently rejects the letter, the record stays as a dead one. A letter is not given
+    up after temporary failures: it is tried again after the schedule's last pause.
+
+    A record is handed out, and its result counts, only for the target of its send. If the stored target is another one (that of
+    an earlier release, or of other options), the record is stored again with the right one before it is sent.
     """
 
     def __init__(
@@ -71,7 +90,7 @@ class Redelivery:
         timer: Timer,
         schedule: Schedule | None = None,
         max_out: int = MAX_OUT,
-        letters: LetterHandler | None = None,
+        letters: Letters | None = None,
     ) -> None:
         self.delivered = 0
         self.trouble: str | None = None  # the store's error, while it lasts
@@ -87,7 +106,6 @@ class Redelivery:
         self._called: dict[str, bytes | None] = {}  # targets whose records become due, and from where on
         self._out: dict[int, Work] = {}
         self._ended: dict[int, RecordResult] = {}  # by sequence
-        self._with_letter: dict[int, RecordResult] = {}  # the dead letter is out
         self._max_out = max_out
         self._targets = Targets(max_out)
         # With a large ``max_out``, many records end at about the same time. One write settles all of them.
@@ -251,51 +269,22 @@ class Redelivery:
             end(Resent(None, f"no handler for records of kind {work.record.kind!r}"))
             return
         try:
-            handler([work.record, *(other.record for other in work.behind)], end)
+            target = handler([work.record, *(other.record for other in work.behind)], end)
         except Exception as e:  # a handler's bug must neither lose a record nor stop the others
             logger.exception("a record of kind %s failed", work.record.kind)
             end(Resent(None, f"{type(e).__name__}: {e}", passing=True))
+            return
+        if target is not None:
+            end(Resent(), target)
 
-    def _end(self, work: Work, since_ms: int, resent: Resent) -> None:
+    def _end(self, work: Work, since_ms: int, resent: Resent, target: str | None = None) -> None:
         with self._changing:
             sequence = work.due.sequence
-            if self._out.get(sequence) is not work or sequence in self._ended.keys() | self._with_letter.keys():
+            if self._out.get(sequence) is not work or sequence in self._ended:
                 return  # a second answer
-            self._ended[sequence] = RecordResult(work, since_ms, resent)
+            self._ended[sequence] = RecordResult(work, since_ms, resent, target)
             self._changed.notify_all()
         self.wake(self._gather_s)
-
-    def _send_letter(self, ended: RecordResult) -> bool:
-        """Send the dead letter of a record that is given up. Returns whether the record has no end yet: it ends with its letter,
-        or in the next process if this object is being closed.
-        """
-        sequence = ended.work.due.sequence
-        with self._changing:
-            if self._letters is None:
-                return False
-            del self._ended[sequence]
-            if self._closed:
-                return True
-            self._with_letter[sequence] = ended
-
-        def end(letter: Resent) -> None:
-            with self._changing:
-                if self._with_letter.pop(sequence, None) is not ended:
-                    return  # a second answer
-                self._ended[sequence] = ended._replace(letter=letter)
-                self._changed.notify_all()
-            self.wake(self._gather_s)
-
-        try:
-            is_out = self._letters(ended.work.record, ended.resent.error or "", end)
-        except Exception as e:  # as in ``_try``
-            logger.exception("the dead letter of record %d failed", sequence)
-            end(Resent(None, f"{type(e).__name__}: {e}"))
-            return True
-        if not is_out:
-            with self._changing:
-                self._ended[sequence] = self._with_letter.pop(sequence)
-        return is_out
 
     def _settle(self) -> None:
         with self._settling:
@@ -307,8 +296,6 @@ class Redelivery:
             for each in ended:
                 verdict = self._verdict(each, now_ms)
                 if isinstance(verdict, Dead) and self._store.is_kept(each.work):
-                    if each.letter is None and self._send_letter(each):
-                        continue
                     logger.error(
                         "record %d of the spool in %s is given up%s: %s", each.work.due.sequence, self._store.path,
                         ", and a topic has its dead letter" if verdict.is_sent else "", verdict.reason,
@@ -327,33 +314,46 @@ class Redelivery:
                 self.listens = bool(self._silences)
 
     def _verdict(self, ended: RecordResult, now_ms: int) -> Verdict:
-        work, resent, letter = ended.work, ended.resent, ended.letter
+        work, resent, letters = ended.work, ended.resent, self._letters
+        if ended.target is not None:
+            return Replaced(dataclasses.replace(work.record, target=ended.target))
+        is_letter = letters is not None and work.record.kind == letters.kind
         if resent.error is None:
-            return Done()
+            return Dead(letters.opened(work.record)[1], is_sent=True) if letters is not None and is_letter else Done()
         if not resent.passing and work.behind:
             logger.warning("%d messages of a failed batch are sent one by one: %s", 1 + len(work.behind), resent.error)
             return RetryLater(now_ms, resent.error)
         due_ms = self._schedule.due_ms(work.state.tries + 1, now_ms) if resent.passing else None
         if due_ms is not None:
             return RetryLater(due_ms, resent.error)
-        if letter is None or letter.error is None:
-            return Dead(resent.error, is_sent=letter is not None)
-        reason = f"{resent.error}; its dead letter is not sent: {letter.error}"
-        if letter.passing:
-            return RetryLater(now_ms + round(1000 * self._schedule.steps_s[-1]), reason)
-        return Dead(reason)
+        if letters is None:
+            return Dead(resent.error)
+        if is_letter and resent.passing:
+            return RetryLater(now_ms + round(1000 * self._schedule.steps_s[-1]), resent.error)
+        if is_letter:
+            record, reason = letters.opened(work.record)
+            return Dead(f"{reason}; its dead letter is not sent: {resent.error}", record=record)
+        try:
+            letter = letters.made(work.record, resent)
+        except Exception:  # as in ``_try``
+            logger.exception("record %d has no dead letter", work.due.sequence)
+            letter = None
+        return Dead(resent.error) if letter is None else Replaced(letter, resent.error)
 
     def _note(self, ended: RecordResult, now_ms: int, failing: set[str]) -> None:
         """Note a result. Of attempts for a target that were out together, only the last failure counts: ``failing`` are targets
         with attempts that are still out, or whose failure was counted. ``now_ms`` is that of the timer.
         """
         work, resent = ended.work, ended.resent
+        if ended.target is not None:
+            return
         self.runs.ended(work.record.lane, 1 + len(work.behind), resent.error is None, not resent.passing)
         if not self._store.holds(work.record.lane):
             self.runs.forget(work.record.lane)
         target = work.record.target
         if resent.error is None:
-            self.delivered += 1 + len(work.behind)
+            if self._letters is None or work.record.kind != self._letters.kind:
+                self.delivered += 1 + len(work.behind)
             self._targets.succeeded(target, now_ms)
         elif resent.passing:
             self._targets.failed(target, now_ms, target not in failing)
@@ -370,14 +370,17 @@ class Redelivery:
     def _hasten(self) -> None:
         with self._changing:
             self._call(self._silences.due(self._timer.now_ms()))
-            called = dict(self._called)
-        if not called:
-            return
-        for target, start in list(called.items())[:PAGE]:
-            goes_on = self._store.hasten(target, start, PAGE, self._clock())
+            called = list(self._called)
+        for target in called[:PAGE]:
             with self._changing:
-                if goes_on is None:
-                    del self._called[target]
-                else:
-                    self._called[target] = goes_on
-                    return  # one page per turn, because others wait
+                start = self._called.pop(target)
+            try:
+                goes_on = self._store.hasten(target, start, PAGE, self._clock())
+            except BaseException:
+                with self._changing:
+                    self._called.setdefault(target, start)
+                raise
+            if goes_on is not None:
+                with self._changing:
+                    self._called.setdefault(target, goes_on)  # another call meanwhile begins with the first record
+                return  # one page per turn, because others wait

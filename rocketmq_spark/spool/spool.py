@@ -29,6 +29,7 @@ from rocketmq_spark.spool.lanes import Schedule, SteadyClock
 from rocketmq_spark.spool.pending import all_pending, first_due_ms
 from rocketmq_spark.spool.records import (
     DEAD,
+    MOST_TARGET,
     RECORD,
     TOTALS,
     Record,
@@ -42,7 +43,7 @@ from rocketmq_spark.spool.records import (
     sequence_of,
 )
 from rocketmq_spark.spool.recovery import ALL_KEYS, contradiction, database_to_read
-from rocketmq_spark.spool.redelivery import MAX_OUT, PAGE, Redelivery
+from rocketmq_spark.spool.redelivery import MAX_OUT, PAGE, Letters, Redelivery
 from rocketmq_spark.spool.store import Store
 
 SEND_KIND = "send"
@@ -105,6 +106,8 @@ def send_of(record: Record) -> SpooledSend:
         send = SpooledSend(head["topic"], request, queue, tuple(head["msgIds"]), selector, head.get("arg"))
         if not _has_types_of_a_send(send):
             raise DecodeError(f"a send of {len(data)} bytes has values of other types than this package writes")
+        if len(target_of(send).encode()) > MOST_TARGET:
+            raise DecodeError(f"a send of {len(data)} bytes has a longer topic or broker name than a record can have")
         return send
     except (struct.error, ValueError, KeyError, TypeError, RecursionError) as e:
         raise DecodeError(f"a send of {len(data)} bytes cannot be read: {e!r}") from e
@@ -269,15 +272,15 @@ def _monotonic_ms() -> int:
 
 class RedeliveryPolicy(NamedTuple):
     """How records are sent again: a decoder for each kind, the number of records that may be out at once, and the schedule after
-    failures. ``notes`` returns the notes that are written with stored sends, and ``letter`` the send of the dead letter of a
-    record that is given up, with the reason; None if there is none.
+    failures. ``notes`` returns the notes that are written with stored sends. ``letters`` are the dead letters of records that are
+    given up; their kind has a decoder, too.
     """
 
     sends: Mapping[str, Callable[[Record], SpooledSend]]
     max_out: int = MAX_OUT
     schedule: Schedule = Schedule()
     notes: Callable[[Sequence[SpooledSend]], Mapping[bytes, bytes]] | None = None
-    letter: Callable[[Record, str], SpooledSend | None] | None = None
+    letters: Letters | None = None
 
 
 SENDS = RedeliveryPolicy({SEND_KIND: send_of})
@@ -307,9 +310,9 @@ class SendSpool:
             self._clock = clock or SteadyClock(_now_ms, _monotonic_ms, store.totals.last_ms)
             handlers = {kind: functools.partial(self._handle, send_of) for kind, send_of in trade.sends.items()}
             self._sends = trade.sends
-            self._letter = trade.letter
-            letters = None if trade.letter is None else self._send_letter
-            self.redelivery = Redelivery(store, handlers, self._clock, timer, self._schedule, trade.max_out, letters)
+            self.redelivery = Redelivery(
+                store, handlers, self._clock, timer, self._schedule, trade.max_out, trade.letters
+            )
             self.redelivery.runs.joins = self._joins
             if len(store):
                 self.redelivery.begin()
@@ -422,20 +425,17 @@ class SendSpool:
 
     def _handle(
         self, send_of: Callable[[Record], SpooledSend], records: Sequence[Record], done: Callable[[Resent], None]
-    ) -> None:
+    ) -> str | None:
         try:
             sends = [send_of(record) for record in records]
         except DecodeError as e:
             done(Resent(None, e.message))
-            return
+            return None
+        if (target := target_of(sends[0])) != records[0].target:
+            return target
         send = sends[0] if len(sends) == 1 else self._resender.joined(sends)
         self._resender.resend(send, functools.partial(self._resent, done))
-
-    def _send_letter(self, record: Record, reason: str, done: Callable[[Resent], None]) -> bool:
-        send = None if self._letter is None else self._letter(record, reason)
-        if send is not None:
-            self._resender.resend(send, done)
-        return send is not None
+        return None
 
     def _resent(self, done: Callable[[Resent], None], resent: Resent) -> None:
         done(resent)

@@ -10,6 +10,7 @@ In a *lane* only the first record is pending. The next one follows after the fir
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import logging
 import threading
@@ -36,6 +37,7 @@ from rocketmq_spark.spool.records import (
     PendingPlace,
     Record,
     RecordState,
+    Replaced,
     RetryLater,
     SpoolOwner,
     Totals,
@@ -229,12 +231,26 @@ class Store:
                     state = RecordState(tries, now_ms, verdict.reason)
                     change.retry(record, pending, Due(verdict.due_ms, sequence), state)
                     continue
+                if isinstance(verdict, Replaced):
+                    instead = dataclasses.replace(verdict.record, marks=record.marks)
+                    change.rewrite(sequence, instead, size)
+                    failed = pending.waits or work.state.tries > 0
+                    due, state = pending.due, work.state
+                    if verdict.reason is not None:
+                        due = Due(max(now_ms, record.first_due_ms or 0), sequence)
+                        failed, state = False, RecordState(0, now_ms, verdict.reason)
+                    change.unpend(pending)
+                    change.pend(instead.pending(due, failed), state.encode())
+                    change.mark(instead, due)
+                    continue
                 change.unpend(pending)
                 change.unmark(record)
                 if isinstance(verdict, Dead) and verdict.is_sent:
                     change.finish(sequence, size)
                     change.totals.give_ups += 1
                 elif isinstance(verdict, Dead):
+                    if verdict.record is not None:
+                        size = change.rewrite(sequence, dataclasses.replace(verdict.record, marks=record.marks), size)
                     change.bury(sequence, size, RecordState(tries, now_ms, verdict.reason))
                 else:
                     change.finish(sequence, size)

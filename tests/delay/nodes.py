@@ -24,6 +24,9 @@ QUEUES = [MessageQueue(INNER_TOPIC, "broker-a", i) for i in range(2)]
 OTHER = MessageQueue(INNER_TOPIC, "broker-b", 0)
 
 
+RULES = envelope_records.Rules(ProducerSettings(group="g"), "dead")
+
+
 class Topic:
     """The inner topic and the offsets of groups."""
 
@@ -175,8 +178,8 @@ class Node:
         self.reader = Reader(self.topic)
         self.store = Store(self.folder, sync="never")
         self.timers: list[ManualTimer] = []
-        trade = envelope_records.trade(ProducerSettings(group="g"), "dead", 64)
-        tools = Tools(self.now_ms, lambda broker: 3_600_000, lambda group, brokers: self.topic.groups.add(group))
+        trade = envelope_records.trade(RULES, 64)
+        tools = Tools(self.now_ms, lambda broker: 3_600_000, lambda group, brokers: self.topic.groups.add(group), RULES)
         member: Any = self.topic
         self.service = DelayService(
             self.reader, member, Names("g"), self.store,

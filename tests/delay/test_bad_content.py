@@ -30,7 +30,8 @@ from tests.delay.nodes import QUEUES, World
 from tests.helpers import raising
 
 INNER = QUEUES[0]
-SEND = envelope_records.sending(ProducerSettings(group="g"), DEAD_TOPIC)
+RULES = envelope_records.Rules(ProducerSettings(group="g"), DEAD_TOPIC)
+SEND = envelope_records.sending(RULES)
 NAMES = st.sampled_from(
     [*sorted(codes.RESERVED_PROPERTIES), QUEUE, codes.ROW_ID, codes.TRANSIENT_PROPERTY_PREFIX + "x", "a", "é", ""]
 )
@@ -78,7 +79,7 @@ def encoder() -> Encoder:
 )
 def test_any_content_can_be_stored_sent_and_written_by_the_sink(properties: str, body: bytes, topic: str) -> None:
     data = packed(properties, body, topic)
-    found = envelope_records.arrival(INNER, 7, data, 1)
+    found = envelope_records.arrival(RULES, INNER, 7, data, 1)
     assert found.record is not None
     assert found.record.encode()
     send = SEND(found.record)
@@ -90,7 +91,7 @@ def test_any_content_can_be_stored_sent_and_written_by_the_sink(properties: str,
 
 @pytest.mark.parametrize("size", [255, 256, 65_000])
 def test_a_longer_name_than_brokers_have_is_no_queue(size: int) -> None:
-    found = envelope_records.arrival(INNER, 7, packed(f"{QUEUE}\x01{'b' * size}:1\x02"), 1)
+    found = envelope_records.arrival(RULES, INNER, 7, packed(f"{QUEUE}\x01{'b' * size}:1\x02"), 1)
     assert found.record is not None
     assert found.record.target == (f"broker {'b' * 255}" if size == 255 else "topic orders")
 
@@ -100,7 +101,7 @@ def test_an_error_of_any_kind_in_an_envelope_makes_a_dead_letter(monkeypatch: py
         raise UnicodeEncodeError("utf-8", "\ud800", 0, 1, "surrogates not allowed")
 
     monkeypatch.setattr(release, "original", broken)
-    found = envelope_records.arrival(INNER, 7, packed(), 1)
+    found = envelope_records.arrival(RULES, INNER, 7, packed(), 1)
     assert found.record is not None
     assert (found.due_ms, SEND(found.record).topic) == (0, DEAD_TOPIC)
     assert "surrogates" in decode_properties(SEND(found.record).request.properties)[PROBLEM]
@@ -112,8 +113,10 @@ def test_a_longer_body_than_messages_have_is_cut_in_its_dead_letter() -> None:
     row = released(data)
     assert (row.topic, row.body) == (DEAD_TOPIC, data[: 4 << 20])
     assert "its first 4194304 bytes" in row.properties[PROBLEM]
-    larger = envelope_records.sending(ProducerSettings(group="g", max_message_size=6 << 20), DEAD_TOPIC)
-    found = envelope_records.arrival(INNER, 7, data, 1)
+    larger = envelope_records.sending(
+        envelope_records.Rules(ProducerSettings(group="g", max_message_size=6 << 20), DEAD_TOPIC)
+    )
+    found = envelope_records.arrival(RULES, INNER, 7, data, 1)
     assert found.record is not None
     assert larger(found.record).topic == "orders"
 
@@ -121,7 +124,7 @@ def test_a_longer_body_than_messages_have_is_cut_in_its_dead_letter() -> None:
 def test_the_sinks_own_properties_are_not_taken_from_an_envelope() -> None:
     text = f"UNIQ_KEY\x01A\x02{codes.ROW_ID}\x01z\x02{codes.TRANSIENT_PROPERTY_PREFIX}x\x01y\x02a\x01b\x02"
     assert (released(packed(text)).properties, released(packed(text)).msg_id) == ({"a": "b"}, "A")
-    found = envelope_records.arrival(INNER, 7, packed(text), 1)
+    found = envelope_records.arrival(RULES, INNER, 7, packed(text), 1)
     assert found.record is not None  # a user's property where no sink adds its own
     assert decode_properties(SEND(found.record).request.properties)[codes.ROW_ID] == "z"
 
@@ -131,7 +134,7 @@ def test_there_is_room_for_the_properties_that_the_sink_adds() -> None:
     row = released(packed(text))
     assert row.topic == DEAD_TOPIC
     assert encoder()(rows([row]))
-    found = envelope_records.arrival(INNER, 7, packed(text), 1)
+    found = envelope_records.arrival(RULES, INNER, 7, packed(text), 1)
     assert found.record is not None
     assert SEND(found.record).topic == "orders"
 
@@ -262,7 +265,7 @@ def test_an_envelope_within_another_is_not_delivered(topic: str) -> None:
     """Thousands within each other are one message, and would be written again at each level."""
     data = packed(topic=topic, body=packed())
     assert released(data).topic == DEAD_TOPIC
-    found = envelope_records.arrival(INNER, 7, data, 1)
+    found = envelope_records.arrival(RULES, INNER, 7, data, 1)
     assert (found.due_ms, found.record is not None and SEND(found.record).topic) == (0, DEAD_TOPIC)
 
 

@@ -9,11 +9,10 @@ import pytest
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.delay import envelope_records
 from rocketmq_spark.model import Resent, SpooledSend
-from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.spool.records import Record
 from rocketmq_spark.wire.envelope import Envelope
 from rocketmq_spark.wire.properties import decode_properties
-from tests.delay.nodes import QUEUES, START_MS, Node, World, envelope
+from tests.delay.nodes import QUEUES, RULES, START_MS, Node, World, envelope
 
 ONE, TWO = QUEUES
 REFUSED, AWAY = Resent(None, "no permission"), Resent(None, "no master", passing=True)
@@ -93,17 +92,20 @@ def test_a_letter_that_is_refused_stays_on_the_disk(world: World) -> None:
 
 
 def test_a_letter_whose_topic_is_away_is_sent_later(world: World) -> None:
-    """Until then the message waits, also for its own topic, and neither is lost with the disk."""
+    """Until then it waits, also in another process, and is not lost with the disk. Its own topic is not asked again."""
     node = given_up(world, AWAY)
     assert (len(node.store), node.store.totals.dead, world.offsets()[0]) == (1, 0, 0)
+    world.time.advance(30_000)
+    assert topics(node) == ["orders"] + ["dead"] * (10 + (30_000 - 4298) // 1800 + 1)
+    node.kill()
     node.sends.sent.clear()
-    world.time.advance(1700)
-    assert topics(node) == []
     node.sends.answer = answers(REFUSED, Resent(ONE))
-    world.time.advance(200)
+    for _ in range(2):
+        node.turn(ONE)
+        world.time.advance(1800)
     node.turn(ONE)
-    assert topics(node) == ["orders", "dead"]
-    assert (node.store.totals.all_bytes, world.offsets()[0]) == (0, 1)
+    assert topics(node) == ["dead"]
+    assert (node.store.totals.all_bytes, node.store.totals.give_ups, world.offsets()[0]) == (0, 1, 1)
 
 
 def test_a_kill_while_a_letter_is_out_repeats_it(world: World) -> None:
@@ -113,7 +115,7 @@ def test_a_kill_while_a_letter_is_out_repeats_it(world: World) -> None:
     node.sends.answer = answers(REFUSED, Resent(ONE))
     for _ in range(2):
         node.turn(ONE)
-    assert topics(node) == ["orders", "dead", "orders", "dead"]
+    assert topics(node) == ["orders", "dead", "dead"]
     assert len(node.store) == 0
     node.sends.waiting[0](Resent(ONE))
 
@@ -169,12 +171,31 @@ def test_what_was_for_the_topic_of_dead_letters_goes_there_once(world: World) ->
     assert node.store.totals.dead == 1
 
 
+@pytest.mark.parametrize("body", [b"no envelope", envelope("m", 1, "SCHEDULE_TOPIC_XXXX")])
+def test_bad_content_waits_for_the_topic_of_dead_letters(world: World, body: bytes) -> None:
+    node = world.node("a")
+    node.sends.answer = answers(Resent(ONE), AWAY)
+    world.topic.put(body)
+    for _ in range(2):
+        node.turn(ONE)
+    world.time.advance(10_000)
+    node.turn(ONE)
+    assert (len(node.store), node.store.totals.dead, world.offsets()[0]) == (1, 0, 0)
+    node.sends.answer = answers(Resent(ONE), Resent(ONE))
+    world.time.advance(1800)
+    node.turn(ONE)
+    assert set(topics(node)) == {"dead"}
+    assert (node.store.totals.all_bytes, world.offsets()[0]) == (0, 1)
+    assert "delayTopic" not in decode_properties(node.sends.sent[-1].request.properties)
+
+
 @pytest.mark.parametrize("size", [31_000, 32_500])
 def test_a_letter_whose_properties_have_no_room_stays_on_the_disk(size: int) -> None:
     data = Envelope("orders", START_MS, "m", START_MS, 0, f"a\x01{'x' * size}\x02", b"b").pack()
-    send_of = envelope_records.sending(ProducerSettings(group="g"), "dead")
+    send_of = envelope_records.sending(RULES)
     record = Record(envelope_records.KIND, data, START_MS)
-    found = envelope_records.letter(ProducerSettings(group="g"), "dead", send_of, record, "r" * 5000 + "\x02\n")
+    found = envelope_records.letter("dead", send_of, record, Resent(None, "r" * 5000 + "\x02\n"))
     assert (found is None) == (size > 32_000)
     if found is not None:
-        assert decode_properties(found.request.properties)["delayProblem"] == "r" * 1000
+        send = envelope_records.letter_send("dead", send_of, found)
+        assert decode_properties(send.request.properties)["delayProblem"] == "r" * 1000

@@ -23,11 +23,12 @@ PROPERTIES = (
     "UNIQ_KEY\x01ID\x02KEYS\x01k1 k2\x02TAGS\x01paid\x02__SHARDINGKEY\x01u-7\x02WAIT\x01true\x02region\x01eu\x02"
 )
 ORDER = Envelope("orders", 5000, "ID", 1000, 7, PROPERTIES, b"body")
-SEND = envelope_records.sending(ProducerSettings(group="g"), DEAD_TOPIC)
+RULES = envelope_records.Rules(ProducerSettings(group="g"), DEAD_TOPIC)
+SEND = envelope_records.sending(RULES)
 
 
 def record(envelope: Envelope, offset: int = 9) -> Record:
-    found = envelope_records.arrival(INNER, offset, envelope.pack(), 1)
+    found = envelope_records.arrival(RULES, INNER, offset, envelope.pack(), 1)
     assert found.record is not None
     return found.record
 
@@ -60,13 +61,13 @@ def test_3_b_what_is_sent_twice_has_one_first_mark_wherever_it_lies() -> None:
 
 
 def test_3_d_the_due_time_is_absolute() -> None:
-    found = [envelope_records.arrival(INNER, 9, ORDER.pack(), now_ms).due_ms for now_ms in (1, 4000, 9000)]
+    found = [envelope_records.arrival(RULES, INNER, 9, ORDER.pack(), now_ms).due_ms for now_ms in (1, 4000, 9000)]
     assert found == [5000] * 3
 
 
 @given(st.integers(-(1 << 63), (1 << 63) - 1))
 def test_any_due_time_can_be_kept(due_ms: int) -> None:
-    found = envelope_records.arrival(INNER, 9, ORDER._replace(due_ms=due_ms).pack(), 1)
+    found = envelope_records.arrival(RULES, INNER, 9, ORDER._replace(due_ms=due_ms).pack(), 1)
     assert found.due_ms == max(0, due_ms)
     assert found.record is not None
     assert envelope_records.offset_and_due(found.record.marks[1][1]) == (9, found.due_ms)
@@ -74,7 +75,7 @@ def test_any_due_time_can_be_kept(due_ms: int) -> None:
 
 @pytest.mark.parametrize("body", [b"hello", ORDER.pack()[:40], b"RDMQ\x02" + ORDER.pack()[5:]])
 def test_3_i_what_is_no_envelope_is_due_at_once_as_a_dead_letter_with_the_reason(body: bytes) -> None:
-    found = envelope_records.arrival(INNER, 9, body, 1)
+    found = envelope_records.arrival(RULES, INNER, 9, body, 1)
     assert (found.due_ms, found.cancels) == (0, None)
     assert found.record is not None
     send = SEND(found.record)
@@ -83,7 +84,7 @@ def test_3_i_what_is_no_envelope_is_due_at_once_as_a_dead_letter_with_the_reason
 
 
 def test_3_h_what_takes_back_names_the_mark() -> None:
-    found = envelope_records.arrival(INNER, 12, cancelling("orders", 5000, "ID", 2000), 1)
+    found = envelope_records.arrival(RULES, INNER, 12, cancelling("orders", 5000, "ID", 2000), 1)
     assert found == envelope_records.Arrival(None, 5000, record(ORDER).marks[0])
 
 
@@ -108,10 +109,10 @@ HOSTILE = {
 def test_what_no_producer_could_have_sent_is_a_dead_letter(what: str) -> None:
     """It is due at once: it waits for nothing that may come."""
     data = HOSTILE[what].pack()
-    found = envelope_records.arrival(INNER, 9, data, 1)
+    found = envelope_records.arrival(RULES, INNER, 9, data, 1)
     assert (found.due_ms, found.cancels) == (0, None)
     assert found.record is not None
-    assert found.record.target == ""
+    assert found.record.target == f"topic {DEAD_TOPIC}"
     send = SEND(found.record)
     assert (send.topic, send.queue, zlib.decompress(send.request.body) if send.request.sys_flag else send.request.body) == (
         DEAD_TOPIC, None, data,
@@ -123,7 +124,7 @@ def test_what_no_producer_could_have_sent_is_a_dead_letter(what: str) -> None:
 
 
 def test_an_empty_body_is_a_dead_letter_that_brokers_take() -> None:
-    found = envelope_records.arrival(INNER, 9, b"", 1)
+    found = envelope_records.arrival(RULES, INNER, 9, b"", 1)
     assert found.record is not None
     assert SEND(found.record).request.body == released(b"").body == b"(empty)"
 
@@ -136,7 +137,9 @@ def test_a_queue_that_is_none_is_any_queue(number: str) -> None:
 
 
 def test_only_topics_that_are_allowed_are_delivered_to() -> None:
-    policy = envelope_records.trade(ProducerSettings(group="g"), DEAD_TOPIC, 64, ("ord*", "bills"))
+    policy = envelope_records.trade(
+        envelope_records.Rules(ProducerSettings(group="g"), DEAD_TOPIC, ("ord*", "bills")), 64
+    )
     to_some = policy.sends[envelope_records.KIND]
     for topic, there in {"orders": "orders", "bills": "bills", "bills2": DEAD_TOPIC, "Orders": DEAD_TOPIC}.items():
         envelope = ORDER._replace(topic=topic)

@@ -94,11 +94,11 @@ def test_a_node_is_no_environments(rocketmq: LocalBroker, tmp_path: Path, monkey
 def test_the_spools_command_leaves_its_folder_alone(rocketmq: LocalBroker, topic: str, tmp_path: Path) -> None:
     from rocketmq_spark.delay import envelope_records
     from rocketmq_spark.spool.store import Store
-    from tests.delay.nodes import QUEUES, envelope
+    from tests.delay.nodes import QUEUES, RULES, envelope
 
     store = Store(tmp_path / "d")
     store.belong(owner_of(sink_options(rocketmq.name_server), "the delay service, group 'g'"))
-    found = envelope_records.arrival(QUEUES[0], 0, envelope("m", 5), 1)
+    found = envelope_records.arrival(RULES, QUEUES[0], 0, envelope("m", 5), 1)
     assert found.record is not None
     store.add([(found.record, found.due_ms)])
     store.close()

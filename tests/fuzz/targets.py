@@ -18,8 +18,8 @@ from rocketmq_spark.client.transactions import HalfChecks
 from rocketmq_spark.columnar.decode import rows as careful
 from rocketmq_spark.columnar.decode.decoder import Decoder, batch_of
 from rocketmq_spark.columnar.decode.schema import BASIC
-from rocketmq_spark.delay.envelope_records import arrival
-from rocketmq_spark.delay.release import Progress, Seen, released
+from rocketmq_spark.delay.envelope_records import Rules, arrival
+from rocketmq_spark.delay.release import DEAD_TOPIC, Progress, Seen, released
 from rocketmq_spark.errors import ConnectionLost, DecodeError, LocalProtocolError, RemoteProtocolError, RocketMQError
 from rocketmq_spark.grpc_proxy.encoder import ProxySendRequest
 from rocketmq_spark.grpc_proxy.member import group_policy, to_popped_message
@@ -29,6 +29,7 @@ from rocketmq_spark.grpc_proxy.tables import Code, Encoding
 from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue, SendRequest, SpooledSend
 from rocketmq_spark.model.pull import PullRequest
 from rocketmq_spark.model.send import TransactionState
+from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.pull.fetched import FetchedAnswer, FetchedAnswers
 from rocketmq_spark.remoting.connection import ServerRequest
 from rocketmq_spark.remoting.pool import ConnectOptions, Pool
@@ -49,6 +50,7 @@ from tests.decode.fetching import QUEUES, SLACK
 from tests.harness import MAX_FRAME, store, unhex, vectors
 
 QUEUE = MessageQueue("t", "b", 0)
+RULES = Rules(ProducerSettings(group="g"), DEAD_TOPIC)
 # The requests that brokers push.
 PUSHED = (39, 40, 220, 221, 307, 309, 326)
 FAR = (1 << 63) - 1
@@ -210,7 +212,7 @@ TARGETS: dict[str, Target] = {
     "rows of a poll": Target(lambda data: batch_of([((QUEUE, 0, [(9, len(data))], data), NO_FILTER)]), _stored()),
     "properties": Target(_text(decode_properties), [b"a\x01b\x02TAGS\x01t\x02", b""], ()),
     "envelope": Target(envelope.unpack, [_ENVELOPE, _CANCEL]),
-    "arrival": Target(lambda data: arrival(QUEUE, 0, data, 1), [_ENVELOPE, _CANCEL], ()),
+    "arrival": Target(lambda data: arrival(RULES, QUEUE, 0, data, 1), [_ENVELOPE, _CANCEL], ()),
     "released": Target(released, [_ENVELOPE, _CANCEL], ()),
     "record": Target(Record.decode, [_RECORD.encode(), record_of(_SEND, 1).encode()]),
     "state": Target(RecordState.decode, [RecordState(3, 5, "why").encode()]),

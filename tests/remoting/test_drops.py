@@ -30,7 +30,7 @@ from rocketmq_spark.remoting.connection import Connection
 from rocketmq_spark.remoting.transport import DropUnsent, UndeliveredPolicy
 from rocketmq_spark.wire.header import Command
 connection = Connection(sys.argv[1], Deadline.after(30), undelivered=UndeliveredPolicy(drop_unsent=DropUnsent[sys.argv[2]]))
-connection.call_each([(Command({int(PING)}, body=bytes({LARGE})), print)], Deadline.after(0.5))
+connection.call_each([(Command({int(PING)}, body=bytes({LARGE})), lambda outcome: None)], Deadline.after(0.5))
 print("blocked", flush=True)
 sys.stdin.read()
 """

@@ -263,6 +263,34 @@ def test_only_a_folder_that_is_marked_as_emptied_is_removed(tmp_path: Path, capl
     mine.close()
 
 
+def test_a_folder_that_is_used_again_loses_a_stale_mark(tmp_path: Path) -> None:
+    """After a power cut, the mark may be there and the new name may not. Who may rename the folder could have it removed."""
+    fill(tmp_path / "worker-1", 3)
+    (tmp_path / "worker-1" / "emptied").touch()
+    mine = claim(tmp_path, make)
+    assert mine.path == tmp_path / "worker-1"
+    mine.close()
+    mine.path.rename(tmp_path / "emptied-1")
+    other = make(tmp_path / "worker-2")
+    assert adopt(tmp_path, other, make, NOW_MS) == 0
+    (tmp_path / "emptied-1").rename(tmp_path / "worker-1")
+    (tmp_path / "worker-1" / "emptied").touch()
+    assert adopt(tmp_path, other, make, NOW_MS) == 3
+    other.close()
+
+
+def test_a_mark_that_cannot_be_removed_leaves_the_folder_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    fill(tmp_path / "worker-1", 3)
+    (tmp_path / "worker-1" / "emptied").mkdir()
+    mine = claim(tmp_path, make)
+    assert mine.path != tmp_path / "worker-1"
+    assert f"skipping the spool in {tmp_path / 'worker-1'}" in caplog.text
+    assert "worker-1/emptied cannot be removed: " in caplog.text
+    mine.close()
+
+
 def test_the_mark_of_an_emptied_folder_goes_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(tmp_path / "worker-1", 3)
     mine = make(tmp_path / "worker-2")

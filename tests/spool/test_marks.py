@@ -23,6 +23,7 @@ from rocketmq_spark.spool.records import (
     Done,
     Due,
     Record,
+    Replaced,
     RetryLater,
     Verdict,
     behind,
@@ -269,3 +270,30 @@ def test_the_places_of_a_space_are_forgotten_and_its_records_stay(store: Store) 
     store.add([(marked_record(b"new", 2), 10)])
     assert first(store) == 2
     assert len(store.take(10, 9)) == 4
+
+
+@pytest.mark.parametrize("reason", [None, "given up"])
+def test_a_record_in_the_place_of_another_has_its_marks(store: Store, reason: str | None) -> None:
+    """Also those that were added while it was out; a dead letter that is given up is again the record that it was."""
+    store.add([(marked_record(b"a", 1), 5), (marked_record(b"b", 2), 5), (marked_record(b"c", 3), 5)])
+    works = store.take(5, 3)
+    again = dataclasses.replace(works[0].record, marks=((b"id", b"a"), (b"r", b"0")))
+    store.add([(again, 5)])
+    store.forget([(b"q", (3).to_bytes(8, "big"))])
+    letters = [dataclasses.replace(work.record, payload=b"a longer one", target="t") for work in works]
+    outcomes = [(work, Replaced(letter, reason)) for work, letter in zip(works, letters, strict=True)]
+    store.settle(outcomes, 9)
+    assert store.next_due_ms() == (5 if reason is None else 9)
+    assert (len(store), first(store), store.places(b"r")) == (2, 1, [b"0"])
+    assert store.forget([(b"q", (2).to_bytes(8, "big"))]) == 1
+    [work] = store.take(9, 3)
+    assert (work.record.target, work.record.payload, work.pending.target) == ("t", b"a longer one", "t")
+    assert work.record.marks == ((b"id", b"a"), (b"q", (1).to_bytes(8, "big")), (b"r", b"0"))
+    assert work.state.reason == (reason or "")
+    assert store.totals.size == len(work.record.encode())
+    store.settle([(work, Dead("no", record=marked_record(b"a", 1)))], 9)
+    assert (len(store), first(store), store.places(b"r"), store.totals.size) == (0, None, [], 0)
+    dead = dataclasses.replace(marked_record(b"a", 1), marks=work.record.marks)
+    assert store.totals.dead_bytes == len(dead.encode())
+    assert store.revive(9) == 1
+    assert [work.record for work in store.take(9, 3)] == [dataclasses.replace(dead, marks=())]

@@ -240,6 +240,44 @@ def test_what_failed_while_others_succeed_is_tried_again_soon_and_not_by_its_own
     assert len(bench.store) == 0
 
 
+@pytest.mark.parametrize("page", [1, 1000])
+def test_a_call_while_another_one_runs_is_not_forgotten(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, page: int
+) -> None:
+    monkeypatch.setattr(redelivery, "PAGE", page)
+    bench.add(record(b"a", target="t"), record(b"b", target="t"), after_s=1000)
+    hasten, calls = bench.store.hasten, []
+
+    def hastened(*args: Any) -> bytes | None:
+        found = hasten(*args)
+        calls.append(args)
+        if len(calls) == 1:
+            bench.add(record(b"c", target="t"), after_s=900)
+            bench.redelivery.failed("t")
+            bench.time.now += 4  # the next call may be 3 s after the failure
+            bench.redelivery.answered(["t"])
+        return found
+
+    monkeypatch.setattr(bench.store, "hasten", hastened)
+    bench.redelivery.failed("t")
+    bench.redelivery.answered(["t"])
+    bench.time.advance(1)
+    bench.time.advance(5)
+    assert sorted(bench.payloads) == [b"a", b"b", b"c"]
+
+
+def test_a_call_whose_write_failed_is_repeated(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.add(record(b"a", target="t"), after_s=1000)
+    with monkeypatch.context() as patched:
+        patched.setattr(bench.store, "hasten", raising(SpoolError("full")))
+        bench.redelivery.failed("t")
+        bench.redelivery.answered(["t"])
+        bench.time.advance(0.5)
+    assert "full" in (bench.redelivery.trouble or "")
+    bench.time.advance(2)
+    assert bench.payloads == [b"a"]
+
+
 def test_more_than_a_page_is_hastened(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rocketmq_spark.spool.redelivery.PAGE", 3)
     bench.add(*(record(str(i).encode(), target="a") for i in range(20)), after_s=1800)

@@ -1,0 +1,217 @@
+"""Messages for others do not wait for dead letters, and dead letters go as soon as their topic answers."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rocketmq_spark.delay import envelope_records
+from rocketmq_spark.delay.envelope_records import Rules
+from rocketmq_spark.model import MessageQueue, Resent, SpooledSend
+from rocketmq_spark.producer.settings import ProducerSettings
+from rocketmq_spark.spool.spool import SendSpool, target_of
+from rocketmq_spark.spool.store import Store
+from rocketmq_spark.wire.envelope import QUEUE, Envelope
+from tests.delay.nodes import QUEUES, START_MS, Sends
+from tests.producer.scripted import ManualTimer, Time
+
+RULES = Rules(ProducerSettings(group="g", max_message_size=1000), "dead", ("good*", "bad*"))
+EARLIER = RULES._replace(topics=("*",), settings=ProducerSettings(group="g"))  # which would deliver what is bad now
+REFUSED, AWAY = Resent(None, "no permission"), Resent(None, "no answer", passing=True)
+TIMEOUT_S, ANSWER_S, LETTER_S = 3.0, 0.003, 0.02
+
+
+class Bench:
+    """A node's spool. Topics that begin with "bad" refuse messages; ``letters`` is the answer of the topic "dead"."""
+
+    def __init__(self, path: Path, slots: int = 64) -> None:
+        self.path, self.slots, self.time = path, slots, Time()
+        self.begin_s = self.time.now
+        self.letters, self.letter_s = AWAY, TIMEOUT_S
+        self.sent: list[tuple[float, SpooledSend]] = []
+        self.offset = self.out = self.most = 0
+        self.spread_s: Callable[[], float] = lambda: 0.0
+        self.open()
+
+    def open(self) -> None:
+        self.store, self.sends, self.timer = Store(self.path, sync="never"), Sends(), ManualTimer(self.time)
+        self.sends.resend = self.resend  # type: ignore[method-assign]
+        self.spool = SendSpool(
+            self.store, self.sends, self.timer, self.now_ms, trade=envelope_records.trade(RULES, self.slots)
+        )
+
+    @property
+    def second(self) -> float:
+        return self.time.now - self.begin_s
+
+    def now_ms(self) -> int:
+        return START_MS + round(1000 * self.second)
+
+    def resend(self, send: SpooledSend, done: Callable[[Resent], None]) -> None:
+        self.sent.append((self.second, send))
+        answer, after_s = Resent(send.queue or MessageQueue(send.topic, "broker-a", 0)), ANSWER_S
+        if send.topic == "dead":
+            after_s = self.letter_s
+            answer = answer if self.letters.error is None else self.letters
+            self.out += 1
+            self.most = max(self.most, self.out)
+        elif send.topic.startswith("bad"):
+            answer, after_s = REFUSED, ANSWER_S + self.spread_s()
+
+        def end() -> None:
+            self.out -= send.topic == "dead"
+            done(answer)
+
+        self.timer.later(after_s, end)
+
+    def add(
+        self,
+        name: str,
+        due_s: float,
+        topic: str = "good",
+        properties: str = "",
+        body: bytes = b"x",
+        rules: Rules = RULES,
+    ) -> None:
+        text = f"UNIQ_KEY\x01{name}\x02{properties}"
+        data = Envelope(topic, START_MS + round(1000 * due_s), name, START_MS, 0, text, body).pack()
+        found = envelope_records.arrival(rules, QUEUES[0], self.offset, data, self.now_ms())
+        assert found.record is not None
+        self.offset += 1
+        self.store.add([(found.record, found.due_ms)])
+        self.spool.redelivery.wake()
+
+    def answer_again(self) -> None:
+        self.letters, self.letter_s = Resent(), LETTER_S
+
+    def count(self, topic: str) -> int:
+        return sum(send.topic.startswith(topic) for _, send in self.sent)
+
+    def latest_s(self) -> float:
+        """How late the last good message was sent: their names are their due times."""
+        return max(second - float(send.msg_ids[0]) for second, send in self.sent if send.topic == "good")
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    """Letters have no answer."""
+    return Bench(tmp_path / "s")
+
+
+CHOSEN = f"{QUEUE}\x01broker-a:0\x02"
+BAD = {
+    "topic": ("foreign", CHOSEN, b"x"),
+    "own inner topic": ("dmq_inner_topic", CHOSEN, b"x"),
+    "body": ("good", "", b"y" * 2000),
+    "empty": ("good", CHOSEN, b""),
+}
+
+
+@pytest.mark.parametrize("rules", [RULES, EARLIER])
+@pytest.mark.parametrize("what", BAD)
+def test_bad_content_delays_no_good_messages(bench: Bench, what: str, rules: Rules) -> None:
+    """Also if it was stored under other rules, as by an earlier release, with the target of a good message."""
+    topic, properties, body = BAD[what]
+    for i in range(200):
+        bench.add(f"bad{i}", 3 + i / 20, topic, properties, body, rules)
+        bench.add(f"{i / 10:.1f}", i / 10, properties=properties)
+    bench.time.advance(40)
+    assert (bench.count("good"), bench.most, bench.count("dead") > 10) == (200, 1, True)
+    assert bench.latest_s() < 0.5
+    assert len(bench.store) == 200
+    bench.answer_again()
+    bench.time.advance(10)
+    assert len(bench.store) == 0
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_a_record_has_the_target_of_its_send(what: str) -> None:
+    topic, properties, body = BAD[what]
+    data = Envelope(topic, START_MS, "m", START_MS, 0, properties, body).pack()
+    records = []
+    for rules in (RULES, EARLIER):
+        record = envelope_records.arrival(rules, QUEUES[0], 0, data, START_MS).record
+        assert record is not None
+        assert record.target == target_of(envelope_records.sending(rules)(record))
+        records.append(record)
+    assert dataclasses.replace(records[0], target="") == dataclasses.replace(records[1], target="")
+
+
+def test_a_record_that_changes_its_target_keeps_all_else(bench: Bench) -> None:
+    bench.add("m", 5, "foreign", CHOSEN, rules=EARLIER)
+    marks = [bench.store.places(envelope_records.space_of(QUEUES[0])), bench.store.places(b"")]
+    bench.time.advance(4)
+    assert bench.sent == []
+    bench.time.advance(2)
+    assert [send.topic for _, send in bench.sent] == ["dead"]
+    assert bench.sent[0][0] == pytest.approx(5, abs=0.1)
+    assert marks == [bench.store.places(envelope_records.space_of(QUEUES[0])), bench.store.places(b"")]
+    bench.time.advance(10_000)
+    bench.answer_again()
+    bench.time.advance(1800)
+    assert (len(bench.store), bench.store.totals.all_bytes) == (0, 0)
+
+
+def test_letters_without_answers_delay_no_others(bench: Bench) -> None:
+    for i in range(200):
+        bench.add(f"{i / 10:.1f}", i / 10)
+    for i in range(300):
+        bench.add(f"b{i}", 1, f"bad{i % 6}")
+    bench.time.advance(30)
+    assert (bench.count("good"), bench.count("bad"), bench.most) == (200, 300, 1)
+    assert bench.latest_s() < 0.5
+
+
+@pytest.mark.parametrize("topics", [1, 20])
+@pytest.mark.parametrize("outage_s", [10, 300, 5000])
+def test_all_letters_go_when_their_topic_answers_again(bench: Bench, outage_s: float, topics: int) -> None:
+    """And their own topics have rejected them once."""
+    for i in range(100):
+        bench.add(f"b{i}", 1, f"bad{i % topics}")
+    bench.time.advance(outage_s)
+    assert (bench.count("bad"), bench.most, len(bench.store)) == (100, 1, 100)
+    bench.answer_again()
+    before = len(bench.sent)
+    bench.time.advance(1800)  # the next attempt may be that late, as for any message
+    assert (len(bench.store), bench.store.totals.give_ups, bench.store.totals.dead) == (0, 100, 0)
+    assert bench.sent[-1][0] - bench.sent[before][0] < 5
+    assert bench.count("bad") == 100
+    assert bench.spool.redelivery.delivered == 0
+
+
+def test_letters_that_wait_are_sent_by_the_next_process(bench: Bench) -> None:
+    for i in range(50):
+        bench.add(f"b{i}", 1, "bad")
+    bench.time.advance(20)
+    bench.timer.close()
+    bench.store.close()
+    bench.sent.clear()
+    bench.answer_again()
+    bench.open()
+    bench.spool.redelivery.wake()
+    bench.time.advance(60)
+    assert (len(bench.store), bench.count("bad"), bench.count("dead")) == (0, 0, 50)
+    assert bench.spool.redelivery.delivered == 0
+
+
+def test_what_has_no_room_for_a_letter_does_not_wait(bench: Bench) -> None:
+    for i in range(20):
+        bench.add(f"b{i}", 1, "bad", f"a\x01{'x' * 32_480}\x02" if i % 2 else "")
+    bench.time.advance(20)
+    assert (bench.store.totals.dead, len(bench.store)) == (10, 10)
+
+
+def test_a_rejected_letter_stays_as_the_message_that_it_was(bench: Bench) -> None:
+    bench.letters = REFUSED
+    bench.add("b", 1, "bad")
+    bench.time.advance(10)
+    assert (bench.store.totals.dead, bench.store.totals.give_ups, len(bench.store)) == (1, 1, 0)
+    bench.answer_again()
+    assert bench.store.revive(bench.now_ms()) == 1
+    bench.spool.redelivery.wake()
+    bench.time.advance(10)
+    assert [send.topic for _, send in bench.sent] == ["bad", "dead", "bad", "dead"]
+    assert bench.store.totals.all_bytes == 0
