@@ -206,21 +206,21 @@ class _QueueReader:
         self.queue = queue
         self._room = room
         self.head: tuple[int, ReceivedMessage] | None = None
-        self._message_at, self._end = start, end
+        self._next_offset, self._end = start, end
         self._begin_ms, self._end_ms = begin_ms, end_ms
         self._decoded: Iterator[tuple[int, ReceivedMessage]] = iter(())
 
     @property
     def needs_pull(self) -> bool:
         """Whether a pull is necessary to get the next message."""
-        return self.head is None and self._message_at < self._end
+        return self.head is None and self._next_offset < self._end
 
     def request(self, max_bytes: int) -> PullRequest:
-        count = min(_PULL_MESSAGES, self._end - self._message_at)
+        count = min(_PULL_MESSAGES, self._end - self._next_offset)
         return PullRequest(
             GROUP,
             self.queue,
-            self._message_at,
+            self._next_offset,
             count,
             post_filter=True,
             suspend_s=0.0,
@@ -229,7 +229,7 @@ class _QueueReader:
         )
 
     def add_answer(self, request: PullRequest, answer: PullAnswer, scope: Scope) -> None:
-        self._message_at = self._end if answer.next_offset <= self._message_at else answer.next_offset
+        self._next_offset = self._end if answer.next_offset <= self._next_offset else answer.next_offset
         self._decoded = self._in_period(
             requested_messages(request, answer.stored, scope, answer.next_offset, self._room)
         )
@@ -242,7 +242,7 @@ class _QueueReader:
         for message in messages:
             at_ms = message.store_timestamp
             if message.queue_offset >= self._end or (at_ms > self._end_ms and opened(message).decode_error is None):
-                self._message_at = self._end
+                self._next_offset = self._end
                 return
             if self._begin_ms <= at_ms <= self._end_ms:
                 yield at_ms, message

@@ -171,7 +171,7 @@ def get_seconds(duration: Any) -> float:
     return float(min(max(0.0, duration.seconds + duration.nanos / 1e9), _MAX_SECONDS))
 
 
-REMOTING_REMEDY = "Use the Proxy's Remoting port: transport=remoting, with it as nameServer"
+REMOTING_REMEDY = "Use the Proxy's Remoting port: set transport=remoting and nameServer to this port"
 _ERROR_CLASSES: dict[int, type[BrokerError]] = {
     Code.UNAUTHORIZED: AccessDenied,
     Code.FORBIDDEN: AccessDenied,

@@ -227,11 +227,11 @@ class _ParallelSend:
     its own chain. Any other failure stops all chains, and takes precedence as the outcome.
     """
 
-    def __init__(self, proxy: Proxy, queue: MessageQueue, deadline: Deadline, done: OnSent) -> None:
+    def __init__(self, proxy: Proxy, queue: MessageQueue, deadline: Deadline, on_sent: OnSent) -> None:
         self._proxy = proxy
         self._queue = queue
         self._deadline = deadline
-        self._done = done
+        self._on_sent = on_sent
         self._lock = threading.Lock()
         self._waiting_chains: deque[deque[ProxySendRequest]] = deque()  # not in flight yet
         self._results: list[tuple[SendResult, str]] = []  # each with the ids of its messages
@@ -283,9 +283,9 @@ class _ParallelSend:
             self._send(next_chain)
         elif is_over and self._error is not None:
             self._error.stored, self._error.behind = _results_by_id(self._results), tuple(self._unsent_ids)
-            self._done(self._error)
+            self._on_sent(self._error)
         elif is_over:
-            self._done(_combined_result([result for result, _ in self._results]))
+            self._on_sent(_combined_result([result for result, _ in self._results]))
 
 
 def _concerns_one_message(error: RocketMQError) -> bool:
