@@ -48,7 +48,7 @@ print(*(name.removeprefix(package) for name in sys.modules if name.startswith(pa
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_worker_imports_only_what_it_uses_and_little_source_code(kind: str) -> None:
+def test_a_worker_imports_little_and_only_what_it_uses(kind: str) -> None:
     spark, ours, banned = KINDS[kind]
     command = [sys.executable, "-c", SCRIPT, spark, *ours]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=120, check=False)
