@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from rocketmq_spark import Consumer, Message, Producer, PullConsumer, SimpleConsumer, aio, session
-from rocketmq_spark.aio.producer import MOST_IN_LOOP
+from rocketmq_spark.aio.producer import MAX_LOOP_BODY_BYTES
 from rocketmq_spark.base import dropped
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Request
@@ -299,7 +299,7 @@ def test_a_fork_does_not_close_what_its_parent_has() -> None:
 
 async def _send_and_drop() -> None:
     producer = aio.Producer(NOWHERE, "dropped")
-    for size in (1, MOST_IN_LOOP + 1):  # the second one is sent by another thread
+    for size in (1, MAX_LOOP_BODY_BYTES + 1):  # the second one is sent by another thread
         await producer.send(Message("T", bytes(size)))
     assert [thread for thread in threading.enumerate() if thread.name == "rocketmq-aio-send"]
 

@@ -136,7 +136,7 @@ def test_a_file_of_tls_over_grpc_is_checked_where_it_is_opened(folder: Path) -> 
     from rocketmq_spark.grpc_proxy import channel
 
     with pytest.raises(OptionError, match="option 'tlsCaFile' is"):
-        channel._read("tlsCaFile", str(folder / "link"), b"")
+        channel._read_pem("tlsCaFile", str(folder / "link"), b"")
 
 
 def test_a_link_that_is_replaced_is_followed_again(folder: Path) -> None:
@@ -184,7 +184,7 @@ def test_a_path_in_an_unknown_home_is_an_error_of_its_option(homeless: None, opt
 def _grpc(path: Path) -> object:
     from rocketmq_spark.grpc_proxy import channel
 
-    return channel._read("tlsCaFile", str(path), b"")
+    return channel._read_pem("tlsCaFile", str(path), b"")
 
 
 READERS = [_keys, _tls, _grpc]

@@ -20,9 +20,9 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import SysFlag
 from rocketmq_spark.client.sender import ItemEncoder
 from rocketmq_spark.errors import OptionError
-from rocketmq_spark.grpc_proxy.channel import Keys, Tls
-from rocketmq_spark.grpc_proxy.facts import Code, MessageType
+from rocketmq_spark.grpc_proxy.channel import SigningKeys, Tls
 from rocketmq_spark.grpc_proxy.protos import proto
+from rocketmq_spark.grpc_proxy.tables import Code, MessageType
 from rocketmq_spark.model import Message, SendRequest, SendStatus
 from rocketmq_spark.options.transport import FEATURES, GRPC
 from rocketmq_spark.producer import encoding
@@ -136,10 +136,10 @@ def test_tls_keys_and_order_of_the_options_reach_the_client():
     keys = {"accessKey": "a", "secretKey": "s", "securityToken": "t"}
     given = options.parse({**OVER_GRPC, **files, **keys, "group": "g", "ordered": "true"}).for_role("consumer")
     for client in (session.pop_member(given), session.sender(given)):
-        access = client._proxy.access
-        assert (access.tls, access.keys()) == (Tls("ca", "cert", "key", "name"), Keys("a", "s", "t"))
+        access = client._proxy.connect_options
+        assert (access.tls, access.keys()) == (Tls("ca", "cert", "key", "name"), SigningKeys("a", "s", "t"))
     member, plain = session.pop_member(given), session.pop_member(parsed(group="g"))
-    assert (plain._proxy.access.tls, plain._proxy.access.keys()) == (None, None)
+    assert (plain._proxy.connect_options.tls, plain._proxy.connect_options.keys()) == (None, None)
     assert [each._settings().subscription.fifo for each in (member, plain)] == [True, False]
     assert member._unpack is proxied.unpack
 

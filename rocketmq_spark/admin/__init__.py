@@ -1,7 +1,7 @@
 """Administration of topics, groups, stored messages and brokers, for ``Admin`` and the commands.
 
-This module has what the modules of the package share: ``AdminTools``, the parts of a client (``session.Client``) by which they
-send requests, and functions that use it.
+The modules of the package share ``AdminTools``, the parts of a client (``session.Client``) that send requests, and the functions
+of this module.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rocketmq_spark.wire.header import Command
 
 
 class AdminTools(Protocol):
-    """Parts of a client. They take topics and groups by the user's names; ``calls`` takes names on the wire."""
+    """Parts of a client. They accept the user's names of topics and groups, except ``calls``, which accepts names on the wire."""
 
     @property
     def calls(self) -> RpcClient:
@@ -50,51 +50,59 @@ def deadline(tools: AdminTools) -> Deadline:
     return Deadline.after(tools.calls.request_timeout_s)
 
 
-def with_kept(
+def with_kept_minimums(
     tools: AdminTools,
     bounds: Mapping[MessageQueue, QueueBounds],
     positions: Mapping[MessageQueue, int | None] | None = None,
     on_error: Callable[[RocketMQError, MessageQueue], None] | None = None,
 ) -> dict[MessageQueue, QueueBounds]:
-    """Return ``bounds`` with the real minimums of compaction topics, whose brokers keep messages below the minimum they report.
+    """Return ``bounds`` with the real minimums of compaction topics. Brokers keep messages of these topics below the reported
+    minimum.
 
-    With the ``positions`` of a reader, queues with a position at or above the reported minimum are not checked. The returned
-    minimum of a queue is at most the position, because in a compaction topic a message that is not kept is no loss. With
+    With the ``positions`` of a reader, queues whose position is at or above the reported minimum are not checked. The returned
+    minimum of a queue is at most the position, because a message that compaction has removed is no loss for the reader. With
     ``on_error``, queues whose minimum could not be determined are omitted; without ``on_error``, the error is raised.
     """
-    unknown: set[MessageQueue] = set()
-    known = {queue: position for queue, position in (positions or {}).items() if position is not None}
+    failed_queues: set[MessageQueue] = set()
+    known_positions = {queue: position for queue, position in (positions or {}).items() if position is not None}
 
-    def failed(error: RocketMQError, queue: MessageQueue) -> None:
+    def on_failure(error: RocketMQError, queue: MessageQueue) -> None:
         if on_error is None:
             raise error
-        unknown.add(queue)
+        failed_queues.add(queue)
         on_error(error, queue)
 
-    low = [queue for queue, of in bounds.items() if known.get(queue, 0) < of.min_offset]
-    kept = tools.brokers.kept_from(GROUP, low, deadline(tools), failed) if low else {}
-    first = {queue: min(offset, bounds[queue].min_offset, known.get(queue, offset)) for queue, offset in kept.items()}
-    return {q: of._replace(min_offset=first.get(q, of.min_offset)) for q, of in bounds.items() if q not in unknown}
+    to_check = [queue for queue, reported in bounds.items() if known_positions.get(queue, 0) < reported.min_offset]
+    kept_from = tools.brokers.kept_from(GROUP, to_check, deadline(tools), on_failure) if to_check else {}
+    minimums = {
+        queue: min(offset, bounds[queue].min_offset, known_positions.get(queue, offset))
+        for queue, offset in kept_from.items()
+    }
+    return {
+        q: reported._replace(min_offset=minimums.get(q, reported.min_offset))
+        for q, reported in bounds.items()
+        if q not in failed_queues
+    }
 
 
-def ask_each(
-    tools: AdminTools, asked: Mapping[str, tuple[str, Command]], accept: Sequence[int], change: bool = False
+def request_each(
+    tools: AdminTools, requests: Mapping[str, tuple[str, Command]], accept: Sequence[int], change: bool = False
 ) -> Iterator[tuple[str, Command]]:
-    """Send requests in parallel, and yield the answers by the keys of ``asked``, which has an address and a request for each.
+    """Send requests in parallel, and yield each answer with its key. ``requests`` has an address and a request for each key.
 
-    Raises the first error. For a ``change``, the error lists the servers that have applied it.
+    Raises the first error. If the requests are a ``change``, the error lists the servers that have applied the change.
     """
-    answers = tools.calls.invoke_each(list(asked.values()), deadline(tools))
+    answers = tools.calls.invoke_each(list(requests.values()), deadline(tools))
     outcomes = {
         key: error_from_response(answer, address)
         if isinstance(answer, Command) and answer.code not in accept
         else answer
-        for (key, (address, _)), answer in zip(asked.items(), answers, strict=True)
+        for (key, (address, _)), answer in zip(requests.items(), answers, strict=True)
     }
     failed = {key: outcome for key, outcome in outcomes.items() if isinstance(outcome, RocketMQError)}
     for key, outcome in outcomes.items():
         if isinstance(outcome, RocketMQError):
             if change:
-                add_partial_result(outcome, [other for other in asked if other not in failed], failed)
+                add_partial_result(outcome, [other for other in requests if other not in failed], failed)
             raise outcome
         yield key, outcome

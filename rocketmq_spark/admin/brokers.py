@@ -1,7 +1,7 @@
-"""Brokers: which there are, what they report of themselves, their settings, and their users and policies (ACL 2.0).
+"""Administration of brokers: the list of brokers, their state and settings, and their users and policies (ACL 2.0).
 
-Users and policies are those of RocketMQ 5.3 and newer. Each broker keeps its own, so requests go to all masters. JSON
-bodies have the fields of RocketMQ's ``UserInfo`` and ``AclInfo``.
+Brokers have users and policies since RocketMQ 5.3. Each broker stores its own users and policies, so requests go to all masters.
+The JSON bodies have the fields of RocketMQ's ``UserInfo`` and ``AclInfo``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from rocketmq_spark.admin import AdminTools, ask_each, deadline
+from rocketmq_spark.admin import AdminTools, deadline, request_each
 from rocketmq_spark.base.arguments import nearest
 from rocketmq_spark.base.codes import FIRST_TO_UPDATE_USERS, Response
 from rocketmq_spark.client.routes import masters_of
@@ -29,12 +29,12 @@ from rocketmq_spark.wire.loose_json import read_json
 logger = logging.getLogger(__name__)
 
 _SUPER, _ENABLED = "super", "enable"
-_RESOURCES = ("topic", "group", "cluster", "namespace")
+_RESOURCE_TYPES = ("topic", "group", "cluster", "namespace")
 _ACTIONS = ("All", "Pub", "Sub", "Create", "Update", "Delete", "Get", "List")
 
 
 class StoredUser(NamedTuple):
-    """A user as one broker stores it, without the password, which brokers also return. Unknown properties are None."""
+    """A user as one broker stores it, without the password that brokers also return. Unknown properties are None."""
 
     name: str
     is_super: bool | None
@@ -42,7 +42,10 @@ class StoredUser(NamedTuple):
 
 
 class StoredPolicy(NamedTuple):
-    """What one broker allows or denies a subject on a resource. A ``Default`` policy applies where no ``Custom`` one does."""
+    """The actions that one broker allows or denies a subject on a resource.
+
+    A policy of kind ``Default`` applies if no ``Custom`` policy does.
+    """
 
     subject: str
     resource: str
@@ -52,13 +55,13 @@ class StoredPolicy(NamedTuple):
     kind: str = "Custom"
 
 
-def users_in(body: Bytes) -> list[StoredUser]:
-    """Answer to AUTH_LIST_USER; an empty body for none."""
-    return [_stored_user(item) for item in _items(body, "username")]
+def parse_users(body: Bytes) -> list[StoredUser]:
+    """Parse the answer to AUTH_LIST_USER. An empty body means no users."""
+    return [_stored_user(item) for item in _parse_items(body, "username")]
 
 
-def user_in(body: Bytes) -> StoredUser | None:
-    """Answer to AUTH_GET_USER; an empty body for none."""
+def parse_user(body: Bytes) -> StoredUser | None:
+    """Parse the answer to AUTH_GET_USER. An empty body means that there is no such user."""
     item = read_json(body) if len(body) else None
     if item is not None and not (isinstance(item, dict) and "username" in item):
         raise RemoteProtocolError("Unexpected user: expected an object with 'username'")
@@ -73,8 +76,8 @@ def _stored_user(item: Mapping[str, Any]) -> StoredUser:
     )
 
 
-def policies_in(body: Bytes) -> list[StoredPolicy]:
-    """Answer to AUTH_LIST_ACL; an empty body for none."""
+def parse_policies(body: Bytes) -> list[StoredPolicy]:
+    """Parse the answer to AUTH_LIST_ACL. An empty body means no policies."""
     try:
         return [
             StoredPolicy(
@@ -85,7 +88,7 @@ def policies_in(body: Bytes) -> list[StoredPolicy]:
                 tuple(map(str, entry.get("sourceIps") or ())),
                 str(policy.get("policyType") or "Custom"),
             )
-            for item in _items(body, "subject")
+            for item in _parse_items(body, "subject")
             for policy in item.get("policies") or ()
             for entry in policy.get("entries") or ()
         ]
@@ -93,15 +96,15 @@ def policies_in(body: Bytes) -> list[StoredPolicy]:
         raise RemoteProtocolError(f"Unexpected policies: {type(e).__name__} {e}") from e
 
 
-def _items(body: Bytes, key: str) -> list[dict[str, Any]]:
-    found = read_json(body) if len(body) else []
-    if not isinstance(found, list) or not all(isinstance(item, dict) and key in item for item in found):
+def _parse_items(body: Bytes, key: str) -> list[dict[str, Any]]:
+    items = read_json(body) if len(body) else []
+    if not isinstance(items, list) or not all(isinstance(item, dict) and key in item for item in items):
         raise RemoteProtocolError(f"Unexpected list: expected objects with {key!r}")
-    return found
+    return items
 
 
 def user_body(name: str, password: str | None, is_super: bool | None, enabled: bool | None) -> bytes:
-    """Body of AUTH_CREATE_USER and AUTH_UPDATE_USER; with None, a broker keeps the present value, or its default."""
+    """Return the body of AUTH_CREATE_USER and AUTH_UPDATE_USER. None means the current value, or the broker's default."""
     values = {
         "username": name,
         "password": password,
@@ -112,20 +115,23 @@ def user_body(name: str, password: str | None, is_super: bool | None, enabled: b
 
 
 def policy_body(subject: str, resource: str, actions: Sequence[str], allowed: bool, sources: Sequence[str]) -> bytes:
-    """Body of AUTH_UPDATE_ACL: one entry, which takes the place of the subject's entry for that resource.
+    """Return the body of AUTH_UPDATE_ACL: one entry, which replaces the subject's entry for the resource.
 
-    Values are checked here: brokers silently omit unknown actions, and report a wrong resource or address as denied access.
+    This function checks the values, because brokers silently omit unknown actions, and report a wrong resource or address as
+    denied access.
     """
-    kind, colon, name = resource.partition(":")
-    if resource != "*" and (kind.lower() not in _RESOURCES or not colon or not name):
+    resource_type, colon, name = resource.partition(":")
+    if resource != "*" and (resource_type.lower() not in _RESOURCE_TYPES or not colon or not name):
         raise OptionError(
             f"resource is {resource!r}; expected Topic:NAME, Group:NAME, Cluster:NAME, Namespace:NAME or *"
         )
-    if far := [source for source in sources if not _is_network(source)]:
-        raise OptionError(f"source {far[0]!r} is not an IP address, or a network such as 10.0.0.0/8")
-    known = {action.lower() for action in _ACTIONS}
-    if wrong := [action for action in actions if action.lower() not in known] or ([] if actions else [""]):
-        raise OptionError(f"actions: {', '.join(map(repr, wrong))}; expected some of {', '.join(_ACTIONS)}")
+    if invalid_sources := [source for source in sources if not _is_network(source)]:
+        raise OptionError(f"source {invalid_sources[0]!r} is not an IP address, or a network such as 10.0.0.0/8")
+    valid_actions = {action.lower() for action in _ACTIONS}
+    if invalid_actions := [action for action in actions if action.lower() not in valid_actions] or (
+        [] if actions else [""]
+    ):
+        raise OptionError(f"actions: {', '.join(map(repr, invalid_actions))}; expected some of {', '.join(_ACTIONS)}")
     entry = {
         "resource": resource,
         "actions": list(actions),
@@ -144,58 +150,65 @@ def _is_network(text: str) -> bool:
 
 
 def cluster(tools: AdminTools) -> list[BrokerData]:
-    """All brokers by name."""
+    """Return all brokers, sorted by name."""
     return [data for _, data in sorted(tools.admin.cluster().items())]
 
 
 def states(tools: AdminTools) -> list[BrokerState]:
-    """What every master and slave reports of itself, all asked at once. One that does not answer has an ``error``."""
-    places = [(data, number, at) for data in cluster(tools) for number, at in sorted(data.addresses.items())]
-    asked = [(at, rpc.GET_BROKER_RUNTIME_INFO.request(bname=data.broker_name)) for data, _, at in places]
-    limit = deadline(tools)
-    answers = tools.calls.invoke_each(asked, limit)
-    young = limit.within(_YOUNG_S)
-    while any(_is_young(answer) for answer in answers) and not young.expired:
-        young.pause(_PAUSE_S)
-        answers = tools.calls.invoke_each(asked, limit)
+    """Return the state that every master and slave reports. Brokers that do not answer have an ``error``. Sends requests in
+    parallel.
+    """
+    replicas = [
+        (data, number, address) for data in cluster(tools) for number, address in sorted(data.addresses.items())
+    ]
+    requests = [(address, rpc.GET_BROKER_RUNTIME_INFO.request(bname=data.broker_name)) for data, _, address in replicas]
+    overall = deadline(tools)
+    answers = tools.calls.invoke_each(requests, overall)
+    starting = overall.within(_STARTING_S)
+    while any(_is_starting(answer) for answer in answers) and not starting.expired:
+        starting.pause(_STARTING_PAUSE_S)
+        answers = tools.calls.invoke_each(requests, overall)
     return [
-        _state(BrokerState(data.broker_name, data.cluster, number, at), answer)
-        for (data, number, at), answer in zip(places, answers, strict=True)
+        _broker_state(BrokerState(data.broker_name, data.cluster, number, address), answer)
+        for (data, number, address), answer in zip(replicas, answers, strict=True)
     ]
 
 
-# A broker that has just started has counted nothing yet, and fails at this question for a second.
-_YOUNG_S, _PAUSE_S = 5.0, 0.2
-_MOST_DIGITS = 18  # of a time; Python refuses to read thousands
+# For about a second after its start, a broker has no counts yet, and answers the request for its state with an error.
+_STARTING_S, _STARTING_PAUSE_S = 5.0, 0.2
+_MAX_TIME_DIGITS = 18  # of a time, because ``int`` raises an error for thousands of digits
 
 
-def _is_young(answer: Command | RocketMQError) -> bool:
+def _is_starting(answer: Command | RocketMQError) -> bool:
     remark = answer.remark or ""
     return getattr(answer, "code", None) == Response.SYSTEM_ERROR and "NoSuchElementException" in remark
 
 
-def _state(there: BrokerState, answer: Command | RocketMQError) -> BrokerState:
-    who = there.broker_name, there.cluster, there.broker_id, there.address
+def _broker_state(broker: BrokerState, answer: Command | RocketMQError) -> BrokerState:
+    identity = broker.broker_name, broker.cluster, broker.broker_id, broker.address
     if isinstance(answer, Command) and answer.code != Response.SUCCESS:
-        answer = error_from_response(answer, there.address)
+        answer = error_from_response(answer, broker.address)
     if isinstance(answer, RocketMQError):
-        return BrokerState(*who, error=str(answer))
-    facts = bodies.table(answer.body)
-    started = facts.get("bootTimestamp", "")
+        return BrokerState(*identity, error=str(answer))
+    runtime_info = bodies.table(answer.body)
+    started = runtime_info.get("bootTimestamp", "")
     return BrokerState(
-        *who,
-        version=facts.get("brokerVersionDesc"),
-        started_ms=int(started) if started.isdecimal() and len(started) <= _MOST_DIGITS else None,
-        put_per_s=_first_number(facts.get("putTps")),
-        # 4.9 has the other spelling.
-        get_per_s=_first_number(facts.get("getTransferredTps") or facts.get("getTransferedTps")),
-        disk_used=_first_number(facts.get("commitLogDiskRatio")),
-        facts=facts,
+        *identity,
+        version=runtime_info.get("brokerVersionDesc"),
+        started_ms=int(started) if started.isdecimal() and len(started) <= _MAX_TIME_DIGITS else None,
+        put_per_s=_first_number(runtime_info.get("putTps")),
+        # RocketMQ 4.9 uses the second spelling.
+        get_per_s=_first_number(runtime_info.get("getTransferredTps") or runtime_info.get("getTransferedTps")),
+        disk_used=_first_number(runtime_info.get("commitLogDiskRatio")),
+        facts=runtime_info,
     )
 
 
 def _first_number(text: str | None) -> float | None:
-    """Rates come as three numbers: of 10 s, of a minute, of ten minutes. A ratio that is not known is -1."""
+    """Return the first number of a text; None if it is negative or no number.
+
+    A rate has three numbers: of the last 10 s, minute and 10 minutes. An unknown ratio is -1.
+    """
     try:
         number = float((text or "").split()[0])
     except (IndexError, ValueError):
@@ -204,69 +217,73 @@ def _first_number(text: str | None) -> float | None:
 
 
 def update_config(tools: AdminTools, broker: str, values: Mapping[str, str]) -> dict[str, Secret]:
-    """Change settings of a running master, which also writes them to its configuration file. Returns all its settings.
+    """Change settings of a running master, which also writes them to its configuration file. Returns all settings of the master.
 
-    A broker silently accepts unknown names, and keeps the old value if it cannot read the new one: both are an
-    ``OptionError`` here. If the network could read the settings, this function does not request them: it checks nothing,
-    logs a warning, and returns an empty dict.
+    Raises ``OptionError`` for unknown names, which a broker silently accepts, and for values that the broker cannot parse, for
+    which it keeps the old value. If the network could read the settings, this function does not request them: then it checks
+    nothing, logs a warning, and returns an empty dict.
     """
     address = masters_of(tools.admin.cluster(), [broker])[broker]
     if not tools.calls.is_private(address):
-        logger.warning("whether broker %s accepts %s is not known without TLS", broker, ", ".join(sorted(values)))
+        logger.warning("without TLS, it is not checked whether broker %s accepts %s", broker, ", ".join(sorted(values)))
         tools.admin.update_broker_config(broker, values)
         return {}
     before = tools.admin.broker_config(broker)
     if unknown := sorted(values.keys() - before.keys()):
-        near = nearest(unknown[0], before, 2, 0.6)
+        similar = nearest(unknown[0], before, 2, 0.6)
         raise OptionError(
             f"broker {broker} has no setting {', '.join(map(repr, unknown))}; nothing was changed",
-            remedy=f"Did you mean {' or '.join(near)}?" if near else None,
+            remedy=f"Did you mean {' or '.join(similar)}?" if similar else None,
         )
     tools.admin.update_broker_config(broker, values)
     after = tools.admin.broker_config(broker)
-    kept = sorted(n for n, value in values.items() if after.get(n) == before[n] and not _same(before[n], value))
-    if kept:
-        raise OptionError(f"broker {broker} kept its value of {kept[0]} and rejected the new one")
+    unchanged = sorted(
+        n for n, value in values.items() if after.get(n) == before[n] and not _is_same_value(before[n], value)
+    )
+    if unchanged:
+        raise OptionError(f"broker {broker} kept its value of {unchanged[0]} and rejected the new one")
     return after
 
 
-def _same(one: str, other: str) -> bool:
-    return one.strip().lower() == other.strip().lower()
+def _is_same_value(value: str, other: str) -> bool:
+    return value.strip().lower() == other.strip().lower()
 
 
-Kept = TypeVar("Kept", StoredUser, StoredPolicy)
+Stored = TypeVar("Stored", StoredUser, StoredPolicy)
 
 
 def users(tools: AdminTools, name: str | None = None) -> list[UserAccount]:
-    """All users, or the one with this name. If brokers differ, a user occurs more than once."""
-    answers = _all(tools, _private_masters(tools), lambda broker: rpc.AUTH_LIST_USER.request(filter=name, bname=broker))
+    """Return all users, or the user ``name``. A user occurs more than once if brokers store it differently."""
+    answers = _request_masters(
+        tools, _private_masters(tools), lambda broker: rpc.AUTH_LIST_USER.request(filter=name, bname=broker)
+    )
     return _accounts(
-        (broker, user) for broker, answer in answers for user in users_in(answer.body) if name in (None, user.name)
+        (broker, user) for broker, answer in answers for user in parse_users(answer.body) if name in (None, user.name)
     )
 
 
 def _accounts(stored: Iterable[tuple[str, StoredUser]]) -> list[UserAccount]:
-    return [UserAccount(user.name, user.is_super, user.enabled, brokers) for user, brokers in _merged(stored)]
+    return [UserAccount(user.name, user.is_super, user.enabled, brokers) for user, brokers in _with_brokers(stored)]
 
 
 def _private_masters(tools: AdminTools) -> dict[str, str]:
-    """Return what ``_masters`` does. Raises ``OptionError`` if the network could read passwords in requests to them."""
+    """Return the addresses of all masters. Raises ``OptionError`` if the network could read passwords in requests to them."""
     masters = _masters(tools)
     for address in masters.values():
         tools.calls.check_private(address, "passwords of users", allow_plain_text=True)
     return masters
 
 
-_NO_USER = "user is not exist"  # in the text of a broker that cannot update a user because it has none of that name
+_NO_USER = "user is not exist"  # text of a broker that does not have the user of an update
 
 
 def _versions_with(tools: AdminTools, masters: Mapping[str, str], name: str) -> dict[str, int]:
-    """Return the versions of the ``masters`` that have the user, by broker name.
+    """Return the RocketMQ versions of the ``masters`` that have the user, by broker name.
 
-    The request is an update without values, which changes nothing. A request that reads users would return passwords.
+    The request is an update without values, which changes nothing: the answer to a request that reads users has passwords.
     """
     body = user_body(name, None, None, None)
-    answers = _all(
+    answers = _request_masters(
         tools,
         masters,
         lambda broker: rpc.AUTH_UPDATE_USER.request(body, username=name, bname=broker),
@@ -284,8 +301,8 @@ def _versions_with(tools: AdminTools, masters: Mapping[str, str], name: str) -> 
 def _stored_users(tools: AdminTools, masters: Mapping[str, str], name: str) -> dict[str, StoredUser]:
     """Return the user as ``masters`` store it, by broker name.
 
-    Their answers contain the user's password. So a master is omitted if the network could read its answer, and also if it
-    rejects the request.
+    An answer has the password of the user. So a master is omitted if the network could read its answer, or if it rejects the
+    request.
     """
     requests = {
         broker: (address, rpc.AUTH_GET_USER.request(username=name, bname=broker))
@@ -294,7 +311,7 @@ def _stored_users(tools: AdminTools, masters: Mapping[str, str], name: str) -> d
     }
     answers = tools.calls.invoke_each(list(requests.values()), deadline(tools))
     stored = [
-        (broker, user_in(answer.body))
+        (broker, parse_user(answer.body))
         for broker, answer in zip(requests, answers, strict=True)
         if isinstance(answer, Command) and answer.code == Response.SUCCESS
     ]
@@ -308,17 +325,17 @@ def set_user(
     is_super: bool | None = None,
     enabled: bool | None = None,
 ) -> list[UserAccount]:
-    """Create a user on the masters that do not have it, which needs a ``password``, and change it on the others.
+    """Create a user on the masters that do not have it, and change it on the others. Creating a user needs a ``password``.
 
-    A property that was not given is None in the result if only an answer that the network could read would contain it.
+    A property that was not given is None in the result if it cannot be requested without the network reading a password.
     """
-    if password is not None and not password.strip():  # which a broker takes for none, and keeps the old one
-        raise OptionError("password is empty; expected a text, or none to leave it as it is")
+    if password is not None and not password.strip():  # a broker ignores an empty password and keeps the old one
+        raise OptionError("password is empty; expected a text, or no password to keep the current one")
     masters = _private_masters(tools)
     versions = _versions_with(tools, masters, name)
-    lacking = sorted(masters.keys() - versions.keys())
-    if lacking and not password:
-        raise OptionError(f"user {name} is not on {', '.join(lacking)}; expected a password to create it")
+    masters_without_user = sorted(masters.keys() - versions.keys())
+    if masters_without_user and not password:
+        raise OptionError(f"user {name} is not on {', '.join(masters_without_user)}; expected a password to create it")
     to_read = {
         broker: masters[broker]
         for broker, version in versions.items()
@@ -330,13 +347,13 @@ def set_user(
             _check_change(name, stored.get(broker), broker, password, is_super, enabled)
     body = user_body(name, password, is_super, enabled)
 
-    def put(broker: str) -> Command:
-        row = rpc.AUTH_UPDATE_USER if broker in versions else rpc.AUTH_CREATE_USER
-        return row.request(body, username=name, bname=broker)
+    def user_request(broker: str) -> Command:
+        rpc_row = rpc.AUTH_UPDATE_USER if broker in versions else rpc.AUTH_CREATE_USER
+        return rpc_row.request(body, username=name, bname=broker)
 
-    _all(tools, masters, put, change=True)
+    _request_masters(tools, masters, user_request, change=True)
     created, unknown = StoredUser(name, False, True), StoredUser(name, None, None)
-    before = {broker: stored.get(broker, unknown) for broker in versions} | dict.fromkeys(lacking, created)
+    before = {broker: stored.get(broker, unknown) for broker in versions} | dict.fromkeys(masters_without_user, created)
     return _accounts((broker, _changed(user, is_super, enabled)) for broker, user in before.items())
 
 
@@ -356,39 +373,40 @@ def _check_change(
 ) -> None:
     """Raise ``NotSupported`` if a user would change on a broker before 5.3.2, which reports success and changes nothing."""
     is_empty = (password, is_super, enabled) == (None, None, None)
-    same = password is None and stored is not None and _changed(stored, is_super, enabled) == stored
-    if not (is_empty or same):
+    is_unchanged = password is None and stored is not None and _changed(stored, is_super, enabled) == stored
+    if not (is_empty or is_unchanged):
         raise NotSupported(
-            f"broker {broker} is older than RocketMQ 5.3.2, and would report success without changing the user; nothing was "
-            f"changed",
-            remedy=f"Delete user {name}, which also deletes its policies, and set it again",
+            f"broker {broker} is older than RocketMQ 5.3.2, which reports success without changing the user; nothing was changed",
+            remedy=f"Delete user {name}, which also deletes its policies, and create it again",
         )
 
 
 def delete_user(tools: AdminTools, name: str) -> None:
-    """Delete a user, and with it all of its policies."""
+    """Delete a user and all of its policies."""
     masters = _private_masters(tools)
     if not _versions_with(tools, masters, name):
         raise OptionError(f"there is no user {name}")
-    _all(tools, masters, lambda broker: rpc.AUTH_DELETE_USER.request(username=name, bname=broker), change=True)
+    _request_masters(
+        tools, masters, lambda broker: rpc.AUTH_DELETE_USER.request(username=name, bname=broker), change=True
+    )
 
 
 def policies(tools: AdminTools, user: str | None = None) -> list[AccessPolicy]:
-    """All policies, or those of one user. If brokers differ, a policy occurs more than once."""
+    """Return all policies, or those of ``user``. A policy occurs more than once if brokers store it differently."""
     return [
         AccessPolicy(p.subject.removeprefix("User:"), p.resource, p.actions, p.allowed, p.sources, brokers)
-        for p, brokers in _merged(_kept(tools, user))
+        for p, brokers in _with_brokers(_stored_policies(tools, user))
     ]
 
 
-def _kept(tools: AdminTools, user: str | None) -> list[tuple[str, StoredPolicy]]:
-    """Policies by broker."""
+def _stored_policies(tools: AdminTools, user: str | None) -> list[tuple[str, StoredPolicy]]:
+    """Return pairs of broker and policy."""
     subject = None if user is None else _subject(user)
-    answers = _all(
+    answers = _request_masters(
         tools, _masters(tools), lambda broker: rpc.AUTH_LIST_ACL.request(subjectFilter=subject, bname=broker)
     )
-    kept = [(broker, policy) for broker, answer in answers for policy in policies_in(answer.body)]
-    return [(broker, policy) for broker, policy in kept if subject is None or policy.subject == subject]
+    stored = [(broker, policy) for broker, answer in answers for policy in parse_policies(answer.body)]
+    return [(broker, policy) for broker, policy in stored if subject is None or policy.subject == subject]
 
 
 def set_policy(
@@ -399,16 +417,17 @@ def set_policy(
     allowed: bool = True,
     sources: Sequence[str] = (),
 ) -> list[AccessPolicy]:
-    """Allow or deny actions on a resource, in place of the user's policy for that resource."""
+    """Allow or deny actions on a resource. Replaces the user's policy for this resource."""
     body = policy_body(_subject(user), resource, actions, allowed, sources)
-    _kept(tools, user)  # where one broker has no policies nothing is changed on the others
+    # Raises an error, before anything is changed, if one of the brokers does not support policies.
+    _stored_policies(tools, user)
     masters = _masters(tools)
-    if lacking := sorted(masters.keys() - _versions_with(tools, masters, user).keys()):
+    if masters_without_user := sorted(masters.keys() - _versions_with(tools, masters, user).keys()):
         raise OptionError(
-            f"user {user} is not on {', '.join(lacking)}; nothing was changed",
+            f"user {user} is not on {', '.join(masters_without_user)}; nothing was changed",
             remedy=f"Create it there: rocketmq-spark user set {user}",
         )
-    _all(
+    _request_masters(
         tools,
         masters,
         lambda broker: rpc.AUTH_UPDATE_ACL.request(body, subject=_subject(user), bname=broker),
@@ -418,18 +437,18 @@ def set_policy(
 
 
 def delete_policy(tools: AdminTools, user: str, resource: str) -> None:
-    """Delete the policies of a user for a resource, custom and default ones, on the brokers that have them."""
-    kept = {(policy.kind, broker) for broker, policy in _kept(tools, user) if policy.resource == resource}
-    if not kept:
+    """Delete the custom and default policies of a user for a resource, on the brokers that have them."""
+    stored = {(policy.kind, broker) for broker, policy in _stored_policies(tools, user) if policy.resource == resource}
+    if not stored:
         raise OptionError(f"user {user} has no policy for {resource}")
     masters, row = _masters(tools), rpc.AUTH_DELETE_ACL
-    for kind in sorted({kind for kind, _ in kept}):
-        asked = {
-            broker: (at, row.request(subject=_subject(user), policyType=kind, resource=resource, bname=broker))
-            for broker, at in masters.items()
-            if (kind, broker) in kept
+    for kind in sorted({kind for kind, _ in stored}):
+        requests = {
+            broker: (address, row.request(subject=_subject(user), policyType=kind, resource=resource, bname=broker))
+            for broker, address in masters.items()
+            if (kind, broker) in stored
         }
-        for _ in ask_each(tools, asked, (Response.SUCCESS,), change=True):
+        for _ in request_each(tools, requests, (Response.SUCCESS,), change=True):
             pass
 
 
@@ -438,37 +457,41 @@ def _subject(user: str) -> str:
 
 
 def _masters(tools: AdminTools) -> dict[str, str]:
-    """All of them: where only a slave is registered its master is not known, and what it keeps would stay."""
+    """Return the addresses of all masters by broker name. Raises ``BrokerNotFound`` if a broker has no registered master, because
+    this master would keep its users and policies unchanged.
+    """
     return masters_of(tools.admin.cluster())
 
 
-def _all(
+def _request_masters(
     tools: AdminTools,
     masters: Mapping[str, str],
-    make: Callable[[str], Command],
+    make_request: Callable[[str], Command],
     change: bool = False,
     accept: Sequence[int] = (),
 ) -> list[tuple[str, Command]]:
-    """Send a request to each of ``masters``. Returns the answers by broker; their codes are success and those in ``accept``."""
-    asked = {name: (address, make(name)) for name, address in masters.items()}
+    """Send a request to each of ``masters``. Returns pairs of broker and answer. Raises an error for an answer whose code is
+    neither success nor in ``accept``.
+    """
+    requests = {name: (address, make_request(name)) for name, address in masters.items()}
     answers = []
     codes = (Response.SUCCESS, Response.REQUEST_CODE_NOT_SUPPORTED, *accept)
-    for name, answer in ask_each(tools, asked, codes, change):
+    for name, answer in request_each(tools, requests, codes, change):
         if answer.code == Response.REQUEST_CODE_NOT_SUPPORTED:
             raise NotSupported(
-                f"broker {name} has no users and policies: ACL 2.0 came with RocketMQ 5.3",
-                asked[name][0],
+                f"broker {name} has no users and policies: it is older than RocketMQ 5.3, which introduced ACL 2.0",
+                requests[name][0],
                 answer.code,
-                remedy="Use newer brokers; older ones read the rights of ACL 1.0 from their conf/plain_acl.yml",
+                remedy="Use newer brokers, or edit conf/plain_acl.yml of the broker (ACL 1.0)",
             )
         answers.append((name, answer))
     return answers
 
 
-def _merged(kept: Iterable[tuple[str, Kept]]) -> list[tuple[Kept, tuple[str, ...]]]:
-    """Return each user or policy once, with the brokers that have it, sorted; None sorts first."""
-    brokers: dict[Kept, list[str]] = {}
-    for broker, one in kept:
-        brokers.setdefault(one, []).append(broker)
-    known_last = sorted(brokers.items(), key=lambda item: [(part is not None, part) for part in item[0]])
-    return [(one, tuple(names)) for one, names in known_last]
+def _with_brokers(stored: Iterable[tuple[str, Stored]]) -> list[tuple[Stored, tuple[str, ...]]]:
+    """Return each different user or policy once, with the brokers that store it. Sorted; None comes first."""
+    brokers: dict[Stored, list[str]] = {}
+    for broker, item in stored:
+        brokers.setdefault(item, []).append(broker)
+    sorted_items = sorted(brokers.items(), key=lambda entry: [(part is not None, part) for part in entry[0]])
+    return [(item, tuple(names)) for item, names in sorted_items]

@@ -1,4 +1,4 @@
-"""Consumer groups: list, describe, delete; their offsets beside the bounds of queues; setting their offsets."""
+"""Administration of consumer groups: list, describe and delete groups, compute their lag, and set their offsets."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rocketmq_spark.admin import AdminTools, ask_each, deadline, with_kept
+from rocketmq_spark.admin import AdminTools, deadline, request_each, with_kept_minimums
 from rocketmq_spark.base import arguments
 from rocketmq_spark.base.arguments import nearest
 from rocketmq_spark.base.codes import DLQ_PREFIX, RETRY_PREFIX, Response
@@ -37,36 +37,37 @@ Positions = dict[MessageQueue, int | None]
 
 @dataclass(frozen=True, slots=True)
 class QueuePositions:
-    """The state of queues at one moment, and the errors of brokers that did not answer."""
+    """Bounds, position and lag of queues at one moment, and the errors of brokers that did not answer."""
 
     rows: list[QueueLag]
     errors: list[RocketMQError] = field(default_factory=list)
 
 
-def of_group(tools: AdminTools, group: str, topics: Sequence[str]) -> Positions:
-    """The group's offsets in all queues of the topics in which it has any; None for queues without one.
+def committed_offsets(tools: AdminTools, group: str, topics: Sequence[str]) -> Positions:
+    """Return the committed offsets of a group by queue; None for queues without an offset. Includes all queues of ``topics``, by
+    default of the topics in which the group has offsets.
 
     Raises ``OffsetError`` if the group has no offset.
     """
-    found: Positions = {}
+    positions: Positions = {}
     for topic in topics or _consumed_topics(tools, group):
         queues = tools.routes.get_existing(topic, 0.0).kept()  # the number of queues may have changed
-        found |= tools.brokers.committed(group, queues, deadline(tools))
-    if all(position is None for position in found.values()):
-        check_masters(tools)
+        positions |= tools.brokers.committed(group, queues, deadline(tools))
+    if all(position is None for position in positions.values()):
+        require_masters(tools)
         where = f" in {', '.join(topics)}" if topics else ""
-        remedy = " ".join(filter(None, [near_groups(tools, group), new_group(group, topics)]))
+        remedy = " ".join(filter(None, [similar_groups_hint(tools, group), new_group_remedy(group, topics)]))
         raise OffsetError(f"group {group} has no offsets{where}", remedy=remedy)
-    return found
+    return positions
 
 
-def check_masters(tools: AdminTools) -> None:
-    """Raises ``BrokerNotFound`` if a master is away: in many versions of RocketMQ, slaves do not have the offsets, so it is
-    unknown whether the group has any.
+def require_masters(tools: AdminTools) -> None:
+    """Raise ``BrokerNotFound`` if a master is not registered. In many versions of RocketMQ, slaves do not have the offsets of
+    groups, so without the master it is unknown whether a group has offsets.
     """
     try:
         masters_of(tools.admin.cluster())
-    except NotSupported:  # from a Proxy, which answers requests for a broker only if it reaches the broker's master
+    except NotSupported:  # from a Proxy, which answers a request for a broker only if it reaches the broker's master
         return
 
 
@@ -75,35 +76,35 @@ def _consumed_topics(tools: AdminTools, group: str) -> list[str]:
         return tools.admin.consumed_topics(group)
 
 
-def new_group(group: str, topics: Sequence[str] = ()) -> str:
-    """The remedy for a group that has no offsets."""
+def new_group_remedy(group: str, topics: Sequence[str] = ()) -> str:
+    """Return the remedy for a group that has no offsets."""
     return (
         "A new group starts where option 'consumeFromWhere' says, by default at the end. To start it elsewhere: "
         f"rocketmq-spark offsets set {group} --topic {topics[0] if topics else 'TOPIC'} --to earliest --yes"
     )
 
 
-def near_groups(tools: AdminTools, group: str) -> str:
-    """A hint with similar group names; empty if brokers know the group, or no similar one."""
+def similar_groups_hint(tools: AdminTools, group: str) -> str:
+    """Return a hint with similar group names. It is empty if brokers know the group, or if there is no similar name."""
     try:
-        known = topic_readers.groups(tools.calls, tools.admin)
-    except RocketMQError:  # without the hint, the error is still complete
+        existing = topic_readers.groups(tools.calls, tools.admin)
+    except RocketMQError:  # the hint is optional
         return ""
-    near = nearest(group, known, 3, 0.6) if group not in known else []
-    return f"Did you mean {', '.join(near)}?" if near else ""
+    similar = nearest(group, existing, 3, 0.6) if group not in existing else []
+    return f"Did you mean {', '.join(similar)}?" if similar else ""
 
 
-def look_at(
+def queue_lags(
     tools: AdminTools, positions: Mapping[MessageQueue, int | None], new: Collection[MessageQueue] = ()
 ) -> QueuePositions:
-    """Return the bounds of these queues, and the store time of the next message of each.
+    """Return bounds and lag of these queues, and the store time of the next message of each queue.
 
-    Of a queue in ``new`` without a position, the next message is the first one.
+    For a queue in ``new`` without a position, the next message is the first message of the queue.
     """
     bounds, errors = bounds_of(tools, positions)
-    within = deadline(tools)
+    deadline_ = deadline(tools)
     rows = []
-    silent: set[str] = set()  # brokers that did not answer: they get no further requests
+    unavailable_brokers: set[str] = set()  # they get no further requests
     for queue in sorted(positions):
         if queue not in bounds:
             rows.append(QueueLag(queue, None, positions[queue], None))
@@ -112,15 +113,15 @@ def look_at(
         if position is None and queue in new:
             position = bound.min_offset
         row = QueueLag(queue, bound.min_offset, position, bound.max_offset)
-        if row.lag and row.next_offset is not None and queue.broker_name not in silent:
+        if row.lag and row.next_offset is not None and queue.broker_name not in unavailable_brokers:
             try:
-                stored_ms = tools.brokers.store_time_ms(GROUP, queue, row.next_offset, within)
+                stored_ms = tools.brokers.store_time_ms(GROUP, queue, row.next_offset, deadline_)
                 row = row._replace(next_stored_ms=stored_ms)
-            except NotReadable:  # the topic is not readable now; only this time is missing
+            except NotReadable:  # the topic lacks read permission now; only the store time is missing
                 pass
             except RocketMQError as e:
                 errors.append(e)
-                silent.add(queue.broker_name)
+                unavailable_brokers.add(queue.broker_name)
         rows.append(row)
     return QueuePositions(rows, errors)
 
@@ -128,142 +129,148 @@ def look_at(
 def bounds_of(
     tools: AdminTools, positions: Mapping[MessageQueue, int | None]
 ) -> tuple[dict[MessageQueue, QueueBounds], list[RocketMQError]]:
-    """Bounds of queues, and the errors of brokers that do not answer and of topics without a broker.
+    """Return the bounds of queues, and the errors of brokers that do not answer and of topics without a broker.
 
-    The minimum of a compaction topic is at most the reader's position, because compaction is not a loss of unread messages.
+    The minimum of a queue of a compaction topic is at most the position, because messages that compaction removes are no loss.
     """
     errors: list[RocketMQError] = []
-    routed = set()
+    topics_with_route = set()
     for topic in sorted({queue.topic for queue in positions}):
         try:
             tools.routes.get_existing(topic)
-            routed.add(topic)
+            topics_with_route.add(topic)
         except RouteNotFound as e:
             errors.append(e)
-    asked = sorted(queue for queue in positions if queue.topic in routed)
+    queues = sorted(queue for queue in positions if queue.topic in topics_with_route)
 
-    def note(error: RocketMQError, queue: MessageQueue) -> None:
+    def on_error(error: RocketMQError, queue: MessageQueue) -> None:
         errors.append(error)
 
-    bounds = tools.brokers.bounds(asked, deadline(tools), note)
-    return with_kept(tools, bounds, positions, note), errors
+    bounds = tools.brokers.bounds(queues, deadline(tools), on_error)
+    return with_kept_minimums(tools, bounds, positions, on_error), errors
 
 
-# ``earliest`` or -2, ``latest`` or -1, a time in ms since 1970, or an offset for each queue (-2 the first, -1 the end).
-Wanted = str | int | Mapping[MessageQueue, int]
+# ``earliest`` or -2, ``latest`` or -1, a time in ms since 1970, or an offset for each queue (-2 means the first, -1 the end).
+OffsetTarget = str | int | Mapping[MessageQueue, int]
 
 
 def offset_changes(
     tools: AdminTools,
     group: str,
     topics: Sequence[str],
-    wanted: Wanted,
+    target: OffsetTarget,
     environment: Environment | None = None,
-    named: str = "to",
+    argument_name: str = "to",
 ) -> list[OffsetChange]:
-    """The changes that setting a group's offsets would make. Without ``topics``, in all topics with offsets, except retry topics.
+    """Return the changes that setting a group's offsets to ``target`` would make. Changes nothing.
 
-    ``named`` is the name of ``wanted`` in errors. Raises ``OffsetError`` for offsets that a queue does not have.
+    Without ``topics``, the changes are in all topics in which the group has offsets, except retry topics. ``argument_name`` is
+    the name of ``target`` in errors. Raises ``OffsetError`` for offsets that a queue does not have.
     """
     if problem := group_problem(group):
         raise OptionError(problem)
-    wanted = _checked(wanted, named)
-    if isinstance(wanted, Mapping):
-        mentioned = sorted({queue.topic for queue in wanted})
-        if topics and (others := [topic for topic in mentioned if topic not in topics]):
-            raise OffsetError(f"{named} names {', '.join(others)}, which --topic excludes", remedy="Omit --topic")
-        topics = mentioned
+    target = _checked_target(target, argument_name)
+    if isinstance(target, Mapping):
+        topics_of_target = sorted({queue.topic for queue in target})
+        if topics and (others := [topic for topic in topics_of_target if topic not in topics]):
+            raise OffsetError(
+                f"{argument_name} names {', '.join(others)}, which --topic excludes", remedy="Omit --topic"
+            )
+        topics = topics_of_target
     elif not topics:
         topics = [topic for topic in _consumed_topics(tools, group) if not topic.startswith(RETRY_PREFIX)]
     if not topics:
-        check_masters(tools)
-        hint = near_groups(tools, group)
-        raise OffsetError(
-            f"group {group} has no offsets", remedy=f"{hint} Name what it is to read with --topic".lstrip()
-        )
+        require_masters(tools)
+        hint = similar_groups_hint(tools, group)
+        raise OffsetError(f"group {group} has no offsets", remedy=f"{hint} Name the topics with --topic".lstrip())
     queues = [queue for topic in topics for queue in tools.routes.get_existing(topic, 0.0).kept()]
     queues = environment.owned(queues) if environment is not None else queues
     before = tools.brokers.committed(group, queues, deadline(tools))
     bounds = tools.brokers.bounds(queues, deadline(tools))
-    bounds = bounds if wanted == "latest" else with_kept(tools, bounds)
-    after = _resolved(tools, wanted, bounds, named)
+    bounds = bounds if target == "latest" else with_kept_minimums(tools, bounds)
+    after = _target_offsets(tools, target, bounds, argument_name)
     return [OffsetChange(queue, before[queue], after[queue]) for queue in sorted(after)]
 
 
-_MARKS = {EARLIEST: "earliest", LATEST: "latest"}
+_SPECIAL_OFFSETS = {EARLIEST: "earliest", LATEST: "latest"}
 
 
-def _checked(wanted: object, named: str) -> Wanted:
-    """Return ``wanted``, with -2 as ``earliest`` and -1 as ``latest``.
+def _checked_target(target: object, argument_name: str) -> OffsetTarget:
+    """Return ``target``; -2 becomes ``earliest``, and -1 becomes ``latest``.
 
     Raises ``OptionError`` for a wrong type, and ``OffsetError`` for a wrong value.
     """
     expected = "earliest (or -2), latest (or -1), a time in ms since 1970, or offsets by queue"
-    if isinstance(wanted, Mapping):
-        for queue, offset in wanted.items():
-            arguments.instance(f"a queue of {named}", queue, MessageQueue, "a MessageQueue")
+    if isinstance(target, Mapping):
+        for queue, offset in target.items():
+            arguments.instance(f"a queue of {argument_name}", queue, MessageQueue, "a MessageQueue")
             if not arguments.is_whole(offset):
                 raise arguments.wrong(
-                    f"{named} of {queue}", offset, "an offset (a whole number), -2 for the first one, or -1 for the end"
+                    f"{argument_name} of {queue}",
+                    offset,
+                    "an offset (a whole number), -2 for the first one, or -1 for the end",
                 )
-        return wanted
-    if arguments.is_whole(wanted):
-        number: int = int(wanted)  # type: ignore[call-overload]
-        if number >= 0 or number in _MARKS:
-            return _MARKS.get(number, number)
-    elif not isinstance(wanted, str):
-        raise arguments.wrong(named, wanted, expected)
-    elif wanted in _MARKS.values():
-        return wanted
-    raise OffsetError(f"{named} is {arguments.shown(wanted)}; expected {expected}")
+        return target
+    if arguments.is_whole(target):
+        number: int = int(target)  # type: ignore[call-overload]
+        if number >= 0 or number in _SPECIAL_OFFSETS:
+            return _SPECIAL_OFFSETS.get(number, number)
+    elif not isinstance(target, str):
+        raise arguments.wrong(argument_name, target, expected)
+    elif target in _SPECIAL_OFFSETS.values():
+        return target
+    raise OffsetError(f"{argument_name} is {arguments.shown(target)}; expected {expected}")
 
 
-def _resolved(
-    tools: AdminTools, wanted: Wanted, bounds: Mapping[MessageQueue, QueueBounds], named: str
+def _target_offsets(
+    tools: AdminTools, target: OffsetTarget, bounds: Mapping[MessageQueue, QueueBounds], argument_name: str
 ) -> dict[MessageQueue, int]:
-    if isinstance(wanted, int):
-        times = dict.fromkeys(bounds, wanted)
-        answered = tools.brokers.search_offsets(times, deadline(tools), group=GROUP)
-        return {queue: bounds[queue].clamp(offset) for queue, offset in answered.items()}
-    if isinstance(wanted, str):
-        return {queue: b.min_offset if wanted == "earliest" else b.max_offset for queue, b in bounds.items()}
-    unknown = sorted(wanted.keys() - bounds.keys())
+    if isinstance(target, int):
+        times = dict.fromkeys(bounds, target)
+        found_offsets = tools.brokers.search_offsets(times, deadline(tools), group=GROUP)
+        return {queue: bounds[queue].clamp(offset) for queue, offset in found_offsets.items()}
+    if isinstance(target, str):
+        return {queue: b.min_offset if target == "earliest" else b.max_offset for queue, b in bounds.items()}
+    unknown = sorted(target.keys() - bounds.keys())
     if unknown:
-        raise OffsetError(f"{named} names queues that do not exist: {', '.join(map(str, unknown[:10]))}")
-    marked = {q: {EARLIEST: bounds[q].min_offset, LATEST: bounds[q].max_offset}.get(at, at) for q, at in wanted.items()}
-    wrong = [q for q, at in marked.items() if bounds[q].clamp(at) != at]
-    if wrong:
-        first, bound = wrong[0], bounds[wrong[0]]
+        raise OffsetError(f"{argument_name} names queues that do not exist: {', '.join(map(str, unknown[:10]))}")
+    offsets = {
+        q: {EARLIEST: bounds[q].min_offset, LATEST: bounds[q].max_offset}.get(offset, offset)
+        for q, offset in target.items()
+    }
+    invalid = [q for q, offset in offsets.items() if bounds[q].clamp(offset) != offset]
+    if invalid:
+        first, bound = invalid[0], bounds[invalid[0]]
         raise OffsetError(
-            f"{named}: {first} is {marked[first]}, but the queue has {bound.min_offset} to {bound.max_offset}",
+            f"{argument_name}: {first} is {offsets[first]}, but the queue has {bound.min_offset} to {bound.max_offset}",
             topic=first.topic,
             remedy="Give an offset in between; -2 is the first, -1 the end",
         )
-    return marked
+    return offsets
 
 
 def members(tools: AdminTools, group: str, queues: Iterable[MessageQueue]) -> list[str]:
-    """Ids of the group's members, as the brokers of these queues know them."""
-    found: set[str] = set()
+    """Return the ids of the group's members that the brokers of these queues know."""
+    member_ids: set[str] = set()
     for broker in sorted({queue.broker_name for queue in queues}):
-        found.update(tools.committer.members(group, broker, deadline(tools)))
-    return sorted(found)
+        member_ids.update(tools.committer.members(group, broker, deadline(tools)))
+    return sorted(member_ids)
 
 
-def check_members(group: str, online: Sequence[str], would: str = "overwrite what is set") -> None:
-    """Raises ``OffsetError`` if a group has members, whose own offsets would overwrite what is set."""
+def check_members(group: str, online: Sequence[str], consequence: str = "overwrite these offsets") -> None:
+    """Raise ``OffsetError`` if the group has members ``online``. ``consequence`` is what the error says that they would do."""
     if online:
         raise OffsetError(
-            f"group {group} has {len(online)} members, which would {would}: {', '.join(online[:3])}",
+            f"group {group} has {len(online)} members, which would {consequence}: {', '.join(online[:3])}",
             remedy="Stop them first, or use --force",
         )
 
 
 def store_offsets(tools: AdminTools, group: str, offsets: Mapping[MessageQueue, int]) -> None:
-    """Set offsets and read them back. An offset that a broker did not store is an error that names the queue."""
+    """Commit offsets and read them back. Raises ``OffsetError`` with the queue if a broker did not store an offset."""
     failed = tools.committer.commit_each(group, offsets, deadline(tools))
-    if unknown := {queue: offsets[queue] for queue, error in failed.items() if isinstance(error, GroupNotFound)}:
-        tools.committer.create_group(group, unknown)  # a new group
+    if new_offsets := {queue: offsets[queue] for queue, error in failed.items() if isinstance(error, GroupNotFound)}:
+        tools.committer.create_group(group, new_offsets)  # a new group
         failed = tools.committer.commit_each(group, offsets, deadline(tools))
     if failed:
         queue, error = next(iter(failed.items()))
@@ -278,24 +285,26 @@ def store_offsets(tools: AdminTools, group: str, offsets: Mapping[MessageQueue, 
             remedy=f"{others}Check that broker, and try again",
         ) from error
     stored = tools.brokers.committed(group, sorted(offsets), deadline(tools))
-    other = sorted(queue for queue, at in offsets.items() if stored[queue] != at)
-    if other:
+    not_stored = sorted(queue for queue, offset in offsets.items() if stored[queue] != offset)
+    if not_stored:
         raise OffsetError(
-            f"the offset of {other[0]} was set to {offsets[other[0]]} and is {stored[other[0]]}",
+            f"the offset of {not_stored[0]} was set to {offsets[not_stored[0]]} and is {stored[not_stored[0]]}",
             remedy="Another process commits offsets of the group: stop its members and queries",
         )
 
 
-UNSEEN = "Members that consume over gRPC are not listed: only their Proxy knows them"
+GRPC_MEMBERS_HINT = "Members that consume over gRPC are not listed, because only their Proxy knows them"
 
 
 def knows_members(tools: AdminTools, queues: Iterable[MessageQueue]) -> bool:
-    """Whether ``members`` returns all members of a group except those over gRPC. A Proxy does not see members at brokers."""
+    """Whether ``members`` returns all members of a group except those over gRPC. A Proxy does not see members that are connected
+    to brokers.
+    """
     return all(map(tools.committer.knows_members, {queue.broker_name for queue in queues}))
 
 
-def warn_of_unseen(tools: AdminTools, group: str, queues: Iterable[MessageQueue]) -> None:
-    """Warn if a Proxy stored offsets of these queues, because members that it does not see may overwrite them."""
+def warn_of_unseen_members(tools: AdminTools, group: str, queues: Iterable[MessageQueue]) -> None:
+    """Warn if a Proxy stored offsets of these queues, because members that the Proxy does not see may overwrite the offsets."""
     if not knows_members(tools, queues):
         logger.warning(
             "the offsets of group %s were set through a Proxy, which does not see members that are connected to brokers: such "
@@ -305,115 +314,130 @@ def warn_of_unseen(tools: AdminTools, group: str, queues: Iterable[MessageQueue]
 
 
 def names(tools: AdminTools) -> list[str]:
-    """All groups that brokers know, sorted, without RocketMQ's own."""
+    """Return all groups that brokers know, sorted, without RocketMQ's own."""
     return topic_readers.groups(tools.calls, tools.admin)
 
 
 def describe(tools: AdminTools, group: str) -> GroupDescription:
-    """A group's settings, members and lag. Raises ``GroupNotFound``, with the nearest names, if no broker knows it."""
-    masters = _asked(tools)
-    settings, online = _settings(tools, group, masters), _online(tools, group, masters)
-    topics = _consumed(tools, group, bool(settings or online))
-    look = look_at(tools, of_group(tools, group, topics)) if topics else QueuePositions([])
-    # The ages of messages need more rights; without these, the rest is still described.
-    half = [
-        e for e in look.errors if not isinstance(e, AccessDenied) or any(row.max_offset is None for row in look.rows)
+    """Return a group's settings, members and lag. Raises ``GroupNotFound``, with similar names, if no broker knows the group."""
+    masters = _group_brokers(tools)
+    settings, online = _group_settings(tools, group, masters), _online_members(tools, group, masters)
+    topics = _topics_with_offsets(tools, group, bool(settings or online))
+    lags = queue_lags(tools, committed_offsets(tools, group, topics)) if topics else QueuePositions([])
+    # The store times of messages need more permissions. If only these are missing, describe the rest.
+    errors = [
+        e for e in lags.errors if not isinstance(e, AccessDenied) or any(row.max_offset is None for row in lags.rows)
     ]
-    if half:
-        raise half[0]
+    if errors:
+        raise errors[0]
     scope = tools.calls.scope
-    members = {member.client_id: member for there in online for member in there.members}
-    filters = {scope.plain(topic): f for there in online for topic, f in there.filters.items() if scope.reaches(topic)}
+    members = {member.client_id: member for broker_members in online for member in broker_members.members}
+    filters = {
+        scope.plain(topic): topic_filter
+        for broker_members in online
+        for topic, topic_filter in broker_members.filters.items()
+        if scope.reaches(topic)
+    }
     return GroupDescription(
         group,
         settings,
         [member for _, member in sorted(members.items())],
         online[0].consume_type if online else None,
         online[0].message_model if online else None,
-        {topic: wanted for topic, wanted in sorted(filters.items()) if not topic.startswith(RETRY_PREFIX)},
-        look.rows,
+        {topic: topic_filter for topic, topic_filter in sorted(filters.items()) if not topic.startswith(RETRY_PREFIX)},
+        lags.rows,
     )
 
 
-def _settings(tools: AdminTools, group: str, masters: Mapping[str, str]) -> dict[str, Mapping[str, object]]:
-    """The group's settings on each broker that has any."""
-    row = rpc.GET_ALL_SUBSCRIPTIONGROUP_CONFIG
-    asked = {name: (address, row.request(bname=name)) for name, address in masters.items()}
+def _group_settings(tools: AdminTools, group: str, masters: Mapping[str, str]) -> dict[str, Mapping[str, object]]:
+    """Return the settings of the group, by broker. Brokers without the group are missing."""
+    rpc_row = rpc.GET_ALL_SUBSCRIPTIONGROUP_CONFIG
+    requests = {name: (address, rpc_row.request(bname=name)) for name, address in masters.items()}
     on_wire = tools.calls.on_wire(group)
-    answers = {name: bodies.subscription_groups(a.body) for name, a in ask_each(tools, asked, (Response.SUCCESS,))}
+    answers = {
+        name: bodies.subscription_groups(a.body) for name, a in request_each(tools, requests, (Response.SUCCESS,))
+    }
     return {name: all_groups[on_wire] for name, all_groups in answers.items() if on_wire in all_groups}
 
 
-def _online(tools: AdminTools, group: str, masters: Mapping[str, str]) -> list[GroupOnline]:
-    """The group's members on each broker that has any."""
-    row, on_wire = rpc.GET_CONSUMER_CONNECTION_LIST, tools.calls.on_wire(group)
-    asked = {name: (address, row.request(consumerGroup=on_wire, bname=name)) for name, address in masters.items()}
-    answers = ask_each(tools, asked, (Response.SUCCESS, Response.CONSUMER_NOT_ONLINE))
+def _online_members(tools: AdminTools, group: str, masters: Mapping[str, str]) -> list[GroupOnline]:
+    """Return the members of the group on each broker. Brokers without members are missing."""
+    rpc_row, on_wire = rpc.GET_CONSUMER_CONNECTION_LIST, tools.calls.on_wire(group)
+    requests = {
+        name: (address, rpc_row.request(consumerGroup=on_wire, bname=name)) for name, address in masters.items()
+    }
+    answers = request_each(tools, requests, (Response.SUCCESS, Response.CONSUMER_NOT_ONLINE))
     return [bodies.group_online(a.body) for _, a in answers if a.code == Response.SUCCESS]
 
 
-def _consumed(tools: AdminTools, group: str, known: bool) -> list[str]:
-    """Topics in which the group has offsets. Raises ``GroupNotFound`` if it has none and is not ``known``."""
+def _topics_with_offsets(tools: AdminTools, group: str, is_known: bool) -> list[str]:
+    """Return the topics in which the group has offsets. Raises ``GroupNotFound`` if there are none and not ``is_known``."""
     topics = tools.admin.consumed_topics(group)
-    if not topics and not known:
-        check_masters(tools)
-        raise GroupNotFound(f"no broker has group {group}", remedy=near_groups(tools, group) or None)
+    if not topics and not is_known:
+        require_masters(tools)
+        raise GroupNotFound(f"no broker has group {group}", remedy=similar_groups_hint(tools, group) or None)
     return topics
 
 
 def delete(tools: AdminTools, group: str, topics: bool = False, force: bool = False) -> None:
-    """Delete a group and its offsets on all masters; with ``topics`` its retry and dead-letter topics, too.
+    """Delete a group and its offsets on all masters. With ``topics``, delete also its retry and dead-letter topics.
 
-    Raises ``GroupNotFound`` if no broker knows it and, without ``force``, ``OffsetError`` if it has members.
-    Mirrors ``DeleteSubscriptionGroupCommand``, which with ``-c`` always deletes the topics, and offsets with ``-r true``.
+    Raises ``GroupNotFound`` if no broker knows the group and, without ``force``, ``OffsetError`` if it has members.
+    Mirrors ``DeleteSubscriptionGroupCommand -r true``, which with ``-c`` always deletes the topics.
     """
     check_deletable(tools, group, force)
-    # First, because after the deletion of the group its topics cannot be found.
+    # The topics come first, because they are found by the offsets of the group.
     for topic in _own_topics(tools, group) if topics else ():
         try:
             tools.admin.delete_topic(topic)
         except RouteNotFound:
             continue
-    # Brokers before 5.0 use the other name for the same field.
-    row, on_wire = rpc.DELETE_SUBSCRIPTIONGROUP, tools.calls.on_wire(group)
-    asked = {
-        name: (address, row.request(groupName=on_wire, cleanOffset=True, removeOffset=True, bname=name))
+    # ``removeOffset`` is the name of ``cleanOffset`` before RocketMQ 5.0.
+    rpc_row, on_wire = rpc.DELETE_SUBSCRIPTIONGROUP, tools.calls.on_wire(group)
+    requests = {
+        name: (address, rpc_row.request(groupName=on_wire, cleanOffset=True, removeOffset=True, bname=name))
         for name, address in masters_of(tools.admin.cluster()).items()
     }
-    for _ in ask_each(tools, asked, (Response.SUCCESS,), change=True):
+    for _ in request_each(tools, requests, (Response.SUCCESS,), change=True):
         pass
 
 
 def _own_topics(tools: AdminTools, group: str) -> list[str]:
-    """Topics of retries and dead letters that a group may have.
+    """Return the names of retry and dead-letter topics that a group may have.
 
-    A group that pops has a retry topic for each of its topics, named as ``KeyBuilder.buildPopRetryTopic`` does. Another group's
-    retries may have that name, too, and stay.
+    A group that pops has a retry topic for each of its topics. Their names are those of ``KeyBuilder.buildPopRetryTopic``. If
+    such a name is also the retry topic of another group, it is omitted.
     """
-    own, on_wire = RETRY_PREFIX + group, tools.calls.on_wire
+    retry_topic, on_wire = RETRY_PREFIX + group, tools.calls.on_wire
     topics = [topic for topic in tools.admin.consumed_topics(group) if not topic.startswith(RETRY_PREFIX)]
-    of_pops = {on_wire(own) + separator + on_wire(topic) for topic in topics for separator in "+_"}
-    others = {on_wire(RETRY_PREFIX + other) for other in names(tools)} if of_pops else set()
-    return [own, DLQ_PREFIX + group, *sorted(of_pops - others)]
+    pop_retry_topics = {on_wire(retry_topic) + separator + on_wire(topic) for topic in topics for separator in "+_"}
+    retry_topics_of_others = {on_wire(RETRY_PREFIX + other) for other in names(tools)} if pop_retry_topics else set()
+    return [retry_topic, DLQ_PREFIX + group, *sorted(pop_retry_topics - retry_topics_of_others)]
 
 
 def check_deletable(tools: AdminTools, group: str, force: bool = False) -> None:
-    """Raise the errors of ``delete`` without a change. A master that is away would keep the group: ``BrokerNotFound``."""
+    """Raise the errors of ``delete`` without a change. Raises ``BrokerNotFound`` if a master is not registered, because this
+    master would keep the group.
+    """
     if not is_user_group(tools.calls.on_wire(group)):
-        raise OptionError(f"group {group} is RocketMQ's own, which needs its offsets; nothing was deleted")
+        raise OptionError(f"group {group} is RocketMQ's own, and RocketMQ needs its offsets; nothing was deleted")
     masters = masters_of(tools.admin.cluster())
-    online = _online(tools, group, masters)
-    _consumed(tools, group, bool(online or _settings(tools, group, masters)))
+    online = _online_members(tools, group, masters)
+    _topics_with_offsets(tools, group, bool(online or _group_settings(tools, group, masters)))
     if not force:
         check_members(
-            group, sorted({member.client_id for there in online for member in there.members}), "make it again"
+            group,
+            sorted({member.client_id for broker_members in online for member in broker_members.members}),
+            "create the group again",
         )
 
 
-def _asked(tools: AdminTools) -> dict[str, str]:
-    """The brokers to ask about groups: all masters, or the slave of one that is away, which has its groups and heartbeats."""
+def _group_brokers(tools: AdminTools) -> dict[str, str]:
+    """Return the addresses of brokers that know groups, by broker name: the master, or a slave if the master is not registered. A
+    slave has the groups and heartbeats of its master.
+    """
     return {
-        name: at
+        name: address
         for name, data in sorted(require_brokers(tools.admin.cluster()).items())
-        if (at := data.replica("hint"))
+        if (address := data.replica("hint"))
     }

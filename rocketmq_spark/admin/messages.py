@@ -1,4 +1,4 @@
-"""Stored messages by their ids, by keys, and by the time at which they were stored."""
+"""Finds stored messages by id, by key, and by store time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import NamedTuple
 
-from rocketmq_spark.admin import AdminTools, ask_each, deadline, with_kept
+from rocketmq_spark.admin import AdminTools, deadline, request_each, with_kept_minimums
 from rocketmq_spark.base.codes import Response
 from rocketmq_spark.client.broker_client import PULLED, BrokerClient, BrokerCommand
 from rocketmq_spark.client.broker_requests import with_stored_names, with_user_names
@@ -24,84 +24,87 @@ from rocketmq_spark.wire.identifiers import OffsetMessageId
 from rocketmq_spark.wire.messages import BatchRoom, DecodeRoom, decode_leniently, opened
 from rocketmq_spark.wire.names import Scope
 
-# A broker gives 32 to a question unless it is configured to give more, and 64 at most (maxMsgsNumBatch).
-MOST = 64
-_EVER_MS = (1 << 63) - 1
-# Indexes keep whole seconds since their own begin.
-_INDEX_MS = 1000
-_FOUND_BYTES = 256 << 20  # memory for the messages of one search; those that do not fit stay compressed
+# A broker returns at most 64 messages for one request, by default 32 (maxMsgsNumBatch).
+MAX_BY_KEY = 64
+_MAX_MS = (1 << 63) - 1
+# An index stores times as whole seconds after its begin timestamp.
+_INDEX_RESOLUTION_MS = 1000
+_MAX_RESULT_BYTES = 256 << 20  # for the messages of one search; messages beyond it stay compressed
 
 
 class IndexSearch(NamedTuple):
-    """What the index of a broker is asked for; ``unique``: an id that a producer gave."""
+    """A request to the index of a broker. With ``is_message_id``, the key is an id that a producer assigned."""
 
     key: str
     begin_ms: int
     end_ms: int
     limit: int
-    unique: bool = False
+    is_message_id: bool = False
 
 
 def message_by_id(tools: AdminTools, message_id: str, topic: str | None = None) -> ReceivedMessage:
-    """The message with an id: an offset message id, or with ``topic`` also the id that its producer gave it.
+    """Return the message with an offset message id or, with ``topic``, with an id that its producer assigned.
 
-    Both have the same form. An offset message id contains a broker's address: if no broker of this cluster has that address,
-    the id is taken for one that a producer gave. Raises ``NotFound``. Mirrors ``DefaultMQAdminExtImpl.queryMessage``.
+    Both ids have the same form. An offset message id contains a broker's address. If no broker of this cluster has that address,
+    the id is one that a producer assigned. Raises ``NotFound``. Mirrors ``DefaultMQAdminExtImpl.queryMessage``.
     """
-    place = _place(message_id)
-    at = None if place is None else _broker_at(tools, place.host)
-    if place is not None and at is not None:
-        message = _at(tools, at, place, topic)
+    offset_id = _parse_offset_id(message_id)
+    broker = None if offset_id is None else _broker_at(tools, offset_id.host)
+    if offset_id is not None and broker is not None:
+        message = _message_at(tools, broker, offset_id, topic)
         if message is not None:
             return message
     if topic is None:
-        if at is not None:
+        if broker is not None:
             raise _not_found(message_id)
         raise NotFound(
             f"id {message_id} does not belong to a message of these brokers",
             remedy="For an id that a producer assigned, give the topic, too; an offset message id contains a broker's address",
         )
-    search = IndexSearch(message_id, 0, _EVER_MS, MOST, True)
-    found = [m for m in _indexed(tools, topic, search) if m.msg_id == message_id]
-    if not found:
+    search = IndexSearch(message_id, 0, _MAX_MS, MAX_BY_KEY, True)
+    matching = [m for m in _search_indexes(tools, topic, search) if m.msg_id == message_id]
+    if not matching:
         raise _not_found(message_id, topic)
-    return min(found, key=lambda message: message.store_timestamp)
+    return min(matching, key=lambda message: message.store_timestamp)
 
 
 def messages_by_key(
     tools: AdminTools, topic: str, key: str, begin_ms: int | None = None, end_ms: int | None = None, limit: int = 32
 ) -> list[ReceivedMessage]:
-    """Messages of a topic with this business key, or with this id that their producer gave them, oldest first.
+    """Return the messages of a topic with this key, or with this id that their producer assigned, oldest first.
 
-    The newest ``limit`` of each broker, stored from ``begin_ms`` to ``end_ms``.
+    Returns at most ``limit`` messages of each broker, the newest ones that were stored from ``begin_ms`` to ``end_ms``.
     """
-    if not 0 < limit <= MOST:
-        raise OptionError(f"limit is {limit}; expected 1 to {MOST}, the most that a broker returns for one request")
+    if not 0 < limit <= MAX_BY_KEY:
+        raise OptionError(
+            f"limit is {limit}; expected 1 to {MAX_BY_KEY}, the most that a broker returns for one request"
+        )
     first_ms, last_ms = _period(begin_ms, end_ms)
-    # An index knows a time up to a second too early: what was stored behind the end must not take the places of others.
-    search = IndexSearch(key, max(0, first_ms - _INDEX_MS), last_ms, limit if end_ms is None else MOST)
-    # What an index finds has the hash of the key.
-    found = [
+    # Times in an index are up to a second too early. So a broker may return messages that were stored after the end: request as
+    # many as possible, and filter the messages below.
+    search = IndexSearch(key, max(0, first_ms - _INDEX_RESOLUTION_MS), last_ms, limit if end_ms is None else MAX_BY_KEY)
+    # An index compares hashes of keys, so compare the keys here.
+    matching = [
         m
-        for m in _indexed(tools, topic, search)
+        for m in _search_indexes(tools, topic, search)
         if (key in m.keys or key == m.msg_id) and first_ms <= m.store_timestamp <= last_ms
     ]
     newest: list[ReceivedMessage] = []
     count: Counter[str] = Counter()
-    for one in reversed(found):
-        count[one.broker_name] += 1
-        newest += [one] if count[one.broker_name] <= limit else []
+    for message in reversed(matching):
+        count[message.broker_name] += 1
+        newest += [message] if count[message.broker_name] <= limit else []
     return newest[::-1]
 
 
 def _period(begin_ms: int | None, end_ms: int | None) -> tuple[int, int]:
-    first_ms, last_ms = begin_ms or 0, _EVER_MS if end_ms is None else end_ms
+    first_ms, last_ms = begin_ms or 0, _MAX_MS if end_ms is None else end_ms
     if first_ms > last_ms:
         raise OptionError(f"the time ends at {last_ms}, before it begins at {first_ms}")
     return first_ms, last_ms
 
 
-def _place(message_id: str) -> OffsetMessageId | None:
+def _parse_offset_id(message_id: str) -> OffsetMessageId | None:
     try:
         return OffsetMessageId.parse(message_id)
     except LocalProtocolError:
@@ -109,38 +112,44 @@ def _place(message_id: str) -> OffsetMessageId | None:
 
 
 def _broker_at(tools: AdminTools, host: str) -> str | None:
-    """The name of the broker at an address; only those of the cluster are asked."""
+    """Return the name of the broker at an address; None if no broker of the cluster has this address, which gets no request
+    then.
+    """
     for name, data in tools.admin.cluster().items():
         if host in data.addresses.values():
             return name
     return None
 
 
-def _at(tools: AdminTools, broker: str, place: OffsetMessageId, topic: str | None) -> ReceivedMessage | None:
+def _message_at(
+    tools: AdminTools, broker: str, offset_id: OffsetMessageId, topic: str | None
+) -> ReceivedMessage | None:
     on_wire = None if topic is None else tools.calls.on_wire(topic)
-    command = rpc.VIEW_MESSAGE_BY_ID.request(offset=place.offset, topic=on_wire, bname=broker)
-    # "can not find message by the offset": code 1
-    answer = tools.calls.request(place.host, command, accept=(Response.SUCCESS, Response.SYSTEM_ERROR))
+    command = rpc.VIEW_MESSAGE_BY_ID.request(offset=offset_id.offset, topic=on_wire, bname=broker)
+    # SYSTEM_ERROR with "can not find message by the offset" means that there is no such message.
+    answer = tools.calls.request(offset_id.host, command, accept=(Response.SUCCESS, Response.SYSTEM_ERROR))
     if answer.code != Response.SUCCESS:
         return None
-    # What a broker reads in the midst of a message is anything. The name of a topic outside means another one inside.
-    scope, read = tools.calls.scope, decode_leniently(answer.body, broker, room=DecodeRoom(_FOUND_BYTES))
-    found = [m for m in read if m.commit_log_offset == place.offset and scope.reaches(m.topic)]
-    if not found:
+    # If the offset is not the start of a message, the broker returns arbitrary bytes. The message may also be of a topic outside
+    # the namespace.
+    scope, decoded = tools.calls.scope, decode_leniently(answer.body, broker, room=DecodeRoom(_MAX_RESULT_BYTES))
+    matching = [m for m in decoded if m.commit_log_offset == offset_id.offset and scope.reaches(m.topic)]
+    if not matching:
         return None
-    stored = with_stored_names(found[0], scope)
-    # A caller with the id of a retried message may know only its first topic. The result still has the topic that stores the
-    # message, because the first topic is only a claim of the message.
-    return stored if topic in (None, stored.topic, with_user_names(found[0], scope).topic) else None
+    stored = with_stored_names(matching[0], scope)
+    # A caller with the id of a retried message may know only its original topic. The result has the topic that stores the
+    # message, because the original topic is only a property of the message.
+    return stored if topic in (None, stored.topic, with_user_names(matching[0], scope).topic) else None
 
 
-def _indexed(tools: AdminTools, topic: str, search: IndexSearch) -> list[ReceivedMessage]:
-    """What the indexes of the topic's masters have, in the order of storing. Where a master is away its slave is asked.
+def _search_indexes(tools: AdminTools, topic: str, search: IndexSearch) -> list[ReceivedMessage]:
+    """Return the messages that the indexes of the topic's brokers find, in the order of storing. If a master is not registered, a
+    slave gets its request.
 
-    They keep one hash of topic and key: that of another topic may be the same.
+    An index compares hashes of topic and key, so it may also find messages of other topics, which are omitted.
     """
     route, on_wire = tools.admin.routes.get_existing(topic, 0.0), tools.calls.on_wire(topic)
-    asked = {
+    requests = {
         name: (
             address,
             rpc.QUERY_MESSAGE.request(
@@ -149,76 +158,91 @@ def _indexed(tools: AdminTools, topic: str, search: IndexSearch) -> list[Receive
                 maxNum=search.limit,
                 beginTimestamp=search.begin_ms,
                 endTimestamp=search.end_ms,
-                _UNIQUE_KEY_QUERY=search.unique or None,
+                _UNIQUE_KEY_QUERY=search.is_message_id or None,
                 bname=name,
             ),
         )
         for name, data in sorted(route.brokers.items())
         if (address := data.replica("hint"))
     }
-    answers = ask_each(tools, asked, (Response.SUCCESS, Response.QUERY_NOT_FOUND))
-    room = DecodeRoom(_FOUND_BYTES)
-    read = (decode_leniently(a.body, name, room=room) for name, a in answers if a.code == Response.SUCCESS)
-    found = [with_stored_names(m, tools.calls.scope) for m in chain.from_iterable(read) if m.topic == on_wire]
-    return sorted(found, key=lambda message: _storing(message.store_timestamp, message))
+    answers = request_each(tools, requests, (Response.SUCCESS, Response.QUERY_NOT_FOUND))
+    room = DecodeRoom(_MAX_RESULT_BYTES)
+    decoded = (decode_leniently(a.body, name, room=room) for name, a in answers if a.code == Response.SUCCESS)
+    matching = [with_stored_names(m, tools.calls.scope) for m in chain.from_iterable(decoded) if m.topic == on_wire]
+    return sorted(matching, key=lambda message: _store_order(message.store_timestamp, message))
 
 
-def _storing(at_ms: int, message: ReceivedMessage) -> tuple[int, str, int]:
-    """The order of storing: a broker stores several messages in one millisecond, one after another in its log."""
+def _store_order(at_ms: int, message: ReceivedMessage) -> tuple[int, str, int]:
+    """Return the sort key for the order of storing. A broker may store several messages in one millisecond; their order is that
+    of its commit log.
+    """
     return at_ms, message.broker_name, message.commit_log_offset
 
 
 def _not_found(message_id: str, topic: str | None = None) -> NotFound:
     remedy = (
-        "Of a batch in a batch topic brokers index no ids: look for keys, or by time" if topic is not None else None
+        "Brokers do not index the ids of batches in batch topics: search by key or by time"
+        if topic is not None
+        else None
     )
     return NotFound(f"there is no message with id {message_id}", topic=topic, remedy=remedy)
 
 
-# So many of all queues are given at once, and so many bytes of what is read ahead are held.
-MOST_BY_TIME, _HELD_BYTES = 10_000, 64 << 20
-_PULLED = 32
+# The most messages of one search by time, and the memory for messages that are read ahead.
+MAX_BY_TIME, _MAX_READ_AHEAD_BYTES = 10_000, 64 << 20
+_PULL_MESSAGES = 32
 
 
-class _Stretch:
-    """The messages of one queue that were stored in a time, oldest first: ``head`` is the next one, with its time.
+class _QueueReader:
+    """Reads the messages of one queue that were stored in a period, oldest first. ``head`` is the next message, with its store
+    time.
 
-    Brokers look for a time as if those of a queue's messages never went back, and so does this. What cannot be decoded counts
-    if the time is right that it says, and ends nothing if it is not.
+    Like brokers, it assumes that the store times in a queue never decrease. A message that cannot be decoded is returned if its
+    store time is in the period. If its store time is after the period, it does not end the reading, because the time may be
+    damaged.
     """
 
     def __init__(self, queue: MessageQueue, start: int, end: int, begin_ms: int, end_ms: int, room: BatchRoom) -> None:
         self.queue = queue
         self._room = room
         self.head: tuple[int, ReceivedMessage] | None = None
-        self._at, self._end = start, end
+        self._next_offset, self._end = start, end
         self._begin_ms, self._end_ms = begin_ms, end_ms
-        self._rest: Iterator[tuple[int, ReceivedMessage]] = iter(())
+        self._decoded: Iterator[tuple[int, ReceivedMessage]] = iter(())
 
     @property
-    def hungry(self) -> bool:
-        """Whether a pull must say what the next message is."""
-        return self.head is None and self._at < self._end
+    def needs_pull(self) -> bool:
+        """Whether a pull is necessary to get the next message."""
+        return self.head is None and self._next_offset < self._end
 
     def request(self, max_bytes: int) -> PullRequest:
-        count = min(_PULLED, self._end - self._at)
+        count = min(_PULL_MESSAGES, self._end - self._next_offset)
         return PullRequest(
-            GROUP, self.queue, self._at, count, post_filter=True, suspend_s=0.0, max_bytes=max_bytes, decoded=False
+            GROUP,
+            self.queue,
+            self._next_offset,
+            count,
+            post_filter=True,
+            suspend_s=0.0,
+            max_bytes=max_bytes,
+            decoded=False,
         )
 
-    def take(self, request: PullRequest, answer: PullAnswer, scope: Scope) -> None:
-        self._at = self._end if answer.next_offset <= self._at else answer.next_offset
-        self._rest = self._within(requested_messages(request, answer.stored, scope, answer.next_offset, self._room))
+    def add_answer(self, request: PullRequest, answer: PullAnswer, scope: Scope) -> None:
+        self._next_offset = self._end if answer.next_offset <= self._next_offset else answer.next_offset
+        self._decoded = self._in_period(
+            requested_messages(request, answer.stored, scope, answer.next_offset, self._room)
+        )
         self.advance()
 
     def advance(self) -> None:
-        self.head = next(self._rest, None)
+        self.head = next(self._decoded, None)
 
-    def _within(self, messages: Iterable[ReceivedMessage]) -> Iterator[tuple[int, ReceivedMessage]]:
+    def _in_period(self, messages: Iterable[ReceivedMessage]) -> Iterator[tuple[int, ReceivedMessage]]:
         for message in messages:
             at_ms = message.store_timestamp
             if message.queue_offset >= self._end or (at_ms > self._end_ms and opened(message).decode_error is None):
-                self._at = self._end
+                self._next_offset = self._end
                 return
             if self._begin_ms <= at_ms <= self._end_ms:
                 yield at_ms, message
@@ -232,51 +256,56 @@ def messages_of_time(
     limit: int,
     environment: Environment | None = None,
 ) -> list[ReceivedMessage]:
-    """The first ``limit`` messages of a topic that were stored from ``begin_ms`` to ``end_ms``, of all its queues (those of the
-    ``environment``), in the order of storing. Read from masters, as the group ``rocketmq-spark-cli``.
+    """Return the first ``limit`` messages of a topic that were stored from ``begin_ms`` to ``end_ms``, in the order of storing.
+
+    Reads all queues of the topic (those of the ``environment``) from masters, as the group ``rocketmq-spark-cli``.
     """
-    if not 0 < limit <= MOST_BY_TIME:
-        raise OptionError(f"limit is {limit}; expected 1 to {MOST_BY_TIME}, or a key")
+    if not 0 < limit <= MAX_BY_TIME:
+        raise OptionError(f"limit is {limit}; expected 1 to {MAX_BY_TIME}, or a key")
     first_ms, last_ms = _period(begin_ms, end_ms)
     queues = Own(environment)(tools.routes.get_existing(topic, 0.0).kept())
-    bounds = with_kept(tools, tools.brokers.bounds(queues, deadline(tools)))
+    bounds = with_kept_minimums(tools, tools.brokers.bounds(queues, deadline(tools)))
     times = {} if begin_ms is None else dict.fromkeys(bounds, first_ms)
     starts = tools.brokers.search_offsets(times, deadline(tools), group=GROUP)
-    room, ahead = DecodeRoom(_FOUND_BYTES), BatchRoom(_HELD_BYTES)
-    stretches = [
-        _Stretch(queue, b.clamp(starts.get(queue, b.min_offset)), b.max_offset, first_ms, last_ms, ahead)
-        for queue, b in sorted(bounds.items())
+    room, read_ahead = DecodeRoom(_MAX_RESULT_BYTES), BatchRoom(_MAX_READ_AHEAD_BYTES)
+    readers = [
+        _QueueReader(
+            queue, bound.clamp(starts.get(queue, bound.min_offset)), bound.max_offset, first_ms, last_ms, read_ahead
+        )
+        for queue, bound in sorted(bounds.items())
     ]
-    found: list[ReceivedMessage] = []
+    result: list[ReceivedMessage] = []
     heads: list[tuple[tuple[int, str, int], int, ReceivedMessage]] = []
-    filled = range(len(stretches))
-    while len(found) < limit:
-        _fill(tools, [stretches[n] for n in filled], _HELD_BYTES // len(stretches) if stretches else 0)
-        for n in filled:
-            if head := stretches[n].head:
-                heapq.heappush(heads, (_storing(*head), n, head[1]))
+    pulled = range(len(readers))
+    while len(result) < limit:
+        _pull_heads(
+            tools, [readers[index] for index in pulled], _MAX_READ_AHEAD_BYTES // len(readers) if readers else 0
+        )
+        for index in pulled:
+            if head := readers[index].head:
+                heapq.heappush(heads, (_store_order(*head), index, head[1]))
         if not heads:
             break
-        _, n, message = heapq.heappop(heads)
+        _, index, message = heapq.heappop(heads)
         message = room.opened(message)
-        found.append(message if message.topic == message.queue.topic else replace(message, topic=message.queue.topic))
-        stretches[n].advance()
-        filled = range(n, n + 1)
-    return found
+        result.append(message if message.topic == message.queue.topic else replace(message, topic=message.queue.topic))
+        readers[index].advance()
+        pulled = range(index, index + 1)
+    return result
 
 
-def _fill(tools: AdminTools, stretches: Sequence[_Stretch], max_bytes: int) -> None:
-    """Pull for those that are hungry, all at once, until each has a head or has come to its end."""
-    questions = BrokerClient(tools.calls, tools.routes)
-    while hungry := [one for one in stretches if one.hungry]:
-        requests = [one.request(max_bytes) for one in hungry]
-        asked = [
+def _pull_heads(tools: AdminTools, readers: Sequence[_QueueReader], max_bytes: int) -> None:
+    """Pull messages for all readers in parallel, until each reader has a head or has read all of its messages."""
+    broker_client = BrokerClient(tools.calls, tools.routes)
+    while waiting := [reader for reader in readers if reader.needs_pull]:
+        requests = [reader.request(max_bytes) for reader in waiting]
+        commands = [
             BrokerCommand(r.queue.broker_name, pull_command(r, tools.calls, True), r.queue.topic, r.queue)
             for r in requests
         ]
-        answers = questions.request_all(asked, deadline(tools), PULLED)
-        for one, request, answer in zip(hungry, requests, answers, strict=True):
-            one.take(
+        answers = broker_client.request_all(commands, deadline(tools), PULLED)
+        for reader, request, answer in zip(waiting, requests, answers, strict=True):
+            reader.add_answer(
                 request,
                 to_pull_answer(request, answer, request.queue.broker_name, tools.calls.scope),
                 tools.calls.scope,

@@ -1,6 +1,6 @@
-"""Topics: list, describe, create, update, widen, shrink, delete.
+"""Administration of topics: list, describe, create, update, widen, shrink, delete.
 
-A topic belongs to the masters of a cluster. Functions that change it return when the route shows the change.
+A topic is configured on each master of a cluster. Functions that change a topic return when its route shows the change.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from rocketmq_spark.admin import AdminTools, ask_each
+from rocketmq_spark.admin import AdminTools, request_each
 from rocketmq_spark.base.codes import CLEANUP_POLICY, MESSAGE_TYPE, QUEUE_TYPE, Perm, Response, TopicType
 from rocketmq_spark.client.admin import batch_attributes
 from rocketmq_spark.client.routes import format_queue_counts, masters_of, require_brokers
@@ -21,43 +21,43 @@ from rocketmq_spark.wire.names import is_user_topic, topic_problem
 
 
 def names(tools: AdminTools, system: bool = False) -> list[str]:
-    """All topics, sorted; RocketMQ's own, retry and dead-letter topics too if ``system``."""
+    """Return all topics, sorted. With ``system``, includes RocketMQ's own, retry and dead-letter topics."""
     cluster = require_brokers(tools.admin.cluster())
-    own = {*cluster, *(data.cluster for data in cluster.values())}
-    return [name for name in tools.admin.topics() if system or is_user_topic(name, own)]
+    system_names = {*cluster, *(data.cluster for data in cluster.values())}
+    return [name for name in tools.admin.topics() if system or is_user_topic(name, system_names)]
 
 
 def describe(tools: AdminTools, topic: str) -> TopicDescription:
-    """How brokers keep a topic, and what its queues have. Raises ``RouteNotFound`` with the nearest names."""
+    """Return the settings of a topic by broker, and the bounds of its queues. Raises ``RouteNotFound`` with similar names."""
     route = tools.admin.routes.get_existing(topic, 0.0)
-    return TopicDescription(topic, _on_brokers(tools, route), tools.admin.describe_topic(topic))
+    return TopicDescription(topic, _settings_by_broker(tools, route), tools.admin.describe_topic(topic))
 
 
-def _on_brokers(tools: AdminTools, route: TopicRoute) -> dict[str, TopicOnBroker]:
+def _settings_by_broker(tools: AdminTools, route: TopicRoute) -> dict[str, TopicOnBroker]:
     topic = route.topic
     masters = {name: data.master for name, data in sorted(route.brokers.items()) if data.master}
-    asked = {
+    requests = {
         name: (address, rpc.GET_TOPIC_CONFIG.request(topic=tools.calls.on_wire(topic), bname=name))
         for name, address in masters.items()
     }
     by_route = {data.broker_name: data for data in route.queues}
     brokers: dict[str, TopicOnBroker] = {}
-    for name, answer in ask_each(tools, asked, (Response.SUCCESS, Response.REQUEST_CODE_NOT_SUPPORTED)):
+    for name, answer in request_each(tools, requests, (Response.SUCCESS, Response.REQUEST_CODE_NOT_SUPPORTED)):
         if answer.code == Response.SUCCESS:
-            brokers[name] = _kept(bodies.topic_config(answer.body))
-        elif name in by_route:  # a broker before 5.0, or a Proxy
-            brokers[name] = _routed(by_route[name], bool(route.order_conf))
+            brokers[name] = _from_config(bodies.topic_config(answer.body))
+        elif name in by_route:  # the broker is older than 5.0, or a Proxy answers
+            brokers[name] = _from_route(by_route[name], bool(route.order_conf))
     return brokers
 
 
-def _kept(config: bodies.TopicConfig) -> TopicOnBroker:
-    kind = config.attributes.get(MESSAGE_TYPE, TopicType.NORMAL)
+def _from_config(config: bodies.TopicConfig) -> TopicOnBroker:
+    message_type = config.attributes.get(MESSAGE_TYPE, TopicType.NORMAL)
     return TopicOnBroker(
-        config.read_queues, config.write_queues, permission(config.perm), kind, config.order, config.attributes
+        config.read_queues, config.write_queues, permission(config.perm), message_type, config.order, config.attributes
     )
 
 
-def _routed(data: QueueData, order: bool) -> TopicOnBroker:
+def _from_route(data: QueueData, order: bool) -> TopicOnBroker:
     return TopicOnBroker(data.read_queues, data.write_queues, permission(data.perm), None, order, {})
 
 
@@ -70,25 +70,25 @@ def create(
     batch: bool = False,
 ) -> TopicQueues:
     """Create a topic on the masters of ``brokers`` (default: all). Raises ``OptionError`` if it is on one of them."""
-    given = batch_attributes(attributes) if batch else attributes
+    all_attributes = batch_attributes(attributes) if batch else attributes
     if problem := topic_problem(topic, tools.calls.scope):
         raise OptionError(problem)
-    if there := tools.admin.queues_of(topic, brokers):
+    if existing := tools.admin.queues_of(topic, brokers):
         raise OptionError(
-            f"topic {topic} exists already; its queues: {format_queue_counts(there)}",
+            f"topic {topic} exists already; its queues: {format_queue_counts(existing)}",
             remedy=f"Use it as it is. To change it: rocketmq-spark topic widen {topic} --queues N, or topic shrink; to create "
             "it on another broker, use --broker",
         )
-    return _queues(tools.admin.create_topic(topic, queues, brokers, attributes=given))
+    return _topic_queues(tools.admin.create_topic(topic, queues, brokers, attributes=all_attributes))
 
 
 def widen(
-    tools: AdminTools, topic: str, queues: int, brokers: Sequence[str] | None = None, named: str = "queues"
+    tools: AdminTools, topic: str, queues: int, brokers: Sequence[str] | None = None, argument_name: str = "queues"
 ) -> TopicQueues:
-    """Give a topic more queues. ``named`` is the name of ``queues`` in errors."""
-    there = _there(tools, topic, brokers)
-    _check_queues(topic, queues, there, named)
-    return _queues(tools.admin.resize_topic(topic, queues, list(there)))
+    """Add queues to a topic. ``argument_name`` is the name of ``queues`` in errors."""
+    existing = _existing_queues(tools, topic, brokers)
+    _require_no_fewer_queues(topic, queues, existing, argument_name)
+    return _topic_queues(tools.admin.resize_topic(topic, queues, list(existing)))
 
 
 def shrink(
@@ -97,31 +97,31 @@ def shrink(
     queues: int,
     brokers: Sequence[str] | None = None,
     preview: bool = False,
-    named: str = "queues",
+    argument_name: str = "queues",
 ) -> TopicQueues:
-    """Remove the queues with the highest ids; the result has the number of messages that cannot be read then.
+    """Remove the queues with the highest ids. The result has the number of messages in the removed queues, which cannot be read.
 
-    With ``preview`` nothing is changed, and the result has the queues that the topic has now.
+    With ``preview``, nothing is changed, and the result has the current queues of the topic.
     """
-    there = _there(tools, topic, brokers)
-    if any(min(data.read_queues, data.write_queues) < queues for data in there.values()):
-        raise _wrong_way(named, topic, queues, there, "widen")
+    existing = _existing_queues(tools, topic, brokers)
+    if any(min(data.read_queues, data.write_queues) < queues for data in existing.values()):
+        raise _wrong_direction(argument_name, topic, queues, existing, "widen")
     bounds = tools.admin.describe_topic(topic)
-    gone = [b for q, b in bounds.items() if q.broker_name in there and q.queue_id >= queues]
-    hidden = sum(b.max_offset - b.min_offset for b in gone)
+    removed = [bound for queue, bound in bounds.items() if queue.broker_name in existing and queue.queue_id >= queues]
+    lost_messages = sum(bound.max_offset - bound.min_offset for bound in removed)
     if preview:
-        return TopicQueues(topic, there, hidden)
-    return _queues(tools.admin.resize_topic(topic, queues, list(there)), hidden)
+        return TopicQueues(topic, existing, lost_messages)
+    return _topic_queues(tools.admin.resize_topic(topic, queues, list(existing)), lost_messages)
 
 
-# As which text a user gives a permission.
+# Permissions by the text that a user enters.
 PERMISSIONS = {permission(bits): bits for bits in (Perm.READ | Perm.WRITE, Perm.READ, Perm.WRITE)}
-# Attributes that a topic has from its creation on, and what it has without them.
-_FIXED = {QUEUE_TYPE: "SimpleCQ", CLEANUP_POLICY: "DELETE"}
+# Attributes that cannot change after the creation of a topic, with their defaults.
+_IMMUTABLE_ATTRIBUTES = {QUEUE_TYPE: "SimpleCQ", CLEANUP_POLICY: "DELETE"}
 
 
 class TopicChange(NamedTuple):
-    """Changes to a topic. Fields that are None, and attributes that are not named, stay as they are."""
+    """Changes to a topic. Fields that are None, and attributes that are missing, do not change."""
 
     queues: int | None = None
     permission: str | None = None
@@ -134,119 +134,137 @@ def update(
     topic: str,
     change: TopicChange,
     brokers: Sequence[str] | None = None,
-    named: str = "queues",
+    argument_name: str = "queues",
 ) -> TopicDescription:
-    """Change a topic on the masters of ``brokers`` (default: all that have it); it gets no fewer queues.
+    """Change a topic on the masters of ``brokers`` (default: all that have it). The number of queues cannot decrease.
 
-    Everything that can be checked is checked first, so that a refused change has changed nothing on any broker.
+    Checks as much as possible before the first request, so that a rejected change changes nothing on any broker.
     """
-    if not any(wanted is not None for wanted in change[:3]) and not change.attributes:
+    if not any(field is not None for field in change[:3]) and not change.attributes:
         raise OptionError("there is nothing to change; expected queues, a permission, an order or attributes")
     if change.permission not in (None, *PERMISSIONS):
         raise OptionError(f"permission is {change.permission!r}; expected {', '.join(PERMISSIONS)}")
-    there = _there(tools, topic, brokers)
-    _check_queues(topic, change.queues, there, named)
-    masters_of(tools.admin.cluster(), sorted(there))  # of a broker whose master is away it is not known what it has
-    attributes = _new_attributes(tools, topic, change, there)
-    configs = {name: _changed(tools.admin.topic_config(topic, name), change, attributes[name]) for name in there}
+    existing = _existing_queues(tools, topic, brokers)
+    _require_no_fewer_queues(topic, change.queues, existing, argument_name)
+    masters_of(tools.admin.cluster(), sorted(existing))  # raises an error for a broker whose master is not registered
+    attributes = _new_attributes(tools, topic, change, existing)
+    configs = {
+        name: _changed_config(tools.admin.topic_config(topic, name), change, attributes[name]) for name in existing
+    }
     try:
         tools.admin.change_topic(topic, configs)
     except ServerFault as e:
         if not change.attributes:
             raise
-        asked = ", ".join(f"{name}={value}" for name, value in change.attributes.items())
-        said = f"a broker does not take {asked}"
-        raise OptionError(said, e.addr, topic=topic, remark=e.remark, remedy=e.remedy) from e
+        changed_attributes = ", ".join(f"{name}={value}" for name, value in change.attributes.items())
+        text = f"a broker rejects {changed_attributes}"
+        raise OptionError(text, e.addr, topic=topic, remark=e.remark, remedy=e.remedy) from e
     after = describe(tools, topic)
-    if lost := sorted(name for name in configs if name in after.brokers and not _has(after.brokers[name], change)):
+    if not_applied := sorted(
+        name for name in configs if name in after.brokers and not _is_applied(after.brokers[name], change)
+    ):
         raise RocketMQError(
-            f"topic {topic} lacks the new settings on {', '.join(lost)}: another process changed it at the same time",
+            f"topic {topic} lacks the new settings on {', '.join(not_applied)}: another process changed it at the same time",
             remedy=f"Check its settings (rocketmq-spark topic describe {topic}), and try again",
         )
     return after
 
 
-def _has(kept: TopicOnBroker, change: TopicChange) -> bool:
-    """But for attributes: a change puts back all the rest of a topic. Of an old broker it is known what routes show alone."""
-    queues = change.queues in (None, kept.write_queues)
-    old = kept.message_type is None
-    return queues and (old or (change.permission in (None, kept.permission) and change.order in (None, kept.order)))
+def _is_applied(settings: TopicOnBroker, change: TopicChange) -> bool:
+    """Whether ``settings`` show the change, except its attributes: only the other settings are overwritten as a whole. For an old
+    broker, only the number of queues is known, from the route.
+    """
+    has_queues = change.queues in (None, settings.write_queues)
+    is_old_broker = settings.message_type is None
+    return has_queues and (
+        is_old_broker or (change.permission in (None, settings.permission) and change.order in (None, settings.order))
+    )
 
 
 def _new_attributes(
-    tools: AdminTools, topic: str, change: TopicChange, there: Mapping[str, QueueData]
+    tools: AdminTools, topic: str, change: TopicChange, existing: Mapping[str, QueueData]
 ) -> dict[str, dict[str, str]]:
-    """What each broker lacks of the attributes. Brokers take none again that stays for ever, though its value be the same.
+    """Return by broker the attributes that differ from the change. A broker rejects an immutable attribute, even with the same
+    value.
 
-    Those before 5.0 have none, and put the order back to what name servers say at once.
+    Brokers before 5.0 have no attributes, and immediately reset the order to the configuration of the name servers.
     """
     if not change.attributes and change.order is None:
-        return {name: {} for name in there}
-    kept = _on_brokers(tools, tools.admin.routes.get_existing(topic, 0.0))
-    found: dict[str, dict[str, str]] = {}
-    for name in there:
-        if name not in kept or kept[name].message_type is None:
-            lacks = "has no attributes" if change.attributes else "takes the order from name servers"
+        return {name: {} for name in existing}
+    settings = _settings_by_broker(tools, tools.admin.routes.get_existing(topic, 0.0))
+    new_attributes: dict[str, dict[str, str]] = {}
+    for name in existing:
+        if name not in settings or settings[name].message_type is None:
+            reason = "has no attributes" if change.attributes else "reads the order from name servers"
             raise NotSupported(
-                f"broker {name} is older than RocketMQ 5.0 and {lacks}; nothing was changed",
+                f"broker {name} is older than RocketMQ 5.0 and {reason}; nothing was changed",
                 topic=topic,
-                remedy=None if change.attributes else "Set it there: mqadmin updateOrderConf",
+                remedy=None if change.attributes else "Set the order at the name servers: mqadmin updateOrderConf",
             )
-        now = {**_FIXED, **kept[name].attributes}
-        found[name] = {key: value for key, value in change.attributes.items() if now.get(key) != value}
-        if fixed := sorted(found[name].keys() & _FIXED):
+        current = {**_IMMUTABLE_ATTRIBUTES, **settings[name].attributes}
+        new_attributes[name] = {key: value for key, value in change.attributes.items() if current.get(key) != value}
+        if immutable := sorted(new_attributes[name].keys() & _IMMUTABLE_ATTRIBUTES):
             raise OptionError(
-                f"attribute {fixed[0]!r} of topic {topic} is {now[fixed[0]]!r} and cannot be changed; nothing was changed",
-                remedy="Create another topic with it",
+                f"attribute {immutable[0]!r} of topic {topic} is {current[immutable[0]]!r} and cannot be changed; nothing was "
+                "changed",
+                remedy="Create another topic with this attribute",
             )
-    return found
+    return new_attributes
 
 
-def _changed(now: bodies.TopicConfig, change: TopicChange, attributes: Mapping[str, str]) -> bodies.TopicConfig:
-    perm = now.perm
+def _changed_config(
+    current: bodies.TopicConfig, change: TopicChange, attributes: Mapping[str, str]
+) -> bodies.TopicConfig:
+    perm = current.perm
     if change.permission is not None:
         perm = perm & ~(Perm.READ | Perm.WRITE) | PERMISSIONS[change.permission]
     return replace(
-        now,
-        read_queues=change.queues or now.read_queues,
-        write_queues=change.queues or now.write_queues,
+        current,
+        read_queues=change.queues or current.read_queues,
+        write_queues=change.queues or current.write_queues,
         perm=int(perm),
-        order=now.order if change.order is None else change.order,
+        order=current.order if change.order is None else change.order,
         attributes=attributes,
     )
 
 
-def _there(tools: AdminTools, topic: str, brokers: Sequence[str] | None) -> dict[str, QueueData]:
-    """What a topic has on the brokers that are named. Raises an error where it is not."""
+def _existing_queues(tools: AdminTools, topic: str, brokers: Sequence[str] | None) -> dict[str, QueueData]:
+    """Return the queues of a topic on ``brokers`` (default: all that have it). Raises ``OptionError`` if it is not on one of
+    them.
+    """
     tools.admin.routes.get_existing(topic, 0.0)
-    there = tools.admin.queues_of(topic, brokers)
-    if missing := sorted(set(brokers or ()) - there.keys()):
+    existing = tools.admin.queues_of(topic, brokers)
+    if missing := sorted(set(brokers or ()) - existing.keys()):
         raise OptionError(
             f"topic {topic} is not on {', '.join(missing)}",
             remedy=f"Create it there: rocketmq-spark topic create {topic} --broker {missing[0]}",
         )
-    return there
+    return existing
 
 
-def _check_queues(topic: str, queues: int | None, there: Mapping[str, QueueData], named: str) -> None:
-    """That there are no fewer than a topic has."""
-    if queues is not None and any(max(data.read_queues, data.write_queues) > queues for data in there.values()):
-        raise _wrong_way(named, topic, queues, there, "shrink")
+def _require_no_fewer_queues(
+    topic: str, queues: int | None, existing: Mapping[str, QueueData], argument_name: str
+) -> None:
+    """Raise ``OptionError`` if ``queues`` is less than the topic has on a broker."""
+    if queues is not None and any(max(data.read_queues, data.write_queues) > queues for data in existing.values()):
+        raise _wrong_direction(argument_name, topic, queues, existing, "shrink")
 
 
-def _wrong_way(named: str, topic: str, queues: int, there: Mapping[str, QueueData], other: str) -> OptionError:
-    more = "fewer than" if other == "shrink" else "more than"
+def _wrong_direction(
+    argument_name: str, topic: str, queues: int, existing: Mapping[str, QueueData], command: str
+) -> OptionError:
+    more = "fewer than" if command == "shrink" else "more than"
     return OptionError(
-        f"{named} is {queues}, {more} topic {topic} has: {format_queue_counts(there)}",
-        remedy=f"Use: rocketmq-spark topic {other}",
+        f"{argument_name} is {queues}, {more} topic {topic} has: {format_queue_counts(existing)}",
+        remedy=f"Use: rocketmq-spark topic {command}",
     )
 
 
-def _queues(route: TopicRoute, hidden: int = 0) -> TopicQueues:
-    return TopicQueues(route.topic, {data.broker_name: data for data in route.queues}, hidden)
+def _topic_queues(route: TopicRoute, lost_messages: int = 0) -> TopicQueues:
+    return TopicQueues(route.topic, {data.broker_name: data for data in route.queues}, lost_messages)
 
 
 def delete(tools: AdminTools, topic: str) -> None:
-    """Delete a topic with its messages. Raises ``RouteNotFound`` with the nearest names."""
+    """Delete a topic with its messages. Raises ``RouteNotFound`` with similar names."""
     tools.admin.routes.get_existing(topic, 0.0)
     tools.admin.delete_topic(topic)

@@ -1,4 +1,4 @@
-"""Consumers for coroutines. Each wraps a consumer of ``session/consumers``."""
+"""Consumers for coroutines. Each class wraps a consumer of ``session/consumers``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, Unpack
 
-from rocketmq_spark.aio.loop import PAUSE_S, Asynchronous, Coroutines, EventLoop
+from rocketmq_spark.aio.loop import YIELD_AFTER_S, AsyncClient, CoroutineListener, EventLoop
 from rocketmq_spark.consumer.listener import Listener, check_listener
 from rocketmq_spark.consumer.pull import POLL_S, checked_timeout, next_answer, take_messages
 from rocketmq_spark.consumer.settings import MAX_MESSAGES
@@ -27,10 +27,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_AT_ONCE = 500  # messages that are decoded in the event loop without a pause: some milliseconds
+# The most messages that are decoded in the event loop without a pause. Decoding them takes some milliseconds.
+_MAX_DECODED = 500
 
 
-class Consumer(Asynchronous):
+class Consumer(AsyncClient):
     """Consumes messages as a member of a group, with a coroutine function as its listener; see ``rocketmq_spark.Consumer``.
 
     Args:
@@ -47,11 +48,11 @@ class Consumer(Asynchronous):
 
     async def subscribe(self, topic: str, tags: str | None = None, sql: str | None = None) -> None:
         """Consume all messages of ``topic``, or those that match; see ``rocketmq_spark.Consumer.subscribe``."""
-        await self._ask(self._consumer.subscribe, topic, tags, sql)
+        await self._run_on_thread(self._consumer.subscribe, topic, tags, sql)
 
     async def unsubscribe(self, topic: str) -> None:
         """Stop consuming ``topic``."""
-        await self._ask(self._consumer.unsubscribe, topic)
+        await self._run_on_thread(self._consumer.unsubscribe, topic)
 
     async def start(self, listener: Callable[[Any, Any], Any]) -> None:
         """Join the group, and await ``listener(messages, context)`` in this event loop whenever messages arrive.
@@ -66,17 +67,19 @@ class Consumer(Asynchronous):
         Raises:
             OptionError, LocalProtocolError, RocketMQError: As ``rocketmq_spark.Consumer.start``.
         """
-        self._check()
+        self._check_open()
         settings = self._consumer.settings
         check_listener(listener, settings.arrow, coroutines=True)
         code: Listener = functools.partial(self._loop.run, listener)
         if inspect.iscoroutinefunction(listener) and not settings.ordered and not settings.uses_pop:
-            code = Coroutines(self._loop, listener, settings.threads)
-        self._loop.orphaned = self._leave
+            code = CoroutineListener(self._loop, listener, settings.threads)
+        self._loop.on_loop_closed = self._leave
         await self._loop.call(self._consumer.start, code)
 
     def _leave(self) -> None:
-        """Leave the group when the event loop was closed: every further message would fail here, and others can consume it."""
+        """Leave the group after the event loop was closed, because every call of the listener would fail. Other members can
+        consume the messages.
+        """
         logger.warning(
             "the event loop of a consumer was closed before the consumer, which now leaves group %s; close the consumer first",
             self._consumer.settings.group,
@@ -115,11 +118,11 @@ class Consumer(Asynchronous):
         """
         if self._closed:
             return []
-        self._check()
-        return await self._end(functools.partial(self._consumer.stop, timeout_s))
+        self._check_open()
+        return await self._close_with(functools.partial(self._consumer.stop, timeout_s))
 
 
-class PullConsumer(Asynchronous):
+class PullConsumer(AsyncClient):
     """Returns messages when you poll it, of the queues that the group assigns to it or that you name; see
     ``rocketmq_spark.PullConsumer``.
 
@@ -138,60 +141,60 @@ class PullConsumer(Asynchronous):
     ) -> None:
         super().__init__(threads=1)  # a PullConsumer serves one thread at a time
         self._consumer = consumers.PullConsumer(name_server, group, **options)
-        self._asked: asyncio.Future[Iterator[ReceivedMessage]] | None = None  # perhaps of a cancelled poll
-        self._answer: Iterator[ReceivedMessage] = iter(())
+        self._next_answer: asyncio.Future[Iterator[ReceivedMessage]] | None = None  # may be of a cancelled poll
+        self._answer: Iterator[ReceivedMessage] = iter(())  # messages that were not returned or yielded yet
 
     async def subscribe(self, topic: str, tags: str | None = None, sql: str | None = None) -> None:
         """Share the queues of ``topic`` with the group; see ``rocketmq_spark.PullConsumer.subscribe``."""
-        await self._ask(self._consumer.subscribe, topic, tags, sql)
+        await self._run_on_thread(self._consumer.subscribe, topic, tags, sql)
 
     async def unsubscribe(self, topic: str) -> None:
         """Stop reading ``topic``, and release its queues; see ``rocketmq_spark.PullConsumer.unsubscribe``."""
-        await self._ask(self._consumer.unsubscribe, topic)
+        await self._run_on_thread(self._consumer.unsubscribe, topic)
 
     async def queues(self, topic: str) -> Sequence[MessageQueue]:
         """Return the readable queues of ``topic``, sorted."""
-        return await self._ask(self._consumer.queues, topic)
+        return await self._run_on_thread(self._consumer.queues, topic)
 
     async def assign(self, queues: Iterable[MessageQueue]) -> None:
         """Read exactly these ``queues``, without sharing them with the group."""
-        await self._ask(self._consumer.assign, queues)
+        await self._run_on_thread(self._consumer.assign, queues)
 
     async def assignment(self) -> list[MessageQueue]:
         """Return the queues that are read now, sorted."""
-        return await self._ask(self._consumer.assignment)
+        return await self._run_on_thread(self._consumer.assignment)
 
     async def pause(self, *queues: MessageQueue) -> None:
         """Return no messages of these ``queues`` until ``resume``. Raises ``OffsetError`` if a queue is not assigned."""
-        await self._ask(self._consumer.pause, *queues)
+        await self._run_on_thread(self._consumer.pause, *queues)
 
     async def resume(self, *queues: MessageQueue) -> None:
         """Return messages of these ``queues`` again. Raises ``OffsetError`` if a queue is not assigned."""
-        await self._ask(self._consumer.resume, *queues)
+        await self._run_on_thread(self._consumer.resume, *queues)
 
     async def seek(self, queue: MessageQueue, offset: int) -> None:
         """Continue at ``offset`` of ``queue``. Raises ``OffsetError`` if the queue is not assigned or has no such offset."""
-        await self._ask(self._consumer.seek, queue, offset)
+        await self._run_on_thread(self._consumer.seek, queue, offset)
 
     async def seek_to_beginning(self, *queues: MessageQueue) -> None:
         """Continue ``queues``, by default all, at the first message that the broker keeps."""
-        await self._ask(self._consumer.seek_to_beginning, *queues)
+        await self._run_on_thread(self._consumer.seek_to_beginning, *queues)
 
     async def seek_to_end(self, *queues: MessageQueue) -> None:
         """Continue ``queues``, by default all, after the last message."""
-        await self._ask(self._consumer.seek_to_end, *queues)
+        await self._run_on_thread(self._consumer.seek_to_end, *queues)
 
     async def seek_to_timestamp(self, epoch_ms: int, *queues: MessageQueue) -> None:
         """Continue ``queues``, by default all, at the first message stored at or after ``epoch_ms`` (ms since 1970)."""
-        await self._ask(self._consumer.seek_to_timestamp, epoch_ms, *queues)
+        await self._run_on_thread(self._consumer.seek_to_timestamp, epoch_ms, *queues)
 
     async def commit(self, offsets: Mapping[MessageQueue, int] | None = None) -> None:
         """Commit ``offsets``, by default those of all messages that were returned or yielded."""
-        await self._ask(self._consumer.commit, offsets)
+        await self._run_on_thread(self._consumer.commit, offsets)
 
     async def committed(self, queue: MessageQueue) -> int | None:
         """Return the committed offset of ``queue``; None if there is none."""
-        return await self._ask(self._consumer.committed, queue)
+        return await self._run_on_thread(self._consumer.committed, queue)
 
     async def poll(self, timeout_s: float = POLL_S) -> list[ReceivedMessage]:
         """Return messages of one queue in its order, as soon as there are any; an empty list after ``timeout_s`` seconds. The
@@ -199,55 +202,56 @@ class PullConsumer(Asynchronous):
         """
         end = time.monotonic() + checked_timeout(timeout_s)
         while True:
-            self._check()
-            if messages := self._some():
+            self._check_open()
+            if messages := self._take_messages():
                 return messages
             remaining = end - time.monotonic()
-            await self._more(max(0.0, min(remaining, POLL_S)))
+            await self._fetch(max(0.0, min(remaining, POLL_S)))
             if remaining <= 0:
-                return self._some()
+                return self._take_messages()
 
-    def _some(self) -> list[ReceivedMessage]:
-        answer, self._answer = self._answer, iter(())  # if this raises, the next answer begins with the same messages
-        found = take_messages(self._consumer, answer, _AT_ONCE)
+    def _take_messages(self) -> list[ReceivedMessage]:
+        # If ``take_messages`` raises, the next answer begins with the same messages.
+        answer, self._answer = self._answer, iter(())
+        messages = take_messages(self._consumer, answer, _MAX_DECODED)
         self._answer = answer
-        return found
+        return messages
 
     async def __aiter__(self) -> AsyncIterator[ReceivedMessage]:
         while not self._closed:
-            pause_at = time.monotonic() + PAUSE_S
+            pause_at = time.monotonic() + YIELD_AFTER_S
             for message in self._answer:
                 yield message
-                if time.monotonic() > pause_at:  # an answer has hundreds of messages
+                if time.monotonic() > pause_at:  # an answer may have hundreds of messages
                     await asyncio.sleep(0)
-                    pause_at = time.monotonic() + PAUSE_S
+                    pause_at = time.monotonic() + YIELD_AFTER_S
             try:
-                await self._more(POLL_S)
+                await self._fetch(POLL_S)
             except ClosedError:
                 if not self._closed:
                     raise
 
-    async def _more(self, wait_s: float) -> None:
-        """Wait for the next answer. The answer of a cancelled poll comes first, because no caller got its messages.
-
-        That poll may have a longer timeout than this one.
+    async def _fetch(self, wait_s: float) -> None:
+        """Wait for the next answer. The answer of a cancelled poll comes first, because no caller got its messages. The timeout
+        of that poll may be longer than this one, so this method waits for ``wait_s`` only.
         """
-        before, asked = self._asked, self._asked or self._loop.start(next_answer, self._consumer, wait_s)
-        self._asked = asked
-        await asyncio.wait((asked,), timeout=wait_s if before is asked else None)
-        if asked.done():
-            self._asked = None
-            self._answer = asked.result()
+        earlier = self._next_answer
+        future = earlier or self._loop.start(next_answer, self._consumer, wait_s)
+        self._next_answer = future
+        await asyncio.wait((future,), timeout=wait_s if future is earlier else None)
+        if future.done():
+            self._next_answer = None
+            self._answer = future.result()
 
     async def close(self) -> None:
         """Stop, and leave the group; see ``rocketmq_spark.PullConsumer.close``."""
         if self._closed:
             return
-        self._check()
-        await self._end(self._consumer.close)  # which ends a poll
+        self._check_open()
+        await self._close_with(self._consumer.close)  # ``close`` also ends a poll
 
 
-class SimpleConsumer(Asynchronous):
+class SimpleConsumer(AsyncClient):
     """Receives messages from a Proxy. Await ``ack`` for each message that is done; see ``rocketmq_spark.SimpleConsumer``.
 
     Args:
@@ -261,17 +265,17 @@ class SimpleConsumer(Asynchronous):
     ) -> None:
         super().__init__()
         self._consumer = consumers.SimpleConsumer(name_server, group, **options)
-        self._receiving = EventLoop()  # a separate one: waiting receives must not hold up acknowledgements
-        self._unclaimed: list[PoppedMessage] = []  # received for coroutines that were cancelled
-        self._left: list[asyncio.Future[Sequence[PoppedMessage]]] = []  # their requests that are not answered yet
+        self._receive_threads = EventLoop()  # separate, because waiting receives must not delay acknowledgements
+        self._unclaimed: list[PoppedMessage] = []  # messages of cancelled calls of ``receive``
+        self._abandoned: list[asyncio.Future[Sequence[PoppedMessage]]] = []  # unanswered requests of cancelled calls
 
     async def subscribe(self, topic: str, tags: str | None = None, sql: str | None = None) -> None:
         """Receive all messages of ``topic``, those with one of ``tags`` (``a || b``), or those that match ``sql``."""
-        await self._ask(self._consumer.subscribe, topic, tags, sql)
+        await self._run_on_thread(self._consumer.subscribe, topic, tags, sql)
 
     async def unsubscribe(self, topic: str) -> None:
         """Receive no more messages of ``topic``."""
-        await self._ask(self._consumer.unsubscribe, topic)
+        await self._run_on_thread(self._consumer.unsubscribe, topic)
 
     async def receive(
         self, max_messages: int = MAX_MESSAGES, invisible: str | float = "30s", wait: str | float = "5s"
@@ -281,55 +285,57 @@ class SimpleConsumer(Asynchronous):
         Other members do not get the messages for the time ``invisible``. The messages of a cancelled call are returned by the
         next one, which waits for them if they have not arrived; their invisible time has begun.
         """
-        self._check()
+        self._check_open()
         check_max_messages(max_messages)
-        while self._left and not self._unclaimed:
-            await self._ended(self._left.pop())
-            self._check()
+        while self._abandoned and not self._unclaimed:
+            await self._wait_for(self._abandoned.pop())
+            self._check_open()
         if self._unclaimed:
-            found, self._unclaimed = self._unclaimed[:max_messages], self._unclaimed[max_messages:]
-            return found
-        received = self._receiving.start(copy_context().run, self._consumer.receive, max_messages, invisible, wait)
+            messages, self._unclaimed = self._unclaimed[:max_messages], self._unclaimed[max_messages:]
+            return messages
+        received = self._receive_threads.start(
+            copy_context().run, self._consumer.receive, max_messages, invisible, wait
+        )
         try:
-            await self._ended(received)
+            await self._wait_for(received)
         except asyncio.CancelledError:
-            received.add_done_callback(self._keep)
+            received.add_done_callback(self._keep_messages)
             raise
         return received.result()
 
-    async def _ended(self, received: asyncio.Future[Sequence[PoppedMessage]]) -> None:
-        """Wait for ``received``. If this is cancelled, a later call waits for it."""
+    async def _wait_for(self, received: asyncio.Future[Sequence[PoppedMessage]]) -> None:
+        """Wait for ``received``. If this wait is cancelled, a later call of ``receive`` waits for it."""
         try:
             await asyncio.wait((received,))
         except asyncio.CancelledError:
-            self._left.append(received)
+            self._abandoned.append(received)
             raise
 
-    def _keep(self, received: asyncio.Future[Sequence[PoppedMessage]]) -> None:
+    def _keep_messages(self, received: asyncio.Future[Sequence[PoppedMessage]]) -> None:
         if not received.cancelled() and received.exception() is None:
             self._unclaimed += received.result()
 
     async def ack(self, message: PoppedMessage) -> None:
         """Acknowledge ``message``: it is done."""
-        await self._ask(self._consumer.ack, message)
+        await self._run_on_thread(self._consumer.ack, message)
 
     async def change_invisible(self, message: PoppedMessage, duration: str | float) -> None:
         """Have ``message`` delivered again after ``duration``, unless it is acknowledged before."""
-        await self._ask(self._consumer.change_invisible, message, duration)
+        await self._run_on_thread(self._consumer.change_invisible, message, duration)
 
     async def forward_to_dlq(self, message: PoppedMessage) -> None:
         """Move ``message`` to the group's dead-letter topic."""
-        await self._ask(self._consumer.forward_to_dlq, message)
+        await self._run_on_thread(self._consumer.forward_to_dlq, message)
 
     async def close(self) -> None:
         """Leave the group. Messages that were not acknowledged are delivered again when their invisible time is over."""
         if self._closed:
             return
-        self._check()
-        await self._end(self._stop)
+        self._check_open()
+        await self._close_with(self._stop)
 
     def _stop(self) -> None:
         try:
             self._consumer.close()
         finally:
-            self._receiving.close()
+            self._receive_threads.close()

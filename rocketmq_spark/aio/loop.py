@@ -1,4 +1,4 @@
-"""Calls from an asyncio event loop to threads, and from threads to the loop."""
+"""Calls from an asyncio event loop to threads, and from threads to the event loop."""
 
 from __future__ import annotations
 
@@ -28,38 +28,40 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 WAITING_THREADS = 8
-AGAIN_S = 1.0  # after which an outcome is applied that found no thread
-PAUSE_S = 0.005  # code that runs in the loop without awaiting yields after this time
-_ALIVE_S = 1.0  # how often a thread that waits for a coroutine checks that the loop is not closed
+RETRY_S = 1.0  # time until an outcome is applied again after no thread could start
+YIELD_AFTER_S = 0.005  # code that runs in the event loop without awaiting yields after this time
+_LOOP_CHECK_S = 1.0  # interval at which a thread that waits for a coroutine checks that the event loop is not closed
 
 
-_EXIT_S = 30.0  # in which a process that ends waits for calls that are under way, all together
-_all: Living[DaemonThreads] = Living()  # a forked child has none of the threads
+_EXIT_TIMEOUT_S = 30.0  # at its exit, the process waits this long for all running calls together
+_all_threads: Living[DaemonThreads] = Living()  # empty in a forked child, which has none of the threads
 
 
 @atexit.register
-def _finish() -> None:
-    end = Deadline.after(_EXIT_S)
-    for threads in _all.all():
-        threads.finish(end)
+def _finish_at_exit() -> None:
+    deadline = Deadline.after(_EXIT_TIMEOUT_S)
+    for threads in _all_threads.all():
+        threads.finish(deadline)
 
 
 class EventLoop:
-    """The event loop of one object, and its threads for blocking calls."""
+    """The event loop of one object, and the object's threads for blocking calls."""
 
     def __init__(self, threads: int = WAITING_THREADS) -> None:
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._made_in: asyncio.AbstractEventLoop | None = None  # for what threads ask before it is used
+        self._loop: asyncio.AbstractEventLoop | None = None  # the event loop of the first use
+        self._created_in: asyncio.AbstractEventLoop | None = None  # for calls from threads before the first use
         with contextlib.suppress(RuntimeError):
-            self._made_in = asyncio.get_running_loop()
-        self._threads: Executor = _all.add(DaemonThreads(threads, "rocketmq-aio"))
-        self._ready: deque[Callable[[], object]] = deque()
-        self._woken = False
-        self._tasks: set[asyncio.Task[Any]] = set()
+            self._created_in = asyncio.get_running_loop()
+        self._threads: Executor = _all_threads.add(DaemonThreads(threads, "rocketmq-aio"))
+        self._ready: deque[Callable[[], object]] = deque()  # calls to run in the event loop
+        self._drain_scheduled = False
+        self._tasks: set[asyncio.Task[Any]] = set()  # of ``run_task``
         self.closed = False
-        self.orphaned: Callable[[], None] | None = None  # called once, if the event loop is closed before this
+        self.on_loop_closed: Callable[[], None] | None = (
+            None  # called once if the event loop is closed before this object
+        )
 
-    def here(self) -> asyncio.AbstractEventLoop:
+    def running_loop(self) -> asyncio.AbstractEventLoop:
         """Return the running loop. Raises ``OptionError`` if the object was used in another loop before."""
         running = asyncio.get_running_loop()
         if self._loop is None:
@@ -68,242 +70,253 @@ class EventLoop:
             raise OptionError("this object was used in another event loop before; expected one object for each loop")
         return running
 
-    # --- from the loop to threads
+    # --- from the event loop to threads
 
     def start(self, code: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
-        """Run ``code`` on a thread, also if its caller is cancelled. Raises ``ClosedError`` after ``close``."""
+        """Run ``code`` on a thread, even if its caller is cancelled. Raises ``ClosedError`` after ``close``."""
         if self.closed:
             raise ClosedError("the object is closed")
-        future = self.here().run_in_executor(self._threads, functools.partial(code, *args, **kwargs))
-        future.add_done_callback(_retrieve)
+        future = self.running_loop().run_in_executor(self._threads, functools.partial(code, *args, **kwargs))
+        future.add_done_callback(_mark_retrieved)
         return future
 
     async def call(self, code: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run ``code`` on a thread in the caller's context, and return its result. If the caller is cancelled, ``code``
-        runs to its end, or does not begin.
+        """Run ``code`` on a thread in the caller's context, and return its result. If the caller is cancelled, ``code`` runs to
+        its end if it has begun; otherwise it does not begin.
         """
         work = [functools.partial(copy_context().run, functools.partial(code, *args, **kwargs))]
         try:
-            begun = self.start(lambda: work.pop()())
-        except BaseException:  # no thread could start; a later one must not run ``code`` after this error
+            future = self.start(lambda: work.pop()())
+        except BaseException:  # no thread could start: a later thread must not run ``code`` after this error
             work.clear()
             raise
-        return await begun
+        return await future
 
     async def call_or_undo(self, undo: Callable[[T], object], code: Callable[[], T]) -> T:
-        """As ``call``. If the caller is cancelled while ``code`` runs, ``undo`` gets the result, on a thread."""
-        work, begun = [functools.partial(copy_context().run, functools.partial(code))], None
+        """As ``call``. If the caller is cancelled while ``code`` runs, a thread calls ``undo`` with the result."""
+        work, future = [functools.partial(copy_context().run, functools.partial(code))], None
         try:
-            begun = self.start(lambda: work.pop()())
-            return await asyncio.shield(begun)
+            future = self.start(lambda: work.pop()())
+            return await asyncio.shield(future)
         except BaseException:
             work.clear()
-            if begun is not None:
-                begun.add_done_callback(functools.partial(self._undo, undo))
+            if future is not None:
+                future.add_done_callback(functools.partial(self._undo, undo))
             raise
 
-    def _undo(self, undo: Callable[[T], object], done: asyncio.Future[T]) -> None:
-        if not done.cancelled() and done.exception() is None:
-            with contextlib.suppress(RuntimeError):  # there can be no more threads
-                self.finish(undo, done.result())
+    def _undo(self, undo: Callable[[T], object], future: asyncio.Future[T]) -> None:
+        if not future.cancelled() and future.exception() is None:
+            with contextlib.suppress(RuntimeError):  # no thread can start
+                self.start_after_close(undo, future.result())
 
-    def finish(self, code: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
-        """As ``start``, also after ``close``, for operations that began before it."""
+    def start_after_close(self, code: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
+        """As ``start``, but allowed after ``close``: for operations that began before ``close``."""
         if self.closed:
-            return self.apart(functools.partial(code, *args, **kwargs))
+            return self.start_on_new_thread(functools.partial(code, *args, **kwargs))
         return self.start(code, *args, **kwargs)
 
-    async def finished(self, code: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """As ``call``, also after ``close``, for operations that began before it. ``code`` runs even if the call is cancelled."""
-        return await asyncio.shield(self.finish(copy_context().run, functools.partial(code, *args, **kwargs)))
-
-    def apart(self, code: Callable[[], T]) -> asyncio.Future[T]:
-        """Run ``code`` on a new thread: a close must not wait for busy threads, nor be cancelled before it begins. Raises
-        ``RuntimeError`` if the system has no more threads; then ``code`` has not begun.
+    async def call_after_close(self, code: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """As ``call``, but allowed after ``close``: for operations that began before ``close``. ``code`` runs even if the
+        caller is cancelled.
         """
-        threads = _all.add(DaemonThreads(1, "rocketmq-aio-close"))
-        future = self.here().run_in_executor(threads, code)
-        future.add_done_callback(_retrieve)
+        return await asyncio.shield(
+            self.start_after_close(copy_context().run, functools.partial(code, *args, **kwargs))
+        )
+
+    def start_on_new_thread(self, code: Callable[[], T]) -> asyncio.Future[T]:
+        """Run ``code`` on a new thread: closing an object must not wait for busy threads, and must begin even if its caller is
+        cancelled. Raises ``RuntimeError`` if no thread can start; then ``code`` does not run.
+        """
+        threads = _all_threads.add(DaemonThreads(1, "rocketmq-aio-close"))
+        future = self.running_loop().run_in_executor(threads, code)
+        future.add_done_callback(_mark_retrieved)
         threads.shutdown(wait=False)
         return future
 
-    # --- from threads to the loop
+    # --- from threads to the event loop
 
     @property
-    def gone(self) -> bool:
+    def loop_is_closed(self) -> bool:
         """Whether the event loop was closed, so that pending calls never run."""
         return self._loop is not None and self._loop.is_closed()
 
-    def soon(self, call: Callable[[], object]) -> None:
-        """Schedule ``call`` in the loop. Raises ``RuntimeError`` if the loop was closed."""
-        if self._loop is None and self._made_in is not None and not self._made_in.is_closed():
-            self._loop = self._made_in
+    def schedule(self, call: Callable[[], object]) -> None:
+        """Schedule ``call`` in the event loop. Raises ``RuntimeError`` if the event loop was closed or there is none yet."""
+        if self._loop is None and self._created_in is not None and not self._created_in.is_closed():
+            self._loop = self._created_in
         if self._loop is None:
             raise RuntimeError("there is no event loop yet")
         self._ready.append(call)
-        if self._woken and not self.gone:
+        if self._drain_scheduled and not self.loop_is_closed:
             return
-        self._woken = True
+        self._drain_scheduled = True
         try:
             self._loop.call_soon_threadsafe(self._drain)
         except RuntimeError:
-            self._woken = False
+            self._drain_scheduled = False
             self._ready.clear()
-            orphaned, self.orphaned = self.orphaned, None
-            if orphaned is not None and self.gone and not self.closed:
-                start_thread("rocketmq-aio-close", orphaned, again=False)
+            on_loop_closed, self.on_loop_closed = self.on_loop_closed, None
+            if on_loop_closed is not None and self.loop_is_closed and not self.closed:
+                start_thread("rocketmq-aio-close", on_loop_closed, again=False)
             raise
 
     def _drain(self) -> None:
-        self._woken = False  # before the loop below: later calls of ``soon`` schedule a new drain
+        self._drain_scheduled = False  # before the loop below, so that later calls of ``schedule`` schedule a new drain
         try:
             while self._ready:
                 self._ready.popleft()()
-        except BaseException:  # Ctrl-C is raised to the user, and the later calls still run
-            self.here().call_soon(self._drain)
+        except BaseException:  # for example Ctrl-C, which is raised to the user; the other calls still run
+            self.running_loop().call_soon(self._drain)
             raise
 
     def put(self, future: asyncio.Future[Any], outcome: object) -> None:
-        """Set the outcome of ``future``; does nothing if the loop was closed."""
+        """Set the result or exception of ``future``. Does nothing if the event loop was closed."""
         with contextlib.suppress(RuntimeError):
-            self.soon(functools.partial(_put, future, outcome))
+            self.schedule(functools.partial(_set_outcome, future, outcome))
 
     def run(self, code: Callable[..., Any], *args: Any) -> Any:
-        """Call a user's function here, and return its result. A coroutine that it returns runs in the loop, in this thread's
-        context, while this thread waits.
+        """Call a user's function on this thread, and return its result. If the function returns a coroutine, this thread waits
+        while the coroutine runs in the event loop, in the context of this thread.
         """
-        returned = code(*args)
-        if not inspect.iscoroutine(returned):
-            return returned
-        done: Future[Any] = Future()
+        result = code(*args)
+        if not inspect.iscoroutine(result):
+            return result
+        future: Future[Any] = Future()
         try:
-            self.soon(functools.partial(copy_context().run, self._begin, returned, done))
+            self.schedule(functools.partial(copy_context().run, self._begin, result, future))
         except BaseException:
-            returned.close()
+            result.close()
             raise
         while True:
             with contextlib.suppress(TimeoutError):
-                if done.exception(_ALIVE_S) is None:
-                    return done.result()
-            if done.done():
-                return done.result()
-            if self.gone:
+                if future.exception(_LOOP_CHECK_S) is None:
+                    return future.result()
+            if future.done():
+                return future.result()
+            if self.loop_is_closed:
                 raise ClosedError("the event loop was closed")
 
-    def _begin(self, coroutine: Coroutine[Any, Any, Any], done: Future[Any]) -> None:
-        def ended(task: object) -> None:
-            coroutine.close()  # avoids a warning if its task was cancelled before it began
-            if not done.done():
-                done.set_exception(ClosedError("the coroutine was cancelled"))
+    def _begin(self, coroutine: Coroutine[Any, Any, Any], future: Future[Any]) -> None:
+        def on_end(task: object) -> None:
+            coroutine.close()  # avoids a warning of Python if the task was cancelled before it began
+            if not future.done():
+                future.set_exception(ClosedError("the coroutine was cancelled"))
 
         if self.closed:
-            ended(None)
+            on_end(None)
         else:
-            self.run_task(_run(coroutine, done), ended)
+            self.run_task(_run(coroutine, future), on_end)
 
-    def run_task(self, coroutine: Coroutine[Any, Any, None], ended: Callable[[object], None]) -> None:
-        """Run ``coroutine`` in the loop, and call ``ended`` with its task at the end. ``close`` cancels it."""
+    def run_task(self, coroutine: Coroutine[Any, Any, None], on_end: Callable[[object], None]) -> None:
+        """Run ``coroutine`` as a task of the event loop, and call ``on_end`` with the task at its end. ``close`` cancels the
+        task.
+        """
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        task.add_done_callback(ended)
+        task.add_done_callback(on_end)
 
     def close(self) -> None:
-        """Cancel coroutines that threads wait for, and end the threads after their work."""
+        """Cancel the tasks of ``run_task``, and end the threads after their current work."""
         self.closed = True
         for task in self._tasks:
             task.cancel()
         self._threads.shutdown(wait=False)
 
 
-class Coroutines(DeferredListener):
-    """A listener that runs ``code`` in an event loop, ``limit`` calls at a time."""
+class CoroutineListener(DeferredListener):
+    """A listener that awaits ``code`` in an event loop, at most ``limit`` calls at a time."""
 
     def __init__(self, loop: EventLoop, code: Callable[[Any, Any], Any], limit: int) -> None:
         self._loop = loop
         self._code = code
         self._limit = limit
         self._running = 0
-        self._line: deque[NextCall] = deque()
+        self._waiting: deque[NextCall] = deque()
 
-    def submit(self, turn: NextCall, times: int, first: bool = False) -> None:
-        """Let calls wait. Raises ``RuntimeError`` if the loop was closed, but not the consumer."""
-        (self._line.extendleft if first else self._line.extend)(repeat(turn, times))
+    def submit(self, next_call: NextCall, count: int, at_front: bool = False) -> None:
+        """Queue calls. Raises ``RuntimeError`` if the event loop was closed before the consumer."""
+        (self._waiting.extendleft if at_front else self._waiting.extend)(repeat(next_call, count))
         try:
-            self._loop.soon(self._spread)
+            self._loop.schedule(self._start_tasks)
         except RuntimeError:
-            self._line.clear()
+            self._waiting.clear()
             raise
 
-    def _spread(self) -> None:
-        for _ in range(min(len(self._line), self._limit - self._running)):
+    def _start_tasks(self) -> None:
+        for _ in range(min(len(self._waiting), self._limit - self._running)):
             self._running += 1
             self._loop.run_task(self._run(), self._ended)
 
     def _ended(self, task: object) -> None:
-        """Called at the end of a task, also if it was cancelled before it began. Starts the next waiting calls."""
+        """Count the end of a task, and start tasks for the waiting calls. Also called if the task was cancelled before it
+        began.
+        """
         self._running -= 1
-        if self._line and not self._loop.closed:
-            self._spread()
+        if self._waiting and not self._loop.closed:
+            self._start_tasks()
 
     async def _run(self) -> None:
-        """Call the listener until no call waits: a task for each call would cost more than a quick listener takes.
+        """Call the listener until no call waits. A task for each call would take more time than a quick listener.
 
-        A call that sets context variables is the last one of its task, so that other calls do not see them.
+        A call that sets context variables is the last call of its task, so that other calls do not see these variables.
         """
-        pause_at = time.monotonic() + PAUSE_S
-        while self._line:
-            if (call := self._line.popleft()()) is None:
+        pause_at = time.monotonic() + YIELD_AFTER_S
+        while self._waiting:
+            if (call := self._waiting.popleft()()) is None:
                 continue
-            before = copy_context()  # after the turn, which may set variables of its own
+            before = copy_context()  # after the line above, because a call may set variables before it starts
             outcome: object
             try:
                 outcome = await self._code(call.messages, call.context)
             except BaseException as e:
-                outcome = Failure(e)  # also if an operation that the listener awaited was cancelled, not the listener
+                outcome = Failure(e)  # includes the cancellation of an operation that the listener awaited
                 if isinstance(e, asyncio.CancelledError) and _is_cancelled():
-                    if not self._loop.closed:  # otherwise the consumer has stopped, and its messages are redelivered
-                        self._settle(call, outcome)
+                    # After ``close``, the consumer has stopped, and its messages are redelivered.
+                    if not self._loop.closed:
+                        self._apply_outcome(call, outcome)
                     raise
             if outcome is None and call.context.ack_index is None:
                 call(None)
             else:
-                self._settle(call, outcome)
-            if attempt(copy_context().__eq__, before) is not True:  # what users put there may not be comparable
+                self._apply_outcome(call, outcome)
+            if attempt(copy_context().__eq__, before) is not True:  # comparing the user's values may raise an error
                 return
             if time.monotonic() > pause_at:
                 await asyncio.sleep(0)
-                pause_at = time.monotonic() + PAUSE_S
+                pause_at = time.monotonic() + YIELD_AFTER_S
 
-    def _settle(self, call: ListenerCall, outcome: object) -> None:
-        """Apply an outcome on a thread, because this may send messages back to a broker."""
-        settling = attempt(self._loop.start, call, outcome)
-        if isinstance(settling, Failure):
-            logger.warning("messages of %s cannot be returned to the broker now: %s", call.context.queue, settling)
-            if not self._loop.closed:  # no thread can start now
-                asyncio.get_running_loop().call_later(AGAIN_S, self._settle, call, outcome)
+    def _apply_outcome(self, call: ListenerCall, outcome: object) -> None:
+        """Apply an outcome on a thread, because this may send messages back to a broker. Tries again if no thread can start."""
+        applied = attempt(self._loop.start, call, outcome)
+        if isinstance(applied, Failure):
+            logger.warning("messages of %s cannot be returned to the broker now: %s", call.context.queue, applied)
+            if not self._loop.closed:
+                asyncio.get_running_loop().call_later(RETRY_S, self._apply_outcome, call, outcome)
 
 
 def _is_cancelled() -> bool:
-    """Whether the task itself was cancelled."""
+    """Whether the current task was cancelled, and not an operation that it awaited."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
-async def _run(coroutine: Coroutine[Any, Any, Any], done: Future[Any]) -> None:
-    """Run the user's coroutine, and put whatever it raises into ``done``; a ``SystemExit`` would otherwise end the event loop."""
+async def _run(coroutine: Coroutine[Any, Any, Any], future: Future[Any]) -> None:
+    """Run a user's coroutine, and set its result or exception as that of ``future``. Includes ``SystemExit``, which would end the
+    event loop.
+    """
     try:
-        done.set_result(await coroutine)
+        future.set_result(await coroutine)
     except BaseException as e:
         if isinstance(e, asyncio.CancelledError):
             raise
-        done.set_exception(e)
+        future.set_exception(e)
 
 
-def _put(future: asyncio.Future[Any], outcome: object) -> None:
+def _set_outcome(future: asyncio.Future[Any], outcome: object) -> None:
     if future.done():  # cancelled
         return
-    if isinstance(outcome, StopIteration):  # which futures do not accept
+    if isinstance(outcome, StopIteration):  # futures do not accept it
         future.set_exception(RuntimeError("StopIteration was raised"))
     elif isinstance(outcome, BaseException):
         future.set_exception(outcome)
@@ -311,45 +324,47 @@ def _put(future: asyncio.Future[Any], outcome: object) -> None:
         future.set_result(outcome)
 
 
-def _retrieve(future: asyncio.Future[Any]) -> None:
-    """Mark the exception as retrieved, so that asyncio does not log it if the caller was cancelled."""
+def _mark_retrieved(future: asyncio.Future[Any]) -> None:
+    """Retrieve the exception, because asyncio logs exceptions that were not retrieved, as after a cancelled call."""
     if not future.cancelled():
         future.exception()
 
 
-class Asynchronous:
-    """Base class: an event loop and ``close``. ``threads`` limits how many calls block at the same time."""
+class AsyncClient:
+    """Base class of objects that wrap a blocking object. ``threads`` is the maximum number of calls that block at the same
+    time.
+    """
 
     def __init__(self, threads: int = WAITING_THREADS) -> None:
         self._loop = EventLoop(threads)
         self._closed = False
 
-    def _check(self) -> asyncio.AbstractEventLoop:
-        loop = self._loop.here()
+    def _check_open(self) -> asyncio.AbstractEventLoop:
+        loop = self._loop.running_loop()
         if self._closed:
             raise ClosedError(f"the {type(self).__name__} is closed")
         return loop
 
-    async def _ask(self, code: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run a method of the wrapped object on a thread; returns or raises what it does."""
-        self._check()
+    async def _run_on_thread(self, code: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a method of the wrapped object on a thread, and return its result."""
+        self._check_open()
         return await self._loop.call(code, *args, **kwargs)
 
-    async def _end(self, code: Callable[[], T]) -> T:
-        """Close with ``code``, which continues if the caller is cancelled. If it fails, or no thread can start, ``close`` may be
-        called again.
+    async def _close_with(self, code: Callable[[], T]) -> T:
+        """Close the object with ``code``, which runs to its end even if the caller is cancelled. If ``code`` fails or no thread
+        can start, the object is open again, and ``close`` may be called again.
         """
         self._closed = True
         try:
-            ending = self._loop.apart(code)
+            ending = self._loop.start_on_new_thread(code)
         except BaseException:
             self._closed = False
             raise
-        ending.add_done_callback(self._settled)
+        ending.add_done_callback(self._on_closed)
         return await asyncio.shield(ending)
 
-    def _settled(self, ending: asyncio.Future[Any]) -> None:
-        if ending.cancelled() or ending.exception() is None:
+    def _on_closed(self, closing: asyncio.Future[Any]) -> None:
+        if closing.cancelled() or closing.exception() is None:
             self._loop.close()
         else:
             self._closed = False
@@ -359,7 +374,7 @@ class Asynchronous:
         raise NotImplementedError
 
     async def __aenter__(self) -> Self:
-        self._check()
+        self._check_open()
         return self
 
     async def __aexit__(self, *error: object) -> None:

@@ -1,8 +1,8 @@
 """A producer for coroutines. It wraps ``session/producers.Producer``.
 
-Sends of one iteration of the event loop begin together, so that they need few writes. A send that does not block, because the
-route is cached and there is room for unacknowledged messages, begins in the loop. Threads begin the others: the first send to a
-topic, which fetches the route, and sends that wait for room, in their order.
+Sends of one iteration of the event loop begin together, so that they need few writes. A send begins in the event loop if it
+does not block: its route is cached, and there is room for unacknowledged messages. Threads begin the other sends: sends to a
+topic whose route is not cached, which requests the route, and in their order, sends that wait for room.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from datetime import datetime, timedelta
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
-from rocketmq_spark.aio.loop import PAUSE_S, Asynchronous, EventLoop
+from rocketmq_spark.aio.loop import YIELD_AFTER_S, AsyncClient, EventLoop
 from rocketmq_spark.base.arguments import function, seconds
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.threads import Failure, attempt, never_waiting, start_thread
@@ -42,10 +42,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Larger bodies are sent from a thread, because compressing 256 KiB takes up to 50 ms.
-MOST_IN_LOOP = 64 * 1024
+# Threads begin sends of larger bodies, because compressing 256 KiB takes up to 50 ms.
+MAX_LOOP_BODY_BYTES = 64 * 1024
 # Cause and remedy for a send that was passed to a thread and did not begin within its timeout.
-_NO_ROOM = "too many messages are under way", "Send more slowly, or await earlier sends first"
+_NO_ROOM = "too many messages are unacknowledged", "Send more slowly, or await earlier sends first"
 _NO_ROUTE = "too many sends wait for routes of topics", "Check that a name server answers"
 
 
@@ -82,43 +82,44 @@ class _UnstartedSend(NamedTuple):
     future: asyncio.Future[SendResult]
     message: Message
     how: How
-    since: float
-    context: Context  # of the coroutine that sends it
+    since_s: float  # time of the monotonic clock
+    context: Context  # of the coroutine that sends the message
 
 
 class _UnstartedSendCount:
     """Counts the sends that threads have not begun yet."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # in ``with`` itself, for Ctrl-C (as in consumer.polls)
+        # ``with`` on the lock itself, not on the condition: then Ctrl-C cannot leave the lock locked.
+        self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._futures: set[asyncio.Future[SendResult]] = set()
 
-    def add(self, waiting: _UnstartedSend) -> None:
+    def add(self, send: _UnstartedSend) -> None:
         with self._lock:
-            self._futures.add(waiting.future)
+            self._futures.add(send.future)
 
-    def discard(self, waiting: _UnstartedSend) -> None:
-        """Remove ``waiting``. May be called twice, because a send for which no thread could start may get one later."""
+    def discard(self, send: _UnstartedSend) -> None:
+        """Remove ``send``. May be called twice, because a send for which no thread could start may get a thread later."""
         with self._lock:
-            self._futures.discard(waiting.future)
+            self._futures.discard(send.future)
             self._changed.notify_all()
 
-    def none_left(self, deadline: Deadline) -> bool:
-        """Wait until all have begun; returns False after ``deadline``."""
+    def wait_until_empty(self, deadline: Deadline) -> bool:
+        """Wait until all sends have begun. Returns False if ``deadline`` expires."""
         with self._lock:
             return self._changed.wait_for(lambda: not self._futures, deadline.remaining())
 
 
 class _SendThread:
-    """Begins sends one after the other. The thread refers only to the queue, so that a dropped producer ends the thread."""
+    """Begins sends one after the other. The thread has no reference to the producer, so that it ends after a dropped producer."""
 
     def __init__(self) -> None:
         self._sends: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def put(self, begin: Callable[[], None]) -> None:
-        """Have the thread call ``begin``. Raises ``RuntimeError``, and does not, if the system has no more threads."""
+        """Let the thread call ``begin``. If no thread can start, raises ``RuntimeError`` and never calls ``begin``."""
         self._thread = self._thread or start_thread("rocketmq-aio-send", functools.partial(_begin_each, self._sends))
         self._sends.put(begin)
 
@@ -126,7 +127,7 @@ class _SendThread:
         return self._sends.empty()
 
     def end(self) -> None:
-        """End the thread after the sends of the queue. ``put`` starts a new thread, as after a close that failed."""
+        """End the thread after the queued sends. ``put`` starts a new thread, for example after a close that failed."""
         if self._thread is not None:
             self._thread = None
             self._sends.put(None)
@@ -141,7 +142,7 @@ def _begin_each(sends: SimpleQueue[Callable[[], None] | None]) -> None:
         del begin  # otherwise the waiting thread would keep the producer alive
 
 
-class Producer(Asynchronous):
+class Producer(AsyncClient):
     """Sends messages from coroutines. Options, arguments and errors are those of ``rocketmq_spark.Producer``.
 
     Args:
@@ -167,15 +168,15 @@ class Producer(Asynchronous):
             self._transaction_check = transaction_check
             check = functools.partial(self._loop.run, weakly_bound(transaction_check))
         self._producer = producers.Producer(name_server, group, transaction_check=check, **options)
-        self._fresh: deque[_UnstartedSend] = deque()  # of this iteration of the event loop
-        self._begun = 0  # number of sends that have begun since the start
+        self._new_sends: deque[_UnstartedSend] = deque()  # sends of this iteration of the event loop
+        self._begun_count = 0  # total number of sends that were taken from ``_new_sends``
         self._send_thread = _SendThread()
-        self._handed = _UnstartedSendCount()
-        self._rows = EventLoop()  # for calls that may take long, on separate threads
+        self._unstarted_sends = _UnstartedSendCount()
+        self._bulk_threads = EventLoop()  # separate threads for calls that may take long
 
     async def queues(self, topic: str) -> list[MessageQueue]:
         """The queues that messages of ``topic`` can go to."""
-        return await self._ask(self._producer.queues, topic)
+        return await self._run_on_thread(self._producer.queues, topic)
 
     async def send(
         self,
@@ -194,144 +195,151 @@ class Producer(Asynchronous):
         Coroutines that send at the same time do not wait for each other. To keep an order, await each send before the next. A
         send that is cancelled has no effect if it had not begun; otherwise the message may be stored.
         """
-        loop = self._check()
+        loop = self._check_open()
         if timeout_s is not None:
-            seconds("timeout_s", timeout_s)  # an error on a thread would leave the future without a result
+            # Check the value here, because an error on a thread would leave the future without a result.
+            seconds("timeout_s", timeout_s)
         how = How(queue, selector, arg, delay_level, delay, deliver_at, timeout_s)
         future = loop.create_future()
-        self._fresh.append(_UnstartedSend(future, message, how, time.monotonic(), copy_context()))
-        if len(self._fresh) == 1:
-            loop.call_soon(self._begin_fresh)
+        self._new_sends.append(_UnstartedSend(future, message, how, time.monotonic(), copy_context()))
+        if len(self._new_sends) == 1:
+            loop.call_soon(self._begin_new_sends)
         result: SendResult = await future
         return result
 
-    def _begin_fresh(self) -> None:
-        """Begin the sends of this iteration; yields to the event loop after some milliseconds."""
-        pause_at = time.monotonic() + PAUSE_S
+    def _begin_new_sends(self) -> None:
+        """Begin the sends of this iteration. Yields to the event loop after some milliseconds."""
+        pause_at = time.monotonic() + YIELD_AFTER_S
         try:
             with never_waiting(), batch_writes():
-                while self._fresh and (self._closed or time.monotonic() <= pause_at):
-                    waiting = self._fresh.popleft()
-                    self._begun += 1
+                while self._new_sends and (self._closed or time.monotonic() <= pause_at):
+                    send = self._new_sends.popleft()
+                    self._begun_count += 1
                     try:
-                        begun = attempt(self._begin_or_hand_over, waiting)
-                    except BaseException:  # Ctrl-C is for the user
-                        waiting.future.cancel()
+                        begun = attempt(self._begin_or_pass_to_thread, send)
+                    except BaseException:  # for example Ctrl-C, which is raised to the user
+                        send.future.cancel()
                         raise
                     if isinstance(begun, Failure):
-                        self._loop.put(waiting.future, _not_begun(begun.error, waiting))
-        finally:  # nothing else would begin the sends after the interrupted one
-            if self._fresh:
-                self._loop.here().call_soon(self._begin_fresh)
+                        self._loop.put(send.future, _start_error(begun.error, send))
+        finally:  # after an interrupt, nothing else would begin the other sends
+            if self._new_sends:
+                self._loop.running_loop().call_soon(self._begin_new_sends)
 
-    def _begin_or_hand_over(self, waiting: _UnstartedSend) -> None:
-        message, how = waiting.message, waiting.how
-        if not _sized(message):  # the producer rejects it at once
-            self._begin(waiting)
+    def _begin_or_pass_to_thread(self, send: _UnstartedSend) -> None:
+        message, how = send.message, send.how
+        if not _is_well_typed(message):  # the producer rejects it at once
+            self._begin(send)
         elif not has_cached_route(self._producer, message.topic, how.timeout_s is how.delay_level is None):
-            # A slow route must not hold up other topics.
-            self._hand_over(waiting, lambda: self._loop.start(self._begin_in_turn, waiting, _NO_ROUTE))
+            # Not on the send thread, because a slow route must not delay sends to other topics.
+            self._pass_to_thread(send, lambda: self._loop.start(self._begin_on_thread, send, _NO_ROUTE))
         elif (
             self._is_quick(message, how)
             and self._send_thread.empty()
             and sends_without_waiting(self._producer, message)
         ):
-            self._begin(waiting)
+            self._begin(send)
         else:
-            begin = functools.partial(self._begin_in_turn, waiting, _NO_ROOM)
-            self._hand_over(waiting, lambda: self._send_thread.put(begin))
+            begin = functools.partial(self._begin_on_thread, send, _NO_ROOM)
+            self._pass_to_thread(send, lambda: self._send_thread.put(begin))
 
     def _is_quick(self, message: Message, how: How) -> bool:
-        """Whether a send neither requests a broker's timer limit nor compresses a large body."""
-        return how.delay is how.deliver_at is None and len(message.body) <= MOST_IN_LOOP
+        """Whether a send needs neither the maximum timer delay of a broker nor the compression of a large body."""
+        return how.delay is how.deliver_at is None and len(message.body) <= MAX_LOOP_BODY_BYTES
 
-    def _hand_over(self, waiting: _UnstartedSend, start: Callable[[], object]) -> None:
-        self._handed.add(waiting)
+    def _pass_to_thread(self, send: _UnstartedSend, start: Callable[[], object]) -> None:
+        self._unstarted_sends.add(send)
         try:
             start()
-        except BaseException:  # the system has no more threads
-            self._handed.discard(waiting)
+        except BaseException:  # no thread can start
+            self._unstarted_sends.discard(send)
             raise
 
-    def _begin_in_turn(self, waiting: _UnstartedSend, why: tuple[str, str]) -> None:
-        """Begin a send on a thread, or fail it with ``why`` (cause and remedy) if it waited for longer than its timeout."""
+    def _begin_on_thread(self, send: _UnstartedSend, cause_and_remedy: tuple[str, str]) -> None:
+        """Begin a send on a thread, or fail it with ``cause_and_remedy`` (cause and remedy) if it waited for longer than its
+        timeout.
+        """
         try:
-            given_s = waiting.how.timeout_s
-            timeout_s = self._producer.settings.send_timeout_s if given_s is None else given_s
-            if time.monotonic() - waiting.since < timeout_s:
-                self._begin(waiting)
+            own_timeout_s = send.how.timeout_s
+            timeout_s = self._producer.settings.send_timeout_s if own_timeout_s is None else own_timeout_s
+            if time.monotonic() - send.since_s < timeout_s:
+                self._begin(send)
                 return
-            cause, remedy = why
+            cause, remedy = cause_and_remedy
             text = f"{cause}, and this one has waited for the whole send timeout"
-            self._loop.put(waiting.future, SendFailed(text, topic=waiting.message.topic, remedy=remedy))
+            self._loop.put(send.future, SendFailed(text, topic=send.message.topic, remedy=remedy))
         finally:
-            self._handed.discard(waiting)
+            self._unstarted_sends.discard(send)
 
-    def _begin(self, waiting: _UnstartedSend) -> None:
-        future, message, how, _, context = waiting
-        if future.done():  # cancelled, or refused
+    def _begin(self, send: _UnstartedSend) -> None:
+        future, message, how, _, context = send
+        if future.done():  # the send was cancelled or has failed
             return
-        landed = NonblockingCallback(functools.partial(self._loop.put, future))
-        given = {} if how == DEFAULT_HOW else how._asdict()
-        sent = attempt(context.run, functools.partial(self._producer.send_async, message, landed, **given))
-        if isinstance(sent, Failure):
-            self._loop.put(future, sent.error)
+        on_outcome = NonblockingCallback(functools.partial(self._loop.put, future))
+        how_arguments = {} if how == DEFAULT_HOW else how._asdict()
+        started = attempt(
+            context.run, functools.partial(self._producer.send_async, message, on_outcome, **how_arguments)
+        )
+        if isinstance(started, Failure):
+            self._loop.put(future, started.error)
 
     async def send_oneway(self, message: Message, **how: Any) -> None:
         """Send without an answer, so it stays unknown whether the message was stored.
 
         ``how``: the keyword arguments of ``rocketmq_spark.Producer.send_oneway``.
         """
-        await self._ask(self._producer.send_oneway, message, **how)
+        await self._run_on_thread(self._producer.send_oneway, message, **how)
 
     async def send_batch(
         self, messages: Collection[Message], queue: MessageQueue | None = None, timeout_s: float | None = None
     ) -> SendResult:
         """Send ``messages`` of one topic in one request, to ``queue`` or any. See ``rocketmq_spark.Producer.send_batch``."""
-        return await self._ask(self._producer.send_batch, messages, queue, timeout_s)
+        return await self._run_on_thread(self._producer.send_batch, messages, queue, timeout_s)
 
     async def send_arrow(self, rows: Any, topic: str | None = None, **how: Any) -> SentRows:
         """Send the ``rows`` of Arrow data to ``topic``, on a thread. See ``rocketmq_spark.Producer.send_arrow``.
 
         ``how``: its other keyword arguments. Cancelling a call that has begun does not stop it.
         """
-        self._check()
-        return await self._rows.call(self._producer.send_arrow, rows, topic, **how)
+        self._check_open()
+        return await self._bulk_threads.call(self._producer.send_arrow, rows, topic, **how)
 
     async def send_many(self, messages: Iterable[Message], **how: Any) -> SentRows:
         """Send ``messages`` in batches, on a thread, which also iterates over them. See ``rocketmq_spark.Producer.send_many``.
 
         ``how``: its other keyword arguments. Cancelling a call that has begun does not stop it.
         """
-        self._check()
-        return await self._rows.call(self._producer.send_many, messages, **how)
+        self._check_open()
+        return await self._bulk_threads.call(self._producer.send_many, messages, **how)
 
     async def request(self, message: Message, **how: Any) -> Reply:
         """Send a message, and wait for the reply of a consumer that receives it.
 
         ``how``: the keyword arguments of ``rocketmq_spark.Producer.request``.
         """
-        asked = await self._ask(self._producer.request_async, message, **how)
-        future: asyncio.Future[Reply] = self._loop.here().create_future()
-        asked.add_done_callback(lambda done: self._loop.put(future, done.exception() or done.result()))
+        reply_future = await self._run_on_thread(self._producer.request_async, message, **how)
+        future: asyncio.Future[Reply] = self._loop.running_loop().create_future()
+        reply_future.add_done_callback(lambda done: self._loop.put(future, done.exception() or done.result()))
         return await future
 
     async def reply(self, to: ReceivedMessage, body: bytes, *, properties: Mapping[str, str] | None = None,
                     timeout_s: float | None = None) -> None:  # fmt: skip
         """Answer the request ``to`` with ``body`` and ``properties``, within ``timeout_s`` seconds (default: send timeout)."""
-        await self._ask(self._producer.reply, to, body, properties=properties, timeout_s=timeout_s)
+        await self._run_on_thread(self._producer.reply, to, body, properties=properties, timeout_s=timeout_s)
 
     async def send_half(self, message: Message, *, timeout_s: float | None = None) -> AsyncHalfMessage:
         """Store a half message, which is delivered when you commit it. See ``rocketmq_spark.Producer.send_half``.
 
         If the call is cancelled, the message is rolled back: you may send another one.
         """
-        self._check()
-        half = await self._half(functools.partial(self._producer.send_half, message, timeout_s=timeout_s))
-        return AsyncHalfMessage(half, self._loop.finished)
+        self._check_open()
+        half = await self._store_half(functools.partial(self._producer.send_half, message, timeout_s=timeout_s))
+        return AsyncHalfMessage(half, self._loop.call_after_close)
 
-    async def _half(self, store: Callable[[], HalfMessage]) -> HalfMessage:
-        """No one holds the half message of a caller that was cancelled: the check would find what another attempt saved."""
+    async def _store_half(self, store: Callable[[], HalfMessage]) -> HalfMessage:
+        """Store a half message on a thread. If the caller is cancelled, roll back the half message: nothing would decide it,
+        and if the caller tries again, the check of this half message would find the data of the other attempt.
+        """
         roll_back = functools.partial(self._producer._decide_at_end, decision=TransactionState.ROLLBACK)
         return await self._loop.call_or_undo(roll_back, store)
 
@@ -341,13 +349,13 @@ class Producer(Asynchronous):
 
         ``timeout_s`` seconds replace the send timeout of the half message.
         """
-        self._check()
+        self._check_open()
         transaction = self._producer.transaction(message, timeout_s=timeout_s)
-        half = await self._half(transaction.__enter__)
+        half = await self._store_half(transaction.__enter__)
         try:
-            yield AsyncHalfMessage(half, self._loop.finished)
+            yield AsyncHalfMessage(half, self._loop.call_after_close)
         except BaseException as e:
-            with contextlib.suppress(type(e)):  # both raise it again
+            with contextlib.suppress(type(e)):  # ``__exit__`` may raise ``e`` again, and so does the next line
                 await self._leave_block(half, transaction.__exit__, type(e), e, e.__traceback__)
             raise
         await self._leave_block(half, transaction.__exit__, None, None, None)
@@ -355,70 +363,70 @@ class Producer(Asynchronous):
     async def _leave_block(self, half: HalfMessage, leave: Callable[..., object], *error: object) -> None:
         """Commit or roll back at the end of a block, even if the producer was closed in it."""
         try:
-            await self._loop.finished(leave, *error)
+            await self._loop.call_after_close(leave, *error)
         except RuntimeError as e:
-            # No thread can start. The work of the block is done, so dropping the message must not roll it back.
+            # No thread can start. The block is finished, so the half message must not be rolled back when the object is dropped.
             if e not in error:
-                logger.warning("half message %s is not decided, its broker will ask for it: %s", half.result.msg_id, e)
+                logger.warning("half message %s is not decided; its broker will check it: %s", half.result.msg_id, e)
                 half._abandon()
 
     async def recall(self, topic: str, recall_handle: str) -> str:
         """Cancel a delayed message of ``topic`` by the ``recall_handle`` of its result; returns the message id."""
-        return await self._ask(self._producer.recall, topic, recall_handle)
+        return await self._run_on_thread(self._producer.recall, topic, recall_handle)
 
     async def flush(self, timeout_s: float | None = None) -> bool:
         """Send lingering batches, and wait until all sends are answered.
 
         Returns False if sends are still unanswered after ``timeout_s`` seconds (default: send timeout).
         """
-        self._check()
-        deadline, until = self._deadline(timeout_s), self._begun + len(self._fresh)
-        self._begin_fresh()
-        while self._begun < until:  # each iteration of the event loop begins some
+        self._check_open()
+        deadline, last = self._deadline(timeout_s), self._begun_count + len(self._new_sends)
+        self._begin_new_sends()
+        while self._begun_count < last:  # each iteration of the event loop begins some sends
             if deadline.expired:
                 return False
             await asyncio.sleep(0)
         return await self._loop.call(self._flush, deadline)
 
-    def _settled(self, ending: asyncio.Future[Any]) -> None:
-        super()._settled(ending)
+    def _on_closed(self, closing: asyncio.Future[Any]) -> None:
+        super()._on_closed(closing)
         if self._loop.closed:
-            self._rows.close()
+            self._bulk_threads.close()
 
     def _flush(self, deadline: Deadline) -> bool:
-        return self._handed.none_left(deadline) and self._producer.flush(deadline.remaining())
+        return self._unstarted_sends.wait_until_empty(deadline) and self._producer.flush(deadline.remaining())
 
     async def close(self, timeout_s: float | None = None) -> list[Unsent]:
         """Accept no more sends, wait up to ``timeout_s`` seconds (default: send timeout), and return sends without an answer."""
         if self._closed:
             return []
-        self._check()
+        self._check_open()
         self._closed = True
         try:
-            self._begin_fresh()
-        except BaseException:  # Ctrl-C: another call closes
+            self._begin_new_sends()
+        except BaseException:  # for example Ctrl-C: the user can call ``close`` again
             self._closed = False
             raise
-        return await self._end(functools.partial(self._close, timeout_s))
+        return await self._close_with(functools.partial(self._close, timeout_s))
 
     def _close(self, timeout_s: float | None) -> list[Unsent]:
         deadline = self._deadline(timeout_s)
-        self._handed.none_left(deadline)  # sends that were passed to threads before are sent
+        self._unstarted_sends.wait_until_empty(deadline)  # send the messages that were passed to threads before
         self._send_thread.end()
         return self._producer.close(deadline.remaining())
 
     def _deadline(self, timeout_s: float | None) -> Deadline:
-        return self._producer._deadline(timeout_s)  # which rejects a timeout that is not a number
+        return self._producer._deadline(timeout_s)  # raises an error for a timeout that is not a number
 
 
-def _sized(message: object) -> bool:
+def _is_well_typed(message: object) -> bool:
     """Whether ``message`` is a ``Message`` whose topic and body have the right types."""
     return isinstance(message, Message) and isinstance(message.topic, str) and hasattr(message.body, "__len__")
 
 
-def _not_begun(error: BaseException, waiting: _UnstartedSend) -> BaseException:
+def _start_error(error: BaseException, send: _UnstartedSend) -> BaseException:
     if not isinstance(error, RuntimeError):
         return error
     return SendFailed(
-        f"nothing was sent: {error}", topic=waiting.message.topic, remedy="Raise the limit of threads and processes"
+        f"nothing was sent: {error}", topic=send.message.topic, remedy="Raise the limit of threads and processes"
     )

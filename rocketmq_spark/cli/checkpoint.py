@@ -194,7 +194,7 @@ def diff(ctx: click.Context, output: Output, target: Target, folder: str) -> Non
 
 def differences(client: Client, batch: LoggedBatch) -> tuple[list[Drift], list[str]]:
     """Compare the queues that the query reads next with the brokers. Returns a ``Drift`` for each queue, and errors as texts."""
-    from rocketmq_spark.admin import deadline, with_kept
+    from rocketmq_spark.admin import deadline, with_kept_minimums
     from rocketmq_spark.cli.query import unplanned
     from rocketmq_spark.spark.checkpoints.rewind import drift
     from rocketmq_spark.spark.source.recreated_topics import RecreationWatch, topic_broker
@@ -211,7 +211,7 @@ def differences(client: Client, batch: LoggedBatch) -> tuple[list[Drift], list[s
     positions: dict[MessageQueue, int | None] = {**batch.positions, **dict.fromkeys(new)}
     missing_topics = {error.topic for error in failed if isinstance(error, RouteNotFound)}
     queues = {queue for queue in positions if queue.topic not in missing_topics}
-    bounds = with_kept(client, client.brokers.bounds(queues, deadline(client), note), positions, note)
+    bounds = with_kept_minimums(client, client.brokers.bounds(queues, deadline(client), note), positions, note)
     recreated: list[MessageQueue] = []
     for offsets in batch.sources.values():
         found = RecreationWatch(lambda: client.brokers, GROUP).check(offsets, bounds, deadline(client))

@@ -71,7 +71,7 @@ def describe(output: Output, target: Target, name: str) -> None:
     else:
         _show(output, there)
     if not there.queues:
-        groups.check_masters(client)
+        groups.require_masters(client)
 
 
 def _show(output: Output, there: GroupDescription) -> None:
@@ -86,7 +86,7 @@ def _show(output: Output, there: GroupDescription) -> None:
     output.rows(_QUEUES, _queues(there))
     known = sum(row.lag is not None for row in there.queues)
     part = f"{known} of " if 0 < known < len(there.queues) else ""
-    output.note(groups.UNSEEN)
+    output.note(groups.GRPC_MEMBERS_HINT)
     output.note(f"lag: {'-' if there.lag is None else there.lag} in {part}{len(there.queues)} queues")
 
 
@@ -215,7 +215,7 @@ def show(output: Output, target: Target, group: str, topics: tuple[str, ...]) ->
     from rocketmq_spark.cli.lag import own_group
 
     client, own = target.client(), own_group(target, group)
-    found = groups.of_group(client, own, topics)
+    found = groups.committed_offsets(client, own, topics)
     bounds, errors = groups.bounds_of(client, found)
     output.rows(_SHOWN, [{**_queue(q), **_bounds(bounds.get(q)), "offset": at} for q, at in sorted(found.items())])
     members = groups.members(client, own, found)
@@ -225,7 +225,7 @@ def show(output: Output, target: Target, group: str, topics: tuple[str, ...]) ->
         f"{len(members)} members{where}: {', '.join(members)}" if members else f"The group has no member now{where}"
     )
     if at_brokers:
-        output.note(groups.UNSEEN)
+        output.note(groups.GRPC_MEMBERS_HINT)
     if errors:
         raise errors[0]
 
@@ -275,10 +275,11 @@ def set_offsets(
     if not how["force"] and how["really"]:
         groups.check_members(own, members)
     new = all(change.before is None for change in changes)
-    hint = groups.near_groups(client, own) if new else ""  # asked before offsets are stored, which makes the group
+    # Before offsets are stored, which creates the group.
+    hint = groups.similar_groups_hint(client, own) if new else ""
     if how["really"]:
         groups.store_offsets(client, own, {change.queue: change.after for change in changes})
-        groups.warn_of_unseen(client, own, [change.queue for change in changes])
+        groups.warn_of_unseen_members(client, own, [change.queue for change in changes])
     output.rows(
         _CHANGED,
         [
@@ -293,7 +294,7 @@ def set_offsets(
         f"{moved} of {len(changes)} offsets {'are set' if how['really'] else 'would be set: use --yes to apply'}"
     )
     if groups.knows_members(client, [change.queue for change in changes]):
-        output.note(f"{groups.UNSEEN}. They continue at the new offsets")
+        output.note(f"{groups.GRPC_MEMBERS_HINT}. They continue at the new offsets")
     if members:
         output.note(
             f"The group has {len(members)} members, whose own offsets overwrite these: {', '.join(members[:3])}"

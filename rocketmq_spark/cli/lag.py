@@ -123,11 +123,11 @@ def _of_group(target: Target, group: str, topics: tuple[str, ...]) -> Ask:
     from rocketmq_spark.admin import groups
 
     client, own = target.client(), own_group(target, group)
-    return lambda: ({"group": own}, groups.look_at(client, groups.of_group(client, own, topics)))
+    return lambda: ({"group": own}, groups.queue_lags(client, groups.committed_offsets(client, own, topics)))
 
 
 def _of_checkpoint(target: Target, name: str, topics: tuple[str, ...]) -> Ask:
-    from rocketmq_spark.admin.groups import look_at
+    from rocketmq_spark.admin.groups import queue_lags
     from rocketmq_spark.cli.lag_view import under_way
     from rocketmq_spark.cli.query import next_positions, waited_for
 
@@ -138,7 +138,7 @@ def _of_checkpoint(target: Target, name: str, topics: tuple[str, ...]) -> Ask:
         about["newQueues"] = len(query.new)
         if (read := query.under_way) is not None:
             about["underWay"] = under_way(read, waited_for(client, read), _now_ms())
-        look = look_at(client, query.positions, query.new)
+        look = queue_lags(client, query.positions, query.new)
         return about, replace(look, errors=[*look.errors, *query.errors])
 
     return ask

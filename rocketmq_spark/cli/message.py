@@ -286,7 +286,7 @@ def _finder(target: Target) -> Callable[[ReceivedMessage], str | None]:
 
 def _letters(output: Output, target: Target, group: str, wanted: DeadLetterFilter) -> Iterator[ReceivedMessage]:
     """Yield dead letters. Their ``topic`` is the one in which the group read the message, or the dead-letter topic if unknown."""
-    from rocketmq_spark.admin.groups import near_groups
+    from rocketmq_spark.admin.groups import similar_groups_hint
     from rocketmq_spark.base.codes import Property
     from rocketmq_spark.cli import reading
     from rocketmq_spark.errors import RouteNotFound
@@ -306,7 +306,7 @@ def _letters(output: Output, target: Target, group: str, wanted: DeadLetterFilte
     except RouteNotFound:
         if not target.client().routes.any_broker():
             raise
-        hint = near_groups(target.client(), group)
+        hint = similar_groups_hint(target.client(), group)
         output.note(f"Group {group} has no dead letters: there is no topic {scope.on_wire(topic)}. {hint}".rstrip(". "))
         return
     topic_of = _topic_finder(output, target, own)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 
 from rocketmq_spark import session
-from rocketmq_spark.admin import with_kept
+from rocketmq_spark.admin import with_kept_minimums
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.columnar.decode.rows import placed, usable
 from rocketmq_spark.errors import NotReadable, OffsetError
@@ -81,7 +81,7 @@ class TopicReader:
                 "what topic %s has on %s is omitted: no read permission", self._topic, ", ".join(route.closed)
             )
         self._batches = BatchRoom(_HELD_BYTES)
-        self._next = start(self._client.retry.run(lambda: with_kept(self._client, self._bounds())))
+        self._next = start(self._client.retry.run(lambda: with_kept_minimums(self._client, self._bounds())))
         self._ahead, self._heads, self._held = {}, {}, {}
 
     def seek_offsets(self, begins: Mapping[MessageQueue, int], ends: Mapping[MessageQueue, int] | None = None) -> None:

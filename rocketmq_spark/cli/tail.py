@@ -276,7 +276,7 @@ def _store_start(target: Target, topic: str, how: dict[str, Any]) -> None:
     fresh = {change.queue: change.after for change in changes if change.before is None}
     if fresh and not groups.members(client, own, [change.queue for change in changes]):
         groups.store_offsets(client, own, fresh)
-        groups.warn_of_unseen(client, own, fresh)
+        groups.warn_of_unseen_members(client, own, fresh)
 
 
 @click.command(cls=SendingCommand)

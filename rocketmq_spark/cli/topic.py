@@ -165,10 +165,10 @@ def shrink(output: Output, target: Target, name: str, queues: int, brokers: tupl
 
     _refuse_part(target, name)
     client, only = target.client(), brokers or None
-    now = topics.shrink(client, name, queues, only, preview=True, named="--queues")
+    now = topics.shrink(client, name, queues, only, preview=True, argument_name="--queues")
     gone = sum(data.read_queues - queues for data in now.brokers.values())
     confirm(f"Take {gone} queues away from topic {name}: {now.hidden} messages go out of sight", yes)
-    _show(output, topics.shrink(client, name, queues, only, named="--queues"), shrunk=True)
+    _show(output, topics.shrink(client, name, queues, only, argument_name="--queues"), shrunk=True)
 
 
 @topic.command("list")

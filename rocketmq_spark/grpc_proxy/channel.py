@@ -1,11 +1,11 @@
-"""gRPC channels to the endpoints of a Proxy, the choice of an endpoint for each call, and the signature of a call.
+"""gRPC channels to the endpoints of a Proxy.
 
-Every endpoint serves every topic, so ``Endpoints`` uses another one while the preferred one does not answer. ``metadata``
-mirrors ``org.apache.rocketmq.client.java.rpc.Signature``: only the date is signed.
+``Endpoints`` chooses an endpoint for each call. Every endpoint serves every topic, so ``Endpoints`` chooses another one while the
+preferred endpoint does not answer. ``metadata`` signs a call as ``org.apache.rocketmq.client.java.rpc.Signature`` does: it signs
+only the date. ``ProxyChannel`` converts gRPC errors to a ``RocketMQError``.
 
-gRPC does not survive a fork. So a channel is opened with its first call and kept per process, and if the
-parent has opened one, its child opens none, because the child's calls would never end.
-This module converts gRPC errors to a ``RocketMQError``.
+gRPC does not survive a fork. So a channel is opened with its first call and belongs to one process. If a process has opened a
+channel, its forked children open none, because the calls of a child would never end.
 """
 
 from __future__ import annotations
@@ -30,65 +30,69 @@ from rocketmq_spark.base.process import Living
 from rocketmq_spark.base.threads import start_thread
 from rocketmq_spark.base.tls_files import Reloaded, check_authorities, system_authorities
 from rocketmq_spark.errors import ClosedError, ConnectionLost, OptionError, RocketMQError
-from rocketmq_spark.grpc_proxy.facts import TELEMETRY, Rpc
-from rocketmq_spark.grpc_proxy.protos import broken, proto
+from rocketmq_spark.grpc_proxy.protos import error_from_grpc, proto
+from rocketmq_spark.grpc_proxy.tables import TELEMETRY, Rpc
 from rocketmq_spark.options import paths
 
-# Minimum time for which an endpoint is avoided after it could not be reached or did not answer in time, if there is another one.
-REST_S = 5.0
+# Minimum time for which calls avoid an endpoint after a failed connection or a time-out, if there is another endpoint.
+AVOID_S = 5.0
 
 
 class Endpoints:
-    """The addresses of a Proxy, and until when each is avoided (seconds of a monotonic clock)."""
+    """The addresses of a Proxy, and the endpoints that calls avoid at the moment."""
 
     def __init__(self, addresses: Sequence[str]) -> None:
         self.addresses = tuple(addresses)
-        self._until: dict[str, float] = {}
-        self._proven: set[str] = set()
-        self._turn = 0
+        self._avoided_until: dict[str, float] = {}  # seconds of a monotonic clock, by address
+        self._verified: set[str] = set()  # addresses that have answered since their last failure
+        self._next_start = 0  # index of the endpoint that the next call without a preferred endpoint tries first
         self._lock = threading.Lock()
 
-    def pick(self, home: str | None, now: float) -> str:
-        """``home``, or without one the next in turn. If it is avoided, the first after it that is not; if all are avoided,
-        itself.
+    def choose(self, preferred: str | None, now: float) -> str:
+        """Return the ``preferred`` address; without one, the addresses take turns. If calls avoid this address, return the next
+        one that they do not avoid. If they avoid all addresses, return this address all the same.
         """
         with self._lock:
-            if home in self.addresses:
-                first = self.addresses.index(home)
+            if preferred in self.addresses:
+                start = self.addresses.index(preferred)
             else:
-                first, self._turn = self._turn % len(self.addresses), self._turn + 1
-            ring = self.addresses[first:] + self.addresses[:first]
-            return next((one for one in ring if self._until.get(one, 0.0) <= now), ring[0])
+                start, self._next_start = self._next_start % len(self.addresses), self._next_start + 1
+            candidates = self.addresses[start:] + self.addresses[:start]
+            return next(
+                (address for address in candidates if self._avoided_until.get(address, 0.0) <= now), candidates[0]
+            )
 
-    def failed(self, address: str, now: float, rest_s: float = REST_S) -> None:
-        """Note that an endpoint could not be reached, or did not answer."""
+    def record_failure(self, address: str, now: float, avoid_s: float = AVOID_S) -> None:
+        """Record that an endpoint could not be reached or did not answer. Calls avoid it for ``avoid_s``."""
         with self._lock:
-            self._until[address] = now + rest_s
-            self._proven.discard(address)
+            self._avoided_until[address] = now + avoid_s
+            self._verified.discard(address)
 
-    def worked(self, address: str) -> None:
-        """Note that an endpoint answered, even with an error."""
-        if address in self._until:
+    def record_contact(self, address: str) -> None:
+        """Record that an endpoint answered, even with an error. Calls avoid it no longer."""
+        if address in self._avoided_until:
             with self._lock:
-                self._until.pop(address, None)
+                self._avoided_until.pop(address, None)
 
-    def answered(self, address: str) -> None:
-        """Note a real answer of an endpoint, not a time-out of this client. From now on it may get a call's whole time."""
-        self._proven.add(address)
-        self.worked(address)
+    def record_answer(self, address: str) -> None:
+        """Record an answer without a gRPC error. From now on, a call to this endpoint may use the whole time of its deadline."""
+        self._verified.add(address)
+        self.record_contact(address)
 
-    def share(self, address: str, deadline: Deadline, left: int) -> Deadline:
-        """The time for a call to ``address``, one of ``left`` endpoints that can still be tried. An endpoint that has never
-        answered gets only a part, because an address that drops all packets causes no error before the time is over.
+    def time_slice(self, address: str, deadline: Deadline, untried: int) -> Deadline:
+        """Return the deadline of a call to ``address`` if ``untried`` endpoints, this one included, can still be tried.
+
+        An endpoint that has not answered yet gets only a part of the remaining time, because an address that drops all packets
+        causes no error before the time is over.
         """
-        return deadline if address in self._proven else deadline.within(deadline.remaining() / left)
+        return deadline if address in self._verified else deadline.within(deadline.remaining() / untried)
 
 
 PROTOCOL = "v2"
-_ALGORITHM = "MQv2-HMAC-SHA1"
+_SIGNATURE_ALGORITHM = "MQv2-HMAC-SHA1"
 
 
-class Keys(NamedTuple):
+class SigningKeys(NamedTuple):
     """The keys that sign calls."""
 
     access_key: str
@@ -99,8 +103,10 @@ class Keys(NamedTuple):
         return f"Keys(access_key={self.access_key!r})"
 
 
-def metadata(client_id: str, version: str, request_id: str, now: datetime, keys: Keys | None) -> list[tuple[str, str]]:
-    """The headers of one call at ``now``. The Proxy requires a ``client_id`` in every call."""
+def metadata(
+    client_id: str, version: str, request_id: str, now: datetime, keys: SigningKeys | None
+) -> list[tuple[str, str]]:
+    """Return the headers of one call at ``now``. The Proxy requires a ``client_id`` in every call."""
     date = now.astimezone(UTC).strftime("%Y%m%dT%H%M%SZ")
     headers = [
         ("x-mq-language", "PYTHON"),
@@ -118,37 +124,40 @@ def metadata(client_id: str, version: str, request_id: str, now: datetime, keys:
     headers.append(
         (
             "authorization",
-            f"{_ALGORITHM} Credential={keys.access_key}, SignedHeaders=x-mq-date-time, Signature={signature}",
+            f"{_SIGNATURE_ALGORITHM} Credential={keys.access_key}, SignedHeaders=x-mq-date-time, Signature={signature}",
         )
     )
     return headers
 
 
-# A Proxy accepts 130 MiB, and its answers may be as large as those of its brokers. Keepalive as in RocketMQ's Java client.
+# A Proxy accepts requests of up to 130 MiB, and its answers may be as large as those of its brokers.
 _MAX_MESSAGE_BYTES = 128 << 20
-_KEEPALIVE_MS, _KEEPALIVE_TIMEOUT_MS = 30_000, 10_000
+_KEEPALIVE_MS, _KEEPALIVE_TIMEOUT_MS = 30_000, 10_000  # as in RocketMQ's Java client
 _IDLE_MS = 100_000  # a connection without calls is closed after this time, as over remoting
-PUSHED_BYTES = 16 << 20  # the largest message that a Proxy may send unasked, unless option 'maxMessageSize' is larger
-# The answer to a ping waits behind messages that are under way, which takes as long as they do. gRPC pings with each of them, to
-# measure the connection; so this must be longer than a consumer waits for messages. By itself gRPC waits a minute.
+# The largest message of a telemetry stream, unless option 'maxMessageSize' is larger. A Proxy sends these without a request.
+MAX_PUSHED_BYTES = 16 << 20
+# gRPC pings while messages arrive, to measure the connection, and the answer to a ping waits behind these messages. So this time
+# must be longer than a consumer waits for messages. gRPC's default is a minute.
 _PING_TIMEOUT_MS = 30_000
 _FIRST_RECONNECT_MS, _MAX_RECONNECT_MS = 100, 2_000
-# One attempt to connect takes at most this, whatever option 'connectTimeout' says: it goes on after the call that wanted it.
-_LONGEST_ATTEMPT_MS = 20_000
+# Maximum time of one attempt to connect, even if option 'connectTimeout' is longer. gRPC continues an attempt after the end of
+# the call that started it.
+_MAX_CONNECT_MS = 20_000
 
-# gRPC counts a call before it starts the thread for its answers. If the system has no thread, the channel delivers no answers any
-# more, and closing or finalizing it waits forever. Such a channel is useless, and kept here so that it is never finalized.
-_deaf: list[grpc.Channel] = []
+# gRPC counts a call before it starts the thread for its answers. If the system has no thread, the channel never delivers answers
+# again, and closing or finalizing the channel waits forever. This list keeps such channels, so that they are never finalized.
+_leaked_channels: list[grpc.Channel] = []
 
-_LONGEST_S = 365 * 86_400.0
-_used_by: set[int] = set()  # the processes that have opened a channel: this one, or one from which it was forked
+_MAX_TIMEOUT_S = 365 * 86_400.0
+# Ids of processes that have opened a channel: this process, and those from which it was forked.
+_grpc_processes: set[int] = set()
 
 Headers = Callable[[], list[tuple[str, str]]]
-Done = Callable[[Any], None]
+OnAnswer = Callable[[Any], None]
 
 
 class Tls(NamedTuple):
-    """PEM files; the server's certificate must have ``server_name`` instead of the host name of the connection."""
+    """Paths of PEM files. The server's certificate must have ``server_name``; without it, the host name of the connection."""
 
     ca_file: str | None = None
     cert_file: str | None = None
@@ -157,8 +166,9 @@ class Tls(NamedTuple):
 
 
 class ProxyChannel:
-    """The channel to one endpoint, ``host:port``. ``headers`` returns the headers of the next call. ``max_pushed`` is the maximum
-    size, in bytes, of a message that the Proxy sends unasked.
+    """The channel to one endpoint, ``host:port``. ``headers`` returns the headers of the next call.
+
+    ``max_pushed_bytes`` is the maximum size of a message that the Proxy sends without a request.
     """
 
     def __init__(
@@ -167,151 +177,155 @@ class ProxyChannel:
         headers: Headers,
         connect_timeout_s: float = 3.0,
         tls: Tls | None = None,
-        max_pushed: int = PUSHED_BYTES,
+        max_pushed_bytes: int = MAX_PUSHED_BYTES,
     ) -> None:
         self.address = address
-        self._max_pushed = max_pushed
+        self._max_pushed_bytes = max_pushed_bytes
         self._headers = headers
         self._tls = tls
         self._connect_timeout_s = connect_timeout_s
-        self._lock = threading.Lock()  # never held while something may wait
-        self._reading = threading.Lock()  # held while the TLS files are read
-        self._made: grpc.Channel | None = None
-        self._calls: dict[str, Any] = {}
+        self._lock = threading.Lock()  # no thread waits for anything while it holds this lock
+        self._files_lock = threading.Lock()  # held while the TLS files are read
+        self._channel: grpc.Channel | None = None
+        self._multi_callables: dict[str, Any] = {}  # gRPC's callables of ``_channel``, by name of the rpc
         self._closed = False
-        self._files = None if tls is None else Reloaded(tls[:3], functools.partial(_credentials, tls))
-        self._used_credentials: grpc.ChannelCredentials | None = None
-        self._ends_with_connection = False  # because the TLS files cannot be read any more
-        # Streams and asynchronous calls that ``close`` ends, also those of replaced channels.
-        self._running: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._lacks_threads = False
+        self._tls_files = None if tls is None else Reloaded(tls[:3], functools.partial(_credentials, tls))
+        self._used_credentials: grpc.ChannelCredentials | None = None  # the credentials of ``_channel``
+        # Whether the channel is dropped when its connection ends, because the TLS files cannot be read any more.
+        self._ends_with_connection = False
+        # Streams and asynchronous calls, which ``close`` cancels. Those of replaced channels are included.
+        self._active_calls: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._lacks_threads = False  # whether the system had no thread for the last call
         self._last_used = time.monotonic()
-        self._asking = 0  # calls of ``ask`` that have no answer yet
-        _channels.add(self)
+        self._pending_calls = 0  # calls of ``invoke`` that have no answer yet
+        _all_channels.add(self)
 
-    def ask(self, rpc: Rpc, request: Any, deadline: Deadline) -> Any:
-        """Make one call and return its answer. Raises ``ConnectionLost``, ``CallTimeout`` and others."""
+    def invoke(self, rpc: Rpc, request: Any, deadline: Deadline) -> Any:
+        """Make one call and return its answer, whose status may be an error. Raises ``ConnectionLost``, ``CallTimeout``, ..."""
         with self._lock:
-            self._asking += 1
+            self._pending_calls += 1
         try:
-            return self._call(rpc)(request, timeout=_seconds(deadline), metadata=self._headers())
+            return self._multi_callable(rpc)(request, timeout=_timeout_s(deadline), metadata=self._headers())
         except grpc.RpcError as e:
-            raise self._broken(e) from e
+            raise self._call_error(e) from e
         except ValueError as e:
-            raise self._not_asked(e) from e
+            raise self._not_sent_error(e) from e
         finally:
             with self._lock:
-                self._asking -= 1
+                self._pending_calls -= 1
                 self._last_used = time.monotonic()
 
-    def ask_async(self, rpc: Rpc, request: Any, deadline: Deadline, done: Done) -> None:
-        """Make one call. ``done`` is called once, on a thread of gRPC, with the answer or a ``RocketMQError``."""
-        future = self._begun(
-            rpc, lambda call: call.future(request, timeout=_seconds(deadline), metadata=self._headers())
+    def invoke_async(self, rpc: Rpc, request: Any, deadline: Deadline, on_answer: OnAnswer) -> None:
+        """Make one call. A thread of gRPC calls ``on_answer`` once, with the answer or a ``RocketMQError``."""
+        call = self._start_call(
+            rpc, lambda callable_: callable_.future(request, timeout=_timeout_s(deadline), metadata=self._headers())
         )
 
-        def ended(call: Any) -> None:
+        def on_end(ended_call: Any) -> None:
             try:
-                answer = call.result()
+                answer = ended_call.result()
             except grpc.RpcError as e:
-                answer = self._broken(e)
+                answer = self._call_error(e)
             except grpc.FutureCancelledError:
-                answer = broken("CANCELLED", "the channel was closed", self.address, self._tls is not None)
-            done(answer)
+                answer = error_from_grpc("CANCELLED", "the channel was closed", self.address, self._tls is not None)
+            on_answer(answer)
 
-        future.add_done_callback(ended)
+        call.add_done_callback(on_end)
 
     def stream(self, rpc: Rpc, request: Any, deadline: Deadline | None) -> Any:
-        """Start a call with many answers, which ``answers`` yields. Its ``cancel`` ends it."""
-        timeout = None if deadline is None else _seconds(deadline)
-        return self._begun(rpc, lambda call: call(request, timeout=timeout, metadata=self._headers()))
+        """Start a call with many answers and return gRPC's object, whose ``cancel`` ends the call. See ``answers``."""
+        timeout = None if deadline is None else _timeout_s(deadline)
+        return self._start_call(rpc, lambda call: call(request, timeout=timeout, metadata=self._headers()))
 
     def answers(self, call: Any) -> Iterator[Any]:
-        """The answers of a ``stream``."""
+        """Yield the answers of a call that ``stream`` returned."""
         try:
             yield from call
         except grpc.RpcError as e:
-            raise self._broken(e) from e
+            raise self._call_error(e) from e
 
     def close(self) -> None:
-        """Close the channel: running and later calls fail."""
+        """Close the channel. Running and later calls fail."""
         with self._lock:
             self._closed = True
-            made, self._made = self._made, None
-            self._calls = {}
-            running = list(self._running)
-        if made is not None:
-            made.close()
-        for call in running:
+            channel, self._channel = self._channel, None
+            self._multi_callables = {}
+            calls = list(self._active_calls)
+        if channel is not None:
+            channel.close()
+        for call in calls:
             call.cancel()
 
     def close_idle(self, now: float) -> None:
         """Close the connection, and end attempts to connect, if there has been no call for ``_IDLE_MS``. A later call opens a new
-        one. Does not wait, because calls of other channels do this.
+        connection. This method does not wait, because calls of other channels call it.
         """
         if not self._lock.acquire(blocking=False):
-            return  # it is in use
+            return  # the channel is in use
         try:
-            if self._made is None or self._asking or 1000 * (now - self._last_used) < _IDLE_MS:
+            if self._channel is None or self._pending_calls or 1000 * (now - self._last_used) < _IDLE_MS:
                 return
-            if any(call.is_active() for call in self._running):
+            if any(call.is_active() for call in self._active_calls):
                 return
-            made, self._made, self._calls = self._made, None, {}
+            channel, self._channel, self._multi_callables = self._channel, None, {}
             is_watched = self._ends_with_connection
         finally:
             self._lock.release()
-        if is_watched:  # gRPC first waits for the thread that watches the connection
-            with contextlib.suppress(RuntimeError):  # there can be no more threads: it ends with its last reference
-                start_thread("rocketmq-grpc-close", made.close)
+        if is_watched:  # ``close`` of gRPC waits for the thread that watches the connection, so another thread calls it
+            # If no thread can start, the channel is closed with its last reference.
+            with contextlib.suppress(RuntimeError):
+                start_thread("rocketmq-grpc-close", channel.close)
         else:
-            made.close()
+            channel.close()
 
-    def _begun(self, rpc: Rpc, begin: Callable[[Any], Any]) -> Any:
+    def _start_call(self, rpc: Rpc, start: Callable[[Any], Any]) -> Any:
         """Start a call, and make sure that gRPC has a thread to deliver its answers."""
         try:
             if self._lacks_threads:
-                start_thread("rocketmq-grpc", _nothing).join()  # while threads are missing, at most one channel is lost
+                # Try to start a thread first: while the system has none, this method leaks no further channel.
+                start_thread("rocketmq-grpc", _do_nothing).join()
                 self._lacks_threads = False
-            begun = begin(self._call(rpc))
+            call = start(self._multi_callable(rpc))
             with self._lock:
-                self._running.add(begun)
+                self._active_calls.add(call)
                 self._last_used = time.monotonic()
-            return begun
+            return call
         except ValueError as e:
-            raise self._not_asked(e) from e
+            raise self._not_sent_error(e) from e
         except RuntimeError as e:
             with self._lock:
-                if self._made is not None:
-                    _deaf.append(self._made)
-                self._made, self._calls, self._lacks_threads = None, {}, True
+                if self._channel is not None:
+                    _leaked_channels.append(self._channel)
+                self._channel, self._multi_callables, self._lacks_threads = None, {}, True
             raise ConnectionLost(f"there is no thread for the answer: {e}", self.address) from e
 
-    def _call(self, rpc: Rpc) -> Any:
+    def _multi_callable(self, rpc: Rpc) -> Any:
         self._last_used = time.monotonic()
-        for other in _channels.due(self._last_used):
+        for other in _all_channels.due(self._last_used):
             other.close_idle(self._last_used)
-        credentials = self._renew()
-        call = self._calls.get(rpc.name)
-        if call is None:
+        credentials = self._renew_credentials()
+        multi_callable = self._multi_callables.get(rpc.name)
+        if multi_callable is None:
             with self._lock:
                 if self._closed:
                     raise ClosedError("the channel was closed", self.address)
-                if self._made is None:
-                    self._made = self._open(credentials)
-                channel, calls = self._made, self._calls  # taken together, because another thread may replace both
-            kind = f"{'stream' if rpc.asks_many else 'unary'}_{'stream' if rpc.answers_many else 'unary'}"
-            call = calls[rpc.name] = getattr(channel, kind)(
+                if self._channel is None:
+                    self._channel = self._open(credentials)
+                # Read both under the lock, because another thread may replace them.
+                channel, multi_callables = self._channel, self._multi_callables
+            kind = f"{'stream' if rpc.client_streaming else 'unary'}_{'stream' if rpc.server_streaming else 'unary'}"
+            multi_callable = multi_callables[rpc.name] = getattr(channel, kind)(
                 rpc.path,
-                request_serializer=_serialized,
+                request_serializer=_serialize,
                 response_deserializer=proto(rpc.response).FromString,
             )
-        return call
+        return multi_callable
 
     def _open(self, credentials: grpc.ChannelCredentials | OptionError | None) -> grpc.Channel:
-        _used_by.add(os.getpid())
-        if len(_used_by) > 1:
+        _grpc_processes.add(os.getpid())
+        if len(_grpc_processes) > 1:
             raise ClosedError(
-                "there is no gRPC in this process, for it was forked from one that had used it",
+                "gRPC does not work in this process, because it was forked from a process that had used gRPC",
                 self.address,
                 remedy="Start the process with multiprocessing's 'spawn' or 'forkserver', or before the first use of gRPC",
             )
@@ -323,14 +337,15 @@ class ProxyChannel:
             ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
             ("grpc.http2.ping_timeout_ms", _PING_TIMEOUT_MS),
             ("grpc.initial_reconnect_backoff_ms", _FIRST_RECONNECT_MS),
-            ("grpc.min_reconnect_backoff_ms", min(_LONGEST_ATTEMPT_MS, round(1000 * self._connect_timeout_s))),
+            ("grpc.min_reconnect_backoff_ms", min(_MAX_CONNECT_MS, round(1000 * self._connect_timeout_s))),
             ("grpc.max_reconnect_backoff_ms", _MAX_RECONNECT_MS),
             ("grpc.enable_retries", 0),
             ("grpc.enable_http_proxy", 0),
             ("grpc.use_local_subchannel_pool", 1),
-            ("grpc.service_config", _service_config(self._max_pushed)),
+            ("grpc.service_config", _service_config(self._max_pushed_bytes)),
         ]
-        target = f"dns:///{self.address}"  # gRPC would take a host with the name of a scheme, such as unix:8081, for that scheme
+        # Without ``dns:``, gRPC reads a host that has the name of a scheme, such as unix:8081, as that scheme.
+        target = f"dns:///{self.address}"
         if self._tls is None:
             return grpc.insecure_channel(target, options)
         if isinstance(credentials, OptionError):
@@ -340,111 +355,115 @@ class ProxyChannel:
             options.append(("grpc.ssl_target_name_override", self._tls.server_name))
         return grpc.secure_channel(target, credentials, options)
 
-    def _not_asked(self, error: ValueError) -> RocketMQError:
-        """The error of a call that was not made: one of this package, or gRPC's for a closed channel."""
+    def _not_sent_error(self, error: ValueError) -> RocketMQError:
+        """Return the error of a call that was not made. gRPC raises ``ValueError`` for a closed channel."""
         return (
             error if isinstance(error, RocketMQError) else ClosedError(f"the channel was closed: {error}", self.address)
         )
 
-    def _broken(self, error: Any) -> RocketMQError:
-        return broken(error.code().name, error.details() or "", self.address, self._tls is not None)
+    def _call_error(self, error: Any) -> RocketMQError:
+        return error_from_grpc(error.code().name, error.details() or "", self.address, self._tls is not None)
 
-    def _renew(self) -> grpc.ChannelCredentials | OptionError | None:
-        """Replace the channel before a call if a TLS file was replaced: gRPC would connect again with the content that it read
-        first. After the files could not be read for too long, the channel ends with its connection. Returns the credentials for
+    def _renew_credentials(self) -> grpc.ChannelCredentials | OptionError | None:
+        """Drop the channel before a call if a TLS file was replaced, because gRPC reconnects with the content that it read first.
+        If the files could not be read for too long, the channel is dropped when its connection ends. Returns the credentials for
         a new channel, or the error of the files.
 
-        Reading may take for ever, as from a pipe or a disk that hangs: only calls of this channel wait for it, not its close.
+        Reading a pipe or a disk that hangs may take forever. Then calls of this channel wait, and ``close`` does not.
         """
-        if self._files is None:
+        if self._tls_files is None:
             return None
         try:
-            with self._reading:
-                credentials = self._files.get()
+            with self._files_lock:
+                credentials = self._tls_files.get()
         except OptionError as e:
-            return self._without_files(e)
+            return self._end_with_connection(e)
         with self._lock:
-            if self._made is not None and credentials is not self._used_credentials:
-                self._made, self._calls = None, {}
+            if self._channel is not None and credentials is not self._used_credentials:
+                self._channel, self._multi_callables = None, {}
         return credentials
 
-    def _without_files(self, error: OptionError) -> OptionError:
+    def _end_with_connection(self, error: OptionError) -> OptionError:
         with self._lock:
-            made = self._made
-            if made is None or self._ends_with_connection:
+            channel = self._channel
+            if channel is None or self._ends_with_connection:
                 return error
             self._ends_with_connection = True
 
-        def changed(state: grpc.ChannelConnectivity) -> None:
+        def on_state(state: grpc.ChannelConnectivity) -> None:
             if state is not grpc.ChannelConnectivity.READY:
-                made.unsubscribe(changed)
+                channel.unsubscribe(on_state)
                 with self._lock:
-                    if self._made is made:
-                        self._made, self._calls = None, {}
+                    if self._channel is channel:
+                        self._channel, self._multi_callables = None, {}
 
-        made.subscribe(changed)
+        channel.subscribe(on_state)
         return error
 
 
-# A channel that nobody uses any more, because its options were used once, closes no connection. So those in use do it for all.
-_channels: Living[ProxyChannel] = Living(_IDLE_MS / 100_000)
+# A channel makes no more calls if its options are no longer used, so it does not close its own connection. The calls of other
+# channels close it.
+_all_channels: Living[ProxyChannel] = Living(_IDLE_MS / 100_000)
 
 
-def _service_config(max_pushed: int) -> str:
-    """Return gRPC's service config, which limits messages of the telemetry stream: they may be smaller than answers."""
+def _service_config(max_pushed_bytes: int) -> str:
+    """Return gRPC's service config, which gives messages of the telemetry stream a lower limit than answers."""
     service, _, method = TELEMETRY.path.strip("/").rpartition("/")
-    of_method = {"name": [{"service": service, "method": method}], "maxResponseMessageBytes": max_pushed}
-    return json.dumps({"methodConfig": [of_method]})
+    method_config = {"name": [{"service": service, "method": method}], "maxResponseMessageBytes": max_pushed_bytes}
+    return json.dumps({"methodConfig": [method_config]})
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     pass
 
 
-def _seconds(deadline: Deadline) -> float:
-    """The remaining time, at most a year, because gRPC treats a deadline in some centuries as one that is over."""
-    return min(deadline.remaining(), _LONGEST_S)
+def _timeout_s(deadline: Deadline) -> float:
+    """Return the remaining time, at most a year, because gRPC treats a deadline in some centuries as expired."""
+    return min(deadline.remaining(), _MAX_TIMEOUT_S)
 
 
-def _serialized(request: Any) -> bytes:
-    """Serializes a request; bytes are sent unchanged."""
+def _serialize(request: Any) -> bytes:
+    """Serialize a request. Bytes are already serialized."""
     return request if isinstance(request, bytes) else bytes(request.SerializeToString())
 
 
 def _credentials(tls: Tls) -> grpc.ChannelCredentials:
-    """The credentials from checked files: gRPC ends the whole process for a certificate without a key, or the reverse."""
-    ca = _read("tlsCaFile", tls.ca_file, _CERTIFICATE)
+    """Read the TLS files, check them, and return gRPC's credentials. Without the checks, gRPC ends the whole process for a
+    certificate without a key or a key without a certificate.
+    """
+    ca = _read_pem("tlsCaFile", tls.ca_file, _CERTIFICATE)
     if ca is None:
         ca = system_authorities()
     else:
         try:
-            check_authorities(ca)  # for a damaged certificate, gRPC only reports that the connection fails
+            check_authorities(ca)  # gRPC reports a damaged certificate only as a failed connection
         except OSError as e:
             raise OptionError(f"option 'tlsCaFile' is {tls.ca_file!r}; it is damaged: {e}") from e
-    if not ca:  # gRPC would trust the authorities that grpcio includes
+    if not ca:  # without authorities, gRPC trusts those that grpcio includes
         raise OptionError(
             "option 'tls' is true, and this system has no authorities to trust",
             remedy="Name the authority of the Proxy's certificate with option 'tlsCaFile'",
         )
-    cert = _read("tlsCertFile", tls.cert_file, _CERTIFICATE)
-    # As with remoting, the certificate's file may also contain its key.
-    own = ("tlsCertFile", tls.cert_file) if tls.key_file is None else ("tlsKeyFile", tls.key_file)
-    return grpc.ssl_channel_credentials(ca, _read(*own, _KEY), cert)
+    cert = _read_pem("tlsCertFile", tls.cert_file, _CERTIFICATE)
+    # As over remoting, the certificate's file may also contain its key.
+    key_source = ("tlsCertFile", tls.cert_file) if tls.key_file is None else ("tlsKeyFile", tls.key_file)
+    return grpc.ssl_channel_credentials(ca, _read_pem(*key_source, _KEY), cert)
 
 
-# Ends of the first lines of certificates and keys in PEM files.
+# The ends of the first lines of certificates and keys in PEM files.
 _CERTIFICATE, _KEY = b"CERTIFICATE-----", b"PRIVATE KEY-----"
 
 
-def _read(option: str, path: str | None, part: bytes) -> bytes | None:
+def _read_pem(option: str, path: str | None, label: bytes) -> bytes | None:
+    """Return the content of a PEM file, which must contain ``label``."""
     if path is None:
         return None
     try:
-        found = paths.read_pem(paths.expanded(path, option), option)
+        content = paths.read_pem(paths.expanded(path, option), option)
     except OSError as e:
         raise OptionError(f"option {option!r} is {path!r}; it cannot be read: {e.strerror}") from e
-    if part not in found:
+    if label not in content:
         raise OptionError(
-            f"option {option!r} is {path!r}; expected a file in PEM with a {part.decode().strip('-').lower()}"
+            f"option {option!r} is {path!r}; expected a file in PEM with a {label.decode().strip('-').lower()}"
         )
-    return found
+    return content

@@ -1,6 +1,7 @@
 """The ``PopMember`` port over gRPC: a consumer that receives messages from a Proxy.
 
-``popped`` converts a message of the Proxy into a ``PoppedMessage``, ``policy`` the Proxy's settings into a ``GroupPolicy``.
+``to_popped_message`` converts a message of the Proxy into a ``PoppedMessage``. ``group_policy`` converts the Proxy's settings
+into a ``GroupPolicy``.
 """
 
 from __future__ import annotations
@@ -26,43 +27,46 @@ from rocketmq_spark.errors import (
     RocketMQError,
     RouteNotFound,
 )
-from rocketmq_spark.grpc_proxy import facts
+from rocketmq_spark.grpc_proxy import tables
 from rocketmq_spark.grpc_proxy.channel import ProxyChannel
-from rocketmq_spark.grpc_proxy.facts import ClientType, Code, Encoding, FilterType
-from rocketmq_spark.grpc_proxy.protos import get_ms, get_seconds, proto, refused, set_seconds
-from rocketmq_spark.grpc_proxy.proxy import Proxy, Telemetry, checked
+from rocketmq_spark.grpc_proxy.protos import error_from_status, get_ms, get_seconds, proto, set_seconds
+from rocketmq_spark.grpc_proxy.proxy import Proxy, TelemetryStream, require_success
+from rocketmq_spark.grpc_proxy.tables import ClientType, Code, Encoding, FilterType
 from rocketmq_spark.model import Filter, MessageQueue
 from rocketmq_spark.model.message import GroupPolicy, Place, PoppedMessage, memory_of_popped
 
 logger = logging.getLogger(__name__)
 
 # RocketMQ's defaults, for groups whose policy the Proxy does not report.
-_ATTEMPTS, _PAUSES_S = 17, (10.0,)
-# Pauses are listed up to this attempt; the last pause holds for all later attempts.
+_DEFAULT_ATTEMPTS, _DEFAULT_PAUSES_S = 17, (10.0,)
+# A policy lists the pauses up to this attempt. The last pause applies to all later attempts.
 _MAX_PAUSES = 100
 
 
-def popped(message: Any, topic: str, place: tuple[str, str], unpack: Callable[[bytes], bytes]) -> PoppedMessage:
-    """Converts a message of ``topic`` (the user's name); ``place`` is its broker's name and the endpoint that delivered it.
+def to_popped_message(
+    message: Any, topic: str, origin: tuple[str, str], unpack: Callable[[bytes], bytes]
+) -> PoppedMessage:
+    """Convert a message. ``topic`` is the user's name of its topic; ``origin`` is the name of its broker, and the endpoint that
+    delivered it.
 
-    As with remoting, a message whose body cannot be decoded is returned raw, with the reason, so that others are not lost with
-    it.
+    If the body cannot be decoded, the message has the raw body and a ``decode_error``, as over remoting: an exception would also
+    lose the other messages of the answer.
     """
-    broker_name, endpoint = place
+    broker_name, endpoint = origin
     system = message.system_properties
-    body, why = bytes(message.body), None
+    body, decode_error = bytes(message.body), None
     if system.body_encoding == Encoding.GZIP:
         try:
             body = unpack(body)
-        except (DecodeError, LocalProtocolError) as e:  # damaged, or its codec is not installed
-            why = str(e)
+        except (DecodeError, LocalProtocolError) as e:  # the body is damaged, or its codec is not installed
+            decode_error = str(e)
     return PoppedMessage(
         topic=topic,
         queue=MessageQueue(topic, broker_name, system.queue_id),
         queue_offset=system.queue_offset,
         body=body,
         tags=system.tag or None,
-        # Brokers store at most so many bytes of them; a hostile Proxy could send millions of empty ones.
+        # A broker stores at most this many bytes of keys and properties. A hostile Proxy could send millions of empty keys.
         keys=list(itertools.islice(system.keys, MAX_PROPERTIES_BYTES)),
         properties=dict(itertools.islice(message.user_properties.items(), MAX_PROPERTIES_BYTES)),
         born_timestamp=get_ms(system.born_timestamp),
@@ -72,56 +76,61 @@ def popped(message: Any, topic: str, place: tuple[str, str], unpack: Callable[[b
         message_group=system.message_group or None,
         receipt=system.receipt_handle,
         endpoint=endpoint,
-        decode_error=why,
+        decode_error=decode_error,
     )
 
 
-def policy(settings: Any) -> GroupPolicy:
-    """The group's policy in the settings with which a Proxy answers a consumer's settings."""
+def group_policy(settings: Any) -> GroupPolicy:
+    """Return the policy of a group from the settings that a Proxy sends to its consumers."""
     retry = settings.backoff_policy
     if retry.HasField("customized_backoff"):
         pauses = [get_seconds(pause) for pause in retry.customized_backoff.next[:_MAX_PAUSES]]
     elif retry.HasField("exponential_backoff"):
-        grown = retry.exponential_backoff
-        longest, pause = get_seconds(grown.max), get_seconds(grown.initial)
+        exponential = retry.exponential_backoff
+        longest, pause = get_seconds(exponential.max), get_seconds(exponential.initial)
         pauses = [pause]
-        while grown.multiplier > 1 and pause < longest and len(pauses) < _MAX_PAUSES:
-            pause = min(longest, pause * grown.multiplier)
+        while exponential.multiplier > 1 and pause < longest and len(pauses) < _MAX_PAUSES:
+            pause = min(longest, pause * exponential.multiplier)
             pauses.append(pause)
     else:
         pauses = []
-    attempts = retry.max_attempts if retry.max_attempts > 0 else _ATTEMPTS
-    return GroupPolicy(attempts, settings.subscription.fifo, tuple(pauses) or _PAUSES_S)
+    attempts = retry.max_attempts if retry.max_attempts > 0 else _DEFAULT_ATTEMPTS
+    return GroupPolicy(attempts, settings.subscription.fifo, tuple(pauses) or _DEFAULT_PAUSES_S)
 
 
 HEARTBEAT_S = 10.0
-# A few compressed kilobytes may become gigabytes, so the bodies of one answer are limited: to the second number times the
-# requested messages, but at least to the first.
-_MIN_OPENED_BYTES, _MESSAGE_BYTES = 64 << 20, 4 << 20
-# After this time, an endpoint that has not answered settings is not waited for if another one has.
-_QUICK_S = 1.0
-# The brokers of a topic are requested again after this time.
-_PLACES_S = 30.0
-# A consumer has a thread for each broker of a topic, and a hostile Proxy could list any number of brokers.
-_MOST_BROKERS = 1024
+# A few compressed kilobytes may decompress to gigabytes. So the limit for the bodies of one answer is the second number times the
+# requested messages, but at least the first number.
+_MIN_ANSWER_BYTES, _ANSWER_BYTES_PER_MESSAGE = 64 << 20, 4 << 20
+# If one endpoint has accepted the settings, the others are waited for only this long.
+_OTHER_ENDPOINTS_S = 1.0
+# Maximum age of the cached brokers of a topic.
+_ASSIGNMENT_AGE_S = 30.0
+# A consumer starts a thread for each broker of a topic, and a hostile Proxy could list any number of brokers.
+_MAX_BROKERS = 1024
 
 
 class ProxyMember:
-    """One consumer of ``group``. It has its own ``proxy``, because a Proxy keeps settings by client id."""
+    """Implements ``ports.PopMember``: one consumer of ``group``.
+
+    The consumer has its own ``proxy``, because a Proxy keeps settings by client id. ``unpack`` decompresses a body. ``ordered``
+    asks for ordered delivery.
+    """
 
     def __init__(self, proxy: Proxy, group: str, unpack: Callable[[bytes], bytes], ordered: bool = False) -> None:
         self._proxy = proxy
         self._ordered = ordered
         self._group = group
         self._unpack = unpack
-        self._filters: Mapping[str, Filter] = {}
+        self._filters: Mapping[str, Filter] = {}  # the subscribed topics
         self._lock = threading.Lock()
-        self._streams: dict[str, Telemetry] = {}
+        self._streams: dict[str, TelemetryStream] = {}  # by endpoint
         self._timer: Timer | None = None
-        self._policy = policy(proto("Settings")())
+        self._policy = group_policy(proto("Settings")())
         self._closed = False
-        self._keeps_order: dict[str, bool] = {}  # whether the group is ordered, by each endpoint's last answer
-        self._places: dict[str, tuple[Sequence[Any], Deadline]] = {}
+        self._fifo_by_endpoint: dict[str, bool] = {}  # whether the group is ordered: the last settings of each endpoint
+        # The queues of each topic, one for each of its brokers, until a deadline.
+        self._assignments: dict[str, tuple[Sequence[Any], Deadline]] = {}
 
     @property
     def client_id(self) -> str:
@@ -129,73 +138,78 @@ class ProxyMember:
 
     def subscribe(self, filters: Mapping[str, Filter], deadline: Deadline) -> None:
         with self._lock:
-            before, self._filters = self._filters, dict(filters)
-            if self._closed:  # a failed start closes the member, and may be repeated
+            previous_filters, self._filters = self._filters, dict(filters)
+            if self._closed:  # a start that failed has closed the member, and the user may start it again
                 self._proxy.open()
                 self._closed = False
-            begun = list(self._streams.values())
-            # Each step checks what exists, so that a call which failed at any point can be repeated and does the rest.
+            existing = list(self._streams.values())
+            # A call may fail in the middle. So each step below checks what exists, and the next call completes the steps.
             if self._timer is None:
                 timer = Timer(f"rocketmq-{self._group}-heartbeat")
-                timer.every(HEARTBEAT_S, self._beat, HEARTBEAT_S)
+                timer.every(HEARTBEAT_S, self._send_heartbeats, HEARTBEAT_S)
                 self._timer = timer
-            for one in self._proxy.addresses:
-                if one not in self._streams:
-                    hear = partial(self._on_settings, one)
-                    self._streams[one] = Telemetry(self._proxy.at(one), self._settings, hear)
+            for address in self._proxy.addresses:
+                if address not in self._streams:
+                    on_settings = partial(self._on_settings, address)
+                    self._streams[address] = TelemetryStream(
+                        self._proxy.channel_of(address), self._settings, on_settings
+                    )
             streams = list(self._streams.values())
-        for stream in begun:
-            stream.tell()
-        errors = _errors(streams, deadline)
-        refused = [error for error in errors if error is not None]
-        if len(refused) == len(errors):
-            final = [error for error in refused if not error.retriable]
-            if before and not filters.items() <= before.items() and final:
+        for stream in existing:
+            stream.send_settings()
+        errors = _settings_errors(streams, deadline)
+        failures = [error for error in errors if error is not None]
+        if len(failures) == len(errors):
+            permanent = [error for error in failures if not error.retriable]
+            if previous_filters and not filters.items() <= previous_filters.items() and permanent:
                 with self._lock:
-                    self._filters = before  # one bad topic makes a Proxy reject all, also on a new stream
+                    # A Proxy rejects all topics because of one. So remove the new topics; otherwise new streams fail, too.
+                    self._filters = previous_filters
                 for stream in streams:
-                    stream.tell()
-            raise (final or refused)[0]
+                    stream.send_settings()
+            raise (permanent or failures)[0]
 
     def policy(self) -> GroupPolicy:
         return self._policy
 
     def places(self, topic: str, deadline: Deadline) -> int:
-        return len(self._queues(topic, deadline))
+        return len(self._assigned_queues(topic, deadline))
 
     def receive(
         self, place: Place, count: int, invisible_s: float, wait_s: float, deadline: Deadline
     ) -> Sequence[PoppedMessage]:
-        topic, at = place
-        queues = self._queues(topic, deadline)
-        queue = queues[at % len(queues)]
-        wanted = self._filters.get(topic)
-        if wanted is None:  # another thread has just unsubscribed
+        topic, index = place
+        queues = self._assigned_queues(topic, deadline)
+        queue = queues[index % len(queues)]
+        topic_filter = self._filters.get(topic)
+        if topic_filter is None:  # another thread has just unsubscribed
             raise LocalProtocolError("the topic is not subscribed to", topic=topic)
         request = proto("ReceiveMessageRequest")(
             group=self._proxy.resource(self._group), message_queue=queue, batch_size=count, auto_renew=False
         )
-        request.filter_expression.CopyFrom(_expression(wanted))
+        request.filter_expression.CopyFrom(_expression(topic_filter))
         set_seconds(request.invisible_duration, invisible_s)
         set_seconds(request.long_polling_timeout, wait_s)
         for _ in self._proxy.addresses[1:]:
             try:
-                return self._received(self._proxy.channel(), request, topic, deadline)
+                return self._receive_from(self._proxy.channel(), request, topic, deadline)
             except ConnectionLost as e:
                 if not e.unsent or deadline.remaining() < wait_s:  # too little time for another endpoint
                     raise
-        return self._received(self._proxy.channel(), request, topic, deadline)
+        return self._receive_from(self._proxy.channel(), request, topic, deadline)
 
-    def _received(self, channel: ProxyChannel, request: Any, topic: str, deadline: Deadline) -> Sequence[PoppedMessage]:
+    def _receive_from(
+        self, channel: ProxyChannel, request: Any, topic: str, deadline: Deadline
+    ) -> Sequence[PoppedMessage]:
         queue, count = request.message_queue, request.batch_size
-        found: list[PoppedMessage] = []
-        left_s = deadline.remaining()
+        messages: list[PoppedMessage] = []
+        remaining_s = deadline.remaining()
         try:
-            call = channel.stream(facts.RECEIVE_MESSAGE, request, deadline)
-            room = max(_MIN_OPENED_BYTES, count * _MESSAGE_BYTES)
+            call = channel.stream(tables.RECEIVE_MESSAGE, request, deadline)
+            remaining_bytes = max(_MIN_ANSWER_BYTES, count * _ANSWER_BYTES_PER_MESSAGE)
             for answer in channel.answers(call):
                 if answer.HasField("message"):
-                    if len(found) == count or room <= 0:
+                    if len(messages) == count or remaining_bytes <= 0:
                         logger.warning(
                             "%s delivered a part of the messages for topic %s; the others are delivered again",
                             channel.address,
@@ -204,92 +218,92 @@ class ProxyMember:
                         call.cancel()
                         break
                     origin = queue.broker.name, channel.address
-                    found.append(popped(answer.message, topic, origin, self._unpack))
-                    room -= memory_of_popped(found[-1])
+                    messages.append(to_popped_message(answer.message, topic, origin, self._unpack))
+                    remaining_bytes -= memory_of_popped(messages[-1])
                 elif answer.HasField("status") and answer.status.code not in (Code.OK, Code.MESSAGE_NOT_FOUND):
-                    raise refused(answer.status, channel.address, topic)
+                    raise error_from_status(answer.status, channel.address, topic)
         except RocketMQError as e:
-            self._proxy.noted(channel.address, e, left_s - deadline.remaining())
-            if not found:
+            self._proxy.record_result(channel.address, e, remaining_s - deadline.remaining())
+            if not messages:
                 raise
-            # The messages that arrived are leased to this consumer, so return them. If they were discarded, the redelivery would
-            # be cut off in the same way, until they are dead letters.
+            # Return the messages that have arrived: they are invisible to other consumers now. If this method discarded them,
+            # their redelivery might be cut off in the same way, until they become dead letters.
             logger.warning(
                 "%s delivered a part of the messages for topic %s; the others are delivered again: %s",
                 channel.address,
                 topic,
                 e,
             )
-            return found
-        self._proxy.noted(channel.address)
-        return found
+            return messages
+        self._proxy.record_result(channel.address)
+        return messages
 
     def ack(self, message: PoppedMessage, deadline: Deadline) -> None:
-        request = proto("AckMessageRequest")(**self._about(message))
+        request = proto("AckMessageRequest")(**self._resources_of(message))
         request.entries.add(message_id=message.msg_id, receipt_handle=message.receipt)
-        answer = self._proxy.ask(facts.ACK_MESSAGE, request, deadline, message.topic, message.endpoint)
+        answer = self._proxy.request(tables.ACK_MESSAGE, request, deadline, message.topic, message.endpoint)
         for entry in answer.entries:
-            checked(entry, message.endpoint, message.topic)
+            require_success(entry, message.endpoint, message.topic)
 
     def change_invisible(self, message: PoppedMessage, invisible_s: float, deadline: Deadline) -> None:
         request = proto("ChangeInvisibleDurationRequest")(
-            **self._about(message), receipt_handle=message.receipt, message_id=message.msg_id
+            **self._resources_of(message), receipt_handle=message.receipt, message_id=message.msg_id
         )
         set_seconds(request.invisible_duration, invisible_s)
-        rpc = facts.CHANGE_INVISIBLE_DURATION
-        answer = self._proxy.ask(rpc, request, deadline, message.topic, message.endpoint)
+        rpc = tables.CHANGE_INVISIBLE_DURATION
+        answer = self._proxy.request(rpc, request, deadline, message.topic, message.endpoint)
         message.receipt = answer.receipt_handle or message.receipt
 
     def forward_to_dlq(self, message: PoppedMessage, deadline: Deadline) -> None:
         request = proto("ForwardMessageToDeadLetterQueueRequest")(
-            **self._about(message),
+            **self._resources_of(message),
             receipt_handle=message.receipt,
             message_id=message.msg_id,
             delivery_attempt=message.delivery_attempt,
             max_delivery_attempts=self._policy.max_attempts,
         )
-        self._proxy.ask(facts.FORWARD_TO_DEAD_LETTER_QUEUE, request, deadline, message.topic, message.endpoint)
+        self._proxy.request(tables.FORWARD_TO_DEAD_LETTER_QUEUE, request, deadline, message.topic, message.endpoint)
 
     def close(self, deadline: Deadline) -> None:
         with self._lock:
             streams, self._streams = list(self._streams.values()), {}
             timer, self._timer = self._timer, None
             self._closed = True
-            self._keeps_order = {}
-        with contextlib.ExitStack() as rest:  # every step runs, even if an earlier one is interrupted
-            rest.callback(self._proxy.close)
+            self._fifo_by_endpoint = {}
+        with contextlib.ExitStack() as cleanup:  # runs every step, even if an earlier step is interrupted
+            cleanup.callback(self._proxy.close)
             for stream in streams:
-                rest.callback(stream.close, deadline)
+                cleanup.callback(stream.close, deadline)
             if streams:
-                rest.callback(self._leave, deadline)
+                cleanup.callback(self._leave, deadline)
             if timer is not None:
-                rest.callback(timer.close, deadline.remaining())
+                cleanup.callback(timer.close, deadline.remaining())
 
     def _leave(self, deadline: Deadline) -> None:
         request = proto("NotifyClientTerminationRequest")(group=self._proxy.resource(self._group))
-        self._each(facts.NOTIFY_CLIENT_TERMINATION, request, deadline)
+        self._send_to_all(tables.NOTIFY_CLIENT_TERMINATION, request, deadline)
 
-    def _about(self, message: PoppedMessage) -> dict[str, Any]:
+    def _resources_of(self, message: PoppedMessage) -> dict[str, Any]:
         return {"group": self._proxy.resource(self._group), "topic": self._proxy.resource(message.topic)}
 
-    def _beat(self) -> None:
+    def _send_heartbeats(self) -> None:
         request = proto("HeartbeatRequest")(
             group=self._proxy.resource(self._group), client_type=ClientType.SIMPLE_CONSUMER
         )
-        self._each(facts.HEARTBEAT, request, Deadline.after(self._proxy.access.request_timeout_s))
+        self._send_to_all(tables.HEARTBEAT, request, Deadline.after(self._proxy.connect_options.request_timeout_s))
         with self._lock:
             streams = list(self._streams.values())
-        for (
-            stream
-        ) in streams:  # a Proxy does not report that a group has changed, and forgets settings after two minutes
-            stream.repeat()
+        # A Proxy does not report that a group has changed, and forgets settings after two minutes.
+        for stream in streams:
+            stream.resend_settings()
 
-    def _each(self, rpc: facts.Rpc, request: Any, deadline: Deadline) -> None:
-        """Send a request to all endpoints at once, so that one that hangs does not delay the others. Failures are logged."""
+    def _send_to_all(self, rpc: tables.Rpc, request: Any, deadline: Deadline) -> None:
+        """Send a request to all endpoints in parallel, so that one that hangs does not delay the others. Logs failures."""
         answers: SimpleQueue[tuple[str, Any]] = SimpleQueue()
         for address in self._proxy.addresses:
             try:
-                self._proxy.at(address).ask_async(rpc, request, deadline, lambda a, at=address: answers.put((at, a)))  # type: ignore[misc]
+                channel = self._proxy.channel_of(address)
+                channel.invoke_async(rpc, request, deadline, partial(_put_answer, answers, address))
             except RocketMQError as e:
                 answers.put((address, e))
         for _ in self._proxy.addresses:
@@ -297,53 +311,63 @@ class ProxyMember:
             try:
                 if isinstance(answer, RocketMQError):
                     raise answer
-                checked(answer, address)
+                require_success(answer, address)
             except RocketMQError as e:
                 logger.info("%s at %s: %s", rpc.name, address, e)
                 with self._lock:
-                    self._keeps_order.pop(address, None)  # an endpoint that fails delivers no messages either
+                    # An endpoint that fails delivers no messages, so it does not matter whether it keeps their order.
+                    self._fifo_by_endpoint.pop(address, None)
 
     def _on_settings(self, address: str, settings: Any) -> None:
         if settings.HasField("backoff_policy"):
-            said = policy(settings)
+            group_settings = group_policy(settings)
             with self._lock:
-                self._keeps_order[address] = said.ordered
-                self._policy = replace(said, ordered=all(self._keeps_order.values()))
+                self._fifo_by_endpoint[address] = group_settings.ordered
+                self._policy = replace(group_settings, ordered=all(self._fifo_by_endpoint.values()))
 
     def _settings(self) -> Any:
-        made = self._proxy.settings(ClientType.SIMPLE_CONSUMER)
-        made.subscription.group.CopyFrom(self._proxy.resource(self._group))
-        made.subscription.fifo = self._ordered  # a Proxy uses this while brokers do not report the group's settings
-        for topic, wanted in self._filters.items():
-            made.subscription.subscriptions.add(topic=self._proxy.resource(topic), expression=_expression(wanted))
-        return made
+        settings = self._proxy.settings(ClientType.SIMPLE_CONSUMER)
+        settings.subscription.group.CopyFrom(self._proxy.resource(self._group))
+        # A Proxy uses this field until brokers report the group's settings.
+        settings.subscription.fifo = self._ordered
+        for topic, topic_filter in self._filters.items():
+            settings.subscription.subscriptions.add(
+                topic=self._proxy.resource(topic), expression=_expression(topic_filter)
+            )
+        return settings
 
-    def _queues(self, topic: str, deadline: Deadline) -> Sequence[Any]:
-        known = self._places.get(topic)
-        if known is not None and not known[1].expired:
-            return known[0]
+    def _assigned_queues(self, topic: str, deadline: Deadline) -> Sequence[Any]:
+        cached = self._assignments.get(topic)
+        if cached is not None and not cached[1].expired:
+            return cached[0]
         request = proto("QueryAssignmentRequest")(
             topic=self._proxy.resource(topic),
             group=self._proxy.resource(self._group),
             endpoints=self._proxy.endpoints(),
         )
-        answer = self._proxy.ask(facts.QUERY_ASSIGNMENT, request, deadline, topic)
+        answer = self._proxy.request(tables.QUERY_ASSIGNMENT, request, deadline, topic)
         queues = [assignment.message_queue for assignment in answer.assignments]
         if not queues:
             raise RouteNotFound("no broker of the topic lets this group read", topic=topic)
-        if len(queues) > _MOST_BROKERS:
-            text = f"the Proxy lists {len(queues)} brokers for the topic; expected at most {_MOST_BROKERS}"
+        if len(queues) > _MAX_BROKERS:
+            text = f"the Proxy lists {len(queues)} brokers for the topic; expected at most {_MAX_BROKERS}"
             raise RemoteProtocolError(text, topic=topic)
-        self._places[topic] = queues, Deadline.after(_PLACES_S)
+        self._assignments[topic] = queues, Deadline.after(_ASSIGNMENT_AGE_S)
         return queues
 
 
-def _errors(streams: Sequence[Telemetry], deadline: Deadline) -> list[RocketMQError | None]:
-    """For each stream, why the Proxy has no settings, or None. Waits for slow endpoints only while no endpoint has them."""
-    errors = [stream.wait(deadline.within(_QUICK_S), patient=False) for stream in streams]
+def _settings_errors(streams: Sequence[TelemetryStream], deadline: Deadline) -> list[RocketMQError | None]:
+    """Return for each stream the error of its settings; None if the endpoint has accepted them. Waits for slow endpoints only
+    until one endpoint has accepted the settings.
+    """
+    errors = [stream.wait(deadline.within(_OTHER_ENDPOINTS_S), through_errors=False) for stream in streams]
     return errors if None in errors else [stream.wait(deadline) for stream in streams]
 
 
-def _expression(wanted: Filter) -> Any:
-    kind = FilterType.SQL if wanted.kind == "SQL92" else FilterType.TAG
-    return proto("FilterExpression")(type=kind, expression=wanted.expression)
+def _put_answer(answers: SimpleQueue[tuple[str, Any]], address: str, answer: Any) -> None:
+    answers.put((address, answer))
+
+
+def _expression(topic_filter: Filter) -> Any:
+    kind = FilterType.SQL if topic_filter.kind == "SQL92" else FilterType.TAG
+    return proto("FilterExpression")(type=kind, expression=topic_filter.expression)

@@ -1,7 +1,7 @@
-"""One client of a Proxy: its channels, its client id, single requests, and its telemetry streams.
+"""A client of a Proxy: its channels, its client id, single requests, and its telemetry streams.
 
-Through the telemetry stream, a client sends its settings and receives the Proxy's. The stream is reopened when it breaks. There
-is one stream, with a thread, for each endpoint, because Proxies do not share the settings of clients.
+A client sends its settings through a telemetry stream and receives the Proxy's settings. There is one stream, with one thread,
+for each endpoint, because Proxies do not share the settings of clients. A stream that ends is opened again.
 """
 
 from __future__ import annotations
@@ -24,121 +24,137 @@ from rocketmq_spark.base.clock import Deadline, backoff
 from rocketmq_spark.base.codes import VERSION
 from rocketmq_spark.base.threads import Failure, attempt, start_thread
 from rocketmq_spark.errors import CallTimeout, ConnectionLost, RocketMQError, copy_of
-from rocketmq_spark.grpc_proxy.channel import PUSHED_BYTES, REST_S, Endpoints, Keys, ProxyChannel, Tls, metadata
-from rocketmq_spark.grpc_proxy.facts import TELEMETRY, AddressScheme, ClientType, Code, Language, Rpc
-from rocketmq_spark.grpc_proxy.protos import proto, refused, set_seconds
+from rocketmq_spark.grpc_proxy.channel import (
+    AVOID_S,
+    MAX_PUSHED_BYTES,
+    Endpoints,
+    ProxyChannel,
+    SigningKeys,
+    Tls,
+    metadata,
+)
+from rocketmq_spark.grpc_proxy.protos import error_from_status, proto, set_seconds
+from rocketmq_spark.grpc_proxy.tables import TELEMETRY, AddressScheme, ClientType, Code, Language, Rpc
 
 logger = logging.getLogger(__name__)
 
-_numbers = itertools.count()
-_GOOD = (Code.OK, Code.MULTIPLE_RESULTS)
+_client_numbers = itertools.count()
+_SUCCESS_CODES = (Code.OK, Code.MULTIPLE_RESULTS)
 
 
-class Access(NamedTuple):
-    """Connection settings: ``host:port`` of each endpoint, the keys that sign, and the scope that converts names."""
+class ProxyConnectOptions(NamedTuple):
+    """Options of the connections to a Proxy.
+
+    ``addresses`` are ``host:port``, one for each endpoint. ``on_wire`` converts names to names on the wire. ``keys`` returns the
+    current keys that sign calls; None without authentication.
+    """
 
     addresses: tuple[str, ...]
     on_wire: Callable[[str], str]
-    keys: Callable[[], Keys | None]
+    keys: Callable[[], SigningKeys | None]
     tls: Tls | None = None
     connect_timeout_s: float = 3.0
     request_timeout_s: float = 3.0
-    max_pushed: int = PUSHED_BYTES
+    max_pushed_bytes: int = MAX_PUSHED_BYTES
 
 
 class Proxy:
-    """One client of a Proxy, shared by all producers of a process with the same connection options."""
+    """A client of a Proxy. All producers of a process with the same connection options share one; each consumer has its own."""
 
-    def __init__(self, access: Access) -> None:
-        self.access = access
+    def __init__(self, connect_options: ProxyConnectOptions) -> None:
+        self.connect_options = connect_options
         self.host = platform.node() or "localhost"
-        self.client_id = f"{self.host}@{os.getpid()}@{next(_numbers)}@{uuid.uuid4().hex[:8]}"
-        self.on_wire = access.on_wire
-        self._endpoints = Endpoints(access.addresses)
+        self.client_id = f"{self.host}@{os.getpid()}@{next(_client_numbers)}@{uuid.uuid4().hex[:8]}"
+        self.on_wire = connect_options.on_wire
+        self._endpoints = Endpoints(connect_options.addresses)
         self.open()
-        self._agent = proto("UA")(
+        self._user_agent = proto("UA")(
             language=Language.PYTHON, version=_version(), platform=platform.platform(), hostname=self.host
         )
 
     def open(self) -> None:
-        """Allow calls, also after ``close``."""
-        access = self.access
+        """Create the channels. After ``close``, calls are possible again."""
+        options = self.connect_options
         self._channels = {
-            address: ProxyChannel(address, self._headers, access.connect_timeout_s, access.tls, access.max_pushed)
-            for address in access.addresses
+            address: ProxyChannel(
+                address, self._headers, options.connect_timeout_s, options.tls, options.max_pushed_bytes
+            )
+            for address in options.addresses
         }
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        return self.access.addresses
+        return self.connect_options.addresses
 
-    def settings(self, kind: ClientType) -> Any:
-        """The common settings of clients of a kind."""
-        made = proto("Settings")(client_type=kind, user_agent=self._agent)
-        made.access_point.CopyFrom(self.endpoints())
-        set_seconds(made.request_timeout, self.access.request_timeout_s)
-        return made
+    def settings(self, client_type: ClientType) -> Any:
+        """Return the settings that all clients of a type have in common."""
+        settings = proto("Settings")(client_type=client_type, user_agent=self._user_agent)
+        settings.access_point.CopyFrom(self.endpoints())
+        set_seconds(settings.request_timeout, self.connect_options.request_timeout_s)
+        return settings
 
     def resource(self, name: str) -> Any:
-        """A topic or group as a ``Resource``."""
+        """Return a topic or group as a ``Resource``."""
         return proto("Resource")(name=self.on_wire(name))
 
-    def channel(self, home: str | None = None) -> ProxyChannel:
-        """The channel to use now: that of the ``home`` endpoint unless it is avoided."""
-        return self._channels[self._endpoints.pick(home, time.monotonic())]
+    def channel(self, preferred: str | None = None) -> ProxyChannel:
+        """Return the channel of the endpoint that ``Endpoints.choose`` returns for ``preferred``."""
+        return self._channels[self._endpoints.choose(preferred, time.monotonic())]
 
-    def at(self, address: str) -> ProxyChannel:
-        """The channel of one endpoint."""
+    def channel_of(self, address: str) -> ProxyChannel:
+        """Return the channel of one endpoint."""
         return self._channels[address]
 
-    def ask(self, rpc: Rpc, request: Any, deadline: Deadline, topic: str | None = None, home: str | None = None) -> Any:
-        """Returns a successful answer, or raises ``RocketMQError``. Tries another endpoint if one cannot be reached."""
-        for left in range(len(self.addresses), 0, -1):
-            channel = self.channel(home)
-            share = self._endpoints.share(channel.address, deadline, left)
+    def request(
+        self, rpc: Rpc, request: Any, deadline: Deadline, topic: str | None = None, preferred: str | None = None
+    ) -> Any:
+        """Return a successful answer, or raise ``RocketMQError``. Tries the next endpoint if one cannot be reached."""
+        for untried in range(len(self.addresses), 0, -1):
+            channel = self.channel(preferred)
+            time_slice = self._endpoints.time_slice(channel.address, deadline, untried)
             try:
-                answer = channel.ask(rpc, request, share)
+                answer = channel.invoke(rpc, request, time_slice)
             except (ConnectionLost, CallTimeout) as e:
-                self.noted(channel.address, e)
-                if left == 1 or deadline.expired or (share is deadline and isinstance(e, CallTimeout)):
+                self.record_result(channel.address, e)
+                if untried == 1 or deadline.expired or (time_slice is deadline and isinstance(e, CallTimeout)):
                     raise
                 continue
-            self.noted(channel.address)
-            return checked(answer, channel.address, topic)
+            self.record_result(channel.address)
+            return require_success(answer, channel.address, topic)
         raise ConnectionLost("there is no endpoint")
 
-    def noted(self, address: str, error: RocketMQError | None = None, took_s: float = 0.0) -> None:
-        """Note the result of a call to an endpoint. After a failure that ``took_s``, the endpoint is avoided for at least as
-        long.
+    def record_result(self, address: str, error: RocketMQError | None = None, took_s: float = 0.0) -> None:
+        """Record the result of a call to an endpoint. After a call without an answer, calls avoid the endpoint for at least
+        ``took_s``, the duration of this call.
         """
         if isinstance(error, ConnectionLost | CallTimeout):
-            self._endpoints.failed(address, time.monotonic(), max(REST_S, took_s))
+            self._endpoints.record_failure(address, time.monotonic(), max(AVOID_S, took_s))
         elif error is None:
-            self._endpoints.answered(address)
+            self._endpoints.record_answer(address)
         else:
-            self._endpoints.worked(address)
+            self._endpoints.record_contact(address)
 
     def endpoints(self, address: str | None = None) -> Any:
-        """The Proxy's address in the form of its routes."""
-        made = proto("Endpoints")()
-        for one in (address,) if address else self.addresses:
-            host, _, port = one.rpartition(":")
-            made.scheme = _scheme(host.strip("[]"))
-            made.addresses.add(host=host.strip("[]"), port=int(port))
-        return made
+        """Return all addresses, or one, as ``Endpoints``."""
+        endpoints = proto("Endpoints")()
+        for each_address in (address,) if address else self.addresses:
+            host, _, port = each_address.rpartition(":")
+            endpoints.scheme = _address_scheme(host.strip("[]"))
+            endpoints.addresses.add(host=host.strip("[]"), port=int(port))
+        return endpoints
 
     def close(self) -> None:
         for channel in self._channels.values():
             channel.close()
 
     def _headers(self) -> list[tuple[str, str]]:
-        return metadata(self.client_id, _version(), uuid.uuid4().hex, datetime.now(UTC), self.access.keys())
+        return metadata(self.client_id, _version(), uuid.uuid4().hex, datetime.now(UTC), self.connect_options.keys())
 
 
-def checked(answer: Any, address: str, topic: str | None = None) -> Any:
-    """Returns the answer if its status is a success; otherwise raises the error of the status."""
-    if answer.status.code not in _GOOD:
-        raise refused(answer.status, address, topic)
+def require_success(answer: Any, address: str, topic: str | None = None) -> Any:
+    """Return the answer if its status is a success; otherwise raise the error of the status."""
+    if answer.status.code not in _SUCCESS_CODES:
+        raise error_from_status(answer.status, address, topic)
     return answer
 
 
@@ -146,7 +162,7 @@ def _version() -> str:
     return f"rocketmq-spark-{VERSION}"
 
 
-def _scheme(host: str) -> AddressScheme:
+def _address_scheme(host: str) -> AddressScheme:
     try:
         return AddressScheme.IPv4 if ipaddress.ip_address(host).version == 4 else AddressScheme.IPv6
     except ValueError:
@@ -155,15 +171,17 @@ def _scheme(host: str) -> AddressScheme:
 
 OnSettings = Callable[[Any], None]
 
-_HALF = "recover_orphaned_transaction_command"
-# An overloaded Proxy silently drops settings. After this time without an answer, the stream is reopened, because it would be
-# unknown to which settings a later answer belongs.
-_ANSWER_S = 30.0
+_HALF_CHECK = "recover_orphaned_transaction_command"
+# An overloaded Proxy silently drops settings. After this time without an answer, the client opens a new stream, because on the
+# old stream it could not match a later answer to its settings.
+_SETTINGS_TIMEOUT_S = 30.0
 
 
-class Telemetry:
-    """The telemetry stream of one endpoint. ``settings`` makes the first message of each stream; ``on_settings`` receives the
-    Proxy's answers, ``on_half`` its checks of half messages.
+class TelemetryStream:
+    """The telemetry stream of one endpoint, with its thread.
+
+    ``settings`` returns the settings to send. ``on_settings`` receives the Proxy's settings, ``on_half_check`` its checks of half
+    messages; both are called on the thread of the stream.
     """
 
     def __init__(
@@ -171,52 +189,54 @@ class Telemetry:
         channel: ProxyChannel,
         settings: Callable[[], Any],
         on_settings: OnSettings,
-        on_half: OnSettings = lambda command: None,
+        on_half_check: OnSettings = lambda command: None,
     ) -> None:
-        self._on_half = on_half
+        self._on_half_check = on_half_check
         self._channel = channel
         self._settings = settings
         self._on_settings = on_settings
-        self._lock = threading.RLock()  # ``with`` takes the lock itself, so Ctrl-C cannot leave it locked
+        # ``with`` on the lock itself, not on the condition: then Ctrl-C cannot leave the lock locked.
+        self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
-        self._version, self._known = 0, -1
-        self._sent: deque[tuple[int, float]] = deque()  # versions of unanswered settings, and when they were sent
-        self._error: RocketMQError | None = None
-        self._outgoing: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._call: Any = None
+        self._settings_version = 0  # incremented when the settings change
+        self._accepted_version = -1  # the last version that the Proxy has accepted
+        self._unanswered: deque[tuple[int, float]] = deque()  # version and time of sending of unanswered settings
+        self._error: RocketMQError | None = None  # of the last stream; None after an answer or new settings
+        self._outgoing: queue.SimpleQueue[Any] = queue.SimpleQueue()  # messages to send; None ends the stream
+        self._call: Any = None  # gRPC's call of the current stream
         self._closed = threading.Event()
-        self._thread = start_thread(f"rocketmq-telemetry-{channel.address}", self._run)
+        self._thread = start_thread(f"rocketmq-telemetry-{channel.address}", self._run_streams)
 
-    def tell(self) -> None:
-        """Send changed settings. Answers to the old ones do not count any more, and a stream that ended is reopened at once."""
+    def send_settings(self) -> None:
+        """Send changed settings. Answers to earlier settings no longer count. A stream that ended is opened again at once."""
         with self._lock:
-            self._version += 1
+            self._settings_version += 1
             self._error = None
-            self._put()
+            self._enqueue_settings()
             self._changed.notify_all()
-        self._give_up()
+        self._end_if_late()
 
-    def repeat(self) -> None:
-        """Send the same settings again, to receive the Proxy's current answer. Does nothing while an answer is missing."""
+    def resend_settings(self) -> None:
+        """Send the same settings again, to receive the Proxy's current settings. Sends nothing while an answer is missing."""
         with self._lock:
-            if not self._sent:
-                self._put()
-        self._give_up()
+            if not self._unanswered:
+                self._enqueue_settings()
+        self._end_if_late()
 
-    def wait(self, deadline: Deadline, patient: bool = True) -> RocketMQError | None:
-        """Wait until the Proxy has accepted the settings (then None), or permanently rejected them. Returns the last error, or a
-        time-out.
+    def wait(self, deadline: Deadline, through_errors: bool = True) -> RocketMQError | None:
+        """Wait until the Proxy has accepted or permanently rejected the settings. Returns None if it has accepted them; otherwise
+        the last error, or a time-out.
 
-        Without ``patient``, a temporary error ends the wait, too.
+        Without ``through_errors``, a temporary error ends the wait, too.
         """
 
-        def over() -> bool:
-            failed = not patient and self._error is not None
-            return self._known >= self._version or failed or self._hopeless()
+        def is_over() -> bool:
+            ends_early = not through_errors and self._error is not None
+            return self._accepted_version >= self._settings_version or ends_early or self._cannot_succeed()
 
         with self._lock:
-            self._changed.wait_for(over, deadline.remaining())
-            if self._known >= self._version and not self._refused():
+            self._changed.wait_for(is_over, deadline.remaining())
+            if self._accepted_version >= self._settings_version and not self._is_rejected():
                 return None
             if self._error is not None:
                 return copy_of(self._error)
@@ -233,76 +253,78 @@ class Telemetry:
         if threading.current_thread() is not self._thread:
             self._thread.join(deadline.remaining())
 
-    def _hopeless(self) -> bool:
-        return self._closed.is_set() or self._refused()
+    def _cannot_succeed(self) -> bool:
+        return self._closed.is_set() or self._is_rejected()
 
-    def _refused(self) -> bool:
+    def _is_rejected(self) -> bool:
         return self._error is not None and not self._error.retriable
 
-    def _give_up(self) -> None:
-        """End a stream whose answer is missing for too long; the next one begins with the newest settings."""
+    def _end_if_late(self) -> None:
+        """End the stream if an answer is missing for too long. The next stream begins with the newest settings."""
         with self._lock:
-            late = bool(self._sent) and time.monotonic() - self._sent[0][1] > _ANSWER_S
-            call = self._call if late else None
+            is_late = bool(self._unanswered) and time.monotonic() - self._unanswered[0][1] > _SETTINGS_TIMEOUT_S
+            call = self._call if is_late else None
         if call is not None:
             call.cancel()
 
-    def _put(self) -> None:
-        command = proto("TelemetryCommand")(settings=self._settings())  # first: if it fails, no answer is expected
-        self._sent.append((self._version, time.monotonic()))
+    def _enqueue_settings(self) -> None:
+        # This line comes first: if it raises, no answer is expected.
+        command = proto("TelemetryCommand")(settings=self._settings())
+        self._unanswered.append((self._settings_version, time.monotonic()))
         self._outgoing.put(command)
 
-    def _run(self) -> None:
+    def _run_streams(self) -> None:
         pauses = backoff(0.1, 5.0)
         while not self._closed.is_set():
-            error = self._end_of(attempt(self._stream))
+            error = self._stream_error(attempt(self._run_stream))
             if not self._closed.is_set():
                 logger.info("lost the stream to the Proxy at %s: %s", self._channel.address, error)
             with self._lock:
-                if self._error is None:  # the stream has worked since the last error
+                if self._error is None:  # the Proxy has accepted settings since the last error
                     pauses = backoff(0.1, 5.0)
-                about = self._sent[0][0] if self._sent else self._version
-                if about == self._version or error.retriable:  # a rejection of old settings does not count
+                version = self._unanswered[0][0] if self._unanswered else self._settings_version
+                if version == self._settings_version or error.retriable:  # ignore a rejection of old settings
                     self._error = error
                 self._changed.notify_all()
-                self._pause(about, next(pauses))
+                self._pause(version, next(pauses))
 
-    def _pause(self, said: int, seconds: float) -> None:
-        """Wait for ``seconds``, or until there are newer settings."""
-        self._changed.wait_for(lambda: self._closed.is_set() or self._version != said, seconds)
+    def _pause(self, version: int, seconds: float) -> None:
+        """Wait for ``seconds``, or until there are settings newer than ``version``."""
+        self._changed.wait_for(lambda: self._closed.is_set() or self._settings_version != version, seconds)
 
-    def _end_of(self, stream: Failure | None) -> RocketMQError:
-        """Why a stream ended."""
-        if stream is None:
+    def _stream_error(self, failure: Failure | None) -> RocketMQError:
+        """Return the error with which a stream ended. ``failure`` is None if the Proxy ended the stream."""
+        if failure is None:
             return ConnectionLost("the Proxy ended the stream", self._channel.address)
-        if isinstance(stream.error, RocketMQError):
-            return stream.error
-        stream.log(logger, "the stream of the Proxy at %s failed", self._channel.address)
-        return ConnectionLost(f"the stream failed: {stream}", self._channel.address)
+        if isinstance(failure.error, RocketMQError):
+            return failure.error
+        failure.log(logger, "the stream of the Proxy at %s failed", self._channel.address)
+        return ConnectionLost(f"the stream failed: {failure}", self._channel.address)
 
-    def _stream(self) -> None:
-        """Run one stream until it ends; it begins with the settings."""
+    def _run_stream(self) -> None:
+        """Run one stream until it ends. First send the settings."""
         with self._lock:
-            mine: queue.SimpleQueue[Any] = queue.SimpleQueue()
-            self._outgoing = mine
-            self._sent.clear()
-            self._put()
+            outgoing: queue.SimpleQueue[Any] = queue.SimpleQueue()
+            self._outgoing = outgoing
+            self._unanswered.clear()
+            self._enqueue_settings()
             if self._closed.is_set():
                 return
-            self._call = call = self._channel.stream(TELEMETRY, iter(mine.get, None), None)
+            self._call = call = self._channel.stream(TELEMETRY, iter(outgoing.get, None), None)
         try:
             for command in self._channel.answers(call):
                 if command.HasField("settings"):
                     self._on_settings(command.settings)
                     with self._lock:
-                        if self._sent:  # answers arrive in order; a Proxy may also send settings unasked
-                            self._known, _ = self._sent.popleft()
+                        # Answers arrive in order. A Proxy may also send settings that are no answer.
+                        if self._unanswered:
+                            self._accepted_version, _ = self._unanswered.popleft()
                         self._error = None
                         self._changed.notify_all()
-                elif command.HasField(_HALF):
-                    self._on_half(getattr(command, _HALF))
+                elif command.HasField(_HALF_CHECK):
+                    self._on_half_check(getattr(command, _HALF_CHECK))
                 elif command.HasField("status") and command.status.code != Code.OK:
-                    raise refused(command.status, self._channel.address)
+                    raise error_from_status(command.status, self._channel.address)
         finally:
-            mine.put(None)
+            outgoing.put(None)
             call.cancel()

@@ -1,8 +1,8 @@
-"""The ``Sender`` port over gRPC. The Proxy chooses the queue of a message, so a ``MessageQueue`` here means a lane to an
-endpoint.
+"""The ``Sender`` port over gRPC.
 
-Like a queue, a lane keeps the order of its messages, and messages of one group use the same lane. The Proxy does not report
-the queue of a message, so results name lane -1 of their endpoint.
+The Proxy chooses the queue of a message. So a ``MessageQueue`` of this module is a virtual queue of an endpoint: its broker
+name is the address of the endpoint. Like a queue, a virtual queue keeps the order of its messages, and messages of one group
+use the same virtual queue. The Proxy does not report the queue of a message, so the queue of a result has the id -1.
 """
 
 from __future__ import annotations
@@ -19,40 +19,42 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import SysFlag
 from rocketmq_spark.base.threads import Failure, Latch, attempt
 from rocketmq_spark.errors import MessageIllegal, RemoteProtocolError, RocketMQError, RouteNotFound
-from rocketmq_spark.grpc_proxy.facts import QUERY_ROUTE, RECALL_MESSAGE, SEND_MESSAGE, Code, MessageType, Permission
-from rocketmq_spark.grpc_proxy.outgoing import ProxyEncoder, ProxySendRequest
-from rocketmq_spark.grpc_proxy.protos import STORED, proto, refused
+from rocketmq_spark.grpc_proxy.encoder import ProxyEncoder, ProxySendRequest
+from rocketmq_spark.grpc_proxy.protos import SEND_STATUSES, error_from_status, proto
 from rocketmq_spark.grpc_proxy.proxy import Proxy
+from rocketmq_spark.grpc_proxy.tables import QUERY_ROUTE, RECALL_MESSAGE, SEND_MESSAGE, Code, MessageType, Permission
 from rocketmq_spark.grpc_proxy.transactions import ProxyTransactions
 from rocketmq_spark.model import MessageQueue, SendRequest, SendResult, SendStatus
 from rocketmq_spark.model.send import BatchStorage, HalfCheck, HalfPlace, SentMessage, TransactionState
 
 logger = logging.getLogger(__name__)
 
-Done = Callable[[SendResult | RocketMQError], None]
-# Requests of one message group are sent one after the other. This many groups may be in flight at once, for each endpoint.
-LANES = 16
-UNKNOWN_QUEUE = -1
-ROUTE_S = 30.0
-# Chains of one batch that are in flight at once, if its messages are of many groups.
-_AT_ONCE = 32
-# Number of other topics that are looked up when one is missing. It is small, because every failed send does that.
-_LOOKED_FOR = 8
+OnSent = Callable[[SendResult | RocketMQError], None]
+# Virtual queues of each endpoint. Requests of one message group are sent one after the other, so at most this many groups are in
+# flight at a time.
+QUEUES_PER_ENDPOINT = 16
+UNKNOWN_QUEUE_ID = -1
+ROUTE_AGE_S = 30.0
+# Maximum number of chains of one batch in flight. A batch has many chains if its messages are of many groups.
+_MAX_PARALLEL = 32
+# Maximum number of topics whose routes ``any_master`` requests. It is small, because every failed send calls ``any_master``.
+_MAX_PROBED_TOPICS = 8
 _WRITABLE = (Permission.WRITE, Permission.READ_WRITE)
 
 
 class _Route(NamedTuple):
-    """The Proxy's answer about a topic."""
+    """The message types that a topic accepts, and its virtual queues. ``expires_at`` is a time of the monotonic clock."""
 
     types: frozenset[MessageType]
-    lanes: tuple[MessageQueue, ...]
-    until: float
+    queues: tuple[MessageQueue, ...]
+    expires_at: float
 
 
 class ProxySender:
-    """Implements ``ports.Sender``. ``messages_of`` returns the messages of a send whose body is bytes.
+    """Implements ``ports.Sender``.
 
-    ``unpack`` decompresses the body of a half message that the Proxy checks.
+    ``messages_of`` decodes the messages of a send whose body is bytes. ``unpack`` decompresses the body of a half message that
+    the Proxy checks.
     """
 
     def __init__(
@@ -68,10 +70,10 @@ class ProxySender:
         self._route = functools.partial(_route, proxy, self._routes)
 
     def publish_queues(self, topic: str, deadline: Deadline, refresh: bool = False) -> Sequence[MessageQueue]:
-        return self._route(topic, deadline, refresh).lanes
+        return self._route(topic, deadline, refresh).queues
 
     def all_queues(self, topic: str, deadline: Deadline) -> Sequence[MessageQueue]:
-        return self._route(topic, deadline).lanes
+        return self._route(topic, deadline).queues
 
     numbered_queues = all_queues
 
@@ -85,9 +87,11 @@ class ProxySender:
         return self.any_master()
 
     def any_master(self) -> bool:
-        """Whether any broker seems to be up. A Proxy does not list brokers, so this looks up some topics that had a route."""
-        known, seconds = list(self._routes)[:_LOOKED_FOR], self._proxy.access.request_timeout_s
-        return not known or any(_is_there(self._route, topic, Deadline.after(seconds)) for topic in known)
+        """Whether any broker seems to be up. A Proxy does not list brokers, so this method requests the routes of some topics
+        that had a route.
+        """
+        topics, timeout_s = list(self._routes)[:_MAX_PROBED_TOPICS], self._proxy.connect_options.request_timeout_s
+        return not topics or any(_has_topic(self._route, topic, Deadline.after(timeout_s)) for topic in topics)
 
     def timers(self, topic: str, brokers: Iterable[str], deadline: Deadline) -> dict[str, int]:
         return {}
@@ -96,54 +100,54 @@ class ProxySender:
         return False
 
     def batch_storage(self, topic: str, deadline: Deadline) -> BatchStorage:
-        """A Proxy reports only the types of messages that the topic accepts, in its route."""
+        """Return what the cached route shows: the Proxy reports only the message types that the topic accepts."""
         route = self._routes.get(topic)
         return BatchStorage(grouped=route is not None and route.types == {MessageType.FIFO})
 
     def send(self, queue: MessageQueue, request: SendRequest, deadline: Deadline) -> SendResult:
         if request.sys_flag & SysFlag.TRANSACTION_PREPARED:
             address = self._proxy.channel(queue.broker_name).address
-            self._transactions.publish(queue.topic, request.group, address, deadline)
-        made = self._encoder.encoded(queue.topic, request).chains
-        if len(made) == len(made[0]) == 1:
-            return _ask(self._proxy, queue, made[0][0], deadline)
-        landed: list[SendResult | RocketMQError] = []
-        there = Latch()
+            self._transactions.announce(queue.topic, request.group, address, deadline)
+        chains = self._encoder.batch_of(queue.topic, request).chains
+        if len(chains) == len(chains[0]) == 1:
+            return _send_blocking(self._proxy, queue, chains[0][0], deadline)
+        outcomes: list[SendResult | RocketMQError] = []
+        ended = Latch()
 
-        def done(outcome: SendResult | RocketMQError) -> None:
-            landed.append(outcome)
-            there.set()
+        def on_outcome(outcome: SendResult | RocketMQError) -> None:
+            outcomes.append(outcome)
+            ended.set()
 
-        _Requests(self._proxy, queue, deadline, done).send(made)
-        there.wait()
-        (outcome,) = landed
+        _ParallelSend(self._proxy, queue, deadline, on_outcome).send(chains)
+        ended.wait()
+        (outcome,) = outcomes
         if isinstance(outcome, RocketMQError):
             raise outcome
         return outcome
 
-    def send_async(self, queue: MessageQueue, request: SendRequest, deadline: Deadline, done: Done) -> None:
+    def send_async(self, queue: MessageQueue, request: SendRequest, deadline: Deadline, done: OnSent) -> None:
         try:
-            made = self._encoder.encoded(queue.topic, request).chains
+            chains = self._encoder.batch_of(queue.topic, request).chains
         except RocketMQError as e:
             done(e)
             return
-        _Requests(self._proxy, queue, deadline, done).send(made)
+        _ParallelSend(self._proxy, queue, deadline, done).send(chains)
 
     def send_oneway(self, queue: MessageQueue, request: SendRequest, deadline: Deadline) -> None:
-        def done(outcome: SendResult | RocketMQError) -> None:
+        def on_outcome(outcome: SendResult | RocketMQError) -> None:
             if isinstance(outcome, RocketMQError):
                 logger.info("a one-way message did not arrive: %s", outcome)
 
-        self.send_async(queue, request, deadline, done)
+        self.send_async(queue, request, deadline, on_outcome)
 
     def recall(self, topic: str, broker_name: str, handle: str, group: str, deadline: Deadline) -> str:
         request = proto("RecallMessageRequest")(topic=self._proxy.resource(topic), recall_handle=handle)
-        return str(self._proxy.ask(RECALL_MESSAGE, request, deadline, topic).message_id)
+        return str(self._proxy.request(RECALL_MESSAGE, request, deadline, topic).message_id)
 
     def probe(self, broker_name: str, topic: str, deadline: Deadline) -> bool:
         request = proto("QueryRouteRequest")(topic=self._proxy.resource(topic), endpoints=self._proxy.endpoints())
         try:
-            self._proxy.ask(QUERY_ROUTE, request, deadline, topic, home=broker_name)
+            self._proxy.request(QUERY_ROUTE, request, deadline, topic, preferred=broker_name)
         except RocketMQError:
             return False
         return True
@@ -157,12 +161,12 @@ class ProxySender:
         return self._proxy.client_id
 
     def end_transaction(self, place: HalfPlace, decision: TransactionState, deadline: Deadline) -> bool:
-        return self._transactions.end(place, decision, deadline)
+        return self._transactions.send_decision(place, decision, deadline)
 
     def join(self, group: str, heartbeat_s: float, check: HalfCheck | None = None) -> Callable[[Deadline], None]:
         if check is not None:
             return self._transactions.join(group, check)
-        return lambda deadline: None  # a producer without transactions does not register at a Proxy
+        return lambda deadline: None  # a producer without transactions does not register with a Proxy
 
     def refresh_routes(self, deadline: Deadline) -> None:
         for topic in list(self._routes):
@@ -173,23 +177,23 @@ class ProxySender:
 
 
 def _route(proxy: Proxy, routes: dict[str, _Route], topic: str, deadline: Deadline, refresh: bool = False) -> _Route:
-    """The route of a topic; requested if it is unknown or too old."""
-    known = routes.get(topic)
-    if known is not None and not refresh and known.until > time.monotonic():
-        return known
+    """Return the route of a topic. Requests it if it is not cached or too old, or with ``refresh``."""
+    cached = routes.get(topic)
+    if cached is not None and not refresh and cached.expires_at > time.monotonic():
+        return cached
     request = proto("QueryRouteRequest")(topic=proxy.resource(topic), endpoints=proxy.endpoints())
-    answer = proxy.ask(QUERY_ROUTE, request, deadline, topic)
+    answer = proxy.request(QUERY_ROUTE, request, deadline, topic)
     queues = [queue for queue in answer.message_queues if queue.permission in _WRITABLE]
     if not queues:
         raise RouteNotFound("no queue of the topic is writable: no write permission", topic=topic)
-    named = {number for queue in queues for number in queue.accept_message_types}
-    types = frozenset(kind for kind in MessageType if kind in named)
-    lanes = known.lanes if known else _lanes(topic, proxy.addresses)
-    routes[topic] = _Route(types, lanes, time.monotonic() + ROUTE_S)
+    type_numbers = {number for queue in queues for number in queue.accept_message_types}
+    types = frozenset(kind for kind in MessageType if kind in type_numbers)
+    lanes = cached.queues if cached else _virtual_queues(topic, proxy.addresses)
+    routes[topic] = _Route(types, lanes, time.monotonic() + ROUTE_AGE_S)
     return routes[topic]
 
 
-def _is_there(route: Callable[..., _Route], topic: str, deadline: Deadline) -> bool:
+def _has_topic(route: Callable[..., _Route], topic: str, deadline: Deadline) -> bool:
     try:
         route(topic, deadline, refresh=True)
     except RouteNotFound as e:
@@ -197,97 +201,100 @@ def _is_there(route: Callable[..., _Route], topic: str, deadline: Deadline) -> b
     return True
 
 
-def _lanes(topic: str, addresses: Sequence[str]) -> tuple[MessageQueue, ...]:
-    return tuple(MessageQueue(topic, one, lane) for lane in range(LANES) for one in addresses)
+def _virtual_queues(topic: str, addresses: Sequence[str]) -> tuple[MessageQueue, ...]:
+    return tuple(MessageQueue(topic, address, number) for number in range(QUEUES_PER_ENDPOINT) for address in addresses)
 
 
-def _ask(proxy: Proxy, queue: MessageQueue, request: ProxySendRequest, deadline: Deadline) -> SendResult:
-    """Send one request on the calling thread, which saves waking another thread for the answer."""
+def _send_blocking(proxy: Proxy, queue: MessageQueue, request: ProxySendRequest, deadline: Deadline) -> SendResult:
+    """Send one request on the calling thread. This is faster than ``_ParallelSend``, which needs a thread for the answer."""
     channel = proxy.channel(queue.broker_name)
     try:
-        answer = channel.ask(SEND_MESSAGE, request.data, deadline)
+        answer = channel.invoke(SEND_MESSAGE, request.data, deadline)
     except RocketMQError as e:
-        proxy.noted(channel.address, e)
+        proxy.record_result(channel.address, e)
         raise
-    proxy.noted(channel.address)
+    proxy.record_result(channel.address)
     outcome = _outcome(answer, request, queue.topic, channel.address)
     if isinstance(outcome, RocketMQError):
         raise outcome
     return outcome
 
 
-class _Requests:
-    """The requests of one send, in chains that are sent in parallel. The outcome is the first failure, with the messages that
-    were stored. A message that is permanently rejected stops only its own chain; any other failure takes precedence as the
-    outcome.
+class _ParallelSend:
+    """One send of several requests, in chains that are sent in parallel. Guarded by its lock.
+
+    The outcome is a result for all messages, or an error with the results of the stored messages. A rejected message stops only
+    its own chain. Any other failure stops all chains, and takes precedence as the outcome.
     """
 
-    def __init__(self, proxy: Proxy, queue: MessageQueue, deadline: Deadline, done: Done) -> None:
+    def __init__(self, proxy: Proxy, queue: MessageQueue, deadline: Deadline, on_sent: OnSent) -> None:
         self._proxy = proxy
         self._queue = queue
         self._deadline = deadline
-        self._done = done
+        self._on_sent = on_sent
         self._lock = threading.Lock()
-        self._waiting: deque[deque[ProxySendRequest]] = deque()
+        self._waiting_chains: deque[deque[ProxySendRequest]] = deque()  # not in flight yet
         self._results: list[tuple[SendResult, str]] = []  # each with the ids of its messages
         self._error: RocketMQError | None = None
-        self._behind: list[str] = []
-        self._left = 0
+        self._unsent_ids: list[str] = []  # ids of messages after a failed request of their chain
+        self._open_chains = 0  # number of chains in flight
 
     def send(self, chains: Sequence[Sequence[ProxySendRequest]]) -> None:
-        first, later = chains[:_AT_ONCE], chains[_AT_ONCE:]
-        self._left = len(first)
-        self._waiting.extend(map(deque, later))
+        first, later = chains[:_MAX_PARALLEL], chains[_MAX_PARALLEL:]
+        self._open_chains = len(first)
+        self._waiting_chains.extend(map(deque, later))
         for chain in first:
             self._send(deque(chain))
 
     def _send(self, chain: deque[ProxySendRequest]) -> None:
-        """Send the next request of a chain."""
+        """Send the next request of ``chain``."""
         request = chain.popleft()
         channel = self._proxy.channel(self._queue.broker_name)
 
-        def answered(answer: Any) -> None:
+        def on_answer(answer: Any) -> None:
             error = answer if isinstance(answer, RocketMQError) else None
-            self._proxy.noted(channel.address, error)
-            self._landed(chain, request, error or _outcome(answer, request, self._queue.topic, channel.address))
+            self._proxy.record_result(channel.address, error)
+            self._on_outcome(chain, request, error or _outcome(answer, request, self._queue.topic, channel.address))
 
         try:
-            channel.ask_async(SEND_MESSAGE, request.data, self._deadline, answered)
+            channel.invoke_async(SEND_MESSAGE, request.data, self._deadline, on_answer)
         except RocketMQError as e:
-            self._landed(chain, request, e)
+            self._on_outcome(chain, request, e)
 
-    def _landed(
+    def _on_outcome(
         self, chain: deque[ProxySendRequest], request: ProxySendRequest, outcome: SendResult | RocketMQError
     ) -> None:
         with self._lock:
             if isinstance(outcome, RocketMQError):
-                self._behind += [msg_id for waiting in chain for msg_id in waiting.ids.split(",")]
+                self._unsent_ids += [msg_id for unsent in chain for msg_id in unsent.ids.split(",")]
                 chain.clear()
-                if self._error is None or (_of_one(self._error) and not _of_one(outcome)):
+                if self._error is None or (_concerns_one_message(self._error) and not _concerns_one_message(outcome)):
                     self._error = outcome
             else:
                 self._results.append((outcome, request.ids))
-            stops = self._error is not None and not _of_one(self._error)
-            following = None if stops else chain or (self._waiting.popleft() if self._waiting else None)
-            if following is None:
-                self._left -= 1
-            over = self._left == 0
-        if following is not None:
-            self._send(following)
-        elif over and self._error is not None:
-            self._error.stored, self._error.behind = _each(self._results), tuple(self._behind)
-            self._done(self._error)
-        elif over:
-            self._done(_together([result for result, _ in self._results]))
+            is_stopped = self._error is not None and not _concerns_one_message(self._error)
+            next_chain = (
+                None if is_stopped else chain or (self._waiting_chains.popleft() if self._waiting_chains else None)
+            )
+            if next_chain is None:
+                self._open_chains -= 1
+            is_over = self._open_chains == 0
+        if next_chain is not None:
+            self._send(next_chain)
+        elif is_over and self._error is not None:
+            self._error.stored, self._error.behind = _results_by_id(self._results), tuple(self._unsent_ids)
+            self._on_sent(self._error)
+        elif is_over:
+            self._on_sent(_combined_result([result for result, _ in self._results]))
 
 
-def _of_one(error: RocketMQError) -> bool:
-    """Whether an error is about one message only, so that others may still be sent."""
+def _concerns_one_message(error: RocketMQError) -> bool:
+    """Whether an error concerns one message only, so that others can still be sent."""
     return isinstance(error, MessageIllegal)
 
 
-def _each(results: Sequence[tuple[SendResult, str]]) -> dict[str, SendResult]:
-    """The result of each message of these requests, by its id."""
+def _results_by_id(results: Sequence[tuple[SendResult, str]]) -> dict[str, SendResult]:
+    """Return the result of each message of these requests, by message id."""
     return {
         msg_id: result._replace(
             msg_id=msg_id, queue_offset=None if result.queue_offset is None else result.queue_offset + number
@@ -298,49 +305,53 @@ def _each(results: Sequence[tuple[SendResult, str]]) -> dict[str, SendResult]:
 
 
 def _outcome(answer: Any, request: ProxySendRequest, topic: str, address: str) -> SendResult | RocketMQError:
-    """The result or error of a request. An answer that cannot be decoded is an error, too, so that every waiting call ends."""
-    found = attempt(_result, answer, request, topic, address)
-    if not isinstance(found, Failure):
-        return found
-    if isinstance(found.error, RocketMQError):
-        return found.error
-    return RemoteProtocolError(f"unreadable answer: {found}", address, topic=topic)
+    """Return the result or error of a request. An answer that cannot be decoded is an error, too, so that no caller waits
+    forever.
+    """
+    result = attempt(_result, answer, request, topic, address)
+    if not isinstance(result, Failure):
+        return result
+    if isinstance(result.error, RocketMQError):
+        return result.error
+    return RemoteProtocolError(f"unreadable answer: {result}", address, topic=topic)
 
 
 def _result(answer: Any, request: ProxySendRequest, topic: str, address: str) -> SendResult:
-    """The result of one request. The answer has one entry for all messages, with their ids joined, or one entry for each."""
-    of_entries = [entry.status for entry in answer.entries]
-    # With several entries, the status of the answer may only say that theirs differ.
-    whole = [] if of_entries and answer.status.code == Code.MULTIPLE_RESULTS else [answer.status]
-    for status in whole + of_entries:
-        if status.code not in STORED:
-            raise refused(status, address, topic)
+    """Return the result of one request. The answer has one entry for all messages, with joined ids, or one entry for each."""
+    entry_statuses = [entry.status for entry in answer.entries]
+    # MULTIPLE_RESULTS only says that the statuses of the entries differ.
+    answer_statuses = [] if entry_statuses and answer.status.code == Code.MULTIPLE_RESULTS else [answer.status]
+    for status in answer_statuses + entry_statuses:
+        if status.code not in SEND_STATUSES:
+            raise error_from_status(status, address, topic)
     if not answer.entries:
         raise RemoteProtocolError("the Proxy acknowledged nothing", address, topic=topic)
-    # For messages that are stored less safely (flush or replication time-out), a Proxy returns only a status: no id, no offset.
-    named = [entry.message_id for entry in answer.entries if entry.status.code == Code.OK or entry.message_id]
-    all_named, acknowledged = len(named) == len(answer.entries), ",".join(named)
-    good = acknowledged == request.ids if all_named else {*named} <= {*request.ids.split(",")}
-    if not good and request.ids.strip(","):
+    # After a time-out of the flush or the replication, the messages are stored, but the Proxy returns no ids and no offsets.
+    ids = [entry.message_id for entry in answer.entries if entry.status.code == Code.OK or entry.message_id]
+    has_all_ids, joined_ids = len(ids) == len(answer.entries), ",".join(ids)
+    is_expected = joined_ids == request.ids if has_all_ids else {*ids} <= {*request.ids.split(",")}
+    if not is_expected and request.ids.strip(","):
         raise RemoteProtocolError(
-            f"the Proxy acknowledged messages {acknowledged[:200]}; expected {request.ids[:200]}",
+            f"the Proxy acknowledged messages {joined_ids[:200]}; expected {request.ids[:200]}",
             address,
             topic=topic,
         )
     entry = answer.entries[0]
     return SendResult(
-        status=max((STORED[status.code] for status in whole + of_entries), key=list(SendStatus).index),
+        status=max(
+            (SEND_STATUSES[status.code] for status in answer_statuses + entry_statuses), key=list(SendStatus).index
+        ),
         msg_id="",
-        queue=MessageQueue(topic, address, UNKNOWN_QUEUE),
-        queue_offset=int(entry.offset) if all_named and not request.delayed else None,
+        queue=MessageQueue(topic, address, UNKNOWN_QUEUE_ID),
+        queue_offset=int(entry.offset) if has_all_ids and not request.is_delayed else None,
         transaction_id=entry.transaction_id or None,
         recall_handle=entry.recall_handle or None,
     )
 
 
-def _together(results: Sequence[SendResult]) -> SendResult:
-    """One result for several requests: the least safe status, and no offset, because they are in several queues."""
+def _combined_result(results: Sequence[SendResult]) -> SendResult:
+    """Return one result for several requests: the worst status, and no offset, because the messages are in several queues."""
     if len(results) == 1:
         return results[0]
-    status = max((one.status for one in results), key=list(SendStatus).index)
+    status = max((result.status for result in results), key=list(SendStatus).index)
     return SendResult(status=status, msg_id="", queue=results[0].queue, queue_offset=None)

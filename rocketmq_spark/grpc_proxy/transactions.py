@@ -1,8 +1,9 @@
-"""Half messages through a Proxy: decisions, and checks of half messages without a decision.
+"""Transactions through a Proxy: sends decisions, and answers checks of half messages.
 
-A Proxy uses the topic as the producer group. It sends checks to a client whose telemetry stream has named the
-topic, and remembers a half message for 30 s after it has sent or checked it. So a decision must go to the endpoint that accepted
-the message, or that checked it last. The Proxy forwards decisions without waiting for the broker, so its OK proves nothing.
+A Proxy uses the topic as the producer group, and sends checks to a client that has announced the topic on its telemetry stream.
+An endpoint remembers a half message for 30 s after it has accepted or checked the message. So a decision must go to the
+endpoint that accepted the message, or that checked it last. The Proxy forwards a decision without waiting for the broker, so
+the Proxy's OK does not confirm the decision.
 """
 
 from __future__ import annotations
@@ -19,20 +20,20 @@ from rocketmq_spark.base.codes import NAMESPACE_SEPARATOR
 from rocketmq_spark.base.copies import CopyQuestions
 from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.errors import CallTimeout, ClosedError, ConnectionLost, RocketMQError
-from rocketmq_spark.grpc_proxy import facts
-from rocketmq_spark.grpc_proxy.facts import ClientType, TransactionResolution, TransactionSource
-from rocketmq_spark.grpc_proxy.member import HEARTBEAT_S, popped
+from rocketmq_spark.grpc_proxy import tables
+from rocketmq_spark.grpc_proxy.member import HEARTBEAT_S, to_popped_message
 from rocketmq_spark.grpc_proxy.protos import proto
-from rocketmq_spark.grpc_proxy.proxy import Proxy, Telemetry, checked
+from rocketmq_spark.grpc_proxy.proxy import Proxy, TelemetryStream, require_success
+from rocketmq_spark.grpc_proxy.tables import ClientType, TransactionResolution, TransactionSource
 from rocketmq_spark.model.send import HalfCheck, HalfPlace, TransactionState, content_of_stored
 
 logger = logging.getLogger(__name__)
 
 _Copies = CopyQuestions[HalfPlace, TransactionState]
-_Topics = dict[str, tuple[str, ...]]  # topics with the groups that sent to them, the latest first
+_GroupsByTopic = dict[str, tuple[str, ...]]  # topics, with the groups that sent to them, the latest first
 
 
-def _endpoint(place: HalfPlace) -> str:
+def _endpoint_of(place: HalfPlace) -> str:
     return place.broker_name
 
 
@@ -43,150 +44,165 @@ _RESOLUTIONS = {
 
 
 class ProxyTransactions:
-    """The checks of one Proxy for the producers of this process. ``unpack`` decompresses bodies."""
+    """The transactions of the producers of this process at one Proxy. ``unpack`` decompresses bodies."""
 
     def __init__(self, proxy: Proxy, unpack: Callable[[bytes], bytes]) -> None:
         self._proxy = proxy
         self._unpack = unpack
         self._lock = threading.Lock()
-        self._turn = threading.Lock()  # held to change the topics that Proxies receive, and to wait for their answers
+        # Held while the announced topics change and, if one topic is announced alone, while the Proxy's answer is awaited.
+        self._announce_lock = threading.Lock()
+        # By registration: the producer group, the function that decides, and the open checks of the group.
         self._checks: dict[object, tuple[str, HalfCheck, _Copies]] = {}
-        self._topics: _Topics = {}
-        self._taken: set[str] = set()  # topics that a Proxy has accepted
-        self._streams: dict[str, Telemetry] = {}
+        self._topics: _GroupsByTopic = {}
+        self._accepted_topics: set[str] = set()  # topics that the Proxy has accepted
+        self._streams: dict[str, TelemetryStream] = {}
         self._timer: Timer | None = None
 
     def join(self, group: str, check: HalfCheck) -> Callable[[Deadline], None]:
         """Register ``check`` for half messages of this group. Returns a function that unregisters it."""
-        me, state = object(), TransactionState
+        registration, state = object(), TransactionState
         copies: _Copies = CopyQuestions(
-            self._say, _endpoint, state.COMMIT, state.ROLLBACK, state.UNKNOWN, ("grpc", group)
+            self._send_answer, _endpoint_of, state.COMMIT, state.ROLLBACK, state.UNKNOWN, ("grpc", group)
         )
         with self._lock:
-            self._checks[me] = group, check, copies
+            self._checks[registration] = group, check, copies
 
         def leave(deadline: Deadline) -> None:
             copies.leave()
             with self._lock:
-                self._checks.pop(me, None)
+                self._checks.pop(registration, None)
                 if self._checks:
-                    there = {whose for whose, _, _ in self._checks.values()}
-                    self._topics = {name: its for name, its in self._topics.items() if not there.isdisjoint(its)}
+                    groups = {each_group for each_group, _, _ in self._checks.values()}
+                    self._topics = {
+                        name: topic_groups
+                        for name, topic_groups in self._topics.items()
+                        if not groups.isdisjoint(topic_groups)
+                    }
                     return
                 streams, self._streams = self._streams, {}
                 timer, self._timer = self._timer, None
                 self._topics = {}
-            with contextlib.ExitStack() as rest:  # every step runs, even if an earlier one is interrupted
+            with contextlib.ExitStack() as cleanup:  # runs every step, even if an earlier step is interrupted
                 for stream in streams.values():
-                    rest.callback(stream.close, deadline)
+                    cleanup.callback(stream.close, deadline)
                 if timer is not None:
-                    rest.callback(timer.close)
+                    cleanup.callback(timer.close)
 
         return leave
 
-    def publish(self, topic: str, group: str, address: str, deadline: Deadline) -> None:
-        """Announce ``topic`` before a half message is sent to it, so that the endpoint can send its checks to this client.
+    def announce(self, topic: str, group: str, address: str, deadline: Deadline) -> None:
+        """Announce ``topic`` before a half message is sent to it, so that the endpoint can send checks to this client.
 
-        A Proxy rejects all topics because of one, and does not say which. So if it rejects this topic together with others, this
-        topic is announced alone.
+        A Proxy rejects all topics because of one, and does not report which. So if it rejects this topic together with the
+        others, this topic is announced alone.
         """
-        deadline = deadline.within(self._proxy.access.request_timeout_s)
+        deadline = deadline.within(self._proxy.connect_options.request_timeout_s)
         try:
-            error = self._beside_others(topic, group, address, deadline)
+            error = self._announce_with_others(topic, group, address, deadline)
             if error is not None and not error.retriable:
-                error = self._alone(topic, group, address, deadline)
+                error = self._announce_alone(topic, group, address, deadline)
         except RuntimeError as e:
-            error = ConnectionLost(f"there is no thread for what the Proxy asks: {e}", address)
+            error = ConnectionLost(f"there is no thread for the checks of the Proxy: {e}", address)
         if error is not None:
-            self._proxy.noted(address, error)
+            self._proxy.record_result(address, error)
             error.unsent = True
             raise error
 
-    def _beside_others(self, topic: str, group: str, address: str, deadline: Deadline) -> RocketMQError | None:
-        while True:  # repeated if another thread announced its topic alone: then this one was not accepted
-            if not self._turn.acquire(timeout=deadline.remaining()):
+    def _announce_with_others(self, topic: str, group: str, address: str, deadline: Deadline) -> RocketMQError | None:
+        while True:  # repeat if another thread announced its topic alone meanwhile, without this topic
+            if not self._announce_lock.acquire(timeout=deadline.remaining()):
                 return CallTimeout("the Proxy has not answered about another topic in time", address)
             try:
-                stream = self._tell(group, lambda topics: _with(topics, topic, group))[address]
+                stream = self._announce(group, lambda topics: _with_topic(topics, topic, group))[address]
             finally:
-                self._turn.release()
+                self._announce_lock.release()
             error = stream.wait(deadline)
             if error is not None:
                 return error
-            with self._lock:  # a thread that announces its topic alone drops topics that are not accepted yet
+            # In one step, because a thread that announces its topic alone drops the topics that are not accepted yet.
+            with self._lock:
                 if topic in self._topics:
-                    self._taken.add(topic)
+                    self._accepted_topics.add(topic)
                     return None
 
-    def _alone(self, topic: str, group: str, address: str, deadline: Deadline) -> RocketMQError | None:
-        """Announce a topic alone. Other threads announce nothing meanwhile, because the answer would cover their topics, too."""
-        if not self._turn.acquire(timeout=deadline.remaining()):
+    def _announce_alone(self, topic: str, group: str, address: str, deadline: Deadline) -> RocketMQError | None:
+        """Announce a topic alone. Other threads must not announce topics meanwhile, because the answer would also cover these."""
+        if not self._announce_lock.acquire(timeout=deadline.remaining()):
             return CallTimeout("the Proxy has not answered about another topic in time", address)
 
-        def named(change: Callable[[_Topics], _Topics]) -> RocketMQError | None:
-            return self._tell(group, change)[address].wait(deadline)
+        def announce(change: Callable[[_GroupsByTopic], _GroupsByTopic]) -> RocketMQError | None:
+            return self._announce(group, change)[address].wait(deadline)
 
         try:
             # Try with the others once more, because another thread may have removed the rejected topic.
-            error = named(lambda topics: _with(topics, topic, group))
+            error = announce(lambda topics: _with_topic(topics, topic, group))
             if error is None:
-                self._taken.add(topic)
+                self._accepted_topics.add(topic)
             if error is None or error.retriable:
                 return error
-            mine = _with({topic: self._topics.get(topic, ())}, topic, group)
-            others = {name: its for name, its in self._topics.items() if name != topic}
-            error = named(lambda topics: mine)
+            this_topic = _with_topic({topic: self._topics.get(topic, ())}, topic, group)
+            others = {name: groups for name, groups in self._topics.items() if name != topic}
+            error = announce(lambda topics: this_topic)
             if error is not None:
-                self._taken.discard(topic)
-                self._tell(group, lambda topics: others)
+                self._accepted_topics.discard(topic)
+                self._announce(group, lambda topics: others)
                 return error
-            self._taken.add(topic)
-            before = {name: its for name, its in others.items() if name in self._taken}  # threads of new ones repeat it
-            error = named(lambda topics: {**before, **mine}) if before else None
+            self._accepted_topics.add(topic)
+            # Announce the accepted topics again. The threads of the other topics announce these again themselves.
+            accepted = {name: groups for name, groups in others.items() if name in self._accepted_topics}
+            error = announce(lambda topics: {**accepted, **this_topic}) if accepted else None
             if error is not None and not error.retriable:
                 logger.warning(
-                    "the Proxy at %s rejects one of the topics %s, so it checks half messages of none of them",
+                    "the Proxy at %s rejects one of the topics %s, so it checks no half messages of these topics",
                     address,
-                    [*before],
+                    [*accepted],
                 )
-                error = named(lambda topics: mine)
+                error = announce(lambda topics: this_topic)
             return error
         finally:
-            self._turn.release()
+            self._announce_lock.release()
 
-    def _tell(self, group: str, change: Callable[[_Topics], _Topics]) -> Mapping[str, Telemetry]:
+    def _announce(
+        self, group: str, change: Callable[[_GroupsByTopic], _GroupsByTopic]
+    ) -> Mapping[str, TelemetryStream]:
         """Change the announced topics at every endpoint. Returns the streams by endpoint."""
-        begun: list[Telemetry] = []
+        changed_streams: list[TelemetryStream] = []
         try:
             with self._lock:
-                there = {whose for whose, _, _ in self._checks.values()}
-                if group not in there:  # a send after its producer was closed; nothing would end a stream it starts
+                open_groups = {each_group for each_group, _, _ in self._checks.values()}
+                # Nothing would end the streams that a send starts after its producer was closed.
+                if group not in open_groups:
                     raise ClosedError("the producer was closed")
-                changed = {name: its for name, its in change(self._topics).items() if not there.isdisjoint(its)}
-                begun += self._streams.values() if self._topics.keys() != changed.keys() else ()
+                changed = {
+                    name: groups for name, groups in change(self._topics).items() if not open_groups.isdisjoint(groups)
+                }
+                changed_streams += self._streams.values() if self._topics.keys() != changed.keys() else ()
                 self._topics = changed
-                self._begin()
+                self._start_streams()
                 return dict(self._streams)
         finally:
-            for one in begun:
-                one.tell()
+            for stream in changed_streams:
+                stream.send_settings()
 
-    def _begin(self) -> None:
-        """Start missing streams and the timer, with the lock held. If a thread cannot be started, the next call does it."""
+    def _start_streams(self) -> None:
+        """Start the timer and the missing streams, with the lock held. If a thread cannot start, the next call repeats this."""
         if self._timer is None:
             timer = Timer("rocketmq-transactions-heartbeat")
-            timer.every(HEARTBEAT_S, self._beat, HEARTBEAT_S)
+            timer.every(HEARTBEAT_S, self._send_heartbeats, HEARTBEAT_S)
             self._timer = timer
-        for name in self._proxy.addresses:
-            if name not in self._streams:
-                asked = partial(self._asked, name)
-                self._streams[name] = Telemetry(self._proxy.at(name), self._settings, lambda settings: None, asked)
+        for address in self._proxy.addresses:
+            if address not in self._streams:
+                on_check = partial(self._on_check, address)
+                self._streams[address] = TelemetryStream(
+                    self._proxy.channel_of(address), self._settings, lambda settings: None, on_check
+                )
 
-    def end(self, place: HalfPlace, decision: TransactionState, deadline: Deadline) -> bool:
-        """Send a decision to the endpoint that remembers the half message. Returns False, because no broker has confirmed it."""
-        channel = self._proxy.at(place.broker_name)
+    def send_decision(self, place: HalfPlace, decision: TransactionState, deadline: Deadline) -> bool:
+        """Send a decision to the endpoint that remembers the half message. Returns False, because the broker confirms nothing."""
+        channel = self._proxy.channel_of(place.broker_name)
         request = self._request(place, decision, TransactionSource.SOURCE_CLIENT)
-        checked(channel.ask(facts.END_TRANSACTION, request, deadline), channel.address, place.topic)
+        require_success(channel.invoke(tables.END_TRANSACTION, request, deadline), channel.address, place.topic)
         return False
 
     def _request(self, place: HalfPlace, decision: TransactionState, source: TransactionSource) -> Any:
@@ -198,78 +214,80 @@ class ProxyTransactions:
             source=source,
         )
 
-    def _asked(self, address: str, command: Any) -> None:
-        """Receives a check on a stream's thread, which must not call a user's function."""
-        asked = command.message.topic
-        # A Proxy returns namespace and name separately, even if they were sent as one name.
-        name = NAMESPACE_SEPARATOR.join(filter(None, (asked.resource_namespace, asked.name)))
+    def _on_check(self, address: str, command: Any) -> None:
+        """Receive a check on the thread of a stream, which must not call a user's function."""
+        resource = command.message.topic
+        # A Proxy splits a name into namespace and name, although this client sends one name.
+        name = NAMESPACE_SEPARATOR.join(filter(None, (resource.resource_namespace, resource.name)))
         with self._lock:
-            mine = {self._proxy.on_wire(topic): (topic, groups) for topic, groups in self._topics.items()}
-            topic, groups = mine.get(name, ("", ()))
-            there = list(self._checks.values())
-        found = [one for group in groups for one in there if one[0] == group]
-        if not found:
+            announced = {self._proxy.on_wire(topic): (topic, groups) for topic, groups in self._topics.items()}
+            topic, groups = announced.get(name, ("", ()))
+            registrations = list(self._checks.values())
+        matching = [registration for group in groups for registration in registrations if registration[0] == group]
+        if not matching:
             logger.info(
-                "the Proxy at %s checks a half message of topic %s, to which this process does not send", address, name
+                "the Proxy at %s checks a half message of topic %s, to which this process sends nothing", address, name
             )
             return
-        message = popped(command.message, topic, (address, address), self._unpack)
-        group, check, copies = found[0]
+        message = to_popped_message(command.message, topic, (address, address), self._unpack)
+        group, check, copies = matching[0]
         place = HalfPlace(
             topic, address, group, message.msg_id, command.transaction_id, content=content_of_stored(message)
         )
-        known = check(message, place)
+        decided = check(message, place)
         held_bytes = len(message.body) + command.ByteSize()
-        decision = known if isinstance(known, TransactionState) else copies.ask(place.what, place, known, held_bytes)
+        decision = (
+            decided if isinstance(decided, TransactionState) else copies.ask(place.what, place, decided, held_bytes)
+        )
         if decision is not None:
             copies.say(place.what, place, decision)
 
-    def _say(self, place: HalfPlace, decision: TransactionState) -> bool:
-        """Send the answer to a check. Returns False, because a Proxy confirms nothing."""
+    def _send_answer(self, place: HalfPlace, decision: TransactionState) -> bool:
+        """Send the answer to a check. Returns False, because the broker confirms nothing."""
         if decision is TransactionState.UNKNOWN:
             return False
-        deadline = Deadline.after(self._proxy.access.request_timeout_s)
+        deadline = Deadline.after(self._proxy.connect_options.request_timeout_s)
         request = self._request(place, decision, TransactionSource.SOURCE_SERVER_CHECK)
 
-        def answered(answer: Any) -> None:
+        def on_answer(answer: Any) -> None:
             try:
                 if isinstance(answer, RocketMQError):
                     raise answer
-                checked(answer, place.broker_name, place.topic)
+                require_success(answer, place.broker_name, place.topic)
             except RocketMQError as e:
                 logger.warning(
-                    "the Proxy at %s will ask again about half message %s: %s did not arrive: %s",
+                    "the Proxy at %s will check half message %s again, because %s did not arrive: %s",
                     place.broker_name, place.msg_id, decision.value, e,
                 )  # fmt: skip
 
-        channel = self._proxy.at(place.broker_name)
+        channel = self._proxy.channel_of(place.broker_name)
         try:
-            answered(channel.ask(facts.END_TRANSACTION, request, deadline))
+            on_answer(channel.invoke(tables.END_TRANSACTION, request, deadline))
         except RocketMQError as e:
-            answered(e)
+            on_answer(e)
         return False
 
-    def _beat(self) -> None:
-        """Send heartbeats, because a Proxy forgets producers without them."""
+    def _send_heartbeats(self) -> None:
+        """Send heartbeats and settings, because a Proxy forgets producers without them."""
         request = proto("HeartbeatRequest")(client_type=ClientType.PRODUCER)
-        deadline = Deadline.after(self._proxy.access.request_timeout_s)
+        deadline = Deadline.after(self._proxy.connect_options.request_timeout_s)
         for address in self._proxy.addresses:
             try:
-                self._proxy.at(address).ask_async(facts.HEARTBEAT, request, deadline, lambda answer: None)
+                self._proxy.channel_of(address).invoke_async(tables.HEARTBEAT, request, deadline, lambda answer: None)
             except RocketMQError as e:
-                logger.info("no heartbeat for transactions at %s: %s", address, e)
+                logger.info("the heartbeat for transactions at %s failed: %s", address, e)
         with self._lock:
             streams = list(self._streams.values())
         for stream in streams:
-            stream.repeat()
+            stream.resend_settings()
 
     def _settings(self) -> Any:
-        made = self._proxy.settings(ClientType.PRODUCER)
-        made.publishing.SetInParent()
+        settings = self._proxy.settings(ClientType.PRODUCER)
+        settings.publishing.SetInParent()
         for topic in list(self._topics):
-            made.publishing.topics.add().CopyFrom(self._proxy.resource(topic))
-        return made
+            settings.publishing.topics.add().CopyFrom(self._proxy.resource(topic))
+        return settings
 
 
-def _with(topics: _Topics, topic: str, group: str) -> _Topics:
+def _with_topic(topics: _GroupsByTopic, topic: str, group: str) -> _GroupsByTopic:
     return {**topics, topic: (group, *[other for other in topics.get(topic, ()) if other != group])}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from rocketmq_spark import options as options_table
 from rocketmq_spark.admin import brokers, groups, messages
-from rocketmq_spark.admin.groups import Wanted
+from rocketmq_spark.admin.groups import OffsetTarget
 from rocketmq_spark.base import arguments
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model import BrokerData, MessageQueue, ReceivedMessage
@@ -86,7 +86,7 @@ class GroupAdmin(AdminBase):
             OffsetError: The group has no offsets in these topics.
         """
         arguments.texts("topics", topics, _TOPICS)
-        return groups.of_group(self._tools, self._own(group), topics)
+        return groups.committed_offsets(self._tools, self._own(group), topics)
 
     def set_offsets(
         self, group: str, offsets: Mapping[MessageQueue, int], *, preview: bool = False, force: bool = False
@@ -144,7 +144,7 @@ class GroupAdmin(AdminBase):
         return self._change(group, topics, to, preview, force)
 
     def _change(
-        self, group: str, of_topics: Sequence[str], wanted: Wanted, preview: bool, force: bool
+        self, group: str, of_topics: Sequence[str], wanted: OffsetTarget, preview: bool, force: bool
     ) -> list[OffsetChange]:
         tools, group = self._tools, self._own(group)
         named = "offsets" if isinstance(wanted, Mapping) else "to"
@@ -153,7 +153,7 @@ class GroupAdmin(AdminBase):
             if not force:
                 groups.check_members(group, groups.members(tools, group, [change.queue for change in changes]))
             groups.store_offsets(tools, group, {change.queue: change.after for change in changes})
-            groups.warn_of_unseen(tools, group, [change.queue for change in changes])
+            groups.warn_of_unseen_members(tools, group, [change.queue for change in changes])
         return changes
 
 

@@ -36,8 +36,8 @@ _STARTS = {b"\x04\x22\x4d\x18": SysFlag.LZ4, b"\x28\xb5\x2f\xfd": SysFlag.ZSTD}
 def _proxy(options: Options) -> Proxy:
     """Create the connection to the endpoints in ``options``."""
     try:
-        from rocketmq_spark.grpc_proxy.channel import Keys, Tls
-        from rocketmq_spark.grpc_proxy.proxy import Access, Proxy
+        from rocketmq_spark.grpc_proxy.channel import SigningKeys, Tls
+        from rocketmq_spark.grpc_proxy.proxy import Proxy, ProxyConnectOptions
     except ModuleNotFoundError as e:
         raise OptionError(
             f"option 'transport' is 'grpc', which needs grpcio and protobuf here: {e}",
@@ -46,12 +46,12 @@ def _proxy(options: Options) -> Proxy:
 
     signer = credentials_of(options)
 
-    def keys() -> Keys | None:
+    def keys() -> SigningKeys | None:
         now = None if signer is None else signer.current()
-        return None if now is None else Keys(now.access_key, now.secret_key, now.security_token)
+        return None if now is None else SigningKeys(now.access_key, now.secret_key, now.security_token)
 
     tls = Tls(options.tls_ca_file, options.tls_cert_file, options.tls_key_file, options.tls_server_name)
-    access = Access(
+    access = ProxyConnectOptions(
         options.proxy_endpoint,
         scope_of(options).on_wire,
         keys,

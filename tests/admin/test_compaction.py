@@ -65,7 +65,7 @@ def test_messages_of_a_time(table: Parts) -> None:
 @pytest.mark.parametrize(
     ("wanted", "after"), [("earliest", 40), ("latest", END), (1500, 41), ({QUEUE: -2}, 40), ({QUEUE: 50}, 50)]
 )
-def test_where_a_group_is_set_to(table: Parts, wanted: groups.Wanted, after: int) -> None:
+def test_where_a_group_is_set_to(table: Parts, wanted: groups.OffsetTarget, after: int) -> None:
     assert [change.after for change in groups.offset_changes(table, "g", ["t"], wanted)] == [after]
 
 
@@ -77,16 +77,16 @@ def test_every_queue_is_looked_at(broker: MockBroker, table: Parts) -> None:
 
 def test_a_reader_has_lost_nothing(broker: MockBroker, table: Parts) -> None:
     for position, lag in ((20, 86), (50, 56), (FIRST, 6)):
-        (row,) = groups.look_at(table, {QUEUE: position}).rows
+        (row,) = groups.queue_lags(table, {QUEUE: position}).rows
         assert (row.lost, row.lag) == (0, lag)
     assert len(broker.seen(KIND)) == 2, "who is not behind the minimum is not asked about"
-    (row,) = groups.look_at(table, {QUEUE: None}, {QUEUE}).rows
+    (row,) = groups.queue_lags(table, {QUEUE: None}, {QUEUE}).rows
     assert (row.position, row.lag) == (40, 66), "a queue that no batch has read begins at its first message"
 
 
 def test_where_it_is_not_known_nothing_is_said(broker: MockBroker, table: Parts) -> None:
     broker.on(PULL, refuse(Response.NO_PERMISSION, "no permission to access Group:rocketmq-spark-cli"))
-    look = groups.look_at(table, {QUEUE: 50})
+    look = groups.queue_lags(table, {QUEUE: 50})
     assert [(row.lost, row.lag) for row in look.rows] == [(None, None)]
     assert isinstance(look.errors[0], AccessDenied)
     with pytest.raises(AccessDenied):

@@ -73,11 +73,11 @@ def test_brokers_that_answer_tell_ages_although_another_is_away(broker: MockBrok
         return 1_000 * offset
 
     group.brokers.store_time_ms = stored  # type: ignore[method-assign]
-    look = groups.look_at(group, {here: 5, away: 3})
+    look = groups.queue_lags(group, {here: 5, away: 3})
     assert [(row.lag, row.next_stored_ms) for row in look.rows] == [(4, 5_000), (None, None)]
     assert len(look.errors) == 1
     more = [here._replace(queue_id=number) for number in (1, 0)]
-    look = groups.look_at(group, dict.fromkeys(more, 5))
+    look = groups.queue_lags(group, dict.fromkeys(more, 5))
     assert [row.next_stored_ms for row in look.rows] == [None, None]
     assert [type(error) for error in look.errors] == [CallTimeout], "an age that is missing is no age of 0"
     assert asked == [here, here], "a broker that did not answer is not asked about its other queues"
@@ -88,7 +88,7 @@ def test_a_topic_that_no_broker_has_any_more_is_an_error_beside_the_others(broke
     found = route(1, {"broker-a": broker.address})
     broker.on(Request.GET_ROUTEINFO_BY_TOPIC, lambda call: found if call.ext("topic") == "t" else NO_ROUTE)
     here, gone = MessageQueue("t", "broker-a", 0), MessageQueue("gone", "broker-a", 0)
-    look = groups.look_at(group, {here: 5, gone: 3})
+    look = groups.queue_lags(group, {here: 5, gone: 3})
     assert [(row.queue, row.lag) for row in look.rows] == [(gone, None), (here, 4)]
     assert [type(error) for error in look.errors] == [RouteNotFound]
 
@@ -109,7 +109,7 @@ def test_without_any_broker_nothing_is_said_not_to_be_there(broker: MockBroker, 
     for ask in (
         lambda: groups.names(group),
         lambda: groups.describe(group, "g"),
-        lambda: groups.of_group(group, "g", []),
+        lambda: groups.committed_offsets(group, "g", []),
         lambda: groups.offset_changes(group, "g", [], "earliest"),
         lambda: topics.names(group),
     ):
@@ -143,7 +143,7 @@ def test_queues_that_a_topic_has_since_a_moment_are_there(broker: MockBroker, gr
     assert len(groups.describe(group, "g").queues) == 2
     broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(3, {"broker-a": broker.address}))
     broker.on(AT, ok(offset=5))
-    assert len(groups.of_group(group, "g", ["t"])) == len(groups.describe(group, "g").queues) == 3
+    assert len(groups.committed_offsets(group, "g", ["t"])) == len(groups.describe(group, "g").queues) == 3
     broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(1, {"broker-a": broker.address}))
     assert len(groups.describe(group, "g").queues) == 1
 
@@ -162,7 +162,7 @@ def test_topics_of_a_group_are_those_of_all_brokers(broker: MockBroker, group: P
         broker.on(Request.GET_ROUTEINFO_BY_TOPIC, lambda call: at[call.ext("topic")])
         assert group.admin.consumed_topics("g") == ["t", "u"]
         first, second = MessageQueue("t", "broker-a", 0), MessageQueue("u", "broker-b", 0)
-        assert groups.of_group(group, "g", []) == {first: 5, second: 6}
+        assert groups.committed_offsets(group, "g", []) == {first: 5, second: 6}
         both = route(1, {"broker-a": broker.address, "broker-b": other.address})
         broker.on(Request.GET_ROUTEINFO_BY_TOPIC, both)
         for server, name in ((broker, "broker-a"), (other, "broker-b")):
@@ -189,10 +189,10 @@ def test_a_group_is_what_all_brokers_know_of_it_and_is_deleted_on_all(broker: Mo
         broker.on(Request.GET_BROKER_CLUSTER_INFO, cluster(both))
         found = groups.describe(group, "g")
         assert ([one.client_id for one in found.members], list(found.filters)) == (["c1", "c2"], ["t", "u"])
-        with pytest.raises(OffsetError, match="group g has 2 members, which would make it again: c1, c2"):
+        with pytest.raises(OffsetError, match="group g has 2 members, which would create the group again: c1, c2"):
             groups.delete(group, "g")
         broker.on(ONLINE, OFFLINE)
-        with pytest.raises(OffsetError, match="group g has 1 members, which would make it again: c2"):
+        with pytest.raises(OffsetError, match="group g has 1 members, which would create the group again: c2"):
             groups.delete(group, "g")
         assert broker.seen(DELETE) == other.seen(DELETE) == []
         other.on(DELETE, ok())
@@ -235,7 +235,7 @@ def test_a_broker_that_refuses_is_no_group_without_members(broker: MockBroker, g
 
 def test_a_group_with_members_is_deleted_by_force_only(broker: MockBroker, group: Parts) -> None:
     broker.on(ONLINE, body(connectionSet=[member("c1")]))
-    with pytest.raises(OffsetError, match=r"group g has 1 members, which would make it again: c1"):
+    with pytest.raises(OffsetError, match=r"group g has 1 members, which would create the group again: c1"):
         groups.delete(group, "g")
     assert broker.seen(DELETE) == []
     groups.delete(group, "g", force=True)
@@ -293,7 +293,7 @@ def test_a_group_whose_master_is_away_is_not_said_to_have_no_offsets(broker: Moc
         slave.on(STATS, by_queue())
         broker.on(Request.GET_BROKER_CLUSTER_INFO, cluster({"broker-a": {"1": slave.address}}))
         for ask in (
-            lambda: groups.of_group(group, "g", []),
+            lambda: groups.committed_offsets(group, "g", []),
             lambda: groups.offset_changes(group, "g", [], "earliest"),
             lambda: groups.describe(group, "g"),
         ):

@@ -132,7 +132,7 @@ def test_keys_are_compared_and_messages_are_in_order(broker: MockBroker, tools: 
 def test_a_search_does_not_inflate_more_than_memory_holds(
     broker: MockBroker, tools: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(messages, "_FOUND_BYTES", 3200)
+    monkeypatch.setattr(messages, "_MAX_RESULT_BYTES", 3200)
     packed = zlib.compress(bytes(1000))
     one = stored(packed, text(KEYS="k"), topic="t", sys_flag=SysFlag.COMPRESSED)
     broker.on(QUERY, ok(one * 3 + stored(b"plain", text(KEYS="k"), topic="t")))

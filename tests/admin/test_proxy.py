@@ -127,6 +127,6 @@ def test_members_that_are_shown_are_those_of_the_proxy(proxy: MockBroker, member
 
 def test_offsets_are_not_set_beside_members_at_the_proxy(admin: Admin, proxy: MockBroker) -> None:
     proxy.on(Request.GET_CONSUMER_LIST_BY_GROUP, of_proxy(ok(b'{"consumerIdList":["10.0.0.1@7"]}')))
-    with pytest.raises(OffsetError, match=r"has 1 members, which would overwrite what is set: 10\.0\.0\.1@7"):
+    with pytest.raises(OffsetError, match=r"has 1 members, which would overwrite these offsets: 10\.0\.0\.1@7"):
         admin.reset_offsets("g", topics=["t"], to="earliest")
     assert not proxy.seen(Request.UPDATE_CONSUMER_OFFSET)

@@ -98,7 +98,7 @@ def test_no_more_than_the_limit_is_given_and_no_more_is_read(broker: MockBroker,
     read = len(broker.seen(PULL))
     assert len(found(tools, 4, 9)) == 6
     assert len(broker.seen(PULL)) - read <= 4  # behind the end of the time nothing is looked at
-    for limit in (0, -1, messages.MOST_BY_TIME + 1):
+    for limit in (0, -1, messages.MAX_BY_TIME + 1):
         with pytest.raises(OptionError, match=f"limit is {limit}; expected 1 to 10000"):
             found(tools, limit=limit)
     with pytest.raises(OptionError, match="ends at 4, before it begins at 5"):
@@ -225,7 +225,7 @@ def test_messages_of_a_time_take_no_more_memory_than_they_may(
     queues = Queues(broker, {0: [10, 20, 30, 40], 1: [15]})
     body, packed = bytes(8 << 20), zlib.compress(bytes(8 << 20))
     queues.odd = {(0, offset): {"body": packed, "sys_flag": int(SysFlag.COMPRESSED)} for offset in range(5, 9)}
-    monkeypatch.setattr(messages, "_FOUND_BYTES", 20 << 20)
+    monkeypatch.setattr(messages, "_MAX_RESULT_BYTES", 20 << 20)
     whole = peak_bytes(lambda: messages.messages_of_time(tools, "t", 10, 40, 9))
     given = messages.messages_of_time(tools, "t", 10, 40, 9)
     assert [(len(m.body), m.decode_error) for m in given] == [

@@ -167,7 +167,7 @@ def test_brokers_before_5_0_have_no_attributes(kept: Kept, tools: Parts) -> None
     ):
         topics.update(tools, "t", TopicChange(9, attributes={"message.type": "NORMAL"}))
     with pytest.raises(
-        NotSupported, match=r"broker-b .* takes the order from name servers; nothing.*mqadmin updateOrderConf"
+        NotSupported, match=r"broker-b .* reads the order from name servers; nothing.*mqadmin updateOrderConf"
     ):
         topics.update(tools, "t", TopicChange(9, order=True))
     assert kept.seen() == []
@@ -177,7 +177,7 @@ def test_brokers_before_5_0_have_no_attributes(kept: Kept, tools: Parts) -> None
 
 def test_what_a_broker_does_not_take_is_said_in_its_words(kept: Kept, tools: Parts) -> None:
     kept.servers["broker-a"].on(PUT, refuse(Response.SYSTEM_ERROR, "unsupported key: colour"))
-    with pytest.raises(OptionError, match=r"a broker does not take colour=red.*unsupported key: colour"):
+    with pytest.raises(OptionError, match=r"a broker rejects colour=red.*unsupported key: colour"):
         topics.update(tools, "t", TopicChange(attributes={"colour": "red"}))
     with pytest.raises(ServerFault):
         topics.update(tools, "t", TopicChange(9))

@@ -16,7 +16,7 @@ import pytest
 
 from rocketmq_spark import Message, aio
 from rocketmq_spark.aio import producer as module
-from rocketmq_spark.aio.loop import Coroutines, EventLoop
+from rocketmq_spark.aio.loop import CoroutineListener, EventLoop
 from rocketmq_spark.base.threads import Failure
 from rocketmq_spark.consumer.listener import Context
 from rocketmq_spark.consumer.polls import Polls
@@ -119,7 +119,7 @@ def test_a_close_for_which_there_is_no_thread_may_be_called_again(
             assert closed == []
             await one.close()
             with pytest.raises(ClosedError):
-                one._check()
+                one._check_open()
         assert closed == ["stop"]
 
     run(body)
@@ -142,7 +142,7 @@ def test_a_close_that_failed_may_be_called_again(monkeypatch: pytest.MonkeyPatch
         consumer = getattr(aio, kind)("h:1", "g")
         with pytest.raises(OptionError, match="nan"):
             await consumer.close()
-        assert consumer._check() is asyncio.get_running_loop()
+        assert consumer._check_open() is asyncio.get_running_loop()
         assert not consumer._loop.closed
         for _ in range(2):
             await consumer.close()
@@ -164,7 +164,7 @@ def test_a_producer_whose_close_failed_sends_and_may_be_closed(
         await producer.send(Message("T", b"0"))
         with monkeypatch.context() as failing:
             if why == "it is interrupted":
-                failing.setattr(producer, "_begin_fresh", raising(KeyboardInterrupt()))
+                failing.setattr(producer, "_begin_new_sends", raising(KeyboardInterrupt()))
             elif why == "the producer fails":
                 failing.setattr(producer._producer, "close", raising(OptionError("no")))
             with pytest.raises((OptionError, KeyboardInterrupt)):
@@ -185,13 +185,13 @@ def test_an_outcome_that_ctrl_c_interrupts_costs_those_behind_it_nothing() -> No
     loop, event_loop = EventLoop(), asyncio.new_event_loop()
 
     async def begin() -> asyncio.Future[int]:
-        return loop.here().create_future()
+        return loop.running_loop().create_future()
 
     async def end() -> int:
         return await asyncio.wait_for(future, 10)
 
     future = event_loop.run_until_complete(begin())
-    loop.soon(raising(KeyboardInterrupt()))
+    loop.schedule(raising(KeyboardInterrupt()))
     loop.put(future, 5)
     with pytest.raises(KeyboardInterrupt):
         event_loop.run_until_complete(asyncio.sleep(10))
@@ -317,7 +317,7 @@ def test_listeners_have_their_time_though_the_close_is_cancelled(monkeypatch: py
     async def body() -> None:
         consumer = aio.Consumer("h:1", "g")
         consumer._consumer.stop = stop  # type: ignore[assignment,method-assign]
-        consumer._check()
+        consumer._check_open()
         may_end, ended = asyncio.Event(), list[object]()
 
         async def listener() -> None:
@@ -350,8 +350,8 @@ def test_a_listener_that_others_cancel_has_failed_and_those_behind_it_have_their
 
     async def body() -> None:
         loop = EventLoop()
-        loop.here()
-        code, outcomes = Coroutines(loop, listener, 1), list[object]()
+        loop.running_loop()
+        code, outcomes = CoroutineListener(loop, listener, 1), list[object]()
         for number in range(3):
             waits(code, number if began else number + 1, outcomes.append)
         if began:
@@ -379,7 +379,7 @@ def test_a_coroutine_of_a_loop_that_closes_is_not_called_and_keeps_no_thread(whe
 
     async def body() -> None:
         loop = EventLoop()
-        loop.here()
+        loop.running_loop()
         asked = in_a_thread(loop, never)
         while not loop._ready:  # the event loop has no turn meanwhile
             time.sleep(0.001)
@@ -402,7 +402,7 @@ def test_a_coroutine_runs_in_the_context_of_its_thread() -> None:
 
     async def body() -> None:
         loop = EventLoop()
-        loop.here()
+        loop.running_loop()
 
         def call(number: int) -> Any:
             mine.set(number)
@@ -425,7 +425,7 @@ def test_what_is_called_and_returns_a_coroutine_is_awaited() -> None:
 
     async def body() -> None:
         loop, handler = EventLoop(), Handler()
-        loop.here()
+        loop.running_loop()
         for code in (handler, lambda number: handler(number)):
             asked = in_a_thread(loop, code, 7)
             await until(asked.done)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rocketmq_spark.aio.loop import Coroutines, EventLoop
+from rocketmq_spark.aio.loop import CoroutineListener, EventLoop
 from rocketmq_spark.consumer.listener import Context, observed_listener
 from rocketmq_spark.consumer.rows import batch_listener
 from tests.aio.conftest import run, until, waits
@@ -45,8 +45,8 @@ def test_what_a_call_sets_in_its_context_no_other_call_sees(make: type) -> None:
         problems: list[object] = []
         asyncio.get_running_loop().set_exception_handler(lambda loop, problem: problems.append(problem))
         loop = EventLoop()
-        loop.here()
-        code, outcomes = Coroutines(loop, listener, 2), list[object]()
+        loop.running_loop()
+        code, outcomes = CoroutineListener(loop, listener, 2), list[object]()
         for number in range(30):
             waits(code, number, outcomes.append)
         await until(lambda: len(outcomes) == 30)
@@ -69,8 +69,8 @@ def test_calls_that_set_nothing_share_a_task() -> None:
 
     async def body() -> None:
         loop = EventLoop()
-        loop.here()
-        code, outcomes = Coroutines(loop, listener, 2), list[object]()
+        loop.running_loop()
+        code, outcomes = CoroutineListener(loop, listener, 2), list[object]()
         for number in range(30):
             waits(code, number, outcomes.append)
         await until(lambda: len(outcomes) == 30)
@@ -100,8 +100,8 @@ def test_a_call_may_go_before_those_that_wait(around: Callable[[Any], Any]) -> N
 
     async def body() -> None:
         loop = EventLoop()
-        loop.here()
-        code, outcomes = around(Coroutines(loop, listener, 1)), list[object]()
+        loop.running_loop()
+        code, outcomes = around(CoroutineListener(loop, listener, 1)), list[object]()
         for number in range(5):
             waits(code, number, outcomes.append)
         await until(lambda: begun)
@@ -122,12 +122,12 @@ def test_calls_that_were_refused_are_not_made_by_the_next_that_is_taken() -> Non
         called.append(messages)
 
     loop, outcomes = EventLoop(), list[object]()
-    code = Coroutines(loop, listener, 1)
+    code = CoroutineListener(loop, listener, 1)
     with pytest.raises(RuntimeError, match="there is no event loop yet"):
         waits(code, "refused", outcomes.append)
 
     async def body() -> None:
-        loop.here()
+        loop.running_loop()
         waits(code, "taken", outcomes.append)
         await until(lambda: outcomes)
         await asyncio.sleep(0)
@@ -147,8 +147,8 @@ def test_a_call_that_a_close_cancels_is_not_settled(caplog: pytest.LogCaptureFix
 
     async def body() -> None:
         loop, outcomes = EventLoop(), list[object]()
-        loop.here()
-        waits(Coroutines(loop, listener, 1), 0, outcomes.append)
+        loop.running_loop()
+        waits(CoroutineListener(loop, listener, 1), 0, outcomes.append)
         await begun.wait()
         (task,) = loop._tasks
         loop.close()
@@ -172,12 +172,12 @@ def test_what_a_thread_hands_over_when_the_last_turn_has_just_ended_has_a_turn()
             if self.late or len(self):
                 return len(self) > 0
             self.late = True
-            loop.soon(lambda: seen.append("late"))
+            loop.schedule(lambda: seen.append("late"))
             return False
 
     async def body() -> None:
-        loop.here()
-        loop.soon(lambda: seen.append("first"))
+        loop.running_loop()
+        loop.schedule(lambda: seen.append("first"))
         for _ in range(3):
             await asyncio.sleep(0)
         assert seen == ["first", "late"]

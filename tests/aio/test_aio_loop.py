@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from rocketmq_spark import aio
-from rocketmq_spark.aio.loop import WAITING_THREADS, Coroutines, EventLoop
+from rocketmq_spark.aio.loop import WAITING_THREADS, CoroutineListener, EventLoop
 from rocketmq_spark.base.threads import Failure, attempt
 from rocketmq_spark.consumer.listener import Context, Redeliver
 from rocketmq_spark.consumer.settings import ConsumerSettings
@@ -52,7 +52,7 @@ def test_a_coroutine_function_runs_in_the_loop_and_another_one_where_it_is_calle
 
     async def body() -> None:
         loop = EventLoop()
-        loop.here()
+        loop.running_loop()
         asked = in_a_thread(loop, where, 7)
         await until(asked.done)
         assert asked.result() == (7, threading.get_ident())
@@ -72,7 +72,7 @@ def test_what_a_coroutine_raises_is_its_outcome_and_the_loop_goes_on(error: Base
 
     async def body() -> None:
         loop = EventLoop()
-        loop.here()
+        loop.running_loop()
         asked = in_a_thread(loop, failing)
         await until(asked.done)
         assert asked.exception() is error
@@ -87,7 +87,7 @@ def test_a_close_cancels_what_runs_for_a_thread() -> None:
 
     async def body() -> None:
         loop = EventLoop()
-        loop.here()
+        loop.running_loop()
         asked = in_a_thread(loop, endless)
         await until(lambda: loop._tasks)
         loop.close()
@@ -98,7 +98,7 @@ def test_a_close_cancels_what_runs_for_a_thread() -> None:
 
 
 def test_a_thread_does_not_wait_for_a_loop_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rocketmq_spark.aio.loop._ALIVE_S", 0.01)
+    monkeypatch.setattr("rocketmq_spark.aio.loop._LOOP_CHECK_S", 0.01)
     loop, asked = EventLoop(), list[Future[object]]()
     begun = threading.Event()
 
@@ -107,7 +107,7 @@ def test_a_thread_does_not_wait_for_a_loop_that_is_gone(monkeypatch: pytest.Monk
         await asyncio.get_running_loop().create_future()
 
     async def body() -> None:
-        loop.here()
+        loop.running_loop()
         asked.append(in_a_thread(loop, endless))
         await until(begun.is_set)
         for task in loop._tasks:
@@ -119,7 +119,7 @@ def test_a_thread_does_not_wait_for_a_loop_that_is_gone(monkeypatch: pytest.Monk
     assert isinstance(asked[0].exception(60), ClosedError)
     for _ in range(2):
         with pytest.raises(RuntimeError):
-            loop.soon(lambda: None)
+            loop.schedule(lambda: None)
     loop.put(asyncio.Future(loop=event_loop), None)
 
 
@@ -127,7 +127,7 @@ def test_an_object_belongs_to_one_event_loop() -> None:
     loop = EventLoop()
 
     async def use() -> None:
-        loop.here()
+        loop.running_loop()
 
     asyncio.run(use())
     with pytest.raises(OptionError, match="another event loop before; expected one object for each loop"):
@@ -150,8 +150,8 @@ def test_so_many_calls_of_a_listener_run_at_a_time_and_none_is_left() -> None:
 
     async def body() -> None:
         loop = EventLoop()
-        loop.here()
-        code, outcomes = Coroutines(loop, listener, 3), list[object]()
+        loop.running_loop()
+        code, outcomes = CoroutineListener(loop, listener, 3), list[object]()
 
         def take(numbers: range) -> None:
             for number in numbers:
@@ -171,7 +171,7 @@ def test_so_many_calls_of_a_listener_run_at_a_time_and_none_is_left() -> None:
 
 
 def test_quick_listeners_let_the_event_loop_have_its_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rocketmq_spark.aio.loop.PAUSE_S", 0.0)
+    monkeypatch.setattr("rocketmq_spark.aio.loop.YIELD_AFTER_S", 0.0)
     turns = 0
 
     async def listener(messages: int, context: Context) -> None:
@@ -181,8 +181,8 @@ def test_quick_listeners_let_the_event_loop_have_its_turns(monkeypatch: pytest.M
     async def body() -> None:
         nonlocal turns
         loop = EventLoop()
-        loop.here()
-        code, outcomes = Coroutines(loop, listener, 1), list[object]()
+        loop.running_loop()
+        code, outcomes = CoroutineListener(loop, listener, 1), list[object]()
         for number in range(100):
             waits(code, number, outcomes.append)
         while len(outcomes) < 100:
@@ -195,14 +195,14 @@ def test_quick_listeners_let_the_event_loop_have_its_turns(monkeypatch: pytest.M
 
 
 def test_an_outcome_for_which_there_is_no_thread_is_settled_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rocketmq_spark.aio.loop.AGAIN_S", 0.001)
+    monkeypatch.setattr("rocketmq_spark.aio.loop.RETRY_S", 0.001)
 
     async def listener(messages: str, context: Context) -> object:
         return context.retry(3)
 
     async def body() -> None:
         loop = EventLoop()
-        loop.here()
+        loop.running_loop()
         start, refused, outcomes = loop.start, [1, 2], []
 
         def full_up(*given: Any) -> Any:
@@ -212,7 +212,7 @@ def test_an_outcome_for_which_there_is_no_thread_is_settled_later(monkeypatch: p
             return start(*given)
 
         monkeypatch.setattr(loop, "start", full_up)
-        waits(Coroutines(loop, listener, 3), "later", outcomes.append)
+        waits(CoroutineListener(loop, listener, 3), "later", outcomes.append)
         await until(lambda: bool(outcomes))
         assert (outcomes, refused) == ([Redeliver(3)], [])
         loop.close()
@@ -234,8 +234,8 @@ def test_what_is_no_plain_success_is_settled_on_a_thread() -> None:
 
     async def body() -> None:
         loop = EventLoop()
-        loop.here()
-        code = Coroutines(loop, listener, 3)
+        loop.running_loop()
+        code = CoroutineListener(loop, listener, 3)
         outcomes: dict[str, tuple[object, bool]] = {}
 
         def ended(name: str, outcome: object) -> None:
@@ -259,10 +259,10 @@ def test_calls_that_are_cancelled_have_no_outcome_and_those_of_a_closed_loop_are
         begun.set()
         await asyncio.get_running_loop().create_future()
 
-    code = Coroutines(loop, listener, 1)
+    code = CoroutineListener(loop, listener, 1)
 
     async def body() -> None:
-        loop.here()
+        loop.running_loop()
         waits(code, "endless", outcomes.append)
         await until(begun.is_set)
         loop.close()
@@ -286,8 +286,8 @@ def test_what_a_listener_waited_for_may_be_cancelled_and_its_messages_come_again
 
     async def body() -> None:
         loop = EventLoop()
-        loop.here()
-        code, outcomes = Coroutines(loop, listener, 1), list[object]()
+        loop.running_loop()
+        code, outcomes = CoroutineListener(loop, listener, 1), list[object]()
         for number in range(3):
             waits(code, number, outcomes.append)
         await until(lambda: len(outcomes) == 3)
@@ -306,9 +306,9 @@ def test_an_outcome_that_no_thread_takes_now_costs_the_others_nothing(caplog: py
 
     async def body() -> None:
         loop = EventLoop()
-        loop.here()
+        loop.running_loop()
         loop.start = raising(RuntimeError("can't start new thread"))  # type: ignore[method-assign]
-        code, outcomes = Coroutines(loop, listener, 1), list[object]()
+        code, outcomes = CoroutineListener(loop, listener, 1), list[object]()
         for number in range(3):
             waits(code, number, outcomes.append)
         await until(lambda: outcomes == [None, None])
@@ -326,17 +326,17 @@ def test_a_loop_that_closes_with_a_wake_up_under_way_is_gone_all_the_same() -> N
         raise AssertionError("it is called by no one")
 
     async def body() -> None:
-        loop.here()
+        loop.running_loop()
 
     event_loop = asyncio.new_event_loop()
     event_loop.run_until_complete(body())
-    code = Coroutines(loop, listener, 1)
+    code = CoroutineListener(loop, listener, 1)
     waits(code, 0, lambda outcome: None)
     event_loop.close()
     with pytest.raises(RuntimeError):
         waits(code, 1, lambda outcome: None)
     with pytest.raises(RuntimeError):
-        loop.soon(lambda: None)
+        loop.schedule(lambda: None)
 
 
 @pytest.mark.parametrize("ends", ["it closes", "its queue goes to another member"])
@@ -353,8 +353,8 @@ def test_of_a_consumer_that_stops_no_listener_is_called_for_what_waits_for_its_t
         nonlocal may_end
         may_end = asyncio.Event()
         loop = EventLoop()
-        loop.here()
-        consumer, _ = group.start(Coroutines(loop, listener, 1), name="b")
+        loop.running_loop()
+        consumer, _ = group.start(CoroutineListener(loop, listener, 1), name="b")
         group.time.advance(3)
         group.brokers.send(q("a:0"), b"0", b"1", b"2")
         group.time.advance(1)
@@ -532,11 +532,11 @@ def test_a_call_without_end_does_not_keep_the_process() -> None:
     code = (
         "import asyncio, threading\n"
         "from rocketmq_spark.aio import loop\n"
-        "loop._EXIT_S = 0.2\n"
+        "loop._EXIT_TIMEOUT_S = 0.2\n"
         "async def body():\n"
         "    made = loop.EventLoop()\n"
         "    made.start(threading.Event().wait)\n"
-        "    made.apart(threading.Event().wait)\n"
+        "    made.start_on_new_thread(threading.Event().wait)\n"
         "    print('begun')\n"
         "asyncio.run(body())"
     )

@@ -13,7 +13,7 @@ import pytest
 
 from rocketmq_spark import Message, aio
 from rocketmq_spark.aio import producer as module
-from rocketmq_spark.aio.loop import PAUSE_S, WAITING_THREADS
+from rocketmq_spark.aio.loop import WAITING_THREADS, YIELD_AFTER_S
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Response
 from rocketmq_spark.errors import ClosedError, MessageIllegal, MessageRefused, NotSupported, SendFailed
@@ -163,7 +163,7 @@ def test_the_event_loop_does_not_wait_for_what_a_broker_says_of_batches(
     run(body)
 
 
-@pytest.mark.parametrize("size", [module.MOST_IN_LOOP, module.MOST_IN_LOOP + 1])
+@pytest.mark.parametrize("size", [module.MAX_LOOP_BODY_BYTES, module.MAX_LOOP_BODY_BYTES + 1])
 def test_large_bodies_are_compressed_on_a_thread(
     sender: ScriptedSender, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
@@ -182,7 +182,7 @@ def test_large_bodies_are_compressed_on_a_thread(
             threads.clear()
             await producer.send(Message("T", b"1" * size))
             await producer.send(Message("T", b"2"))
-            assert threads == [size == module.MOST_IN_LOOP, True]
+            assert threads == [size == module.MAX_LOOP_BODY_BYTES, True]
 
     run(body)
 
@@ -306,13 +306,13 @@ def test_a_flush_waits_for_more_sends_than_one_turn_begins(
     async def body() -> None:
         async with producing() as producer:
             await producer.send(Message("T", b"first"))
-            monkeypatch.setattr(module, "PAUSE_S", -1.0)  # a turn begins nothing
+            monkeypatch.setattr(module, "YIELD_AFTER_S", -1.0)  # a turn begins nothing
             sends = [asyncio.create_task(producer.send(Message("T", b"x"))) for _ in range(3)]
             await asyncio.sleep(0)
             flush = asyncio.create_task(producer.flush(wait_s))
             await asyncio.sleep(0)
             assert (len(sender.requests), flush.done()) == (1, wait_s is not None)
-            monkeypatch.setattr(module, "PAUSE_S", 1.0)
+            monkeypatch.setattr(module, "YIELD_AFTER_S", 1.0)
             assert await flush is (wait_s is None)
             assert len(sender.requests) == 4 or wait_s is not None
             await asyncio.gather(*sends)
@@ -357,7 +357,7 @@ def test_a_flush_waits_for_sends_that_one_turn_of_the_event_loop_has_no_time_for
             begin = producer._begin
 
             def slow(waiting: Any) -> None:
-                time.sleep(PAUSE_S)
+                time.sleep(YIELD_AFTER_S)
                 begin(waiting)
 
             monkeypatch.setattr(producer, "_begin", slow)

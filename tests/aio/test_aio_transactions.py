@@ -202,7 +202,7 @@ def test_a_block_whose_end_has_no_thread_is_left_to_the_function(
 
     run(body)
     assert sender.seen("end") == []
-    assert "is not decided, its broker will ask for it" in caplog.text
+    assert "is not decided; its broker will check it" in caplog.text
 
 
 def test_a_producer_that_was_only_made_answers_in_the_event_loop_in_which_it_was_made(sender: ScriptedSender) -> None:
@@ -251,7 +251,7 @@ def test_the_end_of_a_block_that_is_cancelled_before_a_thread_takes_it_is_kept()
     async def body() -> None:
         loop, busy, ended = EventLoop(1), threading.Event(), threading.Event()
         kept = loop.start(busy.wait, 60)
-        ending = asyncio.create_task(loop.finished(ended.set))
+        ending = asyncio.create_task(loop.call_after_close(ended.set))
         await asyncio.sleep(0)
         ending.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -234,7 +234,7 @@ def test_whose_broker_does_not_say_whether_its_topic_is_the_old_one_is_not_known
     silent, other = queue(0), MessageQueue("orders", "broker-b", 0)
     answers = recreated_topics.RecreationResult([], {("orders", "broker-a"): CallTimeout("no answer in time")})
     monkeypatch.setattr(recreated_topics.RecreationWatch, "check", lambda *asked: answers)
-    monkeypatch.setattr(admin, "with_kept", lambda client, bounds, *more: bounds)
+    monkeypatch.setattr(admin, "with_kept_minimums", lambda client, bounds, *more: bounds)
     client = client_of([silent, other], lambda queues, *more: dict.fromkeys(queues, QueueBounds(0, 7, 0)))
     found, errors = differences(client, LoggedBatch(0, {0: Offsets({silent: 5, other: 7})}))
     assert [one.state for one in found] == [DriftState.UNAVAILABLE, DriftState.READ]
@@ -251,7 +251,7 @@ def test_of_a_broker_that_is_registered_and_silent_nothing_is_said_to_be_lost(mo
     monkeypatch.setattr(
         recreated_topics.RecreationWatch, "check", lambda *asked: recreated_topics.RecreationResult([], {})
     )
-    monkeypatch.setattr(admin, "with_kept", lambda client, bounds, *more: bounds)
+    monkeypatch.setattr(admin, "with_kept_minimums", lambda client, bounds, *more: bounds)
     client = client_of([here, silent], bounds)
     found, errors = differences(client, LoggedBatch(0, {0: Offsets({here: 7, silent: 3})}))
     assert [one.state for one in found] == [DriftState.READ, DriftState.UNAVAILABLE]

@@ -83,7 +83,7 @@ def test_where_a_group_begins_is_stored_unless_members_have_begun(monkeypatch, m
     monkeypatch.setattr(groups, "members", lambda client, group, queues: asked.append(group) or members)
     monkeypatch.setattr(groups, "store_offsets", lambda client, group, offsets: kept.append((group, offsets)))
     warned = []
-    monkeypatch.setattr(groups, "warn_of_unseen", lambda client, group, queues: warned.append((group, queues)))
+    monkeypatch.setattr(groups, "warn_of_unseen_members", lambda client, group, queues: warned.append((group, queues)))
     given = Target({"name_server": "h:1", "environment": "2", "environments": "2"})
     reads = SimpleNamespace(client=lambda: None, options=given.options)
     target = SimpleNamespace(only=lambda role: reads, settings=given.settings)

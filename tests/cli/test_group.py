@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from rocketmq_spark import Message, Producer, PullConsumer
 from rocketmq_spark.admin import brokers, groups, messages, topics
-from rocketmq_spark.admin.groups import UNSEEN
+from rocketmq_spark.admin.groups import GRPC_MEMBERS_HINT
 from rocketmq_spark.cli.cluster import _row
 from rocketmq_spark.cli.command import app
 from rocketmq_spark.client.routes import Routes
@@ -48,7 +48,7 @@ def test_a_group_is_listed_described_and_deleted(run, rocketmq, consumed):
     assert found["settings"]["broker-a"]["retryMaxTimes"] == 16
     shown = run("group", "describe", name)
     assert shown.stdout.startswith(f"Group {name}: 0 members\n")
-    assert shown.stderr == f"{UNSEEN}\nlag: 6 in 1 queues\n"
+    assert shown.stderr == f"{GRPC_MEMBERS_HINT}\nlag: 6 in 1 queues\n"
     assert run("group", "delete", name).exit_code == 2
     assert run("group", "delete", name, "--yes").stdout == f"Group {name} is deleted\n"
     assert name not in run("group", "list").stdout.splitlines()
@@ -58,7 +58,7 @@ def test_queues_without_a_lag_are_not_counted(monkeypatch):
     rows = [QueueLag(MessageQueue("t", "a", number), 0, at, 75) for number, at in enumerate((70, None, 1205))]
     monkeypatch.setattr(groups, "describe", lambda *_: GroupDescription("g", {}, [], None, None, {}, rows))
     shown = CliRunner().invoke(app, ["group", "describe", "g", "--name-server", "127.0.0.1:1"])
-    assert (shown.exit_code, shown.stderr) == (0, f"{UNSEEN}\nlag: 5 in 1 of 3 queues\n")
+    assert (shown.exit_code, shown.stderr) == (0, f"{GRPC_MEMBERS_HINT}\nlag: 5 in 1 of 3 queues\n")
 
 
 def test_a_group_with_members(run, rocketmq, topic):
@@ -177,7 +177,7 @@ def test_what_brokers_do_not_tell_of_a_group_is_no_success(monkeypatch):
     """Those that are away may have the offsets of which none are shown."""
     away, queue = CallTimeout("no answer in time"), MessageQueue("t", "a", 0)
     asked = []
-    monkeypatch.setattr(groups, "of_group", lambda client, *given: asked.append(given) or {queue: 1})
+    monkeypatch.setattr(groups, "committed_offsets", lambda client, *given: asked.append(given) or {queue: 1})
     monkeypatch.setattr(groups, "members", lambda *given: [])
     for errors in ([], [away]):
         monkeypatch.setattr(groups, "bounds_of", lambda client, found, errors=errors: ({}, errors))
@@ -185,7 +185,7 @@ def test_what_brokers_do_not_tell_of_a_group_is_no_success(monkeypatch):
         assert (shown.exit_code, "no answer in time" in shown.stderr) == (len(errors), bool(errors)), shown.output
     assert asked == [("g", ("t", "u"))] * 2
     monkeypatch.setattr(groups, "describe", lambda *given: GroupDescription("g", {}, [], None, None, {}, []))
-    monkeypatch.setattr(groups, "check_masters", raising(away))
+    monkeypatch.setattr(groups, "require_masters", raising(away))
     assert CliRunner().invoke(app, ["group", "describe", "g", *NOWHERE]).exit_code == 1
 
 

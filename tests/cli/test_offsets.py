@@ -10,7 +10,7 @@ import pytest
 from click.testing import Result
 
 from rocketmq_spark import Consumer, Producer, PullConsumer
-from rocketmq_spark.admin.groups import UNSEEN
+from rocketmq_spark.admin.groups import GRPC_MEMBERS_HINT
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import Message, MessageQueue
 from rocketmq_spark.model.admin import OffsetChange
@@ -63,14 +63,15 @@ def test_shown(group: Group, run: Run) -> None:
     assert [line.split() for line in text.stdout.splitlines()[1:]] == [
         [group.topic, "broker-a", "0", "0", "-", "0"], [group.topic, "broker-a", "1", "0", "6", "10"],
     ]  # fmt: skip
-    assert text.stderr == f"The group has no member now\n{UNSEEN}\n"
+    assert text.stderr == f"The group has no member now\n{GRPC_MEMBERS_HINT}\n"
 
 
 def test_set_is_a_dry_run_first(group: Group, run: Run) -> None:
     dry = run("offsets", "set", group.name, "--to", "earliest")
     assert "reads 6 again" in dry.stdout
     assert (
-        dry.stderr == f"2 of 2 offsets would be set: use --yes to apply\n{UNSEEN}. They continue at the new offsets\n"
+        dry.stderr
+        == f"2 of 2 offsets would be set: use --yes to apply\n{GRPC_MEMBERS_HINT}. They continue at the new offsets\n"
     )
     assert group.next_id() == group.ids[6]
     told_dry = run("offsets", "set", group.name, "--to", "earliest", "--json")
@@ -125,7 +126,7 @@ def test_in_an_environment_the_queues_that_it_owns(group: Group, run: Run) -> No
 def test_a_group_that_has_none_begins_there(group: Group, run: Run) -> None:
     group.name = f"none{uuid.uuid4().hex}"  # a short one may be near to another test's, which the error then suggests
     missing = run("offsets", "set", group.name, "--to", "earliest")
-    assert (missing.exit_code, f"group {group.name} has no offsets. Name what" in missing.stderr) == (1, True)
+    assert (missing.exit_code, f"group {group.name} has no offsets. Name the topics" in missing.stderr) == (1, True)
     chosen = ("--topic", group.topic, "--to", json.dumps({group.topic: {"broker-a": {"1": 4}}}))
     assert told(run("offsets", "set", group.name, *chosen, "--yes", "--json")) == [(1, None, 4)]
     assert group.next_id() == group.ids[4]

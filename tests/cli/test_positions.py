@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rocketmq_spark import options, session
-from rocketmq_spark.admin.groups import look_at
+from rocketmq_spark.admin.groups import queue_lags
 from rocketmq_spark.cli import lag
 from rocketmq_spark.cli.connection import Target
 from rocketmq_spark.errors import ConnectionLost
@@ -20,14 +20,14 @@ def test_a_broker_that_is_away_costs_its_queues_alone(pair: LocalBroker) -> None
     client = session.client(options.parse({"nameServer": pair.name_server, "numRetries": 0}).for_role("batch source"))
     asked = {MessageQueue(topic, name, 0): 1 for name in pair.brokers}
     asked[MessageQueue(topic, "broker-a", 7)] = 5
-    whole = look_at(client, asked)
+    whole = queue_lags(client, asked)
     assert whole.errors == []
     ends = {row.queue: row.max_offset for row in whole.rows}
     assert sum(end for end in ends.values() if end is not None) == 6
     assert ends[MessageQueue(topic, "broker-a", 7)] is None
     assert all(row.next_stored_ms for row in whole.rows if row.lag)
     killed(pair, "broker-b")
-    part = look_at(client, asked)
+    part = queue_lags(client, asked)
     assert [(row.queue.broker_name, row.max_offset is None) for row in part.rows] == [
         ("broker-a", False), ("broker-a", True), ("broker-b", True),
     ]  # fmt: skip

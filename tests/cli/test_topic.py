@@ -122,8 +122,8 @@ def test_a_topic_is_updated_and_keeps_the_rest(run, rocketmq, name):
         ([], 2, "Give what is to change"),
         (["--queues", "3"], 1, f"--queues is 3, fewer than topic {name} has: 4 on broker-a"),
         (["--attribute", "queue.type=BatchCQ"], 1, "'queue.type' of topic"),
-        (["--attribute", "colour=red"], 1, "a broker does not take colour=red"),
-        (["--attribute", "message.type=ROUND"], 1, "a broker does not take message.type=ROUND"),
+        (["--attribute", "colour=red"], 1, "a broker rejects colour=red"),
+        (["--attribute", "message.type=ROUND"], 1, "a broker rejects message.type=ROUND"),
     ):
         done = run("topic", "update", name, *arguments)
         assert (done.exit_code, said in " ".join(done.stderr.split())) == (code, True), done.stderr
@@ -215,7 +215,10 @@ def test_on_a_terminal_it_asks_and_keeps_to_the_answer(run, rocketmq, topic, ans
         (["widen"], [("widen", 3, "--queues")]),
         (
             ["shrink", "--yes"],
-            [("shrink", 3, {"preview": True, "named": "--queues"}), ("shrink", 3, {"named": "--queues"})],
+            [
+                ("shrink", 3, {"preview": True, "argument_name": "--queues"}),
+                ("shrink", 3, {"argument_name": "--queues"}),
+            ],
         ),
         (["update", "--permission", "R"], [("update", topics.TopicChange(3, "R", None, {}), "--queues")]),
     ],

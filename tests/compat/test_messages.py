@@ -204,7 +204,7 @@ def test_a_topic_is_changed_and_its_messages_found_by_time(older: LocalBroker, m
         else:
             with pytest.raises(NotSupported, match="has no attributes; nothing was changed"):
                 admin.update_topic(name, attributes={"message.type": "FIFO"})
-            with pytest.raises(NotSupported, match="takes the order from name servers; nothing was changed"):
+            with pytest.raises(NotSupported, match="reads the order from name servers; nothing was changed"):
                 admin.update_topic(name, order=True)
         assert admin.update_topic(name, permission="RW").permission == "RW"
 

@@ -15,7 +15,7 @@ from rocketmq_spark.columnar.encode.batch import UniqueIds
 from rocketmq_spark.columnar.encode.encoder import Encoder, Growth, RowTopics
 from rocketmq_spark.columnar.encode.proxy_rows import ProxyRowEncoder
 from rocketmq_spark.errors import MessageRefused
-from rocketmq_spark.grpc_proxy.outgoing import ProxyBatch, ProxyEncoder
+from rocketmq_spark.grpc_proxy.encoder import ProxyBatch, ProxyEncoder
 from rocketmq_spark.grpc_proxy.protos import proto
 from rocketmq_spark.model import SendRequest
 from rocketmq_spark.producer.outgoing import to_storable
@@ -71,13 +71,13 @@ def items_of(batch, columns=None):
 
 
 def one_by_one(items, topic="t"):
-    return PROXY.encoded(topic, SendRequest("g", b"".join(items), batch=True, born_timestamp_ms=BORN))
+    return PROXY.batch_of(topic, SendRequest("g", b"".join(items), batch=True, born_timestamp_ms=BORN))
 
 
 def read(made):
     """What the requests of a batch say, with the ids that their answers are compared with."""
     parse = proto("SendMessageRequest").FromString
-    return [[(list(parse(each.data).messages), each.ids, each.delayed) for each in chain] for chain in made.chains]
+    return [[(list(parse(each.data).messages), each.ids, each.is_delayed) for each in chain] for chain in made.chains]
 
 
 def whole(made):

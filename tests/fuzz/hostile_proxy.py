@@ -11,8 +11,8 @@ from typing import Any
 
 import grpc
 
-from rocketmq_spark.grpc_proxy.facts import RPCS, SERVICE, Code, MessageType, Permission, Rpc
 from rocketmq_spark.grpc_proxy.protos import proto, set_seconds
+from rocketmq_spark.grpc_proxy.tables import RPCS, SERVICE, Code, MessageType, Permission, Rpc
 from tests.fuzz.mutate import mutate
 
 _CODES = [*map(int, Code), 0, -1, 1, 2**31 - 1]
@@ -36,7 +36,7 @@ class HostileProxy:
         server = grpc.server(futures.ThreadPoolExecutor(_THREADS))
         handlers = {}
         for rpc in RPCS:
-            kind = f"{'stream' if rpc.asks_many else 'unary'}_{'stream' if rpc.answers_many else 'unary'}"
+            kind = f"{'stream' if rpc.client_streaming else 'unary'}_{'stream' if rpc.server_streaming else 'unary'}"
             handlers[rpc.name] = getattr(grpc, f"{kind}_rpc_method_handler")(self._handler(rpc))
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
         self.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
@@ -58,7 +58,7 @@ class HostileProxy:
             for request in requests:
                 yield from self._answers(rpc, request, context)
 
-        return asked if rpc.asks_many else many if rpc.answers_many else one
+        return asked if rpc.client_streaming else many if rpc.server_streaming else one
 
     def _answers(self, rpc: Rpc, request: bytes, context: grpc.ServicerContext) -> list[bytes]:
         good = self._good(rpc, proto(rpc.request).FromString(request))

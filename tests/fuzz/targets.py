@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from google.protobuf.message import DecodeError as ProtobufError
 
-from rocketmq_spark.admin.brokers import policies_in, user_in, users_in
+from rocketmq_spark.admin.brokers import parse_policies, parse_user, parse_users
 from rocketmq_spark.base.codes import Request, Response, SysFlag
 from rocketmq_spark.client.broker_requests import BrokerRequests
 from rocketmq_spark.client.long_polls import to_pull_answer
@@ -21,12 +21,11 @@ from rocketmq_spark.columnar.decode.schema import BASIC
 from rocketmq_spark.delay.envelope_records import Rules, arrival
 from rocketmq_spark.delay.release import DEAD_TOPIC, Progress, Seen, released
 from rocketmq_spark.errors import ConnectionLost, DecodeError, LocalProtocolError, RemoteProtocolError, RocketMQError
-from rocketmq_spark.grpc_proxy.facts import Code, Encoding
-from rocketmq_spark.grpc_proxy.member import policy, popped
-from rocketmq_spark.grpc_proxy.outgoing import ProxySendRequest
-from rocketmq_spark.grpc_proxy.protos import proto, set_seconds
-from rocketmq_spark.grpc_proxy.protos import refused as rejected
+from rocketmq_spark.grpc_proxy.encoder import ProxySendRequest
+from rocketmq_spark.grpc_proxy.member import group_policy, to_popped_message
+from rocketmq_spark.grpc_proxy.protos import error_from_status, proto, set_seconds
 from rocketmq_spark.grpc_proxy.sender import _outcome
+from rocketmq_spark.grpc_proxy.tables import Code, Encoding
 from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue, SendRequest, SpooledSend
 from rocketmq_spark.model.pull import PullRequest
 from rocketmq_spark.model.send import TransactionState
@@ -232,8 +231,10 @@ TARGETS: dict[str, Target] = {
     "unique key": Target(
         _text(identifiers.UniqKey.parse), [b"7F0000010BB418B4AAC28F7A8F3A0000"], (LocalProtocolError,)
     ),
-    "popped": Target(_of_proto("Message", lambda made: popped(made, "t", ("b", "h:1"), unpack)), [_message()], _PROTO),
-    "settings": Target(_of_proto("Settings", policy), [_settings()], _PROTO),
+    "popped": Target(
+        _of_proto("Message", lambda made: to_popped_message(made, "t", ("b", "h:1"), unpack)), [_message()], _PROTO
+    ),
+    "settings": Target(_of_proto("Settings", group_policy), [_settings()], _PROTO),
     "pushed": Target(_MEMBER.take, _PUSHES, (RemoteProtocolError, DecodeError)),
     "answered": Target(_answered, _ANSWERS, (RocketMQError,)),
     "address": Target(_text(parse_address), [b"10.0.0.1:10911", b"[::1]:1", b"h:1"], (ConnectionLost,)),
@@ -248,19 +249,21 @@ TARGETS: dict[str, Target] = {
         ],
     ),
     "table of queues": Target(lambda data: read_json(data, table=True), [*harness.samples("json"), _OFFSETS]),
-    "users": Target(users_in, [b'[{"username":"u","userType":"Super","userStatus":"enable"}]']),
-    "user": Target(user_in, [b'{"username":"u","userType":"Super","userStatus":"enable"}']),
+    "users": Target(parse_users, [b'[{"username":"u","userType":"Super","userStatus":"enable"}]']),
+    "user": Target(parse_user, [b'{"username":"u","userType":"Super","userStatus":"enable"}']),
     "policies": Target(
-        policies_in,
+        parse_policies,
         [
             b'[{"subject":"User:u","policies":[{"policyType":"Custom","entries":[{"resource":"Topic:t","actions":["Pub"]}]}]}]'
         ],
     ),
-    "status": Target(_of_proto("Status", lambda made: str(rejected(made, "h:1", "t"))), [_status()], _PROTO),
+    "status": Target(_of_proto("Status", lambda made: str(error_from_status(made, "h:1", "t"))), [_status()], _PROTO),
     "half message": Target(
         _of_proto(
             "TelemetryCommand",
-            lambda made: popped(made.recover_orphaned_transaction_command.message, "t", ("b", "h:1"), unpack),
+            lambda made: to_popped_message(
+                made.recover_orphaned_transaction_command.message, "t", ("b", "h:1"), unpack
+            ),
         ),
         [_check()],
         _PROTO,

@@ -9,9 +9,9 @@ from typing import Any
 
 import grpc
 
-from rocketmq_spark.grpc_proxy.facts import RPCS, SERVICE, Code, MessageType, Permission
 from rocketmq_spark.grpc_proxy.protos import proto
-from rocketmq_spark.grpc_proxy.proxy import Access, Proxy
+from rocketmq_spark.grpc_proxy.proxy import Proxy, ProxyConnectOptions
+from rocketmq_spark.grpc_proxy.tables import RPCS, SERVICE, Code, MessageType, Permission
 
 THREADS = 8  # that answer
 Answer = Callable[[Any, grpc.ServicerContext], Any]
@@ -26,7 +26,7 @@ def serving(
     handlers = {}
     for rpc in RPCS:
         if rpc.name in answers:
-            kind = f"{'stream' if rpc.asks_many else 'unary'}_{'stream' if rpc.answers_many else 'unary'}"
+            kind = f"{'stream' if rpc.client_streaming else 'unary'}_{'stream' if rpc.server_streaming else 'unary'}"
             handlers[rpc.name] = getattr(grpc, f"{kind}_rpc_method_handler")(
                 answers[rpc.name], proto(rpc.request).FromString, proto(rpc.response).SerializeToString
             )
@@ -46,10 +46,10 @@ def serving_bytes(name: str, answer: bytes) -> Iterator[str]:
     (rpc,) = (rpc for rpc in RPCS if rpc.name == name)
 
     def whatever(request: Any, context: grpc.ServicerContext) -> Any:
-        return iter([answer]) if rpc.answers_many else answer
+        return iter([answer]) if rpc.server_streaming else answer
 
     server = grpc.server(futures.ThreadPoolExecutor(THREADS))
-    kind = f"unary_{'stream' if rpc.answers_many else 'unary'}_rpc_method_handler"
+    kind = f"unary_{'stream' if rpc.server_streaming else 'unary'}_rpc_method_handler"
     server.add_generic_rpc_handlers(
         (grpc.method_handlers_generic_handler(SERVICE, {name: getattr(grpc, kind)(whatever)}),)
     )
@@ -85,4 +85,4 @@ def acknowledge(request: Any, context: grpc.ServicerContext) -> Any:
 
 
 def client(*addresses: str, **access: Any) -> Proxy:
-    return Proxy(Access(addresses, **{"on_wire": str, "keys": lambda: None, **access}))
+    return Proxy(ProxyConnectOptions(addresses, **{"on_wire": str, "keys": lambda: None, **access}))

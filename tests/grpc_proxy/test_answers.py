@@ -6,8 +6,8 @@ import pytest
 
 from rocketmq_spark import errors
 from rocketmq_spark.base import codes
-from rocketmq_spark.grpc_proxy.facts import Code
-from rocketmq_spark.grpc_proxy.protos import broken, refused
+from rocketmq_spark.grpc_proxy.protos import error_from_grpc, error_from_status
+from rocketmq_spark.grpc_proxy.tables import Code
 from tests.grpc_proxy.scripted import status
 
 
@@ -29,7 +29,7 @@ from tests.grpc_proxy.scripted import status
     ],
 )
 def test_what_the_proxy_refuses(code, kind, retriable):
-    error = refused(status(code, "its words"), "a:1", "t")
+    error = error_from_status(status(code, "its words"), "a:1", "t")
     assert type(error) is kind
     assert error.retriable is retriable
     assert (error.addr, error.broker_code, error.topic, error.remark) == ("a:1", code, "t", "its words")
@@ -45,7 +45,7 @@ def test_what_the_proxy_refuses(code, kind, retriable):
 )
 def test_what_a_broker_refuses_for_good_is_so_through_a_proxy_too(words):
     """Else a sink sends it again and again, and a producer does not send its batch in halves."""
-    error = refused(status(Code.INTERNAL_SERVER_ERROR, words), "a:1", "t")
+    error = error_from_status(status(Code.INTERNAL_SERVER_ERROR, words), "a:1", "t")
     assert type(error) is errors.MessageIllegal
     assert (error.retriable, error.remark) == (False, words)
 
@@ -58,7 +58,7 @@ UNTYPED = f"{THROWN}TopicMessageType validate failed, the expected type is UNSPE
     ("code", "words"), [(Code.TOPIC_NOT_FOUND, "no"), (Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE, UNTYPED)]
 )
 def test_a_missing_topic_is_a_missing_route_as_over_remoting(code, words):
-    error = refused(status(code, words), "a:1", "t")
+    error = error_from_status(status(code, words), "a:1", "t")
     assert type(error) is errors.RouteNotFound
     assert (error.broker_code, error.remark) == (codes.Response.TOPIC_NOT_EXIST, words)
 
@@ -66,7 +66,7 @@ def test_a_missing_topic_is_a_missing_route_as_over_remoting(code, words):
 @pytest.mark.parametrize("words", [f"{THROWN}no writable queue", "no readable queue"])
 def test_a_topic_whose_master_is_away_is_no_matter_of_rights(words):
     """A sink would fail at once, and what a spool holds be dead, while a slave is there alone."""
-    error = refused(status(Code.FORBIDDEN, words), "a:1", "t")
+    error = error_from_status(status(Code.FORBIDDEN, words), "a:1", "t")
     assert type(error) is errors.ServiceNotAvailable
     assert (error.retriable, error.remark) == (True, words)
 
@@ -80,7 +80,7 @@ def test_a_topic_whose_master_is_away_is_no_matter_of_rights(words):
             "ipv4:1.2.3.4:10911: Socket closed",
             False,
             errors.ConnectionLost,
-            "The port of a broker or name",
+            "the port of a broker or name",
         ),
         ("UNAVAILABLE", "SSL: CERTIFICATE_VERIFY_FAILED", True, errors.CertificateRefused, "tlsCaFile"),
         ("UNAVAILABLE", "Peer name x is not in peer certificate", True, errors.CertificateRefused, "tlsServerName"),
@@ -95,13 +95,13 @@ def test_a_topic_whose_master_is_away_is_no_matter_of_rights(words):
         ("UNAVAILABLE", "SSL_ERROR_SSL: WRONG_VERSION_NUMBER", False, errors.ConnectionLost, "no connection"),
         ("UNAUTHENTICATED", "who is that", False, errors.AccessDenied, "denies"),
         ("PERMISSION_DENIED", "not yours", False, errors.AccessDenied, "denies"),
-        ("INTERNAL", "Invalid metadata", False, errors.LocalProtocolError, "line ends"),
+        ("INTERNAL", "Invalid metadata", False, errors.LocalProtocolError, "line breaks"),
         ("INTERNAL", "what", False, errors.RemoteProtocolError, "INTERNAL"),
         ("UNKNOWN", "what", False, errors.RemoteProtocolError, "UNKNOWN"),
     ],
 )
 def test_calls_without_an_answer(name, details, tls, kind, said):
-    error = broken(name, details, "a:1", tls)
+    error = error_from_grpc(name, details, "a:1", tls)
     assert type(error) is kind
     assert said in str(error)
     assert error.addr == "a:1"
@@ -120,4 +120,4 @@ def test_calls_without_an_answer(name, details, tls, kind, said):
     ],
 )
 def test_what_had_no_connection_to_go_by_is_known_to_be_unsent(details, unsent):
-    assert broken("UNAVAILABLE", details, "a:1", False).unsent is unsent
+    assert error_from_grpc("UNAVAILABLE", details, "a:1", False).unsent is unsent

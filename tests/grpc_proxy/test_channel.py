@@ -22,8 +22,8 @@ from rocketmq_spark.base.process import Living
 from rocketmq_spark.consumer.settings import MAX_WAIT_S, ConsumerSettings
 from rocketmq_spark.grpc_proxy import channel as channel_module
 from rocketmq_spark.grpc_proxy.channel import ProxyChannel, Tls
-from rocketmq_spark.grpc_proxy.facts import QUERY_ROUTE, RECEIVE_MESSAGE, SEND_MESSAGE, TELEMETRY, Code
 from rocketmq_spark.grpc_proxy.protos import proto
+from rocketmq_spark.grpc_proxy.tables import QUERY_ROUTE, RECEIVE_MESSAGE, SEND_MESSAGE, TELEMETRY, Code
 from tests.fix_clusters import Certificates
 from tests.grpc_proxy.scripted import acknowledge, route, serving, serving_bytes, status
 from tests.helpers import awaited
@@ -38,7 +38,7 @@ def headers() -> list[tuple[str, str]]:
 def ask(address: str, seconds: float = 10.0, tls: Tls | None = None) -> Any:
     channel = ProxyChannel(address, headers, 1.0, tls)
     try:
-        return channel.ask(QUERY_ROUTE, REQUEST, Deadline.after(seconds))
+        return channel.invoke(QUERY_ROUTE, REQUEST, Deadline.after(seconds))
     finally:
         channel.close()
 
@@ -139,11 +139,11 @@ def test_answers_that_come_later(nobody):
     request.messages.add().system_properties.message_id = "ID"
     with serving({"SendMessage": acknowledge}) as address:
         channel = ProxyChannel(address, headers)
-        channel.ask_async(SEND_MESSAGE, request, Deadline.after(10), outcomes.put)
+        channel.invoke_async(SEND_MESSAGE, request, Deadline.after(10), outcomes.put)
         assert outcomes.get(timeout=60).entries[0].message_id == "ID"
         channel.close()
     channel = ProxyChannel(nobody, headers, 1.0)
-    channel.ask_async(SEND_MESSAGE, request, Deadline.after(10), outcomes.put)
+    channel.invoke_async(SEND_MESSAGE, request, Deadline.after(10), outcomes.put)
     assert isinstance(outcomes.get(timeout=60), errors.ConnectionLost)
     channel.close()
 
@@ -151,7 +151,7 @@ def test_answers_that_come_later(nobody):
 def test_a_close_ends_what_is_under_way(black_hole):
     outcomes: SimpleQueue[Any] = SimpleQueue()
     channel = ProxyChannel(black_hole, headers, 30.0)
-    channel.ask_async(QUERY_ROUTE, REQUEST, Deadline.after(60), outcomes.put)
+    channel.invoke_async(QUERY_ROUTE, REQUEST, Deadline.after(60), outcomes.put)
     channel.close()
     assert isinstance(outcomes.get(timeout=60), errors.ConnectionLost)
 
@@ -229,7 +229,7 @@ def test_a_message_may_take_longer_than_a_connection_may_be_silent(make_proxy, m
     assert 1000 * longest_s < channel_module._PING_TIMEOUT_MS
 
 
-@pytest.mark.parametrize(("limit", "taken"), [({}, False), ({"max_pushed": 33 << 20}, True)])
+@pytest.mark.parametrize(("limit", "taken"), [({}, False), ({"max_pushed_bytes": 33 << 20}, True)])
 def test_what_a_proxy_sends_unasked_has_a_limit(limit, taken):
     """Its answers may be larger."""
     check = proto("TelemetryCommand")()
@@ -257,12 +257,12 @@ def test_an_authority_that_is_replaced_while_a_channel_is_idle_is_not_trusted(ce
     ca.write_bytes(Path(certs.ca).read_bytes())
     with serving({"QueryRoute": route()}, encrypted(certs, "server")) as address:
         channel = ProxyChannel(address, headers, 1.0, Tls(str(ca)))
-        assert channel.ask(QUERY_ROUTE, REQUEST, Deadline.after(10)).status.code == Code.OK
+        assert channel.invoke(QUERY_ROUTE, REQUEST, Deadline.after(10)).status.code == Code.OK
         new.write_bytes(Path(certs.cert("stranger")).read_bytes())
         new.rename(ca)
     with serving({"QueryRoute": route()}, encrypted(certs, "server"), address):
         with pytest.raises(errors.CertificateRefused):
-            channel.ask(QUERY_ROUTE, REQUEST, Deadline.after(10))
+            channel.invoke(QUERY_ROUTE, REQUEST, Deadline.after(10))
         channel.close()
 
 
@@ -279,10 +279,10 @@ def test_a_call_of_a_channel_that_was_put_aside_ends_with_the_channel(certs, tmp
     with serving(answers, encrypted(certs, "server")) as address:
         channel = ProxyChannel(address, headers, 1.0, Tls(str(ca)))
         call = channel.stream(RECEIVE_MESSAGE, proto("ReceiveMessageRequest")(), Deadline.after(60))
-        assert channel.ask(QUERY_ROUTE, REQUEST, Deadline.after(10)).status.code == Code.OK
+        assert channel.invoke(QUERY_ROUTE, REQUEST, Deadline.after(10)).status.code == Code.OK
         new.write_bytes(Path(certs.ca).read_bytes() + b"\n")
         new.rename(ca)
-        assert channel.ask(QUERY_ROUTE, REQUEST, Deadline.after(10)).status.code == Code.OK
+        assert channel.invoke(QUERY_ROUTE, REQUEST, Deadline.after(10)).status.code == Code.OK
         assert call.is_active()
         channel.close()
         assert not call.is_active()
@@ -295,13 +295,13 @@ def test_files_of_tls_are_read_again_by_the_next_call(certs, tmp_path):
     with serving({"QueryRoute": route()}, encrypted(certs, "server")) as address:
         channel = ProxyChannel(address, headers, 1.0, Tls(str(ca)))
         with pytest.raises(errors.CertificateRefused):
-            channel.ask(QUERY_ROUTE, REQUEST, Deadline.after(10))
+            channel.invoke(QUERY_ROUTE, REQUEST, Deadline.after(10))
         ca.unlink()  # for the moment in which it is written anew
         with pytest.raises(errors.CertificateRefused):
-            channel.ask(QUERY_ROUTE, REQUEST, Deadline.after(10))
+            channel.invoke(QUERY_ROUTE, REQUEST, Deadline.after(10))
         new.write_bytes(Path(certs.ca).read_bytes())
         new.rename(ca)
-        assert channel.ask(QUERY_ROUTE, REQUEST, Deadline.after(10)).status.code == Code.OK
+        assert channel.invoke(QUERY_ROUTE, REQUEST, Deadline.after(10)).status.code == Code.OK
         channel.close()
 
 
@@ -337,7 +337,7 @@ def test_an_authority_that_cannot_be_read_any_more_ends_with_its_connection(
         channel = ProxyChannel(address, headers, 1.0, Tls(str(ca)))
 
         def asked() -> int:
-            return channel.ask(QUERY_ROUTE, REQUEST, Deadline.after(10)).status.code
+            return channel.invoke(QUERY_ROUTE, REQUEST, Deadline.after(10)).status.code
 
         assert asked() == Code.OK
         if damage is None:
@@ -347,7 +347,7 @@ def test_an_authority_that_cannot_be_read_any_more_ends_with_its_connection(
         for offset in (0.0, 60.0, 500.0, 700.0, 800.0):  # noqa: B007 - the clock above reads it
             assert asked() == Code.OK
         assert len([line for line in caplog.messages if "cannot be read any more" in line]) == 1
-    awaited(lambda: channel._made is None)
+    awaited(lambda: channel._channel is None)
     with serving({"QueryRoute": route()}, encrypted(certs, "server"), address):
         for _ in range(2):
             with pytest.raises(errors.OptionError, match="tlsCaFile"):
@@ -365,15 +365,15 @@ def test_files_of_tls_that_are_written_at_this_moment_end_nothing(certs, tmp_pat
     with serving({"QueryRoute": route()}, encrypted(certs, "server", client=True)) as address:
         channel = ProxyChannel(address, headers, 1.0, Tls(certs.ca, str(cert), str(key)))
         with pytest.raises(errors.ConnectionLost):
-            channel.ask(QUERY_ROUTE, REQUEST, Deadline.after(10))
+            channel.invoke(QUERY_ROUTE, REQUEST, Deadline.after(10))
         for half_written in (cert, key):
             half_written.write_bytes(b"")
             for _ in range(2):
                 with pytest.raises(errors.ConnectionLost):
-                    channel.ask(QUERY_ROUTE, REQUEST, Deadline.after(10))
+                    channel.invoke(QUERY_ROUTE, REQUEST, Deadline.after(10))
         cert.write_bytes(Path(certs.cert("server")).read_bytes())
         key.write_bytes(Path(certs.key("server")).read_bytes())
-        assert channel.ask(QUERY_ROUTE, REQUEST, Deadline.after(10)).status.code == Code.OK
+        assert channel.invoke(QUERY_ROUTE, REQUEST, Deadline.after(10)).status.code == Code.OK
         channel.close()
 
 
@@ -404,13 +404,13 @@ def test_a_call_of_a_channel_that_is_put_aside_at_that_moment_is_not_kept(certs,
         def another_thread_asks(name: str) -> Any:
             monkeypatch.setattr(channel_module, "proto", make)
             new.rename(ca)
-            assert channel.ask(SEND_MESSAGE, b"", Deadline.after(10)).status.code == Code.OK
+            assert channel.invoke(SEND_MESSAGE, b"", Deadline.after(10)).status.code == Code.OK
             return make(name)
 
         monkeypatch.setattr(channel_module, "proto", another_thread_asks)
         with pytest.raises(errors.CertificateRefused):
-            channel.ask(QUERY_ROUTE, REQUEST, Deadline.after(10))
-        assert channel.ask(QUERY_ROUTE, REQUEST, Deadline.after(10)).status.code == Code.OK
+            channel.invoke(QUERY_ROUTE, REQUEST, Deadline.after(10))
+        assert channel.invoke(QUERY_ROUTE, REQUEST, Deadline.after(10)).status.code == Code.OK
         channel.close()
 
 
@@ -419,15 +419,15 @@ def test_a_stream_of_a_channel_that_closes_at_that_moment(nobody):
     answers = channel.answers(channel.stream(RECEIVE_MESSAGE, proto("ReceiveMessageRequest")(), Deadline.after(10)))
     with pytest.raises(errors.ConnectionLost):
         next(answers)
-    kept = dict(channel._calls)
+    kept = dict(channel._multi_callables)
     channel.close()
-    channel._calls = kept  # as a thread has it that got there before
+    channel._multi_callables = kept  # as a thread has it that got there before
     with pytest.raises(errors.ClosedError):
         channel.stream(RECEIVE_MESSAGE, proto("ReceiveMessageRequest")(), Deadline.after(10))
 
 
 def asks(channel: ProxyChannel, outcomes: SimpleQueue[Any]) -> None:
-    channel.ask_async(QUERY_ROUTE, REQUEST, Deadline.after(10), outcomes.put)
+    channel.invoke_async(QUERY_ROUTE, REQUEST, Deadline.after(10), outcomes.put)
 
 
 def receives(channel: ProxyChannel, outcomes: SimpleQueue[Any]) -> None:
@@ -445,7 +445,7 @@ def test_a_channel_is_of_use_again_after_a_moment_without_threads(monkeypatch, f
         start(thread)
 
     answers = [proto("ReceiveMessageResponse")(status=status(Code.OK))]
-    before = len(channel_module._deaf)  # to lose one of them would hang
+    before = len(channel_module._leaked_channels)  # to lose one of them would hang
     with serving({"QueryRoute": route(), "ReceiveMessage": lambda request, context: iter(answers)}) as address:
         channel = ProxyChannel(address, headers)
         for _ in range(3):
@@ -453,7 +453,7 @@ def test_a_channel_is_of_use_again_after_a_moment_without_threads(monkeypatch, f
                 lacking.setattr(threading.Thread, "start", starts)
                 with pytest.raises(errors.ConnectionLost, match="no thread"):
                     first(channel, outcomes)
-        assert len(channel_module._deaf) == before + 1
+        assert len(channel_module._leaked_channels) == before + 1
         for ask in (asks, receives):
             ask(channel, outcomes)
             assert outcomes.get(timeout=60).status.code == Code.OK
@@ -476,7 +476,7 @@ def test_a_child_of_a_process_that_used_grpc_is_told_that_it_cannot(nobody):
         try:
             ask(nobody)
         except errors.ClosedError as e:
-            code = 0 if "forked from one that had used it" in str(e) and "'spawn'" in str(e) else 2
+            code = 0 if "forked from a process that had used gRPC" in str(e) and "'spawn'" in str(e) else 2
         finally:
             os._exit(code)
     assert os.waitpid(child, 0)[1] == 0
@@ -486,12 +486,12 @@ FORKING = """
 import os, sys, threading
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.grpc_proxy.channel import ProxyChannel
-from rocketmq_spark.grpc_proxy.facts import QUERY_ROUTE, RECEIVE_MESSAGE
+from rocketmq_spark.grpc_proxy.tables import QUERY_ROUTE, RECEIVE_MESSAGE
 from rocketmq_spark.grpc_proxy.protos import proto
 
 def asks():
     while not over.is_set():
-        channel.ask(QUERY_ROUTE, proto("QueryRouteRequest")(), Deadline.after(10))
+        channel.invoke(QUERY_ROUTE, proto("QueryRouteRequest")(), Deadline.after(10))
         begun.set()
 
 over, begun = threading.Event(), threading.Event()
@@ -549,12 +549,12 @@ def test_a_channel_that_nobody_uses_closes_its_connection(monkeypatch: pytest.Mo
     states: SimpleQueue[grpc.ChannelConnectivity] = SimpleQueue()
     with serving({"QueryRoute": route()}) as address:
         channel = ProxyChannel(address, headers, 1.0)
-        channel.ask(QUERY_ROUTE, REQUEST, Deadline.after(10))
-        assert channel._made is not None
-        channel._made.subscribe(states.put)
+        channel.invoke(QUERY_ROUTE, REQUEST, Deadline.after(10))
+        assert channel._channel is not None
+        channel._channel.subscribe(states.put)
         while states.get(timeout=30) is not grpc.ChannelConnectivity.IDLE:
             pass
-        assert channel.ask(QUERY_ROUTE, REQUEST, Deadline.after(10)).status.code == Code.OK
+        assert channel.invoke(QUERY_ROUTE, REQUEST, Deadline.after(10)).status.code == Code.OK
         channel.close()
 
 
@@ -571,32 +571,32 @@ def test_an_attempt_to_connect_ends_soon_after_the_call(
     with socket.create_server(("127.0.0.1", 0)) as silent:
         channel = ProxyChannel(f"127.0.0.1:{silent.getsockname()[1]}", headers, connect_timeout_s)
         with pytest.raises(errors.RocketMQError):
-            channel.ask(QUERY_ROUTE, REQUEST, Deadline.after(0.2))
+            channel.invoke(QUERY_ROUTE, REQUEST, Deadline.after(0.2))
         channel.close()
     assert given["grpc.min_reconnect_backoff_ms"] == min(20_000, 1000 * connect_timeout_s)
 
 
 def test_a_channel_without_calls_is_closed_by_the_calls_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
     with serving({"QueryRoute": route()}) as address, socket.create_server(("127.0.0.1", 0)) as silent:
-        monkeypatch.setattr(channel_module, "_channels", Living(1.0))
+        monkeypatch.setattr(channel_module, "_all_channels", Living(1.0))
         unused, used = (ProxyChannel(one, headers, 1e9) for one in (f"127.0.0.1:{silent.getsockname()[1]}", address))
         with pytest.raises(errors.RocketMQError):
-            unused.ask(QUERY_ROUTE, REQUEST, Deadline.after(0.2))
+            unused.invoke(QUERY_ROUTE, REQUEST, Deadline.after(0.2))
         peer = silent.accept()[0]
         peer.settimeout(30)
-        used.ask(QUERY_ROUTE, REQUEST, Deadline.after(10))
-        assert unused._made is not None
-        assert used._made is not None
+        used.invoke(QUERY_ROUTE, REQUEST, Deadline.after(10))
+        assert unused._channel is not None
+        assert used._channel is not None
         unused._last_used -= 101
-        monkeypatch.setattr(channel_module._channels, "_next", 0.0)
-        used.ask(QUERY_ROUTE, REQUEST, Deadline.after(10))
-        assert unused._made is None
-        assert used._made is not None
+        monkeypatch.setattr(channel_module._all_channels, "_next", 0.0)
+        used.invoke(QUERY_ROUTE, REQUEST, Deadline.after(10))
+        assert unused._channel is None
+        assert used._channel is not None
         while peer.recv(1 << 16):  # until the end of the connection
             pass
         peer.close()
         with pytest.raises(errors.CallTimeout):
-            unused.ask(QUERY_ROUTE, REQUEST, Deadline.after(0.2))
+            unused.invoke(QUERY_ROUTE, REQUEST, Deadline.after(0.2))
         unused.close()
         used.close()
 
@@ -604,19 +604,19 @@ def test_a_channel_without_calls_is_closed_by_the_calls_of_others(monkeypatch: p
 def test_a_channel_whose_tls_files_hang_stops_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Such as a pipe, or a file on a disk that does not answer: who uses another channel closes idle ones of all."""
     os.mkfifo(pipe := tmp_path / "ca.pem")
-    monkeypatch.setattr(channel_module, "_channels", Living(0.0))
+    monkeypatch.setattr(channel_module, "_all_channels", Living(0.0))
     outcomes: SimpleQueue[object] = SimpleQueue()
 
     def asked(channel: ProxyChannel) -> None:
         try:
-            outcomes.put(channel.ask(QUERY_ROUTE, REQUEST, Deadline.after(10)).status.code)
+            outcomes.put(channel.invoke(QUERY_ROUTE, REQUEST, Deadline.after(10)).status.code)
         except errors.RocketMQError as e:
             outcomes.put(type(e))
 
     with serving({"QueryRoute": route()}) as address:
         hung, used = ProxyChannel(address, headers, 1.0, Tls(str(pipe))), ProxyChannel(address, headers, 1.0)
         threading.Thread(target=asked, args=(hung,), daemon=True).start()
-        awaited(hung._reading.locked)
+        awaited(hung._files_lock.locked)
         threading.Thread(target=asked, args=(used,), daemon=True).start()
         assert outcomes.get(timeout=30) == Code.OK
         closing = threading.Thread(target=hung.close, daemon=True)
@@ -633,19 +633,19 @@ def test_closing_an_idle_channel_waits_for_no_lock_and_no_watcher(certs: Certifi
     (trusted := tmp_path / "ca.pem").write_bytes(Path(certs.ca).read_bytes())
     with serving({"QueryRoute": route()}, encrypted(certs, "server")) as address:
         channel = ProxyChannel(address, headers, 1.0, Tls(str(trusted)))
-        channel.ask(QUERY_ROUTE, REQUEST, Deadline.after(30))
+        channel.invoke(QUERY_ROUTE, REQUEST, Deadline.after(30))
         with channel._lock:
             channel.close_idle(time.monotonic() + 101)
-        assert channel._made is not None
-        assert channel._files is not None
+        assert channel._channel is not None
+        assert channel._tls_files is not None
         trusted.unlink()
-        channel._files._stale = Deadline.after(0)
-        channel.ask(QUERY_ROUTE, REQUEST, Deadline.after(30))  # the connection is watched from here on
+        channel._tls_files._stale = Deadline.after(0)
+        channel.invoke(QUERY_ROUTE, REQUEST, Deadline.after(30))  # the connection is watched from here on
         closed_by: SimpleQueue[threading.Thread] = SimpleQueue()
-        made, close = channel._made, channel._made.close
+        made, close = channel._channel, channel._channel.close
         made.close = lambda: (close(), closed_by.put(threading.current_thread()))
         channel.close_idle(time.monotonic() + 101)
-        assert channel._made is None
+        assert channel._channel is None
         assert closed_by.get(timeout=30) is not threading.current_thread()
         channel.close()
 
@@ -659,20 +659,20 @@ def test_a_channel_with_a_call_is_not_idle() -> None:
         return route()(request, context)
 
     with serving({"QueryRoute": slow}) as address:
-        for way in ("ask", "ask_async"):
+        for way in ("ask", "invoke_async"):
             channel, answers = ProxyChannel(address, headers, 1.0), SimpleQueue[Any]()
             entered.clear()
             leave.clear()
             if way == "ask":
-                ask_it = lambda: answers.put(channel.ask(QUERY_ROUTE, REQUEST, Deadline.after(60)))  # noqa: E731, B023
+                ask_it = lambda: answers.put(channel.invoke(QUERY_ROUTE, REQUEST, Deadline.after(60)))  # noqa: E731, B023
                 threading.Thread(target=ask_it).start()
             else:
-                channel.ask_async(QUERY_ROUTE, REQUEST, Deadline.after(60), answers.put)
+                channel.invoke_async(QUERY_ROUTE, REQUEST, Deadline.after(60), answers.put)
             assert entered.wait(30)
             channel.close_idle(time.monotonic() + 101)
             leave.set()
             assert answers.get(timeout=30).status.code == Code.OK
-            awaited(lambda: not any(call.is_active() for call in channel._running))  # noqa: B023
+            awaited(lambda: not any(call.is_active() for call in channel._active_calls))  # noqa: B023
             channel.close_idle(time.monotonic() + 101)
-            assert channel._made is None
+            assert channel._channel is None
             channel.close()

@@ -20,9 +20,9 @@ from rocketmq_spark.consumer import simple
 from rocketmq_spark.grpc_proxy import member as grpc_member
 from rocketmq_spark.grpc_proxy import proxy as grpc_proxy
 from rocketmq_spark.grpc_proxy.channel import Endpoints
-from rocketmq_spark.grpc_proxy.facts import Code, Encoding
 from rocketmq_spark.grpc_proxy.member import ProxyMember
 from rocketmq_spark.grpc_proxy.protos import proto
+from rocketmq_spark.grpc_proxy.tables import Code, Encoding
 from rocketmq_spark.model import NO_FILTER, Message
 from rocketmq_spark.model.message import PoppedMessage
 from tests.grpc_proxy.scripted import client, serving, status
@@ -137,11 +137,11 @@ def test_no_more_is_taken_than_was_asked_for():
 
 
 def test_what_an_answer_becomes_has_a_limit(monkeypatch):
-    monkeypatch.setattr(grpc_member, "_MIN_OPENED_BYTES", 1500)
-    monkeypatch.setattr(grpc_member, "_MESSAGE_BYTES", 1)
+    monkeypatch.setattr(grpc_member, "_MIN_ANSWER_BYTES", 1500)
+    monkeypatch.setattr(grpc_member, "_ANSWER_BYTES_PER_MESSAGE", 1)
     with giving(*[b"x"] * 5) as member:
         assert ids(member, 5) == ["0", "1", "2"]
-        monkeypatch.setattr(grpc_member, "_MESSAGE_BYTES", 600)
+        monkeypatch.setattr(grpc_member, "_ANSWER_BYTES_PER_MESSAGE", 600)
         assert ids(member, 5) == ["0", "1", "2", "3", "4"], "what so many messages may have"
 
 
@@ -464,14 +464,14 @@ def test_messages_are_asked_for_of_another_endpoint_when_one_is_away_and_the_tim
 
 def test_an_endpoint_that_kept_a_question_in_vain_gets_none_for_as_long(monkeypatch):
     """Half of the questions went there, for 23 s each, while the other one had messages."""
-    monkeypatch.setattr(grpc_proxy, "REST_S", 0.0)
+    monkeypatch.setattr(grpc_proxy, "AVOID_S", 0.0)
     with giving(end=hangs) as member:
         proxy, _ = member._proxy, member.places("t", Deadline.after(30))
         proxy._endpoints, (hanging,) = Endpoints([*proxy.addresses, "other:1"]), proxy.addresses
         with pytest.raises(errors.CallTimeout):
             member.receive(("t", 0), 9, 30.0, 1.0, Deadline.after(2))
-        assert proxy._endpoints.pick(hanging, time.monotonic() + 1) == "other:1"
-        assert proxy._endpoints.pick(hanging, time.monotonic() + 60) == hanging
+        assert proxy._endpoints.choose(hanging, time.monotonic() + 1) == "other:1"
+        assert proxy._endpoints.choose(hanging, time.monotonic() + 60) == hanging
 
 
 @pytest.mark.parametrize("where", ["_timer", "_leave"])
@@ -502,5 +502,5 @@ def test_a_proxy_cannot_send_millions_of_keys() -> None:
     answer = proto("ReceiveMessageResponse")()
     answer.message.system_properties.keys.extend([""] * 100_000)
     answer.message.user_properties.update({str(i): "" for i in range(100_000)})
-    found = grpc_member.popped(answer.message, "t", ("b", "p"), bytes)
+    found = grpc_member.to_popped_message(answer.message, "t", ("b", "p"), bytes)
     assert (len(found.keys), len(found.properties)) == (32_767, 32_767)

@@ -10,10 +10,10 @@ import pytest
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import RemoteProtocolError
 from rocketmq_spark.grpc_proxy import member as grpc_member
-from rocketmq_spark.grpc_proxy.facts import Code, MessageType
 from rocketmq_spark.grpc_proxy.member import ProxyMember
 from rocketmq_spark.grpc_proxy.protos import proto
 from rocketmq_spark.grpc_proxy.sender import ProxySender
+from rocketmq_spark.grpc_proxy.tables import Code, MessageType
 from rocketmq_spark.model import NO_FILTER
 from rocketmq_spark.session import proxied
 from tests.grpc_proxy.scripted import client, route, serving, status
@@ -31,7 +31,7 @@ def test_a_broker_that_a_topic_gets_later_is_asked_too(monkeypatch: pytest.Monke
             made.assignments.add().message_queue.broker.name = name
         return made
 
-    monkeypatch.setattr(grpc_member, "_PLACES_S", 0.0)
+    monkeypatch.setattr(grpc_member, "_ASSIGNMENT_AGE_S", 0.0)
     with giving(b"x", QueryAssignment=assigned) as member:
         assert member.places("t", Deadline.after(30)) == 1
         brokers.append("broker-b")

@@ -6,8 +6,8 @@ import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool
 from google.protobuf.message import DecodeError
 
-from rocketmq_spark.grpc_proxy.facts import FIELDS, PACKAGE
 from rocketmq_spark.grpc_proxy.protos import get_ms, get_seconds, proto, set_ms, set_seconds
+from rocketmq_spark.grpc_proxy.tables import FIELDS, PACKAGE
 
 
 def test_every_message_of_the_table_is_there_and_survives_the_wire():

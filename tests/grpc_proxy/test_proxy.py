@@ -9,9 +9,9 @@ import pytest
 
 from rocketmq_spark import errors
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.grpc_proxy.channel import Keys
-from rocketmq_spark.grpc_proxy.facts import QUERY_ROUTE, AddressScheme, Code
+from rocketmq_spark.grpc_proxy.channel import SigningKeys
 from rocketmq_spark.grpc_proxy.protos import proto
+from rocketmq_spark.grpc_proxy.tables import QUERY_ROUTE, AddressScheme, Code
 from tests.grpc_proxy.scripted import client, route, serving, status
 
 REQUEST = proto("QueryRouteRequest")()
@@ -20,7 +20,7 @@ REQUEST = proto("QueryRouteRequest")()
 def test_another_endpoint_is_asked_when_one_is_away(nobody):
     with serving({"QueryRoute": route()}) as address:
         proxy = client(nobody, address, connect_timeout_s=30.0)
-        assert proxy.ask(QUERY_ROUTE, REQUEST, Deadline.after(10), home=nobody).status.code == Code.OK
+        assert proxy.request(QUERY_ROUTE, REQUEST, Deadline.after(10), preferred=nobody).status.code == Code.OK
         assert proxy.channel(nobody).address == address  # and not once more at the one that is away
         proxy.close()
 
@@ -30,12 +30,12 @@ def test_an_endpoint_that_swallows_everything_leaves_time_for_another():
     with socket.create_server(("127.0.0.1", 0)) as hole, serving({"QueryRoute": route()}) as address:
         silent = f"127.0.0.1:{hole.getsockname()[1]}"
         proxy = client(silent, address, connect_timeout_s=30.0)
-        assert proxy.ask(QUERY_ROUTE, REQUEST, Deadline.after(5), home=silent).status.code == Code.OK
+        assert proxy.request(QUERY_ROUTE, REQUEST, Deadline.after(5), preferred=silent).status.code == Code.OK
         assert proxy.channel(silent).address == address
         proxy.close()
         alone = client(silent, connect_timeout_s=30.0)
         with pytest.raises(errors.CallTimeout, match=silent):
-            alone.ask(QUERY_ROUTE, REQUEST, Deadline.after(0.5))
+            alone.request(QUERY_ROUTE, REQUEST, Deadline.after(0.5))
         alone.close()
 
 
@@ -50,7 +50,7 @@ def test_an_endpoint_that_has_answered_before_has_all_the_time():
     with serving({"QueryRoute": noted}) as one, serving({}) as other:
         proxy = client(one, other)
         for _ in range(2):
-            proxy.ask(QUERY_ROUTE, REQUEST, Deadline.after(1000), home=one)
+            proxy.request(QUERY_ROUTE, REQUEST, Deadline.after(1000), preferred=one)
         proxy.close()
     assert left[0] < 600
     assert left[1] > 900
@@ -68,9 +68,9 @@ def test_an_endpoint_that_does_not_answer_any_more_is_left_alone_too():
 
     with serving({"QueryRoute": once}) as one, serving({"QueryRoute": route()}) as other:
         proxy = client(one, other, connect_timeout_s=30.0)
-        proxy.ask(QUERY_ROUTE, REQUEST, Deadline.after(30), home=one)
+        proxy.request(QUERY_ROUTE, REQUEST, Deadline.after(30), preferred=one)
         with pytest.raises(errors.CallTimeout):
-            proxy.ask(QUERY_ROUTE, REQUEST, Deadline.after(0.5), home=one)
+            proxy.request(QUERY_ROUTE, REQUEST, Deadline.after(0.5), preferred=one)
         assert proxy.channel(one).address == other
         over.set()
         proxy.close()
@@ -79,7 +79,7 @@ def test_an_endpoint_that_does_not_answer_any_more_is_left_alone_too():
 def test_when_all_are_away_the_error_says_so(nobody):
     proxy = client(nobody, connect_timeout_s=30.0)
     with pytest.raises(errors.ConnectionLost, match=nobody):
-        proxy.ask(QUERY_ROUTE, REQUEST, Deadline.after(10))
+        proxy.request(QUERY_ROUTE, REQUEST, Deadline.after(10))
     proxy.close()
 
 
@@ -93,7 +93,7 @@ def test_a_refusal_is_no_reason_to_ask_another():
     with serving({"QueryRoute": refuse}) as one, serving({"QueryRoute": refuse}) as other:
         proxy = client(one, other)
         with pytest.raises(errors.AccessDenied, match="not you"):
-            proxy.ask(QUERY_ROUTE, REQUEST, Deadline.after(10), "t")
+            proxy.request(QUERY_ROUTE, REQUEST, Deadline.after(10), "t")
         proxy.close()
     assert len(asked) == 1
 
@@ -114,10 +114,10 @@ def test_it_says_how_it_reached_the_proxy(address, scheme, host):
 def test_what_was_closed_is_not_opened_again():
     with serving({"QueryRoute": route()}) as address:
         proxy = client(address)
-        proxy.ask(QUERY_ROUTE, REQUEST, Deadline.after(10))
+        proxy.request(QUERY_ROUTE, REQUEST, Deadline.after(10))
         proxy.close()
         with pytest.raises(errors.ClosedError, match=address):
-            proxy.ask(QUERY_ROUTE, REQUEST, Deadline.after(10))
+            proxy.request(QUERY_ROUTE, REQUEST, Deadline.after(10))
 
 
 def test_keys_are_asked_for_with_each_call():
@@ -127,11 +127,11 @@ def test_keys_are_asked_for_with_each_call():
         seen.append(dict(context.invocation_metadata())["authorization"].split(",")[0])
         return route()(request, context)
 
-    keys = iter([Keys("one", "s"), Keys("two", "s")])
+    keys = iter([SigningKeys("one", "s"), SigningKeys("two", "s")])
     with serving({"QueryRoute": answer}) as address:
         proxy = client(address, keys=lambda: next(keys))
         for _ in range(2):
-            proxy.ask(QUERY_ROUTE, REQUEST, Deadline.after(10))
+            proxy.request(QUERY_ROUTE, REQUEST, Deadline.after(10))
         proxy.close()
     assert [each.rpartition("=")[2] for each in seen] == ["one", "two"]
 

@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from rocketmq_spark.grpc_proxy.facts import Encoding
-from rocketmq_spark.grpc_proxy.member import policy, popped
+from rocketmq_spark.grpc_proxy.member import group_policy, to_popped_message
 from rocketmq_spark.grpc_proxy.protos import proto, set_ms, set_seconds
+from rocketmq_spark.grpc_proxy.tables import Encoding
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.session.proxied import unpack
 from rocketmq_spark.wire import compression
@@ -24,7 +24,7 @@ def message(**system: object):
 
 
 def taken(made: object):
-    return popped(made, "t", ("broker-a", "h:1"), lambda body: b"un" + body)
+    return to_popped_message(made, "t", ("broker-a", "h:1"), lambda body: b"un" + body)
 
 
 def test_a_message_has_its_place_and_its_receipt():
@@ -46,7 +46,7 @@ def test_a_compressed_body_is_opened():
 
 
 def test_a_body_that_cannot_be_opened_comes_raw_with_the_reason():
-    found = popped(message(body_encoding=Encoding.GZIP), "t", ("broker-a", "h:1"), unpack)
+    found = to_popped_message(message(body_encoding=Encoding.GZIP), "t", ("broker-a", "h:1"), unpack)
     assert (found.body, found.receipt) == (b"packed", "r")
     assert "zlib" in found.decode_error
     assert taken(message()).decode_error is None
@@ -54,12 +54,12 @@ def test_a_body_that_cannot_be_opened_comes_raw_with_the_reason():
 
 def test_the_policy_of_a_group():
     settings = proto("Settings")()
-    assert policy(settings).max_attempts == 17
+    assert group_policy(settings).max_attempts == 17
     settings.subscription.fifo = True
     settings.backoff_policy.max_attempts = 4
     for seconds in (1, 5):
         set_seconds(settings.backoff_policy.customized_backoff.next.add(), seconds)
-    found = policy(settings)
+    found = group_policy(settings)
     assert (found.max_attempts, found.ordered, found.pauses_s) == (4, True, (1.0, 5.0))
 
 
@@ -69,7 +69,7 @@ def test_pauses_that_grow():
     set_seconds(grown.initial, 1)
     set_seconds(grown.max, 5)
     grown.multiplier = 2
-    assert policy(settings).pauses_s == (1.0, 2.0, 4.0, 5.0)
+    assert group_policy(settings).pauses_s == (1.0, 2.0, 4.0, 5.0)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_what_a_proxy_says_of_pauses_has_an_end(initial, longest, multiplier, ex
     set_seconds(grown.max, longest)
     grown.multiplier = multiplier
     settings.backoff_policy.max_attempts = -5
-    found = policy(settings)
+    found = group_policy(settings)
     assert found.pauses_s == pytest.approx(expected, rel=1e-4)
     assert found.max_attempts == 17
 
@@ -98,7 +98,7 @@ def test_of_pauses_without_end_the_first_are_taken():
     settings = proto("Settings")()
     for _ in range(5000):
         set_seconds(settings.backoff_policy.customized_backoff.next.add(), 1)
-    assert policy(settings).pauses_s == (1.0,) * 100
+    assert group_policy(settings).pauses_s == (1.0,) * 100
 
 
 def test_a_body_whose_codec_is_not_installed_comes_raw_and_says_what_to_install(monkeypatch):
@@ -107,6 +107,6 @@ def test_a_body_whose_codec_is_not_installed_comes_raw_and_says_what_to_install(
     compression._arrow.cache_clear()
     made = message(body_encoding=Encoding.GZIP)
     made.body = b"\x04\x22\x4d\x18rest"
-    found = popped(made, "t", ("broker-a", "h:1"), unpack)
+    found = to_popped_message(made, "t", ("broker-a", "h:1"), unpack)
     assert found.body == made.body
     assert "pip install 'pyarrow" in found.decode_error

@@ -24,7 +24,7 @@ def test_a_topic_that_is_refused_does_not_silence_the_others(before: bool) -> No
             sender.send(queue._replace(topic="u"), HALF, soon())
         scripted.refused.add("u")
         if before:
-            sender._transactions._beat()
+            sender._transactions._send_heartbeats()
             eventually(lambda: sender._transactions._streams[queue.broker_name]._error is not None)
         for _ in range(2):
             with pytest.raises(AccessDenied) as caught:
@@ -87,10 +87,10 @@ def test_a_topic_that_was_accepted_after_a_refusal_stays_when_another_is_named_a
         leave = sender.join("g", 0, lambda message, place: COMMIT)
         sender.send(queue._replace(topic="old"), HALF, soon())
         it = sender._transactions
-        assert it._alone("t", "g", queue.broker_name, soon()) is None
+        assert it._announce_alone("t", "g", queue.broker_name, soon()) is None
         scripted.refused.add("bad")
-        it._tell("g", lambda topics: {**topics, "bad": ("g",)})  # another thread's, which waits for the answer
-        assert it._alone("u", "g", queue.broker_name, soon()) is None
+        it._announce("g", lambda topics: {**topics, "bad": ("g",)})  # another thread's, which waits for the answer
+        assert it._announce_alone("u", "g", queue.broker_name, soon()) is None
         assert scripted.topics() == {"old", "t", "u"}
         leave(soon())
 
@@ -106,7 +106,7 @@ def test_a_topic_is_taken_in_the_step_that_finds_it_accepted() -> None:
                 locked.append(it._lock.locked())
                 super().add(topic)
 
-        it._taken = Taken()
+        it._accepted_topics = Taken()
         sender.send(queue, HALF, soon())
-        assert (locked, it._taken, scripted.topics()) == ([True], {"t"}, {"t"})
+        assert (locked, it._accepted_topics, scripted.topics()) == ([True], {"t"}, {"t"})
         leave(soon())

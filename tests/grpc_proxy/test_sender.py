@@ -15,9 +15,9 @@ import pytest
 from rocketmq_spark import errors
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Property, Response, SysFlag
-from rocketmq_spark.grpc_proxy.facts import Code, MessageType, Permission
 from rocketmq_spark.grpc_proxy.protos import proto
-from rocketmq_spark.grpc_proxy.sender import LANES, UNKNOWN_QUEUE, ProxySender, _Requests
+from rocketmq_spark.grpc_proxy.sender import QUEUES_PER_ENDPOINT, UNKNOWN_QUEUE_ID, ProxySender, _ParallelSend
+from rocketmq_spark.grpc_proxy.tables import Code, MessageType, Permission
 from rocketmq_spark.model import MessageQueue, SendRequest, SendStatus
 from rocketmq_spark.model.send import SentMessage, TransactionState
 from rocketmq_spark.producer.spool_bridge import is_transient
@@ -47,7 +47,7 @@ def soon() -> Deadline:
 def test_a_topic_has_lanes_at_each_endpoint_and_keeps_them():
     with sending() as (sender, queue):
         lanes = sender.publish_queues("t", soon())
-        assert len(lanes) == LANES
+        assert len(lanes) == QUEUES_PER_ENDPOINT
         assert {lane.broker_name for lane in lanes} == {queue.broker_name}
         assert sender.publish_queues("t", soon(), refresh=True) is lanes
         assert sender.message_types("t", soon()) == {"NORMAL"}
@@ -96,7 +96,7 @@ def test_one_answer_for_all_messages():
     with sending(part("A"), part("B"), part("C")) as (sender, queue):
         result = sender.send(queue, REQUEST, soon())
     assert (result.status, result.queue_offset, result.msg_id) == (SendStatus.SEND_OK, 7, "")
-    assert result.queue == MessageQueue("t", queue.broker_name, UNKNOWN_QUEUE)
+    assert result.queue == MessageQueue("t", queue.broker_name, UNKNOWN_QUEUE_ID)
     assert result.offset_msg_id is None
 
 
@@ -264,10 +264,10 @@ def test_what_may_pass_is_the_outcome_whichever_was_heard_of_first(first):
     """Else all that a passing failure kept from being sent would count as refused for good."""
     outcomes: list[Any] = []
     refused, busy = errors.MessageIllegal("too large"), errors.BrokerBusy("later")
-    requests = _Requests(cast(Any, None), MessageQueue("t", "a", 0), soon(), outcomes.append)
-    requests._left = 2
+    requests = _ParallelSend(cast(Any, None), MessageQueue("t", "a", 0), soon(), outcomes.append)
+    requests._open_chains = 2
     for error in (refused, busy) if first else (busy, refused):
-        requests._landed(deque(), cast(Any, None), error)
+        requests._on_outcome(deque(), cast(Any, None), error)
     assert outcomes == [busy]
 
 
@@ -275,10 +275,10 @@ def test_what_waits_behind_a_passing_failure_is_not_sent():
     """All of it is sent again: what went out after the failure would be there twice."""
     outcomes: list[Any] = []
     busy = errors.BrokerBusy("later")
-    requests = _Requests(cast(Any, None), MessageQueue("t", "a", 0), soon(), outcomes.append)
-    requests._left = 1
-    requests._waiting.append(deque([cast(Any, "not sent")]))
-    requests._landed(deque(), cast(Any, None), busy)
+    requests = _ParallelSend(cast(Any, None), MessageQueue("t", "a", 0), soon(), outcomes.append)
+    requests._open_chains = 1
+    requests._waiting_chains.append(deque([cast(Any, "not sent")]))
+    requests._on_outcome(deque(), cast(Any, None), busy)
     assert outcomes == [busy]
 
 
@@ -399,7 +399,7 @@ def test_a_send_ends_whatever_its_answer_holds(monkeypatch):
 
 
 def test_a_route_ages(monkeypatch):
-    monkeypatch.setattr("rocketmq_spark.grpc_proxy.sender.ROUTE_S", 0.0)
+    monkeypatch.setattr("rocketmq_spark.grpc_proxy.sender.ROUTE_AGE_S", 0.0)
     kinds = [MessageType.NORMAL, MessageType.FIFO]
 
     def answer(request: Any, context: Any) -> Any:
@@ -409,7 +409,7 @@ def test_a_route_ages(monkeypatch):
         assert sender.message_types("t", soon()) == {"NORMAL"}
         del kinds[0]
         assert sender.message_types("t", soon()) == {"FIFO"}
-        monkeypatch.setattr("rocketmq_spark.grpc_proxy.sender.ROUTE_S", 60.0)
+        monkeypatch.setattr("rocketmq_spark.grpc_proxy.sender.ROUTE_AGE_S", 60.0)
         sender.publish_queues("t", soon(), refresh=True)
         kinds[0] = MessageType.DELAY
         assert sender.message_types("t", soon()) == {"FIFO"}, "not asked for each message"

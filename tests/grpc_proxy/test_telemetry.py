@@ -13,10 +13,10 @@ import pytest
 
 from rocketmq_spark import errors
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.grpc_proxy.facts import Code
 from rocketmq_spark.grpc_proxy.member import ProxyMember
 from rocketmq_spark.grpc_proxy.protos import proto
-from rocketmq_spark.grpc_proxy.proxy import Telemetry
+from rocketmq_spark.grpc_proxy.proxy import TelemetryStream
+from rocketmq_spark.grpc_proxy.tables import Code
 from rocketmq_spark.model import NO_FILTER
 from tests.grpc_proxy.scripted import client, serving, status
 from tests.helpers import RAISED
@@ -36,7 +36,7 @@ class Listening:
         self.proxy = client(address, connect_timeout_s=30.0)
         self.batch = 1
         self.told: SimpleQueue[Any] = SimpleQueue()
-        self.stream = Telemetry(self.proxy.at(address), self.settings, self.told.put)
+        self.stream = TelemetryStream(self.proxy.channel_of(address), self.settings, self.told.put)
 
     def settings(self) -> Any:
         made = proto("Settings")()
@@ -54,7 +54,7 @@ def test_settings_are_known_when_they_are_answered():
         assert listening.stream.wait(Deadline.after(10)) is None
         assert listening.told.get(timeout=60).backoff_policy.max_attempts == 5
         listening.batch = 2
-        listening.stream.tell()
+        listening.stream.send_settings()
         assert listening.stream.wait(Deadline.after(10)) is None
         assert listening.told.get(timeout=60).subscription.receive_batch_size == 2
         listening.close()
@@ -66,9 +66,9 @@ def test_settings_that_cannot_be_made_leave_no_answer_to_wait_for():
         assert listening.stream.wait(Deadline.after(10)) is None
         listening.batch = 1 << 70
         with pytest.raises(ValueError, match="range"):
-            listening.stream.tell()
+            listening.stream.send_settings()
         listening.batch = 2
-        listening.stream.tell()
+        listening.stream.send_settings()
         assert listening.stream.wait(Deadline.after(10)) is None
         listening.close()
 
@@ -94,7 +94,7 @@ def test_whatever_happens_on_a_stream_it_is_made_anew(error, caplog):
             if fails:
                 raise fails.pop() and error
 
-        stream = Telemetry(proxy.at(address), proto("Settings"), take)
+        stream = TelemetryStream(proxy.channel_of(address), proto("Settings"), take)
         for _ in range(2):
             assert told.get(timeout=60).backoff_policy.max_attempts == 5
         assert stream.wait(Deadline.after(30)) is None
@@ -136,7 +136,7 @@ def test_a_refusal_of_settings_that_are_not_the_newest_does_not_count():
         listening = Listening(address)
         assert begun.wait(60)
         listening.batch = 2
-        listening.stream.tell()
+        listening.stream.send_settings()
         told.set()
         assert listening.stream.wait(Deadline.after(60)) is None
         assert listening.told.get(timeout=60).subscription.receive_batch_size == 2
@@ -164,7 +164,7 @@ def test_a_refusal_that_passes_is_forgotten():
 @pytest.mark.parametrize("which", [1, 2])
 def test_settings_that_a_proxy_dropped_without_a_word_do_not_silence_the_stream(monkeypatch, which):
     """As one that is overloaded does; without another stream it would hear nothing more, and answers be taken for others."""
-    monkeypatch.setattr("rocketmq_spark.grpc_proxy.proxy._ANSWER_S", 0.2)
+    monkeypatch.setattr("rocketmq_spark.grpc_proxy.proxy._SETTINGS_TIMEOUT_S", 0.2)
     numbers = itertools.count(1)
 
     def drop_one(commands: Any, context: grpc.ServicerContext) -> Any:
@@ -176,18 +176,18 @@ def test_settings_that_a_proxy_dropped_without_a_word_do_not_silence_the_stream(
         listening = Listening(address)
         if which == 2:
             assert listening.stream.wait(Deadline.after(10)) is None
-            listening.stream.tell()
+            listening.stream.send_settings()
 
         def heard() -> bool:
             answered = listening.stream.wait(Deadline.after(0.2)) is None
             if not answered:
-                listening.stream.repeat()
+                listening.stream.resend_settings()
             return answered
 
         eventually(heard, 60)
         monkeypatch.undo()  # or answers that are late on a slow machine would be taken for dropped ones
         listening.batch = 7
-        listening.stream.tell()
+        listening.stream.send_settings()
         assert listening.stream.wait(Deadline.after(10)) is None
         eventually(lambda: listening.told.get(timeout=10).subscription.receive_batch_size == 7, 60)
         listening.close()

@@ -24,10 +24,10 @@ from rocketmq_spark.errors import (
     RocketMQError,
 )
 from rocketmq_spark.grpc_proxy.channel import Endpoints
-from rocketmq_spark.grpc_proxy.facts import ClientType, Code, MessageType, TransactionResolution, TransactionSource
-from rocketmq_spark.grpc_proxy.outgoing import RequestEncoder, Topic
+from rocketmq_spark.grpc_proxy.encoder import RequestEncoder, TopicName
 from rocketmq_spark.grpc_proxy.protos import proto
 from rocketmq_spark.grpc_proxy.sender import ProxySender
+from rocketmq_spark.grpc_proxy.tables import ClientType, Code, MessageType, TransactionResolution, TransactionSource
 from rocketmq_spark.model import Message, MessageQueue, SendRequest
 from rocketmq_spark.model.message import PoppedMessage
 from rocketmq_spark.model.send import HalfCheck, HalfPlace, HalfState, SentMessage, TransactionState, content_of_stored
@@ -231,7 +231,7 @@ def test_an_answer_that_a_proxy_does_not_take_is_logged_and_holds_up_no_other_qu
         eventually(lambda: len(asked) == 2)
         assert "did not arrive" not in caplog.text
         scripted.may_end.set()
-        eventually(lambda: caplog.text.count("will ask again about half message ID: COMMIT did not arrive") == 2)
+        eventually(lambda: caplog.text.count("will check half message ID again, because COMMIT did not arrive") == 2)
         leave(soon())
 
 
@@ -342,7 +342,7 @@ def test_of_groups_that_share_a_topic_one_that_is_there_is_asked() -> None:
         leave_b(soon())
         scripted.ask("t")
         assert asked.get(timeout=10) == "a"
-        sender._transactions._beat()
+        sender._transactions._send_heartbeats()
         eventually(lambda: [topic.name for topic in scripted.settings[-1].publishing.topics] == ["t"])
         leave_a(soon())
 
@@ -465,4 +465,4 @@ def test_of_two_endpoints_the_one_that_asked_is_answered() -> None:
 def test_a_half_message_is_of_no_other_type() -> None:
     both = SentMessage(b"x", {**PART.properties, Property.SHARDING_KEY: "a"})
     with pytest.raises(MessageRefused, match="FIFO and TRANSACTION"):
-        RequestEncoder(Topic("t", "t"), 5, "h")(both)
+        RequestEncoder(TopicName("t", "t"), 5, "h")(both)

@@ -16,7 +16,7 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Response, SysFlag
 from rocketmq_spark.client.sender import RemotingSender
 from rocketmq_spark.errors import MessageRefused, OptionError, RouteNotFound, SelectorError
-from rocketmq_spark.grpc_proxy.facts import MessageType
+from rocketmq_spark.grpc_proxy.tables import MessageType
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue, SendRequest
 from rocketmq_spark.producer.outgoing import Outcome

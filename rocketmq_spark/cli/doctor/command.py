@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import click
 
 from rocketmq_spark.admin import deadline
-from rocketmq_spark.admin.groups import QueuePositions, look_at, new_group, of_group
+from rocketmq_spark.admin.groups import QueuePositions, committed_offsets, new_group_remedy, queue_lags
 from rocketmq_spark.base import folders
 from rocketmq_spark.base.codes import AUTO_CREATE_TOPIC, Response
 from rocketmq_spark.base.logs import escaped
@@ -258,9 +258,9 @@ def of_readers(target: Target, client: Client, subject: Subject) -> Iterator[Fin
         try:
             yield from _of_group(client, own, subject.topics)
         except OffsetError as e:
-            yield advice(f"group {own}", e.message, e.remedy or new_group(own, subject.topics))
+            yield advice(f"group {own}", e.message, e.remedy or new_group_remedy(own, subject.topics))
         except GroupNotFound as e:
-            yield failed(f"group {own}", e, new_group(own, subject.topics))
+            yield failed(f"group {own}", e, new_group_remedy(own, subject.topics))
         except RocketMQError as e:
             yield failed(f"group {own}", e, "Look at the brokers")
     if subject.checkpoint is not None:
@@ -282,8 +282,8 @@ def _of_group(client: Client, group: str, topics: Sequence[str]) -> Iterator[Fin
     yield from servers.consume_modes(
         group, client.member.consume_modes(group, sorted({*topics, *subscribed}), deadline(client))
     )
-    found = of_group(client, group, topics)
-    yield _kept(client, f"group {group}", look_at(client, found))
+    found = committed_offsets(client, group, topics)
+    yield _kept(client, f"group {group}", queue_lags(client, found))
 
 
 def _of_checkpoint(target: Target, folder: str, topics: Sequence[str]) -> Iterator[Finding]:
@@ -323,7 +323,7 @@ def _of_checkpoint(target: Target, folder: str, topics: Sequence[str]) -> Iterat
     fit = [one for one in found if one.state.is_lossless or one.state is DriftState.LOST]
     if fit:
         new = {one.queue for one in fit if one.state is DriftState.NEW}
-        yield _kept(client, check, look_at(client, {one.queue: one.position for one in fit}, new))
+        yield _kept(client, check, queue_lags(client, {one.queue: one.position for one in fit}, new))
 
 
 def of_exactly_once(target: Target, subject: Subject) -> Finding:

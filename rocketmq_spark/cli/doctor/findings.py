@@ -27,7 +27,7 @@ from rocketmq_spark.errors import (
     RocketMQError,
     RouteNotFound,
 )
-from rocketmq_spark.grpc_proxy.facts import Code
+from rocketmq_spark.grpc_proxy.tables import Code
 from rocketmq_spark.model import MessageQueue, SendRequest, TopicRoute
 from rocketmq_spark.model.admin import GROUP
 from rocketmq_spark.options.transport import GRPC

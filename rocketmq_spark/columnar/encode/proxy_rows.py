@@ -24,17 +24,21 @@ from rocketmq_spark.columnar.arrow import NOTHING, Flags, Ints, Pieces
 from rocketmq_spark.columnar.encode import properties
 from rocketmq_spark.columnar.encode.encoder import OVERHEAD, Checked, Encoded, Encoder, RowTopics
 from rocketmq_spark.columnar.encode.properties import BadRows, PropertyPieces, TextPieces, has_controls, with_controls
-from rocketmq_spark.grpc_proxy import outgoing
-from rocketmq_spark.grpc_proxy.facts import MessageType
-from rocketmq_spark.grpc_proxy.outgoing import ProxyBatch, ProxyEncoder, ProxyItem, ProxySendRequest
-from rocketmq_spark.grpc_proxy.protos import MAP_KEY, MAP_VALUE, VARINTS, number, start
+from rocketmq_spark.grpc_proxy import encoder
+from rocketmq_spark.grpc_proxy.encoder import ProxyBatch, ProxyEncoder, ProxyItem, ProxySendRequest
+from rocketmq_spark.grpc_proxy.protos import MAP_KEY, MAP_VALUE, VARINTS, field_key, number_field
+from rocketmq_spark.grpc_proxy.tables import MessageType
 
 _TAGS, _KEYS, _GROUP, _PRIORITY = (
     name.encode() for name in (Property.TAGS, Property.KEYS, Property.SHARDING_KEY, Property.PRIORITY)
 )
-_TEXTS = {name.encode(): first for name, first in outgoing.TEXTS.items()}
-_FIFO = number("SystemProperties", "message_type", MessageType.FIFO) + start("SystemProperties", "message_group")
-_FIRST = number("SystemProperties", "message_type", MessageType.PRIORITY) + start("SystemProperties", "priority")
+_TEXTS = {name.encode(): first for name, first in encoder.TEXT_FIELDS.items()}
+_FIFO = number_field("SystemProperties", "message_type", MessageType.FIFO) + field_key(
+    "SystemProperties", "message_group"
+)
+_FIRST = number_field("SystemProperties", "message_type", MessageType.PRIORITY) + field_key(
+    "SystemProperties", "priority"
+)
 _COMMA = b","[0]
 _KINDS = {_GROUP: MessageType.FIFO.name, _PRIORITY: MessageType.PRIORITY.name}
 _NO_TEXT = "a property is not UTF-8, and gRPC carries no other text"
@@ -110,7 +114,7 @@ class ProxyPieces:
         elif name == _GROUP:
             self.groups = values if filled is None else pc.if_else(pa.array(filled), values, _NULL)
             parts = arrow.joined(_FIFO, _varints(arrow.lengths(values)), values)
-            normal = pa.scalar(outgoing.NORMAL, pa.binary())
+            normal = pa.scalar(encoder.NORMAL_TYPE_FIELD, pa.binary())
             self.system.column(parts if filled is None else pc.if_else(pa.array(filled), parts, normal))
         elif name == _PRIORITY:
             self.priorities = True
@@ -120,7 +124,7 @@ class ProxyPieces:
             sizes = arrow.lengths(values)
             value_sizes = _varints(sizes)
             entries = len(key) + arrow.lengths(value_sizes) + sizes
-            _add(self.fields, (outgoing.USER, _varints(entries), key, value_sizes, values), filled)
+            _add(self.fields, (encoder.USER_PROPERTY_FIELD, _varints(entries), key, value_sizes, values), filled)
 
     def entries(self, names: pa.Array, values: pa.Array, bounds: Ints) -> None:
         if not len(names):
@@ -131,7 +135,7 @@ class ProxyPieces:
         name_sizes, value_sizes = _varints(of_names), _varints(of_values)
         fixed = len(MAP_KEY) + len(MAP_VALUE) + arrow.lengths(name_sizes) + arrow.lengths(value_sizes)
         made = arrow.joined(
-            outgoing.USER,
+            encoder.USER_PROPERTY_FIELD,
             _varints(fixed + of_names + of_values),
             MAP_KEY,
             name_sizes,
@@ -184,7 +188,7 @@ class ProxyEncoded(Encoded):
             return ProxyBatch([[ProxySendRequest(bytes(data[int(offsets[start]) : int(offsets[end])]), ids)]])
         bounds = offsets[start : end + 1].tolist()
         groups = [None] * (end - start) if self.groups is None else self.groups.slice(start, end - start).to_pylist()
-        return ProxyBatch.of(
+        return ProxyBatch.from_items(
             ProxyItem(bytes(data[bounds[i] : bounds[i + 1]]), msg_id, object() if self.alone else groups[i])
             for i, msg_id in enumerate(ids.split(","))
         )
@@ -223,20 +227,20 @@ class ProxyRowEncoder(Encoder):
         assert topics is not None, "a message of gRPC says its topic"
         assert self.proxy is not None
         born_ms = epoch_ms()
-        common = [self.proxy.of(name, born_ms) for name in topics.names]
+        common = [self.proxy.encoder_of(name, born_ms) for name in topics.names]
         ids = np.full((len(checked.body), self.ids.width + 1), _COMMA, np.uint8)
         self._fill(ids[:, :-1])
         message = Pieces(len(checked.body))
         if topics.codes is None:
-            message.constant(common[0].first)
+            message.constant(common[0].common_fields)
         else:
-            message.column(pa.array([each.first for each in common], pa.binary()).take(pa.array(topics.codes)))
+            message.column(pa.array([each.common_fields for each in common], pa.binary()).take(pa.array(topics.codes)))
         message.extend(pieces.fields)
-        _within(message, outgoing.SYSTEM, _system(common[0].system, ids[:, :-1], pieces))
+        _within(message, encoder.SYSTEM_FIELD, _system(common[0].common_system_fields, ids[:, :-1], pieces))
         body_sizes = arrow.lengths(checked.body)
-        _add(message, (outgoing.BODY, _varints(body_sizes), checked.body))
+        _add(message, (encoder.BODY_FIELD, _varints(body_sizes), checked.body))
         field = Pieces(len(checked.body))
-        _within(field, outgoing.MESSAGE, message)
+        _within(field, encoder.MESSAGE_FIELD, message)
         sizes = body_sizes + pieces.lengths + self.id_bytes + OVERHEAD
         return ProxyEncoded(field.joined(), ids, sizes, pieces.groups, pieces.priorities)
 
@@ -244,9 +248,9 @@ class ProxyRowEncoder(Encoder):
 def _system(first: bytes, ids: npt.NDArray[np.uint8], pieces: ProxyPieces) -> Pieces:
     """The encoded system properties of each row."""
     rows, width = ids.shape
-    kind = b"" if pieces.priorities or pieces.groups is not None else outgoing.NORMAL
+    kind = b"" if pieces.priorities or pieces.groups is not None else encoder.NORMAL_TYPE_FIELD
     made = Pieces(rows)
-    made.constant(first + kind + outgoing.TEXTS[Property.UNIQ_KEY] + VARINTS[width])
+    made.constant(first + kind + encoder.TEXT_FIELDS[Property.UNIQ_KEY] + VARINTS[width])
     made.column(arrow.fixed(np.ascontiguousarray(ids)))
     made.extend(pieces.system)
     return made
@@ -270,11 +274,11 @@ def _add(pieces: Pieces, parts: tuple[pa.Array | bytes, ...], filled: Flags | No
 
 def _key_fields(keys: pa.Array) -> pa.Array:
     """One field for each key of a row."""
-    if not len(arrow.rows_with(keys, outgoing.KEY_SEPARATOR_BYTES)):
-        return arrow.joined(outgoing.KEY, _varints(arrow.lengths(keys)), keys)
-    split = pc.split_pattern(keys, outgoing.KEY_SEPARATOR_BYTES)
+    if not len(arrow.rows_with(keys, encoder.KEY_SEPARATOR_BYTES)):
+        return arrow.joined(encoder.KEYS_FIELD, _varints(arrow.lengths(keys)), keys)
+    split = pc.split_pattern(keys, encoder.KEY_SEPARATOR_BYTES)
     words = split.flatten()
-    fields = arrow.joined(outgoing.KEY, _varints(arrow.lengths(words)), words)
+    fields = arrow.joined(encoder.KEYS_FIELD, _varints(arrow.lengths(words)), words)
     return arrow.regrouped(
         fields, np.concatenate(([0], np.cumsum(pc.fill_null(pc.list_value_length(split), 0).to_numpy())))
     )

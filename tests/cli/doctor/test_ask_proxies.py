@@ -16,8 +16,8 @@ from rocketmq_spark.cli.connection import Target
 from rocketmq_spark.cli.doctor import command
 from rocketmq_spark.cli.doctor.command import Subject
 from rocketmq_spark.cli.doctor.findings import Finding, Level, at_brokers, at_proxies, of_proxies
-from rocketmq_spark.grpc_proxy.facts import Code, MessageType, Permission
 from rocketmq_spark.grpc_proxy.protos import proto
+from rocketmq_spark.grpc_proxy.tables import Code, MessageType, Permission
 from rocketmq_spark.localbroker import LocalBroker
 from tests.cli.conftest import documents
 from tests.fix_clusters import Certificates
@@ -48,7 +48,7 @@ def test_a_brokers_port_is_named(rocketmq: LocalBroker) -> None:
     for address in (rocketmq.address("broker-a"), rocketmq.name_server):
         (found,) = doctor(address)
         assert (found.check, found.level) == ("proxy", Level.BROKEN)
-        assert "The port of a broker or name server ends connections so: expected the Proxy's" in (found.remedy or "")
+        assert "If this is the port of a broker or name server, use the Proxy's port for gRPC" in (found.remedy or "")
 
 
 class TestARealProxy:

@@ -105,8 +105,8 @@ def test_every_topic_is_examined_and_the_group_in_those(monkeypatch: pytest.Monk
     monkeypatch.setattr(command, "of_brokers", lambda *given: [])
     monkeypatch.setattr(command, "of_topic", lambda client, options, *given: asked.append(given) or [])
     monkeypatch.setattr(topic_readers, "member_subscriptions", lambda *given: {})
-    monkeypatch.setattr(command, "of_group", lambda client, *given: asked.append(given) or {})
-    monkeypatch.setattr(command, "look_at", lambda *given: QueuePositions([]))
+    monkeypatch.setattr(command, "committed_offsets", lambda client, *given: asked.append(given) or {})
+    monkeypatch.setattr(command, "queue_lags", lambda *given: QueuePositions([]))
     found = list(command.of_cluster(Target({"name_server": "h:2;h:1"}), Subject(("t", "u"), "g")))
     assert asked == [("t", "g"), ("u", "g"), ("g", ("t", "u"))]
     assert found[:2] == [bad, well]

@@ -17,7 +17,7 @@ from rocketmq_spark.errors import (
     RemoteProtocolError,
     RouteNotFound,
 )
-from rocketmq_spark.grpc_proxy.facts import Code
+from rocketmq_spark.grpc_proxy.tables import Code
 
 A = "h:8081"
 

@@ -158,7 +158,7 @@ def test_a_group_in_a_topic_that_was_made_again() -> None:
 
 def test_a_new_group_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     def none(client: object, group: str, topics: object) -> None:
-        raise OffsetError(f"group {group} has no offsets", remedy=groups.new_group(group, ["t"]))
+        raise OffsetError(f"group {group} has no offsets", remedy=groups.new_group_remedy(group, ["t"]))
 
     monkeypatch.setattr(command, "_of_group", none)
     (found,) = command.of_readers(Target({"name_server": "127.0.0.1:1"}), Mock(), Subject(group="g"))

@@ -82,7 +82,7 @@ def test_a_topic_is_changed_as_mqadmin_sees_it(rocketmq: LocalBroker, name: str)
         assert producer.send(Message(name, b"taken"), timeout_s=60.0).queue.topic == name
         _ask(rocketmq, "updateTopic", "-t", name, "-b", rocketmq.address("broker-a"), "-r", "4", "-w", "4", "-p", "2")
         assert awaited(lambda: admin.describe_topic(name), lambda there: there.permission == "W").messages == 1
-        with pytest.raises(OptionError, match=r"a broker does not take colour=red.*unsupported key: colour"):
+        with pytest.raises(OptionError, match=r"a broker rejects colour=red.*unsupported key: colour"):
             admin.update_topic(name, attributes={"colour": "red"})
 
 

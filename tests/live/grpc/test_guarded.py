@@ -163,7 +163,7 @@ def test_who_does_not_get_in_is_told_why(guarded, certs):
 
 
 def test_plain_text_is_told_of_tls(guarded):
-    with pytest.raises(errors.ConnectionLost, match=r"if it wants TLS, set option 'tls'") as said:
+    with pytest.raises(errors.ConnectionLost, match=r"if it requires TLS, set option 'tls'") as said:
         write(guarded.mq, frame(body=["x"]), topic="t", sendTimeout="1s", numRetries=0, **ADMIN)
     assert guarded.mq.proxy_grpc in str(said.value)
 

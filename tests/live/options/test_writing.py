@@ -16,7 +16,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from rocketmq_spark import Message, Producer, session
 from rocketmq_spark.base.codes import Request
 from rocketmq_spark.errors import AccessDenied, OptionError, RocketMQError
-from rocketmq_spark.grpc_proxy.facts import MessageType
+from rocketmq_spark.grpc_proxy.tables import MessageType
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.spark.datasource import RocketMQDataSource
 from tests.fix_clusters import ADMIN, Certificates, Secured, Tap

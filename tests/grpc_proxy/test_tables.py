@@ -8,7 +8,7 @@ import grpc
 import pytest
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
 
-from rocketmq_spark.grpc_proxy.facts import ENUMS, FIELDS, PACKAGE, RPCS, SERVICE
+from rocketmq_spark.grpc_proxy.tables import ENUMS, FIELDS, PACKAGE, RPCS, SERVICE
 from rocketmq_spark.localbroker import LocalBroker
 
 _REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"

@@ -6,18 +6,18 @@ import pytest
 
 from rocketmq_spark.base.codes import Property
 from rocketmq_spark.errors import MessageRefused
-from rocketmq_spark.grpc_proxy.facts import MessageType
-from rocketmq_spark.grpc_proxy.outgoing import ProxyBatch, ProxyEncoder, RequestEncoder, Topic
+from rocketmq_spark.grpc_proxy.encoder import ProxyBatch, ProxyEncoder, RequestEncoder, TopicName
 from rocketmq_spark.grpc_proxy.protos import get_ms, proto
+from rocketmq_spark.grpc_proxy.tables import MessageType
 from rocketmq_spark.model.send import SentMessage
 
-TOPIC = Topic("t", "ns%t")
+TOPIC = TopicName("t", "ns%t")
 BORN = 1_767_225_600_123
 
 
 def read(*parts: SentMessage):
     """The messages of a request of these parts, as protobuf itself reads them."""
-    ((request,),) = ProxyBatch.of(map(RequestEncoder(TOPIC, BORN, "host"), parts)).chains
+    ((request,),) = ProxyBatch.from_items(map(RequestEncoder(TOPIC, BORN, "host"), parts)).chains
     return proto("SendMessageRequest").FromString(request.data).messages
 
 
@@ -45,7 +45,7 @@ def test_several_messages_of_any_size_make_one_request():
     assert [dict(message.user_properties) for message in found] == [
         {"größe": part.properties["größe"]} for part in parts
     ]
-    made = ProxyBatch.of(items := [RequestEncoder(TOPIC, BORN, "host")(part) for part in parts])
+    made = ProxyBatch.from_items(items := [RequestEncoder(TOPIC, BORN, "host")(part) for part in parts])
     assert [request.ids for (request,) in made.chains] == ["ID0,ID1,ID2,ID3,ID4"]
     assert len(made) == sum(map(len, items)) == len(made.chains[0][0].data)
 
@@ -102,7 +102,7 @@ def test_a_message_of_a_group_a_delayed_one_and_one_with_a_priority_travel_alone
     parts = [SentMessage(bytes([n]), groups[n % 4]) for n in range(8)] + [
         SentMessage(b"\x08", {Property.PRIORITY: "1"})
     ]
-    made = ProxyBatch.of(map(RequestEncoder(TOPIC, BORN, "host"), parts))
+    made = ProxyBatch.from_items(map(RequestEncoder(TOPIC, BORN, "host"), parts))
     read = proto("SendMessageRequest").FromString
     found = [[[each.body[0] for each in read(request.data).messages] for request in chain] for chain in made.chains]
     assert sorted(found) == [[[0], [4]], [[1], [5]], [[2]], [[3, 7]], [[6]], [[8]]]
@@ -118,7 +118,7 @@ def test_a_batch_reads_its_messages_back():
         {Property.TIMER_DELIVER_MS: str(BORN + 5)},
     ]
     parts = [SentMessage(b"body", {**own, **more}) for more in groups]
-    made = ProxyBatch.of(map(RequestEncoder(TOPIC, BORN, "host"), parts))
+    made = ProxyBatch.from_items(map(RequestEncoder(TOPIC, BORN, "host"), parts))
     assert made.messages() == parts
 
 
@@ -129,7 +129,7 @@ def test_messages_of_several_topics_and_moments_in_turn_keep_their_own():
     asked = [("t", BORN), ("u", BORN), ("u", BORN + 5), ("t", BORN + 5), ("t", BORN), ("t", BORN)]
     found = []
     for topic, born in asked:
-        ((request,),) = ProxyBatch.of([encoder.of(topic, born)(delayed)]).chains
+        ((request,),) = ProxyBatch.from_items([encoder.encoder_of(topic, born)(delayed)]).chains
         (message,) = proto("SendMessageRequest").FromString(request.data).messages
         system = message.system_properties
         found.append((message.topic.name, get_ms(system.born_timestamp), get_ms(system.delivery_timestamp)))

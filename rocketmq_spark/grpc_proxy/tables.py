@@ -1,7 +1,7 @@
-"""Names and numbers of the Proxy's protocol, as the server reflection of the Proxy lists them.
+"""Names and numbers of the Proxy's protocol: package ``apache.rocketmq.v2``, service ``MessagingService``.
 
-A test compares every row with a real Proxy. The tables contain only fields that this package uses; others in an answer are
-ignored. Package ``apache.rocketmq.v2``, service ``MessagingService``.
+A test compares every row with the server reflection of a real Proxy. The tables contain only the fields that this package uses.
+Other fields of an answer are ignored.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ SERVICE = f"{PACKAGE}.MessagingService"
 
 
 class ProtoField(NamedTuple):
-    """A field of a message. ``kind`` is a scalar type, ``enum``, ``map`` (of texts), ``time``, ``duration`` or a message."""
+    """A field of a message. ``kind`` is a scalar type, ``enum``, ``map`` (of strings), ``time``, ``duration`` or a message."""
 
     message: str
     name: str
@@ -173,13 +173,13 @@ FIELDS = tuple(_field(line) for line in _TABLE.strip().splitlines())
 
 
 class Rpc(NamedTuple):
-    """A call. A streaming call has many answers, or many requests and answers."""
+    """An rpc of the service. A client-streaming rpc has many requests, a server-streaming rpc many answers."""
 
     name: str
     request: str
     response: str
-    asks_many: bool = False
-    answers_many: bool = False
+    client_streaming: bool = False
+    server_streaming: bool = False
 
     @property
     def path(self) -> str:
@@ -195,7 +195,7 @@ SEND_MESSAGE = _rpc("SendMessage")
 RECALL_MESSAGE = _rpc("RecallMessage")
 END_TRANSACTION = _rpc("EndTransaction")
 QUERY_ASSIGNMENT = _rpc("QueryAssignment")
-RECEIVE_MESSAGE = Rpc("ReceiveMessage", "ReceiveMessageRequest", "ReceiveMessageResponse", answers_many=True)
+RECEIVE_MESSAGE = Rpc("ReceiveMessage", "ReceiveMessageRequest", "ReceiveMessageResponse", server_streaming=True)
 ACK_MESSAGE = _rpc("AckMessage")
 CHANGE_INVISIBLE_DURATION = _rpc("ChangeInvisibleDuration")
 FORWARD_TO_DEAD_LETTER_QUEUE = _rpc("ForwardMessageToDeadLetterQueue")
@@ -280,7 +280,7 @@ class AddressScheme(enum.IntEnum):
 
 
 class Encoding(enum.IntEnum):
-    """Compressions of a body."""
+    """Encodings of a body. GZIP means any compression."""
 
     IDENTITY = 1
     GZIP = 2
@@ -299,7 +299,7 @@ class TransactionResolution(enum.IntEnum):
 
 
 class TransactionSource(enum.IntEnum):
-    """The origin of a decision: the producer, or a check by the server."""
+    """The cause of a decision: the producer decided, or it answers a check by the server."""
 
     SOURCE_CLIENT = 1
     SOURCE_SERVER_CHECK = 2
