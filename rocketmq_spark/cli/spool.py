@@ -442,7 +442,7 @@ def _shown(path: Path, entry: SpoolEntry, *parts: Callable[[SpoolEntry], dict[st
 
 def _row_of(entry: SpoolEntry) -> dict[str, object]:
     """What is known of a record, with null for what is not."""
-    from rocketmq_spark.delay.envelope_records import KIND
+    from rocketmq_spark.delay.envelope_records import KIND, LETTER_KIND
     from rocketmq_spark.errors import DecodeError
     from rocketmq_spark.spool.spool import SEND_KIND, send_of
 
@@ -466,11 +466,12 @@ def _row_of(entry: SpoolEntry) -> dict[str, object]:
             "queue": None if send.queue is None else str(send.queue),
             "msgIds": list(send.msg_ids),
         }
-    if record.kind == KIND:
+    if record.kind in (KIND, LETTER_KIND):
         try:
-            opened, original = _delayed(record)
+            opened, original, given_up = _delayed(record)
         except DecodeError as e:
             return {**row, "error": e.message}
+        row |= {} if given_up is None else {"givenUp": given_up}
         row |= {
             "topic": opened.topic,
             "queue": None if original.queue is None else str(original.queue),
@@ -480,15 +481,19 @@ def _row_of(entry: SpoolEntry) -> dict[str, object]:
     return row
 
 
-def _delayed(record: Record) -> tuple[Opened, Original]:
-    """What a node sends of an envelope, to any topic. Raises ``DecodeError`` for one that becomes a dead letter."""
+def _delayed(record: Record) -> tuple[Opened, Original, str | None]:
+    """What a node sends of an envelope, to any topic, and why the message was given up, if it was. Raises ``DecodeError`` for an
+    envelope that cannot be delivered.
+    """
+    from rocketmq_spark.delay.envelope_records import LETTER_KIND, opened_letter
     from rocketmq_spark.delay.release import delivery
     from rocketmq_spark.errors import DecodeError
 
+    record, reason = opened_letter(record) if record.kind == LETTER_KIND else (record, None)
     opened, original = delivery(record.payload, max_bytes=len(record.payload))
     if original is None:
         raise DecodeError("the envelope cancels another one")
-    return opened, original
+    return opened, original, reason
 
 
 def _text(data: bytes) -> str:
@@ -496,7 +501,7 @@ def _text(data: bytes) -> str:
 
 
 def _content(entry: SpoolEntry) -> dict[str, object]:
-    from rocketmq_spark.delay.envelope_records import KIND
+    from rocketmq_spark.delay.envelope_records import KIND, LETTER_KIND
     from rocketmq_spark.errors import DecodeError
     from rocketmq_spark.spool.spool import send_of
     from rocketmq_spark.wire.properties import decode_properties
@@ -505,8 +510,8 @@ def _content(entry: SpoolEntry) -> dict[str, object]:
     if isinstance(record, DecodeError):
         return {}
     try:
-        if record.kind == KIND:
-            opened, original = _delayed(record)
+        if record.kind in (KIND, LETTER_KIND):
+            opened, original, _ = _delayed(record)
             return {
                 "flag": opened.flag,
                 "bornTimestamp": opened.born_ms,
@@ -533,7 +538,7 @@ def _content(entry: SpoolEntry) -> dict[str, object]:
     }
 
 
-_SHOWN = ("due", "tries", "topic", "queue", "delayedUntil", "reason", "error")
+_SHOWN = ("due", "tries", "topic", "queue", "delayedUntil", "reason", "givenUp", "error")
 
 
 def _line(row: dict[str, object]) -> str:

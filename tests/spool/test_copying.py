@@ -12,6 +12,7 @@ import subprocess
 import tempfile
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,12 +22,14 @@ from rocketmq_spark.base import folders
 from rocketmq_spark.base.clock import Deadline, utc_text
 from rocketmq_spark.base.process import python
 from rocketmq_spark.cli.command import app
-from rocketmq_spark.delay.envelope_records import Remade, arrival
+from rocketmq_spark.delay.envelope_records import Remade, Rules, arrival, letter, sending
 from rocketmq_spark.delay.node import purpose_of
 from rocketmq_spark.delay.queue_records import QueueRecords
 from rocketmq_spark.delay.release import Progress, Seen, note_of
 from rocketmq_spark.errors import SpoolError
 from rocketmq_spark.model import MessageQueue
+from rocketmq_spark.model.send import Resent
+from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.spool import copying
 from rocketmq_spark.spool.copying import CheckedEntries, Copied, CopyLimits, copy_spool, new_folder
 from rocketmq_spark.spool.database import Database
@@ -670,16 +673,23 @@ def test_the_limits_hold_for_the_command(tmp_path: Path, monkeypatch: pytest.Mon
 
 QUEUE = MessageQueue("dmq_inner_topic", "broker-a", 0)
 LATER_MS = NOW_MS + 7
+RULES = Rules(ProducerSettings(group="g"), "dead")
 
 
 def delay_folder(path: Path) -> Path:
-    """Of a node: a message with an escape code, what is no envelope, and a note that says more was read than is there."""
+    """Of a node: a message with an escape code, no envelope, a dead letter, and a note that says more was read."""
     stored = encode_properties({"UNIQ_KEY": "A1", "TAGS": "a\x1b[31m", "DMQ_QUEUE": "broker-a:3"})
     envelope = Envelope("orders", LATER_MS, "A1", 5, 9, stored, b"delayed body").pack()
+    given_up = Envelope("orders", LATER_MS, "A2", 5, 9, stored, b"given up").pack()
     with contextlib.closing(Store(path, sync="never")) as store:
         store.belong(SpoolOwner(("127.0.0.1:1",), "", purpose=purpose_of("rocketmq_delay")))
-        arrived = [arrival(QUEUE, offset, body, NOW_MS) for offset, body in enumerate((envelope, b"RDMQ\x1b"))]
+        arrived = [
+            arrival(RULES, QUEUE, offset, body, NOW_MS) for offset, body in enumerate((envelope, b"RDMQ\x1b", given_up))
+        ]
         records = [(each.record, each.due_ms) for each in arrived if each.record is not None]
+        dead = letter(RULES.dead_topic, sending(RULES), records[2][0], Resent(error="no topic ? orders"))
+        assert dead is not None
+        records[2] = replace(dead, payload=dead.payload.replace(b"no topic ?", b"no topic \x1b")), LATER_MS
         store.add(records, {note_of(QUEUE): Seen(0, 500, Progress(0, 0, 0)).encode()})
     return path
 
@@ -689,23 +699,26 @@ def test_the_copy_of_a_nodes_folder_has_messages_and_no_note(tmp_path: Path) -> 
     source, copy = delay_folder(tmp_path / "source"), tmp_path / "copy"
     done = command(source, copy)
     assert done.exit_code == 0
-    assert f"2 wait, 0 dead{NOT_COPIED}" in done.stdout
+    assert f"3 wait, 0 dead{NOT_COPIED}" in done.stdout
     with contextlib.closing(Store(copy, use=SERVED)) as store:
         assert QueueRecords(store, Remade(None, "g")).note(QUEUE) is None  # type: ignore[arg-type]
         store.belong(SpoolOwner(("127.0.0.1:1",), "", purpose=purpose_of("rocketmq_delay")))
-        assert len(store) == 2
+        assert len(store) == 3
 
 
 def test_delayed_messages_are_shown_as_they_are_sent(tmp_path: Path) -> None:
     folder = delay_folder(tmp_path / "folder")
-    bad, good = (json.loads(line) for line in spool("export", folder).stdout.splitlines())
+    bad, good, dead = (json.loads(line) for line in spool("export", folder).stdout.splitlines())
     assert (good["topic"], good["queue"], good["msgIds"]) == ("orders", "orders/broker-a/3", ["A1"])
     assert (good["delayedUntil"], good["bornTimestamp"], good["flag"]) == (utc_text(LATER_MS), 5, 9)
     assert base64.b64decode(good["body"]) == b"delayed body"
     assert good["properties"] == {"UNIQ_KEY": "A1", "TAGS": "a\x1b[31m"}
     assert "is no envelope" in bad["error"] or "are no envelope" in bad["error"]
     assert base64.b64decode(bad["payload"]) == b"RDMQ\x1b"
+    assert (dead["kind"], dead["topic"], base64.b64decode(dead["body"])) == ("dead letter", "orders", b"given up")
+    assert dead["givenUp"] == "no topic \x1b orders"
     shown = spool("show", folder, "--records")
+    assert r"givenUp no topic \x1b orders" in shown.stdout
     assert f"topic orders  queue orders/broker-a/3  delayedUntil {utc_text(LATER_MS)}  A1" in shown.stdout
     assert "\x1b" not in shown.stdout
 
