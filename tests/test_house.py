@@ -635,9 +635,7 @@ _LONGEST_NAME = 60
 
 
 def names_of_tests(tree: ast.AST) -> list[str]:
-    return [
-        node.name for node in _nodes(tree) if isinstance(node, _DEFINITIONS[1:]) and node.name.startswith("test_")
-    ]
+    return [node.name for node in _nodes(tree) if isinstance(node, _DEFINITIONS[1:]) and node.name.startswith("test_")]
 
 
 def to_clean(tree: ast.AST) -> tuple[int, int, int]:
