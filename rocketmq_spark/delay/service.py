@@ -395,9 +395,14 @@ class DelayService:
             """Whether the next owner reads and sends it."""
             return first <= offset < end and not skipped.done(offset, due_ms)
 
-        gone = self._records.each(queue, is_next, self._store.hand_over)
-        # The remaining records lose their marks of the queue: progress of later owners is not about them.
+        # This takes several writes. If one fails, another turn or process completes it; until then, nothing of the queue may be
+        # committed, and if it is assigned again, it is read from the oldest envelope that is not done.
+        self._going[queue] = None
+        if seen is not None:
+            self._store.add([], {note_of(queue): seen._replace(leaving=True).encode()})
+        # Records that stay lose their marks of the queue: progress of later owners is not about them.
         self._records.each(queue, lambda offset, due_ms: not is_next(offset, due_ms), self._store.free)
+        gone = self._records.each(queue, is_next, self._store.hand_over)
         self._store.add([], {note_of(queue): b""})
         logger.info("%s was handed over to another node, with %d waiting messages", queue, gone)
 
