@@ -346,6 +346,8 @@ class DelayService:
             if queue not in self._unread:  # a queue that is started again after an error does not prolong the wait
                 self._catching_up = Deadline.after(CATCH_UP_S)
             self._unread[queue] = bounds.max_offset
+        else:  # its topic may have been created again, with fewer messages
+            self._unread.pop(queue, None)
         logger.info("%s is read from %d on; all before %d are done", queue, found.stored, found.committed.oldest)
 
     def _resumed(

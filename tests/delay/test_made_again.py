@@ -11,7 +11,7 @@ from rocketmq_spark.errors import RocketMQError, ServerFault, TopicNotFound
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.spool.records import IDENTITY, SpoolOwner
 from rocketmq_spark.spool.store import Store
-from tests.delay.nodes import QUEUES, Node, Topic, World, envelope
+from tests.delay.nodes import OTHER, QUEUES, Node, Topic, World, envelope
 from tests.helpers import raising
 
 ONE, TWO = QUEUES
@@ -287,3 +287,23 @@ def assigned(world: World, topic: Topic) -> Node:
     node.topic = topic
     node.open()
     return node
+
+
+def test_a_topic_that_is_made_again_while_its_messages_are_read_does_not_hold_back_others(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If all queues are started again at this moment, after an error."""
+    for i in range(5):
+        world.topic.put(envelope(f"old{i}", 500))
+    world.topic.put(envelope("m", 1), OTHER)
+    node = world.node("a")
+    node.turn(ONE, OTHER)
+    world.topic.make_again()
+    with monkeypatch.context() as patch, pytest.raises(TopicNotFound):
+        patch.setattr(node.reader, "poll", raising(TopicNotFound("no topic")))
+        node.turn(ONE, OTHER)
+    for _ in range(4):
+        node.turn(ONE, OTHER)
+    world.time.advance(2)
+    node.turn(ONE, OTHER)
+    assert node.sends.bodies == [b"m"]
