@@ -111,8 +111,8 @@ class Seen(NamedTuple):
 
     @property
     def read(self) -> tuple[int, int]:
-        """The end of the envelopes read, and their latest store time."""
-        return self.stored, self.newest_ms
+        """The end of the envelopes read, here or by the node that committed the progress, and their latest store time."""
+        return max(self.stored, self.committed.stored), self.newest_ms
 
     def encode(self) -> bytes:
         state = _LEAVING if self.leaving else _STAYING

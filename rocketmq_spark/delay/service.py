@@ -296,8 +296,9 @@ class DelayService:
                 )  # fmt: skip
             else:
                 shared.doubts = 0
-                if known is not None:
-                    seen = seen._replace(committed=seen.committed.joined(known))
+                if known is not None and last is not None:
+                    newest_ms = max(seen.newest_ms, last.newest_ms)
+                    seen = seen._replace(committed=seen.committed.joined(known), newest_ms=newest_ms)
         shared.sure, shared.next_check = True, Deadline.after(CHECK_S)
         return seen
 

@@ -258,7 +258,9 @@ class History:
 
     def _problems(self) -> list[str]:
         found = [f"{body!r} is lost" for body in self.due_ms.keys() - self.sent.keys() - self.optional]
-        found += [f"{body!r} is early" for body in self.due_ms if min(self.sent.get(body, [1 << 63])) < self.due_ms[body]]
+        found += [
+            f"{body!r} is early" for body in self.due_ms if min(self.sent.get(body, [1 << 63])) < self.due_ms[body]
+        ]
         for name, node in self.nodes.items():
             if len(node.store) or node.store.totals.dead:
                 found.append(f"{name} holds {len(node.store)} messages and {node.store.totals.dead} dead ones")

@@ -12,7 +12,9 @@ from tests.delay.histories import History, prepare
 from tests.scale import soak
 
 
-def _problems(seeds: Iterable[int], folder: Path, monkeypatch: pytest.MonkeyPatch, remade: bool) -> dict[int, list[str]]:
+def _problems(
+    seeds: Iterable[int], folder: Path, monkeypatch: pytest.MonkeyPatch, remade: bool
+) -> dict[int, list[str]]:
     fuse = prepare(monkeypatch, remade)
     monkeypatch.setattr(logging.root.manager, "disable", logging.CRITICAL)
     found = {seed: History(seed, folder / str(seed), fuse, remade).run() for seed in seeds}
