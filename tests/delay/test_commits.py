@@ -40,7 +40,7 @@ def test_of_commits_that_break_off_the_next_owner_leaves_nothing_out(
     assert commits.of(ONE) == Committed(Progress(oldest, stored, done_ms), newest_ms)
 
 
-def test_of_commits_of_two_nodes_that_break_off_the_end_of_what_was_read_is_not_before_the_oldest_undone() -> None:
+def test_what_is_done_was_read_whoever_committed_it() -> None:
     topic = Topic()
     commits = Commits(topic, Names("g"), lambda group, brokers: None)
     for taken, told in (
@@ -54,9 +54,7 @@ def test_of_commits_of_two_nodes_that_break_off_the_end_of_what_was_read_is_not_
     assert commits.of(ONE) == Committed(Progress(6, 6, 3_000), 7_000)
 
 
-def test_after_commits_of_two_nodes_that_broke_off_the_next_node_reads_on(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_after_two_partial_commits_the_next_node_reads_on(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The numbers are the oldest one of the first node, the end of the second, and the store time before both."""
     monkeypatch.setattr(service, "LOOK_S", 0.0)
     for i in range(5):

@@ -56,7 +56,7 @@ def _begun(world: World, name: str, *queues: MessageQueue) -> Node:
 @pytest.mark.parametrize("other_between", [False, True])
 @pytest.mark.parametrize("writes", range(WRITES))
 @pytest.mark.parametrize("how", ["killed", "error"])
-def test_a_queue_that_comes_back_after_an_interrupted_hand_over_is_read_again(
+def test_a_queue_that_comes_back_is_read_again(
     world: World, fails_after: Callable[[int, BaseException], None], how: str, writes: int, other_between: bool
 ) -> None:
     for name in NAMES:
@@ -104,7 +104,7 @@ def test_an_interrupted_hand_over_is_completed(
 
 
 @pytest.mark.parametrize("writes", range(WRITES - 1))
-def test_records_of_a_topic_that_is_made_again_after_an_interrupted_hand_over_stay(
+def test_records_of_a_topic_that_is_made_again_stay(
     world: World, fails_after: Callable[[int, BaseException], None], writes: int
 ) -> None:
     """The new topic has other messages at their offsets, so its next owner does not read them."""
@@ -129,7 +129,7 @@ def test_records_of_a_topic_that_is_made_again_after_an_interrupted_hand_over_st
     assert set(node.sends.bodies) >= {name.encode() for name in NAMES[-left:]}
 
 
-def test_a_queue_whose_broker_lost_its_last_messages_after_an_interrupted_hand_over_is_read_again(
+def test_a_queue_that_lost_its_last_messages_is_read_again(
     world: World, fails_after: Callable[[int, BaseException], None]
 ) -> None:
     for name in NAMES:

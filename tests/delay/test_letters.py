@@ -204,9 +204,7 @@ def test_what_has_no_room_for_a_letter_does_not_wait(bench: Bench) -> None:
     assert (bench.store.totals.dead, len(bench.store)) == (10, 10)
 
 
-def test_a_letter_that_has_no_room_after_a_restart_with_other_options_stays_as_the_message_that_it_was(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_letter_without_room_after_new_options_stays(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """It was to go to the topic of dead letters unchanged; now its own topic is permitted."""
     bench.add("m", 1, "foreign", f"a\x01{'x' * 32_480}\x02")
     bench.time.advance(6000)  # ten attempts

@@ -289,10 +289,8 @@ def assigned(world: World, topic: Topic) -> Node:
     return node
 
 
-def test_a_topic_that_is_made_again_while_its_messages_are_read_does_not_hold_back_others(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """If all queues are started again at this moment, after an error."""
+def test_a_topic_that_is_made_again_does_not_delay_others(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its messages are being read, and all queues are started again at this moment, after an error."""
     for i in range(5):
         world.topic.put(envelope(f"old{i}", 500))
     world.topic.put(envelope("m", 1), OTHER)
@@ -310,8 +308,8 @@ def test_a_topic_that_is_made_again_while_its_messages_are_read_does_not_hold_ba
     assert node.sends.bodies == [b"m"]
 
 
-def test_a_topic_that_is_made_again_before_its_next_node_reads_it_has_other_messages(world: World) -> None:
-    """What was committed of the old one proves nothing about these. What is no envelope is due at 0, so it would seem done."""
+def test_what_was_committed_of_an_old_topic_proves_nothing_now(world: World) -> None:
+    """The next node of the queue had not read it yet. What is no envelope is due at 0, so it would seem done."""
     first, second = world.node("a"), world.node("b")
     world.topic.put(envelope("waits", 500))
     for i in range(3):
