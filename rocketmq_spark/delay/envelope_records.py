@@ -56,9 +56,10 @@ class Remade:
         """Whether the queue seems to have the messages that were read. Pulls do not show that: they continue at the position, or
         at the new end, without an error.
         """
-        if not seen.newest_ms or self._since(queue, seen.newest_ms + 1) >= seen.stored:
+        end, newest_ms = seen.read
+        if not newest_ms or self._since(queue, newest_ms + 1) >= end:
             return True
-        return self._member.bounds(queue, Deadline.after(REQUEST_S)).min_offset >= seen.stored
+        return self._member.bounds(queue, Deadline.after(REQUEST_S)).min_offset >= end
 
     def is_known(self, queue: MessageQueue, seen: Seen) -> bool:
         """Whether the queue, perhaps that of another cluster, has the message that was read last, and at its offset. False if

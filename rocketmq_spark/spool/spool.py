@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.threads import Timer
-from rocketmq_spark.errors import DecodeError, RocketMQError, SpoolError
+from rocketmq_spark.errors import DecodeError, MessageRefused, RocketMQError, SpoolError
 from rocketmq_spark.model import MessageQueue, Resent, SendRequest, SpooledSend, SpoolMetrics
 from rocketmq_spark.ports import Resender
 from rocketmq_spark.queues.selection import is_built_in
@@ -435,7 +435,7 @@ class SendSpool:
     ) -> str | None:
         try:
             sends = [send_of(record) for record in records]
-        except DecodeError as e:
+        except (DecodeError, MessageRefused) as e:  # each attempt would fail so
             done(Resent(None, e.message))
             return None
         if (target := target_of(sends[0])) != records[0].target:

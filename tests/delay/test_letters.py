@@ -204,6 +204,25 @@ def test_what_has_no_room_for_a_letter_does_not_wait(bench: Bench) -> None:
     assert (bench.store.totals.dead, len(bench.store)) == (10, 10)
 
 
+def test_a_letter_without_room_after_new_options_stays(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was to go to the topic of dead letters unchanged; now its own topic is permitted."""
+    bench.add("m", 1, "foreign", f"a\x01{'x' * 32_480}\x02")
+    bench.time.advance(6000)  # ten attempts
+    tried = len(bench.sent)
+    assert (tried > 10, len(bench.store)) == (True, 1)
+    bench.timer.close()
+    bench.store.close()
+    monkeypatch.setattr("tests.delay.test_letters.RULES", RULES._replace(topics=("*",)))
+    bench.open()
+    bench.spool.redelivery.wake()
+    bench.time.advance(3600)
+    assert (len(bench.sent), len(bench.store), bench.store.totals.dead) == (tried, 0, 1)
+    bench.store.revive(bench.now_ms())
+    bench.spool.redelivery.wake()
+    bench.time.advance(1)
+    assert bench.count("foreign") == 1
+
+
 def test_a_rejected_letter_stays_as_the_message_that_it_was(bench: Bench) -> None:
     bench.letters = REFUSED
     bench.add("b", 1, "bad")
