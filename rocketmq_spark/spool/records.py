@@ -221,8 +221,8 @@ class Record:
         return PendingPlace(self.target, bool(self.target) and (failed or not self.marks), due)
 
     @staticmethod
-    def first_place(data: bytes, due: Due) -> PendingPlace:
-        """The place of an encoded record before its first attempt. Does not verify the checksum: a million records are read."""
+    def first_place(data: bytes, due: Due, failed: bool = False) -> PendingPlace:
+        """Like ``pending``, for an encoded record. Does not verify the checksum: a million records are read."""
         try:
             version, _ = _HEAD.unpack_from(data)
             _, kind, target, _ = _REST.unpack_from(data, _HEAD.size)
@@ -230,7 +230,7 @@ class Record:
             name = data[start : start + target].decode()
         except (struct.error, UnicodeDecodeError):  # it becomes a dead letter when it is taken
             return PendingPlace("", False, due)
-        return PendingPlace(name, bool(name) and version != MARKED, due)
+        return PendingPlace(name, bool(name) and (failed or version != MARKED), due)
 
     def joined(self, other: Record) -> Record:
         """This record with the marks of ``other`` in spaces in which it has none, up to ``MOST_MARKS``."""
