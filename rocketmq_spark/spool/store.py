@@ -177,7 +177,8 @@ class Store:
                     pending = self._pending.find(record.target, due)
                 else:
                     change.deletes += recovery.marks_with(self._db, due.sequence)
-                    pending = recovery.pending_now(self._db, [due.sequence])[due.sequence]
+                    pending = None
+                pending = pending or recovery.pending_now(self._db, [due.sequence])[due.sequence]
                 if pending is not None:
                     change.unpend(pending)
                 change.finish(due.sequence, len(data))
