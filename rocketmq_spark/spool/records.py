@@ -336,12 +336,11 @@ class Replaced(NamedTuple):
 
 
 class Dead(NamedTuple):
-    """The record is given up, and kept as a dead one, or ``record`` in its place; with ``is_sent`` deleted, because a topic has
-    its dead letter.
+    """The record is given up, and kept as a dead one; or it is a dead letter that was rejected, and ``record`` is kept, which was
+    given up before.
     """
 
     reason: str
-    is_sent: bool = False
     record: Record | None = None
 
 

@@ -46,13 +46,16 @@ class Letters(NamedTuple):
 
     Args:
         kind: Their kind.
-        made: The dead letter of a record that is given up after a result; None if it has none.
+        made: The dead letter of a record that is given up after a result; None if it has none; the record itself if it waits for
+            the topic of dead letters as they do.
         opened: From a dead letter, the record that was given up, and the reason.
+        named: The message of a record, or of its dead letter, for the log.
     """
 
     kind: str
     made: Callable[[Record, Resent], Record | None]
     opened: Callable[[Record], tuple[Record, str]]
+    named: Callable[[Record], str]
 
 
 class RecordResult(NamedTuple):
@@ -292,15 +295,9 @@ class Redelivery:
                 ended = list(self._ended.values())
             if not ended:
                 return
-            now_ms, steady_ms, settled = self._clock(), self._timer.now_ms(), []
-            for each in ended:
-                verdict = self._verdict(each, now_ms)
-                if isinstance(verdict, Dead) and self._store.is_kept(each.work):
-                    logger.error(
-                        "record %d of the spool in %s is given up%s: %s", each.work.due.sequence, self._store.path,
-                        ", and a topic has its dead letter" if verdict.is_sent else "", verdict.reason,
-                    )  # fmt: skip
-                settled.append((each, verdict))
+            now_ms, steady_ms = self._clock(), self._timer.now_ms()
+            settled = [(each, self._verdict(each, now_ms)) for each in ended]
+            kept = [(each.work, verdict) for each, verdict in settled if self._store.is_kept(each.work)]
             self._store.settle([(each.work, verdict) for each, verdict in settled], now_ms)
             with self._changing:
                 for each, _ in settled:
@@ -312,6 +309,20 @@ class Redelivery:
                     self._silences.forget()
                     self._targets.forget_failures()
                 self.listens = bool(self._silences)
+            for work, verdict in kept:
+                self._log(work, verdict)
+
+    def _log(self, work: Work, verdict: Verdict) -> None:
+        if isinstance(verdict, Dead):
+            how = "is given up" if verdict.record is None else "stays there as a dead letter"
+        elif isinstance(verdict, Replaced) and verdict.reason is not None:
+            how = "is given up, and becomes a dead letter for another topic"
+        else:
+            return
+        message = "" if self._letters is None else f" ({self._letters.named(work.record)})"
+        logger.error(
+            "record %d of the spool in %s%s %s: %s", work.due.sequence, self._store.path, message, how, verdict.reason
+        )
 
     def _verdict(self, ended: RecordResult, now_ms: int) -> Verdict:
         work, resent, letters = ended.work, ended.resent, self._letters
@@ -319,7 +330,7 @@ class Redelivery:
             return Replaced(dataclasses.replace(work.record, target=ended.target))
         is_letter = letters is not None and work.record.kind == letters.kind
         if resent.error is None:
-            return Dead(letters.opened(work.record)[1], is_sent=True) if letters is not None and is_letter else Done()
+            return Done()
         if not resent.passing and work.behind:
             logger.warning("%d messages of a failed batch are sent one by one: %s", 1 + len(work.behind), resent.error)
             return RetryLater(now_ms, resent.error)
@@ -328,8 +339,9 @@ class Redelivery:
             return RetryLater(due_ms, resent.error)
         if letters is None:
             return Dead(resent.error)
+        last_ms = now_ms + round(1000 * self._schedule.steps_s[-1])
         if is_letter and resent.passing:
-            return RetryLater(now_ms + round(1000 * self._schedule.steps_s[-1]), resent.error)
+            return RetryLater(last_ms, resent.error)
         if is_letter:
             record, reason = letters.opened(work.record)
             return Dead(f"{reason}; its dead letter is not sent: {resent.error}", record=record)
@@ -338,6 +350,8 @@ class Redelivery:
         except Exception:  # as in ``_try``
             logger.exception("record %d has no dead letter", work.due.sequence)
             letter = None
+        if letter is work.record:
+            return RetryLater(last_ms, resent.error)
         return Dead(resent.error) if letter is None else Replaced(letter, resent.error)
 
     def _note(self, ended: RecordResult, now_ms: int, failing: set[str]) -> None:

@@ -13,6 +13,7 @@ import contextlib
 import dataclasses
 import itertools
 import logging
+import operator
 import shlex
 import threading
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
@@ -248,6 +249,7 @@ class Store:
                     failed = pending.waits or work.state.tries > 0
                     due, state = pending.due, work.state
                     if verdict.reason is not None:
+                        change.totals.give_ups += 1
                         due = Due(max(now_ms, record.first_due_ms or 0), sequence)
                         failed, state = False, RecordState(0, now_ms, verdict.reason)
                     change.unpend(pending)
@@ -256,13 +258,12 @@ class Store:
                     continue
                 change.unpend(pending)
                 change.unmark(record)
-                if isinstance(verdict, Dead) and verdict.is_sent:
-                    change.finish(sequence, size)
-                    change.totals.give_ups += 1
-                elif isinstance(verdict, Dead):
+                if isinstance(verdict, Dead):
                     if verdict.record is not None:
                         size = change.rewrite(sequence, dataclasses.replace(verdict.record, marks=record.marks), size)
-                    change.bury(sequence, size, RecordState(tries, now_ms, verdict.reason))
+                    change.bury(
+                        sequence, size, RecordState(tries, now_ms, verdict.reason), counts=verdict.record is None
+                    )
                 else:
                     change.finish(sequence, size)
                 gone = [sequence]
@@ -320,16 +321,18 @@ class Store:
         with self._ready:
             return self._pending.due_targets(targets, now_ms)
 
-    def revive(self, now_ms: int) -> int:
-        """Make readable dead records pending again, with all attempts and in no order. Returns how many."""
+    def revive(self, now_ms: int, target_of: Callable[[Record], str] = operator.attrgetter("target")) -> int:
+        """Make readable dead records pending again for ``target_of``, with all attempts and in no order. Returns how many."""
         with self._ready:
             before, change = len(self), AtomicChange(self.totals)
             for sequence, record, size in recovery.dead_ones(self._db):
                 if isinstance(record, Record):
-                    change.revive(sequence, record, size)
+                    target = target_of(record)
+                    change.revive(sequence, record, size, target)
                     due = Due(max(now_ms, record.first_due_ms or 0), sequence)
                     # Before its original due time, an answer of its target must not make it due.
-                    change.pend(record.pending(due, failed=due.due_ms <= now_ms), RecordState(0, now_ms).encode())
+                    place = dataclasses.replace(record, target=target).pending(due, failed=due.due_ms <= now_ms)
+                    change.pend(place, RecordState(0, now_ms).encode())
                 revived_bytes = change.totals.size - self.totals.size
                 if len(change.puts) >= REVIVED_AT_ONCE or revived_bytes >= REVIVED_BYTES:  # there may be millions
                     self._write(change)

@@ -12,9 +12,11 @@ from rocketmq_spark.delay import envelope_records
 from rocketmq_spark.delay.envelope_records import Rules
 from rocketmq_spark.model import MessageQueue, Resent, SpooledSend
 from rocketmq_spark.producer.settings import ProducerSettings
+from rocketmq_spark.spool.records import RECORD, Record, behind, decoded
 from rocketmq_spark.spool.spool import SendSpool, target_of
 from rocketmq_spark.spool.store import Store
 from rocketmq_spark.wire.envelope import QUEUE, Envelope
+from rocketmq_spark.wire.properties import decode_properties
 from tests.delay.nodes import QUEUES, START_MS, Sends
 from tests.producer.scripted import ManualTimer, Time
 
@@ -25,13 +27,14 @@ TIMEOUT_S, ANSWER_S, LETTER_S = 3.0, 0.003, 0.02
 
 
 class Bench:
-    """A node's spool. Topics that begin with "bad" refuse messages; ``letters`` is the answer of the topic "dead"."""
+    """A node's spool. Topics in ``refusing`` refuse messages; ``letters`` is the answer of the topic "dead"."""
 
     def __init__(self, path: Path, slots: int = 64) -> None:
         self.path, self.slots, self.time = path, slots, Time()
-        self.begin_s = self.time.now
+        self.begin_s, self.rules = self.time.now, RULES
         self.letters, self.letter_s = AWAY, TIMEOUT_S
         self.sent: list[tuple[float, SpooledSend]] = []
+        self.refusing = {"bad", *(f"bad{i}" for i in range(20))}
         self.offset = self.out = self.most = 0
         self.spread_s: Callable[[], float] = lambda: 0.0
         self.open()
@@ -40,8 +43,14 @@ class Bench:
         self.store, self.sends, self.timer = Store(self.path, sync="never"), Sends(), ManualTimer(self.time)
         self.sends.resend = self.resend  # type: ignore[method-assign]
         self.spool = SendSpool(
-            self.store, self.sends, self.timer, self.now_ms, trade=envelope_records.trade(RULES, self.slots)
+            self.store, self.sends, self.timer, self.now_ms, trade=envelope_records.trade(self.rules, self.slots)
         )
+
+    def restart(self, rules: Rules) -> None:
+        self.timer.close()
+        self.store.close()
+        self.rules = rules
+        self.open()
 
     @property
     def second(self) -> float:
@@ -58,7 +67,7 @@ class Bench:
             answer = answer if self.letters.error is None else self.letters
             self.out += 1
             self.most = max(self.most, self.out)
-        elif send.topic.startswith("bad"):
+        elif send.topic in self.refusing:
             answer, after_s = REFUSED, ANSWER_S + self.spread_s()
 
         def end() -> None:
@@ -186,11 +195,9 @@ def test_letters_that_wait_are_sent_by_the_next_process(bench: Bench) -> None:
     for i in range(50):
         bench.add(f"b{i}", 1, "bad")
     bench.time.advance(20)
-    bench.timer.close()
-    bench.store.close()
     bench.sent.clear()
     bench.answer_again()
-    bench.open()
+    bench.restart(RULES)
     bench.spool.redelivery.wake()
     bench.time.advance(60)
     assert (len(bench.store), bench.count("bad"), bench.count("dead")) == (0, 0, 50)
@@ -215,3 +222,61 @@ def test_a_rejected_letter_stays_as_the_message_that_it_was(bench: Bench) -> Non
     bench.time.advance(10)
     assert [send.topic for _, send in bench.sent] == ["bad", "dead", "bad", "dead"]
     assert bench.store.totals.all_bytes == 0
+
+
+def targets(bench: Bench) -> set[str]:
+    records = (decoded(data) for _, data in bench.store._db.scan(RECORD, behind(RECORD)))
+    return {record.target for record in records if isinstance(record, Record)}
+
+
+@pytest.mark.parametrize("target", ["topic bad", "topic dead"])
+def test_revived_messages_do_not_wait_behind_letters(bench: Bench, target: str) -> None:
+    """Also those that were buried with the target of their letters."""
+    bench.letters = REFUSED
+    for i in range(50):
+        bench.add(f"m{i}", 1, "bad")
+    bench.time.advance(10)
+    assert (bench.store.totals.dead, targets(bench)) == (50, {"topic bad"})
+    for key, data in [*bench.store._db.scan(RECORD, behind(RECORD))]:
+        buried = dataclasses.replace(Record.decode(data), target=target).encode()
+        bench.store._db.write([(key, buried)])
+        bench.store.totals.dead_bytes += len(buried) - len(data)
+    bench.letters = AWAY
+    bench.refusing.remove("bad")
+    for i in range(300):
+        bench.add(f"l{i}", 11, "bad1")
+    bench.time.advance(10)
+    sent = bench.count("bad")
+    assert bench.store.revive(bench.now_ms(), RULES.target_of) == 50
+    bench.spool.redelivery.wake()
+    bench.time.advance(1)
+    assert bench.count("bad") == sent + 50
+    assert (len(bench.store), bench.store.totals.dead) == (300, 0)
+    bench.answer_again()
+    bench.time.advance(1800)
+    assert bench.store.totals.all_bytes == 0
+
+
+def narrower(what: str) -> Rules:
+    return {
+        "topic": RULES._replace(topics=("good*",)),
+        "body": RULES._replace(settings=ProducerSettings(group="g", max_message_size=3)),
+        "inner topic": RULES._replace(has_envelopes=lambda topic: True),
+    }[what]
+
+
+@pytest.mark.parametrize("what", ["topic", "body", "inner topic"])
+def test_a_letter_that_waited_has_its_reason_also_under_narrower_options(bench: Bench, what: str) -> None:
+    bench.add("m", 1, "bad", "a\x01b\x02", b"body")
+    bench.time.advance(10)
+    bench.restart(narrower(what))
+    bench.answer_again()
+    bench.spool.redelivery.wake()
+    bench.time.advance(1800)
+    _, letter = bench.sent[-1]
+    cut = "; these are its first 3 bytes" if what == "body" else ""
+    assert (letter.topic, letter.msg_ids, bytes(letter.request.data)) == ("dead", ("m",), b"bod" if cut else b"body")
+    assert decode_properties(letter.request.properties) == {
+        "UNIQ_KEY": "m", "a": "b", "delayTopic": "bad", "delayProblem": f"no permission{cut}",
+    }  # fmt: skip
+    assert (len(bench.store), bench.store.totals.give_ups) == (0, 1)
