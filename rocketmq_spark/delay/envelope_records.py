@@ -42,9 +42,9 @@ from rocketmq_spark.producer.encoding import Prepared, single_request
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.spool.lanes import STEPS_S, Schedule
 from rocketmq_spark.spool.records import IDENTITY, Record
-from rocketmq_spark.spool.redelivery import Letters
+from rocketmq_spark.spool.redelivery import Letters, Targeting
 from rocketmq_spark.spool.spool import RedeliveryPolicy, broker_target, topic_target
-from rocketmq_spark.wire.envelope import Opened, digest
+from rocketmq_spark.wire.envelope import INNER_TOPIC, Opened, digest
 from rocketmq_spark.wire.properties import encode_properties
 
 logger = logging.getLogger(__name__)
@@ -249,6 +249,9 @@ _DUE = struct.Struct(">Q")
 _PLACE = struct.Struct(">QQ")
 _LAST_MS = (1 << 63) - 1
 _SHOWN_CHARS = 255  # of an id
+_DECISIONS = (
+    1  # to be raised with any change of ``release.delivery`` or ``Rules`` after which an envelope has another target
+)
 
 
 class Arrival(NamedTuple):
@@ -274,12 +277,22 @@ def offset_and_due(place: bytes) -> tuple[int, int]:
 
 
 class Rules(NamedTuple):
-    """What a node may deliver: envelopes that do not follow the rules, and bodies that are none, go to ``dead_topic``."""
+    """What a node may deliver: envelopes that do not follow the rules, and bodies that are none, go to ``dead_topic``.
+
+    ``inner_topic`` is the name of the topic for which ``has_envelopes`` was made.
+    """
 
     settings: ProducerSettings
     dead_topic: str
     topics: Collection[str] = release.ALL_TOPICS
     has_envelopes: HasEnvelopes = has_default_name
+    inner_topic: str = INNER_TOPIC
+
+    @property
+    def fingerprint(self) -> bytes:
+        """Differs for rules by which a record may have another target."""
+        size = self.settings.max_message_size
+        return digest(repr((_DECISIONS, self.dead_topic, tuple(self.topics), size, self.inner_topic)).encode())
 
     def delivery(self, data: bytes) -> Delivery | DecodeError:
         """What an envelope delivers, or why it becomes a dead letter. ``arrival`` and ``sending`` both decide by this."""
@@ -325,6 +338,7 @@ def trade(rules: Rules, max_out: int) -> RedeliveryPolicy:
         max_out,
         Schedule((0, *STEPS_S)),
         letters=Letters(LETTER_KIND, partial(letter, rules), partial(buried, rules), named),
+        targeting=Targeting(rules.target_of, rules.fingerprint),
     )
 
 
@@ -377,8 +391,11 @@ def letter_send(rules: Rules, made: Record) -> SpooledSend:
     if isinstance(found, DecodeError) or found.original is None:
         return _send(rules, record, found)
     opened, original = found.opened, found.original
-    properties = {**original.properties, release.TOPIC: opened.topic, PROBLEM: reason + release.cut(opened.body, most)}
-    text = encode_properties(properties, SINGLE_MAX_PROPERTIES)
+    properties = {**original.properties, release.TOPIC: opened.topic, PROBLEM: reason}
+    text, cut = encode_properties(properties, SINGLE_MAX_PROPERTIES), release.cut(opened.body, most)
+    if cut and len(text.encode()) + len(cut) <= SINGLE_MAX_PROPERTIES:  # ``letter`` has not reserved room for it
+        properties[PROBLEM] = reason + cut
+        text = encode_properties(properties)
     opened = opened._replace(topic=rules.dead_topic, body=opened.body[:most])
     return _send(rules, record, Delivery(opened, Original(properties, text, None)))
 

@@ -116,12 +116,13 @@ def open_node(place: NodeSettings, **options: object) -> DelayService:
     def has_envelopes(topic: str) -> bool:
         return has_default_name(topic) or scope.on_wire(topic) == scope.on_wire(place.topic)
 
-    rules = envelope_records.Rules(settings, place.dead_topic, place.topics, has_envelopes)
+    rules = envelope_records.Rules(settings, place.dead_topic, place.topics, has_envelopes, scope.on_wire(place.topic))
     store = Store(place.folder, use=SERVED)
     try:
         store.belong(spools.owner_of(parsed, purpose_of(parsed.group)))
         member = session.member(parsed)
         _refuse_other_topics(member, parsed, place.topic)
+        store.begin_targeting(rules.fingerprint)
         if place.dead:
             store.revive(place.now_ms(), rules.target_of)
         own: dict[str, Any] = {"auto_commit": False, "consume_from_where": "earliest"}

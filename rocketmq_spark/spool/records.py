@@ -38,6 +38,9 @@ UNINDEXED = b"p"
 MARK, NOTE = b"i", b"n"
 # Notes with this prefix remain valid when records are lost, because they are not about records.
 LASTING = b"environment's "
+# The note with the fingerprint of the rules by which all pending records have their targets. Not ``LASTING``: without it, all are
+# compared again, as they must be after damage, or in a copy of a folder of another user.
+TARGETING = b"targeting"
 # Prefix of notes that were made while the records belonged to another owner: its user must check whether they are still true.
 DOUBTFUL = b"doubtful "
 TOTALS = b"m"

@@ -10,9 +10,11 @@ import pytest
 
 from rocketmq_spark.delay import envelope_records
 from rocketmq_spark.delay.envelope_records import Rules
+from rocketmq_spark.delay.release import noted
+from rocketmq_spark.errors import SpoolError
 from rocketmq_spark.model import MessageQueue, Resent, SpooledSend
 from rocketmq_spark.producer.settings import ProducerSettings
-from rocketmq_spark.spool.records import RECORD, Record, behind, decoded
+from rocketmq_spark.spool.records import NOTE, RECORD, TARGETING, Record, behind, decoded
 from rocketmq_spark.spool.spool import SendSpool, target_of
 from rocketmq_spark.spool.store import Store
 from rocketmq_spark.wire.envelope import QUEUE, Envelope
@@ -280,3 +282,102 @@ def test_a_letter_that_waited_has_its_reason_also_under_narrower_options(bench: 
         "UNIQ_KEY": "m", "a": "b", "delayTopic": "bad", "delayProblem": f"no permission{cut}",
     }  # fmt: skip
     assert (len(bench.store), bench.store.totals.give_ups) == (0, 1)
+
+
+WIDER = RULES._replace(topics=("good*", "bad*", "pay*"))
+LARGER = RULES._replace(settings=ProducerSettings(group="g", max_message_size=5000))
+
+
+@pytest.mark.parametrize("what", ["topic", "body"])
+def test_messages_that_are_allowed_since_a_restart_do_not_wait_for_letters(bench: Bench, what: str) -> None:
+    for i in range(300):
+        bench.add(f"l{i}", 1, "bad")
+    for i in range(200):
+        due_s = 100 + i / 1000
+        bench.add(f"{due_s}", due_s, *(("pay",) if what == "topic" else ("good", "", bytes(2000))))
+    bench.time.advance(50)
+    bench.restart(WIDER if what == "topic" else LARGER)
+    bench.spool.redelivery.wake()
+    bench.time.advance(51)
+    sent = [second - float(send.msg_ids[0]) for second, send in bench.sent if send.topic in ("pay", "good")]
+    assert (len(sent), max(sent) < 0.5) == (200, True)
+    assert targets(bench) == {"topic dead"}
+    bench.answer_again()
+    bench.time.advance(3600)
+    assert (len(bench.store), bench.store.totals.all_bytes) == (0, 0)
+
+
+def test_letters_follow_another_topic_of_dead_letters(bench: Bench) -> None:
+    for i in range(300):
+        bench.add(f"l{i}", 1, "bad")
+    bench.time.advance(10)
+    bench.restart(RULES._replace(dead_topic="dead2"))
+    bench.spool.redelivery.wake()
+    bench.time.advance(10)
+    assert (targets(bench), bench.count("dead2"), len(bench.store)) == (set(), 300, 0)
+
+
+def compared(bench: Bench, monkeypatch: pytest.MonkeyPatch, pages: int | None = None) -> list[bytes | None]:
+    """The starts of the pages that are compared from now on; after some, it fails as in a process that is killed."""
+    found: list[bytes | None] = []
+    retarget = bench.store.retarget
+
+    def noting(target_of: Callable[[Record], str], start: bytes | None, limit: int) -> bytes | None:
+        if len(found) == pages:
+            raise SpoolError("killed")
+        found.append(start)
+        return retarget(target_of, start, limit)
+
+    monkeypatch.setattr(bench.store, "retarget", noting)
+    bench.spool.redelivery.wake()
+    bench.time.advance(5)
+    return found
+
+
+def test_records_are_compared_once_after_options_changed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also after a kill in between, and if the first options return then."""
+    for i in range(250):
+        bench.add(f"{i}", 1000, "pay")
+    for rules, pages in ((RULES, 0), (WIDER, 3), (WIDER, 0)):
+        bench.restart(rules)
+        assert len(compared(bench, monkeypatch)) == pages
+    assert targets(bench) == {"topic pay"}
+    bench.restart(RULES)
+    assert len(compared(bench, monkeypatch, pages=1)) == 1
+    assert targets(bench) == {"topic pay", "topic dead"}
+    bench.restart(WIDER)
+    assert len(compared(bench, monkeypatch)) > 2
+    assert targets(bench) == {"topic pay"}
+
+
+def test_records_of_a_folder_without_a_note_are_compared(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.add("m", 1000)
+    bench.store._db.write([], [NOTE + TARGETING])
+    bench.restart(RULES)
+    assert len(compared(bench, monkeypatch)) == 1
+    bench.restart(RULES)
+    assert len(compared(bench, monkeypatch)) == 0
+
+
+def test_records_are_compared_while_nothing_may_be_sent(bench: Bench) -> None:
+    for i in range(250):
+        bench.add(f"{i}", 1, "pay")
+    bench.restart(WIDER)
+    bench.spool.redelivery.hold(True)
+    bench.spool.redelivery.wake()
+    bench.time.advance(0.1)
+    assert (targets(bench), bench.sent) == ({"topic pay"}, [])
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        WIDER,
+        LARGER,
+        RULES._replace(dead_topic="dead2"),
+        RULES._replace(inner_topic="own"),
+    ],
+)
+def test_other_rules_have_another_fingerprint(other: Rules) -> None:
+    assert other.fingerprint != RULES.fingerprint == RULES._replace(topics=list(RULES.topics)).fingerprint
+    assert noted({b"targeting": other.fingerprint}) == {}

@@ -148,3 +148,31 @@ def test_a_copy_knows_which_records_failed(tmp_path: Path) -> None:
         assert sorted(places(store)) == [("old", False, Due(10, 1)), ("old", True, Due(20, 2))]
         store.hasten("old", None, 9, 8)
         assert [work.due.sequence for work in store.take(9, 9)] == [2]
+
+
+def test_targets_are_compared_in_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Due times, failures and marks stay; records that are out, or cannot be read, are left alone."""
+    monkeypatch.setattr("rocketmq_spark.spool.store.RETARGETED_BYTES", 2 * len(OLD.encode()))
+    with contextlib.closing(Store(tmp_path, sync="never")) as store:
+        for i in range(1, 8):
+            marks = ((b"id", bytes(7) + bytes([i])), (b"q", bytes([i])))
+            store.add([(dataclasses.replace(OLD, marks=marks), 10 + i)])
+        out, failed = store.take(12, 9)
+        store.settle([(failed, RetryLater(50, "away"))], 12)
+        store._db.write([(numbered(RECORD, 3), b"unreadable")])
+        start, pages = None, 0
+        while pages == 0 or start is not None:
+            start, pages = store.retarget(lambda record: "new", start, 5), pages + 1
+        assert pages > 2
+        new = [PendingPlace("new", False, Due(10 + i, i)) for i in range(4, 8)]
+        left = [PendingPlace("old", False, Due(10 + i, i)) for i in (1, 3)]
+        assert sorted(places(store)) == sorted([*new, *left, PendingPlace("new", True, Due(50, 2))])
+        assert store.places(b"q", b"", 9) == [bytes([i]) for i in range(1, 8)]
+        store.settle([(out, Done())], 12)
+        store.hasten("new", None, 9, 13)
+        works = store.take(17, 9)
+        assert [(work.due.sequence, work.state.tries, work.record.target) for work in works] == [
+            (2, 1, "new"), *((i, 0, "new") for i in range(4, 8)),
+        ]  # fmt: skip
+        store.settle([(work, Done()) for work in works], 17)
+        assert (len(store), store.totals.size, store.places(b"q", b"", 9)) == (0, 0, [])
