@@ -268,7 +268,7 @@ def narrower(what: str) -> Rules:
 
 
 @pytest.mark.parametrize("what", ["topic", "body", "inner topic"])
-def test_a_letter_that_waited_has_its_reason_also_under_narrower_options(bench: Bench, what: str) -> None:
+def test_a_letter_keeps_its_reason_under_narrower_options(bench: Bench, what: str) -> None:
     bench.add("m", 1, "bad", "a\x01b\x02", b"body")
     bench.time.advance(10)
     bench.restart(narrower(what))
@@ -289,7 +289,7 @@ LARGER = RULES._replace(settings=ProducerSettings(group="g", max_message_size=50
 
 
 @pytest.mark.parametrize("what", ["topic", "body"])
-def test_messages_that_are_allowed_since_a_restart_do_not_wait_for_letters(bench: Bench, what: str) -> None:
+def test_messages_allowed_since_a_restart_do_not_wait(bench: Bench, what: str) -> None:
     for i in range(300):
         bench.add(f"l{i}", 1, "bad")
     for i in range(200):
@@ -370,7 +370,7 @@ def test_records_are_compared_while_nothing_may_be_sent(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize(
-    "other",
+    "changed",
     [
         WIDER,
         LARGER,
@@ -378,6 +378,6 @@ def test_records_are_compared_while_nothing_may_be_sent(bench: Bench) -> None:
         RULES._replace(inner_topic="own"),
     ],
 )
-def test_other_rules_have_another_fingerprint(other: Rules) -> None:
-    assert other.fingerprint != RULES.fingerprint == RULES._replace(topics=list(RULES.topics)).fingerprint
-    assert noted({b"targeting": other.fingerprint}) == {}
+def test_other_rules_have_another_fingerprint(changed: Rules) -> None:
+    assert changed.fingerprint != RULES.fingerprint == RULES._replace(topics=list(RULES.topics)).fingerprint
+    assert noted({b"targeting": changed.fingerprint}) == {}

@@ -63,7 +63,7 @@ def test_a_repair_leaves_a_record_the_place_of_its_target(tmp_path: Path) -> Non
         assert (places(store), store.totals.all_bytes, store.take(99, 9), len(store)) == ([], 0, [], 0)
 
 
-def test_a_repair_keeps_the_failures_of_a_record_whose_target_is_another_one(tmp_path: Path) -> None:
+def test_a_repair_keeps_failures_of_a_record_of_another_target(tmp_path: Path) -> None:
     with contextlib.closing(Store(tmp_path, sync="never")) as store:
         store.add([(OLD, 5)])
         (work,) = store.take(9, 1)
@@ -88,7 +88,7 @@ def test_a_repair_knows_that_a_record_without_a_place_failed(tmp_path: Path) -> 
         assert [each[:2] for each in places(store)] == [("old", True)]
 
 
-def test_forgetting_a_record_with_a_strange_place_leaves_no_place(tmp_path: Path) -> None:
+def test_forgetting_a_record_of_a_strange_place_removes_it(tmp_path: Path) -> None:
     with contextlib.closing(Store(tmp_path, sync="never")) as store:
         store.add([(OLD, 5)])
         store._db.write([(numbered(RECORD, 1), dataclasses.replace(OLD, target="new").encode())], [])
@@ -110,7 +110,7 @@ def test_a_place_without_a_record_is_repaired_once(tmp_path: Path, caplog: pytes
 
 
 @pytest.mark.parametrize("answer", [Done(), RetryLater(20, "away")], ids=str)
-def test_the_size_of_a_record_counts_once_although_its_write_seemed_to_fail(
+def test_a_size_counts_once_although_its_write_seemed_to_fail(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: Done | RetryLater
 ) -> None:
     """Also of one without marks, as after ``revive``."""
