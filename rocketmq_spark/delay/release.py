@@ -361,8 +361,12 @@ class DeadLetter(NamedTuple):
 
 def dead_letter(data: bytes, error: DecodeError, max_bytes: int = codes.MAX_BODY_BYTES) -> DeadLetter:
     """A body that is not delivered, as much of it as a message may have."""
-    cut = f"; these are its first {max_bytes} bytes" if len(data) > max_bytes else ""
-    return DeadLetter(data[:max_bytes] or EMPTY, {PROBLEM: reason_text(str(error)) + cut})
+    return DeadLetter(data[:max_bytes] or EMPTY, {PROBLEM: reason_text(str(error)) + cut(data, max_bytes)})
+
+
+def cut(data: bytes, max_bytes: int) -> str:
+    """The end of a reason, for a dead letter that has a part of the body."""
+    return f"; these are its first {max_bytes} bytes" if len(data) > max_bytes else ""
 
 
 def reason_text(reason: str) -> str:

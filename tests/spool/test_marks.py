@@ -104,7 +104,7 @@ def test_what_is_forgotten_is_gone(store: Store) -> None:
     assert [work.record.marks[0][1] for work in store.take(99, 9)] == [b"c"]
 
 
-@pytest.mark.parametrize("verdict", [Done(), RetryLater(20, "why"), Dead("why"), Dead("why", is_sent=True)], ids=str)
+@pytest.mark.parametrize("verdict", [Done(), RetryLater(20, "why"), Dead("why")], ids=str)
 def test_the_result_of_a_record_that_was_forgotten_is_ignored(store: Store, verdict: Verdict) -> None:
     store.add([(marked_record(b"a", 1), 10), (marked_record(b"b", 2), 10)])
     (work,) = store.take(10, 1)
@@ -153,7 +153,7 @@ def test_a_repeated_record_adds_one_mark_for_each_space(store: Store, together: 
     store.close()
 
 
-@pytest.mark.parametrize("verdict", [Done(), Dead("why"), Dead("why", is_sent=True)], ids=str)
+@pytest.mark.parametrize("verdict", [Done(), Dead("why")], ids=str)
 def test_a_mark_added_while_a_record_is_out_ends_with_it(store: Store, verdict: Verdict) -> None:
     store.add([(in_queue(b"a", b"q", 5), 10), (in_queue(b"b", b"q", 6), 10)])
     (work, other) = store.take(10, 9)
