@@ -21,6 +21,7 @@ from rocketmq_spark.wire.envelope import QUEUE, Envelope
 from rocketmq_spark.wire.properties import decode_properties
 from tests.delay.nodes import QUEUES, START_MS, Sends
 from tests.producer.scripted import ManualTimer, Time
+from tests.spool.bench import database
 
 RULES = Rules(ProducerSettings(group="g", max_message_size=1000), "dead", ("good*", "bad*"))
 EARLIER = RULES._replace(topics=("*",), settings=ProducerSettings(group="g"))  # which would deliver what is bad now
@@ -246,7 +247,7 @@ def test_a_rejected_letter_stays_as_the_message_that_it_was(bench: Bench) -> Non
 
 
 def targets(bench: Bench) -> set[str]:
-    records = (decoded(data) for _, data in bench.store._db.scan(RECORD, behind(RECORD)))
+    records = (decoded(data) for _, data in database(bench.store).scan(RECORD, behind(RECORD)))
     return {record.target for record in records if isinstance(record, Record)}
 
 
@@ -258,9 +259,9 @@ def test_revived_messages_do_not_wait_behind_letters(bench: Bench, target: str) 
         bench.add(f"m{i}", 1, "bad")
     bench.time.advance(10)
     assert (bench.store.totals.dead, targets(bench)) == (50, {"topic bad"})
-    for key, data in [*bench.store._db.scan(RECORD, behind(RECORD))]:
+    for key, data in [*database(bench.store).scan(RECORD, behind(RECORD))]:
         buried = dataclasses.replace(Record.decode(data), target=target).encode()
-        bench.store._db.write([(key, buried)])
+        database(bench.store).write([(key, buried)])
         bench.store.totals.dead_bytes += len(buried) - len(data)
     bench.letters = AWAY
     bench.refusing.remove("bad")
@@ -371,7 +372,7 @@ def test_records_are_compared_once_after_options_changed(bench: Bench, monkeypat
 
 def test_records_of_a_folder_without_a_note_are_compared(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.add("m", 1000)
-    bench.store._db.write([], [NOTE + TARGETING])
+    database(bench.store).write([], [NOTE + TARGETING])
     bench.restart(RULES)
     assert len(compared(bench, monkeypatch)) == 1
     bench.restart(RULES)

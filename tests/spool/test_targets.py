@@ -29,6 +29,7 @@ from rocketmq_spark.spool.records import (
     numbered,
 )
 from rocketmq_spark.spool.store import Store
+from tests.spool.bench import database
 from tests.spool.scripted_reader import reader
 
 MARKS = ((b"id", bytes(7) + b"\x05"), (b"q", b"1"))
@@ -37,18 +38,18 @@ NEW = Record("k", b"a longer payload", 1, "new", marks=MARKS)
 
 
 def places(store: Store) -> list[PendingPlace]:
-    return [PendingPlace.parse(key) for key, _ in all_pending(store._db)]
+    return [PendingPlace.parse(key) for key, _ in all_pending(database(store))]
 
 
 def contents(store: Store) -> int:
-    return sum(len(value) for _, value in store._db.scan(RECORD, behind(RECORD)))
+    return sum(len(value) for _, value in database(store).scan(RECORD, behind(RECORD)))
 
 
 def with_both_places(path: Path) -> Store:
     """A repaired store: the block with the deletion of a record's old place was lost, and so were the totals."""
     with contextlib.closing(Store(path, sync="never")) as store:
         store.add([(OLD, 5)])
-        before = [*store._db.scan(PENDING, behind(PENDING))]
+        before = [*database(store).scan(PENDING, behind(PENDING))]
         (work,) = store.take(9, 1)
         store.settle([(work, Replaced(NEW, "why"))], 9)
     with contextlib.closing(Database(path)) as db:
@@ -91,7 +92,7 @@ def test_a_repair_knows_that_a_record_without_a_place_failed(tmp_path: Path) -> 
 def test_forgetting_a_record_of_a_strange_place_removes_it(tmp_path: Path) -> None:
     with contextlib.closing(Store(tmp_path, sync="never")) as store:
         store.add([(OLD, 5)])
-        store._db.write([(numbered(RECORD, 1), dataclasses.replace(OLD, target="new").encode())], [])
+        database(store).write([(numbered(RECORD, 1), dataclasses.replace(OLD, target="new").encode())], [])
         assert store.forget([MARKS[1]]) == 1
         assert (places(store), store.take(99, 9), len(store)) == ([], [], 0)
 
@@ -99,7 +100,7 @@ def test_forgetting_a_record_of_a_strange_place_removes_it(tmp_path: Path) -> No
 def test_a_place_without_a_record_is_repaired_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with contextlib.closing(Store(tmp_path, sync="never")) as store:
         store.add([(OLD, 5)])
-        store._db.write([], [numbered(RECORD, 1)])
+        database(store).write([], [numbered(RECORD, 1)])
         store.totals = Totals(next_sequence=2)
         with pytest.raises(SpoolError, match="are counted again"):
             store.take(9, 1)
@@ -117,13 +118,13 @@ def test_a_size_counts_once_although_its_write_seemed_to_fail(
     with contextlib.closing(Store(tmp_path, sync="never")) as store:
         store.add([(dataclasses.replace(OLD, marks=()), 5)])
         (work,) = store.take(9, 1)
-        write = store._db.write
+        write = database(store).write
 
         def failing(*args: object) -> None:
             write(*args)  # type: ignore[arg-type]
             raise SpoolError("full")
 
-        monkeypatch.setattr(store._db, "write", failing)
+        monkeypatch.setattr(database(store), "write", failing)
         for _ in range(2):
             with contextlib.suppress(SpoolError):
                 store.settle([(work, Replaced(dataclasses.replace(NEW, marks=()), "why"))], 9)
@@ -159,7 +160,7 @@ def test_targets_are_compared_in_pages(tmp_path: Path, monkeypatch: pytest.Monke
             store.add([(dataclasses.replace(OLD, marks=marks), 10 + i)])
         out, failed = store.take(12, 9)
         store.settle([(failed, RetryLater(50, "away"))], 12)
-        store._db.write([(numbered(RECORD, 3), b"?" * len(OLD.encode()))])
+        database(store).write([(numbered(RECORD, 3), b"?" * len(OLD.encode()))])
         start, pages = None, 0
         while pages == 0 or start is not None:
             start, pages = store.retarget(lambda record: "new", start, 5), pages + 1
