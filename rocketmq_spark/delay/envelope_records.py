@@ -242,6 +242,9 @@ _PLACE = struct.Struct(">QQ")
 _LAST_MS = (1 << 63) - 1
 
 
+OTHER_ID = "delayed messages whose envelope has the digest of another message id"
+
+
 class Arrival(NamedTuple):
     """The effect of an envelope on a store: a record with its due time, or the mark of a record that it cancels."""
 
@@ -300,6 +303,29 @@ def arrival(rules: Rules, queue: MessageQueue, offset: int, body: bytes, now_ms:
         due_ms, identity = found_ms, opened.identity[_DUE.size :]
     marks = ((IDENTITY, _DUE.pack(due_ms) + identity), (space_of(queue), place(offset, due_ms)))
     return Arrival(Record(KIND, body, now_ms, rules.target(found), marks=marks), due_ms)
+
+
+def copied(record: Record) -> Record:
+    """A record of another user's folder, whose marks may say anything, with the identity of the message that is shown of it.
+
+    It has no mark of a queue: nobody sees whether the queue has the message there, and a node reads its queues again. Raises
+    ``DecodeError`` if the envelope names another message than its message id.
+    """
+    data = (opened_letter(record)[0] if record.kind == LETTER_KIND else record).payload
+    try:
+        opened, original = release.delivery(data, max_bytes=len(data))
+    except DecodeError:
+        original = None
+    due_ms, identity = 0, digest(data)  # as ``arrival`` identifies what it cannot deliver
+    if original is not None:
+        due_ms, identity = min(max(0, opened.due_ms), _LAST_MS), opened.identity[_DUE.size :]
+        if identity != digest(original.properties.get(Property.UNIQ_KEY, "").encode()):
+            raise DecodeError(OTHER_ID)
+    return replace(record, marks=((IDENTITY, _DUE.pack(due_ms) + identity),))
+
+
+# As ``copy_spool`` takes them.
+COPIED_KINDS = {KIND: copied, LETTER_KIND: copied}
 
 
 def trade(rules: Rules, max_out: int) -> RedeliveryPolicy:

@@ -19,8 +19,10 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from rocketmq_spark.base import folders
@@ -73,6 +75,12 @@ _END_S = 5.0  # how long a reader that was killed may take to end: it may hang i
 _PROGRAM = (
     "import sys; sys.path[:] = sys.argv[2:]; from rocketmq_spark.spool.owner_reader import main; main(sys.argv[1])"
 )
+
+
+# By the kind of records: returns the record to write, with the marks that follow from what ``show`` and ``export`` print of it.
+# Raises ``DecodeError`` with the reason why the record is left out.
+Kinds = Mapping[str, Callable[[Record], Record]]
+NO_KINDS: Kinds = MappingProxyType({})
 
 
 class CopyLimits:
@@ -161,16 +169,19 @@ def _rename(new: Path, copy: Path) -> None:
     sync_folder(copy.parent)
 
 
-def copy_spool(path: Path, into: Path, limits: CopyLimits, reader: PythonCall | None = None) -> Copied:
+def copy_spool(
+    path: Path, into: Path, limits: CopyLimits, reader: PythonCall | None = None, kinds: Kinds = NO_KINDS
+) -> Copied:
     """Copy the spool in ``path`` into a new database in the folder ``into``, which is removed if that fails.
 
-    ``reader`` starts the process that reads. Raises ``SpoolError`` if the reader fails or exceeds the ``limits``.
+    ``reader`` starts the process that reads, and ``kinds`` are those of records that have marks. Raises ``SpoolError`` if the
+    reader fails or exceeds the ``limits``.
     """
     path = path.absolute()
     try:
         limits.check_time()  # there may be very many spools
         with contextlib.closing(Database(into)) as db, _reading(path, reader or _reader(path), limits) as pipe:
-            return _copied(path, db, pipe)
+            return _copied(path, db, pipe, kinds)
     except SpoolError as e:
         shutil.rmtree(into, ignore_errors=True)
         raise SpoolError(f"the spool in {path} was not copied: {e.message}", remark=e.remark, remedy=e.remedy) from e
@@ -179,8 +190,8 @@ def copy_spool(path: Path, into: Path, limits: CopyLimits, reader: PythonCall | 
         raise
 
 
-def _copied(path: Path, db: Database, pipe: _Pipe) -> Copied:
-    checked, space = CheckedEntries(), FreeSpace(db.path, None)
+def _copied(path: Path, db: Database, pipe: _Pipe, kinds: Kinds) -> Copied:
+    checked, space = CheckedEntries(kinds), FreeSpace(db.path, None)
     portion: list[tuple[bytes, bytes]] = []
     size = 0
     for key, value in pipe.frames():
@@ -225,9 +236,14 @@ class CheckedEntries:
 
     Keys must ascend, so that each key is written once. Each value must be exactly what this package writes. The keys of pending
     records are copied without the target, which ``migrate`` takes from the records.
+
+    Marks are not copied: by a mark, the store takes a record for another message, or drops it, and nobody sees that. Records of
+    ``kinds`` get the marks that follow from their payloads, and others none.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, kinds: Kinds = NO_KINDS) -> None:
+        self._kinds = kinds
+        self._written = b""  # of the last record, what to write
         self.left_out: Counter[str] = Counter()
         self.records = self.dead = 0  # the number of records in the source, and of dead ones that are copied
         self.notes = 0  # the number of notes that are not copied
@@ -257,6 +273,8 @@ class CheckedEntries:
         if area == NOTE and not key.startswith(NOTE + LASTING):
             self.notes += bool(value)  # an empty one has no meaning
             return None
+        if area == RECORD:
+            return key, self._written
         self.dead += area == DEAD
         if value is None or area in OWNER:
             return None
@@ -294,13 +312,20 @@ class CheckedEntries:
         record = decoded(value)
         if not isinstance(record, Record) or record.encode() != value:
             return UNREADABLE_RECORD
+        if len(record.marks) > MOST_MARKS:
+            return TOO_MANY_MARKS
+        try:
+            record = self._kinds.get(record.kind, _unmarked)(record)
+        except DecodeError as e:
+            return e.message
         if max(record.stored_ms, record.first_due_ms or 0) >= MOST or not _is_usable(record):
             return UNREADABLE_RECORD
         # As Python holds it.
         target = len(record.target) if record.target.isascii() else 4 * len(record.target)
         texts = target + len(record.lane) + sum(map(len, itertools.chain(*record.marks)))
         self.derived_bytes = _COPIES_OF_TEXTS * texts + _MARK_BYTES * len(record.marks)
-        return TOO_MANY_MARKS if len(record.marks) > MOST_MARKS else None
+        self._written = record.encode()
+        return None
 
     def _owner_problem(self, value: bytes) -> str | None:
         try:
@@ -327,6 +352,10 @@ def _is_due(key: bytes) -> bool:
     else:
         well_formed = len(key) >= len(PendingPlace("", False, Due(0, 0)).key) and key == PendingPlace.parse(key).key
     return well_formed and max(due_in(key)) < MOST
+
+
+def _unmarked(record: Record) -> Record:
+    return replace(record, marks=()) if record.marks else record
 
 
 def _is_usable(record: Record) -> bool:
