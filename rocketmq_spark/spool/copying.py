@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import logging
 import os
 import select
 import shutil
@@ -30,7 +31,7 @@ from rocketmq_spark.base.clock import Deadline, epoch_ms
 from rocketmq_spark.base.process import PythonCall, python
 from rocketmq_spark.errors import DecodeError, SpoolError
 from rocketmq_spark.spool.database import Database
-from rocketmq_spark.spool.files import FreeSpace, sync_folder
+from rocketmq_spark.spool.files import FreeSpace, check_temporary, sync_folder
 from rocketmq_spark.spool.owner_reader import DERIVED, END, FRAME
 from rocketmq_spark.spool.pending import migrate
 from rocketmq_spark.spool.records import (
@@ -58,6 +59,8 @@ from rocketmq_spark.spool.records import (
 )
 from rocketmq_spark.spool.recovery import Salvaged, derive, stored_totals
 from rocketmq_spark.spool.spool import SEND_KIND, send_of
+
+logger = logging.getLogger(__name__)
 
 # Longer entries are not copied; what is no record has much shorter values.
 MAX_KEY_BYTES, MAX_VALUE_BYTES, MAX_SMALL_BYTES = 1 << 16, 64 << 20, 1 << 20
@@ -461,7 +464,7 @@ def _reader(path: Path) -> PythonCall:
 def _reading(path: Path, reader: PythonCall, limits: CopyLimits) -> Iterator[_Pipe]:
     """Start a reader, and kill it at the end of the block. It has no terminal, into which its user could type commands."""
     none, pipe = subprocess.DEVNULL, subprocess.PIPE
-    with _temporary_folder(path) as temporary:
+    with _temporary_folder(path, limits.deadline) as temporary:
         call: PythonCall = {**reader, "env": {**reader["env"], "TMPDIR": str(temporary)}}
         process = subprocess.Popen(**call, stdin=none, stdout=pipe, stderr=none, start_new_session=True)
         with _killed_at_end(process) as file:
@@ -469,16 +472,45 @@ def _reading(path: Path, reader: PythonCall, limits: CopyLimits) -> Iterator[_Pi
 
 
 @contextlib.contextmanager
-def _temporary_folder(path: Path) -> Iterator[Path]:
+def _temporary_folder(path: Path, deadline: Deadline) -> Iterator[Path]:
     """A folder for the temporary files of a reader, which are messages, and stay if it is killed."""
+    check_temporary()
     owner = os.geteuid()
     with contextlib.suppress(OSError):  # it has gone: the reader reports that
         owner = folders.owner_uid(path.stat())
     made = folders.temporary_for(owner, "rocketmq-spark-reader-")
     try:
-        yield made
+        yield made.path
     finally:
-        shutil.rmtree(made, ignore_errors=True)
+        _remove(made, deadline)
+
+
+def _remove(made: folders.Temporary, deadline: Deadline) -> None:
+    """Remove a temporary folder. The user to whom it belongs may have put anything of any size there, or another folder at its
+    name: a process with the rights of that user removes it, and is killed at the deadline.
+    """
+    if made.uid == os.geteuid():
+        shutil.rmtree(made.path, ignore_errors=True)
+        return
+    gid, groups = folders.groups_of(made.uid)
+    none = subprocess.DEVNULL
+    with contextlib.suppress(OSError):
+        process = subprocess.Popen(
+            ["rm", "-rf", "--", str(made.path)], stdin=none, stdout=none, stderr=none, env={"PATH": os.defpath}, cwd="/",
+            start_new_session=True, user=made.uid, group=gid, extra_groups=groups,
+        )  # fmt: skip
+        try:
+            process.wait(max(_END_S, deadline.remaining()))
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_END_S)
+    try:
+        made.path.rmdir()  # that user may not change the folder above it
+    except FileNotFoundError:
+        return
+    except OSError:
+        logger.warning("%s was not removed: let %s remove it, not root", made.path, folders.user(made.uid))
 
 
 @contextlib.contextmanager

@@ -453,8 +453,11 @@ def test_a_reader_that_is_killed_leaves_no_messages(
 
 def test_the_temporary_files_of_a_reader_are_the_owners(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     uids: list[int] = []
+    real = subprocess.Popen
 
-    def start(*, env: dict[str, str], **_: object) -> None:
+    def start(*given: object, env: dict[str, str], **how: object) -> object:
+        if "TMPDIR" not in env:
+            return real(*given, env=env, **how)  # type: ignore[call-overload]
         uids.append(os.stat(env["TMPDIR"]).st_uid)
         raise SpoolError("enough")
 
@@ -463,6 +466,79 @@ def test_the_temporary_files_of_a_reader_are_the_owners(tmp_path: Path, monkeypa
     with pytest.raises(SpoolError, match="enough"):
         copy_spool(tmp_path / "source", tmp_path / "copy", limits())
     assert uids == [(tmp_path / "source").stat().st_uid]
+
+
+def temporary(path: Path, monkeypatch: pytest.MonkeyPatch, mode: int) -> Path:
+    path.mkdir()
+    path.chmod(mode)
+    monkeypatch.setattr(tempfile, "tempdir", str(path))
+    return path
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o1777])
+def test_a_temporary_folder_that_others_may_exchange_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int
+) -> None:
+    """Its owner led root to another folder, which then was the owner's."""
+    source = spool_with_everything(tmp_path / "source")
+    users.of_root(monkeypatch, os.getuid())
+    above = temporary(tmp_path / "temporary", monkeypatch, mode)
+    done = command(source, tmp_path / "copy")
+    if mode == 0o777:
+        expected = (
+            f"lie in {above}, in which others (mode 0777) may replace files and folders. Set the variable TMPDIR to"
+        )
+        assert expected in " ".join(done.stderr.split())
+    assert done.exit_code == (mode == 0o777)
+    assert not [*above.iterdir()]
+
+
+def test_a_mirror_is_not_made_where_others_may_exchange_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = spool_with_everything(tmp_path / "source")
+    users.of_root(monkeypatch, os.getuid())
+    temporary(tmp_path / "temporary", monkeypatch, 0o777)
+    (manifest,) = source.glob("MANIFEST-*")
+    data = bytearray(manifest.read_bytes())
+    data[6] ^= 0x40  # the type of the first record
+    manifest.write_bytes(data)
+    with pytest.raises(SpoolError, match="a temporary folder for messages would lie in"):
+        SpoolReading(source)
+
+
+@pytest.mark.skipif(not users.IS_ROOT, reason="needs a second user")
+@pytest.mark.parametrize(
+    ("statements", "left"),
+    [
+        (["os.setuid(34567)", "[(os.mkdir('d'), os.chdir('d')) for _ in range(1500)]"], []),
+        (["os.rmdir(here)", "os.makedirs(here + '/of root')"], ["of root"]),
+    ],
+    ids=["deep", "of another user"],
+)
+def test_the_owners_rights_remove_the_temporary_files_of_a_reader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, statements: list[str], left: list[str]
+) -> None:
+    """The owner may put there what takes root's memory, or let the folder of another user have the name."""
+    users.root_beside(monkeypatch, spool_with_everything(tmp_path / "source"))
+    above = temporary(tmp_path / "temporary", monkeypatch, 0o1777)
+    first = "here = os.environ['TMPDIR']", "os.chdir(here)"
+    copy_spool(tmp_path / "source", tmp_path / "copy", limits(), reader(*first, *statements, "end()"))
+    assert [path.name for path in above.glob("*/*")] == left
+
+
+@pytest.mark.skipif(not users.IS_ROOT, reason="needs a second user")
+def test_removing_temporary_files_ends_at_the_deadline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    users.root_beside(monkeypatch, spool_with_everything(tmp_path / "source"))
+    temporary(tmp_path / "temporary", monkeypatch, 0o1777)
+    (stopped := tmp_path / "rm").write_text("#!/bin/sh\nkill -STOP $$\n")
+    stopped.chmod(0o755)
+    monkeypatch.setattr(os, "defpath", str(tmp_path))
+    monkeypatch.setattr(copying, "_END_S", 0.2)
+    call = reader("open(os.environ['TMPDIR'] + '/file', 'x')", "os.kill(os.getpid(), signal.SIGSTOP)")
+    with pytest.raises(SpoolError, match="took too long"):
+        copy_spool(tmp_path / "source", tmp_path / "copy", limits(4), call)
+    assert f"was not removed: let {folders.user(users.OTHER)} remove it, not root" in caplog.text
 
 
 def spool(*arguments: object) -> Result:
