@@ -8,6 +8,7 @@ folder, unless the folder is sticky.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import fcntl
 import functools
@@ -16,6 +17,7 @@ import itertools
 import logging
 import os
 import pwd
+import resource
 import secrets
 import shlex
 import shutil
@@ -664,6 +666,7 @@ def become(uid: int) -> None:
     Raises ``OSError`` if root may not; then it still has its rights.
     """
     gid, groups = groups_of(uid)
+    seal_memory = memory_seal()
     terminal.leave()
     os.chdir("/")
     before = os.getgroups(), (os.getgid(), os.getegid())
@@ -677,6 +680,24 @@ def become(uid: int) -> None:
         os.setregid(*before[1])
         os.setgroups(before[0])
         raise
+    seal_memory()
+
+
+_SET_DUMPABLE = 4  # of ``prctl``
+
+
+def memory_seal() -> Callable[[], None]:
+    """Forbid core dumps of this process for good, and return a function that keeps its memory from other processes of its user:
+    call that after the user has changed, because the change undoes it. It imports nothing.
+
+    A core has the secrets that root read, and a program that collects cores may give them to the user of the process.
+    """
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    try:
+        prctl = ctypes.CDLL(None).prctl
+    except (OSError, AttributeError):  # not Linux
+        return lambda: None
+    return lambda: prctl(_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 def groups_of(uid: int) -> tuple[int, list[int]]:
