@@ -357,10 +357,10 @@ def letter(dead_topic: str, send_of: Callable[[Record], SpooledSend], record: Re
 
 
 def opened_letter(found: Record) -> tuple[Record, str]:
-    """The record that was given up, and the reason."""
+    """The record that was given up, and the reason, which may be any bytes in a file of another user."""
     start, data = _LENGTH.size, found.payload
     end = start + int.from_bytes(data[:start])
-    return replace(found, kind=KIND, payload=data[end:]), data[start:end].decode(errors="replace")
+    return replace(found, kind=KIND, payload=data[end:]), release.reason_text(data[start:end].decode(errors="replace"))
 
 
 def letter_send(dead_topic: str, send_of: Callable[[Record], SpooledSend], found: Record) -> SpooledSend:
