@@ -155,7 +155,7 @@ def test_an_original_asks_nothing_of_brokers_that_its_node_alone_may_ask() -> No
     assert released(ORDER._replace(properties=mine).pack()).properties == {"region": "eu"}
 
 
-def test_a_reason_in_a_file_of_another_user_has_no_control_characters() -> None:
+def test_a_reason_in_a_file_has_no_control_characters() -> None:
     """Each attempt to send it failed with a traceback, and escape codes reached consumers of dead letters."""
     policy = envelope_records.trade(RULES, 64)
     assert policy.letters is not None
