@@ -514,7 +514,7 @@ def test_a_mirror_is_not_made_where_others_may_exchange_it(tmp_path: Path, monke
     ],
     ids=["deep", "of another user"],
 )
-def test_the_owners_rights_remove_the_temporary_files_of_a_reader(
+def test_the_owners_rights_remove_temporary_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, statements: list[str], left: list[str]
 ) -> None:
     """The owner may put there what takes root's memory, or let the folder of another user have the name."""
