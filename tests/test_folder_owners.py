@@ -8,6 +8,8 @@ import os
 import pwd
 import re
 import stat
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +17,7 @@ from types import SimpleNamespace
 import pytest
 
 from rocketmq_spark.base import folders
+from rocketmq_spark.base.process import python
 from tests import users
 
 
@@ -284,6 +287,7 @@ def test_root_becomes_another_user_for_good_or_stays_root(monkeypatch: pytest.Mo
     for name in ("setgroups", "setregid", "setreuid"):
         monkeypatch.setattr(os, name, lambda *given, name=name: calls.append((name, *given)))
     monkeypatch.setattr(folders, "_lent", [])
+    monkeypatch.setattr(folders, "memory_seal", lambda: lambda: None)
     folders.become(users.OTHER)
     assert calls == [("setgroups", [65534]), ("setregid", 65534, 65534), ("setreuid", users.OTHER, users.OTHER)]
     assert not folders.has_own_rights()
@@ -298,6 +302,29 @@ def test_root_becomes_another_user_for_good_or_stays_root(monkeypatch: pytest.Mo
         folders.become(users.OTHER)
     assert calls[2:] == [("setregid", os.getgid(), os.getegid()), ("setgroups", os.getgroups())]
     assert folders.has_own_rights()
+
+
+SEALED = """
+import ctypes, os, resource, sys
+from rocketmq_spark.base import folders
+from rocketmq_spark.base.process import python
+resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+if os.getuid():
+    os.setgroups = os.setregid = lambda *_: None
+    os.setreuid = lambda *_: None
+else:
+    # As where the system permits cores of such processes (fs.suid_dumpable).
+    os.setreuid = lambda *_, real=os.setreuid: (real(*_), ctypes.CDLL(None).prctl(4, 1, 0, 0, 0))
+folders.become(int(sys.argv[1]))
+print(resource.getrlimit(resource.RLIMIT_CORE), ctypes.CDLL(None).prctl(3, 0, 0, 0, 0))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="prctl")
+def test_a_process_with_other_rights_leaves_no_core() -> None:
+    given = python("-c", SEALED, str(users.OTHER), first=[str(Path(__file__).parents[1])])
+    done = subprocess.run(**given, capture_output=True, text=True, check=True)
+    assert done.stdout == "(0, 0) 0\n"
 
 
 @pytest.mark.parametrize("problem", ["open", "of another user", "no root"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import pty
 import signal
@@ -11,6 +12,8 @@ import threading
 from pathlib import Path
 
 import pytest
+
+from rocketmq_spark.base import terminal
 
 ROOT = Path(__file__).parents[1]
 PROGRAM = """
@@ -111,6 +114,38 @@ def test_a_leader_continues_in_a_child_and_ends_as_it_does(by: str, code: int) -
     assert leader.end() == code
     assert "leave: True False" in leader.text
     assert leader.text.count("ready") == 1
+
+
+@pytest.mark.parametrize("by", ["\x03", "SIGTERM", "before"])
+def test_a_leader_whose_child_was_stopped_can_be_ended(by: str) -> None:
+    """By the user whose rights the child has."""
+    leader = OnTerminal(*program("in_follower", "leave")).until("ready")
+    (child,) = (int(pid) for pid in Path(f"/proc/{leader.pid}/task/{leader.pid}/children").read_text().split())
+    if by == "before":  # the child is stopped before it sees the signal
+        os.kill(leader.pid, signal.SIGSTOP)
+        os.kill(child, signal.SIGSTOP)
+        os.kill(leader.pid, signal.SIGTERM)
+        os.kill(leader.pid, signal.SIGCONT)
+    else:
+        os.kill(child, signal.SIGSTOP)
+    if by == "SIGTERM":
+        os.kill(leader.pid, signal.SIGTERM)
+    elif by == "\x03":
+        leader.type(b"\x03")
+    assert leader.end() == 128 + signal.SIGKILL
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EACCES])
+def test_a_terminal_that_may_not_be_opened_is_none(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """As by the rules for devices of a container."""
+
+    def refuse(*_: object, **__: object) -> int:
+        raise OSError(number, "no")
+
+    monkeypatch.setattr(os, "open", refuse)
+    monkeypatch.setattr(os, "getsid", lambda _: os.getpid())
+    terminal.leave()
+    terminal.in_follower()
 
 
 def test_a_process_without_a_terminal_stays_as_it_is() -> None:

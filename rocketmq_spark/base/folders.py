@@ -8,6 +8,7 @@ folder, unless the folder is sticky.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import fcntl
 import functools
@@ -16,6 +17,8 @@ import itertools
 import logging
 import os
 import pwd
+import resource
+import secrets
 import shlex
 import shutil
 import stat
@@ -271,15 +274,46 @@ def new_folder_for(owner: os.stat_result, name: str, at: int) -> int:
     return made
 
 
-def temporary_for(owner: int, prefix: str) -> Path:
-    """Create a private folder among temporary files, and return it. It belongs to the user ``owner`` if root calls this and has
-    the capability, otherwise to this user.
+class Temporary(NamedTuple):
+    """A private temporary folder, and the user to whom it belongs."""
+
+    path: Path
+    uid: int
+
+
+def temporary_for(owner: int, prefix: str) -> Temporary:
+    """Create a private folder among temporary files. It belongs to the user ``owner`` if root calls this and has the capability,
+    otherwise to this user. Call this only if ``temporary_exposure`` returned None.
+
+    Raises ``PermissionError`` if another folder has taken its name.
     """
-    made = Path(tempfile.mkdtemp(prefix=prefix))
-    if os.geteuid() == ROOT:
-        with contextlib.suppress(OSError), inside(made) as opened:
-            os.fchown(opened, owner, -1)
-    return made
+    above, name = Path(tempfile.gettempdir()).absolute(), f"{prefix}{secrets.token_hex(8)}"
+    uid = os.geteuid()
+    with inside(above) as at:
+        os.mkdir(name, PRIVATE, dir_fd=at)
+        opened = open_folder(name, at)
+        try:
+            status = os.fstat(opened)
+            if status.st_uid != uid or stat.S_IMODE(status.st_mode) & _READ_OR_WRITE:
+                raise PermissionError(errno.EPERM, "another folder has its name", str(above / name))
+            if uid == ROOT != owner:
+                with contextlib.suppress(OSError):
+                    os.fchown(opened, owner, -1)
+                    uid = owner
+        finally:
+            os.close(opened)
+    return Temporary(above / name, uid)
+
+
+def temporary_exposure() -> Exposure | None:
+    """What lets other users replace a folder that is created among temporary files; None if nothing does."""
+    above = Path(tempfile.gettempdir())
+    if (found := next(exposures(above), None)) is not None:
+        return found
+    status = above.stat()
+    if others_may_write(status) and not status.st_mode & stat.S_ISVTX:
+        return Exposure(above, status, None)
+    return None
 
 
 def try_lock(file: int | IO[str]) -> bool:
@@ -609,7 +643,7 @@ def rights_of(uid: int) -> Iterator[None]:
     Args:
         uid: The user. New files belong to this user. A user without a name has no group but nobody's.
     """
-    gid, groups = _groups(uid)
+    gid, groups = groups_of(uid)
     with contextlib.ExitStack() as stack:  # the user comes last, and goes first: without root's rights, groups stay
         stack.callback(os.setgroups, os.getgroups())
         os.setgroups(groups)
@@ -631,7 +665,8 @@ def become(uid: int) -> None:
 
     Raises ``OSError`` if root may not; then it still has its rights.
     """
-    gid, groups = _groups(uid)
+    gid, groups = groups_of(uid)
+    seal_memory = memory_seal()
     terminal.leave()
     os.chdir("/")
     before = os.getgroups(), (os.getgid(), os.getegid())
@@ -645,9 +680,27 @@ def become(uid: int) -> None:
         os.setregid(*before[1])
         os.setgroups(before[0])
         raise
+    seal_memory()
 
 
-def _groups(uid: int) -> tuple[int, list[int]]:
+_SET_DUMPABLE = 4  # of ``prctl``
+
+
+def memory_seal() -> Callable[[], None]:
+    """Forbid core dumps of this process for good, and return a function that keeps its memory from other processes of its user:
+    call that after the user has changed, because the change undoes it. It imports nothing.
+
+    A core has the secrets that root read, and a program that collects cores may give them to the user of the process.
+    """
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    try:
+        prctl = ctypes.CDLL(None).prctl
+    except (OSError, AttributeError):  # not Linux
+        return lambda: None
+    return lambda: prctl(_SET_DUMPABLE, 0, 0, 0, 0)
+
+
+def groups_of(uid: int) -> tuple[int, list[int]]:
     """The group of a user, and all groups. The group of a folder does not say that its owner is a member: below a folder with the
     setgid bit, all folders have the group of that one.
     """

@@ -7,10 +7,8 @@ Ctrl-C still ends the process, because it stays in the foreground group of the t
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
-import functools
 import os
 import signal
 import termios
@@ -19,6 +17,7 @@ from rocketmq_spark.base.process import on_signals
 
 _NAME = "/dev/tty"
 _PASSED_ON = (signal.SIGTERM, signal.SIGHUP)
+_WAITED_FOR = {signal.SIGCHLD, signal.SIGINT, *_PASSED_ON}
 
 
 def leave() -> None:
@@ -47,19 +46,39 @@ def in_follower() -> None:
     if not _is_leader() or (opened := _opened()) is None:
         return
     os.close(opened)
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, *_PASSED_ON})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _WAITED_FOR)
     child = os.fork()
     if not child:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return
-    with contextlib.ExitStack() as handlers:
-        handlers.enter_context(on_signals(lambda: None, signal.SIGINT))  # Ctrl-C reaches the child, too
-        for number in _PASSED_ON:
-            handlers.enter_context(on_signals(functools.partial(os.kill, child, number), number))
+    try:
+        with on_signals(lambda: None, signal.SIGCHLD):  # macOS drops signals that nothing handles, also blocked ones
+            ended = _ended(child)
+    finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        _, status = os.waitpid(child, 0)
-    ended = os.waitstatus_to_exitcode(status)
     raise SystemExit(ended if ended >= 0 else 128 - ended)
+
+
+def _ended(child: int) -> int:
+    """Wait for a child, and return how it ended. Signals to this process are for the child, and are blocked here: so none is sent
+    to a number that is another process's since.
+
+    The user whose rights the child has may stop it for ever. Then the signals that end this process kill the child.
+    """
+    stopped = asked = False
+    while True:
+        number = signal.sigwait(_WAITED_FOR)
+        if number == signal.SIGCHLD:
+            while (found := os.waitpid(child, os.WNOHANG | os.WUNTRACED | os.WCONTINUED))[0]:
+                stopped = os.WIFSTOPPED(found[1])
+                if not stopped and not os.WIFCONTINUED(found[1]):
+                    return os.waitstatus_to_exitcode(found[1])
+        elif signal.getsignal(number) != signal.SIG_IGN:  # by nohup
+            asked = True
+            if number in _PASSED_ON:  # Ctrl-C reaches the child, too
+                os.kill(child, number)
+        if stopped and asked:
+            os.kill(child, signal.SIGKILL)
 
 
 def _is_leader() -> bool:
@@ -67,10 +86,12 @@ def _is_leader() -> bool:
 
 
 def _opened() -> int | None:
-    """The terminal; None if this process has none, or if there is no device of this name, as in some containers."""
+    """The terminal; None if this process has none, if there is no device of this name, or if it may not open devices, as in some
+    containers: then links to it lead nowhere.
+    """
     try:
         return os.open(_NAME, os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC)
     except OSError as e:
-        if e.errno in (errno.ENXIO, errno.ENODEV, errno.ENOENT):
+        if e.errno in (errno.ENXIO, errno.ENODEV, errno.ENOENT, errno.EPERM, errno.EACCES):
             return None
         raise

@@ -276,6 +276,7 @@ def copy(output: Output, folder: Path, copied_to: Path, timeout_s: float, max_by
     may use it meanwhile, and its owner deletes it when the copy is sent. COPY is a spool if FOLDER is one and has no others in
     it; otherwise it has the spools worker-1, worker-2 and so on. The exit code is 1 if not everything could be copied.
     """
+    from rocketmq_spark.delay.envelope_records import COPIED_KINDS
     from rocketmq_spark.spool.copying import CopyLimits, copy_spool, new_folder
     from rocketmq_spark.spool.files import WORKER
 
@@ -287,7 +288,7 @@ def copy(output: Output, folder: Path, copied_to: Path, timeout_s: float, max_by
         for number, path in enumerate(paths, 1):
             name = "" if paths == [folder] else f"{WORKER}{number}"
             with _collected(failed):
-                copied = copy_spool(path, new / name, limits)
+                copied = copy_spool(path, new / name, limits, kinds=COPIED_KINDS)
                 for warning in copied.warnings:
                     output.warning(f"{path}: its reader reports: {warning}")
                 row = {"path": str(path), "copy": str(copied_to / name), "waiting": copied.waiting, "dead": copied.dead}

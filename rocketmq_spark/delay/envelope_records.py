@@ -250,9 +250,9 @@ _DUE = struct.Struct(">Q")
 _PLACE = struct.Struct(">QQ")
 _LAST_MS = (1 << 63) - 1
 _SHOWN_CHARS = 255  # of an id
-_DECISIONS = (
-    1  # to be raised with any change of ``release.delivery`` or ``Rules`` after which an envelope has another target
-)
+# To be raised with any change of ``release.delivery`` or ``Rules`` after which an envelope has another target.
+_DECISIONS = 1
+OTHER_ID = "delayed messages whose envelope has the digest of another message id"
 
 
 class Arrival(NamedTuple):
@@ -332,6 +332,29 @@ def arrival(rules: Rules, queue: MessageQueue, offset: int, body: bytes, now_ms:
     return Arrival(Record(KIND, body, now_ms, rules.target(found), marks=marks), due_ms)
 
 
+def copied(record: Record) -> Record:
+    """A record of another user's folder, whose marks may say anything, with the identity of the message that is shown of it.
+
+    It has no mark of a queue: nobody sees whether the queue has the message there, and a node reads its queues again. Raises
+    ``DecodeError`` if the envelope names another message than its message id.
+    """
+    data = (opened_letter(record)[0] if record.kind == LETTER_KIND else record).payload
+    try:
+        opened, original = release.delivery(data, max_bytes=len(data))
+    except DecodeError:
+        original = None
+    due_ms, identity = 0, digest(data)  # as ``arrival`` identifies what it cannot deliver
+    if original is not None:
+        due_ms, identity = min(max(0, opened.due_ms), _LAST_MS), opened.identity[_DUE.size :]
+        if identity != digest(original.properties.get(Property.UNIQ_KEY, "").encode()):
+            raise DecodeError(OTHER_ID)
+    return replace(record, marks=((IDENTITY, _DUE.pack(due_ms) + identity),))
+
+
+# As ``copy_spool`` takes them.
+COPIED_KINDS = {KIND: copied, LETTER_KIND: copied}
+
+
 def trade(rules: Rules, max_out: int) -> RedeliveryPolicy:
     """The policy for a node's records. Unlike spooled sends, they have not failed before they are due: the first pause is 0."""
     return RedeliveryPolicy(
@@ -360,10 +383,12 @@ def letter(rules: Rules, record: Record, failure: Resent) -> Record | None:
 
 
 def opened_letter(made: Record) -> tuple[Record, str]:
-    """The record that was given up, but with the target of its letter, and the reason."""
+    """The record that was given up, but with the target of its letter, and the reason, which may be any bytes in a file of another
+    user.
+    """
     start, data = _LENGTH.size, made.payload
     end = start + int.from_bytes(data[:start])
-    return replace(made, kind=KIND, payload=data[end:]), data[start:end].decode(errors="replace")
+    return replace(made, kind=KIND, payload=data[end:]), release.reason_text(data[start:end].decode(errors="replace"))
 
 
 def buried(rules: Rules, made: Record) -> tuple[Record, str]:

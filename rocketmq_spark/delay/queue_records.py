@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 from rocketmq_spark.delay.envelope_records import Remade, offset_and_due, space_of
 from rocketmq_spark.delay.release import Seen, note_of, noted
 from rocketmq_spark.model import MessageQueue
-from rocketmq_spark.spool.records import DOUBTFUL
+from rocketmq_spark.spool.records import DOUBTFUL, IDENTITY, due_of
 from rocketmq_spark.spool.store import Store
 
 logger = logging.getLogger(__name__)
 
 PAGE = 2000
+
+T = TypeVar("T")
 
 
 class QueueRecords:
@@ -22,6 +26,7 @@ class QueueRecords:
     def __init__(self, store: Store, remade: Remade) -> None:
         self._store = store
         self._remade = remade
+        self._warned = False
 
     def queues(self) -> set[MessageQueue]:
         """The queues that have a note."""
@@ -59,8 +64,40 @@ class QueueRecords:
         step: Callable[[Sequence[tuple[bytes, bytes]]], int],
     ) -> int:
         """Call ``step`` with the marks of a queue's waiting records that ``which`` accepts, in portions. Returns the sum."""
-        space, start, count = space_of(queue), b"", 0
+        space = space_of(queue)
+        return sum(
+            step([(space, place) for place, (offset, due_ms) in found if which(offset, due_ms)])
+            for found in self._read(space, offset_and_due)
+        )
+
+    def oldest(self, queue: MessageQueue) -> int | None:
+        """The offset of a queue's first waiting record."""
+        return next((offset for found in self._read(space_of(queue), offset_and_due) for _, (offset, _) in found), None)
+
+    def waits_from_ms(self) -> int | None:
+        """The original due time of the waiting record that is due first."""
+        return next((due_ms for found in self._read(IDENTITY, due_of) for _, due_ms in found), None)
+
+    def _read(self, space: bytes, read: Callable[[bytes], T]) -> Iterator[list[tuple[bytes, T]]]:
+        """The places in a space of marks, with what ``read`` finds in them: the first one, then portions.
+
+        What a file says must not stop the messages of others, so a place that cannot be read is left out.
+        """
+        start = None  # the store remembers where a space begins
         while places := self._store.places(space, start, PAGE):
-            count += step([(space, place) for place in places if which(*offset_and_due(place))])
+            found = []
+            for place in places:
+                try:
+                    found.append((place, read(place)))
+                except struct.error:
+                    self._warn(space, place)
+            yield found
             start = places[-1] + b"\0"
-        return count
+
+    def _warn(self, space: bytes, place: bytes) -> None:
+        if not self._warned:
+            self._warned = True
+            logger.warning(
+                "a waiting message has the mark %r in %r, which no release writes; this mark and others like it are ignored, and "
+                "the messages are sent. Who may write to %s?", place[:100], space[:100], self._store.path,
+            )  # fmt: skip

@@ -26,7 +26,6 @@ from rocketmq_spark.delay.release import Progress, Seen, advanced, note_of, note
 from rocketmq_spark.errors import BrokerError, OffsetError, RocketMQError, SpoolFull
 from rocketmq_spark.model import MessageQueue, QueueBounds, ReceivedMessage
 from rocketmq_spark.ports import GroupMember
-from rocketmq_spark.spool.records import IDENTITY, due_of
 from rocketmq_spark.spool.spool import SendSpool
 from rocketmq_spark.spool.store import Store
 from rocketmq_spark.wire.envelope import INNER_TOPIC
@@ -471,7 +470,7 @@ class DelayService:
         """Commit the progress of queues. Returns whether all commits succeeded; failed ones are repeated next time. Until then
         brokers have an older progress, which is safe.
         """
-        waits_from_ms = next(map(due_of, self._store.places(IDENTITY)), None)
+        waits_from_ms = self._records.waits_from_ms()
         now_ms, ended_ms = self._now_ms(), self._store.ended_ms
         news: dict[MessageQueue, Committed] = {}
         for queue, seen in known.items():
@@ -480,8 +479,8 @@ class DelayService:
                 not shared.sure or shared.doubts == 1
             ):  # others' numbers stay until the next check, which may find them again
                 continue
-            places = self._store.places(envelope_records.space_of(queue))
-            oldest = min(seen.stored, envelope_records.offset_and_due(places[0])[0]) if places else seen.stored
+            first = self._records.oldest(queue)
+            oldest = seen.stored if first is None else min(seen.stored, first)
             done_ms = max(ended_ms, shared.proven.done_ms)
             now = advanced(seen.committed, oldest, seen.stored, waits_from_ms, done_ms, now_ms)
             told = None if shared.told is None else shared.told.progress

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import logging
 import os
 import select
 import shutil
@@ -19,8 +20,10 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from rocketmq_spark.base import folders
@@ -28,7 +31,7 @@ from rocketmq_spark.base.clock import Deadline, epoch_ms
 from rocketmq_spark.base.process import PythonCall, python
 from rocketmq_spark.errors import DecodeError, SpoolError
 from rocketmq_spark.spool.database import Database
-from rocketmq_spark.spool.files import FreeSpace, sync_folder
+from rocketmq_spark.spool.files import FreeSpace, check_temporary, sync_folder
 from rocketmq_spark.spool.owner_reader import DERIVED, END, FRAME
 from rocketmq_spark.spool.pending import migrate
 from rocketmq_spark.spool.records import (
@@ -58,6 +61,8 @@ from rocketmq_spark.spool.records import (
 from rocketmq_spark.spool.recovery import Salvaged, derive, stored_totals
 from rocketmq_spark.spool.spool import SEND_KIND, send_of
 
+logger = logging.getLogger(__name__)
+
 # Longer entries are not copied; what is no record has much shorter values.
 MAX_KEY_BYTES, MAX_VALUE_BYTES, MAX_SMALL_BYTES = 1 << 16, 64 << 20, 1 << 20
 # What an entry counts beside its bytes: the memory of ``derive``, and of RocksDB.
@@ -74,6 +79,12 @@ _END_S = 5.0  # how long a reader that was killed may take to end: it may hang i
 _PROGRAM = (
     "import sys; sys.path[:] = sys.argv[2:]; from rocketmq_spark.spool.owner_reader import main; main(sys.argv[1])"
 )
+
+
+# By the kind of records: returns the record to write, with the marks that follow from what ``show`` and ``export`` print of it.
+# Raises ``DecodeError`` with the reason why the record is left out.
+Kinds = Mapping[str, Callable[[Record], Record]]
+NO_KINDS: Kinds = MappingProxyType({})
 
 
 class CopyLimits:
@@ -162,16 +173,19 @@ def _rename(new: Path, copy: Path) -> None:
     sync_folder(copy.parent)
 
 
-def copy_spool(path: Path, into: Path, limits: CopyLimits, reader: PythonCall | None = None) -> Copied:
+def copy_spool(
+    path: Path, into: Path, limits: CopyLimits, reader: PythonCall | None = None, kinds: Kinds = NO_KINDS
+) -> Copied:
     """Copy the spool in ``path`` into a new database in the folder ``into``, which is removed if that fails.
 
-    ``reader`` starts the process that reads. Raises ``SpoolError`` if the reader fails or exceeds the ``limits``.
+    ``reader`` starts the process that reads, and ``kinds`` are those of records that have marks. Raises ``SpoolError`` if the
+    reader fails or exceeds the ``limits``.
     """
     path = path.absolute()
     try:
         limits.check_time()  # there may be very many spools
         with contextlib.closing(Database(into)) as db, _reading(path, reader or _reader(path), limits) as pipe:
-            return _copied(path, db, pipe)
+            return _copied(path, db, pipe, kinds)
     except SpoolError as e:
         shutil.rmtree(into, ignore_errors=True)
         raise SpoolError(f"the spool in {path} was not copied: {e.message}", remark=e.remark, remedy=e.remedy) from e
@@ -180,8 +194,8 @@ def copy_spool(path: Path, into: Path, limits: CopyLimits, reader: PythonCall | 
         raise
 
 
-def _copied(path: Path, db: Database, pipe: _Pipe) -> Copied:
-    checked, space = CheckedEntries(), FreeSpace(db.path, None)
+def _copied(path: Path, db: Database, pipe: _Pipe, kinds: Kinds) -> Copied:
+    checked, space = CheckedEntries(kinds), FreeSpace(db.path, None)
     portion: list[tuple[bytes, bytes]] = []
     size = 0
     for key, value in pipe.frames():
@@ -226,9 +240,14 @@ class CheckedEntries:
 
     Keys must ascend, so that each key is written once. Each value must be exactly what this package writes. The keys of pending
     records are copied without the target, which ``migrate`` takes from the records.
+
+    Marks are not copied: by a mark, the store takes a record for another message, or drops it, and nobody sees that. Records of
+    ``kinds`` get the marks that follow from their payloads, and others none.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, kinds: Kinds = NO_KINDS) -> None:
+        self._kinds = kinds
+        self._written = b""  # of the last record, what to write
         self.left_out: Counter[str] = Counter()
         self.records = self.dead = 0  # the number of records in the source, and of dead ones that are copied
         self.notes = 0  # the number of notes that are not copied
@@ -258,6 +277,8 @@ class CheckedEntries:
         if area == NOTE and not key.startswith(NOTE + LASTING):
             self.notes += bool(value) and key != NOTE + TARGETING  # an empty one has no meaning
             return None
+        if area == RECORD:
+            return key, self._written
         self.dead += area == DEAD
         if value is None or area in OWNER:
             return None
@@ -295,13 +316,20 @@ class CheckedEntries:
         record = decoded(value)
         if not isinstance(record, Record) or record.encode() != value:
             return UNREADABLE_RECORD
+        if len(record.marks) > MOST_MARKS:
+            return TOO_MANY_MARKS
+        try:
+            record = self._kinds.get(record.kind, _unmarked)(record)
+        except DecodeError as e:
+            return e.message
         if max(record.stored_ms, record.first_due_ms or 0) >= MOST or not _is_usable(record):
             return UNREADABLE_RECORD
         # As Python holds it.
         target = len(record.target) if record.target.isascii() else 4 * len(record.target)
         texts = target + len(record.lane) + sum(map(len, itertools.chain(*record.marks)))
         self.derived_bytes = _COPIES_OF_TEXTS * texts + _MARK_BYTES * len(record.marks)
-        return TOO_MANY_MARKS if len(record.marks) > MOST_MARKS else None
+        self._written = record.encode()
+        return None
 
     def _owner_problem(self, value: bytes) -> str | None:
         try:
@@ -328,6 +356,10 @@ def _is_due(key: bytes) -> bool:
     else:
         well_formed = len(key) >= len(PendingPlace("", False, Due(0, 0)).key) and key == PendingPlace.parse(key).key
     return well_formed and max(due_in(key)) < MOST
+
+
+def _unmarked(record: Record) -> Record:
+    return replace(record, marks=()) if record.marks else record
 
 
 def _is_usable(record: Record) -> bool:
@@ -433,7 +465,7 @@ def _reader(path: Path) -> PythonCall:
 def _reading(path: Path, reader: PythonCall, limits: CopyLimits) -> Iterator[_Pipe]:
     """Start a reader, and kill it at the end of the block. It has no terminal, into which its user could type commands."""
     none, pipe = subprocess.DEVNULL, subprocess.PIPE
-    with _temporary_folder(path) as temporary:
+    with _temporary_folder(path, limits.deadline) as temporary:
         call: PythonCall = {**reader, "env": {**reader["env"], "TMPDIR": str(temporary)}}
         process = subprocess.Popen(**call, stdin=none, stdout=pipe, stderr=none, start_new_session=True)
         with _killed_at_end(process) as file:
@@ -441,16 +473,45 @@ def _reading(path: Path, reader: PythonCall, limits: CopyLimits) -> Iterator[_Pi
 
 
 @contextlib.contextmanager
-def _temporary_folder(path: Path) -> Iterator[Path]:
+def _temporary_folder(path: Path, deadline: Deadline) -> Iterator[Path]:
     """A folder for the temporary files of a reader, which are messages, and stay if it is killed."""
+    check_temporary()
     owner = os.geteuid()
     with contextlib.suppress(OSError):  # it has gone: the reader reports that
         owner = folders.owner_uid(path.stat())
     made = folders.temporary_for(owner, "rocketmq-spark-reader-")
     try:
-        yield made
+        yield made.path
     finally:
-        shutil.rmtree(made, ignore_errors=True)
+        _remove(made, deadline)
+
+
+def _remove(made: folders.Temporary, deadline: Deadline) -> None:
+    """Remove a temporary folder. The user to whom it belongs may have put anything of any size there, or another folder at its
+    name: a process with the rights of that user removes it, and is killed at the deadline.
+    """
+    if made.uid == os.geteuid():
+        shutil.rmtree(made.path, ignore_errors=True)
+        return
+    gid, groups = folders.groups_of(made.uid)
+    none = subprocess.DEVNULL
+    with contextlib.suppress(OSError):
+        process = subprocess.Popen(
+            ["rm", "-rf", "--", str(made.path)], stdin=none, stdout=none, stderr=none, env={"PATH": os.defpath}, cwd="/",
+            start_new_session=True, user=made.uid, group=gid, extra_groups=groups,
+        )  # fmt: skip
+        try:
+            process.wait(max(_END_S, deadline.remaining()))
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_END_S)
+    try:
+        made.path.rmdir()  # that user may not change the folder above it
+    except FileNotFoundError:
+        return
+    except OSError:
+        logger.warning("%s was not removed: let %s remove it, not root", made.path, folders.user(made.uid))
 
 
 @contextlib.contextmanager

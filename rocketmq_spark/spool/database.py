@@ -12,6 +12,7 @@ import ctypes
 import errno
 import fcntl
 import importlib
+import itertools
 import logging
 import os
 import tempfile
@@ -29,6 +30,7 @@ from rocketmq_spark.spool.files import (
     OWNERS,
     OneFolder,
     Wal,
+    check_temporary,
     damaged_headers,
     is_one_of,
     make_folder,
@@ -233,6 +235,7 @@ class Database:
 
     def _mirrored(self) -> Path:
         """A copy of a folder with damaged headers, next to it, with repaired headers."""
+        check_temporary()
         self._mirror = tempfile.TemporaryDirectory(prefix="rocketmq-spark-spool-")
         there = Path(self._mirror.name)
         mirror(self.path.resolve(), there, lambda file, link: link.symlink_to(file))
@@ -295,16 +298,20 @@ def rebuild(path: Path) -> None:
         _rocksdict().Rdict.repair(str(path), _rocksdict().Options(raw_mode=True))
 
 
+_MOST_ENTRIES = 1_000_000  # the owner of a folder may put any number of files into it
+
+
 def is_database(path: Path) -> bool:
     """Whether the folder contains a database, open or not, also if one of its files is missing, or this user may not read it."""
     try:
-        names = os.listdir(path)
         os.lstat(f"{path}/.")
+        with os.scandir(path) as entries:
+            names = (entry.name for entry in itertools.islice(entries, _MOST_ENTRIES))
+            return any(name in ("CURRENT", WHOLE) or name.endswith(".sst") for name in names)
     except PermissionError:
         return True
     except OSError:
         return False
-    return any(name in ("CURRENT", WHOLE) or name.endswith(".sst") for name in names)
 
 
 def in_use(path: Path) -> bool:

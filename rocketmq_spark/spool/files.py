@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import shlex
 import struct
@@ -20,9 +21,11 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from rocketmq_spark.base import folders
+from rocketmq_spark.base import folders, process
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import SpoolError, SpoolFull
+
+logger = logging.getLogger(__name__)
 
 BLOCK = 1 << 15
 _HEADER = struct.Struct("<IHB")  # checksum, length of the payload, type
@@ -320,6 +323,23 @@ def look_first(path: Path, use: CopyUse = SENT) -> str:
         f"rocketmq-spark spool copy {name} {copy} && "
         f"rocketmq-spark spool show {copy} --records, and then: rocketmq-spark {use.command} {copy}"
     )
+
+
+def check_temporary() -> None:
+    """Raise ``SpoolError`` if other users can replace a folder that is created among temporary files: they would read messages
+    there, or choose which ones this process reads.
+
+    For users other than root, the mode of a folder only causes a warning, because it may be a volume of Kubernetes.
+    """
+    if (found := folders.temporary_exposure()) is None:
+        return
+    text = f"a temporary folder for messages would lie in {found}"
+    remedy = (
+        "Set the variable TMPDIR to a folder that only you and root may change, or that has the sticky bit (mode 1777)"
+    )
+    if folders.reader() == folders.ROOT or found.uid is not None:
+        raise SpoolError(text, remedy=remedy)
+    process.once("open temporary folders", found.path, lambda: logger.warning("%s. %s", text, remedy))
 
 
 def not_readable(path: Path) -> SpoolError:

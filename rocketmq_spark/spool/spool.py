@@ -50,6 +50,7 @@ from rocketmq_spark.spool.store import Store
 
 SEND_KIND = "send"
 SEND_VERSION = 1
+_QUEUES = 1 << 31  # the protocol has signed 32-bit numbers
 
 _HEAD = struct.Struct(">BI")
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
@@ -108,6 +109,8 @@ def send_of(record: Record) -> SpooledSend:
         send = SpooledSend(head["topic"], request, queue, tuple(head["msgIds"]), selector, head.get("arg"))
         if not _has_types_of_a_send(send):
             raise DecodeError(f"a send of {len(data)} bytes has values of other types than this package writes")
+        if not _has_a_place(send):
+            raise DecodeError(f"a send of {len(data)} bytes has no topic or broker, or no number of a queue")
         if len(target_of(send).encode()) > MOST_TARGET:
             raise DecodeError(f"a send of {len(data)} bytes has a longer topic or broker name than a record can have")
         return send
@@ -134,6 +137,12 @@ def _has_types_of_a_send(send: SpooledSend) -> bool:
         and all(type(number) is int for number in numbers)
         and type(request.batch) is bool
     )
+
+
+def _has_a_place(send: SpooledSend) -> bool:
+    """Whether a topic, and the queue if one was chosen, may exist."""
+    queue = send.queue
+    return bool(send.topic) and (queue is None or (bool(queue.broker_name) and 0 <= queue.queue_id < _QUEUES))
 
 
 def lane_of(send: SpooledSend) -> bytes:

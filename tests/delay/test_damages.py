@@ -10,10 +10,11 @@ from typing import NamedTuple
 
 import pytest
 
-from rocketmq_spark.delay.envelope_records import space_of
+from rocketmq_spark.delay.envelope_records import KIND, space_of
 from rocketmq_spark.delay.release import note_of
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.model import Resent, SpooledSend
+from rocketmq_spark.spool.records import IDENTITY, Record
 from tests.delay.nodes import QUEUES, START_MS, Node, Topic, World, at_once, envelope
 from tests.spool.damages import damage
 
@@ -126,3 +127,26 @@ def test_a_note_that_was_written_after_the_damage_does_not_count(
     turn(node)
     assert sorted(map(number_of, node.sends.sent)) == [0, 1]
     node.store.close()
+
+
+@pytest.mark.parametrize(
+    "marks",
+    [((IDENTITY, b"abc"),), ((IDENTITY, b""),), tuple((space_of(queue), b"x") for queue in QUEUES)],
+    ids=["identity", "empty", "queue"],
+)
+def test_a_mark_that_cannot_be_read_does_not_stop_a_node(
+    world: World, caplog: pytest.LogCaptureFixture, marks: tuple[tuple[bytes, bytes], ...]
+) -> None:
+    """Each turn failed, so that nothing was read or sent, also after a restart."""
+    node = world.node("a")
+    node.store.add([(Record(KIND, envelope("marked", 5), START_MS, "topic orders", marks=marks), START_MS + 5000)])
+    world.topic.put(envelope("m", 7))
+    for _ in range(4):
+        node.turn(*QUEUES)
+    assert world.offsets()[0] == 0, "the message waits"
+    world.time.advance(8)
+    for _ in range(4):
+        node.turn(*QUEUES)
+    assert node.sends.bodies == [b"marked", b"m"]
+    assert world.offsets()[0] == 1
+    assert [each.message for each in caplog.records if "which no release writes" in each.message] != []

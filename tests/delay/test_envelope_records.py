@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rocketmq_spark.base.codes import SysFlag
 from rocketmq_spark.delay import envelope_records
 from rocketmq_spark.delay.release import DEAD_TOPIC, PROBLEM, released
-from rocketmq_spark.model import MessageQueue
+from rocketmq_spark.model import MessageQueue, Resent
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.spool.records import Record, due_of
 from rocketmq_spark.wire.envelope import QUEUE, Envelope, cancelling
@@ -153,3 +153,14 @@ def test_an_original_asks_nothing_of_brokers_that_its_node_alone_may_ask() -> No
         PROPERTIES
     )
     assert released(ORDER._replace(properties=mine).pack()).properties == {"region": "eu"}
+
+
+def test_a_reason_in_a_file_has_no_control_characters() -> None:
+    """Each attempt to send it failed with a traceback, and escape codes reached consumers of dead letters."""
+    policy = envelope_records.trade(RULES, 64)
+    assert policy.letters is not None
+    dead = policy.letters.made(record(ORDER), Resent(error="no route ? there"))
+    assert dead is not None
+    changed = dataclasses.replace(dead, payload=dead.payload.replace(b"no route ?", b"no\x01route \x1b"))
+    sent = policy.sends[envelope_records.LETTER_KIND](changed)
+    assert decode_properties(sent.request.properties)[PROBLEM] == "no?route ? there"

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketmq_spark.errors import DecodeError
-from rocketmq_spark.model import SendRequest, SpooledSend
+from rocketmq_spark.model import MessageQueue, SendRequest, SpooledSend
 from rocketmq_spark.queues.selection import SELECTORS
 from rocketmq_spark.spool.records import Record
 from rocketmq_spark.spool.spool import SEND_KIND, _head, lane_of, record_of, send_of, target_of
@@ -102,3 +102,12 @@ def test_a_send_with_values_of_other_types_says_so(place: str, value: object) ->
     text = json.dumps(head).encode()
     with pytest.raises(DecodeError, match="other types than this package writes"):
         send_of(Record(SEND_KIND, b"\1" + len(text).to_bytes(4) + text + b"x", 1))
+
+
+@pytest.mark.parametrize(
+    ("topic", "queue"), [("", None), ("", q("a:1")), ("t", q(":1")), ("t", q("a:-1")), ("t", q(f"a:{1 << 31}"))]
+)
+def test_a_send_to_what_cannot_exist_says_so(topic: str, queue: MessageQueue | None) -> None:
+    queue = None if queue is None else queue._replace(topic=topic)
+    with pytest.raises(DecodeError, match="has no topic or broker, or no number of a queue"):
+        send_of(record_of(SpooledSend(topic, SendRequest("g", b"x"), queue, ("id",)), 7))
