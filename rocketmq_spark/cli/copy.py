@@ -324,14 +324,29 @@ def _run(copier: Copier, consumer: PullConsumer, target: Target, how: dict[str, 
 
 
 def _copied(target: Target, group: str, source: str) -> dict[MessageQueue, int | None]:
-    """Return the offsets that the group has of the source's queues, those of the environment."""
+    """Return the offsets that the group has of the source's queues, those of the environment.
+
+    Raises ``OffsetError`` for an offset beyond the end of its queue: the consumer would continue at the end, and the messages
+    before it would count as copied.
+    """
     from rocketmq_spark.admin import deadline
     from rocketmq_spark.cli.lag import own_group
     from rocketmq_spark.queues.environment import Own, environment_of
 
     client = target.client()
     queues = Own(environment_of(target.options()))(client.routes.get_existing(source, 0.0).readable())
-    return client.brokers.committed(own_group(target, group), queues, deadline(client))
+    committed = client.brokers.committed(own_group(target, group), queues, deadline(client))
+    known = {queue: offset for queue, offset in committed.items() if offset}
+    bounds = client.brokers.bounds(sorted(known), deadline(client)) if known else {}
+    for queue, offset in known.items():
+        if queue in bounds and offset > bounds[queue].max_offset:
+            raise OffsetError(
+                f"group {group} has copied {queue} up to {offset}, and the queue ends at {bounds[queue].max_offset}: its topic "
+                "was created again",
+                topic=queue.topic,
+                remedy="To copy what is there now, name a new --group, or set its offsets with rocketmq-spark offsets set",
+            )
+    return committed
 
 
 def _moved_text(group: str, changes: Mapping[MessageQueue, tuple[MessageQueue, MessageQueue]]) -> str:

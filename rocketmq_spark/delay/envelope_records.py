@@ -383,8 +383,8 @@ def letter(rules: Rules, record: Record, failure: Resent) -> Record | None:
 
 
 def opened_letter(made: Record) -> tuple[Record, str]:
-    """The record that was given up, but with the target of its letter, and the reason, which may be any bytes in a file of another
-    user.
+    """The record that was given up, but with the target of its letter, and the reason. In a file of another user it may be any
+    bytes.
     """
     start, data = _LENGTH.size, made.payload
     end = start + int.from_bytes(data[:start])

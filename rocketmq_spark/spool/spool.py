@@ -361,8 +361,10 @@ class SendSpool:
         due_ms = self._schedule.due_ms(0, now_ms)
         assert due_ms is not None
         notes = None if self._notes is None else self._notes(sends_)
+        # A send that only waits behind another one has not been tried.
+        tried = [send for send in sends_ if not self.holds(send)]
         self.store.add([(record_of(send, now_ms), due_ms) for send in sends_], notes)
-        for target in {target_of(send) for send in sends_}:
+        for target in {target_of(send) for send in tried}:
             self.redelivery.failed(target)
         self.redelivery.wake()
 

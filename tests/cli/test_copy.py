@@ -458,6 +458,25 @@ def test_an_end_that_is_not_reached_any_more(committed: int | None, now: int | N
             copying._reached(target, "g", {QUEUE: 9})
 
 
+def test_a_source_that_was_created_again_between_two_runs_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A consumer would continue at the end of the queue, and commit that."""
+    offsets = {QUEUE: 9}
+    brokers = SimpleNamespace(committed=lambda *asked: offsets, bounds=lambda *asked: {QUEUE: QueueBounds(0, 8, 0)})
+    route = SimpleNamespace(readable=lambda: [QUEUE])
+    client = SimpleNamespace(
+        brokers=brokers,
+        calls=SimpleNamespace(request_timeout_s=1.0),
+        routes=SimpleNamespace(get_existing=lambda *asked: route),
+    )
+    target: Any = SimpleNamespace(client=lambda: client, settings=lambda: {"name_server": "here:9876"})
+    monkeypatch.setattr("rocketmq_spark.queues.environment.environment_of", lambda parsed: None)
+    target.options = lambda: None
+    with pytest.raises(OffsetError, match="group g has copied src/broker-a/0 up to 9, and the queue ends at 8"):
+        copying._copied(target, "g", "src")
+    offsets[QUEUE] = 8
+    assert copying._copied(target, "g", "src") == {QUEUE: 8}
+
+
 # --- on real brokers
 
 

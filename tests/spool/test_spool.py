@@ -15,7 +15,7 @@ from rocketmq_spark.spool import spool as spool_module
 from rocketmq_spark.spool.database import in_use
 from rocketmq_spark.spool.lanes import SteadyClock
 from rocketmq_spark.spool.records import Record
-from rocketmq_spark.spool.spool import SEND_KIND, SendSpool
+from rocketmq_spark.spool.spool import SEND_KIND, SendSpool, broker_target
 from rocketmq_spark.spool.store import Store
 from tests.helpers import no_more_threads, raising
 from tests.producer.scripted import ManualTimer, Time
@@ -93,6 +93,15 @@ def test_it_holds_back_what_goes_to_a_queue_of_something_that_waits(fixture: Fix
     assert not fixture.spool.holds(send(b"z"))
     fixture.time.advance(3)
     assert not fixture.spool.holds(send(b"z", "a:1"))
+
+
+def test_a_send_that_waits_behind_another_one_is_no_failure(fixture: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody tried it. As a failure it would put off the next call of its broker."""
+    failed: list[str] = []
+    monkeypatch.setattr(fixture.spool.redelivery, "failed", failed.append)
+    fixture.spool.keep([send(b"x", "a:1")])
+    fixture.spool.keep([send(b"y", "a:1"), send(b"z", "b:1")])
+    assert failed == [broker_target(q("a:1", "T")), broker_target(q("b:1", "T"))]
 
 
 def test_when_a_broker_answers_again_what_it_holds_falls_due_at_once(fixture: Fixture) -> None:
