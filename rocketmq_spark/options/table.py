@@ -846,7 +846,9 @@ def parse(given: Mapping[str, object], variables: Mapping[str, str] = os.environ
             continue
         try:
             values[row.field] = value if row.raw and callable(value) else row.parse(p.text(value))
-            if row.field in _PATHS and (problem := paths.confinement_problem(Path(values[row.field]), variables)):
+            if row.field in _PATHS and (problem := paths.length_problem(values[row.field])):
+                problems.append(f"option {called!r} is {paths.shortened(values[row.field])}; {problem}")
+            elif row.field in _PATHS and (problem := paths.confinement_problem(Path(values[row.field]), variables)):
                 problems.append(f"option {called!r} is {value!r}; {problem}")
         except ValueError as e:
             shown = "***" if row.parse is p.secret else value
