@@ -83,7 +83,7 @@ def test_the_folder_itself_may_be_a_link(folder: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("variable", [True, False])
 @pytest.mark.parametrize("option", FIELDS)
-def test_a_path_that_no_system_opens_is_an_error_before_it_is_resolved(
+def test_a_path_that_is_too_long_is_not_resolved(
     folder: Path, monkeypatch: pytest.MonkeyPatch, option: str, variable: bool
 ) -> None:
     """The time and memory to resolve a path grow with the square of its length."""
