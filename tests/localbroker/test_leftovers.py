@@ -247,7 +247,9 @@ def test_a_folder_of_a_broker_in_which_others_wrote_stays(run: Path, tmp_path: P
     (data / folder).chmod(mode)
     modes = {path: path.stat().st_mode for path in (data, *data.rglob("*"))}
     for _ in range(2):
-        with pytest.raises(LocalBrokerError, match=r"is not used: (all users|others) may write to .*new (one|folder) in it"):
+        with pytest.raises(
+            LocalBrokerError, match=r"is not used: (all users|others) may write to .*new (one|folder) in it"
+        ):
             claim(run, data, keep=True)
     assert modes == {path: path.stat().st_mode for path in (data, *data.rglob("*"))}
 
@@ -257,7 +259,9 @@ def test_a_folder_of_all_users_is_no_data_folder(run: Path, tmp_path: Path, mode
     """Such as /tmp: without its mode, other users lose it."""
     (data := tmp_path / "data").mkdir()
     data.chmod(mode)
-    with pytest.raises(LocalBrokerError, match=rf"all users may write to it \(mode {mode:04o}\): name a new folder in it"):
+    with pytest.raises(
+        LocalBrokerError, match=rf"all users may write to it \(mode {mode:04o}\): name a new folder in it"
+    ):
         claim(run, data, keep=True)
     assert stat.S_IMODE(data.stat().st_mode) == mode
     claim(run, data / "new", keep=True).release(delete=False)

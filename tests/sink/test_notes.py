@@ -382,7 +382,13 @@ def interrupted(*given: object) -> None:
 @pytest.mark.parametrize(
     ("location", "name"),
     [
-        *(("file:/a/b", "/a/b"), ("file:///a/b", "/a/b"), ("FILE:/a/b", "/a/b"), ("file:/a%20b", "/a%20b"), ("/a:b", "/a:b")),
+        *(
+            ("file:/a/b", "/a/b"),
+            ("file:///a/b", "/a/b"),
+            ("FILE:/a/b", "/a/b"),
+            ("file:/a%20b", "/a%20b"),
+            ("/a:b", "/a:b"),
+        ),
         *(("~/a", "{here}/~/a"), ("./a:b", "{here}/a:b"), ("~", "{here}/~")),
     ],
 )
@@ -412,7 +418,9 @@ def test_a_checkpoint_on_another_file_system_has_no_local_path(location: str, mo
 def test_a_checkpoint_that_no_system_opens_is_an_error(of: Callable[[str], object], tmp_path: Path) -> None:
     of(f"{tmp_path}/{'a' * 200}")
     for path in (f"{tmp_path}{'/a' * 5_000_000}", f"file:{tmp_path}{'/a' * 3000}"):
-        with pytest.raises(OptionError, match=r"the checkpointLocation is '.{32}…'; it has \d+ bytes; expected at most 4096"):
+        with pytest.raises(
+            OptionError, match=r"the checkpointLocation is '.{32}…'; it has \d+ bytes; expected at most 4096"
+        ):
             of(path)
-    with pytest.raises(OptionError, match="a{20}…' has 256 bytes; expected at most 255"):
+    with pytest.raises(OptionError, match=r"a{20}…' has 256 bytes; expected at most 255"):
         of(f"{tmp_path}/{'a' * 256}")
