@@ -193,7 +193,7 @@ def serving(
                     body = figures()
             except failures as e:
                 self._answer(503, shown(e) + "\n")
-            except Exception as e:  # noqa: BLE001  an error of this package; its text is not for strangers
+            except Exception as e:  # noqa: BLE001 - an error of this package; its text is not for strangers
                 report(repr(e))
                 self._answer(503, "The figures cannot be computed; the log of this process has the error\n")
             else:

@@ -852,7 +852,7 @@ def parse(given: Mapping[str, object], variables: Mapping[str, str] = os.environ
                 problems.append(f"option {called!r} is {value!r}; {problem}")
         except ValueError as e:
             is_long = isinstance(value, str) and len(value) > paths.MOST_PATH_BYTES
-            shown = "'***'" if row.parse is p.secret else paths.shortened(value) if is_long else repr(value)
+            shown = "'***'" if row.parse is p.secret else paths.shortened(str(value)) if is_long else repr(value)
             problems.append(f"option {called!r} is {shown}; expected {e}")
     from_environment: dict[str, Any] = {}
     for field, variable in _VARIABLES.items():
