@@ -45,6 +45,24 @@ def test_each_request_asks_anew_and_a_failure_is_a_503_that_says_why() -> None:
         assert get(url, "/")[:2] == (404, "There is /metrics only\n")
 
 
+def test_any_other_error_is_a_503_and_one_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    said = iter([ValueError("a\nbug"), ValueError("a\nbug"), KeyError("b"), "a 1\n"])
+
+    def text() -> str:
+        value = next(said)
+        if isinstance(value, str):
+            return value
+        raise value
+
+    with serving(LOCAL, text, failures=CallTimeout) as url:
+        for _ in range(3):
+            status, body, _ = get(url)
+            assert (status, body) == (503, "The figures cannot be computed; the log of this process has the error\n")
+        assert get(url)[0] == 200
+    problem = "the figures of /metrics cannot be computed: "
+    assert caplog.messages == [problem + r"ValueError('a\nbug')", problem + "KeyError('b')"]
+
+
 def test_after_the_block_nobody_listens() -> None:
     with serving(LOCAL, lambda: "") as url:
         port = urlsplit(url).port

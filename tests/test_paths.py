@@ -81,6 +81,31 @@ def test_the_folder_itself_may_be_a_link(folder: Path, monkeypatch: pytest.Monke
     assert confined(folder / "keys", "credentialsFile") == folder / "keys"
 
 
+@pytest.mark.parametrize("variable", [True, False])
+@pytest.mark.parametrize("option", FIELDS)
+def test_a_path_that_is_too_long_is_not_resolved(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, option: str, variable: bool
+) -> None:
+    """The time and memory to resolve a path grow with the square of its length."""
+    if not variable:
+        monkeypatch.delenv(PATHS_VARIABLE)
+    longest = f"{folder}/" + "a/" * 2048
+    for path in (longest[: paths.MOST_PATH_BYTES], f"{folder}/{'b' * paths.MOST_NAME_BYTES}/c"):
+        options.parse({"nameServer": "a:1", option: path})
+    resolved: list[Path] = []
+    monkeypatch.setattr(Path, "resolve", lambda path, strict=False: resolved.append(path) or path)
+    for path, problem in (
+        (longest[: paths.MOST_PATH_BYTES + 1], "it has 4097 bytes; expected at most 4096"),
+        (str(folder) + "/a" * 5_000_000, f"it has {10_000_000 + len(str(folder))} bytes; expected at most 4096"),
+        (f"~/{'é' * 128}/c", "its part '" + "é" * 32 + "…' has 256 bytes; expected at most 255"),
+    ):
+        with pytest.raises(OptionError) as e:
+            options.parse({"nameServer": "a:1", option: path})
+        assert f"option {option!r} is '{path[:32]}…'; {problem}" in str(e.value)
+        assert len(str(e.value)) < 300
+    assert resolved == []
+
+
 def parsed(role: str, **given: object) -> Options:
     return options.parse({"nameServer": "a:1", **given}, {}).for_role(role)
 

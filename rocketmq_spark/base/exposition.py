@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,6 +20,8 @@ from rocketmq_spark.base.hosts import is_loopback
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
+
+logger = logging.getLogger(__name__)
 
 PATH = "/metrics"
 DEFAULT_HOST = "127.0.0.1"
@@ -161,11 +164,18 @@ def serving(
 ) -> Iterator[str]:
     """Serve the result of ``figures`` inside the block, and yield the URL. Port 0 takes any free port. One request
     at a time calls ``figures``. If it raises one of ``failures``, the response is a 503 with its text in one line, formatted by
-    ``shown``.
+    ``shown``. Any other exception is a 503 without its text, and one line in the log.
 
     Raises ``OSError`` if the server cannot listen on the address.
     """
     asking = threading.Lock()
+    last_error = ""
+
+    def report(error: str) -> None:
+        nonlocal last_error
+        if error != last_error:  # each request has it again
+            last_error = error
+            logger.error("the figures of %s cannot be computed: %s", PATH, error)
 
     class Handler(BaseHTTPRequestHandler):
         timeout = _IDLE_S
@@ -183,6 +193,9 @@ def serving(
                     body = figures()
             except failures as e:
                 self._answer(503, shown(e) + "\n")
+            except Exception as e:  # noqa: BLE001 - an error of this package; its text is not for strangers
+                report(repr(e))
+                self._answer(503, "The figures cannot be computed; the log of this process has the error\n")
             else:
                 self._answer(200, body)
 

@@ -122,13 +122,20 @@ def irregular_in(path: Path, skipped: tuple[str, ...] = ()) -> str | None:
     """Return a clause about the first entry that is neither a folder nor a file with a single name; None if there is none."""
     for entry in _entries(path, skipped):
         with contextlib.suppress(FileNotFoundError):  # another process removes files meanwhile
-            status = entry.lstat()
-            if stat.S_ISLNK(status.st_mode):
-                return f"{entry} is a link"
-            if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
-                return f"{entry} is neither a file nor a folder"
-            if stat.S_ISREG(status.st_mode) and status.st_nlink > 1:
-                return f"{entry} has another name, perhaps in another folder"
+            if (problem := irregularity(entry)) is not None:
+                return problem
+    return None
+
+
+def irregularity(path: Path) -> str | None:
+    """Return a clause about a path that is neither a folder nor a file with a single name; None if it is one of these."""
+    status = path.lstat()
+    if stat.S_ISLNK(status.st_mode):
+        return f"{path} is a link"
+    if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
+        return f"{path} is neither a file nor a folder"
+    if stat.S_ISREG(status.st_mode) and status.st_nlink > 1:
+        return f"{path} has another name, perhaps in another folder"
     return None
 
 
@@ -367,6 +374,11 @@ def write_new(path: Path, content: str | bytes, mode: int = 0o600) -> None:
 def others_may_write(status: os.stat_result) -> bool:
     """Whether the mode of a file or folder lets other users than its owner and this one write to it."""
     return bool(_of_others(status, _WRITE))
+
+
+def is_of_all(status: os.stat_result) -> bool:
+    """Whether a folder is for files of all users, such as ``/tmp``: sticky, and others may write to it. It must keep its mode."""
+    return others_may_write(status) and bool(status.st_mode & stat.S_ISVTX)
 
 
 def _of_others(status: os.stat_result, rights: int) -> int:

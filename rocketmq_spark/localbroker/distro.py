@@ -107,16 +107,24 @@ def cache_folder() -> Path:
 
 
 def _own(folder: Path) -> Path:
-    """Creates the folder for this user only. If it exists, others lose the right to write to it, and to the folders in it."""
+    """Creates the folder for this user only. If it exists, others lose the right to write to it, and to the folders in it, unless
+    the folder is refused: then all modes stay.
+    """
     with contextlib.suppress(OSError):  # the first write will raise an error with the reason
         folders.make(folder)
-    _check(folder)
-    _check_above(folder)
-    for inner in _folders_in(folder):
-        _check(inner)
-        for innermost in _folders_in(inner):
-            _check(innermost)
+    for close in (_would_close, folders.close):  # what the second look finds cannot change any more
+        _check(folder, close)
+        _check_above(folder)
+        for inner in _folders_in(folder):
+            _check(inner, close)
+            for innermost in _folders_in(inner):
+                _check(innermost, close)
     return folder
+
+
+def _would_close(folder: Path) -> bool:
+    status = folder.stat()
+    return status.st_uid == os.geteuid() or not folders.others_may_write(status)
 
 
 def _folders_in(folder: Path) -> Iterator[Path]:
@@ -127,12 +135,17 @@ def _folders_in(folder: Path) -> Iterator[Path]:
                     yield Path(entry.path)
 
 
-def _check(folder: Path) -> None:
+def _check(folder: Path, close: Callable[[Path], bool]) -> None:
     problem = folders.foreign(folder)
     if problem is None and folder.is_symlink():
         _check_above(folder)
     with contextlib.suppress(OSError):  # it cannot be read, so nothing is read from it
-        if problem is None and folders.close(folder):
+        if problem is None and folders.is_of_all(folder.stat()):
+            raise LocalBrokerError(
+                f"All users may write to {folder}; files from there would be executed",
+                remedy=f"Name a new folder in it with {CACHE_VARIABLE}",
+            )
+        if problem is None and close(folder):
             return
         raise LocalBrokerError(
             f"{problem or f'Others may write to {folder}'}; files from there would be executed",

@@ -94,34 +94,61 @@ def _check(data: Path) -> None:
 
 
 def _problem(data: Path) -> str | None:
-    """Close the folder, then what is in it, and only then look: what is found cannot change any more."""
+    """Look, close the folder, look again, and close what is in it: what the last look finds cannot change any more.
+
+    A folder that the first look rejects keeps all modes, so that the next start finds the same.
+    """
     if (found := folders.foreign(data)) is not None:
         return str(found)
     before = data.stat()
+    if folders.is_of_all(before):
+        return f"all users may write to it (mode {stat.S_IMODE(before.st_mode):04o}): name a new folder in it"
+    was_open = folders.others_may_write(before)
+    if (problem := _problem_in(data, was_open)) is not None:
+        return problem
     if not folders.close(data):
         return f"others may write to {data}"
-    places = [data / name for name in sorted(os.listdir(data)) if name in _NAMES or name.startswith(_PREFIXES)]
-    if places and folders.others_may_write(before) and not before.st_mode & stat.S_ISVTX:
-        with folders.inside(data) as opened:  # the next start must find this, too
+    problem = _problem_in(data, was_open) or _problem_after_closing(data)
+    if problem is not None:
+        with folders.inside(data) as opened:
             os.fchmod(opened, stat.S_IMODE(before.st_mode))
-        return (
-            f"others may write to it, and may have moved a folder of yours to {places[0]}, where servers delete and replace "
-            "files: look whether all there is of a cluster"
-        )
-    for place in places:
+    return problem
+
+
+def _problem_in(data: Path, was_open: bool) -> str | None:
+    """Return a clause about the first place in a data folder that servers must not use; None if there is none."""
+    for place in _places(data):
+        if was_open:
+            return f"others may write to it, and may have moved a folder of yours to {place}{_LOOK}"
         if (found := folders.foreign(place)) is not None:
             return str(found)
-        folders.close_all(place)
-    for place in places:
+        if (problem := folders.irregularity(place)) is not None:
+            return f"{problem}, to which servers would write"
+        if folders.others_may_write(place.lstat()):
+            return f"others may write to {place}, and may have moved a folder of yours there{_LOOK}"
         if (found := folders.foreign_in(place)) is not None:
             return str(found)
-        if (exposure := next(folders.exposures_in(place, (), os.geteuid()), None)) is not None:
-            return f"{exposure.who} may write to {exposure.path}"
         if (problem := folders.irregular_in(place, _TEMPORARY_FILES)) is not None:
             return f"{problem}, to which servers would write"
     return None
 
 
+def _problem_after_closing(data: Path) -> str | None:
+    for place in _places(data):
+        folders.close_all(place)
+    if (problem := _problem_in(data, False)) is not None:
+        return problem
+    for place in _places(data):
+        if (exposure := next(folders.exposures_in(place, (), os.geteuid()), None)) is not None:
+            return f"{exposure.who} may write to {exposure.path}"
+    return None
+
+
+def _places(data: Path) -> list[Path]:
+    return [data / name for name in sorted(os.listdir(data)) if name in _NAMES or name.startswith(_PREFIXES)]
+
+
+_LOOK = ", where servers delete and replace files: look whether all there is of a cluster"
 # What a cluster has in its data folder, in which users may have other files.
 _NAMES = (IN_USE, _PORTS, PROXY)
 _PREFIXES = (NAME_SERVER, "broker-")

@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from rocketmq_spark.model import MessageQueue
-from rocketmq_spark.options.names import code_allowed
+from rocketmq_spark.options.names import ALLOWED, code_allowed
 
 EARLIEST = -2
 LATEST = -1
@@ -272,12 +272,31 @@ def regex(value: str) -> str:
     if not value.strip():
         raise ValueError("a regular expression that is not empty")
     if not code_allowed():  # to compile a long expression takes Python minutes; then only RE2 reads it
+        if (problem := re2_problem(value)) is not None:
+            raise ValueError(problem)
         return value
     try:
         re.compile(value)
     except re.error as e:
         raise ValueError(f"a regular expression ({e})") from None
     return value
+
+
+MOST_PATTERN, MOST_REPEATS = 4096, 1000
+_REPEAT = re.compile(r"\{\d{1,4096}(?:,\d{0,4096})?\}")
+
+
+def re2_problem(pattern: str) -> str | None:
+    """Return what an expression should be, if RE2 could need very much memory or time to compile it; None otherwise.
+
+    RE2 writes repeats out before its own limit of memory counts, and takes quadratic time for those that it joins.
+    """
+    if len(pattern) > MOST_PATTERN:
+        return f"at most {MOST_PATTERN} characters, because variable {ALLOWED} forbids code; it has {len(pattern)}"
+    repeats = sum(int(number) for found in _REPEAT.findall(pattern) for number in re.findall(r"\d+", found)[-1:])
+    if repeats > MOST_REPEATS:
+        return f"at most {MOST_REPEATS} repeats in all braces together, because variable {ALLOWED} forbids code"
+    return None
 
 
 def assignment(value: str) -> tuple[MessageQueue, ...]:

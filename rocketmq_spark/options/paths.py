@@ -23,6 +23,9 @@ PATHS_VARIABLE = "ROCKETMQ_SPARK_PATHS"
 
 
 _NEW = "new"  # stands for whatever is made in a folder
+# Of Linux (PATH_MAX, NAME_MAX). The time and memory that it takes to resolve a path grow with the square of its length.
+MOST_PATH_BYTES, MOST_NAME_BYTES = 4096, 255
+_SHOWN = 32  # characters of a text that is too long
 MOST_BYTES = 4 << 20  # of a file of keys or certificates; a file with holes may be larger than the memory
 
 
@@ -125,6 +128,27 @@ def file_named(path: Path, option: str, variables: Mapping[str, str] = os.enviro
 
 def _refused(path: Path, option: str, problem: str, remedy: str) -> OptionError:
     return OptionError(f"option {option!r} is {str(path)!r}; {problem}", remedy=remedy)
+
+
+def length_problem(path: str) -> str | None:
+    """Return a clause that says that a path, or a part of it, is too long for the system; None if it is not. The path is not
+    looked up.
+    """
+    if (size := _size(path)) > MOST_PATH_BYTES:
+        return f"it has {size} bytes; expected at most {MOST_PATH_BYTES}"
+    for part in path.split("/"):
+        if (size := _size(part)) > MOST_NAME_BYTES:
+            return f"its part {shortened(part)} has {size} bytes; expected at most {MOST_NAME_BYTES}"
+    return None
+
+
+def _size(text: str) -> int:
+    return len(text.encode("utf-8", "surrogatepass"))
+
+
+def shortened(text: str) -> str:
+    """The begin of a text that is too long for an error, in quotation marks."""
+    return repr(text[:_SHOWN] + "…")
 
 
 def confinement_problem(path: Path, variables: Mapping[str, str] = os.environ) -> str | None:

@@ -846,11 +846,14 @@ def parse(given: Mapping[str, object], variables: Mapping[str, str] = os.environ
             continue
         try:
             values[row.field] = value if row.raw and callable(value) else row.parse(p.text(value))
-            if row.field in _PATHS and (problem := paths.confinement_problem(Path(values[row.field]), variables)):
+            if row.field in _PATHS and (problem := paths.length_problem(values[row.field])):
+                problems.append(f"option {called!r} is {paths.shortened(values[row.field])}; {problem}")
+            elif row.field in _PATHS and (problem := paths.confinement_problem(Path(values[row.field]), variables)):
                 problems.append(f"option {called!r} is {value!r}; {problem}")
         except ValueError as e:
-            shown = "***" if row.parse is p.secret else value
-            problems.append(f"option {called!r} is {shown!r}; expected {e}")
+            is_long = isinstance(value, str) and len(value) > paths.MOST_PATH_BYTES
+            shown = "'***'" if row.parse is p.secret else paths.shortened(str(value)) if is_long else repr(value)
+            problems.append(f"option {called!r} is {shown}; expected {e}")
     from_environment: dict[str, Any] = {}
     for field, variable in _VARIABLES.items():
         text = None if field in values else variables.get(variable)

@@ -176,6 +176,25 @@ def test_a_cache_that_others_may_write_to_is_not_trusted(monkeypatch: pytest.Mon
     assert distro.cache_folder() == tmp_path / "file" / "below", "who writes there says what is wrong"
 
 
+def test_a_cache_that_is_refused_keeps_its_modes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Without the mode of /tmp, all other users lose it."""
+    (shared := tmp_path / "shared").mkdir()
+    shared.chmod(0o1777)
+    monkeypatch.setenv(distro.CACHE_VARIABLE, str(shared))
+    with pytest.raises(LocalBrokerError, match=f"All users may write to {shared}; .* Name a new folder in it with"):
+        distro.cache_folder()
+    assert stat.S_IMODE(shared.stat().st_mode) == 0o1777
+    monkeypatch.setenv(distro.CACHE_VARIABLE, str(shared / "cache"))
+    assert distro.cache_folder() == shared / "cache"
+    (shared / "cache" / "jars" / "core").mkdir(parents=True)
+    for folder in (shared / "cache", shared / "cache" / "jars"):
+        folder.chmod(0o777)
+    users.give_away(monkeypatch, shared / "cache" / "jars" / "core")
+    with pytest.raises(LocalBrokerError, match=r"belongs to uid|lies in"):
+        distro.cache_folder()
+    assert {stat.S_IMODE(folder.stat().st_mode) for folder in (shared / "cache", shared / "cache" / "jars")} == {0o777}
+
+
 def of_root(monkeypatch: pytest.MonkeyPatch) -> None:
     """From here on this process is an ordinary user, and its files are root's."""
     users.of_root(monkeypatch, os.getuid())

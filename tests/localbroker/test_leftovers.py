@@ -183,8 +183,9 @@ def test_nobody_may_exchange_the_configuration_of_servers(tmp_path: Path) -> Non
     data = tmp_path / "data"
     (data / "namesrv").mkdir(parents=True)
     (data / "namesrv" / "logback.xml").touch()
-    for path in (data / "namesrv", data / "namesrv" / "logback.xml"):
-        path.chmod(0o777)
+    (data / "namesrv" / "logback.xml").chmod(0o666)
+    data.chmod(0o755)
+    (data / "namesrv").chmod(0o755)
     site._check(data)
     assert not any(path.stat().st_mode & 0o022 for path in (data, *data.rglob("*")))
 
@@ -235,6 +236,71 @@ def test_what_others_may_have_moved_into_a_data_folder_stays(run: Path, tmp_path
     assert (data / "broker-a" / "tmp" / "thesis.tex").exists()
 
 
+@pytest.mark.parametrize(("folder", "mode"), [(".", 0o1777), (".", 0o3777), ("broker-a", 0o777), ("broker-a", 0o1777)])
+def test_a_folder_of_a_broker_in_which_others_wrote_stays(run: Path, tmp_path: Path, folder: str, mode: int) -> None:
+    """The sticky bit keeps others from moving things out of a folder, not into it."""
+    data = tmp_path / "data"
+    (thesis := data / "broker-a" / "tmp" / "thesis.tex").parent.mkdir(parents=True)
+    thesis.touch()
+    for path in (data, data / "broker-a"):
+        path.chmod(0o755)
+    (data / folder).chmod(mode)
+    modes = {path: path.stat().st_mode for path in (data, *data.rglob("*"))}
+    for _ in range(2):
+        with pytest.raises(
+            LocalBrokerError, match=r"is not used: (all users|others) may write to .*new (one|folder) in it"
+        ):
+            claim(run, data, keep=True)
+    assert modes == {path: path.stat().st_mode for path in (data, *data.rglob("*"))}
+
+
+@pytest.mark.parametrize("mode", [0o1777, 0o1775 | 0o002])
+def test_a_folder_of_all_users_is_no_data_folder(run: Path, tmp_path: Path, mode: int) -> None:
+    """Such as /tmp: without its mode, other users lose it."""
+    (data := tmp_path / "data").mkdir()
+    data.chmod(mode)
+    with pytest.raises(
+        LocalBrokerError, match=rf"all users may write to it \(mode {mode:04o}\): name a new folder in it"
+    ):
+        claim(run, data, keep=True)
+    assert stat.S_IMODE(data.stat().st_mode) == mode
+    claim(run, data / "new", keep=True).release(delete=False)
+
+
+@pytest.mark.parametrize("place", ["broker-a", "namesrv", "proxy", "in-use", "ports.json"])
+@pytest.mark.parametrize("kind", ["link", "second name", "pipe"])
+def test_a_place_of_a_cluster_is_no_link_or_pipe(run: Path, tmp_path: Path, place: str, kind: str) -> None:
+    """Servers would write elsewhere, or wait for ever."""
+    (data := tmp_path / "data").mkdir(0o700)
+    (work := tmp_path / "work").mkdir()
+    (work / "file").touch()
+    (work / "file").chmod(0o664)
+    if kind == "link":
+        (data / place).symlink_to(work)
+    elif kind == "pipe":
+        os.mkfifo(data / place)
+    else:
+        (data / place).hardlink_to(work / "file")
+        (work / "file").chmod(0o644)
+    mode = (work / "file").stat().st_mode
+    with pytest.raises(LocalBrokerError, match=rf"{data / place} (is a link|has another name|is neither)"):
+        claim(run, data, keep=True)
+    assert (work / "file").stat().st_mode == mode
+
+
+@pytest.mark.parametrize("mode", [0o700, 0o755])
+def test_a_folder_that_only_its_user_may_write_is_used_again(run: Path, tmp_path: Path, mode: int) -> None:
+    for name in ("broker-a/store", "namesrv", "proxy", "mine"):
+        (tmp_path / "data" / name).mkdir(parents=True)
+    for path in (tmp_path / "data").rglob("*"):
+        path.chmod(mode)
+    (tmp_path / "data").chmod(mode)
+    (tmp_path / "data" / "mine").chmod(0o777)
+    for _ in range(2):
+        claim(run, tmp_path / "data", keep=True).release(delete=False)
+    assert stat.S_IMODE((tmp_path / "data" / "mine").stat().st_mode) == 0o777
+
+
 @pytest.mark.parametrize("kind", ["link", "second name", "pipe"])
 def test_servers_write_to_no_other_file_of_their_user(run: Path, tmp_path: Path, kind: str) -> None:
     home = tmp_path / "data" / "broker-a"
@@ -279,27 +345,28 @@ def test_a_folder_that_was_made_again_by_others_stops_no_start(
     assert record.exists() == (kind != "theirs")
 
 
+@pytest.mark.parametrize("look", ["foreign", "foreign_in", "close", "close_all"])
 @pytest.mark.parametrize("kind", ["link", "file", "folder"])
 def test_nothing_is_planted_while_a_data_folder_is_checked(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, look: str
 ) -> None:
     """Others may have had folders below it that anyone may change. They try each time this process looks at something."""
-    home = tmp_path / "data" / "namesrv"
+    home = tmp_path / "data" / "namesrv" / "store"
     home.mkdir(parents=True)
-    home.chmod(0o777)
+    for folder, mode in ((home.parent.parent, 0o755), (home.parent, 0o755), (home, 0o777)):
+        folder.chmod(mode)
     planted = home / "out.txt"
 
     def plant(real: object) -> object:
-        def look(*given: object) -> object:
+        def first(*given: object) -> object:
             if home.stat().st_mode & 0o002 and not os.path.lexists(planted):
                 {"link": lambda: planted.symlink_to(run), "file": planted.touch, "folder": planted.mkdir}[kind]()
                 users.give_away(monkeypatch, planted)
             return real(*given)  # type: ignore[operator]
 
-        return look
+        return first
 
-    for name in ("foreign", "foreign_in", "exposures_in", "close"):
-        monkeypatch.setattr(folders, name, plant(getattr(folders, name)))
+    monkeypatch.setattr(folders, look, plant(getattr(folders, look)))
     with pytest.raises(LocalBrokerError, match=r"is not used: .*belongs to uid"):
         claim(run, tmp_path / "data", keep=True)
 

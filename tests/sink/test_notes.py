@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import json
 import os
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +21,7 @@ from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.spark.checkpoints import batch_notes, files, offset_log, rewind
 from rocketmq_spark.spark.checkpoints.batch_notes import BatchNote
 from rocketmq_spark.spark.checkpoints.files import Folder, checkpoint_folder
+from rocketmq_spark.spark.checkpoints.owners import exposure
 from rocketmq_spark.spark.sink import exactly_once
 from rocketmq_spark.stored.ends import QueueEnds
 from rocketmq_spark.stored.look import LookTools
@@ -378,7 +381,46 @@ def interrupted(*given: object) -> None:
 
 @pytest.mark.parametrize(
     ("location", "name"),
-    [("file:/a/b", "/a/b"), ("file:///a/b", "/a/b"), ("/a", "/a")],
+    [
+        *(
+            ("file:/a/b", "/a/b"),
+            ("file:///a/b", "/a/b"),
+            ("FILE:/a/b", "/a/b"),
+            ("file:/a%20b", "/a%20b"),
+            ("/a:b", "/a:b"),
+        ),
+        *(("~/a", "{here}/~/a"), ("./a:b", "{here}/a:b"), ("~", "{here}/~")),
+    ],
 )
-def test_checkpoints_are_called_as_spark_calls_them(location: str, name: str) -> None:
-    assert checkpoint_folder(location).name == name
+def test_checkpoints_are_called_as_spark_calls_them(
+    location: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder that is used is the one whose owners are checked."""
+    monkeypatch.chdir(tmp_path)
+    found = checkpoint_folder(location)
+    assert found.name == name.format(here=tmp_path)
+    assert files.local_path(location) == Path(found.name)
+
+
+@pytest.mark.parametrize("location", ["hdfs:/a", "HDFS://h/a", "s3a://b/a", "odd:a"])
+def test_a_checkpoint_on_another_file_system_has_no_local_path(location: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert files.local_path(location) is None
+    assert exposure(location) is None
+    asked: list[str] = []
+    monkeypatch.setattr(
+        "pyarrow.fs.FileSystem", SimpleNamespace(from_uri=lambda name: (None, asked.append(name) or "/a"))
+    )
+    checkpoint_folder(location)
+    assert asked == [location.replace("s3a", "s3")]
+
+
+@pytest.mark.parametrize("of", [exposure, checkpoint_folder, files.open_folder])
+def test_a_checkpoint_that_no_system_opens_is_an_error(of: Callable[[str], object], tmp_path: Path) -> None:
+    of(f"{tmp_path}/{'a' * 200}")
+    for path in (f"{tmp_path}{'/a' * 5_000_000}", f"file:{tmp_path}{'/a' * 3000}"):
+        with pytest.raises(
+            OptionError, match=r"the checkpointLocation is '.{32}…'; it has \d+ bytes; expected at most 4096"
+        ):
+            of(path)
+    with pytest.raises(OptionError, match=r"a{20}…' has 256 bytes; expected at most 255"):
+        of(f"{tmp_path}/{'a' * 256}")

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rocketmq_spark import options
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.options.names import ALLOWED
 from rocketmq_spark.spark.source.subscription import matching_names
@@ -76,3 +77,35 @@ def test_where_code_is_forbidden_no_expression_takes_long(pattern: str, monkeypa
     with pytest.raises(OptionError, match=rf"'subscribePattern' is .*RE2 cannot match it, and variable {ALLOWED}"):
         matching_names(pattern, ["a" * 40])
     assert matching_names("a.*", ["a", "\ud800"]) == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "problem"),
+    [
+        ("a" * 4097, "at most 4096 characters, .*; it has 4097"),
+        ("[a-z]{1,1000}" * 20_000, "at most 4096 characters"),
+        ("[a-z]{1,1000}" * 39, "at most 1000 repeats in all braces"),  # RE2 makes one repeat of 39,000 of it
+        (r"(?:\pL{1000}){2}", "at most 1000 repeats in all braces"),
+        ("a{" + "9" * 4000 + "}", "at most 1000 repeats in all braces|RE2 cannot match"),
+    ],
+)
+def test_where_code_is_forbidden_an_expression_has_a_limit(
+    pattern: str, problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RE2 takes gigabytes to read longer ones, and a process without memory is aborted."""
+    monkeypatch.setenv(ALLOWED, "0")
+    with pytest.raises(OptionError, match=rf"'subscribePattern' is '.{{12,32}}…'; expected {problem}.*"):
+        matching_names(pattern, ["orders"])
+    with pytest.raises(OptionError, match=f"'subscribePattern' is .*; expected {problem}"):
+        options.parse({"nameServer": "a:1", "subscribePattern": pattern})
+    for allowed in ("a" * 4096, "a{1,1000}", "(?:a{10}){10}", "[{]5000[}]"):
+        options.parse({"nameServer": "a:1", "subscribePattern": allowed})
+        assert matching_names(allowed, ["b"]) == []
+
+
+@pytest.mark.parametrize("code", ["0", "1"])
+@pytest.mark.parametrize("pattern", ["a)|(?:b", "a)(?:b", ")(?:"])
+def test_an_expression_is_valid_alone(pattern: str, code: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ALLOWED, code)
+    with pytest.raises(OptionError, match="'subscribePattern' is"):
+        matching_names(pattern, ["ab", "a", "xb"])

@@ -415,7 +415,8 @@ def doctor(
         target = replace(target, given={**target.given, "proxy_endpoint": proxy_endpoint})
     width = width_of(sys.stdout)
     found = []
-    subject = Subject(topics, readers["group"], readers["checkpoint"], exactly_once)
+    checkpoint = readers["checkpoint"]
+    subject = Subject(topics, readers["group"], checkpoint and os.path.expanduser(checkpoint), exactly_once)
     for finding in examine(target, subject):
         found.append(finding)
         row = {"check": finding.check, "level": finding.level.value, "found": finding.found, "remedy": finding.remedy}

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rocketmq_spark.base import folders
-from rocketmq_spark.errors import OffsetError
+from rocketmq_spark.errors import OffsetError, OptionError
+from rocketmq_spark.options.paths import length_problem, shortened
 
 
 class _FileEntry(NamedTuple):
@@ -383,23 +384,40 @@ _SCHEME_ALIASES = {"s3a": "s3", "s3n": "s3"}
 
 
 def checkpoint_folder(location: str) -> Folder:
-    """Return the folder of a ``checkpointLocation``, which may be a ``file:`` URI, as for Spark."""
-    if location.startswith("file:"):
-        return open_folder("/" + location.removeprefix("file:").lstrip("/"))
-    return open_folder(location)
+    """Return the folder of a ``checkpointLocation``, as ``local_path`` understands it."""
+    return open_folder(location if (path := local_path(location)) is None else str(path))
+
+
+def local_path(location: str) -> Path | None:
+    """The path that Spark means by a ``checkpointLocation``; None on another file system. Nothing is looked up.
+
+    As for Hadoop, a scheme needs no ``//``, ``%`` and a ``~`` at the begin are characters of names, and schemes ignore case.
+    Raises ``OptionError`` if the path is too long.
+    """
+    scheme, colon, below = location.partition(":")
+    if not colon or "/" in scheme:
+        path = location
+    elif scheme.lower() == "file":
+        path = "/" + below.lstrip("/")
+    else:
+        return None
+    if (problem := length_problem(path)) is not None:
+        raise OptionError(f"the checkpointLocation is {shortened(location)}; {problem}", remedy="Name a shorter path")
+    return Path(path).absolute()
 
 
 def open_folder(name: str) -> Folder:
-    """Return the folder with this path or URI. Raises ``OffsetError`` if it cannot be reached."""
+    """Return the folder with this path or URI, as a command names it: ``~`` is the user's home. Raises ``OffsetError`` if it
+    cannot be reached, and ``OptionError`` if a path is too long.
+    """
     from pyarrow.fs import FileSystem, LocalFileSystem
 
-    scheme, colon, path_of_it = name.partition("://")
-    name = f"{_SCHEME_ALIASES.get(scheme, scheme)}{colon}{path_of_it}" if colon else name
-    if "://" not in name and not name.startswith("file:"):
-        path = Path(name).expanduser().absolute()
+    if (path := local_path(os.path.expanduser(name))) is not None:
         if _base_name(name) in (".", "..", "~"):  # ``copy`` needs a name to which it can append
             name = str(path := path.resolve())
         return Folder(name, LocalFileSystem(), str(path))
+    scheme, colon, path_of_it = name.partition("://")
+    name = f"{_SCHEME_ALIASES.get(scheme, scheme)}{colon}{path_of_it}" if colon else name
     try:
         system, root = FileSystem.from_uri(name)
     except (OSError, ValueError, ImportError) as e:

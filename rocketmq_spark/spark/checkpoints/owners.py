@@ -18,10 +18,10 @@ from pathlib import Path
 from rocketmq_spark.base import folders, process
 from rocketmq_spark.errors import OffsetError
 from rocketmq_spark.spark.checkpoints.batch_notes import NOTES_FOLDER
+from rocketmq_spark.spark.checkpoints.files import local_path
 
 logger = logging.getLogger(__name__)
 
-_SCHEME = "file:"
 _WARNED_KEY = "checkpoints of others"
 # Folders whose files are checked, too. Of other folders only the folder itself is checked: the state may have a million files.
 _LOGS = ("offsets", "commits", NOTES_FOLDER)
@@ -46,7 +46,7 @@ def exposure(location: str, owner: int = folders.ROOT) -> tuple[str, str] | None
 
     If the folder does not exist, this checks whether other users may create it: its owner may have renamed it for a moment.
     """
-    path = _local_path(location)
+    path = local_path(location)
     if path is None:
         return None
     parent_exposure = next(folders.exposures(path, owner), None)
@@ -82,17 +82,10 @@ def _part_in(folder: Path, path: Path) -> Path:
 
 def owner_of(location: str) -> int:
     """The uid of the owner of a checkpoint; root's if it is missing, or on another file system."""
-    path = _local_path(location)
+    path = local_path(location)
     with contextlib.suppress(OSError):
         return folders.ROOT if path is None else folders.owner_uid(path.stat())
     return folders.ROOT
-
-
-def _local_path(location: str) -> Path | None:
-    """The path of a ``checkpointLocation``; None on another file system."""
-    if location[: len(_SCHEME)].lower() == _SCHEME:  # for Hadoop, case does not matter
-        return Path("/" + location[len(_SCHEME) :].lstrip("/"))
-    return None if "://" in location else Path(location).absolute()
 
 
 def _files_to_check(path: Path) -> Iterator[Path]:

@@ -22,6 +22,8 @@ from rocketmq_spark.errors import BrokerError, OptionError, RouteNotFound
 from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue, QueueData, TopicRoute
 from rocketmq_spark.options import Options
 from rocketmq_spark.options.names import ALLOWED, code_allowed
+from rocketmq_spark.options.parsing import re2_problem
+from rocketmq_spark.options.paths import shortened
 from rocketmq_spark.options.topic_names import EXACT, hint
 from rocketmq_spark.ports import OffsetReader
 from rocketmq_spark.pull.puller import batch_topic_filter_error
@@ -272,10 +274,15 @@ def matching_names(pattern: str, topics: Iterable[str]) -> list[str]:
     import pyarrow as pa  # here, because only expressions need it
     import pyarrow.compute as pc
 
+    if not code_allowed() and (problem := re2_problem(pattern)) is not None:  # it may come from a checkpoint
+        raise OptionError(f"option 'subscribePattern' is {shortened(pattern)}; expected {problem}")
     # RE2 cannot match single surrogates, and no valid name of a topic has any.
     encodable = [topic for topic in topics if topic.isprintable()]
     if not _DIFFERS_IN_RE2.search(pattern):
         try:
+            pc.match_substring_regex(
+                pa.array([""], pa.string()), pattern=pattern
+            )  # it must be valid outside of a group, too
             found = pc.match_substring_regex(pa.array(encodable, pa.string()), pattern=rf"\A(?:{pattern})\z")
         except pa.ArrowException:  # an expression that RE2 does not support
             pass
@@ -286,5 +293,8 @@ def matching_names(pattern: str, topics: Iterable[str]) -> list[str]:
             f"option 'subscribePattern' is {pattern!r}; RE2 cannot match it, and variable {ALLOWED} forbids other expressions",
             remedy="Give an expression without look-around, back references, possessive and atomic groups, '{,', '[[' and '[:'",
         )
-    matches = re.compile(pattern).fullmatch
+    try:
+        matches = re.compile(pattern).fullmatch
+    except re.error as e:  # options are checked before, checkpoints are not
+        raise OptionError(f"option 'subscribePattern' is {pattern!r}; expected a regular expression ({e})") from None
     return [topic for topic in encodable if len(topic) <= MAX_RETRY_OR_DLQ_TOPIC_LENGTH and matches(topic)]
