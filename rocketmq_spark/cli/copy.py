@@ -236,7 +236,7 @@ def copy(output: Output, /, target: Target, **how: Any) -> None:
         raise OptionError(f"{source} would be copied to itself", remedy="Name another topic, or --to-name-server")
     stop, begun_s = Latch(), time.monotonic()
     reads, group = target.only("batch source"), how["group"]
-    copied = _copied(reads, group, source)  # before a new group gets the offsets at which it begins
+    copied = copied_offsets(reads, group, source)  # before a new group gets the offsets at which it begins
     with subscribed(target, source, how) as consumer, to.producer() as producer:
         changes = moved(list(copied), producer.queues(destination))
         if changes := {queue: places for queue, places in changes.items() if copied[queue]}:
@@ -323,7 +323,7 @@ def _run(copier: Copier, consumer: PullConsumer, target: Target, how: dict[str, 
     copier.commit()
 
 
-def _copied(target: Target, group: str, source: str) -> dict[MessageQueue, int | None]:
+def copied_offsets(target: Target, group: str, source: str) -> dict[MessageQueue, int | None]:
     """Return the offsets that the group has of the source's queues, those of the environment.
 
     Raises ``OffsetError`` for an offset beyond the end of its queue: the consumer would continue at the end, and the messages

@@ -131,7 +131,7 @@ def test_a_group_that_copied_before_is_told_before_the_first_message_which_queue
     offsets = {sources[0]: 7, sources[1]: 0, sources[2]: None}
     monkeypatch.setattr(Target, "producer", lambda target: nullcontext(SimpleNamespace(queues=lambda topic: FEW[1:])))
     monkeypatch.setattr(copying, "_place", lambda target, topic: {(topic, topic, None)})
-    monkeypatch.setattr(copying, "_copied", lambda target, group, source: offsets)
+    monkeypatch.setattr(copying, "copied_offsets", lambda target, group, source: offsets)
     monkeypatch.setattr(copying, "subscribed", lambda *given: nullcontext(SimpleNamespace()))
     monkeypatch.setattr(copying, "_run", lambda *given: print("the first message"))
     words = ["copy", "src", "dst", "--group", "g", "--name-server", "127.0.0.1:1"]
@@ -472,9 +472,9 @@ def test_a_source_that_was_created_again_between_two_runs_fails(monkeypatch: pyt
     monkeypatch.setattr("rocketmq_spark.queues.environment.environment_of", lambda parsed: None)
     target.options = lambda: None
     with pytest.raises(OffsetError, match="group g has copied src/broker-a/0 up to 9, and the queue ends at 8"):
-        copying._copied(target, "g", "src")
+        copying.copied_offsets(target, "g", "src")
     offsets[QUEUE] = 8
-    assert copying._copied(target, "g", "src") == {QUEUE: 8}
+    assert copying.copied_offsets(target, "g", "src") == {QUEUE: 8}
 
 
 # --- on real brokers

@@ -144,7 +144,8 @@ def test_a_copy_knows_which_records_failed(tmp_path: Path) -> None:
         f"put(numbered(RECORD, 2), {other.encode()!r})",
         "end()",
     )
-    copy_spool(tmp_path / "source", tmp_path / "copy", CopyLimits(Deadline.after(60), 1 << 20), call)
+    kinds = {"k": lambda record: record}  # they keep their marks
+    copy_spool(tmp_path / "source", tmp_path / "copy", CopyLimits(Deadline.after(60), 1 << 20), call, kinds)
     with contextlib.closing(Store(tmp_path / "copy", sync="never")) as store:
         assert sorted(places(store)) == [("old", False, Due(10, 1)), ("old", True, Due(20, 2))]
         store.hasten("old", None, 9, 8)
