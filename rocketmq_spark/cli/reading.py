@@ -16,7 +16,7 @@ from itertools import groupby
 from rocketmq_spark import session
 from rocketmq_spark.admin import with_kept_minimums
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.columnar.decode.rows import placed, usable
+from rocketmq_spark.columnar.decode.rows import messages_in_range, usable_answers
 from rocketmq_spark.errors import NotReadable, OffsetError
 from rocketmq_spark.model import Filter, MessageQueue, OffsetRange, QueueBounds, ReceivedMessage, TopicRoute
 from rocketmq_spark.model.admin import GROUP
@@ -182,7 +182,7 @@ class TopicReader:
             pulls = reading.read(self._puller, part, self._on_loss, at_brokers)
             held = [HeldAnswers(room) for _ in part]
             for fetched in pulls.fetch():
-                for answer in usable(fetched, pulls.usable_count, pulls.with_true_ends):
+                for answer in usable_answers(fetched, pulls.usable_count, pulls.with_true_ends):
                     held[answer.range_number].take(fetched, answer)
             for r, mine in zip(part, held, strict=True):
                 self._next[r.queue], self._ahead[r.queue] = mine.went(r, self._chunk)
@@ -192,7 +192,7 @@ class TopicReader:
         for answer, stored in held.answers():
             window = OffsetWindow(answer.start, answer.next_offset)
             found = decode_leniently(stored, queue.broker_name, queue=queue, window=window, room=self._batches)
-            for message in placed(found, answer, dense=not self._filter):
+            for message in messages_in_range(found, answer, dense=not self._filter):
                 if self._wanted.accepts(message.tags) or message.decode_error is not None:
                     yield message
 

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from rocketmq_spark.base.clock import Deadline, backoff, utc_text
 from rocketmq_spark.columnar import arrow
 from rocketmq_spark.columnar.decode.decoder import Decoder
-from rocketmq_spark.columnar.decode.schema import BASIC, Bad
+from rocketmq_spark.columnar.decode.schema import BASIC, BadMessages
 from rocketmq_spark.columnar.encode.content_ids import (
     COMPARED_DIGITS,
     ID_DIGITS,
@@ -246,7 +246,7 @@ def ids_of(
         puller = open_puller()
         for _, group in groupby(ranges, key=lambda part: part.queue.broker_name):
             pulls = reading.read(puller, list(group), _lost)
-            decoder = Decoder(pulls.queues, _ID, "none", NO_FILTER, pulls.on_holes, pulls.with_true_ends, Bad())
+            decoder = Decoder(pulls.queues, _ID, "none", NO_FILTER, pulls.on_holes, pulls.with_true_ends, BadMessages())
             for fetched in pulls.fetch():
                 placed(
                     [
@@ -268,7 +268,7 @@ def with_scope(ids: pa.Array, scope: bytes) -> pa.Array:
 
 def compared(ids: pa.Array, scope_bytes: int) -> Bytes:
     """The part of content ids that is compared, without the first ``scope_bytes`` bytes: one row per id."""
-    data, ends = arrow.content(ids)
+    data, ends = arrow.data_and_offsets(ids)
     digits = np.frombuffer(data, np.uint8)[int(ends[0]) : int(ends[-1])].reshape(len(ids), ID_DIGITS)
     values = _DIGITS[digits[:, 2 * scope_bytes : COMPARED_DIGITS]]
     made: Bytes = values[:, ::2] * np.uint8(16) + values[:, 1::2]

@@ -16,7 +16,7 @@ from rocketmq_spark.base.codes import SysFlag
 from rocketmq_spark.columnar.decode import rows as careful
 from rocketmq_spark.columnar.decode import stored_messages
 from rocketmq_spark.columnar.decode.decoder import Decoder
-from rocketmq_spark.columnar.decode.schema import BASIC, EARLIEST_MS, FULL, LATEST_MS, Bad, arrow_schema
+from rocketmq_spark.columnar.decode.schema import BASIC, EARLIEST_MS, FULL, LATEST_MS, BadMessages, arrow_schema
 from rocketmq_spark.errors import DecodeError
 from rocketmq_spark.model import Filter, MessageQueue
 from rocketmq_spark.wire import compression
@@ -292,7 +292,7 @@ def test_where_a_filtered_answer_went_beyond_on_a_shifted_queue_its_end_is_asked
         asked.extend((answer.range_number, answer.limit) for answer in answers)
         return [answer._replace(limit=4 if answer.range_number == 0 else 3) for answer in answers]
 
-    decoder = Decoder(QUEUES, filtered=Filter("a"), on_beyond=on_beyond, bad=Bad("null"))
+    decoder = Decoder(QUEUES, filtered=Filter("a"), on_beyond=on_beyond, bad=BadMessages("null"))
     found = pa.Table.from_batches(decoder.batches(fetch(Answer(made, 0, 0, 3, 5), healthy), None)).to_pylist()
     places = [(row["brokerName"], row["queueOffset"]) for row in found]
     expected = [*(("broker-a", n) for n in (0, 1, 3)), *(("broker-b", n) for n in range(3))]

@@ -19,7 +19,7 @@ def laid(strings):
 
 
 def columns(strings, **wanted):
-    return props.columns(props.locate(*laid(strings)), props.PropertySelection(**wanted))
+    return props.build_columns(props.locate(*laid(strings)), props.PropertySelection(**wanted))
 
 
 def model(strings):

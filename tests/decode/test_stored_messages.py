@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketmq_spark.columnar.decode import stored_messages
-from rocketmq_spark.columnar.decode.stored_messages import SMALLEST_MESSAGE, Malformed, boundaries
+from rocketmq_spark.columnar.decode.stored_messages import MIN_MESSAGE_BYTES, Malformed, boundaries
 from rocketmq_spark.wire.messages import BatchItem, encode_batch
 from tests.decode.fetching import Answer, fetch, one, stored
 from tests.harness import peak_bytes
@@ -102,16 +102,17 @@ def test_a_malformed_message_in_a_long_answer(row, size, reason):
 
 def test_one_long_answer_among_short_ones_costs_no_more_than_its_messages():
     """Sizes that lead on and no message behind them: what a stranger may send."""
-    size = struct.pack(">i", SMALLEST_MESSAGE) + bytes(SMALLEST_MESSAGE - 4)
+    size = struct.pack(">i", MIN_MESSAGE_BYTES) + bytes(MIN_MESSAGE_BYTES - 4)
     counts = [20_000, *[1] * 1_999]
     buffer = np.frombuffer(size * sum(counts), np.uint8)
-    ends = np.cumsum(np.array(counts, np.int64)) * SMALLEST_MESSAGE
+    ends = np.cumsum(np.array(counts, np.int64)) * MIN_MESSAGE_BYTES
     found = []
     assert (
-        peak_bytes(lambda: found.append(boundaries(buffer, ends - np.array(counts) * SMALLEST_MESSAGE, ends))) < 8 << 20
+        peak_bytes(lambda: found.append(boundaries(buffer, ends - np.array(counts) * MIN_MESSAGE_BYTES, ends)))
+        < 8 << 20
     )
     ((starts, per_answer),) = found
-    assert starts.tolist() == list(range(0, len(buffer), SMALLEST_MESSAGE))
+    assert starts.tolist() == list(range(0, len(buffer), MIN_MESSAGE_BYTES))
     assert per_answer.tolist() == counts
 
 

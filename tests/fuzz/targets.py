@@ -16,7 +16,7 @@ from rocketmq_spark.client.replies import AwaitedReplies
 from rocketmq_spark.client.rpc import RpcClient, error_from_response
 from rocketmq_spark.client.transactions import HalfChecks
 from rocketmq_spark.columnar.decode import rows as careful
-from rocketmq_spark.columnar.decode.decoder import Decoder, batch_of
+from rocketmq_spark.columnar.decode.decoder import Decoder, batch_of_answers
 from rocketmq_spark.columnar.decode.schema import BASIC
 from rocketmq_spark.delay.envelope_records import Rules, arrival
 from rocketmq_spark.delay.release import DEAD_TOPIC, Progress, Seen, released
@@ -209,7 +209,9 @@ TARGETS: dict[str, Target] = {
     "stamp": Target(messages.stamp, _stored(), ()),
     "arrow": Target(lambda data: list(Decoder(QUEUES).batches(_fetched(data), 300)), _stored()),
     "carefully": Target(lambda data: careful.decode(_fetched(data), QUEUES, BASIC, "user"), _stored()),
-    "rows of a poll": Target(lambda data: batch_of([((QUEUE, 0, [(9, len(data))], data), NO_FILTER)]), _stored()),
+    "rows of a poll": Target(
+        lambda data: batch_of_answers([((QUEUE, 0, [(9, len(data))], data), NO_FILTER)]), _stored()
+    ),
     "properties": Target(_text(decode_properties), [b"a\x01b\x02TAGS\x01t\x02", b""], ()),
     "envelope": Target(envelope.unpack, [_ENVELOPE, _CANCEL]),
     "arrival": Target(lambda data: arrival(RULES, QUEUE, 0, data, 1), [_ENVELOPE, _CANCEL], ()),

@@ -1,7 +1,7 @@
 """Fetched or polled answers to Arrow record batches, without a Python step per message.
 
 ``stored_messages`` finds the messages, ``inner`` those within messages, ``properties`` splits their property strings,
-``arrow`` copies values; this module assembles the columns. Messages in an unusual form take the slow path (``rows.Careful``,
+``arrow`` copies values; this module assembles the columns. Messages in an unusual form take the slow path (``rows.ReferenceDecoder``,
 called *careful* everywhere), which makes the same batch from objects.
 
 Compressed bodies are decompressed a portion at a time, because a few kilobytes may become megabytes, and the size is not known
@@ -24,8 +24,15 @@ from rocketmq_spark.base import codes
 from rocketmq_spark.columnar import arrow
 from rocketmq_spark.columnar.decode import inner, property_columns, stored_messages
 from rocketmq_spark.columnar.decode import properties as props
-from rocketmq_spark.columnar.decode.rows import Careful, Located, OnBeyond, OnHoles, apart, ended
-from rocketmq_spark.columnar.decode.schema import BASIC, Bad, Column, arrow_schema, is_time, undecodable
+from rocketmq_spark.columnar.decode.rows import (
+    ColumnBuilder,
+    CorrectEnds,
+    OnHoles,
+    ReferenceDecoder,
+    check_each_answer,
+    with_correct_ends,
+)
+from rocketmq_spark.columnar.decode.schema import BASIC, BadMessages, Column, arrow_schema, is_time, undecodable_error
 from rocketmq_spark.columnar.decode.stored_messages import Malformed, StoredMessages
 from rocketmq_spark.errors import DecodeError
 from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue
@@ -39,7 +46,7 @@ _COMPRESSED = int(codes.SysFlag.COMPRESSED)
 
 
 @dataclass(slots=True)
-class UnpackedPart:
+class DecompressedBodies:
     """Bodies of the rows from ``begin`` on. A body that cannot be decompressed is None, with the reason by its index."""
 
     begin: int
@@ -47,12 +54,14 @@ class UnpackedPart:
     reasons: dict[int, str] = field(default_factory=dict)
 
 
-def parts(messages: StoredMessages, rows: slice, portion_bytes: int | None) -> Iterator[UnpackedPart]:
+def decompressed_bodies(
+    messages: StoredMessages, rows: slice, portion_bytes: int | None
+) -> Iterator[DecompressedBodies]:
     """The bodies of ``rows``, in parts that end as soon as they have ``portion_bytes``; at least one part."""
     starts, ends, flags = messages.body_start[rows], messages.body_end[rows], messages.sys_flags[rows]
     packed = (((flags & _COMPRESSED) != 0) & (ends > starts)).tolist()
-    part, size, made = UnpackedPart(rows.start), 0, False
-    stored = arrow.binary(messages.buffer, starts, ends).to_pylist()
+    part, size, made = DecompressedBodies(rows.start), 0, False
+    stored = arrow.slices(messages.buffer, starts, ends).to_pylist()
     for body, is_packed, flag in zip(stored, packed, flags.tolist(), strict=True):
         if is_packed:
             try:
@@ -64,7 +73,7 @@ def parts(messages: StoredMessages, rows: slice, portion_bytes: int | None) -> I
         size += len(body or b"")
         if portion_bytes and size >= portion_bytes:
             yield part
-            part, size, made = UnpackedPart(part.begin + len(part.bodies)), 0, True
+            part, size, made = DecompressedBodies(part.begin + len(part.bodies)), 0, True
     if part.bodies or not made:
         yield part
 
@@ -96,8 +105,8 @@ class Decoder:
     include_properties: str = "user"
     filtered: Filter = NO_FILTER
     on_holes: OnHoles | None = None
-    on_beyond: OnBeyond | None = None
-    bad: Bad = field(default_factory=Bad)
+    on_beyond: CorrectEnds | None = None
+    bad: BadMessages = field(default_factory=BadMessages)
     wanted: props.PropertySelection = field(init=False)
 
     def __post_init__(self) -> None:
@@ -126,23 +135,23 @@ class Decoder:
                 raise self._decode_error(fetched, e) from e
             yield from self._around(fetched, portion_bytes)
             return
-        opened = inner.opened(messages) if inner.present(messages) else None
-        dense = None if opened is None else inner.dense(messages, opened)
+        opened = inner.unwrap(messages) if inner.has_inner_batches(messages) else None
+        dense = None if opened is None else inner.contiguous_answers(messages, opened)
         usable = self._usable(messages, fetched.answers, dense)
         if usable < len(fetched.answers):
             part = FetchedAnswers(fetched.buffer, fetched.answers[:usable])
             yield from replace(self, on_holes=None).batches(part, portion_bytes)
             return
-        if inner.present(messages):
-            if opened is None or dense is None or inner.damaged(messages, opened, dense):
+        if inner.has_inner_batches(messages):
+            if opened is None or dense is None or inner.has_damaged_batch(messages, opened, dense):
                 yield from self._careful.batches(self._bounded(fetched), portion_bytes)
                 return
-            messages = _begun(messages, opened)
-        yield from self._batches(_trimmed(messages, self.on_beyond), portion_bytes)
+            messages = _drop_before_start(messages, opened)
+        yield from self._batches(_drop_after_end(messages, self.on_beyond), portion_bytes)
 
     @property
-    def _careful(self) -> Careful:
-        return Careful(self.queues, self.columns, self.include_properties, self.filtered, self.bad)
+    def _careful(self) -> ReferenceDecoder:
+        return ReferenceDecoder(self.queues, self.columns, self.include_properties, self.filtered, self.bad)
 
     def _usable(
         self, messages: StoredMessages, answers: Sequence[FetchedAnswer], dense: npt.NDArray[np.bool_] | None
@@ -155,7 +164,7 @@ class Decoder:
 
     def _around(self, fetched: FetchedAnswers, portion_bytes: int | None) -> Iterator[pa.RecordBatch]:
         """Decodes answers of which some cannot be located: these take the careful path, the others the fast one."""
-        looks = apart(fetched)
+        looks = check_each_answer(fetched)
         holes = [hole for look in looks for hole in look.holes]
         doubt = self.on_holes if holes else None
         usable = doubt(fetched.answers, holes) if doubt else len(fetched.answers)
@@ -171,21 +180,21 @@ class Decoder:
         if self.on_beyond is None:
             return fetched
         beyond = [answer.next_offset > answer.limit for answer in fetched.answers]
-        return FetchedAnswers(fetched.buffer, ended(fetched.answers, beyond, self.on_beyond))
+        return FetchedAnswers(fetched.buffer, with_correct_ends(fetched.answers, beyond, self.on_beyond))
 
     def _decode_error(self, fetched: FetchedAnswers, e: Malformed) -> DecodeError:
         answer = next(answer for answer in fetched.answers if answer.begin <= e.at < answer.end)
-        return undecodable(self.queues[answer.range_number], answer.start, e.why, "a message at or after")
+        return undecodable_error(self.queues[answer.range_number], answer.start, e.why, "a message at or after")
 
     def _batches(self, messages: StoredMessages, portion_bytes: int | None) -> Iterator[pa.RecordBatch]:
         """Yields batches. Bodies, which are most of the bytes, are copied portion by portion, so that a portion stays in the
         processor's cache between Arrow, the socket and the JVM, and its memory is reused for the next one."""
         wanted = self.wanted
-        made = props.Columns()
+        made = props.PropertyColumns()
         if wanted.anything:
             pairs = props.locate(messages.buffer, messages.properties_start, messages.properties_end)
-            made = props.columns(pairs, wanted)
-        located = Located(messages, made, self.queues)
+            made = props.build_columns(pairs, wanted)
+        located = ColumnBuilder(messages, made, self.queues)
         arrays: list[pa.Array | None] = []
         for column in self.columns:
             if column.property is not None:
@@ -213,9 +222,9 @@ class Decoder:
         portion_bytes: int | None,
     ) -> Iterator[pa.RecordBatch]:
         """Batches of rows with compressed bodies, cut by the decompressed size. A bad body affects no other row."""
-        for part in parts(messages, rows, portion_bytes):
+        for part in decompressed_bodies(messages, rows, portion_bytes):
             mine = slice(part.begin, part.begin + len(part.bodies))
-            keep = np.ones(len(part.bodies), bool) if exact is None else arrow.truth(exact[mine])
+            keep = np.ones(len(part.bodies), bool) if exact is None else arrow.true_mask(exact[mine])
             reasons = {row: why for row, why in part.reasons.items() if keep[row]}
             for row, why in reasons.items():
                 at = part.begin + row
@@ -235,14 +244,14 @@ class Decoder:
         for column, array in zip(self.columns, arrays, strict=True):
             if not is_time(column) or array is None or not array.null_count:
                 continue
-            impossible = arrow.truth(array.is_null())
-            rows = np.flatnonzero(impossible if exact is None else impossible & arrow.truth(exact))
+            impossible = arrow.true_mask(array.is_null())
+            rows = np.flatnonzero(impossible if exact is None else impossible & arrow.true_mask(exact))
             if len(rows):
                 queue = self.queues[int(messages.answers[messages.answer_of_row[rows[0]]][0])]
                 offset = int(messages.part("queueOffset")[rows[0]])
                 self.bad.add_impossible_times(column.name, queue, offset, len(rows))
 
-    def _exact(self, made: props.Columns) -> pa.Array | None:
+    def _exact(self, made: props.PropertyColumns) -> pa.Array | None:
         """Which rows have one of the tags, since brokers compare only hashes; None if all have."""
         if not self.filtered or self.filtered.kind != "TAG":
             return None
@@ -257,10 +266,10 @@ def _portions(rows: int, size: int, portion_bytes: int | None) -> list[slice]:
     return [slice(start, start + step) for start in range(0, max(1, rows), step)]
 
 
-def _begun(stored: StoredMessages, messages: StoredMessages) -> StoredMessages:
+def _drop_before_start(stored: StoredMessages, messages: StoredMessages) -> StoredMessages:
     """Drops the messages of an inner batch that are before the start of the answer, because brokers return whole batches. Outside
     of a batch, an offset before the start is that of a message on a shifted index, and is kept."""
-    starts = stored_messages.field(stored.answers, "start")
+    starts = stored_messages.answer_field(stored.answers, "start")
     early = ((stored.sys_flags & _INNER) != 0) & (stored.part("queueOffset") < starts[stored.answer_of_row])
     if not early.any():
         return messages
@@ -268,14 +277,14 @@ def _begun(stored: StoredMessages, messages: StoredMessages) -> StoredMessages:
     return messages.keep(~before)
 
 
-def _trimmed(messages: StoredMessages, on_beyond: OnBeyond | None) -> StoredMessages:
+def _drop_after_end(messages: StoredMessages, on_beyond: CorrectEnds | None) -> StoredMessages:
     """Drops the messages after the requested end of an answer, because they belong to another pull.
 
     This is done only if the broker's next offset is beyond that end: on a queue whose index was shifted by a damaged message, the
     offset inside a message may reach the end although its position does not. ``on_beyond`` decides if both are the case.
     """
-    limits = stored_messages.field(messages.answers, "limit")
-    beyond = stored_messages.field(messages.answers, "next_offset") > limits
+    limits = stored_messages.answer_field(messages.answers, "limit")
+    beyond = stored_messages.answer_field(messages.answers, "next_offset") > limits
     if not beyond.any():
         return messages
     limits = np.where(beyond, limits, 1 << 62)
@@ -290,18 +299,18 @@ def _trimmed(messages: StoredMessages, on_beyond: OnBeyond | None) -> StoredMess
 
 
 def _bodies(messages: StoredMessages, rows: slice) -> pa.Array:
-    return arrow.binary(messages.buffer, messages.body_start[rows], messages.body_end[rows])
+    return arrow.slices(messages.buffer, messages.body_start[rows], messages.body_end[rows])
 
 
 SLACK_BYTES = 64  # after the messages, as in a reader's buffer, because decoders read ahead
 
 
 # Queue, the requested offset, the next offset and the end of the bytes of each consecutive answer, and the stored messages.
-Answered = tuple[MessageQueue, int, Sequence[tuple[int, int]], bytes | memoryview]
+AnsweredPull = tuple[MessageQueue, int, Sequence[tuple[int, int]], bytes | memoryview]
 
 
-def batch_of(
-    parts: Iterable[tuple[Answered, Filter]], given: Mapping[tuple[MessageQueue, Filter], int] | None = None
+def batch_of_answers(
+    parts: Iterable[tuple[AnsweredPull, Filter]], given: Mapping[tuple[MessageQueue, Filter], int] | None = None
 ) -> tuple[pa.RecordBatch, bool]:
     """The messages of answers, each with the filter of its request, in the basic columns; and whether these are all. If they
     exceed ``PORTION_BYTES``, only the first ones are returned, at least one.
@@ -329,14 +338,14 @@ def batch_of(
 
 
 def _groups(
-    parts: Iterable[tuple[Answered, Filter]], given: dict[tuple[MessageQueue, Filter], int]
-) -> list[tuple[Filter, list[Answered], int]]:
+    parts: Iterable[tuple[AnsweredPull, Filter]], given: dict[tuple[MessageQueue, Filter], int]
+) -> list[tuple[Filter, list[AnsweredPull], int]]:
     """Groups of answers that are decoded together: their filter, and how many of their first messages are omitted.
 
     There are as few groups as possible: answers with the same filter share one, unless an earlier answer of their queue is in a
     later group.
     """
-    groups: list[tuple[Filter, list[Answered], int]] = []
+    groups: list[tuple[Filter, list[AnsweredPull], int]] = []
     shared: dict[Filter, int] = {}
     last: dict[MessageQueue, int] = {}  # the group of its last answer
     for answered, wanted in parts:
@@ -353,7 +362,7 @@ def _groups(
     return groups
 
 
-def _batches(parts: Iterable[Answered], wanted: Filter) -> Iterator[pa.RecordBatch]:
+def _batches(parts: Iterable[AnsweredPull], wanted: Filter) -> Iterator[pa.RecordBatch]:
     queues: list[MessageQueue] = []
     answers: list[FetchedAnswer] = []
     stored: list[bytes | memoryview] = []

@@ -16,7 +16,14 @@ import numpy as np
 import numpy.typing as npt
 
 from rocketmq_spark.base import codes
-from rocketmq_spark.columnar.decode.stored_messages import Bytes, Ints, StoredMessages, field, number_at, property_texts
+from rocketmq_spark.columnar.decode.stored_messages import (
+    Bytes,
+    Ints,
+    StoredMessages,
+    answer_field,
+    property_texts,
+    read_numbers,
+)
 from rocketmq_spark.errors import DecodeError
 from rocketmq_spark.wire import compression
 from rocketmq_spark.wire.properties import inner_numbers
@@ -25,33 +32,33 @@ _INNER = int(codes.INNER_BATCH_MASK)
 _COMPRESSED = int(codes.SysFlag.COMPRESSED)
 # Positions of flag, body length and body in a message of a batch; the length of its properties follows the body.
 _FLAG_AT, _LENGTH_AT, _BODY_AT = 12, 16, 20
-_SMALLEST = _BODY_AT + 2
+_MIN_ITEM_BYTES = _BODY_AT + 2
 # Bytes after the last message, so that a number can be read at every possible position.
-_SLACK = 32
+_SLACK_BYTES = 32
 # Larger batches are decompressed portion by portion, on the careful path.
-_MAX_UNPACKED = 64 << 20
+_MAX_DECOMPRESSED_BYTES = 64 << 20
 
 
-def present(messages: StoredMessages) -> bool:
+def has_inner_batches(messages: StoredMessages) -> bool:
     """Whether any message is an inner batch."""
-    return messages.any_flags & _INNER == _INNER and bool(_is_outer(messages).any())
+    return messages.any_flags & _INNER == _INNER and bool(_inner_batch_mask(messages).any())
 
 
-def _is_outer(messages: StoredMessages) -> npt.NDArray[np.bool_]:
+def _inner_batch_mask(messages: StoredMessages) -> npt.NDArray[np.bool_]:
     both: npt.NDArray[np.bool_] = (messages.sys_flags & _INNER) == _INNER
     return both
 
 
-def opened(messages: StoredMessages) -> StoredMessages | None:
+def unwrap(messages: StoredMessages) -> StoredMessages | None:
     """Replaces inner batches with their messages; None if one has an unusual form."""
-    is_outer = _is_outer(messages)
+    is_outer = _inner_batch_mask(messages)
     outer = np.flatnonzero(is_outer)
-    unpacked = _unpacked(messages, outer)
+    unpacked = _decompressed_bodies(messages, outer)
     if unpacked is None:
         return None
     buffer, begins, ends = unpacked
     counted = [count for _, count in map(inner_numbers, property_texts(messages, outer))]
-    items = _items(buffer, begins, ends, counted)
+    items = _find_items(buffer, begins, ends, counted)
     if items is None:
         return None
     counts = np.ones(len(messages), np.intp)
@@ -69,61 +76,66 @@ def opened(messages: StoredMessages) -> StoredMessages | None:
         record=record,
         own={
             "queueOffset": np.arange(len(record)) + np.repeat(offsets, counts),
-            "flag": _in_place(messages.part("flag"), record, at, items.flags),
+            "flag": _with_items(messages.part("flag"), record, at, items.flags),
         },
         sys_flags=sys_flags[record],
         any_flags=int(np.bitwise_or.reduce(sys_flags)),
-        body_start=_in_place(messages.body_start, record, at, items.body_start),
-        body_end=_in_place(messages.body_end, record, at, items.body_end),
-        properties_start=_in_place(messages.properties_start, record, at, items.body_end + 2),
-        properties_end=_in_place(messages.properties_end, record, at, items.properties_end),
+        body_start=_with_items(messages.body_start, record, at, items.body_start),
+        body_end=_with_items(messages.body_end, record, at, items.body_end),
+        properties_start=_with_items(messages.properties_start, record, at, items.body_end + 2),
+        properties_end=_with_items(messages.properties_end, record, at, items.properties_end),
     )
 
 
-def dense(messages: StoredMessages, within: StoredMessages) -> npt.NDArray[np.bool_]:
+def contiguous_answers(messages: StoredMessages, within: StoredMessages) -> npt.NDArray[np.bool_]:
     """In which answers the offsets are consecutive up to the broker's next offset, so that no message has a wrong one.
 
     ``within`` has the messages of batches in place of the batches.
     """
-    first, behind = _extents(messages, within)
+    first, behind = _offset_ranges(messages, within)
     answer = messages.answer_of_row
     follows = answer[1:] == answer[:-1]
     begins, ends = np.append(True, ~follows), np.append(~follows, True)
     odd = begins & (
-        (first > field(messages.answers, "start")[answer]) | (behind <= field(messages.answers, "start")[answer])
+        (first > answer_field(messages.answers, "start")[answer])
+        | (behind <= answer_field(messages.answers, "start")[answer])
     )
-    odd |= ends & (behind != field(messages.answers, "next_offset")[answer])
+    odd |= ends & (behind != answer_field(messages.answers, "next_offset")[answer])
     odd[1:] |= follows & (first[1:] != behind[:-1])
     sure: npt.NDArray[np.bool_] = np.bincount(answer[odd], minlength=len(messages.answers)) == 0
     return sure
 
 
-def _extents(messages: StoredMessages, within: StoredMessages) -> tuple[Ints, Ints]:
+def _offset_ranges(messages: StoredMessages, within: StoredMessages) -> tuple[Ints, Ints]:
     """The first offset of each stored message, and the offset after its last one."""
     assert within.record is not None
     first: Ints = messages.part("queueOffset").astype(np.int64)
     return first, first + np.bincount(within.record, minlength=len(messages))
 
 
-def damaged(messages: StoredMessages, within: StoredMessages, sure: npt.NDArray[np.bool_]) -> bool:
+def has_damaged_batch(messages: StoredMessages, within: StoredMessages, sure: npt.NDArray[np.bool_]) -> bool:
     """Whether a batch has another number of messages than its broker counted, or impossible offsets: outside of its answer's
     request, or different ones in itself and its properties. The offsets of answers that are ``sure`` are right. ``within`` has
     the messages of the batches.
     """
-    outer = np.flatnonzero(_is_outer(messages))
-    first, behind = (each[outer] for each in _extents(messages, within))
+    outer = np.flatnonzero(_inner_batch_mask(messages))
+    first, behind = (each[outer] for each in _offset_ranges(messages, within))
     answers = messages.answers[messages.answer_of_row[outer]]
     said = map(inner_numbers, property_texts(messages, outer))
     told = zip(said, first.tolist(), behind.tolist(), strict=True)
     bases, counts = zip(
         *((base not in (None, at), count not in (None, end - at)) for (base, count), at, end in told), strict=True
     )
-    outside = np.array(bases, bool) | (behind <= field(answers, "start")) | (first >= field(answers, "next_offset"))
+    outside = (
+        np.array(bases, bool)
+        | (behind <= answer_field(answers, "start"))
+        | (first >= answer_field(answers, "next_offset"))
+    )
     astray = outside & (behind != first) & ~sure[messages.answer_of_row[outer]]
     return any(counts) or bool(astray.any())
 
 
-def _in_place(
+def _with_items(
     stored: npt.NDArray[Any], record: npt.NDArray[np.intp], at: npt.NDArray[np.intp] | None, items: npt.NDArray[Any]
 ) -> npt.NDArray[Any]:
     """The values of the stored messages, replaced by ``items`` in the rows ``at``, or in all rows."""
@@ -134,14 +146,14 @@ def _in_place(
     return rows
 
 
-def _unpacked(messages: StoredMessages, outer: npt.NDArray[np.intp]) -> tuple[Bytes, Ints, Ints] | None:
+def _decompressed_bodies(messages: StoredMessages, outer: npt.NDArray[np.intp]) -> tuple[Bytes, Ints, Ints] | None:
     """A buffer with the readable bodies of all batches, and their positions; None if one cannot be decompressed here."""
     begins, ends = messages.body_start[outer], messages.body_end[outer]
     packed = np.flatnonzero(((messages.sys_flags[outer] & _COMPRESSED) != 0) & (ends > begins))
     if not len(packed):
         return messages.buffer, begins, ends
     buffer, parts, behind = messages.buffer, [messages.buffer], len(messages.buffer)
-    room = _MAX_UNPACKED
+    room = _MAX_DECOMPRESSED_BYTES
     for i in packed.tolist():
         stored = buffer[int(begins[i]) : int(ends[i])].tobytes()
         try:
@@ -152,7 +164,7 @@ def _unpacked(messages: StoredMessages, outer: npt.NDArray[np.intp]) -> tuple[By
         parts.append(np.frombuffer(body, np.uint8))
         behind += len(body)
         room -= len(body)
-    return np.concatenate([*parts, np.zeros(_SLACK, np.uint8)]), begins, ends
+    return np.concatenate([*parts, np.zeros(_SLACK_BYTES, np.uint8)]), begins, ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,9 +178,9 @@ class _Items:
     properties_end: Ints
 
 
-def _items(buffer: Bytes, begins: Ints, ends: Ints, counted: Sequence[int | None]) -> _Items | None:
+def _find_items(buffer: Bytes, begins: Ints, ends: Ints, counted: Sequence[int | None]) -> _Items | None:
     """Finds the messages by their sizes and lengths; None unless these are consistent, and the messages fill their batches."""
-    announced, found = _announced(buffer.data, begins, ends, counted)
+    announced, found = _item_starts(buffer.data, begins, ends, counted)
     starts, counts = np.array(announced, np.int64), np.array(found, np.intp)
     filled = np.flatnonzero(counts)
     if (begins != ends)[counts == 0].any():
@@ -178,20 +190,20 @@ def _items(buffer: Bytes, begins: Ints, ends: Ints, counted: Sequence[int | None
     last = np.cumsum(counts)[filled] - 1
     stops[last] = ends[filled]
     body_start = starts + _BODY_AT
-    body_end = body_start + number_at(buffer, starts + _LENGTH_AT, ">i4")
+    body_end = body_start + read_numbers(buffer, starts + _LENGTH_AT, ">i4")
     if (body_end < body_start).any() or (body_end + 2 > stops).any():
         return None
-    properties_end = body_end + 2 + number_at(buffer, body_end, ">u2")
+    properties_end = body_end + 2 + read_numbers(buffer, body_end, ">u2")
     # The size of a batch's last message is not used: the message ends with the batch, as on the careful path.
     if not np.array_equal(properties_end, stops):
         return None
-    return _Items(counts, number_at(buffer, starts + _FLAG_AT, ">i4"), body_start, body_end, properties_end)
+    return _Items(counts, read_numbers(buffer, starts + _FLAG_AT, ">i4"), body_start, body_end, properties_end)
 
 
-def _announced(
+def _item_starts(
     view: memoryview, begins: Ints, ends: Ints, counted: Sequence[int | None]
 ) -> tuple[list[int], list[int]]:
-    """The positions of messages by their sizes, batch by batch, and how many each batch has; ``_items`` checks the sizes.
+    """The positions of messages by their sizes, batch by batch, and how many each batch has; ``_find_items`` checks the sizes.
 
     This is the only Python step per message. The number of steps is limited by the possible number of messages, so that it ends
     even with sizes of 0 or less, and by the number that the broker ``counted``: a few kilobytes may inflate to millions more.
@@ -201,8 +213,8 @@ def _announced(
     counts = []
     append = starts.append
     for at, end, most in zip(begins.tolist(), ends.tolist(), counted, strict=True):
-        before, last = len(starts), end - _SMALLEST
-        possible = (end - at) // _SMALLEST
+        before, last = len(starts), end - _MIN_ITEM_BYTES
+        possible = (end - at) // _MIN_ITEM_BYTES
         for _ in range(possible if most is None else min(possible, most)):
             if not 0 <= at <= last:
                 break

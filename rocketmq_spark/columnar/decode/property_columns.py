@@ -32,8 +32,8 @@ TAGS, KEYS, UNIQ_KEY = 1, 2, 3
 _SPECIAL = (codes.Property.TAGS, codes.Property.KEYS, codes.Property.UNIQ_KEY)
 _PREFIX = codes.TRANSIENT_PROPERTY_PREFIX
 # Names with the prefix are recognised by it.
-_OTHERS = sorted(name for name in codes.RESERVED_PROPERTIES - set(_SPECIAL) if not name.startswith(_PREFIX))
-NAMES: tuple[str, ...] = ("", *_SPECIAL, *_OTHERS)
+_OTHER_NAMES = sorted(name for name in codes.RESERVED_PROPERTIES - set(_SPECIAL) if not name.startswith(_PREFIX))
+NAMES: tuple[str, ...] = ("", *_SPECIAL, *_OTHER_NAMES)
 IDS = {name: i for i, name in enumerate(NAMES) if i}
 
 _MASKS = np.array([(1 << (8 * n)) - 1 for n in range(8)] + [(1 << 64) - 1], np.uint64)
@@ -62,15 +62,15 @@ def signatures(content: Bytes, starts: Ints, lengths: Ints) -> Words:
     return mixed
 
 
-def _of_name(name: str) -> int:
+def _signature_of(name: str) -> int:
     raw = np.frombuffer(name.encode() + bytes(8), np.uint8)
     return int(signatures(raw, np.array([0]), np.array([len(name.encode())]))[0])
 
 
-def _table() -> tuple[np.uint64, npt.NDArray[np.uint8], Words]:
+def _hash_table() -> tuple[np.uint64, npt.NDArray[np.uint8], Words]:
     """A multiplier without collisions among the system's names, the id in each slot, and each id's signature."""
     assert len(_PREFIX) == 16, "the prefix is compared as two words"
-    signature = np.array([0] + [_of_name(name) for name in NAMES[1:]], np.uint64)
+    signature = np.array([0] + [_signature_of(name) for name in NAMES[1:]], np.uint64)
     assert len(set(signature.tolist())) == len(signature), "two system names share length, first and last eight bytes"
     multiplier = 0x9E3779B97F4A7C15
     while True:
@@ -84,7 +84,7 @@ def _table() -> tuple[np.uint64, npt.NDArray[np.uint8], Words]:
 
 
 _PREFIX_WORDS = np.frombuffer(_PREFIX.encode(), "<u8")
-_MULTIPLIER, _IDS_BY_SLOT, _SIGNATURES = _table()
+_MULTIPLIER, _IDS_BY_SLOT, _SIGNATURES = _hash_table()
 _LONG = np.array([len(name.encode()) > 16 for name in NAMES])
 
 
@@ -108,12 +108,12 @@ _BLANKS = " \t\r\n"
 _INTEGER = re.compile(r"[+-]?[0-9]{1,40}")
 _NUMBER = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?|NaN|[+-]?(Infinity|inf)", re.IGNORECASE)
 _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
-_MOMENT = re.compile(
+_TIME = re.compile(
     r"[0-9]{4}-[0-9]{2}-[0-9]{2}([T ][0-9]{2}:[0-9]{2}(:[0-9]{2}([.,][0-9]{1,6})?)?(Z|[+-][0-9]{2}:?[0-9]{2})?)?"
 )
 
 # Texts that Arrow casts as the patterns above define, in one call; they are too short to overflow.
-_PLAIN = {
+_ARROW_PATTERNS = {
     pa.int32(): "^-?[0-9]{1,9}$",
     pa.int64(): "^-?[0-9]{1,18}$",
     pa.float64(): r"^-?[0-9]{1,30}(\.[0-9]{1,30})?$",
@@ -128,7 +128,7 @@ def cast(texts: pa.Array, kind: pa.DataType) -> pa.Array:
         return texts.cast(pa.binary())
     if kind == pa.float32():  # on both paths, because rounding twice can differ from rounding once
         return cast(texts, pa.float64()).cast(kind, safe=False)
-    plain = _PLAIN.get(kind)
+    plain = _ARROW_PATTERNS.get(kind)
     if plain is not None and pc.all(pc.match_substring_regex(texts, plain)).as_py() is not False:
         return pc.cast(texts, kind)
     parse = _PARSERS[kind]
@@ -154,12 +154,12 @@ def _date(text: str) -> date | None:
         return None
 
 
-def _moment(text: str) -> int | None:
+def _time(text: str) -> int | None:
     """The microseconds of a text: ISO-8601 (UTC without a zone), or epoch milliseconds."""
     if _INTEGER.fullmatch(text):
         ms = int(text)
         return ms * 1000 if EARLIEST_MS <= ms <= LATEST_MS else None
-    if not _MOMENT.fullmatch(text):
+    if not _TIME.fullmatch(text):
         return None
     try:
         moment = datetime.fromisoformat(text)
@@ -176,5 +176,5 @@ _PARSERS: dict[pa.DataType, Callable[[str], Any]] = {
     pa.int64(): _integer(63),
     pa.float64(): _number,
     pa.date32(): _date,
-    TIMESTAMP: _moment,
+    TIMESTAMP: _time,
 }

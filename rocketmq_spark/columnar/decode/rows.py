@@ -1,9 +1,9 @@
 """Messages as columns: located in a buffer and all at once, or message by message from objects.
 
-``Located`` implements ``schema.MessageRows``, one method for each kind of column: fixed fields (numbers, times, hosts, message
+``ColumnBuilder`` implements ``schema.MessageRows``, one method for each kind of column: fixed fields (numbers, times, hosts, message
 ids) and properties.
 
-``Careful`` makes the same record batches from objects, and decides which messages belong to an answer. It is used for messages as
+``ReferenceDecoder`` makes the same record batches from objects, and decides which messages belong to an answer. It is used for messages as
 objects, for unusual inner batches, for answers with messages that cannot be decoded, and as the reference in tests of the fast
 path. The fast path (``decoder``) makes the same decisions for all answers of a buffer at once.
 """
@@ -29,7 +29,7 @@ from rocketmq_spark.columnar.decode.schema import (
     EARLIEST_MS,
     LATEST_MS,
     PROPERTIES,
-    Bad,
+    BadMessages,
     Column,
     arrow_schema,
     is_time,
@@ -44,11 +44,11 @@ from rocketmq_spark.wire.messages import DecodeSettings, decode_one, stored_in
 _HOST_FLAGS = {"bornHost": codes.SysFlag.BORNHOST_V6, "storeHost": codes.SysFlag.STOREHOST_V6}
 
 
-def number(messages: StoredMessages, field: str, kind: pa.DataType) -> pa.Array:
+def numbers(messages: StoredMessages, field: str, kind: pa.DataType) -> pa.Array:
     return arrow.integers(messages.part(field).astype(kind.to_pandas_dtype()), kind)
 
 
-def moment(messages: StoredMessages, field: str, kind: pa.DataType) -> pa.Array:
+def timestamps(messages: StoredMessages, field: str, kind: pa.DataType) -> pa.Array:
     """A column of milliseconds as microseconds; null for times outside the years 1 to 9999."""
     ms = messages.part(field).astype(np.int64)
     impossible = (ms < EARLIEST_MS) | (ms > LATEST_MS)
@@ -57,7 +57,7 @@ def moment(messages: StoredMessages, field: str, kind: pa.DataType) -> pa.Array:
     return pa.array(np.where(impossible, 0, ms) * 1000, pa.int64(), mask=impossible).cast(kind)
 
 
-def flags(messages: StoredMessages) -> npt.NDArray[np.int32]:
+def system_flags(messages: StoredMessages) -> npt.NDArray[np.int32]:
     """The system flags without ``COMPRESSED``, because bodies are returned decompressed. As in Java, empty bodies keep theirs."""
     packed = codes.SysFlag.COMPRESSED * (messages.body_end > messages.body_start)
     return messages.sys_flags & ~packed.astype(np.int32)
@@ -66,22 +66,22 @@ def flags(messages: StoredMessages) -> npt.NDArray[np.int32]:
 def hosts(messages: StoredMessages, field: str) -> pa.Array:
     """``address:port`` texts; each host is formatted once."""
     different, which = np.unique(np.frombuffer(messages.part(field).tobytes(), ">u8"), return_inverse=True)
-    texts = [_text(host.tobytes()) for host in different.reshape(-1, 1)]
+    texts = [_host_text(host.tobytes()) for host in different.reshape(-1, 1)]
     column = pa.array(texts, pa.string()).take(pa.array(which))
     long = np.flatnonzero((messages.sys_flags & _HOST_FLAGS[field]) != 0)
     if not len(long):
         return column
     values = column.to_pylist()
     for row in long.tolist():
-        values[row] = _text(_long_host(messages, row, field == "storeHost"))
+        values[row] = _host_text(_ipv6_host(messages, row, field == "storeHost"))
     return pa.array(values, pa.string())
 
 
-def _text(host: bytes) -> str:
+def _host_text(host: bytes) -> str:
     return host_text(host[:-4], int.from_bytes(host[-4:], "big", signed=True))
 
 
-def _long_host(messages: StoredMessages, row: int, stored: bool) -> bytes:
+def _ipv6_host(messages: StoredMessages, row: int, stored: bool) -> bytes:
     """The bytes of an IPv6 host: sixteen of the address and four of the port."""
     at = int(messages.starts[row]) + 48
     if stored:
@@ -93,8 +93,8 @@ def offset_message_ids(messages: StoredMessages) -> pa.Array:
     """Hex of store host and commit log offset: 32 characters, or 56 if the store host is IPv6."""
     host = messages.part("storeHost")
     rows = np.empty((len(messages), 16), np.uint8)
-    rows[:, :8] = _as_bytes(host)
-    rows[:, 8:] = _as_bytes(messages.part("commitLogOffset"))
+    rows[:, :8] = _as_byte_rows(host)
+    rows[:, 8:] = _as_byte_rows(messages.part("commitLogOffset"))
     short = arrow.hexadecimal(rows)
     long = np.flatnonzero((messages.sys_flags & codes.SysFlag.STOREHOST_V6) != 0)
     if not len(long):
@@ -102,20 +102,20 @@ def offset_message_ids(messages: StoredMessages) -> pa.Array:
     values = short.to_pylist()
     for row in long.tolist():
         offset = messages.part("commitLogOffset")[row : row + 1].tobytes()
-        values[row] = (_long_host(messages, row, stored=True) + offset).hex().upper()
+        values[row] = (_ipv6_host(messages, row, stored=True) + offset).hex().upper()
     return pa.array(values, pa.string())
 
 
-def _as_bytes(field: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+def _as_byte_rows(field: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
     return np.frombuffer(field.tobytes(), np.uint8).reshape(-1, 8)
 
 
 @dataclass(frozen=True, slots=True)
-class Located:
+class ColumnBuilder:
     """Fetched messages, with the columns of their properties and the queues of the answers."""
 
     messages: StoredMessages
-    made: props.Columns
+    made: props.PropertyColumns
     queues: Sequence[MessageQueue]
 
     def of_queue(self, field: str) -> pa.Array:
@@ -130,20 +130,20 @@ class Located:
         return pa.array([queue.queue_id for queue in self.queues], kind).take(self._number_of_row())
 
     def _number_of_row(self) -> pa.Array:
-        number_of_row = stored_messages.field(self.messages.answers, "range_number")[self.messages.answer_of_row]
+        number_of_row = stored_messages.answer_field(self.messages.answers, "range_number")[self.messages.answer_of_row]
         return arrow.integers(number_of_row, pa.int64())
 
     def number(self, field: str, kind: pa.DataType) -> pa.Array:
-        return number(self.messages, field, kind)
+        return numbers(self.messages, field, kind)
 
     def moment(self, field: str, kind: pa.DataType) -> pa.Array:
-        return moment(self.messages, field, kind)
+        return timestamps(self.messages, field, kind)
 
     def host(self, field: str) -> pa.Array:
         return hosts(self.messages, field)
 
     def flags(self, kind: pa.DataType) -> pa.Array:
-        return arrow.integers(flags(self.messages), kind)
+        return arrow.integers(system_flags(self.messages), kind)
 
     def tags(self) -> pa.Array:
         return self.made.tags
@@ -173,7 +173,7 @@ class Located:
 # Returns how many answers may be used, given the offsets that they skip.
 OnHoles = Callable[[Sequence[FetchedAnswer], Sequence[Hole]], int]
 # Corrects the ends of answers that went beyond them, by the offsets inside of messages.
-OnBeyond = Callable[[Sequence[FetchedAnswer]], Sequence[FetchedAnswer]]
+CorrectEnds = Callable[[Sequence[FetchedAnswer]], Sequence[FetchedAnswer]]
 
 
 class AnswerCheck(NamedTuple):
@@ -185,7 +185,7 @@ class AnswerCheck(NamedTuple):
     holes: list[Hole]
 
 
-def apart(fetched: FetchedAnswers) -> list[AnswerCheck]:
+def check_each_answer(fetched: FetchedAnswers) -> list[AnswerCheck]:
     """Checks each answer alone."""
     looks = []
     for i, answer in enumerate(fetched.answers):
@@ -202,21 +202,25 @@ def apart(fetched: FetchedAnswers) -> list[AnswerCheck]:
     return looks
 
 
-def usable(fetched: FetchedAnswers, on_holes: OnHoles, on_beyond: OnBeyond) -> list[FetchedAnswer]:
+def usable_answers(fetched: FetchedAnswers, on_holes: OnHoles, on_beyond: CorrectEnds) -> list[FetchedAnswer]:
     """The answers that may be used, with ends that match the offsets inside of their messages."""
-    looks = apart(fetched)
+    looks = check_each_answer(fetched)
     count = on_holes(fetched.answers, [hole for look in looks for hole in look.holes])
-    return ended(fetched.answers[:count], [look.beyond for look in looks[:count]], on_beyond)
+    return with_correct_ends(fetched.answers[:count], [look.beyond for look in looks[:count]], on_beyond)
 
 
-def ended(answers: Sequence[FetchedAnswer], beyond: Sequence[bool], on_beyond: OnBeyond) -> list[FetchedAnswer]:
+def with_correct_ends(
+    answers: Sequence[FetchedAnswer], beyond: Sequence[bool], on_beyond: CorrectEnds
+) -> list[FetchedAnswer]:
     """The answers, with corrected ends for those that are ``beyond``."""
     odd = [answer for answer, is_odd in zip(answers, beyond, strict=True) if is_odd]
     meant = dict(zip(odd, on_beyond(odd), strict=True)) if odd else {}
     return [meant.get(answer, answer) for answer in answers]
 
 
-def placed(messages: Iterable[ReceivedMessage], answer: FetchedAnswer, dense: bool = True) -> Iterator[ReceivedMessage]:
+def messages_in_range(
+    messages: Iterable[ReceivedMessage], answer: FetchedAnswer, dense: bool = True
+) -> Iterator[ReceivedMessage]:
     """The messages of an answer that belong to its request, as objects.
 
     A message that could not be decoded, so that its offset is unknown, takes the missing offsets between its neighbours: one row
@@ -229,7 +233,7 @@ def placed(messages: Iterable[ReceivedMessage], answer: FetchedAnswer, dense: bo
             lost = lost or message
             continue
         if lost is not None:
-            yield from _standing(lost, at, min(message.queue_offset, end), dense)
+            yield from _placeholder_rows(lost, at, min(message.queue_offset, end), dense)
             lost = None
         # A pull inside an inner batch returns the whole batch. Only there can offsets before the start be trusted;
         # offsets after the end only if the broker's next offset is beyond it.
@@ -238,10 +242,10 @@ def placed(messages: Iterable[ReceivedMessage], answer: FetchedAnswer, dense: bo
             yield message
         at = max(at, message.queue_offset + 1)
     if lost is not None:
-        yield from _standing(lost, at, end, dense)
+        yield from _placeholder_rows(lost, at, end, dense)
 
 
-def _standing(message: ReceivedMessage, start: int, end: int, dense: bool) -> Iterator[ReceivedMessage]:
+def _placeholder_rows(message: ReceivedMessage, start: int, end: int, dense: bool) -> Iterator[ReceivedMessage]:
     # At least one row: if the neighbours are damaged or shifted, too, no offset may seem to be missing between them.
     for offset in range(start, max(end if dense else 0, start + 1)):
         yield replace(message, queue_offset=offset)
@@ -249,10 +253,10 @@ def _standing(message: ReceivedMessage, start: int, end: int, dense: bool) -> It
 
 Row = tuple[MessageQueue, ReceivedMessage]
 # Size of a message of a batch in addition to its body and its properties.
-_BATCHED_BYTES = 256
+_ITEM_OVERHEAD_BYTES = 256
 
 
-class Careful:
+class ReferenceDecoder:
     """Decodes fetched answers into batches of ``columns``. The answer numbers of answers are indexes of ``queues``."""
 
     def __init__(
@@ -261,14 +265,14 @@ class Careful:
         columns: Sequence[Column],
         include_properties: str,
         filtered: Filter = NO_FILTER,
-        bad: Bad | None = None,
+        bad: BadMessages | None = None,
     ) -> None:
         self._queues = queues
         self._columns = tuple(columns)
         self._include = include_properties
         self._filtered = filtered
         self._wanted = set(filtered.expression.split(" || ")) if filtered and filtered.kind == "TAG" else None
-        self._bad = bad or Bad()
+        self._bad = bad or BadMessages()
         self._bodies = any(column.name.lower() == "body" for column in columns if column.property is None)
 
     def __call__(self, fetched: FetchedAnswers) -> pa.RecordBatch:
@@ -295,14 +299,14 @@ class Careful:
             data = fetched.buffer.data[answer.begin : answer.end]
             window = OffsetWindow(answer.start, answer.next_offset)
             messages = map(self._judged, self._decoded(bytes(data), DecodeSettings(queue.broker_name, window=window)))
-            for message in placed(messages, answer, dense=not self._filtered):
+            for message in messages_in_range(messages, answer, dense=not self._filtered):
                 if message.decode_error is not None:
                     self._bad.met(queue, message.queue_offset, message.decode_error)
                     if self._bad.skips:
                         continue
                 if (
                     self._wanted is None
-                    or _unreadable(message)
+                    or _is_unreadable(message)
                     or message.properties.get(Property.TAGS) in self._wanted
                 ):
                     yield queue, message
@@ -318,7 +322,7 @@ class Careful:
 
     def _judged(self, message: ReceivedMessage) -> ReceivedMessage:
         """Applies ``badMessage`` to a message. If the body is not selected, it need not be readable."""
-        if message.decode_error is None or self._bodies or _unreadable(message) or _is_batch(message):
+        if message.decode_error is None or self._bodies or _is_unreadable(message) or _is_batch(message):
             return message
         return replace(message, decode_error=None, sys_flag=message.sys_flag & ~int(SysFlag.COMPRESSED))
 
@@ -332,10 +336,10 @@ class Careful:
             return property_columns.cast(texts, column.arrow)
         value, known, include = column.reference, column.of_queue, self._include
         assert value is not None
-        values = [value(q, m, include) if known or not _unreadable(m) else None for q, m in rows]
+        values = [value(q, m, include) if known or not _is_unreadable(m) else None for q, m in rows]
         if is_time(column):
             for (queue, message), time in zip(rows, values, strict=True):
-                if time is None and not _unreadable(message):
+                if time is None and not _is_unreadable(message):
                     self._bad.add_impossible_times(column.name, queue, message.queue_offset, 1)
         return pa.array(values, column.arrow)
 
@@ -344,7 +348,7 @@ def batch_of_messages(messages: Sequence[ReceivedMessage], columns: Sequence[Col
     """Received messages as rows. Those of a retry topic have the name of the topic that they were sent to, as the messages have.
     One that cannot be decoded has no body."""
     rows = [(m.queue._replace(topic=m.topic or m.queue.topic), m) for m in messages]
-    return Careful((), columns, "user")._batch(rows)
+    return ReferenceDecoder((), columns, "user")._batch(rows)
 
 
 def _size(message: ReceivedMessage) -> int:
@@ -353,10 +357,10 @@ def _size(message: ReceivedMessage) -> int:
         return message.store_size
     if not _is_batch(message):
         return len(message.body) + message.store_size
-    return len(message.body) + _BATCHED_BYTES + sum(map(len, message.properties.values()))
+    return len(message.body) + _ITEM_OVERHEAD_BYTES + sum(map(len, message.properties.values()))
 
 
-def _unreadable(message: ReceivedMessage) -> bool:
+def _is_unreadable(message: ReceivedMessage) -> bool:
     """Whether more than the body is unreadable: then the message has no topic."""
     return message.decode_error is not None and not message.topic
 
@@ -373,4 +377,4 @@ def decode(
     filtered: Filter = NO_FILTER,
 ) -> pa.RecordBatch:
     """Fetched messages as ``columns``; a bad message is an error."""
-    return Careful(queues, columns, include_properties, filtered)(fetched)
+    return ReferenceDecoder(queues, columns, include_properties, filtered)(fetched)

@@ -23,17 +23,17 @@ from rocketmq_spark.pull.fetched import FetchedAnswer, Hole
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
 
-SMALLEST_MESSAGE = 91
+MIN_MESSAGE_BYTES = 91
 # With this many answers, or parts of answers, it is faster to advance through all of them together.
-_LOCK_STEP_FROM = 24
-_CHAIN = 32
+_MIN_LOCK_STEP_CHAINS = 24
+_CHAIN_MESSAGES = 32
 _MAGIC = re.compile(
     b"|".join(re.escape(n.to_bytes(4, "big")) for n in (codes.MESSAGE_MAGIC_V1, codes.MESSAGE_MAGIC_V2))
 )
-_V6_EXTRA = 12
-_BEHIND_BORN_HOST = frozenset({"storeTimestamp", "storeHost", "reconsumeTimes", "preparedOffset", "bodyLength"})
+_IPV6_EXTRA_BYTES = 12
+_FIELDS_AFTER_BORN_HOST = frozenset({"storeTimestamp", "storeHost", "reconsumeTimes", "preparedOffset", "bodyLength"})
 
-_HEAD = np.dtype(
+_FIXED_FIELDS = np.dtype(
     {
         "names": [
             "size",
@@ -135,15 +135,15 @@ class StoredMessages:
         """A fixed field, also one after the born host, whose length varies."""
         if name in self.own:
             return self.own[name]
-        if name in _BEHIND_BORN_HOST and self.any_flags & _V6:
-            late = _behind_born_host(self.buffer, self.starts, self.sys_flags, self.any_flags, self.head)
+        if name in _FIELDS_AFTER_BORN_HOST and self.any_flags & _IPV6_FLAGS:
+            late = _shifted_fields(self.buffer, self.starts, self.sys_flags, self.any_flags, self.head)
             moved: npt.NDArray[Any] = late[name]
             return moved
         part: npt.NDArray[Any] = self.head[name]
         return part if self.record is None else part.copy()[self.record]
 
 
-def field(answers: Ints, name: str) -> Ints:
+def answer_field(answers: Ints, name: str) -> Ints:
     """One field of ``FetchedAnswer``, of all answers."""
     return answers[:, FetchedAnswer._fields.index(name)]
 
@@ -151,22 +151,22 @@ def field(answers: Ints, name: str) -> Ints:
 def locate(buffer: Bytes, answers: list[FetchedAnswer]) -> StoredMessages:
     """Locate the messages of ``answers`` and all of their parts. Raises ``Malformed``."""
     table = np.array(answers, np.int64).reshape(len(answers), len(FetchedAnswer._fields))
-    starts, counts = boundaries(buffer, field(table, "begin"), field(table, "end"))
+    starts, counts = boundaries(buffer, answer_field(table, "begin"), answer_field(table, "end"))
     head = _records(buffer, starts)
     sys_flags = head["sysFlag"].astype(np.int32)
     any_flags = int(np.bitwise_or.reduce(sys_flags)) if len(starts) else 0
-    late = _behind_born_host(buffer, starts, sys_flags, any_flags, head)
+    late = _shifted_fields(buffer, starts, sys_flags, any_flags, head)
     body_start = starts + 88
-    if any_flags & _V6:
-        body_start += _shift(sys_flags)
+    if any_flags & _IPV6_FLAGS:
+        body_start += _host_shift(sys_flags)
     body_end = body_start + late["bodyLength"]
     stops = starts + head["size"]
-    _within(starts, body_start, body_end, "the body has a negative length")
-    _within(starts, body_end, stops - 3, "the body leaves the message")
+    _check_limits(starts, body_start, body_end, "the body has a negative length")
+    _check_limits(starts, body_end, stops - 3, "the body leaves the message")
     topic_end = _topic_end(buffer, starts, head["magic"], body_end)
-    _within(starts, topic_end, stops - 2, "the topic leaves the message")
+    _check_limits(starts, topic_end, stops - 2, "the topic leaves the message")
     properties_start = topic_end + 2
-    properties_end = properties_start + number_at(buffer, topic_end, ">u2")
+    properties_end = properties_start + read_numbers(buffer, topic_end, ">u2")
     wrong = np.flatnonzero(properties_end != stops)
     if len(wrong):
         raise Malformed(int(starts[wrong[0]]), "the properties do not end where the message does")
@@ -192,12 +192,12 @@ def locate(buffer: Bytes, answers: list[FetchedAnswer]) -> StoredMessages:
 def holes(messages: StoredMessages, dense: npt.NDArray[np.bool_] | None = None) -> list[Hole]:
     """The offsets that answers skipped, in queues in which every offset has a message. The number of messages shows it, even if
     the offsets inside them are wrong. Without holes it costs one comparison. Answers that are ``dense`` have no holes."""
-    going = field(messages.answers, "next_offset") - field(messages.answers, "start")
+    going = answer_field(messages.answers, "next_offset") - answer_field(messages.answers, "start")
     odd = messages.counts != going if dense is None else ~dense
-    return [hole for i in np.flatnonzero(odd).tolist() for hole in _holes_of(messages, i)]
+    return [hole for i in np.flatnonzero(odd).tolist() for hole in _holes_of_answer(messages, i)]
 
 
-def _holes_of(messages: StoredMessages, i: int) -> list[Hole]:
+def _holes_of_answer(messages: StoredMessages, i: int) -> list[Hole]:
     _, start, limit, next_offset, _, _ = messages.answers[i].tolist()
     end, mine = min(limit, next_offset), messages.answer_of_row == i
     offsets = messages.part("queueOffset")[mine].tolist()
@@ -227,26 +227,26 @@ def property_texts(messages: StoredMessages, rows: npt.NDArray[np.intp]) -> list
     return [bytes(view[start:end]) for start, end in bounds]
 
 
-_V6 = codes.SysFlag.BORNHOST_V6 | codes.SysFlag.STOREHOST_V6
+_IPV6_FLAGS = codes.SysFlag.BORNHOST_V6 | codes.SysFlag.STOREHOST_V6
 
 
-def _shift(sys_flags: npt.NDArray[np.int32]) -> Ints:
+def _host_shift(sys_flags: npt.NDArray[np.int32]) -> Ints:
     """By how many bytes IPv6 hosts shift the body, per row."""
     born = (sys_flags & codes.SysFlag.BORNHOST_V6) > 0
     stored = (sys_flags & codes.SysFlag.STOREHOST_V6) > 0
-    return _V6_EXTRA * (born.astype(np.int64) + stored)
+    return _IPV6_EXTRA_BYTES * (born.astype(np.int64) + stored)
 
 
-def _behind_born_host(
+def _shifted_fields(
     buffer: Bytes, starts: Ints, sys_flags: npt.NDArray[np.int32], any_flags: int, head: npt.NDArray[Any]
 ) -> npt.NDArray[Any]:
     """The fields after a host: the same record, read again at the shifted position if IPv6 addresses shift it."""
-    if not any_flags & _V6:
+    if not any_flags & _IPV6_FLAGS:
         return head
-    limit = len(buffer) - _HEAD.itemsize
-    born = _V6_EXTRA * ((sys_flags & codes.SysFlag.BORNHOST_V6) > 0).astype(np.int64)
+    limit = len(buffer) - _FIXED_FIELDS.itemsize
+    born = _IPV6_EXTRA_BYTES * ((sys_flags & codes.SysFlag.BORNHOST_V6) > 0).astype(np.int64)
     late = _records(buffer, np.minimum(starts + born, limit))
-    behind_store = _records(buffer, np.minimum(starts + _shift(sys_flags), limit))
+    behind_store = _records(buffer, np.minimum(starts + _host_shift(sys_flags), limit))
     for name in ("reconsumeTimes", "preparedOffset", "bodyLength"):
         late[name] = behind_store[name]
     return late
@@ -255,9 +255,11 @@ def _behind_born_host(
 def _records(buffer: Bytes, starts: Ints) -> npt.NDArray[Any]:
     """A copy of the fixed fields at every start, as plain bytes, because numpy would swap each field of each record."""
     if not len(starts):  # the buffer may be too short for a single record
-        return np.empty(0, _HEAD)
-    anywhere = np.ndarray((len(buffer) - _HEAD.itemsize + 1,), f"V{_HEAD.itemsize}", buffer, strides=(1,))
-    records: npt.NDArray[Any] = anywhere[starts].view(_HEAD)
+        return np.empty(0, _FIXED_FIELDS)
+    anywhere = np.ndarray(
+        (len(buffer) - _FIXED_FIELDS.itemsize + 1,), f"V{_FIXED_FIELDS.itemsize}", buffer, strides=(1,)
+    )
+    records: npt.NDArray[Any] = anywhere[starts].view(_FIXED_FIELDS)
     return records
 
 
@@ -268,16 +270,16 @@ def _topic_end(buffer: Bytes, starts: Ints, magic: npt.NDArray[Any], body_end: I
     unknown = np.flatnonzero(~second & (magic != codes.MESSAGE_MAGIC_V1))
     if len(unknown):
         raise Malformed(int(starts[unknown[0]]), "unknown magic number")
-    return np.where(second, body_end + 2 + number_at(buffer, body_end, ">u2"), body_end + 1 + buffer[body_end])
+    return np.where(second, body_end + 2 + read_numbers(buffer, body_end, ">u2"), body_end + 1 + buffer[body_end])
 
 
-def _within(starts: Ints, positions: Ints, limits: Ints, why: str) -> None:
+def _check_limits(starts: Ints, positions: Ints, limits: Ints, why: str) -> None:
     outside = np.flatnonzero(positions > limits)
     if len(outside):
         raise Malformed(int(starts[outside[0]]), why)
 
 
-def number_at(buffer: Bytes, positions: Ints, kind: str) -> npt.NDArray[Any]:
+def read_numbers(buffer: Bytes, positions: Ints, kind: str) -> npt.NDArray[Any]:
     """Numbers of ``kind`` at unaligned positions."""
     dtype = np.dtype(kind)
     numbers: npt.NDArray[Any] = np.ndarray((len(buffer) - dtype.itemsize + 1,), dtype, buffer, strides=(1,))[positions]
@@ -287,7 +289,7 @@ def number_at(buffer: Bytes, positions: Ints, kind: str) -> npt.NDArray[Any]:
 def boundaries(buffer: Bytes, begins: Ints, ends: Ints) -> tuple[Ints, npt.NDArray[np.intp]]:
     """Starts of all messages in the answers, answer by answer, and the number in each answer. Raises ``Malformed``."""
     chain_begins, chain_ends, first = _chains(buffer, begins, ends)
-    if len(chain_begins) < _LOCK_STEP_FROM:
+    if len(chain_begins) < _MIN_LOCK_STEP_CHAINS:
         return _one_by_one(buffer, begins, ends)
     try:
         starts, counts = _in_lock_step(buffer, chain_begins, chain_ends)
@@ -301,7 +303,7 @@ def _chains(buffer: Bytes, begins: Ints, ends: Ints) -> tuple[Ints, Ints, Ints]:
 
     A cut is right if the messages of the part before it end exactly there.
     """
-    steps = _CHAIN * np.maximum(number_at(buffer, begins, ">i4").astype(np.int64), SMALLEST_MESSAGE)
+    steps = _CHAIN_MESSAGES * np.maximum(read_numbers(buffer, begins, ">i4").astype(np.int64), MIN_MESSAGE_BYTES)
     if not (ends - begins >= 2 * steps).any():
         return begins, ends, np.arange(len(begins))
     view, search = buffer.data, _MAGIC.search
@@ -330,7 +332,7 @@ def _one_by_one(buffer: Bytes, begins: Ints, ends: Ints) -> tuple[Ints, npt.NDAr
         while at < end:
             append(at)
             (size,) = unpack(view, at)
-            if size < SMALLEST_MESSAGE:
+            if size < MIN_MESSAGE_BYTES:
                 raise Malformed(at, f"a message of {size} bytes")
             at += size
         if at != end:
@@ -350,7 +352,7 @@ def _in_lock_step(buffer: Bytes, begins: Ints, ends: Ints) -> tuple[Ints, npt.ND
         steps.append(cursors)
         rows_of.append(active)
         sizes = sizes_at[cursors]
-        if sizes.min() < SMALLEST_MESSAGE:
+        if sizes.min() < MIN_MESSAGE_BYTES:
             raise Malformed(int(cursors[sizes.argmin()]), f"a message of {sizes.min()} bytes")
         following = cursors + sizes
         going_on = following < stops

@@ -77,13 +77,17 @@ def without_key(batch: pa.RecordBatch, columns: Mapping[str, str]) -> npt.NDArra
     """Which rows of a batch have no key; ``columns`` as for the encoder. For brokers, a key of whitespace is none."""
     if "keys" not in columns:
         return np.ones(len(batch), bool)
-    filled = arrow.filled(arrow.as_bytes(pc.utf8_trim_whitespace(_readable(keys_of(batch.column(columns["keys"]))))))
+    filled = arrow.non_empty_mask(
+        arrow.as_bytes(pc.utf8_trim_whitespace(_readable(keys_of(batch.column(columns["keys"])))))
+    )
     return np.zeros(len(batch), bool) if filled is None else ~filled
 
 
 def _readable(texts: pa.Array) -> pa.Array:
     """Texts that may not be UTF-8 (Spark does not check ``cast(binary as string)``), as Java reads them."""
-    return arrow.strings(arrow.as_bytes(texts), arrow.present(texts) if texts.null_count else None, ascii_only=False)
+    return arrow.to_strings(
+        arrow.as_bytes(texts), arrow.valid_mask(texts) if texts.null_count else None, ascii_only=False
+    )
 
 
 # A batch with more different keys gets none: each key costs a broker as much as that of a single message, and leads only to the
@@ -101,7 +105,7 @@ class About:
         self._names: list[str] = []
         self._codes: npt.NDArray[np.int32] | None = None
         if "tags" in columns:
-            self._encode(arrow.plain(batch.column(columns["tags"])))
+            self._encode(arrow.combined(batch.column(columns["tags"])))
 
     @property
     def tags(self) -> int:

@@ -88,7 +88,7 @@ class RowHash:
         return np.ascontiguousarray(total.view(np.uint8)[:, :ROW_BYTES])
 
     def _of(self, values: pa.Array, seed: int) -> npt.NDArray[np.uint64]:
-        content, ends = arrow.content(values)
+        content, ends = arrow.data_and_offsets(values)
         digest = self._digest
         made = [digest(content[start:end], seed) for start, end in itertools.pairwise(ends.tolist())]
         return np.frombuffer(b"".join(made), "<u8").reshape(-1, 2)
@@ -112,7 +112,7 @@ def _text_of(name: str, batch: pa.RecordBatch, columns: Mapping[str, str]) -> pa
 
 
 def _as_text(column: Any) -> pa.Array:
-    plain = arrow.plain(column)
+    plain = arrow.combined(column)
     return arrow.as_bytes(plain if pa.types.is_string(plain.type) else plain.cast(pa.string()))
 
 

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from rocketmq_spark.base import codes
 from rocketmq_spark.columnar import arrow
-from rocketmq_spark.columnar.arrow import Flags, Ints
+from rocketmq_spark.columnar.arrow import Ints, Mask
 from rocketmq_spark.columnar.encode import properties
 from rocketmq_spark.columnar.encode.batch import UniqueIds
 from rocketmq_spark.columnar.encode.content_ids import ContentIds, Hashes
@@ -147,16 +147,16 @@ class ItemParts:
         if self._items is None and (self._apart or end - start >= _FEW_ROWS):
             self._apart = True  # or a short last part would join all items again
             columns = [part if isinstance(part, bytes) else part.slice(start, end - start) for part in self._columns]
-            return arrow.content(self._joined(columns, start))[0]
-        data, ends = arrow.content(self.items)
+            return arrow.data_and_offsets(self._joined(columns, start))[0]
+        data, ends = arrow.data_and_offsets(self.items)
         body = data[int(ends[start]) : int(ends[end])]
         return body if 2 * len(body) >= len(data) else arrow.copied(body)
 
     def of(self, rows: npt.NDArray[np.intp]) -> memoryview:
         """Some items, in the order of ``rows``, as one buffer."""
         if len(rows) >= _FEW_ROWS:
-            return arrow.content(self.items.take(pa.array(rows)))[0]
-        data, ends = arrow.content(self.items)
+            return arrow.data_and_offsets(self.items.take(pa.array(rows)))[0]
+        data, ends = arrow.data_and_offsets(self.items)
         return memoryview(b"".join([data[int(ends[row]) : int(ends[row + 1])] for row in rows.tolist()]))
 
 
@@ -200,7 +200,7 @@ class Checked:
     body: pa.Array
     pieces: PropertyPieces
     flags: Ints | None
-    delayed: Flags | None
+    delayed: Mask | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +237,7 @@ class Encoder:
         self._check_lengths(arrow.lengths(body), pieces.lengths + self.id_bytes, delayed, bad_rows)
         flags = None
         if "flag" in self.columns:
-            flags = pc.fill_null(arrow.plain(batch.column(self.columns["flag"])).cast(pa.int64()), 0).to_numpy()
+            flags = pc.fill_null(arrow.combined(batch.column(self.columns["flag"])).cast(pa.int64()), 0).to_numpy()
             bad_rows.add(flags != flags.astype(np.int32), f"{self.columns['flag']} takes more than 32 bits")
         return Checked(body, pieces, flags, delayed)
 
@@ -256,8 +256,8 @@ class Encoder:
             head[:, 3] = checked.flags
         head[:, 4] = body_lengths
         start, pieces = checked.pieces.split()
-        middle = arrow.fixed(self._middle(lengths, start))
-        columns = (arrow.fixed(head.view(np.uint8).reshape(rows, _HEAD_BYTES)), checked.body, middle, *pieces)
+        middle = arrow.fixed_width(self._middle(lengths, start))
+        columns = (arrow.fixed_width(head.view(np.uint8).reshape(rows, _HEAD_BYTES)), checked.body, middle, *pieces)
         return EncodedItems(ItemParts(columns, body_lengths + lengths + OVERHEAD), 0, rows)
 
     def _middle(self, lengths: Ints, after: bytes) -> Any:
@@ -287,7 +287,7 @@ class Encoder:
         assert isinstance(ids, ContentIds)
 
         def complete(items: pa.Array, first: int) -> None:
-            data, ends = arrow.data(items)
+            data, ends = arrow.array_and_offsets(items)
             made = np.empty((len(items), ids.width), np.uint8)
             ids.fill(made, hashes(items, first))
             spaces = np.ndarray((len(data) - ids.width + 1,), f"V{ids.width}", data, strides=(1,))
@@ -297,7 +297,7 @@ class Encoder:
         encoded.parts.complete(complete)
 
     def _check_bodies(self, body: pa.Array, bad_rows: BadRows) -> None:
-        name, nulls = self.columns["body"], arrow.nulls(body)
+        name, nulls = self.columns["body"], arrow.null_mask(body)
         lengths = arrow.lengths(body)
         if nulls is not None:
             bad_rows.add(nulls, f"{name} is null")
@@ -310,7 +310,7 @@ class Encoder:
             lengths > max_bytes, lambda i: f"{name} of {lengths[i]} bytes, option 'maxMessageSize' is {max_bytes}"
         )
 
-    def _check_lengths(self, body: Ints, lengths: Ints, delayed: Flags | None, bad_rows: BadRows) -> None:
+    def _check_lengths(self, body: Ints, lengths: Ints, delayed: Mask | None, bad_rows: BadRows) -> None:
         max_bytes, single = codes.MAX_PROPERTIES_BYTES, codes.SINGLE_MAX_PROPERTIES
         bad_rows.add(lengths > max_bytes, lambda i: f"properties of {lengths[i]} bytes, {max_bytes} at most")
         if bool((lengths > single).any()):

@@ -102,7 +102,7 @@ class KafkaRows:
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The rows with the columns that ``check_columns`` names."""
-        kafka_arrays = {name.lower(): arrow.plain(batch.column(at)) for at, name in enumerate(batch.schema.names)}
+        kafka_arrays = {name.lower(): arrow.combined(batch.column(at)) for at, name in enumerate(batch.schema.names)}
         sink_arrays: dict[str, pa.Array] = {"value": kafka_arrays["value"]}
         if "key" in kafka_arrays:
             sink_arrays["key"] = as_property_texts(arrow.as_bytes(kafka_arrays["key"]))
@@ -120,7 +120,7 @@ class KafkaRows:
         first = arrow.offsets(headers)
         counts = np.diff(first)
         if headers.null_count:
-            counts = np.where(arrow.flags(headers.is_valid()), counts, 0)
+            counts = np.where(arrow.to_mask(headers.is_valid()), counts, 0)
         entries = headers.flatten()  # without those of null rows
         names, values = entries.field(0), entries.field(1)  # "KEY" is accepted, too
         if entries.null_count:
@@ -148,7 +148,7 @@ class KafkaRows:
         distinct_names = encoded.dictionary.to_pylist()
         codes_of = pc.fill_null(encoded.indices.cast(pa.int64()), len(distinct_names)).to_numpy()
         legal = np.array([*(_legal(name, self._reserved) for name in distinct_names), False])
-        keep: npt.NDArray[np.bool_] = legal[codes_of] & arrow.flags(values.is_valid())
+        keep: npt.NDArray[np.bool_] = legal[codes_of] & arrow.to_mask(values.is_valid())
         rows = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
         places = rows * (len(distinct_names) + 1) + codes_of
         backwards = np.flatnonzero(keep)[::-1]
@@ -167,7 +167,7 @@ def _name(names: pa.Array, at: int) -> str | None:
 
 def _legal(name: bytes, reserved: Sequence[str]) -> bool:
     """Whether a property may have this name."""
-    if not name or has_controls(name) or not arrow.is_text(name):
+    if not name or has_controls(name) or not arrow.is_utf8(name):
         return False
     return not is_reserved(name.decode()) and name.decode() not in reserved
 
@@ -185,12 +185,12 @@ def _as_of_stand_ins(
     """The headers that look like the mark of an empty body, in rows whose body is that of such a message: readers would take the
     message for one without a value.
     """
-    rows = np.flatnonzero(arrow.flags(pc.fill_null(pc.equal(bodies, pa.scalar(STAND_IN_BODY, pa.binary())), False)))
+    rows = np.flatnonzero(arrow.to_mask(pc.fill_null(pc.equal(bodies, pa.scalar(STAND_IN_BODY, pa.binary())), False)))
     if not len(rows):
         return rows
     marks = pa.array([NULL_BODY.encode(), EMPTY_BODY.encode()], pa.binary())
     looks_like_mark = pc.and_(pc.equal(names, pa.scalar(DELETED.encode(), pa.binary())), pc.is_in(values, marks))
-    headers = np.flatnonzero(arrow.flags(pc.fill_null(looks_like_mark, False)))
+    headers = np.flatnonzero(arrow.to_mask(pc.fill_null(looks_like_mark, False)))
     return headers[np.isin(np.searchsorted(bounds, headers, side="right") - 1, rows)]
 
 
@@ -198,7 +198,7 @@ def as_property_texts(values: pa.Array, more: Iterable[int] = ()) -> pa.Array:
     """Bytes as texts. Those that a property cannot hold, and those in rows ``more``, become base64."""
     needs_base64 = pc.or_(pc.equal(pc.binary_length(values), 0), pc.starts_with(values, BASE64_MARK.encode()))
     odd_rows = {
-        *np.flatnonzero(arrow.flags(pc.fill_null(needs_base64, False))).tolist(),
+        *np.flatnonzero(arrow.to_mask(pc.fill_null(needs_base64, False))).tolist(),
         *with_controls(values).tolist(),
         *map(int, more),
     }

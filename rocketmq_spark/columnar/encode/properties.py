@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 from rocketmq_spark.base import codes
 from rocketmq_spark.base.codes import ROW_ID, TRANSIENT_PROPERTY_PREFIX
 from rocketmq_spark.columnar import arrow
-from rocketmq_spark.columnar.arrow import NOTHING, Flags, Ints, Pieces
+from rocketmq_spark.columnar.arrow import EMPTY_BYTES, Ints, Mask, Pieces
 from rocketmq_spark.errors import MessageRefused
 
 SHOWN = 10
@@ -83,7 +83,7 @@ _CONTROLS, _HIGH_CONTROL = bytes([*range(32), 127]), re.compile(b"\xc2[\x80-\x9f
 
 def with_controls(values: pa.Array) -> Ints:
     """The numbers of the values with a control character, which a Proxy rejects in properties."""
-    data, ends = arrow.content(values)
+    data, ends = arrow.data_and_offsets(values)
     if not has_controls(bytes(data[int(ends[0]) : int(ends[-1])])):
         return np.empty(0, np.int64)
     return np.array([i for i, value in enumerate(values.to_pylist()) if value and has_controls(value)], np.int64)
@@ -105,7 +105,7 @@ class PropertyPieces(Protocol):
 
     lengths: Ints
 
-    def value(self, name: bytes, values: pa.Array, filled: Flags | None = None) -> None:
+    def value(self, name: bytes, values: pa.Array, filled: Mask | None = None) -> None:
         """Add a property to each row, or to the ``filled`` ones; none of these values is null or empty."""
 
     def entries(self, names: pa.Array, values: pa.Array, bounds: Ints) -> None:
@@ -115,14 +115,14 @@ class PropertyPieces(Protocol):
 class TextPieces(Pieces):
     """Property strings: ``name 0x01 value 0x02``. There is no escaping: a separator inside a value would split it."""
 
-    def value(self, name: bytes, values: pa.Array, filled: Flags | None = None) -> None:
+    def value(self, name: bytes, values: pa.Array, filled: Mask | None = None) -> None:
         start = name + _NAME_END
         if filled is None:
             self.constant(start)
             self.column(values)
             self.constant(_VALUE_END)
         else:
-            self.column(pc.if_else(pa.array(filled), arrow.joined(start, values, _VALUE_END), NOTHING))
+            self.column(pc.if_else(pa.array(filled), arrow.joined(start, values, _VALUE_END), EMPTY_BYTES))
 
     def entries(self, names: pa.Array, values: pa.Array, bounds: Ints) -> None:
         self.column(arrow.regrouped(arrow.joined(names, _NAME_END, values, _VALUE_END), bounds))
@@ -130,7 +130,7 @@ class TextPieces(Pieces):
 
 def add_map(pieces: PropertyPieces, column: Any, bad_rows: BadRows, reserved: pa.Array, by_name: bool = False) -> None:
     """Add the user's map of every row, with ``by_name`` sorted by names; null values are omitted, as in Java."""
-    column = arrow.plain(column)
+    column = arrow.combined(column)
     if column.null_count:  # a null map may have hidden entries
         column = pc.if_else(column.is_valid(), column, pa.scalar([], column.type))
     first = arrow.offsets(column)
@@ -154,7 +154,7 @@ def _constant_width(names: pa.Array, bounds: Ints) -> int:
     width = int(bounds[1])
     if not 0 < width <= _MAX_CONSTANT or width * rows != len(names) or bool((np.diff(bounds) != width).any()):
         return 0
-    data, ends = arrow.content(names)
+    data, ends = arrow.data_and_offsets(names)
     start, size = int(ends[0]), int(ends[width] - ends[0])
     sizes = np.diff(ends).reshape(rows, width)
     same = len(data) >= start + size * rows and bool((sizes == sizes[0]).all())
@@ -181,7 +181,7 @@ def _add_entries(
     pieces: PropertyPieces, names: pa.Array, values: pa.Array, bounds: Ints, bad_rows: BadRows, reserved: pa.Array
 ) -> None:
     if values.null_count:
-        keep = arrow.flags(values.is_valid())
+        keep = arrow.to_mask(values.is_valid())
         bounds = np.concatenate(([0], np.cumsum(keep)))[bounds]
         names, values = names.filter(pa.array(keep)), values.filter(pa.array(keep))
     faults = _name_faults(names, reserved)
@@ -216,7 +216,7 @@ def _name_faults(names: pa.Array, reserved: pa.Array) -> dict[int, str]:
     for entry in arrow.rows_with(names, _SEPARATORS).tolist():
         faults.setdefault(entry, "a property's name contains the separator 0x01 or 0x02")
     taken = pc.or_(pc.is_in(names, reserved), pc.starts_with(names, TRANSIENT_PROPERTY_PREFIX))
-    for entry in np.flatnonzero(arrow.flags(taken)).tolist():
+    for entry in np.flatnonzero(arrow.to_mask(taken)).tolist():
         name = names[entry].as_py().decode("utf-8", "replace")
         faults.setdefault(entry, f"a property has a name that is RocketMQ's own, such as {name}")
     return faults
@@ -253,7 +253,7 @@ def add_properties(
 
 def add_delays(
     pieces: PropertyPieces, batch: pa.RecordBatch, columns: Mapping[str, str], bad_rows: BadRows
-) -> Flags | None:
+) -> Mask | None:
     """Add the delay property of each delayed row. Returns which rows these are, or None if there is none."""
     numbers = _delays(batch, columns)
     if not numbers:
@@ -268,7 +268,7 @@ def add_delays(
         return None
     for name, values in numbers.items():
         pieces.value(_DELAY_NAMES[name].encode(), pa.array(values).cast(pa.string()).view(pa.binary()), values > 0)
-    has_delay: Flags = delayed > 0
+    has_delay: Mask = delayed > 0
     return has_delay
 
 
@@ -291,7 +291,7 @@ def any_delay(batch: pa.RecordBatch, columns: Mapping[str, str]) -> bool:
 
 def _numbers(column: Any, name: str) -> Ints:
     """The values as levels or milliseconds; 0 for null."""
-    values = pc.fill_null(arrow.plain(column).cast(pa.int64()), 0).to_numpy()
+    values = pc.fill_null(arrow.combined(column).cast(pa.int64()), 0).to_numpy()
     if name == "deliverat":  # microseconds, rounded up so that no message is early
         values = -(-values // 1000)
     numbers: Ints = values
@@ -301,31 +301,31 @@ def _numbers(column: Any, name: str) -> Ints:
 def _add(pieces: PropertyPieces, name: str, values: pa.Array, bad_rows: BadRows, column: str) -> None:
     """Add a property to all rows in which it is neither null nor empty."""
     bad_rows.rows(arrow.rows_with(values, _NAME_END + _VALUE_END), f"{column} contains the separator 0x01 or 0x02")
-    pieces.value(name.encode(), values, arrow.filled(values))
+    pieces.value(name.encode(), values, arrow.non_empty_mask(values))
 
 
 def _add_priorities(pieces: PropertyPieces, column: Any, bad_rows: BadRows, name: str) -> None:
     """Add a priority to every row (0 for null), because such a topic accepts only messages with a priority."""
-    values = pc.fill_null(arrow.plain(column).cast(pa.int64()), 0)
+    values = pc.fill_null(arrow.combined(column).cast(pa.int64()), 0)
     bad_rows.add(values.to_numpy() < 0, f"{name} is negative")
     bad_rows.add(values.to_numpy() >> 31 > 0, f"{name} takes more than 31 bits")
     _add(pieces, codes.Property.PRIORITY, values.cast(pa.string()).view(pa.binary()), bad_rows, name)
 
 
 def _add_row_ids(pieces: PropertyPieces, column: Any, bad_rows: BadRows, name: str) -> None:
-    ids = arrow.plain(column)
+    ids = arrow.combined(column)
     values = arrow.as_bytes(ids if pa.types.is_string(ids.type) else ids.cast(pa.string()))
-    filled = arrow.filled(values)
+    filled = arrow.non_empty_mask(values)
     if filled is not None:
         bad_rows.add(~filled, f"{name} is null or empty, which identifies no row")
-    for row in arrow.without_text(values):
+    for row in arrow.non_utf8_rows(values):
         bad_rows.rows(np.array([row]), f"{name} is not UTF-8, and readers could not tell it from other ids")
     _add(pieces, ROW_ID, values, bad_rows, name)
 
 
 def _check_keys(column: Any, bad_rows: BadRows, name: str) -> None:
     """Reject keys with blanks: brokers, tools and readers split the stored text at blanks, so such a key would become several."""
-    column = arrow.plain(column)
+    column = arrow.combined(column)
     if not pa.types.is_list(column.type):
         return
     keys = arrow.as_bytes(column.flatten())
@@ -339,7 +339,7 @@ def _check_keys(column: Any, bad_rows: BadRows, name: str) -> None:
 
 def keys_of(column: Any) -> pa.Array:
     """Keys as RocketMQ stores them: one text with blanks between them."""
-    column = arrow.plain(column)
+    column = arrow.combined(column)
     if not pa.types.is_list(column.type):
         return arrow.as_bytes(column)
     keys = arrow.as_bytes(column.flatten())

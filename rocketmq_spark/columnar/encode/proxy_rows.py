@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from rocketmq_spark.base.clock import epoch_ms
 from rocketmq_spark.base.codes import Property
 from rocketmq_spark.columnar import arrow
-from rocketmq_spark.columnar.arrow import NOTHING, Flags, Ints, Pieces
+from rocketmq_spark.columnar.arrow import EMPTY_BYTES, Ints, Mask, Pieces
 from rocketmq_spark.columnar.encode import properties
 from rocketmq_spark.columnar.encode.encoder import OVERHEAD, Checked, Encoded, Encoder, RowTopics
 from rocketmq_spark.columnar.encode.properties import BadRows, PropertyPieces, TextPieces, has_controls, with_controls
@@ -53,25 +53,25 @@ class _Check:
     """
 
     def __init__(self, bad_rows: BadRows) -> None:
-        self.kinds: dict[str, Flags] = {}
+        self.kinds: dict[str, Mask] = {}
         self._bad_rows = bad_rows
 
-    def value(self, name: bytes, values: pa.Array, filled: Flags | None) -> None:
+    def value(self, name: bytes, values: pa.Array, filled: Mask | None) -> None:
         if name in _KINDS:
             self.kinds[_KINDS[name]] = np.ones(len(values), np.bool_) if filled is None else filled
         said = name.decode("utf-8", "replace")
-        if not arrow.is_text(name):
+        if not arrow.is_utf8(name):
             self._bad_rows.rows(np.arange(len(values)), _NO_TEXT)
         if has_controls(name):
             self._bad_rows.rows(np.arange(len(values)), f"the name {said!r} {_CONTROL}")
-        for row in arrow.without_text(values):
+        for row in arrow.non_utf8_rows(values):
             self._bad_rows.rows(np.array([row]), f"{said} is not UTF-8, and gRPC carries no other text")
         self._bad_rows.rows(with_controls(values), f"{said} {_CONTROL}")
         if name == _TAGS:
             self._bad_rows.rows(arrow.rows_with(values, b"|"), f"{said} has a '|', {_REFUSED}")
 
     def entries(self, names: pa.Array, values: pa.Array, bounds: Ints) -> None:
-        for entry in (*arrow.without_text(names), *arrow.without_text(values)):
+        for entry in (*arrow.non_utf8_rows(names), *arrow.non_utf8_rows(values)):
             self._bad_rows.rows(np.searchsorted(bounds, [entry], side="right") - 1, _NO_TEXT)
         found = np.concatenate((with_controls(names), with_controls(values)))
         self._bad_rows.rows(np.searchsorted(bounds, found, side="right") - 1, f"a property {_CONTROL}")
@@ -84,7 +84,7 @@ class _CheckedPieces(TextPieces):
         super().__init__(rows)
         self.check = _Check(bad_rows)
 
-    def value(self, name: bytes, values: pa.Array, filled: Flags | None = None) -> None:
+    def value(self, name: bytes, values: pa.Array, filled: Mask | None = None) -> None:
         self.check.value(name, values, filled)
         super().value(name, values, filled)
 
@@ -103,7 +103,7 @@ class ProxyPieces:
         self.priorities = False
         self.check = _Check(bad_rows)
 
-    def value(self, name: bytes, values: pa.Array, filled: Flags | None = None) -> None:
+    def value(self, name: bytes, values: pa.Array, filled: Mask | None = None) -> None:
         self.check.value(name, values, filled)
         lengths = arrow.lengths(values) + len(name) + 2
         self.lengths += lengths if filled is None else np.where(filled, lengths, 0)
@@ -182,7 +182,7 @@ class ProxyEncoded(Encoded):
         return np.concatenate(([0], np.cumsum(self.sizes)))
 
     def _body(self, start: int, end: int) -> ProxyBatch:
-        data, offsets = arrow.content(self.items)
+        data, offsets = arrow.data_and_offsets(self.items)
         ids = self.ids[start:end].tobytes()[:-1].decode()
         if self.groups is None and not self.alone:
             return ProxyBatch([[ProxySendRequest(bytes(data[int(offsets[start]) : int(offsets[end])]), ids)]])
@@ -251,7 +251,7 @@ def _system(first: bytes, ids: npt.NDArray[np.uint8], pieces: ProxyPieces) -> Pi
     kind = b"" if pieces.priorities or pieces.groups is not None else encoder.NORMAL_TYPE_FIELD
     made = Pieces(rows)
     made.constant(first + kind + encoder.TEXT_FIELDS[Property.UNIQ_KEY] + VARINTS[width])
-    made.column(arrow.fixed(np.ascontiguousarray(ids)))
+    made.column(arrow.fixed_width(np.ascontiguousarray(ids)))
     made.extend(pieces.system)
     return made
 
@@ -263,10 +263,10 @@ def _within(pieces: Pieces, first: bytes, fields: Pieces) -> None:
     pieces.extend(fields)
 
 
-def _add(pieces: Pieces, parts: tuple[pa.Array | bytes, ...], filled: Flags | None = None) -> None:
+def _add(pieces: Pieces, parts: tuple[pa.Array | bytes, ...], filled: Mask | None = None) -> None:
     """Add parts to every row, or to the ``filled`` ones."""
     if filled is not None:
-        pieces.column(pc.if_else(pa.array(filled), arrow.joined(*parts), NOTHING))
+        pieces.column(pc.if_else(pa.array(filled), arrow.joined(*parts), EMPTY_BYTES))
         return
     for part in parts:
         pieces.constant(part) if isinstance(part, bytes) else pieces.column(part)
@@ -289,4 +289,4 @@ def _varints(numbers: Ints) -> pa.Array:
     width = max(1, -(-int(numbers.max(initial=0)).bit_length() // 7))
     made = (numbers[:, None] >> np.arange(0, 7 * width, 7) & 0x7F).astype(np.uint8)
     made[:, :-1] |= 0x80
-    return arrow.fixed(made)
+    return arrow.fixed_width(made)

@@ -87,7 +87,7 @@ class StoragePlan:
     def _without_group(self, rows: TopicRows) -> npt.NDArray[np.bool_]:
         if "shardingkey" not in self._columns:
             return np.ones(len(rows.row_numbers()), np.bool_)
-        filled = arrow.filled(arrow.as_bytes(rows.column(self._columns["shardingkey"])))
+        filled = arrow.non_empty_mask(arrow.as_bytes(rows.column(self._columns["shardingkey"])))
         return np.zeros(len(rows.row_numbers()), np.bool_) if filled is None else ~filled
 
     def split_by_tag(self, batch: pa.RecordBatch, plan: RoutingPlan) -> RoutingPlan:

@@ -22,7 +22,7 @@ from rocketmq_spark import session
 from rocketmq_spark.base import process
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.threads import Timer
-from rocketmq_spark.columnar.arrow import Flags
+from rocketmq_spark.columnar.arrow import Mask
 from rocketmq_spark.columnar.encode.content_ids import (
     ROW_BYTES,
     BatchName,
@@ -243,7 +243,7 @@ class ExactlyOnceTask:
 
     def rows_to_send(
         self, items: Callable[[], pa.Array], batch: pa.RecordBatch, columns: Mapping[str, str]
-    ) -> Flags | None:
+    ) -> Mask | None:
         """Return a mask of the rows of ``batch`` that are not stored, so that they must be sent; None if all must be sent.
 
         ``items`` returns the encoded rows. It is called only if some rows may be stored.
