@@ -27,7 +27,7 @@ from rocketmq_spark.pull import reading
 from rocketmq_spark.pull.fetched import FetchedAnswer, FetchedAnswers
 from rocketmq_spark.pull.outcomes import Cause, OnLoss
 from rocketmq_spark.queues.environment import Own, environment_of
-from rocketmq_spark.wire.messages import BatchRoom, decode_leniently, opened
+from rocketmq_spark.wire.messages import UnwrapBudget, decode_leniently, decompressed
 from rocketmq_spark.wire.properties import ALL, parse_subscription
 
 logger = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ class TopicReader:
         self._ahead: dict[MessageQueue, int] = {}
         self._heads: dict[MessageQueue, ReceivedMessage] = {}
         self._held: dict[MessageQueue, Iterator[ReceivedMessage]] = {}
-        self._batches = BatchRoom(_HELD_BYTES)
+        self._batches = UnwrapBudget(_HELD_BYTES)
 
     def seek(self, start: Start) -> None:
         """Set the position of every existing queue. For a topic that does not exist, the error suggests the nearest names."""
@@ -80,7 +80,7 @@ class TopicReader:
             logger.warning(
                 "what topic %s has on %s is omitted: no read permission", self._topic, ", ".join(route.closed)
             )
-        self._batches = BatchRoom(_HELD_BYTES)
+        self._batches = UnwrapBudget(_HELD_BYTES)
         self._next = start(self._client.retry.run(lambda: with_kept_minimums(self._client, self._bounds())))
         self._ahead, self._heads, self._held = {}, {}, {}
 
@@ -154,7 +154,7 @@ class TopicReader:
             queue = heapq.heappop(heads)[-1]
             message = self._heads.pop(queue)
             self._advance(queue)
-            yield opened(message)
+            yield decompressed(message)
             self._fill([queue], ends, heads)
 
     def _advance(self, queue: MessageQueue) -> None:

@@ -25,7 +25,7 @@ from rocketmq_spark.model.membership import (
 from rocketmq_spark.wire import bodies, member_bodies, rpc
 from rocketmq_spark.wire.bodies import GroupMembership
 from rocketmq_spark.wire.header import Command
-from rocketmq_spark.wire.messages import only_message
+from rocketmq_spark.wire.messages import single_message
 from rocketmq_spark.wire.names import Scope
 from rocketmq_spark.wire.properties import Subscription, parse_subscription
 
@@ -101,7 +101,7 @@ class BrokerRequests:
         fields = rpc.CONSUME_MESSAGE_DIRECTLY.arguments(command)
         # The body stays compressed until the member accepts the message: 64 KiB may expand to gigabytes.
         broker = fields["brokerName"] or ""
-        message, scope = only_message(command.body, broker, "to be consumed directly"), self._calls.scope
+        message, scope = single_message(command.body, broker, "to be consumed directly"), self._calls.scope
         # Without the prefix of its namespace, a topic of another namespace would look like a topic of this one.
         origin = message.properties.get(Property.RETRY_TOPIC)
         inside = origin is None or scope.reaches(origin)

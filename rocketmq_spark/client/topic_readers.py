@@ -108,7 +108,7 @@ def _queues_of_member(
     group, member = group_and_member
     command = rpc.GET_CONSUMER_RUNNING_INFO.request(consumerGroup=group, clientId=member, jstackEnable=False)
     try:
-        queues = bodies.held_queues(calls.request(address, command).body)
+        queues = bodies.owned_queues(calls.request(address, command).body)
     except (BrokerError, CallTimeout, ConnectionLost, RemoteProtocolError) as e:
         _log_unknown_member(e, member)
         return None

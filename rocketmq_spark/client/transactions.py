@@ -20,7 +20,7 @@ from rocketmq_spark.model import ReceivedMessage
 from rocketmq_spark.model.send import HalfCheck, HalfPlace, TransactionState, content_of_stored
 from rocketmq_spark.wire import rpc
 from rocketmq_spark.wire.header import Command
-from rocketmq_spark.wire.messages import only_message, opened
+from rocketmq_spark.wire.messages import decompressed, single_message
 
 logger = logging.getLogger(__name__)
 
@@ -129,8 +129,8 @@ class HalfChecks:
     def _decode(self, address: str, command: Command) -> tuple[ReceivedMessage, HalfPlace]:
         fields = rpc.CHECK_TRANSACTION_STATE.arguments(command)
         max_bytes = self._calls.pool.connect_options.max_pushed_bytes  # also the limit of a decompressed body
-        stored = opened(
-            only_message(command.body, command.ext.get("bname", ""), "as a half message", address), max_bytes
+        stored = decompressed(
+            single_message(command.body, command.ext.get("bname", ""), "as a half message", address), max_bytes
         )
         if stored.decode_error is not None:
             raise DecodeError(f"a half message cannot be decoded: {stored.decode_error}", address)

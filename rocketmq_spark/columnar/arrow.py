@@ -26,7 +26,6 @@ import pyarrow.compute as pc
 from rocketmq_spark.errors import DecodeError, OptionError
 
 Bytes = npt.NDArray[np.uint8]
-Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 

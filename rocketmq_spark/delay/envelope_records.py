@@ -36,7 +36,7 @@ from rocketmq_spark.spool.lanes import STEPS_S, Schedule
 from rocketmq_spark.spool.records import IDENTITY, Record
 from rocketmq_spark.spool.redelivery import Letters
 from rocketmq_spark.spool.spool import RedeliveryPolicy, broker_target, topic_target
-from rocketmq_spark.wire.envelope import Opened, digest
+from rocketmq_spark.wire.envelope import DecodedEnvelope, digest
 from rocketmq_spark.wire.properties import decode_properties, encode_properties
 
 logger = logging.getLogger(__name__)
@@ -361,7 +361,7 @@ def sending(rules: Rules) -> Callable[[Record], SpooledSend]:
         if isinstance(found, DecodeError) or found.original is None:
             error = found if isinstance(found, DecodeError) else DecodeError("the envelope cancels another one")
             body, why = release.dead_letter(data, error, settings.max_message_size)
-            opened, queue = Opened(rules.dead_topic, 0, b"", record.stored_ms, 0, "", body, 0), None
+            opened, queue = DecodedEnvelope(rules.dead_topic, 0, b"", record.stored_ms, 0, "", body, 0), None
             properties = {Property.UNIQ_KEY: digest(data).hex().upper(), **why}
             text = encode_properties(properties)
         else:

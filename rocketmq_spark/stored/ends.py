@@ -38,7 +38,7 @@ from rocketmq_spark.pull.puller import Puller
 AT_LEAST_ONCE = "or run this batch once with option 'deliveryGuarantee' at-least-once, which may repeat rows"
 
 # Called for each topic with the queues whose brokers have masters. Raises an error if these do not suffice to send the rows.
-Enough = Callable[[TopicRoute, Set[MessageQueue]], None]
+CheckQueues = Callable[[TopicRoute, Set[MessageQueue]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class QueueEnds:
 
     def to_json(self) -> dict[str, Any]:
         brokers = {name: {"master": self.masters[name]} for name in sorted(self.masters)}
-        return {"topics": _nested(self.queues), "brokers": brokers, "stored": _nested(self.stored_ms)}
+        return {"topics": _by_topic(self.queues), "brokers": brokers, "stored": _by_topic(self.stored_ms)}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> QueueEnds:
@@ -140,7 +140,7 @@ def _unproved(queue: MessageQueue, why: str) -> UnprovedError:
     )  # fmt: skip
 
 
-def _nested(numbers: Mapping[MessageQueue, int]) -> dict[str, dict[str, dict[str, int]]]:
+def _by_topic(numbers: Mapping[MessageQueue, int]) -> dict[str, dict[str, dict[str, int]]]:
     """The numbers by topic, broker and queue id."""
     topics: dict[str, dict[str, dict[str, int]]] = {}
     for queue, number in sorted(numbers.items()):
@@ -157,13 +157,13 @@ def _by_queue(topics: Mapping[str, Any]) -> dict[MessageQueue, int]:
     }
 
 
-def ends_now(
+def fetch_ends(
     routes: RouteReader,
     offsets: OffsetReader,
     topics: Sequence[str],
     deadline: Deadline,
     question_s: float,
-    enough: Enough = lambda route, led: None,
+    enough: CheckQueues = lambda route, led: None,
 ) -> QueueEnds:
     """The ends of the queues of ``topics`` whose brokers have masters. Retries until ``deadline``, then raises the error of a
     broker that does not answer, or of ``enough`` if the queues do not suffice.
@@ -173,7 +173,7 @@ def ends_now(
         whole = deadline.remaining() >= question_s
         try:
             within = Deadline.after(question_s).within(deadline.remaining())
-            return _ends_now(routes, offsets, topics, within, enough)
+            return _fetch_ends_once(routes, offsets, topics, within, enough)
         except RocketMQError as e:
             # An attempt that has less time than a question, as the last one has, may say only that the time was over.
             if error is None or whole or not isinstance(e, CallTimeout):
@@ -184,8 +184,8 @@ def ends_now(
     raise AssertionError("pauses have no end")
 
 
-def _ends_now(
-    routes: RouteReader, offsets: OffsetReader, topics: Sequence[str], deadline: Deadline, enough: Enough
+def _fetch_ends_once(
+    routes: RouteReader, offsets: OffsetReader, topics: Sequence[str], deadline: Deadline, enough: CheckQueues
 ) -> QueueEnds:
     queues: list[MessageQueue] = []
     for topic in topics:
@@ -208,10 +208,10 @@ def _ends_now(
             topic=lacking[0].topic,
             remedy="Give the topic as many queues for reading as for writing",
         )
-    return QueueEnds({queue: bounds[queue].max_offset for queue in sorted(queues)}, masters, last_times(bounds))
+    return QueueEnds({queue: bounds[queue].max_offset for queue in sorted(queues)}, masters, last_store_times(bounds))
 
 
-def last_times(bounds: Mapping[MessageQueue, QueueBounds]) -> dict[MessageQueue, int]:
+def last_store_times(bounds: Mapping[MessageQueue, QueueBounds]) -> dict[MessageQueue, int]:
     """The store time of the last message of each queue, for ``QueueEnds``."""
     return {
         queue: max(0, each.last_update_ms)
@@ -233,7 +233,7 @@ for _digit, _value in zip(b"0123456789ABCDEF", range(16), strict=True):
 _PORTION_BYTES = 16 << 20
 
 
-def ids_of(
+def id_reader(
     open_puller: Callable[[], Puller], placed: Callable[[Sequence[OffsetRange]], None] = lambda parts: None
 ) -> Callable[[Sequence[OffsetRange]], Iterator[pa.Array]]:
     """Returns a function that reads the ids of all messages in ranges, one broker after the other. It calls ``placed`` with the
@@ -245,7 +245,7 @@ def ids_of(
     def read(ranges: Sequence[OffsetRange]) -> Iterator[pa.Array]:
         puller = open_puller()
         for _, group in groupby(ranges, key=lambda part: part.queue.broker_name):
-            pulls = reading.read(puller, list(group), _lost)
+            pulls = reading.read(puller, list(group), _raise_on_loss)
             decoder = Decoder(pulls.queues, _ID, "none", NO_FILTER, pulls.on_holes, pulls.with_true_ends, BadMessages())
             for fetched in pulls.fetch():
                 placed(
@@ -266,7 +266,7 @@ def with_scope(ids: pa.Array, scope: bytes) -> pa.Array:
     return ids.filter(pc.fill_null(mine, False))
 
 
-def compared(ids: pa.Array, scope_bytes: int) -> Bytes:
+def compared_bytes(ids: pa.Array, scope_bytes: int) -> Bytes:
     """The part of content ids that is compared, without the first ``scope_bytes`` bytes: one row per id."""
     data, ends = arrow.data_and_offsets(ids)
     digits = np.frombuffer(data, np.uint8)[int(ends[0]) : int(ends[-1])].reshape(len(ids), ID_DIGITS)
@@ -287,7 +287,7 @@ class ScopedHashes:
         mine = with_scope(ids, self._scope)
         if len(mine):
             self.count += len(mine)
-            self._keep(compared(mine, len(self._scope)))
+            self._keep(compared_bytes(mine, len(self._scope)))
 
     def _keep(self, rows: Bytes) -> None:
         self._parts.append(rows)
@@ -298,11 +298,11 @@ class ScopedHashes:
 
 
 # Up to this number, ranges are kept for each task and queue; beyond it, one range per queue covers the messages of all tasks.
-MAX_PLACES = 200_000
+MAX_TASK_RANGES = 200_000
 # Tasks from this number on share their ranges: anyone who copies the scope of a batch may store ids of any task.
 MAX_TASKS = 100_000
 
-Places = dict[MessageQueue, OffsetRange]
+RangeByQueue = dict[MessageQueue, OffsetRange]
 
 
 class BatchHashes(ScopedHashes):
@@ -315,9 +315,9 @@ class BatchHashes(ScopedHashes):
         super().__init__(scope)
         self._limit = limit
         self._at: Sequence[OffsetRange] = ()
-        self.counts: Counter[int] = Counter()  # ids of each ``known_task``
-        self._places: dict[int, Places] = {}
-        self._of_all: Places | None = None
+        self.counts: Counter[int] = Counter()  # ids of each ``task_key``
+        self._places: dict[int, RangeByQueue] = {}
+        self._of_all: RangeByQueue | None = None
 
     def placed(self, parts: Sequence[OffsetRange]) -> None:
         """Notes that the ids of the next calls are in one of ``parts``."""
@@ -328,13 +328,13 @@ class BatchHashes(ScopedHashes):
             self._parts.clear()
         else:
             self._parts.append(rows)
-        numbers, counts = (found.tolist() for found in np.unique(known_task(_partitions(rows)), return_counts=True))
+        numbers, counts = (found.tolist() for found in np.unique(task_key(_partitions(rows)), return_counts=True))
         for number, count in zip(numbers, counts, strict=True):
             self.counts[number] += count
             self._places.setdefault(number, {} if self._of_all is None else self._of_all)
         for places in {id(each): each for each in map(self._places.__getitem__, numbers)}.values():
             _widen(places, self._at)
-        if self._of_all is None and sum(map(len, self._places.values())) > MAX_PLACES:
+        if self._of_all is None and sum(map(len, self._places.values())) > MAX_TASK_RANGES:
             self._of_all = {}
             for places in self._places.values():
                 _widen(self._of_all, places.values())
@@ -352,7 +352,7 @@ class BatchHashes(ScopedHashes):
         return {number: part.tobytes() for number, part in zip(found.tolist(), parts, strict=False)}
 
     def places(self) -> dict[int, list[OffsetRange]]:
-        """By ``known_task``, the ranges that contain all of its messages, broker by broker."""
+        """By ``task_key``, the ranges that contain all of its messages, broker by broker."""
         lists = {
             id(places): sorted(places.values(), key=lambda part: (part.queue.broker_name, part.queue))
             for places in self._places.values()
@@ -360,13 +360,13 @@ class BatchHashes(ScopedHashes):
         return {number: lists[id(places)] for number, places in self._places.items()}
 
 
-def _widen(places: Places, parts: Iterable[OffsetRange]) -> None:
+def _widen(places: RangeByQueue, parts: Iterable[OffsetRange]) -> None:
     for part in parts:
         known = places.get(part.queue, part)
         places[part.queue] = OffsetRange(part.queue, min(known.start, part.start), max(known.end, part.end))
 
 
-def known_task(numbers: Any) -> Any:
+def task_key(numbers: Any) -> Any:
     """The numbers under which tasks, or a task, are found in the tables of a batch."""
     return np.minimum(numbers, MAX_TASKS)
 
@@ -377,7 +377,7 @@ def _partitions(rows: Bytes) -> Ints:
     return numbers
 
 
-def _lost(part: OffsetRange, cause: Cause) -> None:
+def _raise_on_loss(part: OffsetRange, cause: Cause) -> None:
     raise UnprovedError(
         f"what is stored in {part.queue} cannot be proved: offsets {part.start} to {part.end} are gone ({cause.value})",
         topic=part.queue.topic,

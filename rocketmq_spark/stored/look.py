@@ -4,7 +4,7 @@ A message that a broker acknowledged may not be in its index yet, and messages o
 So a look reads the end of the log, waits until the index has reached it, and requests the ends of the queues; reads the ids up
 to there; waits for the settle time, in which every broker must answer; and reads the ids that were stored meanwhile.
 
-``AskedStoredIds`` is for a producer with ``confirm_ambiguous``, which looks before it repeats a send that may be stored.
+``LiveStoredIds`` is for a producer with ``confirm_ambiguous``, which looks before it repeats a send that may be stored.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rocketmq_spark.base.codes import Response
 from rocketmq_spark.errors import CallTimeout, ClosedError, RocketMQError, UnprovedError
 from rocketmq_spark.model import LogState, MessageQueue, OffsetRange, QueueBounds, QueueEnd
 from rocketmq_spark.ports import OffsetReader, RouteReader
-from rocketmq_spark.stored.ends import AT_LEAST_ONCE, QueueEnds, last_times
+from rocketmq_spark.stored.ends import AT_LEAST_ONCE, QueueEnds, last_store_times
 
 logger = logging.getLogger(__name__)
 
@@ -32,13 +32,13 @@ logger = logging.getLogger(__name__)
 GAP_S = 2.0
 _POLL_S = 0.5
 # A look waits this many settle times longer for a broker that answers but does not settle than for one that does not answer.
-_ROUNDS = 3
+_UNSETTLED_FACTOR = 3
 
 ReadIds = Callable[[Sequence[OffsetRange]], Iterator[pa.Array]]
 
 
 @dataclass(frozen=True, slots=True)
-class LookTools:
+class ScanTools:
     """What a look needs: the readers, the ``group`` of its requests, ``timeout_s`` for a broker that does not answer,
     ``settle_s`` for messages that are on their way, and ``question_s`` for one request.
     """
@@ -53,10 +53,10 @@ class LookTools:
     clock: Clock = field(default_factory=Clock)
 
 
-class Look:
+class StoredIdScan:
     """One look from the ends ``since`` on. The queues must still be those of ``noted``, earlier ends (by default ``since``)."""
 
-    def __init__(self, tools: LookTools, since: QueueEnds, noted: Sequence[QueueEnds] | None = None) -> None:
+    def __init__(self, tools: ScanTools, since: QueueEnds, noted: Sequence[QueueEnds] | None = None) -> None:
         self._tools = tools
         self._since = since
         self._noted = (since,) if noted is None else noted
@@ -171,7 +171,7 @@ class Look:
                     f"broker {name} does not answer, so that what is stored there cannot be proved",
                     remedy=f"Start broker {name}, {AT_LEAST_ONCE}",
                 )
-            if now - waited_since > self._tools.timeout_s + _ROUNDS * self._tools.settle_s:
+            if now - waited_since > self._tools.timeout_s + _UNSETTLED_FACTOR * self._tools.settle_s:
                 raise CallTimeout(
                     f"broker {name} answers now and then only, or keeps sends in its queue or before its log for long, so that "
                     "what is stored there cannot be proved",
@@ -221,12 +221,12 @@ def _raise(error: RocketMQError, _: MessageQueue) -> None:
 
 
 # Makes the tools of a look from a time-out in seconds and a clock.
-MakeTools = Callable[[float, Clock], LookTools]
+MakeTools = Callable[[float, Clock], ScanTools]
 # Noted ends are requested again after this time: otherwise retention might delete messages that a look must read, and looks would
 # take long.
-NOTED_S = 60.0
+NOTE_MAX_AGE_S = 60.0
 # Pause before the ends of queues are requested again from a broker that did not report them.
-_AWAY_S = 5.0
+_UNAVAILABLE_S = 5.0
 
 
 class NotedStoredIds:
@@ -250,7 +250,7 @@ class NotedStoredIds:
             found.update(stored.filter(pc.is_in(stored, wanted)).to_pylist())
 
         tools = self._make_tools(max(1.0, deadline.remaining()), Clock(sleep=self._sleep))
-        Look(tools, QueueEnds(since, {name: master}), self._noted_of(since, master)).run(take)
+        StoredIdScan(tools, QueueEnds(since, {name: master}), self._noted_of(since, master)).run(take)
         return found
 
     def _noted_of(self, queues: Collection[MessageQueue], master: str) -> list[QueueEnds]:
@@ -265,7 +265,7 @@ class NotedStoredIds:
             raise ClosedError("the producer was closed")
 
 
-class _Noted(NamedTuple):
+class _EndsNote(NamedTuple):
     """The ends of a topic's queues on one broker and the master that reported them, or the error. ``before`` is the previous
     note, because a send may have begun while that was current.
     """
@@ -274,10 +274,10 @@ class _Noted(NamedTuple):
     master: str
     ends: QueueEnds
     error: RocketMQError | None = None
-    before: _Noted | None = None
+    before: _EndsNote | None = None
 
 
-class AskedStoredIds(NotedStoredIds):
+class LiveStoredIds(NotedStoredIds):
     """Implements it for a producer that sends to any queue: it requests the ends of queues before it sends to them.
 
     There is one request for each topic and broker: at the first send, after a minute, and when the master has changed.
@@ -287,8 +287,8 @@ class AskedStoredIds(NotedStoredIds):
         super().__init__(make_tools, QueueEnds({}, {}))
         self._clock = clock or Clock()
         self._tools = make_tools(0.0, self._clock)
-        self._noted: dict[tuple[str, str], _Noted] = {}
-        self._away: dict[str, _Noted] = {}
+        self._noted: dict[tuple[str, str], _EndsNote] = {}
+        self._away: dict[str, _EndsNote] = {}
         # One lock for each broker, so that a thread that waits for a broker that hangs does not delay sends to other brokers.
         self._locks: dict[str, threading.Lock] = {}
 
@@ -304,24 +304,28 @@ class AskedStoredIds(NotedStoredIds):
             raise noted.error.with_traceback(None)
         return QueueEnd(noted.ends.queues[queue], master)
 
-    def _fresh(self, queue: MessageQueue, master: str) -> _Noted | None:
+    def _fresh(self, queue: MessageQueue, master: str) -> _EndsNote | None:
         noted = self._noted.get((queue.topic, queue.broker_name))
         if noted is None or noted.master != master or not (noted.error or queue in noted.ends.queues):
             return None
-        return noted if self._clock.now() - noted.at < (NOTED_S if noted.error is None else _AWAY_S) else None
+        return (
+            noted
+            if self._clock.now() - noted.at < (NOTE_MAX_AGE_S if noted.error is None else _UNAVAILABLE_S)
+            else None
+        )
 
-    def _ask(self, queue: MessageQueue, master: str) -> _Noted:
+    def _ask(self, queue: MessageQueue, master: str) -> _EndsNote:
         before = self._noted.get((queue.topic, queue.broker_name))
         if before is not None:
             before = before.before if before.error is not None else before._replace(before=None)
         away = self._away.get(queue.broker_name)
-        if away is not None and away.master == master and self._clock.now() - away.at < _AWAY_S:
+        if away is not None and away.master == master and self._clock.now() - away.at < _UNAVAILABLE_S:
             return away._replace(before=before)  # otherwise each further topic of a broker that hangs would wait for it
         try:
             ends, error = self._ends_of(queue), None
         except RocketMQError as e:
             ends, error = QueueEnds({}, {}), e
-        noted = _Noted(self._clock.now(), master, ends, error, before)
+        noted = _EndsNote(self._clock.now(), master, ends, error, before)
         if isinstance(error, CallTimeout):
             self._away[queue.broker_name] = noted
         return noted
@@ -346,7 +350,7 @@ class AskedStoredIds(NotedStoredIds):
                 queue=str(queue),
                 remedy="Give the topic as many queues for reading as for writing",
             )
-        return QueueEnds({each: bounds[each].max_offset for each in bounds}, {}, last_times(bounds))
+        return QueueEnds({each: bounds[each].max_offset for each in bounds}, {}, last_store_times(bounds))
 
     def _with_others(self, queue: MessageQueue, deadline: Deadline) -> set[MessageQueue]:
         """The queue, and all others that the same request can cover: those of the topic on this broker, by the route, or by the
@@ -354,7 +358,7 @@ class AskedStoredIds(NotedStoredIds):
         """
         known = self._noted.get((queue.topic, queue.broker_name))
         try:
-            route = self._tools.routes.get(queue.topic, NOTED_S, deadline.within(deadline.remaining() / 2))
+            route = self._tools.routes.get(queue.topic, NOTE_MAX_AGE_S, deadline.within(deadline.remaining() / 2))
         except RocketMQError as e:
             if not e.retriable:
                 raise

@@ -177,7 +177,7 @@ def encode_header(
     A server closes the connection when a request exceeds ``max_frame``, so such a request raises here. Responses and
     ``max_frame=None`` have no limit.
     """
-    if not (_fits(command.opaque) and _fits(command.flag) and _fits(command.code)):
+    if not (_fits_bits(command.opaque) and _fits_bits(command.flag) and _fits_bits(command.code)):
         raise LocalProtocolError(f"Code, opaque and flag must fit 32 bits: {command.code}, {command.opaque}")
     try:
         header = _encode_json(command) if serialize_type == SerializeType.JSON else _encode_binary(command)
@@ -246,14 +246,14 @@ def _decode_json(header: bytes, body: Bytes) -> Command:
     )
 
 
-def _fits(number: int, bits: int = _INT32_BITS) -> bool:
+def _fits_bits(number: int, bits: int = _INT32_BITS) -> bool:
     # Not ``number in range(...)``: for members of an enumeration Python compares every number of the range.
     return -(1 << bits) <= number < 1 << bits
 
 
 def _int32(value: Any) -> int:
     number = int(value)
-    if not _fits(number):
+    if not _fits_bits(number):
         raise ValueError(f"{number} does not fit 32 bits")
     return number
 
@@ -266,7 +266,7 @@ def _text(value: Any) -> str:
 
 
 def _encode_binary(command: Command) -> bytes:
-    if not _fits(command.code, _INT16_BITS):
+    if not _fits_bits(command.code, _INT16_BITS):
         raise LocalProtocolError(f"Request code {command.code} does not fit a binary header; use a JSON header")
     remark = (command.remark or "").encode()
     parts: list[bytes] = []
@@ -282,21 +282,21 @@ def _encode_binary(command: Command) -> bytes:
 
 def _decode_binary(header: bytes, body: Bytes) -> Command:
     code, language, version, opaque, flag = _FIXED.unpack_from(header)
-    remark, at = _sized(header, _FIXED.size, _INT)
+    remark, at = _read_text(header, _FIXED.size, _INT)
     (ext_length,) = _INT.unpack_from(header, at)
     at += _INT.size
     if ext_length != len(header) - at:
         raise ValueError(f"the fields take {len(header) - at} bytes instead of {ext_length}")
     ext: dict[str, str] = {}
     while at < len(header):
-        name, at = _sized(header, at, _KEY)
-        value, at = _sized(header, at, _INT)
+        name, at = _read_text(header, at, _KEY)
+        value, at = _read_text(header, at, _INT)
         if value:
             ext[name] = value
     return Command(code, ext, body, opaque, flag, remark or None, language, version)
 
 
-def _sized(data: bytes, at: int, size: struct.Struct) -> tuple[str, int]:
+def _read_text(data: bytes, at: int, size: struct.Struct) -> tuple[str, int]:
     (length,) = size.unpack_from(data, at)
     start = at + size.size
     end = start + length

@@ -154,12 +154,12 @@ class RecallHandle:
     message_id: str
 
     def __str__(self) -> str:
-        return handle_text(_HANDLE_VERSION, self.topic, self.broker_name, self.deliver_ms, self.message_id)
+        return encode_handle(_HANDLE_VERSION, self.topic, self.broker_name, self.deliver_ms, self.message_id)
 
     @classmethod
     def parse(cls, text: str) -> RecallHandle:
         try:
-            version, topic, broker_name, deliver_ms, message_id = handle_parts(text)
+            version, topic, broker_name, deliver_ms, message_id = decode_handle(text)
             if version != _HANDLE_VERSION:
                 raise ValueError(f"unknown version {version}")
             return cls(topic, broker_name, int(deliver_ms), message_id)
@@ -167,11 +167,11 @@ class RecallHandle:
             raise LocalProtocolError(f"{text!r} is not a recall handle: {exc}") from exc
 
 
-def handle_text(*parts: str | int) -> str:
+def encode_handle(*parts: str | int) -> str:
     return base64.urlsafe_b64encode(" ".join(map(str, parts)).encode()).decode()
 
 
-def handle_parts(text: str) -> list[str]:
+def decode_handle(text: str) -> list[str]:
     """The parts of a handle's text. Raises ``ValueError`` for other texts."""
     return base64.b64decode(text.encode(), b"-_", validate=True).decode().split(" ")
 

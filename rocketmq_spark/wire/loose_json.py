@@ -20,15 +20,15 @@ from rocketmq_spark.wire.header import Bytes
 
 _MAX_DEPTH = 32  # real bodies have five levels; each level may cost one more pass over the levels below it
 # For each error the strict parser counts all lines before it, which is slow. After this many errors it is not tried any more.
-_MAX_TRIES = 1000
+_MAX_FAILED_ATTEMPTS = 1000
 # A value takes up to 150 bytes of memory, and about a microsecond if it is parsed here.
-_MAX_VALUES, _MAX_WALKED = 1_000_000, 250_000
+_MAX_VALUES, _MAX_PARSED_VALUES = 1_000_000, 250_000
 # The same limits for tables of queues. Statistics of 200,000 queues have 1.6 million values, 400,000 of which are parsed here.
-_MAX_TABLE_VALUES, _MAX_TABLE_WALKED = 2_500_000, 1_250_000
+_MAX_TABLE_VALUES, _MAX_TABLE_PARSED_VALUES = 2_500_000, 1_250_000
 # How many characters the strict parser may read in failed attempts before it is not tried any more: this many times the length of
 # the text, and this many more.
-_VAIN_PASSES, _VAIN_CHARACTERS = 3, 1 << 20
-_LINES_SHARE = 16  # counting lines for an error is this many times faster than parsing
+_FAILED_PASSES, _FAILED_CHARACTERS = 3, 1 << 20
+_LINE_COUNT_SPEEDUP = 16  # counting lines for an error is this many times faster than parsing
 
 _strict = json.JSONDecoder()
 _SPACE = re.compile(r"[ \t\r\n]*")
@@ -48,7 +48,9 @@ def read_json(body: Bytes, table: bool = False) -> Any:
     try:
         text = str(body, "utf-8")
         _check_values(text, _MAX_TABLE_VALUES if table else _MAX_VALUES)
-        value, end = _Walk(text, _MAX_TABLE_WALKED if table else _MAX_WALKED).value(_skip(text, 0), 0)
+        value, end = _LooseParser(text, _MAX_TABLE_PARSED_VALUES if table else _MAX_PARSED_VALUES).value(
+            _skip(text, 0), 0
+        )
         if _skip(text, end) != len(text):
             raise ValueError(f"something follows the value at {end}")
     except (ValueError, RecursionError) as exc:
@@ -69,14 +71,14 @@ def _skip(text: str, at: int) -> int:
     return match.end() if match else at
 
 
-class _Walk:
+class _LooseParser:
     """Parses the containers of a text that the strict parser rejects: at most ``most`` values, nested ones included."""
 
     def __init__(self, text: str, most: int) -> None:
         self._text = text
         self._most = self._left = most
-        self._tries = _MAX_TRIES
-        self._vain = _VAIN_PASSES * len(text) + _VAIN_CHARACTERS
+        self._tries = _MAX_FAILED_ATTEMPTS
+        self._vain = _FAILED_PASSES * len(text) + _FAILED_CHARACTERS
 
     def value(self, at: int, depth: int) -> tuple[Any, int]:
         """The value that starts at ``at``, and the position of its end."""
@@ -91,7 +93,7 @@ class _Walk:
             try:
                 return _strict.raw_decode(self._text, at)
             except json.JSONDecodeError as e:
-                self._vain -= e.pos - at + e.pos // _LINES_SHARE
+                self._vain -= e.pos - at + e.pos // _LINE_COUNT_SPEEDUP
                 self._tries = self._tries - 1 if self._vain > 0 else 0
         if walk is None:
             raise ValueError(f"no value at {at}")
@@ -131,7 +133,7 @@ class _Walk:
     def _key(self, at: int, depth: int) -> tuple[Any, int]:
         if self._text[at : at + 1] in ('"', "{"):
             key, end = self.value(at, depth + 1)
-            return _freeze(key), end
+            return _hashable(key), end
         match = _BARE_KEY.match(self._text, at)
         if match is None:
             raise ValueError(f"no key at {at}")
@@ -155,12 +157,12 @@ def _separator(text: str, at: int, closing: str) -> tuple[int, bool]:
     raise ValueError(f"neither comma nor {closing} at {at}")
 
 
-def _freeze(value: Any) -> Any:
+def _hashable(value: Any) -> Any:
     if isinstance(value, dict):
         # Sorted by name alone: names differ, so values of different types are never compared.
-        return tuple((name, _freeze(value[name])) for name in sorted(value, key=str))
+        return tuple((name, _hashable(value[name])) for name in sorted(value, key=str))
     if isinstance(value, list):
-        return tuple(map(_freeze, value))
+        return tuple(map(_hashable, value))
     if isinstance(value, int) and not -_LONG <= value < _LONG:
         # A sender can choose any number of larger integers with the same hash in Python, which make a dict very slow.
         raise ValueError(f"the number {str(value)[:40]} in a key; expected 64 bits")

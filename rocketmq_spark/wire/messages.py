@@ -24,11 +24,11 @@ from rocketmq_spark.model.pull import OffsetWindow
 from rocketmq_spark.wire.compression import MAX_DECOMPRESSED_BYTES, TooLargeError, decompress
 from rocketmq_spark.wire.header import Bytes
 from rocketmq_spark.wire.identifiers import host_text, offset_msg_id
-from rocketmq_spark.wire.properties import StoredProperties, inner_numbers, properties_size
+from rocketmq_spark.wire.properties import StoredProperties, inner_base_and_count, properties_size
 
 _HEAD = struct.Struct(">iIIiiqqiq")  # size, magic, body CRC, queue id, flag, queue offset, commit log offset, sys, born
 _SYS_FLAG_AT = 39  # last byte of the system flag
-_PLACE = struct.Struct(">i16xq8xi")  # size, queue offset and system flag out of the head
+_SIZE_OFFSET_FLAG = struct.Struct(">i16xq8xi")  # size, queue offset and system flag out of the head
 _V6 = SysFlag.BORNHOST_V6 | SysFlag.STOREHOST_V6
 # The head, then born host, store time, store host, reconsume times, prepared transaction offset, body length.
 _FIXED = {
@@ -41,7 +41,7 @@ _MAGIC = re.compile(b"|".join(re.escape(n.to_bytes(4, "big")) for n in (MESSAGE_
 _SHORT = struct.Struct(">h")
 _LENGTH = struct.Struct(">H")  # of a topic or of properties; lengths above a signed short are accepted, never written
 _INT = struct.Struct(">i")
-_MIN_BYTES = _FIXED[0].size + 1 + _SHORT.size
+_MIN_MESSAGE_BYTES = _FIXED[0].size + 1 + _SHORT.size
 
 # As plain numbers, because arithmetic with members of an enumeration takes a microsecond.
 _V6_BITS, _COMPRESSED = int(_V6), int(SysFlag.COMPRESSED)
@@ -51,7 +51,7 @@ _MIN_ITEM_BYTES = _ITEM.size + _SHORT.size
 # A few compressed kilobytes may become gigabytes, so only this much of an answer is decoded at once, objects included.
 PORTION_BYTES = 64 << 20
 # Messages of a larger batch are decoded when they are used.
-_LARGE_BATCH = 1 << 20
+_LARGE_BATCH_BYTES = 1 << 20
 
 
 class BatchItem(NamedTuple):
@@ -63,7 +63,7 @@ class BatchItem(NamedTuple):
 
 
 # Begin and end of a stored message, the queue offset in it (None if its size does not fit), and whether it is an inner batch.
-Stored = tuple[int, int, int | None, bool]
+MessageBounds = tuple[int, int, int | None, bool]
 
 
 class DecodeSettings(NamedTuple):
@@ -77,11 +77,11 @@ class DecodeSettings(NamedTuple):
     max_body_bytes: int | None = MAX_DECOMPRESSED_BYTES
     queue: MessageQueue | None = None
     window: OffsetWindow | None = None
-    room: DecodeRoom | None = None
+    room: DecodeBudget | None = None
     short: bool = False  # the limit is what is left of a room
 
 
-def cost(message: ReceivedMessage) -> int:
+def message_memory(message: ReceivedMessage) -> int:
     """About the memory of a decoded message, in bytes: its body, its properties as objects, and its own objects.
 
     A few kilobytes of another client may become a body of 64 MiB, or millions of messages without a body. So whatever collects
@@ -90,18 +90,18 @@ def cost(message: ReceivedMessage) -> int:
     return memory_of(len(message.body), properties_size(message.properties))
 
 
-NO_ROOM = "the messages that are held fill the memory that they may have, so this one is as it is stored"
-LEFT_OUT = "the messages that are held fill the memory that they may have, so the body of this one is left out"
+NO_MEMORY = "the messages that are held fill the memory that they may have, so this one is as it is stored"
+BODY_OMITTED = "the messages that are held fill the memory that they may have, so the body of this one is left out"
 
 
-class DecodeRoom:
-    """Memory for decoded messages, ``limit`` bytes as ``cost`` counts them. Not thread-safe."""
+class DecodeBudget:
+    """Memory for decoded messages, ``limit`` bytes as ``message_memory`` counts them. Not thread-safe."""
 
     def __init__(self, limit: int) -> None:
         self.left = limit
 
-    def decoded(self, data: bytes, one: Stored, how: DecodeSettings) -> Iterable[ReceivedMessage]:
-        """What is stored as ``one``, if it fits; otherwise as it is stored, with ``NO_ROOM`` as its ``decode_error``."""
+    def decoded(self, data: bytes, one: MessageBounds, how: DecodeSettings) -> Iterable[ReceivedMessage]:
+        """What is stored as ``one``, if it fits; otherwise as it is stored, with ``NO_MEMORY`` as its ``decode_error``."""
         left = max(0, self.left)
         limit = how.max_body_bytes
         how = how._replace(
@@ -113,34 +113,34 @@ class DecodeRoom:
         taken = 0
         for message in decode_one(data, one, how):
             found.append(message)
-            taken += cost(message)
+            taken += message_memory(message)
             if taken > left and len(found) > 1:  # a batch, whose items are decoded one by one
-                found = [_raw(data[one[0] : one[1]], True, DecodeError(NO_ROOM), how)]
+                found = [_undecodable_message(data[one[0] : one[1]], True, DecodeError(NO_MEMORY), how)]
                 break
-        self.left -= sum(map(cost, found))
+        self.left -= sum(map(message_memory, found))
         return found
 
     def opened(self, message: ReceivedMessage) -> ReceivedMessage:
-        """A message of a ``BatchRoom``, decompressed; what does not fit stays compressed, or has no body."""
-        message = opened(message, max(0, self.left))
-        if cost(message) > self.left and message.decode_error is None:
-            message = replace(message, body=b"", decode_error=LEFT_OUT)
-        self.left -= cost(message)
+        """A message of a ``UnwrapBudget``, decompressed; what does not fit stays compressed, or has no body."""
+        message = decompressed(message, max(0, self.left))
+        if message_memory(message) > self.left and message.decode_error is None:
+            message = replace(message, body=b"", decode_error=BODY_OMITTED)
+        self.left -= message_memory(message)
         return message
 
 
-class BatchRoom(DecodeRoom):
-    """Memory for the next messages of several queues. Single messages stay compressed until ``opened``; batches are unwrapped,
+class UnwrapBudget(DecodeBudget):
+    """Memory for the next messages of several queues. Single messages stay compressed until ``decompressed``; batches are unwrapped,
     each until its last message was taken.
     """
 
-    def decoded(self, data: bytes, one: Stored, how: DecodeSettings) -> Iterable[ReceivedMessage]:
+    def decoded(self, data: bytes, one: MessageBounds, how: DecodeSettings) -> Iterable[ReceivedMessage]:
         *_, batch = one
         if not batch:
             return decode_one(data, one, how._replace(room=None, max_body_bytes=None))
         return self._unwrapped(data, one, how)
 
-    def _unwrapped(self, data: bytes, one: Stored, how: DecodeSettings) -> Iterator[ReceivedMessage]:
+    def _unwrapped(self, data: bytes, one: MessageBounds, how: DecodeSettings) -> Iterator[ReceivedMessage]:
         before = self.left
         found = super().decoded(data, one, how)
         taken = before - self.left
@@ -150,7 +150,7 @@ class BatchRoom(DecodeRoom):
             self.left += taken
 
 
-def opened(message: ReceivedMessage, max_bytes: int = MAX_DECOMPRESSED_BYTES) -> ReceivedMessage:
+def decompressed(message: ReceivedMessage, max_bytes: int = MAX_DECOMPRESSED_BYTES) -> ReceivedMessage:
     """A message that was decoded without its body being decompressed, decompressed now."""
     if not message.sys_flag & _COMPRESSED or message.decode_error is not None:
         return message
@@ -158,7 +158,7 @@ def opened(message: ReceivedMessage, max_bytes: int = MAX_DECOMPRESSED_BYTES) ->
         body = decompress(message.body, message.sys_flag, min(max_bytes, MAX_DECOMPRESSED_BYTES))
     except DecodeError as e:
         short = max_bytes < MAX_DECOMPRESSED_BYTES and isinstance(e, TooLargeError)
-        return replace(message, decode_error=NO_ROOM if short else e.message)
+        return replace(message, decode_error=NO_MEMORY if short else e.message)
     return replace(message, body=body, sys_flag=message.sys_flag & ~_COMPRESSED)
 
 
@@ -167,7 +167,7 @@ def boundaries(body: Bytes) -> Iterator[tuple[int, int]]:
     at = 0
     while at < len(body):
         size = _INT.unpack_from(body, at)[0] if len(body) - at >= _INT.size else 0
-        if not _MIN_BYTES <= size <= len(body) - at:
+        if not _MIN_MESSAGE_BYTES <= size <= len(body) - at:
             raise DecodeError(f"A message of {size} bytes at byte {at} does not fit an answer of {len(body)} bytes")
         yield at, at + size
         at += size
@@ -181,9 +181,9 @@ class Stamp(NamedTuple):
     inner_batch: bool
 
 
-def stamp(body: Bytes) -> Stamp | None:
+def first_stamp(body: Bytes) -> Stamp | None:
     """The stamp of an answer's first message, even if that message cannot be decoded. None if the answer has no message."""
-    if len(body) < _MIN_BYTES:
+    if len(body) < _MIN_MESSAGE_BYTES:
         return None
     magic, sys_flag = _HEAD.unpack_from(body)[1], body[_SYS_FLAG_AT]
     fixed = _FIXED[sys_flag & _V6_BITS]
@@ -201,8 +201,8 @@ def decode_messages(
     return [message for start, end in boundaries(body) for message in decode_at(body, start, end, how)]
 
 
-def only_message(body: Bytes, broker_name: str, purpose: str, address: str | None = None) -> ReceivedMessage:
-    """The one message that a server pushes; its body stays compressed until it is ``opened``.
+def single_message(body: Bytes, broker_name: str, purpose: str, address: str | None = None) -> ReceivedMessage:
+    """The one message that a server pushes; its body stays compressed until it is ``decompressed``.
 
     Messages are counted and batches are refused before anything is decompressed.
     """
@@ -212,7 +212,7 @@ def only_message(body: Bytes, broker_name: str, purpose: str, address: str | Non
         found = "more than one message" if places else "no message"
         raise RemoteProtocolError(f"{found} came {purpose}, expected 1", address)
     data = bytes(body)
-    found_flags = stamp(data)
+    found_flags = first_stamp(data)
     if found_flags is not None and found_flags.inner_batch:
         raise RemoteProtocolError(f"a batch came {purpose}, expected one message", address)
     (message,) = decode_at(data, 0, len(data), how)
@@ -223,10 +223,10 @@ def decode_at(body: Bytes, start: int, end: int, how: DecodeSettings) -> list[Re
     """The messages between two ``boundaries``: one, or those of an inner batch."""
     data = bytes(memoryview(body)[start:end])
     try:
-        return list(_all(data, 0, len(data), how))
+        return list(_decode_and_unwrap(data, 0, len(data), how))
     except DecodeError as exc:
         raise DecodeError(
-            f"The message at byte {start} of an answer: {exc.message}", queue=_place(data, how.broker_name)
+            f"The message at byte {start} of an answer: {exc.message}", queue=_position_text(data, how.broker_name)
         ) from exc
 
 
@@ -236,7 +236,7 @@ def decode_leniently(
     max_body_bytes: int | None = MAX_DECOMPRESSED_BYTES,
     queue: MessageQueue | None = None,
     window: OffsetWindow | None = None,
-    room: DecodeRoom | None = None,
+    room: DecodeBudget | None = None,
 ) -> Iterator[ReceivedMessage]:
     """Decodes messages one by one; a message that cannot be decoded is returned raw, with the reason as its ``decode_error``.
 
@@ -244,42 +244,42 @@ def decode_leniently(
     ``window`` counts as one that cannot be decoded; so does one for which ``room`` has no memory.
     """
     data, how = bytes(body), DecodeSettings(broker_name, False, max_body_bytes, queue, window, room)
-    for one in stored_in(data):
+    for one in find_messages(data):
         yield from decode_one(data, one, how)
 
 
-def decode_one(data: bytes, one: Stored, how: DecodeSettings) -> Iterable[ReceivedMessage]:
-    """Like ``decode_leniently``, for one of the messages that ``stored_in`` found. It may be an inner batch."""
+def decode_one(data: bytes, one: MessageBounds, how: DecodeSettings) -> Iterable[ReceivedMessage]:
+    """Like ``decode_leniently``, for one of the messages that ``find_messages`` found. It may be an inner batch."""
     if how.room is not None:
         return how.room.decoded(data, one, how)
     begin, end, offset, _ = one
     try:
         if offset is None:
             raise DecodeError("the size of a message does not fit its answer")
-        return _all(data, begin, end, how)
+        return _decode_and_unwrap(data, begin, end, how)
     except DecodeError as exc:
         if how.short and isinstance(exc, TooLargeError):
-            exc = DecodeError(NO_ROOM)
-        return [_raw(data[begin:end], offset is not None, exc, how)]
+            exc = DecodeError(NO_MEMORY)
+        return [_undecodable_message(data[begin:end], offset is not None, exc, how)]
 
 
-def stored_in(data: bytes) -> list[Stored]:
+def find_messages(data: bytes) -> list[MessageBounds]:
     """The positions of all messages in an answer, including damaged ones and inner batches."""
-    found: list[Stored] = []
-    at, whole, place = 0, len(data), _PLACE.unpack_from
+    found: list[MessageBounds] = []
+    at, whole, place = 0, len(data), _SIZE_OFFSET_FLAG.unpack_from
     while at < whole:
-        size, offset, sys_flag = place(data, at) if whole - at >= _MIN_BYTES else (0, 0, 0)
-        if _MIN_BYTES <= size <= whole - at:
+        size, offset, sys_flag = place(data, at) if whole - at >= _MIN_MESSAGE_BYTES else (0, 0, 0)
+        if _MIN_MESSAGE_BYTES <= size <= whole - at:
             found.append((at, at + size, offset, sys_flag & _INNER_BATCH == _INNER_BATCH))
             at += size
         else:
-            end = _next(data, at)
+            end = _next_message(data, at)
             found.append((at, end, None, False))
             at = end
     return found
 
 
-def portion(messages: Iterable[ReceivedMessage]) -> tuple[list[ReceivedMessage], ReceivedMessage | None]:
+def first_portion(messages: Iterable[ReceivedMessage]) -> tuple[list[ReceivedMessage], ReceivedMessage | None]:
     """The first messages, up to ``PORTION_BYTES`` but at least one, and the one after them, or None."""
     if (
         isinstance(messages, list)
@@ -290,13 +290,13 @@ def portion(messages: Iterable[ReceivedMessage]) -> tuple[list[ReceivedMessage],
     room, rest = PORTION_BYTES, iter(messages)
     for message in rest:
         found.append(message)
-        room -= cost(message)
+        room -= message_memory(message)
         if room <= 0:
             return found, next(rest, None)
     return found, None
 
 
-def _next(whole: bytes, at: int) -> int:
+def _next_message(whole: bytes, at: int) -> int:
     """Finds the next message after one whose size is wrong: from there, the sizes lead from message to message to the end."""
     nowhere: set[int] = set()  # positions from which the sizes do not lead to the end
     for match in _MAGIC.finditer(whole, at + _INT.size + 1):
@@ -305,24 +305,24 @@ def _next(whole: bytes, at: int) -> int:
         while end < len(whole) and end not in nowhere:
             followed.append(end)
             size = _INT.unpack_from(whole, end)[0] if len(whole) - end >= _INT.size else 0
-            end += size if size >= _MIN_BYTES else len(whole)
+            end += size if size >= _MIN_MESSAGE_BYTES else len(whole)
         if end == len(whole):
             return start
         nowhere.update(followed)
     return len(whole)
 
 
-class _AstrayError(DecodeError):
+class _OutsideWindowError(DecodeError):
     """The offsets of an inner batch are outside of the window."""
 
 
-def _raw(data: bytes, fits: bool, error: DecodeError, how: DecodeSettings) -> ReceivedMessage:
+def _undecodable_message(data: bytes, fits: bool, error: DecodeError, how: DecodeSettings) -> ReceivedMessage:
     """All that can be read of a bad message. Its body is the stored body, or all of its bytes if its parts do not fit."""
     why = error.message
     with contextlib.suppress(struct.error, DecodeError):
         if fits:
             message = _decode(data, 0, len(data), how._replace(max_body_bytes=None))
-            believed = not isinstance(error, _AstrayError) and _believable(message, how.window)
+            believed = not isinstance(error, _OutsideWindowError) and _has_possible_offset(message, how.window)
             return replace(message, queue_offset=message.queue_offset if believed else -1, decode_error=why)
     known = _HEAD.unpack_from(data) if fits else (0, 0, 0, -1, 0, -1, 0, 0, 0)
     _, _, _, queue_id, flag, queue_offset, log_offset, sys_flag, born_ms = known
@@ -347,9 +347,9 @@ def _raw(data: bytes, fits: bool, error: DecodeError, how: DecodeSettings) -> Re
     )
 
 
-def _all(data: bytes, start: int, end: int, how: DecodeSettings) -> Iterable[ReceivedMessage]:
+def _decode_and_unwrap(data: bytes, start: int, end: int, how: DecodeSettings) -> Iterable[ReceivedMessage]:
     """One message, or those of an inner batch. Raises ``DecodeError``."""
-    if end - start < _MIN_BYTES:
+    if end - start < _MIN_MESSAGE_BYTES:
         raise DecodeError(f"{end - start} bytes are fewer than a message has")
     try:
         message = _decode(data, start, end, how)
@@ -396,7 +396,7 @@ def _decode(data: bytes, start: int, end: int, how: DecodeSettings) -> ReceivedM
     )  # fmt: skip
 
 
-def _believable(message: ReceivedMessage, window: OffsetWindow | None) -> bool:
+def _has_possible_offset(message: ReceivedMessage, window: OffsetWindow | None) -> bool:
     """Whether a message's offset can be right. The offset of a batch cannot be outside of the window."""
     inside = window is None or window.start <= message.queue_offset < window.end
     return inside or message.sys_flag & _INNER_BATCH != _INNER_BATCH
@@ -405,26 +405,26 @@ def _believable(message: ReceivedMessage, window: OffsetWindow | None) -> bool:
 def _unwrap(outer: ReceivedMessage, how: DecodeSettings) -> Iterable[ReceivedMessage]:
     """The messages of an inner batch. All of them are checked before the first one is returned."""
     window = how.window
-    if len(outer.body) <= _LARGE_BATCH:
+    if len(outer.body) <= _LARGE_BATCH_BYTES:
         items = decode_batch(outer.body)
-        found: Iterable[ReceivedMessage] = list(_unwrapped(outer, items))
+        found: Iterable[ReceivedMessage] = list(_unwrapped_items(outer, items))
         first, size = outer.queue_offset, len(items)
     else:
-        first, size = outer.queue_offset, sum(1 for _ in _places(outer.body))
-        found = _unwrapped(outer, _items(outer.body))
+        first, size = outer.queue_offset, sum(1 for _ in _item_positions(outer.body))
+        found = _unwrapped_items(outer, _items(outer.body))
     assert isinstance(outer.properties, StoredProperties)
-    base, count = inner_numbers(outer.properties.stored)
+    base, count = inner_base_and_count(outer.properties.stored)
     # A broker counts the messages by their sizes, a reader by their parts. If a sender made these differ, the messages that are
     # read would have the offsets of the next batches.
     if count not in (None, size):
         raise DecodeError(f"a batch has {size} messages, but its broker counted {count}")
     lies = base not in (None, first)
     if window is not None and size and (lies or not window.holds(first, size)):
-        raise _AstrayError(f"a batch of offsets {first} to {first + size} is not where it was asked for")
+        raise _OutsideWindowError(f"a batch of offsets {first} to {first + size} is not where it was asked for")
     return found
 
 
-def _unwrapped(outer: ReceivedMessage, items: Iterable[BatchItem]) -> Iterator[ReceivedMessage]:
+def _unwrapped_items(outer: ReceivedMessage, items: Iterable[BatchItem]) -> Iterator[ReceivedMessage]:
     for i, item in enumerate(items):
         yield replace(
             outer,
@@ -440,7 +440,7 @@ def _text(data: Bytes) -> str:
     return str(data, "utf-8", "replace")
 
 
-def _place(data: bytes, broker_name: str) -> str | None:
+def _position_text(data: bytes, broker_name: str) -> str | None:
     if len(data) < _HEAD.size:
         return None
     fields = _HEAD.unpack_from(data)
@@ -492,11 +492,11 @@ def decode_batch(body: Bytes) -> list[BatchItem]:
 
 def _items(body: Bytes) -> Iterator[BatchItem]:
     view = memoryview(body)
-    for flag, body_at, text_at, end in _places(body):
+    for flag, body_at, text_at, end in _item_positions(body):
         yield BatchItem(view[body_at : text_at - _SHORT.size], _text(view[text_at:end]), flag)
 
 
-def _places(body: Bytes) -> Iterator[tuple[int, int, int, int]]:
+def _item_positions(body: Bytes) -> Iterator[tuple[int, int, int, int]]:
     """Of each item its flag, and where its body and its properties begin and it ends. Raises ``DecodeError``."""
     at, number, size = 0, 0, len(body)
     while at < size:

@@ -62,7 +62,7 @@ def parse_subscription(expression: str | None) -> Subscription:
     return Subscription(expression, tags, tuple(sorted({string_hash(tag) for tag in tags})))
 
 
-def user_subscription(expression: str | None) -> Subscription:
+def parse_user_subscription(expression: str | None) -> Subscription:
     """As ``parse_subscription``, for an expression of a user. Raises ``ValueError`` for blanks, too.
 
     Java's client accepts blanks: then no message matches, and the group's offsets pass all messages.
@@ -85,7 +85,7 @@ def encode_properties(properties: Mapping[str, str | None], max_bytes: int = MAX
     pairs = len(properties) if None not in properties.values() else sum(v is not None for v in properties.values())
     # One count over the whole text is cheaper than two searches in each part.
     if text.count(_NAME_END) != pairs or text.count(_VALUE_END) != pairs or "" in properties:
-        raise MessageRefused(f"Property {_culprit(properties)!r} is empty or contains the separator 0x01 or 0x02")
+        raise MessageRefused(f"Property {_bad_property(properties)!r} is empty or contains the separator 0x01 or 0x02")
     size = len(text) if text.isascii() else _utf8_size(text)
     if size > max_bytes:
         raise MessageRefused(f"Properties of {size} bytes exceed the {max_bytes} bytes that a message may carry")
@@ -140,12 +140,12 @@ class StoredProperties(Mapping[str, str]):
         return repr(self._all())
 
 
-def inner_numbers(stored: bytes) -> tuple[int | None, int | None]:
+def inner_base_and_count(stored: bytes) -> tuple[int | None, int | None]:
     """What a broker wrote into the properties of an inner batch: its first offset and its number of offsets. None if missing."""
-    return _number(stored, Property.INNER_BASE), _number(stored, Property.INNER_NUM)
+    return _number_property(stored, Property.INNER_BASE), _number_property(stored, Property.INNER_NUM)
 
 
-def _number(stored: bytes, name: str) -> int | None:
+def _number_property(stored: bytes, name: str) -> int | None:
     # As in all properties: the last value of a name counts.
     _, found, rest = (b"\x02" + stored).rpartition(f"\x02{name}\x01".encode())
     value = rest.partition(b"\x02")[0]
@@ -233,7 +233,7 @@ def _utf8_size(text: str) -> int:
         raise MessageRefused(f"Properties cannot be written as UTF-8: {exc.reason}") from exc
 
 
-def _culprit(properties: Mapping[str, str | None]) -> str:
+def _bad_property(properties: Mapping[str, str | None]) -> str:
     for name, value in properties.items():
         if value is not None and (not name or {_NAME_END, _VALUE_END} & {*name, *value}):
             return name

@@ -197,7 +197,7 @@ def _of_proto(name: str, use: Callable[[Any], object]) -> Callable[[bytes], obje
 
 
 _ENVELOPE = envelope.Envelope("t", 5, "id", 1, 0, "UNIQ_KEY\x01id\x02", b"x").pack()
-_CANCEL = envelope.cancelling("t", 5, "id", 1)
+_CANCEL = envelope.cancel_envelope("t", 5, "id", 1)
 _SEND = SpooledSend("t", SendRequest("g", b"x", "UNIQ_KEY\x01id\x02"), QUEUE, ("id",), "hash", "k")
 _RECORD = Record("send", b"payload", 5, "broker b", b"lane", ((b"id", b"12345678x"), (b"q", b"p")))
 _PROTO = (ProtobufError, RocketMQError)
@@ -206,7 +206,7 @@ TARGETS: dict[str, Target] = {
     name: Target(decode, harness.samples(name)) for name, decode in harness.DECODERS.items()
 } | {
     "leniently": Target(lambda data: list(messages.decode_leniently(data, max_body_bytes=MAX_FRAME)), _stored(), ()),
-    "stamp": Target(messages.stamp, _stored(), ()),
+    "stamp": Target(messages.first_stamp, _stored(), ()),
     "arrow": Target(lambda data: list(Decoder(QUEUES).batches(_fetched(data), 300)), _stored()),
     "carefully": Target(lambda data: careful.decode(_fetched(data), QUEUES, BASIC, "user"), _stored()),
     "rows of a poll": Target(
@@ -240,7 +240,7 @@ TARGETS: dict[str, Target] = {
     "pushed": Target(_MEMBER.take, _PUSHES, (RemoteProtocolError, DecodeError)),
     "answered": Target(_answered, _ANSWERS, (RocketMQError,)),
     "address": Target(_text(parse_address), [b"10.0.0.1:10911", b"[::1]:1", b"h:1"], (ConnectionLost,)),
-    "held queues": Target(bodies.held_queues, harness.samples("json")),
+    "held queues": Target(bodies.owned_queues, harness.samples("json")),
     "group online": Target(bodies.group_online, harness.samples("json")),
     "member filters": Target(bodies.member_filters, harness.samples("json")),
     "consume mode": Target(bodies.consume_mode, harness.samples("json")),

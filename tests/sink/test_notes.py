@@ -21,7 +21,7 @@ from rocketmq_spark.spark.checkpoints.batch_notes import BatchNote
 from rocketmq_spark.spark.checkpoints.files import Folder, checkpoint_folder
 from rocketmq_spark.spark.sink import exactly_once
 from rocketmq_spark.stored.ends import QueueEnds
-from rocketmq_spark.stored.look import LookTools
+from rocketmq_spark.stored.look import ScanTools
 
 ENDS = QueueEnds({MessageQueue("t", "a", 0): 7}, {"a": "a:1"})
 LATER = QueueEnds({MessageQueue("t", "a", 0): 9}, {"a": "a:1"})
@@ -156,7 +156,7 @@ def test_a_look_waits_for_as_long_as_its_run_and_those_before_may_send(monkeypat
     waited: list[float] = []
 
     class Looked:
-        def __init__(self, tools: LookTools, since: QueueEnds) -> None:
+        def __init__(self, tools: ScanTools, since: QueueEnds) -> None:
             waited.append(tools.settle_s)
 
         def run(self, take: object) -> None:
@@ -164,7 +164,7 @@ def test_a_look_waits_for_as_long_as_its_run_and_those_before_may_send(monkeypat
 
     unused: Any = None
     monkeypatch.setattr(exactly_once, "Look", Looked)
-    monkeypatch.setattr(exactly_once, "look_tools", lambda *_, **__: LookTools(unused, unused, unused, 1.0, 4.0))
+    monkeypatch.setattr(exactly_once, "look_tools", lambda *_, **__: ScanTools(unused, unused, unused, 1.0, 4.0))
     name = BatchName("query-1", 0, 0, b"", "sink")
     for before_s in (60.0, 1.0):
         exactly_once._read_stored_hashes(unused, name, BatchNote(name, ENDS, settle_s=before_s))

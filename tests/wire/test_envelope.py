@@ -18,7 +18,7 @@ from rocketmq_spark.wire.envelope import (
     MESSAGE,
     DelayHandle,
     Envelope,
-    cancelling,
+    cancel_envelope,
     digest,
     unpack,
 )
@@ -67,7 +67,7 @@ def test_3_b_a_message_that_is_sent_again_is_the_same_and_no_other_one_is() -> N
 
 
 def test_3_h_what_takes_a_message_back_names_it() -> None:
-    cancel = unpack(cancelling("orders", ORDER.due_ms, "ID", 5))
+    cancel = unpack(cancel_envelope("orders", ORDER.due_ms, "ID", 5))
     assert (cancel.kind, cancel.identity, cancel.topic) == (CANCEL, unpack(ORDER.pack()).identity, "orders")
 
 

@@ -26,7 +26,7 @@ from rocketmq_spark.columnar.decode.stored_messages import (
 )
 from rocketmq_spark.errors import DecodeError
 from rocketmq_spark.wire import compression
-from rocketmq_spark.wire.properties import inner_numbers
+from rocketmq_spark.wire.properties import inner_base_and_count
 
 _INNER = int(codes.INNER_BATCH_MASK)
 _COMPRESSED = int(codes.SysFlag.COMPRESSED)
@@ -57,7 +57,7 @@ def unwrap(messages: StoredMessages) -> StoredMessages | None:
     if unpacked is None:
         return None
     buffer, begins, ends = unpacked
-    counted = [count for _, count in map(inner_numbers, property_texts(messages, outer))]
+    counted = [count for _, count in map(inner_base_and_count, property_texts(messages, outer))]
     items = _find_items(buffer, begins, ends, counted)
     if items is None:
         return None
@@ -121,7 +121,7 @@ def has_damaged_batch(messages: StoredMessages, within: StoredMessages, sure: np
     outer = np.flatnonzero(_inner_batch_mask(messages))
     first, behind = (each[outer] for each in _offset_ranges(messages, within))
     answers = messages.answers[messages.answer_of_row[outer]]
-    said = map(inner_numbers, property_texts(messages, outer))
+    said = map(inner_base_and_count, property_texts(messages, outer))
     told = zip(said, first.tolist(), behind.tolist(), strict=True)
     bases, counts = zip(
         *((base not in (None, at), count not in (None, end - at)) for (base, count), at, end in told), strict=True

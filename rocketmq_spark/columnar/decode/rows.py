@@ -39,7 +39,7 @@ from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue, ReceivedMessag
 from rocketmq_spark.model.pull import OffsetWindow
 from rocketmq_spark.pull.fetched import FetchedAnswer, FetchedAnswers, Hole
 from rocketmq_spark.wire.identifiers import host_text
-from rocketmq_spark.wire.messages import DecodeSettings, decode_one, stored_in
+from rocketmq_spark.wire.messages import DecodeSettings, decode_one, find_messages
 
 _HOST_FLAGS = {"bornHost": codes.SysFlag.BORNHOST_V6, "storeHost": codes.SysFlag.STOREHOST_V6}
 
@@ -314,7 +314,7 @@ class ReferenceDecoder:
     def _decoded(self, data: bytes, how: DecodeSettings) -> Iterator[ReceivedMessage]:
         """All messages, one by one. A body that is not selected stays compressed, except those of a batch, which are in one."""
         packed = how._replace(max_body_bytes=None)
-        for one in stored_in(data):
+        for one in find_messages(data):
             *_, batch = one
             for message in decode_one(data, one, how if self._bodies or batch else packed):
                 plain = self._bodies or message.decode_error is not None or _is_batch(message)

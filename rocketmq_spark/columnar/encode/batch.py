@@ -60,7 +60,7 @@ class UniqueIds:
         return now_ms - self._month[0]
 
 
-class KeptIds(UniqueIds):
+class RecordingIds(UniqueIds):
     """Message ids that the caller can read: ``last`` has the most recent ones."""
 
     last: npt.NDArray[np.uint8] = np.empty((0, UniqueIds.width), np.uint8)
@@ -73,17 +73,17 @@ class KeptIds(UniqueIds):
 Rows = npt.NDArray[np.intp]
 
 
-def without_key(batch: pa.RecordBatch, columns: Mapping[str, str]) -> npt.NDArray[np.bool_]:
+def rows_without_key(batch: pa.RecordBatch, columns: Mapping[str, str]) -> npt.NDArray[np.bool_]:
     """Which rows of a batch have no key; ``columns`` as for the encoder. For brokers, a key of whitespace is none."""
     if "keys" not in columns:
         return np.ones(len(batch), bool)
     filled = arrow.non_empty_mask(
-        arrow.as_bytes(pc.utf8_trim_whitespace(_readable(keys_of(batch.column(columns["keys"])))))
+        arrow.as_bytes(pc.utf8_trim_whitespace(_as_java_reads(keys_of(batch.column(columns["keys"])))))
     )
     return np.zeros(len(batch), bool) if filled is None else ~filled
 
 
-def _readable(texts: pa.Array) -> pa.Array:
+def _as_java_reads(texts: pa.Array) -> pa.Array:
     """Texts that may not be UTF-8 (Spark does not check ``cast(binary as string)``), as Java reads them."""
     return arrow.to_strings(
         arrow.as_bytes(texts), arrow.valid_mask(texts) if texts.null_count else None, ascii_only=False
@@ -92,11 +92,11 @@ def _readable(texts: pa.Array) -> pa.Array:
 
 # A batch with more different keys gets none: each key costs a broker as much as that of a single message, and leads only to the
 # batch.
-MAX_WORDS = 64
+MAX_BATCH_KEYS = 64
 _SEPARATOR = codes.KEY_SEPARATOR.encode()
 
 
-class About:
+class BatchTagKeys:
     """Tags and keys of the rows of an Arrow batch; ``columns`` as for the encoder, ``max_bytes`` limits tag and keys."""
 
     def __init__(self, batch: pa.RecordBatch, columns: Mapping[str, str], max_bytes: int) -> None:
@@ -134,7 +134,7 @@ class About:
 
     def _encode(self, tags: Any) -> None:
         made = pc.dictionary_encode(tags)
-        names = _readable(made.dictionary).to_pylist()
+        names = _as_java_reads(made.dictionary).to_pylist()
         self._codes = pc.fill_null(made.indices, -1).to_numpy().astype(np.int32)
         if "" in names:  # as good as none
             empty = names.index("")
@@ -167,12 +167,12 @@ class _Keys:
         there = np.zeros(len(self._different), np.bool_)
         there[mine[mine >= 0]] = True
         found = np.flatnonzero(there)
-        if not len(found) or (self._single and len(found) > MAX_WORDS):
+        if not len(found) or (self._single and len(found) > MAX_BATCH_KEYS):
             return ""
         keys = self._different.take(pa.array(found))
         joined = pc.binary_join(pa.ListArray.from_arrays([0, len(keys)], keys), _SEPARATOR)[0].as_py()
         text: str = joined.decode("utf-8", "replace")
         if not self._single:  # a word may stand in several keys
             words = dict.fromkeys(word for word in text.split(codes.KEY_SEPARATOR) if word)
-            text = codes.KEY_SEPARATOR.join(words) if len(words) <= MAX_WORDS else ""
+            text = codes.KEY_SEPARATOR.join(words) if len(words) <= MAX_BATCH_KEYS else ""
         return text if len(text.encode()) < max_bytes else ""

@@ -33,7 +33,7 @@ COMPARED_DIGITS, ID_DIGITS = 2 * (SCOPE_BYTES + ROW_BYTES), 56
 MAX_PARTITION = (1 << 8 * PARTITION_BYTES) - 1
 
 _LOW = 1 << 16
-_PLACES = ("brokername", "queueid")
+_QUEUE_COLUMNS = ("brokername", "queueid")
 # Only of rows that have it: other rows keep the hashes of earlier releases.
 _PARTITION = "partition"
 
@@ -84,7 +84,7 @@ class RowHash:
         by_id = MESSAGE_ID in columns
         content, place = self._seeds
         total = self._of(_as_text(batch.column(columns[MESSAGE_ID])) if by_id else items, content)
-        total = total + self._of(_places(batch, columns, topic, () if by_id else _PLACES), place)
+        total = total + self._of(_destinations(batch, columns, topic, () if by_id else _QUEUE_COLUMNS), place)
         return np.ascontiguousarray(total.view(np.uint8)[:, :ROW_BYTES])
 
     def _of(self, values: pa.Array, seed: int) -> npt.NDArray[np.uint64]:
@@ -94,7 +94,9 @@ class RowHash:
         return np.frombuffer(b"".join(made), "<u8").reshape(-1, 2)
 
 
-def _places(batch: pa.RecordBatch, columns: Mapping[str, str], topic: str | None, others: Sequence[str]) -> pa.Array:
+def _destinations(
+    batch: pa.RecordBatch, columns: Mapping[str, str], topic: str | None, others: Sequence[str]
+) -> pa.Array:
     """The destination of each row, as far as the batch contains it; one value if it is the same for all rows."""
     parts: list[pa.Array | bytes] = [_text_of("topic", batch, columns) if topic is None else topic.encode()]
     for name in others:

@@ -27,7 +27,7 @@ from rocketmq_spark.columnar.encode.properties import BadRows, PropertyPieces, T
 from rocketmq_spark.model.send import Batch
 
 _HEAD_BYTES = 20
-OVERHEAD = _HEAD_BYTES + 2
+ITEM_OVERHEAD_BYTES = _HEAD_BYTES + 2
 _ID_START = f"{codes.Property.UNIQ_KEY}\x01".encode()
 
 
@@ -38,7 +38,7 @@ class Growth(NamedTuple):
     max_bytes: int = 0
 
 
-_NOT_GROWN = Growth()
+_NO_GROWTH = Growth()
 
 
 class Chunk(NamedTuple):
@@ -74,7 +74,7 @@ class Encoded:
     def slice(self, start: int, end: int) -> Encoded:
         raise NotImplementedError
 
-    def chunks(self, max_bytes: int, max_rows: int | None = None, grown: Growth = _NOT_GROWN) -> Iterator[Chunk]:
+    def chunks(self, max_bytes: int, max_rows: int | None = None, grown: Growth = _NO_GROWTH) -> Iterator[Chunk]:
         """Cut into batches of at most ``max_bytes`` and ``max_rows``; a larger item is a batch alone.
 
         A batch references at most twice its own bytes, so that one that waits for its queue does not keep all other rows in
@@ -106,11 +106,11 @@ class Encoded:
 
 
 # For fewer rows, joining or taking costs more than the copy that it avoids.
-_FEW_ROWS = 64
+_MIN_JOINED_ROWS = 64
 
 
 # Completes joined items in place; the number is that of the first item.
-Complete = Callable[[pa.Array, int], None]
+CompleteItems = Callable[[pa.Array, int], None]
 
 
 class ItemParts:
@@ -119,7 +119,7 @@ class ItemParts:
     def __init__(self, columns: Sequence[pa.Array | bytes], sizes: Ints) -> None:
         self._columns = columns
         self._items: pa.Array | None = None
-        self._complete: Complete | None = None
+        self._complete: CompleteItems | None = None
         self._apart = False  # some items have been joined without the others
         self.sizes = sizes
         self.ends = np.concatenate(([0], np.cumsum(sizes)))
@@ -130,7 +130,7 @@ class ItemParts:
             self._items = self._joined(self._columns, 0)
         return self._items
 
-    def complete(self, how: Complete) -> None:
+    def complete(self, how: CompleteItems) -> None:
         """Complete items when they are joined, while they are in the processor's cache, and items that are joined already."""
         self._complete = how
         if self._items is not None:
@@ -144,7 +144,7 @@ class ItemParts:
 
     def between(self, start: int, end: int) -> memoryview:
         """Consecutive items: the data buffer of a separate join, or a copy of a part of the large one."""
-        if self._items is None and (self._apart or end - start >= _FEW_ROWS):
+        if self._items is None and (self._apart or end - start >= _MIN_JOINED_ROWS):
             self._apart = True  # or a short last part would join all items again
             columns = [part if isinstance(part, bytes) else part.slice(start, end - start) for part in self._columns]
             return arrow.data_and_offsets(self._joined(columns, start))[0]
@@ -154,7 +154,7 @@ class ItemParts:
 
     def of(self, rows: npt.NDArray[np.intp]) -> memoryview:
         """Some items, in the order of ``rows``, as one buffer."""
-        if len(rows) >= _FEW_ROWS:
+        if len(rows) >= _MIN_JOINED_ROWS:
             return arrow.data_and_offsets(self.items.take(pa.array(rows)))[0]
         data, ends = arrow.data_and_offsets(self.items)
         return memoryview(b"".join([data[int(ends[row]) : int(ends[row + 1])] for row in rows.tolist()]))
@@ -194,7 +194,7 @@ class EncodedItems(Encoded):
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
+class CheckedRows:
     """The checked parts of every row; ``delayed`` are the rows that must not be sent in a batch."""
 
     body: pa.Array
@@ -227,7 +227,7 @@ class Encoder:
         bad_rows.raise_if_any()
         return self.join(checked)
 
-    def check(self, batch: pa.RecordBatch, bad_rows: BadRows) -> Checked:
+    def check(self, batch: pa.RecordBatch, bad_rows: BadRows) -> CheckedRows:
         """Everything except joining; bad rows are added to ``bad_rows``."""
         body = arrow.as_bytes(batch.column(self.columns["body"]))
         self._check_bodies(body, bad_rows)
@@ -239,26 +239,26 @@ class Encoder:
         if "flag" in self.columns:
             flags = pc.fill_null(arrow.combined(batch.column(self.columns["flag"])).cast(pa.int64()), 0).to_numpy()
             bad_rows.add(flags != flags.astype(np.int32), f"{self.columns['flag']} takes more than 32 bits")
-        return Checked(body, pieces, flags, delayed)
+        return CheckedRows(body, pieces, flags, delayed)
 
     def _pieces(self, batch: pa.RecordBatch, bad_rows: BadRows) -> PropertyPieces:
         return TextPieces(len(batch))
 
-    def join(self, checked: Checked, topics: RowTopics | None = None) -> Encoded:
+    def join(self, checked: CheckedRows, topics: RowTopics | None = None) -> Encoded:
         """The items of a batch without bad rows; content ids are added later (``identify``). Some transports need the topic."""
         assert isinstance(checked.pieces, TextPieces)
         rows = len(checked.body)
         body_lengths = arrow.lengths(checked.body)
         lengths = checked.pieces.lengths + self.id_bytes
         head = np.zeros((rows, 5), ">i4")
-        head[:, 0] = body_lengths + lengths + OVERHEAD
+        head[:, 0] = body_lengths + lengths + ITEM_OVERHEAD_BYTES
         if checked.flags is not None:
             head[:, 3] = checked.flags
         head[:, 4] = body_lengths
         start, pieces = checked.pieces.split()
         middle = arrow.fixed_width(self._middle(lengths, start))
         columns = (arrow.fixed_width(head.view(np.uint8).reshape(rows, _HEAD_BYTES)), checked.body, middle, *pieces)
-        return EncodedItems(ItemParts(columns, body_lengths + lengths + OVERHEAD), 0, rows)
+        return EncodedItems(ItemParts(columns, body_lengths + lengths + ITEM_OVERHEAD_BYTES), 0, rows)
 
     def _middle(self, lengths: Ints, after: bytes) -> Any:
         """Properties length, message id, and the constant at the start of the other properties: equal widths in all rows."""
@@ -279,7 +279,7 @@ class Encoder:
         else:
             self.ids.fill(target)
 
-    def identify(self, encoded: EncodedItems, checked: Checked, hashes: Callable[[pa.Array, int], Hashes]) -> None:
+    def identify(self, encoded: EncodedItems, checked: CheckedRows, hashes: Callable[[pa.Array, int], Hashes]) -> None:
         """Add content ids to the items that ``join`` has made of ``checked``; call it before items are used. ``hashes`` returns
         the hashes of consecutive items, from the given number on.
         """
@@ -314,7 +314,7 @@ class Encoder:
         max_bytes, single = codes.MAX_PROPERTIES_BYTES, codes.SINGLE_MAX_PROPERTIES
         bad_rows.add(lengths > max_bytes, lambda i: f"properties of {lengths[i]} bytes, {max_bytes} at most")
         if bool((lengths > single).any()):
-            alone = body + lengths + OVERHEAD > self.alone_above
+            alone = body + lengths + ITEM_OVERHEAD_BYTES > self.alone_above
             if delayed is not None:
                 alone |= delayed
             bad_rows.add(

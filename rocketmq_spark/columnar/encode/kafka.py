@@ -18,7 +18,7 @@ from rocketmq_spark.base import codes
 from rocketmq_spark.columnar import arrow
 from rocketmq_spark.columnar.encode.columns import BYTES, INT, TEXT, RowColumn
 from rocketmq_spark.columnar.encode.columns import COLUMNS as SINK_COLUMNS
-from rocketmq_spark.columnar.encode.properties import MESSAGE_ID, has_controls, with_controls
+from rocketmq_spark.columnar.encode.properties import MESSAGE_ID, has_controls, rows_with_controls
 from rocketmq_spark.wire.properties import BASE64_MARK, DELETED, EMPTY_BODY, NULL_BODY, STAND_IN_BODY, is_reserved
 
 logger = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ _ROLES = {
     "headers": {"properties": "headers"},
 }
 # Longer keys are not copied to the keys: all properties together may have 32,767 bytes.
-_LONGEST_KEYS = 8192
+_MAX_KEY_BYTES = 8192
 
 
 def check_columns(
@@ -139,7 +139,7 @@ class KafkaRows:
             names, values = names.filter(pa.array(keep)), values.filter(pa.array(keep))
             bounds = np.concatenate(([0], np.cumsum(keep)))[bounds]
         values = arrow.as_bytes(values)
-        texts = as_property_texts(values, _as_of_stand_ins(arrow.as_bytes(names), values, bounds, bodies))
+        texts = as_property_texts(values, _mark_like_headers(arrow.as_bytes(names), values, bounds, bodies))
         return pa.MapArray.from_arrays(arrow.integers(bounds.astype(np.int32), pa.int32()), names, texts)
 
     def _kept(self, names: pa.Array, values: pa.Array, bounds: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_] | None:
@@ -175,11 +175,11 @@ def _legal(name: bytes, reserved: Sequence[str]) -> bool:
 def _legal_keys(texts: pa.Array) -> pa.Array:
     """The texts that can be a message's key; null for others."""
     other = pc.or_(pc.match_substring(texts, codes.KEY_SEPARATOR), pc.starts_with(texts, BASE64_MARK))
-    other = pc.or_(other, pc.greater(pc.binary_length(texts), _LONGEST_KEYS))
+    other = pc.or_(other, pc.greater(pc.binary_length(texts), _MAX_KEY_BYTES))
     return pc.if_else(pc.fill_null(other, True), None, texts)
 
 
-def _as_of_stand_ins(
+def _mark_like_headers(
     names: pa.Array, values: pa.Array, bounds: npt.NDArray[np.int64], bodies: pa.Array
 ) -> npt.NDArray[np.intp]:
     """The headers that look like the mark of an empty body, in rows whose body is that of such a message: readers would take the
@@ -199,7 +199,7 @@ def as_property_texts(values: pa.Array, more: Iterable[int] = ()) -> pa.Array:
     needs_base64 = pc.or_(pc.equal(pc.binary_length(values), 0), pc.starts_with(values, BASE64_MARK.encode()))
     odd_rows = {
         *np.flatnonzero(arrow.to_mask(pc.fill_null(needs_base64, False))).tolist(),
-        *with_controls(values).tolist(),
+        *rows_with_controls(values).tolist(),
         *map(int, more),
     }
     try:

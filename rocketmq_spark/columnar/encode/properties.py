@@ -26,7 +26,7 @@ from rocketmq_spark.columnar import arrow
 from rocketmq_spark.columnar.arrow import EMPTY_BYTES, Ints, Mask, Pieces
 from rocketmq_spark.errors import MessageRefused
 
-SHOWN = 10
+MAX_SHOWN = 10
 
 # The problem of bad rows: one text for all of them, or a function of the row's number in the batch.
 Reason = str | Callable[[int], str]
@@ -68,8 +68,8 @@ class BadRows:
             return
         faults = self.found()
         noun = self.noun
-        shown = "; ".join(f"{noun} {self._first_row + i}: {reason}" for i, reason in faults[:SHOWN])
-        more = f"; and {len(faults) - SHOWN} more" if len(faults) > SHOWN else ""
+        shown = "; ".join(f"{noun} {self._first_row + i}: {reason}" for i, reason in faults[:MAX_SHOWN])
+        more = f"; and {len(faults) - MAX_SHOWN} more" if len(faults) > MAX_SHOWN else ""
         where = "" if partition is None else f" of partition {partition}"
         raise MessageRefused(
             f"{len(faults)} {noun}s{where} cannot be sent, and nothing of {self.of_what} was sent: {shown}{more}",
@@ -81,7 +81,7 @@ class BadRows:
 _CONTROLS, _HIGH_CONTROL = bytes([*range(32), 127]), re.compile(b"\xc2[\x80-\x9f]")
 
 
-def with_controls(values: pa.Array) -> Ints:
+def rows_with_controls(values: pa.Array) -> Ints:
     """The numbers of the values with a control character, which a Proxy rejects in properties."""
     data, ends = arrow.data_and_offsets(values)
     if not has_controls(bytes(data[int(ends[0]) : int(ends[-1])])):
@@ -97,7 +97,7 @@ def has_controls(data: bytes) -> bool:
 
 _NAME_END, _VALUE_END = b"\x01", b"\x02"
 _SEPARATORS = _NAME_END + _VALUE_END
-_MAX_CONSTANT = 16
+_MAX_CONSTANT_NAMES = 16
 
 
 class PropertyPieces(Protocol):
@@ -143,7 +143,7 @@ def add_map(pieces: PropertyPieces, column: Any, bad_rows: BadRows, reserved: pa
     if width:
         _add_constant(pieces, names[:width], values, bad_rows, reserved, by_name)
         return
-    if by_name and (order := _order(names, bounds)) is not None:
+    if by_name and (order := _order_by_name(names, bounds)) is not None:
         names, values = names.take(order), values.take(order)
     _add_entries(pieces, names, values, bounds, bad_rows, reserved)
 
@@ -152,7 +152,7 @@ def _constant_width(names: pa.Array, bounds: Ints) -> int:
     """The number of entries of every row, if all rows have the same names in the same order; otherwise 0."""
     rows = len(bounds) - 1
     width = int(bounds[1])
-    if not 0 < width <= _MAX_CONSTANT or width * rows != len(names) or bool((np.diff(bounds) != width).any()):
+    if not 0 < width <= _MAX_CONSTANT_NAMES or width * rows != len(names) or bool((np.diff(bounds) != width).any()):
         return 0
     data, ends = arrow.data_and_offsets(names)
     start, size = int(ends[0]), int(ends[width] - ends[0])
@@ -171,7 +171,7 @@ def _add_constant(
     bad = arrow.rows_with(values, _SEPARATORS)
     bad_rows.rows(bad // width, "a property's value contains the separator 0x01 or 0x02")
     for entry in np.flatnonzero(arrow.lengths(values) == 0):
-        bad_rows.rows(np.array([entry // width]), _empty(names[int(entry) % width]))
+        bad_rows.rows(np.array([entry // width]), _empty_value_reason(names[int(entry) % width]))
     named = [(i, name) for i, name in enumerate(names.to_pylist()) if i not in faults]
     for i, name in sorted(named, key=lambda each: each[1]) if by_name else named:
         pieces.value(name, values if width == 1 else values.take(pa.array(np.arange(i, len(values), width))))
@@ -188,14 +188,14 @@ def _add_entries(
     for entry in arrow.rows_with(values, _SEPARATORS).tolist():
         faults.setdefault(entry, "a property's value contains the separator 0x01 or 0x02")
     for entry in np.flatnonzero(arrow.lengths(values) == 0).tolist():
-        faults.setdefault(entry, _empty(names[entry]))
+        faults.setdefault(entry, _empty_value_reason(names[entry]))
     for entry, reason in faults.items():
         row = np.searchsorted(bounds, [entry], side="right") - 1
         bad_rows.rows(row, reason)
     pieces.entries(names, values, bounds)
 
 
-def _order(names: pa.Array, bounds: Ints) -> pa.Array | None:
+def _order_by_name(names: pa.Array, bounds: Ints) -> pa.Array | None:
     """The order of each row's entries by name; None if they are in order."""
     coded = names.dictionary_encode()
     different = coded.dictionary.to_pylist()
@@ -206,7 +206,7 @@ def _order(names: pa.Array, bounds: Ints) -> pa.Array | None:
     return None if bool((np.diff(places) >= 0).all()) else pa.array(np.argsort(places, kind="stable"))
 
 
-def _empty(name: pa.Scalar) -> str:
+def _empty_value_reason(name: pa.Scalar) -> str:
     return f"property {name.as_py().decode('utf-8', 'replace')!r} is empty; brokers drop such a one, null leaves it out"
 
 
@@ -224,9 +224,9 @@ def _name_faults(names: pa.Array, reserved: pa.Array) -> dict[int, str]:
 
 MESSAGE_ID = "messageid"
 
-_BLANK = codes.KEY_SEPARATOR.encode()
+_KEY_SEPARATOR = codes.KEY_SEPARATOR.encode()
 _KEY_LIST = pa.list_(pa.string())
-_PLAIN = (
+_TEXT_PROPERTIES = (
     ("tags", codes.Property.TAGS),
     ("shardingkey", codes.Property.SHARDING_KEY),
 )
@@ -236,12 +236,12 @@ def add_properties(
     pieces: PropertyPieces, batch: pa.RecordBatch, columns: Mapping[str, str], bad_rows: BadRows, by_name: bool = False
 ) -> None:
     """Add all properties except message ids and delays; with ``by_name``, equal maps result in equal strings."""
-    for column, name in _PLAIN:
+    for column, name in _TEXT_PROPERTIES:
         if column in columns:
-            _add(pieces, name, arrow.as_bytes(batch.column(columns[column])), bad_rows, columns[column])
+            _add_filled(pieces, name, arrow.as_bytes(batch.column(columns[column])), bad_rows, columns[column])
     if "keys" in columns:
         _check_keys(batch.column(columns["keys"]), bad_rows, columns["keys"])
-        _add(pieces, codes.Property.KEYS, keys_of(batch.column(columns["keys"])), bad_rows, columns["keys"])
+        _add_filled(pieces, codes.Property.KEYS, keys_of(batch.column(columns["keys"])), bad_rows, columns["keys"])
     if "priority" in columns:
         _add_priorities(pieces, batch.column(columns["priority"]), bad_rows, columns["priority"])
     if MESSAGE_ID in columns:
@@ -255,7 +255,7 @@ def add_delays(
     pieces: PropertyPieces, batch: pa.RecordBatch, columns: Mapping[str, str], bad_rows: BadRows
 ) -> Mask | None:
     """Add the delay property of each delayed row. Returns which rows these are, or None if there is none."""
-    numbers = _delays(batch, columns)
+    numbers = _delay_values(batch, columns)
     if not numbers:
         return None
     delayed = np.zeros(len(batch), np.int64)
@@ -273,7 +273,7 @@ def add_delays(
 
 
 # Columns that need the timers of brokers.
-TIMERS = ("delayms", "deliverat")
+TIMER_COLUMNS = ("delayms", "deliverat")
 _DELAY_NAMES = {
     "delaylevel": codes.Property.DELAY,
     "delayms": codes.Property.TIMER_DELAY_MS,
@@ -281,12 +281,12 @@ _DELAY_NAMES = {
 }
 
 
-def _delays(batch: pa.RecordBatch, columns: Mapping[str, str]) -> dict[str, Ints]:
+def _delay_values(batch: pa.RecordBatch, columns: Mapping[str, str]) -> dict[str, Ints]:
     return {name: _numbers(batch.column(columns[name]), name) for name in _DELAY_NAMES if name in columns}
 
 
 def any_delay(batch: pa.RecordBatch, columns: Mapping[str, str]) -> bool:
-    return any(bool(values.any()) for values in _delays(batch, columns).values())
+    return any(bool(values.any()) for values in _delay_values(batch, columns).values())
 
 
 def _numbers(column: Any, name: str) -> Ints:
@@ -298,7 +298,7 @@ def _numbers(column: Any, name: str) -> Ints:
     return numbers
 
 
-def _add(pieces: PropertyPieces, name: str, values: pa.Array, bad_rows: BadRows, column: str) -> None:
+def _add_filled(pieces: PropertyPieces, name: str, values: pa.Array, bad_rows: BadRows, column: str) -> None:
     """Add a property to all rows in which it is neither null nor empty."""
     bad_rows.rows(arrow.rows_with(values, _NAME_END + _VALUE_END), f"{column} contains the separator 0x01 or 0x02")
     pieces.value(name.encode(), values, arrow.non_empty_mask(values))
@@ -309,7 +309,7 @@ def _add_priorities(pieces: PropertyPieces, column: Any, bad_rows: BadRows, name
     values = pc.fill_null(arrow.combined(column).cast(pa.int64()), 0)
     bad_rows.add(values.to_numpy() < 0, f"{name} is negative")
     bad_rows.add(values.to_numpy() >> 31 > 0, f"{name} takes more than 31 bits")
-    _add(pieces, codes.Property.PRIORITY, values.cast(pa.string()).view(pa.binary()), bad_rows, name)
+    _add_filled(pieces, codes.Property.PRIORITY, values.cast(pa.string()).view(pa.binary()), bad_rows, name)
 
 
 def _add_row_ids(pieces: PropertyPieces, column: Any, bad_rows: BadRows, name: str) -> None:
@@ -320,7 +320,7 @@ def _add_row_ids(pieces: PropertyPieces, column: Any, bad_rows: BadRows, name: s
         bad_rows.add(~filled, f"{name} is null or empty, which identifies no row")
     for row in arrow.non_utf8_rows(values):
         bad_rows.rows(np.array([row]), f"{name} is not UTF-8, and readers could not tell it from other ids")
-    _add(pieces, ROW_ID, values, bad_rows, name)
+    _add_filled(pieces, ROW_ID, values, bad_rows, name)
 
 
 def _check_keys(column: Any, bad_rows: BadRows, name: str) -> None:
@@ -329,7 +329,7 @@ def _check_keys(column: Any, bad_rows: BadRows, name: str) -> None:
     if not pa.types.is_list(column.type):
         return
     keys = arrow.as_bytes(column.flatten())
-    split = arrow.rows_with(keys, _BLANK)
+    split = arrow.rows_with(keys, _KEY_SEPARATOR)
     if len(split):
         ends = np.cumsum(pc.fill_null(pc.list_value_length(column), 0).to_numpy())
         for entry, row in zip(split.tolist(), np.searchsorted(ends, split, side="right"), strict=True):
@@ -346,7 +346,7 @@ def keys_of(column: Any) -> pa.Array:
     # Joining a list with a null in it would drop the whole list, and an empty key would leave a blank.
     if keys.null_count or bool((arrow.lengths(keys) == 0).any()):
         rows = column.cast(pa.list_(pa.binary())).to_pylist()  # as bytes, because keys need not be UTF-8
-        return pa.array([None if r is None else _BLANK.join(k for k in r if k) for r in rows], pa.binary())
+        return pa.array([None if r is None else _KEY_SEPARATOR.join(k for k in r if k) for r in rows], pa.binary())
     if not column.null_count and len(keys) == len(column) and bool((arrow.lengths(column) == 1).all()):
         return keys
     return arrow.as_bytes(pc.binary_join(column.cast(_KEY_LIST), " "))

@@ -22,8 +22,14 @@ from rocketmq_spark.base.codes import Property
 from rocketmq_spark.columnar import arrow
 from rocketmq_spark.columnar.arrow import EMPTY_BYTES, Ints, Mask, Pieces
 from rocketmq_spark.columnar.encode import properties
-from rocketmq_spark.columnar.encode.encoder import OVERHEAD, Checked, Encoded, Encoder, RowTopics
-from rocketmq_spark.columnar.encode.properties import BadRows, PropertyPieces, TextPieces, has_controls, with_controls
+from rocketmq_spark.columnar.encode.encoder import ITEM_OVERHEAD_BYTES, CheckedRows, Encoded, Encoder, RowTopics
+from rocketmq_spark.columnar.encode.properties import (
+    BadRows,
+    PropertyPieces,
+    TextPieces,
+    has_controls,
+    rows_with_controls,
+)
 from rocketmq_spark.grpc_proxy import encoder
 from rocketmq_spark.grpc_proxy.encoder import ProxyBatch, ProxyEncoder, ProxyItem, ProxySendRequest
 from rocketmq_spark.grpc_proxy.protos import MAP_KEY, MAP_VALUE, VARINTS, field_key, number_field
@@ -32,22 +38,22 @@ from rocketmq_spark.grpc_proxy.tables import MessageType
 _TAGS, _KEYS, _GROUP, _PRIORITY = (
     name.encode() for name in (Property.TAGS, Property.KEYS, Property.SHARDING_KEY, Property.PRIORITY)
 )
-_TEXTS = {name.encode(): first for name, first in encoder.TEXT_FIELDS.items()}
-_FIFO = number_field("SystemProperties", "message_type", MessageType.FIFO) + field_key(
+_TEXT_FIELDS = {name.encode(): first for name, first in encoder.TEXT_FIELDS.items()}
+_FIFO_FIELDS = number_field("SystemProperties", "message_type", MessageType.FIFO) + field_key(
     "SystemProperties", "message_group"
 )
-_FIRST = number_field("SystemProperties", "message_type", MessageType.PRIORITY) + field_key(
+_PRIORITY_FIELDS = number_field("SystemProperties", "message_type", MessageType.PRIORITY) + field_key(
     "SystemProperties", "priority"
 )
 _COMMA = b","[0]
-_KINDS = {_GROUP: MessageType.FIFO.name, _PRIORITY: MessageType.PRIORITY.name}
-_NO_TEXT = "a property is not UTF-8, and gRPC carries no other text"
+_TYPES_BY_PROPERTY = {_GROUP: MessageType.FIFO.name, _PRIORITY: MessageType.PRIORITY.name}
+_NOT_UTF8 = "a property is not UTF-8, and gRPC carries no other text"
 _NULL = pa.nulls(1, pa.binary())[0]
-_REFUSED = "which a Proxy rejects"
-_CONTROL = f"has a control character, {_REFUSED}"
+_REJECTED = "which a Proxy rejects"
+_CONTROL = f"has a control character, {_REJECTED}"
 
 
-class _Check:
+class _ProxyCheck:
     """Finds texts that are not UTF-8, which protobuf rejects (encoding as items would replace characters), and values that a
     Proxy rejects. ``kinds`` are the properties that make messages of another type than NORMAL, with their rows.
     """
@@ -57,23 +63,23 @@ class _Check:
         self._bad_rows = bad_rows
 
     def value(self, name: bytes, values: pa.Array, filled: Mask | None) -> None:
-        if name in _KINDS:
-            self.kinds[_KINDS[name]] = np.ones(len(values), np.bool_) if filled is None else filled
+        if name in _TYPES_BY_PROPERTY:
+            self.kinds[_TYPES_BY_PROPERTY[name]] = np.ones(len(values), np.bool_) if filled is None else filled
         said = name.decode("utf-8", "replace")
         if not arrow.is_utf8(name):
-            self._bad_rows.rows(np.arange(len(values)), _NO_TEXT)
+            self._bad_rows.rows(np.arange(len(values)), _NOT_UTF8)
         if has_controls(name):
             self._bad_rows.rows(np.arange(len(values)), f"the name {said!r} {_CONTROL}")
         for row in arrow.non_utf8_rows(values):
             self._bad_rows.rows(np.array([row]), f"{said} is not UTF-8, and gRPC carries no other text")
-        self._bad_rows.rows(with_controls(values), f"{said} {_CONTROL}")
+        self._bad_rows.rows(rows_with_controls(values), f"{said} {_CONTROL}")
         if name == _TAGS:
-            self._bad_rows.rows(arrow.rows_with(values, b"|"), f"{said} has a '|', {_REFUSED}")
+            self._bad_rows.rows(arrow.rows_with(values, b"|"), f"{said} has a '|', {_REJECTED}")
 
     def entries(self, names: pa.Array, values: pa.Array, bounds: Ints) -> None:
         for entry in (*arrow.non_utf8_rows(names), *arrow.non_utf8_rows(values)):
-            self._bad_rows.rows(np.searchsorted(bounds, [entry], side="right") - 1, _NO_TEXT)
-        found = np.concatenate((with_controls(names), with_controls(values)))
+            self._bad_rows.rows(np.searchsorted(bounds, [entry], side="right") - 1, _NOT_UTF8)
+        found = np.concatenate((rows_with_controls(names), rows_with_controls(values)))
         self._bad_rows.rows(np.searchsorted(bounds, found, side="right") - 1, f"a property {_CONTROL}")
 
 
@@ -82,7 +88,7 @@ class _CheckedPieces(TextPieces):
 
     def __init__(self, rows: int, bad_rows: BadRows) -> None:
         super().__init__(rows)
-        self.check = _Check(bad_rows)
+        self.check = _ProxyCheck(bad_rows)
 
     def value(self, name: bytes, values: pa.Array, filled: Mask | None = None) -> None:
         self.check.value(name, values, filled)
@@ -101,30 +107,32 @@ class ProxyPieces:
         self.fields, self.system = Pieces(rows), Pieces(rows)
         self.groups: pa.Array | None = None
         self.priorities = False
-        self.check = _Check(bad_rows)
+        self.check = _ProxyCheck(bad_rows)
 
     def value(self, name: bytes, values: pa.Array, filled: Mask | None = None) -> None:
         self.check.value(name, values, filled)
         lengths = arrow.lengths(values) + len(name) + 2
         self.lengths += lengths if filled is None else np.where(filled, lengths, 0)
-        if name in _TEXTS:
-            _add(self.system, (_TEXTS[name], _varints(arrow.lengths(values)), values), filled)
+        if name in _TEXT_FIELDS:
+            _add_parts(self.system, (_TEXT_FIELDS[name], _varints(arrow.lengths(values)), values), filled)
         elif name == _KEYS:
-            _add(self.system, (_key_fields(values),), filled)
+            _add_parts(self.system, (_key_fields(values),), filled)
         elif name == _GROUP:
             self.groups = values if filled is None else pc.if_else(pa.array(filled), values, _NULL)
-            parts = arrow.joined(_FIFO, _varints(arrow.lengths(values)), values)
+            parts = arrow.joined(_FIFO_FIELDS, _varints(arrow.lengths(values)), values)
             normal = pa.scalar(encoder.NORMAL_TYPE_FIELD, pa.binary())
             self.system.column(parts if filled is None else pc.if_else(pa.array(filled), parts, normal))
         elif name == _PRIORITY:
             self.priorities = True
-            _add(self.system, (_FIRST, _varints(values.cast(pa.string()).cast(pa.int64()).to_numpy())), filled)
+            _add_parts(
+                self.system, (_PRIORITY_FIELDS, _varints(values.cast(pa.string()).cast(pa.int64()).to_numpy())), filled
+            )
         else:
             key = MAP_KEY + VARINTS[len(name)] + name + MAP_VALUE
             sizes = arrow.lengths(values)
             value_sizes = _varints(sizes)
             entries = len(key) + arrow.lengths(value_sizes) + sizes
-            _add(self.fields, (encoder.USER_PROPERTY_FIELD, _varints(entries), key, value_sizes, values), filled)
+            _add_parts(self.fields, (encoder.USER_PROPERTY_FIELD, _varints(entries), key, value_sizes, values), filled)
 
     def entries(self, names: pa.Array, values: pa.Array, bounds: Ints) -> None:
         if not len(names):
@@ -205,7 +213,7 @@ class ProxyRowEncoder(Encoder):
             return _CheckedPieces(len(batch), bad_rows)
         return ProxyPieces(len(batch), bad_rows)
 
-    def check(self, batch: pa.RecordBatch, bad_rows: BadRows) -> Checked:
+    def check(self, batch: pa.RecordBatch, bad_rows: BadRows) -> CheckedRows:
         checked = Encoder.check(self, batch, bad_rows)
         pieces, flags = checked.pieces, checked.flags
         if flags is not None:
@@ -220,7 +228,7 @@ class ProxyRowEncoder(Encoder):
             bad_rows.add(first & second, f"it is {one} and {other}, and over gRPC it can have only one of these")
         return checked
 
-    def join(self, checked: Checked, topics: RowTopics | None = None) -> Encoded:
+    def join(self, checked: CheckedRows, topics: RowTopics | None = None) -> Encoded:
         pieces = checked.pieces
         if not isinstance(pieces, ProxyPieces):
             return Encoder.join(self, checked)
@@ -236,12 +244,12 @@ class ProxyRowEncoder(Encoder):
         else:
             message.column(pa.array([each.common_fields for each in common], pa.binary()).take(pa.array(topics.codes)))
         message.extend(pieces.fields)
-        _within(message, encoder.SYSTEM_FIELD, _system(common[0].common_system_fields, ids[:, :-1], pieces))
+        _add_message_field(message, encoder.SYSTEM_FIELD, _system(common[0].common_system_fields, ids[:, :-1], pieces))
         body_sizes = arrow.lengths(checked.body)
-        _add(message, (encoder.BODY_FIELD, _varints(body_sizes), checked.body))
+        _add_parts(message, (encoder.BODY_FIELD, _varints(body_sizes), checked.body))
         field = Pieces(len(checked.body))
-        _within(field, encoder.MESSAGE_FIELD, message)
-        sizes = body_sizes + pieces.lengths + self.id_bytes + OVERHEAD
+        _add_message_field(field, encoder.MESSAGE_FIELD, message)
+        sizes = body_sizes + pieces.lengths + self.id_bytes + ITEM_OVERHEAD_BYTES
         return ProxyEncoded(field.joined(), ids, sizes, pieces.groups, pieces.priorities)
 
 
@@ -256,14 +264,14 @@ def _system(first: bytes, ids: npt.NDArray[np.uint8], pieces: ProxyPieces) -> Pi
     return made
 
 
-def _within(pieces: Pieces, first: bytes, fields: Pieces) -> None:
+def _add_message_field(pieces: Pieces, first: bytes, fields: Pieces) -> None:
     """Add a field whose content is a message to each row."""
     pieces.constant(first)
     pieces.column(_varints(fields.lengths))
     pieces.extend(fields)
 
 
-def _add(pieces: Pieces, parts: tuple[pa.Array | bytes, ...], filled: Mask | None = None) -> None:
+def _add_parts(pieces: Pieces, parts: tuple[pa.Array | bytes, ...], filled: Mask | None = None) -> None:
     """Add parts to every row, or to the ``filled`` ones."""
     if filled is not None:
         pieces.column(pc.if_else(pa.array(filled), arrow.joined(*parts), EMPTY_BYTES))
