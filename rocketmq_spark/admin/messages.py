@@ -132,8 +132,8 @@ def _message_at(
         return None
     # If the offset is not the start of a message, the broker returns arbitrary bytes. The message may also be of a topic outside
     # the namespace.
-    scope, decoded = tools.calls.scope, decode_leniently(answer.body, broker, room=DecodeBudget(_MAX_RESULT_BYTES))
-    matching = [m for m in decoded if m.commit_log_offset == offset_id.offset and scope.reaches(m.topic)]
+    scope, decoded = tools.calls.scope, decode_leniently(answer.body, broker, budget=DecodeBudget(_MAX_RESULT_BYTES))
+    matching = [m for m in decoded if m.commit_log_offset == offset_id.offset and scope.is_reversible(m.topic)]
     if not matching:
         return None
     stored = with_stored_names(matching[0], scope)
@@ -167,7 +167,7 @@ def _search_indexes(tools: AdminTools, topic: str, search: IndexSearch) -> list[
     }
     answers = request_each(tools, requests, (Response.SUCCESS, Response.QUERY_NOT_FOUND))
     room = DecodeBudget(_MAX_RESULT_BYTES)
-    decoded = (decode_leniently(a.body, name, room=room) for name, a in answers if a.code == Response.SUCCESS)
+    decoded = (decode_leniently(a.body, name, budget=room) for name, a in answers if a.code == Response.SUCCESS)
     matching = [with_stored_names(m, tools.calls.scope) for m in chain.from_iterable(decoded) if m.topic == on_wire]
     return sorted(matching, key=lambda message: _store_order(message.store_timestamp, message))
 
@@ -291,7 +291,7 @@ def messages_of_time(
         if not heads:
             break
         _, index, message = heapq.heappop(heads)
-        message = room.opened(message)
+        message = room.decompress(message)
         result.append(message if message.topic == message.queue.topic else replace(message, topic=message.queue.topic))
         readers[index].advance()
         pulled = range(index, index + 1)

@@ -191,7 +191,7 @@ class TopicReader:
     def _messages(self, queue: MessageQueue, held: HeldAnswers) -> Iterator[ReceivedMessage]:
         for answer, stored in held.answers():
             window = OffsetWindow(answer.start, answer.next_offset)
-            found = decode_leniently(stored, queue.broker_name, queue=queue, window=window, room=self._batches)
+            found = decode_leniently(stored, queue.broker_name, queue=queue, window=window, budget=self._batches)
             for message in messages_in_range(found, answer, dense=not self._filter):
                 if self._wanted.accepts(message.tags) or message.decode_error is not None:
                     yield message

@@ -234,7 +234,7 @@ class BaseAdmin(Closing):
             )
             try:
                 answer = self._calls.request(address, command)
-                messages += decode_leniently(answer.body, name, room=room)
+                messages += decode_leniently(answer.body, name, budget=room)
             except NotFound:
                 continue
         return [message for message in messages if key in message.keys]  # the index only compares hashes
@@ -251,7 +251,7 @@ class BaseAdmin(Closing):
                 command = rpc.GET_CONSUME_STATS.request(consumerGroup=self._calls.on_wire(group), bname=name)
                 topics |= {q.topic for q in bodies.consume_stats(self._calls.request(address, command).body)}
         scope = self._calls.scope
-        return sorted(scope.plain(topic) for topic in topics if scope.reaches(topic))
+        return sorted(scope.user_name(topic) for topic in topics if scope.is_reversible(topic))
 
     def broker_config(self, broker: str, allow_plain_text: bool = False) -> dict[str, Secret]:
         """Return all settings, among them passwords of users and the keys of the broker's own client.

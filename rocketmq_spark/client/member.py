@@ -101,7 +101,9 @@ class RemotingMember:
         answer = self._request_from_any(topic, rpc.GET_CONSUMER_CONNECTION_LIST, group, deadline, broker_name)
         filters = bodies.group_filters(answer.body)
         scope = self._calls.scope
-        return {scope.plain(name): topic_filter for name, topic_filter in filters.items() if scope.reaches(name)}
+        return {
+            scope.user_name(name): topic_filter for name, topic_filter in filters.items() if scope.is_reversible(name)
+        }
 
     def consume_modes(self, group: str, topics: Iterable[str], deadline: Deadline) -> dict[tuple[str, str], str]:
         wire_group = self._calls.on_wire(group)

@@ -359,14 +359,14 @@ class RemotingOffsetReader:
         (answer,) = self.broker_client.request_each(
             [self.broker_client.for_queue(rpc.GET_MAX_OFFSET, MessageQueue(topic, broker_name, 0))], deadline
         )
-        return isinstance(answer, Command) and answer.by_proxy
+        return isinstance(answer, Command) and answer.is_from_proxy
 
     def check_filter(self, broker_name: str, group: str, topic: str, sql: str, deadline: Deadline) -> bool:
         """See ``ports.OffsetReader``. Without this check, a broker answers pulls with an invalid expression with all messages."""
         body = bodies.client_config_check(self.calls.on_wire(group), self.calls.on_wire(topic), sql)
         command = rpc.CHECK_CLIENT_CONFIG.request(body, bname=broker_name)
         (answer,) = self.broker_client.request_all([BrokerCommand(broker_name, command, topic)], deadline)
-        return not answer.by_proxy
+        return not answer.is_from_proxy
 
 
 def _retriable(error: RocketMQError) -> RocketMQError:

@@ -20,7 +20,7 @@ from rocketmq_spark.wire.stored_fields import usual_messages
 
 
 def requested_messages(
-    request: PullRequest, stored: Bytes, scope: Scope, end: int, room: DecodeBudget | None = None
+    request: PullRequest, stored: Bytes, scope: Scope, end: int, budget: DecodeBudget | None = None
 ) -> Iterable[ReceivedMessage]:
     """Return the requested messages of an answer, with the user's names. ``end`` is the next offset according to the broker.
 
@@ -33,7 +33,7 @@ def requested_messages(
     queue = request.queue
     tags = parse_subscription(request.filter.expression) if request.filter.kind == "TAG" and request.filter else None
     is_retry_topic = queue.topic.startswith(RETRY_PREFIX)
-    data, settings = bytes(stored), DecodeSettings(queue.broker_name, queue=queue, room=room)
+    data, settings = bytes(stored), DecodeSettings(queue.broker_name, queue=queue, budget=budget)
     undamaged = usual_messages(data, request.offset, end, queue)
     messages = undamaged or _with_valid_offsets(data, find_messages(data), request.offset, end, settings)
     if tags is None and not is_retry_topic:
@@ -97,7 +97,7 @@ def _merge_damaged(
 def _is_broken(data: bytes, stored_message: MessageBounds, settings: DecodeSettings) -> bool:
     """Whether a message is so damaged that its fields cannot be located."""
     first = next(
-        iter(decode_one(data, stored_message, settings._replace(queue=None, max_body_bytes=None, room=None))), None
+        iter(decode_one(data, stored_message, settings._replace(queue=None, max_body_bytes=None, budget=None))), None
     )
     return first is not None and first.decode_error is not None and not first.topic
 

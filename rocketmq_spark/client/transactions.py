@@ -82,7 +82,7 @@ def send_decision(calls: RpcClient, address: str, place: HalfPlace, decision: Tr
     if not is_decided:
         calls.invoke_oneway(address, command, deadline)
         return False
-    is_confirmed = not calls.request(address, command, deadline).by_proxy
+    is_confirmed = not calls.request(address, command, deadline).is_from_proxy
     if is_confirmed and decision is TransactionState.COMMIT:
         _commits().add(place.what, address)
     return is_confirmed
@@ -134,7 +134,7 @@ class HalfChecks:
         )
         if stored.decode_error is not None:
             raise DecodeError(f"a half message cannot be decoded: {stored.decode_error}", address)
-        topic, queue = self._calls.scope.plain(stored.topic), stored.queue
+        topic, queue = self._calls.scope.user_name(stored.topic), stored.queue
         message = replace(stored, topic=topic, queue=queue._replace(topic=topic))
         msg_id = message.properties.get(Property.UNIQ_KEY) or fields["msgId"] or message.msg_id
         return message, HalfPlace(

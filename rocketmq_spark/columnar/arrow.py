@@ -138,14 +138,14 @@ class Pieces:
         self.lengths: Ints = np.zeros(rows, np.int64)
         self._pieces: list[pa.Array | bytes] = []
 
-    def constant(self, data: bytes) -> None:
+    def add_constant(self, data: bytes) -> None:
         """Add the same bytes to every row."""
         self.lengths += len(data)
         if self._pieces and isinstance(self._pieces[-1], bytes):
             data = self._pieces.pop() + data
         self._pieces.append(data)
 
-    def column(self, values: pa.Array) -> None:
+    def add_column(self, values: pa.Array) -> None:
         """Add a binary column without nulls."""
         self.lengths += lengths(values)
         self._pieces.append(values)
@@ -154,9 +154,9 @@ class Pieces:
         """Add all pieces of another one, which has the same number of rows."""
         for piece in other._pieces:
             if isinstance(piece, bytes):
-                self.constant(piece)
+                self.add_constant(piece)
             else:
-                self.column(piece)
+                self.add_column(piece)
 
     def joined(self) -> pa.Array:
         """The joined rows; a row is null if one of its pieces is."""

@@ -62,7 +62,7 @@ class QueueEnds:
         wanted = set(topics)
         return self.of_queues(queue for queue in self.queues if queue.topic in wanted)
 
-    def with_others(self, other: QueueEnds) -> QueueEnds:
+    def with_further_queues(self, other: QueueEnds) -> QueueEnds:
         """These ends, and the ends of ``other`` for further queues."""
         times = {queue: at for queue, at in other.stored_ms.items() if queue not in self.queues}
         return QueueEnds(
@@ -113,11 +113,11 @@ class QueueEnds:
             raise _unproved(queue, why)
 
     @property
-    def lasts(self) -> dict[MessageQueue, int]:
+    def last_offsets(self) -> dict[MessageQueue, int]:
         """The offset of the last message before each end, for queues in ``stored_ms``."""
         return {queue: self.queues[queue] - 1 for queue in sorted(self.stored_ms)}
 
-    def check_lasts(self, now: Mapping[MessageQueue, int]) -> None:
+    def check_store_times(self, now: Mapping[MessageQueue, int]) -> None:
         """Raises ``UnprovedError`` if the message before an end has another store time than noted. Messages that retention has
         deleted since are not checked.
         """
@@ -162,21 +162,21 @@ def fetch_ends(
     offsets: OffsetReader,
     topics: Sequence[str],
     deadline: Deadline,
-    question_s: float,
-    enough: CheckQueues = lambda route, led: None,
+    request_timeout_s: float,
+    check_queues: CheckQueues = lambda route, with_master: None,
 ) -> QueueEnds:
     """The ends of the queues of ``topics`` whose brokers have masters. Retries until ``deadline``, then raises the error of a
-    broker that does not answer, or of ``enough`` if the queues do not suffice.
+    broker that does not answer, or of ``check_queues`` if the queues do not suffice.
     """
     error: RocketMQError | None = None
     for pause in backoff(0.1, 1.0):
-        whole = deadline.remaining() >= question_s
+        has_full_time = deadline.remaining() >= request_timeout_s
         try:
-            within = Deadline.after(question_s).within(deadline.remaining())
-            return _fetch_ends_once(routes, offsets, topics, within, enough)
+            within = Deadline.after(request_timeout_s).within(deadline.remaining())
+            return _fetch_ends_once(routes, offsets, topics, within, check_queues)
         except RocketMQError as e:
             # An attempt that has less time than a question, as the last one has, may say only that the time was over.
-            if error is None or whole or not isinstance(e, CallTimeout):
+            if error is None or has_full_time or not isinstance(e, CallTimeout):
                 error = e
             if not e.retriable or deadline.expired:
                 raise error from error.__cause__
@@ -185,7 +185,7 @@ def fetch_ends(
 
 
 def _fetch_ends_once(
-    routes: RouteReader, offsets: OffsetReader, topics: Sequence[str], deadline: Deadline, enough: CheckQueues
+    routes: RouteReader, offsets: OffsetReader, topics: Sequence[str], deadline: Deadline, check_queues: CheckQueues
 ) -> QueueEnds:
     queues: list[MessageQueue] = []
     for topic in topics:
@@ -193,11 +193,11 @@ def _fetch_ends_once(
         named = {*route.readable(), *route.writable()}
         # Tasks send to brokers with a master only. A slave that acts as master does not count: it stops doing so when the master
         # returns.
-        led = {queue for queue in named if (data := route.brokers.get(queue.broker_name)) and data.own_master}
-        if not led:
+        with_master = {queue for queue in named if (data := route.brokers.get(queue.broker_name)) and data.own_master}
+        if not with_master:
             raise BrokerNotFound("no broker of the topic has a master of its own now", topic=topic)
-        enough(route, led)
-        queues += led
+        check_queues(route, with_master)
+        queues += with_master
     names = sorted({queue.broker_name for queue in queues})
     masters = {name: routes.address(name) for name in names}
     bounds = offsets.bounds(queues, deadline)
@@ -234,9 +234,9 @@ _PORTION_BYTES = 16 << 20
 
 
 def id_reader(
-    open_puller: Callable[[], Puller], placed: Callable[[Sequence[OffsetRange]], None] = lambda parts: None
+    open_puller: Callable[[], Puller], on_ranges: Callable[[Sequence[OffsetRange]], None] = lambda parts: None
 ) -> Callable[[Sequence[OffsetRange]], Iterator[pa.Array]]:
-    """Returns a function that reads the ids of all messages in ranges, one broker after the other. It calls ``placed`` with the
+    """Returns a function that reads the ids of all messages in ranges, one broker after the other. It calls ``on_ranges`` with the
     ranges of the next ids before it yields these.
 
     It raises ``UnprovedError`` for missing messages, and ``DecodeError`` for a message that cannot be decoded.
@@ -248,7 +248,7 @@ def id_reader(
             pulls = reading.read(puller, list(group), _raise_on_loss)
             decoder = Decoder(pulls.queues, _ID, "none", NO_FILTER, pulls.on_holes, pulls.with_true_ends, BadMessages())
             for fetched in pulls.fetch():
-                placed(
+                on_ranges(
                     [
                         OffsetRange(pulls.queues[p.range_number], p.start, min(p.next_offset, p.limit))
                         for p in fetched.answers
@@ -314,14 +314,14 @@ class BatchHashes(ScopedHashes):
     def __init__(self, scope: bytes, limit: int) -> None:
         super().__init__(scope)
         self._limit = limit
-        self._at: Sequence[OffsetRange] = ()
+        self._current_ranges: Sequence[OffsetRange] = ()
         self.counts: Counter[int] = Counter()  # ids of each ``task_key``
-        self._places: dict[int, RangeByQueue] = {}
-        self._of_all: RangeByQueue | None = None
+        self._ranges_by_task: dict[int, RangeByQueue] = {}
+        self._shared_ranges: RangeByQueue | None = None
 
-    def placed(self, parts: Sequence[OffsetRange]) -> None:
+    def set_ranges(self, parts: Sequence[OffsetRange]) -> None:
         """Notes that the ids of the next calls are in one of ``parts``."""
-        self._at = parts
+        self._current_ranges = parts
 
     def _keep(self, rows: Bytes) -> None:
         if self.count > self._limit:
@@ -331,14 +331,14 @@ class BatchHashes(ScopedHashes):
         numbers, counts = (found.tolist() for found in np.unique(task_key(_partitions(rows)), return_counts=True))
         for number, count in zip(numbers, counts, strict=True):
             self.counts[number] += count
-            self._places.setdefault(number, {} if self._of_all is None else self._of_all)
-        for places in {id(each): each for each in map(self._places.__getitem__, numbers)}.values():
-            _widen(places, self._at)
-        if self._of_all is None and sum(map(len, self._places.values())) > MAX_TASK_RANGES:
-            self._of_all = {}
-            for places in self._places.values():
-                _widen(self._of_all, places.values())
-            self._places = dict.fromkeys(self._places, self._of_all)
+            self._ranges_by_task.setdefault(number, {} if self._shared_ranges is None else self._shared_ranges)
+        for places in {id(each): each for each in map(self._ranges_by_task.__getitem__, numbers)}.values():
+            _widen(places, self._current_ranges)
+        if self._shared_ranges is None and sum(map(len, self._ranges_by_task.values())) > MAX_TASK_RANGES:
+            self._shared_ranges = {}
+            for places in self._ranges_by_task.values():
+                _widen(self._shared_ranges, places.values())
+            self._ranges_by_task = dict.fromkeys(self._ranges_by_task, self._shared_ranges)
 
     def by_partition(self) -> dict[int, bytes] | None:
         """The hashes by the number of the task; None if there are more than ``limit``."""
@@ -355,9 +355,9 @@ class BatchHashes(ScopedHashes):
         """By ``task_key``, the ranges that contain all of its messages, broker by broker."""
         lists = {
             id(places): sorted(places.values(), key=lambda part: (part.queue.broker_name, part.queue))
-            for places in self._places.values()
+            for places in self._ranges_by_task.values()
         }
-        return {number: lists[id(places)] for number, places in self._places.items()}
+        return {number: lists[id(places)] for number, places in self._ranges_by_task.items()}
 
 
 def _widen(places: RangeByQueue, parts: Iterable[OffsetRange]) -> None:

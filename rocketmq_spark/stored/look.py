@@ -40,7 +40,7 @@ ReadIds = Callable[[Sequence[OffsetRange]], Iterator[pa.Array]]
 @dataclass(frozen=True, slots=True)
 class ScanTools:
     """What a look needs: the readers, the ``group`` of its requests, ``timeout_s`` for a broker that does not answer,
-    ``settle_s`` for messages that are on their way, and ``question_s`` for one request.
+    ``settle_s`` for messages that are on their way, and ``request_timeout_s`` for one request.
     """
 
     routes: RouteReader
@@ -48,7 +48,7 @@ class ScanTools:
     read: ReadIds
     timeout_s: float
     settle_s: float
-    question_s: float = 3.0
+    request_timeout_s: float = 3.0
     group: str = ""
     clock: Clock = field(default_factory=Clock)
 
@@ -62,58 +62,58 @@ class StoredIdScan:
         self._noted = (since,) if noted is None else noted
         self._names = sorted(since.masters)
         self._clock = tools.clock
-        self._heard: dict[str, float] = {}
-        self._steady: dict[str, float] = {}
-        self._late: dict[str, bool] = {}
+        self._last_answer_s: dict[str, float] = {}
+        self._settling_since: dict[str, float] = {}
+        self._late_indexes: dict[str, bool] = {}
 
-    def run(self, take: Callable[[pa.Array], None]) -> dict[MessageQueue, int]:
-        """Pass the ids of all messages after the ends to ``take``, and return the ends up to which ids were read.
+    def run(self, on_ids: Callable[[pa.Array], None]) -> dict[MessageQueue, int]:
+        """Pass the ids of all messages after the ends to ``on_ids``, and return the ends up to which ids were read.
 
         Raises ``UnprovedError`` if the ids cannot be proved to be complete, and the error of a broker that did not answer in
         time.
         """
         first = self._ends()
-        self._take(self._since.ranges(first), take)
-        self._settle()
+        self._read(self._since.ranges(first), on_ids)
+        self._wait_until_settled()
         last = self._ends()
         QueueEnds(first, {}).check_bounds({queue: QueueBounds(0, end, 0) for queue, end in last.items()})
-        self._take(QueueEnds(first, {}).ranges(last), take)
-        self._patiently(self._same_queues)
+        self._read(QueueEnds(first, {}).ranges(last), on_ids)
+        self._retry(self._check_not_recreated)
         return last
 
-    def _take(self, ranges: Sequence[OffsetRange], take: Callable[[pa.Array], None]) -> None:
+    def _read(self, ranges: Sequence[OffsetRange], on_ids: Callable[[pa.Array], None]) -> None:
         if ranges:
             for ids in self._tools.read(ranges):
-                take(ids)
+                on_ids(ids)
 
     def _ends(self) -> dict[MessageQueue, int]:
         """The ends of all queues, once the indexes contain everything that the logs contain now."""
         marks: dict[str, int] = {}
-        return self._patiently(lambda: self._try_ends(marks))
+        return self._retry(lambda: self._try_ends(marks))
 
     def _try_ends(self, marks: dict[str, int]) -> dict[MessageQueue, int] | None:
         self._check_masters()
-        deadline = Deadline.after(self._tools.question_s)
+        deadline = Deadline.after(self._tools.request_timeout_s)
         for name, state in self._states(deadline).items():
             if isinstance(state, RocketMQError):
                 raise state
             mark = marks.setdefault(name, state.max_offset)
-            behind = state.behind > 0 if self._confirms_late(name, deadline) else state.indexed < mark
+            behind = state.behind > 0 if self._indexes_after_replication(name, deadline) else state.indexed < mark
             if behind:
                 return None
-        bounds = self._tools.offsets.bounds(self._since.queues, Deadline.after(self._tools.question_s))
+        bounds = self._tools.offsets.bounds(self._since.queues, Deadline.after(self._tools.request_timeout_s))
         self._since.check_bounds(bounds)
         return {queue: bounds[queue].max_offset for queue in self._since.queues}
 
-    def _same_queues(self) -> dict[MessageQueue, int]:
+    def _check_not_recreated(self) -> dict[MessageQueue, int]:
         """Checks that topics were not created again. This is the last step, so it covers all ids that were read: in a topic that
         was created again, other producers may have filled a queue beyond a noted end.
         """
         for noted in self._noted:
-            within = Deadline.after(self._tools.question_s)
-            if noted.lasts:
-                noted.check_lasts(
-                    self._tools.offsets.store_times_ms(self._tools.group, noted.lasts, within, on_error=_raise)
+            within = Deadline.after(self._tools.request_timeout_s)
+            if noted.last_offsets:
+                noted.check_store_times(
+                    self._tools.offsets.store_times_ms(self._tools.group, noted.last_offsets, within, on_error=_raise)
                 )
         return {}
 
@@ -121,7 +121,7 @@ class StoredIdScan:
         """Checks that every broker has its noted master, by the current routes, or the cached ones if no name server answers."""
         for topic in self._since.topics:
             try:
-                self._tools.routes.get(topic, GAP_S, Deadline.after(self._tools.question_s))
+                self._tools.routes.get(topic, GAP_S, Deadline.after(self._tools.request_timeout_s))
             except RocketMQError as e:
                 if not e.retriable:
                     raise
@@ -135,13 +135,13 @@ class StoredIdScan:
                     remedy=f"Bring the master back, {AT_LEAST_ONCE}",
                 )
 
-    def _confirms_late(self, name: str, deadline: Deadline) -> bool:
+    def _indexes_after_replication(self, name: str, deadline: Deadline) -> bool:
         """Whether the broker indexes only what its slaves have confirmed. It does not report how much it holds back, so a slave
         that hangs for longer than the settle time hides messages (docs/exactly-once.md).
         """
-        if name not in self._late:
-            self._late[name] = self._tools.offsets.confirms_late(name, deadline)
-        return self._late[name]
+        if name not in self._late_indexes:
+            self._late_indexes[name] = self._tools.offsets.confirms_late(name, deadline)
+        return self._late_indexes[name]
 
     def _states(self, deadline: Deadline) -> Mapping[str, LogState | RocketMQError]:
         states = self._tools.offsets.log_states(self._names, deadline)
@@ -151,22 +151,22 @@ class StoredIdScan:
             # Use the time of this broker's answer, because other brokers may have delayed the round. A long lock counts too:
             # while one send holds the log's lock (on a disk that hangs), the broker drops the sends in its queue, so waiting
             # sends would not be visible there.
-            still = name not in self._heard or state.at_s - self._heard[name] > GAP_S
+            still = name not in self._last_answer_s or state.at_s - self._last_answer_s[name] > GAP_S
             if still or state.lock_ms > 1000 * GAP_S:
-                self._steady[name] = state.at_s
-            self._heard[name] = state.at_s
+                self._settling_since[name] = state.at_s
+            self._last_answer_s[name] = state.at_s
         return states
 
-    def _settle(self) -> None:
+    def _wait_until_settled(self) -> None:
         """Wait until every broker has answered for the settle time, and none of the sends in its queue arrived before its end."""
         waited_since = self._clock.now()
         while True:
-            states = self._states(Deadline.after(self._tools.question_s))
+            states = self._states(Deadline.after(self._tools.request_timeout_s))
             unsettled = [name for name in self._names if not self._is_settled(name, states[name])]
             if not unsettled:
                 return
             name, now = unsettled[0], self._clock.now()
-            if now - max(waited_since, self._heard.get(name, waited_since)) > self._tools.timeout_s:
+            if now - max(waited_since, self._last_answer_s.get(name, waited_since)) > self._tools.timeout_s:
                 raise CallTimeout(
                     f"broker {name} does not answer, so that what is stored there cannot be proved",
                     remedy=f"Start broker {name}, {AT_LEAST_ONCE}",
@@ -184,10 +184,10 @@ class StoredIdScan:
             if not state.retriable:
                 raise state
             return False
-        over_s = state.at_s - self._steady[name] - self._tools.settle_s
+        over_s = state.at_s - self._settling_since[name] - self._tools.settle_s
         return over_s >= 0 and state.head_wait_ms <= 1000 * over_s
 
-    def _patiently(self, ask: Callable[[], dict[MessageQueue, int] | None]) -> dict[MessageQueue, int]:
+    def _retry(self, ask: Callable[[], dict[MessageQueue, int] | None]) -> dict[MessageQueue, int]:
         """Repeat ``ask`` until it returns a value. When the time is over, raise its last error."""
         until, first = self._clock.now() + self._tools.timeout_s, None
         for pause in self._clock.pauses():
@@ -204,11 +204,11 @@ class StoredIdScan:
                     logger.warning("a look at what is stored waits: %s", e)
             first = error or first
             if self._clock.now() >= until:
-                raise self._in_vain(error)
+                raise self._timeout_error(error)
             self._clock.sleep(pause)
         raise AssertionError("pauses have no end")
 
-    def _in_vain(self, error: RocketMQError | None) -> RocketMQError:
+    def _timeout_error(self, error: RocketMQError | None) -> RocketMQError:
         if error is None:
             error = CallTimeout("a broker did not index in time what it has stored")
         if error.remedy is None:
@@ -250,10 +250,10 @@ class NotedStoredIds:
             found.update(stored.filter(pc.is_in(stored, wanted)).to_pylist())
 
         tools = self._make_tools(max(1.0, deadline.remaining()), Clock(sleep=self._sleep))
-        StoredIdScan(tools, QueueEnds(since, {name: master}), self._noted_of(since, master)).run(take)
+        StoredIdScan(tools, QueueEnds(since, {name: master}), self._noted_ends(since, master)).run(take)
         return found
 
-    def _noted_of(self, queues: Collection[MessageQueue], master: str) -> list[QueueEnds]:
+    def _noted_ends(self, queues: Collection[MessageQueue], master: str) -> list[QueueEnds]:
         """Ends of queues that were noted before the sends began. They show whether a topic was created again since."""
         return [self._ends.of_queues(queues)]
 
@@ -288,23 +288,23 @@ class LiveStoredIds(NotedStoredIds):
         self._clock = clock or Clock()
         self._tools = make_tools(0.0, self._clock)
         self._noted: dict[tuple[str, str], _EndsNote] = {}
-        self._away: dict[str, _EndsNote] = {}
+        self._unavailable: dict[str, _EndsNote] = {}
         # One lock for each broker, so that a thread that waits for a broker that hangs does not delay sends to other brokers.
         self._locks: dict[str, threading.Lock] = {}
 
     def end(self, queue: MessageQueue) -> QueueEnd:
         master = self._tools.routes.address(queue.broker_name)
-        noted = self._fresh(queue, master)
+        noted = self._cached_note(queue, master)
         if noted is None:
             with self._locks.setdefault(queue.broker_name, threading.Lock()):
-                noted = self._fresh(queue, master)
+                noted = self._cached_note(queue, master)
                 if noted is None:
-                    noted = self._noted[queue.topic, queue.broker_name] = self._ask(queue, master)
+                    noted = self._noted[queue.topic, queue.broker_name] = self._request_ends(queue, master)
         if noted.error is not None:
             raise noted.error.with_traceback(None)
         return QueueEnd(noted.ends.queues[queue], master)
 
-    def _fresh(self, queue: MessageQueue, master: str) -> _EndsNote | None:
+    def _cached_note(self, queue: MessageQueue, master: str) -> _EndsNote | None:
         noted = self._noted.get((queue.topic, queue.broker_name))
         if noted is None or noted.master != master or not (noted.error or queue in noted.ends.queues):
             return None
@@ -314,31 +314,31 @@ class LiveStoredIds(NotedStoredIds):
             else None
         )
 
-    def _ask(self, queue: MessageQueue, master: str) -> _EndsNote:
+    def _request_ends(self, queue: MessageQueue, master: str) -> _EndsNote:
         before = self._noted.get((queue.topic, queue.broker_name))
         if before is not None:
             before = before.before if before.error is not None else before._replace(before=None)
-        away = self._away.get(queue.broker_name)
+        away = self._unavailable.get(queue.broker_name)
         if away is not None and away.master == master and self._clock.now() - away.at < _UNAVAILABLE_S:
             return away._replace(before=before)  # otherwise each further topic of a broker that hangs would wait for it
         try:
-            ends, error = self._ends_of(queue), None
+            ends, error = self._request_topic_ends(queue), None
         except RocketMQError as e:
             ends, error = QueueEnds({}, {}), e
         noted = _EndsNote(self._clock.now(), master, ends, error, before)
         if isinstance(error, CallTimeout):
-            self._away[queue.broker_name] = noted
+            self._unavailable[queue.broker_name] = noted
         return noted
 
-    def _noted_of(self, queues: Collection[MessageQueue], master: str) -> list[QueueEnds]:
+    def _noted_ends(self, queues: Collection[MessageQueue], master: str) -> list[QueueEnds]:
         known = [self._noted.get(key) for key in {(queue.topic, queue.broker_name) for queue in queues}]
         both = [noted for each in known if each is not None for noted in (each, each.before) if noted is not None]
         return [noted.ends.of_queues(queues) for noted in both if noted.master == master]
 
-    def _ends_of(self, queue: MessageQueue) -> QueueEnds:
-        deadline = Deadline.after(self._tools.question_s)
+    def _request_topic_ends(self, queue: MessageQueue) -> QueueEnds:
+        deadline = Deadline.after(self._tools.request_timeout_s)
         try:
-            bounds = self._tools.offsets.bounds(self._with_others(queue, deadline), deadline)
+            bounds = self._tools.offsets.bounds(self._queues_to_request(queue, deadline), deadline)
         except RocketMQError as e:
             if e.broker_code != Response.TOPIC_NOT_EXIST:
                 raise
@@ -352,7 +352,7 @@ class LiveStoredIds(NotedStoredIds):
             )
         return QueueEnds({each: bounds[each].max_offset for each in bounds}, {}, last_store_times(bounds))
 
-    def _with_others(self, queue: MessageQueue, deadline: Deadline) -> set[MessageQueue]:
+    def _queues_to_request(self, queue: MessageQueue, deadline: Deadline) -> set[MessageQueue]:
         """The queue, and all others that the same request can cover: those of the topic on this broker, by the route, or by the
         previous note if no name server answers.
         """

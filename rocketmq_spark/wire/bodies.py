@@ -84,11 +84,11 @@ class GroupMembership:
         )
 
 
-def _checked_int(value: Any, least: int = -(1 << 63), most: int = (1 << 63) - 1) -> int:
+def _checked_int(value: Any, minimum: int = -(1 << 63), maximum: int = (1 << 63) - 1) -> int:
     """A whole number of a body. Raises ``ValueError`` for numbers that no server can mean, because callers would act on them."""
     number = int(value)
-    if not least <= number <= most or (isinstance(value, float) and number != value):
-        raise ValueError(f"{str(value)[:40]} is no whole number from {least} to {most}")
+    if not minimum <= number <= maximum or (isinstance(value, float) and number != value):
+        raise ValueError(f"{str(value)[:40]} is no whole number from {minimum} to {maximum}")
     return number
 
 
@@ -98,11 +98,11 @@ MAX_NAME, MAX_ADDRESS, _MAX_TEXT, _MAX_ORDER_CONF = MAX_RETRY_OR_DLQ_TOPIC_LENGT
 _MAX_ATTRIBUTES = 100
 
 
-def _checked_text(value: Any, most: int = MAX_JSON_BYTES) -> str:
+def _checked_text(value: Any, maximum: int = MAX_JSON_BYTES) -> str:
     """A text of a body. Raises ``ValueError`` for one with more than ``most`` characters, and for another value."""
-    if not isinstance(value, str) or len(value) > most:
+    if not isinstance(value, str) or len(value) > maximum:
         shown = f"a text of {len(value)} characters" if isinstance(value, str) else f"{str(value)[:40]!r}"
-        raise ValueError(f"{shown}, expected a text of at most {most} characters")
+        raise ValueError(f"{shown}, expected a text of at maximum {maximum} characters")
     return value
 
 
@@ -182,7 +182,7 @@ def _broker(item: Mapping[str, Any]) -> BrokerData:
 
 def _check_brokers(what: str, items: Collection[Mapping[str, Any]]) -> None:
     if len(items) > MAX_ROUTE_BROKERS:
-        raise ValueError(f"{len(items)} {what}, expected at most {MAX_ROUTE_BROKERS}")
+        raise ValueError(f"{len(items)} {what}, expected at maximum {MAX_ROUTE_BROKERS}")
     _checked_int(sum(len(item.get("brokerAddrs") or ()) for item in items), 0, _MAX_ADDRESSES)
 
 
@@ -287,8 +287,8 @@ def group_online(body: Bytes) -> GroupOnline:
             )
             for m in data.get("connectionSet") or ()
         )
-        said = [_checked_text(data.get(name) or "") for name in ("consumeType", "messageModel", "consumeFromWhere")]
-        return GroupOnline(sorted(members, key=lambda m: m.client_id), said[0], said[1], said[2], filters)
+        settings = [_checked_text(data.get(name) or "") for name in ("consumeType", "messageModel", "consumeFromWhere")]
+        return GroupOnline(sorted(members, key=lambda m: m.client_id), settings[0], settings[1], settings[2], filters)
 
 
 def member_filters(body: Bytes) -> dict[str, Filter]:
@@ -301,10 +301,10 @@ def _filter(data: Mapping[str, Any]) -> Filter:
     return Filter(_checked_text(data.get("subString") or "*"), _checked_text(data.get("expressionType") or "TAG"))
 
 
-def _names(body: Bytes, key: str, most: int = MAX_NAME) -> list[str]:
+def _names(body: Bytes, key: str, maximum: int = MAX_NAME) -> list[str]:
     """The names of a list. Longer ones are left out: clients choose some of them, and none may make the whole list unusable."""
     with _protocol_errors(key):
-        return [name for name in map(_checked_text, read_json(body).get(key) or ()) if len(name) <= most]
+        return [name for name in map(_checked_text, read_json(body).get(key) or ()) if len(name) <= maximum]
 
 
 def topic_config(body: Bytes, of_all: str | None = None) -> TopicConfig:
@@ -463,7 +463,7 @@ def read_config(body: Bytes) -> dict[str, str]:
     """Answer to GET_BROKER_CONFIG: lines of ``name=value``."""
     with _protocol_errors("configuration"):
         if len(body) > _MAX_CONFIG_BYTES:
-            raise ValueError(f"it has {len(body)} bytes; expected at most {_MAX_CONFIG_BYTES}")
+            raise ValueError(f"it has {len(body)} bytes; expected at maximum {_MAX_CONFIG_BYTES}")
         pairs = (line.split("=", 1) for line in str(body, "utf-8").splitlines() if "=" in line)
         return {name.strip(): value.strip() for name, value in pairs}
 

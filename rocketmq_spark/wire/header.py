@@ -34,8 +34,8 @@ class FrameSplitter:
     def __init__(self, max_frame: int) -> None:
         self.max_frame = max_frame
         self._buffer = bytearray()
-        self._skipped = 0  # bytes that are still to arrive of a discarded frame
-        self._broken: RemoteProtocolError | None = None
+        self._bytes_to_skip = 0  # bytes that are still to arrive of a discarded frame
+        self._error: RemoteProtocolError | None = None
 
     @property
     def buffered(self) -> int:
@@ -47,11 +47,11 @@ class FrameSplitter:
 
         A length field above the limit raises before anything of that frame is kept, and so does every later call.
         """
-        if self._broken is not None:
-            raise self._broken
-        if self._skipped:
-            skipped = min(self._skipped, len(data))
-            self._skipped -= skipped
+        if self._error is not None:
+            raise self._error
+        if self._bytes_to_skip:
+            skipped = min(self._bytes_to_skip, len(data))
+            self._bytes_to_skip -= skipped
             data = data[skipped:]
         self._buffer += data
         frames: list[bytes] = []
@@ -62,7 +62,7 @@ class FrameSplitter:
                 start = at + _LENGTH_BYTES
                 length = int.from_bytes(view[at:start], "big")
                 if length > self.max_frame:
-                    self._broken = RemoteProtocolError(
+                    self._error = RemoteProtocolError(
                         f"The peer announces a frame of {length} bytes, the limit is {self.max_frame}"
                     )
                     break
@@ -70,35 +70,35 @@ class FrameSplitter:
                     break
                 at = start + length
                 frames.append(bytes(view[start:at]))
-        if self._broken is not None:
+        if self._error is not None:
             self._buffer.clear()
-            raise self._broken
+            raise self._error
         del self._buffer[:at]
         return frames
 
-    def begun(self, over: int) -> bytes | None:
-        """Return the beginning of an incomplete frame of more than ``over`` bytes, up to its body; None without such a frame, and
+    def partial_header(self, min_bytes: int) -> bytes | None:
+        """Return the beginning of an incomplete frame of more than ``min_bytes`` bytes, up to its body; None without such a frame, and
         until its whole header has arrived.
         """
         start, buffer = _LENGTH_BYTES, self._buffer
-        if len(buffer) < start + _PREFIX_BYTES or int.from_bytes(buffer[:start], "big") <= over:
+        if len(buffer) < start + _PREFIX_BYTES or int.from_bytes(buffer[:start], "big") <= min_bytes:
             return None
         length = int.from_bytes(buffer[start + 1 : start + _PREFIX_BYTES], "big")
         if length > _MAX_RECEIVED_HEADER_BYTES:
             self._buffer.clear()
-            self._broken = RemoteProtocolError(f"The header of a frame has {length} bytes")
-            raise self._broken
+            self._error = RemoteProtocolError(f"The header of a frame has {length} bytes")
+            raise self._error
         end = start + _PREFIX_BYTES + length
         return bytes(buffer[start:end]) if len(buffer) >= end else None
 
     @property
-    def arriving(self) -> int:
+    def incomplete_bytes(self) -> int:
         """The size of the incomplete frame; 0 before its length has arrived."""
         return int.from_bytes(self._buffer[:_LENGTH_BYTES], "big") if len(self._buffer) >= _LENGTH_BYTES else 0
 
     def skip(self) -> None:
         """Discard the frame that ``begun`` returns: the bytes that have arrived, and those that follow."""
-        self._skipped = _LENGTH_BYTES + self.arriving - len(self._buffer)
+        self._bytes_to_skip = _LENGTH_BYTES + self.incomplete_bytes - len(self._buffer)
         self._buffer.clear()
 
 
@@ -150,7 +150,7 @@ class Command:
     peer: Peer = field(default=Peer.UNKNOWN, compare=False)
 
     @property
-    def by_proxy(self) -> bool:
+    def is_from_proxy(self) -> bool:
         return self.peer is Peer.PROXY
 
     @property

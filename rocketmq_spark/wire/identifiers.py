@@ -96,7 +96,7 @@ class UniqKeys:
         self._rng = rng or random.SystemRandom()
         self._fixed_address = address
         self._month = (0, 0)
-        self._moment = (0, "")
+        self._last_time = (0, "")
         self._source = self._new_source()
 
     def _new_source(self) -> _Source:
@@ -107,28 +107,28 @@ class UniqKeys:
 
     def next(self, now_ms: int) -> str:
         """One id. Safe to call from several threads."""
-        _, prefix, loader, numbers = self._source_here()
-        moment, text = self._moment
-        return _uniq_key(prefix, loader, text if moment == now_ms else self._text(now_ms), next(numbers))
+        _, prefix, loader, numbers = self._own_source()
+        moment, text = self._last_time
+        return _uniq_key(prefix, loader, text if moment == now_ms else self._time_text(now_ms), next(numbers))
 
-    def take(self, count: int, now_ms: int) -> list[str]:
+    def next_many(self, count: int, now_ms: int) -> list[str]:
         """``count`` ids that contain the same time."""
-        _, prefix, loader, numbers = self._source_here()
-        text = self._text(now_ms)
+        _, prefix, loader, numbers = self._own_source()
+        text = self._time_text(now_ms)
         return [_uniq_key(prefix, loader, text, n) for n in itertools.islice(numbers, count)]
 
-    def _source_here(self) -> _Source:
+    def _own_source(self) -> _Source:
         if os.getpid() != self._source[0]:  # a forked child would repeat its parent's ids
             self._source = self._new_source()
         return self._source
 
-    def _text(self, now_ms: int) -> str:
+    def _time_text(self, now_ms: int) -> str:
         """The time as an id contains it."""
         begin_ms, end_ms = self._month
         if not begin_ms <= now_ms < end_ms:
             self._month = begin_ms, end_ms = month_of(now_ms)
         text = f"{(now_ms - begin_ms) & 0xFFFFFFFF:08X}"
-        self._moment = now_ms, text
+        self._last_time = now_ms, text
         return text
 
 

@@ -58,12 +58,12 @@ def read_json(body: Bytes, table: bool = False) -> Any:
     return value
 
 
-def _check_values(text: str, most: int) -> None:
-    """Raise ``ValueError`` above ``most`` values. Each value but the first follows a bracket or a comma, which are counted.
+def _check_values(text: str, max_values: int) -> None:
+    """Raise ``ValueError`` above ``max_values`` values. Each value but the first follows a bracket or a comma, which are counted.
     Brackets and commas in texts count, too: no server sends so many.
     """
-    if len(text) > most and sum(map(text.count, ",{[")) > most:
-        raise ValueError(f"it has more than {most} values")
+    if len(text) > max_values and sum(map(text.count, ",{[")) > max_values:
+        raise ValueError(f"it has more than {max_values} values")
 
 
 def _skip(text: str, at: int) -> int:
@@ -72,29 +72,29 @@ def _skip(text: str, at: int) -> int:
 
 
 class _LooseParser:
-    """Parses the containers of a text that the strict parser rejects: at most ``most`` values, nested ones included."""
+    """Parses the containers of a text that the strict parser rejects: at most ``max_values`` values, nested ones included."""
 
-    def __init__(self, text: str, most: int) -> None:
+    def __init__(self, text: str, max_values: int) -> None:
         self._text = text
-        self._most = self._left = most
-        self._tries = _MAX_FAILED_ATTEMPTS
-        self._vain = _FAILED_PASSES * len(text) + _FAILED_CHARACTERS
+        self._max_values = self._values_left = max_values
+        self._attempts_left = _MAX_FAILED_ATTEMPTS
+        self._failed_characters_left = _FAILED_PASSES * len(text) + _FAILED_CHARACTERS
 
     def value(self, at: int, depth: int) -> tuple[Any, int]:
         """The value that starts at ``at``, and the position of its end."""
         if depth > _MAX_DEPTH:
             raise ValueError(f"nested too deeply at {at}")
-        self._left -= 1
-        if self._left < 0:
-            raise ValueError(f"more than {self._most} values are in containers that are not JSON")
+        self._values_left -= 1
+        if self._values_left < 0:
+            raise ValueError(f"more than {self._max_values} values are in containers that are not JSON")
         first = self._text[at : at + 1]
         walk = self._object if first == "{" else self._array if first == "[" else None
-        if walk is None or self._tries:
+        if walk is None or self._attempts_left:
             try:
                 return _strict.raw_decode(self._text, at)
             except json.JSONDecodeError as e:
-                self._vain -= e.pos - at + e.pos // _LINE_COUNT_SPEEDUP
-                self._tries = self._tries - 1 if self._vain > 0 else 0
+                self._failed_characters_left -= e.pos - at + e.pos // _LINE_COUNT_SPEEDUP
+                self._attempts_left = self._attempts_left - 1 if self._failed_characters_left > 0 else 0
         if walk is None:
             raise ValueError(f"no value at {at}")
         return walk(at, depth)

@@ -77,8 +77,8 @@ class DecodeSettings(NamedTuple):
     max_body_bytes: int | None = MAX_DECOMPRESSED_BYTES
     queue: MessageQueue | None = None
     window: OffsetWindow | None = None
-    room: DecodeBudget | None = None
-    short: bool = False  # the limit is what is left of a room
+    budget: DecodeBudget | None = None
+    is_budget_limit: bool = False  # the limit is what is left of a room
 
 
 def message_memory(message: ReceivedMessage) -> int:
@@ -98,34 +98,34 @@ class DecodeBudget:
     """Memory for decoded messages, ``limit`` bytes as ``message_memory`` counts them. Not thread-safe."""
 
     def __init__(self, limit: int) -> None:
-        self.left = limit
+        self.remaining_bytes = limit
 
-    def decoded(self, data: bytes, one: MessageBounds, how: DecodeSettings) -> Iterable[ReceivedMessage]:
+    def decode(self, data: bytes, bounds: MessageBounds, settings: DecodeSettings) -> Iterable[ReceivedMessage]:
         """What is stored as ``one``, if it fits; otherwise as it is stored, with ``NO_MEMORY`` as its ``decode_error``."""
-        left = max(0, self.left)
-        limit = how.max_body_bytes
-        how = how._replace(
-            room=None,
+        left = max(0, self.remaining_bytes)
+        limit = settings.max_body_bytes
+        settings = settings._replace(
+            budget=None,
             max_body_bytes=None if limit is None else min(limit, left),
-            short=limit is not None and left < limit,
+            is_budget_limit=limit is not None and left < limit,
         )
         found: list[ReceivedMessage] = []
         taken = 0
-        for message in decode_one(data, one, how):
+        for message in decode_one(data, bounds, settings):
             found.append(message)
             taken += message_memory(message)
             if taken > left and len(found) > 1:  # a batch, whose items are decoded one by one
-                found = [_undecodable_message(data[one[0] : one[1]], True, DecodeError(NO_MEMORY), how)]
+                found = [_undecodable_message(data[bounds[0] : bounds[1]], True, DecodeError(NO_MEMORY), settings)]
                 break
-        self.left -= sum(map(message_memory, found))
+        self.remaining_bytes -= sum(map(message_memory, found))
         return found
 
-    def opened(self, message: ReceivedMessage) -> ReceivedMessage:
+    def decompress(self, message: ReceivedMessage) -> ReceivedMessage:
         """A message of a ``UnwrapBudget``, decompressed; what does not fit stays compressed, or has no body."""
-        message = decompressed(message, max(0, self.left))
-        if message_memory(message) > self.left and message.decode_error is None:
+        message = decompressed(message, max(0, self.remaining_bytes))
+        if message_memory(message) > self.remaining_bytes and message.decode_error is None:
             message = replace(message, body=b"", decode_error=BODY_OMITTED)
-        self.left -= message_memory(message)
+        self.remaining_bytes -= message_memory(message)
         return message
 
 
@@ -134,20 +134,20 @@ class UnwrapBudget(DecodeBudget):
     each until its last message was taken.
     """
 
-    def decoded(self, data: bytes, one: MessageBounds, how: DecodeSettings) -> Iterable[ReceivedMessage]:
-        *_, batch = one
+    def decode(self, data: bytes, bounds: MessageBounds, settings: DecodeSettings) -> Iterable[ReceivedMessage]:
+        *_, batch = bounds
         if not batch:
-            return decode_one(data, one, how._replace(room=None, max_body_bytes=None))
-        return self._unwrapped(data, one, how)
+            return decode_one(data, bounds, settings._replace(budget=None, max_body_bytes=None))
+        return self._unwrapped(data, bounds, settings)
 
-    def _unwrapped(self, data: bytes, one: MessageBounds, how: DecodeSettings) -> Iterator[ReceivedMessage]:
-        before = self.left
-        found = super().decoded(data, one, how)
-        taken = before - self.left
+    def _unwrapped(self, data: bytes, bounds: MessageBounds, settings: DecodeSettings) -> Iterator[ReceivedMessage]:
+        before = self.remaining_bytes
+        found = super().decode(data, bounds, settings)
+        taken = before - self.remaining_bytes
         try:
             yield from found
         finally:
-            self.left += taken
+            self.remaining_bytes += taken
 
 
 def decompressed(message: ReceivedMessage, max_bytes: int = MAX_DECOMPRESSED_BYTES) -> ReceivedMessage:
@@ -197,8 +197,8 @@ def decode_messages(
     body: Bytes, broker_name: str = "", check_crc: bool = False, max_body_bytes: int = MAX_DECOMPRESSED_BYTES
 ) -> list[ReceivedMessage]:
     """All messages of an answer, decompressed, inner batches unwrapped."""
-    how = DecodeSettings(broker_name, check_crc, max_body_bytes)
-    return [message for start, end in boundaries(body) for message in decode_at(body, start, end, how)]
+    settings = DecodeSettings(broker_name, check_crc, max_body_bytes)
+    return [message for start, end in boundaries(body) for message in decode_at(body, start, end, settings)]
 
 
 def single_message(body: Bytes, broker_name: str, purpose: str, address: str | None = None) -> ReceivedMessage:
@@ -206,7 +206,7 @@ def single_message(body: Bytes, broker_name: str, purpose: str, address: str | N
 
     Messages are counted and batches are refused before anything is decompressed.
     """
-    how = DecodeSettings(broker_name, max_body_bytes=None)
+    settings = DecodeSettings(broker_name, max_body_bytes=None)
     places = list(itertools.islice(boundaries(body), 2))
     if len(places) != 1:
         found = "more than one message" if places else "no message"
@@ -215,18 +215,18 @@ def single_message(body: Bytes, broker_name: str, purpose: str, address: str | N
     found_flags = first_stamp(data)
     if found_flags is not None and found_flags.inner_batch:
         raise RemoteProtocolError(f"a batch came {purpose}, expected one message", address)
-    (message,) = decode_at(data, 0, len(data), how)
+    (message,) = decode_at(data, 0, len(data), settings)
     return message
 
 
-def decode_at(body: Bytes, start: int, end: int, how: DecodeSettings) -> list[ReceivedMessage]:
-    """The messages between two ``boundaries``: one, or those of an inner batch."""
+def decode_at(body: Bytes, start: int, end: int, settings: DecodeSettings) -> list[ReceivedMessage]:
+    """The messages between two ``boundaries``: bounds, or those of an inner batch."""
     data = bytes(memoryview(body)[start:end])
     try:
-        return list(_decode_and_unwrap(data, 0, len(data), how))
+        return list(_decode_and_unwrap(data, 0, len(data), settings))
     except DecodeError as exc:
         raise DecodeError(
-            f"The message at byte {start} of an answer: {exc.message}", queue=_position_text(data, how.broker_name)
+            f"The message at byte {start} of an answer: {exc.message}", queue=_position_text(data, settings.broker_name)
         ) from exc
 
 
@@ -236,31 +236,31 @@ def decode_leniently(
     max_body_bytes: int | None = MAX_DECOMPRESSED_BYTES,
     queue: MessageQueue | None = None,
     window: OffsetWindow | None = None,
-    room: DecodeBudget | None = None,
+    budget: DecodeBudget | None = None,
 ) -> Iterator[ReceivedMessage]:
     """Decodes messages one by one; a message that cannot be decoded is returned raw, with the reason as its ``decode_error``.
 
     With ``queue``, all messages are assigned to it and to its topic, whatever is stored in them. An inner batch outside of
     ``window`` counts as one that cannot be decoded; so does one for which ``room`` has no memory.
     """
-    data, how = bytes(body), DecodeSettings(broker_name, False, max_body_bytes, queue, window, room)
-    for one in find_messages(data):
-        yield from decode_one(data, one, how)
+    data, settings = bytes(body), DecodeSettings(broker_name, False, max_body_bytes, queue, window, budget)
+    for bounds in find_messages(data):
+        yield from decode_one(data, bounds, settings)
 
 
-def decode_one(data: bytes, one: MessageBounds, how: DecodeSettings) -> Iterable[ReceivedMessage]:
+def decode_one(data: bytes, bounds: MessageBounds, settings: DecodeSettings) -> Iterable[ReceivedMessage]:
     """Like ``decode_leniently``, for one of the messages that ``find_messages`` found. It may be an inner batch."""
-    if how.room is not None:
-        return how.room.decoded(data, one, how)
-    begin, end, offset, _ = one
+    if settings.budget is not None:
+        return settings.budget.decode(data, bounds, settings)
+    begin, end, offset, _ = bounds
     try:
         if offset is None:
             raise DecodeError("the size of a message does not fit its answer")
-        return _decode_and_unwrap(data, begin, end, how)
+        return _decode_and_unwrap(data, begin, end, settings)
     except DecodeError as exc:
-        if how.short and isinstance(exc, TooLargeError):
+        if settings.is_budget_limit and isinstance(exc, TooLargeError):
             exc = DecodeError(NO_MEMORY)
-        return [_undecodable_message(data[begin:end], offset is not None, exc, how)]
+        return [_undecodable_message(data[begin:end], offset is not None, exc, settings)]
 
 
 def find_messages(data: bytes) -> list[MessageBounds]:
@@ -280,7 +280,7 @@ def find_messages(data: bytes) -> list[MessageBounds]:
 
 
 def first_portion(messages: Iterable[ReceivedMessage]) -> tuple[list[ReceivedMessage], ReceivedMessage | None]:
-    """The first messages, up to ``PORTION_BYTES`` but at least one, and the one after them, or None."""
+    """The first messages, up to ``PORTION_BYTES`` but at least bounds, and the one after them, or None."""
     if (
         isinstance(messages, list)
         and OBJECT_BYTES * len(messages) + sum([len(m.body) for m in messages]) < PORTION_BYTES
@@ -316,19 +316,19 @@ class _OutsideWindowError(DecodeError):
     """The offsets of an inner batch are outside of the window."""
 
 
-def _undecodable_message(data: bytes, fits: bool, error: DecodeError, how: DecodeSettings) -> ReceivedMessage:
+def _undecodable_message(data: bytes, fits: bool, error: DecodeError, settings: DecodeSettings) -> ReceivedMessage:
     """All that can be read of a bad message. Its body is the stored body, or all of its bytes if its parts do not fit."""
     why = error.message
     with contextlib.suppress(struct.error, DecodeError):
         if fits:
-            message = _decode(data, 0, len(data), how._replace(max_body_bytes=None))
-            believed = not isinstance(error, _OutsideWindowError) and _has_possible_offset(message, how.window)
+            message = _decode(data, 0, len(data), settings._replace(max_body_bytes=None))
+            believed = not isinstance(error, _OutsideWindowError) and _has_possible_offset(message, settings.window)
             return replace(message, queue_offset=message.queue_offset if believed else -1, decode_error=why)
     known = _HEAD.unpack_from(data) if fits else (0, 0, 0, -1, 0, -1, 0, 0, 0)
     _, _, _, queue_id, flag, queue_offset, log_offset, sys_flag, born_ms = known
     return ReceivedMessage(
-        topic=how.queue.topic if how.queue else "",
-        queue=how.queue or MessageQueue("", how.broker_name, queue_id),
+        topic=settings.queue.topic if settings.queue else "",
+        queue=settings.queue or MessageQueue("", settings.broker_name, queue_id),
         queue_offset=queue_offset,
         commit_log_offset=log_offset,
         body=data,
@@ -347,18 +347,18 @@ def _undecodable_message(data: bytes, fits: bool, error: DecodeError, how: Decod
     )
 
 
-def _decode_and_unwrap(data: bytes, start: int, end: int, how: DecodeSettings) -> Iterable[ReceivedMessage]:
+def _decode_and_unwrap(data: bytes, start: int, end: int, settings: DecodeSettings) -> Iterable[ReceivedMessage]:
     """One message, or those of an inner batch. Raises ``DecodeError``."""
     if end - start < _MIN_MESSAGE_BYTES:
         raise DecodeError(f"{end - start} bytes are fewer than a message has")
     try:
-        message = _decode(data, start, end, how)
+        message = _decode(data, start, end, settings)
     except struct.error as exc:
         raise DecodeError(str(exc)) from exc
-    return _unwrap(message, how) if message.sys_flag & _INNER_BATCH == _INNER_BATCH else [message]
+    return _unwrap(message, settings) if message.sys_flag & _INNER_BATCH == _INNER_BATCH else [message]
 
 
-def _decode(data: bytes, start: int, end: int, how: DecodeSettings) -> ReceivedMessage:
+def _decode(data: bytes, start: int, end: int, settings: DecodeSettings) -> ReceivedMessage:
     """The message in ``data[start:end]``, which has at least the size of the shortest message."""
     fixed = _FIXED[data[start + _SYS_FLAG_AT] & _V6_BITS]
     (
@@ -383,11 +383,11 @@ def _decode(data: bytes, start: int, end: int, how: DecodeSettings) -> ReceivedM
     if not fits or text_at + _LENGTH.unpack_from(data, topic_end)[0] != end:
         raise DecodeError(f"the parts of a message of {size} bytes do not fit the {end - start} bytes that it has")
     body = data[body_at:body_end]
-    if how.check_crc and body_crc(body) != crc:
+    if settings.check_crc and body_crc(body) != crc:
         raise DecodeError("its body does not match its CRC")
-    queue = how.queue or MessageQueue(_text(data[topic_at:topic_end]), how.broker_name, queue_id)
-    if sys_flag & _COMPRESSED and body and how.max_body_bytes is not None:
-        body = decompress(body, sys_flag, how.max_body_bytes)
+    queue = settings.queue or MessageQueue(_text(data[topic_at:topic_end]), settings.broker_name, queue_id)
+    if sys_flag & _COMPRESSED and body and settings.max_body_bytes is not None:
+        body = decompress(body, sys_flag, settings.max_body_bytes)
         sys_flag &= ~_COMPRESSED
     return ReceivedMessage(
         queue.topic, queue, queue_offset, log_offset, body, StoredProperties(data[text_at:end]), flag, sys_flag,
@@ -402,9 +402,9 @@ def _has_possible_offset(message: ReceivedMessage, window: OffsetWindow | None) 
     return inside or message.sys_flag & _INNER_BATCH != _INNER_BATCH
 
 
-def _unwrap(outer: ReceivedMessage, how: DecodeSettings) -> Iterable[ReceivedMessage]:
+def _unwrap(outer: ReceivedMessage, settings: DecodeSettings) -> Iterable[ReceivedMessage]:
     """The messages of an inner batch. All of them are checked before the first one is returned."""
-    window = how.window
+    window = settings.window
     if len(outer.body) <= _LARGE_BATCH_BYTES:
         items = decode_batch(outer.body)
         found: Iterable[ReceivedMessage] = list(_unwrapped_items(outer, items))
@@ -418,8 +418,8 @@ def _unwrap(outer: ReceivedMessage, how: DecodeSettings) -> Iterable[ReceivedMes
     # read would have the offsets of the next batches.
     if count not in (None, size):
         raise DecodeError(f"a batch has {size} messages, but its broker counted {count}")
-    lies = base not in (None, first)
-    if window is not None and size and (lies or not window.holds(first, size)):
+    has_wrong_base = base not in (None, first)
+    if window is not None and size and (has_wrong_base or not window.holds(first, size)):
         raise _OutsideWindowError(f"a batch of offsets {first} to {first + size} is not where it was asked for")
     return found
 

@@ -171,26 +171,26 @@ class Scope(NamedTuple):
             return wrapped
         return wrapped + self._ending
 
-    def plain(self, name: str) -> str:
+    def user_name(self, name: str) -> str:
         """A name as the user wrote it; names of other scopes are unchanged."""
         if not self.suffix:
             return strip_namespace(self.namespace, name)
-        inside = self.holds(name)
+        inside = self.has_affixes(name)
         return strip_namespace(self.namespace, name.removesuffix(self._ending)) if inside else name
 
-    def holds(self, name: str) -> bool:
+    def has_affixes(self, name: str) -> bool:
         """Whether a name on the wire is of this scope."""
         if self.namespace and namespace_of(name) != self.namespace:
             return False
         return not self.suffix or (name.endswith(self._ending) and not _is_system(name))
 
-    def reaches(self, name: str) -> bool:
+    def is_reversible(self, name: str) -> bool:
         """Whether the user's form of the wire name ``name`` leads back to it. The form of a name of another scope may not."""
-        return self.on_wire(self.plain(name)) == name
+        return self.on_wire(self.user_name(name)) == name
 
     def contains(self, name: str) -> bool:
         """Whether a name on the wire is of this scope, and the user's form of it leads back to it."""
-        return self.holds(name) and self.reaches(name)
+        return self.has_affixes(name) and self.is_reversible(name)
 
     @property
     def _ending(self) -> str:

@@ -99,44 +99,46 @@ class Acknowledged(NamedTuple):
     ok: bool
 
 
-def publish_record(about: TracedMessage, group: str, began_ms: int, cost_ms: int, how: Acknowledged) -> TraceRecord:
+def publish_record(
+    message: TracedMessage, group: str, started_ms: int, cost_ms: int, acknowledged: Acknowledged
+) -> TraceRecord:
     """The record of a message that a broker has stored."""
-    return about.record(
-        "Pub", began_ms, about.region, group, about.topic, about.msg_id, about.tags, about.keys, how.host, how.body_bytes,
-        cost_ms, how.kind.value, how.offset_msg_id, how.ok,
+    return message.record(
+        "Pub", started_ms, message.region, group, message.topic, message.msg_id, message.tags, message.keys, acknowledged.host, acknowledged.body_bytes,
+        cost_ms, acknowledged.kind.value, acknowledged.offset_msg_id, acknowledged.ok,
     )  # fmt: skip
 
 
-def consume_start_record(about: TracedMessage, group: str, request_id: str, now_ms: int, attempt: int) -> TraceRecord:
+def consume_start_record(message: TracedMessage, group: str, request_id: str, now_ms: int, attempt: int) -> TraceRecord:
     """The record of a message before its listener is called; ``attempt`` counts from 0."""
-    return about.record(
-        "SubBefore", now_ms, about.region, group, request_id, about.msg_id, attempt, about.keys
+    return message.record(
+        "SubBefore", now_ms, message.region, group, request_id, message.msg_id, attempt, message.keys
     )  # fmt: skip
 
 
 def consume_end_record(
-    about: TracedMessage, group: str, request_id: str, now_ms: int, cost_ms: int, ended: ConsumeReturn
+    message: TracedMessage, group: str, request_id: str, now_ms: int, cost_ms: int, result: ConsumeReturn
 ) -> TraceRecord:
     """The record of a message after its listener has returned."""
-    success = ended is ConsumeReturn.SUCCESS
-    return about.record(
-        "SubAfter", request_id, about.msg_id, cost_ms, success, about.keys, ended.value, now_ms, group
+    success = result is ConsumeReturn.SUCCESS
+    return message.record(
+        "SubAfter", request_id, message.msg_id, cost_ms, success, message.keys, result.value, now_ms, group
     )  # fmt: skip
 
 
 def transaction_end_record(
-    about: TracedMessage, group: str, now_ms: int, transaction_id: str, state: str, asked: bool
+    message: TracedMessage, group: str, now_ms: int, transaction_id: str, state: str, from_check: bool
 ) -> TraceRecord:
     """The record of a decision on a half message; ``state`` is a name of Java's ``LocalTransactionState``."""
-    return about.record(
-        "EndTransaction", now_ms, about.region, group, about.topic, about.msg_id, about.tags, about.keys, "",
-        MessageKind.COMMIT.value, transaction_id, state, asked,
+    return message.record(
+        "EndTransaction", now_ms, message.region, group, message.topic, message.msg_id, message.tags, message.keys, "",
+        MessageKind.COMMIT.value, transaction_id, state, from_check,
     )  # fmt: skip
 
 
-def recall_record(about: TracedMessage, group: str, now_ms: int, success: bool) -> TraceRecord:
+def recall_record(message: TracedMessage, group: str, now_ms: int, success: bool) -> TraceRecord:
     """The record of an attempt to cancel a delayed message."""
-    return about.record("Recall", now_ms, about.region, group, about.topic, about.msg_id, success)
+    return message.record("Recall", now_ms, message.region, group, message.topic, message.msg_id, success)
 
 
 def trace_messages(records: Iterable[TraceRecord]) -> Iterator[tuple[str, Sequence[str], int]]:

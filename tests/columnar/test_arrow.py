@@ -37,10 +37,10 @@ def test_rows_with_some_bytes(values, cut):
 
 def test_pieces_join_constants_that_are_neighbours():
     pieces = arrow.Pieces(2)
-    pieces.constant(b"a")
-    pieces.constant(b"b")
-    pieces.column(pa.array([b"1", b"22"]))
-    pieces.constant(b"c")
+    pieces.add_constant(b"a")
+    pieces.add_constant(b"b")
+    pieces.add_column(pa.array([b"1", b"22"]))
+    pieces.add_constant(b"c")
     assert pieces.lengths.tolist() == [4, 5]
     start, rest = pieces.split()
     assert start == b"ab"

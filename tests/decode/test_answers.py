@@ -72,12 +72,12 @@ def test_objects_and_columns_agree():
         told.append(list(holes))
         return 2
 
-    def on_beyond(answers):
+    def correct_ends(answers):
         return [answer._replace(limit=4 if answer.range_number == 0 else 3) for answer in answers]
 
     wanted = [*((0, n) for n in (0, 1, 3)), *((1, n) for n in range(3))]
-    assert placed(fetched, careful.usable_answers(fetched, on_holes, on_beyond)) == wanted
-    (batch,) = Decoder(QUEUES, on_holes=on_holes, on_beyond=on_beyond).batches(fetched, None)
+    assert placed(fetched, careful.usable_answers(fetched, on_holes, correct_ends)) == wanted
+    (batch,) = Decoder(QUEUES, on_holes=on_holes, correct_ends=correct_ends).batches(fetched, None)
     assert batch.column("queueOffset").to_pylist() == [offset for _, offset in wanted]
     assert told[0] == told[1] == [Hole(2, 1, 2)]
 

@@ -176,11 +176,11 @@ def test_the_first_are_logged_each_and_all_are_counted(caplog):
     caplog.set_level(logging.WARNING)
     bad, queue = BadMessages("skip"), MessageQueue("t", "b", 0)
     for offset in range(10):
-        bad.met(queue, offset, "why")
+        bad.add(queue, offset, "why")
     bad.summary()
     assert len(caplog.records) == 10
     for offset in range(10, 25):
-        bad.met(queue, offset, "why")
+        bad.add(queue, offset, "why")
     assert len(caplog.records) == 10
     bad.summary()
     assert caplog.records[-1].getMessage() == "25 messages in all cannot be decoded; badMessage=skip"

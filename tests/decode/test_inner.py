@@ -98,7 +98,7 @@ def test_hosts_of_both_lengths(fast_only: None) -> None:
 
 def test_a_tag_filter_looks_at_the_messages_and_not_at_the_batch(fast_only: None) -> None:
     outer = stored(encode_batch(items(6)), text(TAGS="nobody's"), sys_flag=int(FLAGS))
-    found = Decoder(QUEUES, filtered=Filter("b || c", "TAG"))(fetch(Answer([outer], limit=6, next_offset=6)))
+    found = Decoder(QUEUES, topic_filter=Filter("b || c", "TAG"))(fetch(Answer([outer], limit=6, next_offset=6)))
     assert found.column("queueOffset").to_pylist() == [1, 3, 5]
 
 
@@ -134,7 +134,7 @@ def test_a_batch_among_messages_that_were_left_out_is_not_there_any_more() -> No
     for flags, there in ((0, False), (int(FLAGS), True)):
         fetched = one(stored(encode_batch(items(2)), sys_flag=flags))
         located = stored_messages.locate(fetched.buffer, fetched.answers)
-        assert inner.has_inner_batches(replace(located, any_flags=int(FLAGS))) is there
+        assert inner.has_inner_batches(replace(located, combined_flags=int(FLAGS))) is there
 
 
 def test_sizes_that_lie_are_believed_by_nobody() -> None:

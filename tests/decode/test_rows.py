@@ -29,11 +29,11 @@ def test_both_ways_give_the_same(column, include):
         pairs = props.locate(found.buffer, found.properties_start, found.properties_end)
         made = props.build_columns(pairs, props.PropertySelection(properties=include))
     pairs_of_objects = zip((QUEUES[0], QUEUES[2]), map(one_message, MESSAGES), strict=True)
-    wanted = pa.array([column.reference(queue, m, include) for queue, m in pairs_of_objects], column.arrow)
-    if column.fast is None:
+    wanted = pa.array([column.from_message(queue, m, include) for queue, m in pairs_of_objects], column.arrow)
+    if column.from_rows is None:
         assert column.name == "body"
         return
-    assert column.fast(ColumnBuilder(found, made, QUEUES), column.arrow).to_pylist() == wanted.to_pylist()
+    assert column.from_rows(ColumnBuilder(found, made, QUEUES), column.arrow).to_pylist() == wanted.to_pylist()
 
 
 def one_message(data):

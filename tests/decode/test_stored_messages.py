@@ -38,9 +38,9 @@ def test_parts(born, host, topic):
     )
     assert parts(fetched) == [(b"body", b"a\x01b\x02"), (b"", b"")]
     found = stored_messages.locate(fetched.buffer, fetched.answers)
-    assert found.part("storeTimestamp").tolist() == [77, 0]
-    assert found.part("reconsumeTimes").tolist() == [3, 0]
-    assert found.part("bodyLength").tolist() == [4, 0]
+    assert found.fixed_field("storeTimestamp").tolist() == [77, 0]
+    assert found.fixed_field("reconsumeTimes").tolist() == [3, 0]
+    assert found.fixed_field("bodyLength").tolist() == [4, 0]
 
 
 def test_rows_know_their_answer():
@@ -48,7 +48,7 @@ def test_rows_know_their_answer():
     fetched = fetch(*answers, order=list(reversed(range(40))))
     found = stored_messages.locate(fetched.buffer, fetched.answers)
     expected = [(i, 10 * i + j) for i in range(40) for j in range(i % 4)]
-    assert list(zip(found.answer_of_row.tolist(), found.part("queueOffset").tolist(), strict=True)) == expected
+    assert list(zip(found.answer_of_row.tolist(), found.fixed_field("queueOffset").tolist(), strict=True)) == expected
 
 
 def long_answers(rng, answers, body):
@@ -120,7 +120,7 @@ def test_keeping_some_rows():
     fetched = one(*(stored(b"%d" % i, b"", queue_offset=i, sys_flag=i) for i in range(4)))
     found = stored_messages.locate(fetched.buffer, fetched.answers).keep(np.array([False, True, False, True]))
     assert len(found) == 2
-    assert found.part("queueOffset").tolist() == found.sys_flags.tolist() == [1, 3]
+    assert found.fixed_field("queueOffset").tolist() == found.sys_flags.tolist() == [1, 3]
 
 
 def test_nothing_at_all():

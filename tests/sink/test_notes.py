@@ -175,7 +175,7 @@ def test_a_note_keeps_its_ends_and_masters_where_others_join() -> None:
     """With the master of now a look would not see that another copy has taken over, which may lack what was stored."""
     (old,), new = ENDS.queues, MessageQueue("t", "b", 0)
     now = QueueEnds({old: 9, new: 3}, {"a": "a:2", "b": "b:1"}, {old: 5, new: 6})
-    assert ENDS.with_others(now) == QueueEnds({old: 7, new: 3}, {"a": "a:1", "b": "b:1"}, {new: 6})
+    assert ENDS.with_further_queues(now) == QueueEnds({old: 7, new: 3}, {"a": "a:1", "b": "b:1"}, {new: 6})
 
 
 def test_what_is_being_written_beside_notes_is_none(folder: Folder, tmp_path: Path) -> None:
@@ -243,7 +243,7 @@ def test_a_note_stays_where_a_file_cannot_be_replaced_in_one_step(tmp_path: Path
     folder = Folder("hdfs://checkpoint", system, "")
     name = batch_notes.batch_name(folder, "sink")
     note = batch_notes.begin_batch(folder, name, lambda: ENDS).note
-    joined = ENDS.with_others(QueueEnds({MessageQueue("t", "b", 0): 3}, {"b": "b:1"}))
+    joined = ENDS.with_further_queues(QueueEnds({MessageQueue("t", "b", 0): 3}, {"b": "b:1"}))
     system.cut = True
     with pytest.raises(OffsetError, match="the name node is away"):
         batch_notes.add_queues(folder, note, joined)

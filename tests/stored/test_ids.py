@@ -61,7 +61,7 @@ def test_tasks_are_given_their_ids_or_where_these_lie(
         ((), [(first, 12, 99)]),
         ((4, 70_000, 4), [(second, 40, 60)]),
     ):
-        found.placed([OffsetRange(*part) for part in parts])
+        found.set_ranges([OffsetRange(*part) for part in parts])
         stored = [each for task in tasks for each in ids(task, 1_700_000_000_000)]
         found(pa.array(["7F0000010007ABCDEF0123456789ABCD", *stored], pa.string()))
     assert found.count == 18
@@ -86,7 +86,7 @@ def test_where_all_lie_begins_with_the_first_of_any_task(monkeypatch: pytest.Mon
     first, second = fetching.QUEUES[:2]
     found = BatchHashes(NAME.digest(), 0)
     for task, part in ((3, (first, 5, 9)), (4, (second, 0, 4)), (3, (second, 40, 60))):
-        found.placed([OffsetRange(*part)])
+        found.set_ranges([OffsetRange(*part)])
         found(pa.array(ids(task, 1_700_000_000_000), pa.string()))
     everywhere = [OffsetRange(first, 5, 9), OffsetRange(second, 0, 60)]
     assert found.places() == {3: everywhere, 4: everywhere}
@@ -98,7 +98,7 @@ def test_ids_of_tasks_that_nobody_has_fill_no_tables(monkeypatch: pytest.MonkeyP
     first = fetching.QUEUES[0]
     found = BatchHashes(NAME.digest(), 0)
     for task in (4, *range(5, 40), 70_000):
-        found.placed([OffsetRange(first, task, task + 1)])
+        found.set_ranges([OffsetRange(first, task, task + 1)])
         found(pa.array(ids(task, 1_700_000_000_000), pa.string()))
     assert found.places() == {4: [OffsetRange(first, 4, 5)], 5: [OffsetRange(first, 5, 70_001)]}
     assert found.counts == {4: 3, 5: 108}

@@ -476,7 +476,7 @@ def test_ends_that_are_added_say_nothing_of_those_that_were_there() -> None:
     scripted = Brokers()
     ends = replace(scripted.noted().of_queues([A]), stored_ms={})
     scripted.queues[A] += ["a2"]
-    assert ends.with_others(scripted.noted()) == QueueEnds({A: 2, B: 1}, scripted.masters, {B: 1_000})
+    assert ends.with_further_queues(scripted.noted()) == QueueEnds({A: 2, B: 1}, scripted.masters, {B: 1_000})
 
 
 @pytest.mark.parametrize(

@@ -103,23 +103,23 @@ class Decoder:
     queues: Sequence[MessageQueue]
     columns: tuple[Column, ...] = BASIC
     include_properties: str = "user"
-    filtered: Filter = NO_FILTER
+    topic_filter: Filter = NO_FILTER
     on_holes: OnHoles | None = None
-    on_beyond: CorrectEnds | None = None
-    bad: BadMessages = field(default_factory=BadMessages)
-    wanted: props.PropertySelection = field(init=False)
+    correct_ends: CorrectEnds | None = None
+    bad_messages: BadMessages = field(default_factory=BadMessages)
+    selection: props.PropertySelection = field(init=False)
 
     def __post_init__(self) -> None:
         names = {column.name.lower() for column in self.columns if column.property is None}
-        by_tag = bool(self.filtered) and self.filtered.kind == "TAG"
-        wanted = props.PropertySelection(
+        by_tag = bool(self.topic_filter) and self.topic_filter.kind == "TAG"
+        selection = props.PropertySelection(
             "tags" in names or by_tag,
             "keys" in names,
             "msgid" in names,
             self.include_properties if "properties" in names else "none",
             tuple(column.property for column in self.columns if column.property is not None),
         )
-        object.__setattr__(self, "wanted", wanted)
+        object.__setattr__(self, "selection", selection)
 
     def __call__(self, fetched: FetchedAnswers) -> pa.RecordBatch:
         """The messages in their order. Raises ``DecodeError`` with queue and offset of a bad message."""
@@ -131,29 +131,31 @@ class Decoder:
         try:
             messages = stored_messages.locate(fetched.buffer, fetched.answers)
         except Malformed as e:
-            if self.bad.fails:
+            if self.bad_messages.fails:
                 raise self._decode_error(fetched, e) from e
-            yield from self._around(fetched, portion_bytes)
+            yield from self._decode_separately(fetched, portion_bytes)
             return
         opened = inner.unwrap(messages) if inner.has_inner_batches(messages) else None
         dense = None if opened is None else inner.contiguous_answers(messages, opened)
-        usable = self._usable(messages, fetched.answers, dense)
+        usable = self._usable_count(messages, fetched.answers, dense)
         if usable < len(fetched.answers):
             part = FetchedAnswers(fetched.buffer, fetched.answers[:usable])
             yield from replace(self, on_holes=None).batches(part, portion_bytes)
             return
         if inner.has_inner_batches(messages):
             if opened is None or dense is None or inner.has_damaged_batch(messages, opened, dense):
-                yield from self._careful.batches(self._bounded(fetched), portion_bytes)
+                yield from self._reference_decoder.batches(self._with_correct_ends(fetched), portion_bytes)
                 return
             messages = _drop_before_start(messages, opened)
-        yield from self._batches(_drop_after_end(messages, self.on_beyond), portion_bytes)
+        yield from self._batches(_drop_after_end(messages, self.correct_ends), portion_bytes)
 
     @property
-    def _careful(self) -> ReferenceDecoder:
-        return ReferenceDecoder(self.queues, self.columns, self.include_properties, self.filtered, self.bad)
+    def _reference_decoder(self) -> ReferenceDecoder:
+        return ReferenceDecoder(
+            self.queues, self.columns, self.include_properties, self.topic_filter, self.bad_messages
+        )
 
-    def _usable(
+    def _usable_count(
         self, messages: StoredMessages, answers: Sequence[FetchedAnswer], dense: npt.NDArray[np.bool_] | None
     ) -> int:
         """How many of the answers are usable: none after a hole that may still be filled. If the broker filters, holes are not
@@ -162,25 +164,25 @@ class Decoder:
             return len(answers)
         return self.on_holes(answers, holes)
 
-    def _around(self, fetched: FetchedAnswers, portion_bytes: int | None) -> Iterator[pa.RecordBatch]:
+    def _decode_separately(self, fetched: FetchedAnswers, portion_bytes: int | None) -> Iterator[pa.RecordBatch]:
         """Decodes answers of which some cannot be located: these take the careful path, the others the fast one."""
-        looks = check_each_answer(fetched)
-        holes = [hole for look in looks for hole in look.holes]
+        checks = check_each_answer(fetched)
+        holes = [hole for check in checks for hole in check.holes]
         doubt = self.on_holes if holes else None
         usable = doubt(fetched.answers, holes) if doubt else len(fetched.answers)
         decoder = replace(self, on_holes=None)
-        for whole, run in groupby(range(usable), lambda i: looks[i].whole):
+        for is_readable, run in groupby(range(usable), lambda i: checks[i].is_readable):
             part = FetchedAnswers(fetched.buffer, [fetched.answers[i] for i in run])
-            if whole:
+            if is_readable:
                 yield from decoder.batches(part, portion_bytes)
             else:
-                yield from self._careful.batches(self._bounded(part), portion_bytes)
+                yield from self._reference_decoder.batches(self._with_correct_ends(part), portion_bytes)
 
-    def _bounded(self, fetched: FetchedAnswers) -> FetchedAnswers:
-        if self.on_beyond is None:
+    def _with_correct_ends(self, fetched: FetchedAnswers) -> FetchedAnswers:
+        if self.correct_ends is None:
             return fetched
         beyond = [answer.next_offset > answer.limit for answer in fetched.answers]
-        return FetchedAnswers(fetched.buffer, with_correct_ends(fetched.answers, beyond, self.on_beyond))
+        return FetchedAnswers(fetched.buffer, with_correct_ends(fetched.answers, beyond, self.correct_ends))
 
     def _decode_error(self, fetched: FetchedAnswers, e: Malformed) -> DecodeError:
         answer = next(answer for answer in fetched.answers if answer.begin <= e.at < answer.end)
@@ -189,9 +191,9 @@ class Decoder:
     def _batches(self, messages: StoredMessages, portion_bytes: int | None) -> Iterator[pa.RecordBatch]:
         """Yields batches. Bodies, which are most of the bytes, are copied portion by portion, so that a portion stays in the
         processor's cache between Arrow, the socket and the JVM, and its memory is reused for the next one."""
-        wanted = self.wanted
+        wanted = self.selection
         made = props.PropertyColumns()
-        if wanted.anything:
+        if wanted.selects_any:
             pairs = props.locate(messages.buffer, messages.properties_start, messages.properties_end)
             made = props.build_columns(pairs, wanted)
         located = ColumnBuilder(messages, made, self.queues)
@@ -200,20 +202,20 @@ class Decoder:
             if column.property is not None:
                 arrays.append(property_columns.cast(made.property_columns[column.property], column.arrow))
             else:
-                arrays.append(None if column.fast is None else column.fast(located, column.arrow))
+                arrays.append(None if column.from_rows is None else column.from_rows(located, column.arrow))
         body_bytes = int((messages.body_end - messages.body_start).sum())
         size = sum(body_bytes if array is None else array.nbytes for array in arrays)
-        exact, packed = self._exact(made), bool(messages.any_flags & _COMPRESSED) and None in arrays
+        exact, packed = self._tag_matches(made), bool(messages.combined_flags & _COMPRESSED) and None in arrays
         self._count_impossible_times(messages, arrays, exact)
         for rows in _portions(len(messages), size, portion_bytes):
             if packed:
-                yield from self._unpacked(messages, arrays, rows, exact, portion_bytes)
+                yield from self._decompressed_batches(messages, arrays, rows, exact, portion_bytes)
                 continue
             parts = [_bodies(messages, rows) if array is None else array[rows] for array in arrays]
             batch = pa.RecordBatch.from_arrays(parts, schema=arrow_schema(self.columns))
             yield batch if exact is None else batch.filter(exact[rows])
 
-    def _unpacked(
+    def _decompressed_batches(
         self,
         messages: StoredMessages,
         arrays: Sequence[pa.Array | None],
@@ -229,8 +231,8 @@ class Decoder:
             for row, why in reasons.items():
                 at = part.begin + row
                 queue = self.queues[int(messages.answers[messages.answer_of_row[at]][0])]
-                self.bad.met(queue, int(messages.part("queueOffset")[at]), why)
-            if self.bad.skips:
+                self.bad_messages.add(queue, int(messages.fixed_field("queueOffset")[at]), why)
+            if self.bad_messages.skips:
                 keep[list(reasons)] = False
             columns = [pa.array(part.bodies, pa.binary()) if array is None else array[mine] for array in arrays]
             if reasons:
@@ -248,14 +250,14 @@ class Decoder:
             rows = np.flatnonzero(impossible if exact is None else impossible & arrow.true_mask(exact))
             if len(rows):
                 queue = self.queues[int(messages.answers[messages.answer_of_row[rows[0]]][0])]
-                offset = int(messages.part("queueOffset")[rows[0]])
-                self.bad.add_impossible_times(column.name, queue, offset, len(rows))
+                offset = int(messages.fixed_field("queueOffset")[rows[0]])
+                self.bad_messages.add_impossible_times(column.name, queue, offset, len(rows))
 
-    def _exact(self, made: props.PropertyColumns) -> pa.Array | None:
+    def _tag_matches(self, made: props.PropertyColumns) -> pa.Array | None:
         """Which rows have one of the tags, since brokers compare only hashes; None if all have."""
-        if not self.filtered or self.filtered.kind != "TAG":
+        if not self.topic_filter or self.topic_filter.kind != "TAG":
             return None
-        mask = pc.is_in(made.tags, pa.array(parse_subscription(self.filtered.expression).tags, pa.string()))
+        mask = pc.is_in(made.tags, pa.array(parse_subscription(self.topic_filter.expression).tags, pa.string()))
         return None if pc.all(mask).as_py() else mask
 
 
@@ -270,31 +272,31 @@ def _drop_before_start(stored: StoredMessages, messages: StoredMessages) -> Stor
     """Drops the messages of an inner batch that are before the start of the answer, because brokers return whole batches. Outside
     of a batch, an offset before the start is that of a message on a shifted index, and is kept."""
     starts = stored_messages.answer_field(stored.answers, "start")
-    early = ((stored.sys_flags & _INNER) != 0) & (stored.part("queueOffset") < starts[stored.answer_of_row])
+    early = ((stored.sys_flags & _INNER) != 0) & (stored.fixed_field("queueOffset") < starts[stored.answer_of_row])
     if not early.any():
         return messages
-    before = early[messages.record] & (messages.part("queueOffset") < starts[messages.answer_of_row])
+    before = early[messages.record] & (messages.fixed_field("queueOffset") < starts[messages.answer_of_row])
     return messages.keep(~before)
 
 
-def _drop_after_end(messages: StoredMessages, on_beyond: CorrectEnds | None) -> StoredMessages:
+def _drop_after_end(messages: StoredMessages, correct_ends: CorrectEnds | None) -> StoredMessages:
     """Drops the messages after the requested end of an answer, because they belong to another pull.
 
     This is done only if the broker's next offset is beyond that end: on a queue whose index was shifted by a damaged message, the
-    offset inside a message may reach the end although its position does not. ``on_beyond`` decides if both are the case.
+    offset inside a message may reach the end although its position does not. ``correct_ends`` decides if both are the case.
     """
     limits = stored_messages.answer_field(messages.answers, "limit")
     beyond = stored_messages.answer_field(messages.answers, "next_offset") > limits
     if not beyond.any():
         return messages
     limits = np.where(beyond, limits, 1 << 62)
-    inside = messages.part("queueOffset") < limits[messages.answer_of_row]
-    if on_beyond is not None and not inside.all():
+    inside = messages.fixed_field("queueOffset") < limits[messages.answer_of_row]
+    if correct_ends is not None and not inside.all():
         odd = np.unique(messages.answer_of_row[~inside])
         limits[odd] = [
-            answer.limit for answer in on_beyond([FetchedAnswer(*row) for row in messages.answers[odd].tolist()])
+            answer.limit for answer in correct_ends([FetchedAnswer(*row) for row in messages.answers[odd].tolist()])
         ]
-        inside = messages.part("queueOffset") < limits[messages.answer_of_row]
+        inside = messages.fixed_field("queueOffset") < limits[messages.answer_of_row]
     return messages if inside.all() else messages.keep(inside)
 
 
@@ -376,4 +378,4 @@ def _batches(parts: Iterable[AnsweredPull], wanted: Filter) -> Iterator[pa.Recor
             answers.append(FetchedAnswer(number, start, next_offset, next_offset, begin, end))
             start, begin = next_offset, end
     buffer = np.frombuffer(b"".join([*stored, bytes(SLACK_BYTES)]), np.uint8)
-    return Decoder(queues, filtered=wanted).batches(FetchedAnswers(buffer, answers), messages.PORTION_BYTES)
+    return Decoder(queues, topic_filter=wanted).batches(FetchedAnswers(buffer, answers), messages.PORTION_BYTES)

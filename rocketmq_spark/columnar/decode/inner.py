@@ -41,7 +41,7 @@ _MAX_DECOMPRESSED_BYTES = 64 << 20
 
 def has_inner_batches(messages: StoredMessages) -> bool:
     """Whether any message is an inner batch."""
-    return messages.any_flags & _INNER == _INNER and bool(_inner_batch_mask(messages).any())
+    return messages.combined_flags & _INNER == _INNER and bool(_inner_batch_mask(messages).any())
 
 
 def _inner_batch_mask(messages: StoredMessages) -> npt.NDArray[np.bool_]:
@@ -67,19 +67,19 @@ def unwrap(messages: StoredMessages) -> StoredMessages | None:
     at = None if len(outer) == len(messages) else np.flatnonzero(is_outer[record])
     sys_flags = messages.sys_flags.copy()
     sys_flags[outer] &= ~_COMPRESSED
-    offsets = messages.part("queueOffset") - (np.cumsum(counts) - counts)
+    offsets = messages.fixed_field("queueOffset") - (np.cumsum(counts) - counts)
     return replace(
         messages,
         buffer=buffer,
         starts=messages.starts[record],
         answer_of_row=messages.answer_of_row[record],
         record=record,
-        own={
+        item_fields={
             "queueOffset": np.arange(len(record)) + np.repeat(offsets, counts),
-            "flag": _with_items(messages.part("flag"), record, at, items.flags),
+            "flag": _with_items(messages.fixed_field("flag"), record, at, items.flags),
         },
         sys_flags=sys_flags[record],
-        any_flags=int(np.bitwise_or.reduce(sys_flags)),
+        combined_flags=int(np.bitwise_or.reduce(sys_flags)),
         body_start=_with_items(messages.body_start, record, at, items.body_start),
         body_end=_with_items(messages.body_end, record, at, items.body_end),
         properties_start=_with_items(messages.properties_start, record, at, items.body_end + 2),
@@ -109,7 +109,7 @@ def contiguous_answers(messages: StoredMessages, within: StoredMessages) -> npt.
 def _offset_ranges(messages: StoredMessages, within: StoredMessages) -> tuple[Ints, Ints]:
     """The first offset of each stored message, and the offset after its last one."""
     assert within.record is not None
-    first: Ints = messages.part("queueOffset").astype(np.int64)
+    first: Ints = messages.fixed_field("queueOffset").astype(np.int64)
     return first, first + np.bincount(within.record, minlength=len(messages))
 
 

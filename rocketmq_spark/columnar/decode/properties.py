@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from rocketmq_spark.base.codes import Property
 from rocketmq_spark.columnar import arrow
-from rocketmq_spark.columnar.decode import property_columns as known
+from rocketmq_spark.columnar.decode import property_names
 from rocketmq_spark.columnar.decode.schema import KEYS, PROPERTIES
 from rocketmq_spark.wire.properties import decode_properties
 
@@ -134,7 +134,7 @@ class PropertySelection:
     property_columns: tuple[str, ...] = ()
 
     @property
-    def anything(self) -> bool:
+    def selects_any(self) -> bool:
         return self.tags or self.keys or self.msg_id or self.properties != "none" or bool(self.property_columns)
 
 
@@ -190,7 +190,7 @@ def _common_layout(pairs: Pairs) -> tuple[str, ...] | None:
 
 def _same_text(blob: Bytes, starts: Ints, text: bytes) -> bool:
     """Whether ``text`` stands at every position, compared eight bytes at a time."""
-    words = known.words(blob)
+    words = property_names.words(blob)
     at = 0
     while at < len(text):
         part = text[at : at + 8]
@@ -218,7 +218,7 @@ class _Uniform:
         return arrow.to_strings(taken, None, self._pairs.ascii_only)
 
     def map(self, all_names: bool) -> pa.Array:
-        chosen = [j for j, name in enumerate(self._names) if all_names or not known.is_system(name)]
+        chosen = [j for j, name in enumerate(self._names) if all_names or not property_names.is_system(name)]
         rows = self._pairs.rows
         start, end = self._value_start[:, chosen].ravel(), self._value_end[:, chosen].ravel()
         values = arrow.to_strings(arrow.slices(self._pairs.blob, start, end), None, self._pairs.ascii_only)
@@ -231,8 +231,8 @@ class _Mixed:
 
     def __init__(self, pairs: Pairs) -> None:
         self._pairs = pairs
-        self._signature = known.signatures(pairs.blob, pairs.name_start, pairs.name_length)
-        self._ids = known.classify(pairs.blob, pairs.name_start, pairs.name_length, self._signature)
+        self._signature = property_names.signatures(pairs.blob, pairs.name_start, pairs.name_length)
+        self._ids = property_names.classify(pairs.blob, pairs.name_start, pairs.name_length, self._signature)
         self._rows = pairs.row_of_pair()
 
     def column(self, name: str) -> pa.Array:
@@ -250,11 +250,11 @@ class _Mixed:
         return arrow.to_strings(taken, None if present.all() else present, pairs.ascii_only)
 
     def _named(self, name: str) -> npt.NDArray[np.bool_]:
-        if name in known.IDS:
-            return np.asarray(self._ids == known.IDS[name])
+        if name in property_names.IDS:
+            return np.asarray(self._ids == property_names.IDS[name])
         raw = name.encode()
         probe = np.frombuffer(raw + bytes(8), np.uint8)
-        signature = known.signatures(probe, np.array([0]), np.array([len(raw)]))[0]
+        signature = property_names.signatures(probe, np.array([0]), np.array([len(raw)]))[0]
         mine = self._signature == signature
         if len(raw) > 16:
             for i in np.flatnonzero(mine).tolist():
@@ -264,7 +264,7 @@ class _Mixed:
 
     def map(self, all_names: bool) -> pa.Array:
         pairs = self._pairs
-        chosen = np.flatnonzero(self._ids == known.USER) if not all_names else np.arange(len(self._ids))
+        chosen = np.flatnonzero(self._ids == property_names.USER) if not all_names else np.arange(len(self._ids))
         chosen = self._without_repeats(chosen)
         offsets = np.zeros(pairs.rows + 1, np.int32)
         np.cumsum(np.bincount(self._rows[chosen], minlength=pairs.rows), out=offsets[1:])

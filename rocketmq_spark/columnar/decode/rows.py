@@ -45,12 +45,12 @@ _HOST_FLAGS = {"bornHost": codes.SysFlag.BORNHOST_V6, "storeHost": codes.SysFlag
 
 
 def numbers(messages: StoredMessages, field: str, kind: pa.DataType) -> pa.Array:
-    return arrow.integers(messages.part(field).astype(kind.to_pandas_dtype()), kind)
+    return arrow.integers(messages.fixed_field(field).astype(kind.to_pandas_dtype()), kind)
 
 
 def timestamps(messages: StoredMessages, field: str, kind: pa.DataType) -> pa.Array:
     """A column of milliseconds as microseconds; null for times outside the years 1 to 9999."""
-    ms = messages.part(field).astype(np.int64)
+    ms = messages.fixed_field(field).astype(np.int64)
     impossible = (ms < EARLIEST_MS) | (ms > LATEST_MS)
     if not impossible.any():
         return arrow.integers(ms * 1000, kind)
@@ -65,7 +65,7 @@ def system_flags(messages: StoredMessages) -> npt.NDArray[np.int32]:
 
 def hosts(messages: StoredMessages, field: str) -> pa.Array:
     """``address:port`` texts; each host is formatted once."""
-    different, which = np.unique(np.frombuffer(messages.part(field).tobytes(), ">u8"), return_inverse=True)
+    different, which = np.unique(np.frombuffer(messages.fixed_field(field).tobytes(), ">u8"), return_inverse=True)
     texts = [_host_text(host.tobytes()) for host in different.reshape(-1, 1)]
     column = pa.array(texts, pa.string()).take(pa.array(which))
     long = np.flatnonzero((messages.sys_flags & _HOST_FLAGS[field]) != 0)
@@ -91,17 +91,17 @@ def _ipv6_host(messages: StoredMessages, row: int, stored: bool) -> bytes:
 
 def offset_message_ids(messages: StoredMessages) -> pa.Array:
     """Hex of store host and commit log offset: 32 characters, or 56 if the store host is IPv6."""
-    host = messages.part("storeHost")
+    host = messages.fixed_field("storeHost")
     rows = np.empty((len(messages), 16), np.uint8)
     rows[:, :8] = _as_byte_rows(host)
-    rows[:, 8:] = _as_byte_rows(messages.part("commitLogOffset"))
+    rows[:, 8:] = _as_byte_rows(messages.fixed_field("commitLogOffset"))
     short = arrow.hexadecimal(rows)
     long = np.flatnonzero((messages.sys_flags & codes.SysFlag.STOREHOST_V6) != 0)
     if not len(long):
         return short
     values = short.to_pylist()
     for row in long.tolist():
-        offset = messages.part("commitLogOffset")[row : row + 1].tobytes()
+        offset = messages.fixed_field("commitLogOffset")[row : row + 1].tobytes()
         values[row] = (_ipv6_host(messages, row, stored=True) + offset).hex().upper()
     return pa.array(values, pa.string())
 
@@ -115,7 +115,7 @@ class ColumnBuilder:
     """Fetched messages, with the columns of their properties and the queues of the answers."""
 
     messages: StoredMessages
-    made: props.PropertyColumns
+    property_columns: props.PropertyColumns
     queues: Sequence[MessageQueue]
 
     def of_queue(self, field: str) -> pa.Array:
@@ -123,20 +123,20 @@ class ColumnBuilder:
         names = [getattr(queue, field) for queue in self.queues]
         if len(set(names)) == 1:
             return arrow.repeated(names[0], len(self.messages))
-        return pa.array(names, pa.string()).take(self._number_of_row())
+        return pa.array(names, pa.string()).take(self._queue_index_of_row())
 
     def queue_id(self, kind: pa.DataType) -> pa.Array:
         """The id of the queue that was read, which may differ from the id in the message (static topics)."""
-        return pa.array([queue.queue_id for queue in self.queues], kind).take(self._number_of_row())
+        return pa.array([queue.queue_id for queue in self.queues], kind).take(self._queue_index_of_row())
 
-    def _number_of_row(self) -> pa.Array:
+    def _queue_index_of_row(self) -> pa.Array:
         number_of_row = stored_messages.answer_field(self.messages.answers, "range_number")[self.messages.answer_of_row]
         return arrow.integers(number_of_row, pa.int64())
 
     def number(self, field: str, kind: pa.DataType) -> pa.Array:
         return numbers(self.messages, field, kind)
 
-    def moment(self, field: str, kind: pa.DataType) -> pa.Array:
+    def timestamp(self, field: str, kind: pa.DataType) -> pa.Array:
         return timestamps(self.messages, field, kind)
 
     def host(self, field: str) -> pa.Array:
@@ -146,13 +146,13 @@ class ColumnBuilder:
         return arrow.integers(system_flags(self.messages), kind)
 
     def tags(self) -> pa.Array:
-        return self.made.tags
+        return self.property_columns.tags
 
     def keys(self) -> pa.Array:
-        return self.made.keys
+        return self.property_columns.keys
 
     def properties(self) -> pa.Array:
-        made = self.made.properties
+        made = self.property_columns.properties
         return made if made is not None else arrow.null_column(PROPERTIES, len(self.messages))
 
     def offset_message_id(self) -> pa.Array:
@@ -160,7 +160,7 @@ class ColumnBuilder:
 
     def message_id(self) -> pa.Array:
         """The client's id, or if a message has none, the offset message id, as in Java consumers."""
-        unique = self.made.msg_id
+        unique = self.property_columns.msg_id
         assert unique is not None
         if not unique.null_count:
             return unique
@@ -170,7 +170,7 @@ class ColumnBuilder:
         return arrow.null_column(kind, len(self.messages))
 
 
-# Returns how many answers may be used, given the offsets that they skip.
+# Returns settings many answers may be used, given the offsets that they skip.
 OnHoles = Callable[[Sequence[FetchedAnswer], Sequence[Hole]], int]
 # Corrects the ends of answers that went beyond them, by the offsets inside of messages.
 CorrectEnds = Callable[[Sequence[FetchedAnswer]], Sequence[FetchedAnswer]]
@@ -180,41 +180,43 @@ class AnswerCheck(NamedTuple):
     """The check of a single answer: whether its messages can be located, whether some may belong to
     another pull, and the offsets that it skips."""
 
-    whole: bool
-    beyond: bool
+    is_readable: bool
+    exceeds_limit: bool
     holes: list[Hole]
 
 
 def check_each_answer(fetched: FetchedAnswers) -> list[AnswerCheck]:
     """Checks each answer alone."""
-    looks = []
+    checks = []
     for i, answer in enumerate(fetched.answers):
         beyond = answer.next_offset > answer.limit
         try:
             messages = stored_messages.locate(fetched.buffer, [answer])
         except Malformed:
-            looks.append(AnswerCheck(False, beyond, []))
+            checks.append(AnswerCheck(False, beyond, []))
             continue
         holes = [hole._replace(answer=i) for hole in stored_messages.holes(messages)]
         # The offset in an inner batch's head is only that of its first message.
-        last = messages.any_flags & SysFlag.INNER_BATCH or (messages.part("queueOffset") >= answer.limit).any()
-        looks.append(AnswerCheck(True, beyond and bool(last), holes))
-    return looks
+        last = (
+            messages.combined_flags & SysFlag.INNER_BATCH or (messages.fixed_field("queueOffset") >= answer.limit).any()
+        )
+        checks.append(AnswerCheck(True, beyond and bool(last), holes))
+    return checks
 
 
-def usable_answers(fetched: FetchedAnswers, on_holes: OnHoles, on_beyond: CorrectEnds) -> list[FetchedAnswer]:
+def usable_answers(fetched: FetchedAnswers, on_holes: OnHoles, correct_ends: CorrectEnds) -> list[FetchedAnswer]:
     """The answers that may be used, with ends that match the offsets inside of their messages."""
-    looks = check_each_answer(fetched)
-    count = on_holes(fetched.answers, [hole for look in looks for hole in look.holes])
-    return with_correct_ends(fetched.answers[:count], [look.beyond for look in looks[:count]], on_beyond)
+    checks = check_each_answer(fetched)
+    count = on_holes(fetched.answers, [hole for check in checks for hole in check.holes])
+    return with_correct_ends(fetched.answers[:count], [check.exceeds_limit for check in checks[:count]], correct_ends)
 
 
 def with_correct_ends(
-    answers: Sequence[FetchedAnswer], beyond: Sequence[bool], on_beyond: CorrectEnds
+    answers: Sequence[FetchedAnswer], beyond: Sequence[bool], correct_ends: CorrectEnds
 ) -> list[FetchedAnswer]:
     """The answers, with corrected ends for those that are ``beyond``."""
     odd = [answer for answer, is_odd in zip(answers, beyond, strict=True) if is_odd]
-    meant = dict(zip(odd, on_beyond(odd), strict=True)) if odd else {}
+    meant = dict(zip(odd, correct_ends(odd), strict=True)) if odd else {}
     return [meant.get(answer, answer) for answer in answers]
 
 
@@ -272,7 +274,7 @@ class ReferenceDecoder:
         self._include = include_properties
         self._filtered = filtered
         self._wanted = set(filtered.expression.split(" || ")) if filtered and filtered.kind == "TAG" else None
-        self._bad = bad or BadMessages()
+        self._bad_messages = bad or BadMessages()
         self._bodies = any(column.name.lower() == "body" for column in columns if column.property is None)
 
     def __call__(self, fetched: FetchedAnswers) -> pa.RecordBatch:
@@ -298,11 +300,14 @@ class ReferenceDecoder:
             queue = self._queues[answer.range_number]
             data = fetched.buffer.data[answer.begin : answer.end]
             window = OffsetWindow(answer.start, answer.next_offset)
-            messages = map(self._judged, self._decoded(bytes(data), DecodeSettings(queue.broker_name, window=window)))
+            messages = map(
+                self._without_unselected_error,
+                self._decoded(bytes(data), DecodeSettings(queue.broker_name, window=window)),
+            )
             for message in messages_in_range(messages, answer, dense=not self._filtered):
                 if message.decode_error is not None:
-                    self._bad.met(queue, message.queue_offset, message.decode_error)
-                    if self._bad.skips:
+                    self._bad_messages.add(queue, message.queue_offset, message.decode_error)
+                    if self._bad_messages.skips:
                         continue
                 if (
                     self._wanted is None
@@ -311,16 +316,16 @@ class ReferenceDecoder:
                 ):
                     yield queue, message
 
-    def _decoded(self, data: bytes, how: DecodeSettings) -> Iterator[ReceivedMessage]:
+    def _decoded(self, data: bytes, settings: DecodeSettings) -> Iterator[ReceivedMessage]:
         """All messages, one by one. A body that is not selected stays compressed, except those of a batch, which are in one."""
-        packed = how._replace(max_body_bytes=None)
+        packed = settings._replace(max_body_bytes=None)
         for one in find_messages(data):
             *_, batch = one
-            for message in decode_one(data, one, how if self._bodies or batch else packed):
+            for message in decode_one(data, one, settings if self._bodies or batch else packed):
                 plain = self._bodies or message.decode_error is not None or _is_batch(message)
                 yield message if plain else replace(message, sys_flag=message.sys_flag & ~int(SysFlag.COMPRESSED))
 
-    def _judged(self, message: ReceivedMessage) -> ReceivedMessage:
+    def _without_unselected_error(self, message: ReceivedMessage) -> ReceivedMessage:
         """Applies ``badMessage`` to a message. If the body is not selected, it need not be readable."""
         if message.decode_error is None or self._bodies or _is_unreadable(message) or _is_batch(message):
             return message
@@ -334,13 +339,13 @@ class ReferenceDecoder:
         if column.property is not None:
             texts = pa.array([m.properties.get(column.property) for _, m in rows], pa.string())
             return property_columns.cast(texts, column.arrow)
-        value, known, include = column.reference, column.of_queue, self._include
+        value, known, include = column.from_message, column.of_queue, self._include
         assert value is not None
         values = [value(q, m, include) if known or not _is_unreadable(m) else None for q, m in rows]
         if is_time(column):
             for (queue, message), time in zip(rows, values, strict=True):
                 if time is None and not _is_unreadable(message):
-                    self._bad.add_impossible_times(column.name, queue, message.queue_offset, 1)
+                    self._bad_messages.add_impossible_times(column.name, queue, message.queue_offset, 1)
         return pa.array(values, column.arrow)
 
 

@@ -41,7 +41,7 @@ class MessageRows(Protocol):
     def of_queue(self, field: str) -> pa.Array: ...
     def queue_id(self, kind: pa.DataType) -> pa.Array: ...
     def number(self, field: str, kind: pa.DataType) -> pa.Array: ...
-    def moment(self, field: str, kind: pa.DataType) -> pa.Array: ...
+    def timestamp(self, field: str, kind: pa.DataType) -> pa.Array: ...
     def host(self, field: str) -> pa.Array: ...
     def flags(self, kind: pa.DataType) -> pa.Array: ...
     def tags(self) -> pa.Array: ...
@@ -69,8 +69,8 @@ class Column:
     ddl: str
     arrow: pa.DataType
     property: str | None = None
-    fast: FromRows | None = field(default=None, compare=False, repr=False)
-    reference: FromMessage | None = field(default=None, compare=False, repr=False)
+    from_rows: FromRows | None = field(default=None, compare=False, repr=False)
+    from_message: FromMessage | None = field(default=None, compare=False, repr=False)
     of_queue: bool = field(default=False, compare=False, repr=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -90,12 +90,14 @@ def _column_by_name(name: str, ddl: str, of_property: str | None) -> Column:
     return replace(column, name=name)
 
 
-def _message_column(name: str, ddl: str, arrow: pa.DataType, fast: FromRows | None, reference: FromMessage) -> Column:
-    return Column(name, ddl, arrow, None, fast, reference)
+def _message_column(
+    name: str, ddl: str, arrow: pa.DataType, from_rows: FromRows | None, from_message: FromMessage
+) -> Column:
+    return Column(name, ddl, arrow, None, from_rows, from_message)
 
 
-def _queue_column(name: str, ddl: str, arrow: pa.DataType, fast: FromRows, reference: FromMessage) -> Column:
-    return Column(name, ddl, arrow, None, fast, reference, True)
+def _queue_column(name: str, ddl: str, arrow: pa.DataType, from_rows: FromRows, from_message: FromMessage) -> Column:
+    return Column(name, ddl, arrow, None, from_rows, from_message, True)
 
 
 def _microseconds(ms: int) -> int | None:
@@ -129,10 +131,10 @@ BASIC: tuple[Column, ...] = (
     _message_column("keys", "array<string>", KEYS,
          lambda rows, kind: rows.keys(), lambda queue, m, _: _keys(m.properties.get(Property.KEYS))),
     _message_column("bornTimestamp", "timestamp", TIMESTAMP,
-         lambda rows, kind: rows.moment("bornTimestamp", kind),
+         lambda rows, kind: rows.timestamp("bornTimestamp", kind),
          lambda queue, m, _: _microseconds(m.born_timestamp)),
     _message_column("storeTimestamp", "timestamp", TIMESTAMP,
-         lambda rows, kind: rows.moment("storeTimestamp", kind),
+         lambda rows, kind: rows.timestamp("storeTimestamp", kind),
          lambda queue, m, _: _microseconds(m.store_timestamp)),
     _message_column("msgId", "string", pa.string(), lambda rows, kind: rows.message_id(), lambda queue, m, _: m.msg_id),
     _message_column("properties", "map<string,string>", PROPERTIES,
@@ -299,7 +301,7 @@ class BadMessages:
     def skips(self) -> bool:
         return self.policy == "skip"
 
-    def met(self, queue: MessageQueue, offset: int, why: str) -> None:
+    def add(self, queue: MessageQueue, offset: int, why: str) -> None:
         """Raises an error for a bad message, or counts it."""
         if self.fails:
             raise undecodable_error(queue, offset, why)

@@ -99,13 +99,13 @@ class StoredMessages:
     answer_of_row: npt.NDArray[np.intp]
     head: npt.NDArray[Any]
     sys_flags: npt.NDArray[np.int32]
-    any_flags: int
+    combined_flags: int
     body_start: Ints
     body_end: Ints
     properties_start: Ints
     properties_end: Ints
     record: npt.NDArray[np.intp] | None
-    own: Mapping[str, npt.NDArray[Any]]
+    item_fields: Mapping[str, npt.NDArray[Any]]
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -122,21 +122,21 @@ class StoredMessages:
             # ``take`` is twenty times as fast as indexing, for a structured array.
             self.head.take(rows) if self.record is None else self.head,
             self.sys_flags[rows],
-            self.any_flags,
+            self.combined_flags,
             self.body_start[rows],
             self.body_end[rows],
             self.properties_start[rows],
             self.properties_end[rows],
             None if self.record is None else self.record[rows],
-            {name: values[rows] for name, values in self.own.items()},
+            {name: values[rows] for name, values in self.item_fields.items()},
         )
 
-    def part(self, name: str) -> npt.NDArray[Any]:
+    def fixed_field(self, name: str) -> npt.NDArray[Any]:
         """A fixed field, also one after the born host, whose length varies."""
-        if name in self.own:
-            return self.own[name]
-        if name in _FIELDS_AFTER_BORN_HOST and self.any_flags & _IPV6_FLAGS:
-            late = _shifted_fields(self.buffer, self.starts, self.sys_flags, self.any_flags, self.head)
+        if name in self.item_fields:
+            return self.item_fields[name]
+        if name in _FIELDS_AFTER_BORN_HOST and self.combined_flags & _IPV6_FLAGS:
+            late = _shifted_fields(self.buffer, self.starts, self.sys_flags, self.combined_flags, self.head)
             moved: npt.NDArray[Any] = late[name]
             return moved
         part: npt.NDArray[Any] = self.head[name]
@@ -154,10 +154,10 @@ def locate(buffer: Bytes, answers: list[FetchedAnswer]) -> StoredMessages:
     starts, counts = boundaries(buffer, answer_field(table, "begin"), answer_field(table, "end"))
     head = _records(buffer, starts)
     sys_flags = head["sysFlag"].astype(np.int32)
-    any_flags = int(np.bitwise_or.reduce(sys_flags)) if len(starts) else 0
-    late = _shifted_fields(buffer, starts, sys_flags, any_flags, head)
+    combined_flags = int(np.bitwise_or.reduce(sys_flags)) if len(starts) else 0
+    late = _shifted_fields(buffer, starts, sys_flags, combined_flags, head)
     body_start = starts + 88
-    if any_flags & _IPV6_FLAGS:
+    if combined_flags & _IPV6_FLAGS:
         body_start += _host_shift(sys_flags)
     body_end = body_start + late["bodyLength"]
     stops = starts + head["size"]
@@ -179,7 +179,7 @@ def locate(buffer: Bytes, answers: list[FetchedAnswer]) -> StoredMessages:
         answer_of_row,
         head,
         sys_flags,
-        any_flags,
+        combined_flags,
         body_start,
         body_end,
         properties_start,
@@ -200,7 +200,7 @@ def holes(messages: StoredMessages, dense: npt.NDArray[np.bool_] | None = None) 
 def _holes_of_answer(messages: StoredMessages, i: int) -> list[Hole]:
     _, start, limit, next_offset, _, _ = messages.answers[i].tolist()
     end, mine = min(limit, next_offset), messages.answer_of_row == i
-    offsets = messages.part("queueOffset")[mine].tolist()
+    offsets = messages.fixed_field("queueOffset")[mine].tolist()
     if offsets and (messages.sys_flags[mine] & codes.SysFlag.INNER_BATCH).any():
         texts = property_texts(messages, np.flatnonzero(mine))
         entries = zip(offsets, messages.sys_flags[mine].tolist(), texts, strict=True)
@@ -238,10 +238,10 @@ def _host_shift(sys_flags: npt.NDArray[np.int32]) -> Ints:
 
 
 def _shifted_fields(
-    buffer: Bytes, starts: Ints, sys_flags: npt.NDArray[np.int32], any_flags: int, head: npt.NDArray[Any]
+    buffer: Bytes, starts: Ints, sys_flags: npt.NDArray[np.int32], combined_flags: int, head: npt.NDArray[Any]
 ) -> npt.NDArray[Any]:
     """The fields after a host: the same record, read again at the shifted position if IPv6 addresses shift it."""
-    if not any_flags & _IPV6_FLAGS:
+    if not combined_flags & _IPV6_FLAGS:
         return head
     limit = len(buffer) - _FIXED_FIELDS.itemsize
     born = _IPV6_EXTRA_BYTES * ((sys_flags & codes.SysFlag.BORNHOST_V6) > 0).astype(np.int64)

@@ -43,17 +43,17 @@ class UniqueIds:
 
     def fill(self, target: npt.NDArray[np.uint8]) -> None:
         """Write one id into every row of ``target``, which is 32 bytes wide."""
-        done, moment = 0, self._moment()
+        done, month_ms = 0, self._month_ms()
         while done < len(target):  # as long as the upper half of the counter stays, only four characters differ
             upper, low = divmod(self._next, _LOW)
             count = min(len(target) - done, _LOW - low)
             rows = target[done : done + count]
-            rows[:, :28] = np.frombuffer(f"{self._prefix}{upper % _LOW:04X}{moment:08X}".encode(), np.uint8)
+            rows[:, :28] = np.frombuffer(f"{self._prefix}{upper % _LOW:04X}{month_ms:08X}".encode(), np.uint8)
             rows[:, 28:] = HEX[low : low + count].view(np.uint8).reshape(count, 4)
             self._next += count
             done += count
 
-    def _moment(self) -> int:
+    def _month_ms(self) -> int:
         now_ms = self._now_ms()
         if not self._month[0] <= now_ms < self._month[1]:
             self._month = month_of(now_ms)
@@ -155,24 +155,24 @@ class _Keys:
 
     def __init__(self, keys: pa.Array) -> None:
         made = pc.dictionary_encode(keys)
-        self._different = made.dictionary
+        self._distinct = made.dictionary
         empty = arrow.lengths(made.dictionary) == 0
         self._codes = pc.fill_null(made.indices, -1).to_numpy().astype(np.int32)
         self._codes[np.append(empty, False)[self._codes]] = -1  # as good as none
-        self._single = not len(arrow.rows_with(made.dictionary, _SEPARATOR))
+        self._are_single_words = not len(arrow.rows_with(made.dictionary, _SEPARATOR))
 
     def words(self, rows: Rows, max_bytes: int) -> str:
         """The different words of the rows' keys, in the order of the Arrow batch; empty if there are too many."""
         mine = self._codes[rows]
-        there = np.zeros(len(self._different), np.bool_)
+        there = np.zeros(len(self._distinct), np.bool_)
         there[mine[mine >= 0]] = True
         found = np.flatnonzero(there)
-        if not len(found) or (self._single and len(found) > MAX_BATCH_KEYS):
+        if not len(found) or (self._are_single_words and len(found) > MAX_BATCH_KEYS):
             return ""
-        keys = self._different.take(pa.array(found))
+        keys = self._distinct.take(pa.array(found))
         joined = pc.binary_join(pa.ListArray.from_arrays([0, len(keys)], keys), _SEPARATOR)[0].as_py()
         text: str = joined.decode("utf-8", "replace")
-        if not self._single:  # a word may stand in several keys
+        if not self._are_single_words:  # a word may stand in several keys
             words = dict.fromkeys(word for word in text.split(codes.KEY_SEPARATOR) if word)
             text = codes.KEY_SEPARATOR.join(words) if len(words) <= MAX_BATCH_KEYS else ""
         return text if len(text.encode()) < max_bytes else ""

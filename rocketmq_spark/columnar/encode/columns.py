@@ -79,7 +79,7 @@ class RowColumn(NamedTuple):
     def fits(self, role: str) -> bool:
         return self.kind in _ACCEPTED_KINDS.get(role, (TEXT,))
 
-    def wrong(self, expected: str) -> str:
+    def type_problem(self, expected: str) -> str:
         return f"column {self.name!r} is {self.shown}; expected {expected}"
 
 
@@ -129,7 +129,7 @@ def _columns_by_role(columns: Sequence[RowColumn], row_id: str | None) -> tuple[
         if name in by_role or (name in ("body", "value") and "body" in by_role):
             problems.append(f"column {column.name!r} is there twice")
         elif not column.fits(name):
-            problems.append(column.wrong(COLUMNS[_NAMES[name]]))
+            problems.append(column.type_problem(COLUMNS[_NAMES[name]]))
         else:
             by_role["body" if name == "value" else name] = column.name
     return by_role, problems
@@ -151,7 +151,7 @@ def _row_id_problems(columns: Sequence[RowColumn], row_id: str, by_role: dict[st
         many = "several columns of the DataFrame have" if found else "no column of the DataFrame has"
         return [f"option 'messageId' is {row_id!r}, but {many} that name"]
     if not found[0].fits(MESSAGE_ID):
-        return [found[0].wrong("string or bigint, since option 'messageId' names it")]
+        return [found[0].type_problem("string or bigint, since option 'messageId' names it")]
     by_role[MESSAGE_ID] = found[0].name
     return []
 
@@ -296,7 +296,7 @@ def message_batch(
             if problem is None and isinstance(failure := attempt(_columns, [message], BadRows(), key), Failure):
                 problem = str(failure)
             if problem is not None:
-                bad_rows.rows(np.array([number]), problem)
+                bad_rows.add_rows(np.array([number]), problem)
         bad_rows.raise_if_any()
         raise
     if queue is not None:
@@ -341,7 +341,7 @@ def _hashes(groups: Sequence[object], bad_rows: BadRows) -> pa.Array:
         try:
             found[row] = java_hash(group)
         except OptionError as e:
-            bad_rows.rows(np.array([row]), f"its key: {e.message}")
+            bad_rows.add_rows(np.array([row]), f"its key: {e.message}")
     return arrow.integers(found, pa.int64())
 
 
@@ -392,7 +392,7 @@ def _keys(keys: Sequence[Sequence[str]], bad_rows: BadRows) -> pa.Array:
         for row, (text, each) in enumerate(zip(texts, keys, strict=True)):
             if each and text.count(_SEPARATOR) >= len(each):
                 split = next(key for key in each if _SEPARATOR in key)
-                bad_rows.rows(np.array([row]), f"key {split!r} has a blank, and RocketMQ splits keys at blanks")
+                bad_rows.add_rows(np.array([row]), f"key {split!r} has a blank, and RocketMQ splits keys at blanks")
     return _texts(texts)
 
 

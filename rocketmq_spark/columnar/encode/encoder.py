@@ -74,7 +74,7 @@ class Encoded:
     def slice(self, start: int, end: int) -> Encoded:
         raise NotImplementedError
 
-    def chunks(self, max_bytes: int, max_rows: int | None = None, grown: Growth = _NO_GROWTH) -> Iterator[Chunk]:
+    def chunks(self, max_bytes: int, max_rows: int | None = None, growth: Growth = _NO_GROWTH) -> Iterator[Chunk]:
         """Cut into batches of at most ``max_bytes`` and ``max_rows``; a larger item is a batch alone.
 
         A batch references at most twice its own bytes, so that one that waits for its queue does not keep all other rows in
@@ -82,12 +82,12 @@ class Encoded:
         """
         ends = self._ends()
         start, rows = 0, len(ends) - 1
-        stored = self._stored() + grown.item_bytes * np.arange(rows + 1) if grown.item_bytes else None
+        stored = self._stored_ends() + growth.item_bytes * np.arange(rows + 1) if growth.item_bytes else None
         while start < rows:
             limit = int(ends[start]) + max_bytes
             end = int(np.searchsorted(ends, limit, side="right")) - 1
             if stored is not None:
-                end = min(end, int(np.searchsorted(stored, stored[start] + grown.max_bytes, side="right")) - 1)
+                end = min(end, int(np.searchsorted(stored, stored[start] + growth.max_bytes, side="right")) - 1)
             end = max(start + 1, end)
             end = end if max_rows is None else min(end, start + max_rows)
             yield Chunk(self._body(start, end), end - start)
@@ -97,7 +97,7 @@ class Encoded:
         """The begin of the first item, and the ends of all items."""
         raise NotImplementedError
 
-    def _stored(self) -> Ints:
+    def _stored_ends(self) -> Ints:
         """Like ``_ends``, in the layout whose size brokers limit."""
         return self._ends()
 
@@ -120,7 +120,7 @@ class ItemParts:
         self._columns = columns
         self._items: pa.Array | None = None
         self._complete: CompleteItems | None = None
-        self._apart = False  # some items have been joined without the others
+        self._is_split = False  # some items have been joined without the others
         self.sizes = sizes
         self.ends = np.concatenate(([0], np.cumsum(sizes)))
 
@@ -142,17 +142,17 @@ class ItemParts:
             self._complete(items, first)
         return items
 
-    def between(self, start: int, end: int) -> memoryview:
+    def slice(self, start: int, end: int) -> memoryview:
         """Consecutive items: the data buffer of a separate join, or a copy of a part of the large one."""
-        if self._items is None and (self._apart or end - start >= _MIN_JOINED_ROWS):
-            self._apart = True  # or a short last part would join all items again
+        if self._items is None and (self._is_split or end - start >= _MIN_JOINED_ROWS):
+            self._is_split = True  # or a short last part would join all items again
             columns = [part if isinstance(part, bytes) else part.slice(start, end - start) for part in self._columns]
             return arrow.data_and_offsets(self._joined(columns, start))[0]
         data, ends = arrow.data_and_offsets(self.items)
         body = data[int(ends[start]) : int(ends[end])]
         return body if 2 * len(body) >= len(data) else arrow.copied(body)
 
-    def of(self, rows: npt.NDArray[np.intp]) -> memoryview:
+    def take(self, rows: npt.NDArray[np.intp]) -> memoryview:
         """Some items, in the order of ``rows``, as one buffer."""
         if len(rows) >= _MIN_JOINED_ROWS:
             return arrow.data_and_offsets(self.items.take(pa.array(rows)))[0]
@@ -189,8 +189,8 @@ class EncodedItems(Encoded):
 
     def _body(self, start: int, end: int) -> memoryview:
         if self.rows is None:
-            return self.parts.between(self.first + start, self.first + end)
-        return self.parts.of(self.rows[start:end])
+            return self.parts.slice(self.first + start, self.first + end)
+        return self.parts.take(self.rows[start:end])
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +213,7 @@ class Encoder:
     columns: Mapping[str, str]
     max_message_size: int
     ids: UniqueIds | ContentIds
-    alone_above: int = codes.MAX_BATCH_BYTES
+    single_above_bytes: int = codes.MAX_BATCH_BYTES
 
     @property
     def id_bytes(self) -> int:
@@ -231,7 +231,7 @@ class Encoder:
         """Everything except joining; bad rows are added to ``bad_rows``."""
         body = arrow.as_bytes(batch.column(self.columns["body"]))
         self._check_bodies(body, bad_rows)
-        pieces = self._pieces(batch, bad_rows)
+        pieces = self._new_pieces(batch, bad_rows)
         properties.add_properties(pieces, batch, self.columns, bad_rows, by_name=isinstance(self.ids, ContentIds))
         delayed = properties.add_delays(pieces, batch, self.columns, bad_rows)
         self._check_lengths(arrow.lengths(body), pieces.lengths + self.id_bytes, delayed, bad_rows)
@@ -241,7 +241,7 @@ class Encoder:
             bad_rows.add(flags != flags.astype(np.int32), f"{self.columns['flag']} takes more than 32 bits")
         return CheckedRows(body, pieces, flags, delayed)
 
-    def _pieces(self, batch: pa.RecordBatch, bad_rows: BadRows) -> PropertyPieces:
+    def _new_pieces(self, batch: pa.RecordBatch, bad_rows: BadRows) -> PropertyPieces:
         return TextPieces(len(batch))
 
     def join(self, checked: CheckedRows, topics: RowTopics | None = None) -> Encoded:
@@ -268,11 +268,11 @@ class Encoder:
         middle[:, 0] = lengths >> 8
         middle[:, 1] = lengths & 0xFF
         middle[:, 2:start] = np.frombuffer(_ID_START, np.uint8)
-        self._fill(middle[:, start:end])
+        self._fill_ids(middle[:, start:end])
         middle[:, end:] = np.frombuffer(b"\x02" + after, np.uint8)
         return middle
 
-    def _fill(self, target: npt.NDArray[np.uint8]) -> None:
+    def _fill_ids(self, target: npt.NDArray[np.uint8]) -> None:
         """Write the id of each row, or zeros for a content id, which is no part of the content."""
         if isinstance(self.ids, ContentIds):
             target[:] = 0
@@ -304,7 +304,7 @@ class Encoder:
             lengths = np.where(nulls, 1, lengths)
         bad_rows.add(lengths == 0, f"{name} is empty, which brokers refuse")
         if nulls is not None or bool((lengths == 0).any()):
-            bad_rows.advise("Option 'emptyBodies' = mark sends rows whose body is null or empty")
+            bad_rows.add_remedy("Option 'emptyBodies' = mark sends rows whose body is null or empty")
         max_bytes = self.max_message_size
         bad_rows.add(
             lengths > max_bytes, lambda i: f"{name} of {lengths[i]} bytes, option 'maxMessageSize' is {max_bytes}"
@@ -314,7 +314,7 @@ class Encoder:
         max_bytes, single = codes.MAX_PROPERTIES_BYTES, codes.SINGLE_MAX_PROPERTIES
         bad_rows.add(lengths > max_bytes, lambda i: f"properties of {lengths[i]} bytes, {max_bytes} at most")
         if bool((lengths > single).any()):
-            alone = body + lengths + ITEM_OVERHEAD_BYTES > self.alone_above
+            alone = body + lengths + ITEM_OVERHEAD_BYTES > self.single_above_bytes
             if delayed is not None:
                 alone |= delayed
             bad_rows.add(

@@ -63,14 +63,14 @@ def check_columns(
                     f"option 'messageId' is {row_id!r}, but several columns of the DataFrame have that name"
                 )
             if not column.fits(MESSAGE_ID):
-                problems.append(column.wrong("string or bigint, since option 'messageId' names it"))
+                problems.append(column.type_problem("string or bigint, since option 'messageId' names it"))
             by_role[MESSAGE_ID] = _id_name(row_id)
         if name in COLUMNS:
             kinds, text = COLUMNS[name]
             if by_role.keys() & _ROLES[name].keys():
                 problems.append(f"column {column.name!r} is there twice")
             elif column.kind not in kinds:
-                problems.append(column.wrong(text))
+                problems.append(column.type_problem(text))
             by_role |= _ROLES[name]
         elif not is_id and name in {sink_name.lower() for sink_name in SINK_COLUMNS}:
             problems.append(

@@ -40,10 +40,10 @@ class BadRows:
 
     def __init__(self, first_row: int = 0) -> None:
         self._first_row = first_row
-        self._found: dict[int, str] = {}
+        self._reasons: dict[int, str] = {}
         self._remedies: dict[str, None] = {}
 
-    def advise(self, remedy: str) -> None:
+    def add_remedy(self, remedy: str) -> None:
         """Add an option of the sink that would accept bad rows, to be named once after their reasons."""
         if self.of_sink:
             self._remedies[remedy] = None
@@ -51,20 +51,20 @@ class BadRows:
     def add(self, bad: npt.NDArray[np.bool_], reason: Reason) -> None:
         """Add the rows that are true in ``bad``; the first reason of a row counts."""
         if bad.any():
-            self.rows(np.flatnonzero(bad), reason)
+            self.add_rows(np.flatnonzero(bad), reason)
 
-    def rows(self, rows: npt.NDArray[np.intp], reason: Reason) -> None:
+    def add_rows(self, rows: npt.NDArray[np.intp], reason: Reason) -> None:
         """Add rows by their numbers in the batch."""
         for i in rows.tolist():
-            if i not in self._found:
-                self._found[i] = reason if isinstance(reason, str) else reason(i)
+            if i not in self._reasons:
+                self._reasons[i] = reason if isinstance(reason, str) else reason(i)
 
     def found(self) -> list[tuple[int, str]]:
-        return sorted(self._found.items())
+        return sorted(self._reasons.items())
 
     def raise_if_any(self, partition: int | None = None) -> None:
         """Raises ``MessageRefused`` if there was a bad row; rows are counted from the start of the partition."""
-        if not self._found:
+        if not self._reasons:
             return
         faults = self.found()
         noun = self.noun
@@ -105,27 +105,27 @@ class PropertyPieces(Protocol):
 
     lengths: Ints
 
-    def value(self, name: bytes, values: pa.Array, filled: Mask | None = None) -> None:
+    def add_property(self, name: bytes, values: pa.Array, filled: Mask | None = None) -> None:
         """Add a property to each row, or to the ``filled`` ones; none of these values is null or empty."""
 
-    def entries(self, names: pa.Array, values: pa.Array, bounds: Ints) -> None:
+    def add_entries(self, names: pa.Array, values: pa.Array, bounds: Ints) -> None:
         """Add any properties to each row: those from one of the ``bounds`` to the next."""
 
 
 class TextPieces(Pieces):
     """Property strings: ``name 0x01 value 0x02``. There is no escaping: a separator inside a value would split it."""
 
-    def value(self, name: bytes, values: pa.Array, filled: Mask | None = None) -> None:
+    def add_property(self, name: bytes, values: pa.Array, filled: Mask | None = None) -> None:
         start = name + _NAME_END
         if filled is None:
-            self.constant(start)
-            self.column(values)
-            self.constant(_VALUE_END)
+            self.add_constant(start)
+            self.add_column(values)
+            self.add_constant(_VALUE_END)
         else:
-            self.column(pc.if_else(pa.array(filled), arrow.joined(start, values, _VALUE_END), EMPTY_BYTES))
+            self.add_column(pc.if_else(pa.array(filled), arrow.joined(start, values, _VALUE_END), EMPTY_BYTES))
 
-    def entries(self, names: pa.Array, values: pa.Array, bounds: Ints) -> None:
-        self.column(arrow.regrouped(arrow.joined(names, _NAME_END, values, _VALUE_END), bounds))
+    def add_entries(self, names: pa.Array, values: pa.Array, bounds: Ints) -> None:
+        self.add_column(arrow.regrouped(arrow.joined(names, _NAME_END, values, _VALUE_END), bounds))
 
 
 def add_map(pieces: PropertyPieces, column: Any, bad_rows: BadRows, reserved: pa.Array, by_name: bool = False) -> None:
@@ -167,14 +167,14 @@ def _add_constant(
     width, rows = len(names), len(values) // len(names)
     everywhere, faults = np.arange(rows), _name_faults(names, reserved)
     for reason in faults.values():
-        bad_rows.rows(everywhere, reason)
+        bad_rows.add_rows(everywhere, reason)
     bad = arrow.rows_with(values, _SEPARATORS)
-    bad_rows.rows(bad // width, "a property's value contains the separator 0x01 or 0x02")
+    bad_rows.add_rows(bad // width, "a property's value contains the separator 0x01 or 0x02")
     for entry in np.flatnonzero(arrow.lengths(values) == 0):
-        bad_rows.rows(np.array([entry // width]), _empty_value_reason(names[int(entry) % width]))
+        bad_rows.add_rows(np.array([entry // width]), _empty_value_reason(names[int(entry) % width]))
     named = [(i, name) for i, name in enumerate(names.to_pylist()) if i not in faults]
     for i, name in sorted(named, key=lambda each: each[1]) if by_name else named:
-        pieces.value(name, values if width == 1 else values.take(pa.array(np.arange(i, len(values), width))))
+        pieces.add_property(name, values if width == 1 else values.take(pa.array(np.arange(i, len(values), width))))
 
 
 def _add_entries(
@@ -191,8 +191,8 @@ def _add_entries(
         faults.setdefault(entry, _empty_value_reason(names[entry]))
     for entry, reason in faults.items():
         row = np.searchsorted(bounds, [entry], side="right") - 1
-        bad_rows.rows(row, reason)
-    pieces.entries(names, values, bounds)
+        bad_rows.add_rows(row, reason)
+    pieces.add_entries(names, values, bounds)
 
 
 def _order_by_name(names: pa.Array, bounds: Ints) -> pa.Array | None:
@@ -267,7 +267,9 @@ def add_delays(
     if not delayed.any():
         return None
     for name, values in numbers.items():
-        pieces.value(_DELAY_NAMES[name].encode(), pa.array(values).cast(pa.string()).view(pa.binary()), values > 0)
+        pieces.add_property(
+            _DELAY_NAMES[name].encode(), pa.array(values).cast(pa.string()).view(pa.binary()), values > 0
+        )
     has_delay: Mask = delayed > 0
     return has_delay
 
@@ -300,8 +302,8 @@ def _numbers(column: Any, name: str) -> Ints:
 
 def _add_filled(pieces: PropertyPieces, name: str, values: pa.Array, bad_rows: BadRows, column: str) -> None:
     """Add a property to all rows in which it is neither null nor empty."""
-    bad_rows.rows(arrow.rows_with(values, _NAME_END + _VALUE_END), f"{column} contains the separator 0x01 or 0x02")
-    pieces.value(name.encode(), values, arrow.non_empty_mask(values))
+    bad_rows.add_rows(arrow.rows_with(values, _NAME_END + _VALUE_END), f"{column} contains the separator 0x01 or 0x02")
+    pieces.add_property(name.encode(), values, arrow.non_empty_mask(values))
 
 
 def _add_priorities(pieces: PropertyPieces, column: Any, bad_rows: BadRows, name: str) -> None:
@@ -319,7 +321,7 @@ def _add_row_ids(pieces: PropertyPieces, column: Any, bad_rows: BadRows, name: s
     if filled is not None:
         bad_rows.add(~filled, f"{name} is null or empty, which identifies no row")
     for row in arrow.non_utf8_rows(values):
-        bad_rows.rows(np.array([row]), f"{name} is not UTF-8, and readers could not tell it from other ids")
+        bad_rows.add_rows(np.array([row]), f"{name} is not UTF-8, and readers could not tell it from other ids")
     _add_filled(pieces, ROW_ID, values, bad_rows, name)
 
 
@@ -334,7 +336,7 @@ def _check_keys(column: Any, bad_rows: BadRows, name: str) -> None:
         ends = np.cumsum(pc.fill_null(pc.list_value_length(column), 0).to_numpy())
         for entry, row in zip(split.tolist(), np.searchsorted(ends, split, side="right"), strict=True):
             key = keys[entry].as_py().decode("utf-8", "replace")
-            bad_rows.rows(np.array([row]), f"{name} has the key {key!r}, and RocketMQ splits keys at blanks")
+            bad_rows.add_rows(np.array([row]), f"{name} has the key {key!r}, and RocketMQ splits keys at blanks")
 
 
 def keys_of(column: Any) -> pa.Array:

@@ -55,32 +55,32 @@ _CONTROL = f"has a control character, {_REJECTED}"
 
 class _ProxyCheck:
     """Finds texts that are not UTF-8, which protobuf rejects (encoding as items would replace characters), and values that a
-    Proxy rejects. ``kinds`` are the properties that make messages of another type than NORMAL, with their rows.
+    Proxy rejects. ``rows_by_type`` are the properties that make messages of another type than NORMAL, with their rows.
     """
 
     def __init__(self, bad_rows: BadRows) -> None:
-        self.kinds: dict[str, Mask] = {}
+        self.rows_by_type: dict[str, Mask] = {}
         self._bad_rows = bad_rows
 
-    def value(self, name: bytes, values: pa.Array, filled: Mask | None) -> None:
+    def add_property(self, name: bytes, values: pa.Array, filled: Mask | None) -> None:
         if name in _TYPES_BY_PROPERTY:
-            self.kinds[_TYPES_BY_PROPERTY[name]] = np.ones(len(values), np.bool_) if filled is None else filled
-        said = name.decode("utf-8", "replace")
+            self.rows_by_type[_TYPES_BY_PROPERTY[name]] = np.ones(len(values), np.bool_) if filled is None else filled
+        name_text = name.decode("utf-8", "replace")
         if not arrow.is_utf8(name):
-            self._bad_rows.rows(np.arange(len(values)), _NOT_UTF8)
+            self._bad_rows.add_rows(np.arange(len(values)), _NOT_UTF8)
         if has_controls(name):
-            self._bad_rows.rows(np.arange(len(values)), f"the name {said!r} {_CONTROL}")
+            self._bad_rows.add_rows(np.arange(len(values)), f"the name {name_text!r} {_CONTROL}")
         for row in arrow.non_utf8_rows(values):
-            self._bad_rows.rows(np.array([row]), f"{said} is not UTF-8, and gRPC carries no other text")
-        self._bad_rows.rows(rows_with_controls(values), f"{said} {_CONTROL}")
+            self._bad_rows.add_rows(np.array([row]), f"{name_text} is not UTF-8, and gRPC carries no other text")
+        self._bad_rows.add_rows(rows_with_controls(values), f"{name_text} {_CONTROL}")
         if name == _TAGS:
-            self._bad_rows.rows(arrow.rows_with(values, b"|"), f"{said} has a '|', {_REJECTED}")
+            self._bad_rows.add_rows(arrow.rows_with(values, b"|"), f"{name_text} has a '|', {_REJECTED}")
 
-    def entries(self, names: pa.Array, values: pa.Array, bounds: Ints) -> None:
+    def add_entries(self, names: pa.Array, values: pa.Array, bounds: Ints) -> None:
         for entry in (*arrow.non_utf8_rows(names), *arrow.non_utf8_rows(values)):
-            self._bad_rows.rows(np.searchsorted(bounds, [entry], side="right") - 1, _NOT_UTF8)
+            self._bad_rows.add_rows(np.searchsorted(bounds, [entry], side="right") - 1, _NOT_UTF8)
         found = np.concatenate((rows_with_controls(names), rows_with_controls(values)))
-        self._bad_rows.rows(np.searchsorted(bounds, found, side="right") - 1, f"a property {_CONTROL}")
+        self._bad_rows.add_rows(np.searchsorted(bounds, found, side="right") - 1, f"a property {_CONTROL}")
 
 
 class _CheckedPieces(TextPieces):
@@ -90,13 +90,13 @@ class _CheckedPieces(TextPieces):
         super().__init__(rows)
         self.check = _ProxyCheck(bad_rows)
 
-    def value(self, name: bytes, values: pa.Array, filled: Mask | None = None) -> None:
-        self.check.value(name, values, filled)
-        super().value(name, values, filled)
+    def add_property(self, name: bytes, values: pa.Array, filled: Mask | None = None) -> None:
+        self.check.add_property(name, values, filled)
+        super().add_property(name, values, filled)
 
-    def entries(self, names: pa.Array, values: pa.Array, bounds: Ints) -> None:
-        self.check.entries(names, values, bounds)
-        super().entries(names, values, bounds)
+    def add_entries(self, names: pa.Array, values: pa.Array, bounds: Ints) -> None:
+        self.check.add_entries(names, values, bounds)
+        super().add_entries(names, values, bounds)
 
 
 class ProxyPieces:
@@ -109,8 +109,8 @@ class ProxyPieces:
         self.priorities = False
         self.check = _ProxyCheck(bad_rows)
 
-    def value(self, name: bytes, values: pa.Array, filled: Mask | None = None) -> None:
-        self.check.value(name, values, filled)
+    def add_property(self, name: bytes, values: pa.Array, filled: Mask | None = None) -> None:
+        self.check.add_property(name, values, filled)
         lengths = arrow.lengths(values) + len(name) + 2
         self.lengths += lengths if filled is None else np.where(filled, lengths, 0)
         if name in _TEXT_FIELDS:
@@ -121,7 +121,7 @@ class ProxyPieces:
             self.groups = values if filled is None else pc.if_else(pa.array(filled), values, _NULL)
             parts = arrow.joined(_FIFO_FIELDS, _varints(arrow.lengths(values)), values)
             normal = pa.scalar(encoder.NORMAL_TYPE_FIELD, pa.binary())
-            self.system.column(parts if filled is None else pc.if_else(pa.array(filled), parts, normal))
+            self.system.add_column(parts if filled is None else pc.if_else(pa.array(filled), parts, normal))
         elif name == _PRIORITY:
             self.priorities = True
             _add_parts(
@@ -134,7 +134,7 @@ class ProxyPieces:
             entries = len(key) + arrow.lengths(value_sizes) + sizes
             _add_parts(self.fields, (encoder.USER_PROPERTY_FIELD, _varints(entries), key, value_sizes, values), filled)
 
-    def entries(self, names: pa.Array, values: pa.Array, bounds: Ints) -> None:
+    def add_entries(self, names: pa.Array, values: pa.Array, bounds: Ints) -> None:
         if not len(names):
             return
         of_names, of_values = arrow.lengths(names), arrow.lengths(values)
@@ -152,8 +152,8 @@ class ProxyPieces:
             value_sizes,
             values,
         )
-        self.check.entries(names, values, bounds)
-        self.fields.column(arrow.regrouped(made, bounds))
+        self.check.add_entries(names, values, bounds)
+        self.fields.add_column(arrow.regrouped(made, bounds))
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +186,7 @@ class ProxyEncoded(Encoded):
     def _ends(self) -> Ints:
         return arrow.offsets(self.items).astype(np.int64)
 
-    def _stored(self) -> Ints:
+    def _stored_ends(self) -> Ints:
         return np.concatenate(([0], np.cumsum(self.sizes)))
 
     def _body(self, start: int, end: int) -> ProxyBatch:
@@ -208,7 +208,7 @@ class ProxyRowEncoder(Encoder):
 
     proxy: ProxyEncoder | None = None
 
-    def _pieces(self, batch: pa.RecordBatch, bad_rows: BadRows) -> PropertyPieces:
+    def _new_pieces(self, batch: pa.RecordBatch, bad_rows: BadRows) -> PropertyPieces:
         if properties.any_delay(batch, self.columns):
             return _CheckedPieces(len(batch), bad_rows)
         return ProxyPieces(len(batch), bad_rows)
@@ -219,12 +219,12 @@ class ProxyRowEncoder(Encoder):
         if flags is not None:
             bad_rows.add(flags != 0, lambda i: f"its flag is {flags[i]}, which gRPC cannot transport; expected 0")
         assert isinstance(pieces, ProxyPieces | _CheckedPieces)
-        kinds = (
-            pieces.check.kinds
+        rows_by_type = (
+            pieces.check.rows_by_type
             if checked.delayed is None
-            else {**pieces.check.kinds, MessageType.DELAY.name: checked.delayed}
+            else {**pieces.check.rows_by_type, MessageType.DELAY.name: checked.delayed}
         )
-        for (one, first), (other, second) in itertools.combinations(kinds.items(), 2):
+        for (one, first), (other, second) in itertools.combinations(rows_by_type.items(), 2):
             bad_rows.add(first & second, f"it is {one} and {other}, and over gRPC it can have only one of these")
         return checked
 
@@ -237,12 +237,14 @@ class ProxyRowEncoder(Encoder):
         born_ms = epoch_ms()
         common = [self.proxy.encoder_of(name, born_ms) for name in topics.names]
         ids = np.full((len(checked.body), self.ids.width + 1), _COMMA, np.uint8)
-        self._fill(ids[:, :-1])
+        self._fill_ids(ids[:, :-1])
         message = Pieces(len(checked.body))
         if topics.codes is None:
-            message.constant(common[0].common_fields)
+            message.add_constant(common[0].common_fields)
         else:
-            message.column(pa.array([each.common_fields for each in common], pa.binary()).take(pa.array(topics.codes)))
+            message.add_column(
+                pa.array([each.common_fields for each in common], pa.binary()).take(pa.array(topics.codes))
+            )
         message.extend(pieces.fields)
         _add_message_field(message, encoder.SYSTEM_FIELD, _system(common[0].common_system_fields, ids[:, :-1], pieces))
         body_sizes = arrow.lengths(checked.body)
@@ -258,26 +260,26 @@ def _system(first: bytes, ids: npt.NDArray[np.uint8], pieces: ProxyPieces) -> Pi
     rows, width = ids.shape
     kind = b"" if pieces.priorities or pieces.groups is not None else encoder.NORMAL_TYPE_FIELD
     made = Pieces(rows)
-    made.constant(first + kind + encoder.TEXT_FIELDS[Property.UNIQ_KEY] + VARINTS[width])
-    made.column(arrow.fixed_width(np.ascontiguousarray(ids)))
+    made.add_constant(first + kind + encoder.TEXT_FIELDS[Property.UNIQ_KEY] + VARINTS[width])
+    made.add_column(arrow.fixed_width(np.ascontiguousarray(ids)))
     made.extend(pieces.system)
     return made
 
 
 def _add_message_field(pieces: Pieces, first: bytes, fields: Pieces) -> None:
     """Add a field whose content is a message to each row."""
-    pieces.constant(first)
-    pieces.column(_varints(fields.lengths))
+    pieces.add_constant(first)
+    pieces.add_column(_varints(fields.lengths))
     pieces.extend(fields)
 
 
 def _add_parts(pieces: Pieces, parts: tuple[pa.Array | bytes, ...], filled: Mask | None = None) -> None:
     """Add parts to every row, or to the ``filled`` ones."""
     if filled is not None:
-        pieces.column(pc.if_else(pa.array(filled), arrow.joined(*parts), EMPTY_BYTES))
+        pieces.add_column(pc.if_else(pa.array(filled), arrow.joined(*parts), EMPTY_BYTES))
         return
     for part in parts:
-        pieces.constant(part) if isinstance(part, bytes) else pieces.column(part)
+        pieces.add_constant(part) if isinstance(part, bytes) else pieces.add_column(part)
 
 
 def _key_fields(keys: pa.Array) -> pa.Array:

@@ -147,7 +147,7 @@ def _portions_of_messages(
         bad_rows = bad_rows_type(first_row)
         batch = message_batch(chunk, bad_rows, *target)
         if "priority" in batch.schema.names and not priorities:
-            bad_rows.rows(np.arange(len(chunk)), "it or another has a priority, which only gRPC supports")
+            bad_rows.add_rows(np.arange(len(chunk)), "it or another has a priority, which only gRPC supports")
         if target.queue is not None:
             is_of_other_topic = [message.topic != target.queue.topic for message in chunk]
             bad_rows.add(np.array(is_of_other_topic), f"its topic is not that of {target.queue}")

@@ -69,7 +69,7 @@ def utf8_texts(column: pa.Array, name: str, numbers: npt.NDArray[np.intp], bad_r
         return column
     for row in bad:
         value = column[row].as_buffer().to_pybytes()
-        bad_rows.rows(numbers[row : row + 1], f"{name} is not UTF-8: {shown(value)}")
+        bad_rows.add_rows(numbers[row : row + 1], f"{name} is not UTF-8: {shown(value)}")
     return pc.if_else(pa.array(~np.isin(np.arange(len(column)), bad)), column, None)
 
 
@@ -155,7 +155,7 @@ class ByColumn:
                     reason = f"{self._broker} is null, and {self._id} is {int(ids[at])}; expected both or neither"
                 else:
                     reason = _missing(rows.topic, int(ids[at]), broker, ambiguous=queue_indexes[at] == _AMBIGUOUS)
-                bad_rows.rows(numbers[at : at + 1], reason)
+                bad_rows.add_rows(numbers[at : at + 1], reason)
             queue_indexes = np.maximum(queue_indexes, 0)
         return queue_indexes
 
@@ -238,7 +238,7 @@ class ByPartition:
                     f"{row_text}, which is queue {queue}, and this queue does not accept messages now: start its broker, or make "
                     "the queue writable, then write again"
                 )
-            bad_rows.rows(rows.row_numbers()[row : row + 1], reason)
+            bad_rows.add_rows(rows.row_numbers()[row : row + 1], reason)
         return np.where(has_number, np.maximum(named, 0), len(queues))
 
 
@@ -272,7 +272,7 @@ class ByCallable:
         for name in ("tags", "keys", "properties", "shardingkey"):
             if name in self._columns:
                 bad = _without_text(rows.column(self._columns[name]))
-                bad_rows.rows(
+                bad_rows.add_rows(
                     rows.row_numbers()[bad], f"{self._columns[name]} is not UTF-8, and the queue selector is a function"
                 )
                 is_good = is_good and not len(bad)
@@ -472,12 +472,12 @@ class Router:
             try:
                 check_topic(name, self._scope)
             except MessageRefused as e:
-                bad_rows.rows(rows.row_numbers(), f"topic {name!r}: {e.message}")
+                bad_rows.add_rows(rows.row_numbers(), f"topic {name!r}: {e.message}")
                 if remedy := hint(name):
-                    bad_rows.advise(remedy.replace("; option", "Option"))
+                    bad_rows.add_remedy(remedy.replace("; option", "Option"))
                 continue
             if self._allowed and name not in self._allowed:
-                bad_rows.rows(
+                bad_rows.add_rows(
                     rows.row_numbers(),
                     f"topic {name!r} is not in option 'allowedTopics': add it there, or filter such rows",
                 )

@@ -79,10 +79,10 @@ class StoragePlan:
             if storage is not None and storage.by_key:
                 numbers = rows.row_numbers()
                 missing = numbers[rows_without_key(batch, self._columns)[numbers]]
-                bad_rows.rows(missing, encoding.no_key_reason(rows.topic))
+                bad_rows.add_rows(missing, encoding.no_key_reason(rows.topic))
             if storage is not None and storage.grouped:
                 key = "key" if self._options.kafka_columns else "shardingKey"
-                bad_rows.rows(rows.row_numbers()[self._without_group(rows)], _no_group_reason(rows.topic, key))
+                bad_rows.add_rows(rows.row_numbers()[self._without_group(rows)], _no_group_reason(rows.topic, key))
 
     def _without_group(self, rows: TopicRows) -> npt.NDArray[np.bool_]:
         if "shardingkey" not in self._columns:

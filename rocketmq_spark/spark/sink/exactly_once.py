@@ -206,7 +206,7 @@ def _check_topics(options: Options, ends: QueueEnds) -> bool:
 def _read_stored_hashes(options: Options, name: BatchName, note: BatchNote) -> BatchHashes:
     """Return the hashes of the rows of a batch that are stored. Waits for the longest settle time of all runs of the batch."""
     stored = BatchHashes(name.digest(), MAX_PLANNED_IDS)
-    tools = look_tools(options, placed=stored.placed)
+    tools = look_tools(options, placed=stored.set_ranges)
     StoredIdScan(dataclasses.replace(tools, settle_s=max(tools.settle_s, note.settle_s)), note.ends).run(stored)
     logger.warning(
         "batch %d began earlier: %d of its rows are stored already, and will not be sent again",
