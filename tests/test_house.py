@@ -67,8 +67,8 @@ ORDER = {
     " sink.exactly_once sink.task sink.writer datasource sink.foreach monitoring.explain monitoring.queries"
     " monitoring.group_offset_listener monitoring.metrics_listener",
     "grpc_proxy": "tables protos channel encoder proxy member transactions sender",
-    "columnar": "decode encode arrow decode.schema decode.property_names decode.property_columns decode.stored_messages decode.inner"
-    " decode.properties decode.rows decode.decoder decode.kafka encode.properties encode.columns"
+    "columnar": "decode encode arrow decode.schema decode.property_names decode.property_columns decode.stored_messages"
+    " decode.inner decode.properties decode.rows decode.decoder decode.kafka encode.properties encode.columns"
     " encode.kafka encode.empty_bodies encode.batch encode.content_ids encode.encoder encode.proxy_rows",
     "stored": "ends look",
     "base": "codes logs extras hosts exposition process terminal budget clock folders java threads arguments complaints tls_files"

@@ -5,7 +5,7 @@ pieces of equal width are made by numpy, and adjacent constants are merged.
 
 ``slices`` cuts a column out of a buffer: Arrow makes one copy per value, Python none. An Arrow array over the whole buffer
 with the offsets ``0, start, end, start, end, …`` has the requested slices as its odd elements, and one ``take`` extracts
-them. The elements in between, whose offsets may run backwards, are never read.
+them. The other elements, whose offsets may decrease, are never read.
 
 ``hash_codes`` is Java's string hash of a whole column at once. A string's hash is a sum of products, so one running sum over all
 code units of the column gives every hash as the difference of two entries; 32-bit arithmetic that wraps is what Java does too.
@@ -82,12 +82,12 @@ def to_mask(array: Any) -> Mask:
 
 
 def null_mask(array: pa.Array) -> Mask | None:
-    """Which rows are null; None when none is."""
+    """Which rows are null; None if no row is."""
     return to_mask(array.is_null()) if array.null_count else None
 
 
 def non_empty_mask(array: pa.Array) -> Mask | None:
-    """Which rows are neither null nor empty; None when all are."""
+    """Which rows are neither null nor empty; None if all rows are."""
     here: Mask = lengths(array) > 0
     missing = null_mask(array)
     if missing is not None:
@@ -118,7 +118,7 @@ def is_utf8(data: bytes) -> bool:
 
 
 def non_utf8_rows(values: pa.Array) -> list[int]:
-    """The numbers of the values that are not UTF-8. Spark does not check ``cast(slices as string)``."""
+    """The indexes of the values that are not UTF-8. Spark does not check ``cast(slices as string)``."""
     data, ends = data_and_offsets(values)
     used = bytes(data[int(ends[0]) : int(ends[-1])])
     if used.isascii():
@@ -126,13 +126,13 @@ def non_utf8_rows(values: pa.Array) -> list[int]:
     first = np.frombuffer(used, np.uint8)[(ends[:-1] - ends[0])[np.diff(ends) > 0]]
     if is_utf8(used) and not bool(
         (first & 0xC0 == 0x80).any()
-    ):  # and no value begins inside a character of the one before
+    ):  # and no value begins inside a character of the previous value
         return []
     return [i for i, value in enumerate(values.to_pylist()) if value is not None and not is_utf8(value)]
 
 
 class Pieces:
-    """The pieces from which every row is joined, in order, and the sums of their lengths."""
+    """Collects the pieces of rows in order, and the sum of their lengths in each row."""
 
     def __init__(self, rows: int) -> None:
         self.lengths: Ints = np.zeros(rows, np.int64)
@@ -151,7 +151,7 @@ class Pieces:
         self._pieces.append(values)
 
     def extend(self, other: Pieces) -> None:
-        """Add all pieces of another one, which has the same number of rows."""
+        """Add all pieces of another ``Pieces`` with the same number of rows."""
         for piece in other._pieces:
             if isinstance(piece, bytes):
                 self.add_constant(piece)
@@ -176,7 +176,9 @@ def joined(*parts: pa.Array | bytes) -> pa.Array:
 
 
 def regrouped(parts: pa.Array, bounds: npt.NDArray[np.integer]) -> pa.Array:
-    """The parts from one of the ``bounds`` to the next as one value. Their bytes are adjacent, so only the offsets are new."""
+    """Merges the parts between two consecutive ``bounds`` into one value. Their bytes are adjacent, so only the offsets are
+    new.
+    """
     data, ends = data_and_offsets(parts)
     whole = np.ascontiguousarray(ends[bounds] if len(parts) else np.zeros(len(bounds)), np.int32)
     return pa.Array.from_buffers(pa.binary(), len(bounds) - 1, [None, pa.py_buffer(whole), pa.py_buffer(data)])
@@ -223,7 +225,7 @@ def _with_narrow_offsets(buffer: Any, starts: Ints, ends: Ints) -> tuple[Any, In
 
 
 def array_and_offsets(array: pa.Array) -> tuple[Bytes, npt.NDArray[np.int32]]:
-    """Bytes and offsets of a fresh binary array (one whose first row begins at 0)."""
+    """Bytes and offsets of a binary array whose first row begins at 0."""
     _, offsets, content = array.buffers()
     positions = np.frombuffer(offsets, np.int32, len(array) + 1, array.offset * 4)
     return np.frombuffer(content, np.uint8) if content is not None else np.empty(0, np.uint8), positions

@@ -37,7 +37,7 @@ from rocketmq_spark.pull.puller import Puller
 
 AT_LEAST_ONCE = "or run this batch once with option 'deliveryGuarantee' at-least-once, which may repeat rows"
 
-# Called for each topic with the queues whose brokers have masters. Raises an error if these do not suffice to send the rows.
+# Called for each topic with the queues whose brokers have masters. Raises an error if these queues cannot take the rows.
 CheckQueues = Callable[[TopicRoute, Set[MessageQueue]], None]
 
 
@@ -46,7 +46,7 @@ class QueueEnds:
     """The end of each queue, and the address of each broker's master.
 
     ``stored_ms`` is the store time of each queue's last message, or 0 if that message had expired. It distinguishes a queue from
-    one of the same name after its topic was deleted and created again. Queues with an unknown time are missing in it.
+    one of the same name after its topic was deleted and created again. Queues with an unknown time are not in ``stored_ms``.
     """
 
     queues: Mapping[MessageQueue, int]
@@ -70,7 +70,7 @@ class QueueEnds:
         )
 
     def of_broker(self, name: str, queues: Mapping[MessageQueue, int]) -> QueueEnds:
-        """The part of one broker, with the given ends for some of its queues."""
+        """The ends ``queues`` of one broker, with its master."""
         return QueueEnds(queues, {name: self.masters[name]})
 
     def of_queues(self, queues: Iterable[MessageQueue]) -> QueueEnds:
@@ -175,7 +175,7 @@ def fetch_ends(
             within = Deadline.after(request_timeout_s).within(deadline.remaining())
             return _fetch_ends_once(routes, offsets, topics, within, check_queues)
         except RocketMQError as e:
-            # An attempt that has less time than a question, as the last one has, may say only that the time was over.
+            # The last attempt may have less time than a request needs. Then its timeout hides the error of the previous attempt.
             if error is None or has_full_time or not isinstance(e, CallTimeout):
                 error = e
             if not e.retriable or deadline.expired:
@@ -229,15 +229,15 @@ for _digit, _value in zip(b"0123456789ABCDEF", range(16), strict=True):
     _DIGITS[_digit] = _value
 
 
-# Batches are decoded with the bodies of their messages, whoever stored them.
+# Batches are decoded with the bodies of their messages, also those of other producers.
 _PORTION_BYTES = 16 << 20
 
 
 def id_reader(
     open_puller: Callable[[], Puller], on_ranges: Callable[[Sequence[OffsetRange]], None] = lambda parts: None
 ) -> Callable[[Sequence[OffsetRange]], Iterator[pa.Array]]:
-    """Returns a function that reads the ids of all messages in ranges, one broker after the other. It calls ``on_ranges`` with the
-    ranges of the next ids before it yields these.
+    """Returns a function that reads the ids of all messages in ranges, one broker after the other. It calls ``on_ranges`` with
+    the ranges of the next ids before it yields these.
 
     It raises ``UnprovedError`` for missing messages, and ``DecodeError`` for a message that cannot be decoded.
     """
@@ -299,7 +299,7 @@ class ScopedHashes:
 
 # Up to this number, ranges are kept for each task and queue; beyond it, one range per queue covers the messages of all tasks.
 MAX_TASK_RANGES = 200_000
-# Tasks from this number on share their ranges: anyone who copies the scope of a batch may store ids of any task.
+# Tasks from this number on share their ranges, because a producer that copies the scope of a batch may store ids of any task.
 MAX_TASKS = 100_000
 
 RangeByQueue = dict[MessageQueue, OffsetRange]
@@ -320,7 +320,7 @@ class BatchHashes(ScopedHashes):
         self._shared_ranges: RangeByQueue | None = None
 
     def set_ranges(self, parts: Sequence[OffsetRange]) -> None:
-        """Notes that the ids of the next calls are in one of ``parts``."""
+        """Sets the ranges that contain the ids of the next calls."""
         self._current_ranges = parts
 
     def _keep(self, rows: Bytes) -> None:
@@ -367,7 +367,7 @@ def _widen(places: RangeByQueue, parts: Iterable[OffsetRange]) -> None:
 
 
 def task_key(numbers: Any) -> Any:
-    """The numbers under which tasks, or a task, are found in the tables of a batch."""
+    """The keys of task numbers (one number or an array) in the tables of a batch."""
     return np.minimum(numbers, MAX_TASKS)
 
 

@@ -1,10 +1,10 @@
-"""A look: reads the ids that are stored after noted ends, and waits until no further message of an earlier attempt can arrive.
+"""A scan reads the ids that are stored after noted ends, and waits until no further message of an earlier attempt can arrive.
 
 A message that a broker acknowledged may not be in its index yet, and messages of an earlier attempt may still be on their way.
-So a look reads the end of the log, waits until the index has reached it, and requests the ends of the queues; reads the ids up
-to there; waits for the settle time, in which every broker must answer; and reads the ids that were stored meanwhile.
+So a scan reads the end of the log, waits until the index has reached it, and requests the ends of the queues; reads the ids up
+to these ends; waits for the settle time, in which every broker must answer; and reads the ids that were stored meanwhile.
 
-``LiveStoredIds`` is for a producer with ``confirm_ambiguous``, which looks before it repeats a send that may be stored.
+``LiveStoredIds`` is for a producer with ``confirm_ambiguous``, which scans before it repeats a send that may be stored.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 # sockets and threads, so its settle time begins again.
 GAP_S = 2.0
 _POLL_S = 0.5
-# A look waits this many settle times longer for a broker that answers but does not settle than for one that does not answer.
+# A scan waits this many settle times longer for a broker that answers but does not settle than for a broker that is silent.
 _UNSETTLED_FACTOR = 3
 
 ReadIds = Callable[[Sequence[OffsetRange]], Iterator[pa.Array]]
@@ -39,7 +39,7 @@ ReadIds = Callable[[Sequence[OffsetRange]], Iterator[pa.Array]]
 
 @dataclass(frozen=True, slots=True)
 class ScanTools:
-    """What a look needs: the readers, the ``group`` of its requests, ``timeout_s`` for a broker that does not answer,
+    """The parts of a scan: the readers, the ``group`` of its requests, ``timeout_s`` for a broker that does not answer,
     ``settle_s`` for messages that are on their way, and ``request_timeout_s`` for one request.
     """
 
@@ -54,7 +54,7 @@ class ScanTools:
 
 
 class StoredIdScan:
-    """One look from the ends ``since`` on. The queues must still be those of ``noted``, earlier ends (by default ``since``)."""
+    """One scan from the ends ``since``. The queues must be the same as at the earlier ends ``noted`` (by default ``since``)."""
 
     def __init__(self, tools: ScanTools, since: QueueEnds, noted: Sequence[QueueEnds] | None = None) -> None:
         self._tools = tools
@@ -130,8 +130,8 @@ class StoredIdScan:
             address = self._tools.routes.address(name)
             if address != noted:
                 raise UnprovedError(
-                    f"the master of broker {name} is {address}, and was {noted} when the batch was begun: another copy may "
-                    "lack what that one stored",
+                    f"the master of broker {name} is {address}, and was {noted} when the batch began: the new master may "
+                    "lack messages that the old master stored",
                     remedy=f"Bring the master back, {AT_LEAST_ONCE}",
                 )
 
@@ -148,9 +148,9 @@ class StoredIdScan:
         for name, state in states.items():
             if isinstance(state, RocketMQError):
                 continue
-            # Use the time of this broker's answer, because other brokers may have delayed the round. A long lock counts too:
-            # while one send holds the log's lock (on a disk that hangs), the broker drops the sends in its queue, so waiting
-            # sends would not be visible there.
+            # Use the time of this broker's answer, because other brokers may have delayed the round. A long lock restarts the
+            # settle time, too: while one send holds the log's lock (on a disk that hangs), the broker drops the sends in its
+            # queue, so waiting sends are not visible there.
             still = name not in self._last_answer_s or state.at_s - self._last_answer_s[name] > GAP_S
             if still or state.lock_ms > 1000 * GAP_S:
                 self._settling_since[name] = state.at_s
@@ -173,7 +173,7 @@ class StoredIdScan:
                 )
             if now - waited_since > self._tools.timeout_s + _UNSETTLED_FACTOR * self._tools.settle_s:
                 raise CallTimeout(
-                    f"broker {name} answers now and then only, or keeps sends in its queue or before its log for long, so that "
+                    f"broker {name} answers only sometimes, or keeps sends waiting for its log for long, so that "
                     "what is stored there cannot be proved",
                     remedy=f"See what keeps broker {name} busy, {AT_LEAST_ONCE}",
                 )
@@ -188,7 +188,7 @@ class StoredIdScan:
         return over_s >= 0 and state.head_wait_ms <= 1000 * over_s
 
     def _retry(self, ask: Callable[[], dict[MessageQueue, int] | None]) -> dict[MessageQueue, int]:
-        """Repeat ``ask`` until it returns a value. When the time is over, raise its last error."""
+        """Repeat ``ask`` until it returns a value. After the timeout, raise its last error."""
         until, first = self._clock.now() + self._tools.timeout_s, None
         for pause in self._clock.pauses():
             error: RocketMQError | None = None
@@ -201,7 +201,7 @@ class StoredIdScan:
                     raise
                 error = e
                 if first is None:
-                    logger.warning("a look at what is stored waits: %s", e)
+                    logger.warning("waiting for the brokers to read what is stored: %s", e)
             first = error or first
             if self._clock.now() >= until:
                 raise self._timeout_error(error)
@@ -210,7 +210,7 @@ class StoredIdScan:
 
     def _timeout_error(self, error: RocketMQError | None) -> RocketMQError:
         if error is None:
-            error = CallTimeout("a broker did not index in time what it has stored")
+            error = CallTimeout("a broker did not index its stored messages in time")
         if error.remedy is None:
             error.remedy = f"Start the brokers {', '.join(self._names)}, {AT_LEAST_ONCE}"
         return error
@@ -220,9 +220,9 @@ def _raise(error: RocketMQError, _: MessageQueue) -> None:
     raise error
 
 
-# Makes the tools of a look from a time-out in seconds and a clock.
+# Returns the tools of a scan for a timeout in seconds and a clock.
 MakeTools = Callable[[float, Clock], ScanTools]
-# Noted ends are requested again after this time: otherwise retention might delete messages that a look must read, and looks would
+# Noted ends are requested again after this time: otherwise retention might delete messages that a scan must read, and scans would
 # take long.
 NOTE_MAX_AGE_S = 60.0
 # Pause before the ends of queues are requested again from a broker that did not report them.
@@ -267,7 +267,7 @@ class NotedStoredIds:
 
 class _EndsNote(NamedTuple):
     """The ends of a topic's queues on one broker and the master that reported them, or the error. ``before`` is the previous
-    note, because a send may have begun while that was current.
+    note, because a send may have begun before this note.
     """
 
     at: float
@@ -278,7 +278,7 @@ class _EndsNote(NamedTuple):
 
 
 class LiveStoredIds(NotedStoredIds):
-    """Implements it for a producer that sends to any queue: it requests the ends of queues before it sends to them.
+    """Implements ``StoredIds`` for a producer that sends to any queue. It requests the ends of a queue before the first send.
 
     There is one request for each topic and broker: at the first send, after a minute, and when the master has changed.
     """
@@ -320,7 +320,7 @@ class LiveStoredIds(NotedStoredIds):
             before = before.before if before.error is not None else before._replace(before=None)
         away = self._unavailable.get(queue.broker_name)
         if away is not None and away.master == master and self._clock.now() - away.at < _UNAVAILABLE_S:
-            return away._replace(before=before)  # otherwise each further topic of a broker that hangs would wait for it
+            return away._replace(before=before)  # otherwise each further topic would wait for a broker that hangs
         try:
             ends, error = self._request_topic_ends(queue), None
         except RocketMQError as e:
@@ -345,7 +345,7 @@ class LiveStoredIds(NotedStoredIds):
             return QueueEnds({queue: 0}, {})  # the send will create the topic
         if queue not in bounds:
             raise UnprovedError(
-                f"the broker does not report where {queue} ends",
+                f"the broker does not report the end of {queue}",
                 topic=queue.topic,
                 queue=str(queue),
                 remedy="Give the topic as many queues for reading as for writing",

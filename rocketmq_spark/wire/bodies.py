@@ -85,24 +85,26 @@ class GroupMembership:
 
 
 def _checked_int(value: Any, minimum: int = -(1 << 63), maximum: int = (1 << 63) - 1) -> int:
-    """A whole number of a body. Raises ``ValueError`` for numbers that no server can mean, because callers would act on them."""
+    """A whole number of a body. Raises ``ValueError`` for a number outside the range, because callers would act on it."""
     number = int(value)
     if not minimum <= number <= maximum or (isinstance(value, float) and number != value):
         raise ValueError(f"{str(value)[:40]} is no whole number from {minimum} to {maximum}")
     return number
 
 
-# The most characters of texts that are kept: names of brokers, clusters, topics and groups; addresses (host names have at most
-# 253); ids of clients and attributes of topics; the queues of an ordered topic. Other texts have the limit of their body.
+# Maximum numbers of characters: names of brokers, clusters, topics and groups; addresses (host names have at most 253); ids of
+# clients and attributes of topics; the queues of an ordered topic. Only the limit of the body applies to other texts.
 MAX_NAME, MAX_ADDRESS, _MAX_TEXT, _MAX_ORDER_CONF = MAX_RETRY_OR_DLQ_TOPIC_LENGTH, 300, 4096, 1 << 20
 _MAX_ATTRIBUTES = 100
 
 
 def _checked_text(value: Any, maximum: int = MAX_JSON_BYTES) -> str:
-    """A text of a body. Raises ``ValueError`` for one with more than ``most`` characters, and for another value."""
+    """Returns a text of a body. Raises ``ValueError`` for a text of more than ``maximum`` characters, or a value of another
+    type.
+    """
     if not isinstance(value, str) or len(value) > maximum:
         shown = f"a text of {len(value)} characters" if isinstance(value, str) else f"{str(value)[:40]!r}"
-        raise ValueError(f"{shown}, expected a text of at maximum {maximum} characters")
+        raise ValueError(f"{shown}, expected a text of at most {maximum} characters")
     return value
 
 
@@ -114,7 +116,7 @@ def _protocol_errors(what: str) -> Iterator[None]:
         raise RemoteProtocolError(f"Unexpected {what}: {type(exc).__name__} {exc}") from exc
 
 
-# A topic is on at most so many brokers, and a name server has no more: it could list any number, and they are kept.
+# Maximum numbers of brokers and addresses in one answer. They are limited because clients keep them.
 MAX_ROUTE_BROKERS, _MAX_ADDRESSES = 4096, 16_384
 
 
@@ -122,7 +124,7 @@ def route(topic: str, body: Bytes) -> TopicRoute:
     """Answer to GET_ROUTEINFO_BY_TOPIC. Queues and brokers need not match: the route's own methods intersect them.
 
     ``acting`` means that a slave may be acting as master. It can also be set for a topic without write permission, because
-    the two answers look the same.
+    both answers look the same.
     """
     with _protocol_errors("route"):
         data = read_json(body)
@@ -182,7 +184,7 @@ def _broker(item: Mapping[str, Any]) -> BrokerData:
 
 def _check_brokers(what: str, items: Collection[Mapping[str, Any]]) -> None:
     if len(items) > MAX_ROUTE_BROKERS:
-        raise ValueError(f"{len(items)} {what}, expected at maximum {MAX_ROUTE_BROKERS}")
+        raise ValueError(f"{len(items)} {what}, expected at most {MAX_ROUTE_BROKERS}")
     _checked_int(sum(len(item.get("brokerAddrs") or ()) for item in items), 0, _MAX_ADDRESSES)
 
 
@@ -241,7 +243,7 @@ def _by_queue(body: Bytes, table: str, topic: str | None = None) -> Iterator[tup
 
 
 def topic_list(body: Bytes) -> list[str]:
-    """Topics of GET_ALL_TOPIC_LIST_FROM_NAMESERVER, sorted, system topics included, without names that cannot be requested."""
+    """Topics of GET_ALL_TOPIC_LIST_FROM_NAMESERVER with system topics, sorted. Names that no request can contain are omitted."""
     # An empty name, or one that contains half of a surrogate pair, would make a request for all topics fail.
     return sorted(name for name in _names(body, "topicList") if name and name == name.encode(errors="ignore").decode())
 
@@ -261,13 +263,15 @@ def consumer_ids(body: Bytes) -> list[str]:
     """Client ids of GET_CONSUMER_LIST_BY_GROUP, sorted as a rebalance needs them.
 
     Servers list connections. A client that has reconnected is listed twice until its old connection expires, at another Proxy
-    for up to two minutes: counted as two members, it would have queues that no member reads.
+    for up to two minutes. If it counted as two members, no member would read the queues of the second one.
     """
     return sorted(set(_names(body, "consumerIdList", _MAX_TEXT)))
 
 
 def group_filters(body: Bytes) -> dict[str, Filter]:
-    """The filter of a group for each topic (GET_CONSUMER_CONNECTION_LIST). Brokers keep that of the latest heartbeat only."""
+    """The filter of a group for each topic (GET_CONSUMER_CONNECTION_LIST). Brokers keep only the filters of the latest
+    heartbeat.
+    """
     with _protocol_errors("consumer connections"):
         table = read_json(body).get("subscriptionTable") or {}
         return {_checked_text(topic): _filter(data) for topic, data in table.items()}
@@ -302,7 +306,9 @@ def _filter(data: Mapping[str, Any]) -> Filter:
 
 
 def _names(body: Bytes, key: str, maximum: int = MAX_NAME) -> list[str]:
-    """The names of a list. Longer ones are left out: clients choose some of them, and none may make the whole list unusable."""
+    """The names of a list without names that are too long. Clients choose some names, and one bad name must not fail the whole
+    list.
+    """
     with _protocol_errors(key):
         return [name for name in map(_checked_text, read_json(body).get(key) or ()) if len(name) <= maximum]
 
@@ -375,7 +381,7 @@ def lock_request(group: str, client_id: str, queues: Sequence[MessageQueue], onl
 
 
 def consume_mode_query(group: str, topic: str, client_id: str) -> bytes:
-    """Body of QUERY_ASSIGNMENT, as a broadcasting member: its answer has every queue, whether or not the group has members."""
+    """Body of QUERY_ASSIGNMENT for a broadcasting member. The answer has every queue, whether or not the group has members."""
     return _dump(
         {
             "clientId": client_id,
@@ -397,7 +403,7 @@ def consume_mode(body: Bytes) -> str | None:
 def heartbeat(
     client_id: str, producer_groups: Sequence[str] = (), memberships: Sequence[GroupMembership] = ()
 ) -> bytes:
-    """Body of HEART_BEAT. A consumer group in it makes this client a member, so the other members get other queues."""
+    """Body of HEART_BEAT. Each consumer group in it makes this client a member, and the group rebalances."""
     return _dump(
         {
             "clientID": client_id,
@@ -463,13 +469,13 @@ def read_config(body: Bytes) -> dict[str, str]:
     """Answer to GET_BROKER_CONFIG: lines of ``name=value``."""
     with _protocol_errors("configuration"):
         if len(body) > _MAX_CONFIG_BYTES:
-            raise ValueError(f"it has {len(body)} bytes; expected at maximum {_MAX_CONFIG_BYTES}")
+            raise ValueError(f"it has {len(body)} bytes; expected at most {_MAX_CONFIG_BYTES}")
         pairs = (line.split("=", 1) for line in str(body, "utf-8").splitlines() if "=" in line)
         return {name.strip(): value.strip() for name, value in pairs}
 
 
 def config_number(config: Mapping[str, str], name: str) -> int | None:
-    """A number of a broker's configuration, from 0 to Java's largest int; None for anything else, and if it is missing."""
+    """A number of a broker's configuration from 0 to Java's largest int; None if it is missing or another value."""
     text = config.get(name, "")
     return int(text) if re.fullmatch(r"[0-9]{1,10}", text) and int(text) <= MAX_INT else None
 
@@ -479,7 +485,7 @@ def write_config(values: Mapping[str, str]) -> bytes:
     lines = []
     for name, value in values.items():
         if not re.fullmatch(r"[A-Za-z0-9_.-]+", name) or "\n" in value or "\r" in value:
-            # Without the value, which may be a secret.
+            # The error omits the value, which may be a secret.
             raise LocalProtocolError(
                 f"A broker cannot take the setting {name!r}: a name has letters, digits, '_', '.' and '-', a value no line breaks"
             )

@@ -22,7 +22,7 @@ MAX_DECOMPRESSED_BYTES = 64 * 1024 * 1024
 DEFAULT_LEVEL = 5
 
 _CHUNK_BYTES = 256 * 1024
-# Bodies of at least this size are compressed only if three samples of them become smaller.
+# Bodies of at least this size are compressed only if three samples become smaller.
 _SAMPLED_BYTES = 64 * 1024
 _SAMPLE_BYTES = 4 * 1024
 _MAX_SAMPLE_RATIO = 0.98
@@ -30,7 +30,7 @@ _CODECS = {int(SysFlag.LZ4): "lz4", int(SysFlag.ZSTD): "zstd"}
 
 
 class TooLargeError(DecodeError):
-    """What is decompressed exceeds its limit."""
+    """A decompressed body exceeds its limit."""
 
 
 _ZLIB_TYPES = (0, int(SysFlag.ZLIB))  # producers before 4.9.4 set no type

@@ -20,7 +20,7 @@ INNER_TOPIC = "dmq_inner_topic"
 MAGIC = b"RDMQ"
 VERSION = 1
 MESSAGE, CANCEL = 0, 1
-# This property exists in envelopes only: broker and number of the queue that the sender chose.
+# A property of envelopes only: broker and id of the queue that the sender chose.
 QUEUE = "DMQ_QUEUE"
 _HEAD = struct.Struct(">4sBBq16sqiHI")
 # Positions of kind, due time and digest.
@@ -82,7 +82,7 @@ def unpack(data: bytes) -> DecodedEnvelope:
     if version != VERSION or kind not in (MESSAGE, CANCEL):
         raise DecodeError(
             f"the envelope of a delayed message has version {version} and kind {kind}; expected version {VERSION}",
-            remedy="Update whatever delays messages before what sends them",
+            remedy="Update the delay service before the producers",
         )
     body_at = _HEAD.size + topic_size + properties_size
     if topic_size == 0 or body_at > len(data):
@@ -96,7 +96,7 @@ def unpack(data: bytes) -> DecodedEnvelope:
             data[_HEAD.size + topic_size : body_at].decode(),
         )
     except UnicodeDecodeError as e:
-        raise DecodeError(f"the envelope of a delayed message has a name that is no text: {e}") from e
+        raise DecodeError(f"the envelope of a delayed message has a topic or properties that are not UTF-8: {e}") from e
     identity = data[DUE_AT:DIGEST_END]
     return DecodedEnvelope(topic, due_ms, bytes(identity), born_ms, flag, properties, bytes(data[body_at:]), kind)
 

@@ -1,7 +1,7 @@
 """Frames of TCP, the commands in them with their two header encodings, and the signature of a command.
 
-``FrameSplitter`` cuts the byte stream of a connection into frames. It knows the length field and the limit only. After an
-error it cannot find the next frame: every further call raises again, and the caller must close the connection.
+``FrameSplitter`` cuts the byte stream of a connection into frames. It reads only their length fields. After an error it cannot
+find the next frame: every further call raises again, and the caller must close the connection.
 
 A ``Command`` is a request or a response: a code, a map of strings and a body. Each frame says how its own header is encoded,
 JSON or binary, and nothing is negotiated, so both decoders are needed. This module does not know what a code or field means.
@@ -34,7 +34,7 @@ class FrameSplitter:
     def __init__(self, max_frame: int) -> None:
         self.max_frame = max_frame
         self._buffer = bytearray()
-        self._bytes_to_skip = 0  # bytes that are still to arrive of a discarded frame
+        self._bytes_to_skip = 0  # bytes of a discarded frame that have not arrived yet
         self._error: RemoteProtocolError | None = None
 
     @property
@@ -45,7 +45,7 @@ class FrameSplitter:
     def feed(self, data: bytes | bytearray | memoryview) -> list[bytes]:
         """Return the frames that ``data`` completes, without their length fields.
 
-        A length field above the limit raises before anything of that frame is kept, and so does every later call.
+        Raises for a length field above the limit before it keeps a byte of that frame. Every later call raises again.
         """
         if self._error is not None:
             raise self._error
@@ -77,8 +77,8 @@ class FrameSplitter:
         return frames
 
     def partial_header(self, min_bytes: int) -> bytes | None:
-        """Return the beginning of an incomplete frame of more than ``min_bytes`` bytes, up to its body; None without such a frame, and
-        until its whole header has arrived.
+        """Return the header of an incomplete frame of more than ``min_bytes`` bytes. None without such a frame, and until its
+        whole header has arrived.
         """
         start, buffer = _LENGTH_BYTES, self._buffer
         if len(buffer) < start + _PREFIX_BYTES or int.from_bytes(buffer[:start], "big") <= min_bytes:
@@ -97,7 +97,7 @@ class FrameSplitter:
         return int.from_bytes(self._buffer[:_LENGTH_BYTES], "big") if len(self._buffer) >= _LENGTH_BYTES else 0
 
     def skip(self) -> None:
-        """Discard the frame that ``begun`` returns: the bytes that have arrived, and those that follow."""
+        """Discard the incomplete frame: the bytes that have arrived, and the bytes that will."""
         self._bytes_to_skip = _LENGTH_BYTES + self.incomplete_bytes - len(self._buffer)
         self._buffer.clear()
 
@@ -123,7 +123,7 @@ _quote = json.encoder.encode_basestring
 
 
 class Peer(enum.Enum):
-    """What a server has shown to be by its answers."""
+    """The kind of a server, as its answers show it."""
 
     UNKNOWN = "unknown"  # in most cases a broker
     NAME_SERVER = "name server"
@@ -172,7 +172,7 @@ def encode(
 def encode_header(
     command: Command, serialize_type: int = SerializeType.JSON, max_frame: int | None = MAX_FRAME_BYTES
 ) -> bytes:
-    """The part of the frame before ``command.body``, so that the body need not be copied. Its length field includes the body.
+    """The part of the frame before ``command.body``, so that the body is not copied. The length field includes the body.
 
     A server closes the connection when a request exceeds ``max_frame``, so such a request raises here. Responses and
     ``max_frame=None`` have no limit.

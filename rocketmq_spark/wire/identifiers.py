@@ -88,8 +88,8 @@ _Source = tuple[int, str, int, "itertools.count[int]"]
 class UniqKeys:
     """Makes ids that are unique across processes and moments. One instance serves a process and its forks.
 
-    Java's counter repeats after 65 536 ids, which a batch writer reaches within one millisecond. Here its overflow
-    goes into the four bytes that Java fills with a class loader's hash, on top of a random start.
+    Java's counter repeats after 65 536 ids, which a batch writer reaches within one millisecond. Here the counter's
+    overflow goes into the four bytes that Java fills with a class loader's hash, on top of a random start.
     """
 
     def __init__(self, rng: random.Random | None = None, address: bytes | None = None) -> None:
@@ -137,7 +137,7 @@ def _uniq_key(prefix: str, loader: int, moment: str, n: int) -> str:
 
 
 def month_of(now_ms: int) -> tuple[int, int]:
-    """Begin and end of the local calendar month that contains a time, in ms. Ids count from the begin, as in Java."""
+    """Start and end of the local calendar month that contains a time, in ms. Ids count from the start, as in Java."""
     begin = datetime.fromtimestamp(now_ms / 1000).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
     year, month = divmod(begin.year * 12 + begin.month, 12)
     end = begin.replace(year=year, month=month + 1)

@@ -1,11 +1,11 @@
 """Reads the JSON that RocketMQ's servers write, which is not always JSON.
 
 Two things a strict parser rejects are common: map keys that are bare numbers, ``{0:"host"}``, and map keys that are
-objects, ``{{"queueId":0}:1}``. Wherever a value starts, the strict parser is tried first, because it is written in C; only
-containers that it rejects are parsed here. This module does not depend on the bodies of particular requests.
+objects, ``{{"queueId":0}:1}``. The strict parser is tried first for every value, because it is written in C; this
+module parses only containers that the strict parser rejects. This module does not depend on the bodies of particular requests.
 
-A body may come from a hostile server. So there are limits of its bytes and values, which are checked before it is parsed, and
-limits of the values that are parsed here and of the strict parser's failed attempts, which are checked meanwhile.
+A body may come from a hostile server. So the bytes and values of a body are limited before it is parsed. While it is parsed,
+the values that are parsed here and the failed attempts of the strict parser are limited.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from rocketmq_spark.errors import RemoteProtocolError
 from rocketmq_spark.wire.header import Bytes
 
 _MAX_DEPTH = 32  # real bodies have five levels; each level may cost one more pass over the levels below it
-# For each error the strict parser counts all lines before it, which is slow. After this many errors it is not tried any more.
+# For each error the strict parser counts all lines before it, which is slow. After this many errors it is not used any more.
 _MAX_FAILED_ATTEMPTS = 1000
 # A value takes up to 150 bytes of memory, and about a microsecond if it is parsed here.
 _MAX_VALUES, _MAX_PARSED_VALUES = 1_000_000, 250_000
 # The same limits for tables of queues. Statistics of 200,000 queues have 1.6 million values, 400,000 of which are parsed here.
 _MAX_TABLE_VALUES, _MAX_TABLE_PARSED_VALUES = 2_500_000, 1_250_000
-# How many characters the strict parser may read in failed attempts before it is not tried any more: this many times the length of
-# the text, and this many more.
+# The maximum number of characters that the strict parser reads in failed attempts: this many times the length of the text, and
+# this many more.
 _FAILED_PASSES, _FAILED_CHARACTERS = 3, 1 << 20
 _LINE_COUNT_SPEEDUP = 16  # counting lines for an error is this many times faster than parsing
 

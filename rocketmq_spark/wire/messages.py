@@ -1,4 +1,4 @@
-"""Stored messages and batches as objects, for consumers, single look-ups, and messages that the decoder of columns leaves out.
+"""Stored messages and batches as objects, for consumers, single look-ups, and messages that the columnar decoder cannot decode.
 
 Java's decoder silently drops the rest of an answer at the first bad message. Here every bad message raises
 ``DecodeError`` with its position, and ``boundaries`` lets a caller skip it. Layout: ``MessageDecoder`` and
@@ -48,7 +48,8 @@ _V6_BITS, _COMPRESSED = int(_V6), int(SysFlag.COMPRESSED)
 _INNER_BATCH = int(INNER_BATCH_MASK)
 _ITEM = struct.Struct(">iiiii")  # size, magic and CRC (not read), flag, body length
 _MIN_ITEM_BYTES = _ITEM.size + _SHORT.size
-# A few compressed kilobytes may become gigabytes, so only this much of an answer is decoded at once, objects included.
+# A few compressed kilobytes may become gigabytes, so this is the maximum size, with objects, of what is decoded of an answer at
+# once.
 PORTION_BYTES = 64 << 20
 # Messages of a larger batch are decoded when they are used.
 _LARGE_BATCH_BYTES = 1 << 20
@@ -67,9 +68,9 @@ MessageBounds = tuple[int, int, int | None, bool]
 
 
 class DecodeSettings(NamedTuple):
-    """How messages are decoded: with ``queue``, all are assigned to it and to its topic, whatever is stored in them. A batch
-    outside of ``window`` is damaged. Without ``max_body_bytes``, compressed bodies stay compressed. With ``room``, messages that
-    do not fit into it stay as they are stored.
+    """How to decode messages. With ``queue``, all messages are assigned to it and to its topic, whatever is stored in them. A
+    batch outside of ``window`` is damaged. Without ``max_body_bytes``, compressed bodies stay compressed. Messages that exceed
+    ``budget`` stay as they are stored.
     """
 
     broker_name: str
@@ -78,20 +79,20 @@ class DecodeSettings(NamedTuple):
     queue: MessageQueue | None = None
     window: OffsetWindow | None = None
     budget: DecodeBudget | None = None
-    is_budget_limit: bool = False  # the limit is what is left of a room
+    is_budget_limit: bool = False  # whether ``max_body_bytes`` is what remains of a budget
 
 
 def message_memory(message: ReceivedMessage) -> int:
-    """About the memory of a decoded message, in bytes: its body, its properties as objects, and its own objects.
+    """The approximate memory of a decoded message in bytes: its body, its properties as objects, and its other objects.
 
-    A few kilobytes of another client may become a body of 64 MiB, or millions of messages without a body. So whatever collects
-    decoded messages counts this.
+    A few kilobytes of another client may become a body of 64 MiB, or millions of messages without a body. So code that
+    collects decoded messages counts this memory.
     """
     return memory_of(len(message.body), properties_size(message.properties))
 
 
-NO_MEMORY = "the messages that are held fill the memory that they may have, so this one is as it is stored"
-BODY_OMITTED = "the messages that are held fill the memory that they may have, so the body of this one is left out"
+NO_MEMORY = "the messages that are held fill their memory limit, so this message is returned as it is stored"
+BODY_OMITTED = "the messages that are held fill their memory limit, so the body of this message is omitted"
 
 
 class DecodeBudget:
@@ -101,7 +102,9 @@ class DecodeBudget:
         self.remaining_bytes = limit
 
     def decode(self, data: bytes, bounds: MessageBounds, settings: DecodeSettings) -> Iterable[ReceivedMessage]:
-        """What is stored as ``one``, if it fits; otherwise as it is stored, with ``NO_MEMORY`` as its ``decode_error``."""
+        """The messages at ``bounds``, if they fit; otherwise one message as it is stored, with ``NO_MEMORY`` as its
+        ``decode_error``.
+        """
         left = max(0, self.remaining_bytes)
         limit = settings.max_body_bytes
         settings = settings._replace(
@@ -121,7 +124,7 @@ class DecodeBudget:
         return found
 
     def decompress(self, message: ReceivedMessage) -> ReceivedMessage:
-        """A message of a ``UnwrapBudget``, decompressed; what does not fit stays compressed, or has no body."""
+        """Decompresses a message. If the message does not fit, it stays compressed or loses its body."""
         message = decompressed(message, max(0, self.remaining_bytes))
         if message_memory(message) > self.remaining_bytes and message.decode_error is None:
             message = replace(message, body=b"", decode_error=BODY_OMITTED)
@@ -130,8 +133,8 @@ class DecodeBudget:
 
 
 class UnwrapBudget(DecodeBudget):
-    """Memory for the next messages of several queues. Single messages stay compressed until ``decompressed``; batches are unwrapped,
-    each until its last message was taken.
+    """Memory for the next messages of several queues. Single messages stay compressed. Batches are unwrapped, and a batch uses
+    memory until its last message was returned.
     """
 
     def decode(self, data: bytes, bounds: MessageBounds, settings: DecodeSettings) -> Iterable[ReceivedMessage]:
@@ -151,7 +154,7 @@ class UnwrapBudget(DecodeBudget):
 
 
 def decompressed(message: ReceivedMessage, max_bytes: int = MAX_DECOMPRESSED_BYTES) -> ReceivedMessage:
-    """A message that was decoded without its body being decompressed, decompressed now."""
+    """Decompresses the body of a message that was decoded with its compressed body."""
     if not message.sys_flag & _COMPRESSED or message.decode_error is not None:
         return message
     try:
@@ -163,7 +166,7 @@ def decompressed(message: ReceivedMessage, max_bytes: int = MAX_DECOMPRESSED_BYT
 
 
 def boundaries(body: Bytes) -> Iterator[tuple[int, int]]:
-    """Start and end of each message in an answer, by their sizes alone; raises ``DecodeError`` if a size does not fit."""
+    """Start and end of each message in an answer, by their sizes only. Raises ``DecodeError`` if a size does not fit."""
     at = 0
     while at < len(body):
         size = _INT.unpack_from(body, at)[0] if len(body) - at >= _INT.size else 0
@@ -174,7 +177,9 @@ def boundaries(body: Bytes) -> Iterator[tuple[int, int]]:
 
 
 class Stamp(NamedTuple):
-    """Where and when a message was stored, and whether it is an inner batch: ``offset`` is then that of its first message."""
+    """Where and when a message was stored, and whether it is an inner batch. The ``offset`` of a batch is that of its first
+    message.
+    """
 
     offset: int
     stored_ms: int
@@ -202,9 +207,9 @@ def decode_messages(
 
 
 def single_message(body: Bytes, broker_name: str, purpose: str, address: str | None = None) -> ReceivedMessage:
-    """The one message that a server pushes; its body stays compressed until it is ``decompressed``.
+    """The one message that a server pushes; its body stays compressed.
 
-    Messages are counted and batches are refused before anything is decompressed.
+    Raises ``RemoteProtocolError`` for several messages or a batch, before anything is decompressed.
     """
     settings = DecodeSettings(broker_name, max_body_bytes=None)
     places = list(itertools.islice(boundaries(body), 2))
@@ -220,7 +225,7 @@ def single_message(body: Bytes, broker_name: str, purpose: str, address: str | N
 
 
 def decode_at(body: Bytes, start: int, end: int, settings: DecodeSettings) -> list[ReceivedMessage]:
-    """The messages between two ``boundaries``: bounds, or those of an inner batch."""
+    """The messages between two ``boundaries``: one message, or the messages of an inner batch."""
     data = bytes(memoryview(body)[start:end])
     try:
         return list(_decode_and_unwrap(data, 0, len(data), settings))
@@ -241,7 +246,7 @@ def decode_leniently(
     """Decodes messages one by one; a message that cannot be decoded is returned raw, with the reason as its ``decode_error``.
 
     With ``queue``, all messages are assigned to it and to its topic, whatever is stored in them. An inner batch outside of
-    ``window`` counts as one that cannot be decoded; so does one for which ``room`` has no memory.
+    ``window`` cannot be decoded; so does a message that exceeds ``budget``.
     """
     data, settings = bytes(body), DecodeSettings(broker_name, False, max_body_bytes, queue, window, budget)
     for bounds in find_messages(data):
@@ -249,7 +254,7 @@ def decode_leniently(
 
 
 def decode_one(data: bytes, bounds: MessageBounds, settings: DecodeSettings) -> Iterable[ReceivedMessage]:
-    """Like ``decode_leniently``, for one of the messages that ``find_messages`` found. It may be an inner batch."""
+    """Like ``decode_leniently``, for one result of ``find_messages``, which may be an inner batch."""
     if settings.budget is not None:
         return settings.budget.decode(data, bounds, settings)
     begin, end, offset, _ = bounds
@@ -280,7 +285,7 @@ def find_messages(data: bytes) -> list[MessageBounds]:
 
 
 def first_portion(messages: Iterable[ReceivedMessage]) -> tuple[list[ReceivedMessage], ReceivedMessage | None]:
-    """The first messages, up to ``PORTION_BYTES`` but at least bounds, and the one after them, or None."""
+    """The first messages, up to ``PORTION_BYTES`` but at least one, and the message after them, or None."""
     if (
         isinstance(messages, list)
         and OBJECT_BYTES * len(messages) + sum([len(m.body) for m in messages]) < PORTION_BYTES
@@ -297,7 +302,7 @@ def first_portion(messages: Iterable[ReceivedMessage]) -> tuple[list[ReceivedMes
 
 
 def _next_message(whole: bytes, at: int) -> int:
-    """Finds the next message after one whose size is wrong: from there, the sizes lead from message to message to the end."""
+    """The position of the next message after a wrong size: the first position from which the sizes lead to the end."""
     nowhere: set[int] = set()  # positions from which the sizes do not lead to the end
     for match in _MAGIC.finditer(whole, at + _INT.size + 1):
         followed = []
@@ -317,7 +322,7 @@ class _OutsideWindowError(DecodeError):
 
 
 def _undecodable_message(data: bytes, fits: bool, error: DecodeError, settings: DecodeSettings) -> ReceivedMessage:
-    """All that can be read of a bad message. Its body is the stored body, or all of its bytes if its parts do not fit."""
+    """A bad message with its readable fields. Its body is the stored body, or all of its bytes if its parts do not fit."""
     why = error.message
     with contextlib.suppress(struct.error, DecodeError):
         if fits:
@@ -397,7 +402,7 @@ def _decode(data: bytes, start: int, end: int, settings: DecodeSettings) -> Rece
 
 
 def _has_possible_offset(message: ReceivedMessage, window: OffsetWindow | None) -> bool:
-    """Whether a message's offset can be right. The offset of a batch cannot be outside of the window."""
+    """Whether a message's offset can be right. An offset of a batch outside of the window is wrong."""
     inside = window is None or window.start <= message.queue_offset < window.end
     return inside or message.sys_flag & _INNER_BATCH != _INNER_BATCH
 
@@ -414,13 +419,13 @@ def _unwrap(outer: ReceivedMessage, settings: DecodeSettings) -> Iterable[Receiv
         found = _unwrapped_items(outer, _items(outer.body))
     assert isinstance(outer.properties, StoredProperties)
     base, count = inner_base_and_count(outer.properties.stored)
-    # A broker counts the messages by their sizes, a reader by their parts. If a sender made these differ, the messages that are
-    # read would have the offsets of the next batches.
+    # A broker counts the messages by their sizes, a reader by their parts. If a sender made these numbers differ, the messages
+    # would get offsets of the next batches.
     if count not in (None, size):
         raise DecodeError(f"a batch has {size} messages, but its broker counted {count}")
     has_wrong_base = base not in (None, first)
     if window is not None and size and (has_wrong_base or not window.holds(first, size)):
-        raise _OutsideWindowError(f"a batch of offsets {first} to {first + size} is not where it was asked for")
+        raise _OutsideWindowError(f"a batch of offsets {first} to {first + size} is outside of the requested offsets")
     return found
 
 
@@ -448,7 +453,7 @@ def _position_text(data: bytes, broker_name: str) -> str | None:
 
 
 def body_crc(stored_body: Bytes) -> int:
-    """The CRC of a body as stored, so of a compressed body in its compressed form."""
+    """The CRC of a body as it is stored. A compressed body has the CRC of its compressed bytes."""
     return zlib.crc32(stored_body) & 0x7FFFFFFF
 
 
@@ -458,7 +463,7 @@ def crc_property(crc: int) -> str:
 
 
 def encode_batch(items: Iterable[BatchItem]) -> bytes:
-    """Body of SEND_BATCH_MESSAGE. The broker stores property strings as they are and adds nothing of its own."""
+    """Body of SEND_BATCH_MESSAGE. The broker stores the property strings unchanged."""
     parts: list[bytes] = []
     for body, text, flag in items:
         try:
@@ -497,7 +502,7 @@ def _items(body: Bytes) -> Iterator[BatchItem]:
 
 
 def _item_positions(body: Bytes) -> Iterator[tuple[int, int, int, int]]:
-    """Of each item its flag, and where its body and its properties begin and it ends. Raises ``DecodeError``."""
+    """The flag of each item, the starts of its body and its properties, and its end. Raises ``DecodeError``."""
     at, number, size = 0, 0, len(body)
     while at < size:
         try:

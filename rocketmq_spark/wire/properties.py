@@ -26,9 +26,9 @@ from rocketmq_spark.errors import MessageRefused
 from rocketmq_spark.model import Message
 
 ALL = "*"
-# Bytes that are no text, or that a property cannot hold, follow it as base64 (option ``kafkaColumns``).
+# Prefix of a value in base64: of bytes that are not UTF-8, or that a property cannot hold (option ``kafkaColumns``).
 BASE64_MARK = "base64:"
-# What a sink with ``emptyBodies`` = mark stores for a row without a body: this body, and a property that says what it was.
+# With ``emptyBodies`` = mark, the sink stores this body for a row without a body, and a property that says whether it was null.
 STAND_IN_BODY = b"\0"
 DELETED, NULL_BODY, EMPTY_BODY = "deleted", "null", "empty"
 
@@ -103,8 +103,8 @@ def decode_properties(text: str) -> dict[str, str]:
 
 
 class StoredProperties(Mapping[str, str]):
-    """Properties of a stored message. They are decoded at the first access, so a listener that reads only bodies saves the
-    time.
+    """Properties of a stored message. They are decoded at the first access, which saves time for listeners that read only
+    bodies.
     """
 
     __slots__ = ("_found", "_stored")
@@ -141,7 +141,7 @@ class StoredProperties(Mapping[str, str]):
 
 
 def inner_base_and_count(stored: bytes) -> tuple[int | None, int | None]:
-    """What a broker wrote into the properties of an inner batch: its first offset and its number of offsets. None if missing."""
+    """The first offset and the number of offsets that a broker wrote into the properties of an inner batch. None if missing."""
     return _number_property(stored, Property.INNER_BASE), _number_property(stored, Property.INNER_NUM)
 
 
@@ -153,7 +153,7 @@ def _number_property(stored: bytes, name: str) -> int | None:
 
 
 def properties_size(properties: Mapping[str, str]) -> int:
-    """The bytes of properties as they are stored; texts that are decoded count by their characters."""
+    """The size of stored properties in bytes; of decoded properties, in characters."""
     if isinstance(properties, StoredProperties):
         return len(properties._stored)
     return sum(len(name) + len(value) + 2 for name, value in properties.items())
@@ -215,14 +215,14 @@ def message_properties(message: Message, **system: str | None) -> dict[str, str 
                 raise MessageRefused(f"Property {name} belongs to RocketMQ and cannot be set", topic=message.topic)
         if "" in own.values():
             empty = next(name for name, value in own.items() if value == "")
-            raise MessageRefused(f"Property {empty!r} is empty; brokers drop such a one", topic=message.topic)
+            raise MessageRefused(f"Property {empty!r} is empty, and brokers drop empty properties", topic=message.topic)
         properties.update(own)
     properties.update(system)
     return properties
 
 
 def is_reserved(name: str) -> bool:
-    """Whether a property is RocketMQ's own: users can neither set it, nor is it listed among their properties."""
+    """Whether a property is RocketMQ's own. Users cannot set it, and their properties do not include it."""
     return name in RESERVED_PROPERTIES or name.startswith(TRANSIENT_PROPERTY_PREFIX)
 
 

@@ -1,8 +1,8 @@
 """One row per request: its code, its fields with types, and the fields of its answer.
 
 A row makes commands from keyword arguments and decodes answers into typed values, so that field names and their texts
-exist here only. Names are those of the protocol (camelCase). Some requests abbreviate names to single letters on the wire; the
-arguments are the long names there, too. Bodies are elsewhere (``bodies.py``, ``messages.py``).
+exist here only. Names are those of the protocol (camelCase). Some requests have single letters as names on the wire; their
+arguments have the long names, too. Bodies are elsewhere (``bodies.py``, ``messages.py``).
 
 Notation of a field: ``name``, ``name:int`` or ``name:bool``; ``!`` marks a required field, ``=x`` its name on the wire.
 """
@@ -103,7 +103,7 @@ class RequestRow:
         remark: str | None = None,
         **values: Any,
     ) -> Command:
-        """The answer to ``request``. Required fields are required of a success only."""
+        """The answer to ``request``. Only a successful answer needs its required fields."""
         ext = self._encode(self.answer_fields, values, code == Response.SUCCESS)
         return Command(code, ext, body, request.opaque, Flag.RESPONSE, remark)
 
@@ -152,7 +152,7 @@ class RequestRow:
         return values
 
 
-# Fields of every request: namespace, whether names have it already, broker name (static topics), one-way, logical queue.
+# Fields of every request: namespace, whether names contain the namespace, broker name (static topics), one-way, logical queue.
 _COMMON_FIELDS = _fields("ns nsd:bool bname oway:bool lo:bool")
 
 _TOPIC = "topic!"

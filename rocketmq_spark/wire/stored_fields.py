@@ -1,10 +1,11 @@
-"""The messages of a usual answer, whose fields are decoded when they are read.
+"""The messages of a usual answer. Most of their fields are decoded at the first access.
 
-Nearly all answers are usual: each message is whole, in Java's first layout, between IPv4 addresses, neither compressed nor a
-batch, and at a later offset than the one before. A listener reads the body and perhaps a few properties, so only the offset and
-the body are decoded at once: this takes a quarter of the time of ``messages.decode_one``. All other answers are decoded there.
+Nearly all answers are usual: each message is complete, in Java's first layout, with IPv4 addresses, neither compressed nor a
+batch, and at a later offset than the previous message. A listener reads the body and perhaps a few properties, so only the
+offset and the body are decoded at once: this takes a quarter of the time of ``messages.decode_one``. All other answers are
+decoded there.
 
-A message has copies of its bytes, not views: otherwise one that is kept would keep its answer, which may have 16 MiB.
+A message has copies of its bytes, not views. Otherwise a message that the user keeps would keep its answer, up to 16 MiB.
 """
 
 from __future__ import annotations

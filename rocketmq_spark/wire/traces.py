@@ -18,8 +18,8 @@ _SEPARATORS = re.compile(f"[{_FIELD}{_RECORD}]")
 _NULL = "null"
 DEFAULT_REGION = "DefaultRegion"
 
-# Limits of one trace message. A query for traces returns at most 64 messages, so they must not be small; brokers accept 32 KB
-# of keys.
+# Limits of one trace message. They are large because a query for traces returns at most 64 messages. Brokers accept 32 KB of
+# keys.
 MAX_RECORDS, MAX_CHARACTERS, MAX_KEY_BYTES = 100, 100_000, 24_000
 
 
@@ -41,10 +41,10 @@ class TracedMessage(NamedTuple):
 
     @classmethod
     def of(cls, topic: str, properties: Mapping[str, str], region: str | None = None) -> TracedMessage:
-        """Takes the data from properties. A message of a batch has no region in its own properties."""
+        """The data of a message from its properties. Messages of a batch have no region of their own: pass the batch's."""
 
         def get(name: str, default: str | None = None) -> str | None:
-            # Another client may have given an id or a key with a separator of records, which would spoil other records.
+            # An id or key of another client may contain a separator, which would damage other records.
             value = properties.get(name, default)
             return value and _SEPARATORS.sub("?", value)
 
@@ -104,8 +104,8 @@ def publish_record(
 ) -> TraceRecord:
     """The record of a message that a broker has stored."""
     return message.record(
-        "Pub", started_ms, message.region, group, message.topic, message.msg_id, message.tags, message.keys, acknowledged.host, acknowledged.body_bytes,
-        cost_ms, acknowledged.kind.value, acknowledged.offset_msg_id, acknowledged.ok,
+        "Pub", started_ms, message.region, group, message.topic, message.msg_id, message.tags, message.keys,
+        acknowledged.host, acknowledged.body_bytes, cost_ms, acknowledged.kind.value, acknowledged.offset_msg_id, acknowledged.ok,
     )  # fmt: skip
 
 
@@ -164,7 +164,7 @@ def trace_messages(records: Iterable[TraceRecord]) -> Iterator[tuple[str, Sequen
 
 
 def _limited_keys(keys: Sequence[str]) -> Iterator[str]:
-    """The message id, and as many keys as one trace message can have."""
+    """The message id, and the first keys, up to the limit of a trace message."""
     room = MAX_KEY_BYTES
     for key in dict.fromkeys(keys):
         room -= len(key.encode()) + 1

@@ -50,7 +50,7 @@ def damaged(bad: bytes, **around: int):
 
 
 def rows(policy: str, bad: bytes, columns=COLUMNS, portion: int | None = None, **around: int):
-    decoder = Decoder(QUEUES, columns, "user", bad=BadMessages(policy))
+    decoder = Decoder(QUEUES, columns, "user", bad_messages=BadMessages(policy))
     return [row for batch in decoder.batches(damaged(bad, **around), portion) for row in batch.to_pylist()]
 
 
@@ -123,15 +123,17 @@ def test_both_paths_agree_where_several_are_bad(policy, one, two):
     here = Answer([good(10), BAD[one], good(13)], number=1, start=10, limit=14, next_offset=14)
     fetched = fetch(here, Answer([BAD[two], good(13)], number=2, start=12, limit=14, next_offset=14))
     found = [
-        row for b in Decoder(QUEUES, COLUMNS, bad=BadMessages(policy)).batches(fetched, None) for row in b.to_pylist()
+        row
+        for b in Decoder(QUEUES, COLUMNS, bad_messages=BadMessages(policy)).batches(fetched, None)
+        for row in b.to_pylist()
     ]
-    assert found == ReferenceDecoder(QUEUES, COLUMNS, "user", bad=BadMessages(policy))(fetched).to_pylist()
+    assert found == ReferenceDecoder(QUEUES, COLUMNS, "user", bad_messages=BadMessages(policy))(fetched).to_pylist()
 
 
 def test_an_unreadable_rest_of_an_answer_has_a_row_for_each_offset():
     rest = b"\x00\x00\x00\x05" + good(12)[4:-20]
     fetched = fetch(Answer([good(10), rest], start=10, limit=14, next_offset=14))
-    found = Decoder(QUEUES, COLUMNS, bad=BadMessages("null")).batches(fetched, None)
+    found = Decoder(QUEUES, COLUMNS, bad_messages=BadMessages("null")).batches(fetched, None)
     assert [row["queueOffset"] for batch in found for row in batch.to_pylist()] == [10, 11, 12, 13]
 
 
@@ -145,7 +147,7 @@ def test_what_an_answer_beside_a_bad_one_skips_is_asked_for_again():
 
     bad = Answer([good(10), BAD["size too small"]], number=1, start=10, limit=13, next_offset=13)
     skips = Answer([good(0), good(2)], number=2, start=0, limit=3, next_offset=3)
-    decoder = Decoder(QUEUES, COLUMNS, "user", on_holes=usable, bad=BadMessages("null"))
+    decoder = Decoder(QUEUES, COLUMNS, "user", on_holes=usable, bad_messages=BadMessages("null"))
     found = [row for batch in decoder.batches(fetch(bad, skips), None) for row in batch.to_pylist()]
     assert asked == [[Hole(1, 1, 2)]]
     assert [row["queueOffset"] for row in found] == [10, 11, 12]
@@ -154,7 +156,9 @@ def test_what_an_answer_beside_a_bad_one_skips_is_asked_for_again():
 def test_with_a_filter_nobody_knows_how_many_there_were():
     rest = b"\x00\x00\x00\x05" + good(12)[4:-20]
     fetched = fetch(Answer([good(10), rest], start=10, limit=14, next_offset=14))
-    found = Decoder(QUEUES, COLUMNS, "user", Filter("a", "TAG"), bad=BadMessages("null")).batches(fetched, None)
+    found = Decoder(QUEUES, COLUMNS, "user", Filter("a", "TAG"), bad_messages=BadMessages("null")).batches(
+        fetched, None
+    )
     assert [row["queueOffset"] for batch in found for row in batch.to_pylist()] == [10, 11]
 
 
@@ -168,7 +172,7 @@ def test_inner_batches_among_bad_messages():
     items = [BatchItem(b"%d" % i, text(n=str(i)).decode()) for i in range(3)]
     inner = stored(encode_batch(items), sys_flag=INNER, queue_offset=11)
     fetched = fetch(Answer([good(10), inner, unpackable(14), good(15)], start=10, limit=16, next_offset=16))
-    found = Decoder(QUEUES, COLUMNS, bad=BadMessages("null")).batches(fetched, None)
+    found = Decoder(QUEUES, COLUMNS, bad_messages=BadMessages("null")).batches(fetched, None)
     assert [row["body"] for batch in found for row in batch.to_pylist()] == [b"10", b"0", b"1", b"2", None, b"15"]
 
 
@@ -199,7 +203,7 @@ def test_a_task_logs_which_times_are_null(decode, policy, caplog):
         Answer([good(5)]), Answer(others, number=1), Answer([stored(b"x", text(TAGS="a"), store_ms=1 << 60)], number=2)
     )
     bad = BadMessages(policy)
-    decoder = decode(QUEUES, BASIC, "user", filtered=Filter("a", "TAG"), bad=bad)
+    decoder = decode(QUEUES, BASIC, "user", topic_filter=Filter("a", "TAG"), bad_messages=bad)
     found = [row for batch in decoder.batches(fetched, 1) for row in batch.to_pylist()]
     assert [(row["bornTimestamp"] is None, row["storeTimestamp"] is None) for row in found] == [
         (False, False),

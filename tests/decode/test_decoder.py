@@ -292,7 +292,7 @@ def test_where_a_filtered_answer_went_beyond_on_a_shifted_queue_its_end_is_asked
         asked.extend((answer.range_number, answer.limit) for answer in answers)
         return [answer._replace(limit=4 if answer.range_number == 0 else 3) for answer in answers]
 
-    decoder = Decoder(QUEUES, topic_filter=Filter("a"), correct_ends=correct_ends, bad=BadMessages("null"))
+    decoder = Decoder(QUEUES, topic_filter=Filter("a"), correct_ends=correct_ends, bad_messages=BadMessages("null"))
     found = pa.Table.from_batches(decoder.batches(fetch(Answer(made, 0, 0, 3, 5), healthy), None)).to_pylist()
     places = [(row["brokerName"], row["queueOffset"]) for row in found]
     expected = [*(("broker-a", n) for n in (0, 1, 3)), *(("broker-b", n) for n in range(3))]

@@ -19,7 +19,7 @@ COLUMNS = {column.name: column for column in (*BASIC, *FULL)}
 def values(messages, name):
     fetched = one(*messages)
     located = ColumnBuilder(stored_messages.locate(fetched.buffer, fetched.answers), props.PropertyColumns(), QUEUES)
-    made = COLUMNS[name].fast(located, COLUMNS[name].arrow)
+    made = COLUMNS[name].from_rows(located, COLUMNS[name].arrow)
     made.validate(full=True)
     assert made.type == COLUMNS[name].arrow
     return made.to_pylist()

@@ -72,7 +72,7 @@ def fast_only(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise AssertionError("the careful path was taken")
 
-    monkeypatch.setattr(Decoder, "_careful", property(refuse))
+    monkeypatch.setattr(Decoder, "_reference_decoder", property(refuse))
 
 
 @pytest.mark.parametrize("codec", [0, *CODECS.values()], ids=["plain", *CODECS])
@@ -168,8 +168,8 @@ def test_a_damaged_batch_is_what_it_is_on_the_careful_path(damage: object, codec
         body, flags = compression.compress(body, codec), flags | int(SysFlag.COMPRESSED | codec)
     fetched = fetch(Answer([batch(2, 0), stored(body, sys_flag=flags, queue_offset=2)], limit=5, next_offset=5))
     columns = (*BASIC, *FULL)
-    decoder = Decoder(QUEUES, columns, bad=BadMessages("null"))
-    slow = careful.ReferenceDecoder(QUEUES, columns, "user", bad=BadMessages("null"))(fetched)
+    decoder = Decoder(QUEUES, columns, bad_messages=BadMessages("null"))
+    slow = careful.ReferenceDecoder(QUEUES, columns, "user", bad_messages=BadMessages("null"))(fetched)
     assert rows(decoder(fetched)) == rows(slow)
 
 
@@ -224,11 +224,11 @@ def test_a_batch_that_cannot_be_where_it_was_asked_for_cannot_be_decoded(place: 
             DecodeError, match=f"offset {100 + 10 * place} cannot be decoded: a batch of offsets {lie} to"
         ):
             decoder(fetched)
-        found = replace(decoder, bad=BadMessages("null"))(fetched)
+        found = replace(decoder, bad_messages=BadMessages("null"))(fetched)
         bad = [row["queueOffset"] for row in found.to_pylist() if row["decodeError"]]
         assert bad == list(range(100 + 10 * place, 110 + 10 * place))
         assert found.column("queueOffset").to_pylist() == list(range(95, 121))
-        assert len(replace(decoder, bad=BadMessages("skip"))(fetched)) == 16
+        assert len(replace(decoder, bad_messages=BadMessages("skip"))(fetched)) == 16
     assert not doubts
 
 
@@ -254,9 +254,11 @@ def test_a_batch_that_says_two_offsets_cannot_be_decoded(says: int, codec: int) 
         doubts.append(holes)
         return 1
 
-    with pytest.raises(DecodeError, match=f"a batch of offsets {says} to {says + 10} is not where"):
+    with pytest.raises(
+        DecodeError, match=f"a batch of offsets {says} to {says + 10} is outside of the requested offsets"
+    ):
         Decoder(QUEUES, on_holes=doubted)(fetched)
-    found = Decoder(QUEUES, (*BASIC, DECODE_ERROR), on_holes=doubted, bad=BadMessages("null"))(fetched)
+    found = Decoder(QUEUES, (*BASIC, DECODE_ERROR), on_holes=doubted, bad_messages=BadMessages("null"))(fetched)
     assert found.column("queueOffset").to_pylist() == list(range(100, 120))
     assert found.column("decodeError").null_count == 10
     assert not doubts
@@ -313,10 +315,10 @@ def test_a_batch_that_its_broker_counted_otherwise_is_damaged(
     fetched = fetch(Answer([wrong, indexed(10, 100 + counted)], start=100, limit=end, next_offset=end))
     with pytest.raises(DecodeError, match=f"a batch has {held} messages, but its broker counted {counted}"):
         Decoder(QUEUES)(fetched)
-    found = Decoder(QUEUES, (*BASIC, DECODE_ERROR), bad=BadMessages("null"))(fetched)
+    found = Decoder(QUEUES, (*BASIC, DECODE_ERROR), bad_messages=BadMessages("null"))(fetched)
     assert found.column("queueOffset").to_pylist() == [100, *range(100 + counted, end)]
     assert found.column("decodeError").null_count == 10
-    assert len(Decoder(QUEUES, bad=BadMessages("skip"))(fetched)) == 10
+    assert len(Decoder(QUEUES, bad_messages=BadMessages("skip"))(fetched)) == 10
 
 
 def test_a_count_is_compared_where_all_offsets_follow_each_other() -> None:

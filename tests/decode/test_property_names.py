@@ -28,7 +28,11 @@ def test_every_name_of_the_system_is_known(name):
 
 
 def test_the_three_that_have_columns():
-    assert ids_of([b"TAGS", b"KEYS", b"UNIQ_KEY"]) == [property_names.TAGS, property_names.KEYS, property_names.UNIQ_KEY]
+    assert ids_of([b"TAGS", b"KEYS", b"UNIQ_KEY"]) == [
+        property_names.TAGS,
+        property_names.KEYS,
+        property_names.UNIQ_KEY,
+    ]
 
 
 _NEAR = st.sampled_from(sorted(RESERVED_PROPERTIES)).flatmap(

@@ -45,7 +45,7 @@ def answer(log: list[bytes], start: int, end: int) -> Answer:
 
 
 def read(fetched: FetchedAnswers, portion_bytes: int | None) -> list[dict[str, Any]]:
-    decoder = Decoder(QUEUES, COLUMNS, "all", bad=BadMessages("null"))
+    decoder = Decoder(QUEUES, COLUMNS, "all", bad_messages=BadMessages("null"))
     found = [row for batch in decoder.batches(fetched, portion_bytes) for row in batch.to_pylist()]
     for row in found:
         if row["properties"] is not None:

@@ -92,6 +92,6 @@ def test_messages_of_a_batch_do_not_count_as_the_batch_each() -> None:
     body = encode_batch([BatchItem(b"x" * 10)] * 30_000)
     bad, good = (stored(one, queue_offset=at, sys_flag=flags) for at, one in enumerate((b"garbled", body)))
     fetched = fetch(Answer([bad, good], limit=30_001, next_offset=30_001))
-    sizes = [len(batch) for batch in Decoder(QUEUES, bad=BadMessages("null")).batches(fetched, 1 << 20)]
+    sizes = [len(batch) for batch in Decoder(QUEUES, bad_messages=BadMessages("null")).batches(fetched, 1 << 20)]
     assert sum(sizes) == 30_001
     assert len(sizes) < 20

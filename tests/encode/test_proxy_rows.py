@@ -180,7 +180,7 @@ def test_what_brokers_count_is_bounded_as_for_their_own_items(made, item_bytes, 
 @given(any_rows())
 def test_each_row_has_the_size_of_its_item(made):
     rows = batch_of([(*row[:4], 0) for row in made])
-    ends = encoded(rows, NAMES)._stored().tolist()
+    ends = encoded(rows, NAMES)._stored_ends().tolist()
     assert [end - begin for begin, end in itertools.pairwise(ends)] == [len(item) for item in items_of(rows, NAMES)]
 
 

@@ -104,7 +104,7 @@ def test_what_an_earlier_run_sent_is_waited_for_as_long_as_that_run_said(
         asked.append(tools.settle_s)
         return StoredIdScan(tools, since)
 
-    monkeypatch.setattr(exactly_once, "Look", look)
+    monkeypatch.setattr(exactly_once, "StoredIdScan", look)
     for settle in ("1s", "0.3s"):
         sink.plan(sink.options(topic=topic, exactlyOnceSettle=settle))
     assert asked == [1.0]

@@ -163,7 +163,7 @@ def test_a_look_waits_for_as_long_as_its_run_and_those_before_may_send(monkeypat
             """Nothing is stored."""
 
     unused: Any = None
-    monkeypatch.setattr(exactly_once, "Look", Looked)
+    monkeypatch.setattr(exactly_once, "StoredIdScan", Looked)
     monkeypatch.setattr(exactly_once, "look_tools", lambda *_, **__: ScanTools(unused, unused, unused, 1.0, 4.0))
     name = BatchName("query-1", 0, 0, b"", "sink")
     for before_s in (60.0, 1.0):

@@ -164,7 +164,7 @@ def test_a_broker_that_hangs_is_asked_for_one_topic_and_holds_up_no_other_broker
 
 def test_a_queue_that_nobody_can_read_is_refused(scripted: Brokers) -> None:
     del scripted.ends[A1]
-    with pytest.raises(UnprovedError, match="does not report where"):
+    with pytest.raises(UnprovedError, match="does not report the end of"):
         scripted.ids.end(A1)
     assert scripted.ids.end(B0) == QueueEnd(9, "b:1")
 

@@ -81,7 +81,7 @@ def test_3_h_what_takes_a_message_back_names_it() -> None:
         (ORDER.pack()[:5] + b"\2" + ORDER.pack()[6:], "kind 2"),
         (ORDER.pack()[:47], "are no envelope"),
         (ORDER.pack()[:60], "has 60 bytes, a topic of 6 and properties of 19"),
-        (ORDER.pack().replace(b"orders", b"order\xff"), "a name that is no text"),
+        (ORDER.pack().replace(b"orders", b"order\xff"), "a topic or properties that are not UTF-8"),
         (ORDER._replace(topic="").pack(), "a topic of 0"),
     ],
     ids=["empty", "short", "magic", "version", "kind", "head", "cut", "text", "topic"],

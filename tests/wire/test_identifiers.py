@@ -78,7 +78,7 @@ def test_more_keys_than_the_counter_has():
 
 
 def test_two_sources_do_not_meet():
-    assert not set(UniqKeys().take(1000, NOON)) & set(UniqKeys().take(1000, NOON))
+    assert not set(UniqKeys().next_many(1000, NOON)) & set(UniqKeys().next_many(1000, NOON))
 
 
 def test_a_forked_child_makes_other_keys(monkeypatch):

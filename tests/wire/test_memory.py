@@ -46,7 +46,7 @@ def test_messages_without_bodies_take_memory_too() -> None:
     assert (found.decode_error, found.body) == (NO_MEMORY, zlib.compress(EMPTY * 20_000))
     roomy = DecodeBudget(20_001 * OBJECT_BYTES)
     assert len(list(decode_leniently(data, budget=roomy))) == 20_000
-    assert roomy.left == OBJECT_BYTES
+    assert roomy.remaining_bytes == OBJECT_BYTES
 
 
 def test_a_batch_of_large_properties_does_not_fit_either() -> None:

@@ -1,8 +1,8 @@
 """Fetched or polled answers to Arrow record batches, without a Python step per message.
 
-``stored_messages`` finds the messages, ``inner`` those within messages, ``properties`` splits their property strings,
-``arrow`` copies values; this module assembles the columns. Messages in an unusual form take the slow path (``rows.ReferenceDecoder``,
-called *careful* everywhere), which makes the same batch from objects.
+``stored_messages`` finds the messages, ``inner`` the messages of inner batches, ``properties`` splits their property strings,
+``arrow`` copies values; this module assembles the columns. ``rows.ReferenceDecoder`` decodes
+messages in an unusual form: it makes the same batch from objects.
 
 Compressed bodies are decompressed a portion at a time, because a few kilobytes may become megabytes, and the size is not known
 before. So rows are decompressed one by one, and a portion ends when it is full.
@@ -81,7 +81,7 @@ def decompressed_bodies(
 def with_errors(
     arrays: Sequence[pa.Array], columns: Sequence[Column], reasons: Mapping[int, str], flags: npt.NDArray[np.int32]
 ) -> list[pa.Array]:
-    """The columns with the errors of bad messages, and with their flags as stored."""
+    """The columns with the errors of bad messages, and with the stored flags of these messages."""
     made = []
     for array, column in zip(arrays, columns, strict=True):
         name = column.name.lower() if column.property is None else ""
@@ -98,7 +98,7 @@ def with_errors(
 
 @dataclass(frozen=True)
 class Decoder:
-    """Decodes fetched answers into batches of ``columns``. The answer numbers of answers are indexes of ``queues``."""
+    """Decodes fetched answers into batches of ``columns``. ``range_number`` of an answer is an index of ``queues``."""
 
     queues: Sequence[MessageQueue]
     columns: tuple[Column, ...] = BASIC
@@ -158,14 +158,14 @@ class Decoder:
     def _usable_count(
         self, messages: StoredMessages, answers: Sequence[FetchedAnswer], dense: npt.NDArray[np.bool_] | None
     ) -> int:
-        """How many of the answers are usable: none after a hole that may still be filled. If the broker filters, holes are not
-        checked."""
+        """How many of the answers are usable: none after a hole that may still be filled. Holes are not checked if the broker
+        filters."""
         if self.on_holes is None or not (holes := stored_messages.holes(messages, dense)):
             return len(answers)
         return self.on_holes(answers, holes)
 
     def _decode_separately(self, fetched: FetchedAnswers, portion_bytes: int | None) -> Iterator[pa.RecordBatch]:
-        """Decodes answers of which some cannot be located: these take the careful path, the others the fast one."""
+        """Decodes answers some of which cannot be located. The reference decoder decodes these."""
         checks = check_each_answer(fetched)
         holes = [hole for check in checks for hole in check.holes]
         doubt = self.on_holes if holes else None
@@ -254,7 +254,7 @@ class Decoder:
                 self.bad_messages.add_impossible_times(column.name, queue, offset, len(rows))
 
     def _tag_matches(self, made: props.PropertyColumns) -> pa.Array | None:
-        """Which rows have one of the tags, since brokers compare only hashes; None if all have."""
+        """Which rows have a requested tag, because brokers compare only hashes; None if all rows have one."""
         if not self.topic_filter or self.topic_filter.kind != "TAG":
             return None
         mask = pc.is_in(made.tags, pa.array(parse_subscription(self.topic_filter.expression).tags, pa.string()))
@@ -269,8 +269,9 @@ def _portions(rows: int, size: int, portion_bytes: int | None) -> list[slice]:
 
 
 def _drop_before_start(stored: StoredMessages, messages: StoredMessages) -> StoredMessages:
-    """Drops the messages of an inner batch that are before the start of the answer, because brokers return whole batches. Outside
-    of a batch, an offset before the start is that of a message on a shifted index, and is kept."""
+    """Drops the messages of an inner batch that are before the start of the answer, because brokers return whole batches. Other
+    messages with an offset before the start are kept, because their index was shifted.
+    """
     starts = stored_messages.answer_field(stored.answers, "start")
     early = ((stored.sys_flags & _INNER) != 0) & (stored.fixed_field("queueOffset") < starts[stored.answer_of_row])
     if not early.any():
@@ -283,7 +284,7 @@ def _drop_after_end(messages: StoredMessages, correct_ends: CorrectEnds | None) 
     """Drops the messages after the requested end of an answer, because they belong to another pull.
 
     This is done only if the broker's next offset is beyond that end: on a queue whose index was shifted by a damaged message, the
-    offset inside a message may reach the end although its position does not. ``correct_ends`` decides if both are the case.
+    offset inside a message may reach the end although its position does not. ``correct_ends`` decides if both are beyond it.
     """
     limits = stored_messages.answer_field(messages.answers, "limit")
     beyond = stored_messages.answer_field(messages.answers, "next_offset") > limits
@@ -314,8 +315,8 @@ AnsweredPull = tuple[MessageQueue, int, Sequence[tuple[int, int]], bytes | memor
 def batch_of_answers(
     parts: Iterable[tuple[AnsweredPull, Filter]], given: Mapping[tuple[MessageQueue, Filter], int] | None = None
 ) -> tuple[pa.RecordBatch, bool]:
-    """The messages of answers, each with the filter of its request, in the basic columns; and whether these are all. If they
-    exceed ``PORTION_BYTES``, only the first ones are returned, at least one.
+    """The messages of answers in the basic columns, and whether these are all messages. Each answer has the filter of its
+    request. If the messages exceed ``PORTION_BYTES``, only the first messages are returned, at least one.
 
     ``given`` is the number of messages to omit at the beginning, by queue and filter. The offsets and queues inside messages are
     ignored, because damage may have changed them. Rows of a queue are in the order of its answers. Raises ``DecodeError``
@@ -344,8 +345,7 @@ def _groups(
 ) -> list[tuple[Filter, list[AnsweredPull], int]]:
     """Groups of answers that are decoded together: their filter, and how many of their first messages are omitted.
 
-    There are as few groups as possible: answers with the same filter share one, unless an earlier answer of their queue is in a
-    later group.
+    Answers with the same filter share a group, unless an earlier answer of their queue is in a later group.
     """
     groups: list[tuple[Filter, list[AnsweredPull], int]] = []
     shared: dict[Filter, int] = {}

@@ -1,8 +1,8 @@
-"""Messages within messages: an inner batch is stored as one message, whose body holds many. Here each becomes a row.
+"""Inner batches: an inner batch is stored as one message, whose body has many messages. Each of these becomes a row.
 
 A row of an inner batch has the outer message's fixed fields, but its own offset, flag, body and properties, as in
-``wire/messages``. A batch that was compressed as a whole is decompressed, and appended to the fetched bytes. Batches in an
-unusual form take the careful path.
+``wire/messages``. A compressed batch is decompressed and appended to the fetched bytes. The reference decoder decodes batches in
+an unusual form.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _FLAG_AT, _LENGTH_AT, _BODY_AT = 12, 16, 20
 _MIN_ITEM_BYTES = _BODY_AT + 2
 # Bytes after the last message, so that a number can be read at every possible position.
 _SLACK_BYTES = 32
-# Larger batches are decompressed portion by portion, on the careful path.
+# The reference decoder decompresses larger batches portion by portion.
 _MAX_DECOMPRESSED_BYTES = 64 << 20
 
 
@@ -50,7 +50,7 @@ def _inner_batch_mask(messages: StoredMessages) -> npt.NDArray[np.bool_]:
 
 
 def unwrap(messages: StoredMessages) -> StoredMessages | None:
-    """Replaces inner batches with their messages; None if one has an unusual form."""
+    """Replaces inner batches with their messages; None if a batch has an unusual form."""
     is_outer = _inner_batch_mask(messages)
     outer = np.flatnonzero(is_outer)
     unpacked = _decompressed_bodies(messages, outer)
@@ -88,9 +88,9 @@ def unwrap(messages: StoredMessages) -> StoredMessages | None:
 
 
 def contiguous_answers(messages: StoredMessages, within: StoredMessages) -> npt.NDArray[np.bool_]:
-    """In which answers the offsets are consecutive up to the broker's next offset, so that no message has a wrong one.
+    """Which answers have consecutive offsets up to the broker's next offset, so that no offset can be wrong.
 
-    ``within`` has the messages of batches in place of the batches.
+    ``within`` is the result of ``unwrap``.
     """
     first, behind = _offset_ranges(messages, within)
     answer = messages.answer_of_row
@@ -114,9 +114,9 @@ def _offset_ranges(messages: StoredMessages, within: StoredMessages) -> tuple[In
 
 
 def has_damaged_batch(messages: StoredMessages, within: StoredMessages, sure: npt.NDArray[np.bool_]) -> bool:
-    """Whether a batch has another number of messages than its broker counted, or impossible offsets: outside of its answer's
-    request, or different ones in itself and its properties. The offsets of answers that are ``sure`` are right. ``within`` has
-    the messages of the batches.
+    """Whether a batch has another number of messages than its broker counted, or impossible offsets. Offsets are impossible
+    outside of the answer's request, or if the message and its properties differ. Offsets are right in answers that are ``sure``
+    (``contiguous_answers``). ``within`` is the result of ``unwrap``.
     """
     outer = np.flatnonzero(_inner_batch_mask(messages))
     first, behind = (each[outer] for each in _offset_ranges(messages, within))
@@ -147,7 +147,7 @@ def _with_items(
 
 
 def _decompressed_bodies(messages: StoredMessages, outer: npt.NDArray[np.intp]) -> tuple[Bytes, Ints, Ints] | None:
-    """A buffer with the readable bodies of all batches, and their positions; None if one cannot be decompressed here."""
+    """A buffer with the decompressed bodies of all batches, and their positions; None if a body cannot be decompressed here."""
     begins, ends = messages.body_start[outer], messages.body_end[outer]
     packed = np.flatnonzero(((messages.sys_flags[outer] & _COMPRESSED) != 0) & (ends > begins))
     if not len(packed):
@@ -179,7 +179,7 @@ class _Items:
 
 
 def _find_items(buffer: Bytes, begins: Ints, ends: Ints, counted: Sequence[int | None]) -> _Items | None:
-    """Finds the messages by their sizes and lengths; None unless these are consistent, and the messages fill their batches."""
+    """Finds the messages by their sizes and lengths; None if these are inconsistent or the messages do not fill their batches."""
     announced, found = _item_starts(buffer.data, begins, ends, counted)
     starts, counts = np.array(announced, np.int64), np.array(found, np.intp)
     filled = np.flatnonzero(counts)
@@ -194,7 +194,7 @@ def _find_items(buffer: Bytes, begins: Ints, ends: Ints, counted: Sequence[int |
     if (body_end < body_start).any() or (body_end + 2 > stops).any():
         return None
     properties_end = body_end + 2 + read_numbers(buffer, body_end, ">u2")
-    # The size of a batch's last message is not used: the message ends with the batch, as on the careful path.
+    # The size of a batch's last message is not used: the message ends with the batch, as in the reference decoder.
     if not np.array_equal(properties_end, stops):
         return None
     return _Items(counts, read_numbers(buffer, starts + _FLAG_AT, ">i4"), body_start, body_end, properties_end)
@@ -206,7 +206,7 @@ def _item_starts(
     """The positions of messages by their sizes, batch by batch, and how many each batch has; ``_find_items`` checks the sizes.
 
     This is the only Python step per message. The number of steps is limited by the possible number of messages, so that it ends
-    even with sizes of 0 or less, and by the number that the broker ``counted``: a few kilobytes may inflate to millions more.
+    even with sizes of 0 or less, and by the number that the broker ``counted``: a few kilobytes may become millions of messages.
     """
     unpack = struct.Struct(">i").unpack_from
     starts: list[int] = []

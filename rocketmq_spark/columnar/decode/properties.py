@@ -56,7 +56,7 @@ def locate(buffer: Bytes, starts: Ints, ends: Ints) -> Pairs:
 
 
 def _concatenate(buffer: Bytes, starts: Ints, ends: Ints) -> tuple[Bytes, Ints]:
-    """The strings one after the other, each with its last separator, and ``_PAD`` more bytes for reading ahead."""
+    """The concatenated strings, each with its last separator, and ``_PAD`` more bytes for reading ahead."""
     # A string may lack its last separator: its copy is one byte longer, for the separator.
     open_ended = (buffer[ends - 1] != _VALUE_END) & (ends > starts)
     any_open = bool(open_ended.any())
@@ -105,7 +105,7 @@ def _first_pairs(offsets: Ints, value_end: Ints) -> Ints:
 
 
 def _locate_one_by_one(buffer: Bytes, starts: Ints, ends: Ints) -> Pairs:
-    """Like ``locate``, for strings that no RocketMQ client writes: each one is decoded by Java's rules."""
+    """Like ``locate``, for strings that no RocketMQ client writes. Decodes each string by Java's rules."""
     parts: list[bytes] = []
     counts = []
     for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
@@ -125,7 +125,7 @@ def _locate_one_by_one(buffer: Bytes, starts: Ints, ends: Ints) -> Pairs:
 
 @dataclass(frozen=True, slots=True)
 class PropertySelection:
-    """Which columns to make. ``properties``: none, user or all."""
+    """The columns to build. ``properties`` is none, user or all."""
 
     tags: bool = True
     keys: bool = True
@@ -167,7 +167,7 @@ def build_columns(pairs: Pairs, wanted: PropertySelection) -> PropertyColumns:
 
 
 def _common_layout(pairs: Pairs) -> tuple[str, ...] | None:
-    """The names, if every row has the same ones in the same order, and none of them twice; otherwise None."""
+    """The names, if every row has the same names in the same order without a repetition; otherwise None."""
     rows = pairs.rows
     if rows == 0 or len(pairs.name_start) % rows:
         return None
@@ -295,7 +295,7 @@ def _map(offsets: npt.NDArray[Any], names: pa.Array, values: pa.Array) -> pa.Arr
 
 
 def _split_keys(column: pa.Array) -> pa.Array:
-    """KEYS is one text with blanks between the keys; empty keys vanish."""
+    """Splits the text of KEYS at blanks. Empty keys are omitted."""
     content = (
         arrow.array_and_offsets(column.cast(pa.binary()))[0]
         if column.null_count < len(column)

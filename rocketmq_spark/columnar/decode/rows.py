@@ -1,11 +1,11 @@
-"""Messages as columns: located in a buffer and all at once, or message by message from objects.
+"""Messages as columns: from positions in a buffer, or message by message from objects.
 
-``ColumnBuilder`` implements ``schema.MessageRows``, one method for each kind of column: fixed fields (numbers, times, hosts, message
-ids) and properties.
+``ColumnBuilder`` implements ``schema.MessageRows``, one method for each kind of column: fixed fields (numbers, times, hosts,
+message ids) and properties.
 
-``ReferenceDecoder`` makes the same record batches from objects, and decides which messages belong to an answer. It is used for messages as
-objects, for unusual inner batches, for answers with messages that cannot be decoded, and as the reference in tests of the fast
-path. The fast path (``decoder``) makes the same decisions for all answers of a buffer at once.
+``ReferenceDecoder`` makes the same record batches from objects, and decides which messages belong to an answer. It decodes
+messages that are objects already, unusual inner batches, and answers with bad messages. Tests compare the fast path with it.
+The fast path (``decoder``) makes the same decisions for all answers of a buffer at once.
 """
 
 from __future__ import annotations
@@ -58,7 +58,9 @@ def timestamps(messages: StoredMessages, field: str, kind: pa.DataType) -> pa.Ar
 
 
 def system_flags(messages: StoredMessages) -> npt.NDArray[np.int32]:
-    """The system flags without ``COMPRESSED``, because bodies are returned decompressed. As in Java, empty bodies keep theirs."""
+    """The system flags without ``COMPRESSED``, because bodies are returned decompressed. As in Java, empty bodies keep this
+    flag.
+    """
     packed = codes.SysFlag.COMPRESSED * (messages.body_end > messages.body_start)
     return messages.sys_flags & ~packed.astype(np.int32)
 
@@ -112,7 +114,9 @@ def _as_byte_rows(field: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
 
 @dataclass(frozen=True, slots=True)
 class ColumnBuilder:
-    """Fetched messages, with the columns of their properties and the queues of the answers."""
+    """Builds columns of fetched messages from their fixed fields, the columns of their properties, and the queues of the
+    answers.
+    """
 
     messages: StoredMessages
     property_columns: props.PropertyColumns
@@ -159,7 +163,7 @@ class ColumnBuilder:
         return offset_message_ids(self.messages)
 
     def message_id(self) -> pa.Array:
-        """The client's id, or if a message has none, the offset message id, as in Java consumers."""
+        """The client's message id, or the offset message id if there is none, as in Java consumers."""
         unique = self.property_columns.msg_id
         assert unique is not None
         if not unique.null_count:
@@ -170,15 +174,15 @@ class ColumnBuilder:
         return arrow.null_column(kind, len(self.messages))
 
 
-# Returns settings many answers may be used, given the offsets that they skip.
+# Returns how many answers may be used, given the offsets that they skip.
 OnHoles = Callable[[Sequence[FetchedAnswer], Sequence[Hole]], int]
-# Corrects the ends of answers that went beyond them, by the offsets inside of messages.
+# Returns answers whose next offset is beyond their limit with corrected limits, by the offsets inside of messages.
 CorrectEnds = Callable[[Sequence[FetchedAnswer]], Sequence[FetchedAnswer]]
 
 
 class AnswerCheck(NamedTuple):
-    """The check of a single answer: whether its messages can be located, whether some may belong to
-    another pull, and the offsets that it skips."""
+    """The check of one answer: whether its messages can be located, whether some messages may be beyond its limit, and the
+    offsets that it skips."""
 
     is_readable: bool
     exceeds_limit: bool
@@ -186,7 +190,7 @@ class AnswerCheck(NamedTuple):
 
 
 def check_each_answer(fetched: FetchedAnswers) -> list[AnswerCheck]:
-    """Checks each answer alone."""
+    """Checks the answers one by one."""
     checks = []
     for i, answer in enumerate(fetched.answers):
         beyond = answer.next_offset > answer.limit
@@ -205,7 +209,7 @@ def check_each_answer(fetched: FetchedAnswers) -> list[AnswerCheck]:
 
 
 def usable_answers(fetched: FetchedAnswers, on_holes: OnHoles, correct_ends: CorrectEnds) -> list[FetchedAnswer]:
-    """The answers that may be used, with ends that match the offsets inside of their messages."""
+    """The answers that may be used, with limits that match the offsets inside of their messages."""
     checks = check_each_answer(fetched)
     count = on_holes(fetched.answers, [hole for check in checks for hole in check.holes])
     return with_correct_ends(fetched.answers[:count], [check.exceeds_limit for check in checks[:count]], correct_ends)
@@ -214,7 +218,7 @@ def usable_answers(fetched: FetchedAnswers, on_holes: OnHoles, correct_ends: Cor
 def with_correct_ends(
     answers: Sequence[FetchedAnswer], beyond: Sequence[bool], correct_ends: CorrectEnds
 ) -> list[FetchedAnswer]:
-    """The answers, with corrected ends for those that are ``beyond``."""
+    """The answers; those that are ``beyond`` their limits have corrected limits."""
     odd = [answer for answer, is_odd in zip(answers, beyond, strict=True) if is_odd]
     meant = dict(zip(odd, correct_ends(odd), strict=True)) if odd else {}
     return [meant.get(answer, answer) for answer in answers]
@@ -225,8 +229,8 @@ def messages_in_range(
 ) -> Iterator[ReceivedMessage]:
     """The messages of an answer that belong to its request, as objects.
 
-    A message that could not be decoded, so that its offset is unknown, takes the missing offsets between its neighbours: one row
-    per offset if every offset has a message (``dense``).
+    A message that could not be decoded and has no known offset gets the missing offsets between its neighbours: one row per
+    offset if every offset has a message (``dense``).
     """
     end = min(answer.limit, answer.next_offset)
     at, lost = answer.start, None
@@ -248,7 +252,7 @@ def messages_in_range(
 
 
 def _placeholder_rows(message: ReceivedMessage, start: int, end: int, dense: bool) -> Iterator[ReceivedMessage]:
-    # At least one row: if the neighbours are damaged or shifted, too, no offset may seem to be missing between them.
+    # At least one row, because no offset may seem to be missing if the neighbours are damaged or shifted, too.
     for offset in range(start, max(end if dense else 0, start + 1)):
         yield replace(message, queue_offset=offset)
 
@@ -266,15 +270,15 @@ class ReferenceDecoder:
         queues: Sequence[MessageQueue],
         columns: Sequence[Column],
         include_properties: str,
-        filtered: Filter = NO_FILTER,
-        bad: BadMessages | None = None,
+        topic_filter: Filter = NO_FILTER,
+        bad_messages: BadMessages | None = None,
     ) -> None:
         self._queues = queues
         self._columns = tuple(columns)
         self._include = include_properties
-        self._filtered = filtered
-        self._wanted = set(filtered.expression.split(" || ")) if filtered and filtered.kind == "TAG" else None
-        self._bad_messages = bad or BadMessages()
+        self._topic_filter = topic_filter
+        self._tags = set(topic_filter.expression.split(" || ")) if topic_filter and topic_filter.kind == "TAG" else None
+        self._bad_messages = bad_messages or BadMessages()
         self._bodies = any(column.name.lower() == "body" for column in columns if column.property is None)
 
     def __call__(self, fetched: FetchedAnswers) -> pa.RecordBatch:
@@ -304,20 +308,16 @@ class ReferenceDecoder:
                 self._without_unselected_error,
                 self._decoded(bytes(data), DecodeSettings(queue.broker_name, window=window)),
             )
-            for message in messages_in_range(messages, answer, dense=not self._filtered):
+            for message in messages_in_range(messages, answer, dense=not self._topic_filter):
                 if message.decode_error is not None:
                     self._bad_messages.add(queue, message.queue_offset, message.decode_error)
                     if self._bad_messages.skips:
                         continue
-                if (
-                    self._wanted is None
-                    or _is_unreadable(message)
-                    or message.properties.get(Property.TAGS) in self._wanted
-                ):
+                if self._tags is None or _is_unreadable(message) or message.properties.get(Property.TAGS) in self._tags:
                     yield queue, message
 
     def _decoded(self, data: bytes, settings: DecodeSettings) -> Iterator[ReceivedMessage]:
-        """All messages, one by one. A body that is not selected stays compressed, except those of a batch, which are in one."""
+        """All messages, one by one. A body that is not selected stays compressed, unless it is that of a batch."""
         packed = settings._replace(max_body_bytes=None)
         for one in find_messages(data):
             *_, batch = one
@@ -326,7 +326,7 @@ class ReferenceDecoder:
                 yield message if plain else replace(message, sys_flag=message.sys_flag & ~int(SysFlag.COMPRESSED))
 
     def _without_unselected_error(self, message: ReceivedMessage) -> ReceivedMessage:
-        """Applies ``badMessage`` to a message. If the body is not selected, it need not be readable."""
+        """Removes the error of a message whose body is unreadable but not selected."""
         if message.decode_error is None or self._bodies or _is_unreadable(message) or _is_batch(message):
             return message
         return replace(message, decode_error=None, sys_flag=message.sys_flag & ~int(SysFlag.COMPRESSED))
@@ -350,14 +350,14 @@ class ReferenceDecoder:
 
 
 def batch_of_messages(messages: Sequence[ReceivedMessage], columns: Sequence[Column] = BASIC) -> pa.RecordBatch:
-    """Received messages as rows. Those of a retry topic have the name of the topic that they were sent to, as the messages have.
-    One that cannot be decoded has no body."""
+    """Received messages as rows. As in the messages, the topic of a retried message is the topic it was sent to. A message that
+    cannot be decoded has no body."""
     rows = [(m.queue._replace(topic=m.topic or m.queue.topic), m) for m in messages]
     return ReferenceDecoder((), columns, "user")._batch(rows)
 
 
 def _size(message: ReceivedMessage) -> int:
-    """The approximate size of a message as a row. A message of a batch counts without the other messages of the batch."""
+    """The approximate size of a message as a row, without the other messages of its batch."""
     if message.decode_error is not None:
         return message.store_size
     if not _is_batch(message):
@@ -379,7 +379,7 @@ def decode(
     queues: Sequence[MessageQueue],
     columns: Sequence[Column],
     include_properties: str,
-    filtered: Filter = NO_FILTER,
+    topic_filter: Filter = NO_FILTER,
 ) -> pa.RecordBatch:
     """Fetched messages as ``columns``; a bad message is an error."""
-    return ReferenceDecoder(queues, columns, include_properties, filtered)(fetched)
+    return ReferenceDecoder(queues, columns, include_properties, topic_filter)(fetched)

@@ -1,7 +1,7 @@
 """The columns of the source, each as one entry of ``BASIC`` or ``FULL``, and option ``badMessage`` for undecodable messages.
 
 An entry has the column's types in Spark and Arrow, a function that makes the column from located messages (``MessageRows``, the
-fast path), and one that takes the value from one message (the careful path).
+fast path), and a function that returns the value of one message (the reference decoder).
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ FromMessage = Callable[[MessageQueue, ReceivedMessage, str], Any]
 class Column:
     """A column's name, its type in Spark's DDL and in Arrow; ``property`` is the name of a property column's property.
 
-    If ``fast`` is None, the column is copied portion by portion. ``of_queue`` columns are known even if a message cannot be
-    decoded; then the rest of its row is null.
+    If ``from_rows`` is None, the column is copied portion by portion. If a message cannot be decoded, only its
+    ``of_queue`` columns have values.
     """
 
     name: str
@@ -163,7 +163,7 @@ FULL: tuple[Column, ...] = (
 DECODE_ERROR = _queue_column("decodeError", "string", pa.string(),
                          lambda rows, kind: rows.null(kind), lambda queue, m, _: m.decode_error)
 
-# The queue of ``partition``. Its name is no name of a column that a user could give.
+# The queue id for ``partition``. With a leading space, the name cannot be that of a user's column.
 READ_QUEUE_ID = _queue_column(" read queue id", "int", pa.int32(),
                           lambda rows, kind: rows.queue_id(kind), lambda queue, m, _: queue.queue_id)
 # fmt: on
@@ -234,7 +234,7 @@ def columns_of(options: Options) -> tuple[Column, ...]:
 
 
 def columns_of_schema(columns: tuple[Column, ...], schema: StructType) -> tuple[Column, ...]:
-    """``columns`` as selected and ordered by a schema given to ``.schema(…)``. Raises ``OptionError``."""
+    """The columns that a schema given to ``.schema(…)`` selects, in its order. Raises ``OptionError``."""
     by_name = {column.name.lower(): column for column in columns}
     problems, selected = [], []
     for wanted in schema.fields:

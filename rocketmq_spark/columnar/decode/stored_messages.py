@@ -2,7 +2,7 @@
 
 The layout is the protocol's stored message (``wire/messages.py`` decodes the same to objects). Bytes that do not match it
 raise ``Malformed`` with the position in the buffer; the caller, which knows queue and offset, converts it to a ``DecodeError``.
-Inner batches are located as one message each (``inner`` opens them).
+Inner batches are located as one message each (``inner`` unwraps them).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
 
 MIN_MESSAGE_BYTES = 91
-# With this many answers, or parts of answers, it is faster to advance through all of them together.
+# From this number of answers, or parts of answers, it is faster to advance through all of them together.
 _MIN_LOCK_STEP_CHAINS = 24
 _CHAIN_MESSAGES = 32
 _MAGIC = re.compile(
@@ -76,7 +76,7 @@ _FIXED_FIELDS = np.dtype(
 
 
 class Malformed(Exception):
-    """The bytes at ``at`` are not a stored message; callers that know the queue convert this to a ``DecodeError``."""
+    """The bytes at ``at`` are not a stored message. Callers that know the queue convert this error to a ``DecodeError``."""
 
     def __init__(self, at: int, why: str) -> None:
         super().__init__(at, why)
@@ -90,7 +90,7 @@ class StoredMessages:
     and a column per field of ``FetchedAnswer``, ``counts`` the number of messages of each answer.
 
     ``head`` has the fixed fields as stored, one record per message. With inner batches, several messages share a record:
-    ``record`` has its number for each message, and ``own`` the fields in which the messages differ."""
+    ``record`` has the record's number of each message, and ``item_fields`` the fields that differ within a batch."""
 
     buffer: Bytes
     answers: Ints
@@ -190,8 +190,8 @@ def locate(buffer: Bytes, answers: list[FetchedAnswer]) -> StoredMessages:
 
 
 def holes(messages: StoredMessages, dense: npt.NDArray[np.bool_] | None = None) -> list[Hole]:
-    """The offsets that answers skipped, in queues in which every offset has a message. The number of messages shows it, even if
-    the offsets inside them are wrong. Without holes it costs one comparison. Answers that are ``dense`` have no holes."""
+    """The offsets that answers skipped, in queues in which every offset has a message. Holes are found by the number of messages,
+    because the offsets inside them may be wrong. Without holes it costs one comparison. ``dense`` answers have no holes."""
     going = answer_field(messages.answers, "next_offset") - answer_field(messages.answers, "start")
     odd = messages.counts != going if dense is None else ~dense
     return [hole for i in np.flatnonzero(odd).tolist() for hole in _holes_of_answer(messages, i)]
@@ -240,7 +240,7 @@ def _host_shift(sys_flags: npt.NDArray[np.int32]) -> Ints:
 def _shifted_fields(
     buffer: Bytes, starts: Ints, sys_flags: npt.NDArray[np.int32], combined_flags: int, head: npt.NDArray[Any]
 ) -> npt.NDArray[Any]:
-    """The fields after a host: the same record, read again at the shifted position if IPv6 addresses shift it."""
+    """The fields after a host. If IPv6 addresses shift them, the record is read again at the shifted position."""
     if not combined_flags & _IPV6_FLAGS:
         return head
     limit = len(buffer) - _FIXED_FIELDS.itemsize
@@ -301,7 +301,7 @@ def boundaries(buffer: Bytes, begins: Ints, ends: Ints) -> tuple[Ints, npt.NDArr
 def _chains(buffer: Bytes, begins: Ints, ends: Ints) -> tuple[Ints, Ints, Ints]:
     """The answers, with long ones cut where a message seems to begin, and the number of each answer's first part.
 
-    A cut is right if the messages of the part before it end exactly there.
+    A cut is right if the messages before it end exactly at the cut.
     """
     steps = _CHAIN_MESSAGES * np.maximum(read_numbers(buffer, begins, ">i4").astype(np.int64), MIN_MESSAGE_BYTES)
     if not (ends - begins >= 2 * steps).any():
@@ -312,7 +312,7 @@ def _chains(buffer: Bytes, begins: Ints, ends: Ints) -> tuple[Ints, Ints, Ints]:
     for begin, end, step in zip(begins.tolist(), ends.tolist(), steps.tolist(), strict=True):
         first.append(len(begins_of_parts))
         begins_of_parts.append(begin)
-        # Search from the last part on, so that no byte is read twice, however large the messages are.
+        # Search from the last part, so that no byte is read twice, even if messages are large.
         while match := search(view, begins_of_parts[-1] + step, end):
             begins_of_parts.append(match.start() - 4)
     chain_begins = np.array(begins_of_parts, np.int64)

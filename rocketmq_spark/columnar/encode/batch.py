@@ -25,7 +25,7 @@ _LOW = 1 << 16
 
 
 class UniqueIds:
-    """Message ids of a task: 32 hex characters in the layout of Java's, whose tools recover the time from them.
+    """Message ids of a task: 32 hex characters in the layout of Java's ids. Java's tools recover the time from them.
 
     An id is a prefix of the task, the upper half of a counter, milliseconds since the month began, and the counter's lower half.
     ``now_ms`` is called once for every ``fill``.
@@ -74,7 +74,7 @@ Rows = npt.NDArray[np.intp]
 
 
 def rows_without_key(batch: pa.RecordBatch, columns: Mapping[str, str]) -> npt.NDArray[np.bool_]:
-    """Which rows of a batch have no key; ``columns`` as for the encoder. For brokers, a key of whitespace is none."""
+    """Which rows of a batch have no key; ``columns`` as for the encoder. Brokers treat a key of whitespace as no key."""
     if "keys" not in columns:
         return np.ones(len(batch), bool)
     filled = arrow.non_empty_mask(
@@ -90,8 +90,8 @@ def _as_java_reads(texts: pa.Array) -> pa.Array:
     )
 
 
-# A batch with more different keys gets none: each key costs a broker as much as that of a single message, and leads only to the
-# batch.
+# A batch with more different keys gets no keys: each key costs a broker as much as the key of a single message, and finds only
+# the whole batch.
 MAX_BATCH_KEYS = 64
 _SEPARATOR = codes.KEY_SEPARATOR.encode()
 
@@ -113,7 +113,7 @@ class BatchTagKeys:
         return len(self._names)
 
     def by_tag(self, rows: Rows) -> list[Rows]:
-        """The rows of each tag, in their order; rows without a tag are one part, too."""
+        """The rows of each tag, in their order. Rows without a tag are one group."""
         if self._codes is None:
             return [rows]
         mine = self._codes[rows]
@@ -123,7 +123,9 @@ class BatchTagKeys:
         return np.split(rows[order], ends)
 
     def properties(self, rows: Rows) -> dict[str, str] | None:
-        """The properties of a batch of these rows; None if the tag is too long, so that the batch must not be stored whole."""
+        """The properties of a batch of these rows; None if the tag is too long, so that the batch must not be stored as one
+        message.
+        """
         tag = self._tag(rows)
         room = self._max_bytes - len(tag.encode())
         if room < 0:
@@ -136,7 +138,7 @@ class BatchTagKeys:
         made = pc.dictionary_encode(tags)
         names = _as_java_reads(made.dictionary).to_pylist()
         self._codes = pc.fill_null(made.indices, -1).to_numpy().astype(np.int32)
-        if "" in names:  # as good as none
+        if "" in names:  # an empty text counts as no value
             empty = names.index("")
             self._codes[self._codes == empty] = -1
             self._codes[self._codes > empty] -= 1
@@ -158,7 +160,7 @@ class _Keys:
         self._distinct = made.dictionary
         empty = arrow.lengths(made.dictionary) == 0
         self._codes = pc.fill_null(made.indices, -1).to_numpy().astype(np.int32)
-        self._codes[np.append(empty, False)[self._codes]] = -1  # as good as none
+        self._codes[np.append(empty, False)[self._codes]] = -1  # an empty text counts as no value
         self._are_single_words = not len(arrow.rows_with(made.dictionary, _SEPARATOR))
 
     def words(self, rows: Rows, max_bytes: int) -> str:

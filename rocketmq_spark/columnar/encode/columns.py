@@ -1,7 +1,8 @@
 """The permitted columns of rows and their types. All problems are reported at once.
 
 The rules are the same for a DataFrame and for Arrow data: ``check_columns`` gets ``RowColumn`` values, whose kind is a word of
-``KINDS``. ``row_columns`` makes them from an Arrow schema, ``converted_batch`` converts its columns to the types that the encoder reads.
+``KINDS``. ``row_columns`` makes them from an Arrow schema, ``converted_batch`` converts its columns to the types that the
+encoder reads.
 
 ``message_batch`` makes the columns of messages, with a few passes over all messages instead of many steps per message. Pure.
 """

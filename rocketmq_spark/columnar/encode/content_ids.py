@@ -1,4 +1,4 @@
-"""Message ids computed from content: the same row of the same batch has the same id whenever, and in whatever order, it is sent.
+"""Message ids computed from content: a row of a batch has the same id at every attempt and in any order.
 
 An id has 28 bytes, as Java's ids on hosts with IPv6: 7 for the batch, 3 for the partition, 12 for the row, then the time (where
 Java's tools expect it) and a counter. The first 22 are compared; the last 6 make each id of an attempt unique.
@@ -34,7 +34,7 @@ MAX_PARTITION = (1 << 8 * PARTITION_BYTES) - 1
 
 _LOW = 1 << 16
 _QUEUE_COLUMNS = ("brokername", "queueid")
-# Only of rows that have it: other rows keep the hashes of earlier releases.
+# Only rows with this column have it in their hash. Other rows keep the hashes of earlier releases.
 _PARTITION = "partition"
 
 
@@ -97,7 +97,7 @@ class RowHash:
 def _destinations(
     batch: pa.RecordBatch, columns: Mapping[str, str], topic: str | None, others: Sequence[str]
 ) -> pa.Array:
-    """The destination of each row, as far as the batch contains it; one value if it is the same for all rows."""
+    """The destination of each row, if the batch contains it; one value if it is the same for all rows."""
     parts: list[pa.Array | bytes] = [_text_of("topic", batch, columns) if topic is None else topic.encode()]
     for name in others:
         parts += [b"\0", _text_of(name, batch, columns) if name in columns else b""]
@@ -158,14 +158,14 @@ class ContentIds:
 
 
 class StoredRows:
-    """The rows of one task that are stored already, and how often."""
+    """The hashes of the stored messages of one task, and how often each is stored."""
 
     def __init__(self, hashes: Hashes) -> None:
         """``hashes`` are 12 bytes wide, one for every stored message, in any order."""
         flat = np.ascontiguousarray(hashes).reshape(-1, ROW_BYTES).view(f"S{ROW_BYTES}").reshape(-1)
         self._hashes, counts = np.unique(flat, return_counts=True)
         self._unmatched = counts.astype(np.int64)
-        self.exceeded = False  # whether some equal rows were more than their stored messages
+        self.exceeded = False  # whether there were more equal rows than stored messages
 
     @property
     def left(self) -> int:

@@ -1,4 +1,4 @@
-"""Option ``emptyBodies``: a message for a row without a body, such as Kafka's tombstones. Brokers refuse empty bodies."""
+"""Option ``emptyBodies``: a message for a row without a body, such as Kafka's tombstones. Brokers reject empty bodies."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
 """Arrow columns to batch bodies, without a Python step per row.
 
-A batch item is ``total size, 0, 0, flag, body length, body, properties length, properties``. Its parts are made as
-Arrow columns and joined row by row in one call: the data buffer of the result is the batch body, and its offsets are the
-positions where it may be cut. All rows that every broker would reject are found first, so that nothing of such an Arrow batch is
-sent.
+A batch item is ``total size, 0, 0, flag, body length, body, properties length, properties``. Its parts are made as Arrow
+columns and joined row by row in one call: the data buffer of the result is the batch body, and its offsets are the positions
+where it may be cut. The encoder first finds all rows that brokers would reject, so that no row of such an Arrow batch is sent.
 """
 
 from __future__ import annotations
@@ -77,8 +76,8 @@ class Encoded:
     def chunks(self, max_bytes: int, max_rows: int | None = None, growth: Growth = _NO_GROWTH) -> Iterator[Chunk]:
         """Cut into batches of at most ``max_bytes`` and ``max_rows``; a larger item is a batch alone.
 
-        A batch references at most twice its own bytes, so that one that waits for its queue does not keep all other rows in
-        memory.
+        A batch references at most twice its own bytes, so that a batch that waits for its queue does not keep all other rows
+        in memory.
         """
         ends = self._ends()
         start, rows = 0, len(ends) - 1
@@ -131,7 +130,7 @@ class ItemParts:
         return self._items
 
     def complete(self, how: CompleteItems) -> None:
-        """Complete items when they are joined, while they are in the processor's cache, and items that are joined already."""
+        """Complete items that are joined already, and others when they are joined, while they are in the processor's cache."""
         self._complete = how
         if self._items is not None:
             how(self._items, 0)
@@ -145,7 +144,7 @@ class ItemParts:
     def slice(self, start: int, end: int) -> memoryview:
         """Consecutive items: the data buffer of a separate join, or a copy of a part of the large one."""
         if self._items is None and (self._is_split or end - start >= _MIN_JOINED_ROWS):
-            self._is_split = True  # or a short last part would join all items again
+            self._is_split = True  # otherwise a short last part would join all items again
             columns = [part if isinstance(part, bytes) else part.slice(start, end - start) for part in self._columns]
             return arrow.data_and_offsets(self._joined(columns, start))[0]
         data, ends = arrow.data_and_offsets(self.items)
@@ -273,7 +272,7 @@ class Encoder:
         return middle
 
     def _fill_ids(self, target: npt.NDArray[np.uint8]) -> None:
-        """Write the id of each row, or zeros for a content id, which is no part of the content."""
+        """Write the id of each row, or zeros for a content id, because the hashed content does not include the id."""
         if isinstance(self.ids, ContentIds):
             target[:] = 0
         else:

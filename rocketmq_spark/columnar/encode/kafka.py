@@ -182,8 +182,8 @@ def _legal_keys(texts: pa.Array) -> pa.Array:
 def _mark_like_headers(
     names: pa.Array, values: pa.Array, bounds: npt.NDArray[np.int64], bodies: pa.Array
 ) -> npt.NDArray[np.intp]:
-    """The headers that look like the mark of an empty body, in rows whose body is that of such a message: readers would take the
-    message for one without a value.
+    """The headers that look like the mark of an empty body, in rows whose body equals ``STAND_IN_BODY``. Readers would return
+    such a message without a value.
     """
     rows = np.flatnonzero(arrow.to_mask(pc.fill_null(pc.equal(bodies, pa.scalar(STAND_IN_BODY, pa.binary())), False)))
     if not len(rows):
@@ -195,7 +195,7 @@ def _mark_like_headers(
 
 
 def as_property_texts(values: pa.Array, more: Iterable[int] = ()) -> pa.Array:
-    """Bytes as texts. Those that a property cannot hold, and those in rows ``more``, become base64."""
+    """Bytes as texts. Bytes that a property cannot hold, and those in rows ``more``, become base64."""
     needs_base64 = pc.or_(pc.equal(pc.binary_length(values), 0), pc.starts_with(values, BASE64_MARK.encode()))
     odd_rows = {
         *np.flatnonzero(arrow.to_mask(pc.fill_null(needs_base64, False))).tolist(),

@@ -33,7 +33,7 @@ Reason = str | Callable[[int], str]
 
 
 class BadRows:
-    """Bad rows with their reasons; the first ten are shown. Subclasses define the words for a row and for what was not sent."""
+    """Bad rows with their reasons; an error shows the first ten. Subclasses define the words for a row and for unsent rows."""
 
     noun, of_what, counted = "row", "their Arrow batch", "Rows are counted from 0 within their partition"
     of_sink = True  # whether the user can set options of the sink
@@ -49,7 +49,7 @@ class BadRows:
             self._remedies[remedy] = None
 
     def add(self, bad: npt.NDArray[np.bool_], reason: Reason) -> None:
-        """Add the rows that are true in ``bad``; the first reason of a row counts."""
+        """Add the rows that are true in ``bad``. A row keeps its first reason."""
         if bad.any():
             self.add_rows(np.flatnonzero(bad), reason)
 
@@ -109,7 +109,7 @@ class PropertyPieces(Protocol):
         """Add a property to each row, or to the ``filled`` ones; none of these values is null or empty."""
 
     def add_entries(self, names: pa.Array, values: pa.Array, bounds: Ints) -> None:
-        """Add any properties to each row: those from one of the ``bounds`` to the next."""
+        """Add the properties between two consecutive ``bounds`` to each row."""
 
 
 class TextPieces(Pieces):
@@ -207,7 +207,8 @@ def _order_by_name(names: pa.Array, bounds: Ints) -> pa.Array | None:
 
 
 def _empty_value_reason(name: pa.Scalar) -> str:
-    return f"property {name.as_py().decode('utf-8', 'replace')!r} is empty; brokers drop such a one, null leaves it out"
+    text = name.as_py().decode("utf-8", "replace")
+    return f"property {text!r} is empty; brokers drop empty properties, null omits the property"
 
 
 def _name_faults(names: pa.Array, reserved: pa.Array) -> dict[int, str]:
@@ -307,7 +308,7 @@ def _add_filled(pieces: PropertyPieces, name: str, values: pa.Array, bad_rows: B
 
 
 def _add_priorities(pieces: PropertyPieces, column: Any, bad_rows: BadRows, name: str) -> None:
-    """Add a priority to every row (0 for null), because such a topic accepts only messages with a priority."""
+    """Add a priority to every row (0 for null), because a priority topic accepts only messages with a priority."""
     values = pc.fill_null(arrow.combined(column).cast(pa.int64()), 0)
     bad_rows.add(values.to_numpy() < 0, f"{name} is negative")
     bad_rows.add(values.to_numpy() >> 31 > 0, f"{name} takes more than 31 bits")

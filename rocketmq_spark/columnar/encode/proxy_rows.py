@@ -1,7 +1,7 @@
 """Arrow columns to messages of requests to a Proxy, without a Python step per row: the counterpart of ``encoder`` for gRPC.
 
-A message is a field of its request, so many messages are their fields one after the other, and a request may be
-cut between any two. Fields may be in any order, so the fields that all rows share are joined into one constant if possible.
+A message is a field of its request. So a request is a sequence of fields, which may be cut between any two messages. Fields may
+be in any order, so the fields that all rows share are joined into one constant if possible.
 
 Delayed rows are sent alone, and many of them in envelopes. So an Arrow batch with delayed rows is encoded as items (``Encoder``),
 each of which becomes a message separately.
@@ -232,7 +232,7 @@ class ProxyRowEncoder(Encoder):
         pieces = checked.pieces
         if not isinstance(pieces, ProxyPieces):
             return Encoder.join(self, checked)
-        assert topics is not None, "a message of gRPC says its topic"
+        assert topics is not None, "a message over gRPC contains its topic"
         assert self.proxy is not None
         born_ms = epoch_ms()
         common = [self.proxy.encoder_of(name, born_ms) for name in topics.names]

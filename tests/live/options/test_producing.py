@@ -211,7 +211,7 @@ def test_confirm_ambiguous__and_exactly_once_settle_look_what_is_stored_before_a
 ) -> None:
     """The first connection breaks instead of an answer, and the queue is as empty as before."""
     settles, settle = list[float](), look.StoredIdScan._settle
-    monkeypatch.setattr(look.StoredIdScan, "_settle", lambda one: (settles.append(one._tools.settle_s), settle(one)))
+    monkeypatch.setattr(look.StoredIdScan, "_wait_until_settled", lambda one: (settles.append(one._tools.settle_s), settle(one)))
     zeros = dict.fromkeys(
         ("dispatchBehindBytes", "sendThreadPoolQueueHeadWaitTimeMills", "pageCacheLockTimeMills"), "0"
     )
