@@ -59,11 +59,11 @@ def decompressed_bodies(
 ) -> Iterator[DecompressedBodies]:
     """The bodies of ``rows``, in parts that end as soon as they have ``portion_bytes``; at least one part."""
     starts, ends, flags = messages.body_start[rows], messages.body_end[rows], messages.sys_flags[rows]
-    packed = (((flags & _COMPRESSED) != 0) & (ends > starts)).tolist()
-    part, size, made = DecompressedBodies(rows.start), 0, False
+    compressed = (((flags & _COMPRESSED) != 0) & (ends > starts)).tolist()
+    part, size, has_yielded = DecompressedBodies(rows.start), 0, False
     stored = arrow.slices(messages.buffer, starts, ends).to_pylist()
-    for body, is_packed, flag in zip(stored, packed, flags.tolist(), strict=True):
-        if is_packed:
+    for body, is_compressed, flag in zip(stored, compressed, flags.tolist(), strict=True):
+        if is_compressed:
             try:
                 body = compression.decompress(body, flag)
             except DecodeError as e:
@@ -73,8 +73,8 @@ def decompressed_bodies(
         size += len(body or b"")
         if portion_bytes and size >= portion_bytes:
             yield part
-            part, size, made = DecompressedBodies(part.begin + len(part.bodies)), 0, True
-    if part.bodies or not made:
+            part, size, has_yielded = DecompressedBodies(part.begin + len(part.bodies)), 0, True
+    if part.bodies or not has_yielded:
         yield part
 
 
@@ -82,7 +82,7 @@ def with_errors(
     arrays: Sequence[pa.Array], columns: Sequence[Column], reasons: Mapping[int, str], flags: npt.NDArray[np.int32]
 ) -> list[pa.Array]:
     """The columns with the errors of bad messages, and with the stored flags of these messages."""
-    made = []
+    result = []
     for array, column in zip(arrays, columns, strict=True):
         name = column.name.lower() if column.property is None else ""
         values: Mapping[int, object] = {}
@@ -92,8 +92,8 @@ def with_errors(
             values = {row: int(flags[row]) for row in reasons}
         if values:
             array = pa.array([values.get(i, value) for i, value in enumerate(array.to_pylist())], array.type)
-        made.append(array)
-    return made
+        result.append(array)
+    return result
 
 
 @dataclass(frozen=True)
@@ -135,18 +135,18 @@ class Decoder:
                 raise self._decode_error(fetched, e) from e
             yield from self._decode_separately(fetched, portion_bytes)
             return
-        opened = inner.unwrap(messages) if inner.has_inner_batches(messages) else None
-        dense = None if opened is None else inner.contiguous_answers(messages, opened)
-        usable = self._usable_count(messages, fetched.answers, dense)
+        unwrapped = inner.unwrap(messages) if inner.has_inner_batches(messages) else None
+        contiguous = None if unwrapped is None else inner.contiguous_answers(messages, unwrapped)
+        usable = self._usable_count(messages, fetched.answers, contiguous)
         if usable < len(fetched.answers):
             part = FetchedAnswers(fetched.buffer, fetched.answers[:usable])
             yield from replace(self, on_holes=None).batches(part, portion_bytes)
             return
         if inner.has_inner_batches(messages):
-            if opened is None or dense is None or inner.has_damaged_batch(messages, opened, dense):
+            if unwrapped is None or contiguous is None or inner.has_damaged_batch(messages, unwrapped, contiguous):
                 yield from self._reference_decoder.batches(self._with_correct_ends(fetched), portion_bytes)
                 return
-            messages = _drop_before_start(messages, opened)
+            messages = _drop_before_start(messages, unwrapped)
         yield from self._batches(_drop_after_end(messages, self.correct_ends), portion_bytes)
 
     @property
@@ -156,11 +156,11 @@ class Decoder:
         )
 
     def _usable_count(
-        self, messages: StoredMessages, answers: Sequence[FetchedAnswer], dense: npt.NDArray[np.bool_] | None
+        self, messages: StoredMessages, answers: Sequence[FetchedAnswer], contiguous: npt.NDArray[np.bool_] | None
     ) -> int:
         """How many of the answers are usable: none after a hole that may still be filled. Holes are not checked if the broker
         filters."""
-        if self.on_holes is None or not (holes := stored_messages.holes(messages, dense)):
+        if self.on_holes is None or not (holes := stored_messages.holes(messages, contiguous)):
             return len(answers)
         return self.on_holes(answers, holes)
 
@@ -191,73 +191,76 @@ class Decoder:
     def _batches(self, messages: StoredMessages, portion_bytes: int | None) -> Iterator[pa.RecordBatch]:
         """Yields batches. Bodies, which are most of the bytes, are copied portion by portion, so that a portion stays in the
         processor's cache between Arrow, the socket and the JVM, and its memory is reused for the next one."""
-        wanted = self.selection
-        made = props.PropertyColumns()
-        if wanted.selects_any:
+        selection = self.selection
+        property_arrays = props.PropertyColumns()
+        if selection.selects_any:
             pairs = props.locate(messages.buffer, messages.properties_start, messages.properties_end)
-            made = props.build_columns(pairs, wanted)
-        located = ColumnBuilder(messages, made, self.queues)
+            property_arrays = props.build_columns(pairs, selection)
+        builder = ColumnBuilder(messages, property_arrays, self.queues)
         arrays: list[pa.Array | None] = []
         for column in self.columns:
             if column.property is not None:
-                arrays.append(property_columns.cast(made.property_columns[column.property], column.arrow))
+                arrays.append(property_columns.cast(property_arrays.property_columns[column.property], column.arrow))
             else:
-                arrays.append(None if column.from_rows is None else column.from_rows(located, column.arrow))
+                arrays.append(None if column.from_rows is None else column.from_rows(builder, column.arrow))
         body_bytes = int((messages.body_end - messages.body_start).sum())
         size = sum(body_bytes if array is None else array.nbytes for array in arrays)
-        exact, packed = self._tag_matches(made), bool(messages.combined_flags & _COMPRESSED) and None in arrays
-        self._count_impossible_times(messages, arrays, exact)
+        tag_matches = self._tag_matches(property_arrays)
+        has_compressed = bool(messages.combined_flags & _COMPRESSED) and None in arrays
+        self._count_impossible_times(messages, arrays, tag_matches)
         for rows in _portions(len(messages), size, portion_bytes):
-            if packed:
-                yield from self._decompressed_batches(messages, arrays, rows, exact, portion_bytes)
+            if has_compressed:
+                yield from self._decompressed_batches(messages, arrays, rows, tag_matches, portion_bytes)
                 continue
             parts = [_bodies(messages, rows) if array is None else array[rows] for array in arrays]
             batch = pa.RecordBatch.from_arrays(parts, schema=arrow_schema(self.columns))
-            yield batch if exact is None else batch.filter(exact[rows])
+            yield batch if tag_matches is None else batch.filter(tag_matches[rows])
 
     def _decompressed_batches(
         self,
         messages: StoredMessages,
         arrays: Sequence[pa.Array | None],
         rows: slice,
-        exact: pa.Array | None,
+        tag_matches: pa.Array | None,
         portion_bytes: int | None,
     ) -> Iterator[pa.RecordBatch]:
         """Batches of rows with compressed bodies, cut by the decompressed size. A bad body affects no other row."""
         for part in decompressed_bodies(messages, rows, portion_bytes):
-            mine = slice(part.begin, part.begin + len(part.bodies))
-            keep = np.ones(len(part.bodies), bool) if exact is None else arrow.true_mask(exact[mine])
+            part_rows = slice(part.begin, part.begin + len(part.bodies))
+            keep = np.ones(len(part.bodies), bool) if tag_matches is None else arrow.true_mask(tag_matches[part_rows])
             reasons = {row: why for row, why in part.reasons.items() if keep[row]}
             for row, why in reasons.items():
-                at = part.begin + row
-                queue = self.queues[int(messages.answers[messages.answer_of_row[at]][0])]
-                self.bad_messages.add(queue, int(messages.fixed_field("queueOffset")[at]), why)
+                row_in_batch = part.begin + row
+                queue = self.queues[int(messages.answers[messages.answer_of_row[row_in_batch]][0])]
+                self.bad_messages.add(queue, int(messages.fixed_field("queueOffset")[row_in_batch]), why)
             if self.bad_messages.skips:
                 keep[list(reasons)] = False
-            columns = [pa.array(part.bodies, pa.binary()) if array is None else array[mine] for array in arrays]
+            columns = [pa.array(part.bodies, pa.binary()) if array is None else array[part_rows] for array in arrays]
             if reasons:
-                columns = with_errors(columns, self.columns, reasons, messages.sys_flags[mine])
+                columns = with_errors(columns, self.columns, reasons, messages.sys_flags[part_rows])
             batch = pa.RecordBatch.from_arrays(columns, schema=arrow_schema(self.columns))
             yield batch if keep.all() else batch.filter(pa.array(keep))
 
     def _count_impossible_times(
-        self, messages: StoredMessages, arrays: Sequence[pa.Array | None], exact: pa.Array | None
+        self, messages: StoredMessages, arrays: Sequence[pa.Array | None], tag_matches: pa.Array | None
     ) -> None:
         for column, array in zip(self.columns, arrays, strict=True):
             if not is_time(column) or array is None or not array.null_count:
                 continue
             impossible = arrow.true_mask(array.is_null())
-            rows = np.flatnonzero(impossible if exact is None else impossible & arrow.true_mask(exact))
+            rows = np.flatnonzero(impossible if tag_matches is None else impossible & arrow.true_mask(tag_matches))
             if len(rows):
                 queue = self.queues[int(messages.answers[messages.answer_of_row[rows[0]]][0])]
                 offset = int(messages.fixed_field("queueOffset")[rows[0]])
                 self.bad_messages.add_impossible_times(column.name, queue, offset, len(rows))
 
-    def _tag_matches(self, made: props.PropertyColumns) -> pa.Array | None:
+    def _tag_matches(self, property_arrays: props.PropertyColumns) -> pa.Array | None:
         """Which rows have a requested tag, because brokers compare only hashes; None if all rows have one."""
         if not self.topic_filter or self.topic_filter.kind != "TAG":
             return None
-        mask = pc.is_in(made.tags, pa.array(parse_subscription(self.topic_filter.expression).tags, pa.string()))
+        mask = pc.is_in(
+            property_arrays.tags, pa.array(parse_subscription(self.topic_filter.expression).tags, pa.string())
+        )
         return None if pc.all(mask).as_py() else mask
 
 
@@ -313,58 +316,58 @@ AnsweredPull = tuple[MessageQueue, int, Sequence[tuple[int, int]], bytes | memor
 
 
 def batch_of_answers(
-    parts: Iterable[tuple[AnsweredPull, Filter]], given: Mapping[tuple[MessageQueue, Filter], int] | None = None
+    parts: Iterable[tuple[AnsweredPull, Filter]], skip_counts: Mapping[tuple[MessageQueue, Filter], int] | None = None
 ) -> tuple[pa.RecordBatch, bool]:
     """The messages of answers in the basic columns, and whether these are all messages. Each answer has the filter of its
     request. If the messages exceed ``PORTION_BYTES``, only the first messages are returned, at least one.
 
-    ``given`` is the number of messages to omit at the beginning, by queue and filter. The offsets and queues inside messages are
-    ignored, because damage may have changed them. Rows of a queue are in the order of its answers. Raises ``DecodeError``
-    with queue and offset of a bad message.
+    ``skip_counts`` is the number of messages to omit at the beginning, by queue and filter. The offsets and queues inside
+    messages are ignored, because damage may have changed them. Rows of a queue are in the order of its answers. Raises
+    ``DecodeError`` with queue and offset of a bad message.
     """
-    found: list[pa.RecordBatch] = []
-    room = messages.PORTION_BYTES
-    for wanted, answered, left_out in _groups(parts, dict(given or {})):
-        for batch in _batches(answered, wanted):
-            skipped = min(left_out, batch.num_rows)
-            left_out -= skipped
+    batches: list[pa.RecordBatch] = []
+    remaining_bytes = messages.PORTION_BYTES
+    for topic_filter, pulls, skip_count in _groups(parts, dict(skip_counts or {})):
+        for batch in _batches(pulls, topic_filter):
+            skipped = min(skip_count, batch.num_rows)
+            skip_count -= skipped
             batch = batch.slice(skipped)
             if not batch.num_rows:
                 continue
-            if room <= 0:
-                return pa.concat_batches(found), False
-            found.append(batch)
-            room -= batch.nbytes
-    if not found:
+            if remaining_bytes <= 0:
+                return pa.concat_batches(batches), False
+            batches.append(batch)
+            remaining_bytes -= batch.nbytes
+    if not batches:
         return pa.RecordBatch.from_pylist([], schema=arrow_schema(BASIC)), True
-    return found[0] if len(found) == 1 else pa.concat_batches(found), True
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches), True
 
 
 def _groups(
-    parts: Iterable[tuple[AnsweredPull, Filter]], given: dict[tuple[MessageQueue, Filter], int]
+    parts: Iterable[tuple[AnsweredPull, Filter]], skip_counts: dict[tuple[MessageQueue, Filter], int]
 ) -> list[tuple[Filter, list[AnsweredPull], int]]:
     """Groups of answers that are decoded together: their filter, and how many of their first messages are omitted.
 
     Answers with the same filter share a group, unless an earlier answer of their queue is in a later group.
     """
     groups: list[tuple[Filter, list[AnsweredPull], int]] = []
-    shared: dict[Filter, int] = {}
-    last: dict[MessageQueue, int] = {}  # the group of its last answer
-    for answered, wanted in parts:
-        queue = answered[0]
-        left_out = given.pop((queue, wanted), 0)
-        at = shared.get(wanted, -1)
-        if left_out or at < last.get(queue, 0):
-            at = len(groups)
-            groups.append((wanted, [], left_out))
-            if not left_out:
-                shared[wanted] = at
-        groups[at][1].append(answered)
-        last[queue] = at
+    group_of_filter: dict[Filter, int] = {}
+    group_of_queue: dict[MessageQueue, int] = {}  # the group of its last answer
+    for pull, topic_filter in parts:
+        queue = pull[0]
+        skip_count = skip_counts.pop((queue, topic_filter), 0)
+        group = group_of_filter.get(topic_filter, -1)
+        if skip_count or group < group_of_queue.get(queue, 0):
+            group = len(groups)
+            groups.append((topic_filter, [], skip_count))
+            if not skip_count:
+                group_of_filter[topic_filter] = group
+        groups[group][1].append(pull)
+        group_of_queue[queue] = group
     return groups
 
 
-def _batches(parts: Iterable[AnsweredPull], wanted: Filter) -> Iterator[pa.RecordBatch]:
+def _batches(parts: Iterable[AnsweredPull], topic_filter: Filter) -> Iterator[pa.RecordBatch]:
     queues: list[MessageQueue] = []
     answers: list[FetchedAnswer] = []
     stored: list[bytes | memoryview] = []
@@ -378,4 +381,4 @@ def _batches(parts: Iterable[AnsweredPull], wanted: Filter) -> Iterator[pa.Recor
             answers.append(FetchedAnswer(number, start, next_offset, next_offset, begin, end))
             start, begin = next_offset, end
     buffer = np.frombuffer(b"".join([*stored, bytes(SLACK_BYTES)]), np.uint8)
-    return Decoder(queues, topic_filter=wanted).batches(FetchedAnswers(buffer, answers), messages.PORTION_BYTES)
+    return Decoder(queues, topic_filter=topic_filter).batches(FetchedAnswers(buffer, answers), messages.PORTION_BYTES)
