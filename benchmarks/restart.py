@@ -26,7 +26,7 @@ from rocketmq_spark.options import parse
 from rocketmq_spark.session.looks import look_tools
 from rocketmq_spark.spark.sink.exactly_once import snapshot_queue_ends
 from rocketmq_spark.spark.sink.report import Written
-from rocketmq_spark.stored.look import StoredIdScan
+from rocketmq_spark.stored.scan import StoredIdScan
 
 ROWS, SIZE, OTHERS_PER_S = 1_000_000, 100, 50_000
 BROKERS, QUEUES = 8, 1024

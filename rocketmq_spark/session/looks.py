@@ -11,7 +11,7 @@ from rocketmq_spark.model import OffsetRange
 from rocketmq_spark.options import Options, transport
 from rocketmq_spark.session import client, offsets, puller, routes
 from rocketmq_spark.stored.ends import QueueEnds, id_reader
-from rocketmq_spark.stored.look import GAP_S, LiveStoredIds, NotedStoredIds, ScanTools
+from rocketmq_spark.stored.scan import GAP_S, LiveStoredIds, NotedStoredIds, ScanTools
 
 _PULL_BATCH = 1024
 

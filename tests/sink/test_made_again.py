@@ -18,7 +18,7 @@ from rocketmq_spark.spark.checkpoints import batch_notes
 from rocketmq_spark.spark.sink import exactly_once
 from rocketmq_spark.spark.sink.exactly_once import plan_job
 from rocketmq_spark.stored.ends import QueueEnds
-from rocketmq_spark.stored.look import NOTE_MAX_AGE_S, LiveStoredIds, ScanTools, StoredIdScan
+from rocketmq_spark.stored.scan import NOTE_MAX_AGE_S, LiveStoredIds, ScanTools, StoredIdScan
 from tests.helpers import indexed, stored
 from tests.live.writes import Make, bodies, frame, sink_options
 from tests.sink.test_once import KINDS, Sink, soon

@@ -21,7 +21,7 @@ from rocketmq_spark.spark.checkpoints.batch_notes import BatchNote
 from rocketmq_spark.spark.checkpoints.files import Folder, checkpoint_folder
 from rocketmq_spark.spark.sink import exactly_once
 from rocketmq_spark.stored.ends import QueueEnds
-from rocketmq_spark.stored.look import ScanTools
+from rocketmq_spark.stored.scan import ScanTools
 
 ENDS = QueueEnds({MessageQueue("t", "a", 0): 7}, {"a": "a:1"})
 LATER = QueueEnds({MessageQueue("t", "a", 0): 9}, {"a": "a:1"})

@@ -23,7 +23,7 @@ from rocketmq_spark.errors import (
 )
 from rocketmq_spark.model import BrokerData, LogState, MessageQueue, QueueBounds, QueueData, QueueEnd, TopicRoute
 from rocketmq_spark.stored.ends import QueueEnds
-from rocketmq_spark.stored.look import NOTE_MAX_AGE_S, LiveStoredIds, NotedStoredIds, ScanTools
+from rocketmq_spark.stored.scan import NOTE_MAX_AGE_S, LiveStoredIds, NotedStoredIds, ScanTools
 
 A0, A1, B0 = MessageQueue("t", "a", 0), MessageQueue("t", "a", 1), MessageQueue("t", "b", 0)
 

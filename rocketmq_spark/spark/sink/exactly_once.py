@@ -50,7 +50,7 @@ from rocketmq_spark.spark.checkpoints.files import checkpoint_folder
 from rocketmq_spark.spark.sink import checks, exactly_once_checks, worker_socket
 from rocketmq_spark.spark.sink.report import TaskCounts
 from rocketmq_spark.stored.ends import BatchHashes, CheckQueues, QueueEnds, ScopedHashes, fetch_ends, task_key
-from rocketmq_spark.stored.look import StoredIdScan
+from rocketmq_spark.stored.scan import StoredIdScan
 
 logger = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from rocketmq_spark.errors import (
 )
 from rocketmq_spark.model import BrokerData, LogState, MessageQueue, OffsetRange, QueueBounds, QueueData, TopicRoute
 from rocketmq_spark.stored.ends import QueueEnds, fetch_ends, last_store_times
-from rocketmq_spark.stored.look import ScanTools, StoredIdScan
+from rocketmq_spark.stored.scan import ScanTools, StoredIdScan
 
 A, B = MessageQueue("t", "a", 0), MessageQueue("t", "b", 0)
 TIMEOUT_S, SETTLE_S = 30.0, 10.0
