@@ -91,13 +91,16 @@ class Committed(NamedTuple):
 
     @classmethod
     def decode(cls, numbers: Numbers) -> Committed:
+        """What the numbers prove, which may be those of several nodes: what is done has been read, so the end of what was read is
+        not before ``oldest``.
+        """
         oldest, progress, progress_ms, newest_ms = numbers
         behind = ((progress - oldest + _FAR) & ((1 << _OFFSET_BITS) - 1)) - _FAR
         done_ms = (progress >> _OFFSET_BITS) * 1000
         seal, milliseconds = divmod(progress_ms, 1 << _MS_BITS)
         if seal == _seal(oldest, progress, newest_ms):
             done_ms += milliseconds
-        return cls(Progress(oldest, max(0, oldest + behind), done_ms), newest_ms)
+        return cls(Progress(oldest, oldest + max(0, behind), done_ms), newest_ms)
 
 
 def _seal(*numbers: int) -> int:

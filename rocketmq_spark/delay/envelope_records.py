@@ -26,7 +26,15 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import SINGLE_MAX_PROPERTIES, Property
 from rocketmq_spark.delay import release
 from rocketmq_spark.delay.commits import REQUEST_S
-from rocketmq_spark.delay.release import PROBLEM, Delivery, HasEnvelopes, Seen, has_default_name, newest_before
+from rocketmq_spark.delay.release import (
+    PROBLEM,
+    Delivery,
+    HasEnvelopes,
+    Original,
+    Seen,
+    has_default_name,
+    newest_before,
+)
 from rocketmq_spark.errors import DecodeError, MessageRefused, OffsetError, RocketMQError, SpoolError, SpoolFull
 from rocketmq_spark.model import Message, MessageQueue, QueueBounds, ReceivedMessage, Resent, SpooledSend
 from rocketmq_spark.ports import GroupMember
@@ -34,10 +42,10 @@ from rocketmq_spark.producer.encoding import Prepared, single_request
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.spool.lanes import STEPS_S, Schedule
 from rocketmq_spark.spool.records import IDENTITY, Record
-from rocketmq_spark.spool.redelivery import Letters
+from rocketmq_spark.spool.redelivery import Letters, Targeting
 from rocketmq_spark.spool.spool import RedeliveryPolicy, broker_target, topic_target
-from rocketmq_spark.wire.envelope import DecodedEnvelope, digest
-from rocketmq_spark.wire.properties import decode_properties, encode_properties
+from rocketmq_spark.wire.envelope import INNER_TOPIC, DecodedEnvelope, digest
+from rocketmq_spark.wire.properties import encode_properties
 
 logger = logging.getLogger(__name__)
 
@@ -56,9 +64,10 @@ class Remade:
         """Whether the queue seems to have the messages that were read. Pulls do not show that: they continue at the position, or
         at the new end, without an error.
         """
-        if not seen.newest_ms or self._since(queue, seen.newest_ms + 1) >= seen.stored:
+        end, newest_ms = seen.read
+        if not newest_ms or self._since(queue, newest_ms + 1) >= end:
             return True
-        return self._member.bounds(queue, Deadline.after(REQUEST_S)).min_offset >= seen.stored
+        return self._member.bounds(queue, Deadline.after(REQUEST_S)).min_offset >= end
 
     def is_known(self, queue: MessageQueue, seen: Seen) -> bool:
         """Whether the queue, perhaps that of another cluster, has the message that was read last, and at its offset. False if
@@ -240,6 +249,10 @@ _LENGTH = struct.Struct(">H")
 _DUE = struct.Struct(">Q")
 _PLACE = struct.Struct(">QQ")
 _LAST_MS = (1 << 63) - 1
+_SHOWN_CHARS = 255  # of an id
+_DECISIONS = (
+    1  # to be raised with any change of ``release.delivery`` or ``Rules`` after which an envelope has another target
+)
 
 
 class Arrival(NamedTuple):
@@ -265,12 +278,22 @@ def offset_and_due(place: bytes) -> tuple[int, int]:
 
 
 class Rules(NamedTuple):
-    """What a node may deliver: envelopes that do not follow the rules, and bodies that are none, go to ``dead_topic``."""
+    """What a node may deliver: envelopes that do not follow the rules, and bodies that are none, go to ``dead_topic``.
+
+    ``inner_topic`` is the name of the topic for which ``has_envelopes`` was made.
+    """
 
     settings: ProducerSettings
     dead_topic: str
     topics: Collection[str] = release.ALL_TOPICS
     has_envelopes: HasEnvelopes = has_default_name
+    inner_topic: str = INNER_TOPIC
+
+    @property
+    def fingerprint(self) -> bytes:
+        """Differs for rules by which a record may have another target."""
+        size = self.settings.max_message_size
+        return digest(repr((_DECISIONS, self.dead_topic, tuple(self.topics), size, self.inner_topic)).encode())
 
     def delivery(self, data: bytes) -> Delivery | DecodeError:
         """What an envelope delivers, or why it becomes a dead letter. ``arrival`` and ``sending`` both decide by this."""
@@ -278,6 +301,12 @@ class Rules(NamedTuple):
             return release.delivery(data, self.topics, self.settings.max_message_size, self.has_envelopes)
         except DecodeError as e:
             return e
+
+    def target_of(self, record: Record) -> str:
+        """The target that a node's record has by these rules."""
+        if record.kind == LETTER_KIND:
+            return topic_target(self.dead_topic)
+        return self.target(self.delivery(record.payload)) if record.kind == KIND else record.target
 
     def target(self, found: Delivery | DecodeError) -> str:
         """What a record waits for: the broker or the topic that it is sent to."""
@@ -292,8 +321,9 @@ def arrival(rules: Rules, queue: MessageQueue, offset: int, body: bytes, now_ms:
     that only these rules forbid becomes one when it is due, so that it has the same identity as under other rules.
     """
     due_ms, identity, found = 0, digest(body), rules.delivery(body)
-    with contextlib.suppress(DecodeError):
-        opened, original = release.delivery(body, max_bytes=len(body)) if isinstance(found, DecodeError) else found
+    known = _unruled(body) if isinstance(found, DecodeError) else found
+    if not isinstance(known, DecodeError):
+        opened, original = known
         found_ms = min(max(0, opened.due_ms), _LAST_MS)
         if original is None:
             return Arrival(None, found_ms, (IDENTITY, _DUE.pack(found_ms) + opened.identity[_DUE.size :]))
@@ -304,71 +334,99 @@ def arrival(rules: Rules, queue: MessageQueue, offset: int, body: bytes, now_ms:
 
 def trade(rules: Rules, max_out: int) -> RedeliveryPolicy:
     """The policy for a node's records. Unlike spooled sends, they have not failed before they are due: the first pause is 0."""
-    send_of = sending(rules)
     return RedeliveryPolicy(
-        {KIND: send_of, LETTER_KIND: partial(letter_send, rules.dead_topic, send_of)},
+        {KIND: sending(rules), LETTER_KIND: partial(letter_send, rules)},
         max_out,
         Schedule((0, *STEPS_S)),
-        letters=Letters(LETTER_KIND, partial(letter, rules.dead_topic, send_of), opened_letter),
+        letters=Letters(LETTER_KIND, partial(letter, rules), partial(buried, rules), named),
+        targeting=Targeting(rules.target_of, rules.fingerprint),
     )
 
 
-def letter(dead_topic: str, send_of: Callable[[Record], SpooledSend], record: Record, failure: Resent) -> Record | None:
-    """The dead letter of a record that is given up. None if its properties leave no room for topic and reason, or if the record
-    was to go to ``dead_topic`` anyway and was permanently rejected.
+def letter(rules: Rules, record: Record, failure: Resent) -> Record | None:
+    """The dead letter of a record that is given up; the record itself if it goes to the same topic anyway, and waits for it. None
+    if the properties leave no room for topic and reason, or if that topic has permanently rejected the record.
     """
-    given_up, reason = send_of(record), release.reason_text(failure.error or "")
-    if given_up.topic == dead_topic and not failure.passing:
-        return None
-    text = reason.encode()
+    if isinstance(found := rules.delivery(record.payload), DecodeError) or found.opened.topic == rules.dead_topic:
+        return record if failure.passing else None
+    text = release.reason_text(failure.error or "").encode()
     payload = b"".join((_LENGTH.pack(len(text)), text, record.payload))
-    found = replace(record, kind=LETTER_KIND, payload=payload, target=topic_target(dead_topic))
+    made = replace(record, kind=LETTER_KIND, payload=payload, target=topic_target(rules.dead_topic))
     try:
-        letter_send(dead_topic, send_of, found)
+        letter_send(rules, made)
     except MessageRefused:
         return None
-    return found
+    return made
 
 
-def opened_letter(found: Record) -> tuple[Record, str]:
-    """The record that was given up, and the reason."""
-    start, data = _LENGTH.size, found.payload
+def opened_letter(made: Record) -> tuple[Record, str]:
+    """The record that was given up, but with the target of its letter, and the reason."""
+    start, data = _LENGTH.size, made.payload
     end = start + int.from_bytes(data[:start])
-    return replace(found, kind=KIND, payload=data[end:]), data[start:end].decode(errors="replace")
+    return replace(made, kind=KIND, payload=data[end:]), data[start:end].decode(errors="replace")
 
 
-def letter_send(dead_topic: str, send_of: Callable[[Record], SpooledSend], found: Record) -> SpooledSend:
-    """The send of a dead letter: the message that was given up, to ``dead_topic``, with its topic and the reason as properties;
-    unchanged if it was to go there anyway. Raises ``MessageRefused`` if its properties leave no room for these two.
+def buried(rules: Rules, made: Record) -> tuple[Record, str]:
+    """The record that was given up, and the reason."""
+    record, reason = opened_letter(made)
+    return replace(record, target=rules.target_of(record)), reason
+
+
+def named(record: Record) -> str:
+    """The message of a record in a log line. Id and topic may be any text."""
+    if record.kind == LETTER_KIND:
+        record, _ = opened_letter(record)
+    found = _unruled(record.payload)
+    if isinstance(found, DecodeError) or found.original is None:
+        return "no valid envelope"
+    msg_id = found.original.properties.get(Property.UNIQ_KEY, "without id")
+    return f"message {release.reason_text(msg_id)[:_SHOWN_CHARS]} for topic {found.opened.topic}"
+
+
+def letter_send(rules: Rules, made: Record) -> SpooledSend:
+    """The send of a dead letter: the message that was given up, to the topic of dead letters, with its topic and the reason as
+    properties, whatever the rules are now. Raises ``MessageRefused`` if its properties leave no room for these two.
     """
-    record, reason = opened_letter(found)
-    given_up = send_of(record)
-    if given_up.topic == dead_topic:
-        return given_up
-    properties = {**decode_properties(given_up.request.properties), release.TOPIC: given_up.topic, PROBLEM: reason}
-    text = encode_properties(properties, SINGLE_MAX_PROPERTIES)
-    return SpooledSend(dead_topic, given_up.request._replace(properties=text), None, given_up.msg_ids)
+    record, reason = opened_letter(made)
+    found, most = _unruled(record.payload), rules.settings.max_message_size
+    if isinstance(found, DecodeError) or found.original is None:
+        return _send(rules, record, found)
+    opened, original = found.opened, found.original
+    properties = {**original.properties, release.TOPIC: opened.topic, PROBLEM: reason}
+    text, cut = encode_properties(properties, SINGLE_MAX_PROPERTIES), release.cut(opened.body, most)
+    if cut and len(text.encode()) + len(cut) <= SINGLE_MAX_PROPERTIES:  # ``letter`` has not reserved room for it
+        properties[PROBLEM] = reason + cut
+        text = encode_properties(properties)
+    opened = opened._replace(topic=rules.dead_topic, body=opened.body[:most])
+    return _send(rules, record, Delivery(opened, Original(properties, text, None)))
+
+
+def _unruled(data: bytes) -> Delivery | DecodeError:
+    """What an envelope delivers if the options of a node forbid nothing."""
+    try:
+        return release.delivery(data, max_bytes=len(data))
+    except DecodeError as e:
+        return e
 
 
 def sending(rules: Rules) -> Callable[[Record], SpooledSend]:
     """Returns a function that makes the send of a record: the original message as its sender would have sent it, or a dead
     letter.
     """
-    settings = rules.settings
+    return lambda record: _send(rules, record, rules.delivery(record.payload))
 
-    def send_of(record: Record) -> SpooledSend:
-        data, found = record.payload, rules.delivery(record.payload)
-        if isinstance(found, DecodeError) or found.original is None:
-            error = found if isinstance(found, DecodeError) else DecodeError("the envelope cancels another one")
-            body, why = release.dead_letter(data, error, settings.max_message_size)
-            opened, queue = DecodedEnvelope(rules.dead_topic, 0, b"", record.stored_ms, 0, "", body, 0), None
-            properties = {Property.UNIQ_KEY: digest(data).hex().upper(), **why}
-            text = encode_properties(properties)
-        else:
-            opened, (properties, text, queue) = found.opened, found.original
-        msg_id = properties.get(Property.UNIQ_KEY, "")
-        message = Message(opened.topic, opened.body, flag=opened.flag)
-        request = single_request(Prepared(message, msg_id, text, False), settings, opened.born_ms)
-        return SpooledSend(opened.topic, request, queue, (msg_id,))
 
-    return send_of
+def _send(rules: Rules, record: Record, found: Delivery | DecodeError) -> SpooledSend:
+    data, settings = record.payload, rules.settings
+    if isinstance(found, DecodeError) or found.original is None:
+        error = found if isinstance(found, DecodeError) else DecodeError("the envelope cancels another one")
+        body, why = release.dead_letter(data, error, settings.max_message_size)
+        opened, queue = DecodedEnvelope(rules.dead_topic, 0, b"", record.stored_ms, 0, "", body, 0), None
+        properties = {Property.UNIQ_KEY: digest(data).hex().upper(), **why}
+        text = encode_properties(properties)
+    else:
+        opened, (properties, text, queue) = found.opened, found.original
+    msg_id = properties.get(Property.UNIQ_KEY, "")
+    message = Message(opened.topic, opened.body, flag=opened.flag)
+    request = single_request(Prepared(message, msg_id, text, False), settings, opened.born_ms)
+    return SpooledSend(opened.topic, request, queue, (msg_id,))

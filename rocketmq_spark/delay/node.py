@@ -111,13 +111,20 @@ def open_node(place: NodeSettings, **options: object) -> DelayService:
     settings = ProducerSettings.of(options_table.parse(given).for_role("producer"))
     for topic in (place.topic, place.dead_topic):
         session.ensure_topic(parsed, topic)
+    scope = scope_of(parsed)
+
+    def has_envelopes(topic: str) -> bool:
+        return has_default_name(topic) or scope.on_wire(topic) == scope.on_wire(place.topic)
+
+    rules = envelope_records.Rules(settings, place.dead_topic, place.topics, has_envelopes, scope.on_wire(place.topic))
     store = Store(place.folder, use=SERVED)
     try:
         store.belong(spools.owner_of(parsed, purpose_of(parsed.group)))
         member = session.member(parsed)
         _refuse_other_topics(member, parsed, place.topic)
+        store.begin_targeting(rules.fingerprint)
         if place.dead:
-            store.revive(place.now_ms())
+            store.revive(place.now_ms(), rules.target_of)
         own: dict[str, Any] = {"auto_commit": False, "consume_from_where": "earliest"}
         reader = consumers.PullConsumer(**given, **own)
         try:
@@ -128,12 +135,6 @@ def open_node(place: NodeSettings, **options: object) -> DelayService:
     except BaseException:
         store.close()
         raise
-    scope = scope_of(parsed)
-
-    def has_envelopes(topic: str) -> bool:
-        return has_default_name(topic) or scope.on_wire(topic) == scope.on_wire(place.topic)
-
-    rules = envelope_records.Rules(settings, place.dead_topic, place.topics, has_envelopes)
     trade = envelope_records.trade(rules, MAX_OUT)
     open_spool = partial(spools.resending, store, session.sender(parsed), settings, place.now_ms, trade)
     make_group = session.committer(parsed).create_group

@@ -33,7 +33,8 @@ from rocketmq_spark.wire.envelope import (
 from rocketmq_spark.wire.names import is_user_topic, topic_problem
 from rocketmq_spark.wire.properties import decode_properties, encode_properties, is_reserved
 
-_VERSION = 2
+# The first byte of a note: whether the queue's records are being handed over.
+_STAYING, _LEAVING = 2, 3
 _SEEN = struct.Struct(">B6Q")
 # The layouts of releases up to 0.1, and of those that did not write the last number. Their progress may be that of two nodes.
 _EARLIER, _EARLIEST = struct.Struct(">6Q"), struct.Struct(">5Q")
@@ -98,21 +99,24 @@ class Seen(NamedTuple):
     commit.
 
     ``newest_ms`` is the latest store time of the envelopes read (0 if none): messages with a later store time must be at
-    ``stored`` or after it.
+    ``stored`` or after it. ``leaving``: the records are being handed over, in several writes, so that some may be gone that are
+    not done.
     """
 
     begin: int
     stored: int
     committed: Progress
     newest_ms: int = 0
+    leaving: bool = False
 
     @property
     def read(self) -> tuple[int, int]:
-        """The end of the envelopes read, and their latest store time."""
-        return self.stored, self.newest_ms
+        """The end of the envelopes read, here or by the node that committed the progress, and their latest store time."""
+        return max(self.stored, self.committed.stored), self.newest_ms
 
     def encode(self) -> bytes:
-        return _SEEN.pack(_VERSION, self.begin, self.stored, *self.committed, self.newest_ms)
+        state = _LEAVING if self.leaving else _STAYING
+        return _SEEN.pack(state, self.begin, self.stored, *self.committed, self.newest_ms)
 
     def is_other(self, message: ReceivedMessage) -> bool:
         """Whether another message was read at this offset before, so that the topic was created again."""
@@ -120,7 +124,7 @@ class Seen(NamedTuple):
 
     def cut(self, at: int) -> Seen:
         """The part that remains valid if the broker's messages from ``at`` on are other ones than those that were read."""
-        return Seen(min(self.begin, at), at, self.committed.cut(at), self.newest_ms)
+        return self._replace(begin=min(self.begin, at), stored=at, committed=self.committed.cut(at))
 
     @classmethod
     def decode(cls, data: bytes | None) -> Seen | None:
@@ -129,9 +133,9 @@ class Seen(NamedTuple):
         """
         if not data:
             return None
-        if len(data) == _SEEN.size and data[0] == _VERSION:
-            _, begin, stored, oldest, committed, done_ms, newest_ms = _SEEN.unpack(data)
-            return cls(begin, stored, Progress(oldest, committed, done_ms), newest_ms)
+        if len(data) == _SEEN.size and data[0] in (_STAYING, _LEAVING):
+            state, begin, stored, oldest, committed, done_ms, newest_ms = _SEEN.unpack(data)
+            return cls(begin, stored, Progress(oldest, committed, done_ms), newest_ms, state == _LEAVING)
         for layout in (_EARLIER, _EARLIEST):
             if len(data) == layout.size:
                 begin, stored, oldest, _, _, *newest = layout.unpack(data)
@@ -158,10 +162,12 @@ def noted(notes: Mapping[bytes, bytes], doubtful: bool = False) -> dict[MessageQ
 
 def resumed(seen: Seen | None, committed: Progress | None, first: int) -> Seen:
     """Where a node starts to read a newly assigned queue: at its own position if its store has all envelopes from the oldest
-    undone one on; otherwise at that one.
+    undone one on; otherwise at that one. After an interrupted hand-over, the store may have none of them.
 
     ``committed`` is the progress of the queue's last node, ``first`` the first offset that the broker keeps.
     """
+    if seen is not None and seen.leaving:
+        seen = seen.cut(seen.begin)._replace(leaving=False)
     if committed is None:
         return seen or Seen(first, first, Progress(first, first, 0))
     if seen is not None and seen.begin <= committed.oldest <= seen.stored:
@@ -355,8 +361,12 @@ class DeadLetter(NamedTuple):
 
 def dead_letter(data: bytes, error: DecodeError, max_bytes: int = codes.MAX_BODY_BYTES) -> DeadLetter:
     """A body that is not delivered, as much of it as a message may have."""
-    cut = f"; these are its first {max_bytes} bytes" if len(data) > max_bytes else ""
-    return DeadLetter(data[:max_bytes] or EMPTY, {PROBLEM: reason_text(str(error)) + cut})
+    return DeadLetter(data[:max_bytes] or EMPTY, {PROBLEM: reason_text(str(error)) + cut(data, max_bytes)})
+
+
+def cut(data: bytes, max_bytes: int) -> str:
+    """The end of a reason, for a dead letter that has a part of the body."""
+    return f"; these are its first {max_bytes} bytes" if len(data) > max_bytes else ""
 
 
 def reason_text(reason: str) -> str:

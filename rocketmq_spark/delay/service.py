@@ -296,8 +296,9 @@ class DelayService:
                 )  # fmt: skip
             else:
                 shared.doubts = 0
-                if known is not None:
-                    seen = seen._replace(committed=seen.committed.joined(known))
+                if known is not None and last is not None:
+                    newest_ms = max(seen.newest_ms, last.newest_ms)
+                    seen = seen._replace(committed=seen.committed.joined(known), newest_ms=newest_ms)
         shared.sure, shared.next_check = True, Deadline.after(CHECK_S)
         return seen
 
@@ -346,6 +347,8 @@ class DelayService:
             if queue not in self._unread:  # a queue that is started again after an error does not prolong the wait
                 self._catching_up = Deadline.after(CATCH_UP_S)
             self._unread[queue] = bounds.max_offset
+        else:  # its topic may have been created again, with fewer messages
+            self._unread.pop(queue, None)
         logger.info("%s is read from %d on; all before %d are done", queue, found.stored, found.committed.oldest)
 
     def _resumed(
@@ -395,9 +398,14 @@ class DelayService:
             """Whether the next owner reads and sends it."""
             return first <= offset < end and not skipped.done(offset, due_ms)
 
-        gone = self._records.each(queue, is_next, self._store.hand_over)
-        # The remaining records lose their marks of the queue: progress of later owners is not about them.
+        # This takes several writes. If one fails, another turn or process completes it; until then, nothing of the queue may be
+        # committed, and if it is assigned again, it is read from the oldest envelope that is not done.
+        self._going[queue] = None
+        if seen is not None:
+            self._store.add([], {note_of(queue): seen._replace(leaving=True).encode()})
+        # Records that stay lose their marks of the queue: progress of later owners is not about them.
         self._records.each(queue, lambda offset, due_ms: not is_next(offset, due_ms), self._store.free)
+        gone = self._records.each(queue, is_next, self._store.hand_over)
         self._store.add([], {note_of(queue): b""})
         logger.info("%s was handed over to another node, with %d waiting messages", queue, gone)
 

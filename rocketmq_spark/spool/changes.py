@@ -139,28 +139,38 @@ class AtomicChange:
         self.totals.size += len(data) - size
         return len(data)
 
+    def replace(
+        self, pending: PendingPlace, record: Record, size: int, due: Due, state: bytes, failed: bool = False
+    ) -> None:
+        """Store another record in the place of a pending one that has ``size``. ``failed``: after an attempt."""
+        self.rewrite(due.sequence, record, size)
+        self.unpend(pending)
+        self.pend(record.pending(due, failed), state)
+        self.mark(record, due)
+
     def finish(self, sequence: int, size: int) -> None:
         """Delete a record that was handled."""
         self.deletes.append(numbered(RECORD, sequence))
         self.totals.depth -= 1
         self.totals.size -= size
 
-    def bury(self, sequence: int, size: int, state: RecordState) -> None:
-        """Give a record up. It stays stored under its sequence, and is listed as dead."""
+    def bury(self, sequence: int, size: int, state: RecordState, counts: bool = True) -> None:
+        """Give a record up. It stays stored under its sequence, and is listed as dead. It ``counts`` unless it did before."""
         self.puts.append((numbered(DEAD, sequence), state.encode()))
         totals = self.totals
         totals.depth, totals.size = totals.depth - 1, totals.size - size
         totals.dead, totals.dead_bytes = totals.dead + 1, totals.dead_bytes + size
-        totals.give_ups += 1
+        totals.give_ups += counts
 
-    def revive(self, sequence: int, record: Record, size: int) -> None:
-        """Make a dead record a live one; the caller makes it pending. Its marks are not restored, because they ended when it was
-        given up.
+    def revive(self, sequence: int, record: Record, size: int, target: str) -> None:
+        """Make a dead record a live one with this target; the caller makes it pending. Its marks are not restored, because they
+        ended when it was given up.
         """
         self.deletes.append(numbered(DEAD, sequence))
         totals, kept = self.totals, size
-        if record.marks:
-            data = dataclasses.replace(record, marks=()).encode()
+        revived = dataclasses.replace(record, target=target, marks=())
+        if revived != record:
+            data = revived.encode()
             self.puts.append((numbered(RECORD, sequence), data))
             kept = len(data)
         totals.depth, totals.size = totals.depth + 1, totals.size + kept

@@ -41,6 +41,7 @@ from rocketmq_spark.spool.records import (
     OWNER,
     PENDING,
     RECORD,
+    TARGETING,
     TOTALS,
     UNINDEXED,
     Due,
@@ -255,7 +256,7 @@ class CheckedEntries:
                 self._unread.add(sequence_of(key))
             return None
         if area == NOTE and not key.startswith(NOTE + LASTING):
-            self.notes += bool(value)  # an empty one has no meaning
+            self.notes += bool(value) and key != NOTE + TARGETING  # an empty one has no meaning
             return None
         self.dead += area == DEAD
         if value is None or area in OWNER:

@@ -230,4 +230,5 @@ def _pending_of(db: Database, key: bytes, state: bytes) -> PendingPlace:
     due = due_in(key)
     if target := RecordState.awaited(state):
         return PendingPlace(target, True, due)
-    return Record.first_place(db.get(numbered(RECORD, due.sequence)) or b"", due)
+    failed = RecordState.known(state).tries > 0
+    return Record.first_place(db.get(numbered(RECORD, due.sequence)) or b"", due, failed)

@@ -38,6 +38,9 @@ UNINDEXED = b"p"
 MARK, NOTE = b"i", b"n"
 # Notes with this prefix remain valid when records are lost, because they are not about records.
 LASTING = b"environment's "
+# The note with the fingerprint of the rules by which all pending records have their targets. Not ``LASTING``: without it, all are
+# compared again, as they must be after damage, or in a copy of a folder of another user.
+TARGETING = b"targeting"
 # Prefix of notes that were made while the records belonged to another owner: its user must check whether they are still true.
 DOUBTFUL = b"doubtful "
 TOTALS = b"m"
@@ -221,8 +224,8 @@ class Record:
         return PendingPlace(self.target, bool(self.target) and (failed or not self.marks), due)
 
     @staticmethod
-    def first_place(data: bytes, due: Due) -> PendingPlace:
-        """The place of an encoded record before its first attempt. Does not verify the checksum: a million records are read."""
+    def first_place(data: bytes, due: Due, failed: bool = False) -> PendingPlace:
+        """Like ``pending``, for an encoded record. Does not verify the checksum: a million records are read."""
         try:
             version, _ = _HEAD.unpack_from(data)
             _, kind, target, _ = _REST.unpack_from(data, _HEAD.size)
@@ -230,7 +233,7 @@ class Record:
             name = data[start : start + target].decode()
         except (struct.error, UnicodeDecodeError):  # it becomes a dead letter when it is taken
             return PendingPlace("", False, due)
-        return PendingPlace(name, bool(name) and version != MARKED, due)
+        return PendingPlace(name, bool(name) and (failed or version != MARKED), due)
 
     def joined(self, other: Record) -> Record:
         """This record with the marks of ``other`` in spaces in which it has none, up to ``MOST_MARKS``."""
@@ -336,12 +339,11 @@ class Replaced(NamedTuple):
 
 
 class Dead(NamedTuple):
-    """The record is given up, and kept as a dead one, or ``record`` in its place; with ``is_sent`` deleted, because a topic has
-    its dead letter.
+    """The record is given up, and kept as a dead one; or it is a dead letter that was rejected, and ``record`` is kept, which was
+    given up before.
     """
 
     reason: str
-    is_sent: bool = False
     record: Record | None = None
 
 

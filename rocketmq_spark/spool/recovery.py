@@ -252,7 +252,8 @@ def repair(db: Database, salvaged: Salvaged | None = None) -> None:
 def derive(db: Database, salvaged: Salvaged | None = None) -> Derived:
     """Derive due times, order, marks and totals from the records.
 
-    A record without a due time becomes due at its original one, or now. Due times and places in lanes without a record are
+    A record without a due time becomes due at its original one, or now. One that is pending for another target keeps its due time
+    and failures. Due times and places in lanes without a record are
     dropped. A dead record has neither. A record that does not match its checksum becomes a dead letter when it is taken. If
     records are lost, all notes but ``LASTING`` ones are deleted, because they may be about these.
     """
@@ -281,12 +282,18 @@ def derive(db: Database, salvaged: Salvaged | None = None) -> Derived:
         totals.size += len(data)
         due_ms = record.first_due_ms if isinstance(record, Record) else None
         due = Due(totals.last_ms if due_ms is None else due_ms, sequence)
-        place = pending.get(sequence) or pending_place(record, due)
+        value, place = states.get(sequence, b""), pending.get(sequence)
+        if place is not None and isinstance(record, Record) and place.target != record.target:
+            # The place, or the record, is one of before the record changed its target.
+            change.unpend(pending.pop(sequence))
+            value, due, place = db.get(place.key) or b"", place.due, None
+        state = RecordState.known(value)
+        place = place or pending_place(record, due, failed=state.tries > 0)
         change.remark(data, place.due)
         if lane and sequence not in lanes:
             change.puts.append((ordered(lane, sequence), b""))
         if sequence not in pending and (not lane or lane not in busy):
-            change.pend(place, RecordState.known(states.get(sequence, b""))._replace(since_ms=totals.last_ms).encode())
+            change.pend(place, state._replace(since_ms=totals.last_ms).encode())
         elif sequence in pending and lane in busy:
             change.unpend(place)  # an earlier record of its lane was recovered and goes first
         if lane:
@@ -387,14 +394,14 @@ def _totals(db: Database) -> Totals:
 
 
 def needs_repair(db: Database) -> bool:
-    """Whether the entries of a store contradict each other, or its totals are damaged, or missing although it has records, or
-    were written by an earlier release that repaired the store and did not find its pending records.
+    """Whether the entries of a store contradict each other, or its totals are damaged, or missing although it has records or
+    pending places, or were written by an earlier release that repaired the store and did not find its pending records.
     """
     data = db.get(TOTALS)
     if data is not None and Totals.decode(data) is None:
         return True
-    uncounted = RECORD if data is None else PENDING if data[0] == VERSION else None
-    if uncounted is not None and next(db.scan(uncounted, behind(uncounted)), None) is not None:
+    uncounted = (RECORD, PENDING) if data is None else (PENDING,) if data[0] == VERSION else ()
+    if any(next(db.scan(area, behind(area)), None) is not None for area in uncounted):
         return True
     return contradiction(db) is not None
 

@@ -21,14 +21,14 @@ from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.errors import ClosedError, RocketMQError
 from rocketmq_spark.model import Resent
 from rocketmq_spark.spool.lanes import Runs, Schedule, UnreachableTargets, Work
-from rocketmq_spark.spool.records import Dead, Done, Record, Replaced, RetryLater, Verdict
+from rocketmq_spark.spool.records import TARGETING, Dead, Done, Record, Replaced, RetryLater, Verdict
 from rocketmq_spark.spool.store import Store
 from rocketmq_spark.spool.turns import OutRecord, Targets
 
 logger = logging.getLogger(__name__)
 
 MAX_OUT, MAX_OUT_BYTES = 64, 64 << 20
-PAGE = 1000
+PAGE, COMPARED = 1000, 100
 GATHER_S = 0.005
 # While fewer slots are free than are worth a turn: the interval of turns.
 CROWDED_MS = 50
@@ -46,13 +46,23 @@ class Letters(NamedTuple):
 
     Args:
         kind: Their kind.
-        made: The dead letter of a record that is given up after a result; None if it has none.
+        made: The dead letter of a record that is given up after a result; None if it has none; the record itself if it waits for
+            the topic of dead letters as they do.
         opened: From a dead letter, the record that was given up, and the reason.
+        named: The message of a record, or of its dead letter, for the log.
     """
 
     kind: str
     made: Callable[[Record, Resent], Record | None]
     opened: Callable[[Record], tuple[Record, str]]
+    named: Callable[[Record], str]
+
+
+class Targeting(NamedTuple):
+    """The targets that records have now, and the fingerprint of the ``rules`` by which they have them."""
+
+    of: Callable[[Record], str]
+    rules: bytes
 
 
 class RecordResult(NamedTuple):
@@ -79,7 +89,9 @@ class Redelivery:
     up after temporary failures: it is tried again after the schedule's last pause.
 
     A record is handed out, and its result counts, only for the target of its send. If the stored target is another one (that of
-    an earlier release, or of other options), the record is stored again with the right one before it is sent.
+    an earlier release, or of other options), the record is stored again with the right one before it is sent. With ``targeting``,
+    that does not wait for the wrong target: if the rules have changed since the store was used, a page of records is compared in
+    each turn, from the first to the last.
     """
 
     def __init__(
@@ -91,6 +103,7 @@ class Redelivery:
         schedule: Schedule | None = None,
         max_out: int = MAX_OUT,
         letters: Letters | None = None,
+        targeting: Targeting | None = None,
     ) -> None:
         self.delivered = 0
         self.trouble: str | None = None  # the store's error, while it lasts
@@ -103,6 +116,8 @@ class Redelivery:
         self._schedule = schedule or Schedule()
         self.runs = Runs()
         self._silences = UnreachableTargets()
+        self._targeting, self._compared = targeting, b""  # up to which key records were compared
+        self._compares = targeting is not None and not store.has_targets_by(targeting.rules)
         self._called: dict[str, bytes | None] = {}  # targets whose records become due, and from where on
         self._out: dict[int, Work] = {}
         self._ended: dict[int, RecordResult] = {}  # by sequence
@@ -199,6 +214,7 @@ class Redelivery:
         try:
             self._settle()
             self._hasten()
+            self._compare()
             pause_s = self._hand_out()
             self.trouble = None
             return pause_s
@@ -234,14 +250,14 @@ class Redelivery:
         now_ms, steady_ms = self._clock(), self._timer.now_ms()
         with self._changing:
             if self._held:
-                return None
+                return 0.0 if self._compares else None
             out = [OutRecord(work.record.target, work.size) for work in self._out.values()]
             turns = self._targets.turns(out, steady_ms, MAX_OUT_BYTES)
             crowded_ms = 0
             if turns.free < self._least and len(self._out) > len(self._ended):
                 crowded_ms = self._handed_ms + CROWDED_MS - steady_ms
             if self._closed or turns.free <= 0:  # the next result starts a turn
-                return 0.0 if self._called else None
+                return 0.0 if self._called or self._compares else None
         if crowded_ms <= 0:
             self._handed_ms = steady_ms
             turns.choose(lambda targets: self._store.due_targets(targets, now_ms))
@@ -249,7 +265,7 @@ class Redelivery:
             for work in self._store.take(now_ms, turns.free, turns.free_bytes, turns.joins(self.runs.of), turns):
                 self._try(work)
         with self._changing:
-            if self._called or turns.goes_on:
+            if self._called or self._compares or turns.goes_on:
                 return 0.0
             if turns.free <= 0:
                 return None
@@ -292,15 +308,9 @@ class Redelivery:
                 ended = list(self._ended.values())
             if not ended:
                 return
-            now_ms, steady_ms, settled = self._clock(), self._timer.now_ms(), []
-            for each in ended:
-                verdict = self._verdict(each, now_ms)
-                if isinstance(verdict, Dead) and self._store.is_kept(each.work):
-                    logger.error(
-                        "record %d of the spool in %s is given up%s: %s", each.work.due.sequence, self._store.path,
-                        ", and a topic has its dead letter" if verdict.is_sent else "", verdict.reason,
-                    )  # fmt: skip
-                settled.append((each, verdict))
+            now_ms, steady_ms = self._clock(), self._timer.now_ms()
+            settled = [(each, self._verdict(each, now_ms)) for each in ended]
+            kept = [(each.work, verdict) for each, verdict in settled if self._store.is_kept(each.work)]
             self._store.settle([(each.work, verdict) for each, verdict in settled], now_ms)
             with self._changing:
                 for each, _ in settled:
@@ -312,6 +322,20 @@ class Redelivery:
                     self._silences.forget()
                     self._targets.forget_failures()
                 self.listens = bool(self._silences)
+            for work, verdict in kept:
+                self._log(work, verdict)
+
+    def _log(self, work: Work, verdict: Verdict) -> None:
+        if isinstance(verdict, Dead):
+            how = "is given up" if verdict.record is None else "stays there as a dead letter"
+        elif isinstance(verdict, Replaced) and verdict.reason is not None:
+            how = "is given up, and becomes a dead letter for another topic"
+        else:
+            return
+        message = "" if self._letters is None else f" ({self._letters.named(work.record)})"
+        logger.error(
+            "record %d of the spool in %s%s %s: %s", work.due.sequence, self._store.path, message, how, verdict.reason
+        )
 
     def _verdict(self, ended: RecordResult, now_ms: int) -> Verdict:
         work, resent, letters = ended.work, ended.resent, self._letters
@@ -319,7 +343,7 @@ class Redelivery:
             return Replaced(dataclasses.replace(work.record, target=ended.target))
         is_letter = letters is not None and work.record.kind == letters.kind
         if resent.error is None:
-            return Dead(letters.opened(work.record)[1], is_sent=True) if letters is not None and is_letter else Done()
+            return Done()
         if not resent.passing and work.behind:
             logger.warning("%d messages of a failed batch are sent one by one: %s", 1 + len(work.behind), resent.error)
             return RetryLater(now_ms, resent.error)
@@ -328,8 +352,9 @@ class Redelivery:
             return RetryLater(due_ms, resent.error)
         if letters is None:
             return Dead(resent.error)
+        last_ms = now_ms + round(1000 * self._schedule.steps_s[-1])
         if is_letter and resent.passing:
-            return RetryLater(now_ms + round(1000 * self._schedule.steps_s[-1]), resent.error)
+            return RetryLater(last_ms, resent.error)
         if is_letter:
             record, reason = letters.opened(work.record)
             return Dead(f"{reason}; its dead letter is not sent: {resent.error}", record=record)
@@ -338,6 +363,8 @@ class Redelivery:
         except Exception:  # as in ``_try``
             logger.exception("record %d has no dead letter", work.due.sequence)
             letter = None
+        if letter is work.record:
+            return RetryLater(last_ms, resent.error)
         return Dead(resent.error) if letter is None else Replaced(letter, resent.error)
 
     def _note(self, ended: RecordResult, now_ms: int, failing: set[str]) -> None:
@@ -384,3 +411,14 @@ class Redelivery:
                 with self._changing:
                     self._called.setdefault(target, goes_on)  # another call meanwhile begins with the first record
                 return  # one page per turn, because others wait
+
+    def _compare(self) -> None:
+        """Compare the targets of a page of records with those by the rules of now."""
+        if not self._compares or self._targeting is None:
+            return
+        goes_on = self._store.retarget(self._targeting.of, self._compared, COMPARED)
+        if goes_on is None:
+            self._store.add([], {TARGETING: self._targeting.rules})
+            self._compares = False
+        else:
+            self._compared = goes_on

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.threads import Timer
-from rocketmq_spark.errors import DecodeError, RocketMQError, SpoolError
+from rocketmq_spark.errors import DecodeError, MessageRefused, RocketMQError, SpoolError
 from rocketmq_spark.model import MessageQueue, Resent, SendRequest, SpooledSend, SpoolMetrics
 from rocketmq_spark.ports import Resender
 from rocketmq_spark.queues.selection import is_built_in
@@ -45,7 +45,7 @@ from rocketmq_spark.spool.records import (
     sequence_of,
 )
 from rocketmq_spark.spool.recovery import ALL_KEYS, contradiction, database_to_read
-from rocketmq_spark.spool.redelivery import MAX_OUT, PAGE, Letters, Redelivery
+from rocketmq_spark.spool.redelivery import MAX_OUT, PAGE, Letters, Redelivery, Targeting
 from rocketmq_spark.spool.store import Store
 
 SEND_KIND = "send"
@@ -280,7 +280,7 @@ def _monotonic_ms() -> int:
 class RedeliveryPolicy(NamedTuple):
     """How records are sent again: a decoder for each kind, the number of records that may be out at once, and the schedule after
     failures. ``notes`` returns the notes that are written with stored sends. ``letters`` are the dead letters of records that are
-    given up; their kind has a decoder, too.
+    given up; their kind has a decoder, too. ``targeting`` says which targets records have.
     """
 
     sends: Mapping[str, Callable[[Record], SpooledSend]]
@@ -288,6 +288,7 @@ class RedeliveryPolicy(NamedTuple):
     schedule: Schedule = Schedule()
     notes: Callable[[Sequence[SpooledSend]], Mapping[bytes, bytes]] | None = None
     letters: Letters | None = None
+    targeting: Targeting | None = None
 
 
 SENDS = RedeliveryPolicy({SEND_KIND: send_of})
@@ -315,10 +316,12 @@ class SendSpool:
             timer.begin()  # starts its thread here, so that the caller gets the error if the system has no more threads
             self._schedule = schedule or trade.schedule
             self._clock = clock or SteadyClock(_now_ms, _monotonic_ms, store.totals.last_ms)
+            if trade.targeting is not None:
+                store.begin_targeting(trade.targeting.rules)
             handlers = {kind: functools.partial(self._handle, send_of) for kind, send_of in trade.sends.items()}
             self._sends = trade.sends
             self.redelivery = Redelivery(
-                store, handlers, self._clock, timer, self._schedule, trade.max_out, trade.letters
+                store, handlers, self._clock, timer, self._schedule, trade.max_out, trade.letters, trade.targeting
             )
             self.redelivery.runs.joins = self._joins
             if len(store):
@@ -435,7 +438,7 @@ class SendSpool:
     ) -> str | None:
         try:
             sends = [send_of(record) for record in records]
-        except DecodeError as e:
+        except (DecodeError, MessageRefused) as e:  # each attempt would fail so
             done(Resent(None, e.message))
             return None
         if (target := target_of(sends[0])) != records[0].target:

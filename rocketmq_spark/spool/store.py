@@ -13,6 +13,7 @@ import contextlib
 import dataclasses
 import itertools
 import logging
+import operator
 import shlex
 import threading
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
@@ -31,7 +32,9 @@ from rocketmq_spark.spool.records import (
     LOST_OWNER,
     NOTE,
     OWNER,
+    PENDING,
     RECORD,
+    TARGETING,
     TOTALS,
     Dead,
     Done,
@@ -57,6 +60,7 @@ from rocketmq_spark.spool.turns import Turns
 logger = logging.getLogger(__name__)
 
 REVIVED_AT_ONCE, REVIVED_BYTES = 1000, 8 << 20
+RETARGETED_BYTES = 4 << 20
 
 
 class Store:
@@ -177,7 +181,8 @@ class Store:
                     pending = self._pending.find(record.target, due)
                 else:
                     change.deletes += recovery.marks_with(self._db, due.sequence)
-                    pending = recovery.pending_now(self._db, [due.sequence])[due.sequence]
+                    pending = None
+                pending = pending or recovery.pending_now(self._db, [due.sequence])[due.sequence]
                 if pending is not None:
                     change.unpend(pending)
                 change.finish(due.sequence, len(data))
@@ -243,25 +248,22 @@ class Store:
                     continue
                 if isinstance(verdict, Replaced):
                     instead = dataclasses.replace(verdict.record, marks=record.marks)
-                    change.rewrite(sequence, instead, size)
                     failed = pending.waits or work.state.tries > 0
                     due, state = pending.due, work.state
                     if verdict.reason is not None:
+                        change.totals.give_ups += 1
                         due = Due(max(now_ms, record.first_due_ms or 0), sequence)
                         failed, state = False, RecordState(0, now_ms, verdict.reason)
-                    change.unpend(pending)
-                    change.pend(instead.pending(due, failed), state.encode())
-                    change.mark(instead, due)
+                    change.replace(pending, instead, size, due, state.encode(), failed)
                     continue
                 change.unpend(pending)
                 change.unmark(record)
-                if isinstance(verdict, Dead) and verdict.is_sent:
-                    change.finish(sequence, size)
-                    change.totals.give_ups += 1
-                elif isinstance(verdict, Dead):
+                if isinstance(verdict, Dead):
                     if verdict.record is not None:
                         size = change.rewrite(sequence, dataclasses.replace(verdict.record, marks=record.marks), size)
-                    change.bury(sequence, size, RecordState(tries, now_ms, verdict.reason))
+                    change.bury(
+                        sequence, size, RecordState(tries, now_ms, verdict.reason), counts=verdict.record is None
+                    )
                 else:
                     change.finish(sequence, size)
                 gone = [sequence]
@@ -309,6 +311,44 @@ class Store:
                 with contextlib.closing(self._db.scan(first, behind_group(group))) as entries:
                     yield from entries
 
+    def begin_targeting(self, rules: bytes) -> None:
+        """Note that records have targets by ``rules`` from now on. Those that wait have them after ``retarget``."""
+        with self._ready:
+            if not self.has_targets_by(rules):
+                # First, so that this is also true if a process with other rules stores records and is killed.
+                self.add([], {TARGETING: b"" if len(self) else rules})
+
+    def has_targets_by(self, rules: bytes) -> bool:
+        """Whether all pending records certainly have the targets that ``rules`` give them."""
+        with self._ready:
+            return self._db.get(NOTE + TARGETING) == rules
+
+    def retarget(self, target_of: Callable[[Record], str], start: bytes | None, limit: int) -> bytes | None:
+        """Give pending records the targets of ``target_of``, with the same due times. Examines about ``limit`` records, or
+        ``RETARGETED_BYTES``, from ``start`` on. Records that are out are left to their users.
+
+        Returns where to continue, or None after the last record.
+        """
+        with self._ready:
+            change, goes_on, size = AtomicChange(self.totals), None, 0
+            with contextlib.closing(self._db.scan(start or PENDING, behind(PENDING))) as entries:
+                for seen, (key, state) in enumerate(entries):
+                    if seen >= limit or size >= RETARGETED_BYTES:
+                        goes_on = key
+                        break
+                    place = PendingPlace.parse(key)
+                    data = self._db.get(numbered(RECORD, place.due.sequence)) or b""
+                    record, size = decoded(data), size + len(data)
+                    if place.due.sequence in self._leased or not isinstance(record, Record):
+                        continue
+                    if (target := target_of(record)) != record.target:
+                        instead = dataclasses.replace(record, target=target)
+                        failed = place.waits or RecordState.known(state).tries > 0
+                        change.replace(place, instead, len(data), place.due, state, failed)
+            if change.puts:
+                self._write(change)
+            return goes_on
+
     def next_due_ms(self, without: Collection[str] = ()) -> int | None:
         """The first due time of records that are not leased, except those of targets in ``without``."""
         with self._ready:
@@ -319,16 +359,18 @@ class Store:
         with self._ready:
             return self._pending.due_targets(targets, now_ms)
 
-    def revive(self, now_ms: int) -> int:
-        """Make readable dead records pending again, with all attempts and in no order. Returns how many."""
+    def revive(self, now_ms: int, target_of: Callable[[Record], str] = operator.attrgetter("target")) -> int:
+        """Make readable dead records pending again for ``target_of``, with all attempts and in no order. Returns how many."""
         with self._ready:
             before, change = len(self), AtomicChange(self.totals)
             for sequence, record, size in recovery.dead_ones(self._db):
                 if isinstance(record, Record):
-                    change.revive(sequence, record, size)
+                    target = target_of(record)
+                    change.revive(sequence, record, size, target)
                     due = Due(max(now_ms, record.first_due_ms or 0), sequence)
                     # Before its original due time, an answer of its target must not make it due.
-                    change.pend(record.pending(due, failed=due.due_ms <= now_ms), RecordState(0, now_ms).encode())
+                    place = dataclasses.replace(record, target=target).pending(due, failed=due.due_ms <= now_ms)
+                    change.pend(place, RecordState(0, now_ms).encode())
                 revived_bytes = change.totals.size - self.totals.size
                 if len(change.puts) >= REVIVED_AT_ONCE or revived_bytes >= REVIVED_BYTES:  # there may be millions
                     self._write(change)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
+from rocketmq_spark.delay import service
 from rocketmq_spark.delay.commits import Commits, Committed, Names
 from rocketmq_spark.delay.release import Progress
 from rocketmq_spark.errors import AccessDenied, RemoteProtocolError
@@ -37,6 +38,54 @@ def test_of_commits_that_break_off_the_next_owner_leaves_nothing_out(
     assert commits.tell(news) == (taken == 4)
     assert news.keys() == ({ONE} if taken == 4 else set())
     assert commits.of(ONE) == Committed(Progress(oldest, stored, done_ms), newest_ms)
+
+
+def test_what_is_done_was_read_whoever_committed_it() -> None:
+    topic = Topic()
+    commits = Commits(topic, Names("g"), lambda group, brokers: None)
+    for taken, told in (
+        (4, Committed(Progress(5, 5, 1_000), 7_000)),
+        (2, Committed(Progress(6, 6, 2_000), 8_000)),
+        (1, Committed(Progress(5, 5, 3_000), 7_000)),
+    ):
+        topic.takes = taken
+        commits.tell({ONE: told})
+    topic.takes = -1
+    assert commits.of(ONE) == Committed(Progress(6, 6, 3_000), 7_000)
+
+
+def test_after_two_partial_commits_the_next_node_reads_on(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The numbers are the oldest one of the first node, the end of the second, and the store time before both."""
+    monkeypatch.setattr(service, "LOOK_S", 0.0)
+    for i in range(5):
+        world.topic.put(envelope(f"m{i}", 1))
+    first = world.node("first")
+    for _ in range(8):
+        first.turn(ONE)
+    world.time.advance(5)
+    for _ in range(2):
+        first.turn(ONE)
+    assert world.offsets()[:2] == (5, 5)
+    world.topic.put(envelope("m5", 1))
+    world.topic.takes = 0
+    for _ in range(2):
+        first.turn(ONE)
+        world.time.advance(1)
+    for node, taken in ((first, 2), (world.node("second"), 1)):
+        world.topic.takes = taken
+        node.turn(ONE)
+        node.store.close()
+    world.topic.takes = -1
+    oldest, progress, _, newest_ms = (world.topic.offsets[(group, ONE)] for group in Names("g").all)
+    assert (oldest, progress & 7, newest_ms) == (6, 5, world.topic.times_ms[ONE][4])
+    third = world.node("third")
+    for i in range(6, 9):
+        world.topic.put(envelope(f"m{i}", 1))
+    for _ in range(8):
+        third.turn(ONE)
+        world.time.advance(1)
+    assert {b"m6", b"m7", b"m8"} <= set(third.sends.bodies)
+    assert world.offsets()[0] == 9
 
 
 def test_3_g_what_was_due_and_not_acknowledged_when_positions_were_told_is_sent_by_the_next_node(world: World) -> None:

@@ -8,11 +8,13 @@ import pytest
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.delay import envelope_records
+from rocketmq_spark.errors import SpoolError
 from rocketmq_spark.model import Resent, SpooledSend
 from rocketmq_spark.spool.records import Record
 from rocketmq_spark.wire.envelope import Envelope
 from rocketmq_spark.wire.properties import decode_properties
 from tests.delay.nodes import QUEUES, RULES, START_MS, Node, World, envelope
+from tests.helpers import raising
 
 ONE, TWO = QUEUES
 REFUSED, AWAY = Resent(None, "no permission"), Resent(None, "no master", passing=True)
@@ -62,7 +64,10 @@ def test_a_message_that_is_refused_goes_to_the_topic_of_dead_letters(
     totals = node.store.totals
     assert (totals.dead, totals.give_ups, len(node.store), world.offsets()[0]) == (0, 1, 0, 1)
     assert node.service.sent == 0
-    assert "is given up, and a topic has its dead letter: no permission" in caplog.text
+    assert caplog.text.count("is given up") == 1
+    assert (
+        "(message m for topic orders) is given up, and becomes a dead letter for another topic: no perm" in caplog.text
+    )
     assert node.store.revive(node.now_ms()) == 0
     node.kill()
     for _ in range(3):
@@ -79,10 +84,12 @@ def test_a_message_that_failed_at_every_try_goes_there_too(world: World) -> None
     assert len(node.store) == 0
 
 
-def test_a_letter_that_is_refused_stays_on_the_disk(world: World) -> None:
+def test_a_letter_that_is_refused_stays_on_the_disk(world: World, caplog: pytest.LogCaptureFixture) -> None:
     node = given_up(world, REFUSED)
     assert topics(node) == ["orders", "dead"]
-    assert (node.store.totals.dead, world.offsets()[0]) == (1, 1)
+    assert (node.store.totals.dead, node.store.totals.give_ups, world.offsets()[0]) == (1, 1, 1)
+    assert caplog.text.count("is given up") == 1
+    assert "(message m for topic orders) stays there as a dead letter: no permission; its dead letter is" in caplog.text
     node.sends.answer = answers(Resent(ONE), REFUSED)
     assert node.store.revive(node.now_ms()) == 1
     node.turn(ONE)
@@ -91,10 +98,13 @@ def test_a_letter_that_is_refused_stays_on_the_disk(world: World) -> None:
     assert node.store.totals.all_bytes == 0
 
 
-def test_a_letter_whose_topic_is_away_is_sent_later(world: World) -> None:
-    """Until then it waits, also in another process, and is not lost with the disk. Its own topic is not asked again."""
+def test_a_letter_whose_topic_is_away_is_sent_later(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    """Until then it waits, also in another process, and is not lost with the disk. Its own topic is not asked again. It counts,
+    and is logged, when it is given up.
+    """
     node = given_up(world, AWAY)
     assert (len(node.store), node.store.totals.dead, world.offsets()[0]) == (1, 0, 0)
+    assert (node.store.totals.give_ups, caplog.text.count("(message m for topic orders) is given up")) == (1, 1)
     world.time.advance(30_000)
     assert topics(node) == ["orders"] + ["dead"] * (10 + (30_000 - 4298) // 1800 + 1)
     node.kill()
@@ -106,6 +116,20 @@ def test_a_letter_whose_topic_is_away_is_sent_later(world: World) -> None:
     node.turn(ONE)
     assert topics(node) == ["dead"]
     assert (node.store.totals.all_bytes, node.store.totals.give_ups, world.offsets()[0]) == (0, 1, 1)
+    assert caplog.text.count("is given up") == 1
+
+
+def test_a_give_up_whose_write_failed_is_logged_once(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    node = waits_for_answers(world)
+    with monkeypatch.context() as patched:
+        patched.setattr(node.store, "settle", raising(SpoolError("full")))
+        node.sends.waiting[0](REFUSED)
+        world.time.advance(5)
+    assert caplog.text.count("full") > 2
+    world.time.advance(5)
+    assert (caplog.text.count("is given up"), node.store.totals.give_ups) == (1, 1)
 
 
 def test_a_kill_while_a_letter_is_out_repeats_it(world: World) -> None:
@@ -172,7 +196,10 @@ def test_what_was_for_the_topic_of_dead_letters_goes_there_once(world: World) ->
 
 
 @pytest.mark.parametrize("body", [b"no envelope", envelope("m", 1, "SCHEDULE_TOPIC_XXXX")])
-def test_bad_content_waits_for_the_topic_of_dead_letters(world: World, body: bytes) -> None:
+def test_bad_content_waits_for_the_topic_of_dead_letters(
+    world: World, body: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is logged and counted as if it had not waited."""
     node = world.node("a")
     node.sends.answer = answers(Resent(ONE), AWAY)
     world.topic.put(body)
@@ -187,15 +214,25 @@ def test_bad_content_waits_for_the_topic_of_dead_letters(world: World, body: byt
     assert set(topics(node)) == {"dead"}
     assert (node.store.totals.all_bytes, world.offsets()[0]) == (0, 1)
     assert "delayTopic" not in decode_properties(node.sends.sent[-1].request.properties)
+    assert (node.store.totals.give_ups, node.service.sent, "given up" in caplog.text) == (0, 1, False)
+
+
+def test_the_id_of_a_message_that_is_given_up_is_one_line() -> None:
+    data = envelope("n\nERROR " + "n" * 5000, 2)
+    record = Record(envelope_records.KIND, data, START_MS)
+    made = envelope_records.letter(RULES, record, REFUSED)
+    assert made is not None
+    for each in (record, made):
+        assert envelope_records.named(each) == f"message n?ERROR {'n' * 247} for topic orders"
+    assert envelope_records.named(Record(envelope_records.KIND, b"x", START_MS)) == "no valid envelope"
 
 
 @pytest.mark.parametrize("size", [31_000, 32_500])
 def test_a_letter_whose_properties_have_no_room_stays_on_the_disk(size: int) -> None:
     data = Envelope("orders", START_MS, "m", START_MS, 0, f"a\x01{'x' * size}\x02", b"b").pack()
-    send_of = envelope_records.sending(RULES)
     record = Record(envelope_records.KIND, data, START_MS)
-    found = envelope_records.letter("dead", send_of, record, Resent(None, "r" * 5000 + "\x02\n"))
+    found = envelope_records.letter(RULES, record, Resent(None, "r" * 5000 + "\x02\n"))
     assert (found is None) == (size > 32_000)
     if found is not None:
-        send = envelope_records.letter_send("dead", send_of, found)
+        send = envelope_records.letter_send(RULES, found)
         assert decode_properties(send.request.properties)["delayProblem"] == "r" * 1000

@@ -9,14 +9,19 @@ from pathlib import Path
 import pytest
 
 from rocketmq_spark.delay import envelope_records
-from rocketmq_spark.delay.envelope_records import Rules
+from rocketmq_spark.delay.envelope_records import LETTER_KIND, Rules
+from rocketmq_spark.delay.release import noted
+from rocketmq_spark.errors import SpoolError
 from rocketmq_spark.model import MessageQueue, Resent, SpooledSend
 from rocketmq_spark.producer.settings import ProducerSettings
-from rocketmq_spark.spool.spool import SendSpool, target_of
+from rocketmq_spark.spool.records import NOTE, RECORD, TARGETING, Record, behind, decoded
+from rocketmq_spark.spool.spool import SendSpool, target_of, topic_target
 from rocketmq_spark.spool.store import Store
 from rocketmq_spark.wire.envelope import QUEUE, Envelope
+from rocketmq_spark.wire.properties import decode_properties
 from tests.delay.nodes import QUEUES, START_MS, Sends
 from tests.producer.scripted import ManualTimer, Time
+from tests.spool.bench import database
 
 RULES = Rules(ProducerSettings(group="g", max_message_size=1000), "dead", ("good*", "bad*"))
 EARLIER = RULES._replace(topics=("*",), settings=ProducerSettings(group="g"))  # which would deliver what is bad now
@@ -25,13 +30,14 @@ TIMEOUT_S, ANSWER_S, LETTER_S = 3.0, 0.003, 0.02
 
 
 class Bench:
-    """A node's spool. Topics that begin with "bad" refuse messages; ``letters`` is the answer of the topic "dead"."""
+    """A node's spool. Topics in ``refusing`` refuse messages; ``letters`` is the answer of the topic "dead"."""
 
     def __init__(self, path: Path, slots: int = 64) -> None:
         self.path, self.slots, self.time = path, slots, Time()
-        self.begin_s = self.time.now
+        self.begin_s, self.rules = self.time.now, RULES
         self.letters, self.letter_s = AWAY, TIMEOUT_S
         self.sent: list[tuple[float, SpooledSend]] = []
+        self.refusing = {"bad", *(f"bad{i}" for i in range(20))}
         self.offset = self.out = self.most = 0
         self.spread_s: Callable[[], float] = lambda: 0.0
         self.open()
@@ -40,8 +46,14 @@ class Bench:
         self.store, self.sends, self.timer = Store(self.path, sync="never"), Sends(), ManualTimer(self.time)
         self.sends.resend = self.resend  # type: ignore[method-assign]
         self.spool = SendSpool(
-            self.store, self.sends, self.timer, self.now_ms, trade=envelope_records.trade(RULES, self.slots)
+            self.store, self.sends, self.timer, self.now_ms, trade=envelope_records.trade(self.rules, self.slots)
         )
+
+    def restart(self, rules: Rules) -> None:
+        self.timer.close()
+        self.store.close()
+        self.rules = rules
+        self.open()
 
     @property
     def second(self) -> float:
@@ -58,7 +70,7 @@ class Bench:
             answer = answer if self.letters.error is None else self.letters
             self.out += 1
             self.most = max(self.most, self.out)
-        elif send.topic.startswith("bad"):
+        elif send.topic in self.refusing:
             answer, after_s = REFUSED, ANSWER_S + self.spread_s()
 
         def end() -> None:
@@ -186,11 +198,9 @@ def test_letters_that_wait_are_sent_by_the_next_process(bench: Bench) -> None:
     for i in range(50):
         bench.add(f"b{i}", 1, "bad")
     bench.time.advance(20)
-    bench.timer.close()
-    bench.store.close()
     bench.sent.clear()
     bench.answer_again()
-    bench.open()
+    bench.restart(RULES)
     bench.spool.redelivery.wake()
     bench.time.advance(60)
     assert (len(bench.store), bench.count("bad"), bench.count("dead")) == (0, 0, 50)
@@ -204,6 +214,19 @@ def test_what_has_no_room_for_a_letter_does_not_wait(bench: Bench) -> None:
     assert (bench.store.totals.dead, len(bench.store)) == (10, 10)
 
 
+def test_a_letter_without_room_for_its_reason_stays_dead(bench: Bench) -> None:
+    """A node makes none, but a folder that was damaged or crafted may have one."""
+    body = Envelope("bad", START_MS, "m", START_MS, 0, f"UNIQ_KEY\x01m\x02a\x01{'x' * 32_480}\x02", b"x").pack()
+    found = envelope_records.arrival(RULES, QUEUES[0], 0, body, START_MS).record
+    assert found is not None
+    payload = len(b"away").to_bytes(2) + b"away" + body
+    letter = dataclasses.replace(found, kind=LETTER_KIND, payload=payload, target=topic_target("dead"))
+    bench.store.add([(letter, START_MS)])
+    bench.spool.redelivery.wake()
+    bench.time.advance(10)
+    assert (len(bench.sent), len(bench.store), bench.store.totals.dead) == (0, 0, 1)
+
+
 def test_a_rejected_letter_stays_as_the_message_that_it_was(bench: Bench) -> None:
     bench.letters = REFUSED
     bench.add("b", 1, "bad")
@@ -215,3 +238,160 @@ def test_a_rejected_letter_stays_as_the_message_that_it_was(bench: Bench) -> Non
     bench.time.advance(10)
     assert [send.topic for _, send in bench.sent] == ["bad", "dead", "bad", "dead"]
     assert bench.store.totals.all_bytes == 0
+
+
+def targets(bench: Bench) -> set[str]:
+    records = (decoded(data) for _, data in database(bench.store).scan(RECORD, behind(RECORD)))
+    return {record.target for record in records if isinstance(record, Record)}
+
+
+@pytest.mark.parametrize("target", ["topic bad", "topic dead"])
+def test_revived_messages_do_not_wait_behind_letters(bench: Bench, target: str) -> None:
+    """Also those that were buried with the target of their letters."""
+    bench.letters = REFUSED
+    for i in range(50):
+        bench.add(f"m{i}", 1, "bad")
+    bench.time.advance(10)
+    assert (bench.store.totals.dead, targets(bench)) == (50, {"topic bad"})
+    for key, data in [*database(bench.store).scan(RECORD, behind(RECORD))]:
+        buried = dataclasses.replace(Record.decode(data), target=target).encode()
+        database(bench.store).write([(key, buried)])
+        bench.store.totals.dead_bytes += len(buried) - len(data)
+    bench.letters = AWAY
+    bench.refusing.remove("bad")
+    for i in range(300):
+        bench.add(f"l{i}", 11, "bad1")
+    bench.time.advance(10)
+    sent = bench.count("bad")
+    assert bench.store.revive(bench.now_ms(), RULES.target_of) == 50
+    bench.spool.redelivery.wake()
+    bench.time.advance(1)
+    assert bench.count("bad") == sent + 50
+    assert (len(bench.store), bench.store.totals.dead) == (300, 0)
+    bench.answer_again()
+    bench.time.advance(1800)
+    assert bench.store.totals.all_bytes == 0
+
+
+def narrower(what: str) -> Rules:
+    return {
+        "topic": RULES._replace(topics=("good*",)),
+        "body": RULES._replace(settings=ProducerSettings(group="g", max_message_size=3)),
+        "inner topic": RULES._replace(has_envelopes=lambda topic: True),
+    }[what]
+
+
+@pytest.mark.parametrize("what", ["topic", "body", "inner topic"])
+def test_a_letter_keeps_its_reason_under_narrower_options(bench: Bench, what: str) -> None:
+    bench.add("m", 1, "bad", "a\x01b\x02", b"body")
+    bench.time.advance(10)
+    bench.restart(narrower(what))
+    bench.answer_again()
+    bench.spool.redelivery.wake()
+    bench.time.advance(1800)
+    _, letter = bench.sent[-1]
+    cut = "; these are its first 3 bytes" if what == "body" else ""
+    assert (letter.topic, letter.msg_ids, bytes(letter.request.data)) == ("dead", ("m",), b"bod" if cut else b"body")
+    assert decode_properties(letter.request.properties) == {
+        "UNIQ_KEY": "m", "a": "b", "delayTopic": "bad", "delayProblem": f"no permission{cut}",
+    }  # fmt: skip
+    assert (len(bench.store), bench.store.totals.give_ups) == (0, 1)
+
+
+WIDER = RULES._replace(topics=("good*", "bad*", "pay*"))
+LARGER = RULES._replace(settings=ProducerSettings(group="g", max_message_size=5000))
+
+
+@pytest.mark.parametrize("what", ["topic", "body"])
+def test_messages_allowed_since_a_restart_do_not_wait(bench: Bench, what: str) -> None:
+    for i in range(300):
+        bench.add(f"l{i}", 1, "bad")
+    for i in range(200):
+        due_s = 100 + i / 1000
+        bench.add(f"{due_s}", due_s, *(("pay",) if what == "topic" else ("good", "", bytes(2000))))
+    bench.time.advance(50)
+    bench.restart(WIDER if what == "topic" else LARGER)
+    bench.spool.redelivery.wake()
+    bench.time.advance(51)
+    sent = [second - float(send.msg_ids[0]) for second, send in bench.sent if send.topic in ("pay", "good")]
+    assert (len(sent), max(sent) < 0.5) == (200, True)
+    assert targets(bench) == {"topic dead"}
+    bench.answer_again()
+    bench.time.advance(3600)
+    assert (len(bench.store), bench.store.totals.all_bytes) == (0, 0)
+
+
+def test_letters_follow_another_topic_of_dead_letters(bench: Bench) -> None:
+    for i in range(300):
+        bench.add(f"l{i}", 1, "bad")
+    bench.time.advance(10)
+    bench.restart(RULES._replace(dead_topic="dead2"))
+    bench.spool.redelivery.wake()
+    bench.time.advance(10)
+    assert (targets(bench), bench.count("dead2"), len(bench.store)) == (set(), 300, 0)
+
+
+def compared(bench: Bench, monkeypatch: pytest.MonkeyPatch, pages: int | None = None) -> list[bytes | None]:
+    """The starts of the pages that are compared from now on; after some, it fails as in a process that is killed."""
+    found: list[bytes | None] = []
+    retarget = bench.store.retarget
+
+    def noting(target_of: Callable[[Record], str], start: bytes | None, limit: int) -> bytes | None:
+        if len(found) == pages:
+            raise SpoolError("killed")
+        found.append(start)
+        return retarget(target_of, start, limit)
+
+    monkeypatch.setattr(bench.store, "retarget", noting)
+    bench.spool.redelivery.wake()
+    bench.time.advance(5)
+    return found
+
+
+def test_records_are_compared_once_after_options_changed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also after a kill in between, and if the first options return then."""
+    for i in range(250):
+        bench.add(f"{i}", 1000, "pay")
+    for rules, pages in ((RULES, 0), (WIDER, 3), (WIDER, 0)):
+        bench.restart(rules)
+        assert len(compared(bench, monkeypatch)) == pages
+    assert targets(bench) == {"topic pay"}
+    bench.restart(RULES)
+    assert len(compared(bench, monkeypatch, pages=1)) == 1
+    assert targets(bench) == {"topic pay", "topic dead"}
+    bench.restart(WIDER)
+    assert len(compared(bench, monkeypatch)) > 2
+    assert targets(bench) == {"topic pay"}
+
+
+def test_records_of_a_folder_without_a_note_are_compared(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.add("m", 1000)
+    database(bench.store).write([], [NOTE + TARGETING])
+    bench.restart(RULES)
+    assert len(compared(bench, monkeypatch)) == 1
+    bench.restart(RULES)
+    assert len(compared(bench, monkeypatch)) == 0
+
+
+def test_records_are_compared_while_nothing_may_be_sent(bench: Bench) -> None:
+    for i in range(250):
+        bench.add(f"{i}", 1, "pay")
+    bench.restart(WIDER)
+    bench.spool.redelivery.hold(True)
+    bench.spool.redelivery.wake()
+    bench.time.advance(0.1)
+    assert (targets(bench), bench.sent) == ({"topic pay"}, [])
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        WIDER,
+        LARGER,
+        RULES._replace(dead_topic="dead2"),
+        RULES._replace(inner_topic="own"),
+    ],
+)
+def test_other_rules_have_another_fingerprint(changed: Rules) -> None:
+    assert changed.fingerprint != RULES.fingerprint == RULES._replace(topics=list(RULES.topics)).fingerprint
+    assert noted({b"targeting": changed.fingerprint}) == {}

@@ -11,7 +11,7 @@ from rocketmq_spark.errors import RocketMQError, ServerFault, TopicNotFound
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.spool.records import IDENTITY, SpoolOwner
 from rocketmq_spark.spool.store import Store
-from tests.delay.nodes import QUEUES, Node, Topic, World, envelope
+from tests.delay.nodes import OTHER, QUEUES, Node, Topic, World, envelope
 from tests.helpers import raising
 
 ONE, TWO = QUEUES
@@ -287,3 +287,45 @@ def assigned(world: World, topic: Topic) -> Node:
     node.topic = topic
     node.open()
     return node
+
+
+def test_a_topic_that_is_made_again_does_not_delay_others(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its messages are being read, and all queues are started again at this moment, after an error."""
+    for i in range(5):
+        world.topic.put(envelope(f"old{i}", 500))
+    world.topic.put(envelope("m", 1), OTHER)
+    node = world.node("a")
+    node.turn(ONE, OTHER)
+    world.topic.make_again()
+    with monkeypatch.context() as patch:
+        patch.setattr(node.reader, "poll", raising(TopicNotFound("no topic")))
+        with pytest.raises(TopicNotFound):
+            node.turn(ONE, OTHER)
+    for _ in range(4):
+        node.turn(ONE, OTHER)
+    world.time.advance(2)
+    node.turn(ONE, OTHER)
+    assert node.sends.bodies == [b"m"]
+
+
+def test_what_was_committed_of_an_old_topic_proves_nothing_now(world: World) -> None:
+    """The next node of the queue had not read it yet. What is no envelope is due at 0, so it would seem done."""
+    first, second = world.node("a"), world.node("b")
+    world.topic.put(envelope("waits", 500))
+    for i in range(3):
+        world.topic.put(envelope(f"old{i}", 1))
+    for _ in range(5):
+        first.turn(ONE)
+    world.time.advance(2)
+    first.turn(ONE)
+    assert world.offsets()[:2] == (0, 4)
+    first.store.close()
+    second.reader.pause(ONE)
+    second.turn(ONE)
+    world.topic.make_again()
+    second.reader.resume(ONE)
+    for i in range(3):
+        world.topic.put(f"new{i}".encode())
+    for _ in range(8):
+        second.turn(ONE)
+    assert [body for body in second.sends.bodies if body.startswith(b"new")] == [b"new0", b"new1", b"new2"]

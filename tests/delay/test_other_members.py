@@ -87,7 +87,7 @@ def test_dead_letters_of_a_node_that_does_not_begin_stay_dead(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     revived: list[Path] = []
-    monkeypatch.setattr(Store, "revive", lambda store, now_ms: revived.append(store.path))
+    monkeypatch.setattr(Store, "revive", lambda store, *_: revived.append(store.path))
     brokers = cluster(members("other"))
     with pytest.raises(OptionError, match="read other"):
         begin(tmp_path, brokers, dead=True)

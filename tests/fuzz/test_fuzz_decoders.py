@@ -14,7 +14,7 @@ from tests.fuzz.targets import TARGETS, Target, outcome
 from tests.harness import DECODERS, MAX_FRAME, peak_bytes
 from tests.scale import SCALE
 
-COUNT = 1_000_000 if SCALE >= 1 else 10_000
+COUNT = 1_000_000 if SCALE >= 1 else 4_000
 
 every_decoder = pytest.mark.parametrize("decoder", TARGETS)
 

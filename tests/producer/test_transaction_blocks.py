@@ -103,7 +103,7 @@ def test_what_garbage_collection_ends_may_roll_back_wherever_that_comes(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It comes while a half message is noted, on the same thread, which waited for itself with all others behind it."""
-    gc.freeze()  # what other tests have left takes seconds, longer than a send may
+    gc.freeze()  # for good: what other tests have left takes seconds, longer than a send may
     Order(shop.producer.send_half(Message("T", b"x")))
 
     class Collecting(Deadline):
@@ -119,12 +119,9 @@ def test_what_garbage_collection_ends_may_roll_back_wherever_that_comes(
         shop.producer.send_half(Message("T", b"y"), timeout_s=60)
         ended.set()
 
-    try:
-        threading.Thread(target=send, daemon=True).start()
-        assert ended.wait(30)
-        eventually(lambda: [decision for _, decision in shop.ends()] == [ROLLBACK])
-    finally:
-        gc.unfreeze()
+    threading.Thread(target=send, daemon=True).start()
+    assert ended.wait(30)
+    eventually(lambda: [decision for _, decision in shop.ends()] == [ROLLBACK])
 
 
 @pytest.mark.parametrize("ending", [False, True])

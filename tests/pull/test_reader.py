@@ -19,6 +19,7 @@ from rocketmq_spark.pull.pacing import PullSettings
 from rocketmq_spark.pull.progress_timeout import BROKER_SILENCE_S
 from rocketmq_spark.remoting.bulk import BUFFER_BYTES, EmptyAnswer
 from tests.pull.pull_model import Accidents, Model, Queue, Read, Stream, accidents, pull_settings, queues, read
+from tests.scale import examples
 
 FAST = PullSettings(fetched_offsets=50)
 
@@ -470,7 +471,7 @@ class TestReplicas:
 # --- everything together
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=examples(80))
 @given(st.lists(queues(), min_size=1, max_size=3), accidents, pull_settings, st.integers(0, 1 << 32), st.data())
 def test_every_offset_is_delivered_once_in_order_or_lost_once(
     given_queues: list[Queue], accident: Accidents, how: PullSettings, seed: int, data: st.DataObject

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rocketmq_spark.model import Resent
+from rocketmq_spark.spool.database import Database
 from rocketmq_spark.spool.lanes import Schedule
 from rocketmq_spark.spool.records import Record
 from rocketmq_spark.spool.redelivery import MAX_OUT, Redelivery
@@ -17,6 +18,11 @@ BASE_MS = 1_700_000_000_000
 
 def record(payload: bytes, kind: str = "k", target: str = "", lane: bytes = b"", at_ms: int = BASE_MS) -> Record:
     return Record(kind, payload, at_ms, target, lane)
+
+
+def database(store: Store) -> Database:
+    """The open database of a store, for tests that damage it or compare its keys."""
+    return store._db
 
 
 class Bench:

@@ -22,7 +22,7 @@ def test_totals_follow_each_step_and_the_ones_before_stay() -> None:
         8,
         1,
     )
-    change.revive(5, Record("k", b"body", 0), 8)
+    change.revive(5, Record("k", b"body", 0), 8, "")
     assert (after.depth, after.size, after.dead, after.dead_bytes, after.give_ups) == (1, 8, 0, 0, 1)
     assert before == Totals(next_sequence=5)
     assert change.all_puts[-1] == (TOTALS, after.encode())

@@ -13,7 +13,7 @@ from rocketmq_spark.spool.database import Database
 from rocketmq_spark.spool.records import DEAD, ORDER, RECORD, TOTALS, Done, Due, RecordState, Totals, numbered, ordered
 from rocketmq_spark.spool.spool import SpoolReading
 from rocketmq_spark.spool.store import Store
-from tests.spool.bench import record
+from tests.spool.bench import database, record
 
 NOW_MS = 10**13
 LANE = b"lane"
@@ -52,7 +52,7 @@ def test_a_record_that_is_dead_and_waits_is_dead(tmp_path: Path, sequence: int, 
     assert sorted(shown) == [(each, each == sequence) for each in (1, 2, 3)]
     with contextlib.closing(Store(tmp_path, sync="never")) as store:
         assert (len(store), store.totals.dead, store.damages) == (2, 1, 1)
-        assert store._db.get(ordered(LANE, sequence)) is None
+        assert database(store).get(ordered(LANE, sequence)) is None
         assert sent(store, joins) == rest
         assert (len(store), store.totals.dead, store.holds(LANE)) == (0, 1, False)
     with contextlib.closing(Store(tmp_path, sync="never")) as store:

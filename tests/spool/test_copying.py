@@ -22,7 +22,7 @@ from rocketmq_spark.base import folders
 from rocketmq_spark.base.clock import Deadline, utc_text
 from rocketmq_spark.base.process import python
 from rocketmq_spark.cli.command import app
-from rocketmq_spark.delay.envelope_records import Remade, Rules, arrival, letter, sending
+from rocketmq_spark.delay.envelope_records import Remade, Rules, arrival, letter
 from rocketmq_spark.delay.node import purpose_of
 from rocketmq_spark.delay.queue_records import QueueRecords
 from rocketmq_spark.delay.release import Progress, Seen, note_of
@@ -687,7 +687,7 @@ def delay_folder(path: Path) -> Path:
             arrival(RULES, QUEUE, offset, body, NOW_MS) for offset, body in enumerate((envelope, b"RDMQ\x1b", given_up))
         ]
         records = [(each.record, each.due_ms) for each in arrived if each.record is not None]
-        dead = letter(RULES.dead_topic, sending(RULES), records[2][0], Resent(error="no topic ? orders"))
+        dead = letter(RULES, records[2][0], Resent(error="no topic ? orders"))
         assert dead is not None
         records[2] = replace(dead, payload=dead.payload.replace(b"no topic ?", b"no topic \x1b")), LATER_MS
         store.add(records, {note_of(QUEUE): Seen(0, 500, Progress(0, 0, 0)).encode()})

@@ -19,7 +19,7 @@ from rocketmq_spark.errors import SpoolError
 from rocketmq_spark.spool.records import IDENTITY, Dead, Done, Record, RetryLater
 from rocketmq_spark.spool.recovery import dead_ones
 from rocketmq_spark.spool.store import Store, Work
-from tests.spool.bench import record
+from tests.spool.bench import database, record
 from tests.spool.damages import damage
 
 ADDED, LANES, AT_ONCE, SEEDS = 150, 7, 10, 12
@@ -127,7 +127,9 @@ def test_what_can_be_read_is_had_and_what_is_lost_is_counted_or_said_to_be_unkno
         case = f"{damage(rng, path)}, seed {seed}"
         store = Store(path, sync="never")
         given = drained(store)
-        buried = {int(each.payload.rstrip(b"x")) for _, each, _ in dead_ones(store._db) if isinstance(each, Record)}
+        buried = {
+            int(each.payload.rstrip(b"x")) for _, each, _ in dead_ones(database(store)) if isinstance(each, Record)
+        }
         assert (store.totals.depth, store.totals.size) == (0, 0), case
         assert store.totals.dead == len(buried), case
         store.close()

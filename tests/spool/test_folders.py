@@ -28,7 +28,7 @@ from rocketmq_spark.spool.records import LASTING, OWNER, RECORD, TOTALS, Done, R
 from rocketmq_spark.spool.spool import SendSpool
 from rocketmq_spark.spool.store import Store
 from tests.producer.scripted import ScriptedSender, Time
-from tests.spool.bench import record
+from tests.spool.bench import database, record
 
 ROOT = Path(__file__).parents[2]
 make = functools.partial(Store, sync="never")
@@ -78,7 +78,7 @@ def test_what_waits_behind_a_record_that_cannot_be_read_is_taken_over_with_the_r
     """All of a page may be such records, as the first of the only lane is."""
     other, mine = make(tmp_path / "worker-1"), make(tmp_path / "mine")
     other.add([(record(b"%d" % n, lane=b"q", at_ms=1), 1) for n in range(3)])
-    other._db.write([(numbered(RECORD, 1), b"damaged")])
+    database(other).write([(numbered(RECORD, 1), b"damaged")])
     other.close()
     assert adopt(tmp_path, mine, make, NOW_MS) == 2
     assert everything(mine) == [1, 2]
@@ -435,7 +435,7 @@ def test_damage_that_costs_records_leaves_to_the_others_the_queues_that_their_en
     known["t"] = (MessageQueue("t", "a", 0),)
     spool = resending(open_store(tmp_path, parsed), sender, settings)
     spool.keep([SpooledSend("t", SendRequest("g", b"x"), None, (name,)) for name in "ab"])
-    spool.store._db.write([], [numbered(RECORD, 1), TOTALS])
+    database(spool.store).write([], [numbered(RECORD, 1), TOTALS])
     spool.finish()
     known.clear()
     store = open_store(tmp_path, parsed)
@@ -573,7 +573,7 @@ def test_a_folder_of_a_later_release_is_left_alone(tmp_path: Path) -> None:
 
     left = claim(tmp_path, mine)
     left.add([(record(b"1"), 1)])
-    left._db.write([(key, b'[2, "", [], "", "", "more"]') for key in OWNER])
+    database(left).write([(key, b'[2, "", [], "", "", "more"]') for key in OWNER])
     left.close()
     with pytest.raises(SpoolError, match=r"cannot be opened: an owner of .* cannot be read"):
         mine(left.path)

@@ -36,7 +36,7 @@ from rocketmq_spark.spool.records import (
 from rocketmq_spark.spool.spool import SpoolReading
 from rocketmq_spark.spool.store import Store
 from rocketmq_spark.spool.turns import Turns, Window
-from tests.spool.bench import record
+from tests.spool.bench import database, record
 
 LATER = 10**13
 
@@ -72,9 +72,11 @@ def test_a_folder_of_an_earlier_release_gets_the_index_and_shows_the_same(earlie
     assert [[due, number] for number, standing, due, *_ in before if standing == "pending"] == EARLIER["pending"]
     store = Store(earlier, "never")
     assert places(earlier) == before
-    assert is_indexed(store._db)
+    assert is_indexed(database(store))
     found = {
-        PendingPlace.parse(key)[:2]: due for key, _ in store._db.scan(PENDING, behind(PENDING)) for due in [key[-1]]
+        PendingPlace.parse(key)[:2]: due
+        for key, _ in database(store).scan(PENDING, behind(PENDING))
+        for due in [key[-1]]
     }
     assert found == {
         ("topic t", True): 1,
@@ -94,10 +96,10 @@ def test_a_folder_of_an_earlier_release_gets_the_index_and_shows_the_same(earlie
 def test_earlier_releases_reject_a_folder_with_pending_records_and_use_one_without(earlier: Path) -> None:
     """They read totals of version 1 only."""
     store = Store(earlier, "never")
-    versions = [(store._db.get(TOTALS) or b"")[0]]
+    versions = [(database(store).get(TOTALS) or b"")[0]]
     while works := store.take(LATER, 1):
         store.settle([(work, Done()) for work in works], 0)
-        versions.append((store._db.get(TOTALS) or b"")[0])
+        versions.append((database(store).get(TOTALS) or b"")[0])
     assert versions == [2] * 9 + [VERSION]
     assert store.totals.dead == 1
     store.close()
@@ -178,7 +180,7 @@ def test_a_sweep_reads_as_many_targets_as_it_takes(store: Store, monkeypatch: py
 def test_a_record_that_is_pending_again_during_a_sweep_is_not_passed(store: Store) -> None:
     """The head of a lane cannot be read; the next one of the lane is due before the records that the sweep has read ahead."""
     store.add([(record(b"1", "k", "t", b"l"), 1), (record(b"2", "k", "t", b"l"), 1), (record(b"3", target="t"), 9)])
-    store._db.write([(b"r" + (1).to_bytes(8), b"damaged")])
+    database(store).write([(b"r" + (1).to_bytes(8), b"damaged")])
     assert [work.record.payload for work in store.take(9, 99)] == [b"2", b"3"]
     assert store.next_due_ms() is None
 
@@ -231,7 +233,7 @@ def test_a_message_that_waits_for_its_time_is_not_touched_when_its_target_answer
         (b"2", 2000),
         (b"3", 3000),
     ]
-    assert len(list(store._db.scan(MARK, behind(MARK)))) == 3
+    assert len(list(database(store).scan(MARK, behind(MARK)))) == 3
 
 
 def test_totals_without_places_are_those_of_an_empty_store(tmp_path: Path) -> None:

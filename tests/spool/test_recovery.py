@@ -36,7 +36,7 @@ from rocketmq_spark.spool.records import (
 )
 from rocketmq_spark.spool.recovery import Salvaged, repair
 from rocketmq_spark.spool.store import Store
-from tests.spool.bench import record
+from tests.spool.bench import database, record
 
 COUNT = 300
 ROOT = Path(__file__).parents[2]
@@ -148,7 +148,7 @@ def test_what_points_nowhere_is_dropped_and_named_and_what_was_forgotten_is_due(
     store = Store(tmp_path)
     store.add([(record(b"%d" % i, lane=b"l" if i in (4, 5) else b""), i) for i in range(1, 7)])
     store.settle([(work, Dead("no")) for work in store.take(1, 1)], 1)
-    db = store._db
+    db = database(store)
     lost = [numbered(RECORD, 2), numbered(RECORD, 4), place(3).key, TOTALS]
     db.write([], lost)
     with caplog.at_level(logging.ERROR):
@@ -159,10 +159,10 @@ def test_what_points_nowhere_is_dropped_and_named_and_what_was_forgotten_is_due(
     assert (len(again), again.totals.dead, again.totals.next_sequence) == (3, 1, 7)
     assert again.totals.dead_bytes == len(record(b"1").encode()), "while there are any, they are nobody else's"
     assert sorted(work.record.payload for work in again.take(100, 10)) == [b"3", b"5", b"6"]
-    assert lane_with(again._db, 5) == b"l"
-    assert lane_with(again._db, 4) is None
-    assert again._db.get(ordered(b"l", 4)) is None
-    assert len(list(again._db.scan(PENDING, behind(PENDING)))) == 3
+    assert lane_with(database(again), 5) == b"l"
+    assert lane_with(database(again), 4) is None
+    assert database(again).get(ordered(b"l", 4)) is None
+    assert len(list(database(again).scan(PENDING, behind(PENDING)))) == 3
     again.close()
 
 
@@ -173,11 +173,11 @@ def test_what_was_over_and_came_back_from_a_rebuilt_copy_does_not_stand_for_what
     """One record is lost, and one that was over is there again; a place or a count that was over says nothing of what is lost."""
     store = Store(tmp_path)
     store.add([(record(b"%d" % i), i) for i in range(1, 4)], {b"note": b"all before is stored"})
-    before = {key: store._db.get(key) or b"" for key in (numbered(RECORD, 1), place(1).key, TOTALS)}
+    before = {key: database(store).get(key) or b"" for key in (numbered(RECORD, 1), place(1).key, TOTALS)}
     store.settle([(work, Done()) for work in store.take(1, 1)], 1)
     lost = [numbered(RECORD, 2), place(2).key] if area == RECORD else []
-    store._db.write([(key, value) for key, value in before.items() if key[:1] == area], lost)
-    repair(store._db, Salvaged(tmp_path / "damaged-1", area != TOTALS, frozenset({area})))
+    database(store).write([(key, value) for key, value in before.items() if key[:1] == area], lost)
+    repair(database(store), Salvaged(tmp_path / "damaged-1", area != TOTALS, frozenset({area})))
     kept, how_many = (2, "an unknown number, perhaps none,") if area != PENDING else (2, "0")
     assert f"{kept} records are there, {how_many} are lost; the damaged files" in caplog.text
     assert bool(store.notes()) == (area == PENDING), "else what it lost is not read again"
@@ -188,10 +188,10 @@ def test_of_a_lane_the_first_is_handed_out_alone_also_where_one_that_was_over_co
     """A lost block had ended it; the one behind it was the head of the lane by then, and would overtake it."""
     store = Store(tmp_path)
     store.add([(record(b"%d" % i, lane=b"l"), i) for i in range(1, 4)])
-    before = {key: store._db.get(key) or b"" for key in (numbered(RECORD, 1), ordered(b"l", 1))}
+    before = {key: database(store).get(key) or b"" for key in (numbered(RECORD, 1), ordered(b"l", 1))}
     store.settle([(work, Done()) for work in store.take(1, 1)], 1)
-    store._db.write(list(before.items()))
-    repair(store._db)
+    database(store).write(list(before.items()))
+    repair(database(store))
     store.close()
     again = Store(tmp_path)
     for payload in (b"1", b"2", b"3"):
@@ -206,8 +206,8 @@ def test_what_cannot_be_read_waits_in_its_lane_as_well(tmp_path: Path) -> None:
     """Were it due at once, it would go to the dead before its turn, and the one behind it be out beside the head of the lane."""
     store = Store(tmp_path)
     store.add([(record(b"%d" % i, lane=b"l"), i) for i in range(1, 4)])
-    store._db.write([(numbered(RECORD, 2), b"damaged")])
-    repair(store._db)
+    database(store).write([(numbered(RECORD, 2), b"damaged")])
+    repair(database(store))
     store.close()
     again = Store(tmp_path)
     for payload in (b"1", b"3"):
@@ -237,11 +237,11 @@ def test_a_record_has_one_place_whatever_comes_back(tmp_path: Path) -> None:
     """What a lost block had ended: the place before a try that failed, and that of a record that was given up."""
     store = Store(tmp_path)
     store.add([(record(b"%d" % i), i) for i in range(1, 4)])
-    before = list(store._db.scan(PENDING, behind(PENDING)))
+    before = list(database(store).scan(PENDING, behind(PENDING)))
     works = store.take(3, 3)
     store.settle([(works[0], RetryLater(100, "busy")), (works[1], Dead("no"))], 5)
-    store._db.write(before)
-    repair(store._db)
+    database(store).write(before)
+    repair(database(store))
     store.close()
     again = Store(tmp_path)
     assert (len(again), again.totals.dead) == (2, 1)
@@ -257,8 +257,8 @@ def test_damage_gives_records_to_nobody_else(tmp_path: Path, known: bool) -> Non
     store.add([(record(b"x"), 1)])
     store.close()
     again = Store(tmp_path)
-    again._db.write([], OWNER[:1] if known else OWNER)
-    again._db.close()
+    database(again).write([], OWNER[:1] if known else OWNER)
+    database(again).close()
     again._load(Salvaged(tmp_path / "damaged-1", True))
     with pytest.raises(SpoolError, match="holds records of"):
         again.belong(other)
@@ -275,7 +275,7 @@ def test_damage_gives_records_to_nobody_else(tmp_path: Path, known: bool) -> Non
 def test_a_store_without_totals_is_mended(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     store = Store(tmp_path)
     store.add([(record(b"x"), 1)] * 3)
-    store._db.write([], [TOTALS])
+    database(store).write([], [TOTALS])
     store.close()
     again = Store(tmp_path)
     assert (len(again), again.totals.next_sequence) == (3, 4)
@@ -287,7 +287,7 @@ def test_a_record_that_says_when_it_was_due_is_not_early_whoever_opens_the_folde
     store = Store(tmp_path)
     identity = (5000).to_bytes(8) + b"of one message"
     store.add([(Record("delayed", b"1", 1000, marks=((IDENTITY, identity),)), 5000), (record(b"2"), 9000)])
-    store._db.write([], [place(1, 5000).key, place(2, 9000).key, TOTALS])
+    database(store).write([], [place(1, 5000).key, place(2, 9000).key, TOTALS])
     store.close()
     again = Store(tmp_path)
     assert [work.record.payload for work in again.take(4999, 10)] == [b"2"], "of that one nothing is known"
@@ -298,7 +298,7 @@ def test_a_record_that_says_when_it_was_due_is_not_early_whoever_opens_the_folde
 def test_a_store_of_another_release_is_an_error_of_the_spool(tmp_path: Path) -> None:
     store = Store(tmp_path)
     store.add([(record(b"1"), 1)])
-    store._db.write([(TOTALS, b"\x09" + Totals().encode()[1:])])
+    database(store).write([(TOTALS, b"\x09" + Totals().encode()[1:])])
     store.close()
     with pytest.raises(SpoolError, match=r"cannot be opened: totals of version 9.*Use the release that wrote it"):
         Store(tmp_path)
@@ -315,8 +315,8 @@ def test_what_was_out_when_damage_was_met_ends_like_anything_else(
     store.add([(record(b"%d" % i, lane=lane), 1000) for i in range(4)])
     out = store.take(2000, 2)
     areas = {"records": [RECORD], "due times": [PENDING], "all": [RECORD, PENDING, ORDER, TOTALS]}[gone]
-    keys = [key for area in areas for key, _ in store._db.scan(area, behind(area))]
-    store._db.write([], [*keys, TOTALS])
+    keys = [key for area in areas for key, _ in database(store).scan(area, behind(area))]
+    database(store).write([], [*keys, TOTALS])
     store._failed = store._damaged = True
     store.add([(record(b"new", lane=lane), 1000)])
     store.settle([(work, verdict) for work in out], 3000)
@@ -340,7 +340,7 @@ def test_what_went_behind_a_head_and_was_lost_takes_no_new_record_with_it(tmp_pa
     store.add([(record(b"%d" % i, lane=b"l"), 1000) for i in range(3)])
     (head,) = store.take(2000, 1, joins=lambda first: lambda other: True)
     assert len(head.behind) == 2
-    store._db.write([], [TOTALS, *(numbered(RECORD, other.sequence) for other in head.behind)])
+    database(store).write([], [TOTALS, *(numbered(RECORD, other.sequence) for other in head.behind)])
     store._failed = store._damaged = True
     store.add([(record(b"new", lane=b"l"), 1000)])
     store.settle([(head, Done())], 3000)

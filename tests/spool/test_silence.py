@@ -15,7 +15,7 @@ from rocketmq_spark.spool.lanes import FORGOTTEN_MS, UnreachableTargets
 from rocketmq_spark.spool.records import PENDING, Due, PendingPlace, Record, RecordState, behind
 from rocketmq_spark.spool.redelivery import MAX_OUT
 from tests.producer.scripted import ManualTimer
-from tests.spool.bench import BASE_MS, Bench, record
+from tests.spool.bench import BASE_MS, Bench, database, record
 
 DOWN = Resent(None, "down", passing=True)
 
@@ -203,7 +203,7 @@ def test_a_target_passed_over_for_nothing_is_tried_at_once(bench: Bench, monkeyp
 
 
 def entries(bench: Bench) -> dict[PendingPlace, bytes]:
-    return {PendingPlace.parse(key): value for key, value in bench.store._db.scan(PENDING, behind(PENDING))}
+    return {PendingPlace.parse(key): value for key, value in database(bench.store).scan(PENDING, behind(PENDING))}
 
 
 def states(bench: Bench) -> list[tuple[Due, RecordState]]:
@@ -311,8 +311,8 @@ def test_what_a_later_release_wrote_holds_up_no_other(tmp_path: Path) -> None:
     """A call looks at all that waits; what cannot be read goes to the dead when it is due."""
     bench = Bench(tmp_path / "s")
     bench.add(record(b"later", target="a"), after_s=20)
-    key, value = next(bench.store._db.scan(PENDING, behind(PENDING)))
-    bench.store._db.write([(key, b"\x02" + value[1:])])
+    key, value = next(database(bench.store).scan(PENDING, behind(PENDING)))
+    database(bench.store).write([(key, b"\x02" + value[1:])])
     bench.add(record(b"mine", target="a"), after_s=10)
     bench.redelivery.failed("a")
     bench.redelivery.answered(["a"])

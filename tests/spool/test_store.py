@@ -38,7 +38,7 @@ from rocketmq_spark.spool.recovery import dead_ones
 from rocketmq_spark.spool.spool import SEND_VERSION, send_of
 from rocketmq_spark.spool.store import Store
 from tests.helpers import raising
-from tests.spool.bench import record
+from tests.spool.bench import database, record
 
 
 @pytest.fixture
@@ -162,7 +162,7 @@ def test_3_22_g2_10_the_dead_keep_their_payload_and_come_back_when_they_are_told
     store = Store(path)
     store.add([(record(b"first", lane=b"l"), 0), (record(b"second", lane=b"l"), 0)])
     store.settle([(work, Dead("no")) for work in store.take(0, 10)], 0)
-    assert [one.payload for _, one, _ in dead_ones(store._db) if isinstance(one, Record)] == [b"first"]
+    assert [one.payload for _, one, _ in dead_ones(database(store)) if isinstance(one, Record)] == [b"first"]
     assert (store.totals.give_ups, store.totals.dead, len(store)) == (1, 1, 1)
     assert store.revive(9) == 1
     works = store.take(9, 10)
@@ -225,7 +225,7 @@ def test_g2_10_a_record_that_does_not_fit_its_checksum_goes_to_the_dead_and_its_
     store.add([(record(b"first", lane=b"l"), 0), (record(b"second", lane=b"l"), 0)])
     damaged = bytearray(record(b"first", lane=b"l").encode())
     damaged[-1] ^= 1
-    store._db.write([(numbered(RECORD, 1), bytes(damaged))])
+    database(store).write([(numbered(RECORD, 1), bytes(damaged))])
     assert payloads(store.take(0, 10)) == [b"second"]
     assert store.totals.dead == 1
     store.close()
@@ -346,7 +346,7 @@ def test_what_an_earlier_release_wrote_goes_on(path: Path, written: bytes, owner
     """It said nothing of a cluster or a namespace; whoever opens it first says both."""
     store = Store(path)
     store.add([(record(b"x"), 0)])
-    store._db.write([(OWNER[0], written)])
+    database(store).write([(OWNER[0], written)])
     for other in (
         dataclasses.replace(owner, environment="environment '2' (id)"),
         dataclasses.replace(owner, purpose="p"),
@@ -443,7 +443,7 @@ def test_an_end_that_was_written_although_the_write_was_said_to_have_failed_coun
 
 def _all(path: Path) -> list[tuple[bytes, bytes]]:
     store = Store(path)
-    found = list(store._db.scan(b"\0", b"\xff"))
+    found = list(database(store).scan(b"\0", b"\xff"))
     store.close()
     return found
 

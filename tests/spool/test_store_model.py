@@ -36,7 +36,7 @@ from rocketmq_spark.spool.records import (
 from rocketmq_spark.spool.store import Store
 from rocketmq_spark.spool.turns import Turns, Window
 from tests.models import SteppingMachine, model_test, step
-from tests.spool.bench import record
+from tests.spool.bench import database, record
 
 LANES = (b"", b"l", b"ll")
 TARGETS = ("", "a", "ab")
@@ -159,14 +159,14 @@ class StoreMachine(SteppingMachine):
     @step(written=st.booleans(), target=st.sampled_from(TARGETS))
     def kill(self, written: bool, target: str) -> None:
         """Before or after a write: that of what is out, or else of a new record."""
-        write, settles = self.store._db.write, bool(self.out)
+        write, settles = database(self.store).write, bool(self.out)
 
         def killed(*given: Any, **more: Any) -> None:
             if written:
                 write(*given, **more)
             raise SpoolError("killed")
 
-        self.store._db.write = killed  # type: ignore[method-assign]
+        database(self.store).write = killed  # type: ignore[method-assign]
         if settles:
             number, work = self.out.popitem()
             change = partial(self.store.settle, [(work, RetryLater(self.now + 9, "why"))], self.now)
@@ -185,7 +185,7 @@ class StoreMachine(SteppingMachine):
     @step(data=st.data())
     def upgrade(self, data: st.DataObject) -> None:
         """From a release before 0.2, or from a process that was killed while it added targets to the keys."""
-        db, kept = self.store._db, list(self.store._db.scan(PENDING, behind(PENDING)))
+        db, kept = database(self.store), list(database(self.store).scan(PENDING, behind(PENDING)))
         due = sorted(kept, key=lambda entry: PendingPlace.parse(entry[0]).due)
         done = data.draw(st.integers(0, max(0, len(due) - 1)))
         puts = [unindexed(PendingPlace.parse(key), state) for key, state in due[done:]]
@@ -197,7 +197,7 @@ class StoreMachine(SteppingMachine):
     @step(data=st.data())
     def damage(self, data: st.DataObject) -> None:
         """Places of records are lost, and obsolete ones are back; what is known of no due time is due at once."""
-        db = self.store._db
+        db = database(self.store)
         lost, back = [], []
         for key, state in db.scan(PENDING, behind(PENDING)):
             pending = PendingPlace.parse(key)
@@ -218,7 +218,7 @@ class StoreMachine(SteppingMachine):
         """It finds no place that has a target, and makes all records due; their earlier places are still there."""
         if not self.model.kept:
             return
-        db, puts = self.store._db, []
+        db, puts = database(self.store), []
         for key, _ in db.scan(PENDING, behind(PENDING)):
             pending = PendingPlace.parse(key)._replace(due=Due(0, PendingPlace.parse(key).due.sequence))
             puts.append(unindexed(pending, RecordState(0, 0).encode()))
@@ -229,7 +229,7 @@ class StoreMachine(SteppingMachine):
         self._open_again()
 
     def _number(self, pending: PendingPlace) -> int:
-        data = self.store._db.get(numbered(RECORD, pending.due.sequence))
+        data = database(self.store).get(numbered(RECORD, pending.due.sequence))
         return int(Record.decode(data or b"").payload)
 
     def _open_again(self) -> None:

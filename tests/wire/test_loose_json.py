@@ -180,12 +180,16 @@ TABLES = {
 
 @pytest.mark.parametrize("kind", TABLES)
 def test_tables_of_200000_queues_are_read(kind):
-    """Their keys make them loose, which costs a few times what the strict parser takes for the same values."""
-    body = queues(TABLES[kind])
+    """Their keys make them loose, which costs a few times what the strict parser takes for the same values.
+
+    That of most values has so many queues, the others a quarter of them.
+    """
+    count = 200_000 if kind == "progress" else 50_000
+    body = queues(TABLES[kind], count)
     began = time.process_time()
     table = read_json(body, table=True)["offsetTable"]
     took_s = time.process_time() - began
-    assert len(table) == 200_000
+    assert len(table) == count
     values = [[dict(key), value] for key, value in table.items()]
     text = json.dumps(values)
     began = time.process_time()
