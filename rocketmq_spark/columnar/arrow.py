@@ -379,7 +379,7 @@ def _hash_arrow(array: Any) -> npt.NDArray[np.int32]:
 
 
 def _unit_offsets(widths: npt.NDArray[Any], offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Offsets counted in UTF-16 units, from offsets counted in elements of which each has a width in units."""
+    """Converts offsets that count elements to offsets that count UTF-16 units; ``widths`` has the units of each element."""
     return np.concatenate(([0], np.cumsum(widths, dtype=np.int64)))[offsets]
 
 

@@ -117,7 +117,7 @@ def dlq_topic(group: str) -> str:
 
 
 def normal_topic(topic: str, group: str) -> str:
-    """The original topic of a retry topic of pops, of which a group has one for each topic; other topics unchanged.
+    """The original topic of a pop retry topic; other topics are unchanged. A group has one pop retry topic for each topic.
 
     Both names are those on the wire. Mirrors ``KeyBuilder.parseNormalTopic``.
     """

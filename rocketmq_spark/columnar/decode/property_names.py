@@ -39,7 +39,7 @@ def words(content: Bytes) -> Words:
 
 
 def signatures(content: Bytes, starts: Ints, lengths: Ints) -> Words:
-    """A number per name that differs for names that differ in length, first or last eight bytes."""
+    """A number for each name. Names with another length, or other first or last eight bytes, have other numbers."""
     at = words(content)
     first = at[starts] & _MASKS[np.minimum(lengths, 8)]
     tail = np.where(lengths > 8, at[np.maximum(starts + lengths - 8, 0)], np.uint64(0))

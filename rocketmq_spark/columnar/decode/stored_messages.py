@@ -132,7 +132,7 @@ class StoredMessages:
         )
 
     def fixed_field(self, name: str) -> npt.NDArray[Any]:
-        """A fixed field, also one after the born host, whose length varies."""
+        """A fixed field of all messages. Fields after the born host have a position that depends on the host's length."""
         if name in self.item_fields:
             return self.item_fields[name]
         if name in _FIELDS_AFTER_BORN_HOST and self.combined_flags & _IPV6_FLAGS:
@@ -231,7 +231,7 @@ _IPV6_FLAGS = codes.SysFlag.BORNHOST_V6 | codes.SysFlag.STOREHOST_V6
 
 
 def _host_shift(sys_flags: npt.NDArray[np.int32]) -> Ints:
-    """By how many bytes IPv6 hosts shift the body, per row."""
+    """The number of bytes by which IPv6 hosts shift the body, for each row."""
     born = (sys_flags & codes.SysFlag.BORNHOST_V6) > 0
     stored = (sys_flags & codes.SysFlag.STOREHOST_V6) > 0
     return _IPV6_EXTRA_BYTES * (born.astype(np.int64) + stored)

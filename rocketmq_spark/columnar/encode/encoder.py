@@ -97,7 +97,7 @@ class Encoded:
         raise NotImplementedError
 
     def _stored_ends(self) -> Ints:
-        """Like ``_ends``, in the layout whose size brokers limit."""
+        """Like ``_ends``, for the items as brokers store them. Brokers limit the size of these."""
         return self._ends()
 
     def _body(self, start: int, end: int) -> memoryview | Batch:
