@@ -26,7 +26,7 @@ from rocketmq_spark.options import parse
 from rocketmq_spark.session.looks import look_tools
 from rocketmq_spark.spark.sink.exactly_once import snapshot_queue_ends
 from rocketmq_spark.spark.sink.report import Written
-from rocketmq_spark.stored.look import Look
+from rocketmq_spark.stored.scan import StoredIdScan
 
 ROWS, SIZE, OTHERS_PER_S = 1_000_000, 100, 50_000
 BROKERS, QUEUES = 8, 1024
@@ -138,7 +138,7 @@ def _queues(broker: LocalBroker) -> dict[str, float]:
     workload.wait_visible(broker, topic, QUEUES)
     ids: list[int] = []
     begin = time.perf_counter()
-    Look(look_tools(options), ends).run(lambda found: ids.append(len(found)))
+    StoredIdScan(look_tools(options), ends).run(lambda found: ids.append(len(found)))
     seconds = time.perf_counter() - begin
     harness.expect("look", sum(ids), QUEUES)
     return {"repeat": seconds, "beyond settling": seconds - SETTLE_S, "messages read": float(QUEUES)}

@@ -60,7 +60,7 @@ DECODERS: dict[str, Decoder] = {
     "consumer_ids": bodies.consumer_ids,
     "topic_config": bodies.topic_config,
     "subscription_groups": bodies.subscription_groups,
-    "table": bodies.table,
+    "table": bodies.runtime_info,
     "locked_queues": bodies.locked_queues,
     "queues_to_lock": bodies.queues_to_lock,
     "read_config": bodies.read_config,

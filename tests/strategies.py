@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.wire.header import Command
 from rocketmq_spark.wire.messages import BatchItem
-from rocketmq_spark.wire.rpc import Row
+from rocketmq_spark.wire.rpc import RequestRow
 
 int16 = st.integers(-(1 << 15), (1 << 15) - 1)
 int32 = st.integers(-(1 << 31), (1 << 31) - 1)
@@ -49,7 +49,7 @@ def batch_items(draw: st.DrawFn) -> BatchItem:
     return BatchItem(draw(st.binary(max_size=100)), text, draw(int32))
 
 
-def arguments(row: Row, answer: bool = False) -> st.SearchStrategy[dict[str, Any]]:
+def arguments(row: RequestRow, answer: bool = False) -> st.SearchStrategy[dict[str, Any]]:
     """Keyword arguments that a row of ``rpc`` accepts: all required fields, some of the others."""
     kinds: dict[str, st.SearchStrategy[Any]] = {"int": int64, "bool": st.booleans(), "str": filled_texts}
     fields = row.answer_fields if answer else row.fields

@@ -77,7 +77,9 @@ def test_an_expression_is_left_to_re2_where_code_is_forbidden(monkeypatch: pytes
 def test_an_id_of_another_client_does_not_spoil_other_traces() -> None:
     hostile = traces.TracedMessage.of("orders", decode_properties("UNIQ_KEY\x01A\x01B\x02KEYS\x01k\x01l\x02"))
     usual = traces.TracedMessage.of("orders", {"UNIQ_KEY": "id"})
-    ((body, keys, count),) = traces.messages([traces.consuming(one, "g", "r", 1, 0) for one in (usual, hostile)])
+    ((body, keys, count),) = traces.trace_messages(
+        [traces.consume_start_record(one, "g", "r", 1, 0) for one in (usual, hostile)]
+    )
     assert (count, keys) == (2, ("id", "A?B", "k?l"))
     assert body.count("\x02") == 2
     assert encode_properties(message_properties(Message("RMQ_SYS_TRACE_TOPIC", body.encode(), keys=list(keys))))

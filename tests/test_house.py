@@ -67,10 +67,10 @@ ORDER = {
     " sink.exactly_once sink.task sink.writer datasource sink.foreach monitoring.explain monitoring.queries"
     " monitoring.group_offset_listener monitoring.metrics_listener",
     "grpc_proxy": "tables protos channel encoder proxy member transactions sender",
-    "columnar": "decode encode arrow decode.schema decode.property_columns decode.stored_messages decode.inner"
-    " decode.properties decode.rows decode.decoder decode.kafka encode.properties encode.columns"
+    "columnar": "decode encode arrow decode.schema decode.property_names decode.property_columns decode.stored_messages"
+    " decode.inner decode.properties decode.rows decode.decoder decode.kafka encode.properties encode.columns"
     " encode.kafka encode.empty_bodies encode.batch encode.content_ids encode.encoder encode.proxy_rows",
-    "stored": "ends look",
+    "stored": "ends scan",
     "base": "codes logs extras hosts exposition process terminal budget clock folders java threads arguments complaints tls_files"
     " dropped copies"
     " retry",
@@ -148,7 +148,7 @@ OUTSIDE = {
     " grpc_proxy.channel grpc_proxy.sender grpc_proxy.proxy grpc_proxy.member consumer.simple"
     " consumer.pop consumer.concurrent"
     " consumer.rebalancing consumer.broker_requests consumer.push consumer.prefetch grpc_proxy.transactions"
-    " consumer.polls consumer.upkeep stored.look spool.store spool.redelivery notebook",
+    " consumer.polls consumer.upkeep stored.scan spool.store spool.redelivery notebook",
     "concurrent": "base.threads producer.batching producer.futures producer.producer producer.request_reply localbroker cli"
     " aio.loop"
     " session.telemetry",

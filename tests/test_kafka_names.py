@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql.types import StructType
 
 from rocketmq_spark import Consumer, Producer
-from rocketmq_spark.columnar.decode.schema import BASIC, chosen, columns_of
+from rocketmq_spark.columnar.decode.schema import BASIC, columns_of, columns_of_schema
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.options import TABLE, names, parse
 from rocketmq_spark.spark.sink import checks
@@ -128,7 +128,7 @@ def test_a_column_of_its_source(name):
     with pytest.raises(OptionError, match=hint):
         columns_of(parse({"nameServer": "h:1", "subscribe": "t", "columns": name}))
     with pytest.raises(OptionError, match=hint):
-        chosen(BASIC, StructType().add(name, "string"))
+        columns_of_schema(BASIC, StructType().add(name, "string"))
 
 
 @pytest.mark.parametrize("name", names.KAFKA_SINK_COLUMNS)

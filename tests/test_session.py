@@ -74,7 +74,7 @@ def test_bulk_reads_have_the_account_of_their_client():
     assert session.puller(parsed(pullBatchSize="7"), "slave").dialling.arriving is account
     pullers = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(looks, "ids_of", lambda open_puller, placed: pullers.append(open_puller()))
+        patch.setattr(looks, "id_reader", lambda open_puller, placed: pullers.append(open_puller()))
         looks.look_tools(parsed())
     assert [one.dialling.arriving for one in pullers] == [account]
 

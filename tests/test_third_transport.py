@@ -13,7 +13,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from rocketmq_spark import session
 from rocketmq_spark.columnar import arrow
-from rocketmq_spark.columnar.encode.encoder import Checked, Encoded, Encoder, RowTopics
+from rocketmq_spark.columnar.encode.encoder import CheckedRows, Encoded, Encoder, RowTopics
 from rocketmq_spark.errors import ConnectionLost
 from rocketmq_spark.model import Message, MessageQueue, SendRequest, SendResult, SendStatus
 from rocketmq_spark.model.send import SentMessage
@@ -125,7 +125,7 @@ class MemoryRowEncoder(Encoder):
     def _pieces(self, batch: pa.RecordBatch, bad_rows: Any) -> MemoryPieces:
         return MemoryPieces(len(batch))
 
-    def join(self, checked: Checked, topics: RowTopics | None = None) -> MemoryEncoded:
+    def join(self, checked: CheckedRows, topics: RowTopics | None = None) -> MemoryEncoded:
         codes = itertools.repeat(0) if topics.codes is None else topics.codes
         messages = [
             SentMessage(body, {**row, "of": topics.names[code]})

@@ -190,7 +190,7 @@ def _broker_state(broker: BrokerState, answer: Command | RocketMQError) -> Broke
         answer = error_from_response(answer, broker.address)
     if isinstance(answer, RocketMQError):
         return BrokerState(*identity, error=str(answer))
-    runtime_info = bodies.table(answer.body)
+    runtime_info = bodies.runtime_info(answer.body)
     started = runtime_info.get("bootTimestamp", "")
     return BrokerState(
         *identity,

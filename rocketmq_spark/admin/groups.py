@@ -333,10 +333,10 @@ def describe(tools: AdminTools, group: str) -> GroupDescription:
     scope = tools.calls.scope
     members = {member.client_id: member for broker_members in online for member in broker_members.members}
     filters = {
-        scope.plain(topic): topic_filter
+        scope.user_name(topic): topic_filter
         for broker_members in online
         for topic, topic_filter in broker_members.filters.items()
-        if scope.reaches(topic)
+        if scope.is_reversible(topic)
     }
     return GroupDescription(
         group,

@@ -21,7 +21,7 @@ from rocketmq_spark.model.admin import GROUP
 from rocketmq_spark.queues.environment import Environment, Own
 from rocketmq_spark.wire import rpc
 from rocketmq_spark.wire.identifiers import OffsetMessageId
-from rocketmq_spark.wire.messages import BatchRoom, DecodeRoom, decode_leniently, opened
+from rocketmq_spark.wire.messages import DecodeBudget, UnwrapBudget, decode_leniently, decompressed
 from rocketmq_spark.wire.names import Scope
 
 # A broker returns at most 64 messages for one request, by default 32 (maxMsgsNumBatch).
@@ -132,8 +132,8 @@ def _message_at(
         return None
     # If the offset is not the start of a message, the broker returns arbitrary bytes. The message may also be of a topic outside
     # the namespace.
-    scope, decoded = tools.calls.scope, decode_leniently(answer.body, broker, room=DecodeRoom(_MAX_RESULT_BYTES))
-    matching = [m for m in decoded if m.commit_log_offset == offset_id.offset and scope.reaches(m.topic)]
+    scope, decoded = tools.calls.scope, decode_leniently(answer.body, broker, budget=DecodeBudget(_MAX_RESULT_BYTES))
+    matching = [m for m in decoded if m.commit_log_offset == offset_id.offset and scope.is_reversible(m.topic)]
     if not matching:
         return None
     stored = with_stored_names(matching[0], scope)
@@ -166,8 +166,8 @@ def _search_indexes(tools: AdminTools, topic: str, search: IndexSearch) -> list[
         if (address := data.replica("hint"))
     }
     answers = request_each(tools, requests, (Response.SUCCESS, Response.QUERY_NOT_FOUND))
-    room = DecodeRoom(_MAX_RESULT_BYTES)
-    decoded = (decode_leniently(a.body, name, room=room) for name, a in answers if a.code == Response.SUCCESS)
+    room = DecodeBudget(_MAX_RESULT_BYTES)
+    decoded = (decode_leniently(a.body, name, budget=room) for name, a in answers if a.code == Response.SUCCESS)
     matching = [with_stored_names(m, tools.calls.scope) for m in chain.from_iterable(decoded) if m.topic == on_wire]
     return sorted(matching, key=lambda message: _store_order(message.store_timestamp, message))
 
@@ -202,7 +202,9 @@ class _QueueReader:
     damaged.
     """
 
-    def __init__(self, queue: MessageQueue, start: int, end: int, begin_ms: int, end_ms: int, room: BatchRoom) -> None:
+    def __init__(
+        self, queue: MessageQueue, start: int, end: int, begin_ms: int, end_ms: int, room: UnwrapBudget
+    ) -> None:
         self.queue = queue
         self._room = room
         self.head: tuple[int, ReceivedMessage] | None = None
@@ -241,7 +243,9 @@ class _QueueReader:
     def _in_period(self, messages: Iterable[ReceivedMessage]) -> Iterator[tuple[int, ReceivedMessage]]:
         for message in messages:
             at_ms = message.store_timestamp
-            if message.queue_offset >= self._end or (at_ms > self._end_ms and opened(message).decode_error is None):
+            if message.queue_offset >= self._end or (
+                at_ms > self._end_ms and decompressed(message).decode_error is None
+            ):
                 self._next_offset = self._end
                 return
             if self._begin_ms <= at_ms <= self._end_ms:
@@ -267,7 +271,7 @@ def messages_of_time(
     bounds = with_kept_minimums(tools, tools.brokers.bounds(queues, deadline(tools)))
     times = {} if begin_ms is None else dict.fromkeys(bounds, first_ms)
     starts = tools.brokers.search_offsets(times, deadline(tools), group=GROUP)
-    room, read_ahead = DecodeRoom(_MAX_RESULT_BYTES), BatchRoom(_MAX_READ_AHEAD_BYTES)
+    room, read_ahead = DecodeBudget(_MAX_RESULT_BYTES), UnwrapBudget(_MAX_READ_AHEAD_BYTES)
     readers = [
         _QueueReader(
             queue, bound.clamp(starts.get(queue, bound.min_offset)), bound.max_offset, first_ms, last_ms, read_ahead
@@ -287,7 +291,7 @@ def messages_of_time(
         if not heads:
             break
         _, index, message = heapq.heappop(heads)
-        message = room.opened(message)
+        message = room.decompress(message)
         result.append(message if message.topic == message.queue.topic else replace(message, topic=message.queue.topic))
         readers[index].advance()
         pulled = range(index, index + 1)

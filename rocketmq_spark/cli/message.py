@@ -313,7 +313,7 @@ def _letters(output: Output, target: Target, group: str, wanted: DeadLetterFilte
     for message in filter(wanted, reader.messages()):
         properties = message.properties
         origin = properties.get(Property.RETRY_TOPIC) or properties.get(Property.DLQ_ORIGIN_TOPIC)
-        first = scope.plain(normal_topic(origin, scope.on_wire(own))) if origin else None
+        first = scope.user_name(normal_topic(origin, scope.on_wire(own))) if origin else None
         yield replace(message, topic=(topic_of(message, first) if first else None) or message.topic)
 
 

@@ -16,7 +16,7 @@ from itertools import groupby
 from rocketmq_spark import session
 from rocketmq_spark.admin import with_kept_minimums
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.columnar.decode.rows import placed, usable
+from rocketmq_spark.columnar.decode.rows import messages_in_range, usable_answers
 from rocketmq_spark.errors import NotReadable, OffsetError
 from rocketmq_spark.model import Filter, MessageQueue, OffsetRange, QueueBounds, ReceivedMessage, TopicRoute
 from rocketmq_spark.model.admin import GROUP
@@ -27,7 +27,7 @@ from rocketmq_spark.pull import reading
 from rocketmq_spark.pull.fetched import FetchedAnswer, FetchedAnswers
 from rocketmq_spark.pull.outcomes import Cause, OnLoss
 from rocketmq_spark.queues.environment import Own, environment_of
-from rocketmq_spark.wire.messages import BatchRoom, decode_leniently, opened
+from rocketmq_spark.wire.messages import UnwrapBudget, decode_leniently, decompressed
 from rocketmq_spark.wire.properties import ALL, parse_subscription
 
 logger = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ class TopicReader:
         self._ahead: dict[MessageQueue, int] = {}
         self._heads: dict[MessageQueue, ReceivedMessage] = {}
         self._held: dict[MessageQueue, Iterator[ReceivedMessage]] = {}
-        self._batches = BatchRoom(_HELD_BYTES)
+        self._batches = UnwrapBudget(_HELD_BYTES)
 
     def seek(self, start: Start) -> None:
         """Set the position of every existing queue. For a topic that does not exist, the error suggests the nearest names."""
@@ -80,7 +80,7 @@ class TopicReader:
             logger.warning(
                 "what topic %s has on %s is omitted: no read permission", self._topic, ", ".join(route.closed)
             )
-        self._batches = BatchRoom(_HELD_BYTES)
+        self._batches = UnwrapBudget(_HELD_BYTES)
         self._next = start(self._client.retry.run(lambda: with_kept_minimums(self._client, self._bounds())))
         self._ahead, self._heads, self._held = {}, {}, {}
 
@@ -154,7 +154,7 @@ class TopicReader:
             queue = heapq.heappop(heads)[-1]
             message = self._heads.pop(queue)
             self._advance(queue)
-            yield opened(message)
+            yield decompressed(message)
             self._fill([queue], ends, heads)
 
     def _advance(self, queue: MessageQueue) -> None:
@@ -182,7 +182,7 @@ class TopicReader:
             pulls = reading.read(self._puller, part, self._on_loss, at_brokers)
             held = [HeldAnswers(room) for _ in part]
             for fetched in pulls.fetch():
-                for answer in usable(fetched, pulls.usable_count, pulls.with_true_ends):
+                for answer in usable_answers(fetched, pulls.usable_count, pulls.with_true_ends):
                     held[answer.range_number].take(fetched, answer)
             for r, mine in zip(part, held, strict=True):
                 self._next[r.queue], self._ahead[r.queue] = mine.went(r, self._chunk)
@@ -191,8 +191,8 @@ class TopicReader:
     def _messages(self, queue: MessageQueue, held: HeldAnswers) -> Iterator[ReceivedMessage]:
         for answer, stored in held.answers():
             window = OffsetWindow(answer.start, answer.next_offset)
-            found = decode_leniently(stored, queue.broker_name, queue=queue, window=window, room=self._batches)
-            for message in placed(found, answer, dense=not self._filter):
+            found = decode_leniently(stored, queue.broker_name, queue=queue, window=window, budget=self._batches)
+            for message in messages_in_range(found, answer, dense=not self._filter):
                 if self._wanted.accepts(message.tags) or message.decode_error is not None:
                     yield message
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from rocketmq_spark.spool.copying import Copied
     from rocketmq_spark.spool.records import Record, SpoolOwner
     from rocketmq_spark.spool.spool import SpoolEntry, SpoolReading
-    from rocketmq_spark.wire.envelope import Opened
+    from rocketmq_spark.wire.envelope import DecodedEnvelope
 
 
 class _Closable(Protocol):
@@ -482,7 +482,7 @@ def _row_of(entry: SpoolEntry) -> dict[str, object]:
     return row
 
 
-def _delayed(record: Record) -> tuple[Opened, Original, str | None]:
+def _delayed(record: Record) -> tuple[DecodedEnvelope, Original, str | None]:
     """What a node sends of an envelope, to any topic, and why the message was given up, if it was. Raises ``DecodeError`` for an
     envelope that cannot be delivered.
     """

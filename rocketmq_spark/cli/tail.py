@@ -71,10 +71,10 @@ def _begin(ctx: click.Context, param: click.Parameter, value: str | None) -> Pla
 
 
 def _tags(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    from rocketmq_spark.wire.properties import user_subscription
+    from rocketmq_spark.wire.properties import parse_user_subscription
 
     try:
-        user_subscription(value)
+        parse_user_subscription(value)
     except ValueError as e:
         raise click.BadParameter(str(e)) from e
     return value

@@ -31,7 +31,7 @@ from rocketmq_spark.remoting.pool import ConnectOptions, Pool
 from rocketmq_spark.wire import bodies, names, rpc
 from rocketmq_spark.wire.bodies import ConsumeProgress, TopicConfig
 from rocketmq_spark.wire.header import Command
-from rocketmq_spark.wire.messages import DecodeRoom, decode_leniently
+from rocketmq_spark.wire.messages import DecodeBudget, decode_leniently
 
 _ROUTE_POLL_S = 0.01
 # Brokers register a change with their current version, and name servers ignore changes of a known topic with a version that they
@@ -220,7 +220,7 @@ class BaseAdmin(Closing):
         many, returns some of them, most as they are stored: callers identify them by id. If a master is down, its slave is asked.
         """
         messages: list[ReceivedMessage] = []
-        room = DecodeRoom(_MAX_DECODED_BYTES)
+        room = DecodeBudget(_MAX_DECODED_BYTES)
         for name, broker in self.route(topic).brokers.items():
             if (address := broker.replica("hint")) is None:
                 continue
@@ -234,7 +234,7 @@ class BaseAdmin(Closing):
             )
             try:
                 answer = self._calls.request(address, command)
-                messages += decode_leniently(answer.body, name, room=room)
+                messages += decode_leniently(answer.body, name, budget=room)
             except NotFound:
                 continue
         return [message for message in messages if key in message.keys]  # the index only compares hashes
@@ -251,7 +251,7 @@ class BaseAdmin(Closing):
                 command = rpc.GET_CONSUME_STATS.request(consumerGroup=self._calls.on_wire(group), bname=name)
                 topics |= {q.topic for q in bodies.consume_stats(self._calls.request(address, command).body)}
         scope = self._calls.scope
-        return sorted(scope.plain(topic) for topic in topics if scope.reaches(topic))
+        return sorted(scope.user_name(topic) for topic in topics if scope.is_reversible(topic))
 
     def broker_config(self, broker: str, allow_plain_text: bool = False) -> dict[str, Secret]:
         """Return all settings, among them passwords of users and the keys of the broker's own client.
@@ -300,7 +300,9 @@ def _register_topic(admin: BaseAdmin, topic: str, shown: Mapping[str, _Shape | N
     registered, on_wire = dict[str, TopicConfig](), admin._calls.on_wire(topic)
     while not deadline.expired and (configs := _configs_to_register(admin, topic, shown, registered)) != registered:
         with suppress(RocketMQError):  # only shortens the wait; servers before 5.0 do not support it
-            make_request = partial(rpc.REGISTER_TOPIC_IN_NAMESRV.request, bodies.topic_queues(configs), topic=on_wire)
+            make_request = partial(
+                rpc.REGISTER_TOPIC_IN_NAMESRV.request, bodies.topic_registration(configs), topic=on_wire
+            )
             if (
                 not configs and not _shapes_in_route(_route_or_none(admin.routes, topic)).keys() - registered.keys()
             ):  # the topic has been deleted
@@ -374,7 +376,7 @@ def _partial_result(done: Sequence[str], perhaps: Sequence[str], rest: Sequence[
 def _broker_permission(admin: BaseAdmin, broker: str) -> int:
     """The permission of a broker, which limits those of its topics in routes; -1 if it limits nothing."""
     both = Perm.READ | Perm.WRITE
-    permission = bodies.setting_number(admin.broker_config(broker), "brokerPermission")
+    permission = bodies.config_number(admin.broker_config(broker), "brokerPermission")
     return -1 if permission is None or permission & both == both else permission
 
 

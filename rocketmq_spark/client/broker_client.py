@@ -20,7 +20,7 @@ from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.model import NO_FILTER, MessageQueue
 from rocketmq_spark.wire import bodies, rpc
 from rocketmq_spark.wire.header import Command
-from rocketmq_spark.wire.messages import stamp
+from rocketmq_spark.wire.messages import first_stamp
 
 T = TypeVar("T")
 
@@ -50,7 +50,7 @@ class BrokerClient:
         self.calls = calls
         self._routes = routes
 
-    def for_queue(self, row: rpc.Row, queue: MessageQueue, **fields: Any) -> BrokerCommand:
+    def for_queue(self, row: rpc.RequestRow, queue: MessageQueue, **fields: Any) -> BrokerCommand:
         """Return the request of a row of ``wire/rpc`` about a queue."""
         command = row.request(
             topic=self.calls.on_wire(queue.topic), queueId=queue.queue_id, bname=queue.broker_name, **fields
@@ -66,7 +66,7 @@ class BrokerClient:
             maxMsgNums=count,
             subscription=NO_FILTER.expression,
             expressionType=NO_FILTER.kind,
-            **rpc.FLEETING,
+            **rpc.IMMEDIATE_PULL,
         )
 
     def request_pulls(
@@ -102,7 +102,7 @@ class BrokerClient:
             (answer,) = self.request_pulls([self.pull_at(group, queue, offset)], deadline)
             if isinstance(answer, RocketMQError):
                 raise answer
-            first = stamp(answer.body) if answer.code == Response.SUCCESS else None
+            first = first_stamp(answer.body) if answer.code == Response.SUCCESS else None
             return time_ms if first is None else first.stored_ms
 
         (answer,) = self.request_all([self.for_queue(rpc.GET_MAX_OFFSET, queue)], deadline)

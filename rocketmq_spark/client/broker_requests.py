@@ -25,7 +25,7 @@ from rocketmq_spark.model.membership import (
 from rocketmq_spark.wire import bodies, member_bodies, rpc
 from rocketmq_spark.wire.bodies import GroupMembership
 from rocketmq_spark.wire.header import Command
-from rocketmq_spark.wire.messages import only_message
+from rocketmq_spark.wire.messages import single_message
 from rocketmq_spark.wire.names import Scope
 from rocketmq_spark.wire.properties import Subscription, parse_subscription
 
@@ -79,7 +79,7 @@ class BrokerRequests:
         return None if answer is None else rpc.by_code[command.code].reply(command, self._encode_answer(answer))
 
     def _plain(self, name: str) -> str:
-        return self._calls.scope.plain(name)
+        return self._calls.scope.user_name(name)
 
     def _parse_reset(self, command: Command) -> BrokerRequest:
         fields = rpc.RESET_CONSUMER_CLIENT_OFFSET.arguments(command)
@@ -87,7 +87,7 @@ class BrokerRequests:
         plain = {
             q._replace(topic=self._plain(q.topic)): offset
             for q, offset in offsets.items()
-            if self._calls.scope.reaches(q.topic)
+            if self._calls.scope.is_reversible(q.topic)
         }
         return ResetOffsets(self._plain(fields["topic"]), plain)
 
@@ -101,10 +101,10 @@ class BrokerRequests:
         fields = rpc.CONSUME_MESSAGE_DIRECTLY.arguments(command)
         # The body stays compressed until the member accepts the message: 64 KiB may expand to gigabytes.
         broker = fields["brokerName"] or ""
-        message, scope = only_message(command.body, broker, "to be consumed directly"), self._calls.scope
+        message, scope = single_message(command.body, broker, "to be consumed directly"), self._calls.scope
         # Without the prefix of its namespace, a topic of another namespace would look like a topic of this one.
         origin = message.properties.get(Property.RETRY_TOPIC)
-        inside = origin is None or scope.reaches(origin)
+        inside = origin is None or scope.is_reversible(origin)
         return ConsumeDirectly(with_user_names(message, scope) if inside else with_stored_names(message, scope))
 
     def _encode_answer(self, answer: Answer) -> bytes:
@@ -134,11 +134,11 @@ def with_user_names(message: ReceivedMessage, scope: Scope) -> ReceivedMessage:
     """
     stored = with_stored_names(message, scope)
     origin = message.properties.get(Property.RETRY_TOPIC) if stored.topic.startswith(RETRY_PREFIX) else None
-    return replace(stored, topic=scope.plain(origin)) if origin else stored
+    return replace(stored, topic=scope.user_name(origin)) if origin else stored
 
 
 def with_stored_names(message: ReceivedMessage, scope: Scope) -> ReceivedMessage:
     """Return a message with the topic and queue in which the broker stores it, in the user's names."""
-    queue = message.queue._replace(topic=scope.plain(message.queue.topic))
+    queue = message.queue._replace(topic=scope.user_name(message.queue.topic))
     same = (queue, queue.topic) == (message.queue, message.topic)
     return message if same else replace(message, queue=queue, topic=queue.topic)

@@ -31,7 +31,7 @@ from rocketmq_spark.model import (
 )
 from rocketmq_spark.wire import rpc
 from rocketmq_spark.wire.header import Command
-from rocketmq_spark.wire.messages import portion
+from rocketmq_spark.wire.messages import first_portion
 from rocketmq_spark.wire.names import Scope
 
 logger = logging.getLogger(__name__)
@@ -196,7 +196,7 @@ def to_pull_answer(request: PullRequest, answer: Command, address: str, scope: S
     read = functools.partial(requested_messages, request, answer.body, scope, empty.next_offset)
     if not request.decoded:
         return replace(empty, stored=answer.body, read=read)
-    messages, first_left = portion(read())
+    messages, first_left = first_portion(read())
     return replace(
         empty, messages=messages, next_offset=empty.next_offset if first_left is None else first_left.queue_offset
     )

@@ -101,7 +101,9 @@ class RemotingMember:
         answer = self._request_from_any(topic, rpc.GET_CONSUMER_CONNECTION_LIST, group, deadline, broker_name)
         filters = bodies.group_filters(answer.body)
         scope = self._calls.scope
-        return {scope.plain(name): topic_filter for name, topic_filter in filters.items() if scope.reaches(name)}
+        return {
+            scope.user_name(name): topic_filter for name, topic_filter in filters.items() if scope.is_reversible(name)
+        }
 
     def consume_modes(self, group: str, topics: Iterable[str], deadline: Deadline) -> dict[tuple[str, str], str]:
         wire_group = self._calls.on_wire(group)
@@ -130,7 +132,7 @@ class RemotingMember:
         return modes
 
     def _request_from_any(
-        self, topic: str, row: rpc.Row, group: str, deadline: Deadline, broker_name: str = ""
+        self, topic: str, row: rpc.RequestRow, group: str, deadline: Deadline, broker_name: str = ""
     ) -> Command:
         """Send a request to this broker of the topic, or to a random one: all brokers of a topic get the same heartbeats."""
         routed = self._routes.recent(topic, deadline).brokers.values()
@@ -215,7 +217,7 @@ class RemotingMember:
         self._request_locks(rpc.UNLOCK_BATCH_MQ, group, queues, deadline)
 
     def _request_locks(
-        self, row: rpc.Row, group: str, queues: Iterable[MessageQueue], deadline: Deadline
+        self, row: rpc.RequestRow, group: str, queues: Iterable[MessageQueue], deadline: Deadline
     ) -> list[tuple[list[MessageQueue], Command]]:
         """Send one request per broker, all at once. Returns the answers that arrived."""
         queues_of_broker: dict[str, list[MessageQueue]] = {}
@@ -226,7 +228,7 @@ class RemotingMember:
             BrokerCommand(
                 name,
                 row.request(
-                    bodies.lock(
+                    bodies.lock_request(
                         group_on_wire, self.client_id, [self._calls.queue_on_wire(queue) for queue in broker_queues]
                     ),
                     bname=name,

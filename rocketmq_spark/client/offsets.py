@@ -30,7 +30,7 @@ from rocketmq_spark.errors import (
 from rocketmq_spark.model import LogState, MessageQueue, QueueBounds
 from rocketmq_spark.wire import bodies, rpc
 from rocketmq_spark.wire.header import Bytes, Command
-from rocketmq_spark.wire.messages import stamp
+from rocketmq_spark.wire.messages import first_stamp
 
 # Keys of GET_BROKER_RUNTIME_INFO for the fields of ``LogState``.
 _LOG_STATE_KEYS = (
@@ -204,7 +204,7 @@ class RemotingOffsetReader:
         for queue, answer in [*zip(compacted, answers, strict=True), *unknown]:
             if isinstance(answer, RocketMQError) and (answer.retriable or queue in compacted):
                 on_error(answer, queue)
-            elif isinstance(answer, Command) and (first := stamp(answer.body)) is not None:
+            elif isinstance(answer, Command) and (first := first_stamp(answer.body)) is not None:
                 first_offsets[queue] = first.offset
         return first_offsets
 
@@ -322,7 +322,7 @@ class RemotingOffsetReader:
         answer = self._pull(group, queue, offset, 32, deadline)
         if answer is None or not len(answer.body):
             return 0, 0
-        end, first = rpc.PULL_MESSAGE.answer(answer)["nextBeginOffset"], stamp(answer.body)
+        end, first = rpc.PULL_MESSAGE.answer(answer)["nextBeginOffset"], first_stamp(answer.body)
         # An inner batch is returned whole, even from an offset in its middle.
         first_offset = min(offset, first.offset) if first is not None and first.inner_batch else offset
         return len(answer.body), max(1, end - first_offset)
@@ -359,14 +359,14 @@ class RemotingOffsetReader:
         (answer,) = self.broker_client.request_each(
             [self.broker_client.for_queue(rpc.GET_MAX_OFFSET, MessageQueue(topic, broker_name, 0))], deadline
         )
-        return isinstance(answer, Command) and answer.by_proxy
+        return isinstance(answer, Command) and answer.is_from_proxy
 
     def check_filter(self, broker_name: str, group: str, topic: str, sql: str, deadline: Deadline) -> bool:
         """See ``ports.OffsetReader``. Without this check, a broker answers pulls with an invalid expression with all messages."""
-        body = bodies.client_config(self.calls.on_wire(group), self.calls.on_wire(topic), sql)
+        body = bodies.client_config_check(self.calls.on_wire(group), self.calls.on_wire(topic), sql)
         command = rpc.CHECK_CLIENT_CONFIG.request(body, bname=broker_name)
         (answer,) = self.broker_client.request_all([BrokerCommand(broker_name, command, topic)], deadline)
-        return not answer.by_proxy
+        return not answer.is_from_proxy
 
 
 def _retriable(error: RocketMQError) -> RocketMQError:
@@ -375,7 +375,7 @@ def _retriable(error: RocketMQError) -> RocketMQError:
 
 
 def _log_state(answer: Command) -> LogState | NotSupported:
-    fields = bodies.table(answer.body)
+    fields = bodies.runtime_info(answer.body)
     try:
         end, behind, head_wait_ms, lock_ms = (int(fields[name]) for name in _LOG_STATE_KEYS)
     except (KeyError, ValueError) as e:
@@ -443,7 +443,7 @@ def with_valid_bounds(bounds: QueueBounds) -> QueueBounds:
 
 def _stored_ms(answer: Command | None, offset: int) -> int | None:
     """The store time of the message at ``offset``, or of the batch with that offset; None without a message."""
-    first = stamp(answer.body) if answer is not None and answer.code == Response.SUCCESS else None
+    first = first_stamp(answer.body) if answer is not None and answer.code == Response.SUCCESS else None
     return first.stored_ms if first is not None and first.offset <= offset else None
 
 

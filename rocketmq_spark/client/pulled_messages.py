@@ -13,14 +13,14 @@ from rocketmq_spark.model import (
 )
 from rocketmq_spark.model.pull import OffsetWindow
 from rocketmq_spark.wire.header import Bytes
-from rocketmq_spark.wire.messages import DecodeRoom, DecodeSettings, Stored, decode_one, stored_in
+from rocketmq_spark.wire.messages import DecodeBudget, DecodeSettings, MessageBounds, decode_one, find_messages
 from rocketmq_spark.wire.names import Scope
 from rocketmq_spark.wire.properties import parse_subscription
 from rocketmq_spark.wire.stored_fields import usual_messages
 
 
 def requested_messages(
-    request: PullRequest, stored: Bytes, scope: Scope, end: int, room: DecodeRoom | None = None
+    request: PullRequest, stored: Bytes, scope: Scope, end: int, budget: DecodeBudget | None = None
 ) -> Iterable[ReceivedMessage]:
     """Return the requested messages of an answer, with the user's names. ``end`` is the next offset according to the broker.
 
@@ -33,9 +33,9 @@ def requested_messages(
     queue = request.queue
     tags = parse_subscription(request.filter.expression) if request.filter.kind == "TAG" and request.filter else None
     is_retry_topic = queue.topic.startswith(RETRY_PREFIX)
-    data, settings = bytes(stored), DecodeSettings(queue.broker_name, queue=queue, room=room)
+    data, settings = bytes(stored), DecodeSettings(queue.broker_name, queue=queue, budget=budget)
     undamaged = usual_messages(data, request.offset, end, queue)
-    messages = undamaged or _with_valid_offsets(data, stored_in(data), request.offset, end, settings)
+    messages = undamaged or _with_valid_offsets(data, find_messages(data), request.offset, end, settings)
     if tags is None and not is_retry_topic:
         return messages
     return (
@@ -51,7 +51,7 @@ def _has_no_tag(message: ReceivedMessage) -> bool:
 
 
 def _with_valid_offsets(
-    data: bytes, stored: Sequence[Stored], start: int, end: int, settings: DecodeSettings
+    data: bytes, stored: Sequence[MessageBounds], start: int, end: int, settings: DecodeSettings
 ) -> Iterator[ReceivedMessage]:
     """Yield the messages from ``start`` on. Replaces an impossible offset by the first possible one."""
     stored = _merge_damaged(data, stored, end - start, settings)
@@ -74,7 +74,9 @@ def _with_valid_offsets(
             yield message
 
 
-def _merge_damaged(data: bytes, stored: Sequence[Stored], max_count: int, settings: DecodeSettings) -> Sequence[Stored]:
+def _merge_damaged(
+    data: bytes, stored: Sequence[MessageBounds], max_count: int, settings: DecodeSettings
+) -> Sequence[MessageBounds]:
     """Merge parts of damaged messages until there are at most ``max_count``: a damaged size splits a message in two, and the
     second part would take the offset of another message.
     """
@@ -92,15 +94,15 @@ def _merge_damaged(data: bytes, stored: Sequence[Stored], max_count: int, settin
     return [*merged[: max_count - 1], (last[0][0], last[-1][1], None, False)] if len(last) > 1 else merged
 
 
-def _is_broken(data: bytes, stored_message: Stored, settings: DecodeSettings) -> bool:
+def _is_broken(data: bytes, stored_message: MessageBounds, settings: DecodeSettings) -> bool:
     """Whether a message is so damaged that its fields cannot be located."""
     first = next(
-        iter(decode_one(data, stored_message, settings._replace(queue=None, max_body_bytes=None, room=None))), None
+        iter(decode_one(data, stored_message, settings._replace(queue=None, max_body_bytes=None, budget=None))), None
     )
     return first is not None and first.decode_error is not None and not first.topic
 
 
-def _max_offsets(stored: Sequence[Stored], start: int, end: int) -> list[int]:
+def _max_offsets(stored: Sequence[MessageBounds], start: int, end: int) -> list[int]:
     """Return the highest possible offset of each message. Messages after it need offsets, their stored ones if possible."""
     max_offsets: list[int] = []
     for number in range(len(stored) - 1, -1, -1):

@@ -482,7 +482,7 @@ class Routes:
         """
         answer = self._name_servers.request(rpc.GET_ALL_TOPIC_LIST_FROM_NAMESERVER.request, deadline)
         scope = self._name_servers.calls.scope
-        return sorted(scope.plain(topic) for topic in bodies.topic_list(answer.body) if scope.contains(topic))
+        return sorted(scope.user_name(topic) for topic in bodies.topic_list(answer.body) if scope.contains(topic))
 
     def cluster(self, deadline: Deadline | None = None) -> dict[str, BrokerData]:
         """See ``ports.RouteReader``."""

@@ -238,7 +238,7 @@ def _max_timer_delay_ms(config: Command) -> int:
     answer = bodies.read_config(config.body) if config.code == Response.SUCCESS else {}
     if answer.get("timerWheelEnable", "true") != "true":
         return 0
-    seconds = bodies.setting_number(answer, "timerMaxDelaySec")
+    seconds = bodies.config_number(answer, "timerMaxDelaySec")
     return 1000 * (TIMER_MAX_DELAY_S if seconds is None else seconds)
 
 

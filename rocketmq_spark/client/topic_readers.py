@@ -51,14 +51,14 @@ def groups(calls: RpcClient, admin: BaseAdmin) -> list[str]:
             answer = calls.request(address, rpc.GET_ALL_SUBSCRIPTIONGROUP_CONFIG.request(bname=name))
             group_names |= bodies.subscription_groups(answer.body).keys()
     return sorted(
-        calls.scope.plain(group) for group in group_names if is_user_group(group) and calls.scope.contains(group)
+        calls.scope.user_name(group) for group in group_names if is_user_group(group) and calls.scope.contains(group)
     )
 
 
 def _readers_of_group(
     calls: RpcClient, route: TopicRoute, group: str, masters: Mapping[str, str]
 ) -> Iterator[GroupReader]:
-    plain, inside = calls.scope.plain(group), calls.scope.holds(group)
+    plain, inside = calls.scope.user_name(group), calls.scope.has_affixes(group)
     members = _members(calls, group, masters)
     for member, address in sorted(members.items()):
         yield GroupReader(plain, member, _queues_of_member(calls, route.topic, (group, member), address), inside)
@@ -97,7 +97,9 @@ def member_subscriptions(calls: RpcClient, admin: BaseAdmin, group: str) -> dict
             _log_unknown_member(e, member)
             subscriptions[member] = None
         else:
-            plain = {calls.scope.plain(topic): f for topic, f in filters.items() if calls.scope.reaches(topic)}
+            plain = {
+                calls.scope.user_name(topic): f for topic, f in filters.items() if calls.scope.is_reversible(topic)
+            }
             subscriptions[member] = {topic: f for topic, f in plain.items() if not topic.startswith(RETRY_PREFIX)}
     return subscriptions
 
@@ -108,7 +110,7 @@ def _queues_of_member(
     group, member = group_and_member
     command = rpc.GET_CONSUMER_RUNNING_INFO.request(consumerGroup=group, clientId=member, jstackEnable=False)
     try:
-        queues = bodies.held_queues(calls.request(address, command).body)
+        queues = bodies.owned_queues(calls.request(address, command).body)
     except (BrokerError, CallTimeout, ConnectionLost, RemoteProtocolError) as e:
         _log_unknown_member(e, member)
         return None

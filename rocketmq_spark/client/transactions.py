@@ -20,7 +20,7 @@ from rocketmq_spark.model import ReceivedMessage
 from rocketmq_spark.model.send import HalfCheck, HalfPlace, TransactionState, content_of_stored
 from rocketmq_spark.wire import rpc
 from rocketmq_spark.wire.header import Command
-from rocketmq_spark.wire.messages import only_message, opened
+from rocketmq_spark.wire.messages import decompressed, single_message
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ def send_decision(calls: RpcClient, address: str, place: HalfPlace, decision: Tr
     if not is_decided:
         calls.invoke_oneway(address, command, deadline)
         return False
-    is_confirmed = not calls.request(address, command, deadline).by_proxy
+    is_confirmed = not calls.request(address, command, deadline).is_from_proxy
     if is_confirmed and decision is TransactionState.COMMIT:
         _commits().add(place.what, address)
     return is_confirmed
@@ -129,12 +129,12 @@ class HalfChecks:
     def _decode(self, address: str, command: Command) -> tuple[ReceivedMessage, HalfPlace]:
         fields = rpc.CHECK_TRANSACTION_STATE.arguments(command)
         max_bytes = self._calls.pool.connect_options.max_pushed_bytes  # also the limit of a decompressed body
-        stored = opened(
-            only_message(command.body, command.ext.get("bname", ""), "as a half message", address), max_bytes
+        stored = decompressed(
+            single_message(command.body, command.ext.get("bname", ""), "as a half message", address), max_bytes
         )
         if stored.decode_error is not None:
             raise DecodeError(f"a half message cannot be decoded: {stored.decode_error}", address)
-        topic, queue = self._calls.scope.plain(stored.topic), stored.queue
+        topic, queue = self._calls.scope.user_name(stored.topic), stored.queue
         message = replace(stored, topic=topic, queue=queue._replace(topic=topic))
         msg_id = message.properties.get(Property.UNIQ_KEY) or fields["msgId"] or message.msg_id
         return message, HalfPlace(

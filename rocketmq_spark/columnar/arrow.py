@@ -3,9 +3,9 @@
 ``Pieces`` and ``joined`` join parts row by row. A join costs a few nanoseconds per piece and row whatever its size, so
 pieces of equal width are made by numpy, and adjacent constants are merged.
 
-``binary`` cuts a column out of a buffer: Arrow makes one copy per value, Python none. An Arrow array over the whole buffer
+``slices`` cuts a column out of a buffer: Arrow makes one copy per value, Python none. An Arrow array over the whole buffer
 with the offsets ``0, start, end, start, end, …`` has the requested slices as its odd elements, and one ``take`` extracts
-them. The elements in between, whose offsets may run backwards, are never read.
+them. The other elements, whose offsets may decrease, are never read.
 
 ``hash_codes`` is Java's string hash of a whole column at once. A string's hash is a sum of products, so one running sum over all
 code units of the column gives every hash as the difference of two entries; 32-bit arithmetic that wraps is what Java does too.
@@ -25,22 +25,23 @@ import pyarrow.compute as pc
 
 from rocketmq_spark.errors import DecodeError, OptionError
 
+Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
-Flags = npt.NDArray[np.bool_]
+Mask = npt.NDArray[np.bool_]
 
 # Not made by ``pa.scalar``, which imports pandas to check the type of its argument: a quarter of a second in every process.
-NOTHING = pa.Array.from_buffers(pa.binary(), 1, [None, pa.py_buffer(bytes(8)), pa.py_buffer(b"")])[0]
+EMPTY_BYTES = pa.Array.from_buffers(pa.binary(), 1, [None, pa.py_buffer(bytes(8)), pa.py_buffer(b"")])[0]
 _ONE_ZERO = np.zeros(1, np.int32)
 
 
-def plain(column: Any) -> pa.Array:
+def combined(column: Any) -> pa.Array:
     """A column as one array."""
     return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
 
 
 def as_bytes(column: Any) -> pa.Array:
     """A text or binary column as binary, without a copy."""
-    column = plain(column)
+    column = combined(column)
     if pa.types.is_binary(column.type):
         return column
     return column.view(pa.binary()) if pa.types.is_string(column.type) else column.cast(pa.binary())
@@ -54,7 +55,7 @@ def lengths(array: pa.Array) -> Ints:
     return np.diff(offsets(array)).astype(np.int64)
 
 
-def content(array: pa.Array) -> tuple[memoryview, npt.NDArray[np.int32]]:
+def data_and_offsets(array: pa.Array) -> tuple[memoryview, npt.NDArray[np.int32]]:
     """Bytes of a binary array and offsets into them."""
     data = array.buffers()[2]
     return memoryview(data) if data is not None else memoryview(b""), offsets(array)
@@ -67,28 +68,28 @@ def copied(data: memoryview) -> memoryview:
     return memoryview(own)
 
 
-def fixed(rows: npt.NDArray[np.uint8]) -> pa.Array:
+def fixed_width(rows: npt.NDArray[np.uint8]) -> pa.Array:
     """Rows of equal width as a binary column, without a copy."""
     count, width = rows.shape
     ends = np.arange(count + 1, dtype=np.int32) * np.int32(width)
     return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(ends), pa.py_buffer(rows)])
 
 
-def flags(array: Any) -> Flags:
+def to_mask(array: Any) -> Mask:
     """A boolean array without nulls as numpy."""
-    flags: Flags = array.to_numpy(zero_copy_only=False)
+    flags: Mask = array.to_numpy(zero_copy_only=False)
     return flags
 
 
-def nulls(array: pa.Array) -> Flags | None:
-    """Which rows are null; None when none is."""
-    return flags(array.is_null()) if array.null_count else None
+def null_mask(array: pa.Array) -> Mask | None:
+    """Which rows are null; None if no row is."""
+    return to_mask(array.is_null()) if array.null_count else None
 
 
-def filled(array: pa.Array) -> Flags | None:
-    """Which rows are neither null nor empty; None when all are."""
-    here: Flags = lengths(array) > 0
-    missing = nulls(array)
+def non_empty_mask(array: pa.Array) -> Mask | None:
+    """Which rows are neither null nor empty; None if all rows are."""
+    here: Mask = lengths(array) > 0
+    missing = null_mask(array)
     if missing is not None:
         here &= ~missing
     return None if here.all() else here
@@ -96,7 +97,7 @@ def filled(array: pa.Array) -> Flags | None:
 
 def rows_with(values: pa.Array, wanted: bytes) -> npt.NDArray[np.intp]:
     """The numbers of the rows that contain any of the bytes in ``wanted``."""
-    data, ends = content(values)
+    data, ends = data_and_offsets(values)
     if len(ends) < 2:
         return np.zeros(0, np.intp)
     used = bytes(data[int(ends[0]) : int(ends[-1])])
@@ -107,7 +108,7 @@ def rows_with(values: pa.Array, wanted: bytes) -> npt.NDArray[np.intp]:
     return rows
 
 
-def is_text(data: bytes) -> bool:
+def is_utf8(data: bytes) -> bool:
     """Whether bytes are UTF-8."""
     try:
         data.decode()
@@ -116,46 +117,46 @@ def is_text(data: bytes) -> bool:
     return True
 
 
-def without_text(values: pa.Array) -> list[int]:
-    """The numbers of the values that are not UTF-8. Spark does not check ``cast(binary as string)``."""
-    data, ends = content(values)
+def non_utf8_rows(values: pa.Array) -> list[int]:
+    """The indexes of the values that are not UTF-8. Spark does not check ``cast(slices as string)``."""
+    data, ends = data_and_offsets(values)
     used = bytes(data[int(ends[0]) : int(ends[-1])])
     if used.isascii():
         return []
     first = np.frombuffer(used, np.uint8)[(ends[:-1] - ends[0])[np.diff(ends) > 0]]
-    if is_text(used) and not bool(
+    if is_utf8(used) and not bool(
         (first & 0xC0 == 0x80).any()
-    ):  # and no value begins inside a character of the one before
+    ):  # and no value begins inside a character of the previous value
         return []
-    return [i for i, value in enumerate(values.to_pylist()) if value is not None and not is_text(value)]
+    return [i for i, value in enumerate(values.to_pylist()) if value is not None and not is_utf8(value)]
 
 
 class Pieces:
-    """The pieces from which every row is joined, in order, and the sums of their lengths."""
+    """Collects the pieces of rows in order, and the sum of their lengths in each row."""
 
     def __init__(self, rows: int) -> None:
         self.lengths: Ints = np.zeros(rows, np.int64)
         self._pieces: list[pa.Array | bytes] = []
 
-    def constant(self, data: bytes) -> None:
+    def add_constant(self, data: bytes) -> None:
         """Add the same bytes to every row."""
         self.lengths += len(data)
         if self._pieces and isinstance(self._pieces[-1], bytes):
             data = self._pieces.pop() + data
         self._pieces.append(data)
 
-    def column(self, values: pa.Array) -> None:
+    def add_column(self, values: pa.Array) -> None:
         """Add a binary column without nulls."""
         self.lengths += lengths(values)
         self._pieces.append(values)
 
     def extend(self, other: Pieces) -> None:
-        """Add all pieces of another one, which has the same number of rows."""
+        """Add all pieces of another ``Pieces`` with the same number of rows."""
         for piece in other._pieces:
             if isinstance(piece, bytes):
-                self.constant(piece)
+                self.add_constant(piece)
             else:
-                self.column(piece)
+                self.add_column(piece)
 
     def joined(self) -> pa.Array:
         """The joined rows; a row is null if one of its pieces is."""
@@ -170,50 +171,49 @@ class Pieces:
 def joined(*parts: pa.Array | bytes) -> pa.Array:
     """Joins columns and constants row by row; a row is null if one of its parts is."""
     return pc.binary_join_element_wise(
-        *[pa.scalar(p, pa.binary()) if isinstance(p, bytes) else p for p in parts], NOTHING
+        *[pa.scalar(p, pa.binary()) if isinstance(p, bytes) else p for p in parts], EMPTY_BYTES
     )
 
 
 def regrouped(parts: pa.Array, bounds: npt.NDArray[np.integer]) -> pa.Array:
-    """The parts from one of the ``bounds`` to the next as one value. Their bytes are adjacent, so only the offsets are new."""
-    data, ends = content(parts)
+    """Merges the parts between two consecutive ``bounds`` into one value. Their bytes are adjacent, so only the offsets are
+    new.
+    """
+    data, ends = data_and_offsets(parts)
     whole = np.ascontiguousarray(ends[bounds] if len(parts) else np.zeros(len(bounds)), np.int32)
     return pa.Array.from_buffers(pa.binary(), len(bounds) - 1, [None, pa.py_buffer(whole), pa.py_buffer(data)])
 
 
-Bytes = npt.NDArray[np.uint8]
-Mask = npt.NDArray[np.bool_]
-
-_ODDS: list[pa.Array] = [pa.nulls(0, pa.int64())]
+_ODD_NUMBERS: list[pa.Array] = [pa.nulls(0, pa.int64())]
 
 
-def odds(count: int) -> pa.Array:
+def odd_numbers(count: int) -> pa.Array:
     """1, 3, 5, … as an Arrow array."""
-    if len(_ODDS[0]) < count:
-        _ODDS[0] = integers(np.arange(1, max(1 << 15, 4 * count), 2, dtype=np.int64), pa.int64())
-    return _ODDS[0][:count]
+    if len(_ODD_NUMBERS[0]) < count:
+        _ODD_NUMBERS[0] = integers(np.arange(1, max(1 << 15, 4 * count), 2, dtype=np.int64), pa.int64())
+    return _ODD_NUMBERS[0][:count]
 
 
 # Positions in Arrow's binary arrays have 32 bits.
 _MAX_BYTES = (1 << 31) - 1
 
 
-def binary(buffer: Any, starts: Ints, ends: Ints) -> pa.Array:
+def slices(buffer: Any, starts: Ints, ends: Ints) -> pa.Array:
     """``buffer[start:end]`` of every row as a binary array."""
     count = len(starts)
     if count == 0:
         return pa.nulls(0, pa.binary())
     if len(buffer) > _MAX_BYTES:
-        buffer, starts, ends = _narrowed(buffer, starts, ends)
+        buffer, starts, ends = _with_narrow_offsets(buffer, starts, ends)
     offsets = np.empty(2 * count + 1, np.int32)
     offsets[0] = 0
     offsets[1::2] = starts
     offsets[2::2] = ends
     laid = pa.Array.from_buffers(pa.binary(), 2 * count, [None, pa.py_buffer(offsets), pa.py_buffer(buffer)])
-    return pc.take(laid, odds(count), boundscheck=False)
+    return pc.take(laid, odd_numbers(count), boundscheck=False)
 
 
-def _narrowed(buffer: Any, starts: Ints, ends: Ints) -> tuple[Any, Ints, Ints]:
+def _with_narrow_offsets(buffer: Any, starts: Ints, ends: Ints) -> tuple[Any, Ints, Ints]:
     """The same slices, relative to the part of the buffer that contains them."""
     low, high = int(starts.min()), int(ends.max())
     if high - low > _MAX_BYTES:
@@ -224,18 +224,18 @@ def _narrowed(buffer: Any, starts: Ints, ends: Ints) -> tuple[Any, Ints, Ints]:
     return buffer[low:high], starts - low, ends - low
 
 
-def data(array: pa.Array) -> tuple[Bytes, npt.NDArray[np.int32]]:
-    """Bytes and offsets of a fresh binary array (one whose first row begins at 0)."""
+def array_and_offsets(array: pa.Array) -> tuple[Bytes, npt.NDArray[np.int32]]:
+    """Bytes and offsets of a binary array whose first row begins at 0."""
     _, offsets, content = array.buffers()
     positions = np.frombuffer(offsets, np.int32, len(array) + 1, array.offset * 4)
     return np.frombuffer(content, np.uint8) if content is not None else np.empty(0, np.uint8), positions
 
 
-def validity(present: Mask) -> pa.Buffer:
+def validity_bitmap(present: Mask) -> pa.Buffer:
     return pa.py_buffer(np.packbits(present, bitorder="little"))
 
 
-def present(column: pa.Array) -> Mask:
+def valid_mask(column: pa.Array) -> Mask:
     """Which rows are not null."""
     if not column.null_count:
         return np.ones(len(column), bool)
@@ -243,16 +243,16 @@ def present(column: pa.Array) -> Mask:
     return bits[column.offset : column.offset + len(column)].astype(bool)
 
 
-def truth(column: pa.Array) -> Mask:
+def true_mask(column: pa.Array) -> Mask:
     """Which rows are true; null counts as false. Arrow's own conversion to numpy would import pandas."""
     bits = np.unpackbits(np.frombuffer(column.buffers()[1], np.uint8), bitorder="little")
-    return bits[column.offset : column.offset + len(column)].astype(bool) & present(column)
+    return bits[column.offset : column.offset + len(column)].astype(bool) & valid_mask(column)
 
 
-def strings(array: pa.Array, present: Mask | None, ascii_only: bool) -> pa.Array:
-    """A binary array as text, null where not ``present``; bytes that are not UTF-8 become replacement characters."""
+def to_strings(array: pa.Array, present: Mask | None, ascii_only: bool) -> pa.Array:
+    """A binary array as text, null where not ``valid_mask``; bytes that are not UTF-8 become replacement characters."""
     _, offsets, content = array.buffers()
-    if not ascii_only and not _is_utf8(array):
+    if not ascii_only and not _is_all_utf8(array):
         return pa.array(
             [
                 value.decode("utf-8", "replace") if present is None or present[i] else None
@@ -260,11 +260,11 @@ def strings(array: pa.Array, present: Mask | None, ascii_only: bool) -> pa.Array
             ],
             pa.string(),
         )
-    bitmap = None if present is None else validity(present)
+    bitmap = None if present is None else validity_bitmap(present)
     return pa.Array.from_buffers(pa.string(), len(array), [bitmap, offsets, content], offset=array.offset)
 
 
-def _is_utf8(array: pa.Array) -> bool:
+def _is_all_utf8(array: pa.Array) -> bool:
     try:
         array.cast(pa.string())
     except pa.ArrowInvalid:
@@ -332,19 +332,19 @@ def hexadecimal(rows: Bytes) -> pa.Array:
 
 
 def hash_codes(strings: Any) -> npt.NDArray[np.int32]:
-    """``String.hashCode`` of each text; ``strings`` is a pyarrow string array, a numpy array or a sequence of str."""
+    """``String.hashCode`` of each text; ``to_strings`` is a pyarrow string array, a numpy array or a sequence of str."""
     if hasattr(strings, "combine_chunks"):  # a chunked array
-        return _joined([hash_codes(chunk) for chunk in strings.chunks])
+        return _concatenated([hash_codes(chunk) for chunk in strings.chunks])
     if hasattr(strings, "buffers"):
-        return _of_arrow(strings)
-    return _of_texts(strings)
+        return _hash_arrow(strings)
+    return _hash_texts(strings)
 
 
-def _joined(parts: list[npt.NDArray[np.int32]]) -> npt.NDArray[np.int32]:
+def _concatenated(parts: list[npt.NDArray[np.int32]]) -> npt.NDArray[np.int32]:
     return np.concatenate(parts) if parts else np.zeros(0, np.int32)
 
 
-def _of_texts(texts: Sequence[str]) -> npt.NDArray[np.int32]:
+def _hash_texts(texts: Sequence[str]) -> npt.NDArray[np.int32]:
     if any(text is None for text in texts):
         raise OptionError("cannot hash None: every row needs a key")
     items = [str(text) for text in texts]
@@ -357,7 +357,7 @@ def _of_texts(texts: Sequence[str]) -> npt.NDArray[np.int32]:
     return _hashes(units, _unit_offsets(1 + (points > 0xFFFF), np.concatenate(([0], ends))))
 
 
-def _of_arrow(array: Any) -> npt.NDArray[np.int32]:
+def _hash_arrow(array: Any) -> npt.NDArray[np.int32]:
     """The hashes of a ``string`` or ``large_string`` array, computed from its buffers; also for slices."""
     if str(array.type) not in ("string", "large_string"):
         raise OptionError(f"cannot hash a column of {array.type}: expected string")
@@ -379,7 +379,7 @@ def _of_arrow(array: Any) -> npt.NDArray[np.int32]:
 
 
 def _unit_offsets(widths: npt.NDArray[Any], offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Offsets counted in UTF-16 units, from offsets counted in elements of which each has a width in units."""
+    """Converts offsets that count elements to offsets that count UTF-16 units; ``widths`` has the units of each element."""
     return np.concatenate(([0], np.cumsum(widths, dtype=np.int64)))[offsets]
 
 

@@ -36,7 +36,7 @@ from rocketmq_spark.model.membership import (
     ResetOffsets,
     RunningInfo,
 )
-from rocketmq_spark.wire.messages import opened
+from rocketmq_spark.wire.messages import decompressed
 
 logger = logging.getLogger(__name__)
 
@@ -118,7 +118,7 @@ class BrokerRequestHandler:
         if self.closed:
             raise ClosedError("the consumer is closed")
         self._check_direct_message(message)
-        message = opened(message)
+        message = decompressed(message)
         if message.decode_error is not None:
             raise DecodeError(f"the message cannot be decoded: {message.decode_error}", topic=message.topic)
         started_ms = self._timer.now_ms()

@@ -29,7 +29,7 @@ from rocketmq_spark.consumer.process_queue import ProcessQueue
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import DecodeError, RocketMQError
 from rocketmq_spark.model import MASTER_ID, MessageQueue, OffsetRange, ReceivedMessage
-from rocketmq_spark.wire.messages import portion
+from rocketmq_spark.wire.messages import first_portion
 
 logger = logging.getLogger(__name__)
 
@@ -409,7 +409,7 @@ ResetOffsetsSoon = Callable[[Mapping[MessageQueue, int]], None]
 def decode_messages(parts: Sequence[FetchedPart]) -> Iterator[DecodedPart]:
     """``DecodeParts`` for a listener of messages."""
     for part in parts:
-        messages, first_left_out = portion(part.read())
+        messages, first_left_out = first_portion(part.read())
         yield messages, None if first_left_out is None else first_left_out.queue_offset
 
 

@@ -26,7 +26,7 @@ from rocketmq_spark.consumer.upkeep import Subscribed, Upkeep
 from rocketmq_spark.errors import ClosedError, LocalProtocolError, OptionError, RocketMQError
 from rocketmq_spark.model import Filter, MessageQueue, ReceivedMessage
 from rocketmq_spark.ports import GroupMember
-from rocketmq_spark.wire.messages import PORTION_BYTES, portion
+from rocketmq_spark.wire.messages import PORTION_BYTES, first_portion
 
 # Decodes the stored messages of several parts into one ``pyarrow.RecordBatch``. If a single part is too large, the function
 # decodes the first messages, and returns the offset of the next message. (This package does not import Arrow.)
@@ -291,7 +291,7 @@ class BasePullConsumer(ClosedWhenDropped):
         """
         deadline = _start_poll(self, timeout_s)
         while parts := self._upkeep.next_parts(deadline, ONE_ANSWER):
-            messages, first_left_out = portion(parts[0].read())
+            messages, first_left_out = first_portion(parts[0].read())
             if messages or deadline.expired:  # a filter may leave answers without messages until the deadline
                 return messages, None if first_left_out is None else first_left_out.queue_offset
             self._polls.returned = True

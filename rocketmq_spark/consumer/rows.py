@@ -23,7 +23,7 @@ from rocketmq_spark.consumer.assigned import FetchedPart
 from rocketmq_spark.consumer.listener import DeferredListener, Listener, ListenerCall, NextCall
 from rocketmq_spark.consumer.process_queue import ProcessQueue, with_next_attempt
 from rocketmq_spark.model import ReceivedMessage
-from rocketmq_spark.wire.messages import portion
+from rocketmq_spark.wire.messages import first_portion
 
 logger = logging.getLogger(__name__)
 
@@ -326,7 +326,7 @@ class RowsDecoder:
         return pieces
 
     def _decode_messages(self, part: FetchedPart) -> tuple[list[Rows], int | None]:
-        messages, first_left_out = portion(part.read())
+        messages, first_left_out = first_portion(part.read())
         for message in messages:
             if message.decode_error is not None:
                 text = "%s: the message at offset %d cannot be decoded; its row has no body: %s"

@@ -23,7 +23,7 @@ from rocketmq_spark.options.paths import confined, expanded
 from rocketmq_spark.queues.allocation import allocate
 from rocketmq_spark.queues.environment import Environment, check_chosen, environment_of
 from rocketmq_spark.wire.names import group_problem, read_problem, retry_topic
-from rocketmq_spark.wire.properties import user_subscription
+from rocketmq_spark.wire.properties import parse_user_subscription
 
 
 def checked_topic(topic: object) -> str:
@@ -52,7 +52,7 @@ def parse_filter(tags: str | None, sql: str | None) -> Filter:
             raise wrong("sql", sql, "an SQL92 expression, or None for all messages")
         return Filter(sql, "SQL92")
     try:
-        subscription = user_subscription(tags)
+        subscription = parse_user_subscription(tags)
     except ValueError as e:
         raise OptionError(f"tags are {tags!r}; expected '*' or such as 'a || b', one or several ({e})") from e
     return Filter(tags) if tags and subscription.tags else NO_FILTER

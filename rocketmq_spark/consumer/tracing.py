@@ -106,7 +106,8 @@ class _ListenerCall:
     def records_before(self) -> list[TraceRecord]:
         group = self._settings.group
         return [
-            traces.consuming(message, group, self._id, self._started_ms, times) for _, message, times in self._traced
+            traces.consume_start_record(message, group, self._id, self._started_ms, times)
+            for _, message, times in self._traced
         ]
 
     def records_after(self, outcome: object) -> list[TraceRecord]:
@@ -117,7 +118,7 @@ class _ListenerCall:
         failed = ConsumeReturn.EXCEPTION if isinstance(outcome, Failure) else ConsumeReturn.FAILED
         timed_out = duration_ms >= 1000 * self._settings.consume_timeout_s
         return [
-            traces.consumed(
+            traces.consume_end_record(
                 message, group, self._id, now_ms, cost_ms,
                 failed if i >= done_count else ConsumeReturn.TIME_OUT if timed_out else ConsumeReturn.SUCCESS,
             )

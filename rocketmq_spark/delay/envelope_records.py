@@ -44,7 +44,7 @@ from rocketmq_spark.spool.lanes import STEPS_S, Schedule
 from rocketmq_spark.spool.records import IDENTITY, Record
 from rocketmq_spark.spool.redelivery import Letters, Targeting
 from rocketmq_spark.spool.spool import RedeliveryPolicy, broker_target, topic_target
-from rocketmq_spark.wire.envelope import INNER_TOPIC, Opened, digest
+from rocketmq_spark.wire.envelope import INNER_TOPIC, DecodedEnvelope, digest
 from rocketmq_spark.wire.properties import encode_properties
 
 logger = logging.getLogger(__name__)
@@ -446,7 +446,7 @@ def _send(rules: Rules, record: Record, found: Delivery | DecodeError) -> Spoole
     if isinstance(found, DecodeError) or found.original is None:
         error = found if isinstance(found, DecodeError) else DecodeError("the envelope cancels another one")
         body, why = release.dead_letter(data, error, settings.max_message_size)
-        opened, queue = Opened(rules.dead_topic, 0, b"", record.stored_ms, 0, "", body, 0), None
+        opened, queue = DecodedEnvelope(rules.dead_topic, 0, b"", record.stored_ms, 0, "", body, 0), None
         properties = {Property.UNIQ_KEY: digest(data).hex().upper(), **why}
         text = encode_properties(properties)
     else:

@@ -26,7 +26,7 @@ from rocketmq_spark.wire.envelope import (
     MAGIC,
     QUEUE,
     VERSION,
-    Opened,
+    DecodedEnvelope,
     digest,
     unpack,
 )
@@ -243,7 +243,7 @@ class Original(NamedTuple):
 class Delivery(NamedTuple):
     """What an envelope delivers; ``original`` is None for one that cancels another."""
 
-    opened: Opened
+    opened: DecodedEnvelope
     original: Original | None
 
 
@@ -276,7 +276,7 @@ def delivery(
 
 
 def original(
-    opened: Opened,
+    opened: DecodedEnvelope,
     topics: Collection[str] = ALL_TOPICS,
     max_bytes: int = codes.MAX_BODY_BYTES,
     has_envelopes: HasEnvelopes = has_default_name,

@@ -217,7 +217,7 @@ class PoppedMessage:
 
 
 def memory_of_popped(message: PoppedMessage) -> int:
-    """About the memory of a message, in bytes, as ``wire.messages.cost`` of others."""
+    """About the memory of a message, in bytes, as ``wire.messages.message_memory`` of others."""
     texts = [*message.properties.keys(), *message.properties.values(), *message.keys]
     return memory_of(len(message.body), sum(map(len, texts)) + 2 * len(texts))
 

@@ -19,7 +19,7 @@ from rocketmq_spark.producer.encoding import DEFAULT_HOW, EnvelopedMessage, How,
 from rocketmq_spark.producer.outgoing import with_message_ids
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.producer.spool_bridge import selector_function
-from rocketmq_spark.wire.envelope import INNER_TOPIC, QUEUE, DelayHandle, Envelope, cancelling
+from rocketmq_spark.wire.envelope import INNER_TOPIC, QUEUE, DelayHandle, Envelope, cancel_envelope
 from rocketmq_spark.wire.properties import decode_properties, encode_properties
 
 logger = logging.getLogger(__name__)
@@ -242,7 +242,7 @@ def cancel_request(
             f"it is too late to recall message {handle.msg_id}: it was due {(now_ms - handle.due_ms) / 1000:g} s ago",
             topic=topic,
         )
-    body = cancelling(topic, handle.due_ms, handle.msg_id, now_ms)
+    body = cancel_envelope(topic, handle.due_ms, handle.msg_id, now_ms)
     properties = encode_properties({Property.WAIT: "true", Property.UNIQ_KEY: msg_id})
     return single_request(Prepared(Message(INNER_TOPIC, body), msg_id, properties, False), settings, now_ms)
 

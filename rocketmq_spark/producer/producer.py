@@ -267,7 +267,7 @@ class BaseProducer(ClosedWhenDropped):
         self._owner.check(self._closing.locked())
         instance("messages", messages, Collection, "a list of messages")
         deadline, now_ms = self._deadline(timeout_s), self._engine.timer.wall_ms()
-        ids = _ids.take(len(messages) + 1, now_ms)
+        ids = _ids.next_many(len(messages) + 1, now_ms)
         prepared = [
             encoding.prepare(message, msg_id, self.settings, How(queue))
             for message, msg_id in zip(messages, ids, strict=False)
@@ -314,7 +314,7 @@ class BaseProducer(ClosedWhenDropped):
             return self._cancel_envelope(delay_handle, topic, deadline)
         handle = RecallHandle.parse(recall_handle)
         if handle.topic != (scope := self.settings.scope).on_wire(topic):  # the handle has the name that brokers use
-            raise MessageRefused(f"the recall handle belongs to topic {scope.plain(handle.topic)!r}", topic=topic)
+            raise MessageRefused(f"the recall handle belongs to topic {scope.user_name(handle.topic)!r}", topic=topic)
         self._destinations.queues(topic, deadline)  # the broker's address comes with the route
         return self._sender.recall(topic, handle.broker_name, recall_handle, self.settings.group, deadline)
 
@@ -380,7 +380,7 @@ class BaseProducer(ClosedWhenDropped):
     def enqueue_batch(self, batch: MessageBatch, done: Callable[[Outcome], None]) -> bool:
         """Internal: queue ``batch`` of the accumulator for sending; ``done`` receives its outcome (``BatchOwner``)."""
         batch_id = _ids.next(now_ms := self._engine.timer.wall_ms())
-        encode_batch_messages(batch, lambda count: _ids.take(count, now_ms), self._sender.encoder, now_ms)
+        encode_batch_messages(batch, lambda count: _ids.next_many(count, now_ms), self._sender.encoder, now_ms)
         ids, stored_whole = [entry.msg_id for entry in batch.entries], self._engine.topics.stored_whole(batch.key.topic)
         outgoing = OutgoingSend(
             batch.key.topic,

@@ -38,7 +38,7 @@ _MAX_GROUP_CHARACTERS = 80  # of the traced group's name, in the name of the gro
 
 # Records are sent when there are ``FLUSH_RECORDS``, or ``FLUSH_S`` after the first. As in Java, records that are not stored are
 # limited.
-FLUSH_RECORDS = traces.MOST_RECORDS
+FLUSH_RECORDS = traces.MAX_RECORDS
 FLUSH_S = 1.0
 MAX_BUFFERED_RECORDS = 20_480
 # A batch whose records are created later counts as at least one record for this many bytes, because it is kept until then.
@@ -186,7 +186,7 @@ class TraceProducer(BaseProducer):
         """Send the collected records until ``deadline``: each message may have to wait for a route or for the limits."""
         with self._records_lock:
             records, self._records, self._new_count, self._scheduled = self._records, [], 0, False
-        for body, keys, count in traces.messages(itertools.chain.from_iterable(map(self._materialize, records))):
+        for body, keys, count in traces.trace_messages(itertools.chain.from_iterable(map(self._materialize, records))):
             on_sent = functools.partial(self._on_sent, count)
             if deadline is not None and deadline.expired:
                 on_sent(CallTimeout("there was no time to send them before the close", topic=self.topic))
@@ -278,7 +278,7 @@ class TracedSender:
         """Recall a message. Traced when the broker has answered."""
         msg_id = self._sender.recall(topic, broker_name, handle, group, deadline)
         traced = TracedMessage(topic, msg_id, None, None, traces.DEFAULT_REGION)
-        self._trace(lambda: [traces.recalled(traced, self._group, self._wall_ms(), True)])
+        self._trace(lambda: [traces.recall_record(traced, self._group, self._wall_ms(), True)])
         return msg_id
 
     def end_transaction(self, place: HalfPlace, decision: TransactionState, deadline: Deadline) -> bool:
@@ -314,7 +314,9 @@ class TracedSender:
         self, traced: TracedMessage, place: HalfPlace, state: TransactionState, from_check: bool
     ) -> TraceRecord:
         now_ms = self._wall_ms()
-        return traces.transaction_ended(traced, self._group, now_ms, place.transaction_id, _STATES[state], from_check)
+        return traces.transaction_end_record(
+            traced, self._group, now_ms, place.transaction_id, _STATES[state], from_check
+        )
 
     def _records_of_send(self, queue: MessageQueue, request: SendRequest, result: SendResult, start_ms: int) -> Records:
         if queue.topic == self._trace_topic:
@@ -343,7 +345,7 @@ class TracedSender:
             traced = TracedMessage.of(queue.topic, properties, result.region_id)
             offset_id = offset_ids[min(i, len(offset_ids) - 1)] or None
             acknowledged = Acknowledged(size, MessageKind.of(properties), host, offset_id, ok)
-            yield traces.published(traced, self._group, start_ms, cost_ms, acknowledged)
+            yield traces.publish_record(traced, self._group, start_ms, cost_ms, acknowledged)
 
     def _trace(self, records: Callable[[], Records]) -> None:
         """Append records. An error is logged and does not fail the send."""

@@ -408,7 +408,7 @@ class TransactionProducer(BaseProducer):
         prepared = encoding.as_half(prepared)
         msg_id = prepared.msg_id
         scope = self.settings.scope
-        topic = scope.plain(scope.on_wire(message.topic))  # the name that a check contains
+        topic = scope.user_name(scope.on_wire(message.topic))  # the name that a check contains
         content = content_of(topic, prepared.message.body, decode_properties(prepared.properties))
         fate = HalfFate(HalfPlace(message.topic, "", self.settings.group, msg_id, msg_id), content)
         _registry.add(msg_id, fate)  # the broker may ask before it acknowledges

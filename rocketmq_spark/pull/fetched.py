@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from rocketmq_spark.base.codes import SysFlag
 from rocketmq_spark.remoting.bulk import BulkStream
-from rocketmq_spark.wire.properties import inner_numbers
+from rocketmq_spark.wire.properties import inner_base_and_count
 
 if TYPE_CHECKING:
     import numpy as np
@@ -38,7 +38,7 @@ def index_ranges(entries: Iterable[tuple[int, int, bytes]], start: int, end: int
     for stored_offset, flags, properties in entries:
         first, count = stored_offset, 1
         if flags & _INNER_BATCH:
-            inner_base, inner_count = inner_numbers(properties)
+            inner_base, inner_count = inner_base_and_count(properties)
             if inner_count is None and flags & _NEED_UNWRAP:
                 return None
             first, count = stored_offset if inner_base is None else inner_base, inner_count or 1

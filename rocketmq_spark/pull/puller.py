@@ -106,7 +106,7 @@ class Puller:
             subscription=filtered.expression,
             expressionType=filtered.kind,
             bname=queue.broker_name,
-            **rpc.FLEETING,
+            **rpc.IMMEDIATE_PULL,
         )
         return PullTemplate(pull, self._keys if self.source.keys() else None)
 

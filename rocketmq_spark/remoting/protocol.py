@@ -196,9 +196,9 @@ class RemotingProtocol(Generic[W]):
             self._release_large()
         if (
             self._large is None
-            and (large_header := self._splitter.begun(min(LARGE_BYTES, self._max_pushed_bytes))) is not None
+            and (large_header := self._splitter.partial_header(min(LARGE_BYTES, self._max_pushed_bytes))) is not None
         ):
-            self._large = _LargeFrame(header.decode(large_header), self._splitter.arriving)
+            self._large = _LargeFrame(header.decode(large_header), self._splitter.incomplete_bytes)
             self._drop_large_without_waiter()
             if (large := self._large) is not None:
                 events += self._drop_too_large(large, large.size - len(large_header))

@@ -261,7 +261,7 @@ def ensure_topic(options: Options, topic: str, queues: int = 8) -> None:
 def kept_ms(options: Options, broker_name: str) -> int | None:
     """Return the retention of a broker in ms; None if it does not report it."""
     try:
-        hours = bodies.setting_number(client(options).admin.broker_config(broker_name), "fileReservedTime")
+        hours = bodies.config_number(client(options).admin.broker_config(broker_name), "fileReservedTime")
     except OptionError as e:
         process.once(_LOGGED_ONCE, connection_key(options), partial(logger.warning, "%s: %s", RETENTION_NOT_KNOWN, e))
         return None

@@ -138,12 +138,12 @@ def _listener_traces(options: Options, group: str) -> ListenerTraces | None:
 
 
 def _arrow(parts: Sequence[FetchedPart]) -> tuple[Any, int | None]:
-    from rocketmq_spark.columnar.decode.decoder import batch_of  # here, because only ``poll_arrow`` needs Arrow
+    from rocketmq_spark.columnar.decode.decoder import batch_of_answers  # here, because only ``poll_arrow`` needs Arrow
 
     given = {(part.queue, part.filter): part.returned_count() for part in parts if part.returned_up_to > part.start}
     answers = (((part.queue, part.start, part.ends, part.stored), part.filter) for part in parts)
     try:
-        batch, whole = batch_of(answers, given)
+        batch, whole = batch_of_answers(answers, given)
         return batch, None if whole else _behind(parts[0], batch.num_rows)
     except DecodeError as e:
         e.remedy = "poll() returns it raw, and goes on behind it"
@@ -156,12 +156,14 @@ def _rows(settings: ConsumerSettings) -> RowsDecoder:
         if not extras.installed(package):
             text = f"option 'arrow' needs {package}, which is not installed"
             raise OptionError(text, remedy=extras.command(extras.ARROW))
-    from rocketmq_spark.columnar.decode.decoder import batch_of
+    from rocketmq_spark.columnar.decode.decoder import batch_of_answers
     from rocketmq_spark.columnar.decode.rows import batch_of_messages
 
     def by_columns(parts: Sequence[FetchedPart]) -> Any:
         try:
-            batch, whole = batch_of(((part.queue, part.start, part.ends, part.stored), part.filter) for part in parts)
+            batch, whole = batch_of_answers(
+                ((part.queue, part.start, part.ends, part.stored), part.filter) for part in parts
+            )
         except DecodeError:
             return None
         return batch if whole else None

@@ -10,8 +10,8 @@ from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model import OffsetRange
 from rocketmq_spark.options import Options, transport
 from rocketmq_spark.session import client, offsets, puller, routes
-from rocketmq_spark.stored.ends import QueueEnds, ids_of
-from rocketmq_spark.stored.look import GAP_S, AskedStoredIds, LookTools, NotedStoredIds
+from rocketmq_spark.stored.ends import QueueEnds, id_reader
+from rocketmq_spark.stored.scan import GAP_S, LiveStoredIds, NotedStoredIds, ScanTools
 
 _PULL_BATCH = 1024
 
@@ -21,17 +21,17 @@ def look_tools(
     timeout_s: float | None = None,
     clock: Clock | None = None,
     placed: Callable[[Sequence[OffsetRange]], None] = lambda parts: None,
-) -> LookTools:
+) -> ScanTools:
     """Return what such a reader needs to send requests, and how long it waits: the send timeout unless it is given. ``placed`` is
     called with the offsets of the ids that were read.
     """
     reads = dataclasses.replace(
         options, pull_batch_size=_PULL_BATCH, read_from="master", read_deadline=options.send_timeout
     )
-    return LookTools(
+    return ScanTools(
         routes(options),
         offsets(options),
-        ids_of(lambda: puller(reads), placed),
+        id_reader(lambda: puller(reads), placed),
         options.send_timeout if timeout_s is None else timeout_s,
         options.exactly_once_settle,
         options.request_timeout,
@@ -50,11 +50,11 @@ def hang_up(options: Options) -> None:
     client(options).calls.pool.close_connections()
 
 
-def asked_ids(options: Options) -> AskedStoredIds:
+def asked_ids(options: Options) -> LiveStoredIds:
     """Return the ids for a producer with option ``confirmAmbiguous``. Raises ``OptionError`` for incompatible options."""
     if problems := list(_problems(options)):
         raise OptionError.of(problems)
-    return AskedStoredIds(lambda timeout_s, clock: look_tools(options, timeout_s, clock))
+    return LiveStoredIds(lambda timeout_s, clock: look_tools(options, timeout_s, clock))
 
 
 def _problems(options: Options) -> Iterator[str]:

@@ -98,11 +98,11 @@ class RocketMQDataSource(compat.DataSource):
 
     def _source(self, role: str, schema: StructType) -> tuple[options_table.Options, tuple[Column, ...]]:
         """The options of a source, after the checks that need no broker, and the columns to build."""
-        from rocketmq_spark.columnar.decode.schema import chosen, columns_of
+        from rocketmq_spark.columnar.decode.schema import columns_of, columns_of_schema
         from rocketmq_spark.spark.source.checks import check_source
 
         spark_options.check(self._spark_options, role)
-        return check_source(self._options, role), chosen(columns_of(self._options), schema)
+        return check_source(self._options, role), columns_of_schema(columns_of(self._options), schema)
 
 
 def register(spark: SparkSession) -> None:

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from rocketmq_spark.base.clock import Deadline, backoff, utc_text
 from rocketmq_spark.columnar import arrow
 from rocketmq_spark.columnar.decode.decoder import Decoder
-from rocketmq_spark.columnar.decode.schema import BASIC, Bad
+from rocketmq_spark.columnar.decode.schema import BASIC, BadMessages
 from rocketmq_spark.columnar.encode.content_ids import (
     COMPARED_DIGITS,
     ID_DIGITS,
@@ -37,8 +37,8 @@ from rocketmq_spark.pull.puller import Puller
 
 AT_LEAST_ONCE = "or run this batch once with option 'deliveryGuarantee' at-least-once, which may repeat rows"
 
-# Called for each topic with the queues whose brokers have masters. Raises an error if these do not suffice to send the rows.
-Enough = Callable[[TopicRoute, Set[MessageQueue]], None]
+# Called for each topic with the queues whose brokers have masters. Raises an error if these queues cannot take the rows.
+CheckQueues = Callable[[TopicRoute, Set[MessageQueue]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class QueueEnds:
     """The end of each queue, and the address of each broker's master.
 
     ``stored_ms`` is the store time of each queue's last message, or 0 if that message had expired. It distinguishes a queue from
-    one of the same name after its topic was deleted and created again. Queues with an unknown time are missing in it.
+    one of the same name after its topic was deleted and created again. Queues with an unknown time are not in ``stored_ms``.
     """
 
     queues: Mapping[MessageQueue, int]
@@ -62,7 +62,7 @@ class QueueEnds:
         wanted = set(topics)
         return self.of_queues(queue for queue in self.queues if queue.topic in wanted)
 
-    def with_others(self, other: QueueEnds) -> QueueEnds:
+    def with_further_queues(self, other: QueueEnds) -> QueueEnds:
         """These ends, and the ends of ``other`` for further queues."""
         times = {queue: at for queue, at in other.stored_ms.items() if queue not in self.queues}
         return QueueEnds(
@@ -70,7 +70,7 @@ class QueueEnds:
         )
 
     def of_broker(self, name: str, queues: Mapping[MessageQueue, int]) -> QueueEnds:
-        """The part of one broker, with the given ends for some of its queues."""
+        """The ends ``queues`` of one broker, with its master."""
         return QueueEnds(queues, {name: self.masters[name]})
 
     def of_queues(self, queues: Iterable[MessageQueue]) -> QueueEnds:
@@ -85,7 +85,7 @@ class QueueEnds:
 
     def to_json(self) -> dict[str, Any]:
         brokers = {name: {"master": self.masters[name]} for name in sorted(self.masters)}
-        return {"topics": _nested(self.queues), "brokers": brokers, "stored": _nested(self.stored_ms)}
+        return {"topics": _by_topic(self.queues), "brokers": brokers, "stored": _by_topic(self.stored_ms)}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> QueueEnds:
@@ -113,11 +113,11 @@ class QueueEnds:
             raise _unproved(queue, why)
 
     @property
-    def lasts(self) -> dict[MessageQueue, int]:
+    def last_offsets(self) -> dict[MessageQueue, int]:
         """The offset of the last message before each end, for queues in ``stored_ms``."""
         return {queue: self.queues[queue] - 1 for queue in sorted(self.stored_ms)}
 
-    def check_lasts(self, now: Mapping[MessageQueue, int]) -> None:
+    def check_store_times(self, now: Mapping[MessageQueue, int]) -> None:
         """Raises ``UnprovedError`` if the message before an end has another store time than noted. Messages that retention has
         deleted since are not checked.
         """
@@ -140,7 +140,7 @@ def _unproved(queue: MessageQueue, why: str) -> UnprovedError:
     )  # fmt: skip
 
 
-def _nested(numbers: Mapping[MessageQueue, int]) -> dict[str, dict[str, dict[str, int]]]:
+def _by_topic(numbers: Mapping[MessageQueue, int]) -> dict[str, dict[str, dict[str, int]]]:
     """The numbers by topic, broker and queue id."""
     topics: dict[str, dict[str, dict[str, int]]] = {}
     for queue, number in sorted(numbers.items()):
@@ -157,26 +157,26 @@ def _by_queue(topics: Mapping[str, Any]) -> dict[MessageQueue, int]:
     }
 
 
-def ends_now(
+def fetch_ends(
     routes: RouteReader,
     offsets: OffsetReader,
     topics: Sequence[str],
     deadline: Deadline,
-    question_s: float,
-    enough: Enough = lambda route, led: None,
+    request_timeout_s: float,
+    check_queues: CheckQueues = lambda route, with_master: None,
 ) -> QueueEnds:
     """The ends of the queues of ``topics`` whose brokers have masters. Retries until ``deadline``, then raises the error of a
-    broker that does not answer, or of ``enough`` if the queues do not suffice.
+    broker that does not answer, or of ``check_queues`` if the queues do not suffice.
     """
     error: RocketMQError | None = None
     for pause in backoff(0.1, 1.0):
-        whole = deadline.remaining() >= question_s
+        has_full_time = deadline.remaining() >= request_timeout_s
         try:
-            within = Deadline.after(question_s).within(deadline.remaining())
-            return _ends_now(routes, offsets, topics, within, enough)
+            within = Deadline.after(request_timeout_s).within(deadline.remaining())
+            return _fetch_ends_once(routes, offsets, topics, within, check_queues)
         except RocketMQError as e:
-            # An attempt that has less time than a question, as the last one has, may say only that the time was over.
-            if error is None or whole or not isinstance(e, CallTimeout):
+            # The last attempt may have less time than a request needs. Then its timeout hides the error of the previous attempt.
+            if error is None or has_full_time or not isinstance(e, CallTimeout):
                 error = e
             if not e.retriable or deadline.expired:
                 raise error from error.__cause__
@@ -184,8 +184,8 @@ def ends_now(
     raise AssertionError("pauses have no end")
 
 
-def _ends_now(
-    routes: RouteReader, offsets: OffsetReader, topics: Sequence[str], deadline: Deadline, enough: Enough
+def _fetch_ends_once(
+    routes: RouteReader, offsets: OffsetReader, topics: Sequence[str], deadline: Deadline, check_queues: CheckQueues
 ) -> QueueEnds:
     queues: list[MessageQueue] = []
     for topic in topics:
@@ -193,11 +193,11 @@ def _ends_now(
         named = {*route.readable(), *route.writable()}
         # Tasks send to brokers with a master only. A slave that acts as master does not count: it stops doing so when the master
         # returns.
-        led = {queue for queue in named if (data := route.brokers.get(queue.broker_name)) and data.own_master}
-        if not led:
+        with_master = {queue for queue in named if (data := route.brokers.get(queue.broker_name)) and data.own_master}
+        if not with_master:
             raise BrokerNotFound("no broker of the topic has a master of its own now", topic=topic)
-        enough(route, led)
-        queues += led
+        check_queues(route, with_master)
+        queues += with_master
     names = sorted({queue.broker_name for queue in queues})
     masters = {name: routes.address(name) for name in names}
     bounds = offsets.bounds(queues, deadline)
@@ -208,10 +208,10 @@ def _ends_now(
             topic=lacking[0].topic,
             remedy="Give the topic as many queues for reading as for writing",
         )
-    return QueueEnds({queue: bounds[queue].max_offset for queue in sorted(queues)}, masters, last_times(bounds))
+    return QueueEnds({queue: bounds[queue].max_offset for queue in sorted(queues)}, masters, last_store_times(bounds))
 
 
-def last_times(bounds: Mapping[MessageQueue, QueueBounds]) -> dict[MessageQueue, int]:
+def last_store_times(bounds: Mapping[MessageQueue, QueueBounds]) -> dict[MessageQueue, int]:
     """The store time of the last message of each queue, for ``QueueEnds``."""
     return {
         queue: max(0, each.last_update_ms)
@@ -229,15 +229,15 @@ for _digit, _value in zip(b"0123456789ABCDEF", range(16), strict=True):
     _DIGITS[_digit] = _value
 
 
-# Batches are decoded with the bodies of their messages, whoever stored them.
+# Batches are decoded with the bodies of their messages, also those of other producers.
 _PORTION_BYTES = 16 << 20
 
 
-def ids_of(
-    open_puller: Callable[[], Puller], placed: Callable[[Sequence[OffsetRange]], None] = lambda parts: None
+def id_reader(
+    open_puller: Callable[[], Puller], on_ranges: Callable[[Sequence[OffsetRange]], None] = lambda parts: None
 ) -> Callable[[Sequence[OffsetRange]], Iterator[pa.Array]]:
-    """Returns a function that reads the ids of all messages in ranges, one broker after the other. It calls ``placed`` with the
-    ranges of the next ids before it yields these.
+    """Returns a function that reads the ids of all messages in ranges, one broker after the other. It calls ``on_ranges`` with
+    the ranges of the next ids before it yields these.
 
     It raises ``UnprovedError`` for missing messages, and ``DecodeError`` for a message that cannot be decoded.
     """
@@ -245,10 +245,10 @@ def ids_of(
     def read(ranges: Sequence[OffsetRange]) -> Iterator[pa.Array]:
         puller = open_puller()
         for _, group in groupby(ranges, key=lambda part: part.queue.broker_name):
-            pulls = reading.read(puller, list(group), _lost)
-            decoder = Decoder(pulls.queues, _ID, "none", NO_FILTER, pulls.on_holes, pulls.with_true_ends, Bad())
+            pulls = reading.read(puller, list(group), _raise_on_loss)
+            decoder = Decoder(pulls.queues, _ID, "none", NO_FILTER, pulls.on_holes, pulls.with_true_ends, BadMessages())
             for fetched in pulls.fetch():
-                placed(
+                on_ranges(
                     [
                         OffsetRange(pulls.queues[p.range_number], p.start, min(p.next_offset, p.limit))
                         for p in fetched.answers
@@ -266,9 +266,9 @@ def with_scope(ids: pa.Array, scope: bytes) -> pa.Array:
     return ids.filter(pc.fill_null(mine, False))
 
 
-def compared(ids: pa.Array, scope_bytes: int) -> Bytes:
+def compared_bytes(ids: pa.Array, scope_bytes: int) -> Bytes:
     """The part of content ids that is compared, without the first ``scope_bytes`` bytes: one row per id."""
-    data, ends = arrow.content(ids)
+    data, ends = arrow.data_and_offsets(ids)
     digits = np.frombuffer(data, np.uint8)[int(ends[0]) : int(ends[-1])].reshape(len(ids), ID_DIGITS)
     values = _DIGITS[digits[:, 2 * scope_bytes : COMPARED_DIGITS]]
     made: Bytes = values[:, ::2] * np.uint8(16) + values[:, 1::2]
@@ -287,7 +287,7 @@ class ScopedHashes:
         mine = with_scope(ids, self._scope)
         if len(mine):
             self.count += len(mine)
-            self._keep(compared(mine, len(self._scope)))
+            self._keep(compared_bytes(mine, len(self._scope)))
 
     def _keep(self, rows: Bytes) -> None:
         self._parts.append(rows)
@@ -298,11 +298,11 @@ class ScopedHashes:
 
 
 # Up to this number, ranges are kept for each task and queue; beyond it, one range per queue covers the messages of all tasks.
-MAX_PLACES = 200_000
-# Tasks from this number on share their ranges: anyone who copies the scope of a batch may store ids of any task.
+MAX_TASK_RANGES = 200_000
+# Tasks from this number on share their ranges, because a producer that copies the scope of a batch may store ids of any task.
 MAX_TASKS = 100_000
 
-Places = dict[MessageQueue, OffsetRange]
+RangeByQueue = dict[MessageQueue, OffsetRange]
 
 
 class BatchHashes(ScopedHashes):
@@ -314,31 +314,31 @@ class BatchHashes(ScopedHashes):
     def __init__(self, scope: bytes, limit: int) -> None:
         super().__init__(scope)
         self._limit = limit
-        self._at: Sequence[OffsetRange] = ()
-        self.counts: Counter[int] = Counter()  # ids of each ``known_task``
-        self._places: dict[int, Places] = {}
-        self._of_all: Places | None = None
+        self._current_ranges: Sequence[OffsetRange] = ()
+        self.counts: Counter[int] = Counter()  # ids of each ``task_key``
+        self._ranges_by_task: dict[int, RangeByQueue] = {}
+        self._shared_ranges: RangeByQueue | None = None
 
-    def placed(self, parts: Sequence[OffsetRange]) -> None:
-        """Notes that the ids of the next calls are in one of ``parts``."""
-        self._at = parts
+    def set_ranges(self, parts: Sequence[OffsetRange]) -> None:
+        """Sets the ranges that contain the ids of the next calls."""
+        self._current_ranges = parts
 
     def _keep(self, rows: Bytes) -> None:
         if self.count > self._limit:
             self._parts.clear()
         else:
             self._parts.append(rows)
-        numbers, counts = (found.tolist() for found in np.unique(known_task(_partitions(rows)), return_counts=True))
+        numbers, counts = (found.tolist() for found in np.unique(task_key(_partitions(rows)), return_counts=True))
         for number, count in zip(numbers, counts, strict=True):
             self.counts[number] += count
-            self._places.setdefault(number, {} if self._of_all is None else self._of_all)
-        for places in {id(each): each for each in map(self._places.__getitem__, numbers)}.values():
-            _widen(places, self._at)
-        if self._of_all is None and sum(map(len, self._places.values())) > MAX_PLACES:
-            self._of_all = {}
-            for places in self._places.values():
-                _widen(self._of_all, places.values())
-            self._places = dict.fromkeys(self._places, self._of_all)
+            self._ranges_by_task.setdefault(number, {} if self._shared_ranges is None else self._shared_ranges)
+        for places in {id(each): each for each in map(self._ranges_by_task.__getitem__, numbers)}.values():
+            _widen(places, self._current_ranges)
+        if self._shared_ranges is None and sum(map(len, self._ranges_by_task.values())) > MAX_TASK_RANGES:
+            self._shared_ranges = {}
+            for places in self._ranges_by_task.values():
+                _widen(self._shared_ranges, places.values())
+            self._ranges_by_task = dict.fromkeys(self._ranges_by_task, self._shared_ranges)
 
     def by_partition(self) -> dict[int, bytes] | None:
         """The hashes by the number of the task; None if there are more than ``limit``."""
@@ -352,22 +352,22 @@ class BatchHashes(ScopedHashes):
         return {number: part.tobytes() for number, part in zip(found.tolist(), parts, strict=False)}
 
     def places(self) -> dict[int, list[OffsetRange]]:
-        """By ``known_task``, the ranges that contain all of its messages, broker by broker."""
+        """By ``task_key``, the ranges that contain all of its messages, broker by broker."""
         lists = {
             id(places): sorted(places.values(), key=lambda part: (part.queue.broker_name, part.queue))
-            for places in self._places.values()
+            for places in self._ranges_by_task.values()
         }
-        return {number: lists[id(places)] for number, places in self._places.items()}
+        return {number: lists[id(places)] for number, places in self._ranges_by_task.items()}
 
 
-def _widen(places: Places, parts: Iterable[OffsetRange]) -> None:
+def _widen(places: RangeByQueue, parts: Iterable[OffsetRange]) -> None:
     for part in parts:
         known = places.get(part.queue, part)
         places[part.queue] = OffsetRange(part.queue, min(known.start, part.start), max(known.end, part.end))
 
 
-def known_task(numbers: Any) -> Any:
-    """The numbers under which tasks, or a task, are found in the tables of a batch."""
+def task_key(numbers: Any) -> Any:
+    """The keys of task numbers (one number or an array) in the tables of a batch."""
     return np.minimum(numbers, MAX_TASKS)
 
 
@@ -377,7 +377,7 @@ def _partitions(rows: Bytes) -> Ints:
     return numbers
 
 
-def _lost(part: OffsetRange, cause: Cause) -> None:
+def _raise_on_loss(part: OffsetRange, cause: Cause) -> None:
     raise UnprovedError(
         f"what is stored in {part.queue} cannot be proved: offsets {part.start} to {part.end} are gone ({cause.value})",
         topic=part.queue.topic,

@@ -84,37 +84,39 @@ class GroupMembership:
         )
 
 
-def _number(value: Any, least: int = -(1 << 63), most: int = (1 << 63) - 1) -> int:
-    """A whole number of a body. Raises ``ValueError`` for numbers that no server can mean, because callers would act on them."""
+def _checked_int(value: Any, minimum: int = -(1 << 63), maximum: int = (1 << 63) - 1) -> int:
+    """A whole number of a body. Raises ``ValueError`` for a number outside the range, because callers would act on it."""
     number = int(value)
-    if not least <= number <= most or (isinstance(value, float) and number != value):
-        raise ValueError(f"{str(value)[:40]} is no whole number from {least} to {most}")
+    if not minimum <= number <= maximum or (isinstance(value, float) and number != value):
+        raise ValueError(f"{str(value)[:40]} is no whole number from {minimum} to {maximum}")
     return number
 
 
-# The most characters of texts that are kept: names of brokers, clusters, topics and groups; addresses (host names have at most
-# 253); ids of clients and attributes of topics; the queues of an ordered topic. Other texts have the limit of their body.
+# Maximum numbers of characters: names of brokers, clusters, topics and groups; addresses (host names have at most 253); ids of
+# clients and attributes of topics; the queues of an ordered topic. Only the limit of the body applies to other texts.
 MAX_NAME, MAX_ADDRESS, _MAX_TEXT, _MAX_ORDER_CONF = MAX_RETRY_OR_DLQ_TOPIC_LENGTH, 300, 4096, 1 << 20
 _MAX_ATTRIBUTES = 100
 
 
-def _text(value: Any, most: int = MAX_JSON_BYTES) -> str:
-    """A text of a body. Raises ``ValueError`` for one with more than ``most`` characters, and for another value."""
-    if not isinstance(value, str) or len(value) > most:
+def _checked_text(value: Any, maximum: int = MAX_JSON_BYTES) -> str:
+    """Returns a text of a body. Raises ``ValueError`` for a text of more than ``maximum`` characters, or a value of another
+    type.
+    """
+    if not isinstance(value, str) or len(value) > maximum:
         shown = f"a text of {len(value)} characters" if isinstance(value, str) else f"{str(value)[:40]!r}"
-        raise ValueError(f"{shown}, expected a text of at most {most} characters")
+        raise ValueError(f"{shown}, expected a text of at most {maximum} characters")
     return value
 
 
 @contextmanager
-def _reading(what: str) -> Iterator[None]:
+def _protocol_errors(what: str) -> Iterator[None]:
     try:
         yield
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as exc:
         raise RemoteProtocolError(f"Unexpected {what}: {type(exc).__name__} {exc}") from exc
 
 
-# A topic is on at most so many brokers, and a name server has no more: it could list any number, and they are kept.
+# Maximum numbers of brokers and addresses in one answer. They are limited because clients keep them.
 MAX_ROUTE_BROKERS, _MAX_ADDRESSES = 4096, 16_384
 
 
@@ -122,23 +124,23 @@ def route(topic: str, body: Bytes) -> TopicRoute:
     """Answer to GET_ROUTEINFO_BY_TOPIC. Queues and brokers need not match: the route's own methods intersect them.
 
     ``acting`` means that a slave may be acting as master. It can also be set for a topic without write permission, because
-    the two answers look the same.
+    both answers look the same.
     """
-    with _reading("route"):
+    with _protocol_errors("route"):
         data = read_json(body)
         _check_brokers("queueDatas", data.get("queueDatas") or ())
         _check_brokers("brokerDatas", data.get("brokerDatas") or ())
         queues = tuple(
             QueueData(
-                broker_name=_text(item["brokerName"], MAX_NAME),
-                read_queues=_number(item["readQueueNums"], 0, MAX_QUEUES),
-                write_queues=_number(item["writeQueueNums"], 0, MAX_QUEUES),
-                perm=_number(item["perm"]),
-                topic_sys_flag=_number(item.get("topicSysFlag") or 0),
+                broker_name=_checked_text(item["brokerName"], MAX_NAME),
+                read_queues=_checked_int(item["readQueueNums"], 0, MAX_QUEUES),
+                write_queues=_checked_int(item["writeQueueNums"], 0, MAX_QUEUES),
+                perm=_checked_int(item["perm"]),
+                topic_sys_flag=_checked_int(item.get("topicSysFlag") or 0),
             )
             for item in data.get("queueDatas") or ()
         )
-        _number(sum(max(each.read_queues, each.write_queues) for each in queues), 0, MAX_QUEUES)
+        _checked_int(sum(max(each.read_queues, each.write_queues) for each in queues), 0, MAX_QUEUES)
         unwritten = {each.broker_name for each in queues} - {
             each.broker_name for each in queues if each.perm & Perm.WRITE
         }
@@ -152,19 +154,19 @@ def route(topic: str, body: Bytes) -> TopicRoute:
         order_conf = data.get("orderTopicConf")
         static = bool(data.get("topicQueueMappingByBroker"))
         return TopicRoute(
-            topic, queues, brokers, None if order_conf is None else _text(order_conf, _MAX_ORDER_CONF), static
+            topic, queues, brokers, None if order_conf is None else _checked_text(order_conf, _MAX_ORDER_CONF), static
         )
 
 
 def cluster(body: Bytes) -> Cluster:
     """Answer to GET_BROKER_CLUSTER_INFO."""
-    with _reading("cluster"):
+    with _protocol_errors("cluster"):
         data = read_json(body)
         table = data.get("brokerAddrTable") or {}
         _check_brokers("brokers", table.values())
-        brokers = {_text(name, MAX_NAME): _broker(item) for name, item in table.items()}
+        brokers = {_checked_text(name, MAX_NAME): _broker(item) for name, item in table.items()}
         clusters = {
-            _text(name, MAX_NAME): tuple(sorted(_text(member, MAX_NAME) for member in members))
+            _checked_text(name, MAX_NAME): tuple(sorted(_checked_text(member, MAX_NAME) for member in members))
             for name, members in (data.get("clusterAddrTable") or {}).items()
         }
         return Cluster(brokers, clusters)
@@ -172,16 +174,18 @@ def cluster(body: Bytes) -> Cluster:
 
 def _broker(item: Mapping[str, Any]) -> BrokerData:
     addresses = {
-        _number(broker_id): _text(address, MAX_ADDRESS)
+        _checked_int(broker_id): _checked_text(address, MAX_ADDRESS)
         for broker_id, address in (item.get("brokerAddrs") or {}).items()
     }
-    return BrokerData(_text(item["brokerName"], MAX_NAME), _text(item.get("cluster") or "", MAX_NAME), addresses)
+    return BrokerData(
+        _checked_text(item["brokerName"], MAX_NAME), _checked_text(item.get("cluster") or "", MAX_NAME), addresses
+    )
 
 
 def _check_brokers(what: str, items: Collection[Mapping[str, Any]]) -> None:
     if len(items) > MAX_ROUTE_BROKERS:
         raise ValueError(f"{len(items)} {what}, expected at most {MAX_ROUTE_BROKERS}")
-    _number(sum(len(item.get("brokerAddrs") or ()) for item in items), 0, _MAX_ADDRESSES)
+    _checked_int(sum(len(item.get("brokerAddrs") or ()) for item in items), 0, _MAX_ADDRESSES)
 
 
 # An entry as 5.5.0 writes it. A driver reads thousands of them for every plan; bodies of another form go to the JSON parser.
@@ -201,10 +205,12 @@ def topic_stats(topic: str, body: Bytes) -> dict[MessageQueue, QueueBounds]:
             MessageQueue(topic, broker.decode(), int(queue)): QueueBounds(int(low), int(high), int(updated))
             for broker, queue, updated, high, low in _STATS.findall(body)
         }
-    with _reading("topic statistics"):
+    with _protocol_errors("topic statistics"):
         return {
             queue: QueueBounds(
-                _number(item["minOffset"]), _number(item["maxOffset"]), _number(item.get("lastUpdateTimestamp") or 0)
+                _checked_int(item["minOffset"]),
+                _checked_int(item["maxOffset"]),
+                _checked_int(item.get("lastUpdateTimestamp") or 0),
             )
             for queue, item in _by_queue(body, "offsetTable", topic)
         }
@@ -212,13 +218,13 @@ def topic_stats(topic: str, body: Bytes) -> dict[MessageQueue, QueueBounds]:
 
 def consume_stats(body: Bytes) -> dict[MessageQueue, ConsumeProgress]:
     """Answer to GET_CONSUME_STATS: queues of one or of many topics."""
-    with _reading("consumer statistics"):
+    with _protocol_errors("consumer statistics"):
         return {
             queue: ConsumeProgress(
-                broker_offset=_number(item["brokerOffset"]),
-                consumer_offset=_number(item["consumerOffset"]),
-                pull_offset=_number(item.get("pullOffset") or 0),
-                last_timestamp_ms=_number(item.get("lastTimestamp") or 0),
+                broker_offset=_checked_int(item["brokerOffset"]),
+                consumer_offset=_checked_int(item["consumerOffset"]),
+                pull_offset=_checked_int(item.get("pullOffset") or 0),
+                last_timestamp_ms=_checked_int(item.get("lastTimestamp") or 0),
             )
             for queue, item in _by_queue(body, "offsetTable")
         }
@@ -226,8 +232,8 @@ def consume_stats(body: Bytes) -> dict[MessageQueue, ConsumeProgress]:
 
 def reset_offsets(body: Bytes) -> dict[MessageQueue, int]:
     """Answer to INVOKE_BROKER_TO_RESET_OFFSET, and body of RESET_CONSUMER_CLIENT_OFFSET: the new offsets."""
-    with _reading("offsets"):
-        return {queue: _number(offset) for queue, offset in _by_queue(body, "offsetTable")}
+    with _protocol_errors("offsets"):
+        return {queue: _checked_int(offset) for queue, offset in _by_queue(body, "offsetTable")}
 
 
 def _by_queue(body: Bytes, table: str, topic: str | None = None) -> Iterator[tuple[MessageQueue, Any]]:
@@ -237,7 +243,7 @@ def _by_queue(body: Bytes, table: str, topic: str | None = None) -> Iterator[tup
 
 
 def topic_list(body: Bytes) -> list[str]:
-    """Topics of GET_ALL_TOPIC_LIST_FROM_NAMESERVER, sorted, system topics included, without names that cannot be requested."""
+    """Topics of GET_ALL_TOPIC_LIST_FROM_NAMESERVER with system topics, sorted. Names that no request can contain are omitted."""
     # An empty name, or one that contains half of a surrogate pair, would make a request for all topics fail.
     return sorted(name for name in _names(body, "topicList") if name and name == name.encode(errors="ignore").decode())
 
@@ -247,9 +253,9 @@ def group_list(body: Bytes) -> list[str]:
     return sorted(_names(body, "groupList"))
 
 
-def held_queues(body: Bytes) -> list[MessageQueue]:
+def owned_queues(body: Bytes) -> list[MessageQueue]:
     """The queues that a member owns according to its answer to GET_CONSUMER_RUNNING_INFO, sorted."""
-    with _reading("running consumer"):
+    with _protocol_errors("running consumer"):
         return sorted(queue for queue, _ in _by_queue(body, "mqTable"))
 
 
@@ -257,74 +263,85 @@ def consumer_ids(body: Bytes) -> list[str]:
     """Client ids of GET_CONSUMER_LIST_BY_GROUP, sorted as a rebalance needs them.
 
     Servers list connections. A client that has reconnected is listed twice until its old connection expires, at another Proxy
-    for up to two minutes: counted as two members, it would have queues that no member reads.
+    for up to two minutes. If it counted as two members, no member would read the queues of the second one.
     """
     return sorted(set(_names(body, "consumerIdList", _MAX_TEXT)))
 
 
 def group_filters(body: Bytes) -> dict[str, Filter]:
-    """The filter of a group for each topic (GET_CONSUMER_CONNECTION_LIST). Brokers keep that of the latest heartbeat only."""
-    with _reading("consumer connections"):
+    """The filter of a group for each topic (GET_CONSUMER_CONNECTION_LIST). Brokers keep only the filters of the latest
+    heartbeat.
+    """
+    with _protocol_errors("consumer connections"):
         table = read_json(body).get("subscriptionTable") or {}
-        return {_text(topic): _filter(data) for topic, data in table.items()}
+        return {_checked_text(topic): _filter(data) for topic, data in table.items()}
 
 
 def group_online(body: Bytes) -> GroupOnline:
     """Answer to GET_CONSUMER_CONNECTION_LIST."""
     filters = group_filters(body)
-    with _reading("consumer connections"):
+    with _protocol_errors("consumer connections"):
         data = read_json(body)
         members = (
-            GroupConnection(_text(m["clientId"]), _text(m["clientAddr"]), _text(m["language"]), _number(m["version"]))
+            GroupConnection(
+                _checked_text(m["clientId"]),
+                _checked_text(m["clientAddr"]),
+                _checked_text(m["language"]),
+                _checked_int(m["version"]),
+            )
             for m in data.get("connectionSet") or ()
         )
-        said = [_text(data.get(name) or "") for name in ("consumeType", "messageModel", "consumeFromWhere")]
-        return GroupOnline(sorted(members, key=lambda m: m.client_id), said[0], said[1], said[2], filters)
+        settings = [_checked_text(data.get(name) or "") for name in ("consumeType", "messageModel", "consumeFromWhere")]
+        return GroupOnline(sorted(members, key=lambda m: m.client_id), settings[0], settings[1], settings[2], filters)
 
 
 def member_filters(body: Bytes) -> dict[str, Filter]:
     """The filter of a member for each topic, from its answer to GET_CONSUMER_RUNNING_INFO."""
-    with _reading("running consumer"):
-        return {_text(data["topic"]): _filter(data) for data in read_json(body).get("subscriptionSet") or ()}
+    with _protocol_errors("running consumer"):
+        return {_checked_text(data["topic"]): _filter(data) for data in read_json(body).get("subscriptionSet") or ()}
 
 
 def _filter(data: Mapping[str, Any]) -> Filter:
-    return Filter(_text(data.get("subString") or "*"), _text(data.get("expressionType") or "TAG"))
+    return Filter(_checked_text(data.get("subString") or "*"), _checked_text(data.get("expressionType") or "TAG"))
 
 
-def _names(body: Bytes, key: str, most: int = MAX_NAME) -> list[str]:
-    """The names of a list. Longer ones are left out: clients choose some of them, and none may make the whole list unusable."""
-    with _reading(key):
-        return [name for name in map(_text, read_json(body).get(key) or ()) if len(name) <= most]
+def _names(body: Bytes, key: str, maximum: int = MAX_NAME) -> list[str]:
+    """The names of a list without names that are too long. Clients choose some names, and one bad name must not fail the whole
+    list.
+    """
+    with _protocol_errors(key):
+        return [name for name in map(_checked_text, read_json(body).get(key) or ()) if len(name) <= maximum]
 
 
 def topic_config(body: Bytes, of_all: str | None = None) -> TopicConfig:
     """The topic of an answer to GET_TOPIC_CONFIG, or topic ``of_all`` of an answer to GET_ALL_TOPIC_CONFIG."""
-    with _reading("topic configuration"):
+    with _protocol_errors("topic configuration"):
         data = read_json(body) if of_all is None else read_json(body)["topicConfigTable"][of_all]
         attributes = data.get("attributes") or {}
-        _number(len(attributes), 0, _MAX_ATTRIBUTES)
+        _checked_int(len(attributes), 0, _MAX_ATTRIBUTES)
         return TopicConfig(
-            topic=_text(data["topicName"], MAX_NAME),
-            read_queues=_number(data["readQueueNums"], 0, MAX_QUEUES),
-            write_queues=_number(data["writeQueueNums"], 0, MAX_QUEUES),
-            perm=_number(data["perm"]),
-            filter_type=_text(data.get("topicFilterType") or "SINGLE_TAG", MAX_NAME),
-            sys_flag=_number(data.get("topicSysFlag") or 0),
+            topic=_checked_text(data["topicName"], MAX_NAME),
+            read_queues=_checked_int(data["readQueueNums"], 0, MAX_QUEUES),
+            write_queues=_checked_int(data["writeQueueNums"], 0, MAX_QUEUES),
+            perm=_checked_int(data["perm"]),
+            filter_type=_checked_text(data.get("topicFilterType") or "SINGLE_TAG", MAX_NAME),
+            sys_flag=_checked_int(data.get("topicSysFlag") or 0),
             order=bool(data.get("order")),
-            attributes={_text(name, MAX_NAME): _text(value, _MAX_TEXT) for name, value in attributes.items()},
+            attributes={
+                _checked_text(name, MAX_NAME): _checked_text(value, _MAX_TEXT) for name, value in attributes.items()
+            },
         )
 
 
 def subscription_groups(body: Bytes) -> dict[str, dict[str, Any]]:
     """Groups of GET_ALL_SUBSCRIPTIONGROUP_CONFIG; their settings have the broker's names."""
-    with _reading("consumer groups"):
+    with _protocol_errors("consumer groups"):
         return {str(name): dict(item) for name, item in (read_json(body).get("subscriptionGroupTable") or {}).items()}
 
 
-def table(body: Bytes) -> dict[str, str]:
+def runtime_info(body: Bytes) -> dict[str, str]:
     """Answer to GET_BROKER_RUNTIME_INFO: values by name."""
-    with _reading("table"):
+    with _protocol_errors("table"):
         return {str(name): str(value) for name, value in (read_json(body).get("table") or {}).items()}
 
 
@@ -339,15 +356,19 @@ def queues_to_lock(body: Bytes) -> list[MessageQueue]:
 
 
 def _queues(body: Bytes, key: str) -> list[MessageQueue]:
-    with _reading(key):
+    with _protocol_errors(key):
         return sorted(map(_queue, read_json(body).get(key) or ()))
 
 
 def _queue(item: Mapping[str, Any]) -> MessageQueue:
-    return MessageQueue(_text(item["topic"], MAX_NAME), _text(item["brokerName"], MAX_NAME), _number(item["queueId"]))
+    return MessageQueue(
+        _checked_text(item["topic"], MAX_NAME),
+        _checked_text(item["brokerName"], MAX_NAME),
+        _checked_int(item["queueId"]),
+    )
 
 
-def lock(group: str, client_id: str, queues: Sequence[MessageQueue], only_this_broker: bool = False) -> bytes:
+def lock_request(group: str, client_id: str, queues: Sequence[MessageQueue], only_this_broker: bool = False) -> bytes:
     """Body of LOCK_BATCH_MQ and UNLOCK_BATCH_MQ."""
     return _dump(
         {
@@ -360,7 +381,7 @@ def lock(group: str, client_id: str, queues: Sequence[MessageQueue], only_this_b
 
 
 def consume_mode_query(group: str, topic: str, client_id: str) -> bytes:
-    """Body of QUERY_ASSIGNMENT, as a broadcasting member: its answer has every queue, whether or not the group has members."""
+    """Body of QUERY_ASSIGNMENT for a broadcasting member. The answer has every queue, whether or not the group has members."""
     return _dump(
         {
             "clientId": client_id,
@@ -374,15 +395,15 @@ def consume_mode_query(group: str, topic: str, client_id: str) -> bytes:
 
 def consume_mode(body: Bytes) -> str | None:
     """Return the consume mode of an answer to QUERY_ASSIGNMENT, PULL or POP; None if the answer assigns no queue."""
-    with _reading("assignment"):
-        modes = [_text(item["mode"], MAX_NAME) for item in read_json(body).get("messageQueueAssignments") or ()]
+    with _protocol_errors("assignment"):
+        modes = [_checked_text(item["mode"], MAX_NAME) for item in read_json(body).get("messageQueueAssignments") or ()]
         return modes[0] if modes else None
 
 
 def heartbeat(
     client_id: str, producer_groups: Sequence[str] = (), memberships: Sequence[GroupMembership] = ()
 ) -> bytes:
-    """Body of HEART_BEAT. A consumer group in it makes this client a member, so the other members get other queues."""
+    """Body of HEART_BEAT. Each consumer group in it makes this client a member, and the group rebalances."""
     return _dump(
         {
             "clientID": client_id,
@@ -421,14 +442,14 @@ def subscription_data(member: GroupMembership) -> list[dict[str, Any]]:
     ]
 
 
-def client_config(group: str, topic: str, sql: str) -> bytes:
+def client_config_check(group: str, topic: str, sql: str) -> bytes:
     """Body of CHECK_CLIENT_CONFIG for an SQL expression."""
     subscription = {"expressionType": "SQL92", "subString": sql, "subVersion": 1, "topic": topic}
     unused = {"classFilterMode": False, "codeSet": [], "tagsSet": []}
     return _dump({"clientId": "rocketmq-spark", "group": group, "subscriptionData": subscription | unused})
 
 
-def topic_queues(configs: Mapping[str, TopicConfig]) -> bytes:
+def topic_registration(configs: Mapping[str, TopicConfig]) -> bytes:
     """Body of REGISTER_TOPIC_IN_NAMESRV: the queues of a topic by the names of brokers."""
     fields = ("brokerName", "readQueueNums", "writeQueueNums", "perm", "topicSysFlag")
     queues = [(name, c.read_queues, c.write_queues, c.perm, c.sys_flag) for name, c in configs.items()]
@@ -446,15 +467,15 @@ _MAX_CONFIG_BYTES = 1 << 20
 
 def read_config(body: Bytes) -> dict[str, str]:
     """Answer to GET_BROKER_CONFIG: lines of ``name=value``."""
-    with _reading("configuration"):
+    with _protocol_errors("configuration"):
         if len(body) > _MAX_CONFIG_BYTES:
             raise ValueError(f"it has {len(body)} bytes; expected at most {_MAX_CONFIG_BYTES}")
         pairs = (line.split("=", 1) for line in str(body, "utf-8").splitlines() if "=" in line)
         return {name.strip(): value.strip() for name, value in pairs}
 
 
-def setting_number(config: Mapping[str, str], name: str) -> int | None:
-    """A number of a broker's configuration, from 0 to Java's largest int; None for anything else, and if it is missing."""
+def config_number(config: Mapping[str, str], name: str) -> int | None:
+    """A number of a broker's configuration from 0 to Java's largest int; None if it is missing or another value."""
     text = config.get(name, "")
     return int(text) if re.fullmatch(r"[0-9]{1,10}", text) and int(text) <= MAX_INT else None
 
@@ -464,7 +485,7 @@ def write_config(values: Mapping[str, str]) -> bytes:
     lines = []
     for name, value in values.items():
         if not re.fullmatch(r"[A-Za-z0-9_.-]+", name) or "\n" in value or "\r" in value:
-            # Without the value, which may be a secret.
+            # The error omits the value, which may be a secret.
             raise LocalProtocolError(
                 f"A broker cannot take the setting {name!r}: a name has letters, digits, '_', '.' and '-', a value no line breaks"
             )

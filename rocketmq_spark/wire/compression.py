@@ -22,15 +22,15 @@ MAX_DECOMPRESSED_BYTES = 64 * 1024 * 1024
 DEFAULT_LEVEL = 5
 
 _CHUNK_BYTES = 256 * 1024
-# Bodies of at least this size are compressed only if three samples of them become smaller.
+# Bodies of at least this size are compressed only if three samples become smaller.
 _SAMPLED_BYTES = 64 * 1024
 _SAMPLE_BYTES = 4 * 1024
-_WORTH = 0.98
+_MAX_SAMPLE_RATIO = 0.98
 _CODECS = {int(SysFlag.LZ4): "lz4", int(SysFlag.ZSTD): "zstd"}
 
 
 class TooLargeError(DecodeError):
-    """What is decompressed exceeds its limit."""
+    """A decompressed body exceeds its limit."""
 
 
 _ZLIB_TYPES = (0, int(SysFlag.ZLIB))  # producers before 4.9.4 set no type
@@ -54,16 +54,16 @@ def smaller(body: Bytes, kind: int = SysFlag.ZLIB) -> bytes | None:
     Compressing data that is compressed already, such as pictures and archives, costs 25 ms a MiB for nothing. So a large body
     is compressed only if three samples of it become smaller.
     """
-    if len(body) >= _SAMPLED_BYTES and not _shrinks(body):
+    if len(body) >= _SAMPLED_BYTES and not _sample_shrinks(body):
         return None
     packed = compress(body, kind)
     return packed if len(packed) < len(body) else None
 
 
-def _shrinks(body: Bytes) -> bool:
+def _sample_shrinks(body: Bytes) -> bool:
     last = len(body) - _SAMPLE_BYTES
     sample = b"".join(bytes(body[at : at + _SAMPLE_BYTES]) for at in (0, last // 2, last))
-    return len(zlib.compress(sample, 1)) < _WORTH * len(sample)
+    return len(zlib.compress(sample, 1)) < _MAX_SAMPLE_RATIO * len(sample)
 
 
 def decompress(body: Bytes, sys_flag: int, max_bytes: int = MAX_DECOMPRESSED_BYTES) -> bytes:

@@ -14,13 +14,13 @@ import struct
 from typing import NamedTuple
 
 from rocketmq_spark.errors import DecodeError, LocalProtocolError
-from rocketmq_spark.wire.identifiers import handle_parts, handle_text
+from rocketmq_spark.wire.identifiers import decode_handle, encode_handle
 
 INNER_TOPIC = "dmq_inner_topic"
 MAGIC = b"RDMQ"
 VERSION = 1
 MESSAGE, CANCEL = 0, 1
-# This property exists in envelopes only: broker and number of the queue that the sender chose.
+# A property of envelopes only: broker and id of the queue that the sender chose.
 QUEUE = "DMQ_QUEUE"
 _HEAD = struct.Struct(">4sBBq16sqiHI")
 # Positions of kind, due time and digest.
@@ -49,7 +49,7 @@ class Envelope(NamedTuple):
         return b"".join((head, topic, properties, self.body))
 
 
-class Opened(NamedTuple):
+class DecodedEnvelope(NamedTuple):
     """A decoded envelope; ``identity`` (due time and digest) identifies its message."""
 
     topic: str
@@ -67,12 +67,12 @@ def digest(data: bytes) -> bytes:
     return hashlib.blake2b(data, digest_size=DIGEST_END - DIGEST_AT).digest()
 
 
-def cancelling(topic: str, due_ms: int, msg_id: str, now_ms: int) -> bytes:
+def cancel_envelope(topic: str, due_ms: int, msg_id: str, now_ms: int) -> bytes:
     """The envelope that cancels a delayed message."""
     return Envelope(topic, due_ms, msg_id, now_ms, 0, "", b"", CANCEL).pack()
 
 
-def unpack(data: bytes) -> Opened:
+def unpack(data: bytes) -> DecodedEnvelope:
     """Decodes an envelope. Raises ``DecodeError`` for data that ``Envelope.pack`` of this version did not make."""
     if len(data) < _HEAD.size or data[:4] != MAGIC:
         raise DecodeError(
@@ -82,7 +82,7 @@ def unpack(data: bytes) -> Opened:
     if version != VERSION or kind not in (MESSAGE, CANCEL):
         raise DecodeError(
             f"the envelope of a delayed message has version {version} and kind {kind}; expected version {VERSION}",
-            remedy="Update whatever delays messages before what sends them",
+            remedy="Update the delay service before the producers",
         )
     body_at = _HEAD.size + topic_size + properties_size
     if topic_size == 0 or body_at > len(data):
@@ -96,9 +96,9 @@ def unpack(data: bytes) -> Opened:
             data[_HEAD.size + topic_size : body_at].decode(),
         )
     except UnicodeDecodeError as e:
-        raise DecodeError(f"the envelope of a delayed message has a name that is no text: {e}") from e
+        raise DecodeError(f"the envelope of a delayed message has a topic or properties that are not UTF-8: {e}") from e
     identity = data[DUE_AT:DIGEST_END]
-    return Opened(topic, due_ms, bytes(identity), born_ms, flag, properties, bytes(data[body_at:]), kind)
+    return DecodedEnvelope(topic, due_ms, bytes(identity), born_ms, flag, properties, bytes(data[body_at:]), kind)
 
 
 class DelayHandle(NamedTuple):
@@ -111,13 +111,13 @@ class DelayHandle(NamedTuple):
     msg_id: str
 
     def __str__(self) -> str:
-        return handle_text(_HANDLE, self.topic, self.broker_name, self.queue_id, self.due_ms, self.msg_id)
+        return encode_handle(_HANDLE, self.topic, self.broker_name, self.queue_id, self.due_ms, self.msg_id)
 
     @classmethod
     def parse(cls, text: str) -> DelayHandle | None:
         """The handle in ``text``, or None for a handle of another kind, such as a broker's."""
         try:
-            version, *parts = handle_parts(text)
+            version, *parts = decode_handle(text)
         except ValueError:
             return None
         if version != _HANDLE:

@@ -1,7 +1,7 @@
 """Frames of TCP, the commands in them with their two header encodings, and the signature of a command.
 
-``FrameSplitter`` cuts the byte stream of a connection into frames. It knows the length field and the limit only. After an
-error it cannot find the next frame: every further call raises again, and the caller must close the connection.
+``FrameSplitter`` cuts the byte stream of a connection into frames. It reads only their length fields. After an error it cannot
+find the next frame: every further call raises again, and the caller must close the connection.
 
 A ``Command`` is a request or a response: a code, a map of strings and a body. Each frame says how its own header is encoded,
 JSON or binary, and nothing is negotiated, so both decoders are needed. This module does not know what a code or field means.
@@ -34,8 +34,8 @@ class FrameSplitter:
     def __init__(self, max_frame: int) -> None:
         self.max_frame = max_frame
         self._buffer = bytearray()
-        self._skipped = 0  # bytes that are still to arrive of a discarded frame
-        self._broken: RemoteProtocolError | None = None
+        self._bytes_to_skip = 0  # bytes of a discarded frame that have not arrived yet
+        self._error: RemoteProtocolError | None = None
 
     @property
     def buffered(self) -> int:
@@ -45,13 +45,13 @@ class FrameSplitter:
     def feed(self, data: bytes | bytearray | memoryview) -> list[bytes]:
         """Return the frames that ``data`` completes, without their length fields.
 
-        A length field above the limit raises before anything of that frame is kept, and so does every later call.
+        Raises for a length field above the limit before it keeps a byte of that frame. Every later call raises again.
         """
-        if self._broken is not None:
-            raise self._broken
-        if self._skipped:
-            skipped = min(self._skipped, len(data))
-            self._skipped -= skipped
+        if self._error is not None:
+            raise self._error
+        if self._bytes_to_skip:
+            skipped = min(self._bytes_to_skip, len(data))
+            self._bytes_to_skip -= skipped
             data = data[skipped:]
         self._buffer += data
         frames: list[bytes] = []
@@ -62,7 +62,7 @@ class FrameSplitter:
                 start = at + _LENGTH_BYTES
                 length = int.from_bytes(view[at:start], "big")
                 if length > self.max_frame:
-                    self._broken = RemoteProtocolError(
+                    self._error = RemoteProtocolError(
                         f"The peer announces a frame of {length} bytes, the limit is {self.max_frame}"
                     )
                     break
@@ -70,35 +70,35 @@ class FrameSplitter:
                     break
                 at = start + length
                 frames.append(bytes(view[start:at]))
-        if self._broken is not None:
+        if self._error is not None:
             self._buffer.clear()
-            raise self._broken
+            raise self._error
         del self._buffer[:at]
         return frames
 
-    def begun(self, over: int) -> bytes | None:
-        """Return the beginning of an incomplete frame of more than ``over`` bytes, up to its body; None without such a frame, and
-        until its whole header has arrived.
+    def partial_header(self, min_bytes: int) -> bytes | None:
+        """Return the header of an incomplete frame of more than ``min_bytes`` bytes. None without such a frame, and until its
+        whole header has arrived.
         """
         start, buffer = _LENGTH_BYTES, self._buffer
-        if len(buffer) < start + _PREFIX_BYTES or int.from_bytes(buffer[:start], "big") <= over:
+        if len(buffer) < start + _PREFIX_BYTES or int.from_bytes(buffer[:start], "big") <= min_bytes:
             return None
         length = int.from_bytes(buffer[start + 1 : start + _PREFIX_BYTES], "big")
         if length > _MAX_RECEIVED_HEADER_BYTES:
             self._buffer.clear()
-            self._broken = RemoteProtocolError(f"The header of a frame has {length} bytes")
-            raise self._broken
+            self._error = RemoteProtocolError(f"The header of a frame has {length} bytes")
+            raise self._error
         end = start + _PREFIX_BYTES + length
         return bytes(buffer[start:end]) if len(buffer) >= end else None
 
     @property
-    def arriving(self) -> int:
+    def incomplete_bytes(self) -> int:
         """The size of the incomplete frame; 0 before its length has arrived."""
         return int.from_bytes(self._buffer[:_LENGTH_BYTES], "big") if len(self._buffer) >= _LENGTH_BYTES else 0
 
     def skip(self) -> None:
-        """Discard the frame that ``begun`` returns: the bytes that have arrived, and those that follow."""
-        self._skipped = _LENGTH_BYTES + self.arriving - len(self._buffer)
+        """Discard the incomplete frame: the bytes that have arrived, and the bytes that will."""
+        self._bytes_to_skip = _LENGTH_BYTES + self.incomplete_bytes - len(self._buffer)
         self._buffer.clear()
 
 
@@ -123,7 +123,7 @@ _quote = json.encoder.encode_basestring
 
 
 class Peer(enum.Enum):
-    """What a server has shown to be by its answers."""
+    """The kind of a server, as its answers show it."""
 
     UNKNOWN = "unknown"  # in most cases a broker
     NAME_SERVER = "name server"
@@ -150,7 +150,7 @@ class Command:
     peer: Peer = field(default=Peer.UNKNOWN, compare=False)
 
     @property
-    def by_proxy(self) -> bool:
+    def is_from_proxy(self) -> bool:
         return self.peer is Peer.PROXY
 
     @property
@@ -172,12 +172,12 @@ def encode(
 def encode_header(
     command: Command, serialize_type: int = SerializeType.JSON, max_frame: int | None = MAX_FRAME_BYTES
 ) -> bytes:
-    """The part of the frame before ``command.body``, so that the body need not be copied. Its length field includes the body.
+    """The part of the frame before ``command.body``, so that the body is not copied. The length field includes the body.
 
     A server closes the connection when a request exceeds ``max_frame``, so such a request raises here. Responses and
     ``max_frame=None`` have no limit.
     """
-    if not (_fits(command.opaque) and _fits(command.flag) and _fits(command.code)):
+    if not (_fits_bits(command.opaque) and _fits_bits(command.flag) and _fits_bits(command.code)):
         raise LocalProtocolError(f"Code, opaque and flag must fit 32 bits: {command.code}, {command.opaque}")
     try:
         header = _encode_json(command) if serialize_type == SerializeType.JSON else _encode_binary(command)
@@ -246,14 +246,14 @@ def _decode_json(header: bytes, body: Bytes) -> Command:
     )
 
 
-def _fits(number: int, bits: int = _INT32_BITS) -> bool:
+def _fits_bits(number: int, bits: int = _INT32_BITS) -> bool:
     # Not ``number in range(...)``: for members of an enumeration Python compares every number of the range.
     return -(1 << bits) <= number < 1 << bits
 
 
 def _int32(value: Any) -> int:
     number = int(value)
-    if not _fits(number):
+    if not _fits_bits(number):
         raise ValueError(f"{number} does not fit 32 bits")
     return number
 
@@ -266,7 +266,7 @@ def _text(value: Any) -> str:
 
 
 def _encode_binary(command: Command) -> bytes:
-    if not _fits(command.code, _INT16_BITS):
+    if not _fits_bits(command.code, _INT16_BITS):
         raise LocalProtocolError(f"Request code {command.code} does not fit a binary header; use a JSON header")
     remark = (command.remark or "").encode()
     parts: list[bytes] = []
@@ -282,21 +282,21 @@ def _encode_binary(command: Command) -> bytes:
 
 def _decode_binary(header: bytes, body: Bytes) -> Command:
     code, language, version, opaque, flag = _FIXED.unpack_from(header)
-    remark, at = _sized(header, _FIXED.size, _INT)
+    remark, at = _read_text(header, _FIXED.size, _INT)
     (ext_length,) = _INT.unpack_from(header, at)
     at += _INT.size
     if ext_length != len(header) - at:
         raise ValueError(f"the fields take {len(header) - at} bytes instead of {ext_length}")
     ext: dict[str, str] = {}
     while at < len(header):
-        name, at = _sized(header, at, _KEY)
-        value, at = _sized(header, at, _INT)
+        name, at = _read_text(header, at, _KEY)
+        value, at = _read_text(header, at, _INT)
         if value:
             ext[name] = value
     return Command(code, ext, body, opaque, flag, remark or None, language, version)
 
 
-def _sized(data: bytes, at: int, size: struct.Struct) -> tuple[str, int]:
+def _read_text(data: bytes, at: int, size: struct.Struct) -> tuple[str, int]:
     (length,) = size.unpack_from(data, at)
     start = at + size.size
     end = start + length

@@ -88,15 +88,15 @@ _Source = tuple[int, str, int, "itertools.count[int]"]
 class UniqKeys:
     """Makes ids that are unique across processes and moments. One instance serves a process and its forks.
 
-    Java's counter repeats after 65 536 ids, which a batch writer reaches within one millisecond. Here its overflow
-    goes into the four bytes that Java fills with a class loader's hash, on top of a random start.
+    Java's counter repeats after 65 536 ids, which a batch writer reaches within one millisecond. Here the counter's
+    overflow goes into the four bytes that Java fills with a class loader's hash, on top of a random start.
     """
 
     def __init__(self, rng: random.Random | None = None, address: bytes | None = None) -> None:
         self._rng = rng or random.SystemRandom()
         self._fixed_address = address
         self._month = (0, 0)
-        self._moment = (0, "")
+        self._last_time = (0, "")
         self._source = self._new_source()
 
     def _new_source(self) -> _Source:
@@ -107,28 +107,28 @@ class UniqKeys:
 
     def next(self, now_ms: int) -> str:
         """One id. Safe to call from several threads."""
-        _, prefix, loader, numbers = self._source_here()
-        moment, text = self._moment
-        return _uniq_key(prefix, loader, text if moment == now_ms else self._text(now_ms), next(numbers))
+        _, prefix, loader, numbers = self._own_source()
+        moment, text = self._last_time
+        return _uniq_key(prefix, loader, text if moment == now_ms else self._time_text(now_ms), next(numbers))
 
-    def take(self, count: int, now_ms: int) -> list[str]:
+    def next_many(self, count: int, now_ms: int) -> list[str]:
         """``count`` ids that contain the same time."""
-        _, prefix, loader, numbers = self._source_here()
-        text = self._text(now_ms)
+        _, prefix, loader, numbers = self._own_source()
+        text = self._time_text(now_ms)
         return [_uniq_key(prefix, loader, text, n) for n in itertools.islice(numbers, count)]
 
-    def _source_here(self) -> _Source:
+    def _own_source(self) -> _Source:
         if os.getpid() != self._source[0]:  # a forked child would repeat its parent's ids
             self._source = self._new_source()
         return self._source
 
-    def _text(self, now_ms: int) -> str:
+    def _time_text(self, now_ms: int) -> str:
         """The time as an id contains it."""
         begin_ms, end_ms = self._month
         if not begin_ms <= now_ms < end_ms:
             self._month = begin_ms, end_ms = month_of(now_ms)
         text = f"{(now_ms - begin_ms) & 0xFFFFFFFF:08X}"
-        self._moment = now_ms, text
+        self._last_time = now_ms, text
         return text
 
 
@@ -137,7 +137,7 @@ def _uniq_key(prefix: str, loader: int, moment: str, n: int) -> str:
 
 
 def month_of(now_ms: int) -> tuple[int, int]:
-    """Begin and end of the local calendar month that contains a time, in ms. Ids count from the begin, as in Java."""
+    """Start and end of the local calendar month that contains a time, in ms. Ids count from the start, as in Java."""
     begin = datetime.fromtimestamp(now_ms / 1000).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
     year, month = divmod(begin.year * 12 + begin.month, 12)
     end = begin.replace(year=year, month=month + 1)
@@ -154,12 +154,12 @@ class RecallHandle:
     message_id: str
 
     def __str__(self) -> str:
-        return handle_text(_HANDLE_VERSION, self.topic, self.broker_name, self.deliver_ms, self.message_id)
+        return encode_handle(_HANDLE_VERSION, self.topic, self.broker_name, self.deliver_ms, self.message_id)
 
     @classmethod
     def parse(cls, text: str) -> RecallHandle:
         try:
-            version, topic, broker_name, deliver_ms, message_id = handle_parts(text)
+            version, topic, broker_name, deliver_ms, message_id = decode_handle(text)
             if version != _HANDLE_VERSION:
                 raise ValueError(f"unknown version {version}")
             return cls(topic, broker_name, int(deliver_ms), message_id)
@@ -167,11 +167,11 @@ class RecallHandle:
             raise LocalProtocolError(f"{text!r} is not a recall handle: {exc}") from exc
 
 
-def handle_text(*parts: str | int) -> str:
+def encode_handle(*parts: str | int) -> str:
     return base64.urlsafe_b64encode(" ".join(map(str, parts)).encode()).decode()
 
 
-def handle_parts(text: str) -> list[str]:
+def decode_handle(text: str) -> list[str]:
     """The parts of a handle's text. Raises ``ValueError`` for other texts."""
     return base64.b64decode(text.encode(), b"-_", validate=True).decode().split(" ")
 

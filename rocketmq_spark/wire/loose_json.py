@@ -1,11 +1,11 @@
 """Reads the JSON that RocketMQ's servers write, which is not always JSON.
 
 Two things a strict parser rejects are common: map keys that are bare numbers, ``{0:"host"}``, and map keys that are
-objects, ``{{"queueId":0}:1}``. Wherever a value starts, the strict parser is tried first, because it is written in C; only
-containers that it rejects are parsed here. This module does not depend on the bodies of particular requests.
+objects, ``{{"queueId":0}:1}``. The strict parser is tried first for every value, because it is written in C; this
+module parses only containers that the strict parser rejects. This module does not depend on the bodies of particular requests.
 
-A body may come from a hostile server. So there are limits of its bytes and values, which are checked before it is parsed, and
-limits of the values that are parsed here and of the strict parser's failed attempts, which are checked meanwhile.
+A body may come from a hostile server. So the bytes and values of a body are limited before it is parsed. While it is parsed,
+the values that are parsed here and the failed attempts of the strict parser are limited.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from rocketmq_spark.errors import RemoteProtocolError
 from rocketmq_spark.wire.header import Bytes
 
 _MAX_DEPTH = 32  # real bodies have five levels; each level may cost one more pass over the levels below it
-# For each error the strict parser counts all lines before it, which is slow. After this many errors it is not tried any more.
-_MAX_TRIES = 1000
+# For each error the strict parser counts all lines before it, which is slow. After this many errors it is not used any more.
+_MAX_FAILED_ATTEMPTS = 1000
 # A value takes up to 150 bytes of memory, and about a microsecond if it is parsed here.
-_MAX_VALUES, _MAX_WALKED = 1_000_000, 250_000
+_MAX_VALUES, _MAX_PARSED_VALUES = 1_000_000, 250_000
 # The same limits for tables of queues. Statistics of 200,000 queues have 1.6 million values, 400,000 of which are parsed here.
-_MAX_TABLE_VALUES, _MAX_TABLE_WALKED = 2_500_000, 1_250_000
-# How many characters the strict parser may read in failed attempts before it is not tried any more: this many times the length of
-# the text, and this many more.
-_VAIN_PASSES, _VAIN_CHARACTERS = 3, 1 << 20
-_LINES_SHARE = 16  # counting lines for an error is this many times faster than parsing
+_MAX_TABLE_VALUES, _MAX_TABLE_PARSED_VALUES = 2_500_000, 1_250_000
+# The maximum number of characters that the strict parser reads in failed attempts: this many times the length of the text, and
+# this many more.
+_FAILED_PASSES, _FAILED_CHARACTERS = 3, 1 << 20
+_LINE_COUNT_SPEEDUP = 16  # counting lines for an error is this many times faster than parsing
 
 _strict = json.JSONDecoder()
 _SPACE = re.compile(r"[ \t\r\n]*")
@@ -48,7 +48,9 @@ def read_json(body: Bytes, table: bool = False) -> Any:
     try:
         text = str(body, "utf-8")
         _check_values(text, _MAX_TABLE_VALUES if table else _MAX_VALUES)
-        value, end = _Walk(text, _MAX_TABLE_WALKED if table else _MAX_WALKED).value(_skip(text, 0), 0)
+        value, end = _LooseParser(text, _MAX_TABLE_PARSED_VALUES if table else _MAX_PARSED_VALUES).value(
+            _skip(text, 0), 0
+        )
         if _skip(text, end) != len(text):
             raise ValueError(f"something follows the value at {end}")
     except (ValueError, RecursionError) as exc:
@@ -56,12 +58,12 @@ def read_json(body: Bytes, table: bool = False) -> Any:
     return value
 
 
-def _check_values(text: str, most: int) -> None:
-    """Raise ``ValueError`` above ``most`` values. Each value but the first follows a bracket or a comma, which are counted.
+def _check_values(text: str, max_values: int) -> None:
+    """Raise ``ValueError`` above ``max_values`` values. Each value but the first follows a bracket or a comma, which are counted.
     Brackets and commas in texts count, too: no server sends so many.
     """
-    if len(text) > most and sum(map(text.count, ",{[")) > most:
-        raise ValueError(f"it has more than {most} values")
+    if len(text) > max_values and sum(map(text.count, ",{[")) > max_values:
+        raise ValueError(f"it has more than {max_values} values")
 
 
 def _skip(text: str, at: int) -> int:
@@ -69,30 +71,30 @@ def _skip(text: str, at: int) -> int:
     return match.end() if match else at
 
 
-class _Walk:
-    """Parses the containers of a text that the strict parser rejects: at most ``most`` values, nested ones included."""
+class _LooseParser:
+    """Parses the containers of a text that the strict parser rejects: at most ``max_values`` values, nested ones included."""
 
-    def __init__(self, text: str, most: int) -> None:
+    def __init__(self, text: str, max_values: int) -> None:
         self._text = text
-        self._most = self._left = most
-        self._tries = _MAX_TRIES
-        self._vain = _VAIN_PASSES * len(text) + _VAIN_CHARACTERS
+        self._max_values = self._values_left = max_values
+        self._attempts_left = _MAX_FAILED_ATTEMPTS
+        self._failed_characters_left = _FAILED_PASSES * len(text) + _FAILED_CHARACTERS
 
     def value(self, at: int, depth: int) -> tuple[Any, int]:
         """The value that starts at ``at``, and the position of its end."""
         if depth > _MAX_DEPTH:
             raise ValueError(f"nested too deeply at {at}")
-        self._left -= 1
-        if self._left < 0:
-            raise ValueError(f"more than {self._most} values are in containers that are not JSON")
+        self._values_left -= 1
+        if self._values_left < 0:
+            raise ValueError(f"more than {self._max_values} values are in containers that are not JSON")
         first = self._text[at : at + 1]
         walk = self._object if first == "{" else self._array if first == "[" else None
-        if walk is None or self._tries:
+        if walk is None or self._attempts_left:
             try:
                 return _strict.raw_decode(self._text, at)
             except json.JSONDecodeError as e:
-                self._vain -= e.pos - at + e.pos // _LINES_SHARE
-                self._tries = self._tries - 1 if self._vain > 0 else 0
+                self._failed_characters_left -= e.pos - at + e.pos // _LINE_COUNT_SPEEDUP
+                self._attempts_left = self._attempts_left - 1 if self._failed_characters_left > 0 else 0
         if walk is None:
             raise ValueError(f"no value at {at}")
         return walk(at, depth)
@@ -131,7 +133,7 @@ class _Walk:
     def _key(self, at: int, depth: int) -> tuple[Any, int]:
         if self._text[at : at + 1] in ('"', "{"):
             key, end = self.value(at, depth + 1)
-            return _freeze(key), end
+            return _hashable(key), end
         match = _BARE_KEY.match(self._text, at)
         if match is None:
             raise ValueError(f"no key at {at}")
@@ -155,12 +157,12 @@ def _separator(text: str, at: int, closing: str) -> tuple[int, bool]:
     raise ValueError(f"neither comma nor {closing} at {at}")
 
 
-def _freeze(value: Any) -> Any:
+def _hashable(value: Any) -> Any:
     if isinstance(value, dict):
         # Sorted by name alone: names differ, so values of different types are never compared.
-        return tuple((name, _freeze(value[name])) for name in sorted(value, key=str))
+        return tuple((name, _hashable(value[name])) for name in sorted(value, key=str))
     if isinstance(value, list):
-        return tuple(map(_freeze, value))
+        return tuple(map(_hashable, value))
     if isinstance(value, int) and not -_LONG <= value < _LONG:
         # A sender can choose any number of larger integers with the same hash in Python, which make a dict very slow.
         raise ValueError(f"the number {str(value)[:40]} in a key; expected 64 bits")

@@ -79,7 +79,7 @@ def _queue_info(info: QueueInfo) -> dict[str, Any]:
 
 
 def _figures(figures: TopicFigures) -> dict[str, Any]:
-    """Figures of a topic; unknown ones are 0, as above."""
+    """Figures of a topic; unknown figures are 0, as in ``_queue_info``."""
     return {
         "consumeFailedMsgs": figures.failed,
         "consumeFailedTPS": figures.failed_per_s,

@@ -1,4 +1,4 @@
-"""Stored messages and batches as objects, for consumers, single look-ups, and messages that the decoder of columns leaves out.
+"""Stored messages and batches as objects, for consumers, single look-ups, and messages that the columnar decoder cannot decode.
 
 Java's decoder silently drops the rest of an answer at the first bad message. Here every bad message raises
 ``DecodeError`` with its position, and ``boundaries`` lets a caller skip it. Layout: ``MessageDecoder`` and
@@ -24,11 +24,11 @@ from rocketmq_spark.model.pull import OffsetWindow
 from rocketmq_spark.wire.compression import MAX_DECOMPRESSED_BYTES, TooLargeError, decompress
 from rocketmq_spark.wire.header import Bytes
 from rocketmq_spark.wire.identifiers import host_text, offset_msg_id
-from rocketmq_spark.wire.properties import StoredProperties, inner_numbers, properties_size
+from rocketmq_spark.wire.properties import StoredProperties, inner_base_and_count, properties_size
 
 _HEAD = struct.Struct(">iIIiiqqiq")  # size, magic, body CRC, queue id, flag, queue offset, commit log offset, sys, born
 _SYS_FLAG_AT = 39  # last byte of the system flag
-_PLACE = struct.Struct(">i16xq8xi")  # size, queue offset and system flag out of the head
+_SIZE_OFFSET_FLAG = struct.Struct(">i16xq8xi")  # size, queue offset and system flag out of the head
 _V6 = SysFlag.BORNHOST_V6 | SysFlag.STOREHOST_V6
 # The head, then born host, store time, store host, reconsume times, prepared transaction offset, body length.
 _FIXED = {
@@ -41,17 +41,18 @@ _MAGIC = re.compile(b"|".join(re.escape(n.to_bytes(4, "big")) for n in (MESSAGE_
 _SHORT = struct.Struct(">h")
 _LENGTH = struct.Struct(">H")  # of a topic or of properties; lengths above a signed short are accepted, never written
 _INT = struct.Struct(">i")
-_MIN_BYTES = _FIXED[0].size + 1 + _SHORT.size
+_MIN_MESSAGE_BYTES = _FIXED[0].size + 1 + _SHORT.size
 
 # As plain numbers, because arithmetic with members of an enumeration takes a microsecond.
 _V6_BITS, _COMPRESSED = int(_V6), int(SysFlag.COMPRESSED)
 _INNER_BATCH = int(INNER_BATCH_MASK)
 _ITEM = struct.Struct(">iiiii")  # size, magic and CRC (not read), flag, body length
 _MIN_ITEM_BYTES = _ITEM.size + _SHORT.size
-# A few compressed kilobytes may become gigabytes, so only this much of an answer is decoded at once, objects included.
+# A few compressed kilobytes may become gigabytes, so this is the maximum size, with objects, of what is decoded of an answer at
+# once.
 PORTION_BYTES = 64 << 20
 # Messages of a larger batch are decoded when they are used.
-_LARGE_BATCH = 1 << 20
+_LARGE_BATCH_BYTES = 1 << 20
 
 
 class BatchItem(NamedTuple):
@@ -63,13 +64,13 @@ class BatchItem(NamedTuple):
 
 
 # Begin and end of a stored message, the queue offset in it (None if its size does not fit), and whether it is an inner batch.
-Stored = tuple[int, int, int | None, bool]
+MessageBounds = tuple[int, int, int | None, bool]
 
 
 class DecodeSettings(NamedTuple):
-    """How messages are decoded: with ``queue``, all are assigned to it and to its topic, whatever is stored in them. A batch
-    outside of ``window`` is damaged. Without ``max_body_bytes``, compressed bodies stay compressed. With ``room``, messages that
-    do not fit into it stay as they are stored.
+    """How to decode messages. With ``queue``, all messages are assigned to it and to its topic, whatever is stored in them. A
+    batch outside of ``window`` is damaged. Without ``max_body_bytes``, compressed bodies stay compressed. Messages that exceed
+    ``budget`` stay as they are stored.
     """
 
     broker_name: str
@@ -77,113 +78,117 @@ class DecodeSettings(NamedTuple):
     max_body_bytes: int | None = MAX_DECOMPRESSED_BYTES
     queue: MessageQueue | None = None
     window: OffsetWindow | None = None
-    room: DecodeRoom | None = None
-    short: bool = False  # the limit is what is left of a room
+    budget: DecodeBudget | None = None
+    is_budget_limit: bool = False  # whether ``max_body_bytes`` is what remains of a budget
 
 
-def cost(message: ReceivedMessage) -> int:
-    """About the memory of a decoded message, in bytes: its body, its properties as objects, and its own objects.
+def message_memory(message: ReceivedMessage) -> int:
+    """The approximate memory of a decoded message in bytes: its body, its properties as objects, and its other objects.
 
-    A few kilobytes of another client may become a body of 64 MiB, or millions of messages without a body. So whatever collects
-    decoded messages counts this.
+    A few kilobytes of another client may become a body of 64 MiB, or millions of messages without a body. So code that
+    collects decoded messages counts this memory.
     """
     return memory_of(len(message.body), properties_size(message.properties))
 
 
-NO_ROOM = "the messages that are held fill the memory that they may have, so this one is as it is stored"
-LEFT_OUT = "the messages that are held fill the memory that they may have, so the body of this one is left out"
+NO_MEMORY = "the messages that are held fill their memory limit, so this message is returned as it is stored"
+BODY_OMITTED = "the messages that are held fill their memory limit, so the body of this message is omitted"
 
 
-class DecodeRoom:
-    """Memory for decoded messages, ``limit`` bytes as ``cost`` counts them. Not thread-safe."""
+class DecodeBudget:
+    """Memory for decoded messages, ``limit`` bytes as ``message_memory`` counts them. Not thread-safe."""
 
     def __init__(self, limit: int) -> None:
-        self.left = limit
+        self.remaining_bytes = limit
 
-    def decoded(self, data: bytes, one: Stored, how: DecodeSettings) -> Iterable[ReceivedMessage]:
-        """What is stored as ``one``, if it fits; otherwise as it is stored, with ``NO_ROOM`` as its ``decode_error``."""
-        left = max(0, self.left)
-        limit = how.max_body_bytes
-        how = how._replace(
-            room=None,
+    def decode(self, data: bytes, bounds: MessageBounds, settings: DecodeSettings) -> Iterable[ReceivedMessage]:
+        """The messages at ``bounds``, if they fit; otherwise one message as it is stored, with ``NO_MEMORY`` as its
+        ``decode_error``.
+        """
+        left = max(0, self.remaining_bytes)
+        limit = settings.max_body_bytes
+        settings = settings._replace(
+            budget=None,
             max_body_bytes=None if limit is None else min(limit, left),
-            short=limit is not None and left < limit,
+            is_budget_limit=limit is not None and left < limit,
         )
         found: list[ReceivedMessage] = []
         taken = 0
-        for message in decode_one(data, one, how):
+        for message in decode_one(data, bounds, settings):
             found.append(message)
-            taken += cost(message)
+            taken += message_memory(message)
             if taken > left and len(found) > 1:  # a batch, whose items are decoded one by one
-                found = [_raw(data[one[0] : one[1]], True, DecodeError(NO_ROOM), how)]
+                found = [_undecodable_message(data[bounds[0] : bounds[1]], True, DecodeError(NO_MEMORY), settings)]
                 break
-        self.left -= sum(map(cost, found))
+        self.remaining_bytes -= sum(map(message_memory, found))
         return found
 
-    def opened(self, message: ReceivedMessage) -> ReceivedMessage:
-        """A message of a ``BatchRoom``, decompressed; what does not fit stays compressed, or has no body."""
-        message = opened(message, max(0, self.left))
-        if cost(message) > self.left and message.decode_error is None:
-            message = replace(message, body=b"", decode_error=LEFT_OUT)
-        self.left -= cost(message)
+    def decompress(self, message: ReceivedMessage) -> ReceivedMessage:
+        """Decompresses a message. If the message does not fit, it stays compressed or loses its body."""
+        message = decompressed(message, max(0, self.remaining_bytes))
+        if message_memory(message) > self.remaining_bytes and message.decode_error is None:
+            message = replace(message, body=b"", decode_error=BODY_OMITTED)
+        self.remaining_bytes -= message_memory(message)
         return message
 
 
-class BatchRoom(DecodeRoom):
-    """Memory for the next messages of several queues. Single messages stay compressed until ``opened``; batches are unwrapped,
-    each until its last message was taken.
+class UnwrapBudget(DecodeBudget):
+    """Memory for the next messages of several queues. Single messages stay compressed. Batches are unwrapped, and a batch uses
+    memory until its last message was returned.
     """
 
-    def decoded(self, data: bytes, one: Stored, how: DecodeSettings) -> Iterable[ReceivedMessage]:
-        *_, batch = one
+    def decode(self, data: bytes, bounds: MessageBounds, settings: DecodeSettings) -> Iterable[ReceivedMessage]:
+        *_, batch = bounds
         if not batch:
-            return decode_one(data, one, how._replace(room=None, max_body_bytes=None))
-        return self._unwrapped(data, one, how)
+            return decode_one(data, bounds, settings._replace(budget=None, max_body_bytes=None))
+        return self._unwrapped(data, bounds, settings)
 
-    def _unwrapped(self, data: bytes, one: Stored, how: DecodeSettings) -> Iterator[ReceivedMessage]:
-        before = self.left
-        found = super().decoded(data, one, how)
-        taken = before - self.left
+    def _unwrapped(self, data: bytes, bounds: MessageBounds, settings: DecodeSettings) -> Iterator[ReceivedMessage]:
+        before = self.remaining_bytes
+        found = super().decode(data, bounds, settings)
+        taken = before - self.remaining_bytes
         try:
             yield from found
         finally:
-            self.left += taken
+            self.remaining_bytes += taken
 
 
-def opened(message: ReceivedMessage, max_bytes: int = MAX_DECOMPRESSED_BYTES) -> ReceivedMessage:
-    """A message that was decoded without its body being decompressed, decompressed now."""
+def decompressed(message: ReceivedMessage, max_bytes: int = MAX_DECOMPRESSED_BYTES) -> ReceivedMessage:
+    """Decompresses the body of a message that was decoded with its compressed body."""
     if not message.sys_flag & _COMPRESSED or message.decode_error is not None:
         return message
     try:
         body = decompress(message.body, message.sys_flag, min(max_bytes, MAX_DECOMPRESSED_BYTES))
     except DecodeError as e:
         short = max_bytes < MAX_DECOMPRESSED_BYTES and isinstance(e, TooLargeError)
-        return replace(message, decode_error=NO_ROOM if short else e.message)
+        return replace(message, decode_error=NO_MEMORY if short else e.message)
     return replace(message, body=body, sys_flag=message.sys_flag & ~_COMPRESSED)
 
 
 def boundaries(body: Bytes) -> Iterator[tuple[int, int]]:
-    """Start and end of each message in an answer, by their sizes alone; raises ``DecodeError`` if a size does not fit."""
+    """Start and end of each message in an answer, by their sizes only. Raises ``DecodeError`` if a size does not fit."""
     at = 0
     while at < len(body):
         size = _INT.unpack_from(body, at)[0] if len(body) - at >= _INT.size else 0
-        if not _MIN_BYTES <= size <= len(body) - at:
+        if not _MIN_MESSAGE_BYTES <= size <= len(body) - at:
             raise DecodeError(f"A message of {size} bytes at byte {at} does not fit an answer of {len(body)} bytes")
         yield at, at + size
         at += size
 
 
 class Stamp(NamedTuple):
-    """Where and when a message was stored, and whether it is an inner batch: ``offset`` is then that of its first message."""
+    """Where and when a message was stored, and whether it is an inner batch. The ``offset`` of a batch is that of its first
+    message.
+    """
 
     offset: int
     stored_ms: int
     inner_batch: bool
 
 
-def stamp(body: Bytes) -> Stamp | None:
+def first_stamp(body: Bytes) -> Stamp | None:
     """The stamp of an answer's first message, even if that message cannot be decoded. None if the answer has no message."""
-    if len(body) < _MIN_BYTES:
+    if len(body) < _MIN_MESSAGE_BYTES:
         return None
     magic, sys_flag = _HEAD.unpack_from(body)[1], body[_SYS_FLAG_AT]
     fixed = _FIXED[sys_flag & _V6_BITS]
@@ -197,36 +202,36 @@ def decode_messages(
     body: Bytes, broker_name: str = "", check_crc: bool = False, max_body_bytes: int = MAX_DECOMPRESSED_BYTES
 ) -> list[ReceivedMessage]:
     """All messages of an answer, decompressed, inner batches unwrapped."""
-    how = DecodeSettings(broker_name, check_crc, max_body_bytes)
-    return [message for start, end in boundaries(body) for message in decode_at(body, start, end, how)]
+    settings = DecodeSettings(broker_name, check_crc, max_body_bytes)
+    return [message for start, end in boundaries(body) for message in decode_at(body, start, end, settings)]
 
 
-def only_message(body: Bytes, broker_name: str, purpose: str, address: str | None = None) -> ReceivedMessage:
-    """The one message that a server pushes; its body stays compressed until it is ``opened``.
+def single_message(body: Bytes, broker_name: str, purpose: str, address: str | None = None) -> ReceivedMessage:
+    """The one message that a server pushes; its body stays compressed.
 
-    Messages are counted and batches are refused before anything is decompressed.
+    Raises ``RemoteProtocolError`` for several messages or a batch, before anything is decompressed.
     """
-    how = DecodeSettings(broker_name, max_body_bytes=None)
+    settings = DecodeSettings(broker_name, max_body_bytes=None)
     places = list(itertools.islice(boundaries(body), 2))
     if len(places) != 1:
         found = "more than one message" if places else "no message"
         raise RemoteProtocolError(f"{found} came {purpose}, expected 1", address)
     data = bytes(body)
-    found_flags = stamp(data)
+    found_flags = first_stamp(data)
     if found_flags is not None and found_flags.inner_batch:
         raise RemoteProtocolError(f"a batch came {purpose}, expected one message", address)
-    (message,) = decode_at(data, 0, len(data), how)
+    (message,) = decode_at(data, 0, len(data), settings)
     return message
 
 
-def decode_at(body: Bytes, start: int, end: int, how: DecodeSettings) -> list[ReceivedMessage]:
-    """The messages between two ``boundaries``: one, or those of an inner batch."""
+def decode_at(body: Bytes, start: int, end: int, settings: DecodeSettings) -> list[ReceivedMessage]:
+    """The messages between two ``boundaries``: one message, or the messages of an inner batch."""
     data = bytes(memoryview(body)[start:end])
     try:
-        return list(_all(data, 0, len(data), how))
+        return list(_decode_and_unwrap(data, 0, len(data), settings))
     except DecodeError as exc:
         raise DecodeError(
-            f"The message at byte {start} of an answer: {exc.message}", queue=_place(data, how.broker_name)
+            f"The message at byte {start} of an answer: {exc.message}", queue=_position_text(data, settings.broker_name)
         ) from exc
 
 
@@ -236,51 +241,51 @@ def decode_leniently(
     max_body_bytes: int | None = MAX_DECOMPRESSED_BYTES,
     queue: MessageQueue | None = None,
     window: OffsetWindow | None = None,
-    room: DecodeRoom | None = None,
+    budget: DecodeBudget | None = None,
 ) -> Iterator[ReceivedMessage]:
     """Decodes messages one by one; a message that cannot be decoded is returned raw, with the reason as its ``decode_error``.
 
     With ``queue``, all messages are assigned to it and to its topic, whatever is stored in them. An inner batch outside of
-    ``window`` counts as one that cannot be decoded; so does one for which ``room`` has no memory.
+    ``window`` cannot be decoded; so does a message that exceeds ``budget``.
     """
-    data, how = bytes(body), DecodeSettings(broker_name, False, max_body_bytes, queue, window, room)
-    for one in stored_in(data):
-        yield from decode_one(data, one, how)
+    data, settings = bytes(body), DecodeSettings(broker_name, False, max_body_bytes, queue, window, budget)
+    for bounds in find_messages(data):
+        yield from decode_one(data, bounds, settings)
 
 
-def decode_one(data: bytes, one: Stored, how: DecodeSettings) -> Iterable[ReceivedMessage]:
-    """Like ``decode_leniently``, for one of the messages that ``stored_in`` found. It may be an inner batch."""
-    if how.room is not None:
-        return how.room.decoded(data, one, how)
-    begin, end, offset, _ = one
+def decode_one(data: bytes, bounds: MessageBounds, settings: DecodeSettings) -> Iterable[ReceivedMessage]:
+    """Like ``decode_leniently``, for one result of ``find_messages``, which may be an inner batch."""
+    if settings.budget is not None:
+        return settings.budget.decode(data, bounds, settings)
+    begin, end, offset, _ = bounds
     try:
         if offset is None:
             raise DecodeError("the size of a message does not fit its answer")
-        return _all(data, begin, end, how)
+        return _decode_and_unwrap(data, begin, end, settings)
     except DecodeError as exc:
-        if how.short and isinstance(exc, TooLargeError):
-            exc = DecodeError(NO_ROOM)
-        return [_raw(data[begin:end], offset is not None, exc, how)]
+        if settings.is_budget_limit and isinstance(exc, TooLargeError):
+            exc = DecodeError(NO_MEMORY)
+        return [_undecodable_message(data[begin:end], offset is not None, exc, settings)]
 
 
-def stored_in(data: bytes) -> list[Stored]:
+def find_messages(data: bytes) -> list[MessageBounds]:
     """The positions of all messages in an answer, including damaged ones and inner batches."""
-    found: list[Stored] = []
-    at, whole, place = 0, len(data), _PLACE.unpack_from
+    found: list[MessageBounds] = []
+    at, whole, place = 0, len(data), _SIZE_OFFSET_FLAG.unpack_from
     while at < whole:
-        size, offset, sys_flag = place(data, at) if whole - at >= _MIN_BYTES else (0, 0, 0)
-        if _MIN_BYTES <= size <= whole - at:
+        size, offset, sys_flag = place(data, at) if whole - at >= _MIN_MESSAGE_BYTES else (0, 0, 0)
+        if _MIN_MESSAGE_BYTES <= size <= whole - at:
             found.append((at, at + size, offset, sys_flag & _INNER_BATCH == _INNER_BATCH))
             at += size
         else:
-            end = _next(data, at)
+            end = _next_message(data, at)
             found.append((at, end, None, False))
             at = end
     return found
 
 
-def portion(messages: Iterable[ReceivedMessage]) -> tuple[list[ReceivedMessage], ReceivedMessage | None]:
-    """The first messages, up to ``PORTION_BYTES`` but at least one, and the one after them, or None."""
+def first_portion(messages: Iterable[ReceivedMessage]) -> tuple[list[ReceivedMessage], ReceivedMessage | None]:
+    """The first messages, up to ``PORTION_BYTES`` but at least one, and the message after them, or None."""
     if (
         isinstance(messages, list)
         and OBJECT_BYTES * len(messages) + sum([len(m.body) for m in messages]) < PORTION_BYTES
@@ -290,14 +295,14 @@ def portion(messages: Iterable[ReceivedMessage]) -> tuple[list[ReceivedMessage],
     room, rest = PORTION_BYTES, iter(messages)
     for message in rest:
         found.append(message)
-        room -= cost(message)
+        room -= message_memory(message)
         if room <= 0:
             return found, next(rest, None)
     return found, None
 
 
-def _next(whole: bytes, at: int) -> int:
-    """Finds the next message after one whose size is wrong: from there, the sizes lead from message to message to the end."""
+def _next_message(whole: bytes, at: int) -> int:
+    """The position of the next message after a wrong size: the first position from which the sizes lead to the end."""
     nowhere: set[int] = set()  # positions from which the sizes do not lead to the end
     for match in _MAGIC.finditer(whole, at + _INT.size + 1):
         followed = []
@@ -305,30 +310,30 @@ def _next(whole: bytes, at: int) -> int:
         while end < len(whole) and end not in nowhere:
             followed.append(end)
             size = _INT.unpack_from(whole, end)[0] if len(whole) - end >= _INT.size else 0
-            end += size if size >= _MIN_BYTES else len(whole)
+            end += size if size >= _MIN_MESSAGE_BYTES else len(whole)
         if end == len(whole):
             return start
         nowhere.update(followed)
     return len(whole)
 
 
-class _AstrayError(DecodeError):
+class _OutsideWindowError(DecodeError):
     """The offsets of an inner batch are outside of the window."""
 
 
-def _raw(data: bytes, fits: bool, error: DecodeError, how: DecodeSettings) -> ReceivedMessage:
-    """All that can be read of a bad message. Its body is the stored body, or all of its bytes if its parts do not fit."""
+def _undecodable_message(data: bytes, fits: bool, error: DecodeError, settings: DecodeSettings) -> ReceivedMessage:
+    """A bad message with its readable fields. Its body is the stored body, or all of its bytes if its parts do not fit."""
     why = error.message
     with contextlib.suppress(struct.error, DecodeError):
         if fits:
-            message = _decode(data, 0, len(data), how._replace(max_body_bytes=None))
-            believed = not isinstance(error, _AstrayError) and _believable(message, how.window)
+            message = _decode(data, 0, len(data), settings._replace(max_body_bytes=None))
+            believed = not isinstance(error, _OutsideWindowError) and _has_possible_offset(message, settings.window)
             return replace(message, queue_offset=message.queue_offset if believed else -1, decode_error=why)
     known = _HEAD.unpack_from(data) if fits else (0, 0, 0, -1, 0, -1, 0, 0, 0)
     _, _, _, queue_id, flag, queue_offset, log_offset, sys_flag, born_ms = known
     return ReceivedMessage(
-        topic=how.queue.topic if how.queue else "",
-        queue=how.queue or MessageQueue("", how.broker_name, queue_id),
+        topic=settings.queue.topic if settings.queue else "",
+        queue=settings.queue or MessageQueue("", settings.broker_name, queue_id),
         queue_offset=queue_offset,
         commit_log_offset=log_offset,
         body=data,
@@ -347,18 +352,18 @@ def _raw(data: bytes, fits: bool, error: DecodeError, how: DecodeSettings) -> Re
     )
 
 
-def _all(data: bytes, start: int, end: int, how: DecodeSettings) -> Iterable[ReceivedMessage]:
+def _decode_and_unwrap(data: bytes, start: int, end: int, settings: DecodeSettings) -> Iterable[ReceivedMessage]:
     """One message, or those of an inner batch. Raises ``DecodeError``."""
-    if end - start < _MIN_BYTES:
+    if end - start < _MIN_MESSAGE_BYTES:
         raise DecodeError(f"{end - start} bytes are fewer than a message has")
     try:
-        message = _decode(data, start, end, how)
+        message = _decode(data, start, end, settings)
     except struct.error as exc:
         raise DecodeError(str(exc)) from exc
-    return _unwrap(message, how) if message.sys_flag & _INNER_BATCH == _INNER_BATCH else [message]
+    return _unwrap(message, settings) if message.sys_flag & _INNER_BATCH == _INNER_BATCH else [message]
 
 
-def _decode(data: bytes, start: int, end: int, how: DecodeSettings) -> ReceivedMessage:
+def _decode(data: bytes, start: int, end: int, settings: DecodeSettings) -> ReceivedMessage:
     """The message in ``data[start:end]``, which has at least the size of the shortest message."""
     fixed = _FIXED[data[start + _SYS_FLAG_AT] & _V6_BITS]
     (
@@ -383,11 +388,11 @@ def _decode(data: bytes, start: int, end: int, how: DecodeSettings) -> ReceivedM
     if not fits or text_at + _LENGTH.unpack_from(data, topic_end)[0] != end:
         raise DecodeError(f"the parts of a message of {size} bytes do not fit the {end - start} bytes that it has")
     body = data[body_at:body_end]
-    if how.check_crc and body_crc(body) != crc:
+    if settings.check_crc and body_crc(body) != crc:
         raise DecodeError("its body does not match its CRC")
-    queue = how.queue or MessageQueue(_text(data[topic_at:topic_end]), how.broker_name, queue_id)
-    if sys_flag & _COMPRESSED and body and how.max_body_bytes is not None:
-        body = decompress(body, sys_flag, how.max_body_bytes)
+    queue = settings.queue or MessageQueue(_text(data[topic_at:topic_end]), settings.broker_name, queue_id)
+    if sys_flag & _COMPRESSED and body and settings.max_body_bytes is not None:
+        body = decompress(body, sys_flag, settings.max_body_bytes)
         sys_flag &= ~_COMPRESSED
     return ReceivedMessage(
         queue.topic, queue, queue_offset, log_offset, body, StoredProperties(data[text_at:end]), flag, sys_flag,
@@ -396,35 +401,35 @@ def _decode(data: bytes, start: int, end: int, how: DecodeSettings) -> ReceivedM
     )  # fmt: skip
 
 
-def _believable(message: ReceivedMessage, window: OffsetWindow | None) -> bool:
-    """Whether a message's offset can be right. The offset of a batch cannot be outside of the window."""
+def _has_possible_offset(message: ReceivedMessage, window: OffsetWindow | None) -> bool:
+    """Whether a message's offset can be right. An offset of a batch outside of the window is wrong."""
     inside = window is None or window.start <= message.queue_offset < window.end
     return inside or message.sys_flag & _INNER_BATCH != _INNER_BATCH
 
 
-def _unwrap(outer: ReceivedMessage, how: DecodeSettings) -> Iterable[ReceivedMessage]:
+def _unwrap(outer: ReceivedMessage, settings: DecodeSettings) -> Iterable[ReceivedMessage]:
     """The messages of an inner batch. All of them are checked before the first one is returned."""
-    window = how.window
-    if len(outer.body) <= _LARGE_BATCH:
+    window = settings.window
+    if len(outer.body) <= _LARGE_BATCH_BYTES:
         items = decode_batch(outer.body)
-        found: Iterable[ReceivedMessage] = list(_unwrapped(outer, items))
+        found: Iterable[ReceivedMessage] = list(_unwrapped_items(outer, items))
         first, size = outer.queue_offset, len(items)
     else:
-        first, size = outer.queue_offset, sum(1 for _ in _places(outer.body))
-        found = _unwrapped(outer, _items(outer.body))
+        first, size = outer.queue_offset, sum(1 for _ in _item_positions(outer.body))
+        found = _unwrapped_items(outer, _items(outer.body))
     assert isinstance(outer.properties, StoredProperties)
-    base, count = inner_numbers(outer.properties.stored)
-    # A broker counts the messages by their sizes, a reader by their parts. If a sender made these differ, the messages that are
-    # read would have the offsets of the next batches.
+    base, count = inner_base_and_count(outer.properties.stored)
+    # A broker counts the messages by their sizes, a reader by their parts. If a sender made these numbers differ, the messages
+    # would get offsets of the next batches.
     if count not in (None, size):
         raise DecodeError(f"a batch has {size} messages, but its broker counted {count}")
-    lies = base not in (None, first)
-    if window is not None and size and (lies or not window.holds(first, size)):
-        raise _AstrayError(f"a batch of offsets {first} to {first + size} is not where it was asked for")
+    has_wrong_base = base not in (None, first)
+    if window is not None and size and (has_wrong_base or not window.holds(first, size)):
+        raise _OutsideWindowError(f"a batch of offsets {first} to {first + size} is outside of the requested offsets")
     return found
 
 
-def _unwrapped(outer: ReceivedMessage, items: Iterable[BatchItem]) -> Iterator[ReceivedMessage]:
+def _unwrapped_items(outer: ReceivedMessage, items: Iterable[BatchItem]) -> Iterator[ReceivedMessage]:
     for i, item in enumerate(items):
         yield replace(
             outer,
@@ -440,7 +445,7 @@ def _text(data: Bytes) -> str:
     return str(data, "utf-8", "replace")
 
 
-def _place(data: bytes, broker_name: str) -> str | None:
+def _position_text(data: bytes, broker_name: str) -> str | None:
     if len(data) < _HEAD.size:
         return None
     fields = _HEAD.unpack_from(data)
@@ -448,7 +453,7 @@ def _place(data: bytes, broker_name: str) -> str | None:
 
 
 def body_crc(stored_body: Bytes) -> int:
-    """The CRC of a body as stored, so of a compressed body in its compressed form."""
+    """The CRC of a body as it is stored. A compressed body has the CRC of its compressed bytes."""
     return zlib.crc32(stored_body) & 0x7FFFFFFF
 
 
@@ -458,7 +463,7 @@ def crc_property(crc: int) -> str:
 
 
 def encode_batch(items: Iterable[BatchItem]) -> bytes:
-    """Body of SEND_BATCH_MESSAGE. The broker stores property strings as they are and adds nothing of its own."""
+    """Body of SEND_BATCH_MESSAGE. The broker stores the property strings unchanged."""
     parts: list[bytes] = []
     for body, text, flag in items:
         try:
@@ -492,12 +497,12 @@ def decode_batch(body: Bytes) -> list[BatchItem]:
 
 def _items(body: Bytes) -> Iterator[BatchItem]:
     view = memoryview(body)
-    for flag, body_at, text_at, end in _places(body):
+    for flag, body_at, text_at, end in _item_positions(body):
         yield BatchItem(view[body_at : text_at - _SHORT.size], _text(view[text_at:end]), flag)
 
 
-def _places(body: Bytes) -> Iterator[tuple[int, int, int, int]]:
-    """Of each item its flag, and where its body and its properties begin and it ends. Raises ``DecodeError``."""
+def _item_positions(body: Bytes) -> Iterator[tuple[int, int, int, int]]:
+    """The flag of each item, the starts of its body and its properties, and its end. Raises ``DecodeError``."""
     at, number, size = 0, 0, len(body)
     while at < size:
         try:

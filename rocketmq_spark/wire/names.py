@@ -34,7 +34,7 @@ _PREFIXES = (RETRY_PREFIX, DLQ_PREFIX)
 def topic_problem(topic: str, scope: Scope | None = None) -> str | None:
     """Why a broker rejects the name, or None. System names are accepted here; see ``is_system_topic``.
 
-    The length includes what ``scope`` adds.
+    The length includes the namespace and suffix of ``scope``.
     """
     if topic.startswith(_PREFIXES):
         return _problem("topic", topic, scope, MAX_RETRY_OR_DLQ_TOPIC_LENGTH, "DLQ or Retry topic")
@@ -47,7 +47,9 @@ def group_problem(group: str, scope: Scope | None = None) -> str | None:
 
 
 def read_problem(topic: str, scope: Scope | None = None) -> str | None:
-    """Why no broker can have the topic, or None. Retry topics of pops have a ``+`` in their names."""
+    """Why no broker can have a topic of this name, or None. Retry and dead-letter topics are accepted: those of pops contain
+    ``+``.
+    """
     return None if topic.startswith(_PREFIXES) else topic_problem(topic, scope)
 
 
@@ -115,7 +117,7 @@ def dlq_topic(group: str) -> str:
 
 
 def normal_topic(topic: str, group: str) -> str:
-    """The original topic of a retry topic of pops, of which a group has one for each topic; other topics unchanged.
+    """The original topic of a pop retry topic; other topics are unchanged. A group has one pop retry topic for each topic.
 
     Both names are those on the wire. Mirrors ``KeyBuilder.parseNormalTopic``.
     """
@@ -165,32 +167,34 @@ class Scope(NamedTuple):
     suffix: str = ""
 
     def on_wire(self, name: str) -> str:
-        """The name of a topic or group on the wire; system names, and names that are so already, are unchanged."""
+        """The name of a topic or group on the wire. System names, and names that have the namespace and suffix, are unchanged."""
         wrapped = wrap_namespace(self.namespace, name)
         if not self.suffix or not name or _is_system(name) or wrapped.endswith(self._ending):
             return wrapped
         return wrapped + self._ending
 
-    def plain(self, name: str) -> str:
-        """A name as the user wrote it; names of other scopes are unchanged."""
+    def user_name(self, name: str) -> str:
+        """The user's form of a name on the wire. Names of other scopes are unchanged."""
         if not self.suffix:
             return strip_namespace(self.namespace, name)
-        inside = self.holds(name)
+        inside = self.has_affixes(name)
         return strip_namespace(self.namespace, name.removesuffix(self._ending)) if inside else name
 
-    def holds(self, name: str) -> bool:
-        """Whether a name on the wire is of this scope."""
+    def has_affixes(self, name: str) -> bool:
+        """Whether a name on the wire has the namespace and suffix of this scope."""
         if self.namespace and namespace_of(name) != self.namespace:
             return False
         return not self.suffix or (name.endswith(self._ending) and not _is_system(name))
 
-    def reaches(self, name: str) -> bool:
-        """Whether the user's form of the wire name ``name`` leads back to it. The form of a name of another scope may not."""
-        return self.on_wire(self.plain(name)) == name
+    def is_reversible(self, name: str) -> bool:
+        """Whether ``on_wire`` converts the user's form of this wire name back to it. It may not, if the name is of another
+        scope.
+        """
+        return self.on_wire(self.user_name(name)) == name
 
     def contains(self, name: str) -> bool:
-        """Whether a name on the wire is of this scope, and the user's form of it leads back to it."""
-        return self.holds(name) and self.reaches(name)
+        """Whether a name on the wire has the namespace and suffix of this scope, and can be converted back."""
+        return self.has_affixes(name) and self.is_reversible(name)
 
     @property
     def _ending(self) -> str:

@@ -26,9 +26,9 @@ from rocketmq_spark.errors import MessageRefused
 from rocketmq_spark.model import Message
 
 ALL = "*"
-# Bytes that are no text, or that a property cannot hold, follow it as base64 (option ``kafkaColumns``).
+# Prefix of a value in base64: of bytes that are not UTF-8, or that a property cannot hold (option ``kafkaColumns``).
 BASE64_MARK = "base64:"
-# What a sink with ``emptyBodies`` = mark stores for a row without a body: this body, and a property that says what it was.
+# With ``emptyBodies`` = mark, the sink stores this body for a row without a body, and a property that says whether it was null.
 STAND_IN_BODY = b"\0"
 DELETED, NULL_BODY, EMPTY_BODY = "deleted", "null", "empty"
 
@@ -62,7 +62,7 @@ def parse_subscription(expression: str | None) -> Subscription:
     return Subscription(expression, tags, tuple(sorted({string_hash(tag) for tag in tags})))
 
 
-def user_subscription(expression: str | None) -> Subscription:
+def parse_user_subscription(expression: str | None) -> Subscription:
     """As ``parse_subscription``, for an expression of a user. Raises ``ValueError`` for blanks, too.
 
     Java's client accepts blanks: then no message matches, and the group's offsets pass all messages.
@@ -85,7 +85,7 @@ def encode_properties(properties: Mapping[str, str | None], max_bytes: int = MAX
     pairs = len(properties) if None not in properties.values() else sum(v is not None for v in properties.values())
     # One count over the whole text is cheaper than two searches in each part.
     if text.count(_NAME_END) != pairs or text.count(_VALUE_END) != pairs or "" in properties:
-        raise MessageRefused(f"Property {_culprit(properties)!r} is empty or contains the separator 0x01 or 0x02")
+        raise MessageRefused(f"Property {_bad_property(properties)!r} is empty or contains the separator 0x01 or 0x02")
     size = len(text) if text.isascii() else _utf8_size(text)
     if size > max_bytes:
         raise MessageRefused(f"Properties of {size} bytes exceed the {max_bytes} bytes that a message may carry")
@@ -103,8 +103,8 @@ def decode_properties(text: str) -> dict[str, str]:
 
 
 class StoredProperties(Mapping[str, str]):
-    """Properties of a stored message. They are decoded at the first access, so a listener that reads only bodies saves the
-    time.
+    """Properties of a stored message. They are decoded at the first access, which saves time for listeners that read only
+    bodies.
     """
 
     __slots__ = ("_found", "_stored")
@@ -140,12 +140,12 @@ class StoredProperties(Mapping[str, str]):
         return repr(self._all())
 
 
-def inner_numbers(stored: bytes) -> tuple[int | None, int | None]:
-    """What a broker wrote into the properties of an inner batch: its first offset and its number of offsets. None if missing."""
-    return _number(stored, Property.INNER_BASE), _number(stored, Property.INNER_NUM)
+def inner_base_and_count(stored: bytes) -> tuple[int | None, int | None]:
+    """The first offset and the number of offsets that a broker wrote into the properties of an inner batch. None if missing."""
+    return _number_property(stored, Property.INNER_BASE), _number_property(stored, Property.INNER_NUM)
 
 
-def _number(stored: bytes, name: str) -> int | None:
+def _number_property(stored: bytes, name: str) -> int | None:
     # As in all properties: the last value of a name counts.
     _, found, rest = (b"\x02" + stored).rpartition(f"\x02{name}\x01".encode())
     value = rest.partition(b"\x02")[0]
@@ -153,7 +153,7 @@ def _number(stored: bytes, name: str) -> int | None:
 
 
 def properties_size(properties: Mapping[str, str]) -> int:
-    """The bytes of properties as they are stored; texts that are decoded count by their characters."""
+    """The size of stored properties in bytes; of decoded properties, in characters."""
     if isinstance(properties, StoredProperties):
         return len(properties._stored)
     return sum(len(name) + len(value) + 2 for name, value in properties.items())
@@ -215,14 +215,14 @@ def message_properties(message: Message, **system: str | None) -> dict[str, str 
                 raise MessageRefused(f"Property {name} belongs to RocketMQ and cannot be set", topic=message.topic)
         if "" in own.values():
             empty = next(name for name, value in own.items() if value == "")
-            raise MessageRefused(f"Property {empty!r} is empty; brokers drop such a one", topic=message.topic)
+            raise MessageRefused(f"Property {empty!r} is empty, and brokers drop empty properties", topic=message.topic)
         properties.update(own)
     properties.update(system)
     return properties
 
 
 def is_reserved(name: str) -> bool:
-    """Whether a property is RocketMQ's own: users can neither set it, nor is it listed among their properties."""
+    """Whether a property is RocketMQ's own. Users cannot set it, and their properties do not include it."""
     return name in RESERVED_PROPERTIES or name.startswith(TRANSIENT_PROPERTY_PREFIX)
 
 
@@ -233,7 +233,7 @@ def _utf8_size(text: str) -> int:
         raise MessageRefused(f"Properties cannot be written as UTF-8: {exc.reason}") from exc
 
 
-def _culprit(properties: Mapping[str, str | None]) -> str:
+def _bad_property(properties: Mapping[str, str | None]) -> str:
     for name, value in properties.items():
         if value is not None and (not name or {_NAME_END, _VALUE_END} & {*name, *value}):
             return name

@@ -1,8 +1,8 @@
 """One row per request: its code, its fields with types, and the fields of its answer.
 
 A row makes commands from keyword arguments and decodes answers into typed values, so that field names and their texts
-exist here only. Names are those of the protocol (camelCase). Some requests abbreviate names to single letters on the wire; the
-arguments are the long names there, too. Bodies are elsewhere (``bodies.py``, ``messages.py``).
+exist here only. Names are those of the protocol (camelCase). Some requests have single letters as names on the wire; their
+arguments have the long names, too. Bodies are elsewhere (``bodies.py``, ``messages.py``).
 
 Notation of a field: ``name``, ``name:int`` or ``name:bool``; ``!`` marks a required field, ``=x`` its name on the wire.
 """
@@ -75,7 +75,7 @@ def _fields(notation: str) -> Fields:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class RequestRow:
     """One request and its answer."""
 
     code: Request
@@ -103,7 +103,7 @@ class Row:
         remark: str | None = None,
         **values: Any,
     ) -> Command:
-        """The answer to ``request``. Required fields are required of a success only."""
+        """The answer to ``request``. Only a successful answer needs its required fields."""
         ext = self._encode(self.answer_fields, values, code == Response.SUCCESS)
         return Command(code, ext, body, request.opaque, Flag.RESPONSE, remark)
 
@@ -118,7 +118,7 @@ class Row:
     def _encode(self, fields: Fields, values: Mapping[str, Any], complete: bool = True) -> dict[str, str]:
         ext: dict[str, str] = {}
         for name, value in values.items():
-            field = fields.get(name) or _COMMON.get(name)
+            field = fields.get(name) or _COMMON_FIELDS.get(name)
             if field is None:
                 raise LocalProtocolError(f"{self.name} has no field {name}")
             if value is None or value == "":
@@ -152,8 +152,8 @@ class Row:
         return values
 
 
-# Fields of every request: namespace, whether names have it already, broker name (static topics), one-way, logical queue.
-_COMMON = _fields("ns nsd:bool bname oway:bool lo:bool")
+# Fields of every request: namespace, whether names contain the namespace, broker name (static topics), one-way, logical queue.
+_COMMON_FIELDS = _fields("ns nsd:bool bname oway:bool lo:bool")
 
 _TOPIC = "topic!"
 _QUEUE = "topic! queueId:int!"
@@ -164,7 +164,7 @@ _PULL = (
     " suspendTimeoutMillis:int! subscription subVersion:int! expressionType maxMsgBytes:int requestSource:int"
     " proxyFrowardClientId liteTopic"
 )
-_PULLED = (
+_PULL_ANSWER = (
     "suggestWhichBrokerId:int nextBeginOffset:int! minOffset:int! maxOffset:int! offsetDelta:int topicSysFlag:int"
     " groupSysFlag:int forbiddenType:int"
 )
@@ -172,18 +172,18 @@ _SEND = (
     "producerGroup! topic! defaultTopic! defaultTopicQueueNums:int! queueId:int! sysFlag:int! bornTimestamp:int!"
     " flag:int! properties reconsumeTimes:int unitMode:bool batch:bool maxReconsumeTimes:int"
 )
-_SEND_SHORT = (
+_SEND_V2 = (
     "producerGroup!=a topic!=b defaultTopic!=c defaultTopicQueueNums:int!=d queueId:int!=e sysFlag:int!=f"
     " bornTimestamp:int!=g flag:int!=h properties=i reconsumeTimes:int=j unitMode:bool=k maxReconsumeTimes:int=l"
     " batch:bool=m brokerName=n"
 )
-_SENT = "msgId! queueId:int! queueOffset:int! transactionId batchUniqId recallHandle MSG_REGION TRACE_ON:bool"
+_SEND_ANSWER = "msgId! queueId:int! queueOffset:int! transactionId batchUniqId recallHandle MSG_REGION TRACE_ON:bool"
 
-by_code: dict[int, Row] = {}
+by_code: dict[int, RequestRow] = {}
 
 
-def _row(code: Request, fields: str = "", answer: str = "") -> Row:
-    row = Row(code, _fields(fields), _fields(answer))
+def _row(code: Request, fields: str = "", answer: str = "") -> RequestRow:
+    row = RequestRow(code, _fields(fields), _fields(answer))
     by_code[code] = row
     return row
 
@@ -218,9 +218,9 @@ GET_MIN_OFFSET = _row(Request.GET_MIN_OFFSET, _QUEUE, _OFFSET)
 GET_EARLIEST_MSG_STORETIME = _row(Request.GET_EARLIEST_MSG_STORETIME, _QUEUE, "timestamp:int!")
 
 # Reading
-PULL_MESSAGE = _row(Request.PULL_MESSAGE, _PULL, _PULLED)
+PULL_MESSAGE = _row(Request.PULL_MESSAGE, _PULL, _PULL_ANSWER)
 # Fields of a pull that is answered at once and changes nothing on the broker.
-FLEETING: dict[str, Any] = {
+IMMEDIATE_PULL: dict[str, Any] = {
     "sysFlag": PullSysFlag.SUBSCRIPTION,
     "commitOffset": 0,
     "suspendTimeoutMillis": 0,
@@ -234,10 +234,10 @@ QUERY_MESSAGE = _row(
 VIEW_MESSAGE_BY_ID = _row(Request.VIEW_MESSAGE_BY_ID, "offset:int! topic")
 
 # Writing
-SEND_MESSAGE = _row(Request.SEND_MESSAGE, _SEND, _SENT)
-SEND_MESSAGE_V2 = _row(Request.SEND_MESSAGE_V2, _SEND_SHORT, _SENT)
-SEND_BATCH_MESSAGE = _row(Request.SEND_BATCH_MESSAGE, _SEND_SHORT, _SENT)
-SEND_REPLY_MESSAGE_V2 = _row(Request.SEND_REPLY_MESSAGE_V2, _SEND_SHORT, _SENT)
+SEND_MESSAGE = _row(Request.SEND_MESSAGE, _SEND, _SEND_ANSWER)
+SEND_MESSAGE_V2 = _row(Request.SEND_MESSAGE_V2, _SEND_V2, _SEND_ANSWER)
+SEND_BATCH_MESSAGE = _row(Request.SEND_BATCH_MESSAGE, _SEND_V2, _SEND_ANSWER)
+SEND_REPLY_MESSAGE_V2 = _row(Request.SEND_REPLY_MESSAGE_V2, _SEND_V2, _SEND_ANSWER)
 RECALL_MESSAGE = _row(Request.RECALL_MESSAGE, "topic! recallHandle! producerGroup", "msgId!")
 END_TRANSACTION = _row(
     Request.END_TRANSACTION,

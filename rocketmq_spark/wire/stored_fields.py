@@ -1,10 +1,11 @@
-"""The messages of a usual answer, whose fields are decoded when they are read.
+"""The messages of a usual answer. Most of their fields are decoded at the first access.
 
-Nearly all answers are usual: each message is whole, in Java's first layout, between IPv4 addresses, neither compressed nor a
-batch, and at a later offset than the one before. A listener reads the body and perhaps a few properties, so only the offset and
-the body are decoded at once: this takes a quarter of the time of ``messages.decode_one``. All other answers are decoded there.
+Nearly all answers are usual: each message is complete, in Java's first layout, with IPv4 addresses, neither compressed nor a
+batch, and at a later offset than the previous message. A listener reads the body and perhaps a few properties, so only the
+offset and the body are decoded at once: this takes a quarter of the time of ``messages.decode_one``. All other answers are
+decoded there.
 
-A message has copies of its bytes, not views: otherwise one that is kept would keep its answer, which may have 16 MiB.
+A message has copies of its bytes, not views. Otherwise a message that the user keeps would keep its answer, up to 16 MiB.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _V1 = MESSAGE_MAGIC_V1 - (1 << 32)  # read as a signed number
 _UNUSUAL = int(SysFlag.BORNHOST_V6 | SysFlag.STOREHOST_V6 | SysFlag.COMPRESSED | INNER_BATCH_MASK)
 
 _INT, _LONG = struct.Struct(">i"), struct.Struct(">q")
-_NUMBERS = {
+_NUMBER_FIELDS = {
     "store_size": (_INT, 0),
     "flag": (_INT, 16),
     "commit_log_offset": (_LONG, 28),
@@ -34,20 +35,20 @@ _NUMBERS = {
     "reconsume_times": (_INT, 72),
     "prepared_transaction_offset": (_LONG, 76),
 }
-_HOSTS = {"born_host": 48, "store_host": 64}
+_HOST_FIELDS = {"born_host": 48, "store_host": 64}
 
 
-def field(name: str, message: ReceivedMessage) -> Any:
+def decode_field(name: str, message: ReceivedMessage) -> Any:
     """Decode a field of a message: ``_head`` is what is stored before its body."""
     if name == "properties":
         message.properties = found = StoredProperties(message._properties)
         return found
     head = message._head
-    if name in _HOSTS:
-        return host_text(*_address(head, _HOSTS[name]))
+    if name in _HOST_FIELDS:
+        return host_text(*_address(head, _HOST_FIELDS[name]))
     if name == "offset_msg_id":
-        return offset_msg_id(*_address(head, _HOSTS["store_host"]), field("commit_log_offset", message))
-    number, at = _NUMBERS[name]
+        return offset_msg_id(*_address(head, _HOST_FIELDS["store_host"]), decode_field("commit_log_offset", message))
+    number, at = _NUMBER_FIELDS[name]
     return number.unpack_from(head, at)[0]
 
 
@@ -78,7 +79,7 @@ def usual_messages(data: bytes, start: int, end: int, queue: MessageQueue) -> li
         message = new(cls)
         message.topic, message.queue, message.queue_offset = topic, queue, offset
         message.body, message.decode_error = data[body_at:body_end], None
-        message._head, message._properties, message._field = data[at:body_at], data[length_at + 2 : after], field
+        message._head, message._properties, message._field = data[at:body_at], data[length_at + 2 : after], decode_field
         found.append(message)
         start, at = offset + 1, after
     return found if start <= end else None

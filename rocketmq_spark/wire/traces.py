@@ -18,9 +18,9 @@ _SEPARATORS = re.compile(f"[{_FIELD}{_RECORD}]")
 _NULL = "null"
 DEFAULT_REGION = "DefaultRegion"
 
-# Limits of one trace message. A query for traces returns at most 64 messages, so they must not be small; brokers accept 32 KB
-# of keys.
-MOST_RECORDS, MOST_CHARACTERS, MOST_KEY_BYTES = 100, 100_000, 24_000
+# Limits of one trace message. They are large because a query for traces returns at most 64 messages. Brokers accept 32 KB of
+# keys.
+MAX_RECORDS, MAX_CHARACTERS, MAX_KEY_BYTES = 100, 100_000, 24_000
 
 
 class TraceRecord(NamedTuple):
@@ -41,10 +41,10 @@ class TracedMessage(NamedTuple):
 
     @classmethod
     def of(cls, topic: str, properties: Mapping[str, str], region: str | None = None) -> TracedMessage:
-        """Takes the data from properties. A message of a batch has no region in its own properties."""
+        """The data of a message from its properties. Messages of a batch have no region of their own: pass the batch's."""
 
         def get(name: str, default: str | None = None) -> str | None:
-            # Another client may have given an id or a key with a separator of records, which would spoil other records.
+            # An id or key of another client may contain a separator, which would damage other records.
             value = properties.get(name, default)
             return value and _SEPARATORS.sub("?", value)
 
@@ -72,10 +72,12 @@ class MessageKind(enum.IntEnum):
         """The kind of a message that is sent, by its properties."""
         if properties.get(Property.TRANSACTION_PREPARED) == "true":
             return cls.HALF
-        return cls.DELAY if _DELAYING & properties.keys() else cls.NORMAL
+        return cls.DELAY if _DELAY_PROPERTIES & properties.keys() else cls.NORMAL
 
 
-_DELAYING = frozenset((Property.DELAY, Property.TIMER_DELIVER_MS, Property.TIMER_DELAY_MS, Property.TIMER_DELAY_SEC))
+_DELAY_PROPERTIES = frozenset(
+    (Property.DELAY, Property.TIMER_DELIVER_MS, Property.TIMER_DELAY_MS, Property.TIMER_DELAY_SEC)
+)
 
 
 class ConsumeReturn(enum.IntEnum):
@@ -97,59 +99,61 @@ class Acknowledged(NamedTuple):
     ok: bool
 
 
-def published(about: TracedMessage, group: str, began_ms: int, cost_ms: int, how: Acknowledged) -> TraceRecord:
+def publish_record(
+    message: TracedMessage, group: str, started_ms: int, cost_ms: int, acknowledged: Acknowledged
+) -> TraceRecord:
     """The record of a message that a broker has stored."""
-    return about.record(
-        "Pub", began_ms, about.region, group, about.topic, about.msg_id, about.tags, about.keys, how.host, how.body_bytes,
-        cost_ms, how.kind.value, how.offset_msg_id, how.ok,
+    return message.record(
+        "Pub", started_ms, message.region, group, message.topic, message.msg_id, message.tags, message.keys,
+        acknowledged.host, acknowledged.body_bytes, cost_ms, acknowledged.kind.value, acknowledged.offset_msg_id, acknowledged.ok,
     )  # fmt: skip
 
 
-def consuming(about: TracedMessage, group: str, request_id: str, now_ms: int, attempt: int) -> TraceRecord:
+def consume_start_record(message: TracedMessage, group: str, request_id: str, now_ms: int, attempt: int) -> TraceRecord:
     """The record of a message before its listener is called; ``attempt`` counts from 0."""
-    return about.record(
-        "SubBefore", now_ms, about.region, group, request_id, about.msg_id, attempt, about.keys
+    return message.record(
+        "SubBefore", now_ms, message.region, group, request_id, message.msg_id, attempt, message.keys
     )  # fmt: skip
 
 
-def consumed(
-    about: TracedMessage, group: str, request_id: str, now_ms: int, cost_ms: int, ended: ConsumeReturn
+def consume_end_record(
+    message: TracedMessage, group: str, request_id: str, now_ms: int, cost_ms: int, result: ConsumeReturn
 ) -> TraceRecord:
     """The record of a message after its listener has returned."""
-    success = ended is ConsumeReturn.SUCCESS
-    return about.record(
-        "SubAfter", request_id, about.msg_id, cost_ms, success, about.keys, ended.value, now_ms, group
+    success = result is ConsumeReturn.SUCCESS
+    return message.record(
+        "SubAfter", request_id, message.msg_id, cost_ms, success, message.keys, result.value, now_ms, group
     )  # fmt: skip
 
 
-def transaction_ended(
-    about: TracedMessage, group: str, now_ms: int, transaction_id: str, state: str, asked: bool
+def transaction_end_record(
+    message: TracedMessage, group: str, now_ms: int, transaction_id: str, state: str, from_check: bool
 ) -> TraceRecord:
     """The record of a decision on a half message; ``state`` is a name of Java's ``LocalTransactionState``."""
-    return about.record(
-        "EndTransaction", now_ms, about.region, group, about.topic, about.msg_id, about.tags, about.keys, "",
-        MessageKind.COMMIT.value, transaction_id, state, asked,
+    return message.record(
+        "EndTransaction", now_ms, message.region, group, message.topic, message.msg_id, message.tags, message.keys, "",
+        MessageKind.COMMIT.value, transaction_id, state, from_check,
     )  # fmt: skip
 
 
-def recalled(about: TracedMessage, group: str, now_ms: int, success: bool) -> TraceRecord:
+def recall_record(message: TracedMessage, group: str, now_ms: int, success: bool) -> TraceRecord:
     """The record of an attempt to cancel a delayed message."""
-    return about.record("Recall", now_ms, about.region, group, about.topic, about.msg_id, success)
+    return message.record("Recall", now_ms, message.region, group, message.topic, message.msg_id, success)
 
 
-def messages(records: Iterable[TraceRecord]) -> Iterator[tuple[str, Sequence[str], int]]:
+def trace_messages(records: Iterable[TraceRecord]) -> Iterator[tuple[str, Sequence[str], int]]:
     """The trace messages for ``records``: body, keys, and number of records of each."""
     texts: list[str] = []
     keys: dict[str, None] = {}
     size = key_bytes = 0
     for record in records:
-        fresh = [key for key in _few(record.keys) if key not in keys]
+        fresh = [key for key in _limited_keys(record.keys) if key not in keys]
         more = sum(len(key.encode()) + 1 for key in fresh)
         if texts and (
-            len(texts) == MOST_RECORDS or size + len(record.text) > MOST_CHARACTERS or key_bytes + more > MOST_KEY_BYTES
+            len(texts) == MAX_RECORDS or size + len(record.text) > MAX_CHARACTERS or key_bytes + more > MAX_KEY_BYTES
         ):
             yield "".join(texts), tuple(keys), len(texts)
-            texts, keys, size, key_bytes, fresh = [], {}, 0, 0, list(_few(record.keys))
+            texts, keys, size, key_bytes, fresh = [], {}, 0, 0, list(_limited_keys(record.keys))
             more = sum(len(key.encode()) + 1 for key in fresh)
         texts.append(record.text)
         keys.update(dict.fromkeys(fresh))
@@ -159,9 +163,9 @@ def messages(records: Iterable[TraceRecord]) -> Iterator[tuple[str, Sequence[str
         yield "".join(texts), tuple(keys), len(texts)
 
 
-def _few(keys: Sequence[str]) -> Iterator[str]:
-    """The message id, and as many keys as one trace message can have."""
-    room = MOST_KEY_BYTES
+def _limited_keys(keys: Sequence[str]) -> Iterator[str]:
+    """The message id, and the first keys, up to the limit of a trace message."""
+    room = MAX_KEY_BYTES
     for key in dict.fromkeys(keys):
         room -= len(key.encode()) + 1
         if room < 0:

@@ -15,7 +15,7 @@ from rocketmq_spark.model import MessageQueue, PullRequest
 from rocketmq_spark.model.admin import GROUP
 from rocketmq_spark.wire.header import Command
 from rocketmq_spark.wire.identifiers import OffsetMessageId
-from rocketmq_spark.wire.messages import NO_ROOM
+from rocketmq_spark.wire.messages import NO_MEMORY
 from rocketmq_spark.wire.names import Scope
 from tests.client.conftest import Parts
 from tests.decode.fetching import stored, text
@@ -138,7 +138,7 @@ def test_a_search_does_not_inflate_more_than_memory_holds(
     broker.on(QUERY, ok(one * 3 + stored(b"plain", text(KEYS="k"), topic="t")))
     found = messages.messages_by_key(tools, "t", "k")
     assert [(m.body, m.decode_error) for m in found] == [
-        (bytes(1000), None), (bytes(1000), None), (packed, NO_ROOM), (b"plain", None),
+        (bytes(1000), None), (bytes(1000), None), (packed, NO_MEMORY), (b"plain", None),
     ]  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from rocketmq_spark.errors import AccessDenied, NotReadable, OptionError
 from rocketmq_spark.queues.environment import Environment
 from rocketmq_spark.wire import rpc
 from rocketmq_spark.wire.header import Command
-from rocketmq_spark.wire.messages import NO_ROOM
+from rocketmq_spark.wire.messages import NO_MEMORY
 from rocketmq_spark.wire.names import Scope
 from tests.client.conftest import Parts
 from tests.decode.fetching import stored
@@ -229,6 +229,6 @@ def test_messages_of_a_time_take_no_more_memory_than_they_may(
     whole = peak_bytes(lambda: messages.messages_of_time(tools, "t", 10, 40, 9))
     given = messages.messages_of_time(tools, "t", 10, 40, 9)
     assert [(len(m.body), m.decode_error) for m in given] == [
-        (len(body), None), (3, None), (len(body), None), (len(packed), NO_ROOM), (len(packed), NO_ROOM),
+        (len(body), None), (3, None), (len(body), None), (len(packed), NO_MEMORY), (len(packed), NO_MEMORY),
     ]  # fmt: skip
     assert whole < 40 << 20

@@ -324,7 +324,7 @@ def test_what_is_read_quickly_is_what_is_read_with_care(data: st.DataObject) -> 
     at = data.draw(st.integers(0, len(stored) - 1))
     stored[at] ^= data.draw(st.sampled_from([0, *(1 << bit for bit in range(8))]))
     how = messages.DecodeSettings(QUEUE.broker_name, queue=QUEUE)
-    careful = list(_with_valid_offsets(bytes(stored), messages.stored_in(bytes(stored)), REQUEST.offset, 8, how))
+    careful = list(_with_valid_offsets(bytes(stored), messages.find_messages(bytes(stored)), REQUEST.offset, 8, how))
     assert list(requested_messages(REQUEST, stored, NO_SCOPE, 8)) == careful
 
 

@@ -22,9 +22,9 @@ def test_lengths_nulls_and_filled_of_any_slice(texts, cut, end):
     ):
         assert array.to_pylist() == [None if v is None else v.encode() for v in values]
         assert arrow.lengths(array).tolist() == [len((v or "").encode()) for v in values]
-        filled = arrow.filled(array)
+        filled = arrow.non_empty_mask(array)
         assert (np.ones(len(values), bool) if filled is None else filled).tolist() == [bool(v) for v in values]
-        nulls = arrow.nulls(array)
+        nulls = arrow.null_mask(array)
         assert (np.zeros(len(values), bool) if nulls is None else nulls).tolist() == [v is None for v in values]
 
 
@@ -37,10 +37,10 @@ def test_rows_with_some_bytes(values, cut):
 
 def test_pieces_join_constants_that_are_neighbours():
     pieces = arrow.Pieces(2)
-    pieces.constant(b"a")
-    pieces.constant(b"b")
-    pieces.column(pa.array([b"1", b"22"]))
-    pieces.constant(b"c")
+    pieces.add_constant(b"a")
+    pieces.add_constant(b"b")
+    pieces.add_column(pa.array([b"1", b"22"]))
+    pieces.add_constant(b"c")
     assert pieces.lengths.tolist() == [4, 5]
     start, rest = pieces.split()
     assert start == b"ab"
@@ -49,7 +49,7 @@ def test_pieces_join_constants_that_are_neighbours():
 
 
 def test_fixed_rows():
-    assert arrow.fixed(np.frombuffer(b"abcdef", np.uint8).reshape(3, 2)).to_pylist() == [b"ab", b"cd", b"ef"]
+    assert arrow.fixed_width(np.frombuffer(b"abcdef", np.uint8).reshape(3, 2)).to_pylist() == [b"ab", b"cd", b"ef"]
 
 
 @pytest.mark.parametrize("column", [pa.array([], pa.string()), pa.chunked_array([], pa.string())])
@@ -57,4 +57,4 @@ def test_nothing(column):
     array = arrow.as_bytes(column)
     assert arrow.lengths(array).tolist() == []
     assert len(arrow.rows_with(array, b"\x01")) == 0
-    assert bytes(arrow.content(array)[0]) == b""
+    assert bytes(arrow.data_and_offsets(array)[0]) == b""

@@ -24,7 +24,7 @@ def cuts(draw):
 
 def laid(buffer, pairs):
     starts, ends = (np.array([pair[i] for pair in pairs], np.int64) for i in (0, 1))
-    return arrow.binary(np.frombuffer(buffer, np.uint8), starts, ends)
+    return arrow.slices(np.frombuffer(buffer, np.uint8), starts, ends)
 
 
 @given(cuts())
@@ -33,7 +33,7 @@ def test_binary(case):
     found = laid(buffer, pairs)
     found.validate(full=True)
     assert found.to_pylist() == [buffer[start:end] for start, end in pairs]
-    content, positions = arrow.data(found)
+    content, positions = arrow.array_and_offsets(found)
     assert [bytes(content[a:b]) for a, b in itertools.pairwise(positions)] == found.to_pylist()
 
 
@@ -42,7 +42,7 @@ def test_strings(case, data):
     buffer, pairs = case
     present = np.array(data.draw(st.lists(st.booleans(), min_size=len(pairs), max_size=len(pairs))), bool)
     for mask in (None, present):
-        found = arrow.strings(laid(buffer, pairs), mask, buffer.isascii())
+        found = arrow.to_strings(laid(buffer, pairs), mask, buffer.isascii())
         found.validate(full=True)
         assert found.to_pylist() == [
             buffer[start:end].decode("utf-8", "replace") if mask is None or mask[i] else None
@@ -76,15 +76,15 @@ def test_hexadecimal(rows):
 
 
 def test_odds_grow_on_demand():
-    assert arrow.odds(3).to_pylist() == [1, 3, 5]
-    assert arrow.odds(100_000)[-1].as_py() == 199_999
+    assert arrow.odd_numbers(3).to_pylist() == [1, 3, 5]
+    assert arrow.odd_numbers(100_000)[-1].as_py() == 199_999
 
 
 @pytest.mark.parametrize("base", [(1 << 31) - 4, (1 << 31) + 7, (1 << 32) + 1])
 def test_positions_beyond_31_bits_do_not_wrap(base):
     buffer = np.zeros(base + 10, np.uint8)  # of which only the touched pages exist
     buffer[base : base + 6] = np.frombuffer(b"abcdef", np.uint8)
-    found = arrow.binary(buffer, np.array([base + 3, base], np.int64), np.array([base + 6, base + 3], np.int64))
+    found = arrow.slices(buffer, np.array([base + 3, base], np.int64), np.array([base + 6, base + 3], np.int64))
     found.validate(full=True)
     assert found.to_pylist() == [b"def", b"abc"]
 
@@ -92,5 +92,5 @@ def test_positions_beyond_31_bits_do_not_wrap(base):
 def test_more_than_an_array_can_hold_is_an_error_with_its_remedy():
     buffer = np.zeros((1 << 31) + 1, np.uint8)
     with pytest.raises(DecodeError, match="2147483648 bytes of messages are too many for one Arrow array") as e:
-        arrow.binary(buffer, np.array([0, 1 << 31], np.int64), np.array([1, 1 << 31], np.int64))
+        arrow.slices(buffer, np.array([0, 1 << 31], np.int64), np.array([1, 1 << 31], np.int64))
     assert "Lower option 'maxBytesInFlight'" in str(e.value)

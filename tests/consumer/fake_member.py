@@ -16,7 +16,7 @@ from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import LocalProtocolError, RocketMQError, RouteNotFound, ServerFault, error_for
 from rocketmq_spark.model import Filter, MessageQueue, PullAnswer, PullRequest, PullStatus, QueueBounds, ReceivedMessage
 from rocketmq_spark.model.membership import Asked, Membership
-from rocketmq_spark.wire.messages import portion
+from rocketmq_spark.wire.messages import first_portion
 from tests.producer.scripted import ManualTimer, Time
 
 Done = Callable[[PullAnswer | RocketMQError], None]
@@ -164,7 +164,7 @@ class Rows:
 
 def as_rows(parts: Sequence[FetchedPart]) -> tuple[Rows, int | None]:
     """As ``decode.polled.batch_of`` does."""
-    found, left = portion(one for part in parts for one in part.read())
+    found, left = first_portion(one for part in parts for one in part.read())
     return Rows(found), None if left is None else found[-1].queue_offset + 1
 
 

@@ -43,7 +43,7 @@ def inner(base, **asked):
     ],
 )
 def test_a_look_at_an_answer(answer, whole, beyond, holes):
-    first, found = careful.apart(fetch(numbered(7), answer))
+    first, found = careful.check_each_answer(fetch(numbered(7), answer))
     assert first == AnswerCheck(True, False, [])
 
     assert found == AnswerCheck(whole, beyond, [Hole(1, start, end) for start, end in holes])
@@ -53,7 +53,7 @@ def placed(fetched, answers):
     return [
         (answer.range_number, message.queue_offset)
         for answer in answers
-        for message in careful.placed(
+        for message in careful.messages_in_range(
             decode_leniently(fetched.buffer[answer.begin : answer.end].tobytes(), "b"), answer
         )
     ]
@@ -72,12 +72,12 @@ def test_objects_and_columns_agree():
         told.append(list(holes))
         return 2
 
-    def on_beyond(answers):
+    def correct_ends(answers):
         return [answer._replace(limit=4 if answer.range_number == 0 else 3) for answer in answers]
 
     wanted = [*((0, n) for n in (0, 1, 3)), *((1, n) for n in range(3))]
-    assert placed(fetched, careful.usable(fetched, on_holes, on_beyond)) == wanted
-    (batch,) = Decoder(QUEUES, on_holes=on_holes, on_beyond=on_beyond).batches(fetched, None)
+    assert placed(fetched, careful.usable_answers(fetched, on_holes, correct_ends)) == wanted
+    (batch,) = Decoder(QUEUES, on_holes=on_holes, correct_ends=correct_ends).batches(fetched, None)
     assert batch.column("queueOffset").to_pylist() == [offset for _, offset in wanted]
     assert told[0] == told[1] == [Hole(2, 1, 2)]
 
@@ -85,7 +85,7 @@ def test_objects_and_columns_agree():
 def test_only_answers_that_went_beyond_are_asked_about():
     fetched = fetch(numbered(0, 1), numbered(2, 3, start=2, limit=3, next_offset=4))
     asked = []
-    found = careful.usable(
+    found = careful.usable_answers(
         fetched, lambda answers, holes: len(answers), lambda answers: asked.extend(answers) or answers
     )
     assert asked == [fetched.answers[1]]
@@ -108,22 +108,22 @@ def offsets(found: Iterable[ReceivedMessage]) -> list[int]:
 def test_what_lies_before_the_start_belongs_to_others_only_inside_of_a_batch() -> None:
     """The index of a queue may be shifted: then messages have lower offsets than their places."""
     answer = FetchedAnswer(0, 10, 13, 13, 0, 0)
-    assert offsets(careful.placed([message(8), message(9), message(10)], answer)) == [8, 9, 10]
+    assert offsets(careful.messages_in_range([message(8), message(9), message(10)], answer)) == [8, 9, 10]
     inner = [message(offset, SysFlag.INNER_BATCH) for offset in (8, 9, 10)]
-    assert offsets(careful.placed(inner, answer)) == [10]
+    assert offsets(careful.messages_in_range(inner, answer)) == [10]
 
 
 def test_what_lies_behind_the_end_belongs_to_others_where_the_broker_went_beyond_it() -> None:
     given = [message(offset) for offset in (11, 12, 13, 14)]
-    assert offsets(careful.placed(given, FetchedAnswer(0, 10, 13, 13, 0, 0))) == [11, 12, 13, 14]
-    assert offsets(careful.placed(given, FetchedAnswer(0, 10, 13, 15, 0, 0))) == [11, 12]
+    assert offsets(careful.messages_in_range(given, FetchedAnswer(0, 10, 13, 13, 0, 0))) == [11, 12, 13, 14]
+    assert offsets(careful.messages_in_range(given, FetchedAnswer(0, 10, 13, 15, 0, 0))) == [11, 12]
 
 
 @pytest.mark.parametrize(("dense", "expected"), [(True, [10, 11, 12, 13, 14, 15]), (False, [10, 11, 13, 14])])
 def test_what_cannot_be_decoded_stands_between_its_neighbours(dense: bool, expected: list[int]) -> None:
     garbled = message(-1, error="why")
     given = [message(10), garbled, garbled, message(13), garbled]
-    found = list(careful.placed(given, FetchedAnswer(0, 10, 16, 16, 0, 0), dense))
+    found = list(careful.messages_in_range(given, FetchedAnswer(0, 10, 16, 16, 0, 0), dense))
     assert offsets(found) == expected
     assert [one.queue_offset for one in found if one.decode_error is None] == [10, 13]
 
@@ -133,5 +133,5 @@ def test_what_cannot_be_decoded_stands_between_its_neighbours(dense: bool, expec
 def test_what_cannot_be_decoded_is_told_whatever_its_neighbours_say(before: int, dense: bool) -> None:
     garbled = message(-1, error="why")
     for given in ([message(before), garbled], [message(before), garbled, message(11)]):
-        found = list(careful.placed(given, FetchedAnswer(0, 10, 16, 16, 0, 0), dense))
+        found = list(careful.messages_in_range(given, FetchedAnswer(0, 10, 16, 16, 0, 0), dense))
         assert [one for one in found if one.decode_error is not None]

@@ -9,8 +9,8 @@ import pytest
 
 from rocketmq_spark.base.codes import SysFlag
 from rocketmq_spark.columnar.decode.decoder import Decoder
-from rocketmq_spark.columnar.decode.rows import Careful
-from rocketmq_spark.columnar.decode.schema import BASIC, DECODE_ERROR, FULL, Bad, undecodable
+from rocketmq_spark.columnar.decode.rows import ReferenceDecoder
+from rocketmq_spark.columnar.decode.schema import BASIC, DECODE_ERROR, FULL, BadMessages, undecodable_error
 from rocketmq_spark.errors import DecodeError
 from rocketmq_spark.model import Filter, MessageQueue
 from rocketmq_spark.pull.fetched import Hole
@@ -50,7 +50,7 @@ def damaged(bad: bytes, **around: int):
 
 
 def rows(policy: str, bad: bytes, columns=COLUMNS, portion: int | None = None, **around: int):
-    decoder = Decoder(QUEUES, columns, "user", bad=Bad(policy))
+    decoder = Decoder(QUEUES, columns, "user", bad_messages=BadMessages(policy))
     return [row for batch in decoder.batches(damaged(bad, **around), portion) for row in batch.to_pylist()]
 
 
@@ -102,7 +102,7 @@ def test_a_body_that_nobody_wants_need_not_be_readable(what):
     columns = tuple(column for column in COLUMNS if column.name != "body")
     fast = Decoder(QUEUES, columns)(damaged(BAD[what])).to_pylist()
     assert places(fast) == ALL
-    assert fast == Careful(QUEUES, columns, "user")(damaged(BAD[what])).to_pylist()
+    assert fast == ReferenceDecoder(QUEUES, columns, "user")(damaged(BAD[what])).to_pylist()
 
 
 def test_a_batch_that_nobody_can_open_is_bad_although_its_body_is_not_wanted():
@@ -122,14 +122,18 @@ def test_a_batch_that_nobody_can_open_is_bad_although_its_body_is_not_wanted():
 def test_both_paths_agree_where_several_are_bad(policy, one, two):
     here = Answer([good(10), BAD[one], good(13)], number=1, start=10, limit=14, next_offset=14)
     fetched = fetch(here, Answer([BAD[two], good(13)], number=2, start=12, limit=14, next_offset=14))
-    found = [row for b in Decoder(QUEUES, COLUMNS, bad=Bad(policy)).batches(fetched, None) for row in b.to_pylist()]
-    assert found == Careful(QUEUES, COLUMNS, "user", bad=Bad(policy))(fetched).to_pylist()
+    found = [
+        row
+        for b in Decoder(QUEUES, COLUMNS, bad_messages=BadMessages(policy)).batches(fetched, None)
+        for row in b.to_pylist()
+    ]
+    assert found == ReferenceDecoder(QUEUES, COLUMNS, "user", bad_messages=BadMessages(policy))(fetched).to_pylist()
 
 
 def test_an_unreadable_rest_of_an_answer_has_a_row_for_each_offset():
     rest = b"\x00\x00\x00\x05" + good(12)[4:-20]
     fetched = fetch(Answer([good(10), rest], start=10, limit=14, next_offset=14))
-    found = Decoder(QUEUES, COLUMNS, bad=Bad("null")).batches(fetched, None)
+    found = Decoder(QUEUES, COLUMNS, bad_messages=BadMessages("null")).batches(fetched, None)
     assert [row["queueOffset"] for batch in found for row in batch.to_pylist()] == [10, 11, 12, 13]
 
 
@@ -143,7 +147,7 @@ def test_what_an_answer_beside_a_bad_one_skips_is_asked_for_again():
 
     bad = Answer([good(10), BAD["size too small"]], number=1, start=10, limit=13, next_offset=13)
     skips = Answer([good(0), good(2)], number=2, start=0, limit=3, next_offset=3)
-    decoder = Decoder(QUEUES, COLUMNS, "user", on_holes=usable, bad=Bad("null"))
+    decoder = Decoder(QUEUES, COLUMNS, "user", on_holes=usable, bad_messages=BadMessages("null"))
     found = [row for batch in decoder.batches(fetch(bad, skips), None) for row in batch.to_pylist()]
     assert asked == [[Hole(1, 1, 2)]]
     assert [row["queueOffset"] for row in found] == [10, 11, 12]
@@ -152,7 +156,9 @@ def test_what_an_answer_beside_a_bad_one_skips_is_asked_for_again():
 def test_with_a_filter_nobody_knows_how_many_there_were():
     rest = b"\x00\x00\x00\x05" + good(12)[4:-20]
     fetched = fetch(Answer([good(10), rest], start=10, limit=14, next_offset=14))
-    found = Decoder(QUEUES, COLUMNS, "user", Filter("a", "TAG"), bad=Bad("null")).batches(fetched, None)
+    found = Decoder(QUEUES, COLUMNS, "user", Filter("a", "TAG"), bad_messages=BadMessages("null")).batches(
+        fetched, None
+    )
     assert [row["queueOffset"] for batch in found for row in batch.to_pylist()] == [10, 11]
 
 
@@ -166,25 +172,25 @@ def test_inner_batches_among_bad_messages():
     items = [BatchItem(b"%d" % i, text(n=str(i)).decode()) for i in range(3)]
     inner = stored(encode_batch(items), sys_flag=INNER, queue_offset=11)
     fetched = fetch(Answer([good(10), inner, unpackable(14), good(15)], start=10, limit=16, next_offset=16))
-    found = Decoder(QUEUES, COLUMNS, bad=Bad("null")).batches(fetched, None)
+    found = Decoder(QUEUES, COLUMNS, bad_messages=BadMessages("null")).batches(fetched, None)
     assert [row["body"] for batch in found for row in batch.to_pylist()] == [b"10", b"0", b"1", b"2", None, b"15"]
 
 
 def test_the_first_are_logged_each_and_all_are_counted(caplog):
     caplog.set_level(logging.WARNING)
-    bad, queue = Bad("skip"), MessageQueue("t", "b", 0)
+    bad, queue = BadMessages("skip"), MessageQueue("t", "b", 0)
     for offset in range(10):
-        bad.met(queue, offset, "why")
+        bad.add(queue, offset, "why")
     bad.summary()
     assert len(caplog.records) == 10
     for offset in range(10, 25):
-        bad.met(queue, offset, "why")
+        bad.add(queue, offset, "why")
     assert len(caplog.records) == 10
     bad.summary()
     assert caplog.records[-1].getMessage() == "25 messages in all cannot be decoded; badMessage=skip"
 
 
-@pytest.mark.parametrize("decode", [Decoder, Careful])
+@pytest.mark.parametrize("decode", [Decoder, ReferenceDecoder])
 @pytest.mark.parametrize("policy", ["fail", "null", "skip"])
 def test_a_task_logs_which_times_are_null(decode, policy, caplog):
     """One line for each column, with the first message of the tags that are read."""
@@ -196,8 +202,8 @@ def test_a_task_logs_which_times_are_null(decode, policy, caplog):
     fetched = fetch(
         Answer([good(5)]), Answer(others, number=1), Answer([stored(b"x", text(TAGS="a"), store_ms=1 << 60)], number=2)
     )
-    bad = Bad(policy)
-    decoder = decode(QUEUES, BASIC, "user", filtered=Filter("a", "TAG"), bad=bad)
+    bad = BadMessages(policy)
+    decoder = decode(QUEUES, BASIC, "user", topic_filter=Filter("a", "TAG"), bad_messages=bad)
     found = [row for batch in decoder.batches(fetched, 1) for row in batch.to_pylist()]
     assert [(row["bornTimestamp"] is None, row["storeTimestamp"] is None) for row in found] == [
         (False, False),
@@ -214,7 +220,7 @@ def test_a_task_logs_which_times_are_null(decode, policy, caplog):
 
 
 def test_an_error_has_queue_and_topic():
-    made = undecodable(MessageQueue("t", "b", 0), 7, "why")
+    made = undecodable_error(MessageQueue("t", "b", 0), 7, "why")
     assert (made.topic, made.queue) == ("t", "t/b/0")
     assert "the message at offset 7 cannot be decoded: why" in str(made)
     assert """rocketmq-spark tail t --no-follow --count 1 --from '{"t":{"b":{"0":7}}}'; to continue""" in str(made)

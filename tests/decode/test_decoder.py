@@ -16,7 +16,7 @@ from rocketmq_spark.base.codes import SysFlag
 from rocketmq_spark.columnar.decode import rows as careful
 from rocketmq_spark.columnar.decode import stored_messages
 from rocketmq_spark.columnar.decode.decoder import Decoder
-from rocketmq_spark.columnar.decode.schema import BASIC, EARLIEST_MS, FULL, LATEST_MS, Bad, arrow_schema
+from rocketmq_spark.columnar.decode.schema import BASIC, EARLIEST_MS, FULL, LATEST_MS, BadMessages, arrow_schema
 from rocketmq_spark.errors import DecodeError
 from rocketmq_spark.model import Filter, MessageQueue
 from rocketmq_spark.wire import compression
@@ -288,11 +288,11 @@ def test_where_a_filtered_answer_went_beyond_on_a_shifted_queue_its_end_is_asked
     healthy = Answer([stored(b"y", text(TAGS="a"), queue_offset=i) for i in range(5)], 1, 0, 3, 5)
     asked = []
 
-    def on_beyond(answers):
+    def correct_ends(answers):
         asked.extend((answer.range_number, answer.limit) for answer in answers)
         return [answer._replace(limit=4 if answer.range_number == 0 else 3) for answer in answers]
 
-    decoder = Decoder(QUEUES, filtered=Filter("a"), on_beyond=on_beyond, bad=Bad("null"))
+    decoder = Decoder(QUEUES, topic_filter=Filter("a"), correct_ends=correct_ends, bad_messages=BadMessages("null"))
     found = pa.Table.from_batches(decoder.batches(fetch(Answer(made, 0, 0, 3, 5), healthy), None)).to_pylist()
     places = [(row["brokerName"], row["queueOffset"]) for row in found]
     expected = [*(("broker-a", n) for n in (0, 1, 3)), *(("broker-b", n) for n in range(3))]
@@ -301,11 +301,11 @@ def test_where_a_filtered_answer_went_beyond_on_a_shifted_queue_its_end_is_asked
 
 
 def test_an_answer_whose_messages_all_lie_before_its_end_is_not_asked_about():
-    def on_beyond(answers):
+    def correct_ends(answers):
         raise AssertionError(answers)
 
     fetched = fetch(Answer([stored(queue_offset=i) for i in range(3)], start=0, limit=3, next_offset=9))
-    assert Decoder(QUEUES, on_beyond=on_beyond)(fetched).num_rows == 3
+    assert Decoder(QUEUES, correct_ends=correct_ends)(fetched).num_rows == 3
 
 
 def test_nothing_left_is_an_empty_batch():

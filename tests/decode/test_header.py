@@ -6,7 +6,7 @@ import pytest
 
 from rocketmq_spark.columnar.decode import properties as props
 from rocketmq_spark.columnar.decode import stored_messages
-from rocketmq_spark.columnar.decode.rows import Located, offset_message_ids
+from rocketmq_spark.columnar.decode.rows import ColumnBuilder, offset_message_ids
 from rocketmq_spark.columnar.decode.schema import BASIC, FULL
 from rocketmq_spark.wire.identifiers import host_text
 from tests.decode.fetching import QUEUES, one
@@ -18,8 +18,8 @@ COLUMNS = {column.name: column for column in (*BASIC, *FULL)}
 
 def values(messages, name):
     fetched = one(*messages)
-    located = Located(stored_messages.locate(fetched.buffer, fetched.answers), props.Columns(), QUEUES)
-    made = COLUMNS[name].fast(located, COLUMNS[name].arrow)
+    located = ColumnBuilder(stored_messages.locate(fetched.buffer, fetched.answers), props.PropertyColumns(), QUEUES)
+    made = COLUMNS[name].from_rows(located, COLUMNS[name].arrow)
     made.validate(full=True)
     assert made.type == COLUMNS[name].arrow
     return made.to_pylist()

@@ -15,8 +15,8 @@ from rocketmq_spark.base.codes import SysFlag
 from rocketmq_spark.columnar.decode import inner, stored_messages
 from rocketmq_spark.columnar.decode import rows as careful
 from rocketmq_spark.columnar.decode.decoder import Decoder
-from rocketmq_spark.columnar.decode.rows import apart
-from rocketmq_spark.columnar.decode.schema import BASIC, DECODE_ERROR, FULL, Bad
+from rocketmq_spark.columnar.decode.rows import check_each_answer
+from rocketmq_spark.columnar.decode.schema import BASIC, DECODE_ERROR, FULL, BadMessages
 from rocketmq_spark.errors import DecodeError
 from rocketmq_spark.model import Filter
 from rocketmq_spark.pull.fetched import FetchedAnswer, Hole
@@ -72,7 +72,7 @@ def fast_only(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise AssertionError("the careful path was taken")
 
-    monkeypatch.setattr(Decoder, "_careful", property(refuse))
+    monkeypatch.setattr(Decoder, "_reference_decoder", property(refuse))
 
 
 @pytest.mark.parametrize("codec", [0, *CODECS.values()], ids=["plain", *CODECS])
@@ -98,7 +98,7 @@ def test_hosts_of_both_lengths(fast_only: None) -> None:
 
 def test_a_tag_filter_looks_at_the_messages_and_not_at_the_batch(fast_only: None) -> None:
     outer = stored(encode_batch(items(6)), text(TAGS="nobody's"), sys_flag=int(FLAGS))
-    found = Decoder(QUEUES, filtered=Filter("b || c", "TAG"))(fetch(Answer([outer], limit=6, next_offset=6)))
+    found = Decoder(QUEUES, topic_filter=Filter("b || c", "TAG"))(fetch(Answer([outer], limit=6, next_offset=6)))
     assert found.column("queueOffset").to_pylist() == [1, 3, 5]
 
 
@@ -134,14 +134,14 @@ def test_a_batch_among_messages_that_were_left_out_is_not_there_any_more() -> No
     for flags, there in ((0, False), (int(FLAGS), True)):
         fetched = one(stored(encode_batch(items(2)), sys_flag=flags))
         located = stored_messages.locate(fetched.buffer, fetched.answers)
-        assert inner.present(replace(located, any_flags=int(FLAGS))) is there
+        assert inner.has_inner_batches(replace(located, combined_flags=int(FLAGS))) is there
 
 
 def test_sizes_that_lie_are_believed_by_nobody() -> None:
     body = bytearray(encode_batch(items(3)))
     body[0:4] = struct.pack(">i", 9)
     fetched = one(stored(bytes(body), sys_flag=int(FLAGS)))
-    assert inner.opened(stored_messages.locate(fetched.buffer, fetched.answers)) is None
+    assert inner.unwrap(stored_messages.locate(fetched.buffer, fetched.answers)) is None
     assert both(fetched).column("body").to_pylist() == [item.body for item in items(3)]
 
 
@@ -168,8 +168,8 @@ def test_a_damaged_batch_is_what_it_is_on_the_careful_path(damage: object, codec
         body, flags = compression.compress(body, codec), flags | int(SysFlag.COMPRESSED | codec)
     fetched = fetch(Answer([batch(2, 0), stored(body, sys_flag=flags, queue_offset=2)], limit=5, next_offset=5))
     columns = (*BASIC, *FULL)
-    decoder = Decoder(QUEUES, columns, bad=Bad("null"))
-    slow = careful.Careful(QUEUES, columns, "user", bad=Bad("null"))(fetched)
+    decoder = Decoder(QUEUES, columns, bad_messages=BadMessages("null"))
+    slow = careful.ReferenceDecoder(QUEUES, columns, "user", bad_messages=BadMessages("null"))(fetched)
     assert rows(decoder(fetched)) == rows(slow)
 
 
@@ -180,9 +180,9 @@ def test_a_batch_that_cannot_be_decompressed_is_an_error_that_says_where() -> No
 
 
 def test_what_would_fill_the_memory_is_decompressed_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inner, "_MAX_UNPACKED", 1000)
+    monkeypatch.setattr(inner, "_MAX_DECOMPRESSED_BYTES", 1000)
     fetched = fetch(Answer([batch(40, 0, SysFlag.ZLIB), batch(40, 40, SysFlag.ZLIB)], limit=80, next_offset=80))
-    assert inner.opened(stored_messages.locate(fetched.buffer, fetched.answers)) is None
+    assert inner.unwrap(stored_messages.locate(fetched.buffer, fetched.answers)) is None
     assert len(both(fetched)) == 80
 
 
@@ -191,11 +191,11 @@ def test_the_room_of_one_answer_is_shared_by_its_batches(monkeypatch: pytest.Mon
     size = len(encode_batch(items(40)))
     opened = []
     for room in (2 * size, 2 * size - 1):
-        monkeypatch.setattr(inner, "_MAX_UNPACKED", room)
+        monkeypatch.setattr(inner, "_MAX_DECOMPRESSED_BYTES", room)
         made = [stored(compression.compress(encode_batch(items(40))), sys_flag=int(FLAGS | SysFlag.COMPRESSED | SysFlag.ZLIB),
                        queue_offset=at) for at in (0, 40)]  # fmt: skip
         fetched = fetch(Answer(made, limit=80, next_offset=80))
-        opened.append(inner.opened(stored_messages.locate(fetched.buffer, fetched.answers)))
+        opened.append(inner.unwrap(stored_messages.locate(fetched.buffer, fetched.answers)))
         assert len(both(fetched)) == 80
     assert [found is not None for found in opened] == [True, False]
 
@@ -224,11 +224,11 @@ def test_a_batch_that_cannot_be_where_it_was_asked_for_cannot_be_decoded(place: 
             DecodeError, match=f"offset {100 + 10 * place} cannot be decoded: a batch of offsets {lie} to"
         ):
             decoder(fetched)
-        found = replace(decoder, bad=Bad("null"))(fetched)
+        found = replace(decoder, bad_messages=BadMessages("null"))(fetched)
         bad = [row["queueOffset"] for row in found.to_pylist() if row["decodeError"]]
         assert bad == list(range(100 + 10 * place, 110 + 10 * place))
         assert found.column("queueOffset").to_pylist() == list(range(95, 121))
-        assert len(replace(decoder, bad=Bad("skip"))(fetched)) == 16
+        assert len(replace(decoder, bad_messages=BadMessages("skip"))(fetched)) == 16
     assert not doubts
 
 
@@ -254,9 +254,11 @@ def test_a_batch_that_says_two_offsets_cannot_be_decoded(says: int, codec: int) 
         doubts.append(holes)
         return 1
 
-    with pytest.raises(DecodeError, match=f"a batch of offsets {says} to {says + 10} is not where"):
+    with pytest.raises(
+        DecodeError, match=f"a batch of offsets {says} to {says + 10} is outside of the requested offsets"
+    ):
         Decoder(QUEUES, on_holes=doubted)(fetched)
-    found = Decoder(QUEUES, (*BASIC, DECODE_ERROR), on_holes=doubted, bad=Bad("null"))(fetched)
+    found = Decoder(QUEUES, (*BASIC, DECODE_ERROR), on_holes=doubted, bad_messages=BadMessages("null"))(fetched)
     assert found.column("queueOffset").to_pylist() == list(range(100, 120))
     assert found.column("decodeError").null_count == 10
     assert not doubts
@@ -294,7 +296,7 @@ def test_batches_that_are_gone_between_others_are_a_hole(
 
     Decoder(QUEUES, on_holes=doubted)(fetched)
     assert seen == [Hole(1, *hole) for hole in gone]
-    assert [hole for look in apart(fetched) for hole in look.holes] == seen
+    assert [hole for look in check_each_answer(fetched) for hole in look.holes] == seen
 
 
 @pytest.mark.parametrize("codec", [0, SysFlag.ZLIB], ids=["plain", "compressed"])
@@ -313,10 +315,10 @@ def test_a_batch_that_its_broker_counted_otherwise_is_damaged(
     fetched = fetch(Answer([wrong, indexed(10, 100 + counted)], start=100, limit=end, next_offset=end))
     with pytest.raises(DecodeError, match=f"a batch has {held} messages, but its broker counted {counted}"):
         Decoder(QUEUES)(fetched)
-    found = Decoder(QUEUES, (*BASIC, DECODE_ERROR), bad=Bad("null"))(fetched)
+    found = Decoder(QUEUES, (*BASIC, DECODE_ERROR), bad_messages=BadMessages("null"))(fetched)
     assert found.column("queueOffset").to_pylist() == [100, *range(100 + counted, end)]
     assert found.column("decodeError").null_count == 10
-    assert len(Decoder(QUEUES, bad=Bad("skip"))(fetched)) == 10
+    assert len(Decoder(QUEUES, bad_messages=BadMessages("skip"))(fetched)) == 10
 
 
 def test_a_count_is_compared_where_all_offsets_follow_each_other() -> None:
@@ -329,8 +331,8 @@ def test_a_count_is_compared_where_all_offsets_follow_each_other() -> None:
 def test_no_more_messages_are_looked_for_than_a_broker_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """A few kilobytes may inflate to millions."""
     starts: list[int] = []
-    found = inner._announced
-    monkeypatch.setattr(inner, "_announced", lambda *args: (starts.extend((made := found(*args))[0]), made)[1])
+    found = inner._item_starts
+    monkeypatch.setattr(inner, "_item_starts", lambda *args: (starts.extend((made := found(*args))[0]), made)[1])
     body = zlib.compress(encode_batch(items(1)) * 5000)
     flags = int(FLAGS | SysFlag.COMPRESSED | SysFlag.ZLIB)
     for counted in (6, 0):
@@ -338,7 +340,7 @@ def test_no_more_messages_are_looked_for_than_a_broker_counted(monkeypatch: pyte
             Answer([stored(body, text(INNER_NUM=str(counted)), queue_offset=100, sys_flag=flags)], start=100)
         )
         messages = stored_messages.locate(fetched.buffer, fetched.answers)
-        assert inner.opened(messages) is None
+        assert inner.unwrap(messages) is None
         assert len(starts) <= 6
 
 

@@ -19,7 +19,7 @@ def laid(strings):
 
 
 def columns(strings, **wanted):
-    return props.columns(props.locate(*laid(strings)), props.PropertySelection(**wanted))
+    return props.build_columns(props.locate(*laid(strings)), props.PropertySelection(**wanted))
 
 
 def model(strings):
@@ -58,8 +58,8 @@ def test_the_users_own(strings):
 def test_only_what_is_wanted_is_made():
     made = columns([b"TAGS\x01a\x02"], tags=False, keys=False, msg_id=False, properties="none")
     assert (made.tags, made.keys, made.msg_id, made.properties, made.property_columns) == (None, None, None, None, {})
-    assert not props.PropertySelection(False, False, False, "none").anything
-    assert props.PropertySelection(False, False, False, "none", ("x",)).anything
+    assert not props.PropertySelection(False, False, False, "none").selects_any
+    assert props.PropertySelection(False, False, False, "none", ("x",)).selects_any
 
 
 def test_strings_of_java():

@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rocketmq_spark.base.codes import RESERVED_PROPERTIES, TRANSIENT_PROPERTY_PREFIX
-from rocketmq_spark.columnar.decode import property_columns as known
+from rocketmq_spark.columnar.decode import property_names
 from rocketmq_spark.wire.properties import is_reserved
 
 
@@ -16,19 +16,23 @@ def ids_of(names):
     blob = np.frombuffer(b"".join(names) + bytes(16), np.uint8)
     lengths = np.array([len(name) for name in names], np.int64)
     starts = np.cumsum(lengths) - lengths
-    return known.classify(blob, starts, lengths, known.signatures(blob, starts, lengths)).tolist()
+    return property_names.classify(blob, starts, lengths, property_names.signatures(blob, starts, lengths)).tolist()
 
 
 @pytest.mark.parametrize("name", sorted(RESERVED_PROPERTIES))
 def test_every_name_of_the_system_is_known(name):
     (found,) = ids_of([name.encode()])
-    assert found == known.IDS.get(name, len(known.NAMES))
-    assert found != known.USER
-    assert known.is_system(name)
+    assert found == property_names.IDS.get(name, len(property_names.NAMES))
+    assert found != property_names.USER
+    assert property_names.is_system(name)
 
 
 def test_the_three_that_have_columns():
-    assert ids_of([b"TAGS", b"KEYS", b"UNIQ_KEY"]) == [known.TAGS, known.KEYS, known.UNIQ_KEY]
+    assert ids_of([b"TAGS", b"KEYS", b"UNIQ_KEY"]) == [
+        property_names.TAGS,
+        property_names.KEYS,
+        property_names.UNIQ_KEY,
+    ]
 
 
 _NEAR = st.sampled_from(sorted(RESERVED_PROPERTIES)).flatmap(
@@ -42,8 +46,8 @@ _NEAR = st.sampled_from(sorted(RESERVED_PROPERTIES)).flatmap(
 @example([TRANSIENT_PROPERTY_PREFIX, TRANSIENT_PROPERTY_PREFIX + "x", TRANSIENT_PROPERTY_PREFIX[:-1]])
 def test_system_and_user(names):
     found = ids_of([name.encode("utf-8", "replace") for name in names])
-    assert [of != known.USER for of in found] == [is_reserved(name) for name in names]
-    assert [is_reserved(name) for name in names] == [known.is_system(name) for name in names]
+    assert [of != property_names.USER for of in found] == [is_reserved(name) for name in names]
+    assert [is_reserved(name) for name in names] == [property_names.is_system(name) for name in names]
 
 
 def test_long_names_are_compared_in_full():
@@ -51,7 +55,7 @@ def test_long_names_are_compared_in_full():
     name = "CHECK_IMMUNITY_TIME_IN_SECONDS"
     other = name[:8] + name[8:-8].lower() + name[-8:]
     assert name in RESERVED_PROPERTIES
-    assert ids_of([name.encode(), other.encode()]) == [known.IDS[name], known.USER]
+    assert ids_of([name.encode(), other.encode()]) == [property_names.IDS[name], property_names.USER]
 
 
 def test_signatures_differ_in_length_beginning_and_end():
@@ -67,4 +71,4 @@ def test_signatures_differ_in_length_beginning_and_end():
     ]
     blob = np.frombuffer(b"".join(names) + bytes(16), np.uint8)
     lengths = np.array([len(name) for name in names], np.int64)
-    assert len(set(known.signatures(blob, np.cumsum(lengths) - lengths, lengths).tolist())) == len(names)
+    assert len(set(property_names.signatures(blob, np.cumsum(lengths) - lengths, lengths).tolist())) == len(names)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rocketmq_spark.base.codes import SysFlag
 from rocketmq_spark.columnar.decode.decoder import Decoder
-from rocketmq_spark.columnar.decode.schema import BASIC, FULL, Bad, Column
+from rocketmq_spark.columnar.decode.schema import BASIC, FULL, BadMessages, Column
 from rocketmq_spark.pull.fetched import FetchedAnswers
 from tests.decode.fetching import QUEUES, Answer, Style, clean_properties, fetch, messages, odd_properties, stored
 from tests.scale import examples
@@ -45,7 +45,7 @@ def answer(log: list[bytes], start: int, end: int) -> Answer:
 
 
 def read(fetched: FetchedAnswers, portion_bytes: int | None) -> list[dict[str, Any]]:
-    decoder = Decoder(QUEUES, COLUMNS, "all", bad=Bad("null"))
+    decoder = Decoder(QUEUES, COLUMNS, "all", bad_messages=BadMessages("null"))
     found = [row for batch in decoder.batches(fetched, portion_bytes) for row in batch.to_pylist()]
     for row in found:
         if row["properties"] is not None:

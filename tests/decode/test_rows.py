@@ -7,7 +7,7 @@ import pytest
 
 from rocketmq_spark.columnar.decode import properties as props
 from rocketmq_spark.columnar.decode import rows, stored_messages
-from rocketmq_spark.columnar.decode.rows import Located
+from rocketmq_spark.columnar.decode.rows import ColumnBuilder
 from rocketmq_spark.columnar.decode.schema import BASIC, DECODE_ERROR, FULL
 from rocketmq_spark.wire.messages import decode_messages
 from tests.decode.fetching import QUEUES, Answer, fetch, stored, text
@@ -24,16 +24,16 @@ MESSAGES = [
 def test_both_ways_give_the_same(column, include):
     fetched = fetch(Answer(MESSAGES[:1], 0), Answer(MESSAGES[1:], 2))
     found = stored_messages.locate(fetched.buffer, fetched.answers)
-    made = props.Columns()
+    made = props.PropertyColumns()
     if found:
         pairs = props.locate(found.buffer, found.properties_start, found.properties_end)
-        made = props.columns(pairs, props.PropertySelection(properties=include))
+        made = props.build_columns(pairs, props.PropertySelection(properties=include))
     pairs_of_objects = zip((QUEUES[0], QUEUES[2]), map(one_message, MESSAGES), strict=True)
-    wanted = pa.array([column.reference(queue, m, include) for queue, m in pairs_of_objects], column.arrow)
-    if column.fast is None:
+    wanted = pa.array([column.from_message(queue, m, include) for queue, m in pairs_of_objects], column.arrow)
+    if column.from_rows is None:
         assert column.name == "body"
         return
-    assert column.fast(Located(found, made, QUEUES), column.arrow).to_pylist() == wanted.to_pylist()
+    assert column.from_rows(ColumnBuilder(found, made, QUEUES), column.arrow).to_pylist() == wanted.to_pylist()
 
 
 def one_message(data):
@@ -43,6 +43,8 @@ def one_message(data):
 
 def test_a_column_of_the_queue_is_one_constant_where_all_queues_agree(monkeypatch):
     fetched = fetch(Answer(MESSAGES, 0))
-    located = Located(stored_messages.locate(fetched.buffer, fetched.answers), props.Columns(), QUEUES[:2])
+    located = ColumnBuilder(
+        stored_messages.locate(fetched.buffer, fetched.answers), props.PropertyColumns(), QUEUES[:2]
+    )
     monkeypatch.setattr(rows.arrow, "integers", lambda *a: pytest.fail("looked at rows"))
     assert located.of_queue("topic").to_pylist() == ["t", "t"]

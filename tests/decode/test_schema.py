@@ -11,7 +11,15 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from rocketmq_spark import options as options_table
 from rocketmq_spark.columnar.decode.decoder import Decoder
-from rocketmq_spark.columnar.decode.schema import BASIC, DECODE_ERROR, FULL, arrow_schema, chosen, columns_of, ddl
+from rocketmq_spark.columnar.decode.schema import (
+    BASIC,
+    DECODE_ERROR,
+    FULL,
+    arrow_schema,
+    columns_of,
+    columns_of_schema,
+    ddl,
+)
 from rocketmq_spark.errors import OptionError
 from tests.decode.fetching import QUEUES, one, stored, text
 from tests.schemas import struct
@@ -80,7 +88,7 @@ def test_unknown_columns_are_refused():
 
 
 def test_a_schema_of_the_user_picks_and_orders():
-    found = chosen(BASIC, struct("MSGID string, body binary"))
+    found = columns_of_schema(BASIC, struct("MSGID string, body binary"))
     assert [(c.name, c.arrow) for c in found] == [("MSGID", pa.string()), ("body", pa.binary())]
     batch = Decoder(QUEUES, found)(one(stored(b"x", text(UNIQ_KEY="u"))))
     assert batch.to_pylist() == [{"MSGID": "u", "body": b"x"}]
@@ -88,7 +96,7 @@ def test_a_schema_of_the_user_picks_and_orders():
 
 def test_a_schema_that_does_not_fit_is_refused():
     with pytest.raises(OptionError) as caught:
-        chosen(BASIC, struct("body string, price double"))
+        columns_of_schema(BASIC, struct("body string, price double"))
     assert "the schema has 'body' as string; it is binary" in str(caught.value)
     assert f"the schema names 'price'; the columns are {ddl()}" in str(caught.value)
 
@@ -98,5 +106,5 @@ def test_a_column_travels_as_what_it_is_called():
     for column in (*BASIC, *FULL, DECODE_ERROR, replace(BASIC[2], name="QUEUEID"), property_column):
         data = pickle.dumps(column)
         again = pickle.loads(data)
-        assert (again, again.fast, again.reference) == (column, column.fast, column.reference)
+        assert (again, again.from_rows, again.from_message) == (column, column.from_rows, column.from_message)
         assert len(data) < 120

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketmq_spark.columnar.decode import stored_messages
-from rocketmq_spark.columnar.decode.stored_messages import SMALLEST_MESSAGE, Malformed, boundaries
+from rocketmq_spark.columnar.decode.stored_messages import MIN_MESSAGE_BYTES, Malformed, boundaries
 from rocketmq_spark.wire.messages import BatchItem, encode_batch
 from tests.decode.fetching import Answer, fetch, one, stored
 from tests.harness import peak_bytes
@@ -38,9 +38,9 @@ def test_parts(born, host, topic):
     )
     assert parts(fetched) == [(b"body", b"a\x01b\x02"), (b"", b"")]
     found = stored_messages.locate(fetched.buffer, fetched.answers)
-    assert found.part("storeTimestamp").tolist() == [77, 0]
-    assert found.part("reconsumeTimes").tolist() == [3, 0]
-    assert found.part("bodyLength").tolist() == [4, 0]
+    assert found.fixed_field("storeTimestamp").tolist() == [77, 0]
+    assert found.fixed_field("reconsumeTimes").tolist() == [3, 0]
+    assert found.fixed_field("bodyLength").tolist() == [4, 0]
 
 
 def test_rows_know_their_answer():
@@ -48,7 +48,7 @@ def test_rows_know_their_answer():
     fetched = fetch(*answers, order=list(reversed(range(40))))
     found = stored_messages.locate(fetched.buffer, fetched.answers)
     expected = [(i, 10 * i + j) for i in range(40) for j in range(i % 4)]
-    assert list(zip(found.answer_of_row.tolist(), found.part("queueOffset").tolist(), strict=True)) == expected
+    assert list(zip(found.answer_of_row.tolist(), found.fixed_field("queueOffset").tolist(), strict=True)) == expected
 
 
 def long_answers(rng, answers, body):
@@ -102,16 +102,17 @@ def test_a_malformed_message_in_a_long_answer(row, size, reason):
 
 def test_one_long_answer_among_short_ones_costs_no_more_than_its_messages():
     """Sizes that lead on and no message behind them: what a stranger may send."""
-    size = struct.pack(">i", SMALLEST_MESSAGE) + bytes(SMALLEST_MESSAGE - 4)
+    size = struct.pack(">i", MIN_MESSAGE_BYTES) + bytes(MIN_MESSAGE_BYTES - 4)
     counts = [20_000, *[1] * 1_999]
     buffer = np.frombuffer(size * sum(counts), np.uint8)
-    ends = np.cumsum(np.array(counts, np.int64)) * SMALLEST_MESSAGE
+    ends = np.cumsum(np.array(counts, np.int64)) * MIN_MESSAGE_BYTES
     found = []
     assert (
-        peak_bytes(lambda: found.append(boundaries(buffer, ends - np.array(counts) * SMALLEST_MESSAGE, ends))) < 8 << 20
+        peak_bytes(lambda: found.append(boundaries(buffer, ends - np.array(counts) * MIN_MESSAGE_BYTES, ends)))
+        < 8 << 20
     )
     ((starts, per_answer),) = found
-    assert starts.tolist() == list(range(0, len(buffer), SMALLEST_MESSAGE))
+    assert starts.tolist() == list(range(0, len(buffer), MIN_MESSAGE_BYTES))
     assert per_answer.tolist() == counts
 
 
@@ -119,7 +120,7 @@ def test_keeping_some_rows():
     fetched = one(*(stored(b"%d" % i, b"", queue_offset=i, sys_flag=i) for i in range(4)))
     found = stored_messages.locate(fetched.buffer, fetched.answers).keep(np.array([False, True, False, True]))
     assert len(found) == 2
-    assert found.part("queueOffset").tolist() == found.sys_flags.tolist() == [1, 3]
+    assert found.fixed_field("queueOffset").tolist() == found.sys_flags.tolist() == [1, 3]
 
 
 def test_nothing_at_all():

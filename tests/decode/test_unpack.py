@@ -9,8 +9,8 @@ import pytest
 from rocketmq_spark.base.codes import SysFlag
 from rocketmq_spark.columnar.decode import decoder, stored_messages
 from rocketmq_spark.columnar.decode.decoder import Decoder
-from rocketmq_spark.columnar.decode.rows import Careful
-from rocketmq_spark.columnar.decode.schema import BASIC, DECODE_ERROR, FULL, Bad
+from rocketmq_spark.columnar.decode.rows import ReferenceDecoder
+from rocketmq_spark.columnar.decode.schema import BASIC, DECODE_ERROR, FULL, BadMessages
 from rocketmq_spark.wire import compression
 from rocketmq_spark.wire.messages import BatchItem, encode_batch
 from tests.decode.fetching import QUEUES, Answer, fetch, one, stored
@@ -25,7 +25,10 @@ def zeros(size: int, offset: int, kind: int = SysFlag.ZSTD) -> bytes:
 
 def sizes(fetched, rows: slice, portion: int | None) -> list[list[int | None]]:
     found = stored_messages.locate(fetched.buffer, fetched.answers)
-    return [[None if b is None else len(b) for b in part.bodies] for part in decoder.parts(found, rows, portion)]
+    return [
+        [None if b is None else len(b) for b in part.bodies]
+        for part in decoder.decompressed_bodies(found, rows, portion)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -52,14 +55,14 @@ def test_what_is_bad_is_told_by_its_place_in_the_part():
     bad = stored(b"x", sys_flag=SysFlag.COMPRESSED, queue_offset=2)
     fetched = one(zeros(50, 0), zeros(50, 1), bad, stored(b"plain", queue_offset=3))
     found = stored_messages.locate(fetched.buffer, fetched.answers)
-    first, second = decoder.parts(found, slice(0, 4), 100)
+    first, second = decoder.decompressed_bodies(found, slice(0, 4), 100)
     assert (first.begin, second.begin, second.bodies) == (0, 2, [None, b"plain"])
     assert list(second.reasons) == [0]
     assert "zlib" in second.reasons[0]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("decode", [Decoder(QUEUES), Careful(QUEUES, BASIC, "user")], ids=["fast", "careful"])
+@pytest.mark.parametrize("decode", [Decoder(QUEUES), ReferenceDecoder(QUEUES, BASIC, "user")], ids=["fast", "careful"])
 def test_megabytes_of_zeros_come_in_many_batches(kind, decode):
     """Of a buffer of some kilobytes."""
     fetched = one(*(zeros(1 << 20, i, kind) for i in range(16)))
@@ -89,6 +92,6 @@ def test_messages_of_a_batch_do_not_count_as_the_batch_each() -> None:
     body = encode_batch([BatchItem(b"x" * 10)] * 30_000)
     bad, good = (stored(one, queue_offset=at, sys_flag=flags) for at, one in enumerate((b"garbled", body)))
     fetched = fetch(Answer([bad, good], limit=30_001, next_offset=30_001))
-    sizes = [len(batch) for batch in Decoder(QUEUES, bad=Bad("null")).batches(fetched, 1 << 20)]
+    sizes = [len(batch) for batch in Decoder(QUEUES, bad_messages=BadMessages("null")).batches(fetched, 1 << 20)]
     assert sum(sizes) == 30_001
     assert len(sizes) < 20

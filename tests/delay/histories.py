@@ -20,7 +20,7 @@ from rocketmq_spark.delay import queue_records, service
 from rocketmq_spark.errors import RocketMQError, SpoolError
 from rocketmq_spark.model import MessageQueue, ReceivedMessage, Resent, SpooledSend
 from rocketmq_spark.spool.database import Database
-from rocketmq_spark.wire.envelope import cancelling
+from rocketmq_spark.wire.envelope import cancel_envelope
 from tests.delay.nodes import OTHER, QUEUES, START_MS, Node, Reader, Topic, World, at_once, envelope, received
 
 ALL = [*QUEUES, OTHER]
@@ -155,7 +155,7 @@ class History:
             if self.rng.random() < 0.06:
                 self.optional.add(name.encode())
                 for each in ALL:
-                    self.world.topic.put(cancelling(topic, due_ms, name, START_MS), each)
+                    self.world.topic.put(cancel_envelope(topic, due_ms, name, START_MS), each)
 
     def turn_one(self) -> None:
         if self.rng.random() < 0.15:

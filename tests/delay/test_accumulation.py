@@ -12,7 +12,7 @@ import pytest
 
 from rocketmq_spark.delay import service
 from rocketmq_spark.spool.records import Record
-from rocketmq_spark.wire.envelope import cancelling
+from rocketmq_spark.wire.envelope import cancel_envelope
 from tests.delay.nodes import QUEUES, START_MS, World, envelope
 from tests.scale import SCALE
 
@@ -90,7 +90,7 @@ def test_3_h_what_is_due_when_it_is_read_is_not_sent_before_what_takes_it_back_a
     node.turn(ONE)
     for name in "xy":
         world.topic.put(envelope(name, 50))
-    world.topic.put(cancelling("orders", START_MS + 50_000, "x", START_MS + 20_000))
+    world.topic.put(cancel_envelope("orders", START_MS + 50_000, "x", START_MS + 20_000))
     world.time.advance(60)
     poll, forget = node.reader.poll, node.store.forget
 

@@ -15,7 +15,7 @@ from rocketmq_spark.delay.release import DEAD_TOPIC, PROBLEM, released
 from rocketmq_spark.model import MessageQueue, Resent
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.spool.records import Record, due_of
-from rocketmq_spark.wire.envelope import QUEUE, Envelope, cancelling
+from rocketmq_spark.wire.envelope import QUEUE, Envelope, cancel_envelope
 from rocketmq_spark.wire.properties import decode_properties
 
 INNER = MessageQueue("dmq_inner_topic", "broker-a", 3)
@@ -84,7 +84,7 @@ def test_3_i_what_is_no_envelope_is_due_at_once_as_a_dead_letter_with_the_reason
 
 
 def test_3_h_what_takes_back_names_the_mark() -> None:
-    found = envelope_records.arrival(RULES, INNER, 12, cancelling("orders", 5000, "ID", 2000), 1)
+    found = envelope_records.arrival(RULES, INNER, 12, cancel_envelope("orders", 5000, "ID", 2000), 1)
     assert found == envelope_records.Arrival(None, 5000, record(ORDER).marks[0])
 
 

@@ -13,7 +13,7 @@ from rocketmq_spark.base.codes import RESERVED_PROPERTIES
 from rocketmq_spark.delay import release
 from rocketmq_spark.delay.release import DEAD_TOPIC, PROBLEM, SCHEMA, Released, once, released
 from rocketmq_spark.errors import DecodeError, MessageRefused
-from rocketmq_spark.wire.envelope import QUEUE, Envelope, Opened, cancelling
+from rocketmq_spark.wire.envelope import QUEUE, DecodedEnvelope, Envelope, cancel_envelope
 from rocketmq_spark.wire.properties import decode_properties, encode_properties
 
 PROPERTIES = (
@@ -55,9 +55,9 @@ def test_3_b_a_message_that_came_twice_counts_once_and_order_stays() -> None:
 
 def test_3_h_what_is_taken_back_does_not_come_out() -> None:
     one, other = (Envelope("orders", 5, id_, 1, 0, "", b"x").pack() for id_ in "ab")
-    assert list(once([one, other, cancelling("orders", 5, "a", 3)])) == [other]
-    assert list(once([one, cancelling("orders", 6, "a", 3)])) == [one]
-    newer = cancelling("orders", 5, "a", 3).replace(b"RDMQ\1", b"RDMQ\2")
+    assert list(once([one, other, cancel_envelope("orders", 5, "a", 3)])) == [other]
+    assert list(once([one, cancel_envelope("orders", 6, "a", 3)])) == [one]
+    newer = cancel_envelope("orders", 5, "a", 3).replace(b"RDMQ\1", b"RDMQ\2")
     assert list(once([one, newer])) == [one, newer]
 
 
@@ -84,7 +84,7 @@ def test_what_an_original_keeps_is_stored_as_if_it_were_written_anew(
     text = "".join(f"{name}\x01{value}{end}" for name, value, end in parts)
     text += f"z\x01{'y' * codes.MAX_PROPERTIES_BYTES}\x02" if long else ""
     read = {n: v for n, v in decode_properties(text).items() if n in release._KEPT or n not in release._NOT_THE_USERS}
-    opened = Opened("t", 0, b"", 0, 0, text, b"x", 0)
+    opened = DecodedEnvelope("t", 0, b"", 0, 0, text, b"x", 0)
     try:
         expected = encode_properties(read, codes.MAX_PROPERTIES_BYTES - codes.BROKER_PROPERTIES_RESERVE)
     except MessageRefused as refused:

@@ -13,7 +13,7 @@ from rocketmq_spark.delay import service
 from rocketmq_spark.delay.commits import Names
 from rocketmq_spark.errors import AccessDenied, CallTimeout, SpoolError
 from rocketmq_spark.model import MessageQueue, Resent
-from rocketmq_spark.wire.envelope import Envelope, cancelling
+from rocketmq_spark.wire.envelope import Envelope, cancel_envelope
 from tests.delay.nodes import QUEUES, START_MS, Node, World, envelope
 
 ONE, TWO = QUEUES
@@ -116,8 +116,8 @@ def test_3_h_what_is_taken_back_is_not_sent(world: World) -> None:
     node = world.node("a")
     for name in ("m", "n"):
         world.topic.put(envelope(name, 5))
-    world.topic.put(cancelling("orders", START_MS + 5000, "m", START_MS))
-    world.topic.put(cancelling("orders", START_MS + 5000, "never", START_MS))
+    world.topic.put(cancel_envelope("orders", START_MS + 5000, "m", START_MS))
+    world.topic.put(cancel_envelope("orders", START_MS + 5000, "never", START_MS))
     for _ in range(5):
         node.turn(ONE)
     world.time.advance(10)
@@ -131,7 +131,7 @@ def test_3_h_copies_that_two_nodes_have_are_both_taken_back(world: World) -> Non
     nodes = {ONE: world.node("a"), TWO: world.node("b")}
     for queue in nodes:
         world.topic.put(envelope("m", 5), queue)
-        world.topic.put(cancelling("orders", START_MS + 5000, "m", START_MS), queue)
+        world.topic.put(cancel_envelope("orders", START_MS + 5000, "m", START_MS), queue)
         world.topic.put(envelope(f"n{queue.queue_id}", 5), queue)
     for _ in range(4):
         for queue, node in nodes.items():
@@ -144,7 +144,7 @@ def test_3_h_it_is_not_sent_by_a_node_that_reads_everything_again_either(world: 
     node = world.node("a")
     world.topic.put(envelope("first", 900))
     world.topic.put(envelope("m", 500))
-    world.topic.put(cancelling("orders", START_MS + 500_000, "m", START_MS))
+    world.topic.put(cancel_envelope("orders", START_MS + 500_000, "m", START_MS))
     for _ in range(4):
         node.turn(ONE)
     fresh = world.node("fresh")
@@ -168,7 +168,7 @@ def test_3_h_a_message_that_is_overdue_is_not_sent_before_what_takes_it_back_is_
     world.topic.put(envelope("m", -500))
     for i in range(20):
         world.topic.put(envelope(f"n{i}", -400))
-    world.topic.put(cancelling("orders", START_MS - 500_000, "m", START_MS))
+    world.topic.put(cancel_envelope("orders", START_MS - 500_000, "m", START_MS))
     for _ in range(30):
         node.turn(ONE, TWO)
     assert sorted(node.sends.bodies) == sorted([b"n%d" % i for i in range(20)] + [b"other"] * taken_over)

@@ -23,7 +23,7 @@ from rocketmq_spark.delay.release import PROBLEM
 from rocketmq_spark.delay.stream import _Waiting, protobuf_problem
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.localbroker import LocalBroker
-from rocketmq_spark.wire.envelope import Envelope, cancelling
+from rocketmq_spark.wire.envelope import Envelope, cancel_envelope
 from tests.delay.nodes import START_MS, envelope
 from tests.fix_spark import wait_until
 from tests.helpers import stored, total
@@ -108,7 +108,7 @@ def test_3_24_what_waited_comes_after_a_restart_though_nothing_new_does(
     assert total(rocketmq, target) == 1
     with Producer(name_server=rocketmq.name_server, group="delays") as producer:
         for name in "abcde":
-            producer.send(Message(inner, cancelling(target, due_ms, name, 1)))
+            producer.send(Message(inner, cancel_envelope(target, due_ms, name, 1)))
     shuffled = on_rocksdb.conf.get("spark.sql.shuffle.partitions")
     try:
         on_rocksdb.conf.set("spark.sql.shuffle.partitions", "7")
@@ -148,7 +148,7 @@ def _send_and_take_back(producer: Producer, inner: str, target: str) -> list[byt
     for name in names:
         envelope = Envelope(target, now_ms + 12_000, name, now_ms, 0, f"UNIQ_KEY\x01{name}\x02", name.encode())
         producer.send(Message(inner, envelope.pack()), queue=queue)
-    cancels = [cancelling(target, now_ms + 12_000, name, now_ms) for name in names]
+    cancels = [cancel_envelope(target, now_ms + 12_000, name, now_ms) for name in names]
     for cancel in cancels[:3]:
         producer.send(Message(inner, cancel), queue=queue)
     return cancels[3:]
@@ -257,7 +257,7 @@ def test_a_second_is_given_in_portions_of_limited_size(monkeypatch: pytest.Monke
     monkeypatch.setattr(portions_module.portions, "__defaults__", (1000,))
     second = Second()
     bodies = {str(n): envelope(str(n), 5, body=bytes([n]) * 400) for n in range(20)}
-    cancel = cancelling("orders", START_MS + 5000, "3", START_MS)
+    cancel = cancel_envelope("orders", START_MS + 5000, "3", START_MS)
     assert second.arrive(*list(bodies.values())[:10], *list(bodies.values())[:5]) == []
     assert second.arrive(cancel, *list(bodies.values())[5:]) == []
     given = second.fire()
@@ -366,7 +366,10 @@ def test_what_an_earlier_release_kept_is_given_too() -> None:
     second = Second()
     second.state.earlier += [(envelope("a", 5),), (envelope("b", 5),)]
     second.state.timers = [second.at * 1000]
-    assert second.arrive(envelope("a", 5), envelope("c", 5), cancelling("orders", START_MS + 5000, "b", START_MS)) == []
+    assert (
+        second.arrive(envelope("a", 5), envelope("c", 5), cancel_envelope("orders", START_MS + 5000, "b", START_MS))
+        == []
+    )
     assert [sorted(part) for part in second.fire()] == [[b"a", b"c"]]
     assert second.state.is_empty
 
@@ -385,7 +388,7 @@ def test_what_is_taken_back_while_the_query_was_away_is_not_sent() -> None:
     assert second.arrive(envelope("m", 5), envelope("n", 5)) == []
     assert second.state.timers == [second.at * 1000]
     second.state.now_ms = second.at * 1000 + 1
-    assert second.arrive(cancelling("orders", START_MS + 5000, "m", START_MS)) == []
+    assert second.arrive(cancel_envelope("orders", START_MS + 5000, "m", START_MS)) == []
     assert second.fire() == [[b"n"]]
 
 

@@ -14,7 +14,7 @@ from rocketmq_spark.model import MessageQueue, ReceivedMessage, Resent
 from rocketmq_spark.spool.database import Damaged
 from rocketmq_spark.spool.records import PENDING, RECORD, behind
 from rocketmq_spark.spool.store import Store
-from rocketmq_spark.wire.envelope import cancelling
+from rocketmq_spark.wire.envelope import cancel_envelope
 from tests.delay.nodes import OTHER, QUEUES, START_MS, World, envelope
 
 ONE = QUEUES[0]
@@ -135,7 +135,7 @@ def test_what_is_taken_back_stays_so_whatever_happens_while_it_is_noted(
     for _ in range(2):
         node.turn(ONE)
     world.topic.put(envelope("m", 50), ONE)
-    world.topic.put(cancelling("orders", START_MS + 50_000, "m", START_MS), ONE)
+    world.topic.put(cancel_envelope("orders", START_MS + 50_000, "m", START_MS), ONE)
     real, left = getattr(Store, step), [None] * (nth - 1)
 
     def fails_in_the_end(store: Store, *given: Any) -> Any:
@@ -237,7 +237,7 @@ def test_what_takes_back_counts_as_read_when_that_is_done(world: World, monkeypa
     world.topic.put(envelope("m", 5))
     node.turn(ONE)
     node.turn(ONE)
-    world.topic.put(cancelling("orders", START_MS + 5000, "m", START_MS))
+    world.topic.put(cancel_envelope("orders", START_MS + 5000, "m", START_MS))
 
     def full(*args: object) -> int:
         raise OSError("no space left on device")

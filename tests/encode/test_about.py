@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketmq_spark.columnar.encode.batch import MAX_WORDS, About, without_key
+from rocketmq_spark.columnar.encode.batch import MAX_BATCH_KEYS, BatchTagKeys, rows_without_key
 from tests.live.writes import frame
 
 COLUMNS = {"tags": "tags", "keys": "keys"}
@@ -14,7 +14,7 @@ TAGS = st.lists(st.none() | st.sampled_from(["", "a", "b", "c", "ü"]), min_size
 
 
 def of(max_bytes=24_000, **columns):
-    return About(frame(**columns), {name: name for name in columns}, max_bytes)
+    return BatchTagKeys(frame(**columns), {name: name for name in columns}, max_bytes)
 
 
 def rows(*numbers):
@@ -52,7 +52,7 @@ def test_tags_and_keys_that_are_no_utf_8_are_said_as_java_reads_them():
         made = of(tags=texts, keys=keys)
         assert made.properties(rows(0)) == {"TAGS": "\ufffd", "KEYS": "\ufffd"}
         assert made.properties(rows(0, 1)) == {"KEYS": "\ufffd a"}
-    assert [without_key(frame(keys=keys), {"keys": "keys"}).tolist() for keys in (texts, lists)] == [
+    assert [rows_without_key(frame(keys=keys), {"keys": "keys"}).tolist() for keys in (texts, lists)] == [
         [False, False, True, False],
         [False, False, True, True],
     ]
@@ -103,5 +103,5 @@ def test_no_more_keys_are_said_than_a_broker_indexes_cheaply(blank):
         pairs = [f"{word} k0" for word in words] if blank else words
         return of(keys=pa.array(pairs * 3)).properties(np.arange(3 * count))
 
-    assert len(said(MAX_WORDS)["KEYS"].split(" ")) == MAX_WORDS
-    assert said(MAX_WORDS + 1) == {}
+    assert len(said(MAX_BATCH_KEYS)["KEYS"].split(" ")) == MAX_BATCH_KEYS
+    assert said(MAX_BATCH_KEYS + 1) == {}

@@ -10,7 +10,7 @@ from rocketmq_spark.errors import MessageRefused
 def test_the_first_ten_are_named_and_the_first_reason_of_a_row_counts():
     bad_rows = BadRows(first_row=100)
     bad_rows.add(np.arange(20) % 2 == 1, lambda i: f"odd {i}")
-    bad_rows.rows(np.arange(5), "low")
+    bad_rows.add_rows(np.arange(5), "low")
     bad_rows.add(np.arange(20) == 6, "six")
     with pytest.raises(
         MessageRefused, match="14 rows of partition 7 cannot be sent, and nothing of their Arrow batch"

@@ -123,8 +123,8 @@ def test_chunks_are_whole_items_in_order(made, max_bytes, max_rows):
 
 @given(rows(), st.integers(1, 300), st.integers(1, 100), st.integers(1, 900))
 def test_chunks_of_items_that_grow_on_their_way(made, max_bytes, item_bytes, most):
-    grown = Growth(item_bytes, most)
-    chunks = [(len(chunk.body), chunk.rows) for chunk in encoder()(batch_of(made)).chunks(max_bytes, grown=grown)]
+    growth = Growth(item_bytes, most)
+    chunks = [(len(chunk.body), chunk.rows) for chunk in encoder()(batch_of(made)).chunks(max_bytes, growth=growth)]
     assert sum(rows for _, rows in chunks) == len(made)
     for size, count in chunks:
         assert count == 1 or (size <= max_bytes and size + count * item_bytes <= most)
@@ -301,7 +301,7 @@ def test_exactly_as_many_properties_as_fit(size):
     row = bad(tags=None, keys=None, properties=[("a", "x" * size)])
     assert items_of(encoder()(batch_of([row])))[0][1] == {"a": "x" * size}
     with pytest.raises(MessageRefused, match="at most in a message that travels alone"):
-        encoder(alone_above=1000)(batch_of([row]))
+        encoder(single_above_bytes=1000)(batch_of([row]))
 
 
 def own(size):
@@ -325,14 +325,14 @@ def test_11_26_the_last_byte_of_properties():
 
 
 def test_11_26_the_last_byte_of_properties_that_travel_alone():
-    alone = encoder(alone_above=1000)
+    alone = encoder(single_above_bytes=1000)
     assert refusal(alone, own(32_511)) is None
     assert "properties of 32512 bytes, 32511 at most in a message that travels alone" in refusal(alone, own(32_512))
     with pytest.raises(MessageRefused, match=r"1 rows cannot be sent.*row 1: properties of 32512 bytes"):
         alone(batch_of([own(32_511), own(32_512)]))
     size = 22 + len(FINE[0]) + 32_512
-    assert refusal(encoder(alone_above=size), own(32_512)) is None, "as long as a batch may be is not alone"
-    assert "travels alone" in refusal(encoder(alone_above=size - 1), own(32_512))
+    assert refusal(encoder(single_above_bytes=size), own(32_512)) is None, "as long as a batch may be is not alone"
+    assert "travels alone" in refusal(encoder(single_above_bytes=size - 1), own(32_512))
 
 
 def test_11_26_what_is_delayed_travels_alone_however_small_it_is():

@@ -172,15 +172,15 @@ def test_chunks_are_whole_messages_in_order(made, max_bytes, max_rows, data):
 def test_what_brokers_count_is_bounded_as_for_their_own_items(made, item_bytes, most):
     """The Proxy hands the rows on in the layout of items."""
     rows = batch_of([(*row[:4], 0) for row in made])
-    chunks = list(encoded(rows, NAMES).chunks(1 << 30, grown=Growth(item_bytes, most)))
-    expected = encoder(Encoder, NAMES)(rows).chunks(1 << 30, grown=Growth(item_bytes, most))
+    chunks = list(encoded(rows, NAMES).chunks(1 << 30, growth=Growth(item_bytes, most)))
+    expected = encoder(Encoder, NAMES)(rows).chunks(1 << 30, growth=Growth(item_bytes, most))
     assert [chunk.rows for chunk in chunks] == [chunk.rows for chunk in expected]
 
 
 @given(any_rows())
 def test_each_row_has_the_size_of_its_item(made):
     rows = batch_of([(*row[:4], 0) for row in made])
-    ends = encoded(rows, NAMES)._stored().tolist()
+    ends = encoded(rows, NAMES)._stored_ends().tolist()
     assert [end - begin for begin, end in itertools.pairwise(ends)] == [len(item) for item in items_of(rows, NAMES)]
 
 

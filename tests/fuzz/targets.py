@@ -16,7 +16,7 @@ from rocketmq_spark.client.replies import AwaitedReplies
 from rocketmq_spark.client.rpc import RpcClient, error_from_response
 from rocketmq_spark.client.transactions import HalfChecks
 from rocketmq_spark.columnar.decode import rows as careful
-from rocketmq_spark.columnar.decode.decoder import Decoder, batch_of
+from rocketmq_spark.columnar.decode.decoder import Decoder, batch_of_answers
 from rocketmq_spark.columnar.decode.schema import BASIC
 from rocketmq_spark.delay.envelope_records import Rules, arrival
 from rocketmq_spark.delay.release import DEAD_TOPIC, Progress, Seen, released
@@ -197,7 +197,7 @@ def _of_proto(name: str, use: Callable[[Any], object]) -> Callable[[bytes], obje
 
 
 _ENVELOPE = envelope.Envelope("t", 5, "id", 1, 0, "UNIQ_KEY\x01id\x02", b"x").pack()
-_CANCEL = envelope.cancelling("t", 5, "id", 1)
+_CANCEL = envelope.cancel_envelope("t", 5, "id", 1)
 _SEND = SpooledSend("t", SendRequest("g", b"x", "UNIQ_KEY\x01id\x02"), QUEUE, ("id",), "hash", "k")
 _RECORD = Record("send", b"payload", 5, "broker b", b"lane", ((b"id", b"12345678x"), (b"q", b"p")))
 _PROTO = (ProtobufError, RocketMQError)
@@ -206,10 +206,12 @@ TARGETS: dict[str, Target] = {
     name: Target(decode, harness.samples(name)) for name, decode in harness.DECODERS.items()
 } | {
     "leniently": Target(lambda data: list(messages.decode_leniently(data, max_body_bytes=MAX_FRAME)), _stored(), ()),
-    "stamp": Target(messages.stamp, _stored(), ()),
+    "stamp": Target(messages.first_stamp, _stored(), ()),
     "arrow": Target(lambda data: list(Decoder(QUEUES).batches(_fetched(data), 300)), _stored()),
     "carefully": Target(lambda data: careful.decode(_fetched(data), QUEUES, BASIC, "user"), _stored()),
-    "rows of a poll": Target(lambda data: batch_of([((QUEUE, 0, [(9, len(data))], data), NO_FILTER)]), _stored()),
+    "rows of a poll": Target(
+        lambda data: batch_of_answers([((QUEUE, 0, [(9, len(data))], data), NO_FILTER)]), _stored()
+    ),
     "properties": Target(_text(decode_properties), [b"a\x01b\x02TAGS\x01t\x02", b""], ()),
     "envelope": Target(envelope.unpack, [_ENVELOPE, _CANCEL]),
     "arrival": Target(lambda data: arrival(RULES, QUEUE, 0, data, 1), [_ENVELOPE, _CANCEL], ()),
@@ -238,7 +240,7 @@ TARGETS: dict[str, Target] = {
     "pushed": Target(_MEMBER.take, _PUSHES, (RemoteProtocolError, DecodeError)),
     "answered": Target(_answered, _ANSWERS, (RocketMQError,)),
     "address": Target(_text(parse_address), [b"10.0.0.1:10911", b"[::1]:1", b"h:1"], (ConnectionLost,)),
-    "held queues": Target(bodies.held_queues, harness.samples("json")),
+    "held queues": Target(bodies.owned_queues, harness.samples("json")),
     "group online": Target(bodies.group_online, harness.samples("json")),
     "member filters": Target(bodies.member_filters, harness.samples("json")),
     "consume mode": Target(bodies.consume_mode, harness.samples("json")),

@@ -125,7 +125,7 @@ def test_brokers_that_die_and_freeze_and_one_that_is_away_over_the_restart(
     running.hold.unlink()
     broker_dies(pair, "broker-b")
     script = running.begin()
-    awaited_in(script, "a look at what is stored waits")
+    awaited_in(script, "waiting for the brokers to read what is stored")
     pair.restart("broker-b")
     counts = {pipe.name: running.sent(pipe) for pipe in running.pipes}
     running.wait(script, lambda: any(running.sent(p) > counts[p.name] for p in running.pipes), "more rows")

@@ -208,7 +208,7 @@ def test_11_21_bodies_are_bytes_whatever_the_items_of_a_view() -> None:
 
 
 def test_11_21_empty_properties_are_refused_by_name() -> None:
-    with pytest.raises(MessageRefused, match="Property 'b' is empty; brokers drop such a one") as e:
+    with pytest.raises(MessageRefused, match="Property 'b' is empty, and brokers drop empty properties") as e:
         prepare(Message("T", b"x", properties={"a": "1", "b": ""}), "ID", SETTINGS)
     assert e.value.topic == "T"
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.java import Long
 from rocketmq_spark.columnar.encode import columns
-from rocketmq_spark.columnar.encode.columns import batch_of
+from rocketmq_spark.columnar.encode.columns import message_batch
 from rocketmq_spark.columnar.encode.properties import BadRows
 from rocketmq_spark.errors import (
     ClosedError,
@@ -171,7 +171,7 @@ def test_of_a_sequence_all_portions_are_checked_before_any_is_sent(
 
 def test_priorities_are_those_of_all_or_of_none() -> None:
     bad_rows = BadRows()
-    batch = batch_of([message(priority=3), message(), message(priority=0)], bad_rows)
+    batch = message_batch([message(priority=3), message(), message(priority=0)], bad_rows)
     assert batch["priority"].to_pylist() == [3, 0, 0]
     assert bad_rows.found() == [(1, "it has no priority, and others have one: send it with another call")]
 
@@ -267,13 +267,13 @@ MESSAGES = st.builds(
 
 @given(st.lists(MESSAGES, min_size=1, max_size=8))
 def test_they_have_the_properties_of_send(given: list[Message]) -> None:
-    from rocketmq_spark.columnar.encode.batch import KeptIds
+    from rocketmq_spark.columnar.encode.batch import RecordingIds
     from rocketmq_spark.columnar.encode.encoder import Encoder
     from rocketmq_spark.wire.messages import decode_batch
 
-    batch = batch_of(given, bad_rows := BadRows())
+    batch = message_batch(given, bad_rows := BadRows())
     assert bad_rows.found() == []
-    encoder = Encoder({name: name for name in batch.schema.names}, 1 << 20, KeptIds(bytes(8), lambda: 0))
+    encoder = Encoder({name: name for name in batch.schema.names}, 1 << 20, RecordingIds(bytes(8), lambda: 0))
     (chunk,) = encoder(batch).chunks(1 << 20)
     settings = ProducerSettings(group="g")
     for item, each in zip(decode_batch(chunk.body), given, strict=True):  # type: ignore[arg-type]
@@ -361,7 +361,7 @@ def test_what_others_send_before_may_take_longer_than_the_call(bulk: Bulk) -> No
 
 
 def test_more_than_a_column_takes_is_refused(bulk: Bulk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(columns, "MOST_BYTES", 100)
+    monkeypatch.setattr(columns, "MAX_COLUMN_BYTES", 100)
     with pytest.raises(MessageRefused, match="3 messages have 121 bytes together, and 100 at most are sent at once"):
         bulk.producer().send_many([message(), *[message(b"x" * 60)] * 2])
     with pytest.raises(MessageRefused, match=r"nothing of this call was sent: message 1: .* 1 messages have 101 bytes"):

@@ -353,13 +353,13 @@ def test_a_producer_that_is_refused_leaves_no_thread_for_its_traces() -> None:
 def test_the_records_of_a_batch_are_made_where_they_are_sent(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not on the thread that reads answers: those behind would come too late."""
     made: list[int] = []
-    published = traces.published
+    published = traces.publish_record
 
     def counted(*args: Any) -> TraceRecord:
         made.append(1)
         return published(*args)
 
-    monkeypatch.setattr(traces, "published", counted)
+    monkeypatch.setattr(traces, "publish_record", counted)
     sending, traced = Sending(bench), Traced(bench)
     traced.sender._append = sending.producer.append
     bench.sender.script = [in_region]

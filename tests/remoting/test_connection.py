@@ -68,7 +68,9 @@ def test_answers_say_whether_they_came_from_a_proxy(broker: MockBroker, connect:
     broker.on(sent, ok(**OF_PROXY))
     broker.on(PING, [ok(MSG_REGION="r"), ok(**OF_PROXY), refuse(3)])
     connection = connect(broker.address)
-    answers = [connection.call(one, soon()).by_proxy for one in (Command(sent), ping(), ping(), ping(), Command(sent))]
+    answers = [
+        connection.call(one, soon()).is_from_proxy for one in (Command(sent), ping(), ping(), ping(), Command(sent))
+    ]
     assert answers == [False, False, True, True, True]
     assert connect(broker.address).peer is Peer.UNKNOWN
 

@@ -189,7 +189,7 @@ def test_topics_are_checked_once_in_each_place(monkeypatch):
     """The same name may be a compaction topic elsewhere, or one that this user may not read."""
     checked = []
     monkeypatch.setattr(session, "client", lambda options: SimpleNamespace(routes=None, brokers=None))
-    monkeypatch.setattr(exactly_once, "ends_now", lambda *given: QueueEnds({}, {}))
+    monkeypatch.setattr(exactly_once, "fetch_ends", lambda *given: QueueEnds({}, {}))
     monkeypatch.setattr(exactly_once, "_check_topics", lambda options, ends: checked.append(options) is None)
     process.kept(exactly_once._CHECKED_TOPICS).clear()
     ways = [{"addressMap": '{"10.0.0.5:10911": "y:2"}'}, {"accessKey": "a", "secretKey": "b"}, {"tls": "true"}]
@@ -211,7 +211,7 @@ def test_a_server_that_never_answers_a_check_holds_up_only_its_own_query(monkeyp
         asked.set()
         return answers.wait(60)
 
-    monkeypatch.setattr(exactly_once, "ends_now", lambda *given: QueueEnds({}, {}))
+    monkeypatch.setattr(exactly_once, "fetch_ends", lambda *given: QueueEnds({}, {}))
     monkeypatch.setattr(exactly_once, "_check_topics", check)
     hostile = sink_options("127.0.0.1:1", topic="t", deliveryGuarantee="exactly-once")
     theirs = threading.Thread(target=exactly_once.snapshot_queue_ends, args=(hostile,))

@@ -18,7 +18,7 @@ from rocketmq_spark.spark.checkpoints import batch_notes
 from rocketmq_spark.spark.sink import exactly_once
 from rocketmq_spark.spark.sink.exactly_once import plan_job
 from rocketmq_spark.stored.ends import QueueEnds
-from rocketmq_spark.stored.look import NOTED_S, AskedStoredIds, Look, LookTools
+from rocketmq_spark.stored.scan import NOTE_MAX_AGE_S, LiveStoredIds, ScanTools, StoredIdScan
 from tests.helpers import indexed, stored
 from tests.live.writes import Make, bodies, frame, sink_options
 from tests.sink.test_once import KINDS, Sink, soon
@@ -100,11 +100,11 @@ def test_what_an_earlier_run_sent_is_waited_for_as_long_as_that_run_said(
     topic = make_topic(queues=1)
     asked: list[float] = []
 
-    def look(tools: LookTools, since: QueueEnds) -> Look:
+    def look(tools: ScanTools, since: QueueEnds) -> StoredIdScan:
         asked.append(tools.settle_s)
-        return Look(tools, since)
+        return StoredIdScan(tools, since)
 
-    monkeypatch.setattr(exactly_once, "Look", look)
+    monkeypatch.setattr(exactly_once, "StoredIdScan", look)
     for settle in ("1s", "0.3s"):
         sink.plan(sink.options(topic=topic, exactlyOnceSettle=settle))
     assert asked == [1.0]
@@ -119,13 +119,13 @@ def away(options: object) -> QueueEnds:
     raise BrokerNotFound("a broker that has joined is away")
 
 
-@pytest.mark.parametrize("later_s", [0.0, NOTED_S + 1], ids=["at once", "noted anew meanwhile"])
+@pytest.mark.parametrize("later_s", [0.0, NOTE_MAX_AGE_S + 1], ids=["at once", "noted anew meanwhile"])
 def test_a_producer_that_looks_what_is_stored(rocketmq: LocalBroker, make_topic: Make, later_s: float) -> None:
     """Its message may lie in the new topic before the end that was noted of the old one."""
     topic = make_topic(queues=1)
     options = sink_options(rocketmq.name_server, topic=topic, exactlyOnceSettle="3s")
     queue, now_s = MessageQueue(topic, "broker-a", 0), [100.0]
-    ids = AskedStoredIds(
+    ids = LiveStoredIds(
         lambda timeout_s, clock: look_tools(options, timeout_s, clock), Clock(lambda: now_s[0], lambda seconds: None)
     )
     others(rocketmq, topic)

@@ -24,7 +24,7 @@ from rocketmq_spark.spark.checkpoints.files import Folder, checkpoint_folder
 from rocketmq_spark.spark.checkpoints.owners import exposure
 from rocketmq_spark.spark.sink import exactly_once
 from rocketmq_spark.stored.ends import QueueEnds
-from rocketmq_spark.stored.look import LookTools
+from rocketmq_spark.stored.scan import ScanTools
 
 ENDS = QueueEnds({MessageQueue("t", "a", 0): 7}, {"a": "a:1"})
 LATER = QueueEnds({MessageQueue("t", "a", 0): 9}, {"a": "a:1"})
@@ -159,15 +159,15 @@ def test_a_look_waits_for_as_long_as_its_run_and_those_before_may_send(monkeypat
     waited: list[float] = []
 
     class Looked:
-        def __init__(self, tools: LookTools, since: QueueEnds) -> None:
+        def __init__(self, tools: ScanTools, since: QueueEnds) -> None:
             waited.append(tools.settle_s)
 
         def run(self, take: object) -> None:
             """Nothing is stored."""
 
     unused: Any = None
-    monkeypatch.setattr(exactly_once, "Look", Looked)
-    monkeypatch.setattr(exactly_once, "look_tools", lambda *_, **__: LookTools(unused, unused, unused, 1.0, 4.0))
+    monkeypatch.setattr(exactly_once, "StoredIdScan", Looked)
+    monkeypatch.setattr(exactly_once, "look_tools", lambda *_, **__: ScanTools(unused, unused, unused, 1.0, 4.0))
     name = BatchName("query-1", 0, 0, b"", "sink")
     for before_s in (60.0, 1.0):
         exactly_once._read_stored_hashes(unused, name, BatchNote(name, ENDS, settle_s=before_s))
@@ -178,7 +178,7 @@ def test_a_note_keeps_its_ends_and_masters_where_others_join() -> None:
     """With the master of now a look would not see that another copy has taken over, which may lack what was stored."""
     (old,), new = ENDS.queues, MessageQueue("t", "b", 0)
     now = QueueEnds({old: 9, new: 3}, {"a": "a:2", "b": "b:1"}, {old: 5, new: 6})
-    assert ENDS.with_others(now) == QueueEnds({old: 7, new: 3}, {"a": "a:1", "b": "b:1"}, {new: 6})
+    assert ENDS.with_further_queues(now) == QueueEnds({old: 7, new: 3}, {"a": "a:1", "b": "b:1"}, {new: 6})
 
 
 def test_what_is_being_written_beside_notes_is_none(folder: Folder, tmp_path: Path) -> None:
@@ -246,7 +246,7 @@ def test_a_note_stays_where_a_file_cannot_be_replaced_in_one_step(tmp_path: Path
     folder = Folder("hdfs://checkpoint", system, "")
     name = batch_notes.batch_name(folder, "sink")
     note = batch_notes.begin_batch(folder, name, lambda: ENDS).note
-    joined = ENDS.with_others(QueueEnds({MessageQueue("t", "b", 0): 3}, {"b": "b:1"}))
+    joined = ENDS.with_further_queues(QueueEnds({MessageQueue("t", "b", 0): 3}, {"b": "b:1"}))
     system.cut = True
     with pytest.raises(OffsetError, match="the name node is away"):
         batch_notes.add_queues(folder, note, joined)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketmq_spark.columnar.encode.batch import About
+from rocketmq_spark.columnar.encode.batch import BatchTagKeys
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.producer.rows.routing import RoutingPlan, RowRange
@@ -39,7 +39,7 @@ def test_rows_are_reordered_where_they_may_be(made, by_tag, reordered):
     ends = np.cumsum([0, *(len(mine) for _, _, mine in made)]).tolist()
     shares = [RowRange(topic, queue, *ends[i : i + 2]) for i, (topic, queue, _) in enumerate(made)]
     plan = RoutingPlan(order, shares)
-    about = About(frame(tags=tags), {"tags": "tags"}, 100)
+    about = BatchTagKeys(frame(tags=tags), {"tags": "tags"}, 100)
     found = group_by_tag(plan, about, lambda topic: topic == "t", by_tag)
     assert [share.start for share in found.ranges] == [0, *(share.end for share in found.ranges)][:-1]
     for share in shares:
@@ -60,7 +60,7 @@ def test_rows_are_reordered_where_they_may_be(made, by_tag, reordered):
 def test_auto_is_for_few_tags(count: int, by_tag: str, parts: int) -> None:
     tags = [f"t{i % count}" for i in range(100)]
     plan = RoutingPlan(None, [RowRange("t", None, 0, 100)])
-    found = group_by_tag(plan, About(frame(tags=tags), {"tags": "tags"}, 100), lambda topic: True, by_tag)
+    found = group_by_tag(plan, BatchTagKeys(frame(tags=tags), {"tags": "tags"}, 100), lambda topic: True, by_tag)
     assert len(found.ranges) == parts
 
 

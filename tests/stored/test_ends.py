@@ -7,7 +7,7 @@ import pytest
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import CallTimeout, RouteNotFound
-from rocketmq_spark.stored.ends import ends_now
+from rocketmq_spark.stored.ends import fetch_ends
 from tests.producer.scripted import Time
 
 
@@ -23,5 +23,5 @@ def test_the_error_of_ends_says_what_is_wrong_and_not_that_the_time_is_over(monk
 
     brokers: Any = Unknown()
     with pytest.raises(RouteNotFound, match="knows no such topic"):
-        ends_now(brokers, brokers, ["t"], Deadline.after(0.3), 1.0)
+        fetch_ends(brokers, brokers, ["t"], Deadline.after(0.3), 1.0)
     assert (said[0], said[-1]) == (RouteNotFound, CallTimeout)

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from rocketmq_spark.base.codes import SysFlag
-from rocketmq_spark.columnar.decode.rows import Careful
+from rocketmq_spark.columnar.decode.rows import ReferenceDecoder
 from rocketmq_spark.columnar.decode.schema import BASIC
 from rocketmq_spark.columnar.encode.content_ids import BatchName, ContentIds
 from rocketmq_spark.errors import UnprovedError
@@ -19,7 +19,7 @@ from rocketmq_spark.model import NO_FILTER, Filter, OffsetRange
 from rocketmq_spark.pull.fetched import FetchedAnswer, FetchedAnswers, Hole
 from rocketmq_spark.pull.outcomes import Cause, OnLoss
 from rocketmq_spark.stored import ends
-from rocketmq_spark.stored.ends import BatchHashes, compared, ids_of, with_scope
+from rocketmq_spark.stored.ends import BatchHashes, compared_bytes, id_reader, with_scope
 from tests.decode import fetching
 from tests.harness import peak_bytes
 
@@ -40,11 +40,11 @@ def test_ids_of_two_attempts_compare_equal_and_others_are_dropped() -> None:
     stored = pa.array([*strangers, *first, *other, *again], pa.string())
     mine = with_scope(stored, NAME.scope(3))
     assert mine.to_pylist() == [*first, *again]
-    assert compared(mine, 10).tolist() == [*ROWS.tolist(), *ROWS.tolist()]
+    assert compared_bytes(mine, 10).tolist() == [*ROWS.tolist(), *ROWS.tolist()]
     of_batch = with_scope(stored.slice(2), NAME.digest())
     assert len(of_batch) == 9
-    assert compared(of_batch.slice(3), 7)[0].tolist() == [0, 0, 4, *ROWS[0].tolist()]
-    assert compared(with_scope(stored, bytes(10)), 10).shape == (0, 12)
+    assert compared_bytes(of_batch.slice(3), 7)[0].tolist() == [0, 0, 4, *ROWS[0].tolist()]
+    assert compared_bytes(with_scope(stored, bytes(10)), 10).shape == (0, 12)
 
 
 @pytest.mark.parametrize(("limit", "told_apart"), [(18, 5), (17, 5), (17, 4), (17, 1)])
@@ -52,7 +52,7 @@ def test_tasks_are_given_their_ids_or_where_these_lie(
     monkeypatch: pytest.MonkeyPatch, limit: int, told_apart: int
 ) -> None:
     """Of many ids each task reads those between its first and its last one, and not what all others have sent."""
-    monkeypatch.setattr(ends, "MAX_PLACES", told_apart)
+    monkeypatch.setattr(ends, "MAX_TASK_RANGES", told_apart)
     first, second = fetching.QUEUES[:2]
     found = BatchHashes(NAME.digest(), limit)
     for tasks, parts in (
@@ -61,7 +61,7 @@ def test_tasks_are_given_their_ids_or_where_these_lie(
         ((), [(first, 12, 99)]),
         ((4, 70_000, 4), [(second, 40, 60)]),
     ):
-        found.placed([OffsetRange(*part) for part in parts])
+        found.set_ranges([OffsetRange(*part) for part in parts])
         stored = [each for task in tasks for each in ids(task, 1_700_000_000_000)]
         found(pa.array(["7F0000010007ABCDEF0123456789ABCD", *stored], pa.string()))
     assert found.count == 18
@@ -82,11 +82,11 @@ def test_tasks_are_given_their_ids_or_where_these_lie(
 
 def test_where_all_lie_begins_with_the_first_of_any_task(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of too many places each task is given all: of a queue where a task that was found later has earlier messages, too."""
-    monkeypatch.setattr(ends, "MAX_PLACES", 2)
+    monkeypatch.setattr(ends, "MAX_TASK_RANGES", 2)
     first, second = fetching.QUEUES[:2]
     found = BatchHashes(NAME.digest(), 0)
     for task, part in ((3, (first, 5, 9)), (4, (second, 0, 4)), (3, (second, 40, 60))):
-        found.placed([OffsetRange(*part)])
+        found.set_ranges([OffsetRange(*part)])
         found(pa.array(ids(task, 1_700_000_000_000), pa.string()))
     everywhere = [OffsetRange(first, 5, 9), OffsetRange(second, 0, 60)]
     assert found.places() == {3: everywhere, 4: everywhere}
@@ -98,11 +98,11 @@ def test_ids_of_tasks_that_nobody_has_fill_no_tables(monkeypatch: pytest.MonkeyP
     first = fetching.QUEUES[0]
     found = BatchHashes(NAME.digest(), 0)
     for task in (4, *range(5, 40), 70_000):
-        found.placed([OffsetRange(first, task, task + 1)])
+        found.set_ranges([OffsetRange(first, task, task + 1)])
         found(pa.array(ids(task, 1_700_000_000_000), pa.string()))
     assert found.places() == {4: [OffsetRange(first, 4, 5)], 5: [OffsetRange(first, 5, 70_001)]}
     assert found.counts == {4: 3, 5: 108}
-    assert [ends.known_task(task) for task in (4, 5, 70_000)] == [4, 5, 5]
+    assert [ends.task_key(task) for task in (4, 5, 70_000)] == [4, 5, 5]
 
 
 def test_bodies_are_not_decompressed_for_their_ids() -> None:
@@ -115,7 +115,7 @@ def test_bodies_are_not_decompressed_for_their_ids() -> None:
     fetched = FetchedAnswers(
         np.frombuffer(bytearray(data * 8), np.uint8), [FetchedAnswer(0, 0, 8, 8, 0, 8 * len(data))]
     )
-    careful = Careful(fetching.QUEUES, tuple(c for c in BASIC if c.name in ("msgId", "sysFlag")), "none")
+    careful = ReferenceDecoder(fetching.QUEUES, tuple(c for c in BASIC if c.name in ("msgId", "sysFlag")), "none")
     found: list[pa.RecordBatch] = []
     assert peak_bytes(lambda: found.extend(careful.batches(fetched, None))) < 4 << 20
     assert found[0].column(0).to_pylist() == ["a"] * 8
@@ -154,7 +154,7 @@ class Pulls:
 
 def read(pulls: Any, end: int) -> list[str]:
     ranges = [OffsetRange(fetching.QUEUES[0], 5, end)]
-    return [each for part in ids_of(lambda: pulls)(ranges) for each in part.to_pylist()]
+    return [each for part in id_reader(lambda: pulls)(ranges) for each in part.to_pylist()]
 
 
 def answer(*offsets: int) -> FetchedAnswers:
@@ -166,7 +166,7 @@ def test_ids_of_ranges_are_read() -> None:
     assert read(Pulls(answer(5, 6, 7)), 8) == ["id-5", "id-6", "id-7"]
     said: list[Any] = []
     pulls: Any = Pulls(answer(5, 6, 7))
-    for part in ids_of(lambda: pulls, said.extend)([OffsetRange(fetching.QUEUES[0], 5, 8)]):
+    for part in id_reader(lambda: pulls, said.extend)([OffsetRange(fetching.QUEUES[0], 5, 8)]):
         said += part.to_pylist()
     assert said == [OffsetRange(fetching.QUEUES[0], 5, 8), "id-5", "id-6", "id-7"], "before the ids"
 

@@ -23,7 +23,7 @@ from rocketmq_spark.errors import (
 )
 from rocketmq_spark.model import BrokerData, LogState, MessageQueue, QueueBounds, QueueData, QueueEnd, TopicRoute
 from rocketmq_spark.stored.ends import QueueEnds
-from rocketmq_spark.stored.look import NOTED_S, AskedStoredIds, LookTools, NotedStoredIds
+from rocketmq_spark.stored.scan import NOTE_MAX_AGE_S, LiveStoredIds, NotedStoredIds, ScanTools
 
 A0, A1, B0 = MessageQueue("t", "a", 0), MessageQueue("t", "a", 1), MessageQueue("t", "b", 0)
 
@@ -37,11 +37,11 @@ class Brokers:
         self.fails: Callable[[], RocketMQError] | None = None
         self.route_fails: RocketMQError | None = None
         self.made_ms = 1_000
-        self.ids = AskedStoredIds(self.tools, Clock(lambda: self.now))
+        self.ids = LiveStoredIds(self.tools, Clock(lambda: self.now))
 
-    def tools(self, timeout_s: float, clock: Clock) -> LookTools:
+    def tools(self, timeout_s: float, clock: Clock) -> ScanTools:
         mine = Clock(lambda: self.now, self.sleep, lambda: itertools.repeat(0.5))
-        return LookTools(self, self, lambda ranges: iter(()), timeout_s, 10.0, clock=mine)  # type: ignore[arg-type]
+        return ScanTools(self, self, lambda ranges: iter(()), timeout_s, 10.0, clock=mine)  # type: ignore[arg-type]
 
     def sleep(self, seconds: float) -> None:
         self.now += seconds
@@ -87,7 +87,7 @@ def scripted() -> Brokers:
 def test_one_question_tells_of_all_queues_of_a_broker_for_a_minute(scripted: Brokers) -> None:
     assert scripted.ids.end(A0) == QueueEnd(5, "a:1")
     scripted.ends[A0] = 6
-    scripted.now += NOTED_S - 1
+    scripted.now += NOTE_MAX_AGE_S - 1
     assert scripted.ids.end(A1) == QueueEnd(7, "a:1")
     assert scripted.ids.end(A0) == QueueEnd(5, "a:1")
     assert scripted.asked == [{A0, A1}]
@@ -131,12 +131,12 @@ def test_ends_are_asked_for_by_the_queues_known_while_no_name_server_answers(scr
     """A producer goes on then, and so must one that notes ends."""
     assert scripted.ids.end(A0) == QueueEnd(5, "a:1")
     scripted.route_fails = ConnectionLost("no name server answers")
-    scripted.now, scripted.ends[A0] = scripted.now + NOTED_S + 1, 6
+    scripted.now, scripted.ends[A0] = scripted.now + NOTE_MAX_AGE_S + 1, 6
     assert scripted.ids.end(A0) == QueueEnd(6, "a:1")
     assert scripted.asked == [{A0, A1}, {A0, A1}]
     scripted.route_fails = RouteNotFound("it has started anew, and knows nothing yet")
     assert scripted.ids.end(B0) == QueueEnd(9, "b:1")
-    scripted.route_fails, scripted.now = AccessDenied("no"), scripted.now + NOTED_S + 1
+    scripted.route_fails, scripted.now = AccessDenied("no"), scripted.now + NOTE_MAX_AGE_S + 1
     with pytest.raises(AccessDenied):
         scripted.ids.end(A0)
 
@@ -164,7 +164,7 @@ def test_a_broker_that_hangs_is_asked_for_one_topic_and_holds_up_no_other_broker
 
 def test_a_queue_that_nobody_can_read_is_refused(scripted: Brokers) -> None:
     del scripted.ends[A1]
-    with pytest.raises(UnprovedError, match="does not report where"):
+    with pytest.raises(UnprovedError, match="does not report the end of"):
         scripted.ids.end(A1)
     assert scripted.ids.end(B0) == QueueEnd(9, "b:1")
 
@@ -174,7 +174,7 @@ def test_a_send_that_began_before_ends_were_noted_again_is_of_the_topic_of_then(
     """Its topic is made again, and filled beyond where it was: what is stored of the send may lie before that."""
 
     def noted_again() -> None:
-        scripted.now += NOTED_S + 1
+        scripted.now += NOTE_MAX_AGE_S + 1
         if fails:
             scripted.fails = lambda: CallTimeout("no answer")
             with pytest.raises(CallTimeout):
@@ -202,7 +202,7 @@ def test_what_another_master_has_says_nothing_of_a_send_to_this_one(scripted: Br
 def test_a_look_ends_when_its_producer_is_closed() -> None:
     """It waits for what may still come, and would hold up who closes."""
 
-    def waits(timeout_s: float, clock: Clock) -> LookTools:
+    def waits(timeout_s: float, clock: Clock) -> ScanTools:
         clock.sleep(60.0)
         raise AssertionError("it waited")
 

@@ -147,7 +147,7 @@ def test_lock_requests(case):
     queues = bodies.queues_to_lock(unhex(case["encoded"]))
     assert sorted(map(short, queues)) == sorted(case["expected"])
     java = json.loads(unhex(case["encoded"]))
-    ours = json.loads(bodies.lock(java["consumerGroup"], java["clientId"], queues, java["onlyThisBroker"]))
+    ours = json.loads(bodies.lock_request(java["consumerGroup"], java["clientId"], queues, java["onlyThisBroker"]))
     java["mqSet"].sort(key=lambda item: (item["topic"], item["brokerName"], item["queueId"]))
     assert ours == java
 
@@ -208,7 +208,10 @@ def test_attributes_of_a_topic():
 
 
 def test_tables_and_groups():
-    assert bodies.table(b'{"table":{"brokerVersionDesc":"V5_5_0","n":1}}') == {"brokerVersionDesc": "V5_5_0", "n": "1"}
+    assert bodies.runtime_info(b'{"table":{"brokerVersionDesc":"V5_5_0","n":1}}') == {
+        "brokerVersionDesc": "V5_5_0",
+        "n": "1",
+    }
     body = b'{"dataVersion":{"counter":1},"subscriptionGroupTable":{"g":{"groupName":"g","retryMaxTimes":16}}}'
     assert bodies.subscription_groups(body)["g"]["retryMaxTimes"] == 16
     assert json.loads(bodies.subscription_group("g", consumeEnable=True)) == {"groupName": "g", "consumeEnable": True}
@@ -242,7 +245,7 @@ def test_broker_configuration_as_lines():
         (bodies.consumer_ids, b"null"),
         (bodies.topic_config, b"{}"),
         (bodies.locked_queues, b'{"lockOKMQSet":[{}]}'),
-        (bodies.table, b'{"table":[1]}'),
+        (bodies.runtime_info, b'{"table":[1]}'),
         (bodies.read_config, b"a=\xff"),
         (bodies.subscription_groups, b'{"subscriptionGroupTable":{"g":1}}'),
     ],

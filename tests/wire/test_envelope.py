@@ -18,7 +18,7 @@ from rocketmq_spark.wire.envelope import (
     MESSAGE,
     DelayHandle,
     Envelope,
-    cancelling,
+    cancel_envelope,
     digest,
     unpack,
 )
@@ -67,7 +67,7 @@ def test_3_b_a_message_that_is_sent_again_is_the_same_and_no_other_one_is() -> N
 
 
 def test_3_h_what_takes_a_message_back_names_it() -> None:
-    cancel = unpack(cancelling("orders", ORDER.due_ms, "ID", 5))
+    cancel = unpack(cancel_envelope("orders", ORDER.due_ms, "ID", 5))
     assert (cancel.kind, cancel.identity, cancel.topic) == (CANCEL, unpack(ORDER.pack()).identity, "orders")
 
 
@@ -81,7 +81,7 @@ def test_3_h_what_takes_a_message_back_names_it() -> None:
         (ORDER.pack()[:5] + b"\2" + ORDER.pack()[6:], "kind 2"),
         (ORDER.pack()[:47], "are no envelope"),
         (ORDER.pack()[:60], "has 60 bytes, a topic of 6 and properties of 19"),
-        (ORDER.pack().replace(b"orders", b"order\xff"), "a name that is no text"),
+        (ORDER.pack().replace(b"orders", b"order\xff"), "a topic or properties that are not UTF-8"),
         (ORDER._replace(topic="").pack(), "a topic of 0"),
     ],
     ids=["empty", "short", "magic", "version", "kind", "head", "cut", "text", "topic"],

@@ -74,11 +74,11 @@ def test_time_of_a_key_across_months():
 
 def test_more_keys_than_the_counter_has():
     keys = UniqKeys(random.Random(2))
-    assert len({*keys.take(150_000, NOON), *keys.take(150_000, NOON)}) == 300_000
+    assert len({*keys.next_many(150_000, NOON), *keys.next_many(150_000, NOON)}) == 300_000
 
 
 def test_two_sources_do_not_meet():
-    assert not set(UniqKeys().take(1000, NOON)) & set(UniqKeys().take(1000, NOON))
+    assert not set(UniqKeys().next_many(1000, NOON)) & set(UniqKeys().next_many(1000, NOON))
 
 
 def test_a_forked_child_makes_other_keys(monkeypatch):

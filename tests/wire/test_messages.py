@@ -23,8 +23,8 @@ from rocketmq_spark.wire.messages import (
     decode_leniently,
     decode_messages,
     encode_batch,
-    portion,
-    stamp,
+    first_portion,
+    first_stamp,
 )
 from rocketmq_spark.wire.properties import encode_properties
 from tests import strategies
@@ -306,11 +306,11 @@ def test_a_view_is_as_good_as_bytes():
 def test_when_a_message_was_stored_is_known_without_decoding_it(v6):
     hosts = {name: (b"\x01" * (16 if name in v6 else 4), 7) for name in ("born", "stored")}
     whole = store("t", b"no zlib", queue_offset=9, store_ms=777, sys_flag=SysFlag.COMPRESSED, **hosts)
-    assert stamp(whole + b"more") == (9, 777, False)
-    assert stamp(store("t", b"x", queue_offset=9, store_ms=777, sys_flag=SysFlag.INNER_BATCH)) == (9, 777, True)
+    assert first_stamp(whole + b"more") == (9, 777, False)
+    assert first_stamp(store("t", b"x", queue_offset=9, store_ms=777, sys_flag=SysFlag.INNER_BATCH)) == (9, 777, True)
     for cut in (0, 40, 80):
-        assert stamp(whole[:cut]) is None
-    assert stamp(whole[:4] + b"\0\0\0\0" + whole[8:]) is None
+        assert first_stamp(whole[:cut]) is None
+    assert first_stamp(whole[:4] + b"\0\0\0\0" + whole[8:]) is None
 
 
 def test_messages_of_a_queue_are_said_to_be_of_it_whatever_is_stored():
@@ -362,11 +362,11 @@ def test_reading_goes_on_where_messages_follow_each_other_to_the_end(parts):
 
 def test_a_portion_ends_where_it_becomes_large_and_has_one_at_least() -> None:
     small, large = (received(body) for body in (b"x", b"x" * (PORTION_BYTES + 1)))
-    assert portion(iter([])) == ([], None)
-    assert portion(iter([large, small, small])) == ([large], small)
-    assert portion(iter([small, large, small])) == ([small, large], small)
+    assert first_portion(iter([])) == ([], None)
+    assert first_portion(iter([large, small, small])) == ([large], small)
+    assert first_portion(iter([small, large, small])) == ([small, large], small)
     many = [small] * 200_000
-    found, left = portion(iter(many))
+    found, left = first_portion(iter(many))
     assert (100_000 < len(found) < 140_000, left) == (True, small), "an object has a size, too"
 
 

@@ -133,22 +133,22 @@ def test_topics_of_a_group():
 )
 def test_3_2_a_scope_names_topics_and_groups_and_back(scope: names.Scope, name: str, wire: str) -> None:
     assert scope.on_wire(name) == scope.on_wire(wire) == wire
-    assert scope.holds(wire)
-    assert scope.plain(wire) == name
+    assert scope.has_affixes(wire)
+    assert scope.user_name(wire) == name
 
 
 @pytest.mark.parametrize("name", ["TBW102", "SCHEDULE_TOPIC_XXXX", "rmq_sys_TRACE", "CID_RMQ_SYS_TRANS", ""])
 def test_a_suffix_leaves_the_names_of_the_system_alone(name: str) -> None:
     scope = names.Scope(suffix="dev1")
-    assert scope.on_wire(name) == scope.plain(name) == name
-    assert not scope.holds(name)
+    assert scope.on_wire(name) == scope.user_name(name) == name
+    assert not scope.has_affixes(name)
 
 
 @pytest.mark.parametrize("name", ["orders", "orders_dev2", "orders_dev", "ordersdev1"])
 def test_3_2_names_of_other_environments_are_not_of_the_scope(name: str) -> None:
     scope = names.Scope(suffix="dev1")
-    assert not scope.holds(name)
-    assert scope.plain(name) == name
+    assert not scope.has_affixes(name)
+    assert scope.user_name(name) == name
 
 
 @given(
@@ -159,5 +159,5 @@ def test_3_2_names_of_other_environments_are_not_of_the_scope(name: str) -> None
 def test_what_stands_on_the_wire_is_of_its_scope(namespace: str, suffix: str, name: str) -> None:
     scope = names.Scope(namespace, suffix)
     wire = scope.on_wire(name)
-    assert scope.holds(wire) or names.namespace_of(wire) != namespace
-    assert scope.on_wire(scope.plain(wire)) == wire == scope.on_wire(wire)
+    assert scope.has_affixes(wire) or names.namespace_of(wire) != namespace
+    assert scope.on_wire(scope.user_name(wire)) == wire == scope.on_wire(wire)

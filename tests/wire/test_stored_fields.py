@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rocketmq_spark.base.codes import SysFlag
 from rocketmq_spark.model import MessageQueue, ReceivedMessage
-from rocketmq_spark.wire.messages import DecodeSettings, decode_one, stored_in
+from rocketmq_spark.wire.messages import DecodeSettings, decode_one, find_messages
 from rocketmq_spark.wire.stored_fields import usual_messages
 from tests import strategies
 from tests.harness import in_one_test, store, unhex, vectors
@@ -23,7 +23,7 @@ FIELDS = [field.name for field in dataclasses.fields(ReceivedMessage)]
 
 def at_once(data: bytes) -> list[ReceivedMessage]:
     how = DecodeSettings(QUEUE.broker_name, queue=QUEUE)
-    return [message for one in stored_in(data) for message in decode_one(data, one, how)]
+    return [message for one in find_messages(data) for message in decode_one(data, one, how)]
 
 
 @st.composite

@@ -18,7 +18,9 @@ def fields(record: TraceRecord) -> list[str]:
 
 
 def test_a_stored_message() -> None:
-    record = traces.published(FULL, "shop", 1700, 12, Acknowledged(5, MessageKind.DELAY, "1.2.3.4:10911", "AB", True))
+    record = traces.publish_record(
+        FULL, "shop", 1700, 12, Acknowledged(5, MessageKind.DELAY, "1.2.3.4:10911", "AB", True)
+    )
     assert fields(record) == [
         "Pub", "1700", "east", "shop", "orders", "ID1", "paid", "k1 k2", "1.2.3.4:10911", "5", "12", "3", "AB", "true",
     ]  # fmt: skip
@@ -26,31 +28,31 @@ def test_a_stored_message() -> None:
 
 
 def test_what_is_missing_is_the_word_null() -> None:
-    record = traces.published(PLAIN, "shop", 1700, 12, Acknowledged(5, MessageKind.NORMAL, "", None, False))
+    record = traces.publish_record(PLAIN, "shop", 1700, 12, Acknowledged(5, MessageKind.NORMAL, "", None, False))
     assert fields(record)[6:] == ["null", "null", "", "5", "12", "0", "null", "false"]
     assert record.keys == ("ID1",)
 
 
 def test_an_id_of_another_client_that_no_key_can_be_is_several() -> None:
     """A broker's key has no blank: one such id was the end of all records that were sent with it."""
-    assert traces.consuming(FULL._replace(msg_id="A B"), "g", "R", 1, 0).keys == ("A", "B", "k1", "k2")
+    assert traces.consume_start_record(FULL._replace(msg_id="A B"), "g", "R", 1, 0).keys == ("A", "B", "k1", "k2")
 
 
 def test_a_consumed_message() -> None:
-    assert fields(traces.consuming(FULL, "billing", "R", 1800, 2)) == [
+    assert fields(traces.consume_start_record(FULL, "billing", "R", 1800, 2)) == [
         "SubBefore", "1800", "east", "billing", "R", "ID1", "2", "k1 k2",
     ]  # fmt: skip
-    assert fields(traces.consumed(FULL, "billing", "R", 1900, 7, ConsumeReturn.EXCEPTION)) == [
+    assert fields(traces.consume_end_record(FULL, "billing", "R", 1900, 7, ConsumeReturn.EXCEPTION)) == [
         "SubAfter", "R", "ID1", "7", "false", "k1 k2", "2", "1900", "billing",
     ]  # fmt: skip
-    assert fields(traces.consumed(FULL, "billing", "R", 1900, 7, ConsumeReturn.SUCCESS))[4] == "true"
+    assert fields(traces.consume_end_record(FULL, "billing", "R", 1900, 7, ConsumeReturn.SUCCESS))[4] == "true"
 
 
 def test_decisions_and_recalls() -> None:
-    assert fields(traces.transaction_ended(FULL, "shop", 1700, "T", "COMMIT_MESSAGE", True)) == [
+    assert fields(traces.transaction_end_record(FULL, "shop", 1700, "T", "COMMIT_MESSAGE", True)) == [
         "EndTransaction", "1700", "east", "shop", "orders", "ID1", "paid", "k1 k2", "", "2", "T", "COMMIT_MESSAGE", "true",
     ]  # fmt: skip
-    assert fields(traces.recalled(PLAIN, "shop", 1700, True)) == [
+    assert fields(traces.recall_record(PLAIN, "shop", 1700, True)) == [
         "Recall", "1700", "DefaultRegion", "shop", "orders", "ID1", "true",
     ]  # fmt: skip
 
@@ -76,23 +78,23 @@ records = st.builds(
 
 @given(st.lists(st.one_of(records, st.just(TraceRecord("short\x02", ("id",)))), max_size=300))
 def test_every_record_is_in_one_message_that_a_broker_takes(given_records: list[TraceRecord]) -> None:
-    made = list(traces.messages(given_records))
+    made = list(traces.trace_messages(given_records))
     assert "".join(body for body, _, _ in made) == "".join(record.text for record in given_records)
     at = 0
     for body, keys, count in made:
         inside = given_records[at : at + count]
         at += count
         assert body == "".join(record.text for record in inside)
-        assert count == 1 or len(body) <= traces.MOST_CHARACTERS
-        assert 1 <= count <= traces.MOST_RECORDS
+        assert count == 1 or len(body) <= traces.MAX_CHARACTERS
+        assert 1 <= count <= traces.MAX_RECORDS
         assert len(set(keys)) == len(keys)
-        assert sum(len(key.encode()) + 1 for key in keys) <= max(traces.MOST_KEY_BYTES, 0)
+        assert sum(len(key.encode()) + 1 for key in keys) <= max(traces.MAX_KEY_BYTES, 0)
         for record in inside:
-            assert record.keys[0] in keys or len(record.keys[0].encode()) >= traces.MOST_KEY_BYTES
+            assert record.keys[0] in keys or len(record.keys[0].encode()) >= traces.MAX_KEY_BYTES
         assert set(keys) <= {key for record in inside for key in record.keys}
     assert at == len(given_records)
 
 
 def test_a_message_has_a_hundred_records() -> None:
     many = [TraceRecord(f"{i}\x02", (f"id{i}",)) for i in range(250)]
-    assert [count for _, _, count in traces.messages(many)] == [100, 100, 50]
+    assert [count for _, _, count in traces.trace_messages(many)] == [100, 100, 50]

@@ -191,7 +191,9 @@ def _of_broker(client: Client, options: Options, name: str, address: str) -> Ite
     runtime: Mapping[str, str] = {}
     error: RocketMQError | None = None
     try:
-        runtime = bodies.table(client.calls.request(address, rpc.GET_BROKER_RUNTIME_INFO.request(bname=name)).body)
+        runtime = bodies.runtime_info(
+            client.calls.request(address, rpc.GET_BROKER_RUNTIME_INFO.request(bname=name)).body
+        )
     except RocketMQError as e:
         error = e
     answered = isinstance(error, BrokerError)  # it says no, but it was reached, and that is the question
@@ -362,7 +364,7 @@ def _kept(client: Client, whose: str, look: QueuePositions) -> Finding:
     hours: list[int | None] = []
     for name in {row.queue.broker_name for row in look.rows}:
         with contextlib.suppress(RocketMQError):  # it does not tell, and nothing is claimed
-            hours.append(bodies.setting_number(client.admin.broker_config(name), "fileReservedTime"))
+            hours.append(bodies.config_number(client.admin.broker_config(name), "fileReservedTime"))
     known = [each for each in hours if each is not None]
     kept_ms = min(known) * _HOUR_MS if known else None
     return servers.retention(whose, look.rows, kept_ms, time.time_ns() // 1_000_000)

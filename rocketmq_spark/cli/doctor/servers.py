@@ -136,7 +136,7 @@ def settings(name: str, config: Mapping[str, str], wants_sql: bool) -> Iterator[
         low = {
             key: value
             for key, value in limits.items()
-            if key in config and (number := bodies.setting_number(config, key)) is not None and number < value
+            if key in config and (number := bodies.config_number(config, key)) is not None and number < value
         }
         if low:
             count, size = (config.get(key, "?") for key in limits)

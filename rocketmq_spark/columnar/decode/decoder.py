@@ -1,8 +1,8 @@
 """Fetched or polled answers to Arrow record batches, without a Python step per message.
 
-``stored_messages`` finds the messages, ``inner`` those within messages, ``properties`` splits their property strings,
-``arrow`` copies values; this module assembles the columns. Messages in an unusual form take the slow path (``rows.Careful``,
-called *careful* everywhere), which makes the same batch from objects.
+``stored_messages`` finds the messages, ``inner`` the messages of inner batches, ``properties`` splits their property strings,
+``arrow`` copies values; this module assembles the columns. ``rows.ReferenceDecoder`` decodes
+messages in an unusual form: it makes the same batch from objects.
 
 Compressed bodies are decompressed a portion at a time, because a few kilobytes may become megabytes, and the size is not known
 before. So rows are decompressed one by one, and a portion ends when it is full.
@@ -24,8 +24,15 @@ from rocketmq_spark.base import codes
 from rocketmq_spark.columnar import arrow
 from rocketmq_spark.columnar.decode import inner, property_columns, stored_messages
 from rocketmq_spark.columnar.decode import properties as props
-from rocketmq_spark.columnar.decode.rows import Careful, Located, OnBeyond, OnHoles, apart, ended
-from rocketmq_spark.columnar.decode.schema import BASIC, Bad, Column, arrow_schema, is_time, undecodable
+from rocketmq_spark.columnar.decode.rows import (
+    ColumnBuilder,
+    CorrectEnds,
+    OnHoles,
+    ReferenceDecoder,
+    check_each_answer,
+    with_correct_ends,
+)
+from rocketmq_spark.columnar.decode.schema import BASIC, BadMessages, Column, arrow_schema, is_time, undecodable_error
 from rocketmq_spark.columnar.decode.stored_messages import Malformed, StoredMessages
 from rocketmq_spark.errors import DecodeError
 from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue
@@ -39,7 +46,7 @@ _COMPRESSED = int(codes.SysFlag.COMPRESSED)
 
 
 @dataclass(slots=True)
-class UnpackedPart:
+class DecompressedBodies:
     """Bodies of the rows from ``begin`` on. A body that cannot be decompressed is None, with the reason by its index."""
 
     begin: int
@@ -47,14 +54,16 @@ class UnpackedPart:
     reasons: dict[int, str] = field(default_factory=dict)
 
 
-def parts(messages: StoredMessages, rows: slice, portion_bytes: int | None) -> Iterator[UnpackedPart]:
+def decompressed_bodies(
+    messages: StoredMessages, rows: slice, portion_bytes: int | None
+) -> Iterator[DecompressedBodies]:
     """The bodies of ``rows``, in parts that end as soon as they have ``portion_bytes``; at least one part."""
     starts, ends, flags = messages.body_start[rows], messages.body_end[rows], messages.sys_flags[rows]
-    packed = (((flags & _COMPRESSED) != 0) & (ends > starts)).tolist()
-    part, size, made = UnpackedPart(rows.start), 0, False
-    stored = arrow.binary(messages.buffer, starts, ends).to_pylist()
-    for body, is_packed, flag in zip(stored, packed, flags.tolist(), strict=True):
-        if is_packed:
+    compressed = (((flags & _COMPRESSED) != 0) & (ends > starts)).tolist()
+    part, size, has_yielded = DecompressedBodies(rows.start), 0, False
+    stored = arrow.slices(messages.buffer, starts, ends).to_pylist()
+    for body, is_compressed, flag in zip(stored, compressed, flags.tolist(), strict=True):
+        if is_compressed:
             try:
                 body = compression.decompress(body, flag)
             except DecodeError as e:
@@ -64,16 +73,16 @@ def parts(messages: StoredMessages, rows: slice, portion_bytes: int | None) -> I
         size += len(body or b"")
         if portion_bytes and size >= portion_bytes:
             yield part
-            part, size, made = UnpackedPart(part.begin + len(part.bodies)), 0, True
-    if part.bodies or not made:
+            part, size, has_yielded = DecompressedBodies(part.begin + len(part.bodies)), 0, True
+    if part.bodies or not has_yielded:
         yield part
 
 
 def with_errors(
     arrays: Sequence[pa.Array], columns: Sequence[Column], reasons: Mapping[int, str], flags: npt.NDArray[np.int32]
 ) -> list[pa.Array]:
-    """The columns with the errors of bad messages, and with their flags as stored."""
-    made = []
+    """The columns with the errors of bad messages, and with the stored flags of these messages."""
+    result = []
     for array, column in zip(arrays, columns, strict=True):
         name = column.name.lower() if column.property is None else ""
         values: Mapping[int, object] = {}
@@ -83,34 +92,34 @@ def with_errors(
             values = {row: int(flags[row]) for row in reasons}
         if values:
             array = pa.array([values.get(i, value) for i, value in enumerate(array.to_pylist())], array.type)
-        made.append(array)
-    return made
+        result.append(array)
+    return result
 
 
 @dataclass(frozen=True)
 class Decoder:
-    """Decodes fetched answers into batches of ``columns``. The answer numbers of answers are indexes of ``queues``."""
+    """Decodes fetched answers into batches of ``columns``. ``range_number`` of an answer is an index of ``queues``."""
 
     queues: Sequence[MessageQueue]
     columns: tuple[Column, ...] = BASIC
     include_properties: str = "user"
-    filtered: Filter = NO_FILTER
+    topic_filter: Filter = NO_FILTER
     on_holes: OnHoles | None = None
-    on_beyond: OnBeyond | None = None
-    bad: Bad = field(default_factory=Bad)
-    wanted: props.PropertySelection = field(init=False)
+    correct_ends: CorrectEnds | None = None
+    bad_messages: BadMessages = field(default_factory=BadMessages)
+    selection: props.PropertySelection = field(init=False)
 
     def __post_init__(self) -> None:
         names = {column.name.lower() for column in self.columns if column.property is None}
-        by_tag = bool(self.filtered) and self.filtered.kind == "TAG"
-        wanted = props.PropertySelection(
+        by_tag = bool(self.topic_filter) and self.topic_filter.kind == "TAG"
+        selection = props.PropertySelection(
             "tags" in names or by_tag,
             "keys" in names,
             "msgid" in names,
             self.include_properties if "properties" in names else "none",
             tuple(column.property for column in self.columns if column.property is not None),
         )
-        object.__setattr__(self, "wanted", wanted)
+        object.__setattr__(self, "selection", selection)
 
     def __call__(self, fetched: FetchedAnswers) -> pa.RecordBatch:
         """The messages in their order. Raises ``DecodeError`` with queue and offset of a bad message."""
@@ -122,131 +131,136 @@ class Decoder:
         try:
             messages = stored_messages.locate(fetched.buffer, fetched.answers)
         except Malformed as e:
-            if self.bad.fails:
+            if self.bad_messages.fails:
                 raise self._decode_error(fetched, e) from e
-            yield from self._around(fetched, portion_bytes)
+            yield from self._decode_separately(fetched, portion_bytes)
             return
-        opened = inner.opened(messages) if inner.present(messages) else None
-        dense = None if opened is None else inner.dense(messages, opened)
-        usable = self._usable(messages, fetched.answers, dense)
+        unwrapped = inner.unwrap(messages) if inner.has_inner_batches(messages) else None
+        contiguous = None if unwrapped is None else inner.contiguous_answers(messages, unwrapped)
+        usable = self._usable_count(messages, fetched.answers, contiguous)
         if usable < len(fetched.answers):
             part = FetchedAnswers(fetched.buffer, fetched.answers[:usable])
             yield from replace(self, on_holes=None).batches(part, portion_bytes)
             return
-        if inner.present(messages):
-            if opened is None or dense is None or inner.damaged(messages, opened, dense):
-                yield from self._careful.batches(self._bounded(fetched), portion_bytes)
+        if inner.has_inner_batches(messages):
+            if unwrapped is None or contiguous is None or inner.has_damaged_batch(messages, unwrapped, contiguous):
+                yield from self._reference_decoder.batches(self._with_correct_ends(fetched), portion_bytes)
                 return
-            messages = _begun(messages, opened)
-        yield from self._batches(_trimmed(messages, self.on_beyond), portion_bytes)
+            messages = _drop_before_start(messages, unwrapped)
+        yield from self._batches(_drop_after_end(messages, self.correct_ends), portion_bytes)
 
     @property
-    def _careful(self) -> Careful:
-        return Careful(self.queues, self.columns, self.include_properties, self.filtered, self.bad)
+    def _reference_decoder(self) -> ReferenceDecoder:
+        return ReferenceDecoder(
+            self.queues, self.columns, self.include_properties, self.topic_filter, self.bad_messages
+        )
 
-    def _usable(
-        self, messages: StoredMessages, answers: Sequence[FetchedAnswer], dense: npt.NDArray[np.bool_] | None
+    def _usable_count(
+        self, messages: StoredMessages, answers: Sequence[FetchedAnswer], contiguous: npt.NDArray[np.bool_] | None
     ) -> int:
-        """How many of the answers are usable: none after a hole that may still be filled. If the broker filters, holes are not
-        checked."""
-        if self.on_holes is None or not (holes := stored_messages.holes(messages, dense)):
+        """How many of the answers are usable: none after a hole that may still be filled. Holes are not checked if the broker
+        filters."""
+        if self.on_holes is None or not (holes := stored_messages.holes(messages, contiguous)):
             return len(answers)
         return self.on_holes(answers, holes)
 
-    def _around(self, fetched: FetchedAnswers, portion_bytes: int | None) -> Iterator[pa.RecordBatch]:
-        """Decodes answers of which some cannot be located: these take the careful path, the others the fast one."""
-        looks = apart(fetched)
-        holes = [hole for look in looks for hole in look.holes]
+    def _decode_separately(self, fetched: FetchedAnswers, portion_bytes: int | None) -> Iterator[pa.RecordBatch]:
+        """Decodes answers some of which cannot be located. The reference decoder decodes these."""
+        checks = check_each_answer(fetched)
+        holes = [hole for check in checks for hole in check.holes]
         doubt = self.on_holes if holes else None
         usable = doubt(fetched.answers, holes) if doubt else len(fetched.answers)
         decoder = replace(self, on_holes=None)
-        for whole, run in groupby(range(usable), lambda i: looks[i].whole):
+        for is_readable, run in groupby(range(usable), lambda i: checks[i].is_readable):
             part = FetchedAnswers(fetched.buffer, [fetched.answers[i] for i in run])
-            if whole:
+            if is_readable:
                 yield from decoder.batches(part, portion_bytes)
             else:
-                yield from self._careful.batches(self._bounded(part), portion_bytes)
+                yield from self._reference_decoder.batches(self._with_correct_ends(part), portion_bytes)
 
-    def _bounded(self, fetched: FetchedAnswers) -> FetchedAnswers:
-        if self.on_beyond is None:
+    def _with_correct_ends(self, fetched: FetchedAnswers) -> FetchedAnswers:
+        if self.correct_ends is None:
             return fetched
         beyond = [answer.next_offset > answer.limit for answer in fetched.answers]
-        return FetchedAnswers(fetched.buffer, ended(fetched.answers, beyond, self.on_beyond))
+        return FetchedAnswers(fetched.buffer, with_correct_ends(fetched.answers, beyond, self.correct_ends))
 
     def _decode_error(self, fetched: FetchedAnswers, e: Malformed) -> DecodeError:
         answer = next(answer for answer in fetched.answers if answer.begin <= e.at < answer.end)
-        return undecodable(self.queues[answer.range_number], answer.start, e.why, "a message at or after")
+        return undecodable_error(self.queues[answer.range_number], answer.start, e.why, "a message at or after")
 
     def _batches(self, messages: StoredMessages, portion_bytes: int | None) -> Iterator[pa.RecordBatch]:
         """Yields batches. Bodies, which are most of the bytes, are copied portion by portion, so that a portion stays in the
         processor's cache between Arrow, the socket and the JVM, and its memory is reused for the next one."""
-        wanted = self.wanted
-        made = props.Columns()
-        if wanted.anything:
+        selection = self.selection
+        property_arrays = props.PropertyColumns()
+        if selection.selects_any:
             pairs = props.locate(messages.buffer, messages.properties_start, messages.properties_end)
-            made = props.columns(pairs, wanted)
-        located = Located(messages, made, self.queues)
+            property_arrays = props.build_columns(pairs, selection)
+        builder = ColumnBuilder(messages, property_arrays, self.queues)
         arrays: list[pa.Array | None] = []
         for column in self.columns:
             if column.property is not None:
-                arrays.append(property_columns.cast(made.property_columns[column.property], column.arrow))
+                arrays.append(property_columns.cast(property_arrays.property_columns[column.property], column.arrow))
             else:
-                arrays.append(None if column.fast is None else column.fast(located, column.arrow))
+                arrays.append(None if column.from_rows is None else column.from_rows(builder, column.arrow))
         body_bytes = int((messages.body_end - messages.body_start).sum())
         size = sum(body_bytes if array is None else array.nbytes for array in arrays)
-        exact, packed = self._exact(made), bool(messages.any_flags & _COMPRESSED) and None in arrays
-        self._count_impossible_times(messages, arrays, exact)
+        tag_matches = self._tag_matches(property_arrays)
+        has_compressed = bool(messages.combined_flags & _COMPRESSED) and None in arrays
+        self._count_impossible_times(messages, arrays, tag_matches)
         for rows in _portions(len(messages), size, portion_bytes):
-            if packed:
-                yield from self._unpacked(messages, arrays, rows, exact, portion_bytes)
+            if has_compressed:
+                yield from self._decompressed_batches(messages, arrays, rows, tag_matches, portion_bytes)
                 continue
             parts = [_bodies(messages, rows) if array is None else array[rows] for array in arrays]
             batch = pa.RecordBatch.from_arrays(parts, schema=arrow_schema(self.columns))
-            yield batch if exact is None else batch.filter(exact[rows])
+            yield batch if tag_matches is None else batch.filter(tag_matches[rows])
 
-    def _unpacked(
+    def _decompressed_batches(
         self,
         messages: StoredMessages,
         arrays: Sequence[pa.Array | None],
         rows: slice,
-        exact: pa.Array | None,
+        tag_matches: pa.Array | None,
         portion_bytes: int | None,
     ) -> Iterator[pa.RecordBatch]:
         """Batches of rows with compressed bodies, cut by the decompressed size. A bad body affects no other row."""
-        for part in parts(messages, rows, portion_bytes):
-            mine = slice(part.begin, part.begin + len(part.bodies))
-            keep = np.ones(len(part.bodies), bool) if exact is None else arrow.truth(exact[mine])
+        for part in decompressed_bodies(messages, rows, portion_bytes):
+            part_rows = slice(part.begin, part.begin + len(part.bodies))
+            keep = np.ones(len(part.bodies), bool) if tag_matches is None else arrow.true_mask(tag_matches[part_rows])
             reasons = {row: why for row, why in part.reasons.items() if keep[row]}
             for row, why in reasons.items():
-                at = part.begin + row
-                queue = self.queues[int(messages.answers[messages.answer_of_row[at]][0])]
-                self.bad.met(queue, int(messages.part("queueOffset")[at]), why)
-            if self.bad.skips:
+                row_in_batch = part.begin + row
+                queue = self.queues[int(messages.answers[messages.answer_of_row[row_in_batch]][0])]
+                self.bad_messages.add(queue, int(messages.fixed_field("queueOffset")[row_in_batch]), why)
+            if self.bad_messages.skips:
                 keep[list(reasons)] = False
-            columns = [pa.array(part.bodies, pa.binary()) if array is None else array[mine] for array in arrays]
+            columns = [pa.array(part.bodies, pa.binary()) if array is None else array[part_rows] for array in arrays]
             if reasons:
-                columns = with_errors(columns, self.columns, reasons, messages.sys_flags[mine])
+                columns = with_errors(columns, self.columns, reasons, messages.sys_flags[part_rows])
             batch = pa.RecordBatch.from_arrays(columns, schema=arrow_schema(self.columns))
             yield batch if keep.all() else batch.filter(pa.array(keep))
 
     def _count_impossible_times(
-        self, messages: StoredMessages, arrays: Sequence[pa.Array | None], exact: pa.Array | None
+        self, messages: StoredMessages, arrays: Sequence[pa.Array | None], tag_matches: pa.Array | None
     ) -> None:
         for column, array in zip(self.columns, arrays, strict=True):
             if not is_time(column) or array is None or not array.null_count:
                 continue
-            impossible = arrow.truth(array.is_null())
-            rows = np.flatnonzero(impossible if exact is None else impossible & arrow.truth(exact))
+            impossible = arrow.true_mask(array.is_null())
+            rows = np.flatnonzero(impossible if tag_matches is None else impossible & arrow.true_mask(tag_matches))
             if len(rows):
                 queue = self.queues[int(messages.answers[messages.answer_of_row[rows[0]]][0])]
-                offset = int(messages.part("queueOffset")[rows[0]])
-                self.bad.add_impossible_times(column.name, queue, offset, len(rows))
+                offset = int(messages.fixed_field("queueOffset")[rows[0]])
+                self.bad_messages.add_impossible_times(column.name, queue, offset, len(rows))
 
-    def _exact(self, made: props.Columns) -> pa.Array | None:
-        """Which rows have one of the tags, since brokers compare only hashes; None if all have."""
-        if not self.filtered or self.filtered.kind != "TAG":
+    def _tag_matches(self, property_arrays: props.PropertyColumns) -> pa.Array | None:
+        """Which rows have a requested tag, because brokers compare only hashes; None if all rows have one."""
+        if not self.topic_filter or self.topic_filter.kind != "TAG":
             return None
-        mask = pc.is_in(made.tags, pa.array(parse_subscription(self.filtered.expression).tags, pa.string()))
+        mask = pc.is_in(
+            property_arrays.tags, pa.array(parse_subscription(self.topic_filter.expression).tags, pa.string())
+        )
         return None if pc.all(mask).as_py() else mask
 
 
@@ -257,103 +271,103 @@ def _portions(rows: int, size: int, portion_bytes: int | None) -> list[slice]:
     return [slice(start, start + step) for start in range(0, max(1, rows), step)]
 
 
-def _begun(stored: StoredMessages, messages: StoredMessages) -> StoredMessages:
-    """Drops the messages of an inner batch that are before the start of the answer, because brokers return whole batches. Outside
-    of a batch, an offset before the start is that of a message on a shifted index, and is kept."""
-    starts = stored_messages.field(stored.answers, "start")
-    early = ((stored.sys_flags & _INNER) != 0) & (stored.part("queueOffset") < starts[stored.answer_of_row])
+def _drop_before_start(stored: StoredMessages, messages: StoredMessages) -> StoredMessages:
+    """Drops the messages of an inner batch that are before the start of the answer, because brokers return whole batches. Other
+    messages with an offset before the start are kept, because their index was shifted.
+    """
+    starts = stored_messages.answer_field(stored.answers, "start")
+    early = ((stored.sys_flags & _INNER) != 0) & (stored.fixed_field("queueOffset") < starts[stored.answer_of_row])
     if not early.any():
         return messages
-    before = early[messages.record] & (messages.part("queueOffset") < starts[messages.answer_of_row])
+    before = early[messages.record] & (messages.fixed_field("queueOffset") < starts[messages.answer_of_row])
     return messages.keep(~before)
 
 
-def _trimmed(messages: StoredMessages, on_beyond: OnBeyond | None) -> StoredMessages:
+def _drop_after_end(messages: StoredMessages, correct_ends: CorrectEnds | None) -> StoredMessages:
     """Drops the messages after the requested end of an answer, because they belong to another pull.
 
     This is done only if the broker's next offset is beyond that end: on a queue whose index was shifted by a damaged message, the
-    offset inside a message may reach the end although its position does not. ``on_beyond`` decides if both are the case.
+    offset inside a message may reach the end although its position does not. ``correct_ends`` decides if both are beyond it.
     """
-    limits = stored_messages.field(messages.answers, "limit")
-    beyond = stored_messages.field(messages.answers, "next_offset") > limits
+    limits = stored_messages.answer_field(messages.answers, "limit")
+    beyond = stored_messages.answer_field(messages.answers, "next_offset") > limits
     if not beyond.any():
         return messages
     limits = np.where(beyond, limits, 1 << 62)
-    inside = messages.part("queueOffset") < limits[messages.answer_of_row]
-    if on_beyond is not None and not inside.all():
+    inside = messages.fixed_field("queueOffset") < limits[messages.answer_of_row]
+    if correct_ends is not None and not inside.all():
         odd = np.unique(messages.answer_of_row[~inside])
         limits[odd] = [
-            answer.limit for answer in on_beyond([FetchedAnswer(*row) for row in messages.answers[odd].tolist()])
+            answer.limit for answer in correct_ends([FetchedAnswer(*row) for row in messages.answers[odd].tolist()])
         ]
-        inside = messages.part("queueOffset") < limits[messages.answer_of_row]
+        inside = messages.fixed_field("queueOffset") < limits[messages.answer_of_row]
     return messages if inside.all() else messages.keep(inside)
 
 
 def _bodies(messages: StoredMessages, rows: slice) -> pa.Array:
-    return arrow.binary(messages.buffer, messages.body_start[rows], messages.body_end[rows])
+    return arrow.slices(messages.buffer, messages.body_start[rows], messages.body_end[rows])
 
 
 SLACK_BYTES = 64  # after the messages, as in a reader's buffer, because decoders read ahead
 
 
 # Queue, the requested offset, the next offset and the end of the bytes of each consecutive answer, and the stored messages.
-Answered = tuple[MessageQueue, int, Sequence[tuple[int, int]], bytes | memoryview]
+AnsweredPull = tuple[MessageQueue, int, Sequence[tuple[int, int]], bytes | memoryview]
 
 
-def batch_of(
-    parts: Iterable[tuple[Answered, Filter]], given: Mapping[tuple[MessageQueue, Filter], int] | None = None
+def batch_of_answers(
+    parts: Iterable[tuple[AnsweredPull, Filter]], skip_counts: Mapping[tuple[MessageQueue, Filter], int] | None = None
 ) -> tuple[pa.RecordBatch, bool]:
-    """The messages of answers, each with the filter of its request, in the basic columns; and whether these are all. If they
-    exceed ``PORTION_BYTES``, only the first ones are returned, at least one.
+    """The messages of answers in the basic columns, and whether these are all messages. Each answer has the filter of its
+    request. If the messages exceed ``PORTION_BYTES``, only the first messages are returned, at least one.
 
-    ``given`` is the number of messages to omit at the beginning, by queue and filter. The offsets and queues inside messages are
-    ignored, because damage may have changed them. Rows of a queue are in the order of its answers. Raises ``DecodeError``
-    with queue and offset of a bad message.
+    ``skip_counts`` is the number of messages to omit at the beginning, by queue and filter. The offsets and queues inside
+    messages are ignored, because damage may have changed them. Rows of a queue are in the order of its answers. Raises
+    ``DecodeError`` with queue and offset of a bad message.
     """
-    found: list[pa.RecordBatch] = []
-    room = messages.PORTION_BYTES
-    for wanted, answered, left_out in _groups(parts, dict(given or {})):
-        for batch in _batches(answered, wanted):
-            skipped = min(left_out, batch.num_rows)
-            left_out -= skipped
+    batches: list[pa.RecordBatch] = []
+    remaining_bytes = messages.PORTION_BYTES
+    for topic_filter, pulls, skip_count in _groups(parts, dict(skip_counts or {})):
+        for batch in _batches(pulls, topic_filter):
+            skipped = min(skip_count, batch.num_rows)
+            skip_count -= skipped
             batch = batch.slice(skipped)
             if not batch.num_rows:
                 continue
-            if room <= 0:
-                return pa.concat_batches(found), False
-            found.append(batch)
-            room -= batch.nbytes
-    if not found:
+            if remaining_bytes <= 0:
+                return pa.concat_batches(batches), False
+            batches.append(batch)
+            remaining_bytes -= batch.nbytes
+    if not batches:
         return pa.RecordBatch.from_pylist([], schema=arrow_schema(BASIC)), True
-    return found[0] if len(found) == 1 else pa.concat_batches(found), True
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches), True
 
 
 def _groups(
-    parts: Iterable[tuple[Answered, Filter]], given: dict[tuple[MessageQueue, Filter], int]
-) -> list[tuple[Filter, list[Answered], int]]:
+    parts: Iterable[tuple[AnsweredPull, Filter]], skip_counts: dict[tuple[MessageQueue, Filter], int]
+) -> list[tuple[Filter, list[AnsweredPull], int]]:
     """Groups of answers that are decoded together: their filter, and how many of their first messages are omitted.
 
-    There are as few groups as possible: answers with the same filter share one, unless an earlier answer of their queue is in a
-    later group.
+    Answers with the same filter share a group, unless an earlier answer of their queue is in a later group.
     """
-    groups: list[tuple[Filter, list[Answered], int]] = []
-    shared: dict[Filter, int] = {}
-    last: dict[MessageQueue, int] = {}  # the group of its last answer
-    for answered, wanted in parts:
-        queue = answered[0]
-        left_out = given.pop((queue, wanted), 0)
-        at = shared.get(wanted, -1)
-        if left_out or at < last.get(queue, 0):
-            at = len(groups)
-            groups.append((wanted, [], left_out))
-            if not left_out:
-                shared[wanted] = at
-        groups[at][1].append(answered)
-        last[queue] = at
+    groups: list[tuple[Filter, list[AnsweredPull], int]] = []
+    group_of_filter: dict[Filter, int] = {}
+    group_of_queue: dict[MessageQueue, int] = {}  # the group of its last answer
+    for pull, topic_filter in parts:
+        queue = pull[0]
+        skip_count = skip_counts.pop((queue, topic_filter), 0)
+        group = group_of_filter.get(topic_filter, -1)
+        if skip_count or group < group_of_queue.get(queue, 0):
+            group = len(groups)
+            groups.append((topic_filter, [], skip_count))
+            if not skip_count:
+                group_of_filter[topic_filter] = group
+        groups[group][1].append(pull)
+        group_of_queue[queue] = group
     return groups
 
 
-def _batches(parts: Iterable[Answered], wanted: Filter) -> Iterator[pa.RecordBatch]:
+def _batches(parts: Iterable[AnsweredPull], topic_filter: Filter) -> Iterator[pa.RecordBatch]:
     queues: list[MessageQueue] = []
     answers: list[FetchedAnswer] = []
     stored: list[bytes | memoryview] = []
@@ -367,4 +381,4 @@ def _batches(parts: Iterable[Answered], wanted: Filter) -> Iterator[pa.RecordBat
             answers.append(FetchedAnswer(number, start, next_offset, next_offset, begin, end))
             start, begin = next_offset, end
     buffer = np.frombuffer(b"".join([*stored, bytes(SLACK_BYTES)]), np.uint8)
-    return Decoder(queues, filtered=wanted).batches(FetchedAnswers(buffer, answers), messages.PORTION_BYTES)
+    return Decoder(queues, topic_filter=topic_filter).batches(FetchedAnswers(buffer, answers), messages.PORTION_BYTES)

@@ -1,8 +1,8 @@
-"""Messages within messages: an inner batch is stored as one message, whose body holds many. Here each becomes a row.
+"""Inner batches: an inner batch is stored as one message, whose body has many messages. Each of these becomes a row.
 
 A row of an inner batch has the outer message's fixed fields, but its own offset, flag, body and properties, as in
-``wire/messages``. A batch that was compressed as a whole is decompressed, and appended to the fetched bytes. Batches in an
-unusual form take the careful path.
+``wire/messages``. A compressed batch is decompressed and appended to the fetched bytes. The reference decoder decodes batches in
+an unusual form.
 """
 
 from __future__ import annotations
@@ -16,114 +16,126 @@ import numpy as np
 import numpy.typing as npt
 
 from rocketmq_spark.base import codes
-from rocketmq_spark.columnar.decode.stored_messages import Bytes, Ints, StoredMessages, field, number_at, property_texts
+from rocketmq_spark.columnar.decode.stored_messages import (
+    Bytes,
+    Ints,
+    StoredMessages,
+    answer_field,
+    property_texts,
+    read_numbers,
+)
 from rocketmq_spark.errors import DecodeError
 from rocketmq_spark.wire import compression
-from rocketmq_spark.wire.properties import inner_numbers
+from rocketmq_spark.wire.properties import inner_base_and_count
 
 _INNER = int(codes.INNER_BATCH_MASK)
 _COMPRESSED = int(codes.SysFlag.COMPRESSED)
 # Positions of flag, body length and body in a message of a batch; the length of its properties follows the body.
 _FLAG_AT, _LENGTH_AT, _BODY_AT = 12, 16, 20
-_SMALLEST = _BODY_AT + 2
+_MIN_ITEM_BYTES = _BODY_AT + 2
 # Bytes after the last message, so that a number can be read at every possible position.
-_SLACK = 32
-# Larger batches are decompressed portion by portion, on the careful path.
-_MAX_UNPACKED = 64 << 20
+_SLACK_BYTES = 32
+# The reference decoder decompresses larger batches portion by portion.
+_MAX_DECOMPRESSED_BYTES = 64 << 20
 
 
-def present(messages: StoredMessages) -> bool:
+def has_inner_batches(messages: StoredMessages) -> bool:
     """Whether any message is an inner batch."""
-    return messages.any_flags & _INNER == _INNER and bool(_is_outer(messages).any())
+    return messages.combined_flags & _INNER == _INNER and bool(_inner_batch_mask(messages).any())
 
 
-def _is_outer(messages: StoredMessages) -> npt.NDArray[np.bool_]:
-    both: npt.NDArray[np.bool_] = (messages.sys_flags & _INNER) == _INNER
-    return both
+def _inner_batch_mask(messages: StoredMessages) -> npt.NDArray[np.bool_]:
+    mask: npt.NDArray[np.bool_] = (messages.sys_flags & _INNER) == _INNER
+    return mask
 
 
-def opened(messages: StoredMessages) -> StoredMessages | None:
-    """Replaces inner batches with their messages; None if one has an unusual form."""
-    is_outer = _is_outer(messages)
+def unwrap(messages: StoredMessages) -> StoredMessages | None:
+    """Replaces inner batches with their messages; None if a batch has an unusual form."""
+    is_outer = _inner_batch_mask(messages)
     outer = np.flatnonzero(is_outer)
-    unpacked = _unpacked(messages, outer)
-    if unpacked is None:
+    bodies = _decompressed_bodies(messages, outer)
+    if bodies is None:
         return None
-    buffer, begins, ends = unpacked
-    counted = [count for _, count in map(inner_numbers, property_texts(messages, outer))]
-    items = _items(buffer, begins, ends, counted)
+    buffer, begins, ends = bodies
+    broker_counts = [count for _, count in map(inner_base_and_count, property_texts(messages, outer))]
+    items = _find_items(buffer, begins, ends, broker_counts)
     if items is None:
         return None
     counts = np.ones(len(messages), np.intp)
     counts[outer] = items.counts
     record = np.repeat(np.arange(len(messages)), counts)
-    at = None if len(outer) == len(messages) else np.flatnonzero(is_outer[record])
+    item_rows = None if len(outer) == len(messages) else np.flatnonzero(is_outer[record])
     sys_flags = messages.sys_flags.copy()
     sys_flags[outer] &= ~_COMPRESSED
-    offsets = messages.part("queueOffset") - (np.cumsum(counts) - counts)
+    offsets = messages.fixed_field("queueOffset") - (np.cumsum(counts) - counts)
     return replace(
         messages,
         buffer=buffer,
         starts=messages.starts[record],
         answer_of_row=messages.answer_of_row[record],
         record=record,
-        own={
+        item_fields={
             "queueOffset": np.arange(len(record)) + np.repeat(offsets, counts),
-            "flag": _in_place(messages.part("flag"), record, at, items.flags),
+            "flag": _with_items(messages.fixed_field("flag"), record, item_rows, items.flags),
         },
         sys_flags=sys_flags[record],
-        any_flags=int(np.bitwise_or.reduce(sys_flags)),
-        body_start=_in_place(messages.body_start, record, at, items.body_start),
-        body_end=_in_place(messages.body_end, record, at, items.body_end),
-        properties_start=_in_place(messages.properties_start, record, at, items.body_end + 2),
-        properties_end=_in_place(messages.properties_end, record, at, items.properties_end),
+        combined_flags=int(np.bitwise_or.reduce(sys_flags)),
+        body_start=_with_items(messages.body_start, record, item_rows, items.body_start),
+        body_end=_with_items(messages.body_end, record, item_rows, items.body_end),
+        properties_start=_with_items(messages.properties_start, record, item_rows, items.body_end + 2),
+        properties_end=_with_items(messages.properties_end, record, item_rows, items.properties_end),
     )
 
 
-def dense(messages: StoredMessages, within: StoredMessages) -> npt.NDArray[np.bool_]:
-    """In which answers the offsets are consecutive up to the broker's next offset, so that no message has a wrong one.
+def contiguous_answers(messages: StoredMessages, unwrapped: StoredMessages) -> npt.NDArray[np.bool_]:
+    """Which answers have consecutive offsets up to the broker's next offset, so that no offset can be wrong.
 
-    ``within`` has the messages of batches in place of the batches.
+    ``unwrapped`` is the result of ``unwrap``.
     """
-    first, behind = _extents(messages, within)
+    first, end = _offset_ranges(messages, unwrapped)
     answer = messages.answer_of_row
     follows = answer[1:] == answer[:-1]
     begins, ends = np.append(True, ~follows), np.append(~follows, True)
-    odd = begins & (
-        (first > field(messages.answers, "start")[answer]) | (behind <= field(messages.answers, "start")[answer])
+    wrong = begins & (
+        (first > answer_field(messages.answers, "start")[answer])
+        | (end <= answer_field(messages.answers, "start")[answer])
     )
-    odd |= ends & (behind != field(messages.answers, "next_offset")[answer])
-    odd[1:] |= follows & (first[1:] != behind[:-1])
-    sure: npt.NDArray[np.bool_] = np.bincount(answer[odd], minlength=len(messages.answers)) == 0
-    return sure
+    wrong |= ends & (end != answer_field(messages.answers, "next_offset")[answer])
+    wrong[1:] |= follows & (first[1:] != end[:-1])
+    contiguous: npt.NDArray[np.bool_] = np.bincount(answer[wrong], minlength=len(messages.answers)) == 0
+    return contiguous
 
 
-def _extents(messages: StoredMessages, within: StoredMessages) -> tuple[Ints, Ints]:
+def _offset_ranges(messages: StoredMessages, unwrapped: StoredMessages) -> tuple[Ints, Ints]:
     """The first offset of each stored message, and the offset after its last one."""
-    assert within.record is not None
-    first: Ints = messages.part("queueOffset").astype(np.int64)
-    return first, first + np.bincount(within.record, minlength=len(messages))
+    assert unwrapped.record is not None
+    first: Ints = messages.fixed_field("queueOffset").astype(np.int64)
+    return first, first + np.bincount(unwrapped.record, minlength=len(messages))
 
 
-def damaged(messages: StoredMessages, within: StoredMessages, sure: npt.NDArray[np.bool_]) -> bool:
-    """Whether a batch has another number of messages than its broker counted, or impossible offsets: outside of its answer's
-    request, or different ones in itself and its properties. The offsets of answers that are ``sure`` are right. ``within`` has
-    the messages of the batches.
+def has_damaged_batch(messages: StoredMessages, unwrapped: StoredMessages, contiguous: npt.NDArray[np.bool_]) -> bool:
+    """Whether a batch has another number of messages than its broker counted, or impossible offsets. Offsets are impossible
+    outside of the answer's request, or if the message and its properties differ. Offsets are right in answers that are
+    ``contiguous`` (``contiguous_answers``). ``unwrapped`` is the result of ``unwrap``.
     """
-    outer = np.flatnonzero(_is_outer(messages))
-    first, behind = (each[outer] for each in _extents(messages, within))
+    outer = np.flatnonzero(_inner_batch_mask(messages))
+    first_offsets, end_offsets = (each[outer] for each in _offset_ranges(messages, unwrapped))
     answers = messages.answers[messages.answer_of_row[outer]]
-    said = map(inner_numbers, property_texts(messages, outer))
-    told = zip(said, first.tolist(), behind.tolist(), strict=True)
-    bases, counts = zip(
-        *((base not in (None, at), count not in (None, end - at)) for (base, count), at, end in told), strict=True
+    recorded = map(inner_base_and_count, property_texts(messages, outer))
+    compared = zip(recorded, first_offsets.tolist(), end_offsets.tolist(), strict=True)
+    wrong_bases, wrong_counts = zip(
+        *((base not in (None, at), count not in (None, end - at)) for (base, count), at, end in compared), strict=True
     )
-    outside = np.array(bases, bool) | (behind <= field(answers, "start")) | (first >= field(answers, "next_offset"))
-    astray = outside & (behind != first) & ~sure[messages.answer_of_row[outer]]
-    return any(counts) or bool(astray.any())
+    outside = (
+        np.array(wrong_bases, bool)
+        | (end_offsets <= answer_field(answers, "start"))
+        | (first_offsets >= answer_field(answers, "next_offset"))
+    )
+    impossible = outside & (end_offsets != first_offsets) & ~contiguous[messages.answer_of_row[outer]]
+    return any(wrong_counts) or bool(impossible.any())
 
 
-def _in_place(
+def _with_items(
     stored: npt.NDArray[Any], record: npt.NDArray[np.intp], at: npt.NDArray[np.intp] | None, items: npt.NDArray[Any]
 ) -> npt.NDArray[Any]:
     """The values of the stored messages, replaced by ``items`` in the rows ``at``, or in all rows."""
@@ -134,25 +146,25 @@ def _in_place(
     return rows
 
 
-def _unpacked(messages: StoredMessages, outer: npt.NDArray[np.intp]) -> tuple[Bytes, Ints, Ints] | None:
-    """A buffer with the readable bodies of all batches, and their positions; None if one cannot be decompressed here."""
+def _decompressed_bodies(messages: StoredMessages, outer: npt.NDArray[np.intp]) -> tuple[Bytes, Ints, Ints] | None:
+    """A buffer with the decompressed bodies of all batches, and their positions; None if a body cannot be decompressed here."""
     begins, ends = messages.body_start[outer], messages.body_end[outer]
-    packed = np.flatnonzero(((messages.sys_flags[outer] & _COMPRESSED) != 0) & (ends > begins))
-    if not len(packed):
+    compressed = np.flatnonzero(((messages.sys_flags[outer] & _COMPRESSED) != 0) & (ends > begins))
+    if not len(compressed):
         return messages.buffer, begins, ends
-    buffer, parts, behind = messages.buffer, [messages.buffer], len(messages.buffer)
-    room = _MAX_UNPACKED
-    for i in packed.tolist():
+    buffer, parts, buffer_end = messages.buffer, [messages.buffer], len(messages.buffer)
+    remaining_bytes = _MAX_DECOMPRESSED_BYTES
+    for i in compressed.tolist():
         stored = buffer[int(begins[i]) : int(ends[i])].tobytes()
         try:
-            body = compression.decompress(stored, int(messages.sys_flags[outer[i]]), room)
+            body = compression.decompress(stored, int(messages.sys_flags[outer[i]]), remaining_bytes)
         except DecodeError:
             return None
-        begins[i], ends[i] = behind, behind + len(body)
+        begins[i], ends[i] = buffer_end, buffer_end + len(body)
         parts.append(np.frombuffer(body, np.uint8))
-        behind += len(body)
-        room -= len(body)
-    return np.concatenate([*parts, np.zeros(_SLACK, np.uint8)]), begins, ends
+        buffer_end += len(body)
+        remaining_bytes -= len(body)
+    return np.concatenate([*parts, np.zeros(_SLACK_BYTES, np.uint8)]), begins, ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,44 +178,44 @@ class _Items:
     properties_end: Ints
 
 
-def _items(buffer: Bytes, begins: Ints, ends: Ints, counted: Sequence[int | None]) -> _Items | None:
-    """Finds the messages by their sizes and lengths; None unless these are consistent, and the messages fill their batches."""
-    announced, found = _announced(buffer.data, begins, ends, counted)
-    starts, counts = np.array(announced, np.int64), np.array(found, np.intp)
-    filled = np.flatnonzero(counts)
+def _find_items(buffer: Bytes, begins: Ints, ends: Ints, broker_counts: Sequence[int | None]) -> _Items | None:
+    """Finds the messages by their sizes and lengths; None if these are inconsistent or the messages do not fill their batches."""
+    start_list, count_list = _item_starts(buffer.data, begins, ends, broker_counts)
+    starts, counts = np.array(start_list, np.int64), np.array(count_list, np.intp)
+    non_empty = np.flatnonzero(counts)
     if (begins != ends)[counts == 0].any():
         return None
     stops = np.empty_like(starts)
     stops[:-1] = starts[1:]
-    last = np.cumsum(counts)[filled] - 1
-    stops[last] = ends[filled]
+    last = np.cumsum(counts)[non_empty] - 1
+    stops[last] = ends[non_empty]
     body_start = starts + _BODY_AT
-    body_end = body_start + number_at(buffer, starts + _LENGTH_AT, ">i4")
+    body_end = body_start + read_numbers(buffer, starts + _LENGTH_AT, ">i4")
     if (body_end < body_start).any() or (body_end + 2 > stops).any():
         return None
-    properties_end = body_end + 2 + number_at(buffer, body_end, ">u2")
-    # The size of a batch's last message is not used: the message ends with the batch, as on the careful path.
+    properties_end = body_end + 2 + read_numbers(buffer, body_end, ">u2")
+    # The size of a batch's last message is not used: the message ends with the batch, as in the reference decoder.
     if not np.array_equal(properties_end, stops):
         return None
-    return _Items(counts, number_at(buffer, starts + _FLAG_AT, ">i4"), body_start, body_end, properties_end)
+    return _Items(counts, read_numbers(buffer, starts + _FLAG_AT, ">i4"), body_start, body_end, properties_end)
 
 
-def _announced(
-    view: memoryview, begins: Ints, ends: Ints, counted: Sequence[int | None]
+def _item_starts(
+    view: memoryview, begins: Ints, ends: Ints, broker_counts: Sequence[int | None]
 ) -> tuple[list[int], list[int]]:
-    """The positions of messages by their sizes, batch by batch, and how many each batch has; ``_items`` checks the sizes.
+    """The positions of messages by their sizes, batch by batch, and how many each batch has; ``_find_items`` checks the sizes.
 
     This is the only Python step per message. The number of steps is limited by the possible number of messages, so that it ends
-    even with sizes of 0 or less, and by the number that the broker ``counted``: a few kilobytes may inflate to millions more.
+    even with sizes of 0 or less, and by ``broker_counts``, because a few kilobytes may become millions of messages.
     """
     unpack = struct.Struct(">i").unpack_from
     starts: list[int] = []
     counts = []
     append = starts.append
-    for at, end, most in zip(begins.tolist(), ends.tolist(), counted, strict=True):
-        before, last = len(starts), end - _SMALLEST
-        possible = (end - at) // _SMALLEST
-        for _ in range(possible if most is None else min(possible, most)):
+    for at, end, broker_count in zip(begins.tolist(), ends.tolist(), broker_counts, strict=True):
+        before, last = len(starts), end - _MIN_ITEM_BYTES
+        possible = (end - at) // _MIN_ITEM_BYTES
+        for _ in range(possible if broker_count is None else min(possible, broker_count)):
             if not 0 <= at <= last:
                 break
             append(at)

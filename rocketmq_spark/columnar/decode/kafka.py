@@ -110,7 +110,7 @@ def _partitions(batch: pa.RecordBatch, broker_name: str, numbers: Mapping[Messag
     """The partition number of each row's queue. Looks up each pair of a topic and an id in the batch; pairs without a queue occur
     in no row.
     """
-    topics = arrow.plain(batch.column("topic")).dictionary_encode()
+    topics = arrow.combined(batch.column("topic")).dictionary_encode()
     ids = batch.column(READ_QUEUE_ID.name).dictionary_encode()
     queues = [
         MessageQueue(topic, broker_name, queue_id)
@@ -148,7 +148,7 @@ def _headers(batch: pa.RecordBatch) -> pa.Array:
     stand_ins = _stand_ins(batch)
     if stand_ins is not None:
         rows = properties.to_pylist()
-        for row in np.flatnonzero(arrow.flags(stand_ins)).tolist():
+        for row in np.flatnonzero(arrow.to_mask(stand_ins)).tolist():
             rows[row] = [entry for entry in rows[row] if entry[0] != DELETED]
         properties = pa.array(rows, properties.type)
     bounds = properties.offsets.to_numpy()
@@ -163,7 +163,7 @@ def _decoded(texts: pa.Array) -> pa.Array:
     if not pc.any(marked).as_py():
         return texts.cast(pa.binary())
     values = texts.cast(pa.binary()).to_pylist()
-    for row in np.flatnonzero(arrow.flags(marked)).tolist():
+    for row in np.flatnonzero(arrow.to_mask(marked)).tolist():
         try:
             values[row] = base64.b64decode(values[row][len(BASE64_MARK) :], validate=True)
         except binascii.Error:  # marked, but not base64: written by another client

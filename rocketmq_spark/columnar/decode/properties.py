@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from rocketmq_spark.base.codes import Property
 from rocketmq_spark.columnar import arrow
-from rocketmq_spark.columnar.decode import property_columns as known
+from rocketmq_spark.columnar.decode import property_names
 from rocketmq_spark.columnar.decode.schema import KEYS, PROPERTIES
 from rocketmq_spark.wire.properties import decode_properties
 
@@ -52,18 +52,18 @@ class Pairs:
 
 def locate(buffer: Bytes, starts: Ints, ends: Ints) -> Pairs:
     """Find names and values of the property strings ``buffer[start:end]``, one string per row."""
-    return _cut(*_lay_out(buffer, starts, ends)) or _carefully(buffer, starts, ends)
+    return _split(*_concatenate(buffer, starts, ends)) or _locate_one_by_one(buffer, starts, ends)
 
 
-def _lay_out(buffer: Bytes, starts: Ints, ends: Ints) -> tuple[Bytes, Ints]:
-    """The strings one after the other, each with its last separator, and ``_PAD`` more bytes for reading ahead."""
+def _concatenate(buffer: Bytes, starts: Ints, ends: Ints) -> tuple[Bytes, Ints]:
+    """The concatenated strings, each with its last separator, and ``_PAD`` more bytes for reading ahead."""
     # A string may lack its last separator: its copy is one byte longer, for the separator.
     open_ended = (buffer[ends - 1] != _VALUE_END) & (ends > starts)
     any_open = bool(open_ended.any())
     upto = ends + open_ended if any_open else ends
     last = int(upto[-1]) if len(upto) else 0
-    laid = arrow.binary(buffer, np.append(starts, last), np.append(upto, last + _PAD))
-    blob, offsets = arrow.data(laid)
+    laid = arrow.slices(buffer, np.append(starts, last), np.append(upto, last + _PAD))
+    blob, offsets = arrow.array_and_offsets(laid)
     positions = offsets[:-1].astype(np.int64)
     if any_open:
         blob = blob.copy()
@@ -71,7 +71,7 @@ def _lay_out(buffer: Bytes, starts: Ints, ends: Ints) -> tuple[Bytes, Ints]:
     return blob, positions
 
 
-def _cut(blob: Bytes, offsets: Ints) -> Pairs | None:
+def _split(blob: Bytes, offsets: Ints) -> Pairs | None:
     """The pairs, or None if a string does not alternate between the two separators, or has an empty part."""
     content = blob[: offsets[-1]]
     separators = np.flatnonzero(content <= _VALUE_END)
@@ -90,11 +90,11 @@ def _cut(blob: Bytes, offsets: Ints) -> Pairs | None:
         return None
     ascii_only = not len(content) or int(content.max()) < 0x80
     return Pairs(
-        blob, offsets, _firsts(offsets, value_end), name_start, name_length, name_end + 1, value_end, ascii_only
+        blob, offsets, _first_pairs(offsets, value_end), name_start, name_length, name_end + 1, value_end, ascii_only
     )
 
 
-def _firsts(offsets: Ints, value_end: Ints) -> Ints:
+def _first_pairs(offsets: Ints, value_end: Ints) -> Ints:
     """The number of each row's first pair."""
     rows, pairs = len(offsets) - 1, len(value_end)
     if rows and pairs % rows == 0:
@@ -104,8 +104,8 @@ def _firsts(offsets: Ints, value_end: Ints) -> Ints:
     return np.searchsorted(value_end, offsets).astype(np.int64)
 
 
-def _carefully(buffer: Bytes, starts: Ints, ends: Ints) -> Pairs:
-    """Like ``locate``, for strings that no RocketMQ client writes: each one is decoded by Java's rules."""
+def _locate_one_by_one(buffer: Bytes, starts: Ints, ends: Ints) -> Pairs:
+    """Like ``locate``, for strings that no RocketMQ client writes. Decodes each string by Java's rules."""
     parts: list[bytes] = []
     counts = []
     for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
@@ -125,7 +125,7 @@ def _carefully(buffer: Bytes, starts: Ints, ends: Ints) -> Pairs:
 
 @dataclass(frozen=True, slots=True)
 class PropertySelection:
-    """Which columns to make. ``properties``: none, user or all."""
+    """The columns to build. ``properties`` is none, user or all."""
 
     tags: bool = True
     keys: bool = True
@@ -134,12 +134,12 @@ class PropertySelection:
     property_columns: tuple[str, ...] = ()
 
     @property
-    def anything(self) -> bool:
+    def selects_any(self) -> bool:
         return self.tags or self.keys or self.msg_id or self.properties != "none" or bool(self.property_columns)
 
 
 @dataclass(slots=True)
-class Columns:
+class PropertyColumns:
     """Text columns, null if a message lacks the property; only the selected ones are set."""
 
     tags: pa.Array | None = None
@@ -149,11 +149,11 @@ class Columns:
     property_columns: dict[str, pa.Array] = field(default_factory=dict)
 
 
-def columns(pairs: Pairs, wanted: PropertySelection) -> Columns:
+def build_columns(pairs: Pairs, wanted: PropertySelection) -> PropertyColumns:
     """Build the selected columns."""
     layout = _common_layout(pairs)
     source: _Uniform | _Mixed = _Uniform(pairs, layout) if layout is not None else _Mixed(pairs)
-    made = Columns()
+    made = PropertyColumns()
     if wanted.tags:
         made.tags = source.column(Property.TAGS)
     if wanted.keys:
@@ -167,7 +167,7 @@ def columns(pairs: Pairs, wanted: PropertySelection) -> Columns:
 
 
 def _common_layout(pairs: Pairs) -> tuple[str, ...] | None:
-    """The names, if every row has the same ones in the same order, and none of them twice; otherwise None."""
+    """The names, if every row has the same names in the same order without a repetition; otherwise None."""
     rows = pairs.rows
     if rows == 0 or len(pairs.name_start) % rows:
         return None
@@ -190,7 +190,7 @@ def _common_layout(pairs: Pairs) -> tuple[str, ...] | None:
 
 def _same_text(blob: Bytes, starts: Ints, text: bytes) -> bool:
     """Whether ``text`` stands at every position, compared eight bytes at a time."""
-    words = known.words(blob)
+    words = property_names.words(blob)
     at = 0
     while at < len(text):
         part = text[at : at + 8]
@@ -214,14 +214,14 @@ class _Uniform:
         if name not in self._names:
             return arrow.null_column(pa.string(), self._pairs.rows)
         j = self._names.index(name)
-        taken = arrow.binary(self._pairs.blob, self._value_start[:, j], self._value_end[:, j])
-        return arrow.strings(taken, None, self._pairs.ascii_only)
+        taken = arrow.slices(self._pairs.blob, self._value_start[:, j], self._value_end[:, j])
+        return arrow.to_strings(taken, None, self._pairs.ascii_only)
 
     def map(self, all_names: bool) -> pa.Array:
-        chosen = [j for j, name in enumerate(self._names) if all_names or not known.is_system(name)]
+        chosen = [j for j, name in enumerate(self._names) if all_names or not property_names.is_system(name)]
         rows = self._pairs.rows
         start, end = self._value_start[:, chosen].ravel(), self._value_end[:, chosen].ravel()
-        values = arrow.strings(arrow.binary(self._pairs.blob, start, end), None, self._pairs.ascii_only)
+        values = arrow.to_strings(arrow.slices(self._pairs.blob, start, end), None, self._pairs.ascii_only)
         names = arrow.tiled(tuple(self._names[j] for j in chosen), rows) if chosen else pa.nulls(0, pa.string())
         return _map(np.arange(rows + 1, dtype=np.int32) * len(chosen), names, values)
 
@@ -231,8 +231,8 @@ class _Mixed:
 
     def __init__(self, pairs: Pairs) -> None:
         self._pairs = pairs
-        self._signature = known.signatures(pairs.blob, pairs.name_start, pairs.name_length)
-        self._ids = known.classify(pairs.blob, pairs.name_start, pairs.name_length, self._signature)
+        self._signature = property_names.signatures(pairs.blob, pairs.name_start, pairs.name_length)
+        self._ids = property_names.classify(pairs.blob, pairs.name_start, pairs.name_length, self._signature)
         self._rows = pairs.row_of_pair()
 
     def column(self, name: str) -> pa.Array:
@@ -246,15 +246,15 @@ class _Mixed:
         end[rows] = pairs.value_end[mine]
         present = np.zeros(pairs.rows, bool)
         present[rows] = True
-        taken = arrow.binary(pairs.blob, start, end)
-        return arrow.strings(taken, None if present.all() else present, pairs.ascii_only)
+        taken = arrow.slices(pairs.blob, start, end)
+        return arrow.to_strings(taken, None if present.all() else present, pairs.ascii_only)
 
     def _named(self, name: str) -> npt.NDArray[np.bool_]:
-        if name in known.IDS:
-            return np.asarray(self._ids == known.IDS[name])
+        if name in property_names.IDS:
+            return np.asarray(self._ids == property_names.IDS[name])
         raw = name.encode()
         probe = np.frombuffer(raw + bytes(8), np.uint8)
-        signature = known.signatures(probe, np.array([0]), np.array([len(raw)]))[0]
+        signature = property_names.signatures(probe, np.array([0]), np.array([len(raw)]))[0]
         mine = self._signature == signature
         if len(raw) > 16:
             for i in np.flatnonzero(mine).tolist():
@@ -264,14 +264,14 @@ class _Mixed:
 
     def map(self, all_names: bool) -> pa.Array:
         pairs = self._pairs
-        chosen = np.flatnonzero(self._ids == known.USER) if not all_names else np.arange(len(self._ids))
+        chosen = np.flatnonzero(self._ids == property_names.USER) if not all_names else np.arange(len(self._ids))
         chosen = self._without_repeats(chosen)
         offsets = np.zeros(pairs.rows + 1, np.int32)
         np.cumsum(np.bincount(self._rows[chosen], minlength=pairs.rows), out=offsets[1:])
         start, length = pairs.name_start[chosen], pairs.name_length[chosen]
-        names = arrow.strings(arrow.binary(pairs.blob, start, start + length), None, pairs.ascii_only)
-        taken = arrow.binary(pairs.blob, pairs.value_start[chosen], pairs.value_end[chosen])
-        return _map(offsets, names, arrow.strings(taken, None, pairs.ascii_only))
+        names = arrow.to_strings(arrow.slices(pairs.blob, start, start + length), None, pairs.ascii_only)
+        taken = arrow.slices(pairs.blob, pairs.value_start[chosen], pairs.value_end[chosen])
+        return _map(offsets, names, arrow.to_strings(taken, None, pairs.ascii_only))
 
     def _without_repeats(self, chosen: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
         """Keeps only the last one of repeated names in a message, as Java's map does."""
@@ -295,13 +295,17 @@ def _map(offsets: npt.NDArray[Any], names: pa.Array, values: pa.Array) -> pa.Arr
 
 
 def _split_keys(column: pa.Array) -> pa.Array:
-    """KEYS is one text with blanks between the keys; empty keys vanish."""
-    content = arrow.data(column.cast(pa.binary()))[0] if column.null_count < len(column) else np.empty(0, np.uint8)
+    """Splits the text of KEYS at blanks. Empty keys are omitted."""
+    content = (
+        arrow.array_and_offsets(column.cast(pa.binary()))[0]
+        if column.null_count < len(column)
+        else np.empty(0, np.uint8)
+    )
     if not (content == ord(" ")).any():
-        present = arrow.present(column)
+        present = arrow.valid_mask(column)
         offsets = np.zeros(len(column) + 1, np.int32)
         np.cumsum(present, out=offsets[1:])
-        bitmap = None if present.all() else arrow.validity(present)
+        bitmap = None if present.all() else arrow.validity_bitmap(present)
         return pa.Array.from_buffers(KEYS, len(column), [bitmap, pa.py_buffer(offsets)], children=[column.drop_null()])
     split = pc.split_pattern(column, " ")
     if pc.min(pc.binary_length(split.values)).as_py():  # otherwise a key is empty

@@ -1,11 +1,11 @@
-"""Messages as columns: located in a buffer and all at once, or message by message from objects.
+"""Messages as columns: from positions in a buffer, or message by message from objects.
 
-``Located`` implements ``schema.MessageRows``, one method for each kind of column: fixed fields (numbers, times, hosts, message
-ids) and properties.
+``ColumnBuilder`` implements ``schema.MessageRows``, one method for each kind of column: fixed fields (numbers, times, hosts,
+message ids) and properties.
 
-``Careful`` makes the same record batches from objects, and decides which messages belong to an answer. It is used for messages as
-objects, for unusual inner batches, for answers with messages that cannot be decoded, and as the reference in tests of the fast
-path. The fast path (``decoder``) makes the same decisions for all answers of a buffer at once.
+``ReferenceDecoder`` makes the same record batches from objects, and decides which messages belong to an answer. It decodes
+messages that are objects already, unusual inner batches, and answers with bad messages. Tests compare the fast path with it.
+The fast path (``decoder``) makes the same decisions for all answers of a buffer at once.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from rocketmq_spark.columnar.decode.schema import (
     EARLIEST_MS,
     LATEST_MS,
     PROPERTIES,
-    Bad,
+    BadMessages,
     Column,
     arrow_schema,
     is_time,
@@ -39,49 +39,51 @@ from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue, ReceivedMessag
 from rocketmq_spark.model.pull import OffsetWindow
 from rocketmq_spark.pull.fetched import FetchedAnswer, FetchedAnswers, Hole
 from rocketmq_spark.wire.identifiers import host_text
-from rocketmq_spark.wire.messages import DecodeSettings, decode_one, stored_in
+from rocketmq_spark.wire.messages import DecodeSettings, decode_one, find_messages
 
 _HOST_FLAGS = {"bornHost": codes.SysFlag.BORNHOST_V6, "storeHost": codes.SysFlag.STOREHOST_V6}
 
 
-def number(messages: StoredMessages, field: str, kind: pa.DataType) -> pa.Array:
-    return arrow.integers(messages.part(field).astype(kind.to_pandas_dtype()), kind)
+def numbers(messages: StoredMessages, field: str, kind: pa.DataType) -> pa.Array:
+    return arrow.integers(messages.fixed_field(field).astype(kind.to_pandas_dtype()), kind)
 
 
-def moment(messages: StoredMessages, field: str, kind: pa.DataType) -> pa.Array:
+def timestamps(messages: StoredMessages, field: str, kind: pa.DataType) -> pa.Array:
     """A column of milliseconds as microseconds; null for times outside the years 1 to 9999."""
-    ms = messages.part(field).astype(np.int64)
+    ms = messages.fixed_field(field).astype(np.int64)
     impossible = (ms < EARLIEST_MS) | (ms > LATEST_MS)
     if not impossible.any():
         return arrow.integers(ms * 1000, kind)
     return pa.array(np.where(impossible, 0, ms) * 1000, pa.int64(), mask=impossible).cast(kind)
 
 
-def flags(messages: StoredMessages) -> npt.NDArray[np.int32]:
-    """The system flags without ``COMPRESSED``, because bodies are returned decompressed. As in Java, empty bodies keep theirs."""
+def system_flags(messages: StoredMessages) -> npt.NDArray[np.int32]:
+    """The system flags without ``COMPRESSED``, because bodies are returned decompressed. As in Java, empty bodies keep this
+    flag.
+    """
     packed = codes.SysFlag.COMPRESSED * (messages.body_end > messages.body_start)
     return messages.sys_flags & ~packed.astype(np.int32)
 
 
 def hosts(messages: StoredMessages, field: str) -> pa.Array:
     """``address:port`` texts; each host is formatted once."""
-    different, which = np.unique(np.frombuffer(messages.part(field).tobytes(), ">u8"), return_inverse=True)
-    texts = [_text(host.tobytes()) for host in different.reshape(-1, 1)]
+    different, which = np.unique(np.frombuffer(messages.fixed_field(field).tobytes(), ">u8"), return_inverse=True)
+    texts = [_host_text(host.tobytes()) for host in different.reshape(-1, 1)]
     column = pa.array(texts, pa.string()).take(pa.array(which))
     long = np.flatnonzero((messages.sys_flags & _HOST_FLAGS[field]) != 0)
     if not len(long):
         return column
     values = column.to_pylist()
     for row in long.tolist():
-        values[row] = _text(_long_host(messages, row, field == "storeHost"))
+        values[row] = _host_text(_ipv6_host(messages, row, field == "storeHost"))
     return pa.array(values, pa.string())
 
 
-def _text(host: bytes) -> str:
+def _host_text(host: bytes) -> str:
     return host_text(host[:-4], int.from_bytes(host[-4:], "big", signed=True))
 
 
-def _long_host(messages: StoredMessages, row: int, stored: bool) -> bytes:
+def _ipv6_host(messages: StoredMessages, row: int, stored: bool) -> bytes:
     """The bytes of an IPv6 host: sixteen of the address and four of the port."""
     at = int(messages.starts[row]) + 48
     if stored:
@@ -91,31 +93,33 @@ def _long_host(messages: StoredMessages, row: int, stored: bool) -> bytes:
 
 def offset_message_ids(messages: StoredMessages) -> pa.Array:
     """Hex of store host and commit log offset: 32 characters, or 56 if the store host is IPv6."""
-    host = messages.part("storeHost")
+    host = messages.fixed_field("storeHost")
     rows = np.empty((len(messages), 16), np.uint8)
-    rows[:, :8] = _as_bytes(host)
-    rows[:, 8:] = _as_bytes(messages.part("commitLogOffset"))
+    rows[:, :8] = _as_byte_rows(host)
+    rows[:, 8:] = _as_byte_rows(messages.fixed_field("commitLogOffset"))
     short = arrow.hexadecimal(rows)
     long = np.flatnonzero((messages.sys_flags & codes.SysFlag.STOREHOST_V6) != 0)
     if not len(long):
         return short
     values = short.to_pylist()
     for row in long.tolist():
-        offset = messages.part("commitLogOffset")[row : row + 1].tobytes()
-        values[row] = (_long_host(messages, row, stored=True) + offset).hex().upper()
+        offset = messages.fixed_field("commitLogOffset")[row : row + 1].tobytes()
+        values[row] = (_ipv6_host(messages, row, stored=True) + offset).hex().upper()
     return pa.array(values, pa.string())
 
 
-def _as_bytes(field: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+def _as_byte_rows(field: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
     return np.frombuffer(field.tobytes(), np.uint8).reshape(-1, 8)
 
 
 @dataclass(frozen=True, slots=True)
-class Located:
-    """Fetched messages, with the columns of their properties and the queues of the answers."""
+class ColumnBuilder:
+    """Builds columns of fetched messages from their fixed fields, the columns of their properties, and the queues of the
+    answers.
+    """
 
     messages: StoredMessages
-    made: props.Columns
+    property_columns: props.PropertyColumns
     queues: Sequence[MessageQueue]
 
     def of_queue(self, field: str) -> pa.Array:
@@ -123,44 +127,44 @@ class Located:
         names = [getattr(queue, field) for queue in self.queues]
         if len(set(names)) == 1:
             return arrow.repeated(names[0], len(self.messages))
-        return pa.array(names, pa.string()).take(self._number_of_row())
+        return pa.array(names, pa.string()).take(self._queue_index_of_row())
 
     def queue_id(self, kind: pa.DataType) -> pa.Array:
         """The id of the queue that was read, which may differ from the id in the message (static topics)."""
-        return pa.array([queue.queue_id for queue in self.queues], kind).take(self._number_of_row())
+        return pa.array([queue.queue_id for queue in self.queues], kind).take(self._queue_index_of_row())
 
-    def _number_of_row(self) -> pa.Array:
-        number_of_row = stored_messages.field(self.messages.answers, "range_number")[self.messages.answer_of_row]
+    def _queue_index_of_row(self) -> pa.Array:
+        number_of_row = stored_messages.answer_field(self.messages.answers, "range_number")[self.messages.answer_of_row]
         return arrow.integers(number_of_row, pa.int64())
 
     def number(self, field: str, kind: pa.DataType) -> pa.Array:
-        return number(self.messages, field, kind)
+        return numbers(self.messages, field, kind)
 
-    def moment(self, field: str, kind: pa.DataType) -> pa.Array:
-        return moment(self.messages, field, kind)
+    def timestamp(self, field: str, kind: pa.DataType) -> pa.Array:
+        return timestamps(self.messages, field, kind)
 
     def host(self, field: str) -> pa.Array:
         return hosts(self.messages, field)
 
     def flags(self, kind: pa.DataType) -> pa.Array:
-        return arrow.integers(flags(self.messages), kind)
+        return arrow.integers(system_flags(self.messages), kind)
 
     def tags(self) -> pa.Array:
-        return self.made.tags
+        return self.property_columns.tags
 
     def keys(self) -> pa.Array:
-        return self.made.keys
+        return self.property_columns.keys
 
     def properties(self) -> pa.Array:
-        made = self.made.properties
+        made = self.property_columns.properties
         return made if made is not None else arrow.null_column(PROPERTIES, len(self.messages))
 
     def offset_message_id(self) -> pa.Array:
         return offset_message_ids(self.messages)
 
     def message_id(self) -> pa.Array:
-        """The client's id, or if a message has none, the offset message id, as in Java consumers."""
-        unique = self.made.msg_id
+        """The client's message id, or the offset message id if there is none, as in Java consumers."""
+        unique = self.property_columns.msg_id
         assert unique is not None
         if not unique.null_count:
             return unique
@@ -172,55 +176,61 @@ class Located:
 
 # Returns how many answers may be used, given the offsets that they skip.
 OnHoles = Callable[[Sequence[FetchedAnswer], Sequence[Hole]], int]
-# Corrects the ends of answers that went beyond them, by the offsets inside of messages.
-OnBeyond = Callable[[Sequence[FetchedAnswer]], Sequence[FetchedAnswer]]
+# Returns answers whose next offset is beyond their limit with corrected limits, by the offsets inside of messages.
+CorrectEnds = Callable[[Sequence[FetchedAnswer]], Sequence[FetchedAnswer]]
 
 
 class AnswerCheck(NamedTuple):
-    """The check of a single answer: whether its messages can be located, whether some may belong to
-    another pull, and the offsets that it skips."""
+    """The check of one answer: whether its messages can be located, whether some messages may be beyond its limit, and the
+    offsets that it skips."""
 
-    whole: bool
-    beyond: bool
+    is_readable: bool
+    exceeds_limit: bool
     holes: list[Hole]
 
 
-def apart(fetched: FetchedAnswers) -> list[AnswerCheck]:
-    """Checks each answer alone."""
-    looks = []
+def check_each_answer(fetched: FetchedAnswers) -> list[AnswerCheck]:
+    """Checks the answers one by one."""
+    checks = []
     for i, answer in enumerate(fetched.answers):
         beyond = answer.next_offset > answer.limit
         try:
             messages = stored_messages.locate(fetched.buffer, [answer])
         except Malformed:
-            looks.append(AnswerCheck(False, beyond, []))
+            checks.append(AnswerCheck(False, beyond, []))
             continue
         holes = [hole._replace(answer=i) for hole in stored_messages.holes(messages)]
         # The offset in an inner batch's head is only that of its first message.
-        last = messages.any_flags & SysFlag.INNER_BATCH or (messages.part("queueOffset") >= answer.limit).any()
-        looks.append(AnswerCheck(True, beyond and bool(last), holes))
-    return looks
+        last = (
+            messages.combined_flags & SysFlag.INNER_BATCH or (messages.fixed_field("queueOffset") >= answer.limit).any()
+        )
+        checks.append(AnswerCheck(True, beyond and bool(last), holes))
+    return checks
 
 
-def usable(fetched: FetchedAnswers, on_holes: OnHoles, on_beyond: OnBeyond) -> list[FetchedAnswer]:
-    """The answers that may be used, with ends that match the offsets inside of their messages."""
-    looks = apart(fetched)
-    count = on_holes(fetched.answers, [hole for look in looks for hole in look.holes])
-    return ended(fetched.answers[:count], [look.beyond for look in looks[:count]], on_beyond)
+def usable_answers(fetched: FetchedAnswers, on_holes: OnHoles, correct_ends: CorrectEnds) -> list[FetchedAnswer]:
+    """The answers that may be used, with limits that match the offsets inside of their messages."""
+    checks = check_each_answer(fetched)
+    count = on_holes(fetched.answers, [hole for check in checks for hole in check.holes])
+    return with_correct_ends(fetched.answers[:count], [check.exceeds_limit for check in checks[:count]], correct_ends)
 
 
-def ended(answers: Sequence[FetchedAnswer], beyond: Sequence[bool], on_beyond: OnBeyond) -> list[FetchedAnswer]:
-    """The answers, with corrected ends for those that are ``beyond``."""
+def with_correct_ends(
+    answers: Sequence[FetchedAnswer], beyond: Sequence[bool], correct_ends: CorrectEnds
+) -> list[FetchedAnswer]:
+    """The answers; those that are ``beyond`` their limits have corrected limits."""
     odd = [answer for answer, is_odd in zip(answers, beyond, strict=True) if is_odd]
-    meant = dict(zip(odd, on_beyond(odd), strict=True)) if odd else {}
+    meant = dict(zip(odd, correct_ends(odd), strict=True)) if odd else {}
     return [meant.get(answer, answer) for answer in answers]
 
 
-def placed(messages: Iterable[ReceivedMessage], answer: FetchedAnswer, dense: bool = True) -> Iterator[ReceivedMessage]:
+def messages_in_range(
+    messages: Iterable[ReceivedMessage], answer: FetchedAnswer, dense: bool = True
+) -> Iterator[ReceivedMessage]:
     """The messages of an answer that belong to its request, as objects.
 
-    A message that could not be decoded, so that its offset is unknown, takes the missing offsets between its neighbours: one row
-    per offset if every offset has a message (``dense``).
+    A message that could not be decoded and has no known offset gets the missing offsets between its neighbours: one row per
+    offset if every offset has a message (``dense``).
     """
     end = min(answer.limit, answer.next_offset)
     at, lost = answer.start, None
@@ -229,7 +239,7 @@ def placed(messages: Iterable[ReceivedMessage], answer: FetchedAnswer, dense: bo
             lost = lost or message
             continue
         if lost is not None:
-            yield from _standing(lost, at, min(message.queue_offset, end), dense)
+            yield from _placeholder_rows(lost, at, min(message.queue_offset, end), dense)
             lost = None
         # A pull inside an inner batch returns the whole batch. Only there can offsets before the start be trusted;
         # offsets after the end only if the broker's next offset is beyond it.
@@ -238,21 +248,21 @@ def placed(messages: Iterable[ReceivedMessage], answer: FetchedAnswer, dense: bo
             yield message
         at = max(at, message.queue_offset + 1)
     if lost is not None:
-        yield from _standing(lost, at, end, dense)
+        yield from _placeholder_rows(lost, at, end, dense)
 
 
-def _standing(message: ReceivedMessage, start: int, end: int, dense: bool) -> Iterator[ReceivedMessage]:
-    # At least one row: if the neighbours are damaged or shifted, too, no offset may seem to be missing between them.
+def _placeholder_rows(message: ReceivedMessage, start: int, end: int, dense: bool) -> Iterator[ReceivedMessage]:
+    # At least one row, because no offset may seem to be missing if the neighbours are damaged or shifted, too.
     for offset in range(start, max(end if dense else 0, start + 1)):
         yield replace(message, queue_offset=offset)
 
 
 Row = tuple[MessageQueue, ReceivedMessage]
 # Size of a message of a batch in addition to its body and its properties.
-_BATCHED_BYTES = 256
+_ITEM_OVERHEAD_BYTES = 256
 
 
-class Careful:
+class ReferenceDecoder:
     """Decodes fetched answers into batches of ``columns``. The answer numbers of answers are indexes of ``queues``."""
 
     def __init__(
@@ -260,15 +270,15 @@ class Careful:
         queues: Sequence[MessageQueue],
         columns: Sequence[Column],
         include_properties: str,
-        filtered: Filter = NO_FILTER,
-        bad: Bad | None = None,
+        topic_filter: Filter = NO_FILTER,
+        bad_messages: BadMessages | None = None,
     ) -> None:
         self._queues = queues
         self._columns = tuple(columns)
         self._include = include_properties
-        self._filtered = filtered
-        self._wanted = set(filtered.expression.split(" || ")) if filtered and filtered.kind == "TAG" else None
-        self._bad = bad or Bad()
+        self._topic_filter = topic_filter
+        self._tags = set(topic_filter.expression.split(" || ")) if topic_filter and topic_filter.kind == "TAG" else None
+        self._bad_messages = bad_messages or BadMessages()
         self._bodies = any(column.name.lower() == "body" for column in columns if column.property is None)
 
     def __call__(self, fetched: FetchedAnswers) -> pa.RecordBatch:
@@ -294,31 +304,30 @@ class Careful:
             queue = self._queues[answer.range_number]
             data = fetched.buffer.data[answer.begin : answer.end]
             window = OffsetWindow(answer.start, answer.next_offset)
-            messages = map(self._judged, self._decoded(bytes(data), DecodeSettings(queue.broker_name, window=window)))
-            for message in placed(messages, answer, dense=not self._filtered):
+            messages = map(
+                self._without_unselected_error,
+                self._decoded(bytes(data), DecodeSettings(queue.broker_name, window=window)),
+            )
+            for message in messages_in_range(messages, answer, dense=not self._topic_filter):
                 if message.decode_error is not None:
-                    self._bad.met(queue, message.queue_offset, message.decode_error)
-                    if self._bad.skips:
+                    self._bad_messages.add(queue, message.queue_offset, message.decode_error)
+                    if self._bad_messages.skips:
                         continue
-                if (
-                    self._wanted is None
-                    or _unreadable(message)
-                    or message.properties.get(Property.TAGS) in self._wanted
-                ):
+                if self._tags is None or _is_unreadable(message) or message.properties.get(Property.TAGS) in self._tags:
                     yield queue, message
 
-    def _decoded(self, data: bytes, how: DecodeSettings) -> Iterator[ReceivedMessage]:
-        """All messages, one by one. A body that is not selected stays compressed, except those of a batch, which are in one."""
-        packed = how._replace(max_body_bytes=None)
-        for one in stored_in(data):
+    def _decoded(self, data: bytes, settings: DecodeSettings) -> Iterator[ReceivedMessage]:
+        """All messages, one by one. A body that is not selected stays compressed, unless it is that of a batch."""
+        packed = settings._replace(max_body_bytes=None)
+        for one in find_messages(data):
             *_, batch = one
-            for message in decode_one(data, one, how if self._bodies or batch else packed):
+            for message in decode_one(data, one, settings if self._bodies or batch else packed):
                 plain = self._bodies or message.decode_error is not None or _is_batch(message)
                 yield message if plain else replace(message, sys_flag=message.sys_flag & ~int(SysFlag.COMPRESSED))
 
-    def _judged(self, message: ReceivedMessage) -> ReceivedMessage:
-        """Applies ``badMessage`` to a message. If the body is not selected, it need not be readable."""
-        if message.decode_error is None or self._bodies or _unreadable(message) or _is_batch(message):
+    def _without_unselected_error(self, message: ReceivedMessage) -> ReceivedMessage:
+        """Removes the error of a message whose body is unreadable but not selected."""
+        if message.decode_error is None or self._bodies or _is_unreadable(message) or _is_batch(message):
             return message
         return replace(message, decode_error=None, sys_flag=message.sys_flag & ~int(SysFlag.COMPRESSED))
 
@@ -330,33 +339,33 @@ class Careful:
         if column.property is not None:
             texts = pa.array([m.properties.get(column.property) for _, m in rows], pa.string())
             return property_columns.cast(texts, column.arrow)
-        value, known, include = column.reference, column.of_queue, self._include
+        value, known, include = column.from_message, column.of_queue, self._include
         assert value is not None
-        values = [value(q, m, include) if known or not _unreadable(m) else None for q, m in rows]
+        values = [value(q, m, include) if known or not _is_unreadable(m) else None for q, m in rows]
         if is_time(column):
             for (queue, message), time in zip(rows, values, strict=True):
-                if time is None and not _unreadable(message):
-                    self._bad.add_impossible_times(column.name, queue, message.queue_offset, 1)
+                if time is None and not _is_unreadable(message):
+                    self._bad_messages.add_impossible_times(column.name, queue, message.queue_offset, 1)
         return pa.array(values, column.arrow)
 
 
 def batch_of_messages(messages: Sequence[ReceivedMessage], columns: Sequence[Column] = BASIC) -> pa.RecordBatch:
-    """Received messages as rows. Those of a retry topic have the name of the topic that they were sent to, as the messages have.
-    One that cannot be decoded has no body."""
+    """Received messages as rows. As in the messages, the topic of a retried message is the topic it was sent to. A message that
+    cannot be decoded has no body."""
     rows = [(m.queue._replace(topic=m.topic or m.queue.topic), m) for m in messages]
-    return Careful((), columns, "user")._batch(rows)
+    return ReferenceDecoder((), columns, "user")._batch(rows)
 
 
 def _size(message: ReceivedMessage) -> int:
-    """The approximate size of a message as a row. A message of a batch counts without the other messages of the batch."""
+    """The approximate size of a message as a row, without the other messages of its batch."""
     if message.decode_error is not None:
         return message.store_size
     if not _is_batch(message):
         return len(message.body) + message.store_size
-    return len(message.body) + _BATCHED_BYTES + sum(map(len, message.properties.values()))
+    return len(message.body) + _ITEM_OVERHEAD_BYTES + sum(map(len, message.properties.values()))
 
 
-def _unreadable(message: ReceivedMessage) -> bool:
+def _is_unreadable(message: ReceivedMessage) -> bool:
     """Whether more than the body is unreadable: then the message has no topic."""
     return message.decode_error is not None and not message.topic
 
@@ -370,7 +379,7 @@ def decode(
     queues: Sequence[MessageQueue],
     columns: Sequence[Column],
     include_properties: str,
-    filtered: Filter = NO_FILTER,
+    topic_filter: Filter = NO_FILTER,
 ) -> pa.RecordBatch:
     """Fetched messages as ``columns``; a bad message is an error."""
-    return Careful(queues, columns, include_properties, filtered)(fetched)
+    return ReferenceDecoder(queues, columns, include_properties, topic_filter)(fetched)

@@ -1,7 +1,7 @@
 """The columns of the source, each as one entry of ``BASIC`` or ``FULL``, and option ``badMessage`` for undecodable messages.
 
 An entry has the column's types in Spark and Arrow, a function that makes the column from located messages (``MessageRows``, the
-fast path), and one that takes the value from one message (the careful path).
+fast path), and a function that returns the value of one message (the reference decoder).
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ PROPERTIES = pa.map_(pa.string(), pa.string())
 
 
 class MessageRows(Protocol):
-    """Located messages, implemented by ``rows.Located``."""
+    """Located messages, implemented by ``rows.ColumnBuilder``."""
 
     def of_queue(self, field: str) -> pa.Array: ...
     def queue_id(self, kind: pa.DataType) -> pa.Array: ...
     def number(self, field: str, kind: pa.DataType) -> pa.Array: ...
-    def moment(self, field: str, kind: pa.DataType) -> pa.Array: ...
+    def timestamp(self, field: str, kind: pa.DataType) -> pa.Array: ...
     def host(self, field: str) -> pa.Array: ...
     def flags(self, kind: pa.DataType) -> pa.Array: ...
     def tags(self) -> pa.Array: ...
@@ -52,30 +52,30 @@ class MessageRows(Protocol):
     def null(self, kind: pa.DataType) -> pa.Array: ...
 
 
-Fast = Callable[[MessageRows, pa.DataType], pa.Array]
+FromRows = Callable[[MessageRows, pa.DataType], pa.Array]
 # Returns a column's value from queue, message, and option ``includeProperties``.
-Reference = Callable[[MessageQueue, ReceivedMessage, str], Any]
+FromMessage = Callable[[MessageQueue, ReceivedMessage, str], Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
     """A column's name, its type in Spark's DDL and in Arrow; ``property`` is the name of a property column's property.
 
-    If ``fast`` is None, the column is copied portion by portion. ``of_queue`` columns are known even if a message cannot be
-    decoded; then the rest of its row is null.
+    If ``from_rows`` is None, the column is copied portion by portion. If a message cannot be decoded, only its
+    ``of_queue`` columns have values.
     """
 
     name: str
     ddl: str
     arrow: pa.DataType
     property: str | None = None
-    fast: Fast | None = field(default=None, compare=False, repr=False)
-    reference: Reference | None = field(default=None, compare=False, repr=False)
+    from_rows: FromRows | None = field(default=None, compare=False, repr=False)
+    from_message: FromMessage | None = field(default=None, compare=False, repr=False)
     of_queue: bool = field(default=False, compare=False, repr=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles only the column's name, because tasks have the same table."""
-        return _called, (self.name, self.ddl, self.property)
+        return _column_by_name, (self.name, self.ddl, self.property)
 
 
 def is_time(column: Column) -> bool:
@@ -83,19 +83,21 @@ def is_time(column: Column) -> bool:
     return column.property is None and column.arrow == TIMESTAMP
 
 
-def _called(name: str, ddl: str, of_property: str | None) -> Column:
+def _column_by_name(name: str, ddl: str, of_property: str | None) -> Column:
     if of_property is not None:
         return Column(name, ddl, _PROPERTY_TYPES[ddl], of_property)
     column = next(c for c in (*BASIC, *FULL, DECODE_ERROR, *KAFKA, HEADERS) if c.name.lower() == name.lower())
     return replace(column, name=name)
 
 
-def _row(name: str, ddl: str, arrow: pa.DataType, fast: Fast | None, reference: Reference) -> Column:
-    return Column(name, ddl, arrow, None, fast, reference)
+def _message_column(
+    name: str, ddl: str, arrow: pa.DataType, from_rows: FromRows | None, from_message: FromMessage
+) -> Column:
+    return Column(name, ddl, arrow, None, from_rows, from_message)
 
 
-def _of_queue(name: str, ddl: str, arrow: pa.DataType, fast: Fast, reference: Reference) -> Column:
-    return Column(name, ddl, arrow, None, fast, reference, True)
+def _queue_column(name: str, ddl: str, arrow: pa.DataType, from_rows: FromRows, from_message: FromMessage) -> Column:
+    return Column(name, ddl, arrow, None, from_rows, from_message, True)
 
 
 def _microseconds(ms: int) -> int | None:
@@ -114,55 +116,55 @@ def _properties(properties: Mapping[str, str], include: str) -> list[tuple[str, 
 
 # fmt: off
 BASIC: tuple[Column, ...] = (
-    _of_queue("topic", "string", pa.string(),
+    _queue_column("topic", "string", pa.string(),
               lambda rows, kind: rows.of_queue("topic"), lambda queue, m, _: queue.topic),
-    _of_queue("brokerName", "string", pa.string(),
+    _queue_column("brokerName", "string", pa.string(),
               lambda rows, kind: rows.of_queue("broker_name"), lambda queue, m, _: queue.broker_name),
-    _of_queue("queueId", "int", pa.int32(),
+    _queue_column("queueId", "int", pa.int32(),
               lambda rows, kind: rows.number("queueId", kind),
               lambda queue, m, _: queue.queue_id if m.decode_error and m.queue_id < 0 else m.queue_id),
-    _of_queue("queueOffset", "bigint", pa.int64(),
+    _queue_column("queueOffset", "bigint", pa.int64(),
               lambda rows, kind: rows.number("queueOffset", kind), lambda queue, m, _: m.queue_offset),
-    _row("body", "binary", pa.binary(), None, lambda queue, m, _: None if m.decode_error else m.body),
-    _row("tags", "string", pa.string(),
+    _message_column("body", "binary", pa.binary(), None, lambda queue, m, _: None if m.decode_error else m.body),
+    _message_column("tags", "string", pa.string(),
          lambda rows, kind: rows.tags(), lambda queue, m, _: m.properties.get(Property.TAGS)),
-    _row("keys", "array<string>", KEYS,
+    _message_column("keys", "array<string>", KEYS,
          lambda rows, kind: rows.keys(), lambda queue, m, _: _keys(m.properties.get(Property.KEYS))),
-    _row("bornTimestamp", "timestamp", TIMESTAMP,
-         lambda rows, kind: rows.moment("bornTimestamp", kind),
+    _message_column("bornTimestamp", "timestamp", TIMESTAMP,
+         lambda rows, kind: rows.timestamp("bornTimestamp", kind),
          lambda queue, m, _: _microseconds(m.born_timestamp)),
-    _row("storeTimestamp", "timestamp", TIMESTAMP,
-         lambda rows, kind: rows.moment("storeTimestamp", kind),
+    _message_column("storeTimestamp", "timestamp", TIMESTAMP,
+         lambda rows, kind: rows.timestamp("storeTimestamp", kind),
          lambda queue, m, _: _microseconds(m.store_timestamp)),
-    _row("msgId", "string", pa.string(), lambda rows, kind: rows.message_id(), lambda queue, m, _: m.msg_id),
-    _row("properties", "map<string,string>", PROPERTIES,
+    _message_column("msgId", "string", pa.string(), lambda rows, kind: rows.message_id(), lambda queue, m, _: m.msg_id),
+    _message_column("properties", "map<string,string>", PROPERTIES,
          lambda rows, kind: rows.properties(), lambda queue, m, include: _properties(m.properties, include)),
 )
 
 # Columns that ``metadata=full`` adds.
 FULL: tuple[Column, ...] = (
-    _row("offsetMsgId", "string", pa.string(),
+    _message_column("offsetMsgId", "string", pa.string(),
          lambda rows, kind: rows.offset_message_id(), lambda queue, m, _: m.offset_msg_id),
-    _row("flag", "int", pa.int32(), lambda rows, kind: rows.number("flag", kind), lambda queue, m, _: m.flag),
-    _row("sysFlag", "int", pa.int32(), lambda rows, kind: rows.flags(kind), lambda queue, m, _: m.sys_flag),
-    _row("reconsumeTimes", "int", pa.int32(),
+    _message_column("flag", "int", pa.int32(), lambda rows, kind: rows.number("flag", kind), lambda queue, m, _: m.flag),
+    _message_column("sysFlag", "int", pa.int32(), lambda rows, kind: rows.flags(kind), lambda queue, m, _: m.sys_flag),
+    _message_column("reconsumeTimes", "int", pa.int32(),
          lambda rows, kind: rows.number("reconsumeTimes", kind), lambda queue, m, _: m.reconsume_times),
-    _row("bornHost", "string", pa.string(),
+    _message_column("bornHost", "string", pa.string(),
          lambda rows, kind: rows.host("bornHost"), lambda queue, m, _: m.born_host),
-    _row("storeHost", "string", pa.string(),
+    _message_column("storeHost", "string", pa.string(),
          lambda rows, kind: rows.host("storeHost"), lambda queue, m, _: m.store_host),
-    _row("commitLogOffset", "bigint", pa.int64(),
+    _message_column("commitLogOffset", "bigint", pa.int64(),
          lambda rows, kind: rows.number("commitLogOffset", kind), lambda queue, m, _: m.commit_log_offset),
-    _row("storeSize", "int", pa.int32(),
+    _message_column("storeSize", "int", pa.int32(),
          lambda rows, kind: rows.number("size", kind), lambda queue, m, _: m.store_size),
 )
 
 # The last column of ``metadata=full`` with ``badMessage=null``.
-DECODE_ERROR = _of_queue("decodeError", "string", pa.string(),
+DECODE_ERROR = _queue_column("decodeError", "string", pa.string(),
                          lambda rows, kind: rows.null(kind), lambda queue, m, _: m.decode_error)
 
-# The queue of ``partition``. Its name is no name of a column that a user could give.
-READ_QUEUE_ID = _of_queue(" read queue id", "int", pa.int32(),
+# The queue id for ``partition``. With a leading space, the name cannot be that of a user's column.
+READ_QUEUE_ID = _queue_column(" read queue id", "int", pa.int32(),
                           lambda rows, kind: rows.queue_id(kind), lambda queue, m, _: queue.queue_id)
 # fmt: on
 
@@ -231,8 +233,8 @@ def columns_of(options: Options) -> tuple[Column, ...]:
     return wanted
 
 
-def chosen(columns: tuple[Column, ...], schema: StructType) -> tuple[Column, ...]:
-    """``columns`` as selected and ordered by a schema given to ``.schema(…)``. Raises ``OptionError``."""
+def columns_of_schema(columns: tuple[Column, ...], schema: StructType) -> tuple[Column, ...]:
+    """The columns that a schema given to ``.schema(…)`` selects, in its order. Raises ``OptionError``."""
     by_name = {column.name.lower(): column for column in columns}
     problems, selected = [], []
     for wanted in schema.fields:
@@ -264,7 +266,7 @@ def arrow_schema(columns: tuple[Column, ...] = BASIC) -> pa.Schema:
     return pa.schema([pa.field(column.name, column.arrow) for column in columns])
 
 
-_SHOWN = 10
+_MAX_LOGGED = 10
 _REMEDY = (
     "Look at it with: rocketmq-spark tail {topic} --no-follow --count 1 --from '{place}'; to continue, set option "
     "'badMessage' to 'null' (a row whose body is null, with "
@@ -272,7 +274,7 @@ _REMEDY = (
 )
 
 
-def undecodable(queue: MessageQueue, offset: int, why: str, which: str = "the message at") -> DecodeError:
+def undecodable_error(queue: MessageQueue, offset: int, why: str, which: str = "the message at") -> DecodeError:
     """Return the error of ``badMessage=fail``. The remedy has the command that shows the message."""
     place = json.dumps({queue.topic: {queue.broker_name: {str(queue.queue_id): offset}}}, separators=(",", ":"))
     remedy = _REMEDY.format(topic=queue.topic, place=place)
@@ -280,7 +282,7 @@ def undecodable(queue: MessageQueue, offset: int, why: str, which: str = "the me
     return DecodeError(text, topic=queue.topic, queue=str(queue), remedy=remedy)
 
 
-class Bad:
+class BadMessages:
     """Handles a task's bad messages as ``badMessage`` says, and counts them. Logs the first ones, and finally the number.
 
     Also counts times outside the years 1 to 9999: they are null, whatever ``badMessage`` says.
@@ -299,12 +301,12 @@ class Bad:
     def skips(self) -> bool:
         return self.policy == "skip"
 
-    def met(self, queue: MessageQueue, offset: int, why: str) -> None:
+    def add(self, queue: MessageQueue, offset: int, why: str) -> None:
         """Raises an error for a bad message, or counts it."""
         if self.fails:
-            raise undecodable(queue, offset, why)
+            raise undecodable_error(queue, offset, why)
         self.count += 1
-        if self.count <= _SHOWN:
+        if self.count <= _MAX_LOGGED:
             done = "left out" if self.skips else "a row without its body"
             logger.warning("%s: the message at offset %d cannot be decoded, %s: %s", queue, offset, done, why)
 
@@ -315,7 +317,7 @@ class Bad:
 
     def summary(self) -> None:
         """Logs the numbers of bad messages and of impossible times; call it at the end of a task."""
-        if self.count > _SHOWN:
+        if self.count > _MAX_LOGGED:
             logger.warning("%d messages in all cannot be decoded; badMessage=%s", self.count, self.policy)
         for column, (queue, offset, count) in sorted(self._impossible_times.items()):
             rows = f"{count} row{'s' if count > 1 else ''}"

@@ -2,7 +2,7 @@
 
 The layout is the protocol's stored message (``wire/messages.py`` decodes the same to objects). Bytes that do not match it
 raise ``Malformed`` with the position in the buffer; the caller, which knows queue and offset, converts it to a ``DecodeError``.
-Inner batches are located as one message each (``inner`` opens them).
+Inner batches are located as one message each (``inner`` unwraps them).
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from rocketmq_spark.pull.fetched import FetchedAnswer, Hole
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
 
-SMALLEST_MESSAGE = 91
-# With this many answers, or parts of answers, it is faster to advance through all of them together.
-_LOCK_STEP_FROM = 24
-_CHAIN = 32
+MIN_MESSAGE_BYTES = 91
+# From this number of answers, or parts of answers, it is faster to advance through all of them together.
+_MIN_LOCK_STEP_CHAINS = 24
+_CHAIN_MESSAGES = 32
 _MAGIC = re.compile(
     b"|".join(re.escape(n.to_bytes(4, "big")) for n in (codes.MESSAGE_MAGIC_V1, codes.MESSAGE_MAGIC_V2))
 )
-_V6_EXTRA = 12
-_BEHIND_BORN_HOST = frozenset({"storeTimestamp", "storeHost", "reconsumeTimes", "preparedOffset", "bodyLength"})
+_IPV6_EXTRA_BYTES = 12
+_FIELDS_AFTER_BORN_HOST = frozenset({"storeTimestamp", "storeHost", "reconsumeTimes", "preparedOffset", "bodyLength"})
 
-_HEAD = np.dtype(
+_FIXED_FIELDS = np.dtype(
     {
         "names": [
             "size",
@@ -76,7 +76,7 @@ _HEAD = np.dtype(
 
 
 class Malformed(Exception):
-    """The bytes at ``at`` are not a stored message; callers that know the queue convert this to a ``DecodeError``."""
+    """The bytes at ``at`` are not a stored message. Callers that know the queue convert this error to a ``DecodeError``."""
 
     def __init__(self, at: int, why: str) -> None:
         super().__init__(at, why)
@@ -90,7 +90,7 @@ class StoredMessages:
     and a column per field of ``FetchedAnswer``, ``counts`` the number of messages of each answer.
 
     ``head`` has the fixed fields as stored, one record per message. With inner batches, several messages share a record:
-    ``record`` has its number for each message, and ``own`` the fields in which the messages differ."""
+    ``record`` has the record's number of each message, and ``item_fields`` the fields that differ within a batch."""
 
     buffer: Bytes
     answers: Ints
@@ -99,13 +99,13 @@ class StoredMessages:
     answer_of_row: npt.NDArray[np.intp]
     head: npt.NDArray[Any]
     sys_flags: npt.NDArray[np.int32]
-    any_flags: int
+    combined_flags: int
     body_start: Ints
     body_end: Ints
     properties_start: Ints
     properties_end: Ints
     record: npt.NDArray[np.intp] | None
-    own: Mapping[str, npt.NDArray[Any]]
+    item_fields: Mapping[str, npt.NDArray[Any]]
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -122,28 +122,28 @@ class StoredMessages:
             # ``take`` is twenty times as fast as indexing, for a structured array.
             self.head.take(rows) if self.record is None else self.head,
             self.sys_flags[rows],
-            self.any_flags,
+            self.combined_flags,
             self.body_start[rows],
             self.body_end[rows],
             self.properties_start[rows],
             self.properties_end[rows],
             None if self.record is None else self.record[rows],
-            {name: values[rows] for name, values in self.own.items()},
+            {name: values[rows] for name, values in self.item_fields.items()},
         )
 
-    def part(self, name: str) -> npt.NDArray[Any]:
-        """A fixed field, also one after the born host, whose length varies."""
-        if name in self.own:
-            return self.own[name]
-        if name in _BEHIND_BORN_HOST and self.any_flags & _V6:
-            late = _behind_born_host(self.buffer, self.starts, self.sys_flags, self.any_flags, self.head)
+    def fixed_field(self, name: str) -> npt.NDArray[Any]:
+        """A fixed field of all messages. Fields after the born host have a position that depends on the host's length."""
+        if name in self.item_fields:
+            return self.item_fields[name]
+        if name in _FIELDS_AFTER_BORN_HOST and self.combined_flags & _IPV6_FLAGS:
+            late = _shifted_fields(self.buffer, self.starts, self.sys_flags, self.combined_flags, self.head)
             moved: npt.NDArray[Any] = late[name]
             return moved
         part: npt.NDArray[Any] = self.head[name]
         return part if self.record is None else part.copy()[self.record]
 
 
-def field(answers: Ints, name: str) -> Ints:
+def answer_field(answers: Ints, name: str) -> Ints:
     """One field of ``FetchedAnswer``, of all answers."""
     return answers[:, FetchedAnswer._fields.index(name)]
 
@@ -151,22 +151,22 @@ def field(answers: Ints, name: str) -> Ints:
 def locate(buffer: Bytes, answers: list[FetchedAnswer]) -> StoredMessages:
     """Locate the messages of ``answers`` and all of their parts. Raises ``Malformed``."""
     table = np.array(answers, np.int64).reshape(len(answers), len(FetchedAnswer._fields))
-    starts, counts = boundaries(buffer, field(table, "begin"), field(table, "end"))
+    starts, counts = boundaries(buffer, answer_field(table, "begin"), answer_field(table, "end"))
     head = _records(buffer, starts)
     sys_flags = head["sysFlag"].astype(np.int32)
-    any_flags = int(np.bitwise_or.reduce(sys_flags)) if len(starts) else 0
-    late = _behind_born_host(buffer, starts, sys_flags, any_flags, head)
+    combined_flags = int(np.bitwise_or.reduce(sys_flags)) if len(starts) else 0
+    late = _shifted_fields(buffer, starts, sys_flags, combined_flags, head)
     body_start = starts + 88
-    if any_flags & _V6:
-        body_start += _shift(sys_flags)
+    if combined_flags & _IPV6_FLAGS:
+        body_start += _host_shift(sys_flags)
     body_end = body_start + late["bodyLength"]
     stops = starts + head["size"]
-    _within(starts, body_start, body_end, "the body has a negative length")
-    _within(starts, body_end, stops - 3, "the body leaves the message")
+    _check_limits(starts, body_start, body_end, "the body has a negative length")
+    _check_limits(starts, body_end, stops - 3, "the body leaves the message")
     topic_end = _topic_end(buffer, starts, head["magic"], body_end)
-    _within(starts, topic_end, stops - 2, "the topic leaves the message")
+    _check_limits(starts, topic_end, stops - 2, "the topic leaves the message")
     properties_start = topic_end + 2
-    properties_end = properties_start + number_at(buffer, topic_end, ">u2")
+    properties_end = properties_start + read_numbers(buffer, topic_end, ">u2")
     wrong = np.flatnonzero(properties_end != stops)
     if len(wrong):
         raise Malformed(int(starts[wrong[0]]), "the properties do not end where the message does")
@@ -179,7 +179,7 @@ def locate(buffer: Bytes, answers: list[FetchedAnswer]) -> StoredMessages:
         answer_of_row,
         head,
         sys_flags,
-        any_flags,
+        combined_flags,
         body_start,
         body_end,
         properties_start,
@@ -190,17 +190,17 @@ def locate(buffer: Bytes, answers: list[FetchedAnswer]) -> StoredMessages:
 
 
 def holes(messages: StoredMessages, dense: npt.NDArray[np.bool_] | None = None) -> list[Hole]:
-    """The offsets that answers skipped, in queues in which every offset has a message. The number of messages shows it, even if
-    the offsets inside them are wrong. Without holes it costs one comparison. Answers that are ``dense`` have no holes."""
-    going = field(messages.answers, "next_offset") - field(messages.answers, "start")
+    """The offsets that answers skipped, in queues in which every offset has a message. Holes are found by the number of messages,
+    because the offsets inside them may be wrong. Without holes it costs one comparison. ``dense`` answers have no holes."""
+    going = answer_field(messages.answers, "next_offset") - answer_field(messages.answers, "start")
     odd = messages.counts != going if dense is None else ~dense
-    return [hole for i in np.flatnonzero(odd).tolist() for hole in _holes_of(messages, i)]
+    return [hole for i in np.flatnonzero(odd).tolist() for hole in _holes_of_answer(messages, i)]
 
 
-def _holes_of(messages: StoredMessages, i: int) -> list[Hole]:
+def _holes_of_answer(messages: StoredMessages, i: int) -> list[Hole]:
     _, start, limit, next_offset, _, _ = messages.answers[i].tolist()
     end, mine = min(limit, next_offset), messages.answer_of_row == i
-    offsets = messages.part("queueOffset")[mine].tolist()
+    offsets = messages.fixed_field("queueOffset")[mine].tolist()
     if offsets and (messages.sys_flags[mine] & codes.SysFlag.INNER_BATCH).any():
         texts = property_texts(messages, np.flatnonzero(mine))
         entries = zip(offsets, messages.sys_flags[mine].tolist(), texts, strict=True)
@@ -227,26 +227,26 @@ def property_texts(messages: StoredMessages, rows: npt.NDArray[np.intp]) -> list
     return [bytes(view[start:end]) for start, end in bounds]
 
 
-_V6 = codes.SysFlag.BORNHOST_V6 | codes.SysFlag.STOREHOST_V6
+_IPV6_FLAGS = codes.SysFlag.BORNHOST_V6 | codes.SysFlag.STOREHOST_V6
 
 
-def _shift(sys_flags: npt.NDArray[np.int32]) -> Ints:
-    """By how many bytes IPv6 hosts shift the body, per row."""
+def _host_shift(sys_flags: npt.NDArray[np.int32]) -> Ints:
+    """The number of bytes by which IPv6 hosts shift the body, for each row."""
     born = (sys_flags & codes.SysFlag.BORNHOST_V6) > 0
     stored = (sys_flags & codes.SysFlag.STOREHOST_V6) > 0
-    return _V6_EXTRA * (born.astype(np.int64) + stored)
+    return _IPV6_EXTRA_BYTES * (born.astype(np.int64) + stored)
 
 
-def _behind_born_host(
-    buffer: Bytes, starts: Ints, sys_flags: npt.NDArray[np.int32], any_flags: int, head: npt.NDArray[Any]
+def _shifted_fields(
+    buffer: Bytes, starts: Ints, sys_flags: npt.NDArray[np.int32], combined_flags: int, head: npt.NDArray[Any]
 ) -> npt.NDArray[Any]:
-    """The fields after a host: the same record, read again at the shifted position if IPv6 addresses shift it."""
-    if not any_flags & _V6:
+    """The fields after a host. If IPv6 addresses shift them, the record is read again at the shifted position."""
+    if not combined_flags & _IPV6_FLAGS:
         return head
-    limit = len(buffer) - _HEAD.itemsize
-    born = _V6_EXTRA * ((sys_flags & codes.SysFlag.BORNHOST_V6) > 0).astype(np.int64)
+    limit = len(buffer) - _FIXED_FIELDS.itemsize
+    born = _IPV6_EXTRA_BYTES * ((sys_flags & codes.SysFlag.BORNHOST_V6) > 0).astype(np.int64)
     late = _records(buffer, np.minimum(starts + born, limit))
-    behind_store = _records(buffer, np.minimum(starts + _shift(sys_flags), limit))
+    behind_store = _records(buffer, np.minimum(starts + _host_shift(sys_flags), limit))
     for name in ("reconsumeTimes", "preparedOffset", "bodyLength"):
         late[name] = behind_store[name]
     return late
@@ -255,9 +255,11 @@ def _behind_born_host(
 def _records(buffer: Bytes, starts: Ints) -> npt.NDArray[Any]:
     """A copy of the fixed fields at every start, as plain bytes, because numpy would swap each field of each record."""
     if not len(starts):  # the buffer may be too short for a single record
-        return np.empty(0, _HEAD)
-    anywhere = np.ndarray((len(buffer) - _HEAD.itemsize + 1,), f"V{_HEAD.itemsize}", buffer, strides=(1,))
-    records: npt.NDArray[Any] = anywhere[starts].view(_HEAD)
+        return np.empty(0, _FIXED_FIELDS)
+    anywhere = np.ndarray(
+        (len(buffer) - _FIXED_FIELDS.itemsize + 1,), f"V{_FIXED_FIELDS.itemsize}", buffer, strides=(1,)
+    )
+    records: npt.NDArray[Any] = anywhere[starts].view(_FIXED_FIELDS)
     return records
 
 
@@ -268,16 +270,16 @@ def _topic_end(buffer: Bytes, starts: Ints, magic: npt.NDArray[Any], body_end: I
     unknown = np.flatnonzero(~second & (magic != codes.MESSAGE_MAGIC_V1))
     if len(unknown):
         raise Malformed(int(starts[unknown[0]]), "unknown magic number")
-    return np.where(second, body_end + 2 + number_at(buffer, body_end, ">u2"), body_end + 1 + buffer[body_end])
+    return np.where(second, body_end + 2 + read_numbers(buffer, body_end, ">u2"), body_end + 1 + buffer[body_end])
 
 
-def _within(starts: Ints, positions: Ints, limits: Ints, why: str) -> None:
+def _check_limits(starts: Ints, positions: Ints, limits: Ints, why: str) -> None:
     outside = np.flatnonzero(positions > limits)
     if len(outside):
         raise Malformed(int(starts[outside[0]]), why)
 
 
-def number_at(buffer: Bytes, positions: Ints, kind: str) -> npt.NDArray[Any]:
+def read_numbers(buffer: Bytes, positions: Ints, kind: str) -> npt.NDArray[Any]:
     """Numbers of ``kind`` at unaligned positions."""
     dtype = np.dtype(kind)
     numbers: npt.NDArray[Any] = np.ndarray((len(buffer) - dtype.itemsize + 1,), dtype, buffer, strides=(1,))[positions]
@@ -287,7 +289,7 @@ def number_at(buffer: Bytes, positions: Ints, kind: str) -> npt.NDArray[Any]:
 def boundaries(buffer: Bytes, begins: Ints, ends: Ints) -> tuple[Ints, npt.NDArray[np.intp]]:
     """Starts of all messages in the answers, answer by answer, and the number in each answer. Raises ``Malformed``."""
     chain_begins, chain_ends, first = _chains(buffer, begins, ends)
-    if len(chain_begins) < _LOCK_STEP_FROM:
+    if len(chain_begins) < _MIN_LOCK_STEP_CHAINS:
         return _one_by_one(buffer, begins, ends)
     try:
         starts, counts = _in_lock_step(buffer, chain_begins, chain_ends)
@@ -299,9 +301,9 @@ def boundaries(buffer: Bytes, begins: Ints, ends: Ints) -> tuple[Ints, npt.NDArr
 def _chains(buffer: Bytes, begins: Ints, ends: Ints) -> tuple[Ints, Ints, Ints]:
     """The answers, with long ones cut where a message seems to begin, and the number of each answer's first part.
 
-    A cut is right if the messages of the part before it end exactly there.
+    A cut is right if the messages before it end exactly at the cut.
     """
-    steps = _CHAIN * np.maximum(number_at(buffer, begins, ">i4").astype(np.int64), SMALLEST_MESSAGE)
+    steps = _CHAIN_MESSAGES * np.maximum(read_numbers(buffer, begins, ">i4").astype(np.int64), MIN_MESSAGE_BYTES)
     if not (ends - begins >= 2 * steps).any():
         return begins, ends, np.arange(len(begins))
     view, search = buffer.data, _MAGIC.search
@@ -310,7 +312,7 @@ def _chains(buffer: Bytes, begins: Ints, ends: Ints) -> tuple[Ints, Ints, Ints]:
     for begin, end, step in zip(begins.tolist(), ends.tolist(), steps.tolist(), strict=True):
         first.append(len(begins_of_parts))
         begins_of_parts.append(begin)
-        # Search from the last part on, so that no byte is read twice, however large the messages are.
+        # Search from the last part, so that no byte is read twice, even if messages are large.
         while match := search(view, begins_of_parts[-1] + step, end):
             begins_of_parts.append(match.start() - 4)
     chain_begins = np.array(begins_of_parts, np.int64)
@@ -330,7 +332,7 @@ def _one_by_one(buffer: Bytes, begins: Ints, ends: Ints) -> tuple[Ints, npt.NDAr
         while at < end:
             append(at)
             (size,) = unpack(view, at)
-            if size < SMALLEST_MESSAGE:
+            if size < MIN_MESSAGE_BYTES:
                 raise Malformed(at, f"a message of {size} bytes")
             at += size
         if at != end:
@@ -350,7 +352,7 @@ def _in_lock_step(buffer: Bytes, begins: Ints, ends: Ints) -> tuple[Ints, npt.ND
         steps.append(cursors)
         rows_of.append(active)
         sizes = sizes_at[cursors]
-        if sizes.min() < SMALLEST_MESSAGE:
+        if sizes.min() < MIN_MESSAGE_BYTES:
             raise Malformed(int(cursors[sizes.argmin()]), f"a message of {sizes.min()} bytes")
         following = cursors + sizes
         going_on = following < stops

@@ -25,7 +25,7 @@ _LOW = 1 << 16
 
 
 class UniqueIds:
-    """Message ids of a task: 32 hex characters in the layout of Java's, whose tools recover the time from them.
+    """Message ids of a task: 32 hex characters in the layout of Java's ids. Java's tools recover the time from them.
 
     An id is a prefix of the task, the upper half of a counter, milliseconds since the month began, and the counter's lower half.
     ``now_ms`` is called once for every ``fill``.
@@ -43,24 +43,24 @@ class UniqueIds:
 
     def fill(self, target: npt.NDArray[np.uint8]) -> None:
         """Write one id into every row of ``target``, which is 32 bytes wide."""
-        done, moment = 0, self._moment()
+        done, month_ms = 0, self._month_ms()
         while done < len(target):  # as long as the upper half of the counter stays, only four characters differ
             upper, low = divmod(self._next, _LOW)
             count = min(len(target) - done, _LOW - low)
             rows = target[done : done + count]
-            rows[:, :28] = np.frombuffer(f"{self._prefix}{upper % _LOW:04X}{moment:08X}".encode(), np.uint8)
+            rows[:, :28] = np.frombuffer(f"{self._prefix}{upper % _LOW:04X}{month_ms:08X}".encode(), np.uint8)
             rows[:, 28:] = HEX[low : low + count].view(np.uint8).reshape(count, 4)
             self._next += count
             done += count
 
-    def _moment(self) -> int:
+    def _month_ms(self) -> int:
         now_ms = self._now_ms()
         if not self._month[0] <= now_ms < self._month[1]:
             self._month = month_of(now_ms)
         return now_ms - self._month[0]
 
 
-class KeptIds(UniqueIds):
+class RecordingIds(UniqueIds):
     """Message ids that the caller can read: ``last`` has the most recent ones."""
 
     last: npt.NDArray[np.uint8] = np.empty((0, UniqueIds.width), np.uint8)
@@ -73,26 +73,30 @@ class KeptIds(UniqueIds):
 Rows = npt.NDArray[np.intp]
 
 
-def without_key(batch: pa.RecordBatch, columns: Mapping[str, str]) -> npt.NDArray[np.bool_]:
-    """Which rows of a batch have no key; ``columns`` as for the encoder. For brokers, a key of whitespace is none."""
+def rows_without_key(batch: pa.RecordBatch, columns: Mapping[str, str]) -> npt.NDArray[np.bool_]:
+    """Which rows of a batch have no key; ``columns`` as for the encoder. Brokers treat a key of whitespace as no key."""
     if "keys" not in columns:
         return np.ones(len(batch), bool)
-    filled = arrow.filled(arrow.as_bytes(pc.utf8_trim_whitespace(_readable(keys_of(batch.column(columns["keys"]))))))
+    filled = arrow.non_empty_mask(
+        arrow.as_bytes(pc.utf8_trim_whitespace(_as_java_reads(keys_of(batch.column(columns["keys"])))))
+    )
     return np.zeros(len(batch), bool) if filled is None else ~filled
 
 
-def _readable(texts: pa.Array) -> pa.Array:
+def _as_java_reads(texts: pa.Array) -> pa.Array:
     """Texts that may not be UTF-8 (Spark does not check ``cast(binary as string)``), as Java reads them."""
-    return arrow.strings(arrow.as_bytes(texts), arrow.present(texts) if texts.null_count else None, ascii_only=False)
+    return arrow.to_strings(
+        arrow.as_bytes(texts), arrow.valid_mask(texts) if texts.null_count else None, ascii_only=False
+    )
 
 
-# A batch with more different keys gets none: each key costs a broker as much as that of a single message, and leads only to the
-# batch.
-MAX_WORDS = 64
+# A batch with more different keys gets no keys: each key costs a broker as much as the key of a single message, and finds only
+# the whole batch.
+MAX_BATCH_KEYS = 64
 _SEPARATOR = codes.KEY_SEPARATOR.encode()
 
 
-class About:
+class BatchTagKeys:
     """Tags and keys of the rows of an Arrow batch; ``columns`` as for the encoder, ``max_bytes`` limits tag and keys."""
 
     def __init__(self, batch: pa.RecordBatch, columns: Mapping[str, str], max_bytes: int) -> None:
@@ -101,7 +105,7 @@ class About:
         self._names: list[str] = []
         self._codes: npt.NDArray[np.int32] | None = None
         if "tags" in columns:
-            self._encode(arrow.plain(batch.column(columns["tags"])))
+            self._encode(arrow.combined(batch.column(columns["tags"])))
 
     @property
     def tags(self) -> int:
@@ -109,7 +113,7 @@ class About:
         return len(self._names)
 
     def by_tag(self, rows: Rows) -> list[Rows]:
-        """The rows of each tag, in their order; rows without a tag are one part, too."""
+        """The rows of each tag, in their order. Rows without a tag are one group."""
         if self._codes is None:
             return [rows]
         mine = self._codes[rows]
@@ -119,7 +123,9 @@ class About:
         return np.split(rows[order], ends)
 
     def properties(self, rows: Rows) -> dict[str, str] | None:
-        """The properties of a batch of these rows; None if the tag is too long, so that the batch must not be stored whole."""
+        """The properties of a batch of these rows; None if the tag is too long, so that the batch must not be stored as one
+        message.
+        """
         tag = self._tag(rows)
         room = self._max_bytes - len(tag.encode())
         if room < 0:
@@ -130,9 +136,9 @@ class About:
 
     def _encode(self, tags: Any) -> None:
         made = pc.dictionary_encode(tags)
-        names = _readable(made.dictionary).to_pylist()
+        names = _as_java_reads(made.dictionary).to_pylist()
         self._codes = pc.fill_null(made.indices, -1).to_numpy().astype(np.int32)
-        if "" in names:  # as good as none
+        if "" in names:  # an empty text counts as no value
             empty = names.index("")
             self._codes[self._codes == empty] = -1
             self._codes[self._codes > empty] -= 1
@@ -151,24 +157,24 @@ class _Keys:
 
     def __init__(self, keys: pa.Array) -> None:
         made = pc.dictionary_encode(keys)
-        self._different = made.dictionary
+        self._distinct = made.dictionary
         empty = arrow.lengths(made.dictionary) == 0
         self._codes = pc.fill_null(made.indices, -1).to_numpy().astype(np.int32)
-        self._codes[np.append(empty, False)[self._codes]] = -1  # as good as none
-        self._single = not len(arrow.rows_with(made.dictionary, _SEPARATOR))
+        self._codes[np.append(empty, False)[self._codes]] = -1  # an empty text counts as no value
+        self._are_single_words = not len(arrow.rows_with(made.dictionary, _SEPARATOR))
 
     def words(self, rows: Rows, max_bytes: int) -> str:
         """The different words of the rows' keys, in the order of the Arrow batch; empty if there are too many."""
         mine = self._codes[rows]
-        there = np.zeros(len(self._different), np.bool_)
+        there = np.zeros(len(self._distinct), np.bool_)
         there[mine[mine >= 0]] = True
         found = np.flatnonzero(there)
-        if not len(found) or (self._single and len(found) > MAX_WORDS):
+        if not len(found) or (self._are_single_words and len(found) > MAX_BATCH_KEYS):
             return ""
-        keys = self._different.take(pa.array(found))
+        keys = self._distinct.take(pa.array(found))
         joined = pc.binary_join(pa.ListArray.from_arrays([0, len(keys)], keys), _SEPARATOR)[0].as_py()
         text: str = joined.decode("utf-8", "replace")
-        if not self._single:  # a word may stand in several keys
+        if not self._are_single_words:  # a word may stand in several keys
             words = dict.fromkeys(word for word in text.split(codes.KEY_SEPARATOR) if word)
-            text = codes.KEY_SEPARATOR.join(words) if len(words) <= MAX_WORDS else ""
+            text = codes.KEY_SEPARATOR.join(words) if len(words) <= MAX_BATCH_KEYS else ""
         return text if len(text.encode()) < max_bytes else ""

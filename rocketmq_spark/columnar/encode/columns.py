@@ -1,9 +1,10 @@
 """The permitted columns of rows and their types. All problems are reported at once.
 
 The rules are the same for a DataFrame and for Arrow data: ``check_columns`` gets ``RowColumn`` values, whose kind is a word of
-``KINDS``. ``of_arrow`` makes them from an Arrow schema, ``plain_batch`` converts its columns to the types that the encoder reads.
+``KINDS``. ``row_columns`` makes them from an Arrow schema, ``converted_batch`` converts its columns to the types that the
+encoder reads.
 
-``batch_of`` makes the columns of messages, with a few passes over all messages instead of many steps per message. Pure.
+``message_batch`` makes the columns of messages, with a few passes over all messages instead of many steps per message. Pure.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ TEXT, BYTES, INT, LONG, TIMESTAMP, TEXTS, TEXT_MAP = KINDS = (
     "array<string>",
     "map<string,string>",
 )
-_TAKEN: dict[str, tuple[str, ...]] = {
+_ACCEPTED_KINDS: dict[str, tuple[str, ...]] = {
     "body": (TEXT, BYTES),
     "value": (TEXT, BYTES),
     "keys": (TEXT, TEXTS),
@@ -77,9 +78,9 @@ class RowColumn(NamedTuple):
     shown: str
 
     def fits(self, role: str) -> bool:
-        return self.kind in _TAKEN.get(role, (TEXT,))
+        return self.kind in _ACCEPTED_KINDS.get(role, (TEXT,))
 
-    def wrong(self, expected: str) -> str:
+    def type_problem(self, expected: str) -> str:
         return f"column {self.name!r} is {self.shown}; expected {expected}"
 
 
@@ -90,15 +91,15 @@ def check_columns(
 
     ``selector`` is None if the user set none.
     """
-    by_role, problems = _known_columns(columns, row_id)
+    by_role, problems = _columns_by_role(columns, row_id)
     if row_id is not None:
-        problems += _row_id(columns, row_id, by_role)
+        problems += _row_id_problems(columns, row_id, by_role)
     named = {column.name.lower() for column in columns}
     if not named & {"body", "value"}:
         problems.append("column 'body' (or 'value') is missing; it becomes the message's body")
     if "topic" not in named and topic is None:
         problems.append("there is neither option 'topic' nor a column 'topic'")
-    return by_role, problems + _needs(by_role, named, selector)
+    return by_role, problems + _selector_problems(by_role, named, selector)
 
 
 def check_features(by_role: Mapping[str, str], features: TransportFeatures) -> list[str]:
@@ -113,11 +114,13 @@ def check_features(by_role: Mapping[str, str], features: TransportFeatures) -> l
     return problems
 
 
-def _known_columns(columns: Sequence[RowColumn], row_id: str | None) -> tuple[dict[str, str], list[str]]:
+def _columns_by_role(columns: Sequence[RowColumn], row_id: str | None) -> tuple[dict[str, str], list[str]]:
     taken = _NAMES.keys() if row_id is None else {*_NAMES, row_id.lower()}
     unknown = [column.name for column in columns if column.name.lower() not in taken]
     problems = (
-        [_unknown(unknown, [column.name for column in columns if column.name.lower() in taken])] if unknown else []
+        [_unknown_columns_problem(unknown, [column.name for column in columns if column.name.lower() in taken])]
+        if unknown
+        else []
     )
     by_role: dict[str, str] = {}
     for column in columns:
@@ -127,13 +130,13 @@ def _known_columns(columns: Sequence[RowColumn], row_id: str | None) -> tuple[di
         if name in by_role or (name in ("body", "value") and "body" in by_role):
             problems.append(f"column {column.name!r} is there twice")
         elif not column.fits(name):
-            problems.append(column.wrong(COLUMNS[_NAMES[name]]))
+            problems.append(column.type_problem(COLUMNS[_NAMES[name]]))
         else:
             by_role["body" if name == "value" else name] = column.name
     return by_role, problems
 
 
-def _unknown(names: Sequence[str], others: Sequence[str]) -> str:
+def _unknown_columns_problem(names: Sequence[str], others: Sequence[str]) -> str:
     which = f"column {names[0]!r} is" if len(names) == 1 else f"columns {', '.join(map(repr, names))} are"
     hints = "".join(of_kafka_column(name, sink=True) for name in names)
     if {"body", "value"} & {name.lower() for name in others}:
@@ -143,18 +146,18 @@ def _unknown(names: Sequence[str], others: Sequence[str]) -> str:
     return f"{which} unknown; the sink takes {', '.join(COLUMNS)}{hints}; {remedy}"
 
 
-def _row_id(columns: Sequence[RowColumn], row_id: str, by_role: dict[str, str]) -> list[str]:
+def _row_id_problems(columns: Sequence[RowColumn], row_id: str, by_role: dict[str, str]) -> list[str]:
     found = [column for column in columns if column.name.lower() == row_id.lower()]
     if len(found) != 1:
         many = "several columns of the DataFrame have" if found else "no column of the DataFrame has"
         return [f"option 'messageId' is {row_id!r}, but {many} that name"]
     if not found[0].fits(MESSAGE_ID):
-        return [found[0].wrong("string or bigint, since option 'messageId' names it")]
+        return [found[0].type_problem("string or bigint, since option 'messageId' names it")]
     by_role[MESSAGE_ID] = found[0].name
     return []
 
 
-def _needs(by_role: Mapping[str, str], named: set[str], selector: object) -> list[str]:
+def _selector_problems(by_role: Mapping[str, str], named: set[str], selector: object) -> list[str]:
     problems = []
     if selector == "column" and "queueid" not in named:
         problems.append("queueSelector 'column' needs a column 'queueId'")
@@ -185,7 +188,7 @@ def _is_map(kind: pa.DataType) -> bool:
 
 
 # Python's integers are 64-bit numbers in Arrow. Timestamps need a time zone, because without one they are ambiguous.
-_OF_ARROW: tuple[tuple[Callable[[pa.DataType], bool], str, pa.DataType], ...] = (
+_KINDS_OF_ARROW: tuple[tuple[Callable[[pa.DataType], bool], str, pa.DataType], ...] = (
     (_is_text, TEXT, pa.string()),
     (_is_bytes, BYTES, pa.binary()),
     (lambda kind: bool(pa.types.is_integer(kind)) and kind != pa.uint64(), INT, pa.int64()),
@@ -200,7 +203,7 @@ _OF_ARROW: tuple[tuple[Callable[[pa.DataType], bool], str, pa.DataType], ...] = 
 _KINDS_OF_NULLS = {"body": BYTES, "value": BYTES, "shardingkey": TEXT, "queueid": INT, "brokername": TEXT}
 
 
-def of_arrow(schema: pa.Schema) -> list[RowColumn]:
+def row_columns(schema: pa.Schema) -> list[RowColumn]:
     """The columns of an Arrow schema. Columns of type ``null`` are omitted, except those of ``_KINDS_OF_NULLS``."""
     return [
         RowColumn(field.name, _kind(field.name, field.type), str(field.type))
@@ -214,21 +217,21 @@ def _kind(name: str, kind: pa.DataType) -> str:
         return _KINDS_OF_NULLS[name.lower()]
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
-    return next((name for fits, name, _ in _OF_ARROW if fits(kind)), "")
+    return next((name for fits, name, _ in _KINDS_OF_ARROW if fits(kind)), "")
 
 
-def plain_batch(batch: pa.RecordBatch, columns: Mapping[str, str]) -> pa.RecordBatch:
+def converted_batch(batch: pa.RecordBatch, columns: Mapping[str, str]) -> pa.RecordBatch:
     """The ``columns`` with a role, converted to the types that the encoder reads."""
     names = list(columns.values())
-    return pa.RecordBatch.from_arrays([_plain(batch.column(name), name) for name in names], names=names)
+    return pa.RecordBatch.from_arrays([_converted(batch.column(name), name) for name in names], names=names)
 
 
-def plain_bytes(batch: pa.RecordBatch) -> int:
-    """The approximate size of ``plain_batch``'s result, in which values that rows share are repeated for each row."""
-    return sum(_bytes(column) for column in batch.columns)
+def converted_bytes(batch: pa.RecordBatch) -> int:
+    """The approximate size of ``converted_batch``'s result, in which values that rows share are repeated for each row."""
+    return sum(_column_bytes(column) for column in batch.columns)
 
 
-def _bytes(column: pa.Array) -> int:
+def _column_bytes(column: pa.Array) -> int:
     kind = column.type
     if pa.types.is_dictionary(kind):
         values = column.dictionary
@@ -251,11 +254,11 @@ def _sizes(values: pa.Array) -> npt.NDArray[np.int64]:
     return views[values.offset : values.offset + len(values), 0].astype(np.int64)
 
 
-def _plain(column: pa.Array, name: str) -> pa.Array:
+def _converted(column: pa.Array, name: str) -> pa.Array:
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
     if pa.types.is_null(kind):
-        kind = next(wanted for _, named, wanted in _OF_ARROW if named == _kind(name, kind))
-    target = next((wanted for fits, _, wanted in _OF_ARROW if fits(kind)), pa.binary())
+        kind = next(wanted for _, named, wanted in _KINDS_OF_ARROW if named == _kind(name, kind))
+    target = next((wanted for fits, _, wanted in _KINDS_OF_ARROW if fits(kind)), pa.binary())
     if column.type == target:
         return column
     # Nanoseconds are truncated to microseconds.
@@ -270,17 +273,17 @@ def _plain(column: pa.Array, name: str) -> pa.Array:
 
 _BODIES = (bytes, bytearray, memoryview)
 _SEPARATOR = codes.KEY_SEPARATOR
-_NONE: dict[str, str] = {}
+_NO_PROPERTIES: dict[str, str] = {}
 # Maximum size of a column, because offsets have 32 bits.
-MOST_BYTES = 2**31 - 1
+MAX_COLUMN_BYTES = 2**31 - 1
 # The role of a column with Java's hash of each key, if some keys are not texts: a number's hash differs from that of its text.
 KEY_HASH = "keyhash"
 
-Key = Callable[[Message], object]
+ShardingKeyOf = Callable[[Message], object]
 
 
-def batch_of(
-    messages: Sequence[Message], bad_rows: BadRows, queue: MessageQueue | None = None, key: Key | None = None
+def message_batch(
+    messages: Sequence[Message], bad_rows: BadRows, queue: MessageQueue | None = None, key: ShardingKeyOf | None = None
 ) -> pa.RecordBatch:
     """The columns of ``messages`` by role; only columns that some message needs. Raises for values that fit in no column.
 
@@ -294,7 +297,7 @@ def batch_of(
             if problem is None and isinstance(failure := attempt(_columns, [message], BadRows(), key), Failure):
                 problem = str(failure)
             if problem is not None:
-                bad_rows.rows(np.array([number]), problem)
+                bad_rows.add_rows(np.array([number]), problem)
         bad_rows.raise_if_any()
         raise
     if queue is not None:
@@ -303,7 +306,7 @@ def batch_of(
     return pa.RecordBatch.from_arrays(list(found.values()), names=list(found))
 
 
-def _columns(messages: Sequence[Message], bad_rows: BadRows, key: Key | None) -> dict[str, pa.Array]:
+def _columns(messages: Sequence[Message], bad_rows: BadRows, key: ShardingKeyOf | None) -> dict[str, pa.Array]:
     found = {"body": _bodies([each.body for each in messages]), "topic": _topics([each.topic for each in messages])}
     if any(tags := [each.tags for each in messages]):
         found["tags"] = _texts(["" if tag is None else tag for tag in tags])
@@ -317,7 +320,7 @@ def _columns(messages: Sequence[Message], bad_rows: BadRows, key: Key | None) ->
     if (without := priorities.count(None)) < len(messages):
         found["priority"] = _numbers([each or 0 for each in priorities])
         if without:
-            bad_rows.add(_none(priorities), "it has no priority, and others have one: send it with another call")
+            bad_rows.add(_none_mask(priorities), "it has no priority, and others have one: send it with another call")
     if not {*map(type, waits := [each.wait_store_ok for each in messages])} <= {bool}:
         raise TypeError("wait_store_ok must be True or False")
     if not all(waits):
@@ -325,7 +328,7 @@ def _columns(messages: Sequence[Message], bad_rows: BadRows, key: Key | None) ->
     if key is not None:
         groups = [key(message) for message in messages]
         texts = _texts(["" if group is None else str(group) for group in groups])
-        found["shardingkey"] = pc.if_else(pa.array(_none(groups)), None, texts) if None in groups else texts
+        found["shardingkey"] = pc.if_else(pa.array(_none_mask(groups)), None, texts) if None in groups else texts
         if not {*map(type, groups)} <= {str, type(None)}:
             found[KEY_HASH] = _hashes(groups, bad_rows)
     return found
@@ -339,11 +342,11 @@ def _hashes(groups: Sequence[object], bad_rows: BadRows) -> pa.Array:
         try:
             found[row] = java_hash(group)
         except OptionError as e:
-            bad_rows.rows(np.array([row]), f"its key: {e.message}")
+            bad_rows.add_rows(np.array([row]), f"its key: {e.message}")
     return arrow.integers(found, pa.int64())
 
 
-def _none(values: Sequence[object]) -> Any:
+def _none_mask(values: Sequence[object]) -> Any:
     return np.fromiter((each is None for each in values), np.bool_, len(values))
 
 
@@ -370,9 +373,9 @@ def _texts(texts: Sequence[str]) -> pa.Array:
 
 
 def _binary(content: bytes, values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    if len(content) > MOST_BYTES:
+    if len(content) > MAX_COLUMN_BYTES:
         raise MessageRefused(
-            f"{len(values)} messages have {len(content)} bytes together, and {MOST_BYTES} at most are sent at once",
+            f"{len(values)} messages have {len(content)} bytes together, and {MAX_COLUMN_BYTES} at most are sent at once",
             remedy="Send large messages with send",
         )
     return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(_offsets(values)), pa.py_buffer(content)])
@@ -390,12 +393,12 @@ def _keys(keys: Sequence[Sequence[str]], bad_rows: BadRows) -> pa.Array:
         for row, (text, each) in enumerate(zip(texts, keys, strict=True)):
             if each and text.count(_SEPARATOR) >= len(each):
                 split = next(key for key in each if _SEPARATOR in key)
-                bad_rows.rows(np.array([row]), f"key {split!r} has a blank, and RocketMQ splits keys at blanks")
+                bad_rows.add_rows(np.array([row]), f"key {split!r} has a blank, and RocketMQ splits keys at blanks")
     return _texts(texts)
 
 
 def _maps(own: Sequence[Any]) -> pa.Array:
-    maps = [each or _NONE for each in own]
+    maps = [each or _NO_PROPERTIES for each in own]
     values = [value for each in maps for value in each.values()]
     if None in values:  # omitted, as in Java
         maps = [{name: value for name, value in each.items() if value is not None} for each in maps]

@@ -1,4 +1,4 @@
-"""Message ids computed from content: the same row of the same batch has the same id whenever, and in whatever order, it is sent.
+"""Message ids computed from content: a row of a batch has the same id at every attempt and in any order.
 
 An id has 28 bytes, as Java's ids on hosts with IPv6: 7 for the batch, 3 for the partition, 12 for the row, then the time (where
 Java's tools expect it) and a counter. The first 22 are compared; the last 6 make each id of an attempt unique.
@@ -33,8 +33,8 @@ COMPARED_DIGITS, ID_DIGITS = 2 * (SCOPE_BYTES + ROW_BYTES), 56
 MAX_PARTITION = (1 << 8 * PARTITION_BYTES) - 1
 
 _LOW = 1 << 16
-_PLACES = ("brokername", "queueid")
-# Only of rows that have it: other rows keep the hashes of earlier releases.
+_QUEUE_COLUMNS = ("brokername", "queueid")
+# Only rows with this column have it in their hash. Other rows keep the hashes of earlier releases.
 _PARTITION = "partition"
 
 
@@ -83,19 +83,21 @@ class RowHash:
         """The hash of every row of ``batch``; ``columns`` and ``items`` are those of the encoder."""
         by_id = MESSAGE_ID in columns
         content, place = self._seeds
-        total = self._of(_as_text(batch.column(columns[MESSAGE_ID])) if by_id else items, content)
-        total = total + self._of(_places(batch, columns, topic, () if by_id else _PLACES), place)
+        total = self._digests(_as_text(batch.column(columns[MESSAGE_ID])) if by_id else items, content)
+        total = total + self._digests(_destinations(batch, columns, topic, () if by_id else _QUEUE_COLUMNS), place)
         return np.ascontiguousarray(total.view(np.uint8)[:, :ROW_BYTES])
 
-    def _of(self, values: pa.Array, seed: int) -> npt.NDArray[np.uint64]:
-        content, ends = arrow.content(values)
+    def _digests(self, values: pa.Array, seed: int) -> npt.NDArray[np.uint64]:
+        content, ends = arrow.data_and_offsets(values)
         digest = self._digest
         made = [digest(content[start:end], seed) for start, end in itertools.pairwise(ends.tolist())]
         return np.frombuffer(b"".join(made), "<u8").reshape(-1, 2)
 
 
-def _places(batch: pa.RecordBatch, columns: Mapping[str, str], topic: str | None, others: Sequence[str]) -> pa.Array:
-    """The destination of each row, as far as the batch contains it; one value if it is the same for all rows."""
+def _destinations(
+    batch: pa.RecordBatch, columns: Mapping[str, str], topic: str | None, others: Sequence[str]
+) -> pa.Array:
+    """The destination of each row, if the batch contains it; one value if it is the same for all rows."""
     parts: list[pa.Array | bytes] = [_text_of("topic", batch, columns) if topic is None else topic.encode()]
     for name in others:
         parts += [b"\0", _text_of(name, batch, columns) if name in columns else b""]
@@ -112,7 +114,7 @@ def _text_of(name: str, batch: pa.RecordBatch, columns: Mapping[str, str]) -> pa
 
 
 def _as_text(column: Any) -> pa.Array:
-    plain = arrow.plain(column)
+    plain = arrow.combined(column)
     return arrow.as_bytes(plain if pa.types.is_string(plain.type) else plain.cast(pa.string()))
 
 
@@ -134,7 +136,7 @@ class ContentIds:
         target[:, :20] = self._scope
         words = np.ascontiguousarray(hashes).view(">u2").astype(np.uint16)
         target[:, 20:44] = HEX[words].view(np.uint8).reshape(len(target), 24)
-        self._tick()
+        self._advance_time()
         done = 0
         while done < len(target):  # as long as the counter does not overflow, only four characters differ
             count = min(len(target) - done, _LOW - self._count)
@@ -144,45 +146,45 @@ class ContentIds:
             done += count
             self._time, self._count = self._time + (self._count + count) // _LOW, (self._count + count) % _LOW
 
-    def _tick(self) -> None:
+    def _advance_time(self) -> None:
         """Advance the counter, or at its end the time, which may then be ahead of the clock."""
         now_ms = self._now_ms()
         turned = not self._month[0] <= now_ms < self._month[1]
         if turned:
             self._month = month_of(now_ms)
-        moment = now_ms - self._month[0]
-        if turned or moment > self._time:
-            self._time, self._count = moment, 0
+        month_ms = now_ms - self._month[0]
+        if turned or month_ms > self._time:
+            self._time, self._count = month_ms, 0
 
 
 class StoredRows:
-    """The rows of one task that are stored already, and how often."""
+    """The hashes of the stored messages of one task, and how often each is stored."""
 
     def __init__(self, hashes: Hashes) -> None:
         """``hashes`` are 12 bytes wide, one for every stored message, in any order."""
         flat = np.ascontiguousarray(hashes).reshape(-1, ROW_BYTES).view(f"S{ROW_BYTES}").reshape(-1)
-        self._known, counts = np.unique(flat, return_counts=True)
-        self._left = counts.astype(np.int64)
-        self.exceeded = False  # whether some equal rows were more than their stored messages
+        self._hashes, counts = np.unique(flat, return_counts=True)
+        self._unmatched = counts.astype(np.int64)
+        self.exceeded = False  # whether there were more equal rows than stored messages
 
     @property
     def left(self) -> int:
         """The number of stored messages that no row has matched."""
-        return int(self._left.sum())
+        return int(self._unmatched.sum())
 
     def missing(self, hashes: Hashes) -> npt.NDArray[np.bool_]:
         """Which rows are not stored. Each stored message matches one row; among equal rows, the first ones."""
         rows = np.ascontiguousarray(hashes).view(f"S{ROW_BYTES}").reshape(-1)
         missing = np.ones(len(rows), bool)
-        if not len(self._known):
+        if not len(self._hashes):
             return missing
-        places = np.minimum(np.searchsorted(self._known, rows), len(self._known) - 1)
-        found = np.flatnonzero(self._known[places] == rows)
+        places = np.minimum(np.searchsorted(self._hashes, rows), len(self._hashes) - 1)
+        found = np.flatnonzero(self._hashes[places] == rows)
         order = found[np.argsort(places[found], kind="stable")]
         of_row = places[order]
         firsts = np.searchsorted(of_row, of_row, side="left")
-        taken = np.arange(len(of_row)) - firsts < self._left[of_row]
+        taken = np.arange(len(of_row)) - firsts < self._unmatched[of_row]
         missing[order[taken]] = False
         self.exceeded = self.exceeded or not bool(taken.all())
-        np.subtract.at(self._left, of_row[taken], 1)
+        np.subtract.at(self._unmatched, of_row[taken], 1)
         return missing

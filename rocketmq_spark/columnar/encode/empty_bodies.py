@@ -1,4 +1,4 @@
-"""Option ``emptyBodies``: a message for a row without a body, such as Kafka's tombstones. Brokers refuse empty bodies."""
+"""Option ``emptyBodies``: a message for a row without a body, such as Kafka's tombstones. Brokers reject empty bodies."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def with_stand_ins(batch: pa.RecordBatch, names: Mapping[str, str], bad_rows: Ba
     a body is bad if it already has this property, or if the column of its body is also that of ``messageId``.
     """
     body = arrow.as_bytes(batch.column(names["body"]))
-    empty = arrow.flags(pc.fill_null(pc.equal(pc.binary_length(body), 0), True))
+    empty = arrow.to_mask(pc.fill_null(pc.equal(pc.binary_length(body), 0), True))
     columns = {each: batch.column(at) for at, each in enumerate(batch.schema.names)}
     properties = columns.setdefault(names["properties"], arrow.null_column(_MAP, len(batch)))
     if empty.any():
@@ -41,7 +41,7 @@ def with_stand_ins(batch: pa.RecordBatch, names: Mapping[str, str], bad_rows: Ba
                 "another column",
             )
         columns[names["body"]] = pc.if_else(pa.array(empty), pa.scalar(STAND_IN_BODY, pa.binary()), body)
-        columns[names["properties"]] = entries.with_marks(empty, arrow.flags(body.is_valid()))
+        columns[names["properties"]] = entries.with_marks(empty, arrow.to_mask(body.is_valid()))
     return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
 
 
@@ -56,7 +56,7 @@ class _MapEntries(NamedTuple):
 
     @classmethod
     def of(cls, column: Any) -> _MapEntries:
-        maps = arrow.plain(column)
+        maps = arrow.combined(column)
         if maps.null_count:  # a null map may have hidden entries
             maps = pc.if_else(maps.is_valid(), maps, pa.scalar([], maps.type))
         ends = arrow.offsets(maps).astype(np.int64)
@@ -65,7 +65,7 @@ class _MapEntries(NamedTuple):
 
     def rows_with(self, name: bytes) -> npt.NDArray[np.bool_]:
         """Which rows have an entry of this name."""
-        marked = np.flatnonzero(arrow.flags(pc.equal(self.names, pa.scalar(name, pa.binary()))))
+        marked = np.flatnonzero(arrow.to_mask(pc.equal(self.names, pa.scalar(name, pa.binary()))))
         rows = np.zeros(len(self.bounds) - 1, np.bool_)
         rows[np.searchsorted(self.bounds, marked, side="right") - 1] = True
         return rows

@@ -1,9 +1,8 @@
 """Arrow columns to batch bodies, without a Python step per row.
 
-A batch item is ``total size, 0, 0, flag, body length, body, properties length, properties``. Its parts are made as
-Arrow columns and joined row by row in one call: the data buffer of the result is the batch body, and its offsets are the
-positions where it may be cut. All rows that every broker would reject are found first, so that nothing of such an Arrow batch is
-sent.
+A batch item is ``total size, 0, 0, flag, body length, body, properties length, properties``. Its parts are made as Arrow
+columns and joined row by row in one call: the data buffer of the result is the batch body, and its offsets are the positions
+where it may be cut. The encoder first finds all rows that brokers would reject, so that no row of such an Arrow batch is sent.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import pyarrow.compute as pc
 
 from rocketmq_spark.base import codes
 from rocketmq_spark.columnar import arrow
-from rocketmq_spark.columnar.arrow import Flags, Ints
+from rocketmq_spark.columnar.arrow import Ints, Mask
 from rocketmq_spark.columnar.encode import properties
 from rocketmq_spark.columnar.encode.batch import UniqueIds
 from rocketmq_spark.columnar.encode.content_ids import ContentIds, Hashes
@@ -27,7 +26,7 @@ from rocketmq_spark.columnar.encode.properties import BadRows, PropertyPieces, T
 from rocketmq_spark.model.send import Batch
 
 _HEAD_BYTES = 20
-OVERHEAD = _HEAD_BYTES + 2
+ITEM_OVERHEAD_BYTES = _HEAD_BYTES + 2
 _ID_START = f"{codes.Property.UNIQ_KEY}\x01".encode()
 
 
@@ -38,7 +37,7 @@ class Growth(NamedTuple):
     max_bytes: int = 0
 
 
-_NOT_GROWN = Growth()
+_NO_GROWTH = Growth()
 
 
 class Chunk(NamedTuple):
@@ -74,20 +73,20 @@ class Encoded:
     def slice(self, start: int, end: int) -> Encoded:
         raise NotImplementedError
 
-    def chunks(self, max_bytes: int, max_rows: int | None = None, grown: Growth = _NOT_GROWN) -> Iterator[Chunk]:
+    def chunks(self, max_bytes: int, max_rows: int | None = None, growth: Growth = _NO_GROWTH) -> Iterator[Chunk]:
         """Cut into batches of at most ``max_bytes`` and ``max_rows``; a larger item is a batch alone.
 
-        A batch references at most twice its own bytes, so that one that waits for its queue does not keep all other rows in
-        memory.
+        A batch references at most twice its own bytes, so that a batch that waits for its queue does not keep all other rows
+        in memory.
         """
         ends = self._ends()
         start, rows = 0, len(ends) - 1
-        stored = self._stored() + grown.item_bytes * np.arange(rows + 1) if grown.item_bytes else None
+        stored = self._stored_ends() + growth.item_bytes * np.arange(rows + 1) if growth.item_bytes else None
         while start < rows:
             limit = int(ends[start]) + max_bytes
             end = int(np.searchsorted(ends, limit, side="right")) - 1
             if stored is not None:
-                end = min(end, int(np.searchsorted(stored, stored[start] + grown.max_bytes, side="right")) - 1)
+                end = min(end, int(np.searchsorted(stored, stored[start] + growth.max_bytes, side="right")) - 1)
             end = max(start + 1, end)
             end = end if max_rows is None else min(end, start + max_rows)
             yield Chunk(self._body(start, end), end - start)
@@ -97,8 +96,8 @@ class Encoded:
         """The begin of the first item, and the ends of all items."""
         raise NotImplementedError
 
-    def _stored(self) -> Ints:
-        """Like ``_ends``, in the layout whose size brokers limit."""
+    def _stored_ends(self) -> Ints:
+        """Like ``_ends``, for the items as brokers store them. Brokers limit the size of these."""
         return self._ends()
 
     def _body(self, start: int, end: int) -> memoryview | Batch:
@@ -106,11 +105,11 @@ class Encoded:
 
 
 # For fewer rows, joining or taking costs more than the copy that it avoids.
-_FEW_ROWS = 64
+_MIN_JOINED_ROWS = 64
 
 
 # Completes joined items in place; the number is that of the first item.
-Complete = Callable[[pa.Array, int], None]
+CompleteItems = Callable[[pa.Array, int], None]
 
 
 class ItemParts:
@@ -119,8 +118,8 @@ class ItemParts:
     def __init__(self, columns: Sequence[pa.Array | bytes], sizes: Ints) -> None:
         self._columns = columns
         self._items: pa.Array | None = None
-        self._complete: Complete | None = None
-        self._apart = False  # some items have been joined without the others
+        self._complete: CompleteItems | None = None
+        self._is_split = False  # some items have been joined without the others
         self.sizes = sizes
         self.ends = np.concatenate(([0], np.cumsum(sizes)))
 
@@ -130,8 +129,8 @@ class ItemParts:
             self._items = self._joined(self._columns, 0)
         return self._items
 
-    def complete(self, how: Complete) -> None:
-        """Complete items when they are joined, while they are in the processor's cache, and items that are joined already."""
+    def complete(self, how: CompleteItems) -> None:
+        """Complete items that are joined already, and others when they are joined, while they are in the processor's cache."""
         self._complete = how
         if self._items is not None:
             how(self._items, 0)
@@ -142,21 +141,21 @@ class ItemParts:
             self._complete(items, first)
         return items
 
-    def between(self, start: int, end: int) -> memoryview:
+    def slice(self, start: int, end: int) -> memoryview:
         """Consecutive items: the data buffer of a separate join, or a copy of a part of the large one."""
-        if self._items is None and (self._apart or end - start >= _FEW_ROWS):
-            self._apart = True  # or a short last part would join all items again
+        if self._items is None and (self._is_split or end - start >= _MIN_JOINED_ROWS):
+            self._is_split = True  # otherwise a short last part would join all items again
             columns = [part if isinstance(part, bytes) else part.slice(start, end - start) for part in self._columns]
-            return arrow.content(self._joined(columns, start))[0]
-        data, ends = arrow.content(self.items)
+            return arrow.data_and_offsets(self._joined(columns, start))[0]
+        data, ends = arrow.data_and_offsets(self.items)
         body = data[int(ends[start]) : int(ends[end])]
         return body if 2 * len(body) >= len(data) else arrow.copied(body)
 
-    def of(self, rows: npt.NDArray[np.intp]) -> memoryview:
+    def take(self, rows: npt.NDArray[np.intp]) -> memoryview:
         """Some items, in the order of ``rows``, as one buffer."""
-        if len(rows) >= _FEW_ROWS:
-            return arrow.content(self.items.take(pa.array(rows)))[0]
-        data, ends = arrow.content(self.items)
+        if len(rows) >= _MIN_JOINED_ROWS:
+            return arrow.data_and_offsets(self.items.take(pa.array(rows)))[0]
+        data, ends = arrow.data_and_offsets(self.items)
         return memoryview(b"".join([data[int(ends[row]) : int(ends[row + 1])] for row in rows.tolist()]))
 
 
@@ -189,18 +188,18 @@ class EncodedItems(Encoded):
 
     def _body(self, start: int, end: int) -> memoryview:
         if self.rows is None:
-            return self.parts.between(self.first + start, self.first + end)
-        return self.parts.of(self.rows[start:end])
+            return self.parts.slice(self.first + start, self.first + end)
+        return self.parts.take(self.rows[start:end])
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
+class CheckedRows:
     """The checked parts of every row; ``delayed`` are the rows that must not be sent in a batch."""
 
     body: pa.Array
     pieces: PropertyPieces
     flags: Ints | None
-    delayed: Flags | None
+    delayed: Mask | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +212,7 @@ class Encoder:
     columns: Mapping[str, str]
     max_message_size: int
     ids: UniqueIds | ContentIds
-    alone_above: int = codes.MAX_BATCH_BYTES
+    single_above_bytes: int = codes.MAX_BATCH_BYTES
 
     @property
     def id_bytes(self) -> int:
@@ -227,38 +226,38 @@ class Encoder:
         bad_rows.raise_if_any()
         return self.join(checked)
 
-    def check(self, batch: pa.RecordBatch, bad_rows: BadRows) -> Checked:
+    def check(self, batch: pa.RecordBatch, bad_rows: BadRows) -> CheckedRows:
         """Everything except joining; bad rows are added to ``bad_rows``."""
         body = arrow.as_bytes(batch.column(self.columns["body"]))
         self._check_bodies(body, bad_rows)
-        pieces = self._pieces(batch, bad_rows)
+        pieces = self._new_pieces(batch, bad_rows)
         properties.add_properties(pieces, batch, self.columns, bad_rows, by_name=isinstance(self.ids, ContentIds))
         delayed = properties.add_delays(pieces, batch, self.columns, bad_rows)
         self._check_lengths(arrow.lengths(body), pieces.lengths + self.id_bytes, delayed, bad_rows)
         flags = None
         if "flag" in self.columns:
-            flags = pc.fill_null(arrow.plain(batch.column(self.columns["flag"])).cast(pa.int64()), 0).to_numpy()
+            flags = pc.fill_null(arrow.combined(batch.column(self.columns["flag"])).cast(pa.int64()), 0).to_numpy()
             bad_rows.add(flags != flags.astype(np.int32), f"{self.columns['flag']} takes more than 32 bits")
-        return Checked(body, pieces, flags, delayed)
+        return CheckedRows(body, pieces, flags, delayed)
 
-    def _pieces(self, batch: pa.RecordBatch, bad_rows: BadRows) -> PropertyPieces:
+    def _new_pieces(self, batch: pa.RecordBatch, bad_rows: BadRows) -> PropertyPieces:
         return TextPieces(len(batch))
 
-    def join(self, checked: Checked, topics: RowTopics | None = None) -> Encoded:
+    def join(self, checked: CheckedRows, topics: RowTopics | None = None) -> Encoded:
         """The items of a batch without bad rows; content ids are added later (``identify``). Some transports need the topic."""
         assert isinstance(checked.pieces, TextPieces)
         rows = len(checked.body)
         body_lengths = arrow.lengths(checked.body)
         lengths = checked.pieces.lengths + self.id_bytes
         head = np.zeros((rows, 5), ">i4")
-        head[:, 0] = body_lengths + lengths + OVERHEAD
+        head[:, 0] = body_lengths + lengths + ITEM_OVERHEAD_BYTES
         if checked.flags is not None:
             head[:, 3] = checked.flags
         head[:, 4] = body_lengths
         start, pieces = checked.pieces.split()
-        middle = arrow.fixed(self._middle(lengths, start))
-        columns = (arrow.fixed(head.view(np.uint8).reshape(rows, _HEAD_BYTES)), checked.body, middle, *pieces)
-        return EncodedItems(ItemParts(columns, body_lengths + lengths + OVERHEAD), 0, rows)
+        middle = arrow.fixed_width(self._middle(lengths, start))
+        columns = (arrow.fixed_width(head.view(np.uint8).reshape(rows, _HEAD_BYTES)), checked.body, middle, *pieces)
+        return EncodedItems(ItemParts(columns, body_lengths + lengths + ITEM_OVERHEAD_BYTES), 0, rows)
 
     def _middle(self, lengths: Ints, after: bytes) -> Any:
         """Properties length, message id, and the constant at the start of the other properties: equal widths in all rows."""
@@ -268,18 +267,18 @@ class Encoder:
         middle[:, 0] = lengths >> 8
         middle[:, 1] = lengths & 0xFF
         middle[:, 2:start] = np.frombuffer(_ID_START, np.uint8)
-        self._fill(middle[:, start:end])
+        self._fill_ids(middle[:, start:end])
         middle[:, end:] = np.frombuffer(b"\x02" + after, np.uint8)
         return middle
 
-    def _fill(self, target: npt.NDArray[np.uint8]) -> None:
-        """Write the id of each row, or zeros for a content id, which is no part of the content."""
+    def _fill_ids(self, target: npt.NDArray[np.uint8]) -> None:
+        """Write the id of each row, or zeros for a content id, because the hashed content does not include the id."""
         if isinstance(self.ids, ContentIds):
             target[:] = 0
         else:
             self.ids.fill(target)
 
-    def identify(self, encoded: EncodedItems, checked: Checked, hashes: Callable[[pa.Array, int], Hashes]) -> None:
+    def identify(self, encoded: EncodedItems, checked: CheckedRows, hashes: Callable[[pa.Array, int], Hashes]) -> None:
         """Add content ids to the items that ``join`` has made of ``checked``; call it before items are used. ``hashes`` returns
         the hashes of consecutive items, from the given number on.
         """
@@ -287,7 +286,7 @@ class Encoder:
         assert isinstance(ids, ContentIds)
 
         def complete(items: pa.Array, first: int) -> None:
-            data, ends = arrow.data(items)
+            data, ends = arrow.array_and_offsets(items)
             made = np.empty((len(items), ids.width), np.uint8)
             ids.fill(made, hashes(items, first))
             spaces = np.ndarray((len(data) - ids.width + 1,), f"V{ids.width}", data, strides=(1,))
@@ -297,24 +296,24 @@ class Encoder:
         encoded.parts.complete(complete)
 
     def _check_bodies(self, body: pa.Array, bad_rows: BadRows) -> None:
-        name, nulls = self.columns["body"], arrow.nulls(body)
+        name, nulls = self.columns["body"], arrow.null_mask(body)
         lengths = arrow.lengths(body)
         if nulls is not None:
             bad_rows.add(nulls, f"{name} is null")
             lengths = np.where(nulls, 1, lengths)
         bad_rows.add(lengths == 0, f"{name} is empty, which brokers refuse")
         if nulls is not None or bool((lengths == 0).any()):
-            bad_rows.advise("Option 'emptyBodies' = mark sends rows whose body is null or empty")
+            bad_rows.add_remedy("Option 'emptyBodies' = mark sends rows whose body is null or empty")
         max_bytes = self.max_message_size
         bad_rows.add(
             lengths > max_bytes, lambda i: f"{name} of {lengths[i]} bytes, option 'maxMessageSize' is {max_bytes}"
         )
 
-    def _check_lengths(self, body: Ints, lengths: Ints, delayed: Flags | None, bad_rows: BadRows) -> None:
+    def _check_lengths(self, body: Ints, lengths: Ints, delayed: Mask | None, bad_rows: BadRows) -> None:
         max_bytes, single = codes.MAX_PROPERTIES_BYTES, codes.SINGLE_MAX_PROPERTIES
         bad_rows.add(lengths > max_bytes, lambda i: f"properties of {lengths[i]} bytes, {max_bytes} at most")
         if bool((lengths > single).any()):
-            alone = body + lengths + OVERHEAD > self.alone_above
+            alone = body + lengths + ITEM_OVERHEAD_BYTES > self.single_above_bytes
             if delayed is not None:
                 alone |= delayed
             bad_rows.add(

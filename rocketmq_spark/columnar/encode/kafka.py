@@ -18,7 +18,7 @@ from rocketmq_spark.base import codes
 from rocketmq_spark.columnar import arrow
 from rocketmq_spark.columnar.encode.columns import BYTES, INT, TEXT, RowColumn
 from rocketmq_spark.columnar.encode.columns import COLUMNS as SINK_COLUMNS
-from rocketmq_spark.columnar.encode.properties import MESSAGE_ID, has_controls, with_controls
+from rocketmq_spark.columnar.encode.properties import MESSAGE_ID, has_controls, rows_with_controls
 from rocketmq_spark.wire.properties import BASE64_MARK, DELETED, EMPTY_BODY, NULL_BODY, STAND_IN_BODY, is_reserved
 
 logger = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ _ROLES = {
     "headers": {"properties": "headers"},
 }
 # Longer keys are not copied to the keys: all properties together may have 32,767 bytes.
-_LONGEST_KEYS = 8192
+_MAX_KEY_BYTES = 8192
 
 
 def check_columns(
@@ -63,14 +63,14 @@ def check_columns(
                     f"option 'messageId' is {row_id!r}, but several columns of the DataFrame have that name"
                 )
             if not column.fits(MESSAGE_ID):
-                problems.append(column.wrong("string or bigint, since option 'messageId' names it"))
+                problems.append(column.type_problem("string or bigint, since option 'messageId' names it"))
             by_role[MESSAGE_ID] = _id_name(row_id)
         if name in COLUMNS:
             kinds, text = COLUMNS[name]
             if by_role.keys() & _ROLES[name].keys():
                 problems.append(f"column {column.name!r} is there twice")
             elif column.kind not in kinds:
-                problems.append(column.wrong(text))
+                problems.append(column.type_problem(text))
             by_role |= _ROLES[name]
         elif not is_id and name in {sink_name.lower() for sink_name in SINK_COLUMNS}:
             problems.append(
@@ -102,7 +102,7 @@ class KafkaRows:
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The rows with the columns that ``check_columns`` names."""
-        kafka_arrays = {name.lower(): arrow.plain(batch.column(at)) for at, name in enumerate(batch.schema.names)}
+        kafka_arrays = {name.lower(): arrow.combined(batch.column(at)) for at, name in enumerate(batch.schema.names)}
         sink_arrays: dict[str, pa.Array] = {"value": kafka_arrays["value"]}
         if "key" in kafka_arrays:
             sink_arrays["key"] = as_property_texts(arrow.as_bytes(kafka_arrays["key"]))
@@ -120,7 +120,7 @@ class KafkaRows:
         first = arrow.offsets(headers)
         counts = np.diff(first)
         if headers.null_count:
-            counts = np.where(arrow.flags(headers.is_valid()), counts, 0)
+            counts = np.where(arrow.to_mask(headers.is_valid()), counts, 0)
         entries = headers.flatten()  # without those of null rows
         names, values = entries.field(0), entries.field(1)  # "KEY" is accepted, too
         if entries.null_count:
@@ -139,7 +139,7 @@ class KafkaRows:
             names, values = names.filter(pa.array(keep)), values.filter(pa.array(keep))
             bounds = np.concatenate(([0], np.cumsum(keep)))[bounds]
         values = arrow.as_bytes(values)
-        texts = as_property_texts(values, _as_of_stand_ins(arrow.as_bytes(names), values, bounds, bodies))
+        texts = as_property_texts(values, _mark_like_headers(arrow.as_bytes(names), values, bounds, bodies))
         return pa.MapArray.from_arrays(arrow.integers(bounds.astype(np.int32), pa.int32()), names, texts)
 
     def _kept(self, names: pa.Array, values: pa.Array, bounds: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_] | None:
@@ -148,7 +148,7 @@ class KafkaRows:
         distinct_names = encoded.dictionary.to_pylist()
         codes_of = pc.fill_null(encoded.indices.cast(pa.int64()), len(distinct_names)).to_numpy()
         legal = np.array([*(_legal(name, self._reserved) for name in distinct_names), False])
-        keep: npt.NDArray[np.bool_] = legal[codes_of] & arrow.flags(values.is_valid())
+        keep: npt.NDArray[np.bool_] = legal[codes_of] & arrow.to_mask(values.is_valid())
         rows = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
         places = rows * (len(distinct_names) + 1) + codes_of
         backwards = np.flatnonzero(keep)[::-1]
@@ -167,7 +167,7 @@ def _name(names: pa.Array, at: int) -> str | None:
 
 def _legal(name: bytes, reserved: Sequence[str]) -> bool:
     """Whether a property may have this name."""
-    if not name or has_controls(name) or not arrow.is_text(name):
+    if not name or has_controls(name) or not arrow.is_utf8(name):
         return False
     return not is_reserved(name.decode()) and name.decode() not in reserved
 
@@ -175,31 +175,31 @@ def _legal(name: bytes, reserved: Sequence[str]) -> bool:
 def _legal_keys(texts: pa.Array) -> pa.Array:
     """The texts that can be a message's key; null for others."""
     other = pc.or_(pc.match_substring(texts, codes.KEY_SEPARATOR), pc.starts_with(texts, BASE64_MARK))
-    other = pc.or_(other, pc.greater(pc.binary_length(texts), _LONGEST_KEYS))
+    other = pc.or_(other, pc.greater(pc.binary_length(texts), _MAX_KEY_BYTES))
     return pc.if_else(pc.fill_null(other, True), None, texts)
 
 
-def _as_of_stand_ins(
+def _mark_like_headers(
     names: pa.Array, values: pa.Array, bounds: npt.NDArray[np.int64], bodies: pa.Array
 ) -> npt.NDArray[np.intp]:
-    """The headers that look like the mark of an empty body, in rows whose body is that of such a message: readers would take the
-    message for one without a value.
+    """The headers that look like the mark of an empty body, in rows whose body equals ``STAND_IN_BODY``. Readers would return
+    such a message without a value.
     """
-    rows = np.flatnonzero(arrow.flags(pc.fill_null(pc.equal(bodies, pa.scalar(STAND_IN_BODY, pa.binary())), False)))
+    rows = np.flatnonzero(arrow.to_mask(pc.fill_null(pc.equal(bodies, pa.scalar(STAND_IN_BODY, pa.binary())), False)))
     if not len(rows):
         return rows
     marks = pa.array([NULL_BODY.encode(), EMPTY_BODY.encode()], pa.binary())
     looks_like_mark = pc.and_(pc.equal(names, pa.scalar(DELETED.encode(), pa.binary())), pc.is_in(values, marks))
-    headers = np.flatnonzero(arrow.flags(pc.fill_null(looks_like_mark, False)))
+    headers = np.flatnonzero(arrow.to_mask(pc.fill_null(looks_like_mark, False)))
     return headers[np.isin(np.searchsorted(bounds, headers, side="right") - 1, rows)]
 
 
 def as_property_texts(values: pa.Array, more: Iterable[int] = ()) -> pa.Array:
-    """Bytes as texts. Those that a property cannot hold, and those in rows ``more``, become base64."""
+    """Bytes as texts. Bytes that a property cannot hold, and those in rows ``more``, become base64."""
     needs_base64 = pc.or_(pc.equal(pc.binary_length(values), 0), pc.starts_with(values, BASE64_MARK.encode()))
     odd_rows = {
-        *np.flatnonzero(arrow.flags(pc.fill_null(needs_base64, False))).tolist(),
-        *with_controls(values).tolist(),
+        *np.flatnonzero(arrow.to_mask(pc.fill_null(needs_base64, False))).tolist(),
+        *rows_with_controls(values).tolist(),
         *map(int, more),
     }
     try:

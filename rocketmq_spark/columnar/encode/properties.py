@@ -23,53 +23,53 @@ import pyarrow.compute as pc
 from rocketmq_spark.base import codes
 from rocketmq_spark.base.codes import ROW_ID, TRANSIENT_PROPERTY_PREFIX
 from rocketmq_spark.columnar import arrow
-from rocketmq_spark.columnar.arrow import NOTHING, Flags, Ints, Pieces
+from rocketmq_spark.columnar.arrow import EMPTY_BYTES, Ints, Mask, Pieces
 from rocketmq_spark.errors import MessageRefused
 
-SHOWN = 10
+MAX_SHOWN = 10
 
 # The problem of bad rows: one text for all of them, or a function of the row's number in the batch.
 Reason = str | Callable[[int], str]
 
 
 class BadRows:
-    """Bad rows with their reasons; the first ten are shown. Subclasses define the words for a row and for what was not sent."""
+    """Bad rows with their reasons; an error shows the first ten. Subclasses define the words for a row and for unsent rows."""
 
     noun, of_what, counted = "row", "their Arrow batch", "Rows are counted from 0 within their partition"
     of_sink = True  # whether the user can set options of the sink
 
     def __init__(self, first_row: int = 0) -> None:
         self._first_row = first_row
-        self._found: dict[int, str] = {}
+        self._reasons: dict[int, str] = {}
         self._remedies: dict[str, None] = {}
 
-    def advise(self, remedy: str) -> None:
+    def add_remedy(self, remedy: str) -> None:
         """Add an option of the sink that would accept bad rows, to be named once after their reasons."""
         if self.of_sink:
             self._remedies[remedy] = None
 
     def add(self, bad: npt.NDArray[np.bool_], reason: Reason) -> None:
-        """Add the rows that are true in ``bad``; the first reason of a row counts."""
+        """Add the rows that are true in ``bad``. A row keeps its first reason."""
         if bad.any():
-            self.rows(np.flatnonzero(bad), reason)
+            self.add_rows(np.flatnonzero(bad), reason)
 
-    def rows(self, rows: npt.NDArray[np.intp], reason: Reason) -> None:
+    def add_rows(self, rows: npt.NDArray[np.intp], reason: Reason) -> None:
         """Add rows by their numbers in the batch."""
         for i in rows.tolist():
-            if i not in self._found:
-                self._found[i] = reason if isinstance(reason, str) else reason(i)
+            if i not in self._reasons:
+                self._reasons[i] = reason if isinstance(reason, str) else reason(i)
 
     def found(self) -> list[tuple[int, str]]:
-        return sorted(self._found.items())
+        return sorted(self._reasons.items())
 
     def raise_if_any(self, partition: int | None = None) -> None:
         """Raises ``MessageRefused`` if there was a bad row; rows are counted from the start of the partition."""
-        if not self._found:
+        if not self._reasons:
             return
         faults = self.found()
         noun = self.noun
-        shown = "; ".join(f"{noun} {self._first_row + i}: {reason}" for i, reason in faults[:SHOWN])
-        more = f"; and {len(faults) - SHOWN} more" if len(faults) > SHOWN else ""
+        shown = "; ".join(f"{noun} {self._first_row + i}: {reason}" for i, reason in faults[:MAX_SHOWN])
+        more = f"; and {len(faults) - MAX_SHOWN} more" if len(faults) > MAX_SHOWN else ""
         where = "" if partition is None else f" of partition {partition}"
         raise MessageRefused(
             f"{len(faults)} {noun}s{where} cannot be sent, and nothing of {self.of_what} was sent: {shown}{more}",
@@ -81,9 +81,9 @@ class BadRows:
 _CONTROLS, _HIGH_CONTROL = bytes([*range(32), 127]), re.compile(b"\xc2[\x80-\x9f]")
 
 
-def with_controls(values: pa.Array) -> Ints:
+def rows_with_controls(values: pa.Array) -> Ints:
     """The numbers of the values with a control character, which a Proxy rejects in properties."""
-    data, ends = arrow.content(values)
+    data, ends = arrow.data_and_offsets(values)
     if not has_controls(bytes(data[int(ends[0]) : int(ends[-1])])):
         return np.empty(0, np.int64)
     return np.array([i for i, value in enumerate(values.to_pylist()) if value and has_controls(value)], np.int64)
@@ -97,7 +97,7 @@ def has_controls(data: bytes) -> bool:
 
 _NAME_END, _VALUE_END = b"\x01", b"\x02"
 _SEPARATORS = _NAME_END + _VALUE_END
-_MAX_CONSTANT = 16
+_MAX_CONSTANT_NAMES = 16
 
 
 class PropertyPieces(Protocol):
@@ -105,32 +105,32 @@ class PropertyPieces(Protocol):
 
     lengths: Ints
 
-    def value(self, name: bytes, values: pa.Array, filled: Flags | None = None) -> None:
+    def add_property(self, name: bytes, values: pa.Array, filled: Mask | None = None) -> None:
         """Add a property to each row, or to the ``filled`` ones; none of these values is null or empty."""
 
-    def entries(self, names: pa.Array, values: pa.Array, bounds: Ints) -> None:
-        """Add any properties to each row: those from one of the ``bounds`` to the next."""
+    def add_entries(self, names: pa.Array, values: pa.Array, bounds: Ints) -> None:
+        """Add the properties between two consecutive ``bounds`` to each row."""
 
 
 class TextPieces(Pieces):
     """Property strings: ``name 0x01 value 0x02``. There is no escaping: a separator inside a value would split it."""
 
-    def value(self, name: bytes, values: pa.Array, filled: Flags | None = None) -> None:
+    def add_property(self, name: bytes, values: pa.Array, filled: Mask | None = None) -> None:
         start = name + _NAME_END
         if filled is None:
-            self.constant(start)
-            self.column(values)
-            self.constant(_VALUE_END)
+            self.add_constant(start)
+            self.add_column(values)
+            self.add_constant(_VALUE_END)
         else:
-            self.column(pc.if_else(pa.array(filled), arrow.joined(start, values, _VALUE_END), NOTHING))
+            self.add_column(pc.if_else(pa.array(filled), arrow.joined(start, values, _VALUE_END), EMPTY_BYTES))
 
-    def entries(self, names: pa.Array, values: pa.Array, bounds: Ints) -> None:
-        self.column(arrow.regrouped(arrow.joined(names, _NAME_END, values, _VALUE_END), bounds))
+    def add_entries(self, names: pa.Array, values: pa.Array, bounds: Ints) -> None:
+        self.add_column(arrow.regrouped(arrow.joined(names, _NAME_END, values, _VALUE_END), bounds))
 
 
 def add_map(pieces: PropertyPieces, column: Any, bad_rows: BadRows, reserved: pa.Array, by_name: bool = False) -> None:
     """Add the user's map of every row, with ``by_name`` sorted by names; null values are omitted, as in Java."""
-    column = arrow.plain(column)
+    column = arrow.combined(column)
     if column.null_count:  # a null map may have hidden entries
         column = pc.if_else(column.is_valid(), column, pa.scalar([], column.type))
     first = arrow.offsets(column)
@@ -143,7 +143,7 @@ def add_map(pieces: PropertyPieces, column: Any, bad_rows: BadRows, reserved: pa
     if width:
         _add_constant(pieces, names[:width], values, bad_rows, reserved, by_name)
         return
-    if by_name and (order := _order(names, bounds)) is not None:
+    if by_name and (order := _order_by_name(names, bounds)) is not None:
         names, values = names.take(order), values.take(order)
     _add_entries(pieces, names, values, bounds, bad_rows, reserved)
 
@@ -152,9 +152,9 @@ def _constant_width(names: pa.Array, bounds: Ints) -> int:
     """The number of entries of every row, if all rows have the same names in the same order; otherwise 0."""
     rows = len(bounds) - 1
     width = int(bounds[1])
-    if not 0 < width <= _MAX_CONSTANT or width * rows != len(names) or bool((np.diff(bounds) != width).any()):
+    if not 0 < width <= _MAX_CONSTANT_NAMES or width * rows != len(names) or bool((np.diff(bounds) != width).any()):
         return 0
-    data, ends = arrow.content(names)
+    data, ends = arrow.data_and_offsets(names)
     start, size = int(ends[0]), int(ends[width] - ends[0])
     sizes = np.diff(ends).reshape(rows, width)
     same = len(data) >= start + size * rows and bool((sizes == sizes[0]).all())
@@ -167,35 +167,35 @@ def _add_constant(
     width, rows = len(names), len(values) // len(names)
     everywhere, faults = np.arange(rows), _name_faults(names, reserved)
     for reason in faults.values():
-        bad_rows.rows(everywhere, reason)
+        bad_rows.add_rows(everywhere, reason)
     bad = arrow.rows_with(values, _SEPARATORS)
-    bad_rows.rows(bad // width, "a property's value contains the separator 0x01 or 0x02")
+    bad_rows.add_rows(bad // width, "a property's value contains the separator 0x01 or 0x02")
     for entry in np.flatnonzero(arrow.lengths(values) == 0):
-        bad_rows.rows(np.array([entry // width]), _empty(names[int(entry) % width]))
+        bad_rows.add_rows(np.array([entry // width]), _empty_value_reason(names[int(entry) % width]))
     named = [(i, name) for i, name in enumerate(names.to_pylist()) if i not in faults]
     for i, name in sorted(named, key=lambda each: each[1]) if by_name else named:
-        pieces.value(name, values if width == 1 else values.take(pa.array(np.arange(i, len(values), width))))
+        pieces.add_property(name, values if width == 1 else values.take(pa.array(np.arange(i, len(values), width))))
 
 
 def _add_entries(
     pieces: PropertyPieces, names: pa.Array, values: pa.Array, bounds: Ints, bad_rows: BadRows, reserved: pa.Array
 ) -> None:
     if values.null_count:
-        keep = arrow.flags(values.is_valid())
+        keep = arrow.to_mask(values.is_valid())
         bounds = np.concatenate(([0], np.cumsum(keep)))[bounds]
         names, values = names.filter(pa.array(keep)), values.filter(pa.array(keep))
     faults = _name_faults(names, reserved)
     for entry in arrow.rows_with(values, _SEPARATORS).tolist():
         faults.setdefault(entry, "a property's value contains the separator 0x01 or 0x02")
     for entry in np.flatnonzero(arrow.lengths(values) == 0).tolist():
-        faults.setdefault(entry, _empty(names[entry]))
+        faults.setdefault(entry, _empty_value_reason(names[entry]))
     for entry, reason in faults.items():
         row = np.searchsorted(bounds, [entry], side="right") - 1
-        bad_rows.rows(row, reason)
-    pieces.entries(names, values, bounds)
+        bad_rows.add_rows(row, reason)
+    pieces.add_entries(names, values, bounds)
 
 
-def _order(names: pa.Array, bounds: Ints) -> pa.Array | None:
+def _order_by_name(names: pa.Array, bounds: Ints) -> pa.Array | None:
     """The order of each row's entries by name; None if they are in order."""
     coded = names.dictionary_encode()
     different = coded.dictionary.to_pylist()
@@ -206,8 +206,9 @@ def _order(names: pa.Array, bounds: Ints) -> pa.Array | None:
     return None if bool((np.diff(places) >= 0).all()) else pa.array(np.argsort(places, kind="stable"))
 
 
-def _empty(name: pa.Scalar) -> str:
-    return f"property {name.as_py().decode('utf-8', 'replace')!r} is empty; brokers drop such a one, null leaves it out"
+def _empty_value_reason(name: pa.Scalar) -> str:
+    text = name.as_py().decode("utf-8", "replace")
+    return f"property {text!r} is empty; brokers drop empty properties, null omits the property"
 
 
 def _name_faults(names: pa.Array, reserved: pa.Array) -> dict[int, str]:
@@ -216,7 +217,7 @@ def _name_faults(names: pa.Array, reserved: pa.Array) -> dict[int, str]:
     for entry in arrow.rows_with(names, _SEPARATORS).tolist():
         faults.setdefault(entry, "a property's name contains the separator 0x01 or 0x02")
     taken = pc.or_(pc.is_in(names, reserved), pc.starts_with(names, TRANSIENT_PROPERTY_PREFIX))
-    for entry in np.flatnonzero(arrow.flags(taken)).tolist():
+    for entry in np.flatnonzero(arrow.to_mask(taken)).tolist():
         name = names[entry].as_py().decode("utf-8", "replace")
         faults.setdefault(entry, f"a property has a name that is RocketMQ's own, such as {name}")
     return faults
@@ -224,9 +225,9 @@ def _name_faults(names: pa.Array, reserved: pa.Array) -> dict[int, str]:
 
 MESSAGE_ID = "messageid"
 
-_BLANK = codes.KEY_SEPARATOR.encode()
+_KEY_SEPARATOR = codes.KEY_SEPARATOR.encode()
 _KEY_LIST = pa.list_(pa.string())
-_PLAIN = (
+_TEXT_PROPERTIES = (
     ("tags", codes.Property.TAGS),
     ("shardingkey", codes.Property.SHARDING_KEY),
 )
@@ -236,12 +237,12 @@ def add_properties(
     pieces: PropertyPieces, batch: pa.RecordBatch, columns: Mapping[str, str], bad_rows: BadRows, by_name: bool = False
 ) -> None:
     """Add all properties except message ids and delays; with ``by_name``, equal maps result in equal strings."""
-    for column, name in _PLAIN:
+    for column, name in _TEXT_PROPERTIES:
         if column in columns:
-            _add(pieces, name, arrow.as_bytes(batch.column(columns[column])), bad_rows, columns[column])
+            _add_filled(pieces, name, arrow.as_bytes(batch.column(columns[column])), bad_rows, columns[column])
     if "keys" in columns:
         _check_keys(batch.column(columns["keys"]), bad_rows, columns["keys"])
-        _add(pieces, codes.Property.KEYS, keys_of(batch.column(columns["keys"])), bad_rows, columns["keys"])
+        _add_filled(pieces, codes.Property.KEYS, keys_of(batch.column(columns["keys"])), bad_rows, columns["keys"])
     if "priority" in columns:
         _add_priorities(pieces, batch.column(columns["priority"]), bad_rows, columns["priority"])
     if MESSAGE_ID in columns:
@@ -253,9 +254,9 @@ def add_properties(
 
 def add_delays(
     pieces: PropertyPieces, batch: pa.RecordBatch, columns: Mapping[str, str], bad_rows: BadRows
-) -> Flags | None:
+) -> Mask | None:
     """Add the delay property of each delayed row. Returns which rows these are, or None if there is none."""
-    numbers = _delays(batch, columns)
+    numbers = _delay_values(batch, columns)
     if not numbers:
         return None
     delayed = np.zeros(len(batch), np.int64)
@@ -267,13 +268,15 @@ def add_delays(
     if not delayed.any():
         return None
     for name, values in numbers.items():
-        pieces.value(_DELAY_NAMES[name].encode(), pa.array(values).cast(pa.string()).view(pa.binary()), values > 0)
-    has_delay: Flags = delayed > 0
+        pieces.add_property(
+            _DELAY_NAMES[name].encode(), pa.array(values).cast(pa.string()).view(pa.binary()), values > 0
+        )
+    has_delay: Mask = delayed > 0
     return has_delay
 
 
 # Columns that need the timers of brokers.
-TIMERS = ("delayms", "deliverat")
+TIMER_COLUMNS = ("delayms", "deliverat")
 _DELAY_NAMES = {
     "delaylevel": codes.Property.DELAY,
     "delayms": codes.Property.TIMER_DELAY_MS,
@@ -281,72 +284,72 @@ _DELAY_NAMES = {
 }
 
 
-def _delays(batch: pa.RecordBatch, columns: Mapping[str, str]) -> dict[str, Ints]:
+def _delay_values(batch: pa.RecordBatch, columns: Mapping[str, str]) -> dict[str, Ints]:
     return {name: _numbers(batch.column(columns[name]), name) for name in _DELAY_NAMES if name in columns}
 
 
 def any_delay(batch: pa.RecordBatch, columns: Mapping[str, str]) -> bool:
-    return any(bool(values.any()) for values in _delays(batch, columns).values())
+    return any(bool(values.any()) for values in _delay_values(batch, columns).values())
 
 
 def _numbers(column: Any, name: str) -> Ints:
     """The values as levels or milliseconds; 0 for null."""
-    values = pc.fill_null(arrow.plain(column).cast(pa.int64()), 0).to_numpy()
+    values = pc.fill_null(arrow.combined(column).cast(pa.int64()), 0).to_numpy()
     if name == "deliverat":  # microseconds, rounded up so that no message is early
         values = -(-values // 1000)
     numbers: Ints = values
     return numbers
 
 
-def _add(pieces: PropertyPieces, name: str, values: pa.Array, bad_rows: BadRows, column: str) -> None:
+def _add_filled(pieces: PropertyPieces, name: str, values: pa.Array, bad_rows: BadRows, column: str) -> None:
     """Add a property to all rows in which it is neither null nor empty."""
-    bad_rows.rows(arrow.rows_with(values, _NAME_END + _VALUE_END), f"{column} contains the separator 0x01 or 0x02")
-    pieces.value(name.encode(), values, arrow.filled(values))
+    bad_rows.add_rows(arrow.rows_with(values, _NAME_END + _VALUE_END), f"{column} contains the separator 0x01 or 0x02")
+    pieces.add_property(name.encode(), values, arrow.non_empty_mask(values))
 
 
 def _add_priorities(pieces: PropertyPieces, column: Any, bad_rows: BadRows, name: str) -> None:
-    """Add a priority to every row (0 for null), because such a topic accepts only messages with a priority."""
-    values = pc.fill_null(arrow.plain(column).cast(pa.int64()), 0)
+    """Add a priority to every row (0 for null), because a priority topic accepts only messages with a priority."""
+    values = pc.fill_null(arrow.combined(column).cast(pa.int64()), 0)
     bad_rows.add(values.to_numpy() < 0, f"{name} is negative")
     bad_rows.add(values.to_numpy() >> 31 > 0, f"{name} takes more than 31 bits")
-    _add(pieces, codes.Property.PRIORITY, values.cast(pa.string()).view(pa.binary()), bad_rows, name)
+    _add_filled(pieces, codes.Property.PRIORITY, values.cast(pa.string()).view(pa.binary()), bad_rows, name)
 
 
 def _add_row_ids(pieces: PropertyPieces, column: Any, bad_rows: BadRows, name: str) -> None:
-    ids = arrow.plain(column)
+    ids = arrow.combined(column)
     values = arrow.as_bytes(ids if pa.types.is_string(ids.type) else ids.cast(pa.string()))
-    filled = arrow.filled(values)
+    filled = arrow.non_empty_mask(values)
     if filled is not None:
         bad_rows.add(~filled, f"{name} is null or empty, which identifies no row")
-    for row in arrow.without_text(values):
-        bad_rows.rows(np.array([row]), f"{name} is not UTF-8, and readers could not tell it from other ids")
-    _add(pieces, ROW_ID, values, bad_rows, name)
+    for row in arrow.non_utf8_rows(values):
+        bad_rows.add_rows(np.array([row]), f"{name} is not UTF-8, and readers could not tell it from other ids")
+    _add_filled(pieces, ROW_ID, values, bad_rows, name)
 
 
 def _check_keys(column: Any, bad_rows: BadRows, name: str) -> None:
     """Reject keys with blanks: brokers, tools and readers split the stored text at blanks, so such a key would become several."""
-    column = arrow.plain(column)
+    column = arrow.combined(column)
     if not pa.types.is_list(column.type):
         return
     keys = arrow.as_bytes(column.flatten())
-    split = arrow.rows_with(keys, _BLANK)
+    split = arrow.rows_with(keys, _KEY_SEPARATOR)
     if len(split):
         ends = np.cumsum(pc.fill_null(pc.list_value_length(column), 0).to_numpy())
         for entry, row in zip(split.tolist(), np.searchsorted(ends, split, side="right"), strict=True):
             key = keys[entry].as_py().decode("utf-8", "replace")
-            bad_rows.rows(np.array([row]), f"{name} has the key {key!r}, and RocketMQ splits keys at blanks")
+            bad_rows.add_rows(np.array([row]), f"{name} has the key {key!r}, and RocketMQ splits keys at blanks")
 
 
 def keys_of(column: Any) -> pa.Array:
     """Keys as RocketMQ stores them: one text with blanks between them."""
-    column = arrow.plain(column)
+    column = arrow.combined(column)
     if not pa.types.is_list(column.type):
         return arrow.as_bytes(column)
     keys = arrow.as_bytes(column.flatten())
     # Joining a list with a null in it would drop the whole list, and an empty key would leave a blank.
     if keys.null_count or bool((arrow.lengths(keys) == 0).any()):
         rows = column.cast(pa.list_(pa.binary())).to_pylist()  # as bytes, because keys need not be UTF-8
-        return pa.array([None if r is None else _BLANK.join(k for k in r if k) for r in rows], pa.binary())
+        return pa.array([None if r is None else _KEY_SEPARATOR.join(k for k in r if k) for r in rows], pa.binary())
     if not column.null_count and len(keys) == len(column) and bool((arrow.lengths(column) == 1).all()):
         return keys
     return arrow.as_bytes(pc.binary_join(column.cast(_KEY_LIST), " "))

@@ -1,7 +1,7 @@
 """Arrow columns to messages of requests to a Proxy, without a Python step per row: the counterpart of ``encoder`` for gRPC.
 
-A message is a field of its request, so many messages are their fields one after the other, and a request may be
-cut between any two. Fields may be in any order, so the fields that all rows share are joined into one constant if possible.
+A message is a field of its request. So a request is a sequence of fields, which may be cut between any two messages. Fields may
+be in any order, so the fields that all rows share are joined into one constant if possible.
 
 Delayed rows are sent alone, and many of them in envelopes. So an Arrow batch with delayed rows is encoded as items (``Encoder``),
 each of which becomes a message separately.
@@ -20,10 +20,16 @@ import pyarrow.compute as pc
 from rocketmq_spark.base.clock import epoch_ms
 from rocketmq_spark.base.codes import Property
 from rocketmq_spark.columnar import arrow
-from rocketmq_spark.columnar.arrow import NOTHING, Flags, Ints, Pieces
+from rocketmq_spark.columnar.arrow import EMPTY_BYTES, Ints, Mask, Pieces
 from rocketmq_spark.columnar.encode import properties
-from rocketmq_spark.columnar.encode.encoder import OVERHEAD, Checked, Encoded, Encoder, RowTopics
-from rocketmq_spark.columnar.encode.properties import BadRows, PropertyPieces, TextPieces, has_controls, with_controls
+from rocketmq_spark.columnar.encode.encoder import ITEM_OVERHEAD_BYTES, CheckedRows, Encoded, Encoder, RowTopics
+from rocketmq_spark.columnar.encode.properties import (
+    BadRows,
+    PropertyPieces,
+    TextPieces,
+    has_controls,
+    rows_with_controls,
+)
 from rocketmq_spark.grpc_proxy import encoder
 from rocketmq_spark.grpc_proxy.encoder import ProxyBatch, ProxyEncoder, ProxyItem, ProxySendRequest
 from rocketmq_spark.grpc_proxy.protos import MAP_KEY, MAP_VALUE, VARINTS, field_key, number_field
@@ -32,49 +38,49 @@ from rocketmq_spark.grpc_proxy.tables import MessageType
 _TAGS, _KEYS, _GROUP, _PRIORITY = (
     name.encode() for name in (Property.TAGS, Property.KEYS, Property.SHARDING_KEY, Property.PRIORITY)
 )
-_TEXTS = {name.encode(): first for name, first in encoder.TEXT_FIELDS.items()}
-_FIFO = number_field("SystemProperties", "message_type", MessageType.FIFO) + field_key(
+_TEXT_FIELDS = {name.encode(): first for name, first in encoder.TEXT_FIELDS.items()}
+_FIFO_FIELDS = number_field("SystemProperties", "message_type", MessageType.FIFO) + field_key(
     "SystemProperties", "message_group"
 )
-_FIRST = number_field("SystemProperties", "message_type", MessageType.PRIORITY) + field_key(
+_PRIORITY_FIELDS = number_field("SystemProperties", "message_type", MessageType.PRIORITY) + field_key(
     "SystemProperties", "priority"
 )
 _COMMA = b","[0]
-_KINDS = {_GROUP: MessageType.FIFO.name, _PRIORITY: MessageType.PRIORITY.name}
-_NO_TEXT = "a property is not UTF-8, and gRPC carries no other text"
+_TYPES_BY_PROPERTY = {_GROUP: MessageType.FIFO.name, _PRIORITY: MessageType.PRIORITY.name}
+_NOT_UTF8 = "a property is not UTF-8, and gRPC carries no other text"
 _NULL = pa.nulls(1, pa.binary())[0]
-_REFUSED = "which a Proxy rejects"
-_CONTROL = f"has a control character, {_REFUSED}"
+_REJECTED = "which a Proxy rejects"
+_CONTROL = f"has a control character, {_REJECTED}"
 
 
-class _Check:
+class _ProxyCheck:
     """Finds texts that are not UTF-8, which protobuf rejects (encoding as items would replace characters), and values that a
-    Proxy rejects. ``kinds`` are the properties that make messages of another type than NORMAL, with their rows.
+    Proxy rejects. ``rows_by_type`` are the properties that make messages of another type than NORMAL, with their rows.
     """
 
     def __init__(self, bad_rows: BadRows) -> None:
-        self.kinds: dict[str, Flags] = {}
+        self.rows_by_type: dict[str, Mask] = {}
         self._bad_rows = bad_rows
 
-    def value(self, name: bytes, values: pa.Array, filled: Flags | None) -> None:
-        if name in _KINDS:
-            self.kinds[_KINDS[name]] = np.ones(len(values), np.bool_) if filled is None else filled
-        said = name.decode("utf-8", "replace")
-        if not arrow.is_text(name):
-            self._bad_rows.rows(np.arange(len(values)), _NO_TEXT)
+    def add_property(self, name: bytes, values: pa.Array, filled: Mask | None) -> None:
+        if name in _TYPES_BY_PROPERTY:
+            self.rows_by_type[_TYPES_BY_PROPERTY[name]] = np.ones(len(values), np.bool_) if filled is None else filled
+        name_text = name.decode("utf-8", "replace")
+        if not arrow.is_utf8(name):
+            self._bad_rows.add_rows(np.arange(len(values)), _NOT_UTF8)
         if has_controls(name):
-            self._bad_rows.rows(np.arange(len(values)), f"the name {said!r} {_CONTROL}")
-        for row in arrow.without_text(values):
-            self._bad_rows.rows(np.array([row]), f"{said} is not UTF-8, and gRPC carries no other text")
-        self._bad_rows.rows(with_controls(values), f"{said} {_CONTROL}")
+            self._bad_rows.add_rows(np.arange(len(values)), f"the name {name_text!r} {_CONTROL}")
+        for row in arrow.non_utf8_rows(values):
+            self._bad_rows.add_rows(np.array([row]), f"{name_text} is not UTF-8, and gRPC carries no other text")
+        self._bad_rows.add_rows(rows_with_controls(values), f"{name_text} {_CONTROL}")
         if name == _TAGS:
-            self._bad_rows.rows(arrow.rows_with(values, b"|"), f"{said} has a '|', {_REFUSED}")
+            self._bad_rows.add_rows(arrow.rows_with(values, b"|"), f"{name_text} has a '|', {_REJECTED}")
 
-    def entries(self, names: pa.Array, values: pa.Array, bounds: Ints) -> None:
-        for entry in (*arrow.without_text(names), *arrow.without_text(values)):
-            self._bad_rows.rows(np.searchsorted(bounds, [entry], side="right") - 1, _NO_TEXT)
-        found = np.concatenate((with_controls(names), with_controls(values)))
-        self._bad_rows.rows(np.searchsorted(bounds, found, side="right") - 1, f"a property {_CONTROL}")
+    def add_entries(self, names: pa.Array, values: pa.Array, bounds: Ints) -> None:
+        for entry in (*arrow.non_utf8_rows(names), *arrow.non_utf8_rows(values)):
+            self._bad_rows.add_rows(np.searchsorted(bounds, [entry], side="right") - 1, _NOT_UTF8)
+        found = np.concatenate((rows_with_controls(names), rows_with_controls(values)))
+        self._bad_rows.add_rows(np.searchsorted(bounds, found, side="right") - 1, f"a property {_CONTROL}")
 
 
 class _CheckedPieces(TextPieces):
@@ -82,15 +88,15 @@ class _CheckedPieces(TextPieces):
 
     def __init__(self, rows: int, bad_rows: BadRows) -> None:
         super().__init__(rows)
-        self.check = _Check(bad_rows)
+        self.check = _ProxyCheck(bad_rows)
 
-    def value(self, name: bytes, values: pa.Array, filled: Flags | None = None) -> None:
-        self.check.value(name, values, filled)
-        super().value(name, values, filled)
+    def add_property(self, name: bytes, values: pa.Array, filled: Mask | None = None) -> None:
+        self.check.add_property(name, values, filled)
+        super().add_property(name, values, filled)
 
-    def entries(self, names: pa.Array, values: pa.Array, bounds: Ints) -> None:
-        self.check.entries(names, values, bounds)
-        super().entries(names, values, bounds)
+    def add_entries(self, names: pa.Array, values: pa.Array, bounds: Ints) -> None:
+        self.check.add_entries(names, values, bounds)
+        super().add_entries(names, values, bounds)
 
 
 class ProxyPieces:
@@ -101,32 +107,34 @@ class ProxyPieces:
         self.fields, self.system = Pieces(rows), Pieces(rows)
         self.groups: pa.Array | None = None
         self.priorities = False
-        self.check = _Check(bad_rows)
+        self.check = _ProxyCheck(bad_rows)
 
-    def value(self, name: bytes, values: pa.Array, filled: Flags | None = None) -> None:
-        self.check.value(name, values, filled)
+    def add_property(self, name: bytes, values: pa.Array, filled: Mask | None = None) -> None:
+        self.check.add_property(name, values, filled)
         lengths = arrow.lengths(values) + len(name) + 2
         self.lengths += lengths if filled is None else np.where(filled, lengths, 0)
-        if name in _TEXTS:
-            _add(self.system, (_TEXTS[name], _varints(arrow.lengths(values)), values), filled)
+        if name in _TEXT_FIELDS:
+            _add_parts(self.system, (_TEXT_FIELDS[name], _varints(arrow.lengths(values)), values), filled)
         elif name == _KEYS:
-            _add(self.system, (_key_fields(values),), filled)
+            _add_parts(self.system, (_key_fields(values),), filled)
         elif name == _GROUP:
             self.groups = values if filled is None else pc.if_else(pa.array(filled), values, _NULL)
-            parts = arrow.joined(_FIFO, _varints(arrow.lengths(values)), values)
+            parts = arrow.joined(_FIFO_FIELDS, _varints(arrow.lengths(values)), values)
             normal = pa.scalar(encoder.NORMAL_TYPE_FIELD, pa.binary())
-            self.system.column(parts if filled is None else pc.if_else(pa.array(filled), parts, normal))
+            self.system.add_column(parts if filled is None else pc.if_else(pa.array(filled), parts, normal))
         elif name == _PRIORITY:
             self.priorities = True
-            _add(self.system, (_FIRST, _varints(values.cast(pa.string()).cast(pa.int64()).to_numpy())), filled)
+            _add_parts(
+                self.system, (_PRIORITY_FIELDS, _varints(values.cast(pa.string()).cast(pa.int64()).to_numpy())), filled
+            )
         else:
             key = MAP_KEY + VARINTS[len(name)] + name + MAP_VALUE
             sizes = arrow.lengths(values)
             value_sizes = _varints(sizes)
             entries = len(key) + arrow.lengths(value_sizes) + sizes
-            _add(self.fields, (encoder.USER_PROPERTY_FIELD, _varints(entries), key, value_sizes, values), filled)
+            _add_parts(self.fields, (encoder.USER_PROPERTY_FIELD, _varints(entries), key, value_sizes, values), filled)
 
-    def entries(self, names: pa.Array, values: pa.Array, bounds: Ints) -> None:
+    def add_entries(self, names: pa.Array, values: pa.Array, bounds: Ints) -> None:
         if not len(names):
             return
         of_names, of_values = arrow.lengths(names), arrow.lengths(values)
@@ -144,8 +152,8 @@ class ProxyPieces:
             value_sizes,
             values,
         )
-        self.check.entries(names, values, bounds)
-        self.fields.column(arrow.regrouped(made, bounds))
+        self.check.add_entries(names, values, bounds)
+        self.fields.add_column(arrow.regrouped(made, bounds))
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,11 +186,11 @@ class ProxyEncoded(Encoded):
     def _ends(self) -> Ints:
         return arrow.offsets(self.items).astype(np.int64)
 
-    def _stored(self) -> Ints:
+    def _stored_ends(self) -> Ints:
         return np.concatenate(([0], np.cumsum(self.sizes)))
 
     def _body(self, start: int, end: int) -> ProxyBatch:
-        data, offsets = arrow.content(self.items)
+        data, offsets = arrow.data_and_offsets(self.items)
         ids = self.ids[start:end].tobytes()[:-1].decode()
         if self.groups is None and not self.alone:
             return ProxyBatch([[ProxySendRequest(bytes(data[int(offsets[start]) : int(offsets[end])]), ids)]])
@@ -200,48 +208,50 @@ class ProxyRowEncoder(Encoder):
 
     proxy: ProxyEncoder | None = None
 
-    def _pieces(self, batch: pa.RecordBatch, bad_rows: BadRows) -> PropertyPieces:
+    def _new_pieces(self, batch: pa.RecordBatch, bad_rows: BadRows) -> PropertyPieces:
         if properties.any_delay(batch, self.columns):
             return _CheckedPieces(len(batch), bad_rows)
         return ProxyPieces(len(batch), bad_rows)
 
-    def check(self, batch: pa.RecordBatch, bad_rows: BadRows) -> Checked:
+    def check(self, batch: pa.RecordBatch, bad_rows: BadRows) -> CheckedRows:
         checked = Encoder.check(self, batch, bad_rows)
         pieces, flags = checked.pieces, checked.flags
         if flags is not None:
             bad_rows.add(flags != 0, lambda i: f"its flag is {flags[i]}, which gRPC cannot transport; expected 0")
         assert isinstance(pieces, ProxyPieces | _CheckedPieces)
-        kinds = (
-            pieces.check.kinds
+        rows_by_type = (
+            pieces.check.rows_by_type
             if checked.delayed is None
-            else {**pieces.check.kinds, MessageType.DELAY.name: checked.delayed}
+            else {**pieces.check.rows_by_type, MessageType.DELAY.name: checked.delayed}
         )
-        for (one, first), (other, second) in itertools.combinations(kinds.items(), 2):
+        for (one, first), (other, second) in itertools.combinations(rows_by_type.items(), 2):
             bad_rows.add(first & second, f"it is {one} and {other}, and over gRPC it can have only one of these")
         return checked
 
-    def join(self, checked: Checked, topics: RowTopics | None = None) -> Encoded:
+    def join(self, checked: CheckedRows, topics: RowTopics | None = None) -> Encoded:
         pieces = checked.pieces
         if not isinstance(pieces, ProxyPieces):
             return Encoder.join(self, checked)
-        assert topics is not None, "a message of gRPC says its topic"
+        assert topics is not None, "a message over gRPC contains its topic"
         assert self.proxy is not None
         born_ms = epoch_ms()
         common = [self.proxy.encoder_of(name, born_ms) for name in topics.names]
         ids = np.full((len(checked.body), self.ids.width + 1), _COMMA, np.uint8)
-        self._fill(ids[:, :-1])
+        self._fill_ids(ids[:, :-1])
         message = Pieces(len(checked.body))
         if topics.codes is None:
-            message.constant(common[0].common_fields)
+            message.add_constant(common[0].common_fields)
         else:
-            message.column(pa.array([each.common_fields for each in common], pa.binary()).take(pa.array(topics.codes)))
+            message.add_column(
+                pa.array([each.common_fields for each in common], pa.binary()).take(pa.array(topics.codes))
+            )
         message.extend(pieces.fields)
-        _within(message, encoder.SYSTEM_FIELD, _system(common[0].common_system_fields, ids[:, :-1], pieces))
+        _add_message_field(message, encoder.SYSTEM_FIELD, _system(common[0].common_system_fields, ids[:, :-1], pieces))
         body_sizes = arrow.lengths(checked.body)
-        _add(message, (encoder.BODY_FIELD, _varints(body_sizes), checked.body))
+        _add_parts(message, (encoder.BODY_FIELD, _varints(body_sizes), checked.body))
         field = Pieces(len(checked.body))
-        _within(field, encoder.MESSAGE_FIELD, message)
-        sizes = body_sizes + pieces.lengths + self.id_bytes + OVERHEAD
+        _add_message_field(field, encoder.MESSAGE_FIELD, message)
+        sizes = body_sizes + pieces.lengths + self.id_bytes + ITEM_OVERHEAD_BYTES
         return ProxyEncoded(field.joined(), ids, sizes, pieces.groups, pieces.priorities)
 
 
@@ -250,26 +260,26 @@ def _system(first: bytes, ids: npt.NDArray[np.uint8], pieces: ProxyPieces) -> Pi
     rows, width = ids.shape
     kind = b"" if pieces.priorities or pieces.groups is not None else encoder.NORMAL_TYPE_FIELD
     made = Pieces(rows)
-    made.constant(first + kind + encoder.TEXT_FIELDS[Property.UNIQ_KEY] + VARINTS[width])
-    made.column(arrow.fixed(np.ascontiguousarray(ids)))
+    made.add_constant(first + kind + encoder.TEXT_FIELDS[Property.UNIQ_KEY] + VARINTS[width])
+    made.add_column(arrow.fixed_width(np.ascontiguousarray(ids)))
     made.extend(pieces.system)
     return made
 
 
-def _within(pieces: Pieces, first: bytes, fields: Pieces) -> None:
+def _add_message_field(pieces: Pieces, first: bytes, fields: Pieces) -> None:
     """Add a field whose content is a message to each row."""
-    pieces.constant(first)
-    pieces.column(_varints(fields.lengths))
+    pieces.add_constant(first)
+    pieces.add_column(_varints(fields.lengths))
     pieces.extend(fields)
 
 
-def _add(pieces: Pieces, parts: tuple[pa.Array | bytes, ...], filled: Flags | None = None) -> None:
+def _add_parts(pieces: Pieces, parts: tuple[pa.Array | bytes, ...], filled: Mask | None = None) -> None:
     """Add parts to every row, or to the ``filled`` ones."""
     if filled is not None:
-        pieces.column(pc.if_else(pa.array(filled), arrow.joined(*parts), NOTHING))
+        pieces.add_column(pc.if_else(pa.array(filled), arrow.joined(*parts), EMPTY_BYTES))
         return
     for part in parts:
-        pieces.constant(part) if isinstance(part, bytes) else pieces.column(part)
+        pieces.add_constant(part) if isinstance(part, bytes) else pieces.add_column(part)
 
 
 def _key_fields(keys: pa.Array) -> pa.Array:
@@ -289,4 +299,4 @@ def _varints(numbers: Ints) -> pa.Array:
     width = max(1, -(-int(numbers.max(initial=0)).bit_length() // 7))
     made = (numbers[:, None] >> np.arange(0, 7 * width, 7) & 0x7F).astype(np.uint8)
     made[:, :-1] |= 0x80
-    return arrow.fixed(made)
+    return arrow.fixed_width(made)

@@ -19,8 +19,8 @@ import numpy as np
 import pyarrow as pa
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.columnar.encode.batch import KeptIds, Rows
-from rocketmq_spark.columnar.encode.properties import TIMERS, BadRows
+from rocketmq_spark.columnar.encode.batch import RecordingIds, Rows
+from rocketmq_spark.columnar.encode.properties import TIMER_COLUMNS, BadRows
 from rocketmq_spark.errors import ClosedError, RocketMQError, SendFailed
 from rocketmq_spark.model import SendResult, SendStatus
 from rocketmq_spark.options import Options
@@ -91,7 +91,7 @@ class RowCall:
         self._tools, self._bad_rows, self._options = tools, bad_rows, options
         self._rows = tools.rows._replace(options=options)
         self._engine = tools.rows.engine
-        self._ids = KeptIds(os.urandom(8), self._engine.timer.wall_ms)
+        self._ids = RecordingIds(os.urandom(8), self._engine.timer.wall_ms)
         self._window = SendWindow(_window_settings(tools.rows.settings, options))
         self._senders: dict[tuple[tuple[str, str], ...], RowSender] = {}
         self._failed_queues: dict[Hashable, RocketMQError] = {}  # ``OutgoingSend.failed_queues`` of all its requests
@@ -170,7 +170,7 @@ class RowCall:
     def _send(self, group: Sequence[Portion]) -> None:
         first_row, checked = self._outcomes.rows, []
         for portion in group:
-            self._timer_columns = [portion.columns[name] for name in TIMERS if name in portion.columns]
+            self._timer_columns = [portion.columns[name] for name in TIMER_COLUMNS if name in portion.columns]
             checked.append(self._sender_of(portion).check(portion.batch, self._bad_rows(first_row), first_row))
             first_row += len(portion.batch)
         for portion, parts in zip(group, checked, strict=True):
@@ -230,7 +230,7 @@ class RowCall:
 
     def _fail_rows(self, rows: int) -> None:
         error = ClosedError("the producer was closed before the row was sent")
-        self._ids.fill(np.empty((rows, KeptIds.width), np.uint8))
+        self._ids.fill(np.empty((rows, RecordingIds.width), np.uint8))
         self._outcomes.add_outcome(np.arange(self._outcomes.rows, self._outcomes.rows + rows), error)
         self._outcomes.add_rows(self._ids.last)
 

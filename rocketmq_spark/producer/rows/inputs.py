@@ -14,16 +14,16 @@ import pyarrow as pa
 from rocketmq_spark.columnar.encode.columns import (
     INT,
     TEXT,
-    Key,
     RowColumn,
-    batch_of,
+    ShardingKeyOf,
     check_columns,
     check_features,
-    of_arrow,
-    plain_batch,
-    plain_bytes,
+    converted_batch,
+    converted_bytes,
+    message_batch,
+    row_columns,
 )
-from rocketmq_spark.columnar.encode.properties import TIMERS, BadRows
+from rocketmq_spark.columnar.encode.properties import TIMER_COLUMNS, BadRows
 from rocketmq_spark.errors import MessageRefused, OptionError
 from rocketmq_spark.model import Message, MessageQueue
 from rocketmq_spark.options import Options, transport
@@ -54,7 +54,7 @@ class MessageTarget(NamedTuple):
     """The queue of the messages of ``send_many``, or the function that returns a message's key."""
 
     queue: MessageQueue | None = None
-    key: Key | None = None
+    key: ShardingKeyOf | None = None
 
 
 _MESSAGE_COLUMNS = [RowColumn(name, TEXT, TEXT) for name in ("body", "topic", "shardingKey")]
@@ -82,7 +82,7 @@ def send_arrow(tools: CallTools, data: Any, target: RowTarget) -> SentRows:
         bad_rows_type, schema, batches = RowsOfReader, reader.schema, reader
     else:
         raise OptionError(f"send_arrow got {type(data).__name__}; expected a Table, RecordBatch or RecordBatchReader")
-    options, columns = call_options(tools.rows.options, target, of_arrow(schema))
+    options, columns = call_options(tools.rows.options, target, row_columns(schema))
     log_choice(options, columns, once=True)
     groups: Iterable[Sequence[Portion]] = _portions_of_arrow(
         batches, columns, tools.is_closing if bad_rows_type is RowsOfReader else _never
@@ -145,9 +145,9 @@ def _portions_of_messages(
     is_last = False  # then the caller fails this portion, so that the result has the reason for its end
     while chunk := [] if is_last or (parts and is_closing()) else _next_messages(messages):
         bad_rows = bad_rows_type(first_row)
-        batch = batch_of(chunk, bad_rows, *target)
+        batch = message_batch(chunk, bad_rows, *target)
         if "priority" in batch.schema.names and not priorities:
-            bad_rows.rows(np.arange(len(chunk)), "it or another has a priority, which only gRPC supports")
+            bad_rows.add_rows(np.arange(len(chunk)), "it or another has a priority, which only gRPC supports")
         if target.queue is not None:
             is_of_other_topic = [message.topic != target.queue.topic for message in chunk]
             bad_rows.add(np.array(is_of_other_topic), f"its topic is not that of {target.queue}")
@@ -197,19 +197,19 @@ def _with_large_chunks(table: pa.Table) -> pa.Table:
 
 def _split_batch(batch: pa.RecordBatch, columns: Mapping[str, str]) -> Iterator[pa.RecordBatch]:
     rows = len(batch)
-    step = max(1, min(PORTION_ROWS, rows * PORTION_BYTES // max(1, plain_bytes(batch))))
+    step = max(1, min(PORTION_ROWS, rows * PORTION_BYTES // max(1, converted_bytes(batch))))
     for start in range(0, rows, step):
         yield from _halve_large(batch.slice(start, step), columns)
 
 
 def _halve_large(batch: pa.RecordBatch, columns: Mapping[str, str]) -> Iterator[pa.RecordBatch]:
     """Split a batch further if its large rows are adjacent."""
-    if len(batch) > 1 and plain_bytes(batch) > 2 * PORTION_BYTES:
+    if len(batch) > 1 and converted_bytes(batch) > 2 * PORTION_BYTES:
         middle = len(batch) // 2
         yield from _halve_large(batch.slice(0, middle), columns)
         yield from _halve_large(batch.slice(middle), columns)
     else:
-        yield plain_batch(batch, columns)
+        yield converted_batch(batch, columns)
 
 
 _SELECTORS = {name.lower(): name for name in (*transport.SELECTORS, "column", "environment")}
@@ -222,7 +222,7 @@ def call_options(options: Options, target: RowTarget, columns: Sequence[RowColum
     by_role, problems = check_columns(columns, target.topic, target.selector)
     features = transport.features(options)
     problems += check_features(by_role, features) + _selector_problems(options, target, by_role)
-    if timer_columns := [by_role[name] for name in TIMERS if name in by_role and options.long_delay == "dmq"]:
+    if timer_columns := [by_role[name] for name in TIMER_COLUMNS if name in by_role and options.long_delay == "dmq"]:
         problems.append(
             f"column {timer_columns[0]!r} cannot be sent with option 'longDelay' dmq: send such rows with send"
         )

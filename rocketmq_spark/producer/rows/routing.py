@@ -58,18 +58,18 @@ class TopicRows(NamedTuple):
         return np.arange(len(self.batch)) if self.row_indices is None else self.row_indices
 
     def column(self, name: str) -> pa.Array:
-        column = arrow.plain(self.batch.column(name))
+        column = arrow.combined(self.batch.column(name))
         return column if self.row_indices is None else column.take(pa.array(self.row_indices))
 
 
 def utf8_texts(column: pa.Array, name: str, numbers: npt.NDArray[np.intp], bad_rows: BadRows) -> pa.Array:
     """A column of texts, with null for those that are not UTF-8: their rows are bad. ``numbers`` are those of its rows."""
-    bad = arrow.without_text(arrow.as_bytes(column))
+    bad = arrow.non_utf8_rows(arrow.as_bytes(column))
     if not bad:
         return column
     for row in bad:
         value = column[row].as_buffer().to_pybytes()
-        bad_rows.rows(numbers[row : row + 1], f"{name} is not UTF-8: {shown(value)}")
+        bad_rows.add_rows(numbers[row : row + 1], f"{name} is not UTF-8: {shown(value)}")
     return pc.if_else(pa.array(~np.isin(np.arange(len(column)), bad)), column, None)
 
 
@@ -77,13 +77,17 @@ def with_rocketmq_topics(batch: pa.RecordBatch, column: str, names: TopicNames, 
     """The batch with RocketMQ's names of topics in ``column``; rows that name a topic in a second way are bad."""
     if names.rule == EXACT:
         return batch
-    encoded = utf8_texts(arrow.plain(batch.column(column)), column, np.arange(len(batch)), bad_rows).dictionary_encode()
+    encoded = utf8_texts(
+        arrow.combined(batch.column(column)), column, np.arange(len(batch)), bad_rows
+    ).dictionary_encode()
     topic_names: list[str] = encoded.dictionary.to_pylist()
     for code, name in enumerate(topic_names):
         try:
             topic_names[code] = names.rocketmq_name(name)
         except ValueError as e:
-            bad_rows.add(arrow.flags(pc.fill_null(pc.equal(encoded.indices, code), False)), f"{e}; rename one of them")
+            bad_rows.add(
+                arrow.to_mask(pc.fill_null(pc.equal(encoded.indices, code), False)), f"{e}; rename one of them"
+            )
     values = pa.array(topic_names, pa.string()).take(encoded.indices)
     return batch.set_column(batch.schema.get_field_index(column), column, values)
 
@@ -108,7 +112,7 @@ class ByHash:
 
     def __call__(self, rows: TopicRows, queues: Sequence[MessageQueue], bad_rows: BadRows) -> Ints:
         keys = utf8_texts(rows.column(self._column), self._column, rows.row_numbers(), bad_rows)
-        filled = arrow.filled(arrow.as_bytes(keys))
+        filled = arrow.non_empty_mask(arrow.as_bytes(keys))
         if filled is not None:
             keys = pc.fill_null(keys, "")
         hashes = hash_codes(keys) if self._hashes is None else rows.column(self._hashes).to_numpy()
@@ -130,7 +134,7 @@ class ByColumn:
 
     def __call__(self, rows: TopicRows, queues: Sequence[MessageQueue], bad_rows: BadRows) -> Ints:
         named = rows.column(self._id).cast(pa.int64())
-        names_no_queue = arrow.nulls(named)
+        names_no_queue = arrow.null_mask(named)
         ids = pc.fill_null(named, -1).to_numpy()
         brokers = None
         if self._broker is not None:
@@ -138,7 +142,7 @@ class ByColumn:
         queue_indexes = self._look_up(ids, brokers, queues)
         if names_no_queue is not None:
             if brokers is not None:
-                names_no_queue &= ~arrow.flags(brokers.is_valid())
+                names_no_queue &= ~arrow.to_mask(brokers.is_valid())
             queue_indexes[names_no_queue] = len(queues)
         bad = np.flatnonzero(queue_indexes < 0)
         if len(bad):
@@ -151,7 +155,7 @@ class ByColumn:
                     reason = f"{self._broker} is null, and {self._id} is {int(ids[at])}; expected both or neither"
                 else:
                     reason = _missing(rows.topic, int(ids[at]), broker, ambiguous=queue_indexes[at] == _AMBIGUOUS)
-                bad_rows.rows(numbers[at : at + 1], reason)
+                bad_rows.add_rows(numbers[at : at + 1], reason)
             queue_indexes = np.maximum(queue_indexes, 0)
         return queue_indexes
 
@@ -212,7 +216,7 @@ class ByPartition:
 
     def __call__(self, rows: TopicRows, queues: Sequence[MessageQueue], bad_rows: BadRows) -> Ints:
         column = rows.column(self._column)
-        has_number = arrow.flags(column.is_valid())
+        has_number = arrow.to_mask(column.is_valid())
         numbers = pc.fill_null(column.cast(pa.int64()), 0).to_numpy()
         partitions = self._partitions_of(rows.topic)
         at_queue = {queue: at for at, queue in enumerate(queues)}
@@ -234,7 +238,7 @@ class ByPartition:
                     f"{row_text}, which is queue {queue}, and this queue does not accept messages now: start its broker, or make "
                     "the queue writable, then write again"
                 )
-            bad_rows.rows(rows.row_numbers()[row : row + 1], reason)
+            bad_rows.add_rows(rows.row_numbers()[row : row + 1], reason)
         return np.where(has_number, np.maximum(named, 0), len(queues))
 
 
@@ -268,7 +272,7 @@ class ByCallable:
         for name in ("tags", "keys", "properties", "shardingkey"):
             if name in self._columns:
                 bad = _without_text(rows.column(self._columns[name]))
-                bad_rows.rows(
+                bad_rows.add_rows(
                     rows.row_numbers()[bad], f"{self._columns[name]} is not UTF-8, and the queue selector is a function"
                 )
                 is_good = is_good and not len(bad)
@@ -285,10 +289,10 @@ class ByCallable:
 def _without_text(column: pa.Array) -> npt.NDArray[np.intp]:
     """The rows of a column of texts, of lists of them or of maps, in which a text is not UTF-8."""
     if pa.types.is_string(column.type):
-        return np.array(arrow.without_text(arrow.as_bytes(column)), np.intp)
+        return np.array(arrow.non_utf8_rows(arrow.as_bytes(column)), np.intp)
     bounds = arrow.offsets(column)
     parts = (column.keys, column.items) if pa.types.is_map(column.type) else (column.values,)
-    bad = [index for part in parts for index in arrow.without_text(arrow.as_bytes(part))]
+    bad = [index for part in parts for index in arrow.non_utf8_rows(arrow.as_bytes(part))]
     rows = np.unique(np.searchsorted(bounds, bad, side="right") - 1)
     return rows[(rows >= 0) & (rows < len(column))].astype(np.intp)
 
@@ -455,9 +459,9 @@ class Router:
         if self._topic is not None:
             return [TopicRows(batch, self._topic, None, first)]
         assert self._column is not None
-        column = utf8_texts(arrow.plain(batch.column(self._column)), self._column, np.arange(len(batch)), bad_rows)
+        column = utf8_texts(arrow.combined(batch.column(self._column)), self._column, np.arange(len(batch)), bad_rows)
         named = pc.fill_null(pc.greater(pc.binary_length(column), 0), False)
-        bad_rows.add(~arrow.flags(named), f"{self._column} is null or empty; expected the name of a topic")
+        bad_rows.add(~arrow.to_mask(named), f"{self._column} is null or empty; expected the name of a topic")
         parts = []
         names = [name for name in pc.unique(column).to_pylist() if name]
         for name in names:
@@ -468,12 +472,12 @@ class Router:
             try:
                 check_topic(name, self._scope)
             except MessageRefused as e:
-                bad_rows.rows(rows.row_numbers(), f"topic {name!r}: {e.message}")
+                bad_rows.add_rows(rows.row_numbers(), f"topic {name!r}: {e.message}")
                 if remedy := hint(name):
-                    bad_rows.advise(remedy.replace("; option", "Option"))
+                    bad_rows.add_remedy(remedy.replace("; option", "Option"))
                 continue
             if self._allowed and name not in self._allowed:
-                bad_rows.rows(
+                bad_rows.add_rows(
                     rows.row_numbers(),
                     f"topic {name!r} is not in option 'allowedTopics': add it there, or filter such rows",
                 )

@@ -23,9 +23,9 @@ from rocketmq_spark.base import codes
 from rocketmq_spark.base.clock import Deadline, backoff
 from rocketmq_spark.base.codes import Property
 from rocketmq_spark.columnar import arrow
-from rocketmq_spark.columnar.encode.batch import About, KeptIds, Rows, UniqueIds, without_key
+from rocketmq_spark.columnar.encode.batch import BatchTagKeys, RecordingIds, Rows, UniqueIds, rows_without_key
 from rocketmq_spark.columnar.encode.content_ids import ContentIds, Hashes
-from rocketmq_spark.columnar.encode.encoder import Checked, Encoded, EncodedItems, Encoder, Growth
+from rocketmq_spark.columnar.encode.encoder import CheckedRows, Encoded, EncodedItems, Encoder, Growth
 from rocketmq_spark.columnar.encode.properties import BadRows
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.model import Message, MessageQueue
@@ -67,7 +67,7 @@ class StoragePlan:
         self._columns = columns
         self._sender = sender
         self._ids = UniqueIds(os.urandom(8), now_ms)
-        self._batch_properties: About | None = None
+        self._batch_properties: BatchTagKeys | None = None
         self._silent_until: dict[str, Deadline] = {}
         # Over remoting without batches no check is needed: a broker rejects a single message with the reason.
         self._checks = options.auto_batch or bool(transport.features(options).chooses_queues)
@@ -78,16 +78,16 @@ class StoragePlan:
             storage = self._storage(rows.topic)
             if storage is not None and storage.by_key:
                 numbers = rows.row_numbers()
-                missing = numbers[without_key(batch, self._columns)[numbers]]
-                bad_rows.rows(missing, encoding.no_key_reason(rows.topic))
+                missing = numbers[rows_without_key(batch, self._columns)[numbers]]
+                bad_rows.add_rows(missing, encoding.no_key_reason(rows.topic))
             if storage is not None and storage.grouped:
                 key = "key" if self._options.kafka_columns else "shardingKey"
-                bad_rows.rows(rows.row_numbers()[self._without_group(rows)], _no_group_reason(rows.topic, key))
+                bad_rows.add_rows(rows.row_numbers()[self._without_group(rows)], _no_group_reason(rows.topic, key))
 
     def _without_group(self, rows: TopicRows) -> npt.NDArray[np.bool_]:
         if "shardingkey" not in self._columns:
             return np.ones(len(rows.row_numbers()), np.bool_)
-        filled = arrow.filled(arrow.as_bytes(rows.column(self._columns["shardingkey"])))
+        filled = arrow.non_empty_mask(arrow.as_bytes(rows.column(self._columns["shardingkey"])))
         return np.zeros(len(rows.row_numbers()), np.bool_) if filled is None else ~filled
 
     def split_by_tag(self, batch: pa.RecordBatch, plan: RoutingPlan) -> RoutingPlan:
@@ -99,7 +99,7 @@ class StoragePlan:
             self._stored_whole(topic) for topic in {s.topic for s in plan.ranges}
         ):
             return plan
-        self._batch_properties = About(batch, self._columns, MAX_KEYWORD_BYTES)
+        self._batch_properties = BatchTagKeys(batch, self._columns, MAX_KEYWORD_BYTES)
         return group_by_tag(plan, self._batch_properties, self._stored_whole, self._options.batch_by_tag)
 
     def properties(self, topic: str, rows: Rows) -> dict[str, str]:
@@ -128,7 +128,7 @@ class StoragePlan:
 
 
 def group_by_tag(
-    plan: RoutingPlan, batch_properties: About, stored_whole: Callable[[str], bool], by_tag: str
+    plan: RoutingPlan, batch_properties: BatchTagKeys, stored_whole: Callable[[str], bool], by_tag: str
 ) -> RoutingPlan:
     """The plan with a range for each tag. ``by_tag`` is the option ``batchByTag``.
 
@@ -215,7 +215,7 @@ class RowChecks(NamedTuple):
 
     def __call__(
         self, batch: pa.RecordBatch, bad_rows: BadRows, first: int, partition: int | None = None
-    ) -> tuple[Checked, RoutingPlan]:
+    ) -> tuple[CheckedRows, RoutingPlan]:
         """The checked columns, and the routing plan. Raises for bad rows; ``first`` is the number of the batch's first row."""
         checked = self.encoder.check(batch, bad_rows)
         topics = self.router.topics(batch, bad_rows, first)
@@ -266,17 +266,17 @@ class RowSender:
         self._first_row = 0  # the number of the first row of the current Arrow batch
         self._filter_queues = routing.candidates(options)
 
-    def join(self, batch: pa.RecordBatch, checked: Checked, plan: RoutingPlan) -> Encoded:
+    def join(self, batch: pa.RecordBatch, checked: CheckedRows, plan: RoutingPlan) -> Encoded:
         """The encoded rows. Ids that depend on the content are missing until ``identify`` writes them."""
         return self._encoder.join(checked, plan.topics(len(batch)))
 
-    def identify(self, encoded: Encoded, checked: Checked, hashes: Callable[[pa.Array, int], Hashes]) -> None:
+    def identify(self, encoded: Encoded, checked: CheckedRows, hashes: Callable[[pa.Array, int], Hashes]) -> None:
         """Write the ids that depend on the content into the rows that ``join`` has encoded (``Encoder.identify``)."""
         assert isinstance(encoded, EncodedItems)
         self._encoder.identify(encoded, checked, hashes)
 
     def send(
-        self, batch: pa.RecordBatch, checked: Checked, plan: RoutingPlan, encoded: Encoded, first: int = 0
+        self, batch: pa.RecordBatch, checked: CheckedRows, plan: RoutingPlan, encoded: Encoded, first: int = 0
     ) -> None:
         """Submit the rows in requests. The owner gets completions with row numbers, of which ``first`` is the first."""
         self._first_row = first
@@ -318,7 +318,7 @@ class RowSender:
                     ordered=not delayed,
                     filter_queues=self._filter_queues if topic == row_range.topic else None,
                     done=functools.partial(self._owner.on_completion, chunk_rows + self._first_row),
-                    msg_ids=RowIds(self._ids.last, chunk_rows) if isinstance(self._ids, KeptIds) else (),
+                    msg_ids=RowIds(self._ids.last, chunk_rows) if isinstance(self._ids, RecordingIds) else (),
                     failed_queues=self._failed_queues,
                 )
             )

@@ -194,7 +194,7 @@ def _note_paths(folder: Folder, number: int) -> list[str]:
 
 def add_queues(folder: Folder, note: BatchNote, current_ends: QueueEnds, settle_s: float = 0.0) -> BatchNote:
     """Add the ends ``current_ends`` of queues that the note lacks, to which no task has sent. Durable when this returns."""
-    extended = replace(note, ends=note.ends.with_others(current_ends), settle_s=max(note.settle_s, settle_s))
+    extended = replace(note, ends=note.ends.with_further_queues(current_ends), settle_s=max(note.settle_s, settle_s))
     if extended != note:
         path = f"{NOTES_FOLDER}/{note.name.number}/{note.name.write}"
         for target in (_backup_path(path), path):

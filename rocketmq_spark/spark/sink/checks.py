@@ -31,7 +31,7 @@ from rocketmq_spark.base.clock import Deadline, backoff
 from rocketmq_spark.base.codes import TopicType
 from rocketmq_spark.columnar.encode import columns, kafka
 from rocketmq_spark.columnar.encode.columns import RowColumn
-from rocketmq_spark.columnar.encode.properties import TIMERS
+from rocketmq_spark.columnar.encode.properties import TIMER_COLUMNS
 from rocketmq_spark.errors import MessageRefused, OptionError, RocketMQError, RouteNotFound
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.options import Options, transport
@@ -354,7 +354,7 @@ def check_timers(
 
     With ``longDelay=dmq`` nothing is checked, because each row is sent in the way that its brokers support.
     """
-    timer_columns = [columns_by_role[name] for name in TIMERS if name in columns_by_role]
+    timer_columns = [columns_by_role[name] for name in TIMER_COLUMNS if name in columns_by_role]
     if not timer_columns or options.long_delay == "dmq":
         return
     deadline = Deadline.after(options.request_timeout)

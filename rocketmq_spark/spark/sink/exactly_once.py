@@ -22,7 +22,7 @@ from rocketmq_spark import session
 from rocketmq_spark.base import process
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.threads import Timer
-from rocketmq_spark.columnar.arrow import Flags
+from rocketmq_spark.columnar.arrow import Mask
 from rocketmq_spark.columnar.encode.content_ids import (
     ROW_BYTES,
     BatchName,
@@ -49,8 +49,8 @@ from rocketmq_spark.spark.checkpoints.batch_notes import BatchNote
 from rocketmq_spark.spark.checkpoints.files import checkpoint_folder
 from rocketmq_spark.spark.sink import checks, exactly_once_checks, worker_socket
 from rocketmq_spark.spark.sink.report import TaskCounts
-from rocketmq_spark.stored.ends import BatchHashes, Enough, QueueEnds, ScopedHashes, ends_now, known_task
-from rocketmq_spark.stored.look import Look
+from rocketmq_spark.stored.ends import BatchHashes, CheckQueues, QueueEnds, ScopedHashes, fetch_ends, task_key
+from rocketmq_spark.stored.scan import StoredIdScan
 
 logger = logging.getLogger(__name__)
 
@@ -151,7 +151,7 @@ def plan_job(options: Options) -> ExactlyOncePlan:
 def snapshot_queue_ends(options: Options) -> QueueEnds:
     """Return the current ends of the queues of all topics. Raises an error if the topics do not support exactly-once writes."""
     topics = exactly_once_checks.written_topics(options)
-    ends = ends_now(
+    ends = fetch_ends(
         session.routes(options),
         session.offsets(options),
         topics,
@@ -165,7 +165,7 @@ def snapshot_queue_ends(options: Options) -> QueueEnds:
     return ends
 
 
-def _require_master(options: Options) -> Enough:
+def _require_master(options: Options) -> CheckQueues:
     """Return a check that a queue of the environment has a master, because the rows cannot be sent to other queues."""
     environment = checks.producer_settings(options).environment
     environment_queues = checks.environment_queues(options)
@@ -206,8 +206,8 @@ def _check_topics(options: Options, ends: QueueEnds) -> bool:
 def _read_stored_hashes(options: Options, name: BatchName, note: BatchNote) -> BatchHashes:
     """Return the hashes of the rows of a batch that are stored. Waits for the longest settle time of all runs of the batch."""
     stored = BatchHashes(name.digest(), MAX_PLANNED_IDS)
-    tools = look_tools(options, placed=stored.placed)
-    Look(dataclasses.replace(tools, settle_s=max(tools.settle_s, note.settle_s)), note.ends).run(stored)
+    tools = look_tools(options, placed=stored.set_ranges)
+    StoredIdScan(dataclasses.replace(tools, settle_s=max(tools.settle_s, note.settle_s)), note.ends).run(stored)
     logger.warning(
         "batch %d began earlier: %d of its rows are stored already, and will not be sent again",
         name.number,
@@ -226,7 +226,7 @@ class ExactlyOnceTask:
         self._topic = options.topic
         self._row_hash = RowHash(plan.name.query.encode())
         self._stored_rows = _stored_rows_of_task(options, plan, partition, attempt)
-        self._stored_count = plan.stored_counts.get(int(known_task(partition)), 0)
+        self._stored_count = plan.stored_counts.get(int(task_key(partition)), 0)
         self.ids = ContentIds(scope, Timer("rocketmq-ids").wall_ms)
         self.stored_ids = noted_ids(options, plan.ends)
         self._is_abandoned = worker_socket.watch_worker_socket()
@@ -243,7 +243,7 @@ class ExactlyOnceTask:
 
     def rows_to_send(
         self, items: Callable[[], pa.Array], batch: pa.RecordBatch, columns: Mapping[str, str]
-    ) -> Flags | None:
+    ) -> Mask | None:
         """Return a mask of the rows of ``batch`` that are not stored, so that they must be sent; None if all must be sent.
 
         ``items`` returns the encoded rows. It is called only if some rows may be stored.
@@ -276,7 +276,7 @@ class ExactlyOnceTask:
 def _stored_rows_of_task(options: Options, plan: ExactlyOncePlan, partition: int, attempt: int) -> StoredRows | None:
     if attempt:
         hashes = ScopedHashes(plan.name.scope(partition))
-        Look(look_tools(options), plan.ends).run(hashes)
+        StoredIdScan(look_tools(options), plan.ends).run(hashes)
         logger.warning(
             "attempt %d of partition %d: %d of its rows are stored already", attempt, partition, hashes.count
         )
@@ -287,7 +287,7 @@ def _stored_rows_of_task(options: Options, plan: ExactlyOncePlan, partition: int
         return StoredRows(np.frombuffer(plan.stored_hashes.get(partition, b""), np.uint8).reshape(-1, ROW_BYTES))
     assert plan.stored_ranges is not None
     hashes = ScopedHashes(plan.name.scope(partition))
-    for ids in look_tools(options).read(plan.stored_ranges.get(int(known_task(partition)), ())):
+    for ids in look_tools(options).read(plan.stored_ranges.get(int(task_key(partition)), ())):
         hashes(ids)
     return StoredRows(hashes.rows())
 

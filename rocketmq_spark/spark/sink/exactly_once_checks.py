@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Collection, Mapping
 
 from rocketmq_spark.base import extras
-from rocketmq_spark.columnar.encode.properties import TIMERS
+from rocketmq_spark.columnar.encode.properties import TIMER_COLUMNS
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.options import Options, transport
 from rocketmq_spark.options.parsing import duration
@@ -19,7 +19,7 @@ from rocketmq_spark.spark.spark_options import ASYNC_PROGRESS
 
 EXACTLY_ONCE = "exactly-once"
 # Columns of a delayed message.
-DELAY_COLUMNS = ("delaylevel", *TIMERS)
+DELAY_COLUMNS = ("delaylevel", *TIMER_COLUMNS)
 MIN_SETTLE_S = 4.0
 # After a task has ended, its messages may arrive for this time.
 IN_FLIGHT_S = 2.0

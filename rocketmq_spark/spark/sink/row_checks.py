@@ -107,7 +107,7 @@ class SinkChecks:
         for number, (topic, key) in enumerate(zip(topics, batch.column("shardingKey").to_pylist(), strict=True)):
             message_type, topic_types = transport.message_type(False, bool(key), False), accepted_types[topic]
             if topic_types and message_type not in topic_types:
-                bad_rows.rows(np.array([number]), f"topic {topic} takes no {message_type} messages")
+                bad_rows.add_rows(np.array([number]), f"topic {topic} takes no {message_type} messages")
         bad_rows.raise_if_any()
 
     def _batch(self, rows: Sequence[Sequence[Any]]) -> pa.RecordBatch:

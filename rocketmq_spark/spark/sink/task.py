@@ -25,7 +25,7 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.columnar.encode import empty_bodies
 from rocketmq_spark.columnar.encode.batch import Rows, UniqueIds
-from rocketmq_spark.columnar.encode.encoder import Checked
+from rocketmq_spark.columnar.encode.encoder import CheckedRows
 from rocketmq_spark.columnar.encode.kafka import KafkaRows
 from rocketmq_spark.columnar.encode.properties import BadRows
 from rocketmq_spark.errors import RocketMQError, SendFailed
@@ -188,7 +188,7 @@ class TaskWriter:
             bad_rows.raise_if_any(self._partition_id)
         return batch
 
-    def _check_rows(self, batch: pa.RecordBatch) -> tuple[Checked, RoutingPlan]:
+    def _check_rows(self, batch: pa.RecordBatch) -> tuple[CheckedRows, RoutingPlan]:
         """Return the encoded parts of all rows, and their queues. Raises an error that lists all bad rows."""
         return self._rows.check(batch, BadRows(self._first_row), self._first_row, self._partition_id)
 

@@ -17,7 +17,7 @@ from rocketmq_spark import session
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.retry import Retry
 from rocketmq_spark.columnar.decode import kafka
-from rocketmq_spark.columnar.decode.schema import Bad, Column
+from rocketmq_spark.columnar.decode.schema import BadMessages, Column
 from rocketmq_spark.errors import BrokerNotFound, RocketMQError
 from rocketmq_spark.model import Filter, MessageQueue, OffsetRange
 from rocketmq_spark.options import Options
@@ -177,7 +177,7 @@ def read_partition(
     numbers = dict(zip((r.queue for r in partition.ranges), partition.partition_numbers, strict=False))
     puller = session.puller(options)
     addresses = dict(partition.addresses)
-    bad_messages = Bad(options.bad_message)
+    bad_messages = BadMessages(options.bad_message)
     handle_loss = on_loss or functools.partial(_handle_loss, options, puller)
     # Cached for each topic, because the answer may change, and the pulls of one connection have one filter.
     broker_filter = functools.cache(

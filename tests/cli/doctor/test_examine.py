@@ -287,7 +287,7 @@ class TestOfTopics:
         assert bad(doctor(rocketmq.name_server, Subject([topic]), group=group)) == []
         pull = rpc.PULL_MESSAGE.request(
             topic=topic, consumerGroup=group, queueId=0, queueOffset=0, maxMsgNums=1, subscription="*",
-            expressionType="TAG", **rpc.FLEETING,
+            expressionType="TAG", **rpc.IMMEDIATE_PULL,
         )  # fmt: skip
         answer = calls.invoke(address, pull, Deadline.after(30))
         assert answer.code == Response.PULL_OFFSET_MOVED

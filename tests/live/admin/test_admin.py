@@ -244,7 +244,10 @@ def test_a_route_that_lost_a_registration_is_set_right(rocketmq: LocalBroker, na
         admin.create_topic(name, 4)
         stale = TopicConfig(name, 2, 1, 6, "SINGLE_TAG", 0, False, {})
         for lost, left in (
-            (rpc.REGISTER_TOPIC_IN_NAMESRV.request(bodies.topic_queues({"broker-a": stale}), topic=name), [(2, 1)]),
+            (
+                rpc.REGISTER_TOPIC_IN_NAMESRV.request(bodies.topic_registration({"broker-a": stale}), topic=name),
+                [(2, 1)],
+            ),
             (rpc.DELETE_TOPIC_IN_NAMESRV.request(topic=name), []),
         ):
 

@@ -16,7 +16,7 @@ from rocketmq_spark.base.codes import Request, Response, SysFlag
 from rocketmq_spark.errors import MessageRefused, RocketMQError
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue, SendStatus
-from rocketmq_spark.stored import look
+from rocketmq_spark.stored import scan
 from rocketmq_spark.wire.messages import decode_batch
 from tests.live.producer.recording import RecordingSender
 from tests.mockbroker import Call, Command, MockBroker, close, never, ok, refuse, route
@@ -210,8 +210,10 @@ def test_confirm_ambiguous__and_exactly_once_settle_look_what_is_stored_before_a
     scripted: MockBroker, made: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first connection breaks instead of an answer, and the queue is as empty as before."""
-    settles, settle = list[float](), look.Look._settle
-    monkeypatch.setattr(look.Look, "_settle", lambda one: (settles.append(one._tools.settle_s), settle(one)))
+    settles, settle = list[float](), scan.StoredIdScan._settle
+    monkeypatch.setattr(
+        scan.StoredIdScan, "_wait_until_settled", lambda one: (settles.append(one._tools.settle_s), settle(one))
+    )
     zeros = dict.fromkeys(
         ("dispatchBehindBytes", "sendThreadPoolQueueHeadWaitTimeMills", "pageCacheLockTimeMills"), "0"
     )

@@ -20,8 +20,8 @@ from rocketmq_spark.errors import (
     UnprovedError,
 )
 from rocketmq_spark.model import BrokerData, LogState, MessageQueue, OffsetRange, QueueBounds, QueueData, TopicRoute
-from rocketmq_spark.stored.ends import QueueEnds, ends_now, last_times
-from rocketmq_spark.stored.look import Look, LookTools
+from rocketmq_spark.stored.ends import QueueEnds, fetch_ends, last_store_times
+from rocketmq_spark.stored.scan import ScanTools, StoredIdScan
 
 A, B = MessageQueue("t", "a", 0), MessageQueue("t", "b", 0)
 TIMEOUT_S, SETTLE_S = 30.0, 10.0
@@ -106,8 +106,8 @@ class Brokers:
 
     def look(self, since: QueueEnds) -> list[str]:
         found: list[str] = []
-        tools = LookTools(self, self, self.read, TIMEOUT_S, SETTLE_S, clock=self.clock())  # type: ignore[arg-type]
-        self.until = Look(tools, since).run(lambda ids: found.extend(ids.to_pylist()))
+        tools = ScanTools(self, self, self.read, TIMEOUT_S, SETTLE_S, clock=self.clock())  # type: ignore[arg-type]
+        self.until = StoredIdScan(tools, since).run(lambda ids: found.extend(ids.to_pylist()))
         return found
 
 
@@ -290,7 +290,7 @@ def test_a_broker_away_is_waited_for_and_then_an_error_that_names_it(
     master = scripted.masters.pop("b")
     scripted.events[110.0] = lambda: scripted.masters.update(b=master)
     assert scripted.look(since) == []
-    assert caplog.text.count("a look at what is stored waits") == 1, "not with each question"
+    assert caplog.text.count("waiting for the brokers to read what is stored") == 1, "not with each question"
     scripted.masters.pop("b")
     with pytest.raises(BrokerNotFound, match="Start the brokers a, b, or run this batch once with option"):
         scripted.look(since)
@@ -308,7 +308,7 @@ def test_a_broker_that_answers_now_and_then_only_is_an_error_in_the_end(scripted
     since, asked = scripted.noted(), itertools.count()
     scripted.states["a"] = lambda: CallTimeout("slow") if next(asked) % 6 else scripted.state("a")
     scripted.events[10_000.0] = lambda: pytest.fail("it is looked at for good")
-    with pytest.raises(CallTimeout, match="broker a answers now and then only"):
+    with pytest.raises(CallTimeout, match="broker a answers only sometimes"):
         scripted.look(since)
 
 
@@ -316,7 +316,7 @@ def test_a_send_that_stays_in_the_brokers_queue_is_an_error_in_the_end(scripted:
     since = scripted.noted()
     scripted.head_wait_ms = 10_000_000
     scripted.events[9_000.0] = lambda: pytest.fail("it is looked at for good")
-    with pytest.raises(CallTimeout, match="keeps sends in its queue"):
+    with pytest.raises(CallTimeout, match="keeps sends waiting for its log"):
         scripted.look(since)
 
 
@@ -334,7 +334,7 @@ def test_a_note_leaves_out_brokers_without_a_master_of_their_own(scripted: Broke
     route = TopicRoute("t", tuple(QueueData(name, 1, 1, 6) for name in brokers), brokers)
     scripted.masters = {name: data.master for name, data in brokers.items() if data.master}
     scripted.get = lambda topic, max_age_s, deadline: route  # type: ignore[method-assign, assignment, return-value]
-    ends = ends_now(scripted, scripted, ["t"], Deadline.after(0), 1.0)  # type: ignore[arg-type]
+    ends = fetch_ends(scripted, scripted, ["t"], Deadline.after(0), 1.0)  # type: ignore[arg-type]
     assert (ends.queues, ends.masters) == ({A: 2}, {"a": "a:1"})
 
 
@@ -344,7 +344,7 @@ def test_no_note_is_made_of_copies_alone(scripted: Brokers) -> None:
     route = TopicRoute("t", (QueueData("a", 1, 1, 6),), {"a": acting})
     scripted.get = lambda topic, max_age_s, deadline: route  # type: ignore[method-assign, assignment, return-value]
     with pytest.raises(BrokerNotFound, match="no broker of the topic has a master of its own"):
-        ends_now(scripted, scripted, ["t"], Deadline.after(0), 1.0)  # type: ignore[arg-type]
+        fetch_ends(scripted, scripted, ["t"], Deadline.after(0), 1.0)  # type: ignore[arg-type]
 
 
 def shorter(scripted: Brokers) -> None:
@@ -446,7 +446,7 @@ def test_a_queue_that_takes_messages_and_is_not_read_cannot_be_noted(scripted: B
     """What went there would never be found again."""
     brokers = routed(scripted, QueueData("a", 1, 2, 6), QueueData("b", 1, 1, 6))
     with pytest.raises(UnprovedError, match=r"broker a reports no end of t/a/1"):
-        ends_now(brokers, brokers, ["t"], Deadline.after(0), 1.0)
+        fetch_ends(brokers, brokers, ["t"], Deadline.after(0), 1.0)
 
 
 def test_a_broker_that_does_not_say_its_ends_is_asked_again(scripted: Brokers) -> None:
@@ -459,7 +459,7 @@ def test_a_broker_that_does_not_say_its_ends_is_asked_again(scripted: Brokers) -
         return bounds(queues, deadline)
 
     scripted.bounds = answered  # type: ignore[method-assign]
-    assert ends_now(brokers, brokers, ["t"], Deadline.after(60), 1.0) == scripted.noted()
+    assert fetch_ends(brokers, brokers, ["t"], Deadline.after(60), 1.0) == scripted.noted()
     assert not away
 
 
@@ -476,7 +476,7 @@ def test_ends_that_are_added_say_nothing_of_those_that_were_there() -> None:
     scripted = Brokers()
     ends = replace(scripted.noted().of_queues([A]), stored_ms={})
     scripted.queues[A] += ["a2"]
-    assert ends.with_others(scripted.noted()) == QueueEnds({A: 2, B: 1}, scripted.masters, {B: 1_000})
+    assert ends.with_further_queues(scripted.noted()) == QueueEnds({A: 2, B: 1}, scripted.masters, {B: 1_000})
 
 
 @pytest.mark.parametrize(
@@ -490,4 +490,4 @@ def test_ends_that_are_added_say_nothing_of_those_that_were_there() -> None:
     ids=["kept", "expired", "not said", "empty"],
 )
 def test_what_is_known_of_last_messages(bounds: QueueBounds, stored_ms: dict[MessageQueue, int]) -> None:
-    assert last_times({A: bounds}) == stored_ms
+    assert last_store_times({A: bounds}) == stored_ms

@@ -1,10 +1,10 @@
-"""A look: reads the ids that are stored after noted ends, and waits until no further message of an earlier attempt can arrive.
+"""A scan reads the ids that are stored after noted ends, and waits until no further message of an earlier attempt can arrive.
 
 A message that a broker acknowledged may not be in its index yet, and messages of an earlier attempt may still be on their way.
-So a look reads the end of the log, waits until the index has reached it, and requests the ends of the queues; reads the ids up
-to there; waits for the settle time, in which every broker must answer; and reads the ids that were stored meanwhile.
+So a scan reads the end of the log, waits until the index has reached it, and requests the ends of the queues; reads the ids up
+to these ends; waits for the settle time, in which every broker must answer; and reads the ids that were stored meanwhile.
 
-``AskedStoredIds`` is for a producer with ``confirm_ambiguous``, which looks before it repeats a send that may be stored.
+``LiveStoredIds`` is for a producer with ``confirm_ambiguous``, which scans before it repeats a send that may be stored.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rocketmq_spark.base.codes import Response
 from rocketmq_spark.errors import CallTimeout, ClosedError, RocketMQError, UnprovedError
 from rocketmq_spark.model import LogState, MessageQueue, OffsetRange, QueueBounds, QueueEnd
 from rocketmq_spark.ports import OffsetReader, RouteReader
-from rocketmq_spark.stored.ends import AT_LEAST_ONCE, QueueEnds, last_times
+from rocketmq_spark.stored.ends import AT_LEAST_ONCE, QueueEnds, last_store_times
 
 logger = logging.getLogger(__name__)
 
@@ -31,16 +31,16 @@ logger = logging.getLogger(__name__)
 # sockets and threads, so its settle time begins again.
 GAP_S = 2.0
 _POLL_S = 0.5
-# A look waits this many settle times longer for a broker that answers but does not settle than for one that does not answer.
-_ROUNDS = 3
+# A scan waits this many settle times longer for a broker that answers but does not settle than for a broker that is silent.
+_UNSETTLED_FACTOR = 3
 
 ReadIds = Callable[[Sequence[OffsetRange]], Iterator[pa.Array]]
 
 
 @dataclass(frozen=True, slots=True)
-class LookTools:
-    """What a look needs: the readers, the ``group`` of its requests, ``timeout_s`` for a broker that does not answer,
-    ``settle_s`` for messages that are on their way, and ``question_s`` for one request.
+class ScanTools:
+    """The parts of a scan: the readers, the ``group`` of its requests, ``timeout_s`` for a broker that does not answer,
+    ``settle_s`` for messages that are on their way, and ``request_timeout_s`` for one request.
     """
 
     routes: RouteReader
@@ -48,72 +48,72 @@ class LookTools:
     read: ReadIds
     timeout_s: float
     settle_s: float
-    question_s: float = 3.0
+    request_timeout_s: float = 3.0
     group: str = ""
     clock: Clock = field(default_factory=Clock)
 
 
-class Look:
-    """One look from the ends ``since`` on. The queues must still be those of ``noted``, earlier ends (by default ``since``)."""
+class StoredIdScan:
+    """One scan from the ends ``since``. The queues must be the same as at the earlier ends ``noted`` (by default ``since``)."""
 
-    def __init__(self, tools: LookTools, since: QueueEnds, noted: Sequence[QueueEnds] | None = None) -> None:
+    def __init__(self, tools: ScanTools, since: QueueEnds, noted: Sequence[QueueEnds] | None = None) -> None:
         self._tools = tools
         self._since = since
         self._noted = (since,) if noted is None else noted
         self._names = sorted(since.masters)
         self._clock = tools.clock
-        self._heard: dict[str, float] = {}
-        self._steady: dict[str, float] = {}
-        self._late: dict[str, bool] = {}
+        self._last_answer_s: dict[str, float] = {}
+        self._settling_since: dict[str, float] = {}
+        self._late_indexes: dict[str, bool] = {}
 
-    def run(self, take: Callable[[pa.Array], None]) -> dict[MessageQueue, int]:
-        """Pass the ids of all messages after the ends to ``take``, and return the ends up to which ids were read.
+    def run(self, on_ids: Callable[[pa.Array], None]) -> dict[MessageQueue, int]:
+        """Pass the ids of all messages after the ends to ``on_ids``, and return the ends up to which ids were read.
 
         Raises ``UnprovedError`` if the ids cannot be proved to be complete, and the error of a broker that did not answer in
         time.
         """
         first = self._ends()
-        self._take(self._since.ranges(first), take)
-        self._settle()
+        self._read(self._since.ranges(first), on_ids)
+        self._wait_until_settled()
         last = self._ends()
         QueueEnds(first, {}).check_bounds({queue: QueueBounds(0, end, 0) for queue, end in last.items()})
-        self._take(QueueEnds(first, {}).ranges(last), take)
-        self._patiently(self._same_queues)
+        self._read(QueueEnds(first, {}).ranges(last), on_ids)
+        self._retry(self._check_not_recreated)
         return last
 
-    def _take(self, ranges: Sequence[OffsetRange], take: Callable[[pa.Array], None]) -> None:
+    def _read(self, ranges: Sequence[OffsetRange], on_ids: Callable[[pa.Array], None]) -> None:
         if ranges:
             for ids in self._tools.read(ranges):
-                take(ids)
+                on_ids(ids)
 
     def _ends(self) -> dict[MessageQueue, int]:
         """The ends of all queues, once the indexes contain everything that the logs contain now."""
         marks: dict[str, int] = {}
-        return self._patiently(lambda: self._try_ends(marks))
+        return self._retry(lambda: self._try_ends(marks))
 
     def _try_ends(self, marks: dict[str, int]) -> dict[MessageQueue, int] | None:
         self._check_masters()
-        deadline = Deadline.after(self._tools.question_s)
+        deadline = Deadline.after(self._tools.request_timeout_s)
         for name, state in self._states(deadline).items():
             if isinstance(state, RocketMQError):
                 raise state
             mark = marks.setdefault(name, state.max_offset)
-            behind = state.behind > 0 if self._confirms_late(name, deadline) else state.indexed < mark
+            behind = state.behind > 0 if self._indexes_after_replication(name, deadline) else state.indexed < mark
             if behind:
                 return None
-        bounds = self._tools.offsets.bounds(self._since.queues, Deadline.after(self._tools.question_s))
+        bounds = self._tools.offsets.bounds(self._since.queues, Deadline.after(self._tools.request_timeout_s))
         self._since.check_bounds(bounds)
         return {queue: bounds[queue].max_offset for queue in self._since.queues}
 
-    def _same_queues(self) -> dict[MessageQueue, int]:
+    def _check_not_recreated(self) -> dict[MessageQueue, int]:
         """Checks that topics were not created again. This is the last step, so it covers all ids that were read: in a topic that
         was created again, other producers may have filled a queue beyond a noted end.
         """
         for noted in self._noted:
-            within = Deadline.after(self._tools.question_s)
-            if noted.lasts:
-                noted.check_lasts(
-                    self._tools.offsets.store_times_ms(self._tools.group, noted.lasts, within, on_error=_raise)
+            within = Deadline.after(self._tools.request_timeout_s)
+            if noted.last_offsets:
+                noted.check_store_times(
+                    self._tools.offsets.store_times_ms(self._tools.group, noted.last_offsets, within, on_error=_raise)
                 )
         return {}
 
@@ -121,7 +121,7 @@ class Look:
         """Checks that every broker has its noted master, by the current routes, or the cached ones if no name server answers."""
         for topic in self._since.topics:
             try:
-                self._tools.routes.get(topic, GAP_S, Deadline.after(self._tools.question_s))
+                self._tools.routes.get(topic, GAP_S, Deadline.after(self._tools.request_timeout_s))
             except RocketMQError as e:
                 if not e.retriable:
                     raise
@@ -130,50 +130,50 @@ class Look:
             address = self._tools.routes.address(name)
             if address != noted:
                 raise UnprovedError(
-                    f"the master of broker {name} is {address}, and was {noted} when the batch was begun: another copy may "
-                    "lack what that one stored",
+                    f"the master of broker {name} is {address}, and was {noted} when the batch began: the new master may "
+                    "lack messages that the old master stored",
                     remedy=f"Bring the master back, {AT_LEAST_ONCE}",
                 )
 
-    def _confirms_late(self, name: str, deadline: Deadline) -> bool:
+    def _indexes_after_replication(self, name: str, deadline: Deadline) -> bool:
         """Whether the broker indexes only what its slaves have confirmed. It does not report how much it holds back, so a slave
         that hangs for longer than the settle time hides messages (docs/exactly-once.md).
         """
-        if name not in self._late:
-            self._late[name] = self._tools.offsets.confirms_late(name, deadline)
-        return self._late[name]
+        if name not in self._late_indexes:
+            self._late_indexes[name] = self._tools.offsets.confirms_late(name, deadline)
+        return self._late_indexes[name]
 
     def _states(self, deadline: Deadline) -> Mapping[str, LogState | RocketMQError]:
         states = self._tools.offsets.log_states(self._names, deadline)
         for name, state in states.items():
             if isinstance(state, RocketMQError):
                 continue
-            # Use the time of this broker's answer, because other brokers may have delayed the round. A long lock counts too:
-            # while one send holds the log's lock (on a disk that hangs), the broker drops the sends in its queue, so waiting
-            # sends would not be visible there.
-            still = name not in self._heard or state.at_s - self._heard[name] > GAP_S
+            # Use the time of this broker's answer, because other brokers may have delayed the round. A long lock restarts the
+            # settle time, too: while one send holds the log's lock (on a disk that hangs), the broker drops the sends in its
+            # queue, so waiting sends are not visible there.
+            still = name not in self._last_answer_s or state.at_s - self._last_answer_s[name] > GAP_S
             if still or state.lock_ms > 1000 * GAP_S:
-                self._steady[name] = state.at_s
-            self._heard[name] = state.at_s
+                self._settling_since[name] = state.at_s
+            self._last_answer_s[name] = state.at_s
         return states
 
-    def _settle(self) -> None:
+    def _wait_until_settled(self) -> None:
         """Wait until every broker has answered for the settle time, and none of the sends in its queue arrived before its end."""
         waited_since = self._clock.now()
         while True:
-            states = self._states(Deadline.after(self._tools.question_s))
+            states = self._states(Deadline.after(self._tools.request_timeout_s))
             unsettled = [name for name in self._names if not self._is_settled(name, states[name])]
             if not unsettled:
                 return
             name, now = unsettled[0], self._clock.now()
-            if now - max(waited_since, self._heard.get(name, waited_since)) > self._tools.timeout_s:
+            if now - max(waited_since, self._last_answer_s.get(name, waited_since)) > self._tools.timeout_s:
                 raise CallTimeout(
                     f"broker {name} does not answer, so that what is stored there cannot be proved",
                     remedy=f"Start broker {name}, {AT_LEAST_ONCE}",
                 )
-            if now - waited_since > self._tools.timeout_s + _ROUNDS * self._tools.settle_s:
+            if now - waited_since > self._tools.timeout_s + _UNSETTLED_FACTOR * self._tools.settle_s:
                 raise CallTimeout(
-                    f"broker {name} answers now and then only, or keeps sends in its queue or before its log for long, so that "
+                    f"broker {name} answers only sometimes, or keeps sends waiting for its log for long, so that "
                     "what is stored there cannot be proved",
                     remedy=f"See what keeps broker {name} busy, {AT_LEAST_ONCE}",
                 )
@@ -184,11 +184,11 @@ class Look:
             if not state.retriable:
                 raise state
             return False
-        over_s = state.at_s - self._steady[name] - self._tools.settle_s
+        over_s = state.at_s - self._settling_since[name] - self._tools.settle_s
         return over_s >= 0 and state.head_wait_ms <= 1000 * over_s
 
-    def _patiently(self, ask: Callable[[], dict[MessageQueue, int] | None]) -> dict[MessageQueue, int]:
-        """Repeat ``ask`` until it returns a value. When the time is over, raise its last error."""
+    def _retry(self, ask: Callable[[], dict[MessageQueue, int] | None]) -> dict[MessageQueue, int]:
+        """Repeat ``ask`` until it returns a value. After the timeout, raise its last error."""
         until, first = self._clock.now() + self._tools.timeout_s, None
         for pause in self._clock.pauses():
             error: RocketMQError | None = None
@@ -201,16 +201,16 @@ class Look:
                     raise
                 error = e
                 if first is None:
-                    logger.warning("a look at what is stored waits: %s", e)
+                    logger.warning("waiting for the brokers to read what is stored: %s", e)
             first = error or first
             if self._clock.now() >= until:
-                raise self._in_vain(error)
+                raise self._timeout_error(error)
             self._clock.sleep(pause)
         raise AssertionError("pauses have no end")
 
-    def _in_vain(self, error: RocketMQError | None) -> RocketMQError:
+    def _timeout_error(self, error: RocketMQError | None) -> RocketMQError:
         if error is None:
-            error = CallTimeout("a broker did not index in time what it has stored")
+            error = CallTimeout("a broker did not index its stored messages in time")
         if error.remedy is None:
             error.remedy = f"Start the brokers {', '.join(self._names)}, {AT_LEAST_ONCE}"
         return error
@@ -220,13 +220,13 @@ def _raise(error: RocketMQError, _: MessageQueue) -> None:
     raise error
 
 
-# Makes the tools of a look from a time-out in seconds and a clock.
-MakeTools = Callable[[float, Clock], LookTools]
-# Noted ends are requested again after this time: otherwise retention might delete messages that a look must read, and looks would
+# Returns the tools of a scan for a timeout in seconds and a clock.
+MakeTools = Callable[[float, Clock], ScanTools]
+# Noted ends are requested again after this time: otherwise retention might delete messages that a scan must read, and scans would
 # take long.
-NOTED_S = 60.0
+NOTE_MAX_AGE_S = 60.0
 # Pause before the ends of queues are requested again from a broker that did not report them.
-_AWAY_S = 5.0
+_UNAVAILABLE_S = 5.0
 
 
 class NotedStoredIds:
@@ -250,10 +250,10 @@ class NotedStoredIds:
             found.update(stored.filter(pc.is_in(stored, wanted)).to_pylist())
 
         tools = self._make_tools(max(1.0, deadline.remaining()), Clock(sleep=self._sleep))
-        Look(tools, QueueEnds(since, {name: master}), self._noted_of(since, master)).run(take)
+        StoredIdScan(tools, QueueEnds(since, {name: master}), self._noted_ends(since, master)).run(take)
         return found
 
-    def _noted_of(self, queues: Collection[MessageQueue], master: str) -> list[QueueEnds]:
+    def _noted_ends(self, queues: Collection[MessageQueue], master: str) -> list[QueueEnds]:
         """Ends of queues that were noted before the sends began. They show whether a topic was created again since."""
         return [self._ends.of_queues(queues)]
 
@@ -265,20 +265,20 @@ class NotedStoredIds:
             raise ClosedError("the producer was closed")
 
 
-class _Noted(NamedTuple):
+class _EndsNote(NamedTuple):
     """The ends of a topic's queues on one broker and the master that reported them, or the error. ``before`` is the previous
-    note, because a send may have begun while that was current.
+    note, because a send may have begun before this note.
     """
 
     at: float
     master: str
     ends: QueueEnds
     error: RocketMQError | None = None
-    before: _Noted | None = None
+    before: _EndsNote | None = None
 
 
-class AskedStoredIds(NotedStoredIds):
-    """Implements it for a producer that sends to any queue: it requests the ends of queues before it sends to them.
+class LiveStoredIds(NotedStoredIds):
+    """Implements ``StoredIds`` for a producer that sends to any queue. It requests the ends of a queue before the first send.
 
     There is one request for each topic and broker: at the first send, after a minute, and when the master has changed.
     """
@@ -287,74 +287,78 @@ class AskedStoredIds(NotedStoredIds):
         super().__init__(make_tools, QueueEnds({}, {}))
         self._clock = clock or Clock()
         self._tools = make_tools(0.0, self._clock)
-        self._noted: dict[tuple[str, str], _Noted] = {}
-        self._away: dict[str, _Noted] = {}
+        self._noted: dict[tuple[str, str], _EndsNote] = {}
+        self._unavailable: dict[str, _EndsNote] = {}
         # One lock for each broker, so that a thread that waits for a broker that hangs does not delay sends to other brokers.
         self._locks: dict[str, threading.Lock] = {}
 
     def end(self, queue: MessageQueue) -> QueueEnd:
         master = self._tools.routes.address(queue.broker_name)
-        noted = self._fresh(queue, master)
+        noted = self._cached_note(queue, master)
         if noted is None:
             with self._locks.setdefault(queue.broker_name, threading.Lock()):
-                noted = self._fresh(queue, master)
+                noted = self._cached_note(queue, master)
                 if noted is None:
-                    noted = self._noted[queue.topic, queue.broker_name] = self._ask(queue, master)
+                    noted = self._noted[queue.topic, queue.broker_name] = self._request_ends(queue, master)
         if noted.error is not None:
             raise noted.error.with_traceback(None)
         return QueueEnd(noted.ends.queues[queue], master)
 
-    def _fresh(self, queue: MessageQueue, master: str) -> _Noted | None:
+    def _cached_note(self, queue: MessageQueue, master: str) -> _EndsNote | None:
         noted = self._noted.get((queue.topic, queue.broker_name))
         if noted is None or noted.master != master or not (noted.error or queue in noted.ends.queues):
             return None
-        return noted if self._clock.now() - noted.at < (NOTED_S if noted.error is None else _AWAY_S) else None
+        return (
+            noted
+            if self._clock.now() - noted.at < (NOTE_MAX_AGE_S if noted.error is None else _UNAVAILABLE_S)
+            else None
+        )
 
-    def _ask(self, queue: MessageQueue, master: str) -> _Noted:
+    def _request_ends(self, queue: MessageQueue, master: str) -> _EndsNote:
         before = self._noted.get((queue.topic, queue.broker_name))
         if before is not None:
             before = before.before if before.error is not None else before._replace(before=None)
-        away = self._away.get(queue.broker_name)
-        if away is not None and away.master == master and self._clock.now() - away.at < _AWAY_S:
-            return away._replace(before=before)  # otherwise each further topic of a broker that hangs would wait for it
+        away = self._unavailable.get(queue.broker_name)
+        if away is not None and away.master == master and self._clock.now() - away.at < _UNAVAILABLE_S:
+            return away._replace(before=before)  # otherwise each further topic would wait for a broker that hangs
         try:
-            ends, error = self._ends_of(queue), None
+            ends, error = self._request_topic_ends(queue), None
         except RocketMQError as e:
             ends, error = QueueEnds({}, {}), e
-        noted = _Noted(self._clock.now(), master, ends, error, before)
+        noted = _EndsNote(self._clock.now(), master, ends, error, before)
         if isinstance(error, CallTimeout):
-            self._away[queue.broker_name] = noted
+            self._unavailable[queue.broker_name] = noted
         return noted
 
-    def _noted_of(self, queues: Collection[MessageQueue], master: str) -> list[QueueEnds]:
+    def _noted_ends(self, queues: Collection[MessageQueue], master: str) -> list[QueueEnds]:
         known = [self._noted.get(key) for key in {(queue.topic, queue.broker_name) for queue in queues}]
         both = [noted for each in known if each is not None for noted in (each, each.before) if noted is not None]
         return [noted.ends.of_queues(queues) for noted in both if noted.master == master]
 
-    def _ends_of(self, queue: MessageQueue) -> QueueEnds:
-        deadline = Deadline.after(self._tools.question_s)
+    def _request_topic_ends(self, queue: MessageQueue) -> QueueEnds:
+        deadline = Deadline.after(self._tools.request_timeout_s)
         try:
-            bounds = self._tools.offsets.bounds(self._with_others(queue, deadline), deadline)
+            bounds = self._tools.offsets.bounds(self._queues_to_request(queue, deadline), deadline)
         except RocketMQError as e:
             if e.broker_code != Response.TOPIC_NOT_EXIST:
                 raise
             return QueueEnds({queue: 0}, {})  # the send will create the topic
         if queue not in bounds:
             raise UnprovedError(
-                f"the broker does not report where {queue} ends",
+                f"the broker does not report the end of {queue}",
                 topic=queue.topic,
                 queue=str(queue),
                 remedy="Give the topic as many queues for reading as for writing",
             )
-        return QueueEnds({each: bounds[each].max_offset for each in bounds}, {}, last_times(bounds))
+        return QueueEnds({each: bounds[each].max_offset for each in bounds}, {}, last_store_times(bounds))
 
-    def _with_others(self, queue: MessageQueue, deadline: Deadline) -> set[MessageQueue]:
+    def _queues_to_request(self, queue: MessageQueue, deadline: Deadline) -> set[MessageQueue]:
         """The queue, and all others that the same request can cover: those of the topic on this broker, by the route, or by the
         previous note if no name server answers.
         """
         known = self._noted.get((queue.topic, queue.broker_name))
         try:
-            route = self._tools.routes.get(queue.topic, NOTED_S, deadline.within(deadline.remaining() / 2))
+            route = self._tools.routes.get(queue.topic, NOTE_MAX_AGE_S, deadline.within(deadline.remaining() / 2))
         except RocketMQError as e:
             if not e.retriable:
                 raise

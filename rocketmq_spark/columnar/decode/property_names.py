@@ -1,0 +1,91 @@
+"""The names of system properties, recognised for many messages at once.
+
+``classify`` recognises a name by its first and last eight bytes and its length. That triple is exact for names of up to
+sixteen bytes; the few longer system names are compared in full.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from rocketmq_spark.base import codes
+
+Bytes = npt.NDArray[np.uint8]
+Ints = npt.NDArray[np.int64]
+Words = npt.NDArray[np.uint64]
+
+USER = 0
+TAGS, KEYS, UNIQ_KEY = 1, 2, 3
+_SPECIAL = (codes.Property.TAGS, codes.Property.KEYS, codes.Property.UNIQ_KEY)
+_PREFIX = codes.TRANSIENT_PROPERTY_PREFIX
+# Names with the prefix are recognised by it.
+_OTHER_NAMES = sorted(name for name in codes.RESERVED_PROPERTIES - set(_SPECIAL) if not name.startswith(_PREFIX))
+NAMES: tuple[str, ...] = ("", *_SPECIAL, *_OTHER_NAMES)
+IDS = {name: i for i, name in enumerate(NAMES) if i}
+
+_MASKS = np.array([(1 << (8 * n)) - 1 for n in range(8)] + [(1 << 64) - 1], np.uint64)
+_ROTATE = np.uint64(0x9E3779B97F4A7C15)
+_BITS = np.uint64(52)
+
+
+def is_system(name: str) -> bool:
+    return name in IDS or name.startswith(_PREFIX)
+
+
+def words(content: Bytes) -> Words:
+    """The eight bytes at every position, little-endian; ``content`` must have eight bytes after the last position used."""
+    return np.ndarray((len(content) - 7,), "<u8", content, strides=(1,))
+
+
+def signatures(content: Bytes, starts: Ints, lengths: Ints) -> Words:
+    """A number for each name. Names with another length, or other first or last eight bytes, have other numbers."""
+    at = words(content)
+    first = at[starts] & _MASKS[np.minimum(lengths, 8)]
+    tail = np.where(lengths > 8, at[np.maximum(starts + lengths - 8, 0)], np.uint64(0))
+    with np.errstate(over="ignore"):
+        mixed: Words = (first ^ (tail * _ROTATE) ^ (tail >> np.uint64(29))) + lengths.astype(np.uint64) * np.uint64(
+            0xC2B2AE3D27D4EB4F
+        )
+    return mixed
+
+
+def _signature_of(name: str) -> int:
+    raw = np.frombuffer(name.encode() + bytes(8), np.uint8)
+    return int(signatures(raw, np.array([0]), np.array([len(name.encode())]))[0])
+
+
+def _hash_table() -> tuple[np.uint64, npt.NDArray[np.uint8], Words]:
+    """A multiplier without collisions among the system's names, the id in each slot, and each id's signature."""
+    assert len(_PREFIX) == 16, "the prefix is compared as two words"
+    signature = np.array([0] + [_signature_of(name) for name in NAMES[1:]], np.uint64)
+    assert len(set(signature.tolist())) == len(signature), "two system names share length, first and last eight bytes"
+    multiplier = 0x9E3779B97F4A7C15
+    while True:
+        with np.errstate(over="ignore"):
+            slots = ((signature[1:] * np.uint64(multiplier)) >> _BITS).astype(np.intp)
+        if len(set(slots.tolist())) == len(slots):
+            ids = np.zeros(1 << 12, np.uint8)
+            ids[slots] = np.arange(1, len(NAMES))
+            return np.uint64(multiplier), ids, signature
+        multiplier = (multiplier * 6364136223846793005 + 1442695040888963407) & 0xFFFFFFFFFFFFFFFF
+
+
+_PREFIX_WORDS = np.frombuffer(_PREFIX.encode(), "<u8")
+_MULTIPLIER, _IDS_BY_SLOT, _SIGNATURES = _hash_table()
+_LONG = np.array([len(name.encode()) > 16 for name in NAMES])
+
+
+def classify(content: Bytes, starts: Ints, lengths: Ints, signature: Words) -> npt.NDArray[np.uint8]:
+    """The id of each name (an index into ``NAMES``), 0 for the user's own."""
+    with np.errstate(over="ignore"):
+        candidate = _IDS_BY_SLOT[((signature * _MULTIPLIER) >> _BITS).astype(np.intp)]
+    ids = np.where(_SIGNATURES[candidate] == signature, candidate, np.uint8(0))
+    for i in np.flatnonzero(_LONG[ids]).tolist():
+        if bytes(content[starts[i] : starts[i] + lengths[i]]).decode("utf-8", "replace") != NAMES[ids[i]]:
+            ids[i] = 0
+    at = words(content)
+    long = np.flatnonzero(lengths >= len(_PREFIX))
+    transient = (at[starts[long]] == _PREFIX_WORDS[0]) & (at[starts[long] + 8] == _PREFIX_WORDS[1])
+    ids[long[transient]] = len(NAMES)
+    return ids
