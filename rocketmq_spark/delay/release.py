@@ -126,9 +126,7 @@ class Seen(NamedTuple):
         """The part that remains valid if the broker's messages from ``at`` on are other ones than those that were read. ``at`` may
         be beyond what this node has read, because another one committed that it had read further.
         """
-        return self._replace(
-            begin=min(self.begin, at), stored=min(self.stored, at), committed=self.committed.cut(at)
-        )
+        return self._replace(begin=min(self.begin, at), stored=min(self.stored, at), committed=self.committed.cut(at))
 
     @classmethod
     def decode(cls, data: bytes | None) -> Seen | None:

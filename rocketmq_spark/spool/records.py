@@ -463,7 +463,8 @@ class SpoolOwner:
         self, notes: Iterable[tuple[bytes, bytes]], held: SpoolOwner, given: bool
     ) -> tuple[list[tuple[bytes, bytes]], list[bytes]]:
         """Puts and deletes for the stored ``notes`` that this owner does not believe. With ``given`` records, those about
-        records are kept as ``DOUBTFUL``: whether the records' marks are about this owner's brokers depends on them. Targets are compared again.
+        records are kept as ``DOUBTFUL``: whether the records' marks are about this owner's brokers depends on them. Targets are
+        compared again.
         """
         doubted = [(key, value) for key, value in notes if not self.believes(key[len(NOTE) :], held, given)]
         names = [(key[len(NOTE) :], value) for key, value in doubted if given]

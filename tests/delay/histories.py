@@ -18,7 +18,7 @@ import pytest
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.delay import queue_records, service
-from rocketmq_spark.errors import RocketMQError, SpoolError
+from rocketmq_spark.errors import ClosedError, RocketMQError, SpoolError
 from rocketmq_spark.model import MessageQueue, ReceivedMessage, Resent, SpooledSend
 from rocketmq_spark.spool.database import Database
 from rocketmq_spark.wire.envelope import cancelling
@@ -238,7 +238,7 @@ class History:
             node.reader.own(*(queue for queue in ALL if self.owner[queue] == name))
         try:
             node.service.turn()
-        except Killed:
+        except (Killed, ClosedError):  # ``run`` ends with the latter, after its spool could not be opened
             self._kill(name)
         except RocketMQError:  # ``run`` goes on after it
             pass

@@ -28,5 +28,7 @@ def test_random_histories_lose_nothing(tmp_path: Path, monkeypatch: pytest.Monke
 
 @soak
 @pytest.mark.parametrize("accident", Accident)
-def test_many_random_histories_lose_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, accident: Accident) -> None:
+def test_many_random_histories_lose_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, accident: Accident
+) -> None:
     assert _problems(range(1000, 1400), tmp_path, monkeypatch, accident) == {}

@@ -178,9 +178,18 @@ def test_records_of_one_kind_become_due_with_another_target(tmp_path: Path) -> N
             due = bytes(7) + (b"\x05" if i < 4 else b"\x37")
             store.add([(Record(kind, b"", 1, target, marks=((IDENTITY, due + bytes([i])),)), 90)])
         store.retarget(lambda record: "new", None, 9, "letter", 40)
-        assert [(place.due.sequence, place.due.due_ms) for place in places(store)] == [(2, 40), (4, 55), (1, 90), (3, 90)]
+        assert [(place.due.sequence, place.due.due_ms) for place in places(store)] == [
+            (2, 40),
+            (4, 55),
+            (1, 90),
+            (3, 90),
+        ]
         assert {place.target for place in places(store)} == {"new"}
-        assert (store.next_due_ms(), store.forget([(IDENTITY, bytes(7) + b"\x05\x02")]), store.next_due_ms()) == (40, 1, 55)
+        assert (store.next_due_ms(), store.forget([(IDENTITY, bytes(7) + b"\x05\x02")]), store.next_due_ms()) == (
+            40,
+            1,
+            55,
+        )
 
 
 def test_a_copy_knows_which_records_failed(tmp_path: Path) -> None:
