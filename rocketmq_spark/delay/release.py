@@ -123,8 +123,10 @@ class Seen(NamedTuple):
         return message.queue_offset < self.stored and 0 < self.newest_ms < message.store_timestamp
 
     def cut(self, at: int) -> Seen:
-        """The part that remains valid if the broker's messages from ``at`` on are other ones than those that were read."""
-        return self._replace(begin=min(self.begin, at), stored=at, committed=self.committed.cut(at))
+        """The part that remains valid if the broker's messages from ``at`` on are other ones than those that were read. ``at``
+        may be beyond what this node has read, because another one committed that it had read further.
+        """
+        return self._replace(begin=min(self.begin, at), stored=min(self.stored, at), committed=self.committed.cut(at))
 
     @classmethod
     def decode(cls, data: bytes | None) -> Seen | None:

@@ -296,8 +296,7 @@ class DelayService:
             else:
                 shared.doubts = 0
                 if known is not None and last is not None:
-                    newest_ms = max(seen.newest_ms, last.newest_ms)
-                    seen = seen._replace(committed=seen.committed.joined(known), newest_ms=newest_ms)
+                    seen = self._timed(queue, seen._replace(committed=seen.committed.joined(known)), last)
         shared.sure, shared.next_check = True, Deadline.after(CHECK_S)
         return seen
 
@@ -358,19 +357,26 @@ class DelayService:
         if last is not None and others and (at := self._remade.other_from(queue, *last.read, bounds)) is not None:
             progress = last.progress.cut(at)
         if seen is not None and (at := self._remade.other_from(queue, *seen.read, bounds)) is not None:
-            self._records.each(queue, lambda offset, due_ms: True, self._store.free)
-            seen = None if others else seen.cut(at)
-            progress = progress if seen is None else seen.committed
-        elif progress is not None and others:
+            # Records of other messages lose their marks of the queue. Those that the topic still has are not done.
+            first, end = bounds.min_offset, at
+            self._records.each(queue, lambda offset, due_ms: not first <= offset < end, self._store.free)
+            seen = seen.cut(at)
+            progress = progress if others else seen.committed
+        if progress is not None and others:
             progress = progress if seen is None else progress.joined(seen.committed)
             self._records.each(queue, progress.done, self._store.forget)
-        found = resumed(seen, progress, bounds.min_offset)
-        newest_ms = max(
-            found.newest_ms, 0 if last is None else last.newest_ms
-        )  # the larger one, or messages that the last node read would look like another topic's
-        if not newest_ms and (stored := max(found.stored, found.committed.stored)):  # or re-creation is not detected
-            newest_ms = self._remade.newest_of(queue, stored, self._now_ms())
-        return found._replace(newest_ms=newest_ms)
+        return self._timed(queue, resumed(seen, progress, bounds.min_offset), last)
+
+    def _timed(self, queue: MessageQueue, seen: Seen, last: Committed | None) -> Seen:
+        """``seen`` with the latest store time of the messages that it is about, also of those that only another node has read. If
+        that node has not committed their store time, it is searched: otherwise these messages would look like those of another
+        topic, or re-creation would not be detected.
+        """
+        told_ms, (end, newest_ms) = 0 if last is None else last.newest_ms, seen.read
+        newest_ms = max(newest_ms, told_ms)
+        if end and (not newest_ms or (end > seen.stored and not told_ms)):
+            newest_ms = max(newest_ms, self._remade.newest_of(queue, end, self._now_ms()))
+        return seen._replace(newest_ms=newest_ms)
 
     def _is_behind(self) -> bool:
         """Whether some queue has not been read yet up to the end that it had when it was started."""

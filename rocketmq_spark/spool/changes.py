@@ -139,14 +139,12 @@ class AtomicChange:
         self.totals.size += len(data) - size
         return len(data)
 
-    def replace(
-        self, pending: PendingPlace, record: Record, size: int, due: Due, state: bytes, failed: bool = False
-    ) -> None:
-        """Store another record in the place of a pending one that has ``size``. ``failed``: after an attempt."""
-        self.rewrite(due.sequence, record, size)
+    def replace(self, pending: PendingPlace, record: Record, size: int, place: PendingPlace, state: bytes) -> None:
+        """Store another record, at ``place``, instead of a pending one that has ``size``."""
+        self.rewrite(place.due.sequence, record, size)
         self.unpend(pending)
-        self.pend(record.pending(due, failed), state)
-        self.mark(record, due)
+        self.pend(place, state)
+        self.mark(record, place.due)
 
     def finish(self, sequence: int, size: int) -> None:
         """Delete a record that was handled."""

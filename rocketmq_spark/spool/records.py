@@ -223,6 +223,13 @@ class Record:
         """The place of this record, due at ``due``. ``failed``: after an attempt."""
         return PendingPlace(self.target, bool(self.target) and (failed or not self.marks), due)
 
+    def moved(self, place: PendingPlace, due: Due, failed: bool) -> PendingPlace:
+        """The place of this record, due at ``due``, instead of ``place``, which is for another target: one that does not wait for
+        an answer of that target, as one that was revived before it is due, does not wait for one of this target either.
+        """
+        waits = place.waits if place.target else self.pending(due, failed).waits
+        return PendingPlace(self.target, bool(self.target) and waits, due)
+
     @staticmethod
     def first_place(data: bytes, due: Due, failed: bool = False) -> PendingPlace:
         """Like ``pending``, for an encoded record. Does not verify the checksum: a million records are read."""
@@ -456,11 +463,13 @@ class SpoolOwner:
         self, notes: Iterable[tuple[bytes, bytes]], held: SpoolOwner, given: bool
     ) -> tuple[list[tuple[bytes, bytes]], list[bytes]]:
         """Puts and deletes for the stored ``notes`` that this owner does not believe. With ``given`` records, those about
-        records are kept as ``DOUBTFUL``: whether the records' marks are about this owner's brokers depends on them.
+        records are kept as ``DOUBTFUL``: whether the records' marks are about this owner's brokers depends on them. Targets are
+        compared again.
         """
         doubted = [(key, value) for key, value in notes if not self.believes(key[len(NOTE) :], held, given)]
         names = [(key[len(NOTE) :], value) for key, value in doubted if given]
-        puts = [(NOTE + DOUBTFUL + name, value) for name, value in names if not name.startswith(LASTING)]
+        about_records = [(name, value) for name, value in names if name != TARGETING and not name.startswith(LASTING)]
+        puts = [(NOTE + DOUBTFUL + name, value) for name, value in about_records]
         return puts, [key for key, _ in doubted]
 
     def believes(self, note: bytes, held: SpoolOwner, given: bool) -> bool:

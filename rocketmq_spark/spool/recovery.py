@@ -286,7 +286,8 @@ def derive(db: Database, salvaged: Salvaged | None = None) -> Derived:
         if place is not None and isinstance(record, Record) and place.target != record.target:
             # The place, or the record, is one of before the record changed its target.
             change.unpend(pending.pop(sequence))
-            value, due, place = db.get(place.key) or b"", place.due, None
+            value = db.get(place.key) or b""
+            place = record.moved(place, place.due, failed=RecordState.known(value).tries > 0)
         state = RecordState.known(value)
         place = place or pending_place(record, due, failed=state.tries > 0)
         change.remark(data, place.due)

@@ -416,7 +416,9 @@ class Redelivery:
         """Compare the targets of a page of records with those by the rules of now."""
         if not self._compares or self._targeting is None:
             return
-        goes_on = self._store.retarget(self._targeting.of, self._compared, COMPARED)
+        # Letters that waited for a topic that did not answer need not wait as long for another one.
+        kind = None if self._letters is None else self._letters.kind
+        goes_on = self._store.retarget(self._targeting.of, self._compared, COMPARED, kind, self._clock())
         if goes_on is None:
             self._store.add([], {TARGETING: self._targeting.rules})
             self._compares = False

@@ -251,10 +251,11 @@ class Store:
                     failed = pending.waits or work.state.tries > 0
                     due, state = pending.due, work.state
                     if verdict.reason is not None:
-                        change.totals.give_ups += 1
+                        # Unless the same write took place before, although it seemed to fail.
+                        change.totals.give_ups += instead != record
                         due = Due(max(now_ms, record.first_due_ms or 0), sequence)
                         failed, state = False, RecordState(0, now_ms, verdict.reason)
-                    change.replace(pending, instead, size, due, state.encode(), failed)
+                    change.replace(pending, instead, size, instead.pending(due, failed), state.encode())
                     continue
                 change.unpend(pending)
                 change.unmark(record)
@@ -323,9 +324,17 @@ class Store:
         with self._ready:
             return self._db.get(NOTE + TARGETING) == rules
 
-    def retarget(self, target_of: Callable[[Record], str], start: bytes | None, limit: int) -> bytes | None:
-        """Give pending records the targets of ``target_of``, with the same due times. Examines about ``limit`` records, or
-        ``RETARGETED_BYTES``, from ``start`` on. Records that are out are left to their users.
+    def retarget(
+        self,
+        target_of: Callable[[Record], str],
+        start: bytes | None,
+        limit: int,
+        kind: str | None = None,
+        now_ms: int = 0,
+    ) -> bytes | None:
+        """Give pending records the targets of ``target_of``, with the same due times; but records of ``kind`` whose target
+        changes become due now, or at their original due time. Examines about ``limit`` records, or ``RETARGETED_BYTES``, from
+        ``start`` on. Records that are out are left to their users.
 
         Returns where to continue, or None after the last record.
         """
@@ -343,8 +352,10 @@ class Store:
                         continue
                     if (target := target_of(record)) != record.target:
                         instead = dataclasses.replace(record, target=target)
-                        failed = place.waits or RecordState.known(state).tries > 0
-                        change.replace(place, instead, len(data), place.due, state, failed)
+                        due, failed = place.due, RecordState.known(state).tries > 0
+                        if record.kind == kind:
+                            due = min(due, Due(max(now_ms, record.first_due_ms or 0), due.sequence))
+                        change.replace(place, instead, len(data), instead.moved(place, due, failed), state)
             if change.puts:
                 self._write(change)
             return goes_on

@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 import shutil
 from collections.abc import Callable, Iterable, Mapping
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import pytest
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.delay import queue_records, service
-from rocketmq_spark.errors import RocketMQError, SpoolError
+from rocketmq_spark.errors import ClosedError, RocketMQError, SpoolError
 from rocketmq_spark.model import MessageQueue, ReceivedMessage, Resent, SpooledSend
 from rocketmq_spark.spool.database import Database
 from rocketmq_spark.wire.envelope import cancel_envelope
@@ -69,11 +70,19 @@ class Fuse:
         raise Killed if self.kills else error
 
 
-def prepare(monkeypatch: pytest.MonkeyPatch, remade: bool) -> Fuse:
+class Accident(StrEnum):
+    """What may happen to the inner topic, besides all else."""
+
+    NOTHING = "nothing"
+    REMADE = "it is created again"
+    SHORTER = "its broker loses its last messages"
+
+
+def prepare(monkeypatch: pytest.MonkeyPatch, accident: Accident) -> Fuse:
     """No pauses, polls of several messages, and hand-overs of several writes."""
     at_once(monkeypatch)
     # A node that waits for messages of a topic that was created again waits by the machine's clock.
-    for name in ("JOIN_S", "PAUSE_S", "LOOK_S", *(["CATCH_UP_S"] if remade else [])):
+    for name in ("JOIN_S", "PAUSE_S", "LOOK_S", *(["CATCH_UP_S"] if accident is not Accident.NOTHING else [])):
         monkeypatch.setattr(service, name, 0.0)
     monkeypatch.setattr(queue_records, "PAGE", 2)
     monkeypatch.setattr(Reader, "poll", _poll)
@@ -97,15 +106,16 @@ def _few(topic: Any) -> int:
 
 
 class History:
-    """One history. ``remade``: the inner topic may be created again, and then what it had need not be sent."""
+    """One history. What the inner topic loses by ``accident`` need not be sent."""
 
-    def __init__(self, seed: int, folder: Path, fuse: Fuse, remade: bool = False) -> None:
+    def __init__(self, seed: int, folder: Path, fuse: Fuse, accident: Accident = Accident.NOTHING) -> None:
         self.rng, self.fuse, self.world = random.Random(seed), fuse, World(folder)
         topic: Any = self.world.topic
         topic.rng = self.rng
         self.count = 0
         self.due_ms: dict[bytes, int] = {}  # by body, what must be sent
         self.optional: set[bytes] = set()
+        self.names: dict[bytes, bytes] = {}  # what is sent of a message, by its envelope
         self.sent: dict[bytes, list[int]] = {}  # when brokers accepted it, by the clock of its node
         self.down: set[str] = set()  # topics that do not answer
         self.frozen: set[str] = set()  # nodes that do not hear that their queues moved
@@ -115,7 +125,7 @@ class History:
         self.actions: dict[Callable[[], None], float] = {
             self.put: 28, self.turn_one: 32, self.advance_a_while: 18, self.move: 8, self.freeze: 3, self.kill_one: 3,
             self.restart: 2, self.break_topic: 2, self.break_broker: 2, self.break_commits: 2,
-            self.make_again: 2 if remade else 0,
+            self.make_again: 2 * (accident is Accident.REMADE), self.lose_last: 4 * (accident is Accident.SHORTER),
         }  # fmt: skip
 
     @property
@@ -146,8 +156,9 @@ class History:
             if self.rng.random() < 0.05:
                 body = name.encode()
             self.world.topic.put(body, queue)
+            self.names[body] = name.encode()
             if topic == "foreign?" or body == name.encode():  # a dead letter of the whole body, at once
-                self.due_ms[body] = 0
+                self.names[body], self.due_ms[body] = body, 0
                 continue
             self.due_ms[name.encode()] = due_ms
             if self.rng.random() < 0.1:
@@ -203,6 +214,11 @@ class History:
         self.world.topic.make_again()
         self.optional |= self.due_ms.keys()
 
+    def lose_last(self) -> None:
+        lost = self.world.topic.lose_last(self.rng.randint(1, 4), self.rng.choice(ALL))
+        for body in lost:
+            self.optional.add(self.names.get(body, body))
+
     # --- how
 
     def _prepare(self, node: Node) -> None:
@@ -222,7 +238,7 @@ class History:
             node.reader.own(*(queue for queue in ALL if self.owner[queue] == name))
         try:
             node.service.turn()
-        except Killed:
+        except (Killed, ClosedError):  # ``run`` ends with the latter, after its spool could not be opened
             self._kill(name)
         except RocketMQError:  # ``run`` goes on after it
             pass

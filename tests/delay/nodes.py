@@ -53,6 +53,13 @@ class Topic:
             self.messages[queue], self.times_ms[queue], self.first[queue] = [], [], 0
         self.offsets.clear()
 
+    def lose_last(self, count: int, queue: MessageQueue = QUEUES[0]) -> list[bytes]:
+        """As after a power cut, or when a slower slave takes over. Returns the messages; later ones get their offsets."""
+        at = max(self.first[queue], len(self.messages[queue]) - count)
+        lost = self.messages[queue][at:]
+        del self.messages[queue][at:], self.times_ms[queue][at:]
+        return lost
+
     # As a ``GroupMember``.
 
     def queues(self, topic: str, deadline: Deadline, refresh: bool = False) -> list[MessageQueue]:

@@ -8,25 +8,27 @@ from pathlib import Path
 
 import pytest
 
-from tests.delay.histories import History, prepare
+from tests.delay.histories import Accident, History, prepare
 from tests.scale import soak
 
 
 def _problems(
-    seeds: Iterable[int], folder: Path, monkeypatch: pytest.MonkeyPatch, remade: bool
+    seeds: Iterable[int], folder: Path, monkeypatch: pytest.MonkeyPatch, accident: Accident
 ) -> dict[int, list[str]]:
-    fuse = prepare(monkeypatch, remade)
+    fuse = prepare(monkeypatch, accident)
     monkeypatch.setattr(logging.root.manager, "disable", logging.CRITICAL)
-    found = {seed: History(seed, folder / str(seed), fuse, remade).run() for seed in seeds}
+    found = {seed: History(seed, folder / str(seed), fuse, accident).run() for seed in seeds}
     return {seed: problems for seed, problems in found.items() if problems}
 
 
-@pytest.mark.parametrize("remade", [False, True])
-def test_random_histories_lose_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, remade: bool) -> None:
-    assert _problems(range(8 if remade else 20), tmp_path, monkeypatch, remade) == {}
+@pytest.mark.parametrize("accident", Accident)
+def test_random_histories_lose_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, accident: Accident) -> None:
+    assert _problems(range(20 if accident is Accident.NOTHING else 8), tmp_path, monkeypatch, accident) == {}
 
 
 @soak
-@pytest.mark.parametrize("remade", [False, True])
-def test_many_random_histories_lose_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, remade: bool) -> None:
-    assert _problems(range(1000, 1400), tmp_path, monkeypatch, remade) == {}
+@pytest.mark.parametrize("accident", Accident)
+def test_many_random_histories_lose_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, accident: Accident
+) -> None:
+    assert _problems(range(1000, 1400), tmp_path, monkeypatch, accident) == {}

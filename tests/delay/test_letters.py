@@ -14,7 +14,7 @@ from rocketmq_spark.delay.release import noted
 from rocketmq_spark.errors import SpoolError
 from rocketmq_spark.model import MessageQueue, Resent, SpooledSend
 from rocketmq_spark.producer.settings import ProducerSettings
-from rocketmq_spark.spool.records import NOTE, RECORD, TARGETING, Record, behind, decoded
+from rocketmq_spark.spool.records import NOTE, RECORD, TARGETING, Dead, Record, behind, decoded
 from rocketmq_spark.spool.spool import SendSpool, target_of, topic_target
 from rocketmq_spark.spool.store import Store
 from rocketmq_spark.wire.envelope import QUEUE, Envelope
@@ -321,14 +321,34 @@ def test_messages_allowed_since_a_restart_do_not_wait(bench: Bench, what: str) -
     assert (len(bench.store), bench.store.totals.all_bytes) == (0, 0)
 
 
-def test_letters_follow_another_topic_of_dead_letters(bench: Bench) -> None:
-    for i in range(300):
+@pytest.mark.parametrize(("count", "outage_s"), [(300, 10), (5, 40_000)])
+def test_letters_follow_another_topic_of_dead_letters(bench: Bench, count: int, outage_s: float) -> None:
+    """At once, however long they would still wait for the one before."""
+    for i in range(count):
         bench.add(f"l{i}", 1, "bad")
-    bench.time.advance(10)
+    bench.time.advance(outage_s)
     bench.restart(RULES._replace(dead_topic="dead2"))
     bench.spool.redelivery.wake()
     bench.time.advance(10)
-    assert (targets(bench), bench.count("dead2"), len(bench.store)) == (set(), 300, 0)
+    assert (targets(bench), bench.count("dead2"), len(bench.store)) == (set(), count, 0)
+
+
+def test_a_revived_message_is_not_early_after_options_changed(bench: Bench) -> None:
+    """It was given up by a clock that was ahead, and an answer of its target must not make it due."""
+    bench.letters = Resent()
+    bench.add("m", 5000, "good")
+    (work,) = bench.store.take(bench.now_ms() + 9_000_000, 1)
+    bench.store.settle([(work, Dead("no permission"))], bench.now_ms() + 9_000_000)
+    for topics in (("other",), RULES.topics):
+        bench.restart(RULES._replace(topics=topics))
+        bench.store.revive(bench.now_ms(), bench.rules.target_of)
+        bench.spool.redelivery.wake()
+        bench.time.advance(1)
+        bench.spool.redelivery.answered(targets(bench))
+        bench.time.advance(1)
+    assert bench.sent == []
+    bench.time.advance(5000)
+    assert bench.count("good") == 1
 
 
 def compared(bench: Bench, monkeypatch: pytest.MonkeyPatch, pages: int | None = None) -> list[bytes | None]:
@@ -336,11 +356,13 @@ def compared(bench: Bench, monkeypatch: pytest.MonkeyPatch, pages: int | None = 
     found: list[bytes | None] = []
     retarget = bench.store.retarget
 
-    def noting(target_of: Callable[[Record], str], start: bytes | None, limit: int) -> bytes | None:
+    def noting(
+        target_of: Callable[[Record], str], start: bytes | None, limit: int, kind: str | None, now_ms: int
+    ) -> bytes | None:
         if len(found) == pages:
             raise SpoolError("killed")
         found.append(start)
-        return retarget(target_of, start, limit)
+        return retarget(target_of, start, limit, kind, now_ms)
 
     monkeypatch.setattr(bench.store, "retarget", noting)
     bench.spool.redelivery.wake()

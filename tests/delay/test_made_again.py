@@ -9,7 +9,7 @@ import pytest
 from rocketmq_spark.delay import service
 from rocketmq_spark.errors import RocketMQError, ServerFault, TopicNotFound
 from rocketmq_spark.model import MessageQueue
-from rocketmq_spark.spool.records import IDENTITY, SpoolOwner
+from rocketmq_spark.spool.records import IDENTITY, TARGETING, SpoolOwner
 from rocketmq_spark.spool.store import Store
 from tests.delay.nodes import OTHER, QUEUES, Node, Topic, World, envelope
 from tests.helpers import raising
@@ -253,7 +253,9 @@ def test_what_was_assigned_to_the_cluster_that_it_came_from_changes_hands_with_i
         world.topic.put(envelope(f"m{i}", 100))
     world.node("a")
     turns(world, "a", 8)
+    world.nodes["a"].store.add([], {TARGETING: b"rules"})
     node, other = assigned(world, world.topic), world.node("b")
+    assert all(TARGETING not in name for name in node.store.notes())
     if mine:
         for _ in range(3):
             node.turn(ONE)

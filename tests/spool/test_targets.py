@@ -14,9 +14,11 @@ from rocketmq_spark.spool.copying import CopyLimits, copy_spool
 from rocketmq_spark.spool.database import Database
 from rocketmq_spark.spool.pending import all_pending
 from rocketmq_spark.spool.records import (
+    IDENTITY,
     PENDING,
     RECORD,
     TOTALS,
+    Dead,
     Done,
     Due,
     PendingPlace,
@@ -111,7 +113,7 @@ def test_a_place_without_a_record_is_repaired_once(tmp_path: Path, caplog: pytes
 
 
 @pytest.mark.parametrize("answer", [Done(), RetryLater(20, "away")], ids=str)
-def test_a_size_counts_once_although_its_write_seemed_to_fail(
+def test_a_letter_counts_once_although_its_write_seemed_to_fail(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: Done | RetryLater
 ) -> None:
     """Also of one without marks, as after ``revive``."""
@@ -129,9 +131,65 @@ def test_a_size_counts_once_although_its_write_seemed_to_fail(
             with contextlib.suppress(SpoolError):
                 store.settle([(work, Replaced(dataclasses.replace(NEW, marks=()), "why"))], 9)
         assert store.totals.size == contents(store) > 0
+        assert store.totals.give_ups == 1
         (work,) = store.take(9, 1)
         store.settle([(work, answer)], 9)
         assert store.totals.size == contents(store)
+
+
+def with_revived(path: Path) -> Store:
+    """A store with a record that was given up by a clock that was ahead, and is due later."""
+    store = Store(path, sync="never")
+    store.add([(dataclasses.replace(OLD, marks=((IDENTITY, bytes(6) + b"\x03\xe8"),)), 1000)])
+    (work,) = store.take(2000, 1)
+    store.settle([(work, Dead("refused"))], 2000)
+    assert store.revive(5) == 1
+    assert places(store) == [PendingPlace("old", False, Due(1000, 1))]
+    return store
+
+
+def test_a_revived_record_does_not_wait_for_another_target(tmp_path: Path) -> None:
+    with contextlib.closing(with_revived(tmp_path)) as store:
+        assert store.retarget(lambda record: "new", None, 9) is None
+        assert places(store) == [PendingPlace("new", False, Due(1000, 1))]
+        store.hasten("new", None, 9, 6)
+        assert store.take(999, 1) == []
+
+
+def test_a_repaired_revived_record_does_not_wait_for_another_target(tmp_path: Path) -> None:
+    with_revived(tmp_path).close()
+    with contextlib.closing(Database(tmp_path)) as db:
+        db.write([(numbered(RECORD, 1), dataclasses.replace(NEW, marks=()).encode())], [TOTALS])
+    with contextlib.closing(Store(tmp_path, sync="never")) as store:
+        assert places(store) == [PendingPlace("new", False, Due(1000, 1))]
+
+
+def test_a_record_without_a_target_waits_for_the_one_it_gets(tmp_path: Path) -> None:
+    with contextlib.closing(Store(tmp_path, sync="never")) as store:
+        store.add([(dataclasses.replace(OLD, target="", marks=()), 50)])
+        store.retarget(lambda record: "new", None, 9)
+        assert places(store) == [PendingPlace("new", True, Due(50, 1))]
+
+
+def test_records_of_one_kind_become_due_with_another_target(tmp_path: Path) -> None:
+    """But not before their original due time."""
+    with contextlib.closing(Store(tmp_path, sync="never")) as store:
+        for i, (kind, target) in enumerate((("k", "old"), ("letter", "old"), ("letter", "new"), ("letter", "old")), 1):
+            due = bytes(7) + (b"\x05" if i < 4 else b"\x37")
+            store.add([(Record(kind, b"", 1, target, marks=((IDENTITY, due + bytes([i])),)), 90)])
+        store.retarget(lambda record: "new", None, 9, "letter", 40)
+        assert [(place.due.sequence, place.due.due_ms) for place in places(store)] == [
+            (2, 40),
+            (4, 55),
+            (1, 90),
+            (3, 90),
+        ]
+        assert {place.target for place in places(store)} == {"new"}
+        assert (store.next_due_ms(), store.forget([(IDENTITY, bytes(7) + b"\x05\x02")]), store.next_due_ms()) == (
+            40,
+            1,
+            55,
+        )
 
 
 def test_a_copy_knows_which_records_failed(tmp_path: Path) -> None:
