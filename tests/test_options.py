@@ -69,7 +69,7 @@ SAMPLES = {
     "allocation_config": ('{"broker-a":[0]}', '{"broker-a":[0]}', "", "not empty"),
     "machine_rooms": ("r1,r2", ("r1", "r2"), "", "at least one name"),
     "partition_rooms": ("r1,r2,r1", ("r1", "r2", "r1"), "r1,,r2", "names separated by commas"),
-    "num_partitions": ("4", 4, "0", "auto, or a whole number"),
+    "num_partitions": ("4", 4, "10001", "auto, or a whole number from 1 to 10000"),
     "min_partitions": ("4", 4, "0", "at least 1"),
     "max_records_per_partition": ("1000", 1000, "0", "at least 1"),
     "predicate_pushdown": ("true", True, "yes", "true or false"),

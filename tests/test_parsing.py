@@ -34,7 +34,7 @@ PARSERS = {
     "timestamp": p.timestamp,
     "dotted": p.dotted,
     "strategy": p.strategy,
-    "auto_integer": p.auto_integer,
+    "auto_integer": p.auto_integer(10_000),
     "property_columns": p.property_columns,
     "per_topic": p.per_topic,
     "json_object": p.json_object('{"a": 1}'),
@@ -275,7 +275,7 @@ NO_NUMBERS = ["1_000", "1_0", "\u0661\u0660", "\uff15", "1 0", "0x10", "1.0", "1
 
 
 @pytest.mark.parametrize("text", NO_NUMBERS)
-@pytest.mark.parametrize("parse", [p.integer(0), p.auto_integer, p.size(), p.timestamp, p.consume_from])
+@pytest.mark.parametrize("parse", [p.integer(0), p.auto_integer(10_000), p.size(), p.timestamp, p.consume_from])
 def test_a_number_is_of_plain_digits_alone(parse, text):
     assert parse(" 10 ") == 10
     with pytest.raises(ValueError, match=r"a whole number|a size|epoch milliseconds"):

@@ -439,14 +439,19 @@ def selector(value: str) -> str:
         raise ValueError(f"{e}, or module:callable") from None
 
 
-def auto_integer(value: str) -> int | None:
-    """A whole number, or None for ``auto``."""
-    if value.strip().lower() == "auto":
-        return None
-    try:
-        return integer(1)(value)
-    except ValueError:
-        raise ValueError("auto, or a whole number of at least 1") from None
+def auto_integer(high: int) -> Callable[[str], int | None]:
+    """A whole number from 1 to ``high``, or None for ``auto``."""
+    number = integer(1, high)
+
+    def parse(value: str) -> int | None:
+        if value.strip().lower() == "auto":
+            return None
+        try:
+            return number(value)
+        except ValueError as e:
+            raise ValueError(f"auto, or {e}") from None
+
+    return parse
 
 
 def names_with_repeats(value: str) -> tuple[str, ...]:

@@ -366,7 +366,9 @@ class SourceOptions(AdminOptions, total=False):
     partition_rooms: Sequence[str] | str
     """For ``machineRoomNearby``: room of each partition in order, repeated for further ones; brokers are named ``room@name``."""
     num_partitions: int | str
-    """Number of partitions to which the strategy assigns queues; ``auto``: one per 20,000 offsets, at most one per queue."""
+    """Number of partitions to which the strategy assigns queues, at most 10,000; ``auto``: one per 20,000 offsets, at most one
+    per queue.
+    """
     min_partitions: int | str
     """Split large ranges into about this many tasks."""
     max_records_per_partition: int | str
