@@ -53,7 +53,7 @@ ORDER = {
     " group_health tracing concurrent assigned reachability prefetch pulling ordered ownership"
     " rebalancing polls broker_requests rows tools pop push"
     " upkeep pull simple",
-    "localbroker": "java guard maven distro process servers site members cluster",
+    "localbroker": "java guard maven moved distro process servers site members cluster",
     "pull": "outcomes fetched suspicions pending pacing replica progress_timeout recreated range_reader puller reading"
     " read_ahead",
     "delay": "release portions stream commits envelope_records queue_records service node",
