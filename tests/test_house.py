@@ -71,7 +71,7 @@ ORDER = {
     " decode.inner decode.properties decode.rows decode.decoder decode.kafka encode.properties encode.columns"
     " encode.kafka encode.empty_bodies encode.batch encode.content_ids encode.encoder encode.proxy_rows",
     "stored": "ends scan",
-    "base": "codes logs extras hosts exposition process terminal budget clock folders java threads arguments complaints tls_files"
+    "base": "codes logs extras hosts process terminal budget clock folders java threads arguments complaints exposition tls_files"
     " dropped copies"
     " retry",
     "client": "credentials rpc name_servers routes broker_client topic_attributes offsets instance transactions sender send_back"
