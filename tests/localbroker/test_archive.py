@@ -182,7 +182,7 @@ def test_what_killed_dumps_left_goes_and_what_others_are_at_stays(home: Path, ja
         (f"{busy}.lock", 60),
         (f"{kept}.lock", 7200),
         ("chapter.log", 7200),
-        ("chapter.jsa", 7200),
+        ("notes.txt", 7200),
     ):
         (folder / name).touch()
         os.utime(folder / name, (time.time() - age_s,) * 2)
@@ -197,7 +197,7 @@ def test_what_killed_dumps_left_goes_and_what_others_are_at_stays(home: Path, ja
         f"{kept}.jsa",
         f"{kept}.lock",
         "chapter.log",
-        "chapter.jsa",
+        "notes.txt",
         *mine,
     }
     assert archive.path.with_suffix(".lock").stat().st_mtime > time.time() - 3600, (
