@@ -53,7 +53,7 @@ ORDER = {
     " group_health tracing concurrent assigned reachability prefetch pulling ordered ownership"
     " rebalancing polls broker_requests rows tools pop push"
     " upkeep pull simple",
-    "localbroker": "java guard maven distro process servers site members cluster",
+    "localbroker": "java guard maven moved distro process servers site members cluster",
     "pull": "outcomes fetched suspicions pending pacing replica progress_timeout recreated range_reader puller reading"
     " read_ahead",
     "delay": "release portions stream commits envelope_records queue_records service node",
@@ -71,7 +71,7 @@ ORDER = {
     " decode.inner decode.properties decode.rows decode.decoder decode.kafka encode.properties encode.columns"
     " encode.kafka encode.empty_bodies encode.batch encode.content_ids encode.encoder encode.proxy_rows",
     "stored": "ends scan",
-    "base": "codes logs extras hosts exposition process terminal budget clock folders java threads arguments complaints tls_files"
+    "base": "codes logs extras hosts process terminal budget clock folders java threads arguments complaints exposition tls_files"
     " dropped copies"
     " retry",
     "client": "credentials rpc name_servers routes broker_client topic_attributes offsets instance transactions sender send_back"

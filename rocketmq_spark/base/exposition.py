@@ -16,6 +16,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rocketmq_spark.base import extras
+from rocketmq_spark.base.complaints import Complaints
 from rocketmq_spark.base.hosts import is_loopback
 
 if TYPE_CHECKING:
@@ -164,18 +165,19 @@ def serving(
 ) -> Iterator[str]:
     """Serve the result of ``figures`` inside the block, and yield the URL. Port 0 takes any free port. One request
     at a time calls ``figures``. If it raises one of ``failures``, the response is a 503 with its text in one line, formatted by
-    ``shown``. Any other exception is a 503 without its text, and one line in the log.
+    ``shown``. Any other exception is a 503 without its text, and one line in the log, at
+    most every five minutes for each type of exception.
 
     Raises ``OSError`` if the server cannot listen on the address.
     """
     asking = threading.Lock()
-    last_error = ""
+    complaints = Complaints()
 
-    def report(error: str) -> None:
-        nonlocal last_error
-        if error != last_error:  # each request has it again
-            last_error = error
-            logger.error("the figures of %s cannot be computed: %s", PATH, error)
+    def report(error: Exception) -> None:
+        with asking:
+            due = complaints.level(PATH, error) == logging.WARNING
+        if due:  # each request has it again, perhaps with another text
+            logger.error("the figures of %s cannot be computed: %r", PATH, error)
 
     class Handler(BaseHTTPRequestHandler):
         timeout = _IDLE_S
@@ -194,7 +196,7 @@ def serving(
             except failures as e:
                 self._answer(503, shown(e) + "\n")
             except Exception as e:  # noqa: BLE001 - an error of this package; its text is not for strangers
-                report(repr(e))
+                report(e)
                 self._answer(503, "The figures cannot be computed; the log of this process has the error\n")
             else:
                 self._answer(200, body)

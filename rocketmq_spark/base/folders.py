@@ -144,6 +144,12 @@ def link_in(path: Path) -> Path | None:
     return next((entry for entry in _entries(path, ()) if entry.is_symlink()), None)
 
 
+def subfolders(path: Path) -> Iterator[Path]:
+    """Yield the folders below a folder, at every depth, and links to folders. Links are not followed."""
+    for folder, folders, _ in os.walk(path):
+        yield from (Path(folder, name) for name in folders)
+
+
 def _entries(path: Path, skipped: tuple[str, ...]) -> Iterator[Path]:
     for folder, folders, files in os.walk(path):
         folders[:] = [name for name in folders if not name.startswith(skipped)] if skipped else folders

@@ -34,7 +34,7 @@ from rocketmq_spark.localbroker.java import find_java
 from rocketmq_spark.localbroker.servers import NAME_SERVER, broker_names
 
 _PAUSE_S = 0.02
-_DATA = "data"
+_NAME, _DATA = distro.BACKGROUND_DATA
 _LOCK_WITHIN_S = 1.0
 
 
@@ -177,7 +177,7 @@ def not_running() -> LocalBrokerError:
 
 
 def _folder() -> Path:
-    return distro.cache_folder() / "background"
+    return distro.cache_folder() / _NAME
 
 
 def _path(name: str) -> Path:

@@ -32,6 +32,7 @@ from pathlib import Path
 from rocketmq_spark.base import extras, folders, process
 from rocketmq_spark.errors import LocalBrokerError
 from rocketmq_spark.localbroker import java, maven
+from rocketmq_spark.localbroker.moved import close_unless, moved_to
 
 CACHE_VARIABLE = "ROCKETMQ_SPARK_CACHE"
 VERSION = "5.5.0"
@@ -107,19 +108,52 @@ def cache_folder() -> Path:
 
 
 def _own(folder: Path) -> Path:
-    """Creates the folder for this user only. If it exists, others lose the right to write to it, and to the folders in it, unless
-    the folder is refused: then all modes stay.
+    """Creates the folder for this user only. If it exists, others lose the right to write to it, unless the folder is refused:
+    then all modes stay.
     """
     with contextlib.suppress(OSError):  # the first write will raise an error with the reason
         folders.make(folder)
-    for close in (_would_close, folders.close):  # what the second look finds cannot change any more
-        _check(folder, close)
-        _check_above(folder)
-        for inner in _folders_in(folder):
-            _check(inner, close)
-            for innermost in _folders_in(inner):
-                _check(innermost, close)
+    _check_all(folder, _would_close)
+    problem = None
+    with contextlib.suppress(OSError):  # it cannot be read, so nothing is read from it
+        problem = close_unless(folder, functools.partial(_moved_into, folder))
+    if problem is not None:
+        raise LocalBrokerError(
+            f"The cache {folder} is not used: {problem}",
+            remedy=f"Name a new folder with {CACHE_VARIABLE}, or let its owner run: chmod go-w",
+        )
+    _check_all(folder, folders.close)  # what this look finds cannot change any more
     return folder
+
+
+# What this package has in a cache, in which users may have other folders.
+_NAMES = ("archives", "background", "demo", "jars", "natives", "ports", "run")
+
+
+def _moved_into(cache: Path, was_open: bool) -> str | None:
+    places = [cache / name for name in _NAMES if (cache / name).exists()]
+    return next(filter(None, (moved_to(place, was_open, _below(place)) for place in places)), None)
+
+
+def _below(place: Path) -> Iterator[Path]:
+    """The folders in a place, without the data folder of ``broker start``, which ``site`` checks as any other data folder."""
+    return (folder for folder in _folders_in(place) if (place.name, folder.name) != BACKGROUND_DATA)
+
+
+BACKGROUND_DATA = ("background", "data")
+
+
+def _check_all(folder: Path, close: Callable[[Path], bool]) -> None:
+    """Check a cache and the folders in it. Only what this package has there is closed: another folder may be a data folder."""
+    _check(folder, close)
+    _check_above(folder)
+    for inner in _folders_in(folder):
+        if inner.name not in _NAMES:
+            _refuse_foreign(inner)
+            continue
+        _check(inner, close)
+        for innermost in _below(inner):
+            _check(innermost, close)
 
 
 def _would_close(folder: Path) -> bool:
@@ -133,6 +167,10 @@ def _folders_in(folder: Path) -> Iterator[Path]:
             with contextlib.suppress(OSError):  # a broken link
                 if entry.is_dir():
                     yield Path(entry.path)
+
+
+def _refuse_foreign(folder: Path) -> None:
+    _check(folder, lambda _: True)
 
 
 def _check(folder: Path, close: Callable[[Path], bool]) -> None:

@@ -98,6 +98,8 @@ _LOG = logging.getLogger(__name__)
 _KEPT = 6
 # A dump never takes this long, so older temporary files are those of a killed process.
 _LEFT_S = 3600
+# Names of archives, and of what a dump has beside them. Other files in the folder are not this package's.
+_MADE_HERE = re.compile(r"[0-9a-f]{16}\.(jsa|lock|part|classes|log)")
 CLASS_LIST = "classes.lst"
 _NUMBER = re.compile(r" id: \d+.*$")
 
@@ -216,12 +218,12 @@ class Archive:
 
     def _prune(self) -> None:
         """Delete superseded archives, and files of dumps whose process was killed."""
-        archives = sorted(self.path.parent.glob("*.jsa"), key=lambda p: p.stat().st_mtime, reverse=True)
-        for path in archives[_KEPT:]:
-            path.unlink(missing_ok=True)
+        made = [path for path in self.path.parent.iterdir() if _MADE_HERE.fullmatch(path.name)]
+        changed = {path: path.stat().st_mtime for path in made}
+        archives = sorted((path for path in made if path.suffix == ".jsa"), key=changed.__getitem__, reverse=True)
         kept, old = {path.stem for path in archives[:_KEPT]}, time.time() - _LEFT_S
-        for path in self.path.parent.iterdir():
-            if path.stem not in kept and path.stat().st_mtime < old:
+        for path in made:
+            if path in archives[_KEPT:] or (path.stem not in kept and changed[path] < old):
                 path.unlink(missing_ok=True)
 
 

@@ -33,6 +33,7 @@ from rocketmq_spark.errors import LocalBrokerError
 from rocketmq_spark.localbroker import process
 from rocketmq_spark.localbroker.distro import exclusive
 from rocketmq_spark.localbroker.java import Archive, Java
+from rocketmq_spark.localbroker.moved import close_unless, moved_to
 from rocketmq_spark.localbroker.process import MARK, Program, Server, port_in_use, spawn
 from rocketmq_spark.localbroker.servers import NAME_SERVER, PROXY
 
@@ -94,38 +95,26 @@ def _check(data: Path) -> None:
 
 
 def _problem(data: Path) -> str | None:
-    """Look, close the folder, look again, and close what is in it: what the last look finds cannot change any more.
-
-    A folder that the first look rejects keeps all modes, so that the next start finds the same.
-    """
+    """Close the folder and what is in it. A folder that is rejected keeps its mode, so that the next start finds the same."""
     if (found := folders.foreign(data)) is not None:
         return str(found)
     before = data.stat()
     if folders.is_of_all(before):
         return f"all users may write to it (mode {stat.S_IMODE(before.st_mode):04o}): name a new folder in it"
-    was_open = folders.others_may_write(before)
-    if (problem := _problem_in(data, was_open)) is not None:
-        return problem
-    if not folders.close(data):
-        return f"others may write to {data}"
-    problem = _problem_in(data, was_open) or _problem_after_closing(data)
-    if problem is not None:
-        with folders.inside(data) as opened:
-            os.fchmod(opened, stat.S_IMODE(before.st_mode))
-    return problem
+    return close_unless(data, lambda was_open: _problem_in(data, was_open), lambda: _problem_after_closing(data))
 
 
 def _problem_in(data: Path, was_open: bool) -> str | None:
     """Return a clause about the first place in a data folder that servers must not use; None if there is none."""
     for place in _places(data):
         if was_open:
-            return f"others may write to it, and may have moved a folder of yours to {place}{_LOOK}"
+            return moved_to(place, was_open)
         if (found := folders.foreign(place)) is not None:
             return str(found)
         if (problem := folders.irregularity(place)) is not None:
             return f"{problem}, to which servers would write"
-        if folders.others_may_write(place.lstat()):
-            return f"others may write to {place}, and may have moved a folder of yours there{_LOOK}"
+        if (problem := moved_to(place, was_open, folders.subfolders(place))) is not None:
+            return problem
         if (found := folders.foreign_in(place)) is not None:
             return str(found)
         if (problem := folders.irregular_in(place, _TEMPORARY_FILES)) is not None:
@@ -148,7 +137,6 @@ def _places(data: Path) -> list[Path]:
     return [data / name for name in sorted(os.listdir(data)) if name in _NAMES or name.startswith(_PREFIXES)]
 
 
-_LOOK = ", where servers delete and replace files: look whether all there is of a cluster"
 # What a cluster has in its data folder, in which users may have other files.
 _NAMES = (IN_USE, _PORTS, PROXY)
 _PREFIXES = (NAME_SERVER, "broker-")

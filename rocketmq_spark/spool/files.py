@@ -331,12 +331,22 @@ def check_temporary() -> None:
 
     For users other than root, the mode of a folder only causes a warning, because it may be a volume of Kubernetes.
     """
-    if (found := folders.temporary_exposure()) is None:
-        return
-    text = f"a temporary folder for messages would lie in {found}"
     remedy = (
         "Set the variable TMPDIR to a folder that only you and root may change, or that has the sticky bit (mode 1777)"
     )
+    if folders.reader() == folders.ROOT:  # the owner of a spool has files there, too
+        remedy = (
+            "Set the variable TMPDIR to a folder that only root may change and everyone may enter, as those above it: mode "
+            "0755, or with the sticky bit (mode 1777)"
+        )
+    try:
+        found = folders.temporary_exposure()
+    except PermissionError as e:  # it is root's, and this process has the rights of the spool's owner now
+        user = folders.user(os.geteuid())
+        raise SpoolError(f"{user} cannot enter the folder for temporary files, {e.filename}", remedy=remedy) from e
+    if found is None:
+        return
+    text = f"a temporary folder for messages would lie in {found}"
     if folders.reader() == folders.ROOT or found.uid is not None:
         raise SpoolError(text, remedy=remedy)
     process.once("open temporary folders", found.path, lambda: logger.warning("%s. %s", text, remedy))

@@ -163,7 +163,7 @@ def test_old_archives_go(home: Path, jar: Path) -> None:
     folder = home / "archives"
     folder.mkdir()
     for i in range(9):
-        (folder / f"{i}.jsa").touch()
+        (folder / f"{i:016x}.jsa").touch()
     archive = Archive(folder, find_java(), [jar])
     _finish(archive, home)
     left = list(folder.glob("*.jsa"))
@@ -172,24 +172,34 @@ def test_old_archives_go(home: Path, jar: Path) -> None:
 
 
 def test_what_killed_dumps_left_goes_and_what_others_are_at_stays(home: Path, jar: Path) -> None:
+    left, busy, kept = "a" * 16, "b" * 16, "c" * 16
     folder = home / "archives"
     folder.mkdir()
     for name, age_s in (
-        ("left.classes", 7200),
-        ("left.log", 7200),
-        ("left.lock", 7200),
-        ("busy.lock", 60),
-        ("kept.lock", 7200),
+        (f"{left}.classes", 7200),
+        (f"{left}.log", 7200),
+        (f"{left}.lock", 7200),
+        (f"{busy}.lock", 60),
+        (f"{kept}.lock", 7200),
+        ("chapter.log", 7200),
+        ("notes.txt", 7200),
     ):
         (folder / name).touch()
         os.utime(folder / name, (time.time() - age_s,) * 2)
-    (folder / "kept.jsa").touch()
+    (folder / f"{kept}.jsa").touch()
     archive = Archive(folder, find_java(), [jar])
     archive.path.with_suffix(".lock").touch()
     os.utime(archive.path.with_suffix(".lock"), (0, 0))
     _finish(archive, home)
     mine = {archive.path.name, archive.path.with_suffix(".lock").name}
-    assert {p.name for p in folder.iterdir()} == {"busy.lock", "kept.jsa", "kept.lock", *mine}
+    assert {p.name for p in folder.iterdir()} == {
+        f"{busy}.lock",
+        f"{kept}.jsa",
+        f"{kept}.lock",
+        "chapter.log",
+        "notes.txt",
+        *mine,
+    }
     assert archive.path.with_suffix(".lock").stat().st_mtime > time.time() - 3600, (
         "others would think that it is nobody's"
     )

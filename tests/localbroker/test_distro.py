@@ -26,7 +26,7 @@ import pytest
 from rocketmq_spark.base import folders
 from rocketmq_spark.base import process as registry
 from rocketmq_spark.errors import LocalBrokerError
-from rocketmq_spark.localbroker import distro, java, maven, process
+from rocketmq_spark.localbroker import distro, java, maven, process, site
 from tests import users
 from tests.helpers import raising
 
@@ -166,14 +166,72 @@ def test_a_cache_that_others_may_write_to_is_not_trusted(monkeypatch: pytest.Mon
     (tmp_path / "mine").chmod(0o777)
     distro.cache_folder()
     assert stat.S_IMODE((tmp_path / "mine").stat().st_mode) == 0o755
-    for folder in ("jars", "jars/core"):
-        (tmp_path / "mine" / folder).mkdir()
-        (tmp_path / "mine" / folder).chmod(0o777)
-    distro.cache_folder()
-    assert {stat.S_IMODE(folder.stat().st_mode) for folder in (tmp_path / "mine").rglob("*")} == {0o755}
     monkeypatch.setenv(distro.CACHE_VARIABLE, str(tmp_path / "file" / "below"))
     (tmp_path / "file").touch()
     assert distro.cache_folder() == tmp_path / "file" / "below", "who writes there says what is wrong"
+
+
+def test_what_private_groups_may_write_is_closed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "jars" / "core").mkdir(parents=True)
+    for folder in (places := [tmp_path, *tmp_path.rglob("*")]):
+        folder.chmod(0o775)
+    monkeypatch.setattr(folders, "_is_private", lambda *_: True)
+    monkeypatch.setenv(distro.CACHE_VARIABLE, str(tmp_path))
+    distro.cache_folder()
+    assert {stat.S_IMODE(folder.stat().st_mode) for folder in places} == {0o755}
+
+
+@pytest.mark.parametrize("open_folder", [".", "{name}", "{name}/inner"])
+@pytest.mark.parametrize("name", ["archives", "background", "demo", "jars", "natives", "ports", "run"])
+def test_what_others_may_have_moved_into_a_cache_stays(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, open_folder: str
+) -> None:
+    """They rename a folder of its user to one in which starts delete old files. Also at the next start."""
+    (cache := tmp_path / "cache").mkdir()
+    (cache / "project" / "inner").mkdir(parents=True)
+    for folder in (cache, *cache.rglob("*")):
+        folder.chmod(0o755)
+    (cache / "project").rename(cache / name)
+    (cache / open_folder.format(name=name)).chmod(0o777)
+    monkeypatch.setenv(distro.CACHE_VARIABLE, str(cache))
+    modes = {path: path.stat().st_mode for path in (cache, *cache.rglob("*"))}
+    for _ in range(2):
+        with pytest.raises(LocalBrokerError, match=rf"The cache {cache} is not used: .* {cache}/{name}.*chmod go-w"):
+            distro.cache_folder()
+        assert {path: path.stat().st_mode for path in modes} == modes
+    (cache / open_folder.format(name=name)).chmod(0o755)
+    assert distro.cache_folder() == cache
+
+
+def test_what_comes_while_a_cache_is_closed_is_seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (cache := tmp_path / "cache").mkdir()
+    cache.chmod(0o777)
+    close = folders.close
+
+    def late(path: Path) -> bool:
+        (cache / "archives").mkdir(exist_ok=True)
+        return close(path)
+
+    monkeypatch.setattr(folders, "close", late)
+    monkeypatch.setenv(distro.CACHE_VARIABLE, str(cache))
+    with pytest.raises(LocalBrokerError, match=rf"may have moved a folder of yours to {cache}/archives"):
+        distro.cache_folder()
+    assert stat.S_IMODE(cache.stat().st_mode) == 0o777
+
+
+@pytest.mark.parametrize("data", ["background/data", "mine", "mine/data"])
+def test_a_data_folder_in_a_cache_keeps_its_mode(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, data: str) -> None:
+    """So that the check of data folders sees that others could write to it."""
+    (folder := tmp_path / data).mkdir(parents=True)
+    (folder / "broker-a").mkdir()
+    for above in (tmp_path, *folder.parents[: len(Path(data).parts) - 1]):
+        above.chmod(0o755)
+    folder.chmod(0o777)
+    monkeypatch.setenv(distro.CACHE_VARIABLE, str(tmp_path))
+    distro.cache_folder()
+    with pytest.raises(LocalBrokerError, match=rf"{folder} is not used: others may write to it, .*broker-a"):
+        site.claim(tmp_path / "run", folder, keep=True)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o777
 
 
 def test_a_cache_that_is_refused_keeps_its_modes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -236,13 +236,16 @@ def test_what_others_may_have_moved_into_a_data_folder_stays(run: Path, tmp_path
     assert (data / "broker-a" / "tmp" / "thesis.tex").exists()
 
 
-@pytest.mark.parametrize(("folder", "mode"), [(".", 0o1777), (".", 0o3777), ("broker-a", 0o777), ("broker-a", 0o1777)])
+@pytest.mark.parametrize(
+    ("folder", "mode"),
+    [(".", 0o1777), (".", 0o3777), ("broker-a", 0o777), ("broker-a", 0o1777), ("broker-a/tmp", 0o777)],
+)
 def test_a_folder_of_a_broker_in_which_others_wrote_stays(run: Path, tmp_path: Path, folder: str, mode: int) -> None:
     """The sticky bit keeps others from moving things out of a folder, not into it."""
     data = tmp_path / "data"
     (thesis := data / "broker-a" / "tmp" / "thesis.tex").parent.mkdir(parents=True)
     thesis.touch()
-    for path in (data, data / "broker-a"):
+    for path in (data, data / "broker-a", data / "broker-a" / "tmp"):
         path.chmod(0o755)
     (data / folder).chmod(mode)
     modes = {path: path.stat().st_mode for path in (data, *data.rglob("*"))}
@@ -350,7 +353,9 @@ def test_a_folder_that_was_made_again_by_others_stops_no_start(
 def test_nothing_is_planted_while_a_data_folder_is_checked(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, look: str
 ) -> None:
-    """Others may have had folders below it that anyone may change. They try each time this process looks at something."""
+    """Others may have had folders below it that anyone may change. They try each time this process looks at something. The
+    first look finds no such folder here, because others have opened it later.
+    """
     home = tmp_path / "data" / "namesrv" / "store"
     home.mkdir(parents=True)
     for folder, mode in ((home.parent.parent, 0o755), (home.parent, 0o755), (home, 0o777)):
@@ -367,6 +372,7 @@ def test_nothing_is_planted_while_a_data_folder_is_checked(
         return first
 
     monkeypatch.setattr(folders, look, plant(getattr(folders, look)))
+    monkeypatch.setattr(folders, "subfolders", lambda _: iter(()))
     with pytest.raises(LocalBrokerError, match=r"is not used: .*belongs to uid"):
         claim(run, tmp_path / "data", keep=True)
 

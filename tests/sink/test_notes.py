@@ -390,6 +390,7 @@ def interrupted(*given: object) -> None:
             ("/a:b", "/a:b"),
         ),
         *(("~/a", "{here}/~/a"), ("./a:b", "{here}/a:b"), ("~", "{here}/~")),
+        *(("/a/link/../b", "/a/b"), ("file:/a/link/../b", "/a/b"), ("link/../b", "{here}/b"), ("/../a", "/a")),
     ],
 )
 def test_checkpoints_are_called_as_spark_calls_them(

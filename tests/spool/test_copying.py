@@ -33,7 +33,7 @@ from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.spool import copying
 from rocketmq_spark.spool.copying import CheckedEntries, Copied, CopyLimits, copy_spool, new_folder
 from rocketmq_spark.spool.database import Database
-from rocketmq_spark.spool.files import RESERVE_BYTES, SERVED
+from rocketmq_spark.spool.files import RESERVE_BYTES, SERVED, check_temporary
 from rocketmq_spark.spool.owner_reader import DERIVED
 from rocketmq_spark.spool.records import (
     DEAD,
@@ -473,6 +473,17 @@ def temporary(path: Path, monkeypatch: pytest.MonkeyPatch, mode: int) -> Path:
     path.chmod(mode)
     monkeypatch.setattr(tempfile, "tempdir", str(path))
     return path
+
+
+@pytest.mark.skipif(not users.IS_ROOT, reason="needs a second user")
+def test_a_temporary_folder_closed_to_the_owner_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python remembers root's folder, and root then takes the rights of a spool's owner."""
+    users.let_in(tmp_path)
+    (tmp_path / "closed").mkdir(0o700)
+    above = temporary(tmp_path / "closed" / "temporary", monkeypatch, 0o755)
+    remedy = r"Set the variable TMPDIR .* mode 0755, or .* sticky bit \(mode 1777\)"
+    with folders.rights_of(users.OTHER), pytest.raises(SpoolError, match=rf"uid {users.OTHER} .* {above}.*{remedy}"):
+        check_temporary()
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o1777])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import posixpath
 import shutil
 import stat
 import uuid
@@ -391,7 +392,8 @@ def checkpoint_folder(location: str) -> Folder:
 def local_path(location: str) -> Path | None:
     """The path that Spark means by a ``checkpointLocation``; None on another file system. Nothing is looked up.
 
-    As for Hadoop, a scheme needs no ``//``, ``%`` and a ``~`` at the begin are characters of names, and schemes ignore case.
+    As for Hadoop, a scheme needs no ``//``, ``%`` and a ``~`` at the begin are characters of names, schemes ignore case, and a
+    ``..`` removes the name before it, even if that name is a link.
     Raises ``OptionError`` if the path is too long.
     """
     scheme, colon, below = location.partition(":")
@@ -403,7 +405,7 @@ def local_path(location: str) -> Path | None:
         return None
     if (problem := length_problem(path)) is not None:
         raise OptionError(f"the checkpointLocation is {shortened(location)}; {problem}", remedy="Name a shorter path")
-    return Path(path).absolute()
+    return Path(posixpath.normpath(Path(path).absolute()))
 
 
 def open_folder(name: str) -> Folder:

@@ -1,0 +1,65 @@
+"""What others may have moved into a folder, under names by which ``LocalBroker`` deletes and replaces files.
+
+Who may write to a folder can rename what is in it, also folders of its user that only this user may change. So a data folder, or
+a cache, to which others may write is refused if it has such names: its user looks at them first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from rocketmq_spark.base import folders
+
+_LOOK = ", where LocalBroker deletes and replaces files: look whether all there is of LocalBroker"
+
+
+def close_unless(
+    folder: Path, problem_in: Callable[[bool], str | None], problem_after: Callable[[], str | None] = lambda: None
+) -> str | None:
+    """Look, close the folder for others, and look again: what the second look finds cannot change any more. Returns a clause
+    about the problem, which leaves the folder's mode as it was; None if the folder is closed.
+
+    Args:
+        folder: The folder.
+        problem_in: Looks. Its argument is whether others could write to the folder before it was closed.
+        problem_after: Closes what is in the folder, and looks there, when the folder is closed.
+    """
+    before = folder.stat()
+    was_open = folders.others_may_write(before)
+    if (problem := problem_in(was_open)) is not None:
+        return problem
+    if not folders.close(folder):
+        return f"others may write to {folder}"
+    problem = problem_in(was_open) or problem_after()
+    if problem is not None and folder.stat().st_mode != before.st_mode:
+        with folders.inside(folder) as opened:
+            os.fchmod(opened, stat.S_IMODE(before.st_mode))
+    return problem
+
+
+def moved_to(place: Path, was_open: bool, below: Iterable[Path] = ()) -> str | None:
+    """Return a clause if others may have moved something to a place; None if they cannot have.
+
+    Args:
+        place: An existing file or folder with a name by which files are deleted.
+        was_open: Whether others could write to the folder above.
+        below: Folders in the place, which count, too. Links among them do not.
+    """
+    if was_open:
+        return f"others may write to it, and may have moved a folder of yours to {place}{_LOOK}"
+    if _is_open(place.stat):
+        return f"others may write to {place}, and may have moved a folder of yours there{_LOOK}"
+    for folder in below:
+        if not folder.is_symlink() and _is_open(folder.lstat):
+            return f"others may write to {folder}, and may have moved a folder of yours there{_LOOK}"
+    return None
+
+
+def _is_open(read: Callable[[], os.stat_result]) -> bool:
+    with contextlib.suppress(OSError):  # the folder of a download is removed at its end
+        return folders.others_may_write(read())
+    return False
