@@ -86,6 +86,8 @@ def any_mode():
 
 @pytest.mark.usefixtures("any_mode")
 def test_lock_and_state_are_private_whatever_the_umask_is(folder):
+    for made in (folder, folder.parent):
+        made.chmod(0o755)  # a cache to which others may write is refused
     (folder / "lock").touch(0o666)  # of an older version
     mq = SimpleNamespace(name_server="x:1", brokers=[], slaves=[], data="/d", address=lambda _: "x:1", pid=lambda _: 1)
     with background._lock():
