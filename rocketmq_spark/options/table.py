@@ -331,8 +331,8 @@ class Options:
         p.auto_integer(10_000),
         None,
         _SOURCE,
-        "number of partitions to which the strategy assigns queues, at most 10,000; `auto`: one per 20,000 offsets, at most one per "
-        "queue",
+        "number of partitions to which the strategy assigns queues, at most 10,000; `auto`: one per 20,000 offsets, at most one "
+        "per queue",
         shown="auto",
     )
     min_partitions: int | None = _row(p.integer(1), None, _SOURCE, "split large ranges into about this many tasks")
