@@ -99,7 +99,7 @@ def test_a_queue_is_read_although_others_committed_no_store_time(world: World, t
     assert sent_in_the_end(world, a) == bodies("m", 20)
 
 
-def test_a_running_node_reads_on_without_the_store_time_of_others(world: World, two: tuple[Node, Node]) -> None:
+def test_a_running_node_reads_on_without_others_store_time(world: World, two: tuple[Node, Node]) -> None:
     a, _ = two
     turns(a, 2)
     assert (len(a.store), world.offsets()[:2]) == (11, (0, 11))
