@@ -67,7 +67,7 @@ def test_the_error_of_a_setting_does_not_have_its_value() -> None:
 
 
 def test_an_expression_is_left_to_re2_where_code_is_forbidden(monkeypatch: pytest.MonkeyPatch) -> None:
-    pattern = "(?i)" + "".join(f"[{chr(i)}-\U0010ffff]" for i in range(1, 3000) if chr(i) not in "[]\\^-")
+    pattern = "(?i)" + "".join(f"[{chr(i)}-\U0010ffff]" for i in range(1, 800) if chr(i) not in "[]\\^-")
     monkeypatch.setenv("ROCKETMQ_SPARK_ALLOW_CALLABLES", "0")
     begun = time.process_time()
     options.parse({"nameServer": "127.0.0.1:1", "subscribePattern": pattern})

@@ -92,12 +92,12 @@ class MemoryPieces:
         self.lengths = np.zeros(rows, np.int64)
         self.rows: list[dict[str, str]] = [{} for _ in range(rows)]
 
-    def value(self, name: bytes, values: pa.Array, filled: Any = None) -> None:
+    def add_property(self, name: bytes, values: pa.Array, filled: Any = None) -> None:
         for i, value in enumerate(values.to_pylist()):
             if filled is None or filled[i]:
                 self.rows[i][name.decode()] = value.decode()
 
-    def entries(self, names: pa.Array, values: pa.Array, bounds: Any) -> None:
+    def add_entries(self, names: pa.Array, values: pa.Array, bounds: Any) -> None:
         pairs = list(zip(names.to_pylist(), values.to_pylist(), strict=True))
         for row, (begin, end) in zip(self.rows, itertools.pairwise(bounds.tolist()), strict=True):
             row.update({name.decode(): value.decode() for name, value in pairs[begin:end]})
@@ -122,7 +122,7 @@ class MemoryEncoded(Encoded):
 
 
 class MemoryRowEncoder(Encoder):
-    def _pieces(self, batch: pa.RecordBatch, bad_rows: Any) -> MemoryPieces:
+    def _new_pieces(self, batch: pa.RecordBatch, bad_rows: Any) -> MemoryPieces:
         return MemoryPieces(len(batch))
 
     def join(self, checked: CheckedRows, topics: RowTopics | None = None) -> MemoryEncoded:

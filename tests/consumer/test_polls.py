@@ -165,7 +165,7 @@ def test_ctrl_c_while_a_poll_returns_loses_nothing(how: str, monkeypatch: pytest
         consumer.assign([A])
         got: list[tuple[MessageQueue, int]] = []
         with monkeypatch.context() as patched:
-            patched.setattr("rocketmq_spark.consumer.pull.portion", portion)
+            patched.setattr("rocketmq_spark.consumer.pull.first_portion", portion)
             patched.setattr(consumer, "_to_arrow", rows)
             found: Any = []
             with contextlib.suppress(KeyboardInterrupt):

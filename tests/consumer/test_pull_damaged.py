@@ -139,7 +139,7 @@ def test_rows_of_a_batch_that_lies_about_its_offsets_are_not_counted_as_messages
     given_to(consumer, fake, stored)
     monkeypatch.setattr(messages, "PORTION_BYTES", 1)
     for _ in range(2):
-        with pytest.raises(DecodeError, match=r"not where it was asked for .*poll\(\) returns it raw"):
+        with pytest.raises(DecodeError, match=r"outside of the requested offsets .*poll\(\) returns it raw"):
             rows(consumer)
     consumer.commit()
     assert fake.stored[A] == 5

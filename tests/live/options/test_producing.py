@@ -210,7 +210,7 @@ def test_confirm_ambiguous__and_exactly_once_settle_look_what_is_stored_before_a
     scripted: MockBroker, made: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first connection breaks instead of an answer, and the queue is as empty as before."""
-    settles, settle = list[float](), scan.StoredIdScan._settle
+    settles, settle = list[float](), scan.StoredIdScan._wait_until_settled
     monkeypatch.setattr(
         scan.StoredIdScan, "_wait_until_settled", lambda one: (settles.append(one._tools.settle_s), settle(one))
     )
