@@ -28,6 +28,11 @@ from tests.fix_clusters import Certificates
 from tests.grpc_proxy.scripted import acknowledge, route, serving, serving_bytes, status
 from tests.helpers import awaited
 
+# gRPC's own thread, which watches a connection, may look at the channel once more while it is closed, and ends with that error.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:(?s:.*)Cannot monitor channel state. Channel closed:pytest.PytestUnhandledThreadExceptionWarning"
+)
+
 REQUEST = proto("QueryRouteRequest")()
 
 
