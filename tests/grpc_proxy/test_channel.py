@@ -30,7 +30,7 @@ from tests.helpers import awaited
 
 # gRPC's own thread, which watches a connection, may look at the channel once more while it is closed, and ends with that error.
 pytestmark = pytest.mark.filterwarnings(
-    "ignore:(?s:.*)Cannot monitor channel state. Channel closed:pytest.PytestUnhandledThreadExceptionWarning"
+    "ignore:(?s).*Cannot monitor channel state. Channel closed:pytest.PytestUnhandledThreadExceptionWarning"
 )
 
 REQUEST = proto("QueryRouteRequest")()

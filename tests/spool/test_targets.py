@@ -156,7 +156,7 @@ def test_a_revived_record_does_not_wait_for_another_target(tmp_path: Path) -> No
         assert store.take(999, 1) == []
 
 
-def test_a_revived_record_does_not_wait_for_another_target(tmp_path: Path) -> None:
+def test_a_repaired_revived_record_waits_for_no_other_target(tmp_path: Path) -> None:
     with_revived(tmp_path).close()
     with contextlib.closing(Database(tmp_path)) as db:
         db.write([(numbered(RECORD, 1), dataclasses.replace(NEW, marks=()).encode())], [TOTALS])
