@@ -28,6 +28,8 @@ SOURCE_ROLES = ("batch source", "stream source")
 ROLES = (*SOURCE_ROLES, "sink", "producer", "consumer", "pull consumer", "simple consumer", "cluster admin")
 DEFAULT_GROUP = "rocketmq_spark"
 ENVIRONMENT_VARIABLE = "ROCKETMQ_ENVIRONMENT"
+# Spark's driver keeps all tasks of a batch in memory. An option, or the offsets that a broker reports, could ask for any number.
+MAX_TASKS = 10_000
 # Environment variables that give a field its value if the option is not set.
 _VARIABLES = {"environment": ENVIRONMENT_VARIABLE}
 
@@ -328,11 +330,11 @@ class Options:
         "for `machineRoomNearby`: room of each partition in order, repeated for further ones; brokers are named `room@name`",
     )
     num_partitions: int | None = _row(
-        p.auto_integer(10_000),
+        p.auto_integer(MAX_TASKS),
         None,
         _SOURCE,
-        "number of partitions to which the strategy assigns queues, at most 10,000; `auto`: one per 20,000 offsets, at most one "
-        "per queue",
+        f"number of partitions to which the strategy assigns queues, at most {MAX_TASKS:,}; `auto`: one per 20,000 offsets, at "
+        "most one per queue",
         shown="auto",
     )
     min_partitions: int | None = _row(p.integer(1), None, _SOURCE, "split large ranges into about this many tasks")

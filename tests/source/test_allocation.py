@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from rocketmq_spark import options as options_table
 from rocketmq_spark.model import MessageQueue, OffsetRange
+from rocketmq_spark.options.table import MAX_TASKS
 from rocketmq_spark.spark.source.partitioning import (
-    MAX_TASKS,
     ROWS_PER_TASK,
     Partitioning,
     allocated_queues,

@@ -21,6 +21,7 @@ from rocketmq_spark.errors import OffsetError, OptionError
 from rocketmq_spark.model import MessageQueue, OffsetRange
 from rocketmq_spark.options import TABLE, Options
 from rocketmq_spark.options.parsing import integer
+from rocketmq_spark.options.table import MAX_TASKS
 from rocketmq_spark.queues.allocation import allocate_all
 from rocketmq_spark.queues.environment import Environment, environment_of
 
@@ -28,8 +29,6 @@ Task = list[OffsetRange]
 
 # A task should read at least this many messages, because starting it takes 25-30 ms, in which a task reads about as many.
 ROWS_PER_TASK = 20_000
-# Spark's driver keeps all tasks of a batch in memory, and a broker could report any offsets.
-MAX_TASKS = 10_000
 # Strategies that allocate every queue to a consumer, whatever the names of the brokers are.
 _COMPLETE_STRATEGIES = frozenset({"averagely", "averagelyByCircle", "consistentHash", "environment"})
 
