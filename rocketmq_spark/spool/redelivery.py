@@ -36,8 +36,8 @@ CROWDED_MS = 50
 TROUBLE_S = 1.0
 
 
-# Handles one record, or several records of a lane that are sent together. If the first one has another target than its send,
-# returns that of the send, and sends nothing.
+# Sends one record, or several records of a lane together. If the send of the first record has another target than the record,
+# returns the target of the send, and sends nothing.
 Handler = Callable[[Sequence[Record], Callable[[Resent], None]], str | None]
 
 
@@ -45,11 +45,11 @@ class Letters(NamedTuple):
     """Dead letters as records of a kind of their own.
 
     Args:
-        kind: Their kind.
-        made: The dead letter of a record that is given up after a result; None if it has none; the record itself if it waits for
-            the topic of dead letters as they do.
-        opened: From a dead letter, the record that was given up, and the reason.
-        named: The message of a record, or of its dead letter, for the log.
+        kind: The kind of dead letters.
+        made: Returns the dead letter of a record that is given up after a result; None if the record has no dead letter; the
+            record itself if it is sent to the topic of dead letters anyway, and waits for that topic.
+        opened: Returns the record that was given up and the reason, from its dead letter.
+        named: Returns the name of a record's message, or of a dead letter's message, for the log.
     """
 
     kind: str
@@ -59,15 +59,15 @@ class Letters(NamedTuple):
 
 
 class Targeting(NamedTuple):
-    """The targets that records have now, and the fingerprint of the ``rules`` by which they have them."""
+    """``of`` returns the target of a record by the current rules; ``rules`` is the fingerprint of these rules."""
 
     of: Callable[[Record], str]
     rules: bytes
 
 
 class RecordResult(NamedTuple):
-    """The result of a record that was out since ``since_ms``; or the ``target`` of its send, if the record has another one: then
-    it was not sent.
+    """The result of a record that was out since ``since_ms``. With a ``target``, the record was not sent, because its send has
+    this target and the record has another one.
     """
 
     work: Work
@@ -88,10 +88,10 @@ class Redelivery:
     sent as all others are. If a broker permanently rejects the letter, the record stays as a dead one. A letter is not given
     up after temporary failures: it is tried again after the schedule's last pause.
 
-    A record is handed out, and its result counts, only for the target of its send. If the stored target is another one (that of
-    an earlier release, or of other options), the record is stored again with the right one before it is sent. With ``targeting``,
-    that does not wait for the wrong target: if the rules have changed since the store was used, a page of records is compared in
-    each turn, from the first to the last.
+    A record is handed out, and its result counts, only for the target of its send. If the stored target is another one (from an
+    earlier release, or from other options), the record is stored again with the target of its send before it is sent. With
+    ``targeting``, records need not wait for the wrong target until then: if the rules have changed since the store was last used,
+    each turn compares the targets of a page of records, from the first record to the last.
     """
 
     def __init__(
@@ -413,10 +413,10 @@ class Redelivery:
                 return  # one page per turn, because others wait
 
     def _compare(self) -> None:
-        """Compare the targets of a page of records with those by the rules of now."""
+        """Give the records of a page the targets that they have by the current rules."""
         if not self._compares or self._targeting is None:
             return
-        # Letters that waited for a topic that did not answer need not wait as long for another one.
+        # A dead letter that has waited for a topic without an answer is due at once if it gets another topic.
         kind = None if self._letters is None else self._letters.kind
         goes_on = self._store.retarget(self._targeting.of, self._compared, COMPARED, kind, self._clock())
         if goes_on is None:
