@@ -331,10 +331,11 @@ def check_temporary() -> None:
 
     For users other than root, the mode of a folder only causes a warning, because it may be a volume of Kubernetes.
     """
+    is_root = folders.reader() == folders.ROOT
     remedy = (
         "Set the variable TMPDIR to a folder that only you and root may change, or that has the sticky bit (mode 1777)"
     )
-    if folders.reader() == folders.ROOT:  # root's processes with the rights of a spool's owner need the folder, too
+    if is_root:  # root's processes with the rights of a spool's owner need the folder, too
         remedy = (
             "Set the variable TMPDIR to a folder that only root may change and everyone may enter, as those above it: mode "
             "0755, or with the sticky bit (mode 1777)"
@@ -347,7 +348,7 @@ def check_temporary() -> None:
     if found is None:
         return
     text = f"a temporary folder for messages would lie in {found}"
-    if folders.reader() == folders.ROOT or found.uid is not None:
+    if is_root or found.uid is not None:
         raise SpoolError(text, remedy=remedy)
     process.once("open temporary folders", found.path, lambda: logger.warning("%s. %s", text, remedy))
 
