@@ -52,7 +52,7 @@ _Opened = TypeVar("_Opened", bound=_Closable)
 # An absolute path, because ``become_owner`` changes the current folder.
 _FOLDER = click.argument("folder", type=click.Path(path_type=Path), callback=lambda _, __, folder: folder.absolute())
 # The module is imported before ``become_owner``: later, this process may not be able to read the package.
-_OF_ROWS = "rocketmq_spark.delay.envelope_records"
+_IMPORTED_FIRST = "rocketmq_spark.delay.envelope_records"
 _SUMMARY = {
     "path": "SPOOL",
     "depth": "WAITING",
@@ -85,7 +85,7 @@ def show(output: Output, folder: Path, records: bool) -> None:
     """
     from rocketmq_spark.spool.spool import SpoolReading
 
-    importlib.import_module(_OF_ROWS)
+    importlib.import_module(_IMPORTED_FIRST)
     rows: list[dict[str, object]] = []
     failed: list[Exception] = []
     for path in _paths(folder):
@@ -130,7 +130,7 @@ def export(output: Output, folder: Path) -> None:
     """
     from rocketmq_spark.spool.spool import SpoolReading
 
-    importlib.import_module(_OF_ROWS)
+    importlib.import_module(_IMPORTED_FIRST)
     count = 0
     failed: list[Exception] = []
     for path in _paths(folder):
@@ -539,12 +539,12 @@ def _content(entry: SpoolEntry) -> dict[str, object]:
     }
 
 
-_SHOWN = ("due", "tries", "topic", "queue", "delayedUntil", "reason", "givenUp", "error")
+_LINE_FIELDS = ("due", "tries", "topic", "queue", "delayedUntil", "reason", "givenUp", "error")
 
 
 def _line(row: dict[str, object]) -> str:
     parts = [f"{row['record']} {row['standing']}"]
-    parts += [f"{name} {row[name]}" for name in _SHOWN if row.get(name)]
+    parts += [f"{name} {row[name]}" for name in _LINE_FIELDS if row.get(name)]
     ids = row.get("msgIds")
     return "  ".join([*parts, *(ids if isinstance(ids, list) else [])])
 
