@@ -249,7 +249,7 @@ _LENGTH = struct.Struct(">H")
 _DUE = struct.Struct(">Q")
 _PLACE = struct.Struct(">QQ")
 _LAST_MS = (1 << 63) - 1
-_SHOWN_CHARS = 255  # of an id
+_MAX_ID_CHARS = 255  # of an id in a log line
 # To be raised with any change of ``release.delivery`` or ``Rules`` after which an envelope has another target.
 _DECISIONS = 1
 OTHER_ID = "delayed messages whose envelope has the digest of another message id"
@@ -321,14 +321,12 @@ def arrival(rules: Rules, queue: MessageQueue, offset: int, body: bytes, now_ms:
     that only these rules forbid becomes a dead letter when it is due, so that its identity does not depend on the rules.
     """
     due_ms, identity, found = 0, digest(body), rules.delivery(body)
-    known = _unruled(body) if isinstance(found, DecodeError) else found
+    known = _unrestricted(body) if isinstance(found, DecodeError) else found
     if not isinstance(known, DecodeError):
-        opened, original = known
-        found_ms = min(max(0, opened.due_ms), _LAST_MS)
-        if original is None:
-            return Arrival(None, found_ms, (IDENTITY, _DUE.pack(found_ms) + opened.identity[_DUE.size :]))
-        due_ms, identity = found_ms, opened.identity[_DUE.size :]
-    marks = ((IDENTITY, _DUE.pack(due_ms) + identity), (space_of(queue), place(offset, due_ms)))
+        due_ms, identity = _due_and_digest(known.opened)
+        if known.original is None:
+            return Arrival(None, due_ms, _identity_mark(due_ms, identity))
+    marks = (_identity_mark(due_ms, identity), (space_of(queue), place(offset, due_ms)))
     return Arrival(Record(KIND, body, now_ms, rules.target(found), marks=marks), due_ms)
 
 
@@ -339,16 +337,21 @@ def copied(record: Record) -> Record:
     owner of the folder may have made up. Raises ``DecodeError`` if the envelope has the digest of another message id.
     """
     data = (opened_letter(record)[0] if record.kind == LETTER_KIND else record).payload
-    try:
-        opened, original = release.delivery(data, max_bytes=len(data))
-    except DecodeError:
-        original = None
-    due_ms, identity = 0, digest(data)  # as ``arrival`` identifies what it cannot deliver
-    if original is not None:
-        due_ms, identity = min(max(0, opened.due_ms), _LAST_MS), opened.identity[_DUE.size :]
-        if identity != digest(original.properties.get(Property.UNIQ_KEY, "").encode()):
+    due_ms, identity, found = 0, digest(data), _unrestricted(data)  # the identity is that of a body without a message
+    if not isinstance(found, DecodeError) and found.original is not None:
+        due_ms, identity = _due_and_digest(found.opened)
+        if identity != digest(found.original.properties.get(Property.UNIQ_KEY, "").encode()):
             raise DecodeError(OTHER_ID)
-    return replace(record, marks=((IDENTITY, _DUE.pack(due_ms) + identity),))
+    return replace(record, marks=(_identity_mark(due_ms, identity),))
+
+
+def _due_and_digest(opened: DecodedEnvelope) -> tuple[int, bytes]:
+    """The due time of an envelope, limited to what a record can have, and the digest of its message id."""
+    return min(max(0, opened.due_ms), _LAST_MS), opened.identity[_DUE.size :]
+
+
+def _identity_mark(due_ms: int, identity: bytes) -> tuple[bytes, bytes]:
+    return IDENTITY, _DUE.pack(due_ms) + identity
 
 
 # The argument ``kinds`` of ``copy_spool`` for the records of a node.
@@ -402,11 +405,11 @@ def named(record: Record) -> str:
     """The name of a record's message for a log line. Its id may be any text of any length."""
     if record.kind == LETTER_KIND:
         record, _ = opened_letter(record)
-    found = _unruled(record.payload)
+    found = _unrestricted(record.payload)
     if isinstance(found, DecodeError) or found.original is None:
         return "no valid envelope"
     msg_id = found.original.properties.get(Property.UNIQ_KEY, "without id")
-    return f"message {release.reason_text(msg_id)[:_SHOWN_CHARS]} for topic {found.opened.topic}"
+    return f"message {release.reason_text(msg_id)[:_MAX_ID_CHARS]} for topic {found.opened.topic}"
 
 
 def letter_send(rules: Rules, made: Record) -> SpooledSend:
@@ -414,7 +417,7 @@ def letter_send(rules: Rules, made: Record) -> SpooledSend:
     reason as properties. Raises ``MessageRefused`` if the message's properties leave no room for these two.
     """
     record, reason = opened_letter(made)
-    found, most = _unruled(record.payload), rules.settings.max_message_size
+    found, most = _unrestricted(record.payload), rules.settings.max_message_size
     if isinstance(found, DecodeError) or found.original is None:
         return _send(rules, record, found)
     opened, original = found.opened, found.original
@@ -427,7 +430,7 @@ def letter_send(rules: Rules, made: Record) -> SpooledSend:
     return _send(rules, record, Delivery(opened, Original(properties, text, None)))
 
 
-def _unruled(data: bytes) -> Delivery | DecodeError:
+def _unrestricted(data: bytes) -> Delivery | DecodeError:
     """What an envelope delivers to a node whose options forbid nothing, or why it cannot be delivered."""
     try:
         return release.delivery(data, max_bytes=len(data))
