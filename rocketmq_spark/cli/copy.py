@@ -324,10 +324,10 @@ def _run(copier: Copier, consumer: PullConsumer, target: Target, how: dict[str, 
 
 
 def copied_offsets(target: Target, group: str, source: str) -> dict[MessageQueue, int | None]:
-    """Return the offsets that the group has of the source's queues, those of the environment.
+    """Return the group's offsets of the source's queues in the environment.
 
     Raises ``OffsetError`` for an offset beyond the end of its queue: the consumer would continue at the end, and the messages
-    before it would count as copied.
+    before the end would count as copied.
     """
     from rocketmq_spark.admin import deadline
     from rocketmq_spark.cli.lag import own_group
@@ -344,7 +344,7 @@ def copied_offsets(target: Target, group: str, source: str) -> dict[MessageQueue
                 f"group {group} has copied {queue} up to {offset}, and the queue ends at {bounds[queue].max_offset}: its topic "
                 "was created again",
                 topic=queue.topic,
-                remedy="To copy what is there now, name a new --group, or set its offsets with rocketmq-spark offsets set",
+                remedy="To copy the new topic, name a new --group, or set its offsets with rocketmq-spark offsets set",
             )
     return committed
 

@@ -49,10 +49,10 @@ class _Closable(Protocol):
 
 _Opened = TypeVar("_Opened", bound=_Closable)
 
-# Absolute: ``become_owner`` changes the current folder.
+# An absolute path, because ``become_owner`` changes the current folder.
 _FOLDER = click.argument("folder", type=click.Path(path_type=Path), callback=lambda _, __, folder: folder.absolute())
-# Imported before ``become_owner``, after which nothing can be imported.
-_OF_ROWS = "rocketmq_spark.delay.envelope_records"
+# The module is imported before ``become_owner``: later, this process may not be able to read the package.
+_IMPORTED_FIRST = "rocketmq_spark.delay.envelope_records"
 _SUMMARY = {
     "path": "SPOOL",
     "depth": "WAITING",
@@ -71,7 +71,7 @@ def spool() -> None:
     FOLDER is a spool, or a spoolDir that contains the spools of workers.
     """
     if os.geteuid() == folders.ROOT:
-        terminal.in_follower()  # ``become_owner`` gives it up
+        terminal.in_follower()  # because ``become_owner`` gives up the terminal
 
 
 @spool.command()
@@ -85,7 +85,7 @@ def show(output: Output, folder: Path, records: bool) -> None:
     """
     from rocketmq_spark.spool.spool import SpoolReading
 
-    importlib.import_module(_OF_ROWS)
+    importlib.import_module(_IMPORTED_FIRST)
     rows: list[dict[str, object]] = []
     failed: list[Exception] = []
     for path in _paths(folder):
@@ -130,7 +130,7 @@ def export(output: Output, folder: Path) -> None:
     """
     from rocketmq_spark.spool.spool import SpoolReading
 
-    importlib.import_module(_OF_ROWS)
+    importlib.import_module(_IMPORTED_FIRST)
     count = 0
     failed: list[Exception] = []
     for path in _paths(folder):
@@ -442,7 +442,7 @@ def _shown(path: Path, entry: SpoolEntry, *parts: Callable[[SpoolEntry], dict[st
 
 
 def _row_of(entry: SpoolEntry) -> dict[str, object]:
-    """What is known of a record, with null for what is not."""
+    """The row of a record, with null for unknown values."""
     from rocketmq_spark.delay.envelope_records import KIND, LETTER_KIND
     from rocketmq_spark.errors import DecodeError
     from rocketmq_spark.spool.spool import SEND_KIND, send_of
@@ -483,8 +483,8 @@ def _row_of(entry: SpoolEntry) -> dict[str, object]:
 
 
 def _delayed(record: Record) -> tuple[DecodedEnvelope, Original, str | None]:
-    """What a node sends of an envelope, to any topic, and why the message was given up, if it was. Raises ``DecodeError`` for an
-    envelope that cannot be delivered.
+    """The envelope in a record, the message that a node without rules would send, and the reason if the message was given up.
+    Raises ``DecodeError`` for an envelope that cannot be delivered.
     """
     from rocketmq_spark.delay.envelope_records import LETTER_KIND, opened_letter
     from rocketmq_spark.delay.release import delivery
@@ -539,12 +539,12 @@ def _content(entry: SpoolEntry) -> dict[str, object]:
     }
 
 
-_SHOWN = ("due", "tries", "topic", "queue", "delayedUntil", "reason", "givenUp", "error")
+_LINE_FIELDS = ("due", "tries", "topic", "queue", "delayedUntil", "reason", "givenUp", "error")
 
 
 def _line(row: dict[str, object]) -> str:
     parts = [f"{row['record']} {row['standing']}"]
-    parts += [f"{name} {row[name]}" for name in _SHOWN if row.get(name)]
+    parts += [f"{name} {row[name]}" for name in _LINE_FIELDS if row.get(name)]
     ids = row.get("msgIds")
     return "  ".join([*parts, *(ids if isinstance(ids, list) else [])])
 

@@ -91,8 +91,8 @@ class Committed(NamedTuple):
 
     @classmethod
     def decode(cls, numbers: Numbers) -> Committed:
-        """What the numbers prove, which may be those of several nodes: what is done has been read, so the end of what was read is
-        not before ``oldest``.
+        """What the numbers prove; they may be from several nodes. Messages that are done have been read, so the end of what was
+        read is not before ``oldest``.
         """
         oldest, progress, progress_ms, newest_ms = numbers
         behind = ((progress - oldest + _FAR) & ((1 << _OFFSET_BITS) - 1)) - _FAR

@@ -249,7 +249,7 @@ _LENGTH = struct.Struct(">H")
 _DUE = struct.Struct(">Q")
 _PLACE = struct.Struct(">QQ")
 _LAST_MS = (1 << 63) - 1
-_SHOWN_CHARS = 255  # of an id
+_MAX_ID_CHARS = 255  # of an id in a log line
 # To be raised with any change of ``release.delivery`` or ``Rules`` after which an envelope has another target.
 _DECISIONS = 1
 OTHER_ID = "delayed messages whose envelope has the digest of another message id"
@@ -278,9 +278,9 @@ def offset_and_due(place: bytes) -> tuple[int, int]:
 
 
 class Rules(NamedTuple):
-    """What a node may deliver: envelopes that do not follow the rules, and bodies that are none, go to ``dead_topic``.
+    """What a node may deliver. Envelopes that break these rules, and bodies that are no envelopes, go to ``dead_topic``.
 
-    ``inner_topic`` is the name of the topic for which ``has_envelopes`` was made.
+    ``has_envelopes`` accepts ``inner_topic``, which the fingerprint contains in its place.
     """
 
     settings: ProducerSettings
@@ -291,12 +291,12 @@ class Rules(NamedTuple):
 
     @property
     def fingerprint(self) -> bytes:
-        """Differs for rules by which a record may have another target."""
+        """A digest that differs between rules by which a record may have different targets."""
         size = self.settings.max_message_size
         return digest(repr((_DECISIONS, self.dead_topic, tuple(self.topics), size, self.inner_topic)).encode())
 
     def delivery(self, data: bytes) -> Delivery | DecodeError:
-        """What an envelope delivers, or why it becomes a dead letter. ``arrival`` and ``sending`` both decide by this."""
+        """What an envelope delivers, or why it becomes a dead letter. ``arrival`` and ``sending`` both use this decision."""
         try:
             return release.delivery(data, self.topics, self.settings.max_message_size, self.has_envelopes)
         except DecodeError as e:
@@ -309,7 +309,7 @@ class Rules(NamedTuple):
         return self.target(self.delivery(record.payload)) if record.kind == KIND else record.target
 
     def target(self, found: Delivery | DecodeError) -> str:
-        """What a record waits for: the broker or the topic that it is sent to."""
+        """The broker or the topic that a record is sent to, and so waits for."""
         if isinstance(found, DecodeError) or found.original is None:
             return topic_target(self.dead_topic)
         queue = found.original.queue
@@ -318,40 +318,43 @@ class Rules(NamedTuple):
 
 def arrival(rules: Rules, queue: MessageQueue, offset: int, body: bytes, now_ms: int) -> Arrival:
     """The effect of the envelope at ``offset``. A body that is no envelope is due at once, and becomes a dead letter. An envelope
-    that only these rules forbid becomes one when it is due, so that it has the same identity as under other rules.
+    that only these rules forbid becomes a dead letter when it is due, so that its identity does not depend on the rules.
     """
     due_ms, identity, found = 0, digest(body), rules.delivery(body)
-    known = _unruled(body) if isinstance(found, DecodeError) else found
+    known = _unrestricted(body) if isinstance(found, DecodeError) else found
     if not isinstance(known, DecodeError):
-        opened, original = known
-        found_ms = min(max(0, opened.due_ms), _LAST_MS)
-        if original is None:
-            return Arrival(None, found_ms, (IDENTITY, _DUE.pack(found_ms) + opened.identity[_DUE.size :]))
-        due_ms, identity = found_ms, opened.identity[_DUE.size :]
-    marks = ((IDENTITY, _DUE.pack(due_ms) + identity), (space_of(queue), place(offset, due_ms)))
+        due_ms, identity = _due_and_digest(known.opened)
+        if known.original is None:
+            return Arrival(None, due_ms, _identity_mark(due_ms, identity))
+    marks = (_identity_mark(due_ms, identity), (space_of(queue), place(offset, due_ms)))
     return Arrival(Record(KIND, body, now_ms, rules.target(found), marks=marks), due_ms)
 
 
 def copied(record: Record) -> Record:
-    """A record of another user's folder, whose marks may say anything, with the identity of the message that is shown of it.
+    """A record from another user's folder, with the identity of the message that ``show`` prints instead of the record's marks.
 
-    It has no mark of a queue: nobody sees whether the queue has the message there, and a node reads its queues again. Raises
-    ``DecodeError`` if the envelope names another message than its message id.
+    The result has no mark of a queue. A node with the copy reads its queues again, and does not depend on positions that the
+    owner of the folder may have made up. Raises ``DecodeError`` if the envelope has the digest of another message id.
     """
     data = (opened_letter(record)[0] if record.kind == LETTER_KIND else record).payload
-    try:
-        opened, original = release.delivery(data, max_bytes=len(data))
-    except DecodeError:
-        original = None
-    due_ms, identity = 0, digest(data)  # as ``arrival`` identifies what it cannot deliver
-    if original is not None:
-        due_ms, identity = min(max(0, opened.due_ms), _LAST_MS), opened.identity[_DUE.size :]
-        if identity != digest(original.properties.get(Property.UNIQ_KEY, "").encode()):
+    due_ms, identity, found = 0, digest(data), _unrestricted(data)  # the identity is that of a body without a message
+    if not isinstance(found, DecodeError) and found.original is not None:
+        due_ms, identity = _due_and_digest(found.opened)
+        if identity != digest(found.original.properties.get(Property.UNIQ_KEY, "").encode()):
             raise DecodeError(OTHER_ID)
-    return replace(record, marks=((IDENTITY, _DUE.pack(due_ms) + identity),))
+    return replace(record, marks=(_identity_mark(due_ms, identity),))
 
 
-# As ``copy_spool`` takes them.
+def _due_and_digest(opened: DecodedEnvelope) -> tuple[int, bytes]:
+    """The due time of an envelope, limited to what a record can have, and the digest of its message id."""
+    return min(max(0, opened.due_ms), _LAST_MS), opened.identity[_DUE.size :]
+
+
+def _identity_mark(due_ms: int, identity: bytes) -> tuple[bytes, bytes]:
+    return IDENTITY, _DUE.pack(due_ms) + identity
+
+
+# The argument ``kinds`` of ``copy_spool`` for the records of a node.
 COPIED_KINDS = {KIND: copied, LETTER_KIND: copied}
 
 
@@ -367,8 +370,9 @@ def trade(rules: Rules, max_out: int) -> RedeliveryPolicy:
 
 
 def letter(rules: Rules, record: Record, failure: Resent) -> Record | None:
-    """The dead letter of a record that is given up; the record itself if it goes to the same topic anyway, and waits for it. None
-    if the properties leave no room for topic and reason, or if that topic has permanently rejected the record.
+    """The dead letter of a record that is given up. The record itself if it is sent to the topic of dead letters anyway, and
+    waits for that topic. None if the properties leave no room for topic and reason, or if that topic permanently rejected the
+    record.
     """
     if isinstance(found := rules.delivery(record.payload), DecodeError) or found.opened.topic == rules.dead_topic:
         return record if failure.passing else None
@@ -383,8 +387,8 @@ def letter(rules: Rules, record: Record, failure: Resent) -> Record | None:
 
 
 def opened_letter(made: Record) -> tuple[Record, str]:
-    """The record that was given up, but with the target of its letter, and the reason. In a file of another user it may be any
-    bytes.
+    """The record that was given up, but with the target of its dead letter, and the reason. The payload may be any bytes if the
+    dead letter is from another user's folder.
     """
     start, data = _LENGTH.size, made.payload
     end = start + int.from_bytes(data[:start])
@@ -398,36 +402,36 @@ def buried(rules: Rules, made: Record) -> tuple[Record, str]:
 
 
 def named(record: Record) -> str:
-    """The message of a record in a log line. Id and topic may be any text."""
+    """The name of a record's message for a log line. Its id may be any text of any length."""
     if record.kind == LETTER_KIND:
         record, _ = opened_letter(record)
-    found = _unruled(record.payload)
+    found = _unrestricted(record.payload)
     if isinstance(found, DecodeError) or found.original is None:
         return "no valid envelope"
     msg_id = found.original.properties.get(Property.UNIQ_KEY, "without id")
-    return f"message {release.reason_text(msg_id)[:_SHOWN_CHARS]} for topic {found.opened.topic}"
+    return f"message {release.reason_text(msg_id)[:_MAX_ID_CHARS]} for topic {found.opened.topic}"
 
 
 def letter_send(rules: Rules, made: Record) -> SpooledSend:
-    """The send of a dead letter: the message that was given up, to the topic of dead letters, with its topic and the reason as
-    properties, whatever the rules are now. Raises ``MessageRefused`` if its properties leave no room for these two.
+    """The send of a dead letter: the message that was given up, to the topic of dead letters, with the message's topic and the
+    reason as properties. Raises ``MessageRefused`` if the message's properties leave no room for these two.
     """
     record, reason = opened_letter(made)
-    found, most = _unruled(record.payload), rules.settings.max_message_size
+    found, most = _unrestricted(record.payload), rules.settings.max_message_size
     if isinstance(found, DecodeError) or found.original is None:
         return _send(rules, record, found)
     opened, original = found.opened, found.original
     properties = {**original.properties, release.TOPIC: opened.topic, PROBLEM: reason}
     text, cut = encode_properties(properties, SINGLE_MAX_PROPERTIES), release.cut(opened.body, most)
-    if cut and len(text.encode()) + len(cut) <= SINGLE_MAX_PROPERTIES:  # ``letter`` has not reserved room for it
+    if cut and len(text.encode()) + len(cut) <= SINGLE_MAX_PROPERTIES:  # ``letter`` reserves no room for ``cut``
         properties[PROBLEM] = reason + cut
         text = encode_properties(properties)
     opened = opened._replace(topic=rules.dead_topic, body=opened.body[:most])
     return _send(rules, record, Delivery(opened, Original(properties, text, None)))
 
 
-def _unruled(data: bytes) -> Delivery | DecodeError:
-    """What an envelope delivers if the options of a node forbid nothing."""
+def _unrestricted(data: bytes) -> Delivery | DecodeError:
+    """What an envelope delivers to a node whose options forbid nothing, or why it cannot be delivered."""
     try:
         return release.delivery(data, max_bytes=len(data))
     except DecodeError as e:

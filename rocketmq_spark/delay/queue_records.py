@@ -79,9 +79,9 @@ class QueueRecords:
         return next((due_ms for found in self._read(IDENTITY, due_of) for _, due_ms in found), None)
 
     def _read(self, space: bytes, read: Callable[[bytes], T]) -> Iterator[list[tuple[bytes, T]]]:
-        """The places in a space of marks, with what ``read`` finds in them: the first one, then portions.
+        """Yield the places in a space of marks with what ``read`` returns for them: the first place, and then portions.
 
-        What a file says must not stop the messages of others, so a place that cannot be read is left out.
+        A place that ``read`` rejects is left out, so that a bad mark does not stop other messages.
         """
         start = None  # the store remembers where a space begins
         while places := self._store.places(space, start, PAGE):
@@ -99,5 +99,5 @@ class QueueRecords:
             self._warned = True
             logger.warning(
                 "a waiting message has the mark %r in %r, which no release writes; this mark and others like it are ignored, and "
-                "the messages are sent. Who may write to %s?", place[:100], space[:100], self._store.path,
+                "the messages are sent. Check who may write to %s", place[:100], space[:100], self._store.path,
             )  # fmt: skip

@@ -99,8 +99,8 @@ class Seen(NamedTuple):
     commit.
 
     ``newest_ms`` is the latest store time of the envelopes read (0 if none): messages with a later store time must be at
-    ``stored`` or after it. ``leaving``: the records are being handed over, in several writes, so that some may be gone that are
-    not done.
+    ``stored`` or after it. ``leaving`` is true while the records are handed over. That takes several writes, so some records
+    that are not done may already be deleted.
     """
 
     begin: int
@@ -124,7 +124,7 @@ class Seen(NamedTuple):
 
     def cut(self, at: int) -> Seen:
         """The part that remains valid if the broker's messages from ``at`` on are other ones than those that were read. ``at``
-        may be beyond what this node has read, because another one committed that it had read further.
+        may be after the last message that this node has read, because another node may have read further.
         """
         return self._replace(begin=min(self.begin, at), stored=min(self.stored, at), committed=self.committed.cut(at))
 
@@ -164,7 +164,7 @@ def noted(notes: Mapping[bytes, bytes], doubtful: bool = False) -> dict[MessageQ
 
 def resumed(seen: Seen | None, committed: Progress | None, first: int) -> Seen:
     """Where a node starts to read a newly assigned queue: at its own position if its store has all envelopes from the oldest
-    undone one on; otherwise at that one. After an interrupted hand-over, the store may have none of them.
+    undone one on; otherwise at the oldest undone envelope. After an interrupted hand-over, the store may have no envelopes.
 
     ``committed`` is the progress of the queue's last node, ``first`` the first offset that the broker keeps.
     """
@@ -367,7 +367,7 @@ def dead_letter(data: bytes, error: DecodeError, max_bytes: int = codes.MAX_BODY
 
 
 def cut(data: bytes, max_bytes: int) -> str:
-    """The end of a reason, for a dead letter that has a part of the body."""
+    """The end of the reason in a dead letter that has only a part of the body. Empty if it has the whole body."""
     return f"; these are its first {max_bytes} bytes" if len(data) > max_bytes else ""
 
 

@@ -50,7 +50,7 @@ LOOK_S, CHECK_S = 5.0, 10.0
 @dataclass(frozen=True, slots=True)
 class Tools:
     """The clock for due times; a function for a broker's retention (None if unknown); a function that creates a group on all
-    brokers; what may be delivered; and the topic of envelopes.
+    brokers; the rules for what may be delivered; and the topic of envelopes.
     """
 
     now_ms: Callable[[], int]
@@ -345,7 +345,7 @@ class DelayService:
             if queue not in self._unread:  # a queue that is started again after an error does not prolong the wait
                 self._catching_up = Deadline.after(CATCH_UP_S)
             self._unread[queue] = bounds.max_offset
-        else:  # its topic may have been created again, with fewer messages
+        else:  # an earlier end of the queue is no longer valid if the topic was created again with fewer messages
             self._unread.pop(queue, None)
         logger.info("%s is read from %d on; all before %d are done", queue, found.stored, found.committed.oldest)
 
@@ -357,7 +357,7 @@ class DelayService:
         if last is not None and others and (at := self._remade.other_from(queue, *last.read, bounds)) is not None:
             progress = last.progress.cut(at)
         if seen is not None and (at := self._remade.other_from(queue, *seen.read, bounds)) is not None:
-            # Records of other messages lose their marks of the queue. Those that the topic still has are not done.
+            # Records whose messages the topic no longer has lose their marks of the queue. The others are not done.
             first, end = bounds.min_offset, at
             self._records.each(queue, lambda offset, due_ms: not first <= offset < end, self._store.free)
             seen = seen.cut(at)
@@ -368,9 +368,9 @@ class DelayService:
         return self._timed(queue, resumed(seen, progress, bounds.min_offset), last)
 
     def _timed(self, queue: MessageQueue, seen: Seen, last: Committed | None) -> Seen:
-        """``seen`` with the latest store time of the messages that it is about, also of those that only another node has read. If
-        that node has not committed their store time, it is searched: otherwise these messages would look like those of another
-        topic, or re-creation would not be detected.
+        """``seen`` with the latest store time of all messages before its end, those that only another node has read included. If
+        that node has not committed a store time, the broker is queried. Without the store time, these messages would look like
+        those of a topic that was created again, or such a topic would not be detected.
         """
         told_ms, (end, newest_ms) = 0 if last is None else last.newest_ms, seen.read
         newest_ms = max(newest_ms, told_ms)
@@ -403,12 +403,12 @@ class DelayService:
             """Whether the next owner reads and sends it."""
             return first <= offset < end and not skipped.done(offset, due_ms)
 
-        # This takes several writes. If one fails, another turn or process completes it; until then, nothing of the queue may be
-        # committed, and if it is assigned again, it is read from the oldest envelope that is not done.
+        # A hand-over takes several writes. If one fails, another turn or process completes the hand-over. Until then, no progress
+        # of the queue may be committed. If the queue is assigned again, it is read from the oldest envelope that is not done.
         self._going[queue] = None
         if seen is not None:
             self._store.add([], {note_of(queue): seen._replace(leaving=True).encode()})
-        # Records that stay lose their marks of the queue: progress of later owners is not about them.
+        # Records that stay lose their marks of the queue: the progress of later owners does not cover these records.
         self._records.each(queue, lambda offset, due_ms: not is_next(offset, due_ms), self._store.free)
         gone = self._records.each(queue, is_next, self._store.hand_over)
         self._store.add([], {note_of(queue): b""})

@@ -173,25 +173,32 @@ def _warn_of_foreign(path: Path, reason: object, count: int = 1) -> None:
 
 
 def _opened(folder: Path, path: Path, make: Callable[[Path], Store]) -> Store:
-    """Open the store of a dead process in ``folder``, without the mark that it was emptied. A power cut may have kept the mark
-    and not the new name: then whoever may rename the store's folder could have it removed.
-    """
+    """Open the store of a dead process: ``folder``, which is never removed, or a worker's folder in it."""
     store = make(path)
-    if path == folder:  # which is never removed
-        return store
+    try:
+        if path != folder:
+            _remove_mark(path)
+    except BaseException:
+        store.close()
+        raise
+    return store
+
+
+def _remove_mark(path: Path) -> None:
+    """Remove the mark of an emptied folder from one that is used again.
+
+    ``_remove`` renames a folder and then marks it. After a power cut, the folder may have the mark and still its old name. While
+    the mark is there, a user who may rename the folder could make this package delete the records in it.
+    """
     try:
         with folders.inside(path.parent, (path.name,)) as at:
             if _EMPTIED_MARK in os.listdir(at):
                 os.unlink(_EMPTIED_MARK, dir_fd=at)
-    except BaseException as e:
-        store.close()
-        if isinstance(e, OSError):
-            raise SpoolError(
-                f"{path / _EMPTIED_MARK} cannot be removed: {e.strerror}",
-                remedy="Remove it: it marks a folder whose records may be deleted",
-            ) from e
-        raise
-    return store
+    except OSError as e:
+        raise SpoolError(
+            f"{path / _EMPTIED_MARK} cannot be removed: {e.strerror}",
+            remedy="Remove it: it marks a folder whose records may be deleted",
+        ) from e
 
 
 def claim(folder: Path, make: Callable[[Path], Store]) -> Store:
@@ -253,16 +260,16 @@ def _remove(path: Path) -> None:
     _remove_emptied(emptied)
 
 
-# The file that marks a folder without records. Who may rename folders in a ``spoolDir`` cannot create it in those of others.
+# The file that marks a folder without records. Users who may rename the folders of others in a ``spoolDir`` cannot create a file
+# in these folders.
 _EMPTIED_MARK = "emptied"
 
 
 def _remove_emptied(path: Path) -> None:
-    """Remove a folder that a process of this user has marked as emptied, the mark last."""
-    with (
-        contextlib.suppress(OSError),
-        folders.inside(path.parent, (path.name,)) as at,
-    ):  # another process removes it, too
+    """Remove a folder that a process of this user has marked as emptied, the mark last. Another process may remove the same
+    folder at the same time, so errors of the file system are ignored.
+    """
+    with contextlib.suppress(OSError), folders.inside(path.parent, (path.name,)) as at:
         entries = os.listdir(at)
         if entries and _EMPTIED_MARK not in entries:
             text = "%s is left alone: no process has marked it as empty. If it may have messages, rename it to %s…"

@@ -133,7 +133,7 @@ class AtomicChange:
             self.totals.size += len(freed) - len(data or b"")
 
     def rewrite(self, sequence: int, record: Record, size: int) -> int:
-        """Store another record in the place of one that has ``size``. Returns the new size."""
+        """Store another record under the sequence of one that has ``size``. Returns the new size."""
         data = record.encode()
         self.puts.append((numbered(RECORD, sequence), data))
         self.totals.size += len(data) - size
@@ -153,7 +153,7 @@ class AtomicChange:
         self.totals.size -= size
 
     def bury(self, sequence: int, size: int, state: RecordState, counts: bool = True) -> None:
-        """Give a record up. It stays stored under its sequence, and is listed as dead. It ``counts`` unless it did before."""
+        """Give a record up. It stays stored under its sequence, and is listed as dead. ``counts`` is False if it was counted."""
         self.puts.append((numbered(DEAD, sequence), state.encode()))
         totals = self.totals
         totals.depth, totals.size = totals.depth - 1, totals.size - size

@@ -81,8 +81,8 @@ _PROGRAM = (
 )
 
 
-# By the kind of records: returns the record to write, with the marks that follow from what ``show`` and ``export`` print of it.
-# Raises ``DecodeError`` with the reason why the record is left out.
+# For each kind of records with marks, a function that returns the record to write. Its marks follow from what ``show`` and
+# ``export`` print of the record. The function raises ``DecodeError`` with the reason if the record must be left out.
 Kinds = Mapping[str, Callable[[Record], Record]]
 NO_KINDS: Kinds = MappingProxyType({})
 
@@ -116,8 +116,8 @@ class CopyLimits:
 class Copied(NamedTuple):
     """The number of records in a copy, that of entries left out by reason, whether the source is damaged, and its warnings.
 
-    ``notes`` counts the notes of a node of the delay service that were not copied: nobody who looks at the copy could tell
-    whether all that they say was read is there. Without them, a node reads its queues again.
+    ``notes`` counts the notes of a node of the delay service that were not copied. They say which messages the node has read, and
+    with them a node could skip messages that the copy does not have. Without notes, a node reads its queues again.
     """
 
     waiting: int
@@ -178,8 +178,8 @@ def copy_spool(
 ) -> Copied:
     """Copy the spool in ``path`` into a new database in the folder ``into``, which is removed if that fails.
 
-    ``reader`` starts the process that reads, and ``kinds`` are those of records that have marks. Raises ``SpoolError`` if the
-    reader fails or exceeds the ``limits``.
+    ``reader`` starts the process that reads, and ``kinds`` has a function for each kind of records with marks. Raises
+    ``SpoolError`` if the reader fails or exceeds the ``limits``.
     """
     path = path.absolute()
     try:
@@ -241,13 +241,13 @@ class CheckedEntries:
     Keys must ascend, so that each key is written once. Each value must be exactly what this package writes. The keys of pending
     records are copied without the target, which ``migrate`` takes from the records.
 
-    Marks are not copied: by a mark, the store takes a record for another message, or drops it, and nobody sees that. Records of
-    ``kinds`` get the marks that follow from their payloads, and others none.
+    Marks are not copied, because ``show`` and ``export`` do not print them, and a wrong mark makes the store drop a record or
+    take it for another message. Records of ``kinds`` get the marks that follow from their payloads; other records get none.
     """
 
     def __init__(self, kinds: Kinds = NO_KINDS) -> None:
         self._kinds = kinds
-        self._written = b""  # of the last record, what to write
+        self._written = b""  # the last record as it is to be written
         self.left_out: Counter[str] = Counter()
         self.records = self.dead = 0  # the number of records in the source, and of dead ones that are copied
         self.notes = 0  # the number of notes that are not copied
@@ -275,7 +275,7 @@ class CheckedEntries:
                 self._unread.add(sequence_of(key))
             return None
         if area == NOTE and not key.startswith(NOTE + LASTING):
-            self.notes += bool(value) and key != NOTE + TARGETING  # an empty one has no meaning
+            self.notes += bool(value) and key != NOTE + TARGETING  # an empty note is a deleted one
             return None
         if area == RECORD:
             return key, self._written
@@ -324,7 +324,7 @@ class CheckedEntries:
             return e.message
         if max(record.stored_ms, record.first_due_ms or 0) >= MOST or not _is_usable(record):
             return UNREADABLE_RECORD
-        # As Python holds it.
+        # Python uses up to four bytes for a character.
         target = len(record.target) if record.target.isascii() else 4 * len(record.target)
         texts = target + len(record.lane) + sum(map(len, itertools.chain(*record.marks)))
         self.derived_bytes = _COPIES_OF_TEXTS * texts + _MARK_BYTES * len(record.marks)
@@ -474,10 +474,10 @@ def _reading(path: Path, reader: PythonCall, limits: CopyLimits) -> Iterator[_Pi
 
 @contextlib.contextmanager
 def _temporary_folder(path: Path, deadline: Deadline) -> Iterator[Path]:
-    """A folder for the temporary files of a reader, which are messages, and stay if it is killed."""
+    """Yield a folder for a reader's temporary files, and remove it. They contain messages, and a killed reader leaves them."""
     check_temporary()
     owner = os.geteuid()
-    with contextlib.suppress(OSError):  # it has gone: the reader reports that
+    with contextlib.suppress(OSError):  # the spool no longer exists: the reader reports that
         owner = folders.owner_uid(path.stat())
     made = folders.temporary_for(owner, "rocketmq-spark-reader-")
     try:
@@ -507,7 +507,7 @@ def _remove(made: folders.Temporary, deadline: Deadline) -> None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_END_S)
     try:
-        made.path.rmdir()  # that user may not change the folder above it
+        made.path.rmdir()  # ``rm`` could only empty it: its user may not change the folder above it
     except FileNotFoundError:
         return
     except OSError:
@@ -516,7 +516,7 @@ def _remove(made: folders.Temporary, deadline: Deadline) -> None:
 
 @contextlib.contextmanager
 def _killed_at_end(process: subprocess.Popen[bytes]) -> Iterator[int]:
-    """Yield the descriptor of what the process writes."""
+    """Yield the descriptor of the process's output. Kill the process at the end of the block."""
     assert process.stdout is not None
     try:
         yield process.stdout.fileno()

@@ -230,7 +230,9 @@ class Database:
             return found
 
     def _rdict(self, path: Path, options: Any, access: Any) -> Any:
-        """With the options for the column family, too: otherwise rocksdict takes those that a file in the folder names."""
+        """Open a database with ``options`` for its column family, too. Without these, rocksdict uses options from a file in the
+        folder.
+        """
         return self._rocks.Rdict(str(path), options, column_families={"default": options}, access_type=access)
 
     def _mirrored(self) -> Path:

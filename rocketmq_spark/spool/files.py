@@ -292,7 +292,7 @@ def make_folder(path: Path) -> None:
 
 
 class CopyUse(NamedTuple):
-    """What is done with the copy of a folder of another user: as part of a sentence, and the command, which the copy follows."""
+    """The use of a copy of another user's folder: a part of a sentence, and the command without the path of the copy."""
 
     what: str
     command: str
@@ -304,7 +304,7 @@ SERVED = CopyUse("start the node with the copy", "delay serve --data")
 
 def check_owner(path: Path, use: CopyUse = SENT) -> None:
     """Raise ``SpoolError`` if another user owns the folder, a file in it, or the link to it: that user could choose what this
-    process sends with its rights, and which files it opens. The error advises to ``use`` a copy.
+    process sends with its rights, and which files it opens. The error recommends a copy, and names the ``use`` of the copy.
     """
     if (found := folders.foreign_in(path, OF_OTHERS)) is not None:
         raise SpoolError(
@@ -331,23 +331,24 @@ def check_temporary() -> None:
 
     For users other than root, the mode of a folder only causes a warning, because it may be a volume of Kubernetes.
     """
+    is_root = folders.reader() == folders.ROOT
     remedy = (
         "Set the variable TMPDIR to a folder that only you and root may change, or that has the sticky bit (mode 1777)"
     )
-    if folders.reader() == folders.ROOT:  # the owner of a spool has files there, too
+    if is_root:  # root's processes with the rights of a spool's owner need the folder, too
         remedy = (
             "Set the variable TMPDIR to a folder that only root may change and everyone may enter, as those above it: mode "
             "0755, or with the sticky bit (mode 1777)"
         )
     try:
         found = folders.temporary_exposure()
-    except PermissionError as e:  # it is root's, and this process has the rights of the spool's owner now
+    except PermissionError as e:  # root chose the folder, and this process now has the rights of the spool's owner
         user = folders.user(os.geteuid())
         raise SpoolError(f"{user} cannot enter the folder for temporary files, {e.filename}", remedy=remedy) from e
     if found is None:
         return
     text = f"a temporary folder for messages would lie in {found}"
-    if folders.reader() == folders.ROOT or found.uid is not None:
+    if is_root or found.uid is not None:
         raise SpoolError(text, remedy=remedy)
     process.once("open temporary folders", found.path, lambda: logger.warning("%s. %s", text, remedy))
 

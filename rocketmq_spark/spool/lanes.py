@@ -269,8 +269,8 @@ def leave(db: Database, change: AtomicChange, lane: bytes, gone: Sequence[int], 
 
 
 def kept(db: Database, work: Work) -> tuple[Record, int]:
-    """The current form and size of a record that was taken. Its marks may have changed since, or all of it, by a write that took
-    place although it seemed to fail.
+    """The current form and size of a record that was taken. Its marks may have changed since. The whole record may have changed
+    if a write took place although it seemed to fail.
     """
     data = db.get(numbered(RECORD, work.due.sequence)) or b""
     record = decoded(data)

@@ -38,8 +38,8 @@ UNINDEXED = b"p"
 MARK, NOTE = b"i", b"n"
 # Notes with this prefix remain valid when records are lost, because they are not about records.
 LASTING = b"environment's "
-# The note with the fingerprint of the rules by which all pending records have their targets. Not ``LASTING``: without it, all are
-# compared again, as they must be after damage, or in a copy of a folder of another user.
+# The note with the fingerprint of the rules by which all pending records have their targets. It is not ``LASTING``: after damage,
+# and in a copy of another user's folder, it is missing, so that the targets of all records are compared again.
 TARGETING = b"targeting"
 # Prefix of notes that were made while the records belonged to another owner: its user must check whether they are still true.
 DOUBTFUL = b"doubtful "
@@ -224,8 +224,9 @@ class Record:
         return PendingPlace(self.target, bool(self.target) and (failed or not self.marks), due)
 
     def moved(self, place: PendingPlace, due: Due, failed: bool) -> PendingPlace:
-        """The place of this record, due at ``due``, instead of ``place``, which is for another target: one that does not wait for
-        an answer of that target, as one that was revived before it is due, does not wait for one of this target either.
+        """The place of this record, due at ``due``, instead of ``place``, which is for another target. A record that did not wait
+        for an answer of the other target does not wait for an answer of the new target, such as a record that was revived
+        before it is due.
         """
         waits = place.waits if place.target else self.pending(due, failed).waits
         return PendingPlace(self.target, bool(self.target) and waits, due)
@@ -337,8 +338,8 @@ class RetryLater(NamedTuple):
 
 
 class Replaced(NamedTuple):
-    """Another record takes the record's place, with its marks: the same one for another target, with the failures so far; or with
-    a ``reason`` its dead letter, which is due now.
+    """Another record takes the record's place and its marks. Without a ``reason``, the new record is the same one for another
+    target, and keeps the count of failures. With a ``reason``, the new record is the dead letter, which is due now.
     """
 
     record: Record
@@ -346,8 +347,8 @@ class Replaced(NamedTuple):
 
 
 class Dead(NamedTuple):
-    """The record is given up, and kept as a dead one; or it is a dead letter that was rejected, and ``record`` is kept, which was
-    given up before.
+    """The record is given up, and kept as a dead one. If it is a dead letter that was rejected, ``record`` is kept instead: the
+    one that was given up before.
     """
 
     reason: str

@@ -252,10 +252,10 @@ def repair(db: Database, salvaged: Salvaged | None = None) -> None:
 def derive(db: Database, salvaged: Salvaged | None = None) -> Derived:
     """Derive due times, order, marks and totals from the records.
 
-    A record without a due time becomes due at its original one, or now. One that is pending for another target keeps its due time
-    and failures. Due times and places in lanes without a record are
-    dropped. A dead record has neither. A record that does not match its checksum becomes a dead letter when it is taken. If
-    records are lost, all notes but ``LASTING`` ones are deleted, because they may be about these.
+    A record without a due time becomes due at its original one, or now. A record that is pending for another target keeps its due
+    time and its count of failures. Due times and places in lanes without a record are dropped. A dead record has neither. A
+    record that does not match its checksum becomes a dead letter when it is taken. If records are lost, all notes but
+    ``LASTING`` ones are deleted, because they may be about lost records.
     """
     before = _totals(db)
     dead = {number(key) for key, _ in db.scan(DEAD, behind(DEAD))}
@@ -284,7 +284,7 @@ def derive(db: Database, salvaged: Salvaged | None = None) -> Derived:
         due = Due(totals.last_ms if due_ms is None else due_ms, sequence)
         value, place = states.get(sequence, b""), pending.get(sequence)
         if place is not None and isinstance(record, Record) and place.target != record.target:
-            # The place, or the record, is one of before the record changed its target.
+            # The target of the record was changed, and either the place or the record is from before the change.
             change.unpend(pending.pop(sequence))
             value = db.get(place.key) or b""
             place = record.moved(place, place.due, failed=RecordState.known(value).tries > 0)

@@ -36,8 +36,8 @@ CROWDED_MS = 50
 TROUBLE_S = 1.0
 
 
-# Handles one record, or several records of a lane that are sent together. If the first one has another target than its send,
-# returns that of the send, and sends nothing.
+# Sends one record, or several records of a lane together. If the send of the first record has another target than the record,
+# returns the target of the send, and sends nothing.
 Handler = Callable[[Sequence[Record], Callable[[Resent], None]], str | None]
 
 
@@ -45,11 +45,11 @@ class Letters(NamedTuple):
     """Dead letters as records of a kind of their own.
 
     Args:
-        kind: Their kind.
-        made: The dead letter of a record that is given up after a result; None if it has none; the record itself if it waits for
-            the topic of dead letters as they do.
-        opened: From a dead letter, the record that was given up, and the reason.
-        named: The message of a record, or of its dead letter, for the log.
+        kind: The kind of dead letters.
+        made: Returns the dead letter of a record that is given up after a result; None if the record has no dead letter; the
+            record itself if it is sent to the topic of dead letters anyway, and waits for that topic.
+        opened: Returns the record that was given up and the reason, from its dead letter.
+        named: Returns the name of a record's message, or of a dead letter's message, for the log.
     """
 
     kind: str
@@ -59,15 +59,15 @@ class Letters(NamedTuple):
 
 
 class Targeting(NamedTuple):
-    """The targets that records have now, and the fingerprint of the ``rules`` by which they have them."""
+    """``of`` returns the target of a record by the current rules; ``rules`` is the fingerprint of these rules."""
 
     of: Callable[[Record], str]
     rules: bytes
 
 
 class RecordResult(NamedTuple):
-    """The result of a record that was out since ``since_ms``; or the ``target`` of its send, if the record has another one: then
-    it was not sent.
+    """The result of a record that was out since ``since_ms``. With a ``target``, the record was not sent, because its send has
+    this target and the record has another one.
     """
 
     work: Work
@@ -88,10 +88,10 @@ class Redelivery:
     sent as all others are. If a broker permanently rejects the letter, the record stays as a dead one. A letter is not given
     up after temporary failures: it is tried again after the schedule's last pause.
 
-    A record is handed out, and its result counts, only for the target of its send. If the stored target is another one (that of
-    an earlier release, or of other options), the record is stored again with the right one before it is sent. With ``targeting``,
-    that does not wait for the wrong target: if the rules have changed since the store was used, a page of records is compared in
-    each turn, from the first to the last.
+    A record is handed out, and its result counts, only for the target of its send. If the stored target is another one (from an
+    earlier release, or from other options), the record is stored again with the target of its send before it is sent. With
+    ``targeting``, records need not wait for the wrong target until then: if the rules have changed since the store was last used,
+    each turn compares the targets of a page of records, from the first record to the last.
     """
 
     def __init__(
@@ -116,8 +116,9 @@ class Redelivery:
         self._schedule = schedule or Schedule()
         self.runs = Runs()
         self._silences = UnreachableTargets()
-        self._targeting, self._compared = targeting, b""  # up to which key records were compared
-        self._compares = targeting is not None and not store.has_targets_by(targeting.rules)
+        self._targeting = targeting
+        # The key from which on targets must be compared; None if all have been compared.
+        self._compare_from = None if targeting is None or store.has_targets_by(targeting.rules) else b""
         self._called: dict[str, bytes | None] = {}  # targets whose records become due, and from where on
         self._out: dict[int, Work] = {}
         self._ended: dict[int, RecordResult] = {}  # by sequence
@@ -250,14 +251,14 @@ class Redelivery:
         now_ms, steady_ms = self._clock(), self._timer.now_ms()
         with self._changing:
             if self._held:
-                return 0.0 if self._compares else None
+                return 0.0 if self._compare_from is not None else None
             out = [OutRecord(work.record.target, work.size) for work in self._out.values()]
             turns = self._targets.turns(out, steady_ms, MAX_OUT_BYTES)
             crowded_ms = 0
             if turns.free < self._least and len(self._out) > len(self._ended):
                 crowded_ms = self._handed_ms + CROWDED_MS - steady_ms
             if self._closed or turns.free <= 0:  # the next result starts a turn
-                return 0.0 if self._called or self._compares else None
+                return 0.0 if self._called or self._compare_from is not None else None
         if crowded_ms <= 0:
             self._handed_ms = steady_ms
             turns.choose(lambda targets: self._store.due_targets(targets, now_ms))
@@ -265,7 +266,7 @@ class Redelivery:
             for work in self._store.take(now_ms, turns.free, turns.free_bytes, turns.joins(self.runs.of), turns):
                 self._try(work)
         with self._changing:
-            if self._called or self._compares or turns.goes_on:
+            if self._called or self._compare_from is not None or turns.goes_on:
                 return 0.0
             if turns.free <= 0:
                 return None
@@ -313,10 +314,10 @@ class Redelivery:
             kept = [(each.work, verdict) for each, verdict in settled if self._store.is_kept(each.work)]
             self._store.settle([(each.work, verdict) for each, verdict in settled], now_ms)
             with self._changing:
-                for each, _ in settled:
+                for each in ended:
                     del self._ended[each.work.due.sequence], self._out[each.work.due.sequence]
                 failing = {work.record.target for work in self._out.values()}
-                for each, _ in settled:
+                for each in ended:
                     self._note(each, steady_ms, failing)
                 if not len(self._store):
                     self._silences.forget()
@@ -341,7 +342,6 @@ class Redelivery:
         work, resent, letters = ended.work, ended.resent, self._letters
         if ended.target is not None:
             return Replaced(dataclasses.replace(work.record, target=ended.target))
-        is_letter = letters is not None and work.record.kind == letters.kind
         if resent.error is None:
             return Done()
         if not resent.passing and work.behind:
@@ -353,9 +353,9 @@ class Redelivery:
         if letters is None:
             return Dead(resent.error)
         last_ms = now_ms + round(1000 * self._schedule.steps_s[-1])
-        if is_letter and resent.passing:
-            return RetryLater(last_ms, resent.error)
-        if is_letter:
+        if self._is_letter(work.record):
+            if resent.passing:
+                return RetryLater(last_ms, resent.error)
             record, reason = letters.opened(work.record)
             return Dead(f"{reason}; its dead letter is not sent: {resent.error}", record=record)
         try:
@@ -366,6 +366,9 @@ class Redelivery:
         if letter is work.record:
             return RetryLater(last_ms, resent.error)
         return Dead(resent.error) if letter is None else Replaced(letter, resent.error)
+
+    def _is_letter(self, record: Record) -> bool:
+        return self._letters is not None and record.kind == self._letters.kind
 
     def _note(self, ended: RecordResult, now_ms: int, failing: set[str]) -> None:
         """Note a result. Of attempts for a target that were out together, only the last failure counts: ``failing`` are targets
@@ -379,7 +382,7 @@ class Redelivery:
             self.runs.forget(work.record.lane)
         target = work.record.target
         if resent.error is None:
-            if self._letters is None or work.record.kind != self._letters.kind:
+            if not self._is_letter(work.record):
                 self.delivered += 1 + len(work.behind)
             self._targets.succeeded(target, now_ms)
         elif resent.passing:
@@ -413,14 +416,12 @@ class Redelivery:
                 return  # one page per turn, because others wait
 
     def _compare(self) -> None:
-        """Compare the targets of a page of records with those by the rules of now."""
-        if not self._compares or self._targeting is None:
+        """Give the records of a page the targets that they have by the current rules."""
+        if self._compare_from is None or self._targeting is None:
             return
-        # Letters that waited for a topic that did not answer need not wait as long for another one.
+        # A dead letter that has waited for a topic without an answer is due at once if it gets another topic.
         kind = None if self._letters is None else self._letters.kind
-        goes_on = self._store.retarget(self._targeting.of, self._compared, COMPARED, kind, self._clock())
+        goes_on = self._store.retarget(self._targeting.of, self._compare_from, COMPARED, kind, self._clock())
         if goes_on is None:
             self._store.add([], {TARGETING: self._targeting.rules})
-            self._compares = False
-        else:
-            self._compared = goes_on
+        self._compare_from = goes_on

@@ -215,7 +215,9 @@ class SpoolReading:
         return SpoolOwner.stored(self._db.get)
 
     def lasting_notes(self) -> dict[bytes, bytes]:
-        """The ``LASTING`` notes that have a value, by name: which queues an environment has, so where records are sent."""
+        """The ``LASTING`` notes that have a value, by name. They say which queues an environment has, and so decide where records
+        are sent.
+        """
         entries = self._db.scan(NOTE, behind(NOTE))
         return {key[len(NOTE) :]: value for key, value in entries if value and key.startswith(NOTE + LASTING)}
 
@@ -449,7 +451,7 @@ class SendSpool:
     ) -> str | None:
         try:
             sends = [send_of(record) for record in records]
-        except (DecodeError, MessageRefused) as e:  # each attempt would fail so
+        except (DecodeError, MessageRefused) as e:  # further attempts would fail with the same error
             done(Resent(None, e.message))
             return None
         if (target := target_of(sends[0])) != records[0].target:

@@ -69,7 +69,7 @@ class Store:
     ``sync`` is ``always`` (each call of ``add`` waits for its own flush), ``batch`` (calls of several threads wait for one flush)
     or ``never``. ``max_bytes`` limits all records, dead ones included. ``damages`` counts how often damage was found.
     Files of another user are an error. With ``any_owner`` they are not; the caller must have called
-    ``owner_rights.become_owner``. ``use`` is what the error advises to do with a copy.
+    ``owner_rights.become_owner``. The error recommends a copy, and names the ``use`` of the copy.
     """
 
     def __init__(
@@ -251,7 +251,7 @@ class Store:
                     failed = pending.waits or work.state.tries > 0
                     due, state = pending.due, work.state
                     if verdict.reason is not None:
-                        # Unless the same write took place before, although it seemed to fail.
+                        # Not counted again if the same write took place before, although it seemed to fail.
                         change.totals.give_ups += instead != record
                         due = Due(max(now_ms, record.first_due_ms or 0), sequence)
                         failed, state = False, RecordState(0, now_ms, verdict.reason)
@@ -313,14 +313,15 @@ class Store:
                     yield from entries
 
     def begin_targeting(self, rules: bytes) -> None:
-        """Note that records have targets by ``rules`` from now on. Those that wait have them after ``retarget``."""
+        """Note that new records have targets by ``rules``. Records that already wait get such targets from ``retarget``."""
         with self._ready:
             if not self.has_targets_by(rules):
-                # First, so that this is also true if a process with other rules stores records and is killed.
+                # Before this process stores a record. Otherwise, if it is killed, a later process with the previous rules would
+                # find its own fingerprint, and not compare the targets.
                 self.add([], {TARGETING: b"" if len(self) else rules})
 
     def has_targets_by(self, rules: bytes) -> bool:
-        """Whether all pending records certainly have the targets that ``rules`` give them."""
+        """Whether all pending records certainly have their targets by ``rules``."""
         with self._ready:
             return self._db.get(NOTE + TARGETING) == rules
 
@@ -332,9 +333,9 @@ class Store:
         kind: str | None = None,
         now_ms: int = 0,
     ) -> bytes | None:
-        """Give pending records the targets of ``target_of``, with the same due times; but records of ``kind`` whose target
-        changes become due now, or at their original due time. Examines about ``limit`` records, or ``RETARGETED_BYTES``, from
-        ``start`` on. Records that are out are left to their users.
+        """Give pending records the targets that ``target_of`` returns. Due times stay, but a record of ``kind`` whose target
+        changes becomes due now, or at its original due time if that is later. Examines ``limit`` records, or about
+        ``RETARGETED_BYTES``, from ``start`` on. Leased records are skipped: their handlers compare the targets.
 
         Returns where to continue, or None after the last record.
         """
