@@ -131,7 +131,7 @@ _NAMES = ("archives", "background", "demo", "jars", "natives", "ports", "run")
 
 
 def _moved_into(cache: Path, was_open: bool) -> str | None:
-    places = [cache / name for name in _NAMES if (cache / name).exists()]
+    places = [cache / name for name in _NAMES if os.path.lexists(cache / name)]
     return next(filter(None, (moved_to(place, was_open, _below(place)) for place in places)), None)
 
 

@@ -219,6 +219,18 @@ def test_what_comes_while_a_cache_is_closed_is_seen(monkeypatch: pytest.MonkeyPa
     assert stat.S_IMODE(cache.stat().st_mode) == 0o777
 
 
+def test_a_link_that_leads_nowhere_hides_no_moved_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Its target has a name that is too long for the system, so that its status is an error."""
+    cache = tmp_path / "cache"
+    (cache / "jars" / "project").mkdir(parents=True)
+    (cache / "archives").symlink_to("x" * 300)
+    cache.chmod(0o777)
+    monkeypatch.setenv(distro.CACHE_VARIABLE, str(cache))
+    with pytest.raises(LocalBrokerError, match=rf"The cache {cache} is not used: others may write to it"):
+        distro.cache_folder()
+    assert stat.S_IMODE(cache.stat().st_mode) == 0o777
+
+
 @pytest.mark.parametrize("data", ["background/data", "mine", "mine/data"])
 def test_a_data_folder_in_a_cache_keeps_its_mode(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, data: str) -> None:
     """So that the check of data folders sees that others could write to it."""
