@@ -149,7 +149,7 @@ def _check_all(folder: Path, close: Callable[[Path], bool]) -> None:
     _check_above(folder)
     for inner in _folders_in(folder):
         if inner.name not in _NAMES:
-            _refuse_foreign(inner)
+            _check_owner(inner)
             continue
         _check(inner, close)
         for innermost in _below(inner):
@@ -169,26 +169,30 @@ def _folders_in(folder: Path) -> Iterator[Path]:
                     yield Path(entry.path)
 
 
-def _refuse_foreign(folder: Path) -> None:
-    _check(folder, lambda _: True)
-
-
 def _check(folder: Path, close: Callable[[Path], bool]) -> None:
-    problem = folders.foreign(folder)
-    if problem is None and folder.is_symlink():
-        _check_above(folder)
+    _check_owner(folder)
     with contextlib.suppress(OSError):  # it cannot be read, so nothing is read from it
-        if problem is None and folders.is_of_all(folder.stat()):
+        if folders.is_of_all(folder.stat()):
             raise LocalBrokerError(
                 f"All users may write to {folder}; files from there would be executed",
                 remedy=f"Name a new folder in it with {CACHE_VARIABLE}",
             )
-        if problem is None and close(folder):
-            return
-        raise LocalBrokerError(
-            f"{problem or f'Others may write to {folder}'}; files from there would be executed",
-            remedy=f"Remove it, or name a folder of your own with {CACHE_VARIABLE}",
-        )
+        if not close(folder):
+            raise _unsafe(f"Others may write to {folder}")
+
+
+def _check_owner(folder: Path) -> None:
+    if (found := folders.foreign(folder)) is not None:
+        raise _unsafe(str(found))
+    if folder.is_symlink():
+        _check_above(folder)
+
+
+def _unsafe(problem: str) -> LocalBrokerError:
+    return LocalBrokerError(
+        f"{problem}; files from there would be executed",
+        remedy=f"Remove it, or name a folder of your own with {CACHE_VARIABLE}",
+    )
 
 
 def _check_above(folder: Path) -> None:

@@ -231,6 +231,18 @@ def test_a_link_that_leads_nowhere_hides_no_moved_folder(monkeypatch: pytest.Mon
     assert stat.S_IMODE(cache.stat().st_mode) == 0o777
 
 
+def test_a_folder_of_all_users_beside_the_files_of_a_cache_is_no_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Such as the temporary folder of a volume. LocalBroker executes nothing from there."""
+    (other := tmp_path / "tmp").mkdir()
+    tmp_path.chmod(0o755)
+    other.chmod(0o1777)
+    monkeypatch.setenv(distro.CACHE_VARIABLE, str(tmp_path))
+    assert distro.cache_folder() == tmp_path
+    assert stat.S_IMODE(other.stat().st_mode) == 0o1777
+
+
 @pytest.mark.parametrize("data", ["background/data", "mine", "mine/data"])
 def test_a_data_folder_in_a_cache_keeps_its_mode(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, data: str) -> None:
     """So that the check of data folders sees that others could write to it."""
