@@ -35,10 +35,17 @@ def close_unless(
     if not folders.close(folder):
         return f"others may write to {folder}"
     problem = problem_in(was_open) or problem_after()
-    if problem is not None and folder.stat().st_mode != before.st_mode:
-        with folders.inside(folder) as opened:
-            os.fchmod(opened, stat.S_IMODE(before.st_mode))
+    if problem is not None:
+        with contextlib.suppress(OSError):  # it has gone, or belongs to root, whose folders keep their mode
+            _restore_mode(folder, before)
     return problem
+
+
+def _restore_mode(folder: Path, before: os.stat_result) -> None:
+    with folders.inside(folder) as opened:
+        now = os.fstat(opened)
+        if os.path.samestat(now, before) and now.st_mode != before.st_mode:  # another folder may have taken its name
+            os.fchmod(opened, stat.S_IMODE(before.st_mode))
 
 
 def moved_to(place: Path, was_open: bool, below: Iterable[Path] = ()) -> str | None:

@@ -27,6 +27,7 @@ from rocketmq_spark.base import folders
 from rocketmq_spark.base import process as registry
 from rocketmq_spark.errors import LocalBrokerError
 from rocketmq_spark.localbroker import distro, java, maven, process, site
+from rocketmq_spark.localbroker.moved import close_unless
 from tests import users
 from tests.helpers import raising
 
@@ -241,6 +242,21 @@ def test_a_folder_of_all_users_beside_the_files_of_a_cache_is_no_error(
     monkeypatch.setenv(distro.CACHE_VARIABLE, str(tmp_path))
     assert distro.cache_folder() == tmp_path
     assert stat.S_IMODE(other.stat().st_mode) == 0o1777
+
+
+def test_a_refused_folder_gets_its_mode_back_only_if_it_is_still_there(tmp_path: Path) -> None:
+    """Whoever may replace it could otherwise open a private folder of this user."""
+    (folder := tmp_path / "folder").mkdir()
+    (private := tmp_path / "private").mkdir(0o700)
+    folder.chmod(0o777)
+
+    def replaced() -> str:
+        folder.rename(tmp_path / "away")
+        folder.symlink_to(private)
+        return "a problem"
+
+    assert close_unless(folder, lambda _: None, replaced) == "a problem"
+    assert stat.S_IMODE(private.stat().st_mode) == 0o700
 
 
 @pytest.mark.parametrize("data", ["background/data", "mine", "mine/data"])
