@@ -232,9 +232,7 @@ def test_a_link_that_leads_nowhere_hides_no_moved_folder(monkeypatch: pytest.Mon
     assert stat.S_IMODE(cache.stat().st_mode) == 0o777
 
 
-def test_a_folder_of_all_users_beside_the_files_of_a_cache_is_no_error(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_cache_may_have_a_folder_of_all_users_beside_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Such as the temporary folder of a volume. LocalBroker executes nothing from there."""
     (other := tmp_path / "tmp").mkdir()
     tmp_path.chmod(0o755)
@@ -244,7 +242,7 @@ def test_a_folder_of_all_users_beside_the_files_of_a_cache_is_no_error(
     assert stat.S_IMODE(other.stat().st_mode) == 0o1777
 
 
-def test_a_refused_folder_gets_its_mode_back_only_if_it_is_still_there(tmp_path: Path) -> None:
+def test_only_the_refused_folder_gets_its_mode_back(tmp_path: Path) -> None:
     """Whoever may replace it could otherwise open a private folder of this user."""
     (folder := tmp_path / "folder").mkdir()
     (private := tmp_path / "private").mkdir(0o700)
