@@ -65,7 +65,7 @@ def _ended(child: int) -> int:
 
     The user whose rights the child has may stop the child for ever. Then a signal that ends this process kills the child.
     """
-    stopped = asked = False
+    stopped = must_end = False
     while True:
         number = signal.sigwait(_WAITED_FOR)
         if number == signal.SIGCHLD:
@@ -74,10 +74,10 @@ def _ended(child: int) -> int:
                 if not stopped and not os.WIFCONTINUED(found[1]):
                     return os.waitstatus_to_exitcode(found[1])
         elif signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP
-            asked = True
+            must_end = True
             if number in _PASSED_ON:  # Ctrl-C reaches the child, too
                 os.kill(child, number)
-        if stopped and asked:
+        if stopped and must_end:
             os.kill(child, signal.SIGKILL)
 
 

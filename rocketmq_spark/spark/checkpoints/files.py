@@ -420,8 +420,8 @@ def open_folder(name: str) -> Folder:
         if _base_name(name) in (".", "..", "~"):  # ``copy`` needs a name to which it can append
             name = str(path := path.resolve())
         return Folder(name, LocalFileSystem(), str(path))
-    scheme, colon, path_of_it = name.partition("://")
-    name = f"{_SCHEME_ALIASES.get(scheme, scheme)}{colon}{path_of_it}" if colon else name
+    scheme, colon, rest = name.partition("://")
+    name = f"{_SCHEME_ALIASES.get(scheme, scheme)}{colon}{rest}" if colon else name
     try:
         system, root = FileSystem.from_uri(name)
     except (OSError, ValueError, ImportError) as e:
