@@ -165,8 +165,8 @@ def serving(
 ) -> Iterator[str]:
     """Serve the result of ``figures`` inside the block, and yield the URL. Port 0 takes any free port. One request
     at a time calls ``figures``. If it raises one of ``failures``, the response is a 503 with its text in one line, formatted by
-    ``shown``. Any other exception is a 503 without its text, and one line in the log, at
-    most every five minutes for each type of exception.
+    ``shown``. After any other exception, the response is a 503 without the text of the exception, and the log
+    gets one line, at most every five minutes for each type of exception.
 
     Raises ``OSError`` if the server cannot listen on the address.
     """
@@ -176,7 +176,7 @@ def serving(
     def report(error: Exception) -> None:
         with asking:
             due = complaints.level(PATH, error) == logging.WARNING
-        if due:  # each request has it again, perhaps with another text
+        if due:  # each scrape raises it again, perhaps with another text
             logger.error("the figures of %s cannot be computed: %r", PATH, error)
 
     class Handler(BaseHTTPRequestHandler):
@@ -195,7 +195,7 @@ def serving(
                     body = figures()
             except failures as e:
                 self._answer(503, shown(e) + "\n")
-            except Exception as e:  # noqa: BLE001 - an error of this package; its text is not for strangers
+            except Exception as e:  # noqa: BLE001 - a fault of this package; its text may hold more than clients may read
                 report(e)
                 self._answer(503, "The figures cannot be computed; the log of this process has the error\n")
             else:

@@ -128,7 +128,7 @@ def irregular_in(path: Path, skipped: tuple[str, ...] = ()) -> str | None:
 
 
 def irregularity(path: Path) -> str | None:
-    """Return a clause about a path that is neither a folder nor a file with a single name; None if it is one of these."""
+    """Return a clause about a path that is neither a folder nor a file with a single name; otherwise None."""
     status = path.lstat()
     if stat.S_ISLNK(status.st_mode):
         return f"{path} is a link"
@@ -295,8 +295,8 @@ class Temporary(NamedTuple):
 
 
 def temporary_for(owner: int, prefix: str) -> Temporary:
-    """Create a private folder among temporary files. It belongs to the user ``owner`` if root calls this and has the capability,
-    otherwise to this user. Call this only if ``temporary_exposure`` returned None.
+    """Create a private folder in the temporary folder. It belongs to the user ``owner`` if root calls this with ``CAP_CHOWN``,
+    otherwise to this user. Call this only if ``temporary_exposure`` returns None.
 
     Raises ``PermissionError`` if another folder has taken its name.
     """
@@ -319,7 +319,7 @@ def temporary_for(owner: int, prefix: str) -> Temporary:
 
 
 def temporary_exposure() -> Exposure | None:
-    """What lets other users replace a folder that is created among temporary files; None if nothing does."""
+    """Return what lets other users replace a new folder in the temporary folder; None if nothing does."""
     above = Path(tempfile.gettempdir())
     if (found := next(exposures(above), None)) is not None:
         return found
@@ -383,7 +383,7 @@ def others_may_write(status: os.stat_result) -> bool:
 
 
 def is_of_all(status: os.stat_result) -> bool:
-    """Whether a folder is for files of all users, such as ``/tmp``: sticky, and others may write to it. It must keep its mode."""
+    """Whether a folder is for all users, as ``/tmp``: sticky, and others may write to it. It must keep its mode."""
     return others_may_write(status) and bool(status.st_mode & stat.S_ISVTX)
 
 
@@ -678,10 +678,10 @@ def become(uid: int) -> None:
     """Take the rights of another user and of that user's groups for the rest of this process, in all threads: real, effective and
     saved ids, so that nothing can get root's rights back. Only root can do this. The argument is that of ``rights_of``.
 
-    Links of that user must not lead to what only root reaches: the process gives up its terminal, and its current folder, which
-    ``/proc/self/cwd`` opens whatever the folders above it are. Use absolute paths from then on.
+    Links of that user must not lead to files that only root can reach. So the process gives up its terminal, and its current
+    folder: ``/proc/self/cwd`` opens that folder whatever the modes of the folders above it are. Use absolute paths afterwards.
 
-    Raises ``OSError`` if root may not; then it still has its rights.
+    Raises ``OSError`` if root lacks the capability; then this process keeps root's rights.
     """
     gid, groups = groups_of(uid)
     seal_memory = memory_seal()
@@ -705,10 +705,10 @@ _SET_DUMPABLE = 4  # of ``prctl``
 
 
 def memory_seal() -> Callable[[], None]:
-    """Forbid core dumps of this process for good, and return a function that keeps its memory from other processes of its user:
-    call that after the user has changed, because the change undoes it. It imports nothing.
+    """Forbid core dumps of this process, and return a function that prevents other processes of its user from reading its memory.
+    Call the returned function after the change of the user, which resets that protection. The returned function imports nothing.
 
-    A core has the secrets that root read, and a program that collects cores may give them to the user of the process.
+    A core dump has the secrets that root read, and a program that collects dumps may give them to the user of the process.
     """
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     try:

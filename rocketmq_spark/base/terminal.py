@@ -1,8 +1,8 @@
-"""The controlling terminal of a process, which opens as ``/dev/tty`` whatever its owner and mode are.
+"""The controlling terminal of a process. The process can open it as ``/dev/tty`` whatever the terminal's owner and mode are.
 
-A process that takes the rights of another user gives its terminal up: a link of that user to ``/dev/tty`` would otherwise lead
-what the process writes to the terminal of the user who runs the command. Open files, such as the standard output, stay open, and
-Ctrl-C still ends the process, because it stays in the foreground group of the terminal.
+A process that takes the rights of another user gives up its terminal. Otherwise, a link of that user to ``/dev/tty`` could lead
+output of the process to the terminal of the user who runs the command. Open files, such as the standard output, stay open, and
+Ctrl-C still ends the process, because the process stays in the foreground group of the terminal.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def leave() -> None:
     """
     if (opened := _opened()) is None:
         return
-    # The system hangs up on the group in the foreground if its leader leaves.
+    # If the leader of the session gives up the terminal, the system sends SIGHUP to the foreground group.
     ignored = [signal.SIGHUP] if _is_leader() else []
     try:
         with on_signals(lambda: None, *ignored):
@@ -60,12 +60,12 @@ def in_follower() -> None:
 
 
 def _ended(child: int) -> int:
-    """Wait for a child, and return how it ended. Signals to this process are for the child, and are blocked here: so none is sent
-    to a number that is another process's since.
+    """Wait for a child, and return its exit code. This process passes signals on to the child. The signals are blocked, so that
+    this process never sends one to a new process that has the number of the ended child.
 
-    The user whose rights the child has may stop it for ever. Then the signals that end this process kill the child.
+    The user whose rights the child has may stop the child for ever. Then a signal that ends this process kills the child.
     """
-    stopped = asked = False
+    stopped = must_end = False
     while True:
         number = signal.sigwait(_WAITED_FOR)
         if number == signal.SIGCHLD:
@@ -73,11 +73,11 @@ def _ended(child: int) -> int:
                 stopped = os.WIFSTOPPED(found[1])
                 if not stopped and not os.WIFCONTINUED(found[1]):
                     return os.waitstatus_to_exitcode(found[1])
-        elif signal.getsignal(number) != signal.SIG_IGN:  # by nohup
-            asked = True
+        elif signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP
+            must_end = True
             if number in _PASSED_ON:  # Ctrl-C reaches the child, too
                 os.kill(child, number)
-        if stopped and asked:
+        if stopped and must_end:
             os.kill(child, signal.SIGKILL)
 
 
@@ -86,8 +86,8 @@ def _is_leader() -> bool:
 
 
 def _opened() -> int | None:
-    """The terminal; None if this process has none, if there is no device of this name, or if it may not open devices, as in some
-    containers: then links to it lead nowhere.
+    """Open the terminal and return its descriptor. None if this process has no terminal, or cannot open the device, as in some
+    containers: then links to the device are harmless.
     """
     try:
         return os.open(_NAME, os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC)

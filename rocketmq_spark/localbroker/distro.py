@@ -108,8 +108,8 @@ def cache_folder() -> Path:
 
 
 def _own(folder: Path) -> Path:
-    """Creates the folder for this user only. If it exists, others lose the right to write to it, unless the folder is refused:
-    then all modes stay.
+    """Create the cache for this user only, or take the right to write to an existing one, and to the folders in it, from others.
+    Raises ``LocalBrokerError`` for a cache that is not safe, and leaves its modes as they are.
     """
     with contextlib.suppress(OSError):  # the first write will raise an error with the reason
         folders.make(folder)
@@ -122,21 +122,21 @@ def _own(folder: Path) -> Path:
             f"The cache {folder} is not used: {problem}",
             remedy=f"Name a new folder with {CACHE_VARIABLE}, or let its owner run: chmod go-w",
         )
-    _check_all(folder, folders.close)  # what this look finds cannot change any more
+    _check_all(folder, folders.close)  # others cannot change the cache any more
     return folder
 
 
-# What this package has in a cache, in which users may have other folders.
+# Names of the folders of this package in a cache. A user may have other folders there.
 _NAMES = ("archives", "background", "demo", "jars", "natives", "ports", "run")
 
 
 def _moved_into(cache: Path, was_open: bool) -> str | None:
-    places = [cache / name for name in _NAMES if (cache / name).exists()]
+    places = [cache / name for name in _NAMES if os.path.lexists(cache / name)]
     return next(filter(None, (moved_to(place, was_open, _below(place)) for place in places)), None)
 
 
 def _below(place: Path) -> Iterator[Path]:
-    """The folders in a place, without the data folder of ``broker start``, which ``site`` checks as any other data folder."""
+    """The folders in a folder of this package, without the data folder of ``broker start``: ``site`` checks data folders."""
     return (folder for folder in _folders_in(place) if (place.name, folder.name) != BACKGROUND_DATA)
 
 
@@ -144,12 +144,14 @@ BACKGROUND_DATA = ("background", "data")
 
 
 def _check_all(folder: Path, close: Callable[[Path], bool]) -> None:
-    """Check a cache and the folders in it. Only what this package has there is closed: another folder may be a data folder."""
+    """Check a cache and the folders in it, and call ``close`` for the cache and the folders of this package. Of other folders,
+    such as data folders, only the owner counts.
+    """
     _check(folder, close)
     _check_above(folder)
     for inner in _folders_in(folder):
         if inner.name not in _NAMES:
-            _refuse_foreign(inner)
+            _check_owner(inner)
             continue
         _check(inner, close)
         for innermost in _below(inner):
@@ -157,6 +159,7 @@ def _check_all(folder: Path, close: Callable[[Path], bool]) -> None:
 
 
 def _would_close(folder: Path) -> bool:
+    """Whether ``folders.close`` would succeed. The mode of the folder stays."""
     status = folder.stat()
     return status.st_uid == os.geteuid() or not folders.others_may_write(status)
 
@@ -169,26 +172,30 @@ def _folders_in(folder: Path) -> Iterator[Path]:
                     yield Path(entry.path)
 
 
-def _refuse_foreign(folder: Path) -> None:
-    _check(folder, lambda _: True)
-
-
 def _check(folder: Path, close: Callable[[Path], bool]) -> None:
-    problem = folders.foreign(folder)
-    if problem is None and folder.is_symlink():
-        _check_above(folder)
+    _check_owner(folder)
     with contextlib.suppress(OSError):  # it cannot be read, so nothing is read from it
-        if problem is None and folders.is_of_all(folder.stat()):
+        if folders.is_of_all(folder.stat()):
             raise LocalBrokerError(
                 f"All users may write to {folder}; files from there would be executed",
                 remedy=f"Name a new folder in it with {CACHE_VARIABLE}",
             )
-        if problem is None and close(folder):
-            return
-        raise LocalBrokerError(
-            f"{problem or f'Others may write to {folder}'}; files from there would be executed",
-            remedy=f"Remove it, or name a folder of your own with {CACHE_VARIABLE}",
-        )
+        if not close(folder):
+            raise _unsafe(f"Others may write to {folder}")
+
+
+def _check_owner(folder: Path) -> None:
+    if (found := folders.foreign(folder)) is not None:
+        raise _unsafe(str(found))
+    if folder.is_symlink():
+        _check_above(folder)
+
+
+def _unsafe(problem: str) -> LocalBrokerError:
+    return LocalBrokerError(
+        f"{problem}; files from there would be executed",
+        remedy=f"Remove it, or name a folder of your own with {CACHE_VARIABLE}",
+    )
 
 
 def _check_above(folder: Path) -> None:

@@ -1,7 +1,7 @@
-"""What others may have moved into a folder, under names by which ``LocalBroker`` deletes and replaces files.
+"""Finds folders that others may have moved to names under which ``LocalBroker`` deletes and replaces files.
 
-Who may write to a folder can rename what is in it, also folders of its user that only this user may change. So a data folder, or
-a cache, to which others may write is refused if it has such names: its user looks at them first.
+A user who may write to a folder can rename each entry in it, also a folder that only its owner may change. So ``LocalBroker``
+rejects a data folder or a cache to which others may write if the folder has entries with such names: the owner checks them first.
 """
 
 from __future__ import annotations
@@ -14,19 +14,20 @@ from pathlib import Path
 
 from rocketmq_spark.base import folders
 
-_LOOK = ", where LocalBroker deletes and replaces files: look whether all there is of LocalBroker"
+_LOOK = "; LocalBroker deletes and replaces files there, so check first that all of them are files of LocalBroker"
 
 
 def close_unless(
     folder: Path, problem_in: Callable[[bool], str | None], problem_after: Callable[[], str | None] = lambda: None
 ) -> str | None:
-    """Look, close the folder for others, and look again: what the second look finds cannot change any more. Returns a clause
-    about the problem, which leaves the folder's mode as it was; None if the folder is closed.
+    """Check a folder, take the right to write to it from others, and check it again, because others could change it during the
+    first check. Returns a clause about the problem, and then the folder has its former mode; None if the folder is closed.
 
     Args:
         folder: The folder.
-        problem_in: Looks. Its argument is whether others could write to the folder before it was closed.
-        problem_after: Closes what is in the folder, and looks there, when the folder is closed.
+        problem_in: Checks the entries, and returns a clause about a problem. Its argument is whether others could write to the
+            folder before this call.
+        problem_after: Is called when the folder is closed: closes the entries, checks them, and returns a clause about a problem.
     """
     before = folder.stat()
     was_open = folders.others_may_write(before)
@@ -35,19 +36,26 @@ def close_unless(
     if not folders.close(folder):
         return f"others may write to {folder}"
     problem = problem_in(was_open) or problem_after()
-    if problem is not None and folder.stat().st_mode != before.st_mode:
-        with folders.inside(folder) as opened:
-            os.fchmod(opened, stat.S_IMODE(before.st_mode))
+    if problem is not None:
+        with contextlib.suppress(OSError):  # it has gone, or belongs to root, whose folders keep their mode
+            _restore_mode(folder, before)
     return problem
 
 
+def _restore_mode(folder: Path, before: os.stat_result) -> None:
+    with folders.inside(folder) as opened:
+        now = os.fstat(opened)
+        if os.path.samestat(now, before) and now.st_mode != before.st_mode:  # another folder may have taken its name
+            os.fchmod(opened, stat.S_IMODE(before.st_mode))
+
+
 def moved_to(place: Path, was_open: bool, below: Iterable[Path] = ()) -> str | None:
-    """Return a clause if others may have moved something to a place; None if they cannot have.
+    """Return a clause that says that others may have moved a folder to ``place``; None if they cannot have done that.
 
     Args:
         place: An existing file or folder with a name by which files are deleted.
         was_open: Whether others could write to the folder above.
-        below: Folders in the place, which count, too. Links among them do not.
+        below: Folders in the place. Others must not write to these either. Links among them are not checked.
     """
     if was_open:
         return f"others may write to it, and may have moved a folder of yours to {place}{_LOOK}"

@@ -82,20 +82,22 @@ def _check(data: Path) -> None:
     """Create a data folder if it is missing, and take the right to write to it, and to the files of clusters in it, from others.
 
     Raises ``LocalBrokerError`` if another user owns one of these files, or may still change one: that user could change the
-    configuration of the servers, or lead them to other files. Also if others could have moved these folders there.
+    configuration of the servers, or lead them to other files. Also raises it if others may have moved one of these folders there.
     """
     folders.make(data)
     problem = _problem(data)
     if problem is not None:
         raise LocalBrokerError(
             f"The data folder {data} is not used: {problem}",
-            remedy="Choose another folder, such as a new one in it, or let its owner run: chmod go-w",
+            remedy="Choose another folder, such as a new one in it; or let its owner replace links by copies and run: chmod go-w",
         )
     folders.warn_if_replaceable(data, "the data folder of LocalBroker")
 
 
 def _problem(data: Path) -> str | None:
-    """Close the folder and what is in it. A folder that is rejected keeps its mode, so that the next start finds the same."""
+    """Close a data folder and the files of clusters in it, or return a clause about why servers must not use it. A rejected
+    folder keeps its mode, so that the next start rejects it, too.
+    """
     if (found := folders.foreign(data)) is not None:
         return str(found)
     before = data.stat()
@@ -123,6 +125,7 @@ def _problem_in(data: Path, was_open: bool) -> str | None:
 
 
 def _problem_after_closing(data: Path) -> str | None:
+    """Close the files of clusters in a closed data folder, and return a clause about the first problem that remains."""
     for place in _places(data):
         folders.close_all(place)
     if (problem := _problem_in(data, False)) is not None:
@@ -137,10 +140,10 @@ def _places(data: Path) -> list[Path]:
     return [data / name for name in sorted(os.listdir(data)) if name in _NAMES or name.startswith(_PREFIXES)]
 
 
-# What a cluster has in its data folder, in which users may have other files.
+# Names of the files and folders of a cluster in its data folder. A user may have other files there.
 _NAMES = (IN_USE, _PORTS, PROXY)
 _PREFIXES = (NAME_SERVER, "broker-")
-# Of a JVM, which may leave a socket there. The next start deletes them.
+# Prefix of the temporary folders of a JVM, which may leave a socket there. The next start of the server deletes them.
 _TEMPORARY_FILES = ("tmp",)
 
 

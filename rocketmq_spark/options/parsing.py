@@ -287,9 +287,9 @@ _REPEAT = re.compile(r"\{\d{1,4096}(?:,\d{0,4096})?\}")
 
 
 def re2_problem(pattern: str) -> str | None:
-    """Return what an expression should be, if RE2 could need very much memory or time to compile it; None otherwise.
+    """Return what was expected if RE2 could need very much memory or time to compile an expression; None otherwise.
 
-    RE2 writes repeats out before its own limit of memory counts, and takes quadratic time for those that it joins.
+    RE2 expands repeats before it applies its memory limit, and takes quadratic time for repeats that it merges.
     """
     if len(pattern) > MOST_PATTERN:
         return f"at most {MOST_PATTERN} characters, because variable {ALLOWED} forbids code; it has {len(pattern)}"

@@ -23,9 +23,9 @@ PATHS_VARIABLE = "ROCKETMQ_SPARK_PATHS"
 
 
 _NEW = "new"  # stands for whatever is made in a folder
-# Of Linux (PATH_MAX, NAME_MAX). The time and memory that it takes to resolve a path grow with the square of its length.
+# Limits of Linux (PATH_MAX, NAME_MAX). Time and memory to resolve a path grow with the square of the path's length.
 MOST_PATH_BYTES, MOST_NAME_BYTES = 4096, 255
-_SHOWN = 32  # characters of a text that is too long
+_SHOWN = 32  # characters that an error shows of a text that is too long
 MOST_BYTES = 4 << 20  # of a file of keys or certificates; a file with holes may be larger than the memory
 
 
@@ -131,8 +131,8 @@ def _refused(path: Path, option: str, problem: str, remedy: str) -> OptionError:
 
 
 def length_problem(path: str) -> str | None:
-    """Return a clause that says that a path, or a part of it, is too long for the system; None if it is not. The path is not
-    looked up.
+    """Return a clause if a path, or a part of it, is too long for the system; otherwise None. This does not read the file
+    system.
     """
     if (size := _size(path)) > MOST_PATH_BYTES:
         return f"it has {size} bytes; expected at most {MOST_PATH_BYTES}"
@@ -147,7 +147,7 @@ def _size(text: str) -> int:
 
 
 def shortened(text: str) -> str:
-    """The begin of a text that is too long for an error, in quotation marks."""
+    """The beginning of a text that is too long for an error, in quotation marks."""
     return repr(text[:_SHOWN] + "…")
 
 

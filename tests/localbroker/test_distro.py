@@ -27,6 +27,7 @@ from rocketmq_spark.base import folders
 from rocketmq_spark.base import process as registry
 from rocketmq_spark.errors import LocalBrokerError
 from rocketmq_spark.localbroker import distro, java, maven, process, site
+from rocketmq_spark.localbroker.moved import close_unless
 from tests import users
 from tests.helpers import raising
 
@@ -217,6 +218,43 @@ def test_what_comes_while_a_cache_is_closed_is_seen(monkeypatch: pytest.MonkeyPa
     with pytest.raises(LocalBrokerError, match=rf"may have moved a folder of yours to {cache}/archives"):
         distro.cache_folder()
     assert stat.S_IMODE(cache.stat().st_mode) == 0o777
+
+
+def test_a_link_that_leads_nowhere_hides_no_moved_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Its target has a name that is too long for the system, so that its status is an error."""
+    cache = tmp_path / "cache"
+    (cache / "jars" / "project").mkdir(parents=True)
+    (cache / "archives").symlink_to("x" * 300)
+    cache.chmod(0o777)
+    monkeypatch.setenv(distro.CACHE_VARIABLE, str(cache))
+    with pytest.raises(LocalBrokerError, match=rf"The cache {cache} is not used: others may write to it"):
+        distro.cache_folder()
+    assert stat.S_IMODE(cache.stat().st_mode) == 0o777
+
+
+def test_a_cache_may_have_a_folder_of_all_users_beside_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Such as the temporary folder of a volume. LocalBroker executes nothing from there."""
+    (other := tmp_path / "tmp").mkdir()
+    tmp_path.chmod(0o755)
+    other.chmod(0o1777)
+    monkeypatch.setenv(distro.CACHE_VARIABLE, str(tmp_path))
+    assert distro.cache_folder() == tmp_path
+    assert stat.S_IMODE(other.stat().st_mode) == 0o1777
+
+
+def test_only_the_refused_folder_gets_its_mode_back(tmp_path: Path) -> None:
+    """Whoever may replace it could otherwise open a private folder of this user."""
+    (folder := tmp_path / "folder").mkdir()
+    (private := tmp_path / "private").mkdir(0o700)
+    folder.chmod(0o777)
+
+    def replaced() -> str:
+        folder.rename(tmp_path / "away")
+        folder.symlink_to(private)
+        return "a problem"
+
+    assert close_unless(folder, lambda _: None, replaced) == "a problem"
+    assert stat.S_IMODE(private.stat().st_mode) == 0o700
 
 
 @pytest.mark.parametrize("data", ["background/data", "mine", "mine/data"])

@@ -385,15 +385,17 @@ _SCHEME_ALIASES = {"s3a": "s3", "s3n": "s3"}
 
 
 def checkpoint_folder(location: str) -> Folder:
-    """Return the folder of a ``checkpointLocation``, as ``local_path`` understands it."""
+    """Return the folder of a ``checkpointLocation``, which Spark resolves as ``local_path`` does."""
     return open_folder(location if (path := local_path(location)) is None else str(path))
 
 
 def local_path(location: str) -> Path | None:
-    """The path that Spark means by a ``checkpointLocation``; None on another file system. Nothing is looked up.
+    """Return the path to which Spark resolves a ``checkpointLocation``; None on another file system. This does not read the file
+    system.
 
-    As for Hadoop, a scheme needs no ``//``, ``%`` and a ``~`` at the begin are characters of names, schemes ignore case, and a
-    ``..`` removes the name before it, even if that name is a link.
+    As in Hadoop, a scheme needs no ``//`` and its case does not matter, ``%`` and ``~`` are ordinary characters, and ``..``
+    removes the name before it, even if that name is a link.
+
     Raises ``OptionError`` if the path is too long.
     """
     scheme, colon, below = location.partition(":")
@@ -409,8 +411,8 @@ def local_path(location: str) -> Path | None:
 
 
 def open_folder(name: str) -> Folder:
-    """Return the folder with this path or URI, as a command names it: ``~`` is the user's home. Raises ``OffsetError`` if it
-    cannot be reached, and ``OptionError`` if a path is too long.
+    """Return the folder with a path or URI from a command line, where ``~`` is the user's home. Raises ``OffsetError`` if the
+    folder cannot be reached, and ``OptionError`` if its path is too long.
     """
     from pyarrow.fs import FileSystem, LocalFileSystem
 
@@ -418,8 +420,8 @@ def open_folder(name: str) -> Folder:
         if _base_name(name) in (".", "..", "~"):  # ``copy`` needs a name to which it can append
             name = str(path := path.resolve())
         return Folder(name, LocalFileSystem(), str(path))
-    scheme, colon, path_of_it = name.partition("://")
-    name = f"{_SCHEME_ALIASES.get(scheme, scheme)}{colon}{path_of_it}" if colon else name
+    scheme, colon, rest = name.partition("://")
+    name = f"{_SCHEME_ALIASES.get(scheme, scheme)}{colon}{rest}" if colon else name
     try:
         system, root = FileSystem.from_uri(name)
     except (OSError, ValueError, ImportError) as e:

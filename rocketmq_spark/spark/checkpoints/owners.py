@@ -63,7 +63,7 @@ def exposure(location: str, owner: int = folders.ROOT) -> tuple[str, str] | None
 
 
 def _exposures_in(path: Path, owner: int) -> Iterator[folders.Exposure]:
-    """Also of what own links lead to: Spark follows them."""
+    """Yield exposures in a checkpoint, and of the targets of links in it, because Spark follows links."""
     files = [*_files_to_check(path)]
     yield from folders.exposures_of(path, files, owner)
     for link in filter(Path.is_symlink, files):
