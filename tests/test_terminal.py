@@ -17,7 +17,7 @@ from rocketmq_spark.base import terminal
 
 ROOT = Path(__file__).parents[1]
 PROGRAM = """
-import os, signal, sys
+import os, signal, sys, time
 from rocketmq_spark.base import terminal
 
 def has_terminal():
@@ -35,7 +35,7 @@ try:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))
     print("ready", flush=True)
     while True:
-        signal.pause()
+        time.sleep(0.1)  # not ``pause``: a signal just before it would not end it
 except KeyboardInterrupt:
     print("interrupted")
     sys.exit(7)
