@@ -52,7 +52,7 @@ def stats(*bounds: tuple[int, int], last_ms: int = 5) -> bytes:
 
 
 class TestBounds:
-    def test_rule_7_one_question_per_topic_and_broker(self, broker: MockBroker, routed: Parts) -> None:
+    def test_one_question_per_topic_and_broker(self, broker: MockBroker, routed: Parts) -> None:
         broker.on(Request.GET_TOPIC_STATS_INFO, ok(stats((1, 9), (0, 4))))
         found = routed.brokers.bounds([*QUEUES, QUEUES[0]], routed.soon)
         assert found == {QUEUES[0]: QueueBounds(1, 9, 5), QUEUES[1]: QueueBounds(0, 4, 5)}
@@ -101,7 +101,7 @@ class TestBounds:
 
 
 class TestGroupOffsets:
-    def test_rule_5_no_offset_is_not_offset_zero(self, broker: MockBroker, routed: Parts) -> None:
+    def test_no_offset_is_not_offset_zero(self, broker: MockBroker, routed: Parts) -> None:
         answers = {"0": ok(offset=17), "1": refuse(Response.QUERY_NOT_FOUND, "Not found")}
         broker.on(Request.QUERY_CONSUMER_OFFSET, lambda call: answers[call.ext("queueId")])
         assert routed.brokers.committed("g", QUEUES, routed.soon) == {QUEUES[0]: 17, QUEUES[1]: None}
@@ -239,9 +239,7 @@ class TestSingleQuestions:
         with pytest.raises(BrokerBusy):
             routed.committer.members("g", "broker-a", routed.soon)
 
-    def test_rule_9_filters_are_compiled_by_the_broker_before_they_are_used(
-        self, broker: MockBroker, routed: Parts
-    ) -> None:
+    def test_filters_are_compiled_by_the_broker_before_they_are_used(self, broker: MockBroker, routed: Parts) -> None:
         broker.on(Request.CHECK_CLIENT_CONFIG, [ok(), refuse(23, "ParseException: a >>> 1"), ok(**OF_PROXY)])
         assert routed.brokers.check_filter("broker-a", "g", "t", "a > 1", routed.soon)
         assert b'"SQL92"' in bytes(broker.seen(Request.CHECK_CLIENT_CONFIG)[0].body)

@@ -47,7 +47,7 @@ def test_an_answer_or_the_error_of_its_code(broker: MockBroker, parts: Parts) ->
     assert (caught.value.broker_code, caught.value.addr) == (22, broker.address)
 
 
-def test_rule_4_only_codes_that_may_pass_are_retriable() -> None:
+def test_only_codes_that_may_pass_are_retriable() -> None:
     def error(code: int) -> RocketMQError:
         return error_from_response(refuse(code), "h:1")
 
@@ -75,7 +75,7 @@ def test_a_proxy_denies_access_with_the_code_of_a_fault(text: str) -> None:
     )
 
 
-def test_rule_4_code_16_is_access_denied_with_what_to_grant() -> None:
+def test_code_16_is_access_denied_with_what_to_grant() -> None:
     remark = "User:u has no permission to access Topic:t from 127.0.0.1, no matched policies."
     error = error_from_response(refuse(16, remark), "h:1", "t", "t/b/0")
     assert isinstance(error, AccessDenied)

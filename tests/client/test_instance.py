@@ -75,7 +75,7 @@ class Inbox:
 # --- heartbeats
 
 
-def test_1_1_1_6_one_heartbeat_has_all_groups_of_producers_and_consumers(broker: MockBroker, parts: Parts) -> None:
+def test_one_heartbeat_has_all_groups_of_producers_and_consumers(broker: MockBroker, parts: Parts) -> None:
     parts.routes.get("t")
     for member in (RegisteredMember("pg2"), RegisteredMember("pg1"), RegisteredMember("pg1"), consumer()):
         parts.instance.join(member)
@@ -174,7 +174,7 @@ def test_who_leaves_waits_for_a_heartbeat_that_is_under_way(broker: MockBroker, 
     assert early == [False]
 
 
-def test_4_31_a_consumer_group_has_one_member_here(parts: Parts) -> None:
+def test_consumer_group_has_one_member_here(parts: Parts) -> None:
     first = consumer()
     parts.instance.join(first)
     parts.instance.join(RegisteredMember("cg", 0.0))  # producers of that name are another group

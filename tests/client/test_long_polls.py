@@ -71,7 +71,7 @@ def pull(parts: Parts, request: PullRequest = REQUEST, seconds: float = 5.0) -> 
     return told.one
 
 
-def test_1_28_a_pull_asks_for_32_messages_and_waits_15_seconds(broker: MockBroker, parts: Parts) -> None:
+def test_pull_asks_for_32_messages_and_waits_15_seconds(broker: MockBroker, parts: Parts) -> None:
     broker.on(Request.PULL_MESSAGE, ok(SAME_HASH, **BOUNDS))
     answer = pull(parts)
     (asked,) = broker.seen(Request.PULL_MESSAGE)
@@ -247,14 +247,12 @@ def test_messages_may_stay_as_they_are(broker: MockBroker, parts: Parts) -> None
 @pytest.mark.parametrize(
     ("commit", "to_master", "flag", "sent"), [(7, True, 3, 7), (7, False, 2, 0), (None, True, 2, 0)]
 )
-def test_1_26_1_27_an_offset_comes_along_to_a_master_only(
-    commit: int | None, to_master: bool, flag: int, sent: int
-) -> None:
+def test_an_offset_comes_along_to_a_master_only(commit: int | None, to_master: bool, flag: int, sent: int) -> None:
     command = pull_command(replace(REQUEST, commit_offset=commit), RpcClient(Pool(ConnectOptions())), to_master)
     assert (command.ext["sysFlag"], command.ext["commitOffset"]) == (str(flag), str(sent))
 
 
-def test_1_27_a_pull_of_a_slave_brings_no_offset_along(broker: MockBroker, parts: Parts) -> None:
+def test_pull_of_a_slave_brings_no_offset_along(broker: MockBroker, parts: Parts) -> None:
     with MockBroker({Request.PULL_MESSAGE: ok(b"", **BOUNDS)}) as slave:
         broker.on(Request.PULL_MESSAGE, ok(b"", **BOUNDS))
         data = {"brokerName": "broker-a", "cluster": "c", "brokerAddrs": {"0": broker.address, "1": slave.address}}

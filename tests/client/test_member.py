@@ -82,7 +82,7 @@ def test_a_proxy_that_reaches_no_broker_is_the_cause(broker: MockBroker, parts: 
         parts.member.members("g", "t", parts.soon)
 
 
-def test_1_7_queues_are_asked_for_again_after_thirty_seconds(
+def test_queues_are_asked_for_again_after_thirty_seconds(
     broker: MockBroker, parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [1000.0]
@@ -125,7 +125,7 @@ def test_a_topic_that_is_not_there(broker: MockBroker, parts: Parts) -> None:
         parts.member.queues("t", parts.soon)
 
 
-def test_4_7_ids_come_from_a_random_broker_of_the_topic(broker: MockBroker, parts: Parts) -> None:
+def test_ids_come_from_a_random_broker_of_the_topic(broker: MockBroker, parts: Parts) -> None:
     ids = ok(json.dumps({"consumerIdList": ["b", "a"]}).encode())
     broker.on(Request.GET_CONSUMER_LIST_BY_GROUP, ids)
     with MockBroker({Request.GET_CONSUMER_LIST_BY_GROUP: ids}) as other:
@@ -200,7 +200,7 @@ def test_a_named_broker_says_what_it_heard_itself(broker: MockBroker, parts: Par
             parts.member.filters("g", "t", parts.soon, "broker-c")
 
 
-def test_4_25_only_a_broker_that_says_so_has_no_offset(broker: MockBroker, parts: Parts) -> None:
+def test_only_a_broker_that_says_so_has_no_offset(broker: MockBroker, parts: Parts) -> None:
     parts.routes.get("t")
     broker.on(
         Request.QUERY_CONSUMER_OFFSET,
@@ -256,7 +256,7 @@ def slave_only(slave: str) -> Command:
     return ok(json.dumps(body).encode())
 
 
-def test_1_9_offsets_go_to_a_slave_while_there_is_no_master(broker: MockBroker, parts: Parts) -> None:
+def test_offsets_go_to_a_slave_while_there_is_no_master(broker: MockBroker, parts: Parts) -> None:
     with MockBroker({Request.UPDATE_CONSUMER_OFFSET: ok(), Request.QUERY_CONSUMER_OFFSET: ok(offset=8)}) as slave:
         broker.on(Request.GET_ROUTEINFO_BY_TOPIC, slave_only(slave.address))
         parts.routes.get("t")
@@ -348,7 +348,7 @@ def join(
     return parts.member.join(group, lambda: Membership({topic: Filter("a")}, versions_ms={topic: 3}), asked, 0.0)
 
 
-def test_1_6_a_heartbeat_tells_the_subscriptions(broker: MockBroker, parts: Parts) -> None:
+def test_heartbeat_tells_the_subscriptions(broker: MockBroker, parts: Parts) -> None:
     broker.on(Request.HEART_BEAT, ok())
     broker.on(Request.UNREGISTER_CLIENT, ok())
     parts.routes.get("t")

@@ -24,7 +24,7 @@ def message(body: bytes = b"x", text: str = "UNIQ_KEY\x01ID\x02TAGS\x01a\x02", t
     return found
 
 
-def test_1_20_a_broker_is_asked_to_move_a_message(broker: MockBroker, parts: Parts) -> None:
+def test_broker_is_asked_to_move_a_message(broker: MockBroker, parts: Parts) -> None:
     parts.routes.get("t")
     broker.on(Request.CONSUMER_SEND_MSG_BACK, [ok(), refuse(Response.QUERY_NOT_FOUND, "gone")])
     parts.member.send_back("g", message(), -1, 16, parts.soon)
@@ -37,7 +37,7 @@ def test_1_20_a_broker_is_asked_to_move_a_message(broker: MockBroker, parts: Par
         parts.member.send_back("g", message(), 0, 16, parts.soon)
 
 
-def test_1_21_a_copy_says_what_the_broker_would_have_said() -> None:
+def test_copy_says_what_the_broker_would_have_said() -> None:
     request = retry_copy("g", message(times=2), 16, lambda name: f"ns%{name}", 33)
     assert (request.body, request.sys_flag, request.flag) == (b"x", 0, 9)
     assert (request.born_timestamp_ms, request.group, request.reconsume_times, request.max_reconsume_times) == (

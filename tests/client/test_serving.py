@@ -41,7 +41,7 @@ def test_a_broker_that_does_not_answer_has_no_version(broker: MockBroker, parts:
     ],
     ids=["told", "off", "no number", "negative", "long", "older", "denied"],
 )
-def test_3_35_what_timers_do_is_what_the_broker_is_configured_to(
+def test_what_timers_do_is_what_the_broker_is_configured_to(
     broker: MockBroker, parts: Parts, config: Command, longest_ms: int
 ) -> None:
     broker.on(ROUTE, route(1, {"broker-a": broker.address}))

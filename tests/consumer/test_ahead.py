@@ -242,7 +242,7 @@ def test_a_read_that_fails_is_no_end(
     assert "continuing with long polls: [ROCKETMQ_CONNECTION_LOST] gone" in caplog.text
 
 
-def test_1_9_what_is_committed_is_what_was_given(fake: FakeMember, reads: Reads) -> None:
+def test_what_is_committed_is_what_was_given(fake: FakeMember, reads: Reads) -> None:
     fake.add(A, 1000)
     with made(fake, reads) as consumer:
         consumer.assign([A])

@@ -43,7 +43,7 @@ def started(group: GroupBench, listener: Any = None, **how: Any) -> Any:
     return consumer, port
 
 
-def test_1_16_listeners_get_slices_of_a_pull(group: GroupBench) -> None:
+def test_listeners_get_slices_of_a_pull(group: GroupBench) -> None:
     sizes: list[int] = []
     started(group, lambda messages, context: sizes.append(len(messages)), consume_batch_max_size=10)
     group.brokers.send(A, *(b"x" for _ in range(32)))
@@ -67,7 +67,7 @@ def test_1_30_a_slow_listener_stops_the_pulls_at_the_bound_and_holds_up_nobody(g
     assert consumer.stats().cached == 0
 
 
-def test_1_20_only_what_comes_after_the_ack_index_fails(group: GroupBench) -> None:
+def test_only_what_comes_after_the_ack_index_fails(group: GroupBench) -> None:
     def listener(messages: Any, context: Any) -> None:
         context.ack_index, context.delay_level = 1, 7
 
@@ -99,7 +99,7 @@ def test_1_21_what_nobody_takes_back_comes_again_in_five_seconds_and_holds_the_o
     assert consumer.stats().cached == 0
 
 
-def test_1_21_of_a_batch_only_what_nobody_takes_back_comes_again(group: GroupBench) -> None:
+def test_of_a_batch_only_what_nobody_takes_back_comes_again(group: GroupBench) -> None:
     def listener(messages: Any, context: Any) -> None:
         context.ack_index = len(messages) - 2 if messages[-1].body == b"bad" else None
 
@@ -171,7 +171,7 @@ def test_1_18_a_listener_that_hangs_loses_its_message_to_the_retry_topic(group: 
 
 
 @pytest.mark.parametrize("error", [*RAISED, Textless()], ids=lambda error: type(error).__name__)
-def test_1_20_whatever_a_listener_raises_is_a_failed_message(error: BaseException) -> None:
+def test_whatever_a_listener_raises_is_a_failed_message(error: BaseException) -> None:
     held, queue, workers = MemberState(Thresholds()), ProcessQueue(QUEUE), ListenerPool("w", 4)
     held.queues[QUEUE] = queue
     back: list[int] = []
@@ -199,7 +199,7 @@ def test_1_20_whatever_a_listener_raises_is_a_failed_message(error: BaseExceptio
         lambda messages, context: messages.pop(0),
     ],
 )
-def test_1_20_a_wrong_return_fails_the_message_and_not_the_queue(group: GroupBench, does: Any) -> None:
+def test_wrong_return_fails_the_message_and_not_the_queue(group: GroupBench, does: Any) -> None:
     consumer, port = started(group, lambda found, context: does(found, context) if found[0].body == b"bad" else None)
     group.brokers.send(A, b"bad", b"good")
     group.time.advance(0.1)
@@ -332,7 +332,7 @@ def test_what_fails_where_a_group_is_broadcasting_is_dropped_and_named(
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_4_17_results_of_a_queue_that_is_gone_mean_nothing(group: GroupBench, late: bool) -> None:
+def test_results_of_a_queue_that_is_gone_mean_nothing(group: GroupBench, late: bool) -> None:
     def listener(messages: Any, context: Any) -> Any:
         held.dropped = True  # late: dropped while the listener has it
         return context.retry()

@@ -89,7 +89,7 @@ def test_what_a_slave_that_hangs_was_to_give_is_asked_of_the_master(group: Group
     assert group.bodies() == [b"0", b"1", b"2"]
 
 
-def test_1_26_pulls_bring_the_offset_along_once_there_is_one(group: GroupBench) -> None:
+def test_pulls_bring_the_offset_along_once_there_is_one(group: GroupBench) -> None:
     _, port = group.start()
     group.brokers.send(q("a:0"), b"1")
     group.time.advance(16)
@@ -98,7 +98,7 @@ def test_1_26_pulls_bring_the_offset_along_once_there_is_one(group: GroupBench) 
     assert found[-1] == 1
 
 
-def test_4_32_a_second_member_gets_its_part_at_once_and_gives_it_back(group: GroupBench) -> None:
+def test_second_member_gets_its_part_at_once_and_gives_it_back(group: GroupBench) -> None:
     first, _ = group.start()
     group.time.advance(5)
     second, _ = group.start()
@@ -138,7 +138,7 @@ def test_1_20_1_22_what_fails_comes_again_from_the_retry_topic_and_the_offset_go
     assert (stats.consumed, stats.failed, stats.sent_back, stats.cached, stats.lag) == (1, 1, 1, 0, 0)
 
 
-def test_1_24_a_message_that_always_fails_is_tried_seventeen_times(group: GroupBench) -> None:
+def test_message_that_always_fails_is_tried_seventeen_times(group: GroupBench) -> None:
     group.start(lambda messages, context: context.retry())
     group.time.advance(1)
     group.brokers.send(q("a:0"), b"poison")
@@ -147,7 +147,7 @@ def test_1_24_a_message_that_always_fails_is_tried_seventeen_times(group: GroupB
     assert [m.body for m in group.brokers.dead] == [b"poison"]
 
 
-def test_1_24_minus_one_makes_a_dead_letter_at_once(group: GroupBench) -> None:
+def test_minus_one_makes_a_dead_letter_at_once(group: GroupBench) -> None:
     group.start(lambda messages, context: context.retry(-1))
     group.time.advance(1)
     group.brokers.send(q("a:0"), b"poison")
@@ -155,7 +155,7 @@ def test_1_24_minus_one_makes_a_dead_letter_at_once(group: GroupBench) -> None:
     assert len(group.got) == len(group.brokers.dead) == 1
 
 
-def test_4_6_a_topic_that_is_left_keeps_its_offsets_and_its_queues_go(group: GroupBench) -> None:
+def test_topic_that_is_left_keeps_its_offsets_and_its_queues_go(group: GroupBench) -> None:
     group.brokers.topics["U"] = qs("a:0", "U")
     consumer, _ = group.start()
     consumer.subscribe("U")
@@ -203,7 +203,7 @@ def test_two_broadcasting_members_of_a_group_do_not_share_a_file(group: GroupBen
     assert group.owned(third) == ALL
 
 
-def test_4_31_a_second_member_of_a_group_in_one_client_is_refused(group: GroupBench) -> None:
+def test_second_member_of_a_group_in_one_client_is_refused(group: GroupBench) -> None:
     consumer, port = group.start()
     second = BaseConsumer(port, consumer.settings, ConsumerTools(lambda _: ManualTimer(group.time)))
     second.subscribe("T")

@@ -265,7 +265,7 @@ def test_a_commit_by_hand_finishes_all_since_the_last_one_and_a_rollback_repeats
     assert group.brokers.offsets[A] == 3
 
 
-def test_4_18_who_leaves_stores_offsets_before_the_locks_are_free(group: GroupBench) -> None:
+def test_who_leaves_stores_offsets_before_the_locks_are_free(group: GroupBench) -> None:
     consumer, port = started(group)
     for number, queue in enumerate(ALL):
         group.brokers.send(queue, *[b"x"] * number)
@@ -287,7 +287,7 @@ def test_4_19_a_queue_that_somebody_else_has_locked_is_taken_when_it_is_free(gro
     assert group.owned(consumer) == ALL
 
 
-def test_4_18_a_queue_changes_hands_only_when_its_listener_is_through(group: GroupBench) -> None:
+def test_queue_changes_hands_only_when_its_listener_is_through(group: GroupBench) -> None:
     with hanging(group, b"one", b"two") as (first, go_on):
         second, _ = started(group)
         assert (group.owned(first), group.owned(second)) == (ALL[:2], [q("b:1")])
@@ -410,7 +410,7 @@ def test_4_18_a_queue_that_comes_back_waits_for_the_call_that_is_under_way(group
     assert group.brokers.offsets[b] == 2
 
 
-def test_4_18_of_two_that_wait_for_a_call_the_last_one_comes_after_it(group: GroupBench) -> None:
+def test_of_two_that_wait_for_a_call_the_last_one_comes_after_it(group: GroupBench) -> None:
     """The other one is gone, and nobody works for it any more."""
     b = q("b:0")
     with hanging(group, b"one", b"two") as (consumer, go_on):
@@ -484,7 +484,7 @@ def test_a_renewed_lock_counts_from_its_question_too(group: GroupBench, monkeypa
     assert {each.lock.granted_ms for each in consumer._running.state.owned()} == {asked_ms[-1]}
 
 
-def test_4_18_a_listener_that_hangs_does_not_keep_a_queue_for_ever(group: GroupBench) -> None:
+def test_listener_that_hangs_does_not_keep_a_queue_for_ever(group: GroupBench) -> None:
     with hanging(group, b"one"):
         second, _ = started(group)
         group.time.advance(24)

@@ -58,7 +58,7 @@ def test_a_broadcasting_member_drops_a_message_after_its_last_try(
     assert (port.seen("send_back"), port.seen("send_to_retry"), group.brokers.dead) == ([], [], [])
 
 
-def test_1_24_what_failed_in_a_queue_that_is_gone_is_no_dead_letter(group: GroupBench) -> None:
+def test_what_failed_in_a_queue_that_is_gone_is_no_dead_letter(group: GroupBench) -> None:
     """Its next owner tries it."""
 
     def listener(messages: Any, context: Any) -> None:
@@ -81,7 +81,7 @@ def test_1_24_what_cannot_be_copied_is_made_a_dead_letter_by_its_broker(group: G
     assert [m.body for m in group.brokers.dead] == [b"bad"]
 
 
-def test_1_24_what_no_broker_takes_is_tried_in_place_until_one_does(group: GroupBench) -> None:
+def test_what_no_broker_takes_is_tried_in_place_until_one_does(group: GroupBench) -> None:
     started(group, lambda messages, context: 1 / 0 if messages[0].body == b"bad" else None, max_retries=1)
     group.brokers.failing |= {"send_to_retry": CallTimeout("late"), "send_back": CallTimeout("late")}
     group.brokers.send(A, b"bad", b"good")
@@ -187,7 +187,7 @@ def test_1_24_while_no_broker_takes_a_dead_letter_nothing_behind_it_fails_with_i
     assert group.brokers.offsets[A] == 4
 
 
-def test_1_24_a_rollback_does_not_bring_dead_letters_back(group: GroupBench) -> None:
+def test_rollback_does_not_bring_dead_letters_back(group: GroupBench) -> None:
     """Nor does a commit of what was rolled back pass what waits before a dead letter."""
     answers = iter([None, "suspend", "suspend", "rollback", "commit", "commit", "commit"])
 
@@ -204,7 +204,7 @@ def test_1_24_a_rollback_does_not_bring_dead_letters_back(group: GroupBench) -> 
     assert group.brokers.offsets[A] == 3
 
 
-def test_1_24_where_commits_are_by_hand_a_dead_letter_waits_for_one(group: GroupBench) -> None:
+def test_where_commits_are_by_hand_a_dead_letter_waits_for_one(group: GroupBench) -> None:
     """As in Java: what was not committed before it may still be rolled back."""
     answers = iter([None, "suspend", "suspend", None, "commit"])
 

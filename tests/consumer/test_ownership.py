@@ -26,7 +26,7 @@ ALL = qs("a:0-1 b:0-1")
 
 
 @pytest.mark.parametrize("error", [ServerFault("code 1"), CallTimeout("late")])
-def test_4_22_4_25_a_queue_whose_offset_is_not_known_waits_a_second(group: GroupBench, error, caplog) -> None:
+def test_queue_whose_offset_is_not_known_waits_a_second(group: GroupBench, error, caplog) -> None:
     group.brokers.send(A, b"1")
     group.brokers.failing["committed a"] = error
     consumer, port = group.start()
@@ -103,7 +103,7 @@ def test_a_broker_that_hangs_is_asked_once_a_run(group: GroupBench) -> None:
     ],
 )
 @pytest.mark.parametrize("young", [False, True])
-def test_4_23_a_new_group_begins_where_it_says_and_goes_on_from_there(group: GroupBench, mode, first, young) -> None:
+def test_new_group_begins_where_it_says_and_goes_on_from_there(group: GroupBench, mode, first, young) -> None:
     """But for a young queue, all of which it gets in every mode."""
     group.brokers.old, group.brokers.queues[A].first = True, 0 if young else 5
     first = [b"0", b"1", b"2"] if young else first
@@ -210,7 +210,7 @@ class Owner:
         self.begun.append((queue.queue, offset))
 
 
-def test_4_20_what_was_in_memory_is_forgotten_when_a_queue_comes(group: GroupBench) -> None:
+def test_what_was_in_memory_is_forgotten_when_a_queue_comes(group: GroupBench) -> None:
     one = Owner(group)
     one.owns.add([A])
     assert one.owns.drop([A]) == [A]
@@ -221,7 +221,7 @@ def test_4_20_what_was_in_memory_is_forgotten_when_a_queue_comes(group: GroupBen
     assert one.begun == [(A, 0), (A, 3)]
 
 
-def test_4_21_a_queue_is_begun_once_however_often_it_is_added(group: GroupBench) -> None:
+def test_queue_is_begun_once_however_often_it_is_added(group: GroupBench) -> None:
     one = Owner(group)
     assert one.owns.add(ALL) == ALL
     assert one.owns.add(ALL) == []

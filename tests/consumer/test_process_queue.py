@@ -23,7 +23,7 @@ def filled(*at: int) -> ProcessQueue:
     return queue
 
 
-def test_1_17_what_is_removed_tells_the_offset_that_may_be_committed() -> None:
+def test_what_is_removed_tells_the_offset_that_may_be_committed() -> None:
     queue = filled(100, 101, 102, 103, 104)
     assert queue.remove(messages(102)) == 100
     assert queue.remove(messages(100, 101)) == 103
@@ -31,13 +31,13 @@ def test_1_17_what_is_removed_tells_the_offset_that_may_be_committed() -> None:
     assert queue.remove(messages(104)) is None
 
 
-def test_1_17_offsets_that_a_filter_left_out_are_not_waited_for() -> None:
+def test_offsets_that_a_filter_left_out_are_not_waited_for() -> None:
     queue = filled(100, 105)
     assert queue.remove(messages(105)) == 100
     assert queue.remove(messages(100)) == 106
 
 
-def test_1_17_the_offset_goes_on_where_the_last_message_was() -> None:
+def test_the_offset_goes_on_where_the_last_message_was() -> None:
     queue = filled(10)
     assert queue.remove(messages(10)) == 11
     queue.put(messages(11, 12))
@@ -45,7 +45,7 @@ def test_1_17_the_offset_goes_on_where_the_last_message_was() -> None:
     assert queue.remove(messages(11)) == 13
 
 
-def test_1_15_the_cache_is_sorted_by_offset_and_repeats_count_once() -> None:
+def test_the_cache_is_sorted_by_offset_and_repeats_count_once() -> None:
     queue = filled(5, 3, 9)
     assert queue.put(messages(3, 4)) == 1
     assert (queue.count, queue.bytes, queue.span, queue.offsets) == (4, 16, 6, (3, 9))

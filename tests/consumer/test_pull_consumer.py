@@ -76,7 +76,7 @@ def test_4_20_4_28_a_queue_begins_at_the_groups_offset_or_where_the_option_says(
         assert found[:1] == ([expected] if expected < 10 else [])
 
 
-def test_4_22_a_question_that_fails_assigns_nothing(fake: FakeMember, consumer: BasePullConsumer) -> None:
+def test_question_that_fails_assigns_nothing(fake: FakeMember, consumer: BasePullConsumer) -> None:
     fake.unknown[B] = ServerFault("ill")
     with pytest.raises(ServerFault, match="ill"):
         consumer.assign([A, B])
@@ -379,7 +379,7 @@ def test_who_waits_when_the_consumer_is_closed_gets_nothing(consumer: BasePullCo
 # --- with others
 
 
-def test_4_11_a_subscriber_has_its_share(fake: FakeMember, consumer: BasePullConsumer, hand: Hand) -> None:
+def test_subscriber_has_its_share(fake: FakeMember, consumer: BasePullConsumer, hand: Hand) -> None:
     fake.ids = ["me", "other"]
     fake.add(A, 2)
     fake.add(B, 2)
@@ -398,7 +398,7 @@ def test_4_11_a_subscriber_has_its_share(fake: FakeMember, consumer: BasePullCon
     assert consumer.assignment() == [A, B]
 
 
-def test_4_32_a_change_that_brokers_tell_is_followed_at_once(fake: FakeMember, consumer: BasePullConsumer) -> None:
+def test_change_that_brokers_tell_is_followed_at_once(fake: FakeMember, consumer: BasePullConsumer) -> None:
     fake.add(B, 1)
     fake.ids = ["me", "other"]
     consumer.subscribe("t")
@@ -414,7 +414,7 @@ def test_4_32_a_change_that_brokers_tell_is_followed_at_once(fake: FakeMember, c
     assert fake.asked("b:1", OffsetsAsked("t")) == {B: 1}
 
 
-def test_4_32_changes_are_followed_while_nobody_polls(fake: FakeMember, consumer: BasePullConsumer, hand: Hand) -> None:
+def test_changes_are_followed_while_nobody_polls(fake: FakeMember, consumer: BasePullConsumer, hand: Hand) -> None:
     fake.add(A, 2)
     fake.add(B, 2)
     consumer.subscribe("t")
@@ -433,7 +433,7 @@ def test_4_32_changes_are_followed_while_nobody_polls(fake: FakeMember, consumer
     assert consumer.assignment() == [A, B]
 
 
-def test_4_6_after_the_close_nothing_is_followed(fake: FakeMember, hand: Hand) -> None:
+def test_after_the_close_nothing_is_followed(fake: FakeMember, hand: Hand) -> None:
     with made(fake, hand) as consumer:
         consumer.subscribe("t")
     hand.time.advance(100)
@@ -474,7 +474,7 @@ def test_the_member_tells_what_it_has(fake: FakeMember, consumer: BasePullConsum
     assert "MainThread" in told.stacks
 
 
-def test_4_17_a_queue_that_goes_has_its_offset_stored(fake: FakeMember, consumer: BasePullConsumer) -> None:
+def test_queue_that_goes_has_its_offset_stored(fake: FakeMember, consumer: BasePullConsumer) -> None:
     fake.add(A, 2)
     consumer.subscribe("t")
     consumer.poll(AT_ONCE)
@@ -485,7 +485,7 @@ def test_4_17_a_queue_that_goes_has_its_offset_stored(fake: FakeMember, consumer
     assert (consumer.assignment(), fake.stored) == ([B], {A: 2, B: 0})
 
 
-def test_4_8_nobody_known_changes_nothing(fake: FakeMember, consumer: BasePullConsumer, hand: Hand) -> None:
+def test_nobody_known_changes_nothing(fake: FakeMember, consumer: BasePullConsumer, hand: Hand) -> None:
     consumer.subscribe("t")
     consumer.poll(AT_ONCE)
     fake.ids = []
@@ -494,9 +494,7 @@ def test_4_8_nobody_known_changes_nothing(fake: FakeMember, consumer: BasePullCo
     assert consumer.assignment() == [A, B]
 
 
-def test_4_22_a_queue_without_a_start_is_left_for_a_second(
-    fake: FakeMember, consumer: BasePullConsumer, hand: Hand
-) -> None:
+def test_queue_without_a_start_is_left_for_a_second(fake: FakeMember, consumer: BasePullConsumer, hand: Hand) -> None:
     fake.unknown[B] = ServerFault("ill")
     consumer.subscribe("t")
     consumer.poll(AT_ONCE)
@@ -507,7 +505,7 @@ def test_4_22_a_queue_without_a_start_is_left_for_a_second(
     assert consumer.assignment() == [A, B]
 
 
-def test_4_6_unsubscribing_gives_queues_up(fake: FakeMember, consumer: BasePullConsumer) -> None:
+def test_unsubscribing_gives_queues_up(fake: FakeMember, consumer: BasePullConsumer) -> None:
     fake.add(A, 2)
     consumer.subscribe("t")
     consumer.poll(AT_ONCE)
@@ -534,7 +532,7 @@ def test_what_does_not_go_together(consumer: BasePullConsumer) -> None:
         consumer.subscribe("t")
 
 
-def test_3_4_a_consumer_of_an_environment_has_its_queues_only(fake: FakeMember) -> None:
+def test_consumer_of_an_environment_has_its_queues_only(fake: FakeMember) -> None:
     with made(fake, environment=Environment.of("2", "2")) as consumer:
         assert consumer.queues("t") == [B]
         with pytest.raises(OptionError, match="queue t/b/0 does not belong to environment '2'"):

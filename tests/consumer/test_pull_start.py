@@ -10,7 +10,7 @@ from rocketmq_spark.model import MessageQueue, PullAnswer, PullStatus, QueueBoun
 from tests.consumer.fake_member import AT_ONCE, A, B, FakeMember, Hand, bodies, made
 
 
-def test_4_24_where_a_group_began_at_the_end_holds_for_who_is_next(fake: FakeMember, hand: Hand) -> None:
+def test_where_a_group_began_at_the_end_holds_for_who_is_next(fake: FakeMember, hand: Hand) -> None:
     """Else what came between would be lost after a crash, and where a queue changes hands before anything of it is finished."""
     fake.low, fake.high = {A: 50, B: 50}, {A: 100, B: 100}
     latest = ConsumeFrom(ConsumeFromWhere.LATEST)
@@ -28,7 +28,7 @@ def test_4_24_where_a_group_began_at_the_end_holds_for_who_is_next(fake: FakeMem
         assert fake.commits == [{A: 100, B: 100}]
 
 
-def test_4_24_where_a_young_queue_begins_is_committed(fake: FakeMember, hand: Hand) -> None:
+def test_where_a_young_queue_begins_is_committed(fake: FakeMember, hand: Hand) -> None:
     """A broker says 0 of it, as of an offset that it has, and "none" later: then the mode would skip what was not finished."""
     latest = ConsumeFrom(ConsumeFromWhere.LATEST)
     fake.add(A, 5)

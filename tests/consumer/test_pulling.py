@@ -19,7 +19,7 @@ def pulls(port: FakeMember, queue: object = A) -> list[int]:
     return [request.offset for request in port.seen("pull") if request.queue == queue]
 
 
-def test_1_14_each_pull_goes_on_where_the_answer_before_it_ended(group: GroupBench) -> None:
+def test_each_pull_goes_on_where_the_answer_before_it_ended(group: GroupBench) -> None:
     group.brokers.offsets[A] = 0
     group.brokers.send(A, *(b"x" for _ in range(70)))
     _, port = group.start()
@@ -50,7 +50,7 @@ def test_what_does_not_pass_by_itself_is_a_warning_once_for_each_broker_until_it
     assert len(warnings()) == 2
 
 
-def test_1_29_no_pull_asks_for_what_it_says_is_finished(group: GroupBench) -> None:
+def test_no_pull_asks_for_what_it_says_is_finished(group: GroupBench) -> None:
     group.brokers.offsets[A] = 0
     _, port = group.start(lambda messages, context: 1 / 0 if messages[0].body == b"7" else None)
     for turn in range(4):
@@ -88,7 +88,7 @@ def test_1_27_an_offset_that_went_back_at_its_broker_stops_nobody_and_is_put_rig
     assert pulls(port)[-1] == 5
 
 
-def test_4_31_a_queue_has_one_pull_however_often_it_changes_hands(group: GroupBench) -> None:
+def test_queue_has_one_pull_however_often_it_changes_hands(group: GroupBench) -> None:
     """``FakeMember`` refuses a second one."""
     first, port = group.start()
     for _ in range(5):
@@ -125,7 +125,7 @@ def test_1_31_a_pull_that_finds_nothing_is_held_and_then_repeated_at_once(group:
     assert group.bodies() == [b"1"]
 
 
-def test_4_17_a_dropped_queue_is_pulled_no_more(group: GroupBench) -> None:
+def test_dropped_queue_is_pulled_no_more(group: GroupBench) -> None:
     consumer, port = group.start()
     group.time.advance(1)
     consumer._running.state.queues[A].dropped = True
@@ -344,7 +344,7 @@ def test_the_replica_that_the_last_answer_suggested_is_asked(group: GroupBench, 
     assert [request.broker_id for request in port.seen("pull") if request.queue == A] == [0, 1]
 
 
-def test_4_1_a_member_without_queues_does_nothing(group: GroupBench) -> None:
+def test_member_without_queues_does_nothing(group: GroupBench) -> None:
     group.brokers.topics["T"] = []
     _, port = group.start()
     group.time.advance(0.6)

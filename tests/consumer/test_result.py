@@ -36,11 +36,11 @@ def context(ack_index: int | None = None, delay_level: int = 0) -> Context:
 
 
 @pytest.mark.parametrize(("ack_index", "done"), [(None, 4), (99, 4), (3, 4), (2, 3), (0, 1), (-1, 0), (-5, 0)])
-def test_1_20_returning_none_is_success_up_to_the_ack_index(ack_index: int | None, done: int) -> None:
+def test_returning_none_is_success_up_to_the_ack_index(ack_index: int | None, done: int) -> None:
     assert judge_concurrent(None, context(ack_index, delay_level=3), 4) == Verdict(done, 3)
 
 
-def test_1_20_1_24_a_retry_is_of_all_messages_at_its_level() -> None:
+def test_retry_is_of_all_messages_at_its_level() -> None:
     given = context(ack_index=2)
     assert judge_concurrent(given.retry(), given, 4) == Verdict(0)
     assert judge_concurrent(given.retry(5), given, 4) == Verdict(0, 5)
@@ -48,7 +48,7 @@ def test_1_20_1_24_a_retry_is_of_all_messages_at_its_level() -> None:
 
 
 @pytest.mark.parametrize("nonsense", [True, False, 0, "CONSUME_SUCCESS", [], Context, FAILED])
-def test_1_20_everything_else_is_a_failure_and_said(nonsense: object) -> None:
+def test_everything_else_is_a_failure_and_said(nonsense: object) -> None:
     found = judge_concurrent(nonsense, Context(QUEUE), 4)
     assert found.done_count == 0
     expected = "raised KeyError" if nonsense is FAILED else "expected None or context.retry()"
@@ -70,7 +70,7 @@ def test_a_coroutine_that_a_decorator_returns_has_a_remedy() -> None:
 
 
 @given(st.none() | st.integers(), st.integers(1, 99))
-def test_1_20_never_more_is_done_than_there_was(ack_index: int | None, size: int) -> None:
+def test_never_more_is_done_than_there_was(ack_index: int | None, size: int) -> None:
     assert 0 <= judge_concurrent(None, context(ack_index), size).done_count <= size
 
 
@@ -117,7 +117,7 @@ def test_attempts_are_counted_in_a_copy() -> None:
         assert with_next_attempt(replace(first, reconsume_times=sent)).reconsume_times == counted
 
 
-def test_1_16_a_pull_is_cut_into_slices() -> None:
+def test_pull_is_cut_into_slices() -> None:
     found = list(in_batches([message(i) for i in range(32)], 10))
     assert [len(part) for part in found] == [10, 10, 10, 2]
     assert all(isinstance(part, tuple) for part in found)

@@ -14,7 +14,7 @@ from tests.consumer.group import GroupBench
 from tests.queues import q, qs
 
 
-def test_1_6_heartbeats_tell_what_the_member_is_and_wants(group: GroupBench) -> None:
+def test_heartbeats_tell_what_the_member_is_and_wants(group: GroupBench) -> None:
     _, port = group.start()
     (first, *_) = port.seen("heartbeat")
     assert set(first.subscriptions) == {"T", "%RETRY%g"}

@@ -26,7 +26,7 @@ def port(group: GroupBench) -> FakeMember:
     return FakeMember(group.brokers, "me")
 
 
-def test_1_21_what_brokers_do_not_take_back_goes_as_a_copy(port: FakeMember, caplog) -> None:
+def test_what_brokers_do_not_take_back_goes_as_a_copy(port: FakeMember, caplog) -> None:
     held = MemberState(Thresholds())
     send_back = SendBack(port, "g", 16, held)
     assert send_back(message(1, b"1"), 5)

@@ -16,7 +16,7 @@ from tests.harness import in_one_test
 from tests.queues import qs, read
 
 
-def test_1_19_1_28_the_defaults_are_those_of_java() -> None:
+def test_the_defaults_are_those_of_java() -> None:
     found = ConsumerSettings(group="g")
     assert (found.threads, found.consume_batch_max_size, found.pull_batch_size) == (20, 1, 32)
     assert found.thresholds == Thresholds(1000, 100 << 20, 2000)
@@ -220,7 +220,7 @@ def test_strategies_come_with_their_configuration() -> None:
         of(allocationStrategy="environment")
 
 
-def test_3_1_each_environment_has_a_group_of_its_own(caplog: pytest.LogCaptureFixture) -> None:
+def test_each_environment_has_a_group_of_its_own(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     made = of(environment="dev", environments='{"dev":[0],"test":[1]}', allocationStrategy="environment")
     assert (made.group, made.environment and made.environment.name) == ("g_env_dev", "dev")
@@ -230,7 +230,7 @@ def test_3_1_each_environment_has_a_group_of_its_own(caplog: pytest.LogCaptureFi
     assert (of().group, of().environment) == ("g", None)
 
 
-def test_3_2_with_a_suffix_the_group_is_named_on_the_wire_alone() -> None:
+def test_with_a_suffix_the_group_is_named_on_the_wire_alone() -> None:
     made = of(environment="dev", environmentMode="suffix")
     assert (made.group, made.environment) == ("g", None)
     with pytest.raises(OptionError, match="'allocationStrategy' is 'environment', which chooses among queues"):
@@ -238,7 +238,7 @@ def test_3_2_with_a_suffix_the_group_is_named_on_the_wire_alone() -> None:
 
 
 @pytest.mark.parametrize("number", ["0", "4", "x"])
-def test_3_10_an_environment_that_there_is_not_is_refused(number: str) -> None:
+def test_an_environment_that_there_is_not_is_refused(number: str) -> None:
     with pytest.raises(OptionError, match="expected a whole number from 1 to 3, the number of environments"):
         of(environment=number, environments="3")
     with pytest.raises(OptionError, match="contains illegal characters"):

@@ -65,7 +65,7 @@ def test_a_change_that_is_told_while_it_looks_counts(seen: Seen, monkeypatch: py
     assert seen.one.wait_s() == 0.0
 
 
-def test_4_8_without_an_answer_everything_stays(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_an_answer_everything_stays(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
     def members(*args: object) -> list[str]:
         raise RocketMQError("nobody answers")
 

@@ -115,7 +115,7 @@ def test_routes_are_looked_at_every_30_seconds_and_polls_go_on_without(
     assert "the route of t cannot be refreshed" in caplog.text
 
 
-def test_4_2_a_look_that_fails_is_no_end_of_looking(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_look_that_fails_is_no_end_of_looking(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = Kept()
     kept.shared.set_subscription("t", NO_FILTER, lambda address, question: None)
     monkeypatch.setattr(kept.shared, "allocate", lambda owned: 1 / 0)
@@ -200,7 +200,7 @@ def test_what_ctrl_c_kept_from_being_assigned_is_assigned_by_the_next_poll() -> 
 
 
 @pytest.mark.parametrize("nested", ["rebalance_if_due", "rebalance"])
-def test_4_3_a_look_is_none_within_a_look(nested: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_look_is_none_within_a_look(nested: str, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = Kept()
     kept.shared.set_subscription("t", NO_FILTER, lambda address, question: None)
     looks: list[int] = []
@@ -218,7 +218,7 @@ def test_4_3_a_look_is_none_within_a_look(nested: str, monkeypatch: pytest.Monke
     assert (looks, kept.polls.assigned()) == ([1], [QUEUE])
 
 
-def test_4_3_a_look_is_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_look_is_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two threads the second one skips it, unless it must know that it is done."""
     kept = Kept()
     kept.shared.set_subscription("t", NO_FILTER, lambda address, question: None)

@@ -31,7 +31,7 @@ def test_prefix_and_counter(first):
     ]
 
 
-def test_11_23_the_time_is_where_java_has_it_also_when_the_month_turns():
+def test_the_time_is_where_java_has_it_also_when_the_month_turns():
     now = [NOVEMBER, datetime(2026, 12, 1, 0, 0, 1)]
     ids = UniqueIds(b"\xff" * 8, lambda: at(now[0])())
     while now:

@@ -68,7 +68,7 @@ def test_bad_names(more, name, value, reason):
 
 
 @pytest.mark.parametrize("more", [[], [("b", None)], [("b", "x")]], ids=["constant", "with a null", "varying"])
-def test_11_21_empty_values_are_refused_by_row_and_name(more):
+def test_empty_values_are_refused_by_row_and_name(more):
     rows = [[("a", "x"), ("c", "x")], [("a", ""), ("c", "x")], [("a", "x"), ("c", ""), *more]]
     hint = "is empty; brokers drop empty properties, null omits the property"
     assert strings(pa.array(rows, MAPS))[1] == {1: f"property 'a' {hint}", 2: f"property 'c' {hint}"}

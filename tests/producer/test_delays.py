@@ -50,7 +50,7 @@ def only(sender: ScriptedSender) -> Any:
     "timers", [{"a": 259_200_000, "b": 259_200_000}, {"a": 0, "b": 0}, {"a": 259_200_000, "b": 0}, {}]
 )
 @pytest.mark.parametrize("delay_s", [7, 3 * 24 * 3600, DAYS_10])
-def test_3_27_what_timers_do_not_serve_goes_as_an_envelope(served: Bench, timers: dict[str, int], delay_s: int) -> None:
+def test_what_timers_do_not_serve_goes_as_an_envelope(served: Bench, timers: dict[str, int], delay_s: int) -> None:
     served.sender.longest_timers = timers
     producer = served.producer(long_delay="dmq")
     began_ms = ManualTimer(served.time).wall_ms()
@@ -166,7 +166,7 @@ def test_the_envelope_counts_against_the_message_size(served: Bench) -> None:
     producer.send(Message("T", b"x" * 150), delay=7)
 
 
-def test_3_h_a_recall_goes_behind_its_envelope(served: Bench) -> None:
+def test_a_recall_goes_behind_its_envelope(served: Bench) -> None:
     producer = served.producer(long_delay="dmq")
     result = producer.send(M, delay=DAYS_10)
     envelope = unpack(only(served.sender)[1].body)

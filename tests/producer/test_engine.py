@@ -30,7 +30,7 @@ M = Message("T", b"x")
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_0_16_a_slow_broker_is_avoided_for_its_time(bench: Bench, mode: str) -> None:
+def test_slow_broker_is_avoided_for_its_time(bench: Bench, mode: str) -> None:
     producer = bench.producer(send_latency_fault=True)
     send: Any = producer.send if mode == "sync" else producer.send_async
     bench.sender.latency_s["a"] = 0.6
@@ -68,7 +68,7 @@ def test_0_20_a_broker_that_failed_gets_no_send_until_its_isolation_ends(
     assert "a b" in bench.sender.brokers
 
 
-def test_0_16_error_answers_isolate_and_a_missing_address_does_not(bench: Bench) -> None:
+def test_error_answers_isolate_and_a_missing_address_does_not(bench: Bench) -> None:
     producer = bench.producer(send_latency_fault=True)
     bench.sender.by_broker["a"] = lambda: refused(Response.SYSTEM_BUSY)
     bench.sender.by_broker["b"] = lambda: BrokerNotFound("no address")
@@ -79,7 +79,7 @@ def test_0_16_error_answers_isolate_and_a_missing_address_does_not(bench: Bench)
     assert producer.faults.available("b", now)
 
 
-def test_0_24_a_failing_fault_table_never_fails_a_send(
+def test_failing_fault_table_never_fails_a_send(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     producer = bench.producer(send_latency_fault=True)
@@ -95,7 +95,7 @@ def test_0_24_a_failing_fault_table_never_fails_a_send(
     assert "choosing the queue by round robin instead" in caplog.text
 
 
-def test_0_29_fault_mode_is_switched_while_sending(bench: Bench) -> None:
+def test_fault_mode_is_switched_while_sending(bench: Bench) -> None:
     producer = bench.producer()
     bench.sender.by_broker["a"] = lambda: ConnectionLost("down")
     producer.faults.enabled = True
@@ -114,7 +114,7 @@ def test_0_29_fault_mode_is_switched_while_sending(bench: Bench) -> None:
     assert producer.faults.faults["a"].available_at_ms > bench.timers["send"].now_ms() + 500_000
 
 
-def test_0_17_and_0_27_sixteen_threads_report_and_pick_without_loss(bench: Bench) -> None:
+def test_and_0_27_sixteen_threads_report_and_pick_without_loss(bench: Bench) -> None:
     producer = bench.producer(send_latency_fault=True)
     start, errors = threading.Barrier(16), []
 
@@ -173,7 +173,7 @@ def test_12_9_engines_that_share_a_fault_table_do_not_disturb_each_other(bench: 
     assert len(bench.sender.calls) > 100
 
 
-def test_0_15_a_route_change_starts_a_new_index(bench: Bench) -> None:
+def test_route_change_starts_a_new_index(bench: Bench) -> None:
     producer = bench.producer()
     producer.send(M)
     bench.sender.routes["T"] = tuple(qs("c:0-3"))
@@ -367,7 +367,7 @@ def test_submit_waits_for_room_within_the_deadline(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("stays", [True, False])
-def test_11_18_what_waits_behind_a_batch_that_was_given_up_is_not_sent(bench: Bench, stays: bool) -> None:
+def test_what_waits_behind_a_batch_that_was_given_up_is_not_sent(bench: Bench, stays: bool) -> None:
     engine, told = engine_of(bench, failed_queues_stay_closed=stays), Told()
     bench.sender.script = [None, None]
     for name in ("a:0", "a:0", "a:0", "a:1"):
@@ -393,7 +393,7 @@ def raising(*args: Any, **kwargs: Any) -> Any:
 
 
 @pytest.mark.parametrize("place", ["publish_queues", "send_async", "filter_queues", "next_action", "report"])
-def test_11_19_whatever_is_raised_becomes_an_outcome(
+def test_whatever_is_raised_becomes_an_outcome(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, place: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine, told = engine_of(bench), Told()
@@ -453,7 +453,7 @@ def test_who_is_interrupted_while_waiting_for_room_has_an_outcome(
     assert producer.flush(0.0)
 
 
-def test_11_19_a_second_outcome_of_an_attempt_changes_nothing(bench: Bench) -> None:
+def test_second_outcome_of_an_attempt_changes_nothing(bench: Bench) -> None:
     engine, told = engine_of(bench), Told()
     bench.sender.script = [None, None]
     engine.submit(outgoing(done=told))

@@ -44,7 +44,7 @@ def test_1_4_and_0_23_a_broker_that_left_all_routes_gets_nothing_and_is_forgotte
     assert set(bench.sender.brokers.split()) == {"a"}
 
 
-def test_1_5_queues_of_all_brokers_take_turns(bench: Bench) -> None:
+def test_queues_of_all_brokers_take_turns(bench: Bench) -> None:
     producer = bench.producer()
     for _ in range(8):
         producer.send(M)

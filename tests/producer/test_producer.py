@@ -37,7 +37,7 @@ def third(queues: list[MessageQueue], message: Message, arg: object) -> MessageQ
     return queues[2]
 
 
-def test_0_1_a_send_goes_to_the_queue_to_the_selectors_choice_or_round(bench: Bench) -> None:
+def test_send_goes_to_the_queue_to_the_selectors_choice_or_round(bench: Bench) -> None:
     producer = bench.producer()
     assert producer.send(M, queue=q("b:1")).queue == q("b:1")
     assert producer.send(M, selector=third).queue == q("b:0")
@@ -65,7 +65,7 @@ def test_0_2_without_fault_mode_a_failing_broker_is_not_avoided_by_the_next_send
     assert producer.faults.faults == {}
 
 
-def test_0_3_a_selector_works_in_every_mode_with_and_without_timeout(bench: Bench) -> None:
+def test_selector_works_in_every_mode_with_and_without_timeout(bench: Bench) -> None:
     producer = bench.producer()
     for how in ({}, {"timeout_s": 1.0}):
         assert producer.send(M, selector=third, **how).queue == q("b:0")  # type: ignore[arg-type]
@@ -76,7 +76,7 @@ def test_0_3_a_selector_works_in_every_mode_with_and_without_timeout(bench: Benc
         producer.send(M, selector=third, queue=q("a:0"))
 
 
-def test_0_4_state_then_message_then_route(bench: Bench) -> None:
+def test_state_then_message_then_route(bench: Bench) -> None:
     producer = bench.producer(auto_create_topics=False)
     with pytest.raises(MessageRefused, match="body length is zero"):
         producer.send(Message("Nowhere", b""), selector=third)
@@ -96,7 +96,7 @@ def test_0_4_state_then_message_then_route(bench: Bench) -> None:
             call()
 
 
-def test_0_5_a_selector_gets_copies_of_the_list_and_of_the_message(bench: Bench) -> None:
+def test_selector_gets_copies_of_the_list_and_of_the_message(bench: Bench) -> None:
     seen: list[Any] = []
 
     def greedy(queues: list[MessageQueue], message: Message, arg: object) -> MessageQueue:
@@ -112,14 +112,14 @@ def test_0_5_a_selector_gets_copies_of_the_list_and_of_the_message(bench: Bench)
     assert producer.queues("T") == qs("a:0-1 b:0-1")
 
 
-def test_0_6_what_a_selector_raises_is_wrapped(bench: Bench) -> None:
+def test_what_a_selector_raises_is_wrapped(bench: Bench) -> None:
     with pytest.raises(SelectorError, match="select message queue threw exception") as e:
         bench.producer().send(M, selector=lambda queues, message, arg: {}[arg])
     assert isinstance(e.value.__cause__, KeyError)
     assert bench.sender.calls == []
 
 
-def test_0_7_a_selector_that_takes_too_long_is_a_timeout(bench: Bench) -> None:
+def test_selector_that_takes_too_long_is_a_timeout(bench: Bench) -> None:
     def slow(queues: list[MessageQueue], message: Message, arg: object) -> MessageQueue:
         bench.time.advance(3.1)
         return queues[0]
@@ -144,7 +144,7 @@ def test_0_8_no_queue_is_an_error_and_a_chosen_queue_gets_a_single_attempt_with_
     assert bench.sender.deadlines == [2.0, 3.0]
 
 
-def test_0_9_no_route_and_no_name_server_are_different_errors(bench: Bench) -> None:
+def test_no_route_and_no_name_server_are_different_errors(bench: Bench) -> None:
     producer = bench.producer(auto_create_topics=False)
     with pytest.raises(RouteNotFound, match="topic Nowhere"):
         producer.send(Message("Nowhere", b"x"))
@@ -153,7 +153,7 @@ def test_0_9_no_route_and_no_name_server_are_different_errors(bench: Bench) -> N
         producer.send(Message("Other", b"x"))
 
 
-def test_0_10_hash_sends_equal_args_to_equal_queues(bench: Bench) -> None:
+def test_hash_sends_equal_args_to_equal_queues(bench: Bench) -> None:
     producer = bench.producer()
     chosen = {arg: {producer.send(M, selector="hash", arg=arg).queue for _ in range(3)} for arg in ("order-1", "中文")}
     assert chosen == {"order-1": {q("b:0")}, "中文": {q("b:0")}}
@@ -323,7 +323,7 @@ def test_delays_levels_and_timers_are_properties_of_the_request(bench: Bench) ->
     )
 
 
-def test_2_20_an_explicit_batch_is_one_request_with_all_ids_in_order(bench: Bench) -> None:
+def test_an_explicit_batch_is_one_request_with_all_ids_in_order(bench: Bench) -> None:
     producer = bench.producer(auto_batch=True)
     result = producer.send_batch([Message("T", bytes([65 + i]), tags=f"t{i}") for i in range(3)])
     (request,) = bench.sender.requests
@@ -397,7 +397,7 @@ def test_hooks_stand_round_every_attempt(bench: Bench) -> None:
     ]  # fmt: skip
 
 
-def test_3_1_a_producer_of_an_environment_never_leaves_it(bench: Bench) -> None:
+def test_producer_of_an_environment_never_leaves_it(bench: Bench) -> None:
     bench.sender.routes["T"] = tuple(qs("a:0-3 b:0-3"))
     producer = bench.producer(environment=Environment.of(2, 4))
     found = {producer.send(M).queue for _ in range(8)} | {
@@ -411,7 +411,7 @@ def test_3_1_a_producer_of_an_environment_never_leaves_it(bench: Bench) -> None:
         bench.producer(environment=Environment.of(9, 9)).send(M)
 
 
-def test_3_3_environment_n_as_argument_of_the_selector(bench: Bench) -> None:
+def test_environment_n_as_argument_of_the_selector(bench: Bench) -> None:
     assert bench.producer().send(M, selector="environment", arg=3).queue == q("b:0")
     with pytest.raises(SelectorError, match="expected a whole number from 1 to 4"):
         bench.producer().send(M, selector="environment", arg=5)

@@ -34,13 +34,13 @@ def test_results_of_a_batch_are_a_sequence() -> None:
         parts[3]
 
 
-def test_2_22_ids_that_do_not_fit_are_an_error() -> None:
+def test_ids_that_do_not_fit_are_an_error() -> None:
     for bad in (result("A,B", "x,y"), result("A,B,C", "x,y"), result("A,B,C", None)):
         with pytest.raises(SendFailed, match="sendResult is illegal"):
             split_result(bad, 3)
 
 
-def test_2_18_without_a_comma_every_message_has_the_same_result() -> None:
+def test_without_a_comma_every_message_has_the_same_result() -> None:
     inner = result("Z", "x", 7)
     assert split_result(inner, 3) == [inner, inner, inner]
     assert split_result(result("A", "x"), 1) == [result("A", "x")]
@@ -50,7 +50,7 @@ def test_offsets_that_are_not_known_stay_unknown() -> None:
     assert [r.queue_offset for r in split_result(result("A,B", "x,y", None), 2)] == [None, None]
 
 
-def test_2_24_a_batch_that_is_stored_as_one_message_has_the_batchs_id() -> None:
+def test_batch_that_is_stored_as_one_message_has_the_batchs_id() -> None:
     assert with_message_ids(result(offset_msg_id="x"), ("A", "B"), "BATCH").msg_id == "BATCH"
     assert (
         with_message_ids(result("UNIQ", "x"), ("A", "B"), "BATCH").msg_id == "UNIQ"

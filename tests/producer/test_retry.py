@@ -90,11 +90,11 @@ def test_11_17_a_name_server_that_does_not_answer_costs_no_retry_and_the_first_c
     assert failed.message.endswith("the first error: the connection broke; the last error: no name server answers")
 
 
-def test_11_17_a_time_out_asks_for_the_route() -> None:
+def test_time_out_asks_for_the_route() -> None:
     assert attempts().next_action(q("a:0"), CallTimeout("late"), AB, 3.0) == RetryAttempt(0.0, True)
 
 
-def test_11_23_a_queue_that_is_not_there_moves_what_may_go_anywhere() -> None:
+def test_queue_that_is_not_there_moves_what_may_go_anywhere() -> None:
     error = code(Response.INVALID_PARAMETER)
     for retries in (2, None):
         assert attempts(retries=retries).next_action(q("a:9"), error, AB, 3.0) == RetryAttempt(0.0, True)
@@ -207,9 +207,9 @@ def test_errors_that_say_so_ask_for_the_route() -> None:
         (code(Response.SYSTEM_BUSY), True, False),
     ],
 )
-def test_0_16_what_an_outcome_says_of_its_broker(outcome: Any, isolated: bool, reachable: bool) -> None:
+def test_what_an_outcome_says_of_its_broker(outcome: Any, isolated: bool, reachable: bool) -> None:
     assert broker_report(outcome) == (isolated, reachable)
 
 
-def test_0_16_our_own_errors_say_nothing_of_a_broker() -> None:
+def test_our_own_errors_say_nothing_of_a_broker() -> None:
     assert broker_report(MessageRefused("x")) is None

@@ -48,7 +48,7 @@ def test_refresh_asks_again_and_survives_a_name_server_that_is_down(
     assert known.brokers() == known.brokers_of("T") == {"c"}
 
 
-def test_11_17_after_a_failed_refresh_nobody_asks_for_a_moment(bench: Bench) -> None:
+def test_after_a_failed_refresh_nobody_asks_for_a_moment(bench: Bench) -> None:
     known = topics(bench.sender)
     first, bench.sender.routes["T"] = known.queues("T", SOON), ConnectionLost("no name server answers")
     for _ in range(5):
@@ -59,7 +59,7 @@ def test_11_17_after_a_failed_refresh_nobody_asks_for_a_moment(bench: Bench) -> 
     assert known.queues("T", SOON, refresh=True) == tuple(qs("c:0"))
 
 
-def test_11_17_a_name_server_is_awaited_and_the_first_error_told(bench: Bench) -> None:
+def test_name_server_is_awaited_and_the_first_error_told(bench: Bench) -> None:
     known, route = topics(bench.sender), bench.sender.routes["T"]
     bench.sender.routes["T"] = ConnectionLost("no name server answers: refused")
 
@@ -75,7 +75,7 @@ def test_11_17_a_name_server_is_awaited_and_the_first_error_told(bench: Bench) -
         known.wait_for_queues("Nowhere", Deadline.after(3), bench.time.advance)
 
 
-def test_0_9_no_route_is_an_error_that_names_the_topic(sender: ScriptedSender) -> None:
+def test_no_route_is_an_error_that_names_the_topic(sender: ScriptedSender) -> None:
     with pytest.raises(RouteNotFound) as e:
         topics(sender).queues("Nowhere", SOON)
     assert e.value.topic == "Nowhere"
@@ -134,7 +134,7 @@ def test_11_14_a_topic_that_is_yet_to_be_made_follows_the_template_until_it_has_
     assert known.queues("New", SOON, refresh=True) == tuple(qs("b:0-3", "New"))
 
 
-def test_3_3_an_environment_sees_its_own_queues_only(sender: ScriptedSender) -> None:
+def test_an_environment_sees_its_own_queues_only(sender: ScriptedSender) -> None:
     known = topics(sender, environment=Environment.of(2, 2))
     found = known.queues("T", SOON)
     assert names(list(found)) == "a:1 b:1"

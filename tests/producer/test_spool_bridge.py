@@ -144,7 +144,7 @@ def caused(cause: RocketMQError) -> SendFailed:
     ],
     ids=lambda value: value.message if isinstance(value, RocketMQError) else str(value),
 )
-def test_3_11_what_may_pass(bench: Bench, spool: FakeSpool, error: RocketMQError, expected: bool) -> None:
+def test_what_may_pass(bench: Bench, spool: FakeSpool, error: RocketMQError, expected: bool) -> None:
     assert is_transient(error, bench.sender) is expected
 
 

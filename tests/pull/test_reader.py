@@ -40,7 +40,7 @@ def test_nothing_to_read_needs_no_connection() -> None:
     assert model.streams == []
 
 
-def test_rule_8_nothing_beyond_the_end_is_asked_for() -> None:
+def test_nothing_beyond_the_end_is_asked_for() -> None:
     model = Model([Queue(0, 1000)])
     assert read(model, [(90, 97)]).of(0) == list(range(90, 97))
     assert model.asked == [(0, 90, 7)]
@@ -51,7 +51,7 @@ def test_rule_8_a_range_ends_where_the_broker_went_on_and_not_by_counting() -> N
     assert read(Model([queue]), [(0, 95)]).of(0) == [*range(20), *range(90, 95)]
 
 
-def test_rule_8_inner_batches_that_reach_over_the_edges() -> None:
+def test_inner_batches_that_reach_over_the_edges() -> None:
     queue = Queue(0, 60, batches={5: 10, 30: 8, 45: 10})
     assert read(Model([queue]), [(8, 50)]).of(0) == list(range(8, 50))
 
@@ -89,12 +89,12 @@ def test_an_inner_batch_that_lies_about_its_offset_has_nothing_of_its_neighbours
 # --- not now
 
 
-def test_rule_4_busy_brokers_are_asked_again_with_growing_pauses() -> None:
+def test_busy_brokers_are_asked_again_with_growing_pauses() -> None:
     model = Model([Queue(0, 100)], Accidents(busy=0.7), seed=3)
     assert read(model, [(0, 100)]).of(0) == list(range(100))
 
 
-def test_rule_4_access_denied_is_final_and_names_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_access_denied_is_final_and_names_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Model([Queue(0, 100)])
     monkeypatch.setattr(model, "answer", lambda *_: EmptyAnswer(16, "no permission", None, None, None, 0))
     error = read(model, [(0, 100)]).error
@@ -122,12 +122,12 @@ def test_keys_that_expire_in_a_long_task_are_taken_anew() -> None:
     assert isinstance(read(model, [(0, 500)]).error, AccessDenied)
 
 
-def test_rule_6_a_reset_is_neither_progress_nor_loss() -> None:
+def test_a_reset_is_neither_progress_nor_loss() -> None:
     result = read(Model([Queue(0, 100)], Accidents(reset_once=True)), [(40, 100)])
     assert (result.of(0), result.lost) == (list(range(40, 100)), [])
 
 
-def test_rule_6_endless_resets_end_with_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endless_resets_end_with_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Model([Queue(0, 100)])
     monkeypatch.setattr(model, "answer", lambda *_: EmptyAnswer(21, "OFFSET_RESET", 90, 90, 100, 0))
     result = read(model, [(40, 100)], PullSettings(read_deadline_s=30.0))
@@ -141,7 +141,7 @@ def test_rule_6_endless_resets_end_with_patience(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("lag_s", [0.005, 3.0, 14.0])
 @pytest.mark.parametrize("indexed", [0, 40, 77])
-def test_rule_6_an_index_that_lags_is_asked_again_and_is_not_loss(lag_s: float, indexed: int) -> None:
+def test_an_index_that_lags_is_asked_again_and_is_not_loss(lag_s: float, indexed: int) -> None:
     queue = Queue(0, 100, visible_from=lambda now: indexed if now < 1000 + lag_s else 100)
     model = Model([queue])
     result = read(model, [(40, 100)], FAST)
@@ -169,12 +169,12 @@ def test_rule_6_offsets_below_the_minimum_are_lost_at_once_and_told_once() -> No
     assert len(model.asked) < 60
 
 
-def test_rule_6_a_range_below_the_minimum_is_lost_up_to_its_end() -> None:
+def test_a_range_below_the_minimum_is_lost_up_to_its_end() -> None:
     result = read(Model([Queue(300, 1000)]), [(10, 200)])
     assert [(part.start, part.end) for part, _ in result.lost] == [(10, 200)]
 
 
-def test_rule_6_a_queue_that_went_back_is_lost_after_the_grace_time() -> None:
+def test_a_queue_that_went_back_is_lost_after_the_grace_time() -> None:
     model = Model([Queue(0, 60), Queue(0, 50)])
     result = read(model, [(0, 100), (0, 50)], FAST)
     assert [(part.start, part.end, cause) for part, cause in result.lost] == [(60, 100, Cause.WENT_BACK)]
@@ -248,7 +248,7 @@ def test_an_error_of_the_loss_report_ends_the_read() -> None:
 
 
 @pytest.mark.parametrize("size", [100, 10_000, 200_000, 1 << 20])
-def test_rule_3_bytes_in_flight_are_bounded(size: int) -> None:
+def test_bytes_in_flight_are_bounded(size: int) -> None:
     max_bytes = 2 << 20
     count = min(2000, (24 << 20) // size)
     model = Model([Queue(0, count, message_bytes=size)])
@@ -256,7 +256,7 @@ def test_rule_3_bytes_in_flight_are_bounded(size: int) -> None:
     assert model.max_in_flight <= max(max_bytes, 8 * size)  # the size is not known before the first answer
 
 
-def test_rule_3_a_late_first_answer_does_not_fill_the_memory() -> None:
+def test_a_late_first_answer_does_not_fill_the_memory() -> None:
     """Everything behind it could be read meanwhile, but only so much is collected."""
     size, max_bytes = 10_000, 1 << 20
     model = Model([Queue(0, 6000, message_bytes=size)])

@@ -93,7 +93,7 @@ def test_a_proxy_that_does_not_answer_is_explained(broker: MockBroker, connect: 
 
 
 @pytest.mark.parametrize("kind", SerializeType)
-def test_rule_1_answers_in_either_header_type(kind: SerializeType, connect: Connect) -> None:
+def test_answers_in_either_header_type(kind: SerializeType, connect: Connect) -> None:
     with MockBroker({PING: ok(b"x", a="1")}, kind) as broker:
         assert connect(broker.address).call(ping(), soon()).ext == {"a": "1"}
 
@@ -290,7 +290,7 @@ def test_rule_3_a_broken_connection_fails_all_who_wait_each_with_its_own_error(
 
 
 @pytest.mark.parametrize("data", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\x00\x00\x00\x08\x09\x00\x00\x00abcd"])
-def test_rule_3_bytes_of_another_protocol_end_the_connection(data: bytes, broker: MockBroker, connect: Connect) -> None:
+def test_bytes_of_another_protocol_end_the_connection(data: bytes, broker: MockBroker, connect: Connect) -> None:
     broker.on(PING, mb.raw(data))
     connection = connect(broker.address)
     with pytest.raises(RemoteProtocolError) as caught:
@@ -311,7 +311,7 @@ def test_a_reader_that_ends_as_nobody_expected_leaves_nobody_waiting(
     assert connection.closed
 
 
-def test_rule_3_a_good_answer_before_bad_bytes_leaves_nobody_waiting(broker: MockBroker, connect: Connect) -> None:
+def test_a_good_answer_before_bad_bytes_leaves_nobody_waiting(broker: MockBroker, connect: Connect) -> None:
     held = mb.Held()
     broker.on(PING, held)
     connection, outcomes = connect(broker.address), Outcomes()
@@ -322,7 +322,7 @@ def test_rule_3_a_good_answer_before_bad_bytes_leaves_nobody_waiting(broker: Moc
     assert any(isinstance(result, RemoteProtocolError) for result in outcomes.wait(2))
 
 
-def test_rule_1_a_frame_above_the_limit_ends_the_connection(broker: MockBroker, connect: Connect) -> None:
+def test_a_frame_above_the_limit_ends_the_connection(broker: MockBroker, connect: Connect) -> None:
     broker.on(PING, ok(bytes(2000)))
     with pytest.raises(RemoteProtocolError, match="limit"):
         connect(broker.address, max_frame=1000).call(ping(), soon())
@@ -426,7 +426,7 @@ def test_rule_2_requests_of_the_server_are_answered_by_the_handler_or_with_code_
     assert asked_by == [broker.address] * 4
 
 
-def test_rule_2_without_a_handler_requests_of_the_server_are_refused(broker: MockBroker, connect: Connect) -> None:
+def test_without_a_handler_requests_of_the_server_are_refused(broker: MockBroker, connect: Connect) -> None:
     connect(broker.address)
     broker.wait_for(lambda: bool(broker.peers))
     broker.ask(Command(307, opaque=0))

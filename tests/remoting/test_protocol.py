@@ -147,7 +147,7 @@ def test_rule_2_an_unknown_request_of_the_server_is_answered_with_code_3() -> No
     assert "307" in str(event.reply.remark)
 
 
-def test_rule_2_a_one_way_request_of_the_server_is_not_answered() -> None:
+def test_a_one_way_request_of_the_server_is_not_answered() -> None:
     (event,) = conversation().receive(request(42, 40, Flag.ONEWAY))
     assert isinstance(event, RequestReceived)
     assert event.reply is None
@@ -188,7 +188,7 @@ def test_rule_3_every_waiter_gets_its_own_copy_of_the_error_with_the_cause() -> 
 
 
 @pytest.mark.parametrize("bad", [b"\x00\x00\x00\x04\x07\x00\x00\x00", b"\x7f\xff\xff\xff", b"HTTP/1.1 400 "])
-def test_rule_3_bad_bytes_behind_a_good_answer_leave_no_waiter_behind(bad: bytes) -> None:
+def test_bad_bytes_behind_a_good_answer_leave_no_waiter_behind(bad: bytes) -> None:
     talk = conversation()
     opaque = talk.send(Command(PING), "answered")
     talk.send(Command(PING), "waiting")
@@ -207,7 +207,7 @@ def test_rule_1_both_header_types_are_understood_and_requests_are_json_from_pyth
     assert len(talk.receive(answer(opaque, kind=SerializeType.ROCKETMQ))) == 1
 
 
-def test_rule_1_inbound_frames_have_a_limit_of_their_own() -> None:
+def test_inbound_frames_have_a_limit_of_their_own() -> None:
     talk: RemotingProtocol[str] = RemotingProtocol(100)
     with pytest.raises(RemoteProtocolError, match="limit"):
         talk.receive(b"\x00\x00\x00\x65")

@@ -322,7 +322,7 @@ def test_timers_are_refused_by_brokers_that_would_ignore_them(use, column):
     checks.check_brokers(sink_options("x:1", topic="t"), {column: column})
 
 
-def test_11_26_a_stream_with_other_columns_is_checked_again(use):
+def test_stream_with_other_columns_is_checked_again(use):
     use(Asked(OLD))
     options = sink_options("x:1", topic="t")
     checks.check_brokers(options, {}, once_per_process=True)
@@ -330,7 +330,7 @@ def test_11_26_a_stream_with_other_columns_is_checked_again(use):
         checks.check_brokers(options, {"delayms": "delayMs"}, once_per_process=True)
 
 
-def test_11_26_a_batch_may_be_as_large_as_a_message():
+def test_batch_may_be_as_large_as_a_message():
     options = sink_options("x:1", topic="t", batchMaxBytes=1000, maxMessageSize=1000)
     assert checks.check_sink(options, schema(body=None)) == {"body": "body"}
     assert "more than 'maxMessageSize' 999" in problems(
@@ -343,7 +343,7 @@ def timers(client, brokers=None, name_server="x:1"):
     return [asked for asked, _ in client.versions_asked]
 
 
-def test_11_23_each_broker_is_asked_once_for_its_release(use):
+def test_each_broker_is_asked_once_for_its_release(use):
     client = use(Asked())
     for _ in range(3):
         assert timers(client) == [["a", "b"]]
@@ -369,7 +369,7 @@ def test_what_brokers_said_elsewhere_does_not_count(use):
     assert [brokers for brokers, _ in client.versions_asked] == [["b"], ["b"]]
 
 
-def test_11_23_a_broker_that_hangs_is_asked_again_after_a_while(use, monkeypatch):
+def test_broker_that_hangs_is_asked_again_after_a_while(use, monkeypatch):
     client = use(Asked())
     del client.versions["b"]
     for _ in range(3):
@@ -447,7 +447,7 @@ def test_a_batch_write_begins_with_its_spool_while_no_broker_answers(use, tmp_pa
         checks.check_brokers(sink_options("x:1", **given), {})
 
 
-def test_12_9_no_error_is_its_own_cause(use):
+def test_no_error_is_its_own_cause(use):
     unwritable = RouteNotFound("no write permission")
     use(Asked(error=unwritable, brokers=True))
     with pytest.raises(RouteNotFound) as e:
@@ -467,7 +467,7 @@ def waiting(client, send_timeout="30s", expected=False):
     return client.asked
 
 
-def test_11_17_what_is_not_known_is_waited_for():
+def test_what_is_not_known_is_waited_for():
     outage = [AWAY, CallTimeout("late"), BrokerNotFound("no broker of the topic has a master now")]
     assert waiting(Asked(error=[*outage, MISSING, None])) == 5, "nobody was registered"
     assert waiting(Asked(error=[MISSING, MISSING, None], brokers=True)) == 3
@@ -484,7 +484,7 @@ def test_11_17_a_topic_is_unknown_when_brokers_are_registered_unless_it_was_ther
         waiting(client)
 
 
-def test_11_17_the_error_after_the_wait_is_the_first_one():
+def test_the_error_after_the_wait_is_the_first_one():
     client = Asked(error=AWAY)
     with pytest.raises(
         ConnectionLost, match=r"no name server answers: refused; waited for 0.2 s, option 'sendTimeout'"

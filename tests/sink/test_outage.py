@@ -461,7 +461,7 @@ def test_options_of_the_sink_reach_the_fault_table() -> None:
     assert first.tables.isolated_ms == 30_000
 
 
-def test_11_18_a_batch_behind_one_that_was_given_up_is_not_stored(
+def test_batch_behind_one_that_was_given_up_is_not_stored(
     unwilling: Unwilling, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unwilling.until = 0.0
@@ -487,7 +487,7 @@ class Forgetting(RecordingSender):
         self._note(queue, request)
 
 
-def test_11_19_a_batch_that_nobody_answers_for_is_a_bug_that_is_reported(
+def test_batch_that_nobody_answers_for_is_a_bug_that_is_reported(
     unwilling: Unwilling, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(task, "LOST_SEND_S", 0.1)

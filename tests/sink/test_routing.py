@@ -74,7 +74,7 @@ def test_rows_of_a_queue_keep_their_order(rows):
 
 
 @pytest.mark.parametrize("count", [1 << 15, 40_000])
-def test_11_26_more_queues_than_two_bytes_can_number(count):
+def test_more_queues_than_two_bytes_can_number(count):
     queues = qs(f"a:0-{count - 1}")
     ids = [count - 1, 0, count - 1, 5, count - 2, 0]
     made = Router(options(topic="T"), {"queueid": "i"}, lambda topic, refresh: queues)

@@ -95,7 +95,7 @@ def test_busy_brokers_make_spooled_rows_and_the_worker_drains_them_while_it_live
 
 
 @pytest.mark.parametrize("alive", [True, False])
-def test_3_1_workers_do_not_send_what_another_environment_spooled(
+def test_workers_do_not_send_what_another_environment_spooled(
     moody: Moody, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, alive: bool
 ) -> None:
     given = {"topic": "t", "sendTimeout": "300ms", "onSendFailure": "spool", "spoolDir": str(tmp_path)}

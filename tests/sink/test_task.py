@@ -47,7 +47,7 @@ def test_random_does_not_go_round(topic: str, writes: Writes) -> None:
     assert steps == set(range(8)), "round robin knows one step only"
 
 
-def test_0_10_hash_through_the_sink_is_the_java_clients_queue(
+def test_hash_through_the_sink_is_the_java_clients_queue(
     rocketmq: LocalBroker, make_topic: Make, writes: Writes, java_peer: JavaPeer
 ) -> None:
     java_topic, topic = make_topic(queues=7), make_topic(queues=7)
@@ -259,7 +259,7 @@ def test_delays_of_every_kind_fire_and_travel_alone(rocketmq: LocalBroker, make_
     assert came["moment"] > 1850
 
 
-def test_11_27_java_reads_delayed_rows_at_their_time_and_not_before(
+def test_java_reads_delayed_rows_at_their_time_and_not_before(
     make_topic: Make, writes: Writes, java_peer: JavaPeer
 ) -> None:
     """A broker on a slow machine may be late with each kind of delay, and never is early."""

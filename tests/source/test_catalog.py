@@ -483,7 +483,7 @@ def test_an_environment_whose_broker_is_away_waits(two, given):
     assert list(again(one).bounds) == list(again(restarted).bounds) == [B]
 
 
-def test_11_26_a_topic_was_known_by_its_positions_or_by_its_route(scripted):
+def test_topic_was_known_by_its_positions_or_by_its_route(scripted):
     """What was there is waited for; a slip of the pen is not. After a restart there are positions and no route yet."""
     one = catalog(scripted.address)
     assert not one.is_known_topic("t")

@@ -17,7 +17,7 @@ from tests.mockbroker import eventually
 from tests.reading import feed
 
 
-def test_1_12_1_13_two_members_share_the_queues_and_nothing_is_lost(members: Members) -> None:
+def test_two_members_share_the_queues_and_nothing_is_lost(members: Members) -> None:
     sent = feed(members.mq, members.topic, 200)
     first = members.start(persist_interval_s=0.2)
     eventually(lambda: len(members.bodies()) >= 200, 60)
@@ -43,7 +43,7 @@ def test_1_12_1_13_two_members_share_the_queues_and_nothing_is_lost(members: Mem
     assert sum(offset or 0 for offset in members.stored().values()) == 360
 
 
-def test_4_9_a_java_member_takes_its_part_and_gives_it_back(members: Members) -> None:
+def test_java_member_takes_its_part_and_gives_it_back(members: Members) -> None:
     ours = members.start()
     eventually(lambda: members.owned(ours) == 8, 60)
     with members.java() as theirs:
@@ -83,7 +83,7 @@ def test_1_31_a_message_that_comes_while_the_broker_holds_the_pull_is_there_at_o
         eventually(lambda count=8 * turn: len(members.bodies()) == count, deadline.remaining())
 
 
-def test_1_20_1_24_a_failed_message_comes_again_and_ends_with_the_dead(members: Members, java_peer) -> None:
+def test_failed_message_comes_again_and_ends_with_the_dead(members: Members, java_peer) -> None:
     def listener(messages, context):
         times = messages[0].reconsume_times
         return context.retry(1) if times < 2 else context.retry(-1)

@@ -106,7 +106,7 @@ def test_rows_are_those_of_the_source(rocketmq: LocalBroker, make_topic: Callabl
 
 
 @pytest.mark.parametrize("where", ["earliest", "latest"])
-def test_4_23_consume_from_where_does_not_count_for_a_young_queue(
+def test_consume_from_where_does_not_count_for_a_young_queue(
     rocketmq: LocalBroker, make_topic: Callable[..., str], make: Make, where: str
 ) -> None:
     """One whose messages are all there begins at 0, as for Java. (Others: tests/consumer/test_pull_start.py.)"""
@@ -293,7 +293,7 @@ def test_4_14_allocation_config_fixes_the_queues_and_machine_rooms_are_those_of_
         assert consumer.assignment() == []
 
 
-def test_3_4_environments_have_queues_and_offsets_of_their_own(
+def test_environments_have_queues_and_offsets_of_their_own(
     rocketmq: LocalBroker, make_topic: Callable[..., str], make: Make, group: str
 ) -> None:
     topic = make_topic(queues=4)
@@ -327,7 +327,7 @@ def test_3_2_environments_with_topics_of_their_own_have_the_users_names(
     assert [one.consumer_offset for one in progress.values()] == [2]
 
 
-def test_4_32_queues_change_hands_while_nobody_polls(
+def test_queues_change_hands_while_nobody_polls(
     rocketmq: LocalBroker, make_topic: Callable[..., str], make: Make, group: str
 ) -> None:
     topic = make_topic(queues=4)
@@ -393,7 +393,7 @@ def other_process(options: dict[str, Any]) -> PullConsumer:
     return PullConsumer(**options, connect_timeout="2999ms")
 
 
-def test_1_10_two_members_share_the_queues_and_one_takes_over(
+def test_two_members_share_the_queues_and_one_takes_over(
     rocketmq: LocalBroker, make_topic: Callable[..., str], make: Make, group: str
 ) -> None:
     topic = make_topic(queues=4)

@@ -108,7 +108,7 @@ def test_1_24_a_message_comes_again_at_every_level_and_dies_after_sixteen_repeti
 
 
 @pytest.mark.parametrize("first", ["ours", "java"])
-def test_1_24_counts_go_on_where_a_member_of_the_other_kind_left_them(make_members, first: str) -> None:
+def test_counts_go_on_where_a_member_of_the_other_kind_left_them(make_members, first: str) -> None:
     members = make_members(f"poison-{first}")
     mq, before = members.mq, sum(levels_used(members.mq).values())
     dead_letters = DLQ_PREFIX + members.group

@@ -29,7 +29,7 @@ def test_consumer_status_shows_the_member_and_its_queues(members: Members, mqadm
     assert {row[2] for row in rows} >= {str(i) for i in range(8)}, shown
 
 
-def test_1_9_consumer_progress_shows_no_lag_once_offsets_are_stored(members: Members, mqadmin) -> None:
+def test_consumer_progress_shows_no_lag_once_offsets_are_stored(members: Members, mqadmin) -> None:
     """By the member that runs, again and again; it does not have to stop for that."""
     members.start(persist_interval_s=0.2)
 

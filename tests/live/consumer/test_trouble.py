@@ -115,7 +115,7 @@ def test_stop_ends_although_a_broker_hangs(of_pair: Troubled, ordered: bool) -> 
         signalled(of_pair.mq, "broker-a", signal.SIGCONT)
 
 
-def test_1_8_a_broker_that_is_killed_goes_from_the_view_and_comes_back(of_pair: Troubled, quick: None) -> None:
+def test_broker_that_is_killed_goes_from_the_view_and_comes_back(of_pair: Troubled, quick: None) -> None:
     consumer = of_pair.start(rebalance_interval_s=1.0, pull_timeout_s=5 * LONGER_S)
     eventually(lambda: of_pair.owned(consumer) == 2 * QUEUES, 60)
     first = of_pair.sent_to("broker-a") | of_pair.sent_to("broker-b")

@@ -106,7 +106,7 @@ def test_in_a_namespace_or_an_environment_with_topics_of_its_own_its_own_service
         producer.send(Message(topic, b"x"), delay=late)
 
 
-def test_3_33_javas_consumer_gets_the_original_by_its_tag_and_its_key(
+def test_javas_consumer_gets_the_original_by_its_tag_and_its_key(
     rocketmq: LocalBroker, topic: str, producing: Producer, node: Node, java_peer: JavaPeer
 ) -> None:
     sent = [
@@ -154,7 +154,7 @@ def test_the_chosen_queue_of_the_sender_is_kept(
         assert late[str(key).encode()] == now.queue.queue_id
 
 
-def test_3_h_a_recalled_message_never_comes(rocketmq: LocalBroker, topic: str, producing: Producer, node: Node) -> None:
+def test_a_recalled_message_never_comes(rocketmq: LocalBroker, topic: str, producing: Producer, node: Node) -> None:
     kept, gone = (producing.send(Message(topic, body), delay=DAYS_10) for body in (b"kept", b"gone"))
     assert node.holds(2)
     assert gone.recall_handle is not None
@@ -166,7 +166,7 @@ def test_3_h_a_recalled_message_never_comes(rocketmq: LocalBroker, topic: str, p
     assert len(stored(rocketmq, topic, 1)) == 1
 
 
-def test_3_i_a_body_that_is_no_envelope_is_a_dead_letter(
+def test_a_body_that_is_no_envelope_is_a_dead_letter(
     rocketmq: LocalBroker, topic: str, producing: Producer, node: Node
 ) -> None:
     mark = topic.encode()

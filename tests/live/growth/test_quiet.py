@@ -131,7 +131,7 @@ print(json.dumps([run.read, *seen]))
 """
 
 
-def test_client_python_96_five_hundred_batches_leave_sockets_and_memory_flat(rocketmq, topic):
+def test_five_hundred_batches_leave_sockets_and_memory_flat(rocketmq, topic):
     """In a process of its own: what others of this one keep is not counted."""
     sent = feed(rocketmq, topic, 8 * 520)
     command = [sys.executable, "-c", BATCHES, rocketmq.name_server, topic]

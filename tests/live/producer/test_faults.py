@@ -115,7 +115,7 @@ def with_one_slow(
     return sender, slow
 
 
-def test_0_16_a_broker_that_was_slow_gets_nothing_for_two_seconds(pair: LocalBroker, topic: str, frozen: Any) -> None:
+def test_broker_that_was_slow_gets_nothing_for_two_seconds(pair: LocalBroker, topic: str, frozen: Any) -> None:
     sender, slow = with_one_slow(pair, topic, frozen, 0.8)
     assert slow == {"broker-a"}
     assert gap_after_first(sender, "broker-a") > 2.4
@@ -157,7 +157,7 @@ def counts(mq: LocalBroker, topic: str) -> set[int]:
     return {bounds.max_offset for bounds in mq.admin.describe_topic(topic).values()}
 
 
-def test_1_5_queues_of_both_brokers_take_turns(pair: LocalBroker, topic: str) -> None:
+def test_queues_of_both_brokers_take_turns(pair: LocalBroker, topic: str) -> None:
     producer, sender = recorded(pair.name_server)
     with producer:
         for _ in range(80):
@@ -166,7 +166,7 @@ def test_1_5_queues_of_both_brokers_take_turns(pair: LocalBroker, topic: str) ->
     assert counts(pair, topic) == {10}
 
 
-def test_1_3_queues_that_are_added_are_used_after_the_next_refresh(pair: LocalBroker, topic: str) -> None:
+def test_queues_that_are_added_are_used_after_the_next_refresh(pair: LocalBroker, topic: str) -> None:
     producer, _ = recorded(pair.name_server, route_refresh_s=0.5)
     with producer:
         send_for(producer, topic, 0.3)

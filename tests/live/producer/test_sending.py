@@ -46,7 +46,7 @@ def producers(rocketmq: LocalBroker) -> Iterator[Callable[..., tuple[BaseProduce
         producer.close()
 
 
-def test_0_1_queue_selector_and_default_arrive_where_they_should(
+def test_queue_selector_and_default_arrive_where_they_should(
     rocketmq: LocalBroker, rocketmq_topic: str, producers: Any
 ) -> None:
     producer, _ = producers()
@@ -60,7 +60,7 @@ def test_0_1_queue_selector_and_default_arrive_where_they_should(
 
 
 @pytest.mark.parametrize("mode", ["sync", "async", "oneway", "batch", "auto batch", "submit"])
-def test_11_15_a_queue_may_be_named_in_the_first_send_of_a_client(
+def test_queue_may_be_named_in_the_first_send_of_a_client(
     rocketmq: LocalBroker, rocketmq_topic: str, mode: str
 ) -> None:
     one = options.parse({"nameServer": rocketmq.name_server}).for_role("producer")
@@ -95,7 +95,7 @@ def test_0_15_eight_hundred_sends_of_one_thread_are_a_hundred_per_queue(
     assert counts(rocketmq, rocketmq_topic, 800) == dict.fromkeys(range(8), 100)
 
 
-def test_0_12_random_is_uniform(rocketmq: LocalBroker, rocketmq_topic: str, producers: Any) -> None:
+def test_random_is_uniform(rocketmq: LocalBroker, rocketmq_topic: str, producers: Any) -> None:
     producer, _ = producers()
     sent = [producer.send_async(Message(rocketmq_topic, b"x"), selector="random") for _ in range(1000)]
     assert all(result.result(60).status is SendStatus.SEND_OK for result in sent)
@@ -103,7 +103,7 @@ def test_0_12_random_is_uniform(rocketmq: LocalBroker, rocketmq_topic: str, prod
     assert sum((found.get(i, 0) - 125) ** 2 / 125 for i in range(8)) < 29.9  # chi-square, 7 degrees, 0.01 %
 
 
-def test_0_10_hash_is_the_java_clients_queue_for_ten_thousand_strings(
+def test_hash_is_the_java_clients_queue_for_ten_thousand_strings(
     make_rocketmq_topic: Callable[..., str], producers: Any, java_peer: JavaPeer
 ) -> None:
     topic = make_rocketmq_topic(queues=7)
@@ -153,7 +153,7 @@ def test_a_new_topic_is_created_by_its_first_message_where_brokers_do_that(
     assert total(mq, "auto", 1) == 1
 
 
-def test_1_1_the_broker_knows_the_producers_group_and_language(
+def test_the_broker_knows_the_producers_group_and_language(
     rocketmq: LocalBroker, rocketmq_topic: str, producers: Any, java_peer: JavaPeer
 ) -> None:
     producer, _ = producers(group="g_heartbeat", heartbeat_s=0.5)
@@ -191,7 +191,7 @@ def test_2_21_java_reads_everything_as_it_was_sent_without_any_broker_setting(
     assert java_peer.query(rocketmq_topic, "k2") == [next(iter(sent))]
 
 
-def test_2_1_fifty_threads_get_a_batchs_throughput_and_a_result_each(
+def test_fifty_threads_get_a_batchs_throughput_and_a_result_each(
     rocketmq_topic: str, producers: Any, java_peer: JavaPeer
 ) -> None:
     producer, sender = producers(auto_batch=True, batch_max_delay_ms=50)
@@ -207,7 +207,7 @@ def test_2_1_fifty_threads_get_a_batchs_throughput_and_a_result_each(
         assert message.place == (result.queue.broker_name, result.queue.queue_id, result.queue_offset)
 
 
-def test_2_8_batches_for_a_queue_arrive_there_in_order(
+def test_batches_for_a_queue_arrive_there_in_order(
     rocketmq: LocalBroker, rocketmq_topic: str, producers: Any, java_peer: JavaPeer
 ) -> None:
     producer, _ = producers(auto_batch=True, batch_max_bytes=200)
@@ -220,7 +220,7 @@ def test_2_8_batches_for_a_queue_arrive_there_in_order(
     ]
 
 
-def test_2_14_every_message_of_a_batch_is_found_by_its_own_key(
+def test_every_message_of_a_batch_is_found_by_its_own_key(
     rocketmq_topic: str, producers: Any, java_peer: JavaPeer
 ) -> None:
     producer, sender = producers(auto_batch=True, batch_max_delay_ms=30_000)
@@ -320,7 +320,7 @@ def test_java_reads_delayed_messages_at_their_time_and_not_before(
         assert record.seen >= record.stored >= due[record.body] - 150, record
 
 
-def test_3_1_three_environments_never_meet(
+def test_three_environments_never_meet(
     rocketmq: LocalBroker, rocketmq_topic: str, producers: Any, java_peer: JavaPeer
 ) -> None:
     for n in (1, 2, 3):
