@@ -120,7 +120,7 @@ def test_asynchronously_answers_come_whatever_their_code(broker: MockBroker, par
     assert sorted(codes, key=str) == sorted([2, ConnectionLost, ClosedError], key=str)
 
 
-def test_many_at_once_are_answered_in_order_with_the_errors_among_them(broker: MockBroker, parts: Parts) -> None:
+def test_parallel_calls_return_answers_and_errors_in_order(broker: MockBroker, parts: Parts) -> None:
     broker.on(PING, lambda call: call.answer(ok(call.command.ext["n"].encode())))
     unwritable = Command(PING, {"n": "\ud800"})
     asked = [(broker.address, Command(PING, {"n": str(i)})) for i in range(200)]
@@ -171,9 +171,7 @@ def test_so_many_addresses_are_dialled_at_a_time(
     assert 1 < most[0] <= 3
 
 
-def test_who_hangs_is_not_waited_for_nor_asked_twice_and_its_late_answer_serves(
-    broker: MockBroker, parts: Parts
-) -> None:
+def test_hanging_server_is_asked_once_and_its_late_answer_used(broker: MockBroker, parts: Parts) -> None:
     held, far_off = Held(), Deadline.after(60.0)
     broker.on(PING, ok(b"quick"))
     with MockBroker({PING: held}) as deaf:
@@ -382,7 +380,7 @@ def test_a_server_that_drains_is_left_for_a_new_connection(broker: MockBroker, p
     broker.wait_for(lambda: len(broker.peers) == 2)
 
 
-def test_a_server_that_drains_is_left_by_those_who_wait_for_no_answer(broker: MockBroker, parts: Parts) -> None:
+def test_calls_that_await_no_answer_reconnect_as_a_server_drains(broker: MockBroker, parts: Parts) -> None:
     """The sends of a producer, and questions that are asked together."""
     broker.on(PING, [refuse(Response.GO_AWAY, "bye"), ok()])
     codes = [

@@ -167,9 +167,7 @@ def test_a_broken_connection_and_a_missing_broker(send: How, broker: MockBroker,
 
 
 @both
-def test_an_acknowledgement_that_cannot_be_read_is_an_error_and_not_silence(
-    send: How, broker: MockBroker, routed: Parts
-) -> None:
+def test_unreadable_acknowledgement_is_a_protocol_error(send: How, broker: MockBroker, routed: Parts) -> None:
     broker.on(SEND, [ok(), sent(queueOffset="x"), sent()])
     for _ in range(2):
         with pytest.raises(RemoteProtocolError):
@@ -298,7 +296,7 @@ def test_an_order_conf_without_a_count_is_reported(broker: MockBroker, parts: Pa
         parts.sender.publish_queues("t", parts.soon)
 
 
-def test_11_22_a_host_that_vanished_does_not_hold_up_the_queues_of_others(broker: MockBroker, black_hole: str) -> None:
+def test_vanished_host_does_not_delay_sends_to_other_brokers(broker: MockBroker, black_hole: str) -> None:
     parts = Parts(broker.address, connect_timeout_s=2.0)
     broker.on(ROUTE, route(1, {"broker-a": broker.address, "gone": black_hole}))
     broker.on(SEND, sent())
@@ -357,9 +355,7 @@ def no_threads(thread: threading.Thread) -> None:
     raise RuntimeError("can't start new thread")
 
 
-def test_11_14_messages_reach_a_broker_whose_route_a_restarted_name_server_lacks(
-    broker: MockBroker, parts: Parts
-) -> None:
+def test_sends_use_known_address_when_name_server_lost_the_route(broker: MockBroker, parts: Parts) -> None:
     broker.on(SEND, sent())
     parts.routes.get("t")
     broker.on(ROUTE, NO_ROUTE)

@@ -134,7 +134,7 @@ def test_a_reset_that_a_read_ahead_is_told_of_is_followed(
     assert f"the broker reset the offset of {A}" in caplog.text
 
 
-def test_a_reset_of_all_queues_that_are_read_ahead_is_followed_by_each(
+def test_reset_of_all_queues_read_ahead_is_followed_by_each(
     fake: FakeMember, reads: Reads, consumer: BasePullConsumer
 ) -> None:
     fake.add(A, 2000)
@@ -291,7 +291,7 @@ class StartInterrupted:
         return self
 
 
-def test_ctrl_c_at_any_line_of_the_start_of_a_read_strands_no_queue() -> None:
+def test_ctrl_c_while_a_read_ahead_starts_strands_no_queue() -> None:
     for at in itertools.count():
         fake = FakeMember([A, B])
         fake.add(A, 400)

@@ -34,7 +34,7 @@ def test_bytes_stop_the_pulls(bytes_: int, is_full: bool) -> None:
     assert found == (f"{bytes_} bytes are cached, more than 8" if is_full else None)
 
 
-def test_the_span_of_offsets_stops_the_pulls_of_concurrent_listeners_only() -> None:
+def test_offset_span_pauses_pulls_of_concurrent_listeners_only() -> None:
     assert pause_reason(filled(0, 2000), Thresholds()) is None
     assert pause_reason(filled(0, 2001), Thresholds()) == "cached offsets span 2001, more than 2000"
     assert pause_reason(filled(0, 2001), Thresholds(max_span=None)) is None

@@ -58,7 +58,7 @@ def test_a_poll_waits_for_messages(fake: FakeMember, consumer: BasePullConsumer)
     comes.join()
 
 
-def test_4_20_4_28_a_queue_begins_at_the_groups_offset_or_where_the_option_says(fake: FakeMember) -> None:
+def test_queue_starts_at_group_offset_or_consume_from_option(fake: FakeMember) -> None:
     fake.add(A, 10)
     fake.low[A] = 3
     for where, stored, expected in (
@@ -98,9 +98,7 @@ def test_what_a_poll_gave_is_committed_by_a_later_one(fake: FakeMember, consumer
     assert fake.commits == [{A: 0}, {A: 32}, {A: 40}]
 
 
-def test_of_a_poll_only_what_is_finished_is_committed_and_the_rest_comes_again(
-    fake: FakeMember, consumer: BasePullConsumer
-) -> None:
+def test_only_finished_messages_of_a_poll_are_committed(fake: FakeMember, consumer: BasePullConsumer) -> None:
     fake.add(A, 4)
     consumer.assign([A])
     polled = PolledMessages(consumer, AT_ONCE)
@@ -117,7 +115,7 @@ def test_of_a_poll_only_what_is_finished_is_committed_and_the_rest_comes_again(
     assert PolledMessages(consumer, AT_ONCE).messages == []
 
 
-def test_of_a_large_answer_no_more_is_finished_than_the_poll_returned(
+def test_poll_of_a_large_answer_finishes_only_what_it_returned(
     fake: FakeMember, consumer: BasePullConsumer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(messages, "PORTION_BYTES", 1)
@@ -131,7 +129,7 @@ def test_of_a_large_answer_no_more_is_finished_than_the_poll_returned(
 
 
 @pytest.mark.parametrize("event", ["revoked", "regained", "sought"])
-def test_what_was_polled_before_its_queue_moved_changes_no_offset(
+def test_messages_polled_before_a_queue_moved_change_no_offset(
     fake: FakeMember, consumer: BasePullConsumer, event: str
 ) -> None:
     fake.add(A, 4)
@@ -149,7 +147,7 @@ def test_what_was_polled_before_its_queue_moved_changes_no_offset(
     assert fake.stored[A] == 3
 
 
-def test_what_becomes_large_comes_in_several_polls_and_is_committed_as_far_as_it_was_given(
+def test_large_answer_comes_in_several_polls_and_commits_by_poll(
     fake: FakeMember, consumer: BasePullConsumer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(messages, "PORTION_BYTES", 1)
@@ -319,7 +317,7 @@ def test_rows_that_cannot_be_made_come_again(fake: FakeMember) -> None:
         assert bodies(consumer.poll_arrow(AT_ONCE).messages) == [0, 1]
 
 
-def test_what_came_before_rows_that_cannot_be_made_is_given_first(fake: FakeMember) -> None:
+def test_rows_before_an_undecodable_answer_are_returned_first(fake: FakeMember) -> None:
     fake.add(A, 40)
 
     def rows(parts: Sequence[FetchedPart]) -> tuple[Rows, int | None]:
@@ -542,7 +540,7 @@ def test_consumer_of_an_environment_has_its_queues_only(fake: FakeMember) -> Non
         assert consumer.assignment() == [B]
 
 
-def test_3_10_an_environment_without_queues_is_refused_when_the_topic_is_subscribed_to(fake: FakeMember) -> None:
+def test_subscribe_refuses_an_environment_without_queues(fake: FakeMember) -> None:
     with made(fake, environment=Environment.of("3", "3")) as consumer:
         with pytest.raises(OptionError, match="option 'environments' is 3; expected at most 2"):
             consumer.subscribe("t")

@@ -41,7 +41,7 @@ def test_where_a_young_queue_begins_is_committed(fake: FakeMember, hand: Hand) -
         assert bodies(again.poll(AT_ONCE)) == [2, 3, 4]
 
 
-def test_4_24_where_a_queue_begins_is_committed_again_when_that_failed(fake: FakeMember, hand: Hand) -> None:
+def test_start_offset_is_committed_again_after_a_failed_commit(fake: FakeMember, hand: Hand) -> None:
     fake.low = fake.high = {A: 50, B: 50}
     fake.refused[A] = ConnectionLost("gone")
     with made(fake, hand, consume_from=ConsumeFrom(ConsumeFromWhere.LATEST)) as consumer:
@@ -52,7 +52,7 @@ def test_4_24_where_a_queue_begins_is_committed_again_when_that_failed(fake: Fak
         assert fake.stored == {A: 50}
 
 
-def test_4_24_without_auto_commit_where_a_queue_begins_is_committed_by_hand(fake: FakeMember, hand: Hand) -> None:
+def test_start_offset_is_committed_manually_without_auto_commit(fake: FakeMember, hand: Hand) -> None:
     fake.low = fake.high = {A: 50, B: 50}
     with made(fake, hand, consume_from=ConsumeFrom(ConsumeFromWhere.LATEST), auto_commit=False) as consumer:
         consumer.assign([A])
@@ -61,7 +61,7 @@ def test_4_24_without_auto_commit_where_a_queue_begins_is_committed_by_hand(fake
     assert fake.commits == [{A: 50}]
 
 
-def test_4_24_a_broker_that_comes_back_is_told_again_where_idle_queues_are(fake: FakeMember, hand: Hand) -> None:
+def test_returned_broker_gets_offsets_of_idle_queues_again(fake: FakeMember, hand: Hand) -> None:
     """It may have died before it kept that, and who has the queue next would begin elsewhere."""
     fake.low = fake.high = {A: 50, B: 50}
     with made(fake, hand, consume_from=ConsumeFrom(ConsumeFromWhere.LATEST)) as consumer:
@@ -81,7 +81,7 @@ def test_a_group_has_no_offset_of_a_young_queue_either(fake: FakeMember, consume
     assert consumer.committed(A) is None
 
 
-def test_what_a_compaction_topic_keeps_is_sought_although_its_log_begins_later() -> None:
+def test_seek_reaches_compacted_messages_before_the_log_start() -> None:
     """Statistics tell where the log begins; who says which group asks is told what is kept."""
 
     class Compacted(FakeMember):

@@ -68,7 +68,7 @@ def test_what_is_not_known_changes_nothing_and_is_no_trouble(queues, members) ->
     assert allocate_broadcasting(None) == UNCHANGED
 
 
-def test_4_10_a_strategy_that_raises_keeps_the_queues_and_is_asked_again_soon() -> None:
+def test_failing_strategy_keeps_queues_and_is_retried_soon() -> None:
     def broken(*_: object) -> list[MessageQueue]:
         raise ZeroDivisionError("mine")
 
@@ -99,7 +99,7 @@ def test_a_queue_whose_pulls_stopped_is_dropped_and_added_again() -> None:
     assert found == QueueChange((q("a:0"),), (q("a:0"),))
 
 
-def test_a_dropped_queue_that_may_still_be_busy_is_to_go_and_to_come_back() -> None:
+def test_busy_dropped_queue_is_removed_before_it_is_added_again() -> None:
     owned = owning(*qs("a:0-1"))
     owned[q("a:0")].dropped = True
     share = Allocation(frozenset(owned))

@@ -58,7 +58,7 @@ def test_a_balanced_member_without_notices_looks_every_5_seconds(group: GroupBen
     assert runs(port) - before == 10
 
 
-def test_4_3_4_10_one_that_is_not_looks_every_second_and_keeps_what_it_has(group: GroupBench, caplog) -> None:
+def test_unbalanced_member_retries_each_second_and_keeps_queues(group: GroupBench, caplog) -> None:
     broken = False
 
     def strategy(me, queues, members):
@@ -145,7 +145,7 @@ def test_a_refusal_that_lasts_is_warned_of_at_once(
     assert warned(caplog, "cannot read the members of topic T") == 1
 
 
-def test_members_that_stay_unknown_are_a_warning_once_until_they_are_known(
+def test_unreadable_members_are_warned_of_once_until_readable(
     group: GroupBench, caplog: pytest.LogCaptureFixture
 ) -> None:
     def warnings() -> list[str]:
@@ -350,7 +350,7 @@ TestHanding = model_test(
 )
 
 
-def test_3_4_3_8_members_of_an_environment_share_its_queues_and_all_of_the_retry_topic(group: GroupBench) -> None:
+def test_environment_limits_shared_queues_but_not_retry_queues(group: GroupBench) -> None:
     mine = Environment.of("2", "2")
     consumers = [group.start(environment=mine)[0] for _ in range(2)]
     group.time.advance(3)
@@ -380,15 +380,13 @@ def test_an_environment_that_loses_its_queues_keeps_what_it_had(
     assert "the assignment of topic T stays unchanged" in caplog.text
 
 
-def test_a_member_of_a_broadcasting_group_has_the_queues_of_its_environment(group: GroupBench, tmp_path: Path) -> None:
+def test_broadcasting_member_gets_only_queues_of_its_environment(group: GroupBench, tmp_path: Path) -> None:
     consumer, _ = group.start(environment=Environment.of("1", "2"), clustering=False, offsets_folder=tmp_path)
     group.time.advance(2)
     assert group.owned(consumer) == qs("a:0 b:0")
 
 
-def test_a_rebalance_for_which_there_is_no_thread_is_made_by_the_next_that_wakes_it(
-    group: GroupBench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rebalance_that_lacked_thread_runs_at_next_wakeup(group: GroupBench, monkeypatch: pytest.MonkeyPatch) -> None:
     consumer, port = group.start()
     group.time.advance(2)
     rebalancing = consumer._running.rebalancing

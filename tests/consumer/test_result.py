@@ -85,7 +85,7 @@ def test_ordered_commit_and_rollback_by_hand() -> None:
     assert judge_ordered(context.rollback(), context, 1000) == OrderedVerdict(OrderedAction.ROLLBACK, 1000)
 
 
-def test_a_rollback_is_no_success_where_the_consumer_commits_by_itself() -> None:
+def test_rollback_fails_where_consumer_commits_automatically() -> None:
     context = OrderedContext(QUEUE)
     assert judge_ordered(context.commit(), context, 1000).action is OrderedAction.COMMIT
     found = judge_ordered(context.rollback(), context, 1000)
@@ -98,7 +98,7 @@ def test_a_rollback_is_no_success_where_the_consumer_commits_by_itself() -> None
     ("asked", "pause"),
     [(None, 1000), (0, 10), (10, 10), (12.4, 12), (700, 700), (30_000, 30_000), (9**9, 30_000), (math.inf, 30_000)],
 )
-def test_a_suspended_queue_waits_ten_milliseconds_to_thirty_seconds(asked: int | None, pause: int) -> None:
+def test_suspended_queue_waits_between_10_ms_and_30_s(asked: int | None, pause: int) -> None:
     context = OrderedContext(QUEUE)
     assert judge_ordered(context.suspend(asked), context, 1000) == OrderedVerdict(OrderedAction.RETRY, pause)
 
@@ -144,7 +144,7 @@ WRONG_LEVELS = ["3", None, 1.0, True, -2, 1 << 31, 10**5000, Textless()]
 
 
 @pytest.mark.parametrize("level", WRONG_LEVELS, ids=range(len(WRONG_LEVELS)))
-def test_a_level_that_cannot_be_meant_is_refused_where_it_is_made(level: Any) -> None:
+def test_invalid_delay_level_is_refused_where_it_is_set(level: Any) -> None:
     given = Context(QUEUE)
     with pytest.raises(OptionError, match=r"the delay level is .*; expected -1 for a dead letter, 0"):
         given.retry(level)

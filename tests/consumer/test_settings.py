@@ -97,7 +97,7 @@ def of(server: dict[str, str] = SERVER, role: str = "consumer", **given: str) ->
 
 
 @pytest.mark.parametrize("name", GIVEN)
-def test_every_option_becomes_a_setting_which_differs_from_the_default(name: str) -> None:
+def test_every_option_becomes_setting_unlike_default(name: str) -> None:
     text, field, value = GIVEN[name]
     assert getattr(of(**{name: text}), field) == value != getattr(of(), field)
 
@@ -114,7 +114,7 @@ def test_without_options_the_settings_are_the_defaults(server: dict[str, str], r
     assert replace(of(server, role), allocate=print) == plain
 
 
-def test_a_listener_of_record_batches_gets_as_many_rows_as_there_are_unless_it_says_otherwise() -> None:
+def test_record_batch_listener_gets_up_to_1024_rows_by_default() -> None:
     assert of(arrow="true").consume_batch_max_size == 1024
     assert of(arrow="true", consumeMessageBatchMaxSize="7").consume_batch_max_size == 7
 
@@ -136,7 +136,7 @@ def test_options_of_a_pull_consumer() -> None:
     assert (made.thresholds.max_count, made.request_timeout_s) == (9, 2.0)
 
 
-def test_options_of_a_consumer_at_a_proxy_which_sees_to_what_failed() -> None:
+def test_proxy_consumer_takes_options_and_no_retry_topic() -> None:
     made = of(
         PROXY,
         ordered="true",
@@ -173,7 +173,7 @@ def test_all_that_is_wrong_is_reported_at_once(server: dict[str, str], most: int
 
 
 @in_one_test("case", read("wire_allocation"))
-def test_4_13_members_in_a_namespace_or_environment_share_queues_as_javas_do(case: dict[str, Any]) -> None:
+def test_allocation_in_namespace_or_environment_equals_javas(case: dict[str, Any]) -> None:
     """Java's see the topic as it stands on the wire. Vectors are from its classes."""
     names = {"AVG": "averagely", "AVG_BY_CIRCLE": "averagelyByCircle", "CONSISTENT_HASH": "consistentHash"}
     given = {**SERVER, "allocationStrategy": names[case["strategy"]]}
@@ -193,7 +193,7 @@ def test_4_13_members_in_a_namespace_or_environment_share_queues_as_javas_do(cas
             assert {queue.topic for queue in found} <= {case["topic"]}
 
 
-def test_groups_of_one_name_in_two_namespaces_have_two_names_for_their_files() -> None:
+def test_same_group_name_in_two_namespaces_has_two_file_names() -> None:
     def named(**given: str) -> str | None:
         parsed = options.parse({**SERVER, **given}).for_role("consumer")
         return ConsumerSettings.from_options(parsed, scope_of(parsed).on_wire).wire_group

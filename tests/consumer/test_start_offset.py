@@ -82,7 +82,7 @@ def test_where_there_is_none_the_mode_decides(mode, queue, expected, asked):
 
 
 @pytest.mark.parametrize("stored", [0, 7])
-def test_a_message_that_comes_between_the_requests_is_not_skipped(stored):
+def test_message_arriving_between_offset_requests_is_not_skipped(stored):
     """An empty queue has no offset of a group, a young one 0: a broker that got its first message meanwhile says so."""
     broker = Broker(None, maximum=1)
     first = broker.questions

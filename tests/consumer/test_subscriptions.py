@@ -52,7 +52,7 @@ def test_the_retry_topic_is_among_them_where_queues_are_shared() -> None:
     assert broadcasting.filters() == {"T": NO_FILTER}
 
 
-def test_every_change_has_a_later_version_even_within_a_millisecond_and_is_of_its_topic_alone() -> None:
+def test_each_change_raises_version_of_its_topic_alone() -> None:
     found = Subscriptions("g", True, lambda: 5)
 
     def versions() -> dict[str, int]:

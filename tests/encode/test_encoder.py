@@ -363,7 +363,7 @@ def test_a_chunk_has_no_more_rows_than_it_may():
     assert b"".join(bytes(chunk.body) for chunk in encoded.chunks(1 << 20, 3)) == body_of(encoded)
 
 
-def test_every_row_is_joined_once_also_those_of_a_last_chunk_of_few_rows(monkeypatch):
+def test_every_row_is_joined_once_even_in_small_last_chunk(monkeypatch):
     encoded = encoder()(batch_of([FINE] * 250))
     counts = []
     joined = arrow.joined

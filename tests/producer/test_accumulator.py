@@ -55,7 +55,7 @@ def test_and_2_13_a_batch_is_due_at_its_age() -> None:
     assert accumulator.take_ready(10**6) == []
 
 
-def test_2_4_above_the_total_messages_go_directly_and_are_not_counted() -> None:
+def test_messages_above_total_limit_go_directly_and_uncounted() -> None:
     accumulator = Accumulator(BatchLimits(total_max_bytes=1000))
     first = accumulator.add(key(), entry(1000), None, 0)
     assert first is not None
@@ -70,7 +70,7 @@ def test_2_4_above_the_total_messages_go_directly_and_are_not_counted() -> None:
     assert accumulator.add(key(), entry(10), None, 20) is not None
 
 
-def test_2_6_those_who_wait_and_those_who_do_not_have_separate_batches() -> None:
+def test_sync_and_async_sends_have_separate_batches() -> None:
     accumulator = Accumulator()
     accumulator.add(key(waits=True), entry(name="sync"), None, 0)
     accumulator.add(key(waits=False), entry(name="async"), None, 0)
@@ -185,14 +185,14 @@ def test_close_all_lets_everything_leave_at_once() -> None:
     assert ids(accumulator.take_ready(1)) == [["a"], ["b"]]
 
 
-def test_batches_of_one_key_leave_in_the_order_of_their_start_whoever_read_the_clock_first() -> None:
+def test_batches_of_one_key_leave_in_order_of_their_start() -> None:
     accumulator = Accumulator(BatchLimits(max_bytes=10))
     accumulator.add(key(), entry(20, "first"), None, 105)
     accumulator.add(key(), entry(20, "second"), None, 100)
     assert ids(accumulator.take_ready(105)) == [["first"], ["second"]]
 
 
-def test_what_is_taken_at_once_leaves_oldest_first_whichever_was_full_first() -> None:
+def test_batches_taken_together_leave_oldest_first() -> None:
     accumulator = Accumulator(BatchLimits(max_bytes=10))
     accumulator.add(key(tag="old"), entry(1, "old"), None, 100)
     accumulator.add(key(tag="young"), entry(20, "young"), None, 105)

@@ -96,7 +96,7 @@ def test_batch_leaves_when_it_is_old(bench: Bench) -> None:
     assert len(bench.sender.calls) == 1
 
 
-def test_2_7_the_timer_has_one_call_for_all_batches_and_every_batch_leaves_in_time(bench: Bench) -> None:
+def test_one_timer_call_serves_all_batches_in_time(bench: Bench) -> None:
     producer = bench.producer(auto_batch=True, batch_max_bytes=10)
     bench.time.due.clear()
     for tag in "abc":
@@ -113,7 +113,7 @@ def test_2_7_the_timer_has_one_call_for_all_batches_and_every_batch_leaves_in_ti
     assert bench.time.due == []
 
 
-def test_2_4_above_the_total_messages_are_sent_directly_and_what_was_held_returns_to_zero(bench: Bench) -> None:
+def test_sends_go_directly_while_total_batch_limit_is_exceeded(bench: Bench) -> None:
     producer = bench.producer(auto_batch=True, total_batch_max_bytes=1000)
     bench.sender.script = [None]
     first = producer.send_async(message("a" * 2000))
@@ -163,7 +163,7 @@ def test_equal_names_share_and_the_last_one_ends_it(bench: Bench) -> None:
     assert batcher_of(bench.producer("same", auto_batch=True)) is not batcher_of(one)
 
 
-def test_2_5_limits_that_one_sets_hold_for_all_and_those_left_open_stay(bench: Bench) -> None:
+def test_batch_limit_set_by_one_producer_holds_for_all(bench: Bench) -> None:
     one = bench.producer("same", auto_batch=True, batch_max_delay_ms=50)
     bench.producer("same", auto_batch=True, batch_max_bytes=99)
     limits = batcher_of(one).accumulator.limits
@@ -248,7 +248,7 @@ def test_every_message_keeps_its_own_tag_keys_and_id(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("waits", [True, False])
-def test_2_15_and_2_17_the_batch_has_one_tag_and_all_keys_in_both_modes(bench: Bench, waits: bool) -> None:
+def test_batch_has_one_tag_and_all_keys_sync_and_async(bench: Bench, waits: bool) -> None:
     bench.sender.batch_topics = {"T": True}
     producer = bench.producer(auto_batch=True)
     key = message(tags="vip", keys=["k1", "k2"])
@@ -262,9 +262,7 @@ def test_2_15_and_2_17_the_batch_has_one_tag_and_all_keys_in_both_modes(bench: B
 
 
 @pytest.mark.parametrize("kind", [{"T": False}, {}], ids=["ordinary", "unknown"])
-def test_a_batch_says_nothing_of_itself_to_a_topic_that_does_not_store_it_whole(
-    bench: Bench, kind: dict[str, bool]
-) -> None:
+def test_batch_has_no_properties_where_it_is_not_stored_whole(bench: Bench, kind: dict[str, bool]) -> None:
     """Brokers before 5.5 give each message what its batch says: its id, its keys."""
     bench.sender.batch_topics = kind
     producer = bench.producer(auto_batch=True)
@@ -284,7 +282,7 @@ def test_tags_are_not_mixed_and_no_tag_is_one(bench: Bench) -> None:
     assert sorted(sent(bench)) == [["1", "4"], ["2"], ["3"]]
 
 
-def test_2_18_and_2_24_a_batch_stored_as_one_gives_all_the_same_result(bench: Bench) -> None:
+def test_batch_stored_as_one_gives_all_messages_same_result(bench: Bench) -> None:
     bench.sender.batch_topics = {"T": True}
     producer = bench.producer(auto_batch=True)
     bench.sender.script = [lambda queue, request: SendResult(SendStatus.SEND_OK, "", queue, 7, "ONE")]
@@ -340,9 +338,7 @@ def test_ids_that_do_not_fit_fail_every_message_as_unknown(bench: Bench) -> None
 
 
 @pytest.mark.parametrize(("queue", "requests"), [(None, 5), (q("a:0"), 1)])  # whose order a second try would lose
-def test_a_failed_batch_gives_every_message_the_cause_in_an_error_of_its_own(
-    bench: Bench, queue: Any, requests: int
-) -> None:
+def test_failed_batch_gives_each_message_its_own_error(bench: Bench, queue: Any, requests: int) -> None:
     producer = bench.producer(auto_batch=True, retries=0)
     bench.sender.script = [refused(Response.MESSAGE_ILLEGAL)] * 5  # of all, one, two, and each of them
     results = [producer.send_async(message(), queue=queue) for _ in range(3)]
@@ -404,7 +400,7 @@ def test_closing_sends_what_waits_and_fails_what_gets_no_answer(bench: Bench) ->
     assert all(isinstance(result.exception(0), ClosedError) for result in lost)
 
 
-def test_an_accumulator_ends_with_its_last_producer_also_if_ctrl_c_comes_while_that_leaves(bench: Bench) -> None:
+def test_accumulator_ends_with_last_producer_despite_ctrl_c(bench: Bench) -> None:
     batcher = batching.join_accumulator("of one", ProducerSettings(group="g"), lambda: bench.timer("x-batch"))
     close_all = batcher.accumulator.close_all
 
@@ -418,7 +414,7 @@ def test_an_accumulator_ends_with_its_last_producer_also_if_ctrl_c_comes_while_t
     assert "of one" not in process.kept(batching._ACCUMULATORS)
 
 
-def test_a_message_that_slips_in_while_the_last_producer_closes_is_refused(bench: Bench) -> None:
+def test_message_added_while_last_producer_closes_is_refused(bench: Bench) -> None:
     producer = bench.producer(auto_batch=True)
     batcher = batcher_of(producer)
     batcher.members += 1  # as if another producer still shared it
@@ -466,9 +462,7 @@ def test_errors_are_copied_with_their_cause() -> None:
     assert stored is result, "of this one it is known that it was acknowledged"
 
 
-def test_who_is_interrupted_after_its_batch_left_has_one_promise_as_anybody(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_send_interrupted_after_batch_left_still_has_one_future(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     producer = bench.producer(auto_batch=True, batch_max_bytes=1)
 
     def interrupted(*args: Any) -> None:
@@ -486,9 +480,7 @@ def test_who_is_interrupted_after_its_batch_left_has_one_promise_as_anybody(
     assert producer.flush(0.0)
 
 
-def test_batches_are_due_again_after_there_was_no_thread_for_a_moment(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_batches_are_due_again_after_thread_shortage(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     producer = bench.producer(auto_batch=True)
 
     def none_left(*args: Any) -> None:

@@ -118,7 +118,7 @@ def test_a_priority_goes_over_grpc_only() -> None:
         (Message("T", b"x", tags="a|b"), "accepts none with '|'"),
     ],
 )
-def test_what_a_proxy_refuses_with_the_whole_request_is_refused_before_it_is_in_a_batch(message, said) -> None:
+def test_message_proxy_would_refuse_is_refused_before_batching(message, said) -> None:
     with pytest.raises(MessageRefused, match=said.replace("|", "[|]")) as e:
         prepare(message, "ID", ProducerSettings(group="g", features=FEATURES[GRPC]))
     assert e.value.topic == "T"

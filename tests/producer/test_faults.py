@@ -89,7 +89,7 @@ def test_broker_is_available_again_at_its_time() -> None:
     assert faults.available("never reported", NOW)
 
 
-def test_0_26_isolation_counts_for_the_duration_and_the_real_latency_is_kept() -> None:
+def test_isolation_lasts_its_duration_and_keeps_real_latency() -> None:
     faults = table()
     faults.report("a", 7, NOW, isolated=True)
     assert (faults.faults["a"].latency_ms, faults.faults["a"].available_at_ms) == (7, NOW + 10_000)

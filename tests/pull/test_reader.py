@@ -46,7 +46,7 @@ def test_nothing_beyond_the_end_is_asked_for() -> None:
     assert model.asked == [(0, 90, 7)]
 
 
-def test_rule_8_a_range_ends_where_the_broker_went_on_and_not_by_counting() -> None:
+def test_range_ends_at_the_broker_next_offset_not_by_counting() -> None:
     queue = Queue(0, 100, gaps=frozenset(range(20, 90)))
     assert read(Model([queue]), [(0, 95)]).of(0) == [*range(20), *range(90, 95)]
 
@@ -75,7 +75,7 @@ def test_inner_batches_of_any_size_are_pulled_about_once(window: tuple[int, int]
 
 
 @pytest.mark.parametrize("says", [0, 7, 1 << 62])
-def test_an_inner_batch_that_lies_about_its_offset_has_nothing_of_its_neighbours(says: int) -> None:
+def test_inner_batch_with_wrong_offset_takes_no_neighbours(says: int) -> None:
     """One flipped byte. What is under way, or is to be asked for again, is not taken for a part of it."""
     queue = Queue(0, 120, batches={60: 10})
     lie = struct.pack(">20xq8xi", says, SysFlag.INNER_BATCH | SysFlag.NEED_UNWRAP)
@@ -160,7 +160,7 @@ def test_a_short_lag_costs_a_short_time() -> None:
 # --- gone
 
 
-def test_rule_6_offsets_below_the_minimum_are_lost_at_once_and_told_once() -> None:
+def test_offsets_below_the_minimum_are_lost_once_and_at_once() -> None:
     model = Model([Queue(300, 1000)])
     result = read(model, [(10, 900)], FAST)
     assert [(part.start, part.end, cause) for part, cause in result.lost] == [(10, 300, Cause.TRUNCATED)]
@@ -198,7 +198,7 @@ def test_codes_17_and_29_are_loss_after_the_grace_time_only(
     assert result.lost == [(OffsetRange(result.lost[0][0].queue, 0, 100), cause)]
 
 
-def test_a_topic_that_is_deleted_while_it_is_read_is_told_although_its_route_is_gone(
+def test_topic_deleted_during_a_read_is_reported_without_route(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = Model([Queue(0, 9000, deleted_at=1000.0015)])
@@ -218,7 +218,7 @@ def test_a_topic_that_is_deleted_while_it_is_read_is_told_although_its_route_is_
     assert model.time.now - 1000 < 20
 
 
-def test_what_was_read_before_a_loss_is_delivered_and_not_called_lost() -> None:
+def test_messages_read_before_a_loss_are_delivered_and_not_lost() -> None:
     """The first answer is late; when it says that the topic is gone, those behind it are there already."""
     model = Model([Queue(0, 1000)])
     model.latency = lambda _, start: 5.0 if start == 8 else 0.001
@@ -279,16 +279,14 @@ def test_a_consumer_that_pauses_is_no_silent_broker() -> None:
 # --- connections
 
 
-def test_rule_3_what_was_under_way_is_asked_again_when_the_connection_breaks() -> None:
+def test_pulls_under_way_are_repeated_after_a_broken_connection() -> None:
     model = Model([Queue(0, 2000)], Accidents(cut=0.3), seed=5)
     assert read(model, [(0, 2000)], FAST).of(0) == list(range(2000))
     assert len(model.streams) > 2
 
 
 @pytest.mark.parametrize("leaves", ["breaks", "moves"])
-def test_what_came_whole_before_a_connection_was_left_is_delivered_and_not_read_again(
-    monkeypatch: pytest.MonkeyPatch, leaves: str
-) -> None:
+def test_answers_complete_before_a_reconnect_are_not_read_again(monkeypatch: pytest.MonkeyPatch, leaves: str) -> None:
     """Else a read that needs more answers than any connection gives has no end."""
     model = Model([Queue(0, 2000)])
     model.max_asked = 10_000
@@ -338,7 +336,7 @@ def test_a_broker_that_is_away_for_a_while(monkeypatch: pytest.MonkeyPatch) -> N
     assert "refused" in str(result.error)
 
 
-def test_an_error_names_the_first_cause_and_not_the_last_question_of_an_expired_deadline(
+def test_read_error_names_the_first_cause_not_the_last_timeout(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A broker is killed, its route goes, and in the end the name server has no time left to answer in."""

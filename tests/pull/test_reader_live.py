@@ -242,7 +242,7 @@ class TestFaultyNetwork:
         assert reading.run() == reading.expected
 
 
-def test_a_broker_that_is_killed_while_it_is_read_and_comes_back_loses_and_repeats_nothing(lone: LocalBroker) -> None:
+def test_broker_killed_during_a_read_loses_and_repeats_nothing(lone: LocalBroker) -> None:
     """Most of it was not asked for when the broker dies, and it stays away until the read says that it waits."""
     counts, most = (3000, 1000), 256 << 10
     (topic,) = names(1, "killed")

@@ -72,7 +72,7 @@ def test_cases(given_answer: EmptyAnswer, decision: object) -> None:
     assert judge(START, given_answer) == decision
 
 
-def test_rule_6_a_reset_by_an_operator_is_neither_progress_nor_loss_whatever_it_says() -> None:
+def test_operator_reset_is_neither_progress_nor_loss() -> None:
     for beyond in (0, START, 10_000):
         assert judge(START, answer(21, "OFFSET_RESET", beyond, beyond)) == Reset(beyond)
 

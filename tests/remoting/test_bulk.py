@@ -209,7 +209,7 @@ def test_a_success_that_does_not_say_where_to_go_on(wire: Wire) -> None:
         header.encode(Command(19, {"nextBeginOffset": "x"}, b"", 5, Flag.RESPONSE)),
     ],
 )
-def test_rule_3_bytes_of_another_protocol_are_an_error_that_names_the_server(data: bytes, wire: Wire) -> None:
+def test_bytes_of_another_protocol_raise_error_naming_the_server(data: bytes, wire: Wire) -> None:
     with pytest.raises(RemoteProtocolError) as caught:
         wire.feed(data + bytes(200))
     assert caught.value.addr == wire.stream.address
@@ -230,7 +230,7 @@ def test_the_limit_itself_is_waited_for(wire: Wire) -> None:
     assert (wire.found, wire.others) == ([], [])
 
 
-def test_memory_is_taken_for_what_has_arrived_not_for_what_is_announced(wire: Wire) -> None:
+def test_memory_is_taken_for_arrived_bytes_not_announced_ones(wire: Wire) -> None:
     wire.feed((256 << 20).to_bytes(4, "big") + bytes(wire.stream.room - 4))
     for _ in range(3):
         assert wire.stream.full
@@ -278,7 +278,7 @@ def test_no_frame_above_the_limit_is_waited_for(head: bytes, wire: Wire) -> None
         wire.feed(head)
 
 
-def test_a_frame_larger_than_the_buffer_makes_it_grow_and_shrink_again(wire: Wire) -> None:
+def test_large_frame_grows_the_buffer_which_shrinks_again(wire: Wire) -> None:
     large, usual = bytes(range(256)) * 200, len(wire.stream.buffer)
     data = java_answer(1, b"first") + java_answer(2, large) + java_answer(3, b"last")
     sent = 0
@@ -341,9 +341,7 @@ class Taken:
 
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 700), min_size=1, max_size=25), st.integers(0, 1 << 32))
-def test_every_body_arrives_intact_once_however_the_stream_is_cut_and_the_buffer_turned(
-    sizes: list[int], seed: int
-) -> None:
+def test_every_body_arrives_once_however_the_stream_is_cut(sizes: list[int], seed: int) -> None:
     rng = random.Random(seed)
     bodies = {i: rng.randbytes(size) for i, size in enumerate(sizes)}
     kinds = [answer, java_answer, lambda *a: answer(*a, SerializeType.ROCKETMQ)]

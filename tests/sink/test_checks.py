@@ -91,7 +91,7 @@ def test_one_thing_wrong(columns, given, part):
     assert part in problems({"body": None, **columns}, **{"topic": "t", **given})
 
 
-def test_an_environment_by_its_number_needs_somebody_who_remembers_its_queues():
+def test_numbered_environment_needs_writer_that_keeps_its_queues():
     """A batch is counted for by its driver, a stream's writer is made anew for each micro-batch."""
     by_number = sink_options("x:1", topic="t", environment="2")
     checks.check_sink(by_number, schema(body=None))
@@ -256,7 +256,7 @@ def test_a_warning_says_that_partitions_have_other_queues(use, caplog):
         ("", "bc", False),
     ],
 )
-def test_numbers_of_partitions_are_compared_by_brokers_and_counts(use, caplog, before, now, told):
+def test_partition_numbers_are_compared_by_brokers_and_counts(use, caplog, before, now, told):
     sender = use(Numbered(before, now))
     for _ in range(2):
         checks.numbered_queues(sender, "t", sink_options("x:1", topic="t"))
@@ -295,7 +295,7 @@ def test_numbers_of_partitions_take_little_memory(use, monkeypatch):
     assert kept == {}
 
 
-def test_another_name_of_a_topic_is_told_once_and_names_take_little_memory(monkeypatch, caplog):
+def test_two_names_of_a_topic_are_logged_once_in_little_memory(monkeypatch, caplog):
     process.kept(checks._NAMES_KEY).clear()
     monkeypatch.setattr(checks, "_MAX_NAMED", 3)
     options = sink_options("x:1", topicNames="dotsToUnderscores")
@@ -383,7 +383,7 @@ def test_broker_that_hangs_is_asked_again_after_a_while(use, monkeypatch):
     assert client.versions_asked[-1][0] == ["b"]
 
 
-def test_a_topic_that_moves_within_a_task_to_brokers_without_timers_is_refused_there(use, monkeypatch):
+def test_topic_moved_mid_task_to_brokers_without_timers_fails(use, monkeypatch):
     """They would deliver at once what is due later."""
     monkeypatch.setattr(task, "ROUTE_REFRESH_S", 0.0)
     sender = use(ScriptedSender(Time()))
@@ -439,7 +439,7 @@ def test_a_stream_goes_on_when_nobody_can_tell(use):
         checks.check_brokers(sink_options("x:1", topic="t"), {}, once_per_process=True)
 
 
-def test_a_batch_write_begins_with_its_spool_while_no_broker_answers(use, tmp_path):
+def test_batch_write_with_a_spool_starts_while_no_broker_answers(use, tmp_path):
     given = {"topic": "t", "sendTimeout": "200ms", "retryInterval": "1ms"}
     use(Asked(error=AWAY))
     checks.check_brokers(sink_options("x:1", **given, onSendFailure="spool", spoolDir=str(tmp_path)), {})
@@ -473,7 +473,7 @@ def test_what_is_not_known_is_waited_for():
     assert waiting(Asked(error=[MISSING, MISSING, None], brokers=True)) == 3
 
 
-def test_11_17_a_topic_is_unknown_when_brokers_are_registered_unless_it_was_there_before():
+def test_missing_topic_fails_with_brokers_unless_seen_before():
     client = Asked(error=[MISSING] * 4, brokers=True)
     with pytest.raises(RouteNotFound, match="no such topic") as e:
         waiting(client)

@@ -81,7 +81,7 @@ def test_task_waits_for_a_name_server(
     assert sorted(bodies(stored(rocketmq, topic, 50))) == numbered(50)
 
 
-def test_11_17_the_drivers_check_of_a_batch_waits_and_that_of_a_stream_goes_on(away: FaultyProxy, topic: str) -> None:
+def test_driver_check_waits_for_a_batch_and_not_for_a_stream(away: FaultyProxy, topic: str) -> None:
     options = sink_options(away.address, topic=topic, **IMPATIENT)
     checks.check_brokers(options, {"delayms": "delayMs"}, once_per_process=True)
     checks.check_brokers(options, {"delayms": "delayMs"})

@@ -85,7 +85,7 @@ def test_more_queues_than_two_bytes_can_number(count):
     assert found == {0: [1, 5], 5: [3], count - 2: [4], count - 1: [0, 2]}
 
 
-def test_a_topics_queues_are_asked_for_once_per_task_and_again_when_a_row_names_an_unknown_one():
+def test_topic_queues_are_fetched_once_and_for_an_unknown_queue():
     asked = []
     hashing = router(KEYED, asked, queueSelector="hash")
     for _ in range(3):

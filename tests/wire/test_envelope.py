@@ -58,7 +58,7 @@ def test_everything_is_carried(envelope: Envelope) -> None:
     assert (data[KIND_AT], data[DIGEST_AT:DIGEST_END]) == (envelope.kind, digest(envelope.msg_id.encode()))
 
 
-def test_3_b_a_message_that_is_sent_again_is_the_same_and_no_other_one_is() -> None:
+def test_resent_envelope_has_the_same_identity_and_others_differ() -> None:
     def identity(**changed: object) -> bytes:
         return unpack(ORDER._replace(**changed).pack()).identity  # type: ignore[arg-type]
 

@@ -58,7 +58,7 @@ def test_java_member_takes_its_part_and_gives_it_back(members: Members) -> None:
     eventually(lambda: {*members.bodies(), *theirs.bodies()} == set(sent), 60)
 
 
-def test_1_24_a_message_that_a_java_member_failed_comes_to_us_with_its_count(members: Members) -> None:
+def test_message_failed_by_java_member_arrives_with_retry_count(members: Members) -> None:
     with members.java(fail=True) as theirs:
         (body,) = feed(members.mq, members.topic, 1, queues=[0])
         eventually(lambda: theirs.bodies() == [body], 60)
@@ -69,7 +69,7 @@ def test_1_24_a_message_that_a_java_member_failed_comes_to_us_with_its_count(mem
     assert (message.reconsume_times, message.topic) == (1, members.topic)
 
 
-def test_1_31_a_message_that_comes_while_the_broker_holds_the_pull_is_there_at_once(
+def test_message_arriving_during_held_pull_is_delivered_at_once(
     members: Members,
 ) -> None:
     """Long before the broker may say that there is nothing new, or the pull is given up.
@@ -100,7 +100,7 @@ def test_failed_message_comes_again_and_ends_with_the_dead(members: Members, jav
     assert members.stored()[members.got[0][1].queue] == 1
 
 
-def test_4_19_a_queue_that_another_client_has_locked_is_consumed_when_it_is_free(members: Members) -> None:
+def test_queue_locked_by_other_client_is_consumed_when_freed(members: Members) -> None:
     own = options.parse({"nameServer": members.mq.name_server, "connectTimeout": "2998ms"})
     other = session.member(own.for_role("producer"))
     queues = other.queues(members.topic, Deadline.after(30))
@@ -117,7 +117,7 @@ def test_4_19_a_queue_that_another_client_has_locked_is_consumed_when_it_is_free
 
 
 @pytest.mark.parametrize("ordered", [False, True])
-def test_1_20_a_listener_that_exits_fails_its_message_and_consuming_goes_on(members: Members, ordered: bool) -> None:
+def test_listener_exit_fails_its_message_and_consuming_goes_on(members: Members, ordered: bool) -> None:
     fails = Counter[str]()
 
     def exits(messages, context) -> None:
@@ -133,7 +133,7 @@ def test_1_20_a_listener_that_exits_fails_its_message_and_consuming_goes_on(memb
     assert sum(offset or 0 for offset in members.stored().values()) == 8
 
 
-def test_4_18_ordered_members_keep_the_order_of_every_queue_while_it_changes_hands(members: Members) -> None:
+def test_ordered_members_keep_queue_order_during_handover(members: Members) -> None:
     """All offsets that came are compared: each queue's come one by one, from one member and then from the other.
 
     Who takes a queue over begins at the message that the other one had at that moment, or behind it.

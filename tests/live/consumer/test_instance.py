@@ -76,7 +76,7 @@ def test_masters_hear_of_producers_and_slaves_of_consumers_too(
         assert not codes(tap) & FILTER_CLASSES
 
 
-def test_4_2_a_member_rebalances_on_one_thread_from_its_start_to_its_end(members: Members) -> None:
+def test_member_rebalances_on_one_thread_from_start_to_stop(members: Members) -> None:
     """Java has one for all groups of a client; design-consumer.md says why each has its own here."""
 
     def rebalancing() -> int:

@@ -79,7 +79,7 @@ def within_reason(call: Callable[[], object]) -> list[object]:
     return found
 
 
-def test_4_8_a_broker_that_hangs_holds_up_no_queue_of_the_others_and_all_are_kept(
+def test_hanging_broker_delays_no_other_queues_and_keeps_its_own(
     of_pair: Troubled, caplog: pytest.LogCaptureFixture
 ) -> None:
     """No pull is given up before the test is, and there is one time for all turns: what is held up is so in each of them."""

@@ -78,7 +78,7 @@ def test_offsets_are_committed_at_the_next_start_after_a_stop(rocketmq, topic, g
     assert stored(rocketmq, group, topic) == run.positions
 
 
-def test_a_batch_that_is_repeated_commits_nothing_before_it_is_done(rocketmq, topic, group):
+def test_repeated_batch_commits_nothing_before_it_is_done(rocketmq, topic, group):
     feed(rocketmq, topic, 24)
     options = {"subscribe": topic, "startingOffsets": "earliest", "group": group}
     run = Run(rocketmq, **options)
@@ -111,7 +111,7 @@ def test_a_listener_commits_at_once(rocketmq, topic, group, make_topic):
         GroupOffsetListener(name_server=rocketmq.name_server)
 
 
-def test_without_a_group_nothing_is_committed_and_no_group_is_made(rocketmq, topic):
+def test_nothing_is_committed_and_no_group_made_without_group(rocketmq, topic):
     known = set(rocketmq.admin.topics())
     sent = feed(rocketmq, topic, 8)
     run = Run(rocketmq, subscribe=topic, startingOffsets="earliest")
@@ -190,7 +190,7 @@ def test_a_lookup_that_fails_is_an_error_and_no_rewind(rocketmq, topic, group, m
         Run(rocketmq, **asked)
 
 
-def test_a_broker_that_does_not_answer_delays_committing_and_nothing_else(rocketmq, topic, group, make_proxy, caplog):
+def test_unresponsive_broker_delays_only_committing(rocketmq, topic, group, make_proxy, caplog):
     sent = feed(rocketmq, topic, 8)
     run = Run(rocketmq, subscribe=topic, startingOffsets="earliest", group=group)
     run.drain(sent)
