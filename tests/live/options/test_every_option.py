@@ -74,8 +74,7 @@ CONSUMER = {
     "pull_threshold_for_topic": "test_pulling::test_bounds_of_a_topic_count_for_all_its_queues_together",
     "pull_threshold_size_for_topic": "test_running::test_bytes_of_a_topic_count_for_all_its_queues_together",
     "consume_concurrently_max_span": "test_running::test_every_bound_of_the_cache_stops_the_pulls",
-    "max_reconsume_times": "test_orderly_dead::test_1_24_after_its_last_try_a_message_is_a_dead_letter_at_once"
-    "_and_the_queue_goes_on",
+    "max_reconsume_times": "test_orderly_dead::test_ordered_message_is_a_dead_letter_after_its_last_attempt",
     "suspend_current_queue_time": "test_running::test_an_ordered_queue_waits_for_as_long_as_it_is_told",
     "consume_timeout": "test_concurrent::test_message_of_a_hanging_listener_goes_to_the_retry_topic",
     "persist_consumer_offset_interval": "test_running::test_offsets_are_stored_as_often_as_it_is_told",
