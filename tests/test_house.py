@@ -67,9 +67,10 @@ ORDER = {
     " sink.exactly_once sink.task sink.writer datasource sink.foreach monitoring.explain monitoring.queries"
     " monitoring.group_offset_listener monitoring.metrics_listener",
     "grpc_proxy": "tables protos channel encoder proxy member transactions sender",
-    "columnar": "decode encode arrow decode.schema decode.property_names decode.property_columns decode.stored_messages"
-    " decode.inner decode.properties decode.rows decode.decoder decode.kafka encode.properties encode.columns"
-    " encode.kafka encode.empty_bodies encode.batch encode.content_ids encode.encoder encode.proxy_rows",
+    "columnar": "decode encode arrow java_hashes decode.buffers encode.buffers decode.schema decode.property_names"
+    " decode.property_columns decode.stored_messages decode.inner decode.properties decode.rows decode.decoder decode.kafka"
+    " encode.properties encode.columns encode.kafka encode.empty_bodies encode.ids encode.batch_tags encode.content_ids"
+    " encode.encoder encode.proxy_rows",
     "stored": "ends scan",
     "base": "codes logs extras hosts process terminal budget clock folders java threads arguments complaints exposition tls_files"
     " dropped copies"
@@ -98,6 +99,7 @@ ORDER = {
 BANNED = {
     "pull": "client grpc_proxy",
     "columnar.arrow": "client pull remoting wire model",
+    "columnar.java_hashes": "client pull remoting wire model",
     "columnar.encode": "client consumer columnar.decode producer pull remoting spool wire.rpc wire.header",
     "columnar.decode": "client pull.range_reader pull.reading pull.read_ahead pull.pacing pull.replica pull.progress_timeout"
     " pull.pending pull.suspicions pull.puller remoting wire.rpc wire.header",

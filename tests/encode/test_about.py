@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketmq_spark.columnar.encode.batch import MAX_BATCH_KEYS, BatchTagKeys, rows_without_key
+from rocketmq_spark.columnar.encode.batch_tags import MAX_BATCH_KEYS, BatchTagKeys, rows_without_key
 from tests.live.writes import frame
 
 COLUMNS = {"tags": "tags", "keys": "keys"}

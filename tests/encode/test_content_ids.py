@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketmq_spark.columnar.encode.batch import UniqueIds
 from rocketmq_spark.columnar.encode.content_ids import BatchName, ContentIds, RowHash, StoredRows
 from rocketmq_spark.columnar.encode.encoder import Encoder
+from rocketmq_spark.columnar.encode.ids import UniqueIds
 from rocketmq_spark.columnar.encode.properties import BadRows
 from rocketmq_spark.wire.identifiers import UniqKey, UniqKeys
 from rocketmq_spark.wire.messages import decode_batch

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketmq_spark.base.codes import RESERVED_PROPERTIES
-from rocketmq_spark.columnar import arrow
-from rocketmq_spark.columnar.encode.batch import UniqueIds
+from rocketmq_spark.columnar.encode import buffers
 from rocketmq_spark.columnar.encode.encoder import Encoder, Growth
+from rocketmq_spark.columnar.encode.ids import UniqueIds
 from rocketmq_spark.errors import MessageRefused
 from rocketmq_spark.wire.messages import decode_batch, encode_batch
 from rocketmq_spark.wire.properties import decode_properties, encode_properties, is_reserved
@@ -366,13 +366,13 @@ def test_a_chunk_has_no_more_rows_than_it_may():
 def test_every_row_is_joined_once_even_in_small_last_chunk(monkeypatch):
     encoded = encoder()(batch_of([FINE] * 250))
     counts = []
-    joined = arrow.joined
+    joined = buffers.joined
 
     def counted(*parts):
         counts.append(len(items := joined(*parts)))
         return items
 
-    monkeypatch.setattr(arrow, "joined", counted)
+    monkeypatch.setattr(buffers, "joined", counted)
     assert [chunk.rows for chunk in encoded.chunks(1 << 20, 100)] == [100, 100, 50]
     assert sum(counts) == 250
 

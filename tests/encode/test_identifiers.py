@@ -6,7 +6,7 @@ from datetime import datetime
 import numpy as np
 import pytest
 
-from rocketmq_spark.columnar.encode.batch import UniqueIds
+from rocketmq_spark.columnar.encode.ids import UniqueIds
 from rocketmq_spark.wire.identifiers import UniqKey, UniqKeys
 
 NOVEMBER = datetime(2026, 11, 30, 23, 59, 59)

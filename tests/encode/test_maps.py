@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketmq_spark.columnar import arrow
+from rocketmq_spark.columnar.encode import buffers
 from rocketmq_spark.columnar.encode.properties import BadRows, TextPieces, add_map
 
 MAPS = pa.map_(pa.string(), pa.string())
@@ -16,7 +16,7 @@ def strings(column):
     pieces, bad_rows = TextPieces(len(column)), BadRows()
     add_map(pieces, column, bad_rows, RESERVED)
     start, rest = pieces.split()
-    joined = arrow.joined(pa.array([start] * len(column), pa.binary()), *rest).to_pylist()
+    joined = buffers.joined(pa.array([start] * len(column), pa.binary()), *rest).to_pylist()
     assert pieces.lengths.tolist() == [len(item) for item in joined]
     return [item.decode() for item in joined], dict(bad_rows.found())
 

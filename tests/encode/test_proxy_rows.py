@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketmq_spark.columnar.encode import proxy_rows
-from rocketmq_spark.columnar.encode.batch import UniqueIds
 from rocketmq_spark.columnar.encode.encoder import Encoder, Growth, RowTopics
+from rocketmq_spark.columnar.encode.ids import UniqueIds
 from rocketmq_spark.columnar.encode.proxy_rows import ProxyRowEncoder
 from rocketmq_spark.errors import MessageRefused
 from rocketmq_spark.grpc_proxy.encoder import ProxyBatch, ProxyEncoder

@@ -263,8 +263,8 @@ MESSAGES = st.builds(
 
 @given(st.lists(MESSAGES, min_size=1, max_size=8))
 def test_they_have_the_properties_of_send(given: list[Message]) -> None:
-    from rocketmq_spark.columnar.encode.batch import RecordingIds
     from rocketmq_spark.columnar.encode.encoder import Encoder
+    from rocketmq_spark.columnar.encode.ids import RecordingIds
     from rocketmq_spark.wire.messages import decode_batch
 
     batch = message_batch(given, bad_rows := BadRows())

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketmq_spark.columnar.encode.batch import BatchTagKeys
+from rocketmq_spark.columnar.encode.batch_tags import BatchTagKeys
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.producer.rows.routing import RoutingPlan, RowRange
