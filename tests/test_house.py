@@ -60,7 +60,7 @@ ORDER = {
     "spark": "checkpoints monitoring sink source conf compat spark_options context_settings"
     " source.kafka_partitions source.offsets source.starting_offsets source.partitioning source.data_loss"
     " source.planning source.progress source.subscription source.checkpoint_identity source.recreated_topics"
-    " source.removed_queues source.catalog source.waiting source.group_offsets source.partition_reader"
+    " source.removed_queues source.bounds_reader source.waiting source.group_offsets source.partition_reader"
     " source.prefetch source.stream source.batch_starts source.batch_reader source.stream_reader source.checks"
     " map_in_arrow read checkpoints.files checkpoints.offset_log checkpoints.batch_notes checkpoints.owners"
     " checkpoints.rewind sink.report sink.worker_socket sink.exactly_once_checks sink.checks sink.row_checks"

@@ -415,7 +415,7 @@ def test_a_batch_asks_brokers_once(scripted):
     run = Run(scripted.address, log({A: 5, B: 5}), **QUICK)
     end = run.ahead()
     before = len(scripted.seen(STATS))
-    run.reader._stream._catalog._poll_interval_s = 0.0  # Spark writes its log meanwhile
+    run.reader._stream._reader._poll_interval_s = 0.0  # Spark writes its log meanwhile
     report, planned = run.reader.reportLatestOffset(), run.plan(end)
     assert (report["lag"], ranges_of(planned)) == (0, [[OffsetRange(A, 5, 20)]])
     assert len(scripted.seen(STATS)) == before

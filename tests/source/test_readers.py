@@ -118,7 +118,7 @@ def test_only_an_idle_stream_that_goes_on_holds_its_answer_back(rocketmq, topic,
     run = Run(rocketmq, available_now=available_now, subscribe=topic, startingOffsets="earliest")
     held_back = []
     monkeypatch.setattr(
-        "rocketmq_spark.spark.source.catalog.OffsetCache.wait_for_next_poll",
+        "rocketmq_spark.spark.source.bounds_reader.BoundsReader.wait_for_next_poll",
         lambda self, max_s: held_back.append(max_s),
     )
     run.until(lambda: len(run.read) == 8)

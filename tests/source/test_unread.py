@@ -13,7 +13,7 @@ from rocketmq_spark.errors import OptionError, RocketMQError, RouteNotFound
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.spark.source import removed_queues
 from tests.mockbroker import close, never, ok, refuse, route
-from tests.source.test_catalog import again, catalog, queues, scripted
+from tests.source.test_bounds_reader import again, bounds_reader, queues, scripted
 
 __all__ = ["scripted"]
 
@@ -40,7 +40,7 @@ def read_queues(count):
 )
 def test_queue_missing_from_route_is_gone_if_its_broker_says_so(scripted, told, gone):
     """A name server that lags behind tells the route of before the topic was widened."""
-    one = catalog(scripted.address)
+    one = bounds_reader(scripted.address)
     view = one.fetch_all()
     scripted.on(Request.GET_TOPIC_CONFIG, told)
     scripted.on(Request.GET_MAX_OFFSET, ok(offset=30))
@@ -51,7 +51,7 @@ def test_queue_missing_from_route_is_gone_if_its_broker_says_so(scripted, told, 
 def test_broker_is_asked_rarely_about_queues_it_does_not_read(scripted, monkeypatch):
     """Again with another route or connection: the topic may have been widened, or its store may be another."""
     monkeypatch.setattr(removed_queues, "_ANSWER_VALID_S", 3600.0)
-    one = catalog(scripted.address)
+    one = bounds_reader(scripted.address)
     view = one.fetch_all()
     scripted.on(Request.GET_TOPIC_CONFIG, read_queues(1))
     scripted.on(Request.GET_MAX_OFFSET, ok(offset=30))
@@ -80,7 +80,7 @@ def test_broker_is_asked_rarely_about_queues_it_does_not_read(scripted, monkeypa
 def test_an_end_that_was_told_before_does_not_last(scripted, monkeypatch):
     """Producers may go on to write to a queue that is not read."""
     monkeypatch.setattr(removed_queues, "_ANSWER_VALID_S", 0.0)
-    one = catalog(scripted.address)
+    one = bounds_reader(scripted.address)
     view, (_, second) = one.fetch_all(), queues("t", 2)
     scripted.on(Request.GET_TOPIC_CONFIG, read_queues(1))
     for end in (30, 500):
@@ -90,7 +90,7 @@ def test_an_end_that_was_told_before_does_not_last(scripted, monkeypatch):
 
 def test_broker_answer_that_it_reads_its_queues_is_cached(scripted, monkeypatch):
     monkeypatch.setattr(removed_queues, "_ANSWER_VALID_S", 3600.0)
-    one = catalog(scripted.address)
+    one = bounds_reader(scripted.address)
     view = one.fetch_all()
     scripted.on(Request.GET_TOPIC_CONFIG, read_queues(2))
     for _ in range(3):
@@ -100,14 +100,14 @@ def test_broker_answer_that_it_reads_its_queues_is_cached(scripted, monkeypatch)
 
 @pytest.mark.parametrize("how", ["timed_out_brokers", "brokers_without_master"])
 def test_absent_broker_is_not_asked_about_its_unread_queues(scripted, how):
-    one = catalog(scripted.address)
+    one = bounds_reader(scripted.address)
     view = replace(one.fetch_all(), **{how: frozenset({"broker-a"})})
     assert one.removed_queue_ends(queues("t", 2), view) == {}
     assert configs(scripted) == 0
 
 
 def test_hanging_broker_query_for_unread_queues_delays_few_plans(scripted):
-    one = catalog(scripted.address)
+    one = bounds_reader(scripted.address)
     view = one.fetch_all()
     scripted.on(Request.GET_TOPIC_CONFIG, never)
     for _ in range(5):
@@ -119,19 +119,19 @@ def test_static_topics_are_refused(scripted):
     body = {"topicQueueMappingByBroker": {"broker-a": {"topic": "t", "totalQueues": 1, "bname": "broker-a"}}}
     scripted.on(Request.GET_ROUTEINFO_BY_TOPIC, route(1, {"broker-a": scripted.address}, **body))
     with pytest.raises(OptionError, match="topic 't' is a static topic"):
-        catalog(scripted.address).fetch_all()
+        bounds_reader(scripted.address).fetch_all()
 
 
 def test_a_topic_that_nobody_may_read(scripted):
     scripted.on(Request.GET_ROUTEINFO_BY_TOPIC, route(1, {"broker-a": scripted.address}, perm=2))
     with pytest.raises(RouteNotFound, match="no read permission"):
-        catalog(scripted.address).fetch_all()
+        bounds_reader(scripted.address).fetch_all()
 
 
 def test_queues_that_the_strategy_leaves_out_are_named_once(broker_cluster, make_topic, caplog):
     topic = make_topic(queues=3)
     given = {"allocationStrategy": "config", "allocationConfig": f'{{"{topic}":{{"broker-a":[0]}}}}'}
-    one = catalog(broker_cluster.name_server, subscribe=topic, **given)
+    one = bounds_reader(broker_cluster.name_server, subscribe=topic, **given)
     for _ in range(3):
         assert list(one.fetch_all().bounds) == queues(topic, 1)
     lines = [

@@ -10,7 +10,7 @@ from rocketmq_spark.base.clock import Clock, Deadline
 from rocketmq_spark.base.codes import Request
 from rocketmq_spark.errors import BrokerNotFound, ConnectionLost, OffsetError, RouteNotFound
 from rocketmq_spark.model import MessageQueue, QueueBounds
-from rocketmq_spark.spark.source import catalog
+from rocketmq_spark.spark.source import bounds_reader
 from rocketmq_spark.spark.source.planning import QueuesView
 from rocketmq_spark.spark.source.waiting import fetch_bounds_of_masters, retry_until_deadline
 from tests.mockbroker import MockBroker
@@ -21,7 +21,7 @@ MASTERS = QueuesView({QUEUE: QueueBounds(5, 20, 0)})
 SLAVES = QueuesView({QUEUE: QueueBounds(7, 18, 0)}, brokers_without_master=frozenset({"a"}))
 
 
-class OffsetCache:
+class BoundsReader:
     """Gives one answer after the other; the last one again and again."""
 
     read_deadline_s = 60.0
@@ -65,9 +65,9 @@ ABSENT = RouteNotFound("no route", topic="t")
 
 
 def test_what_time_heals_is_asked_again_after_the_routes():
-    catalog = OffsetCache(LOST, GONE, MASTERS)
-    assert retry_until_deadline(catalog, catalog.fetch_all) is MASTERS
-    assert (catalog.waited, catalog.routed) == ([LOST, GONE], 2)
+    bounds_reader = BoundsReader(LOST, GONE, MASTERS)
+    assert retry_until_deadline(bounds_reader, bounds_reader.fetch_all) is MASTERS
+    assert (bounds_reader.waited, bounds_reader.routed) == ([LOST, GONE], 2)
 
 
 def test_a_slave_alone_is_not_asked_what_its_master_keeps():
@@ -76,43 +76,43 @@ def test_a_slave_alone_is_not_asked_what_its_master_keeps():
         broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route({"b": {1: broker.address}}))
         broker.on(Request.GET_TOPIC_STATS_INFO, stats({MessageQueue("t", "b", 0): (2, 9)}))
         made = {"nameServer": broker.address, "subscribe": "t", "numRetries": 0, "requestTimeout": "1s"}
-        view = catalog.OffsetCache(options_table.parse(made).for_role("stream source")).fetch_all()
+        view = bounds_reader.BoundsReader(options_table.parse(made).for_role("stream source")).fetch_all()
         session.close_all()
     assert (view.brokers_without_master, [bounds.min_offset for bounds in view.bounds.values()]) == ({"b"}, [2])
 
 
 def test_what_time_does_not_heal_is_an_error_at_once():
     for error in (OffsetError("behind the end"), ABSENT):
-        catalog = OffsetCache(error, MASTERS)
+        bounds_reader = BoundsReader(error, MASTERS)
         with pytest.raises(type(error)):
-            retry_until_deadline(catalog, catalog.fetch_all)
-        assert not catalog.waited
+            retry_until_deadline(bounds_reader, bounds_reader.fetch_all)
+        assert not bounds_reader.waited
 
 
 def test_a_topic_that_was_there_is_waited_for():
-    catalog = OffsetCache(ABSENT, MASTERS, known={"t"})
-    assert retry_until_deadline(catalog, catalog.fetch_all) is MASTERS
+    bounds_reader = BoundsReader(ABSENT, MASTERS, known={"t"})
+    assert retry_until_deadline(bounds_reader, bounds_reader.fetch_all) is MASTERS
 
 
 def test_the_first_cause_is_told_when_time_is_over():
-    catalog = OffsetCache(LOST, GONE)
+    bounds_reader = BoundsReader(LOST, GONE)
     with pytest.raises(ConnectionLost, match=r"refused; tried 2 times.*at last: no name server answers"):
-        retry_until_deadline(catalog, catalog.fetch_all, TwoTries(0))
+        retry_until_deadline(bounds_reader, bounds_reader.fetch_all, TwoTries(0))
 
 
 def test_bounds_are_those_of_masters():
-    catalog = OffsetCache(SLAVES, LOST, SLAVES, MASTERS)
-    assert fetch_bounds_of_masters(catalog) is MASTERS
-    assert [type(e) for e in catalog.waited] == [BrokerNotFound, ConnectionLost, BrokerNotFound]
+    bounds_reader = BoundsReader(SLAVES, LOST, SLAVES, MASTERS)
+    assert fetch_bounds_of_masters(bounds_reader) is MASTERS
+    assert [type(e) for e in bounds_reader.waited] == [BrokerNotFound, ConnectionLost, BrokerNotFound]
 
 
 def test_a_start_that_reaches_nobody_fails_at_once():
     with pytest.raises(ConnectionLost, match="refused"):
-        fetch_bounds_of_masters(OffsetCache(LOST, MASTERS))
+        fetch_bounds_of_masters(BoundsReader(LOST, MASTERS))
 
 
 def test_a_master_that_stays_away_is_an_error():
-    catalog = OffsetCache(SLAVES)
-    catalog.read_deadline_s = 0.0
+    bounds_reader = BoundsReader(SLAVES)
+    bounds_reader.read_deadline_s = 0.0
     with pytest.raises(BrokerNotFound, match="only slaves of a are up"):
-        fetch_bounds_of_masters(catalog)
+        fetch_bounds_of_masters(bounds_reader)

@@ -32,7 +32,7 @@ from rocketmq_spark.spark.compat import (
     LessThanOrEqual,
 )
 from rocketmq_spark.spark.source import data_loss, kafka_partitions, partition_reader, partitioning, planning
-from rocketmq_spark.spark.source.catalog import OffsetCache, check_filter, no_matching_topic, planning_deadline
+from rocketmq_spark.spark.source.bounds_reader import BoundsReader, check_filter, no_matching_topic, planning_deadline
 from rocketmq_spark.spark.source.offsets import Offsets
 from rocketmq_spark.spark.source.partitioning import Partitioning
 from rocketmq_spark.spark.source.starting_offsets import check_order, ending_offsets, starting_offsets
@@ -173,39 +173,35 @@ class RocketMQReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         options = self._options
-        catalog = OffsetCache(options)
-        view = fetch_bounds_of_masters(catalog)
-        if not catalog.known_routes:
+        reader = BoundsReader(options)
+        view = fetch_bounds_of_masters(reader)
+        if not reader.known_routes:
             raise no_matching_topic(options)
-        bounds, offsets = view.bounds, catalog.offsets
-        retry_until_deadline(catalog, lambda: check_filter(options, bounds))
+        bounds, offsets = view.bounds, reader.offsets
+        retry_until_deadline(reader, lambda: check_filter(options, bounds))
         start = retry_until_deadline(
-            catalog, lambda: starting_offsets(offsets, options, bounds, planning_deadline(options))
+            reader, lambda: starting_offsets(offsets, options, bounds, planning_deadline(options))
         )
-        end = retry_until_deadline(
-            catalog, lambda: ending_offsets(offsets, options, bounds, planning_deadline(options))
-        )
+        end = retry_until_deadline(reader, lambda: ending_offsets(offsets, options, bounds, planning_deadline(options)))
         check_order(options, start, end, bounds)
-        view = with_compaction_start(catalog, options, view, start)
+        view = with_compaction_start(reader, options, view, start)
         ranges, losses = planning.readable_ranges(planning.ranges(Offsets(start), Offsets(end)), view)
         data_loss.report_data_loss(options.fail_on_data_loss, losses)
         predicates = self._predicates
         if predicates is not None:
             planned = ranges
-            ranges = retry_until_deadline(
-                catalog, lambda: _pruned_ranges(planned, predicates, catalog.offsets, options)
-            )
-        mismatched = partition_reader.replica_mismatches(options, catalog.routes, catalog.offsets, ranges)
+            ranges = retry_until_deadline(reader, lambda: _pruned_ranges(planned, predicates, reader.offsets, options))
+        mismatched = partition_reader.replica_mismatches(options, reader.routes, reader.offsets, ranges)
         tasks = partitioning.plan_tasks(Partitioning.of(options), bounds, ranges)
-        partition_numbers = _partition_numbers(catalog, bounds) if options.kafka_columns else {}
-        return list(partition_reader.input_partitions(catalog.routes, tasks, mismatched, numbers=partition_numbers))
+        partition_numbers = _partition_numbers(reader, bounds) if options.kafka_columns else {}
+        return list(partition_reader.input_partitions(reader.routes, tasks, mismatched, numbers=partition_numbers))
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         return partition_reader.read_partition(self._options, self._columns, partition)
 
 
-def _partition_numbers(catalog: OffsetCache, queues: Iterable[MessageQueue]) -> dict[MessageQueue, int]:
-    routed_queues = catalog.numbered_queues({queue.topic for queue in queues})
+def _partition_numbers(reader: BoundsReader, queues: Iterable[MessageQueue]) -> dict[MessageQueue, int]:
+    routed_queues = reader.numbered_queues({queue.topic for queue in queues})
     return kafka_partitions.partition_numbers(kafka_partitions.with_new_queues({}, (*routed_queues, *queues)))
 
 
@@ -227,11 +223,11 @@ def _topics_filtered_by_tag(options: Options) -> list[str]:
 
     For a batch topic (``queue.type=BatchCQ``), brokers know only the tags of whole batches, and would leave out messages.
     """
-    catalog, pulls = OffsetCache(options), session.pulls(options)
+    reader, pulls = BoundsReader(options), session.pulls(options)
     topics = []
     try:
-        for topic in catalog.topics():
-            first_queues = {MessageQueue(topic, name, 0) for name in catalog.routes.get(topic).brokers}
+        for topic in reader.topics():
+            first_queues = {MessageQueue(topic, name, 0) for name in reader.routes.get(topic).brokers}
             if not any(pulls.batched(queue) for queue in first_queues):
                 topics.append(topic)
     except RocketMQError as e:

@@ -32,7 +32,7 @@ from rocketmq_spark.spark.source import (
     planning,
     subscription,
 )
-from rocketmq_spark.spark.source.catalog import OffsetCache, check_filter, planning_deadline
+from rocketmq_spark.spark.source.bounds_reader import BoundsReader, check_filter, planning_deadline
 from rocketmq_spark.spark.source.data_loss import Loss
 from rocketmq_spark.spark.source.group_offsets import GroupOffsets
 from rocketmq_spark.spark.source.kafka_partitions import QueueRuns
@@ -63,14 +63,14 @@ class Stream:
     """One run of a streaming query. Confined to one thread.
 
     Several attributes compare offsets and views by identity: ``OffsetLogCache`` returns the same object for an equal log entry,
-    and ``OffsetCache`` returns the same view until the next poll.
+    and ``BoundsReader`` returns the same view until the next poll.
     """
 
     def __init__(self, options: Options, clock: Clock | None = None) -> None:
         self._options = options
         self.log = OffsetLogCache()
         self._clock = clock or Clock()
-        self._catalog = OffsetCache(options, self._clock)
+        self._reader = BoundsReader(options, self._clock)
         self._group_offsets = GroupOffsets(options)
         self._read_limit_policy = ReadLimitPolicy(options.max_trigger_delay)
         self._unavailable_queues = UnavailableQueuesLog()
@@ -125,25 +125,25 @@ class Stream:
         return self._initial_offset
 
     def _resolve_start(self) -> Offsets:
-        catalog, options = self._catalog, self._options
-        view, offsets = fetch_bounds_of_masters(catalog), catalog.offsets
+        reader, options = self._reader, self._options
+        view, offsets = fetch_bounds_of_masters(reader), reader.offsets
         bounds, initial_watch = view.bounds, self._new_watch()
         initial_watch.start(view.master_bounds())
-        retry_until_deadline(catalog, lambda: self._check_filter(bounds))
+        retry_until_deadline(reader, lambda: self._check_filter(bounds))
         _warn_if_no_topic(options, bounds)
         start = retry_until_deadline(
-            catalog, lambda: starting_offsets(offsets, options, bounds, planning_deadline(options))
+            reader, lambda: starting_offsets(offsets, options, bounds, planning_deadline(options))
         )
-        with_compaction_start(catalog, options, view, start)  # the first plan may use the view that this fetches
+        with_compaction_start(reader, options, view, start)  # the first plan may use the view that this fetches
         newest_store_ms = planning.newest_store_ms(start, Offsets({}), bounds)
         newest_store_ms |= self._recreation_watch.newest_store_ms(
             Offsets(start), bounds, Deadline.after(options.request_timeout)
         )
         self._validated, self._initial_watch = True, initial_watch
-        return Offsets(start, {}, newest_store_ms, _source_identity(options, catalog), catalog.environment)
+        return Offsets(start, {}, newest_store_ms, _source_identity(options, reader), reader.environment)
 
     def _new_watch(self) -> RecreationWatch:
-        return RecreationWatch(lambda: self._catalog.offsets, self._options.group)
+        return RecreationWatch(lambda: self._reader.offsets, self._options.group)
 
     def latestOffset(self, start: Offsets, limits: TriggerLimits, finished: bool = True) -> Offsets:
         """Return the end of the next batch, or ``start`` itself if there is no batch.
@@ -157,26 +157,26 @@ class Stream:
         if self._start_error is not None and start == self._initial_offset:
             raise self._start_error
         self._validate(start)
-        self._catalog.set_checkpoint_offsets(start, self._available_now_ends)
+        self._reader.set_checkpoint_offsets(start, self._available_now_ends)
         if self._available_now_requested:
             self._available_now_ends = retry_until_deadline(
-                self._catalog, lambda: fetch_bounds_of_masters(self._catalog).ends()
+                self._reader, lambda: fetch_bounds_of_masters(self._reader).ends()
             )
             self._available_now_requested = False
         if finished:
             self._group_offsets.commit(start.positions)
         if self._available_now_ends is not None:
-            return retry_until_deadline(self._catalog, lambda: self._plan_end(start, limits))
+            return retry_until_deadline(self._reader, lambda: self._plan_end(start, limits))
         try:
             return self._plan_end(start, limits)
         except RocketMQError as e:
-            self._catalog.note_retriable_error(e)
+            self._reader.note_retriable_error(e)
         self._clock.sleep(_RETRY_PAUSE_S)
         return start
 
     def _plan_end(self, start: Offsets, limits: TriggerLimits) -> Offsets:
         if self._last_idle_plan is not None and self._last_idle_plan[1] is start and self._available_now_ends is None:
-            self._catalog.wait_for_next_poll(_MAX_IDLE_WAIT_S)
+            self._reader.wait_for_next_poll(_MAX_IDLE_WAIT_S)
         if self._delayed_start is start:
             self._clock.sleep(_MAX_IDLE_WAIT_S)
         view = self._wait_for_view(start)
@@ -219,8 +219,8 @@ class Stream:
         self._read_limit_policy.batch_planned(self._clock.now())
         return replace(
             end,
-            source_identity=_source_identity(self._options, self._catalog),
-            environment=self._catalog.environment,
+            source_identity=_source_identity(self._options, self._reader),
+            environment=self._reader.environment,
             plan=self._partitioning.to_json(),
             partitions=self._runs_between(start, end),
         )
@@ -235,7 +235,7 @@ class Stream:
         }
         if not self._options.kafka_columns:
             return logged_runs
-        routed_queues = self._catalog.numbered_queues(topics, numbered_topics=logged_runs)
+        routed_queues = self._reader.numbered_queues(topics, numbered_topics=logged_runs)
         self._partition_runs = kafka_partitions.with_new_queues(
             logged_runs, (*routed_queues, *start.positions, *end.positions)
         )
@@ -261,17 +261,17 @@ class Stream:
         """
         deadline = Deadline.after(self._options.read_deadline)
         while True:
-            polled = self._catalog.latest(wait_for_all=self._available_now_ends is not None)
+            polled = self._reader.latest(wait_for_all=self._available_now_ends is not None)
             view = planning.without_stale_replicas(start, polled)
             pending = planning.pending_queues(start, view, self._available_now_ends)
-            removed = self._catalog.removed_queue_ends(pending, view)
+            removed = self._reader.removed_queue_ends(pending, view)
             pending = [queue for queue in pending if queue not in removed]
             if not pending:
                 self._log_unavailable_queues(start, polled, view)
                 return view
             if deadline.expired:
-                cause, first_queue = self._catalog.retriable_failures.first, pending[0]
-                reason = subscription.unavailable_reason(self._catalog.known_routes.get(first_queue.topic), first_queue)
+                cause, first_queue = self._reader.retriable_failures.first, pending[0]
+                reason = subscription.unavailable_reason(self._reader.known_routes.get(first_queue.topic), first_queue)
                 raise BrokerNotFound(
                     f"no broker answers for {queues_text(pending)}, which this run must read to its end",
                     cause.addr if cause else None,
@@ -288,20 +288,20 @@ class Stream:
         ):
             return
         self._last_unavailable_check = start, polled
-        topics = set(self._catalog.topics_or_last_known())
+        topics = set(self._reader.topics_or_last_known())
         subscribed_queues = (
             queue for queue in start.positions if queue.topic in topics and not view.is_topic_deleted(queue)
         )
         self._unavailable_queues.update(
             subscribed_queues,
             view.bounds,
-            lambda q: subscription.unavailable_reason(self._catalog.known_routes.get(q.topic), q),
+            lambda q: subscription.unavailable_reason(self._reader.known_routes.get(q.topic), q),
             run_ends=self._available_now_ends is not None,
         )
 
     def reportLatestOffset(self) -> dict[str, Any]:
         """Return the current ends of all queues and the figures of this run, for the progress of the query."""
-        view, end = self._catalog.latest(same_batch=True), self._last_end
+        view, end = self._reader.latest(same_batch=True), self._last_end
         if self._last_report is None or self._last_report[0] is not view or self._last_report[1] is not end:
             report = self._progress.report(view, end, int(self._clock.now() * 1000))
             self._last_report = (view, end, {**report, **Offsets(view.ends()).to_json()})
@@ -316,7 +316,7 @@ class Stream:
             self._available_now_requested = True
             return
         try:
-            view = self._catalog.fetch_all()
+            view = self._reader.fetch_all()
         except RocketMQError as e:
             if not e.retriable:
                 raise
@@ -344,14 +344,14 @@ class Stream:
         if self._start_error is not None and start == self._initial_offset:
             start = replace(end, positions=end.new_queue_starts)
         known_offsets = planning.combined_start(start, end) if logged_before or end.new_queue_starts else start
-        self._catalog.set_checkpoint_offsets(known_offsets)
+        self._reader.set_checkpoint_offsets(known_offsets)
         losses: list[Loss] = []
         if not logged_before:
-            view = self._catalog.latest(same_batch=True)
+            view = self._reader.latest(same_batch=True)
         else:
-            view = _fetch_all(self._catalog)
-            checkpoint_identity.check_clusters(self._options, end, _known_clusters(self._catalog))
-            checkpoint_identity.check_environment_queues(self._options, end, self._catalog.environment)
+            view = _fetch_all(self._reader)
+            checkpoint_identity.check_clusters(self._options, end, _known_clusters(self._reader))
+            checkpoint_identity.check_environment_queues(self._options, end, self._reader.environment)
             ranges, lost = planning.drop_recreated(ranges, view, self._recreated_since(end, view, ranges))
             losses += self._report_losses(lost)
         self._validate(known_offsets, view)
@@ -363,13 +363,13 @@ class Stream:
         ranges, lost = planning.readable_ranges(ranges, view)
         losses += self._report_losses(lost)
         mismatched = partition_reader.replica_mismatches(
-            self._options, self._catalog.routes, self._catalog.offsets, ranges
+            self._options, self._reader.routes, self._reader.offsets, ranges
         )
         lost_ranges = [*expired_ranges, *(lost_range for lost_range, _ in losses)]
         remaining_tasks = [planning.without_lost(task, lost_ranges) for task in planned_tasks]
         partition_numbers = self._numbers_for_batch(end, {part.queue for part in ranges})
         return partition_reader.input_partitions(
-            self._catalog.routes, remaining_tasks, mismatched, end, partition_numbers
+            self._reader.routes, remaining_tasks, mismatched, end, partition_numbers
         )
 
     def _logged_partitioning(self, end: Offsets, ranges: Sequence[OffsetRange]) -> Partitioning:
@@ -406,19 +406,19 @@ class Stream:
                 raise error
             return result.recreated
 
-        return retry_until_deadline(self._catalog, check)
+        return retry_until_deadline(self._reader, check)
 
     def _validate(self, start: Offsets, view: QueuesView | None = None) -> None:
         """Check the checkpoint and the options once per run, with the bounds of ``view``, by default of a new poll."""
         if self._validated:
             return
         options = self._options
-        self._catalog.set_checkpoint_offsets(start)
-        catalog = self._catalog
-        bounds = (view or retry_until_deadline(catalog, catalog.fetch_all)).bounds
-        checkpoint_identity.check_clusters(options, start, _known_clusters(catalog))
-        checkpoint_identity.check_environment_queues(options, start, catalog.environment)
-        retry_until_deadline(catalog, lambda: self._check_filter(bounds))
+        self._reader.set_checkpoint_offsets(start)
+        reader = self._reader
+        bounds = (view or retry_until_deadline(reader, reader.fetch_all)).bounds
+        checkpoint_identity.check_clusters(options, start, _known_clusters(reader))
+        checkpoint_identity.check_environment_queues(options, start, reader.environment)
+        retry_until_deadline(reader, lambda: self._check_filter(bounds))
         _warn_if_no_topic(options, bounds)
         self._validated = True
         if options.given & {"starting_offsets", "starting_timestamp", "starting_offsets_by_timestamp"}:
@@ -457,7 +457,7 @@ class Stream:
         deadline = Deadline.after(self._options.request_timeout)
         result = self._recreation_watch.check(subscribed, view.master_bounds(), deadline, view.connections)
         view = self._without_unanswered(view, result.unanswered)
-        removed = self._catalog.removed_queue_ends(
+        removed = self._reader.removed_queue_ends(
             (queue for queue in subscribed.positions if queue not in view.bounds), view
         )
         adapted, losses = planning.apply_queue_changes(
@@ -482,7 +482,7 @@ class Stream:
         self._reported_losses = (start, reported_before.union(losses)) if losses else self._reported_losses
 
     def _drop_unsubscribed(self, start: Offsets) -> Offsets:
-        subscribed = planning.drop_unsubscribed(start, set(self._catalog.topics_or_last_known()))
+        subscribed = planning.drop_unsubscribed(start, set(self._reader.topics_or_last_known()))
         if subscribed is not start:
             unsubscribed = sorted({q.topic for q in start.positions} - {q.topic for q in subscribed.positions})
             if unsubscribed != self._unsubscribed_topics:
@@ -500,7 +500,7 @@ class Stream:
         for error in unanswered.values():
             if self._available_now_ends is not None:
                 raise error
-            self._catalog.note_retriable_error(error)
+            self._reader.note_retriable_error(error)
         if not unanswered:
             return view
         return replace(view, bounds={q: b for q, b in view.bounds.items() if topic_broker(q) not in unanswered})
@@ -510,7 +510,7 @@ class Stream:
         try:
             # A short deadline, because an estimate is enough, and the messages of other queues must not wait for it.
             deadline = Deadline.after(min(1.0, self._options.request_timeout))
-            return self._catalog.offsets.sample(self._options.group, queue, offset, deadline)
+            return self._reader.offsets.sample(self._options.group, queue, offset, deadline)
         except RocketMQError as e:
             if not e.retriable:
                 raise
@@ -525,18 +525,18 @@ def _warn_if_no_topic(options: Options, bounds: Bounds) -> None:
         )
 
 
-def _source_identity(options: Options, catalog: OffsetCache) -> dict[str, object]:
-    return checkpoint_identity.source_identity(options, _known_clusters(catalog))
+def _source_identity(options: Options, reader: BoundsReader) -> dict[str, object]:
+    return checkpoint_identity.source_identity(options, _known_clusters(reader))
 
 
-def _known_clusters(catalog: OffsetCache) -> list[str]:
-    return checkpoint_identity.clusters_of(catalog.known_routes.values())
+def _known_clusters(reader: BoundsReader) -> list[str]:
+    return checkpoint_identity.clusters_of(reader.known_routes.values())
 
 
-def _fetch_all(catalog: OffsetCache) -> QueuesView:
+def _fetch_all(reader: BoundsReader) -> QueuesView:
     """Return the bounds of all queues. A batch that was planned before is read completely, so this waits for all brokers."""
     try:
-        return retry_until_deadline(catalog, catalog.fetch_all)
+        return retry_until_deadline(reader, reader.fetch_all)
     except RocketMQError as e:
         if e.retriable and e.queue is not None:
             partition_reader.add_waiting_advice(e, "its broker", streaming=True)

@@ -17,7 +17,7 @@ from rocketmq_spark.errors import BrokerNotFound, RocketMQError, RouteNotFound
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.options import Options
 from rocketmq_spark.spark.source import checkpoint_identity
-from rocketmq_spark.spark.source.catalog import OffsetCache
+from rocketmq_spark.spark.source.bounds_reader import BoundsReader
 from rocketmq_spark.spark.source.offsets import Bounds, Offsets, Positions, queues_text
 from rocketmq_spark.spark.source.planning import QueuesView
 
@@ -28,35 +28,35 @@ T = TypeVar("T")
 _RETRY_PAUSE_S = 0.2
 
 
-def retry_until_deadline(catalog: OffsetCache, ask: Callable[[], T], deadline: Deadline | None = None) -> T:
+def retry_until_deadline(reader: BoundsReader, ask: Callable[[], T], deadline: Deadline | None = None) -> T:
     """Call ``ask`` until it returns. A retriable error is raised only after ``deadline``, together with the first error.
 
     If no route and no offset names a topic, its name may be misspelled, so its ``RouteNotFound`` is raised at once.
     """
-    deadline = deadline or Deadline.after(catalog.read_deadline_s)
+    deadline = deadline or Deadline.after(reader.read_deadline_s)
     trouble = Trouble()
     while True:
         try:
             return ask()
         except RocketMQError as e:
-            trouble.note(e, catalog.clock.now())
-            if not e.retriable or (isinstance(e, RouteNotFound) and not catalog.is_known_topic(e.topic)):
+            trouble.note(e, reader.clock.now())
+            if not e.retriable or (isinstance(e, RouteNotFound) and not reader.is_known_topic(e.topic)):
                 raise
             if deadline.expired:
-                trouble.give_up(e, catalog.clock.now())
-            catalog.note_retriable_error(e)
+                trouble.give_up(e, reader.clock.now())
+            reader.note_retriable_error(e)
         deadline.pause(_RETRY_PAUSE_S)
-        catalog.refresh_routes()
+        reader.refresh_routes()
 
 
-def fetch_bounds_of_masters(catalog: OffsetCache) -> QueuesView:
+def fetch_bounds_of_masters(reader: BoundsReader) -> QueuesView:
     """Return the bounds that masters report. If only slaves of a broker are up, waits for its master, because slaves may lack
     messages.
 
     Raises ``BrokerNotFound`` if the master does not register within ``readDeadline``.
     """
-    deadline = Deadline.after(catalog.read_deadline_s)
-    view = catalog.fetch_all()
+    deadline = Deadline.after(reader.read_deadline_s)
+    view = reader.fetch_all()
     while without_master := sorted({queue.broker_name for queue in view.bounds} & view.brokers_without_master):
         error = BrokerNotFound(
             f"only slaves of {', '.join(without_master)} are up, which may lack messages that the master has",
@@ -64,20 +64,20 @@ def fetch_bounds_of_masters(catalog: OffsetCache) -> QueuesView:
         )
         if deadline.expired:
             raise error
-        catalog.note_retriable_error(error)
+        reader.note_retriable_error(error)
         deadline.pause(1.0)
-        view = retry_until_deadline(catalog, catalog.fetch_all, deadline)
+        view = retry_until_deadline(reader, reader.fetch_all, deadline)
     return view
 
 
-def with_compaction_start(catalog: OffsetCache, options: Options, view: QueuesView, start: Positions) -> QueuesView:
+def with_compaction_start(reader: BoundsReader, options: Options, view: QueuesView, start: Positions) -> QueuesView:
     """Return the view for a read from ``start``. Its minimum offsets count the messages that compaction topics keep before their
     logs begin, so that messages which compaction removed are not reported as lost.
     """
     if all(at >= view.bounds[queue].min_offset for queue, at in start.items()):
         return view
-    catalog.set_checkpoint_offsets(Offsets(start, source_identity=checkpoint_identity.source_identity(options)))
-    return retry_until_deadline(catalog, catalog.fetch_all)
+    reader.set_checkpoint_offsets(Offsets(start, source_identity=checkpoint_identity.source_identity(options)))
+    return retry_until_deadline(reader, reader.fetch_all)
 
 
 class UnavailableQueuesLog:

@@ -57,7 +57,7 @@ def check_filter(options: Options, queues: Iterable[MessageQueue]) -> None:
     )
 
 
-class OffsetCache:
+class BoundsReader:
     """The queues that the options subscribe to, with their bounds. Used by one thread."""
 
     def __init__(self, options: Options, clock: Clock | None = None) -> None:
