@@ -6,7 +6,7 @@ Other rooms call no other methods of a client. A transport has those that it can
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import RocketMQError, RouteNotFound
@@ -271,6 +271,13 @@ class OffsetReader(Protocol):
 
         Returns False if a Proxy answers for the broker, because a Proxy compiles no expressions.
         """
+
+
+class SourcePorts(NamedTuple):
+    """The ports with which a source plans its batches."""
+
+    routes: RouteReader
+    offsets: OffsetReader
 
 
 class OffsetCommitter(Protocol):

@@ -60,7 +60,8 @@ ORDER = {
     "spark": "checkpoints monitoring sink source conf compat spark_options context_settings"
     " source.kafka_partitions source.offsets source.starting_offsets source.partitioning source.data_loss"
     " source.planning source.progress source.subscription source.checkpoint_identity source.recreated_topics"
-    " source.removed_queues source.bounds_reader source.waiting source.group_offsets source.partition_reader"
+    " source.removed_queues source.poll_interval source.subscribed_topics source.owned_queues source.bounds_reader"
+    " source.waiting source.partition_numbers source.plan_state source.group_offsets source.partition_reader"
     " source.prefetch source.stream source.batch_starts source.batch_reader source.stream_reader source.checks"
     " map_in_arrow read checkpoints.files checkpoints.offset_log checkpoints.batch_notes checkpoints.owners"
     " checkpoints.rewind sink.report sink.worker_socket sink.exactly_once_checks sink.checks sink.row_checks"
@@ -176,7 +177,7 @@ TESTS_TO_CLEAN = {
     ".": (75, 65, 4), "aio": (61, 0, 0), "chaos": (1, 0, 0), "cli": (77, 72, 3), "client": (79, 0, 0), "columnar": (7, 0, 0),
     "compat": (8, 0, 0), "consumer": (222, 0, 0), "decode": (5, 0, 0), "delay": (47, 78, 45), "encode": (1, 0, 0),
     "fuzz": (2, 0, 0), "grpc_proxy": (92, 0, 0), "live": (44, 0, 0), "localbroker": (38, 11, 0), "producer": (81, 0, 0),
-    "queues": (2, 25, 41), "remoting": (52, 0, 0), "sink": (53, 0, 0), "source": (44, 0, 0), "spark": (3, 0, 0),
+    "queues": (2, 25, 41), "remoting": (52, 0, 0), "sink": (53, 0, 0), "source": (21, 0, 0), "spark": (3, 0, 0),
     "spool": (44, 121, 51), "wire": (2, 0, 0),
 }  # fmt: skip
 

@@ -231,11 +231,11 @@ def test_a_producer_sends_through_a_sender() -> None:
     assert {"publish_queues", "send", "join"} == set(fake.asked)
 
 
-def reading() -> dict[str, Fake]:
+def reading() -> dict[str, Any]:
     def bounds(queues: Iterable[MessageQueue], *how: object) -> dict[MessageQueue, QueueBounds]:
         return {queue: QueueBounds(2, 9, 7) for queue in queues}
 
-    return {
+    fakes = {
         "routes": Fake(
             ports.RouteReader,
             get=lambda topic, *how: ROUTE,
@@ -259,6 +259,7 @@ def reading() -> dict[str, Fake]:
         ),
         "pulls": Fake(ports.PullSource, batched=lambda queue: False),
     }
+    return {**fakes, "source_ports": ports.SourcePorts(fakes["routes"], fakes["offsets"])}  # type: ignore[arg-type]
 
 
 def test_a_batch_is_planned_from_routes_and_offsets(wired: Callable[..., None]) -> None:

@@ -45,6 +45,7 @@ from rocketmq_spark.ports import (
     Replies,
     RouteReader,
     Sender,
+    SourcePorts,
 )
 from rocketmq_spark.queues.environment import scope_of
 from rocketmq_spark.remoting.pool import ConnectOptions, Pool
@@ -180,6 +181,11 @@ def routes(options: Options) -> RouteReader:
 
 def offsets(options: Options) -> OffsetReader:
     return client(options).brokers
+
+
+def source_ports(options: Options) -> SourcePorts:
+    of_options = client(options)
+    return SourcePorts(of_options.routes, of_options.brokers)
 
 
 def committer(options: Options) -> OffsetCommitter:

@@ -10,7 +10,7 @@ from rocketmq_spark.model import MessageQueue, OffsetRange, QueueBounds
 from rocketmq_spark.pull.outcomes import Cause
 from rocketmq_spark.spark.source.offsets import Offsets
 from rocketmq_spark.spark.source.planning import QueuesView
-from rocketmq_spark.spark.source.progress import ProgressReporter
+from rocketmq_spark.spark.source.progress import ProgressReport
 
 A, B = MessageQueue("t", "a", 0), MessageQueue("t", "b", 0)
 
@@ -24,17 +24,18 @@ def lag(told):
 
 
 def test_what_is_read_is_not_behind():
-    told = ProgressReporter().report(view({A: 5, B: 7}), Offsets({A: 5, B: 7}), 1000)
-    assert told == {"lag": 0, "behindMs": 0, "queues": 2, "queuesAway": 0, "brokersAway": [], "losses": {}}
+    told = ProgressReport().report(view({A: 5, B: 7}), Offsets({A: 5, B: 7}), 1000)
+    figures = {"lag": 0, "behindMs": 0, "queues": 2, "queuesAway": 0, "brokersAway": [], "losses": {}}
+    assert told == {**figures, "topics": {"t": {"a": {"0": 5}, "b": {"0": 7}}}, "v": 1}
 
 
 def test_before_a_plan_nothing_is_known_of_lag():
-    assert lag(ProgressReporter().report(view({A: 5}), None, 1000)) == (None, None)
-    assert lag(ProgressReporter().report(view({}), Offsets({A: 5}), 1000)) == (None, None)
+    assert lag(ProgressReport().report(view({A: 5}), None, 1000)) == (None, None)
+    assert lag(ProgressReport().report(view({}), Offsets({A: 5}), 1000)) == (None, None)
 
 
 def test_a_message_waits_since_it_was_first_seen():
-    account = ProgressReporter()
+    account = ProgressReport()
     account.report(view({A: 5, B: 5}), Offsets({A: 5, B: 5}), 1000)
     assert lag(account.report(view({A: 8, B: 5}), Offsets({A: 5, B: 5}), 2000)) == (3, 0)
     assert lag(account.report(view({A: 9, B: 6}), Offsets({A: 6, B: 5}), 3500)) == (4, 1500)
@@ -43,37 +44,37 @@ def test_a_message_waits_since_it_was_first_seen():
 
 
 def test_lag_age_is_unknown_for_messages_from_before_the_run():
-    account = ProgressReporter()
+    account = ProgressReport()
     assert lag(account.report(view({A: 5, B: 5}), Offsets({A: 2, B: 5}), 1000)) == (3, None)
     assert lag(account.report(view({A: 5, B: 6}), Offsets({A: 2, B: 5}), 2000)) == (4, None)
     assert lag(account.report(view({A: 6, B: 6}), Offsets({A: 5, B: 5}), 3000)) == (2, 1000)
 
 
 def test_lag_of_expired_and_new_queues_counts_from_the_minimum():
-    account = ProgressReporter()
+    account = ProgressReport()
     assert lag(account.report(view({A: 9, B: 4}, {A: 5, B: 1}), Offsets({A: 2}), 1000)) == (7, None)
 
 
 def test_absent_brokers_are_named_and_their_lag_is_not_counted():
-    told = ProgressReporter().report(view({A: 5}), Offsets({A: 4, B: 7}), 1000)
+    told = ProgressReport().report(view({A: 5}), Offsets({A: 4, B: 7}), 1000)
     assert (told["lag"], told["queues"], told["queuesAway"], told["brokersAway"]) == (1, 1, 1, ["b"])
 
 
 def test_queue_hidden_by_a_living_broker_is_away_without_broker():
     hidden = MessageQueue("t", "a", 1)
-    told = ProgressReporter().report(view({A: 5}), Offsets({A: 5, hidden: 7}), 1000)
+    told = ProgressReport().report(view({A: 5}), Offsets({A: 5, hidden: 7}), 1000)
     assert (told["queuesAway"], told["brokersAway"]) == (1, [])
 
 
 def test_a_deleted_topic_is_not_away():
-    told = ProgressReporter().report(
+    told = ProgressReport().report(
         view({A: 5}, deleted_topics=frozenset({"gone"})), Offsets({A: 5, MessageQueue("gone", "b", 0): 3}), 1000
     )
     assert (told["queuesAway"], told["brokersAway"]) == (0, [])
 
 
 def test_losses_are_counted_by_cause_and_unknown_sizes_are_null():
-    account = ProgressReporter()
+    account = ProgressReport()
     account.add_losses([(OffsetRange(A, 2, 5), Cause.TRUNCATED), (OffsetRange(B, 1, 3), Cause.TRUNCATED)])
     account.add_losses([(OffsetRange(A, 5, 5), Cause.WENT_BACK), (OffsetRange(A, 5, 9), Cause.WENT_BACK)])
     told = account.report(view({A: 5}), Offsets({A: 5}), 1000)["losses"]
@@ -83,7 +84,7 @@ def test_losses_are_counted_by_cause_and_unknown_sizes_are_null():
 @given(steps=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=200))
 def test_an_age_is_never_more_than_it_is(steps):
     """Also when looks were thinned out: against a list of when each message was first seen."""
-    account, seen = ProgressReporter(), []
+    account, seen = ProgressReport(), []
     end = position = 0
     for now_ms, (more, read) in enumerate(steps):
         seen += [now_ms] * more
@@ -99,7 +100,7 @@ def test_an_age_is_never_more_than_it_is(steps):
 
 
 def test_many_looks_keep_the_age_of_what_waits_longest():
-    account = ProgressReporter()
+    account = ProgressReport()
     account.report(view({A: 0}), Offsets({A: 0}), 0)
     for now_ms in range(1, 1001):
         told = account.report(view({A: now_ms}), Offsets({A: 0}), now_ms)
@@ -110,7 +111,7 @@ def test_many_looks_keep_the_age_of_what_waits_longest():
 
 def test_few_looks_are_kept_of_very_many_queues():
     many = [MessageQueue("t", "a", number) for number in range(20_000)]
-    account = ProgressReporter()
+    account = ProgressReport()
     for now_ms in range(10):
         told = account.report(view(dict.fromkeys(many, now_ms)), Offsets(dict.fromkeys(many, 0)), now_ms)
     assert lag(told) == (9 * 20_000, 8)

@@ -22,6 +22,8 @@ from rocketmq_spark.model import MessageQueue, QueueBounds
 from rocketmq_spark.spark.source import kafka_partitions
 from rocketmq_spark.spark.source.bounds_reader import BoundsReader
 from rocketmq_spark.spark.source.offsets import Offsets
+from rocketmq_spark.spark.source.poll_interval import PollInterval
+from rocketmq_spark.spark.source.waiting import WaitLimits, fetch_bounds_of_masters, retry_until
 from tests.harness import store
 from tests.mockbroker import NO_ROUTE, Held, MockBroker, close, eventually, never, ok, refuse, route, topic_config
 from tests.reading import feed
@@ -37,11 +39,22 @@ STATS = (
 GONE = refuse(Response.TOPIC_NOT_EXIST, "topic[t] not exist")
 
 
-def bounds_reader(name_server, clock=None, **given):
+def options_of(name_server, **given):
     made = {"nameServer": name_server, "routeRefresh": 0, "numRetries": 0, "requestTimeout": "1s", **given}
     if not made.keys() & {"subscribePattern", "assign"}:
         made.setdefault("subscribe", "t")
-    return BoundsReader(options_table.parse(made).for_role("stream source"), clock)
+    return options_table.parse(made).for_role("stream source")
+
+
+def bounds_reader(name_server, clock=None, **given):
+    return BoundsReader(options_of(name_server, **given), clock)
+
+
+def fetch_at_start(one, **given):
+    """What a start fetches, with its waits."""
+    options = options_of("127.0.0.1:1", **given)
+    limits = WaitLimits.of_start(options)
+    return retry_until(one, lambda: fetch_bounds_of_masters(one, options, limits), limits)
 
 
 @pytest.fixture
@@ -61,7 +74,7 @@ def test_a_broker_that_is_not_listed_keeps_its_numbers(scripted, answer):
     with MockBroker({Request.GET_TOPIC_STATS_INFO: answer}) as first:
         both = route(1, {"a": first.address, "broker-a": scripted.address})
         scripted.on(Request.GET_ROUTEINFO_BY_TOPIC, [both, route(1, {"broker-a": scripted.address})])
-        session.routes(bounds_reader(scripted.address)._options).get("t")
+        session.routes(options_of(scripted.address)).get("t")
         later = bounds_reader(scripted.address)
         later.fetch_all()
         assert set(later.known_routes["t"].brokers) == {"broker-a"}
@@ -78,8 +91,8 @@ def test_brokers_of_many_topics_keep_their_numbers(scripted):
         source = bounds_reader(scripted.address, subscribe=",".join(topics))
         for answer in (both, NO_ROUTE, route(1, {"broker-a": scripted.address})):
             scripted.on(Request.GET_ROUTEINFO_BY_TOPIC, answer)
-            source.refresh_routes()
-        source.known_routes = {topic: source.routes.get(topic) for topic in topics}
+            again(source)
+        source.known_routes = {topic: source.ports.routes.get(topic) for topic in topics}
         assert {name for known in source.known_routes.values() for name in known.brokers} == {"broker-a"}
         there = source.numbered_queues(topics)
         assert sorted(there) == sorted(MessageQueue(topic, name, 0) for topic in topics for name in ("a", "broker-a"))
@@ -89,7 +102,7 @@ def test_only_new_numbers_wait_for_a_broker_that_does_not_answer(scripted):
     with MockBroker({Request.GET_TOPIC_STATS_INFO: never}) as first:
         both = route(1, {"a": first.address, "broker-a": scripted.address})
         scripted.on(Request.GET_ROUTEINFO_BY_TOPIC, [both, route(1, {"broker-a": scripted.address})])
-        session.routes(bounds_reader(scripted.address)._options).get("t")
+        session.routes(options_of(scripted.address)).get("t")
         later = bounds_reader(scripted.address)
         later.fetch_all()
         assert later.numbered_queues({"t"}, numbered_topics={"t"}) == [MessageQueue("t", "broker-a", 0)]
@@ -122,8 +135,11 @@ def test_assigned_queues_only(broker_cluster, make_topic):
 def test_topics_that_match_in_full(broker_cluster):
     for name in ("cat-one", "cat-two", "a-cat-three"):
         broker_cluster.create_topic(name, 1)
-    assert bounds_reader(broker_cluster.name_server, subscribePattern="cat-.*").topics() == ("cat-one", "cat-two")
-    everything = bounds_reader(broker_cluster.name_server, subscribePattern=".*").topics()
+    assert bounds_reader(broker_cluster.name_server, subscribePattern="cat-.*").topics_or_last_known() == (
+        "cat-one",
+        "cat-two",
+    )
+    everything = bounds_reader(broker_cluster.name_server, subscribePattern=".*").topics_or_last_known()
     assert {"cat-one", "a-cat-three"} <= set(everything)
     internal = {"TBW102", "broker-a", "DefaultCluster", "SCHEDULE_TOPIC_XXXX", "RMQ_SYS_TRANS_HALF_TOPIC"}
     assert not internal & set(everything)
@@ -132,13 +148,13 @@ def test_topics_that_match_in_full(broker_cluster):
 
 def test_a_missing_topic_is_waited_for(scripted):
     scripted.on(Request.GET_ROUTEINFO_BY_TOPIC, [NO_ROUTE, NO_ROUTE, route(1, {"broker-a": scripted.address})])
-    assert list(bounds_reader(scripted.address, topicWait="20s").fetch_all().bounds) == queues("t", 1)
+    assert list(fetch_at_start(bounds_reader(scripted.address), topicWait="20s").bounds) == queues("t", 1)
 
 
 def test_a_missing_topic_is_an_error_at_once_by_default(scripted):
     scripted.on(Request.GET_ROUTEINFO_BY_TOPIC, NO_ROUTE)
     with pytest.raises(RouteNotFound, match="topic t"):
-        bounds_reader(scripted.address).fetch_all()
+        fetch_at_start(bounds_reader(scripted.address))
 
 
 def test_a_start_needs_all_answers(scripted):
@@ -152,20 +168,16 @@ def test_a_start_needs_all_answers(scripted):
 def test_a_running_stream_waits_for_answers(scripted, caplog):
     one = bounds_reader(scripted.address)
     assert one.fetch_all().bounds
-    one._poll_interval_s = 0.0
     scripted.on(Request.GET_TOPIC_STATS_INFO, never)
-    assert one.latest().bounds == {}
+    assert again(one).bounds == {}
     assert "the source waits" in caplog.text
-    one._poll_interval_s = 0.0
     scripted.on(Request.GET_TOPIC_STATS_INFO, ok(STATS))
-    assert list(one.latest().bounds) == queues("t", 1)
+    assert list(again(one).bounds) == queues("t", 1)
 
 
 def test_one_sweep_serves_several_questions(scripted):
-    one = bounds_reader(scripted.address)
-    one._poll_interval_s = 60.0
+    one = bounds_reader(scripted.address, Clock(now=lambda: 100.0))
     one.fetch_all()
-    one._poll_interval_s = 60.0
     assert one.latest() is one.latest()
     assert len(scripted.seen(Request.GET_TOPIC_STATS_INFO)) == 1
 
@@ -176,7 +188,7 @@ def test_what_a_plan_saw_serves_the_rest_of_its_batch(scripted):
     seen = one.fetch_all()
     now[0] += 0.9
     assert one.latest(same_batch=True) is seen
-    one._routes_are_stale = True
+    one.note_retriable_error(CallTimeout("no answer"))
     assert one.latest(same_batch=True) is not seen
     now[0] += 1.1
     one.latest(same_batch=True)
@@ -194,32 +206,38 @@ def test_routes_fetched_together_are_not_fetched_again_singly(scripted, ask):
     assert len(scripted.seen(Request.GET_ROUTEINFO_BY_TOPIC)) == 3
 
 
-def test_a_view_is_waited_for_until_it_is_due_and_not_too_long(scripted):
+@pytest.mark.parametrize(
+    ("duration_s", "now_s", "wait_s"), [(0.0, 100.0, 0.1), (0.2, 100.0, 0.2), (3.0, 100.0, 0.25), (0.2, 200.0, 0)]
+)
+def test_next_poll_is_awaited_until_it_is_due(duration_s, now_s, wait_s):
+    polls = PollInterval()
+    for _ in range(12):
+        polls.polled(100.0, duration_s, is_unchanged=True)
+    assert polls.wait_s(now_s, 0.1) == wait_s
+    assert polls.is_due(now_s) == (not wait_s)
+
+
+def test_a_changed_view_is_polled_again_soon():
+    polls = PollInterval()
+    polls.polled(100.0, 0.0, is_unchanged=False)
+    assert polls.wait_s(100.0, 0.1) == pytest.approx(0.01)
+
+
+def test_a_quiet_topic_is_asked_less_often():
+    polls, intervals = PollInterval(), []
+    for _ in range(12):
+        polls.polled(100.0, 0.001, is_unchanged=True)
+        intervals.append(polls.interval_s)
+    assert intervals == sorted(intervals)
+    assert intervals[-1] == 0.25
+
+
+def test_a_reader_waits_with_its_clock(scripted):
     slept: list[float] = []
     one = bounds_reader(scripted.address, Clock(now=lambda: 100.0, sleep=slept.append))
     one.fetch_all()
-    one._poll_interval_s = 60.0
     one.wait_for_next_poll(0.1)
-    one._poll_duration_s = 0.2
-    one.wait_for_next_poll(0.1)
-    one._poll_duration_s = 3.0
-    one.wait_for_next_poll(0.1)
-    one._poll_interval_s = 0.05
-    one.wait_for_next_poll(0.1)
-    one._polled_at_s = float("-inf")
-    one.wait_for_next_poll(0.1)
-    assert slept == [0.1, 0.2, 0.25, pytest.approx(0.05), 0]
-
-
-def test_a_quiet_topic_is_asked_less_often(scripted):
-    one = bounds_reader(scripted.address)
-    one.fetch_all()
-    rests = []
-    for _ in range(12):
-        one._keep_view(one._view, 0.001)
-        rests.append(one._poll_interval_s)
-    assert rests == sorted(rests)
-    assert rests[-1] >= 0.25
+    assert slept == [pytest.approx(0.01)]
 
 
 A, B = MessageQueue("t", "broker-a", 0), MessageQueue("t", "broker-b", 0)
@@ -227,7 +245,7 @@ A, B = MessageQueue("t", "broker-a", 0), MessageQueue("t", "broker-b", 0)
 
 def again(one):
     """The next view, now."""
-    one._polled_at_s = float("-inf")
+    one.polls.expire()
     return one.latest()
 
 
@@ -251,7 +269,7 @@ def test_topic_whose_broker_starts_between_queries_is_kept(scripted):
     assert list(again(one).bounds) == queues("t", 1)
     one.set_checkpoint_offsets(Offsets({A: 5}))
     scripted.on(Request.GET_ROUTEINFO_BY_TOPIC, [NO_ROUTE, route(1, {"broker-a": scripted.address})])
-    one._routes_are_stale = True
+    one.note_retriable_error(CallTimeout("no answer"))
     with pytest.raises(RouteNotFound):
         one.fetch_all()
     scripted.on(Request.GET_ROUTEINFO_BY_TOPIC, NO_ROUTE)
@@ -270,7 +288,7 @@ def test_topic_unknown_to_a_restarted_name_server_is_not_deleted(scripted, resta
     one.set_checkpoint_offsets(Offsets({A: 5}))
     scripted.on(Request.GET_ROUTEINFO_BY_TOPIC, NO_ROUTE)
     scripted.on(Request.GET_BROKER_CLUSTER_INFO, cluster({"broker-a": scripted}))
-    one._routes_are_stale = True
+    one.note_retriable_error(CallTimeout("no answer"))
     assert again(one).deleted_topics == frozenset()
     with pytest.raises(RouteNotFound):
         one.fetch_all()
@@ -364,10 +382,10 @@ def test_missing_pattern_topic_with_offsets_counts_as_deleted(scripted):
     scripted.on(Request.GET_ROUTEINFO_BY_TOPIC, lambda c: there if c.ext("topic") == "other" else NO_ROUTE)
     one = bounds_reader(scripted.address, subscribePattern="t|other")
     one.set_checkpoint_offsets(Offsets({A: 5, MessageQueue("elsewhere", "broker-a", 0): 1}))
-    assert one.topics() == ("other", "t")
+    assert one.topics_or_last_known() == ("other", "t")
     assert one.fetch_all().deleted_topics == again(one).deleted_topics == {"t"}
     one.set_checkpoint_offsets(Offsets({}))
-    assert one.topics() == ("other",)
+    assert one.topics_or_last_known() == ("other",)
     assert again(one).deleted_topics == frozenset()
 
 
@@ -399,7 +417,7 @@ def test_a_broker_that_hangs_does_not_delay_what_others_have(two, caplog):
     for newest in (6, 7, 8):
         a.on(Request.GET_TOPIC_STATS_INFO, scripted_stats({A: (0, newest)}))
         assert {queue: of.max_offset for queue, of in again(one).bounds.items()} == {A: newest, B: 5}
-        assert one._poll_interval_s <= 0.25
+        assert one.polls.interval_s <= 0.25
     assert len(held.wait(1)) == 1
     assert "the source waits" not in caplog.text
     b.on(Request.GET_TOPIC_STATS_INFO, scripted_stats({B: (0, 9)}))
@@ -427,10 +445,10 @@ def test_what_is_waited_for_is_told_once_until_all_is_well(scripted, caplog):
         for _ in range(4):
             assert again(one).bounds == {}
         assert caplog.text.count("the source waits") == count
-        assert one.retriable_failures.tries == 4
+        assert one.errors.failures.tries == 4
         scripted.on(Request.GET_TOPIC_STATS_INFO, ok(STATS))
         assert again(one).bounds
-        assert one.retriable_failures.first is None
+        assert one.errors.failures.first is None
 
 
 def only(*brokers):
@@ -442,13 +460,13 @@ def test_environment_keeps_its_queues_when_broker_leaves_route(two, kept):
     name_server, a, b = two
     one = bounds_reader(name_server.address, environment="01")
     assert list(one.fetch_all().bounds) == [A]
-    assert one.environment == {A: 1}
+    assert one.owned.numbers == {A: 1}
     if kept == "by the checkpoint":
         one = bounds_reader(name_server.address, environment="01")
         one.set_checkpoint_offsets(Offsets({A: 3}, environment={A: 1}))
     name_server.on(Request.GET_ROUTEINFO_BY_TOPIC, only(("b", b)))
     assert one.fetch_all().bounds == again(one).bounds == {}  # broker-b's queue is the second environment's
-    assert one.environment == {A: 1}
+    assert one.owned.numbers == {A: 1}
     name_server.on(Request.GET_ROUTEINFO_BY_TOPIC, only(("a", a), ("b", b)))
     assert list(again(one).bounds) == [A]
 
@@ -477,7 +495,7 @@ def test_an_environment_whose_broker_is_away_waits(two, given):
     with pytest.raises(OptionError, match="option 'environment"):  # new, it may be a slip of the pen
         bounds_reader(name_server.address, **given).fetch_all()
     restarted = bounds_reader(name_server.address, **given)
-    restarted.set_checkpoint_offsets(Offsets({B: 3}, environment=one.environment))
+    restarted.set_checkpoint_offsets(Offsets({B: 3}, environment=one.owned.numbers))
     assert restarted.fetch_all().bounds == {}
     name_server.on(Request.GET_ROUTEINFO_BY_TOPIC, only(("a", a), ("b", b)))
     assert list(again(one).bounds) == list(again(restarted).bounds) == [B]

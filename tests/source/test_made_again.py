@@ -12,6 +12,7 @@ from rocketmq_spark.base.codes import Request, Response
 from rocketmq_spark.errors import CheckpointMismatch, DataLossError, RocketMQError
 from rocketmq_spark.model import MessageQueue, OffsetRange
 from rocketmq_spark.spark.source import partition_reader
+from rocketmq_spark.spark.source.poll_interval import PollInterval
 from tests.harness import store
 from tests.mockbroker import MockBroker, eventually, never, offsets, ok, refuse, topic_config
 from tests.reading import Run, positions, ranges_of, read
@@ -409,13 +410,13 @@ def test_what_has_expired_takes_no_share_of_a_batch(scripted):
     assert positions(run.ahead()) == {A: 75, B: 11}
 
 
-def test_a_batch_asks_brokers_once(scripted):
+def test_a_batch_asks_brokers_once(scripted, monkeypatch):
     """Its report and its tasks use what its end was planned from."""
     scripted.on(STATS, stats({A: (0, 20), B: (0, 5)}, MARK))
     run = Run(scripted.address, log({A: 5, B: 5}), **QUICK)
     end = run.ahead()
     before = len(scripted.seen(STATS))
-    run.reader._stream._reader._poll_interval_s = 0.0  # Spark writes its log meanwhile
+    monkeypatch.setattr(PollInterval, "is_due", lambda self, now_s: True)  # Spark writes its log meanwhile
     report, planned = run.reader.reportLatestOffset(), run.plan(end)
     assert (report["lag"], ranges_of(planned)) == (0, [[OffsetRange(A, 5, 20)]])
     assert len(scripted.seen(STATS)) == before

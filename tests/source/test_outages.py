@@ -268,6 +268,7 @@ def test_broker_that_leaves_during_start_lookup_is_waited_for(scripted, begins):
     session.close_all()
     with MockBroker() as elsewhere:
         elsewhere.on(SEARCH, ok(offset=11))
+        elsewhere.on(STATS, stats({A: (5, 20)}))
         scripted.on(SEARCH, close)
         scripted.on(ROUTE, [route({"broker-a": {0: server.address}}) for server in (scripted, elsewhere)])
         assert begins(scripted.address, **given) == 11

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from types import SimpleNamespace
 
 import pytest
 from pyspark import cloudpickle
@@ -20,7 +19,7 @@ from rocketmq_spark.spark.source.partition_reader import RangePartition
 from tests.harness import store
 from tests.helpers import raising
 from tests.mockbroker import MockBroker, ok, topic_config
-from tests.reading import bodies, feed
+from tests.reading import bodies, feed, stream_reader
 from tests.source.scripted import route
 
 
@@ -158,12 +157,12 @@ def test_an_error_keeps_its_remedy_before_the_advice_to_wait(known):
 
 def test_a_plan_keeps_the_remedy_before_the_advice_to_wait(monkeypatch):
     lost = ConnectionLost("cannot connect", "pod:8080", queue="t/b/0", remedy="Set option 'addressMap'")
-    monkeypatch.setattr(stream, "retry_until_deadline", raising(lost))
+    monkeypatch.setattr(stream, "retry_until", raising(lost))
+    begin, end = ({"topics": {"t": {"b": {"0": position}}}, "v": 1} for position in (5, 9))
     with pytest.raises(ConnectionLost) as plan:
-        stream._fetch_all(SimpleNamespace(fetch_all=None))
-    assert (
-        plan.value.remedy == f"Set option 'addressMap'. {partition_reader.waiting_advice('its broker', streaming=True)}"
-    )
+        stream_reader("127.0.0.1:1", subscribe="t").partitions(begin, end)
+    advice = partition_reader.waiting_advice("its broker", streaming=True)
+    assert plan.value.remedy == f"Set option 'addressMap'. {advice}"
 
 
 def test_no_partition_no_rows(rocketmq, filled):

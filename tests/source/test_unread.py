@@ -71,7 +71,7 @@ def test_broker_is_asked_rarely_about_queues_it_does_not_read(scripted, monkeypa
     assert one.removed_queue_ends([second], view) == {second: 31}
     scripted.on(Request.SEARCH_OFFSET_BY_TIMESTAMP, close)
     with pytest.raises(RocketMQError):
-        one.offsets.search_offsets(dict.fromkeys(queues("t", 1), 1), Deadline.after(30))
+        one.offsets().search_offsets(dict.fromkeys(queues("t", 1), 1), Deadline.after(30))
     again(one)
     assert one.removed_queue_ends([second], view) == {second: 31}
     assert asked(views=3) == (4, 5)

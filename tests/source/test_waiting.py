@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from rocketmq_spark import options as options_table
@@ -10,25 +12,26 @@ from rocketmq_spark.base.clock import Clock, Deadline
 from rocketmq_spark.base.codes import Request
 from rocketmq_spark.errors import BrokerNotFound, ConnectionLost, OffsetError, RouteNotFound
 from rocketmq_spark.model import MessageQueue, QueueBounds
-from rocketmq_spark.spark.source import bounds_reader
+from rocketmq_spark.spark.source.bounds_reader import BoundsReader
 from rocketmq_spark.spark.source.planning import QueuesView
-from rocketmq_spark.spark.source.waiting import fetch_bounds_of_masters, retry_until_deadline
+from rocketmq_spark.spark.source.waiting import WaitLimits, fetch_bounds_of_masters, retry_until
 from tests.mockbroker import MockBroker
 from tests.source.scripted import route, stats
 
 QUEUE = MessageQueue("t", "a", 0)
-MASTERS = QueuesView({QUEUE: QueueBounds(5, 20, 0)})
-SLAVES = QueuesView({QUEUE: QueueBounds(7, 18, 0)}, brokers_without_master=frozenset({"a"}))
+TOPICS = frozenset({"t"})
+MASTERS = QueuesView({QUEUE: QueueBounds(5, 20, 0)}, topics=TOPICS)
+SLAVES = QueuesView({QUEUE: QueueBounds(7, 18, 0)}, brokers_without_master=frozenset({"a"}), topics=TOPICS)
 
 
-class BoundsReader:
-    """Gives one answer after the other; the last one again and again."""
+class Answers:
+    """A reader that gives one answer after the other; the last one again and again."""
 
-    read_deadline_s = 60.0
     clock = Clock()
 
-    def __init__(self, *answers, known=()):
-        self.answers, self.known, self.waited, self.routed = list(answers), known, [], 0
+    def __init__(self, *answers, known=(), has_answered=True):
+        self.answers, self.known, self.has_answered, self.waited = list(answers), known, has_answered, []
+        self.ports = SimpleNamespace(routes=SimpleNamespace(missing_topic=lambda error: error))
 
     def fetch_all(self):
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
@@ -42,8 +45,16 @@ class BoundsReader:
     def note_retriable_error(self, error):
         self.waited.append(error)
 
-    def refresh_routes(self):
-        self.routed += 1
+
+def fetched(reader, **limits):
+    return retry_until(
+        reader, reader.fetch_all, WaitLimits(**{"deadline": LONG, "topic_deadline": Deadline(0), **limits})
+    )
+
+
+def masters(reader, **limits):
+    of_start = WaitLimits(**{"deadline": LONG, "topic_deadline": Deadline(0), "attempts": 1, **limits})
+    return retry_until(reader, lambda: fetch_bounds_of_masters(reader, None, of_start), of_start)
 
 
 class TwoTries(Deadline):
@@ -61,13 +72,17 @@ def no_pauses(monkeypatch):
 
 
 LOST, GONE = ConnectionLost("refused", "a:1"), ConnectionLost("no name server answers", "n:1")
-ABSENT = RouteNotFound("no route", topic="t")
+ABSENT, UNREADABLE = (
+    RouteNotFound("no route", broker_code=17, topic="t"),
+    RouteNotFound("no read permission", topic="t"),
+)
+LONG = Deadline(float("inf"))
 
 
-def test_what_time_heals_is_asked_again_after_the_routes():
-    bounds_reader = BoundsReader(LOST, GONE, MASTERS)
-    assert retry_until_deadline(bounds_reader, bounds_reader.fetch_all) is MASTERS
-    assert (bounds_reader.waited, bounds_reader.routed) == ([LOST, GONE], 2)
+def test_retriable_error_is_retried_and_noted():
+    reader = Answers(LOST, GONE, MASTERS)
+    assert fetched(reader) is MASTERS
+    assert reader.waited == [LOST, GONE]
 
 
 def test_a_slave_alone_is_not_asked_what_its_master_keeps():
@@ -76,43 +91,50 @@ def test_a_slave_alone_is_not_asked_what_its_master_keeps():
         broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route({"b": {1: broker.address}}))
         broker.on(Request.GET_TOPIC_STATS_INFO, stats({MessageQueue("t", "b", 0): (2, 9)}))
         made = {"nameServer": broker.address, "subscribe": "t", "numRetries": 0, "requestTimeout": "1s"}
-        view = bounds_reader.BoundsReader(options_table.parse(made).for_role("stream source")).fetch_all()
+        view = BoundsReader(options_table.parse(made).for_role("stream source")).fetch_all()
         session.close_all()
     assert (view.brokers_without_master, [bounds.min_offset for bounds in view.bounds.values()]) == ({"b"}, [2])
 
 
-def test_what_time_does_not_heal_is_an_error_at_once():
-    for error in (OffsetError("behind the end"), ABSENT):
-        bounds_reader = BoundsReader(error, MASTERS)
-        with pytest.raises(type(error)):
-            retry_until_deadline(bounds_reader, bounds_reader.fetch_all)
-        assert not bounds_reader.waited
+@pytest.mark.parametrize("error", [OffsetError("behind the end"), ABSENT, UNREADABLE])
+def test_permanent_error_and_new_topic_are_raised_at_once(error):
+    reader = Answers(error, MASTERS)
+    with pytest.raises(type(error)):
+        fetched(reader)
+    assert not reader.waited
 
 
 def test_a_topic_that_was_there_is_waited_for():
-    bounds_reader = BoundsReader(ABSENT, MASTERS, known={"t"})
-    assert retry_until_deadline(bounds_reader, bounds_reader.fetch_all) is MASTERS
+    assert fetched(Answers(ABSENT, MASTERS, known={"t"})) is MASTERS
+    assert fetched(Answers(UNREADABLE, MASTERS, known={"t"})) is MASTERS
 
 
-def test_the_first_cause_is_told_when_time_is_over():
-    bounds_reader = BoundsReader(LOST, GONE)
+def test_a_new_topic_is_waited_for_until_its_own_deadline():
+    assert fetched(Answers(ABSENT, ABSENT, MASTERS), topic_deadline=LONG, deadline=Deadline(0)) is MASTERS
+    with pytest.raises(RouteNotFound):
+        fetched(Answers(UNREADABLE, MASTERS), topic_deadline=LONG)
+
+
+def test_first_error_is_raised_at_the_deadline():
     with pytest.raises(ConnectionLost, match=r"refused; tried 2 times.*at last: no name server answers"):
-        retry_until_deadline(bounds_reader, bounds_reader.fetch_all, TwoTries(0))
+        fetched(Answers(LOST, GONE), deadline=TwoTries(0))
 
 
 def test_bounds_are_those_of_masters():
-    bounds_reader = BoundsReader(SLAVES, LOST, SLAVES, MASTERS)
-    assert fetch_bounds_of_masters(bounds_reader) is MASTERS
-    assert [type(e) for e in bounds_reader.waited] == [BrokerNotFound, ConnectionLost, BrokerNotFound]
+    reader = Answers(SLAVES, LOST, SLAVES, MASTERS)
+    assert masters(reader) is MASTERS
+    assert [type(e) for e in reader.waited] == [BrokerNotFound, ConnectionLost, BrokerNotFound]
 
 
-def test_a_start_that_reaches_nobody_fails_at_once():
+@pytest.mark.parametrize(("attempts", "answers"), [(1, [LOST, MASTERS]), (3, [LOST, LOST, LOST, MASTERS])])
+def test_a_start_that_reaches_no_server_makes_a_few_attempts(attempts, answers):
+    reader = Answers(*answers, has_answered=False)
     with pytest.raises(ConnectionLost, match="refused"):
-        fetch_bounds_of_masters(BoundsReader(LOST, MASTERS))
+        masters(reader, attempts=attempts)
+    assert reader.answers == [MASTERS]
+    assert masters(Answers(*answers, has_answered=False), attempts=attempts + 1) is MASTERS
 
 
 def test_a_master_that_stays_away_is_an_error():
-    bounds_reader = BoundsReader(SLAVES)
-    bounds_reader.read_deadline_s = 0.0
     with pytest.raises(BrokerNotFound, match="only slaves of a are up"):
-        fetch_bounds_of_masters(bounds_reader)
+        masters(Answers(SLAVES), deadline=Deadline(0))

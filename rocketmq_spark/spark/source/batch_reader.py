@@ -14,6 +14,7 @@ from typing import Any
 
 from rocketmq_spark import session
 from rocketmq_spark.base import process
+from rocketmq_spark.base.clock import Clock
 from rocketmq_spark.columnar.decode.schema import Column
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.model import MessageQueue, OffsetRange
@@ -32,11 +33,18 @@ from rocketmq_spark.spark.compat import (
     LessThanOrEqual,
 )
 from rocketmq_spark.spark.source import data_loss, kafka_partitions, partition_reader, partitioning, planning
-from rocketmq_spark.spark.source.bounds_reader import BoundsReader, check_filter, no_matching_topic, planning_deadline
-from rocketmq_spark.spark.source.offsets import Offsets
+from rocketmq_spark.spark.source.bounds_reader import BoundsReader, check_filter, planning_deadline
+from rocketmq_spark.spark.source.data_loss import Loss
+from rocketmq_spark.spark.source.offsets import Bounds, Offsets
 from rocketmq_spark.spark.source.partitioning import Partitioning
 from rocketmq_spark.spark.source.starting_offsets import check_order, ending_offsets, starting_offsets
-from rocketmq_spark.spark.source.waiting import fetch_bounds_of_masters, retry_until_deadline, with_compaction_start
+from rocketmq_spark.spark.source.subscribed_topics import SubscribedTopics, no_matching_topic
+from rocketmq_spark.spark.source.waiting import (
+    WaitLimits,
+    fetch_bounds_of_masters,
+    retry_until,
+    with_compaction_start,
+)
 
 _PUSHDOWN_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
 
@@ -173,28 +181,32 @@ class RocketMQReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         options = self._options
-        reader = BoundsReader(options)
-        view = fetch_bounds_of_masters(reader)
-        if not reader.known_routes:
-            raise no_matching_topic(options)
-        bounds, offsets = view.bounds, reader.offsets
-        retry_until_deadline(reader, lambda: check_filter(options, bounds))
-        start = retry_until_deadline(
-            reader, lambda: starting_offsets(offsets, options, bounds, planning_deadline(options))
+        reader, limits = BoundsReader(options), WaitLimits.of_start(options)
+        bounds, ranges, losses = retry_until(reader, lambda: self._plan_ranges(reader, limits), limits)
+        data_loss.report_data_loss(options.fail_on_data_loss, losses)
+        mismatched = partition_reader.replica_mismatches(options, *reader.ports, ranges)
+        tasks = partitioning.plan_tasks(Partitioning.of(options), bounds, ranges)
+        partition_numbers = _partition_numbers(reader, bounds) if options.kafka_columns else {}
+        return list(
+            partition_reader.input_partitions(reader.ports.routes, tasks, mismatched, numbers=partition_numbers)
         )
-        end = retry_until_deadline(reader, lambda: ending_offsets(offsets, options, bounds, planning_deadline(options)))
+
+    def _plan_ranges(self, reader: BoundsReader, limits: WaitLimits) -> tuple[Bounds, list[OffsetRange], list[Loss]]:
+        """Return the bounds of the queues, the ranges to read, and the losses before them."""
+        options = self._options
+        view = fetch_bounds_of_masters(reader, options, limits)
+        if not view.topics:
+            raise no_matching_topic(options)
+        bounds, offsets = view.bounds, reader.ports.offsets
+        check_filter(options, bounds)
+        start = starting_offsets(offsets, options, bounds, planning_deadline(options))
+        end = ending_offsets(offsets, options, bounds, planning_deadline(options))
         check_order(options, start, end, bounds)
         view = with_compaction_start(reader, options, view, start)
         ranges, losses = planning.readable_ranges(planning.ranges(Offsets(start), Offsets(end)), view)
-        data_loss.report_data_loss(options.fail_on_data_loss, losses)
-        predicates = self._predicates
-        if predicates is not None:
-            planned = ranges
-            ranges = retry_until_deadline(reader, lambda: _pruned_ranges(planned, predicates, reader.offsets, options))
-        mismatched = partition_reader.replica_mismatches(options, reader.routes, reader.offsets, ranges)
-        tasks = partitioning.plan_tasks(Partitioning.of(options), bounds, ranges)
-        partition_numbers = _partition_numbers(reader, bounds) if options.kafka_columns else {}
-        return list(partition_reader.input_partitions(reader.routes, tasks, mismatched, numbers=partition_numbers))
+        if self._predicates is not None:
+            ranges = _pruned_ranges(ranges, self._predicates, offsets, options)
+        return bounds, ranges, losses
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         return partition_reader.read_partition(self._options, self._columns, partition)
@@ -223,11 +235,11 @@ def _topics_filtered_by_tag(options: Options) -> list[str]:
 
     For a batch topic (``queue.type=BatchCQ``), brokers know only the tags of whole batches, and would leave out messages.
     """
-    reader, pulls = BoundsReader(options), session.pulls(options)
+    routes, pulls = session.routes(options), session.pulls(options)
     topics = []
     try:
-        for topic in reader.topics():
-            first_queues = {MessageQueue(topic, name, 0) for name in reader.routes.get(topic).brokers}
+        for topic in SubscribedTopics(options, Clock()).current(routes, ()):
+            first_queues = {MessageQueue(topic, name, 0) for name in routes.get(topic).brokers}
             if not any(pulls.batched(queue) for queue in first_queues):
                 topics.append(topic)
     except RocketMQError as e:

@@ -23,9 +23,9 @@ from rocketmq_spark.spark.source.offsets import Bounds, Offsets, Positions
 class QueuesView:
     """The state of the queues at one moment: bounds, deleted topics, and brokers that have no master now.
 
-    ``topics_missing_on_broker`` are topics with brokers that no longer have them, although others do. ``timed_out_brokers``
-    brokers have
-    not answered in time, so their bounds are older. ``connections`` are those that existed before brokers were asked.
+    ``topics_missing_on_broker`` are topics with brokers that no longer have them, although others do. ``timed_out_brokers`` have
+    not answered in time, so their bounds are older. ``connections`` are those that existed before brokers were asked. ``topics``
+    are those to which the source subscribed then. Views of different polls may be equal; ``poll_number`` distinguishes them.
 
     A slave may lack messages of its master: its bounds show what can be read there, not what is lost.
     """
@@ -36,6 +36,8 @@ class QueuesView:
     brokers_without_master: frozenset[str] = frozenset()
     timed_out_brokers: frozenset[str] = frozenset()
     connections: Mapping[str, object] = field(default_factory=dict)
+    topics: frozenset[str] = frozenset()
+    poll_number: int = field(default=0, compare=False)
 
     def is_topic_deleted(self, queue: MessageQueue) -> bool:
         """Whether the queue's topic was deleted, everywhere or on its broker."""
@@ -57,7 +59,7 @@ class QueuesView:
 
 def drop_unsubscribed(start: Offsets, topics: Collection[str]) -> Offsets:
     """Return ``start`` without topics that the options no longer choose; unchanged if no topic is known now."""
-    if not topics or all(queue.topic in topics for queue in start.positions):
+    if not topics or {queue.topic for queue in start.positions}.issubset(topics):
         return start
     kept = {queue: position for queue, position in start.positions.items() if queue.topic in topics}
     return Offsets(kept, {}, {q: mark for q, mark in start.newest_store_ms.items() if q in kept}, start.source_identity)
@@ -100,9 +102,11 @@ def without_timed_out(view: QueuesView) -> QueuesView:
 
 def pending_queues(start: Offsets, view: QueuesView, target_ends: Positions | None) -> list[MessageQueue]:
     """Return the queues that an AvailableNow run has not read to its ends, and that have no messages to read now."""
+    if target_ends is None:
+        return []
     return [
         queue
-        for queue, end in (target_ends or {}).items()
+        for queue, end in target_ends.items()
         if not view.is_topic_deleted(queue)
         and end > start.positions.get(queue, 0)
         and _lags_behind_target(queue, end, start, view)
@@ -121,22 +125,23 @@ def apply_queue_changes(
     start: Offsets,
     view: QueuesView,
     target_ends: Positions | None,
-    recreated: Iterable[MessageQueue] = (),
+    recreated: Collection[MessageQueue] = (),
     removed: Mapping[MessageQueue, int] | None = None,
 ) -> tuple[Offsets, list[Loss]]:
-    """Return ``start`` adapted to changes of its queues, and the losses. Returns ``start`` itself if no position changed.
+    """Return ``start`` adapted to changes of its queues, and the losses. Returns ``start`` if no position changed.
 
     Queues of deleted topics lose their position; queues that were created again are read from their first message. The offsets
     alone do not show that the queues in ``recreated`` were created again. The queues in ``removed`` are no longer read by their
     broker, which still reports their ends. If such an end is before the position, the topic was created again with fewer queues,
     and the queue loses its position.
     """
+    past_end = ranges_past_end(start.positions, view.bounds)
+    any_deleted = view.deleted_topics or view.topics_missing_on_broker
+    if not (past_end or recreated or removed or any_deleted or target_ends):
+        return start, []
     removed = dict(sorted((removed or {}).items()))
     vanished = {q for q, end in removed.items() if end < start.positions[q]}
-    past_end = [
-        *ranges_past_end(start.positions, view.bounds),
-        *(OffsetRange(q, end, start.positions[q]) for q, end in removed.items() if q in vanished),
-    ]
+    past_end += [OffsetRange(q, end, start.positions[q]) for q, end in removed.items() if q in vanished]
     new_starts = {part.queue: view.bounds[part.queue].min_offset for part in past_end if part.queue not in vanished}
     # The loss includes the messages after the position that an AvailableNow run had to read.
     loss_ends = {part.queue: max(part.end, (target_ends or {}).get(part.queue, 0)) for part in past_end}
@@ -145,7 +150,6 @@ def apply_queue_changes(
     for queue in recreated:
         losses.append((_loss_of_unknown_size(start, queue), Cause.WENT_BACK))
         new_starts[queue] = view.bounds[queue].min_offset
-    any_deleted = view.deleted_topics or view.topics_missing_on_broker
     deleted_queues = sorted(queue for queue in start.positions if view.is_topic_deleted(queue)) if any_deleted else []
     losses += [(_loss_of_unknown_size(start, queue), Cause.TOPIC_DELETED) for queue in deleted_queues]
     unread_ends = {q: end for q, end in removed.items() if end > start.positions[q]}
@@ -199,8 +203,8 @@ def batch_end(start: Offsets, adapted: Offsets, end: Offsets, view: QueuesView, 
     ``adapted`` is the result of ``apply_queue_changes`` for ``start``.
     """
     new_queue_starts = {
-        **({} if adapted is start else adapted.new_queue_starts),
-        **({} if end is adapted else end.new_queue_starts),
+        **({} if adapted == start else adapted.new_queue_starts),
+        **({} if end == adapted else end.new_queue_starts),
     }
     complete = Offsets(end.positions, new_queue_starts)
     if initial is not None and start == initial:
@@ -335,10 +339,13 @@ def combined_start(start: Offsets, end: Offsets) -> Offsets:
 
 def ranges_past_end(positions: Positions, bounds: Bounds) -> list[OffsetRange]:
     """Return the range between the end of a queue and its position, for each queue that ends before its position."""
-    return [
-        OffsetRange(queue, bounds[queue].max_offset, position)
-        for queue, position in sorted((q, p) for q, p in positions.items() if q in bounds and bounds[q].max_offset < p)
-    ]
+    return sorted(
+        [
+            OffsetRange(queue, queue_bounds.max_offset, position)
+            for queue, position in positions.items()
+            if (queue_bounds := bounds.get(queue)) is not None and queue_bounds.max_offset < position
+        ]
+    )
 
 
 def truncated(ranges: Iterable[OffsetRange], bounds: Bounds) -> list[OffsetRange]:

@@ -23,13 +23,15 @@ logger = logging.getLogger(__name__)
 _MAX_SAMPLES, _MAX_SAMPLED_QUEUES = 32, 20_000
 
 
-class ProgressReporter:
+class ProgressReport:
     """Reports the lag and the losses of a run. To find the age of unread messages, it keeps samples of the ends of queues."""
 
     def __init__(self) -> None:
         # The bounds of the queues at earlier times (ms), oldest first.
         self._samples: list[tuple[int, Bounds]] = []
         self._losses: dict[str, dict[str, int | None]] = {}
+        # The last report, with the poll and the end that it describes: ages grow with each poll.
+        self._last: tuple[int, QueuesView, Offsets | None, dict[str, Any]] | None = None
 
     def add_losses(self, losses: Iterable[Loss]) -> None:
         """Count losses that the query skips. An empty range stands for an unknown number of offsets."""
@@ -41,6 +43,12 @@ class ProgressReporter:
 
     def report(self, view: QueuesView, end: Offsets | None, now_ms: int) -> dict[str, Any]:
         """Return the report. ``end`` is the end of the last batch; before the first batch it is None, and the lag is unknown."""
+        if self._last is None or self._last[:3] != (view.poll_number, view, end):
+            figures = self._figures(view, end, now_ms)
+            self._last = view.poll_number, view, end, {**figures, **Offsets(view.ends()).to_json()}
+        return self._last[3]
+
+    def _figures(self, view: QueuesView, end: Offsets | None, now_ms: int) -> dict[str, Any]:
         self._add_sample(view.bounds, now_ms)
         unavailable = (
             {q for q in end.positions if q not in view.bounds and not view.is_topic_deleted(q)} if end else set()

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Collection, Iterable, Mapping
+from operator import itemgetter
 from typing import NamedTuple
 
 from rocketmq_spark.base.clock import Deadline, epoch_ms
@@ -43,6 +44,10 @@ class RecreationEvidence(enum.Enum):
     UNDECIDED = "only the message before the position can show it"
 
 
+# The evidence of a queue that was not recreated, or of which nothing can be known.
+_HEALTHY = (RecreationEvidence.SAME, RecreationEvidence.EXPIRED, RecreationEvidence.NO_STORE_TIME)
+
+
 def evidence_of(position: int, newest_read_ms: int, bounds: QueueBounds) -> RecreationEvidence:
     """Return what the bounds of a queue show that was read up to ``position``. ``newest_read_ms`` is its known store time; 0:
     unknown.
@@ -63,24 +68,29 @@ def evidence_of(position: int, newest_read_ms: int, bounds: QueueBounds) -> Recr
 
 def evidence_by_queue(offsets: Offsets, bounds: Bounds) -> dict[MessageQueue, RecreationEvidence]:
     """Return the evidence for each queue that has a position and bounds."""
-    newest_read_ms = offsets.newest_store_ms
-    return {
-        queue: evidence_of(position, newest_read_ms.get(queue, 0), queue_bounds)
-        for queue, position in offsets.positions.items()
-        if (queue_bounds := bounds.get(queue)) is not None
-    }
+    evidence: dict[MessageQueue, RecreationEvidence] = {}
+    newest_read_ms, same = offsets.newest_store_ms, RecreationEvidence.SAME
+    for queue, position in offsets.positions.items():
+        if (queue_bounds := bounds.get(queue)) is None:
+            continue
+        known_ms = newest_read_ms.get(queue, 0)
+        first, end, newest_ms = queue_bounds
+        # Most queues of a healthy topic, without a call for each of them.
+        is_same = first < position <= end and 0 < newest_ms <= known_ms
+        evidence[queue] = same if is_same else evidence_of(position, known_ms, queue_bounds)
+    return evidence
 
 
 def queues_to_probe(
     evidence: Mapping[MessageQueue, RecreationEvidence],
     checked: Collection[TopicBroker],
-    is_unchanged: Callable[[MessageQueue], bool] = lambda queue: False,
+    unchanged_queues: Collection[MessageQueue] = (),
 ) -> list[MessageQueue]:
     """Return the undecided queues about which brokers must be asked.
 
     ``checked`` has the topics and brokers that the last plan checked: one undecided queue is enough for each of them, and none if
-    another queue is the same as before, or if ``is_unchanged`` is true for an undecided one. If a queue of them was recreated,
-    all of their undecided queues are returned.
+    another queue is the same as before, or if an undecided one is in ``unchanged_queues``. If a queue of them was recreated, all
+    of their undecided queues are returned.
     """
     undecided: dict[TopicBroker, list[MessageQueue]] = {}
     unchanged, recreated = set[TopicBroker](), set[TopicBroker]()
@@ -95,7 +105,7 @@ def queues_to_probe(
     for key, queues in undecided.items():
         if key not in checked or key in recreated:
             to_probe += queues
-        elif key not in unchanged and not any(map(is_unchanged, queues)):
+        elif key not in unchanged and not any(map(unchanged_queues.__contains__, queues)):
             to_probe.append(min(queues))
     return to_probe
 
@@ -106,16 +116,8 @@ def recreated_queues(
     """Return the queues that were recreated: those that the evidence or the brokers (``with_newer_message``) show, and the queues
     without a known store time of the same topic and broker.
     """
-    recreated = {
-        *with_newer_message,
-        *(queue for queue, queue_evidence in evidence.items() if queue_evidence is RecreationEvidence.RECREATED),
-    }
-    recreated_brokers = topic_brokers(
-        [
-            *recreated,
-            *(queue for queue, queue_evidence in evidence.items() if queue_evidence is RecreationEvidence.ENDS_BEFORE),
-        ]
-    )
+    recreated = {*with_newer_message, *_with_evidence(evidence, RecreationEvidence.RECREATED)}
+    recreated_brokers = topic_brokers([*recreated, *_with_evidence(evidence, RecreationEvidence.ENDS_BEFORE)])
     if not recreated_brokers:
         return []
     return sorted(
@@ -125,6 +127,10 @@ def recreated_queues(
             if queue_evidence is RecreationEvidence.NO_STORE_TIME and topic_broker(q) in recreated_brokers
         )
     )
+
+
+def _with_evidence(evidence: Mapping[MessageQueue, RecreationEvidence], kind: RecreationEvidence) -> list[MessageQueue]:
+    return [queue for queue, queue_evidence in evidence.items() if queue_evidence is kind]
 
 
 def queues_needing_store_time(offsets: Offsets, bounds: Bounds) -> list[MessageQueue]:
@@ -140,6 +146,8 @@ def queues_needing_store_time(offsets: Offsets, bounds: Bounds) -> list[MessageQ
         if (queue_bounds := bounds.get(queue)) is not None and position > queue_bounds.min_offset
         if position < queue_bounds.max_offset or queue_bounds.last_update_ms <= 0
     }
+    if not candidates:
+        return []
     with_times = [q for q, queue_bounds in candidates.items() if queue_bounds.last_update_ms]
     without_times = [q for q, queue_bounds in candidates.items() if not queue_bounds.last_update_ms]
     known = topic_brokers(queue for queue in without_times if queue in offsets.newest_store_ms)
@@ -168,23 +176,42 @@ def with_client_overhead(deadline: Deadline, questions: int) -> Deadline:
     return Deadline(deadline.at + questions * CLIENT_OVERHEAD_S)
 
 
-def topic_broker(queue: MessageQueue) -> TopicBroker:
-    return queue[:2]
+# The topic and the broker of a queue. Written in C: a plan calls it for each queue.
+topic_broker: Callable[[MessageQueue], TopicBroker] = itemgetter(0, 1)
 
 
 def topic_brokers(queues: Iterable[MessageQueue]) -> frozenset[TopicBroker]:
-    return frozenset(queue[:2] for queue in queues)
+    return frozenset(map(topic_broker, queues))
 
 
 class RecreationResult(NamedTuple):
-    """The queues that were recreated, and the topics and brokers for which this is unknown, because the broker did not answer."""
+    """The queues that were recreated, and the topics and brokers for which this is unknown, because the broker did not answer.
+
+    ``is_decided``: the evidence decided about all queues, so another check of the same bounds finds the same.
+    """
 
     recreated: list[MessageQueue]
     unanswered: dict[TopicBroker, RocketMQError]
+    is_decided: bool = False
+
+
+def _unchanged_queues(queues: Iterable[MessageQueue], bounds: Bounds, bounds_before: Bounds) -> set[MessageQueue]:
+    """Return the queues that have the minimum offset that they had before, and this offset is not 0.
+
+    Such a queue was not recreated since then: a recreated queue begins at 0, and its first messages expire much later. Empty over
+    a Proxy, which hides that a broker restarted: a broker that lost the end of its store still has the same minimum offset.
+    """
+    return {
+        queue
+        for queue in queues
+        if 0 < bounds[queue].min_offset == bounds_before.get(queue, bounds[queue]).min_offset
+        and queue in bounds_before
+        and bounds[queue].last_update_ms != 0
+    }
 
 
 class RecreationWatch:
-    """Finds recreated queues in each plan of a run. ``now_ms`` is the driver's clock."""
+    """Finds recreated queues in each plan of a run. ``reader`` returns the port, ``now_ms`` is the driver's clock."""
 
     def __init__(self, reader: Callable[[], OffsetReader], group: str, now_ms: Callable[[], int] = epoch_ms) -> None:
         self._reader = reader
@@ -195,12 +222,16 @@ class RecreationWatch:
         # The time of the last check, and the bounds that it got.
         self._last_check: tuple[int, Bounds] = (0, {})
         # The connection of each broker at the last check.
-        self._connections: dict[str, object] = {}
+        self._connections: Mapping[str, object] = {}
 
     def start(self, bounds: Bounds) -> None:
         """Start a run whose known store times come from ``bounds``, so that the first check need not ask brokers."""
         self._connections = self._connections_of(bounds)
         self._unchanged, self._last_check = topic_brokers(bounds), (self._now_ms(), bounds)
+
+    def seen_unchanged(self) -> None:
+        """Note that the bounds of the last check are those of now, and that the evidence decided about all of its queues."""
+        self._last_check = self._now_ms(), self._last_check[1]
 
     def check(
         self, offsets: Offsets, bounds: Bounds, deadline: Deadline, connections: Mapping[str, object] | None = None
@@ -208,25 +239,29 @@ class RecreationWatch:
         """Return the queues of ``offsets`` that were recreated, or whose broker lost the end of its store and stored new
         messages.
 
-        ``connections`` are the connections of the brokers before ``bounds`` were fetched, by default the present ones.
+        ``connections`` are the connections of the brokers before ``bounds`` were fetched, by default the present ones. If a
+        broker connects again later, the next check has its new connection, and newer bounds.
         """
-        reconnected = self._reconnected_brokers(bounds, connections or {})
+        reconnected = self._reconnected_brokers(self._connections_of(bounds) if connections is None else connections)
         # Of all queues of a recreated topic, only one that was missing at the last check may have an old position.
-        returned = topic_brokers(
-            queue for queue in offsets.positions if queue in bounds and queue not in self._last_check[1]
-        )
-        self._unchanged = frozenset(key for key in self._unchanged - returned if key[1] not in reconnected)
+        checked_at_ms, bounds_before = self._last_check
+        new_queues = () if bounds.keys() <= bounds_before.keys() else bounds.keys() - bounds_before.keys()
+        returned = topic_brokers([queue for queue in new_queues if queue in offsets.positions]) if new_queues else ()
+        if returned or reconnected:
+            self._unchanged = frozenset([k for k in self._unchanged if k not in returned and k[1] not in reconnected])
         evidence = evidence_by_queue(offsets, bounds)
+        if all(map(_HEALTHY.__contains__, evidence.values())):
+            self._unchanged, self._last_check = topic_brokers(bounds), (self._now_ms(), bounds)
+            return RecreationResult([], {}, is_decided=True)
+        undecided = _with_evidence(evidence, RecreationEvidence.UNDECIDED)
         unanswered: dict[TopicBroker, RocketMQError] = {}
-        to_probe = queues_to_probe(evidence, self._unchanged, self._unchanged_since_last_check(bounds))
+        is_recent = 0 <= self._now_ms() - checked_at_ms < _UNCHANGED_MS
+        unchanged_queues = _unchanged_queues(undecided, bounds, bounds_before) if is_recent else ()
+        to_probe = queues_to_probe(evidence, self._unchanged, unchanged_queues)
         with_newer_message = self._with_newer_messages(offsets, to_probe, deadline, unanswered)
         recreated_brokers = topic_brokers(with_newer_message) & self._unchanged
         if recreated_brokers:
-            others = {
-                queue
-                for queue, key in evidence.items()
-                if key is RecreationEvidence.UNDECIDED and topic_broker(queue) in recreated_brokers
-            } - {*to_probe}
+            others = {queue for queue in undecided if topic_broker(queue) in recreated_brokers} - {*to_probe}
             with_newer_message += self._with_newer_messages(offsets, others, deadline, unanswered)
         # If a broker did not answer for a topic, the plan omits all of its queues there, also those that were surely recreated.
         recreated = [
@@ -234,39 +269,17 @@ class RecreationWatch:
         ]
         # Recreated queues are checked again, because a batch that waits for more messages is planned again from the same start.
         # A queue that ended before its position may have grown past it until then.
-        ending_before = topic_brokers(queue for queue, key in evidence.items() if key is RecreationEvidence.ENDS_BEFORE)
+        ending_before = topic_brokers(_with_evidence(evidence, RecreationEvidence.ENDS_BEFORE))
         self._unchanged = topic_brokers(bounds) - unanswered.keys() - topic_brokers(recreated) - ending_before
         self._last_check = self._now_ms(), bounds
-        return RecreationResult(recreated, unanswered)
+        return RecreationResult(recreated, unanswered, not undecided)
 
-    def _unchanged_since_last_check(self, bounds: Bounds) -> Callable[[MessageQueue], bool]:
-        """Return a function that tells whether a queue has the minimum offset of the last check, and this offset is not 0.
-
-        Such a queue was not recreated: a recreated queue begins at 0, and its first messages expire much later. Always false over
-        a Proxy, which hides that a broker restarted: a broker that lost the end of its store still has the same minimum offset.
-        """
-        checked_at_ms, bounds_before = self._last_check
-        if not 0 <= self._now_ms() - checked_at_ms < _UNCHANGED_MS:
-            return lambda queue: False
-
-        def is_unchanged(queue: MessageQueue) -> bool:
-            queue_bounds, bounds_then = bounds[queue], bounds_before.get(queue)
-            return (
-                bounds_then is not None
-                and 0 < queue_bounds.min_offset == bounds_then.min_offset
-                and queue_bounds.last_update_ms != 0
-            )
-
-        return is_unchanged
-
-    def _reconnected_brokers(self, bounds: Bounds, connections: Mapping[str, object]) -> set[str]:
-        """Return the brokers with another connection than at the last check: they may have crashed and restarted.
-
-        ``connections`` may be older than the present connections. Then the next check reports the broker again.
-        """
-        before, now = self._connections, self._connections_of(bounds)
-        self._connections = {**now, **{name: connection for name, connection in connections.items() if name in now}}
-        return {name for name, connection in now.items() if before.get(name) != connection}
+    def _reconnected_brokers(self, connections: Mapping[str, object]) -> set[str]:
+        """Return the brokers with another connection than at the last check: they may have crashed and restarted."""
+        before, self._connections = self._connections, connections
+        if before == connections:
+            return set()
+        return {name for name, connection in connections.items() if before.get(name) != connection}
 
     def _connections_of(self, bounds: Bounds) -> dict[str, object]:
         reader = self._reader()

@@ -31,24 +31,21 @@ class _Answer(NamedTuple):
 
 
 class RemovedQueues:
-    """Asks brokers where removed queues end, at most once a second. ``waits`` is called with each failure."""
+    """Asks brokers where removed queues end, at most once a second. ``note_error`` is called with each failure."""
 
-    def __init__(
-        self,
-        reader: Callable[[], OffsetReader],
-        timeout_s: float,
-        waits: Callable[[RocketMQError], None],
-        clock: Clock,
-    ) -> None:
-        self._reader = reader
+    def __init__(self, timeout_s: float, note_error: Callable[[RocketMQError], None], clock: Clock) -> None:
         self._clock = clock
         self._timeout_s = timeout_s
-        self._note_error = waits
+        self._note_error = note_error
         self._answers: dict[TopicBroker, _Answer] = {}
         self._retry_at: dict[str, float] = {}
 
     def ends(
-        self, queues: Iterable[MessageQueue], view: QueuesView, routes: Mapping[str, TopicRoute]
+        self,
+        reader: OffsetReader,
+        queues: Iterable[MessageQueue],
+        view: QueuesView,
+        routes: Mapping[str, TopicRoute],
     ) -> dict[MessageQueue, int]:
         """Return those of ``queues`` that their broker does not read any more, with the end that the broker reports.
 
@@ -63,14 +60,14 @@ class RemovedQueues:
                 candidates.setdefault(topic_broker(queue), set()).add(queue)
         removed: dict[MessageQueue, int] = {}
         for key, candidates_of_key in sorted(candidates.items()):
-            ends = self._ends_at_broker(key, candidates_of_key, routes[key[0]])
+            ends = self._ends_at_broker(reader, key, candidates_of_key, routes[key[0]])
             removed.update({queue: ends[queue] for queue in candidates_of_key if queue in ends})
         return removed
 
     def _ends_at_broker(
-        self, key: TopicBroker, queues: set[MessageQueue], route: TopicRoute
+        self, reader: OffsetReader, key: TopicBroker, queues: set[MessageQueue], route: TopicRoute
     ) -> Mapping[MessageQueue, int]:
-        route_and_connection, now = (route, self._reader().connection(key[1])), self._clock.now()
+        route_and_connection, now = (route, reader.connection(key[1])), self._clock.now()
         answer = self._answers.get(key, _Answer())
         if answer.route_and_connection == route_and_connection and queues <= answer.queues and now < answer.valid_until:
             return answer.ends
@@ -80,7 +77,7 @@ class RemovedQueues:
             answer.queues if answer.route_and_connection == route_and_connection else frozenset()
         )
         try:
-            ends = self._fetch(*key, sorted(asked_queues))
+            ends = self._fetch(reader, *key, sorted(asked_queues))
         except RocketMQError as e:
             self._retry_at[key[1]] = self._clock.now() + 5 * (self._clock.now() - now)
             self._note_error(e)
@@ -88,8 +85,10 @@ class RemovedQueues:
         self._answers[key] = _Answer(self._clock.now() + _ANSWER_VALID_S, route_and_connection, asked_queues, ends)
         return ends
 
-    def _fetch(self, topic: str, broker_name: str, queues: list[MessageQueue]) -> dict[MessageQueue, int]:
-        reader, deadline = self._reader(), Deadline.after(self._timeout_s)
+    def _fetch(
+        self, reader: OffsetReader, topic: str, broker_name: str, queues: list[MessageQueue]
+    ) -> dict[MessageQueue, int]:
+        deadline = Deadline.after(self._timeout_s)
         read_count = reader.read_queues(topic, broker_name, deadline) or 0
         removed = [queue for queue in queues if queue.queue_id >= read_count]
         return reader.max_offsets(removed, deadline) if removed else {}

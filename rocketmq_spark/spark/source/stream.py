@@ -7,7 +7,7 @@ could not request from the brokers again. Spark may call any method first. This 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,7 +26,6 @@ from rocketmq_spark.queues.environment import by_position
 from rocketmq_spark.spark.source import (
     checkpoint_identity,
     data_loss,
-    kafka_partitions,
     partition_reader,
     partitioning,
     planning,
@@ -35,18 +34,26 @@ from rocketmq_spark.spark.source import (
 from rocketmq_spark.spark.source.bounds_reader import BoundsReader, check_filter, planning_deadline
 from rocketmq_spark.spark.source.data_loss import Loss
 from rocketmq_spark.spark.source.group_offsets import GroupOffsets
-from rocketmq_spark.spark.source.kafka_partitions import QueueRuns
-from rocketmq_spark.spark.source.offsets import Bounds, OffsetLogCache, Offsets, Positions, queues_text
+from rocketmq_spark.spark.source.offsets import Bounds, OffsetLogCache, Offsets, queues_text
+from rocketmq_spark.spark.source.partition_numbers import PartitionNumbers
 from rocketmq_spark.spark.source.partition_reader import RangePartition
 from rocketmq_spark.spark.source.partitioning import Partitioning
+from rocketmq_spark.spark.source.plan_state import (
+    AvailableNowTarget,
+    LastPlan,
+    PlanOutcome,
+    StartOffsets,
+    TargetState,
+)
 from rocketmq_spark.spark.source.planning import QueuesView, ReadLimitPolicy, TriggerLimits
-from rocketmq_spark.spark.source.progress import ProgressReporter
-from rocketmq_spark.spark.source.recreated_topics import RecreationWatch, TopicBroker, topic_broker
+from rocketmq_spark.spark.source.progress import ProgressReport
+from rocketmq_spark.spark.source.recreated_topics import RecreationResult, RecreationWatch, topic_broker
 from rocketmq_spark.spark.source.starting_offsets import starting_offsets
 from rocketmq_spark.spark.source.waiting import (
     UnavailableQueuesLog,
+    WaitLimits,
     fetch_bounds_of_masters,
-    retry_until_deadline,
+    retry_until,
     with_compaction_start,
 )
 
@@ -55,118 +62,101 @@ logger = logging.getLogger(__name__)
 # How long ``latestOffset`` waits if the stream is idle or waits for ``minOffsetsPerTrigger``. Without a wait, Spark would call it
 # again at once, and each call parses and compares the offsets of all queues. Other sources of the query wait, too.
 _MAX_IDLE_WAIT_S = 0.1
-# Pause before the next request after brokers did not answer.
+# Pause before the next plan after brokers did not answer.
 _RETRY_PAUSE_S = 0.2
 
 
 class Stream:
-    """One run of a streaming query. Confined to one thread.
-
-    Several attributes compare offsets and views by identity: ``OffsetLogCache`` returns the same object for an equal log entry,
-    and ``BoundsReader`` returns the same view until the next poll.
-    """
+    """One run of a streaming query. Confined to one thread."""
 
     def __init__(self, options: Options, clock: Clock | None = None) -> None:
         self._options = options
-        self.log = OffsetLogCache()
         self._clock = clock or Clock()
+        self.log = OffsetLogCache()
         self._reader = BoundsReader(options, self._clock)
         self._group_offsets = GroupOffsets(options)
         self._read_limit_policy = ReadLimitPolicy(options.max_trigger_delay)
-        self._unavailable_queues = UnavailableQueuesLog()
-        # The start and the view for which unavailable queues were logged last.
-        self._last_unavailable_check: tuple[Offsets, QueuesView] | None = None
-        # The start of a new query once it is resolved. If it could not be resolved: the error, which ``latestOffset`` raises.
-        self._initial_offset: Offsets | None = None
-        self._start_error: RocketMQError | None = None
-        # AvailableNow: the ends up to which this run reads. If ``requested``, the next ``latestOffset`` still has to fetch them.
-        self._available_now_requested = False
-        self._available_now_ends: Positions | None = None
-        # Whether the checkpoint and the options were checked in this run, and whether brokers checked the filter.
-        self._validated = self._filter_checked = False
-        self._recreation_watch = self._new_watch()
-        # The watch that began with the bounds of ``initialOffset``. It replaces ``_recreation_watch`` if the first batch starts
-        # there.
-        self._initial_watch: RecreationWatch | None = None
-        # Whether a broker did not answer whether its topics were created again.
-        self._recreation_unknown = False
-        # The topics that the last plan dropped from the offsets; a change is logged.
-        self._unsubscribed_topics: list[str] = []
-        # The losses that were reported for a start: while a batch waits for more messages, each plan finds them again.
-        self._reported_losses: tuple[Offsets, frozenset[Loss]] | None = None
-        # The view and the start of the last plan, if it found nothing to read.
-        self._last_idle_plan: tuple[QueuesView, Offsets] | None = None
-        # The start of the last plan, if it waits for ``minOffsetsPerTrigger``.
-        self._delayed_start: Offsets | None = None
-        self._progress = ProgressReporter()
         self._partitioning = Partitioning.of(options)
-        self._warned_of_split = False
-        # What ``latestOffset`` returned last; None before its first call in this run.
+        self._partition_numbers = PartitionNumbers(options, self._reader)
+        self._unavailable_queues = UnavailableQueuesLog()
+        self._progress = ProgressReport()
+        # Warnings that were logged in this run.
+        self._warned: set[str] = set()
+        # None until Spark asks for it, which it does only for a query whose first batch is not committed.
+        self._initial: StartOffsets | None = None
+        self._target = AvailableNowTarget()
+        # None until this run has planned: then an earlier run logged the batch for which Spark asks for partitions.
+        self._last_plan: LastPlan | None = None
+        # What ``latestOffset`` returned last.
         self._last_end: Offsets | None = None
-        self._warned_of_size_estimate = False
-        # The last report, with the view and the end that it describes.
-        self._last_report: tuple[QueuesView, Offsets | None, dict[str, Any]] | None = None
-        # The newest partition numbers, and the queues of a repeated batch whose number is in no log entry yet.
-        self._partition_runs: QueueRuns = {}
-        self._unlogged_queues: set[MessageQueue] = set()
+        # Whether the checkpoint and the options were checked in this run, and whether brokers checked the filter.
+        self._validated = False
+        self._filter_checked = False
+        self._recreation_watch = self._new_watch()
+
+    def _new_watch(self) -> RecreationWatch:
+        return RecreationWatch(self._reader.offsets, self._options.group)
 
     def initialOffset(self) -> Offsets:
         """Return the start of a new query. Spark calls this twice and plans with the second answer, so the start is resolved
         once.
         """
-        if self._initial_offset is None:
+        if self._initial is None:
+            self._reader.begin_call()
+            limits = WaitLimits.of_start(self._options)
             try:
-                self._initial_offset = self._resolve_start()
+                self._initial = retry_until(self._reader, lambda: self._resolve_start(limits), limits)
             except (OffsetError, OptionError, RouteNotFound, TopicNotFound) as e:
                 # Spark also calls this if batch 0 was logged and not committed. Then the logged end has the start of the batch,
                 # and ``failOnDataLoss`` decides about topics and queues that no longer exist. A new query fails in
                 # ``latestOffset``.
-                self._start_error, self._initial_offset = e, Offsets({})
-        return self._initial_offset
+                self._initial = StartOffsets(Offsets({}), e)
+        return self._initial.offsets
 
-    def _resolve_start(self) -> Offsets:
+    def _resolve_start(self, limits: WaitLimits) -> StartOffsets:
         reader, options = self._reader, self._options
-        view, offsets = fetch_bounds_of_masters(reader), reader.offsets
-        bounds, initial_watch = view.bounds, self._new_watch()
-        initial_watch.start(view.master_bounds())
-        retry_until_deadline(reader, lambda: self._check_filter(bounds))
-        _warn_if_no_topic(options, bounds)
-        start = retry_until_deadline(
-            reader, lambda: starting_offsets(offsets, options, bounds, planning_deadline(options))
-        )
+        view = fetch_bounds_of_masters(reader, options, limits)
+        bounds, watch = view.bounds, self._new_watch()
+        watch.start(view.master_bounds())
+        self._check_filter(bounds)
+        start = starting_offsets(reader.offsets(), options, bounds, planning_deadline(options))
         with_compaction_start(reader, options, view, start)  # the first plan may use the view that this fetches
+        _warn_if_no_topic(options, bounds)
         newest_store_ms = planning.newest_store_ms(start, Offsets({}), bounds)
-        newest_store_ms |= self._recreation_watch.newest_store_ms(
-            Offsets(start), bounds, Deadline.after(options.request_timeout)
-        )
-        self._validated, self._initial_watch = True, initial_watch
-        return Offsets(start, {}, newest_store_ms, _source_identity(options, reader), reader.environment)
-
-    def _new_watch(self) -> RecreationWatch:
-        return RecreationWatch(lambda: self._reader.offsets, self._options.group)
+        newest_store_ms |= watch.newest_store_ms(Offsets(start), bounds, Deadline.after(options.request_timeout))
+        self._validated = True
+        offsets = Offsets(start, {}, newest_store_ms, self._source_identity(), reader.owned.numbers)
+        return StartOffsets(offsets, watch=watch)
 
     def latestOffset(self, start: Offsets, limits: TriggerLimits, finished: bool = True) -> Offsets:
         """Return the end of the next batch, or ``start`` itself if there is no batch.
 
         ``finished``: Spark has processed everything before ``start``, so ``start`` may be committed as the offsets of the group.
         """
-        self._last_end = self._next_end(start, limits, finished)
-        return self._last_end
-
-    def _next_end(self, start: Offsets, limits: TriggerLimits, finished: bool) -> Offsets:
-        if self._start_error is not None and start == self._initial_offset:
-            raise self._start_error
-        self._validate(start)
-        self._reader.set_checkpoint_offsets(start, self._available_now_ends)
-        if self._available_now_requested:
-            self._available_now_ends = retry_until_deadline(
-                self._reader, lambda: fetch_bounds_of_masters(self._reader).ends()
+        self._reader.begin_call()
+        if self._initial is not None and (error := self._initial.error_of(start)) is not None:
+            raise error
+        wait_limits = WaitLimits.of_batch(self._options)
+        if not self._validated:
+            retry_until(self._reader, lambda: self._validate(start), wait_limits)
+        if self._target.must_fetch:
+            self._reader.set_checkpoint_offsets(start, self._target.ends)
+            masters = retry_until(
+                self._reader, lambda: fetch_bounds_of_masters(self._reader, self._options, wait_limits), wait_limits
             )
-            self._available_now_requested = False
+            self._target = AvailableNowTarget.of_view(masters)
+        self._reader.set_checkpoint_offsets(start, self._target.ends)
         if finished:
             self._group_offsets.commit(start.positions)
-        if self._available_now_ends is not None:
-            return retry_until_deadline(self._reader, lambda: self._plan_end(start, limits))
+        if self._target.state is TargetState.FIXED:
+            end = retry_until(self._reader, lambda: self._plan_end(start, limits), wait_limits)
+        else:
+            end = self._try_to_plan_end(start, limits)
+        self._last_end = end
+        return end
+
+    def _try_to_plan_end(self, start: Offsets, limits: TriggerLimits) -> Offsets:
+        """Return the end of the next batch. If a server does not answer, return ``start`` after a pause: Spark asks again."""
         try:
             return self._plan_end(start, limits)
         except RocketMQError as e:
@@ -175,202 +165,227 @@ class Stream:
         return start
 
     def _plan_end(self, start: Offsets, limits: TriggerLimits) -> Offsets:
-        if self._last_idle_plan is not None and self._last_idle_plan[1] is start and self._available_now_ends is None:
-            self._reader.wait_for_next_poll(_MAX_IDLE_WAIT_S)
-        if self._delayed_start is start:
-            self._clock.sleep(_MAX_IDLE_WAIT_S)
-        view = self._wait_for_view(start)
-        if self._last_idle_plan is not None and self._last_idle_plan[0] is view and self._last_idle_plan[1] is start:
-            return start
-        self._check_filter(view.bounds)
-        if self._unlogged_queues:
-            self._unlogged_queues -= kafka_partitions.partition_numbers(start.partitions).keys()
-        if self._unlogged_queues:
+        last = self._last_plan if self._last_plan is not None and self._last_plan.start == start else None
+        self._pause_after(last)
+        view = self._fetch_view(start)
+        if self._partition_numbers.has_unlogged(start):
             # An empty batch logs the numbers of the repeated batch now, because the next batch may come days later, in another
             # run.
-            return replace(start, new_queue_starts={}, partitions=self._runs_between(start, start))
-        adapted, readable_view = self._apply_queue_changes(start, planning.without_timed_out(view))
-        ends = planning.readable_ends(readable_view, self._available_now_ends)
-        first_offsets = {queue: readable_view.bounds[queue].min_offset for queue in ends}
-        from_minimum = planning.from_min_offsets(adapted, readable_view.bounds)
+            runs = self._partition_numbers.runs_between(start, start.positions)
+            return replace(start, new_queue_starts={}, partitions=runs)
+        if last is not None and last.is_idle_for(view):
+            if view.poll_number != last.view.poll_number:
+                self._recreation_watch.seen_unchanged()
+                self._last_plan = replace(last, view=view)
+            return start
+        self._check_filter(view.bounds)
+        adapted, readable_view, result = self._apply_queue_changes(start, view, last)
+        return self._apply_read_limits(start, adapted, readable_view, limits, result)
+
+    def _pause_after(self, last: LastPlan | None) -> None:
+        """Pause if the last plan from the same start found no batch."""
+        if last is None:
+            return
+        if last.is_idle and self._target.ends is None:
+            self._reader.wait_for_next_poll(_MAX_IDLE_WAIT_S)
+        elif last.outcome is PlanOutcome.DELAYED:
+            self._clock.sleep(_MAX_IDLE_WAIT_S)
+
+    def _fetch_view(self, start: Offsets) -> QueuesView:
+        """Return the current view. Raises ``BrokerNotFound`` if an AvailableNow run must wait for a broker."""
+        target_ends = self._target.ends
+        view = planning.without_stale_replicas(start, self._reader.latest(wait_for_all=target_ends is not None))
+        pending = planning.pending_queues(start, view, target_ends)
+        removed = self._reader.removed_queue_ends(pending, view)
+        if pending := [queue for queue in pending if queue not in removed]:
+            cause = self._reader.errors.failures.first
+            raise BrokerNotFound(
+                f"no broker answers for {queues_text(pending)}, which this run must read to its end",
+                cause.addr if cause else None,
+                remark=cause.message if cause else self._unavailable_reason(pending[0]),
+                remedy="Check the brokers, or raise option 'readDeadline'",
+            ) from cause
+        missing = _missing_queues(start, view)
+        if missing or not self._unavailable_queues.is_empty:
+            unavailable = [q for q in missing if q.topic in view.topics and not view.is_topic_deleted(q)]
+            self._unavailable_queues.update(
+                unavailable, view.bounds, self._unavailable_reason, run_ends=target_ends is not None
+            )
+        return view
+
+    def _unavailable_reason(self, queue: MessageQueue) -> str:
+        return subscription.unavailable_reason(self._reader.known_routes.get(queue.topic), queue)
+
+    def _apply_queue_changes(
+        self, start: Offsets, view: QueuesView, last: LastPlan | None
+    ) -> tuple[Offsets, QueuesView, RecreationResult]:
+        """Return ``start`` adapted to changes of its queues, the view without queues that cannot be planned now, and the result
+        of the check for topics that were created again.
+
+        Reports losses: raises ``DataLossError`` if option ``failOnDataLoss`` says so.
+        """
+        subscribed = self._drop_unsubscribed(start, view)
+        readable_view = planning.without_timed_out(view)
+        result = self._check_recreated(start, subscribed, readable_view)
+        if result.unanswered:
+            # The plan omits queues whose broker did not answer whether they were created again.
+            answered = {q: b for q, b in readable_view.bounds.items() if topic_broker(q) not in result.unanswered}
+            readable_view = replace(readable_view, bounds=answered)
+        removed = self._reader.removed_queue_ends(_missing_queues(subscribed, readable_view), readable_view)
+        adapted, losses = planning.apply_queue_changes(
+            subscribed, readable_view, self._target.ends, result.recreated, removed
+        )
+        reported = frozenset[Loss]() if last is None else last.reported_losses
+        if losses:
+            if self._target.ends is not None:
+                ends = planning.capped_target(readable_view, self._target.ends, removed)
+                self._target = replace(self._target, ends=ends)
+            # A plan that fails must find a loss again.
+            must_fail = self._options.fail_on_data_loss == "fail"
+            self._report_losses([loss for loss in losses if must_fail or loss not in reported])
+            reported = reported.union(losses)
+        self._last_plan = LastPlan(start, PlanOutcome.CHECKED, view, reported)
+        return adapted, readable_view, result
+
+    def _check_recreated(self, start: Offsets, subscribed: Offsets, view: QueuesView) -> RecreationResult:
+        """Return the queues that were created again. Raises the error of a broker that does not answer in an AvailableNow run,
+        which must not end without its queues.
+        """
+        if self._initial is not None and self._initial.watch is not None:
+            # If the first batch was logged by an earlier run, its start is older than what the initial watch has seen.
+            if start == self._initial.offsets:
+                self._recreation_watch = self._initial.watch
+            self._initial = replace(self._initial, watch=None)
+        # All requests together get the time of one, so a broker that hangs does not delay the queues of others.
+        deadline = Deadline.after(self._options.request_timeout)
+        result = self._recreation_watch.check(subscribed, view.master_bounds(), deadline, view.connections)
+        for error in result.unanswered.values():
+            if self._target.ends is not None:
+                raise error
+            self._reader.note_retriable_error(error)
+        return result
+
+    def _apply_read_limits(
+        self, start: Offsets, adapted: Offsets, view: QueuesView, limits: TriggerLimits, result: RecreationResult
+    ) -> Offsets:
+        """Return the end of a batch from ``adapted``; ``start`` if there is nothing to read, or if the batch waits."""
+        assert self._last_plan is not None
+        ends = planning.readable_ends(view, self._target.ends)
+        first_offsets = {queue: view.bounds[queue].min_offset for queue in ends}
+        from_minimum = planning.from_min_offsets(adapted, view.bounds)
         backlog = planning.backlog({**first_offsets, **from_minimum.positions}, ends)
-        if self._available_now_ends is not None:
+        if self._target.ends is not None:
             # Up to fixed ends, a wait brings no more messages.
             limits = replace(limits, min_offsets=None)
         max_offsets = self._read_limit_policy.max_offsets(
             backlog, limits, lambda queue: self._sample_size(queue, adapted, first_offsets[queue]), self._clock.now()
         )
         if max_offsets == 0:
-            self._delayed_start, self._last_idle_plan = start, None
+            self._last_plan = replace(self._last_plan, outcome=PlanOutcome.DELAYED)
             return start
         if backlog and limits.max_bytes is not None and self._read_limit_policy.has_no_sample:
-            self._warned_of_size_estimate = self._warned_of_size_estimate or _warn_of_size_estimate(limits.max_bytes)
+            self._warn_once(
+                "size estimate",
+                "option 'maxBytesPerTrigger' is %d, but no broker returned a sample of the unread messages: until one does, each "
+                "message is assumed to have %d bytes, so batches are small",
+                limits.max_bytes,
+                planning.ASSUMED_MESSAGE_BYTES,
+            )
         end = planning.next_end(from_minimum, ends, first_offsets, max_offsets)
-        if end is start:
-            self._last_idle_plan = None if backlog or self._recreation_unknown else (view, start)
-            if not (backlog or view.timed_out_brokers or adapted.positions.keys() - readable_view.bounds.keys()):
-                self._read_limit_policy.nothing_to_read(self._clock.now())
+        if end == start:
+            self._note_idle(adapted, view, result)
             return start
-        end = planning.batch_end(start, adapted, end, readable_view, self._initial_offset)
+        end = planning.batch_end(start, adapted, end, view, None if self._initial is None else self._initial.offsets)
         newest_store_ms = self._recreation_watch.newest_store_ms(
-            end, readable_view.bounds, Deadline.after(self._options.request_timeout)
+            end, view.bounds, Deadline.after(self._options.request_timeout)
         )
-        end = replace(end, newest_store_ms={**end.newest_store_ms, **newest_store_ms}) if newest_store_ms else end
         self._read_limit_policy.batch_planned(self._clock.now())
+        self._last_plan = replace(self._last_plan, outcome=PlanOutcome.PLANNED)
         return replace(
             end,
-            source_identity=_source_identity(self._options, self._reader),
-            environment=self._reader.environment,
+            newest_store_ms={**end.newest_store_ms, **newest_store_ms} if newest_store_ms else end.newest_store_ms,
+            source_identity=self._source_identity(),
+            environment=self._reader.owned.numbers,
             plan=self._partitioning.to_json(),
-            partitions=self._runs_between(start, end),
+            partitions=self._partition_numbers.runs_between(start, end.positions),
         )
 
-    def _runs_between(self, start: Offsets, end: Offsets) -> QueueRuns:
-        """Return the queues by partition number for ``kafkaColumns``: the runs of the checkpoint and of this run, with new queues
-        appended. Without the option, the runs of the checkpoint are returned unchanged.
-        """
-        topics = {queue.topic for queue in (*start.positions, *end.positions)}
-        logged_runs = {
-            topic: runs for topic, runs in {**start.partitions, **self._partition_runs}.items() if topic in topics
-        }
-        if not self._options.kafka_columns:
-            return logged_runs
-        routed_queues = self._reader.numbered_queues(topics, numbered_topics=logged_runs)
-        self._partition_runs = kafka_partitions.with_new_queues(
-            logged_runs, (*routed_queues, *start.positions, *end.positions)
-        )
-        return self._partition_runs
-
-    def _numbers_for_batch(self, end: Offsets, queues: set[MessageQueue]) -> Mapping[MessageQueue, int]:
-        """Return the partition numbers for a batch that reads ``queues``, as its log entry has them.
-
-        A batch that was logged without ``kafkaColumns`` gets numbers now, and the next log entry records them.
-        """
-        if not self._options.kafka_columns:
-            return {}
-        numbers = kafka_partitions.partition_numbers(end.partitions)
-        if not (unnumbered := queues - numbers.keys()):
-            return numbers
-        self._unlogged_queues |= unnumbered
-        return kafka_partitions.partition_numbers(self._runs_between(end, end))
-
-    def _wait_for_view(self, start: Offsets) -> QueuesView:
-        """Return the current view. An AvailableNow run waits for brokers that have messages before its ends.
-
-        Raises ``BrokerNotFound`` if such a broker does not answer within ``readDeadline``.
-        """
-        deadline = Deadline.after(self._options.read_deadline)
-        while True:
-            polled = self._reader.latest(wait_for_all=self._available_now_ends is not None)
-            view = planning.without_stale_replicas(start, polled)
-            pending = planning.pending_queues(start, view, self._available_now_ends)
-            removed = self._reader.removed_queue_ends(pending, view)
-            pending = [queue for queue in pending if queue not in removed]
-            if not pending:
-                self._log_unavailable_queues(start, polled, view)
-                return view
-            if deadline.expired:
-                cause, first_queue = self._reader.retriable_failures.first, pending[0]
-                reason = subscription.unavailable_reason(self._reader.known_routes.get(first_queue.topic), first_queue)
-                raise BrokerNotFound(
-                    f"no broker answers for {queues_text(pending)}, which this run must read to its end",
-                    cause.addr if cause else None,
-                    remark=cause.message if cause else reason,
-                    remedy="Check the brokers, or raise option 'readDeadline'",
-                ) from cause
-            self._clock.sleep(_RETRY_PAUSE_S)
-
-    def _log_unavailable_queues(self, start: Offsets, polled: QueuesView, view: QueuesView) -> None:
-        if (
-            self._last_unavailable_check is not None
-            and self._last_unavailable_check[0] is start
-            and self._last_unavailable_check[1] is polled
-        ):
-            return
-        self._last_unavailable_check = start, polled
-        topics = set(self._reader.topics_or_last_known())
-        subscribed_queues = (
-            queue for queue in start.positions if queue.topic in topics and not view.is_topic_deleted(queue)
-        )
-        self._unavailable_queues.update(
-            subscribed_queues,
-            view.bounds,
-            lambda q: subscription.unavailable_reason(self._reader.known_routes.get(q.topic), q),
-            run_ends=self._available_now_ends is not None,
-        )
+    def _note_idle(self, adapted: Offsets, view: QueuesView, result: RecreationResult) -> None:
+        """Note that there is nothing to read, and until when. Queues that are missing in ``view`` may return."""
+        assert self._last_plan is not None
+        is_complete = not (self._last_plan.view.timed_out_brokers or _missing_queues(adapted, view))
+        if is_complete:
+            self._read_limit_policy.nothing_to_read(self._clock.now())
+        if not result.unanswered:
+            is_steady = is_complete and result.is_decided
+            outcome = PlanOutcome.IDLE if is_steady else PlanOutcome.IDLE_UNTIL_POLL
+            self._last_plan = replace(self._last_plan, outcome=outcome)
 
     def reportLatestOffset(self) -> dict[str, Any]:
         """Return the current ends of all queues and the figures of this run, for the progress of the query."""
-        view, end = self._reader.latest(same_batch=True), self._last_end
-        if self._last_report is None or self._last_report[0] is not view or self._last_report[1] is not end:
-            report = self._progress.report(view, end, int(self._clock.now() * 1000))
-            self._last_report = (view, end, {**report, **Offsets(view.ends()).to_json()})
-        return self._last_report[2]
+        self._reader.begin_call()
+        view = self._reader.latest(same_batch=True)
+        return self._progress.report(view, self._last_end, int(self._clock.now() * 1000))
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Make this run end at the current ends of the queues.
 
         If a master does not answer, or if the queues depend on the positions, the first ``latestOffset`` fetches the ends.
         """
+        self._target = AvailableNowTarget(TargetState.REQUESTED)
         if by_position(self._options) or self._options.assign:  # only the positions show which queues the run reads
-            self._available_now_requested = True
             return
+        self._reader.begin_call()
         try:
-            view = self._reader.fetch_all()
+            self._target = AvailableNowTarget.of_view(self._reader.fetch_all())
         except RocketMQError as e:
             if not e.retriable:
                 raise
-            self._available_now_requested = True
-        else:
-            self._available_now_requested = len(view.master_bounds()) < len(view.bounds)
-            self._available_now_ends = view.ends()
 
     def partitions(self, start: Offsets, end: Offsets) -> list[RangePartition]:
         """Return the tasks of a batch. If the batch was logged and not committed, this may be the first call of a run."""
-        logged_before = (
+        self._reader.begin_call()
+        was_logged_before = (
             self._last_end is None
-        )  # this run has not planned a batch yet, so an earlier run logged this one
-        if logged_before:
+        )  # this run has not planned a batch, so an earlier run logged this one
+        initial = StartOffsets(Offsets({})) if self._initial is None else self._initial
+        starts_query = self._initial is not None and start == initial.offsets
+        if was_logged_before:
             checkpoint_identity.check_checkpoint(self._options, end)
         # Only a restart repeats several batches as one. Batch 0 is read from the starts that its end records, because ``start``
         # is resolved again from the starting options, and may differ.
-        new_ranges = planning.new_queue_ranges(start, end) if logged_before and start != self._initial_offset else []
+        new_ranges = planning.new_queue_ranges(start, end) if was_logged_before and not starts_query else []
         ranges = sorted([*planning.ranges(start, end), *new_ranges])
         if not ranges:
             return []
         # The tasks of a batch depend on its log entry alone. If messages were lost, a task has fewer rows, or none: the other
         # tasks, and those of the next source of a union, keep their numbers, which are part of the ids of exactly-once.
         planned_tasks = partitioning.plan_tasks(self._logged_partitioning(end, ranges), end.positions, ranges)
-        if self._start_error is not None and start == self._initial_offset:
+        if initial.error_of(start) is not None:
             start = replace(end, positions=end.new_queue_starts)
-        known_offsets = planning.combined_start(start, end) if logged_before or end.new_queue_starts else start
-        self._reader.set_checkpoint_offsets(known_offsets)
+        known_offsets = planning.combined_start(start, end) if was_logged_before or end.new_queue_starts else start
+        self._reader.set_checkpoint_offsets(known_offsets, self._target.ends)
         losses: list[Loss] = []
-        if not logged_before:
-            view = self._reader.latest(same_batch=True)
-        else:
-            view = _fetch_all(self._reader)
-            checkpoint_identity.check_clusters(self._options, end, _known_clusters(self._reader))
-            checkpoint_identity.check_environment_queues(self._options, end, self._reader.environment)
-            ranges, lost = planning.drop_recreated(ranges, view, self._recreated_since(end, view, ranges))
+        if was_logged_before:
+            view, recreated = self._fetch_logged(known_offsets, end, ranges)
+            ranges, lost = planning.drop_recreated(ranges, view, recreated)
             losses += self._report_losses(lost)
-        self._validate(known_offsets, view)
-        self._start_error = None  # a batch was logged, so the starting options have no effect any more
+        else:
+            view = self._reader.latest(same_batch=True)
+        if self._initial is not None:
+            self._initial = self._initial.logged()
         expired_ranges = planning.truncated(
             new_ranges, view.master_bounds()
         )  # no loss: a new queue starts with its first message
         ranges = planning.without_lost(ranges, expired_ranges)
         ranges, lost = planning.readable_ranges(ranges, view)
         losses += self._report_losses(lost)
-        mismatched = partition_reader.replica_mismatches(
-            self._options, self._reader.routes, self._reader.offsets, ranges
-        )
+        routes, offsets = self._reader.ports
+        mismatched = partition_reader.replica_mismatches(self._options, routes, offsets, ranges)
         lost_ranges = [*expired_ranges, *(lost_range for lost_range, _ in losses)]
         remaining_tasks = [planning.without_lost(task, lost_ranges) for task in planned_tasks]
-        partition_numbers = self._numbers_for_batch(end, {part.queue for part in ranges})
-        return partition_reader.input_partitions(
-            self._reader.routes, remaining_tasks, mismatched, end, partition_numbers
-        )
+        partition_numbers = self._partition_numbers.of_batch(end, {part.queue for part in ranges})
+        return partition_reader.input_partitions(routes, remaining_tasks, mismatched, end, partition_numbers)
 
     def _logged_partitioning(self, end: Offsets, ranges: Sequence[OffsetRange]) -> Partitioning:
         """Return the options that split the batch into tasks when its end was logged. Warns if the end does not record an option;
@@ -379,9 +394,9 @@ class Stream:
         A batch of one row is one task with any options, so it causes no warning.
         """
         logged, unusable_names = partitioning.logged_partitioning(end.plan, self._partitioning)
-        if unusable_names and not self._warned_of_split and sum(r.size for r in ranges) > 1:
-            self._warned_of_split = True
-            logger.warning(
+        if unusable_names and sum(r.size for r in ranges) > 1:
+            self._warn_once(
+                "partitioning",
                 "the offset of this batch does not say what decided its tasks (%s): another version of rocketmq-spark planned "
                 "the batch, or another callable as allocationStrategy did. The present options decide now. If the options "
                 "changed since the first attempt, a sink with deliveryGuarantee=exactly-once may store rows of this batch twice",
@@ -389,36 +404,51 @@ class Stream:
             )
         return logged
 
-    def _report_losses(self, losses: Sequence[Loss]) -> Sequence[Loss]:
-        """Report ``losses`` and return it. Raises ``DataLossError`` if option ``failOnDataLoss`` says so."""
-        data_loss.report_data_loss(self._options.fail_on_data_loss, losses)
-        self._progress.add_losses(losses)
-        return losses
+    def _fetch_logged(
+        self, known_offsets: Offsets, end: Offsets, ranges: Sequence[OffsetRange]
+    ) -> tuple[QueuesView, list[MessageQueue]]:
+        """Return the bounds of all queues, and the queues of a logged batch that were created again while the query was down.
 
-    def _recreated_since(self, end: Offsets, view: QueuesView, ranges: Sequence[OffsetRange]) -> list[MessageQueue]:
-        """Return the queues of a logged batch whose topics were created again while the query was down."""
-        logged_end, bounds = planning.logged_end(ranges, end, view), view.master_bounds()
-        watch = self._new_watch()  # not the stream's own watch, which must start with all queues
+        A batch that was planned before is read completely, so this waits for all brokers.
+        """
 
-        def check() -> list[MessageQueue]:
-            result = watch.check(logged_end, bounds, planning_deadline(self._options))
+        def fetch() -> tuple[QueuesView, list[MessageQueue]]:
+            view = self._reader.fetch_all()
+            self._check_identity(end)
+            logged_end = planning.logged_end(ranges, end, view)
+            # Not the watch of the stream, which must start with all queues.
+            watch = self._new_watch()
+            result = watch.check(logged_end, view.master_bounds(), planning_deadline(self._options))
             for error in result.unanswered.values():
                 raise error
-            return result.recreated
+            if not self._validated:
+                self._check_options(known_offsets, view.bounds)
+            return view, result.recreated
 
-        return retry_until_deadline(self._reader, check)
+        try:
+            return retry_until(self._reader, fetch, WaitLimits.of_batch(self._options))
+        except RocketMQError as e:
+            if e.retriable and e.queue is not None:
+                partition_reader.add_waiting_advice(e, "its broker", streaming=True)
+            raise
 
-    def _validate(self, start: Offsets, view: QueuesView | None = None) -> None:
-        """Check the checkpoint and the options once per run, with the bounds of ``view``, by default of a new poll."""
-        if self._validated:
-            return
+    def _validate(self, start: Offsets) -> None:
+        """Check the checkpoint and the options, with the bounds of all queues."""
+        self._reader.set_checkpoint_offsets(start, self._target.ends)
+        bounds = self._reader.fetch_all().bounds
+        self._check_identity(start)
+        self._check_options(start, bounds)
+
+    def _check_identity(self, offsets: Offsets) -> None:
+        """Raise ``CheckpointMismatch`` if ``offsets`` belong to another cluster, or to other queues of the environment."""
+        clusters = checkpoint_identity.clusters_of(self._reader.known_routes.values())
+        checkpoint_identity.check_clusters(self._options, offsets, clusters)
+        checkpoint_identity.check_environment_queues(self._options, offsets, self._reader.owned.numbers)
+
+    def _check_options(self, start: Offsets, bounds: Bounds) -> None:
+        """Let brokers check the filter, and log how the options differ from the checkpoint."""
         options = self._options
-        self._reader.set_checkpoint_offsets(start)
-        reader = self._reader
-        bounds = (view or retry_until_deadline(reader, reader.fetch_all)).bounds
-        checkpoint_identity.check_clusters(options, start, _known_clusters(reader))
-        checkpoint_identity.check_environment_queues(options, start, reader.environment)
-        retry_until_deadline(reader, lambda: self._check_filter(bounds))
+        self._check_filter(bounds)
         _warn_if_no_topic(options, bounds)
         self._validated = True
         if options.given & {"starting_offsets", "starting_timestamp", "starting_offsets_by_timestamp"}:
@@ -441,80 +471,51 @@ class Stream:
             check_filter(self._options, bounds)
             self._filter_checked = True
 
-    def _apply_queue_changes(self, start: Offsets, view: QueuesView) -> tuple[Offsets, QueuesView]:
-        """Return ``start`` adapted to changes of its queues, and the view without queues that cannot be planned now.
+    def _report_losses(self, losses: Sequence[Loss]) -> Sequence[Loss]:
+        """Report ``losses`` and return it. Raises ``DataLossError`` if option ``failOnDataLoss`` says so."""
+        data_loss.report_data_loss(self._options.fail_on_data_loss, losses)
+        self._progress.add_losses(losses)
+        return losses
 
-        Reports losses: raises ``DataLossError`` if option ``failOnDataLoss`` says so.
-        """
-        subscribed = self._drop_unsubscribed(start)
-        if self._initial_watch is not None:
-            # If the first batch was logged by an earlier run, its start is older than what the initial watch has seen.
-            self._recreation_watch, self._initial_watch = (
-                self._initial_watch if start == self._initial_offset else self._recreation_watch,
-                None,
-            )
-        # All requests together get the time of one, so a broker that hangs does not delay the queues of others.
-        deadline = Deadline.after(self._options.request_timeout)
-        result = self._recreation_watch.check(subscribed, view.master_bounds(), deadline, view.connections)
-        view = self._without_unanswered(view, result.unanswered)
-        removed = self._reader.removed_queue_ends(
-            (queue for queue in subscribed.positions if queue not in view.bounds), view
-        )
-        adapted, losses = planning.apply_queue_changes(
-            subscribed, view, self._available_now_ends, result.recreated, removed
-        )
-        if losses and self._available_now_ends is not None:
-            self._available_now_ends = planning.capped_target(view, self._available_now_ends, removed)
-        self._report_new_losses(start, losses)
-        return adapted, view
-
-    def _report_new_losses(self, start: Offsets, losses: list[Loss]) -> None:
-        """Report each loss once per start: while a batch waits for more messages, each plan from ``start`` finds it again."""
-        must_fail = self._options.fail_on_data_loss == "fail"
-        reported_before = (
-            self._reported_losses[1]
-            if self._reported_losses is not None and self._reported_losses[0] is start
-            else frozenset()
-        )
-        new_losses = [part for part in losses if must_fail or part not in reported_before]
-        data_loss.report_data_loss(self._options.fail_on_data_loss, new_losses)
-        self._progress.add_losses(new_losses)
-        self._reported_losses = (start, reported_before.union(losses)) if losses else self._reported_losses
-
-    def _drop_unsubscribed(self, start: Offsets) -> Offsets:
-        subscribed = planning.drop_unsubscribed(start, set(self._reader.topics_or_last_known()))
-        if subscribed is not start:
+    def _drop_unsubscribed(self, start: Offsets, view: QueuesView) -> Offsets:
+        subscribed = planning.drop_unsubscribed(start, view.topics)
+        if subscribed != start:
             unsubscribed = sorted({q.topic for q in start.positions} - {q.topic for q in subscribed.positions})
-            if unsubscribed != self._unsubscribed_topics:
-                logger.warning(
-                    "topics that are no longer subscribed to are removed from the offsets: %s", ", ".join(unsubscribed)
-                )
-            self._unsubscribed_topics = unsubscribed
+            topics_text = ", ".join(unsubscribed)
+            self._warn_once(
+                f"unsubscribed: {topics_text}",
+                "topics that are no longer subscribed to are removed from the offsets: %s",
+                topics_text,
+            )
         return subscribed
-
-    def _without_unanswered(self, view: QueuesView, unanswered: Mapping[TopicBroker, RocketMQError]) -> QueuesView:
-        """Return ``view`` without queues whose broker did not answer whether they were created again. Raises the error in an
-        AvailableNow run, which must not end without these queues.
-        """
-        self._recreation_unknown = bool(unanswered)
-        for error in unanswered.values():
-            if self._available_now_ends is not None:
-                raise error
-            self._reader.note_retriable_error(error)
-        if not unanswered:
-            return view
-        return replace(view, bounds={q: b for q, b in view.bounds.items() if topic_broker(q) not in unanswered})
 
     def _sample_size(self, queue: MessageQueue, start: Offsets, minimum: int) -> tuple[int, int]:
         offset = max(start.positions.get(queue, minimum), minimum)
         try:
             # A short deadline, because an estimate is enough, and the messages of other queues must not wait for it.
             deadline = Deadline.after(min(1.0, self._options.request_timeout))
-            return self._reader.offsets.sample(self._options.group, queue, offset, deadline)
+            return self._reader.offsets().sample(self._options.group, queue, offset, deadline)
         except RocketMQError as e:
             if not e.retriable:
                 raise
             return 0, 0  # no sample: the limit uses earlier samples, or the largest size of a message
+
+    def _source_identity(self) -> dict[str, object]:
+        clusters = checkpoint_identity.clusters_of(self._reader.known_routes.values())
+        return checkpoint_identity.source_identity(self._options, clusters)
+
+    def _warn_once(self, key: str, text: str, *values: object) -> None:
+        """Log a warning once per run and ``key``."""
+        if key not in self._warned:
+            self._warned.add(key)
+            logger.warning(text, *values)
+
+
+def _missing_queues(offsets: Offsets, view: QueuesView) -> list[MessageQueue]:
+    """Return the queues with a position that are not in the view."""
+    if offsets.positions.keys() <= view.bounds.keys():
+        return []
+    return [queue for queue in offsets.positions if queue not in view.bounds]
 
 
 def _warn_if_no_topic(options: Options, bounds: Bounds) -> None:
@@ -523,31 +524,3 @@ def _warn_if_no_topic(options: Options, bounds: Bounds) -> None:
             "no topic matches option 'subscribePattern' %r yet; the stream waits for one, and reads it from its first message",
             options.subscribe_pattern,
         )
-
-
-def _source_identity(options: Options, reader: BoundsReader) -> dict[str, object]:
-    return checkpoint_identity.source_identity(options, _known_clusters(reader))
-
-
-def _known_clusters(reader: BoundsReader) -> list[str]:
-    return checkpoint_identity.clusters_of(reader.known_routes.values())
-
-
-def _fetch_all(reader: BoundsReader) -> QueuesView:
-    """Return the bounds of all queues. A batch that was planned before is read completely, so this waits for all brokers."""
-    try:
-        return retry_until_deadline(reader, reader.fetch_all)
-    except RocketMQError as e:
-        if e.retriable and e.queue is not None:
-            partition_reader.add_waiting_advice(e, "its broker", streaming=True)
-        raise
-
-
-def _warn_of_size_estimate(max_bytes: int) -> bool:
-    logger.warning(
-        "option 'maxBytesPerTrigger' is %d, but no broker returned a sample of the unread messages: until one does, each "
-        "message is assumed to have %d bytes, so batches are small",
-        max_bytes,
-        planning.ASSUMED_MESSAGE_BYTES,
-    )
-    return True

@@ -1,17 +1,22 @@
-"""Waits up to ``readDeadline`` for queues and brokers that are unavailable, with new routes for each attempt.
+"""Repeats the requests of a call of Spark until they succeed. ``retry_until`` is the only such loop of the source's driver.
+
+``WaitLimits`` says how long, by what is missing:
+
+* a server or a master: up to ``readDeadline``, with new routes for each attempt. A start that has reached no server yet makes
+  ``numRetries`` more attempts instead, because an address may be misspelt;
+* a topic that did not exist before: up to ``topicWait``, because its name may be misspelt.
 
 A stream logs the queues that it waits for, because it looks idle while it waits.
-
-A start that reaches no server at all does not wait: it fails after ``numRetries``, because an address may be misspelled.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import TypeVar
 
-from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.clock import Deadline, backoff
 from rocketmq_spark.base.retry import Trouble
 from rocketmq_spark.errors import BrokerNotFound, RocketMQError, RouteNotFound
 from rocketmq_spark.model import MessageQueue
@@ -20,53 +25,94 @@ from rocketmq_spark.spark.source import checkpoint_identity
 from rocketmq_spark.spark.source.bounds_reader import BoundsReader
 from rocketmq_spark.spark.source.offsets import Bounds, Offsets, Positions, queues_text
 from rocketmq_spark.spark.source.planning import QueuesView
+from rocketmq_spark.spark.source.subscribed_topics import no_matching_topic
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_RETRY_PAUSE_S = 0.2
+_RETRY_PAUSE_S, _MAX_RETRY_PAUSE_S = 0.2, 1.0
+_MAX_PAUSE_OF_START_S = 10.0
 
 
-def retry_until_deadline(reader: BoundsReader, ask: Callable[[], T], deadline: Deadline | None = None) -> T:
-    """Call ``ask`` until it returns. A retriable error is raised only after ``deadline``, together with the first error.
+@dataclass(frozen=True, slots=True)
+class WaitLimits:
+    """How long a call waits. ``attempts`` limits the attempts of a start until servers have answered."""
 
-    If no route and no offset names a topic, its name may be misspelled, so its ``RouteNotFound`` is raised at once.
+    deadline: Deadline
+    topic_deadline: Deadline
+    attempts: int | None = None
+    retry_interval_s: float = _RETRY_PAUSE_S
+
+    @classmethod
+    def of_start(cls, options: Options) -> WaitLimits:
+        """The limits of a call that finds out where a new query, or a batch read, starts."""
+        return cls(
+            Deadline.after(options.read_deadline),
+            Deadline.after(options.topic_wait),
+            1 + options.num_retries,
+            options.retry_interval,
+        )
+
+    @classmethod
+    def of_batch(cls, options: Options) -> WaitLimits:
+        """The limits of a call for a query that has positions."""
+        return cls(Deadline.after(options.read_deadline), Deadline.after(options.topic_wait))
+
+
+def retry_until(reader: BoundsReader, attempt: Callable[[], T], limits: WaitLimits) -> T:
+    """Call ``attempt`` until it returns, as long as ``limits`` says. Raises a permanent error at once.
+
+    Retriable errors are raised together with the first one.
     """
-    deadline = deadline or Deadline.after(reader.read_deadline_s)
     trouble = Trouble()
+    start_pauses = backoff(limits.retry_interval_s, _MAX_PAUSE_OF_START_S)
+    pauses = backoff(_RETRY_PAUSE_S, _MAX_RETRY_PAUSE_S)
     while True:
         try:
-            return ask()
+            return attempt()
         except RocketMQError as e:
-            trouble.note(e, reader.clock.now())
-            if not e.retriable or (isinstance(e, RouteNotFound) and not reader.is_known_topic(e.topic)):
+            is_start = limits.attempts is not None
+            is_new_topic = isinstance(e, RouteNotFound) and (is_start or not reader.is_known_topic(e.topic))
+            lacks_permission = e.topic is not None and e.broker_code is None
+            if not e.retriable or (is_new_topic and lacks_permission):
                 raise
-            if deadline.expired:
-                trouble.give_up(e, reader.clock.now())
-            reader.note_retriable_error(e)
-        deadline.pause(_RETRY_PAUSE_S)
-        reader.refresh_routes()
+            trouble.note(e, reader.clock.now())
+            if is_new_topic and not reader.is_known_topic(e.topic):
+                if limits.topic_deadline.expired:
+                    raise _missing_topic(reader, e) from None
+                logger.info("waiting for topic %s", e.topic)
+                limits.topic_deadline.pause(next(pauses))
+            elif limits.attempts is not None and not reader.has_answered:
+                if trouble.tries >= limits.attempts:
+                    raise
+                limits.deadline.pause(next(start_pauses))
+            else:
+                if limits.deadline.expired:
+                    trouble.give_up(e, reader.clock.now())
+                reader.note_retriable_error(e)
+                limits.deadline.pause(next(pauses))
 
 
-def fetch_bounds_of_masters(reader: BoundsReader) -> QueuesView:
-    """Return the bounds that masters report. If only slaves of a broker are up, waits for its master, because slaves may lack
-    messages.
+def _missing_topic(reader: BoundsReader, error: RocketMQError) -> RocketMQError:
+    """Return ``error`` with the names of similar topics. It has all details, so the error needs no cause."""
+    if not isinstance(error, RouteNotFound) or error.topic is None:
+        return error
+    return reader.ports.routes.missing_topic(error)
 
-    Raises ``BrokerNotFound`` if the master does not register within ``readDeadline``.
+
+def fetch_bounds_of_masters(reader: BoundsReader, options: Options, limits: WaitLimits) -> QueuesView:
+    """Return the bounds that masters report. Raises ``BrokerNotFound`` if only slaves of a broker are up, because slaves may lack
+    messages, and ``RouteNotFound`` if no topic matches the pattern before the deadline of ``limits``.
     """
-    deadline = Deadline.after(reader.read_deadline_s)
     view = reader.fetch_all()
-    while without_master := sorted({queue.broker_name for queue in view.bounds} & view.brokers_without_master):
-        error = BrokerNotFound(
+    if not view.topics and not limits.topic_deadline.expired:
+        raise no_matching_topic(options)
+    if without_master := sorted({queue.broker_name for queue in view.bounds} & view.brokers_without_master):
+        raise BrokerNotFound(
             f"only slaves of {', '.join(without_master)} are up, which may lack messages that the master has",
             remedy="Start the master, or raise option 'readDeadline' to wait longer for it",
         )
-        if deadline.expired:
-            raise error
-        reader.note_retriable_error(error)
-        deadline.pause(1.0)
-        view = retry_until_deadline(reader, reader.fetch_all, deadline)
     return view
 
 
@@ -77,7 +123,7 @@ def with_compaction_start(reader: BoundsReader, options: Options, view: QueuesVi
     if all(at >= view.bounds[queue].min_offset for queue, at in start.items()):
         return view
     reader.set_checkpoint_offsets(Offsets(start, source_identity=checkpoint_identity.source_identity(options)))
-    return retry_until_deadline(reader, reader.fetch_all)
+    return reader.fetch_all()
 
 
 class UnavailableQueuesLog:
@@ -85,6 +131,11 @@ class UnavailableQueuesLog:
 
     def __init__(self) -> None:
         self._unavailable: set[MessageQueue] = set()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the last call of ``update`` had no unavailable queues."""
+        return not self._unavailable
 
     def update(
         self,

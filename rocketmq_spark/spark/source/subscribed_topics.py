@@ -1,0 +1,88 @@
+"""The topics that a source reads: those that the options name or assign, or those that match the pattern."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from rocketmq_spark.base.clock import Clock
+from rocketmq_spark.errors import BrokerNotFound, NotSupported, OptionError, RouteNotFound
+from rocketmq_spark.options import Options
+from rocketmq_spark.ports import RouteReader
+from rocketmq_spark.spark.source import subscription
+
+# Interval of requests for topics while no topic matches a pattern: the first topic should not wait for ``routeRefresh``.
+_NO_MATCH_RETRY_PAUSE_S = 1.0
+_NEVER = float("-inf")
+
+
+class SubscribedTopics:
+    """Lists the topics to read. Requests the topics of a pattern when the last list is older than ``routeRefresh``."""
+
+    def __init__(self, options: Options, clock: Clock) -> None:
+        self._options = options
+        self._clock = clock
+        assigned = tuple(dict.fromkeys(queue.topic for queue in options.assign))
+        # None: the topics are those that match a pattern.
+        self._named = assigned or (options.subscribe if options.subscribe_pattern is None else None)
+        # The topics that match the pattern, and when name servers listed them.
+        self._matched: tuple[str, ...] = ()
+        self._matched_at_s = _NEVER
+
+    def current(self, routes: RouteReader, checkpoint_topics: Collection[str]) -> tuple[str, ...]:
+        """Return the topics to read. Topics in ``checkpoint_topics`` that match the pattern belong to them, although name servers
+        do not list them any more.
+        """
+        if self._named is not None:
+            return self._named
+        refresh_s = self._options.route_refresh
+        if self._clock.now() - self._matched_at_s > (
+            refresh_s if self._matched else min(refresh_s, _NO_MATCH_RETRY_PAUSE_S)
+        ):
+            self._matched = _matching_topics(routes, self._options)
+            self._matched_at_s = self._clock.now()
+        return self.last_known(checkpoint_topics)
+
+    def last_known(self, checkpoint_topics: Collection[str]) -> tuple[str, ...]:
+        """Return the topics to read according to the last answer of a name server."""
+        if self._named is not None:
+            return self._named
+        return subscription.plus_checkpoint_topics(self._options, self._matched, checkpoint_topics)
+
+    def postpone(self) -> None:
+        """Request the list of topics later, as if it had been returned now."""
+        self._matched_at_s = self._clock.now()
+
+    def expire(self) -> None:
+        """Make the next call of ``current`` request the list."""
+        self._matched, self._matched_at_s = (), _NEVER
+
+
+def no_matching_topic(options: Options) -> RouteNotFound:
+    """The error for a batch read, which cannot wait for a topic of its pattern."""
+    return RouteNotFound(
+        f"no topic matches option 'subscribePattern' {options.subscribe_pattern!r}",
+        remedy="System, retry and dead-letter topics are omitted; see option 'includeInternal'. Option 'topicWait' lets the read "
+        "wait for a topic",
+    )
+
+
+def _matching_topics(routes: RouteReader, options: Options) -> tuple[str, ...]:
+    """Return the topics that match the pattern, as name servers list them now.
+
+    Raises ``BrokerNotFound`` if no broker is registered: the topics are unknown then, and a query that starts without them would
+    read them from their first message later, as new topics.
+    """
+    try:
+        cluster = routes.cluster()
+        topics = routes.topics()
+    except NotSupported as e:
+        raise OptionError(
+            "option 'subscribePattern' cannot be used here: the server does not list topics",
+            remedy="A Proxy does not forward this request; name the topics with option 'subscribe'",
+        ) from e
+    if not cluster:
+        raise BrokerNotFound(
+            f"no broker is registered, so the topics of option 'subscribePattern' {options.subscribe_pattern!r} are unknown",
+            remedy="Start a broker, or check the logs of the brokers that should be registered",
+        )
+    return subscription.matching_topics(options, topics, {*cluster, *(data.cluster for data in cluster.values())})
