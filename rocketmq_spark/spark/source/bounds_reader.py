@@ -383,7 +383,7 @@ class BoundsReader:
 
     def removed_queue_ends(self, queues: Collection[MessageQueue], view: QueuesView) -> dict[MessageQueue, int]:
         """Return those of ``queues`` that their broker does not read any more, with the end that the broker reports."""
-        return self._removed_queues.ends(self.ports.offsets, queues, view, self.known_routes) if queues else {}
+        return self._removed_queues.ends(self.ports.offsets, queues, view, self.known_routes)
 
     def _keep_view(self, view: QueuesView, topics: Sequence[str], duration_s: float = 0.0) -> QueuesView:
         is_unchanged = view.bounds == self._view.bounds

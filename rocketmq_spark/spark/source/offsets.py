@@ -100,8 +100,7 @@ class Offsets:
 
 
 class OffsetLogCache:
-    """Converts offsets to log entries and back. Caches the last two entries: equal JSON returns the *same object*, and ``Stream``
-    compares by identity.
+    """Converts offsets to log entries and back. Caches the last two entries, whose offsets are then compared in no time.
 
     An idle query passes the same entry many times a second, and a batch starts with the end of the one before. Callers must not
     change an entry.
@@ -112,17 +111,18 @@ class OffsetLogCache:
 
     def to_log(self, end: Offsets) -> dict[str, Any]:
         log_entry = end.to_json()
-        self._remember(log_entry, replace(end, source_identity=log_entry.get("reads", {})))
+        offsets = replace(end, source_identity=log_entry.get("reads", {}))
+        self._recent = ((log_entry, offsets), *self._recent[:1])
         return log_entry
 
     def from_log(self, log_entry: dict[str, Any]) -> Offsets:
-        for entry, offsets in self._recent:
+        for age, (entry, cached_offsets) in enumerate(self._recent):
             if entry == log_entry:
-                return self._remember(entry, offsets)
-        return self._remember(log_entry, Offsets.from_json(log_entry))
-
-    def _remember(self, log_entry: dict[str, Any], offsets: Offsets) -> Offsets:
-        self._recent = ((log_entry, offsets), *(one for one in self._recent if one[0] is not log_entry))[:2]
+                if age:  # the newer entry comes first
+                    self._recent = self._recent[::-1]
+                return cached_offsets
+        offsets = Offsets.from_json(log_entry)
+        self._recent = ((log_entry, offsets), *self._recent[:1])
         return offsets
 
 

@@ -68,11 +68,14 @@ class PlanOutcome(enum.Enum):
     IDLE_UNTIL_POLL = "there is nothing to read until the next poll, after which brokers are asked again"
     DELAYED = "the batch waits for ``minOffsetsPerTrigger``"
     PLANNED = "there is a batch"
+    DRAINED = "there is a batch, and after it nothing to read until the view changes"
 
 
 @dataclass(frozen=True, slots=True)
 class LastPlan:
     """The last call of ``latestOffset``: the start and the view from which it planned, and what it decided.
+
+    If the batch is ``DRAINED``, ``start`` is its end.
 
     ``reported_losses`` are the losses that were reported for ``start``: while a batch waits for more messages, each plan finds
     them again.
@@ -89,6 +92,6 @@ class LastPlan:
 
     def is_idle_for(self, view: QueuesView) -> bool:
         """Whether another plan from the same start finds nothing to read in ``view``, because this one did."""
-        if view.poll_number == self.view.poll_number:
-            return self.is_idle
-        return self.outcome is PlanOutcome.IDLE and view == self.view
+        if self.outcome in (PlanOutcome.IDLE, PlanOutcome.DRAINED):
+            return view == self.view
+        return self.outcome is PlanOutcome.IDLE_UNTIL_POLL and view.poll_number == self.view.poll_number

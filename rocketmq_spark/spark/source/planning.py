@@ -12,6 +12,7 @@ import logging
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 
 from rocketmq_spark.model import MessageQueue, OffsetRange, QueueBounds
 from rocketmq_spark.pull.outcomes import Cause
@@ -55,6 +56,11 @@ class QueuesView:
             for queue, bounds in self.bounds.items()
             if queue.broker_name not in self.brokers_without_master
         }
+
+
+def has_store_times(view: QueuesView) -> bool:
+    """Whether brokers report when the newest message of each queue was stored, as they do for queues that are not empty."""
+    return min(map(itemgetter(2), view.bounds.values()), default=0) > 0
 
 
 def drop_unsubscribed(start: Offsets, topics: Collection[str]) -> Offsets:

@@ -69,15 +69,20 @@ def evidence_of(position: int, newest_read_ms: int, bounds: QueueBounds) -> Recr
 def evidence_by_queue(offsets: Offsets, bounds: Bounds) -> dict[MessageQueue, RecreationEvidence]:
     """Return the evidence for each queue that has a position and bounds."""
     evidence: dict[MessageQueue, RecreationEvidence] = {}
-    newest_read_ms, same = offsets.newest_store_ms, RecreationEvidence.SAME
+    newest_read_ms = offsets.newest_store_ms
+    same, undecided = RecreationEvidence.SAME, RecreationEvidence.UNDECIDED
     for queue, position in offsets.positions.items():
         if (queue_bounds := bounds.get(queue)) is None:
             continue
         known_ms = newest_read_ms.get(queue, 0)
         first, end, newest_ms = queue_bounds
-        # Most queues of a healthy topic, without a call for each of them.
-        is_same = first < position <= end and 0 < newest_ms <= known_ms
-        evidence[queue] = same if is_same else evidence_of(position, known_ms, queue_bounds)
+        # Most queues of a healthy topic, without a call for each of them: queues without new messages, and queues with some.
+        if first < position <= end and 0 < newest_ms <= known_ms:
+            evidence[queue] = same
+        elif first < position < end and 0 < known_ms < newest_ms:
+            evidence[queue] = undecided
+        else:
+            evidence[queue] = evidence_of(position, known_ms, queue_bounds)
     return evidence
 
 
@@ -260,9 +265,13 @@ class RecreationWatch:
         to_probe = queues_to_probe(evidence, self._unchanged, unchanged_queues)
         with_newer_message = self._with_newer_messages(offsets, to_probe, deadline, unanswered)
         recreated_brokers = topic_brokers(with_newer_message) & self._unchanged
-        if recreated_brokers:
+        if recreated_brokers:  # then all of their queues are checked
             others = {queue for queue in undecided if topic_broker(queue) in recreated_brokers} - {*to_probe}
             with_newer_message += self._with_newer_messages(offsets, others, deadline, unanswered)
+        kinds = evidence.values()
+        if not (with_newer_message or RecreationEvidence.RECREATED in kinds or RecreationEvidence.ENDS_BEFORE in kinds):
+            self._unchanged, self._last_check = topic_brokers(bounds) - unanswered.keys(), (self._now_ms(), bounds)
+            return RecreationResult([], unanswered, not undecided)
         # If a broker did not answer for a topic, the plan omits all of its queues there, also those that were surely recreated.
         recreated = [
             queue for queue in recreated_queues(evidence, with_newer_message) if topic_broker(queue) not in unanswered

@@ -34,7 +34,7 @@ from rocketmq_spark.spark.source import (
 from rocketmq_spark.spark.source.bounds_reader import BoundsReader, check_filter, planning_deadline
 from rocketmq_spark.spark.source.data_loss import Loss
 from rocketmq_spark.spark.source.group_offsets import GroupOffsets
-from rocketmq_spark.spark.source.offsets import Bounds, OffsetLogCache, Offsets, queues_text
+from rocketmq_spark.spark.source.offsets import Bounds, OffsetLogCache, Offsets, Positions, queues_text
 from rocketmq_spark.spark.source.partition_numbers import PartitionNumbers
 from rocketmq_spark.spark.source.partition_reader import RangePartition
 from rocketmq_spark.spark.source.partitioning import Partitioning
@@ -77,6 +77,7 @@ class Stream:
         self._group_offsets = GroupOffsets(options)
         self._read_limit_policy = ReadLimitPolicy(options.max_trigger_delay)
         self._partitioning = Partitioning.of(options)
+        self._logged_plan = self._partitioning.to_json()
         self._partition_numbers = PartitionNumbers(options, self._reader)
         self._unavailable_queues = UnavailableQueuesLog()
         self._progress = ProgressReport()
@@ -176,9 +177,11 @@ class Stream:
         if last is not None and last.is_idle_for(view):
             if view.poll_number != last.view.poll_number:
                 self._recreation_watch.seen_unchanged()
-                self._last_plan = replace(last, view=view)
+            outcome = PlanOutcome.IDLE if last.outcome is PlanOutcome.DRAINED else last.outcome
+            self._last_plan = replace(last, view=view, outcome=outcome)
             return start
-        self._check_filter(view.bounds)
+        if not self._filter_checked:
+            self._check_filter(view.bounds)
         adapted, readable_view, result = self._apply_queue_changes(start, view, last)
         return self._apply_read_limits(start, adapted, readable_view, limits, result)
 
@@ -195,8 +198,20 @@ class Stream:
         """Return the current view. Raises ``BrokerNotFound`` if an AvailableNow run must wait for a broker."""
         target_ends = self._target.ends
         view = planning.without_stale_replicas(start, self._reader.latest(wait_for_all=target_ends is not None))
+        if target_ends is not None:
+            self._check_target(start, view, target_ends)
+        missing = _missing_queues(start, view)
+        if missing or not self._unavailable_queues.is_empty:
+            unavailable = [q for q in missing if q.topic in view.topics and not view.is_topic_deleted(q)]
+            self._unavailable_queues.update(
+                unavailable, view.bounds, self._unavailable_reason, run_ends=target_ends is not None
+            )
+        return view
+
+    def _check_target(self, start: Offsets, view: QueuesView, target_ends: Positions) -> None:
+        """Raise ``BrokerNotFound`` if queues have no messages to read now, although the run has not read them to its ends."""
         pending = planning.pending_queues(start, view, target_ends)
-        removed = self._reader.removed_queue_ends(pending, view)
+        removed = self._reader.removed_queue_ends(pending, view) if pending else {}
         if pending := [queue for queue in pending if queue not in removed]:
             cause = self._reader.errors.failures.first
             raise BrokerNotFound(
@@ -205,13 +220,6 @@ class Stream:
                 remark=cause.message if cause else self._unavailable_reason(pending[0]),
                 remedy="Check the brokers, or raise option 'readDeadline'",
             ) from cause
-        missing = _missing_queues(start, view)
-        if missing or not self._unavailable_queues.is_empty:
-            unavailable = [q for q in missing if q.topic in view.topics and not view.is_topic_deleted(q)]
-            self._unavailable_queues.update(
-                unavailable, view.bounds, self._unavailable_reason, run_ends=target_ends is not None
-            )
-        return view
 
     def _unavailable_reason(self, queue: MessageQueue) -> str:
         return subscription.unavailable_reason(self._reader.known_routes.get(queue.topic), queue)
@@ -231,7 +239,8 @@ class Stream:
             # The plan omits queues whose broker did not answer whether they were created again.
             answered = {q: b for q, b in readable_view.bounds.items() if topic_broker(q) not in result.unanswered}
             readable_view = replace(readable_view, bounds=answered)
-        removed = self._reader.removed_queue_ends(_missing_queues(subscribed, readable_view), readable_view)
+        missing = _missing_queues(subscribed, readable_view)
+        removed = self._reader.removed_queue_ends(missing, readable_view) if missing else {}
         adapted, losses = planning.apply_queue_changes(
             subscribed, readable_view, self._target.ends, result.recreated, removed
         )
@@ -300,20 +309,30 @@ class Stream:
             end, view.bounds, Deadline.after(self._options.request_timeout)
         )
         self._read_limit_policy.batch_planned(self._clock.now())
-        self._last_plan = replace(self._last_plan, outcome=PlanOutcome.PLANNED)
-        return replace(
+        end = replace(
             end,
             newest_store_ms={**end.newest_store_ms, **newest_store_ms} if newest_store_ms else end.newest_store_ms,
             source_identity=self._source_identity(),
             environment=self._reader.owned.numbers,
-            plan=self._partitioning.to_json(),
+            plan=self._logged_plan,
             partitions=self._partition_numbers.runs_between(start, end.positions),
         )
+        reads_all = self._target.ends is None and (max_offsets is None or sum(backlog.values()) <= max_offsets)
+        if reads_all and self._is_complete(end, view) and planning.has_store_times(view):
+            self._last_plan = LastPlan(end, PlanOutcome.DRAINED, self._last_plan.view)
+        else:
+            self._last_plan = replace(self._last_plan, outcome=PlanOutcome.PLANNED)
+        return end
+
+    def _is_complete(self, offsets: Offsets, view: QueuesView) -> bool:
+        """Whether ``view``, from which queues that cannot be planned now were removed, has all queues of ``offsets``."""
+        assert self._last_plan is not None
+        return not (self._last_plan.view.timed_out_brokers or _missing_queues(offsets, view))
 
     def _note_idle(self, adapted: Offsets, view: QueuesView, result: RecreationResult) -> None:
         """Note that there is nothing to read, and until when. Queues that are missing in ``view`` may return."""
         assert self._last_plan is not None
-        is_complete = not (self._last_plan.view.timed_out_brokers or _missing_queues(adapted, view))
+        is_complete = self._is_complete(adapted, view)
         if is_complete:
             self._read_limit_policy.nothing_to_read(self._clock.now())
         if not result.unanswered:
