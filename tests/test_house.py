@@ -630,6 +630,57 @@ def test_private_attributes_are_used_by_their_object_alone():
     assert dict(rooms) == PRIVATE_USES
 
 
+_MOST_STATE = 8
+_CONSTANTS = {"None", "True", "False", "int"}
+
+
+def state_of_classes(tree: ast.AST) -> dict[str, set[str]]:
+    """The attributes of each class that its methods assign after construction."""
+    state: dict[str, set[str]] = {}
+    for class_ in _nodes(tree):
+        if not isinstance(class_, ast.ClassDef):
+            continue
+        methods = [node for node in class_.body if isinstance(node, ast.FunctionDef) and node.name != "__init__"]
+        state[class_.name] = {
+            node.attr
+            for method in methods
+            for node in ast.walk(method)
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == "self"
+        }
+    return state
+
+
+def identity_comparisons(tree: ast.AST) -> list[str]:
+    """Comparisons with ``is``, but those with a constant or with a member of an enum."""
+    return [
+        f"{node.lineno}: {ast.unparse(node)}"
+        for node in _nodes(tree)
+        if isinstance(node, ast.Compare)
+        for operator, right in zip(node.ops, node.comparators, strict=True)
+        if isinstance(operator, ast.Is | ast.IsNot)
+        and ast.unparse(right) not in _CONSTANTS
+        and not re.fullmatch(r"[A-Z]\w+\.[A-Z_]+", ast.unparse(right))
+    ]
+
+
+def test_state_and_identity_comparisons_are_found():
+    source = (
+        "class K:\n def __init__(self):\n  self.a = self.b = 1\n def f(self, k):\n  self.b, k.c = 1, 2\n  self.d += 1\n"
+    )
+    assert state_of_classes(ast.parse(source)) == {"K": {"b", "d"}}
+    compared = ast.parse("a is None\na is b\na is Kind.OF_A\na is not b.c\na == b\n")
+    assert identity_comparisons(compared) == ["2: a is b", "4: a is not b.c"]
+
+
+def test_classes_of_the_source_have_little_state():
+    """More state is a second object. Values are compared by their content, because an equal offset may be another object."""
+    source = [module for module in modules() if module.name.startswith("rocketmq_spark.spark.source.")]
+    state = {name: names for module in source for name, names in state_of_classes(module.tree).items()}
+    assert len(state["Stream"]) > 3
+    assert {name: sorted(names) for name, names in state.items() if len(names) > _MOST_STATE} == {}
+    assert {module.name: found for module in source if (found := identity_comparisons(module.tree))} == {}
+
+
 # ``4_31``, ``3_h`` and ``rule_6`` are points of lists, ``flink_19`` is an issue of another project.
 _PROJECTS = "seatunnel|externals|flink|rocketmq|awslabs|kinesis_sql|client_python"
 _LISTED = re.compile(rf"test_(g?\d+_(\d+|[a-z])|rule_\d+|({_PROJECTS})_\d+)_")

@@ -13,6 +13,7 @@ from rocketmq_spark.errors import CheckpointMismatch, DataLossError, RocketMQErr
 from rocketmq_spark.model import MessageQueue, OffsetRange
 from rocketmq_spark.spark.source import partition_reader
 from rocketmq_spark.spark.source.poll_interval import PollInterval
+from rocketmq_spark.spark.source.recreated_topics import RecreationWatch
 from tests.harness import store
 from tests.mockbroker import MockBroker, eventually, never, offsets, ok, refuse, topic_config
 from tests.reading import Run, positions, ranges_of, read
@@ -249,6 +250,66 @@ def test_new_messages_cost_one_query_per_topic_and_broker(scripted):
     assert set(run.positions.values()) == {12}
     seen = len(scripted.seen(SEARCH))
     assert 0 < seen < 10, "one a plan"
+
+
+def test_unchanged_bounds_are_checked_once_for_recreated_topics(scripted, monkeypatch):
+    """A topic that is created again with more messages than before is noticed in the same run, and at a restart."""
+    checks = []
+    check = RecreationWatch.check
+    monkeypatch.setattr(RecreationWatch, "check", lambda self, *given: checks.append(given) or check(self, *given))
+    scripted.on(STATS, stats({A: (0, 10), B: (0, 10)}, MARK))
+    begin = log({A: 10, B: 10})
+    run = Run(scripted.address, begin, **QUICK)
+    polls = len(scripted.seen(STATS))
+    eventually(lambda: run.latest() == begin and len(scripted.seen(STATS)) > polls + 3)
+    assert len(checks) == 1
+    scripted.on(STATS, stats({A: (0, 15), B: (0, 10)}, newest={A: 2 * MARK, B: MARK}))
+    run.offset = run.ahead()
+    checked, polls = len(checks), len(scripted.seen(STATS))
+    eventually(lambda: run.latest() == run.offset and len(scripted.seen(STATS)) > polls + 3)
+    assert (run.positions, len(checks)) == ({A: 15, B: 10}, checked), (
+        "a batch that reads everything leaves nothing to check"
+    )
+    scripted.on(STATS, stats({A: (0, 100), B: (0, 100)}, 3 * MARK))
+    scripted.on(SEARCH, ok(offset=0))
+    scripted.on(PULL, lambda call: ok(store("t", b"x", queue_offset=int(call.ext("queueOffset")), store_ms=3 * MARK),
+                                      nextBeginOffset=0, minOffset=0, maxOffset=0))  # fmt: skip
+    with pytest.raises(DataLossError, match=r"t/broker-a/0 from offset 15 on .*; t/broker-a/1 from offset 10 on"):
+        eventually(lambda: run.latest() != run.offset)
+    with pytest.raises(DataLossError, match=r"t/broker-a/0 from offset 15 on .*; t/broker-a/1 from offset 10 on"):
+        Run(scripted.address, run.offset, **QUICK).latest()
+
+
+@pytest.mark.parametrize("reads_batch", [False, True])
+def test_equal_bounds_without_store_times_are_checked_at_each_poll(scripted, reads_batch):
+    """Through a Proxy, a topic that was created again may have the bounds of the old one."""
+    scripted.on(STATS, stats({A: (0, 10), B: (0, 10)}, 0))
+    scripted.on(SEARCH, ok(offset=20))
+    scripted.on(PULL, lambda call: ok(store("t", b"x", queue_offset=int(call.ext("queueOffset")), store_ms=MARK),
+                                      nextBeginOffset=0, minOffset=0, maxOffset=0))  # fmt: skip
+    run = Run(scripted.address, log({A: 10, B: 10}), **QUICK)
+    assert run.latest() == run.offset
+    if reads_batch:
+        scripted.on(STATS, stats({A: (0, 12), B: (0, 12)}, 0))
+        run.offset = run.ahead()
+    scripted.on(SEARCH, ok(offset=0))
+    scripted.on(PULL, younger)
+    with pytest.raises(DataLossError, match="offset went back"):
+        eventually(lambda: run.latest() != run.offset)
+
+
+def test_missing_queue_is_asked_about_while_bounds_stay_equal(scripted):
+    """The route has one queue less, and the broker answers only later that it does not read that queue."""
+    scripted.on(ROUTE, route({"broker-a": {0: scripted.address}}, queues=1))
+    scripted.on(STATS, stats({A: (0, 10)}, MARK))
+    scripted.on(Request.GET_TOPIC_CONFIG, refuse(Response.SYSTEM_BUSY, "busy"))
+    run = Run(scripted.address, log({A: 10, B: 5}), **QUICK)
+    assert run.latest() == run.offset
+    config = {"topicName": "t", "readQueueNums": 1, "writeQueueNums": 1, "perm": 6}
+    scripted.on(Request.GET_TOPIC_CONFIG, ok(json.dumps(config).encode()))
+    scripted.on(Request.GET_MAX_OFFSET, ok(offset=9))
+    with pytest.raises(DataLossError, match="t/broker-a/1 offsets 5 to 9"):
+        eventually(lambda: run.latest() != run.offset)
 
 
 def test_broker_silent_about_recreation_delays_no_other_broker(scripted):

@@ -49,8 +49,8 @@ class BatchStarts:
         return self._start
 
     def end_returned(self, end: dict[str, Any]) -> None:
-        """Note that ``latestOffset`` returned ``end``; if nothing is new, ``end`` is the object in ``next_start()``."""
-        if end is not self._start.offset:
+        """Note that ``latestOffset`` returned ``end``; if nothing is new, ``end`` is the offset in ``next_start()``."""
+        if end != self._start.offset:
             self._unconfirmed = self._start.offset is None
             self._start = BatchStart(end, finished=False)
 

@@ -135,7 +135,7 @@ def recreated_queues(
 
 
 def _with_evidence(evidence: Mapping[MessageQueue, RecreationEvidence], kind: RecreationEvidence) -> list[MessageQueue]:
-    return [queue for queue, queue_evidence in evidence.items() if queue_evidence is kind]
+    return [queue for queue, queue_evidence in evidence.items() if queue_evidence == kind]
 
 
 def queues_needing_store_time(offsets: Offsets, bounds: Bounds) -> list[MessageQueue]:

@@ -78,7 +78,7 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         end = self._stream.latestOffset(begin, self._limits(limit), finished)
         # Spark compares offsets as texts. If nothing is new, it must get the entry that it passed, so ``end`` is not encoded
         # again.
-        return start if end is begin and start is not None else self._stream.log.to_log(end)
+        return start if start is not None and end == begin else self._stream.log.to_log(end)
 
     def _limits(self, limit: ReadLimit | None) -> TriggerLimits:
         options = self._options

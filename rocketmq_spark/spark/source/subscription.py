@@ -213,7 +213,7 @@ def readable_queues(
 
 
 class ReadableQueues:
-    """Caches ``readable_queues`` for each topic until its route changes. An unchanged route is the same object."""
+    """Caches ``readable_queues`` for each topic until its route changes."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
@@ -226,7 +226,7 @@ class ReadableQueues:
         queues: list[MessageQueue] = []
         for route in routes:
             entry = cached.get(route.topic)
-            if entry is None or entry[0] is not route:
+            if entry is None or entry[0] != route:
                 entry = route, readable_queues(self._options, route, skip_missing, checkpoint_queues)
             if entry[1] and not self._options.assign:  # missing assigned queues must be found at each call
                 self._by_topic[route.topic] = entry
