@@ -179,7 +179,13 @@ class Options:
         "maximum number of connections of one client to name servers and brokers. At the limit, connections that have been idle "
         "for longest are closed for new ones, and requests wait while all are in use",
     )
-    num_retries: int = _row(p.integer(0), 3, _ALL, "how often a failed metadata request is repeated")
+    num_retries: int = _row(
+        p.integer(0),
+        3,
+        _ALL,
+        "how often a failed metadata request is repeated. A start without a checkpoint that reaches no server makes as many more "
+        "attempts, and then fails; once all servers have answered, `readDeadline` bounds the start",
+    )
     retry_interval: float = _row(
         p.positive_duration, 0.5, _ALL, "pause before the first of `numRetries`; doubles, with jitter", shown="500ms"
     )
@@ -460,7 +466,13 @@ class Options:
         " row with a null body and the cause in `decodeError` (with `metadata=full`); `skip` counts and logs it",
     )
     read_deadline: float = _row(
-        p.positive_duration, 120.0, _SOURCE, "how long a task waits for a silent broker before it fails", shown="2m"
+        p.positive_duration,
+        120.0,
+        _SOURCE,
+        "how long a task waits for a silent broker before it fails. It also bounds how long a start from a checkpoint waits for "
+        "name servers and brokers, a first start for a master, and a batch of `availableNow` for the messages that it must read. "
+        "Other batches do not wait: they leave out brokers that do not answer",
+        shown="2m",
     )
 
     # Sink and producer

@@ -64,7 +64,9 @@ class AdminOptions(TypedDict, total=False):
     for longest are closed for new ones, and requests wait while all are in use.
     """
     num_retries: int | str
-    """How often a failed metadata request is repeated."""
+    """How often a failed metadata request is repeated. A start without a checkpoint that reaches no server makes as many more
+    attempts, and then fails; once all servers have answered, ``readDeadline`` bounds the start.
+    """
     retry_interval: float | str
     """Pause before the first of ``numRetries``; doubles, with jitter."""
     environment: str
@@ -413,7 +415,10 @@ class SourceOptions(AdminOptions, total=False):
     a row with a null body and the cause in ``decodeError`` (with ``metadata=full``); ``skip`` counts and logs it.
     """
     read_deadline: float | str
-    """How long a task waits for a silent broker before it fails."""
+    """How long a task waits for a silent broker before it fails. It also bounds how long a start from a checkpoint waits for
+    name servers and brokers, a first start for a master, and a batch of ``availableNow`` for the messages that it must
+    read. Other batches do not wait: they leave out brokers that do not answer.
+    """
 
 
 class SinkOptions(AdminOptions, total=False):

@@ -281,7 +281,7 @@ def test_unchanged_bounds_are_checked_once_for_recreated_topics(scripted, monkey
 
 
 @pytest.mark.parametrize("reads_batch", [False, True])
-def test_equal_bounds_without_store_times_are_checked_at_each_poll(scripted, reads_batch):
+def test_equal_bounds_without_store_times_are_checked_again(scripted, reads_batch):
     """Through a Proxy, a topic that was created again may have the bounds of the old one."""
     scripted.on(STATS, stats({A: (0, 10), B: (0, 10)}, 0))
     scripted.on(SEARCH, ok(offset=20))
