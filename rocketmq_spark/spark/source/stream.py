@@ -168,7 +168,7 @@ class Stream:
     def _plan_end(self, start: Offsets, limits: TriggerLimits) -> Offsets:
         last = self._last_plan if self._last_plan is not None and self._last_plan.start == start else None
         self._pause_after(last)
-        view = self._fetch_view(start)
+        view = self._fetch_view(start, last)
         if self._partition_numbers.has_unlogged(start):
             # An empty batch logs the numbers of the repeated batch now, because the next batch may come days later, in another
             # run.
@@ -194,10 +194,13 @@ class Stream:
         elif last.outcome is PlanOutcome.DELAYED:
             self._clock.sleep(_MAX_IDLE_WAIT_S)
 
-    def _fetch_view(self, start: Offsets) -> QueuesView:
+    def _fetch_view(self, start: Offsets, last: LastPlan | None) -> QueuesView:
         """Return the current view. Raises ``BrokerNotFound`` if an AvailableNow run must wait for a broker."""
         target_ends = self._target.ends
-        view = planning.without_stale_replicas(start, self._reader.latest(wait_for_all=target_ends is not None))
+        view = self._reader.latest(wait_for_all=target_ends is not None)
+        if last is not None and view.poll_number == last.view.poll_number:
+            return last.view
+        view = planning.without_stale_replicas(start, view)
         if target_ends is not None:
             self._check_target(start, view, target_ends)
         missing = _missing_queues(start, view)
