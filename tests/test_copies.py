@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable
 import pytest
 
 from rocketmq_spark.base import copies as copies_module
-from rocketmq_spark.base.copies import CopyQuestions
+from rocketmq_spark.base.copies import CheckCoalescer
 from tests.helpers import RAISED, no_more_threads, raising
 from tests.mockbroker import eventually
 
@@ -19,7 +19,7 @@ class Bench:
     def __init__(self, proves: bool = True, shared_as: Hashable = None) -> None:
         self.proves = proves
         self.said: list[tuple[str, str]] = []
-        self.copies = CopyQuestions[str, str](
+        self.copies = CheckCoalescer[str, str](
             self._answer, lambda place: "broker", "take", "drop", "unknown", shared_as
         )
         self.asked: list[str] = []
@@ -50,7 +50,7 @@ def test_copies_of_what_was_taken_lately_are_dropped_and_nobody_is_asked(monkeyp
     assert bench.question("a", "a1", lambda: "take") is None
     assert bench.question("a", "a2", raising(AssertionError("it is known"))) == "drop"
     assert bench.said == [("a1", "take")]
-    monkeypatch.setattr(copies_module, "CROSSING_S", 0.0)  # of those that come from now on
+    monkeypatch.setattr(copies_module, "RACE_WINDOW_S", 0.0)  # of those that come from now on
     for place in ("b1", "b2"):
         assert bench.question("b", place, lambda: "take") is None
     assert bench.said[1:] == [("b1", "take"), ("b2", "take")], "its broker has lost that"
@@ -130,7 +130,7 @@ def test_what_is_dropped_releases_its_bytes(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_no_more_wait_for_a_slow_function_than_may(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copies_module, "MOST_WAITING", 2)  # with the one that the function has
+    monkeypatch.setattr(copies_module, "MAX_WAITING", 2)  # with the one that the function has
     bench = Bench()
     bench.copies.ask("a", "a1", bench.slow("a"))
     assert bench.called.wait(60)
@@ -177,12 +177,12 @@ def test_a_copy_is_answered_by_the_one_whose_broker_asked() -> None:
 
 
 def test_only_so_many_are_remembered_and_for_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copies_module, "MOST_ANSWERED", 2)
+    monkeypatch.setattr(copies_module, "MAX_COMMITTED", 2)
     bench = Bench()
     for what in "abc":
         bench.question(what, f"{what}1", lambda: "take")
     assert [bench.question(what, f"{what}2", lambda: "take") for what in "cba"] == ["drop", "drop", None]
-    monkeypatch.setattr(copies_module, "CROSSING_S", 0.01)
+    monkeypatch.setattr(copies_module, "RACE_WINDOW_S", 0.01)
     bench = Bench()
     bench.question("a", "a1", lambda: "take")
     (until,) = bench.copies._done.values()

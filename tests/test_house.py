@@ -438,7 +438,7 @@ def test_nothing_waits_in_the_registry_of_a_process():
 
 
 def test_another_python_is_started_in_one_way():
-    """``process.python`` lets it import nothing from the current folder; the guard of servers runs isolated (-I)."""
+    """``process.python_call`` lets it import nothing from the current folder; the guard of servers runs isolated (-I)."""
     commands = {
         module.inner
         for module in modules()

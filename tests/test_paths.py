@@ -231,13 +231,13 @@ def test_what_is_exchanged_after_the_check_is_not_read(
     for place in (theirs, outside):
         place.mkdir()
         (place / "keys").write_text(f"accessKey={place.name}\nsecretKey=hush\n")
-    inside = folders.inside
+    inside = folders.open_subfolder
 
     def exchanged(top: Path, below: Any = ()) -> Any:
         _exchange(theirs / part, outside / part)
         return inside(top, below)
 
-    monkeypatch.setattr(folders, "inside", exchanged)
+    monkeypatch.setattr(folders, "open_subfolder", exchanged)
     with pytest.raises(OptionError, match="it is a link"):
         opened(theirs / "keys")
 

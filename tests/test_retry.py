@@ -7,7 +7,7 @@ import contextlib
 import pytest
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.retry import Retry, Trouble
+from rocketmq_spark.base.retry import Retry, RetryErrors
 from rocketmq_spark.errors import BrokerNotFound, CallTimeout, ConnectionLost, NotFound, OptionError, RocketMQError
 
 FIRST = ConnectionLost("the server closed the connection", "h:1", remark="mid-frame")
@@ -17,14 +17,14 @@ LAST = CallTimeout(
 
 
 def noted(*errors, at=100.0, step=5.0):
-    trouble = Trouble()
+    trouble = RetryErrors()
     for i, error in enumerate(errors):
         trouble.note(error, at + i * step)
     return trouble
 
 
 def test_a_single_error_stands_for_itself():
-    assert Trouble().cause(LAST, 7.0) is LAST
+    assert RetryErrors().cause(LAST, 7.0) is LAST
     assert noted(FIRST).cause(FIRST, 100.0) is FIRST
     final = OptionError("no waiting heals this")
     assert noted(FIRST, final).cause(final, 105.0) is final

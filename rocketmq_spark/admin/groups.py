@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from rocketmq_spark.admin import AdminTools, deadline, request_each, with_kept_minimums
 from rocketmq_spark.base import arguments
-from rocketmq_spark.base.arguments import nearest
+from rocketmq_spark.base.arguments import similar_names
 from rocketmq_spark.base.codes import DLQ_PREFIX, RETRY_PREFIX, Response
 from rocketmq_spark.client import topic_readers
 from rocketmq_spark.client.routes import masters_of, require_brokers
@@ -90,7 +90,7 @@ def similar_groups_hint(tools: AdminTools, group: str) -> str:
         existing = topic_readers.groups(tools.calls, tools.admin)
     except RocketMQError:  # the hint is optional
         return ""
-    similar = nearest(group, existing, 3, 0.6) if group not in existing else []
+    similar = similar_names(group, existing, 3, 0.6) if group not in existing else []
     return f"Did you mean {', '.join(similar)}?" if similar else ""
 
 
@@ -203,23 +203,23 @@ def _checked_target(target: object, argument_name: str) -> OffsetTarget:
     expected = "earliest (or -2), latest (or -1), a time in ms since 1970, or offsets by queue"
     if isinstance(target, Mapping):
         for queue, offset in target.items():
-            arguments.instance(f"a queue of {argument_name}", queue, MessageQueue, "a MessageQueue")
-            if not arguments.is_whole(offset):
-                raise arguments.wrong(
+            arguments.check_instance(f"a queue of {argument_name}", queue, MessageQueue, "a MessageQueue")
+            if not arguments.is_integer(offset):
+                raise arguments.argument_error(
                     f"{argument_name} of {queue}",
                     offset,
                     "an offset (a whole number), -2 for the first one, or -1 for the end",
                 )
         return target
-    if arguments.is_whole(target):
+    if arguments.is_integer(target):
         number: int = int(target)  # type: ignore[call-overload]
         if number >= 0 or number in _SPECIAL_OFFSETS:
             return _SPECIAL_OFFSETS.get(number, number)
     elif not isinstance(target, str):
-        raise arguments.wrong(argument_name, target, expected)
+        raise arguments.argument_error(argument_name, target, expected)
     elif target in _SPECIAL_OFFSETS.values():
         return target
-    raise OffsetError(f"{argument_name} is {arguments.shown(target)}; expected {expected}")
+    raise OffsetError(f"{argument_name} is {arguments.short_repr(target)}; expected {expected}")
 
 
 def _target_offsets(

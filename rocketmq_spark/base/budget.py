@@ -7,18 +7,18 @@ from collections import Counter
 from collections.abc import Callable, Hashable
 
 # What a client keeps of large frames that have not arrived completely: answers, requests of servers, and bulk reads.
-ARRIVING_BYTES = 512 << 20
+MAX_INCOMPLETE_BYTES = 512 << 20
 # Requests of servers that wait in a client; a client whose messages may be larger has four times the largest request. And
 # half messages that wait for a function of the user.
-WAITING_BYTES = 64 << 20
+MAX_WAITING_BYTES = 64 << 20
 
 # Added to the bytes of a decoded message; and bytes of objects for each byte of properties, which may be short and many.
-OBJECT_BYTES, _PER_PROPERTY_BYTE = 512, 8
+OBJECT_BYTES, _BYTES_PER_PROPERTY_BYTE = 512, 8
 
 
-def memory_of(body_bytes: int, property_bytes: int) -> int:
+def estimated_memory(body_bytes: int, property_bytes: int) -> int:
     """About the memory of a decoded message, in bytes."""
-    return OBJECT_BYTES + body_bytes + _PER_PROPERTY_BYTE * property_bytes
+    return OBJECT_BYTES + body_bytes + _BYTES_PER_PROPERTY_BYTE * property_bytes
 
 
 class Budget:
@@ -53,27 +53,27 @@ class Budget:
         return release
 
 
-class Arrivals:
+class ReceiveBudget:
     """Counts the bytes that have arrived of things that are not complete, up to ``limit``, by holders. Thread-safe.
 
     If there is no room, the holder with most loses its largest thing. So a holder that has at most its fair share, the limit
     divided by the number of holders, loses nothing, whatever the others do. One thing alone may have any size.
     """
 
-    def __init__(self, limit: int = ARRIVING_BYTES) -> None:
+    def __init__(self, limit: int = MAX_INCOMPLETE_BYTES) -> None:
         self.limit = limit
         self.used = 0
         self._by_holder: Counter[Hashable] = Counter()
-        self._arriving: set[Arriving] = set()
+        self._arriving: set[ReceiveAccount] = set()
         self._lock = threading.RLock()  # reentrant, as above
 
-    def of(self, holder: Hashable, drop: Callable[[], None] | None = None) -> Arriving:
+    def of(self, holder: Hashable, drop: Callable[[], None] | None = None) -> ReceiveAccount:
         """Return an empty account for one thing at a time that arrives from ``holder``, or for all that one call keeps of it.
         ``drop`` is called, on any thread and with the lock, when the account is revoked.
         """
-        return Arriving(self, holder, drop)
+        return ReceiveAccount(self, holder, drop)
 
-    def _resize(self, one: Arriving, size: int) -> bool:
+    def _resize(self, one: ReceiveAccount, size: int) -> bool:
         with self._lock:
             if size and one.revoked:
                 return False
@@ -92,7 +92,7 @@ class Arrivals:
             one.revoked = False
             return True
 
-    def _set(self, one: Arriving, size: int) -> None:
+    def _set(self, one: ReceiveAccount, size: int) -> None:
         self.used += size - one.size
         self._by_holder[one.holder] += size - one.size
         if not self._by_holder[one.holder]:
@@ -101,10 +101,10 @@ class Arrivals:
         (self._arriving.add if size else self._arriving.discard)(one)
 
 
-class Arriving:
+class ReceiveAccount:
     """The account of one thing that arrives. If it is ``revoked``, others needed the room: its owner must drop the thing."""
 
-    def __init__(self, arrivals: Arrivals, holder: Hashable, drop: Callable[[], None] | None = None) -> None:
+    def __init__(self, arrivals: ReceiveBudget, holder: Hashable, drop: Callable[[], None] | None = None) -> None:
         self._arrivals = arrivals
         self.holder = holder
         self.drop = drop

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-_SHORTEST_S = 0.01
-LONGEST_S = 1e9  # stands for "without a timeout": locks do not accept infinity
+_MIN_PAUSE_S = 0.01
+NO_TIMEOUT_S = 1e9  # stands for "without a timeout": locks do not accept infinity
 
 
 class Deadline(NamedTuple):
@@ -23,7 +23,7 @@ class Deadline(NamedTuple):
 
     @classmethod
     def after(cls, seconds: float) -> Deadline:
-        return cls(time.monotonic() + (seconds if seconds < LONGEST_S else LONGEST_S))
+        return cls(time.monotonic() + (seconds if seconds < NO_TIMEOUT_S else NO_TIMEOUT_S))
 
     def remaining(self) -> float:
         """Seconds left, never below zero."""
@@ -35,14 +35,14 @@ class Deadline(NamedTuple):
 
     def pause(self, seconds: float) -> None:
         """Block the calling thread for ``seconds``, or until shortly after the deadline, so that a last attempt can follow."""
-        time.sleep(max(_SHORTEST_S, min(seconds, self.remaining())))
+        time.sleep(max(_MIN_PAUSE_S, min(seconds, self.remaining())))
 
     def within(self, seconds: float) -> Deadline:
         """The earlier of this deadline and ``seconds`` from now: the share of one attempt."""
         return Deadline(min(self.at, time.monotonic() + seconds))
 
 
-class NowAndThen:
+class RateLimit:
     """Limits how often something is done, such as a log line that a flood of events would repeat."""
 
     def __init__(self, every_s: float, times: int = 1) -> None:

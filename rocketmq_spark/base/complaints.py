@@ -5,25 +5,25 @@ from __future__ import annotations
 import logging
 from collections.abc import Hashable
 
-from rocketmq_spark.base.clock import NowAndThen
+from rocketmq_spark.base.clock import RateLimit
 
 REPEAT_S = 300.0
 
 
-class Complaints:
+class LogThrottle:
     """The present problems of things such as topics and queues. The first failed attempt of a kind is a warning, and then one
     attempt in five minutes while the problem lasts.
     """
 
     def __init__(self) -> None:
-        self._known: dict[Hashable, dict[Hashable, NowAndThen]] = {}  # the kinds of problems of each thing
+        self._known: dict[Hashable, dict[Hashable, RateLimit]] = {}  # the kinds of problems of each thing
 
     def level(self, thing: Hashable, why: object) -> int:
         """Return WARNING for a new kind of problem, and every ``REPEAT_S`` seconds while this kind lasts; else INFO."""
         kind = type(why), getattr(why, "broker_code", None)
         kinds = self._known.setdefault(thing, {})
         if kind not in kinds:
-            kinds[kind] = NowAndThen(REPEAT_S)
+            kinds[kind] = RateLimit(REPEAT_S)
         return logging.WARNING if kinds[kind].due() else logging.INFO
 
     def over(self, thing: Hashable) -> bool:

@@ -13,9 +13,9 @@ from collections.abc import Callable, Hashable
 from typing import Any, Generic, TypeVar
 
 from rocketmq_spark.base import process
-from rocketmq_spark.base.budget import WAITING_BYTES, Budget
-from rocketmq_spark.base.clock import Deadline, NowAndThen
-from rocketmq_spark.base.threads import Aside, Failure, attempt
+from rocketmq_spark.base.budget import MAX_WAITING_BYTES, Budget
+from rocketmq_spark.base.clock import Deadline, RateLimit
+from rocketmq_spark.base.threads import Failure, KeyedExecutor, capture
 
 logger = logging.getLogger(__name__)
 
@@ -23,33 +23,33 @@ P = TypeVar("P")
 D = TypeVar("D")
 
 # Questions of one broker that may wait for the user's function, or whose answers wait for the broker. The broker repeats others.
-MOST_WAITING = 1000
+MAX_WAITING = 1000
 # Pause between log lines about ignored questions.
-SAID_S = 10.0
+LOG_PAUSE_S = 10.0
 # A broker records decisions some seconds later (``transactionOpBatchInterval``), and may ask about a new copy until then. If it
 # asks long after a commit, it has lost the commit.
-CROSSING_S = 60.0
-MOST_ANSWERED = 100_000
+RACE_WINDOW_S = 60.0
+MAX_COMMITTED = 100_000
 
 
-def _nothing() -> None:
+def _no_op() -> None:
     pass
 
 
-class _Shared:
-    """State that all ``CopyQuestions`` with the same ``shared_as`` share in a process."""
+class _SharedState:
+    """State that all ``CheckCoalescer`` with the same ``shared_as`` share in a process."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()  # reentrant, because garbage collection may close a producer
         self.newest: dict[str, Any] = {}  # the places of those that wait for a function
-        self.answering: dict[str, CopyQuestions[Any, Any]] = {}  # by place: the object whose broker asked
+        self.answering: dict[str, CheckCoalescer[Any, Any]] = {}  # by place: the object whose broker asked
         self.whose: dict[
-            str, tuple[CopyQuestions[Any, Any], Hashable]
+            str, tuple[CheckCoalescer[Any, Any], Hashable]
         ] = {}  # the object whose function is called, and the one that was asked first
         self.done: OrderedDict[str, Deadline] = OrderedDict()
 
 
-class CopyQuestions(Generic[P, D]):
+class CheckCoalescer(Generic[P, D]):
     """Calls a user's function on a separate thread, so that answers that do not need it are sent at once.
 
     ``answer`` sends a decision about the copy at a place, and returns whether it has certainly arrived. It may block: each
@@ -65,21 +65,21 @@ class CopyQuestions(Generic[P, D]):
     ) -> None:  # fmt: skip
         self._answer, self._who = answer, who
         self._taken, self._dropped, self._unknown = taken, dropped, unknown
-        self._aside = Aside()
-        self._answers = Aside(2 * MOST_WAITING)  # half of it for answers without the function
+        self._aside = KeyedExecutor()
+        self._answers = KeyedExecutor(2 * MAX_WAITING)  # half of it for answers without the function
         self._left: Deadline | None = None  # decisions of its function after this time are ignored
-        shared = _Shared() if shared_as is None else process.once("copies", shared_as, _Shared)
+        shared = _SharedState() if shared_as is None else process.get_or_create("copies", shared_as, _SharedState)
         self._lock, self._newest, self._done = shared.lock, shared.newest, shared.done
         self._answering, self._whose = shared.answering, shared.whose
         self._behind: set[str] = set()  # things that wait for a call of the function
         self._waiting: Counter[Hashable] = Counter()
-        self._say_so = NowAndThen(SAID_S)
-        self._held = Budget(WAITING_BYTES)
+        self._say_so = RateLimit(LOG_PAUSE_S)
+        self._held = Budget(MAX_WAITING_BYTES)
 
     def leave(self) -> None:
         """Stop deciding. Brokers may ask the other objects about what waits here."""
         with self._lock:
-            self._left = Deadline.after(CROSSING_S)
+            self._left = Deadline.after(RACE_WINDOW_S)
             for what in list(self._behind):
                 self._drop(what)
 
@@ -101,7 +101,7 @@ class CopyQuestions(Generic[P, D]):
             if mine is not self and (hangs or what in mine._behind):  # the function here is called as soon, or sooner
                 self._drop(what)
             waits = what in self._newest
-            if not waits and self._waiting[who] < MOST_WAITING:
+            if not waits and self._waiting[who] < MAX_WAITING:
                 release = self._held.claim(who, held_bytes)
             room = waits or release is not None
             if room:
@@ -128,7 +128,12 @@ class CopyQuestions(Generic[P, D]):
             self._log_ignored(what, e)
 
     def _soon(
-        self, aside: Aside, key: Hashable, what: str, work: Callable[[], None], release: Callable[[], None] = _nothing
+        self,
+        aside: KeyedExecutor,
+        key: Hashable,
+        what: str,
+        work: Callable[[], None],
+        release: Callable[[], None] = _no_op,
     ) -> None:
         try:
             aside.run(key, work)
@@ -152,7 +157,7 @@ class CopyQuestions(Generic[P, D]):
         if not is_open:
             release()
             return
-        made = attempt(decide)
+        made = capture(decide)
         release()
         if isinstance(made, Failure):  # its state must be removed
             made.log(logger, "%s could not be decided", what)
@@ -172,18 +177,18 @@ class CopyQuestions(Generic[P, D]):
             decision = self._dropped if taken else decision
 
     def _answered(self, what: str, place: P, decision: D) -> bool:
-        made = attempt(self._answer, place, decision)
+        made = capture(self._answer, place, decision)
         if isinstance(made, Failure):
             made.log(logger, "the decision on %s could not be sent", what)
             return False
         return made
 
-    def _next(self, what: str, last: P | None, taken: bool) -> tuple[CopyQuestions[P, D], P] | None:
+    def _next(self, what: str, last: P | None, taken: bool) -> tuple[CheckCoalescer[P, D], P] | None:
         """The newest copy and the object that its broker asked. None if it is the ``last`` one, and then nothing waits."""
         with self._lock:
             if taken:
-                self._done[what] = Deadline.after(CROSSING_S)
-                while len(self._done) > MOST_ANSWERED or next(iter(self._done.values())).expired:
+                self._done[what] = Deadline.after(RACE_WINDOW_S)
+                while len(self._done) > MAX_COMMITTED or next(iter(self._done.values())).expired:
                     self._done.popitem(last=False)
             if not self._mine(what):
                 return None

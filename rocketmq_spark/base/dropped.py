@@ -17,21 +17,21 @@ import warnings
 from queue import SimpleQueue
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.process import Closing, Owner
-from rocketmq_spark.base.threads import Failure, Latch, attempt, start_thread
+from rocketmq_spark.base.process import Closeable, OwnerProcess
+from rocketmq_spark.base.threads import Failure, Latch, capture, start_thread
 
 logger = logging.getLogger(__name__)
 
 _NAME = "rocketmq-dropped"
 
 
-class ClosedWhenDropped(Closing):
+class ClosedWhenDropped(Closeable):
     """An object that a thread of the process closes if the program drops the last reference before ``close``.
 
     Threads and registries must not refer to an idle object of this class. The constructor of a subclass ends with ``_watch``.
     """
 
-    _owner: Owner
+    _owner: OwnerProcess
     # The object's name in the warning; None until the constructor has finished: an incomplete object is not closed.
     _dropped_as: str | None = None
 
@@ -45,8 +45,8 @@ class ClosedWhenDropped(Closing):
         self._dropped_as = name
 
     def _close_dropped(self) -> None:
-        attempt(self._warn)  # a filter of warnings may turn the warning into an error
-        closed = attempt(self.close)
+        capture(self._warn)  # a filter of warnings may turn the warning into an error
+        closed = capture(self.close)
         if isinstance(closed, Failure):
             closed.log(logger, "%s, which was dropped, could not be closed: %s", self._dropped_as, closed)
 
@@ -92,15 +92,15 @@ class _DroppedObjects:
 _dropped = _DroppedObjects()
 
 
-def _forget_in_child() -> None:
+def _reset_in_child() -> None:
     global _dropped
     _dropped = _DroppedObjects()
 
 
-os.register_at_fork(after_in_child=_forget_in_child)
+os.register_at_fork(after_in_child=_reset_in_child)
 
 
-def settle(deadline: Deadline) -> None:
+def wait_for_dropped(deadline: Deadline) -> None:
     """Collect garbage, and wait until the objects that were dropped so far are closed, or until ``deadline``."""
     gc.collect()
     _dropped.settle(deadline)

@@ -1,8 +1,8 @@
 """What a process keeps between calls, how producers and consumers are closed, and how Spark's source runner ends.
 
 One registry holds clients, accumulators, fault tables and answers to questions about the cluster. An entry stays until its
-owner drops it, or until ``forget`` drops all. A forked process begins with an empty registry: it neither uses nor closes
-what it inherited, because the connections and locks belong to the parent. ``Owner`` ties a producer or consumer to the process
+owner drops it, or until ``clear_registry`` drops all. A forked process begins with an empty registry: it neither uses nor closes
+what it inherited, because the connections and locks belong to the parent. ``OwnerProcess`` ties a producer or consumer to the process
 that created it.
 
 Producers and consumers close at the end of a ``with`` block, in signal handlers, and never in a forked child. A signal handler
@@ -11,10 +11,10 @@ threads which receive answers need, and the close would deadlock. So the close i
 replaces the handlers of signals while a call waits.
 
 When a query stops, Spark closes its connection to the source runner (the Python process of a stream on the driver's
-machine). The runner then fails to read the next request, and fails again to report that. ``end_quietly`` suppresses the two
+machine). The runner then fails to read the next request, and fails again to report that. ``suppress_broken_pipes`` suppresses the two
 tracebacks.
 
-``python`` starts another Python, which must import nothing from the current folder: other users may write there.
+``python_call`` starts another Python, which must import nothing from the current folder: other users may write there.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ T = TypeVar("T")
 GC_THRESHOLDS = (50_000, 20, 20)
 
 
-class _Kept:
+class _Registry:
     """State of one process. ``inherited`` keeps the parent's state alive in a child, where it must not be closed."""
 
-    def __init__(self, inherited: _Kept | None = None) -> None:
+    def __init__(self, inherited: _Registry | None = None) -> None:
         self.lock = threading.RLock()
         self.kinds: dict[str, dict[Any, Any]] = {}
         # The locks of entries. An entry has one only while threads use it.
@@ -53,28 +53,28 @@ class _Kept:
         self.inherited = inherited
 
 
-_here = _Kept()
+_registry = _Registry()
 
 
-def _begin() -> None:
-    global _here
-    _here = _Kept(_here)
+def _reset_in_child() -> None:
+    global _registry
+    _registry = _Registry(_registry)
 
 
-os.register_at_fork(after_in_child=_begin)
+os.register_at_fork(after_in_child=_reset_in_child)
 
 
-def lock() -> AbstractContextManager[bool]:
+def registry_lock() -> AbstractContextManager[bool]:
     """The lock of the registry. Each process has a new one, because a fork may inherit a held lock.
 
-    All threads need it, so nothing that may wait belongs into its block: no server, no file, no ``entry_lock``, no ``once``.
+    All threads need it, so nothing that may wait belongs into its block: no server, no file, no ``entry_lock``, no ``get_or_create``.
     """
-    return _here.lock
+    return _registry.lock
 
 
 def entry_lock(kind: str, key: Hashable) -> AbstractContextManager[bool]:
     """The lock of one entry, which may be held for long: only threads that want the same entry wait for it. Reentrant."""
-    here = _here
+    here = _registry
     with here.lock:
         found = here.entries.get((kind, key))
         if found is None:
@@ -83,29 +83,29 @@ def entry_lock(kind: str, key: Hashable) -> AbstractContextManager[bool]:
         return held
 
 
-def kept(kind: str) -> dict[Any, Any]:
+def entries(kind: str) -> dict[Any, Any]:
     """The entries of a kind in this process."""
-    here = _here
+    here = _registry
     with here.lock:
         return here.kinds.setdefault(kind, {})
 
 
-def once(kind: str, key: Hashable, make: Callable[[], T]) -> T:
+def get_or_create(kind: str, key: Hashable, make: Callable[[], T]) -> T:
     """The entry of this kind and key; the first call creates it. While ``make`` runs, calls for other entries do not wait."""
-    things: dict[Any, T] = kept(kind)
-    with lock():
+    things: dict[Any, T] = entries(kind)
+    with registry_lock():
         if key in things:
             return things[key]
     with entry_lock(kind, key):
-        with lock():
+        with registry_lock():
             if key in things:  # another thread was faster
                 return things[key]
         made = make()
-        with lock():
+        with registry_lock():
             return things.setdefault(key, made)
 
 
-class Living(Generic[T]):
+class LiveObjects(Generic[T]):
     """The living objects of a kind in this process, which does not keep them alive. A forked child begins with none of them.
 
     Objects that nobody uses any more do nothing by themselves, so those in use look after all: ``due`` says when.
@@ -140,9 +140,9 @@ class Living(Generic[T]):
         return self.all()
 
 
-def forget() -> dict[str, dict[Any, Any]]:
+def clear_registry() -> dict[str, dict[Any, Any]]:
     """Empty the registry. Returns the entries by kind, for the caller to close."""
-    here = _here
+    here = _registry
     with here.lock:
         gone = {kind: dict(things) for kind, things in here.kinds.items()}
         for things in here.kinds.values():
@@ -153,12 +153,12 @@ def forget() -> dict[str, dict[Any, Any]]:
 _RUNNER = "pyspark.sql.streaming.python_streaming_source_runner"
 
 
-def is_for(worker: str) -> bool:
+def is_worker(worker: str) -> bool:
     """Whether Spark started this process to run its module ``worker``: as main module, or in a fork of its daemon."""
-    return worker in sys.modules or _main() == worker
+    return worker in sys.modules or _main_module() == worker
 
 
-def settle() -> None:
+def tune_gc_of_runner() -> None:
     """Tune garbage collection for a long stream. Does nothing outside a source runner.
 
     Imported modules stay, so full collections, which views of thousands of queues trigger, should not traverse them; that would
@@ -166,10 +166,10 @@ def settle() -> None:
     thresholds, collections took a fifth of the time to plan 100,000 queues.
     """
     if _is_runner():
-        dedicate()
+        tune_gc()
 
 
-def dedicate() -> None:
+def tune_gc() -> None:
     """Tune garbage collection for a process with one task, which creates tens of objects per message and no cycles.
 
     Collections become rare and skip the objects that exist now; they took a tenth of a delay node's time.
@@ -178,29 +178,29 @@ def dedicate() -> None:
     gc.set_threshold(*GC_THRESHOLDS)
 
 
-def end_quietly() -> None:
+def suppress_broken_pipes() -> None:
     """Suppress broken-pipe tracebacks at exit. Does nothing outside a runner."""
     if _is_runner():
-        sys.excepthook = _but_for_broken_pipes
+        sys.excepthook = _excepthook
 
 
 def _is_runner() -> bool:
-    return _main() == _RUNNER
+    return _main_module() == _RUNNER
 
 
-def _main() -> str | None:
+def _main_module() -> str | None:
     return getattr(getattr(sys.modules.get("__main__"), "__spec__", None), "name", None)
 
 
-def _but_for_broken_pipes(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+def _excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     if not issubclass(kind, BrokenPipeError | ConnectionResetError):
         sys.__excepthook__(kind, error, trace)
 
 
-_postponed: dict[int, list[Callable[[], object]]] = {}  # by thread
+_deferred: dict[int, list[Callable[[], object]]] = {}  # by thread
 
 
-class Closing:
+class Closeable:
     """Has a ``close``, which may be called twice."""
 
     def close(self) -> object:
@@ -216,71 +216,71 @@ class Closing:
         self.close()
 
 
-def entry(method: Callable[P, T]) -> Callable[P, T]:
-    """Decorates a method that users call. Calls that were ``postponed`` inside it run when it ends, even if it raises."""
+def signal_safe(method: Callable[P, T]) -> Callable[P, T]:
+    """Decorates a method that users call. Calls that were ``defer_close`` inside it run when it ends, even if it raises."""
 
     @functools.wraps(method)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
         try:
-            return _inside(method, *args, **kwargs)
+            return _run_entry(method, *args, **kwargs)
         finally:
-            if _postponed:
-                _catch_up()
+            if _deferred:
+                _run_deferred()
 
     return call
 
 
-def postponed(close: Callable[[], object]) -> bool:
-    """Whether this thread is inside an ``entry``, which then calls ``close`` when it ends. The entry may be of another object,
+def defer_close(close: Callable[[], object]) -> bool:
+    """Whether this thread is inside an ``signal_safe``, which then calls ``close`` when it ends. The entry may be of another object,
     because objects share connections.
     """
-    if not _is_inside():
+    if not _is_inside_entry():
         return False
-    _postponed.setdefault(threading.get_ident(), []).append(close)
+    _deferred.setdefault(threading.get_ident(), []).append(close)
     return True
 
 
-def _inside(method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+def _run_entry(method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Marks the stack. A counter would stay wrong for ever if Ctrl-C came between its steps."""
     return method(*args, **kwargs)
 
 
-def _is_inside() -> bool:
+def _is_inside_entry() -> bool:
     frame: FrameType | None = sys._getframe()
     while frame is not None:
-        if frame.f_code is _inside.__code__:
+        if frame.f_code is _run_entry.__code__:
             return True
         frame = frame.f_back
     return False
 
 
-def _catch_up() -> None:
+def _run_deferred() -> None:
     me = threading.get_ident()
-    while not _is_inside() and (closes := _postponed.pop(me, None)) is not None:
+    while not _is_inside_entry() and (closes := _deferred.pop(me, None)) is not None:
         for close in closes:
             close()
 
 
 # The id of this process. It is cached, because the system call takes as long as all other steps of a send.
-_process = [os.getpid()]
-os.register_at_fork(after_in_child=lambda: _process.__setitem__(0, os.getpid()))
+_pid = [os.getpid()]
+os.register_at_fork(after_in_child=lambda: _pid.__setitem__(0, os.getpid()))
 
 
-class Owner:
+class OwnerProcess:
     """The process that created a producer or consumer (``what``). Other processes cannot use its sockets, locks and threads."""
 
     def __init__(self, what: str) -> None:
         self._what = what
-        self._pid = _process[0]
+        self._pid = _pid[0]
 
     @property
     def here(self) -> bool:
         """Whether this process is the owner, and not a fork of it."""
-        return _process[0] == self._pid
+        return _pid[0] == self._pid
 
     def check(self, closed: bool) -> None:
         """Raises ``ClosedError`` in a fork, and if ``closed``."""
-        if _process[0] != self._pid:
+        if _pid[0] != self._pid:
             raise ClosedError(
                 f"this {self._what} belongs to process {self._pid}, from which this one was forked",
                 remedy=f"Make a {self._what} in this process",
@@ -311,21 +311,21 @@ def on_signals(handle: Callable[[], object], *numbers: signal.Signals) -> Iterat
         yield
     finally:
         _replaced.remove(before)
-        _put_back(before)
+        _restore_handlers(before)
 
 
-def _put_back(before: _Handlers) -> None:
+def _restore_handlers(before: _Handlers) -> None:
     for number, handler in before.items():
         signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: not set by Python
 
 
-def _put_back_all() -> None:
+def _restore_in_child() -> None:
     """Restore the handlers in a forked child. With the replaced ones, a signal would not end the child."""
     while _replaced:
-        _put_back(_replaced.pop())
+        _restore_handlers(_replaced.pop())
 
 
-os.register_at_fork(after_in_child=_put_back_all)
+os.register_at_fork(after_in_child=_restore_in_child)
 
 
 class PythonCall(TypedDict):
@@ -336,7 +336,7 @@ class PythonCall(TypedDict):
     cwd: str
 
 
-def python(*arguments: str, program: str = sys.executable, first: Sequence[str] = ()) -> PythonCall:
+def python_call(*arguments: str, program: str = sys.executable, first: Sequence[str] = ()) -> PythonCall:
     """Return how to start a Python program that imports nothing from the current folder.
 
     An empty part of PYTHONPATH, as in ``:/x``, means the current folder. So empty and relative parts are left out.

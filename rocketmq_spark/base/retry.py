@@ -1,4 +1,4 @@
-"""Retries of metadata requests (``Retry``), and the error to raise when retries end (``Trouble``).
+"""Retries of metadata requests (``Retry``), and the error to raise when retries end (``RetryErrors``).
 
 That error names the first cause, and the last error before the deadline. An error of a request that the deadline cut short is
 left out, because it misleads: if a broker dies, its route expires, and at the deadline the name server has no time to answer.
@@ -19,11 +19,11 @@ from rocketmq_spark.errors import RocketMQError
 
 T = TypeVar("T")
 
-_NEVER = Deadline(math.inf)
+_NO_DEADLINE = Deadline(math.inf)
 
 
 @dataclass(slots=True)
-class Trouble:
+class RetryErrors:
     """Errors from the first one until something succeeds."""
 
     first: RocketMQError | None = None
@@ -79,7 +79,7 @@ class Retry:
 
     def run(self, ask: Callable[[], T], deadline: Deadline | None = None) -> T:
         """Return the first success. Raises a permanent error at once, the last after all attempts, the first at the deadline."""
-        pauses, trouble = backoff(self.interval_s, 10.0), Trouble()
+        pauses, trouble = backoff(self.interval_s, 10.0), RetryErrors()
         for left in range(self.times, -1, -1):
             try:
                 return ask()
@@ -90,5 +90,5 @@ class Retry:
                     trouble.give_up(e, time.monotonic())
                 if not e.retriable or left == 0:
                     raise
-                (deadline or _NEVER).pause(next(pauses))
+                (deadline or _NO_DEADLINE).pause(next(pauses))
         raise AssertionError("unreachable")

@@ -1,10 +1,10 @@
-"""Threads that survive errors in user code, one worker thread per key (``Aside``), some for all work (``DaemonThreads``), and one
+"""Threads that survive errors in user code, one worker thread per key (``KeyedExecutor``), some for all work (``DaemonThreadPool``), and one
 that calls what is due (``Timer``).
 
 A listener, a callback, a strategy or a hook may raise anything, even ``SystemExit``. Python ends a thread on ``SystemExit``
-without a message, so ``attempt`` returns whatever user code raises as a value (``Failure``).
+without a message, so ``capture`` returns whatever user code raises as a value (``Failure``).
 
-``Aside`` runs work that may block, in the order in which it was added for its key. A thread lives while there is work for
+``KeyedExecutor`` runs work that may block, in the order in which it was added for its key. A thread lives while there is work for
 its key, so a host that does not answer delays only the work for that host.
 
 ``Timer`` is the clock of producers and client instances, with pauses and one daemon thread. It owns a thread and a lock, and
@@ -47,19 +47,19 @@ class Failure:
 
     def __str__(self) -> str:
         """The class and the text of the error."""
-        return f"{type(self.error).__name__}: {text_of(self.error, str)}"
+        return f"{type(self.error).__name__}: {safe_text(self.error, str)}"
 
     def log(self, logger: logging.Logger, text: str, *args: object) -> None:
         """Log the error with its traceback. A log handler that raises has no further effect."""
-        attempt(logger.error, text, *args, exc_info=self.error, stacklevel=3)
+        capture(logger.error, text, *args, exc_info=self.error, stacklevel=3)
 
 
 # After a failure was logged with its traceback, failures of the same kind are logged without one for this time.
-_QUIET_S = 60.0
+_TRACEBACK_PAUSE_S = 60.0
 _MAX_KINDS = 100
 
 
-class Tracebacks:
+class TracebackLimit:
     """Limits the tracebacks of repeated failures to one a minute for each type of error and line of code that raises it."""
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
@@ -78,7 +78,7 @@ class Tracebacks:
             innermost = innermost.tb_next
         kind = type(outcome.error), innermost and (innermost.tb_frame.f_code, innermost.tb_lineno)
         now_s = self._now_s()
-        if now_s - self._last_s.get(kind, -_QUIET_S) < _QUIET_S:
+        if now_s - self._last_s.get(kind, -_TRACEBACK_PAUSE_S) < _TRACEBACK_PAUSE_S:
             return None
         if len(self._last_s) >= _MAX_KINDS:
             self._last_s.clear()
@@ -86,7 +86,7 @@ class Tracebacks:
         return outcome.error
 
 
-def attempt(code: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | Failure:
+def capture(code: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | Failure:
     """Returns what ``code`` returns, or ``Failure``. Ctrl-C in the main thread is raised: it is for the user."""
     try:
         return code(*args, **kwargs)
@@ -96,27 +96,27 @@ def attempt(code: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | Fail
         return Failure(e)
 
 
-_here = threading.local()
+_local = threading.local()
 
 
 @contextlib.contextmanager
-def never_waiting() -> Iterator[None]:
-    """Inside the block, ``may_wait`` is false on this thread: work that may block is left to another thread."""
-    before, _here.waits = may_wait(), False
+def without_blocking() -> Iterator[None]:
+    """Inside the block, ``may_block`` is false on this thread: work that may block is left to another thread."""
+    before, _local.waits = may_block(), False
     try:
         yield
     finally:
-        _here.waits = before
+        _local.waits = before
 
 
-def may_wait() -> bool:
+def may_block() -> bool:
     """Whether the calling thread may be held up, for example by a socket that takes no bytes."""
-    return getattr(_here, "waits", True)
+    return getattr(_local, "waits", True)
 
 
-def text_of(value: object, how: Callable[[object], str] = repr) -> str:
+def safe_text(value: object, how: Callable[[object], str] = repr) -> str:
     """The text of a user's value, whose own method may raise."""
-    text = attempt(how, value)
+    text = capture(how, value)
     return f"<{type(value).__name__} without a text>" if isinstance(text, Failure) else text
 
 
@@ -131,29 +131,29 @@ def start_thread(
         RuntimeError: The system allows no more threads. Record the thread only after this call.
     """
     name = escaped(name)  # it may have the name of a broker, and logs show it
-    thread = threading.Thread(target=_root, args=(name, loop, ended, again), name=name, daemon=True)
+    thread = threading.Thread(target=_run_thread, args=(name, loop, ended, again), name=name, daemon=True)
     thread.start()
     return thread
 
 
-def _root(name: str, loop: Callable[[], None], ended: Callable[[], None] | None, again: bool) -> None:
+def _run_thread(name: str, loop: Callable[[], None], ended: Callable[[], None] | None, again: bool) -> None:
     try:
-        while _failed(name, loop) and again:
+        while _run_failed(name, loop) and again:
             pass
     finally:
         if ended is not None:
             ended()
 
 
-def _failed(name: str, loop: Callable[[], None]) -> bool:
-    outcome = attempt(loop)
+def _run_failed(name: str, loop: Callable[[], None]) -> bool:
+    outcome = capture(loop)
     if not isinstance(outcome, Failure):
         return False
     outcome.log(logger, "the work of thread %s failed: %s", name, outcome)
     return True
 
 
-_LOOK_S = 1.0
+_CHECK_S = 1.0
 
 
 class Latch:
@@ -182,7 +182,7 @@ class Latch:
 
         Without ``seconds`` the thread checks periodically: of two signals at once, another thread may take both and wake none.
         """
-        while not self._held.acquire(timeout=_LOOK_S if seconds is None else max(0.0, seconds)):
+        while not self._held.acquire(timeout=_CHECK_S if seconds is None else max(0.0, seconds)):
             if seconds is not None:
                 return False
         self.set()  # the wait cleared it
@@ -192,14 +192,14 @@ class Latch:
 _collecting: set[int] = set()  # the thread that collects garbage now
 
 
-def _collects(phase: str, info: object) -> None:
+def _on_collection(phase: str, info: object) -> None:
     (_collecting.add if phase == "start" else _collecting.discard)(threading.get_ident())
 
 
-gc.callbacks.append(_collects)
+gc.callbacks.append(_on_collection)
 
 
-def left_by_collection(work: Callable[[], None]) -> bool:
+def deferred_by_collection(work: Callable[[], None]) -> bool:
     """Whether this thread is collecting garbage, possibly while it holds a lock. If so, another thread runs ``work``."""
     if threading.get_ident() not in _collecting:
         return False
@@ -209,7 +209,7 @@ def left_by_collection(work: Callable[[], None]) -> bool:
     return True
 
 
-class Aside:
+class KeyedExecutor:
     """One thread per key; ``limit`` is the number of calls that may wait for a thread."""
 
     def __init__(self, limit: int | None = None) -> None:
@@ -262,12 +262,12 @@ class Aside:
             return None
 
 
-_REST_S, _POLL_S = 10.0, 0.02
+_IDLE_S, _POLL_S = 10.0, 0.02
 
 
-class DaemonThreads(Executor):
+class DaemonThreadPool(Executor):
     """As ``ThreadPoolExecutor``, whose threads keep a process from ending for as long as their work takes. These do not. Threads
-    that have no work for ``_REST_S`` end. Raises ``RuntimeError`` as that does, and then does not run the work later.
+    that have no work for ``_IDLE_S`` end. Raises ``RuntimeError`` as that does, and then does not run the work later.
     """
 
     def __init__(self, limit: int, name: str) -> None:
@@ -281,7 +281,7 @@ class DaemonThreads(Executor):
     def submit(self, code: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Run ``code`` on a thread."""
         future = Future[T]()
-        work = functools.partial(_into, future, functools.partial(code, *args, **kwargs))
+        work = functools.partial(_complete, future, functools.partial(code, *args, **kwargs))
         with self._lock:
             if self._shut:
                 raise RuntimeError("the threads were shut down")
@@ -320,7 +320,7 @@ class DaemonThreads(Executor):
     def _next(self) -> Callable[[], None] | None:
         with self._lock:
             self._idle += 1
-            self._changed.wait_for(lambda: self._waiting or self._shut, _REST_S)
+            self._changed.wait_for(lambda: self._waiting or self._shut, _IDLE_S)
             self._idle -= 1
             if self._waiting:
                 return self._waiting.popleft()
@@ -329,18 +329,18 @@ class DaemonThreads(Executor):
             return None
 
 
-def _into(future: Future[T], code: Callable[[], T]) -> None:
+def _complete(future: Future[T], code: Callable[[], T]) -> None:
     """Run ``code`` unless ``future`` was cancelled, and give it the outcome."""
     if not future.set_running_or_notify_cancel():
         return
-    outcome = attempt(code)
+    outcome = capture(code)
     if isinstance(outcome, Failure):
         future.set_exception(outcome.error)
     else:
         future.set_result(outcome)
 
 
-_LEASES = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # counts sleep of the machine, on Linux
+_LEASE_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # counts sleep of the machine, on Linux
 
 
 class Timer:
@@ -365,7 +365,7 @@ class Timer:
 
     def lease_ms(self) -> int:
         """Milliseconds of a clock that never goes back and runs while the machine sleeps: for leases that servers grant."""
-        return time.clock_gettime_ns(_LEASES) // 1_000_000
+        return time.clock_gettime_ns(_LEASE_CLOCK) // 1_000_000
 
     def wall_ms(self) -> int:
         """Epoch milliseconds, for what is written into messages."""

@@ -26,7 +26,7 @@ STALE_S = 600.0
 _PAUSE_FACTOR = 10
 
 
-class Reloaded(Generic[T]):
+class ReloadedFiles(Generic[T]):
     """The result of ``load``, which is called again after one of the files in ``paths`` was replaced.
 
     While ``load`` fails, ``get`` returns the last value for at most ``STALE_S``, and logs one warning.
@@ -87,8 +87,8 @@ def _stamp(path: str) -> object:
 _BEGIN, _END = b"-----BEGIN CERTIFICATE-----", b"-----END CERTIFICATE-----"
 # Parts of a PEM file that somebody's options name. OpenSSL sorts certificates again for each one that it adds, which takes a
 # minute for 8,000 of them. Systems trust 150.
-MOST_PARTS = 500
-_HASHED = re.compile(r"[0-9a-f]{8}\.\d+")
+MAX_PEM_BLOCKS = 500
+_HASHED_NAME = re.compile(r"[0-9a-f]{8}\.\d+")
 
 
 def system_authorities() -> bytes:
@@ -97,7 +97,7 @@ def system_authorities() -> bytes:
     They are in a file, and in folders whose files are named by hashes. The variables SSL_CERT_FILE and SSL_CERT_DIR replace these
     paths.
     """
-    certificates = dict.fromkeys(pem for path in _system_files() for pem in _certificates(_content(path)))
+    certificates = dict.fromkeys(pem for path in _system_files() for pem in _certificates(_read_or_empty(path)))
     return b"\n".join([*certificates, b""]) if certificates else b""
 
 
@@ -120,10 +120,10 @@ def _system_files() -> Iterator[Path]:
     paths = ssl.get_default_verify_paths()
     yield Path(os.environ.get(paths.openssl_cafile_env) or paths.openssl_cafile)
     for folder in (os.environ.get(paths.openssl_capath_env) or paths.openssl_capath).split(os.pathsep):
-        yield from sorted(path for path in Path(folder).glob("*.*") if _HASHED.fullmatch(path.name))
+        yield from sorted(path for path in Path(folder).glob("*.*") if _HASHED_NAME.fullmatch(path.name))
 
 
-def _content(path: Path) -> bytes:
+def _read_or_empty(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError:

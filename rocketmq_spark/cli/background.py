@@ -104,7 +104,7 @@ def start(wish: Wish) -> RunningBroker:
     distro.fetch()
     _refuse_second()  # another command has waited for the same download, perhaps
     with distro.writing_to(_folder()):
-        folders.make(_folder())
+        folders.make_folders(_folder())
         _refuse_foreign()
         _state_path().unlink(missing_ok=True)
         with open(folders.open_private(log_path(), os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "w") as log:
@@ -129,7 +129,7 @@ def _refuse_second() -> None:
 def _spawned(wish: Wish, log: IO[str]) -> RunningBroker:
     reading, writing = os.pipe()
     root = str(Path(rocketmq_spark.__file__).parent.parent)
-    call = processes.python("-P", "-m", __name__, str(writing), first=[root])
+    call = processes.python_call("-P", "-m", __name__, str(writing), first=[root])
     if distro.CACHE_VARIABLE in call["env"]:
         call["env"][distro.CACHE_VARIABLE] = str(
             distro.cache_folder()
@@ -183,12 +183,12 @@ def _folder() -> Path:
 def _path(name: str) -> Path:
     """Return a path in the folder. Raises ``LocalBrokerError`` if another user created a file there."""
     path = _folder() / name
-    if (found := folders.foreign(path)) is not None:
+    if (found := folders.foreign_owner(path)) is not None:
         raise _left_by_others(found)
     return path
 
 
-def _left_by_others(found: folders.Foreign) -> LocalBrokerError:
+def _left_by_others(found: folders.ForeignFile) -> LocalBrokerError:
     return LocalBrokerError(
         f"The local broker does not use what another user has left: {found}", remedy=f"Remove {found.path}"
     )
@@ -258,7 +258,7 @@ def _publish(mq: LocalBroker, conf: list[str]) -> None:
         servers={name: (mq.address(name), mq.pid(name) or 0) for name in names},
         conf=conf,
     )
-    folders.write_new(_state_path(), json.dumps(asdict(state)))
+    folders.replace_file(_state_path(), json.dumps(asdict(state)))
 
 
 @contextlib.contextmanager

@@ -96,7 +96,7 @@ def lag(output: Output, /, target: Target, watch: bool, interval_s: float, as_me
     group, checkpoint, topics = what["group"], what["checkpoint"], what["topics"]
     if (group is None) == (checkpoint is None):
         raise click.UsageError("lag needs either --group NAME or --checkpoint FOLDER")
-    if (as_metrics or what["serve"] is not None) and (command := exposition.missing()):
+    if (as_metrics or what["serve"] is not None) and (command := exposition.install_command()):
         raise OptionError("--prometheus and --serve need prometheus-client, which is not installed", remedy=command)
     ask = _of_group(target, group, topics) if group is not None else _of_checkpoint(target, checkpoint, topics)
     if what["serve"] is not None:
@@ -249,7 +249,7 @@ def _serve(output: Output, address: tuple[str, int], text: Callable[[], str]) ->
     with contextlib.ExitStack() as until:
         until.enter_context(on_signals(over.set, signal.SIGINT, signal.SIGTERM))
         try:
-            url = until.enter_context(exposition.serving(address, text, failures=RocketMQError, shown=one_line))
+            url = until.enter_context(exposition.serve(address, text, failures=RocketMQError, shown=one_line))
         except OSError as e:
             raise OptionError(
                 f"--serve {address[0]}:{address[1]}: {e.strerror}", remedy="Choose another port, or stop what uses it"

@@ -17,7 +17,7 @@ from typing import Protocol, TextIO
 import click
 
 from rocketmq_spark.base.clock import utc_text
-from rocketmq_spark.base.logs import CONTROL_CHARACTERS, escaped, replaced
+from rocketmq_spark.base.logs import CONTROL_CHARACTERS, escaped, replace_characters
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.options.parsing import Secret
 
@@ -95,12 +95,12 @@ class Json:
 
 def safe(text: str) -> str:
     """Make text safe for a terminal: keep line breaks and tabs, replace other control characters by their codes."""
-    return replaced(_CONTROL, _code, text)
+    return replace_characters(_CONTROL, _code, text)
 
 
 def safe_labels(text: str) -> str:
     """As ``safe``, for the Prometheus format, in which a backslash is written as two."""
-    return replaced(_CONTROL, lambda found: f"\\{_code(found)}", text)
+    return replace_characters(_CONTROL, lambda found: f"\\{_code(found)}", text)
 
 
 def _code(found: re.Match[str]) -> str:
@@ -110,7 +110,7 @@ def _code(found: re.Match[str]) -> str:
 
 def _json(value: object) -> str:
     text = json.dumps(_hidden(value), ensure_ascii=False, default=str)
-    return replaced(_CONTROL, lambda found: f"\\u{ord(found[0]):04x}", text)
+    return replace_characters(_CONTROL, lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def _hidden(value: object) -> object:

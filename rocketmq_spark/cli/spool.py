@@ -24,7 +24,7 @@ import click
 from rocketmq_spark.base import folders, terminal
 from rocketmq_spark.base.clock import Deadline, utc_text
 from rocketmq_spark.base.codes import Property
-from rocketmq_spark.base.process import dedicate, on_signals
+from rocketmq_spark.base.process import on_signals, tune_gc
 from rocketmq_spark.base.threads import Latch
 from rocketmq_spark.cli.command import CliGroup, SendingCommand
 from rocketmq_spark.cli.connection import Target, connected
@@ -71,7 +71,7 @@ def spool() -> None:
     FOLDER is a spool, or a spoolDir that contains the spools of workers.
     """
     if os.geteuid() == folders.ROOT:
-        terminal.in_follower()  # because ``become_owner`` gives up the terminal
+        terminal.continue_in_child()  # because ``become_owner`` gives up the terminal
 
 
 @spool.command()
@@ -611,7 +611,7 @@ def serve(
     with on_signals(over.set, signal.SIGINT, signal.SIGTERM):
         place = NodeSettings(data, inner_topic, dead_topic, topics=topics, dead=dead)
         node = open_node(place, **{**target.settings(), "group": group})
-        dedicate()
+        tune_gc()
         begun = {"group": group, "topic": inner_topic, "data": str(data), "waiting": node.waiting}
         output.item(begun, f"group {group} holds messages of {inner_topic} in {data}; {node.waiting} wait now")
         node.run(over)

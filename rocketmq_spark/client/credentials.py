@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rocketmq_spark.base.folders import has_own_rights
-from rocketmq_spark.base.threads import Failure, attempt
+from rocketmq_spark.base.threads import Failure, capture
 from rocketmq_spark.errors import (
     LocalProtocolError,
     OptionError,
@@ -75,7 +75,7 @@ class RotatingCredentials:
             return time.monotonic() + FETCH_RETRY_S, previous
 
     def _fetch_checked(self) -> Credentials:
-        result = attempt(self._fetch)  # user code; callers get only RocketMQError
+        result = capture(self._fetch)  # user code; callers get only RocketMQError
         if not isinstance(result, Failure):
             return result
         if isinstance(result.error, RocketMQError):

@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.complaints import Complaints
+from rocketmq_spark.base.complaints import LogThrottle
 from rocketmq_spark.client.broker_client import BrokerClient, BrokerCommand
 from rocketmq_spark.client.broker_requests import BrokerRequests, group_membership
 from rocketmq_spark.client.committer import OffsetCommit
@@ -60,7 +60,7 @@ class RemotingMember:
         self._polls = polls
         self._send_back = RemotingSendBack(broker_client, sender)
         self._rng = rng or random.Random()
-        self._lock_complaints = Complaints()  # log levels for brokers that fail to lock
+        self._lock_complaints = LogThrottle()  # log levels for brokers that fail to lock
 
     # --- the group
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from rocketmq_spark.base.clock import LONGEST_S, Deadline
+from rocketmq_spark.base.clock import NO_TIMEOUT_S, Deadline
 from rocketmq_spark.base.retry import Retry
 from rocketmq_spark.client.routes import Routes
 from rocketmq_spark.client.rpc import RpcClient
@@ -62,7 +62,7 @@ class RemotingPulls:
 
     def _fetch_with_retries(self, fetch: Callable[[Deadline], T], remedy: str, deadline: Deadline | None) -> T:
         """Call ``fetch`` with retries. ``AccessDenied`` gets ``remedy``."""
-        overall_deadline = deadline or Deadline.after(LONGEST_S)
+        overall_deadline = deadline or Deadline.after(NO_TIMEOUT_S)
         try:
             return self._retry.run(
                 lambda: fetch(overall_deadline.within(self._calls.request_timeout_s)), overall_deadline

@@ -15,7 +15,7 @@ from rocketmq_spark.base.codes import (
     Response,
     SysFlag,
 )
-from rocketmq_spark.base.threads import Aside
+from rocketmq_spark.base.threads import KeyedExecutor
 from rocketmq_spark.client import topic_attributes, transactions
 from rocketmq_spark.client.instance import ClientInstance, RegisteredMember
 from rocketmq_spark.client.routes import Routes
@@ -76,7 +76,7 @@ class RemotingSender:
         self._routes = routes
         self._instance = instance
         self._attributes = attributes
-        self._executor = Aside()
+        self._executor = KeyedExecutor()
 
     def publish_queues(self, topic: str, deadline: Deadline, refresh: bool = False) -> Sequence[MessageQueue]:
         route = self._routes.recent(topic, deadline, refresh)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import NamedTuple
 
-from rocketmq_spark.base.clock import Deadline, NowAndThen
+from rocketmq_spark.base.clock import Deadline, RateLimit
 from rocketmq_spark.base.codes import RETRY_PREFIX
 from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.consumer.settings import Subscriptions
@@ -160,7 +160,7 @@ class Reregistration:
         self._port = port
         self._timer = timer
         self._rebalance = rebalance
-        self._rate_limit = NowAndThen(MIN_HEARTBEAT_GAP_S)
+        self._rate_limit = RateLimit(MIN_HEARTBEAT_GAP_S)
 
     def on_unknown_member(self) -> None:
         """Register soon, because a broker rejected a pull: it does not know this member. Does not block."""

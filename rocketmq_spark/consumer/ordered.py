@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from rocketmq_spark.base.threads import Failure, Timer, Tracebacks, attempt
+from rocketmq_spark.base.threads import Failure, Timer, TracebackLimit, capture
 from rocketmq_spark.consumer.listener import (
     MIN_SUSPEND_MS,
     Listener,
@@ -82,7 +82,7 @@ class OrderedConsumeService:
         self._workers = workers
         self._timer = timer
         self._send_back = send_back
-        self._tracebacks = Tracebacks()
+        self._tracebacks = TracebackLimit()
         self.replier: Replier | None = None
         self.request_locks: Callable[[Sequence[ProcessQueue]], Collection[MessageQueue]] | None = None
         self.lock_timer = timer
@@ -150,7 +150,7 @@ class OrderedConsumeService:
 
     def call_directly(self, messages: Sequence[ReceivedMessage], context: OrderedContext) -> object:
         """Call the listener now (request 309), and return its outcome."""
-        return attempt(self._listener, messages, context)
+        return capture(self._listener, messages, context)
 
     def _schedule(self, queue: ProcessQueue, delay_s: float) -> None:
         work = partial(self._run_task, queue)
@@ -188,7 +188,7 @@ class OrderedConsumeService:
         granted: Collection[MessageQueue] | Failure = ()
         owned = [queue for queue in requested if not queue.dropped]
         if owned and self.request_locks is not None:
-            granted = attempt(self.request_locks, owned)
+            granted = capture(self.request_locks, owned)
         if isinstance(granted, Failure):
             for queue in owned:
                 logger.warning("could not lock %s, retrying: %s", queue.queue, granted)
@@ -226,7 +226,7 @@ class OrderedConsumeService:
         context, started_ms = self.context(queue.queue, call.messages), self._timer.now_ms()
         outcome = self.call_directly(call.messages, context)
         duration_ms = self._timer.now_ms() - started_ms
-        result = attempt(self._result_of, call, outcome, context)
+        result = capture(self._result_of, call, outcome, context)
         if isinstance(result, Failure):
             result.log(logger, "could not handle the result of a call with messages of %s, retrying them", queue.queue)
             retry = OrderedVerdict(OrderedAction.RETRY, max(MIN_SUSPEND_MS, self._suspend_ms))
@@ -287,7 +287,7 @@ class OrderedConsumeService:
         if self._send_back is None:
             logger.warning("message %s failed and is %s", message.msg_id, DROPPED_TEXT)
             return True
-        accepted = attempt(self._send_back.make_dead_letter, message)
+        accepted = capture(self._send_back.make_dead_letter, message)
         if isinstance(accepted, Failure):
             accepted.log(logger, "message %s could not be made a dead letter", message.msg_id)
             return False

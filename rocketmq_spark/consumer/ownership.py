@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.complaints import Complaints
+from rocketmq_spark.base.complaints import LogThrottle
 from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.consumer.member_state import MemberState
 from rocketmq_spark.consumer.offsets import OffsetStore
@@ -84,7 +84,7 @@ class Ownership:
         # Queues between their release and their next start, and until when. A reset that comes then applies to them, too.
         self._handover_until_ms: dict[MessageQueue, int] = {}
         self._reset_count = 0  # changes with each reset, so that longer actions notice one that came meanwhile
-        self._complaints = Complaints()  # by topic and broker
+        self._complaints = LogThrottle()  # by topic and broker
 
     def drop(self, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
         """Release ``queues``; returns those that were released. A queue whose messages a listener has is released later."""

@@ -24,8 +24,8 @@ from typing import Protocol
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import DELAY_LEVELS
-from rocketmq_spark.base.complaints import Complaints
-from rocketmq_spark.base.threads import Failure, Timer, Tracebacks, attempt, start_thread
+from rocketmq_spark.base.complaints import LogThrottle
+from rocketmq_spark.base.threads import Failure, Timer, TracebackLimit, capture, start_thread
 from rocketmq_spark.consumer.figures import ConsumerFigures
 from rocketmq_spark.consumer.listener import (
     AcknowledgingContext,
@@ -428,7 +428,7 @@ class StandardConsumeService:
     ) -> None:
         self._listener = listener
         self._port = port
-        self._tracebacks = Tracebacks()
+        self._tracebacks = TracebackLimit()
         self._unacked = unacked
         self._acknowledger = acknowledger
         self._workers = workers
@@ -444,8 +444,8 @@ class StandardConsumeService:
         if not self._unacked.start_call(invisible, self._timer.lease_ms()):
             return
         context = Context(invisible.message.queue)
-        outcome = attempt(self._listener, (invisible.message,), context)
-        result = attempt(self._settle, invisible, outcome, context)
+        outcome = capture(self._listener, (invisible.message,), context)
+        result = capture(self._settle, invisible, outcome, context)
         if isinstance(result, Failure):
             _log_unreported(invisible, result)
             self._unacked.remove(invisible)
@@ -484,7 +484,7 @@ class FifoConsumeService:
     ) -> None:
         self._listener = listener
         self._port = port
-        self._tracebacks = Tracebacks()
+        self._tracebacks = TracebackLimit()
         self._suspend_ms = round(1000 * settings.suspend_time_s)
         self._unacked = unacked
         self._acknowledger = acknowledger
@@ -523,7 +523,7 @@ class FifoConsumeService:
             if not self._unacked.start_call(invisible, self._timer.lease_ms()):
                 self._drop_all(key)  # the Proxy delivers it again, and the messages behind it, too
                 continue
-            pause = attempt(self._consume, invisible)
+            pause = capture(self._consume, invisible)
             if isinstance(pause, Failure):
                 _log_unreported(invisible, pause)
                 pause = -1.0
@@ -538,7 +538,7 @@ class FifoConsumeService:
     def _consume(self, invisible: InvisibleMessage) -> float | None:
         """Consume one message. Returns None if it is settled, -1 if that failed, and otherwise the pause before a retry."""
         message, context = invisible.message, AcknowledgingContext(invisible.message.queue)
-        outcome = attempt(self._listener, (message,), context)
+        outcome = capture(self._listener, (message,), context)
         verdict = judge_ordered(outcome, context, self._suspend_ms)
         is_done = verdict.action is OrderedAction.COMMIT
         if verdict.problem:
@@ -623,7 +623,7 @@ class Pollers:
         self._threads: dict[Place, threading.Thread] = {}
         self._places: set[Place] = set()  # the places that should have a poller
         self._closed = threading.Event()
-        self._complaints = Complaints()  # of places
+        self._complaints = LogThrottle()  # of places
 
     @property
     def closed(self) -> bool:

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Response
-from rocketmq_spark.base.threads import Failure, Timer, attempt
+from rocketmq_spark.base.threads import Failure, Timer, capture
 from rocketmq_spark.consumer.assigned import FetchedPart
 from rocketmq_spark.consumer.member_state import MemberState
 from rocketmq_spark.consumer.prefetch import Backlogs, DecodeParts, ResetOffsetsSoon, decode_messages
@@ -162,7 +162,7 @@ class Pulling:
             self.reset_offsets_soon({queue.queue: answer.next_offset})
             return
         if isinstance(answer, PullAnswer) and self.decode is not None and not queue.dropped:
-            decoded = attempt(_decoded_answer, queue.queue, offset, request_filter, answer, self.decode)
+            decoded = capture(_decoded_answer, queue.queue, offset, request_filter, answer, self.decode)
             if isinstance(
                 decoded, Failure
             ):  # for instance for lack of memory; the next pull requests the messages again

@@ -12,10 +12,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from rocketmq_spark.base.arguments import seconds
+from rocketmq_spark.base.arguments import check_seconds
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import RETRY_PREFIX
-from rocketmq_spark.base.process import Closing, Owner, entry, on_signals, postponed
+from rocketmq_spark.base.process import Closeable, OwnerProcess, defer_close, on_signals, signal_safe
 from rocketmq_spark.base.threads import Latch
 from rocketmq_spark.consumer.broker_requests import BrokerRequestHandler
 from rocketmq_spark.consumer.concurrent import ConcurrentConsumeService
@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 _STOP_CHECK_S = 0.05  # how often a listener that calls ``stop`` checks whether another thread is stopping the consumer
 
 
-class BaseConsumer(Closing):
+class BaseConsumer(Closeable):
     """Consumes messages as a member of a group. The group shares the queues; in a broadcasting group each member has all of them.
 
     If ``settings.uses_pop``, a Proxy delivers the messages one by one, and members have no queues.
@@ -62,7 +62,7 @@ class BaseConsumer(Closing):
         self.settings = settings
         self.client_id = port.client_id
         self._port: Any = port  # a ``PopMember`` if ``settings.uses_pop``, otherwise a ``GroupMember``
-        self._owner = Owner("consumer")
+        self._owner = OwnerProcess("consumer")
         self._tools = tools or ConsumerTools()
         clock = self._tools.timer(f"rocketmq-{settings.group}-clock")
         self._subscriptions = Subscriptions(settings.group, settings.uses_retry_topic, clock.wall_ms, clock.lease_ms)
@@ -74,7 +74,7 @@ class BaseConsumer(Closing):
         self._stop_requested = Latch()
         self._closed = self._has_stopped = False
 
-    @entry
+    @signal_safe
     def subscribe(self, topic: str, tags: str | None = None, sql: str | None = None) -> None:
         """Consume messages of ``topic``. All members of a group must have the same subscriptions.
 
@@ -99,14 +99,14 @@ class BaseConsumer(Closing):
                 self._subscriptions.restore(topic, previous)
             raise
 
-    @entry
+    @signal_safe
     def unsubscribe(self, topic: str) -> None:
         """Stop consuming ``topic``. The offsets of its queues are committed, and other members get the queues."""
         self._owner.check(self._closed)
         self._subscriptions.remove(checked_topic(topic))
         self._send_subscriptions()
 
-    @entry
+    @signal_safe
     def start(self, listener: Listener) -> None:
         """Join the group and call ``listener(messages, context)`` on background threads.
 
@@ -194,11 +194,11 @@ class BaseConsumer(Closing):
             return []
         wait_s = _stop_timeout(timeout_s)
         self._closed = True
-        if postponed(lambda: self._stop(wait_s)):
+        if defer_close(lambda: self._stop(wait_s)):
             return []
         return self._stop(wait_s)
 
-    @entry
+    @signal_safe
     def _stop(self, wait_s: float) -> list[ReceivedMessage] | list[PoppedMessage]:
         self._stop_requested.set()
         if not self._acquire_lifecycle_lock(Deadline.after(wait_s)):
@@ -230,7 +230,7 @@ class BaseConsumer(Closing):
         """Call ``stop`` with its default timeout of 30 s, and return its result."""
         return self.stop()
 
-    @entry
+    @signal_safe
     def stats(self) -> ConsumerStats:
         """Return counts since the start, and recent figures by topic.
 
@@ -258,7 +258,7 @@ class BaseConsumer(Closing):
 
 def _stop_timeout(timeout_s: float) -> float:
     """Return the timeout of ``stop``: at most the longest wait of ``threading``, less the rounding error of a deadline."""
-    return max(0.0, min(seconds("timeout_s", timeout_s), threading.TIMEOUT_MAX - 1))
+    return max(0.0, min(check_seconds("timeout_s", timeout_s), threading.TIMEOUT_MAX - 1))
 
 
 FIRST_COMMIT_S = 10.0

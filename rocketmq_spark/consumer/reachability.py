@@ -6,7 +6,7 @@ import logging
 import math
 from collections.abc import Hashable
 
-from rocketmq_spark.base.clock import Clock, NowAndThen
+from rocketmq_spark.base.clock import Clock, RateLimit
 from rocketmq_spark.errors import (
     AccessDenied,
     BrokerError,
@@ -43,7 +43,7 @@ class Reachability:
         self._queue_was_read = False
         # The broker or topic of the last failed request, and the error.
         self._last_failure: tuple[Hashable, RocketMQError] | None = None
-        self._warnings = NowAndThen(_WARNING_INTERVAL_S)
+        self._warnings = RateLimit(_WARNING_INTERVAL_S)
 
     def on_answer(self, target: Hashable, by_broker: bool = True) -> None:
         """Record an answer to a request about ``target``, a broker or topic.

@@ -17,8 +17,8 @@ from typing import TypeVar
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import RETRY_PREFIX
-from rocketmq_spark.base.complaints import Complaints
-from rocketmq_spark.base.threads import Failure, Timer, attempt
+from rocketmq_spark.base.complaints import LogThrottle
+from rocketmq_spark.base.threads import Failure, Timer, capture
 from rocketmq_spark.consumer import rebalance
 from rocketmq_spark.consumer.member_state import MemberState
 from rocketmq_spark.consumer.ownership import Ownership
@@ -74,7 +74,7 @@ class Rebalancing:
         self._failure_counts: Counter[tuple[str, str]] = (
             Counter()
         )  # failures in a row, by topic and subject of the request
-        self._complaints = Complaints()  # by topic and subject of the request
+        self._complaints = LogThrottle()  # by topic and subject of the request
 
     def schedule(self, delay_s: float = 0.0) -> None:
         """Rebalance in ``delay_s`` seconds, unless a run is due earlier; at most once per second."""
@@ -133,7 +133,7 @@ class Rebalancing:
         self._ownership.drop(rebalance.unsubscribed_queues(self._owned(), topics.keys()))
         balanced, changed, self._is_unlisted = True, False, False
         for topic in topics:
-            result = attempt(self._rebalance_topic, topic)
+            result = capture(self._rebalance_topic, topic)
             if isinstance(result, Failure):  # one topic's failure must not affect the others
                 result.log(logger, "topic %s could not be rebalanced", topic)
                 result = False, False
@@ -159,7 +159,7 @@ class Rebalancing:
         """Apply pending resets; waits for brokers."""
         with contextlib.suppress(IndexError):
             while True:
-                result = attempt(self._resets.popleft())
+                result = capture(self._resets.popleft())
                 if isinstance(result, Failure):
                     result.log(logger, "group %s: offsets could not be reset", self._settings.group)
 

@@ -12,9 +12,9 @@ import threading
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, MutableSet
 
-from rocketmq_spark.base.clock import Clock, Deadline, NowAndThen
-from rocketmq_spark.base.complaints import Complaints
-from rocketmq_spark.base.process import entry
+from rocketmq_spark.base.clock import Clock, Deadline, RateLimit
+from rocketmq_spark.base.complaints import LogThrottle
+from rocketmq_spark.base.process import signal_safe
 from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.consumer.assigned import FetchedPart, UncommittedOffsets
 from rocketmq_spark.consumer.group_health import COMPARE_S, ConsumeModes, SubscriptionConflicts
@@ -54,11 +54,11 @@ class Subscribed:
         self._clock = clock
         self._leave_group: Callable[[Deadline], None] | None = None  # None before the consumer joins, and after it left
         self._next_check_at = 0.0  # when the next rebalance is due
-        self._heartbeat_limit = NowAndThen(MIN_HEARTBEAT_GAP_S)
+        self._heartbeat_limit = RateLimit(MIN_HEARTBEAT_GAP_S)
         self.conflicts = SubscriptionConflicts(member, settings.group, subscriptions)
         self.modes = ConsumeModes(member, settings.group, subscriptions)
         self._is_unlisted = False  # whether a broker does not know this member, because the broker restarted
-        self._complaints = Complaints()  # limits the log lines about a topic, or about the queues of a broker
+        self._complaints = LogThrottle()  # limits the log lines about a topic, or about the queues of a broker
         self.balanced = False  # whether the last check allocated the queues of all topics
 
     @property
@@ -377,7 +377,7 @@ class Upkeep:
             finally:
                 self._rebalancing_thread = None
 
-    @entry
+    @signal_safe
     def close(self) -> None:
         """Stop rebalances, release all queues, commit finished offsets with option 'autoCommit', and leave the group.
 

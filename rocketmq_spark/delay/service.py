@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.complaints import Complaints
+from rocketmq_spark.base.complaints import LogThrottle
 from rocketmq_spark.base.threads import Latch
 from rocketmq_spark.delay import envelope_records
 from rocketmq_spark.delay.commits import REQUEST_S, Commits, Committed, Names
@@ -102,7 +102,7 @@ class DelayService:
         self._gained: dict[MessageQueue, Deadline | None] = {}
         # Queues that will be given up or started again, with their notes; None if the note must not be committed.
         self._going: dict[MessageQueue, Seen | None] = {}
-        self._brokers, self._complaints = Answering(AGAIN_S), Complaints()
+        self._brokers, self._complaints = Answering(AGAIN_S), LogThrottle()
         self._room = Room(store.path, reader)
         self._damages = store.damages
         self._next_tell = self._next_look = Deadline(0.0)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import SysFlag
-from rocketmq_spark.base.threads import Failure, Latch, attempt
+from rocketmq_spark.base.threads import Failure, Latch, capture
 from rocketmq_spark.errors import MessageIllegal, RemoteProtocolError, RocketMQError, RouteNotFound
 from rocketmq_spark.grpc_proxy.encoder import ProxyEncoder, ProxySendRequest
 from rocketmq_spark.grpc_proxy.protos import SEND_STATUSES, error_from_status, proto
@@ -308,7 +308,7 @@ def _outcome(answer: Any, request: ProxySendRequest, topic: str, address: str) -
     """Return the result or error of a request. An answer that cannot be decoded is an error, too, so that no caller waits
     forever.
     """
-    result = attempt(_result, answer, request, topic, address)
+    result = capture(_result, answer, request, topic, address)
     if not isinstance(result, Failure):
         return result
     if isinstance(result.error, RocketMQError):

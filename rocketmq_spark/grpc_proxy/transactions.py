@@ -17,7 +17,7 @@ from typing import Any
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import NAMESPACE_SEPARATOR
-from rocketmq_spark.base.copies import CopyQuestions
+from rocketmq_spark.base.copies import CheckCoalescer
 from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.errors import CallTimeout, ClosedError, ConnectionLost, RocketMQError
 from rocketmq_spark.grpc_proxy import tables
@@ -29,7 +29,7 @@ from rocketmq_spark.model.send import HalfCheck, HalfPlace, TransactionState, co
 
 logger = logging.getLogger(__name__)
 
-_Copies = CopyQuestions[HalfPlace, TransactionState]
+_Copies = CheckCoalescer[HalfPlace, TransactionState]
 _GroupsByTopic = dict[str, tuple[str, ...]]  # topics, with the groups that sent to them, the latest first
 
 
@@ -62,7 +62,7 @@ class ProxyTransactions:
     def join(self, group: str, check: HalfCheck) -> Callable[[Deadline], None]:
         """Register ``check`` for half messages of this group. Returns a function that unregisters it."""
         registration, state = object(), TransactionState
-        copies: _Copies = CopyQuestions(
+        copies: _Copies = CheckCoalescer(
             self._send_answer, _endpoint_of, state.COMMIT, state.ROLLBACK, state.UNKNOWN, ("grpc", group)
         )
         with self._lock:

@@ -98,8 +98,8 @@ def cache_folder() -> Path:
         problem = e.message
     other = Path(tempfile.gettempdir(), f"rocketmq-spark-{os.geteuid()}")
     text = "%s. LocalBroker uses %s instead; name a folder that is kept with %s"
-    process.once("cache", other, functools.partial(_LOG.warning, text, problem, other, CACHE_VARIABLE))
-    if other.is_symlink() or folders.foreign(other, root_may=False) is not None:  # everyone may have made it
+    process.get_or_create("cache", other, functools.partial(_LOG.warning, text, problem, other, CACHE_VARIABLE))
+    if other.is_symlink() or folders.foreign_owner(other, root_may=False) is not None:  # everyone may have made it
         raise LocalBrokerError(
             f"{other} is a link, or belongs to another user; files from there would be executed",
             remedy=f"Name a folder of your own with {CACHE_VARIABLE}",
@@ -112,7 +112,7 @@ def _own(folder: Path) -> Path:
     Raises ``LocalBrokerError`` for a cache that is not safe, and leaves its modes as they are.
     """
     with contextlib.suppress(OSError):  # the first write will raise an error with the reason
-        folders.make(folder)
+        folders.make_folders(folder)
     _check_all(folder, _would_close)
     problem = None
     with contextlib.suppress(OSError):  # it cannot be read, so nothing is read from it
@@ -122,7 +122,7 @@ def _own(folder: Path) -> Path:
             f"The cache {folder} is not used: {problem}",
             remedy=f"Name a new folder with {CACHE_VARIABLE}, or let its owner run: chmod go-w",
         )
-    _check_all(folder, folders.close)  # others cannot change the cache any more
+    _check_all(folder, folders.revoke_write)  # others cannot change the cache any more
     return folder
 
 
@@ -159,7 +159,7 @@ def _check_all(folder: Path, close: Callable[[Path], bool]) -> None:
 
 
 def _would_close(folder: Path) -> bool:
-    """Whether ``folders.close`` would succeed. The mode of the folder stays."""
+    """Whether ``folders.revoke_write`` would succeed. The mode of the folder stays."""
     status = folder.stat()
     return status.st_uid == os.geteuid() or not folders.others_may_write(status)
 
@@ -175,7 +175,7 @@ def _folders_in(folder: Path) -> Iterator[Path]:
 def _check(folder: Path, close: Callable[[Path], bool]) -> None:
     _check_owner(folder)
     with contextlib.suppress(OSError):  # it cannot be read, so nothing is read from it
-        if folders.is_of_all(folder.stat()):
+        if folders.is_shared_folder(folder.stat()):
             raise LocalBrokerError(
                 f"All users may write to {folder}; files from there would be executed",
                 remedy=f"Name a new folder in it with {CACHE_VARIABLE}",
@@ -185,7 +185,7 @@ def _check(folder: Path, close: Callable[[Path], bool]) -> None:
 
 
 def _check_owner(folder: Path) -> None:
-    if (found := folders.foreign(folder)) is not None:
+    if (found := folders.foreign_owner(folder)) is not None:
         raise _unsafe(str(found))
     if folder.is_symlink():
         _check_above(folder)
@@ -245,7 +245,7 @@ def writing_to(folder: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def exclusive(path: Path, on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
     """Hold a lock file. The kernel releases it when the process ends, also after a kill."""
-    folders.make(path.parent, folders.READABLE)
+    folders.make_folders(path.parent, folders.READABLE)
     with open(folders.open_private(path, os.O_RDWR | os.O_CREAT), "a") as f:
         if not folders.try_lock(f):
             on_wait()
@@ -270,11 +270,11 @@ def _is_usable(path: Path, jar: Jar) -> bool:
     because others may have it open.
     """
     try:
-        if folders.foreign(path) is not None or (path.is_symlink() and any(folders.exposures(path))):
+        if folders.foreign_owner(path) is not None or (path.is_symlink() and any(folders.exposures(path))):
             return False
         if folders.others_may_write(path.stat()):
-            folders.write_new(path, folders.read_regular(path), _MODE)
-        return folders.close(path) and is_sound(path, jar)
+            folders.replace_file(path, folders.read_regular(path), _MODE)
+        return folders.revoke_write(path) and is_sound(path, jar)
     except OSError:
         return False
 
@@ -307,7 +307,7 @@ def _download(cache: Path, wanted: Sequence[tuple[Section, Jar]], quiet: bool, v
             )
         for section, jar in wanted:
             target = cache / "jars" / section.key / jar.file_name
-            folders.make(target.parent, folders.READABLE)
+            folders.make_folders(target.parent, folders.READABLE)
             folders.set_mode(files[jar.coordinate], _MODE)  # before others can reach it, and whatever the umask is
             os.replace(files[jar.coordinate], target)
     finally:
@@ -365,11 +365,11 @@ def native_flags(jars: Sequence[Path], folder: Path) -> tuple[str, ...]:
         with zipfile.ZipFile(jar) as archive:
             code = archive.read(name)
         for place in (folder, target.parent):
-            folders.make(place, folders.READABLE)
-            if not folders.only_own(place):
+            folders.make_folders(place, folders.READABLE)
+            if not folders.is_writable_by_owner_only(place):
                 raise PermissionError(f"others may write to {place}")
-        if not (folders.only_own(target) and target.read_bytes() == code):
-            folders.write_new(target, code, _MODE)
+        if not (folders.is_writable_by_owner_only(target) and target.read_bytes() == code):
+            folders.replace_file(target, code, _MODE)
     except (OSError, KeyError, zipfile.BadZipFile) as e:
         _LOG.debug("brokers unpack %s themselves: %s", name, e)
         return ()

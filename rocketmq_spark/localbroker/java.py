@@ -113,7 +113,7 @@ def user_cache() -> Path:
     if sys.platform == "darwin":
         return folders.home() / "Library" / "Caches" / "rocketmq-spark"
     named = os.environ.get("XDG_CACHE_HOME")
-    mine = named and os.path.isabs(named) and folders.foreign(Path(named)) is None
+    mine = named and os.path.isabs(named) and folders.foreign_owner(Path(named)) is None
     return Path(named if named and mine else folders.home() / ".cache") / "rocketmq-spark"
 
 
@@ -123,7 +123,9 @@ def _is_own(folder: Path) -> bool:
     """
     try:
         places = (folder.parent, folder, folder.resolve().parent)
-        return all(folders.only_own(place) for place in places if place.exists()) and not any(folders.exposures(folder))
+        return all(folders.is_writable_by_owner_only(place) for place in places if place.exists()) and not any(
+            folders.exposures(folder)
+        )
     except (OSError, RuntimeError):  # no right to look there; a link that leads to itself
         return False
 
@@ -157,7 +159,7 @@ class Archive:
         return [f"-XX:DumpLoadedClassList={home / CLASS_LIST}"]
 
     def _is_usable(self) -> bool:
-        return folders.only_own(self.path) and _is_own(self.path.parent)
+        return folders.is_writable_by_owner_only(self.path) and _is_own(self.path.parent)
 
     def discard(self) -> bool:
         """Remove the archive, in case it caused a failed start. Returns whether there was one."""
@@ -181,7 +183,7 @@ class Archive:
 
     def _make(self, homes: Sequence[Path], spawn: Spawn) -> None:
         try:
-            folders.make(self.path.parent, folders.READABLE)
+            folders.make_folders(self.path.parent, folders.READABLE)
             if not _is_own(self.path.parent):
                 raise PermissionError(f"others may write to {self.path.parent}")
             with open(folders.open_private(self.path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT), "a") as lock:
@@ -199,7 +201,7 @@ class Archive:
         part, classes = self.path.with_suffix(".part"), self.path.with_suffix(".classes")
         for path in (part, classes, self.path.with_suffix(".log")):
             path.unlink(missing_ok=True)  # a link that was there would be followed
-        folders.write_new(classes, "\n".join(_loaded_classes(homes)) + "\n")
+        folders.replace_file(classes, "\n".join(_loaded_classes(homes)) + "\n")
         command = [
             *([nice, "-n", "19"] if (nice := shutil.which("nice")) else []),
             str(self._java.path), "-Xshare:dump", f"-XX:SharedClassListFile={classes}",

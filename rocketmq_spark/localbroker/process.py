@@ -28,7 +28,7 @@ from pathlib import Path
 
 from rocketmq_spark.base import folders
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.threads import Failure, attempt
+from rocketmq_spark.base.threads import Failure, capture
 from rocketmq_spark.errors import LocalBrokerError
 from rocketmq_spark.localbroker.distro import cache_folder
 from rocketmq_spark.localbroker.java import Archive, Java
@@ -96,7 +96,7 @@ class _Blocks:
             return True
         folder = cache_folder() / "ports"
         with contextlib.suppress(OSError):
-            folders.make(folder, folders.READABLE)
+            folders.make_folders(folder, folders.READABLE)
             # A bare descriptor, because it must stay open until the process ends.
             lock = folders.open_private(folder / str(start), os.O_RDWR | os.O_CREAT)
             with contextlib.suppress(OSError):
@@ -153,7 +153,7 @@ class PortBook:
                 known = {**self._ports, **self._wished}.values()
                 port = free_port(around, taken=[p + d for p in known for d in BROKER_PORTS])
             self._ports[name] = port
-            folders.write_new(self._path, json.dumps(self._ports, indent=1) + "\n")
+            folders.replace_file(self._path, json.dumps(self._ports, indent=1) + "\n")
         return port
 
     def may_change(self, name: str) -> bool:
@@ -359,7 +359,7 @@ def _serve(calls: queue.SimpleQueue[_Call]) -> None:
         call, future = calls.get()
         if not future.set_running_or_notify_cancel():
             continue
-        outcome = attempt(call)  # any error goes to the waiting caller, and this thread continues
+        outcome = capture(call)  # any error goes to the waiting caller, and this thread continues
         if isinstance(outcome, Failure):
             future.set_exception(outcome.error)
         else:

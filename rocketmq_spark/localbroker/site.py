@@ -84,7 +84,7 @@ def _check(data: Path) -> None:
     Raises ``LocalBrokerError`` if another user owns one of these files, or may still change one: that user could change the
     configuration of the servers, or lead them to other files. Also raises it if others may have moved one of these folders there.
     """
-    folders.make(data)
+    folders.make_folders(data)
     problem = _problem(data)
     if problem is not None:
         raise LocalBrokerError(
@@ -98,10 +98,10 @@ def _problem(data: Path) -> str | None:
     """Close a data folder and the files of clusters in it, or return a clause about why servers must not use it. A rejected
     folder keeps its mode, so that the next start rejects it, too.
     """
-    if (found := folders.foreign(data)) is not None:
+    if (found := folders.foreign_owner(data)) is not None:
         return str(found)
     before = data.stat()
-    if folders.is_of_all(before):
+    if folders.is_shared_folder(before):
         return f"all users may write to it (mode {stat.S_IMODE(before.st_mode):04o}): name a new folder in it"
     return close_unless(data, lambda was_open: _problem_in(data, was_open), lambda: _problem_after_closing(data))
 
@@ -111,7 +111,7 @@ def _problem_in(data: Path, was_open: bool) -> str | None:
     for place in _places(data):
         if was_open:
             return moved_to(place, was_open)
-        if (found := folders.foreign(place)) is not None:
+        if (found := folders.foreign_owner(place)) is not None:
             return str(found)
         if (problem := folders.irregularity(place)) is not None:
             return f"{problem}, to which servers would write"
@@ -127,7 +127,7 @@ def _problem_in(data: Path, was_open: bool) -> str | None:
 def _problem_after_closing(data: Path) -> str | None:
     """Close the files of clusters in a closed data folder, and return a clause about the first problem that remains."""
     for place in _places(data):
-        folders.close_all(place)
+        folders.revoke_write_all(place)
     if (problem := _problem_in(data, False)) is not None:
         return problem
     for place in _places(data):
@@ -169,7 +169,7 @@ def _bury(record: Path) -> None:
     """End the processes and remove the folder that a record of a killed process names. A record that other users could have
     written is not believed.
     """
-    if folders.foreign(record) is not None:
+    if folders.foreign_owner(record) is not None:
         return
     with contextlib.suppress(OSError, ValueError), open(folders.open_regular(record, os.O_RDWR), "r+") as f:
         if folders.others_may_write(os.fstat(f.fileno())):
@@ -179,8 +179,10 @@ def _bury(record: Path) -> None:
             return
         left = json.load(f)
         data = Path(left["data"])
-        mine = folders.foreign(data) is None  # another user may have created a folder of this name after it was removed
-        reserved = folders.foreign(data / IN_USE) is None and (data / IN_USE).is_file()
+        mine = (
+            folders.foreign_owner(data) is None
+        )  # another user may have created a folder of this name after it was removed
+        reserved = folders.foreign_owner(data / IN_USE) is None and (data / IN_USE).is_file()
         # The folder may have a new owner with another cache: then its servers belong to that owner.
         with _unused(data) if mine else contextlib.nullcontext():
             for pid in _running_on(data):

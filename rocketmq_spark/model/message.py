@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rocketmq_spark.base.budget import memory_of
+from rocketmq_spark.base.budget import estimated_memory
 from rocketmq_spark.base.codes import KEY_SEPARATOR, Property
 
 
@@ -219,7 +219,7 @@ class PoppedMessage:
 def memory_of_popped(message: PoppedMessage) -> int:
     """About the memory of a message, in bytes, as ``wire.messages.message_memory`` of others."""
     texts = [*message.properties.keys(), *message.properties.values(), *message.keys]
-    return memory_of(len(message.body), sum(map(len, texts)) + 2 * len(texts))
+    return estimated_memory(len(message.body), sum(map(len, texts)) + 2 * len(texts))
 
 
 Place = tuple[str, int]  # where messages are popped: a topic, and which of its brokers

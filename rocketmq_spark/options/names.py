@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any
 
-from rocketmq_spark.base.arguments import synchronous, text
+from rocketmq_spark.base.arguments import check_synchronous, check_text
 from rocketmq_spark.errors import OptionError
 
 # A service that runs other people's queries must not run code that their options name.
@@ -29,9 +29,9 @@ def camel_case(name: str) -> str:
 def resolve(given: str | Callable[..., Any], option: str) -> Callable[..., Any]:
     """Return ``given`` if it is callable, else the function that ``module:callable`` names; ``option`` is for the error."""
     if callable(given):
-        synchronous(f"option {option!r}", given)
+        check_synchronous(f"option {option!r}", given)
         return given
-    text(f"option {option!r}", given, "module:callable or a function")
+    check_text(f"option {option!r}", given, "module:callable or a function")
     if not code_allowed():
         raise OptionError(
             f"option {option!r} is {given!r}, which names code to run, but variable {ALLOWED} forbids that",
@@ -46,7 +46,7 @@ def resolve(given: str | Callable[..., Any], option: str) -> Callable[..., Any]:
         raise OptionError(f"option {option!r} is {given!r}; expected module:callable that can be imported ({e})") from e
     if not callable(thing):
         raise OptionError(f"option {option!r} is {given!r}; expected a callable, found {type(thing).__name__}")
-    synchronous(f"option {option!r}", thing)
+    check_synchronous(f"option {option!r}", thing)
     called: Callable[..., Any] = thing
     return called
 

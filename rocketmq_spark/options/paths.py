@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO
 
 from rocketmq_spark.base import folders
-from rocketmq_spark.base.tls_files import MOST_PARTS
+from rocketmq_spark.base.tls_files import MAX_PEM_BLOCKS
 from rocketmq_spark.errors import OptionError
 
 PATHS_VARIABLE = "ROCKETMQ_SPARK_PATHS"
@@ -77,8 +77,8 @@ def read(path: Path, option: str, variables: Mapping[str, str] = os.environ) -> 
 def read_pem(path: Path, option: str, variables: Mapping[str, str] = os.environ) -> bytes:
     """As ``read``, for certificates and keys. A file with very many of them is an ``OSError``, too."""
     content = read(path, option, variables)
-    if content.count(b"-----BEGIN ") > MOST_PARTS:
-        raise OSError(errno.EFBIG, f"it has more than {MOST_PARTS} certificates and keys", str(path))
+    if content.count(b"-----BEGIN ") > MAX_PEM_BLOCKS:
+        raise OSError(errno.EFBIG, f"it has more than {MAX_PEM_BLOCKS} certificates and keys", str(path))
     return content
 
 
@@ -116,7 +116,7 @@ def file_named(path: Path, option: str, variables: Mapping[str, str] = os.enviro
     if not real.is_relative_to(top):
         raise _refused(path, option, f"it leads to {str(real)!r} now", "Look at who changes its links")
     *below, name = real.relative_to(top).parts or (".",)
-    with folders.inside(top, below) as at:
+    with folders.open_subfolder(top, below) as at:
         opened = folders.open_regular(name, at=at)
     try:
         if os.fstat(opened).st_nlink > 1:  # where the system lets others link to files that they may not read

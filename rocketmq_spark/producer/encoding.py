@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 from rocketmq_spark.base import codes
-from rocketmq_spark.base.arguments import instance, text
+from rocketmq_spark.base.arguments import check_instance, check_text
 from rocketmq_spark.base.codes import LONGEST_DELAY_MS, Property, SysFlag
 from rocketmq_spark.errors import MessageRefused
 from rocketmq_spark.model import Message, MessageQueue, SendRequest
@@ -176,7 +176,7 @@ def check_topic(topic: str, scope: Scope | None = None) -> None:
     ``scope``.
     """
     if topic is not None:
-        text("topic", topic, "the name of a topic")
+        check_text("topic", topic, "the name of a topic")
     problem = _topic_problem(topic, scope)
     if problem:
         raise MessageRefused(problem.rstrip("."), topic=topic or None)
@@ -206,7 +206,7 @@ def check_body(message: Message, settings: ProducerSettings) -> None:
 
 
 def check_queue(topic: str, queue: MessageQueue) -> None:
-    instance("queue", queue, MessageQueue, "a MessageQueue, such as queues() returns")
+    check_instance("queue", queue, MessageQueue, "a MessageQueue, such as queues() returns")
     if queue.topic != topic:
         raise MessageRefused(f"message's topic not equal mq's topic: {topic!r} and {queue}", topic=topic)
 

@@ -11,7 +11,7 @@ from concurrent.futures._base import FINISHED, RUNNING
 from typing import Any
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.threads import Failure, Timer, attempt
+from rocketmq_spark.base.threads import Failure, Timer, capture
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.model import SendResult
 from rocketmq_spark.producer.outgoing import BatchResults, Callback, NonblockingCallback, Outcome, result_in_batch
@@ -153,7 +153,7 @@ class FutureRegistry:
             with self.lock:
                 with_waiters = _set_outcomes(promises, outcomes)
             for promise, outcome in with_waiters:
-                failure = attempt(promise.set_outcome, outcome)
+                failure = capture(promise.set_outcome, outcome)
                 if isinstance(failure, Failure):  # Python's futures do not catch BaseException of callbacks
                     failure.log(logger, "a callback of a future failed")
             callbacks = [promise.callback for promise in promises]
@@ -189,7 +189,7 @@ class FutureRegistry:
 def _call_each(calls: Sequence[tuple[Callback, Outcome]]) -> None:
     remaining_calls = iter(calls)
     # After an error of user code the other callbacks are still called.
-    while isinstance(failure := attempt(_call_until_error, remaining_calls), Failure):
+    while isinstance(failure := capture(_call_until_error, remaining_calls), Failure):
         failure.log(logger, "a callback failed")
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import KEY_SEPARATOR, RESERVED_PROPERTIES, RETRY_PREFIX, Property, SysFlag, timer_due_ms
-from rocketmq_spark.base.threads import Failure, Timer, attempt
+from rocketmq_spark.base.threads import Failure, Timer, capture
 from rocketmq_spark.errors import (
     ClosedError,
     DecodeError,
@@ -154,7 +154,7 @@ class EngineResender:
         """Resend a batch. Perhaps no broker answered when it was spooled, and brokers of a compaction topic drop messages
         without a key.
         """
-        attempt(self._engine.topics.fetch_storage, send.topic, Deadline.after(RESEND_TIMEOUT_S))
+        capture(self._engine.topics.fetch_storage, send.topic, Deadline.after(RESEND_TIMEOUT_S))
         storage = self._engine.topics.storage.get(send.topic)  # None: it may be a compaction topic
         self._resend_each([send] if storage is not None and not storage.by_key else _split_by_key(send), done)
 
@@ -256,7 +256,7 @@ class EngineResender:
                 done(resent if resent.passing or not refused else refused[0])
 
         def resend_next() -> None:
-            started = attempt(self._resend, remaining.popleft(), on_part_done)
+            started = capture(self._resend, remaining.popleft(), on_part_done)
             if isinstance(started, Failure):  # for example, no thread can start
                 done(Resent(None, str(started), passing=True))
 

@@ -58,7 +58,7 @@ def queues_of_environment(sender: Sender, environment: Environment) -> dict[str,
     """The queues, by topic, of an environment whose queues have positions. All senders to this cluster in this process share
     them, even if a later route differs: when a broker leaves, other queues take the positions of its queues.
     """
-    queues_by_topic: dict[str, tuple[MessageQueue, ...]] = process.once(
+    queues_by_topic: dict[str, tuple[MessageQueue, ...]] = process.get_or_create(
         _ENVIRONMENT_QUEUES, (sender, environment), dict
     )
     return queues_by_topic

@@ -23,7 +23,7 @@ from collections.abc import Collection, Hashable
 from typing import Generic, NamedTuple, TypeVar
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.threads import Timer, may_wait
+from rocketmq_spark.base.threads import Timer, may_block
 from rocketmq_spark.errors import ClosedError, MessageIllegal, RocketMQError, SendFailed
 from rocketmq_spark.model import SendResult, SendStatus
 from rocketmq_spark.producer.outgoing import (
@@ -212,7 +212,7 @@ class SendQueue:
         deadline = outgoing.deadline_from_now
         with self._lock:
             # A caller that may not wait has called ``has_room`` for the body, so only properties may exceed the limit.
-            while may_wait() and not self.has_room(outgoing.size, outgoing.ordered_queue is not None):
+            while may_block() and not self.has_room(outgoing.size, outgoing.ordered_queue is not None):
                 if deadline.expired:
                     window = self.in_flight
                     problem = f"{window.requests} asynchronous sends with {window.bytes} bytes are not answered yet"

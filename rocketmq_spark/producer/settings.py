@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rocketmq_spark.base import codes
-from rocketmq_spark.base.threads import Failure, attempt
+from rocketmq_spark.base.threads import Failure, capture
 from rocketmq_spark.errors import OptionError, RocketMQError
 from rocketmq_spark.model import Message, MessageQueue, SendRequest, SendResult
 from rocketmq_spark.model.send import HalfCheck
@@ -76,7 +76,7 @@ class Hooks:
 
     def _call(self, hooks: Sequence[Hook], context: SendContext) -> None:
         for hook in hooks:
-            called = attempt(hook, context)
+            called = capture(hook, context)
             if isinstance(called, Failure):
                 called.log(logger, "a send hook failed")
 

@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from rocketmq_spark.base.java import java_hash
-from rocketmq_spark.base.threads import Failure, attempt
+from rocketmq_spark.base.threads import Failure, capture
 from rocketmq_spark.errors import OptionError, RocketMQError, SelectorError
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.options.names import nearest, resolve
@@ -216,7 +216,7 @@ def custom(selector: Select, queues: Sequence[MessageQueue], message: Any, arg: 
     """Call a user's own selector with a copy of the list, and check its answer. Its errors become ``SelectorError``, except a
     ``RocketMQError``, which is raised as it is.
     """
-    chosen = attempt(selector, list(queues), message, arg)
+    chosen = capture(selector, list(queues), message, arg)
     if isinstance(chosen, Failure):
         if isinstance(chosen.error, RocketMQError):
             raise chosen.error

@@ -19,9 +19,9 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from rocketmq_spark.base.budget import WAITING_BYTES, Arrivals, Budget
+from rocketmq_spark.base.budget import MAX_WAITING_BYTES, Budget, ReceiveBudget
 from rocketmq_spark.base.clock import Deadline, backoff
-from rocketmq_spark.base.process import Living
+from rocketmq_spark.base.process import LiveObjects
 from rocketmq_spark.errors import CallTimeout, ClosedError, RocketMQError, copy_of
 from rocketmq_spark.remoting.advertised import with_advertised_remedy
 from rocketmq_spark.remoting.connection import Connection, OnRequest, ServerRequest
@@ -85,8 +85,8 @@ class ConnectOptions:
     max_pushed_bytes: int = PUSHED_BYTES
     max_connections: int = MAX_CONNECTIONS
     # Budgets of this client alone: servers of other clients in the process cannot use them up.
-    arriving: Arrivals = field(default_factory=Arrivals, compare=False, repr=False)
-    waiting: Budget = field(default_factory=lambda: Budget(WAITING_BYTES), compare=False, repr=False)
+    arriving: ReceiveBudget = field(default_factory=ReceiveBudget, compare=False, repr=False)
+    waiting: Budget = field(default_factory=lambda: Budget(MAX_WAITING_BYTES), compare=False, repr=False)
 
     def reachable(self, address: str) -> str:
         return self.address_map.get(address, address)
@@ -364,7 +364,7 @@ def _closed(address: str) -> ClosedError:
     return ClosedError("the client is closed", address)
 
 
-_pools: Living[Pool] = Living(IDLE_S / 100)
+_pools: LiveObjects[Pool] = LiveObjects(IDLE_S / 100)
 
 
 def _close_idle_of_all() -> None:

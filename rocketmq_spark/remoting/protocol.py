@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
 from rocketmq_spark.base import codes
-from rocketmq_spark.base.budget import Arrivals, Arriving
+from rocketmq_spark.base.budget import ReceiveAccount, ReceiveBudget
 from rocketmq_spark.errors import ConnectionLost, RemoteProtocolError, RocketMQError, copy_of
 from rocketmq_spark.wire import header
 from rocketmq_spark.wire.header import Command, FrameSplitter, Peer
@@ -119,10 +119,12 @@ class RemotingProtocol(Generic[W]):
     progress.
     """
 
-    def __init__(self, max_frame: int, max_pushed_bytes: int = PUSHED_BYTES, account: Arriving | None = None) -> None:
+    def __init__(
+        self, max_frame: int, max_pushed_bytes: int = PUSHED_BYTES, account: ReceiveAccount | None = None
+    ) -> None:
         self._splitter = FrameSplitter(max_frame)
         self._max_pushed_bytes = max_pushed_bytes
-        self._account = account or Arrivals().of(None)
+        self._account = account or ReceiveBudget().of(None)
         self._large: _LargeFrame | None = None
         self._first_bytes = b""  # the first bytes that the server sent
         self._waiters: dict[int, W] = {}

@@ -85,7 +85,7 @@ class GroupAdmin(AdminBase):
         Raises:
             OffsetError: The group has no offsets in these topics.
         """
-        arguments.texts("topics", topics, _TOPICS)
+        arguments.check_texts("topics", topics, _TOPICS)
         return groups.committed_offsets(self._tools, self._own(group), topics)
 
     def set_offsets(
@@ -105,7 +105,7 @@ class GroupAdmin(AdminBase):
         Raises:
             OffsetError: A queue has no such offset, the group has members, or a broker did not store an offset.
         """
-        arguments.instance("offsets", offsets, Mapping, "a dict of offsets by MessageQueue")
+        arguments.check_instance("offsets", offsets, Mapping, "a dict of offsets by MessageQueue")
         return self._change(group, (), offsets, preview, force)
 
     def reset_offsets(
@@ -140,7 +140,7 @@ class GroupAdmin(AdminBase):
             if to.tzinfo is None:
                 raise OptionError(f"to is {to!r}; expected a datetime with a zone")
             to = max(0, int(to.timestamp() * 1000))  # negative numbers mean earliest and latest; no message is that old
-        arguments.texts("topics", topics, _TOPICS)
+        arguments.check_texts("topics", topics, _TOPICS)
         return self._change(group, topics, to, preview, force)
 
     def _change(
@@ -171,7 +171,7 @@ class BrokerAdmin(AdminBase):
         Raises:
             NotFound: There is no such message, or brokers have deleted it.
         """
-        arguments.text("message_id", message_id, "the id of a message")
+        arguments.check_text("message_id", message_id, "the id of a message")
         return messages.message_by_id(self._tools, message_id, topic)
 
     def find_messages(
@@ -200,7 +200,7 @@ class BrokerAdmin(AdminBase):
         """
         self._checked(topic)
         if key is not None:
-            arguments.text("key", key)
+            arguments.check_text("key", key)
             return messages.messages_by_key(self._tools, topic, key, begin_ms, end_ms, limit)
         environment = environment_of(self._options)
         return messages.messages_of_time(self._tools, topic, begin_ms, end_ms, limit, environment)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from rocketmq_spark.base import extras
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.process import Owner
+from rocketmq_spark.base.process import OwnerProcess
 from rocketmq_spark.client.pulled_messages import requested_messages
 from rocketmq_spark.consumer import pull, simple
 from rocketmq_spark.consumer import push as group_consumer
@@ -155,7 +155,7 @@ def _rows(settings: ConsumerSettings) -> RowsDecoder:
     for package in ("pyarrow", "numpy"):
         if not extras.installed(package):
             text = f"option 'arrow' needs {package}, which is not installed"
-            raise OptionError(text, remedy=extras.command(extras.ARROW))
+            raise OptionError(text, remedy=extras.install_command(extras.ARROW))
     from rocketmq_spark.columnar.decode.decoder import batch_of_answers
     from rocketmq_spark.columnar.decode.rows import batch_of_messages
 
@@ -190,7 +190,7 @@ def _replier(options: Options, group: str) -> Replier | None:
     """Return the object by which listeners answer requests."""
     if (port := replies(options)) is None:
         return None
-    owner = Owner("consumer")
+    owner = OwnerProcess("consumer")
 
     def reply(to: ReceivedMessage, body: bytes, properties: Mapping[str, str] | None) -> None:
         owner.check(False)

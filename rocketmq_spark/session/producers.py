@@ -120,7 +120,8 @@ def _stored_ids(options: Options) -> StoredIds | None:
         return None
     if not extras.installed("pyarrow"):
         raise OptionError(
-            "option 'confirmAmbiguous' needs pyarrow, which is not installed", remedy=extras.command(extras.ARROW)
+            "option 'confirmAmbiguous' needs pyarrow, which is not installed",
+            remedy=extras.install_command(extras.ARROW),
         )
     from rocketmq_spark.session.looks import asked_ids
 

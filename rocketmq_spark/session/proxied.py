@@ -41,7 +41,7 @@ def _proxy(options: Options) -> Proxy:
     except ModuleNotFoundError as e:
         raise OptionError(
             f"option 'transport' is 'grpc', which needs grpcio and protobuf here: {e}",
-            remedy=extras.command(extras.GRPC),
+            remedy=extras.install_command(extras.GRPC),
         ) from e
 
     signer = credentials_of(options)
@@ -78,10 +78,10 @@ def connection_key(options: Options) -> object:
 def sender(options: Options) -> ProxySender:
     """Return the sender for these connection options in this process."""
     key = connection_key(options)
-    proxy = process.once(_PROXIES, key, lambda: _proxy(options))
+    proxy = process.get_or_create(_PROXIES, key, lambda: _proxy(options))
     from rocketmq_spark.grpc_proxy.sender import ProxySender
 
-    return process.once(_SENDERS, key, lambda: ProxySender(proxy, messages_of, unpack))
+    return process.get_or_create(_SENDERS, key, lambda: ProxySender(proxy, messages_of, unpack))
 
 
 def pop_member(options: Options) -> ProxyMember:

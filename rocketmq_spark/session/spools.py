@@ -84,7 +84,7 @@ def problems(options: Options) -> list[str]:
     if options.spool_dir is None:
         found.append("option 'onSendFailure' is 'spool', which needs option 'spoolDir': a folder on a disk that stays")
     if not extras.installed("rocksdict"):
-        command = extras.command(extras.SPOOL)
+        command = extras.install_command(extras.SPOOL)
         found.append(f"option 'onSendFailure' is 'spool', which needs the package rocksdict: {command}")
     return found
 
@@ -151,15 +151,15 @@ def _adoptable(folder: Path) -> list[Path]:
     """
     listing, found = _listing(folder, WORKER), []
     for uid, names in listing.foreign.items():
-        other = folders.Foreign(folder / min(names), uid)
+        other = folders.ForeignFile(folder / min(names), uid)
         warn = functools.partial(_warn_of_foreign, other.path, other, len(names))
-        process.once("foreign spools", (folder, uid), warn)
+        process.get_or_create("foreign spools", (folder, uid), warn)
     for path in filter(is_database, (folder, *listing.own)):
         reason: object = folders.foreign_in(path, OF_OTHERS, root_may=path == folder)
         if reason is None and path == folder:
             reason = next(folders.exposures_of(folder, ()), None)
         if reason is not None:
-            process.once("foreign spools", path, functools.partial(_warn_of_foreign, path, reason))
+            process.get_or_create("foreign spools", path, functools.partial(_warn_of_foreign, path, reason))
         elif not in_use(path):
             found.append(path)
     return found
@@ -191,7 +191,7 @@ def _remove_mark(path: Path) -> None:
     the mark is there, a user who may rename the folder could make this package delete the records in it.
     """
     try:
-        with folders.inside(path.parent, (path.name,)) as at:
+        with folders.open_subfolder(path.parent, (path.name,)) as at:
             if _EMPTIED_MARK in os.listdir(at):
                 os.unlink(_EMPTIED_MARK, dir_fd=at)
     except OSError as e:
@@ -247,7 +247,7 @@ def _remove(path: Path) -> None:
     a process that has created the folder again. It is renamed first, with the lock: another process finds all of it or nothing.
     """
     emptied = path.with_name(f"{EMPTIED}{uuid.uuid4().hex}")
-    with held(path), folders.inside(path.parent, (path.name,)) as at:
+    with held(path), folders.open_subfolder(path.parent, (path.name,)) as at:
         db = Database(path, read_only=True)
         try:
             left = next(db.scan(RECORD, behind(RECORD)), None) or db.gaps or db.damage
@@ -269,11 +269,11 @@ def _remove_emptied(path: Path) -> None:
     """Remove a folder that a process of this user has marked as emptied, the mark last. Another process may remove the same
     folder at the same time, so errors of the file system are ignored.
     """
-    with contextlib.suppress(OSError), folders.inside(path.parent, (path.name,)) as at:
+    with contextlib.suppress(OSError), folders.open_subfolder(path.parent, (path.name,)) as at:
         entries = os.listdir(at)
         if entries and _EMPTIED_MARK not in entries:
             text = "%s is left alone: no process has marked it as empty. If it may have messages, rename it to %s…"
-            process.once("unmarked spools", path, lambda: logger.warning(text, path, WORKER))
+            process.get_or_create("unmarked spools", path, lambda: logger.warning(text, path, WORKER))
             return
         for name in sorted(entries, key=_EMPTIED_MARK.__eq__):
             if stat.S_ISDIR(os.stat(name, dir_fd=at, follow_symlinks=False).st_mode):
@@ -444,7 +444,7 @@ def worker_spool(options: Options, settings: ProducerSettings) -> Spool | None:
 
     key = (spool, owner_of(options), options.environments, connection_key(options), settings)
     with process.entry_lock(SPOOLS, spool.folder):
-        kept: dict[object, SendSpool] = process.kept(SPOOLS)
+        kept: dict[object, SendSpool] = process.entries(SPOOLS)
         if key not in kept:
             send = sender(options)  # first: if it fails, no store is open
             kept[key] = resending(claim(spool.folder, make), send, settings)
@@ -464,7 +464,7 @@ def prepare(options: Options, paths: Sequence[Path]) -> None:
 
     A request to the name server reads the files; its answer does not matter. Raises ``OptionError`` if a file cannot be used.
     """
-    if os.geteuid() != folders.ROOT or not any(map(folders.foreign, paths)):
+    if os.geteuid() != folders.ROOT or not any(map(folders.foreign_owner, paths)):
         return
     for module in _LATE:
         with contextlib.suppress(ImportError):  # an optional module; if it is needed, its import raises later

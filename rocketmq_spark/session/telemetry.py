@@ -24,10 +24,10 @@ from opentelemetry.metrics import CallbackOptions, Observation
 from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode
 
 import rocketmq_spark
-from rocketmq_spark.base.clock import NowAndThen, epoch_ms
+from rocketmq_spark.base.clock import RateLimit, epoch_ms
 from rocketmq_spark.base.codes import Property
-from rocketmq_spark.base.process import Owner
-from rocketmq_spark.base.threads import Aside, Failure, attempt, text_of
+from rocketmq_spark.base.process import OwnerProcess
+from rocketmq_spark.base.threads import Failure, KeyedExecutor, capture, safe_text
 from rocketmq_spark.consumer.listener import (
     DeferredListener,
     Listener,
@@ -54,7 +54,7 @@ Attributes = dict[str, Any]
 
 def _guarded(code: Callable[..., Any], *of: Any) -> Any:
     """Call ``code``; logs a failure and returns None, because it must not affect messages."""
-    made = attempt(code, *of)
+    made = capture(code, *of)
     if isinstance(made, Failure):
         made.log(logger, "OpenTelemetry failed")
         return None
@@ -91,7 +91,7 @@ class Instrumentation:
         if namespace:
             self._common["messaging.rocketmq.namespace"] = namespace
         histogram = self._meter.create_histogram
-        self._aside, self._complaint, self._owner = Aside(MOST_ENDS), NowAndThen(LOG_S), Owner("producer")
+        self._aside, self._complaint, self._owner = KeyedExecutor(MOST_ENDS), RateLimit(LOG_S), OwnerProcess("producer")
         self._send_cost = histogram("rocketmq_send_cost_time", "ms", "Duration of a send with all its attempts")
         self._delivery = histogram("rocketmq_delivery_latency", "ms", "From the broker's store to the consumer")
         self._process = histogram("rocketmq_process_time", "ms", "Duration of a listener's call")
@@ -161,7 +161,7 @@ class Instrumentation:
 
     def end_aside(self, end: Callable[[], None]) -> None:
         """Run ``end`` on another thread, because this one may read answers. If too many wait, the span is dropped."""
-        made = attempt(self._aside.run, _ENDS, end)
+        made = capture(self._aside.run, _ENDS, end)
         if isinstance(made, Failure) and self._complaint.due():
             logger.warning("spans of sends are lost: an exporter is slow, or no thread can be started: %s", made)
 
@@ -353,7 +353,7 @@ def _end(span: Span, why: object, at_ns: int | None = None) -> None:
     try:
         if isinstance(error, BaseException):
             span.set_attribute("error.type", type(error).__name__)
-            span.set_status(Status(StatusCode.ERROR, text_of(error, str)))
+            span.set_status(Status(StatusCode.ERROR, safe_text(error, str)))
             span.record_exception(error)
         elif isinstance(error, str):
             span.set_attribute("error.type", "not_done")

@@ -6,19 +6,19 @@ from collections.abc import Mapping, Sequence
 
 from rocketmq_spark.admin import AdminTools, topics
 from rocketmq_spark.base import arguments
-from rocketmq_spark.base.process import Closing, Owner
+from rocketmq_spark.base.process import Closeable, OwnerProcess
 from rocketmq_spark.model.admin import TopicDescription, TopicQueues
 from rocketmq_spark.options import Options
 from rocketmq_spark.queues.environment import environment_of
 from rocketmq_spark.session import client
 
 
-class AdminBase(Closing):
+class AdminBase(Closeable):
     """Has the options, and is closed with ``close``."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
-        self._owner = Owner("admin")
+        self._owner = OwnerProcess("admin")
         self._closed = False
 
     @property
@@ -28,17 +28,17 @@ class AdminBase(Closing):
 
     def _own(self, group: str) -> str:
         """The group's name in the environment of the options."""
-        arguments.text("group", group, "the name of a consumer group")
+        arguments.check_text("group", group, "the name of a consumer group")
         environment = environment_of(self._options)
         return group if environment is None else environment.group(group)
 
     def _checked(self, topic: str, brokers: Sequence[str] | None = None, queues: int | None = None) -> str:
         """Check the types of arguments that several methods have. Returns the topic."""
-        arguments.text("topic", topic, "the name of a topic")
+        arguments.check_text("topic", topic, "the name of a topic")
         if brokers is not None:
-            arguments.texts("brokers", brokers, "a list of names of brokers")
-        if queues is not None and not arguments.is_whole(queues):
-            raise arguments.wrong("queues", queues, "a whole number")
+            arguments.check_texts("brokers", brokers, "a list of names of brokers")
+        if queues is not None and not arguments.is_integer(queues):
+            raise arguments.argument_error("queues", queues, "a whole number")
         return topic
 
     def close(self) -> None:

@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 from rocketmq_spark.base import folders
 from rocketmq_spark.base.clock import Deadline, epoch_ms
-from rocketmq_spark.base.process import PythonCall, python
+from rocketmq_spark.base.process import PythonCall, python_call
 from rocketmq_spark.errors import DecodeError, SpoolError
 from rocketmq_spark.spool.database import Database
 from rocketmq_spark.spool.files import FreeSpace, check_temporary, sync_folder
@@ -453,7 +453,7 @@ class _Pipe:
 
 
 def _reader(path: Path) -> PythonCall:
-    call = python("-c", _PROGRAM, str(path), *filter(os.path.isabs, sys.path))
+    call = python_call("-c", _PROGRAM, str(path), *filter(os.path.isabs, sys.path))
     # No secrets: the owner of the files may control the process.
     env = {
         name: value for name, value in call["env"].items() if name in _ENVIRONMENT or name.startswith(("LC_", "PYTHON"))
@@ -479,7 +479,7 @@ def _temporary_folder(path: Path, deadline: Deadline) -> Iterator[Path]:
     owner = os.geteuid()
     with contextlib.suppress(OSError):  # the spool no longer exists: the reader reports that
         owner = folders.owner_uid(path.stat())
-    made = folders.temporary_for(owner, "rocketmq-spark-reader-")
+    made = folders.make_temporary(owner, "rocketmq-spark-reader-")
     try:
         yield made.path
     finally:
@@ -511,7 +511,7 @@ def _remove(made: folders.Temporary, deadline: Deadline) -> None:
     except FileNotFoundError:
         return
     except OSError:
-        logger.warning("%s was not removed: let %s remove it, not root", made.path, folders.user(made.uid))
+        logger.warning("%s was not removed: let %s remove it, not root", made.path, folders.user_text(made.uid))
 
 
 @contextlib.contextmanager

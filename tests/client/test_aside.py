@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from rocketmq_spark.base import threads as aside_module
-from rocketmq_spark.base.threads import Aside, Latch, start_thread
+from rocketmq_spark.base.threads import KeyedExecutor, Latch, start_thread
 from tests.helpers import RAISED, no_more_threads, raising
 from tests.mockbroker import eventually
 
 
 def test_a_key_keeps_its_order_and_others_do_not_wait() -> None:
-    aside, gate, done = Aside(), threading.Event(), []
+    aside, gate, done = KeyedExecutor(), threading.Event(), []
     other = threading.Event()
     aside.run("slow", lambda: done.append(gate.wait(60)))
     for i in range(5):
@@ -32,7 +32,7 @@ def test_a_key_keeps_its_order_and_others_do_not_wait() -> None:
 
 @pytest.mark.parametrize("error", RAISED, ids=lambda error: type(error).__name__)
 def test_work_that_fails_does_not_keep_the_next_one(error: BaseException, caplog: pytest.LogCaptureFixture) -> None:
-    aside, gate, done = Aside(), threading.Event(), threading.Event()
+    aside, gate, done = KeyedExecutor(), threading.Event(), threading.Event()
     aside.run("k", lambda: gate.wait(60))
     aside.run("k", raising(error))
     aside.run("k", done.set)
@@ -43,7 +43,7 @@ def test_work_that_fails_does_not_keep_the_next_one(error: BaseException, caplog
 
 
 def test_where_there_are_no_more_threads_nothing_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    aside, done = Aside(), threading.Event()
+    aside, done = KeyedExecutor(), threading.Event()
     with monkeypatch.context() as patch:
         no_more_threads(patch)
         with pytest.raises(RuntimeError):
@@ -57,7 +57,7 @@ def test_where_there_are_no_more_threads_nothing_is_left_behind(monkeypatch: pyt
 def test_ctrl_c_while_a_thread_starts_leaves_no_work_and_no_thread_that_looks_for_some(
     started: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    aside, done, threads = Aside(), [], []
+    aside, done, threads = KeyedExecutor(), [], []
 
     def interrupted(*given: Any) -> threading.Thread:
         if started:
@@ -78,7 +78,7 @@ def test_ctrl_c_while_a_thread_starts_leaves_no_work_and_no_thread_that_looks_fo
 
 
 def test_no_more_waits_for_a_thread_than_may() -> None:
-    aside, gate, done = Aside(2), threading.Event(), []
+    aside, gate, done = KeyedExecutor(2), threading.Event(), []
     begun = threading.Event()
     aside.run("k", lambda: done.append(begun.set() or gate.wait(60)))
     assert begun.wait(60)

@@ -43,7 +43,7 @@ def test_a_long_id_of_another_client_is_not_kept_as_it_is() -> None:
 @pytest.fixture(autouse=True)
 def nothing_asked_before() -> Iterator[None]:
     """All of them are about one id, of which a process remembers what was said, as soon as the thread that says it knows."""
-    process.kept("copies").clear()
+    process.entries("copies").clear()
     yield
     eventually(lambda: not [one for one in threading.enumerate() if one.name.startswith("rocketmq-aside-")])
 
@@ -379,7 +379,7 @@ def test_what_waits_behind_the_function_of_one_producer_is_asked_of_another_one(
         go_on.wait(60)
         return ROLLBACK
 
-    one, two, three = (copies.CopyQuestions(say, lambda place: "a", COMMIT, ROLLBACK, UNKNOWN, "pg") for _ in range(3))
+    one, two, three = (copies.CheckCoalescer(say, lambda place: "a", COMMIT, ROLLBACK, UNKNOWN, "pg") for _ in range(3))
     one.ask("hangs", "1", hang)
     assert called.wait(60)
     for what in ("behind", "left"):
@@ -411,7 +411,7 @@ def test_what_hangs_in_the_function_of_a_producer_that_was_closed_is_asked_of_an
         go_on[decision].wait(60)
         return decision
 
-    one, two = (copies.CopyQuestions(say, lambda place: "a", COMMIT, ROLLBACK, UNKNOWN, "pg") for _ in range(2))
+    one, two = (copies.CheckCoalescer(say, lambda place: "a", COMMIT, ROLLBACK, UNKNOWN, "pg") for _ in range(2))
     one.ask("hangs", "1", lambda: waits(ROLLBACK))
     assert called.wait(60)
     one.leave()
@@ -419,7 +419,7 @@ def test_what_hangs_in_the_function_of_a_producer_that_was_closed_is_asked_of_an
     two.ask("hangs", "2", lambda: waits(COMMIT))
     assert one._whose["hangs"][0] is one
     with monkeypatch.context() as later:
-        later.setattr(copies, "CROSSING_S", 0.0)
+        later.setattr(copies, "RACE_WINDOW_S", 0.0)
         one.leave()
     two.ask("hangs", "3", lambda: waits(COMMIT))
     assert called.wait(60)
@@ -455,7 +455,7 @@ def test_the_function_is_not_called_for_what_could_not_be_answered(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Nor does a broker that hangs take the room of others, and the log is not flooded."""
-    monkeypatch.setattr(copies, "MOST_WAITING", 2)
+    monkeypatch.setattr(copies, "MAX_WAITING", 2)
     go_on, calls, said = threading.Event(), list[str](), list[str]()
 
     def say(place: str, decision: TransactionState) -> bool:
@@ -468,7 +468,7 @@ def test_the_function_is_not_called_for_what_could_not_be_answered(
         calls.append(what)
         return ROLLBACK
 
-    questions = copies.CopyQuestions(say, lambda place: place[0], COMMIT, ROLLBACK, UNKNOWN)
+    questions = copies.CheckCoalescer(say, lambda place: place[0], COMMIT, ROLLBACK, UNKNOWN)
     for what in ("a1", "a2", "a3", "a4", "b1"):
         questions.ask(what, what, functools.partial(call, what))
     eventually(lambda: said == ["b1"])

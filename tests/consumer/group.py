@@ -20,7 +20,7 @@ import pytest
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import RETRY_PREFIX, Response
-from rocketmq_spark.base.threads import Aside
+from rocketmq_spark.base.threads import KeyedExecutor
 from rocketmq_spark.consumer.listener import DeferredListener
 from rocketmq_spark.consumer.listener_pool import ListenerPool, Work
 from rocketmq_spark.consumer.push import BaseConsumer
@@ -43,7 +43,7 @@ RETRY = RETRY_PREFIX + GROUP
 Done = Callable[[PullAnswer | RocketMQError], None]
 
 
-class AwaitedAside(Aside):
+class AwaitedAside(KeyedExecutor):
     """Its threads are real, and done before time goes on."""
 
     def run(self, key: Hashable, work: Callable[[], None]) -> None:
@@ -367,7 +367,7 @@ class GroupBench:
         self.replies: list[tuple[ReceivedMessage, bytes, Mapping[str, str] | None]] = []
         self.traces: Callable[[], ListenerTraces | None] = lambda: None
         self.rows: RowsDecoder | None = None  # for listeners of record batches
-        self.aside: Callable[[], Aside] = AwaitedAside
+        self.aside: Callable[[], KeyedExecutor] = AwaitedAside
         self.timers: dict[str, list[ManualTimer]] = {}  # by client id
         self.numbers = itertools.count(1)
 

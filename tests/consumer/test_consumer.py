@@ -484,7 +484,7 @@ def test_a_fork_leaves_the_group_to_its_parent(group: GroupBench, monkeypatch: p
     consumer.subscribe("T")
     consumer.start(lambda messages, context: None)
     with monkeypatch.context() as forked:
-        forked.setattr("rocketmq_spark.base.process._process", [-1])
+        forked.setattr("rocketmq_spark.base.process._pid", [-1])
         assert consumer.stop() == []
         subscriptions = [lambda: consumer.subscribe("U"), lambda: consumer.unsubscribe("T")]
         for call in (*subscriptions, lambda: consumer.start(print), lambda: consumer.run(print), consumer.stats):

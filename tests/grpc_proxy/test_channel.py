@@ -18,7 +18,7 @@ import pytest
 
 from rocketmq_spark import errors
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.process import Living
+from rocketmq_spark.base.process import LiveObjects
 from rocketmq_spark.consumer.settings import MAX_WAIT_S, ConsumerSettings
 from rocketmq_spark.grpc_proxy import channel as channel_module
 from rocketmq_spark.grpc_proxy.channel import ProxyChannel, Tls
@@ -583,7 +583,7 @@ def test_an_attempt_to_connect_ends_soon_after_the_call(
 
 def test_a_channel_without_calls_is_closed_by_the_calls_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
     with serving({"QueryRoute": route()}) as address, socket.create_server(("127.0.0.1", 0)) as silent:
-        monkeypatch.setattr(channel_module, "_all_channels", Living(1.0))
+        monkeypatch.setattr(channel_module, "_all_channels", LiveObjects(1.0))
         unused, used = (ProxyChannel(one, headers, 1e9) for one in (f"127.0.0.1:{silent.getsockname()[1]}", address))
         with pytest.raises(errors.RocketMQError):
             unused.invoke(QUERY_ROUTE, REQUEST, Deadline.after(0.2))
@@ -609,7 +609,7 @@ def test_a_channel_without_calls_is_closed_by_the_calls_of_others(monkeypatch: p
 def test_a_channel_whose_tls_files_hang_stops_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Such as a pipe, or a file on a disk that does not answer: who uses another channel closes idle ones of all."""
     os.mkfifo(pipe := tmp_path / "ca.pem")
-    monkeypatch.setattr(channel_module, "_all_channels", Living(0.0))
+    monkeypatch.setattr(channel_module, "_all_channels", LiveObjects(0.0))
     outcomes: SimpleQueue[object] = SimpleQueue()
 
     def asked(channel: ProxyChannel) -> None:

@@ -46,7 +46,7 @@ def sent(bench: Bench) -> list[list[str]]:
 @pytest.fixture(autouse=True)
 def _no_accumulator_stays() -> Iterator[None]:
     yield
-    assert all(batcher.members for batcher in process.kept(batching._ACCUMULATORS).values())
+    assert all(batcher.members for batcher in process.entries(batching._ACCUMULATORS).values())
 
 
 def test_2_1_many_single_sends_become_one_batch_with_a_result_each(bench: Bench) -> None:
@@ -415,7 +415,7 @@ def test_an_accumulator_ends_with_its_last_producer_also_if_ctrl_c_comes_while_t
     batcher.accumulator.close_all = interrupted  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
         batching.leave_accumulator("of one", batcher)
-    assert "of one" not in process.kept(batching._ACCUMULATORS)
+    assert "of one" not in process.entries(batching._ACCUMULATORS)
 
 
 def test_a_message_that_slips_in_while_the_last_producer_closes_is_refused(bench: Bench) -> None:
@@ -429,7 +429,7 @@ def test_a_message_that_slips_in_while_the_last_producer_closes_is_refused(bench
     batcher.members -= 1
     batcher.close()
     assert isinstance(result.exception(0), ClosedError)
-    process.kept(batching._ACCUMULATORS).clear()
+    process.entries(batching._ACCUMULATORS).clear()
     again, none = producer._batching.add(prepared(), None, sender_waits=False)
     assert none is None
     assert not again.done()

@@ -483,7 +483,7 @@ def test_a_context_manager_closes(bench: Bench) -> None:
 
 def test_a_forked_process_must_make_its_own(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     producer = bench.producer()
-    monkeypatch.setattr("rocketmq_spark.base.process._process", [1])
+    monkeypatch.setattr("rocketmq_spark.base.process._pid", [1])
     with pytest.raises(ClosedError, match=r"from which this one was forked.*Make a producer in this process"):
         producer.send(M)
     assert producer.close() == []

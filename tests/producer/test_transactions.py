@@ -391,7 +391,7 @@ def test_nor_is_it_looked_up(shop: Shop) -> None:
 def test_a_forked_process_decides_nothing(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     half = shop.producer.send_half(Message("T", b"x"))
     with monkeypatch.context() as forked:
-        forked.setattr("rocketmq_spark.base.process._process", [-1])
+        forked.setattr("rocketmq_spark.base.process._pid", [-1])
         with pytest.raises(ClosedError, match="was forked"):
             half.commit()
     assert (half.state, shop.ends()) == (HalfState.PREPARED, [])

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rocketmq_spark.base.budget import Arrivals
+from rocketmq_spark.base.budget import ReceiveBudget
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Flag, PullSysFlag, Response, SerializeType
 from rocketmq_spark.errors import CallTimeout, ConnectionLost, RemoteProtocolError
@@ -241,7 +241,7 @@ def test_memory_is_taken_for_what_has_arrived_not_for_what_is_announced(wire: Wi
 
 
 def test_an_answer_to_a_pull_must_find_room_among_what_arrives(wire: Wire) -> None:
-    others = Arrivals(100_000)
+    others = ReceiveBudget(100_000)
     wire.stream._account = others.of("mine")
     other = others.of("other")
     assert other.resize(50_000)
@@ -258,7 +258,7 @@ def test_an_answer_to_a_pull_must_find_room_among_what_arrives(wire: Wire) -> No
 
 
 def test_a_stream_whose_room_others_need_ends(wire: Wire) -> None:
-    others = Arrivals(100_000)
+    others = ReceiveBudget(100_000)
     wire.stream._account = others.of("mine")
     wire.feed((256 << 20).to_bytes(4, "big") + bytes(wire.stream.room - 4))
     wire.stream.compact(())

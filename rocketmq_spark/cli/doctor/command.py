@@ -302,7 +302,7 @@ def _of_checkpoint(target: Target, folder: str, topics: Sequence[str]) -> Iterat
     if (exposed := exposure(folder, owner)) is not None:
         yield (broken if is_root else advice)(check, *exposed)  # as a query itself does
     elif owner != folders.ROOT:
-        problem = f"belongs to {folders.user(owner)}, so root starts no query to RocketMQ with it"
+        problem = f"belongs to {folders.user_text(owner)}, so root starts no query to RocketMQ with it"
         yield advice(check, problem, "Run the query as that user")
     if (read := not_done(opened(folder))) is not None:
         silent = query.waited_for(target.within(read.batch.source_identities).client(), read)

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from rocketmq_spark.base import codes
 from rocketmq_spark.base.java import java_hash
-from rocketmq_spark.base.threads import Failure, attempt
+from rocketmq_spark.base.threads import Failure, capture
 from rocketmq_spark.columnar import arrow
 from rocketmq_spark.columnar.encode.properties import MESSAGE_ID, BadRows
 from rocketmq_spark.errors import MessageRefused, OptionError
@@ -294,7 +294,7 @@ def message_batch(
     except Exception:
         for number, message in enumerate(messages):
             problem = message_problem(message)
-            if problem is None and isinstance(failure := attempt(_columns, [message], BadRows(), key), Failure):
+            if problem is None and isinstance(failure := capture(_columns, [message], BadRows(), key), Failure):
                 problem = str(failure)
             if problem is not None:
                 bad_rows.add_rows(np.array([number]), problem)

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rocketmq_spark.base import process
-from rocketmq_spark.base.arguments import shown
+from rocketmq_spark.base.arguments import short_repr
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.columnar import arrow
 from rocketmq_spark.columnar.arrow import Ints, hash_codes
@@ -69,7 +69,7 @@ def utf8_texts(column: pa.Array, name: str, numbers: npt.NDArray[np.intp], bad_r
         return column
     for row in bad:
         value = column[row].as_buffer().to_pybytes()
-        bad_rows.add_rows(numbers[row : row + 1], f"{name} is not UTF-8: {shown(value)}")
+        bad_rows.add_rows(numbers[row : row + 1], f"{name} is not UTF-8: {short_repr(value)}")
     return pc.if_else(pa.array(~np.isin(np.arange(len(column)), bad)), column, None)
 
 
@@ -373,7 +373,7 @@ def log_choice(options: Options, columns: Mapping[str, str], once: bool = False)
         advice,
     )
     if once:
-        process.once("chosen selectors", (options.cluster, where, name), log)
+        process.get_or_create("chosen selectors", (options.cluster, where, name), log)
     else:
         log()
 

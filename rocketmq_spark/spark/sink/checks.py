@@ -218,8 +218,8 @@ def check_topic_names(options: Options, names: Iterable[str]) -> None:
         ) from None
     connection = session.connection_key(options)
     names_by_key = {(connection, topic_names.rocketmq_name(name)): name for name in topic_names.seen}
-    with process.lock():
-        names_kept: dict[tuple[object, str], str] = process.kept(_NAMES_KEY)
+    with process.registry_lock():
+        names_kept: dict[tuple[object, str], str] = process.entries(_NAMES_KEY)
         earlier_names: dict[str, str] = {}
         for key, name in names_by_key.items():
             earlier_name = names_kept.get(key)
@@ -268,8 +268,8 @@ def numbered_queues(sender: Sender, topic: str, options: Options) -> tuple[Messa
         for name, broker_queues in itertools.groupby(queues, lambda queue: queue.broker_name)
     )
     key = session.connection_key(options), topic  # exactly-once writes have another sender for each batch
-    with process.lock():
-        counts_kept: dict[tuple[object, str], _QueueCounts] = process.kept(_NUMBERS_KEY)
+    with process.registry_lock():
+        counts_kept: dict[tuple[object, str], _QueueCounts] = process.entries(_NUMBERS_KEY)
         previous = counts_kept.get(key, ())
         if previous:
             del counts_kept[key]
@@ -397,7 +397,7 @@ def check_types(options: Options, topic: str, columns_by_role: Mapping[str, str]
 
 def timer_cache(sender: Sender, options: Options) -> BrokerTimers:
     """Return the process's cache of which brokers have timers. Without it, each short task would ask the brokers again."""
-    return BrokerTimers(sender, process.once(_TIMERS_KEY, session.connection_key(options), dict))
+    return BrokerTimers(sender, process.get_or_create(_TIMERS_KEY, session.connection_key(options), dict))
 
 
 def check_brokers(options: Options, columns_by_role: Mapping[str, str], once_per_process: bool = False) -> None:
@@ -410,7 +410,7 @@ def check_brokers(options: Options, columns_by_role: Mapping[str, str], once_per
         return
     sender = session.sender(options)  # one for each cluster and namespace, and each environment with its own topics
     key = (sender, options.topic, repr(sorted(columns_by_role)))
-    checked = process.kept(_TOPICS_KEY)
+    checked = process.entries(_TOPICS_KEY)
     if once_per_process and key in checked:
         return
     try:

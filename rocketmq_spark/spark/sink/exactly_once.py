@@ -159,7 +159,7 @@ def snapshot_queue_ends(options: Options) -> QueueEnds:
         options.request_timeout,
         _require_master(options),
     )
-    process.once(
+    process.get_or_create(
         _CHECKED_TOPICS, (session.connection_key(options), tuple(topics)), lambda: _check_topics(options, ends)
     )
     return ends

@@ -49,7 +49,7 @@ def pushdown_enabled() -> bool:
     If Spark's conf disables the pushdown, Spark rejects a reader that has ``pushFilters``. A planner process cannot read the
     conf, but it can see its worker module: only if the pushdown is enabled, Spark runs the one that pushes predicates.
     """
-    return process.is_for(_PUSHDOWN_WORKER)
+    return process.is_worker(_PUSHDOWN_WORKER)
 
 
 @dataclass(slots=True)

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from rocketmq_spark import session
 from rocketmq_spark.base.clock import Clock, Deadline
-from rocketmq_spark.base.retry import Retry, Trouble
+from rocketmq_spark.base.retry import Retry, RetryErrors
 from rocketmq_spark.errors import BrokerNotFound, NotSupported, OptionError, RocketMQError, RouteNotFound, TopicNotFound
 from rocketmq_spark.model import BrokerData, MessageQueue, QueueBounds, TopicRoute
 from rocketmq_spark.options import Options
@@ -85,7 +85,7 @@ class OffsetCache:
         # The queues that the environment owned at any poll: it keeps them while their brokers are unavailable.
         self._environment_queues: set[MessageQueue] = set()
         # Retriable errors since the last poll without any; each kind is logged once.
-        self.retriable_failures = Trouble()
+        self.retriable_failures = RetryErrors()
         self._logged_errors: set[tuple[object, ...]] = set()
         # Whether the next poll requests all routes, and the time before which it requests none.
         self._routes_are_stale = False
