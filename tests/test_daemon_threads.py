@@ -15,12 +15,12 @@ from tests.helpers import awaited, no_more_threads
 def test_calls_run_on_daemon_threads_up_to_the_limit() -> None:
     made, go = DaemonThreadPool(2, "rocketmq-some"), threading.Event()
     seen = [made.submit(lambda: (go.wait(30), threading.current_thread())[1]) for _ in range(6)]
-    assert not made.finish(Deadline.after(0.05))
+    assert not made.wait_until_idle(Deadline.after(0.05))
     go.set()
     ran_on = {one.result(30) for one in seen}
     assert len(ran_on) == 2
     assert all(thread.daemon and thread.name.startswith("rocketmq-some") for thread in ran_on)
-    assert made.finish(Deadline.after(30))
+    assert made.wait_until_idle(Deadline.after(30))
     assert made.submit(threading.current_thread).result(30) in ran_on  # an idle one, not another
     made.shutdown()
     awaited(lambda: not any(thread.is_alive() for thread in ran_on))

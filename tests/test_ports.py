@@ -174,7 +174,7 @@ def sender() -> Fake:
     return Fake(
         ports.Sender,
         publish_queues=lambda topic, deadline, refresh=False: QUEUES,
-        timers=lambda topic, brokers, deadline: dict.fromkeys(brokers, 259_200_000),
+        max_timer_delays_ms=lambda topic, brokers, deadline: dict.fromkeys(brokers, 259_200_000),
         batch_storage=lambda topic, deadline: None,
         send_async=send_async,
         send=send,
@@ -191,14 +191,14 @@ def test_a_task_writes_through_a_sender(wired: Callable[..., None]) -> None:
     names = checks.check_sink(made, from_arrow_schema(batch.schema))
     checks.check_brokers(made, names)
     assert TaskWriter(made, names).write([batch]).rows == 2
-    assert {"publish_queues", "timers", "batch_storage", "send_async"} == set(fake.asked)
+    assert {"publish_queues", "max_timer_delays_ms", "batch_storage", "send_async"} == set(fake.asked)
 
 
 def test_the_sink_asks_a_transport_for_its_features_and_not_for_its_name(
     wired: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One like no other: it chooses queues, takes few messages of groups at once, and has priorities."""
-    features = transport.TransportFeatures(chooses_queues="it does", priorities=True, most_one_by_one=3)
+    features = transport.TransportFeatures(chooses_queues="it does", priorities=True, max_single_requests=3)
     monkeypatch.setitem(transport.FEATURES, transport.REMOTING, features)
     fake, sent = sender(), []
 
@@ -246,10 +246,10 @@ def reading() -> dict[str, Fake]:
         ),
         "offsets": Fake(
             ports.OffsetReader,
-            late=frozenset(),
+            late_brokers=frozenset(),
             connection=lambda broker: 1,
             bounds=bounds,
-            kept_from=lambda group, queues, deadline, on_error: {},
+            first_kept_offsets=lambda group, queues, deadline, on_error: {},
             committed=lambda group, queues, deadline: dict.fromkeys(queues, 4),
             search_offsets=lambda times, deadline, *how, **more: dict.fromkeys(times, 3),
             store_time_ms=lambda group, queue, offset, deadline: 5,
@@ -257,7 +257,7 @@ def reading() -> dict[str, Fake]:
             is_proxy=lambda topic, broker, deadline: False,
             check_filter=lambda broker, group, topic, sql, deadline: True,
         ),
-        "pulls": Fake(ports.PullSource, batched=lambda queue: False),
+        "pulls": Fake(ports.PullSource, stores_batches=lambda queue: False),
     }
 
 
@@ -294,7 +294,7 @@ def test_predicates_ask_for_the_kind_of_a_topic(wired: Callable[..., None]) -> N
     wired(**fakes)
     reader = PrunedReader(options("batch source"), ())
     list(reader.pushFilters([EqualTo(("tags",), "a")]))
-    assert fakes["pulls"].asked == ["batched"]
+    assert fakes["pulls"].asked == ["stores_batches"]
 
 
 def test_offsets_are_stored_by_a_committer(wired: Callable[..., None]) -> None:
@@ -309,13 +309,13 @@ def test_offsets_are_stored_by_a_committer(wired: Callable[..., None]) -> None:
         ports.OffsetCommitter,
         commit_each=commit_each,
         members=lambda group, broker, deadline: [],
-        knows_members=lambda broker: True,
+        lists_all_members=lambda broker: True,
         create_group=lambda group, offsets: groups.append(group),
         create_retry_topic=lambda group, timeout_s: None,
     )
     wired(**reading(), committer=committer)
     GroupOffsets(options("stream source", group="g")).commit({QUEUES[0]: 5})
-    assert committer.asked[:2] == ["members", "knows_members"]
+    assert committer.asked[:2] == ["members", "lists_all_members"]
     assert committer.asked[2:] == ["commit_each", "create_group", "create_retry_topic", "commit_each"]
 
 
@@ -332,12 +332,12 @@ def test_a_read_asks_a_pull_source(streams: list[str]) -> None:
         on_wire=lambda name: f"ns%{name}",
         keys=lambda: ("me", "hush", None),
         route=lambda topic, deadline: ROUTE,
-        compacted=lambda queue, deadline: True,
-        batched=lambda queue, deadline: False,
+        is_compacted=lambda queue, deadline: True,
+        stores_batches=lambda queue, deadline: False,
     )
     puller = Puller(fake, ConnectOptions(), "g", PullSettings())  # type: ignore[arg-type]
     assert b'"topic": "ns%t"' in puller.template(QUEUES[0]).frame(0, 0, 1)
-    assert (puller.compacted(QUEUES[0]), puller.batched(QUEUES[0])) == (True, False)
+    assert (puller.is_compacted(QUEUES[0]), puller.stores_batches(QUEUES[0])) == (True, False)
     puller.replica(QUEUES[0])(Deadline.after(1.0))
     assert streams == ["a:1"]
-    assert {"on_wire", "keys", "route", "compacted", "batched"} == set(fake.asked)
+    assert {"on_wire", "keys", "route", "is_compacted", "stores_batches"} == set(fake.asked)

@@ -88,7 +88,7 @@ def test_only_those_wait_who_want_what_is_being_made(kind: str) -> None:
         thread.join()
     assert len(found) == 3
     assert len(set(map(id, found))) == 1
-    assert not process._registry.entries  # the locks are forgotten
+    assert not process._registry.entry_locks  # the locks are forgotten
 
 
 def test_after_a_failure_the_next_one_that_waits_makes_it(kind: str) -> None:

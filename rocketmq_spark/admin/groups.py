@@ -51,7 +51,7 @@ def committed_offsets(tools: AdminTools, group: str, topics: Sequence[str]) -> P
     """
     positions: Positions = {}
     for topic in topics or _consumed_topics(tools, group):
-        queues = tools.routes.get_existing(topic, 0.0).kept()  # the number of queues may have changed
+        queues = tools.routes.get_existing(topic, 0.0).stored_queues()  # the number of queues may have changed
         positions |= tools.brokers.committed(group, queues, deadline(tools))
     if all(position is None for position in positions.values()):
         require_masters(tools)
@@ -183,7 +183,7 @@ def offset_changes(
         require_masters(tools)
         hint = similar_groups_hint(tools, group)
         raise OffsetError(f"group {group} has no offsets", remedy=f"{hint} Name the topics with --topic".lstrip())
-    queues = [queue for topic in topics for queue in tools.routes.get_existing(topic, 0.0).kept()]
+    queues = [queue for topic in topics for queue in tools.routes.get_existing(topic, 0.0).stored_queues()]
     queues = environment.owned(queues) if environment is not None else queues
     before = tools.brokers.committed(group, queues, deadline(tools))
     bounds = tools.brokers.bounds(queues, deadline(tools))
@@ -296,16 +296,16 @@ def store_offsets(tools: AdminTools, group: str, offsets: Mapping[MessageQueue, 
 GRPC_MEMBERS_HINT = "Members that consume over gRPC are not listed, because only their Proxy knows them"
 
 
-def knows_members(tools: AdminTools, queues: Iterable[MessageQueue]) -> bool:
+def lists_all_members(tools: AdminTools, queues: Iterable[MessageQueue]) -> bool:
     """Whether ``members`` returns all members of a group except those over gRPC. A Proxy does not see members that are connected
     to brokers.
     """
-    return all(map(tools.committer.knows_members, {queue.broker_name for queue in queues}))
+    return all(map(tools.committer.lists_all_members, {queue.broker_name for queue in queues}))
 
 
 def warn_of_unseen_members(tools: AdminTools, group: str, queues: Iterable[MessageQueue]) -> None:
     """Warn if a Proxy stored offsets of these queues, because members that the Proxy does not see may overwrite the offsets."""
-    if not knows_members(tools, queues):
+    if not lists_all_members(tools, queues):
         logger.warning(
             "the offsets of group %s were set through a Proxy, which does not see members that are connected to brokers: such "
             "members overwrite these offsets, so stop them first",

@@ -41,7 +41,7 @@ _all_threads: LiveObjects[DaemonThreadPool] = LiveObjects()  # empty in a forked
 def _finish_at_exit() -> None:
     deadline = Deadline.after(_EXIT_TIMEOUT_S)
     for threads in _all_threads.all():
-        threads.finish(deadline)
+        threads.wait_until_idle(deadline)
 
 
 class EventLoop:

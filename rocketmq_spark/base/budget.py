@@ -64,12 +64,12 @@ class ReceiveBudget:
         self.limit = limit
         self.used = 0
         self._by_holder: Counter[Hashable] = Counter()
-        self._arriving: set[ReceiveAccount] = set()
+        self._accounts: set[ReceiveAccount] = set()
         self._lock = threading.RLock()  # reentrant, as above
 
-    def of(self, holder: Hashable, drop: Callable[[], None] | None = None) -> ReceiveAccount:
+    def account(self, holder: Hashable, drop: Callable[[], None] | None = None) -> ReceiveAccount:
         """Return an empty account for one thing at a time that arrives from ``holder``, or for all that one call keeps of it.
-        ``drop`` is called, on any thread and with the lock, when the account is revoked.
+        ``on_revoked`` is called, on any thread and with the lock, when the account is revoked.
         """
         return ReceiveAccount(self, holder, drop)
 
@@ -83,11 +83,11 @@ class ReceiveBudget:
                 most, held = self._by_holder.most_common(1)[0]
                 if most == one.holder or held <= mine:
                     return False
-                largest = max((other for other in self._arriving if other.holder == most), key=lambda other: other.size)
+                largest = max((other for other in self._accounts if other.holder == most), key=lambda other: other.size)
                 self._set(largest, 0)
                 largest.revoked = True
-                if largest.drop is not None:
-                    largest.drop()
+                if largest.on_revoked is not None:
+                    largest.on_revoked()
             self._set(one, size)
             one.revoked = False
             return True
@@ -98,24 +98,24 @@ class ReceiveBudget:
         if not self._by_holder[one.holder]:
             del self._by_holder[one.holder]
         one.size = size
-        (self._arriving.add if size else self._arriving.discard)(one)
+        (self._accounts.add if size else self._accounts.discard)(one)
 
 
 class ReceiveAccount:
     """The account of one thing that arrives. If it is ``revoked``, others needed the room: its owner must drop the thing."""
 
     def __init__(self, arrivals: ReceiveBudget, holder: Hashable, drop: Callable[[], None] | None = None) -> None:
-        self._arrivals = arrivals
+        self._budget = arrivals
         self.holder = holder
-        self.drop = drop
+        self.on_revoked = drop
         self.size = 0
         self.revoked = False
 
     def resize(self, size: int) -> bool:
         """``size`` bytes have arrived; False if there is no room for them. Size 0 ends the thing."""
-        return self._arrivals._resize(self, size)
+        return self._budget._resize(self, size)
 
     def add(self, size: int) -> bool:
         """One more thing of ``size`` bytes has arrived, beside those that are kept; False if there is no room for it."""
         total = self.size + size
-        return (not self.size or total <= self._arrivals.limit) and self.resize(total)
+        return (not self.size or total <= self._budget.limit) and self.resize(total)

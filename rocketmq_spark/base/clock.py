@@ -47,15 +47,15 @@ class RateLimit:
 
     def __init__(self, every_s: float, times: int = 1) -> None:
         self._every_s = every_s
-        self._times = self._left = times
-        self._next = Deadline.after(0)
+        self._times = self._remaining = times
+        self._period_end = Deadline.after(0)
 
     def due(self) -> bool:
         """Whether to do it now: True for the first ``times`` calls of each period of ``every_s`` seconds."""
-        if self._next.expired:
-            self._next, self._left = Deadline.after(self._every_s), self._times
-        self._left -= 1
-        return self._left >= 0
+        if self._period_end.expired:
+            self._period_end, self._remaining = Deadline.after(self._every_s), self._times
+        self._remaining -= 1
+        return self._remaining >= 0
 
 
 def epoch_ms() -> int:

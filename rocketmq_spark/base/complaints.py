@@ -16,16 +16,16 @@ class LogThrottle:
     """
 
     def __init__(self) -> None:
-        self._known: dict[Hashable, dict[Hashable, RateLimit]] = {}  # the kinds of problems of each thing
+        self._limits: dict[Hashable, dict[Hashable, RateLimit]] = {}  # the kinds of problems of each thing
 
     def level(self, thing: Hashable, why: object) -> int:
         """Return WARNING for a new kind of problem, and every ``REPEAT_S`` seconds while this kind lasts; else INFO."""
         kind = type(why), getattr(why, "broker_code", None)
-        kinds = self._known.setdefault(thing, {})
+        kinds = self._limits.setdefault(thing, {})
         if kind not in kinds:
             kinds[kind] = RateLimit(REPEAT_S)
         return logging.WARNING if kinds[kind].due() else logging.INFO
 
-    def over(self, thing: Hashable) -> bool:
+    def resolved(self, thing: Hashable) -> bool:
         """Note that the thing has no problem. Returns whether it had one."""
-        return self._known.pop(thing, None) is not None
+        return self._limits.pop(thing, None) is not None

@@ -28,7 +28,7 @@ _NAME = "rocketmq-dropped"
 class ClosedWhenDropped(Closeable):
     """An object that a thread of the process closes if the program drops the last reference before ``close``.
 
-    Threads and registries must not refer to an idle object of this class. The constructor of a subclass ends with ``_watch``.
+    Threads and registries must not refer to an idle object of this class. The constructor of a subclass ends with ``_close_when_dropped``.
     """
 
     _owner: OwnerProcess
@@ -39,23 +39,23 @@ class ClosedWhenDropped(Closeable):
     def _is_open(self) -> bool:
         raise NotImplementedError
 
-    def _watch(self, name: str) -> None:
+    def _close_when_dropped(self, name: str) -> None:
         """Close this object when it is dropped. The warning calls it ``name``."""
         _dropped.start()
         self._dropped_as = name
 
     def _close_dropped(self) -> None:
-        capture(self._warn)  # a filter of warnings may turn the warning into an error
+        capture(self._warn_not_closed)  # a filter of warnings may turn the warning into an error
         closed = capture(self.close)
         if isinstance(closed, Failure):
             closed.log(logger, "%s, which was dropped, could not be closed: %s", self._dropped_as, closed)
 
-    def _warn(self) -> None:
+    def _warn_not_closed(self) -> None:
         text = f"{self._dropped_as} was dropped without close(), and is closed now; call close(), or use a with block"
         warnings.warn(text, ResourceWarning, stacklevel=1, source=self)
 
     def __del__(self) -> None:
-        if self._dropped_as is not None and self._owner.here and self._is_open:
+        if self._dropped_as is not None and self._owner.is_current and self._is_open:
             _dropped.put(self)
 
 
@@ -79,7 +79,7 @@ class _DroppedObjects:
     def put(self, dropped: ClosedWhenDropped) -> None:
         self._queue.put(dropped)
 
-    def settle(self, deadline: Deadline) -> None:
+    def wait_closed(self, deadline: Deadline) -> None:
         """Wait until the objects that are in the queue now are closed, or until ``deadline``."""
         thread = self._thread
         if thread is None or thread is threading.current_thread():
@@ -103,7 +103,7 @@ os.register_at_fork(after_in_child=_reset_in_child)
 def wait_for_dropped(deadline: Deadline) -> None:
     """Collect garbage, and wait until the objects that were dropped so far are closed, or until ``deadline``."""
     gc.collect()
-    _dropped.settle(deadline)
+    _dropped.wait_closed(deadline)
 
 
 def _close_all(queue: SimpleQueue[ClosedWhenDropped | Latch]) -> None:

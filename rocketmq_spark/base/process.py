@@ -47,9 +47,9 @@ class _Registry:
 
     def __init__(self, inherited: _Registry | None = None) -> None:
         self.lock = threading.RLock()
-        self.kinds: dict[str, dict[Any, Any]] = {}
+        self.entries_by_kind: dict[str, dict[Any, Any]] = {}
         # The locks of entries. An entry has one only while threads use it.
-        self.entries: weakref.WeakValueDictionary[tuple[str, Hashable], Any] = weakref.WeakValueDictionary()
+        self.entry_locks: weakref.WeakValueDictionary[tuple[str, Hashable], Any] = weakref.WeakValueDictionary()
         self.inherited = inherited
 
 
@@ -76,9 +76,9 @@ def entry_lock(kind: str, key: Hashable) -> AbstractContextManager[bool]:
     """The lock of one entry, which may be held for long: only threads that want the same entry wait for it. Reentrant."""
     here = _registry
     with here.lock:
-        found = here.entries.get((kind, key))
+        found = here.entry_locks.get((kind, key))
         if found is None:
-            found = here.entries[kind, key] = threading.RLock()
+            found = here.entry_locks[kind, key] = threading.RLock()
         held: AbstractContextManager[bool] = found
         return held
 
@@ -87,7 +87,7 @@ def entries(kind: str) -> dict[Any, Any]:
     """The entries of a kind in this process."""
     here = _registry
     with here.lock:
-        return here.kinds.setdefault(kind, {})
+        return here.entries_by_kind.setdefault(kind, {})
 
 
 def get_or_create(kind: str, key: Hashable, make: Callable[[], T]) -> T:
@@ -113,11 +113,11 @@ class LiveObjects(Generic[T]):
 
     def __init__(self, period_s: float = 0.0) -> None:
         self._period_s = period_s
-        self._next = 0.0
-        self._begin()
-        os.register_at_fork(after_in_child=self._begin)
+        self._next_due = 0.0
+        self._reset()
+        os.register_at_fork(after_in_child=self._reset)
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         self._lock = threading.RLock()
         self._objects: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -134,9 +134,9 @@ class LiveObjects(Generic[T]):
 
     def due(self, now: float) -> list[T]:
         """Return the objects, at most once in ``period_s`` seconds of a monotonic clock; otherwise none."""
-        if now < self._next:
+        if now < self._next_due:
             return []
-        self._next = now + self._period_s
+        self._next_due = now + self._period_s
         return self.all()
 
 
@@ -144,8 +144,8 @@ def clear_registry() -> dict[str, dict[Any, Any]]:
     """Empty the registry. Returns the entries by kind, for the caller to close."""
     here = _registry
     with here.lock:
-        gone = {kind: dict(things) for kind, things in here.kinds.items()}
-        for things in here.kinds.values():
+        gone = {kind: dict(things) for kind, things in here.entries_by_kind.items()}
+        for things in here.entries_by_kind.values():
             things.clear()
     return gone
 
@@ -270,11 +270,11 @@ class OwnerProcess:
     """The process that created a producer or consumer (``what``). Other processes cannot use its sockets, locks and threads."""
 
     def __init__(self, what: str) -> None:
-        self._what = what
+        self._name = what
         self._pid = _pid[0]
 
     @property
-    def here(self) -> bool:
+    def is_current(self) -> bool:
         """Whether this process is the owner, and not a fork of it."""
         return _pid[0] == self._pid
 
@@ -282,11 +282,11 @@ class OwnerProcess:
         """Raises ``ClosedError`` in a fork, and if ``closed``."""
         if _pid[0] != self._pid:
             raise ClosedError(
-                f"this {self._what} belongs to process {self._pid}, from which this one was forked",
-                remedy=f"Make a {self._what} in this process",
+                f"this {self._name} belongs to process {self._pid}, from which this one was forked",
+                remedy=f"Make a {self._name} in this process",
             )
         if closed:
-            raise ClosedError(f"the {self._what} is closed")
+            raise ClosedError(f"the {self._name} is closed")
 
 
 _Handlers = dict[int, Any]

@@ -64,7 +64,7 @@ class TracebackLimit:
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         self._now_s = now_s
-        self._last_s: dict[object, float] = {}
+        self._logged_s: dict[object, float] = {}
 
     def due(self, outcome: object) -> BaseException | None:
         """Return the error of ``outcome`` if its traceback is to be logged now.
@@ -78,11 +78,11 @@ class TracebackLimit:
             innermost = innermost.tb_next
         kind = type(outcome.error), innermost and (innermost.tb_frame.f_code, innermost.tb_lineno)
         now_s = self._now_s()
-        if now_s - self._last_s.get(kind, -_TRACEBACK_PAUSE_S) < _TRACEBACK_PAUSE_S:
+        if now_s - self._logged_s.get(kind, -_TRACEBACK_PAUSE_S) < _TRACEBACK_PAUSE_S:
             return None
-        if len(self._last_s) >= _MAX_KINDS:
-            self._last_s.clear()
-        self._last_s[kind] = now_s
+        if len(self._logged_s) >= _MAX_KINDS:
+            self._logged_s.clear()
+        self._logged_s[kind] = now_s
         return outcome.error
 
 
@@ -163,26 +163,26 @@ class Latch:
     held, and every later ``set`` waits for ever. A signal handler that runs in such a moment waits for ever, too.
     """
 
-    __slots__ = ("_held",)
+    __slots__ = ("_lock",)
 
     def __init__(self) -> None:
-        self._held = threading.Lock()
-        self._held.acquire()
+        self._lock = threading.Lock()
+        self._lock.acquire()
 
     def set(self) -> None:
         with contextlib.suppress(RuntimeError):  # it is set already
-            self._held.release()
+            self._lock.release()
 
     def is_set(self) -> bool:
         """Whether it is set. Call this only on the thread that waits."""
-        return not self._held.locked()
+        return not self._lock.locked()
 
     def wait(self, seconds: float | None = None) -> bool:
         """Returns whether it is set, after ``seconds`` at most.
 
         Without ``seconds`` the thread checks periodically: of two signals at once, another thread may take both and wake none.
         """
-        while not self._held.acquire(timeout=_CHECK_S if seconds is None else max(0.0, seconds)):
+        while not self._lock.acquire(timeout=_CHECK_S if seconds is None else max(0.0, seconds)):
             if seconds is not None:
                 return False
         self.set()  # the wait cleared it
@@ -217,7 +217,7 @@ class KeyedExecutor:
         self._lock = threading.Lock()
         self._work: dict[Hashable, deque[Callable[[], None]]] = {}
 
-    def busy(self, key: Hashable) -> bool:
+    def has_work(self, key: Hashable) -> bool:
         """Whether work of ``key`` waits or runs, so that new work has to wait for it."""
         return key in self._work
 
@@ -274,19 +274,19 @@ class DaemonThreadPool(Executor):
         self._limit, self._name = limit, name
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
-        self._waiting: deque[Callable[[], None]] = deque()
+        self._queue: deque[Callable[[], None]] = deque()
         self._threads = self._idle = 0
-        self._shut = False
+        self._is_shut_down = False
 
     def submit(self, code: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Run ``code`` on a thread."""
         future = Future[T]()
         work = functools.partial(_complete, future, functools.partial(code, *args, **kwargs))
         with self._lock:
-            if self._shut:
+            if self._is_shut_down:
                 raise RuntimeError("the threads were shut down")
-            self._waiting.append(work)
-            if self._idle >= len(self._waiting):
+            self._queue.append(work)
+            if self._idle >= len(self._queue):
                 self._changed.notify()
             elif self._threads < self._limit:
                 self._threads += 1
@@ -294,21 +294,21 @@ class DaemonThreadPool(Executor):
                     start_thread(self._name, self._run)
                 except BaseException:
                     self._threads -= 1
-                    self._waiting.pop()
+                    self._queue.pop()
                     raise
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """End the threads after their work. With ``wait``, return when they have ended. No future is cancelled."""
         with self._lock:
-            self._shut = True
+            self._is_shut_down = True
             self._changed.notify_all()
             if wait:
                 self._changed.wait_for(lambda: not self._threads)
 
-    def finish(self, deadline: Deadline) -> bool:
+    def wait_until_idle(self, deadline: Deadline) -> bool:
         """Whether there is no work left, at ``deadline`` at the latest."""
-        while (busy := self._threads > self._idle or bool(self._waiting)) and not deadline.expired:
+        while (busy := self._threads > self._idle or bool(self._queue)) and not deadline.expired:
             deadline.pause(_POLL_S)
         return not busy
 
@@ -320,10 +320,10 @@ class DaemonThreadPool(Executor):
     def _next(self) -> Callable[[], None] | None:
         with self._lock:
             self._idle += 1
-            self._changed.wait_for(lambda: self._waiting or self._shut, _IDLE_S)
+            self._changed.wait_for(lambda: self._queue or self._is_shut_down, _IDLE_S)
             self._idle -= 1
-            if self._waiting:
-                return self._waiting.popleft()
+            if self._queue:
+                return self._queue.popleft()
             self._threads -= 1
             self._changed.notify_all()
             return None
@@ -351,11 +351,11 @@ class Timer:
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
         self._lock = threading.Lock()
-        self._wakes: SimpleQueue[None] = SimpleQueue()  # a threading.Condition takes several times as long
+        self._wakeups: SimpleQueue[None] = SimpleQueue()  # a threading.Condition takes several times as long
         self._thread: threading.Thread | None = None
         self._closed = False
 
-    def beside(self, name: str) -> Timer:
+    def with_own_thread(self, name: str) -> Timer:
         """Return another timer with a separate thread, for calls that may block."""
         return Timer(f"{self._name}-{name}")
 
@@ -383,11 +383,11 @@ class Timer:
             return future.done()
         return True
 
-    def hold(self, changed: threading.Condition, seconds: float) -> None:
+    def wait_notified(self, changed: threading.Condition, seconds: float) -> None:
         """Wait until ``changed``, which the caller holds, is notified, or for ``seconds``."""
         changed.wait(seconds)
 
-    def later(self, seconds: float, call: Callable[[], None]) -> None:
+    def call_later(self, seconds: float, call: Callable[[], None]) -> None:
         """Call once on the thread, ``seconds`` from now; never after ``close``."""
         with self._lock:
             if self._closed:
@@ -397,39 +397,39 @@ class Timer:
             self._start()
             entry = (time.monotonic() + seconds, next(self._numbers), call)
             if not self._due or entry < self._due[0]:
-                self._wakes.put(None)
+                self._wakeups.put(None)
             heapq.heappush(self._due, entry)
 
-    def soon(self, call: Callable[[], None]) -> None:
+    def call_soon(self, call: Callable[[], None]) -> None:
         """Call once on the timer's thread, or on this one if the system allows no more threads."""
         try:
-            self.later(0, call)
+            self.call_later(0, call)
         except RuntimeError:
             call()
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Start the thread now, for callers that could not handle a failure later. Raises ``RuntimeError`` if it cannot start."""
         with self._lock:
             if not self._closed:
                 self._start()
 
-    def every(self, seconds: float, call: Callable[[], None], first_s: float) -> None:
+    def call_repeatedly(self, seconds: float, call: Callable[[], None], first_s: float) -> None:
         """Call repeatedly, ``seconds`` after the end of the previous call, even if a call raises."""
 
         def turn() -> None:
             try:
                 call()
             finally:
-                self.later(seconds, turn)
+                self.call_later(seconds, turn)
 
-        self.later(first_s, turn)
+        self.call_later(first_s, turn)
 
     def drain(self, seconds: float) -> None:
         """Wait for the calls that are due now, unless this is one of them."""
         if self._thread is None or self._thread is threading.current_thread():
             return
         drained = Latch()
-        self.later(0, drained.set)
+        self.call_later(0, drained.set)
         drained.wait(seconds)
 
     def close(self, wait_s: float = 5.0) -> None:
@@ -438,7 +438,7 @@ class Timer:
             self._closed = True
             self._due.clear()
             thread = self._thread
-        self._wakes.put(None)
+        self._wakeups.put(None)
         if thread is not None and thread is not threading.current_thread():
             thread.join(wait_s)
 
@@ -460,4 +460,4 @@ class Timer:
                 if wait is not None and wait <= 0:
                     return heapq.heappop(self._due)[2]
             with contextlib.suppress(Empty):  # a wait of centuries is more than a lock takes
-                self._wakes.get(timeout=None if wait is None else min(wait, threading.TIMEOUT_MAX))
+                self._wakeups.get(timeout=None if wait is None else min(wait, threading.TIMEOUT_MAX))

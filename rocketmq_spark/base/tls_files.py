@@ -46,7 +46,7 @@ class ReloadedFiles(Generic[T]):
         stamps = tuple(map(_stamp, self._paths))
         if self._loaded is None or self._loaded[0] != stamps:
             try:
-                self._loaded = stamps, self._again(stamps)
+                self._loaded = stamps, self._reload(stamps)
             except (OSError, RocketMQError) as e:  # errors of ``ssl`` are OSErrors
                 if self._loaded is None or not self._may_use_stale(e):
                     raise
@@ -56,7 +56,7 @@ class ReloadedFiles(Generic[T]):
             logger.warning("the TLS files %s can be read again", ", ".join(self._paths))
         return self._loaded[1]
 
-    def _again(self, stamps: tuple[object, ...]) -> T:
+    def _reload(self, stamps: tuple[object, ...]) -> T:
         if self._failed is not None and self._failed[0] == stamps and not self._failed[2].expired:
             raise self._failed[1].with_traceback(None)
         begun = time.monotonic()

@@ -219,7 +219,7 @@ def show(output: Output, target: Target, group: str, topics: tuple[str, ...]) ->
     bounds, errors = groups.bounds_of(client, found)
     output.rows(_SHOWN, [{**_queue(q), **_bounds(bounds.get(q)), "offset": at} for q, at in sorted(found.items())])
     members = groups.members(client, own, found)
-    at_brokers = groups.knows_members(client, found)
+    at_brokers = groups.lists_all_members(client, found)
     where = "" if at_brokers else " at this Proxy, which does not see members at brokers"
     output.note(
         f"{len(members)} members{where}: {', '.join(members)}" if members else f"The group has no member now{where}"
@@ -293,7 +293,7 @@ def set_offsets(
     output.note(
         f"{moved} of {len(changes)} offsets {'are set' if how['really'] else 'would be set: use --yes to apply'}"
     )
-    if groups.knows_members(client, [change.queue for change in changes]):
+    if groups.lists_all_members(client, [change.queue for change in changes]):
         output.note(f"{groups.GRPC_MEMBERS_HINT}. They continue at the new offsets")
     if members:
         output.note(

@@ -164,12 +164,12 @@ def send(output: Output, target: Target, folder: Path, dead: bool, timeout_s: fl
     record may have several messages. Folders that another process uses are reported and not sent; the others are sent.
     """
     from rocketmq_spark import options
-    from rocketmq_spark.queues.environment import by_position, position_problem
+    from rocketmq_spark.queues.environment import is_by_position, position_problem
     from rocketmq_spark.session import spools
     from rocketmq_spark.spool.owner_rights import become_owner
 
     parsed = options.parse({"group": GROUP, **target.settings()}).for_role("producer")
-    if by_position(parsed):  # what was kept while a broker was away would go where the number points now
+    if is_by_position(parsed):  # what was kept while a broker was away would go where the number points now
         raise OptionError(
             position_problem(parsed, "a command does not know the count of the programs that filled the spool")
         )

@@ -188,7 +188,7 @@ class BaseAdmin(Closeable):
 
     def describe_topic(self, topic: str) -> dict[MessageQueue, QueueBounds]:
         """The bounds of every queue, including queues without read permission."""
-        return self.brokers.bounds(self.route(topic).kept(), Deadline.after(10.0))
+        return self.brokers.bounds(self.route(topic).stored_queues(), Deadline.after(10.0))
 
     def topic_config(self, topic: str, broker: str) -> TopicConfig:
         on_wire = self._calls.on_wire(topic)

@@ -123,7 +123,7 @@ def credentials_of(options: Options) -> Credentials | RotatingCredentials | None
         provider = resolve(options.credentials_provider, "credentialsProvider")
         return RotatingCredentials(lambda: from_provider(provider()))
     if options.credentials_file is not None:
-        path = paths.expanded(options.credentials_file, "credentialsFile")
+        path = paths.expand_home(options.credentials_file, "credentialsFile")
         return RotatingCredentials(functools.partial(from_file, path))
     if options.access_key is None or options.secret_key is None:
         return None

@@ -65,7 +65,7 @@ class LongPolls:
             broker_id, address = replica(data, request.broker_id)
             send = functools.partial(self._send, address, broker_id == MASTER_ID, deadline, done)
             knows_attributes = not request.filter or self._attributes.is_cached(request.queue)
-            if knows_attributes and self._calls.pool.is_connected(address) and not self._executor.busy(address):
+            if knows_attributes and self._calls.pool.is_connected(address) and not self._executor.has_work(address):
                 with without_blocking():  # the socket may be blocked, and this thread also sends other pulls
                     send(request)
             else:  # no commit: until it is sent, a reset or the next owner may store another offset

@@ -261,7 +261,7 @@ class Routes:
                 break
             if unclear:
                 deadline.pause(next(pauses))
-        return TopicRoute(topic, tuple(present), {}).numbered()
+        return TopicRoute(topic, tuple(present), {}).partition_queues()
 
     def _find_unlisted(
         self, topic: str, brokers: Sequence[tuple[QueueData, BrokerData]], deadline: Deadline

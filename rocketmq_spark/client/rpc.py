@@ -95,7 +95,7 @@ class _PendingAnswers:
         for i, (address, _) in enumerate(requests):
             self._indexes.setdefault(address, []).append(i)
         self._accounts = {
-            address: arriving.of(address, functools.partial(self._drop, address)) for address in self._indexes
+            address: arriving.account(address, functools.partial(self._drop, address)) for address in self._indexes
         }
         self._released: set[str] = set()
         self._missing = len(requests)

@@ -17,7 +17,7 @@ from rocketmq_spark.base.copies import MAX_COMMITTED, RACE_WINDOW_S, CheckCoales
 from rocketmq_spark.client.rpc import RpcClient
 from rocketmq_spark.errors import DecodeError, RocketMQError
 from rocketmq_spark.model import ReceivedMessage
-from rocketmq_spark.model.send import HalfCheck, HalfPlace, TransactionState, content_of_stored
+from rocketmq_spark.model.send import HalfCheck, HalfPlace, TransactionState, stored_content_digest
 from rocketmq_spark.wire import rpc
 from rocketmq_spark.wire.header import Command
 from rocketmq_spark.wire.messages import decompressed, single_message
@@ -84,7 +84,7 @@ def send_decision(calls: RpcClient, address: str, place: HalfPlace, decision: Tr
         return False
     is_confirmed = not calls.request(address, command, deadline).is_from_proxy
     if is_confirmed and decision is TransactionState.COMMIT:
-        _commits().add(place.what, address)
+        _commits().add(place.key, address)
     return is_confirmed
 
 
@@ -120,10 +120,12 @@ class HalfChecks:
         copy = address, place
         held_bytes = len(message.body) + len(command.body)
         decision = (
-            result if isinstance(result, TransactionState) else self._copies.ask(place.what, copy, result, held_bytes)
+            result
+            if isinstance(result, TransactionState)
+            else self._copies.request_decision(place.key, copy, result, held_bytes)
         )
         if decision is not None:
-            self._copies.say(place.what, copy, decision)
+            self._copies.send_decision(place.key, copy, decision)
         return rpc.CHECK_TRANSACTION_STATE.reply(command)
 
     def _decode(self, address: str, command: Command) -> tuple[ReceivedMessage, HalfPlace]:
@@ -145,12 +147,12 @@ class HalfChecks:
             fields["transactionId"] or msg_id,
             fields["tranStateTableOffset"],
             fields["commitLogOffset"],
-            content_of_stored(message),
+            stored_content_digest(message),
         )
 
     def _answer(self, copy: _Copy, decision: TransactionState) -> bool:
         address, place = copy
-        if decision is TransactionState.ROLLBACK and _commits().is_at_other_master(place.what, address):
+        if decision is TransactionState.ROLLBACK and _commits().is_at_other_master(place.key, address):
             decision = (
                 TransactionState.COMMIT
             )  # a second commit delivers the message twice, which is better than losing it

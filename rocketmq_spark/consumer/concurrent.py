@@ -212,7 +212,7 @@ class ConcurrentConsumeService:
         that calls this method, which stores offsets, nor the late messages of other queues.
         """
         for queue in self._state.owned():
-            if self._late_returns.busy(queue.queue) or not self._late_messages(queue):
+            if self._late_returns.has_work(queue.queue) or not self._late_messages(queue):
                 continue
             try:
                 self._late_returns.run(queue.queue, partial(self._send_late_of_queue_back, queue))
@@ -331,7 +331,7 @@ class ConcurrentConsumeService:
         with self._state.lock:
             to_retry = call.queue.requeue(call.messages, unsent)
             self._calls.pop(id(call), None)
-        self._timer.later(RETRY_S, partial(self.submit, call.queue, to_retry))
+        self._timer.call_later(RETRY_S, partial(self.submit, call.queue, to_retry))
 
     def _send_failed_back(
         self, call: ConcurrentCall, failed: Sequence[ReceivedMessage], level: int

@@ -165,7 +165,7 @@ class Reregistration:
     def on_unknown_member(self) -> None:
         """Register soon, because a broker rejected a pull: it does not know this member. Does not block."""
         if self._rate_limit.due():
-            self._timer.later(0, self._register_again)
+            self._timer.call_later(0, self._register_again)
 
     def on_connection_lost(self, broker_name: str) -> None:
         """Send a heartbeat when the lost connection to a broker is open again. Does not block.
@@ -175,7 +175,7 @@ class Reregistration:
         self._schedule_heartbeat(broker_name, self._timer.now_ms() + 1000 * HEARTBEAT_RETRY_FOR_S)
 
     def _schedule_heartbeat(self, broker_name: str, until_ms: float) -> None:
-        self._timer.later(HEARTBEAT_RETRY_S, partial(self._heartbeat_until_connected, broker_name, until_ms))
+        self._timer.call_later(HEARTBEAT_RETRY_S, partial(self._heartbeat_until_connected, broker_name, until_ms))
 
     def _heartbeat_until_connected(self, broker_name: str, until_ms: float) -> None:
         try:

@@ -40,7 +40,7 @@ from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import OffsetError, OptionError, RocketMQError
 from rocketmq_spark.model import MessageQueue, QueueBounds
 from rocketmq_spark.ports import GroupMember
-from rocketmq_spark.queues.environment import Own
+from rocketmq_spark.queues.environment import EnvironmentQueues
 
 logger = logging.getLogger(__name__)
 
@@ -383,7 +383,7 @@ class CommitFailureLog:
             text = "group %s: offsets cannot be stored on broker %s, they are sent again: %s"
             logger.log(self._complaints.level(broker, error), text, self._group, broker, error)
         for broker in sorted({queue.broker_name for queue in queues} - first_errors.keys()):
-            if self._complaints.over(broker):
+            if self._complaints.resolved(broker):
                 logger.warning("group %s: offsets are stored on broker %s again", self._group, broker)
 
 
@@ -610,7 +610,7 @@ class OffsetRequests:
     def __init__(self, member: GroupMember, settings: ConsumerSettings) -> None:
         self._member = member
         self._settings = settings
-        self._environment_queues = Own(settings.environment)
+        self._environment_queues = EnvironmentQueues(settings.environment)
         self._failure_log = CommitFailureLog(settings.group)
 
     def queues(self, topic: str, refresh: bool = False) -> Sequence[MessageQueue]:

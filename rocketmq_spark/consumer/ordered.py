@@ -111,7 +111,7 @@ class OrderedConsumeService:
             if queue in self._lock_requests or queue in self._lock_refused:
                 return
             self._lock_requests.add(queue)
-        self.lock_timer.later(
+        self.lock_timer.call_later(
             LOCK_REQUEST_DELAY_S, self._request_locks_now
         )  # without the lock, because it may run at once
 
@@ -155,7 +155,7 @@ class OrderedConsumeService:
     def _schedule(self, queue: ProcessQueue, delay_s: float) -> None:
         work = partial(self._run_task, queue)
         if delay_s:
-            self._timer.later(delay_s, partial(self._workers.submit, work))
+            self._timer.call_later(delay_s, partial(self._workers.submit, work))
         else:
             self._workers.submit(work)
 
@@ -167,7 +167,7 @@ class OrderedConsumeService:
                     self._waiting_for_lock.append(queue)
                     self._lock_requests.add(queue)
                 # After the queue is in the list: only this timer resumes the task.
-                self.lock_timer.later(LOCK_REQUEST_DELAY_S, self._request_locks_now)
+                self.lock_timer.call_later(LOCK_REQUEST_DELAY_S, self._request_locks_now)
                 return
             if self._timer.now_ms() - started_ms > MAX_TASK_MS:
                 self._schedule(queue, RESUME_DELAY_S)
@@ -195,7 +195,7 @@ class OrderedConsumeService:
             granted = ()
         refused = {queue for queue in owned if queue.queue not in granted}
         self._lock_refused |= refused
-        self._timer.later(LOCK_REFUSED_S, partial(self._lock_refused.difference_update, refused))
+        self._timer.call_later(LOCK_REFUSED_S, partial(self._lock_refused.difference_update, refused))
         for queue in queues:
             self._schedule(queue, RESUME_DELAY_S if queue.queue in granted else LOCK_REFUSED_S)
 

@@ -185,7 +185,7 @@ class Ownership:
         """Renew the locks of all queues. A queue without a lock is not consumed until it is locked again."""
         queues = [process_queue.queue for process_queue in self._state.owned()]
         if queues and self._needs_locks:
-            self._request_locks(queues, TIMEOUT_S if self._port.has_notices else NO_NOTICES_TIMEOUT_S)
+            self._request_locks(queues, TIMEOUT_S if self._port.receives_notices else NO_NOTICES_TIMEOUT_S)
 
     def request_locks(self, queues: Sequence[ProcessQueue]) -> set[MessageQueue]:
         """Request the locks of these queues; returns those that were granted."""
@@ -280,7 +280,7 @@ class Ownership:
             if isinstance(e, CallTimeout | ConnectionLost):  # other errors may concern only this queue
                 unavailable_brokers.add(queue.broker_name)
             return False
-        self._complaints.over((queue.topic, queue.broker_name))
+        self._complaints.resolved((queue.topic, queue.broker_name))
         process_queue = self.make_queue(queue, self._timer.now_ms())
         if self._needs_locks:
             process_queue.lock.grant(locked_ms, connection)

@@ -509,7 +509,9 @@ class Backlogs:
                 backlog_queue.cooldown_until = cooldown_until
                 # Messages that could not be decoded are counted no more: pulls request them again.
                 backlog_queue.undecoded_count = backlog_queue.undecoded_bytes = 0
-        self._timer.later(0, self._resume_pulls)  # also without queues here: others may have come too late for the read
+        self._timer.call_later(
+            0, self._resume_pulls
+        )  # also without queues here: others may have come too late for the read
 
     # --- ``PrefetchQueues``; without the lock
 

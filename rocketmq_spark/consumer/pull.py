@@ -338,7 +338,7 @@ class BasePullConsumer(ClosedWhenDropped):
         the last poll are not finished. If a signal handler calls ``close`` while a poll or another method runs in the same
         thread, that method returns soon, and the consumer is closed then.
         """
-        if not self._owner.here:
+        if not self._owner.is_current:
             return
         if defer_close(self.close):
             self._polls.close(wait=False)

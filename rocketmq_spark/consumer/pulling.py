@@ -95,7 +95,7 @@ class Pulling:
 
     def pull_later(self, queue: ProcessQueue, offset: int, delay_s: float = FIRST_PULL_DELAY_S) -> None:
         """Pull ``queue`` from ``offset`` on, until it is dropped."""
-        self._timer.later(delay_s, partial(self._pull, queue, offset))
+        self._timer.call_later(delay_s, partial(self._pull, queue, offset))
 
     def close(self, wait_s: float) -> None:
         """Stop pulling, and ignore later answers. Waits up to ``wait_s`` seconds for reads."""
@@ -170,7 +170,7 @@ class Pulling:
                 answer = DecodeError(f"the answer could not be decoded: {decoded}", queue=str(queue.queue))
             else:
                 answer = decoded
-        self._timer.later(0, partial(self._handle_answer, queue, offset, request_filter, answer))
+        self._timer.call_later(0, partial(self._handle_answer, queue, offset, request_filter, answer))
 
     def _handle_answer(
         self, queue: ProcessQueue, offset: int, request_filter: TopicFilter, answer: PullAnswer | RocketMQError

@@ -38,7 +38,7 @@ from rocketmq_spark.errors import CallTimeout, ConnectionLost, OptionError, Rock
 from rocketmq_spark.model import ReceivedMessage
 from rocketmq_spark.model.membership import ConsumerStats, Membership, TopicFigures
 from rocketmq_spark.model.message import PoppedMessage
-from rocketmq_spark.options.paths import confined, expanded
+from rocketmq_spark.options.paths import check_safe, expand_home
 from rocketmq_spark.ports import GroupMember, PopMember
 
 logger = logging.getLogger(__name__)
@@ -190,7 +190,7 @@ class BaseConsumer(Closeable):
         Raises:
             OptionError: ``timeout_s`` is not a number. Nothing has changed.
         """
-        if not self._owner.here:
+        if not self._owner.is_current:
             return []
         wait_s = _stop_timeout(timeout_s)
         self._closed = True
@@ -346,21 +346,21 @@ class RunningConsumer:
         )
         self._port.heartbeat(Deadline.after(TIMEOUT_S))
         self.rebalancing.start()
-        self._upkeep_timer.every(self._settings.persist_interval_s, self._commit, FIRST_COMMIT_S)
-        self._upkeep_timer.every(STATS_S, self._log_stats, STATS_S)
-        self._upkeep_timer.every(COMPARE_S, self._check_subscriptions, COMPARE_S)
-        self._upkeep_timer.every(END_OFFSETS_S, self._read_end_offsets, END_OFFSETS_S)
+        self._upkeep_timer.call_repeatedly(self._settings.persist_interval_s, self._commit, FIRST_COMMIT_S)
+        self._upkeep_timer.call_repeatedly(STATS_S, self._log_stats, STATS_S)
+        self._upkeep_timer.call_repeatedly(COMPARE_S, self._check_subscriptions, COMPARE_S)
+        self._upkeep_timer.call_repeatedly(END_OFFSETS_S, self._read_end_offsets, END_OFFSETS_S)
         if self._settings.clustering:
-            self._upkeep_timer.every(COMPARE_S, self._check_consume_modes, 0.0)
+            self._upkeep_timer.call_repeatedly(COMPARE_S, self._check_consume_modes, 0.0)
         if isinstance(self._consume_service, ConcurrentConsumeService):
             timeout_s = self._settings.consume_timeout_s
-            self._upkeep_timer.every(timeout_s, self._consume_service.send_late_back, timeout_s)
+            self._upkeep_timer.call_repeatedly(timeout_s, self._consume_service.send_late_back, timeout_s)
         elif self._settings.clustering:
-            self._lock_timer.every(LOCK_S, self._ownership.renew_locks, FIRST_LOCK_S)
-            self._lock_timer.every(NO_NOTICES_LOCK_S, self._renew_locks_without_notices, NO_NOTICES_LOCK_S)
+            self._lock_timer.call_repeatedly(LOCK_S, self._ownership.renew_locks, FIRST_LOCK_S)
+            self._lock_timer.call_repeatedly(NO_NOTICES_LOCK_S, self._renew_locks_without_notices, NO_NOTICES_LOCK_S)
 
     def _renew_locks_without_notices(self) -> None:
-        if not self._port.has_notices:
+        if not self._port.receives_notices:
             self._ownership.renew_locks()
 
     def wait_for_first_rebalance(self) -> None:
@@ -451,10 +451,10 @@ class RunningConsumer:
         client_folder = f"{platform.node()}@{INSTANCE_NAME}"
         group = settings.wire_group or settings.group
         path = offsets_path(
-            expanded(settings.offsets_folder, "localOffsetsDir"), client_folder, group, settings.name_servers
+            expand_home(settings.offsets_folder, "localOffsetsDir"), client_folder, group, settings.name_servers
         )
         if settings.offsets_folder_given:  # checked again: the path contains other options, and links may have changed
-            confined(path, "localOffsetsDir")
+            check_safe(path, "localOffsetsDir")
         return FileOffsets(
             LocalOffsets(path), self.state, lambda queue, deadline: self._port.bounds(queue, deadline).max_offset
         )

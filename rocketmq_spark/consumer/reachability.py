@@ -16,7 +16,7 @@ from rocketmq_spark.errors import (
     RemoteProtocolError,
     RocketMQError,
     RouteNotFound,
-    copy_of,
+    copy_error,
 )
 
 logger = logging.getLogger(__name__)
@@ -86,9 +86,9 @@ class Reachability:
         _, error = last_failure
         if isinstance(error, NotSupported | AccessDenied) and not self._queue_was_read:
             self._last_failure = None  # the next refusal sets it again
-            raise copy_of(error)
+            raise copy_error(error)
         if isinstance(error, RemoteProtocolError | CertificateRefused) and not self._broker_answered:
-            raise copy_of(error)
+            raise copy_error(error)
 
     def remaining_s(self) -> float:
         """Return the seconds that a poll may still wait for the first answer."""

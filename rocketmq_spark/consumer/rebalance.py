@@ -208,7 +208,7 @@ def is_balanced(owned: Mapping[MessageQueue, ProcessQueue], topic: str, allocati
 def wait_s(balanced: bool, interval_s: float = REBALANCE_INTERVAL_S, has_notices: bool = True) -> float:
     """Return the seconds until the next regular rebalance; ``interval_s`` is Java's ``waitInterval``.
 
-    Without ``has_notices``, no server notifies this member of changes of the group.
+    Without ``receives_notices``, no server notifies this member of changes of the group.
     """
     if not balanced:
         return min(UNBALANCED_WAIT_S, interval_s)

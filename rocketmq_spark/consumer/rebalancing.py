@@ -33,7 +33,7 @@ from rocketmq_spark.errors import (
 )
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.ports import GroupMember
-from rocketmq_spark.queues.environment import Own
+from rocketmq_spark.queues.environment import EnvironmentQueues
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ class Rebalancing:
         self._subscriptions = subscriptions
         self._ownership = ownership
         self._timer = timer
-        self._environment_queues = Own(settings.environment)
+        self._environment_queues = EnvironmentQueues(settings.environment)
         self.balanced_topics: set[str] = set()  # topics of which this member has had all its assigned queues
         self._lock = threading.Lock()
         self._due_ms = math.inf  # when the next run is due
@@ -85,7 +85,7 @@ class Rebalancing:
             due_ms = max(now_ms + 1000 * delay_s, self._last_ms + 1000 * rebalance.MIN_INTERVAL_S)
             if due_ms >= self._due_ms:
                 return
-            self._timer.later((due_ms - now_ms) / 1000, partial(self._run_if_due, due_ms))
+            self._timer.call_later((due_ms - now_ms) / 1000, partial(self._run_if_due, due_ms))
             self._due_ms = due_ms  # only now: if the timer cannot start its thread, the next call tries again
 
     def start(self) -> None:
@@ -153,7 +153,7 @@ class Rebalancing:
         try:
             balanced = self.run()
         finally:
-            self.schedule(rebalance.wait_s(balanced, self._settings.rebalance_interval_s, self._port.has_notices))
+            self.schedule(rebalance.wait_s(balanced, self._settings.rebalance_interval_s, self._port.receives_notices))
 
     def apply_resets(self) -> None:
         """Apply pending resets; waits for brokers."""
@@ -170,7 +170,7 @@ class Rebalancing:
             finally:
                 self.schedule()
 
-        self._timer.later(0, run_then_rebalance)
+        self._timer.call_later(0, run_then_rebalance)
 
     def _rebalance_topic(self, topic: str) -> tuple[bool, bool]:
         """Rebalance a topic; returns whether it is balanced, and whether queues changed."""
@@ -233,7 +233,7 @@ class Rebalancing:
             logger.log(level, text, self._settings.group, subject, topic, e)
             return None
         self._failure_counts.pop((topic, subject), None)
-        self._complaints.over((topic, subject))
+        self._complaints.resolved((topic, subject))
         return answer
 
     def _owned(self) -> dict[MessageQueue, ProcessQueue]:

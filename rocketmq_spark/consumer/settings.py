@@ -19,9 +19,9 @@ from rocketmq_spark.consumer.rebalance import REBALANCE_INTERVAL_S, Allocate, Co
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue
 from rocketmq_spark.options import Options, transport
-from rocketmq_spark.options.paths import confined, expanded
+from rocketmq_spark.options.paths import check_safe, expand_home
 from rocketmq_spark.queues.allocation import allocate
-from rocketmq_spark.queues.environment import Environment, check_chosen, environment_of
+from rocketmq_spark.queues.environment import Environment, check_environment_set, environment_of
 from rocketmq_spark.wire.names import group_problem, read_problem, retry_topic
 from rocketmq_spark.wire.properties import parse_user_subscription
 
@@ -314,7 +314,7 @@ class ConsumerSettings:
 
 
 def _offsets_folder(folder: str | None) -> Path:
-    return _DEFAULT_OFFSETS if folder is None else confined(expanded(folder, "localOffsetsDir"), "localOffsetsDir")
+    return _DEFAULT_OFFSETS if folder is None else check_safe(expand_home(folder, "localOffsetsDir"), "localOffsetsDir")
 
 
 def group_problems(group: str) -> list[str]:
@@ -341,7 +341,7 @@ def allocation_strategy(options: Options, on_wire: OnWire = str) -> Allocate:
     if strategy_name is None:
         check_synchronous("option 'allocationStrategy'", strategy)
     if strategy_name == "environment":
-        check_chosen(options, "allocationStrategy")
+        check_environment_set(options, "allocationStrategy")
         return partial(allocate, "averagely")
     if strategy_name == "machineroomnearby":
         raise OptionError(

@@ -17,7 +17,7 @@ from rocketmq_spark.base.process import OwnerProcess, defer_close, signal_safe
 from rocketmq_spark.consumer.settings import MAX_MESSAGES, MAX_WAIT_S, checked_topic, parse_filter
 from rocketmq_spark.errors import OptionError, RocketMQError
 from rocketmq_spark.model import Filter
-from rocketmq_spark.model.message import Place, PoppedMessage
+from rocketmq_spark.model.message import PoppedMessage, PopTarget
 from rocketmq_spark.options.parsing import duration, text
 from rocketmq_spark.ports import PopMember
 from rocketmq_spark.wire.names import group_problem
@@ -175,7 +175,7 @@ class BaseSimpleConsumer(ClosedWhenDropped):
     def close(self) -> None:
         """Leave the group. Messages that were not acknowledged are delivered again when their invisible time is over."""
         self._closed = True
-        if not self._owner.here or defer_close(self.close):
+        if not self._owner.is_current or defer_close(self.close):
             return
         self._leave()
 
@@ -198,9 +198,9 @@ class BaseSimpleConsumer(ClosedWhenDropped):
         check_instance("message", message, PoppedMessage, "a message that receive() returned")
         request(message, Deadline.after(self._request_s))
 
-    def _places(self) -> list[Place | RocketMQError]:
+    def _places(self) -> list[PopTarget | RocketMQError]:
         """Return the places to request messages from. A topic without a route has its error instead, so that others are read."""
-        places: list[Place | RocketMQError] = []
+        places: list[PopTarget | RocketMQError] = []
         for topic in self._filters:
             try:
                 places += [

@@ -375,7 +375,7 @@ def letter(rules: Rules, record: Record, failure: Resent) -> Record | None:
     record.
     """
     if isinstance(found := rules.delivery(record.payload), DecodeError) or found.opened.topic == rules.dead_topic:
-        return record if failure.passing else None
+        return record if failure.is_temporary else None
     text = release.reason_text(failure.error or "").encode()
     payload = b"".join((_LENGTH.pack(len(text)), text, record.payload))
     made = replace(record, kind=LETTER_KIND, payload=payload, target=topic_target(rules.dead_topic))

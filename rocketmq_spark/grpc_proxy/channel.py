@@ -459,7 +459,7 @@ def _read_pem(option: str, path: str | None, label: bytes) -> bytes | None:
     if path is None:
         return None
     try:
-        content = paths.read_pem(paths.expanded(path, option), option)
+        content = paths.read_pem(paths.expand_home(path, option), option)
     except OSError as e:
         raise OptionError(f"option {option!r} is {path!r}; it cannot be read: {e.strerror}") from e
     if label not in content:

@@ -94,12 +94,12 @@ class TopicDescription:
     @property
     def message_type(self) -> str | None:
         """Its message type; if brokers differ, all types, separated by commas. None on brokers that do not have types."""
-        return _joined({there.message_type for there in self.brokers.values()})
+        return _comma_separated({there.message_type for there in self.brokers.values()})
 
     @property
     def permission(self) -> str | None:
         """Its permission; if brokers differ, all permissions, separated by commas."""
-        return _joined({there.permission for there in self.brokers.values()})
+        return _comma_separated({there.permission for there in self.brokers.values()})
 
     @property
     def messages(self) -> int:
@@ -107,7 +107,7 @@ class TopicDescription:
         return sum(bounds.max_offset - bounds.min_offset for bounds in self.queues.values())
 
 
-def _joined(texts: set[str | None]) -> str | None:
+def _comma_separated(texts: set[str | None]) -> str | None:
     return ", ".join(sorted(text for text in texts if text is not None)) or None
 
 

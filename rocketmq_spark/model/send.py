@@ -33,14 +33,14 @@ class SendStatus(enum.Enum):
 class BatchStorage(NamedTuple):
     """How brokers store the batches of a topic.
 
-    ``whole``: as one message, which needs a batch id (``queue.type=BatchCQ``). ``by_key``: messages without a key are left out
-    (a compaction topic), although the batch is acknowledged. ``grouped``: a Proxy rejects messages without a sharding key (over
+    ``whole``: as one message, which needs a batch id (``queue.type=BatchCQ``). ``is_compacted``: messages without a key are left out
+    (a compaction topic), although the batch is acknowledged. ``needs_group``: a Proxy rejects messages without a sharding key (over
     gRPC, in a topic with ``message.type=FIFO``).
     """
 
     whole: bool = False
-    by_key: bool = False
-    grouped: bool = False
+    is_compacted: bool = False
+    needs_group: bool = False
 
 
 class SendResult(NamedTuple):
@@ -112,14 +112,14 @@ class HalfState(enum.Enum):
 
 
 # A longer id is kept as its beginning and a hash. Ids of this package have 32 characters.
-_LONGEST_ID = 64
+_MAX_ID_CHARACTERS = 64
 
 
 class HalfPlace(NamedTuple):
     """Identifies a half message for its broker: over remoting by its position, through a Proxy by its ids.
 
     ``half_offset`` is an offset of the internal topic, ``commit_log_offset`` a position in bytes; None through a Proxy.
-    ``content`` is the message's ``content_of``.
+    ``content`` is the message's ``content_digest``.
     """
 
     topic: str
@@ -132,11 +132,11 @@ class HalfPlace(NamedTuple):
     content: bytes = b""
 
     @property
-    def what(self) -> str:
+    def key(self) -> str:
         """The message, of which a broker may have several copies: another one may have its id."""
         which = self.msg_id  # of any client, and kept for many messages
-        if len(which) > _LONGEST_ID:
-            which = f"{which[:_LONGEST_ID]}… {hashlib.sha256(which.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}"
+        if len(which) > _MAX_ID_CHARACTERS:
+            which = f"{which[:_MAX_ID_CHARACTERS]}… {hashlib.sha256(which.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}"
         return f"{which} {self.content.hex()[:32]}"
 
     @classmethod
@@ -154,8 +154,8 @@ class HalfPlace(NamedTuple):
 
 # RocketMQ's own properties that are a message's content. A broker adds some to a half message, and the others must be absent: it
 # would for instance deliver the message at another time.
-_CONTENT = (Property.TAGS, Property.KEYS, Property.SHARDING_KEY)
-_ADDED = frozenset({
+_CONTENT_PROPERTIES = (Property.TAGS, Property.KEYS, Property.SHARDING_KEY)
+_ADDED_BY_BROKERS = frozenset({
     Property.UNIQ_KEY, Property.WAIT, Property.INSTANCE_ID, Property.PRODUCER_GROUP, Property.TRANSACTION_PREPARED,
     Property.TRANSACTION_ID, Property.TRANSACTION_CHECK_TIMES, Property.TRANSACTION_PREPARED_QUEUE_OFFSET,
     Property.CHECK_IMMUNITY_TIME, Property.REAL_TOPIC, Property.REAL_QUEUE_ID, Property.MSG_REGION, Property.TRACE_ON,
@@ -164,7 +164,7 @@ _ADDED = frozenset({
 })  # fmt: skip
 
 
-def content_of(topic: str, body: bytes | memoryview, properties: Mapping[str, str]) -> bytes:
+def content_digest(topic: str, body: bytes | memoryview, properties: Mapping[str, str]) -> bytes:
     """A digest of what a message says. Message ids prove nothing: anyone who may send can use the id of another message.
 
     ``properties`` are as they are stored. It is the same for a half message and for the copies that its broker makes of it.
@@ -172,7 +172,7 @@ def content_of(topic: str, body: bytes | memoryview, properties: Mapping[str, st
     texts = [topic]
     for name in sorted(properties):
         own = name in RESERVED_PROPERTIES or name.startswith(TRANSIENT_PROPERTY_PREFIX)
-        if name in _CONTENT or (own and name not in _ADDED) or not own:
+        if name in _CONTENT_PROPERTIES or (own and name not in _ADDED_BY_BROKERS) or not own:
             texts += (name, properties[name])
     made = hashlib.sha256()
     for part in (*(text.encode("utf-8", "replace") for text in texts), body):
@@ -181,8 +181,8 @@ def content_of(topic: str, body: bytes | memoryview, properties: Mapping[str, st
     return made.digest()
 
 
-def content_of_stored(message: ReceivedMessage | PoppedMessage) -> bytes:
-    """``content_of`` a message that a broker asks about."""
+def stored_content_digest(message: ReceivedMessage | PoppedMessage) -> bytes:
+    """``content_digest`` a message that a broker asks about."""
     properties = message.properties
     if isinstance(message, PoppedMessage):
         own = {
@@ -191,7 +191,7 @@ def content_of_stored(message: ReceivedMessage | PoppedMessage) -> bytes:
             Property.SHARDING_KEY: message.message_group,
         }
         properties = {**properties, **{name: value for name, value in own.items() if value}}
-    return content_of(message.topic, message.body, properties)
+    return content_digest(message.topic, message.body, properties)
 
 
 # Called by a transport when a broker requests a decision. It does not block: if a user's function has to decide, it returns a
@@ -275,7 +275,7 @@ class Resent(NamedTuple):
 
     queue: MessageQueue | None = None
     error: str | None = None
-    passing: bool = False
+    is_temporary: bool = False
 
 
 @dataclass(frozen=True, slots=True)

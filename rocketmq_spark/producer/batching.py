@@ -276,7 +276,7 @@ class Batcher:
 
     def _schedule_call(self, seconds: float) -> None:
         try:
-            self._timer.later(seconds, self._on_timer)
+            self._timer.call_later(seconds, self._on_timer)
         except BaseException:  # no thread, or interrupted: the next message schedules the call again
             with self._lock:
                 self._next_call_ms = None
@@ -365,7 +365,7 @@ class BatchingClient:
         try:
             # None if no broker has answered: treated as an ordinary topic.
             storage = self._routes.storage.get(topic, _UNKNOWN_STORAGE)
-            if storage is not None and (storage.whole or storage.by_key):
+            if storage is not None and (storage.whole or storage.is_compacted):
                 return None
             template = self._templates.get((topic, tag, waits_for_store)) or self._template(topic, tag, waits_for_store)
         except TypeError:  # a topic or tag that is not a str

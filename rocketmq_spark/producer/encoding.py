@@ -107,7 +107,7 @@ def prepare(message: Message, msg_id: str, settings: ProducerSettings, how: How 
         properties = encode_properties(message_properties(message, **system_properties), codes.SINGLE_MAX_PROPERTIES)
     except MessageRefused as e:
         raise MessageRefused(e.message, topic=message.topic) from None
-    if settings.features.plain_texts:
+    if settings.features.restricts_characters:
         _check_proxy_texts(message, properties)
     return Prepared(message, msg_id, properties, bool(delay))
 
@@ -343,7 +343,7 @@ def with_storage_properties(
         MessageRefused: A message without a key, which a compaction topic would drop.
     """
     messages = [item.message for item in prepared]
-    if storage.by_key and (keyless := [number for number, item in enumerate(messages) if not has_key(item.keys)]):
+    if storage.is_compacted and (keyless := [number for number, item in enumerate(messages) if not has_key(item.keys)]):
         topic = messages[0].topic
         raise MessageRefused(f"Message {keyless[0]} of a batch has {no_key_reason(topic)}", topic=topic)
     if not storage.whole:

@@ -135,7 +135,7 @@ class FutureRegistry:
     def create(self, callback: Callback | None = None, msg_id: str = "") -> Promise:
         """Return a future that ``resolve`` completes. Starts the callback thread if ``callback`` needs it."""
         if callback is not None and not self._callbacks_started and not isinstance(callback, NonblockingCallback):
-            self._callbacks.begin()
+            self._callbacks.start()
             self._callbacks_started = True
         promise = Promise(self, callback, msg_id)
         with self.lock:
@@ -162,7 +162,7 @@ class FutureRegistry:
                 if all(isinstance(callback, NonblockingCallback) for callback, _ in calls):
                     _call_each(calls)
                 else:
-                    self._callbacks.later(0, functools.partial(_call_each, calls))
+                    self._callbacks.call_later(0, functools.partial(_call_each, calls))
         finally:
             self.discard(len(promises))
 
@@ -177,7 +177,7 @@ class FutureRegistry:
         """Wait for all promises. Returns whether all are resolved at the deadline."""
         with self.lock:
             while self._count and not deadline.expired:
-                self._callbacks.hold(self._empty, deadline.remaining())
+                self._callbacks.wait_notified(self._empty, deadline.remaining())
             return not self._count
 
     def close(self) -> None:

@@ -99,7 +99,7 @@ class BaseProducer(ClosedWhenDropped):
         )
         self._batching: BatchingClient | None = None
         if settings.auto_batch:
-            self._engine.timer.begin()  # start the thread now, because sending a batch must not wait
+            self._engine.timer.start()  # start the thread now, because sending a batch must not wait
             self._accumulator_name = shared_as or name
             batcher = batching.join_accumulator(self._accumulator_name, settings, lambda: make_timer(f"{name}-batch"))
             self._batching = BatchingClient(batcher, self, self._futures, self._engine.topics, settings, sender.encoder)
@@ -341,7 +341,7 @@ class BaseProducer(ClosedWhenDropped):
 
     def close(self, timeout_s: float | None = None) -> list[Unsent]:
         """Close the producer within ``timeout_s``; ``Producer.close``, which users call, has the details."""
-        if not self._owner.here or not self._closing.acquire(blocking=False):
+        if not self._owner.is_current or not self._closing.acquire(blocking=False):
             return []
         deadline = self._deadline(timeout_s)
         with contextlib.ExitStack() as cleanup:  # all calls run, even if an earlier one is interrupted
@@ -373,7 +373,7 @@ class BaseProducer(ClosedWhenDropped):
         """Internal, called when the program ends without ``close``: send lingering batches until ``deadline``. Returns the errors
         by message id.
         """
-        if not self._owner.here or self._closing.locked():
+        if not self._owner.is_current or self._closing.locked():
             return {}
         deadline, failures = deadline.within(self.settings.send_timeout_s), self._futures.collect_failures()
         if self._batching is not None:
@@ -404,7 +404,7 @@ class BaseProducer(ClosedWhenDropped):
 
     def dispatch_ready(self, soon: bool = False) -> None:
         """Internal: send what is enqueued (``batching.BatchOwner``); ``soon``: not on this thread."""
-        self._engine.timer.soon(self._engine.dispatch_ready) if soon else self._engine.dispatch_ready()
+        self._engine.timer.call_soon(self._engine.dispatch_ready) if soon else self._engine.dispatch_ready()
 
     def _deadline(self, timeout_s: float | None) -> Deadline:
         return Deadline.after(

@@ -176,7 +176,7 @@ class RequestProducer(TransactionProducer):
             self._announce(replies, deadline.within(deadline.remaining() * _ANNOUNCE_SHARE))
             request.unregister = replies.expect(correlation_id, request.complete)
             if (remaining_s := deadline.remaining()) < NO_TIMEOUT_S / 2:  # an unlimited timeout needs no timer call
-                self._request_timer.later(remaining_s, functools.partial(self._expire_request, correlation_id))
+                self._request_timer.call_later(remaining_s, functools.partial(self._expire_request, correlation_id))
             outgoing = self._outgoing(prepared, destination, deadline, request.on_send_done)._replace(spoolable=False)
             self._engine.submit(outgoing)
             if request.future.done():  # a close may have completed the request before ``unregister`` was set
@@ -215,14 +215,14 @@ class RequestProducer(TransactionProducer):
 
     def close(self, timeout_s: float | None = None) -> list[Any]:
         """Close the producer within ``timeout_s``; ``Producer.close``, which users call, has the details."""
-        if not self._owner.here:
+        if not self._owner.is_current:
             return []
         deadline = self._deadline(timeout_s)
         try:
             with self._requests_lock:
                 self._is_closing = True
                 while self._requests and not deadline.expired:
-                    self._request_timer.hold(self._requests_changed, deadline.remaining())
+                    self._request_timer.wait_notified(self._requests_changed, deadline.remaining())
         except BaseException:
             deadline = Deadline.after(0)
             raise

@@ -178,7 +178,7 @@ class RouteCache:
 
     def stored_by_key(self, topic: str) -> bool:
         """Whether the topic is a compaction topic, according to the last answer."""
-        return (storage := self.storage.get(topic)) is not None and storage.by_key
+        return (storage := self.storage.get(topic)) is not None and storage.is_compacted
 
     def any_topic(self) -> str | None:
         return next(iter(self._cached), None)
@@ -241,7 +241,7 @@ class RouteCache:
             return numbered[topic]
         # Readers count all readable queues. A topic that does not exist yet will have the queues of the template.
         readable = queues if topic in self._auto_created else self._sender.all_queues(topic, deadline)
-        own_queues = tuple(environment.publish(readable, queues))
+        own_queues = tuple(environment.writable(readable, queues))
         return numbered.setdefault(topic, own_queues)
 
 

@@ -121,7 +121,7 @@ class TraceProducer(BaseProducer):
         self._records_lock = threading.Lock()
         self._loss_log_limit = RateLimit(LOSS_LOG_S)
         settings = ProducerSettings(group=name, send_timeout_s=SEND_TIMEOUT_S, auto_create_topics=False, heartbeat_s=0)
-        self._flush_timer.begin()  # start the thread now: if it cannot start later, ``append`` would fail
+        self._flush_timer.start()  # start the thread now: if it cannot start later, ``append`` would fail
         try:
             super().__init__(cast(Sender, _UnregisteredSender(sender)), settings, make_timer=make_timer)
         except BaseException:
@@ -149,9 +149,9 @@ class TraceProducer(BaseProducer):
                 count, ClosedError(f"records are added faster than they are sent, {MAX_BUFFERED_RECORDS} records wait")
             )
         elif flush_now:
-            self._flush_timer.soon(self._send_records)
+            self._flush_timer.call_soon(self._send_records)
         elif schedule:
-            self._flush_timer.later(FLUSH_S, self._send_records)
+            self._flush_timer.call_later(FLUSH_S, self._send_records)
 
     def close(self, timeout_s: float | None = None) -> list[Unsent]:
         """Send the collected records and close, within ``timeout_s`` seconds and the send timeout."""
@@ -172,7 +172,7 @@ class TraceProducer(BaseProducer):
 
     def _finish(self, deadline: Deadline) -> bool:
         """Accept no more records and send the collected ones. Returns False if this was done before, or in a forked process."""
-        if not self._owner.here:
+        if not self._owner.is_current:
             return False
         with self._records_lock:
             was_finished, self._is_finished = self._is_finished, True

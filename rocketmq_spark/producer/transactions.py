@@ -42,7 +42,7 @@ from rocketmq_spark.errors import (
 )
 from rocketmq_spark.model import Message, ReceivedMessage, SendResult, SendStatus
 from rocketmq_spark.model.message import PoppedMessage
-from rocketmq_spark.model.send import HalfPlace, HalfState, TransactionState, content_of
+from rocketmq_spark.model.send import HalfPlace, HalfState, TransactionState, content_digest
 from rocketmq_spark.ports import Sender
 from rocketmq_spark.producer import encoding
 from rocketmq_spark.producer.encoding import How
@@ -84,7 +84,7 @@ class HalfFate:
 
     While the program references the half message, the program may decide: ``owner_ref`` is a weak reference to it. The decision
     is sent to the place of the stored message, or of the last copy that the broker made. Another message with the same id has
-    other ``content`` (``model.send.content_of``).
+    other ``content`` (``model.send.content_digest``).
     """
 
     __slots__ = ("_crossing_until", "_lock", "_place", "content", "last_decision", "owner_ref", "state")
@@ -409,7 +409,7 @@ class TransactionProducer(BaseProducer):
         msg_id = prepared.msg_id
         scope = self.settings.scope
         topic = scope.user_name(scope.on_wire(message.topic))  # the name that a check contains
-        content = content_of(topic, prepared.message.body, decode_properties(prepared.properties))
+        content = content_digest(topic, prepared.message.body, decode_properties(prepared.properties))
         fate = HalfFate(HalfPlace(message.topic, "", self.settings.group, msg_id, msg_id), content)
         _registry.add(msg_id, fate)  # the broker may ask before it acknowledges
         try:

@@ -83,9 +83,9 @@ class ProgressTimeout:
         Raises ``error`` if it is permanent, and the first failure if the time is over.
         """
         is_over = self.remaining_s() <= 0
-        self._failures.note(error, self._clock.now(), cut_short=is_over)
+        self._failures.record(error, self._clock.now(), cut_short=is_over)
         if not error.retriable or is_over:
-            self._failures.give_up(error, self._clock.now())
+            self._failures.raise_final(error, self._clock.now())
         if self._logged_at is None:
             self._log(place, str(error))
         self.log_wait(place)

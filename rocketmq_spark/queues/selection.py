@@ -16,14 +16,14 @@ from rocketmq_spark.base.java import java_hash
 from rocketmq_spark.base.threads import Failure, capture
 from rocketmq_spark.errors import OptionError, RocketMQError, SelectorError
 from rocketmq_spark.model import MessageQueue
-from rocketmq_spark.options.names import nearest, resolve
+from rocketmq_spark.options.names import resolve, unknown_value
 from rocketmq_spark.queues.environment import Environment
 
 Select = Callable[[list[MessageQueue], Any, Any], MessageQueue | None]
 SELECTORS = ("roundRobin", "random", "hash", "machineRoom", "environment", "column")
 ROOM_SEPARATOR = "@"
 
-_ANYWHERE = random.SystemRandom()  # without state: threads and forked processes may share it
+_SYSTEM_RANDOM = random.SystemRandom()  # without state: threads and forked processes may share it
 
 
 class RoundRobin:
@@ -35,7 +35,7 @@ class RoundRobin:
     __slots__ = ("rng", "stored")
 
     def __init__(self, rng: random.Random | None = None, stored: int | None = None) -> None:
-        self.rng = rng or _ANYWHERE
+        self.rng = rng or _SYSTEM_RANDOM
         self.stored = stored
 
     def next(self) -> int:
@@ -63,7 +63,7 @@ class RoundRobin:
         return None
 
 
-_SOME = MessageQueue("", "", 0)
+_SAMPLE_QUEUE = MessageQueue("", "", 0)
 _indexes: ContextVar[dict[str, RoundRobin]] = ContextVar("indexes")  # a thread starts with an empty context
 
 
@@ -85,7 +85,7 @@ def select(
     if not queues:
         raise SelectorError("there is no queue to select from")
     name = selector_name(selector) if isinstance(selector, str) else ""
-    rng = rng or _ANYWHERE
+    rng = rng or _SYSTEM_RANDOM
     match name:
         case "roundRobin":
             return (index or _thread_index(queues[0].topic)).pick(queues)
@@ -99,7 +99,7 @@ def select(
             return by_environment(queues, arg, rng)
         case "column":
             return by_column(queues, arg)
-    return custom(resolve(selector, "queueSelector"), queues, message, arg)
+    return by_callable(resolve(selector, "queueSelector"), queues, message, arg)
 
 
 def is_built_in(selector: str) -> bool:
@@ -114,7 +114,7 @@ def selector_name(selector: str) -> str:
             return name
     if ":" in selector:
         return ""
-    raise OptionError(nearest("queueSelector", selector, (*SELECTORS, "module:callable")))
+    raise OptionError(unknown_value("queueSelector", selector, (*SELECTORS, "module:callable")))
 
 
 def check_arg(selector: str, arg: object) -> None:
@@ -124,7 +124,7 @@ def check_arg(selector: str, arg: object) -> None:
     """
     match selector_name(selector):
         case "hash":
-            by_hash([_SOME], arg)
+            by_hash([_SAMPLE_QUEUE], arg)
         case "machineRoom":
             rooms_of(arg)
         case "environment":
@@ -212,7 +212,7 @@ def by_column(queues: Sequence[MessageQueue], arg: object) -> MessageQueue:
     return matching[0]
 
 
-def custom(selector: Select, queues: Sequence[MessageQueue], message: Any, arg: Any) -> MessageQueue:
+def by_callable(selector: Select, queues: Sequence[MessageQueue], message: Any, arg: Any) -> MessageQueue:
     """Call a user's own selector with a copy of the list, and check its answer. Its errors become ``SelectorError``, except a
     ``RocketMQError``, which is raised as it is.
     """
@@ -222,10 +222,10 @@ def custom(selector: Select, queues: Sequence[MessageQueue], message: Any, arg: 
             raise chosen.error
         raise SelectorError(f"select message queue threw exception: {chosen}") from chosen.error
     if chosen is None:
-        raise SelectorError(f"select message queue return null: {_shown(selector)} chose no queue")
+        raise SelectorError(f"select message queue return null: {_selector_text(selector)} chose no queue")
     if not isinstance(chosen, MessageQueue) or chosen not in queues:
         raise SelectorError(
-            f"{_shown(selector)} chose {chosen!r}; expected one of the {len(queues)} queues it was given"
+            f"{_selector_text(selector)} chose {chosen!r}; expected one of the {len(queues)} queues it was given"
         )
     return chosen
 
@@ -239,5 +239,5 @@ def _thread_index(topic: str) -> RoundRobin:
     return indexes.setdefault(topic, RoundRobin())
 
 
-def _shown(selector: object) -> str:
+def _selector_text(selector: object) -> str:
     return f"the selector {getattr(selector, '__qualname__', type(selector).__name__)}"

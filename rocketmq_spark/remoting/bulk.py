@@ -154,7 +154,7 @@ class BulkStream:
         self.buffer: npt.NDArray[np.uint8] = _uninitialised(buffer_bytes + SLACK_BYTES)
         self._view = memoryview(self.buffer.data)
         self._spare_bytes = spare_bytes  # may be used without asking ``arriving``
-        self._account = (arriving or ReceiveBudget()).of(address)
+        self._account = (arriving or ReceiveBudget()).account(address)
         self._growth_refused = False  # whether the buffer may not grow
         self._filled = 0  # bytes in the buffer
         self._scanned = 0  # bytes of them in complete frames that ``scan`` has returned

@@ -19,7 +19,7 @@ from rocketmq_spark.base.budget import MAX_WAITING_BYTES, Budget, ReceiveBudget
 from rocketmq_spark.base.clock import Deadline, RateLimit
 from rocketmq_spark.base.codes import Flag
 from rocketmq_spark.base.threads import Failure, capture, may_block
-from rocketmq_spark.errors import CallTimeout, ConnectionLost, RemoteProtocolError, RocketMQError, copy_of
+from rocketmq_spark.errors import CallTimeout, ConnectionLost, RemoteProtocolError, RocketMQError, copy_error
 from rocketmq_spark.remoting.protocol import (
     PUSHED_BYTES,
     RemotingProtocol,
@@ -171,7 +171,7 @@ class Connection:
         self._on_request = on_request
         self._lock = threading.Lock()
         self._write_lock = threading.RLock()  # reentrant: its owner can be checked
-        account = (arriving or ReceiveBudget()).of(address)
+        account = (arriving or ReceiveBudget()).account(address)
         self._protocol: RemotingProtocol[_Waiter] = RemotingProtocol(max_frame, max_pushed_bytes, account)
         self._error: RocketMQError | None = None  # why the connection is closed; None while it is open
         self._has_answered = False  # whether the server has answered a request
@@ -274,7 +274,7 @@ class Connection:
 
     def _check_open(self) -> None:
         if self._error is not None:
-            raise copy_of(self._error)
+            raise copy_error(self._error)
 
     # --- writing
 
@@ -438,7 +438,7 @@ class Connection:
         with self._lock:
             if self._error is not None:
                 return
-            self._error = copy_of(error)
+            self._error = copy_error(error)
             lost = self._protocol.connection_lost(error)
         try:
             if self._drops and (lost or self._may_have_unsent):

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from rocketmq_spark.base.budget import MAX_WAITING_BYTES, Budget, ReceiveBudget
 from rocketmq_spark.base.clock import Deadline, backoff
 from rocketmq_spark.base.process import LiveObjects
-from rocketmq_spark.errors import CallTimeout, ClosedError, RocketMQError, copy_of
+from rocketmq_spark.errors import CallTimeout, ClosedError, RocketMQError, copy_error
 from rocketmq_spark.remoting.advertised import with_advertised_remedy
 from rocketmq_spark.remoting.connection import Connection, OnRequest, ServerRequest
 from rocketmq_spark.remoting.protocol import PUSHED_BYTES
@@ -66,7 +66,7 @@ class _Slot:
     def raise_during_backoff(self) -> None:
         failure = self.failure
         if failure is not None and self.backoff_until > time.monotonic():
-            raise copy_of(failure)
+            raise copy_error(failure)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,7 @@ class Pool:
         try:
             connection = slot.live
             if connection is None and slot.attempts != attempts and slot.failure is not None:
-                raise copy_of(slot.failure)
+                raise copy_error(slot.failure)
             if connection is None:
                 self._wait_for_backoff(slot, deadline, wait_for_backoff)
                 connection = self._connect(address, slot, deadline)
@@ -270,7 +270,7 @@ class Pool:
             )
         except RocketMQError as e:
             self._add_remedy(e, address, slot)
-            slot.attempts, slot.failure = slot.attempts + 1, copy_of(e)
+            slot.attempts, slot.failure = slot.attempts + 1, copy_error(e)
             slot.backoffs = slot.backoffs or backoff(FIRST_BACKOFF_S, MAX_BACKOFF_S)
             slot.backoff_until = time.monotonic() + next(slot.backoffs)
             raise
@@ -303,7 +303,7 @@ class Pool:
         if remaining_s <= 0:
             return
         if slot.failure is not None and (not wait_for_backoff or remaining_s >= deadline.remaining()):
-            raise copy_of(slot.failure)
+            raise copy_error(slot.failure)
         time.sleep(remaining_s)
 
     def _remove_idle_locked(self, now: float) -> list[Connection]:

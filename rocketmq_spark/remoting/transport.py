@@ -73,7 +73,7 @@ class TlsSettings:
         """Return these settings. Raises ``OptionError`` for files that ``ROCKETMQ_SPARK_PATHS`` does not allow."""
         for option, path in self.files().items():
             if path is not None:
-                paths.check(Path(path), option)
+                paths.check_confined(Path(path), option)
         return self
 
     def __repr__(self) -> str:
@@ -133,7 +133,7 @@ def ssl_context(tls: TlsSettings) -> ssl.SSLContext:
 def _context(tls: TlsSettings) -> ssl.SSLContext:
     with contextlib.ExitStack() as stack:
         ca, cert, key = (
-            None if path is None else stack.enter_context(paths.pem_named(paths.expanded(path, option), option))
+            None if path is None else stack.enter_context(paths.pem_copy(paths.expand_home(path, option), option))
             for option, path in tls.files().items()
         )
         context = ssl.create_default_context(cafile=ca)

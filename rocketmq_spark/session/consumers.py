@@ -95,7 +95,7 @@ class PullConsumer(pull.BasePullConsumer):
         super().__init__(member(chosen), settings, _arrow, backlog_reader=_read_ahead(chosen, settings.group))
         if telemetry := instrumentation(chosen, self.client_id):
             telemetry.instrument_receives(self, "_poll", itemgetter(0))
-        self._watch(f"the pull consumer of group {chosen.group!r}")
+        self._close_when_dropped(f"the pull consumer of group {chosen.group!r}")
 
 
 class SimpleConsumer(simple.BaseSimpleConsumer):
@@ -126,7 +126,7 @@ class SimpleConsumer(simple.BaseSimpleConsumer):
         super().__init__(pop_member(chosen), chosen.group, chosen.request_timeout)
         if telemetry := instrumentation(chosen, self.client_id):
             telemetry.instrument_receives(self, "receive")
-        self._watch(f"the simple consumer of group {chosen.group!r}")
+        self._close_when_dropped(f"the simple consumer of group {chosen.group!r}")
 
 
 def _listener_traces(options: Options, group: str) -> ListenerTraces | None:

@@ -78,7 +78,7 @@ class Producer(BulkProducer):
             raise
         if telemetry := instrumentation(chosen, self.client_id):
             telemetry.instrument_producer(self)
-        self._watch(f"the producer of group {chosen.group!r}")
+        self._close_when_dropped(f"the producer of group {chosen.group!r}")
 
     def close(self, timeout_s: float | None = None) -> list[Unsent]:
         """Stop accepting messages, wait for pending replies and sends, and close the producer.

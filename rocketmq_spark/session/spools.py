@@ -28,11 +28,11 @@ from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.errors import OptionError, RocketMQError, SpoolError, SpoolFull
 from rocketmq_spark.model import MessageQueue, SpooledSend
 from rocketmq_spark.options import Options, option_name
-from rocketmq_spark.options.paths import confined, expanded
+from rocketmq_spark.options.paths import check_safe, expand_home
 from rocketmq_spark.ports import Sender, Spool
 from rocketmq_spark.producer.routing import queues_of_environment
 from rocketmq_spark.producer.settings import ProducerSettings
-from rocketmq_spark.queues.environment import Environment, by_position, environment_of, layout_text
+from rocketmq_spark.queues.environment import Environment, environment_of, is_by_position, layout_text
 from rocketmq_spark.remoting.connection import batch_writes
 from rocketmq_spark.session import SPOOLS, connection_key, sender
 from rocketmq_spark.spool.database import Database, in_use, is_database
@@ -68,7 +68,7 @@ class SpoolSettings:
         if options.on_send_failure != "spool":
             return None
         assert options.spool_dir is not None
-        folder = confined(expanded(options.spool_dir, "spoolDir"), "spoolDir")
+        folder = check_safe(expand_home(options.spool_dir, "spoolDir"), "spoolDir")
         return cls(folder, options.spool_sync, options.spool_max_bytes)
 
 
@@ -315,7 +315,7 @@ def open_store(path: Path, options: Options, spool: SpoolSettings | None = None,
     open it again.
     """
     if spool is not None:
-        confined(path, "spoolDir")  # RocksDB opens files by their names, so that a link there would lead it elsewhere
+        check_safe(path, "spoolDir")  # RocksDB opens files by their names, so that a link there would lead it elsewhere
     store = Store(path, spool.sync, spool.max_bytes) if spool is not None else Store(path, any_owner=lent)
     try:
         environment, noted = environment_of(options), _noted(store)
@@ -437,7 +437,7 @@ def worker_spool(options: Options, settings: ProducerSettings) -> Spool | None:
 
     def left(path: Path) -> Store:
         store = make(path)
-        if not by_position(options) and _noted(store):  # the running sender has no such queues
+        if not is_by_position(options) and _noted(store):  # the running sender has no such queues
             store.close()
             raise SpoolError(f"the records in {path} are for queues that their environment had by its number")
         return store

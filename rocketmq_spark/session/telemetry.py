@@ -114,7 +114,7 @@ class Instrumentation:
             try:
                 return code(*args, **named)
             finally:
-                if self._owner.here:  # in a fork, the lock may be held by a thread that does not exist there
+                if self._owner.is_current:  # in a fork, the lock may be held by a thread that does not exist there
                     self._aside.wait(_ENDS, ENDS_S)
 
         return waiting

@@ -138,7 +138,7 @@ class Redelivery:
         """Schedule a turn, after a start or an addition."""
         with self._changing:
             if not self._asked and not self._closed:
-                self._timer.later(in_s, self._turn)  # first: if it raises or is interrupted, no turn is scheduled
+                self._timer.call_later(in_s, self._turn)  # first: if it raises or is interrupted, no turn is scheduled
                 self._asked = True
 
     def hold(self, held: bool) -> None:
@@ -180,7 +180,7 @@ class Redelivery:
             while self._busy():
                 if deadline.expired:
                     return False
-                self._timer.hold(self._changed, deadline.remaining())
+                self._timer.wait_notified(self._changed, deadline.remaining())
             return True
 
     def close(self, deadline: Deadline) -> None:
@@ -188,7 +188,7 @@ class Redelivery:
         with self._changing:
             self._closed = True
             while len(self._out) > len(self._ended) and not deadline.expired:
-                self._timer.hold(self._changed, deadline.remaining())
+                self._timer.wait_notified(self._changed, deadline.remaining())
         self._timer.close()
         self._settle()
 
@@ -244,7 +244,7 @@ class Redelivery:
                     self._alarm_ms = None
             self._turn()
 
-        self._timer.later(pause_s, ring)
+        self._timer.call_later(pause_s, ring)
 
     def _hand_out(self) -> float | None:
         """Returns the seconds until more records are due, or None if another event will start the next turn."""
@@ -289,7 +289,7 @@ class Redelivery:
             target = handler([work.record, *(other.record for other in work.behind)], end)
         except Exception as e:  # a handler's bug must neither lose a record nor stop the others
             logger.exception("a record of kind %s failed", work.record.kind)
-            end(Resent(None, f"{type(e).__name__}: {e}", passing=True))
+            end(Resent(None, f"{type(e).__name__}: {e}", is_temporary=True))
             return
         if target is not None:
             end(Resent(), target)
@@ -344,17 +344,17 @@ class Redelivery:
             return Replaced(dataclasses.replace(work.record, target=ended.target))
         if resent.error is None:
             return Done()
-        if not resent.passing and work.behind:
+        if not resent.is_temporary and work.behind:
             logger.warning("%d messages of a failed batch are sent one by one: %s", 1 + len(work.behind), resent.error)
             return RetryLater(now_ms, resent.error)
-        due_ms = self._schedule.due_ms(work.state.tries + 1, now_ms) if resent.passing else None
+        due_ms = self._schedule.due_ms(work.state.tries + 1, now_ms) if resent.is_temporary else None
         if due_ms is not None:
             return RetryLater(due_ms, resent.error)
         if letters is None:
             return Dead(resent.error)
         last_ms = now_ms + round(1000 * self._schedule.steps_s[-1])
         if self._is_letter(work.record):
-            if resent.passing:
+            if resent.is_temporary:
                 return RetryLater(last_ms, resent.error)
             record, reason = letters.opened(work.record)
             return Dead(f"{reason}; its dead letter is not sent: {resent.error}", record=record)
@@ -377,7 +377,7 @@ class Redelivery:
         work, resent = ended.work, ended.resent
         if ended.target is not None:
             return
-        self.runs.ended(work.record.lane, 1 + len(work.behind), resent.error is None, not resent.passing)
+        self.runs.ended(work.record.lane, 1 + len(work.behind), resent.error is None, not resent.is_temporary)
         if not self._store.holds(work.record.lane):
             self.runs.forget(work.record.lane)
         target = work.record.target
@@ -385,7 +385,7 @@ class Redelivery:
             if not self._is_letter(work.record):
                 self.delivered += 1 + len(work.behind)
             self._targets.succeeded(target, now_ms)
-        elif resent.passing:
+        elif resent.is_temporary:
             self._targets.failed(target, now_ms, target not in failing)
             failing.add(target)
             self._silences.failed(target, now_ms, ended.since_ms)

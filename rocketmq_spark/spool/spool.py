@@ -324,7 +324,7 @@ class SendSpool:
         self._notes = trade.notes
         self._resender = resender
         try:
-            timer.begin()  # starts its thread here, so that the caller gets the error if the system has no more threads
+            timer.start()  # starts its thread here, so that the caller gets the error if the system has no more threads
             self._schedule = schedule or trade.schedule
             self._clock = clock or SteadyClock(_now_ms, _monotonic_ms, store.totals.last_ms)
             if trade.targeting is not None:

@@ -424,7 +424,7 @@ def _unwrap(outer: ReceivedMessage, settings: DecodeSettings) -> Iterable[Receiv
     if count not in (None, size):
         raise DecodeError(f"a batch has {size} messages, but its broker counted {count}")
     has_wrong_base = base not in (None, first)
-    if window is not None and size and (has_wrong_base or not window.holds(first, size)):
+    if window is not None and size and (has_wrong_base or not window.may_contain(first, size)):
         raise _OutsideWindowError(f"a batch of offsets {first} to {first + size} is outside of the requested offsets")
     return found
 

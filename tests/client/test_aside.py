@@ -24,9 +24,9 @@ def test_a_key_keeps_its_order_and_others_do_not_wait() -> None:
         aside.run("slow", lambda i=i: done.append(i))  # type: ignore[misc]
     aside.run("other", other.set)
     assert other.wait(60)
-    assert (done, aside.busy("slow")) == ([], True)
+    assert (done, aside.has_work("slow")) == ([], True)
     gate.set()
-    eventually(lambda: not aside.busy("slow"))
+    eventually(lambda: not aside.has_work("slow"))
     assert done == [True, 0, 1, 2, 3, 4]
 
 
@@ -38,7 +38,7 @@ def test_work_that_fails_does_not_keep_the_next_one(error: BaseException, caplog
     aside.run("k", done.set)
     gate.set()
     assert done.wait(60)
-    eventually(lambda: not aside.busy("k"))
+    eventually(lambda: not aside.has_work("k"))
     assert f"the work of thread rocketmq-aside-k failed: {type(error).__name__}: mine" in caplog.text
 
 
@@ -48,7 +48,7 @@ def test_where_there_are_no_more_threads_nothing_is_left_behind(monkeypatch: pyt
         no_more_threads(patch)
         with pytest.raises(RuntimeError):
             aside.run("k", done.set)
-    assert not aside.busy("k")
+    assert not aside.has_work("k")
     aside.run("k", done.set)
     assert done.wait(60)
 
@@ -68,9 +68,9 @@ def test_ctrl_c_while_a_thread_starts_leaves_no_work_and_no_thread_that_looks_fo
         patch.setattr(aside_module, "start_thread", interrupted)
         with pytest.raises(KeyboardInterrupt):
             aside.run("k", lambda: done.append("interrupted"))
-    assert not aside.busy("k")
+    assert not aside.has_work("k")
     aside.run("k", lambda: done.append("next"))
-    eventually(lambda: not aside.busy("k"))
+    eventually(lambda: not aside.has_work("k"))
     for thread in threads:
         thread.join(60)
     assert (done, caplog.text) == (["next"], "")
@@ -90,7 +90,7 @@ def test_no_more_waits_for_a_thread_than_may() -> None:
     aside.run("other", other.set)
     assert other.wait(60)
     gate.set()
-    eventually(lambda: not aside.busy("k"))
+    eventually(lambda: not aside.has_work("k"))
     assert done == [True, 0, 1]
 
 

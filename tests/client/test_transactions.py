@@ -15,7 +15,7 @@ from rocketmq_spark.base import copies, process
 from rocketmq_spark.base.codes import Flag, Property, Request, Response, SysFlag
 from rocketmq_spark.errors import BrokerError, BrokerNotFound, ConnectionLost
 from rocketmq_spark.model import MessageQueue, ReceivedMessage, SendRequest
-from rocketmq_spark.model.send import HalfPlace, TransactionState, content_of, content_of_stored
+from rocketmq_spark.model.send import HalfPlace, TransactionState, content_digest, stored_content_digest
 from rocketmq_spark.wire.header import Command
 from rocketmq_spark.wire.names import Scope
 from rocketmq_spark.wire.properties import decode_properties
@@ -26,18 +26,18 @@ from tests.mockbroker import OF_PROXY, Held, MockBroker, eventually, never, ok, 
 
 COMMIT, ROLLBACK, UNKNOWN = TransactionState.COMMIT, TransactionState.ROLLBACK, TransactionState.UNKNOWN
 PLACE = HalfPlace(
-    "t", "broker-a", "pg", "ID", "TX", 5, 1234, content_of("t", b"order 7", {"PGROUP": "ns%pg", "TRAN_MSG": "true"})
+    "t", "broker-a", "pg", "ID", "TX", 5, 1234, content_digest("t", b"order 7", {"PGROUP": "ns%pg", "TRAN_MSG": "true"})
 )
 SENT = {"msgId": "x", "queueId": "0", "queueOffset": "3"}
 
 
 def test_a_long_id_of_another_client_is_not_kept_as_it_is() -> None:
     first, second = (PLACE._replace(msg_id="é" * 30_000 + end) for end in "ab")
-    assert len(first.what) < 200
-    assert first.what != second.what
-    assert first.what != first._replace(msg_id=first.what.split()[0]).what
-    assert PLACE.what.startswith("ID ")
-    assert PLACE._replace(msg_id="\ud800" * 99).what
+    assert len(first.key) < 200
+    assert first.key != second.key
+    assert first.key != first._replace(msg_id=first.key.split()[0]).key
+    assert PLACE.key.startswith("ID ")
+    assert PLACE._replace(msg_id="\ud800" * 99).key
 
 
 @pytest.fixture(autouse=True)
@@ -137,7 +137,7 @@ def test_a_question_is_answered_by_a_request_about_the_copy(
     broker.wait_for(lambda: bool(broker.seen(Request.END_TRANSACTION)))
     ((message, place),) = asked
     assert (message.topic, message.body, message.msg_id) == ("t", b"order 7", "ID")
-    assert place == HalfPlace("t", "broker-a", "pg", "ID", "TX", 7, 99, content_of_stored(message))
+    assert place == HalfPlace("t", "broker-a", "pg", "ID", "TX", 7, 99, stored_content_digest(message))
     (command,) = broker.seen(Request.END_TRANSACTION)
     assert (command.ext["commitOrRollback"], command.ext["fromTransactionCheck"]) == (kind, "true")
     assert (command.ext["tranStateTableOffset"], command.ext["commitLogOffset"]) == ("7", "99")
@@ -168,7 +168,7 @@ def test_a_commit_that_the_broker_refused_does_not_roll_back_what_it_asks_about_
     for count in (1, 2):
         broker.ask(question(HALF))
         broker.wait_for(lambda count=count: len(broker.seen(Request.END_TRANSACTION)) == count)  # type: ignore[misc]
-        eventually(lambda: not copies_of(tenant)._newest)
+        eventually(lambda: not copies_of(tenant)._newest_places)
     assert [c.ext["commitOrRollback"] for c in broker.seen(Request.END_TRANSACTION)] == ["8", "8"]
 
 
@@ -181,7 +181,7 @@ def test_a_commit_that_only_a_proxy_confirmed_is_sent_at_each_check(broker: Mock
     for count in (2, 3):
         broker.ask(question(HALF))
         broker.wait_for(lambda count=count: len(broker.seen(Request.END_TRANSACTION)) == count)  # type: ignore[misc]
-        eventually(lambda: not copies_of(tenant)._newest)
+        eventually(lambda: not copies_of(tenant)._newest_places)
     assert [c.ext["commitOrRollback"] for c in broker.seen(Request.END_TRANSACTION)] == ["8", "8", "8"]
 
 
@@ -281,7 +281,7 @@ def test_a_function_that_hangs_holds_up_nothing_that_is_known_without_it(broker:
     leave(tenant.soon)
     go_on.set()
     broker.wait_for(lambda: len(broker.seen(Request.END_TRANSACTION)) == 2)
-    eventually(lambda: not copies._newest)
+    eventually(lambda: not copies._newest_places)
     assert calls == ["asked"]
 
 
@@ -306,7 +306,7 @@ def test_a_function_that_takes_longer_than_the_broker_s_patience_delivers_once(
     for offset in ("8", "9"):
         broker.ask(replace(copy, ext={**copy.ext, "tranStateTableOffset": offset}))
     copies = copies_of(tenant)
-    eventually(lambda: next(iter(copies._newest.values()))[1].half_offset == 9)
+    eventually(lambda: next(iter(copies._newest_places.values()))[1].half_offset == 9)
     held = Held()
     broker.on(Request.END_TRANSACTION, [held, ok()])
     go_on.set()
@@ -314,10 +314,10 @@ def test_a_function_that_takes_longer_than_the_broker_s_patience_delivers_once(
     broker.ask(
         replace(copy, ext={**copy.ext, "tranStateTableOffset": "10"})
     )  # before it knows that its commit has arrived
-    eventually(lambda: next(iter(copies._newest.values()))[1].half_offset == 10)
+    eventually(lambda: next(iter(copies._newest_places.values()))[1].half_offset == 10)
     commit.answer(ok())
     broker.wait_for(lambda: len(broker.seen(Request.END_TRANSACTION)) == 2)
-    eventually(lambda: not copies._newest)
+    eventually(lambda: not copies._newest_places)
     broker.ask(replace(copy, ext={**copy.ext, "tranStateTableOffset": "11"}))
     broker.wait_for(lambda: len(broker.seen(Request.END_TRANSACTION)) == 3)
     answers = [(c.ext["tranStateTableOffset"], c.ext["commitOrRollback"]) for c in broker.seen(Request.END_TRANSACTION)]
@@ -356,9 +356,9 @@ def test_two_producers_of_a_group_in_one_process_deliver_once(broker: MockBroker
         return replace(copy, ext={**copy.ext, "tranStateTableOffset": offset})
 
     second.send(broker.encode(asked("8")))
-    eventually(lambda: next(iter(copies._newest.values()))[1].half_offset == 8 or len(calls) > 1)
+    eventually(lambda: next(iter(copies._newest_places.values()))[1].half_offset == 8 or len(calls) > 1)
     go_on.set()
-    eventually(lambda: not copies._newest)
+    eventually(lambda: not copies._newest_places)
     second.send(broker.encode(asked("9")))
     broker.wait_for(lambda: len(broker.seen(Request.END_TRANSACTION)) == 2)
     answers = [(c.ext["tranStateTableOffset"], c.ext["commitOrRollback"]) for c in broker.seen(Request.END_TRANSACTION)]
@@ -385,13 +385,13 @@ def test_what_waits_behind_the_function_of_one_producer_is_asked_of_another_one(
     for what in ("behind", "left"):
         one.ask(what, "1", lambda: COMMIT)
     two.ask("behind", "2", lambda: COMMIT)
-    eventually(lambda: "behind" not in one._newest)
+    eventually(lambda: "behind" not in one._newest_places)
     one.leave()
-    assert one._newest.keys() == {"hangs"}
+    assert one._newest_places.keys() == {"hangs"}
     three.ask("left", "3", lambda: COMMIT)
-    eventually(lambda: "left" not in one._newest)
+    eventually(lambda: "left" not in one._newest_places)
     go_on.set()
-    eventually(lambda: not one._newest)
+    eventually(lambda: not one._newest_places)
     assert calls == ["2", "3", "1"]
 
 
@@ -429,7 +429,7 @@ def test_what_hangs_in_the_function_of_a_producer_that_was_closed_is_asked_of_an
     one._answers.wait(("a",), 60)
     assert calls == []
     go_on[COMMIT].set()
-    eventually(lambda: not one._newest)
+    eventually(lambda: not one._newest_places)
     assert calls == [("3", COMMIT)]
 
 
@@ -474,7 +474,7 @@ def test_the_function_is_not_called_for_what_could_not_be_answered(
     eventually(lambda: said == ["b1"])
     assert (calls, caplog.text.count("are left to their next repetition")) == (["a1", "a2", "b1"], 1)
     go_on.set()
-    eventually(lambda: not questions._newest)
+    eventually(lambda: not questions._newest_places)
     questions.ask("a3", "a3", functools.partial(call, "a3"))
     eventually(lambda: "a3" in said)
 
@@ -501,7 +501,7 @@ def test_what_cannot_be_sent_for_lack_of_threads_is_asked_again(
             asked, tenant.pool._slots[broker.address].connection = tenant.pool._slots[broker.address].connection, None
             broker.ask(question(HALF))
             eventually(lambda said=said: said in caplog.text)  # type: ignore[misc]
-        eventually(lambda: not answering._copies._newest)
+        eventually(lambda: not answering._copies._newest_places)
         with pytest.MonkeyPatch.context() as lacking:
             no_more_threads(lacking, "rocketmq-127")
             with pytest.raises(ConnectionLost, match="no connection can be made") as lost:

@@ -15,7 +15,7 @@ from rocketmq_spark.consumer.rebalance import ConsumeFrom, ConsumeFromWhere
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import LocalProtocolError, RocketMQError, RouteNotFound, ServerFault, error_for
 from rocketmq_spark.model import Filter, MessageQueue, PullAnswer, PullRequest, PullStatus, QueueBounds, ReceivedMessage
-from rocketmq_spark.model.membership import Asked, Membership
+from rocketmq_spark.model.membership import Membership, RequestCallback
 from rocketmq_spark.wire.messages import first_portion
 from tests.producer.scripted import ManualTimer, Time
 
@@ -39,7 +39,7 @@ class FakeMember:
     """``ports.GroupMember``, without sending back and locks. A queue has the offsets ``[low, high)``."""
 
     client_id = "me"
-    has_notices = True
+    receives_notices = True
 
     def __init__(self, queues: Sequence[MessageQueue], high: int = 0) -> None:
         self.old = False  # before 5.1.4
@@ -55,7 +55,7 @@ class FakeMember:
         self.waiting: list[tuple[PullRequest, Done]] = []
         self.pulls: list[PullRequest] = []
         self.memberships: list[Membership] = []
-        self.asked: Asked | None = None
+        self.asked: RequestCallback | None = None
         self._membership: Callable[[], Membership] | None = None
 
     def add(self, queue: MessageQueue, count: int = 1) -> None:
@@ -118,7 +118,7 @@ class FakeMember:
         return {queue: error for queue, error in self.refused.items() if queue in offsets}
 
     def join(
-        self, group: str, membership: Callable[[], Membership], asked: Asked, heartbeat_s: float
+        self, group: str, membership: Callable[[], Membership], asked: RequestCallback, heartbeat_s: float
     ) -> Callable[[Deadline], None]:
         if self._membership is not None:
             raise LocalProtocolError(f"consumer group {group!r} has a member in this process already")

@@ -30,7 +30,7 @@ from rocketmq_spark.consumer.tools import ConsumerTools
 from rocketmq_spark.consumer.tracing import ListenerTraces
 from rocketmq_spark.errors import BrokerError, LocalProtocolError, RocketMQError, RouteNotFound, ServerFault, error_for
 from rocketmq_spark.model import Filter, MessageQueue, PullAnswer, PullRequest, PullStatus, QueueBounds, ReceivedMessage
-from rocketmq_spark.model.membership import Asked, MembersChanged, Membership
+from rocketmq_spark.model.membership import MembersChanged, Membership, RequestCallback
 from tests.consumer.messages import message
 from tests.producer.scripted import ManualTimer, Time
 from tests.queues import qs
@@ -64,7 +64,7 @@ class ManualWorkers(ListenerPool):
 
     def submit(self, *work: Work) -> None:
         for each in work:
-            self.timer.later(0, partial(self._do, each))
+            self.timer.call_later(0, partial(self._do, each))
 
     def _do(self, work: Work) -> None:
         if self.held:
@@ -79,7 +79,7 @@ class ManualWorkers(ListenerPool):
         """All threads are free again."""
         self.held = False
         for work in self.waiting:
-            self.timer.later(0, work)
+            self.timer.call_later(0, work)
         self.waiting.clear()
 
     def close(self, deadline: Deadline) -> bool:
@@ -142,7 +142,7 @@ class FakeBrokers:
         self.topics.setdefault(RETRY, qs("a:0", RETRY))
         wait_s = LEVELS_S[(level or 3 + found.reconsume_times) - 1]
         queue = self.topics[RETRY][0]
-        self.timer.later(
+        self.timer.call_later(
             wait_s, lambda: self.send(queue, found.body, times=found.reconsume_times + 1, topic=found.topic)
         )
 
@@ -191,12 +191,12 @@ class FakeBrokers:
 class FakeMember:
     """Implements ``ports.GroupMember`` for one client id."""
 
-    has_notices = True
+    receives_notices = True
 
     def __init__(self, brokers: FakeBrokers, client_id: str) -> None:
         self.brokers = brokers
         self.client_id = client_id
-        self.asked: Asked | None = None
+        self.asked: RequestCallback | None = None
         self.group = ""
         self.membership: Callable[[], Membership] | None = None
         self.calls: list[tuple[str, Any]] = []
@@ -214,7 +214,7 @@ class FakeMember:
         return [what for name, what in self.calls if name == verb]
 
     def join(
-        self, group: str, membership: Callable[[], Membership], asked: Asked, heartbeat_s: float
+        self, group: str, membership: Callable[[], Membership], asked: RequestCallback, heartbeat_s: float
     ) -> Callable[[Deadline], None]:
         if self.asked is not None:
             raise LocalProtocolError(f"consumer group {group!r} has a member in this process already")
@@ -319,7 +319,7 @@ class FakeMember:
         entry = (request, once)
         self.parked.append(entry)
         self.brokers.parked.append(entry)
-        self.brokers.timer.later(request.suspend_s, lambda: self._over(entry))
+        self.brokers.timer.call_later(request.suspend_s, lambda: self._over(entry))
 
     def _over(self, entry: tuple[PullRequest, Done]) -> None:
         if entry in self.brokers.parked:

@@ -10,7 +10,7 @@ import pytest
 
 from rocketmq_spark.consumer.ownership import request_locks
 from rocketmq_spark.errors import CallTimeout, ConnectionLost
-from rocketmq_spark.model.membership import InfoAsked, MembersChanged
+from rocketmq_spark.model.membership import GetRunningInfo, MembersChanged
 from tests.consumer.fake_member import A as OF_PULLS
 from tests.consumer.fake_member import FakeMember, Hand, made
 from tests.consumer.group import GroupBench
@@ -139,7 +139,7 @@ def test_only_an_ordered_member_says_that_its_queues_are_locked(group: GroupBenc
         consumer, port = group.start(ordered=ordered)
         group.time.advance(2)
         assert port.asked is not None
-        info: Any = port.asked("a:1", InfoAsked(False))
+        info: Any = port.asked("a:1", GetRunningInfo(False))
         assert [info.queues[queue].locked for queue in ALL] == [ordered] * 4
         consumer.stop()
 

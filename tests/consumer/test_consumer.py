@@ -76,7 +76,7 @@ def test_what_a_slave_that_hangs_was_to_give_is_asked_of_the_master(group: Group
 
     def slave_hangs(self: FakeMember, request: PullRequest, deadline: Deadline, done: Any) -> None:
         if request.broker_id == 1:
-            self.brokers.timer.later(30, lambda: done(CallTimeout("the slave says nothing")))
+            self.brokers.timer.call_later(30, lambda: done(CallTimeout("the slave says nothing")))
         else:
             pull(self, request, deadline, done)
 

@@ -14,7 +14,7 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.consumer.simple import MIN_WAIT_S, BaseSimpleConsumer
 from rocketmq_spark.errors import AccessDenied, ClosedError, ConnectionLost, OptionError, RouteNotFound
 from rocketmq_spark.model import NO_FILTER, Filter
-from rocketmq_spark.model.message import GroupPolicy, Place, PoppedMessage
+from rocketmq_spark.model.message import GroupPolicy, PoppedMessage, PopTarget
 from tests.consumer.pop import arrival
 from tests.helpers import raising
 from tests.test_popped import popped
@@ -47,7 +47,7 @@ class Scripted:
         return self.counts[topic]
 
     def receive(
-        self, place: Place, count: int, invisible_s: float, wait_s: float, deadline: Deadline
+        self, place: PopTarget, count: int, invisible_s: float, wait_s: float, deadline: Deadline
     ) -> Sequence[PoppedMessage]:
         self.asked.append((*place, count, invisible_s))
         assert deadline.remaining() > wait_s >= MIN_WAIT_S  # less is an error of the Proxy: 40018

@@ -50,7 +50,7 @@ def test_4_3_it_looks_every_20_seconds_and_every_second_while_something_is_missi
 
 
 def test_a_member_that_gets_no_notices_looks_every_5_seconds(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(seen.fake, "has_notices", False)
+    monkeypatch.setattr(seen.fake, "receives_notices", False)
     seen.one.allocate([])
     assert seen.one.wait_s() == 5.0
 

@@ -385,7 +385,7 @@ def test_a_group_that_could_not_be_followed_for_want_of_a_thread_is_followed_fro
     fake: FakeMember, consumer: BasePullConsumer, hand: Hand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as exhausted:
-        exhausted.setattr(ManualTimer, "later", raising(RuntimeError("can't start new thread")))
+        exhausted.setattr(ManualTimer, "call_later", raising(RuntimeError("can't start new thread")))
         with pytest.raises(RuntimeError):
             consumer.subscribe("t")
     consumer.subscribe("t")

@@ -169,7 +169,7 @@ def test_brokers_that_take_a_part_of_what_is_told_know_too_little_and_never_too_
     world.time.advance(1000)
     for _ in range(2):
         node.turn(ONE)
-    node.sends.answer = lambda send: Resent(None, "busy", passing=True)
+    node.sends.answer = lambda send: Resent(None, "busy", is_temporary=True)
     commit, groups = world.topic.commit, []
 
     def first_only(group: str, offsets: Any, deadline: Deadline) -> dict[MessageQueue, RocketMQError]:

@@ -63,7 +63,7 @@ class ManualTimer(Timer):
         self.pauses: list[float] = []
         self.stopped = False  # as if its thread had died
 
-    def beside(self, name: str) -> Timer:
+    def with_own_thread(self, name: str) -> Timer:
         return ManualTimer(self.time)
 
     def now_ms(self) -> int:
@@ -84,15 +84,15 @@ class ManualTimer(Timer):
             self.time.advance(seconds)
         return future.done()
 
-    def hold(self, changed: threading.Condition, seconds: float) -> None:
+    def wait_notified(self, changed: threading.Condition, seconds: float) -> None:
         next_due = self.time.due[0][0] - self.time.now if self.time.due else seconds
         self.time.advance(min(seconds, max(next_due, 0.0)))
 
-    def later(self, seconds: float, call: Callable[[], None]) -> None:
+    def call_later(self, seconds: float, call: Callable[[], None]) -> None:
         if not self._closed and not self.stopped:
             heapq.heappush(self.time.due, (self.time.now + seconds, next(self.time.numbers), self, call))
 
-    def begin(self) -> None:
+    def start(self) -> None:
         pass
 
     def drain(self, seconds: float) -> None:
@@ -167,11 +167,11 @@ class ScriptedSender:
     def any_master(self) -> bool:
         return any(self.routes.values())
 
-    def timers(self, topic: str, brokers: Iterable[str], deadline: Deadline) -> dict[str, int]:
+    def max_timer_delays_ms(self, topic: str, brokers: Iterable[str], deadline: Deadline) -> dict[str, int]:
         self.events.append(("timers", sorted(brokers)))
         return {name: self.longest_timers[name] for name in brokers if name in self.longest_timers}
 
-    def consumed(self, topic: str, deadline: Deadline) -> bool:
+    def has_online_consumer(self, topic: str, deadline: Deadline) -> bool:
         self.events.append(("consumed", topic))
         self.publish_queues(topic, deadline)
         return topic in self.consumed_topics
@@ -179,7 +179,7 @@ class ScriptedSender:
     def all_queues(self, topic: str, deadline: Deadline) -> Sequence[MessageQueue]:
         return sorted((*self.publish_queues(topic, deadline), *self.read_only))
 
-    numbered_queues = all_queues
+    partition_queues = all_queues
 
     def send(self, queue: MessageQueue, request: SendRequest, deadline: Deadline) -> SendResult:
         outcome = self._outcome("sync", queue, request, deadline)

@@ -495,7 +495,7 @@ def test_batches_are_due_again_after_there_was_no_thread_for_a_moment(
         raise RuntimeError("can't start new thread")
 
     with monkeypatch.context() as exhausted:
-        exhausted.setattr(bench.timers["batch"], "later", none_left)
+        exhausted.setattr(bench.timers["batch"], "call_later", none_left)
         with pytest.raises(RuntimeError):
             producer.send_async(message("first"))
     result = producer.send_async(message("second"))

@@ -139,14 +139,14 @@ def test_who_may_not_ask_who_consumes_is_believed_and_told(served: Bench, caplog
     def denied(topic: str, deadline: Deadline) -> bool:
         raise AccessDenied("access denied")
 
-    served.sender.consumed = denied  # type: ignore[method-assign]
+    served.sender.has_online_consumer = denied  # type: ignore[method-assign]
     served.producer(long_delay="dmq").send(M, delay=DAYS_10)
     assert "cannot check whether a group consumes" in caplog.text
 
     def silent(topic: str, deadline: Deadline) -> bool:
         raise CallTimeout("no answer")
 
-    served.sender.consumed = silent  # type: ignore[method-assign]
+    served.sender.has_online_consumer = silent  # type: ignore[method-assign]
     with pytest.raises(CallTimeout):
         served.producer(long_delay="dmq").send(M, delay=DAYS_10)
 

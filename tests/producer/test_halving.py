@@ -66,4 +66,4 @@ def test_what_may_pass_ends_the_parts_of_a_batch_that_was_spooled(bench: Bench) 
     resender.resend(kept_batch(b"abcd"), found.append)
     bench.time.advance(4)
     (one,) = found
-    assert (one.passing, [bodies_of(request) for request in bench.sender.requests]) == (True, [b"abcd", b"ab"])
+    assert (one.is_temporary, [bodies_of(request) for request in bench.sender.requests]) == (True, [b"abcd", b"ab"])

@@ -278,7 +278,7 @@ def test_async_sends_wait_for_room_and_then_fail(bench: Bench) -> None:
     first = [producer.send_async(M) for _ in range(2)]
     with pytest.raises(SendFailed, match="2 asynchronous sends with 138 bytes are not answered yet"):
         producer.send_async(M)
-    bench.timers["send"].later(1.0, bench.sender.answer)
+    bench.timers["send"].call_later(1.0, bench.sender.answer)
     assert producer.send_async(M).done()
     assert first[0].done()
     bench.sender.answer()
@@ -427,7 +427,7 @@ def test_close_waits_for_what_is_under_way(bench: Bench) -> None:
     producer = bench.producer()
     bench.sender.script = [None]
     result = producer.send_async(M)
-    bench.timers["send"].later(0.5, bench.sender.answer)
+    bench.timers["send"].call_later(0.5, bench.sender.answer)
     assert producer.close() == []
     assert result.done()
     assert bench.sender.seen("leave") == ["g"]
@@ -464,7 +464,7 @@ def test_an_interrupted_close_gives_up_what_has_no_answer_and_says_so(
     producer = bench.producer()
     bench.sender.script = [None]
     result = producer.send_async(M)
-    monkeypatch.setattr(bench.timers["callback"], "hold", interrupted)
+    monkeypatch.setattr(bench.timers["callback"], "wait_notified", interrupted)
     with pytest.raises(KeyboardInterrupt):
         producer.close()
     assert isinstance(result.exception(0), ClosedError)

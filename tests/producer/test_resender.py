@@ -85,7 +85,7 @@ def test_it_stays_in_the_environment_that_its_process_counted_before_a_broker_le
     bench.sender.routes["T"] = tuple(qs("b:0-1"))
     resender = EngineResender(bench.sender, settings, ManualTimer(bench.time))
     found = resent(bench, resender, SpooledSend("T", REQUEST))
-    assert (found.queue, found.passing) == (None, True)
+    assert (found.queue, found.is_temporary) == (None, True)
     bench.sender.routes["T"] = tuple(qs("a:0-1 b:0-1"))
     assert resent(bench, resender, SpooledSend("T", REQUEST)).queue == q("a:0")
 
@@ -125,7 +125,7 @@ def test_it_waits_for_a_broker_that_has_the_only_queue_of_its_environment(bench:
     resender.resend(send, lambda each: (found.append(each), ended.set()))
     bench.time.advance(4)
     assert ended.wait(10)
-    assert (found[0].queue, found[0].passing) == (None, True)
+    assert (found[0].queue, found[0].is_temporary) == (None, True)
     assert "expected at most 2, the queues of a broker" in str(found[0].error)
     resender.close(Deadline.after(0))
 
@@ -150,7 +150,7 @@ def test_a_failure_says_whether_it_may_pass(
     bench.sender.by_broker = {name: lambda: error for name in "ab"}
     bench.sender.routes.clear()
     found = resent(bench, resender, SpooledSend("T", REQUEST, q("a:0")))
-    assert (found.queue, found.passing) == (None, passing)
+    assert (found.queue, found.is_temporary) == (None, passing)
     assert found.error is not None
     assert error.message in found.error
     assert len(bench.sender.calls) == 1
@@ -166,7 +166,7 @@ def test_what_must_be_stored_well_is_kept_until_it_is(bench: Bench, status: Send
     found = resent(bench, resender, SpooledSend("T", REQUEST, q("a:0")))
     if must and status is not SendStatus.SEND_OK:
         error = f"it was stored with {status.value}, and option 'requireStoreOk' is ok"
-        assert found == Resent(None, error, passing=True)
+        assert found == Resent(None, error, is_temporary=True)
     else:
         assert found == Resent(q("a:0"))
 
@@ -176,7 +176,7 @@ def test_what_has_no_answer_at_the_close_has_not_failed_for_good(bench: Bench, r
     found: list[Resent] = []
     resender.resend(SpooledSend("T", REQUEST), found.append)
     resender.close(Deadline.after(0))
-    assert [(each.queue, each.passing) for each in found] == [(None, True)]
+    assert [(each.queue, each.is_temporary) for each in found] == [(None, True)]
 
 
 def test_what_is_out_at_the_close_of_its_process_has_not_used_up_a_try(bench: Bench, tmp_path: Path) -> None:
@@ -222,7 +222,7 @@ def test_what_is_handed_over_in_one_moment_is_sent_together(bench: Bench) -> Non
     assert (len(found), blocks) == (10, [5, 5])
     resender.close(Deadline.after(0))
     resender.resend(SpooledSend("T", REQUEST, q("b:1"), ("late",)), found.append)
-    assert (found[-1].queue, found[-1].passing) == (None, True)
+    assert (found[-1].queue, found[-1].is_temporary) == (None, True)
 
 
 DUE_MS = 1_700_000_000_000 + 5_000_000
@@ -251,11 +251,11 @@ def test_what_timers_do_not_serve_goes_as_an_envelope_also_from_a_spool(
     bench.sender.longest_timers = {}
     for _ in range(2):
         found = delayed(bench, resender, body, queue)
-        assert (found.queue, found.passing, bench.sender.calls) == (None, True, [])
+        assert (found.queue, found.is_temporary, bench.sender.calls) == (None, True, [])
         assert "does not report its timers" in (found.error or "")
     bench.sender.longest_timers = {"a": 0, "b": 259_200_000}
     found = delayed(bench, resender, body, queue)
-    assert (found.queue, found.passing, bench.sender.calls) == (None, True, []), "nobody takes envelopes"
+    assert (found.queue, found.is_temporary, bench.sender.calls) == (None, True, []), "nobody takes envelopes"
     bench.sender.routes[INNER_TOPIC] = (q("a:0", INNER_TOPIC),)
     bench.sender.consumed_topics.add(INNER_TOPIC)
     assert delayed(bench, resender, body, queue).queue == q("a:0", INNER_TOPIC)
@@ -280,7 +280,7 @@ def test_without_the_service_it_waits_for_who_says_what_timers_do(
 ) -> None:
     bench.sender.longest_timers = timers
     found = delayed(bench, resender, b"x")
-    assert (len(bench.sender.calls), found.passing) == (sent, passing)
+    assert (len(bench.sender.calls), found.is_temporary) == (sent, passing)
     bench.sender.longest_timers, calls = {}, len(bench.sender.seen("timers"))
     bench.time.advance(10_000)
     assert delayed(bench, resender, b"x").queue is not None, "it is due"
@@ -301,7 +301,7 @@ def test_a_broker_whose_timers_were_switched_off_gets_what_is_due_without_a_dela
 
     bench.sender.by_broker = {name: lambda: off for name in "ab"}
     found = delayed(bench, resender, b"x", queue)
-    assert (found.queue, found.passing) == (None, True)
+    assert (found.queue, found.is_temporary) == (None, True)
     bench.time.advance(10_000)
     assert delayed(bench, resender, b"x", queue).queue is not None
     assert decode_properties(bench.sender.requests[-1].properties) == {Property.UNIQ_KEY: "ID", "p": "v"}
@@ -329,7 +329,7 @@ def test_whatever_goes_wrong_with_a_delay_is_an_outcome(
 ) -> None:
     monkeypatch.setattr(bench.sender, "timers", raising(ZeroDivisionError("a bug")))
     found = delayed(bench, resender, b"x")
-    assert (found.queue, found.error, found.passing) == (None, "ZeroDivisionError: a bug", True)
+    assert (found.queue, found.error, found.is_temporary) == (None, "ZeroDivisionError: a bug", True)
     assert "cannot determine the timers" in caplog.text
 
 
@@ -427,7 +427,7 @@ def test_it_has_its_thread_before_it_takes_anything(bench: Bench, monkeypatch: p
     with monkeypatch.context() as exhausted:
         no_more_threads(exhausted)
         made.resend(SpooledSend("T", REQUEST), found.append)
-    assert found == [Resent(None, "can't start new thread", passing=True)]
+    assert found == [Resent(None, "can't start new thread", is_temporary=True)]
     assert bench.sender.calls == []
     done = Event()
     made.resend(SpooledSend("T", REQUEST), lambda resent: done.set())
@@ -443,7 +443,7 @@ def test_what_could_not_be_sent_for_want_of_a_thread_is_sent_with_the_next(
     resender = EngineResender(bench.sender, ProducerSettings(group="g"), timer, contextlib.nullcontext)
     found: list[Resent] = []
     with monkeypatch.context() as patched:
-        patched.setattr(timer, "later", raising(RuntimeError("can't start new thread")))
+        patched.setattr(timer, "call_later", raising(RuntimeError("can't start new thread")))
         with pytest.raises(RuntimeError):
             resender.resend(SpooledSend("T", REQUEST, q("a:0")), found.append)
     resender.resend(SpooledSend("T", REQUEST, q("a:1")), found.append)
@@ -477,7 +477,7 @@ def test_of_a_batch_that_is_refused_all_are_sent_but_those_that_are(bench: Bench
 
     limit = 9
     bench.sender.by_broker = {"b": lambda: answer}
-    assert not resent(bench, resender, kept_batch(b"abcdefgh")).passing
+    assert not resent(bench, resender, kept_batch(b"abcdefgh")).is_temporary
     assert taken == [b"ab", b"c", b"ef", b"g"]
     ids = [decode_properties(r.properties).get(Property.UNIQ_KEY) for _, _, r in bench.sender.calls if r.batch]
     assert len(set(ids)) == len(ids)
@@ -495,8 +495,8 @@ def test_what_was_stored_before_one_was_refused_is_not_sent_again_with_its_batch
     error = refused(Response.MESSAGE_ILLEGAL)
     error.stored = {f"id of {each}": None for each in "abd"}
     bench.sender.script = [error, refused(Response.MESSAGE_ILLEGAL), ConnectionLost("down")]
-    assert resent(bench, resender, kept_batch(b"abcdef")).passing
+    assert resent(bench, resender, kept_batch(b"abcdef")).is_temporary
     assert [bodies_of(request) for _, _, request in bench.sender.calls[:3]] == [b"abcdef", b"c", b"ef"]
     bench.sender.script = [error, ConnectionLost("down")]
-    assert resent(bench, resender, kept_batch(b"abcdef")).passing
+    assert resent(bench, resender, kept_batch(b"abcdef")).is_temporary
     assert [bodies_of(request) for request in bench.sender.requests[3:]] == [b"abcdef", b"c"], "nothing overtakes it"

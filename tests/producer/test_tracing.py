@@ -332,7 +332,7 @@ def test_what_is_traced_begins_though_there_is_no_thread_for_traces(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(producers, "sender", lambda options: ScriptedSender(Time()))
-    monkeypatch.setattr(Timer, "begin", raising(RuntimeError("can't start new thread")))
+    monkeypatch.setattr(Timer, "start", raising(RuntimeError("can't start new thread")))
     with producers.Producer("h:1", "g", enable_trace=True):
         assert "group g is not traced: can't start new thread" in caplog.text
 

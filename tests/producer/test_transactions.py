@@ -27,7 +27,7 @@ from rocketmq_spark.errors import (
     SendFailed,
 )
 from rocketmq_spark.model import Message, MessageQueue, SendRequest, SendResult, SendStatus
-from rocketmq_spark.model.send import HalfPlace, HalfState, TransactionState, content_of_stored
+from rocketmq_spark.model.send import HalfPlace, HalfState, TransactionState, stored_content_digest
 from rocketmq_spark.producer import transactions
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.producer.transactions import TransactionProducer
@@ -76,7 +76,7 @@ class Shop:
         asked = replace(message(0), body=b"x")
         properties = {**other.pop("properties", {}), "UNIQ_KEY": msg_id}
         asked = replace(asked, properties=properties, **other)
-        found = self.sender.check(asked, place._replace(content=content_of_stored(asked)))
+        found = self.sender.check(asked, place._replace(content=stored_content_digest(asked)))
         return found if isinstance(found, TransactionState) else found()
 
     def ends(self) -> list[tuple[HalfPlace, TransactionState]]:
@@ -258,7 +258,7 @@ def test_a_copy_has_what_brokers_add(shop: Shop) -> None:
     check = shop.sender.check
     assert check is not None
     copy = replace(message(0), body=b"x", properties=properties)
-    assert check(copy, COPY._replace(content=content_of_stored(copy))) is UNKNOWN
+    assert check(copy, COPY._replace(content=stored_content_digest(copy))) is UNKNOWN
     half.commit()
     assert shop.ends() == [(COPY, COMMIT)]
 
@@ -519,7 +519,7 @@ def test_a_question_that_comes_while_a_commit_is_on_its_way_waits_for_it(
     def crossed(*given: Any) -> bool:
         assert shop.sender.check is not None
         copy = replace(message(0), body=b"x", properties={"UNIQ_KEY": half.result.msg_id})
-        found.append(shop.sender.check(copy, COPY._replace(content=content_of_stored(copy))))
+        found.append(shop.sender.check(copy, COPY._replace(content=stored_content_digest(copy))))
         return send(*given)
 
     with monkeypatch.context() as crossing:

@@ -80,7 +80,7 @@ class Source:
         self.answer = answer
         self.left_s = 0.0
 
-    def batched(self, queue: MessageQueue, deadline: Deadline) -> bool:
+    def stores_batches(self, queue: MessageQueue, deadline: Deadline) -> bool:
         self.left_s = deadline.remaining()
         if isinstance(self.answer, RocketMQError):
             raise self.answer
@@ -93,7 +93,7 @@ class Source:
 )
 def test_a_read_begins_although_nobody_says_what_kind_its_topic_is(answer: bool | RocketMQError, found: bool) -> None:
     """It waits for its broker, longer than that question does."""
-    assert replace(PULLER, source=Source(answer)).batched(QUEUE) is found  # type: ignore[arg-type]
+    assert replace(PULLER, source=Source(answer)).stores_batches(QUEUE) is found  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("wanted", [TAGS, SQL])
@@ -130,4 +130,4 @@ def test_an_expression_for_a_batch_topic_is_refused_whenever_it_turns_out_to_be_
 
 def test_who_may_not_ask_what_kind_it_is_is_reported() -> None:
     with pytest.raises(AccessDenied):
-        replace(PULLER, source=Source(AccessDenied("no"))).batched(QUEUE)  # type: ignore[arg-type]
+        replace(PULLER, source=Source(AccessDenied("no"))).stores_batches(QUEUE)  # type: ignore[arg-type]

@@ -162,7 +162,7 @@ class Asked:
     def missing_topic(self, error):
         return error
 
-    def timers(self, topic, brokers, deadline):
+    def max_timer_delays_ms(self, topic, brokers, deadline):
         self.versions_asked.append((sorted(brokers), deadline.remaining() <= 3.0))
         return {name: 1000 * (v >= codes.FIRST_WITH_TIMERS) for name, v in self.versions.items() if name in brokers}
 
@@ -216,7 +216,7 @@ class Numbered(Asked):
         super().__init__()
         self.answers = list(answers)
 
-    def numbered_queues(self, topic, deadline):
+    def partition_queues(self, topic, deadline):
         brokers = self.answers.pop(0)
         if isinstance(brokers, RocketMQError):
             raise brokers
@@ -235,7 +235,7 @@ def test_a_warning_says_that_partitions_have_other_queues(use, caplog):
 
     def warnings():
         caplog.clear()
-        checks.numbered_queues(sender, "t", sink_options("x:1", topic="t"))
+        checks.partition_queues(sender, "t", sink_options("x:1", topic="t"))
         return [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
 
     assert [warnings() for _ in range(3)] == [[], [], []]  # the last queues are new
@@ -259,7 +259,7 @@ def test_a_warning_says_that_partitions_have_other_queues(use, caplog):
 def test_numbers_of_partitions_are_compared_by_brokers_and_counts(use, caplog, before, now, told):
     sender = use(Numbered(before, now))
     for _ in range(2):
-        checks.numbered_queues(sender, "t", sink_options("x:1", topic="t"))
+        checks.partition_queues(sender, "t", sink_options("x:1", topic="t"))
     assert bool(caplog.records) is told
 
 
@@ -268,7 +268,7 @@ def test_exactly_once_writes_warn_of_numbers_that_changed(use, caplog):
     sender, options = Numbered("b", "ab"), sink_options("x:1", topic="t")
     for noted in ("b:0-1", "a:0-1 b:0-1"):
         use(sender)
-        checks.numbered_queues(NotedQueuesSender(sender, qs(noted)), "t", options)
+        checks.partition_queues(NotedQueuesSender(sender, qs(noted)), "t", options)
     (record,) = caplog.records
     assert "now 0 to 1 on a, 2 to 3 on b, before 0 to 1 on b" in record.getMessage()
 
@@ -276,7 +276,7 @@ def test_exactly_once_writes_warn_of_numbers_that_changed(use, caplog):
 def test_numbers_of_another_connection_are_not_compared(use, caplog):
     sender = use(Numbered("b", "ab", "b"))
     for name_server in ("x:1", "y:1", "x:1"):
-        checks.numbered_queues(sender, "t", sink_options(name_server, topic="t"))
+        checks.partition_queues(sender, "t", sink_options(name_server, topic="t"))
     assert not caplog.records
 
 
@@ -286,12 +286,12 @@ def test_numbers_of_partitions_take_little_memory(use, monkeypatch):
     brokers = ["BC"] * 10
     sender = use(Numbered(*brokers, "bcdefghijklm"))
     for n in range(len(brokers)):
-        checks.numbered_queues(sender, f"t{n}", sink_options("x:1"))
+        checks.partition_queues(sender, f"t{n}", sink_options("x:1"))
     kept = process.entries(checks._NUMBERS_KEY)
     assert {topic: numbers for (_, topic), numbers in kept.items()} == dict.fromkeys(
         ("t7", "t8", "t9"), (("b", 4), ("c", 4))
     )
-    checks.numbered_queues(sender, "long", sink_options("x:1"))
+    checks.partition_queues(sender, "long", sink_options("x:1"))
     assert kept == {}
 
 

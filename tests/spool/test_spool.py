@@ -38,7 +38,7 @@ class FakeResender:
 
     def resend(self, send: SpooledSend, done: Callable[[Resent], None]) -> None:
         if self.closed:
-            done(Resent(None, "it is closed", passing=True))
+            done(Resent(None, "it is closed", is_temporary=True))
             return
         self.sent.append(send)
         done(self.answer(send))
@@ -105,7 +105,7 @@ def test_a_send_that_waits_behind_another_one_is_no_failure(fixture: Fixture, mo
 
 
 def test_when_a_broker_answers_again_what_it_holds_falls_due_at_once(fixture: Fixture) -> None:
-    fixture.resender.answer = lambda one: Resent(None, "down", passing=True)
+    fixture.resender.answer = lambda one: Resent(None, "down", is_temporary=True)
     fixture.spool.keep([send(b"x", "a:1"), send(b"y", "b:1"), send(b"z", topic="U")])
     fixture.time.advance(40)
     fixture.resender.answer = lambda one: Resent(one.queue or q("a:0", one.topic))
@@ -120,7 +120,7 @@ def test_when_a_broker_answers_again_what_it_holds_falls_due_at_once(fixture: Fi
 
 def test_the_answer_to_a_send_of_the_spool_itself_counts_too(fixture: Fixture) -> None:
     """A producer that sends nothing more would else leave the others to their own pauses, of up to half an hour."""
-    fixture.resender.answer = lambda one: Resent(None, "down", passing=True)
+    fixture.resender.answer = lambda one: Resent(None, "down", is_temporary=True)
     fixture.spool.keep([send(b"old", "a:1"), send(b"elsewhere", "b:1")])
     fixture.time.advance(40)
     fixture.spool.keep([send(b"new", "a:2")])
@@ -131,7 +131,7 @@ def test_the_answer_to_a_send_of_the_spool_itself_counts_too(fixture: Fixture) -
 
 
 def test_after_a_restart_whatever_answers_may_be_what_was_waited_for(fixture: Fixture) -> None:
-    fixture.resender.answer = lambda one: Resent(None, "down", passing=True)
+    fixture.resender.answer = lambda one: Resent(None, "down", is_temporary=True)
     fixture.spool.keep([send(b"x", "a:1")])
     fixture.time.advance(40)
     fixture.spool.close(Deadline.after(0))
@@ -164,7 +164,7 @@ def test_3_18_g2_8_a_clock_that_was_put_back_between_two_processes_holds_nothing
 
 
 def test_a_permanent_refusal_goes_to_the_dead_at_once(fixture: Fixture) -> None:
-    fixture.resender.answer = lambda one: Resent(None, "no permission", passing=False)
+    fixture.resender.answer = lambda one: Resent(None, "no permission", is_temporary=False)
     fixture.spool.keep([send(b"x")])
     fixture.time.advance(1000)
     assert len(fixture.resender.sent) == 1
@@ -258,7 +258,7 @@ def test_a_spool_that_cannot_be_made_leaves_its_folder(tmp_path: Path, monkeypat
             raise error
 
         with monkeypatch.context() as patch:
-            owner, name = (Timer, "begin") if place == "_begun" else (spool_module.Redelivery, place)
+            owner, name = (Timer, "start") if place == "_begun" else (spool_module.Redelivery, place)
             patch.setattr(owner, name, fail)
             store = Store(tmp_path / "s", sync="never")
             store.add([(Record("send", b"x", 1, "t"), 1)])

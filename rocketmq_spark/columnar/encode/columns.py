@@ -24,7 +24,7 @@ from rocketmq_spark.columnar import arrow
 from rocketmq_spark.columnar.encode.properties import MESSAGE_ID, BadRows
 from rocketmq_spark.errors import MessageRefused, OptionError
 from rocketmq_spark.model import Message, MessageQueue
-from rocketmq_spark.options.names import of_kafka_column
+from rocketmq_spark.options.names import kafka_column_hint
 from rocketmq_spark.options.transport import TransportFeatures
 from rocketmq_spark.wire.properties import message_problem
 
@@ -138,7 +138,7 @@ def _columns_by_role(columns: Sequence[RowColumn], row_id: str | None) -> tuple[
 
 def _unknown_columns_problem(names: Sequence[str], others: Sequence[str]) -> str:
     which = f"column {names[0]!r} is" if len(names) == 1 else f"columns {', '.join(map(repr, names))} are"
-    hints = "".join(of_kafka_column(name, sink=True) for name in names)
+    hints = "".join(kafka_column_hint(name, sink=True) for name in names)
     if {"body", "value"} & {name.lower() for name in others}:
         remedy = f"select only columns of the sink: select({[*others]})"
     else:

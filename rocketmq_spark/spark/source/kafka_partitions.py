@@ -1,7 +1,7 @@
 """The numbers of queues as Kafka's partitions (option ``kafkaColumns``). Pure.
 
 A topic's queues are numbered from 0 in order of broker name and queue id. All queues of the route count, as in the sink
-(``TopicRoute.numbered``), also those that the query does not read. A stream stores its numbers in the offset log under
+(``TopicRoute.partition_queues``), also those that the query does not read. A stream stores its numbers in the offset log under
 ``partitions`` and appends new queues, so they do not change when a broker is added. The log holds runs of queues,
 ``{"orders":[["broker-a",0,4],["broker-b",0,4]]}``: broker, first queue id, number of queues.
 """

@@ -39,11 +39,11 @@ def retry_until_deadline(catalog: OffsetCache, ask: Callable[[], T], deadline: D
         try:
             return ask()
         except RocketMQError as e:
-            trouble.note(e, catalog.clock.now())
+            trouble.record(e, catalog.clock.now())
             if not e.retriable or (isinstance(e, RouteNotFound) and not catalog.is_known_topic(e.topic)):
                 raise
             if deadline.expired:
-                trouble.give_up(e, catalog.clock.now())
+                trouble.raise_final(e, catalog.clock.now())
             catalog.note_retriable_error(e)
         deadline.pause(_RETRY_PAUSE_S)
         catalog.refresh_routes()
