@@ -151,10 +151,15 @@ def _label(axes: Axes, label: str) -> None:
 
 
 def _point(raw: dict[str, Any]) -> Point:
-    found = figures_of_progress(raw)
-    at = datetime.fromisoformat(found["timestamp"])
+    figures = figures_of_progress(raw)
+    at = datetime.fromisoformat(figures["timestamp"])
     return Point(
-        found["batchId"], at.timestamp(), found["rows"], found["batchMs"] or 0, found["lag"], found["behindMs"]
+        figures["batchId"],
+        at.timestamp(),
+        figures["rows"],
+        figures["batchMs"] or 0,
+        figures["lag"],
+        figures["behindMs"],
     )
 
 

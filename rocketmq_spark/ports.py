@@ -37,11 +37,11 @@ OnError = Callable[[RocketMQError, MessageQueue], None]
 
 
 class Sender(Protocol):
-    """What a producer calls. No method takes longer than its deadline."""
+    """The methods that producers call. No method takes longer than its deadline."""
 
     @property
     def encoder(self) -> MessageEncoder:
-        """What makes the batches that it sends."""
+        """The encoder of batches for this transport."""
 
     def publish_queues(self, topic: str, deadline: Deadline, refresh: bool = False) -> Sequence[MessageQueue]:
         """Return the queues that accept sends, in Java's publish order. The object stays identical while the route is unchanged.
@@ -53,9 +53,10 @@ class Sender(Protocol):
         """Return the readable queues, sorted. Some of them may not accept sends now."""
 
     def partition_queues(self, topic: str, deadline: Deadline) -> Sequence[MessageQueue]:
-        """Return the queues whose places are Kafka's partitions, by a route that is fetched now, or by the known one while no
-        name server answers. Some of them may not accept sends now. Raises ``BrokerNotFound`` while name servers do not list a
-        broker that had others of them and may be up.
+        """Return the queues whose indexes are the numbers of Kafka's partitions. Some of them may not accept sends now.
+
+        The route is fetched; if no name server answers, the cached route is used. Raises ``BrokerNotFound`` while name servers
+        do not list a broker that had further queues of the topic and may be up.
         """
 
     def missing_topic(self, error: RouteNotFound) -> RouteNotFound:
@@ -205,7 +206,7 @@ class OffsetReader(Protocol):
 
     @property
     def late_brokers(self) -> frozenset[str]:
-        """Brokers that still owe an answer to an earlier ``bounds`` or ``commit_each`` that returned without them."""
+        """Brokers that have not yet answered an earlier ``bounds`` or ``commit_each``, which returned without their answers."""
 
     def connection(self, broker_name: str) -> object:
         """Return a token that stays equal while the connection to the broker's master is the same: the broker was not away."""
@@ -223,7 +224,7 @@ class OffsetReader(Protocol):
     def first_kept_offsets(
         self, group: str, queues: Sequence[MessageQueue], deadline: Deadline, on_error: OnError
     ) -> dict[MessageQueue, int]:
-        """Return the first offset that can be pulled, of queues of compaction topics only: it may be below the minimum."""
+        """Return the first offset that can be pulled, for queues of compaction topics. It may be below the minimum offset."""
 
     def max_offsets(self, queues: Sequence[MessageQueue], deadline: Deadline) -> dict[MessageQueue, int]:
         """Return the end offset of each queue, including queues that are no longer readable."""
@@ -299,7 +300,7 @@ class OffsetCommitter(Protocol):
 
 
 class PullSource(Protocol):
-    """What reads of offset ranges need besides their pulls, which use their own connections."""
+    """The methods that reads of offset ranges call besides pulls, which use their own connections."""
 
     def on_wire(self, name: str) -> str:
         """Return the topic or group as brokers know it, with its namespace."""
@@ -318,7 +319,7 @@ class PullSource(Protocol):
 
 
 class GroupMember(Protocol):
-    """What a member of a consumer group calls. Topics and groups have the user's names, without a namespace."""
+    """The methods that a member of a consumer group calls. Topics and groups have the user's names, without a namespace."""
 
     @property
     def client_id(self) -> str:
@@ -398,7 +399,7 @@ class GroupMember(Protocol):
 
 
 class PopMember(Protocol):
-    """What a consumer calls that pops messages (POP). It has no queues; a Proxy delivers messages one by one.
+    """The methods that a consumer calls to pop messages (POP). It has no queues; a Proxy delivers messages one by one.
 
     A message that is not acknowledged within its invisible time is delivered again, to any member of the group.
     """

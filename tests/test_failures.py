@@ -92,7 +92,7 @@ def test_a_loop_that_fails_is_logged_and_begins_again(error: BaseException, capl
 
 def test_a_loop_that_runs_once_is_cleaned_up_behind(caplog: pytest.LogCaptureFixture) -> None:
     ended: list[int] = []
-    start_thread("t-1", raising(SystemExit()), lambda: ended.append(1), again=False).join(60)
+    start_thread("t-1", raising(SystemExit()), lambda: ended.append(1), restart=False).join(60)
     assert ended == [1]
     assert "the work of thread t-1 failed: SystemExit" in caplog.text
 

@@ -322,7 +322,7 @@ print(resource.getrlimit(resource.RLIMIT_CORE), ctypes.CDLL(None).prctl(3, 0, 0,
 
 @pytest.mark.skipif(sys.platform != "linux", reason="prctl")
 def test_a_process_with_other_rights_leaves_no_core() -> None:
-    given = python_call("-c", SEALED, str(users.OTHER), first=[str(Path(__file__).parents[1])])
+    given = python_call("-c", SEALED, str(users.OTHER), import_first=[str(Path(__file__).parents[1])])
     done = subprocess.run(**given, capture_output=True, text=True, check=True)
     assert done.stdout == "(0, 0) 0\n"
 

@@ -157,7 +157,7 @@ class EventLoop:
             self._ready.clear()
             on_loop_closed, self.on_loop_closed = self.on_loop_closed, None
             if on_loop_closed is not None and self.loop_is_closed and not self.closed:
-                start_thread("rocketmq-aio-close", on_loop_closed, again=False)
+                start_thread("rocketmq-aio-close", on_loop_closed, restart=False)
             raise
 
     def _drain(self) -> None:

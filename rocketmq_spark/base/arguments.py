@@ -48,19 +48,19 @@ def is_integer(value: object) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
-def check_seconds(name: str, value: object, most_s: float = math.inf) -> float:
-    """Return a timeout as a float. Raises ``OptionError`` if the timeout is not a number, or more than ``most_s``."""
-    if isinstance(value, bool) or not isinstance(value, Real) or not value <= most_s:
-        raise argument_error(name, value, "a number of seconds" + (f" up to {most_s:.0f}" if most_s < math.inf else ""))
+def check_seconds(name: str, value: object, max_s: float = math.inf) -> float:
+    """Return a timeout as a float. Raises ``OptionError`` if the timeout is not a number, or more than ``max_s``."""
+    if isinstance(value, bool) or not isinstance(value, Real) or not value <= max_s:
+        raise argument_error(name, value, "a number of seconds" + (f" up to {max_s:.0f}" if max_s < math.inf else ""))
     return float(value)
 
 
-def check_function(name: str, value: Any, takes: str, *, coroutines: bool = False) -> None:
-    """Raise ``OptionError`` unless ``value`` can be called with the arguments in ``takes``, such as ``messages, context``.
+def check_function(name: str, value: Any, parameters: str, *, coroutines: bool = False) -> None:
+    """Raise ``OptionError`` unless ``value`` can be called with the arguments in ``parameters``, such as ``messages, context``.
 
     Without ``coroutines``, a coroutine function is rejected, because no caller would await its coroutines.
     """
-    expected = f"a function that takes ({takes})"
+    expected = f"a function that takes ({parameters})"
     if not callable(value):
         raise argument_error(name, value, expected)
     if (kind := _deferred_kind(value)) and not (coroutines and kind == "coroutine function"):
@@ -74,7 +74,7 @@ def check_function(name: str, value: Any, takes: str, *, coroutines: bool = Fals
     except (TypeError, ValueError):  # a built-in function may have none
         return
     try:
-        signature.bind(*takes.split(", "))
+        signature.bind(*parameters.split(", "))
     except TypeError as e:
         raise OptionError(f"{name} takes {signature}: {e}; expected {expected}") from None
 
@@ -110,21 +110,23 @@ def check_synchronous(name: str, value: Any) -> None:
 
 
 _MAX_PAIRS = 4_000_000  # pairs of characters: 10,000 names of 20 characters, or 250 of 127
-_MAX_COMPARED_CHARACTERS = 127  # of names that are compared, in characters
+_MAX_COMPARED_CHARACTERS = 127  # longer names are not compared
 
 
-def similar_names(name: str, known: Iterable[str], count: int, cutoff: float) -> list[str]:
-    """The names that are most similar to ``name``. A server decides how many there are, and the comparison of two is quadratic:
-    so those with the same first letter come first, and at most so many are compared that it takes about half a second. Long
-    names are not similar to any.
+def similar_names(name: str, names: Iterable[str], count: int, cutoff: float) -> list[str]:
+    """Return up to ``count`` names that are similar to ``name``, the most similar one first.
+
+    A server may report any number of names, and the time to compare two names grows with the product of their lengths. So the
+    comparison ends after ``_MAX_PAIRS`` pairs of characters, about half a second. Names with the same first letter are compared
+    first, and longer names than ``_MAX_COMPARED_CHARACTERS`` are left out.
     """
-    name, left = name[:_MAX_COMPARED_CHARACTERS], _MAX_PAIRS
-    names: list[str] = []
+    name, pairs_left = name[:_MAX_COMPARED_CHARACTERS], _MAX_PAIRS
+    compared: list[str] = []
     for each in sorted(
-        (each for each in known if len(each) <= _MAX_COMPARED_CHARACTERS), key=lambda each: each[:1] != name[:1]
+        (each for each in names if len(each) <= _MAX_COMPARED_CHARACTERS), key=lambda each: each[:1] != name[:1]
     ):
-        left -= (len(name) + 1) * (len(each) + 1)
-        if left < 0:
+        pairs_left -= (len(name) + 1) * (len(each) + 1)
+        if pairs_left < 0:
             break
-        names.append(each)
-    return difflib.get_close_matches(name, names, n=count, cutoff=cutoff)
+        compared.append(each)
+    return difflib.get_close_matches(name, compared, n=count, cutoff=cutoff)

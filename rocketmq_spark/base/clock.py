@@ -13,11 +13,11 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 _MIN_PAUSE_S = 0.01
-NO_TIMEOUT_S = 1e9  # stands for "without a timeout": locks do not accept infinity
+NO_TIMEOUT_S = 1e9  # means no timeout: locks do not accept infinity
 
 
 class Deadline(NamedTuple):
-    """A point on the monotonic clock by which a call with all its retries must end. A tuple: there is one for every send."""
+    """The time on the monotonic clock at which a call with all its retries must end. A tuple, because each send creates one."""
 
     at: float
 
@@ -43,7 +43,7 @@ class Deadline(NamedTuple):
 
 
 class RateLimit:
-    """Limits how often something is done, such as a log line that a flood of events would repeat."""
+    """Limits how often something is done, such as logging a line that repeats."""
 
     def __init__(self, every_s: float, times: int = 1) -> None:
         self._every_s = every_s
@@ -51,7 +51,7 @@ class RateLimit:
         self._period_end = Deadline.after(0)
 
     def due(self) -> bool:
-        """Whether to do it now: True for the first ``times`` calls of each period of ``every_s`` seconds."""
+        """Return True for the first ``times`` calls of each period of ``every_s`` seconds, then False."""
         if self._period_end.expired:
             self._period_end, self._remaining = Deadline.after(self._every_s), self._times
         self._remaining -= 1
@@ -64,7 +64,7 @@ def epoch_ms() -> int:
 
 
 def utc_text(epoch_ms: int, timespec: str = "milliseconds") -> str:
-    """Return ``2026-01-31T12:00:00.000Z``; or ``@`` and the number if it is no valid date, as messages may have any number."""
+    """Return ``2026-01-31T12:00:00.000Z``; or ``@`` and the number if it is not a valid date: messages may have any number."""
     try:
         moment = datetime.fromtimestamp(epoch_ms / 1000, UTC)
     except (ValueError, OverflowError, OSError):

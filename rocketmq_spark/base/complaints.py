@@ -1,4 +1,4 @@
-"""The log level of a problem that lasts: a warning when it begins, and now and then."""
+"""The log level of a problem that lasts: a warning when it begins, and every five minutes."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ REPEAT_S = 300.0
 
 
 class LogThrottle:
-    """The present problems of things such as topics and queues. The first failed attempt of a kind is a warning, and then one
-    attempt in five minutes while the problem lasts.
+    """The current problems of subjects such as topics and queues. The first failure of a kind is a warning, and then one failure
+    in five minutes while the problem lasts.
     """
 
     def __init__(self) -> None:
-        self._limits: dict[Hashable, dict[Hashable, RateLimit]] = {}  # the kinds of problems of each thing
+        self._limits: dict[Hashable, dict[Hashable, RateLimit]] = {}  # for each subject and kind of problem
 
-    def level(self, thing: Hashable, why: object) -> int:
+    def level(self, subject: Hashable, error: object) -> int:
         """Return WARNING for a new kind of problem, and every ``REPEAT_S`` seconds while this kind lasts; else INFO."""
-        kind = type(why), getattr(why, "broker_code", None)
-        kinds = self._limits.setdefault(thing, {})
+        kind = type(error), getattr(error, "broker_code", None)
+        kinds = self._limits.setdefault(subject, {})
         if kind not in kinds:
             kinds[kind] = RateLimit(REPEAT_S)
         return logging.WARNING if kinds[kind].due() else logging.INFO
 
-    def resolved(self, thing: Hashable) -> bool:
-        """Note that the thing has no problem. Returns whether it had one."""
-        return self._limits.pop(thing, None) is not None
+    def resolved(self, subject: Hashable) -> bool:
+        """Record that the subject has no problem. Returns whether it had one."""
+        return self._limits.pop(subject, None) is not None

@@ -28,7 +28,8 @@ _NAME = "rocketmq-dropped"
 class ClosedWhenDropped(Closeable):
     """An object that a thread of the process closes if the program drops the last reference before ``close``.
 
-    Threads and registries must not refer to an idle object of this class. The constructor of a subclass ends with ``_close_when_dropped``.
+    Threads and registries must not refer to an idle object of this class. The constructor of a subclass ends with a call of
+    ``_close_when_dropped``.
     """
 
     _owner: OwnerProcess

@@ -1,4 +1,4 @@
-"""Ownership of folders: creates folders for this user alone, and finds what another user owns, may write or may replace.
+"""Ownership of folders: creates private folders, and finds files that another user owns, may write or may replace.
 
 Root does not count as another user, because root can replace any file anyway. Of a link, the owner of the link and the owner of
 its target count, because the owner of a link chooses its target. A user who may write to a folder can replace what is in the
@@ -58,7 +58,7 @@ def user_text(uid: int) -> str:
 
 
 def home() -> Path:
-    """Return the user's home. If another user owns HOME, as with ``sudo`` and in containers of CI, the home of the account."""
+    """Return HOME; or the home of the account if another user owns HOME, as with ``sudo`` and in containers of CI."""
     try:
         named = Path.home()
     except RuntimeError:  # neither HOME nor a name; such a user has "/" in containers
@@ -102,17 +102,17 @@ def foreign_owner(path: Path, root_may: bool = True) -> ForeignFile | None:
     return None
 
 
-def foreign_in(path: Path, skipped: tuple[str, ...] = (), root_may: bool = True) -> ForeignFile | None:
-    """As ``foreign_owner``, also for everything in the folder. Links in it are not followed.
+def foreign_in(path: Path, skipped_prefixes: tuple[str, ...] = (), root_may: bool = True) -> ForeignFile | None:
+    """As ``foreign_owner``, also for all files and folders below the folder. Links are not followed.
 
     Args:
         path: A folder, which may be missing.
         skipped: Prefixes of the names of subfolders that are left out.
         root_may: Whether root may own ``path`` itself.
     """
-    if (found := foreign_owner(path, root_may)) is not None:
-        return found
-    for entry in _entries(path, skipped):
+    if (other := foreign_owner(path, root_may)) is not None:
+        return other
+    for entry in _entries(path, skipped_prefixes):
         if (status := _status_or_none(entry.lstat)) is not None and (owner := owner_uid(status)) not in (
             os.geteuid(),
             ROOT,
@@ -212,7 +212,8 @@ def open_regular(path: Path | str, flags: int = os.O_RDONLY, at: int | None = No
 
 
 def open_private(path: Path, flags: int) -> int:
-    """As ``open_regular``, for files that only this user may use, such as locks: others may not open an existing file any more.
+    """As ``open_regular``, for files that only this user may use, such as locks. Takes all rights to the file from other users.
+
     Raises ``PermissionError`` for a file of another user.
     """
     opened = open_lock(path, flags)
@@ -223,8 +224,8 @@ def open_private(path: Path, flags: int) -> int:
 
 
 def open_lock(path: Path, flags: int = os.O_RDWR) -> int:
-    """As ``open_regular``, for a file that processes lock: if it belongs to this user, others may not open it any more, because
-    whoever may read it can lock it, too, and so exclude its owner.
+    """As ``open_regular``, for a file that processes lock. If it belongs to this user, takes all rights from other users: a user
+    who may read the file can also lock it, and so exclude its owner.
     """
     opened = open_regular(path, flags)
     status = os.fstat(opened)
@@ -355,20 +356,20 @@ def open_to_append(path: Path) -> int:
 
 
 def read_regular(path: Path) -> bytes:
-    """The content of a file, opened as ``open_regular`` does."""
+    """Return the content of a file, which is opened as by ``open_regular``."""
     with open(open_regular(path), "rb") as file:
         return file.read()
 
 
 def copy_regular(path: Path, target: Path) -> None:
-    """Copy the content of a file, opened as ``open_regular`` does, to a new one."""
+    """Copy the content of a file, which is opened as by ``open_regular``, to a new file."""
     new = os.O_WRONLY | os.O_CREAT | os.O_EXCL
     with open(open_regular(path), "rb") as file, open(open_regular(target, new), "wb") as copy:
         shutil.copyfileobj(file, copy)
 
 
 def replace_file(path: Path, content: str | bytes, mode: int = 0o600) -> None:
-    """Replace a file by a new one, so that a link of this name is not followed, and no process reads an incomplete file."""
+    """Replace a file by a new one. A link of this name is not followed, and no process reads an incomplete file."""
     with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
         try:
             os.fchmod(file.fileno(), mode)  # whatever the umask is
@@ -440,10 +441,10 @@ def _is_private(gid: int, uid: int) -> bool:
 @functools.cache  # a directory service may have very many accounts
 def primary_users() -> dict[int, set[int]]:
     """The accounts that have a group as their primary group, by the group: they are not among its members (``gr_mem``)."""
-    found: dict[int, set[int]] = {}
+    users: dict[int, set[int]] = {}
     for account in pwd.getpwall():
-        found.setdefault(account.pw_gid, set()).add(account.pw_uid)
-    return found
+        users.setdefault(account.pw_gid, set()).add(account.pw_uid)
+    return users
 
 
 def is_writable_by_owner_only(path: Path) -> bool:
@@ -458,7 +459,7 @@ def is_writable_by_owner_only(path: Path) -> bool:
 
 
 def set_mode(path: Path, mode: int) -> None:
-    """Change the mode of a file, opened as ``open_regular`` does."""
+    """Change the mode of a file, which is opened as by ``open_regular``."""
     opened = open_regular(path)
     try:
         os.fchmod(opened, mode)
@@ -489,8 +490,8 @@ def _revoke_write(opened: int) -> bool:
 def revoke_write_all(path: Path) -> None:
     """Take the right to write to a file, or to a folder and what is in it, from other users.
 
-    Folders are closed from the top down, so that afterwards nobody can add or exchange what is in them: look for what others own,
-    or may still write, after this call. Links below ``path`` are not followed.
+    Folders come first, from the top down, so that other users can no longer add or replace entries. After this call, check which
+    files other users own or may still write. Links below ``path`` are not followed.
     """
     if path.is_dir():
         with open_subfolder(path) as folder:
@@ -516,7 +517,7 @@ def _revoke_write_in(folder: int) -> None:
 
 
 class Exposure(NamedTuple):
-    """A file or folder that others may change or replace: its owner ``uid``, or those who may write to it (``uid`` is None)."""
+    """A file or folder that other users may change or replace: its owner ``uid``; or, if ``uid`` is None, users who may write to it."""
 
     path: Path
     status: os.stat_result
@@ -552,26 +553,26 @@ def exposures(path: Path, owner: int = ROOT) -> Iterator[Exposure]:
             yield Exposure(entry, found, uid)
 
 
-def remedy(found: Exposure, what: str, owner: int, is_above: bool = True) -> str:
-    """Return a sentence without its period that says how to remove an exposure of ``what``, such as "the spool", which belongs
+def remedy(exposure: Exposure, name: str, owner: int, is_above: bool = True) -> str:
+    """Return a sentence without its period that says how to remove an exposure of ``name``, such as "the spool", which belongs
     to ``owner``. ``is_above``: the exposed folder is above it.
 
     Root is advised to run nothing on a path that another user may lead elsewhere before root runs it: no ``mv`` either.
     """
-    place = shlex.quote(str(found.path))
-    if found.uid is None:
-        holder = found.status.st_uid
+    place = shlex.quote(str(exposure.path))
+    if exposure.uid is None:
+        holder = exposure.status.st_uid
         if holder != error_reader():
             return f"Let {user_text(holder)} run, not root: chmod go-w {place}"
-        if next(exposures(found.path), None) is None:
+        if next(exposures(exposure.path), None) is None:
             return f"Run: chmod go-w {place}"
-    if found.uid is not None and not is_above:
-        return f"Let {user_text(found.uid)} remove {place}, not root"
+    if exposure.uid is not None and not is_above:
+        return f"Let {user_text(exposure.uid)} remove {place}, not root"
     if owner == ROOT:
-        return f"Use a folder for {what} that only root may change, and so each folder above it"
+        return f"Use a folder for {name} that only root may change, and so each folder above it"
     if owner == error_reader():
-        return f"Move {what} below a folder that only you and root may change"
-    return f"Let {user_text(owner)} move {what}, not root, below a folder that only that user and root may change"
+        return f"Move {name} below a folder that only you and root may change"
+    return f"Let {user_text(owner)} move {name}, not root, below a folder that only that user and root may change"
 
 
 def exposures_in(path: Path, skipped: tuple[str, ...], owner: int) -> Iterator[Exposure]:
@@ -591,15 +592,15 @@ def exposures_of(path: Path, entries: Iterable[Path], owner: int = ROOT) -> Iter
 
 def _lookups(path: Path) -> Iterator[tuple[Path, Path]]:
     """Yield each folder in which the system looks up a part of the path, with that part. Links in the path are followed."""
-    here, parts, links, known = Path("/"), list(reversed(path.absolute().parts[1:])), 0, set()
+    here, parts, links, visited = Path("/"), list(reversed(path.absolute().parts[1:])), 0, set()
     yield here, here
     while parts:
         if (part := parts.pop()) == "..":
             here = here.parent
             continue
         entry = here / part
-        if entry not in known:
-            known.add(entry)
+        if entry not in visited:
+            visited.add(entry)
             yield here, entry
         try:
             target = Path(os.readlink(entry))
@@ -644,7 +645,7 @@ def warn_if_replaceable(path: Path, purpose: str) -> None:
         )
 
 
-_borrowed_uids: list[int] = []  # the user whose rights this process has now, if they are not its own
+_borrowed_uids: list[int] = []  # the uid of ``as_user`` or ``become_user``; empty while this process has its own rights
 
 
 def has_own_rights() -> bool:
@@ -663,7 +664,7 @@ def error_reader() -> int:
 def as_user(uid: int) -> Iterator[None]:
     """Take the rights of another user and of that user's groups inside the block, in all threads. Only root can do this.
 
-    What is open when the block ends is used with root's rights from then on: ``become_user`` is for what may stay open.
+    Root's rights apply again to files that stay open after the block; use ``become_user`` for those.
 
     Args:
         uid: The user. New files belong to this user. A user without a name has no group but nobody's.

@@ -24,7 +24,7 @@ _NO_DEADLINE = Deadline(math.inf)
 
 @dataclass(slots=True)
 class RetryErrors:
-    """Errors from the first one until something succeeds."""
+    """The errors of consecutive failed attempts."""
 
     first: RocketMQError | None = None
     last: RocketMQError | None = None
@@ -77,18 +77,18 @@ class Retry:
     times: int = 3
     interval_s: float = 0.5
 
-    def run(self, ask: Callable[[], T], deadline: Deadline | None = None) -> T:
+    def run(self, request: Callable[[], T], deadline: Deadline | None = None) -> T:
         """Return the first success. Raises a permanent error at once, the last after all attempts, the first at the deadline."""
-        pauses, trouble = backoff(self.interval_s, 10.0), RetryErrors()
-        for left in range(self.times, -1, -1):
+        pauses, errors = backoff(self.interval_s, 10.0), RetryErrors()
+        for attempts_left in range(self.times, -1, -1):
             try:
-                return ask()
+                return request()
             except RocketMQError as e:
-                over = deadline is not None and deadline.expired and e.retriable
-                trouble.record(e, time.monotonic(), cut_short=over)
-                if over:
-                    trouble.raise_final(e, time.monotonic())
-                if not e.retriable or left == 0:
+                is_expired = deadline is not None and deadline.expired and e.retriable
+                errors.record(e, time.monotonic(), cut_short=is_expired)
+                if is_expired:
+                    errors.raise_final(e, time.monotonic())
+                if not e.retriable or attempts_left == 0:
                     raise
                 (deadline or _NO_DEADLINE).pause(next(pauses))
         raise AssertionError("unreachable")

@@ -26,15 +26,15 @@ def detach() -> None:
     If this process leads the session, all processes of the session lose the terminal, and Ctrl-C no longer ends them: see
     ``continue_in_child``.
     """
-    if (opened := _open()) is None:
+    if (terminal := _open()) is None:
         return
     # If the leader of the session gives up the terminal, the system sends SIGHUP to the foreground group.
     ignored = [signal.SIGHUP] if _is_leader() else []
     try:
         with on_signals(lambda: None, *ignored):
-            fcntl.ioctl(opened, termios.TIOCNOTTY)
+            fcntl.ioctl(terminal, termios.TIOCNOTTY)
     finally:
-        os.close(opened)
+        os.close(terminal)
 
 
 def continue_in_child() -> None:
@@ -43,9 +43,9 @@ def continue_in_child() -> None:
 
     The command in ``ssh -t HOST COMMAND``, ``docker run -it IMAGE COMMAND`` and ``script -c COMMAND`` leads the session.
     """
-    if not _is_leader() or (opened := _open()) is None:
+    if not _is_leader() or (terminal := _open()) is None:
         return
-    os.close(opened)
+    os.close(terminal)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
     child = os.fork()
     if not child:
@@ -53,10 +53,10 @@ def continue_in_child() -> None:
         return
     try:
         with on_signals(lambda: None, signal.SIGCHLD):  # macOS drops signals that nothing handles, also blocked ones
-            ended = _exit_code_of_child(child)
+            exit_code = _exit_code_of_child(child)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    raise SystemExit(ended if ended >= 0 else 128 - ended)
+    raise SystemExit(exit_code if exit_code >= 0 else 128 - exit_code)
 
 
 def _exit_code_of_child(child: int) -> int:
@@ -69,10 +69,10 @@ def _exit_code_of_child(child: int) -> int:
     while True:
         number = signal.sigwait(_AWAITED)
         if number == signal.SIGCHLD:
-            while (found := os.waitpid(child, os.WNOHANG | os.WUNTRACED | os.WCONTINUED))[0]:
-                stopped = os.WIFSTOPPED(found[1])
-                if not stopped and not os.WIFCONTINUED(found[1]):
-                    return os.waitstatus_to_exitcode(found[1])
+            while (changed := os.waitpid(child, os.WNOHANG | os.WUNTRACED | os.WCONTINUED))[0]:
+                stopped = os.WIFSTOPPED(changed[1])
+                if not stopped and not os.WIFCONTINUED(changed[1]):
+                    return os.waitstatus_to_exitcode(changed[1])
         elif signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP
             must_end = True
             if number in _FORWARDED:  # Ctrl-C reaches the child, too

@@ -1,14 +1,13 @@
-"""Threads that survive errors in user code, one worker thread per key (``KeyedExecutor``), some for all work (``DaemonThreadPool``), and one
-that calls what is due (``Timer``).
+"""Threads: errors of user code as values (``capture``), one thread per key (``KeyedExecutor``), a pool (``DaemonThreadPool``) and
+a scheduler (``Timer``).
 
 A listener, a callback, a strategy or a hook may raise anything, even ``SystemExit``. Python ends a thread on ``SystemExit``
-without a message, so ``capture`` returns whatever user code raises as a value (``Failure``).
+without a message, so ``capture`` returns each exception of user code as a value (``Failure``).
 
-``KeyedExecutor`` runs work that may block, in the order in which it was added for its key. A thread lives while there is work for
-its key, so a host that does not answer delays only the work for that host.
+``KeyedExecutor`` runs work that may block. Work of one key runs in order, on a thread that ends when the key has no more work. So
+a host that does not answer delays only the work for that host.
 
-``Timer`` is the clock of producers and client instances, with pauses and one daemon thread. It owns a thread and a lock, and
-knows nothing of messages. Tests replace it by one whose time they move.
+``Timer`` is the clock and the scheduler of producers and client instances. Tests replace it by a timer whose clock they set.
 """
 
 from __future__ import annotations
@@ -87,7 +86,7 @@ class TracebackLimit:
 
 
 def capture(code: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | Failure:
-    """Returns what ``code`` returns, or ``Failure``. Ctrl-C in the main thread is raised: it is for the user."""
+    """Return the result of ``code``, or its exception as a ``Failure``. Ctrl-C in the main thread is raised: it is for the user."""
     try:
         return code(*args, **kwargs)
     except BaseException as e:
@@ -101,7 +100,7 @@ _local = threading.local()
 
 @contextlib.contextmanager
 def without_blocking() -> Iterator[None]:
-    """Inside the block, ``may_block`` is false on this thread: work that may block is left to another thread."""
+    """Make ``may_block`` return False on this thread inside the block, so that another thread does the work that may block."""
     before, _local.waits = may_block(), False
     try:
         yield
@@ -110,39 +109,39 @@ def without_blocking() -> Iterator[None]:
 
 
 def may_block() -> bool:
-    """Whether the calling thread may be held up, for example by a socket that takes no bytes."""
+    """Whether the calling thread may block, for example while a socket takes no bytes."""
     return getattr(_local, "waits", True)
 
 
-def safe_text(value: object, how: Callable[[object], str] = repr) -> str:
-    """The text of a user's value, whose own method may raise."""
-    text = capture(how, value)
+def safe_text(value: object, convert: Callable[[object], str] = repr) -> str:
+    """Return the text of a user's value, also if its method raises."""
+    text = capture(convert, value)
     return f"<{type(value).__name__} without a text>" if isinstance(text, Failure) else text
 
 
 def start_thread(
-    name: str, loop: Callable[[], None], ended: Callable[[], None] | None = None, again: bool = True
+    name: str, loop: Callable[[], None], on_end: Callable[[], None] | None = None, restart: bool = True
 ) -> threading.Thread:
-    """Starts a daemon thread that runs ``loop`` until it returns, and ``ended`` whatever happens.
+    """Start a daemon thread that runs ``loop`` until it returns, and then ``on_end``, also after an error.
 
-    What ``loop`` raises is logged. With ``again`` the loop is then run again, so it must first remove the work that failed.
+    Exceptions of ``loop`` are logged. With ``restart``, the loop then runs again, so it must first remove the work that failed.
 
     Raises:
         RuntimeError: The system allows no more threads. Record the thread only after this call.
     """
-    name = escaped(name)  # it may have the name of a broker, and logs show it
-    thread = threading.Thread(target=_run_thread, args=(name, loop, ended, again), name=name, daemon=True)
+    name = escaped(name)  # it may contain the name of a broker, and logs show it
+    thread = threading.Thread(target=_run_thread, args=(name, loop, on_end, restart), name=name, daemon=True)
     thread.start()
     return thread
 
 
-def _run_thread(name: str, loop: Callable[[], None], ended: Callable[[], None] | None, again: bool) -> None:
+def _run_thread(name: str, loop: Callable[[], None], on_end: Callable[[], None] | None, restart: bool) -> None:
     try:
-        while _run_failed(name, loop) and again:
+        while _run_failed(name, loop) and restart:
             pass
     finally:
-        if ended is not None:
-            ended()
+        if on_end is not None:
+            on_end()
 
 
 def _run_failed(name: str, loop: Callable[[], None]) -> bool:
@@ -157,10 +156,10 @@ _CHECK_S = 1.0
 
 
 class Latch:
-    """A flag that one thread waits for, and that other threads or signal handlers set.
+    """A flag that other threads or signal handlers set, and one thread waits for.
 
-    It is no ``Event``, because Ctrl-C can interrupt an ``Event`` while the lock of its condition is held. The lock then stays
-    held, and every later ``set`` waits for ever. A signal handler that runs in such a moment waits for ever, too.
+    Unlike ``Event``, it is safe in signal handlers: Ctrl-C can interrupt an ``Event`` while it holds the lock of its condition.
+    The lock then stays locked, and each later ``set`` blocks forever, as does ``set`` in a signal handler at such a moment.
     """
 
     __slots__ = ("_lock",)
@@ -170,7 +169,7 @@ class Latch:
         self._lock.acquire()
 
     def set(self) -> None:
-        with contextlib.suppress(RuntimeError):  # it is set already
+        with contextlib.suppress(RuntimeError):  # the flag is set already
             self._lock.release()
 
     def is_set(self) -> bool:
@@ -178,7 +177,7 @@ class Latch:
         return not self._lock.locked()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Returns whether it is set, after ``seconds`` at most.
+        """Wait until the flag is set, for at most ``seconds``. Returns whether it is set.
 
         Without ``seconds`` the thread checks periodically: of two signals at once, another thread may take both and wake none.
         """
@@ -189,7 +188,7 @@ class Latch:
         return True
 
 
-_collecting: set[int] = set()  # the thread that collects garbage now
+_collecting: set[int] = set()  # ids of threads that collect garbage now
 
 
 def _on_collection(phase: str, info: object) -> None:
@@ -200,12 +199,12 @@ gc.callbacks.append(_on_collection)
 
 
 def deferred_by_collection(work: Callable[[], None]) -> bool:
-    """Whether this thread is collecting garbage, possibly while it holds a lock. If so, another thread runs ``work``."""
+    """Return whether this thread is collecting garbage, perhaps while it holds a lock. Then another thread runs ``work``."""
     if threading.get_ident() not in _collecting:
         return False
     if not sys.is_finalizing():  # new threads no longer run, and starting one would wait for it
         with contextlib.suppress(RuntimeError):  # the system allows no more threads
-            start_thread("rocketmq-collected", work, again=False)
+            start_thread("rocketmq-collected", work, restart=False)
     return True
 
 
@@ -218,46 +217,46 @@ class KeyedExecutor:
         self._work: dict[Hashable, deque[Callable[[], None]]] = {}
 
     def has_work(self, key: Hashable) -> bool:
-        """Whether work of ``key`` waits or runs, so that new work has to wait for it."""
+        """Whether work of ``key`` waits or runs. New work of the key would wait for it."""
         return key in self._work
 
     def run(self, key: Hashable, work: Callable[[], None]) -> None:
         """Run ``work`` soon. Raises ``RuntimeError`` if the system allows no more threads, or if too much work waits."""
         with self._lock:
-            waiting = self._work.get(key)
-            if waiting is not None:
-                if self._limit is not None and len(waiting) >= self._limit:
-                    raise RuntimeError(f"{len(waiting)} requests wait for one thread")
-                waiting.append(work)
+            queue = self._work.get(key)
+            if queue is not None:
+                if self._limit is not None and len(queue) >= self._limit:
+                    raise RuntimeError(f"{len(queue)} requests wait for one thread")
+                queue.append(work)
                 return
-            waiting = deque([work])
+            queue = deque([work])
             try:
-                self._work[key] = waiting
-                start_thread(f"rocketmq-aside-{key}", functools.partial(self._run, key, waiting))
+                self._work[key] = queue
+                start_thread(f"rocketmq-aside-{key}", functools.partial(self._run, key, queue))
             except BaseException:  # Ctrl-C, too: whether the thread exists is unknown, so the caller keeps the work
-                waiting.clear()
+                queue.clear()
                 self._work.pop(key, None)
                 raise
 
     def wait(self, key: Hashable, seconds: float) -> None:
-        """Wait until the work that ``key`` has is done, or for ``seconds``."""
+        """Wait until the present work of ``key`` is done, for at most ``seconds``."""
         done = Latch()
         with self._lock:
-            if (waiting := self._work.get(key)) is None:
+            if (queue := self._work.get(key)) is None:
                 return
-            waiting.append(done.set)
+            queue.append(done.set)
         done.wait(seconds)
 
-    def _run(self, key: Hashable, mine: deque[Callable[[], None]]) -> None:
-        while (work := self._next(key, mine)) is not None:
+    def _run(self, key: Hashable, queue: deque[Callable[[], None]]) -> None:
+        while (work := self._next(key, queue)) is not None:
             work()
             del work  # otherwise the waiting thread would keep the objects of the work alive
 
-    def _next(self, key: Hashable, mine: deque[Callable[[], None]]) -> Callable[[], None] | None:
+    def _next(self, key: Hashable, queue: deque[Callable[[], None]]) -> Callable[[], None] | None:
         with self._lock:
-            if mine:
-                return mine.popleft()
-            if self._work.get(key) is mine:
+            if queue:
+                return queue.popleft()
+            if self._work.get(key) is queue:
                 del self._work[key]
             return None
 
@@ -266,8 +265,9 @@ _IDLE_S, _POLL_S = 10.0, 0.02
 
 
 class DaemonThreadPool(Executor):
-    """As ``ThreadPoolExecutor``, whose threads keep a process from ending for as long as their work takes. These do not. Threads
-    that have no work for ``_IDLE_S`` end. Raises ``RuntimeError`` as that does, and then does not run the work later.
+    """A ``ThreadPoolExecutor`` with daemon threads, so that their work does not delay the end of the process.
+
+    Threads end after ``_IDLE_S`` without work. If ``submit`` raises ``RuntimeError``, the work never runs.
     """
 
     def __init__(self, limit: int, name: str) -> None:
@@ -307,7 +307,7 @@ class DaemonThreadPool(Executor):
                 self._changed.wait_for(lambda: not self._threads)
 
     def wait_until_idle(self, deadline: Deadline) -> bool:
-        """Whether there is no work left, at ``deadline`` at the latest."""
+        """Wait until no work is left, or until ``deadline``. Returns whether no work is left."""
         while (busy := self._threads > self._idle or bool(self._queue)) and not deadline.expired:
             deadline.pause(_POLL_S)
         return not busy
@@ -330,7 +330,7 @@ class DaemonThreadPool(Executor):
 
 
 def _complete(future: Future[T], code: Callable[[], T]) -> None:
-    """Run ``code`` unless ``future`` was cancelled, and give it the outcome."""
+    """Run ``code`` and complete ``future`` with its result or exception, unless the future was cancelled."""
     if not future.set_running_or_notify_cancel():
         return
     outcome = capture(code)
@@ -368,7 +368,7 @@ class Timer:
         return time.clock_gettime_ns(_LEASE_CLOCK) // 1_000_000
 
     def wall_ms(self) -> int:
-        """Epoch milliseconds, for what is written into messages."""
+        """Epoch milliseconds, for times in messages."""
         return time.time_ns() // 1_000_000
 
     def pause(self, seconds: float) -> None:
@@ -376,7 +376,7 @@ class Timer:
         time.sleep(seconds)
 
     def wait(self, future: Future[Any], seconds: float) -> bool:
-        """Whether ``future`` is done within ``seconds``."""
+        """Wait until ``future`` is done, for at most ``seconds``. Returns whether it is done."""
         try:
             future.exception(seconds)
         except FutureTimeout:

@@ -59,11 +59,11 @@ class ReloadedFiles(Generic[T]):
     def _reload(self, stamps: tuple[object, ...]) -> T:
         if self._failed is not None and self._failed[0] == stamps and not self._failed[2].expired:
             raise self._failed[1].with_traceback(None)
-        begun = time.monotonic()
+        started_s = time.monotonic()
         try:
             return self._load()
         except (OSError, RocketMQError) as e:
-            self._failed = stamps, e, Deadline.after(_PAUSE_FACTOR * (time.monotonic() - begun))
+            self._failed = stamps, e, Deadline.after(_PAUSE_FACTOR * (time.monotonic() - started_s))
             raise
 
     def _may_use_stale(self, error: Exception) -> bool:

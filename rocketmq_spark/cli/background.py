@@ -129,7 +129,7 @@ def _refuse_second() -> None:
 def _spawned(wish: Wish, log: IO[str]) -> RunningBroker:
     reading, writing = os.pipe()
     root = str(Path(rocketmq_spark.__file__).parent.parent)
-    call = processes.python_call("-P", "-m", __name__, str(writing), first=[root])
+    call = processes.python_call("-P", "-m", __name__, str(writing), import_first=[root])
     if distro.CACHE_VARIABLE in call["env"]:
         call["env"][distro.CACHE_VARIABLE] = str(
             distro.cache_folder()

@@ -332,7 +332,7 @@ class RpcClient:
 
         for _ in range(min(_MAX_PARALLEL_CONNECTS, len(to_connect))):
             try:
-                start_thread("rocketmq-dial", connect_in_turn, again=False)
+                start_thread("rocketmq-dial", connect_in_turn, restart=False)
             except RuntimeError:  # no more threads: connect one after the other
                 connect_in_turn()
 

@@ -642,7 +642,7 @@ class Pollers:
                 name = f"rocketmq-{self._settings.group}-pop-{place[0]}-{place[1]}"
                 on_end = partial(self._on_poller_end, place)
                 # The next check restarts a poller that failed, so that an immediate failure does not loop.
-                self._threads[place] = start_thread(name, partial(self._run, place), on_end, again=False)
+                self._threads[place] = start_thread(name, partial(self._run, place), on_end, restart=False)
 
     def close(self) -> None:
         """Pass no more messages to the listener. Pending requests end when the port is closed; call ``join`` after that."""

@@ -272,7 +272,7 @@ class Prefetcher:
         run, on_end = partial(self._run, broker_name, reader), partial(self._on_reader_end, broker_name, reader)
         try:
             self._readers[broker_name] = reader
-            reader.thread = start_thread(f"rocketmq-ahead-{broker_name}", run, on_end, again=False)
+            reader.thread = start_thread(f"rocketmq-ahead-{broker_name}", run, on_end, restart=False)
         except (
             BaseException
         ) as e:  # also Ctrl-C: if the thread was started, it ends because its reader is not registered

@@ -287,7 +287,7 @@ class BasePullConsumer(ClosedWhenDropped):
     def _poll(self, timeout_s: float) -> tuple[list[ReceivedMessage], int | None]:
         """Return messages, and the offset of the first message that was left out (None: all messages of the answer are returned).
 
-        The messages do not count as returned yet, because Ctrl-C may still interrupt older Pythons after an ``signal_safe`` returned.
+        The messages do not count as returned yet, because Ctrl-C may still interrupt older Pythons after the method returned.
         """
         deadline = _start_poll(self, timeout_s)
         while parts := self._upkeep.next_parts(deadline, ONE_ANSWER):

@@ -326,16 +326,16 @@ class Total(NamedTuple):
 
 def total(queues: Iterable[QueueLag], now_ms: int) -> Total:
     """Add up ``queues``. Those without a known lag are only counted; if the age of one queue is unknown, so is the total age."""
-    every = list(queues)
-    known = [one for one in every if one.lag is not None]
+    all_queues = list(queues)
+    known = [one for one in all_queues if one.lag is not None]
     if not known:
-        return Total(None, None, None, len(every))
+        return Total(None, None, None, len(all_queues))
     ages = [one.behind_ms(now_ms) for one in known]
     return Total(
         sum(one.lag or 0 for one in known),
         sum(one.lost or 0 for one in known),
         None if None in ages else max(age for age in ages if age is not None),
-        len(every) - len(known),
+        len(all_queues) - len(known),
     )
 
 

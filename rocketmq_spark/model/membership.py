@@ -1,4 +1,4 @@
-"""What a member of a consumer group reports to brokers, the requests of brokers to it, and its answers.
+"""Heartbeat data of a member of a consumer group, requests of brokers to the member, and the answers.
 
 Values only, named as in Java's ``ConsumerData``, ``ConsumerRunningInfo`` and ``ConsumeMessageDirectlyResult``; ``wire/bodies``
 encodes them.

@@ -217,12 +217,12 @@ class PoppedMessage:
 
 
 def estimated_popped_memory(message: PoppedMessage) -> int:
-    """About the memory of a message, in bytes, as ``wire.messages.message_memory`` of others."""
+    """Return about how many bytes of memory a popped message needs; ``wire.messages.message_memory`` is for other messages."""
     texts = [*message.properties.keys(), *message.properties.values(), *message.keys]
     return estimated_memory(len(message.body), sum(map(len, texts)) + 2 * len(texts))
 
 
-PopTarget = tuple[str, int]  # where messages are popped: a topic, and which of its brokers
+PopTarget = tuple[str, int]  # where messages are popped: a topic, and the index of one of its brokers
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,4 @@
-"""Where topics are (brokers, their addresses and queues), and pulls: ranges of offsets, what is asked for, and what an
-answer means.
-"""
+"""Routes of topics (brokers, their addresses and queues), ranges of offsets, and pulls: requests and answers."""
 
 from __future__ import annotations
 
@@ -16,8 +14,10 @@ from rocketmq_spark.model.message import MessageQueue, ReceivedMessage
 
 
 class OffsetWindow(NamedTuple):
-    """The offset that a pull requested, and the next offset that the broker returned. A batch has offsets between these; it may
-    begin before the first, but not before ``min_offset``, and ends at ``max_offset`` or earlier.
+    """The offset that a pull requested, and the next offset that the broker returned.
+
+    A batch of the answer has offsets between these. It may begin before ``start``, but not before ``min_offset``, and it ends at
+    ``max_offset`` or earlier.
     """
 
     start: int
@@ -87,8 +87,8 @@ class BrokerData:
         if read_from == "slave":
             return self._first_slave or self.master
         if read_from == "hint":
-            wanted = self.addresses.get(suggested) if suggested != MASTER_ID else None
-            return wanted or self.master or self._first_slave
+            suggested_address = self.addresses.get(suggested) if suggested != MASTER_ID else None
+            return suggested_address or self.master or self._first_slave
         return self.master
 
     @property
@@ -121,12 +121,12 @@ class TopicRoute:
         return tuple(self.writable())
 
     def stored_queues(self) -> list[MessageQueue]:
-        """All queues that store messages: the ``readable`` ones, and those that may not be pulled now."""
+        """All queues that store messages: the ``readable`` ones, and queues without read permission."""
         return self._queues_for_readers(0)
 
     def partition_queues(self) -> list[MessageQueue]:
-        """Sorted queues that a broker has for readers or for senders, whatever their permissions are now. Their places are the
-        numbers of Kafka's partitions (option ``kafkaColumns``).
+        """Sorted queues that a broker has for readers or for senders, whatever their permissions are now. The index in
+        this list is the number of Kafka's partition (option ``kafkaColumns``).
         """
         return sorted(
             MessageQueue(self.topic, data.broker_name, i)

@@ -33,9 +33,10 @@ class SendStatus(enum.Enum):
 class BatchStorage(NamedTuple):
     """How brokers store the batches of a topic.
 
-    ``whole``: as one message, which needs a batch id (``queue.type=BatchCQ``). ``is_compacted``: messages without a key are left out
-    (a compaction topic), although the batch is acknowledged. ``needs_group``: a Proxy rejects messages without a sharding key (over
-    gRPC, in a topic with ``message.type=FIFO``).
+    Args:
+        whole: As one message, which needs a batch id (``queue.type=BatchCQ``).
+        is_compacted: Brokers leave out messages without a key, although they acknowledge the batch (a compaction topic).
+        needs_group: A Proxy rejects messages without a sharding key (over gRPC, in a topic with ``message.type=FIFO``).
     """
 
     whole: bool = False
@@ -111,7 +112,7 @@ class HalfState(enum.Enum):
     UNKNOWN = "UNKNOWN"
 
 
-# A longer id is kept as its beginning and a hash. Ids of this package have 32 characters.
+# Of a longer id, keys have the beginning and a hash. Ids of this package have 32 characters.
 _MAX_ID_CHARACTERS = 64
 
 
@@ -133,23 +134,25 @@ class HalfPlace(NamedTuple):
 
     @property
     def key(self) -> str:
-        """The message, of which a broker may have several copies: another one may have its id."""
-        which = self.msg_id  # of any client, and kept for many messages
-        if len(which) > _MAX_ID_CHARACTERS:
-            which = f"{which[:_MAX_ID_CHARACTERS]}… {hashlib.sha256(which.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}"
-        return f"{which} {self.content.hex()[:32]}"
+        """A key of the message: its copies have the same key, and other messages with the same id have another key."""
+        msg_id = self.msg_id  # other clients may choose long ids, and the key is kept for many messages
+        if len(msg_id) > _MAX_ID_CHARACTERS:
+            msg_id = f"{msg_id[:_MAX_ID_CHARACTERS]}… {hashlib.sha256(msg_id.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}"
+        return f"{msg_id} {self.content.hex()[:32]}"
 
     @classmethod
     def of(cls, result: SendResult, group: str, topic: str, msg_id: str) -> HalfPlace:
-        """The place in the result of a send. Raises ``RemoteProtocolError`` if the broker did not return it."""
+        """Return the place in the result of a send. Raises ``RemoteProtocolError`` if the broker returned no position."""
         assert result.queue is not None
-        given = result.offset_msg_id or ""
+        broker_id = result.offset_msg_id or ""
         try:
-            at = int(given[-16:], 16) if given else None  # the id ends with the position of the message
+            position = int(broker_id[-16:], 16) if broker_id else None  # the id ends with the position of the message
         except ValueError as e:
-            raise RemoteProtocolError(f"the half message has id {given!r}, which has no position", topic=topic) from e
+            raise RemoteProtocolError(
+                f"the half message has id {broker_id!r}, which has no position", topic=topic
+            ) from e
         transaction_id = result.transaction_id or msg_id
-        return cls(topic, result.queue.broker_name, group, msg_id, transaction_id, result.queue_offset, at)
+        return cls(topic, result.queue.broker_name, group, msg_id, transaction_id, result.queue_offset, position)
 
 
 # RocketMQ's own properties that are a message's content. A broker adds some to a half message, and the others must be absent: it
@@ -165,24 +168,24 @@ _ADDED_BY_BROKERS = frozenset({
 
 
 def content_digest(topic: str, body: bytes | memoryview, properties: Mapping[str, str]) -> bytes:
-    """A digest of what a message says. Message ids prove nothing: anyone who may send can use the id of another message.
+    """Return a digest of a message's content. A message id proves nothing: any sender can use the id of another message.
 
-    ``properties`` are as they are stored. It is the same for a half message and for the copies that its broker makes of it.
+    ``properties`` are those of the stored message. A half message and the copies that its broker makes have the same digest.
     """
     texts = [topic]
     for name in sorted(properties):
         own = name in RESERVED_PROPERTIES or name.startswith(TRANSIENT_PROPERTY_PREFIX)
         if name in _CONTENT_PROPERTIES or (own and name not in _ADDED_BY_BROKERS) or not own:
             texts += (name, properties[name])
-    made = hashlib.sha256()
+    digest = hashlib.sha256()
     for part in (*(text.encode("utf-8", "replace") for text in texts), body):
-        made.update(len(part).to_bytes(8, "big"))
-        made.update(part)
-    return made.digest()
+        digest.update(len(part).to_bytes(8, "big"))
+        digest.update(part)
+    return digest.digest()
 
 
 def stored_content_digest(message: ReceivedMessage | PoppedMessage) -> bytes:
-    """``content_digest`` a message that a broker asks about."""
+    """Return the ``content_digest`` of a half message that a broker checks."""
     properties = message.properties
     if isinstance(message, PoppedMessage):
         own = {

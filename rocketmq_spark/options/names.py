@@ -61,17 +61,17 @@ def code_allowed() -> bool:
     if value.strip().lower() in _NO:
         return False
     raise OptionError(
-        f"variable {CALLABLES_VARIABLE} is {value!r}; expected {', '.join(_YES)} to allow options that name code, or {', '.join(_NO)} to "
-        "forbid them"
+        f"variable {CALLABLES_VARIABLE} is {value!r}; expected {', '.join(_YES)} to allow options that name code, or "
+        f"{', '.join(_NO)} to forbid them"
     )
 
 
-def unknown_value(option: str, given: str, known: Sequence[str]) -> str:
-    """Return the problem of the unknown name ``given``, with the known names and the nearest one."""
-    by_lower = {name.lower(): name for name in known}
-    near = difflib.get_close_matches(given.lower(), by_lower, n=1)
+def unknown_value(option: str, value: str, names: Sequence[str]) -> str:
+    """Return the problem of the unknown name ``value``, with the known names and the nearest one."""
+    by_lower = {name.lower(): name for name in names}
+    near = difflib.get_close_matches(value.lower(), by_lower, n=1)
     hint = f"; did you mean {by_lower[near[0]]!r}?" if near else ""
-    return f"option {option!r} is {given!r}; expected one of {', '.join(known)}{hint}"
+    return f"option {option!r} is {value!r}; expected one of {', '.join(names)}{hint}"
 
 
 # Options, in lower case, of spark-sql-kafka-0-10.
@@ -218,7 +218,7 @@ _MIN_SIMILARITY = 0.8
 def unknown_option(name: str, shown: Mapping[str, str], of_spark: Container[str] = ()) -> str:
     """Return the sentence about an unknown option: with the equivalent of another client's option, or with the nearest option.
 
-    ``shown`` has the spelling of each option in errors, by the option's name; ``of_spark`` is that of ``foreign_option_equivalent``.
+    ``shown`` has the spelling of each option in errors, by name; ``of_spark`` is as in ``foreign_option_equivalent``.
     """
     known = {_normalized(spelt): spelt for spelt in shown.values()}
     bare = _normalized(name.lower().removeprefix("kafka."))

@@ -245,8 +245,8 @@ def instance_of(servers: Sequence[str]) -> str | None:
 
     The instance is the namespace. Mirrors ``NameServerAddressUtils``.
     """
-    found = _INSTANCE.match(servers[0]) if servers else None
-    return found[1] if found is not None and "_" in found[2][1:-1] else None
+    match = _INSTANCE.match(servers[0]) if servers else None
+    return match[1] if match is not None and "_" in match[2][1:-1] else None
 
 
 # The value of option 'addressMap' that replaces each advertised address by that of the name server which reported it.
@@ -257,15 +257,15 @@ def address_map(value: str) -> dict[str, str] | str:
     if value.strip().lower() == AT_NAME_SERVER.lower():
         return AT_NAME_SERVER
     expected = f'{AT_NAME_SERVER!r}, or JSON such as {{"10.0.0.5:10911": "localhost:10911"}}'
-    found: dict[str, str] = _json(value, dict, expected)
-    for item in (*found.keys(), *found.values()):
+    addresses: dict[str, str] = _json(value, dict, expected)
+    for item in (*addresses.keys(), *addresses.values()):
         if not isinstance(item, str):
             raise ValueError(f"{expected} ({item!r} is not host:port)")
         try:
             split_address(item)
         except ValueError as e:
             raise ValueError(f"{expected} ({e})") from None
-    return found
+    return addresses
 
 
 def regex(value: str) -> str:
@@ -292,7 +292,10 @@ def re2_problem(pattern: str) -> str | None:
     RE2 expands repeats before it applies its memory limit, and takes quadratic time for repeats that it merges.
     """
     if len(pattern) > MAX_PATTERN_CHARACTERS:
-        return f"at most {MAX_PATTERN_CHARACTERS} characters, because variable {CALLABLES_VARIABLE} forbids code; it has {len(pattern)}"
+        return (
+            f"at most {MAX_PATTERN_CHARACTERS} characters, because variable {CALLABLES_VARIABLE} forbids code; "
+            f"it has {len(pattern)}"
+        )
     repeats = sum(int(number) for found in _REPEAT.findall(pattern) for number in re.findall(r"\d+", found)[-1:])
     if repeats > MAX_REPEATS:
         return (

@@ -37,11 +37,11 @@ def check_safe(path: Path, option: str, variables: Mapping[str, str] = os.enviro
     if PATHS_VARIABLE not in variables:
         return path
     check_confined(path, option, variables)
-    if (found := next(folders.exposures(path.expanduser() / _NEW_ENTRY), None)) is not None:
+    if (exposure := next(folders.exposures(path.expanduser() / _NEW_ENTRY), None)) is not None:
         raise _path_error(
             path,
             option,
-            f"{found.who} may exchange {found.path}, or what is in it, so that it leads out of the folder of variable "
+            f"{exposure.who} may exchange {exposure.path}, or what is in it, so that it leads out of the folder of variable "
             f"{PATHS_VARIABLE}",
             "Name a folder that belongs to the user of this process, in folders to which only that user and root may write",
         )

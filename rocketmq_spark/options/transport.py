@@ -143,25 +143,25 @@ def message_type(delayed: bool, grouped: bool, ranked: bool) -> str:
 
 def problems(options: Any, role: str) -> list[str]:
     """Return what the transport does not support in the options of a role: sentences without a full stop."""
-    found = [
+    texts = [
         f"option {name!r} has no effect without {needed!r}: {_remedy(needed)}"
         for field, (name, other, needed) in REQUIRED_OPTIONS.items()
         if field in options.given and other not in options.given
     ]
     if options.transport == GRPC:
-        return found + _grpc_problems(options, role)
+        return texts + _grpc_problems(options, role)
     if not options.name_server:
-        found.append("option 'nameServer' is required: give host:port of a RocketMQ name server")
+        texts.append("option 'nameServer' is required: give host:port of a RocketMQ name server")
     if options.proxy_endpoint:
-        found.append("option 'proxyEndpoint' has no effect without transport=grpc")
+        texts.append("option 'proxyEndpoint' has no effect without transport=grpc")
     if options.tls_server_name:
-        found.append("option 'tlsServerName' has no effect without transport=grpc; see option 'tlsCheckHostname'")
+        texts.append("option 'tlsServerName' has no effect without transport=grpc; see option 'tlsCheckHostname'")
     if options.tls and not options.tls_check_hostname and not options.tls_ca_file:
-        found.append(
+        texts.append(
             "option 'tlsCheckHostname' is false without option 'tlsCaFile': every certificate of a public authority would be "
             "accepted, whoever has it. Name the authority of your servers with 'tlsCaFile'"
         )
-    return found
+    return texts
 
 
 def _remedy(needed: str) -> str:
@@ -171,35 +171,35 @@ def _remedy(needed: str) -> str:
 def _grpc_problems(options: Any, role: str) -> list[str]:
     if role in _ROLE_PROBLEMS:
         return [f"option 'transport' is 'grpc', but a {role} {_ROLE_PROBLEMS[role]}"]
-    found = []
+    texts = []
     if role == "consumer":
-        said = [_CONSUMER_PROBLEMS[field] for field in _CONSUMER_PROBLEMS if field in options.given]
-        found += [
-            f"option {name!r} cannot be used with transport=grpc: {why}. Omit it, or {_READ}" for name, why in said
+        rejected = [_CONSUMER_PROBLEMS[field] for field in _CONSUMER_PROBLEMS if field in options.given]
+        texts += [
+            f"option {name!r} cannot be used with transport=grpc: {why}. Omit it, or {_READ}" for name, why in rejected
         ]
     if not options.proxy_endpoint:
-        found.append("option 'proxyEndpoint' is required with transport=grpc: give host:port of the Proxy's gRPC port")
+        texts.append("option 'proxyEndpoint' is required with transport=grpc: give host:port of the Proxy's gRPC port")
     selector = options.queue_selector
     if role == "sink" and selector not in SELECTORS:
-        found.append(
+        texts.append(
             f"option 'queueSelector' is {selector!r}, but {PROXY_CHOOSES}; expected one of {', '.join(SELECTORS)}, or {_READ}"
         )
     if options.environment is not None and options.environment_mode == "queues":
-        found.append(
+        texts.append(
             f"option 'environment' names queues, but {PROXY_CHOOSES}; give environmentMode=suffix, or use transport=remoting"
         )
     if options.long_delay == "dmq":
-        found.append(
+        texts.append(
             "option 'longDelay' is 'dmq', but a Proxy does not report the limits of brokers' timers; expected error"
         )
     if options.enable_trace:
-        found.append(f"option 'enableTrace' is true, but clients of a Proxy write no traces; {_READ}")
+        texts.append(f"option 'enableTrace' is true, but clients of a Proxy write no traces; {_READ}")
     if options.address_map:
-        found.append("option 'addressMap' has no effect with transport=grpc: clients connect to proxyEndpoint only")
+        texts.append("option 'addressMap' has no effect with transport=grpc: clients connect to proxyEndpoint only")
     if options.tls_key_password:
-        found.append("option 'tlsKeyPassword' cannot be used with gRPC; give a key file without a password")
+        texts.append("option 'tlsKeyPassword' cannot be used with gRPC; give a key file without a password")
     if not options.tls_check_hostname:
-        found.append(
+        texts.append(
             "option 'tlsCheckHostname' cannot be false with gRPC; give the certificate's name as 'tlsServerName'"
         )
-    return found
+    return texts

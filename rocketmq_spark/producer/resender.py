@@ -166,7 +166,7 @@ class EngineResender:
             return False
         if environment.by_position:
             return queue not in queues_of_environment(self._sender, environment).get(queue.topic, (queue,))
-        return not environment.owned([queue], may_lack=(queue.topic,))
+        return not environment.owned([queue], may_be_empty=(queue.topic,))
 
     def _resend_delayed(self, send: SpooledSend, done: Callable[[Resent], None]) -> None:
         """Resend a delayed message. Perhaps no broker answered when it was spooled, and a broker without timers would deliver

@@ -142,7 +142,7 @@ def allocate_all(
 
 def _allocations(
     strategy: str | Callable[..., Sequence[MessageQueue]],
-    wanted: Iterable[str],
+    requested: Iterable[str],
     queues: Sequence[MessageQueue],
     consumers: Sequence[str],
     config: Config,
@@ -151,7 +151,7 @@ def _allocations(
         if name not in CONFIG_NAMES and isinstance(strategy, str) and ":" not in strategy:
             raise OptionError(unknown_value("allocation configuration", name, CONFIG_NAMES))
     share = _allocation(strategy, queues, consumers, config)
-    return {consumer: share(consumer) for consumer in wanted}
+    return {consumer: share(consumer) for consumer in requested}
 
 
 def _allocation(
@@ -269,8 +269,8 @@ def _machine_room(queues: Queues, consumers: list[str], config: Config) -> Queue
     ``AllocateMessageQueueByMachineRoom``. Java's split drops empty parts at the end, so ``room@`` is no room. Copies of failed
     messages may lie in any room: the other queues of a retry topic are shared averagely, as nothing else would read them.
     """
-    given = config.get("machineRooms")
-    rooms = set(given.split(",") if isinstance(given, str) else given or ())
+    rooms_option = config.get("machineRooms")
+    rooms = set(rooms_option.split(",") if isinstance(rooms_option, str) else rooms_option or ())
     if not rooms:
         raise OptionError("option 'machineRooms' is missing; expected the rooms whose queues are shared")
     inside = [q for q in queues if _java_parts(q.broker_name) == 2 and room_of(q.broker_name) in rooms]
@@ -305,16 +305,16 @@ def _machine_room_nearby(queues: Queues, consumers: list[str], config: Config) -
     for consumer in consumers:
         consumers_in.setdefault(_room(room, consumer, f"consumer id {consumer}"), []).append(consumer)
     inner = config.get("inner", "averagely")
-    rest = {name: value for name, value in config.items() if name != "inner"}
+    inner_config = {name: value for name, value in config.items() if name != "inner"}
     shares = {
-        name: _allocation(inner, queues_in[name], consumers_in.get(name, consumers), rest)
+        name: _allocation(inner, queues_in[name], consumers_in.get(name, consumers), inner_config)
         for name in sorted_texts(queues_in)
     }
 
     def share(consumer: str) -> Queues:
         own = room(consumer)
-        found = shares[own](consumer) if own in shares else []
-        return found + [q for name in shares if name not in consumers_in for q in shares[name](consumer)]
+        own_queues = shares[own](consumer) if own in shares else []
+        return own_queues + [q for name in shares if name not in consumers_in for q in shares[name](consumer)]
 
     return share
 
@@ -342,14 +342,16 @@ def _environment(queues: Queues, consumers: list[str], config: Config) -> Queues
     environment of a consumer. Retry topics have none: their queues are shared by all, as nothing else would read them.
     """
     inner = config.get("inner", "averagely")
-    rest = {name: value for name, value in config.items() if name != "inner"}
+    inner_config = {name: value for name, value in config.items() if name != "inner"}
     environment_of = config.get("environmentOf")
     environment = Environment.of(config.get("environment"), config.get("environments"))
     retries = [q for q in queues if q.topic.startswith(codes.RETRY_PREFIX)]
     owned = environment.owned(q for q in queues if not q.topic.startswith(codes.RETRY_PREFIX))
     members = [c for c in consumers if environment_of is None or str(environment_of(c)) == environment.name]
     parts = [
-        _allocation(inner, part, who, rest) for part, who in ((owned, members), (retries, consumers)) if part and who
+        _allocation(inner, part, who, inner_config)
+        for part, who in ((owned, members), (retries, consumers))
+        if part and who
     ]
     return lambda consumer: [queue for part in parts for queue in part(consumer)]
 
@@ -367,10 +369,14 @@ def _configured(queues: Queues, consumers: list[str], config: Config) -> QueuesO
     retries = [q for q in queues if q.topic.startswith(codes.RETRY_PREFIX)]
 
     def share(consumer: str) -> Queues:
-        given = fixed(consumer)
-        found = [queue for queue in given if queue in existing]
-        missing = [queue for queue in retries if queue not in given]
-        return found + _averagely(missing, consumers, config)(consumer) if missing and consumer in consumers else found
+        fixed_for_consumer = fixed(consumer)
+        existing_queues = [queue for queue in fixed_for_consumer if queue in existing]
+        missing = [queue for queue in retries if queue not in fixed_for_consumer]
+        return (
+            existing_queues + _averagely(missing, consumers, config)(consumer)
+            if missing and consumer in consumers
+            else existing_queues
+        )
 
     return share
 
@@ -382,10 +388,12 @@ def _from_callable(strategy: Callable[..., Sequence[MessageQueue]]) -> Strategy:
         existing = set(queues)
 
         def share(consumer: str) -> Queues:
-            found = list(strategy(consumer, list(queues), list(consumers), **config))
-            if stranger := next((queue for queue in found if queue not in existing), None):
-                raise OptionError(f"allocation strategy {strategy!r} gave {stranger!r}, which is not among the queues")
-            return found
+            chosen = list(strategy(consumer, list(queues), list(consumers), **config))
+            if unknown_queue := next((queue for queue in chosen if queue not in existing), None):
+                raise OptionError(
+                    f"allocation strategy {strategy!r} gave {unknown_queue!r}, which is not among the queues"
+                )
+            return chosen
 
         return share
 

@@ -93,24 +93,24 @@ class Environment:
     def owned(
         self,
         queues: Iterable[MessageQueue],
-        kept: Collection[MessageQueue] = (),
-        may_lack: Container[str] = (),
+        previous: Collection[MessageQueue] = (),
+        may_be_empty: Container[str] = (),
     ) -> list[MessageQueue]:
         """The environment's queues of each topic in ``queues``, sorted; an error for a topic without any. Retry and dead-letter
         topics are returned whole, because their group belongs to one environment.
 
-        ``kept`` are the queues that it had before. By position it keeps them even if the route has changed, because other queues
-        take the positions of a broker that is away. Topics in ``may_lack`` may currently have none.
+        ``previous`` are the queues that it had before. By position it keeps them even if the route has changed, because other
+        queues take the positions of a broker that is away. Topics in ``may_be_empty`` may currently have none.
         """
-        before = {queue.topic for queue in kept} if self.by_position else set()
+        before = {queue.topic for queue in previous} if self.by_position else set()
         queues_owned: list[MessageQueue] = []
         for topic, group in groupby(sorted(queues, key=queue_order), key=lambda q: q.topic):
             of_topic = list(group)
             if topic.startswith((RETRY_PREFIX, DLQ_PREFIX)):
                 queues_owned += of_topic
                 continue
-            mine = [q for q in of_topic if q in kept] if topic in before else self._queues_of_topic(of_topic)
-            if not mine and topic not in before and topic not in may_lack:
+            mine = [q for q in of_topic if q in previous] if topic in before else self._queues_of_topic(of_topic)
+            if not mine and topic not in before and topic not in may_be_empty:
                 raise OptionError(self._no_queues_problem(topic, of_topic))
             queues_owned += mine
         return queues_owned
@@ -122,27 +122,27 @@ class Environment:
         ``writable``, does not shift the environment onto queues of another. If no queue is writable, this raises
         ``BrokerNotFound`` if a broker of the environment is away, which may return, else ``OptionError``.
         """
-        open_now, there = set(writable), set(readable)
+        open_now, readable_queues = set(writable), set(readable)
         try:
-            mine = self.owned(there)
+            own_queues = self.owned(readable_queues)
         except OptionError as e:
-            if away := self._named_brokers - {queue.broker_name for queue in there}:
-                raise _unavailable_error(e.message, away) from e
+            if unavailable := self._named_brokers - {queue.broker_name for queue in readable_queues}:
+                raise _unavailable_error(e.message, unavailable) from e
             raise
-        if not mine:
+        if not own_queues:
             closed = ", ".join(map(str, sorted(open_now, key=queue_order)))
             raise OptionError(
                 f"environment {self.name!r} owns none of {closed or 'no queues'}: no environment would read them"
             )
-        found = [queue for queue in mine if queue in open_now]
-        for topic in sorted({queue.topic for queue in mine} - {queue.topic for queue in found}):
-            closed_here = [queue for queue in mine if queue.topic == topic]
+        writable_queues = [queue for queue in own_queues if queue in open_now]
+        for topic in sorted({queue.topic for queue in own_queues} - {queue.topic for queue in writable_queues}):
+            closed_here = [queue for queue in own_queues if queue.topic == topic]
             text = (
                 f"environment {self.name!r} owns {', '.join(map(str, closed_here))}, none of which takes messages now"
             )
-            away = {queue.broker_name for queue in closed_here} - {queue.broker_name for queue in open_now}
-            raise _unavailable_error(text, away) if away else OptionError(text)
-        return found
+            unavailable = {queue.broker_name for queue in closed_here} - {queue.broker_name for queue in open_now}
+            raise _unavailable_error(text, unavailable) if unavailable else OptionError(text)
+        return writable_queues
 
     @property
     def _named_brokers(self) -> set[str]:
@@ -160,8 +160,8 @@ class Environment:
 
     def _no_queues_problem(self, topic: str, queues: Sequence[MessageQueue]) -> str:
         if self.listed is not None:
-            wanted = ", ".join(f"{broker or '*'}:{i}" for broker, i in sorted(self.listed))
-            return f"option 'environments' gives {self.name!r} the queues {wanted}; topic {topic!r} has none of them"
+            listed = ", ".join(f"{broker or '*'}:{i}" for broker, i in sorted(self.listed))
+            return f"option 'environments' gives {self.name!r} the queues {listed}; topic {topic!r} has none of them"
         if self.count:
             return (
                 f"option 'environments' is {self.count}; expected at most {1 + max(q.queue_id for q in queues)}, the "
@@ -187,8 +187,10 @@ def owners(queues: Iterable[MessageQueue], environments: object = None) -> dict[
 
 
 class EnvironmentQueues:
-    """Selects the queues of topics that belong to an environment; all without an environment. By position, queues that were
-    owned once stay."""
+    """Selects the queues of topics that belong to an environment; without an environment, all queues.
+
+    By position, queues that belonged to the environment once stay.
+    """
 
     def __init__(self, environment: Environment | None) -> None:
         self._environment = environment

@@ -51,8 +51,8 @@ class RoundRobin:
 
     def pick(self, queues: Sequence[MessageQueue], last_broker: str | None = None) -> MessageQueue:
         """The next queue that is not on ``last_broker``, or the next one if there is no other broker."""
-        found = self.first(queues, lambda queue: queue.broker_name != last_broker)
-        return queues[self.next() % len(queues)] if found is None else found
+        queue = self.first(queues, lambda queue: queue.broker_name != last_broker)
+        return queues[self.next() % len(queues)] if queue is None else queue
 
     def first(self, queues: Sequence[MessageQueue], fits: Callable[[MessageQueue], bool]) -> MessageQueue | None:
         """The next queue that ``fits``, or None after one round. Every probe moves the index, as in Java."""
@@ -165,10 +165,10 @@ def in_rooms(queues: Sequence[MessageQueue], rooms: Collection[str]) -> list[Mes
     """Return the queues on brokers of ``rooms``. Raises ``SelectorError`` if there are none."""
     inside = [queue for queue in queues if ROOM_SEPARATOR in queue.broker_name and room_of(queue.broker_name) in rooms]
     if not inside:
-        known = sorted({room_of(q.broker_name) for q in queues if ROOM_SEPARATOR in q.broker_name})
+        rooms_of_topic = sorted({room_of(q.broker_name) for q in queues if ROOM_SEPARATOR in q.broker_name})
         raise SelectorError(
             f"queue selector 'machineRoom' chose no queue: no broker is in {', '.join(sorted(map(str, rooms)))}; "
-            f"rooms of topic {queues[0].topic!r} are {', '.join(known) or 'none (brokers are named room@name)'}"
+            f"rooms of topic {queues[0].topic!r} are {', '.join(rooms_of_topic) or 'none (brokers are named room@name)'}"
         )
     return inside
 

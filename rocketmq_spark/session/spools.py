@@ -365,7 +365,7 @@ def _queues_in(name: bytes, value: bytes, path: Path) -> tuple[str, tuple[Messag
 def _check(store: Store, noted: _Owned, environment: Environment) -> None:
     """Raises ``SpoolError`` if records are for queues that option 'environments' assigns to another environment."""
     for topic, queues in noted.items():
-        if tuple(environment.owned(queues, may_lack=(topic,))) != queues:
+        if tuple(environment.owned(queues, may_be_empty=(topic,))) != queues:
             raise SpoolError(
                 f"the records in {store.path} are for {', '.join(map(str, queues))}, which their environment had by its number, "
                 f"and option 'environments' gives environment {environment.name!r} others",

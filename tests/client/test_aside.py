@@ -97,7 +97,7 @@ def test_no_more_waits_for_a_thread_than_may() -> None:
 def test_a_latch_is_set_once_and_for_all_who_wait() -> None:
     latch = Latch()
     assert (latch.wait(0), latch.wait(-1), latch.wait(0.001)) == (False, False, False)
-    waiting = [start_thread(f"waiting-{i}", latch.wait, again=False) for i in range(3)]
+    waiting = [start_thread(f"waiting-{i}", latch.wait, restart=False) for i in range(3)]
     latch.set()
     latch.set()
     for thread in waiting:

@@ -70,7 +70,7 @@ class SparkDriver:
         os.set_blocking(self._reports_fd, False)
         self._unread, self._has_last_report = b"", False
         root = str(Path(rocketmq_spark.__file__).parent.parent)
-        call = python_call("-P", *self._program, str(writing), first=[root])
+        call = python_call("-P", *self._program, str(writing), import_first=[root])
         call["env"] = {"PYSPARK_PYTHON": sys.executable, **call["env"]}
         call["cwd"] = str(self._environment.folder)  # Spark writes files to its current folder
         with open(

@@ -290,7 +290,8 @@ def matching_names(pattern: str, topics: Iterable[str]) -> list[str]:
             return [topic for topic, matches in zip(encodable, found.to_pylist(), strict=True) if matches]
     if not code_allowed():
         raise OptionError(
-            f"option 'subscribePattern' is {pattern!r}; RE2 cannot match it, and variable {CALLABLES_VARIABLE} forbids other expressions",
+            f"option 'subscribePattern' is {pattern!r}; RE2 cannot match it, and variable {CALLABLES_VARIABLE} forbids other "
+            "expressions",
             remedy="Give an expression without look-around, back references, possessive and atomic groups, '{,', '[[' and '[:'",
         )
     try:
