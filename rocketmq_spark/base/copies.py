@@ -198,7 +198,7 @@ class CheckCoalescer(Generic[P, D]):
         return outcome
 
     def _next_copy(self, key: str, last: P | None, is_committed: bool) -> tuple[CheckCoalescer[P, D], P] | None:
-        """Return the newest copy, and the object that got its check. If it is the ``last`` copy, forget the message; return None."""
+        """Return the newest copy, and the object that got its check. If it is the ``last`` copy, forget the message."""
         with self._lock:
             if is_committed:
                 self._committed_until[key] = Deadline.after(RACE_WINDOW_S)

@@ -517,7 +517,7 @@ def _revoke_write_in(folder: int) -> None:
 
 
 class Exposure(NamedTuple):
-    """A file or folder that other users may change or replace: its owner ``uid``; or, if ``uid`` is None, users who may write to it."""
+    """A file or folder that other users may change or replace: the owner ``uid``, or if that is None, users who may write."""
 
     path: Path
     status: os.stat_result

@@ -43,7 +43,7 @@ GC_THRESHOLDS = (50_000, 20, 20)
 
 
 class _Registry:
-    """The registry of one process. ``inherited`` keeps the parent's registry alive in a child, which must not close its entries."""
+    """The registry of one process. ``inherited`` keeps the parent's registry alive in a child, which must not close it."""
 
     def __init__(self, inherited: _Registry | None = None) -> None:
         self.lock = threading.RLock()

@@ -86,7 +86,7 @@ class TracebackLimit:
 
 
 def capture(code: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | Failure:
-    """Return the result of ``code``, or its exception as a ``Failure``. Ctrl-C in the main thread is raised: it is for the user."""
+    """Return the result of ``code``, or its exception as a ``Failure``. Raises Ctrl-C in the main thread: it is for the user."""
     try:
         return code(*args, **kwargs)
     except BaseException as e:
