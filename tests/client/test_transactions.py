@@ -370,15 +370,15 @@ def test_checks_waiting_behind_one_producer_go_to_another() -> None:
         return ROLLBACK
 
     one, two, three = (copies.CheckCoalescer(say, lambda place: "a", COMMIT, ROLLBACK, UNKNOWN, "pg") for _ in range(3))
-    one.ask("hangs", "1", hang)
+    one.request_decision("hangs", "1", hang)
     assert called.wait(60)
     for what in ("behind", "left"):
-        one.ask(what, "1", lambda: COMMIT)
-    two.ask("behind", "2", lambda: COMMIT)
+        one.request_decision(what, "1", lambda: COMMIT)
+    two.request_decision("behind", "2", lambda: COMMIT)
     eventually(lambda: "behind" not in one._newest_places)
     one.leave()
     assert one._newest_places.keys() == {"hangs"}
-    three.ask("left", "3", lambda: COMMIT)
+    three.request_decision("left", "3", lambda: COMMIT)
     eventually(lambda: "left" not in one._newest_places)
     go_on.set()
     eventually(lambda: not one._newest_places)
@@ -402,16 +402,16 @@ def test_hanging_check_of_a_closed_producer_goes_to_another(
         return decision
 
     one, two = (copies.CheckCoalescer(say, lambda place: "a", COMMIT, ROLLBACK, UNKNOWN, "pg") for _ in range(2))
-    one.ask("hangs", "1", lambda: waits(ROLLBACK))
+    one.request_decision("hangs", "1", lambda: waits(ROLLBACK))
     assert called.wait(60)
     one.leave()
     called.clear()
-    two.ask("hangs", "2", lambda: waits(COMMIT))
+    two.request_decision("hangs", "2", lambda: waits(COMMIT))
     assert one._whose["hangs"][0] is one
     with monkeypatch.context() as later:
         later.setattr(copies, "RACE_WINDOW_S", 0.0)
         one.leave()
-    two.ask("hangs", "3", lambda: waits(COMMIT))
+    two.request_decision("hangs", "3", lambda: waits(COMMIT))
     assert called.wait(60)
     go_on[ROLLBACK].set()
     one._aside.run(None, ended.set)  # behind what hung
@@ -460,12 +460,12 @@ def test_check_function_is_not_called_if_answer_cannot_be_sent(
 
     questions = copies.CheckCoalescer(say, lambda place: place[0], COMMIT, ROLLBACK, UNKNOWN)
     for what in ("a1", "a2", "a3", "a4", "b1"):
-        questions.ask(what, what, functools.partial(call, what))
+        questions.request_decision(what, what, functools.partial(call, what))
     eventually(lambda: said == ["b1"])
     assert (calls, caplog.text.count("are left to their next repetition")) == (["a1", "a2", "b1"], 1)
     go_on.set()
     eventually(lambda: not questions._newest_places)
-    questions.ask("a3", "a3", functools.partial(call, "a3"))
+    questions.request_decision("a3", "a3", functools.partial(call, "a3"))
     eventually(lambda: "a3" in said)
 
 

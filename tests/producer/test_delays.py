@@ -265,7 +265,7 @@ def test_long_delay_is_spooled_while_consumers_are_unknown(
     served.sender, spool = Sender(served.time), FakeSpool()
     served.sender.routes[INNER_TOPIC] = (q("a:0", INNER_TOPIC),)
     served.sender.masters = False
-    monkeypatch.setattr(served.sender, "consumed", raising(error))
+    monkeypatch.setattr(served.sender, "has_online_consumer", raising(error))
     served.sender.by_broker = {name: lambda: ConnectionLost("down") for name in "ab"}
     one = spooling(served, spool, long_delay="dmq", retries=0)
     assert one.send(M, delay=864_000).status is SendStatus.SPOOLED

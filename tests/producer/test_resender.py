@@ -323,7 +323,7 @@ def test_broker_silent_about_timers_is_asked_once_for_all(bench: Bench, resender
 def test_whatever_goes_wrong_with_a_delay_is_an_outcome(
     bench: Bench, resender: EngineResender, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(bench.sender, "timers", raising(ZeroDivisionError("a bug")))
+    monkeypatch.setattr(bench.sender, "max_timer_delays_ms", raising(ZeroDivisionError("a bug")))
     found = delayed(bench, resender, b"x")
     assert (found.queue, found.error, found.is_temporary) == (None, "ZeroDivisionError: a bug", True)
     assert "cannot determine the timers" in caplog.text

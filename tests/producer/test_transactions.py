@@ -282,7 +282,7 @@ def test_a_question_that_crosses_a_commit_is_about_a_copy(shop: Shop, monkeypatc
     half = shop.producer.send_half(Message("T", b"x"))
     half.commit()
     assert shop.question(half.result.msg_id) is ROLLBACK
-    monkeypatch.setattr(transactions, "CROSSING_S", 0.0)
+    monkeypatch.setattr(transactions, "RACE_WINDOW_S", 0.0)
     late = shop.producer.send_half(Message("T", b"x"))
     late.commit()
     assert shop.question(late.result.msg_id) is COMMIT, "its broker has lost the decision"

@@ -379,7 +379,7 @@ def test_idle_connections_of_unused_client_are_closed_by_others(
         pool.get(broker.address, soon())
         assert not idle.closed
         monkeypatch.setattr(pool_module, "IDLE_S", -1.0)
-        monkeypatch.setattr(pool_module._pools, "_next", 0.0)
+        monkeypatch.setattr(pool_module._pools, "_next_due", 0.0)
         pool.get(broker.address, soon())
         assert (idle.closed, busy.closed) == (True, False)
         again = unused.get(broker.address, soon())
