@@ -37,7 +37,7 @@ def test_what_waits_in_a_queue_that_its_topic_has_no_more_is_sent(
             producer.send(Message(inner, elsewhere), queue=gone._replace(queue_id=0))
         assert wait_until(lambda: node.waiting == 2, Deadline.after(WAIT_S), 0.02)
         rocketmq.admin.resize_topic(inner, 1, ["broker-a"])
-        assert wait_until(lambda: gone not in node._seen, Deadline.after(WAIT_S), 0.1)
+        assert wait_until(lambda: gone not in node._checkpoints, Deadline.after(WAIT_S), 0.1)
         lead_s = 3600.0
         assert wait_until(lambda: node.sent == 2, Deadline.after(WAIT_S), 0.02)
     finally:
