@@ -1,7 +1,8 @@
-"""``rocketmq-spark copy``: messages of a topic to another topic or cluster, by a consumer group whose offsets say how far.
+"""``rocketmq-spark copy``: copies the messages of a topic to another topic or cluster. The offsets of a consumer group are the
+progress.
 
-Every copy is acknowledged before the offset behind its original is committed: nothing is missing after a restart, and what was
-sent since the last commit is sent again.
+Every copy is acknowledged before the offset behind its original is committed. So no message is missing after a restart, and
+messages sent since the last commit are sent again.
 """
 
 from __future__ import annotations
@@ -44,11 +45,11 @@ _POLL_S = 0.5
 COMMIT_S, MAX_IN_FLIGHT = 0.25, 256
 # Bytes of one batch, by the sizes of the originals. A larger message is sent alone, for which the limit is higher.
 _BATCH_BYTES = 512 << 10
-# While messages come: how often it is asked whether the end is reached.
+# While messages arrive: the interval of checks whether the end is reached.
 _END_CHECK_S = 1.0
-# Shorter pauses are not worth a wait.
+# Shorter pauses are skipped.
 _MIN_PAUSE_S = 0.01
-# With a rate, messages after a time without any are sent as if the time had been this long at most.
+# With a rate: the longest idle time for which messages may catch up.
 _MAX_CREDIT_S = 1.0
 _BAD_MESSAGE_ERRORS = (DecodeError, MessageIllegal, MessageRefused)
 
@@ -56,8 +57,8 @@ _BAD_MESSAGE_ERRORS = (DecodeError, MessageIllegal, MessageRefused)
 class Copier:
     """Sends copies of messages, and commits the offsets behind those that are acknowledged. ``stop`` ends a pause.
 
-    Messages of one queue go to one queue, those with a sharding key to the queue of its hash. A batch has those of both queues,
-    and the next one to a queue leaves when it is acknowledged, so that their order stays.
+    Messages of one queue go to one queue, those with a sharding key to the queue that the key's hash selects. A batch contains
+    messages for one queue, and is acknowledged before the next one is sent, so the order is kept.
     """
 
     def __init__(self, consumer: PullConsumer, producer: BaseProducer, how: dict[str, Any], stop: Latch) -> None:
@@ -66,14 +67,13 @@ class Copier:
         self._how = how
         self._stop = stop
         self._committed_s = time.monotonic()
-        # When the next messages may be sent, by the rate.
+        # When the rate allows the next messages.
         self._next_send_s = self._committed_s
         self.copied = self.skipped = self.spooled = 0
 
     def send(self, polled: PolledMessages, limit: int | None = None) -> int:
-        """Send copies of messages of one queue, in order; returns how many of them are done. Ends before the last one when the
-        command is to stop, and when the queue was revoked, for its other messages are those of the next owner, also if that is
-        this command.
+        """Send copies of the messages of one queue, in order. Returns how many are done. Ends early if the command stops, or if
+        the queue was revoked: its other messages belong to the next owner, even if that is this command.
         """
         rate, done = self._how["rate"], 0
         for chunk in chunks(
@@ -91,7 +91,7 @@ class Copier:
         return done
 
     def _pace(self, duration_s: float) -> None:
-        """Wait until messages may be sent that count for ``duration_s``. Time without messages counts for a second at most."""
+        """Wait until the rate allows messages that take ``duration_s``. Idle time counts for at most a second."""
         self._next_send_s = max(self._next_send_s, time.monotonic() - _MAX_CREDIT_S)
         while not self._stop.is_set() and (early_s := self._next_send_s - time.monotonic()) > _MIN_PAUSE_S:
             self._stop.wait(min(early_s, COMMIT_S))
@@ -119,7 +119,7 @@ class Copier:
         except _BAD_MESSAGE_ERRORS as e:
             if len(part) == 1:
                 self._skip_or_raise(part[0], e)
-            else:  # one of them; nothing was stored, because a broker stores a batch as a whole
+            else:  # find the bad message; nothing was stored, because a broker stores a batch as a whole
                 for message in part:
                     self._send_to(queue, [message])
 
@@ -138,15 +138,15 @@ class Copier:
         self.skipped += 1
 
     def commit(self) -> None:
-        """Commit behind the copies, all of which are acknowledged, and behind messages that a filter passed over."""
+        """Commit the offsets behind the copies, all of which are acknowledged, and behind messages that a filter skipped."""
         self._consumer.commit()
         self._committed_s = time.monotonic()
 
 
 def queue_for(source: MessageQueue, queues: Sequence[MessageQueue]) -> MessageQueue:
-    """Return which of the destination's ``queues`` gets the copies of a source queue: the one at the same broker name with the
-    same id or, if there is none, one that broker name and id select. It does not depend on other source queues, which are not in
-    the route while their broker is away.
+    """Return the queue of the destination that gets the copies of a source queue: the one with the same broker name and id or, if
+    there is none, one that broker name and id select. It does not depend on other source queues, which are missing in the route
+    while their broker is down.
     """
     broker_and_id = source.broker_name, source.queue_id
     number = zlib.crc32(source.broker_name.encode()) + source.queue_id
@@ -156,7 +156,7 @@ def queue_for(source: MessageQueue, queues: Sequence[MessageQueue]) -> MessageQu
 def remapped_queues(
     sources: Sequence[MessageQueue], queues: Sequence[MessageQueue]
 ) -> dict[MessageQueue, tuple[MessageQueue, MessageQueue]]:
-    """Return the source queues whose copies releases up to 0.1.0 sent to another queue, with that queue and the one of now."""
+    """Return the source queues whose copies releases up to 0.1.0 sent to another queue, with that queue and the current one."""
     mappings = {
         source: (queues[index % len(queues)], queue_for(source, queues)) for index, source in enumerate(sources)
     }
@@ -164,7 +164,7 @@ def remapped_queues(
 
 
 def chunks(messages: Sequence[ReceivedMessage], max_messages: int) -> Iterator[list[ReceivedMessage]]:
-    """Messages in a row that one send takes."""
+    """Yield consecutive messages that fit into one send."""
     chunk: list[ReceivedMessage] = []
     size = 0
     for message in messages:
@@ -183,7 +183,7 @@ def chunks(messages: Sequence[ReceivedMessage], max_messages: int) -> Iterator[l
 
 
 def copy_of(message: ReceivedMessage, topic: str, mark: str | None) -> KeyedMessage:
-    """What is sent: body, tags, keys, the user's properties, the sharding key and the flag; the id of the original as property
+    """The copy of a message: body, tags, keys, the user's properties, sharding key and flag, and the original's id as property
     ``mark``.
     """
     from rocketmq_spark.model.message import KeyedMessage
@@ -237,7 +237,7 @@ def copy(output: Output, /, target: Target, **how: Any) -> None:
     source, destination = how["source"], how["destination"]
     how["to_options"] = read_secret_files(output, "--to-option", how["to_options"])
     to = _destination_target(target, how)
-    # It must be there: brokers that create topics on demand would make a misspelt one.
+    # The destination must exist: brokers that create topics automatically would create a misspelt one.
     if _overlap(_locations(to, destination), _locations(target, source)):
         raise OptionError(f"{source} would be copied to itself", remedy="Name another topic, or --to-name-server")
     stop, begun_s = Latch(), time.monotonic()
@@ -257,12 +257,14 @@ def copy(output: Output, /, target: Target, **how: Any) -> None:
 
 
 def _overlap(source: set[Location], destination: set[Location]) -> bool:
-    """Where there is no environment it is all of them."""
+    """No environment means all environments."""
     return any(a[:2] == b[:2] and (a[2] == b[2] or None in (a[2], b[2])) for a in source for b in destination)
 
 
 def _locations(target: Target, topic: str) -> set[Location]:
-    """Brokers by address, with the topic's name there, and the environment: what two spellings of one topic share."""
+    """The addresses of a topic's brokers, with the topic's name there and the environment: the same for all spellings of a
+    topic.
+    """
     from rocketmq_spark.queues.environment import environment_of
 
     reads = target.only("batch source")
@@ -273,11 +275,11 @@ def _locations(target: Target, topic: str) -> set[Location]:
 
 
 def _destination_target(target: Target, how: dict[str, Any]) -> Target:
-    """Where the copies go: to the cluster of the source, by the options of it that a producer has, or to another one. Both in
-    the environment of the source, for environments share the queues of the destination, too; ``environment=`` is none.
+    """The target of the copies: the cluster of the source, with its options that a producer has, or another cluster. Both use the
+    environment of the source, because environments share the queues of the destination, too; ``environment=`` means none.
 
-    Raises ``OptionError`` where what is read with TLS would be sent in plain text without a word, and for a Proxy, which
-    would reject each copy because it names a queue.
+    Raises ``OptionError`` if messages read with TLS would be sent in plain text without an explicit option, and for a Proxy,
+    which would reject each copy because it names a queue.
     """
     from rocketmq_spark import options
     from rocketmq_spark.options.transport import features
@@ -305,12 +307,14 @@ def _destination_target(target: Target, how: dict[str, Any]) -> Target:
 
 
 def _normalized(name: str) -> str:
-    """An option is written in two ways."""
+    """An option's name without case and underscores, because each name has two spellings."""
     return name.replace("_", "").lower()
 
 
 def _copy_all(copier: Copier, consumer: PullConsumer, target: Target, how: dict[str, Any], stop: Latch) -> None:
-    """Until the ends that the queues have now, unless it is to follow; until ``count``, or ``stop``."""
+    """Copy up to the current ends of the queues, or without end with ``follow``; at most ``count`` messages, and until
+    ``stop``.
+    """
     from rocketmq_spark.consumer.pull import PolledMessages
 
     ends = None if how["follow"] else _ends(target, how["source"])
@@ -365,21 +369,21 @@ def _moved_text(group: str, changes: Mapping[MessageQueue, tuple[MessageQueue, M
 
 
 def _ends(target: Target, source: str) -> dict[MessageQueue, int]:
-    """Of the queues that belong to the environment, where there is one."""
+    """The ends of the source's queues that belong to the environment, or of all queues without one."""
     from rocketmq_spark.admin import deadline
     from rocketmq_spark.cli.reading import closed
     from rocketmq_spark.queues.environment import Own, environment_of
 
     client = target.client()
     route = client.routes.get(source, 0.0)
-    if route.closed:  # it would end without what they have
+    if route.closed:  # the copy would end without the messages of closed queues
         raise closed(route)
     queues = Own(environment_of(target.options()))(route.readable())
     return {queue: bounds.max_offset for queue, bounds in client.brokers.bounds(queues, deadline(client)).items()}
 
 
 def _has_reached(target: Target, group: str, ends: dict[MessageQueue, int]) -> bool:
-    """Whether the group, which other members may read for, is there. Raises ``OffsetError`` where it never will be."""
+    """Whether the group has reached the ends; other members may read for it, too. Raises ``OffsetError`` if it never can."""
     from rocketmq_spark.admin import deadline
     from rocketmq_spark.cli.lag import own_group
 

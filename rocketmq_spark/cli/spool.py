@@ -1,5 +1,5 @@
-"""``rocketmq-spark spool`` and ``delay``: what producers and sinks could not send, in the folders where they keep it; a node of
-the service for delays of any length (docs/delay.md).
+"""``rocketmq-spark spool``: the folders with the messages that producers and sinks could not send. ``rocketmq-spark delay``: a
+node of the service for delays of any length (docs/delay.md).
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ def send(output: Output, target: Target, folder: Path, dead: bool, timeout_s: fl
     from rocketmq_spark.spool.owner_rights import become_owner
 
     parsed = options.parse({"group": GROUP, **target.settings()}).for_role("producer")
-    if by_position(parsed):  # what was kept while a broker was away would go where the number points now
+    if by_position(parsed):  # records from the time when a broker was down would go to other queues
         raise OptionError(
             position_problem(parsed, "a command does not know the count of the programs that filled the spool")
         )
@@ -329,7 +329,7 @@ def _copy_errors(path: Path, copied: CopyResult) -> list[SpoolError]:
 
 
 def _raise_first(output: Output, failed: Sequence[Exception]) -> None:
-    """The first error of several folders; the others are shown."""
+    """Raise the first error of several folders, and print the others."""
     for other in failed[1:]:
         output.note(str(other))
     if failed:
@@ -373,20 +373,20 @@ def _owners(parsed: Options, delay_group: str | None) -> Callable[[Path], tuple[
 
 @contextlib.contextmanager
 def _collecting_errors(failed: list[Exception]) -> Iterator[None]:
-    """Add the error of one folder to ``failed``, so that the command goes on with the other folders. Who may write to a folder
-    decides what is in it, so that is any error, except that of the output.
+    """Add the error of one folder to ``failed``, so that the command continues with the other folders. This includes any error,
+    because other users may decide what is in a folder; errors of the output are raised.
     """
     try:
         yield
     except (BrokenPipeError, click.ClickException, click.Abort):
         raise
-    except Exception as e:  # noqa: BLE001 - `_raise` raises it after the other folders
+    except Exception as e:  # noqa: BLE001 - ``_raise_first`` raises it after the other folders
         failed.append(_without_frames(e))
 
 
 @contextlib.contextmanager
 def _opened_as_owner(path: Path, open_spool: Callable[[Path], _Opened]) -> Iterator[_Opened]:
-    """Open a spool with the rights of its owner. ``open_it`` must import nothing: see ``become_owner``."""
+    """Open a spool with the rights of its owner. ``open_spool`` must import nothing: see ``become_owner``."""
     from rocketmq_spark.spool.owner_rights import become_owner
 
     become_owner(path)
@@ -411,7 +411,7 @@ def _without_frames(error: Exception) -> Exception:
 
 
 def _damage_errors(path: Path, reading: SpoolReading) -> list[SpoolError]:
-    """What is to be said of a folder that was read."""
+    """The error for a damaged folder."""
     from rocketmq_spark.spool.database import REPAIR_REMEDY
 
     what = f"{path} is damaged, and not all of it could be read"
@@ -429,8 +429,8 @@ def _paths(folder: Path) -> list[Path]:
 
 
 def _record_row(path: Path, entry: SpoolEntry, *parts: Callable[[SpoolEntry], dict[str, object]]) -> dict[str, object]:
-    """The row of a record. The users who may write to a folder decide what is in a record: if that causes any error, the row has
-    the error, and the command shows the other records.
+    """The row of a record. Other users may decide what is in a record: if that causes an error, the row has the error, and the
+    command shows the other records.
     """
     row: dict[str, object] = {"path": str(path), "record": entry.sequence, "standing": entry.standing}
     for part in parts:
@@ -442,7 +442,7 @@ def _record_row(path: Path, entry: SpoolEntry, *parts: Callable[[SpoolEntry], di
 
 
 def _summary_fields(entry: SpoolEntry) -> dict[str, object]:
-    """The row of a record, with null for unknown values."""
+    """The fields that ``show`` and ``export`` print of a record. Unknown values are null."""
     from rocketmq_spark.delay.envelope_records import DEAD_LETTER_KIND, DELAYED_KIND
     from rocketmq_spark.errors import DecodeError
     from rocketmq_spark.spool.spool import SEND_KIND, send_of
@@ -484,7 +484,7 @@ def _summary_fields(entry: SpoolEntry) -> dict[str, object]:
 
 def _decode_delayed(record: Record) -> tuple[DecodedEnvelope, Original, str | None]:
     """The envelope in a record, the message that a node without rules would send, and the reason if the message was given up.
-    Raises ``DecodeError`` for an envelope that cannot be delivered.
+    Raises ``DecodeError`` if the envelope cannot be delivered.
     """
     from rocketmq_spark.delay.envelope_records import DEAD_LETTER_KIND, open_dead_letter
     from rocketmq_spark.delay.release import delivery

@@ -1,17 +1,17 @@
-"""A node's progress in a queue, as brokers store it: numbers that are offsets of consumer groups.
+"""A node's progress in a queue, as brokers store it: offsets of consumer groups.
 
-The commit of one offset is atomic, that of several is not: a node may be killed between two of them, and a node that stood still
-may commit its offsets between those of the node that took over its queue. So each number is true alone, whatever the others are:
+The commit of one offset is atomic, that of several is not: a node may be killed between two of them, and a paused node may commit
+its offsets between those of the node that took over its queue. So each number is valid alone, whatever the others are:
 
 ``GROUP``: all envelopes before this offset are done. Members of the group, and tools, read it as the position of the group.
 ``GROUP_progress``: of the envelopes before an offset, all that were due by a moment are done. Both are in one number: the seconds
 since 1970, and the last 31 bits of the offset; the offset before which all are done, up to 2^30 away, has the others.
-``GROUP_progress_ms``: the milliseconds of that moment, with a digest of the other numbers, and ignored if these have changed.
+``GROUP_progress_ms``: the milliseconds of that moment, and a digest of the other numbers. It is ignored if these have changed.
 ``GROUP_newest_ms``: the latest store time of the envelopes read.
 
-Releases up to 0.1 commit the moment and the offset as two numbers, ``GROUP_done_ms`` and ``GROUP_stored``, which may be those of
-two nodes. Then they claim that envelopes are done that still wait. So they are not used, and a node of this release sets
-``GROUP_done_ms`` to 0, which claims nothing: otherwise a node of such a release would combine it with newer numbers.
+Releases up to 0.1 commit the moment and the offset as two numbers, ``GROUP_done_ms`` and ``GROUP_stored``. If these are from two
+nodes, they may claim that waiting envelopes are done. So this release does not read them, and sets ``GROUP_done_ms`` to 0, which
+claims nothing: otherwise a node of an earlier release would combine it with newer numbers.
 """
 
 from __future__ import annotations
@@ -35,30 +35,30 @@ logger = logging.getLogger(__name__)
 REQUEST_S = 3.0
 
 _OFFSET_BITS, _MS_BITS = 31, 10
-_MAX_DISTANCE = 1 << _OFFSET_BITS - 1  # an offset that is closer than this to another one is known by its last bits
+_MAX_DISTANCE = 1 << _OFFSET_BITS - 1  # the last bits of an offset identify it within this distance from another offset
 _LAST_S = (1 << 63 - _OFFSET_BITS) - 1
 _SEALED = struct.Struct(">3Q")
 
 
 @dataclass(frozen=True, slots=True)
 class GroupNames:
-    """The names of the consumer groups whose offsets are a node's numbers; the first one is its own group."""
+    """The names of the consumer groups whose offsets are a node's numbers. The first one is the node's group."""
 
     group: str
 
     @property
     def all(self) -> tuple[str, str, str, str]:
-        """In the order of ``Numbers``."""
+        """In the order of ``CommittedOffsets``."""
         return self.group, f"{self.group}_progress", f"{self.group}_progress_ms", f"{self.group}_newest_ms"
 
     @property
     def legacy(self) -> str:
-        """Of releases up to 0.1."""
+        """The group of ``GROUP_done_ms``, from releases up to 0.1."""
         return f"{self.group}_done_ms"
 
 
 class CommittedOffsets(NamedTuple):
-    """The committed offsets, as the head of the module describes them."""
+    """The committed offsets that the module's docstring describes."""
 
     oldest: int
     progress: int
@@ -67,8 +67,8 @@ class CommittedOffsets(NamedTuple):
 
 
 class CommittedProgress(NamedTuple):
-    """The progress in a queue, and the latest store time of the messages read (0 if unknown). With the store time, the next owner
-    can detect that the topic was created again, so that the progress is about other messages.
+    """The progress in a queue, and the latest store time of the messages read (0 if unknown). By the store time, the next owner
+    detects that the topic was created again, so that the progress is about other messages.
     """
 
     progress: Progress
@@ -82,7 +82,7 @@ class CommittedProgress(NamedTuple):
     def encode(self) -> CommittedOffsets:
         oldest, read_end, done_ms = self.progress
         seconds, milliseconds = divmod(done_ms, 1000)
-        # Too large numbers are cut: they claim less then.
+        # Numbers that are too large are lowered, so that they claim less.
         offset = min(read_end, oldest + _MAX_DISTANCE - 1) & ((1 << _OFFSET_BITS) - 1)
         progress = min(seconds, _LAST_S) << _OFFSET_BITS | offset
         return CommittedOffsets(
@@ -91,8 +91,8 @@ class CommittedProgress(NamedTuple):
 
     @classmethod
     def decode(cls, numbers: CommittedOffsets) -> CommittedProgress:
-        """What the numbers prove; they may be from several nodes. Messages that are done have been read, so the end of what was
-        read is not before ``oldest``.
+        """The progress that the numbers prove. They may be from several nodes. Messages that are done have been read, so the end
+        of what was read is not before ``oldest``.
         """
         oldest, progress, progress_ms, newest_ms = numbers
         read_ahead = ((progress - oldest + _MAX_DISTANCE) & ((1 << _OFFSET_BITS) - 1)) - _MAX_DISTANCE
@@ -143,10 +143,11 @@ class ProgressCommits:
         return offset
 
     def commit(self, progress: dict[MessageQueue, CommittedProgress]) -> bool:
-        """Commit ``news``, and remove from it what brokers did not accept. Returns whether they accepted everything.
+        """Commit the progress of queues, and remove from ``progress`` what brokers did not accept. Returns whether they accepted
+        all.
 
-        The store time is committed after the offsets: if it is missing, messages only count as another topic's, and are read
-        again.
+        The store time is committed after the offsets: if it is missing, messages count as those of another topic, and are only
+        read again.
         """
         count = len(progress)
         if legacy := self._with_legacy_offset & progress.keys():
@@ -172,14 +173,14 @@ class ProgressCommits:
             del progress[queue]
         if errors:
             error = next(iter(errors.values()))
-            # Once when it begins.
+            # A warning only for the first failure.
             level = logging.WARNING if self._all_accepted else logging.INFO
             logger.log(level, "cannot commit the positions of %d queues as group %s now: %s", len(errors), group, error)
 
     def _create_group(self, group: str, offsets: Mapping[MessageQueue, int]) -> dict[MessageQueue, RocketMQError]:
         """Create the group on brokers that do not know it, and commit these offsets. Returns the errors.
 
-        Raises the error of a broker if none has ever accepted a commit: later it is that of a single broker.
+        Raises an error only if no broker has ever accepted a commit: later an error concerns a single broker.
         """
         errors: dict[MessageQueue, RocketMQError] = {}
         for name in sorted({queue.broker_name for queue in offsets}):

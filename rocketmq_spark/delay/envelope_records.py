@@ -1,14 +1,13 @@
 """Parts of a delay node besides its loop: the state of queues, brokers and its disk, and envelopes as records of its store.
 
-``Remade``: whether
-the messages of a queue are still those that were read. If the topic was created again, or its broker returned without its last
-messages, the queue has messages with a later store time than the latest one read, but before the position. ``Room``: a node whose
-disk is full reads nothing for a while, and repeats its log line. ``Answering`` skips brokers that did not answer a moment ago, so
-that the queues of others do not wait. ``Retention`` warns if brokers keep envelopes for a shorter time than they wait, because a
-node that lost its disk can rebuild its store only from the topic.
+``RecreationCheck`` checks whether the messages of a queue are still those that were read. If the topic was created again, or its
+broker returned without its last messages, the queue has messages with a later store time than the latest one read, but before the
+position. ``BackPressure`` pauses the reader while the disk is full. ``BrokerAvailability`` skips brokers that did not answer a
+moment ago, so that the queues of others do not wait. ``Retention`` warns if brokers keep envelopes for a shorter time than they
+wait, because a node that lost its disk can rebuild its store only from the topic.
 
-``arrival`` makes a record of an envelope and ``sending`` a send of a due record; both are pure. Records wait in ``spool/store``,
-and ``spool/redelivery`` takes them when they are due.
+``effect_of`` makes a record of an envelope, and ``send_decoder`` makes a send of a due record; both are pure. Records wait in
+``spool/store``, and ``spool/redelivery`` takes them when they are due.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ from rocketmq_spark.wire.properties import encode_properties
 
 logger = logging.getLogger(__name__)
 
-# The store time for a queue that has no message before the position: any message that appears there later is a new one.
+# The store time for a queue that has no message before the position: any later message there is a new one.
 BEFORE_ALL_MS = 1
 
 
@@ -70,7 +69,7 @@ class RecreationCheck:
         return self._member.bounds(queue, Deadline.after(REQUEST_S)).min_offset >= end
 
     def has_last_message(self, queue: MessageQueue, checkpoint: QueueCheckpoint) -> bool:
-        """Whether the queue, perhaps that of another cluster, has the message that was read last, and at its offset. False if
+        """Whether the queue, which may be that of another cluster, has the last message that was read, at its offset. False if
         that is not certain.
         """
         first = self._offset_at(queue, checkpoint.newest_ms)
@@ -81,7 +80,7 @@ class RecreationCheck:
     def changed_from_logged(
         self, queue: MessageQueue, read_end: int, newest_ms: int, bounds: QueueBounds
     ) -> int | None:
-        """As ``differs_from``, with a log line."""
+        """Like ``changed_from``, with a log line."""
         offset = self.changed_from(queue, read_end, newest_ms, bounds)
         if offset is not None:
             logger.warning(
@@ -100,7 +99,7 @@ class RecreationCheck:
         return offset if offset < read_end else None
 
     def newest_store_ms(self, queue: MessageQueue, offset: int, now_ms: int) -> int:
-        """The store time of the last message before ``stored``."""
+        """The store time of the last message before ``offset``."""
         return newest_store_ms_before(offset, now_ms, partial(self._offset_at, queue)) or BEFORE_ALL_MS
 
     def _offset_at(self, queue: MessageQueue, epoch_ms: int) -> int:
@@ -134,9 +133,7 @@ class BackPressure:
         self._is_full = False
 
     def apply(self) -> None:
-        """Pause or resume all queues; call it before each poll, because new queues must be paused, too. The rest of the node runs
-        on.
-        """
+        """Pause or resume all queues. Call it before each poll, because new queues must be paused, too."""
         was_paused, self._paused = self._paused, not self._paused_until.expired
         if not (self._paused or was_paused):
             return
@@ -163,7 +160,7 @@ class BackPressure:
 
 
 class BrokerAvailability:
-    """Remembers brokers whose queues had an error; they are tried again after ``again_s`` seconds. Not thread-safe."""
+    """Remembers brokers whose queues had an error; they are tried again after ``retry_s`` seconds. Not thread-safe."""
 
     def __init__(self, retry_s: float) -> None:
         self._retry_s = retry_s
@@ -175,10 +172,10 @@ class BrokerAvailability:
         return queue.broker_name in self._unavailable_until
 
     def for_each(self, queues: Iterable[MessageQueue], step: Callable[[MessageQueue], None]) -> None:
-        """Call ``step`` for each queue. Queues whose broker does not answer, or answers what cannot be used, are left for another
-        call.
+        """Call ``step`` for each queue. Skips queues whose broker does not answer, or sends an unusable answer, until
+        a later call.
 
-        Raises errors of the spool, and a permanent error if no broker has answered yet: later it is that of a single broker.
+        Raises errors of the spool, and a permanent error if no broker has answered yet: later an error concerns a single broker.
         """
         permanent: RocketMQError | None = None
         for queue in sorted(queues):
@@ -191,10 +188,10 @@ class BrokerAvailability:
                 self.any_answered = True
             except SpoolError:
                 raise
-            except Exception as e:  # numbers of one broker must not stop the queues of others
+            except Exception as e:  # wrong numbers of one broker must not stop the queues of others
                 if isinstance(e, RocketMQError) and not e.retriable:
                     permanent = permanent or e
-                # Once when it begins.
+                # A warning only for the first failure.
                 level = logging.INFO if name in self._unavailable_until else logging.WARNING
                 text = "%s is neither taken over nor handed over while its broker does not answer as expected: %s"
                 logger.log(level, text, queue, e, exc_info=None if isinstance(e, RocketMQError) else e)
@@ -208,7 +205,7 @@ REPEAT_S = 3600.0
 
 
 class Retention:
-    """Compares delays with the retention of brokers: ``kept_ms`` returns it, or None if unknown. Not thread-safe."""
+    """Compares delays with the retention of brokers: ``retention_ms`` returns it, or None if unknown. Not thread-safe."""
 
     def __init__(self, retention_ms: Callable[[str], int | None]) -> None:
         self._fetch_ms = retention_ms
@@ -217,7 +214,7 @@ class Retention:
         self._silent_until: dict[str, Deadline] = {}
 
     def record_delay(self, broker_name: str, delay_ms: int) -> None:
-        """Note that an envelope on this broker waits for ``waits_ms``."""
+        """Note that an envelope on this broker waits for ``delay_ms``."""
         if delay_ms > self._longest_delay_ms.get(broker_name, 0):
             self._longest_delay_ms[broker_name] = delay_ms
 
@@ -254,7 +251,7 @@ _DUE = struct.Struct(">Q")
 _OFFSET_AND_DUE = struct.Struct(">QQ")
 _LAST_MS = (1 << 63) - 1
 _MAX_ID_CHARS = 255  # of an id in a log line
-# To be raised with any change of ``release.delivery`` or ``Rules`` after which an envelope has another target.
+# Increase this number with each change of ``release.delivery`` or ``Rules`` that changes the target of an envelope.
 _RULES_VERSION = 1
 OTHER_ID_REASON = "delayed messages whose envelope has the digest of another message id"
 
@@ -284,7 +281,7 @@ def offset_and_due(place: bytes) -> tuple[int, int]:
 class Rules(NamedTuple):
     """What a node may deliver. Envelopes that break these rules, and bodies that are no envelopes, go to ``dead_topic``.
 
-    ``has_envelopes`` accepts ``inner_topic``, which the fingerprint contains in its place.
+    ``has_envelopes`` accepts ``inner_topic``. The fingerprint contains ``inner_topic``, because a function has no stable form.
     """
 
     settings: ProducerSettings
@@ -300,20 +297,22 @@ class Rules(NamedTuple):
         return digest(repr((_RULES_VERSION, self.dead_topic, tuple(self.topics), size, self.inner_topic)).encode())
 
     def delivery(self, data: bytes) -> Delivery | DecodeError:
-        """What an envelope delivers, or why it becomes a dead letter. ``arrival`` and ``sending`` both use this decision."""
+        """What an envelope delivers, or the error for which it becomes a dead letter. Both ``effect_of`` and ``send_decoder`` use
+        this.
+        """
         try:
             return release.delivery(data, self.topics, self.settings.max_message_size, self.has_envelopes)
         except DecodeError as e:
             return e
 
     def target_of(self, record: Record) -> str:
-        """The target that a node's record has by these rules."""
+        """The target of a node's record by these rules."""
         if record.kind == DEAD_LETTER_KIND:
             return topic_target(self.dead_topic)
         return self.target(self.delivery(record.payload)) if record.kind == DELAYED_KIND else record.target
 
     def target(self, delivery: Delivery | DecodeError) -> str:
-        """The broker or the topic that a record is sent to, and so waits for."""
+        """The broker or the topic to which a record is sent, and for which it waits after a failure."""
         if isinstance(delivery, DecodeError) or delivery.original is None:
             return topic_target(self.dead_topic)
         queue = delivery.original.queue
@@ -335,17 +334,17 @@ def effect_of(rules: Rules, queue: MessageQueue, offset: int, body: bytes, now_m
 
 
 def record_to_copy(record: Record) -> Record:
-    """A record from another user's folder, with the identity of the message that ``show`` prints instead of the record's marks.
+    """A record from another user's folder. Its only mark is the identity of the message that ``show`` prints.
 
-    The result has no mark of a queue. A node with the copy reads its queues again, and does not depend on positions that the
-    owner of the folder may have made up. Raises ``DecodeError`` if the envelope has the digest of another message id.
+    The result has no mark of a queue: a node with the copy reads its queues again, because the owner of the folder may have
+    forged the positions. Raises ``DecodeError`` if the envelope has the digest of another message id.
     """
     data = (open_dead_letter(record)[0] if record.kind == DEAD_LETTER_KIND else record).payload
     due_ms, identity, delivery = (
         0,
         digest(data),
         _unrestricted(data),
-    )  # the identity is that of a body without a message
+    )  # the default identity: that of a body without a message
     if not isinstance(delivery, DecodeError) and delivery.original is not None:
         due_ms, identity = _due_and_digest(delivery.envelope)
         if identity != digest(delivery.original.properties.get(Property.UNIQ_KEY, "").encode()):
@@ -362,12 +361,12 @@ def _identity_mark(due_ms: int, identity: bytes) -> tuple[bytes, bytes]:
     return IDENTITY, _DUE.pack(due_ms) + identity
 
 
-# The argument ``kinds`` of ``copy_spool`` for the records of a node.
+# The argument ``rules`` of ``copy_spool`` for a node's records.
 COPY_RULES = {DELAYED_KIND: record_to_copy, DEAD_LETTER_KIND: record_to_copy}
 
 
 def redelivery_policy(rules: Rules, max_in_flight: int) -> RedeliveryPolicy:
-    """The policy for a node's records. Unlike spooled sends, they have not failed before they are due: the first pause is 0."""
+    """The policy for a node's records. Unlike spooled sends, they have not failed before, so the first pause is 0."""
     return RedeliveryPolicy(
         {DELAYED_KIND: send_decoder(rules), DEAD_LETTER_KIND: partial(dead_letter_send, rules)},
         max_in_flight,
@@ -380,9 +379,8 @@ def redelivery_policy(rules: Rules, max_in_flight: int) -> RedeliveryPolicy:
 
 
 def dead_letter_of(rules: Rules, record: Record, failure: Resent) -> Record | None:
-    """The dead letter of a record that is given up. The record itself if it is sent to the topic of dead letters anyway, and
-    waits for that topic. None if the properties leave no room for topic and reason, or if that topic permanently rejected the
-    record.
+    """The dead letter of a record that is given up. The record itself if it already is for the topic of dead letters, and waits
+    for that topic. None if the properties leave no room for topic and reason, or if that topic permanently rejected the record.
     """
     if (
         isinstance(delivery := rules.delivery(record.payload), DecodeError)
@@ -400,8 +398,8 @@ def dead_letter_of(rules: Rules, record: Record, failure: Resent) -> Record | No
 
 
 def open_dead_letter(letter: Record) -> tuple[Record, str]:
-    """The record that was given up, but with the target of its dead letter, and the reason. The payload may be any bytes if the
-    dead letter is from another user's folder.
+    """The record that was given up, with the target of its dead letter, and the reason. In another user's folder, the payload may
+    be any bytes.
     """
     start, data = _LENGTH.size, letter.payload
     end = start + int.from_bytes(data[:start])
@@ -417,7 +415,7 @@ def given_up_record(rules: Rules, letter: Record) -> tuple[Record, str]:
 
 
 def describe_message(record: Record) -> str:
-    """The name of a record's message for a log line. Its id may be any text of any length."""
+    """A description of a record's message for a log line. The message's id may be any text."""
     if record.kind == DEAD_LETTER_KIND:
         record, _ = open_dead_letter(record)
     delivery = _unrestricted(record.payload)
@@ -438,7 +436,9 @@ def dead_letter_send(rules: Rules, letter: Record) -> SpooledSend:
     envelope, original = delivery.envelope, delivery.original
     properties = {**original.properties, release.TOPIC: envelope.topic, PROBLEM: reason}
     text, note = encode_properties(properties, SINGLE_MAX_PROPERTIES), release.truncation_note(envelope.body, max_bytes)
-    if note and len(text.encode()) + len(note) <= SINGLE_MAX_PROPERTIES:  # ``letter`` reserves no room for ``cut``
+    if (
+        note and len(text.encode()) + len(note) <= SINGLE_MAX_PROPERTIES
+    ):  # ``dead_letter_of`` reserves no room for ``note``
         properties[PROBLEM] = reason + note
         text = encode_properties(properties)
     envelope = envelope._replace(topic=rules.dead_topic, body=envelope.body[:max_bytes])
@@ -446,7 +446,7 @@ def dead_letter_send(rules: Rules, letter: Record) -> SpooledSend:
 
 
 def _unrestricted(data: bytes) -> Delivery | DecodeError:
-    """What an envelope delivers to a node whose options forbid nothing, or why it cannot be delivered."""
+    """What an envelope delivers to a node without rules, or the error why it cannot be delivered."""
     try:
         return release.delivery(data, max_bytes=len(data))
     except DecodeError as e:

@@ -29,7 +29,7 @@ from rocketmq_spark.spool.store import Store
 from rocketmq_spark.wire.envelope import INNER_TOPIC
 
 GROUP = "rocketmq_delay"
-# Unanswered sends at a time: enough for 5,000 messages a second if an answer takes a tenth of a second.
+# Sends in flight: enough for 5,000 messages a second if an answer takes 0.1 s.
 MAX_IN_FLIGHT = 512
 _GROUP_CHECK_S = 10.0
 
@@ -64,8 +64,9 @@ def purpose_of(group: str) -> str:
 def _check_topics_of_group(member: GroupMember, parsed: Options, topic: str) -> None:
     """Raise ``OptionError`` if a living member of the group reads other topics, or none.
 
-    Queues are shared among all members of a group, so that each would get queues that only the others read, and what waits there
-    would never be sent. All brokers of the topic are asked: some may not know members whose own topics are on others.
+    The queues of a topic are shared among all members of a group. Members that do not read the topic would get queues of it,
+    whose messages would never be sent. All brokers of the topic are queried: a member may be known only to the brokers of its
+    topics.
     """
     group, on_wire = parsed.group, scope_of(parsed).on_wire  # the user may have given names as brokers know them
     deadline, failed = Deadline.after(_GROUP_CHECK_S), dict[str, RocketMQError]()
@@ -98,8 +99,8 @@ def _check_topics_of_group(member: GroupMember, parsed: Options, topic: str) -> 
 def open_node(node_settings: NodeSettings, **options: object) -> DelayService:
     """Returns a node that has joined its group. ``options`` are connection options, and ``group``.
 
-    Raises ``OptionError`` if a member of the group does not read this topic, or reads others. A broker that does not say who is
-    there is logged.
+    Raises ``OptionError`` if a member of the group does not read this topic, or reads others. A broker that does not report
+    the members is logged.
     """
     given: dict[str, Any] = {"group": GROUP, **options}
     parsed = options_table.parse(given).for_role("pull consumer")

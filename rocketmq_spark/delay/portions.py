@@ -1,4 +1,4 @@
-"""Bodies in portions of limited size, as Spark's state keeps them: nobody knows how many others send for one second."""
+"""Bodies in portions of limited size, for Spark's state: any number of messages may be due in the same second."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def portions(bodies: Iterable[bytes], max_bytes: int = PORTION_BYTES) -> Iterato
 
 
 def drop_repeated(bodies: Iterable[bytes]) -> Iterator[bytes]:
-    """Drop repeated envelopes, and repeated cancellations, with their identities alone in memory."""
+    """Drop repeated envelopes, and repeated cancellations. Keeps only identities in memory."""
     seen: set[tuple[bool, bytes]] = set()
     for body in bodies:
         identity = is_cancellation(body), identity_of(body)

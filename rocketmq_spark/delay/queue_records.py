@@ -1,4 +1,4 @@
-"""The records and notes of a node's store by queue of the inner topic. A driver: it asks brokers about notes that it doubts."""
+"""The records and notes of a node's store by queue of the inner topic. A driver: it checks doubtful notes with the brokers."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class QueueRecords:
         self._warned = False
 
     def queues(self) -> set[MessageQueue]:
-        """The queues that have a note."""
+        """The queues that have a checkpoint."""
         notes = self._store.notes()
         return {*checkpoints_of(notes), *checkpoints_of(notes, doubtful=True)}
 
     def checkpoint(self, queue: MessageQueue) -> QueueCheckpoint | None:
-        """The note about a queue. Raises errors of requests.
+        """The checkpoint of a queue. Raises errors of requests.
 
         If the records were assigned to this cluster (``spool assign``), its queue may be another one with the same name. Then the
         records lose their marks of the queue: neither its progress nor its next owner knows their messages.
@@ -54,7 +54,7 @@ class QueueRecords:
         return checkpoint
 
     def has(self, queue: MessageQueue, accepts: Callable[[int, int], bool]) -> bool:
-        """Whether the queue has a waiting record that ``which`` accepts."""
+        """Whether the queue has a waiting record that ``accepts`` accepts."""
         return bool(self.for_marks(queue, accepts, len))
 
     def for_marks(
@@ -63,7 +63,7 @@ class QueueRecords:
         accepts: Callable[[int, int], bool],
         step: Callable[[Sequence[tuple[bytes, bytes]]], int],
     ) -> int:
-        """Call ``step`` with the marks of a queue's waiting records that ``which`` accepts, in portions. Returns the sum."""
+        """Call ``step`` with the marks of a queue's waiting records that ``accepts`` accepts, in portions. Returns the sum."""
         space = space_of(queue)
         return sum(
             step([(space, place) for place, (offset, due_ms) in portion if accepts(offset, due_ms)])
@@ -84,11 +84,11 @@ class QueueRecords:
         )
 
     def _read_places(self, space: bytes, parse: Callable[[bytes], T]) -> Iterator[list[tuple[bytes, T]]]:
-        """Yield the places in a space of marks with what ``read`` returns for them: the first place, and then portions.
+        """Yield the places in a space of marks with what ``parse`` returns for them: the first place, and then portions.
 
-        A place that ``read`` rejects is left out, so that a bad mark does not stop other messages.
+        A place that ``parse`` rejects is left out, so that a bad mark does not stop other messages.
         """
-        start = None  # the store remembers where a space begins
+        start = None  # the store caches the first place of a space
         while places := self._store.places(space, start, PAGE):
             portion = []
             for place in places:

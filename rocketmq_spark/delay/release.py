@@ -1,8 +1,8 @@
 """The original that is sent when a delayed message is due, and a node's progress in a queue of envelopes. Pure.
 
 For a node that takes over a queue, the group's offset alone is not enough: it stays at the oldest envelope whose original was
-not sent, while the originals of many later ones may have been sent. So a node commits three numbers (``Progress``), and a store
-time (``commits``).
+not sent, while the originals of many later ones may have been sent. So a node commits three numbers (``Progress``) and a store
+time (see ``commits``).
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from rocketmq_spark.wire.envelope import (
 from rocketmq_spark.wire.names import is_user_topic, topic_problem
 from rocketmq_spark.wire.properties import decode_properties, encode_properties, is_reserved
 
-# The first byte of a note: whether the queue's records are being handed over.
+# The first byte of a checkpoint: whether the queue's records are being handed over.
 _OWNED, _HANDING_OVER = 2, 3
 _CHECKPOINT = struct.Struct(">B6Q")
-# The layouts of releases up to 0.1, and of those that did not write the last number. Their progress may be that of two nodes.
+# The layouts of releases up to 0.1, and of those that did not write the last number. Their progress may be from two nodes.
 _LAYOUT_0_1, _OLDEST_LAYOUT = struct.Struct(">6Q"), struct.Struct(">5Q")
 
 
 class Progress(NamedTuple):
-    """All envelopes before offset ``oldest`` are done, and of those before ``stored`` all that were due by ``done_ms``."""
+    """All envelopes before offset ``oldest`` are done, and of those before ``read_end`` all that were due by ``done_ms``."""
 
     oldest: int
     read_end: int
@@ -54,8 +54,8 @@ class Progress(NamedTuple):
         return offset < self.oldest or (offset < self.read_end and due_ms <= self.done_ms and self.done_ms > 0)
 
     def followed_by(self, later: Progress) -> Progress:
-        """The progress after this one and ``later``. Envelopes that arrive late set ``done_ms`` back: then this progress is kept,
-        because it claims more, unless everything it covers is done.
+        """The progress after this one and ``later``. If envelopes that arrived late have set ``done_ms`` back, this progress is
+        kept because it claims more, unless all that it covers is done.
         """
         oldest = max(self.oldest, later.oldest)
         use_later = later.read_end >= self.read_end and (later.done_ms >= self.done_ms or oldest >= self.read_end)
@@ -63,29 +63,29 @@ class Progress(NamedTuple):
         return Progress(oldest, stored, done_ms)
 
     def merged(self, other: Progress) -> Progress:
-        """What both claim, as one progress: of two moments that of the node that read further."""
+        """One progress that claims what both claim. ``done_ms`` is that of the node that has read further."""
         further = max(self, other, key=lambda progress: progress[1:])
         return Progress(max(self.oldest, other.oldest), further.read_end, further.done_ms)
 
     def limited_to(self, now_ms: int) -> Progress:
-        """The part that does not claim anything of later moments. A moment after now is that of a clock that was ahead, and
-        would hide all progress until then (``then``).
+        """This progress without claims about moments after now. Such a moment is from a clock that was ahead, and would hide all
+        progress until then (see ``followed_by``).
         """
         return self._replace(done_ms=min(self.done_ms, now_ms))
 
     def truncated(self, offset: int) -> Progress:
-        """The part that remains valid if the broker's messages from ``at`` on are other ones than those covered here."""
+        """The part that remains valid if the broker's messages from ``offset`` on are other ones than those covered here."""
         return Progress(min(self.oldest, offset), min(self.read_end, offset), self.done_ms)
 
 
 def advanced(
     committed: Progress, oldest: int, read_end: int, first_waiting_ms: int | None, last_done_due_ms: int, now_ms: int
 ) -> Progress:
-    """The progress after ``committed`` of a node that has read up to ``stored`` and has nothing waiting before ``oldest``.
+    """The progress after ``committed`` of a node that has read up to ``read_end`` and has nothing waiting before ``oldest``.
 
-    ``waits_from_ms`` is the due time of the first envelope that waits, and ``ended_ms`` the latest one of those that are done.
-    The progress reaches to the latter, but not further than now: otherwise, after a clock that was ahead for a moment, nothing
-    that is done until then would be committed (``then``). A moment that was committed with such a clock is lowered.
+    ``first_waiting_ms`` is the due time of the first waiting envelope, and ``last_done_due_ms`` the latest one of done envelopes.
+    The progress reaches to the latter, but not beyond now: otherwise, after a clock was ahead for a moment, no progress would be
+    committed until then (see ``followed_by``). A moment that was committed with such a clock is lowered.
     """
     before = committed.limited_to(now_ms)
     done_ms = min(now_ms, max(last_done_due_ms, before.done_ms))
@@ -95,12 +95,12 @@ def advanced(
 
 
 class QueueCheckpoint(NamedTuple):
-    """A node's note about a queue: all envelopes from ``begin`` to before ``stored`` are in its store or done; and its last
-    commit.
+    """A node's note about a queue: all envelopes from ``read_start`` to before ``read_end`` are done or in the node's store; and
+    the last commit.
 
     ``newest_ms`` is the latest store time of the envelopes read (0 if none): messages with a later store time must be at
-    ``stored`` or after it. ``leaving`` is true while the records are handed over. That takes several writes, so some records
-    that are not done may already be deleted.
+    ``read_end`` or after it. ``is_handing_over`` is true while the records are handed over. That takes several writes, so some
+    records that are not done may already be deleted.
     """
 
     read_start: int
@@ -111,7 +111,9 @@ class QueueCheckpoint(NamedTuple):
 
     @property
     def last_read(self) -> tuple[int, int]:
-        """The end of the envelopes read, here or by the node that committed the progress, and their latest store time."""
+        """The end of the envelopes that this node, or the one that committed the progress, has read, and their latest store
+        time.
+        """
         return max(self.read_end, self.committed.read_end), self.newest_ms
 
     def encode(self) -> bytes:
@@ -123,8 +125,8 @@ class QueueCheckpoint(NamedTuple):
         return message.queue_offset < self.read_end and 0 < self.newest_ms < message.store_timestamp
 
     def truncated(self, offset: int) -> QueueCheckpoint:
-        """The part that remains valid if the broker's messages from ``at`` on are other ones than those that were read. ``at``
-        may be after the last message that this node has read, because another node may have read further.
+        """The part that remains valid if the broker's messages from ``offset`` on are other ones than those that were read.
+        ``offset`` may be after the last message that this node has read, because another node may have read further.
         """
         return self._replace(
             read_start=min(self.read_start, offset),
@@ -134,8 +136,8 @@ class QueueCheckpoint(NamedTuple):
 
     @classmethod
     def decode(cls, data: bytes | None) -> QueueCheckpoint | None:
-        """Decodes a note. Returns None if it is empty or of an unknown format; then the queue is read again. Of the progress that
-        an earlier release noted, only the offset before which all are done is certain, as in ``commits``.
+        """Decode a note. Returns None if it is empty or of an unknown format; then the queue is read again. In notes of earlier
+        releases, only the offset before which all are done is certain (see ``commits``).
         """
         if not data:
             return None
@@ -150,12 +152,12 @@ class QueueCheckpoint(NamedTuple):
 
 
 def note_name(queue: MessageQueue) -> bytes:
-    """The name under which the ``Seen`` of a queue is stored."""
+    """The name under which the ``QueueCheckpoint`` of a queue is stored."""
     return str(queue).encode()
 
 
 def checkpoints_of(notes: Mapping[bytes, bytes], doubtful: bool = False) -> dict[MessageQueue, QueueCheckpoint]:
-    """The stored notes by queue; with ``doubtful`` those made while the records belonged to another owner."""
+    """The stored checkpoints by queue; with ``doubtful``, those from the time of another owner."""
     checkpoints = {}
     for name, value in notes.items():
         if name.startswith(DOUBTFUL_PREFIX) == doubtful and (checkpoint := QueueCheckpoint.decode(value)) is not None:
@@ -167,10 +169,10 @@ def checkpoints_of(notes: Mapping[bytes, bytes], doubtful: bool = False) -> dict
 
 
 def resume(checkpoint: QueueCheckpoint | None, committed: Progress | None, min_offset: int) -> QueueCheckpoint:
-    """Where a node starts to read a newly assigned queue: at its own position if its store has all envelopes from the oldest
-    undone one on; otherwise at the oldest undone envelope. After an interrupted hand-over, the store may have no envelopes.
+    """The checkpoint at which a node starts a newly assigned queue: its own one if its store has all envelopes from the oldest
+    undone one on; otherwise the oldest undone envelope. After an interrupted hand-over, the store may lack envelopes.
 
-    ``committed`` is the progress of the queue's last node, ``first`` the first offset that the broker keeps.
+    ``committed`` is the progress of the queue's last node, ``min_offset`` the first offset that the broker keeps.
     """
     if checkpoint is not None and checkpoint.is_handing_over:
         checkpoint = checkpoint.truncated(checkpoint.read_start)._replace(is_handing_over=False)
@@ -181,7 +183,7 @@ def resume(checkpoint: QueueCheckpoint | None, committed: Progress | None, min_o
     return QueueCheckpoint(committed.oldest, committed.oldest, committed)
 
 
-_AHEAD_MS = 86_400_000  # by so much a broker's clock may be ahead of this machine's
+_AHEAD_MS = 86_400_000  # a broker's clock may be this much ahead of the machine's
 
 
 def newest_store_ms_before(offset: int, now_ms: int, search: Callable[[int], int]) -> int:
@@ -200,13 +202,13 @@ def newest_store_ms_before(offset: int, now_ms: int, search: Callable[[int], int
     return found_ms
 
 
-# The topic for bodies that are no envelopes: they must neither block others nor get lost.
+# The topic for bodies that are not envelopes: they must neither block others nor get lost.
 DEAD_TOPIC = "dmq_dead_topic"
 EMPTY = b"(empty)"  # brokers reject an empty body
 PROBLEM, TOPIC = "delayProblem", "delayTopic"
 _ENVELOPE_START = MAGIC + bytes([VERSION])
 _INTERNAL_PROPERTIES = codes.RESERVED_PROPERTIES | {QUEUE}
-# RocketMQ's own properties that an original keeps. With others, a sender could make the broker do things with the node's rights.
+# RocketMQ's properties that an original keeps. With others, a sender could make the broker act with the node's rights.
 _DELIVERED_PROPERTIES = {
     codes.Property.TAGS, codes.Property.KEYS, codes.Property.UNIQ_KEY, codes.Property.WAIT, codes.Property.SHARDING_KEY,
 }  # fmt: skip
@@ -239,7 +241,7 @@ class SinkRow(NamedTuple):
 
 
 class Original(NamedTuple):
-    """The properties that an envelope's message may keep, also encoded, and the queue that its sender chose."""
+    """The properties that an envelope's message keeps, decoded and encoded, and the queue that its sender chose."""
 
     properties: dict[str, str]
     encoded: str
@@ -258,7 +260,7 @@ HasEnvelopes = Callable[[str], bool]
 
 
 def has_default_name(topic: str) -> bool:
-    """Whether it may be the usual topic of envelopes: a name may have the namespace or the environment already."""
+    """Whether a topic may be the default topic of envelopes. Its name may contain a namespace or an environment."""
     return INNER_TOPIC in topic
 
 
@@ -268,9 +270,9 @@ def delivery(
     max_bytes: int = codes.MAX_BODY_BYTES,
     has_envelopes: HasEnvelopes = has_default_name,
 ) -> Delivery:
-    """Reads an envelope. Raises ``DecodeError``, and nothing else, if it cannot or may not be delivered because of its content.
+    """Reads an envelope. Raises only ``DecodeError``, if the envelope's content cannot or may not be delivered.
 
-    So a bad envelope becomes a dead letter in one place, and neither ends a node or a query nor delays other messages.
+    So all bad envelopes become dead letters, and none of them ends a node or a query, or delays other messages.
     """
     try:
         envelope = unpack(data)
@@ -279,7 +281,7 @@ def delivery(
         )
     except DecodeError:
         raise
-    except Exception as e:  # whatever another client wrote must not stop the messages of others
+    except Exception as e:  # content of any client must not stop the messages of others
         raise DecodeError(f"this envelope is not delivered: {type(e).__name__}: {str(e)[:_REASON_CHARS]}") from e
 
 
@@ -327,9 +329,7 @@ def _is_internal(name: str) -> bool:
 
 
 def _encodes_unchanged(text: str, properties: Collection[str]) -> bool:
-    """Whether encoding ``properties``, which were decoded from ``text``, results in ``text`` again, and it is short enough. False
-    if that is not certain.
-    """
+    """Whether ``properties``, which were decoded from ``text``, certainly encode to ``text``, and it is short enough."""
     pairs = len(properties)
     is_separated = text.count("\x01") == text.count("\x02") == pairs and text.endswith("\x02")
     return is_separated and text.isascii() and len(text) <= _MAX_PROPERTIES
@@ -368,17 +368,17 @@ class DeadLetter(NamedTuple):
 
 
 def dead_letter(data: bytes, error: DecodeError, max_bytes: int = codes.MAX_BODY_BYTES) -> DeadLetter:
-    """A body that is not delivered, as much of it as a message may have."""
+    """The dead letter of a body that is not delivered. The body is truncated to what a message may have."""
     return DeadLetter(data[:max_bytes] or EMPTY, {PROBLEM: reason_text(str(error)) + truncation_note(data, max_bytes)})
 
 
 def truncation_note(data: bytes, max_bytes: int) -> str:
-    """The end of the reason in a dead letter that has only a part of the body. Empty if it has the whole body."""
+    """A note that a dead letter has only the first bytes of a body, as the end of the reason. Empty if it has the whole body."""
     return f"; these are its first {max_bytes} bytes" if len(data) > max_bytes else ""
 
 
 def reason_text(reason: str) -> str:
-    """A reason as a property: it may name parts of an envelope, and a Proxy takes no control characters."""
+    """A reason as a property. It may quote an envelope, and a Proxy rejects control characters."""
     text = "".join(c if c.isprintable() else "?" for c in reason[: 2 * _REASON_CHARS])
     return text.encode(errors="replace").decode()
 
@@ -390,7 +390,8 @@ def sink_row(
     max_bytes: int = codes.MAX_BODY_BYTES,
     refusal: Callable[[str], str | None] | None = None,
 ) -> SinkRow:
-    """The original of an envelope. A body that is no envelope goes to ``dead_topic``, with the reason as a property.
+    """The row for the original of an envelope. A body that is not an envelope goes to ``dead_topic``, with the reason as a
+    property.
 
     ``refusal`` returns why the sink would refuse all messages of a topic, or None.
     """
@@ -443,7 +444,7 @@ def without_duplicates(bodies: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def is_cancellation(data: bytes) -> bool:
-    """Whether it is an envelope that cancels another one."""
+    """Whether a body is an envelope that cancels another one."""
     return _is_envelope(data) and data[KIND_AT] == CANCEL
 
 

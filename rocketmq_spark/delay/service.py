@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 NO_PROGRESS = Progress(0, 0, 0)
 # Messages per write, seconds between commits, the timeout of a poll, and the pause after a failed commit.
 PAGE, COMMIT_S, POLL_S, RETRY_S = 2000, 0.5, 0.2, 5.0
-# After the first message of a turn: each turn asks the broker of every queue that has messages.
+# A turn gathers messages, because each turn sends a request to the broker of every queue that has messages.
 GATHER_S, GATHER_BYTES = 0.02, 32 << 20
 # Time for the previous node of a queue to notice that it has lost the queue, and to commit its progress.
 HAND_OVER_S = 2.0
@@ -68,11 +68,11 @@ class NodeTools:
 
 @dataclass(slots=True)
 class CommitState:
-    """What the nodes of a group have in common about a queue of this node.
+    """The committed progress of an own queue, as this node knows it.
 
-    ``told`` are the committed numbers as this node wrote or read them last (None if unknown), and ``proven`` is what those that
-    it read proved: the node does not store envelopes that are done. The node commits only while it is ``sure``
-    that no other one did since its last look. ``doubts`` counts how often in turn the numbers of another node said that an
+    ``committed`` is the progress that this node wrote or read last (None if unknown). ``proven`` is the progress that the read
+    ones proved: the node does not store envelopes that are done. The node commits only while ``is_current``: no other node has
+    committed since the last check. ``conflicts`` counts the consecutive checks in which another node's progress claimed that an
     envelope is done which waits here.
     """
 
@@ -106,7 +106,7 @@ class DelayService:
         self._checkpoints: dict[MessageQueue, QueueCheckpoint] = {}
         self._commit_states: dict[MessageQueue, CommitState] = {}
         self._acquired: dict[MessageQueue, Deadline | None] = {}
-        # Queues that will be given up or started again, with their notes; None if the note must not be committed.
+        # Queues that will be handed over or started again, with their checkpoints; None if the progress must not be committed.
         self._revoked: dict[MessageQueue, QueueCheckpoint | None] = {}
         self._availability, self._complaints = BrokerAvailability(RETRY_S), Complaints()
         self._back_pressure = BackPressure(store.path, reader)
@@ -117,7 +117,7 @@ class DelayService:
         self._catch_up_until, self.stored = Deadline(0.0), 0
 
     def run(self, stop: Latch) -> None:
-        """Run until ``over`` is set. Then wait for sends in flight, and leave the group, so that other nodes get the queues."""
+        """Run until ``stop`` is set. Then wait for sends in flight, and leave the group, so that other nodes get the queues."""
         try:
             while not stop.is_set():
                 try:
@@ -138,7 +138,7 @@ class DelayService:
     def turn(self) -> None:
         """One step: take over and give up queues, read and store envelopes, commit the progress.
 
-        After an error all queues are started again, because messages that were polled and not stored would otherwise be skipped.
+        After an error, all queues are started again, because polled messages that were not stored would otherwise be skipped.
         After ``SpoolFull``, nothing is read for a while, but stored messages are sent.
         """
         try:
@@ -158,7 +158,7 @@ class DelayService:
         self._back_pressure.apply()
         polled, started = self._poll(), set(self._checkpoints)
         self._update_assignment(set(self._reader.assignment()))
-        self._check_commits()  # before envelopes are stored: a node that stood still learns here what another one sent
+        self._check_commits()  # before envelopes are stored: a node that was paused learns here what another node has sent
         # Messages of a queue that were polled before it was started are dropped here, and read again from its start.
         polled = [message for message in polled if message.queue in started & self._checkpoints.keys()]
         self._check_recreation(
@@ -224,14 +224,14 @@ class DelayService:
             self._hand_over_revoked()
 
     def _restart(self, queues: Iterable[MessageQueue]) -> None:
-        """Start these queues again, or give up those that are no longer assigned."""
+        """Start these queues again, or hand over those that are no longer assigned."""
         for queue in list(queues):
             del self._checkpoints[queue]
             self._revoked[queue] = None
 
     def _check_recreation(self, with_messages: set[MessageQueue]) -> None:
-        """Start queues again whose topic was created again: checks queues with new messages (``came``), and sometimes all. If a
-        queue with new messages cannot be checked, it is started again, too.
+        """Start queues again whose topic was created again. Checks queues with new messages (``with_messages``), and sometimes
+        all. A queue with new messages that cannot be checked is started again, too.
         """
         unchanged = set()
 
@@ -255,8 +255,8 @@ class DelayService:
         self._restart((with_messages - unchanged) & self._checkpoints.keys())
 
     def _hand_over_revoked(self) -> None:
-        """Give up revoked queues. Queues that the route does not have (there are fewer now, their broker is down, or the topic
-        was another one) are kept, and their messages are sent from here.
+        """Hand over revoked queues. Queues that are missing in the route (there are fewer now, their broker is down, or the topic
+        was another one) stay, and their messages are sent from here.
         """
         if not self._revoked:
             return
@@ -268,7 +268,7 @@ class DelayService:
         self._availability.for_each(self._revoked.keys() & existing, self._hand_over)
 
     def _check_commits(self, all_now: bool = False) -> None:
-        """Read the numbers of own queues back, if it is time for it."""
+        """Read the committed progress of own queues if the next check is due."""
         due = {queue for queue in self._checkpoints if all_now or self._commit_states[queue].next_check.expired}
         for queue in due:
             self._commit_states[queue].is_current = False
@@ -282,11 +282,10 @@ class DelayService:
             self._checkpoints[queue] = checkpoint
 
     def _merge_committed(self, queue: MessageQueue, checkpoint: QueueCheckpoint) -> QueueCheckpoint | None:
-        """``seen``, and what the committed numbers of a queue prove besides. None if the queue has other messages now.
+        """``checkpoint``, extended by the committed progress of a queue. None if the queue has other messages now.
 
-        Another node may have written these numbers: one that had the queue before, stood still and woke up, or the next one, if
-        this node stood still. Both are right, so that the progress of both together is committed next. But a record that waits
-        here is never done, whatever others say.
+        Another node may have committed: the previous owner, after a pause, or the next one, if this node was paused. Both are
+        right, so the merged progress is committed next. But a record that waits here is never done, whatever others commit.
         """
         state, committed = self._commit_states[queue], self._commits.fetch(queue)
         if committed != state.committed or state.conflicts:
@@ -311,7 +310,7 @@ class DelayService:
         return checkpoint
 
     def _valid_progress(self, queue: MessageQueue, committed: CommittedProgress) -> Progress | None:
-        """The progress that was committed, if it is about the messages that the queue has now."""
+        """The committed progress, if it is about the messages that the queue has now."""
         bounds = self._member.bounds(queue, Deadline.after(REQUEST_S))
         if committed.progress.oldest > bounds.max_offset:
             return None
@@ -335,7 +334,7 @@ class DelayService:
     def _start(self, queue: MessageQueue) -> None:
         """Start an assigned queue. If another node had it, wait ``HAND_OVER_S`` for its commit. Raises errors of requests."""
         committed, noted = self._commits.fetch(queue), self._records.checkpoint(queue)
-        # Whether another node had the queue since.
+        # Whether another node has had the queue since this node's checkpoint.
         had_other_owner = committed is not None and (noted is None or noted.committed != committed.progress)
         if had_other_owner:
             wait_until = self._acquired[queue] = self._acquired[queue] or Deadline.after(HAND_OVER_S)
@@ -375,7 +374,9 @@ class DelayService:
         had_other_owner: bool,
         bounds: QueueBounds,
     ) -> QueueCheckpoint:
-        """Where a queue starts. This node's note, and the commits of ``others``, may be about messages that no longer exist."""
+        """Where a queue starts. This node's checkpoint, and commits of other owners, may be about messages that no longer
+        exist.
+        """
         progress = None if committed is None else committed.progress
         if (
             committed is not None
@@ -504,7 +505,7 @@ class DelayService:
         notes = {note_name(queue): entry.encode() for queue, entry in changed.items()}
         to_store = [
             entry for entry in records if entry[0].marks[0] not in cancelled_marks
-        ]  # or it could be sent before that
+        ]  # otherwise it could be sent before it is cancelled
         self._store.add(to_store, None if cancelled_marks else notes)
         if to_store:
             self._back_pressure.on_stored()

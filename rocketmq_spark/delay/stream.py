@@ -50,7 +50,7 @@ _REQUEST_S, _HEARTBEAT_S = 3.0, 30.0
 
 
 def _answer_nothing(broker: str, request: BrokerRequest) -> None:
-    """Answers nothing, because this member has no queues."""
+    """Ignores requests of brokers, because this member has no queues."""
 
 
 @contextlib.contextmanager
@@ -78,9 +78,9 @@ _ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProv
 _PROTOBUF = (6, 33, 5)
 # Limits of a task in a micro-batch, because Spark puts all rows from timers of one task into one record batch.
 _MAX_ROWS, _MAX_BYTES = 50_000, 64 << 20
-# What is due when it arrives gets this part of them, so that timers get the rest; and so does the timer of one key.
+# The part of these limits for messages that are due when they arrive (timers get the rest), and for the timer of one key.
 _ON_ARRIVAL_SHARE, _KEY_SHARE = 1 / 2, 1 / 4
-# More than an envelope has besides the body of its message, unless no producer made it.
+# More than an envelope of a producer has besides the body of its message.
 _ENVELOPE_BYTES = 64 << 10
 # Lists per second. This is a constant and not Spark's setting, because a cancellation must find its list after a restart with
 # other settings.
@@ -88,7 +88,7 @@ _SHARDS = 16
 # The last whole second of Spark's timers.
 _LAST_MS = ((1 << 63) - 1) // 1000 * 1000
 _COLUMNS = tuple(part.split()[0] for part in SCHEMA.split(", "))
-# So many rows are checked at once.
+# The number of rows that are checked at once.
 _CHECK_PAGE = 256
 
 
@@ -154,8 +154,8 @@ def delayed(
 
 
 def _truncated(column: str, max_bytes: int) -> Column:
-    """The bodies without what no envelope has, of a message of at most ``most`` bytes. A longer one can only be a dead letter,
-    with its first bytes. This is before Python, because a few kilobytes may inflate to megabytes.
+    """The bodies without what no envelope has, of a message of at most ``max_bytes`` bytes. A longer one can only be a dead
+    letter, with its first bytes. This is before Python, because a few kilobytes may inflate to megabytes.
     """
     return sf.substring(column, 1, max_bytes + _ENVELOPE_BYTES).alias(column)
 
@@ -201,7 +201,9 @@ class _Waiting(StatefulProcessor):
         nothing_waits = not (self._ends.exists() or self._waiting.exists())
         if due_ms <= now_ms:
             first, second = next(parts, []), next(parts, None)
-            if nothing_waits and second is None and self._has_room(_ON_ARRIVAL_SHARE):  # else the timer gives them
+            if (
+                nothing_waits and second is None and self._has_room(_ON_ARRIVAL_SHARE)
+            ):  # otherwise the timer returns them
                 yield from self._rows(first)
                 return
             parts = itertools.chain([first] if second is None else [first, second], parts)
@@ -215,14 +217,14 @@ class _Waiting(StatefulProcessor):
         timerValues: Any,
         expiredTimerInfo: Any,
     ) -> Iterator[Row]:
-        """Spark calls this in the order of the timers. What has no room keeps its place, and a key that had its part goes behind
-        all that are due now, so that none waits for those that come after it.
+        """Spark calls this in the order of the timers. A key without room keeps its place. A key that had its part goes behind
+        all keys that are due now, so that no key waits for later ones.
         """
         now_ms, at_ms = timerValues.getCurrentProcessingTimeInMs(), expiredTimerInfo.getExpiryTimeInMs()
         before = self._returned_in(now_ms)
         if not self._has_room():
-            # Without a look at the state: others may have sent any number of keys. Never the time of this timer, which Spark
-            # deletes after this call.
+            # Without reading the state, because there may be any number of keys. The time must differ from that of this timer,
+            # which Spark deletes after this call.
             self._handle.registerTimer(at_ms ^ 1)
             return
         if self._waiting.exists():
@@ -258,7 +260,8 @@ class _Waiting(StatefulProcessor):
         for part in parts:
             self._portions.updateValue((end,), (packed(part),))
             end += 1
-        # Once the timer has fired, what comes later is too late to cancel anything: all that waits would be read each time.
+        # Cancellations that arrive after the timer has fired are too late. Otherwise all waiting envelopes would be read each
+        # time.
         self._ends.update((first, end, clean))
 
     def _portion(self, number: int) -> list[bytes]:

@@ -1,7 +1,8 @@
-"""Spool folders, one below ``spoolDir`` for each process that writes, opened in the process that sends what they hold.
+"""The folders of spools: one in ``spoolDir`` for each writing process. A process sends the records of its own folder, and of
+adopted ones.
 
-A process leaves its folder as it is when it ends. RocksDB's lock shows whether the process is alive, because the lock ends
-with it. Folders of dead processes are adopted.
+A process leaves its folder behind when it ends. RocksDB's lock shows whether the process is alive, because the lock ends with the
+process. Other processes adopt the folders of dead ones.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ def owner_of(options: Options, purpose: str = "") -> SpoolOwner:
     return SpoolOwner(tuple(sorted(options.cluster)), options.namespace or "", environment, purpose)
 
 
-_PAGE, _PAGE_BYTES = 250, 4 << 20  # of the first records of lanes, and as many behind them
+_PAGE, _PAGE_BYTES = 250, 4 << 20  # limits for the first records of lanes, and again for those behind them
 _END_OF_TIME_MS = 2**63
 
 
@@ -123,18 +124,18 @@ def _list_names(folder: Path) -> list[str]:
 
 
 class _Listing(NamedTuple):
-    """What has a prefix in a folder: what this user owns, and what others have put there, by user."""
+    """The entries of a folder with a prefix: those of this user, and those of other users, by user."""
 
     own: list[Path]
     foreign: dict[int, list[str]]
 
 
 def _listing(folder: Path, prefix: str) -> _Listing:
-    """Look at the owners of what is in a folder. Nothing of another user is opened, and no link of another user is followed."""
+    """List the entries of a folder by owner. Opens nothing of another user, and follows no link of another user."""
     found = _Listing([], {})
     for name in _list_names(folder):
         if name.startswith(prefix):
-            with contextlib.suppress(OSError):  # it has gone, or this user may not look at it
+            with contextlib.suppress(OSError):  # it no longer exists, or this user may not read its status
                 uid = folders.owner_uid(os.lstat(f"{folder}/{name}"))
                 if uid == os.geteuid():
                     found.own.append(folder / name)
@@ -185,10 +186,10 @@ def _open_left(folder: Path, path: Path, make: Callable[[Path], Store]) -> Store
 
 
 def _remove_mark(path: Path) -> None:
-    """Remove the mark of an emptied folder from one that is used again.
+    """Remove the mark of an emptied folder from a folder that is used again.
 
-    ``_remove`` renames a folder and then marks it. After a power cut, the folder may have the mark and still its old name. While
-    the mark is there, a user who may rename the folder could make this package delete the records in it.
+    ``_remove_folder`` renames a folder and then marks it. After a power cut, the folder may have the mark and still its old name.
+    While the mark is there, a user who may rename the folder could make this package delete the records in it.
     """
     try:
         with folders.inside(path.parent, (path.name,)) as at:
@@ -212,9 +213,9 @@ def claim(folder: Path, make: Callable[[Path], Store]) -> Store:
 
 
 def adopt(folder: Path, into: Store, make: Callable[[Path], Store], now_ms: int) -> int:
-    """Move the records of dead processes into a store of this one. Returns the number of records.
+    """Move the records of dead processes into a store of this process. Returns the number of records.
 
-    Records are added to ``into`` before they are deleted from the other store, so a kill may duplicate some but loses none.
+    Records are added to ``into`` before they are deleted from the other store, so a kill may duplicate records but loses none.
     Dead letters stay in their folder, and so do records for which ``into`` has no room; neither is an error here. If the
     other process had a clock ahead of ``now_ms``, records keep their remaining delays.
     """
@@ -243,8 +244,8 @@ def adopt(folder: Path, into: Store, make: Callable[[Path], Store], now_ms: int)
 def _remove_folder(path: Path) -> None:
     """Remove an empty store's folder.
 
-    Not while it is open: when RocksDB closes, it deletes unknown files in the folder of that name, also the log of
-    a process that has created the folder again. It is renamed first, with the lock: another process finds all of it or nothing.
+    The store must be closed: when RocksDB closes, it deletes unknown files in the folder of that name, also the log of a process
+    that has created the folder again. The folder is renamed first, under the lock, so another process finds all of it or nothing.
     """
     emptied = path.with_name(f"{EMPTIED_PREFIX}{uuid.uuid4().hex}")
     with locked(path), folders.inside(path.parent, (path.name,)) as at:
@@ -253,7 +254,7 @@ def _remove_folder(path: Path) -> None:
             left = next(db.scan(RECORD, area_end(RECORD)), None) or db.gaps or db.damage
         finally:
             db.close()
-        if left:  # another process used it in between
+        if left:  # another process has used it meanwhile
             return
         path.rename(emptied)
         os.close(os.open(_EMPTIED_MARK, os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW, 0o600, dir_fd=at))
@@ -266,7 +267,7 @@ _EMPTIED_MARK = "emptied"
 
 
 def _remove_emptied(path: Path) -> None:
-    """Remove a folder that a process of this user has marked as emptied, the mark last. Another process may remove the same
+    """Remove a folder that a process of this user has marked as emptied. The mark is removed last. Another process may remove the
     folder at the same time, so errors of the file system are ignored.
     """
     with contextlib.suppress(OSError), folders.inside(path.parent, (path.name,)) as at:
@@ -298,7 +299,8 @@ def _move_records(store: Store, into: Store, ahead_ms: int) -> Iterator[int]:
 
 
 def _page_predicate() -> BatchPredicate:
-    """Accepts records behind the first ones of their lanes, a page of all lanes together: one by one, each would cost a write."""
+    """Accepts records behind the first ones of their lanes, up to a page for all lanes, because moving one by one takes a write
+    for each record."""
     count, size = 0, 0
 
     def fits(record: Record) -> bool:
@@ -310,9 +312,9 @@ def _page_predicate() -> BatchPredicate:
 
 
 def open_store(path: Path, options: Options, spool: SpoolSettings | None = None, keep_owner: bool = False) -> Store:
-    """Open the store of a folder, which holds only sends of the options' cluster, namespace and environment. ``lent``: the caller
-    adds no records, the folder may belong to another user, and the owner, which may know less of its environment, must be able to
-    open it again.
+    """Open the store of a folder, whose records must belong to the options' cluster, namespace and environment. With
+    ``keep_owner``, the caller adds no records, the folder may belong to another user, and the stored owner stays, so that its
+    process can open the store again.
     """
     if spool is not None:
         confined(path, "spoolDir")  # RocksDB opens files by their names, so that a link there would lead it elsewhere
@@ -320,7 +322,7 @@ def open_store(path: Path, options: Options, spool: SpoolSettings | None = None,
     try:
         environment, noted_queues = environment_of(options), _noted_queues(store)
         if environment is not None and not environment.by_position:
-            _check_noted_queues(store, noted_queues, environment)  # before these options are noted as its owner
+            _check_noted_queues(store, noted_queues, environment)  # before these options become its owner
         store.set_owner(owner_of(options), keep_owner=keep_owner)
         if environment is not None and environment.by_position:
             _use_noted_queues(store, noted_queues, queues_of_environment(sender(options), environment))
@@ -330,14 +332,14 @@ def open_store(path: Path, options: Options, spool: SpoolSettings | None = None,
     return store
 
 
-# Prefix of the notes with an environment's queues by its number alone, one per topic. Without them, records spooled while a
-# broker was away would later go to other queues.
+# Prefix of the notes with the queues that an environment has by its number, one note per topic. Without these notes, records
+# that were spooled while a broker was down would later go to other queues.
 _QUEUES_PREFIX = LASTING_PREFIX + b"queues of "
 _QueuesByTopic = dict[str, tuple[MessageQueue, ...]]
 
 
 def _noted_queues(store: Store) -> _QueuesByTopic:
-    """The noted queues of a store; an empty store has none."""
+    """The queues in a store's notes. The notes of an empty store are deleted."""
     by_topic = {}
     for name, value in store.notes().items():
         if not name.startswith(_QUEUES_PREFIX) or not value:
@@ -378,7 +380,7 @@ def _sample_option(environment: Environment, queues: Sequence[MessageQueue]) -> 
 
 
 def _use_noted_queues(store: Store, noted: _QueuesByTopic, counted: _QueuesByTopic) -> None:
-    """Use the queues that the store's records are for. Raises ``SpoolError`` if this process counted others."""
+    """Use the queues in the store's notes. Raises ``SpoolError`` if this process counted others."""
     for topic, queues in noted.items():
         if counted.setdefault(topic, queues) != queues:
             raise SpoolError(
@@ -389,7 +391,7 @@ def _use_noted_queues(store: Store, noted: _QueuesByTopic, counted: _QueuesByTop
 
 
 def _queues_notes(counted: _QueuesByTopic, sends: Sequence[SpooledSend]) -> Mapping[bytes, bytes]:
-    """The notes for records that are added."""
+    """The notes for records of ``sends``."""
     return {
         _QUEUES_PREFIX + topic.encode(): json.dumps(
             [(queue.broker_name, queue.queue_id) for queue in counted[topic]]
@@ -405,7 +407,7 @@ def open_send_spool(
     clock: Callable[[], int] | None = None,
     policy: RedeliveryPolicy | None = None,
 ) -> SendSpool:
-    """Redelivery of a store that this process opened, which is closed if this fails."""
+    """The spool over an open ``store``. Closes the store if this fails."""
     try:
         from rocketmq_spark.producer.resender import EngineResender
         from rocketmq_spark.spool.spool import SEND_POLICY, SendSpool
@@ -424,9 +426,9 @@ def open_send_spool(
 
 
 def worker_spool(options: Options, settings: ProducerSettings) -> Spool | None:
-    """The spool of this worker process, below ``spoolDir``, with the records of dead processes; None without one.
+    """The spool of this worker process, in ``spoolDir``, with the records of dead processes. None if the options name no spool.
 
-    It lives as long as the process, across tasks, and continues to send.
+    The spool lives as long as the process, across tasks, and continues to send.
     """
     spool = SpoolSettings.of(options)
     if spool is None:
@@ -437,7 +439,7 @@ def worker_spool(options: Options, settings: ProducerSettings) -> Spool | None:
 
     def left(path: Path) -> Store:
         store = make(path)
-        if not by_position(options) and _noted_queues(store):  # the running sender has no such queues
+        if not by_position(options) and _noted_queues(store):  # the running sender does not know these queues
             store.close()
             raise SpoolError(f"the records in {path} are for queues that their environment had by its number")
         return store
@@ -454,15 +456,16 @@ def worker_spool(options: Options, settings: ProducerSettings) -> Spool | None:
     return own_spool
 
 
-# Modules that a drainer imports late.
+# Modules that ``open_drainer`` and the sender import on first use.
 _LAZY_IMPORTS = ("encodings.idna", "pyarrow", "rocketmq_spark.producer.resender", "rocketmq_spark.spool.spool")
 _PREPARE_S = 5.0
 
 
 def preload(options: Options, paths: Sequence[Path]) -> None:
-    """Read modules, TLS files and keys, which may be readable for root only, before root takes the rights of owners of spools.
+    """Read modules, TLS files and keys, which only root may be able to read, before root takes the rights of spools' owners.
 
-    A request to the name server reads the files; its answer does not matter. Raises ``OptionError`` if a file cannot be used.
+    A request to the name server makes the client read the files; the answer is ignored. Raises ``OptionError`` if a file cannot
+    be used.
     """
     if os.geteuid() != folders.ROOT or not any(map(folders.foreign, paths)):
         return
@@ -478,6 +481,6 @@ def preload(options: Options, paths: Sequence[Path]) -> None:
 
 
 def open_drainer(path: Path, options: Options) -> SendSpool:
-    """Return an object that sends all records of a folder, for commands."""
+    """Return a spool that sends all records of a folder, for commands."""
     send, settings = sender(options), ProducerSettings.of(options)  # first: if one fails, no store is open
     return open_send_spool(open_store(path, options, keep_owner=True), send, settings)

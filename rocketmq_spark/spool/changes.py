@@ -29,7 +29,7 @@ from rocketmq_spark.spool.records import (
     record_key,
 )
 
-_NEW = RecordState(0, 0)  # the state of a new record in its lane; it gets a time when it becomes pending
+_NEW = RecordState(0, 0)  # of a new record in its lane; the record gets a time when it becomes pending
 
 
 class StoredRecord(NamedTuple):
@@ -41,8 +41,10 @@ class StoredRecord(NamedTuple):
 
 
 class AtomicChange:
-    """Steps that are written together or not at all. ``pended`` and ``unpended`` are the places of records that become pending
-    and that no longer are, ``ended_ms`` is the latest original due time of those whose marks end with it (0 if none).
+    """Steps that are written together or not at all.
+
+    ``added_pending`` are the keys of records that become pending, ``removed_pending`` those of records that no longer are.
+    ``last_done_due_ms`` is the latest original due time of the records that the change removes by their marks (0 if none).
     """
 
     def __init__(self, totals: Totals) -> None:
@@ -58,8 +60,8 @@ class AtomicChange:
         return [*self.puts, (TOTALS, self.totals.encode())]
 
     def add(self, record: Record, data: bytes, state: RecordState = _NEW) -> int:
-        """Add a new record, encoded as ``data``; returns its sequence. Its place in its lane keeps the ``state`` of a record that
-        has failed before, because it may have to wait there.
+        """Add a new record, encoded as ``data``; returns its sequence. A record that has failed
+        before keeps its ``state`` in its lane, because it may have to wait there.
         """
         totals = self.totals
         sequence = totals.next_sequence
@@ -86,8 +88,8 @@ class AtomicChange:
         self.removed_pending.append(pending)
 
     def retry(self, record: Record, pending: PendingKey, due: Due, state: RecordState) -> None:
-        """Give a record a new due time after a failed attempt, but not one before its original due time: an earlier clock, by
-        which that time seemed to be over, may have been ahead.
+        """Give a record a new due time after a failed attempt. The new time is never before the original due time, because the
+        clock of the failed attempt may have been ahead.
         """
         due = Due(max(due.due_ms, record.original_due_ms or 0), due.sequence)
         self.remove_pending(pending)
@@ -105,7 +107,7 @@ class AtomicChange:
             self.mark(record, due)
 
     def merge_marks(self, stored: StoredRecord, other: Record) -> StoredRecord:
-        """Give a stored record the marks of a repeated one; returns it as it is stored then."""
+        """Give a stored record the marks of a repeated one; returns the new form of the stored record."""
         record = stored.record.with_marks_of(other)
         if record is stored.record:
             return stored
@@ -125,7 +127,7 @@ class AtomicChange:
         self.last_done_due_ms = max(self.last_done_due_ms, record.original_due_ms or 0)
 
     def remove_mark(self, sequence: int, data: bytes | None, mark: tuple[bytes, bytes]) -> None:
-        """Remove a mark from a record, also inside its stored form, so that setting its marks again does not restore this one."""
+        """Remove a mark from a record, and from its stored form, so that a later ``mark`` does not restore it."""
         self.deletes.append(mark_key(*mark))
         if isinstance(record := decode_record(data), Record):
             without_mark = dataclasses.replace(
@@ -135,14 +137,14 @@ class AtomicChange:
             self.totals.size += len(without_mark) - len(data or b"")
 
     def rewrite(self, sequence: int, record: Record, size: int) -> int:
-        """Store another record under the sequence of one that has ``size``. Returns the new size."""
+        """Replace the record of a sequence, which has ``size`` bytes. Returns the new size."""
         data = record.encode()
         self.puts.append((record_key(RECORD, sequence), data))
         self.totals.size += len(data) - size
         return len(data)
 
     def replace(self, pending: PendingKey, record: Record, size: int, new_key: PendingKey, state: bytes) -> None:
-        """Store another record, at ``place``, instead of a pending one that has ``size``."""
+        """Replace a pending record of ``size`` bytes by another one, which is pending at ``new_key``."""
         self.rewrite(new_key.due.sequence, record, size)
         self.remove_pending(pending)
         self.add_pending(new_key, state)
@@ -155,7 +157,9 @@ class AtomicChange:
         self.totals.size -= size
 
     def add_dead(self, sequence: int, size: int, state: RecordState, is_new: bool = True) -> None:
-        """Give a record up. It stays stored under its sequence, and is listed as dead. ``counts`` is False if it was counted."""
+        """Give a record up: it keeps its sequence, and is listed as dead. ``is_new`` is False if ``give_ups`` counts it
+        already.
+        """
         self.puts.append((record_key(DEAD, sequence), state.encode()))
         totals = self.totals
         totals.depth, totals.size = totals.depth - 1, totals.size - size
@@ -164,7 +168,7 @@ class AtomicChange:
 
     def revive(self, sequence: int, record: Record, size: int, target: str) -> None:
         """Make a dead record a live one with this target; the caller makes it pending. Its marks are not restored, because they
-        ended when it was given up.
+        were removed when the record was given up.
         """
         self.deletes.append(record_key(DEAD, sequence))
         totals, live_size = self.totals, size
@@ -178,8 +182,8 @@ class AtomicChange:
 
 
 class AddRequest:
-    """One caller's additions: records with their due times, their encoded form, their states (None: new ones), and notes.
-    ``error`` is set if writing failed.
+    """The records of one call of ``Store.add``, with due time and encoded form, and the notes. ``states`` are the records' states
+    in another store (None: all are new). ``error`` is set if writing fails.
     """
 
     def __init__(
@@ -198,7 +202,7 @@ class AddRequest:
 
 
 class GroupCommit:
-    """Passes tickets to ``write`` under ``lock``: one by one, or with ``together`` all that wait at the same time."""
+    """Passes requests to ``write`` under ``lock``: one by one, or, if ``batched``, all that wait at the same time."""
 
     def __init__(
         self, lock: AbstractContextManager[bool], write: Callable[[Sequence[AddRequest]], None], batched: bool
@@ -209,7 +213,7 @@ class GroupCommit:
         self._waiting: deque[AddRequest] = deque()
 
     def submit(self, request: AddRequest) -> None:
-        """Returns when the ticket is written; raises its error."""
+        """Returns when the request is written; raises its error."""
         if not self._batched:
             with self._lock:
                 self._write((request,))
@@ -218,7 +222,7 @@ class GroupCommit:
             with self._lock:
                 if not request.is_done:
                     waiting = [self._waiting.popleft() for _ in range(len(self._waiting))]
-                    # The ticket is missing if Ctrl-C interrupted the thread that had taken it, before that thread wrote.
+                    # The request is missing if another thread had taken it, and Ctrl-C interrupted that thread before it wrote.
                     self._write_all(waiting if request in waiting else [*waiting, request])
         if request.error is not None:
             raise request.error
@@ -226,7 +230,7 @@ class GroupCommit:
     def _write_all(self, requests: Sequence[AddRequest]) -> None:
         try:
             self._write(requests)
-        except BaseException:  # Ctrl-C reaches one thread only; whether the others' tickets were written is unknown
+        except BaseException:  # Ctrl-C reaches one thread only; whether the others' requests were written is unknown
             for request in requests:
                 request.error = request.error or SpoolError("the write to the spool was interrupted")
             raise

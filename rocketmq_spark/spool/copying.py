@@ -3,7 +3,7 @@
 Files of RocksDB can be crafted so that an iterator and a look-up find different values. So this process does not open the files
 of another user: ``owner_reader`` does, with the rights of the owner, and sends the entries over a pipe. This process does not
 trust the reader more than the files. It checks each entry, writes it once into a new database, and derives the rest from the
-records. What is shown of the copy is therefore what is sent from it.
+records. So ``spool show`` and ``spool send`` see the same records in the copy.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ from rocketmq_spark.spool.spool import SEND_KIND, send_of
 
 logger = logging.getLogger(__name__)
 
-# Longer entries are not copied; what is no record has much shorter values.
+# Longer entries are not copied. The values of entries other than records are much shorter.
 MAX_KEY_BYTES, MAX_VALUE_BYTES, MAX_SMALL_BYTES = 1 << 16, 64 << 20, 1 << 20
-# What an entry counts beside its bytes: the memory of ``derive``, and of RocksDB.
+# Counted for each entry besides its bytes: the memory of ``derive``, and of RocksDB.
 ENTRY_BYTES = 512
 # ``derive`` and its write hold lanes, targets and marks several times: measured.
 _TEXT_COPIES, _MARK_BYTES = 4, 250
@@ -75,20 +75,20 @@ _PORTION, _PORTION_BYTES = 1000, 8 << 20
 _READ_BYTES = 1 << 18
 _LONGEST_POLL_S = 3600.0  # the system takes 24 days at most
 _ENVIRONMENT = {"PATH", "LANG", "TZ", "LD_LIBRARY_PATH", "TMPDIR"}
-_KILL_S = 5.0  # how long a reader that was killed may take to end: it may hang in a file system of its user
+_KILL_S = 5.0  # time for a killed reader to end: it may hang in a file system of its user
 _PROGRAM = (
     "import sys; sys.path[:] = sys.argv[2:]; from rocketmq_spark.spool.owner_reader import main; main(sys.argv[1])"
 )
 
 
-# For each kind of records with marks, a function that returns the record to write. Its marks follow from what ``show`` and
-# ``export`` print of the record. The function raises ``DecodeError`` with the reason if the record must be left out.
+# By kind of records with marks: a function that returns the record to write. It derives the marks from what ``show`` and
+# ``export`` print of the record, and raises ``DecodeError`` with the reason if the record must be left out.
 CopyRules = Mapping[str, Callable[[Record], Record]]
 NO_COPY_RULES: CopyRules = MappingProxyType({})
 
 
 class CopyLimits:
-    """Until when a command may read, and how many bytes of entries it may still copy, those that are left out included."""
+    """The deadline of a copy, and the number of bytes that it may read, entries that are left out included."""
 
     def __init__(self, deadline: Deadline, max_bytes: int) -> None:
         self.deadline = deadline
@@ -114,10 +114,10 @@ class CopyLimits:
 
 
 class CopyResult(NamedTuple):
-    """The number of records in a copy, that of entries left out by reason, whether the source is damaged, and its warnings.
+    """The numbers of records in a copy, the numbers of entries left out by reason, whether the source is damaged, and warnings.
 
-    ``notes`` counts the notes of a node of the delay service that were not copied. They say which messages the node has read, and
-    with them a node could skip messages that the copy does not have. Without notes, a node reads its queues again.
+    ``notes_left_out`` counts the notes of a delay node that were not copied. They say which messages the node has read, so a
+    node with these notes would skip messages that the copy does not have. Without notes, a node reads its queues again.
     """
 
     waiting: int
@@ -130,7 +130,7 @@ class CopyResult(NamedTuple):
 
 @contextlib.contextmanager
 def new_folder(copy: Path, source: Path) -> Iterator[Path]:
-    """Yield an empty private folder. At the end of the block it gets the name ``copy`` if something is in it, or is removed.
+    """Yield an empty private folder. At the end of the block it is renamed to ``copy``, or removed if it is still empty.
 
     Raises ``SpoolError`` if ``copy`` exists, is in ``source``, or could be replaced by other users.
     """
@@ -176,9 +176,9 @@ def _rename_new(new: Path, copy: Path) -> None:
 def copy_spool(
     path: Path, into: Path, limits: CopyLimits, reader: PythonCall | None = None, rules: CopyRules = NO_COPY_RULES
 ) -> CopyResult:
-    """Copy the spool in ``path`` into a new database in the folder ``into``, which is removed if that fails.
+    """Copy the spool in ``path`` into a new database in the folder ``into``. Removes ``into`` if copying fails.
 
-    ``reader`` starts the process that reads, and ``kinds`` has a function for each kind of records with marks. Raises
+    ``reader`` starts the process that reads, and ``rules`` has a function for each kind of records with marks. Raises
     ``SpoolError`` if the reader fails or exceeds the ``limits``.
     """
     path = path.absolute()
@@ -244,28 +244,29 @@ class EntryChecker:
     """Decides which entries of a spool are copied, and counts the others by reason. Pure.
 
     Keys must ascend, so that each key is written once. Each value must be exactly what this package writes. The keys of pending
-    records are copied without the target, which ``migrate`` takes from the records.
+    records are copied without their targets; ``migrate`` adds the targets of the records.
 
     Marks are not copied, because ``show`` and ``export`` do not print them, and a wrong mark makes the store drop a record or
-    take it for another message. Records of ``kinds`` get the marks that follow from their payloads; other records get none.
+    take it for another message. Records of a kind in ``rules`` get the marks that follow from their payloads; other records get
+    none.
     """
 
     def __init__(self, rules: CopyRules = NO_COPY_RULES) -> None:
         self._rules = rules
-        self._record_data = b""  # the last record as it is to be written
+        self._record_data = b""  # the last record, in the form to be written
         self.left_out: Counter[str] = Counter()
         self.records = self.dead = 0  # the number of records in the source, and of dead ones that are copied
         self.notes_left_out = 0  # the number of notes that are not copied
         self.owner: SpoolOwner | None = None
-        # How many bytes ``derive`` holds for the last record beside its entry.
+        # The memory that ``derive`` needs for the last record besides its entry.
         self.derived_bytes = 0
         self._unreadable: set[int] = set()
-        # The numbers of records with a pending state: each has one, in the key of which ``migrate`` writes the target.
+        # The sequences of records with a pending state. A record may have only one.
         self._sequences_with_state: set[int] = set()
         self._last_key = b""
 
     def entry_to_copy(self, key: bytes, value: bytes | None) -> tuple[bytes, bytes] | None:
-        """The entry to write for an entry, or None; the value is None if it is too long. The owner is kept in ``owner``."""
+        """The entry to write for an entry of the source, or None. The ``value`` is None if it is too long. Sets ``owner``."""
         area = key[:1]
         self.derived_bytes = 0
         if area in DERIVED:
@@ -290,7 +291,7 @@ class EntryChecker:
         return (due_of_key(key).mark_value, RecordState.decode(value).encode()) if area in _PENDING else (key, value)
 
     def count_states_without_record(self, sequences: Iterable[int]) -> None:
-        """Count the records whose states were left out because the record is not there."""
+        """Count states that were left out because their record is missing."""
         if count := len({*sequences} - self._unreadable):
             self.left_out[WITHOUT_RECORD] += count
 
@@ -346,7 +347,7 @@ class EntryChecker:
         except (DecodeError, TypeError):
             is_readable = False
         if not is_readable:
-            self.owner = self.owner or UNKNOWN_OWNER  # not any process's, as without an owner
+            self.owner = self.owner or UNKNOWN_OWNER  # so that no process sends the records
             return UNREADABLE_OWNER
         if self.owner in (None, UNKNOWN_OWNER):
             self.owner = owner
@@ -370,7 +371,7 @@ def _without_marks(record: Record) -> Record:
 
 
 def _is_usable(record: Record) -> bool:
-    """False for a send that ``show`` cannot show and no process can send."""
+    """False for a send that cannot be decoded: ``show`` cannot print it, and no process can send it."""
     if record.kind == SEND_KIND:
         try:
             send_of(record)
@@ -396,7 +397,7 @@ class _ReaderReport(NamedTuple):
 
 
 class _Pipe:
-    """The frames of a reader, which may send anything, very much, or nothing."""
+    """The frames from a reader, which may send wrong data, too much data, or nothing."""
 
     def __init__(self, file: int, limits: CopyLimits) -> None:
         self.report = _ReaderReport(False, [])
@@ -407,7 +408,7 @@ class _Pipe:
         self._poll.register(file, select.POLLIN)
 
     def frames(self) -> Iterator[tuple[bytes, bytes | None]]:
-        """Yield keys and values; of an entry that is too long the begin of the key, and None. Sets ``end`` after the last one."""
+        """Yield keys and values. For an entry that is too long: the begin of its key, and None. Sets ``report`` at the end."""
         while True:
             key_bytes, value_bytes = FRAME.unpack(self._read(FRAME.size))
             if key_bytes == END_MARK:
@@ -470,7 +471,7 @@ def _reader_call(path: Path) -> PythonCall:
 
 @contextlib.contextmanager
 def _running_reader(path: Path, reader: PythonCall, limits: CopyLimits) -> Iterator[_Pipe]:
-    """Start a reader, and kill it at the end of the block. It has no terminal, into which its user could type commands."""
+    """Start a reader, and kill it at the end of the block. It gets no terminal, because its user could type commands into it."""
     none, pipe = subprocess.DEVNULL, subprocess.PIPE
     with _temporary_folder(path, limits.deadline) as temporary:
         call: PythonCall = {**reader, "env": {**reader["env"], "TMPDIR": str(temporary)}}
@@ -481,7 +482,9 @@ def _running_reader(path: Path, reader: PythonCall, limits: CopyLimits) -> Itera
 
 @contextlib.contextmanager
 def _temporary_folder(path: Path, deadline: Deadline) -> Iterator[Path]:
-    """Yield a folder for a reader's temporary files, and remove it. They contain messages, and a killed reader leaves them."""
+    """Yield a folder for a reader's temporary files, and remove it. These files contain messages, and a killed reader leaves
+    them.
+    """
     check_temporary_folder()
     owner = os.geteuid()
     with contextlib.suppress(OSError):  # the spool no longer exists: the reader reports that
@@ -494,8 +497,8 @@ def _temporary_folder(path: Path, deadline: Deadline) -> Iterator[Path]:
 
 
 def _remove_temporary(temporary: folders.Temporary, deadline: Deadline) -> None:
-    """Remove a temporary folder. The user to whom it belongs may have put anything of any size there, or another folder at its
-    name: a process with the rights of that user removes it, and is killed at the deadline.
+    """Remove a temporary folder. Its owner may have put any files there, or another folder at its name. So a process with the
+    rights of the owner removes it, and is killed at the deadline.
     """
     if temporary.uid == os.geteuid():
         shutil.rmtree(temporary.path, ignore_errors=True)
@@ -514,7 +517,7 @@ def _remove_temporary(temporary: folders.Temporary, deadline: Deadline) -> None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_KILL_S)
     try:
-        temporary.path.rmdir()  # ``rm`` could only empty it: its user may not change the folder above it
+        temporary.path.rmdir()  # ``rm`` could only empty it, because its owner may not write to the parent folder
     except FileNotFoundError:
         return
     except OSError:

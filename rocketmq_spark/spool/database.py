@@ -42,7 +42,7 @@ from rocketmq_spark.spool.files import (
 logger = logging.getLogger(__name__)
 
 WRITE_BUFFER_BYTES = 16 << 20
-# A folder inside that of a database: complete new files, which replace damaged ones; see ``salvage``.
+# A folder in the folder of a database. It has the complete new files that replace damaged ones; see ``salvage``.
 COMPLETE = "whole"
 
 REPAIR_REMEDY = "Keep what can be read, without sending it, and then look again: rocketmq-spark spool repair FOLDER"
@@ -76,7 +76,7 @@ class Database:
                 remedy="Fork before the first spool is opened, or start processes with 'spawn'",
             )
         _RocksThreads.used = True
-        if not read_only and is_used_by_any(path, _writable()):  # RocksDB's own lock excludes only other processes
+        if not read_only and is_used_by_any(path, _writable()):  # RocksDB's own lock only excludes other processes
             raise _in_use_error(path, "it is open in this process")
         self._write_ahead_log = WriteAheadLog(path)
         if read_only and not is_database(path):
@@ -89,7 +89,7 @@ class Database:
         _open_databases.add(self)
 
     def get(self, key: bytes) -> bytes | None:
-        """The value, or None."""
+        """Return the value of a key, or None."""
         try:
             with self._errors("read"):
                 value: bytes | None = self._rocks_db().get(key)
@@ -117,7 +117,9 @@ class Database:
             raise self._spool_error("write", e) from e
 
     def scan(self, start: bytes, end: bytes) -> Generator[tuple[bytes, bytes], None, None]:
-        """Keys from ``start`` to before ``end`` with their values. RocksDB holds a snapshot until the iterator is closed."""
+        """Yield keys from ``start`` to before ``end`` with their values. RocksDB holds a snapshot until the iterator is
+        closed.
+        """
         position: bytes | None = start
         while position is not None:
             iterator = self._iterator(end)
@@ -138,10 +140,12 @@ class Database:
                 position = _next_readable(iterator, gap_start, end)
                 self.gaps.append((gap_start, position or end))
             finally:
-                del iterator  # otherwise the traceback of an error would keep the iterator, and so the folder's lock
+                del (
+                    iterator
+                )  # otherwise the traceback of an error would keep the iterator, and with it the folder's lock
 
     def last_key(self, start: bytes, end: bytes) -> bytes | None:
-        """The last key from ``start`` to before ``end``, or None."""
+        """Return the last key from ``start`` to before ``end``, or None."""
         iterator = self._iterator(end)
         try:
             with self._errors("read"):
@@ -200,7 +204,7 @@ class Database:
             if damaged := damaged_headers(path):
                 name, headers = next(iter(damaged.items()))
                 self.damage = f"{headers.problem} of {name}"
-                # RocksDB would silently omit tables that the manifest does not name any more.
+                # RocksDB would silently omit tables that the manifest no longer names.
                 if not tolerant or any(
                     damage.lost for name, damage in damaged.items() if not name.endswith(LOG_SUFFIX)
                 ):
@@ -209,7 +213,7 @@ class Database:
                 if not any(damage.lost for damage in damaged.values()):
                     self.damage = None
             if not read_only:
-                # Before RocksDB creates and locks it: later, closing it would release the lock.
+                # This must precede RocksDB's own lock on the file: closing the file later would release that lock.
                 os.close(open_lock(path / "LOCK", os.O_RDWR | os.O_CREAT))
             try:
                 return self._open_with(path, self._options(mode.absolute_consistency()), access)
@@ -235,13 +239,13 @@ class Database:
             return db
 
     def _open_with(self, path: Path, options: Any, access: Any) -> Any:
-        """Open a database with ``options`` for its column family, too. Without these, rocksdict uses options from a file in the
-        folder.
+        """Open a database. ``options`` are also passed for the column family, because rocksdict otherwise reads options from a
+        file in the folder.
         """
         return self._rocks.Rdict(str(path), options, column_families={"default": options}, access_type=access)
 
     def _make_mirror(self) -> Path:
-        """A copy of a folder with damaged headers, next to it, with repaired headers."""
+        """Make a copy of a folder with damaged headers, in which the headers are repaired."""
         check_temporary_folder()
         self._mirror = tempfile.TemporaryDirectory(prefix="rocketmq-spark-spool-")
         folder = Path(self._mirror.name)
@@ -293,7 +297,7 @@ class Database:
 
 
 class _Closed:
-    """Replaces a closed database, because RocksDB releases its lock only when no object refers to the database any more."""
+    """Replaces a closed database: RocksDB releases its lock only when no object refers to the database."""
 
     def __getattr__(self, name: str) -> Any:
         raise ClosedError("the spool is closed")
@@ -322,9 +326,9 @@ def is_database(path: Path) -> bool:
 
 
 def in_use(path: Path) -> bool:
-    """Whether a running process, perhaps this one, has it open. Does not change its files, as opening it would."""
+    """Whether a running process, perhaps this one, has the database open. Unlike an opening, this changes no files."""
     if _is_used_here(path):
-        return True  # without trying the lock: closing the file would release it for the whole process
+        return True  # do not try the lock: closing the file would release the lock of this process
     try:
         file = open_lock(path / "LOCK")
     except OSError:
@@ -339,10 +343,10 @@ def in_use(path: Path) -> bool:
 
 
 def reserve_folder(user: FolderUser) -> None:
-    """Assign the folder to ``store`` while that is in ``OWNERS``, also while its database is closed to be reopened or repaired.
-    Raises ``SpoolError`` if this process uses the folder already.
+    """Reserve the folder of ``user`` until it leaves ``FOLDER_USERS``, also while its database is closed to be reopened or
+    repaired. Raises ``SpoolError`` if this process uses the folder already.
     """
-    with process.entry_lock("spools", "occupied"):  # it asks disks, which may hang
+    with process.entry_lock("spools", "occupied"):  # ``samefile`` reads disks, which may hang
         if _is_used_here(user.path):
             raise _in_use_error(user.path, "it is open in this process")
         FOLDER_USERS.add(user)
@@ -369,10 +373,10 @@ _KEY_BYTES = 64
 
 
 def _next_readable(iterator: Any, start: bytes, end: bytes) -> bytes | None:
-    """The first key after ``begin`` at which an iterator that found damage can continue; None if there is none before ``end``.
+    """The first key after ``start`` at which an iterator that found damage can continue; None if there is none before ``end``.
 
-    Keys count as numbers of a fixed width. Steps of doubling size find a readable key; a search between that step and the one
-    before it finds the first readable key.
+    Keys are compared as numbers of a fixed width. Steps of doubling size find a readable key; a binary search between the last
+    two steps finds the first readable key.
     """
     low, last, step = _as_number(start), _as_number(end) - 1, 1
     while not _can_read(iterator, _as_key(min(low + step, last))):

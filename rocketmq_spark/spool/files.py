@@ -1,8 +1,8 @@
 """The files of a RocksDB database: record headers, fsync of the write-ahead log, and damage to logs and manifest.
 
-RocksDB trusts a record's type and length before it verifies the checksum. One flipped byte there can make it wait forever
-while it holds Python's lock, or end a file early without a message. The checksum covers the type and the payload, so
-``headers`` can find the original type and length before RocksDB reads the file.
+RocksDB trusts a record's type and length before it verifies the checksum. One flipped byte there can make RocksDB wait forever
+while it holds Python's lock, or end the file early without a message. The checksum covers the type and the payload, so
+``find_header_damage`` can find the original type and length before RocksDB reads the file.
 
 A file is a sequence of blocks, and a record is a header and its payload within one block. Source: RocksDB's
 ``db/log_format.h`` and ``log_reader.cc``.
@@ -49,7 +49,7 @@ class HeaderDamage(NamedTuple):
         return f"the header of a record at byte {positions[0]} was damaged" if positions else None
 
     def repair(self, data: bytes) -> bytes:
-        """The file with its original headers. Lost ranges are filled with zeros, which RocksDB skips."""
+        """Return the file with its original headers. Lost ranges are filled with zeros, which RocksDB skips."""
         repaired = bytearray(data)
         for at, header in self.repaired.items():
             repaired[at : at + len(header)] = header
@@ -59,7 +59,7 @@ class HeaderDamage(NamedTuple):
 
 
 def find_header_damage(data: bytes, may_be_torn: bool = True) -> HeaderDamage:
-    """The damage to the headers of a file. Unless it ``may_be_torn``, an incomplete last record counts as lost."""
+    """Find damage to the headers of a file. An incomplete last record is damage unless the file ``may_be_torn``."""
     repaired: dict[int, bytes] = {}
     lost: list[tuple[int, int]] = []
     at, size = 0, len(data)
@@ -109,7 +109,7 @@ def _checksum_matches(data: bytes, at: int, kind: int, end: int) -> bool:
 
 
 def _original_header(data: bytes, at: int, limit: int) -> tuple[int, int] | None:
-    """The original type and end of the record at ``at``, if only one of both was changed; otherwise None."""
+    """The original type and end of the record at ``at``; None if both were changed."""
     kind, end = _parse_header(data, at)
     if (
         end <= limit
@@ -165,8 +165,8 @@ RESERVE_BYTES = 64 << 20
 SPACE_CHECK_S, SPACE_CHECK_BYTES = (
     0.05,
     1 << 20,
-)  # how long, and for how many more bytes, an answer about the disk's room is used
-# Files that a mirror does not copy: RocksDB writes its own log there, and takes no other lock.
+)  # how long, and for how many more bytes, the free space of the disk counts as known
+# Files that a mirror does not copy: RocksDB writes its own LOG there, and needs no LOCK.
 _NOT_MIRRORED = ("LOCK", "LOG")
 # This number grows when RocksDB changes its memtable.
 _MEMTABLE_VERSION = "rocksdb.current-super-version-number"
@@ -176,11 +176,11 @@ _sync_file = getattr(os, "fdatasync", os.fsync)
 def damaged_headers(path: Path) -> dict[str, HeaderDamage]:
     """The logs and the manifest of a folder whose headers RocksDB must not read, by file name.
 
-    A manifest that ends within a record is one of them, because RocksDB would omit and delete the table which that record
-    names. A log that ends within a record while another log follows is one, too, because its lost writes would be a gap.
+    A manifest that ends within a record is included, because RocksDB would omit and delete the table that the record names.
+    A log that ends within a record is included if another log follows, because its lost writes would be a gap.
     """
     damaged = {}
-    last_log = None  # the only file that may end within a record
+    last_log = None  # the only one that may end within a record
     for file in filter(None, (manifest(path), *sorted(path.glob(f"*{LOG_SUFFIX}"), key=_log_number, reverse=True))):
         with contextlib.suppress(FileNotFoundError):  # a running process may delete files meanwhile
             data = folders.read_regular(file)
@@ -224,7 +224,9 @@ class WriteAheadLog:
         self._version: int | None = None
 
     def sync(self, db: Any) -> None:
-        """Flush all writes so far to the disk. When there is a new file, older ones are flushed too: recovery stops at a gap."""
+        """Flush all writes so far to the disk. If there is a new file, older ones are flushed too, because recovery stops at a
+        gap.
+        """
         version = db.property_int_value(_MEMTABLE_VERSION)
         if version != self._version or version is None:
             self._open_new_files()
@@ -253,20 +255,20 @@ DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
 
 
 class FreeSpace:
-    """Whether a folder has room for more: below ``max_bytes``, and on its disk beyond ``RESERVE_BYTES``.
+    """Checks whether a folder has room: below ``max_bytes``, and with ``RESERVE_BYTES`` left on its disk.
 
-    The disk is asked at most every ``ASK_S`` seconds, and again after ``ASK_BYTES``, because the question takes a sixth of the
-    time of an addition. What other writers add in between is less than the reserve.
+    The disk is queried at most every ``SPACE_CHECK_S`` seconds, or after ``SPACE_CHECK_BYTES``, because a query takes a sixth of
+    the time of an addition. Other writers add less than the reserve in between.
     """
 
     def __init__(self, path: Path, max_bytes: int | None) -> None:
         self._path = path
         self._max_bytes = max_bytes
-        self._free_bytes = 0  # bytes that may be added without a question, until then
+        self._free_bytes = 0  # bytes that may be added without a query of the disk, until ``_valid_until``
         self._valid_until = Deadline.after(0)
 
     def check(self, used: int, more: int) -> SpoolFull | None:
-        """The error if the folder, which has ``held`` bytes, has no room for ``more``, or None: then they count as added."""
+        """Return None, and count ``more`` bytes as added, or the error if the folder with ``used`` bytes has no room for them."""
         if self._max_bytes is not None and used + more > self._max_bytes:
             return SpoolFull(
                 f"the spool in {self._path} holds {used} bytes, and {more} more exceed the {self._max_bytes} of option "
@@ -295,7 +297,7 @@ class FreeSpace:
 
 
 def sync_folder(path: Path) -> None:
-    """Flush a folder to the disk: only then do its new files survive a power failure."""
+    """Flush a folder to the disk, so that its new files survive a power failure."""
     folder = os.open(path, os.O_RDONLY)
     try:
         os.fsync(folder)
@@ -310,7 +312,7 @@ def make_folder(path: Path) -> None:
 
 
 class CopyUse(NamedTuple):
-    """The use of a copy of another user's folder: a part of a sentence, and the command without the path of the copy."""
+    """The purpose of a copy of another user's folder: a clause for errors, and the command without the path of the copy."""
 
     action: str
     command: str
@@ -390,14 +392,14 @@ class FolderUser(Protocol):
     def path(self) -> Path: ...
 
 
-# The owners of folders in this process, whether their databases are open or not.
+# The objects of this process that use a folder, also while their databases are closed.
 FOLDER_USERS: weakref.WeakSet[FolderUser] = weakref.WeakSet()
 
 
 def is_used_by_any(path: Path, users: Iterable[FolderUser]) -> bool:
-    """Whether one of the owners uses this folder, under any name."""
+    """Whether one of the ``users`` uses this folder, under any name."""
     for user in list(users):
-        with contextlib.suppress(OSError):  # an owner's folder may have been deleted; the others are still checked
+        with contextlib.suppress(OSError):  # a folder may have been deleted; the others are still checked
             if user.path.samefile(path):
                 return True
     return False

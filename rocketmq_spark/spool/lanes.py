@@ -2,13 +2,13 @@
 
 The steps of ``Schedule`` are counted from each failure. After the last step, the record is given up.
 
-``UnreachableTargets`` makes the records of a target due at once (it *calls* them) when the target answers again. A broker that
-answers some requests and rejects others must not use up all attempts of a record in a moment. So after each failure that
-follows such a call, the next call is delayed by the steps of the schedule. The delayed call needs no further answer, because
-there may be no other send.
+``UnreachableTargets`` makes the records of a target due at once (an *early retry*) when the target answers again. A broker that
+answers some requests and rejects others must not use up all attempts of a record in a moment. So after each early retry that
+fails, the next one is delayed by the steps of the schedule. A delayed early retry needs no further answer, because there may be
+no other send.
 
 Records of one lane are handled in the order in which they were stored: only the first is pending. Records that may be sent
-together with the first are handled with it, and the next record follows when these are settled.
+together with the first are handled with it. The next record becomes pending when these are settled.
 
 A mark finds a record by its *space* (a named group of records, such as one queue) and its place in it. ``Marks`` is a driver
 over a ``Database``, under the lock of its store. It caches the first key of a space, because otherwise RocksDB would read
@@ -62,11 +62,11 @@ class Schedule:
 
 
 class SteadyClock:
-    """A clock in ms since 1970 that advances evenly, even if the machine's clock is set, and never goes back.
+    """A clock in ms since 1970 that advances evenly and never goes back, even if the machine's clock is set.
 
     It begins at the machine's time, or at ``not_before_ms``, the latest moment that an earlier process recorded, so that
-    records do not wait longer after the machine's clock was set back. If that clock is set forward while no process runs,
-    records become due.
+    records do not wait longer if the machine's clock was set back. If the machine's clock is set forward while no process
+    runs, records become due.
     """
 
     def __init__(self, wall_ms: Callable[[], int], monotonic_ms: Callable[[], int], not_before_ms: int = 0) -> None:
@@ -87,7 +87,7 @@ class _Outage:
     failed_ms: int
     early_retries: int = 0
     retries_early: bool = False
-    answered_ms: int | None = None  # an answer after the last failure, if no call has followed it yet
+    answered_ms: int | None = None  # an answer after the last failure, until an early retry follows it
 
 
 class UnreachableTargets:
@@ -101,11 +101,11 @@ class UnreachableTargets:
         return bool(self._outages) or self._all_failed_ms is not None
 
     def assume_all_failed(self, now_ms: int) -> None:
-        """Treat every target as one that has failed, because an earlier process may have had failures."""
+        """Treat every target as failed, because an earlier process may have had failures."""
         self._all_failed_ms = now_ms
 
     def record_failure(self, target: str, now_ms: int, since_ms: int | None = None) -> None:
-        """Note that a send to ``target`` failed. It began at ``since_ms``; an answer after that moment still counts."""
+        """Note that a send to ``target`` failed. Answers after ``since_ms``, when the send began, still count."""
         outage = self._outages.get(target)
         if outage is None or now_ms - outage.failed_ms >= FAILURE_MEMORY_MS:
             self._outages[target] = _Outage(now_ms, now_ms)
@@ -118,7 +118,7 @@ class UnreachableTargets:
             outage.answered_ms = None
 
     def record_answers(self, targets: Iterable[str], now_ms: int) -> set[str]:
-        """Note answers of ``targets``. Returns all targets whose records are to be called now."""
+        """Note answers of ``targets``. Returns all targets whose records become due now."""
         for target in targets:
             if target not in self._outages and self._all_failed_ms is not None:
                 self.record_failure(target, self._all_failed_ms)
@@ -127,7 +127,7 @@ class UnreachableTargets:
         return self.start_early_retries(now_ms)
 
     def start_early_retries(self, now_ms: int) -> set[str]:
-        """The targets that have answered since they failed and whose records are to be called now."""
+        """Start an early retry for targets that answered after they failed, unless it is delayed. Returns these targets."""
         due = {
             target
             for target, outage in self._outages.items()
@@ -139,7 +139,7 @@ class UnreachableTargets:
         return due
 
     def next_early_retry_ms(self) -> int | None:
-        """The time of the next delayed call, or None."""
+        """The time of the next delayed early retry, or None."""
         return min(
             (outage.not_before_ms for outage in self._outages.values() if _waits_for_early_retry(outage)), default=None
         )
@@ -154,14 +154,14 @@ def _waits_for_early_retry(outage: _Outage) -> bool:
     return outage.answered_ms is not None and not outage.retries_early
 
 
-# From the first record of a lane, makes a function that says for one record after the other whether it may be sent with the
-# first and with those accepted before.
+# Takes the first record of a lane. Returns a function that decides for one record after the other whether the record may be sent
+# with the first one and those accepted before.
 BatchPredicate = Callable[[Record], Callable[[Record], bool]]
 
 
 class BatchedRecord(NamedTuple):
-    """A record that is sent together with the one before it in its lane; ``size`` is what counts against ``max_bytes``, and
-    ``state`` has the failures in the store from which the record was moved.
+    """A record that is sent together with the one before it in its lane. ``size`` counts against ``max_bytes``. ``state`` has
+    the failures in the store from which the record was moved.
     """
 
     sequence: int
@@ -171,7 +171,7 @@ class BatchedRecord(NamedTuple):
 
 
 class LeasedRecord(NamedTuple):
-    """A record that was taken, with the records that are sent together with it; ``size`` is what counts against ``max_bytes``."""
+    """A record that was taken, with the records that are sent together with it. ``size`` counts against ``max_bytes``."""
 
     pending: PendingKey
     state: RecordState
@@ -184,22 +184,22 @@ class LeasedRecord(NamedTuple):
         return self.pending.due
 
 
-_UNLIMITED = 1024  # longer than any run
+_UNLIMITED = 1024  # longer than any batch
 
 
 class BatchPolicy:
-    """Decides which records of a lane are sent as one batch (a run): those that ``joins`` accepts. If a broker permanently
-    rejects a run, its records are sent one by one, to find the one that brokers reject. After another failure the next run is
-    half as long: it may have been too long for the time of an attempt, and may be stored nevertheless.
+    """Decides which records of a lane are sent as one batch: those that ``predicate`` accepts. If a broker permanently rejects
+    a batch, its records are sent one by one, to find the record that brokers reject. After a temporary failure the next batch is
+    half as long, because the batch may have been too long for the timeout of an attempt.
     """
 
     def __init__(self) -> None:
         self.predicate: BatchPredicate = send_alone
-        self._single_sends_left: dict[bytes, int] = {}  # by lane, how many more records are sent alone
-        self._max_batch: dict[bytes, int] = {}  # by lane after a failure, the length of the next run
+        self._single_sends_left: dict[bytes, int] = {}  # by lane: how many more records are sent alone
+        self._max_batch: dict[bytes, int] = {}  # by lane, after a failure: the length of the next batch
 
     def limited_predicate(self, first: Record) -> Callable[[Record], bool]:
-        """Implements ``Joins``."""
+        """Implements ``BatchPredicate``, with the limits after failures."""
         if first.lane in self._single_sends_left:
             return send_alone(first)
         fits, rest_of_batch = self.predicate(first), iter(range(self._max_batch.get(first.lane, _UNLIMITED) - 1))
@@ -218,13 +218,13 @@ class BatchPolicy:
                 del self._single_sends_left[lane]
 
     def forget(self, lane: bytes) -> None:
-        """Note that a lane is empty. There may be millions, one for each argument of a selector."""
+        """Forget an empty lane. There may be millions of lanes, one for each argument of a selector."""
         self._single_sends_left.pop(lane, None)
         self._max_batch.pop(lane, None)
 
 
 def send_alone(first: Record) -> Callable[[Record], bool]:
-    """Implements ``Joins``: each record is sent alone."""
+    """Implements ``BatchPredicate``: each record is sent alone."""
     return lambda record: False
 
 
@@ -248,7 +248,7 @@ def find_lane(db: Database, sequence: int) -> bytes | None:
 def records_to_batch(
     db: Database, sequence: int, first: Record, predicate: BatchPredicate
 ) -> tuple[BatchedRecord, ...]:
-    """The records that ``joins`` accepts after the first of a lane. A revived record has no place in its lane."""
+    """The records that ``predicate`` accepts after the first of a lane. A revived record is in no lane."""
     lane = first.lane
     if not lane or db.get(lane_key(lane, sequence)) is None:
         return ()
@@ -263,7 +263,7 @@ def records_to_batch(
 
 
 def remove_from_lane(db: Database, change: AtomicChange, lane: bytes, sequences: Sequence[int], now_ms: int) -> bool:
-    """Remove the first records of a lane, and make the next one due. Returns False if the lane is empty then."""
+    """Remove the first records of a lane, and make the next one pending, due now. Returns False if the lane is then empty."""
     if not lane or db.get(lane_key(lane, sequences[0])) is None:
         return True
     change.deletes += [lane_key(lane, sequence) for sequence in sequences]
@@ -277,8 +277,8 @@ def remove_from_lane(db: Database, change: AtomicChange, lane: bytes, sequences:
 
 
 def current_record(db: Database, leased: LeasedRecord) -> tuple[Record, int]:
-    """The current form and size of a record that was taken. Its marks may have changed since. The whole record may have changed
-    if a write took place although it seemed to fail.
+    """The stored form and size of a record that was taken. Since then, its marks may have changed, or the whole record, if a
+    write took place although it seemed to fail.
     """
     data = db.get(record_key(RECORD, leased.due.sequence)) or b""
     record = decode_record(data)
@@ -289,7 +289,7 @@ MAX_REMOVAL_BYTES = 8 << 20
 
 
 class Marks:
-    """The marks of one database. ``changed`` tells whether marks of records that are out may have changed."""
+    """The marks of one database. ``may_have_changed``: whether marks of records in flight may have changed."""
 
     def __init__(self, db: Database, may_have_changed: bool = False) -> None:
         self._db = db
@@ -326,7 +326,7 @@ class Marks:
     def removal(
         self, marks: Sequence[tuple[bytes, bytes]], totals: Totals
     ) -> tuple[AtomicChange, Sequence[tuple[bytes, bytes]]]:
-        """Removes marks, each of another record. Returns the change, and the marks for which one write has no room."""
+        """A change that removes marks, each of a different record. Also returns the marks that do not fit into one write."""
         self.may_have_changed = True
         change, size = AtomicChange(totals), 0
         for index, mark in enumerate(marks):

@@ -1,8 +1,8 @@
 """The process that reads a spool with the rights of its owner, and writes the entries to its standard output.
 
 ``copying`` starts it. Each entry is a frame: the lengths of key and value, the key, the value. The last frame has the length
-``END`` instead of that of a key, and a value in JSON: whether damage was found, warnings, or the error. The owner of the spool
-may control this process, so ``copying`` trusts nothing of that.
+``END_MARK`` instead of a key's length, and a value in JSON: whether damage was found, warnings, or the error. The owner of the
+spool may control this process, so ``copying`` trusts none of its output.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ END_MARK = 2**32 - 1
 # Areas that ``recovery.derive`` builds from records: they are not read from the spool of another user.
 DERIVED = (ORDER, MARK, TOTALS)
 
-# Of this process. The owner decides how much RocksDB and the checks of logs read at once.
+# Limit of this process: the files of the owner decide how much RocksDB and the checks of logs read at once.
 _MEMORY_BYTES = 4 << 30
 _MAX_WARNINGS, _WARNING_CHARS = 10, 1000
 
 
 def main(path: str) -> None:
-    """Write the entries of the spool in ``path``, and how that ended."""
+    """Write the entries of the spool in ``path``, and the last frame."""
     _limit_memory()
     warnings = _Warnings()
     logging.getLogger().addHandler(warnings)

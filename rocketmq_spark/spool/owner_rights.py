@@ -19,7 +19,7 @@ _LAZY_IMPORTS = ("pickle", "rocksdict") if extras.installed("rocksdict") else ()
 
 
 def own_spools_first(paths: Sequence[Path]) -> list[Path]:
-    """For root: its own spools first, because ``become_owner`` gives up the rights that they need."""
+    """Sort spools. For root: its own spools first, because ``become_owner`` gives up the rights that they need."""
     return sorted(paths, key=_belongs_to_another) if os.geteuid() == folders.ROOT else [*paths]
 
 
@@ -32,21 +32,23 @@ def _belongs_to_another(path: Path) -> bool:
 def become_owner(path: Path) -> None:
     """Allow this process to use a spool that only its owner, this user and root may change.
 
-    RocksDB writes to the folder even to read it, and follows links there. So only root and the owner may open a spool; anyone may
-    open one of root.
+    RocksDB writes to a folder even when it only reads, and follows links there. So only root and the owner may open a spool;
+    anyone may open a spool of root.
 
-    With links in the folder, its owner could lead root to other files. So root takes the rights of the owner for the rest of the
-    process: whatever of the spool stays open, it never has more rights than the owner. From then on the process must not
-    import modules, because the owner may not be able to read Python's files.
+    The owner could place links that lead root to other files. So root takes the rights of the owner for the rest of the
+    process, because files of the spool may stay open. From then on the process must not import modules, because the owner may
+    not be able to read Python's files.
 
-    Raises ``SpoolError`` if it belongs to another user and root does not run this, if others may change the spool, if it has
-    links or special files, if root cannot take the rights, or if it has taken those of another owner before.
+    Raises ``SpoolError`` if the spool belongs to another user and this user is not root, if others may change the spool, if it
+    has links or special files, if root cannot take the rights of the owner, or if root has taken those of another owner.
     """
-    owner = _owner_uid(path)  # ``_check`` ensures that no other user can replace this folder before it is opened
+    owner = _owner_uid(
+        path
+    )  # ``_check_exposure`` ensures that no other user can replace this folder before it is opened
     if not folders.has_own_rights() and owner != os.geteuid():
         raise SpoolError(
             f"the spool in {path} is not used: it belongs to {folders.user(owner)}, and this command has taken the "
-            f"rights of {folders.user(os.geteuid())} for good, to use the spool of that user",
+            f"rights of {folders.user(os.geteuid())} until it ends, to use the spool of that user",
             remedy=f"Run the command again with that folder: {shlex.quote(str(path))}",
         )
     if folders.reader() != folders.ROOT and (foreign := folders.foreign(path)) is not None:

@@ -1,12 +1,12 @@
 """Finds the pending records of a store by target and due time.
 
-The key of a pending record begins with its target, so that the records of a target that is unavailable are neither read nor
-rewritten while others are due. A *group* has the records of a target that wait for its answer, or those that wait only for their
-due time. ``PendingIndex`` keeps in memory the first due time of each group, and merges the groups by due time.
+The key of a pending record begins with its target, so that the records of an unavailable target are neither read nor
+rewritten while others are due. A *group* has the records of a target that wait for an answer of the target, or those that wait
+only for their due time. ``PendingIndex`` keeps in memory the first due time of each group, and merges the groups by due time.
 
-``migrate`` moves the keys of earlier releases, which have no target, in portions: each portion is one atomic write, so that a
-process that was killed is continued by the next one. Releases that do not know groups reject a store with such records by the
-version of its totals.
+``migrate`` replaces keys of earlier releases, which have no target. It writes atomic portions, so that the next process continues
+if one is killed. Earlier releases would not find records with a target in the key; they reject such a store by the version of its
+totals.
 """
 
 from __future__ import annotations
@@ -49,10 +49,11 @@ class PendingIndex:
         self._db = db
         self._leased = leased
         self._first_due: dict[bytes, Due] = {}
-        self._heap: list[tuple[Due, bytes]] = []  # an entry is valid if ``_firsts`` has the same due time
+        self._heap: list[tuple[Due, bytes]] = []  # an entry is valid if ``_first_due`` has the same due time
         self._queued: set[tuple[Due, bytes]] = set()  # the entries of the heap: none is in it twice
         self._inexact: set[bytes] = set()
-        self._read_ahead: dict[bytes, tuple[Due, bytes] | None] = {}  # by group, the entry that ``due`` has read ahead
+        # By group: the next entry, which ``due`` has already read.
+        self._read_ahead: dict[bytes, tuple[Due, bytes] | None] = {}
         for key in _group_keys(db):
             pending = PendingKey.parse(key)
             self._set_first_due(pending.group, pending.due)
@@ -64,20 +65,20 @@ class PendingIndex:
         return sorted(self._first_due)
 
     def update(self, added: Iterable[PendingKey], removed: Iterable[PendingKey]) -> None:
-        """Note which records a write has made pending, and which are no longer pending."""
+        """Update the index after a write that made records pending (``added``), or no longer pending (``removed``)."""
         for target, waits, due in removed:
             if self._first_due.get(group := group_of(target, waits)) == due:
                 self._inexact.add(group)
         for target, waits, due in added:
             first = self._first_due.get(group := group_of(target, waits))
-            self._read_ahead.pop(group, None)  # the scan that ``due`` has opened does not see this record
+            self._read_ahead.pop(group, None)  # an open scan of ``due`` does not find this record
             if first is None or due <= first:
                 self._inexact.discard(group)
                 if due != first:
                     self._set_first_due(group, due)
 
     def first_due_ms(self, excluded: Collection[str] = ()) -> int | None:
-        """The first due time of all targets, except those in ``without``."""
+        """The first due time of all targets, except those in ``excluded``."""
         skipped = []
         try:
             while (top := self._first_entry()) is not None:
@@ -95,8 +96,8 @@ class PendingIndex:
                 heapq.heappush(self._heap, entry)
 
     def due(self, now_ms: int, accepts: Callable[[str], bool]) -> Generator[tuple[PendingKey, bytes]]:
-        """Yields due records, with their states, by due time. A record that was yielded counts as leased. The records of targets
-        that ``accepts`` refuses are not read.
+        """Yields due records, with their states, by due time. The caller must lease them. Records of targets that ``accepts``
+        rejects are not read.
         """
         targets: dict[bytes, tuple[str, bool]] = {}
         scans: dict[bytes, Iterator[tuple[Due, bytes]]] = {}
@@ -110,7 +111,7 @@ class PendingIndex:
                     skipped.append(heapq.heappop(self._heap))
                     continue
                 entry = self._read_ahead.get(group)
-                if entry is None or entry[0] != first:  # not begun, or a record became pending meanwhile
+                if entry is None or entry[0] != first:  # no open scan, or a record became pending meanwhile
                     scans[group] = self._scan(group, first)
                     entry = next(scans[group], None)
                     self._inexact.discard(group)
@@ -127,7 +128,7 @@ class PendingIndex:
                 heapq.heappush(self._heap, skipped_entry)
 
     def due_targets(self, targets: Collection[str], now_ms: int) -> list[str]:
-        """Those of ``targets`` that have due records."""
+        """The ``targets`` that have due records."""
         return [
             target
             for target in targets
@@ -135,7 +136,7 @@ class PendingIndex:
         ]
 
     def find(self, target: str, due: Due) -> PendingKey | None:
-        """The place of the record of ``target`` with this due time."""
+        """The key of the record of ``target`` with this due time."""
         keys = (PendingKey(target, waits, due) for waits in (False, True))
         return next((key for key in keys if self._db.get(key.encoded) is not None), None)
 
@@ -166,7 +167,7 @@ class PendingIndex:
         self._push((due, group))
 
     def _replace_first(self, group: bytes, due: Due | None) -> None:
-        """Replace the first entry of the heap, which is that of ``group``."""
+        """Remove the first entry of the heap, which is that of ``group``, and add one for ``due``."""
         self._queued.discard(heapq.heappop(self._heap))
         if due is None:
             del self._first_due[group]
@@ -174,7 +175,9 @@ class PendingIndex:
             self._set_first_due(group, due)
 
     def _push(self, entry: tuple[Due, bytes]) -> None:
-        """A later record of a group stays in the heap while an earlier one is the first, and becomes the first again."""
+        """Add an entry, unless the heap still has it: an entry stays there when an earlier record becomes the first of its
+        group.
+        """
         if entry not in self._queued:
             self._queued.add(entry)
             heapq.heappush(self._heap, entry)
@@ -211,7 +214,7 @@ def is_indexed(db: Database) -> bool:
 
 def migrate(db: Database, damaged: bool = False) -> None:
     """Add the targets to the keys of pending records of an earlier release. A ``damaged`` store keeps the version of its totals,
-    so that it is repaired also if this process is killed before that.
+    so that the next process repairs it if this one is killed before the repair.
     """
     if is_indexed(db):
         return

@@ -38,13 +38,13 @@ UNINDEXED = b"p"
 MARK, NOTE = b"i", b"n"
 # Notes with this prefix remain valid when records are lost, because they are not about records.
 LASTING_PREFIX = b"environment's "
-# The note with the fingerprint of the rules by which all pending records have their targets. It is not ``LASTING``: after damage,
-# and in a copy of another user's folder, it is missing, so that the targets of all records are compared again.
+# The note with the fingerprint of the rules from which all pending records got their targets. It does not begin with
+# ``LASTING_PREFIX``, so it is missing after damage and in copies: then the targets of all records are compared again.
 TARGETING_NOTE = b"targeting"
-# Prefix of notes that were made while the records belonged to another owner: its user must check whether they are still true.
+# Prefix of notes from the time of another owner: the user of a note must check whether the note is still true.
 DOUBTFUL_PREFIX = b"doubtful "
 TOTALS = b"m"
-# The owner is stored twice, under the first and the last key, because without it the destination of records is unknown.
+# The owner is stored under two distant keys, because without it the destination of the records is unknown.
 OWNER = (b"e", b"z")
 
 _DUE = struct.Struct(">cQQ")
@@ -79,7 +79,7 @@ class Due(NamedTuple):
 
 @functools.lru_cache(1024)
 def group_of(target: str, waits: bool) -> bytes:
-    """The first part of the keys of pending records: of one target, which ``waits`` for an answer of the target, or not."""
+    """The first part of the keys of a target's pending records. ``waits``: of those that wait for an answer of the target."""
     data = target.encode()
     return _TARGET.pack(PENDING, len(data)) + data + (b"\1" if waits else b"\0")
 
@@ -95,7 +95,7 @@ def group_end(group: bytes) -> bytes:
 
 
 class PendingKey(NamedTuple):
-    """The place of a pending record.
+    """The key of a pending record.
 
     Args:
         target: The record's target.
@@ -144,12 +144,12 @@ def lane_key(lane: bytes, sequence: int) -> bytes:
 
 
 def lane_of(key: bytes) -> bytes:
-    """The lane in a key of ``ordered``."""
+    """The lane in a key of ``lane_key``."""
     return key[_LANE.size : -_SEQUENCE.size]
 
 
 def mark_key(space: bytes, place: bytes = b"") -> bytes:
-    """The key of a mark, or without ``place`` the begin of its space."""
+    """The key of a mark. Without ``place``: the first key of its space."""
     return _MARK.pack(MARK, len(space)) + space + place
 
 
@@ -177,8 +177,8 @@ VERSION = 1
 # Version of totals with pending records that releases before 0.2 would not find.
 INDEXED = 2
 MARKED = 2  # version of records with marks, which precede the payload
-# A producer sends a message at most three times by default, so that copies of an envelope are in three queues. Repairing needs
-# memory for each mark.
+# A producer sends a message at most three times by default, so an envelope may be in three queues. The limit exists because a
+# repair needs memory for each mark.
 MAX_MARKS = 4
 
 _HEAD = struct.Struct(">BI")  # version, checksum of the rest
@@ -186,10 +186,10 @@ _REST = struct.Struct(">QHHH")  # stored at, lengths of kind, target and lane
 _LENGTH = struct.Struct(">H")
 MAX_TARGET_BYTES = (1 << 16) - 1
 _STATE = struct.Struct(">BHQH")  # version, tries, since when, length of the target
-# A file may have this number. One more must not be an error, because other records are settled in the same write.
+# Counting stops at this number: an error would prevent the write, which also settles other records.
 _MAX_TRIES = 65535
 _TOTALS = struct.Struct(">B7Q")
-MAX_NUMBER = 1 << 62  # of anything that is counted; Python's ``len`` has twice as much
+MAX_NUMBER = 1 << 62  # larger than any count or time in a store
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,20 +220,19 @@ class Record:
         return next(map(due_ms_of_identity, places), None)
 
     def pending_key(self, due: Due, failed: bool = False) -> PendingKey:
-        """The place of this record, due at ``due``. ``failed``: after an attempt."""
+        """The key of this record when it is pending. ``failed``: after a failed attempt."""
         return PendingKey(self.target, bool(self.target) and (failed or not self.marks), due)
 
     def retargeted_key(self, old_key: PendingKey, due: Due, failed: bool) -> PendingKey:
-        """The place of this record, due at ``due``, instead of ``place``, which is for another target. A record that did not wait
-        for an answer of the other target does not wait for an answer of the new target, such as a record that was revived
-        before it is due.
+        """The key of this record instead of ``old_key``, which has another target. If the record did not wait for an answer of
+        the other target, such as one that was revived before it is due, it does not wait for one of the new target.
         """
         waits = old_key.waits if old_key.target else self.pending_key(due, failed).waits
         return PendingKey(self.target, bool(self.target) and waits, due)
 
     @staticmethod
     def pending_key_of_data(data: bytes, due: Due, failed: bool = False) -> PendingKey:
-        """Like ``pending``, for an encoded record. Does not verify the checksum: a million records are read."""
+        """Like ``pending_key``, for an encoded record. Does not verify the checksum, because it may read a million records."""
         try:
             version, _ = _HEAD.unpack_from(data)
             _, kind, target, _ = _REST.unpack_from(data, _HEAD.size)
@@ -244,7 +243,7 @@ class Record:
         return PendingKey(name, bool(name) and (failed or version != MARKED), due)
 
     def with_marks_of(self, other: Record) -> Record:
-        """This record with the marks of ``other`` in spaces in which it has none, up to ``MOST_MARKS``."""
+        """This record with the marks of ``other`` in spaces in which it has none, up to ``MAX_MARKS``."""
         spaces = {space for space, _ in self.marks}
         more = [mark for mark in other.marks if mark[0] not in spaces][: max(0, MAX_MARKS - len(self.marks))]
         return replace(self, marks=(*self.marks, *more)) if more else self
@@ -308,8 +307,8 @@ class RecordState(NamedTuple):
 
     @classmethod
     def decode_or_empty(cls, data: bytes) -> RecordState:
-        """Like ``decode``, but an empty state for a place in a lane without one, and for data that cannot be read."""
-        if not data:  # as in most places of lanes
+        """Like ``decode``, but returns an empty state for data that are empty or cannot be read."""
+        if not data:  # as for most records in lanes
             return cls(0, 0)
         try:
             return cls.decode(data)
@@ -338,8 +337,8 @@ class RetryLater(NamedTuple):
 
 
 class Replaced(NamedTuple):
-    """Another record takes the record's place and its marks. Without a ``reason``, the new record is the same one for another
-    target, and keeps the count of failures. With a ``reason``, the new record is the dead letter, which is due now.
+    """Another record gets the sequence and the marks of the record. Without a ``reason``, it is the same record with another
+    target, and keeps the count of failures. With a ``reason``, it is the dead letter, which is due now.
     """
 
     record: Record
@@ -347,8 +346,8 @@ class Replaced(NamedTuple):
 
 
 class Dead(NamedTuple):
-    """The record is given up, and kept as a dead one. If it is a dead letter that was rejected, ``record`` is kept instead: the
-    one that was given up before.
+    """The record is given up, and kept as a dead one. If a dead letter was rejected, ``record`` is kept instead of it: the record
+    that was given up first.
     """
 
     reason: str
@@ -373,14 +372,14 @@ class Totals:
     last_ms: int = 0
 
     def copy(self) -> Totals:
-        """A copy. ``dataclasses.replace`` takes three times as long, and every addition copies the totals."""
+        """A copy, made in a third of the time of ``dataclasses.replace``, because every addition copies the totals."""
         return Totals(
             self.next_sequence, self.depth, self.size, self.dead, self.dead_bytes, self.give_ups, self.last_ms
         )
 
     @property
     def is_valid(self) -> bool:
-        """Whether no total is below zero, as after a record that the totals had not counted."""
+        """Whether no total is negative. One becomes negative if a record is deleted that the totals had not counted."""
         return min(self.depth, self.size, self.dead, self.dead_bytes) >= 0
 
     @property
@@ -389,7 +388,7 @@ class Totals:
         return self.size + self.dead_bytes
 
     def encode(self) -> bytes:
-        """With the version of earlier releases for a store without pending records, so that they can use it."""
+        """Encode the totals. A store without records gets the version that earlier releases can open."""
         return _TOTALS.pack(INDEXED if self.depth else VERSION, self.next_sequence, self.depth, self.size, self.dead,
                             self.dead_bytes, self.give_ups, self.last_ms)  # fmt: skip
 
@@ -463,9 +462,8 @@ class SpoolOwner:
     def note_changes(
         self, notes: Iterable[tuple[bytes, bytes]], previous: SpoolOwner, assigned: bool
     ) -> tuple[list[tuple[bytes, bytes]], list[bytes]]:
-        """Puts and deletes for the stored ``notes`` that this owner does not believe. With ``given`` records, those about
-        records are kept as ``DOUBTFUL``: whether the records' marks are about this owner's brokers depends on them. Targets are
-        compared again.
+        """Puts and deletes for the stored ``notes`` that this owner does not trust. If the records were ``assigned`` to this
+        owner, notes about records are kept with ``DOUBTFUL_PREFIX``: they tell whether marks are about this owner's brokers.
         """
         untrusted = [(key, value) for key, value in notes if not self.trusts_note(key[len(NOTE) :], previous, assigned)]
         names = [(key[len(NOTE) :], value) for key, value in untrusted if assigned]
@@ -476,9 +474,9 @@ class SpoolOwner:
         return puts, [key for key, _ in untrusted]
 
     def trusts_note(self, note: bytes, previous: SpoolOwner, assigned: bool) -> bool:
-        """Whether a note made while the store belonged to ``held`` is true for this owner, whose brokers may be others with the
-        same names. The purpose does not matter. If the records were ``given`` to this owner, the note about the queues of an
-        environment remains valid if namespace and environment are the same. ``DOUBTFUL`` ones remain doubtful for all.
+        """Whether a note from the time of the owner ``previous`` is true for this owner, who may have other brokers with the same
+        names. The purpose does not matter. If the records were ``assigned`` to this owner, the note about the queues of an
+        environment remains valid if namespace and environment are the same. Notes with ``DOUBTFUL_PREFIX`` stay as they are.
         """
         if note.startswith(DOUBTFUL_PREFIX):
             return True
@@ -493,7 +491,7 @@ class SpoolOwner:
 
 
 def _environments_match(own: str, stored: str) -> bool:
-    """Queues are not compared if ``held`` has none: an earlier release wrote it, or the environment is only a number."""
+    """Queues are not compared if ``stored`` has none: an earlier release wrote it, or the environment is only a number."""
     return own == stored or (bool(stored) and own.startswith(f"{stored}, "))
 
 
@@ -508,7 +506,7 @@ def due_ms_of_identity(identity: bytes) -> int:
 
 
 def pending_key(record: Record | DecodeError, due: Due, failed: bool = False) -> PendingKey:
-    """The place of a pending record; without a target if the record cannot be read. ``failed``: after an attempt."""
+    """The key of a pending record; without a target if the record cannot be read. ``failed``: after a failed attempt."""
     return record.pending_key(due, failed) if isinstance(record, Record) else PendingKey("", False, due)
 
 

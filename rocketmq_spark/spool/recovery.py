@@ -58,16 +58,16 @@ from rocketmq_spark.spool.records import sequence_of as number
 
 logger = logging.getLogger(__name__)
 
-# Folders inside that of the database. The new database is in ``_NEW`` until it is complete, then in ``WHOLE``. The old files go
-# to ``_LEAVING``, which becomes ``damaged-N`` when all of them are there.
+# Folders in the folder of the database. The new database is in ``_NEW`` until it is complete, then in ``COMPLETE``. The old files
+# are moved to ``_OLD``, which is renamed to ``damaged-N`` when it has all of them.
 _NEW, _OLD, _COPY, DAMAGED = "salvaged", "leaving", "copy", "damaged"
 _PORTION, _PORTION_BYTES = 1000, 8 << 20
 ALL_KEYS = (b"\0", b"\xff")
 
 
 class SalvageResult(NamedTuple):
-    """Where the damaged files are, and whether the previous totals can be trusted. ``rebuilt`` are the areas with entries from a
-    rebuilt copy, which may have been settled before.
+    """The folder with the damaged files, and whether the previous totals are exact. ``rebuilt_areas`` are the areas with entries
+    from a rebuilt copy, whose records may have been settled before.
     """
 
     folder: Path
@@ -76,7 +76,7 @@ class SalvageResult(NamedTuple):
 
 
 def salvage(path: Path) -> SalvageResult:
-    """Make a new database of all readable entries. The old one must not be open. Raises ``SpoolError`` if it is in use."""
+    """Make a new database of all readable entries. The old one must not be open. Raises ``SpoolError`` if a process uses it."""
     with locked(path):
         new = Database(path / _NEW)
         try:
@@ -92,8 +92,8 @@ def salvage(path: Path) -> SalvageResult:
 
 
 def database_in(path: Path, names: Container[str]) -> Path | None:
-    """Return the folder with the database that an opening for writing uses, by the names in ``path``. None: an exchange has begun
-    to move the new files to ``path``, so that neither folder has all of them.
+    """Return the folder that has all files of the database, by the names in ``path``. None: the new files are being moved to
+    ``path``, so that neither folder has all of them.
     """
     if COMPLETE not in names:
         return path
@@ -101,9 +101,7 @@ def database_in(path: Path, names: Container[str]) -> Path | None:
 
 
 def database_to_read(path: Path) -> Path:
-    """Return the folder with the database that an opening for writing would use now. Changes nothing. Raises ``Damaged`` if no
-    folder has all of it.
-    """
+    """Return the folder that has all files of the database. Changes nothing. Raises ``Damaged`` if none has all of them."""
     try:
         names = os.listdir(path)
     except OSError:  # opening it raises the error
@@ -117,12 +115,12 @@ def database_to_read(path: Path) -> Path:
 
 
 def finish_repair(path: Path) -> None:
-    """Complete the repair of a process that died, or remove its rest if the old files are still complete."""
+    """Complete the repair of a process that died, or remove its files if the old ones are still complete."""
     try:
         is_unfinished = any((path / name).exists() for name in (_NEW, COMPLETE, _OLD, _COPY))
     except PermissionError as e:
         raise not_readable_error(path) from e
-    except OSError as e:  # a disk that fails, or a mount that has gone
+    except OSError as e:  # a failing disk, or a lost mount
         raise SpoolError(f"the spool in {path} cannot be read: {e}", remedy="Check its disk") from e
     if is_unfinished:
         with locked(path):
@@ -130,7 +128,7 @@ def finish_repair(path: Path) -> None:
 
 
 def _copy_readable(path: Path, new: Database) -> tuple[list[tuple[bytes, bytes]], bool]:
-    """Returns the ranges that could not be read, and whether the totals could be read and no log had lost any."""
+    """Returns the ranges that could not be read, and whether the totals were read and no log had lost writes."""
     try:
         old = Database(path, read_only=True)
     except SpoolError:
@@ -151,7 +149,7 @@ def _copy_rebuilt(path: Path, new: Database, gaps: list[tuple[bytes, bytes]]) ->
     copy.mkdir(PRIVATE)
     mirror(path, copy, copy_regular)
     rebuild(copy)
-    with contextlib.suppress(Damaged):  # then nothing more can be had
+    with contextlib.suppress(Damaged):  # then the copy cannot be read either
         rebuilt = Database(copy, read_only=True)
         try:
             for start, end in gaps:
@@ -163,7 +161,7 @@ def _copy_rebuilt(path: Path, new: Database, gaps: list[tuple[bytes, bytes]]) ->
 
 
 def _copy_entries(old: Database, new: Database, start: bytes, end: bytes) -> Iterator[bytes]:
-    """Yields the copied keys, and writes them in portions; entries that the new database has already are kept."""
+    """Copies entries in portions, and yields their keys. Entries that the new database already has are not changed."""
     portion: list[tuple[bytes, bytes]] = []
     size = 0
     for key, value in old.scan(start, end):
@@ -179,7 +177,7 @@ def _copy_entries(old: Database, new: Database, start: bytes, end: bytes) -> Ite
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Holds RocksDB's own lock, after removing rests of earlier repairs. Raises ``SpoolError`` if a process has it open."""
+    """Holds RocksDB's own lock, and removes files of earlier repairs. Raises ``SpoolError`` if a process has the spool open."""
     try:
         lock = open_lock(path / "LOCK", os.O_RDWR | os.O_CREAT)
         try:
@@ -194,7 +192,9 @@ def locked(path: Path) -> Iterator[None]:
             yield
         finally:
             os.close(lock)
-    except OSError as e:  # probably a full disk: the old files are still complete, or the next open ends the exchange
+    except (
+        OSError
+    ) as e:  # probably a full disk: the old files are still complete, or the next opening completes the swap
         kind = SpoolFull if e.errno in DISK_FULL_ERRNOS else SpoolError
         raise kind(f"the damaged spool in {path} could not be put together again: {e}") from e
 
@@ -236,7 +236,7 @@ def find_contradiction(db: Database) -> str | None:
 
 
 class DeriveResult(NamedTuple):
-    """The number of records that are there, how many are ``missing``, which numbers have no record, and whether that is exact."""
+    """The numbers of present and ``missing`` records, the sequences without a record, and whether the numbers are exact."""
 
     present: int
     missing: int
@@ -253,9 +253,9 @@ def derive(db: Database, salvaged: SalvageResult | None = None) -> DeriveResult:
     """Derive due times, order, marks and totals from the records.
 
     A record without a due time becomes due at its original one, or now. A record that is pending for another target keeps its due
-    time and its count of failures. Due times and places in lanes without a record are dropped. A dead record has neither. A
-    record that does not match its checksum becomes a dead letter when it is taken. If records are lost, all notes but
-    ``LASTING`` ones are deleted, because they may be about lost records.
+    time and its count of failures. Due times and lane entries without a record, or of a dead one, are deleted. A record that does
+    not match its checksum becomes a dead letter when it is taken. If records are lost, notes without ``LASTING_PREFIX`` are
+    deleted, because they may be about lost records.
     """
     stored = _totals_or_empty(db)
     dead = {number(key) for key, _ in db.scan(DEAD, area_end(DEAD))}
@@ -286,7 +286,7 @@ def derive(db: Database, salvaged: SalvageResult | None = None) -> DeriveResult:
         due = Due(totals.last_ms if due_ms is None else due_ms, sequence)
         value, current_key = states.get(sequence, b""), pending.get(sequence)
         if current_key is not None and isinstance(record, Record) and current_key.target != record.target:
-            # The target of the record was changed, and either the place or the record is from before the change.
+            # The target of the record was changed. Either the key or the record is from before the change.
             change.remove_pending(pending.pop(sequence))
             value = db.get(current_key.encoded) or b""
             current_key = record.retargeted_key(
@@ -300,7 +300,7 @@ def derive(db: Database, salvaged: SalvageResult | None = None) -> DeriveResult:
         if sequence not in pending and (not lane or lane not in started_lanes):
             change.add_pending(current_key, state._replace(since_ms=totals.last_ms).encode())
         elif sequence in pending and lane in started_lanes:
-            change.remove_pending(current_key)  # an earlier record of its lane was recovered and goes first
+            change.remove_pending(current_key)  # an earlier record of its lane was recovered, and is sent first
         if lane:
             started_lanes.add(lane)
     lost = sorted(({*pending, *dead, *lanes}) - present)
@@ -311,7 +311,7 @@ def derive(db: Database, salvaged: SalvageResult | None = None) -> DeriveResult:
     change.deletes += [key for key, _ in db.scan(ORDER, area_end(ORDER)) if number(key) in dead]
     alive = present - dead
     stale = [key for key, value in db.scan(MARK, area_end(MARK)) if Due.parse(value).sequence not in alive]
-    # Settled records may have been recovered, too. Then neither places without a record nor earlier totals say how many are lost.
+    # A rebuilt copy may contain settled records. Then neither keys without a record nor earlier totals show how many are lost.
     rebuilt = frozenset() if salvaged is None else salvaged.rebuilt_areas
     lost = [] if rebuilt & {PENDING, UNINDEXED, DEAD, ORDER} else lost
     missing = max(len(lost), 0 if TOTALS in rebuilt else stored.depth + stored.dead - len(present))
@@ -323,7 +323,7 @@ def derive(db: Database, salvaged: SalvageResult | None = None) -> DeriveResult:
 
 
 def _unique_pending_keys(db: Database, dead: Container[int]) -> tuple[dict[int, PendingKey], list[bytes]]:
-    """The places of pending records, and obsolete keys, which are back because the block with their deletion was lost."""
+    """The keys of pending records, and obsolete keys, which exist again because the block with their deletion was lost."""
     keys = sorted(_pending_keys(db), key=lambda key: key.due)
     pending = {key.due.sequence: key for key in reversed(keys)}
     return pending, [key.encoded for key in keys if pending[key.due.sequence] is not key or key.due.sequence in dead]
@@ -334,7 +334,7 @@ def _pending_keys(db: Database) -> Iterator[PendingKey]:
 
 
 def pending_keys_of(db: Database, sequences: Collection[int]) -> dict[int, PendingKey | None]:
-    """The place of each of these records; None for a missing record, or one that waits behind another one."""
+    """The keys of these pending records; None for a missing record, or one that is behind another one of its lane."""
     if not sequences:
         return {}
     keys = {key.due.sequence: key for key in _pending_keys(db)}
@@ -354,7 +354,7 @@ def read_owner(db: Database) -> SpoolOwner:
 
 
 def restore_owner(db: Database, known: SpoolOwner | None, salvaged: SalvageResult | None) -> None:
-    """Write the owner of the records again. If it is lost and not ``known``, the records have no owner."""
+    """Restore the owner of the records. If it is lost and not ``known``, the owner is ``UNKNOWN_OWNER``."""
     if not all(map(db.get, OWNER)):
         stored = known or SpoolOwner.read(db.get)
         owner = UNKNOWN_OWNER if salvaged and stored == SpoolOwner() else stored
@@ -398,7 +398,7 @@ def _totals_or_empty(db: Database) -> Totals:
 
 def needs_repair(db: Database) -> bool:
     """Whether the entries of a store contradict each other, or its totals are damaged, or missing although it has records or
-    pending places, or were written by an earlier release that repaired the store and did not find its pending records.
+    pending records, or were written by an earlier release that repaired the store and did not find its pending records.
     """
     data = db.get(TOTALS)
     if data is not None and Totals.decode(data) is None:

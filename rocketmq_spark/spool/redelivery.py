@@ -1,10 +1,10 @@
 """Hands due records to their handlers, and settles the results.
 
-This is a driver: it has a thread of a ``Timer``, and gets the clock as an argument. It keeps only the records in memory that it
-has handed out, reads a page at a time, and holds no snapshot. Due times are those of the clock, which may be set; pauses are
-measured by the timer's clock, which never goes back. While attempts for a target fail, it hands out one record of the
-target at a time, so that an outage uses up few attempts and the next attempt shows that the broker is back; each success doubles
-that number. Records for other targets do not wait meanwhile: see ``turns``.
+This is a driver: it has a thread of a ``Timer``, and gets the clock as an argument. It keeps only the records in flight in
+memory, reads a page at a time, and holds no snapshot. Due times refer to the clock, which may be set; pauses are measured by the
+timer's clock, which never goes back. While attempts for a target fail, one record of the target is in flight at a time, so that
+an outage uses up few attempts and the next attempt shows that the broker is back. Each success doubles that number. Records for
+other targets do not wait meanwhile: see ``turns``.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ logger = logging.getLogger(__name__)
 MAX_IN_FLIGHT, MAX_IN_FLIGHT_BYTES = 64, 64 << 20
 PAGE, COMPARE_PAGE = 1000, 100
 GATHER_S = 0.005
-# While fewer slots are free than are worth a turn: the interval of turns.
+# The interval of turns while too few slots are free for a write that settles many records.
 CROWDED_MS = 50
-# After a failure of the store, such as a full disk.
+# The pause after a failure of the store, such as a full disk.
 FAILURE_PAUSE_S = 1.0
 
 
@@ -46,10 +46,10 @@ class DeadLetters(NamedTuple):
 
     Args:
         kind: The kind of dead letters.
-        made: Returns the dead letter of a record that is given up after a result; None if the record has no dead letter; the
-            record itself if it is sent to the topic of dead letters anyway, and waits for that topic.
-        opened: Returns the record that was given up and the reason, from its dead letter.
-        named: Returns the name of a record's message, or of a dead letter's message, for the log.
+        create: Returns the dead letter of a record that is given up after a result. None if the record gets no dead letter. The
+            record itself if it already is for the topic of dead letters, and waits for that topic.
+        open: Returns the record that was given up and the reason, from its dead letter.
+        describe: Returns a description of the message in a record or dead letter, for the log.
     """
 
     kind: str
@@ -59,15 +59,15 @@ class DeadLetters(NamedTuple):
 
 
 class Targeting(NamedTuple):
-    """``of`` returns the target of a record by the current rules; ``rules`` is the fingerprint of these rules."""
+    """``target_of`` returns the target of a record by the current rules; ``fingerprint`` identifies these rules."""
 
     target_of: Callable[[Record], str]
     fingerprint: bytes
 
 
 class RecordResult(NamedTuple):
-    """The result of a record that was out since ``since_ms``. With a ``target``, the record was not sent, because its send has
-    this target and the record has another one.
+    """The result of a record that was in flight since ``since_ms``. If it has a ``target``, the record was not sent, because the
+    stored target differs from this target of its send.
     """
 
     leased: LeasedRecord
@@ -77,21 +77,20 @@ class RecordResult(NamedTuple):
 
 
 class Redelivery:
-    """Hands out the records of a store by their kind, at most ``max_out`` and ``MAX_OUT_BYTES`` (or one record more) at once,
-    each with the records that are sent with it.
+    """Hands out the records of a store by their kind, at most ``max_in_flight`` and ``MAX_IN_FLIGHT_BYTES`` (or one record more)
+    at once, each with the records that are sent with it.
 
-    Handlers are called on this object's thread, and call back once, on any thread. An exception counts as a failure. A
+    Handlers are called on this object's thread. They report the result once, on any thread. An exception counts as a failure. A
     record without a handler becomes a dead letter. If a broker permanently rejects several records that were sent together, they
     are sent one by one, because one of them may be the cause.
 
-    With ``letters``, a record that is given up is replaced by its dead letter: a record for the topic of dead letters, which is
-    sent as all others are. If a broker permanently rejects the letter, the record stays as a dead one. A letter is not given
-    up after temporary failures: it is tried again after the schedule's last pause.
+    With ``dead_letters``, a record that is given up is replaced by its dead letter: a record for the topic of dead letters, which
+    is sent like all others. If a broker permanently rejects the dead letter, the record stays as a dead one. A dead letter is
+    not given up after temporary failures: it is tried again after the schedule's last pause.
 
-    A record is handed out, and its result counts, only for the target of its send. If the stored target is another one (from an
-    earlier release, or from other options), the record is stored again with the target of its send before it is sent. With
-    ``targeting``, records need not wait for the wrong target until then: if the rules have changed since the store was last used,
-    each turn compares the targets of a page of records, from the first record to the last.
+    A record is sent only if its stored target is the target of its send. If these differ (after an update or with other
+    options), the record is stored again with the target of its send first. With ``targeting``, records do not wait for the wrong
+    target: if the rules have changed since the store was last used, each turn compares the targets of a page of records.
     """
 
     def __init__(
@@ -107,7 +106,7 @@ class Redelivery:
     ) -> None:
         self.delivered = 0
         self.trouble: str | None = None  # the store's error, while it lasts
-        self.listens = False  # whether calls of ``answered`` can have an effect
+        self.listens = False  # whether calls of ``on_answer`` can have an effect
         self._store = store
         self._handlers = handlers
         self._dead_letters = dead_letters
@@ -117,18 +116,20 @@ class Redelivery:
         self.batch_policy = BatchPolicy()
         self._unreachable = UnreachableTargets()
         self._targeting = targeting
-        # The key from which on targets must be compared; None if all have been compared.
+        # The key at which the comparison of targets continues; None if all have been compared.
         self._compare_from = None if targeting is None or store.has_targets_of(targeting.fingerprint) else b""
-        self._made_due_from: dict[str, bytes | None] = {}  # targets whose records become due, and from where on
+        self._made_due_from: dict[
+            str, bytes | None
+        ] = {}  # targets whose records become due, with the key at which this continues
         self._in_flight: dict[int, LeasedRecord] = {}
         self._results: dict[int, RecordResult] = {}  # by sequence
         self._max_in_flight = max_in_flight
         self._targets = TargetStates(max_in_flight)
-        # With a large ``max_out``, many records end at about the same time. One write settles all of them.
+        # With a large ``max_in_flight``, many results arrive at about the same time. One write settles all of them.
         self._min_free_slots, self._gather_s = (
             (1, 0.0) if max_in_flight <= MAX_IN_FLIGHT else (max_in_flight // 8, GATHER_S)
         )
-        self._last_hand_out_ms = 0  # the last turn that handed records out
+        self._last_hand_out_ms = 0  # the time of the last turn that handed out records
         self._next_turn_ms: int | None = None
         self._turn_is_scheduled = self._turn_is_running = False
         self._closed = self._is_paused = False
@@ -140,18 +141,20 @@ class Redelivery:
         """Schedule a turn, after a start or an addition."""
         with self._lock:
             if not self._turn_is_scheduled and not self._closed:
-                self._timer.later(in_s, self._turn)  # first: if it raises or is interrupted, no turn is scheduled
+                self._timer.later(
+                    in_s, self._turn
+                )  # before the flag is set: if ``later`` raises or is interrupted, no turn is scheduled
                 self._turn_is_scheduled = True
 
     def set_paused(self, paused: bool) -> None:
-        """Hand out nothing while ``held``."""
+        """Stop handing out records, or continue."""
         with self._lock:
             resumed, self._is_paused = self._is_paused and not paused, paused
         if resumed:
             self.wake()
 
     def retry_earlier_records(self) -> None:
-        """Start with the records of an earlier process: any target that answers from now on may be one that they wait for."""
+        """Send records of an earlier process: they may wait for any target that answers from now on."""
         with self._lock:
             self._unreachable.assume_all_failed(self._timer.now_ms())
             self.listens = True
@@ -176,7 +179,7 @@ class Redelivery:
             self.wake()
 
     def drain(self, deadline: Deadline) -> bool:
-        """Wait until nothing is due and nothing is out; False when ``deadline`` comes first."""
+        """Wait until nothing is due and nothing is in flight. Returns False if ``deadline`` comes first."""
         self.wake()
         with self._lock:
             while self._is_busy():
@@ -186,7 +189,7 @@ class Redelivery:
             return True
 
     def close(self, deadline: Deadline) -> None:
-        """Hand out nothing more, and wait for records that are out. Those without a result then are due for the next process."""
+        """Stop handing out records, and wait for those in flight. Records without a result are due for the next process."""
         with self._lock:
             self._closed = True
             while len(self._in_flight) > len(self._results) and not deadline.expired:
@@ -205,7 +208,7 @@ class Redelivery:
             self._turn_is_scheduled, self._turn_is_running = (
                 False,
                 True,
-            )  # records that a turn has taken are in ``_out`` only later
+            )  # records that a turn has taken are not in ``_in_flight`` yet
         try:
             pause_s = self._run_turn()
         finally:
@@ -216,7 +219,7 @@ class Redelivery:
             self._schedule_turn(pause_s)
 
     def _run_turn(self) -> float | None:
-        """Returns the seconds until the next turn, or None if another event will start it."""
+        """Returns the seconds until the next turn, or None if an event will start it."""
         try:
             self._settle()
             self._make_records_due()
@@ -236,7 +239,7 @@ class Redelivery:
             return FAILURE_PAUSE_S
 
     def _schedule_turn(self, pause_s: float) -> None:
-        """Schedule a turn in ``pause_s``. A later one that is scheduled already stays, and finds nothing to do."""
+        """Schedule a turn in ``pause_s``, unless an earlier one is scheduled. A later one stays, and finds nothing to do."""
         at_ms = self._timer.now_ms() + round(1000 * pause_s)
         with self._lock:
             if self._closed or (self._next_turn_ms is not None and self._next_turn_ms <= at_ms):
@@ -252,7 +255,7 @@ class Redelivery:
         self._timer.later(pause_s, run)
 
     def _hand_out(self) -> float | None:
-        """Returns the seconds until more records are due, or None if another event will start the next turn."""
+        """Returns the seconds until more records are due, or None if an event will start the next turn."""
         now_ms, steady_ms = self._clock(), self._timer.now_ms()
         with self._lock:
             if self._is_paused:
@@ -283,7 +286,7 @@ class Redelivery:
                 return None
             if crowded_ms > 0:
                 return crowded_ms / 1000
-        # Records of a target that has as many out as it may need no alarm: its next result starts a turn.
+        # A refused target needs no timer: its next result starts a turn.
         first_ms, wake_times_ms = (
             self._store.next_due_ms(admission.refused_targets),
             (admission.next_pause_end_ms, self._unreachable.next_early_retry_ms()),
@@ -304,7 +307,7 @@ class Redelivery:
             return
         try:
             target = handler([leased.record, *(follower.record for follower in leased.batched)], on_result)
-        except Exception as e:  # a handler's bug must neither lose a record nor stop the others
+        except Exception as e:  # a bug of a handler must neither lose the record nor stop others
             logger.exception("a record of kind %s failed", leased.record.kind)
             on_result(Resent(None, f"{type(e).__name__}: {e}", passing=True))
             return
@@ -386,7 +389,7 @@ class Redelivery:
             return Dead(f"{reason}; its dead letter is not sent: {resent.error}", record=record)
         try:
             letter = dead_letters.create(leased.record, resent)
-        except Exception:  # as in ``_try``
+        except Exception:  # as in ``_call_handler``
             logger.exception("record %d has no dead letter", leased.due.sequence)
             letter = None
         if letter is leased.record:
@@ -397,8 +400,8 @@ class Redelivery:
         return self._dead_letters is not None and record.kind == self._dead_letters.kind
 
     def _record_result(self, result: RecordResult, now_ms: int, failing: set[str]) -> None:
-        """Note a result. Of attempts for a target that were out together, only the last failure counts: ``failing`` are targets
-        with attempts that are still out, or whose failure was counted. ``now_ms`` is that of the timer.
+        """Note a result. Of attempts for a target that were in flight together, only the last failure counts: ``failing`` are the
+        targets that have attempts in flight, or whose failure was counted. ``now_ms`` is the timer's time.
         """
         leased, resent = result.leased, result.resent
         if result.target is not None:
@@ -442,14 +445,14 @@ class Redelivery:
                 with self._lock:
                     self._made_due_from.setdefault(
                         target, next_key
-                    )  # another call meanwhile begins with the first record
+                    )  # unless a new answer made all records of the target due
                 return  # one page per turn, because others wait
 
     def _compare_targets(self) -> None:
-        """Give the records of a page the targets that they have by the current rules."""
+        """Compare a page of records with the current rules, and correct their targets."""
         if self._compare_from is None or self._targeting is None:
             return
-        # A dead letter that has waited for a topic without an answer is due at once if it gets another topic.
+        # A dead letter for a topic that does not answer is due at once if it gets another topic.
         kind = None if self._dead_letters is None else self._dead_letters.kind
         next_key = self._store.retarget(
             self._targeting.target_of, self._compare_from, COMPARE_PAGE, kind, self._clock()

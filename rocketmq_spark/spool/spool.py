@@ -68,7 +68,7 @@ def record_of(send: SpooledSend, now_ms: int) -> Record:
 
 
 def _head(send: SpooledSend) -> str:
-    """The head as JSON, formatted here, because a general encoder would add a tenth to the time of an addition."""
+    """The head as JSON. It is formatted here, because a general encoder would make an addition 10 % slower."""
     request, max_reconsume_times = send.request, send.request.max_reconsume_times
     request_json = _REQUEST % (
         _quoted(request.group),
@@ -119,7 +119,7 @@ def send_of(record: Record) -> SpooledSend:
 
 
 def _has_types_of_a_send(send: SpooledSend) -> bool:
-    """Whether the values from a file, which may be any JSON, are texts and numbers where a send has these."""
+    """Whether the values, which may come from any JSON file, have the types of a send."""
     request, queue = send.request, send.queue
     texts = (send.topic, request.group, request.properties, *send.msg_ids, *(() if queue is None else queue[:2]))
     max_reconsume_times, optional = request.max_reconsume_times, () if queue is None else (queue.queue_id,)
@@ -140,7 +140,7 @@ def _has_types_of_a_send(send: SpooledSend) -> bool:
 
 
 def _has_valid_destination(send: SpooledSend) -> bool:
-    """Whether a topic, and the queue if one was chosen, may exist."""
+    """Whether the topic, and the queue if one was chosen, can exist."""
     queue = send.queue
     return bool(send.topic) and (queue is None or (bool(queue.broker_name) and 0 <= queue.queue_id < _QUEUES))
 
@@ -159,7 +159,7 @@ def queue_lane(queue: MessageQueue) -> bytes:
 
 
 def target_of(send: SpooledSend) -> str:
-    """What a send waits for: the broker of its queue, or any broker of its topic."""
+    """The target of a send, for which it waits after a failure: the broker of its queue, or any broker of its topic."""
     return broker_target(send.queue) if send.queue is not None else topic_target(send.topic)
 
 
@@ -175,7 +175,9 @@ logger = logging.getLogger(__name__)
 
 
 class SpoolEntry(NamedTuple):
-    """A record and its state: ``pending`` with its due time (ms since 1970), ``behind`` another one of its lane, or ``dead``."""
+    """A record and its state. ``standing``: ``pending``, with the due time (ms since 1970), ``behind`` another record of its
+    lane, or ``dead``.
+    """
 
     sequence: int
     standing: str
@@ -185,9 +187,9 @@ class SpoolEntry(NamedTuple):
 
 
 class SpoolReading:
-    """The contents of a spool at the time of opening: of the database that opening it for writing would use.
+    """The contents of a spool at the time of opening.
 
-    After damage, a repair may find other records than a reading: see ``is_damaged``, after ``entries``.
+    If ``is_damaged`` after ``entries``, a repair may find other records than this reading.
     """
 
     def __init__(self, path: Path) -> None:
@@ -215,8 +217,8 @@ class SpoolReading:
         return SpoolOwner.read(self._db.get)
 
     def lasting_notes(self) -> dict[bytes, bytes]:
-        """The ``LASTING`` notes that have a value, by name. They say which queues an environment has, and so decide where records
-        are sent.
+        """Notes with ``LASTING_PREFIX`` and a value, by name. They say which queues an environment has, and so decide where
+        records are sent.
         """
         entries = self._db.scan(NOTE, area_end(NOTE))
         return {key[len(NOTE) :]: value for key, value in entries if value and key.startswith(NOTE + LASTING_PREFIX)}
@@ -232,7 +234,7 @@ class SpoolReading:
         return first_due_ms(self._db)
 
     def entries(self) -> Iterator[SpoolEntry]:
-        """All records: pending ones by due time, then those behind them and then dead ones, in the order of storing."""
+        """All records: pending ones by due time; then those behind them, and then dead ones, both in the order of storing."""
         dead = {sequence_of(key) for key, _ in self._db.scan(DEAD, area_end(DEAD))}
         places = sorted((due_of_key(key), key) for key, _ in all_pending(self._db))
         for due, key in places:
@@ -240,7 +242,7 @@ class SpoolReading:
                 state = _state(self._db.get(key) or b"")
                 yield SpoolEntry(due.sequence, "pending", due.due_ms, state, self._record(due.sequence))
         pending = {due.sequence for due, _ in places}
-        # All keys: a repair after damage anywhere may bring records back that are not shown here, so all damage must be found.
+        # Reads all keys, to find all damage: a repair may recover records that are not shown here.
         for key, data in self._db.scan(*ALL_KEYS):
             if not key.startswith(RECORD):
                 continue
@@ -262,7 +264,7 @@ class SpoolReading:
         return decode_record(self._db.get(record_key(RECORD, sequence)))
 
 
-# A process that writes deletes files and is within a write: what looks like damage then is none a moment later.
+# While another process writes, files may be missing or incomplete, and look damaged for a moment.
 _OPEN_ATTEMPTS, _OPEN_PAUSE_S = 4, 0.05
 
 
@@ -289,9 +291,9 @@ def _monotonic_ms() -> int:
 
 
 class RedeliveryPolicy(NamedTuple):
-    """How records are sent again: a decoder for each kind, the number of records that may be out at once, and the schedule after
-    failures. ``notes`` returns the notes that are written with stored sends. ``letters`` are the dead letters of records that are
-    given up; their kind has a decoder, too. ``targeting`` says which targets records have.
+    """How records are sent again: a decoder for each kind, the maximum of records in flight, and the schedule after failures.
+    ``notes`` returns the notes that are written with stored sends. ``dead_letters`` handles records that are given up; the kind
+    of dead letters has a decoder, too. ``targeting`` says which targets records have.
     """
 
     decoders: Mapping[str, Callable[[Record], SpooledSend]]
@@ -306,9 +308,8 @@ SEND_POLICY = RedeliveryPolicy({SEND_KIND: send_of})
 
 
 class SendSpool:
-    """Implements ``ports.Spool`` over a ``Store``. Closes the store and the resender. Without ``clock`` it has a steady one.
-
-    If it cannot be made, the store is closed.
+    """Implements ``ports.Spool`` over a ``Store``. Uses a steady clock unless ``clock`` is given. Closes the store and the
+    resender; the store also if the constructor fails.
     """
 
     def __init__(
@@ -324,7 +325,7 @@ class SendSpool:
         self._notes = policy.notes
         self._resender = resender
         try:
-            timer.begin()  # starts its thread here, so that the caller gets the error if the system has no more threads
+            timer.begin()  # starts the thread here, so that the caller gets the error if the thread cannot start
             self._schedule = schedule or policy.schedule
             self._clock = clock or SteadyClock(_now_ms, _monotonic_ms, store.totals.last_ms)
             if policy.targeting is not None:
@@ -344,7 +345,7 @@ class SendSpool:
             self.redelivery.batch_policy.predicate = self._batch_predicate
             if len(store):
                 self.redelivery.retry_earlier_records()
-        except BaseException:  # also Ctrl-C: nobody else closes the store
+        except BaseException:  # also Ctrl-C: no other code closes the store
             timer.close(0)
             store.close()
             raise
@@ -358,7 +359,7 @@ class SendSpool:
         return self.redelivery.listens
 
     def now_ms(self) -> int:
-        """The current time of the clock that due times refer to."""
+        """The time of the clock to which due times refer."""
         return self._clock()
 
     def holds(self, send: SpooledSend) -> bool:
@@ -370,7 +371,7 @@ class SendSpool:
         due_ms = self._schedule.due_ms(0, now_ms)
         assert due_ms is not None
         notes = None if self._notes is None else self._notes(sends)
-        # A send that only waits behind another one has not been tried.
+        # A send behind another one of its lane has not been tried.
         tried = [send for send in sends if not self.holds(send)]
         self.store.add([(record_of(send, now_ms), due_ms) for send in sends], notes)
         for target in {target_of(send) for send in tried}:
@@ -399,7 +400,7 @@ class SendSpool:
         )
 
     def send_all(self, timeout_s: float, dead: bool = False) -> int:
-        """Send all records now, even if they are not due, with ``dead`` also dead letters. Returns the number of remaining ones.
+        """Send all records now, even if they are not due; with ``dead`` also dead letters. Returns how many records remain.
 
         A failed record is tried again if its schedule allows that within ``timeout_s`` seconds.
         """
@@ -420,14 +421,16 @@ class SendSpool:
     def close(self, deadline: Deadline) -> None:
         try:
             with contextlib.ExitStack() as rest:
-                rest.callback(lambda: self._resender.close(deadline))  # last: sends that it aborts have not failed
+                rest.callback(
+                    lambda: self._resender.close(deadline)
+                )  # last, so that sends which it aborts do not count as failed
                 rest.callback(lambda: self.redelivery.close(deadline))
                 try:
                     self.redelivery.drain(deadline)
                 except BaseException:  # for example an interrupt: the remaining steps must not wait
                     deadline = Deadline.after(0)
                     raise
-        except RocketMQError as e:  # records whose result could not be written are due for the next process
+        except RocketMQError as e:  # records without a written result are due for the next process
             logger.error("the spool in %s was closed after a failure: %s", self.path, e)
         finally:
             self.store.close()
@@ -435,7 +438,7 @@ class SendSpool:
     def _batch_predicate(self, first: Record) -> Callable[[Record], bool]:
         """Decides which records of a lane may be sent with its first one: those that the resender can put into one batch.
 
-        A record that raises any error is sent alone, so that its error ends no other record.
+        A record that causes an error is sent alone, so that the error affects no other record.
         """
         decode = self._decoders.get(first.kind)
         if decode is None:

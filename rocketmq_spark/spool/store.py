@@ -1,8 +1,8 @@
 """Stores records that are due later until they are settled. The store does not interpret their content.
 
-One lock guards one ``Database``. Every step is one atomic write, so that a process may be killed at
-any point. Taking a record *leases* it: the lease is in memory, so it ends with its process, and the record is still due.
-Only additions wait for the disk (``sync``); if a power cut undoes a settlement, it is repeated: at least once.
+One lock guards one ``Database``. Every step is one atomic write, so that a process may be killed at any point. Taking a record
+*leases* it: the lease is in memory, so it ends with its process, and the record is still due. Only additions wait for the disk
+(``sync``). If a power cut undoes the write of a result, the record is sent again (at least once).
 
 In a *lane* only the first record is pending. The next one follows after the first is finally settled.
 """
@@ -77,8 +77,8 @@ class Store:
 
     ``sync`` is ``always`` (each call of ``add`` waits for its own flush), ``batch`` (calls of several threads wait for one flush)
     or ``never``. ``max_bytes`` limits all records, dead ones included. ``damages`` counts how often damage was found.
-    Files of another user are an error. With ``any_owner`` they are not; the caller must have called
-    ``owner_rights.become_owner``. The error recommends a copy, and names the ``use`` of the copy.
+    Files of another user are an error, which recommends a copy and names the ``use`` of the copy. With ``any_owner`` they are
+    permitted; the caller must have called ``owner_rights.become_owner``.
     """
 
     def __init__(
@@ -96,10 +96,10 @@ class Store:
         self._lock = threading.RLock()
         self._group_commit = GroupCommit(self._lock, self._add, batched=sync == "batch")
         self._leased: set[int] = set()
-        # New places of records that were out when damage was found; None for one whose result must not be stored.
+        # By sequence: the key of a leased record after damage was repaired; None if its result must not be stored.
         self._new_keys: dict[int, PendingKey | None] = {}
         self.totals = Totals()
-        # The latest original due time of the records that ended; when it was opened, the latest moment that was recorded.
+        # The latest original due time of finished records. After an opening: the latest moment that was recorded.
         self.last_done_due_ms = 0
         self._owner: SpoolOwner | None = None
         self._failed = self._damaged = self._closed = False
@@ -127,8 +127,8 @@ class Store:
         states: Sequence[RecordState] | None = None,
     ) -> None:
         """Store records, each with its due time (ms since 1970), and ``notes``. On return, both are as durable as ``sync`` says.
-        A record whose first mark belongs to a stored record is not stored; that record gets its marks in further spaces.
-        ``states`` are those of the records in another store.
+        A record whose first mark belongs to a stored record is not stored; the stored one gets its marks in further spaces.
+        ``states`` are the states of the records in another store.
 
         Writes all or nothing. Raises ``SpoolFull`` beyond ``max_bytes`` or if the disk is nearly full, ``SpoolError`` if writing
         fails.
@@ -141,7 +141,7 @@ class Store:
             return {key[len(NOTE) :]: value for key, value in self._db.scan(NOTE, area_end(NOTE))}
 
     def places(self, space: bytes, start: bytes | None = None, limit: int = 1) -> list[bytes]:
-        """The first places in a space of marks, of records that are not settled; from ``start`` on, if given."""
+        """The first places in a space of marks, of records that are not finished; from ``start`` on, if given."""
         with self._opened:
             if start is None:
                 first = self._marks.first_place(space)
@@ -159,13 +159,15 @@ class Store:
             return count
 
     def drop_records(self, marks: Sequence[tuple[bytes, bytes]]) -> int:
-        """Drop records by one of their marks, and return how many of them were not leased. What is settled for a leased one later
-        changes nothing. Such records have no lane.
+        """Drop records by one of their marks, and return how many of them were not leased. A later result of a leased one is
+        ignored. Records with marks have no lane.
         """
         return self._drop_records(marks, lambda record, mark: False)
 
     def hand_over(self, marks: Sequence[tuple[bytes, bytes]]) -> int:
-        """Like ``forget``, but a record that has a mark in a further space, besides its identity, only loses the given mark."""
+        """Like ``drop_records``, but a record that has a mark in a further space, besides its identity, only loses the given
+        mark.
+        """
 
         def keeps_record(record: Record, mark: tuple[bytes, bytes]) -> bool:
             return any(other != mark and other[0] != IDENTITY for other in record.marks)
@@ -210,8 +212,8 @@ class Store:
         predicate: BatchPredicate | None = None,
         admission: Admission | None = None,
     ) -> list[LeasedRecord]:
-        """Take the first due records that are not leased, of the targets that ``turns`` accepts, at most ``limit`` and
-        ``max_bytes``, each with the records that ``joins`` accepts.
+        """Take the first due records that are not leased, of the targets that ``admission`` accepts, at most ``limit`` and
+        ``max_bytes``, each with the records that ``predicate`` accepts.
 
         The caller must settle each of them. A record that cannot be read becomes a dead letter, unchanged, with the reason.
         """
@@ -235,7 +237,7 @@ class Store:
                         if size >= max_bytes or len(taken) >= limit:
                             break
             except BaseException:
-                self._failed = True  # the index has passed the records that were taken
+                self._failed = True  # the index is already behind the records that were taken
                 raise
             self._leased.update([leased.pending.due.sequence for leased in taken])
             return taken
@@ -246,7 +248,7 @@ class Store:
             return self._new_keys.get(leased.pending.due.sequence, leased.pending) is not None
 
     def settle(self, verdicts: Sequence[tuple[LeasedRecord, Verdict]], now_ms: int) -> None:
-        """Write the results of taken records, all in one write. Records that were sent with one are settled if that one is
+        """Write the results of taken records in one write. The records that were sent with a record are finished if the record is
         ``Done``; otherwise they wait in their lane as before.
         """
         with self._opened:
@@ -256,7 +258,7 @@ class Store:
             for leased, verdict in verdicts:
                 sequence, tries = leased.pending.due.sequence, leased.state.tries + 1
                 if (pending := self._new_keys.get(sequence, leased.pending)) is None:
-                    continue  # forgotten, lost by damage, or a repair recovered an earlier record of its lane
+                    continue  # dropped, lost by damage, or a repair recovered an earlier record of its lane
                 record, size = (
                     current_record(self._db, leased) if self._marks.may_have_changed else (leased.record, leased.size)
                 )
@@ -269,7 +271,7 @@ class Store:
                     failed = pending.waits or leased.state.tries > 0
                     due, state = pending.due, leased.state
                     if verdict.reason is not None:
-                        # Not counted again if the same write took place before, although it seemed to fail.
+                        # Not counted again if this write took place before although it seemed to fail.
                         change.totals.give_ups += replacement != record
                         due = Due(max(now_ms, record.original_due_ms or 0), sequence)
                         failed, state = False, RecordState(0, now_ms, verdict.reason)
@@ -331,15 +333,15 @@ class Store:
                     yield from entries
 
     def start_targeting(self, fingerprint: bytes) -> None:
-        """Note that new records have targets by ``rules``. Records that already wait get such targets from ``retarget``."""
+        """Note that new records have targets by ``fingerprint``. Records that already wait get such targets from ``retarget``."""
         with self._opened:
             if not self.has_targets_of(fingerprint):
-                # Before this process stores a record. Otherwise, if it is killed, a later process with the previous rules would
-                # find its own fingerprint, and not compare the targets.
+                # This must precede the first record of this process. Otherwise, if the process is killed, a later process with
+                # the previous rules would find its own fingerprint, and not compare the targets.
                 self.add([], {TARGETING_NOTE: b"" if len(self) else fingerprint})
 
     def has_targets_of(self, fingerprint: bytes) -> bool:
-        """Whether all pending records certainly have their targets by ``rules``."""
+        """Whether all pending records certainly have their targets by ``fingerprint``."""
         with self._opened:
             return self._db.get(NOTE + TARGETING_NOTE) == fingerprint
 
@@ -353,7 +355,7 @@ class Store:
     ) -> bytes | None:
         """Give pending records the targets that ``target_of`` returns. Due times stay, but a record of ``kind`` whose target
         changes becomes due now, or at its original due time if that is later. Examines ``limit`` records, or about
-        ``RETARGETED_BYTES``, from ``start`` on. Leased records are skipped: their handlers compare the targets.
+        ``RETARGET_PAGE_BYTES``, from ``start`` on. Leased records are skipped: their handlers compare the targets.
 
         Returns where to continue, or None after the last record.
         """
@@ -380,17 +382,19 @@ class Store:
             return next_key
 
     def next_due_ms(self, excluded: Collection[str] = ()) -> int | None:
-        """The first due time of records that are not leased, except those of targets in ``without``."""
+        """The first due time of records that are not leased, except those of targets in ``excluded``."""
         with self._opened:
             return self._pending.first_due_ms(excluded)
 
     def due_targets(self, targets: Collection[str], now_ms: int) -> list[str]:
-        """Those of ``targets`` that have due records that are not leased."""
+        """The ``targets`` that have due records that are not leased."""
         with self._opened:
             return self._pending.due_targets(targets, now_ms)
 
     def revive(self, now_ms: int, target_of: Callable[[Record], str] = operator.attrgetter("target")) -> int:
-        """Make readable dead records pending again for ``target_of``, with all attempts and in no order. Returns how many."""
+        """Make readable dead records pending again, with the targets from ``target_of``, all attempts, and no lane. Returns how
+        many.
+        """
         with self._opened:
             before, change = len(self), AtomicChange(self.totals)
             for sequence, record, size in recovery.dead_records(self._db):
@@ -398,19 +402,21 @@ class Store:
                     target = target_of(record)
                     change.revive(sequence, record, size, target)
                     due = Due(max(now_ms, record.original_due_ms or 0), sequence)
-                    # Before its original due time, an answer of its target must not make it due.
+                    # An answer of its target must not make the record due before its original due time.
                     pending = dataclasses.replace(record, target=target).pending_key(due, failed=due.due_ms <= now_ms)
                     change.add_pending(pending, RecordState(0, now_ms).encode())
                 revived_bytes = change.totals.size - self.totals.size
-                if len(change.puts) >= REVIVE_PAGE or revived_bytes >= REVIVE_PAGE_BYTES:  # there may be millions
+                if (
+                    len(change.puts) >= REVIVE_PAGE or revived_bytes >= REVIVE_PAGE_BYTES
+                ):  # because there may be millions
                     self._write(change)
                     change = AtomicChange(self.totals)
             self._write(change)
             return len(self) - before
 
     def set_owner(self, owner: SpoolOwner, force: bool = False, keep_owner: bool = False) -> None:
-        """Set the owner of the records. Raises ``SpoolError`` if they belong to another owner, unless ``force`` reassigns them.
-        With ``lent``, the stored owner is not changed.
+        """Set the owner of the records. Raises ``SpoolError`` if the records belong to another owner, unless ``force``
+        reassigns them. With ``keep_owner``, the stored owner is not changed.
         """
         with self._opened:
             stored = recovery.read_owner(self._db)
@@ -425,7 +431,7 @@ class Store:
                 self._db.write([(key, owner.encode()) for key in OWNER] + puts, deletes, sync=self._sync)
 
     def verify(self) -> None:
-        """Read everything, and repair damage that is found."""
+        """Read everything, and repair the damage that is found."""
         try:
             self._read_all()
         except Damaged:
@@ -448,7 +454,7 @@ class Store:
             self._open_files()
             return
         with contextlib.suppress(OSError):  # opening it raises the error
-            make_folder(self.path)  # before the check, so that no other user can create the folder after it
+            make_folder(self.path)  # before the check, so that no other user can create the folder afterwards
         check_owner(self.path, self._use)
         self._open_files()
         try:
@@ -483,7 +489,7 @@ class Store:
                 recovery.restore_owner(db, self._owner, salvaged)
             # After damage, or after a write that took place although RocksDB reported a failure.
             self._new_keys = recovery.pending_keys_of(db, self._leased)
-            next_sequence = self.totals.next_sequence  # never reuse a sequence of a record that is out
+            next_sequence = self.totals.next_sequence  # never reuse the sequence of a leased record
             self.totals = recovery.stored_totals(db) or Totals()
             self.totals.next_sequence = max(next_sequence, self.totals.next_sequence)
             self.last_done_due_ms = self.last_done_due_ms or self.totals.last_ms
@@ -537,7 +543,7 @@ class Store:
     def _find_duplicate(
         self, record: Record, written: Mapping[tuple[bytes, bytes], StoredRecord]
     ) -> StoredRecord | None:
-        """The record with the same first mark, which was stored before or is ``written`` now."""
+        """The stored or just ``written`` record that has the same first mark."""
         return written.get(record.marks[0]) or self._marks.find_record(record.marks[0])
 
     def _decode(self, pending: PendingKey, value: bytes, now_ms: int) -> LeasedRecord | None:
@@ -547,7 +553,7 @@ class Store:
             return LeasedRecord(pending, RecordState.decode(value), Record.decode(data), len(data))
         except DecodeError as e:
             logger.error("record %d of the spool in %s becomes a dead letter: %s", due.sequence, self.path, e)
-            now_ms = min(now_ms, max(due.due_ms, self.totals.last_ms))  # adoption takes at the end of time
+            now_ms = min(now_ms, max(due.due_ms, self.totals.last_ms))  # adoption passes the end of time as ``now_ms``
             change = AtomicChange(self.totals)
             change.remove_pending(pending)
             change.add_dead(due.sequence, len(data), RecordState(0, now_ms, f"it cannot be read: {e.message}"))
@@ -575,7 +581,7 @@ class Store:
 
 
 def _owner_remedy(path: Path, owner: SpoolOwner, stored: SpoolOwner) -> str:
-    """What to do with a spool whose records belong to ``held``."""
+    """The remedy for a spool whose records belong to ``stored``."""
     if stored.purpose == owner.purpose or stored == UNKNOWN_OWNER:
         return (
             "Give each cluster, namespace and environment a 'spoolDir' of its own. A cluster whose addresses are others now "
@@ -591,10 +597,10 @@ def _always(target: str) -> bool:
 
 
 class _Opened:
-    """Holds the lock of a store, and ensures that its database works. After a failure, such as a full disk, RocksDB accepts no
-    writes until it is reopened, and may have written more than it reported. A damaged database is repaired.
+    """A context with the lock of a store and an open database. After a failure, such as a full disk, RocksDB accepts no writes
+    until it is reopened, and may have written more than it reported. A damaged database is repaired.
 
-    One object serves all calls, and is no generator, because every addition enters it.
+    This is one object for all calls, and no generator, because every addition enters the context.
     """
 
     def __init__(self, store: Store) -> None:

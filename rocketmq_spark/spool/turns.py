@@ -1,9 +1,9 @@
-"""Decides of which targets records may be handed out now, so that unavailable targets leave room for others. Pure.
+"""Decides for which targets records may be handed out now, so that unavailable targets do not block others. Pure.
 
 A target *answers* for a minute after a success, until its next failure. A target that failed and does not answer is
-*failing*, and any other one is *new*. Records that are out occupy *slots*. A new or failing target has one record out at a
-time, and all new ones together, and all failing ones together, have a part of the slots, so that a target that answers finds
-free ones. If more targets are failing than that part has slots, they take turns.
+*failing*, and any other one is *new*. Records in flight occupy *slots*. A new or failing target has one record in flight at a
+time. All new targets share a part of the slots, and all failing ones another part, so that a target that answers finds free
+slots. If more targets are failing than their part has slots, they take turns.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from rocketmq_spark.spool.records import Record
 PAUSE_MS, LONGEST_PAUSE_MS = 10, 1000
 # The parts of all slots for new targets, and for failing ones.
 NEW_SHARE, FAILING_SHARE = 3 / 8, 1 / 2
-# Later, a target may have become unavailable since its last success.
+# How long a target counts as answering after a success: later, it may have become unavailable.
 ANSWERS_MS = 60_000
-# A target that answers has at most this many times as many slots as are free: the next ones find some if it stops answering.
+# A target that answers has at most this many times the free slots, so that others find free slots if it stops answering.
 MAX_PER_FREE_SLOT = 7
 
 
 class Window(NamedTuple):
-    """Limits for a target that failed: how many of its records may be out at once, and until when none may be handed out.
-    ``failures`` counts the attempts that failed one after the other since the last answer.
+    """Limits for a target that failed: how many of its records may be in flight, and until when none may be handed out.
+    ``failures`` counts the consecutive failures since the last success.
     """
 
     size: int
@@ -35,14 +35,14 @@ class Window(NamedTuple):
     pause_until_ms: int = 0
 
     def after_failure(self, now_ms: int) -> Window:
-        """The window after a failed attempt, or after several that were out together."""
-        # A large exponent would be a large number.
+        """The window after a failed attempt, or after several that were in flight together."""
+        # Without the limit, a large exponent would make a huge number.
         pause_ms = min(LONGEST_PAUSE_MS, PAUSE_MS << min(self.failures - 1, 10)) if self.failures else 0
         return Window(1, self.failures + 1, now_ms + pause_ms)
 
 
 class InFlightRecord(NamedTuple):
-    """The target and size of a record that is out."""
+    """The target and size of a record in flight."""
 
     target: str
     size: int
@@ -53,8 +53,8 @@ class TargetStates:
 
     def __init__(self, slots: int) -> None:
         self._slots = slots
-        self._answered_ms: dict[str, int] = {}  # the last successes, the oldest first
-        # Of targets that failed; after a success a window grows until it is not needed.
+        self._answered_ms: dict[str, int] = {}  # by target: its last success, the oldest first
+        # Of targets that failed. Each success doubles a window, and removes it when it is large enough.
         self._windows: dict[str, Window] = {}
 
     def record_success(self, target: str, now_ms: int) -> None:
@@ -64,13 +64,13 @@ class TargetStates:
             self._windows[target] = Window(2 * window.size)
 
     def record_failure(self, target: str, now_ms: int, is_counted: bool) -> None:
-        """Note an attempt that failed. Of attempts that were out together only the last one ``counts``."""
+        """Note a failed attempt. Of attempts that were in flight together, only the last one ``is_counted``."""
         self._answered_ms.pop(target, None)
         window = self._windows.get(target, Window(1))
         self._windows[target] = window.after_failure(now_ms) if is_counted else window._replace(size=1)
 
     def record_answers(self, targets: Iterable[str], now_ms: int) -> None:
-        """Note answers to other requests. They prove nothing about targets for which attempts failed."""
+        """Note answers to other requests. These are ignored for targets with a failed attempt."""
         for target in targets:
             if target not in self._windows:
                 self._record_answer(target, now_ms)
@@ -89,7 +89,7 @@ class TargetStates:
         self._windows.clear()
 
     def admission(self, in_flight: Iterable[InFlightRecord], now_ms: int, max_bytes: int) -> Admission:
-        """Decisions for now. All records that are out may have ``max_bytes``."""
+        """The decisions for this moment. ``max_bytes`` limits all records in flight together."""
         while self._answered_ms and now_ms - next(iter(self._answered_ms.values())) >= ANSWERS_MS:
             del self._answered_ms[next(iter(self._answered_ms))]
         admission = Admission(dict(self._windows), self._answered_ms.keys(), self._slots, now_ms, max_bytes)
@@ -103,14 +103,14 @@ class TargetStates:
 
 
 class Admission:
-    """Decides which records may be handed out now. ``took`` counts records that are out already, and those that are handed out.
+    """Decides which records may be handed out now. ``add_in_flight`` counts records in flight, and those handed out since.
 
     Args:
         windows: The limits of targets that failed.
         answering: Targets that answer.
-        slots: The number of records that may be out. A large record occupies several slots, so that ``max_bytes`` fill all.
+        slots: The number of records that may be in flight. A large record occupies several slots: ``max_bytes`` fill all slots.
 
-    ``refused`` are the targets of due records that must wait, and ``next_ms`` is the end of the first of their pauses.
+    ``refused_targets`` are the targets whose due records must wait. ``next_pause_end_ms`` is the end of their first pause.
     """
 
     def __init__(
@@ -146,8 +146,8 @@ class Admission:
         return self.has_passed_over and self.free_slots > 0 and self._slots_left[True] > 0
 
     def choose_failing(self, find_due: Callable[[Collection[str]], Collection[str]]) -> None:
-        """If too many failing targets may have an attempt, choose those that wait for the longest time. ``are_due`` returns those
-        of given targets that have due records.
+        """If more failing targets are ready than slots are left, choose those that wait for the longest time. ``find_due``
+        returns the given targets that have due records.
         """
         ready = [
             target
@@ -162,7 +162,7 @@ class Admission:
             self._chosen_failing = sorted(due, key=lambda target: self._windows[target].pause_until_ms)[:slots]
 
     def limited_predicate(self, predicate: BatchPredicate) -> BatchPredicate:
-        """``joins``, except that records of a target with a window of one are sent alone."""
+        """``predicate``, except that records of a target with a window of one are sent alone."""
 
         def joined(first: Record) -> Callable[[Record], bool]:
             window = self._windows.get(first.target)
@@ -196,11 +196,11 @@ class Admission:
         return window is None or self._in_flight[target] < window.size
 
     def _answers(self, target: str, window: Window | None) -> bool:
-        """Records without a target wait for nothing in particular, unless they failed."""
+        """Whether the target answers. Records without a target count as answering until they fail."""
         return target in self._answering or (not target and window is None)
 
     def add_in_flight(self, target: str, size: int) -> None:
-        """Note that a record is out."""
+        """Count a record that is in flight, or is handed out."""
         slots = max(1, -(-size * self._slots // self._max_bytes))
         self._in_flight[target] += 1
         self._slots_used[target] += slots
