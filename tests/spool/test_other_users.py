@@ -736,7 +736,7 @@ import atexit, os, sys
 from pathlib import Path
 import pytest
 from rocketmq_spark.cli.command import app
-from rocketmq_spark.cli.spool import _collected
+from rocketmq_spark.cli.spool import _collecting_errors
 from tests import users
 users.root_beside(pytest.MonkeyPatch(), Path(sys.argv[1]))
 late = []

@@ -172,7 +172,7 @@ def test_a_sweep_reads_as_many_targets_as_it_takes(store: Store, monkeypatch: py
     monkeypatch.setattr(Database, "scan", lambda db, *given: scans.append(given) or scan(db, *given))
     away = {f"topic {i}": Window(1, 1, LATER + 1) for i in range(100)}
     turns = Admission(away, {f"topic {i}" for i in range(500)} - away.keys(), 99, LATER)
-    assert payloads(store, limit=7, turns=turns) == [b"%d" % i for i in range(100, 107)]
+    assert payloads(store, limit=7, admission=turns) == [b"%d" % i for i in range(100, 107)]
     assert (store.next_due_ms(turns.refused_targets), store.next_due_ms()) == (107, 0)
     assert len(scans) == 7
 
