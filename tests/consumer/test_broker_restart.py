@@ -293,14 +293,14 @@ def test_lock_is_requested_even_if_the_requesting_thread_stalls(group: GroupBenc
     group.brokers.send(B, *[b"1"] * waits)
     group.time.advance(0.1)
     locks = consumer._running._lock_timer  # type: ignore[union-attr]
-    later, still = locks.later, [0.5]
+    later, still = locks.call_later, [0.5]
 
     def stands_still(seconds: float, call: Callable[[], None]) -> None:
         later(seconds, call)
         if still:
             group.time.advance(still.pop())
 
-    locks.later = stands_still  # type: ignore[method-assign]
+    locks.call_later = stands_still  # type: ignore[method-assign]
     restart(group)
     group.workers[0].let_go()
     group.time.advance(5)
