@@ -556,7 +556,7 @@ def test_a_user_without_name_and_home_has_a_cache_among_temporary_files(
 ) -> None:
     monkeypatch.delenv("HOME")
     monkeypatch.setattr(Path, "home", raising(RuntimeError("Could not determine home directory.")))
-    monkeypatch.setattr(java.folders, "make", make_below(tmp_path))
+    monkeypatch.setattr(java.folders, "make_folders", make_below(tmp_path))
     assert distro.cache_folder() == tmp_path / "tmp" / f"rocketmq-spark-{os.geteuid()}"
 
 
