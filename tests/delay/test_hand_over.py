@@ -106,7 +106,7 @@ def test_3_f_envelopes_that_the_topic_does_not_keep_any_more_are_reported(
     assert "begins at 1, and envelopes from 0 on are not done" in caplog.text
 
 
-def test_3_g_3_34_queues_change_hands_and_nothing_comes_twice(world: World) -> None:
+def test_3_34_queues_change_hands_and_nothing_comes_twice(world: World) -> None:
     one, two = world.node("one"), world.node("two")
     names = [f"m{i}" for i in range(20)]
     for i, name in enumerate(names):
@@ -203,7 +203,7 @@ def test_3_g_what_the_next_owner_cannot_read_stays_and_is_sent_from_here(world: 
     assert node.sends.bodies == [b"m0"]
 
 
-def test_3_g_who_was_away_for_long_puts_nothing_back(world: World) -> None:
+def test_who_was_away_for_long_puts_nothing_back(world: World) -> None:
     """A machine that slept says nothing of queues that another one has had since, though it did more than it said."""
     one, two = world.node("one"), world.node("two")
     one.sends.answer = lambda send: None if send.msg_ids == ("m1",) else Resent(send.queue)
@@ -277,7 +277,7 @@ def test_3_g_nothing_is_sent_before_it_is_known_what_others_did_meanwhile(
     assert one.sends.bodies == [b"m0"]
 
 
-def test_3_g_a_restart_leaves_what_went_to_others_meanwhile(world: World) -> None:
+def test_a_restart_leaves_what_went_to_others_meanwhile(world: World) -> None:
     one, two = _one_killed(world, due=100)
     one.turn(ONE)
     assert (len(one.store), len(two.store)) == (1, 1)

@@ -136,7 +136,7 @@ test_3_f_3_g_nothing_is_lost_and_no_claim_is_false = model_test(
 )
 
 
-def test_3_g_a_node_that_takes_over_leaves_out_what_was_sent() -> None:
+def test_a_node_that_takes_over_leaves_out_what_was_sent() -> None:
     """Of a queue whose first message waits for ten days, everything behind it was sent."""
     told = Progress(0, 0, 0).followed_by(Progress(0, 1000, 5000))
     assert resume(None, told, 0) == QueueCheckpoint(0, 0, told)

@@ -44,7 +44,7 @@ def on_rocksdb(spark: SparkSession) -> Any:
     spark.conf.unset(PROVIDER) if before is None else spark.conf.set(PROVIDER, before)
 
 
-def test_3_27_originals_come_when_they_are_due_once_and_whole(
+def test_originals_come_when_they_are_due_once_and_whole(
     on_rocksdb: SparkSession, rocketmq: LocalBroker, make_topic: Any, tmp_path: Path
 ) -> None:
     inner, target, dead = make_topic(queues=2), make_topic(queues=2), make_topic(queues=1)

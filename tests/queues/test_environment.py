@@ -23,17 +23,17 @@ EIGHT = qs("b:0-3 a:0-3")
 
 
 @pytest.mark.parametrize(("number", "queue"), [(1, "a:0"), (3, "a:2"), (5, "b:0"), ("8", "b:3")])
-def test_3_3_environment_n_owns_the_nth_queue(number: Any, queue: str) -> None:
+def test_environment_n_owns_the_nth_queue(number: Any, queue: str) -> None:
     assert names(Environment.of(number).owned(EIGHT)) == queue
 
 
-def test_3_10_a_number_out_of_range_names_option_value_and_expectation() -> None:
+def test_number_out_of_range_names_option_value_and_expectation() -> None:
     with pytest.raises(OptionError, match="option 'environment' is 9; expected a whole number from 1 to 8, the number"):
         Environment.of(9).owned(EIGHT)
 
 
 @pytest.mark.parametrize("value", [0, -1, "x", "", None, 1.5, True])
-def test_3_10_what_is_no_number_at_all_is_refused_at_once(value: Any) -> None:
+def test_what_is_no_number_at_all_is_refused_at_once(value: Any) -> None:
     with pytest.raises(OptionError, match=r"option 'environment' is .*; expected a whole number of at least 1"):
         Environment.of(value)
 
@@ -77,7 +77,7 @@ def test_a_layout_that_is_none_is_refused(layout: Any) -> None:
     "layout",
     [{"d1": [0], "d2": [0]}, {"d1": [0], "d2": {"a": [0]}}, {"d1": {"a": [1]}, "d2": {"a": [0, 1]}}],
 )
-def test_3_1_no_queue_may_belong_to_two_environments(layout: Any) -> None:
+def test_no_queue_may_belong_to_two_environments(layout: Any) -> None:
     with pytest.raises(OptionError, match="expected each queue to belong to one environment"):
         Environment.of("d1", layout)
     assert Environment.of("d1", {"d1": {"a": [1]}, "d2": {"b": [1]}}).owned(qs("a:1 b:1")) == qs("a:1")
@@ -189,7 +189,7 @@ def test_a_group_tells_its_environment() -> None:
 SUFFIX = {"environmentMode": "suffix"}
 
 
-def test_3_2_with_a_suffix_all_queues_are_used() -> None:
+def test_with_a_suffix_all_queues_are_used() -> None:
     assert environment_of(parse({**SUFFIX, "environment": "dev"})) is None
     assert suffix_of(parse({**SUFFIX, "environment": "dev"})) == "dev"
     assert suffix_of(parse({"environment": "1"})) == ""
@@ -207,13 +207,13 @@ def test_3_2_with_a_suffix_all_queues_are_used() -> None:
         ({**SUFFIX, "environment": "eu_dev"}, "option 'environment' is 'eu_dev'.*no '_', for that divides both"),
     ],
 )
-def test_3_2_what_a_suffix_cannot_be_is_refused(given: dict[str, str], problem: str) -> None:
+def test_what_a_suffix_cannot_be_is_refused(given: dict[str, str], problem: str) -> None:
     with pytest.raises(OptionError, match=problem):
         environment_of(parse(given))
 
 
 @pytest.mark.parametrize("given", [{}, {"environmentMode": "suffix"}])
-def test_3_10_a_bad_name_from_the_variable_names_the_variable(given: dict[str, str]) -> None:
+def test_bad_name_from_the_variable_names_the_variable(given: dict[str, str]) -> None:
     parsed = parse({**given}, {"ROCKETMQ_ENVIRONMENT": "ä"})
     with pytest.raises(OptionError, match="variable ROCKETMQ_ENVIRONMENT is 'ä'; expected"):
         environment_of(parsed)
@@ -229,6 +229,6 @@ def test_what_chooses_queues_by_environment_needs_one_with_queues(given: dict[st
 
 
 @pytest.mark.parametrize("prefix", ["%RETRY%", "%DLQ%"])
-def test_3_4_a_group_s_own_topics_are_not_shared_out(prefix: str) -> None:
+def test_group_s_own_topics_are_not_shared_out(prefix: str) -> None:
     queues = [MessageQueue(f"{prefix}g_env_2", "a", 0)]
     assert Environment.of(2, 3).owned(queues) == queues

@@ -25,7 +25,7 @@ from tests.helpers import raising
 from tests.spool.test_files import synced_files
 
 
-def test_3_12_a_new_folder_is_made_and_its_parents_are_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_folder_is_made_and_its_parents_are_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[Path] = []
     monkeypatch.setattr(files, "sync_folder", synced.append)
     db = Database(tmp_path / "a" / "b")
@@ -83,7 +83,7 @@ def test_a_scan_that_met_damage_leaves_the_folder_free(tmp_path: Path) -> None:
     reading.close()
 
 
-def test_3_16_rocksdb_says_when_its_memtable_is_another_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rocksdb_says_when_its_memtable_is_another_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(database, "WRITE_BUFFER_BYTES", 64 << 10)
     synced = synced_files(monkeypatch)
     db = Database(tmp_path)
@@ -96,7 +96,7 @@ def test_3_16_rocksdb_says_when_its_memtable_is_another_one(tmp_path: Path, monk
     db.close()
 
 
-def test_g2_10_a_folder_in_use_is_said_to_be(tmp_path: Path) -> None:
+def test_folder_in_use_is_said_to_be(tmp_path: Path) -> None:
     db = Database(tmp_path)
     code = f"from pathlib import Path\nfrom rocketmq_spark.spool.database import Database\nDatabase(Path({str(tmp_path)!r}))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)

@@ -131,7 +131,7 @@ def test_a_folder_whose_store_is_being_opened_again_is_in_use(
     others[0].close()
 
 
-def test_3_34_what_dead_processes_left_is_moved_and_their_folders_go(tmp_path: Path) -> None:
+def test_what_dead_processes_left_is_moved_and_their_folders_go(tmp_path: Path) -> None:
     for name in ("worker-1", "worker-2"):
         fill(tmp_path / name, 1200)
     mine = make(tmp_path / "worker-3")

@@ -17,7 +17,7 @@ def ticket(payload: bytes = b"x") -> AddRequest:
 
 
 @pytest.mark.parametrize(("together", "sizes"), [(True, [1, 3]), (False, [1, 1, 1, 1])])
-def test_3_16_those_that_wait_are_written_together_or_one_by_one(together: bool, sizes: list[int]) -> None:
+def test_those_that_wait_are_written_together_or_one_by_one(together: bool, sizes: list[int]) -> None:
     written: list[int] = []
     writing, go = threading.Event(), threading.Event()
 

@@ -61,7 +61,7 @@ def test_a_space_ends_before_the_next_one(space: bytes, other: bytes, place: byt
     assert MARK <= key < area_end(MARK)
 
 
-def test_3_b_of_two_with_one_first_mark_the_second_is_not_kept(store: Store) -> None:
+def test_of_two_with_one_first_mark_the_second_is_not_kept(store: Store) -> None:
     store.add([(marked_record(b"a", 1), 10), (marked_record(b"a", 2), 10), (marked_record(b"b", 3), 10)])
     store.add([(marked_record(b"b", 4), 10)])
     assert len(store) == 2
@@ -213,7 +213,7 @@ def test_notes_are_written_with_records_and_kept(store: Store) -> None:
     again.close()
 
 
-def test_g2_10_marks_are_mended_with_their_store(store: Store) -> None:
+def test_marks_are_mended_with_their_store(store: Store) -> None:
     store.add([(marked_record(b"a", 1), 10), (marked_record(b"b", 2), 10)])
     db = database(store)
     (gone, kept) = (Due(10, sequence) for sequence in (1, 2))
@@ -223,7 +223,7 @@ def test_g2_10_marks_are_mended_with_their_store(store: Store) -> None:
     assert Due.parse(db.get(mark_key(b"id", b"b")) or b"") == kept
 
 
-def test_g2_10_a_record_that_cannot_be_read_has_no_marks_any_more(store: Store) -> None:
+def test_record_that_cannot_be_read_has_no_marks_any_more(store: Store) -> None:
     store.add([(marked_record(b"a", 1), 10)])
     database(store).write([(record_key(RECORD, 1), b"garbage")])
     assert store.take(10, 9) == []

@@ -21,7 +21,7 @@ states = st.builds(RecordState, st.integers(0, 65535), numbers, st.text(max_size
 
 
 @given(records)
-def test_3_13_g2_7_a_record_comes_back_whatever_its_names_contain(one: Record) -> None:
+def test_g2_7_a_record_comes_back_whatever_its_names_contain(one: Record) -> None:
     assert Record.decode(one.encode()) == one
 
 
@@ -38,7 +38,7 @@ def test_totals_come_back(one: Totals) -> None:
 
 
 @given(records, st.data())
-def test_g2_10_a_bit_that_fell_over_is_found(one: Record, data: st.DataObject) -> None:
+def test_bit_that_fell_over_is_found(one: Record, data: st.DataObject) -> None:
     encoded = bytearray(one.encode())
     at = data.draw(st.integers(0, len(encoded) - 1))
     encoded[at] ^= 1 << data.draw(st.integers(0, 7))

@@ -94,7 +94,7 @@ def test_g2_10_a_log_that_was_damaged_in_the_middle_loses_what_was_there_only(
     )
 
 
-def test_g2_10_a_torn_end_of_the_log_is_what_a_kill_leaves_and_no_damage(
+def test_torn_end_of_the_log_is_what_a_kill_leaves_and_no_damage(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     filled(tmp_path)
@@ -105,9 +105,7 @@ def test_g2_10_a_torn_end_of_the_log_is_what_a_kill_leaves_and_no_damage(
     assert "damaged" not in caplog.text
 
 
-def test_g2_10_one_bad_block_of_a_table_loses_what_stands_in_it(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_one_bad_block_of_a_table_loses_what_stands_in_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Also while it is in use: the next call finds a whole store, and says how many records are lost."""
     filled(tmp_path, flush=True)
     (table,) = tmp_path.glob("*.sst")

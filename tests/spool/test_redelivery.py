@@ -55,7 +55,7 @@ def test_3_15_3_22_the_tenth_failure_is_the_last_and_leaves_the_payload_with_the
     assert (bench.store.totals.dead, bench.store.totals.give_ups, len(bench.store)) == (1, 1, 0)
 
 
-def test_3_22_a_limit_of_three(tmp_path: Path) -> None:
+def test_limit_of_three(tmp_path: Path) -> None:
     bench = Bench(tmp_path / "s", Schedule(STEPS_S[:3]))
     bench.works = lambda one: DOWN
     bench.add(record(b"x"))
@@ -72,7 +72,7 @@ def test_3_20_g2_5_a_record_that_nobody_handles_is_parked_with_its_payload(bench
     assert bench.store.revive(bench.now_ms()) == 1
 
 
-def test_3_23_g2_5_an_exception_counts_as_a_failure(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+def test_g2_5_an_exception_counts_as_a_failure(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     def works(one: object) -> Resent:
         if len(bench.tried) == 1:
             raise ZeroDivisionError("a bug")

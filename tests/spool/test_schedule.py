@@ -18,7 +18,7 @@ def test_3_15_tries_come_after_3_8_38_98_seconds_and_the_tenth_failure_is_the_la
     assert moments == [3, 8, 38, 98, 218, 518, 998, 1598, 2498, 4298]
 
 
-def test_3_14_a_step_counts_from_the_failure_in_milliseconds() -> None:
+def test_step_counts_from_the_failure_in_milliseconds() -> None:
     assert Schedule().due_ms(0, 1_700_000_000_123) == 1_700_000_003_123
     assert Schedule((0.25,)).due_ms(0, 7) == 257
     assert Schedule((0.25,)).due_ms(1, 7) is None

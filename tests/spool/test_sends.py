@@ -33,7 +33,7 @@ requests = st.builds(
 
 
 @given(requests, st.none() | queues, st.lists(st.text()))
-def test_g2_11_a_send_comes_back_with_its_ids(request: SendRequest, queue: object, ids: list[str]) -> None:
+def test_send_comes_back_with_its_ids(request: SendRequest, queue: object, ids: list[str]) -> None:
     send = SpooledSend(queue.topic if queue else "T", request, queue, tuple(ids))
     assert send_of(record_of(send, 7)) == send
 

@@ -76,7 +76,7 @@ def fixture(tmp_path: Path) -> Fixture:
     return Fixture(tmp_path / "s")
 
 
-def test_g2_11_it_is_sent_again_as_it_was(fixture: Fixture) -> None:
+def test_it_is_sent_again_as_it_was(fixture: Fixture) -> None:
     fixture.spool.keep([send(b"x", "a:1"), send(b"y")])
     fixture.time.advance(2.9)
     assert fixture.resender.sent == []
@@ -145,7 +145,7 @@ def test_after_a_restart_whatever_answers_may_be_what_was_waited_for(fixture: Fi
 
 
 @pytest.mark.parametrize("step_ms", [-60_000, -86_400_000, 60_000])
-def test_3_18_g2_8_a_clock_that_steps_changes_no_pause(fixture: Fixture, step_ms: int) -> None:
+def test_g2_8_a_clock_that_steps_changes_no_pause(fixture: Fixture, step_ms: int) -> None:
     fixture.spool.keep([send(b"x")])
     fixture.wall_step_ms = step_ms
     fixture.time.advance(2.9)
@@ -218,7 +218,7 @@ def test_a_close_that_is_interrupted_ends_the_sending_and_gives_the_folder_free(
     fixture.open()
 
 
-def test_3_25_the_close_sends_what_is_due_and_leaves_the_rest(fixture: Fixture) -> None:
+def test_the_close_sends_what_is_due_and_leaves_the_rest(fixture: Fixture) -> None:
     fixture.spool.keep([send(b"due")])
     fixture.time.now += 2
     fixture.spool.keep([send(b"later", topic="U")])

@@ -74,7 +74,7 @@ def payloads(works: list[LeasedRecord]) -> list[bytes]:
     return [work.record.payload for work in works]
 
 
-def test_3_12_what_is_added_is_there_after_a_restart_in_a_new_folder(path: Path) -> None:
+def test_what_is_added_is_there_after_a_restart_in_a_new_folder(path: Path) -> None:
     store = Store(path)
     store.add([(record(b"x"), 5)])
     store.close()
@@ -83,7 +83,7 @@ def test_3_12_what_is_added_is_there_after_a_restart_in_a_new_folder(path: Path)
     again.close()
 
 
-def test_3_19_g2_1_what_is_due_in_60_seconds_is_not_taken_before(path: Path) -> None:
+def test_g2_1_what_is_due_in_60_seconds_is_not_taken_before(path: Path) -> None:
     store = Store(path)
     store.add([(record(b"later"), 60_000), (record(b"now"), 0)])
     assert payloads(store.take(59_999, 10)) == [b"now"]
@@ -91,7 +91,7 @@ def test_3_19_g2_1_what_is_due_in_60_seconds_is_not_taken_before(path: Path) -> 
     store.close()
 
 
-def test_g2_2_what_was_settled_is_not_on_the_disk_any_more(path: Path) -> None:
+def test_what_was_settled_is_not_on_the_disk_any_more(path: Path) -> None:
     store = Store(path)
     store.add([(record(b"x", lane=b"l"), 0)])
     store.settle([(work, Done()) for work in store.take(0, 10)], 0)
@@ -109,7 +109,7 @@ def test_3_17_g2_3_overdue_records_of_an_earlier_process_come_first_from_the_sma
     again.close()
 
 
-def test_g2_4_a_record_that_is_due_before_what_was_read_is_seen(path: Path) -> None:
+def test_record_that_is_due_before_what_was_read_is_seen(path: Path) -> None:
     store = Store(path)
     store.add([(record(b"x"), 100)])
     store.settle([(work, Done()) for work in store.take(200, 10)], 200)
@@ -212,7 +212,7 @@ def test_a_disk_that_is_nearly_full_takes_nothing_more_and_what_is_there_goes(
     store.close()
 
 
-def test_g2_10_a_second_store_on_a_folder_is_refused_by_name(path: Path) -> None:
+def test_second_store_on_a_folder_is_refused_by_name(path: Path) -> None:
     store = Store(path)
     with pytest.raises(SpoolError, match="is in use by another process"):
         Store(path)
@@ -232,9 +232,7 @@ def test_g2_10_a_record_that_does_not_fit_its_checksum_goes_to_the_dead_and_its_
 
 
 @pytest.mark.parametrize("limit", ["REVIVE_PAGE", "REVIVE_PAGE_BYTES"])
-def test_g2_10_any_number_of_dead_comes_back_in_portions(
-    path: Path, monkeypatch: pytest.MonkeyPatch, limit: str
-) -> None:
+def test_any_number_of_dead_comes_back_in_portions(path: Path, monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
     monkeypatch.setattr(store_module, limit, 3)
     store = Store(path)
     bodies = [b"%d" % i for i in range(8)]
