@@ -81,9 +81,7 @@ def _held() -> int:
     return sum(trace.size for trace in tracemalloc.take_snapshot().filter_traces([product]).traces)
 
 
-def test_3_h_what_is_due_when_it_is_read_is_not_sent_before_what_takes_it_back_and_came_with_it(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_due_message_is_not_sent_before_cancel_read_with_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A node that stood still for a while: it was taken back long before it was due, and the thread that sends is quick."""
     node = world.node("a")
     node.turn(ONE)

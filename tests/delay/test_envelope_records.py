@@ -46,7 +46,7 @@ def test_a_large_body_is_compressed_as_of_any_message() -> None:
     assert (zlib.decompress(request.body), bool(request.sys_flag & SysFlag.COMPRESSED)) == (b"x" * 5000, True)
 
 
-def test_the_queue_that_was_chosen_is_kept_and_its_property_is_not() -> None:
+def test_chosen_queue_is_kept_and_its_property_is_dropped() -> None:
     send = SEND(record(ORDER._replace(properties=f"{PROPERTIES}{QUEUE}\x01broker:b:2\x02")))
     assert send.queue == MessageQueue("orders", "broker:b", 2)
     assert QUEUE not in decode_properties(send.request.properties)
@@ -74,7 +74,7 @@ def test_any_due_time_can_be_kept(due_ms: int) -> None:
 
 
 @pytest.mark.parametrize("body", [b"hello", ORDER.pack()[:40], b"RDMQ\x02" + ORDER.pack()[5:]])
-def test_3_i_what_is_no_envelope_is_due_at_once_as_a_dead_letter_with_the_reason(body: bytes) -> None:
+def test_invalid_envelope_becomes_dead_letter_with_reason(body: bytes) -> None:
     found = envelope_records.effect_of(RULES, INNER, 9, body, 1)
     assert (found.due_ms, found.cancelled_mark) == (0, None)
     assert found.record is not None
@@ -147,7 +147,7 @@ def test_only_topics_that_are_allowed_are_delivered_to() -> None:
         assert sink_row(envelope.pack(), topics=("ord*", "bills")).topic == there
 
 
-def test_an_original_asks_nothing_of_brokers_that_its_node_alone_may_ask() -> None:
+def test_original_message_is_sent_without_broker_instructions() -> None:
     mine = f"{PROPERTIES}DELAY\x013\x02REAL_TOPIC\x01secrets\x02TIMER_DELIVER_MS\x019\x02TRAN_MSG\x01true\x02PGROUP\x01p\x02"
     assert decode_properties(SEND(record(ORDER._replace(properties=mine))).request.properties) == decode_properties(
         PROPERTIES

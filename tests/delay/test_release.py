@@ -78,9 +78,7 @@ _TEXTS = st.lists(
 @example([("a", "x", "\x02\x02")], False)
 @example([("a", "x", "\x02"), (QUEUE, "b:1", "\x02"), ("DELAY", "1", "\x02")], False)
 @example([("a", "é" * 20_000, "\x02")], False)
-def test_what_an_original_keeps_is_stored_as_if_it_were_written_anew(
-    parts: list[tuple[str, str, str]], long: bool
-) -> None:
+def test_original_keeps_properties_as_if_encoded_anew(parts: list[tuple[str, str, str]], long: bool) -> None:
     text = "".join(f"{name}\x01{value}{end}" for name, value, end in parts)
     text += f"z\x01{'y' * codes.MAX_PROPERTIES_BYTES}\x02" if long else ""
     read = {

@@ -140,7 +140,7 @@ def test_config_is_the_list_given_by_hand() -> None:
     assert shares("config", queues, ["c0", "c1", "c2"], allocationConfig=by_consumer) == "3 0 / 1 / -"
 
 
-def test_4_14_config_leaves_out_queues_that_do_not_exist_and_shares_retry_topics() -> None:
+def test_config_skips_missing_queues_and_shares_retry_topics() -> None:
     config = {"allocationConfig": ["T/b/0", "T/b/9", "U/b/0"]}
     assert allocate("config", "c0", qs("b:0-3"), ["c0", "c1"], **config) == qs("b:0")
     retries = qs("b:0-1", "%RETRY%g")
@@ -220,7 +220,7 @@ def test_environment_out_of_range_is_a_clear_error() -> None:
         allocate("environment", "c", qs("a:0"), ["c"])
 
 
-def test_3_8_clients_of_one_environment_share_its_queues_without_duplicates() -> None:
+def test_clients_of_environment_share_queues_without_duplicates() -> None:
     queues = qs("a:0-3 b:0-3")
     two = allocate_all("environment", queues, ["c0", "c1"], environment=2, environments=4)
     assert [names(share) for share in two.values()] == ["a:1", "b:1"]
@@ -288,7 +288,7 @@ def test_every_queue_has_exactly_one_owner(strategy: str, queues: list[MessageQu
     assert {c: allocate(strategy, c, queues, consumers) for c in consumers} == found
 
 
-def test_ten_times_the_queues_and_consumers_take_no_hundred_times_as_long() -> None:
+def test_allocation_time_is_not_quadratic_in_cluster_size() -> None:
     """With ten thousand queues at a hundred consumers, as a large cluster has them."""
 
     def planned_s(times: int) -> float:
@@ -316,7 +316,7 @@ def test_consumers_are_in_the_order_of_javas_strings() -> None:
     }
 
 
-def test_all_of_several_environments_share_the_queues_of_a_retry_topic() -> None:
+def test_several_environments_share_all_retry_topic_queues() -> None:
     queues, members = qs("a:0-3", "%RETRY%g"), ["1@dev", "2@dev", "1@test", "2@test"]
     config: dict[str, Any] = {"environments": {"dev": [0], "test": [1]}, "environmentOf": lambda c: c.split("@")[1]}
     shares = [

@@ -124,7 +124,7 @@ def test_column_is_the_queue_that_the_data_names() -> None:
             select("column", SIX, MESSAGE, arg)
 
 
-def test_names_are_matched_in_any_case_and_unknown_ones_get_an_offer() -> None:
+def test_selector_names_ignore_case_and_typos_get_suggestion() -> None:
     assert select("RANDOM", qs("a:0"), MESSAGE) == qs("a:0")[0]
     with pytest.raises(OptionError, match=r"option 'queueSelector' is 'hahs'; expected .* did you mean 'hash'"):
         select("hahs", SIX, MESSAGE)

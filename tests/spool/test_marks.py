@@ -239,7 +239,7 @@ def test_a_damaged_record_is_forgotten_with_its_marks(store: Store) -> None:
 
 
 @pytest.mark.parametrize("fails", [False, True], ids=["said", "written although the write was said to have failed"])
-def test_a_mark_that_a_record_lost_while_it_was_out_is_another_ones(
+def test_mark_removed_from_leased_record_passes_to_new_record(
     store: Store, fails: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.add([(marked_record(b"a", 1), 10)])
@@ -262,7 +262,7 @@ def test_a_mark_that_a_record_lost_while_it_was_out_is_another_ones(
     assert (first(store), len(store)) == (1, 1)
 
 
-def test_the_places_of_a_space_are_forgotten_and_its_records_stay(store: Store) -> None:
+def test_removed_marks_leave_their_records_in_store(store: Store) -> None:
     store.add([(marked_record(bytes([i]), i), 10) for i in range(3)])
     assert first(store) == 0
     store.remove_marks([(b"q", i.to_bytes(8, "big")) for i in range(3)])
