@@ -23,7 +23,7 @@ from benchmarks import harness, spark, workload
 from benchmarks.harness import Found
 from rocketmq_spark import LocalBroker, foreach_batch_writer
 from rocketmq_spark.options import parse
-from rocketmq_spark.session.looks import look_tools
+from rocketmq_spark.session.stored_ids import look_tools
 from rocketmq_spark.spark.sink.exactly_once import snapshot_queue_ends
 from rocketmq_spark.spark.sink.report import Written
 from rocketmq_spark.stored.scan import StoredIdScan

@@ -53,7 +53,7 @@ ORDER = {
     " group_health tracing concurrent assigned reachability prefetch pulling ordered ownership"
     " rebalancing polls broker_requests rows tools pop push"
     " upkeep pull simple",
-    "localbroker": "java guard maven moved distro process servers site members cluster",
+    "localbroker": "java watchdog maven moved_folders distribution processes servers workspace cluster_servers cluster",
     "pull": "outcomes fetched suspicions pending pacing replica progress_timeout recreated range_reader puller reading"
     " read_ahead",
     "delay": "release portions stream commits envelope_records queue_records service node",
@@ -86,7 +86,7 @@ ORDER = {
     " demo.view demo.run demo.job demo.command",
     "queues": "environment selection allocation",
     "remoting": "protocol transport advertised connection bulk pool",
-    "session": "proxied spools looks telemetry producers consumers topics admin",
+    "session": "proxy_clients spools stored_ids telemetry producers consumers topics admin",
     "aio": "loop producer consumers",
     "admin": "groups topics messages brokers",
     "model": "membership message pull send admin",
@@ -132,9 +132,9 @@ OUTSIDE = {
     "grpc": "grpc_proxy.channel",
     "google": "grpc_proxy.protos",
     "click": "cli",
-    "rich": "cli localbroker.distro",
+    "rich": "cli localbroker.distribution",
     "pytest": "testing",
-    "socket": "remoting.transport remoting.bulk localbroker.process base.exposition spark.sink.worker_socket localbroker.maven",
+    "socket": "remoting.transport remoting.bulk localbroker.processes base.exposition spark.sink.worker_socket localbroker.maven",
     "ssl": "base.tls_files remoting.transport localbroker.maven",
     "select": "remoting.transport spool.copying spark.sink.worker_socket cli.demo.job",
     "subprocess": "localbroker spool.copying cli.background cli.demo.process_session cli.demo.driver spark.conf",
@@ -445,7 +445,7 @@ def test_another_python_is_started_in_one_way():
         for node in module.nodes
         if isinstance(node, ast.List) and any(ast.unparse(part) == "sys.executable" for part in node.elts)
     }
-    assert commands == {"localbroker.process"}
+    assert commands == {"localbroker.processes"}
 
 
 def test_conditions_are_entered_by_their_locks():

@@ -15,7 +15,7 @@ from rocketmq_spark.model import Message, MessageQueue, OffsetRange
 from rocketmq_spark.options import Options
 from rocketmq_spark.options.parsing import Secret
 from rocketmq_spark.remoting.transport import DropUnsent
-from rocketmq_spark.session import consumers, looks
+from rocketmq_spark.session import consumers, stored_ids
 from rocketmq_spark.wire import rpc
 from tests.client.test_replies import question
 from tests.harness import store
@@ -74,8 +74,8 @@ def test_bulk_reads_have_the_account_of_their_client():
     assert session.puller(parsed(pullBatchSize="7"), "slave").dialling.arriving is account
     pullers = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(looks, "id_reader", lambda open_puller, placed: pullers.append(open_puller()))
-        looks.look_tools(parsed())
+        patch.setattr(stored_ids, "id_reader", lambda open_puller, placed: pullers.append(open_puller()))
+        stored_ids.look_tools(parsed())
     assert [one.dialling.arriving for one in pullers] == [account]
 
 

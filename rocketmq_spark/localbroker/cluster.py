@@ -21,11 +21,11 @@ from rocketmq_spark.base.process import Closing
 from rocketmq_spark.client.admin import BaseAdmin, batch_attributes
 from rocketmq_spark.client.routes import format_queue_counts
 from rocketmq_spark.errors import LocalBrokerError
-from rocketmq_spark.localbroker import distro, process, servers
+from rocketmq_spark.localbroker import distribution, processes, servers
+from rocketmq_spark.localbroker.cluster_servers import Members, ServerParts
 from rocketmq_spark.localbroker.java import find_java
-from rocketmq_spark.localbroker.members import Members, ServerParts
 from rocketmq_spark.localbroker.servers import PROXY, BrokerSpec
-from rocketmq_spark.localbroker.site import Site, claim
+from rocketmq_spark.localbroker.workspace import Site, claim
 
 # RocketMQ rejects messages if more of the disk is used; no setting raises this limit. The operating system kills a server if the
 # disk has no room for its memory-mapped files, so some room must be left.
@@ -76,17 +76,17 @@ class LocalBroker(Closing):
         jvm: Sequence[str] = (),
         quiet: bool = False,
         start_timeout_s: float = 180.0,
-        version: str = distro.VERSION,
+        version: str = distribution.VERSION,
     ) -> None:
         if brokers < 1 or slaves < 0 or name_servers < 1:
             raise LocalBrokerError(
                 f"LocalBroker cannot have {brokers} brokers with {slaves} slaves each and {name_servers} name servers",
                 remedy="Ask for at least one broker and one name server",
             )
-        if version not in (distro.VERSION, *distro.OLDER) or (proxy and version != distro.VERSION):
+        if version not in (distribution.VERSION, *distribution.OLDER) or (proxy and version != distribution.VERSION):
             raise LocalBrokerError(
                 f"LocalBroker cannot run RocketMQ {version}{' with a proxy' if proxy else ''}",
-                remedy=f"Ask for {distro.VERSION}, or without a proxy for one of {', '.join(distro.OLDER)}",
+                remedy=f"Ask for {distribution.VERSION}, or without a proxy for one of {', '.join(distribution.OLDER)}",
             )
         self.version = version
         self.queues = queues
@@ -142,24 +142,28 @@ class LocalBroker(Closing):
                 raise LocalBrokerError("This LocalBroker is running already")
             self._pid = os.getpid()
             java = find_java()
-            process.refuse_taken(self._ports)
-            core = tuple(distro.fetch(["core"], self._quiet))
-            more = distro.fetch(["tls-test", "proxy"], self._quiet) if self._with_proxy else []
-            cache = distro.cache_folder()
-            jvm = (*distro.native_flags(core, cache / "natives"), *self._jvm)
-            older = () if self.version == distro.VERSION else tuple(distro.fetch(["core"], self._quiet, self.version))
+            processes.refuse_taken(self._ports)
+            core = tuple(distribution.fetch(["core"], self._quiet))
+            more = distribution.fetch(["tls-test", "proxy"], self._quiet) if self._with_proxy else []
+            cache = distribution.cache_folder()
+            jvm = (*distribution.native_flags(core, cache / "natives"), *self._jvm)
+            older = (
+                ()
+                if self.version == distribution.VERSION
+                else tuple(distribution.fetch(["core"], self._quiet, self.version))
+            )
             has_name_server = any("namesrv" in jar.name for jar in older)
             name_server = older if has_name_server else core
             make = ServerParts(
                 older or core, name_server, (*core, *more), self._proxy_conf, self._conf, self._heap_mb, jvm
             )
-            with distro.writing_to(self._given_data or cache):
+            with distribution.writing_to(self._given_data or cache):
                 claimed = claim(cache / "run", self._given_data, self._keep)
                 site = Site(claimed, java, cache / "archives", self._ports)
             self._members = Members(site, make, self._name_servers, self._specs)
             atexit.register(self.close)
             try:
-                with distro.writing_to(claimed.data):
+                with distribution.writing_to(claimed.data):
                     if problem := disk_problem(claimed.data):
                         raise LocalBrokerError(
                             problem, remedy="Free some space, or choose a folder on another disk (data=, or TMPDIR)"
@@ -195,12 +199,12 @@ class LocalBroker(Closing):
     @property
     def proxy_server(self) -> str:
         """``host:port`` of the proxy's Remoting port, to be used as a name server."""
-        return f"{process.HOST}:{_running(self).server(PROXY).program.ports[-2]}"
+        return f"{processes.HOST}:{_running(self).server(PROXY).program.ports[-2]}"
 
     @property
     def proxy_grpc(self) -> str:
         """``host:port`` of the proxy's gRPC port."""
-        return f"{process.HOST}:{_running(self).server(PROXY).program.ports[-1]}"
+        return f"{processes.HOST}:{_running(self).server(PROXY).program.ports[-1]}"
 
     @property
     def brokers(self) -> list[str]:
@@ -314,10 +318,10 @@ class LocalBroker(Closing):
 
 @contextlib.contextmanager
 def _starting_on(folder: Path) -> Iterator[None]:
-    """As ``distro.writing_to``. An error without a remedy says so if the disk is full: the operating system ends a server there,
-    and its log, which has no room either, does not name the cause.
+    """Like ``distribution.writing_to``. In addition, an error without a remedy says so if the disk is full. On a full disk the
+    operating system ends a server, and its log, which has no room either, does not name the cause.
     """
-    with distro.writing_to(folder):
+    with distribution.writing_to(folder):
         try:
             yield
         except LocalBrokerError as e:

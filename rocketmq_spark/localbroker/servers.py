@@ -18,8 +18,8 @@ from pathlib import Path
 
 from rocketmq_spark.base.folders import make, write_new
 from rocketmq_spark.errors import LocalBrokerError
-from rocketmq_spark.localbroker import process
-from rocketmq_spark.localbroker.process import Program
+from rocketmq_spark.localbroker import processes
+from rocketmq_spark.localbroker.processes import Program
 
 # Settings in broker.conf and rmq-proxy.json that the cluster sets itself; other values would break it.
 OURS = frozenset(
@@ -147,7 +147,7 @@ def name_server_names(count: int) -> list[str]:
 def name_server(data: Path, jars: tuple[Path, ...], name: str, port: int) -> Program:
     home = _home(data, name)
     conf = home / "namesrv.conf"
-    write_new(conf, render(conf.name, {"port": port, "bind": process.HOST}))
+    write_new(conf, render(conf.name, {"port": port, "bind": processes.HOST}))
     main, arguments = "org.apache.rocketmq.namesrv.NamesrvStartup", ("-c", str(conf))
     return Program(name, home, (port,), main, arguments, jars, _NAME_SERVER_HEAP_MB, _flags(home))
 
@@ -167,13 +167,13 @@ def broker(
         "broker_id": spec.broker_id,
         "role": "SLAVE" if spec.broker_id else "ASYNC_MASTER",
         "port": port,
-        "bind": process.HOST,
+        "bind": processes.HOST,
         "name_server": name_server,
         "store": home / "store",
     }
     write_new(path, with_lines(render(path.name, values), conf))
     _read_timers_from_now(home / "store")
-    ports = tuple(port + distance for distance in process.BROKER_PORTS)
+    ports = tuple(port + distance for distance in processes.BROKER_PORTS)
     main, arguments = "org.apache.rocketmq.broker.BrokerStartup", ("-c", str(path))
     return Program(spec.name, home, ports, main, arguments, jars, _BROKER_HEAP_MB, _flags(home))
 
@@ -203,12 +203,12 @@ def proxy_mode(conf: Mapping[str, object]) -> str:
 def with_local_proxy(broker: Program, jars: tuple[Path, ...], name_server: str, conf: Mapping[str, object]) -> Program:
     """Return a program that runs ``broker`` with a proxy in the same process, as ``mqbroker --enable-proxy`` does."""
     port = broker.ports[0]
-    values = {"port": port + process.LOCAL_PROXY_PORTS[-2], "grpc_port": port + process.LOCAL_PROXY_PORTS[-1]}
+    values = {"port": port + processes.LOCAL_PROXY_PORTS[-2], "grpc_port": port + processes.LOCAL_PROXY_PORTS[-1]}
     path = broker.home / PROXY_CONF
     write_new(path, with_fields(render(path.name, {**values, "name_server": name_server}), conf))
     return replace(
         broker,
-        ports=tuple(port + distance for distance in process.LOCAL_PROXY_PORTS),
+        ports=tuple(port + distance for distance in processes.LOCAL_PROXY_PORTS),
         main_class=_PROXY_STARTUP,
         arguments=("-pc", str(path), "-pm", LOCAL, "-bc", str(broker.home / BROKER_CONF)),
         jars=jars,

@@ -56,7 +56,7 @@ from rocketmq_spark.remoting.transport import (
     TlsSettings,
     UndeliveredPolicy,
 )
-from rocketmq_spark.session import proxied
+from rocketmq_spark.session import proxy_clients
 from rocketmq_spark.wire import bodies
 from rocketmq_spark.wire.names import topic_problem
 
@@ -106,7 +106,7 @@ def connection_key(options: Options) -> object:
     this key: with another address map, keys or authority, the same names may mean other servers.
     """
     if options.transport == transport.GRPC:
-        return proxied.connection_key(options)
+        return proxy_clients.connection_key(options)
     return (
         options.name_server,
         _advertised(options),
@@ -153,13 +153,13 @@ def _wire(options: Options) -> Client:
 
 
 def sender(options: Options) -> Sender:
-    return proxied.sender(options) if options.transport == transport.GRPC else client(options).sender
+    return proxy_clients.sender(options) if options.transport == transport.GRPC else client(options).sender
 
 
 def row_encoder(options: Options) -> Callable[..., Encoder]:
     """Return the function that creates the sink's encoder of columns for a transport; its arguments are those of ``Encoder``."""
     if options.transport == transport.GRPC:
-        return proxied.row_encoder(options)
+        return proxy_clients.row_encoder(options)
     from rocketmq_spark.columnar.encode.encoder import Encoder
 
     return Encoder
@@ -171,7 +171,7 @@ def replies(options: Options) -> Replies | None:
 
 def message_types(options: Options, topic: str, deadline: Deadline) -> frozenset[str] | None:
     """Return the message types that a topic accepts; None if the transport does not check types, as over remoting."""
-    return proxied.sender(options).message_types(topic, deadline) if options.transport == transport.GRPC else None
+    return proxy_clients.sender(options).message_types(topic, deadline) if options.transport == transport.GRPC else None
 
 
 def routes(options: Options) -> RouteReader:
@@ -191,7 +191,7 @@ def member(options: Options) -> GroupMember:
 
 
 def pop_member(options: Options) -> PopMember:
-    return proxied.pop_member(options)
+    return proxy_clients.pop_member(options)
 
 
 def pulls(options: Options) -> PullSource:
@@ -324,7 +324,7 @@ def close_all() -> None:
     kept = process.forget()
     for spool in kept.get(SPOOLS, {}).values():
         spool.close(Deadline.after(0))
-    proxied.close(kept)
+    proxy_clients.close(kept)
     gone: dict[object, Client] = kept.get(_CLIENTS, {})
     for client in gone.values():
         client.instance.close()

@@ -122,6 +122,6 @@ def _stored_ids(options: Options) -> StoredIds | None:
         raise OptionError(
             "option 'confirmAmbiguous' needs pyarrow, which is not installed", remedy=extras.command(extras.ARROW)
         )
-    from rocketmq_spark.session.looks import asked_ids
+    from rocketmq_spark.session.stored_ids import asked_ids
 
     return asked_ids(options)

@@ -35,7 +35,7 @@ from rocketmq_spark.remoting.connection import ServerRequest
 from rocketmq_spark.remoting.pool import ConnectOptions, Pool
 from rocketmq_spark.remoting.protocol import RemotingProtocol, RequestReceived
 from rocketmq_spark.remoting.transport import parse_address
-from rocketmq_spark.session.proxied import unpack
+from rocketmq_spark.session.proxy_clients import unpack
 from rocketmq_spark.spool.records import Record, RecordState, SpoolOwner, Totals
 from rocketmq_spark.spool.spool import record_of, send_of
 from rocketmq_spark.wire import bodies, envelope, header, identifiers, messages, rpc

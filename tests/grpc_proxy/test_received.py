@@ -11,7 +11,7 @@ from rocketmq_spark.grpc_proxy.member import group_policy, to_popped_message
 from rocketmq_spark.grpc_proxy.protos import proto, set_ms, set_seconds
 from rocketmq_spark.grpc_proxy.tables import Encoding
 from rocketmq_spark.model import MessageQueue
-from rocketmq_spark.session.proxied import unpack
+from rocketmq_spark.session.proxy_clients import unpack
 from rocketmq_spark.wire import compression
 
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from rocketmq_spark.localbroker import distro
+from rocketmq_spark.localbroker import distribution
 from rocketmq_spark.localbroker.java import CLASS_LIST, Archive, Java, find_java
-from rocketmq_spark.localbroker.process import spawn
+from rocketmq_spark.localbroker.processes import spawn
 from tests import users
 
 CLASSES = "# note\njava/lang/Object id: 0\njava/lang/String id: 1\norg/apache/commons/cli/Option id: 7\norg/apac"
@@ -23,7 +23,7 @@ CLASSES = "# note\njava/lang/Object id: 0\njava/lang/String id: 1\norg/apache/co
 
 @pytest.fixture(scope="module")
 def jar() -> Path:
-    return next(p for p in distro.fetch(["core"]) if p.name.startswith("commons-cli"))
+    return next(p for p in distribution.fetch(["core"]) if p.name.startswith("commons-cli"))
 
 
 @pytest.fixture

@@ -17,9 +17,9 @@ import pytest
 
 from rocketmq_spark import Admin
 from rocketmq_spark.errors import LocalBrokerError
-from rocketmq_spark.localbroker import LocalBroker, distro
-from rocketmq_spark.localbroker.members import Members
-from rocketmq_spark.localbroker.process import MARK
+from rocketmq_spark.localbroker import LocalBroker, distribution
+from rocketmq_spark.localbroker.cluster_servers import Members
+from rocketmq_spark.localbroker.processes import MARK
 from tests.fix_clusters import WITHOUT_TIMERS
 from tests.helpers import awaited
 from tests.localbroker.processes import alive
@@ -69,7 +69,7 @@ def script() -> Iterator[Callable[[str], Script]]:
 
 def _recorded(data: Path) -> bool:
     """Whether a claim on ``data`` is on record; other processes of this user may have theirs beside."""
-    return any(str(data) in _text(path) for path in (distro.cache_folder() / "run").glob("*.json"))
+    return any(str(data) in _text(path) for path in (distribution.cache_folder() / "run").glob("*.json"))
 
 
 def _gone(data: Path, pids: list[int]) -> bool:

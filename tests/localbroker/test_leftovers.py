@@ -16,9 +16,9 @@ import pytest
 
 from rocketmq_spark.base import folders
 from rocketmq_spark.errors import LocalBrokerError
-from rocketmq_spark.localbroker import process, servers, site
-from rocketmq_spark.localbroker.process import MARK, PortBook
-from rocketmq_spark.localbroker.site import TEMPORARY, claim
+from rocketmq_spark.localbroker import processes, servers, workspace
+from rocketmq_spark.localbroker.processes import MARK, PortBook
+from rocketmq_spark.localbroker.workspace import TEMPORARY, claim
 from tests import users
 
 
@@ -116,7 +116,7 @@ def test_a_record_of_another_user_is_left_alone(
     child = _sleeper(children, f"{MARK}{tmp_path / f'{TEMPORARY}mine'}")
     record = _left_behind(run, tmp_path / f"{TEMPORARY}mine")
     users.give_away(monkeypatch, record)
-    monkeypatch.setattr(site, "_check", lambda _: None)
+    monkeypatch.setattr(workspace, "_check", lambda _: None)
     claim(run, None, keep=False).release(delete=True)
     assert (child.poll(), (tmp_path / f"{TEMPORARY}mine").exists(), record.exists()) == (None, True, True)
 
@@ -186,7 +186,7 @@ def test_nobody_may_exchange_the_configuration_of_servers(tmp_path: Path) -> Non
     (data / "namesrv" / "logback.xml").chmod(0o666)
     data.chmod(0o755)
     (data / "namesrv").chmod(0o755)
-    site._check(data)
+    workspace._check(data)
     assert not any(path.stat().st_mode & 0o022 for path in (data, *data.rglob("*")))
 
 
@@ -342,7 +342,7 @@ def test_a_folder_that_was_made_again_by_others_stops_no_start(
         users.give_away(monkeypatch, data)
     if kind == "theirs" and not users.IS_ROOT:  # so is the record
         monkeypatch.setattr(folders, "foreign", lambda path, root_may=True: path if path == data else None)
-    monkeypatch.setattr(site, "_check", lambda _: None)
+    monkeypatch.setattr(workspace, "_check", lambda _: None)
     claim(run, None, keep=False).release(delete=True)
     assert (data.exists(), target.exists()) == (True, False)
     assert record.exists() == (kind != "theirs")
@@ -455,7 +455,7 @@ def test_a_folder_that_no_cluster_has_reserved_is_not_deleted(run: Path, tmp_pat
 @pytest.mark.usefixtures("any_mode")
 def test_what_servers_write_is_private_whatever_the_umask_is(tmp_path: Path) -> None:
     script = f"mkdir {tmp_path}/made; touch {tmp_path}/file"
-    process.spawn(["/bin/sh", "-c", script], tmp_path / "out.txt").wait()
+    processes.spawn(["/bin/sh", "-c", script], tmp_path / "out.txt").wait()
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()}
     assert modes == {"made": 0o700, "file": 0o600, "out.txt": 0o600}
 
@@ -464,7 +464,7 @@ def test_the_output_of_a_server_follows_no_link(tmp_path: Path) -> None:
     (precious := tmp_path / "precious").write_text("important")
     (tmp_path / "out.txt").symlink_to(precious)
     with pytest.raises(OSError, match="it is a link"):
-        process.spawn(["/bin/sh", "-c", "echo printed"], tmp_path / "out.txt")
+        processes.spawn(["/bin/sh", "-c", "echo printed"], tmp_path / "out.txt")
     assert precious.read_text() == "important"
 
 

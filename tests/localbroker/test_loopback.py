@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from rocketmq_spark.localbroker import process
-from rocketmq_spark.localbroker.distro import CACHE_VARIABLE
-from rocketmq_spark.localbroker.process import BROKER_PORTS, PortBook
+from rocketmq_spark.localbroker import processes
+from rocketmq_spark.localbroker.distribution import CACHE_VARIABLE
+from rocketmq_spark.localbroker.processes import BROKER_PORTS, PortBook
 
 
 @pytest.fixture
 def listener() -> Iterator[socket.socket]:
-    with socket.create_server((process.HOST, process.free_port(BROKER_PORTS))) as s:
+    with socket.create_server((processes.HOST, processes.free_port(BROKER_PORTS))) as s:
         yield s
 
 
@@ -27,21 +27,21 @@ def _port(listener: socket.socket) -> int:
 
 
 def test_a_listener_on_loopback_takes_the_port(listener: socket.socket) -> None:
-    assert not process.is_free(_port(listener))
-    assert process.accepts(_port(listener))
+    assert not processes.is_free(_port(listener))
+    assert processes.accepts(_port(listener))
 
 
 def test_a_broker_needs_its_neighbours(listener: socket.socket) -> None:
     for distance in BROKER_PORTS:
-        assert not process.all_free(_port(listener) - distance, BROKER_PORTS)
+        assert not processes.all_free(_port(listener) - distance, BROKER_PORTS)
 
 
 def test_free_port_avoids_what_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     # Of its own: another test of this process may have been given one of these.
-    monkeypatch.setattr(process, "_blocks", process._Blocks())
-    monkeypatch.setattr(process._blocks, "candidates", lambda: iter([25_000, 25_001, 25_002, 25_003]))
-    monkeypatch.setattr(process, "is_free", lambda port: True)
-    assert process.free_port((0, -2), taken=[24_998, 25_001]) == 25_002
+    monkeypatch.setattr(processes, "_blocks", processes._Blocks())
+    monkeypatch.setattr(processes._blocks, "candidates", lambda: iter([25_000, 25_001, 25_002, 25_003]))
+    monkeypatch.setattr(processes, "is_free", lambda port: True)
+    assert processes.free_port((0, -2), taken=[24_998, 25_001]) == 25_002
 
 
 def test_no_port_is_given_out_twice_and_none_of_another_process(
@@ -49,9 +49,9 @@ def test_no_port_is_given_out_twice_and_none_of_another_process(
 ) -> None:
     """Not while the server that had it is dead, either: its ports are free then, and still its own."""
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
-    monkeypatch.setattr(process, "_blocks", process._Blocks())
-    own = [process.free_port(BROKER_PORTS) for _ in range(60)]
-    asked = "from rocketmq_spark.localbroker.process import *\nprint(*[free_port(BROKER_PORTS) for _ in range(60)])"
+    monkeypatch.setattr(processes, "_blocks", processes._Blocks())
+    own = [processes.free_port(BROKER_PORTS) for _ in range(60)]
+    asked = "from rocketmq_spark.localbroker.processes import *\nprint(*[free_port(BROKER_PORTS) for _ in range(60)])"
     told = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, timeout=60, check=True)
     all_of_them = [port + d for port in [*own, *map(int, told.stdout.split())] for d in BROKER_PORTS]
     assert len(set(all_of_them)) == len(all_of_them) == 360
@@ -60,12 +60,12 @@ def test_no_port_is_given_out_twice_and_none_of_another_process(
 def test_a_folder_that_cannot_be_written_leaves_any_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "file" / "under"))
-    monkeypatch.setattr(process, "_blocks", process._Blocks())
-    assert process.free_port()
+    monkeypatch.setattr(processes, "_blocks", processes._Blocks())
+    assert processes.free_port()
 
 
 def test_nobody_accepts_on_a_free_port() -> None:
-    assert not process.accepts(process.free_port())
+    assert not processes.accepts(processes.free_port())
 
 
 def test_the_book_keeps_ports(tmp_path: Path) -> None:
@@ -98,9 +98,9 @@ def test_a_wish_is_left_to_the_server_that_has_it_and_so_are_its_neighbours(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Of its own: another test of this process may have been given one of these.
-    monkeypatch.setattr(process, "_blocks", process._Blocks())
-    monkeypatch.setattr(process._blocks, "candidates", lambda: iter([25_000, 24_998, 25_001, 25_005]))
-    monkeypatch.setattr(process, "is_free", lambda port: True)
+    monkeypatch.setattr(processes, "_blocks", processes._Blocks())
+    monkeypatch.setattr(processes._blocks, "candidates", lambda: iter([25_000, 24_998, 25_001, 25_005]))
+    monkeypatch.setattr(processes, "is_free", lambda port: True)
     book = PortBook(tmp_path / "ports.json", {"broker-a": 25_000})
     assert book.assign("namesrv", (0,)) == 25_005
 

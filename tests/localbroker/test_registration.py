@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from rocketmq_spark.localbroker import LocalBroker
-from rocketmq_spark.localbroker.members import _NUDGE_EVERY_S, Registration
-from rocketmq_spark.localbroker.process import Server
+from rocketmq_spark.localbroker.cluster_servers import _NUDGE_EVERY_S, Registration
+from rocketmq_spark.localbroker.processes import Server
 from rocketmq_spark.localbroker.servers import BrokerSpec
 from tests.helpers import awaited
 

@@ -23,7 +23,7 @@ from rocketmq_spark.errors import (
     OptionError,
 )
 from rocketmq_spark.model import MessageQueue
-from rocketmq_spark.session.looks import noted_ids
+from rocketmq_spark.session.stored_ids import noted_ids
 from rocketmq_spark.spark import context_settings
 from rocketmq_spark.spark.sink import checks, exactly_once, exactly_once_checks
 from rocketmq_spark.spark.sink.exactly_once import ExactlyOncePlan

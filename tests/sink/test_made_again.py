@@ -13,7 +13,7 @@ from rocketmq_spark.base.clock import Clock, Deadline
 from rocketmq_spark.errors import BrokerNotFound, UnprovedError
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue
-from rocketmq_spark.session.looks import look_tools
+from rocketmq_spark.session.stored_ids import look_tools
 from rocketmq_spark.spark.checkpoints import batch_notes
 from rocketmq_spark.spark.sink import exactly_once
 from rocketmq_spark.spark.sink.exactly_once import plan_job

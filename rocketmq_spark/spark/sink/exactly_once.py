@@ -43,7 +43,7 @@ from rocketmq_spark.model import MessageQueue, OffsetRange, SendRequest, SendRes
 from rocketmq_spark.options import Options
 from rocketmq_spark.ports import Sender
 from rocketmq_spark.queues.environment import layout_text
-from rocketmq_spark.session.looks import hang_up, look_tools, noted_ids
+from rocketmq_spark.session.stored_ids import hang_up, look_tools, noted_ids
 from rocketmq_spark.spark.checkpoints import batch_notes
 from rocketmq_spark.spark.checkpoints.batch_notes import BatchNote
 from rocketmq_spark.spark.checkpoints.files import checkpoint_folder

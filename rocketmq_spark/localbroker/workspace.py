@@ -1,12 +1,12 @@
 """The data folder, ports and child processes of one cluster, and how a child is started.
 
-Here servers are only programs with ports; the cluster (``members``) knows their relations. A start may fail without the user's
-fault, so it is repeated if another process took a port that was chosen at random, and without the class-data archive if there was
-one.
+Here servers are only programs with ports; ``cluster_servers`` knows their relations. A start may fail without a fault of the
+user. So it is repeated on other ports if another process took a port that was chosen at random, and without the class-data
+archive if the first start used one.
 
-Each cluster holds two locks while it runs: on a record in the cache, and in its data folder. If no process holds the lock of a
-record, its Python process was killed: the next start ends the JVMs whose command line contains the record's data
-folder, and deletes the folder if it is temporary, unless the folder has a new owner.
+A cluster holds two locks while it runs: one on its record in the cache, one in its data folder. A record whose lock is free
+belongs to a killed Python process. The next start ends the JVMs whose command line contains the record's data folder, and deletes
+the folder if it is temporary, unless the folder has a new owner.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from typing import IO
 from rocketmq_spark.base import folders
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import LocalBrokerError
-from rocketmq_spark.localbroker import process
-from rocketmq_spark.localbroker.distro import exclusive
+from rocketmq_spark.localbroker import processes
+from rocketmq_spark.localbroker.distribution import exclusive
 from rocketmq_spark.localbroker.java import Archive, Java
-from rocketmq_spark.localbroker.moved import close_unless, moved_to
-from rocketmq_spark.localbroker.process import MARK, Program, Server, port_in_use, spawn
+from rocketmq_spark.localbroker.moved_folders import close_unless, moved_to
+from rocketmq_spark.localbroker.processes import MARK, Program, Server, port_in_use, spawn
 from rocketmq_spark.localbroker.servers import NAME_SERVER, PROXY
 
 TEMPORARY = "rocketmq-spark-"
@@ -236,7 +236,7 @@ class Site:
         self._java = java
         self._archives = archives
         self._by_jars: dict[tuple[Path, ...], Archive] = {}
-        self._ports = process.PortBook(claim.data / _PORTS, wished_ports)
+        self._ports = processes.PortBook(claim.data / _PORTS, wished_ports)
 
     def bring_up(
         self,
@@ -265,7 +265,7 @@ class Site:
         self, name: str, port: int, around: tuple[int, ...], program: Program, failure: LocalBrokerError
     ) -> bool:
         """Whether another attempt may succeed: on other ports, or without the archive if no other cause is known."""
-        if not process.all_free(port, around):
+        if not processes.all_free(port, around):
             return self._ports.may_change(name)
         return failure.remark is not None and self._archive(program.jars).discard()
 
@@ -274,7 +274,7 @@ class Site:
         self._start(server, ready, deadline)
 
     def _start(self, server: Server, ready: Callable[[Server], bool], deadline: Deadline) -> None:
-        if not all(map(process.is_free, server.program.ports)):
+        if not all(map(processes.is_free, server.program.ports)):
             raise port_in_use(server.program)
         server.start()
         try:

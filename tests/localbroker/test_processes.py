@@ -17,13 +17,13 @@ import pytest
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import LocalBrokerError
 from rocketmq_spark.localbroker.java import Archive, find_java
-from rocketmq_spark.localbroker.process import Program, Server, explain, spawn
+from rocketmq_spark.localbroker.processes import Program, Server, explain, spawn
 from tests.helpers import awaited
 from tests.localbroker.processes import alive
 
 _PARENT = """
 import pathlib, sys
-from rocketmq_spark.localbroker.process import spawn
+from rocketmq_spark.localbroker.processes import spawn
 child = spawn(["/bin/sh", "-c", "trap '' TERM; echo begun; exec sleep 600"], pathlib.Path(sys.argv[1]))
 print(child.pid, flush=True)
 sys.stdin.read()

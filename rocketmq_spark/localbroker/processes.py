@@ -1,6 +1,6 @@
 """One server as a child process: a JVM with little memory that ends with this process, its log in a file, its ports on loopback.
 
-The child has its own session, so Ctrl-C reaches only Python, which then ends the child. With ``guard.py`` it ends even
+The child has its own session, so Ctrl-C reaches only Python, which then ends the child. With ``watchdog.py`` it ends even
 if Python is killed. The kernel ties that to the *thread* that started the child, so one permanent thread starts all children.
 
 Free ports are chosen below the kernel's range for outgoing connections, so that no connection takes
@@ -30,7 +30,7 @@ from rocketmq_spark.base import folders
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.threads import Failure, attempt
 from rocketmq_spark.errors import LocalBrokerError
-from rocketmq_spark.localbroker.distro import cache_folder
+from rocketmq_spark.localbroker.distribution import cache_folder
 from rocketmq_spark.localbroker.java import Archive, Java
 
 HOST = "127.0.0.1"
@@ -314,7 +314,7 @@ def spawn(
 
     ``started`` receives the child even if Ctrl-C interrupts this call, so that the caller can end it.
     """
-    guard = [sys.executable, "-I", "-S", str(Path(__file__).with_name("guard.py")), str(os.getpid()), *command]
+    guard = [sys.executable, "-I", "-S", str(Path(__file__).with_name("watchdog.py")), str(os.getpid()), *command]
     env = {name: value for name, value in os.environ.items() if name not in _SECRETS} | {"MALLOC_ARENA_MAX": "2"}
     if home is not None:
         env |= {"ROCKETMQ_HOME": str(home), "RMQ_PROXY_HOME": str(home)}

@@ -12,10 +12,10 @@ import pytest
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import LocalBrokerError
-from rocketmq_spark.localbroker import distro, process, servers
+from rocketmq_spark.localbroker import distribution, processes, servers
 from rocketmq_spark.localbroker.java import find_java
-from rocketmq_spark.localbroker.process import Program, Server
-from rocketmq_spark.localbroker.site import Site, claim
+from rocketmq_spark.localbroker.processes import Program, Server
+from rocketmq_spark.localbroker.workspace import Site, claim
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def test_a_fork_that_lives_on_holds_no_lock(tmp_path: Path, fork: Callable[[], N
     first = claim(tmp_path / "run", tmp_path / "data", keep=True)
     fork()
     first.release(delete=False)
-    with distro.exclusive(tmp_path / "run" / "lock"):
+    with distribution.exclusive(tmp_path / "run" / "lock"):
         fork()
     waited: list[bool] = []
 
@@ -63,18 +63,18 @@ def test_a_fork_that_lives_on_holds_no_lock(tmp_path: Path, fork: Callable[[], N
         waited.append(True)
         raise TimeoutError
 
-    with distro.exclusive(tmp_path / "run" / "lock", waits):
+    with distribution.exclusive(tmp_path / "run" / "lock", waits):
         pass
     assert not waited
     claim(tmp_path / "run", tmp_path / "data", keep=True).release(delete=False)
 
 
 def _ready(server: Server) -> bool:
-    return "success" in server.printed() and process.accepts(server.program.ports[0])
+    return "success" in server.printed() and processes.accepts(server.program.ports[0])
 
 
 def _bring_up(site: Site, make: Callable[[int], Program] | None = None) -> Server:
-    jars = tuple(distro.fetch(["core"]))
+    jars = tuple(distribution.fetch(["core"]))
     make = make or (lambda port: servers.name_server(site.data, jars, "namesrv", port))
     return site.bring_up("namesrv", (0,), make, _ready, Deadline.after(30))
 
@@ -83,7 +83,7 @@ def test_up_and_away(make_site: Callable[..., Site]) -> None:
     site = make_site()
     server = _bring_up(site)
     assert site.servers == {"namesrv": server}
-    assert process.accepts(server.program.ports[0])
+    assert processes.accepts(server.program.ports[0])
     site.close(keep=False)
     assert server.pid is None
     assert not site.data.exists()
@@ -98,18 +98,21 @@ def test_closing_twice_is_fine(make_site: Callable[..., Site]) -> None:
 
 def test_a_port_taken_at_the_last_moment(make_site: Callable[..., Site], monkeypatch: pytest.MonkeyPatch) -> None:
     site = make_site()
-    with socket.create_server((process.HOST, process.free_port())) as other:
+    with socket.create_server((processes.HOST, processes.free_port())) as other:
         taken = other.getsockname()[1]
-        candidates = [taken, *(process.free_port() for _ in range(9))]  # others on this machine may take one meanwhile
-        monkeypatch.setattr(process._blocks, "given", set())
-        really_free, looked = process.is_free, []
+        candidates = [
+            taken,
+            *(processes.free_port() for _ in range(9)),
+        ]  # others on this machine may take one meanwhile
+        monkeypatch.setattr(processes._blocks, "given", set())
+        really_free, looked = processes.is_free, []
 
         def free_when_first_looked_at(port: int) -> bool:
             looked.append(port)
             return looked.count(taken) == 1 if port == taken else really_free(port)
 
-        monkeypatch.setattr(process._blocks, "candidates", lambda: iter(candidates))
-        monkeypatch.setattr(process, "is_free", free_when_first_looked_at)
+        monkeypatch.setattr(processes._blocks, "candidates", lambda: iter(candidates))
+        monkeypatch.setattr(processes, "is_free", free_when_first_looked_at)
         server = _bring_up(site)
     assert looked.count(taken) > 1
     assert server.program.ports[0] in candidates[1:]
@@ -118,20 +121,20 @@ def test_a_port_taken_at_the_last_moment(make_site: Callable[..., Site], monkeyp
 def test_a_port_that_only_the_server_finds_taken(
     make_site: Callable[..., Site], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    port = process.free_port()
+    port = processes.free_port()
     site = make_site({"namesrv": port})
-    with socket.create_server((process.HOST, port)):
-        monkeypatch.setattr(process, "is_free", lambda port: True)
+    with socket.create_server((processes.HOST, port)):
+        monkeypatch.setattr(processes, "is_free", lambda port: True)
         with pytest.raises(LocalBrokerError, match=rf"namesrv cannot listen: port {port} is in use"):
             _bring_up(site)
     assert site.servers == {}
 
 
 def test_a_wished_port_that_is_taken(make_site: Callable[..., Site]) -> None:
-    port = process.free_port()
+    port = processes.free_port()
     site = make_site({"namesrv": port})
     in_use = pytest.raises(LocalBrokerError, match=rf"namesrv cannot listen: port {port} is in use")
-    with socket.create_server((process.HOST, port)), in_use:
+    with socket.create_server((processes.HOST, port)), in_use:
         _bring_up(site)
 
 

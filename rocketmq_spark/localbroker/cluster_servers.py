@@ -19,10 +19,10 @@ from rocketmq_spark.base.folders import write_new
 from rocketmq_spark.client.admin import BaseAdmin, put_topic
 from rocketmq_spark.client.rpc import RpcClient
 from rocketmq_spark.errors import LocalBrokerError, RocketMQError
-from rocketmq_spark.localbroker import process, servers
-from rocketmq_spark.localbroker.process import Program, Server
+from rocketmq_spark.localbroker import processes, servers
+from rocketmq_spark.localbroker.processes import Program, Server
 from rocketmq_spark.localbroker.servers import PROXY, BrokerSpec
-from rocketmq_spark.localbroker.site import Site
+from rocketmq_spark.localbroker.workspace import Site
 from rocketmq_spark.remoting.pool import ConnectOptions, Pool
 from rocketmq_spark.wire import bodies, rpc
 
@@ -162,7 +162,7 @@ class Members:
         if with_proxy and not self._make.has_local_proxy:
             site.bring_up(
                 PROXY,
-                process.PROXY_PORTS,
+                processes.PROXY_PORTS,
                 lambda port: self._with_flags(
                     servers.proxy(site.data, self._make.proxy_jars, port, self.name_server, self._make.proxy_conf)
                 ),
@@ -182,7 +182,7 @@ class Members:
                 )
             return self._with_flags(program)
 
-        ports = process.LOCAL_PROXY_PORTS if self._make.has_local_proxy else process.BROKER_PORTS
+        ports = processes.LOCAL_PROXY_PORTS if self._make.has_local_proxy else processes.BROKER_PORTS
         self.site.bring_up(spec.name, ports, make, self._readiness(spec), deadline)
 
     def _with_flags(self, program: Program) -> Program:
@@ -210,7 +210,7 @@ class Members:
     def _readiness(self, spec: BrokerSpec | None) -> Callable[[Server], bool]:
         """Returns the check whether a server is up. A broker is up when it is registered, after it has opened store and ports."""
         if spec is None or self._running_name_server() is None:
-            return lambda server: "success" in server.printed() and all(map(process.accepts, server.program.ports))
+            return lambda server: "success" in server.printed() and all(map(processes.accepts, server.program.ports))
         return functools.partial(self.registration.shows_or_nudges, spec)
 
     def _running_name_server(self) -> Server | None:

@@ -32,7 +32,7 @@ from pathlib import Path
 from rocketmq_spark.base import extras, folders, process
 from rocketmq_spark.errors import LocalBrokerError
 from rocketmq_spark.localbroker import java, maven
-from rocketmq_spark.localbroker.moved import close_unless, moved_to
+from rocketmq_spark.localbroker.moved_folders import close_unless, moved_to
 
 CACHE_VARIABLE = "ROCKETMQ_SPARK_CACHE"
 VERSION = "5.5.0"
@@ -136,7 +136,7 @@ def _moved_into(cache: Path, was_open: bool) -> str | None:
 
 
 def _below(place: Path) -> Iterator[Path]:
-    """The folders in a folder of this package, without the data folder of ``broker start``: ``site`` checks data folders."""
+    """The folders in a folder of this package, without the data folder of ``broker start``: ``workspace`` checks data folders."""
     return (folder for folder in _folders_in(place) if (place.name, folder.name) != BACKGROUND_DATA)
 
 
