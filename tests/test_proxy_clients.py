@@ -124,7 +124,7 @@ def test_each_consumer_is_a_client_of_its_own():
 def test_a_batch_that_was_spooled_is_read():
     prepared = [encoding.prepare(Message("t", f"{n}".encode(), tags="a"), f"ID{n}", SETTINGS) for n in range(3)]
     request = encoding.explicit_batch(prepared, "B", SETTINGS, 5, ItemEncoder())
-    parts = proxy_clients.messages_of(request)
+    parts = proxy_clients.sent_messages(request)
     assert [(part.body, part.properties["TAGS"], part.properties["UNIQ_KEY"]) for part in parts] == [
         (f"{n}".encode(), "a", f"ID{n}") for n in range(3)
     ]
@@ -141,18 +141,18 @@ def test_tls_keys_and_order_of_the_options_reach_the_client():
     member, plain = session.pop_member(given), session.pop_member(parsed(group="g"))
     assert (plain._proxy.connect_options.tls, plain._proxy.connect_options.keys()) == (None, None)
     assert [each._settings().subscription.fifo for each in (member, plain)] == [True, False]
-    assert member._unpack is proxy_clients.unpack
+    assert member._unpack is proxy_clients.decompress_body
 
 
 @pytest.mark.parametrize("kind", [SysFlag.ZLIB, SysFlag.LZ4, SysFlag.ZSTD])
 def test_what_was_compressed_is_opened(kind):
     """A spool may have kept it so, and other producers send it so."""
     packed = compress(b"body" * 100, kind)
-    (part,) = proxy_clients.messages_of(
+    (part,) = proxy_clients.sent_messages(
         SendRequest("g", packed, "a\x01b\x02", sys_flag=int(SysFlag.COMPRESSED | kind), flag=4)
     )
     assert (part.body, part.properties, part.flag) == (b"body" * 100, {"a": "b"}, 4)
-    assert proxy_clients.unpack(packed) == b"body" * 100
+    assert proxy_clients.decompress_body(packed) == b"body" * 100
 
 
 def test_a_batch_that_was_spooled_arrives_as_it_was_sent(tmp_path: Path) -> None:

@@ -74,8 +74,8 @@ def test_bulk_reads_have_the_account_of_their_client():
     assert session.puller(parsed(pullBatchSize="7"), "slave").dialling.arriving is account
     pullers = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stored_ids, "id_reader", lambda open_puller, placed: pullers.append(open_puller()))
-        stored_ids.look_tools(parsed())
+        patch.setattr(stored_ids, "id_reader", lambda open_puller, on_ranges: pullers.append(open_puller()))
+        stored_ids.scan_tools(parsed())
     assert [one.dialling.arriving for one in pullers] == [account]
 
 
@@ -94,18 +94,18 @@ def test_an_unknown_retention_without_tls_is_logged_once(monkeypatch, caplog):
 
     given = parsed()
     monkeypatch.setattr(session.client(given).admin, "broker_config", refuse)
-    assert [session.kept_ms(given, broker) for broker in ("a", "b", "a")] == [None, None, None]
+    assert [session.retention_ms(given, broker) for broker in ("a", "b", "a")] == [None, None, None]
     assert caplog.text.count("retention not known without TLS") == 1
 
 
 @pytest.mark.parametrize(
-    ("hours", "kept_ms"), [("72", 72 * 3_600_000), ("abc", None), ("-1", None), ("9" * 5000, None), (None, None)]
+    ("hours", "retention_ms"), [("72", 72 * 3_600_000), ("abc", None), ("-1", None), ("9" * 5000, None), (None, None)]
 )
-def test_a_retention_that_is_no_number_is_not_known(monkeypatch, hours, kept_ms):
+def test_a_retention_that_is_no_number_is_not_known(monkeypatch, hours, retention_ms):
     given = parsed()
     config = {} if hours is None else {"fileReservedTime": Secret(hours)}
     monkeypatch.setattr(session.client(given).admin, "broker_config", lambda broker: config)
-    assert session.kept_ms(given, "a") == kept_ms
+    assert session.retention_ms(given, "a") == retention_ms
 
 
 def test_the_option_replaces_addresses_in_routes():
@@ -352,10 +352,10 @@ def test_4_13_consumers_share_queues_by_names_as_they_stand_on_the_wire(kind: ty
 
 def test_what_is_read_ahead_of_a_retry_topic_has_the_topic_that_the_user_knows():
     """A listener that goes by the topic would take it for another's."""
-    ahead = consumers._read_ahead(parsed("consumer", namespace="ns", group="g"), "g")
-    assert ahead is not None
+    reader = consumers._backlog_reader(parsed("consumer", namespace="ns", group="g"), "g")
+    assert reader is not None
     stored = store("%RETRY%ns%g", b"x", "RETRY_TOPIC\x01ns%t\x02", queue_offset=5)
-    (message,) = ahead.decode(MessageQueue("%RETRY%g", "broker-a", 0), 5, 6, stored)
+    (message,) = reader.decode(MessageQueue("%RETRY%g", "broker-a", 0), 5, 6, stored)
     assert (message.topic, message.queue.topic) == ("t", "%RETRY%g")
 
 
@@ -365,7 +365,7 @@ def test_what_is_read_ahead_is_read_as_the_group_of_the_environment():
         broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(1, {"broker-a": broker.address}))
         broker.on(Request.GET_TOPIC_CONFIG, topic_config())
         broker.on(Request.PULL_MESSAGE, ok(store("t", b"x"), nextBeginOffset=1, minOffset=0, maxOffset=1))
-        ahead = consumers._read_ahead(parsed("consumer", nameServer=broker.address, group="g"), "g_env_1")
+        ahead = consumers._backlog_reader(parsed("consumer", nameServer=broker.address, group="g"), "g_env_1")
         assert ahead is not None
         run = ahead.start([OffsetRange(MessageQueue("t", "broker-a", 0), 0, 1)], 100, 1 << 20)
         assert [part.ends for parts in run.fetch() for part in parts]

@@ -48,7 +48,7 @@ class Seen:
         self.tracers.add_span_processor(SimpleSpanProcessor(self._spans))
         monkeypatch.setattr(telemetry.trace, "get_tracer", self.tracers.get_tracer)
         monkeypatch.setattr(telemetry.metrics, "get_meter", self.meters.get_meter)
-        monkeypatch.setattr(telemetry, "_observed", weakref.WeakKeyDictionary())
+        monkeypatch.setattr(telemetry, "_observed_consumers", weakref.WeakKeyDictionary())
 
     @property
     def spans(self) -> tuple[ReadableSpan, ...]:
@@ -157,11 +157,11 @@ def test_messages_that_are_batched_keep_the_context_of_their_own_send(bench: Ben
 def test_an_exporter_that_blocks_holds_up_no_answer(
     bench: Bench, seen: Seen, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(telemetry, "ENDS_S", 60.0)
+    monkeypatch.setattr(telemetry, "END_TIMEOUT_S", 60.0)
     slow = Slow()
     seen.tracers.add_span_processor(SimpleSpanProcessor(slow))
     bench.sender.script = [None] * 4
-    monkeypatch.setattr(telemetry, "MOST_ENDS", 1)
+    monkeypatch.setattr(telemetry, "MAX_WAITING_ENDS", 1)
     producer = instrumented(bench)
     futures = [producer.send_async(Message("T", b"x")) for _ in range(4)]
     before_ns = time.time_ns()
@@ -181,7 +181,7 @@ def test_an_exporter_that_blocks_holds_up_no_answer(
 def test_a_child_that_is_forked_while_a_span_is_handed_over_closes(bench: Bench, seen: Seen) -> None:
     producer, made = instrumented(bench), Instrumentation("g", "me", "ns")
     made.instrument_producer(producer)
-    with made._aside._lock:
+    with made._end_executor._lock:
         if not (child := os.fork()):
             signal.alarm(20)
             os._exit(producer.close() != [])
@@ -268,7 +268,7 @@ def test_a_meter_that_fails_costs_no_span(bench: Bench, seen: Seen, monkeypatch:
     producer = RequestProducer(bench.sender, ProducerSettings(group="g", heartbeat_s=0), make_timer=bench.timer)
     bench.producers.append(producer)
     made = Instrumentation("g", "me", "ns")
-    for each in ("_send_cost", "_delivery", "_process"):
+    for each in ("_send_cost_time", "_delivery_latency", "_process_time"):
         monkeypatch.setattr(made, each, SimpleNamespace(record=raising(RuntimeError("broken"))))
     made.instrument_producer(producer)
     producer.send(Message("T", b"x"))

@@ -138,5 +138,5 @@ def open_node(place: NodeSettings, **options: object) -> DelayService:
     trade = envelope_records.trade(rules, MAX_OUT)
     open_spool = partial(spools.resending, store, session.sender(parsed), settings, place.now_ms, trade)
     make_group = session.committer(parsed).create_group
-    tools = Tools(place.now_ms, partial(session.kept_ms, parsed), make_group, rules, place.topic)
+    tools = Tools(place.now_ms, partial(session.retention_ms, parsed), make_group, rules, place.topic)
     return DelayService(reader, member, Names(parsed.group), store, open_spool, tools)

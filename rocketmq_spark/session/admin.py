@@ -42,7 +42,7 @@ class GroupAdmin(AdminBase):
         Raises:
             GroupNotFound: No broker knows the group. The error names similar groups.
         """
-        return groups.describe(self._tools, self._own(group))
+        return groups.describe(self._tools, self._environment_group(group))
 
     def create_group(
         self, group: str, brokers: Sequence[str] | None = None, settings: Mapping[str, object] | None = None
@@ -54,7 +54,7 @@ class GroupAdmin(AdminBase):
             brokers: Only on these brokers (default: all).
             settings: Fields of ``SubscriptionGroupConfig``, such as ``{"retryMaxTimes": 3}``; others get the brokers' defaults.
         """
-        self._tools.admin.create_group(self._own(group), brokers, settings)
+        self._tools.admin.create_group(self._environment_group(group), brokers, settings)
 
     def delete_group(self, group: str, *, topics: bool = False, force: bool = False) -> None:
         """Delete a group's settings and offsets on all masters (``mqadmin deleteSubGroup -r true``).
@@ -73,7 +73,7 @@ class GroupAdmin(AdminBase):
             OffsetError: The group has members, and ``force`` is not set. Members that consume over gRPC do not count:
                 brokers do not know them.
         """
-        groups.delete(self._tools, self._own(group), topics, force)
+        groups.delete(self._tools, self._environment_group(group), topics, force)
 
     def offsets(self, group: str, topics: Sequence[str] = ()) -> dict[MessageQueue, int | None]:
         """Return the committed offset of each queue: the offset that the group reads next, None without one.
@@ -86,7 +86,7 @@ class GroupAdmin(AdminBase):
             OffsetError: The group has no offsets in these topics.
         """
         arguments.texts("topics", topics, _TOPICS)
-        return groups.committed_offsets(self._tools, self._own(group), topics)
+        return groups.committed_offsets(self._tools, self._environment_group(group), topics)
 
     def set_offsets(
         self, group: str, offsets: Mapping[MessageQueue, int], *, preview: bool = False, force: bool = False
@@ -106,7 +106,7 @@ class GroupAdmin(AdminBase):
             OffsetError: A queue has no such offset, the group has members, or a broker did not store an offset.
         """
         arguments.instance("offsets", offsets, Mapping, "a dict of offsets by MessageQueue")
-        return self._change(group, (), offsets, preview, force)
+        return self._change_offsets(group, (), offsets, preview, force)
 
     def reset_offsets(
         self,
@@ -141,14 +141,14 @@ class GroupAdmin(AdminBase):
                 raise OptionError(f"to is {to!r}; expected a datetime with a zone")
             to = max(0, int(to.timestamp() * 1000))  # negative numbers mean earliest and latest; no message is that old
         arguments.texts("topics", topics, _TOPICS)
-        return self._change(group, topics, to, preview, force)
+        return self._change_offsets(group, topics, to, preview, force)
 
-    def _change(
-        self, group: str, of_topics: Sequence[str], wanted: OffsetTarget, preview: bool, force: bool
+    def _change_offsets(
+        self, group: str, topics: Sequence[str], target: OffsetTarget, preview: bool, force: bool
     ) -> list[OffsetChange]:
-        tools, group = self._tools, self._own(group)
-        named = "offsets" if isinstance(wanted, Mapping) else "to"
-        changes = groups.offset_changes(tools, group, of_topics, wanted, environment_of(self._options), named)
+        tools, group = self._tools, self._environment_group(group)
+        argument = "offsets" if isinstance(target, Mapping) else "to"
+        changes = groups.offset_changes(tools, group, topics, target, environment_of(self._options), argument)
         if not preview:
             if not force:
                 groups.check_members(group, groups.members(tools, group, [change.queue for change in changes]))
@@ -198,7 +198,7 @@ class BrokerAdmin(AdminBase):
         Raises:
             OptionError: ``limit`` is out of range, or ``end_ms`` is before ``begin_ms``.
         """
-        self._checked(topic)
+        self._checked_topic(topic)
         if key is not None:
             arguments.text("key", key)
             return messages.messages_by_key(self._tools, topic, key, begin_ms, end_ms, limit)

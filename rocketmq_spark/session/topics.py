@@ -26,13 +26,13 @@ class AdminBase(Closing):
         self._owner.check(self._closed)
         return client(self._options)
 
-    def _own(self, group: str) -> str:
+    def _environment_group(self, group: str) -> str:
         """The group's name in the environment of the options."""
         arguments.text("group", group, "the name of a consumer group")
         environment = environment_of(self._options)
         return group if environment is None else environment.group(group)
 
-    def _checked(self, topic: str, brokers: Sequence[str] | None = None, queues: int | None = None) -> str:
+    def _checked_topic(self, topic: str, brokers: Sequence[str] | None = None, queues: int | None = None) -> str:
         """Check the types of arguments that several methods have. Returns the topic."""
         arguments.text("topic", topic, "the name of a topic")
         if brokers is not None:
@@ -66,7 +66,7 @@ class TopicAdmin(AdminBase):
         Raises:
             RouteNotFound: There is no such topic. The error names similar ones.
         """
-        return topics.describe(self._tools, self._checked(topic))
+        return topics.describe(self._tools, self._checked_topic(topic))
 
     def create_topic(
         self,
@@ -96,7 +96,7 @@ class TopicAdmin(AdminBase):
                 without attributes.
         """
         return topics.create(
-            self._tools, self._checked(topic, brokers, queues), queues, brokers, attributes or {}, batch
+            self._tools, self._checked_topic(topic, brokers, queues), queues, brokers, attributes or {}, batch
         )
 
     def update_topic(
@@ -133,7 +133,7 @@ class TopicAdmin(AdminBase):
             RocketMQError: Another process changed the topic at the same time, and reverted this change.
         """
         change = topics.TopicChange(queues, permission, order, attributes or {})
-        return topics.update(self._tools, self._checked(topic, brokers, queues), change, brokers)
+        return topics.update(self._tools, self._checked_topic(topic, brokers, queues), change, brokers)
 
     def widen_topic(self, topic: str, queues: int, brokers: Sequence[str] | None = None) -> TopicQueues:
         """Add queues. Messages stay in their queues; hash selectors use the new queues too, so a key may move to another queue.
@@ -150,7 +150,7 @@ class TopicAdmin(AdminBase):
             RouteNotFound: There is no such topic.
             OptionError: The topic has more queues than ``queues``, or is not on one of ``brokers``.
         """
-        return topics.widen(self._tools, self._checked(topic, brokers, queues), queues, brokers)
+        return topics.widen(self._tools, self._checked_topic(topic, brokers, queues), queues, brokers)
 
     def shrink_topic(
         self, topic: str, queues: int, brokers: Sequence[str] | None = None, *, preview: bool = False
@@ -170,7 +170,7 @@ class TopicAdmin(AdminBase):
             RouteNotFound: There is no such topic.
             OptionError: The topic has fewer queues than ``queues``, or is not on one of ``brokers``.
         """
-        return topics.shrink(self._tools, self._checked(topic, brokers, queues), queues, brokers, preview)
+        return topics.shrink(self._tools, self._checked_topic(topic, brokers, queues), queues, brokers, preview)
 
     def delete_topic(self, topic: str) -> None:
         """Delete a topic and its messages, on masters, slaves and name servers (``mqadmin deleteTopic``).
@@ -182,4 +182,4 @@ class TopicAdmin(AdminBase):
             RouteNotFound: There is no such topic.
             BrokerNotFound: The master of a broker is not registered. Nothing was deleted.
         """
-        topics.delete(self._tools, self._checked(topic))
+        topics.delete(self._tools, self._checked_topic(topic))

@@ -167,7 +167,7 @@ def test_a_look_waits_for_as_long_as_its_run_and_those_before_may_send(monkeypat
 
     unused: Any = None
     monkeypatch.setattr(exactly_once, "StoredIdScan", Looked)
-    monkeypatch.setattr(exactly_once, "look_tools", lambda *_, **__: ScanTools(unused, unused, unused, 1.0, 4.0))
+    monkeypatch.setattr(exactly_once, "scan_tools", lambda *_, **__: ScanTools(unused, unused, unused, 1.0, 4.0))
     name = BatchName("query-1", 0, 0, b"", "sink")
     for before_s in (60.0, 1.0):
         exactly_once._read_stored_hashes(unused, name, BatchNote(name, ENDS, settle_s=before_s))
