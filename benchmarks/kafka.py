@@ -49,7 +49,7 @@ class KafkaNode:
 
     def __enter__(self) -> Self:
         self._folder = Path(tempfile.mkdtemp(prefix="rocketmq-bench-kafka-"))
-        port = free_port(around=(0, 1))
+        port = free_port(distances=(0, 1))
         controller = port + 1
         conf = self._folder / "server.properties"
         data = self._folder / "data"

@@ -86,10 +86,10 @@ class ElsewhereBroker(LocalBroker):
     def __init__(self, name_server: str, data: str, servers: dict[str, list[Any]]) -> None:
         super().__init__(brokers=len(servers) - 1, quiet=True)
         known = {name: ElsewhereServer(*facts) for name, facts in servers.items()}
-        self._members = SimpleNamespace(  # type: ignore[assignment]
+        self._servers = SimpleNamespace(  # type: ignore[assignment]
             name_server=name_server,
             registration=SimpleNamespace(admin=SharedAdmin(name_server)),
-            site=SimpleNamespace(data=Path(data), servers=known),
+            workspace=SimpleNamespace(data=Path(data), servers=known),
             server=known.__getitem__,
         )
 

@@ -333,7 +333,7 @@ def test_the_broker_of_these_tests_is_the_pinned_release(rocketmq, record_proper
 
 
 @pytest.mark.parametrize("kind", [consumers.Consumer, consumers.PullConsumer])
-def test_4_13_consumers_share_queues_by_names_as_they_stand_on_the_wire(kind: type) -> None:
+def test_consumers_share_queues_by_their_names_on_the_wire(kind: type) -> None:
     (case,) = (
         case
         for case in vectors("wire_allocation")

@@ -54,7 +54,7 @@ class RunningBroker:
 
     def up(self, server: str) -> bool:
         """Whether the server takes connections now; it may have died since."""
-        return processes.accepts(int(self.servers[server][0].rpartition(":")[2]))
+        return processes.is_listening(int(self.servers[server][0].rpartition(":")[2]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ def start(wish: Wish) -> RunningBroker:
     """Start it and return when it is ready. The first start of a user downloads RocketMQ, and shows that here."""
     _refuse_second()
     find_java()
-    processes.refuse_taken(_ports(wish))
+    processes.check_ports_free(_ports(wish))
     distribution.fetch()
     _refuse_second()  # another command has waited for the same download, perhaps
     with distribution.writing_to(_folder()):

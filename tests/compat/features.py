@@ -8,7 +8,7 @@ import pytest
 
 from rocketmq_spark.localbroker import distribution
 
-VERSIONS = distribution.OLDER
+VERSIONS = distribution.OLDER_VERSIONS
 YES, REFUSED, ABSENT = "yes", "refused", "–"
 
 # What the newest version does not have any more; all else is tested with it everywhere.

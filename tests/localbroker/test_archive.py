@@ -33,7 +33,7 @@ def home(tmp_path: Path) -> Path:
 
 
 def _finish(archive: Archive, home: Path) -> None:
-    archive.make_from([home, home], spawn)
+    archive.start_dump([home, home], spawn)
     for thread in threading.enumerate():
         if thread.name == "class-data archive":
             thread.join(60)
@@ -146,7 +146,7 @@ def test_stop_ends_a_dump(home: Path, jar: Path) -> None:
         started.set()
         return dumps[-1]
 
-    archive.make_from([home], spawn_and_tell)
+    archive.start_dump([home], spawn_and_tell)
     assert started.wait(60)
     archive.stop()
     _finish(archive, home)

@@ -64,7 +64,7 @@ def test_proxy() -> None:
             assert read(through, "t") == BODIES
             with pytest.raises(RouteNotFound):
                 through.route("unknown")
-        assert processes.accepts(int(mq.proxy_grpc.split(":")[1]))
+        assert processes.is_listening(int(mq.proxy_grpc.split(":")[1]))
         mq.restart("proxy", {"maxDelayTimeMills": 5000})
         assert json.loads((mq.data / "proxy" / "rmq-proxy.json").read_text())["maxDelayTimeMills"] == 5000
         with BaseAdmin(mq.proxy_server) as through:

@@ -271,7 +271,7 @@ def test_a_data_folder_in_a_cache_keeps_its_mode(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv(distribution.CACHE_VARIABLE, str(tmp_path))
     distribution.cache_folder()
     with pytest.raises(LocalBrokerError, match=rf"{folder} is not used: others may write to it, .*broker-a"):
-        workspace.claim(tmp_path / "run", folder, keep=True)
+        workspace.reserve(tmp_path / "run", folder, keep=True)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o777
 
 
@@ -699,7 +699,7 @@ def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
             sys.executable,
             "-c",
             "import sys, pathlib; from rocketmq_spark.localbroker import distribution\n"
-            "with distribution.exclusive(pathlib.Path(sys.argv[1])): print(flush=True); sys.stdin.read()",
+            "with distribution.file_locked(pathlib.Path(sys.argv[1])): print(flush=True); sys.stdin.read()",
             str(lock),
         ],
         stdin=subprocess.PIPE,
@@ -714,5 +714,5 @@ def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
             waited.append(True)
             os.kill(holder.pid, signal.SIGKILL)
 
-        with distribution.exclusive(lock, held):
+        with distribution.file_locked(lock, held):
             assert waited

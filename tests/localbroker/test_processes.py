@@ -17,7 +17,7 @@ import pytest
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import LocalBrokerError
 from rocketmq_spark.localbroker.java import Archive, find_java
-from rocketmq_spark.localbroker.processes import Program, Server, explain, spawn
+from rocketmq_spark.localbroker.processes import Program, Server, spawn, start_error
 from tests.helpers import awaited
 from tests.localbroker.processes import alive
 
@@ -190,9 +190,9 @@ def test_only_this_start_counts(tmp_path: Path) -> None:
     ],
 )
 def test_known_causes_are_one_sentence(tmp_path: Path, printed: str, sentence: str) -> None:
-    error = explain(_program(tmp_path), "ended while starting", printed, "")
+    error = start_error(_program(tmp_path), "ended while starting", printed, "")
     assert str(error) == "[ROCKETMQ_LOCAL_BROKER] " + sentence.format(home=tmp_path)
-    assert str(explain(_program(tmp_path), "ended while starting", "", printed)) == str(error)
+    assert str(start_error(_program(tmp_path), "ended while starting", "", printed)) == str(error)
 
 
 def test_a_child_does_not_get_the_keys_of_who_starts_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

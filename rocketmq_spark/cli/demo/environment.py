@@ -21,7 +21,7 @@ from rocketmq_spark.errors import LocalBrokerError, RocketMQError
 from rocketmq_spark.localbroker import LocalBroker, distribution
 from rocketmq_spark.localbroker.cluster import disk_problem
 from rocketmq_spark.localbroker.servers import NAME_SERVER, PROXY
-from rocketmq_spark.localbroker.workspace import IN_USE
+from rocketmq_spark.localbroker.workspace import LOCK_FILE
 
 # Most of the cost of a micro-batch is the set-up of its tasks: few queues and partitions keep it short.
 QUEUES = 4
@@ -122,7 +122,7 @@ def demo_environment(
     base = distribution.cache_folder() / "demo"
     with contextlib.ExitStack() as stack:
         with distribution.writing_to(base):
-            with distribution.exclusive(base / "lock"):
+            with distribution.file_locked(base / "lock"):
                 folder, lock = _free_folder(base)
             stack.callback(os.close, lock)
             if name_server is None:
@@ -163,7 +163,7 @@ def _free_folder(base: Path) -> tuple[Path, int]:
                     remedy=f"Set {distribution.CACHE_VARIABLE} to a folder on a disk that keeps owners and modes",
                 )
             continue
-        lock = _open_lock(folder / IN_USE)
+        lock = _open_lock(folder / LOCK_FILE)
         if folders.try_lock(lock) and _has_no_broker(folder / "broker"):
             _empty(folder)
             return folder, lock
@@ -175,7 +175,7 @@ def _has_no_broker(data: Path) -> bool:
     """Whether no broker runs on the data."""
     if not folders.only_own(data):
         return not data.exists()
-    lock = _open_lock(data / IN_USE)
+    lock = _open_lock(data / LOCK_FILE)
     try:
         return folders.try_lock(lock)
     finally:
@@ -190,7 +190,7 @@ def _empty(folder: Path) -> None:
     for path in folder.iterdir():
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
-        elif path.name != IN_USE:
+        elif path.name != LOCK_FILE:
             path.unlink()
 
 

@@ -82,14 +82,16 @@ class TwoProxies:
 
 
 def bring_up_another_proxy(mq: LocalBroker) -> None:
-    members = mq._members
+    members = mq._servers
     assert members is not None
 
     def make(port: int) -> processes.Program:
-        jars, conf = members._make.proxy_jars, members._make.proxy_conf
-        return members._with_flags(servers.proxy(members.site.data / "second", jars, port, members.name_server, conf))
+        jars, conf = members.parts.proxy_jars, members.parts.proxy_conf
+        return members._with_flags(
+            servers.proxy(members.workspace.data / "second", jars, port, members.name_server, conf)
+        )
 
-    members.site.bring_up(PROXIES[1], processes.PROXY_PORTS, make, members._readiness(None), Deadline.after(180.0))
+    members.workspace.bring_up(PROXIES[1], processes.PROXY_PORTS, make, members._readiness(None), Deadline.after(180.0))
 
 
 @pytest.fixture(scope="module")
