@@ -27,8 +27,8 @@ from rocketmq_spark.localbroker.java import find_java
 from rocketmq_spark.localbroker.servers import PROXY, BrokerSpec
 from rocketmq_spark.localbroker.workspace import Workspace, reserve
 
-# RocketMQ rejects messages if more of the disk is used; no setting raises this limit. The operating system kills a server if the
-# disk has no room for its memory-mapped files, so some room must be left.
+# RocketMQ rejects messages if more of the disk is used, and no setting raises this limit. The operating system kills a server if
+# the disk has no space for its memory-mapped files, so some space must be free.
 _MAX_DISK_USAGE = 0.90
 _MIN_FREE_MB = 128
 
@@ -351,7 +351,7 @@ def _running_servers(mq: LocalBroker) -> ClusterServers:
 
 
 def _own_servers(mq: LocalBroker) -> ClusterServers:
-    """The servers of a cluster. Raises in a forked process, because only the parent process of the servers can control them."""
+    """The servers of a cluster. Raises in a forked process: only the process that started the servers can control them."""
     members = _running_servers(mq)
     if os.getpid() != mq._pid:
         raise LocalBrokerError(
@@ -362,7 +362,9 @@ def _own_servers(mq: LocalBroker) -> ClusterServers:
 
 
 def disk_problem(folder: Path, for_broker: bool = True) -> str | None:
-    """A sentence about the disk of a folder if it has too little room, ``for_broker``: for the data of a broker; else None."""
+    """Return a sentence about the disk of a folder if it has too little space; None if there is enough. With ``for_broker``, the
+    space must suffice for the data of a broker.
+    """
     usage = shutil.disk_usage(folder)
     if for_broker and usage.used / (usage.used + usage.free) > _MAX_DISK_USAGE:
         return (

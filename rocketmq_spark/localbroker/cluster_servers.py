@@ -1,8 +1,8 @@
 """The servers of one running cluster: the order in which they start, and how to detect that each one is up.
 
-A broker that starts fast has a race condition (5.5.0): it registers before its own scan has found the name server
-reachable, silently skips that, and tries again ten seconds later. A change of ``brokerPermission`` makes a broker
-register at once, so a broker that is up but not registered is sent the permission that it already has.
+A broker that starts fast has a race condition (5.5.0): if its own scan has not yet found the name server reachable, it silently
+skips its registration and repeats it ten seconds later. A change of ``brokerPermission`` makes a broker register at once. So a
+broker that is up but not registered is sent the permission that it already has.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Registration:
         return [view for server, view in self._views if server.pid is not None]
 
     def shows_or_triggers(self, spec: BrokerSpec, server: Server) -> bool:
-        """Like ``shows``, for a starting broker. If it is up but not shown, it is made to register."""
+        """Like ``shows``, for a starting broker. If the broker is up but not shown, it is made to register."""
         if self.shows(spec, server):
             return True
         now = time.monotonic()
@@ -77,7 +77,7 @@ class Registration:
         except RocketMQError:
             return
         finally:
-            # The broker has written all of its thousand settings into the file; restore the short one for users to read.
+            # The broker has written all of its thousand settings into the file. Users read this file, so restore the short text.
             write_new(conf, text)
 
     def close(self) -> None:
@@ -96,7 +96,7 @@ def _is_registered(view: BaseAdmin, spec: BrokerSpec, server: Server) -> bool:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ServerParts:
-    """Parts of servers: jars of brokers, name servers and proxy, the proxy's fields, lines of broker.conf, heap and JVM flags."""
+    """What all servers of a cluster are started with: jars, settings of brokers and proxy, heap and JVM flags of both."""
 
     jars: tuple[Path, ...]
     name_server_jars: tuple[Path, ...]
@@ -113,7 +113,7 @@ class ServerParts:
 
 
 class ClusterServers:
-    """Servers by name on a site. ``specs`` are the brokers and slaves that belong to the cluster, running or not."""
+    """The servers of a workspace, by name. ``specs`` are the brokers and slaves that belong to the cluster, running or not."""
 
     def __init__(
         self, workspace: Workspace, parts: ServerParts, name_servers: Sequence[str], specs: Sequence[BrokerSpec]
@@ -198,7 +198,7 @@ class ClusterServers:
             servers.change_conf(server.program.home, servers.PROXY_CONF if name == PROXY else servers.BROKER_CONF, conf)
         spec = next((s for s in self._specs if s.name == server.program.name), None)
         if spec is not None and (name_server := self._running_name_server()):
-            # Otherwise the registration from before the kill would count as the new one.
+            # Otherwise the registration from before the kill would be taken for the new one.
             name_server.wait_until(functools.partial(self.registration.hides, spec, server), deadline)
         self.workspace.restart(server, self._readiness(spec), deadline)
         if name in self._name_servers:
@@ -210,7 +210,9 @@ class ClusterServers:
         self.workspace.close(keep)
 
     def _readiness(self, spec: BrokerSpec | None) -> Callable[[Server], bool]:
-        """Returns the check whether a server is up. A broker is up when it is registered, after it has opened store and ports."""
+        """Return a function that says whether a server is up. A broker registers after it has opened its store and ports, so it
+        is up when it is registered.
+        """
         if spec is None or self._running_name_server() is None:
             return lambda server: (
                 "success" in server.printed() and all(map(processes.is_listening, server.program.ports))
@@ -221,7 +223,7 @@ class ClusterServers:
         return next((server for name in self._name_servers if (server := self.server(name)).pid is not None), None)
 
     def _await_registrations(self, deadline: Deadline) -> None:
-        """Wait until brokers have registered at a restarted name server. By themselves they need up to ten seconds."""
+        """Wait until brokers have registered at a restarted name server. Without a trigger, this takes up to ten seconds."""
         for spec in self._specs:
             server = self.server(spec.name)
             if server.pid is not None:

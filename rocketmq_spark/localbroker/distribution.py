@@ -3,10 +3,10 @@
 ``jars.lock`` lists every jar with sha256 and size, in sections that build on each other. A section's jars are in one
 folder of the cache, named by the hash of the section's text, so that versions never share files. Every start
 hashes the jars that it uses (a tenth of a second); a damaged or missing file is downloaded again.
-One process at a time downloads; others wait, and then use its files.
+One process at a time downloads. Other processes wait, and then use the downloaded files.
 
-By itself, a broker unpacks 12 MB of native code from a jar at each start, and a killed broker leaves them in the system's
-temporary folder. On platforms without a known file, brokers still unpack their own.
+By itself, a broker unpacks a native library of 12 MB from a jar at each start, and a killed broker leaves the library in the
+system's temporary folder. On platforms without an entry in ``_NATIVE_FILES``, brokers still unpack their own library.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _FILE_MODE = 0o644  # of files in the cache, which are no secrets
 
 @dataclass(frozen=True, slots=True)
 class Jar:
-    """One line of the lock."""
+    """A jar with its line in the lock file."""
 
     coordinate: str
     sha256: str
@@ -65,7 +65,7 @@ class Section:
 
 
 def read_lock(text: str | None = None, version: str = VERSION) -> Mapping[str, Section]:
-    """The sections of ``jars.lock``, or of that of an older version, in their order."""
+    """The sections of ``jars.lock``, or of the lock file of an older version, in the order of the file."""
     if text is None:
         name = "jars.lock" if version == VERSION else f"jars-{version}.lock"
         text = resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
@@ -99,7 +99,7 @@ def cache_folder() -> Path:
     temporary = Path(tempfile.gettempdir(), f"rocketmq-spark-{os.geteuid()}")
     warning = "%s. LocalBroker uses %s instead; name a folder that is kept with %s"
     process.once("cache", temporary, functools.partial(_LOG.warning, warning, problem, temporary, CACHE_VARIABLE))
-    if temporary.is_symlink() or folders.foreign(temporary, root_may=False) is not None:  # everyone may have made it
+    if temporary.is_symlink() or folders.foreign(temporary, root_may=False) is not None:  # any user may have created it
         raise LocalBrokerError(
             f"{temporary} is a link, or belongs to another user; files from there would be executed",
             remedy=f"Name a folder of your own with {CACHE_VARIABLE}",
@@ -108,14 +108,14 @@ def cache_folder() -> Path:
 
 
 def _prepare_cache(folder: Path) -> Path:
-    """Create the cache for this user only, or take the right to write to an existing one, and to the folders in it, from others.
-    Raises ``LocalBrokerError`` for a cache that is not safe, and leaves its modes as they are.
+    """Create the cache for this user only. In an existing cache, remove the right of other users to write to it and to its
+    folders. Raises ``LocalBrokerError`` for a cache that is not safe, and then changes no mode.
     """
     with contextlib.suppress(OSError):  # the first write will raise an error with the reason
         folders.make(folder)
     _check_all(folder, _can_close)
     problem = None
-    with contextlib.suppress(OSError):  # it cannot be read, so nothing is read from it
+    with contextlib.suppress(OSError):  # a cache that cannot be read is not used
         problem = close_unless(folder, functools.partial(_moved_folder_problem, folder))
     if problem is not None:
         raise LocalBrokerError(
@@ -144,8 +144,8 @@ BACKGROUND_DATA = ("background", "data")
 
 
 def _check_all(folder: Path, close: Callable[[Path], bool]) -> None:
-    """Check a cache and the folders in it, and call ``close`` for the cache and the folders of this package. Of other folders,
-    such as data folders, only the owner counts.
+    """Check a cache and the folders in it, and call ``close`` for the cache and the folders of this package. Other folders, such
+    as data folders, only need the right owner.
     """
     _check(folder, close)
     _check_above(folder)
@@ -159,7 +159,7 @@ def _check_all(folder: Path, close: Callable[[Path], bool]) -> None:
 
 
 def _can_close(folder: Path) -> bool:
-    """Whether ``folders.close`` would succeed. The mode of the folder stays."""
+    """Whether ``folders.close`` would succeed. Does not change the folder."""
     status = folder.stat()
     return status.st_uid == os.geteuid() or not folders.others_may_write(status)
 
@@ -174,7 +174,7 @@ def _folders_in(folder: Path) -> Iterator[Path]:
 
 def _check(folder: Path, close: Callable[[Path], bool]) -> None:
     _check_owner(folder)
-    with contextlib.suppress(OSError):  # it cannot be read, so nothing is read from it
+    with contextlib.suppress(OSError):  # a folder that cannot be read is not used
         if folders.is_of_all(folder.stat()):
             raise LocalBrokerError(
                 f"All users may write to {folder}; files from there would be executed",
@@ -209,9 +209,9 @@ def _check_above(folder: Path) -> None:
 
 
 def fetch(names: Sequence[str] = ("core",), quiet: bool = False, version: str = VERSION) -> list[Path]:
-    """The verified jars of the named sections, in the order of the lock; downloads missing ones.
+    """Return the verified jars of the named sections, in the order of the lock file. Missing jars are downloaded first.
 
-    Links are followed, because a class-data archive is only for jars with the paths for which it was made.
+    Links are resolved, because a class-data archive is valid only for the paths of jars with which it was made.
     """
     sections = [section for name, section in read_lock(version=version).items() if name in names]
     unknown = set(names).difference(s.name for s in sections)
@@ -223,7 +223,7 @@ def fetch(names: Sequence[str] = ("core",), quiet: bool = False, version: str = 
             writing_to(cache),
             file_locked(cache / "jars" / "lock", lambda: _print(quiet, "Waiting for another download")),
         ):
-            for abandoned in (cache / "jars").glob("fetch-*"):  # left by a killed process: a running one has the lock
+            for abandoned in (cache / "jars").glob("fetch-*"):  # a killed process left it: a running one has the lock
                 shutil.rmtree(abandoned, ignore_errors=True)
             unusable = _unusable_jars(cache, sections)
             if unusable:
@@ -234,7 +234,7 @@ def fetch(names: Sequence[str] = ("core",), quiet: bool = False, version: str = 
 
 @contextlib.contextmanager
 def writing_to(folder: Path) -> Iterator[None]:
-    """Converts the error of a failed write (full disk, no permission) into a ``LocalBrokerError`` of one sentence."""
+    """Convert the error of a failed write (full disk, no permission) into a ``LocalBrokerError`` of one sentence."""
     try:
         yield
     except OSError as e:
@@ -257,7 +257,8 @@ def file_locked(path: Path, on_wait: Callable[[], None] = lambda: None) -> Itera
         try:
             yield
         finally:
-            if os.getpid() == owner:  # unlock explicitly: a forked child has the file open, too, and must not unlock
+            # A forked child has the file open, too. So the owner unlocks it explicitly, and the child must not.
+            if os.getpid() == owner:
                 fcntl.flock(f, fcntl.LOCK_UN)
 
 
@@ -269,8 +270,8 @@ def _unusable_jars(cache: Path, sections: Sequence[Section]) -> list[tuple[Secti
 
 
 def _is_usable(path: Path, jar: Jar) -> bool:
-    """Whether the jar is sound, and no other user can change it. A jar that others may write to is replaced by a copy first,
-    because others may have it open.
+    """Whether the jar is sound, and no other user can change it. A jar to which others may write is replaced by a copy first,
+    because others may have the file open.
     """
     try:
         if folders.foreign(path) is not None or (path.is_symlink() and any(folders.exposures(path))):
@@ -294,7 +295,7 @@ def is_sound(path: Path, jar: Jar) -> bool:
 
 
 def _download(cache: Path, unusable: Sequence[tuple[Section, Jar]], quiet: bool, version: str) -> None:
-    """Download into a separate folder, verify, then rename each file into place, so that no process sees half a jar."""
+    """Download into a separate folder, verify, then rename each file to its target, so that no process sees a part of a jar."""
     jars = [jar for _, jar in unusable]
     download_folder = Path(tempfile.mkdtemp(prefix="fetch-", dir=cache / "jars"))
     try:
@@ -311,7 +312,9 @@ def _download(cache: Path, unusable: Sequence[tuple[Section, Jar]], quiet: bool,
         for section, jar in unusable:
             target = cache / "jars" / section.key / jar.file_name
             folders.make(target.parent, folders.READABLE)
-            folders.set_mode(files[jar.coordinate], _FILE_MODE)  # before others can reach it, and whatever the umask is
+            folders.set_mode(
+                files[jar.coordinate], _FILE_MODE
+            )  # whatever the umask is, and before others can open the file
             os.replace(files[jar.coordinate], target)
     finally:
         shutil.rmtree(download_folder, ignore_errors=True)

@@ -45,7 +45,7 @@ class Java:
 
 
 def find_java() -> Java:
-    """The Java to use. Raises ``LocalBrokerError`` if there is none, or it is too old."""
+    """Return the Java to use. Raises ``LocalBrokerError`` if there is none, or it is too old."""
     path = _candidate()
     identity = _release_file(path) or _version_output(path)
     major = _major(identity)
@@ -96,9 +96,9 @@ def _major(identity: str) -> int | None:
 
 _LOG = logging.getLogger(__name__)
 _KEPT_ARCHIVES = 6
-# A dump never takes this long, so older temporary files are those of a killed process.
+# A dump never takes this long, so older temporary files belong to a killed process.
 _STALE_S = 3600
-# Names of archives, and of what a dump has beside them. Other files in the folder are not this package's.
+# Names of archives, and of files that a dump creates beside them. Other files in the folder do not belong to this package.
 _OWN_FILE = re.compile(r"[0-9a-f]{16}\.(jsa|lock|part|classes|log)")
 CLASS_LIST = "classes.lst"
 _CLASS_ID = re.compile(r" id: \d+.*$")
@@ -126,15 +126,15 @@ def _is_own(folder: Path) -> bool:
         return all(folders.only_own(place) for place in folders_to_check if place.exists()) and not any(
             folders.exposures(folder)
         )
-    except (OSError, RuntimeError):  # no right to look there; a link that leads to itself
+    except (OSError, RuntimeError):  # the folder cannot be read; a link that leads to itself
         return False
 
 
 class Archive:
     """The archive for one class path and one JVM.
 
-    The archive contains code that the JVM does not compare with the jars. So it is in ``folder`` only if no other user may change
-    it there; otherwise it is made again in the user's own cache.
+    The archive contains code that the JVM does not compare with the jars. So the archive is in ``folder`` only if no other user
+    may change it there; otherwise it is created in the user's own cache.
     """
 
     def __init__(self, folder: Path, java: Java, jars: Sequence[Path]) -> None:
@@ -200,7 +200,7 @@ class Archive:
         """Make the archive while holding its lock, so it may overwrite files that a killed dump left."""
         part_file, class_list = self.path.with_suffix(".part"), self.path.with_suffix(".classes")
         for path in (part_file, class_list, self.path.with_suffix(".log")):
-            path.unlink(missing_ok=True)  # a link that was there would be followed
+            path.unlink(missing_ok=True)  # otherwise writing would follow a link of this name
         folders.write_new(class_list, "\n".join(_loaded_classes(homes)) + "\n")
         command = [
             *([nice, "-n", "19"] if (nice := shutil.which("nice")) else []),

@@ -2,7 +2,7 @@
 
 The repository is the first of these that is configured: the Ivy settings file in ROCKETMQ_SPARK_IVY_SETTINGS; the one in
 ``spark.jars.ivySettings`` of spark-defaults.conf, as for ``spark-submit --packages``; a mirror of Maven Central in
-Maven's own settings.xml; otherwise Maven Central itself. Proxies are those of HTTPS_PROXY and NO_PROXY. No repository is
+Maven's own settings.xml; otherwise Maven Central itself. HTTPS_PROXY and NO_PROXY choose the proxies. No repository is
 trusted: the caller compares every file with the lock file.
 """
 
@@ -68,7 +68,7 @@ MAX_BYTES = 256 << 20
 
 
 class DownloadTarget(NamedTuple):
-    """The path of a file that is downloaded, and the most bytes that it may have."""
+    """The path of a file that is downloaded, and its maximum size."""
 
     file: Path
     max_bytes: int
@@ -108,7 +108,7 @@ def download(
 def _round(
     repositories: Sequence[Repository], targets: Mapping[str, DownloadTarget], progress: Callable[[int], None]
 ) -> dict[str, Exception]:
-    """Try each file once. Returns the failed ones with their reasons."""
+    """Try each file once. Return the errors of failed files by coordinate."""
     stopped = threading.Event()
     pool = ThreadPoolExecutor(_PARALLEL_DOWNLOADS, "rocketmq-jars")
     try:
@@ -154,11 +154,11 @@ def _download_file(repository: Repository, coordinate: str, target: DownloadTarg
     file = target.file
     existing_bytes = file.stat().st_size if file.exists() else 0
     request = urllib.request.Request(repository.url(coordinate), headers={"User-Agent": "rocketmq-spark"})
-    handlers: list[urllib.request.BaseHandler] = []  # besides the defaults, which take the current proxies
+    handlers: list[urllib.request.BaseHandler] = []  # in addition to the defaults, which use the current proxies
     if repository.authorization:  # not sent to the target of a redirect
         _refuse_clear_text(request.full_url)
         request.add_unredirected_header("Authorization", repository.authorization)
-        if request.type == "http":  # this machine, to which no proxy is needed
+        if request.type == "http":  # only this machine is allowed here, and it needs no proxy
             handlers.append(urllib.request.ProxyHandler({}))
     if existing_bytes:
         request.add_header("Range", f"bytes={existing_bytes}-")
@@ -278,7 +278,7 @@ def _user_settings() -> Path | None:
 def _spark_default(key: str) -> str | None:
     home = os.environ.get("SPARK_HOME")
     conf = os.environ.get("SPARK_CONF_DIR") or (home and os.path.join(home, "conf"))
-    if not conf:  # not in the current folder, which may be anybody's
+    if not conf:  # the current folder is not searched, because another user may own it
         return None
     try:
         lines = Path(conf, "spark-defaults.conf").read_text(encoding="utf-8").splitlines()

@@ -61,7 +61,7 @@ def all_free(port: int, distances: Iterable[int] = (0,)) -> bool:
 
 
 def free_port(distances: Iterable[int] = (0,), avoid: Iterable[int] = ()) -> int:
-    """A port that is free, as are the ports at the given distances, none of them in ``avoid`` or chosen before."""
+    """Return a port such that the ports at all ``distances`` from it are free, not in ``avoid``, and not chosen before."""
     distances, avoided = tuple(distances), set(avoid)
     with _blocks.lock:
         for port in _blocks.candidates():
@@ -75,7 +75,7 @@ def free_port(distances: Iterable[int] = (0,), avoid: Iterable[int] = ()) -> int
 
 
 class _PortBlocks:
-    """The blocks of ports that this process has reserved, each with a lock that ends with the process, and the chosen ports."""
+    """The blocks of ports that this process has reserved, and the chosen ports. The lock of a block ends with the process."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -88,7 +88,7 @@ class _PortBlocks:
         starts = list(range(_PORT_RANGE.start, _PORT_RANGE.stop, _BLOCK_SIZE))
         for start in [*self._own, *rng.sample(starts, len(starts))]:
             if self._reserves(start):
-                # Without the ports at the ends, whose neighbours are in other blocks.
+                # Without the first and last ports of the block, whose neighbours are in other blocks.
                 yield from rng.sample(range(start + 2, start + _BLOCK_SIZE - 1), _BLOCK_SIZE - 3)
         for _ in range(1000):
             yield rng.choice(_PORT_RANGE)
@@ -136,7 +136,7 @@ def port_in_use_error(name: str, ports: Iterable[int]) -> LocalBrokerError:
 
 
 class PortAssignments:
-    """The ports of a data folder's servers: the requested port, or the previous one if it is free, or a new one."""
+    """The ports of the servers of a data folder: the requested port, otherwise the previous port if it is free, or a new one."""
 
     def __init__(self, path: Path, requested: Mapping[str, int]) -> None:
         self._path = path
@@ -147,7 +147,7 @@ class PortAssignments:
             self._ports = json.loads(path.read_text(encoding="utf-8"))
 
     def assign(self, name: str, distances: tuple[int, ...]) -> int:
-        """The port for a server that is about to start."""
+        """Return the port for a server that is about to start."""
         with self._lock:
             port = self._requested.get(name) or self._ports.get(name)
             if port is None or (name not in self._requested and not all_free(port, distances)):
@@ -183,7 +183,7 @@ _FLAGS = (
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """One server: its name, its folder, its command, and its ports, the one for clients first."""
+    """One server: its name, folder, command and ports. The first port is for clients."""
 
     name: str
     home: Path
@@ -228,7 +228,7 @@ class Server:
         return f"127.0.0.1:{self.program.ports[0]}"
 
     def wait_until(self, ready: Callable[[], bool], deadline: Deadline) -> None:
-        """Return when ``ready``. If the child has ended, or at the deadline, raise an error with the end of its log."""
+        """Return when ``ready`` returns true. Raise an error with the end of the log when the child ends, or at the deadline."""
         while not ready():
             # Do not wait for the exit of a broker that cannot listen: it takes ten seconds.
             if self.pid is None or _PORT_TAKEN in self.printed():
@@ -327,7 +327,7 @@ def spawn(
         with open(folders.open_private(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as out:
             child = subprocess.Popen(
                 watchdog, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=env, start_new_session=True,
-                umask=0o077,  # nobody else may write to files of servers, whatever the umask of this process is
+                umask=0o077,  # whatever the umask of this process is, other users may not access files of servers
             )  # fmt: skip
         if started is not None:
             started(child)
@@ -342,7 +342,7 @@ _spawner_lock = threading.Lock()
 
 
 def _on_spawner(call: Callable[[], subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
-    """Run ``call`` in the permanent thread of this process; a forked process has its own."""
+    """Run ``call`` in the thread that starts all children. It never ends; a forked process has its own."""
     global _spawner
     with _spawner_lock:
         if _spawner is None or _spawner[0] != os.getpid():
@@ -363,7 +363,7 @@ def _run_calls(calls: queue.SimpleQueue[_SpawnCall]) -> None:
         call, future = calls.get()
         if not future.set_running_or_notify_cancel():
             continue
-        outcome = attempt(call)  # any error goes to the waiting caller, and this thread continues
+        outcome = attempt(call)  # the waiting caller gets any error, and this thread continues
         if isinstance(outcome, Failure):
             future.set_exception(outcome.error)
         else:

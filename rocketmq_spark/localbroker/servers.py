@@ -1,7 +1,7 @@
 """The three kinds of server: their configuration files, folders, commands and ports.
 
-The templates in this package also make ``conf/`` for Docker (``make docs``). There the three containers share
-one network, so 127.0.0.1 with RocketMQ's usual ports is right inside and outside of it.
+``make docs`` also renders the templates of this package to ``conf/`` for Docker. There the three containers share one network,
+so 127.0.0.1 with RocketMQ's usual ports is right inside and outside of it.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ def template(name: str) -> str:
 
 
 def render(name: str, values: Mapping[str, object]) -> str:
-    """A template with values for its ``$names``."""
+    """Return a template with values for its ``$names``."""
     return string.Template(template(name)).substitute(values)
 
 
 def with_lines(text: str, conf: Mapping[str, object]) -> str:
-    """``key=value`` text in which the lines of ``conf`` replace or follow the existing ones."""
+    """Return ``key=value`` text in which the lines of ``conf`` replace or follow the lines of ``text``."""
     remaining = {key: _conf_value(value) for key, value in conf.items()}
     lines = []
     for line in text.splitlines():
@@ -50,7 +50,7 @@ def with_lines(text: str, conf: Mapping[str, object]) -> str:
 
 
 def with_fields(text: str, conf: Mapping[str, object]) -> str:
-    """A JSON object in which the fields of ``conf`` replace or follow the existing ones."""
+    """Return a JSON object in which the fields of ``conf`` replace or follow the fields of ``text``."""
     return json.dumps(json.loads(text) | dict(conf), indent=2) + "\n"
 
 
@@ -64,7 +64,7 @@ def change_conf(home: Path, name: str, conf: Mapping[str, object]) -> None:
 
 
 def checked_conf(conf: Mapping[str, object], allowed: Container[str] = ()) -> dict[str, object]:
-    """Returns ``conf``. Raises an error if it contains a setting in ``RESERVED_SETTINGS`` that is not in ``allowed``."""
+    """Return a copy of ``conf``. Raise an error if it sets one of ``RESERVED_SETTINGS`` that is not in ``allowed``."""
     for key, value in conf.items():
         if key in RESERVED_SETTINGS and key not in allowed:
             raise LocalBrokerError(
@@ -114,7 +114,7 @@ _BROKER_HEAP_MB = 192
 _PROXY_HEAP_MB = 192
 # Folder for files that libraries unpack at a start. In the system's folder they would remain after a kill.
 _TEMPORARY = "tmp"
-# The last of equal flags counts. With enforced TLS, the proxy would use TLS to brokers, too (NettyClientConfig).
+# The JVM uses the last of equal flags. With enforced TLS alone, the proxy would use TLS to brokers, too (NettyClientConfig).
 _ENFORCED_TLS_FLAGS = ("-Dtls.server.mode=enforcing", "-Dtls.enable=false")
 
 
@@ -227,8 +227,8 @@ def _prepare_home(data: Path, name: str) -> Path:
 
 
 def _note_timers_read(store: Path) -> None:
-    """Note in a new store that timers were read until now; otherwise the broker would look for them in each second of the last
-    week.
+    """Write into a new store that timers were read until now. Otherwise the broker would search each second of the last week for
+    timers.
 
     This writes the first of the eight-byte numbers in TimerCheckpoint's file, in milliseconds; missing ones count as 0.
     """

@@ -38,7 +38,7 @@ from rocketmq_spark.localbroker.processes import DATA_FLAG, Program, Server, pro
 from rocketmq_spark.localbroker.servers import NAME_SERVER, PROXY
 
 TEMPORARY_PREFIX = "rocketmq-spark-"
-# The file in a data folder that the process which uses the folder has locked.
+# A file in a data folder. The process that uses the folder holds its lock.
 LOCK_FILE = "in-use"
 _PORTS_FILE = "ports.json"
 
@@ -79,7 +79,7 @@ def reserve(run_folder: Path, data: Path | None, keep: bool) -> Reservation:
 
 
 def _check_data_folder(data: Path) -> None:
-    """Create a data folder if it is missing, and take the right to write to it, and to the files of clusters in it, from others.
+    """Create a data folder if it is missing. Remove the right of other users to write to it, and to the files of clusters in it.
 
     Raises ``LocalBrokerError`` if another user owns one of these files, or may still change one: that user could change the
     configuration of the servers, or lead them to other files. Also raises it if others may have moved one of these folders there.
@@ -95,8 +95,8 @@ def _check_data_folder(data: Path) -> None:
 
 
 def _data_folder_problem(data: Path) -> str | None:
-    """Close a data folder and the files of clusters in it, or return a clause about why servers must not use it. A rejected
-    folder keeps its mode, so that the next start rejects it, too.
+    """Close a data folder and the files of clusters in it for other users, or return a clause about why servers must not use it.
+    A rejected folder keeps its mode, so that the next start rejects it, too.
     """
     if (foreign := folders.foreign(data)) is not None:
         return str(foreign)
@@ -169,7 +169,7 @@ def _lock_data(data: Path) -> IO[str]:
 
 def _clean_up(record: Path) -> None:
     """End the processes and remove the folder that a record of a killed process names. A record that other users could have
-    written is not believed.
+    written is ignored.
     """
     if folders.foreign(record) is not None:
         return
@@ -185,7 +185,7 @@ def _clean_up(record: Path) -> None:
             folders.foreign(data) is None
         )  # another user may have created a folder of this name after it was removed
         was_reserved = folders.foreign(data / LOCK_FILE) is None and (data / LOCK_FILE).is_file()
-        # The folder may have a new owner with another cache: then its servers belong to that owner.
+        # Another process with another cache may use the folder now: then its servers belong to that process.
         with _locked_if_unused(data) if is_own else contextlib.nullcontext():
             for pid in _server_pids(data):
                 with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -197,7 +197,7 @@ def _clean_up(record: Path) -> None:
 
 @contextlib.contextmanager
 def _locked_if_unused(data: Path) -> Iterator[None]:
-    """Hold the folder's lock, so that no other process can reserve the folder meanwhile. Raises BlockingIOError if one has it."""
+    """Hold the folder's lock, so that no other process can reserve the folder. Raise BlockingIOError if a process holds it."""
     if not data.is_dir():
         yield
         return
