@@ -86,7 +86,7 @@ ORDER = {
     " demo.view demo.run demo.job demo.command",
     "queues": "environment selection allocation",
     "remoting": "protocol transport advertised connection bulk pool",
-    "session": "proxy_clients spools stored_ids telemetry producers consumers topics admin",
+    "session": "proxy_clients spools stored_ids telemetry producers consumers admin",
     "aio": "loop producer consumers",
     "admin": "groups topics messages brokers",
     "model": "membership message pull send admin",
