@@ -90,8 +90,7 @@ ORDER = {
     "aio": "loop producer consumers",
     "admin": "groups topics messages brokers",
     "model": "membership message pull send admin",
-    "wire": "header properties identifiers loose_json names compression rpc stored_fields messages envelope bodies"
-    " member_bodies traces",
+    "wire": "header properties identifiers loose_json names compression rpc stored_fields messages envelope bodies traces",
 }
 
 # Beyond the ranks: what a room must not know.
