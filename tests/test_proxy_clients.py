@@ -47,7 +47,7 @@ def parsed(**given: object) -> options.Options:
     return options.parse({**OVER_GRPC, **given}).for_role("producer")
 
 
-def test_those_with_the_same_connection_share_a_client_until_it_is_closed():
+def test_equal_connections_share_a_client_until_it_is_closed():
     made = session.sender(parsed())
     assert session.sender(parsed(group="other")) is made
     assert session.sender(parsed(accessKey="a", secretKey="b")) is not made

@@ -145,7 +145,7 @@ def test_users_of_two_files_share_no_client(tmp_path):
     assert one is not other
 
 
-def test_who_looks_what_is_stored_has_connections_that_forget_sooner_than_the_look_ends():
+def test_unconfirmed_requests_end_before_a_scan_has_settled():
     def of(role, **given):
         made = session.client(options.parse({"nameServer": NOWHERE, **given}).for_role(role))
         return made.calls.pool.connect_options.undelivered.unconfirmed_s
@@ -159,7 +159,7 @@ def test_who_looks_what_is_stored_has_connections_that_forget_sooner_than_the_lo
     assert of("sink", topic="t") == 15.0
 
 
-def test_what_a_sink_that_looks_has_not_sent_goes_with_its_process():
+def test_an_exactly_once_sinks_unsent_bytes_end_with_its_process():
     def of(role, **given):
         made = session.client(options.parse({"nameServer": NOWHERE, **given}).for_role(role))
         return made.calls.pool.connect_options.undelivered.drop_unsent
@@ -192,7 +192,7 @@ def test_a_forked_process_makes_its_own_client():
     assert session.client(parsed()) is mine
 
 
-def test_a_child_of_a_listener_does_not_reply_over_its_parent_s_connections():
+def test_a_forked_listener_does_not_reply_for_its_parent():
     """Its answer would come to the parent, as that to one of the parent's own requests."""
     with MockBroker() as broker:
         broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(1, {"broker-a": broker.address}))
@@ -286,7 +286,7 @@ def test_a_producer_needs_a_group():
         Producer(name_server=NOWHERE)
 
 
-def test_producers_of_a_process_have_one_client_id_and_one_heartbeat():
+def test_producers_of_a_process_share_client_id_and_heartbeat():
     with MockBroker({Request.HEART_BEAT: ok(), Request.UNREGISTER_CLIENT: ok()}) as broker:
         broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(1, {"broker-a": broker.address}))
         with (
@@ -350,7 +350,7 @@ def test_consumers_share_queues_by_their_names_on_the_wire(kind: type) -> None:
     made.close()
 
 
-def test_what_is_read_ahead_of_a_retry_topic_has_the_topic_that_the_user_knows():
+def test_a_backlog_of_a_retry_topic_has_the_original_topic():
     """A listener that goes by the topic would take it for another's."""
     reader = consumers._backlog_reader(parsed("consumer", namespace="ns", group="g"), "g")
     assert reader is not None
@@ -359,7 +359,7 @@ def test_what_is_read_ahead_of_a_retry_topic_has_the_topic_that_the_user_knows()
     assert (message.topic, message.queue.topic) == ("t", "%RETRY%g")
 
 
-def test_what_is_read_ahead_is_read_as_the_group_of_the_environment():
+def test_a_backlog_is_read_as_the_group_of_the_environment():
     """The rights, and the settings, are those of that group."""
     with MockBroker() as broker:
         broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(1, {"broker-a": broker.address}))

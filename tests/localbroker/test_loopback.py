@@ -94,7 +94,7 @@ def test_servers_of_one_book_do_not_meet(tmp_path: Path) -> None:
     assert len(set(ports)) == len(ports)
 
 
-def test_a_wish_is_left_to_the_server_that_has_it_and_so_are_its_neighbours(
+def test_requested_ports_and_their_neighbours_are_not_given_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Of its own: another test of this process may have been given one of these.
