@@ -321,8 +321,8 @@ def _download(cache: Path, unusable: Sequence[tuple[Section, Jar]], quiet: bool,
 
 
 @contextlib.contextmanager
-def _progress(what: str, total: int, quiet: bool) -> Iterator[Callable[[int], None]]:
-    title = f"{what}, {total / 1e6:.0f} MB"
+def _progress(description: str, total: int, quiet: bool) -> Iterator[Callable[[int], None]]:
+    title = f"{description}, {total / 1e6:.0f} MB"
     if quiet or not sys.stderr.isatty() or not extras.installed("rich"):
         _print(quiet, f"{title} ...")
         yield lambda arrived: None

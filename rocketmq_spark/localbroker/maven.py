@@ -92,11 +92,11 @@ def download(
             coordinate: DownloadTarget(files[coordinate], sizes.get(coordinate, MAX_BYTES)) for coordinate in remaining
         }
         failed = _round(repositories, targets, progress)
-        before, arrived = arrived, sum(file.stat().st_size for file in files.values() if file.exists())
+        arrived_before, arrived = arrived, sum(file.stat().st_size for file in files.values() if file.exists())
         for error in failed.values():
             if isinstance(error, LocalBrokerError):
                 raise error
-        if failed and arrived <= max(before, 0):
+        if failed and arrived <= max(arrived_before, 0):
             coordinate, error = next(iter(failed.items()))
             raise LocalBrokerError(
                 f"Could not download RocketMQ: {_reason(error, coordinate)}", remedy=_REMEDY

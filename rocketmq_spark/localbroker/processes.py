@@ -152,8 +152,8 @@ class PortAssignments:
             port = self._requested.get(name) or self._ports.get(name)
             if port is None or (name not in self._requested and not all_free(port, distances)):
                 # Avoid the requested ports of servers that start later, too.
-                known = {**self._ports, **self._requested}.values()
-                port = free_port(distances, avoid=[p + d for p in known for d in BROKER_PORTS])
+                assigned = {**self._ports, **self._requested}.values()
+                port = free_port(distances, avoid=[p + d for p in assigned for d in BROKER_PORTS])
             self._ports[name] = port
             folders.write_new(self._path, json.dumps(self._ports, indent=1) + "\n")
         return port

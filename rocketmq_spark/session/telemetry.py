@@ -337,7 +337,11 @@ def _with_span_context(span: Span, messages: Sequence[Message], uses_proxy: bool
         if _is_property_text(name) and _is_property_text(value) and not is_reserved(name)
     }
     traced = [replace(message, properties={**(message.properties or {}), **fields}) for message in messages]
-    return traced if fields and (not uses_proxy or all(_fits_proxy(each.properties or {}) for each in traced)) else None
+    return (
+        traced
+        if fields and (not uses_proxy or all(_fits_proxy(traced_message.properties or {}) for traced_message in traced))
+        else None
+    )
 
 
 def _fits_proxy(properties: Mapping[str, str]) -> bool:
