@@ -25,16 +25,16 @@ from typing import IO
 
 import rocketmq_spark
 from rocketmq_spark.base import folders
-from rocketmq_spark.base import process as processes
 from rocketmq_spark.base.clock import Deadline, wait_until
+from rocketmq_spark.base.process import python
 from rocketmq_spark.base.threads import Latch
 from rocketmq_spark.errors import LocalBrokerError
-from rocketmq_spark.localbroker import LocalBroker, distro, process
+from rocketmq_spark.localbroker import LocalBroker, distribution, processes
 from rocketmq_spark.localbroker.java import find_java
 from rocketmq_spark.localbroker.servers import NAME_SERVER, broker_names
 
 _PAUSE_S = 0.02
-_NAME, _DATA = distro.BACKGROUND_DATA
+_NAME, _DATA = distribution.BACKGROUND_DATA
 _LOCK_WITHIN_S = 1.0
 
 
@@ -54,7 +54,7 @@ class RunningBroker:
 
     def up(self, server: str) -> bool:
         """Whether the server takes connections now; it may have died since."""
-        return process.accepts(int(self.servers[server][0].rpartition(":")[2]))
+        return processes.is_listening(int(self.servers[server][0].rpartition(":")[2]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +100,10 @@ def start(wish: Wish) -> RunningBroker:
     """Start it and return when it is ready. The first start of a user downloads RocketMQ, and shows that here."""
     _refuse_second()
     find_java()
-    process.refuse_taken(_ports(wish))
-    distro.fetch()
+    processes.check_ports_free(_ports(wish))
+    distribution.fetch()
     _refuse_second()  # another command has waited for the same download, perhaps
-    with distro.writing_to(_folder()):
+    with distribution.writing_to(_folder()):
         folders.make(_folder())
         _refuse_foreign()
         _state_path().unlink(missing_ok=True)
@@ -129,10 +129,10 @@ def _refuse_second() -> None:
 def _spawned(wish: Wish, log: IO[str]) -> RunningBroker:
     reading, writing = os.pipe()
     root = str(Path(rocketmq_spark.__file__).parent.parent)
-    call = processes.python("-P", "-m", __name__, str(writing), first=[root])
-    if distro.CACHE_VARIABLE in call["env"]:
-        call["env"][distro.CACHE_VARIABLE] = str(
-            distro.cache_folder()
+    call = python("-P", "-m", __name__, str(writing), first=[root])
+    if distribution.CACHE_VARIABLE in call["env"]:
+        call["env"][distribution.CACHE_VARIABLE] = str(
+            distribution.cache_folder()
         )  # it may be relative to the folder of this process
     with open(reading, encoding="utf-8") as answers:
         child = subprocess.Popen(
@@ -177,7 +177,7 @@ def not_running() -> LocalBrokerError:
 
 
 def _folder() -> Path:
-    return distro.cache_folder() / _NAME
+    return distribution.cache_folder() / _NAME
 
 
 def _path(name: str) -> Path:

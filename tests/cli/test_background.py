@@ -71,7 +71,7 @@ def test_the_state_of_a_living_process(held):
 @pytest.mark.parametrize("name", ["lock", "state.json", "log.txt"])
 def test_files_that_another_user_left_are_not_used(folder, name, monkeypatch):
     (folder / name).touch()
-    monkeypatch.setattr(background.distro, "cache_folder", lambda: folder.parent)
+    monkeypatch.setattr(background.distribution, "cache_folder", lambda: folder.parent)
     give_away(monkeypatch, folder / name)
     with pytest.raises(LocalBrokerError, match=rf"does not use what another user has left: .*{name}.*\. Remove "):
         (background.running(), background._state_path(), background.log_path())
@@ -112,11 +112,11 @@ def test_nothing_starts_beside_files_of_another_user(folder, monkeypatch):
     """Of a time when others could write to the folder."""
     for unused in ("find_java", "_ports"):
         monkeypatch.setattr(background, unused, lambda *_: {})
-    monkeypatch.setattr(background.distro, "fetch", lambda: None)
+    monkeypatch.setattr(background.distribution, "fetch", lambda: None)
     (folder / "data").mkdir()
     (folder / "fcntl.py").touch()
     give_away(monkeypatch, folder / "fcntl.py")
-    monkeypatch.setattr(background.distro, "cache_folder", lambda: folder.parent)
+    monkeypatch.setattr(background.distribution, "cache_folder", lambda: folder.parent)
     monkeypatch.setattr(background, "_spawned", raising(AssertionError("started")))
     with pytest.raises(LocalBrokerError, match=r"what another user has left: .*Remove .*"):
         background.start(Wish(1, 0, str(folder / "data"), {}, None))
@@ -136,7 +136,7 @@ def test_one_that_was_started_during_the_download_keeps_its_state(folder, monkey
             fcntl.flock(lock, fcntl.LOCK_EX)
             write_state(folder)
 
-        monkeypatch.setattr(background.distro, "fetch", fetch)
+        monkeypatch.setattr(background.distribution, "fetch", fetch)
         with pytest.raises(LocalBrokerError, match="running already: 127"):
             background.start(Wish(1, 0, str(folder / "data"), {}, None))
         assert background.running() == STATE

@@ -17,7 +17,7 @@ from rocketmq_spark.consumer.rebalance import ConsumeFrom, ConsumeFromWhere
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import DecodeError
 from rocketmq_spark.model import NO_FILTER, Filter, PullAnswer, PullRequest, PullStatus
-from rocketmq_spark.session.consumers import _arrow
+from rocketmq_spark.session.consumers import _arrow_batch
 from rocketmq_spark.wire import messages
 from rocketmq_spark.wire.messages import encode_batch
 from rocketmq_spark.wire.names import Scope
@@ -48,7 +48,7 @@ def stored_by(
 
 def given_to(consumer: BasePullConsumer, fake: FakeMember, stored: bytes, wanted: Filter = NO_FILTER) -> None:
     """The answer to the pull of offset 5, up to 8."""
-    consumer._to_arrow = _arrow
+    consumer._to_arrow = _arrow_batch
     fake.low[A] = fake.high[A] = fake.stored[A] = 5
     consumer.subscribe("t", tags=wanted.expression)
     assert consumer.poll(AT_ONCE) == []
@@ -139,7 +139,9 @@ def test_rows_of_a_batch_with_false_offsets_are_a_decode_error(
     given_to(consumer, fake, stored)
     monkeypatch.setattr(messages, "PORTION_BYTES", 1)
     for _ in range(2):
-        with pytest.raises(DecodeError, match=r"outside of the requested offsets .*poll\(\) returns it raw"):
+        with pytest.raises(
+            DecodeError, match=r"outside of the requested offsets .*poll\(\) returns the message undecoded"
+        ):
             rows(consumer)
     consumer.commit()
     assert fake.stored[A] == 5
