@@ -143,7 +143,7 @@ _BEGIN, _END = b"-----BEGIN CERTIFICATE-----\n", b"-----END CERTIFICATE-----\n"
             + "".join(f"a{i + 1} = a{i} + a{i}\nl{i + 1} = [l{i}, l{i}]\nm{i + 1} = m{i} + m{i}\n" for i in range(60))
             + "a0 = 'x'\nl0 = m0 = ['x']\nspark.read.format(a60).option('subscribe', json.dumps(l60) + ','.join(m60)).load()",
         ),
-        lambda: kafka_lines._parsed("\n" * 100_000 + "1"),
+        lambda: kafka_lines._parse_cell("\n" * 100_000 + "1"),
         lambda: explain(RuntimeError("[UNSUPPORTED_DATA_SOURCE_SAVE_MODE]" * 50_000)),
         lambda: explain(RuntimeError("[UNRESOLVED_COLUMN with name `a`." * 50_000)),
         lambda: explain(RuntimeError("[UNRESOLVED_COLUMN " * 30_000 + " with name `" * 30_000)),

@@ -12,18 +12,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from rocketmq_spark.cli.kafka_options import KAFKA, OF_SPARK, ROCKETMQ, Setting, replacements
-from rocketmq_spark.cli.kafka_text import COMPUTED, FORMAT, UPDATE, KafkaUse
+from rocketmq_spark.cli.kafka_options import KAFKA, ROCKETMQ, SPARK_KAFKA_OPTIONS, Setting, replacements
+from rocketmq_spark.cli.kafka_text import APPEND_ONLY, CHECK_FORMAT, USE_FORMAT, KafkaFinding
 from rocketmq_spark.cli.python_values import UNKNOWN, DictValue, Function, Parameter, PythonProgram
 
 _APPEND = 'mode("append"), which is required'
 _CONTINUOUS = "a trigger of micro-batches; continuous processing is not supported"
 _OPTIONS = "the options are computed: compare them with docs/coming-from-kafka.md"
 ROLES = {"read": "batch source", "readStream": "stream source", "write": "sink", "writeStream": "sink"}
-_ENDS = ("load", "save", "start", "toTable")
-_OTHER_ENDS = {"parquet", "orc", "json", "csv", "text", "table", "jdbc", "saveAsTable", "insertInto"}
+_FINAL_CALLS = ("load", "save", "start", "toTable")
+_OTHER_FINAL_CALLS = {"parquet", "orc", "json", "csv", "text", "table", "jdbc", "saveAsTable", "insertInto"}
 # Methods that only readers and writers have, besides ``format``, which texts have, too.
-_OF_IO = {"option", "options", *_ENDS}
+_IO_METHODS = {"option", "options", *_FINAL_CALLS}
 # Parameters of load, save and start that are no options; the first ones are also positional.
 _PARAMETERS = {
     "load": ("path", "format", "schema"),
@@ -68,15 +68,15 @@ class CallChain:
         for name, call in self.calls:
             if name == "format":
                 formats.append(_argument(call, 0, "source"))
-            elif name in _ENDS:
-                given = self.parameter(name, call, "format")
-                formats += [given] if given is not None else self._unpacked_formats(call, program)
+            elif name in _FINAL_CALLS:
+                argument = self.parameter(name, call, "format")
+                formats += [argument] if argument is not None else self._unpacked_formats(call, program)
         return [node for node in formats if node is not None] or formats
 
     @staticmethod
     def _unpacked_formats(call: ast.Call, program: PythonProgram) -> Iterator[ast.expr | None]:
         for keyword in call.keywords:
-            for option in _unpacked(keyword.value, program) if keyword.arg is None else ():
+            for option in _unpacked_options(keyword.value, program) if keyword.arg is None else ():
                 if option.name in ("format", UNKNOWN):
                     yield option.value
 
@@ -97,11 +97,11 @@ class CallChain:
                     yield ChainOption(
                         UNKNOWN if UNKNOWN in text else text, value if len(names) == 1 else None, key.lineno
                     )
-            if name not in ("options", *_ENDS):
+            if name not in ("options", *_FINAL_CALLS):
                 continue
             for keyword in call.keywords:
                 if keyword.arg is None:
-                    yield from _unpacked(keyword.value, program)
+                    yield from _unpacked_options(keyword.value, program)
                 elif keyword.arg not in _PARAMETERS.get(name, ()):
                     yield ChainOption(keyword.arg, keyword.value, keyword.value.lineno)
 
@@ -111,7 +111,7 @@ def _argument(call: ast.Call, index: int, name: str) -> ast.expr | None:
     return call.args[index] if len(call.args) > index else by_name
 
 
-def _unpacked(node: ast.expr, program: PythonProgram) -> Iterator[ChainOption]:
+def _unpacked_options(node: ast.expr, program: PythonProgram) -> Iterator[ChainOption]:
     for value in program.values(node):
         if isinstance(value, DictValue):
             yield from (ChainOption(*entry) for entry in value.items)
@@ -151,7 +151,7 @@ class Chains:
         self.program = program
         self._parents: dict[object, object] = {}
         self._bound_names: set[object] = set()
-        self._returning: set[Function] = set()  # whose results are united with what they return
+        self._united_functions: set[Function] = set()  # whose results are united with what they return
         self.chains: list[CallChain] = []
         self._by_call: dict[ast.Call, CallChain] = {}
         self._roots: list[ast.Attribute] = []
@@ -168,7 +168,7 @@ class Chains:
                     self._roots.append(node)
         for node in nodes:
             if isinstance(node, ast.Name | ast.Attribute):
-                self._bind(node)
+                self._unite_bindings(node)
         self._owners: dict[object, ReaderOrWriter] = {}
         for root in self._roots:
             self._owner(root).roles.add(ROLES[root.attr])
@@ -194,13 +194,13 @@ class Chains:
         return None if not texts or any(UNKNOWN in text for text in texts) else texts[0]
 
     def _is_io(self, chain: CallChain) -> bool:
-        if chain.role is not None or self.owner(chain).roles or chain.names & _OF_IO:
+        if chain.role is not None or self.owner(chain).roles or chain.names & _IO_METHODS:
             return True
         formats = [call for name, call in chain.calls if name == "format"]
         of_text = any(text != UNKNOWN for text in self.program.texts(chain.root))
         return not of_text and any(len(call.args) == 1 and not call.keywords for call in formats)
 
-    def written(self) -> Iterator[tuple[ast.expr, ReaderOrWriter]]:
+    def written_frames(self) -> Iterator[tuple[ast.expr, ReaderOrWriter]]:
         """The frames that are written, with their writers."""
         for node in self._roots:
             if ROLES[node.attr] == "sink":
@@ -234,10 +234,10 @@ class Chains:
             for function in functions:
                 self._unite(("returns", functions[0]), ("returns", function))
             for function in functions:
-                if function not in self._returning:
-                    self._returning.add(function)
-                    for returned in filter(self._may_be_io, self.program.returned(function)):
-                        self._unite(("returns", function), self._key(returned))
+                if function not in self._united_functions:
+                    self._united_functions.add(function)
+                    for returned_value in filter(self._may_be_io, self.program.returned(function)):
+                        self._unite(("returns", function), self._key(returned_value))
             return "returns", functions[0]
         if isinstance(node, ast.IfExp):
             self._unite(self._key(node.body), self._key(node.orelse))
@@ -257,21 +257,21 @@ class Chains:
             case ast.Call(func=ast.Attribute()) if not self.program.functions(node.func):
                 chain = self._by_call.get(node)
                 calls = [] if chain is None else chain.calls[: [call for _, call in chain.calls].index(node) + 1]
-                return not any(name in _ENDS or name in _OTHER_ENDS for name, _ in calls)
+                return not any(name in _FINAL_CALLS or name in _OTHER_FINAL_CALLS for name, _ in calls)
             case ast.Call():
                 return bool(self.program.functions(node.func))
             case ast.IfExp():
                 return True
         return False
 
-    def _bind(self, node: ast.Name | ast.Attribute) -> None:
+    def _unite_bindings(self, node: ast.Name | ast.Attribute) -> None:
         key, bindings = self.program.bindings(node)
         if not isinstance(key, tuple) or key in self._bound_names:
             return
         self._bound_names.add(key)
         for binding in bindings:
-            given = self.program.arguments(binding) if isinstance(binding, Parameter) else [binding]
-            for value in given:
+            arguments = self.program.arguments(binding) if isinstance(binding, Parameter) else [binding]
+            for value in arguments:
                 if isinstance(value, ast.expr) and self._may_be_io(value):
                     self._unite(key, self._key(value))
 
@@ -285,38 +285,38 @@ class KafkaChains:
         self.format_constants: set[ast.Constant] = set()  # the texts that are formats
         self.explained_options: set[tuple[int, str]] = set()  # line and name
 
-    def findings(self, tree: ast.Module) -> Iterator[KafkaUse]:
+    def findings(self, tree: ast.Module) -> Iterator[KafkaFinding]:
         nodes = set(ast.walk(tree))
         for chain in self._chains.chains:
             if chain.calls[-1][1] in nodes:
-                yield from self._of_chain(chain)
+                yield from self._chain_findings(chain)
 
-    def _of_chain(self, chain: CallChain) -> Iterator[KafkaUse]:
+    def _chain_findings(self, chain: CallChain) -> Iterator[KafkaFinding]:
         owner = self._chains.owner(chain)
         role = chain.role or (next(iter(owner.roles)) if len(owner.roles) == 1 else None)
         line = (chain.calls[-1][1].func.end_lineno or 0) if chain.calls else 0
         for node in chain.formats(self._program):
-            values, constants = self._program.traced(node)
+            values, constants = self._program.values_and_constants(node)
             texts = [value for value in values if isinstance(value, str)]
             if any(map(_is_kafka, texts)):
                 self.format_constants |= constants
-                yield node.lineno if node else line, 'format("kafka")', FORMAT
+                yield node.lineno if node else line, 'format("kafka")', USE_FORMAT
             elif any(UNKNOWN in text for text in texts) and (role is not None or "format" in chain.names):
                 if node is not None:
-                    yield node.lineno, f"format({ast.unparse(node)})", COMPUTED
+                    yield node.lineno, f"format({ast.unparse(node)})", CHECK_FORMAT
                 elif not any(owner.formats):
-                    yield line, f"{chain.calls[-1][0]}(**…)", COMPUTED
+                    yield line, f"{chain.calls[-1][0]}(**…)", CHECK_FORMAT
         format = self._chains.format(chain)
         may_rename = UNKNOWN in owner.option_names and format == ROCKETMQ
         others = owner.option_names | {"topicnames"} if may_rename else owner.option_names
         for option in chain.options(self._program):
-            yield from self._of_option(option, role, format, others)
+            yield from self._option_findings(option, role, format, others)
         if format in (KAFKA, ROCKETMQ):
-            yield from self._modes(chain, owner)
+            yield from self._mode_findings(chain, owner)
 
-    def _of_option(
+    def _option_findings(
         self, option: ChainOption, role: str | None, format: str | None, others: set[str]
-    ) -> Iterator[KafkaUse]:
+    ) -> Iterator[KafkaFinding]:
         lower = option.name.lower()
         self.explained_options.add((option.line, option.name))
         if option.name == UNKNOWN:
@@ -326,12 +326,12 @@ class KafkaChains:
             texts = [UNKNOWN] if option.value is None else self._program.texts(option.value)
             for replacement in replacements(Setting(option.name, texts, role, format, others)):
                 yield option.line, option.name, replacement
-        elif lower.startswith("kafka.") or (format is None and lower in OF_SPARK):
+        elif lower.startswith("kafka.") or (format is None and lower in SPARK_KAFKA_OPTIONS):
             texts = [UNKNOWN] if option.value is None else self._program.texts(option.value)
             for replacement in replacements(Setting(option.name, texts, role, None, others)):
                 yield option.line, option.name, replacement
 
-    def _modes(self, chain: CallChain, owner: ReaderOrWriter) -> Iterator[KafkaUse]:
+    def _mode_findings(self, chain: CallChain, owner: ReaderOrWriter) -> Iterator[KafkaFinding]:
         for name, call in chain.calls:
             if name == "trigger" and any(keyword.arg == "continuous" for keyword in call.keywords):
                 yield call.lineno, "trigger(continuous=…)", _CONTINUOUS
@@ -343,7 +343,7 @@ class KafkaChains:
                 )
                 for text in self._program.texts(node) if node is not None else ():
                     if node is not None and text.lower() in ("update", "complete"):
-                        yield node.lineno, f'outputMode("{text}")', UPDATE
+                        yield node.lineno, f'outputMode("{text}")', APPEND_ONLY
             if name == "save":
                 node = CallChain.parameter(name, call, "mode")
                 texts = [*owner.modes, *([] if node is None else self._program.texts(node))]

@@ -40,7 +40,7 @@ class Frames:
                 break
             node = node.func if isinstance(node, ast.Call) else node.value
         key, bindings = self._program.bindings(node)
-        return self._all_read(key, self._bound(bindings))
+        return self._all_read(key, self._bound_expressions(bindings))
 
     def _all_read(self, key: object, values: Iterable[ast.expr | None]) -> bool | None:
         """Whether all values of a variable or a function are such frames."""
@@ -51,8 +51,8 @@ class Frames:
             return self._are_read[key]
         self._active.add(key)
         try:
-            frames = [value for value in values if not isinstance(value, ast.Constant)]
-            results = [False if value is None else self._reads(value) for value in frames]
+            frame_values = [value for value in values if not isinstance(value, ast.Constant)]
+            results = [False if value is None else self._reads(value) for value in frame_values]
         finally:
             self._active.discard(key)
         result = False if False in results else True if True in results else None
@@ -61,23 +61,23 @@ class Frames:
         self._is_circular &= bool(self._active)
         return result
 
-    def _bound(self, bindings: Iterable[Binding]) -> Iterator[ast.expr | None]:
+    def _bound_expressions(self, bindings: Iterable[Binding]) -> Iterator[ast.expr | None]:
         for binding in bindings:
             if isinstance(binding, Parameter):
                 yield from self._program.arguments(binding)
             else:
                 yield binding if isinstance(binding, ast.expr) else None
 
-    def written(self, without: Container[str] = ()) -> set[ast.expr]:
+    def written_expressions(self, excluded_options: Container[str] = ()) -> set[ast.expr]:
         """The calls and names in the expressions of all frames that the format's sink writes, variables resolved; writers with an
-        option of ``without`` do not count.
+        option of ``excluded_options`` do not count.
         """
         nodes: set[ast.expr] = set()
         frames = [
             frame
-            for frame, writer in self._chains.written()
+            for frame, writer in self._chains.written_frames()
             if any(self._chains.format(chain) == self._format for chain in writer.chains)
-            and not any(option in without for option in writer.option_names)
+            and not any(option in excluded_options for option in writer.option_names)
         ]
         while frames:
             node = frames.pop()
@@ -86,5 +86,7 @@ class Frames:
                 node = node.func if isinstance(node, ast.Call) else node.value
             if isinstance(node, ast.Name) and node not in nodes:
                 nodes.add(node)
-                frames += [value for value in self._bound(self._program.bindings(node)[1]) if value is not None]
+                frames += [
+                    value for value in self._bound_expressions(self._program.bindings(node)[1]) if value is not None
+                ]
         return nodes

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from rocketmq_spark.cli.command import CliCommand
-from rocketmq_spark.cli.kafka_lines import UNREADABLE, port_report
+from rocketmq_spark.cli.kafka_lines import PARSE_ERRORS, port_report
 from rocketmq_spark.cli.output import Output
 
 _LINES = "{} searched as text: names and values that are computed elsewhere are not found"
@@ -43,7 +43,7 @@ def port(ctx: click.Context, file: Path) -> None:
         lines, searched = port_report(file.name, file.read_bytes())
     except OSError as e:
         raise click.UsageError(f"{file} cannot be read: {e}") from e
-    except UNREADABLE as e:
+    except PARSE_ERRORS as e:
         raise click.UsageError(f"{file} cannot be parsed: {str(e) or 'it is nested too deeply'}") from e
     rows = [{"line": finding.where, "kafka": finding.kafka, "rocketmq": finding.replacement} for finding in lines]
     if rows:

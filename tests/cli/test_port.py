@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rocketmq_spark.cli.kafka_lines import port_report
-from rocketmq_spark.cli.kafka_text import COMPUTED
+from rocketmq_spark.cli.kafka_text import CHECK_FORMAT
 from rocketmq_spark.options.table import foreign_option
 from tests.cli.conftest import documents
 from tests.harness import peak_bytes
@@ -471,7 +471,7 @@ def test_a_computed_format_is_resolved(text):
 )
 def test_a_format_that_is_not_known_is_to_be_checked(text, shown):
     (line,) = port_report("job.py", text).lines
-    assert (line.kafka, line.replacement) == (shown, COMPUTED)
+    assert (line.kafka, line.replacement) == (shown, CHECK_FORMAT)
     assert line.where == str(text.count("\n", 0, max(text.find("USING"), text.find("format("), text.find("load("))) + 1)
 
 
@@ -642,7 +642,7 @@ def test_a_program_for_rocketmq_has_what_is_left_of_kafka(text, left):
     ],
 )
 def test_circular_and_long_programs_are_read(text):
-    assert [line.replacement for line in port_report("job.py", text).lines].count(COMPUTED) == 1
+    assert [line.replacement for line in port_report("job.py", text).lines].count(CHECK_FORMAT) == 1
 
 
 @pytest.mark.parametrize(
