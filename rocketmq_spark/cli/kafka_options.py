@@ -15,7 +15,10 @@ from rocketmq_spark.wire.names import legal_name
 
 KAFKA, ROCKETMQ = "kafka", "rocketmq"
 TOPIC_NAMES_REMEDY = "RocketMQ's names have no dots: add option topicNames=dotsToUnderscores"
-_PATTERN_REMEDY = "it matches RocketMQ's names, which have no dots: shop_.* for shop\\..*; option topicNames is an error with a pattern"
+_PATTERN_REMEDY = (
+    "it matches RocketMQ's names, which have no dots: shop_.* for shop\\..*; "
+    "option topicNames is an error with a pattern"
+)
 _LEGAL_GROUP_NAMES = "RocketMQ's names of groups have only letters, digits, %, |, - and _"
 _HEADERS_REMEDY = "the same option, with kafkaColumns"
 _SINK_HEADERS_REMEDY = "remove it: the sink always stores a column headers"

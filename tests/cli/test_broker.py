@@ -108,7 +108,7 @@ def test_settings_reach_the_broker(cli, tmp_path):
     )
     assert [server["name"] for server in started["servers"]] == ["namesrv", "broker-a", "broker-b"]
     assert "fileReservedTime=7" in (data / "broker-b" / "broker.conf").read_text().replace(" ", "")
-    assert background.stored_in(data) == {"broker-a": 0, "broker-b": 0}
+    assert background.stored_brokers(data) == {"broker-a": 0, "broker-b": 0}
     assert background.running().conf == ["fileReservedTime"]
     seen = subprocess.run(["ps", "-ww", "-o", "command=", "-p", str(started["pid"])], capture_output=True, text=True)
     assert "rocketmq_spark.cli.background" in seen.stdout

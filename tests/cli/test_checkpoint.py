@@ -13,7 +13,7 @@ import pytest
 from click.testing import Result
 
 from rocketmq_spark import admin, session
-from rocketmq_spark.cli.checkpoint import differences
+from rocketmq_spark.cli.checkpoint import compare_with_brokers
 from rocketmq_spark.errors import CallTimeout
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue, QueueBounds
@@ -236,7 +236,7 @@ def test_whose_broker_does_not_say_whether_its_topic_is_the_old_one_is_not_known
     monkeypatch.setattr(recreated_topics.RecreationWatch, "check", lambda *asked: answers)
     monkeypatch.setattr(admin, "with_kept_minimums", lambda client, bounds, *more: bounds)
     client = client_of([silent, other], lambda queues, *more: dict.fromkeys(queues, QueueBounds(0, 7, 0)))
-    found, errors = differences(client, LoggedBatch(0, {0: Offsets({silent: 5, other: 7})}))
+    found, errors = compare_with_brokers(client, LoggedBatch(0, {0: Offsets({silent: 5, other: 7})}))
     assert [one.state for one in found] == [DriftState.UNAVAILABLE, DriftState.READ]
     assert ["no answer in time" in error for error in errors] == [True]
 
@@ -253,6 +253,6 @@ def test_of_a_broker_that_is_registered_and_silent_nothing_is_said_to_be_lost(mo
     )
     monkeypatch.setattr(admin, "with_kept_minimums", lambda client, bounds, *more: bounds)
     client = client_of([here, silent], bounds)
-    found, errors = differences(client, LoggedBatch(0, {0: Offsets({here: 7, silent: 3})}))
+    found, errors = compare_with_brokers(client, LoggedBatch(0, {0: Offsets({here: 7, silent: 3})}))
     assert [one.state for one in found] == [DriftState.READ, DriftState.UNAVAILABLE]
     assert len(errors) == 1

@@ -104,7 +104,7 @@ def test_commands_that_send_or_commit_have_failed_when_nobody_reads_what_they_pr
             found = group.get_command(None, name)
             if hasattr(found, "commands"):
                 yield from sending(found, f"{path}{name} ")
-            elif found.code_without_reader == 1:
+            elif found.broken_pipe_exit_code == 1:
                 yield path + name
 
     assert set(sending(app, "")) == {"produce", "consume", "copy", "offsets set", "spool send", "dlq resend"}

@@ -289,7 +289,7 @@ def _of_group(client: Client, group: str, topics: Sequence[str]) -> Iterator[Fin
 
 
 def _of_checkpoint(target: Target, folder: str, topics: Sequence[str]) -> Iterator[Finding]:
-    from rocketmq_spark.cli.checkpoint import differences
+    from rocketmq_spark.cli.checkpoint import compare_with_brokers
     from rocketmq_spark.spark.checkpoints.files import open_folder as opened
     from rocketmq_spark.spark.checkpoints.offset_log import last_batch
     from rocketmq_spark.spark.checkpoints.offset_log import uncommitted_batch as not_done
@@ -317,7 +317,7 @@ def _of_checkpoint(target: Target, folder: str, topics: Sequence[str]) -> Iterat
     batch, elsewhere = batch.of_clusters(query.clusters(client))
     if elsewhere:
         yield advice(check, query.left_out(elsewhere), "Run it again with that name server")
-    found, _ = differences(client, batch)
+    found, _ = compare_with_brokers(client, batch)
     read_topics = {one.queue.topic for one in found}
     if topics and not read_topics.intersection(topics):
         yield servers.of_other_topics(check, read_topics, topics)
