@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rocketmq_spark.cli.command import CliGroup
-from rocketmq_spark.cli.connection import pairs
+from rocketmq_spark.cli.connection import parse_pairs
 from rocketmq_spark.cli.numbers import IntRange
 from rocketmq_spark.cli.output import Output
 from rocketmq_spark.errors import LocalBrokerError
@@ -40,7 +40,7 @@ def broker() -> None:
     help="Data folder, kept after the stop (default: in the user's cache folder).",
 )
 @click.option(
-    "--conf", multiple=True, callback=pairs, metavar="NAME=VALUE", help="A line of broker.conf (may be repeated)."
+    "--conf", multiple=True, callback=parse_pairs, metavar="NAME=VALUE", help="A line of broker.conf (may be repeated)."
 )
 @click.pass_obj
 def start(

@@ -158,7 +158,7 @@ def diff(ctx: click.Context, output: Output, target: Target, folder: str) -> Non
 
     The exit code is 1 if any queue has lost data or is not readable now.
     """
-    from rocketmq_spark.cli.query import clusters, left_out
+    from rocketmq_spark.cli.query import clusters, other_clusters_note
     from rocketmq_spark.spark.checkpoints.files import open_folder
     from rocketmq_spark.spark.checkpoints.offset_log import last_batch
 
@@ -167,11 +167,11 @@ def diff(ctx: click.Context, output: Output, target: Target, folder: str) -> Non
         raise OffsetError(f"{folder} has no finished batch yet", remedy="Wait for the first one")
     if not batch.sources:
         raise OffsetError(f"batch {batch.number} in {folder} reads no RocketMQ topic", remedy="Name another query's")
-    client = target.within(batch.source_identities).client()
+    client = target.in_checkpoint_scope(batch.source_identities).client()
     batch, other_clusters = batch.of_clusters(clusters(client))
     drifts, errors = compare_with_brokers(client, batch)
     if other_clusters:
-        errors.append(left_out(other_clusters))
+        errors.append(other_clusters_note(other_clusters))
     output.rows(_DRIFT_COLUMNS, map(_drift_row, drifts))
     problems = [drift for drift in drifts if not drift.state.is_lossless]
     for line in errors:
@@ -196,7 +196,7 @@ def diff(ctx: click.Context, output: Output, target: Target, folder: str) -> Non
 def compare_with_brokers(client: Client, batch: LoggedBatch) -> tuple[list[Drift], list[str]]:
     """Compare the queues that the query reads next with the brokers. Returns a ``Drift`` for each queue, and errors as texts."""
     from rocketmq_spark.admin import deadline, with_kept_minimums
-    from rocketmq_spark.cli.query import unplanned
+    from rocketmq_spark.cli.query import unplanned_queues
     from rocketmq_spark.spark.checkpoints.rewind import drift
     from rocketmq_spark.spark.source.recreated_topics import RecreationWatch, topic_broker
 
@@ -207,7 +207,7 @@ def compare_with_brokers(client: Client, batch: LoggedBatch) -> tuple[list[Drift
         unavailable_brokers.add(queue.broker_name)
         errors.append(str(error))
 
-    new, route_errors = unplanned(client, batch)
+    new, route_errors = unplanned_queues(client, batch)
     errors += map(str, route_errors)
     positions: dict[MessageQueue, int | None] = {**batch.positions, **dict.fromkeys(new)}
     missing_topics = {error.topic for error in route_errors if isinstance(error, RouteNotFound)}

@@ -18,7 +18,7 @@ from rocketmq_spark.base.codes import Property
 from rocketmq_spark.base.process import on_signals
 from rocketmq_spark.base.threads import Latch
 from rocketmq_spark.cli.command import SendingCommand
-from rocketmq_spark.cli.connection import ENVIRONMENT, Target, connected, pairs, read_secret_files
+from rocketmq_spark.cli.connection import ENVIRONMENT_OPTIONS, Target, connected, parse_pairs, read_secret_files
 from rocketmq_spark.cli.output import Output
 from rocketmq_spark.cli.produce import rate_option
 from rocketmq_spark.cli.tail import consuming, subscribed
@@ -203,7 +203,7 @@ def copy_of(message: ReceivedMessage, topic: str, mark: str | None) -> KeyedMess
     "--to-option",
     "to_options",
     multiple=True,
-    callback=pairs,
+    callback=parse_pairs,
     metavar="NAME=VALUE",
     help="An option of the destination's producer, such as accessKey=…, secretKey=@FILE or tls=true (may be repeated). The "
     "environment is that of the source; environment=NAME selects another one, and environment= (without a value) none.",
@@ -235,7 +235,7 @@ def copy(output: Output, /, target: Target, **how: Any) -> None:
     if _overlap(_place(to, destination), _place(target, source)):
         raise OptionError(f"{source} would be copied to itself", remedy="Name another topic, or --to-name-server")
     stop, begun_s = Latch(), time.monotonic()
-    reads, group = target.only("batch source"), how["group"]
+    reads, group = target.for_role("batch source"), how["group"]
     copied = copied_offsets(reads, group, source)  # before a new group gets the offsets at which it begins
     with subscribed(target, source, how) as consumer, to.producer() as producer:
         changes = moved(list(copied), producer.queues(destination))
@@ -259,7 +259,7 @@ def _place(target: Target, topic: str) -> set[Place]:
     """Brokers by address, with the topic's name there, and the environment: what two spellings of one topic share."""
     from rocketmq_spark.queues.environment import environment_of
 
-    reads = target.only("batch source")
+    reads = target.for_role("batch source")
     client, environment = reads.client(), environment_of(reads.options())
     route = client.routes.get_existing(topic, 0.0)
     on_wire = client.calls.on_wire(topic)
@@ -282,13 +282,13 @@ def _destination(target: Target, how: dict[str, Any]) -> Target:
             "the source is read with TLS, and no option says whether the server of --to-name-server uses TLS",
             remedy="Add --to-option tls=true, or tls=false to send in plain text",
         )
-    given = {_plain(name): (name, value) for name, value in target.only("producer").given.items()}
+    given = {_plain(name): (name, value) for name, value in target.for_role("producer").given.items()}
     if how["to_name_server"] is not None:
-        inside = {key: given[key] for key in ENVIRONMENT if key in given}
+        inside = {key: given[key] for key in ENVIRONMENT_OPTIONS if key in given}
         given = {"nameserver": ("name_server", how["to_name_server"]), **inside}
     given |= {_plain(name): (name, value) for name, value in how["to_options"].items()}
     if given.get("environment", ("", None))[1] == "":
-        given = {key: option for key, option in given.items() if key not in ENVIRONMENT}
+        given = {key: option for key, option in given.items() if key not in ENVIRONMENT_OPTIONS}
     to = Target(dict(given.values()))
     if (chooses := features(options.parse(to.given)).chooses_queues) is not None:
         raise OptionError(

@@ -128,16 +128,16 @@ def _of_group(target: Target, group: str, topics: tuple[str, ...]) -> Ask:
 
 def _of_checkpoint(target: Target, name: str, topics: tuple[str, ...]) -> Ask:
     from rocketmq_spark.admin.groups import queue_lags
-    from rocketmq_spark.cli.lag_view import under_way
-    from rocketmq_spark.cli.query import next_positions, waited_for
+    from rocketmq_spark.cli.lag_view import unfinished_batch
+    from rocketmq_spark.cli.query import next_positions, silent_brokers_of
 
     def ask() -> tuple[dict[str, object], QueuePositions]:
         client, query = next_positions(target, name, topics)
         about: dict[str, object] = {"checkpoint": name, "batchId": query.batch, "underWay": None}
         about["otherClusters"] = list(query.elsewhere)
         about["newQueues"] = len(query.new)
-        if (read := query.under_way) is not None:
-            about["underWay"] = under_way(read, waited_for(client, read), _now_ms())
+        if (read := query.unfinished_batch) is not None:
+            about["underWay"] = unfinished_batch(read, silent_brokers_of(client, read), _now_ms())
         look = queue_lags(client, query.positions, query.new)
         return about, replace(look, errors=[*look.errors, *query.errors])
 
@@ -155,7 +155,7 @@ def _complete(about: dict[str, object], look: QueuePositions) -> LagSnapshot:
 
 def _show(output: Output, sight: LagSnapshot) -> None:
     from rocketmq_spark.cli.lag_view import document, screen, summary, table, went_back
-    from rocketmq_spark.cli.query import left_out
+    from rocketmq_spark.cli.query import other_clusters_note
     from rocketmq_spark.model.admin import total
 
     if output.machine:
@@ -167,7 +167,7 @@ def _show(output: Output, sight: LagSnapshot) -> None:
         click.echo(safe("\n".join(table(sight))))
         output.note(", ".join(summary(sight)))
     if elsewhere := sight.about.get("otherClusters"):
-        output.note(left_out(cast("list[str]", elsewhere)))
+        output.note(other_clusters_note(cast("list[str]", elsewhere)))
     if new := sight.about.get("newQueues"):
         output.note(
             f"new queues: {new}; no finished batch has read them, and the query reads them from their first message"

@@ -50,15 +50,15 @@ _SPARE = ("minOffset", "written", "maxOffset", "position", "left", "read", "age"
 _GAP = 2
 
 
-def under_way(read: BatchRead, silent: Iterable[str], now_ms: int) -> dict[str, object]:
+def unfinished_batch(read: BatchRead, silent: Iterable[str], now_ms: int) -> dict[str, object]:
     """The batch of a query that is not done: its number, for how long, and the ``silent`` brokers that it reads."""
     begun_ms = read.batch.planned_ms
     for_ms = None if begun_ms is None else max(0, now_ms - begun_ms)
     return {"batchId": read.batch.number, "forMs": for_ms, "waitsFor": sorted(silent)}
 
 
-def waiting(state: Mapping[str, Any]) -> str:
-    """That of ``under_way`` as a part of a sentence."""
+def unfinished_batch_text(state: Mapping[str, Any]) -> str:
+    """That of ``unfinished_batch`` as a part of a sentence."""
     begun = f"was begun {duration(state['forMs'])} ago and is" if state["forMs"] is not None else "is begun and"
     silent = state["waitsFor"]
     if not silent:
@@ -185,7 +185,7 @@ def summary(sight: LagSnapshot) -> list[str]:
         parts.append(f"{back} queues went back")
     if state := sight.about.get("underWay"):
         assert isinstance(state, dict)
-        parts.append(waiting(state))
+        parts.append(unfinished_batch_text(state))
     return parts
 
 

@@ -21,7 +21,7 @@ import click
 from rocketmq_spark.base.process import on_signals
 from rocketmq_spark.base.threads import Latch
 from rocketmq_spark.cli.command import SendingCommand
-from rocketmq_spark.cli.connection import Target, connected, pairs
+from rocketmq_spark.cli.connection import Target, connected, parse_pairs
 from rocketmq_spark.cli.numbers import IntRange
 from rocketmq_spark.cli.output import Output
 from rocketmq_spark.errors import OptionError, RocketMQError
@@ -128,7 +128,7 @@ def rate_option(help: str) -> Callable[[Callable[..., None]], Callable[..., None
     "--property",
     "properties",
     multiple=True,
-    callback=pairs,
+    callback=parse_pairs,
     metavar="NAME=VALUE",
     help="A property of every message (may be repeated).",
 )

@@ -27,14 +27,13 @@ class QueryPositions(NamedTuple):
     """The positions at which a query continues: after its last finished ``batch``, or at its start if no batch is finished.
 
     ``new`` are the queues that no finished batch has planned; one without a position is read from its first message.
-    ``under_way`` is the unfinished batch. ``elsewhere`` are clusters whose sources are not included. ``errors`` are failures
-    because of which ``new`` may be incomplete.
+    ``elsewhere`` are clusters whose sources are not included. ``errors`` are failures because of which ``new`` may be incomplete.
     """
 
     batch: int | None
     positions: Positions
     new: frozenset[MessageQueue]
-    under_way: BatchRead | None
+    unfinished_batch: BatchRead | None
     elsewhere: Sequence[str] = ()
     errors: Sequence[RocketMQError] = ()
 
@@ -56,10 +55,10 @@ def next_positions(target: Target, name: str, topics: Sequence[str]) -> tuple[Cl
     if not chosen.sources:
         raise OffsetError(f"batch {chosen.number} in {name} reads no RocketMQ topic", remedy="Name another query's")
     unfinished = uncommitted_batch(opened)
-    client = target.within(chosen.source_identities).client()
+    client = target.in_checkpoint_scope(chosen.source_identities).client()
     names = clusters(client)
     here, elsewhere = chosen.of_clusters(names)
-    new, errors = unplanned(client, here)
+    new, errors = unplanned_queues(client, here)
     starts: dict[MessageQueue, int] = {}
     if unfinished is not None:  # it has logged its starts, also those of sources that are in no finished batch
         planned = unfinished.batch.of_clusters(names)[0].sources
@@ -83,7 +82,7 @@ def next_positions(target: Target, name: str, topics: Sequence[str]) -> tuple[Cl
     return client, QueryPositions(number, chosen_positions, new_queues, unfinished, elsewhere, errors)
 
 
-def unplanned(client: Client, batch: LoggedBatch) -> tuple[set[MessageQueue], list[RocketMQError]]:
+def unplanned_queues(client: Client, batch: LoggedBatch) -> tuple[set[MessageQueue], list[RocketMQError]]:
     """Return the queues that the next batch reads in addition to those of ``batch``: new queues, queues of topics that were
     deleted and created again, and queues of new topics that match a pattern. Also returns the errors because of which queues may
     be missing.
@@ -121,13 +120,13 @@ def clusters(client: Client) -> set[str]:
         return set()
 
 
-def waited_for(client: Client, read: BatchRead) -> set[str]:
+def silent_brokers_of(client: Client, read: BatchRead) -> set[str]:
     """Return the brokers of the client's cluster that a batch reads and that do not answer."""
     here, _ = read.batch.of_clusters(clusters(client))
-    return silent(client, {part.queue for part in read.ranges if part.queue in here.positions})
+    return silent_brokers(client, {part.queue for part in read.ranges if part.queue in here.positions})
 
 
-def left_out(elsewhere: Sequence[str]) -> str:
+def other_clusters_note(elsewhere: Sequence[str]) -> str:
     """Return the note about sources of other clusters."""
     names = ", ".join(elsewhere)
     return (
@@ -135,7 +134,7 @@ def left_out(elsewhere: Sequence[str]) -> str:
     )
 
 
-def silent(client: Client, queues: Collection[MessageQueue]) -> set[str]:
+def silent_brokers(client: Client, queues: Collection[MessageQueue]) -> set[str]:
     """Return the brokers of these queues that do not answer, or that are in no route."""
     from rocketmq_spark.admin import deadline
 

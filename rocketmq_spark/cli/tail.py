@@ -269,7 +269,7 @@ def _store_start(target: Target, topic: str, how: dict[str, Any]) -> None:
     from rocketmq_spark.options.parsing import consume_from
     from rocketmq_spark.queues.environment import environment_of
 
-    reads = target.only("batch source")
+    reads = target.for_role("batch source")
     client, own = reads.client(), own_group(target, how["group"])
     environment = environment_of(reads.options())
     changes = groups.offset_changes(client, own, [topic], consume_from(how["begin"]), environment, "--from")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rocketmq_spark.cli.command import CliGroup, confirm
-from rocketmq_spark.cli.connection import Target, connected, pairs
+from rocketmq_spark.cli.connection import Target, connected, parse_pairs
 from rocketmq_spark.cli.numbers import IntRange
 from rocketmq_spark.cli.output import Output, moment
 
@@ -34,7 +34,7 @@ def topic() -> None:
 @click.option(
     "--attribute",
     multiple=True,
-    callback=pairs,
+    callback=parse_pairs,
     metavar="NAME=VALUE",
     help="Attribute, such as message.type=FIFO (may be repeated).",
 )
@@ -116,7 +116,7 @@ def _refuse_part(target: Target, name: str, what: str = "remove messages of all"
 @click.option(
     "--attribute",
     multiple=True,
-    callback=pairs,
+    callback=parse_pairs,
     metavar="NAME=VALUE",
     help="Set an attribute, such as message.type=FIFO (may be repeated).",
 )

@@ -142,7 +142,7 @@ SHOP, SUFFIXED = {"namespace": "shop"}, {"namespace": "", "environment": "dev", 
     ],
 )
 def test_a_checkpoint_says_where_its_query_reads(given, reads, expected):
-    assert Target(given).within(reads).given == expected
+    assert Target(given).in_checkpoint_scope(reads).given == expected
 
 
 def test_the_producer_has_a_group_of_its_own():

@@ -14,8 +14,8 @@ from rocketmq_spark.cli.lag_view import (
     screen,
     summary,
     table,
-    under_way,
-    waiting,
+    unfinished_batch,
+    unfinished_batch_text,
 )
 from rocketmq_spark.model import MessageQueue, OffsetRange
 from rocketmq_spark.model.admin import QueueLag
@@ -52,16 +52,19 @@ def test_what_programs_get() -> None:
 
 def test_a_batch_that_is_not_done() -> None:
     read = BatchRead(LoggedBatch(7, {}, NOW_MS - 65_000), [OffsetRange(queue(1, broker="broker-b"), 3, 9)], [], None)
-    told = under_way(read, {"broker-b"}, NOW_MS)
+    told = unfinished_batch(read, {"broker-b"}, NOW_MS)
     assert told == {"batchId": 7, "forMs": 65_000, "waitsFor": ["broker-b"]}
-    assert waiting(told) == "batch 7 was begun 1 m 5 s ago and is not done: broker-b does not answer"
-    assert waiting({**told, "waitsFor": ["a", "b"]}).endswith("is not done: a, b do not answer")
+    assert unfinished_batch_text(told) == "batch 7 was begun 1 m 5 s ago and is not done: broker-b does not answer"
+    assert unfinished_batch_text({**told, "waitsFor": ["a", "b"]}).endswith("is not done: a, b do not answer")
     ended = "not done: it runs, or its query has ended"
-    assert waiting(under_way(read, (), NOW_MS)) == f"batch 7 was begun 1 m 5 s ago and is {ended}"
-    assert waiting(under_way(read._replace(batch=LoggedBatch(7, {})), (), NOW_MS)) == f"batch 7 is begun and {ended}"
+    assert unfinished_batch_text(unfinished_batch(read, (), NOW_MS)) == f"batch 7 was begun 1 m 5 s ago and is {ended}"
+    assert (
+        unfinished_batch_text(unfinished_batch(read._replace(batch=LoggedBatch(7, {})), (), NOW_MS))
+        == f"batch 7 is begun and {ended}"
+    )
     found = sight(ROW, checkpoint="/c", batchId=6, underWay=told)
     behind = ["6 messages behind in 1 queues", "the oldest for 3 m 12 s"]
-    assert summary(found) == ["checkpoint /c", *behind, waiting(told)], (
+    assert summary(found) == ["checkpoint /c", *behind, unfinished_batch_text(told)], (
         "what is behind, and for how long, stand together"
     )
     assert document(found)["underWay"] == told
