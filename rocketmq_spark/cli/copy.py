@@ -21,7 +21,7 @@ from rocketmq_spark.cli.command import SendingCommand
 from rocketmq_spark.cli.connection import ENVIRONMENT_OPTIONS, Target, connected, parse_pairs, read_secret_files
 from rocketmq_spark.cli.output import Output
 from rocketmq_spark.cli.produce import rate_option
-from rocketmq_spark.cli.tail import consuming, subscribed
+from rocketmq_spark.cli.tail import consumer_options, subscribed_consumer
 from rocketmq_spark.errors import DecodeError, MessageIllegal, MessageRefused, OffsetError, OptionError
 from rocketmq_spark.model.send import SendStatus
 from rocketmq_spark.queues.selection import by_hash
@@ -195,7 +195,7 @@ def copy_of(message: ReceivedMessage, topic: str, mark: str | None) -> KeyedMess
 @click.command(cls=SendingCommand)
 @click.argument("source")
 @click.argument("destination")
-@consuming("earliest")
+@consumer_options("earliest")
 @click.option(
     "--to-name-server", metavar="HOST:PORT", help="Name server of the destination [default: that of the source]."
 )
@@ -237,7 +237,7 @@ def copy(output: Output, /, target: Target, **how: Any) -> None:
     stop, begun_s = Latch(), time.monotonic()
     reads, group = target.for_role("batch source"), how["group"]
     copied = copied_offsets(reads, group, source)  # before a new group gets the offsets at which it begins
-    with subscribed(target, source, how) as consumer, to.producer() as producer:
+    with subscribed_consumer(target, source, how) as consumer, to.producer() as producer:
         changes = moved(list(copied), producer.queues(destination))
         if changes := {queue: places for queue, places in changes.items() if copied[queue]}:
             output.warning(_moved_text(group, changes))
@@ -361,13 +361,13 @@ def _moved_text(group: str, changes: Mapping[MessageQueue, tuple[MessageQueue, M
 def _ends(target: Target, source: str) -> dict[MessageQueue, int]:
     """Of the queues that belong to the environment, where there is one."""
     from rocketmq_spark.admin import deadline
-    from rocketmq_spark.cli.reading import closed
+    from rocketmq_spark.cli.reading import not_readable_error
     from rocketmq_spark.queues.environment import Own, environment_of
 
     client = target.client()
     route = client.routes.get(source, 0.0)
     if route.closed:  # it would end without what they have
-        raise closed(route)
+        raise not_readable_error(route)
     queues = Own(environment_of(target.options()))(route.readable())
     return {queue: bounds.max_offset for queue, bounds in client.brokers.bounds(queues, deadline(client)).items()}
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 REGIONS = ("africa", "america", "asia", "europe", "oceania")
 _CHANNELS = ("app", "shop", "web")
 # Sending in small groups costs little; waking up for every message would not.
-_TICK_S = 0.02
+_MIN_PAUSE_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Orders:
         self._prefix = prefix
         self._rng = rng or random.Random()
         self._number = 0
-        self._ahead_s = time.time() - time.monotonic()
+        self._clock_offset_s = time.time() - time.monotonic()
 
     def next(self) -> Order:
         self._number += 1
@@ -72,7 +72,7 @@ class Orders:
             rng.choice(REGIONS),
             cents,
             rng.choice(_CHANNELS),
-            self._ahead_s + time.monotonic(),
+            self._clock_offset_s + time.monotonic(),
         )
 
 
@@ -85,25 +85,25 @@ def parse_rate(text: str) -> float:
     return rate
 
 
-def paced(per_second: float, count: int | None, stop: Latch) -> Iterator[int]:
+def due_counts(per_second: float, count: int | None, stop: Latch) -> Iterator[int]:
     """How many to send now, again and again, until ``count`` is reached or ``stop`` is set.
 
     A sender that was held up catches up: the rate holds over the whole time.
     """
-    begin = time.monotonic()
+    started_s = time.monotonic()
     sent = 0
     while not stop.is_set() and (count is None or sent < count):
-        due = int((time.monotonic() - begin) * per_second) + 1
+        due = int((time.monotonic() - started_s) * per_second) + 1
         due = due if count is None else min(due, count)
         if due > sent:
             yield due - sent
             sent = due
         else:
-            stop.wait(max(_TICK_S, begin + sent / per_second - time.monotonic()))
+            stop.wait(max(_MIN_PAUSE_S, started_s + sent / per_second - time.monotonic()))
 
 
 # Sends without an answer yet; more would only wait in memory.
-_UNDER_WAY = 1000
+_MAX_UNACKNOWLEDGED = 1000
 
 
 def _rate(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
@@ -160,11 +160,11 @@ def produce(
     if rate is None and file is None and sys.stdin is None:
         raise OptionError("standard input is closed", remedy="Give lines on it, or use --file")
     _check_topic(target, topic)
-    report = _Report(output, topic)
+    report = SendReport(output, topic)
     with target.producer() as producer:
         if rate is None:
-            lines = (Message(topic, line, tags, keys, properties) for line in _lines(file, output))
-            _send(producer, islice(lines, count), report)
+            lines = (Message(topic, line, tags, keys, properties) for line in _read_lines(file, output))
+            _send_all(producer, islice(lines, count), report)
             if not report.sent:
                 output.note("There were no lines to send. To send generated orders: --rate 100/s")
             return
@@ -174,12 +174,12 @@ def produce(
             for order in _orders(topic, rate, count, stop)
         )
         with on_signals(stop.set, signal.SIGINT):
-            _send(producer, orders, report)
+            _send_all(producer, orders, report)
     if stop.is_set():
         raise KeyboardInterrupt
 
 
-def _lines(file: IO[bytes] | None, output: Output) -> Iterator[bytes]:
+def _read_lines(file: IO[bytes] | None, output: Output) -> Iterator[bytes]:
     """Brokers refuse empty messages, so empty lines are left out."""
     if file is None and sys.stdin.isatty():
         output.note("One message a line; Ctrl-D ends")
@@ -191,12 +191,12 @@ def _lines(file: IO[bytes] | None, output: Output) -> Iterator[bytes]:
 
 def _orders(topic: str, rate: float, count: int | None, stop: Latch) -> Iterator[Message]:
 
-    supply = Orders()
-    for due in paced(rate, count, stop):
+    orders = Orders()
+    for due in due_counts(rate, count, stop):
         for _ in range(due):
             if stop.is_set():  # at more than can be sent, ever more is due
                 return
-            yield supply.next().message(topic)
+            yield orders.next().message(topic)
 
 
 def _check_topic(target: Target, topic: str) -> None:
@@ -213,13 +213,13 @@ def _check_topic(target: Target, topic: str) -> None:
         raise routes.missing_topic(e) from e
 
 
-class _Report:
+class SendReport:
     """Counts what was acknowledged; one object for each message, or one line for all."""
 
     def __init__(self, output: Output, topic: str) -> None:
         self._output = output
         self._topic = topic
-        self._begin = time.monotonic()
+        self._started_s = time.monotonic()
         self.sent = self.spooled = 0
 
     def acknowledged(self, result: SendResult) -> None:
@@ -239,8 +239,8 @@ class _Report:
         self._output.warning(f"Message {number} failed (empty lines do not count)")
 
     def end(self, interrupted: bool = False) -> None:
-        took = time.monotonic() - self._begin
-        text = f"Sent {self.sent} messages to {self._topic} in {took:.1f} s"
+        elapsed_s = time.monotonic() - self._started_s
+        text = f"Sent {self.sent} messages to {self._topic} in {elapsed_s:.1f} s"
         if self.spooled:
             text += f", {self.spooled} of them to the spool"
         if not self._output.machine and not interrupted:
@@ -249,28 +249,28 @@ class _Report:
             self._output.note(text)
 
 
-def _send(producer: BaseProducer, messages: Iterable[Message], report: _Report) -> None:
+def _send_all(producer: BaseProducer, messages: Iterable[Message], report: SendReport) -> None:
     """In order, many under way. What was acknowledged before a failure or Ctrl-C is said in any case."""
-    under_way: deque[Future[SendResult]] = deque()
+    unacknowledged: deque[Future[SendResult]] = deque()
 
-    def settle(max_under_way: int) -> None:
-        while under_way and (under_way[0].done() or len(under_way) > max_under_way):
-            result = under_way[0].result()  # stays in line until it is there: Ctrl-C may come meanwhile
-            under_way.popleft()
+    def report_finished(max_left: int) -> None:
+        while unacknowledged and (unacknowledged[0].done() or len(unacknowledged) > max_left):
+            result = unacknowledged[0].result()  # stays in line until it is there: Ctrl-C may come meanwhile
+            unacknowledged.popleft()
             report.acknowledged(result)
 
     try:
         for message in messages:
-            under_way.append(producer.send_async(message))
-            settle(_UNDER_WAY)
-        settle(0)
+            unacknowledged.append(producer.send_async(message))
+            report_finished(_MAX_UNACKNOWLEDGED)
+        report_finished(0)
     except BaseException as e:
         if isinstance(e, RocketMQError):
-            in_line = under_way and under_way[0].done() and under_way[0].exception() is not None
-            number = report.sent + 1 + (0 if in_line else len(under_way))
+            first_failed = unacknowledged and unacknowledged[0].done() and unacknowledged[0].exception() is not None
+            number = report.sent + 1 + (0 if first_failed else len(unacknowledged))
             report.failed(number)
         # The first failure is reported; some of the others under way still arrive.
-        for future in under_way:
+        for future in unacknowledged:
             if future.exception() is None:
                 report.acknowledged(future.result())
         report.end(interrupted=True)

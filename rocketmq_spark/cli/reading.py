@@ -33,13 +33,13 @@ from rocketmq_spark.wire.properties import ALL, parse_subscription
 logger = logging.getLogger(__name__)
 
 # Messages of one queue that are read ahead, to be merged with those of other queues; more if a filter drops most.
-_CHUNK, _FILTERED_CHUNK = 256, 8192
+_READ_AHEAD, _FILTERED_READ_AHEAD = 256, 8192
 # Before the size of messages is known.
-_FIRST_CHUNK = 32
+_FIRST_READ_AHEAD = 32
 # Limit of stored bytes held for all queues, and of the memory of unwrapped batches. One message is decompressed at a time.
-_HELD_BYTES = 64 << 20
-_REST_S = 0.1
-_ROUTE_AGE_S = 10.0
+_MAX_BUFFERED_BYTES = 64 << 20
+_POLL_INTERVAL_S = 0.1
+_MAX_ROUTE_AGE_S = 10.0
 
 # Returns the start offsets for the bounds of all queues.
 Start = Callable[[dict[MessageQueue, QueueBounds]], dict[MessageQueue, int]]
@@ -57,65 +57,72 @@ class TopicReader:
         self._client = session.client(options)
         self._puller = session.puller(options, read_from="master")
         self._topic = topic
-        self._own = Own(environment_of(options))
+        self._environment_queues = Own(environment_of(options))
         self._on_loss = on_loss
-        self._wanted = parse_subscription(tags)
-        self._filter = Filter(" || ".join(self._wanted.tags) or ALL)
-        self._chunk = _FILTERED_CHUNK if self._filter else _CHUNK
-        self._next: dict[MessageQueue, int] = {}
-        self._begins: Mapping[MessageQueue, int] | None = None
-        self._ends: Mapping[MessageQueue, int] = {}
+        self._subscription = parse_subscription(tags)
+        self._filter = Filter(" || ".join(self._subscription.tags) or ALL)
+        self._max_read_ahead = _FILTERED_READ_AHEAD if self._filter else _READ_AHEAD
+        self._next_offsets: dict[MessageQueue, int] = {}
+        self._start_offsets: Mapping[MessageQueue, int] | None = None
+        self._end_offsets: Mapping[MessageQueue, int] = {}
         # Messages of each queue that are read ahead: fewer if they are large.
-        self._ahead: dict[MessageQueue, int] = {}
+        self._read_ahead: dict[MessageQueue, int] = {}
         self._heads: dict[MessageQueue, ReceivedMessage] = {}
-        self._held: dict[MessageQueue, Iterator[ReceivedMessage]] = {}
-        self._batches = UnwrapBudget(_HELD_BYTES)
+        self._buffered: dict[MessageQueue, Iterator[ReceivedMessage]] = {}
+        self._unwrap_budget = UnwrapBudget(_MAX_BUFFERED_BYTES)
 
     def seek(self, start: Start) -> None:
         """Set the position of every existing queue. For a topic that does not exist, the error suggests the nearest names."""
         route = self._client.routes.get_existing(self._topic, 0.0)
         if route.closed and not route.readable():
-            raise closed(route)
+            raise not_readable_error(route)
         if route.closed:
             logger.warning(
-                "what topic %s has on %s is omitted: no read permission", self._topic, ", ".join(route.closed)
+                "what topic %s has on %s is omitted: no read permission",
+                self._topic,
+                ", ".join(route.closed),
             )
-        self._batches = UnwrapBudget(_HELD_BYTES)
-        self._next = start(self._client.retry.run(lambda: with_kept_minimums(self._client, self._bounds())))
-        self._ahead, self._heads, self._held = {}, {}, {}
+        self._unwrap_budget = UnwrapBudget(_MAX_BUFFERED_BYTES)
+        self._next_offsets = start(self._client.retry.run(lambda: with_kept_minimums(self._client, self._bounds())))
+        self._read_ahead, self._heads, self._buffered = {}, {}, {}
 
-    def seek_offsets(self, begins: Mapping[MessageQueue, int], ends: Mapping[MessageQueue, int] | None = None) -> None:
-        """Read only the queues of ``begins``, each from its offset, and up to that of ``ends`` if it has one.
+    def seek_offsets(
+        self, starts: Mapping[MessageQueue, int], end_offsets: Mapping[MessageQueue, int] | None = None
+    ) -> None:
+        """Read only the queues of ``starts``, each from its offset, and up to that of ``end_offsets`` if it has one.
 
         Both may be ``EARLIEST`` or ``LATEST``. Offsets that are no longer kept go to ``on_loss``. Raises ``OffsetError`` for
         queues that do not exist, and for offsets after a queue's end.
         """
-        self._begins, self._ends = begins, ends or {}
-        self.seek(self._at_begins)
+        self._start_offsets, self._end_offsets = starts, end_offsets or {}
+        self.seek(self._start_at_offsets)
 
-    def _at_begins(self, bounds: dict[MessageQueue, QueueBounds]) -> dict[MessageQueue, int]:
-        assert self._begins is not None
-        if unknown := sorted(self._begins.keys() - bounds.keys()):
+    def _start_at_offsets(self, bounds: dict[MessageQueue, QueueBounds]) -> dict[MessageQueue, int]:
+        assert self._start_offsets is not None
+        if unknown := sorted(self._start_offsets.keys() - bounds.keys()):
             names = ", ".join(map(str, unknown[:10]))
             raise OffsetError(
                 f"{self._topic} has no such queues, or they have no read permission: {names}",
                 remedy=f"Look with: rocketmq-spark topic describe {self._topic}",
             )
-        starts = {}
-        for queue, given in self._begins.items():
-            bound, begin = bounds[queue], _offset(given, bounds[queue])
-            if begin > bound.max_offset:
+        clamped_starts = {}
+        for queue, start_or_mark in self._start_offsets.items():
+            queue_bounds, start = bounds[queue], _resolve_offset(start_or_mark, bounds[queue])
+            if start > queue_bounds.max_offset:
                 raise OffsetError(
-                    f"{queue} ends at {bound.max_offset}, before {begin}: {Cause.WENT_BACK.value}", topic=self._topic
+                    f"{queue} ends at {queue_bounds.max_offset}, before {start}: {Cause.WENT_BACK.value}",
+                    topic=self._topic,
                 )
-            starts[queue] = bound.clamp(begin)
-            lost = OffsetRange(queue, begin, max(begin, min(starts[queue], self._end(queue, bound))))
-            if lost.size:
-                self._on_loss(lost, Cause.TRUNCATED)
-        return starts
+            clamped_starts[queue] = queue_bounds.clamp(start)
+            lost_range = OffsetRange(
+                queue, start, max(start, min(clamped_starts[queue], self._end_of(queue, queue_bounds)))
+            )
+            if lost_range.size:
+                self._on_loss(lost_range, Cause.TRUNCATED)
+        return clamped_starts
 
-    def _end(self, queue: MessageQueue, bound: QueueBounds) -> int:
-        return min(_offset(self._ends.get(queue, LATEST), bound), bound.max_offset)
+    def _end_of(self, queue: MessageQueue, bound: QueueBounds) -> int:
+        return min(_resolve_offset(self._end_offsets.get(queue, LATEST), bound), bound.max_offset)
 
     def seek_time(self, epoch_ms: int) -> None:
         """Start at the first messages stored at or after a time."""
@@ -133,21 +140,21 @@ class TopicReader:
         while True:
             bounds = self._bounds()
             for queue, bound in bounds.items():
-                self._follow(queue, bound)
-            ends = {queue: self._end(queue, bound) for queue, bound in bounds.items()}
-            yield from self._merged(ends)
+                self._follow_queue(queue, bound)
+            ends = {queue: self._end_of(queue, bound) for queue, bound in bounds.items()}
+            yield from self._merge(ends)
             if not follow:
                 return
-            time.sleep(_REST_S)
+            time.sleep(_POLL_INTERVAL_S)
 
-    def _follow(self, queue: MessageQueue, bound: QueueBounds) -> None:
+    def _follow_queue(self, queue: MessageQueue, bound: QueueBounds) -> None:
         """Read a queue from its start if it was added later or created again."""
-        position = self._next.setdefault(queue, bound.min_offset)
+        position = self._next_offsets.setdefault(queue, bound.min_offset)
         if bound.max_offset < position:
             self._on_loss(OffsetRange(queue, bound.max_offset, position), Cause.WENT_BACK)
-            self._next[queue] = bound.min_offset
+            self._next_offsets[queue] = bound.min_offset
 
-    def _merged(self, ends: dict[MessageQueue, int]) -> Iterator[ReceivedMessage]:
+    def _merge(self, ends: dict[MessageQueue, int]) -> Iterator[ReceivedMessage]:
         heads: list[Head] = []
         self._fill(list(ends), ends, heads)
         while heads:
@@ -158,74 +165,80 @@ class TopicReader:
             self._fill([queue], ends, heads)
 
     def _advance(self, queue: MessageQueue) -> None:
-        following = next(self._held.get(queue, iter(())), None)
+        following = next(self._buffered.get(queue, iter(())), None)
         if following is not None:
             self._heads[queue] = following
 
     def _fill(self, queues: Sequence[MessageQueue], ends: dict[MessageQueue, int], heads: list[Head]) -> None:
         """Read ``queues`` until each has a message or has reached its end."""
-        while hungry := [q for q in queues if q not in self._heads and self._next[q] < ends[q]]:
-            ahead = {q: self._ahead.get(q, min(self._chunk, _FIRST_CHUNK)) for q in hungry}
-            self._read([OffsetRange(q, self._next[q], min(self._next[q] + ahead[q], ends[q])) for q in hungry])
-            for queue in hungry:
+        while empty := [q for q in queues if q not in self._heads and self._next_offsets[q] < ends[q]]:
+            counts = {q: self._read_ahead.get(q, min(self._max_read_ahead, _FIRST_READ_AHEAD)) for q in empty}
+            self._read(
+                [OffsetRange(q, self._next_offsets[q], min(self._next_offsets[q] + counts[q], ends[q])) for q in empty]
+            )
+            for queue in empty:
                 self._advance(queue)
         for queue in queues:
             if queue in self._heads:
-                one = self._heads[queue]
-                heapq.heappush(heads, (one.store_timestamp, one.broker_name, one.commit_log_offset, queue))
+                message = self._heads[queue]
+                heapq.heappush(heads, (message.store_timestamp, message.broker_name, message.commit_log_offset, queue))
 
     def _read(self, ranges: Sequence[OffsetRange]) -> None:
-        room = _HELD_BYTES // len(self._next)
-        for _, group in groupby(sorted(ranges, key=lambda r: r.queue.broker_name), _broker_name):
-            part = list(group)
-            at_brokers = self._puller.broker_filter(part[0].queue, self._filter)
-            pulls = reading.read(self._puller, part, self._on_loss, at_brokers)
-            held = [HeldAnswers(room) for _ in part]
+        max_bytes = _MAX_BUFFERED_BYTES // len(self._next_offsets)
+        for _, group in groupby(sorted(ranges, key=lambda offset_range: offset_range.queue.broker_name), _broker_name):
+            broker_ranges = list(group)
+            broker_filter = self._puller.broker_filter(broker_ranges[0].queue, self._filter)
+            pulls = reading.read(self._puller, broker_ranges, self._on_loss, broker_filter)
+            buffers = [BufferedAnswers(max_bytes) for _ in broker_ranges]
             for fetched in pulls.fetch():
                 for answer in usable_answers(fetched, pulls.usable_count, pulls.with_true_ends):
-                    held[answer.range_number].take(fetched, answer)
-            for r, mine in zip(part, held, strict=True):
-                self._next[r.queue], self._ahead[r.queue] = mine.went(r, self._chunk)
-                self._held[r.queue] = self._messages(r.queue, mine)
+                    buffers[answer.range_number].add(fetched, answer)
+            for offset_range, buffer in zip(broker_ranges, buffers, strict=True):
+                self._next_offsets[offset_range.queue], self._read_ahead[offset_range.queue] = buffer.next_read(
+                    offset_range, self._max_read_ahead
+                )
+                self._buffered[offset_range.queue] = self._messages(offset_range.queue, buffer)
 
-    def _messages(self, queue: MessageQueue, held: HeldAnswers) -> Iterator[ReceivedMessage]:
-        for answer, stored in held.answers():
+    def _messages(self, queue: MessageQueue, buffer: BufferedAnswers) -> Iterator[ReceivedMessage]:
+        for answer, stored in buffer.answers():
             window = OffsetWindow(answer.start, answer.next_offset)
-            found = decode_leniently(stored, queue.broker_name, queue=queue, window=window, budget=self._batches)
-            for message in messages_in_range(found, answer, dense=not self._filter):
-                if self._wanted.accepts(message.tags) or message.decode_error is not None:
+            decoded = decode_leniently(
+                stored, queue.broker_name, queue=queue, window=window, budget=self._unwrap_budget
+            )
+            for message in messages_in_range(decoded, answer, dense=not self._filter):
+                if self._subscription.accepts(message.tags) or message.decode_error is not None:
                     yield message
 
     def _bounds(self) -> dict[MessageQueue, QueueBounds]:
-        def ask() -> dict[MessageQueue, QueueBounds]:
-            queues = self._own(self._client.routes.get(self._topic, _ROUTE_AGE_S).readable())
-            if self._begins is not None:
-                queues = [queue for queue in queues if queue in self._begins]
+        def fetch() -> dict[MessageQueue, QueueBounds]:
+            queues = self._environment_queues(self._client.routes.get(self._topic, _MAX_ROUTE_AGE_S).readable())
+            if self._start_offsets is not None:
+                queues = [queue for queue in queues if queue in self._start_offsets]
             return self._client.brokers.bounds(queues, Deadline.after(10.0))
 
-        return self._client.retry.run(ask)
+        return self._client.retry.run(fetch)
 
 
-class HeldAnswers:
+class BufferedAnswers:
     """Undecoded answers of one queue, up to ``room`` bytes. The rest is requested again later."""
 
-    def __init__(self, room: int) -> None:
-        self._room = room
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
         self._bytes = 0
         self._answers: deque[tuple[FetchedAnswer, bytes]] = deque()
-        self._stopped_at: int | None = None
+        self._rest_from: int | None = None
 
-    def take(self, fetched: FetchedAnswers, answer: FetchedAnswer) -> None:
-        if self._stopped_at is None and self._answers and self._bytes + answer.end - answer.begin > self._room:
-            self._stopped_at = answer.start
-        if self._stopped_at is None:
+    def add(self, fetched: FetchedAnswers, answer: FetchedAnswer) -> None:
+        if self._rest_from is None and self._answers and self._bytes + answer.end - answer.begin > self._max_bytes:
+            self._rest_from = answer.start
+        if self._rest_from is None:
             self._answers.append((answer, fetched.buffer[answer.begin : answer.end].tobytes()))
             self._bytes += answer.end - answer.begin
 
-    def went(self, r: OffsetRange, max_offsets: int) -> tuple[int, int]:
+    def next_read(self, offset_range: OffsetRange, max_offsets: int) -> tuple[int, int]:
         """The next offset, and the number of offsets to read then, by the size of these answers."""
-        end = r.end if self._stopped_at is None else self._stopped_at
-        return end, max(1, min(max_offsets, (end - r.start) * self._room // max(1, self._bytes)))
+        end = offset_range.end if self._rest_from is None else self._rest_from
+        return end, max(1, min(max_offsets, (end - offset_range.start) * self._max_bytes // max(1, self._bytes)))
 
     def answers(self) -> Iterator[tuple[FetchedAnswer, bytes]]:
         while self._answers:
@@ -236,7 +249,7 @@ def _broker_name(part: OffsetRange) -> str:
     return part.queue.broker_name
 
 
-def closed(route: TopicRoute) -> NotReadable:
+def not_readable_error(route: TopicRoute) -> NotReadable:
     """The error for a topic that is not readable, although it may have messages."""
     return NotReadable(
         f"topic {route.topic} has no read permission on {', '.join(route.closed)}",
@@ -254,7 +267,7 @@ def latest(bounds: dict[MessageQueue, QueueBounds]) -> dict[MessageQueue, int]:
     return {queue: bound.max_offset for queue, bound in bounds.items()}
 
 
-def _offset(given: int, bound: QueueBounds) -> int:
+def _resolve_offset(given: int, bound: QueueBounds) -> int:
     return {EARLIEST: bound.min_offset, LATEST: bound.max_offset}.get(given, given)
 
 

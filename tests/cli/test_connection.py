@@ -7,7 +7,7 @@ from click.testing import CliRunner
 from rocketmq_spark import session
 from rocketmq_spark.cli import background
 from rocketmq_spark.cli.command import app
-from rocketmq_spark.cli.connection import GROUP, Target, connected, pairs, read_secret_files
+from rocketmq_spark.cli.connection import GROUP, Target, connected, parse_pairs, read_secret_files
 from rocketmq_spark.cli.output import Json
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.session import producers
@@ -151,10 +151,10 @@ def test_the_producer_has_a_group_of_its_own():
 
 
 def test_pairs():
-    assert pairs(None, None, ("a=b", "c==")) == {"a": "b", "c": "="}
+    assert parse_pairs(None, None, ("a=b", "c==")) == {"a": "b", "c": "="}
     for bad in ("a", "=b"):
         with pytest.raises(click.BadParameter, match="NAME=VALUE"):
-            pairs(None, None, (bad,))
+            parse_pairs(None, None, (bad,))
 
 
 def test_a_name_server_in_either_spelling_is_one(no_broker):

@@ -86,8 +86,8 @@ def test_where_a_group_begins_is_stored_unless_members_have_begun(monkeypatch, m
     monkeypatch.setattr(groups, "warn_of_unseen_members", lambda client, group, queues: warned.append((group, queues)))
     given = Target({"name_server": "h:1", "environment": "2", "environments": "2"})
     reads = SimpleNamespace(client=lambda: None, options=given.options)
-    target = SimpleNamespace(only=lambda role: reads, settings=given.settings)
-    tail._store_start(target, "t", {"group": "g", "begin": "latest"})
+    target = SimpleNamespace(for_role=lambda role: reads, settings=given.settings)
+    tail._store_start_offsets(target, "t", {"group": "g", "begin": "latest"})
     assert asked == [("g_env_2", ["t"], "latest", Environment.of("2", "2"), "--from"), "g_env_2"], "not another group"
     assert kept == warned == ([] if members else [("g_env_2", {first: 9})])
 
@@ -96,12 +96,12 @@ def test_a_queue_that_is_added_later_begins_where_it_is_said(monkeypatch):
     """What came to it before the group noticed it would be passed over; only queues that are there now have an offset stored."""
     asked = []
     made = SimpleNamespace(subscribe=lambda *given: asked.append(given))
-    monkeypatch.setattr(tail, "_store_start", lambda *given: None)
+    monkeypatch.setattr(tail, "_store_start_offsets", lambda *given: None)
     monkeypatch.setattr(consumers, "PullConsumer", lambda **given: asked.append(given) or made)
     how = {"begin": "earliest", "group": "g", "tags": "a", "sql": None}
     where = {"name_server": "h:1", "namespace": "shop", "environment": "2", "environments": "2"}
     given = {**where, "access_key": "me", "secret_key": "hush", "tls": True}
-    assert tail.subscribed(Target(given), "t", how) is made
+    assert tail.subscribed_consumer(Target(given), "t", how) is made
     options = {**given, "consume_from_where": "earliest", "group": "g", "auto_commit": False}
     assert asked == [options, ("t", "a", None)], "not the topic and the group of another"
 
@@ -182,7 +182,7 @@ def test_what_comes_before_the_time_of_idle_is_over_begins_it_anew(monkeypatch):
 
     polls_of = SimpleNamespace(returned=True, returned_up_to=None)
     consumer = SimpleNamespace(poll=poll, commit=lambda: None, _polls=polls_of)
-    monkeypatch.setattr(tail, "subscribed", lambda *given: nullcontext(consumer))
+    monkeypatch.setattr(tail, "subscribed_consumer", lambda *given: nullcontext(consumer))
     monkeypatch.setattr(tail, "time", SimpleNamespace(monotonic=lambda: at_s[0]))
     done = CliRunner().invoke(app, ["consume", "t", "--group", "g", "--idle", "5", "--name-server", "127.0.0.1:1"])
     assert (done.exit_code, len(documents(done.stdout)), next(polls, None)) == (0, 1, None), done.output

@@ -11,7 +11,7 @@ import pytest
 from click.testing import Result
 
 from rocketmq_spark import Admin, Consumer, Producer, PullConsumer
-from rocketmq_spark.cli.topic import _shown
+from rocketmq_spark.cli.topic import _text_row
 from rocketmq_spark.client import topic_readers
 from rocketmq_spark.client.admin import BaseAdmin
 from rocketmq_spark.client.topic_readers import GroupReader
@@ -255,5 +255,5 @@ def test_what_is_consumed_and_copied_is_that_of_the_namespace(
 
 
 def test_a_queue_that_takes_no_messages_is_written_by_nobody() -> None:
-    shown = _shown({"environment": "1", "writable": False, "readers": []})
+    shown = _text_row({"environment": "1", "writable": False, "readers": []})
     assert (shown["environment"], shown["shown"]) == (None, None)

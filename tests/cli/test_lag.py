@@ -318,7 +318,7 @@ def test_a_broker_that_does_not_answer_is_an_error_of_who_asks_for_metrics(monke
             text()
         served.append(address)
 
-    monkeypatch.setattr(lag, "_of_group", lambda *asked: lambda: ({"group": "g"}, look))
+    monkeypatch.setattr(lag, "_group_lag", lambda *asked: lambda: ({"group": "g"}, look))
     monkeypatch.setattr(lag, "_serve", serve)
     for address in ("9464", "0.0.0.0:9464"):
         done = CliRunner().invoke(app, ["lag", "--group", "g", "--serve", address, "--name-server", "127.0.0.1:1"])
@@ -332,14 +332,14 @@ def test_a_broker_that_does_not_answer_is_an_error_of_who_asks_for_metrics(monke
 
 def test_messages_that_were_removed_before_they_were_read_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     look = groups.QueuePositions([QueueLag(MessageQueue("t", "broker-a", 0), 5, 3, 9)], [])
-    monkeypatch.setattr(lag, "_of_group", lambda *asked: lambda: ({"group": "g"}, look))
+    monkeypatch.setattr(lag, "_group_lag", lambda *asked: lambda: ({"group": "g"}, look))
     done = CliRunner().invoke(app, ["lag", "--group", "g", "--name-server", "127.0.0.1:1"])
     assert (done.exit_code, "2 messages were removed before they were read" in done.stderr) == (0, True), done.output
 
 
 def test_what_is_watched_is_asked_again_after_the_interval(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[object] = []
-    monkeypatch.setattr(lag, "_of_group", lambda *given: given[1:])
+    monkeypatch.setattr(lag, "_group_lag", lambda *given: given[1:])
     monkeypatch.setattr(lag, "_watch", lambda output, *given: asked.append(given))
     watch = ["lag", "--group", "g", "--topic", "t", "--watch", "--interval", "9"]
     assert CliRunner().invoke(app, [*watch, "--name-server", "127.0.0.1:1"]).exit_code == 0
@@ -360,7 +360,7 @@ def test_a_broker_that_is_away_for_a_while_does_not_end_a_watch_that_has_begun(m
                 raise away if given == "away" else ended
             return found if given == "fine" else (found[0], part)
 
-        monkeypatch.setattr(lag, "_of_group", lambda *given, ask=ask: ask)
+        monkeypatch.setattr(lag, "_group_lag", lambda *given, ask=ask: ask)
         done = CliRunner().invoke(app, watch)
         assert (done.exit_code, [row["lag"] for row in documents(done.stdout)]) == (1, [6] * shown), done.output
         assert [word in done.stderr for word in ("away", "silent", "over")] == [True, shown > 0, shown > 0]
@@ -378,7 +378,7 @@ def test_rates_are_those_since_the_look_before(monkeypatch: pytest.MonkeyPatch) 
             raise OffsetError("over")
         return {"group": "g"}, groups.QueuePositions([row], [])
 
-    monkeypatch.setattr(lag, "_of_group", lambda *given: ask)
+    monkeypatch.setattr(lag, "_group_lag", lambda *given: ask)
     monkeypatch.setattr(lag, "time", SimpleNamespace(monotonic=lambda: at_s[0], time_ns=time.time_ns))
     watch = ["lag", "--group", "g", "--watch", "--interval", "0.1", "--json", "--name-server", "127.0.0.1:1"]
     seen = documents(CliRunner().invoke(app, watch).stdout)

@@ -8,7 +8,7 @@ from rocketmq_spark.cli.lag_view import (
     LagSnapshot,
     document,
     duration,
-    folded,
+    fold,
     prometheus,
     rate,
     screen,
@@ -150,5 +150,5 @@ def test_durations(ms: float | None, text: str) -> None:
 
 def test_rates_and_folds() -> None:
     assert [rate(value) for value in (None, 0.0, 0.25, 9.96, 12.4, 1234.5)] == ["-", "0", "0.2", "10.0", "12", "1,234"]
-    assert folded(["one", "two", "three"], 9) == ["one, two,", "three"]
-    assert folded(["x" * 12], 5) == ["xxxxx", "xxxxx", "xx"]
+    assert fold(["one", "two", "three"], 9) == ["one, two,", "three"]
+    assert fold(["x" * 12], 5) == ["xxxxx", "xxxxx", "xx"]

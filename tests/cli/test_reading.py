@@ -51,7 +51,7 @@ def stored(rocketmq, topic):
 
 
 def test_messages_of_all_queues_in_the_order_of_storing(producer, reader, topic, stored, monkeypatch):
-    monkeypatch.setattr(reading, "_CHUNK", 3)
+    monkeypatch.setattr(reading, "_READ_AHEAD", 3)
     for i in range(60):
         producer.send(Message(topic, str(i).encode()))
     stored(60)
@@ -63,7 +63,7 @@ def test_messages_of_all_queues_in_the_order_of_storing(producer, reader, topic,
 
 def test_what_is_held_is_bounded_by_bytes_and_decompressed_one_by_one(producer, reader, topic, stored, monkeypatch):
     """A few kilobytes may become megabytes: of each queue only the next message is."""
-    monkeypatch.setattr(reading, "_HELD_BYTES", 8 * 2000)
+    monkeypatch.setattr(reading, "_MAX_BUFFERED_BYTES", 8 * 2000)
     for i in range(120):
         producer.send(Message(topic, b"%03d" % i + bytes(100_000)))
     stored(120)
@@ -74,13 +74,13 @@ def test_what_is_held_is_bounded_by_bytes_and_decompressed_one_by_one(producer, 
             decoded.append(message.queue_offset)
             yield message
 
-    class Watched(reading.HeldAnswers):
-        def take(self, fetched, answer):
-            super().take(fetched, answer)
+    class Watched(reading.BufferedAnswers):
+        def add(self, fetched, answer):
+            super().add(fetched, answer)
             held.append((self._bytes, len(self._answers)))
 
     monkeypatch.setattr(reading, "decode_leniently", counted)
-    monkeypatch.setattr(reading, "HeldAnswers", Watched)
+    monkeypatch.setattr(reading, "BufferedAnswers", Watched)
     shown, queues = [], 8
     for message in reader().messages():
         shown.append(int(message.body[:3]))
@@ -90,7 +90,7 @@ def test_what_is_held_is_bounded_by_bytes_and_decompressed_one_by_one(producer, 
 
 
 def test_a_look_that_was_broken_off_goes_on_with_what_was_held(producer, reader, topic, stored, monkeypatch):
-    monkeypatch.setattr(reading, "_CHUNK", 3)
+    monkeypatch.setattr(reading, "_READ_AHEAD", 3)
     for i in range(40):
         producer.send(Message(topic, str(i).encode()))
     stored(40)
@@ -110,10 +110,10 @@ def test_a_look_that_was_broken_off_goes_on_with_what_was_held(producer, reader,
     ],
 )
 def test_how_far_the_next_look_goes(answers, went):
-    held = reading.HeldAnswers(1000)
+    held = reading.BufferedAnswers(1000)
     for start, end, size in answers:
-        held.take(FetchedAnswers(np.zeros(size, np.uint8), []), FetchedAnswer(0, start, end, end, 0, size))
-    assert held.went(OffsetRange(MessageQueue("t", "b", 0), 0, 100), 256) == went
+        held.add(FetchedAnswers(np.zeros(size, np.uint8), []), FetchedAnswer(0, start, end, end, 0, size))
+    assert held.next_read(OffsetRange(MessageQueue("t", "b", 0), 0, 100), 256) == went
     assert [answer.start for answer, _ in held.answers()] == [start for start, *_ in answers if start < went[0]]
 
 
@@ -238,7 +238,7 @@ def test_a_topic_that_is_made_again_is_followed_from_its_begin():
 
 
 def test_a_queue_that_is_added_while_it_is_followed_is_read_from_its_begin(monkeypatch):
-    monkeypatch.setattr(reading, "_ROUTE_AGE_S", 0.0)
+    monkeypatch.setattr(reading, "_MAX_ROUTE_AGE_S", 0.0)
     lost = []
     with MockBroker() as broker:
         broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(1, {"broker-a": broker.address}))

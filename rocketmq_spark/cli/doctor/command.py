@@ -29,7 +29,7 @@ from rocketmq_spark.cli.connection import Target, connected
 from rocketmq_spark.cli.doctor import findings, servers
 from rocketmq_spark.cli.doctor.findings import Finding, advice, broken, failed
 from rocketmq_spark.cli.lag_view import unfinished_batch
-from rocketmq_spark.cli.output import Output, width_of, wrapped
+from rocketmq_spark.cli.output import Output, width_of, wrap
 from rocketmq_spark.client import topic_readers
 from rocketmq_spark.client.rpc import error_from_response
 from rocketmq_spark.errors import (
@@ -441,4 +441,4 @@ def finding_lines(finding: Finding, width: int | None) -> list[str]:
     """One line; where a terminal is narrower, more of them, the others indented."""
     text = f"{finding.level.value:<{_INDENT}}{finding.check}: {finding.text}"
     text += f". {finding.remedy}" if finding.remedy else ""
-    return wrapped(escaped(text), width, _INDENT)
+    return wrap(escaped(text), width, _INDENT)
