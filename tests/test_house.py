@@ -79,7 +79,7 @@ ORDER = {
     "spool": "records changes files owner_rights database pending lanes turns recovery store redelivery spool owner_reader"
     " copying",
     "options": "names paths parsing topic_names transport table typed",
-    "cli": "output numbers command background connection broker cluster produce lag_view query lag reading tail copy group"
+    "cli": "output numbers command background connection broker cluster produce lag_view query lag topic_reader tail copy group"
     " checkpoint message spool topic doctor doctor.findings doctor.servers doctor.command python_values kafka_options kafka_text"
     " kafka_chains kafka_frames kafka_columns kafka_lines port demo"
     " demo.accounts demo.process_session demo.order_writer demo.environment demo.batch_totals demo.driver demo.watch"

@@ -361,7 +361,7 @@ def _moved_text(group: str, changes: Mapping[MessageQueue, tuple[MessageQueue, M
 def _ends(target: Target, source: str) -> dict[MessageQueue, int]:
     """Of the queues that belong to the environment, where there is one."""
     from rocketmq_spark.admin import deadline
-    from rocketmq_spark.cli.reading import not_readable_error
+    from rocketmq_spark.cli.topic_reader import not_readable_error
     from rocketmq_spark.queues.environment import Own, environment_of
 
     client = target.client()

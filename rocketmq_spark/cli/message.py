@@ -293,7 +293,7 @@ def _dead_letters(
     """Yield dead letters. Their ``topic`` is the one in which the group read the message, or the dead-letter topic if unknown."""
     from rocketmq_spark.admin.groups import similar_groups_hint
     from rocketmq_spark.base.codes import Property
-    from rocketmq_spark.cli import reading
+    from rocketmq_spark.cli import topic_reader
     from rocketmq_spark.errors import RouteNotFound
     from rocketmq_spark.queues.environment import environment_of, scope_of
     from rocketmq_spark.wire.names import dlq_topic, normal_topic
@@ -305,9 +305,9 @@ def _dead_letters(
     environment, scope = environment_of(options), scope_of(options)
     group_in_environment = environment.group(group) if environment is not None else group
     topic = dlq_topic(group_in_environment)
-    reader = reading.TopicReader(options, topic, warn_of_loss)
+    reader = topic_reader.TopicReader(options, topic, warn_of_loss)
     try:
-        reader.seek(reading.earliest)
+        reader.seek(topic_reader.earliest)
     except RouteNotFound:
         if not target.client().routes.any_broker():
             raise

@@ -25,7 +25,7 @@ from rocketmq_spark.cli.output import Json, Output
 from rocketmq_spark.errors import OptionError
 
 if TYPE_CHECKING:
-    from rocketmq_spark.cli.reading import TopicReader
+    from rocketmq_spark.cli.topic_reader import TopicReader
     from rocketmq_spark.consumer.pull import PolledMessages
     from rocketmq_spark.model import MessageQueue, OffsetRange, ReceivedMessage
     from rocketmq_spark.pull.outcomes import Cause
@@ -119,7 +119,7 @@ def tail(
 
     With --from or --no-follow, show stored messages first, the oldest first.
     """
-    from rocketmq_spark.cli.reading import TopicReader
+    from rocketmq_spark.cli.topic_reader import TopicReader
 
     def warn_of_loss(part: OffsetRange, cause: Cause) -> None:
         output.warning(f"{part.size} messages of {part.queue} from offset {part.start} are gone: {cause.value}")
@@ -147,14 +147,14 @@ def tail(
 
 
 def _seek(reader: TopicReader, begin: StartPosition) -> None:
-    from rocketmq_spark.cli import reading
+    from rocketmq_spark.cli import topic_reader
 
     if isinstance(begin, StoredAt):
         reader.seek_time(begin.time_ms)
     elif isinstance(begin, int):
-        reader.seek(reading.at_offset(begin))
+        reader.seek(topic_reader.at_offset(begin))
     else:
-        reader.seek(reading.earliest if begin == "earliest" else reading.latest)
+        reader.seek(topic_reader.earliest if begin == "earliest" else topic_reader.latest)
 
 
 def document(message: ReceivedMessage) -> dict[str, object]:

@@ -17,7 +17,7 @@ from click.testing import CliRunner, Result
 from rocketmq_spark import Producer, PullConsumer, session
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Request
-from rocketmq_spark.cli import message, reading
+from rocketmq_spark.cli import message, topic_reader
 from rocketmq_spark.cli.command import app
 from rocketmq_spark.cli.message import DeadLetterFilter, _new_message
 from rocketmq_spark.client.admin import BaseAdmin
@@ -353,7 +353,7 @@ def test_letters_of_pops_in_a_namespace_have_the_topic_that_they_were_sent_to(
     letter = replace(MESSAGE, topic="%DLQ%g", properties={"RETRY_TOPIC": f"%RETRY%shop%g{separator}shop%t"})
     reader = SimpleNamespace(seek=lambda place: None, messages=lambda: iter([letter]))
     monkeypatch.setattr(BaseAdmin, "consumed_topics", lambda *asked: [])
-    monkeypatch.setattr(reading, "TopicReader", lambda *asked: reader)
+    monkeypatch.setattr(topic_reader, "TopicReader", lambda *asked: reader)
     given = ["g", "-o", "namespace=shop", "--name-server", "127.0.0.1:1", "--json"]
     (told,) = documents(CliRunner().invoke(app, ["dlq", "show", *given]).stdout)
     assert told["topic"] == "t"
@@ -364,7 +364,7 @@ def test_a_letter_that_only_its_broker_says_the_origin_of_has_that_topic(monkeyp
     letter = replace(MESSAGE, topic="%DLQ%g", properties={"DLQ_ORIGIN_TOPIC": "orders"})
     reader = SimpleNamespace(seek=lambda place: None, messages=lambda: iter([letter]))
     monkeypatch.setattr(BaseAdmin, "consumed_topics", lambda *asked: [])
-    monkeypatch.setattr(reading, "TopicReader", lambda *asked: reader)
+    monkeypatch.setattr(topic_reader, "TopicReader", lambda *asked: reader)
     (told,) = documents(CliRunner().invoke(app, ["dlq", "show", "g", "--name-server", "127.0.0.1:1", "--json"]).stdout)
     assert told["topic"] == "orders"
 

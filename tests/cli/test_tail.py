@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from rocketmq_spark import session
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.cli import reading
+from rocketmq_spark.cli import topic_reader
 from rocketmq_spark.cli.command import app
 from rocketmq_spark.cli.tail import document, line
 from rocketmq_spark.model import MessageQueue, OffsetRange, ReceivedMessage, SendRequest
@@ -39,7 +39,7 @@ def test_messages_that_are_gone_are_told_in_each_form(monkeypatch, command, form
             self.on_loss(OffsetRange(MESSAGE.queue, 3, 8), Cause.TRUNCATED)
             return iter(())
 
-    monkeypatch.setattr(reading, "TopicReader", Reader)
+    monkeypatch.setattr(topic_reader, "TopicReader", Reader)
     done = CliRunner().invoke(app, [*command, *form, "--name-server", "127.0.0.1:1"])
     gone = f"5 messages of t/broker-a/1 from offset 3 are gone: {Cause.TRUNCATED.value}"
     assert (done.exit_code, done.stdout) == (0, "")

@@ -9,8 +9,8 @@ import pytest
 from rocketmq_spark import Message, Producer, options, session
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Request, SysFlag
-from rocketmq_spark.cli import reading
-from rocketmq_spark.cli.reading import TopicReader, at_offset, earliest, latest
+from rocketmq_spark.cli import topic_reader
+from rocketmq_spark.cli.topic_reader import TopicReader, at_offset, earliest, latest
 from rocketmq_spark.errors import NotReadable, RouteNotFound
 from rocketmq_spark.model import MessageQueue, OffsetRange, QueueBounds
 from rocketmq_spark.pull.fetched import FetchedAnswer, FetchedAnswers
@@ -51,7 +51,7 @@ def stored(rocketmq, topic):
 
 
 def test_messages_of_all_queues_in_the_order_of_storing(producer, reader, topic, stored, monkeypatch):
-    monkeypatch.setattr(reading, "_READ_AHEAD", 3)
+    monkeypatch.setattr(topic_reader, "_READ_AHEAD", 3)
     for i in range(60):
         producer.send(Message(topic, str(i).encode()))
     stored(60)
@@ -63,7 +63,7 @@ def test_messages_of_all_queues_in_the_order_of_storing(producer, reader, topic,
 
 def test_what_is_held_is_bounded_by_bytes_and_decompressed_one_by_one(producer, reader, topic, stored, monkeypatch):
     """A few kilobytes may become megabytes: of each queue only the next message is."""
-    monkeypatch.setattr(reading, "_MAX_BUFFERED_BYTES", 8 * 2000)
+    monkeypatch.setattr(topic_reader, "_MAX_BUFFERED_BYTES", 8 * 2000)
     for i in range(120):
         producer.send(Message(topic, b"%03d" % i + bytes(100_000)))
     stored(120)
@@ -74,13 +74,13 @@ def test_what_is_held_is_bounded_by_bytes_and_decompressed_one_by_one(producer, 
             decoded.append(message.queue_offset)
             yield message
 
-    class Watched(reading.BufferedAnswers):
+    class Watched(topic_reader.BufferedAnswers):
         def add(self, fetched, answer):
             super().add(fetched, answer)
             held.append((self._bytes, len(self._answers)))
 
-    monkeypatch.setattr(reading, "decode_leniently", counted)
-    monkeypatch.setattr(reading, "BufferedAnswers", Watched)
+    monkeypatch.setattr(topic_reader, "decode_leniently", counted)
+    monkeypatch.setattr(topic_reader, "BufferedAnswers", Watched)
     shown, queues = [], 8
     for message in reader().messages():
         shown.append(int(message.body[:3]))
@@ -90,7 +90,7 @@ def test_what_is_held_is_bounded_by_bytes_and_decompressed_one_by_one(producer, 
 
 
 def test_a_look_that_was_broken_off_goes_on_with_what_was_held(producer, reader, topic, stored, monkeypatch):
-    monkeypatch.setattr(reading, "_READ_AHEAD", 3)
+    monkeypatch.setattr(topic_reader, "_READ_AHEAD", 3)
     for i in range(40):
         producer.send(Message(topic, str(i).encode()))
     stored(40)
@@ -110,7 +110,7 @@ def test_a_look_that_was_broken_off_goes_on_with_what_was_held(producer, reader,
     ],
 )
 def test_how_far_the_next_look_goes(answers, went):
-    held = reading.BufferedAnswers(1000)
+    held = topic_reader.BufferedAnswers(1000)
     for start, end, size in answers:
         held.add(FetchedAnswers(np.zeros(size, np.uint8), []), FetchedAnswer(0, start, end, end, 0, size))
     assert held.next_read(OffsetRange(MessageQueue("t", "b", 0), 0, 100), 256) == went
@@ -195,7 +195,7 @@ def test_what_a_closed_broker_has_is_said_to_be_left_out(caplog):
         first.on(Request.GET_TOPIC_STATS_INFO, ok(b'{"offsetTable":{}}'))
         reader = TopicReader(options.parse({"name_server": first.address}).for_role("batch source"), "t", print)
         reader.seek(earliest)
-        assert [record.getMessage() for record in caplog.records if record.name == reading.__name__] == [
+        assert [record.getMessage() for record in caplog.records if record.name == topic_reader.__name__] == [
             "what topic t has on broker-b is omitted: no read permission"
         ]
         first.on(Request.GET_ROUTEINFO_BY_TOPIC, route(1, {"broker-a": first.address}, perm=2))
@@ -238,7 +238,7 @@ def test_a_topic_that_is_made_again_is_followed_from_its_begin():
 
 
 def test_a_queue_that_is_added_while_it_is_followed_is_read_from_its_begin(monkeypatch):
-    monkeypatch.setattr(reading, "_MAX_ROUTE_AGE_S", 0.0)
+    monkeypatch.setattr(topic_reader, "_MAX_ROUTE_AGE_S", 0.0)
     lost = []
     with MockBroker() as broker:
         broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(1, {"broker-a": broker.address}))
