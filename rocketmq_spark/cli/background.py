@@ -1,8 +1,8 @@
-"""The local broker that outlives the command that started it: its process, and its recorded state.
+"""The background process that runs the local broker, and its recorded state. It outlives ``broker start``.
 
-``python -m rocketmq_spark.cli.background`` is that process. It holds a lock while it runs, so no command has to guess from
-a process id whether it runs; ``state.json`` beside the lock has its addresses. The process that starts it learns the outcome
-through a pipe.
+``python -m rocketmq_spark.cli.background`` is that process. It holds a lock while it runs, so commands test the lock instead of
+a process id. ``state.json`` beside the lock has the addresses of the servers. ``broker start`` reads the outcome of the start
+from a pipe.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ _LOCK_TIMEOUT_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class RunningBroker:
-    """The local broker as its process described it: ``servers`` are addresses and process ids by name.
+    """The recorded state of the local broker. ``servers`` are addresses and process ids by name.
 
-    ``conf`` are the names only: values may be secrets.
+    ``conf`` has only the names of the settings, because values may be secrets.
     """
 
     pid: int
@@ -53,13 +53,13 @@ class RunningBroker:
     conf: list[str] = field(default_factory=list)
 
     def is_up(self, server: str) -> bool:
-        """Whether the server takes connections now; it may have died since."""
+        """Whether the server accepts connections now. It may have died after the state was recorded."""
         return process.accepts(int(self.servers[server][0].rpartition(":")[2]))
 
 
 @dataclass(frozen=True, slots=True)
 class StartRequest:
-    """What ``broker start`` asks for."""
+    """The arguments of ``broker start``."""
 
     brokers: int
     slaves: int
@@ -73,36 +73,36 @@ def default_data() -> Path:
 
 
 def stored_brokers(data: Path) -> dict[str, int]:
-    """The brokers of a data folder, in the order of their names, with the number of slaves of each."""
+    """Return the brokers of a data folder, in the order of their names, with the number of slaves of each."""
     homes = [conf.parent.name for conf in data.glob("*/broker.conf")]
     names = itertools.takewhile(lambda name: name in homes, (broker_names(i + 1)[i] for i in itertools.count()))
     return {name: sum(home.startswith(f"{name}-slave-") for home in homes) for name in names}
 
 
 def log_path() -> Path:
-    """What the process itself prints."""
+    """The file with the output of the background process."""
     return _path("log.txt")
 
 
 def running() -> RunningBroker | None:
-    """The local broker, when there is one."""
+    """Return the local broker; None if none runs."""
     if not _is_locked():
         return None
     try:
         state = json.loads(_state())
     except (FileNotFoundError, ValueError):
-        return None  # it is starting, or ending
+        return None  # the process is starting or ending
     servers = {name: (address, pid) for name, (address, pid) in state.pop("servers").items()}
     return RunningBroker(**state, servers=servers)
 
 
 def start(request: StartRequest) -> RunningBroker:
-    """Start it and return when it is ready. The first start of a user downloads RocketMQ, and shows that here."""
+    """Start the local broker and return when it is ready. The first start of a user downloads RocketMQ, with a progress bar."""
     _check_not_running()
     find_java()
     process.refuse_taken(_ports(request))
     distro.fetch()
-    _check_not_running()  # another command has waited for the same download, perhaps
+    _check_not_running()  # another command may have waited for the same download and started one
     with distro.writing_to(_folder()):
         folders.make(_folder())
         _check_no_foreign_files()
@@ -112,7 +112,7 @@ def start(request: StartRequest) -> RunningBroker:
 
 
 def _check_no_foreign_files() -> None:
-    """Raise if another user has a file in the folder, from a time when others could write there. LocalBroker checks the data."""
+    """Raise if the folder has a file of another user, who could write there earlier. ``LocalBroker`` checks the data folder."""
     if (foreign_file := folders.foreign_in(_folder(), (_DATA,))) is not None:
         raise _foreign_file_error(foreign_file)
 
@@ -141,7 +141,7 @@ def _spawn(request: StartRequest, log: IO[str]) -> RunningBroker:
         os.close(write_fd)
         try:
             assert child.stdin is not None
-            # Not as an argument: everybody sees those in 'ps', and settings may be secrets.
+            # Not as an argument: every user can see arguments with 'ps', and settings may be secrets.
             with contextlib.suppress(BrokenPipeError), child.stdin as stdin:
                 stdin.write(json.dumps(asdict(request)).encode())
             answer = json.loads(answers.readline() or "{}")
@@ -154,12 +154,12 @@ def _spawn(request: StartRequest, log: IO[str]) -> RunningBroker:
         child.wait()
         reason = answer.get("message") or f"The local broker ended while starting; see {log_path()}"
         raise LocalBrokerError(reason, remedy=answer.get("remedy"))
-    child.returncode = 0  # it lives on: no warning about that when this object goes
+    child.returncode = 0  # the process continues to run: this prevents a ResourceWarning when ``child`` is deleted
     return broker
 
 
 def stop(timeout_s: float = 40.0) -> RunningBroker:
-    """End it in order and return when it is gone; what ran until now."""
+    """Stop the local broker cleanly, and return its state when it has ended."""
     broker = running()
     if broker is None:
         raise not_running()
@@ -200,7 +200,7 @@ def _state_path() -> Path:
 
 
 def _state() -> bytes:
-    """The recorded state. Raises ``LocalBrokerError`` if others could have written it: commands would connect where they want."""
+    """Return the recorded state. Raises ``LocalBrokerError`` if other users may write the file: they could redirect commands."""
     path = _state_path()
     with open(folders.open_regular(path), "rb") as file:
         if folders.others_may_write(os.fstat(file.fileno())):
@@ -209,11 +209,11 @@ def _state() -> bytes:
 
 
 def _is_locked() -> bool:
-    """Whether the process lives: it holds the lock."""
+    """Whether the background process runs, and holds the lock."""
     try:
         with open(folders.open_private(_path("lock"), os.O_RDONLY)) as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except (FileNotFoundError, PermissionError):  # with the cache of root, another user has no local broker
+    except (FileNotFoundError, PermissionError):  # the cache of root: this user has no local broker there
         return False
     except BlockingIOError:
         return True
@@ -224,7 +224,7 @@ def _is_locked() -> bool:
 
 
 def _run(answers: IO[str], request: StartRequest) -> None:
-    """Hold the lock, run the servers, tell, and wait for the signal to end."""
+    """Hold the lock, run the servers, write the outcome of the start to ``answers``, and wait for SIGTERM."""
     signal.signal(signal.SIGTERM, _exit_on_sigterm)
     with _lock(), contextlib.ExitStack() as stack:
         try:
@@ -236,7 +236,7 @@ def _run(answers: IO[str], request: StartRequest) -> None:
             return
         print(json.dumps({"ready": True}), file=answers)
         answers.close()
-        Latch().wait()  # for the signal; unlike a pause, it also ends if the signal came just before it
+        Latch().wait()  # unlike signal.pause(), this also ends if the signal came just before
 
 
 def _servers(request: StartRequest) -> LocalBroker:
@@ -271,7 +271,7 @@ def _publish(mq: LocalBroker, conf: list[str]) -> None:
 def _lock() -> Iterator[None]:
     deadline = Deadline.after(_LOCK_TIMEOUT_S)
     with open(folders.open_private(_path("lock"), os.O_RDWR | os.O_CREAT), "a") as lock:
-        while not folders.try_lock(lock):  # perhaps only a status command looks at the lock
+        while not folders.try_lock(lock):  # a status command may hold the lock for a moment
             if deadline.expired:
                 raise BlockingIOError(errno.EWOULDBLOCK, "another process has locked it", lock.name)
             deadline.pause(_PAUSE_S)

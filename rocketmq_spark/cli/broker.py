@@ -1,4 +1,4 @@
-"""``rocketmq-spark broker``: the local broker in the background, and what it says."""
+"""``rocketmq-spark broker``: starts, stops and shows the local broker in the background."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def logs(output: Output, name: str, lines: int) -> None:
 
 
 def _start_command(running: RunningBroker) -> str:
-    """The command that starts the same again, with what the data folder does not know."""
+    """The command that starts the same broker again. The data folder does not store the names in --conf."""
     from rocketmq_spark.cli import background
 
     words = ["rocketmq-spark", "broker", "start"]

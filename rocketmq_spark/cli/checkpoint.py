@@ -1,4 +1,4 @@
-"""``rocketmq-spark checkpoint``: what Spark's folder of a query says, what brokers have now, and back to an earlier batch."""
+"""``rocketmq-spark checkpoint``: shows the checkpoint of a query, compares it with the brokers, and rewinds it."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def _batch_row(read: BatchRead, machine: bool) -> dict[str, object]:
 
 
 def _tail_commands(ranges: Sequence[OffsetRange]) -> Iterator[str]:
-    """The commands that show the messages of a batch, topic by topic."""
+    """The commands that show the messages of a batch, one for each topic."""
     from rocketmq_spark.spark.source.offsets import Offsets
 
     for topic in sorted({part.queue.topic for part in ranges if part.size}):
@@ -194,7 +194,7 @@ def diff(ctx: click.Context, output: Output, target: Target, folder: str) -> Non
 
 
 def compare_with_brokers(client: Client, batch: LoggedBatch) -> tuple[list[Drift], list[str]]:
-    """Compare the queues that the query reads next with the brokers. Returns a ``Drift`` for each queue, and errors as texts."""
+    """Compare the queues that the query reads next with the brokers. Returns a ``Drift`` for each queue, and error messages."""
     from rocketmq_spark.admin import deadline, with_kept_minimums
     from rocketmq_spark.cli.query import unplanned_queues
     from rocketmq_spark.spark.checkpoints.rewind import drift
@@ -223,7 +223,7 @@ def compare_with_brokers(client: Client, batch: LoggedBatch) -> tuple[list[Drift
             unavailable_brokers.add(topic_at_broker[1])
             errors.append(str(error))
             bounds = {queue: of for queue, of in bounds.items() if topic_broker(queue) != topic_at_broker}
-    # A new queue may be in the route only: if its broker answers and does not have the queue, the query reads no such queue.
+    # The route may name a new queue that its broker does not have: the query will not read it.
     existing = {
         q: at for q, at in positions.items() if q not in new or q in bounds or q.broker_name in unavailable_brokers
     }
@@ -231,7 +231,7 @@ def compare_with_brokers(client: Client, batch: LoggedBatch) -> tuple[list[Drift
 
 
 def _unregistered_brokers(client: Client, batch: LoggedBatch) -> set[str]:
-    """Return the brokers of a batch that are not registered at a name server now. Through a Proxy this is unknown."""
+    """Return the brokers of a batch that are not registered at a name server. Empty for a Proxy, which does not report this."""
     try:
         return {queue.broker_name for queue in batch.positions} - client.routes.cluster().keys()
     except (AccessDenied, NotSupported):
@@ -316,7 +316,7 @@ def rewind(
 
 
 def _reread_lines(plan: RewindPlan) -> Iterator[str]:
-    """The exact words."""
+    """The lines that say what the query will read again, with the range of each queue."""
     if plan.rolled_back:
         batches = (
             f"batch {plan.rolled_back[0]}"
@@ -326,7 +326,7 @@ def _reread_lines(plan: RewindPlan) -> Iterator[str]:
         count = sum(part.size for part in plan.ranges)
         yield f"What {batches} read is read again, {count} offsets, in new batches from number {plan.batch.number + 1} on:"
     for part in plan.ranges:
-        yield f"  {part.queue}  from {part.start}, before {part.end}  ({part.size})"  # the end as in 'show' and 'lag'
+        yield f"  {part.queue}  from {part.start}, before {part.end}  ({part.size})"  # exclusive end, as in 'show' and 'lag'
 
 
 def _check_quiet(folder: Folder, quiet_s: float) -> None:

@@ -1,4 +1,4 @@
-"""``rocketmq-spark cluster``, ``user`` and ``policy``: brokers, what they report of themselves, users and policies of ACL 2.0."""
+"""``rocketmq-spark cluster``, ``user`` and ``policy``: shows brokers with their figures, and administers users and policies."""
 
 from __future__ import annotations
 

@@ -3,9 +3,9 @@
 Exit codes: 0 done; 1 failure, with one line that gives the reason and the remedy; 2 wrong usage (click's own); 130 Ctrl-C.
 If the pipe closes early (``| head -1``), read-only commands exit 0 and sending commands exit 1.
 
-Each group's file is imported only when one of its commands is asked for.
+The file of a group is imported only when one of its commands is used.
 
-The command ``help`` shows the pages of the site, and the rows of their tables, in the terminal. It works without a network.
+The command ``help`` shows the pages of the documentation, and rows of their tables, in the terminal. It needs no network.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ class CliCommand(click.Command):
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except KeyboardInterrupt as interrupt:
-            for note in getattr(interrupt, "__notes__", ()):  # which brokers have taken a change
+            for note in getattr(interrupt, "__notes__", ()):  # name the brokers that have applied a change
                 output.note(note)
             ctx.exit(INTERRUPTED)
         except Exception as error:
-            # The root of the program: no caller could report it better.
+            # No caller is left that could handle the error, so every type of error is reported here.
             if isinstance(error, OSError) and error.errno == errno.EPIPE:
                 _discard_output()
                 ctx.exit(self.broken_pipe_exit_code)
@@ -67,13 +67,13 @@ class CliCommand(click.Command):
 
 
 class SendingCommand(CliCommand):
-    """Such a command that sends while it prints, and has not sent everything when it cannot print."""
+    """A command that sends while it prints. It has not sent everything if it can no longer print."""
 
     broken_pipe_exit_code = 1
 
 
 class SuggestingGroup(click.Group):
-    """A group of commands that suggests the nearest names for a misspelt one."""
+    """A group of commands that suggests similar names for a misspelt command."""
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         names = self.list_commands(ctx)
@@ -87,15 +87,15 @@ class SuggestingGroup(click.Group):
 
 
 class CliGroup(SuggestingGroup):
-    """A group of such commands."""
+    """A group of ``CliCommand``."""
 
     command_class = CliCommand
 
 
 def confirm(what: str, yes: bool) -> None:
-    """Go on if the user says so, by ``--yes`` or on a terminal."""
+    """Return if the user confirms, with ``--yes`` or on the terminal; otherwise raise."""
     if not yes:
-        if sys.stdin is None or not sys.stdin.isatty():  # None: it is closed
+        if sys.stdin is None or not sys.stdin.isatty():  # None if stdin is closed
             raise click.UsageError(f"{what}. There is no terminal to ask on: give --yes")
         click.confirm(f"{what}?", abort=True, err=True)
 
@@ -108,11 +108,11 @@ def _reject_other_flag(ctx: click.Context, param: click.Parameter, value: bool) 
 
 
 def with_yes(command: Any) -> Any:
-    """The option ``--yes`` of a command that shows what it would do, and does it with ``--yes`` only, as ``really``."""
+    """Add the option ``--yes`` (parameter ``really``) to a command that otherwise only previews its change."""
     decorated = click.option("--yes", "really", is_flag=True, help="Apply the change; otherwise only preview it.")(
         command
     )
-    for flag in ("--apply", "--execute", "--dry-run", "--send"):  # of other tools, and of releases before
+    for flag in ("--apply", "--execute", "--dry-run", "--send"):  # names in other tools and in earlier releases
         decorated = click.option(flag, is_flag=True, hidden=True, expose_value=False, callback=_reject_other_flag)(
             decorated
         )
@@ -123,15 +123,17 @@ TIMES = "ISO-8601 (UTC without a zone), 1h (one hour ago), @milliseconds"
 
 
 def time_ms(text: str) -> int:
-    """What a time is in ms since 1970, as all commands take it: ``TIMES``."""
+    """Return the ms since 1970 of a time in one of the forms of ``TIMES``. Raises ``ValueError`` for other texts."""
     from rocketmq_spark.options.parsing import duration, timestamp
 
     stripped = text.strip()
     if re.fullmatch(r"[\d.]{1,12}\s*[a-z]+", stripped):
-        return max(0, round((time.time() - duration(stripped)) * 1000))  # brokers fail at numbers that they cannot hold
+        return max(
+            0, round((time.time() - duration(stripped)) * 1000)
+        )  # brokers fail for times that do not fit into 64 bits
     if re.fullmatch(r"@\d{1,18}", stripped):
         return int(stripped[1:])
-    if stripped.isdecimal():  # as well an offset, or seconds
+    if stripped.isdecimal():  # ambiguous: it could be an offset, seconds or milliseconds
         raise ValueError(f"a time; @{stripped} is one in milliseconds since 1970")
     try:
         return timestamp(stripped)
@@ -140,7 +142,7 @@ def time_ms(text: str) -> int:
 
 
 def start_or_time(text: str) -> str | int:
-    """``latest``, ``earliest``, or a time in ms since 1970."""
+    """Return ``latest`` or ``earliest`` as it is, and another text as a time in ms since 1970."""
     word = text.strip().lower()
     if word in ("latest", "earliest"):
         return word
@@ -151,7 +153,7 @@ def start_or_time(text: str) -> str | int:
 
 
 def time_option(*names: str, help: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """An option whose value is a time, in ms since 1970."""
+    """Return a click option that passes a time as ms since 1970."""
 
     def parsed(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
         try:
@@ -163,7 +165,7 @@ def time_option(*names: str, help: str) -> Callable[[Callable[..., None]], Calla
 
 
 def _discard_output() -> None:
-    """The reader has left: drop even what is still in a buffer when Python ends."""
+    """Discard all further output, also what Python still has in a buffer when it exits: the reader of the pipe has ended."""
     for stream in (sys.stdout, sys.stderr):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
@@ -180,7 +182,7 @@ def _as_rocketmq_error(error: Exception) -> RocketMQError:
     )
 
 
-# What the first page of help says, and where the command is.
+# By name of the command: its text in ``--help``, and its module and function.
 COMMANDS = {
     "demo": ("Run a stream, kill Spark in between, and count: two minutes.", "demo.command:demo"),
     "broker": ("Start and stop a real RocketMQ on this machine.", "broker:broker"),
@@ -233,12 +235,12 @@ def app() -> None:
 
 
 _PACKAGE = Path(rocketmq_spark.__file__).parent
-# In a wheel, and in a clone.
+# Where a wheel and a clone have the pages.
 _PAGE_FOLDERS = (_PACKAGE / "pages", _PACKAGE.parent / "docs")
 _RECIPE_PREFIX = "how-to/"
-# Pages whose tables have a row for each name.
+# Pages whose tables have one row for each name.
 _PAGES_WITH_TABLES = ("errors", "options", "metrics")
-_FRONT_MATTER = re.compile(r"\A---\n.*?\n---\n", re.DOTALL)  # of the site, above a page
+_FRONT_MATTER = re.compile(r"\A---\n.*?\n---\n", re.DOTALL)  # at the start of a page
 _CELL_SEPARATOR = re.compile(r"(?<!\\)\|")
 
 
@@ -272,7 +274,7 @@ def help(ctx: click.Context, topic: str | None) -> None:
     if topic.lower() in table:
         _, row = table[topic.lower()]
         output.item(row, *(f"{heading}: {cell}" for heading, cell in row.items()))
-    if command is not None:  # also where an option has its name
+    if command is not None:  # shown in addition to an option of the same name
         text = command.get_help(click.Context(command, parent=ctx.parent, info_name=topic))
         output.item({"command": topic, "text": text}, *text.split("\n"))
     if command is not None or topic.lower() in table:
@@ -290,7 +292,7 @@ def help(ctx: click.Context, topic: str | None) -> None:
 
 
 def _pages() -> dict[str, Path]:
-    """By name. Those of the recipes come last."""
+    """Return the pages by name, those of how-to/ last."""
     for folder in _PAGE_FOLDERS:
         if (folder / "options.md").is_file():
             pages = {str(path.relative_to(folder).with_suffix("")): path for path in folder.rglob("*.md")}
@@ -307,7 +309,7 @@ def _page_title(text: str) -> str:
 
 
 def _rows_by_name(text: str) -> list[tuple[str, dict[str, str]]]:
-    """The rows of a page's tables, by each name in their first cell."""
+    """Return the rows of a page's tables, each with a name in its first cell. A row is repeated for each of its names."""
     named_rows: list[tuple[str, dict[str, str]]] = []
     headings: list[str] = []
     for line in text.split("\n"):
@@ -325,7 +327,7 @@ def _rows_by_name(text: str) -> list[tuple[str, dict[str, str]]]:
 
 
 def _print_markdown(text: str) -> None:
-    """As Markdown is, or drawn on a terminal."""
+    """Print Markdown formatted on a terminal, and unchanged elsewhere."""
     width = width_of(sys.stdout)
     if width is None:
         click.echo(text, nl=False)

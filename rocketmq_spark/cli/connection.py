@@ -1,4 +1,4 @@
-"""Where a command connects to: options, environment, or the local broker that runs in the background."""
+"""The connection options of commands: from the command line, from environment variables, or of the local broker."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The connection options of a command, or with ``allows_query_options`` the options of a query that it looks at.
+    """The connection options of a command. Connections open at the first use.
 
-    It connects when it is first used.
+    ``allows_query_options``: options of queries are accepted, because the command examines a query.
     """
 
     given: dict[str, Any] = field(repr=False)
     allows_query_options: bool = False
 
     def options(self, role: str = "batch source") -> Options:
-        """Raises ``OptionError`` also for what only a query has, such as its topics and columns: a command ignores that."""
+        """Return the parsed options. Raises ``OptionError`` also for options of queries, which a command ignores."""
         from rocketmq_spark import options
 
         parsed = options.parse(self.settings()).for_role(role)
@@ -50,7 +50,7 @@ class Target:
         return parsed
 
     def for_role(self, role: str) -> Target:
-        """The same without the options that do not belong to a role, with a name server in any case."""
+        """Return a target without the options that do not belong to a role, and always with a name server."""
         from rocketmq_spark import options
 
         rows = {name.lower(): row for row in options.TABLE for name in (row.name, row.field, *row.aliases)}
@@ -59,15 +59,15 @@ class Target:
         return replace(self, given=kept)
 
     def without(self, fields: Collection[str]) -> Target:
-        """The same without these options."""
+        """Return a target without the options of these fields."""
         return replace(
             self, given={name: value for name, value in self.given.items() if _field_name(name) not in fields}
         )
 
     def in_checkpoint_scope(self, identities: Sequence[Mapping[str, object]]) -> Target:
-        """The same where the sources of a checkpoint read: in their namespace, and among topics of their environment.
+        """Return a target with the namespace of a checkpoint's sources, and with their environment if it has its own topics.
 
-        Where the checkpoint does not say it, or its sources differ, what was given stays.
+        If the checkpoint does not record them, or its sources differ, return this target.
         """
         with_namespace = [record for record in identities if "namespace" in record]
         scopes = [
@@ -99,7 +99,7 @@ class Target:
         return Producer(**given)
 
     def note_environment(self, output: Output) -> None:
-        """Which one the command stays in, if it does."""
+        """Note the environment to which the command is restricted, if any."""
         from rocketmq_spark import options
 
         given = options.parse(self.given)
@@ -107,7 +107,7 @@ class Target:
             output.note(given.in_environment)
 
     def settings(self) -> dict[str, Any]:
-        """What was given, with a name server in any case."""
+        """Return the given options, with the name server of the local broker if none is given."""
         if any(value and _field_name(name) == "name_server" for name, value in self.given.items()):
             return self.given
         from rocketmq_spark.cli import background
@@ -115,7 +115,7 @@ class Target:
         problem_text = ""
         try:
             running = background.running()
-        except LocalBrokerError as e:  # the cache, or what is in it, is not safe
+        except LocalBrokerError as e:  # other users may write to the cache
             running, problem_text = None, f" that can be used: {e.message}"
         if running is None:
             raise OptionError(
@@ -126,22 +126,22 @@ class Target:
 
 
 _SPARK_ROLES = frozenset({"stream source", "batch source", "sink"})
-# What a command takes instead of an option of queries.
+# Hints for options of queries that a command replaces.
 _COMMAND_HINTS = {"topic_names": "; give a command RocketMQ's name of the topic, with _ for dots"}
-# How a source reads, which commands do, too.
+# Options of a source that also apply to commands, which read in the same way.
 _READ_FIELDS = frozenset({"route_refresh", "max_bytes_in_flight", "pull_depth", "read_deadline"})
 ENVIRONMENT_OPTIONS = ("environment", "environmentmode", "environments")
 _SCOPE_OPTIONS = ("namespace", *ENVIRONMENT_OPTIONS)
 
 
 def _topic_environment(record: Mapping[str, object]) -> dict[str, Any]:
-    """The environment, if it has topics of its own. One that has queues does not matter: positions name them."""
+    """Return the options of a recorded environment that has its own topics. In mode queues, positions name the queues already."""
     suffixed = record.get("environmentMode") == "suffix" and "environment" in record
     return {"environment": record["environment"], "environmentMode": "suffix"} if suffixed else {}
 
 
 def connected(function: Callable[..., None]) -> Callable[..., None]:
-    """Adds the connection options; the function gets them as ``target``."""
+    """Add the connection options to a command, which receives them as ``target``."""
 
     @functools.wraps(function)
     def run(*args: Any, option: dict[str, str], **kwargs: Any) -> None:
@@ -155,9 +155,9 @@ def connected(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def _merge_options(ctx: click.Context, options: dict[str, Any], further: Mapping[str, str]) -> dict[str, Any]:
-    """The options of a command with those of ``-o``, which override variables. Either spelling of a name is the same option.
+    """Return the options of a command with the ``further`` options of ``-o``, which override environment variables.
 
-    Raises ``OptionError`` for one that the command line gives twice.
+    Raises ``OptionError`` for an option that the command line gives twice, in any spelling.
     """
     on_command_line = {name for name in options if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE}
     merged = {name: value for name, value in options.items() if name in on_command_line}
@@ -202,7 +202,7 @@ def _first_line(option: str, path: Path) -> str:
 
 
 def _field_name(name: str) -> str:
-    """The one name of an option that has several spellings; an unknown one as it is."""
+    """Return the field of an option, for any spelling of its name. An unknown name is returned unchanged."""
     from rocketmq_spark import options
 
     field_names = {

@@ -1,6 +1,6 @@
-"""``rocketmq-spark group`` and ``offsets``: consumer groups, the offsets that brokers keep of them, and setting those.
+"""``rocketmq-spark group`` and ``offsets``: shows and deletes consumer groups, and shows and resets their committed offsets.
 
-Their lag is watched by ``lag``.
+``lag`` shows how far groups are behind.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ def _parse_target(ctx: click.Context, param: click.Parameter, value: str) -> Off
 
 
 def _reject_kafka_option(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
-    """Options of Kafka's tool are not ours."""
+    """Reject options of Kafka's tool, and name the replacement."""
     if value is not None:
         raise click.UsageError(
             "--by-duration, --shift-by and --to-datetime are options of Kafka's tool. Here --to takes them all: "

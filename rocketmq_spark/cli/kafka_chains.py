@@ -1,7 +1,7 @@
-"""Chains of calls that read or write, such as ``df.writeStream.format("kafka").option(…).start()``, in a Python program. Pure.
+"""Finds chains of calls that read or write, such as ``df.writeStream.format("kafka").option(…).start()``. Pure.
 
-A reader or a writer may be in several variables. Readers and writers of Spark are mutable: what one chain sets also holds for the
-other chains of the same object.
+A program may hold a reader or a writer in several variables. Spark's readers and writers are mutable: an option that one chain
+sets also applies to the other chains of the same object.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _OPTIONS = "the options are computed: compare them with docs/coming-from-kafka.m
 ROLES = {"read": "batch source", "readStream": "stream source", "write": "sink", "writeStream": "sink"}
 _FINAL_CALLS = ("load", "save", "start", "toTable")
 _OTHER_FINAL_CALLS = {"parquet", "orc", "json", "csv", "text", "table", "jdbc", "saveAsTable", "insertInto"}
-# Methods that only readers and writers have, besides ``format``, which texts have, too.
+# Methods of readers and writers. ``format`` is not among them, because texts have it, too.
 _IO_METHODS = {"option", "options", *_FINAL_CALLS}
-# Parameters of load, save and start that are no options; the first ones are also positional.
+# Parameters of load, save, start and toTable that are not options, in the order of positional arguments.
 _PARAMETERS = {
     "load": ("path", "format", "schema"),
     "save": ("path", "format", "mode", "partitionBy"),
@@ -34,7 +34,7 @@ _PARAMETERS = {
 
 
 class ChainOption(NamedTuple):
-    """``value`` is None if unknown; ``name`` is ``UNKNOWN`` if the program's text does not show it."""
+    """An option that a chain sets. ``value`` is None, and ``name`` is ``UNKNOWN``, if the program does not show it."""
 
     name: str
     value: ast.expr | None
@@ -43,7 +43,7 @@ class ChainOption(NamedTuple):
 
 @dataclass(eq=False)
 class CallChain:
-    """``root`` is the expression on which the first call is made; ``role`` is None if it is no reader or writer."""
+    """A chain of calls. ``root`` is the expression of the first call; ``role`` is None if ``root`` is not a reader or writer."""
 
     calls: list[tuple[str, ast.Call]]
     root: ast.expr
@@ -63,7 +63,7 @@ class CallChain:
         return {name for name, _ in self.calls}
 
     def formats(self, program: PythonProgram) -> list[ast.expr | None]:
-        """What names the format; None is an option that the program's text does not show."""
+        """Return the expressions of the format. None is an option whose value the program does not show."""
         formats: list[ast.expr | None] = []
         for name, call in self.calls:
             if name == "format":
@@ -82,7 +82,7 @@ class CallChain:
 
     @staticmethod
     def parameter(name: str, call: ast.Call, parameter: str) -> ast.expr | None:
-        """An argument of load, save, start or toTable."""
+        """Return an argument of load, save, start or toTable; None if the call does not have it."""
         names = _PARAMETERS[name]
         return _argument(call, names.index(parameter), parameter) if parameter in names else None
 
@@ -121,7 +121,7 @@ def _unpacked_options(node: ast.expr, program: PythonProgram) -> Iterator[ChainO
 
 @dataclass(eq=False)
 class ReaderOrWriter:
-    """The chains of one reader or writer, with what they set together."""
+    """One reader or writer: its chains, and the options that they set together."""
 
     program: PythonProgram
     chains: list[CallChain] = field(default_factory=list)
@@ -134,24 +134,24 @@ class ReaderOrWriter:
 
     @functools.cached_property
     def option_names(self) -> set[str]:
-        """The names of all options, in lower case."""
+        """Return the names of all options, in lower case."""
         return {option.name.lower() for chain in self.chains for option in chain.options(self.program)}
 
     @functools.cached_property
     def modes(self) -> list[str]:
-        """The texts of ``mode``."""
+        """Return the values of ``mode``."""
         calls = [call for chain in self.chains for name, call in chain.calls if name == "mode"]
         return [text for call in calls for text in self.program.texts(_argument(call, 0, "saveMode"))]
 
 
 class Chains:
-    """All chains of a program, by reader and writer."""
+    """All chains of a program, grouped by reader or writer."""
 
     def __init__(self, program: PythonProgram, trees: list[ast.Module]) -> None:
         self.program = program
         self._parents: dict[object, object] = {}
         self._bound_names: set[object] = set()
-        self._united_functions: set[Function] = set()  # whose results are united with what they return
+        self._united_functions: set[Function] = set()  # their results are united already
         self.chains: list[CallChain] = []
         self._by_call: dict[ast.Call, CallChain] = {}
         self._roots: list[ast.Attribute] = []
@@ -180,11 +180,11 @@ class Chains:
         return self._owner(self._key(chain.root))
 
     def at(self, call: ast.expr) -> CallChain | None:
-        """The chain that has a call of a method."""
+        """Return the chain that contains a call."""
         return self._by_call.get(call) if isinstance(call, ast.Call) else None
 
     def format(self, chain: CallChain) -> str | None:
-        """The format of a chain: Kafka's if it may be that; None if it is not known."""
+        """Return the format of a chain: ``KAFKA`` if it may be Kafka's; None if it is unknown."""
         nodes = chain.formats(self.program) or self.owner(chain).formats
         texts = [text.strip().lower() for node in nodes for text in self.program.texts(node)]
         if any(map(_is_kafka, texts)):
@@ -201,7 +201,7 @@ class Chains:
         return not of_text and any(len(call.args) == 1 and not call.keywords for call in formats)
 
     def written_frames(self) -> Iterator[tuple[ast.expr, ReaderOrWriter]]:
-        """The frames that are written, with their writers."""
+        """Yield the frames that are written, with their writers."""
         for node in self._roots:
             if ROLES[node.attr] == "sink":
                 yield node.value, self._owner(node)
@@ -223,7 +223,7 @@ class Chains:
         return self._owners.setdefault(self._find(key), ReaderOrWriter(self.program))
 
     def _key(self, node: ast.expr) -> object:
-        """The union-find key of the object on which the method calls in ``node`` are made."""
+        """Return the union-find key of the object whose methods ``node`` calls."""
         while (
             isinstance(node, ast.Call)
             and isinstance(node.func, ast.Attribute)
@@ -248,7 +248,7 @@ class Chains:
         return key
 
     def _may_be_io(self, node: ast.expr) -> bool:
-        """Whether an expression may be a reader or a writer: it is none after load, save or start."""
+        """Whether an expression may be a reader or a writer. The result of load, save or start is none."""
         match node:
             case ast.Name():
                 return True
@@ -277,12 +277,12 @@ class Chains:
 
 
 class KafkaChains:
-    """The chains of a program that read or write Kafka, or may do so, and what replaces their parts."""
+    """Finds what changes in the chains of a program that read or write Kafka, or may do so."""
 
     def __init__(self, chains: Chains) -> None:
         self._program = chains.program
         self._chains = chains
-        self.format_constants: set[ast.Constant] = set()  # the texts that are formats
+        self.format_constants: set[ast.Constant] = set()  # the texts that are used as formats
         self.explained_options: set[tuple[int, str]] = set()  # line and name
 
     def findings(self, tree: ast.Module) -> Iterator[KafkaFinding]:

@@ -1,6 +1,6 @@
-"""The columns of Spark's Kafka connector in a Python program, and those of RocketMQ that have their values. Pure.
+"""Finds the columns of Spark's Kafka connector in a Python program, and names the columns of RocketMQ with their values. Pure.
 
-Only those of frames that Kafka's source made, or that Kafka's sink writes. Names of topics with dots also count in frames of
+It searches only frames that Kafka's source returns or Kafka's sink writes. Names of topics with dots are also found in frames of
 RocketMQ.
 """
 
@@ -19,8 +19,8 @@ from rocketmq_spark.wire.names import legal_name
 _COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers")
 _COLUMN_OF_LOWER_NAME = {name.lower(): name for name in _COLUMNS}
 _COLUMN_PATTERN = "|".join(_COLUMNS)
-# Methods of frames whose string arguments are names of columns; those whose strings are SQL; functions whose first string is a
-# name.
+# Methods of frames whose string arguments are names of columns; methods whose strings are SQL; functions whose first string is
+# the name of a column.
 _COLUMN_NAME_METHODS = {
     *("select", "groupBy", "withColumn", "withColumnRenamed", "withWatermark", "dropDuplicates", "orderBy", "drop"),
     *("dropDuplicatesWithinWatermark", "repartition", "sort"),
@@ -28,13 +28,13 @@ _COLUMN_NAME_METHODS = {
 _SQL_METHODS = {"selectExpr", "where", "filter"}
 _COLUMN_NAME_FUNCTIONS = {"col", "column", "window"}
 _VIEW_METHODS = {"createOrReplaceTempView", "createTempView", "createOrReplaceGlobalTempView", "createGlobalTempView"}
-# A name in an expression: no function, no type of a cast, no part of a longer name.
+# The name of a column in SQL: not a function, not the type of a cast, not a part of a longer name.
 _COLUMN_IN_SQL = re.compile(
     rf"(?<![\w$@-])(?!(?<=\bas )timestamp\b)(?:\w+\.)?`?({_COLUMN_PATTERN})`?(?![\w.-]|\s*\()", re.IGNORECASE
 )
 _REGEX_FUNCTION = re.compile(r"\brlike\b|\bregexp", re.IGNORECASE)
 _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
-# A text beside the column topic in an expression.
+# A text with a dot that is compared with the column topic (name), or that becomes it (sent), in SQL.
 _TOPIC_WITH_DOTS = re.compile(
     r"\btopic\b(?:(?!\b(?:and|or)\b)[^'\"]){0,99}(['\"])(?P<name>[^'\"]{0,127}\.[^'\"]{0,127})\1|(['\"])(?P<sent>[^'\"\s]{0,127}\.[^'\"\s]{0,127})\3\s+as\s+topic\b",
     re.I,
@@ -44,7 +44,7 @@ _TOPIC_WITH_DOTS = re.compile(
 def column_findings(
     tree: ast.Module, program: PythonProgram, reads_kafka: Callable[[ast.expr], bool], written: Container[ast.expr]
 ) -> Iterator[KafkaFinding]:
-    """Line, column and its replacement. ``written`` are the calls and names in the expressions of all frames that Kafka's sink
+    """Yield line, column and replacement. ``written`` are the calls and names in the expressions of all frames that Kafka's sink
     writes.
     """
     for line, name, is_read in _columns(tree, program, reads_kafka, written):
@@ -59,7 +59,7 @@ def column_findings(
 def topic_findings(
     tree: ast.Module, program: PythonProgram, reads_rocketmq: Callable[[ast.expr], bool], written: Container[ast.expr]
 ) -> Iterator[KafkaFinding]:
-    """The names of topics with dots in frames of RocketMQ; ``written`` without those that option ``topicNames`` accepts."""
+    """Yield names of topics with dots in frames of RocketMQ. ``written`` has no frames of writers with option ``topicNames``."""
     for call, is_read in _frame_calls(tree, reads_rocketmq, written):
         if call in written:
             yield from _assigned_topic_findings(call, program)
@@ -75,7 +75,7 @@ def _hint_without_option(kafka_column: str, is_read: bool) -> str:
 def _frame_calls(
     tree: ast.Module, reads: Callable[[ast.expr], bool], written: Container[ast.expr]
 ) -> Iterator[tuple[ast.Call, bool]]:
-    """The calls of methods of frames that are read or ``written``, and whether they are read."""
+    """Yield the calls of methods of frames that are read or ``written``, and whether the frame is read."""
     for node in ast.walk(tree):
         match node:
             case ast.Call(func=ast.Attribute(value=frame)):
@@ -87,7 +87,7 @@ def _frame_calls(
 def _columns(
     tree: ast.Module, program: PythonProgram, reads_kafka: Callable[[ast.expr], bool], written: Container[ast.expr]
 ) -> Iterator[tuple[int, str, bool]]:
-    """Line and name of each column, and whether it is one of Kafka's source."""
+    """Yield line and name of each column, and whether it is a column of Kafka's source."""
     called = {node.func for node in ast.walk(tree) if isinstance(node, ast.Call)}
     views: set[str] = set()
     for call, _ in _frame_calls(tree, reads_kafka, ()):
@@ -130,7 +130,7 @@ def _columns_in_call(call: ast.Call) -> Iterator[tuple[int, str]]:
 
 
 def _assigned_topic_findings(call: ast.Call, program: PythonProgram) -> Iterator[KafkaFinding]:
-    """Texts with dots that become the column topic."""
+    """Yield findings for texts with dots that become the column topic."""
     values = []
     match call:
         case ast.Call(func=ast.Attribute(attr="withColumn"), args=[ast.Constant(value="topic"), value]):
@@ -148,7 +148,7 @@ def _assigned_topic_findings(call: ast.Call, program: PythonProgram) -> Iterator
 
 
 def _compared_topic_findings(call: ast.Call, program: PythonProgram) -> Iterator[KafkaFinding]:
-    """Texts with dots that are compared with the column topic, or split it."""
+    """Yield findings for texts with dots that are compared with the column topic, or that split it."""
     for argument in call.args:
         for node in ast.walk(argument):
             match node:
@@ -165,7 +165,7 @@ def _compared_topic_findings(call: ast.Call, program: PythonProgram) -> Iterator
 
 
 def _topic_texts_in_sql(call: ast.Call) -> Iterator[tuple[int, re.Match[str]]]:
-    """The places of ``_TOPIC_WITH_DOTS`` in a call, with their lines."""
+    """Yield the lines and matches of ``_TOPIC_WITH_DOTS`` in the SQL of a call."""
     method = call.func.attr if isinstance(call.func, ast.Attribute) else ""
     for argument in call.args:
         for node in ast.walk(argument):

@@ -1,4 +1,4 @@
-"""The frames of a Python program that the source of a format makes, or that its sink writes. Pure."""
+"""Finds the frames of a Python program that a format's source returns, or that its sink writes. Pure."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Frames:
         self._is_circular = False
 
     def reads(self, node: ast.expr) -> bool:
-        """Whether an expression is a frame of the format's source, or made of one."""
+        """Whether an expression is a frame of the format's source, or derived from one."""
         return self._reads(node) is True
 
     def _reads(self, node: ast.expr) -> bool | None:
-        """None if the answer depends only on a variable or function that is being examined (recursion)."""
+        """As ``reads``; None if the answer depends only on a variable or function that is being examined (recursion)."""
         while isinstance(node, ast.Call | ast.Attribute):
             if isinstance(node, ast.Call):
                 if functions := self._program.functions(node.func):
@@ -43,7 +43,7 @@ class Frames:
         return self._all_read(key, self._bound_expressions(bindings))
 
     def _all_read(self, key: object, values: Iterable[ast.expr | None]) -> bool | None:
-        """Whether all values of a variable or a function are such frames."""
+        """Whether all values of a variable or a function are frames of the format's source."""
         if key in self._active:
             self._is_circular = True
             return None
@@ -69,8 +69,9 @@ class Frames:
                 yield binding if isinstance(binding, ast.expr) else None
 
     def written_expressions(self, excluded_options: Container[str] = ()) -> set[ast.expr]:
-        """The calls and names in the expressions of all frames that the format's sink writes, variables resolved; writers with an
-        option of ``excluded_options`` do not count.
+        """Return the calls and names in the expressions of all frames that the format's sink writes, with variables resolved.
+
+        Frames of writers that have one of ``excluded_options`` are not included.
         """
         nodes: set[ast.expr] = set()
         frames = [

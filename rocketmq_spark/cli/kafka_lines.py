@@ -1,7 +1,7 @@
-"""The lines of a program for Kafka that change, and what replaces them. The program is read, never run. Pure.
+"""Finds the lines of a Kafka program that must change, and their replacements. The program is read and not run. Pure.
 
-Python is parsed: ``kafka_chains`` finds what reads and writes, ``python_values`` the formats and options that are computed.
-Everything else (Scala, SQL, shells, cells of notebooks that are not Python) is searched by ``kafka_text``.
+Python is parsed: ``kafka_chains`` finds readers and writers, ``python_values`` computes formats and options.
+``kafka_text`` searches everything else: Scala, SQL, shells, cells of notebooks that are not Python.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from rocketmq_spark.cli.python_values import UNKNOWN, DictValue, PythonProgram
 
 
 class PortedLine(NamedTuple):
-    """``where`` is the number of a line, in a notebook ``cell:line``."""
+    """A line that changes. ``where`` is its number, in a notebook ``cell:line``."""
 
     where: str
     kafka: str
@@ -38,7 +38,7 @@ class PortedLine(NamedTuple):
 
 
 class PortReport(NamedTuple):
-    """``searched`` are the parts that were searched as text, such as ``cell 2``."""
+    """The result. ``searched`` names the parts that were searched as text, such as ``cell 2``."""
 
     lines: list[PortedLine]
     searched: list[str]
@@ -49,18 +49,18 @@ _LAG_REPLACEMENT = 'progress(query)["lag"] (docs/monitoring.md)'
 _CLIENT = "rocketmq_spark.Producer, PullConsumer and Consumer; Admin for topics, queues and groups: help(rocketmq_spark.Admin)"
 _ASYNC = "rocketmq_spark.aio (rocketmq-spark help asyncio)"
 _CLIENTS = {"kafka": _CLIENT, "confluent_kafka": _CLIENT, "aiokafka": _ASYNC, "faust": _ASYNC}
-# In a notebook of Databricks that is stored as a program, cells in other languages are comments.
+# Databricks stores notebooks as programs, in which cells in other languages are comments.
 _MAGIC_PREFIX = re.compile(r"^(?:#|--|//) MAGIC(?: |$)", re.MULTILINE)
 _MAGIC_CELL = re.compile(r"(?:^# MAGIC(?: .*)?$\n?)+", re.MULTILINE)
 _MARKDOWN_CELL = re.compile(r"\s*%%?(?:md|markdown)\b")
-# Lines of a notebook's cell for IPython or a shell, which may go on after a backslash.
+# Lines of a notebook's cell for IPython or a shell. A backslash continues them on the next line.
 _LINE_MAGIC = re.compile(r"^([^\S\n]*)[%!](?:.*\\\n)*.*", re.MULTILINE)
-# What ``ast.parse`` and ``json.loads`` raise for texts that they cannot read, or that are too deep for them.
+# What ``ast.parse`` and ``json.loads`` raise for texts that they cannot parse, or that are nested too deeply.
 PARSE_ERRORS = (SyntaxError, ValueError, RecursionError, MemoryError)
 
 
 def port_report(name: str, text: str | bytes) -> PortReport:
-    """What changes, in the order of lines. Raises one of ``PARSE_ERRORS`` if the program or the notebook cannot be parsed."""
+    """Return the lines that change, in order. Raises one of ``PARSE_ERRORS`` if the program or the notebook cannot be parsed."""
     if name.endswith(".py"):
         (lines,) = _python_findings([_parse_program(text)])
         magic_cells = list(_magic_cells(text if isinstance(text, str) else text.decode("utf-8", "replace")))
@@ -76,7 +76,7 @@ def port_report(name: str, text: str | bytes) -> PortReport:
 
 
 def _magic_cells(text: str) -> Iterator[str]:
-    """The cells of a notebook of Databricks in other languages, each after as many empty lines as are before it in ``text``."""
+    """Yield the cells of a Databricks notebook in other languages, each after empty lines, so that its line numbers stay."""
     text = text.replace("\r\n", "\n")
     for part in _MAGIC_CELL.finditer(text):
         plain = _MAGIC_PREFIX.sub("", part[0])
@@ -86,7 +86,7 @@ def _magic_cells(text: str) -> Iterator[str]:
 
 def _parse_program(text: str | bytes) -> ast.Module:
     try:
-        return ast.parse(text)  # bytes may say their encoding
+        return ast.parse(text)  # bytes may declare their encoding
     except SyntaxError as e:
         if "'utf-8' codec" in e.msg:
             e.msg += ": save the file as UTF-8, or name its encoding in the first line"
@@ -125,7 +125,9 @@ def _notebook_report(text: str) -> PortReport:
 
 
 def _parse_cell(cell: str) -> tuple[ast.Module | None, list[str]]:
-    """A cell without its line magics, and these, each after as many empty lines as are before it; None if it is not Python."""
+    """Return the parsed cell without its line magics, None if it is not Python; and the line magics, each after empty lines, so that
+    line numbers stay.
+    """
     if cell.lstrip().startswith("%%"):
         return None, []
     with contextlib.suppress(*PARSE_ERRORS):
@@ -137,7 +139,7 @@ def _parse_cell(cell: str) -> tuple[ast.Module | None, list[str]]:
 
 
 def _python_findings(trees: list[ast.Module]) -> list[list[KafkaFinding]]:
-    """The findings of each module or cell; all share their variables."""
+    """Return the findings of each module or cell. All share their variables."""
     program = PythonProgram(trees)
     chains = Chains(program, trees)
     kafka_chains = KafkaChains(chains)
@@ -158,7 +160,7 @@ def _python_findings(trees: list[ast.Module]) -> list[list[KafkaFinding]]:
 
 
 def _other_findings(tree: ast.Module, program: PythonProgram, kafka: KafkaChains) -> Iterator[KafkaFinding]:
-    """What is not in a chain: clients, dictionaries of options, SQL, settings, and texts that may become a format."""
+    """Yield findings outside of chains: clients, dictionaries of options, SQL, settings, and texts that may become a format."""
     seen: set[ast.AST] = set()  # docstrings, and parts of texts
     checked_dictionaries: set[object] = set()  # variables with dictionaries
     for node in ast.walk(tree):  # a whole text comes before its parts
@@ -193,7 +195,7 @@ def _other_findings(tree: ast.Module, program: PythonProgram, kafka: KafkaChains
 def _built_sql_findings(
     node: ast.expr, place: ast.expr, program: PythonProgram, seen: set[ast.AST]
 ) -> Iterator[KafkaFinding]:
-    """SQL in a text that is put together."""
+    """Yield the findings of SQL in a text that is put together."""
     constants = [
         part.value for part in ast.walk(node) if isinstance(part, ast.Constant) and isinstance(part.value, str)
     ]
@@ -201,13 +203,13 @@ def _built_sql_findings(
     parts = [part for part in ast.walk(node) if isinstance(part, ast.JoinedStr | ast.BinOp)]
     findings = [finding for text in texts for finding in sql_findings(text, place.lineno)]
     seen.update(parts)
-    if findings:  # otherwise the parts are judged by themselves
+    if findings:  # otherwise each part is searched separately
         seen.update(part for part in ast.walk(node) if isinstance(part, ast.Constant))
     yield from findings
 
 
 def _dictionary_findings(dictionary: ast.expr, program: PythonProgram, kafka: KafkaChains) -> Iterator[KafkaFinding]:
-    """The entries of a dictionary that has a name with ``kafka.``, unless a chain uses the entry."""
+    """Yield findings for the entries of a dictionary with a name ``kafka.…``, except entries that a chain uses."""
     for entries in program.values(dictionary):
         if not isinstance(entries, DictValue) or not any(
             entry.name.lower().startswith("kafka.") for entry in entries.items

@@ -1,4 +1,4 @@
-"""What replaces an option of Spark's Kafka connector, and what is left of Kafka in an option of this one. Pure."""
+"""Finds the replacements of options of Spark's Kafka connector, and remains of Kafka in options for RocketMQ. Pure."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Setting(NamedTuple):
 
 
 def replacements(setting: Setting) -> Iterator[str]:
-    """What replaces the option; nothing if it stays."""
+    """Yield the replacements of an option; none if it stays."""
     lower = setting.name.lower()
     row = _ROW_BY_NAME.get(lower)
     if lower == "includeheaders" and setting.format != ROCKETMQ:
@@ -98,12 +98,12 @@ def _no_option(role: str | None) -> str:
 
 
 def _is_computed(setting: Setting) -> bool:
-    """Whether a part of the value is unknown. False in a program for RocketMQ: such a value has been ported."""
+    """Whether a part of the value is unknown. False in a program for RocketMQ, where it has been ported already."""
     return setting.format != ROCKETMQ and (not setting.texts or any(UNKNOWN in text for text in setting.texts))
 
 
 def has_dots_of_names(pattern: str) -> bool:
-    """Whether a regular expression matches dots of names. A dot with a quantifier matches any text."""
+    """Whether a regular expression contains a dot that is meant as the dot of a name, not as any character."""
     return "\\." in pattern or "[.]" in pattern or bool(re.search(r"\w\.\w", pattern))
 
 
@@ -117,7 +117,7 @@ def _partition_replacements(setting: Setting) -> Iterator[str]:
 
 
 def _numbers_partitions(text: str) -> bool:
-    """Whether a value of ``PARTITION_OPTIONS`` has partitions as in Kafka, by number and without a broker."""
+    """Whether a value of ``PARTITION_OPTIONS`` names partitions as Kafka does: by number, without a broker."""
     try:
         value = json.loads(text, strict=False)  # UNKNOWN is a control character
     except ValueError:
@@ -127,7 +127,7 @@ def _numbers_partitions(text: str) -> bool:
 
 
 def _is_by_number(offsets: object) -> bool:
-    """Whether keys of an offset or a time are numbers of partitions. In RocketMQ's form, they are names of brokers."""
+    """Whether the keys of offsets or times are numbers of partitions. In RocketMQ's form, they are names of brokers."""
     items = offsets.items() if isinstance(offsets, dict) else ()
     return any(key.isdecimal() and not isinstance(value, dict | list) for key, value in items)
 

@@ -1,4 +1,4 @@
-"""Searches a text that is not Python (Scala, SQL, shells, cells of notebooks) for lines that must change, by statements. Pure."""
+"""Searches text that is not Python (Scala, SQL, shells, cells of notebooks) for lines that must change. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rocketmq_spark.cli.kafka_options import (
 )
 from rocketmq_spark.cli.python_values import UNKNOWN
 
-# The number of a line (from 1, in ``_statement_findings`` from 0), what the line has of Kafka, and its replacement.
+# The number of a line (from 1; in ``_statement_findings`` from 0), the part that belongs to Kafka, and its replacement.
 KafkaFinding = tuple[int, str, str]
 
 USE_FORMAT = 'format("rocketmq").option("kafkaColumns", True)'
@@ -54,13 +54,13 @@ _OPTION_WITH_VALUE = re.compile(
     r"(?:\"\"\"(?P<long>.*?)\"\"\"|\"(?P<double>[^\"\n]*)\"|'(?P<single>[^'\n]*)')",
     re.IGNORECASE | re.DOTALL,
 )
-# A line that is only a comment, in any language. Options of shells begin with two hyphens, too, but without a space.
+# A line that is only a comment, in any language. A space follows the two hyphens of SQL, but not those of a shell's option.
 _COMMENT = re.compile(r"^[ \t]*(?://|#|/?\*|--\s).*", re.MULTILINE)
 _STATEMENT = re.compile(r"(?:.*?(?:;|\.(?:load|save|start|toTable)\s*\([^\n]*|\n[ \t]*\n)|.+$)", re.DOTALL)
 
 
 def text_findings(text: str) -> Iterator[KafkaFinding]:
-    """The findings with line numbers from 1."""
+    """Yield the findings, with line numbers from 1."""
     plain = _COMMENT.sub("//", text)
     first = 1
     for statement in _STATEMENT.finditer(plain):
@@ -70,7 +70,7 @@ def text_findings(text: str) -> Iterator[KafkaFinding]:
 
 
 def sql_findings(text: str, line: int) -> Iterator[KafkaFinding]:
-    """The findings of a string that begins in ``line`` of a program; none unless it may create a table of Kafka, or names format
+    """Yield the findings of a string that begins in ``line`` of a program, if it may create a table of Kafka or names format
     rocketmq.
     """
     create_match = _CREATE.search(text)
@@ -81,14 +81,14 @@ def sql_findings(text: str, line: int) -> Iterator[KafkaFinding]:
 
 
 def _is_within(spans: list[tuple[int, int]], position: int) -> bool:
-    """Whether one of the spans contains the position. They ascend and do not overlap."""
+    """Whether one of the spans contains the position. The spans ascend and do not overlap."""
     following = bisect.bisect_left(spans, (position + 1,))
     return following > 0 and position < spans[following - 1][1]
 
 
 def _statement_findings(text: str) -> Iterator[KafkaFinding]:
-    """The findings with line numbers from 0. Options and modes that other formats share count only if the statement names no
-    other format.
+    """Yield the findings, with line numbers from 0. Options and modes that other formats have, too, are findings only if the
+    statement names no other format.
     """
     is_rocketmq = bool(_ROCKETMQ.search(text))
     is_kafka = bool(_FORMAT.search(text) or _IN_SQL.search(text))
@@ -127,7 +127,7 @@ def _statement_findings(text: str) -> Iterator[KafkaFinding]:
         and (match[1].lower().startswith("kafka.") or (is_shared and not is_rocketmq))
     ]
     for match, setting in settings_with_matches:
-        # Other things have topics and groups, too.
+        # Without a known format, options named topic and group may belong to something else.
         if format is not None or setting.name.lower() not in ("topic", "group"):
             for replacement in replacements(setting):
                 yield bisect.bisect_left(ends, match.start(1)), match[1], replacement

@@ -1,5 +1,6 @@
-"""``rocketmq-spark lag``: how far a consumer group or a query (by its checkpoint) is behind. Also serves Prometheus metrics:
-each request asks the brokers anew. Other commands use the positions of groups and queries, too.
+"""``rocketmq-spark lag``: shows how far a consumer group or a query (by its checkpoint) is behind, once or repeatedly.
+
+It also serves Prometheus metrics. Each request for metrics asks the brokers again.
 """
 
 from __future__ import annotations
@@ -145,7 +146,7 @@ def _checkpoint_lag(target: Target, name: str, topics: tuple[str, ...]) -> Fetch
 
 
 def _complete_snapshot(reader: dict[str, object], positions: QueuePositions) -> LagSnapshot:
-    """For callers that need every value: an answer that is missing is an error."""
+    """Return the snapshot. Raises if an answer is missing, because Prometheus must not get partial values."""
     from rocketmq_spark.cli.lag_view import LagSnapshot
 
     if positions.errors:
@@ -190,7 +191,7 @@ def _show(output: Output, snapshot: LagSnapshot) -> None:
 
 
 def _watch(output: Output, fetch: FetchLag, interval_s: float) -> None:
-    """Until Ctrl-C. A broker that is away for a while does not end it; the first look must succeed."""
+    """Refresh until Ctrl-C. The first request must succeed; later ones may fail with retriable errors."""
     from rocketmq_spark.cli.lag_view import LagSnapshot
 
     stop = Latch()
@@ -220,7 +221,7 @@ ShowLag = Callable[["LagSnapshot", RocketMQError | None], None]
 
 @contextlib.contextmanager
 def _view(output: Output) -> Iterator[ShowLag]:
-    """A picture on a terminal, else a line a look."""
+    """Yield the function that shows a snapshot: a screen on a terminal, otherwise one line."""
     from rocketmq_spark.cli.lag_view import document, fold, screen, summary
 
     def print_line(snapshot: LagSnapshot, error: RocketMQError | None) -> None:

@@ -1,4 +1,4 @@
-"""What ``rocketmq-spark lag`` shows: values for programs, Prometheus' text format, and lines that fit a terminal. Pure."""
+"""The output of ``rocketmq-spark lag``: JSON, Prometheus' text format, and lines that fit a terminal. Pure."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 
 
 class LagSnapshot(NamedTuple):
-    """One look: whose (``{"group": …}`` or ``{"checkpoint": …, "batchId": …}``), the queues, when (epoch ms), and the look
-    before it with the seconds since.
+    """The lag of a reader at ``now_ms`` (epoch ms). ``reader`` is ``{"group": …}`` or ``{"checkpoint": …, "batchId": …}``.
+
+    ``before`` has the rows of the previous snapshot, which is ``seconds`` old; rates are computed from both.
     """
 
     reader: Mapping[str, object]
@@ -45,20 +46,20 @@ _HEADINGS = {
     "left": "DONE IN",
 }
 _RATE_COLUMNS = ("read", "written", "left")
-# What goes first where a terminal is too narrow.
+# Columns that are omitted on a narrow terminal, in this order.
 _DROPPED_FIRST = ("minOffset", "written", "maxOffset", "position", "left", "read", "age")
 _GAP = 2
 
 
 def unfinished_batch(read: BatchRead, silent: Iterable[str], now_ms: int) -> dict[str, object]:
-    """The batch of a query that is not done: its number, for how long, and the ``silent`` brokers that it reads."""
+    """Describe the unfinished batch of a query: its number, its age, and the brokers that it reads and that are ``silent``."""
     begun_ms = read.batch.planned_ms
     for_ms = None if begun_ms is None else max(0, now_ms - begun_ms)
     return {"batchId": read.batch.number, "forMs": for_ms, "waitsFor": sorted(silent)}
 
 
 def unfinished_batch_text(state: Mapping[str, Any]) -> str:
-    """That of ``unfinished_batch`` as a part of a sentence."""
+    """Return the result of ``unfinished_batch`` as a part of a sentence."""
     begun = f"was begun {duration(state['forMs'])} ago and is" if state["forMs"] is not None else "is begun and"
     silent_brokers = state["waitsFor"]
     if not silent_brokers:
@@ -68,7 +69,7 @@ def unfinished_batch_text(state: Mapping[str, Any]) -> str:
 
 
 def document(snapshot: LagSnapshot) -> dict[str, object]:
-    """For programs. What is not known is null."""
+    """Return the values of ``--json``. Unknown values are None."""
     totals = total(snapshot.rows, snapshot.now_ms)
     return {
         **snapshot.reader,
@@ -83,12 +84,12 @@ def document(snapshot: LagSnapshot) -> dict[str, object]:
 
 
 def went_back(rows: Iterable[QueueLag]) -> int:
-    """How many queues end before the position of the reader."""
+    """Return how many queues end before the position of the reader."""
     return sum(row.went_back for row in rows)
 
 
 def lag_text(rows: Sequence[QueueLag], now_ms: int) -> str:
-    """How far behind all queues are, and how many of them that counts."""
+    """Return the lag of all queues as text, with the number of queues whose lag is known."""
     totals = total(rows, now_ms)
     if totals.lag is None:
         return f"lag unknown in {len(rows)} queues"
@@ -127,7 +128,7 @@ _METRICS = {
 
 
 def prometheus(snapshot: LagSnapshot) -> str:
-    """In Prometheus' text format, one sample a queue. What is not known has none."""
+    """Return the metrics in Prometheus' text format, one sample for each queue. Unknown values have no sample."""
     reader_kind = next(name for name in ("group", "checkpoint") if name in snapshot.reader)
     queues = [_queue_document(row, snapshot) for row in snapshot.rows]
 
@@ -151,13 +152,15 @@ def prometheus(snapshot: LagSnapshot) -> str:
 
 
 def table(snapshot: LagSnapshot) -> list[str]:
-    """Lines for a file or a pipe: a heading, then a queue on each."""
+    """Return the lines for a file or a pipe: a heading, and one line for each queue."""
     return _table_lines([_cells(row, snapshot) for row in snapshot.rows], _headings(snapshot))
 
 
 def screen(snapshot: LagSnapshot, width: int, height: int | None = None) -> list[str]:
-    """Lines for a terminal: head, then queues, topic by topic. Columns are left out until all fit; with a ``height`` the queues
-    that are furthest behind are shown, and how many others there are.
+    """Return the lines for a terminal: a summary, then the queues of each topic.
+
+    Columns are omitted until the rest fit into ``width``. With a ``height``, only the queues that are furthest behind are shown,
+    and the number of the others.
     """
     head = fold(summary(snapshot), width)
     rows, hidden = list(snapshot.rows), list[QueueLag]()
@@ -174,7 +177,7 @@ def screen(snapshot: LagSnapshot, width: int, height: int | None = None) -> list
 
 
 def summary(snapshot: LagSnapshot) -> list[str]:
-    """Parts of the sentence about all queues."""
+    """Return the parts of the sentence about all queues."""
     totals, rates = total(snapshot.rows, snapshot.now_ms), snapshot.pace
     reader_text = " ".join(
         f"{name} {snapshot.reader[name]}" for name in ("group", "checkpoint") if name in snapshot.reader
@@ -213,7 +216,7 @@ def _headings(snapshot: LagSnapshot) -> dict[str, str]:
 
 
 def _fitting_columns(cells: Sequence[Mapping[str, str]], columns: Mapping[str, str], width: int) -> dict[str, str]:
-    """Without the topic, which has a line of its own, and without what can be spared where it is narrow."""
+    """Return the columns without the topic, which has a separate line, and without those that do not fit."""
     kept = {key: heading for key, heading in columns.items() if key != "topic"}
     for key in _DROPPED_FIRST:
         if _table_width(cells, kept) > width:
@@ -237,7 +240,7 @@ def _hidden_queues_text(hidden: Sequence[QueueLag]) -> str:
 
 
 def fold(parts: Sequence[str], width: int) -> list[str]:
-    """Parts joined by commas, on as many lines as it takes; one that is longer than a line is broken."""
+    """Join parts by commas, on as many lines as needed. A part that is longer than a line is wrapped."""
     lines = [""]
     for part in parts:
         extended = f"{lines[-1]}, {part}" if lines[-1] else part
@@ -263,7 +266,7 @@ _UNITS = (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1))
 
 
 def duration(ms: float | None) -> str:
-    """The two largest units: ``3 h 12 m``; tenths of a second below ten."""
+    """Return a duration in its two largest units, such as ``3 h 12 m``. Below 10 s, it has tenths of a second."""
     if ms is None:
         return "-"
     if ms < 9_950:

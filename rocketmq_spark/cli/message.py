@@ -1,6 +1,4 @@
-"""``rocketmq-spark message`` and ``dlq``: stored messages by id, by key and by time; what a consumer group could not consume,
-and back to its topic with it.
-"""
+"""``rocketmq-spark message`` and ``dlq``: shows stored messages by id, key or time, and shows and resends dead letters."""
 
 from __future__ import annotations
 
@@ -27,15 +25,15 @@ if TYPE_CHECKING:
     from rocketmq_spark.pull.outcomes import Cause
 
 
-# A letter that is sent again has this and its id as a key, which brokers index.
+# A resent dead letter gets a key of this prefix and its id. Brokers index keys, so the next command can find it.
 _RESENT_KEY_PREFIX = "dlq:"
-# How far clocks of brokers and ours may be apart.
+# The assumed maximum difference between the clocks of brokers and ours.
 _CLOCK_TOLERANCE_MS = 3_600_000
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterFilter:
-    """Which dead letters: those with one of these keys or message ids, that died in this time (ms since 1970)."""
+    """Selects dead letters that have one of the keys or message ids and were stored in the period (ms since 1970)."""
 
     keys: frozenset[str]
     since_ms: int | None
@@ -57,7 +55,7 @@ class DeadLetterFilter:
 
 
 def _filter_options(function: Callable[..., None]) -> Callable[..., None]:
-    """The options that choose letters."""
+    """Add the options that select dead letters."""
     for add in (
         time_option("--until", help=f"Only dead letters stored before this time: {TIMES}."),
         time_option("--since", help=f"Only dead letters stored at or after this time: {TIMES}."),
@@ -150,7 +148,7 @@ def resend(
                 text += f" is skipped: it was resent before, as {resent_as}"
             elif really:
                 result = _resend(producer, message)
-                if isinstance(result, RocketMQError):  # of this letter alone
+                if isinstance(result, RocketMQError):  # an error of this dead letter only
                     errors.append(result)
                     _report_skipped(output, row, text, result)
                     continue
@@ -182,7 +180,7 @@ def _unsendable_reason(letter: ReceivedMessage) -> str | None:
 
 
 def _report_skipped(output: Output, row: dict[str, object], subject: str, reason: object) -> None:
-    """Programs get no notes."""
+    """Report a skipped dead letter: as a note for people, as a row for programs, which get no notes."""
     output.note(f"{subject} is skipped: {reason}")
     if output.machine:
         output.item({**row, "sent": False, "leftOut": str(reason)}, "")
@@ -191,7 +189,7 @@ def _report_skipped(output: Output, row: dict[str, object], subject: str, reason
 def _earlier_resend(
     output: Output, find: Callable[[ReceivedMessage], str | None], letter: ReceivedMessage, row: dict[str, object]
 ) -> str | None:
-    """As which message a letter was sent again; None also where nobody can look it up, which is said."""
+    """Return the id of the message as which a dead letter was resent; None if it was not, or if brokers cannot say (noted)."""
     from rocketmq_spark.errors import RocketMQError
 
     try:
@@ -209,7 +207,7 @@ def _note_counts(output: Output, sent: int, before: int, really: bool) -> None:
 
 
 def _check_environment(target: Target, group: str) -> None:
-    """Letters of an environment's group go to its queues only where the command knows which those are."""
+    """Raise if the group belongs to an environment and the command has none: the letters could go to other environments."""
     from rocketmq_spark.errors import OptionError
     from rocketmq_spark.queues.environment import environment_of, environment_of_group
 
@@ -224,14 +222,14 @@ def _check_environment(target: Target, group: str) -> None:
 
 
 def _resend(producer: BaseProducer, letter: ReceivedMessage) -> SendResult | RocketMQError:
-    """Sends a letter again, to the queue of its sharding key if it has one; the result, or why it is refused for good."""
+    """Resend a dead letter, to the queue of its sharding key if it has one. Returns the result, or a final error."""
     from rocketmq_spark.base.codes import Property
     from rocketmq_spark.errors import RocketMQError, RouteNotFound
 
     key = letter.properties.get(Property.SHARDING_KEY)
     try:
         return producer.send(_new_message(letter), selector="hash" if key else None, arg=key or None)
-    except RouteNotFound as e:  # no queue of its topic is writable: others may be
+    except RouteNotFound as e:  # no queue of this topic is writable; those of other topics may be
         return e
     except RocketMQError as e:
         if e.retriable:
@@ -240,7 +238,7 @@ def _resend(producer: BaseProducer, letter: ReceivedMessage) -> SendResult | Roc
 
 
 def _new_message(letter: ReceivedMessage) -> Message:
-    """What is sent, with a key by which it is found; those of letters that it was before are left out."""
+    """Return the message to send: the dead letter with the key of this resend, without the keys of earlier ones."""
     from rocketmq_spark.base.codes import Property
     from rocketmq_spark.model.message import KeyedMessage
     from rocketmq_spark.wire.properties import is_reserved
@@ -254,7 +252,7 @@ def _new_message(letter: ReceivedMessage) -> Message:
 
 
 def _missing_topic_check(target: Target) -> Callable[[str], RocketMQError | None]:
-    """Why nothing can go to a topic: it is not there, and brokers that create topics on demand would make it again."""
+    """Return a function that checks that a topic exists. Otherwise brokers with autoCreateTopicEnable would create it."""
     from rocketmq_spark.errors import RouteNotFound
 
     routes = target.client().routes
@@ -271,7 +269,7 @@ def _missing_topic_check(target: Target) -> Callable[[str], RocketMQError | None
 
 
 def _resend_finder(target: Target) -> Callable[[ReceivedMessage], str | None]:
-    """Finds the id of the message as which a letter was sent again, also since the command began."""
+    """Return a function that finds the id of the message as which a dead letter was resent, earlier or by this command."""
     seen: set[tuple[str, str]] = set()
     admin = target.client().admin
 

@@ -1,4 +1,4 @@
-"""Types of numbers on the command line. As in options, only plain digits count: click itself accepts 1_000 and other scripts."""
+"""Types of numbers on the command line. Only plain digits are accepted, as in options; click also accepts 1_000."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class IntRange(click.IntRange):
 
 
 class FloatRange(click.FloatRange):
-    """A finite number within bounds. No bound excludes ``nan``, and a lower one alone includes ``inf``."""
+    """A finite number within bounds. The bounds of click exclude neither ``nan`` nor always ``inf``."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         number = super().convert(_require_plain_digits(value, param, ctx), param, ctx)

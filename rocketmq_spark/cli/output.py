@@ -27,24 +27,24 @@ _CONTROL_CHARACTER = re.compile(f"[{CONTROL_CHARACTERS}]")  # bodies, properties
 
 
 class Output(Protocol):
-    """A format of output. ``machine``: the output is for programs, so commands must not draw."""
+    """A format of output. ``machine``: programs read the output, so commands must not draw."""
 
     machine: bool
 
     def item(self, values: Row, *lines: str) -> None:
-        """One result: an object, or its lines of text. Line breaks inside of a line are shown by their codes."""
+        """Print one result: ``values`` as an object, or ``lines``. Line breaks inside of a line are escaped."""
 
     def rows(self, columns: Mapping[str, str], rows: Iterable[Row]) -> None:
-        """Several results of a kind: one object a line, or a table with the ``columns`` (key to heading)."""
+        """Print results of one kind: one object per line, or a table with ``columns`` (headings by key)."""
 
     def note(self, text: str) -> None:
-        """One line of information that is only for people; line breaks of others are shown by their codes."""
+        """Print one line of information for people. Programs do not get it. Line breaks are escaped."""
 
     def warning(self, text: str) -> None:
-        """What is missing in the results: programs must be told, too."""
+        """Print what the results lack. Programs get it, too."""
 
     def failure(self, error: BaseException) -> None:
-        """The error that ends the command, in one line."""
+        """Print the error that ends the command, in one line."""
 
 
 class Text:
@@ -99,7 +99,7 @@ def safe(text: str) -> str:
 
 
 def safe_labels(text: str) -> str:
-    """As ``safe``, for the Prometheus format, in which a backslash is written as two."""
+    """As ``safe``, for the Prometheus format, in which a backslash is doubled."""
     return replaced(_CONTROL_CHARACTER, lambda found: f"\\{_escape_code(found)}", text)
 
 
@@ -123,18 +123,18 @@ def _mask_secrets(value: object) -> object:
 
 
 def one_line(error: BaseException) -> str:
-    """The text of an error without line breaks; its class name if it has no text."""
+    """Return the text of an error without line breaks; its class name if it has no text."""
     text = " ".join(str(error).replace("\n  - ", "; ").split()).replace("] ; ", "] ")
     return text or type(error).__name__
 
 
 def moment(epoch_ms: int | None) -> str | None:
-    """A time as text, in UTC; None for None, and for -1, which brokers report for expired messages."""
+    """Return a time as text, in UTC. None for None, and for -1, which brokers report for expired messages."""
     return utc_text(epoch_ms) if epoch_ms is not None and epoch_ms > 0 else None
 
 
 def _cell(value: object) -> str:
-    """The text of a cell; a list has one line per element."""
+    """Return the text of a cell; a list gets one line per element."""
     if value is None:
         return "-"
     return "\n".join(escaped(str(part)) for part in (value if isinstance(value, list) else [value]))
@@ -145,19 +145,19 @@ def _is_number(text: str) -> bool:
 
 
 def width_of(stream: TextIO) -> int | None:
-    """The width of the terminal that ``stream`` writes to; None if it is no terminal, and lines are not wrapped."""
+    """Return the width of the terminal that ``stream`` writes to; None if it is no terminal."""
     return shutil.get_terminal_size().columns if stream.isatty() else None
 
 
 def wrap(text: str, width: int | None, indent: int = 0) -> list[str]:
-    """Wrap a line between words to the width of the terminal, and indent the further lines."""
+    """Wrap a line between words to ``width``, and indent the further lines. None: do not wrap."""
     if width is None or len(text) <= width:
         return [text]
     return textwrap.wrap(text, width, subsequent_indent=" " * indent, break_on_hyphens=False)
 
 
 def table_lines(columns: Mapping[str, str], rows: Sequence[Row], width: int | None) -> list[str]:
-    """A heading and a line for each of ``rows``. If that is wider than the terminal, the topic is on a separate line above
+    """Return a heading and a line for each of ``rows``. If they are wider than ``width``, each topic is on a separate line above
     its rows instead of in a column.
     """
     lines = _table(columns, rows)

@@ -11,7 +11,7 @@ from rocketmq_spark.cli.kafka_lines import PARSE_ERRORS, port_report
 from rocketmq_spark.cli.output import Output
 
 _SEARCHED_NOTE = "{} searched as text: names and values that are computed elsewhere are not found"
-# What no line of the program shows.
+# Differences that no line of the program shows.
 _CHECKLIST = (
     "Options that are not listed keep their names and values; columns stay. Also check:",
     "- null or empty values (tombstones): the sink needs emptyBodies=mark",

@@ -1,4 +1,4 @@
-"""``rocketmq-spark produce``: sends lines of a file or of standard input as messages, or generated orders at a rate."""
+"""``rocketmq-spark produce``: sends lines of a file or of standard input, or generated orders at a given rate."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 
 REGIONS = ("africa", "america", "asia", "europe", "oceania")
 _CHANNELS = ("app", "shop", "web")
-# Sending in small groups costs little; waking up for every message would not.
+# Messages are sent in small groups: to wake up for each message would cost more CPU.
 _MIN_PAUSE_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """An order as it travels: a JSON body, tags with the channel, its id as key."""
+    """A generated order. Its message has a JSON body, the channel as tags, and the id as key."""
 
     order_id: str
     region: str
@@ -55,7 +55,7 @@ class Order:
 
 
 class Orders:
-    """An endless supply. Times never go back, even when the clock of the machine does."""
+    """Generates orders without end. Their times never go back, even if the system clock does."""
 
     def __init__(self, prefix: str = "o", rng: random.Random | None = None) -> None:
         self._prefix = prefix
@@ -77,7 +77,7 @@ class Orders:
 
 
 def parse_rate(text: str) -> float:
-    """``100``, ``100/s`` or ``30/m`` as messages per second."""
+    """Parse ``100``, ``100/s`` or ``30/m``. Returns messages per second."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(?:/(s|m))?", text.strip())
     rate = float(match[1]) / (60 if match[2] == "m" else 1) if match else 0.0
     if rate <= 0:
@@ -86,9 +86,9 @@ def parse_rate(text: str) -> float:
 
 
 def due_counts(per_second: float, count: int | None, stop: Latch) -> Iterator[int]:
-    """How many to send now, again and again, until ``count`` is reached or ``stop`` is set.
+    """Yield how many messages are due now, until ``count`` is reached or ``stop`` is set.
 
-    A sender that was held up catches up: the rate holds over the whole time.
+    The rate holds over the whole time: after a delay, more messages are due.
     """
     started_s = time.monotonic()
     sent = 0
@@ -102,7 +102,7 @@ def due_counts(per_second: float, count: int | None, stop: Latch) -> Iterator[in
             stop.wait(max(_MIN_PAUSE_S, started_s + sent / per_second - time.monotonic()))
 
 
-# Sends without an answer yet; more would only wait in memory.
+# Sends that may wait for an answer. More would only use memory.
 _MAX_UNACKNOWLEDGED = 1000
 
 
@@ -115,7 +115,7 @@ def _rate(ctx: click.Context, param: click.Parameter, value: str | None) -> floa
 
 
 def rate_option(help: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """``--rate``, in messages a second."""
+    """Return the option ``--rate``, in messages per second."""
     return click.option("--rate", callback=_rate, metavar="N/s", help=help)
 
 
@@ -180,7 +180,7 @@ def produce(
 
 
 def _read_lines(file: IO[bytes] | None, output: Output) -> Iterator[bytes]:
-    """Brokers refuse empty messages, so empty lines are left out."""
+    """Yield the lines without line breaks. Empty lines are skipped, because brokers reject empty messages."""
     if file is None and sys.stdin.isatty():
         output.note("One message a line; Ctrl-D ends")
     for line in file or sys.stdin.buffer:
@@ -194,13 +194,13 @@ def _orders(topic: str, rate: float, count: int | None, stop: Latch) -> Iterator
     orders = Orders()
     for due in due_counts(rate, count, stop):
         for _ in range(due):
-            if stop.is_set():  # at more than can be sent, ever more is due
+            if stop.is_set():  # if the rate is too high, the number of due messages grows without limit
                 return
             yield orders.next().message(topic)
 
 
 def _check_topic(target: Target, topic: str) -> None:
-    """For a misspelt name, the error suggests the nearest ones. Brokers that create topics on demand would make it a topic."""
+    """Check that the topic exists. The error suggests similar names. Otherwise brokers might create the topic."""
     from rocketmq_spark.errors import RouteNotFound
     from rocketmq_spark.wire.names import topic_problem
 
@@ -214,7 +214,7 @@ def _check_topic(target: Target, topic: str) -> None:
 
 
 class SendReport:
-    """Counts what was acknowledged; one object for each message, or one line for all."""
+    """Counts acknowledged messages, and prints one object for each message, or one line for all."""
 
     def __init__(self, output: Output, topic: str) -> None:
         self._output = output
@@ -250,12 +250,12 @@ class SendReport:
 
 
 def _send_all(producer: BaseProducer, messages: Iterable[Message], report: SendReport) -> None:
-    """In order, many under way. What was acknowledged before a failure or Ctrl-C is said in any case."""
+    """Send in order, with many unacknowledged sends at a time. Also reports what was acknowledged before a failure or Ctrl-C."""
     unacknowledged: deque[Future[SendResult]] = deque()
 
     def report_finished(max_left: int) -> None:
         while unacknowledged and (unacknowledged[0].done() or len(unacknowledged) > max_left):
-            result = unacknowledged[0].result()  # stays in line until it is there: Ctrl-C may come meanwhile
+            result = unacknowledged[0].result()  # removed only afterwards, because Ctrl-C may interrupt this wait
             unacknowledged.popleft()
             report.acknowledged(result)
 
@@ -269,7 +269,7 @@ def _send_all(producer: BaseProducer, messages: Iterable[Message], report: SendR
             first_failed = unacknowledged and unacknowledged[0].done() and unacknowledged[0].exception() is not None
             number = report.sent + 1 + (0 if first_failed else len(unacknowledged))
             report.failed(number)
-        # The first failure is reported; some of the others under way still arrive.
+        # The first failure is raised. Some of the other sends still succeed.
         for future in unacknowledged:
             if future.exception() is None:
                 report.acknowledged(future.result())

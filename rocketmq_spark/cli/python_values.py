@@ -1,4 +1,4 @@
-"""The values that expressions of a Python program may have, as far as the program's text shows them. Pure; nothing is run.
+"""Computes the values that expressions of a Python program may have, from the text of the program. Pure; the program is not run.
 
 The order of statements is not considered: a name has the values of all its assignments, a parameter those of all calls.
 """
@@ -13,18 +13,18 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-# A value that the program's text does not show; in a text, its place.
+# A value that the program's text does not show. Within a text, it stands for an unknown part.
 UNKNOWN = "\0"
-# Limits, beyond which a value is UNKNOWN: values of an expression; steps to compute it; steps for all expressions of a program.
+# Beyond these limits, a value is UNKNOWN: values of an expression; steps to compute it; steps for all expressions of a program.
 _MAX_VALUES, _MAX_STEPS, _MAX_TOTAL_STEPS = 32, 5_000, 300_000
-# Characters of a computed text; items of a computed list; values in computed JSON. Each step of a program may double them.
+# The same: characters of a computed text; items of a computed list; values in computed JSON. One step may double each of them.
 _MAX_TEXT_CHARS, _MAX_LIST_ITEMS, _MAX_JSON_VALUES = 100_000, 1_000, 10_000
-_MAX_TOTAL_CHARS = 20_000_000  # in the texts of all expressions of a program; beyond it, a value is UNKNOWN
-# Expressions inside one another: Python's stack has room for that.
+_MAX_TOTAL_CHARS = 20_000_000  # the same: characters in the texts of all expressions of a program
+# Nested expressions. Python's stack has room for so many.
 _MAX_DEPTH = 100
-# Calls that copy an object, with other attributes.
+# Calls that copy an object and change attributes.
 _COPYING_CALLS = ("replace", "_replace", "evolve")
-# Bases of other modules that give no values to attributes. Any other base may, such as pydantic's ``BaseSettings``.
+# Base classes of other modules that set no attributes. Any other base class may, such as pydantic's ``BaseSettings``.
 _ENUMS = {"Enum", "IntEnum", "StrEnum", "Flag", "IntFlag"}
 _PLAIN_BASES = {"object", "str", "int", "ABC", "Protocol", "Generic", "NamedTuple", "TypedDict", *_ENUMS}
 
@@ -44,7 +44,7 @@ class ListValue(NamedTuple):
 
 
 class DictValue(NamedTuple):
-    """A dictionary. ``is_open``: it may have items whose names the program does not show."""
+    """A dictionary. ``is_open``: it may have further items, whose names the program does not show."""
 
     items: tuple[DictItem, ...]
     is_open: bool = False
@@ -55,7 +55,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 
 class UnpackedItem(NamedTuple):
-    """An item of a value that is unpacked, or over which a loop iterates; ``position`` None is any."""
+    """An item of a value that is unpacked, or that a loop iterates over. ``position`` is None for any item."""
 
     source: ast.expr | UnpackedItem
     position: int | None
@@ -68,13 +68,16 @@ class Parameter(NamedTuple):
     default: ast.expr | None
 
 
-# What a name is bound to; None is a value that the program does not show, such as an import.
+# What a name is bound to. None: a value that the program does not show, such as an import.
 Binding = ast.expr | UnpackedItem | Parameter | Function | ast.ClassDef | None
 
 
 @dataclass(eq=False)
 class NameScope:
-    """A module, a function or a class, with its bindings, and with what is added to and removed from its dictionaries."""
+    """A module, a function or a class, with the bindings of its names.
+
+    ``additions`` and ``removals`` are changes of dictionaries, by the name of the variable.
+    """
 
     parent: NameScope | None
     is_class: bool = False
@@ -84,7 +87,7 @@ class NameScope:
     outer_names: dict[str, NameScope] = field(default_factory=dict)  # declared ``global`` or ``nonlocal``
 
     def owner(self, name: str) -> NameScope | None:
-        """The scope whose ``name`` an expression in this scope means; None for a builtin."""
+        """Return the scope that binds ``name`` for an expression in this scope; None for a builtin."""
         scope: NameScope | None = self
         while scope is not None:
             if name in scope.bindings and (scope is self or not scope.is_class):
@@ -94,26 +97,26 @@ class NameScope:
 
 
 class PythonProgram:
-    """The bindings of a program, or of the cells of a notebook, which share one module."""
+    """A program, or the cells of a notebook, which share one module: its bindings, and the values of its expressions."""
 
     def __init__(self, trees: Iterable[ast.Module]) -> None:
         self.module = NameScope(None)
         self._scopes: dict[ast.AST, NameScope] = {}
-        self._attributes: dict[str, list[Binding]] = {}  # by name: what an attribute of any object is set to
-        self._sets_any_attribute = False  # by names that the program does not show
-        self._attribute_changes = NameScope(None)  # changes of dictionaries in attributes
+        self._attributes: dict[str, list[Binding]] = {}  # by name, for all objects
+        self._sets_any_attribute = False  # whether it sets attributes whose names it does not show
+        self._attribute_changes = NameScope(None)  # has the changes of dictionaries in attributes
         self._classes: list[tuple[ast.ClassDef, NameScope]] = []
-        self._methods: dict[str, list[Function]] = {}  # by name, of all classes
+        self._methods: dict[str, list[Function]] = {}  # by name, for all classes
         self._returned_by: dict[ast.AST, list[ast.expr]] = {}  # by function
         self._calls_of: dict[ast.AST, list[ast.Call]] = {}  # by function
-        self._all_calls: list[ast.Call] = []  # all calls, to be resolved when all functions are bound
+        self._all_calls: list[ast.Call] = []  # resolved when all functions are bound
         self._memo: dict[object, tuple[tuple[Value, ...], frozenset[ast.Constant]]] = {}
-        self._in_evaluation: set[object] = set()  # being computed; to meet one again is a cycle
+        self._in_evaluation: set[object] = set()  # keys of values being computed: one that occurs again is a cycle
         self._used_constants: set[ast.Constant] = set()  # constants that the current expression uses
         # Whether a cycle or a limit made a value incomplete, which is then not kept in the memo.
         self._is_incomplete = False
         self._steps = self._total_steps = 0
-        self._json_budget = 0  # how much the current JSON may still have
+        self._json_budget = 0  # characters that the current JSON may still have
         self._total_chars = 0  # in all texts so far
         for tree in trees:
             self._bind_all(tree)
@@ -129,7 +132,7 @@ class PythonProgram:
     # Bindings
 
     def _bind_all(self, tree: ast.AST) -> None:
-        """Bind all nodes, each before its parts. Without recursion, because a chain may have a thousand calls."""
+        """Bind all nodes, each before its parts. Not recursive, because a chain may have a thousand calls."""
         pending: list[tuple[ast.AST, NameScope, Function | None]] = [(tree, self.module, None)]
         while pending:
             pending += reversed(list(self._bind(*pending.pop())))
@@ -137,7 +140,7 @@ class PythonProgram:
     def _bind(
         self, node: ast.AST, scope: NameScope, function: Function | None
     ) -> Iterable[tuple[ast.AST, NameScope, Function | None]]:
-        """Bind a node; return its parts, with their scopes and functions."""
+        """Bind a node. Returns its parts, with their scopes and functions."""
         self._scopes[node] = scope
         match node:
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.Lambda():
@@ -205,7 +208,7 @@ class PythonProgram:
         return [*parts, *((part, inner, node) for part in ([node.body] if isinstance(node, ast.Lambda) else node.body))]
 
     def _synthetic(self, node: ast.expr, place: ast.AST, scope: NameScope) -> ast.expr:
-        """``node``, which is not in the program's text, at the place of a node that is."""
+        """Return ``node``, which is not in the program's text, with the line of ``place``, a node that is."""
         self._scopes[node] = scope
         return ast.copy_location(node, place)
 
@@ -231,7 +234,7 @@ class PythonProgram:
     def _record_change(
         self, dictionary: ast.expr, scope: NameScope, added: Iterable[ast.expr] = (), removed: Iterable[ast.expr] = ()
     ) -> None:
-        """Note what is added to a dictionary, and what is removed. Of a dictionary in another one nothing is known then."""
+        """Record additions and removals of a dictionary. If it is inside of another one, the outer one may have any value."""
         match dictionary:
             case ast.Name(id=name):
                 owner = scope.outer_names.get(name) or scope.owner(name) or scope
@@ -251,7 +254,7 @@ class PythonProgram:
         owner.removals.setdefault(name, []).extend(removed)
 
     def _propagate_changes(self) -> None:
-        """A dictionary may have several names: what is changed through one of them is changed for all."""
+        """Apply the changes of a dictionary to all of its names: a change through one name is visible through the others."""
         scopes = {*self._scopes.values(), self._attribute_changes}
         pending = [(scope, name) for scope in scopes for name in {*scope.additions, *scope.removals}]
         while pending:
@@ -270,7 +273,7 @@ class PythonProgram:
                     pending.append((owner, other))
 
     def _aliases(self, bindings: Iterable[Binding]) -> Iterator[ast.expr]:
-        """The names and attributes whose dictionaries a name may have."""
+        """Yield the names and attributes that may be the same object as a name with these bindings."""
         for binding in bindings:
             for source in self.arguments(binding) if isinstance(binding, Parameter) else [binding]:
                 if isinstance(source, ast.Name | ast.Attribute):
@@ -289,8 +292,9 @@ class PythonProgram:
         return True
 
     def _add_unknown_field_values(self) -> None:
-        """Add an unknown value to the attributes of classes whose objects may have values that the program does not show: from a
-        base of another module, or from arguments of which the program does not say to which attribute they go.
+        """Add an unknown value to the attributes of classes whose objects may have values that the program does not show.
+
+        They come from a base class of another module, or from arguments that the program does not assign to an attribute.
         """
         constructed: set[ast.ClassDef] = set()
         for call in self._all_calls:
@@ -312,14 +316,14 @@ class PythonProgram:
                             self._attributes.setdefault(name, []).append(None)
 
     def _classes_of(self, node: ast.expr) -> list[ast.ClassDef]:
-        """The classes of the program that a name means; ``cls`` may be any."""
+        """Return the classes of the program that a name may mean; ``cls`` may mean any."""
         if isinstance(node, ast.Name) and node.id == "cls":
             return [definition for definition, _ in self._classes]
         bindings = self.bindings(node)[1] if isinstance(node, ast.Name | ast.Attribute) else []
         return [binding for binding in bindings if isinstance(binding, ast.ClassDef)]
 
     def _ancestors(self, definition: ast.ClassDef) -> list[ast.ClassDef]:
-        """The bases of a class, and theirs, as far as they are in the program."""
+        """Return the direct and indirect base classes that are in the program."""
         ancestors: dict[ast.ClassDef, None] = {}
         pending = [definition]
         while pending:
@@ -383,10 +387,10 @@ class PythonProgram:
                     if keyword.arg is not None:
                         self._attributes.setdefault(keyword.arg, []).append(keyword.value)
 
-    # What expressions mean
+    # Names and functions
 
     def bindings(self, node: ast.expr) -> tuple[object, list[Binding]]:
-        """What a name or an attribute is bound to, with a key that is the same for all of its occurrences."""
+        """Return the bindings of a name or an attribute, and a key that is the same for all of its occurrences."""
         match node:
             case ast.Name(id=name):
                 owner = self._scopes.get(node, self.module).owner(name)
@@ -396,7 +400,7 @@ class PythonProgram:
         return node, [None]
 
     def functions(self, node: ast.expr) -> list[Function]:
-        """The functions of the program that a call of ``node`` may call."""
+        """Return the functions of the program that a call of ``node`` may call."""
         match node:
             case ast.Name():
                 kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
@@ -408,7 +412,7 @@ class PythonProgram:
         return []
 
     def _constructors(self, node: ast.expr) -> list[Function]:
-        """The ``__init__`` of the classes of the program that ``node`` names, or of their bases."""
+        """Return the ``__init__`` of the classes of the program that ``node`` names, or of their base classes."""
         constructors: list[Function] = []
         for definition in self._classes_of(node) if isinstance(node, ast.Name) and node.id != "cls" else []:
             lineage = [definition, *self._ancestors(definition)]
@@ -416,7 +420,7 @@ class PythonProgram:
         return constructors
 
     def _is_object(self, node: ast.expr) -> bool:
-        """Whether a name is a class of the program, or an object of one. Its methods may have names that Spark's have, too."""
+        """Whether a name is a class of the program, or an object of one. Its methods may have the same names as Spark's."""
         if not isinstance(node, ast.Name):
             return False
         if node.id in ("self", "cls"):
@@ -432,7 +436,7 @@ class PythonProgram:
         return self._returned_by.get(function, [])
 
     def arguments(self, parameter: Parameter) -> list[ast.expr | None]:
-        """The expressions that a parameter may stand for: arguments of calls, and its default; None is an unknown one."""
+        """Return the expressions that a parameter may have: arguments of calls, and its default. None is an unknown one."""
         calls = self._calls_of.get(parameter.function, [])
         arguments: list[ast.expr | None] = [] if calls else [parameter.default, None]
         for call in calls:
@@ -454,15 +458,15 @@ class PythonProgram:
     # Values
 
     def values(self, node: ast.expr | None) -> tuple[Value, ...]:
-        """All values that ``node`` may have, with ``UNKNOWN`` if there may be others."""
+        """Return all values that ``node`` may have, with ``UNKNOWN`` if it may have others."""
         return self.values_and_constants(node)[0]
 
     def texts(self, node: ast.expr | None) -> list[str]:
-        """The values that are texts, with ``UNKNOWN`` in place of unknown parts and values."""
+        """Return the values that are texts, with ``UNKNOWN`` for unknown parts and values."""
         return [value for value in self.values(node) if isinstance(value, str)]
 
     def values_and_constants(self, node: ast.expr | None) -> tuple[tuple[Value, ...], frozenset[ast.Constant]]:
-        """The values of ``node``, and the constants that they come from."""
+        """Return the values of ``node``, and the constants from which they are computed."""
         if node is None:
             return (UNKNOWN,), frozenset()
         memo_key = self._memo_key(node)
@@ -492,7 +496,7 @@ class PythonProgram:
                 outer_constants | self._used_constants,
             )
         if not values and not self._in_evaluation:
-            values = (UNKNOWN,)  # it is made only of itself
+            values = (UNKNOWN,)  # it depends only on itself
         result = values, values_and_constants
         if not self._is_incomplete or not self._in_evaluation:
             self._memo[memo_key] = result
@@ -501,7 +505,7 @@ class PythonProgram:
         return result
 
     def _memo_key(self, node: ast.expr) -> object:
-        """What is the same for all expressions with the same values."""
+        """Return a key that is the same for all expressions with the same values."""
         key, _ = self.bindings(node)
         return (key, self._is_object(node.value)) if isinstance(node, ast.Attribute) and key is not node else key
 
@@ -541,7 +545,7 @@ class PythonProgram:
 
     def _values_of_name(self, node: ast.expr) -> Iterable[Value]:
         if isinstance(node, ast.Attribute) and node.attr == "value" and node.attr not in self._attributes:
-            return self.values(node.value)  # of a member of an enum
+            return self.values(node.value)  # of the member of an enum
         key, bindings = self.bindings(node)
         if key is node or not isinstance(key, tuple):
             return [UNKNOWN]
@@ -603,7 +607,9 @@ class PythonProgram:
             return
         choices = [list(map(_as_text, self.values(part))) or [UNKNOWN] for part in parts]
         for texts in itertools.islice(itertools.product(*choices), _MAX_VALUES):
-            size = sum(map(len, texts)) + len(separator) * len(texts)  # before a text of that length is made
+            size = sum(map(len, texts)) + len(separator) * len(
+                texts
+            )  # computed before the text is, which may be too long
             yield separator.join(texts) if size <= _MAX_TEXT_CHARS else UNKNOWN
 
     def _added(self, left: ast.expr, right: ast.expr) -> Iterator[Value]:
@@ -687,7 +693,7 @@ class PythonProgram:
                     return [UNKNOWN]
                 if any(len(text) * len(new) > _MAX_TEXT_CHARS for text in texts for _, new in changes):
                     return [UNKNOWN]
-                return (text.replace(*change) for text in texts for change in changes)  # one by one: there may be many
+                return (text.replace(*change) for text in texts for change in changes)  # lazily: there may be many
             case "join", [parts]:
                 lists = self.values(parts)
                 return (
@@ -715,7 +721,7 @@ class PythonProgram:
             return UNKNOWN
 
     def _to_plain(self, value: Value) -> object:
-        """A value without nodes. Raises ``ValueError`` if a part is not known, or if there are too many or too long ones."""
+        """Return a value without nodes. Raises ``ValueError`` if a part is unknown, or if the parts are too many or too long."""
         self._json_budget -= _MAX_TEXT_CHARS // _MAX_JSON_VALUES + (len(value) if isinstance(value, str) else 0)
         if isinstance(value, DictValue):
             self._json_budget -= sum(len(entry.name) for entry in value.items)
@@ -740,7 +746,7 @@ class PythonProgram:
 
 
 def _last_name(base: ast.expr) -> str:
-    """The name of a base without its module and its parameters."""
+    """Return the name of a base class without its module and its parameters."""
     base = base.value if isinstance(base, ast.Subscript) else base
     return base.attr if isinstance(base, ast.Attribute) else getattr(base, "id", "")
 

@@ -61,7 +61,7 @@ def next_positions(target: Target, name: str, topics: Sequence[str]) -> tuple[Cl
     batch_here, other_clusters = batch.of_clusters(cluster_names)
     new, errors = unplanned_queues(client, batch_here)
     starts: dict[MessageQueue, int] = {}
-    if unfinished_batch is not None:  # it has logged its starts, also those of sources that are in no finished batch
+    if unfinished_batch is not None:  # it has logged the start offsets, also of sources that no finished batch has
         planned = unfinished_batch.batch.of_clusters(cluster_names)[0].sources
         starts = lowest_positions(offsets.new_queue_starts for offsets in planned.values())
         new |= {

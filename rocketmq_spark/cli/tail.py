@@ -1,5 +1,5 @@
-"""``rocketmq-spark tail`` and ``consume``: the messages of a topic, in the order in which they were stored, or as a member of a
-consumer group, as lines of JSON.
+"""``rocketmq-spark tail`` and ``consume``: ``tail`` shows messages in the order in which they were stored. ``consume`` reads
+them as a member of a consumer group, and prints JSON.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from rocketmq_spark.session.consumers import PullConsumer
 
 
-# So much of a message that cannot be decoded is shown on its line; --json has all of it.
+# Bytes of an undecodable message that its line shows; --json has all of them.
 _MAX_UNDECODABLE_BYTES = 40
 
 
@@ -48,7 +48,7 @@ StartPosition = str | int | StoredAt | dict["MessageQueue", int]
 def _parse_queue_offsets(
     ctx: click.Context, param: click.Parameter, value: str | None
 ) -> dict[MessageQueue, int] | None:
-    """Offsets by queue, as JSON."""
+    """Parse offsets by queue, given as JSON."""
     from rocketmq_spark.options.parsing import queue_offsets
 
     try:
@@ -58,7 +58,7 @@ def _parse_queue_offsets(
 
 
 def _parse_start(ctx: click.Context, param: click.Parameter, value: str | None) -> StartPosition | None:
-    """``earliest``, ``latest``, an offset as an int, offsets by queue, or a time."""
+    """Parse ``earliest``, ``latest``, an offset, offsets by queue as JSON, or a time."""
     text = (value or "").strip()
     if value is None or text in ("earliest", "latest"):
         return text or None
@@ -158,8 +158,9 @@ def _seek(reader: TopicReader, begin: StartPosition) -> None:
 
 
 def document(message: ReceivedMessage) -> dict[str, object]:
-    """A message as the source's columns name its parts. A body that is no UTF-8 text comes as ``bodyBase64``; so does
-    one that cannot be decoded, as it is stored, with its flags and the reason."""
+    """Return a message as JSON values, with the names of the source's columns. A body that is not UTF-8 is ``bodyBase64``. For a
+    message that cannot be decoded, this is the stored body, and ``sysFlag`` and ``decodeError`` are added.
+    """
     is_undecodable = message.decode_error is not None
     text = None if is_undecodable else _utf8_text(message.body)
     body = {"bodyBase64": base64.b64encode(message.body).decode()} if text is None else {"body": text}
@@ -180,7 +181,7 @@ def document(message: ReceivedMessage) -> dict[str, object]:
 
 
 def line(message: ReceivedMessage) -> str:
-    """A message on one line: when, where, what it is marked with, what it says."""
+    """Return a message as one line: store time, queue and offset, tags, keys and properties, body."""
     marks = [f"tags={message.tags}"] if message.tags else []
     marks += [f"keys={','.join(message.keys)}"] if message.keys else []
     marks += [f"{name}={value}" for name, value in _user_properties(message).items()]
@@ -199,7 +200,7 @@ def line(message: ReceivedMessage) -> str:
 
 
 def _user_properties(message: ReceivedMessage) -> dict[str, str]:
-    """The user's properties, without RocketMQ's."""
+    """Return the properties that users have set, without RocketMQ's own."""
     from rocketmq_spark.base.codes import RESERVED_PROPERTIES
 
     return {name: value for name, value in message.properties.items() if name not in RESERVED_PROPERTIES}
@@ -212,12 +213,12 @@ def _utf8_text(body: bytes) -> str | None:
         return None
 
 
-# How long one poll waits: what was printed is committed before each.
+# The time that one poll waits. Printed messages are committed before the next poll.
 _POLL_S = 0.5
 
 
 def _parse_group_start(ctx: click.Context, param: click.Parameter, value: str) -> str:
-    """Callback of ``--from``: ``earliest``, ``latest`` or a time, as the consumers' option takes it."""
+    """Parse ``--from``: ``earliest``, ``latest`` or a time. Returns a value of option consumeFromWhere."""
     try:
         return str(start_or_time(value))
     except ValueError as e:
@@ -225,7 +226,7 @@ def _parse_group_start(ctx: click.Context, param: click.Parameter, value: str) -
 
 
 def consumer_options(begin: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """The options of commands that consume as a group, which begin at ``begin`` unless they are asked for another place."""
+    """Add the options of commands that consume as a group. ``begin`` is the default of ``--from``."""
 
     def add(function: Callable[..., None]) -> Callable[..., None]:
         for option in (
@@ -252,7 +253,7 @@ def consumer_options(begin: str) -> Callable[[Callable[..., None]], Callable[...
 
 
 def subscribed_consumer(target: Target, topic: str, arguments: dict[str, Any]) -> PullConsumer:
-    """A member of the group that reads the topic. It commits nothing by itself."""
+    """Return a consumer of the group that is subscribed to the topic and does not commit automatically."""
     from rocketmq_spark.session.consumers import PullConsumer
 
     _store_start_offsets(target, topic, arguments)
@@ -272,10 +273,10 @@ def subscribed_consumer(target: Target, topic: str, arguments: dict[str, Any]) -
 
 
 def _store_start_offsets(target: Target, topic: str, arguments: dict[str, Any]) -> None:
-    """Where the group begins in queues in which it has no offset: stored before anything is read.
+    """Store the start offsets of queues in which the group has none, before anything is read.
 
-    Otherwise a command that was killed would begin elsewhere the next time, and miss what came meanwhile. A group with members
-    has begun. Errors name similar topics.
+    Otherwise, if the command is killed, the next one could start later and miss messages. A group with members already has
+    positions. Errors suggest similar topics.
     """
     from rocketmq_spark.admin import groups
     from rocketmq_spark.cli.lag import own_group
@@ -327,9 +328,9 @@ def consume(output: Output, /, target: Target, topic: str, idle_s: float | None,
 
 
 def _print(lines: Json, consumer: PullConsumer, polled: PolledMessages, limit: int | None) -> None:
-    """Print ``limit`` messages of one queue, and commit how far all queues are: one in which nothing came has an offset, too.
+    """Print at most ``limit`` messages of one queue, and commit the positions of all queues, also of those without messages.
 
-    Also what was written before the pipe closed is committed.
+    If the pipe closes, the messages that were written before are committed, too.
     """
     try:
         for count, message in enumerate(polled.messages[:limit], 1):

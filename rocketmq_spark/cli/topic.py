@@ -1,6 +1,4 @@
-"""``rocketmq-spark topic`` and ``environment``: administration of topics, which the cluster must permit; which queues of a topic
-belong to which environment, and who keeps to that.
-"""
+"""``rocketmq-spark topic`` and ``environment``: administers topics, and shows which environments write and read their queues."""
 
 from __future__ import annotations
 
@@ -58,7 +56,7 @@ def create(
 
 
 def _show(output: Output, topic_queues: TopicQueues, shrunk: bool = False) -> None:
-    """How many queues the topic has now, and how many messages went out of sight."""
+    """Print the number of queues of the topic, and after a shrink how many messages can no longer be read."""
     broker_names, queue_count = sorted(topic_queues.brokers), topic_queues.write_queues
     text = f"Topic {topic_queues.topic} has {queue_count} queues on {', '.join(broker_names)}"
     row = {"topic": topic_queues.topic, "brokers": broker_names, "queues": queue_count}
@@ -71,7 +69,7 @@ def _show(output: Output, topic_queues: TopicQueues, shrunk: bool = False) -> No
 
 
 def _resize_options(function: Callable[..., None]) -> Callable[..., None]:
-    """What commands take that change the number of queues."""
+    """Add the arguments of commands that change the number of queues."""
     for add in (
         click.option("--broker", "brokers", multiple=True, help="Only on this broker (may be repeated; default: all)."),
         click.option("--queues", type=IntRange(1), required=True, help="Queues on each broker from now on."),
@@ -96,7 +94,7 @@ def widen(output: Output, target: Target, name: str, queues: int, brokers: tuple
 
 
 def _check_not_shared(target: Target, name: str, effect: str = "remove messages of all") -> None:
-    """With an environment other commands keep to its queues. These reach all environments."""
+    """Raise if the target has an environment that shares the topic: the command would change the topic for all environments."""
     from rocketmq_spark.errors import OptionError
     from rocketmq_spark.queues.environment import environment_of
 
@@ -226,7 +224,7 @@ def describe(output: Output, target: Target, name: str) -> None:
             "batch": queue.broker_name in batch_brokers,
         }
         for queue, queue_bounds in description.queues.items()
-        for config in [description.brokers.get(queue.broker_name)]  # None: its master is away
+        for config in [description.brokers.get(queue.broker_name)]  # None if the master is down
     ]
     headings = {
         "brokerName": "BROKER",
@@ -338,7 +336,7 @@ def _reader_rows(
 
 
 def _text_row(row: dict[str, object]) -> dict[str, object]:
-    """For people: a group stands above its members, ``!`` before one of another environment."""
+    """Return a row as text: each group above its members, with ``!`` before a group of another environment."""
     readers: list[dict[str, object]] = row["readers"]  # type: ignore[assignment]
     lines: list[str] = []
     for group, members in groupby(readers, key=lambda one: f"{'! ' if one['foreign'] else ''}{one['group']}"):

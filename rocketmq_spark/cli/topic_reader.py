@@ -1,7 +1,7 @@
-"""Messages of a topic for people: the queues are merged by store time, and may be followed.
+"""Reads the messages of a topic in the order of their store times, for commands that show them.
 
-Made for inspection, not for volume; bulk reads use ``spark/source``. Messages that retention has deleted in the
-meantime are skipped and reported to ``on_loss``.
+Made for inspection, not for volume; bulk reads use ``spark/source``. Messages that brokers delete before they are read are
+skipped and reported to ``on_loss``.
 """
 
 from __future__ import annotations
@@ -32,11 +32,12 @@ from rocketmq_spark.wire.properties import ALL, parse_subscription
 
 logger = logging.getLogger(__name__)
 
-# Messages of one queue that are read ahead, to be merged with those of other queues; more if a filter drops most.
+# Offsets that are read ahead of each queue, to merge the queues; more with a filter, which drops most messages.
 _READ_AHEAD, _FILTERED_READ_AHEAD = 256, 8192
-# Before the size of messages is known.
+# The first read of a queue, while the size of its messages is unknown.
 _FIRST_READ_AHEAD = 32
-# Limit of stored bytes held for all queues, and of the memory of unwrapped batches. One message is decompressed at a time.
+# Limit of the stored bytes in buffers of all queues, and of the memory of unwrapped batches. Each message is decompressed only
+# when it is returned.
 _MAX_BUFFERED_BYTES = 64 << 20
 _POLL_INTERVAL_S = 0.1
 _MAX_ROUTE_AGE_S = 10.0
@@ -65,20 +66,20 @@ class TopicReader:
         self._next_offsets: dict[MessageQueue, int] = {}
         self._start_offsets: Mapping[MessageQueue, int] | None = None
         self._end_offsets: Mapping[MessageQueue, int] = {}
-        # Messages of each queue that are read ahead: fewer if they are large.
+        # Offsets of each queue to read next: fewer if the messages are large.
         self._read_ahead: dict[MessageQueue, int] = {}
-        self._heads: dict[MessageQueue, ReceivedMessage] = {}
-        self._buffered: dict[MessageQueue, Iterator[ReceivedMessage]] = {}
+        self._heads: dict[MessageQueue, ReceivedMessage] = {}  # the next message of each queue
+        self._buffered: dict[MessageQueue, Iterator[ReceivedMessage]] = {}  # those after ``_heads``
         self._unwrap_budget = UnwrapBudget(_MAX_BUFFERED_BYTES)
 
     def seek(self, start: Start) -> None:
-        """Set the position of every existing queue. For a topic that does not exist, the error suggests the nearest names."""
+        """Set the position of every existing queue. For a topic that does not exist, the error suggests similar names."""
         route = self._client.routes.get_existing(self._topic, 0.0)
         if route.closed and not route.readable():
             raise not_readable_error(route)
         if route.closed:
             logger.warning(
-                "what topic %s has on %s is omitted: no read permission",
+                "topic %s: messages on %s are omitted, because it has no read permission there",
                 self._topic,
                 ", ".join(route.closed),
             )
@@ -220,13 +221,13 @@ class TopicReader:
 
 
 class BufferedAnswers:
-    """Undecoded answers of one queue, up to ``room`` bytes. The rest is requested again later."""
+    """Undecoded answers of one queue, up to ``max_bytes``. The rest is requested again later."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._bytes = 0
         self._answers: deque[tuple[FetchedAnswer, bytes]] = deque()
-        self._rest_from: int | None = None
+        self._rest_from: int | None = None  # the first offset that did not fit
 
     def add(self, fetched: FetchedAnswers, answer: FetchedAnswer) -> None:
         if self._rest_from is None and self._answers and self._bytes + answer.end - answer.begin > self._max_bytes:
@@ -236,7 +237,7 @@ class BufferedAnswers:
             self._bytes += answer.end - answer.begin
 
     def next_read(self, offset_range: OffsetRange, max_offsets: int) -> tuple[int, int]:
-        """The next offset, and the number of offsets to read then, by the size of these answers."""
+        """Return the next offset to read, and how many offsets to read from there, estimated by the size of these answers."""
         end = offset_range.end if self._rest_from is None else self._rest_from
         return end, max(1, min(max_offsets, (end - offset_range.start) * self._max_bytes // max(1, self._bytes)))
 
@@ -250,7 +251,7 @@ def _broker_name(part: OffsetRange) -> str:
 
 
 def not_readable_error(route: TopicRoute) -> NotReadable:
-    """The error for a topic that is not readable, although it may have messages."""
+    """Return the error for a topic without read permission, which may have messages."""
     return NotReadable(
         f"topic {route.topic} has no read permission on {', '.join(route.closed)}",
         topic=route.topic,
@@ -272,7 +273,7 @@ def _resolve_offset(given: int, bound: QueueBounds) -> int:
 
 
 def at_offset(offset: int) -> Start:
-    """The same offset in every queue, limited to the queue's bounds."""
+    """Start at the same offset in every queue, limited to the queue's bounds."""
 
     def start(bounds: dict[MessageQueue, QueueBounds]) -> dict[MessageQueue, int]:
         return {q: b.clamp(offset) for q, b in bounds.items()}

@@ -1,7 +1,7 @@
 """``rocketmq-spark doctor``: one line for each check, with a remedy where the check fails.
 
-Asks the machine, the name servers and the brokers, in this order; ``findings``, ``servers`` and ``proxies`` judge the
-answers. A check that depends on one that failed is skipped.
+It checks the machine, the Proxies, the name servers and the brokers, in this order. ``findings`` and ``servers`` turn answers
+into findings. A check that depends on a failed check is skipped.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _HOUR_MS = 3_600_000
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What is examined beside the servers."""
+    """What the command checks besides the servers."""
 
     topics: Sequence[str] = ()
     group: str | None = None
@@ -68,7 +68,7 @@ class Subject:
 
 
 def examine(target: Target, subject: Subject) -> Iterator[Finding]:
-    """Every check as it is done."""
+    """Yield the finding of each check when it is done."""
     yield from check_machine()
     yield from findings.check_proxies(target, subject.topics)
     brokers = findings.broker_target(target)
@@ -83,8 +83,8 @@ def examine(target: Target, subject: Subject) -> Iterator[Finding]:
 
 
 def check_cluster(target: Target, subject: Subject) -> Iterator[Finding]:
-    """Name servers, brokers, and what is asked of them."""
-    target = replace(target, allows_query_options=True)  # such as 'sql', which a broker must be set for
+    """Check name servers, brokers, and the topics and readers of ``subject``."""
+    target = replace(target, allows_query_options=True)  # such as 'sql', which needs a setting of the brokers
     try:
         options, client = target.options(), target.client()
     except RocketMQError as e:
@@ -125,7 +125,7 @@ def _version(package: str) -> str | None:
 
 
 def check_name_servers(client: Client, options: Options) -> Iterator[tuple[Finding, bool]]:
-    """Each, and whether it can be used."""
+    """Yield a finding for each name server, and whether it can be used."""
     for address in options.name_server:
         error = _request_error(client, address, rpc.GET_BROKER_CLUSTER_INFO.request())
         if isinstance(error, NotSupported) and not client.admin.name_servers.serves_routes(address):
@@ -146,7 +146,7 @@ def _request_error(client: Client, address: str, command: Command) -> RocketMQEr
 def check_brokers(client: Client, options: Options) -> Iterator[Finding]:
     try:
         cluster: Mapping[str, BrokerData] = client.routes.cluster()
-    except (AccessDenied, NotSupported):  # said of the name server already
+    except (AccessDenied, NotSupported):  # reported by check_name_servers
         return
     yield servers.brokers(cluster)
     for name, data in sorted(cluster.items()):
@@ -157,7 +157,7 @@ def check_brokers(client: Client, options: Options) -> Iterator[Finding]:
 
 
 def check_advertised_addresses(client: Client, options: Options, topics: Sequence[str]) -> Iterator[Finding]:
-    """The addresses in a Proxy's routes of ``topics``, by default of a topic that brokers have. Brokers are checked by name."""
+    """Check the addresses in a Proxy's routes of ``topics``, by default of TBW102. Each broker behind an address is checked."""
     if not any(map(client.calls.pool.is_proxy, options.name_server)):
         return
     queue_of: dict[tuple[str, str], MessageQueue] = {}
@@ -199,7 +199,7 @@ def _check_broker(client: Client, options: Options, name: str, address: str) -> 
         )
     except RocketMQError as e:
         error = e
-    was_reached = isinstance(error, BrokerError)  # it says no, but it was reached, and that is the question
+    was_reached = isinstance(error, BrokerError)  # an error that the broker itself returned
     if isinstance(error, NotSupported):
         yield servers.not_a_broker(name, error)
         return
@@ -216,7 +216,7 @@ def _check_broker(client: Client, options: Options, name: str, address: str) -> 
     checks = (servers.version(name, runtime), servers.disk(name, runtime), servers.clock(name, runtime, now_ms))
     yield from (finding for finding in checks if finding is not None)
     if not client.calls.is_private(address):
-        return  # the network could read the answer, which contains passwords
+        return  # the answer contains passwords, which others in the network could read
     try:
         config = bodies.read_config(client.calls.request(address, rpc.GET_BROKER_CONFIG.request(bname=name)).body)
     except RocketMQError as e:
@@ -246,7 +246,7 @@ def check_topic(client: Client, options: Options, topic: str, group: str | None)
 
 
 def _attributes(client: Client, route: TopicRoute) -> dict[str, str] | None:
-    """Of all its brokers; None where one does not tell: it is away, as was said, or the user may not ask, as is said next."""
+    """Return the attributes at all brokers; None if a broker is down or denies access. Other checks report both."""
     attributes: dict[str, str] = {}
     try:
         for data in route.queues:
@@ -257,7 +257,7 @@ def _attributes(client: Client, route: TopicRoute) -> dict[str, str] | None:
 
 
 def check_readers(target: Target, client: Client, subject: Subject) -> Iterator[Finding]:
-    """The group and the checkpoint."""
+    """Check the group and the checkpoint."""
     if subject.group is not None:
         group = lag.own_group(target, subject.group)
         try:
@@ -303,7 +303,8 @@ def _check_checkpoint(target: Target, folder: str, topics: Sequence[str]) -> Ite
     is_root = os.geteuid() == folders.ROOT
     owner = owner_of(folder) if is_root else folders.ROOT
     if (exposure_problem := exposure(folder, owner)) is not None:
-        yield (broken if is_root else advice)(check, *exposure_problem)  # as a query itself does
+        # Root cannot start such a query; other users are only warned.
+        yield (broken if is_root else advice)(check, *exposure_problem)
     elif owner != folders.ROOT:
         problem = f"belongs to {folders.user(owner)}, so root starts no query to RocketMQ with it"
         yield advice(check, problem, "Run the query as that user")
@@ -336,7 +337,7 @@ def _check_checkpoint(target: Target, folder: str, topics: Sequence[str]) -> Ite
 
 
 def check_exactly_once(target: Target, subject: Subject) -> Finding:
-    """Whether a query, or a batch write, can write the topics so: what its first batch would find."""
+    """Check whether a sink can write the topics exactly once. Makes the checks of the sink's first batch."""
     from rocketmq_spark import options as options_table
     from rocketmq_spark.spark.checkpoints import batch_notes, files
     from rocketmq_spark.spark.sink import exactly_once, exactly_once_checks
@@ -367,12 +368,12 @@ def check_exactly_once(target: Target, subject: Subject) -> Finding:
 
 
 def _retention_finding(client: Client, reader: str, positions: QueuePositions) -> Finding:
-    """Next to the shortest time for which one of the brokers keeps messages."""
+    """Compare the lag of a reader with the shortest retention of its brokers."""
     if positions.errors:
         return failed(reader, positions.errors[0], "Look at the broker")
     retention_hours: list[int | None] = []
     for name in {row.queue.broker_name for row in positions.rows}:
-        with contextlib.suppress(RocketMQError):  # it does not tell, and nothing is claimed
+        with contextlib.suppress(RocketMQError):  # its retention is unknown then, and not compared
             retention_hours.append(bodies.config_number(client.admin.broker_config(name), "fileReservedTime"))
     known_hours = [one for one in retention_hours if one is not None]
     retention_ms = min(known_hours) * _HOUR_MS if known_hours else None
@@ -438,7 +439,7 @@ def doctor(
 
 
 def finding_lines(finding: Finding, width: int | None) -> list[str]:
-    """One line; where a terminal is narrower, more of them, the others indented."""
+    """Return the line of a finding, wrapped to the width of the terminal, with further lines indented."""
     text = f"{finding.level.value:<{_INDENT}}{finding.check}: {finding.text}"
     text += f". {finding.remedy}" if finding.remedy else ""
     return wrap(escaped(text), width, _INDENT)

@@ -1,6 +1,6 @@
 """``Finding``, the result of one check, and the checks of this machine (Java, Python, packages), of rights, and of Proxies.
 
-Only the functions that get a client ask servers.
+Functions without a client or a target are pure.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from rocketmq_spark.options.transport import GRPC
 
 
 class Level(enum.Enum):
-    """``ADVICE`` is what works and could be better, or would matter for some; ``BROKEN`` is what will fail."""
+    """``ADVICE``: it works but could be better, or it fails only for some users. ``BROKEN``: it will fail."""
 
     OK = "ok"
     ADVICE = "advice"
@@ -42,7 +42,7 @@ class Level(enum.Enum):
 
 
 class Finding(NamedTuple):
-    """One line: what was looked at, how it is, what was found, and what can be done."""
+    """One line of output: the checked thing, the level, the observation, and the remedy."""
 
     check: str
     level: Level
@@ -63,14 +63,14 @@ def broken(check: str, text: str, remedy: str) -> Finding:
 
 
 def failed(check: str, error: RocketMQError, remedy: str, prefix: str = "") -> Finding:
-    """A question that was not answered as it should be; the error's own remedy comes first."""
+    """Return a broken finding for an error, with the error's remedy if it has one, otherwise ``remedy``."""
     reason = error.message if not error.remark else f"{error.message}: {error.remark}"
     where = f" (at {error.addr})" if error.addr else ""
     return broken(check, " ".join(f"{prefix}{reason}{where}".split()), error.remedy or remedy)
 
 
 def exit_code(findings: list[Finding], strict: bool) -> int:
-    """The exit code: 1 where something is broken, with ``strict`` also where there is advice."""
+    """Return the exit code: 1 if anything is broken, with ``strict`` also if there is advice."""
     bad = {Level.BROKEN, Level.ADVICE} if strict else {Level.BROKEN}
     return 1 if any(one.level in bad for one in findings) else 0
 
@@ -82,14 +82,14 @@ TOO_NEW = {name: high for name, (_, high) in _BOUNDS.items() if high}
 
 
 def java(java_or_error: tuple[str, int] | RocketMQError) -> Finding:
-    """Its path and version, or why there is none."""
+    """Report the path and version of Java, or why there is none."""
     if isinstance(java_or_error, RocketMQError):
         return broken("java", java_or_error.message, java_or_error.remedy or "Install a Java runtime")
     return ok("java", f"Java {java_or_error[1]}, {java_or_error[0]}")
 
 
 def python(version: str, versions: Mapping[str, str | None]) -> Finding:
-    """``versions`` are those of packages by name, None where one is missing."""
+    """Check the packages. ``versions`` has their versions by name, None for a missing package."""
     packages = ", ".join(f"{name} {number}" for name, number in versions.items() if number)
     missing = [name for name, number in versions.items() if number is None and name in OLDEST]
     # PySpark's version is not checked, because vendors add parts of newer versions to older ones; see ``no_data_sources``.
@@ -108,7 +108,7 @@ def python(version: str, versions: Mapping[str, str | None]) -> Finding:
 
 
 def no_data_sources(version: str) -> Finding:
-    """The finding if PySpark has no data sources in Python; ``format("rocketmq")`` is one."""
+    """Advise what to use if PySpark does not support data sources in Python, such as ``format("rocketmq")``."""
     return advice(
         "pyspark",
         f'PySpark {version} lacks pyspark.sql.datasource, so format("rocketmq") does not exist',
@@ -118,7 +118,7 @@ def no_data_sources(version: str) -> Finding:
 
 
 def workers(program: str, executable: str, can_import: bool) -> Finding:
-    """The Python that Spark gives its workers."""
+    """Check the Python that Spark's workers run."""
     if can_import:
         return ok("workers", f"Spark's workers on this machine run {program}, which has this package")
     return broken(
@@ -141,19 +141,19 @@ if TYPE_CHECKING:
 def worst_read_error(
     client: Client, route: TopicRoute, queues: Sequence[MessageQueue], group: str
 ) -> RocketMQError | None:
-    """The worst answer of the brokers of these queues to a source."""
+    """Return the most important error of reads from the brokers of these queues; None if all succeed."""
     return _worst_error(queues, lambda queue: _read_error(client, route, queue, group))
 
 
 def worst_write_error(client: Client, route: TopicRoute, queues: Sequence[MessageQueue]) -> RocketMQError | None:
-    """The worst answer of the brokers of these queues to a sink."""
+    """Return the most important error of sends to the brokers of these queues; None if all succeed."""
     return _worst_error(queues, lambda queue: _write_error(client, route, queue))
 
 
 def _worst_error(
     queues: Sequence[MessageQueue], ask: Callable[[MessageQueue], RocketMQError | None]
 ) -> RocketMQError | None:
-    """What a queue of each broker led to, denials first: each broker has rights and groups of its own."""
+    """Ask for one queue of each broker, because each has its own rights and groups. A denial counts more than other errors."""
     errors = [ask(queue) for queue in {queue.broker_name: queue for queue in queues}.values()]
     denials_and_errors = [error for error in errors if error is not None]
     return next(
@@ -163,9 +163,10 @@ def _worst_error(
 
 
 def _read_error(client: Client, route: TopicRoute, queue: MessageQueue, group: str) -> RocketMQError | None:
-    """What comes of the questions that a source asks: offsets, then messages as the group.
+    """Return the error of the requests that a source makes: offsets, then a pull as the group.
 
-    Those of a queue that there is not: an operator's reset waits at a broker for the next pull of the group.
+    The pull is for a queue that does not exist. In an existing one it could consume an operator's offset reset, which a broker
+    returns to the next pull of the group.
     """
     missing_queue = queue._replace(queue_id=max(data.read_queues for data in route.queues) + 1_000)
     within = deadline(client)
@@ -181,7 +182,7 @@ def _read_error(client: Client, route: TopicRoute, queue: MessageQueue, group: s
 
 
 def _write_error(client: Client, route: TopicRoute, queue: MessageQueue) -> RocketMQError | None:
-    """What a broker says to a message for a queue that there is not, which it cannot store; rights are looked at before."""
+    """Send a message to a queue that does not exist: the broker checks the rights, and then cannot store the message."""
     missing_queue = queue._replace(queue_id=max(data.write_queues for data in route.queues) + 1_000)
     try:
         client.sender.send(missing_queue, SendRequest(GROUP, b"x"), deadline(client))
@@ -205,7 +206,7 @@ _TYPE_REMEDIES = {
 
 
 def proxy_endpoint(address: str, error: RocketMQError | None, tls: bool) -> Finding:
-    """``error`` is what came of the question for a route, None where there is one. A refusal is an answer, too."""
+    """Report whether a Proxy answers. ``error`` is that of a request for a route; a Proxy may also answer with an error."""
     if error is None or _is_answer_of_proxy(error):
         return ok(PROXY_CHECK, f"{address} answers over gRPC{', in TLS' if tls else ''}")
     if isinstance(error, AccessDenied):
@@ -229,7 +230,7 @@ def proxy_endpoint(address: str, error: RocketMQError | None, tls: bool) -> Find
 
 
 def _is_answer_of_proxy(error: RocketMQError) -> bool:
-    """Whether a Proxy said it: that there is no such topic, or that this user may not ask for it."""
+    """Whether a Proxy returned the error: the topic does not exist, or this user has no right to it."""
     is_broker_answer = isinstance(error, BrokerError) and error.broker_code not in (None, Code.UNAUTHORIZED)
     return is_broker_answer or isinstance(error, RouteNotFound)
 
@@ -239,7 +240,7 @@ def _error_text(error: RocketMQError) -> str:
 
 
 def proxy_topic(address: str, name: str, types_or_error: frozenset[str] | RocketMQError) -> Finding:
-    """``types_or_error`` is which types of messages may be written to it, or why there is no route."""
+    """Report whether a sink can write to a topic. ``types_or_error`` has the types of messages that the topic takes."""
     check = f"topic {name}"
     if isinstance(types_or_error, RocketMQError):
         return failed(check, types_or_error, "Check its name: rocketmq-spark topic list, at a name server")
@@ -251,13 +252,13 @@ def proxy_topic(address: str, name: str, types_or_error: frozenset[str] | Rocket
     return advice(check, f"{text}: other messages are refused", remedy or "A sink needs a topic of type NORMAL")
 
 
-# What means something to one of the two only, as ``_normalized_name`` names it.
+# Options that only brokers or only Proxies use, with names as of ``_normalized_name``.
 _BROKER_OPTIONS = frozenset({"nameserver", "namesrvaddr", "addressmap", "tlscheckhostname", "tlskeypassword"})
 _PROXY_OPTIONS = frozenset({"proxyendpoint", "tlsservername", "transport"})
 
 
 def _normalized_name(name: str) -> str:
-    """An option's name, however it is written."""
+    """Return the same text for all spellings of an option's name."""
     return name.replace("_", "").lower()
 
 
@@ -267,7 +268,7 @@ def _names_a_proxy(target: Target) -> bool:
 
 
 def broker_target(target: Target) -> Target | None:
-    """Where name servers and brokers are asked; None where a Proxy is named, and no name server."""
+    """Return the target of requests to name servers and brokers; None if only a Proxy is given."""
     given_names = {_normalized_name(name) for name, value in target.given.items() if value}
     if _names_a_proxy(target) and not given_names & {"nameserver", "namesrvaddr"}:
         return None
@@ -275,7 +276,7 @@ def broker_target(target: Target) -> Target | None:
 
 
 def proxy_options(target: Target) -> dict[str, object] | None:
-    """What is given for a Proxy; None where none is named."""
+    """Return the options that apply to a Proxy; None if no Proxy is given."""
     from rocketmq_spark.options import TABLE
 
     if not _names_a_proxy(target):
@@ -291,7 +292,7 @@ def proxy_options(target: Target) -> dict[str, object] | None:
 
 
 def check_proxies(target: Target, topics: Sequence[str]) -> Iterator[Finding]:
-    """Each endpoint: reached or not, and what it says of each topic. Nothing where no Proxy is named."""
+    """Check each endpoint of a Proxy, and each topic there. Yields nothing if no Proxy is given."""
     from rocketmq_spark import options as table
 
     options_given = proxy_options(target)
@@ -303,9 +304,9 @@ def check_proxies(target: Target, topics: Sequence[str]) -> Iterator[Finding]:
         yield failed("options", e, "Look at docs/options.md")
         return
     for address in options.proxy_endpoint:
-        # So that no other one answers in its place.
+        # Only this address, so that no other Proxy answers.
         options_of_address = dataclasses.replace(options, proxy_endpoint=(address,))
-        # A topic that there may not be: what is answered, if only that it is not known, comes from a Proxy.
+        # This topic need not exist: any answer, also that it is unknown, shows that a Proxy is there.
         answer = _message_types(options_of_address, GROUP)
         finding = proxy_endpoint(address, answer if isinstance(answer, RocketMQError) else None, options.tls)
         yield finding

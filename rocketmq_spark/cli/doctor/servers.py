@@ -29,12 +29,13 @@ from rocketmq_spark.remoting.transport import CANNOT_CONNECT
 from rocketmq_spark.spark.checkpoints.rewind import Drift, DriftState
 from rocketmq_spark.wire import bodies
 
-# Settings that make reads slow, with what they should be at least (docs/performance.md).
+# Settings that make reads slow if they are lower than these values (docs/performance.md).
 PULL_MINIMUMS = {"maxTransferCountOnMessageInMemory": 1024, "maxTransferBytesOnMessageInMemory": 4_194_304}
 COLD_PULL_MINIMUMS = {"maxTransferCountOnMessageInDisk": 1024, "maxTransferBytesOnMessageInDisk": 4_194_304}
-# Shares of a disk: RocketMQ begins to delete what is not due at the first, and refuses messages from the second on.
+# Used shares of a disk. Above the first, RocketMQ deletes messages before their retention ends; above the second, it rejects new
+# ones.
 DISK_ADVICE, DISK_BROKEN = 0.85, 0.90
-# A broker reports its time in seconds.
+# A broker reports its uptime in whole seconds, so the comparison of clocks is not exact.
 CLOCK_TOLERANCE_MS = 5_000
 CHECK_PROXY = "Check that the Proxy and the broker run, and firewalls"
 _UPTIME = re.compile(r"\[ (\d+) days, (\d+) hours, (\d+) minutes, (\d+) seconds \]")
@@ -65,7 +66,7 @@ def not_a_name_server(address: str) -> Finding:
 
 
 def brokers(cluster: Mapping[str, BrokerData]) -> Finding:
-    """Which are registered, and whether all have a master."""
+    """Report the registered brokers, and those without a master."""
     if not cluster:
         return broken("brokers", "none is registered", "Start one, or look at its namesrvAddr and its log")
     orphans = sorted(name for name, data in cluster.items() if not data.master)
@@ -78,7 +79,7 @@ def brokers(cluster: Mapping[str, BrokerData]) -> Finding:
 
 
 def broker_address(name: str, address: str, connected_address: str, error: RocketMQError | None, tls: bool) -> Finding:
-    """The address that a broker advertises, and what is dialled in its place."""
+    """Report whether the address that a broker advertises can be reached, or the address to which ``addressMap`` maps it."""
     check, shown_address = (
         f"broker {name}",
         address if connected_address == address else f"{address}, dialled as {connected_address}",
@@ -107,7 +108,7 @@ def advertised(address: str, errors: Mapping[str, RocketMQError], tls: bool) -> 
             continue
         text = f"advertises {address}, which cannot be reached from here"
         yield _unreachable(check, text, error, tls, error.remedy or CHECK_PROXY)
-        return  # the same holds for the other brokers behind this address
+        return  # the error is the same for the other brokers behind this address
 
 
 def unchecked_addresses(error: RocketMQError) -> Finding:
@@ -133,7 +134,7 @@ def _unreachable(check: str, text: str, error: RocketMQError, tls: bool, remedy:
 
 
 def settings(name: str, config: Mapping[str, str], uses_sql: bool) -> Iterator[Finding]:
-    """Lines of broker.conf; what a broker does not tell is not judged."""
+    """Check settings of broker.conf. A setting that the broker does not report is not checked."""
     check = f"broker {name}"
     for limits, pull_kind in ((PULL_MINIMUMS, "a pull"), (COLD_PULL_MINIMUMS, "a pull of old messages")):
         too_low = {
@@ -158,10 +159,10 @@ def settings(name: str, config: Mapping[str, str], uses_sql: bool) -> Iterator[F
 
 
 def unreadable_settings(name: str, error: RocketMQError) -> Finding:
-    """A broker that does not tell its settings, which only administrators may ask for."""
+    """Report a broker that does not return its settings: only administrators may request them."""
     return advice(
         f"broker {name}",
-        f"does not tell its settings: {error.remark or error.message}",
+        f"does not report its settings: {error.remark or error.message}",
         "Their checks are left out: check options 'accessKey' and 'secretKey', or run doctor as an administrator",
     )
 
@@ -176,22 +177,25 @@ def unrequested_settings() -> Finding:
 
 
 def unknown_user(name: str, error: AccessDenied) -> Finding:
-    """A broker that refuses what needs no right but to be known."""
+    """Report a broker that rejects a request which every known user may make."""
     return broken(f"broker {name}", f"does not know this user: {error.remark or error.message}",
                   "Check options 'accessKey' and 'secretKey'")  # fmt: skip
 
 
 def unreadable_state(name: str, error: RocketMQError) -> Finding:
-    """A broker that does not tell how it is; in the first seconds after its start 5.5.0 fails over that (docs/upstream.md)."""
+    """Report a broker that does not return its state.
+
+    RocketMQ 5.5.0 fails so in the first seconds after its start (docs/upstream.md).
+    """
     return advice(
         f"broker {name}",
-        f"does not tell its version, disk and clock: {error.remark or error.message}",
+        f"does not report its version, disk and clock: {error.remark or error.message}",
         "Their checks are left out: if the broker has just started, try again in some seconds",
     )
 
 
 def disk(name: str, runtime: Mapping[str, str]) -> Finding | None:
-    """The fullest of its disks; None where it does not tell."""
+    """Check the fullest disk of a broker; None if the broker does not report disks."""
     shares = [float(runtime[key]) for key in ("commitLogDiskRatio", "consumeQueueDiskRatio") if key in runtime]
     if not shares or max(shares) < 0:
         return None
@@ -205,7 +209,7 @@ def disk(name: str, runtime: Mapping[str, str]) -> Finding | None:
 
 
 def clock(name: str, runtime: Mapping[str, str], now_ms: int) -> Finding | None:
-    """Its clock next to ours; None where it does not tell."""
+    """Compare the clock of a broker with ours; None if the broker does not report its uptime."""
     match = _UPTIME.match(runtime.get("runtime", ""))
     if match is None or "bootTimestamp" not in runtime:
         return None
@@ -223,7 +227,7 @@ def clock(name: str, runtime: Mapping[str, str], now_ms: int) -> Finding | None:
 
 
 def version(name: str, runtime: Mapping[str, str]) -> Finding | None:
-    """Its release; None where it does not tell."""
+    """Check the release of a broker; None if the broker does not report it."""
     release = runtime.get("brokerVersionDesc")
     if release is None:
         return None
@@ -236,9 +240,9 @@ def version(name: str, runtime: Mapping[str, str]) -> Finding | None:
 
 
 _TYPE_ATTRIBUTE = "message.type"
-# A reader that is further behind than this share of the time for which messages are kept is close to losing some.
+# A reader whose lag is more than this share of the retention is close to losing messages.
 _RETENTION_SHARE = 0.5
-# A batch that is not done for longer may be that of a query that has ended.
+# If a batch is unfinished for longer, its query may have ended.
 LONG_BATCH_MS = 300_000
 _UNAVAILABLE_STATES = (
     (DriftState.UNREGISTERED, "is not registered", "Start it on its data; nothing is lost"),
@@ -247,7 +251,7 @@ _UNAVAILABLE_STATES = (
 
 
 def topic(route: TopicRoute, config: Mapping[str, str] | None) -> Iterator[Finding]:
-    """Where it is, what may be done there, and its kind by its attributes, None if they are not known."""
+    """Report the queues, permissions and type of a topic. ``config`` are its attributes, None if they are unknown."""
     check, attributes = f"topic {route.topic}", config or {}
     message_type = attributes.get(_TYPE_ATTRIBUTE, "NORMAL") if config is not None else "unknown"
     type_and_attributes = [f"{name}={attributes[name]}" for name in (QUEUE_TYPE, CLEANUP_POLICY) if name in attributes]
@@ -273,7 +277,7 @@ def topic(route: TopicRoute, config: Mapping[str, str] | None) -> Iterator[Findi
 
 
 def rights(topic: str, user: str | None, answers: Mapping[str, RocketMQError | None]) -> Iterator[Finding]:
-    """``answers`` is what each question led to: ``source`` and ``sink``; None where the broker allowed it."""
+    """Report the rights of a user. ``answers`` has the errors of ``source`` and ``sink``, None for an allowed request."""
     user_text = f"user {user}" if user else "a user without accessKey"
     needed = {"source": "Sub and Get on the topic, Sub on the group", "sink": "Pub on the topic"}
     for role, error in answers.items():
@@ -300,7 +304,7 @@ def unknown_members(group: str, error: NotSupported) -> Finding:
 
 
 def subscriptions(group: str, members: Mapping[str, Mapping[str, Filter] | None]) -> Finding:
-    """What each member wants, by topic; None where it did not say."""
+    """Check that all members have the same subscriptions. ``members`` has None for a member that did not report them."""
     check = f"group {group}"
     silent_members = sorted(name for name, filters in members.items() if filters is None)
     subscriptions_by_member = {name: filters for name, filters in members.items() if filters is not None}
@@ -364,7 +368,7 @@ def _subscription_text(filters: Mapping[str, Filter]) -> str:
 
 
 def retention(reader: str, rows: Sequence[QueueLag], retention_ms: int | None, now_ms: int) -> Finding:
-    """How far a reader is, next to how long messages are kept; None where brokers do not tell."""
+    """Compare the lag of a reader with the retention of messages, which is None if brokers do not report it."""
     totals = total(rows, now_ms)
     if went_back_queues := went_back(rows):
         return broken(
@@ -391,7 +395,7 @@ def retention(reader: str, rows: Sequence[QueueLag], retention_ms: int | None, n
 
 
 def unfinished_batch(reader: str, state: Mapping[str, Any]) -> Finding:
-    """The batch of a query that is not done, as ``lag_view.unfinished_batch`` has it. Whether the query runs is not known."""
+    """Report the unfinished batch of a query. ``state`` is from ``lag_view.unfinished_batch``. The query may have ended."""
     brokers = ", ".join(state["waitsFor"])
     if not brokers and (state["forMs"] or 0) < LONG_BATCH_MS:
         return ok(reader, unfinished_batch_text(state))
@@ -409,7 +413,7 @@ def unfinished_batch(reader: str, state: Mapping[str, Any]) -> Finding:
 
 
 def reads_other_topics(reader: str, read: Iterable[str], topics: Iterable[str]) -> Finding:
-    """A checkpoint that has no queue of the topics that were named."""
+    """Advise if the query of a checkpoint reads none of the given topics."""
     topic_names = ", ".join(sorted(set(topics)))
     return advice(
         reader,
@@ -419,7 +423,7 @@ def reads_other_topics(reader: str, read: Iterable[str], topics: Iterable[str]) 
 
 
 def checkpoint_drift(reader: str, queues: Iterable[Drift]) -> Iterator[Finding]:
-    """What became of the queues of a checkpoint."""
+    """Report the queues of a checkpoint that do not match the brokers."""
     drifts = list(queues)
     lossy = [one for one in drifts if not one.state.is_lossless and not one.state.is_unavailable]
     if lossy:

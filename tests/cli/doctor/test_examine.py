@@ -98,7 +98,7 @@ class TestOfServers:
                 ("broker b", Level.OK), ("broker b", Level.ADVICE), ("broker b", Level.BROKEN), ("broker b", Level.ADVICE),
                 ("broker b", Level.ADVICE),
             ]  # fmt: skip
-            words = ["V4_9_4", "95% full", "behind ours", "does not tell its settings"]
+            words = ["V4_9_4", "95% full", "behind ours", "does not report its settings"]
             assert all(text in one.text for text, one in zip(words, mapped[3:], strict=True))
 
     def test_settings_with_passwords_are_not_requested_in_clear_text(self) -> None:
