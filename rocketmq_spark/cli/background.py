@@ -120,7 +120,7 @@ def _check_no_foreign_files() -> None:
 def _check_not_running() -> None:
     if _is_locked():
         broker = running()
-        where = f": {broker.name_server}, process {broker.pid}" if broker else ", and just starts or ends"
+        where = f": {broker.name_server}, process {broker.pid}" if broker else " and is starting or stopping"
         raise LocalBrokerError(
             f"A local broker is running already{where}", remedy="Stop it with: rocketmq-spark broker stop"
         )
@@ -190,7 +190,7 @@ def _path(name: str) -> Path:
 
 def _foreign_file_error(foreign_file: folders.Foreign) -> LocalBrokerError:
     return LocalBrokerError(
-        f"The local broker does not use what another user has left: {foreign_file}",
+        f"The local broker does not use files of another user: {foreign_file}",
         remedy=f"Remove {foreign_file.path}",
     )
 

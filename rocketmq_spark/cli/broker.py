@@ -131,7 +131,7 @@ def logs(output: Output, name: str, lines: int) -> None:
     if running is None:
         raise background.not_running()
     if name not in running.servers:
-        raise LocalBrokerError(f"There is no server {name!r}", remedy=f"Known: {', '.join(running.servers)}")
+        raise LocalBrokerError(f"There is no server {name!r}", remedy=f"Name one of: {', '.join(running.servers)}")
     files = [Path(running.data, name, file) for file in _LOG_FILE_NAMES]
     text = "".join(f.read_text(encoding="utf-8", errors="replace") for f in files if f.exists())
     for line in text.splitlines()[-lines:]:

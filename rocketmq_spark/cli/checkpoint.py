@@ -80,11 +80,11 @@ def show(output: Output, folder: str, last: int, number: int | None) -> None:
 
     reads = history(open_folder(folder))
     if not reads:
-        raise OffsetError(f"{folder} has no batch yet", remedy="Wait for the first one")
+        raise OffsetError(f"{folder} has no batch yet", remedy="Wait for the first batch")
     shown_reads = [read for read in reads if read.batch.number == number] if number is not None else reads[-last:]
     if not shown_reads:
         first, newest = reads[0].batch.number, reads[-1].batch.number
-        raise OffsetError(f"batch {number} is not kept in {folder}", remedy=f"Batches {first} to {newest} are")
+        raise OffsetError(f"batch {number} is not kept in {folder}", remedy=f"Name a batch from {first} to {newest}")
     if number is not None and not output.machine:
         output.rows(_RANGE_COLUMNS, map(_range_row, shown_reads[0].ranges))
         for command in _tail_commands(shown_reads[0].ranges):
@@ -164,9 +164,11 @@ def diff(ctx: click.Context, output: Output, target: Target, folder: str) -> Non
 
     batch = last_batch(open_folder(folder))
     if batch is None:
-        raise OffsetError(f"{folder} has no finished batch yet", remedy="Wait for the first one")
+        raise OffsetError(f"{folder} has no finished batch yet", remedy="Wait for the first batch")
     if not batch.sources:
-        raise OffsetError(f"batch {batch.number} in {folder} reads no RocketMQ topic", remedy="Name another query's")
+        raise OffsetError(
+            f"batch {batch.number} in {folder} reads no RocketMQ topic", remedy="Name the checkpoint of another query"
+        )
     client = target.in_checkpoint_scope(batch.source_identities).client()
     batch, other_clusters = batch.of_clusters(clusters(client))
     drifts, errors = compare_with_brokers(client, batch)
@@ -335,7 +337,8 @@ def _check_quiet(folder: Folder, quiet_s: float) -> None:
     changed = changed_ms(folder)
     if changed is None:
         raise OffsetError(
-            f"{folder.name}: its file system does not say when files changed", remedy="Stop the query, and use --force"
+            f"{folder.name}: its file system does not report when files changed",
+            remedy="Stop the query, and use --force",
         )
     age_s = time.time() - changed / 1000
     if age_s < quiet_s:

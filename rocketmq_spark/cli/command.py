@@ -96,7 +96,7 @@ def confirm(what: str, yes: bool) -> None:
     """Return if the user confirms, with ``--yes`` or on the terminal; otherwise raise."""
     if not yes:
         if sys.stdin is None or not sys.stdin.isatty():  # None if stdin is closed
-            raise click.UsageError(f"{what}. There is no terminal to ask on: give --yes")
+            raise click.UsageError(f"{what}. There is no terminal for the confirmation: give --yes")
         click.confirm(f"{what}?", abort=True, err=True)
 
 

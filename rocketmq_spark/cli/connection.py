@@ -37,7 +37,7 @@ class Target:
 
         parsed = options.parse(self.settings()).for_role(role)
         problems = [
-            f"option {row.name!r} does not belong to a command, which has arguments of its own (--help); it is for: "
+            f"option {row.name!r} is not accepted by commands, which have their own arguments (--help); it is for: "
             f"{', '.join(row.roles)}{_COMMAND_HINTS.get(row.field, '')}"
             for row in options.TABLE
             if not self.allows_query_options

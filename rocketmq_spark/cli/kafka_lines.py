@@ -125,8 +125,8 @@ def _notebook_report(text: str) -> PortReport:
 
 
 def _parse_cell(cell: str) -> tuple[ast.Module | None, list[str]]:
-    """Return the parsed cell without its line magics, None if it is not Python; and the line magics, each after empty lines, so that
-    line numbers stay.
+    """Return the parsed cell without its line magics, None if it is not Python; and the line magics, each after empty lines, so
+    that line numbers stay.
     """
     if cell.lstrip().startswith("%%"):
         return None, []

@@ -195,7 +195,7 @@ def _earlier_resend(
     try:
         return find(letter)
     except RocketMQError as e:
-        output.note(f"Whether {letter.msg_id} was sent again before cannot be looked up: {e}")
+        output.note(f"Cannot check whether {letter.msg_id} was resent before: {e}")
         row["notLookedUp"] = str(e)
         return None
 
@@ -337,7 +337,7 @@ def _read_topic_finder(output: Output, target: Target, group: str) -> Callable[[
             return set(target.client().admin.consumed_topics(group))
         except (AccessDenied, NotSupported) as e:
             output.note(
-                f"Cannot check whether {group} reads dead letters of other groups; --to-topic says where to: {e}"
+                f"Cannot check whether {group} reads dead letters of other groups: {e}. --to-topic sets the topic"
             )
             return set()
 

@@ -158,7 +158,7 @@ def produce(
     if rate is not None and file is not None:
         raise click.UsageError("--rate generates its messages: omit --file")
     if rate is None and file is None and sys.stdin is None:
-        raise OptionError("standard input is closed", remedy="Give lines on it, or use --file")
+        raise OptionError("standard input is closed", remedy="Write lines to it, or use --file")
     _check_topic(target, topic)
     report = SendReport(output, topic)
     with target.producer() as producer:

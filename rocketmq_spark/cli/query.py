@@ -52,9 +52,11 @@ def next_positions(target: Target, name: str, topics: Sequence[str]) -> tuple[Cl
     last_finished = last_batch(checkpoint_folder)
     batch = last_finished or last_batch(checkpoint_folder, committed=False)
     if batch is None:
-        raise OffsetError(f"{name} has no batch yet", remedy="Wait for the first one")
+        raise OffsetError(f"{name} has no batch yet", remedy="Wait for the first batch")
     if not batch.sources:
-        raise OffsetError(f"batch {batch.number} in {name} reads no RocketMQ topic", remedy="Name another query's")
+        raise OffsetError(
+            f"batch {batch.number} in {name} reads no RocketMQ topic", remedy="Name the checkpoint of another query"
+        )
     unfinished_batch = uncommitted_batch(checkpoint_folder)
     client = target.in_checkpoint_scope(batch.source_identities).client()
     cluster_names = clusters(client)

@@ -311,7 +311,7 @@ def consume(output: Output, /, target: Target, topic: str, idle_s: float | None,
     from rocketmq_spark.consumer.pull import PolledMessages
 
     if sys.stdout is None:
-        raise OptionError("standard output is closed: messages would be consumed and printed nowhere")
+        raise OptionError("standard output is closed: messages would be consumed and not printed")
     lines, remaining, stop = Json(), arguments["count"], Latch()
     with subscribed_consumer(target, topic, arguments) as consumer, on_signals(stop.set, signal.SIGINT, signal.SIGTERM):
         last_message_s = time.monotonic()

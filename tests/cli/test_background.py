@@ -73,7 +73,7 @@ def test_files_that_another_user_left_are_not_used(folder, name, monkeypatch):
     (folder / name).touch()
     monkeypatch.setattr(background.distro, "cache_folder", lambda: folder.parent)
     give_away(monkeypatch, folder / name)
-    with pytest.raises(LocalBrokerError, match=rf"does not use what another user has left: .*{name}.*\. Remove "):
+    with pytest.raises(LocalBrokerError, match=rf"does not use files of another user: .*{name}.*\. Remove "):
         (background.running(), background._state_path(), background.log_path())
 
 
@@ -118,13 +118,13 @@ def test_nothing_starts_beside_files_of_another_user(folder, monkeypatch):
     give_away(monkeypatch, folder / "fcntl.py")
     monkeypatch.setattr(background.distro, "cache_folder", lambda: folder.parent)
     monkeypatch.setattr(background, "_spawn", raising(AssertionError("started")))
-    with pytest.raises(LocalBrokerError, match=r"what another user has left: .*Remove .*"):
+    with pytest.raises(LocalBrokerError, match=r"files of another user: .*Remove .*"):
         background.start(StartRequest(1, 0, str(folder / "data"), {}, None))
 
 
 def test_a_process_that_is_still_starting_is_not_running_yet(held):
     assert background.running() is None
-    with pytest.raises(LocalBrokerError, match="running already, and just starts or ends"):
+    with pytest.raises(LocalBrokerError, match="running already and is starting or stopping"):
         background.start(StartRequest(1, 0, str(held / "data"), {}, None))
 
 

@@ -46,7 +46,7 @@ def test_a_life_in_the_background(cli, own_cache):
     assert "boot success" in cli("broker", "logs", "broker-a", "--lines", "0").stdout
     assert len(documents(cli("broker", "logs", "broker-a", "--lines", "3", "--json").stdout)) == 3
     unknown = cli("broker", "logs", "broker-b")
-    assert (unknown.exit_code, "Known: namesrv, broker-a" in unknown.stderr) == (1, True)
+    assert (unknown.exit_code, "Name one of: namesrv, broker-a" in unknown.stderr) == (1, True)
 
     abort = Path(started["data"], "broker-a", "store", "abort")  # a broker removes it when it ends in order
     assert abort.exists()

@@ -80,7 +80,7 @@ def test_what_each_batch_read_and_what_is_next(run: Run, query: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "code", "said"),
     [
-        (["show", "{}", "--batch", "9"], 1, "batch 9 is not kept in {}. Batches 0 to 2 are"),
+        (["show", "{}", "--batch", "9"], 1, "batch 9 is not kept in {}. Name a batch from 0 to 2"),
         (["show", "{}-not"], 1, "{}-not is not a checkpoint"),
         (["diff", "{}-not"], 1, "{}-not is not a checkpoint"),
         (["rewind", "{}"], 2, "rewind needs either --to-batch N or --to-time TIME"),
@@ -158,7 +158,7 @@ def test_a_folder_that_just_changed_is_left_alone(run: Run, query: Path, monkeyp
     )
     with monkeypatch.context() as patched:  # an object store
         patched.setattr(rewind, "changed_ms", lambda *asked: None)
-        assert "its file system does not say when files changed" in run(*back).stderr
+        assert "its file system does not report when files changed" in run(*back).stderr
     assert (query / "offsets" / "2").exists()
     assert "wait until 3600 s" in run(*back, "--quiet-for", "1h").stderr
     assert run(*back, "--force").exit_code == 0

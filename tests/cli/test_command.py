@@ -118,7 +118,7 @@ def test_a_duration_that_reaches_behind_1970_begins_there():
 def test_no_input_is_no_terminal(monkeypatch):
     """As where it was closed (<&-): it was an unexpected error."""
     monkeypatch.setattr("sys.stdin", None)
-    with pytest.raises(click.UsageError, match="There is no terminal to ask on: give --yes"):
+    with pytest.raises(click.UsageError, match="There is no terminal for the confirmation: give --yes"):
         confirm("Delete it", False)
 
 
@@ -132,7 +132,7 @@ def test_the_completion_after_a_misspelt_command_is_no_stack_trace():
     ("words", "closed", "told"),
     [
         (("consume", "t", "--group", "g"), ">&-", "standard output is closed: messages would be consumed and"),
-        (("produce", "t"), "<&-", "standard input is closed. Give lines on it, or use --file"),
+        (("produce", "t"), "<&-", "standard input is closed. Write lines to it, or use --file"),
     ],
 )
 def test_a_closed_stream_is_said_before_a_message_is_consumed_or_sent(words, closed, told):

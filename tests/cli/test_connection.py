@@ -91,7 +91,7 @@ def test_what_a_query_reads_is_no_option_of_a_command(no_broker):
         )
     assert "; give a command RocketMQ's name of the topic, with _ for dots" in str(told.value)
     for name in ("subscribe", "startingOffsets", "readFrom", "kafkaColumns", "topicNames"):
-        assert f"option {name!r} does not belong to a command, which has arguments of its own (--help)" in str(
+        assert f"option {name!r} is not accepted by commands, which have their own arguments (--help)" in str(
             told.value
         )
     pace = ("readDeadline=5s", "routeRefresh=5s", "pullDepth=2", "maxBytesInFlight=1mb", "group=g")

@@ -232,7 +232,10 @@ def test_users_and_policies_are_deleted_when_it_is_confirmed(monkeypatch, comman
     for more, code in (([], 2), (["--yes"], 0)):
         assert asked == []
         done = CliRunner().invoke(app, [*command, *more, *NOWHERE])
-        assert (done.exit_code, "There is no terminal to ask on" in " ".join(done.stderr.split())) == (code, code == 2)
+        assert (done.exit_code, "There is no terminal for the confirmation" in " ".join(done.stderr.split())) == (
+            code,
+            code == 2,
+        )
     assert asked == [tuple(command[2:])]
 
 

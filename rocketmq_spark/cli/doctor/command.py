@@ -316,7 +316,9 @@ def _check_checkpoint(target: Target, folder: str, topics: Sequence[str]) -> Ite
     batch = last_batch(opened(folder))
     if batch is None or not batch.sources:
         yield broken(
-            check, "has no finished batch that read RocketMQ", "Wait for the first one, or name another query's"
+            check,
+            "has no finished batch that read RocketMQ",
+            "Wait for the first batch, or name the checkpoint of another query",
         )
         return
     client = target.in_checkpoint_scope(batch.source_identities).client()

@@ -49,7 +49,7 @@ def name_server(address: str, error: RocketMQError | None, tls: bool) -> Finding
         return ok(check, f"{address} is a Proxy, behind which brokers are not seen")
     if isinstance(error, AccessDenied):
         return advice(
-            check, f"{address} does not let this user list brokers", "Their checks are left out: try another user"
+            check, f"{address} does not let this user list brokers", "These checks are skipped: try another user"
         )
     remedy = (
         of_kafka_port([address]) or error.remedy or "Check option 'nameServer', DNS and firewalls, and that it runs"
@@ -163,7 +163,7 @@ def unreadable_settings(name: str, error: RocketMQError) -> Finding:
     return advice(
         f"broker {name}",
         f"does not report its settings: {error.remark or error.message}",
-        "Their checks are left out: check options 'accessKey' and 'secretKey', or run doctor as an administrator",
+        "These checks are skipped: check options 'accessKey' and 'secretKey', or run doctor as an administrator",
     )
 
 
@@ -190,7 +190,7 @@ def unreadable_state(name: str, error: RocketMQError) -> Finding:
     return advice(
         f"broker {name}",
         f"does not report its version, disk and clock: {error.remark or error.message}",
-        "Their checks are left out: if the broker has just started, try again in some seconds",
+        "These checks are skipped: if the broker has just started, try again in some seconds",
     )
 
 
