@@ -171,7 +171,7 @@ PRIVATE_USES = {
 # By folder of tests: uses of private attributes and imports of private names; names of tests that are longer than 60 characters;
 # names of tests with a number of a list that is not in the repository. A number may only go down.
 TESTS_TO_CLEAN = {
-    ".": (75, 65, 4), "admin": (0, 30, 0), "aio": (61, 38, 0), "chaos": (1, 3, 1), "cli": (77, 72, 3),
+    ".": (75, 65, 4), "admin": (0, 30, 0), "aio": (61, 38, 0), "chaos": (1, 3, 1), "cli": (77, 21, 2),
     "client": (79, 118, 37), "columnar": (7, 6, 0), "compat": (8, 3, 0), "consumer": (222, 306, 133), "contracts": (0, 12, 0),
     "decode": (5, 26, 0), "delay": (47, 78, 45), "encode": (1, 11, 7), "examples": (0, 1, 1), "fuzz": (2, 2, 0),
     "grpc_proxy": (92, 60, 0), "kill": (0, 4, 1), "live": (44, 156, 66), "localbroker": (38, 11, 0), "producer": (81, 200, 118),

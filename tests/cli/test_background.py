@@ -128,7 +128,7 @@ def test_a_process_that_is_still_starting_is_not_running_yet(held):
         background.start(StartRequest(1, 0, str(held / "data"), {}, None))
 
 
-def test_one_that_was_started_during_the_download_keeps_its_state(folder, monkeypatch):
+def test_a_broker_started_during_the_download_keeps_its_state(folder, monkeypatch):
     """Without it no command would find the broker, nor ``broker stop``."""
     with (folder / "lock").open("w") as lock:
 
@@ -254,7 +254,7 @@ def test_a_start_that_is_interrupted_leaves_no_process_behind(folder, monkeypatc
     assert done == ["terminated", "gone"]
 
 
-def test_the_process_has_the_cache_of_the_command_wherever_it_runs(folder, monkeypatch):
+def test_the_process_has_the_commands_cache_wherever_it_runs(folder, monkeypatch):
     started = []
 
     def popen(**how):

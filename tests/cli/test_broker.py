@@ -88,7 +88,7 @@ def test_a_server_that_died_is_down(cli):
     assert asked.exit_code == 1
 
 
-def test_a_start_that_fails_says_why_before_it_fetches_anything_and_leaves_nothing(cli, monkeypatch):
+def test_a_failing_start_downloads_nothing_and_leaves_nothing(cli, monkeypatch):
     monkeypatch.setattr(background.distro, "fetch", lambda: pytest.fail("fetched"))
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

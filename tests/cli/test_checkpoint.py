@@ -100,7 +100,7 @@ def test_what_cannot_be_said(run: Run, query: Path, given: list[str], code: int,
     assert said.replace("{}", str(query)) in done.stderr
 
 
-def test_a_query_of_other_sources_has_no_differences_that_could_be_seen(run: Run, tmp_path: Path) -> None:
+def test_a_query_of_other_sources_has_no_visible_differences(run: Run, tmp_path: Path) -> None:
     entry(tmp_path, 0, '{"logOffset":1}')
     done = run("checkpoint", "diff", str(tmp_path))
     assert (done.exit_code, done.stdout) == (1, "")
@@ -227,7 +227,7 @@ def client_of(queues: list[MessageQueue], bounds: Callable[..., dict[MessageQueu
     )
 
 
-def test_whose_broker_does_not_say_whether_its_topic_is_the_old_one_is_not_known(
+def test_an_unanswered_check_of_recreation_is_unavailable(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It has answered where its queues end: nothing is lost, for all that these say."""
@@ -241,7 +241,7 @@ def test_whose_broker_does_not_say_whether_its_topic_is_the_old_one_is_not_known
     assert ["no answer in time" in error for error in errors] == [True]
 
 
-def test_of_a_broker_that_is_registered_and_silent_nothing_is_said_to_be_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_registered_broker_that_is_silent_is_no_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     here, silent = queue(0), MessageQueue("orders", "broker-b", 0)
 
     def bounds(queues: object, within: object, note: Callable[..., None]) -> dict[MessageQueue, QueueBounds]:

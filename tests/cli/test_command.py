@@ -96,7 +96,7 @@ def test_a_reader_that_leaves_is_no_failure_of_who_only_reads(rocketmq, topic, r
         assert child.wait() == code
 
 
-def test_commands_that_send_or_commit_have_failed_when_nobody_reads_what_they_print():
+def test_sending_commands_fail_when_their_pipe_closes():
     """What they had yet to send is not sent."""
 
     def sending(group, path):
@@ -122,7 +122,7 @@ def test_no_input_is_no_terminal(monkeypatch):
         confirm("Delete it", False)
 
 
-def test_the_completion_after_a_misspelt_command_is_no_stack_trace():
+def test_completion_after_a_misspelt_command_is_no_stack_trace():
     how = {"_ROCKETMQ_SPARK_COMPLETE": "bash_complete", "COMP_WORDS": "rocketmq-spark tpoic l", "COMP_CWORD": "2"}
     done = CliRunner(env=how).invoke(app, prog_name="rocketmq-spark", complete_var="_ROCKETMQ_SPARK_COMPLETE")
     assert (done.exit_code, done.output) == (0, "plain,lag\n")
@@ -135,7 +135,7 @@ def test_the_completion_after_a_misspelt_command_is_no_stack_trace():
         (("produce", "t"), "<&-", "standard input is closed. Write lines to it, or use --file"),
     ],
 )
-def test_a_closed_stream_is_said_before_a_message_is_consumed_or_sent(words, closed, told):
+def test_a_closed_stream_fails_before_anything_is_sent_or_read(words, closed, told):
     """Messages were consumed and printed nowhere, with exit code 0."""
     shell = ["sh", "-c", f'exec "$@" {closed}', "sh", *COMMAND, *words, *NOWHERE[2:]]
     done = subprocess.run(shell, capture_output=True, text=True, timeout=30)

@@ -38,7 +38,7 @@ def commands(group, ctx):
         yield from commands(command, ctx) if isinstance(command, click.Group) else [command]
 
 
-def test_every_command_that_has_a_name_server_has_it_by_one_letter():
+def test_every_command_with_a_name_server_has_the_option_n():
     found = [p.opts for c in commands(app, click.Context(app)) for p in c.params if "--name-server" in p.opts]
     assert len(found) > 30
     assert all(opts == ["-n", "--name-server"] for opts in found)
@@ -51,7 +51,7 @@ def test_secrets_come_from_the_environment_and_are_never_shown(no_broker):
 
 
 @pytest.mark.parametrize("name", ["secretKey", "secret_key", "securityToken", "tlsKeyPassword"])
-def test_a_secret_on_the_command_line_is_warned_of_or_read_from_a_file(no_broker, tmp_path, capsys, name):
+def test_a_secret_is_read_from_a_file_or_warned_of(no_broker, tmp_path, capsys, name):
     """Every user of the machine sees command lines, with ``ps``."""
     (tmp_path / "key").write_text("hush=1\nanother line\n")
     out = Json()

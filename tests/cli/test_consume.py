@@ -75,7 +75,7 @@ def test_a_queue_in_which_nothing_came_has_an_offset_too(rocketmq, run, filled, 
 
 
 @pytest.mark.parametrize("members", [[], ["one"]])
-def test_where_a_group_begins_is_stored_unless_members_have_begun(monkeypatch, members):
+def test_start_offsets_are_stored_unless_the_group_has_members(monkeypatch, members):
     """They may have begun elsewhere and have committed nothing yet: who follows them would miss what they did not finish."""
     first, second = (MessageQueue("t", "broker-a", number) for number in range(2))
     changes, kept, asked = [OffsetChange(first, None, 9), OffsetChange(second, 3, 9)], [], []
@@ -107,7 +107,7 @@ def test_a_queue_that_is_added_later_begins_where_it_is_said(monkeypatch):
 
 
 @pytest.mark.parametrize(("back", "committed"), [([A, B], 6), ([B], 6), (None, 1)])
-def test_a_queue_that_moves_while_lines_are_written_is_no_failure_and_stays_where_others_are(capsys, back, committed):
+def test_a_queue_that_moves_while_lines_are_written_is_no_error(capsys, back, committed):
     """A pipe may block for minutes. What is left of a poll must take the group back to its offset only where the queue stayed."""
     brokers = FakeMember([A, B], 4)
     with made(brokers, auto_commit=False) as consumer:
@@ -148,7 +148,7 @@ def test_sql(run, filled, group, make_topic, command):
     assert bodies(out.stdout) == list(range(0, 20, 2))
 
 
-def test_a_killed_one_prints_again_what_it_did_not_commit_and_misses_nothing(rocketmq, run, topic, group):
+def test_after_a_kill_uncommitted_messages_are_printed_again(rocketmq, run, topic, group):
     """More than a pipe holds, so that some is not printed yet."""
     with Producer(rocketmq.name_server, "p") as producer:
         for n in range(20):
@@ -171,7 +171,7 @@ def test_a_killed_one_prints_again_what_it_did_not_commit_and_misses_nothing(roc
     awaited(rest, lambda found: found == list(range(20)))
 
 
-def test_what_comes_before_the_time_of_idle_is_over_begins_it_anew(monkeypatch):
+def test_a_message_restarts_the_time_of_idle(monkeypatch):
     """One that ended between two messages would leave what comes next to a command that nobody starts."""
     polls = iter([(0.0, []), (4.0, [MESSAGE]), (8.0, []), (9.5, [])])
     at_s = [0.0]

@@ -62,7 +62,7 @@ def stored(run: Run, topic: str) -> list[dict[str, Any]]:
     return documents(run("tail", topic, "--no-follow", "--json").stdout)
 
 
-def test_1_24_dead_letters_are_shown_with_the_topic_they_came_from(run: Run, dead: str, topic: str) -> None:
+def test_dead_letters_are_shown_with_their_original_topics(run: Run, dead: str, topic: str) -> None:
     done = run("dlq", "show", dead)
     assert done.exit_code == 0, done.output
     ids = [letter["msgId"] for letter in documents(run("dlq", "show", dead, "--json").stdout)]
@@ -120,7 +120,7 @@ def test_a_letter_is_sent_again_once_unless_it_is_said_twice(run: Run, dead: str
     assert (more["sent"], more["newMsgId"] != first["newMsgId"]) == (True, True)
 
 
-def test_what_was_sent_again_and_died_again_has_the_key_of_the_last_time_only() -> None:
+def test_a_letter_resent_twice_has_only_the_last_key() -> None:
     letter = replace(MESSAGE, properties={"KEYS": "k dlq:01", "UNIQ_KEY": "02", "mine": "1"}, flag=7)
     copy = _new_message(letter)
     assert (copy.keys, copy.properties, copy.flag) == (["k", "dlq:02"], {"mine": "1"}, 7)
@@ -141,7 +141,7 @@ def test_what_cannot_be_sent_leaves_the_others_to_be_sent(
     assert (left["topic"], left["sent"], "ROCKETMQ_" in left["leftOut"]) == (topic, False, True)
 
 
-def test_letters_of_a_topic_that_is_gone_leave_the_others_to_be_sent(
+def test_letters_of_a_deleted_topic_do_not_stop_the_others(
     run: Run, dead: str, topic: str, rocketmq: LocalBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nor is the topic made again, as brokers do on demand."""
@@ -160,7 +160,7 @@ def test_letters_of_a_topic_that_is_gone_leave_the_others_to_be_sent(
     awaited(lambda: [one["body"] for one in stored(run, topic)], lambda found: sorted(found) == ["a", "b", "b", "b"])
 
 
-def test_letters_that_are_no_messages_leave_the_others_to_be_sent(
+def test_undecodable_letters_do_not_stop_the_others(
     run: Run, dead: str, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that cannot be decoded has the bytes that are stored, which no reader of its topic expects."""
@@ -261,7 +261,7 @@ def test_two_letters_of_one_id_and_other_topics_are_two(monkeypatch: pytest.Monk
     assert [find(replace(MESSAGE, topic=name)) for name in "aab"] == [None, "another letter of this id", None]
 
 
-def test_what_was_sent_again_at_any_time_since_the_letter_died_is_found() -> None:
+def test_a_resend_at_any_time_since_the_letter_died_is_found() -> None:
     """Also long ago, and by clocks that are ahead of ours or behind."""
     asked: list[tuple[Any, ...]] = []
     admin = SimpleNamespace(messages_of_key=lambda *given: asked.append(given) or [MESSAGE])
@@ -346,7 +346,7 @@ def test_letters_of_a_namespace_go_back_to_its_topic(rocketmq: LocalBroker, topi
 
 
 @pytest.mark.parametrize("separator", "+_")
-def test_letters_of_pops_in_a_namespace_have_the_topic_that_they_were_sent_to(
+def test_popped_letters_of_a_namespace_have_their_original_topic(
     separator: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A group has a retry topic for each topic that it pops; both names in it have the namespace."""
@@ -359,7 +359,7 @@ def test_letters_of_pops_in_a_namespace_have_the_topic_that_they_were_sent_to(
     assert told["topic"] == "t"
 
 
-def test_a_letter_that_only_its_broker_says_the_origin_of_has_that_topic(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_letter_has_the_topic_that_only_its_broker_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     """It would count as one without a topic of its own, and would not be sent again."""
     letter = replace(MESSAGE, topic="%DLQ%g", properties={"DLQ_ORIGIN_TOPIC": "orders"})
     reader = SimpleNamespace(seek=lambda place: None, messages=lambda: iter([letter]))

@@ -306,7 +306,7 @@ def test_served_for_prometheus(rocketmq: LocalBroker, half: tuple[str, str], sta
     assert server.code == 0
 
 
-def test_a_broker_that_does_not_answer_is_an_error_of_who_asks_for_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_fail_if_a_broker_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """The others alone would be a smaller lag, for which no alarm is raised."""
     look = groups.QueuePositions(
         [QueueLag(MessageQueue("t", "broker-a", 0), 0, 3, 9)], [ConnectionLost("broker-b is away")]
@@ -330,7 +330,7 @@ def test_a_broker_that_does_not_answer_is_an_error_of_who_asks_for_metrics(monke
         assert f"{wrong!r} is not [HOST:]PORT" in done.output
 
 
-def test_messages_that_were_removed_before_they_were_read_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_removed_before_they_were_read_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     look = groups.QueuePositions([QueueLag(MessageQueue("t", "broker-a", 0), 5, 3, 9)], [])
     monkeypatch.setattr(lag, "_group_lag", lambda *asked: lambda: ({"group": "g"}, look))
     done = CliRunner().invoke(app, ["lag", "--group", "g", "--name-server", "127.0.0.1:1"])
@@ -346,7 +346,7 @@ def test_what_is_watched_is_asked_again_after_the_interval(monkeypatch: pytest.M
     assert asked == [(("g", ("t",)), 9.0)]
 
 
-def test_a_broker_that_is_away_for_a_while_does_not_end_a_watch_that_has_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_watch_survives_the_outage_of_a_broker(monkeypatch: pytest.MonkeyPatch) -> None:
     look = groups.QueuePositions([QueueLag(MessageQueue("t", "broker-a", 0), 0, 3, 9)], [])
     part, found = groups.QueuePositions(look.rows, [ConnectionLost("silent")]), ({"group": "g"}, look)
     watch = ["lag", "--group", "g", "--watch", "--interval", "0.1", "--json", "--name-server", "127.0.0.1:1"]
@@ -447,7 +447,7 @@ def test_a_query_is_looked_for_in_its_namespace(
     assert (seen["level"], seen["found"].startswith("1 messages behind")) == ("ok", True)
 
 
-def test_queues_of_another_cluster_are_not_looked_for_in_this_one(
+def test_queues_of_another_cluster_are_not_searched_in_this_one(
     rocketmq: LocalBroker, make_topic: Callable[..., str], run: Run, tmp_path: Path
 ) -> None:
     """A query may read two clusters, with topics and brokers of the same names."""

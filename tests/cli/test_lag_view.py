@@ -125,7 +125,7 @@ def test_no_line_is_wrapped_cut_or_empty(width: int, height: int) -> None:
     assert ("and" in lines[-1].split()) == (height < 200)
 
 
-def test_what_is_furthest_behind_is_shown_where_not_all_have_room() -> None:
+def test_the_queues_furthest_behind_are_shown_first() -> None:
     rows = [QueueLag(queue(n), 0, 10 - n, 10, NOW_MS) for n in range(10)]
     lines = screen(sight(*rows), 80, 6)
     assert [line.split()[1] for line in lines[3:-1]] == ["8", "9"]

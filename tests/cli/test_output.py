@@ -129,7 +129,7 @@ def test_sentences_of_a_narrow_terminal_break_between_words(monkeypatch):
     assert out.getvalue().count("\n") == 1
 
 
-def test_a_table_too_wide_for_the_terminal_has_topics_on_lines_of_their_own(monkeypatch):
+def test_a_table_too_wide_has_topics_on_separate_lines(monkeypatch):
     columns = {"topic": "TOPIC", "queueId": "QUEUE", "who": "WHO"}
     rows = [
         {"topic": "a-topic-of-some-length", "queueId": 0, "who": ["one", "two"]},

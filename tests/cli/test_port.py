@@ -116,7 +116,7 @@ def test_each_way_to_name_the_format(text):
         ('.option("startingOffsets", \'{"t": "earliest"}\').option("maxOffsetsPerTrigger", 5)', None),
     ],
 )
-def test_options_of_both_connectors_are_found_if_their_values_change(options, found):
+def test_shared_options_are_found_if_their_values_change(options, found):
     names = [kafka for _, kafka in places("job.py", f"spark.readStream{options}.load(format='kafka')")]
     assert names == sorted(['format("kafka")', *([found] if found else [])])
     left = [kafka for _, kafka in places("job.py", f"spark.readStream.format('rocketmq'){options}.load()")]
@@ -693,7 +693,7 @@ def test_a_small_program_does_not_take_much_memory(text):
     assert peak_bytes(lambda: port_report("job.py", program)) < 32 << 20
 
 
-def test_the_command_lists_lines_and_its_exit_code_says_whether_there_are_any(run, tmp_path):
+def test_port_lists_lines_and_exits_with_1_if_there_are_any(run, tmp_path):
     job = tmp_path / "job.py"
     job.write_text("\ufeff" + JOB, encoding="utf-8")
     done = run("port", str(job), "--json")

@@ -73,7 +73,7 @@ def test_orders_at_a_rate(run, topic, stored, monkeypatch):
     assert [m["keys"] for m in stored(topic, 21) if m["tags"] == "vip"] == [["k"]]
 
 
-def test_an_order_to_stop_is_heard_where_the_rate_is_more_than_can_be_sent(monkeypatch):
+def test_a_stop_takes_effect_if_the_rate_is_too_high(monkeypatch):
     """What is due grows meanwhile: the next lot may take minutes, the one after it hours."""
     stop = threading.Event()
     monkeypatch.setattr(producing, "due_counts", lambda *asked: iter([1_000]))

@@ -91,7 +91,7 @@ def test_a_document_has_the_names_of_the_columns():
     }  # fmt: skip
 
 
-def test_a_message_that_cannot_be_decoded_is_shown_raw_with_its_flags():
+def test_an_undecodable_message_is_shown_raw_with_its_flags():
     bad = replace(MESSAGE, body=b"\x00no zlib", sys_flag=0x101, decode_error="Not a lz4 body")
     assert line(bad).endswith("sysFlag=0x101  <cannot be decoded: Not a lz4 body> b'\\x00no zlib'")
     shown = document(bad)

@@ -61,7 +61,7 @@ def test_messages_of_all_queues_in_the_order_of_storing(producer, reader, topic,
     assert sorted(int(message.body) for message in found) == list(range(60))
 
 
-def test_what_is_held_is_bounded_by_bytes_and_decompressed_one_by_one(producer, reader, topic, stored, monkeypatch):
+def test_buffers_are_limited_and_decompression_is_one_by_one(producer, reader, topic, stored, monkeypatch):
     """A few kilobytes may become megabytes: of each queue only the next message is."""
     monkeypatch.setattr(topic_reader, "_MAX_BUFFERED_BYTES", 8 * 2000)
     for i in range(120):
@@ -175,7 +175,7 @@ def test_a_topic_that_does_not_exist_is_told_at_once(rocketmq, topic):
     assert not deadline.expired
 
 
-def test_what_is_stored_in_one_millisecond_is_in_the_order_of_the_log():
+def test_messages_of_one_millisecond_are_in_commit_log_order():
     with MockBroker() as broker:
         broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(2, {"broker-a": broker.address}))
         queues = Queues(broker, {0: [7, 7, 9], 1: [7, 9]}, most=32)
@@ -204,7 +204,7 @@ def test_what_a_closed_broker_has_is_said_to_be_left_out(caplog):
     session.close_all()
 
 
-def test_offsets_of_queues_that_are_not_kept_any_more_are_reported():
+def test_offsets_that_are_no_longer_kept_are_reported():
     lost = []
     with MockBroker() as broker:
         broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(2, {"broker-a": broker.address}))
@@ -237,7 +237,7 @@ def test_a_topic_that_is_made_again_is_followed_from_its_begin():
     session.close_all()
 
 
-def test_a_queue_that_is_added_while_it_is_followed_is_read_from_its_begin(monkeypatch):
+def test_a_queue_added_while_following_is_read_from_its_start(monkeypatch):
     monkeypatch.setattr(topic_reader, "_MAX_ROUTE_AGE_S", 0.0)
     lost = []
     with MockBroker() as broker:
@@ -254,7 +254,7 @@ def test_a_queue_that_is_added_while_it_is_followed_is_read_from_its_begin(monke
     session.close_all()
 
 
-def test_a_time_before_what_is_kept_begins_with_what_is_kept_and_nothing_is_said_to_be_gone():
+def test_a_time_before_the_first_message_reports_no_loss():
     """Brokers that deleted old files answer with an offset that they do not keep any more."""
     lost = []
     with MockBroker() as broker:

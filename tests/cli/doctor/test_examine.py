@@ -278,7 +278,7 @@ class TestOfTopics:
         assert user["secretKey"] not in str(found)
         assert {b.max_offset for b in secured.admin.describe_topic(topic).values()} == {0}
 
-    def test_an_operator_s_reset_of_the_group_stays_for_its_next_pull(self, rocketmq: LocalBroker) -> None:
+    def test_an_operators_reset_stays_for_the_groups_next_pull(self, rocketmq: LocalBroker) -> None:
         (topic,) = names(1, "reset")
         group = f"g-{topic}"
         rocketmq.admin.create_topic(topic, 2)
@@ -366,9 +366,7 @@ class TestOfReaders:
             ({"a": "9" * 5000, "b": "-1"}, ""),
         ],
     )
-    def test_the_broker_that_keeps_the_shortest_counts_and_one_that_does_not_tell_does_not(
-        self, hours: dict[str, str | None], kept: str
-    ) -> None:
+    def test_the_shortest_known_retention_counts(self, hours: dict[str, str | None], kept: str) -> None:
         def told(name: str) -> dict[str, str]:
             said = hours[name]
             if said == "denied":

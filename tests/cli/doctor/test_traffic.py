@@ -59,7 +59,7 @@ def test_rights_that_are_missing_are_named() -> None:
     assert (away.level, away.text) == (Level.BROKEN, "no answer in time (at h:1)")
 
 
-def test_every_broker_is_asked_for_rights_and_a_denial_counts_before_other_errors(monkeypatch) -> None:
+def test_every_broker_is_checked_and_denials_count_before_errors(monkeypatch) -> None:
     denied, lacks = AccessDenied("access denied", "h:2"), GroupNotFound("no group", "h:1")
     said = {"a": lacks, "b": denied, "c": None}
     for name in ("_read_error", "_write_error"):
