@@ -105,7 +105,7 @@ def _batch_row(read: BatchRead, machine: bool) -> dict[str, object]:
         "offsets": read.size,
     }
     if not machine:
-        return {**row, "queues": len({part.queue for part in read.ranges})}
+        return {**row, "queues": len({offset_range.queue for offset_range in read.ranges})}
     return {**row, "ranges": list(map(_range_row, read.ranges)), "unknownQueues": len(read.unknown)}
 
 
@@ -113,15 +113,22 @@ def _tail_commands(ranges: Sequence[OffsetRange]) -> Iterator[str]:
     """The commands that show the messages of a batch, one for each topic."""
     from rocketmq_spark.spark.source.offsets import Offsets
 
-    for topic in sorted({part.queue.topic for part in ranges if part.size}):
-        topic_ranges = [part for part in ranges if part.queue.topic == topic and part.size]
-        starts = Offsets({part.queue: part.start for part in topic_ranges}).to_json()["topics"]
-        ends = Offsets({part.queue: part.end for part in topic_ranges}).to_json()["topics"]
+    for topic in sorted({offset_range.queue.topic for offset_range in ranges if offset_range.size}):
+        topic_ranges = [
+            offset_range for offset_range in ranges if offset_range.queue.topic == topic and offset_range.size
+        ]
+        starts = Offsets({offset_range.queue: offset_range.start for offset_range in topic_ranges}).to_json()["topics"]
+        ends = Offsets({offset_range.queue: offset_range.end for offset_range in topic_ranges}).to_json()["topics"]
         yield shlex.join(["rocketmq-spark", "tail", topic, "--from", json.dumps(starts), "--to", json.dumps(ends)])
 
 
-def _range_row(part: OffsetRange) -> dict[str, object]:
-    return {**_queue_columns(part.queue), "start": part.start, "end": part.end, "offsets": part.size}
+def _range_row(offset_range: OffsetRange) -> dict[str, object]:
+    return {
+        **_queue_columns(offset_range.queue),
+        "start": offset_range.start,
+        "end": offset_range.end,
+        "offsets": offset_range.size,
+    }
 
 
 def _queue_columns(queue: MessageQueue) -> dict[str, object]:
@@ -224,10 +231,14 @@ def compare_with_brokers(client: Client, batch: LoggedBatch) -> tuple[list[Drift
         for topic_at_broker, error in recreation.unanswered.items():
             unavailable_brokers.add(topic_at_broker[1])
             errors.append(str(error))
-            bounds = {queue: of for queue, of in bounds.items() if topic_broker(queue) != topic_at_broker}
+            bounds = {
+                queue: queue_bounds for queue, queue_bounds in bounds.items() if topic_broker(queue) != topic_at_broker
+            }
     # The route may name a new queue that its broker does not have: the query will not read it.
     existing = {
-        q: at for q, at in positions.items() if q not in new or q in bounds or q.broker_name in unavailable_brokers
+        q: position
+        for q, position in positions.items()
+        if q not in new or q in bounds or q.broker_name in unavailable_brokers
     }
     return drift(existing, bounds, recreated, unavailable_brokers, _unregistered_brokers(client, batch)), errors
 
@@ -271,7 +282,7 @@ def _duration(ctx: click.Context, param: click.Parameter, value: str) -> float:
 @click.option("--force", is_flag=True, help="Rewind even if FOLDER changed recently.")
 @click.pass_obj
 def rewind(
-    output: Output, /, folder: str, number: int | None, time_ms: int | None, really: bool, **limits: float
+    output: Output, /, folder: str, number: int | None, time_ms: int | None, apply_change: bool, **limits: float
 ) -> None:
     """Rewind a stopped query to the end of an earlier batch: give --to-batch or --to-time.
 
@@ -288,7 +299,7 @@ def rewind(
     with checkpoint_folder.as_owner():
         reads = history(checkpoint_folder)
         plan = rewinding.plan_rewind(checkpoint_folder, reads, rewinding.choose_batch(reads, number, time_ms))
-        if really and plan.removed and not limits["force"]:
+        if apply_change and plan.removed and not limits["force"]:
             _check_quiet(checkpoint_folder, limits["quiet_s"])
     lines = list(_reread_lines(plan))
     if not plan.removed:
@@ -298,7 +309,7 @@ def rewind(
         )
         return
     backup = None
-    if really:
+    if apply_change:
         backup = rewinding.execute(checkpoint_folder, plan, datetime.now(UTC)).name
         lines.append(
             f"Done. To undo it, {checkpoint_folder.advice_to_owner(f'copy the files of {backup} back into {folder}')}"
@@ -307,7 +318,7 @@ def rewind(
         lines.append("Nothing was changed: use --yes to apply")
     ranges = list(map(_range_row, plan.ranges))
     row = {
-        "rewound": really,
+        "rewound": apply_change,
         "batchId": plan.batch.number,
         "again": plan.rolled_back,
         "ranges": ranges,
@@ -325,10 +336,11 @@ def _reread_lines(plan: RewindPlan) -> Iterator[str]:
             if len(plan.rolled_back) == 1
             else f"batches {plan.rolled_back[0]} to {plan.rolled_back[-1]}"
         )
-        count = sum(part.size for part in plan.ranges)
+        count = sum(offset_range.size for offset_range in plan.ranges)
         yield f"What {batches} read is read again, {count} offsets, in new batches from number {plan.batch.number + 1} on:"
-    for part in plan.ranges:
-        yield f"  {part.queue}  from {part.start}, before {part.end}  ({part.size})"  # exclusive end, as in 'show' and 'lag'
+    for offset_range in plan.ranges:
+        # The end is exclusive, as in 'show' and 'lag'.
+        yield f"  {offset_range.queue}  from {offset_range.start}, before {offset_range.end}  ({offset_range.size})"
 
 
 def _check_quiet(folder: Folder, quiet_s: float) -> None:

@@ -175,7 +175,7 @@ def list_policies(output: Output, target: Target, name: str | None) -> None:
 @connected
 @click.pass_obj
 def set_policy(
-    output: Output, /, target: Target, name: str, resource: str, actions: tuple[str, ...], **how: object
+    output: Output, /, target: Target, name: str, resource: str, actions: tuple[str, ...], **flags: object
 ) -> None:
     """Allow the user NAME the ACTIONS on RESOURCE. Replaces the user's policy for that resource.
 
@@ -184,9 +184,9 @@ def set_policy(
     """
     from rocketmq_spark.admin import brokers
 
-    sources = how["sources"]
+    sources = flags["sources"]
     assert isinstance(sources, tuple)
-    _show_policies(output, brokers.set_policy(target.client(), name, resource, actions, not how["deny"], sources))
+    _show_policies(output, brokers.set_policy(target.client(), name, resource, actions, not flags["deny"], sources))
 
 
 @policy.command("delete")

@@ -92,12 +92,12 @@ class CliGroup(SuggestingGroup):
     command_class = CliCommand
 
 
-def confirm(what: str, yes: bool) -> None:
+def confirm(action: str, yes: bool) -> None:
     """Return if the user confirms, with ``--yes`` or on the terminal; otherwise raise."""
     if not yes:
         if sys.stdin is None or not sys.stdin.isatty():  # None if stdin is closed
-            raise click.UsageError(f"{what}. There is no terminal for the confirmation: give --yes")
-        click.confirm(f"{what}?", abort=True, err=True)
+            raise click.UsageError(f"{action}. There is no terminal for the confirmation: give --yes")
+        click.confirm(f"{action}?", abort=True, err=True)
 
 
 def _reject_other_flag(ctx: click.Context, param: click.Parameter, value: bool) -> None:
@@ -108,10 +108,10 @@ def _reject_other_flag(ctx: click.Context, param: click.Parameter, value: bool) 
 
 
 def with_yes(command: Any) -> Any:
-    """Add the option ``--yes`` (parameter ``really``) to a command that otherwise only previews its change."""
-    decorated = click.option("--yes", "really", is_flag=True, help="Apply the change; otherwise only preview it.")(
-        command
-    )
+    """Add the option ``--yes`` (parameter ``apply_change``) to a command that otherwise only previews its change."""
+    decorated = click.option(
+        "--yes", "apply_change", is_flag=True, help="Apply the change; otherwise only preview it."
+    )(command)
     for flag in ("--apply", "--execute", "--dry-run", "--send"):  # names in other tools and in earlier releases
         decorated = click.option(flag, is_flag=True, hidden=True, expose_value=False, callback=_reject_other_flag)(
             decorated

@@ -154,12 +154,12 @@ def delete(output: Output, /, target: Target, name: str, topics: bool, force: bo
     from rocketmq_spark.admin import groups
     from rocketmq_spark.cli.lag import own_group
 
-    client, own = target.client(), own_group(target, name)
-    groups.check_deletable(client, own, force)
+    client, group_in_environment = target.client(), own_group(target, name)
+    groups.check_deletable(client, group_in_environment, force)
     lost = " and the topics of its retries and dead letters, with their messages" if topics else ""
-    confirm(f"Delete group {own}, its offsets{lost}", yes)
-    groups.delete(client, own, topics, force)
-    output.item({"group": own, "deleted": True}, f"Group {own} is deleted")
+    confirm(f"Delete group {group_in_environment}, its offsets{lost}", yes)
+    groups.delete(client, group_in_environment, topics, force)
+    output.item({"group": group_in_environment, "deleted": True}, f"Group {group_in_environment} is deleted")
 
 
 _OFFSET_COLUMNS = {
@@ -217,17 +217,17 @@ def show(output: Output, target: Target, group: str, topics: tuple[str, ...]) ->
     from rocketmq_spark.admin import groups
     from rocketmq_spark.cli.lag import own_group
 
-    client, own = target.client(), own_group(target, group)
-    offsets_by_queue = groups.committed_offsets(client, own, topics)
+    client, group_in_environment = target.client(), own_group(target, group)
+    offsets_by_queue = groups.committed_offsets(client, group_in_environment, topics)
     bounds, errors = groups.bounds_of(client, offsets_by_queue)
     output.rows(
         _OFFSET_COLUMNS,
         [
-            {**_queue_of_row(q), **_bounds_of_row(bounds.get(q)), "offset": at}
-            for q, at in sorted(offsets_by_queue.items())
+            {**_queue_of_row(q), **_bounds_of_row(bounds.get(q)), "offset": offset}
+            for q, offset in sorted(offsets_by_queue.items())
         ],
     )
-    members = groups.members(client, own, offsets_by_queue)
+    members = groups.members(client, group_in_environment, offsets_by_queue)
     sees_members = groups.knows_members(client, offsets_by_queue)
     where = "" if sees_members else " at this Proxy, which does not see members at brokers"
     output.note(
@@ -280,17 +280,19 @@ def set_offsets(
     from rocketmq_spark.cli.lag import own_group
     from rocketmq_spark.queues.environment import environment_of
 
-    client, own = target.client(), own_group(target, group)
-    changes = groups.offset_changes(client, own, topics, target_offsets, environment_of(target.options()), "--to")
-    members = groups.members(client, own, [change.queue for change in changes])
-    if not flags["force"] and flags["really"]:
-        groups.check_members(own, members)
+    client, group_in_environment = target.client(), own_group(target, group)
+    changes = groups.offset_changes(
+        client, group_in_environment, topics, target_offsets, environment_of(target.options()), "--to"
+    )
+    members = groups.members(client, group_in_environment, [change.queue for change in changes])
+    if not flags["force"] and flags["apply_change"]:
+        groups.check_members(group_in_environment, members)
     is_new = all(change.before is None for change in changes)
     # Before offsets are stored, which creates the group.
-    hint = groups.similar_groups_hint(client, own) if is_new else ""
-    if flags["really"]:
-        groups.store_offsets(client, own, {change.queue: change.after for change in changes})
-        groups.warn_of_unseen_members(client, own, [change.queue for change in changes])
+    hint = groups.similar_groups_hint(client, group_in_environment) if is_new else ""
+    if flags["apply_change"]:
+        groups.store_offsets(client, group_in_environment, {change.queue: change.after for change in changes})
+        groups.warn_of_unseen_members(client, group_in_environment, [change.queue for change in changes])
     output.rows(
         _CHANGE_COLUMNS,
         [
@@ -299,16 +301,16 @@ def set_offsets(
                 "offset": c.before,
                 "new": c.after,
                 "effect": c.effect,
-                "applied": flags["really"],
+                "applied": flags["apply_change"],
             }
             for c in changes
         ],
     )
     if hint:
-        output.note(f"No broker {'had' if flags['really'] else 'has'} group {own}. {hint}")
+        output.note(f"No broker {'had' if flags['apply_change'] else 'has'} group {group_in_environment}. {hint}")
     moved = sum(change.before != change.after for change in changes)
     output.note(
-        f"{moved} of {len(changes)} offsets {'are set' if flags['really'] else 'would be set: use --yes to apply'}"
+        f"{moved} of {len(changes)} offsets {'are set' if flags['apply_change'] else 'would be set: use --yes to apply'}"
     )
     if groups.knows_members(client, [change.queue for change in changes]):
         output.note(f"{groups.GRPC_MEMBERS_HINT}. They continue at the new offsets")

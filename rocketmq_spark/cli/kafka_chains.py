@@ -179,7 +179,7 @@ class Chains:
     def owner(self, chain: CallChain) -> ReaderOrWriter:
         return self._owner(self._key(chain.root))
 
-    def at(self, call: ast.expr) -> CallChain | None:
+    def chain_with(self, call: ast.expr) -> CallChain | None:
         """Return the chain that contains a call."""
         return self._by_call.get(call) if isinstance(call, ast.Call) else None
 

@@ -31,7 +31,7 @@ class Frames:
                 if functions := self._program.functions(node.func):
                     returned = [value for function in functions for value in self._program.returned(function)]
                     return self._all_read(functions[0], returned)
-                chain = self._chains.at(node)
+                chain = self._chains.chain_with(node)
                 if chain is not None and isinstance(node.func, ast.Attribute) and node.func.attr == "load":
                     return self._chains.format(chain) == self._format
             elif node.attr in ROLES:

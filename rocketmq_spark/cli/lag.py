@@ -123,8 +123,11 @@ FetchLag = Callable[[], tuple[dict[str, object], "QueuePositions"]]
 def _group_lag(target: Target, group: str, topics: tuple[str, ...]) -> FetchLag:
     from rocketmq_spark.admin import groups
 
-    client, own = target.client(), own_group(target, group)
-    return lambda: ({"group": own}, groups.queue_lags(client, groups.committed_offsets(client, own, topics)))
+    client, group_in_environment = target.client(), own_group(target, group)
+    return lambda: (
+        {"group": group_in_environment},
+        groups.queue_lags(client, groups.committed_offsets(client, group_in_environment, topics)),
+    )
 
 
 def _checkpoint_lag(target: Target, name: str, topics: tuple[str, ...]) -> FetchLag:

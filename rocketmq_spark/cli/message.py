@@ -112,7 +112,7 @@ def resend(
     keys: tuple[str, ...],
     since: int | None,
     until: int | None,
-    really: bool,
+    apply_change: bool,
     again: bool,
     any_queue: bool,
     to_topic: str | None,
@@ -136,7 +136,7 @@ def resend(
     with _without_spool(output, target).producer() as producer:
         for letter in _dead_letters(output, target, group, DeadLetterFilter(frozenset(keys), since, until)):
             message = replace(letter, topic=to_topic) if to_topic else letter
-            row: dict[str, object] = {"topic": message.topic, "msgId": message.msg_id, "sent": really}
+            row: dict[str, object] = {"topic": message.topic, "msgId": message.msg_id, "sent": apply_change}
             text = f"{message.msg_id} to {message.topic}"
             if (problem := _unsendable_reason(message) or missing_topic_error(message.topic)) is not None:
                 errors += [problem] if isinstance(problem, RocketMQError) else []
@@ -146,7 +146,7 @@ def resend(
             if resent_as is not None:
                 row |= {"sent": False, "sentBefore": resent_as}
                 text += f" is skipped: it was resent before, as {resent_as}"
-            elif really:
+            elif apply_change:
                 result = _resend(producer, message)
                 if isinstance(result, RocketMQError):  # an error of this dead letter only
                     errors.append(result)
@@ -156,7 +156,7 @@ def resend(
                 text += f" as {result.msg_id}"
             output.item(row, text)
             counts["sent" if resent_as is None else "before"] += 1
-    _note_counts(output, counts["sent"], counts["before"], really)
+    _note_counts(output, counts["sent"], counts["before"], apply_change)
     if errors:
         raise errors[0]
 
@@ -200,8 +200,8 @@ def _earlier_resend(
         return None
 
 
-def _note_counts(output: Output, sent: int, before: int, really: bool) -> None:
-    output.note(f"{sent} sent" if really else f"{sent} would be sent; use --yes to apply")
+def _note_counts(output: Output, sent: int, before: int, apply_change: bool) -> None:
+    output.note(f"{sent} sent" if apply_change else f"{sent} would be sent; use --yes to apply")
     if before:
         output.note(f"{before} were resent before and are skipped: --again resends them")
 
@@ -279,8 +279,8 @@ def _resend_finder(target: Target) -> Callable[[ReceivedMessage], str | None]:
         seen.add((letter.topic, letter.msg_id))
         begin_ms = letter.store_timestamp - _CLOCK_TOLERANCE_MS
         end_ms = time.time_ns() // 1_000_000 + _CLOCK_TOLERANCE_MS
-        found = admin.messages_of_key(letter.topic, _RESENT_KEY_PREFIX + letter.msg_id, begin_ms, end_ms)
-        return found[-1].msg_id if found else None
+        resent = admin.messages_of_key(letter.topic, _RESENT_KEY_PREFIX + letter.msg_id, begin_ms, end_ms)
+        return resent[-1].msg_id if resent else None
 
     return find
 
@@ -433,23 +433,23 @@ def find(
         raise click.UsageError("Give --key, or a time: --from, --to or both")
     client = target.client()
     if key is not None:
-        found = messages.messages_by_key(client, topic, key, begin, end, limit)
+        matches = messages.messages_by_key(client, topic, key, begin, end, limit)
     else:
-        found = messages.messages_of_time(client, topic, begin, end, limit, environment_of(target.options()))
-    for stored in found:
-        output.item(document(stored), line(stored))
+        matches = messages.messages_of_time(client, topic, begin, end, limit, environment_of(target.options()))
+    for match in matches:
+        output.item(document(match), line(match))
     if key is not None:
-        full = any(count >= limit for count in Counter(stored.broker_name for stored in found).values())
+        full = any(count >= limit for count in Counter(match.broker_name for match in matches).values())
         hint = (
             "; older ones may be omitted: raise --limit (up to 64), or set --to to the time of the first of these"
             if full
             else ""
         )
-        output.note(f"{len(found)} messages with key {key}{hint}")
+        output.note(f"{len(matches)} messages with key {key}{hint}")
     else:
         hint = (
             "; there may be more: raise --limit, or set --from to the time of the last of these"
-            if len(found) == limit
+            if len(matches) == limit
             else ""
         )
-        output.note(f"{len(found)} messages of that time{hint}")
+        output.note(f"{len(matches)} messages of that time{hint}")

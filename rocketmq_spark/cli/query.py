@@ -68,8 +68,8 @@ def next_positions(target: Target, name: str, topics: Sequence[str]) -> tuple[Cl
         starts = lowest_positions(offsets.new_queue_starts for offsets in planned.values())
         new |= {
             queue
-            for at, offsets in planned.items()
-            if at not in batch_here.sources
+            for number, offsets in planned.items()
+            if number not in batch_here.sources
             for queue in offsets.new_queue_starts
         }
     positions: Positions = dict(batch_here.positions)
@@ -85,7 +85,7 @@ def next_positions(target: Target, name: str, topics: Sequence[str]) -> tuple[Cl
             f"the query of {name} does not read {', '.join(unread_topics)}",
             remedy=f"It reads: {', '.join(read_topics)}",
         )
-    chosen_positions = {queue: at for queue, at in positions.items() if not topics or queue.topic in topics}
+    chosen_positions = {queue: position for queue, position in positions.items() if not topics or queue.topic in topics}
     new_queues = frozenset(new & chosen_positions.keys())
     number = None if last_finished is None else last_finished.number
     return client, QueryPositions(number, chosen_positions, new_queues, unfinished_batch, other_clusters, errors)

@@ -339,6 +339,6 @@ def _text_row(row: dict[str, object]) -> dict[str, object]:
     """Return a row as text: each group above its members, with ``!`` before a group of another environment."""
     readers: list[dict[str, object]] = row["readers"]  # type: ignore[assignment]
     lines: list[str] = []
-    for group, members in groupby(readers, key=lambda one: f"{'! ' if one['foreign'] else ''}{one['group']}"):
-        lines += [group, *(f"  {one['member'] or '(no member)'}" for one in members)]
+    for group, members in groupby(readers, key=lambda reader: f"{'! ' if reader['foreign'] else ''}{reader['group']}"):
+        lines += [group, *(f"  {reader['member'] or '(no member)'}" for reader in members)]
     return {**row, "environment": row["environment"] if row["writable"] else None, "shown": lines or None}

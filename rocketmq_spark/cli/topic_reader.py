@@ -45,7 +45,7 @@ _MAX_ROUTE_AGE_S = 10.0
 # Returns the start offsets for the bounds of all queues.
 Start = Callable[[dict[MessageQueue, QueueBounds]], dict[MessageQueue, int]]
 # The next message of a queue: its store time, and its position in the commit log, which orders those of one millisecond.
-Head = tuple[int, str, int, MessageQueue]
+HeapEntry = tuple[int, str, int, MessageQueue]
 
 
 class TopicReader:
@@ -68,8 +68,8 @@ class TopicReader:
         self._end_offsets: Mapping[MessageQueue, int] = {}
         # Offsets of each queue to read next: fewer if the messages are large.
         self._read_ahead: dict[MessageQueue, int] = {}
-        self._heads: dict[MessageQueue, ReceivedMessage] = {}  # the next message of each queue
-        self._buffered: dict[MessageQueue, Iterator[ReceivedMessage]] = {}  # those after ``_heads``
+        self._next_messages: dict[MessageQueue, ReceivedMessage] = {}  # the next message of each queue
+        self._buffered: dict[MessageQueue, Iterator[ReceivedMessage]] = {}  # those after ``_next_messages``
         self._unwrap_budget = UnwrapBudget(_MAX_BUFFERED_BYTES)
 
     def seek(self, start: Start) -> None:
@@ -85,7 +85,7 @@ class TopicReader:
             )
         self._unwrap_budget = UnwrapBudget(_MAX_BUFFERED_BYTES)
         self._next_offsets = start(self._client.retry.run(lambda: with_kept_minimums(self._client, self._bounds())))
-        self._read_ahead, self._heads, self._buffered = {}, {}, {}
+        self._read_ahead, self._next_messages, self._buffered = {}, {}, {}
 
     def seek_offsets(
         self, starts: Mapping[MessageQueue, int], end_offsets: Mapping[MessageQueue, int] | None = None
@@ -122,8 +122,8 @@ class TopicReader:
                 self._on_loss(lost_range, Cause.TRUNCATED)
         return clamped_starts
 
-    def _end_of(self, queue: MessageQueue, bound: QueueBounds) -> int:
-        return min(_resolve_offset(self._end_offsets.get(queue, LATEST), bound), bound.max_offset)
+    def _end_of(self, queue: MessageQueue, bounds: QueueBounds) -> int:
+        return min(_resolve_offset(self._end_offsets.get(queue, LATEST), bounds), bounds.max_offset)
 
     def seek_time(self, epoch_ms: int) -> None:
         """Start at the first messages stored at or after a time."""
@@ -132,7 +132,7 @@ class TopicReader:
             offsets = self._client.brokers.search_offsets(
                 dict.fromkeys(bounds, epoch_ms), Deadline.after(10.0), group=GROUP
             )
-            return {q: bounds[q].clamp(at) for q, at in offsets.items()}
+            return {q: bounds[q].clamp(offset) for q, offset in offsets.items()}
 
         self.seek(start)
 
@@ -140,27 +140,27 @@ class TopicReader:
         """Yield all messages up to the current end; with ``follow``, without end."""
         while True:
             bounds = self._bounds()
-            for queue, bound in bounds.items():
-                self._follow_queue(queue, bound)
-            ends = {queue: self._end_of(queue, bound) for queue, bound in bounds.items()}
+            for queue, queue_bounds in bounds.items():
+                self._follow_queue(queue, queue_bounds)
+            ends = {queue: self._end_of(queue, queue_bounds) for queue, queue_bounds in bounds.items()}
             yield from self._merge(ends)
             if not follow:
                 return
             time.sleep(_POLL_INTERVAL_S)
 
-    def _follow_queue(self, queue: MessageQueue, bound: QueueBounds) -> None:
+    def _follow_queue(self, queue: MessageQueue, bounds: QueueBounds) -> None:
         """Read a queue from its start if it was added later or created again."""
-        position = self._next_offsets.setdefault(queue, bound.min_offset)
-        if bound.max_offset < position:
-            self._on_loss(OffsetRange(queue, bound.max_offset, position), Cause.WENT_BACK)
-            self._next_offsets[queue] = bound.min_offset
+        position = self._next_offsets.setdefault(queue, bounds.min_offset)
+        if bounds.max_offset < position:
+            self._on_loss(OffsetRange(queue, bounds.max_offset, position), Cause.WENT_BACK)
+            self._next_offsets[queue] = bounds.min_offset
 
     def _merge(self, ends: dict[MessageQueue, int]) -> Iterator[ReceivedMessage]:
-        heads: list[Head] = []
+        heads: list[HeapEntry] = []
         self._fill(list(ends), ends, heads)
         while heads:
             queue = heapq.heappop(heads)[-1]
-            message = self._heads.pop(queue)
+            message = self._next_messages.pop(queue)
             self._advance(queue)
             yield decompressed(message)
             self._fill([queue], ends, heads)
@@ -168,11 +168,11 @@ class TopicReader:
     def _advance(self, queue: MessageQueue) -> None:
         following = next(self._buffered.get(queue, iter(())), None)
         if following is not None:
-            self._heads[queue] = following
+            self._next_messages[queue] = following
 
-    def _fill(self, queues: Sequence[MessageQueue], ends: dict[MessageQueue, int], heads: list[Head]) -> None:
+    def _fill(self, queues: Sequence[MessageQueue], ends: dict[MessageQueue, int], heads: list[HeapEntry]) -> None:
         """Read ``queues`` until each has a message or has reached its end."""
-        while empty := [q for q in queues if q not in self._heads and self._next_offsets[q] < ends[q]]:
+        while empty := [q for q in queues if q not in self._next_messages and self._next_offsets[q] < ends[q]]:
             counts = {q: self._read_ahead.get(q, min(self._max_read_ahead, _FIRST_READ_AHEAD)) for q in empty}
             self._read(
                 [OffsetRange(q, self._next_offsets[q], min(self._next_offsets[q] + counts[q], ends[q])) for q in empty]
@@ -180,8 +180,8 @@ class TopicReader:
             for queue in empty:
                 self._advance(queue)
         for queue in queues:
-            if queue in self._heads:
-                message = self._heads[queue]
+            if queue in self._next_messages:
+                message = self._next_messages[queue]
                 heapq.heappush(heads, (message.store_timestamp, message.broker_name, message.commit_log_offset, queue))
 
     def _read(self, ranges: Sequence[OffsetRange]) -> None:
@@ -268,14 +268,14 @@ def latest(bounds: dict[MessageQueue, QueueBounds]) -> dict[MessageQueue, int]:
     return {queue: bound.max_offset for queue, bound in bounds.items()}
 
 
-def _resolve_offset(given: int, bound: QueueBounds) -> int:
-    return {EARLIEST: bound.min_offset, LATEST: bound.max_offset}.get(given, given)
+def _resolve_offset(offset_or_mark: int, bounds: QueueBounds) -> int:
+    return {EARLIEST: bounds.min_offset, LATEST: bounds.max_offset}.get(offset_or_mark, offset_or_mark)
 
 
 def at_offset(offset: int) -> Start:
     """Start at the same offset in every queue, limited to the queue's bounds."""
 
     def start(bounds: dict[MessageQueue, QueueBounds]) -> dict[MessageQueue, int]:
-        return {q: b.clamp(offset) for q, b in bounds.items()}
+        return {q: bounds_of_queue.clamp(offset) for q, bounds_of_queue in bounds.items()}
 
     return start

@@ -72,7 +72,7 @@ def failed(check: str, error: RocketMQError, remedy: str, prefix: str = "") -> F
 def exit_code(findings: list[Finding], strict: bool) -> int:
     """Return the exit code: 1 if anything is broken, with ``strict`` also if there is advice."""
     bad = {Level.BROKEN, Level.ADVICE} if strict else {Level.BROKEN}
-    return 1 if any(one.level in bad for one in findings) else 0
+    return 1 if any(finding.level in bad for finding in findings) else 0
 
 
 # The oldest supported version of each package in the extra ``spark``, and the first one that is too new.

@@ -314,13 +314,13 @@ def subscriptions(group: str, members: Mapping[str, Mapping[str, Filter] | None]
         _normalized(filters): name for name, filters in reversed(subscriptions_by_member.items())
     }
     if len(members_by_subscription) > 1:
-        shown = "; ".join(
+        examples = "; ".join(
             f"{name} wants {_subscription_text(subscriptions_by_member[name])}"
             for name in sorted(members_by_subscription.values())
         )
         return broken(
             check,
-            f"its members have different subscriptions: {shown}",
+            f"its members have different subscriptions: {examples}",
             "Let all subscribe to the same, or give them groups of their own: otherwise some members miss messages",
         )
     if silent_members:
@@ -425,22 +425,22 @@ def reads_other_topics(reader: str, read: Iterable[str], topics: Iterable[str]) 
 def checkpoint_drift(reader: str, queues: Iterable[Drift]) -> Iterator[Finding]:
     """Report the queues of a checkpoint that do not match the brokers."""
     drifts = list(queues)
-    lossy = [one for one in drifts if not one.state.is_lossless and not one.state.is_unavailable]
+    lossy = [drift for drift in drifts if not drift.state.is_lossless and not drift.state.is_unavailable]
     if lossy:
-        shown = ", ".join(f"{one.queue} {one.state.value}" for one in lossy[:3])
+        examples = ", ".join(f"{drift.queue} {drift.state.value}" for drift in lossy[:3])
         yield broken(
             reader,
-            f"{len(lossy)} of {len(drifts)} queues do not match what brokers have: {shown}",
+            f"{len(lossy)} of {len(drifts)} queues do not match what brokers have: {examples}",
             "See: rocketmq-spark checkpoint diff; with failOnDataLoss=warn the query continues at the first message that is "
             "kept, and reads a topic that was created again from its start",
         )
     for state, problem, remedy in _UNAVAILABLE_STATES:
-        broker_names = [one.queue.broker_name for one in drifts if one.state is state]
+        broker_names = [drift.queue.broker_name for drift in drifts if drift.state is state]
         for name in sorted(set(broker_names)):
             yield broken(
                 reader,
                 f"{name} {problem}, and {broker_names.count(name)} of {len(drifts)} queues wait for it",
                 remedy,
             )
-    if all(one.state.is_lossless for one in drifts):
+    if all(drift.state.is_lossless for drift in drifts):
         yield ok(reader, f"matches what brokers have, in all {len(drifts)} queues")
