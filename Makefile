@@ -70,7 +70,7 @@ soak-pyspark: java
 
 soak-on-older: $(READY)
 	@ROCKETMQ_SPARK_TEST_SCALE=1 $(PYTEST) -s tests/kill/test_kill_matrix.py \
-		tests/kill/test_exactly_once.py::test_a_driver_killed_in_the_midst_of_a_batch_and_workers_that_die tests/spark/test_restart.py tests/spark/test_available_now.py \
+		tests/kill/test_exactly_once.py::test_killed_driver_and_dying_workers_store_rows_once tests/spark/test_restart.py tests/spark/test_available_now.py \
 		tests/spark/test_pruned_plans.py $(OPTIONS)
 
 checkpoints-of-versions: $(READY)

@@ -9,8 +9,8 @@ from benchmarks.harness import Case, Cpu, Found, Result
 from benchmarks.raw import range_reader, ranges_of
 from rocketmq_spark.columnar.decode.decoder import Decoder
 from rocketmq_spark.columnar.decode.schema import BASIC
-from rocketmq_spark.columnar.encode.batch import UniqueIds
 from rocketmq_spark.columnar.encode.encoder import Encoder
+from rocketmq_spark.columnar.encode.ids import UniqueIds
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.pull.fetched import FetchedAnswers
 

@@ -14,8 +14,8 @@ from rocketmq_spark import LocalBroker, Message, Producer
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Property, SysFlag
 from rocketmq_spark.client.admin import BaseAdmin
-from rocketmq_spark.columnar.encode.batch import UniqueIds
 from rocketmq_spark.columnar.encode.encoder import Encoder
+from rocketmq_spark.columnar.encode.ids import UniqueIds
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.model import MessageQueue, SendRequest
 from rocketmq_spark.options import parse

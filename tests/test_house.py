@@ -67,9 +67,10 @@ ORDER = {
     " sink.exactly_once sink.task sink.writer datasource sink.foreach monitoring.explain monitoring.queries"
     " monitoring.group_offset_listener monitoring.metrics_listener",
     "grpc_proxy": "tables protos channel encoder proxy member transactions sender",
-    "columnar": "decode encode arrow decode.schema decode.property_names decode.property_columns decode.stored_messages"
-    " decode.inner decode.properties decode.rows decode.decoder decode.kafka encode.properties encode.columns"
-    " encode.kafka encode.empty_bodies encode.batch encode.content_ids encode.encoder encode.proxy_rows",
+    "columnar": "decode encode arrow java_hashes decode.buffers encode.buffers decode.schema decode.property_names"
+    " decode.property_columns decode.stored_messages decode.inner decode.properties decode.rows decode.decoder decode.kafka"
+    " encode.properties encode.columns encode.kafka encode.empty_bodies encode.ids encode.batch_tags encode.content_ids"
+    " encode.encoder encode.proxy_rows",
     "stored": "ends scan",
     "base": "codes logs extras hosts process terminal budget clock folders java threads arguments complaints exposition tls_files"
     " dropped copies"
@@ -98,6 +99,7 @@ ORDER = {
 BANNED = {
     "pull": "client grpc_proxy",
     "columnar.arrow": "client pull remoting wire model",
+    "columnar.java_hashes": "client pull remoting wire model",
     "columnar.encode": "client consumer columnar.decode producer pull remoting spool wire.rpc wire.header",
     "columnar.decode": "client pull.range_reader pull.reading pull.read_ahead pull.pacing pull.replica pull.progress_timeout"
     " pull.pending pull.suspicions pull.puller remoting wire.rpc wire.header",
@@ -171,12 +173,11 @@ PRIVATE_USES = {
 # By folder of tests: uses of private attributes and imports of private names; names of tests that are longer than 60 characters;
 # names of tests with a number of a list that is not in the repository. A number may only go down.
 TESTS_TO_CLEAN = {
-    ".": (75, 65, 4), "admin": (0, 30, 0), "aio": (61, 38, 0), "chaos": (1, 3, 1), "cli": (77, 21, 2),
-    "client": (79, 118, 37), "columnar": (7, 6, 0), "compat": (8, 3, 0), "consumer": (222, 306, 133), "contracts": (0, 12, 0),
-    "decode": (5, 26, 0), "delay": (47, 78, 45), "encode": (1, 11, 7), "examples": (0, 1, 1), "fuzz": (2, 2, 0),
-    "grpc_proxy": (92, 60, 0), "kill": (0, 4, 1), "live": (44, 156, 66), "localbroker": (38, 11, 0), "producer": (81, 200, 118),
-    "pull": (0, 45, 19), "queues": (2, 25, 41), "remoting": (52, 32, 23), "sink": (53, 63, 21), "source": (44, 120, 1),
-    "spark": (3, 11, 16), "spool": (44, 121, 51), "stored": (0, 23, 0), "wire": (2, 15, 9),
+    ".": (75, 65, 4), "aio": (61, 0, 0), "chaos": (1, 0, 0), "cli": (77, 21, 2), "client": (79, 0, 0), "columnar": (7, 0, 0),
+    "compat": (8, 0, 0), "consumer": (222, 0, 0), "decode": (5, 0, 0), "delay": (47, 78, 45), "encode": (1, 0, 0),
+    "fuzz": (2, 0, 0), "grpc_proxy": (92, 0, 0), "live": (44, 0, 0), "localbroker": (38, 11, 0), "producer": (81, 0, 0),
+    "queues": (2, 25, 41), "remoting": (52, 0, 0), "sink": (53, 0, 0), "source": (44, 0, 0), "spark": (3, 0, 0),
+    "spool": (44, 121, 51), "wire": (2, 0, 0),
 }  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """Java's string hash, string order and ``hashCode``: queues, tags and consistent hashing depend on them.
 
 The arithmetic is Java's: 32-bit, wrapping, over UTF-16 code units. A queue chosen by hash must be the one that a Java
-producer chooses for the same key. Whole columns are hashed in ``columnar/arrow``.
+producer chooses for the same key. Whole columns are hashed in ``columnar/java_hashes``.
 """
 
 from __future__ import annotations

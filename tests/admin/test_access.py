@@ -80,7 +80,7 @@ def test_users_of_all_brokers(broker: MockBroker, second: MockBroker, tools: Par
     assert brokers.users(tools, "ann") == [UserAccount("ann", False, True, ("broker-a",))]
 
 
-def test_a_user_is_created_where_it_lacks_and_changed_where_it_is(
+def test_set_user_creates_missing_and_changes_existing_users(
     broker: MockBroker, second: MockBroker, tools: Parts
 ) -> None:
     has(broker, ANN)
@@ -130,7 +130,7 @@ def test_an_unknown_property_of_a_changed_user_is_null(broker: MockBroker, secon
     ]
 
 
-def test_a_broker_that_refuses_the_caller_is_no_broker_without_the_user(
+def test_access_denied_by_one_broker_changes_nothing_anywhere(
     broker: MockBroker, second: MockBroker, tools: Parts
 ) -> None:
     has(broker, ANN)
@@ -147,7 +147,7 @@ def test_a_broker_that_refuses_the_caller_is_no_broker_without_the_user(
     assert (changes(broker), second.seen(CREATE), broker.seen(DELETE)) == ([], [], [])
 
 
-def test_a_broker_that_changes_no_user_though_it_says_so_is_not_asked_to(
+def test_set_user_refuses_brokers_that_ignore_user_updates(
     broker: MockBroker, second: MockBroker, tools: Parts
 ) -> None:
     """5.3.0 and 5.3.1 put back what they have: a password that leaked, a user that was to be disabled."""
@@ -168,9 +168,7 @@ def test_a_broker_that_changes_no_user_though_it_says_so_is_not_asked_to(
         brokers.set_user(tools, "ann", enabled=True)
 
 
-def test_a_user_is_the_one_of_this_name_though_brokers_list_by_a_part_of_it(
-    broker: MockBroker, second: MockBroker, tools: Parts
-) -> None:
+def test_users_and_policies_match_the_exact_user_name(broker: MockBroker, second: MockBroker, tools: Parts) -> None:
     joanna, entry = {**ANN, "username": "joanna"}, {"resource": "Topic:t", "actions": ["Pub"], "decision": "Allow"}
     for server in (broker, second):
         server.on(USERS, listed(joanna, ANN))
@@ -340,7 +338,7 @@ def test_a_policy_of_a_user_that_one_broker_lacks_is_set_nowhere(
     assert broker.seen(Request.AUTH_UPDATE_ACL) == second.seen(Request.AUTH_UPDATE_ACL) == []
 
 
-def test_where_one_broker_refuses_the_error_names_those_that_have_the_change(
+def test_error_names_brokers_that_did_and_did_not_apply_change(
     broker: MockBroker, second: MockBroker, tools: Parts
 ) -> None:
     entry = {"resource": "Topic:t", "actions": ["Pub"], "sourceIps": None, "decision": "Deny"}
@@ -376,7 +374,7 @@ def test_where_one_broker_refuses_the_error_names_those_that_have_the_change(
     assert "done" not in str(asked.value)
 
 
-def test_nothing_is_said_to_be_done_where_only_a_slave_is_registered(
+def test_delete_user_deletes_nothing_while_a_master_is_missing(
     broker: MockBroker, second: MockBroker, tools: Parts
 ) -> None:
     table = {"broker-a": {"0": broker.address}, "broker-b": {"1": second.address}}

@@ -44,7 +44,7 @@ def served(broker: MockBroker, tools: Parts) -> Iterator[MockBroker]:
     session.close_all()
 
 
-def test_nothing_connects_before_it_is_used_nor_after_it_was_closed(served: MockBroker) -> None:
+def test_admin_connects_on_first_use_but_never_once_closed(served: MockBroker) -> None:
     with Admin(served.address) as admin:
         assert served.requests == []
         assert [data.broker_name for data in admin.cluster()] == ["broker-a"]
@@ -189,7 +189,7 @@ def test_in_an_environment_groups_and_queues_are_its_own(served: MockBroker) -> 
     assert {command.ext["consumerGroup"] for command in served.seen(COMMIT)} == {"g_env_2"}
 
 
-def test_in_an_environment_every_verb_means_its_group_and_its_queues(served: MockBroker) -> None:
+def test_every_admin_verb_uses_group_and_queues_of_environment(served: MockBroker) -> None:
     """The group of the plain name is the one of those who have no environment."""
     table = {name: {"groupName": name} for name in ("g", "g_env_2")}
     served.on(Request.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, ok(json.dumps({"subscriptionGroupTable": table}).encode()))

@@ -19,7 +19,7 @@ def facts(**texts: str) -> object:
     return ok(json.dumps({"table": texts}).encode())
 
 
-def test_states_of_all_brokers_those_that_answer_and_those_that_do_not(broker: MockBroker, tools: Parts) -> None:
+def test_states_list_brokers_that_answer_and_errors_of_others(broker: MockBroker, tools: Parts) -> None:
     with MockBroker({FACTS: refuse(Response.SYSTEM_ERROR, "just started")}) as slave:
         both = {"broker-a": {"1": slave.address, "0": broker.address}}
         broker.on(Request.GET_BROKER_CLUSTER_INFO, cluster(both))

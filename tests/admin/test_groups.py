@@ -83,7 +83,7 @@ def test_brokers_that_answer_tell_ages_although_another_is_away(broker: MockBrok
     assert asked == [here, here], "a broker that did not answer is not asked about its other queues"
 
 
-def test_a_topic_that_no_broker_has_any_more_is_an_error_beside_the_others(broker: MockBroker, group: Parts) -> None:
+def test_lag_of_a_deleted_topic_is_an_error_beside_other_lags(broker: MockBroker, group: Parts) -> None:
     """Or ``lag`` of a query would end with 0 although nobody knows what of that topic is not read."""
     found = route(1, {"broker-a": broker.address})
     broker.on(Request.GET_ROUTEINFO_BY_TOPIC, lambda call: found if call.ext("topic") == "t" else NO_ROUTE)
@@ -93,7 +93,7 @@ def test_a_topic_that_no_broker_has_any_more_is_an_error_beside_the_others(broke
     assert [type(error) for error in look.errors] == [RouteNotFound]
 
 
-def test_offsets_are_told_and_set_although_nobody_may_read_the_topic(broker: MockBroker, group: Parts) -> None:
+def test_offsets_work_on_topics_without_read_permission(broker: MockBroker, group: Parts) -> None:
     """Who sets offsets may have closed it for that. It had no offsets then, or there were none to set."""
     broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(2, {"broker-a": broker.address}, perm=2))
     broker.on(Request.PULL_MESSAGE, refuse(Response.NO_PERMISSION, "pulling message is forbidden", forbiddenType=3))
@@ -177,7 +177,7 @@ def test_topics_of_a_group_are_those_of_all_brokers(broker: MockBroker, group: P
         assert [(one.queue.broker_name, one.after) for one in changes] == [("broker-a", 9), ("broker-b", 9)]
 
 
-def test_a_group_is_what_all_brokers_know_of_it_and_is_deleted_on_all(broker: MockBroker, group: Parts) -> None:
+def test_group_is_described_and_deleted_across_all_brokers(broker: MockBroker, group: Parts) -> None:
     """A member that has not reached the first broker is there all the same."""
     with MockBroker() as other:
         other.on(SETTINGS, body(subscriptionGroupTable={}))
@@ -277,7 +277,7 @@ def test_retries_of_pops_are_deleted_with_the_others(broker: MockBroker, group: 
     assert [command.ext["topic"] for command in broker.seen(Request.DELETE_TOPIC_IN_BROKER)][3:] == deleted[:2]
 
 
-def test_a_group_is_not_deleted_while_a_master_is_away_that_keeps_it(broker: MockBroker, group: Parts) -> None:
+def test_delete_group_deletes_nothing_while_a_master_is_away(broker: MockBroker, group: Parts) -> None:
     table = {"broker-a": {"0": broker.address}, "broker-b": {"1": "127.0.0.1:1"}}
     broker.on(Request.GET_BROKER_CLUSTER_INFO, cluster(table))
     with pytest.raises(BrokerNotFound, match="no master of broker-b is registered"):
@@ -285,7 +285,7 @@ def test_a_group_is_not_deleted_while_a_master_is_away_that_keeps_it(broker: Moc
     assert broker.seen(DELETE) == []
 
 
-def test_a_group_whose_master_is_away_is_not_said_to_have_no_offsets(broker: MockBroker, group: Parts) -> None:
+def test_group_offsets_are_an_error_while_the_master_is_away(broker: MockBroker, group: Parts) -> None:
     """Its slave has none: of many versions they do not get them."""
     with MockBroker() as slave:
         slave.on(SETTINGS, body(subscriptionGroupTable={}))
@@ -323,7 +323,7 @@ def test_offsets_that_nobody_may_set(broker: MockBroker, group: Parts) -> None:
     assert e.value.remedy == "Check that broker, and try again"
 
 
-def test_a_group_is_made_where_it_is_not_known_and_all_its_offsets_are_set() -> None:
+def test_store_offsets_creates_the_group_on_brokers_lacking_it() -> None:
     """One of its brokers was added after the group was made."""
     queues = [MessageQueue("t", broker, 0) for broker in ("broker-a", "broker-b")]
     known, stored = {"broker-a"}, dict[MessageQueue, int]()
@@ -355,7 +355,7 @@ def test_members_are_those_that_any_broker_of_the_queues_knows() -> None:
     assert groups.members(tools, "g", queues[:2]) == ["one"]
 
 
-def test_an_offset_that_another_process_replaced_at_once_is_not_called_set(broker: MockBroker, group: Parts) -> None:
+def test_store_offsets_reports_offset_replaced_by_other_process(broker: MockBroker, group: Parts) -> None:
     first, second = (MessageQueue("t", "broker-a", number) for number in (0, 1))
     group.routes.get_existing("t")
     broker.on(Request.UPDATE_CONSUMER_OFFSET, ok())
@@ -371,7 +371,7 @@ def test_offsets_of_retries_are_changed_by_name_only(broker: MockBroker, group: 
     assert {change.queue.topic for change in changes} == {"t"}
 
 
-def test_names_that_no_group_has_and_groups_that_are_not_to_be_deleted(broker: MockBroker, group: Parts) -> None:
+def test_illegal_group_names_and_system_groups_are_refused(broker: MockBroker, group: Parts) -> None:
     with pytest.raises(OptionError, match="a b, contains illegal characters"):
         groups.offset_changes(group, "a b", ["t"], "earliest")
     with pytest.raises(OptionError, match="group CID_RMQ_SYS_TRANS is RocketMQ's own"):
@@ -394,7 +394,7 @@ def test_a_group_is_known_while_its_master_is_away(broker: MockBroker, group: Pa
         assert group.admin.consumed_topics("h") == ["t"]
 
 
-def test_in_an_environment_with_topics_of_its_own_those_of_others_stay(broker: MockBroker, group: Parts) -> None:
+def test_delete_group_in_suffix_environment_keeps_other_topics(broker: MockBroker, group: Parts) -> None:
     """Retries of group ``g_dev_t`` have the name that those of ``g`` of topic ``t`` would have; a ``t`` outside is another."""
     inside = Parts(broker.address, scope=Scope("", "dev"))
     for code in (Request.DELETE_TOPIC_IN_BROKER, Request.DELETE_TOPIC_IN_NAMESRV):

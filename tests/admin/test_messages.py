@@ -45,7 +45,7 @@ def test_an_offset_message_id_is_asked_of_its_broker(broker: MockBroker, tools: 
     assert broker.seen(VIEW)[1].ext["topic"] == "t"
 
 
-def test_an_address_that_is_no_broker_of_the_cluster_is_not_dialled(broker: MockBroker, tools: Parts) -> None:
+def test_message_by_id_never_connects_to_a_foreign_address(broker: MockBroker, tools: Parts) -> None:
     """The id of a producer has the same form, and its first bytes are anything."""
     with (
         MockBroker({VIEW: ok(message())}) as stranger,
@@ -77,7 +77,7 @@ def test_a_refusal_is_no_absence(broker: MockBroker, tools: Parts) -> None:
         messages.message_by_id(tools, offset_id(broker))
 
 
-def test_where_one_broker_does_not_say_nothing_is_said_to_be_absent(broker: MockBroker, tools: Parts) -> None:
+def test_message_lookup_fails_while_one_broker_refuses(broker: MockBroker, tools: Parts) -> None:
     """It may be the one that has the message: ``dlq resend`` would send a letter a second time."""
     with MockBroker({QUERY: refuse(Response.NO_PERMISSION, "not for you")}) as second:
         broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(1, {"broker-a": broker.address, "broker-b": second.address}))
@@ -171,14 +171,14 @@ def test_an_index_knows_whole_seconds_only(broker: MockBroker, tools: Parts) -> 
         found(5, 4)
 
 
-def test_of_topics_whose_names_have_one_hash_only_the_one_that_is_meant(broker: MockBroker, tools: Parts) -> None:
+def test_message_lookup_ignores_topics_with_a_colliding_hash(broker: MockBroker, tools: Parts) -> None:
     """``Aa`` and ``BB`` have one in Java, and with them all that begins with them."""
     broker.on(QUERY, ok(message() + stored(b"other", text(UNIQ_KEY="U1", KEYS="k"), store_ms=0, topic="another")))
     assert [one.body for one in messages.messages_by_key(tools, "t", "k")] == [b"found"]
     assert messages.message_by_id(tools, "U1", "t").body == b"found"
 
 
-def test_what_is_stored_in_one_millisecond_is_in_the_order_of_the_log(broker: MockBroker, tools: Parts) -> None:
+def test_messages_of_one_millisecond_are_in_commit_log_order(broker: MockBroker, tools: Parts) -> None:
     later, earlier = ({"queue_id": n, "log_offset": 9 - n, "store_ms": 7, "topic": "t"} for n in range(2))
     broker.on(QUERY, ok(stored(properties=text(KEYS="k"), **later) + stored(properties=text(KEYS="k"), **earlier)))
     assert [m.queue.queue_id for m in messages.messages_by_key(tools, "t", "k")] == [1, 0]
@@ -211,7 +211,7 @@ def test_names_are_the_users(broker: MockBroker, tools: Parts) -> None:
 
 
 @pytest.mark.parametrize(("topic", "expected"), [("%DLQ%g", "%DLQ%g"), ("%RETRY%g", "t")])
-def test_a_stored_message_has_the_topic_that_stores_it_in_all_searches(
+def test_found_messages_show_the_storing_topic_not_a_claimed_one(
     broker: MockBroker, tools: Parts, topic: str, expected: str
 ) -> None:
     """Anyone who may write to a retry topic can claim another topic. Only members of its group believe that, as in Java."""

@@ -77,7 +77,7 @@ def found(tools: Parts, begin: int | None = None, end: int | None = None, limit:
     return [(m.store_timestamp, m.body) for m in messages.messages_of_time(tools, "t", begin, end, limit)]
 
 
-def test_all_queues_in_the_order_of_storing_from_a_time_to_another(broker: MockBroker, tools: Parts) -> None:
+def test_messages_between_two_times_merge_queues_in_store_order(broker: MockBroker, tools: Parts) -> None:
     Queues(broker, {0: [10, 20, 20, 50, 90], 1: [15, 20, 40, 60]})
     everything = [
         (10, b"0-5"), (15, b"1-5"), (20, b"0-6"), (20, b"0-7"), (20, b"1-6"), (40, b"1-7"), (50, b"0-8"), (60, b"1-8"),
@@ -156,7 +156,7 @@ def test_a_refusal_is_an_error(broker: MockBroker, tools: Parts) -> None:
         found(tools)
 
 
-def test_where_nobody_may_read_it_is_an_error_unless_there_is_nothing(broker: MockBroker, tools: Parts) -> None:
+def test_unreadable_topic_is_an_error_if_messages_match_the_time(broker: MockBroker, tools: Parts) -> None:
     """Not: no messages of that time."""
     Queues(broker, {0: [10], 1: []})
     broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(2, {"broker-a": broker.address}, perm=2))
@@ -181,7 +181,7 @@ def test_a_batch_of_damaged_ones_is_raw(broker: MockBroker, tools: Parts) -> Non
     assert one.decode_error is not None
 
 
-def test_what_is_stored_in_one_millisecond_is_in_the_order_of_the_log(broker: MockBroker, tools: Parts) -> None:
+def test_messages_of_one_millisecond_are_in_commit_log_order(broker: MockBroker, tools: Parts) -> None:
     queues = Queues(broker, {0: [10, 10], 1: [10]})
     queues.odd = {(0, 5): {"log_offset": 2}, (0, 6): {"log_offset": 3}, (1, 5): {"log_offset": 1}}
     assert found(tools) == [(10, b"1-5"), (10, b"0-5"), (10, b"0-6")]

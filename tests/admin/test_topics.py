@@ -183,7 +183,7 @@ def test_what_a_broker_does_not_take_is_said_in_its_words(kept: Kept, tools: Par
         topics.update(tools, "t", TopicChange(9))
 
 
-def test_a_change_that_another_one_puts_back_at_once_is_no_success(kept: Kept, tools: Parts) -> None:
+def test_topic_change_overwritten_by_other_process_is_an_error(kept: Kept, tools: Parts) -> None:
     """Each asks what a topic has, changes its part, and puts all: of two at once the later one wins."""
     before = {**kept.configs["broker-b"], "order": True}
 
@@ -222,7 +222,7 @@ def test_who_has_it_already_is_said_where_one_refuses(kept: Kept, tools: Parts) 
     assert fault.value.remedy is None
 
 
-def test_a_name_server_that_is_away_is_said_to_have_a_deleted_topic(kept: Kept, tools: Parts) -> None:
+def test_delete_topic_error_names_name_server_that_may_keep_it(kept: Kept, tools: Parts) -> None:
     """It was an error that did not say that the topic is deleted."""
     for server in kept.servers.values():
         server.on(Request.DELETE_TOPIC_IN_BROKER, ok())
@@ -261,7 +261,7 @@ def test_a_broker_that_is_closed_shows_no_more_than_it_permits(
     assert broker.seen(Request.GET_BROKER_CONFIG) == []  # only who shows another is asked
 
 
-def test_where_nobody_may_read_it_queues_and_messages_are_told_all_the_same(kept: Kept, tools: Parts) -> None:
+def test_topic_without_read_permission_shows_queues_and_messages(kept: Kept, tools: Parts) -> None:
     rows = ",".join(
         f'{{"brokerName":"%s","queueId":{n},"topic":"t"}}:{{"minOffset":1,"maxOffset":{4 + n},"lastUpdateTimestamp":0}}'
         for n in range(4)
@@ -296,7 +296,7 @@ def test_each_broker_keeps_what_it_has_of_a_topic(kept: Kept, tools: Parts) -> N
     assert found == {"broker-a": [6, 2, False, 6], "broker-b": [4, 0, True, 6]}
 
 
-def test_a_topic_that_one_broker_has_more_queues_of_is_not_widened_to_fewer(kept: Kept, tools: Parts) -> None:
+def test_widen_refuses_fewer_queues_than_any_broker_has(kept: Kept, tools: Parts) -> None:
     """That broker would take queues away, with all that is not read in them."""
     kept.configs["broker-b"] |= {"readQueueNums": 8, "writeQueueNums": 8}
     for verb in (lambda: topics.widen(tools, "t", 6), lambda: topics.update(tools, "t", TopicChange(6))):

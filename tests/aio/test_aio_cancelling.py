@@ -101,7 +101,7 @@ def test_a_send_for_which_there_was_no_thread_is_counted_once(
     run(body)
 
 
-def test_a_close_for_which_there_is_no_thread_may_be_called_again(
+def test_close_that_finds_no_thread_can_be_called_again(
     sender: ScriptedSender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(consumers, "Consumer", Blocking)
@@ -180,7 +180,7 @@ def test_a_producer_whose_close_failed_sends_and_may_be_closed(
     run(body)
 
 
-def test_an_outcome_that_ctrl_c_interrupts_costs_those_behind_it_nothing() -> None:
+def test_ctrl_c_in_one_outcome_loses_no_later_outcome() -> None:
     """Of a program that runs its event loop by hand, and goes on after Ctrl-C."""
     loop, event_loop = EventLoop(), asyncio.new_event_loop()
 
@@ -278,7 +278,7 @@ def test_messages_of_a_poll_that_raises_are_returned_again(monkeypatch: pytest.M
     run(body)
 
 
-def test_what_came_for_a_receive_that_was_cancelled_is_the_next_one_s(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_of_a_cancelled_receive_go_to_the_next_receive(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody else gets it before its invisible time is over."""
     answers = iter([["one", "two", "three"], ["four"]])
 
@@ -339,7 +339,7 @@ def test_listeners_have_their_time_though_the_close_is_cancelled(monkeypatch: py
 
 
 @pytest.mark.parametrize("began", [True, False])
-def test_a_listener_that_others_cancel_has_failed_and_those_behind_it_have_their_turn(began: bool) -> None:
+def test_listener_cancelled_from_outside_fails_and_others_run(began: bool) -> None:
     """As with ``for task in asyncio.all_tasks(): task.cancel()``. Its messages were not finished before ``consumeTimeout``."""
     called: list[int] = []
 
@@ -373,7 +373,7 @@ def test_a_listener_that_others_cancel_has_failed_and_those_behind_it_have_their
 
 
 @pytest.mark.parametrize("when", ["before its task begins", "before its turn"])
-def test_a_coroutine_of_a_loop_that_closes_is_not_called_and_keeps_no_thread(when: str) -> None:
+def test_closing_loop_refuses_pending_coroutine_and_frees_thread(when: str) -> None:
     async def never() -> None:
         raise AssertionError("it is closed")
 

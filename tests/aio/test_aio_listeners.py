@@ -114,7 +114,7 @@ def test_a_call_may_go_before_those_that_wait(around: Callable[[Any], Any]) -> N
     run(body)
 
 
-def test_calls_that_were_refused_are_not_made_by_the_next_that_is_taken() -> None:
+def test_refused_listener_calls_are_not_made_later() -> None:
     """Whoever let them wait has their messages returned to a broker."""
     called: list[str] = []
 
@@ -159,7 +159,7 @@ def test_a_call_that_a_close_cancels_is_not_settled(caplog: pytest.LogCaptureFix
     assert caplog.text == ""
 
 
-def test_what_a_thread_hands_over_when_the_last_turn_has_just_ended_has_a_turn() -> None:
+def test_work_scheduled_as_the_last_turn_ends_still_runs() -> None:
     """It would wait for the next one that is handed over: a send or a listener that hangs."""
     seen: list[str] = []
 

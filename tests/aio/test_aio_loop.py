@@ -45,7 +45,7 @@ def in_a_thread(loop: EventLoop, code: object, *args: object) -> Future[object]:
     return given
 
 
-def test_a_coroutine_function_runs_in_the_loop_and_another_one_where_it_is_called() -> None:
+def test_coroutines_run_in_the_loop_functions_in_calling_thread() -> None:
     async def where(number: int) -> tuple[int, int]:
         await asyncio.sleep(0)
         return number, threading.get_ident()
@@ -66,7 +66,7 @@ def test_a_coroutine_function_runs_in_the_loop_and_another_one_where_it_is_calle
 
 
 @pytest.mark.parametrize("error", RAISED, ids=lambda error: type(error).__name__)
-def test_what_a_coroutine_raises_is_its_outcome_and_the_loop_goes_on(error: BaseException) -> None:
+def test_coroutine_exception_reaches_caller_and_loop_survives(error: BaseException) -> None:
     async def failing() -> None:
         raise error
 
@@ -134,7 +134,7 @@ def test_an_object_belongs_to_one_event_loop() -> None:
         asyncio.run(use())
 
 
-def test_so_many_calls_of_a_listener_run_at_a_time_and_none_is_left() -> None:
+def test_parallel_listener_calls_keep_the_limit_and_all_finish() -> None:
     most = 0
     running = 0
     may_end = asyncio.Event()
@@ -194,7 +194,7 @@ def test_quick_listeners_let_the_event_loop_have_its_turns(monkeypatch: pytest.M
     run(body)
 
 
-def test_an_outcome_for_which_there_is_no_thread_is_settled_later(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outcome_is_settled_later_when_no_thread_is_available(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rocketmq_spark.aio.loop.RETRY_S", 0.001)
 
     async def listener(messages: str, context: Context) -> object:
@@ -250,7 +250,7 @@ def test_what_is_no_plain_success_is_settled_on_a_thread() -> None:
     run(body)
 
 
-def test_calls_that_are_cancelled_have_no_outcome_and_those_of_a_closed_loop_are_refused() -> None:
+def test_closed_loop_cancels_running_calls_and_refuses_new_ones() -> None:
     loop = EventLoop()
     outcomes: list[object] = []
     begun = threading.Event()
@@ -275,7 +275,7 @@ def test_calls_that_are_cancelled_have_no_outcome_and_those_of_a_closed_loop_are
     assert outcomes == []
 
 
-def test_what_a_listener_waited_for_may_be_cancelled_and_its_messages_come_again() -> None:
+def test_listener_fails_when_its_awaited_task_is_cancelled() -> None:
     """Not the listener: its messages were never finished, and those behind them never began."""
 
     async def listener(messages: int, context: Context) -> None:
@@ -299,7 +299,7 @@ def test_what_a_listener_waited_for_may_be_cancelled_and_its_messages_come_again
     run(body)
 
 
-def test_an_outcome_that_no_thread_takes_now_costs_the_others_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_outcome_without_a_thread_delays_no_other_outcome(caplog: pytest.LogCaptureFixture) -> None:
     async def listener(messages: int, context: Context) -> None:
         if messages == 0:
             raise ZeroDivisionError
@@ -318,7 +318,7 @@ def test_an_outcome_that_no_thread_takes_now_costs_the_others_nothing(caplog: py
     assert "cannot be returned to the broker now: RuntimeError: can't start new thread" in caplog.text
 
 
-def test_a_loop_that_closes_with_a_wake_up_under_way_is_gone_all_the_same() -> None:
+def test_loop_closed_during_a_wake_up_refuses_later_calls() -> None:
     """What came later waited for that wake-up, for ever."""
     loop = EventLoop()
 
@@ -340,9 +340,7 @@ def test_a_loop_that_closes_with_a_wake_up_under_way_is_gone_all_the_same() -> N
 
 
 @pytest.mark.parametrize("ends", ["it closes", "its queue goes to another member"])
-def test_of_a_consumer_that_stops_no_listener_is_called_for_what_waits_for_its_turn(
-    group: GroupBench, ends: str
-) -> None:
+def test_stopping_consumer_calls_no_listener_for_queued_messages(group: GroupBench, ends: str) -> None:
     called: list[bytes] = []
 
     async def listener(messages: Any, context: Context) -> None:
@@ -393,7 +391,7 @@ class Blocking:
         return call
 
 
-def test_a_run_that_is_cancelled_while_it_starts_leaves_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_consumer_run_cancelled_during_start_leaves_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(consumers, "Consumer", Blocking)
 
     async def body() -> None:
@@ -445,7 +443,7 @@ def test_those_who_wait_for_messages_hold_up_no_acknowledgement(monkeypatch: pyt
     run(body)
 
 
-def test_receives_that_are_cancelled_again_and_again_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeatedly_cancelled_receives_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """A Proxy keeps each question for 5 s at least: they waited for a thread one behind the other, more and more of them."""
     monkeypatch.setattr(consumers, "SimpleConsumer", Blocking)
 

@@ -321,7 +321,7 @@ def test_a_close_returns_what_listeners_did_not_finish(monkeypatch: pytest.Monke
     run(body)
 
 
-def test_a_run_that_is_cancelled_after_its_start_leaves_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_consumer_run_cancelled_after_start_leaves_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
     """As at Ctrl-C: it would keep its queues, and go on calling the listener, as long as the program runs."""
     real = consumers.Consumer
     monkeypatch.setattr(consumers, "Consumer", lambda *given, **options: Wrapped(real))

@@ -26,7 +26,7 @@ from tests.helpers import raising
 from tests.producer.scripted import ScriptedSender, ok, refused
 
 
-def test_sends_of_one_turn_go_out_in_their_order_and_each_has_its_result(sender: ScriptedSender) -> None:
+def test_concurrent_sends_keep_order_and_get_their_own_results(sender: ScriptedSender) -> None:
     async def body() -> None:
         async with producing() as producer:
             await producer.send(Message("T", b"first"))
@@ -72,7 +72,7 @@ def test_what_is_no_message_is_an_error_of_its_own_send_only(sender: ScriptedSen
 
 
 @pytest.mark.parametrize("place", ["a thread of its own", "the threads of all"])
-def test_where_there_are_no_more_threads_a_send_says_so_and_later_ones_go_on(
+def test_send_without_threads_fails_and_later_sends_succeed(
     sender: ScriptedSender, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
     def none(*args: object, **kwargs: object) -> None:
@@ -97,9 +97,7 @@ def test_where_there_are_no_more_threads_a_send_says_so_and_later_ones_go_on(
     run(body)
 
 
-def test_a_send_that_is_interrupted_costs_those_behind_it_nothing(
-    sender: ScriptedSender, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupted_send_leaves_later_sends_intact(sender: ScriptedSender, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a program that runs its event loop by hand, and goes on after Ctrl-C."""
     loop = asyncio.new_event_loop()
     producer = aio.Producer("h:1", "g")
@@ -115,7 +113,7 @@ def test_a_send_that_is_interrupted_costs_those_behind_it_nothing(
     loop.close()
 
 
-def test_the_event_loop_does_not_wait_for_room_that_the_properties_lack(sender: ScriptedSender) -> None:
+def test_event_loop_never_waits_for_buffer_room_for_properties(sender: ScriptedSender) -> None:
     async def body() -> None:
         async with producing(send_timeout="60s") as producer:
             await producer.send(Message("T", b"0"))
@@ -133,7 +131,7 @@ def test_the_event_loop_does_not_wait_for_room_that_the_properties_lack(sender: 
     run(body)
 
 
-def test_the_event_loop_does_not_wait_for_what_a_broker_says_of_batches(
+def test_event_loop_never_waits_for_a_brokers_batch_settings(
     sender: ScriptedSender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that hangs held it up for a third of the send timeout."""
@@ -238,7 +236,7 @@ def full(producer: aio.Producer, room: threading.Event, monkeypatch: pytest.Monk
     monkeypatch.setattr(producer._producer, "send_async", waits)
 
 
-def test_sends_that_wait_for_room_leave_the_loop_alone_and_keep_their_order(
+def test_sends_waiting_for_room_keep_order_and_free_event_loop(
     sender: ScriptedSender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     room = threading.Event()
@@ -279,7 +277,7 @@ def test_a_send_that_found_no_room_in_its_time_says_so(sender: ScriptedSender, m
     run(body)
 
 
-def test_a_send_whose_route_was_not_asked_for_in_its_time_says_so(sender: ScriptedSender) -> None:
+def test_send_fails_if_its_route_was_not_requested_in_time(sender: ScriptedSender) -> None:
     """Others kept the threads: it does not go out long after its caller's time, and costs no thread."""
     room = threading.Event()
 
@@ -322,7 +320,7 @@ def test_a_flush_waits_for_more_sends_than_one_turn_begins(
 
 @pytest.mark.parametrize("ending", ["flush", "close"])
 @pytest.mark.parametrize("lacks", ["room", "a route"])
-def test_a_flush_and_a_close_wait_for_sends_that_threads_have_yet_to_begin(
+def test_flush_and_close_wait_for_sends_not_yet_on_a_thread(
     sender: ScriptedSender, monkeypatch: pytest.MonkeyPatch, ending: str, lacks: str
 ) -> None:
     room = threading.Event()
@@ -348,7 +346,7 @@ def test_a_flush_and_a_close_wait_for_sends_that_threads_have_yet_to_begin(
     run(body)
 
 
-def test_a_flush_waits_for_sends_that_one_turn_of_the_event_loop_has_no_time_for(
+def test_flush_waits_for_sends_deferred_to_later_loop_turns(
     sender: ScriptedSender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def body() -> None:
@@ -403,7 +401,7 @@ def test_a_send_that_is_cancelled_later_costs_the_others_nothing(
     run(body)
 
 
-def test_a_close_waits_for_what_was_sent_before_and_refuses_what_comes_later(sender: ScriptedSender) -> None:
+def test_close_waits_for_earlier_sends_and_refuses_later_ones(sender: ScriptedSender) -> None:
     async def body() -> None:
         producer = aio.Producer("h:1", "g")
         await producer.send(Message("T", b"0"))
@@ -445,7 +443,7 @@ def test_request_and_reply_are_those_of_the_producer(sender: ScriptedSender, mon
     run(body)
 
 
-def test_rows_and_messages_are_sent_on_threads_and_hold_nothing_up(sender: ScriptedSender) -> None:
+def test_bulk_sends_run_on_threads_and_block_no_other_send(sender: ScriptedSender) -> None:
     go_on = threading.Event()
 
     def waits(queue: MessageQueue, request: Any) -> SendResult:

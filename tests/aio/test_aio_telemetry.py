@@ -76,7 +76,7 @@ def test_an_outcome_that_comes_later_ends_the_span_then(seen: Seen) -> None:
     assert attributes(seen.spans[0])["error.type"] == "ValueError"
 
 
-def test_a_call_with_several_messages_is_not_part_of_the_call_before(seen: Seen) -> None:
+def test_span_of_several_messages_has_no_parent_of_earlier_call(seen: Seen) -> None:
     waiting = Turns()
     consumer = started(waiting)
 
@@ -97,7 +97,7 @@ def test_a_call_with_several_messages_is_not_part_of_the_call_before(seen: Seen)
 
 
 @pytest.mark.parametrize("names", [["baggage", "tracecontext"], ["baggage"]])
-def test_what_a_message_does_not_carry_is_not_taken_from_the_caller(
+def test_missing_trace_context_is_not_taken_from_the_caller(
     seen: Seen, monkeypatch: pytest.MonkeyPatch, names: list[str]
 ) -> None:
     """Some propagators give the context of the caller then: a link from a span to itself, and a foreign parent."""
@@ -115,7 +115,7 @@ def test_what_a_message_does_not_carry_is_not_taken_from_the_caller(
     assert process.parent is None
 
 
-def test_a_block_of_a_transaction_sends_in_the_trace_of_its_coroutine(seen: Seen, sender: ScriptedSender) -> None:
+def test_transaction_block_sends_in_the_trace_of_its_coroutine(seen: Seen, sender: ScriptedSender) -> None:
     sender.script = [stored]
 
     async def body() -> None:

@@ -34,7 +34,7 @@ def ending_threads(sender: ScriptedSender, monkeypatch: pytest.MonkeyPatch) -> l
     return threads
 
 
-def test_a_block_commits_and_one_that_raises_or_is_cancelled_rolls_back(
+def test_block_commits_and_rolls_back_on_error_or_cancellation(
     sender: ScriptedSender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On threads: a broker that hangs holds up no event loop."""
@@ -84,7 +84,7 @@ def test_a_block_commits_and_one_that_raises_or_is_cancelled_rolls_back(
 
 @pytest.mark.parametrize("alone", [False, True], ids=["block", "send_half"])
 @pytest.mark.parametrize("closed", [False, True])
-def test_a_block_that_is_cancelled_before_it_begins_rolls_back_what_was_stored_meanwhile(
+def test_block_cancelled_before_it_begins_rolls_back_its_message(
     sender: ScriptedSender, monkeypatch: pytest.MonkeyPatch, closed: bool, alone: bool
 ) -> None:
     """Who cancelled it may keep the error, which holds the block. It ended in the event loop when that was dropped."""
@@ -163,7 +163,7 @@ def stored(queue: MessageQueue, request: SendRequest) -> SendResult:
 
 @pytest.mark.parametrize("error", [None, KeyError("mine")], ids=["ends", "raises"])
 @pytest.mark.parametrize("said", [False, True], ids=["by its end", "by hand"])
-def test_a_block_that_outlasts_its_producer_is_decided_as_it_ends(
+def test_block_outlasting_its_producer_commits_or_rolls_back(
     sender: ScriptedSender, error: KeyError | None, said: bool
 ) -> None:
     """As those of threads: what was saved in it must not be rolled back because another task closes the producer."""
@@ -205,7 +205,7 @@ def test_a_block_whose_end_has_no_thread_is_left_to_the_function(
     assert "is not decided; its broker will check it" in caplog.text
 
 
-def test_a_producer_that_was_only_made_answers_in_the_event_loop_in_which_it_was_made(sender: ScriptedSender) -> None:
+def test_unused_producer_answers_checks_in_its_event_loop(sender: ScriptedSender) -> None:
     """After a restart nothing else is done with it, and the half messages of before are asked about."""
 
     async def was_saved(message: object) -> str:
@@ -245,7 +245,7 @@ def test_a_block_begins_in_the_context_of_its_task(sender: ScriptedSender, monke
     assert seen == [7]
 
 
-def test_the_end_of_a_block_that_is_cancelled_before_a_thread_takes_it_is_kept() -> None:
+def test_cancelled_end_of_a_transaction_block_still_runs() -> None:
     """Its transaction would be neither committed nor rolled back, until the broker asks for it."""
 
     async def body() -> None:

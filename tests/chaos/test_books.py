@@ -21,7 +21,7 @@ def test_what_is_missing_must_be_named():
     assert missing([SENT[0]._replace(generation=1)], ROWS, []) == [SENT[0]._replace(generation=1)]
 
 
-def test_a_report_of_a_topic_that_was_deleted_says_nothing_of_the_one_that_was_made_then():
+def test_loss_in_a_deleted_topic_excuses_none_in_its_successor():
     again = [s._replace(generation=1) for s in SENT]
     gone = [Loss(A, 1, 5, "offset went back")]
     assert missing(SENT, ROWS[:1], gone) == []

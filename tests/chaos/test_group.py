@@ -18,9 +18,7 @@ COUNT, SECONDS = 12_000, 70.0
 
 
 @pytest.mark.timeout(1200)
-def test_1_32_4_9_4_18_a_mixed_group_loses_nothing_whoever_is_killed(
-    make_cluster: Callable[..., LocalBroker], tmp_path: Path
-) -> None:
+def test_mixed_group_loses_nothing_whoever_is_killed(make_cluster: Callable[..., LocalBroker], tmp_path: Path) -> None:
     def calm(crew: Crew) -> str:
         crew.rest(REBALANCED_S + 5, REBALANCED_S + 5)
         return "calm"

@@ -78,7 +78,7 @@ def test_a_repeat_needs_an_event_at_its_time(
     assert reason(took(before), took(again, "m2"), [event], ordered) == why
 
 
-def test_repeats_are_counted_by_their_reasons_and_those_without_one_are_reported() -> None:
+def test_repeats_are_counted_by_cause_and_unexplained_reported() -> None:
     fine, odd = [took(99), took(101, "m2")], [took(200, offset=1), took(201, offset=1)]
     counts, none = explained([*fine, *odd], [KILL], ordered=False)
     assert counts == {"after a kill": 1}

@@ -158,7 +158,7 @@ class TestTopics:
         assert len(broker.seen(Request.UPDATE_AND_CREATE_TOPIC)) == 1
 
     @pytest.mark.parametrize("own", [DENIED, ok(b"brokerPermission=rw\n")], ids=["denied", "no number"])
-    def test_who_may_not_know_a_brokers_own_permission_waits_for_the_route(
+    def test_create_topic_awaits_route_if_permission_is_unknown(
         self, broker: MockBroker, admin: BaseAdmin, at_once: None, own: Command
     ) -> None:
         broker.on(ROUTE, route(3, {"a": broker.address}, perm=4))
@@ -167,7 +167,7 @@ class TestTopics:
         configured(broker, [config(3)], 2)
         assert [queues.perm for queues in admin.create_topic("t", 3).queues] == [6]
 
-    def test_a_permission_is_not_requested_with_passwords_in_clear_text(
+    def test_create_topic_reads_no_broker_config_in_clear_text(
         self, broker: MockBroker, parts: Parts, at_once: None
     ) -> None:
         """A change of a topic then waits for the route, as where the permission is unknown."""
@@ -183,7 +183,7 @@ class TestTopics:
         assert [queues.perm for queues in changed.queues] == [6]
         assert broker.seen(Request.GET_BROKER_CONFIG) == []
 
-    def test_a_broker_that_does_not_tell_keeps_no_other_from_being_registered(
+    def test_broker_denying_topic_config_stops_no_other_registration(
         self, broker: MockBroker, admin: BaseAdmin, at_once: None
     ) -> None:
         with MockBroker({Request.UPDATE_AND_CREATE_TOPIC: ok(), Request.GET_TOPIC_CONFIG: config(3)}) as other:
@@ -225,7 +225,7 @@ class TestTopics:
         ],
         ids=["deleted", "deleted on one broker", "not known"],
     )
-    def test_a_route_of_what_is_deleted_while_it_is_told_does_not_stay(
+    def test_topic_deleted_during_registration_leaves_no_route(
         self, broker: MockBroker, parts: Parts, at_once: None, then: Command, there: list[str], deleted: int
     ) -> None:
         broker.on(CLUSTER, ok(cluster(a=broker.address)))
@@ -247,7 +247,7 @@ class TestTopics:
         BaseAdmin(broker.address, replace(parts.calls, scope=Scope("ns"))).create_topic("t", 3)
         assert [told.ext for told in broker.seen(Request.DELETE_TOPIC_IN_NAMESRV)] == [{"topic": "ns%t"}] * deleted
 
-    def test_what_is_again_as_it_was_shown_while_it_is_told_is_neither_deleted_nor_wiped(
+    def test_topic_changed_back_during_registration_is_not_deleted(
         self, broker: MockBroker, admin: BaseAdmin, at_once: None
     ) -> None:
         broker.on(ROUTE, route(8, {"a": broker.address}, perm=4))
@@ -301,9 +301,7 @@ class TestTopics:
         with pytest.raises(BrokerNotFound, match="Known brokers: none"):
             admin.create_topic("t")
 
-    def test_nothing_is_deleted_while_a_master_is_away_that_keeps_the_topic(
-        self, broker: MockBroker, admin: BaseAdmin
-    ) -> None:
+    def test_delete_topic_deletes_nothing_while_a_master_is_away(self, broker: MockBroker, admin: BaseAdmin) -> None:
         """It would be told as deleted, and be there again with its messages when that master returns."""
         broker.on(Request.DELETE_TOPIC_IN_BROKER, ok())
         there = {"a": {"0": broker.address}, "b": {"1": broker.address}}
@@ -356,7 +354,7 @@ class TestTopics:
                 admin.delete_topic("t")
             assert [len(slave.seen(Request.DELETE_TOPIC_IN_BROKER)) for slave in slaves] == [1, 1, 1, 1]
 
-    def test_deleting_goes_to_brokers_first_and_then_to_all_name_servers(
+    def test_delete_topic_asks_brokers_before_name_servers(
         self, broker: MockBroker, parts: Parts, admin: BaseAdmin
     ) -> None:
         codes = (Request.DELETE_TOPIC_IN_BROKER, Request.DELETE_TOPIC_IN_NAMESRV)

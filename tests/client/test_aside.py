@@ -54,7 +54,7 @@ def test_where_there_are_no_more_threads_nothing_is_left_behind(monkeypatch: pyt
 
 
 @pytest.mark.parametrize("started", [True, False], ids=["started", "not started"])
-def test_ctrl_c_while_a_thread_starts_leaves_no_work_and_no_thread_that_looks_for_some(
+def test_ctrl_c_during_thread_start_leaves_no_work_or_thread(
     started: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     aside, done, threads = Aside(), [], []

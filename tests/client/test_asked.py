@@ -73,7 +73,7 @@ def test_offsets_are_reset_to() -> None:
     assert (question, reply) == (ResetOffsets("t", {QUEUE: 17}), None)
 
 
-def test_offsets_of_a_topic_outside_the_namespace_are_not_those_of_the_one_inside() -> None:
+def test_reset_ignores_offsets_of_topics_outside_the_namespace() -> None:
     foreign = b'{"offsetTable":{%b:17}}' % json.dumps({**ON_WIRE, "topic": "t"}).encode()
     question, _ = ask(Request.RESET_CONSUMER_CLIENT_OFFSET, None, foreign, topic="t")
     assert isinstance(question, ResetOffsets)
@@ -109,7 +109,7 @@ def test_a_message_is_consumed_directly() -> None:
     assert json.loads(bytes(reply.body))["consumeResult"] == "CR_SUCCESS"
 
 
-def test_a_topic_that_a_message_claims_outside_the_namespace_is_not_the_one_inside() -> None:
+def test_claimed_retry_topic_outside_namespace_is_not_trusted() -> None:
     planted = store("%RETRY%ns%g", b"body", "RETRY_TOPIC\x01t\x02", queue_offset=3)
     question, _ = ask(Request.CONSUME_MESSAGE_DIRECTLY, DirectResult(DirectOutcome.SUCCESS, 1), planted, brokerName="b")
     assert isinstance(question, ConsumeDirectly)
@@ -121,7 +121,7 @@ def test_a_question_without_its_message_is_an_error() -> None:
         ask(Request.CONSUME_MESSAGE_DIRECTLY, None)
 
 
-def test_messages_to_consume_directly_are_counted_before_they_are_inflated() -> None:
+def test_direct_consume_refuses_extra_messages_before_inflating() -> None:
     packed = store("t", zlib.compress(bytes(8 << 20)), sys_flag=SysFlag.COMPRESSED)
 
     def refused() -> None:
@@ -172,7 +172,7 @@ def test_no_reply_of_a_flood_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
     eventually(lambda: taken == requests)
 
 
-def test_a_flood_of_questions_is_refused_and_the_log_says_so_once(
+def test_flood_of_requests_is_refused_and_logged_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A broker may ask thousands at once about what another producer left."""
@@ -206,7 +206,7 @@ def test_a_pushed_batch_is_refused_before_it_is_inflated() -> None:
     assert peak_bytes(refused) < 1 << 20
 
 
-def test_a_pushed_body_stays_compressed_until_the_member_accepts_it() -> None:
+def test_pushed_body_stays_compressed_until_member_accepts_it() -> None:
     packed = store("ns%t", zlib.compress(bytes(8 << 20)), sys_flag=SysFlag.COMPRESSED)
     question, _ = ask(Request.CONSUME_MESSAGE_DIRECTLY, DirectResult(DirectOutcome.SUCCESS, 1), packed, brokerName="b")
     assert isinstance(question, ConsumeDirectly)

@@ -52,7 +52,7 @@ def stats(*bounds: tuple[int, int], last_ms: int = 5) -> bytes:
 
 
 class TestBounds:
-    def test_rule_7_one_question_per_topic_and_broker(self, broker: MockBroker, routed: Parts) -> None:
+    def test_one_question_per_topic_and_broker(self, broker: MockBroker, routed: Parts) -> None:
         broker.on(Request.GET_TOPIC_STATS_INFO, ok(stats((1, 9), (0, 4))))
         found = routed.brokers.bounds([*QUEUES, QUEUES[0]], routed.soon)
         assert found == {QUEUES[0]: QueueBounds(1, 9, 5), QUEUES[1]: QueueBounds(0, 4, 5)}
@@ -73,16 +73,14 @@ class TestBounds:
         found = routed.brokers.bounds(QUEUES[:1], routed.soon)
         assert found == {QUEUES[0]: QueueBounds(0, 0, 0 if by_queue else 5)}
 
-    def test_where_the_question_is_unknown_queues_are_asked_one_by_one(self, broker: MockBroker, routed: Parts) -> None:
+    def test_bounds_are_asked_per_queue_if_topic_stats_are_unknown(self, broker: MockBroker, routed: Parts) -> None:
         broker.on(Request.GET_TOPIC_STATS_INFO, refuse(3, " request type 202 not supported"))
         broker.on(Request.GET_MIN_OFFSET, offsets({0: 1, 1: 2}))
         broker.on(Request.GET_MAX_OFFSET, offsets({0: 10, 1: 20}))
         found = routed.brokers.bounds(QUEUES, routed.soon)
         assert found == {QUEUES[0]: QueueBounds(1, 10, 0), QUEUES[1]: QueueBounds(2, 20, 0)}
 
-    def test_what_a_proxy_cannot_reach_is_told_as_what_may_pass_and_the_others_are_there(
-        self, broker: MockBroker, routed: Parts
-    ) -> None:
+    def test_queue_unreachable_by_a_proxy_is_a_transient_error(self, broker: MockBroker, routed: Parts) -> None:
         broker.on(Request.GET_TOPIC_STATS_INFO, refuse(3, " request type 202 not supported"))
         broker.on(Request.GET_MIN_OFFSET, offsets({0: 1, 1: 2}))
         away = refuse(Response.SYSTEM_ERROR, "connect to 10.0.0.7:10911 failed")
@@ -101,7 +99,7 @@ class TestBounds:
 
 
 class TestGroupOffsets:
-    def test_rule_5_no_offset_is_not_offset_zero(self, broker: MockBroker, routed: Parts) -> None:
+    def test_no_offset_is_not_offset_zero(self, broker: MockBroker, routed: Parts) -> None:
         answers = {"0": ok(offset=17), "1": refuse(Response.QUERY_NOT_FOUND, "Not found")}
         broker.on(Request.QUERY_CONSUMER_OFFSET, lambda call: answers[call.ext("queueId")])
         assert routed.brokers.committed("g", QUEUES, routed.soon) == {QUEUES[0]: 17, QUEUES[1]: None}
@@ -117,9 +115,7 @@ class TestGroupOffsets:
         assert isinstance(failed[QUEUES[0]], GroupNotFound)
         assert "not exist" in str(failed[QUEUES[0]])
 
-    def test_the_first_offset_of_a_topic_is_stored_before_the_others_are_sent(
-        self, broker: MockBroker, routed: Parts
-    ) -> None:
+    def test_first_offset_of_a_topic_is_stored_before_the_others(self, broker: MockBroker, routed: Parts) -> None:
         """Brokers lose one of two first offsets that arrive at the same time."""
         broker.on(Request.UPDATE_CONSUMER_OFFSET, refuse(26, "Group g not exist!"))
         failed = routed.committer.commit_each("g", dict.fromkeys(reversed(QUEUES), 5), routed.soon)
@@ -239,9 +235,7 @@ class TestSingleQuestions:
         with pytest.raises(BrokerBusy):
             routed.committer.members("g", "broker-a", routed.soon)
 
-    def test_rule_9_filters_are_compiled_by_the_broker_before_they_are_used(
-        self, broker: MockBroker, routed: Parts
-    ) -> None:
+    def test_filters_are_compiled_by_the_broker_before_they_are_used(self, broker: MockBroker, routed: Parts) -> None:
         broker.on(Request.CHECK_CLIENT_CONFIG, [ok(), refuse(23, "ParseException: a >>> 1"), ok(**OF_PROXY)])
         assert routed.brokers.check_filter("broker-a", "g", "t", "a > 1", routed.soon)
         assert b'"SQL92"' in bytes(broker.seen(Request.CHECK_CLIENT_CONFIG)[0].body)
@@ -283,7 +277,7 @@ def test_a_fault_at_a_queue_that_never_had_a_message_is_no_error(broker: MockBro
 @given(
     st.lists(st.integers(0, 12), max_size=40).map(sorted), st.integers(0, 5), st.integers(-3, 45), st.integers(0, 13)
 )
-def test_the_first_message_of_a_time_is_found_from_any_place_near_it(
+def test_first_message_of_a_time_is_found_from_any_near_offset(
     times: list[int], expired: int, near: int, time_ms: int
 ) -> None:
     first, looks = min(expired, len(times)), 0
@@ -378,7 +372,7 @@ class TestBrokersTakeTheLastBatchOfATime:
         found = routed.brokers.search_offsets({QUEUES[0]: time_ms}, routed.soon, group="g")
         assert found == {QUEUES[0]: expected}
 
-    def test_who_cannot_look_is_told_unless_it_may_be_an_ordinary_topic(
+    def test_denied_check_of_offset_search_fails_for_batch_topics(
         self, routed: Parts, broker: MockBroker, batches: None
     ) -> None:
         broker.on(Request.PULL_MESSAGE, refuse(Response.NO_PERMISSION, "no"))
@@ -403,7 +397,7 @@ class TestBrokersTakeTheLastBatchOfATime:
         broker.on(Request.PULL_MESSAGE, reset)
         assert routed.brokers.search_offsets({QUEUES[0]: 31}, routed.soon, group="g") == {QUEUES[0]: 12}
 
-    def test_a_broker_that_stops_answering_is_no_reason_to_believe_it(
+    def test_unanswered_check_of_an_offset_search_is_an_error(
         self, routed: Parts, broker: MockBroker, batches: None
     ) -> None:
         for code in (Request.GET_TOPIC_CONFIG, Request.PULL_MESSAGE):
@@ -525,7 +519,7 @@ def test_statistics_of_topics_without_a_route_are_forgotten(
     assert max(len(parts.brokers._stats), len(parts.kinds._cached)) < 100
 
 
-def test_of_attributes_of_topics_only_those_that_are_used_are_kept(broker: MockBroker, routed: Parts) -> None:
+def test_only_used_topic_attributes_are_cached(broker: MockBroker, routed: Parts) -> None:
     many = {f"+{n}": "x" for n in range(50)}
     broker.on(Request.GET_TOPIC_CONFIG, [topic_config(**many), topic_config(**{f"{n}": "x" for n in range(101)})])
     assert routed.kinds.attributes("t", "broker-a", routed.soon) == {}
@@ -533,7 +527,7 @@ def test_of_attributes_of_topics_only_those_that_are_used_are_kept(broker: MockB
         TopicAttributesCache(routed.calls, routed.routes).attributes("t", "broker-a", routed.soon)
 
 
-def test_new_bounds_of_known_queues_have_the_same_objects_for_them(broker: MockBroker, routed: Parts) -> None:
+def test_refreshed_queue_bounds_reuse_the_same_queue_objects(broker: MockBroker, routed: Parts) -> None:
     """Positions, marks and views of 100,000 queues share them, and compare faster."""
     broker.on(Request.GET_TOPIC_STATS_INFO, [ok(stats((1, 9), (0, 4))), ok(stats((1, 10), (2, 4)))])
     kept = []

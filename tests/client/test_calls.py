@@ -47,7 +47,7 @@ def test_an_answer_or_the_error_of_its_code(broker: MockBroker, parts: Parts) ->
     assert (caught.value.broker_code, caught.value.addr) == (22, broker.address)
 
 
-def test_rule_4_only_codes_that_may_pass_are_retriable() -> None:
+def test_only_codes_that_may_pass_are_retriable() -> None:
     def error(code: int) -> RocketMQError:
         return error_from_response(refuse(code), "h:1")
 
@@ -75,7 +75,7 @@ def test_a_proxy_denies_access_with_the_code_of_a_fault(text: str) -> None:
     )
 
 
-def test_rule_4_code_16_is_access_denied_with_what_to_grant() -> None:
+def test_code_16_is_access_denied_with_what_to_grant() -> None:
     remark = "User:u has no permission to access Topic:t from 127.0.0.1, no matched policies."
     error = error_from_response(refuse(16, remark), "h:1", "t", "t/b/0")
     assert isinstance(error, AccessDenied)
@@ -120,7 +120,7 @@ def test_asynchronously_answers_come_whatever_their_code(broker: MockBroker, par
     assert sorted(codes, key=str) == sorted([2, ConnectionLost, ClosedError], key=str)
 
 
-def test_many_at_once_are_answered_in_order_with_the_errors_among_them(broker: MockBroker, parts: Parts) -> None:
+def test_parallel_calls_return_answers_and_errors_in_order(broker: MockBroker, parts: Parts) -> None:
     broker.on(PING, lambda call: call.answer(ok(call.command.ext["n"].encode())))
     unwritable = Command(PING, {"n": "\ud800"})
     asked = [(broker.address, Command(PING, {"n": str(i)})) for i in range(200)]
@@ -171,9 +171,7 @@ def test_so_many_addresses_are_dialled_at_a_time(
     assert 1 < most[0] <= 3
 
 
-def test_who_hangs_is_not_waited_for_nor_asked_twice_and_its_late_answer_serves(
-    broker: MockBroker, parts: Parts
-) -> None:
+def test_hanging_server_is_asked_once_and_its_late_answer_used(broker: MockBroker, parts: Parts) -> None:
     held, far_off = Held(), Deadline.after(60.0)
     broker.on(PING, ok(b"quick"))
     with MockBroker({PING: held}) as deaf:
@@ -382,7 +380,7 @@ def test_a_server_that_drains_is_left_for_a_new_connection(broker: MockBroker, p
     broker.wait_for(lambda: len(broker.peers) == 2)
 
 
-def test_a_server_that_drains_is_left_by_those_who_wait_for_no_answer(broker: MockBroker, parts: Parts) -> None:
+def test_calls_that_await_no_answer_reconnect_as_a_server_drains(broker: MockBroker, parts: Parts) -> None:
     """The sends of a producer, and questions that are asked together."""
     broker.on(PING, [refuse(Response.GO_AWAY, "bye"), ok()])
     codes = [

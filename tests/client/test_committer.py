@@ -32,7 +32,7 @@ def in_300_ms(call: Call) -> None:
     threading.Timer(0.3, call.answer, (ok(),)).start()
 
 
-def test_a_broker_that_hangs_takes_no_time_from_the_queues_of_others(broker: MockBroker) -> None:
+def test_hanging_broker_delays_no_commits_to_other_brokers(broker: MockBroker) -> None:
     with MockBroker() as hangs:
         parts = Parts(broker.address)
         broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(2, {"broker-a": hangs.address, "broker-b": broker.address}))

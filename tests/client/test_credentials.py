@@ -26,7 +26,7 @@ def test_what_cannot_be_signed_is_an_error_of_ours() -> None:
         Credentials("key", "secret").sign(Command(PING, {"a": "\ud800"}))
 
 
-def test_credentials_that_rotate_are_fetched_again_when_they_are_old() -> None:
+def test_rotating_credentials_are_fetched_again_when_old() -> None:
     fetched = (Credentials(f"key-{i}", "secret") for i in range(9))
     often, seldom = (RotatingCredentials(lambda: next(fetched), age) for age in (-1.0, 60.0))
     assert [often.sign(ping()).ext["AccessKey"] for _ in range(2)] == ["key-0", "key-1"]
@@ -50,7 +50,7 @@ def test_keys_go_on_while_nobody_gives_new_ones(
 
 
 @pytest.mark.parametrize("error", [KeyError("hunter2"), SystemExit("hunter2")], ids=["error", "exit"])
-def test_credentials_that_cannot_be_fetched_are_an_error_of_ours_and_asynchronous_calls_are_reported(
+def test_credentials_that_cannot_be_fetched_are_an_option_error(
     error: BaseException,
 ) -> None:
     broken = RotatingCredentials(raising(error))

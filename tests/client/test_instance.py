@@ -75,7 +75,7 @@ class Inbox:
 # --- heartbeats
 
 
-def test_1_1_1_6_one_heartbeat_has_all_groups_of_producers_and_consumers(broker: MockBroker, parts: Parts) -> None:
+def test_one_heartbeat_has_all_groups_of_producers_and_consumers(broker: MockBroker, parts: Parts) -> None:
     parts.routes.get("t")
     for member in (RegisteredMember("pg2"), RegisteredMember("pg1"), RegisteredMember("pg1"), consumer()):
         parts.instance.join(member)
@@ -119,7 +119,7 @@ def test_names_are_those_of_the_namespace(broker: MockBroker) -> None:
     tenant.pool.close()
 
 
-def test_1_1_1_6_producers_are_told_to_masters_and_consumers_to_slaves_too(broker: MockBroker, parts: Parts) -> None:
+def test_slaves_get_heartbeats_of_consumers_but_not_of_producers(broker: MockBroker, parts: Parts) -> None:
     data = {"brokerName": "a", "cluster": "c", "brokerAddrs": {"0": broker.address, "1": broker.address}}
     queues = {"brokerName": "a", "readQueueNums": 1, "writeQueueNums": 1, "perm": 6}
     broker.on(ROUTE, ok(json.dumps({"brokerDatas": [data], "queueDatas": [queues]}).encode()))
@@ -174,7 +174,7 @@ def test_who_leaves_waits_for_a_heartbeat_that_is_under_way(broker: MockBroker, 
     assert early == [False]
 
 
-def test_4_31_a_consumer_group_has_one_member_here(parts: Parts) -> None:
+def test_consumer_group_has_one_member_here(parts: Parts) -> None:
     first = consumer()
     parts.instance.join(first)
     parts.instance.join(RegisteredMember("cg", 0.0))  # producers of that name are another group
@@ -186,9 +186,7 @@ def test_4_31_a_consumer_group_has_one_member_here(parts: Parts) -> None:
     parts.instance.leave(again, parts.soon)
 
 
-def test_1_1_a_heartbeat_soon_and_every_thirty_seconds_however_many_there_are(
-    parts: Parts, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_first_heartbeat_is_soon_then_one_every_30_s_for_all(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
     clock, told = Time(), list[float]()
     instance = ClientInstance(MemberRegistry(), parts.calls, parts.routes, "me", lambda name: ManualTimer(clock))
     monkeypatch.setattr(instance, "heartbeat", lambda deadline: told.append(round(clock.now - 1000, 3)))
@@ -236,7 +234,7 @@ def test_what_fails_stops_no_heartbeat(parts: Parts, broker: MockBroker, caplog:
     assert "no heartbeat was sent" in caplog.text
 
 
-def test_heartbeats_go_to_every_master_and_one_that_fails_does_not_matter(
+def test_heartbeats_reach_every_master_although_one_fails(
     broker: MockBroker, parts: Parts, caplog: pytest.LogCaptureFixture
 ) -> None:
     broker.on(ROUTE, route(1, {"a": "127.0.0.1:1", "b": broker.address, "c": ""}))
@@ -303,7 +301,7 @@ ASKED = [
 
 
 @pytest.mark.parametrize(("code", "field", "flag"), ASKED, ids=lambda value: str(value))
-def test_a_consumer_is_asked_on_a_thread_of_its_own_and_told_by_whom(
+def test_consumer_requests_run_off_the_reader_thread(
     broker: MockBroker, parts: Parts, code: Request, field: str, flag: int
 ) -> None:
     parts.routes.get("t")
@@ -325,9 +323,7 @@ def test_a_consumer_is_asked_on_a_thread_of_its_own_and_told_by_whom(
     busy.may_work.set()
 
 
-def test_a_message_that_is_consumed_by_order_holds_up_no_other_question_to_its_group(
-    broker: MockBroker, parts: Parts
-) -> None:
+def test_direct_consume_that_hangs_blocks_no_other_request(broker: MockBroker, parts: Parts) -> None:
     """A listener may hang in it."""
     parts.routes.get("t")
     inbox = Inbox()
@@ -489,7 +485,7 @@ def test_an_answer_after_the_connection_went_is_nothing(broker: MockBroker, part
     assert broker.replies == []
 
 
-def test_a_producer_leaves_a_group_that_a_consumer_has_the_name_of(broker: MockBroker, parts: Parts) -> None:
+def test_producer_leaves_group_whose_name_a_consumer_shares(broker: MockBroker, parts: Parts) -> None:
     parts.routes.get("t")
     producer = RegisteredMember("cg", 0.0)
     for member in (producer, consumer("cg")):

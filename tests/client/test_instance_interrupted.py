@@ -123,7 +123,7 @@ def test_a_start_that_ctrl_c_interrupts_leaves_the_group(parts: Parts) -> None:
 
 
 @pytest.mark.parametrize("verb", ["subscribe", "close"])
-def test_a_pull_consumer_that_ctrl_c_interrupts_leaves_the_group_when_it_is_closed(parts: Parts, verb: str) -> None:
+def test_pull_consumer_interrupted_by_ctrl_c_leaves_on_close(parts: Parts, verb: str) -> None:
     def made() -> BasePullConsumer:
         one = BasePullConsumer(
             parts.member, ConsumerSettings(group="g"), print, make_timer=lambda name: ManualTimer(Time())

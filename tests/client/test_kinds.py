@@ -63,7 +63,7 @@ def test_what_was_known_holds_while_the_broker_does_not_answer(broker: MockBroke
 
 
 @pytest.mark.parametrize(("version", "attributes"), [(codes.FIRST_WITH_ATTRIBUTES - 1, {}), (codes.VERSION, None)])
-def test_an_old_broker_has_ordinary_topics_and_a_proxy_does_not_tell(
+def test_old_broker_means_ordinary_topic_and_proxy_means_unknown(
     version: int, attributes: object, broker: MockBroker, parts: Parts
 ) -> None:
     broker.on(CONFIG, Command(int(Response.REQUEST_CODE_NOT_SUPPORTED), version=version))
@@ -93,7 +93,7 @@ def test_the_first_broker_that_answers_says_it_for_a_sender(
         assert TopicAttributesCache(parts.calls, parts.routes).batch_storage("t", ["broker-b"], parts.soon) is None
 
 
-def test_a_user_without_the_right_to_ask_sends_as_to_an_ordinary_topic(broker: MockBroker, parts: Parts) -> None:
+def test_topic_kind_denied_by_brokers_counts_as_ordinary(broker: MockBroker, parts: Parts) -> None:
     """The kind never becomes known: messages that went alone until then would go alone for ever."""
     with MockBroker() as other:
         broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(2, {"broker-a": broker.address, "broker-b": other.address}))
@@ -138,7 +138,7 @@ def test_a_broker_that_hangs_is_asked_last_about_other_topics(broker: MockBroker
         assert parts.sender.batch_storage("w", parts.soon) == WHOLE
 
 
-def test_while_nobody_says_it_the_storage_is_not_known_and_asked_about_later(
+def test_unknown_batch_storage_is_requested_again_later(
     broker: MockBroker, parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broker.on(CONFIG, Command(int(Response.REQUEST_CODE_NOT_SUPPORTED), version=codes.VERSION))  # a proxy

@@ -56,14 +56,14 @@ class TestLogStates:
         assert routed.brokers.confirms_late("broker-a", routed.soon) is late
 
 
-def test_whether_a_broker_confirms_late_is_not_known_while_it_is_busy(broker: MockBroker, routed: Parts) -> None:
+def test_busy_broker_leaves_late_confirmation_unknown(broker: MockBroker, routed: Parts) -> None:
     """The answer is kept for good by those who ask."""
     broker.on(CONFIG, refuse(Response.SYSTEM_BUSY))
     with pytest.raises(BrokerBusy):
         routed.brokers.confirms_late("broker-a", routed.soon)
 
 
-def test_a_configuration_with_passwords_is_not_requested_in_clear_text(broker: MockBroker, routed: Parts) -> None:
+def test_broker_config_with_passwords_is_not_read_in_clear_text(broker: MockBroker, routed: Parts) -> None:
     """A broker that is not asked counts as one that may confirm late."""
     broker.on(CONFIG, ok(b"duplicationEnable=false\n"))
     routed.pool.connect_options = replace(routed.pool.connect_options, address_map=elsewhere(broker))

@@ -71,7 +71,7 @@ def pull(parts: Parts, request: PullRequest = REQUEST, seconds: float = 5.0) -> 
     return told.one
 
 
-def test_1_28_a_pull_asks_for_32_messages_and_waits_15_seconds(broker: MockBroker, parts: Parts) -> None:
+def test_pull_asks_for_32_messages_and_waits_15_seconds(broker: MockBroker, parts: Parts) -> None:
     broker.on(Request.PULL_MESSAGE, ok(SAME_HASH, **BOUNDS))
     answer = pull(parts)
     (asked,) = broker.seen(Request.PULL_MESSAGE)
@@ -87,9 +87,7 @@ def test_1_28_a_pull_asks_for_32_messages_and_waits_15_seconds(broker: MockBroke
     ]  # fmt: skip
 
 
-def test_a_batch_topic_is_asked_without_a_filter_and_its_tags_are_compared_here(
-    broker: MockBroker, parts: Parts
-) -> None:
+def test_batch_topic_is_pulled_unfiltered_and_tags_match_locally(broker: MockBroker, parts: Parts) -> None:
     """A broker would drop each batch whose own tag is another, or none."""
     broker.on(Request.GET_TOPIC_CONFIG, topic_config(queue_type=BATCH_QUEUE))
     broker.on(Request.PULL_MESSAGE, ok(SAME_HASH, **BOUNDS))
@@ -104,7 +102,7 @@ def test_a_batch_topic_is_asked_without_a_filter_and_its_tags_are_compared_here(
     assert len(broker.seen(Request.PULL_MESSAGE)) == 2
 
 
-def test_sql_is_refused_for_a_compaction_topic_whose_brokers_ignore_it(broker: MockBroker, parts: Parts) -> None:
+def test_sql_filter_is_refused_for_a_compaction_topic(broker: MockBroker, parts: Parts) -> None:
     broker.on(Request.GET_TOPIC_CONFIG, topic_config(cleanup_policy="COMPACTION"))
     rejection = pull(parts, replace(REQUEST, filter=Filter("a > 5", "SQL92"), post_filter=True))
     assert "sql is 'a > 5', but t is a batch topic, or a compaction topic" in str(rejection)
@@ -112,9 +110,7 @@ def test_sql_is_refused_for_a_compaction_topic_whose_brokers_ignore_it(broker: M
 
 
 @pytest.mark.parametrize("code", [Response.REQUEST_CODE_NOT_SUPPORTED, Response.NO_PERMISSION])
-def test_where_nobody_tells_the_kind_of_a_topic_tags_are_compared_here(
-    code: Response, broker: MockBroker, parts: Parts
-) -> None:
+def test_tags_match_locally_while_the_topic_kind_is_unknown(code: Response, broker: MockBroker, parts: Parts) -> None:
     """A Proxy, and a user who may read and not ask: brokers still evaluate ``sql``."""
     broker.on(Request.GET_TOPIC_CONFIG, refuse(code))
     broker.on(Request.PULL_MESSAGE, ok(SAME_HASH, **BOUNDS))
@@ -154,7 +150,7 @@ def test_tags_with_an_equal_hash_are_told_apart(broker: MockBroker, parts: Parts
     assert [m.queue_offset for m in answer.messages] == [5, 8]
 
 
-def test_of_an_answer_that_becomes_large_the_first_come_and_the_next_pull_asks_for_the_others(
+def test_large_answer_is_cut_and_the_next_pull_gets_the_rest(
     broker: MockBroker, parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(messages, "PORTION_BYTES", 600)  # a message counts as an object, too
@@ -182,7 +178,7 @@ def test_an_answer_without_messages_says_where_to_go_on(
     assert pull(parts) == PullAnswer(status, 9, 2, 20, broker_id=1)
 
 
-def test_an_operators_reset_is_told_from_an_offset_that_is_not_there(broker: MockBroker, parts: Parts) -> None:
+def test_pull_tells_an_operators_reset_from_an_illegal_offset(broker: MockBroker, parts: Parts) -> None:
     for remark in ("OFFSET_TOO_SMALL", "OFFSET_RESET"):
         broker.on(Request.PULL_MESSAGE, refuse(Response.PULL_OFFSET_MOVED, remark, **BOUNDS))
         assert pull(parts).reset == (remark == "OFFSET_RESET")
@@ -247,14 +243,12 @@ def test_messages_may_stay_as_they_are(broker: MockBroker, parts: Parts) -> None
 @pytest.mark.parametrize(
     ("commit", "to_master", "flag", "sent"), [(7, True, 3, 7), (7, False, 2, 0), (None, True, 2, 0)]
 )
-def test_1_26_1_27_an_offset_comes_along_to_a_master_only(
-    commit: int | None, to_master: bool, flag: int, sent: int
-) -> None:
+def test_an_offset_comes_along_to_a_master_only(commit: int | None, to_master: bool, flag: int, sent: int) -> None:
     command = pull_command(replace(REQUEST, commit_offset=commit), RpcClient(Pool(ConnectOptions())), to_master)
     assert (command.ext["sysFlag"], command.ext["commitOffset"]) == (str(flag), str(sent))
 
 
-def test_1_27_a_pull_of_a_slave_brings_no_offset_along(broker: MockBroker, parts: Parts) -> None:
+def test_pull_of_a_slave_brings_no_offset_along(broker: MockBroker, parts: Parts) -> None:
     with MockBroker({Request.PULL_MESSAGE: ok(b"", **BOUNDS)}) as slave:
         broker.on(Request.PULL_MESSAGE, ok(b"", **BOUNDS))
         data = {"brokerName": "broker-a", "cluster": "c", "brokerAddrs": {"0": broker.address, "1": slave.address}}
@@ -305,7 +299,7 @@ def test_a_message_of_a_retry_topic_belongs_to_its_first_topic() -> None:
 
 
 @given(st.binary(max_size=200), st.integers(0, 3), st.sampled_from(["*", "Aa"]))
-def test_whatever_is_stored_nothing_is_swallowed_and_nobody_is_stopped(junk: bytes, at: int, tags: str) -> None:
+def test_junk_among_stored_messages_loses_no_message(junk: bytes, at: int, tags: str) -> None:
     """Of whole messages with junk between them none is lost, and offsets never go back to before what was asked for."""
     good = [store("t", b"%d" % i, "TAGS\x01Aa\x02", 1, 5 + i) for i in range(3)]
     stored = b"".join([*good[:at], junk, *good[at:]])
@@ -328,7 +322,7 @@ def test_what_is_read_quickly_is_what_is_read_with_care(data: st.DataObject) -> 
     assert list(requested_messages(REQUEST, stored, NO_SCOPE, 8)) == careful
 
 
-def test_a_message_that_ends_before_its_addresses_would_comes_raw() -> None:
+def test_message_too_short_for_its_addresses_is_returned_raw() -> None:
     stored = [bytearray(store("t", b"%d" % n, queue_offset=n)) for n in (5, 6, 7)]
     stored[2][39] ^= int(SysFlag.BORNHOST_V6 | SysFlag.STOREHOST_V6)
     found = list(requested_messages(REQUEST, b"".join(stored), NO_SCOPE, 8))
@@ -337,7 +331,7 @@ def test_a_message_that_ends_before_its_addresses_would_comes_raw() -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, 50, 90, 91, 95, 100])
-def test_one_message_whose_size_is_too_small_is_one_and_its_neighbours_are_read(size: int) -> None:
+def test_message_with_too_small_size_is_raw_and_neighbours_read(size: int) -> None:
     """From 91 on what it leaves looks like one more: with an offset of its own, a commit would skip the next one."""
     stored = [store("t", b"%d" % n, "TAGS\x01Aa\x02", queue_offset=n) for n in (5, 6, 7)]
     stored[1] = size.to_bytes(4, "big") + stored[1][4:]
@@ -473,7 +467,7 @@ def test_a_batch_counted_otherwise_takes_no_offsets_of_others(counted: int, held
         assert sum(m.body == b"good" for m in found) == max(0, 3 - start)
 
 
-def test_an_answer_that_becomes_large_goes_on_where_it_was_left_and_not_where_a_message_says(
+def test_large_answer_resumes_by_position_not_by_message_offset(
     broker: MockBroker, parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a queue that damage shifted by two."""
@@ -499,9 +493,7 @@ def test_a_connection_is_made_aside_and_nobody_is_held_up(broker: MockBroker, pa
     assert all(isinstance(told.one, PullAnswer) for told in outcomes)
 
 
-def test_a_broker_whose_connection_takes_no_more_bytes_holds_up_nobody_who_pulls(
-    broker: MockBroker, parts: Parts
-) -> None:
+def test_blocked_connection_to_a_broker_holds_up_no_pull(broker: MockBroker, parts: Parts) -> None:
     """What a producer sends to it fills the connection; the pulls of all other brokers' queues are made on the same thread."""
     broker.on(Request.PULL_MESSAGE, ok(SAME_HASH, **BOUNDS))
     pull(parts)

@@ -52,7 +52,7 @@ def nothing(address: str, question: BrokerRequest) -> None:
     raise AssertionError(f"{question} was not expected")
 
 
-def test_queues_are_sorted_and_the_same_object_while_nothing_changes(broker: MockBroker, parts: Parts) -> None:
+def test_queues_are_sorted_and_one_object_while_unchanged(broker: MockBroker, parts: Parts) -> None:
     found = parts.member.queues("t", parts.soon)
     assert list(found) == QUEUES
     assert parts.member.queues("t", parts.soon, refresh=True) is found
@@ -82,7 +82,7 @@ def test_a_proxy_that_reaches_no_broker_is_the_cause(broker: MockBroker, parts: 
         parts.member.members("g", "t", parts.soon)
 
 
-def test_1_7_queues_are_asked_for_again_after_thirty_seconds(
+def test_queues_are_asked_for_again_after_thirty_seconds(
     broker: MockBroker, parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [1000.0]
@@ -95,7 +95,7 @@ def test_1_7_queues_are_asked_for_again_after_thirty_seconds(
     assert len(parts.member.queues("t", parts.soon)) == 3
 
 
-def test_1_8_a_broker_that_left_the_routes_gets_no_heartbeat_and_is_forgotten(broker: MockBroker, parts: Parts) -> None:
+def test_broker_gone_from_routes_gets_no_more_heartbeats(broker: MockBroker, parts: Parts) -> None:
     with MockBroker({Request.HEART_BEAT: ok()}) as other:
         broker.on(Request.HEART_BEAT, ok())
         broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(1, {"broker-a": broker.address, "broker-b": other.address}))
@@ -125,7 +125,7 @@ def test_a_topic_that_is_not_there(broker: MockBroker, parts: Parts) -> None:
         parts.member.queues("t", parts.soon)
 
 
-def test_4_7_ids_come_from_a_random_broker_of_the_topic(broker: MockBroker, parts: Parts) -> None:
+def test_ids_come_from_a_random_broker_of_the_topic(broker: MockBroker, parts: Parts) -> None:
     ids = ok(json.dumps({"consumerIdList": ["b", "a"]}).encode())
     broker.on(Request.GET_CONSUMER_LIST_BY_GROUP, ids)
     with MockBroker({Request.GET_CONSUMER_LIST_BY_GROUP: ids}) as other:
@@ -200,7 +200,7 @@ def test_a_named_broker_says_what_it_heard_itself(broker: MockBroker, parts: Par
             parts.member.filters("g", "t", parts.soon, "broker-c")
 
 
-def test_4_25_only_a_broker_that_says_so_has_no_offset(broker: MockBroker, parts: Parts) -> None:
+def test_only_a_broker_that_says_so_has_no_offset(broker: MockBroker, parts: Parts) -> None:
     parts.routes.get("t")
     broker.on(
         Request.QUERY_CONSUMER_OFFSET,
@@ -226,7 +226,7 @@ def test_bounds_and_offsets_by_time(broker: MockBroker, parts: Parts) -> None:
     assert broker.seen(Request.SEARCH_OFFSET_BY_TIMESTAMP)[0].ext["timestamp"] == "1234"
 
 
-def test_who_says_which_group_asks_is_told_what_a_compaction_topic_keeps(broker: MockBroker, parts: Parts) -> None:
+def test_bounds_with_a_group_start_at_what_compaction_keeps(broker: MockBroker, parts: Parts) -> None:
     """A seek to the beginning would skip what is kept before the log that the broker tells of."""
     parts.routes.get("t")
     broker.on(Request.GET_TOPIC_CONFIG, topic_config(**{CLEANUP_POLICY: COMPACTION}))
@@ -256,7 +256,7 @@ def slave_only(slave: str) -> Command:
     return ok(json.dumps(body).encode())
 
 
-def test_1_9_offsets_go_to_a_slave_while_there_is_no_master(broker: MockBroker, parts: Parts) -> None:
+def test_offsets_go_to_a_slave_while_there_is_no_master(broker: MockBroker, parts: Parts) -> None:
     with MockBroker({Request.UPDATE_CONSUMER_OFFSET: ok(), Request.QUERY_CONSUMER_OFFSET: ok(offset=8)}) as slave:
         broker.on(Request.GET_ROUTEINFO_BY_TOPIC, slave_only(slave.address))
         parts.routes.get("t")
@@ -265,7 +265,7 @@ def test_1_9_offsets_go_to_a_slave_while_there_is_no_master(broker: MockBroker, 
         assert parts.member.committed("g", QUEUES[0], parts.soon) == 8
 
 
-def test_while_there_is_no_master_its_slave_says_who_the_members_are(broker: MockBroker, parts: Parts) -> None:
+def test_slave_reports_group_members_while_the_master_is_away(broker: MockBroker, parts: Parts) -> None:
     """Heartbeats go to it, too, and without an answer no queue of the topic would be given to anybody."""
     wanted = ok(b'{"subscriptionTable":{"t":{"subString":"a"}}}')
     ids = ok(b'{"consumerIdList":["one","two"]}')
@@ -275,16 +275,14 @@ def test_while_there_is_no_master_its_slave_says_who_the_members_are(broker: Moc
         assert parts.member.filters("g", "t", parts.soon) == {"t": Filter("a")}
 
 
-def test_while_there_is_no_master_its_slave_says_how_a_topic_stores_batches(broker: MockBroker, parts: Parts) -> None:
+def test_slave_reports_topic_attributes_while_master_is_away(broker: MockBroker, parts: Parts) -> None:
     """Without an answer nothing would be pulled from it with a filter."""
     with MockBroker({Request.GET_TOPIC_CONFIG: topic_config(**{QUEUE_TYPE: BATCH_QUEUE})}) as slave:
         broker.on(Request.GET_ROUTEINFO_BY_TOPIC, slave_only(slave.address))
         assert parts.kinds.attributes("t", "broker-a", parts.soon) == {QUEUE_TYPE: BATCH_QUEUE}
 
 
-def test_an_offset_of_a_group_that_a_broker_makes_at_its_first_pull_is_stored_then(
-    broker: MockBroker, parts: Parts
-) -> None:
+def test_commit_of_an_unknown_group_pulls_and_commits_again(broker: MockBroker, parts: Parts) -> None:
     """An offset that a new group begins with, without which a member that dies begins elsewhere the next time."""
     made = threading.Event()
 
@@ -302,7 +300,7 @@ def test_an_offset_of_a_group_that_a_broker_makes_at_its_first_pull_is_stored_th
     assert [c.ext["commitOffset"] for c in broker.seen(Request.UPDATE_CONSUMER_OFFSET)] == ["8", "8"]
 
 
-def test_4_25_a_slave_that_has_no_offset_does_not_say_that_there_is_none(broker: MockBroker, parts: Parts) -> None:
+def test_slave_without_an_offset_does_not_prove_there_is_none(broker: MockBroker, parts: Parts) -> None:
     """It may not have copied it yet, and a group that begins at its queues' ends would skip what was sent since."""
     none = refuse(Response.QUERY_NOT_FOUND)
 
@@ -317,7 +315,7 @@ def test_4_25_a_slave_that_has_no_offset_does_not_say_that_there_is_none(broker:
         assert caught.value.retriable
 
 
-def test_what_one_broker_garbles_of_its_locks_costs_the_others_nothing(broker: MockBroker, parts: Parts) -> None:
+def test_garbled_lock_answer_of_one_broker_spares_the_others(broker: MockBroker, parts: Parts) -> None:
     granted = {"lockOKMQSet": [{"topic": "t", "brokerName": "broker-b", "queueId": 1}]}
     with MockBroker({Request.LOCK_BATCH_MQ: ok(json.dumps(granted).encode())}) as other:
         broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(2, {"broker-a": broker.address, "broker-b": other.address}))
@@ -326,7 +324,7 @@ def test_what_one_broker_garbles_of_its_locks_costs_the_others_nothing(broker: M
         assert parts.member.lock("g", queues, parts.soon) == {MessageQueue("t", "broker-b", 1)}
 
 
-def test_locks_are_asked_of_each_broker_and_one_that_fails_is_alone(broker: MockBroker, parts: Parts) -> None:
+def test_locks_are_requested_per_broker_and_one_may_fail(broker: MockBroker, parts: Parts) -> None:
     with MockBroker() as other:
         broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(2, {"broker-a": broker.address, "broker-b": other.address}))
         granted = {"lockOKMQSet": [{"topic": "t", "brokerName": "broker-a", "queueId": 1}]}
@@ -348,7 +346,7 @@ def join(
     return parts.member.join(group, lambda: Membership({topic: Filter("a")}, versions_ms={topic: 3}), asked, 0.0)
 
 
-def test_1_6_a_heartbeat_tells_the_subscriptions(broker: MockBroker, parts: Parts) -> None:
+def test_heartbeat_tells_the_subscriptions(broker: MockBroker, parts: Parts) -> None:
     broker.on(Request.HEART_BEAT, ok())
     broker.on(Request.UNREGISTER_CLIENT, ok())
     parts.routes.get("t")
@@ -433,7 +431,7 @@ def test_a_member_of_a_real_group(real: Parts, broker_cluster: LocalBroker, make
         member.members(group, topic, soon)
 
 
-def test_a_connection_is_another_one_when_it_was_broken_and_none_while_it_is(broker: MockBroker, parts: Parts) -> None:
+def test_connection_id_is_none_while_down_and_new_on_reconnect(broker: MockBroker, parts: Parts) -> None:
     broker.on(Request.HEART_BEAT, ok())
     assert parts.member.connection("broker-a") is None  # no route says where it is
     parts.member.queues("t", parts.soon)

@@ -35,7 +35,7 @@ def test_brokers_filter_nothing_of_a_compaction_topic(broker: MockBroker, parts:
     assert (parts.pulls.batched(QUEUE), parts.pulls.compacted(QUEUE)) == (True, True)
 
 
-def test_a_read_asks_again_soon_for_its_topic_may_have_been_made_again(
+def test_reader_asks_for_the_topic_kind_again_after_a_second(
     broker: MockBroker, parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 0.0
@@ -48,7 +48,7 @@ def test_a_read_asks_again_soon_for_its_topic_may_have_been_made_again(
     assert parts.pulls.batched(QUEUE)
 
 
-def test_at_a_proxy_a_topic_may_be_a_batch_topic_but_holes_are_holes(broker: MockBroker, parts: Parts) -> None:
+def test_topic_at_a_proxy_may_be_batched_but_not_compacted(broker: MockBroker, parts: Parts) -> None:
     broker.on(Request.GET_TOPIC_CONFIG, refuse(Response.REQUEST_CODE_NOT_SUPPORTED, "no such request"))
     assert (parts.pulls.batched(QUEUE), parts.pulls.compacted(QUEUE)) == (True, False)
 
@@ -61,7 +61,7 @@ def test_who_may_not_know_is_told_what_for(broker: MockBroker, parts: Parts) -> 
         parts.pulls.batched(QUEUE)
 
 
-def test_a_question_ends_with_its_deadline_however_often_it_may_be_asked(broker: MockBroker, parts: Parts) -> None:
+def test_topic_kind_request_with_retries_ends_at_its_deadline(broker: MockBroker, parts: Parts) -> None:
     broker.on(Request.GET_TOPIC_CONFIG, never)
     pulls = RemotingPulls(parts.calls, parts.routes, parts.kinds, Retry(1, 0.01))
     for ask in (pulls.batched, pulls.compacted):

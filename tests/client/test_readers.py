@@ -51,7 +51,7 @@ def asked(broker: MockBroker) -> MockBroker:
     return broker
 
 
-def test_members_say_what_they_have_and_groups_without_them_have_offsets(
+def test_readers_list_queues_of_members_and_memberless_groups(
     asked: MockBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -69,7 +69,7 @@ def test_members_say_what_they_have_and_groups_without_them_have_offsets(
     assert "it is gone" in line
 
 
-def test_a_group_outside_without_members_is_asked_about_by_its_own_name(asked: MockBroker) -> None:
+def test_group_outside_environment_is_queried_by_its_own_name(asked: MockBroker) -> None:
     """With the ending of the environment that name is another group's."""
     asked.on(Request.QUERY_TOPIC_CONSUME_BY_WHO, ok(b'{"groupList":["gone"]}'))
     asked.on(Request.GET_CONSUMER_LIST_BY_GROUP, refuse(Response.SYSTEM_ERROR, "no consumer"))

@@ -97,7 +97,7 @@ def test_a_reply_comes_to_who_expects_it_once(
     assert got == [Reply(b"yes", {"a": "b"}, "x", ["k", "l"], 3, 5, "10.0.0.7:99")]
 
 
-def test_a_reply_that_is_expected_no_more_is_answered_and_dropped(
+def test_reply_without_a_waiting_request_is_acked_and_dropped(
     broker: MockBroker, parts: Parts, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
@@ -149,7 +149,7 @@ def test_a_reply_without_a_thread_leaves_its_request_waiting(
     eventually(lambda: len(got) == 1)
 
 
-def test_a_compressed_reply_is_opened_and_one_that_cannot_be_is_an_error(broker: MockBroker, parts: Parts) -> None:
+def test_compressed_reply_is_decoded_or_is_a_decode_error(broker: MockBroker, parts: Parts) -> None:
     got = connected(broker, parts)
     packed = int(SysFlag.COMPRESSED | SysFlag.ZLIB)
     broker.ask(passed_on(compress(b"yes" * 100), sysFlag=packed))
@@ -200,9 +200,7 @@ def test_a_large_reply_is_compressed(broker: MockBroker, parts: Parts, two: Mock
     assert decompress(command.body, int(command.ext["f"])) == large.body
 
 
-def test_where_the_requester_is_not_known_the_other_brokers_are_asked(
-    broker: MockBroker, parts: Parts, two: MockBroker
-) -> None:
+def test_reply_tries_other_brokers_if_requester_is_unknown(broker: MockBroker, parts: Parts, two: MockBroker) -> None:
     gone = refuse(Response.SYSTEM_ERROR, "push reply message fail, channel of <me> not found.")
     broker.on(Request.SEND_REPLY_MESSAGE_V2, gone)
     parts.replies.reply(question(), ANSWER, "g", parts.soon)
@@ -335,7 +333,7 @@ def producers(broker: MockBroker) -> list[str]:
     return [group["groupName"] for group in said["producerDataSet"]]
 
 
-def test_another_producer_that_leaves_does_not_take_the_replies_along(
+def test_leaving_producer_does_not_stop_replies_to_others(
     broker: MockBroker, parts: Parts, connected_clients: Connected
 ) -> None:
     """Not for a moment, in which replies may come: brokers hear of it when no reply is waited for any more."""
@@ -358,7 +356,7 @@ def test_another_producer_that_leaves_does_not_take_the_replies_along(
     assert unregistered(broker) == ["askers", "b", "a"]
 
 
-def test_a_producer_that_left_before_the_first_request_costs_it_no_reply(
+def test_producer_leaving_before_first_request_loses_no_reply(
     broker: MockBroker, parts: Parts, connected_clients: Connected
 ) -> None:
     """With its group brokers forget the connection, and that of the requester is not new to them."""
@@ -374,7 +372,7 @@ def test_a_producer_that_left_before_the_first_request_costs_it_no_reply(
     assert unregistered(broker) == ["others", "askers"]
 
 
-def test_of_many_producers_that_left_brokers_hear_and_note_the_connection_anew(
+def test_connection_is_registered_again_after_producers_left(
     broker: MockBroker, parts: Parts, connected_clients: Connected
 ) -> None:
     parts.replies.join("askers", 0)
@@ -389,7 +387,7 @@ def test_of_many_producers_that_left_brokers_hear_and_note_the_connection_anew(
     assert connected_clients.clients == {parts.instance.client_id}
 
 
-def test_who_may_be_asked_leaves_at_once_and_a_broker_that_hangs_costs_the_others_no_reply(
+def test_leaving_producer_loses_no_reply_while_a_broker_hangs(
     broker: MockBroker, parts: Parts, connected_clients: Connected
 ) -> None:
     parts.replies.join("askers", 0)
@@ -408,7 +406,7 @@ def test_who_may_be_asked_leaves_at_once_and_a_broker_that_hangs_costs_the_other
         assert producers(broker) == ["askers"]
 
 
-def test_after_a_wait_in_vain_brokers_note_the_connection_anew_unless_replies_come(
+def test_connection_is_registered_again_after_a_missing_reply(
     broker: MockBroker, parts: Parts, connected_clients: Connected
 ) -> None:
     """The end of an older connection makes a broker forget the new one, of which it hears in each heartbeat."""
@@ -429,7 +427,7 @@ def test_after_a_wait_in_vain_brokers_note_the_connection_anew_unless_replies_co
     assert len(broker.seen(Request.UNREGISTER_CLIENT)) == 1
 
 
-def test_a_broker_that_passes_none_on_notes_the_connection_anew_while_another_one_passes_them_on(
+def test_only_brokers_passing_no_replies_are_registered_again(
     broker: MockBroker, parts: Parts, two: MockBroker
 ) -> None:
     """The topics of some requests are on one of them only, whose replies no other one can pass on."""
@@ -473,7 +471,7 @@ def test_a_closed_producer_that_brokers_asked_is_asked_no_more(
 
 @pytest.mark.parametrize("event", ["a producer leaves", "a reply did not come"])
 @pytest.mark.parametrize("name", ["a", "z"], ids=["the first", "the last"])
-def test_brokers_pass_replies_on_again_at_once_while_another_one_hangs(
+def test_brokers_resume_replies_at_once_while_another_hangs(
     broker: MockBroker, connected_clients: Connected, event: str, name: str
 ) -> None:
     """They know the connection no more until the heartbeat behind the unregistration: replies of that time would be lost."""
@@ -518,9 +516,7 @@ def test_without_threads_one_broker_is_told_after_the_other(
     assert [one.clients for one in known] == [{parts.instance.client_id}] * 2
 
 
-def test_a_requester_waits_for_no_heartbeat_that_a_broker_holds_up(
-    broker: MockBroker, connected_clients: Connected
-) -> None:
+def test_requester_does_not_wait_for_a_hanging_heartbeat(broker: MockBroker, connected_clients: Connected) -> None:
     parts = Parts(broker.address, request_timeout_s=600.0)
     parts.instance.join(RegisteredMember("others", 0))
     with MockBroker() as hanging:

@@ -79,7 +79,7 @@ def raised(parts: Parts, topic: str) -> RouteNotFound:
 
 
 class TestNameServers:
-    def test_a_topic_that_one_server_lacks_while_another_is_silent_may_exist(self, dead: str) -> None:
+    def test_topic_may_exist_while_a_name_server_is_silent(self, dead: str) -> None:
         """A name server that has just started lacks topics, and so does one that a broker cannot reach."""
         with MockBroker({ROUTE: NO_ROUTE}) as one:
             parts = Parts(f"{one.address};{dead}")
@@ -121,7 +121,7 @@ class TestNameServers:
         assert "\n" not in text
         parts.pool.close()
 
-    def test_a_server_that_hangs_costs_one_request_s_time_not_the_whole_deadline(self, broker: MockBroker) -> None:
+    def test_hanging_name_server_costs_only_one_request_timeout(self, broker: MockBroker) -> None:
         with MockBroker({ROUTE: mb.never}) as deaf:
             parts = Parts(f"{deaf.address};{broker.address}", request_timeout_s=1.0)
             starting_with(parts, 0)
@@ -155,7 +155,7 @@ class TestNameServers:
             assert parts.routes.fetch("t").topic == "t"
             parts.pool.close()
 
-    def test_a_broker_in_the_list_is_passed_over_and_alone_it_is_named(self, broker: MockBroker) -> None:
+    def test_broker_given_as_name_server_is_skipped_or_reported(self, broker: MockBroker) -> None:
         with MockBroker() as other:  # knows no requests of a name server
             parts = Parts(f"{other.address};{broker.address}")
             starting_with(parts, 0)
@@ -178,7 +178,7 @@ class TestNameServers:
                 parts.routes.topics()
         assert parts.routes.any_broker()
 
-    def test_threads_that_fail_together_do_not_pass_over_the_living_one(self, broker: MockBroker, dead: str) -> None:
+    def test_threads_failing_together_still_try_the_living_server(self, broker: MockBroker, dead: str) -> None:
         """Each once moved the common pointer on, two threads therefore past the server that lived."""
         parts = Parts(f"{dead};{broker.address}")
         for _ in range(5):
@@ -193,7 +193,7 @@ class TestNameServers:
                 assert [f.result() for f in [threads.submit(fetch) for _ in range(8)]] == ["t"] * 8
         parts.pool.close()
 
-    def test_a_topic_that_one_does_not_know_yet_is_asked_of_the_others(self, broker: MockBroker) -> None:
+    def test_topic_unknown_to_one_name_server_is_asked_of_others(self, broker: MockBroker) -> None:
         with MockBroker({ROUTE: NO_ROUTE}) as restarted:
             parts = Parts(f"{restarted.address};{broker.address}")
             starting_with(parts, 0)
@@ -204,7 +204,7 @@ class TestNameServers:
             parts.pool.close()
 
     @pytest.mark.parametrize("first", [0, 1])
-    def test_a_topic_that_one_does_not_know_is_missing_though_another_is_away(
+    def test_topic_is_missing_if_the_only_answering_server_lacks_it(
         self, broker: MockBroker, dead: str, first: int
     ) -> None:
         """Or nobody could make it, and its error would be that no name server answers."""
@@ -282,7 +282,7 @@ class TestRoutes:
                 call.answer(route(2, {"broker-a": broker.address}))
             assert len({id(future.result()) for future in asked}) == 1
 
-    def test_all_that_are_old_are_asked_for_at_once_and_what_fails_is_left(self, broker: MockBroker, dead: str) -> None:
+    def test_old_routes_are_refreshed_at_once_and_failures_skipped(self, broker: MockBroker, dead: str) -> None:
         parts = Parts(f"{broker.address};{dead}")
         starting_with(parts, 0)
         kept = parts.routes.get("kept")
@@ -357,15 +357,13 @@ class TestRoutes:
         assert caught.value.message == "the Proxy knows no such topic, or all its brokers are down"
         assert where in (parts.routes.missing_topic(raised(parts, "t")).remedy or "")
 
-    def test_a_name_server_that_does_not_list_topics_costs_the_hint_alone(
-        self, broker: MockBroker, parts: Parts
-    ) -> None:
+    def test_refused_topic_list_costs_only_the_did_you_mean_hint(self, broker: MockBroker, parts: Parts) -> None:
         broker.on(Request.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, refuse(1, "disabled"))
         error = parts.routes.missing_topic(RouteNotFound("no such topic", "h:1", 17, "order"))
         assert "Did you mean" not in str(error)
         assert "topic create order" in str(error)
 
-    def test_addresses_come_from_the_newest_route_that_names_the_broker(self, broker: MockBroker, parts: Parts) -> None:
+    def test_broker_address_comes_from_the_newest_route_naming_it(self, broker: MockBroker, parts: Parts) -> None:
         broker.on(ROUTE, [route(1, {"a": "old:1", "b": "b:1"}), route(1, {"a": "new:1"}), route(1, {"a": ""})])
         parts.routes.get("first")
         assert parts.routes.address("a") == "old:1"
@@ -566,7 +564,7 @@ class TestRoutes:
         known = parts.routes.get("t", 0.0)
         assert (len(known.readable()), len(known.writable())) == (2, 0)
 
-    def test_with_a_namespace_only_its_topics_are_seen_by_the_names_of_users(self, broker: MockBroker) -> None:
+    def test_namespace_shows_only_its_topics_by_user_names(self, broker: MockBroker) -> None:
         parts = Parts(broker.address, scope=Scope("ns"))
         topics = ["ns%orders", "other%orders", "orders", "%RETRY%ns%g", "TBW102"]
         broker.on(Request.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, ok(json.dumps({"topicList": topics}).encode()))
@@ -678,7 +676,7 @@ class TestMemory:
         with pytest.raises(RemoteProtocolError, match="128 for each queue"):
             parts.routes.refresh([topics[4], topics[5]], 0.0) if at_once else parts.routes.get("t5")
 
-    def test_answers_are_asked_for_in_parts_and_what_is_too_long_is_dropped(
+    def test_route_requests_are_split_and_oversized_answers_dropped(
         self, broker: MockBroker, parts: Parts, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(route_room, "_MAX_PARALLEL", 3)
@@ -699,7 +697,7 @@ class TestMemory:
         assert parts.routes.refresh(topics, 0.0) == frozenset()
         assert sizes[3:] == [3]
 
-    def test_a_client_without_calls_forgets_its_routes_and_knows_its_brokers(
+    def test_idle_client_forgets_its_routes_but_knows_its_brokers(
         self, broker: MockBroker, parts: Parts, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Each set of options has a client, which stays in the process."""
@@ -779,7 +777,7 @@ class TestMemory:
         for one in (*many, user):
             one.close()
 
-    def test_what_newer_routes_lack_is_in_the_account_and_has_a_limit(
+    def test_brokers_missing_in_newer_routes_are_counted_and_limited(
         self, broker: MockBroker, parts: Parts, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A name server could list other brokers each time."""
@@ -804,7 +802,7 @@ class TestMemory:
             parts.routes.get("t", 0.0)
         assert len(parts.routes._unlisted_brokers["t"]) == 4  # of 50,000 queues
 
-    def test_the_list_of_all_brokers_is_in_the_account_and_has_a_limit(
+    def test_list_of_all_brokers_counts_as_memory_and_is_limited(
         self, broker: MockBroker, parts: Parts, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def listed(count: int) -> mb.Command:
@@ -852,9 +850,7 @@ class TestMemory:
                 ask()
         assert parts.pool._advertised == {}
 
-    def test_an_idle_client_compares_numbers_of_queues_with_its_last_route(
-        self, broker: MockBroker, parts: Parts
-    ) -> None:
+    def test_idle_client_still_notices_queues_missing_in_a_new_route(self, broker: MockBroker, parts: Parts) -> None:
         """A stream with a slow trigger, whose name server was started anew meanwhile."""
         with MockBroker({Request.GET_TOPIC_STATS_INFO: ok(b'{"offsetTable":{}}')}) as other:
             both = route(2, {"broker-a": broker.address, "b": other.address})

@@ -24,7 +24,7 @@ def message(body: bytes = b"x", text: str = "UNIQ_KEY\x01ID\x02TAGS\x01a\x02", t
     return found
 
 
-def test_1_20_a_broker_is_asked_to_move_a_message(broker: MockBroker, parts: Parts) -> None:
+def test_broker_is_asked_to_move_a_message(broker: MockBroker, parts: Parts) -> None:
     parts.routes.get("t")
     broker.on(Request.CONSUMER_SEND_MSG_BACK, [ok(), refuse(Response.QUERY_NOT_FOUND, "gone")])
     parts.member.send_back("g", message(), -1, 16, parts.soon)
@@ -37,7 +37,7 @@ def test_1_20_a_broker_is_asked_to_move_a_message(broker: MockBroker, parts: Par
         parts.member.send_back("g", message(), 0, 16, parts.soon)
 
 
-def test_1_21_a_copy_says_what_the_broker_would_have_said() -> None:
+def test_copy_says_what_the_broker_would_have_said() -> None:
     request = retry_copy("g", message(times=2), 16, lambda name: f"ns%{name}", 33)
     assert (request.body, request.sys_flag, request.flag) == (b"x", 0, 9)
     assert (request.born_timestamp_ms, request.group, request.reconsume_times, request.max_reconsume_times) == (
@@ -52,7 +52,7 @@ def test_1_21_a_copy_says_what_the_broker_would_have_said() -> None:
     }  # fmt: skip
 
 
-def test_1_24_copies_come_again_at_the_sixteen_levels_of_rocketmqs_documentation() -> None:
+def test_retries_use_the_sixteen_documented_delay_levels() -> None:
     levels = [
         decode_properties(retry_copy("g", message(times=times), 16, str, 33).properties)["DELAY"] for times in range(16)
     ]
@@ -61,7 +61,7 @@ def test_1_24_copies_come_again_at_the_sixteen_levels_of_rocketmqs_documentation
     )
 
 
-def test_a_copy_of_a_copy_names_the_first_one_and_is_no_transaction() -> None:
+def test_retry_copy_keeps_first_id_and_drops_transaction_mark() -> None:
     again = message(text="UNIQ_KEY\x01ID\x02ORIGIN_MESSAGE_ID\x01FIRST\x02TRAN_MSG\x01true\x02")
     properties = decode_properties(retry_copy("g", again, 16, str, 33).properties)
     assert properties["ORIGIN_MESSAGE_ID"] == "FIRST"
@@ -110,7 +110,7 @@ def test_a_body_that_no_broker_takes_is_not_copied(size: int) -> None:
         retry_copy("g", replace(message(), body=bytes(size), sys_flag=flags, decode_error="bad"), 16, str, 33)
 
 
-def test_a_copy_goes_to_the_retry_topic_and_another_broker_is_tried(broker: MockBroker, parts: Parts) -> None:
+def test_retry_copy_goes_to_retry_topic_on_any_working_broker(broker: MockBroker, parts: Parts) -> None:
     with MockBroker() as other:
         broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(1, {"broker-a": broker.address, "broker-b": other.address}))
         other.on(Request.SEND_MESSAGE_V2, refuse(Response.SERVICE_NOT_AVAILABLE, "full"))

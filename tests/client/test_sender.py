@@ -167,9 +167,7 @@ def test_a_broken_connection_and_a_missing_broker(send: How, broker: MockBroker,
 
 
 @both
-def test_an_acknowledgement_that_cannot_be_read_is_an_error_and_not_silence(
-    send: How, broker: MockBroker, routed: Parts
-) -> None:
+def test_unreadable_acknowledgement_is_a_protocol_error(send: How, broker: MockBroker, routed: Parts) -> None:
     broker.on(SEND, [ok(), sent(queueOffset="x"), sent()])
     for _ in range(2):
         with pytest.raises(RemoteProtocolError):
@@ -199,9 +197,7 @@ def test_the_offset_of_a_delayed_message_is_not_its_own(
 
 @both
 @pytest.mark.parametrize("bit", [0x2, 0x8, 0x10, 0x20, 0x40, 0x80, 0x800])
-def test_rule_10_bits_of_a_received_message_are_never_sent(
-    send: How, bit: int, broker: MockBroker, routed: Parts
-) -> None:
+def test_bits_of_a_received_message_are_never_sent(send: How, bit: int, broker: MockBroker, routed: Parts) -> None:
     broker.on(SEND, sent())
     for flag in (bit, bit | SysFlag.COMPRESSED):
         with pytest.raises(LocalProtocolError, match="sysFlag"):
@@ -212,16 +208,14 @@ def test_rule_10_bits_of_a_received_message_are_never_sent(
 
 
 @pytest.mark.parametrize("flag", [0, 0x1, 0x101, 0x201, 0x301, 0x4, 0x305])
-def test_rule_10_what_may_be_sent_is_compression_and_half_messages(
-    flag: int, broker: MockBroker, routed: Parts
-) -> None:
+def test_what_may_be_sent_is_compression_and_half_messages(flag: int, broker: MockBroker, routed: Parts) -> None:
     broker.on(SEND, sent())
     send_now(routed, SendRequest("g", b"x", sys_flag=flag))
     assert broker.seen(SEND)[0].ext["f"] == str(flag)
 
 
 class TestPublishQueues:
-    def test_rule_10_permission_bits_of_the_route_are_honoured(self, broker: MockBroker, parts: Parts) -> None:
+    def test_permission_bits_of_the_route_are_honoured(self, broker: MockBroker, parts: Parts) -> None:
         broker.on(ROUTE, route(2, {"broker-a": "h:1"}, perm=4))
         with pytest.raises(RouteNotFound, match="is writable") as caught:
             parts.sender.publish_queues("t", parts.soon)
@@ -275,9 +269,7 @@ class TestOtherVerbs:
 
 
 @pytest.mark.parametrize("how", ["sync", "async", "oneway"])
-def test_11_15_a_queue_whose_broker_is_unknown_asks_for_the_route_once(
-    broker: MockBroker, parts: Parts, how: str
-) -> None:
+def test_queue_whose_broker_is_unknown_asks_for_the_route_once(broker: MockBroker, parts: Parts, how: str) -> None:
     broker.on(SEND, sent())
     request = SendRequest("g", b"x")
     if how == "oneway":
@@ -298,13 +290,13 @@ def test_11_15_a_queue_whose_broker_is_unknown_asks_for_the_route_once(
 
 
 @pytest.mark.parametrize("conf", ["broker-a", "broker-a:many", "broker-a:4;broker-b"])
-def test_11_19_an_order_conf_without_a_count_is_reported(broker: MockBroker, parts: Parts, conf: str) -> None:
+def test_an_order_conf_without_a_count_is_reported(broker: MockBroker, parts: Parts, conf: str) -> None:
     broker.on(ROUTE, route(1, {"broker-a": broker.address}, orderTopicConf=conf))
     with pytest.raises(RemoteProtocolError, match=f"the route has orderTopicConf '{conf}'; expected broker:queues"):
         parts.sender.publish_queues("t", parts.soon)
 
 
-def test_11_22_a_host_that_vanished_does_not_hold_up_the_queues_of_others(broker: MockBroker, black_hole: str) -> None:
+def test_vanished_host_does_not_delay_sends_to_other_brokers(broker: MockBroker, black_hole: str) -> None:
     parts = Parts(broker.address, connect_timeout_s=2.0)
     broker.on(ROUTE, route(1, {"broker-a": broker.address, "gone": black_hole}))
     broker.on(SEND, sent())
@@ -335,7 +327,7 @@ def test_11_22_a_host_that_vanished_does_not_hold_up_the_queues_of_others(broker
     assert [bytes(command.body) for command in broker.seen(SEND)] == [b"broker-a 1", b"broker-a 2"]
 
 
-def test_11_19_a_thread_that_cannot_be_started_is_an_outcome(
+def test_thread_that_cannot_be_started_is_an_outcome(
     broker: MockBroker, parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parts.routes.get("t")
@@ -346,7 +338,7 @@ def test_11_19_a_thread_that_cannot_be_started_is_an_outcome(
     assert not parts.sender._executor.busy("elsewhere")
 
 
-def test_11_19_a_connection_whose_thread_cannot_be_started_is_an_outcome(
+def test_connection_whose_thread_cannot_be_started_is_an_outcome(
     broker: MockBroker, parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another thread connects, and must not keep the failure to itself: nothing else would end the send."""
@@ -363,9 +355,7 @@ def no_threads(thread: threading.Thread) -> None:
     raise RuntimeError("can't start new thread")
 
 
-def test_11_14_messages_reach_a_broker_whose_route_a_restarted_name_server_lacks(
-    broker: MockBroker, parts: Parts
-) -> None:
+def test_sends_use_known_address_when_name_server_lost_the_route(broker: MockBroker, parts: Parts) -> None:
     broker.on(SEND, sent())
     parts.routes.get("t")
     broker.on(ROUTE, NO_ROUTE)
@@ -377,7 +367,7 @@ def test_11_14_messages_reach_a_broker_whose_route_a_restarted_name_server_lacks
     assert parts.routes.address("broker-a") == "127.0.0.1:1"
 
 
-def test_11_17_an_old_route_serves_while_no_name_server_answers(broker: MockBroker) -> None:
+def test_an_old_route_serves_while_no_name_server_answers(broker: MockBroker) -> None:
     parts = Parts(broker.address)
     parts.routes.recent_s = 0.0
     known = parts.sender.publish_queues("t", parts.soon)
@@ -392,7 +382,7 @@ def test_11_17_an_old_route_serves_while_no_name_server_answers(broker: MockBrok
     parts.pool.close()
 
 
-def test_11_17_a_topic_without_a_master_is_not_one_without_permission(broker: MockBroker, parts: Parts) -> None:
+def test_topic_without_a_master_is_not_one_without_permission(broker: MockBroker, parts: Parts) -> None:
     broker.on(ROUTE, route(2, {"broker-a": ""}))
     with pytest.raises(BrokerNotFound, match="no broker of the topic has a master now"):
         parts.sender.publish_queues("t", parts.soon)
@@ -401,7 +391,7 @@ def test_11_17_a_topic_without_a_master_is_not_one_without_permission(broker: Mo
         parts.sender.publish_queues("t", parts.soon, refresh=True)
 
 
-def test_11_17_an_expired_deadline_does_not_blame_the_name_server(broker: MockBroker, parts: Parts) -> None:
+def test_an_expired_deadline_does_not_blame_the_name_server(broker: MockBroker, parts: Parts) -> None:
     broker.on(ROUTE, mb.never)
     with pytest.raises(CallTimeout, match="no name server answered in time") as e:
         parts.routes.get("t", 0.0, parts.soon.within(0.05))

@@ -40,7 +40,7 @@ def later(parts: Parts, request: SendRequest) -> None:
 
 @pytest.mark.parametrize("batch", [False, True])
 @pytest.mark.parametrize("mode", ["sync", "async", "oneway"])
-def test_11_26_topic_and_group_of_a_send(broker: MockBroker, tenant: Parts, mode: str, batch: bool) -> None:
+def test_topic_and_group_of_a_send(broker: MockBroker, tenant: Parts, mode: str, batch: bool) -> None:
     request = SendRequest("g", b"x", batch=batch)
     if mode == "sync":
         tenant.sender.send(QUEUE, request, tenant.soon)
@@ -55,7 +55,7 @@ def test_11_26_topic_and_group_of_a_send(broker: MockBroker, tenant: Parts, mode
     assert {command.ext["topic"] for command in broker.seen(Request.GET_ROUTEINFO_BY_TOPIC)} == {"ns%t"}
 
 
-def test_11_26_topic_and_group_of_everything_else(broker: MockBroker, tenant: Parts) -> None:
+def test_topic_and_group_of_everything_else(broker: MockBroker, tenant: Parts) -> None:
     sender, soon = tenant.sender, tenant.soon
     sender.publish_queues("t", soon)
     sender.recall("t", "broker-a", "handle", "g", soon)

@@ -41,7 +41,7 @@ def test_a_broker_that_does_not_answer_has_no_version(broker: MockBroker, parts:
     ],
     ids=["told", "off", "no number", "negative", "long", "older", "denied"],
 )
-def test_3_35_what_timers_do_is_what_the_broker_is_configured_to(
+def test_what_timers_do_is_what_the_broker_is_configured_to(
     broker: MockBroker, parts: Parts, config: Command, longest_ms: int
 ) -> None:
     broker.on(ROUTE, route(1, {"broker-a": broker.address}))
@@ -51,7 +51,7 @@ def test_3_35_what_timers_do_is_what_the_broker_is_configured_to(
     assert parts.sender.timers("t", ["broker-a"], parts.soon) == {"broker-a": longest_ms}
 
 
-def test_timers_are_the_default_where_the_network_could_read_passwords(broker: MockBroker, parts: Parts) -> None:
+def test_timer_limits_are_defaults_over_an_unencrypted_network(broker: MockBroker, parts: Parts) -> None:
     broker.on(ROUTE, route(1, {"broker-a": broker.address}))
     parts.routes.get("t")
     broker.on(Request.GET_MAX_OFFSET, ok(offset=1))

@@ -71,9 +71,7 @@ def test_a_decision_says_where_the_half_message_is(
     }  # fmt: skip
 
 
-def test_a_decision_that_cannot_be_sent_says_so_and_one_that_is_refused_is_an_error(
-    broker: MockBroker, tenant: Parts
-) -> None:
+def test_decision_error_tells_unsent_from_refused(broker: MockBroker, tenant: Parts) -> None:
     with pytest.raises(BrokerNotFound) as unknown:
         tenant.sender.end_transaction(PLACE, COMMIT, tenant.soon)
     assert unknown.value.unsent
@@ -84,7 +82,7 @@ def test_a_decision_that_cannot_be_sent_says_so_and_one_that_is_refused_is_an_er
     assert not wrong.value.unsent
 
 
-def test_a_decision_for_a_broker_that_is_down_says_that_it_was_not_sent(broker: MockBroker, tenant: Parts) -> None:
+def test_decision_for_a_broker_that_is_down_is_marked_unsent(broker: MockBroker, tenant: Parts) -> None:
     """So the half message stays undecided here, and the user may try again."""
     tenant.routes.get("t")
     broker.refuse_connections()
@@ -146,7 +144,7 @@ def test_a_question_is_answered_by_a_request_about_the_copy(
     leave(tenant.soon)
 
 
-def test_a_broker_that_refuses_the_answer_is_logged_and_the_next_question_is_handled(
+def test_refused_check_answer_is_logged_and_next_check_handled(
     broker: MockBroker, tenant: Parts, caplog: pytest.LogCaptureFixture
 ) -> None:
     tenant.routes.get("t")
@@ -158,9 +156,7 @@ def test_a_broker_that_refuses_the_answer_is_logged_and_the_next_question_is_han
     broker.wait_for(lambda: len(broker.seen(Request.END_TRANSACTION)) == 2)
 
 
-def test_a_commit_that_the_broker_refused_does_not_roll_back_what_it_asks_about_next(
-    broker: MockBroker, tenant: Parts
-) -> None:
+def test_refused_commit_is_committed_again_at_the_next_check(broker: MockBroker, tenant: Parts) -> None:
     """As what crosses a commit is rolled back: the message would be lost."""
     tenant.routes.get("t")
     broker.on(Request.END_TRANSACTION, [refuse(Response.SYSTEM_ERROR, "not now"), ok()])
@@ -172,7 +168,7 @@ def test_a_commit_that_the_broker_refused_does_not_roll_back_what_it_asks_about_
     assert [c.ext["commitOrRollback"] for c in broker.seen(Request.END_TRANSACTION)] == ["8", "8"]
 
 
-def test_a_commit_that_only_a_proxy_confirmed_is_sent_at_each_check(broker: MockBroker, tenant: Parts) -> None:
+def test_commit_confirmed_only_by_a_proxy_is_resent_each_check(broker: MockBroker, tenant: Parts) -> None:
     """A Proxy answers with success, and does not forward the decision before the first check."""
     tenant.routes.get("t")
     broker.on(Request.END_TRANSACTION, ok(**OF_PROXY))
@@ -202,9 +198,7 @@ def test_the_answer_to_a_half_message_makes_no_broker_a_proxy(broker: MockBroker
 
 
 @pytest.mark.parametrize("asked", [False, True], ids=["by the program", "by an answer"])
-def test_a_master_that_took_the_place_of_the_one_that_confirmed_a_commit_gets_it_again(
-    broker: MockBroker, tenant: Parts, asked: bool
-) -> None:
+def test_new_master_gets_a_commit_confirmed_by_the_old_one(broker: MockBroker, tenant: Parts, asked: bool) -> None:
     """It may lack the commit. To roll back what it asks about, as what crosses the commit, would lose the message."""
     tenant.routes.get("t")
     answers = iter([COMMIT] * asked + [ROLLBACK] * 9)
@@ -228,9 +222,7 @@ def test_a_master_that_took_the_place_of_the_one_that_confirmed_a_commit_gets_it
 
 
 @pytest.mark.parametrize("first", ["mine", "ns%t"])
-def test_another_message_with_the_id_changes_no_answer_about_a_committed_one(
-    broker: MockBroker, tenant: Parts, first: str
-) -> None:
+def test_foreign_message_with_same_id_changes_no_commit_answer(broker: MockBroker, tenant: Parts, first: str) -> None:
     """Neither is the commit sent to it, nor does the one that was committed lose or repeat its commit."""
     tenant.routes.get("t")
     tenant.sender.join("pg", 0, lambda message, place: ROLLBACK)
@@ -255,7 +247,7 @@ def copies_of(parts: Parts) -> Any:
     return answering._copies
 
 
-def test_a_function_that_hangs_holds_up_nothing_that_is_known_without_it(broker: MockBroker, tenant: Parts) -> None:
+def test_hanging_check_function_blocks_no_immediate_answer(broker: MockBroker, tenant: Parts) -> None:
     """Nor is what waits behind it asked once its producer has left: what it would look at may be gone."""
     broker.on(Request.UNREGISTER_CLIENT, ok())
     tenant.routes.get("t")
@@ -285,9 +277,7 @@ def test_a_function_that_hangs_holds_up_nothing_that_is_known_without_it(broker:
     assert calls == ["asked"]
 
 
-def test_a_function_that_takes_longer_than_the_broker_s_patience_delivers_once(
-    broker: MockBroker, tenant: Parts
-) -> None:
+def test_slow_check_function_delivers_its_message_once(broker: MockBroker, tenant: Parts) -> None:
     """Each question is about a copy of its own, and a commit of each would deliver each."""
     tenant.routes.get("t")
     called, go_on = threading.Event(), threading.Event()
@@ -366,7 +356,7 @@ def test_two_producers_of_a_group_in_one_process_deliver_once(broker: MockBroker
     other.close()
 
 
-def test_what_waits_behind_the_function_of_one_producer_is_asked_of_another_one() -> None:
+def test_checks_waiting_behind_one_producer_go_to_another() -> None:
     """The first one's may hang, or be closed."""
     go_on, called, calls = threading.Event(), threading.Event(), list[str]()
 
@@ -395,7 +385,7 @@ def test_what_waits_behind_the_function_of_one_producer_is_asked_of_another_one(
     assert calls == ["2", "3", "1"]
 
 
-def test_what_hangs_in_the_function_of_a_producer_that_was_closed_is_asked_of_another_one(
+def test_hanging_check_of_a_closed_producer_goes_to_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Not at once, for a slow one still answers; and it answers no more when it comes back after that."""
@@ -451,7 +441,7 @@ def test_a_broker_that_hangs_holds_up_no_answer_to_another_one(broker: MockBroke
         parts.close()
 
 
-def test_the_function_is_not_called_for_what_could_not_be_answered(
+def test_check_function_is_not_called_if_answer_cannot_be_sent(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Nor does a broker that hangs take the room of others, and the log is not flooded."""
@@ -513,7 +503,7 @@ def test_what_cannot_be_sent_for_lack_of_threads_is_asked_again(
     assert len(calls) == 3
 
 
-def test_all_brokers_of_the_cluster_hear_of_who_answers_for_half_messages(broker: MockBroker, parts: Parts) -> None:
+def test_transaction_producer_sends_heartbeats_to_all_brokers(broker: MockBroker, parts: Parts) -> None:
     with MockBroker({Request.HEART_BEAT: ok()}) as other:
         table = {
             "brokerAddrTable": {
@@ -543,7 +533,7 @@ def test_all_brokers_of_the_cluster_hear_of_who_answers_for_half_messages(broker
         assert [len(one.seen(Request.UNREGISTER_CLIENT)) for one in (broker, other)] == [1, 1]
 
 
-def test_a_name_server_that_hangs_hides_no_broker_that_another_one_knows(
+def test_hanging_name_server_hides_no_broker_known_to_another(
     broker: MockBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A producer that has sent nothing yet, as after a restart."""

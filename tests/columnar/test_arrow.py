@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketmq_spark.columnar import arrow
+from rocketmq_spark.columnar.encode import buffers
 
 TEXTS = st.lists(st.none() | st.text(max_size=5), max_size=20)
 
@@ -36,7 +37,7 @@ def test_rows_with_some_bytes(values, cut):
 
 
 def test_pieces_join_constants_that_are_neighbours():
-    pieces = arrow.Pieces(2)
+    pieces = buffers.Pieces(2)
     pieces.add_constant(b"a")
     pieces.add_constant(b"b")
     pieces.add_column(pa.array([b"1", b"22"]))
@@ -44,12 +45,12 @@ def test_pieces_join_constants_that_are_neighbours():
     assert pieces.lengths.tolist() == [4, 5]
     start, rest = pieces.split()
     assert start == b"ab"
-    assert arrow.joined(pa.array([b"<", b"<"]), *rest).to_pylist() == [b"<1c", b"<22c"]
-    assert arrow.Pieces(3).split() == (b"", [])
+    assert buffers.joined(pa.array([b"<", b"<"]), *rest).to_pylist() == [b"<1c", b"<22c"]
+    assert buffers.Pieces(3).split() == (b"", [])
 
 
 def test_fixed_rows():
-    assert arrow.fixed_width(np.frombuffer(b"abcdef", np.uint8).reshape(3, 2)).to_pylist() == [b"ab", b"cd", b"ef"]
+    assert buffers.fixed_width(np.frombuffer(b"abcdef", np.uint8).reshape(3, 2)).to_pylist() == [b"ab", b"cd", b"ef"]
 
 
 @pytest.mark.parametrize("column", [pa.array([], pa.string()), pa.chunked_array([], pa.string())])

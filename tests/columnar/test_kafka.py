@@ -19,9 +19,9 @@ from rocketmq_spark.columnar.decode.decoder import Decoder
 from rocketmq_spark.columnar.decode.schema import HEADERS, KAFKA, READ_QUEUE_ID, Column, columns_of, ddl
 from rocketmq_spark.columnar.encode import empty_bodies
 from rocketmq_spark.columnar.encode import kafka as encode
-from rocketmq_spark.columnar.encode.batch import UniqueIds
 from rocketmq_spark.columnar.encode.columns import RowColumn
 from rocketmq_spark.columnar.encode.encoder import Encoder
+from rocketmq_spark.columnar.encode.ids import UniqueIds
 from rocketmq_spark.columnar.encode.properties import BadRows
 from rocketmq_spark.columnar.encode.proxy_rows import ProxyRowEncoder
 from rocketmq_spark.errors import MessageRefused, OptionError
@@ -146,7 +146,7 @@ def test_null_and_empty_values_come_back(headers):
     assert found.column("headers").to_pylist() == [entries] * 4
 
 
-def test_a_property_of_the_user_called_deleted_stays_and_is_refused_in_a_row_without_body():
+def test_property_named_deleted_is_kept_unless_the_body_is_empty():
     column = pa.array([[("deleted", "null")], [("deleted", "yes")]], pa.map_(pa.string(), pa.string()))
     bad = BadRows()
     batch = pa.RecordBatch.from_pydict({"body": pa.array([b"x", b""]), "properties": column})
@@ -258,7 +258,7 @@ def test_two_columns_of_the_row_ids_name_are_a_problem():
     ]
 
 
-def test_keys_of_other_producers_are_joined_and_texts_that_only_look_marked_stay():
+def test_keys_of_other_producers_are_joined_and_not_decoded():
     batch = pa.RecordBatch.from_pydict(
         {
             "keys": pa.array([["a", "b"], None, ["c"], []], pa.list_(pa.string())),
@@ -397,7 +397,7 @@ def test_only_headers_beside_the_stand_in_are_stored_as_base64():
     ]
 
 
-def test_a_header_that_marks_an_empty_value_is_refused_beside_one():
+def test_header_named_deleted_is_refused_for_an_empty_value():
     made, _ = converted(value=pa.array([None], pa.binary()), headers=pa.array([[("deleted", b"x")]], HEADER_LIST))
     bad = BadRows()
     empty_bodies.with_stand_ins(made, {"body": "value", "properties": "headers"}, bad)
@@ -459,7 +459,7 @@ def queues_of_rows(router, **columns):
     return [places[row] for row in range(len(batch))], bad.found()
 
 
-def test_a_partition_is_the_place_among_the_queues_whatever_their_order():
+def test_partition_number_is_independent_of_queue_order():
     places, bad = chosen([Q[2], Q[0], Q[3], Q[1]], partition=pa.array([0, 1, 2, 3, None], pa.int32()))
     assert (places, bad) == ([1, 3, 0, 2, 4], [])
 
@@ -496,7 +496,7 @@ def test_a_partition_that_does_not_exist_is_an_error_of_its_row():
     assert bad == [(0, f"partition is 4, {there}"), (2, f"partition is -1, {there}")]
 
 
-def test_a_partition_of_a_queue_that_takes_no_messages_is_an_error_and_shifts_no_other():
+def test_unwritable_partition_is_an_error_and_shifts_no_other():
     places, bad = chosen([Q[3], Q[0]], partition=pa.array([0, 2, 3, 1], pa.int32()))
     assert (places[0], places[2]) == (1, 0)
     now = "and this queue does not accept messages now: start its broker, or make the queue writable, then write again"
@@ -572,7 +572,7 @@ def test_queues_are_numbered_before_the_route_is_taken():
     assert queues_of_rows(router, **columns) == ([Q[99 % 4], Q[0]], [])
 
 
-def test_source_and_sink_number_the_queues_that_a_broker_has_for_either():
+def test_partitions_count_queues_for_reading_or_writing():
     queues = (QueueData("broker-b", 2, 1, Perm.WRITE), QueueData("broker-a", 1, 2, Perm.READ), QueueData("c", 1, 1, 0))
     route = TopicRoute("t", queues, {})
     assert route.numbered() == [*Q, MessageQueue("t", "c", 0)]

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketmq_spark.columnar import arrow
+from rocketmq_spark.columnar.decode import buffers
 from rocketmq_spark.errors import DecodeError
 
 
@@ -24,7 +25,7 @@ def cuts(draw):
 
 def laid(buffer, pairs):
     starts, ends = (np.array([pair[i] for pair in pairs], np.int64) for i in (0, 1))
-    return arrow.slices(np.frombuffer(buffer, np.uint8), starts, ends)
+    return buffers.slices(np.frombuffer(buffer, np.uint8), starts, ends)
 
 
 @given(cuts())
@@ -71,20 +72,20 @@ def test_integers_and_nulls():
 
 @given(st.lists(st.binary(min_size=4, max_size=4), max_size=9))
 def test_hexadecimal(rows):
-    found = arrow.hexadecimal(np.array([list(row) for row in rows], np.uint8).reshape(len(rows), 4))
+    found = buffers.hexadecimal(np.array([list(row) for row in rows], np.uint8).reshape(len(rows), 4))
     assert found.to_pylist() == [row.hex().upper() for row in rows]
 
 
 def test_odds_grow_on_demand():
-    assert arrow.odd_numbers(3).to_pylist() == [1, 3, 5]
-    assert arrow.odd_numbers(100_000)[-1].as_py() == 199_999
+    assert buffers.odd_numbers(3).to_pylist() == [1, 3, 5]
+    assert buffers.odd_numbers(100_000)[-1].as_py() == 199_999
 
 
 @pytest.mark.parametrize("base", [(1 << 31) - 4, (1 << 31) + 7, (1 << 32) + 1])
 def test_positions_beyond_31_bits_do_not_wrap(base):
     buffer = np.zeros(base + 10, np.uint8)  # of which only the touched pages exist
     buffer[base : base + 6] = np.frombuffer(b"abcdef", np.uint8)
-    found = arrow.slices(buffer, np.array([base + 3, base], np.int64), np.array([base + 6, base + 3], np.int64))
+    found = buffers.slices(buffer, np.array([base + 3, base], np.int64), np.array([base + 6, base + 3], np.int64))
     found.validate(full=True)
     assert found.to_pylist() == [b"def", b"abc"]
 
@@ -92,5 +93,5 @@ def test_positions_beyond_31_bits_do_not_wrap(base):
 def test_more_than_an_array_can_hold_is_an_error_with_its_remedy():
     buffer = np.zeros((1 << 31) + 1, np.uint8)
     with pytest.raises(DecodeError, match="2147483648 bytes of messages are too many for one Arrow array") as e:
-        arrow.slices(buffer, np.array([0, 1 << 31], np.int64), np.array([1, 1 << 31], np.int64))
+        buffers.slices(buffer, np.array([0, 1 << 31], np.int64), np.array([1, 1 << 31], np.int64))
     assert "Lower option 'maxBytesInFlight'" in str(e.value)

@@ -39,7 +39,7 @@ def twice(crew: Members, *others: Any) -> list[tuple[str, str, int, int]]:
 
 
 @runs(GROUP)
-def test_members_of_both_clients_share_the_queues_and_each_message_comes_once(crew: Members) -> None:
+def test_python_and_java_members_share_queues_without_repeats(crew: Members) -> None:
     ours = [crew.start(persist_interval_s=0.2), crew.start(persist_interval_s=0.2)]
     with crew.java() as theirs:
         eventually(lambda: crew.owned(ours[0]) + crew.owned(ours[1]) < 8, 60)
@@ -71,7 +71,7 @@ def test_members_of_both_clients_share_the_queues_and_each_message_comes_once(cr
 
 @soak
 @runs(GROUP)
-def test_a_broker_is_killed_again_and_again_and_nothing_is_missing(crew: Members) -> None:
+def test_no_message_is_lost_when_a_broker_is_killed_repeatedly(crew: Members) -> None:
     ours = [crew.start(), crew.start()]
     sent: list[str] = []
     with crew.java() as theirs:
@@ -85,7 +85,7 @@ def test_a_broker_is_killed_again_and_again_and_nothing_is_missing(crew: Members
 
 
 @runs("an ordered group, also beside members of Java's")
-def test_ordered_members_of_both_clients_keep_the_order_of_each_queue(crew: Members) -> None:
+def test_python_and_java_ordered_members_keep_queue_order(crew: Members) -> None:
     first = crew.start(ordered=True)
     eventually(lambda: crew.owned(first) == 8, 60)
     sent = feed(crew.mq, crew.topic, 160)

@@ -44,11 +44,13 @@ Done = Callable[[PullAnswer | RocketMQError], None]
 
 
 class AwaitedAside(Aside):
-    """Its threads are real, and done before time goes on."""
+    """Its threads are real, and have ended before time goes on: a key is busy until its thread has looked for more work."""
 
     def run(self, key: Hashable, work: Callable[[], None]) -> None:
         super().run(key, work)
-        self.wait(key, 60)
+        for thread in threading.enumerate():
+            if thread.name == f"rocketmq-aside-{key}":
+                thread.join(60)
 
 
 class ManualWorkers(ListenerPool):

@@ -134,7 +134,7 @@ def test_a_reset_that_a_read_ahead_is_told_of_is_followed(
     assert f"the broker reset the offset of {A}" in caplog.text
 
 
-def test_a_reset_of_all_queues_that_are_read_ahead_is_followed_by_each(
+def test_reset_of_all_queues_read_ahead_is_followed_by_each(
     fake: FakeMember, reads: Reads, consumer: BasePullConsumer
 ) -> None:
     fake.add(A, 2000)
@@ -242,7 +242,7 @@ def test_a_read_that_fails_is_no_end(
     assert "continuing with long polls: [ROCKETMQ_CONNECTION_LOST] gone" in caplog.text
 
 
-def test_1_9_what_is_committed_is_what_was_given(fake: FakeMember, reads: Reads) -> None:
+def test_what_is_committed_is_what_was_given(fake: FakeMember, reads: Reads) -> None:
     fake.add(A, 1000)
     with made(fake, reads) as consumer:
         consumer.assign([A])
@@ -291,7 +291,7 @@ class StartInterrupted:
         return self
 
 
-def test_ctrl_c_at_any_line_of_the_start_of_a_read_strands_no_queue() -> None:
+def test_ctrl_c_while_a_read_ahead_starts_strands_no_queue() -> None:
     for at in itertools.count():
         fake = FakeMember([A, B])
         fake.add(A, 400)

@@ -17,7 +17,7 @@ A = q("a:0")
 NO_POP = "AttributeError: 'tuple' object has no attribute 'pop'"
 
 
-def test_a_reset_goes_on_at_the_new_offset_and_forgets_what_was_cached(group: GroupBench) -> None:
+def test_reset_continues_at_the_new_offset_and_drops_the_cache(group: GroupBench) -> None:
     group.brokers.offsets[A] = 0
     group.brokers.send(A, *(b"%d" % i for i in range(10)))
     consumer, port = group.start()
@@ -50,7 +50,7 @@ def test_of_two_resets_within_a_second_the_later_one_holds(group: GroupBench) ->
     assert group.bodies() == [b"7", b"8", b"9"]
 
 
-def test_a_reset_that_comes_while_queues_are_given_up_is_stored_before_a_broker_is_asked_of_others(
+def test_reset_during_revocation_is_stored_before_other_requests(
     group: GroupBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next member asks at once where they begin; other queues and topics of this one may take seconds."""
@@ -108,7 +108,7 @@ def test_a_reset_holds_over_the_offset_that_a_pull_brought_along(group: GroupBen
     assert group.bodies() == [b"1", b"2", b"3"]
 
 
-def test_what_another_member_finished_after_a_reset_does_not_come_again(group: GroupBench) -> None:
+def test_messages_another_finished_after_a_reset_do_not_repeat(group: GroupBench) -> None:
     _, port = group.start()
     group.brokers.send(A, b"0", b"1", b"2")
     group.time.advance(6)
@@ -198,7 +198,7 @@ def test_an_ordered_listener_says_what_it_would_do(group: GroupBench, word: str)
 
 
 @pytest.mark.parametrize("ordered", [False, True])
-def test_listeners_answer_requests_that_they_are_handed_in_either_way(group: GroupBench, ordered: bool) -> None:
+def test_listener_can_reply_to_pulled_and_direct_messages(group: GroupBench, ordered: bool) -> None:
     _, port = group.start(lambda messages, context: context.reply(b"re:" + messages[0].body), ordered=ordered)
     group.time.advance(3)
     group.brokers.send(A, b"pulled")
@@ -237,7 +237,7 @@ def test_a_listener_gets_nothing_directly_if_the_member_refuses(group: GroupBenc
         ("%DLQ%g", "%DLQ%g", False),
     ],
 )
-def test_a_listener_gets_directly_only_messages_of_subscribed_topics(
+def test_direct_consume_accepts_only_subscribed_topics(
     group: GroupBench, ordered: bool, stored_in: str, topic: str, passed: bool
 ) -> None:
     _, port = group.start(ordered=ordered)

@@ -71,7 +71,7 @@ def bodies(batch: Any) -> list[bytes]:
     return found
 
 
-def test_a_listener_gets_the_rows_of_answers_and_the_offset_goes_past_them(arrow: GroupBench) -> None:
+def test_listener_gets_answers_as_rows_and_offset_passes_them(arrow: GroupBench) -> None:
     calls: list[tuple[Any, list[int]]] = []
 
     def listener(batch: Any, context: Any) -> None:
@@ -106,7 +106,7 @@ def test_an_option_bounds_the_rows_of_a_call(arrow: GroupBench) -> None:
     assert consumer.stats().cached == 0
 
 
-def test_calls_of_a_queue_may_end_in_any_order_and_the_offset_waits_for_the_first(arrow: GroupBench) -> None:
+def test_offset_waits_for_the_first_of_calls_ending_in_any_order(arrow: GroupBench) -> None:
     inside, go_on = threading.Event(), threading.Event()
 
     def listener(batch: Any, context: Any) -> None:
@@ -128,7 +128,7 @@ def test_calls_of_a_queue_may_end_in_any_order_and_the_offset_waits_for_the_firs
     assert consumer._running.state.offsets.get(A) == 41
 
 
-def test_every_row_of_a_failed_call_is_sent_back_and_comes_again_under_its_topic(arrow: GroupBench) -> None:
+def test_rows_of_a_failed_call_come_again_under_their_own_topic(arrow: GroupBench) -> None:
     topics: list[str] = []
 
     def listener(batch: Any, context: Any) -> Any:
@@ -172,7 +172,7 @@ def test_a_row_that_failed_too_often_is_a_dead_letter(arrow: GroupBench) -> None
     assert sorted(dead.body for dead in arrow.brokers.dead) == numbers(2)
 
 
-def test_rows_that_nobody_takes_back_come_again_alone_and_hold_the_offset(arrow: GroupBench) -> None:
+def test_rows_not_sent_back_come_again_alone_and_hold_the_offset(arrow: GroupBench) -> None:
     def listener(batch: Any, context: Any) -> None:
         if b"bad" in bodies(batch):
             context.ack_index = bodies(batch).index(b"bad") - 1
@@ -209,7 +209,7 @@ def test_after_its_last_attempt_here_a_row_is_a_dead_letter_too(arrow: GroupBenc
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_listener_that_hangs_loses_its_rows_to_the_retry_topic_once(arrow: GroupBench, fails: bool) -> None:
+def test_rows_of_a_hanging_listener_go_to_the_retry_topic_once(arrow: GroupBench, fails: bool) -> None:
     inside, go_on = threading.Event(), threading.Event()
 
     def listener(batch: Any, context: Any) -> Any:
@@ -237,9 +237,7 @@ def test_a_listener_that_hangs_loses_its_rows_to_the_retry_topic_once(arrow: Gro
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_late_rows_that_nobody_takes_back_are_sent_back_later_and_no_other_again(
-    arrow: GroupBench, fails: bool
-) -> None:
+def test_only_late_rows_that_were_refused_are_sent_back_again(arrow: GroupBench, fails: bool) -> None:
     inside, go_on, taken = threading.Event(), threading.Event(), list[bytes]()
 
     def listener(batch: Any, context: Any) -> Any:
@@ -280,7 +278,7 @@ def test_late_rows_that_nobody_takes_back_are_sent_back_later_and_no_other_again
     assert (held.count, held.bytes, arrow.brokers.offsets[A]) == (0, 0, 4)
 
 
-def test_late_rows_of_a_broker_that_hangs_do_not_hold_up_other_work(arrow: GroupBench) -> None:
+def test_late_rows_of_a_hanging_broker_do_not_block_other_work(arrow: GroupBench) -> None:
     """Offsets are stored on the same thread."""
     inside, go_on = threading.Event(), threading.Event()
 
@@ -352,7 +350,7 @@ def test_limits_of_the_cache_count_bytes(arrow: GroupBench) -> None:
     assert consumer._running.state.queues[A].bytes == 0
 
 
-def test_two_members_get_every_row_once_while_they_join_and_leave(arrow: GroupBench) -> None:
+def test_members_get_every_row_once_while_one_joins_and_leaves(arrow: GroupBench) -> None:
     first, _ = started(arrow)
     sent: list[bytes] = []
     for round in range(4):

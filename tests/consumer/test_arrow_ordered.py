@@ -57,7 +57,7 @@ def test_batches_of_a_queue_come_one_after_the_other(arrow: GroupBench) -> None:
 
 
 @pytest.mark.parametrize("how", ["suspend", "raise"])
-def test_a_batch_that_failed_comes_again_after_the_pause_and_later_ones_wait(arrow: GroupBench, how: str) -> None:
+def test_failed_batch_comes_again_after_a_pause_before_others(arrow: GroupBench, how: str) -> None:
     def listener(batch: Any, context: Any) -> Any:
         if b"0" in bodies(batch) and len(arrow.got) < 9:
             return context.suspend() if how == "suspend" else raising(RuntimeError("no"))()
@@ -76,7 +76,7 @@ def test_a_batch_that_failed_comes_again_after_the_pause_and_later_ones_wait(arr
     assert arrow.brokers.offsets[A] == 4
 
 
-def test_after_its_last_attempt_every_row_is_a_dead_letter_and_the_queue_goes_on(arrow: GroupBench) -> None:
+def test_rows_become_dead_letters_after_their_last_attempt(arrow: GroupBench) -> None:
     consumer, _ = started(
         arrow, lambda batch, context: context.suspend() if b"0" in bodies(batch) else None, max_retries=2
     )
@@ -89,7 +89,7 @@ def test_after_its_last_attempt_every_row_is_a_dead_letter_and_the_queue_goes_on
     assert arrow.brokers.offsets[A] == 4
 
 
-def test_rows_that_nobody_takes_as_dead_letters_come_again_alone_and_later_ones_wait(arrow: GroupBench) -> None:
+def test_rows_refused_as_dead_letters_repeat_before_later_ones(arrow: GroupBench) -> None:
     consumer, port = started(
         arrow, lambda batch, context: context.suspend() if b"3" not in bodies(batch) else None, max_retries=0
     )
@@ -122,9 +122,7 @@ def test_rows_that_nobody_takes_as_dead_letters_come_again_alone_and_later_ones_
 
 
 @pytest.mark.parametrize("word", ["commit", "rollback"])
-def test_a_commit_by_hand_finishes_all_batches_since_the_last_one_and_a_rollback_repeats_them(
-    arrow: GroupBench, word: str
-) -> None:
+def test_manual_commit_ends_batches_and_rollback_repeats_them(arrow: GroupBench, word: str) -> None:
     def listener(batch: Any, context: Any) -> Any:
         if b"6" in bodies(batch):
             return getattr(context, word if arrow.bodies().count(b"6") == 1 else "commit")()
@@ -166,7 +164,7 @@ def test_a_reset_during_a_call_forgets_the_batch(arrow: GroupBench) -> None:
     assert (consumer.stats().cached, arrow.brokers.offsets[A]) == (0, 7)
 
 
-def test_ordered_broadcasting_members_drop_a_batch_after_its_last_attempt(
+def test_ordered_broadcasting_drops_a_batch_after_last_attempt(
     arrow: GroupBench, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     consumer, _ = started(

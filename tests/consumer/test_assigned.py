@@ -36,7 +36,7 @@ def test_of_a_pull_that_was_made_twice_the_first_answer_counts() -> None:
     assert one.states[A].cached_count == 4
 
 
-def test_1_14_each_queue_has_one_pull_and_the_next_begins_where_the_answer_says() -> None:
+def test_queue_has_one_pull_and_the_next_starts_at_next_offset() -> None:
     one = assigned()
     first, second = one.due_requests(0.0)
     assert (first.queue, first.offset, first.broker_id, second.offset) == (A, 5, 0, 7)
@@ -66,7 +66,7 @@ def test_a_queue_is_not_pulled_on_while_too_many_bytes_wait() -> None:
     assert [due.offset for due in one.due_requests(0.0)] == [2]
 
 
-def test_what_is_read_ahead_is_given_in_order_and_nothing_else_is_asked_for() -> None:
+def test_read_ahead_is_given_in_order_and_suspends_pulls() -> None:
     one = assigned()
     first, _ = one.due_requests(0.0)
     one.on_answer(first, found(first, 1))
@@ -83,7 +83,7 @@ def test_what_is_read_ahead_is_given_in_order_and_nothing_else_is_asked_for() ->
     assert (one.states[A].cached_count, one.states[A].cached_bytes) == (0, 0)
 
 
-def test_what_is_read_ahead_of_a_queue_that_was_sought_or_dropped_is_not_taken() -> None:
+def test_read_ahead_of_a_sought_or_dropped_queue_is_discarded() -> None:
     one = assigned()
     first, second = one.due_requests(0.0)
     one.seek(A, 50)
@@ -119,7 +119,7 @@ def test_the_offset_of_a_broker_that_was_away_is_stored_again() -> None:
     assert one.offsets_to_commit() == {A: 5}
 
 
-def test_answers_from_before_a_seek_or_an_assignment_are_not_taken() -> None:
+def test_answers_older_than_a_seek_or_assignment_are_discarded() -> None:
     one = assigned()
     first, second = one.due_requests(0.0)
     one.seek(A, 50)
@@ -146,7 +146,7 @@ def test_offsets_without_a_wanted_message_are_passed_over() -> None:
     assert one.offsets_to_commit() == {A: 20}
 
 
-def test_a_gap_that_was_passed_while_messages_wait_is_done_with_them_and_no_sooner() -> None:
+def test_skipped_gap_is_committed_only_after_waiting_messages() -> None:
     one = assigned()
     first, _ = one.due_requests(0.0)
     one.on_answer(first, found(first, 1))
@@ -166,7 +166,7 @@ def test_a_gap_that_was_passed_while_messages_wait_is_done_with_them_and_no_soon
     assert one.offsets_to_commit() == {A: 21}
 
 
-def test_a_gap_behind_a_part_that_a_loop_gave_to_its_end_is_done_with_it() -> None:
+def test_gap_behind_a_fully_iterated_part_is_committed_with_it() -> None:
     one = assigned()
     first, _ = one.due_requests(0.0)
     one.on_answer(first, found(first, 2))
@@ -179,7 +179,7 @@ def test_a_gap_behind_a_part_that_a_loop_gave_to_its_end_is_done_with_it() -> No
     assert (one.ready.take(), one.offsets_to_commit()) == ([], {A: 20})
 
 
-def test_a_loop_gives_message_by_message_until_its_part_is_worthless() -> None:
+def test_iteration_over_a_part_ends_when_the_part_is_invalidated() -> None:
     one = assigned()
     ask = one.due_requests(0.0)[0]
     one.on_answer(ask, found(ask, 4))
@@ -214,7 +214,7 @@ def test_an_illegal_offset_is_put_right() -> None:
     assert [due.offset for due in one.due_requests(0.0)] == [60]
 
 
-def test_what_was_pulled_before_an_operators_reset_is_neither_given_nor_committed_after_it() -> None:
+def test_messages_pulled_before_a_reset_are_dropped_uncommitted() -> None:
     one = assigned()
     first = one.due_requests(0.0)[0]
     one.on_answer(first, found(first, 3))
@@ -271,7 +271,7 @@ def test_what_was_committed_is_not_committed_again() -> None:
 
 
 @pytest.mark.parametrize("interrupted", [False, True])
-def test_what_was_given_of_a_topic_before_it_was_made_again_says_nothing_of_the_new_one(interrupted: bool) -> None:
+def test_messages_of_old_topic_commit_nothing_of_recreated_topic(interrupted: bool) -> None:
     """The new one has messages already when the caller is through with those of the old one."""
     one = Assigned(1000)
     one.assign({A: StartOffset(990)})
@@ -338,7 +338,7 @@ def test_one_part_is_no_more_than_an_answer() -> None:
 @pytest.mark.parametrize(
     ("returned_up_to", "expected"), [(6, [(5, 7), (7, 8), (8, 11)]), (7, [(5, 8), (8, 11)]), (9, [(5, 11)])]
 )
-def test_of_a_part_that_a_loop_left_a_poll_takes_the_rest_of_an_answer(
+def test_poll_after_an_abandoned_loop_returns_rest_of_an_answer(
     returned_up_to: int, expected: list[tuple[int, int]]
 ) -> None:
     one = assigned()
@@ -356,7 +356,7 @@ def test_of_a_part_that_a_loop_left_a_poll_takes_the_rest_of_an_answer(
     assert (one.states[A].cached_count, one.states[A].cached_bytes, one.states[A].position) == (0, 0, 11)
 
 
-def test_a_poll_looks_at_what_it_takes_however_many_parts_wait_of_other_queues() -> None:
+def test_poll_inspects_only_what_it_takes_not_all_waiting_parts() -> None:
     looked: list[FetchedPart] = []
 
     class Seen(FetchedPart):

@@ -159,7 +159,7 @@ def test_a_reset_that_a_read_ahead_is_told_of_is_followed(bench: Bench) -> None:
     assert 1500 not in bench.got[A]
 
 
-def test_a_reset_that_the_read_ahead_of_an_earlier_owner_is_told_of_is_followed() -> None:
+def test_reset_from_read_ahead_of_an_earlier_owner_is_applied() -> None:
     """The queue was given up, and perhaps came back, while the read was under way; no other answer tells of the reset."""
     held = MemberState(Thresholds(40, 1 << 20, 400))
     reads = BacklogReader(Reads().begin, lambda *given: ())
@@ -172,7 +172,7 @@ def test_a_reset_that_the_read_ahead_of_an_earlier_owner_is_told_of_is_followed(
     assert noted == [{A: 5}, {B: 6}]
 
 
-def test_what_was_read_ahead_for_an_earlier_owner_moves_and_gives_nothing() -> None:
+def test_read_ahead_of_an_earlier_owner_is_discarded() -> None:
     """The queue was given up, and came back at an earlier offset."""
     held = MemberState(Thresholds(400, 1 << 20, 4000))
     behind = Backlogs(ConsumerSettings(group="g"), held, Timer("t"), BacklogReader(Reads().begin, lambda *given: ()))
@@ -351,9 +351,7 @@ def test_what_cannot_be_made_messages_is_pulled(
     eventually(lambda: consumer.stats().cached == 0)
 
 
-def test_what_could_not_be_made_messages_holds_back_no_later_read(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_undecodable_read_ahead_holds_back_no_later_read(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefetch, "COOLDOWN_S", 0.0)
     real, fails = bench.messages, [1] * 20
 

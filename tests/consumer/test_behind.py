@@ -38,7 +38,7 @@ def far(
     return [stretch.request.queue for stretches in found.values() for stretch in stretches]
 
 
-def test_queues_that_are_far_behind_are_read_by_broker_from_where_they_are() -> None:
+def test_lagging_queues_are_read_per_broker_from_their_offsets() -> None:
     found = lagging_queues({A: place(7), B: place(0, 1023), C: place()}, 10.0, BOUNDS, lambda queue: True)
     assert found == {
         "a": [BacklogRange(FetchRequest(A, 7, 0, 0), 5000)],
@@ -96,9 +96,7 @@ def test_a_read_has_an_end() -> None:
         ({"token": 4}, ReadPace.STOP),
     ],
 )
-def test_a_read_waits_for_room_and_stops_for_queues_that_were_sought_or_paused(
-    changed: dict[str, int], expected: ReadPace
-) -> None:
+def test_read_waits_for_room_and_stops_after_a_seek_or_pause(changed: dict[str, int], expected: ReadPace) -> None:
     stretches = [BacklogRange(FetchRequest(A, 0, 0, 0), 9), BacklogRange(FetchRequest(B, 0, 0, 0), 9)]
     assert next_pace({A: place(), B: place(**changed)}, stretches, BOUNDS) is expected
 

@@ -32,7 +32,7 @@ def restart(group: GroupBench) -> None:
         done(ConnectionLost("the server closed the connection without an answer"))
 
 
-def test_the_member_that_looks_first_shares_no_ordered_queue_with_its_owner(group: GroupBench) -> None:
+def test_after_restart_no_two_members_share_an_ordered_queue(group: GroupBench) -> None:
     """The broker gives the lock to whoever asks first, and its list of members has that one alone."""
     first, _ = group.start(ordered=True, rebalance_interval_s=2.0)
     second, _ = group.start(ordered=True, rebalance_interval_s=60.0)
@@ -67,7 +67,7 @@ def test_an_idle_ordered_queue_is_locked_again_soon(group: GroupBench) -> None:
     assert group.owned(consumer) == ALL
 
 
-def test_a_lock_of_which_it_is_not_known_what_another_finished_keeps_no_other_queue_waiting(group: GroupBench) -> None:
+def test_lock_with_an_unknown_offset_blocks_no_other_queue(group: GroupBench) -> None:
     consumer, _ = group.start(ordered=True)
     group.time.advance(2)
     both = [q("a:0"), B]
@@ -84,7 +84,7 @@ def test_a_lock_of_which_it_is_not_known_what_another_finished_keeps_no_other_qu
     assert group.bodies() == [str(B).encode(), b"T/a/0"]
 
 
-def test_a_queue_is_locked_again_while_its_listener_has_a_message(group: GroupBench) -> None:
+def test_queue_is_locked_again_while_its_listener_is_busy(group: GroupBench) -> None:
     inside, free = threading.Event(), threading.Event()
 
     def listener(messages: Any, context: Any) -> None:
@@ -117,7 +117,7 @@ def test_a_full_queue_without_pulls_notices_the_restart(group: GroupBench) -> No
     assert group.brokers.locks == {B: "m1"}
 
 
-def test_a_lock_counts_on_the_connection_that_was_there_before_its_request(group: GroupBench) -> None:
+def test_lock_belongs_to_the_connection_before_its_request(group: GroupBench) -> None:
     """Of a broker that restarts within it nobody knows which one gave the lock; the first request makes a connection."""
     _, port = group.consumer()
     real = port.lock
@@ -144,7 +144,7 @@ def test_only_an_ordered_member_says_that_its_queues_are_locked(group: GroupBenc
         consumer.stop()
 
 
-def test_a_lock_is_not_requested_all_the_time_while_there_is_no_connection(group: GroupBench) -> None:
+def test_lock_requests_are_limited_while_there_is_no_connection(group: GroupBench) -> None:
     _, port = group.start(ordered=True)
     group.time.advance(5)
     restart(group)
@@ -159,7 +159,7 @@ def test_a_lock_is_not_requested_all_the_time_while_there_is_no_connection(group
     assert group.brokers.locks == dict.fromkeys(ALL, "m1")
 
 
-def test_a_broker_that_does_not_know_a_member_hears_of_it_at_its_next_pull(group: GroupBench) -> None:
+def test_broker_that_forgot_a_member_gets_a_heartbeat_at_a_pull(group: GroupBench) -> None:
     consumer, port = group.start()
     group.time.advance(5)
     group.brokers.members.clear()
@@ -173,7 +173,7 @@ def test_a_broker_that_does_not_know_a_member_hears_of_it_at_its_next_pull(group
     assert group.owned(consumer) == ALL
 
 
-def test_a_broker_that_is_back_hears_of_a_member_although_it_refuses_no_pull(group: GroupBench) -> None:
+def test_restarted_broker_gets_a_heartbeat_without_refused_pulls(group: GroupBench) -> None:
     """It knows the group by another member."""
     consumer, port = group.start()
     group.time.advance(5)
@@ -200,9 +200,7 @@ def test_a_broker_that_is_back_hears_of_a_member_although_it_refuses_no_pull(gro
 
 
 @pytest.mark.parametrize("refuses_pulls", [False, True])
-def test_a_broker_whose_route_is_gone_hears_of_a_member_when_the_route_is_back(
-    group: GroupBench, refuses_pulls: bool
-) -> None:
+def test_broker_gets_a_heartbeat_once_its_route_is_back(group: GroupBench, refuses_pulls: bool) -> None:
     """Heartbeats go to brokers of routes, and the route of one that was away is asked for by a rebalance."""
     consumer, port = group.start()
     group.time.advance(5)
@@ -222,7 +220,7 @@ def test_a_broker_whose_route_is_gone_hears_of_a_member_when_the_route_is_back(
     assert group.owned(consumer) == ALL
 
 
-def test_a_broker_that_takes_no_heartbeat_does_not_get_one_with_each_pull(group: GroupBench) -> None:
+def test_broker_ignoring_heartbeats_is_not_sent_one_per_pull(group: GroupBench) -> None:
     _, port = group.start()
     group.time.advance(5)
     port.membership = None
@@ -232,7 +230,7 @@ def test_a_broker_that_takes_no_heartbeat_does_not_get_one_with_each_pull(group:
     assert 3 <= len(port.seen("heartbeat")) - before <= 7
 
 
-def test_a_broker_that_does_not_know_a_pull_consumer_hears_of_it_with_the_next_look() -> None:
+def test_pull_consumer_unknown_to_broker_announces_itself_again() -> None:
     fake, hand = FakeMember([OF_PULLS]), Hand()
     with made(fake, hand) as consumer:
         consumer.subscribe("t")
@@ -248,7 +246,7 @@ def test_a_broker_that_does_not_know_a_pull_consumer_hears_of_it_with_the_next_l
         assert len(fake.memberships) == before + 1
 
 
-def test_a_report_of_a_broker_within_the_start_does_not_put_the_first_rebalance_off(group: GroupBench) -> None:
+def test_members_changed_notice_during_start_delays_no_rebalance(group: GroupBench) -> None:
     """It comes while other brokers do not know this member yet, and rebalances are a second apart."""
     consumer, port = group.consumer()
     real = port.heartbeat
@@ -286,7 +284,7 @@ def test_queues_have_begun_when_start_returns(group: GroupBench, tmp_path: Any) 
 
 
 @pytest.mark.parametrize("waits", [True, False], ids=["listener", "pull"])
-def test_a_lock_is_asked_for_although_the_thread_that_needs_it_stands_still(group: GroupBench, waits: bool) -> None:
+def test_lock_is_requested_even_if_the_requesting_thread_stalls(group: GroupBench, waits: bool) -> None:
     """A listener that keeps the interpreter, or a machine that stops: the question is due before the next line runs."""
     group.brokers.topics["T"] = [B]  # no other queue asks for this one, too
     consumer, _ = group.start(ordered=True)

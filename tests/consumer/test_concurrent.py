@@ -43,7 +43,7 @@ def started(group: GroupBench, listener: Any = None, **how: Any) -> Any:
     return consumer, port
 
 
-def test_1_16_listeners_get_slices_of_a_pull(group: GroupBench) -> None:
+def test_listeners_get_slices_of_a_pull(group: GroupBench) -> None:
     sizes: list[int] = []
     started(group, lambda messages, context: sizes.append(len(messages)), consume_batch_max_size=10)
     group.brokers.send(A, *(b"x" for _ in range(32)))
@@ -52,7 +52,7 @@ def test_1_16_listeners_get_slices_of_a_pull(group: GroupBench) -> None:
     assert max(sizes) == 10
 
 
-def test_1_30_a_slow_listener_stops_the_pulls_at_the_bound_and_holds_up_nobody(group: GroupBench) -> None:
+def test_slow_listener_stops_its_pulls_at_the_cache_limit(group: GroupBench) -> None:
     consumer, port = started(group)
     group.workers[0].held = True
     group.brokers.send(A, *(b"x" for _ in range(3000)))
@@ -67,7 +67,7 @@ def test_1_30_a_slow_listener_stops_the_pulls_at_the_bound_and_holds_up_nobody(g
     assert consumer.stats().cached == 0
 
 
-def test_1_20_only_what_comes_after_the_ack_index_fails(group: GroupBench) -> None:
+def test_only_what_comes_after_the_ack_index_fails(group: GroupBench) -> None:
     def listener(messages: Any, context: Any) -> None:
         context.ack_index, context.delay_level = 1, 7
 
@@ -83,7 +83,7 @@ def test_1_20_only_what_comes_after_the_ack_index_fails(group: GroupBench) -> No
     assert (stats.consumed, stats.failed) == (3, 2)
 
 
-def test_1_21_what_nobody_takes_back_comes_again_in_five_seconds_and_holds_the_offset(group: GroupBench) -> None:
+def test_message_not_sent_back_comes_again_and_holds_the_offset(group: GroupBench) -> None:
     consumer, _ = started(group, lambda messages, context: context.retry() if messages[0].body == b"bad" else None)
     group.brokers.failing |= {"send_back": CallTimeout("late"), "send_to_retry": CallTimeout("late")}
     group.brokers.send(A, b"bad", b"good")
@@ -99,7 +99,7 @@ def test_1_21_what_nobody_takes_back_comes_again_in_five_seconds_and_holds_the_o
     assert consumer.stats().cached == 0
 
 
-def test_1_21_of_a_batch_only_what_nobody_takes_back_comes_again(group: GroupBench) -> None:
+def test_of_a_batch_only_what_nobody_takes_back_comes_again(group: GroupBench) -> None:
     def listener(messages: Any, context: Any) -> None:
         context.ack_index = len(messages) - 2 if messages[-1].body == b"bad" else None
 
@@ -116,7 +116,7 @@ def test_1_21_of_a_batch_only_what_nobody_takes_back_comes_again(group: GroupBen
     assert (held.count, held.last_consume_ms) == (1, int(group.time.now * 1000) - 100)
 
 
-def test_after_its_last_attempt_a_message_is_a_dead_letter_also_where_brokers_know_of_none(
+def test_last_attempt_counts_local_retries_and_makes_dead_letter(
     group: GroupBench, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The log names a dead letter, so there is one."""
@@ -132,7 +132,7 @@ def test_after_its_last_attempt_a_message_is_a_dead_letter_also_where_brokers_kn
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_1_18_a_listener_that_hangs_loses_its_message_to_the_retry_topic(group: GroupBench, fails: bool) -> None:
+def test_message_of_a_hanging_listener_goes_to_the_retry_topic(group: GroupBench, fails: bool) -> None:
     """Once, also when it fails in the end; as it was stored, whatever the listener has made of it."""
     inside, go_on = threading.Event(), threading.Event()
 
@@ -171,7 +171,7 @@ def test_1_18_a_listener_that_hangs_loses_its_message_to_the_retry_topic(group: 
 
 
 @pytest.mark.parametrize("error", [*RAISED, Textless()], ids=lambda error: type(error).__name__)
-def test_1_20_whatever_a_listener_raises_is_a_failed_message(error: BaseException) -> None:
+def test_whatever_a_listener_raises_is_a_failed_message(error: BaseException) -> None:
     held, queue, workers = MemberState(Thresholds()), ProcessQueue(QUEUE), ListenerPool("w", 4)
     held.queues[QUEUE] = queue
     back: list[int] = []
@@ -199,7 +199,7 @@ def test_1_20_whatever_a_listener_raises_is_a_failed_message(error: BaseExceptio
         lambda messages, context: messages.pop(0),
     ],
 )
-def test_1_20_a_wrong_return_fails_the_message_and_not_the_queue(group: GroupBench, does: Any) -> None:
+def test_wrong_return_fails_the_message_and_not_the_queue(group: GroupBench, does: Any) -> None:
     consumer, port = started(group, lambda found, context: does(found, context) if found[0].body == b"bad" else None)
     group.brokers.send(A, b"bad", b"good")
     group.time.advance(0.1)
@@ -244,9 +244,7 @@ def test_a_log_handler_that_raises_costs_no_message(group: GroupBench) -> None:
     assert consumer.stats().cached == 0
 
 
-def test_1_18_messages_expire_from_the_start_of_their_call_whatever_became_of_it(
-    group: GroupBench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_message_timeout_counts_from_the_start_of_its_call(group: GroupBench, monkeypatch: pytest.MonkeyPatch) -> None:
     consumer, port = started(group, consume_timeout_s=60.0)
     consuming = consumer._running._consume_service
     monkeypatch.setattr(consuming, "_finish", lambda *given: None)  # as if the thread had gone
@@ -259,7 +257,7 @@ def test_1_18_messages_expire_from_the_start_of_their_call_whatever_became_of_it
     assert ("m1", b"lost", 1) in group.got
 
 
-def test_1_18_a_message_that_takes_too_long_and_that_no_broker_takes_is_tried_once_a_run(
+def test_late_message_refused_by_brokers_is_tried_once_per_run(
     group: GroupBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is the first one of its queue again, and each try may take its time from the storing of offsets, which it holds up."""
@@ -282,7 +280,7 @@ def test_1_18_a_message_that_takes_too_long_and_that_no_broker_takes_is_tried_on
     assert (consumer.stats().cached, group.brokers.offsets[A]) == (0, 3)
 
 
-def test_1_18_a_message_that_comes_again_and_takes_too_long_is_sent_back(
+def test_redelivered_message_that_takes_too_long_is_sent_back(
     group: GroupBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def listener(messages: Any, context: Any) -> Any:
@@ -305,7 +303,7 @@ def test_1_18_a_message_that_comes_again_and_takes_too_long_is_sent_back(
 
 
 @pytest.mark.parametrize("clustering", [True, False])
-def test_1_18_the_log_says_what_becomes_of_a_message_that_takes_too_long(
+def test_log_says_whether_a_late_message_is_sent_back_or_dropped(
     group: GroupBench, clustering: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch
 ) -> None:
     consumer, port = started(group, consume_timeout_s=60.0, clustering=clustering, offsets_folder=tmp_path)
@@ -321,7 +319,7 @@ def test_1_18_the_log_says_what_becomes_of_a_message_that_takes_too_long(
     assert consumer.stats().cached == 0
 
 
-def test_what_fails_where_a_group_is_broadcasting_is_dropped_and_named(
+def test_broadcasting_group_drops_a_failed_message_and_logs_it(
     group: GroupBench, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     _, port = started(group, raising(ZeroDivisionError()), clustering=False, offsets_folder=tmp_path)
@@ -332,7 +330,7 @@ def test_what_fails_where_a_group_is_broadcasting_is_dropped_and_named(
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_4_17_results_of_a_queue_that_is_gone_mean_nothing(group: GroupBench, late: bool) -> None:
+def test_results_of_a_queue_that_is_gone_mean_nothing(group: GroupBench, late: bool) -> None:
     def listener(messages: Any, context: Any) -> Any:
         held.dropped = True  # late: dropped while the listener has it
         return context.retry()
@@ -352,7 +350,7 @@ def test_4_17_results_of_a_queue_that_is_gone_mean_nothing(group: GroupBench, la
     assert consumer.stats().failed == 0
 
 
-def test_what_many_threads_finish_at_once_is_noted_to_the_last_message() -> None:
+def test_messages_finished_by_many_threads_at_once_all_count() -> None:
     held, queue, workers = MemberState(Thresholds()), ProcessQueue(QUEUE), ListenerPool("w", 8)
     held.queues[QUEUE] = queue
     called, all_called = itertools.count(1), threading.Event()

@@ -27,7 +27,7 @@ from tests.queues import q, qs
 ALL = qs("a:0-1 b:0-1")
 
 
-def test_1_13_4_30_a_consumer_has_its_queues_at_once_and_pulls_half_a_second_later(group: GroupBench) -> None:
+def test_consumer_owns_queues_at_once_and_pulls_half_a_second_on(group: GroupBench) -> None:
     group.brokers.send(q("a:0"), b"1", b"2")
     group.brokers.offsets[q("a:0")] = 0
     consumer, port = group.start()
@@ -40,7 +40,7 @@ def test_1_13_4_30_a_consumer_has_its_queues_at_once_and_pulls_half_a_second_lat
     assert group.bodies() == [b"1", b"2"]
 
 
-def test_1_9_finished_offsets_are_stored_every_five_seconds_and_at_the_stop(group: GroupBench) -> None:
+def test_finished_offsets_are_stored_every_5_seconds_and_at_stop(group: GroupBench) -> None:
     consumer, port = group.start()
     group.time.advance(1)
     group.brokers.send(q("b:1"), b"1", b"2", b"3")
@@ -70,7 +70,7 @@ def test_a_reset_that_its_broker_cannot_store_at_once_holds(group: GroupBench) -
     assert consumer.stop() == []
 
 
-def test_what_a_slave_that_hangs_was_to_give_is_asked_of_the_master(group: GroupBench, monkeypatch: Any) -> None:
+def test_pull_at_a_hanging_slave_is_repeated_at_the_master(group: GroupBench, monkeypatch: Any) -> None:
     answer, pull = group.brokers.answer, FakeMember.pull
     monkeypatch.setattr(group.brokers, "answer", lambda request: replace(answer(request), broker_id=1))
 
@@ -89,7 +89,7 @@ def test_what_a_slave_that_hangs_was_to_give_is_asked_of_the_master(group: Group
     assert group.bodies() == [b"0", b"1", b"2"]
 
 
-def test_1_26_pulls_bring_the_offset_along_once_there_is_one(group: GroupBench) -> None:
+def test_pulls_bring_the_offset_along_once_there_is_one(group: GroupBench) -> None:
     _, port = group.start()
     group.brokers.send(q("a:0"), b"1")
     group.time.advance(16)
@@ -98,7 +98,7 @@ def test_1_26_pulls_bring_the_offset_along_once_there_is_one(group: GroupBench) 
     assert found[-1] == 1
 
 
-def test_4_32_a_second_member_gets_its_part_at_once_and_gives_it_back(group: GroupBench) -> None:
+def test_second_member_gets_its_part_at_once_and_gives_it_back(group: GroupBench) -> None:
     first, _ = group.start()
     group.time.advance(5)
     second, _ = group.start()
@@ -109,7 +109,7 @@ def test_4_32_a_second_member_gets_its_part_at_once_and_gives_it_back(group: Gro
     assert group.owned(first) == ALL
 
 
-def test_1_12_nothing_is_lost_or_repeated_when_a_quiet_queue_changes_hands(group: GroupBench) -> None:
+def test_idle_queue_changes_owner_without_loss_or_repeat(group: GroupBench) -> None:
     _first, _ = group.start()
     group.time.advance(1)
     for queue in ALL:
@@ -124,7 +124,7 @@ def test_1_12_nothing_is_lost_or_repeated_when_a_quiet_queue_changes_hands(group
     assert {who for who, _, _ in group.got} == {"m1", "m2"}
 
 
-def test_1_20_1_22_what_fails_comes_again_from_the_retry_topic_and_the_offset_goes_on(group: GroupBench) -> None:
+def test_failed_message_comes_from_retry_topic_and_offset_moves(group: GroupBench) -> None:
     consumer, port = group.start(lambda messages, context: None if messages[0].reconsume_times else 1 / 0)
     group.time.advance(1)
     group.brokers.send(q("a:0"), b"poison")
@@ -138,7 +138,7 @@ def test_1_20_1_22_what_fails_comes_again_from_the_retry_topic_and_the_offset_go
     assert (stats.consumed, stats.failed, stats.sent_back, stats.cached, stats.lag) == (1, 1, 1, 0, 0)
 
 
-def test_1_24_a_message_that_always_fails_is_tried_seventeen_times(group: GroupBench) -> None:
+def test_message_that_always_fails_is_tried_seventeen_times(group: GroupBench) -> None:
     group.start(lambda messages, context: context.retry())
     group.time.advance(1)
     group.brokers.send(q("a:0"), b"poison")
@@ -147,7 +147,7 @@ def test_1_24_a_message_that_always_fails_is_tried_seventeen_times(group: GroupB
     assert [m.body for m in group.brokers.dead] == [b"poison"]
 
 
-def test_1_24_minus_one_makes_a_dead_letter_at_once(group: GroupBench) -> None:
+def test_minus_one_makes_a_dead_letter_at_once(group: GroupBench) -> None:
     group.start(lambda messages, context: context.retry(-1))
     group.time.advance(1)
     group.brokers.send(q("a:0"), b"poison")
@@ -155,7 +155,7 @@ def test_1_24_minus_one_makes_a_dead_letter_at_once(group: GroupBench) -> None:
     assert len(group.got) == len(group.brokers.dead) == 1
 
 
-def test_4_6_a_topic_that_is_left_keeps_its_offsets_and_its_queues_go(group: GroupBench) -> None:
+def test_topic_that_is_left_keeps_its_offsets_and_its_queues_go(group: GroupBench) -> None:
     group.brokers.topics["U"] = qs("a:0", "U")
     consumer, _ = group.start()
     consumer.subscribe("U")
@@ -169,7 +169,7 @@ def test_4_6_a_topic_that_is_left_keeps_its_offsets_and_its_queues_go(group: Gro
     assert group.brokers.offsets[q("a:0")] == 1
 
 
-def test_broadcasting_members_get_everything_and_keep_offsets_in_a_file(group: GroupBench, tmp_path) -> None:
+def test_broadcasting_members_get_all_and_keep_offsets_in_files(group: GroupBench, tmp_path) -> None:
     how = {"clustering": False, "offsets_folder": tmp_path}
     consumer, port = group.start(lambda messages, context: context.retry(), **how)
     other, _ = group.start(**(how | {"offsets_folder": tmp_path / "other"}))
@@ -203,7 +203,7 @@ def test_two_broadcasting_members_of_a_group_do_not_share_a_file(group: GroupBen
     assert group.owned(third) == ALL
 
 
-def test_4_31_a_second_member_of_a_group_in_one_client_is_refused(group: GroupBench) -> None:
+def test_second_member_of_a_group_in_one_client_is_refused(group: GroupBench) -> None:
     consumer, port = group.start()
     second = BaseConsumer(port, consumer.settings, ConsumerTools(lambda _: ManualTimer(group.time)))
     second.subscribe("T")
@@ -250,7 +250,7 @@ def test_stop_tells_what_listeners_still_have(group: GroupBench) -> None:
     assert group.brokers.offsets.get(q("a:0"), 0) == 0
 
 
-def test_stop_does_not_wait_for_a_rebalance_that_hangs_and_it_adds_nothing_afterwards() -> None:
+def test_stop_does_not_wait_for_a_hanging_rebalance() -> None:
     brokers = FakeBrokers(Time(), {"T": "a:0"})
     port = FakeMember(brokers, "me")
     asked, go_on, done = threading.Event(), threading.Event(), threading.Event()
@@ -309,9 +309,7 @@ def test_a_start_that_is_interrupted_leaves_the_group_again(group: GroupBench, e
 
 
 @pytest.mark.parametrize("change", ["another filter", "one more topic", "one topic less"])
-def test_4_6_brokers_hear_at_once_of_what_is_subscribed_to_and_no_other_topic_waits(
-    group: GroupBench, change: str
-) -> None:
+def test_subscription_change_sends_heartbeat_and_delays_no_topic(group: GroupBench, change: str) -> None:
     """They refuse pulls by a filter of which no heartbeat has told."""
     group.brokers.topics |= {"U": qs("a:0", "U"), "V": qs("a:0", "V")}
     consumer, port = group.consumer()
@@ -341,7 +339,7 @@ def test_4_6_brokers_hear_at_once_of_what_is_subscribed_to_and_no_other_topic_wa
 
 
 @pytest.mark.parametrize("ordered", [True, False])
-def test_stop_calls_no_listener_again_and_gives_back_what_there_is(ordered: bool) -> None:
+def test_stop_calls_no_listener_again_and_releases_queues(ordered: bool) -> None:
     brokers = FakeBrokers(Time(), {"T": "a:0"})
     brokers.offsets[q("a:0")] = 0
     brokers.send(q("a:0"), *(b"%d" % i for i in range(30)))
@@ -388,7 +386,7 @@ def test_stop_begins_no_call_from_its_first_moment_on(group: GroupBench, ordered
     assert (workers.waiting, group.got) == ([], [])
 
 
-def test_a_listener_may_stop_its_consumer_and_run_returns_when_the_group_is_left() -> None:
+def test_listener_may_stop_its_consumer_and_run_then_returns() -> None:
     time = Time()
     brokers = FakeBrokers(time, {"T": "a:0"})
     brokers.offsets[q("a:0")] = 0
@@ -401,7 +399,7 @@ def test_a_listener_may_stop_its_consumer_and_run_returns_when_the_group_is_left
 
 
 @pytest.mark.parametrize("ordered", [True, False])
-def test_a_stop_in_a_listener_does_not_wait_for_the_one_that_waits_for_it(ordered: bool) -> None:
+def test_stop_in_a_listener_does_not_deadlock_with_another_stop(ordered: bool) -> None:
     brokers = FakeBrokers(Time(), {"T": "a:0"})
     brokers.offsets[q("a:0")] = 0
     brokers.send(q("a:0"), b"1")
@@ -439,7 +437,7 @@ def test_run_ends_with_a_signal_and_restores_the_handlers(group: GroupBench, num
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_child_that_a_listener_forks_has_the_handlers_from_before_the_run(group: GroupBench, number: int) -> None:
+def test_forked_child_has_the_signal_handlers_from_before_run(group: GroupBench, number: int) -> None:
     """A worker of a pool that ignored SIGTERM would be waited for without an end."""
     before = signal.getsignal(number)
     consumer, _ = group.consumer()

@@ -157,7 +157,7 @@ def test_a_signal_handler_may_stop_a_consumer_that_stops(group: GroupBench, monk
 
 
 @pytest.mark.parametrize("call", ["subscribe", "unsubscribe", "stats"])
-def test_a_signal_handler_may_stop_a_consumer_above_its_other_calls(
+def test_signal_handler_may_stop_a_consumer_during_other_calls(
     group: GroupBench, call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The call holds a lock that the stop needs."""
@@ -258,7 +258,7 @@ def test_a_run_ends_where_another_thread_takes_the_signal() -> None:
 
 
 @pytest.mark.parametrize("at", range(3))
-def test_a_run_ends_with_a_signal_that_comes_within_the_handler_of_another(at: int) -> None:
+def test_second_signal_inside_a_handler_still_ends_the_run(at: int) -> None:
     inside: list[int] = []
 
     def handler(frame: FrameType, event: str, arg: object) -> Any:

@@ -92,7 +92,7 @@ def test_nothing_is_said_where_brokers_say_nothing(group: GroupBench, caplog):
 
 
 @pytest.mark.parametrize(("tags", "told"), [("a", 1), ("*", 0)])
-def test_members_that_differ_are_told_and_those_that_agree_are_not(group: GroupBench, caplog, tags, told):
+def test_only_members_with_different_subscriptions_are_warned_of(group: GroupBench, caplog, tags, told):
     group.start()
     other, port = group.consumer()
     other.subscribe("T", tags=tags)

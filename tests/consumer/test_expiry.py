@@ -7,7 +7,7 @@ from tests.consumer.messages import QUEUE, message, messages
 MINUTE = 60_000
 
 
-def test_1_18_only_the_first_message_is_looked_at_and_only_when_its_listener_is_late() -> None:
+def test_only_the_first_message_of_a_queue_can_time_out() -> None:
     queue, other = ProcessQueue(QUEUE), ProcessQueue(QUEUE)
     first, second = messages(1, 2)
     calls = [

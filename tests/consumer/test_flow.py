@@ -23,7 +23,7 @@ def filled(*at: int, body: bytes = b"x") -> ProcessQueue:
     return queue
 
 
-def test_1_30_the_message_after_the_last_allowed_one_stops_the_pulls() -> None:
+def test_the_message_after_the_last_allowed_one_stops_the_pulls() -> None:
     assert pause_reason(filled(*range(1000)), Thresholds()) is None
     assert pause_reason(filled(*range(1001)), Thresholds()) == "1001 messages are cached, more than 1000"
 
@@ -34,7 +34,7 @@ def test_bytes_stop_the_pulls(bytes_: int, is_full: bool) -> None:
     assert found == (f"{bytes_} bytes are cached, more than 8" if is_full else None)
 
 
-def test_the_span_of_offsets_stops_the_pulls_of_concurrent_listeners_only() -> None:
+def test_offset_span_pauses_pulls_of_concurrent_listeners_only() -> None:
     assert pause_reason(filled(0, 2000), Thresholds()) is None
     assert pause_reason(filled(0, 2001), Thresholds()) == "cached offsets span 2001, more than 2000"
     assert pause_reason(filled(0, 2001), Thresholds(max_span=None)) is None
@@ -65,5 +65,5 @@ def answer(status: PullStatus, next_offset: int, *at: int) -> PullAnswer:
         (CallTimeout("late"), PullDecision(10, 1.5)),
     ],
 )
-def test_1_14_the_answer_says_where_the_next_pull_goes_on(came: object, then: PullDecision) -> None:
+def test_the_answer_says_where_the_next_pull_goes_on(came: object, then: PullDecision) -> None:
     assert decide_next_pull(10, came, 0.3, 1.5) == then  # type: ignore[arg-type]

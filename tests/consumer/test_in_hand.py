@@ -13,7 +13,7 @@ from tests.consumer.pop import of
 from tests.helpers import waits_in
 
 
-def test_what_is_in_hand_and_what_became_of_the_others_is_counted():
+def test_unacked_messages_and_their_outcomes_are_counted():
     hand = UnackedMessages()
     done, failed, waits = hand.add("t", [of("A"), of("B"), of("C")], 30_000, 0)
     for lent in (done, failed):
@@ -48,7 +48,7 @@ def test_there_is_room_while_few_wait_for_a_listener():
     assert hand.wait_for_room("t", 1, 0)
 
 
-def test_what_waits_to_be_tried_again_takes_no_room_until_it_is_through():
+def test_messages_waiting_for_a_retry_take_no_room():
     hand = UnackedMessages(ordering_key_of)
     first, behind = hand.add("t", [of("A", "a"), of("B", "a")], 30_000, 0)
     assert not hand.wait_for_room("t", 1, 0)
@@ -109,7 +109,7 @@ def test_large_messages_of_one_client_do_not_stop_other_queues(monkeypatch, stat
     )
 
 
-def test_a_message_that_was_given_up_is_not_consumed_after_a_renewal(monkeypatch):
+def test_message_given_up_is_not_consumed_after_lease_renewal(monkeypatch):
     monkeypatch.setattr(pop, "MAX_WAITING_BYTES", 1000)
     hand = UnackedMessages(ordering_key_of)
     (lent,) = hand.add("t", [replace(of("A", "a"), body=b"x" * 2000)], 30_000, 0)
@@ -156,7 +156,7 @@ def test_the_end_waits_for_what_no_listener_has_yet():
     assert not end.is_alive()
 
 
-def test_a_listener_that_ends_its_own_consumer_waits_for_no_turn_behind_it():
+def test_listener_ending_its_consumer_awaits_no_queued_message():
     hand = UnackedMessages()
     mine, _ = hand.add("t", [of("A"), of("B")], 30_000, 0)
     hand.start_call(mine, 0)
@@ -165,7 +165,7 @@ def test_a_listener_that_ends_its_own_consumer_waits_for_no_turn_behind_it():
     assert not deadline.expired
 
 
-def test_what_waits_behind_one_that_fails_is_in_no_other_topics_way():
+def test_messages_waiting_in_one_topic_block_no_other_topic():
     hand = UnackedMessages()
     hand.add("t", [of("A"), of("B")], 30_000, 0)
     assert not hand.wait_for_room("t", 2, 0)

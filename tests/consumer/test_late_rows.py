@@ -54,7 +54,7 @@ def hanging(arrow: GroupBench, rows: int = 3) -> tuple[Any, Any, threading.Event
     return consumer, port, go_on
 
 
-def test_a_call_that_fails_while_its_rows_are_sent_back_sends_none_of_them_again(arrow: GroupBench) -> None:
+def test_failed_call_does_not_send_late_rows_back_twice(arrow: GroupBench) -> None:
     consumer, port, go_on = hanging(arrow)
     running, door = consumer._running, Door()
     running._consume_service._return_locks[running.state.queues[A]] = door
@@ -99,7 +99,7 @@ def test_rows_that_are_on_their_way_back_are_not_late(arrow: GroupBench) -> None
     assert arrow.brokers.offsets[A] == 3
 
 
-def test_sending_late_rows_back_delays_no_offset_of_another_queue(arrow: GroupBench) -> None:
+def test_sending_late_rows_back_delays_no_commit_of_other_queues(arrow: GroupBench) -> None:
     arrow.aside = Aside
     _, port, go_on = hanging(arrow)
     send_back, sending, goes_through = port.send_back, threading.Event(), threading.Event()
@@ -168,7 +168,7 @@ def test_a_call_that_fails_in_time_does_not_wait_for_late_rows(arrow: GroupBench
     eventually(lambda: len(port.seen("send_back")) == 4, 60)
 
 
-def test_rows_of_a_late_call_that_succeeds_meanwhile_are_not_sent_back(arrow: GroupBench) -> None:
+def test_late_call_that_succeeds_stops_sending_its_rows_back(arrow: GroupBench) -> None:
     inside, go_on = threading.Event(), threading.Event()
 
     def listener(batch: Any, context: Any) -> None:
@@ -197,7 +197,7 @@ def test_rows_of_a_late_call_that_succeeds_meanwhile_are_not_sent_back(arrow: Gr
 
 
 @pytest.mark.parametrize("ordered", [False, True])
-def test_a_failed_call_does_not_ask_a_broker_that_hangs_for_each_row(arrow: GroupBench, ordered: bool) -> None:
+def test_failed_call_gives_up_a_hanging_broker_after_few_rows(arrow: GroupBench, ordered: bool) -> None:
     tried = list[bytes]()
 
     def hangs(group: str, message: Any, *how: Any) -> None:
@@ -213,7 +213,7 @@ def test_a_failed_call_does_not_ask_a_broker_that_hangs_for_each_row(arrow: Grou
     assert tried == [body for body in numbers(2) for _ in range(2)]
 
 
-def test_a_broker_that_hangs_is_tried_with_some_of_many_late_rows(arrow: GroupBench) -> None:
+def test_hanging_broker_is_tried_with_only_some_late_rows(arrow: GroupBench) -> None:
     _, port, go_on = hanging(arrow, 9)
     (thread,) = arrow.workers[0].threads or []
     send_back, tried = port.send_back, list[bytes]()

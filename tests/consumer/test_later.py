@@ -49,7 +49,7 @@ def consuming(group: GroupBench) -> ConcurrentConsumeService:
     return made
 
 
-def test_messages_are_done_when_their_outcome_is_there_and_in_any_order(group: GroupBench) -> None:
+def test_deferred_outcomes_finish_messages_in_any_order(group: GroupBench) -> None:
     line = Elsewhere()
     consumer, _ = group.start(line)
     group.time.advance(3)
@@ -222,9 +222,7 @@ def test_the_time_before_its_turn_is_not_the_listener_s(group: GroupBench) -> No
     consumer.stop(0.05)
 
 
-def test_a_message_that_is_consumed_now_is_waited_for_until_the_consumer_stops(
-    group: GroupBench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stop_ends_the_wait_for_a_directly_consumed_message(group: GroupBench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rocketmq_spark.consumer.concurrent._CLOSED_CHECK_S", 0.01)
     begun, results = threading.Event(), list[Any]()
 

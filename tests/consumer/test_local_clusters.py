@@ -198,7 +198,7 @@ def test_a_member_with_another_list_is_refused_before_it_stores(tmp_path: Path) 
 
 
 @given(st.lists(st.from_regex(r"[a-z]{1,63}\.[a-zA-Z]{1,63}:[1-9][0-9]{0,4}", fullmatch=True), min_size=1, max_size=9))
-def test_the_folder_of_a_cluster_is_a_name_that_does_not_depend_on_order(servers: list[str]) -> None:
+def test_cluster_folder_name_is_valid_and_ignores_server_order(servers: list[str]) -> None:
     name = cluster_folder(servers)
     assert 0 < len(name.encode()) <= 255
     assert name == cluster_folder(servers[::-1] + servers)
@@ -237,7 +237,7 @@ def test_each_cluster_adopts_the_queues_of_its_brokers(
     assert not earlier.exists
 
 
-def test_a_crash_while_an_offset_is_adopted_gives_it_to_no_other_cluster(
+def test_offset_half_adopted_at_a_crash_goes_to_no_other_cluster(
     group: GroupBench, tmp_path: Path, earlier: LocalOffsets
 ) -> None:
     group.brokers.send(q("a:0"), b"1", b"2")
@@ -248,7 +248,7 @@ def test_a_crash_while_an_offset_is_adopted_gives_it_to_no_other_cluster(
     assert read(group, tmp_path, "b:1") == [b"1", b"2"]
 
 
-def test_an_offset_beyond_the_end_of_a_queue_is_left_to_its_cluster(
+def test_offset_beyond_the_queue_end_is_not_adopted(
     group: GroupBench, tmp_path: Path, earlier: LocalOffsets, caplog: pytest.LogCaptureFixture
 ) -> None:
     group.brokers.send(q("a:0"), b"1")
@@ -293,7 +293,7 @@ def test_a_queue_waits_while_its_broker_does_not_report_its_end(
     assert group.bodies() == [b"2"]
 
 
-def test_members_of_two_clusters_that_adopt_at_once_share_the_queues(tmp_path: Path, earlier: LocalOffsets) -> None:
+def test_two_clusters_adopting_at_once_get_each_offset_once(tmp_path: Path, earlier: LocalOffsets) -> None:
     """The brokers have the same names: each offset has one new owner. A member that finds the file in use tries again."""
     queues = qs("a:0-9")
     earlier.store({queue: number for number, queue in enumerate(queues)})

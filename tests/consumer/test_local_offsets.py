@@ -49,7 +49,7 @@ def test_any_queues_come_back(tmp_path_factory: pytest.TempPathFactory, offsets:
 @pytest.mark.parametrize(
     "damage", ["", "[" * 100_000, '{"topics":{"T":{"a":{"0":1', "[]", '{"topics":{"T":{"a":{"0":-1}}}}', '{"v":1}']
 )
-def test_a_damaged_file_is_replaced_by_the_one_before_and_never_becomes_it(path: Path, damage: str) -> None:
+def test_damaged_offset_file_yields_to_backup_and_is_never_one(path: Path, damage: str) -> None:
     store = LocalOffsets(path)
     store.store({A: 1})
     store.store({A: 2})
@@ -60,7 +60,7 @@ def test_a_damaged_file_is_replaced_by_the_one_before_and_never_becomes_it(path:
     assert store.load() == {A: 1}
 
 
-def test_when_both_are_damaged_it_is_said_and_nothing_begins_anew(path: Path) -> None:
+def test_damaged_offset_file_and_backup_are_an_error(path: Path) -> None:
     store = LocalOffsets(path)
     store.store({A: 1})
     store.store({A: 2})
@@ -74,7 +74,7 @@ def test_when_both_are_damaged_it_is_said_and_nothing_begins_anew(path: Path) ->
     assert "start without offsets" in str(raised.value)
 
 
-def test_a_crash_while_a_file_is_removed_brings_no_old_offset_back(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_removal_of_offsets_restores_no_older_offset(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store, real, left = LocalOffsets(path), os.unlink, [1]
     store.store({A: 1})
     store.store({A: 2})
@@ -185,7 +185,7 @@ def test_new_folders_and_files_of_offsets_are_private(tmp_path: Path) -> None:
     assert {stat.S_IMODE(folder.stat().st_mode) for folder in path.parents[:4]} == {0o700}
 
 
-def test_offsets_in_an_open_folder_are_private_whatever_the_umask_is(path: Path) -> None:
+def test_offset_file_is_private_whatever_the_umask(path: Path) -> None:
     """Others could make the consumer skip messages. An older version made folders with the mode of the umask."""
     path.parent.mkdir(parents=True, mode=0o755)
     before = os.umask(0)
@@ -294,7 +294,7 @@ def test_offsets_of_another_user_are_not_taken_over(tmp_path: Path, monkeypatch:
     assert LocalOffsets(mine).other_files() == [theirs]
 
 
-def test_a_folder_of_offsets_that_others_may_change_is_named_once(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_offset_folder_writable_by_others_is_warned_of_once(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for kind in ("open folders", "replaceable folders"):
         process.kept(kind).clear()
     LocalOffsets(path).store({A: 1})
@@ -310,7 +310,7 @@ def test_a_folder_of_offsets_that_others_may_change_is_named_once(path: Path, ca
     ]
 
 
-def test_another_process_is_refused_until_this_one_is_gone_however_it_ended(path: Path) -> None:
+def test_offset_file_is_locked_until_the_other_process_ends(path: Path) -> None:
     arguments = [sys.executable, "-c", HOLDER, str(path)]
     with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None
@@ -333,9 +333,7 @@ def test_where_nothing_can_be_locked_it_goes_on(tmp_path: Path) -> None:
         one.store({A: 1})
 
 
-def test_a_child_that_is_forked_while_a_thread_locks_a_file_may_lock_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_child_forked_during_a_file_lock_can_lock_another_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     inside, go_on = threading.Event(), threading.Event()
     real = offsets.fcntl.lockf
 

@@ -48,7 +48,7 @@ def test_what_is_cached_is_that_of_own_queues() -> None:
     assert [each.queue for each in held.owned()] == [q("a:0")]
 
 
-def test_4_20_a_result_of_a_dropped_queue_changes_no_offset() -> None:
+def test_result_of_a_dropped_queue_changes_no_offset() -> None:
     held = holding("a:0")
     queue = held.queues[q("a:0")]
     held.record_finished_locked(queue, 5)
@@ -64,7 +64,7 @@ def test_bounds_are_those_of_the_topic_where_it_has_some() -> None:
     assert (held.thresholds_of("T").max_count, held.thresholds_of("U").max_count) == (3, 1000)
 
 
-def test_1_25_results_of_many_threads_only_raise_an_offset() -> None:
+def test_results_of_many_threads_only_raise_an_offset() -> None:
     held, queue, seen = MemberState(Thresholds()), ProcessQueue(q("a:0")), list[int]()
     held.queues[queue.queue] = queue
 

@@ -39,9 +39,7 @@ def held() -> MemberState:
     return MemberState(Thresholds())
 
 
-def test_1_9_brokers_are_told_what_changed_and_told_again_what_failed(
-    group: GroupBench, held: MemberState, caplog
-) -> None:
+def test_only_changed_or_failed_offsets_are_committed_again(group: GroupBench, held: MemberState, caplog) -> None:
     port = FakeMember(group.brokers, "me")
     group.brokers.groups.add("g")
     store = BrokerOffsets(port, "g", held)
@@ -117,7 +115,7 @@ class Hanging:
         self._first.join(60)
 
 
-def test_a_reset_waits_for_the_commit_of_its_queue_that_is_under_way(group: GroupBench, held: MemberState) -> None:
+def test_reset_waits_for_the_running_commit_of_its_queue(group: GroupBench, held: MemberState) -> None:
     """An offset from before it must not come after it."""
     hanging = Hanging(group, held, {A: 50})
     held.offsets.force(A, 0)
@@ -129,9 +127,7 @@ def test_a_reset_waits_for_the_commit_of_its_queue_that_is_under_way(group: Grou
     assert group.brokers.offsets == {A: 0}
 
 
-def test_a_commit_that_hangs_for_longer_than_a_reset_waits_is_overtaken_by_nothing(
-    group: GroupBench, held: MemberState
-) -> None:
+def test_reset_does_not_overtake_a_commit_that_hangs(group: GroupBench, held: MemberState) -> None:
     hanging = Hanging(group, held, {A: 50})
     held.offsets.force(A, 0)
     hanging.store.persist(Deadline.after(0.02), [A])
@@ -143,7 +139,7 @@ def test_a_commit_that_hangs_for_longer_than_a_reset_waits_is_overtaken_by_nothi
     assert (group.brokers.offsets, held.offsets.changed()) == ({A: 0}, {})
 
 
-def test_a_broker_that_hangs_does_not_keep_others_from_the_last_offsets(group: GroupBench, held: MemberState) -> None:
+def test_hanging_broker_keeps_no_other_from_its_last_offsets(group: GroupBench, held: MemberState) -> None:
     hanging = Hanging(group, held, {B: 1})
     held.offsets.force(A, 7)
     held.offsets.force(B, 2)
@@ -168,7 +164,7 @@ def test_a_commit_that_raises_does_not_keep_its_queue(group: GroupBench, held: M
     assert group.brokers.offsets == {A: 1}
 
 
-def test_ctrl_c_at_any_line_of_a_commit_keeps_no_queue_from_the_next(group: GroupBench, held: MemberState) -> None:
+def test_ctrl_c_during_a_commit_blocks_no_later_commit(group: GroupBench, held: MemberState) -> None:
     """A second ``stop`` waited for a commit that nobody made, and stored nothing."""
     port = FakeMember(group.brokers, "me")
     group.brokers.groups.add("g")
@@ -229,7 +225,7 @@ def test_a_file_that_cannot_be_written_is_told_and_tried_again(held: MemberState
     assert caplog.text.count("offsets are stored again") == 1
 
 
-def test_a_file_that_two_threads_store_has_what_the_last_one_knew(held: MemberState, tmp_path: Path) -> None:
+def test_concurrent_stores_leave_the_latest_offset_in_the_file(held: MemberState, tmp_path: Path) -> None:
     """As when a queue is reset, or given up at the end, while its turn to be stored has come."""
     file, inside, go_on = LocalOffsets(tmp_path / "g" / "offsets.json"), threading.Event(), threading.Event()
     store, load = FileOffsets(file, held, end), file.load

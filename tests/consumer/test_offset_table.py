@@ -13,7 +13,7 @@ from tests.scale import examples
 A, B = q("a:0"), q("a:1")
 
 
-def test_1_25_an_offset_only_grows_unless_somebody_knows_better() -> None:
+def test_an_offset_only_grows_unless_somebody_knows_better() -> None:
     table = OffsetTable()
     assert table.get(A) is None
     table.force(A, 1024)
@@ -25,7 +25,7 @@ def test_1_25_an_offset_only_grows_unless_somebody_knows_better() -> None:
     assert table.get(A) == 1024
 
 
-def test_4_29_no_offset_is_below_zero() -> None:
+def test_no_offset_is_below_zero() -> None:
     with pytest.raises(ValueError, match="is -1; expected a number of at least 0"):
         OffsetTable().force(A, -1)
 

@@ -57,7 +57,7 @@ def hanging(group: GroupBench, *bodies: bytes, **how: Any) -> Iterator[tuple[Bas
         go_on()
 
 
-def test_queues_are_locked_before_they_are_pulled_and_again_every_twenty_seconds(group: GroupBench) -> None:
+def test_queues_are_locked_before_pulls_and_every_20_seconds(group: GroupBench) -> None:
     _, port = started(group)
     assert group.brokers.locks == dict.fromkeys(ALL, "m1")
     order = [verb for verb, _ in port.calls]
@@ -97,7 +97,7 @@ def test_an_unanswered_lock_stops_listeners_soon_behind_a_proxy(
     assert group.time.now - went_down + waited_s[0] <= 4.1
 
 
-def test_a_failed_message_is_tried_again_in_place_and_holds_up_its_queue_only(group: GroupBench) -> None:
+def test_failed_message_retries_in_place_blocking_only_its_queue(group: GroupBench) -> None:
     consumer, port = started(
         group, lambda messages, context: 1 / 0 if messages[0].body == b"1" and messages[0].reconsume_times < 2 else None
     )
@@ -124,9 +124,7 @@ def test_a_failed_message_is_tried_again_in_place_and_holds_up_its_queue_only(gr
         lambda messages, context: ...,
     ],
 )
-def test_whatever_a_listener_does_its_message_is_tried_again_and_the_queue_goes_on(
-    group: GroupBench, does: Any
-) -> None:
+def test_message_is_retried_after_any_failure_of_its_listener(group: GroupBench, does: Any) -> None:
     fails = [True, True, False]
     consumer, _ = started(group, lambda messages, context: does(messages, context) if fails.pop(0) else None)
     fails += [False]
@@ -156,7 +154,7 @@ def test_a_bug_behind_the_listener_ends_no_queue(group: GroupBench, what: str, m
 
 
 @pytest.mark.parametrize("error", [RemoteProtocolError("garbage"), CallTimeout("late"), SystemExit("a bug")])
-def test_a_lock_answer_that_means_nothing_is_asked_for_again_each_three_seconds(
+def test_failed_lock_request_is_repeated_every_three_seconds(
     group: GroupBench, error: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     _, port = started(group)
@@ -184,7 +182,7 @@ def test_a_lock_answer_that_means_nothing_is_asked_for_again_each_three_seconds(
 
 
 @pytest.mark.parametrize(("uncommitted", "standing"), [(30, False), (40, True)])
-def test_a_listener_that_commits_too_rarely_for_what_may_wait_is_reported(
+def test_listener_that_commits_too_rarely_is_reported_as_stalled(
     group: GroupBench, caplog: pytest.LogCaptureFixture, uncommitted: int, standing: bool
 ) -> None:
     def listener(messages: Any, context: Any) -> Any:
@@ -247,7 +245,7 @@ def test_a_queue_waits_for_as_long_as_the_listener_says(group: GroupBench) -> No
     assert group.bodies()[:3] == [b"1", b"1", b"2"]
 
 
-def test_a_commit_by_hand_finishes_all_since_the_last_one_and_a_rollback_repeats_them(group: GroupBench) -> None:
+def test_manual_commit_ends_messages_and_rollback_repeats_them(group: GroupBench) -> None:
     answers = iter([None, None, "rollback", None, None, "commit", None])
 
     def listener(messages: Any, context: Any) -> Any:
@@ -265,7 +263,7 @@ def test_a_commit_by_hand_finishes_all_since_the_last_one_and_a_rollback_repeats
     assert group.brokers.offsets[A] == 3
 
 
-def test_4_18_who_leaves_stores_offsets_before_the_locks_are_free(group: GroupBench) -> None:
+def test_who_leaves_stores_offsets_before_the_locks_are_free(group: GroupBench) -> None:
     consumer, port = started(group)
     for number, queue in enumerate(ALL):
         group.brokers.send(queue, *[b"x"] * number)
@@ -277,7 +275,7 @@ def test_4_18_who_leaves_stores_offsets_before_the_locks_are_free(group: GroupBe
     assert group.brokers.locks == {}
 
 
-def test_4_19_a_queue_that_somebody_else_has_locked_is_taken_when_it_is_free(group: GroupBench) -> None:
+def test_queue_locked_by_another_is_taken_when_it_is_free(group: GroupBench) -> None:
     group.brokers.locks[A] = "somebody"
     consumer, port = started(group)
     assert group.owned(consumer) == ALL[1:]
@@ -287,7 +285,7 @@ def test_4_19_a_queue_that_somebody_else_has_locked_is_taken_when_it_is_free(gro
     assert group.owned(consumer) == ALL
 
 
-def test_4_18_a_queue_changes_hands_only_when_its_listener_is_through(group: GroupBench) -> None:
+def test_queue_changes_hands_only_when_its_listener_is_through(group: GroupBench) -> None:
     with hanging(group, b"one", b"two") as (first, go_on):
         second, _ = started(group)
         assert (group.owned(first), group.owned(second)) == (ALL[:2], [q("b:1")])
@@ -302,7 +300,7 @@ def test_4_18_a_queue_changes_hands_only_when_its_listener_is_through(group: Gro
 
 
 @pytest.mark.parametrize("clustering", [True, False])
-def test_a_queue_that_goes_and_comes_back_while_its_listener_works_repeats_nothing(
+def test_queue_revoked_and_regained_in_a_call_repeats_nothing(
     group: GroupBench, tmp_path: Path, clustering: bool
 ) -> None:
     """A topic is shrunk and widened again. Java repeats the message of that call."""
@@ -323,7 +321,7 @@ def test_a_queue_that_goes_and_comes_back_while_its_listener_works_repeats_nothi
     assert (group.bodies(), old.released) == ([b"one", b"two"], True)
 
 
-def test_a_revoked_queue_waits_for_its_listener_although_its_last_lock_was_long_ago(group: GroupBench) -> None:
+def test_revoked_queue_waits_for_its_listener_despite_old_lock(group: GroupBench) -> None:
     """Else two members would have it when a rebalance comes shortly before the next renewal."""
     b = q("b:0")
     with hanging(group, b"one", b"two") as (consumer, go_on):
@@ -353,7 +351,7 @@ def test_a_call_that_ends_without_the_lock_stores_nothing(group: GroupBench) -> 
         assert group.brokers.offsets[b] == 2
 
 
-def test_a_call_that_ends_after_its_queue_moved_and_came_back_changes_nothing(group: GroupBench) -> None:
+def test_call_ending_after_its_queue_returned_changes_no_offset(group: GroupBench) -> None:
     """It hung so long that another member got the queue, finished more of it, and left."""
     b = q("b:0")
     with hanging(group, b"one", b"two") as (consumer, go_on):
@@ -370,7 +368,7 @@ def test_a_call_that_ends_after_its_queue_moved_and_came_back_changes_nothing(gr
     assert len(group.got) == 3
 
 
-def test_a_call_that_ends_while_its_queue_is_released_stores_nothing(group: GroupBench, monkeypatch) -> None:
+def test_call_ending_while_its_queue_is_released_stores_nothing(group: GroupBench, monkeypatch) -> None:
     """Between the last commit and the end of the release, the next owner may lock the queue and be further."""
     b = q("b:0")
     with hanging(group, b"one", b"two") as (consumer, go_on):
@@ -389,7 +387,7 @@ def test_a_call_that_ends_while_its_queue_is_released_stores_nothing(group: Grou
 
 
 @pytest.mark.parametrize("how", ["reset", "repair", "reset, hangs for long"])
-def test_4_18_a_queue_that_comes_back_waits_for_the_call_that_is_under_way(group: GroupBench, how: str) -> None:
+def test_repaired_or_reset_queue_waits_for_the_running_call(group: GroupBench, how: str) -> None:
     """As Java's lock of a queue does: a reset or a repaired offset makes a new process queue, and the listener is one."""
     b = q("b:0")
     with hanging(group, b"one", b"two") as (consumer, go_on):
@@ -410,7 +408,7 @@ def test_4_18_a_queue_that_comes_back_waits_for_the_call_that_is_under_way(group
     assert group.brokers.offsets[b] == 2
 
 
-def test_4_18_of_two_that_wait_for_a_call_the_last_one_comes_after_it(group: GroupBench) -> None:
+def test_of_two_that_wait_for_a_call_the_last_one_comes_after_it(group: GroupBench) -> None:
     """The other one is gone, and nobody works for it any more."""
     b = q("b:0")
     with hanging(group, b"one", b"two") as (consumer, go_on):
@@ -427,7 +425,7 @@ def test_4_18_of_two_that_wait_for_a_call_the_last_one_comes_after_it(group: Gro
     assert running._consume_service._scheduled == set()
 
 
-def test_4_18_a_queue_whose_lock_was_lost_under_a_listener_is_not_kept_for_ever(group: GroupBench) -> None:
+def test_queue_with_a_lost_lock_is_released_despite_its_listener(group: GroupBench) -> None:
     """Nor does it come back to a second call beside the first."""
     b = q("b:0")
     with hanging(group, b"one", b"two") as (consumer, go_on):
@@ -484,14 +482,14 @@ def test_a_renewed_lock_counts_from_its_question_too(group: GroupBench, monkeypa
     assert {each.lock.granted_ms for each in consumer._running.state.owned()} == {asked_ms[-1]}
 
 
-def test_4_18_a_listener_that_hangs_does_not_keep_a_queue_for_ever(group: GroupBench) -> None:
+def test_listener_that_hangs_does_not_keep_a_queue_for_ever(group: GroupBench) -> None:
     with hanging(group, b"one"):
         second, _ = started(group)
         group.time.advance(24)
         assert group.owned(second) == ALL[2:]
 
 
-def test_a_lock_that_is_lost_stops_the_queue_until_it_is_granted_again(group: GroupBench) -> None:
+def test_lost_lock_stops_the_queue_until_it_is_granted_again(group: GroupBench) -> None:
     consumer, _ = started(group)
     group.brokers.locks[A] = "somebody"
     group.time.advance(20)
@@ -521,7 +519,7 @@ def cut_off(group: GroupBench) -> BaseConsumer:
     return consumer
 
 
-def test_a_member_that_was_cut_off_goes_on_behind_what_another_finished(group: GroupBench, caplog) -> None:
+def test_cut_off_member_continues_after_what_another_finished(group: GroupBench, caplog) -> None:
     """Else those messages would come again after later ones."""
     consumer = cut_off(group)
     group.time.advance(10)
@@ -534,12 +532,12 @@ def test_a_member_that_was_cut_off_goes_on_behind_what_another_finished(group: G
     assert (group.bodies(), group.brokers.offsets[A]) == ([b"1", b"4"], 4)
 
 
-def test_who_leaves_without_a_lock_stores_nothing_over_what_another_finished(group: GroupBench) -> None:
+def test_leaving_without_a_lock_overwrites_no_newer_offset(group: GroupBench) -> None:
     cut_off(group).stop(0.1)
     assert group.brokers.offsets[A] == 3
 
 
-def test_a_lock_does_not_count_until_it_is_known_what_another_finished(group: GroupBench) -> None:
+def test_lock_counts_only_once_the_committed_offset_is_known(group: GroupBench) -> None:
     consumer = cut_off(group)
     group.brokers.locks[A] = consumer.client_id
     group.brokers.failing["committed"] = CallTimeout("late")
@@ -597,7 +595,7 @@ def test_a_machine_that_slept_does_not_believe_in_its_locks(group: GroupBench) -
     assert group.bodies() == [b"1", b"2"]
 
 
-def test_what_another_member_finished_does_not_come_again_after_a_reset_of_long_ago(group: GroupBench) -> None:
+def test_old_reset_repeats_nothing_another_member_finished(group: GroupBench) -> None:
     """What this one had finished last could not be stored when the queue went."""
     _, port = started(group)
     group.brokers.send(A, *(b"%d" % i for i in range(5)))

@@ -15,7 +15,7 @@ from tests.consumer.test_orderly import A, started
 
 
 @pytest.mark.parametrize("tries", [0, 3, 5])
-def test_1_24_after_its_last_try_a_message_is_a_dead_letter_at_once_and_the_queue_goes_on(
+def test_ordered_message_is_a_dead_letter_after_its_last_attempt(
     group: GroupBench, tries: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As Java's sends it: a copy that says how often it was tried. Brokers know of no attempt in place."""
@@ -46,7 +46,7 @@ def test_a_message_that_fails_beside_others_has_its_own_tries(group: GroupBench)
     assert [(m.body, m.reconsume_times) for m in group.brokers.dead] == [(b"old", 4), (b"young", 2)]
 
 
-def test_a_broadcasting_member_drops_a_message_after_its_last_try(
+def test_broadcasting_member_drops_message_after_last_attempt(
     group: GroupBench, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     how: dict[str, Any] = {"clustering": False, "offsets_folder": tmp_path, "max_retries": 3}
@@ -58,7 +58,7 @@ def test_a_broadcasting_member_drops_a_message_after_its_last_try(
     assert (port.seen("send_back"), port.seen("send_to_retry"), group.brokers.dead) == ([], [], [])
 
 
-def test_1_24_what_failed_in_a_queue_that_is_gone_is_no_dead_letter(group: GroupBench) -> None:
+def test_what_failed_in_a_queue_that_is_gone_is_no_dead_letter(group: GroupBench) -> None:
     """Its next owner tries it."""
 
     def listener(messages: Any, context: Any) -> None:
@@ -71,7 +71,7 @@ def test_1_24_what_failed_in_a_queue_that_is_gone_is_no_dead_letter(group: Group
     assert (group.bodies(), group.brokers.dead, port.seen("send_to_retry")) == ([b"bad"], [], [])
 
 
-def test_1_24_what_cannot_be_copied_is_made_a_dead_letter_by_its_broker(group: GroupBench) -> None:
+def test_uncopyable_message_is_made_a_dead_letter_by_its_broker(group: GroupBench) -> None:
     _, port = started(group, lambda messages, context: 1 / 0, max_retries=1)
     group.brokers.failing["send_to_retry"] = DecodeError("no magic")
     group.brokers.send(A, b"bad")
@@ -81,7 +81,7 @@ def test_1_24_what_cannot_be_copied_is_made_a_dead_letter_by_its_broker(group: G
     assert [m.body for m in group.brokers.dead] == [b"bad"]
 
 
-def test_1_24_what_no_broker_takes_is_tried_in_place_until_one_does(group: GroupBench) -> None:
+def test_what_no_broker_takes_is_tried_in_place_until_one_does(group: GroupBench) -> None:
     started(group, lambda messages, context: 1 / 0 if messages[0].body == b"bad" else None, max_retries=1)
     group.brokers.failing |= {"send_to_retry": CallTimeout("late"), "send_back": CallTimeout("late")}
     group.brokers.send(A, b"bad", b"good")
@@ -94,7 +94,7 @@ def test_1_24_what_no_broker_takes_is_tried_in_place_until_one_does(group: Group
     assert [m.body for m in group.brokers.dead] == [b"bad"]
 
 
-def test_1_24_of_a_batch_only_what_no_broker_takes_comes_again_and_in_its_place(group: GroupBench) -> None:
+def test_only_refused_dead_letters_of_a_batch_repeat_in_place(group: GroupBench) -> None:
     """Java's makes dead letters of the others with each attempt; without end where a message can never become one."""
     bad: set[bytes] = {b"1", b"2", b"3"}
     consumer, port = started(
@@ -153,9 +153,7 @@ def all_at_once(group: GroupBench, *bodies: bytes) -> None:
 
 
 @pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), SystemExit("a bug")])
-def test_1_24_whatever_making_a_dead_letter_raises_the_others_become_one_once(
-    group: GroupBench, error: BaseException
-) -> None:
+def test_error_making_one_dead_letter_spares_the_others(group: GroupBench, error: BaseException) -> None:
     _, port = started(group, lambda messages, context: 1 / 0, max_retries=1, consume_batch_max_size=2)
     refused = no_dead_letter(port, b"2", error)
     all_at_once(group, b"1", b"2")
@@ -168,7 +166,7 @@ def test_1_24_whatever_making_a_dead_letter_raises_the_others_become_one_once(
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_1_24_while_no_broker_takes_a_dead_letter_nothing_behind_it_fails_with_it(group: GroupBench, size: int) -> None:
+def test_refused_dead_letter_fails_no_message_behind_it(group: GroupBench, size: int) -> None:
     def listener(messages: Any, context: Any) -> None:
         assert not {b"1", b"2"} & {one.body for one in messages}
 
@@ -187,7 +185,7 @@ def test_1_24_while_no_broker_takes_a_dead_letter_nothing_behind_it_fails_with_i
     assert group.brokers.offsets[A] == 4
 
 
-def test_1_24_a_rollback_does_not_bring_dead_letters_back(group: GroupBench) -> None:
+def test_rollback_does_not_bring_dead_letters_back(group: GroupBench) -> None:
     """Nor does a commit of what was rolled back pass what waits before a dead letter."""
     answers = iter([None, "suspend", "suspend", "rollback", "commit", "commit", "commit"])
 
@@ -204,7 +202,7 @@ def test_1_24_a_rollback_does_not_bring_dead_letters_back(group: GroupBench) -> 
     assert group.brokers.offsets[A] == 3
 
 
-def test_1_24_where_commits_are_by_hand_a_dead_letter_waits_for_one(group: GroupBench) -> None:
+def test_where_commits_are_by_hand_a_dead_letter_waits_for_one(group: GroupBench) -> None:
     """As in Java: what was not committed before it may still be rolled back."""
     answers = iter([None, "suspend", "suspend", None, "commit"])
 

@@ -26,7 +26,7 @@ ALL = qs("a:0-1 b:0-1")
 
 
 @pytest.mark.parametrize("error", [ServerFault("code 1"), CallTimeout("late")])
-def test_4_22_4_25_a_queue_whose_offset_is_not_known_waits_a_second(group: GroupBench, error, caplog) -> None:
+def test_queue_whose_offset_is_not_known_waits_a_second(group: GroupBench, error, caplog) -> None:
     group.brokers.send(A, b"1")
     group.brokers.failing["committed a"] = error
     consumer, port = group.start()
@@ -38,7 +38,7 @@ def test_4_22_4_25_a_queue_whose_offset_is_not_known_waits_a_second(group: Group
     assert not [request for request in port.seen("pull") if request.offset < 0]
 
 
-def test_queues_that_cannot_be_begun_are_a_warning_for_each_topic_and_broker(group: GroupBench, caplog) -> None:
+def test_queues_not_started_are_warned_of_per_topic_and_broker(group: GroupBench, caplog) -> None:
     caplog.set_level("INFO")
     group.brokers.failing["committed a"] = AccessDenied("no")
     consumer, _ = group.start()
@@ -67,13 +67,13 @@ def test_a_lock_of_a_queue_that_cannot_be_begun_is_given_back(group: GroupBench)
     assert group.owned(other) == ALL
 
 
-def test_a_queue_that_its_broker_refuses_to_tell_of_is_no_reason_not_to_ask_for_the_others(group: GroupBench) -> None:
+def test_refused_offset_of_one_queue_stops_no_request_for_others(group: GroupBench) -> None:
     group.brokers.failing["committed a"] = AccessDenied("no")
     _, port = group.start()
     assert [queue for queue in port.seen("committed") if queue.broker_name == "a"] == ALL[:2]
 
 
-def test_a_queue_that_a_slave_knows_no_offset_of_keeps_no_other_of_its_broker_waiting(group: GroupBench) -> None:
+def test_queue_without_offset_on_a_slave_blocks_no_other_queue(group: GroupBench) -> None:
     """While the master is away its slave tells the offsets that it has, and no start of the others."""
     real = FakeMember.committed
 
@@ -103,7 +103,7 @@ def test_a_broker_that_hangs_is_asked_once_a_run(group: GroupBench) -> None:
     ],
 )
 @pytest.mark.parametrize("young", [False, True])
-def test_4_23_a_new_group_begins_where_it_says_and_goes_on_from_there(group: GroupBench, mode, first, young) -> None:
+def test_new_group_begins_where_it_says_and_goes_on_from_there(group: GroupBench, mode, first, young) -> None:
     """But for a young queue, all of which it gets in every mode."""
     group.brokers.old, group.brokers.queues[A].first = True, 0 if young else 5
     first = [b"0", b"1", b"2"] if young else first
@@ -141,7 +141,7 @@ def test_where_a_young_queue_begins_is_stored(group: GroupBench) -> None:
     assert group.bodies() == [b"2"]
 
 
-def test_a_broadcasting_member_skips_nothing_of_a_queue_that_is_made_while_it_runs(group: GroupBench, tmp_path) -> None:
+def test_broadcasting_member_skips_nothing_of_a_new_queue(group: GroupBench, tmp_path) -> None:
     """It hears of the queue, or of a topic, some seconds after the first message."""
     group.brokers.send(A, b"old")
     topics, group.brokers.topics = group.brokers.topics, {"T": [A]}
@@ -170,7 +170,7 @@ def test_a_broadcasting_member_skips_nothing_of_a_queue_that_is_made_while_it_ru
 
 
 @pytest.mark.parametrize("jump_s", [-3600, 3600])
-def test_a_broadcasting_member_skips_nothing_when_its_clock_is_put_right(
+def test_broadcasting_member_skips_nothing_when_its_clock_jumps(
     group: GroupBench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jump_s: int
 ) -> None:
     real, jumped_ms, asked = ManualTimer.wall_ms, 0, []
@@ -210,7 +210,7 @@ class Owner:
         self.begun.append((queue.queue, offset))
 
 
-def test_4_20_what_was_in_memory_is_forgotten_when_a_queue_comes(group: GroupBench) -> None:
+def test_what_was_in_memory_is_forgotten_when_a_queue_comes(group: GroupBench) -> None:
     one = Owner(group)
     one.owns.add([A])
     assert one.owns.drop([A]) == [A]
@@ -221,14 +221,14 @@ def test_4_20_what_was_in_memory_is_forgotten_when_a_queue_comes(group: GroupBen
     assert one.begun == [(A, 0), (A, 3)]
 
 
-def test_4_21_a_queue_is_begun_once_however_often_it_is_added(group: GroupBench) -> None:
+def test_queue_is_begun_once_however_often_it_is_added(group: GroupBench) -> None:
     one = Owner(group)
     assert one.owns.add(ALL) == ALL
     assert one.owns.add(ALL) == []
     assert [queue for queue, _ in one.begun] == ALL
 
 
-def test_a_repair_that_comes_too_late_does_not_touch_the_queue_that_came_back(group: GroupBench) -> None:
+def test_late_offset_repair_does_not_touch_a_regained_queue(group: GroupBench) -> None:
     one = Owner(group)
     one.owns.add([A])
     old = one.held.queues[A]
@@ -265,7 +265,7 @@ def test_an_offset_that_cannot_be_stored_does_not_keep_a_queue(group: GroupBench
     assert group.brokers.offsets[A] == 0
 
 
-def test_a_reset_holds_over_a_commit_that_its_broker_answers_later(group: GroupBench, monkeypatch) -> None:
+def test_reset_holds_over_a_commit_answered_later(group: GroupBench, monkeypatch) -> None:
     """The reset does not wait for ever, and cannot be stored before that commit: the member keeps it until it is."""
     monkeypatch.setattr(ownership, "TIMEOUT_S", 0.02)
     one = Owner(group)
@@ -293,7 +293,7 @@ def test_a_reset_holds_over_a_commit_that_its_broker_answers_later(group: GroupB
 
 
 @pytest.mark.parametrize("ordered", [False, True])
-def test_a_reset_that_comes_while_a_member_stores_its_last_offsets_is_stored(group: GroupBench, ordered: bool) -> None:
+def test_reset_during_the_last_commit_of_a_member_is_stored(group: GroupBench, ordered: bool) -> None:
     """Whichever thread is quicker: after that commit nothing would be left of the queue here."""
     one = Owner(group, ordered)
     one.owns.add([A])
@@ -322,7 +322,7 @@ def test_a_reset_that_comes_while_a_member_stores_its_last_offsets_is_stored(gro
 
 
 @pytest.mark.parametrize(("after_s", "begins"), [(60, 3), (60.1, 7)])
-def test_an_offset_that_was_set_and_not_stored_is_ours_to_store_for_a_minute(
+def test_unstored_reset_is_kept_for_one_minute(
     group: GroupBench, after_s: float, begins: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     """By then the group may be elsewhere. The log says that it is given up."""
@@ -338,7 +338,7 @@ def test_an_offset_that_was_set_and_not_stored_is_ours_to_store_for_a_minute(
     assert ("dropped the reset to offset 3 of T/a/0: no broker stored it" in caplog.text) == (begins == 7)
 
 
-def test_an_offset_that_was_set_is_kept_while_rebalances_try_to_bring_its_queue_back(group: GroupBench) -> None:
+def test_unstored_reset_survives_failing_rebalances_of_its_queue(group: GroupBench) -> None:
     one = Owner(group)
     one.owns.add([A])
     group.brokers.failing |= {"commit": CallTimeout("late"), "committed": CallTimeout("late")}
@@ -351,7 +351,7 @@ def test_an_offset_that_was_set_is_kept_while_rebalances_try_to_bring_its_queue_
     assert one.begun[1:] == [(A, 3)]
 
 
-def test_what_was_finished_after_a_reset_is_kept_when_no_broker_stored_it(group: GroupBench) -> None:
+def test_progress_after_an_unstored_reset_is_kept(group: GroupBench) -> None:
     """Neither is the reset lost with the second release, nor is what was finished since given again."""
     one = Owner(group)
     one.owns.add([A])
@@ -374,7 +374,7 @@ def test_what_was_finished_after_a_reset_is_kept_when_no_broker_stored_it(group:
 
 
 @pytest.mark.parametrize(("mine", "begins"), [([A], 5), ([], 9)])
-def test_where_a_queue_was_reset_to_it_begins_unless_it_went_to_another_member(
+def test_queue_restarts_at_its_reset_if_no_other_member_had_it(
     group: GroupBench, mine: list[MessageQueue], begins: int
 ) -> None:
     """Whatever is stored after the reset: of its own pull, which was slow, or what that member finished."""
@@ -390,7 +390,7 @@ def test_where_a_queue_was_reset_to_it_begins_unless_it_went_to_another_member(
 
 
 @pytest.mark.parametrize("finish", [OffsetTable.raise_to, OffsetTable.set])
-def test_what_another_member_finished_counts_where_a_reset_was_stored_before(group: GroupBench, finish: Any) -> None:
+def test_progress_of_another_member_outranks_a_stored_reset(group: GroupBench, finish: Any) -> None:
     """It could not be stored at first, and its queue was given up later, with what could not be stored either."""
     one = Owner(group)
     one.owns.add([A])
@@ -408,7 +408,7 @@ def test_what_another_member_finished_counts_where_a_reset_was_stored_before(gro
 
 
 @pytest.mark.parametrize("stores", [True, False])
-def test_a_reset_of_a_queue_that_is_between_release_and_begin_counts(
+def test_reset_of_a_queue_between_release_and_start_counts(
     group: GroupBench, stores: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The newest wins, and the log names what was reset and what is not here."""
@@ -427,7 +427,7 @@ def test_a_reset_of_a_queue_that_is_between_release_and_begin_counts(
     assert "did not reset them: {'T/b/0': 5}" in caplog.text
 
 
-def test_a_reset_of_a_queue_that_was_released_is_stored_for_its_next_member(group: GroupBench) -> None:
+def test_reset_of_a_released_queue_is_stored_for_its_next_member(group: GroupBench) -> None:
     one = Owner(group)
     one.owns.add([A])
     one.held.offsets.force(A, 50)
@@ -453,7 +453,7 @@ def test_a_queue_that_has_been_away_for_long_is_not_reset_here(
     assert "are reset to" not in caplog.text
 
 
-def test_a_reset_while_a_queue_is_added_makes_the_next_run_begin_it(group: GroupBench) -> None:
+def test_queue_reset_while_being_added_starts_in_the_next_run(group: GroupBench) -> None:
     """The offset that was read may be from before the reset."""
     one = Owner(group)
     group.brokers.offsets[A] = 50

@@ -62,7 +62,7 @@ def test_a_failed_pull_is_made_again_while_somebody_waits() -> None:
     assert len(one.wait(Deadline.after(WAIT_S), 1)) == 1
 
 
-def test_all_queues_that_are_still_here_are_sought_or_all_that_are_named() -> None:
+def test_seek_moves_queues_still_assigned_or_none_of_named_ones() -> None:
     """One may go to another member while its broker is asked where to."""
     fake = FakeMember(QUEUES[:3], high=9)
     one = polls(fake)
@@ -103,7 +103,7 @@ def test_who_is_woken_comes_back_once() -> None:
 
 
 @pytest.mark.parametrize("how", ["poll", "poll_arrow"])
-def test_a_poll_keeps_to_its_time_whatever_comes_that_is_not_wanted(how: str) -> None:
+def test_poll_keeps_its_timeout_whatever_unwanted_messages_come(how: str) -> None:
     """Of a batch topic brokers give all messages, of any tag: more may come than are looked at."""
 
     class Unwanted(FakeMember):
@@ -250,7 +250,7 @@ def test_after_the_close_nothing_is_pulled() -> None:
 
 
 @pytest.mark.parametrize("how", ["assign", "rebalance"])
-def test_ctrl_c_at_any_line_of_a_change_of_queues_keeps_nothing_from_being_read(how: str, hand: Hand) -> None:
+def test_ctrl_c_during_a_queue_change_leaves_no_queue_unread(how: str, hand: Hand) -> None:
     for at in itertools.count():
         fake = FakeMember([A, B])
         fake.add(A, 40)

@@ -80,7 +80,7 @@ def test_the_proxy_hears_what_the_listener_made_of_a_message(does, told):
     ],
 )
 @pytest.mark.parametrize("told", [True, False])
-def test_a_line_says_that_a_message_is_a_dead_letter_once_the_proxy_knows(does, attempt, dead, told, caplog):
+def test_dead_letter_is_logged_once_the_proxy_has_accepted_it(does, attempt, dead, told, caplog):
     listens = Listens(A=does)
     if not told:
         listens.bench.proxy.failing |= dict.fromkeys(("change", "dlq", "ack"), ConnectionLost("away"))
@@ -133,7 +133,7 @@ def test_when_a_message_comes_again(level, attempt, seconds):
     assert redelivery_pause_s(level, attempt, POLICY) == seconds
 
 
-def test_a_group_goes_on_when_a_message_is_done_and_others_do_not_wait_for_it():
+def test_suspended_message_group_blocks_no_other_group():
     listens = Listens(A1=lambda context: context.suspend(20_000))
     listens.in_order().submit(listens.bench.lent(of("A1", "a"), of("A2", "a"), of("B1", "b"), of("B2", "b")))
     listens.bench.time.run_due()
@@ -154,7 +154,7 @@ def test_without_a_group_the_queue_has_the_order():
     assert listens.got == [("A", 0), ("C", 0)]
 
 
-def test_the_last_attempt_of_a_group_makes_a_dead_letter_and_the_next_goes_on(caplog):
+def test_last_attempt_is_a_dead_letter_and_its_group_goes_on(caplog):
     listens = Listens(A1=raises)
     listens.in_order().submit(listens.bench.lent(of("A1", "a", attempt=2), of("A2", "a")))
     listens.bench.time.advance(1)
@@ -167,7 +167,7 @@ def commits_later(context: Any) -> None:
     context.auto_commit = False
 
 
-def test_a_listener_that_wants_to_commit_later_is_refused_and_tried_again_after_the_pause(caplog):
+def test_listener_disabling_auto_commit_is_refused_and_retried(caplog):
     """None would then mean that the message is not done; 17 times at once, and it would be a dead letter."""
     listens = Listens(A=commits_later)
     listens.in_order().submit(listens.bench.lent(of("A", "a")))
@@ -193,7 +193,7 @@ def test_what_comes_while_a_group_waits_comes_behind_it():
     assert listens.got == [("A1", 0), ("A1", 1), ("A2", 0)]
 
 
-def test_where_nobody_knows_that_a_message_is_done_the_next_is_left_to_come_again():
+def test_failed_ack_leaves_later_messages_for_redelivery():
     listens = Listens()
     listens.bench.proxy.failing["ack"] = ConnectionLost("away")
     listening = listens.in_order()
@@ -207,7 +207,7 @@ def test_where_nobody_knows_that_a_message_is_done_the_next_is_left_to_come_agai
 
 
 @pytest.mark.parametrize("kind", ["in_any_order", "in_order"])
-def test_where_it_cannot_be_told_for_any_reason_a_message_comes_again_and_the_next_is_consumed(kind, caplog):
+def test_unexpected_ack_error_redelivers_message_and_goes_on(kind, caplog):
     listens = Listens()
     listens.bench.proxy.failing["ack"] = SystemExit("a bug")
     listening = getattr(listens, kind)()
@@ -233,7 +233,7 @@ def test_messages_cannot_be_taken_out_of_the_listeners_hands(kind):
     assert seen == [tuple]
 
 
-def test_at_the_end_what_waits_after_a_failure_is_left_and_what_does_not_fail_is_finished():
+def test_close_drops_failed_groups_and_finishes_other_messages():
     listens = Listens(A1=raises, B1=raises)
     listening = listens.in_order()
     listening.submit(listens.bench.lent(of("A1", "a"), of("A2", "a")))
@@ -247,7 +247,7 @@ def test_at_the_end_what_waits_after_a_failure_is_left_and_what_does_not_fail_is
 
 
 @pytest.mark.parametrize("done", [True, False])
-def test_a_pause_that_is_over_at_the_moment_of_the_close_hands_out_nothing_that_is_dropped(done):
+def test_retry_pause_ending_during_close_delivers_nothing(done):
     listens = Listens(A=lambda context: context.suspend(1000))
     bench, listening = listens.bench, listens.in_order()
     listening.submit(bench.lent(of("A", "a"), of("B", "a")))

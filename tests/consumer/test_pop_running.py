@@ -79,9 +79,7 @@ def test_messages_are_consumed_and_counted(member):
     assert member.proxy.filters == [{"t": Filter("a || b")}]
 
 
-def test_what_came_when_there_were_no_threads_for_listeners_is_consumed_although_nothing_comes_after_it(
-    member: Member, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_messages_received_without_threads_are_consumed_later(member: Member, monkeypatch: pytest.MonkeyPatch) -> None:
     member.start()
     with monkeypatch.context() as patched:
         no_more_threads(patched, "rocketmq-g")
@@ -103,7 +101,7 @@ def test_what_is_wanted_may_change_while_it_runs(member):
     eventually(lambda: member.got == ["A"], 60)
 
 
-def test_what_a_proxy_refused_for_good_is_not_asked_for_again_with_the_next_topic(member):
+def test_refused_subscription_is_not_sent_with_the_next_topic(member):
     member.start()
     for topic in ("t", "bad"):
         member.proxy.failing["subscribe"] = AccessDenied("no")
@@ -114,7 +112,7 @@ def test_what_a_proxy_refused_for_good_is_not_asked_for_again_with_the_next_topi
     assert member.proxy.filters[-1] == {"t": Filter("a || b"), "u": NO_FILTER}
 
 
-def test_of_two_threads_that_subscribe_at_once_the_proxy_hears_all(member):
+def test_concurrent_subscriptions_all_reach_the_proxy(member):
     member.proxy.counts |= {"u": 1, "v": 1}
     member.start()
     second = threading.Thread(target=member.consumer.subscribe, args=("v",))
@@ -136,7 +134,7 @@ def test_of_two_threads_that_subscribe_at_once_the_proxy_hears_all(member):
     assert member.proxy.filters[-1].keys() == {"t", "u", "v"}
 
 
-def test_a_subscription_that_waited_while_the_consumer_was_stopped_joins_no_more(member):
+def test_subscription_waiting_during_a_stop_does_not_join(member):
     member.start()
     running = member.consumer._running
     second = threading.Thread(target=subscribes, args=(member, outcomes := []))
@@ -150,7 +148,7 @@ def test_a_subscription_that_waited_while_the_consumer_was_stopped_joins_no_more
     assert member.proxy.closed
 
 
-def test_a_subscription_during_which_the_consumer_is_stopped_leaves_nobody_behind(member):
+def test_stop_during_a_subscription_leaves_no_member_behind(member):
     member.start()
     tell = member.proxy.subscribe
 
@@ -166,7 +164,7 @@ def test_a_subscription_during_which_the_consumer_is_stopped_leaves_nobody_behin
 
 
 @pytest.mark.parametrize("before", [None, "a"])
-def test_a_subscription_that_a_proxy_refuses_is_none_and_keeps_no_later_one_from_being_heard(member, before):
+def test_refused_subscription_does_not_block_later_ones(member, before):
     """Or the one of before: a Proxy refuses all topics because of one."""
     member.start()
     if before is not None:
@@ -210,7 +208,7 @@ def test_a_listener_that_takes_long_keeps_its_message(member):
     assert member.got == ["A", "B"]
 
 
-def test_what_took_long_to_come_is_ours_for_the_time_that_is_left_and_gets_more_at_once(member):
+def test_slowly_received_message_gets_its_lease_renewed_at_once(member):
     """A Proxy counts from the moment at which it sends: by the next look it may be somebody else's."""
     member.proxy.takes = lambda: member.time.advance(25)
     goes_on = member.held_up()
@@ -219,7 +217,7 @@ def test_what_took_long_to_come_is_ours_for_the_time_that_is_left_and_gets_more_
     eventually(lambda: member.proxy.told == [("change", "A", 30.0), ("ack", "A")], 60)
 
 
-def test_what_a_question_waited_for_gets_more_time_soon_if_its_listener_has_it_still(member):
+def test_lease_half_used_in_transit_is_renewed_within_a_second(member):
     member.proxy.takes = lambda: member.time.advance(15)
     goes_on = member.held_up()
     member.proxy.takes = lambda: None
@@ -231,7 +229,7 @@ def test_what_a_question_waited_for_gets_more_time_soon_if_its_listener_has_it_s
     eventually(lambda: member.proxy.told[1:] == [("ack", "A")], 60)
 
 
-def test_what_took_longer_to_come_than_it_is_ours_goes_to_no_listener(member):
+def test_message_whose_lease_expired_in_transit_is_not_consumed(member):
     """Or lay there while this process stood still: when the answer is read says nothing, and others have had the message."""
     came: list[float] = []
 
@@ -261,7 +259,7 @@ def test_the_end_finishes_what_is_in_hand(member):
 
 
 @pytest.mark.parametrize("in_time", [True, False])
-def test_the_end_consumes_what_waits_for_a_listener_in_the_time_given_and_leaves_the_rest(in_time):
+def test_stop_consumes_waiting_messages_only_within_its_timeout(in_time):
     member = Member(threads=1)
     goes_on = member.held_up()
     member.proxy.put(of("B"))
@@ -334,7 +332,7 @@ def test_an_ordered_group_keeps_its_order():
     assert member.consumer.stop(30) == []
 
 
-def test_a_message_group_whose_listener_hangs_keeps_no_other_queue_from_being_asked_for():
+def test_hanging_message_group_blocks_no_receive_of_other_queues():
     """However many messages wait behind: a broker hands out no more of its queue."""
     member = Member(ordered=True)
     member.proxy.counts["t"] = 2
@@ -349,7 +347,7 @@ def test_a_message_group_whose_listener_hangs_keeps_no_other_queue_from_being_as
     member.consumer.stop(30)
 
 
-def test_message_groups_that_fail_keep_no_other_queue_from_being_asked_for():
+def test_failing_message_groups_block_no_receive_of_other_queues():
     """However many wait to be tried again: their queues give no more until then."""
     member = Member(ordered=True, threads=3)
     member.proxy.counts["t"] = 2
@@ -363,7 +361,7 @@ def test_message_groups_that_fail_keep_no_other_queue_from_being_asked_for():
     assert member.consumer.stop(30) == []
 
 
-def test_while_brokers_do_not_keep_the_order_any_more_nothing_is_handed_to_an_ordered_listener(caplog):
+def test_ordered_listener_gets_nothing_while_order_is_not_kept(caplog):
     member = Member(ordered=True)
     member.start()
     member.proxy.put(of("A", "a"))
@@ -381,7 +379,7 @@ def test_while_brokers_do_not_keep_the_order_any_more_nothing_is_handed_to_an_or
     assert member.consumer.stop(30) == []
 
 
-def test_a_stop_that_is_interrupted_leaves_and_is_continued_by_the_next(member, monkeypatch):
+def test_interrupted_stop_leaves_group_and_next_stop_ends_it(member, monkeypatch):
     goes_on = member.held_up()
     running = member.consumer._running
     with monkeypatch.context() as patch:
@@ -395,7 +393,7 @@ def test_a_stop_that_is_interrupted_leaves_and_is_continued_by_the_next(member, 
     assert running._check_timer._closed
 
 
-def test_a_stop_in_a_listener_does_not_wait_for_the_one_that_waits_for_it(member):
+def test_stop_in_a_listener_does_not_deadlock_with_another_stop(member):
     left = []
 
     def stops(message):

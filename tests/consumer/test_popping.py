@@ -109,7 +109,7 @@ def test_a_thread_that_ends_is_started_again_by_the_next_look(asks, caplog):
     eventually(lambda: asks.threads() == asks.proxy.waiting == 2, 60)
 
 
-def test_a_thread_that_cannot_be_started_is_started_by_the_next_look(asks, monkeypatch):
+def test_thread_that_failed_to_start_is_started_at_next_check(asks, monkeypatch):
     with monkeypatch.context() as patch:
         no_more_threads(patch, "rocketmq-g-pop-t-1")
         with pytest.raises(RuntimeError):
@@ -118,7 +118,7 @@ def test_a_thread_that_cannot_be_started_is_started_by_the_next_look(asks, monke
     eventually(lambda: asks.threads() == asks.proxy.waiting == 2, 60)
 
 
-def test_a_topic_that_is_not_there_is_waited_for_and_known_ones_outlive_an_error(asks):
+def test_missing_topic_is_awaited_and_known_ones_survive_errors(asks):
     asks.look("u")
     assert asks.threads() == 0
     asks.proxy.counts["u"] = 1

@@ -26,13 +26,13 @@ def positions(fake: FakeMember) -> OffsetRequests:
     return OffsetRequests(fake, ConsumerSettings(group="g"))  # type: ignore[arg-type]
 
 
-def test_4_24_a_queue_begins_at_its_stored_offset_or_its_end(fake: FakeMember, positions: OffsetRequests) -> None:
+def test_queue_begins_at_its_stored_offset_or_its_end(fake: FakeMember, positions: OffsetRequests) -> None:
     assert positions.start_offset_of(QUEUE) == StartOffset(9, False)
     fake.stored[QUEUE] = 4
     assert positions.start_offset_of(QUEUE) == StartOffset(4)
 
 
-def test_4_25_a_question_that_fails_is_no_answer(fake: FakeMember, positions: OffsetRequests) -> None:
+def test_question_that_fails_is_no_answer(fake: FakeMember, positions: OffsetRequests) -> None:
     fake.unknown[QUEUE] = ServerFault("ill")
     with pytest.raises(ServerFault):
         positions.start_offset_of(QUEUE)

@@ -23,7 +23,7 @@ def filled(*at: int) -> ProcessQueue:
     return queue
 
 
-def test_1_17_what_is_removed_tells_the_offset_that_may_be_committed() -> None:
+def test_what_is_removed_tells_the_offset_that_may_be_committed() -> None:
     queue = filled(100, 101, 102, 103, 104)
     assert queue.remove(messages(102)) == 100
     assert queue.remove(messages(100, 101)) == 103
@@ -31,13 +31,13 @@ def test_1_17_what_is_removed_tells_the_offset_that_may_be_committed() -> None:
     assert queue.remove(messages(104)) is None
 
 
-def test_1_17_offsets_that_a_filter_left_out_are_not_waited_for() -> None:
+def test_offsets_that_a_filter_left_out_are_not_waited_for() -> None:
     queue = filled(100, 105)
     assert queue.remove(messages(105)) == 100
     assert queue.remove(messages(100)) == 106
 
 
-def test_1_17_the_offset_goes_on_where_the_last_message_was() -> None:
+def test_the_offset_goes_on_where_the_last_message_was() -> None:
     queue = filled(10)
     assert queue.remove(messages(10)) == 11
     queue.put(messages(11, 12))
@@ -45,14 +45,14 @@ def test_1_17_the_offset_goes_on_where_the_last_message_was() -> None:
     assert queue.remove(messages(11)) == 13
 
 
-def test_1_15_the_cache_is_sorted_by_offset_and_repeats_count_once() -> None:
+def test_the_cache_is_sorted_by_offset_and_repeats_count_once() -> None:
     queue = filled(5, 3, 9)
     assert queue.put(messages(3, 4)) == 1
     assert (queue.count, queue.bytes, queue.span, queue.offsets) == (4, 16, 6, (3, 9))
     assert offsets(queue.take(10)) == [3, 4, 5, 9]
 
 
-def test_the_span_ends_at_the_last_message_that_waits_however_many_behind_it_are_gone() -> None:
+def test_offset_span_ends_at_the_last_waiting_message() -> None:
     queue = filled(1, 2, 5, 6, 7)
     queue.remove(messages(5, 6, 7))
     assert (queue.span, queue.offsets) == (1, (1, 2))
@@ -60,7 +60,7 @@ def test_the_span_ends_at_the_last_message_that_waits_however_many_behind_it_are
     assert queue.offsets == (1, 8)
 
 
-def test_taken_messages_are_committed_or_wait_again_with_what_they_went_through() -> None:
+def test_taken_messages_are_committed_or_keep_their_retry_count() -> None:
     queue = filled(1, 2, 3)
     assert offsets(queue.take(2)) == [1, 2]
     assert (queue.waiting, queue.count) == (1, 3)
@@ -81,7 +81,7 @@ def test_a_rollback_puts_back_everything_since_the_last_commit() -> None:
     assert offsets(queue.take(9)) == [2, 3, 4]
 
 
-def test_a_waiting_message_may_be_replaced_and_a_finished_one_not() -> None:
+def test_waiting_message_is_replaced_but_a_finished_one_is_not() -> None:
     queue = filled(1, 2)
     queue.remove(messages(1))
     queue.replace(message(1, times=1))
@@ -102,7 +102,7 @@ def test_the_lock_is_ours_for_thirty_seconds() -> None:
     assert lock.is_held(50_000, 1)
 
 
-def test_the_lock_is_ours_on_the_connection_on_which_it_was_granted() -> None:
+def test_lock_is_held_only_on_the_connection_that_granted_it() -> None:
     """A broker that restarts has forgotten its locks."""
     lock = ProcessQueue(QUEUE).lock
     lock.grant(0, 1)

@@ -163,7 +163,7 @@ def test_a_close_that_is_interrupted_is_continued_by_the_next(
     assert (fake.stored, fake.joined, consumer._polls.closed) == ({A: 32, B: 0}, False, True)
 
 
-def test_a_close_while_the_group_is_looked_at_is_no_error_of_the_poll(
+def test_close_during_a_rebalance_is_no_error_of_the_poll(
     fake: FakeMember, consumer: BasePullConsumer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     consumer.subscribe("t")
@@ -184,7 +184,7 @@ def test_a_close_while_the_group_is_looked_at_is_no_error_of_the_poll(
 
 
 @pytest.mark.parametrize("call", ["subscribe", "another", "unsubscribe"])
-def test_a_close_by_another_thread_while_topics_change_leaves_the_group_for_good(
+def test_close_during_a_subscription_change_leaves_the_group(
     fake: FakeMember, consumer: BasePullConsumer, call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else the group would have a member that does nothing, and its share of the queues would be read by none."""
@@ -212,7 +212,7 @@ def test_a_close_by_another_thread_while_topics_change_leaves_the_group_for_good
     assert isinstance(raised[0], ClosedError)
 
 
-def test_what_is_sought_is_stored_also_where_a_commit_before_it_is_stored_without_an_answer(
+def test_seek_is_stored_even_after_an_unanswered_commit(
     fake: FakeMember, consumer: BasePullConsumer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The offset that was committed before that is sought: else a restart would begin behind what was not consumed again."""
@@ -246,7 +246,7 @@ def test_without_auto_commit_a_close_commits_nothing(fake: FakeMember) -> None:
 
 
 @pytest.mark.parametrize("how", ["close", "unsubscribe"])
-def test_ctrl_c_at_any_line_keeps_no_finished_offset_from_being_stored(how: str) -> None:
+def test_ctrl_c_during_close_or_unsubscribe_loses_no_offset(how: str) -> None:
     """Queues are given up before their offsets are stored."""
     for at in itertools.count():
         fake = FakeMember([A, B])

@@ -58,7 +58,7 @@ def test_a_poll_waits_for_messages(fake: FakeMember, consumer: BasePullConsumer)
     comes.join()
 
 
-def test_4_20_4_28_a_queue_begins_at_the_groups_offset_or_where_the_option_says(fake: FakeMember) -> None:
+def test_queue_starts_at_group_offset_or_consume_from_option(fake: FakeMember) -> None:
     fake.add(A, 10)
     fake.low[A] = 3
     for where, stored, expected in (
@@ -76,7 +76,7 @@ def test_4_20_4_28_a_queue_begins_at_the_groups_offset_or_where_the_option_says(
         assert found[:1] == ([expected] if expected < 10 else [])
 
 
-def test_4_22_a_question_that_fails_assigns_nothing(fake: FakeMember, consumer: BasePullConsumer) -> None:
+def test_question_that_fails_assigns_nothing(fake: FakeMember, consumer: BasePullConsumer) -> None:
     fake.unknown[B] = ServerFault("ill")
     with pytest.raises(ServerFault, match="ill"):
         consumer.assign([A, B])
@@ -98,9 +98,7 @@ def test_what_a_poll_gave_is_committed_by_a_later_one(fake: FakeMember, consumer
     assert fake.commits == [{A: 0}, {A: 32}, {A: 40}]
 
 
-def test_of_a_poll_only_what_is_finished_is_committed_and_the_rest_comes_again(
-    fake: FakeMember, consumer: BasePullConsumer
-) -> None:
+def test_only_finished_messages_of_a_poll_are_committed(fake: FakeMember, consumer: BasePullConsumer) -> None:
     fake.add(A, 4)
     consumer.assign([A])
     polled = PolledMessages(consumer, AT_ONCE)
@@ -117,7 +115,7 @@ def test_of_a_poll_only_what_is_finished_is_committed_and_the_rest_comes_again(
     assert PolledMessages(consumer, AT_ONCE).messages == []
 
 
-def test_of_a_large_answer_no_more_is_finished_than_the_poll_returned(
+def test_poll_of_a_large_answer_finishes_only_what_it_returned(
     fake: FakeMember, consumer: BasePullConsumer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(messages, "PORTION_BYTES", 1)
@@ -131,7 +129,7 @@ def test_of_a_large_answer_no_more_is_finished_than_the_poll_returned(
 
 
 @pytest.mark.parametrize("event", ["revoked", "regained", "sought"])
-def test_what_was_polled_before_its_queue_moved_changes_no_offset(
+def test_messages_polled_before_a_queue_moved_change_no_offset(
     fake: FakeMember, consumer: BasePullConsumer, event: str
 ) -> None:
     fake.add(A, 4)
@@ -149,7 +147,7 @@ def test_what_was_polled_before_its_queue_moved_changes_no_offset(
     assert fake.stored[A] == 3
 
 
-def test_what_becomes_large_comes_in_several_polls_and_is_committed_as_far_as_it_was_given(
+def test_large_answer_comes_in_several_polls_and_commits_by_poll(
     fake: FakeMember, consumer: BasePullConsumer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(messages, "PORTION_BYTES", 1)
@@ -319,7 +317,7 @@ def test_rows_that_cannot_be_made_come_again(fake: FakeMember) -> None:
         assert bodies(consumer.poll_arrow(AT_ONCE).messages) == [0, 1]
 
 
-def test_what_came_before_rows_that_cannot_be_made_is_given_first(fake: FakeMember) -> None:
+def test_rows_before_an_undecodable_answer_are_returned_first(fake: FakeMember) -> None:
     fake.add(A, 40)
 
     def rows(parts: Sequence[FetchedPart]) -> tuple[Rows, int | None]:
@@ -379,7 +377,7 @@ def test_who_waits_when_the_consumer_is_closed_gets_nothing(consumer: BasePullCo
 # --- with others
 
 
-def test_4_11_a_subscriber_has_its_share(fake: FakeMember, consumer: BasePullConsumer, hand: Hand) -> None:
+def test_subscriber_has_its_share(fake: FakeMember, consumer: BasePullConsumer, hand: Hand) -> None:
     fake.ids = ["me", "other"]
     fake.add(A, 2)
     fake.add(B, 2)
@@ -398,7 +396,7 @@ def test_4_11_a_subscriber_has_its_share(fake: FakeMember, consumer: BasePullCon
     assert consumer.assignment() == [A, B]
 
 
-def test_4_32_a_change_that_brokers_tell_is_followed_at_once(fake: FakeMember, consumer: BasePullConsumer) -> None:
+def test_change_that_brokers_tell_is_followed_at_once(fake: FakeMember, consumer: BasePullConsumer) -> None:
     fake.add(B, 1)
     fake.ids = ["me", "other"]
     consumer.subscribe("t")
@@ -414,7 +412,7 @@ def test_4_32_a_change_that_brokers_tell_is_followed_at_once(fake: FakeMember, c
     assert fake.asked("b:1", OffsetsAsked("t")) == {B: 1}
 
 
-def test_4_32_changes_are_followed_while_nobody_polls(fake: FakeMember, consumer: BasePullConsumer, hand: Hand) -> None:
+def test_changes_are_followed_while_nobody_polls(fake: FakeMember, consumer: BasePullConsumer, hand: Hand) -> None:
     fake.add(A, 2)
     fake.add(B, 2)
     consumer.subscribe("t")
@@ -433,7 +431,7 @@ def test_4_32_changes_are_followed_while_nobody_polls(fake: FakeMember, consumer
     assert consumer.assignment() == [A, B]
 
 
-def test_4_6_after_the_close_nothing_is_followed(fake: FakeMember, hand: Hand) -> None:
+def test_after_the_close_nothing_is_followed(fake: FakeMember, hand: Hand) -> None:
     with made(fake, hand) as consumer:
         consumer.subscribe("t")
     hand.time.advance(100)
@@ -474,7 +472,7 @@ def test_the_member_tells_what_it_has(fake: FakeMember, consumer: BasePullConsum
     assert "MainThread" in told.stacks
 
 
-def test_4_17_a_queue_that_goes_has_its_offset_stored(fake: FakeMember, consumer: BasePullConsumer) -> None:
+def test_queue_that_goes_has_its_offset_stored(fake: FakeMember, consumer: BasePullConsumer) -> None:
     fake.add(A, 2)
     consumer.subscribe("t")
     consumer.poll(AT_ONCE)
@@ -485,7 +483,7 @@ def test_4_17_a_queue_that_goes_has_its_offset_stored(fake: FakeMember, consumer
     assert (consumer.assignment(), fake.stored) == ([B], {A: 2, B: 0})
 
 
-def test_4_8_nobody_known_changes_nothing(fake: FakeMember, consumer: BasePullConsumer, hand: Hand) -> None:
+def test_nobody_known_changes_nothing(fake: FakeMember, consumer: BasePullConsumer, hand: Hand) -> None:
     consumer.subscribe("t")
     consumer.poll(AT_ONCE)
     fake.ids = []
@@ -494,9 +492,7 @@ def test_4_8_nobody_known_changes_nothing(fake: FakeMember, consumer: BasePullCo
     assert consumer.assignment() == [A, B]
 
 
-def test_4_22_a_queue_without_a_start_is_left_for_a_second(
-    fake: FakeMember, consumer: BasePullConsumer, hand: Hand
-) -> None:
+def test_queue_without_a_start_is_left_for_a_second(fake: FakeMember, consumer: BasePullConsumer, hand: Hand) -> None:
     fake.unknown[B] = ServerFault("ill")
     consumer.subscribe("t")
     consumer.poll(AT_ONCE)
@@ -507,7 +503,7 @@ def test_4_22_a_queue_without_a_start_is_left_for_a_second(
     assert consumer.assignment() == [A, B]
 
 
-def test_4_6_unsubscribing_gives_queues_up(fake: FakeMember, consumer: BasePullConsumer) -> None:
+def test_unsubscribing_gives_queues_up(fake: FakeMember, consumer: BasePullConsumer) -> None:
     fake.add(A, 2)
     consumer.subscribe("t")
     consumer.poll(AT_ONCE)
@@ -534,7 +530,7 @@ def test_what_does_not_go_together(consumer: BasePullConsumer) -> None:
         consumer.subscribe("t")
 
 
-def test_3_4_a_consumer_of_an_environment_has_its_queues_only(fake: FakeMember) -> None:
+def test_consumer_of_an_environment_has_its_queues_only(fake: FakeMember) -> None:
     with made(fake, environment=Environment.of("2", "2")) as consumer:
         assert consumer.queues("t") == [B]
         with pytest.raises(OptionError, match="queue t/b/0 does not belong to environment '2'"):
@@ -544,7 +540,7 @@ def test_3_4_a_consumer_of_an_environment_has_its_queues_only(fake: FakeMember) 
         assert consumer.assignment() == [B]
 
 
-def test_3_10_an_environment_without_queues_is_refused_when_the_topic_is_subscribed_to(fake: FakeMember) -> None:
+def test_subscribe_refuses_an_environment_without_queues(fake: FakeMember) -> None:
     with made(fake, environment=Environment.of("3", "3")) as consumer:
         with pytest.raises(OptionError, match="option 'environments' is 3; expected at most 2"):
             consumer.subscribe("t")

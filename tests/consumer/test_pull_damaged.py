@@ -67,7 +67,7 @@ def rows(consumer: BasePullConsumer) -> list[bytes]:
 
 @pytest.mark.parametrize("wanted", [NO_FILTER, Filter("Aa")])
 @pytest.mark.parametrize("said", SAID)
-def test_rows_of_what_becomes_large_go_on_where_they_were_left_and_not_where_they_say(
+def test_rows_of_large_answer_resume_by_position_not_by_offset(
     fake: FakeMember, consumer: BasePullConsumer, said: list[int], wanted: Filter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(messages, "PORTION_BYTES", 1)
@@ -98,7 +98,7 @@ def test_rows_behind_a_message_of_a_loop_are_all_others(
 
 @pytest.mark.parametrize("how", ["loop", "poll"])
 @pytest.mark.parametrize("number", range(4))
-def test_a_message_whose_size_says_less_takes_no_offset_from_others(
+def test_message_with_a_damaged_size_shifts_no_other_offset(
     fake: FakeMember, consumer: BasePullConsumer, number: int, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It looks like two, which is one more than there are offsets: the last one would have that of the next answer's first."""
@@ -130,7 +130,7 @@ def test_of_more_messages_than_offsets_the_last_ones_are_one() -> None:
     assert (got[0].decode_error, bool(got[1].decode_error)) == (None, True)
 
 
-def test_rows_of_a_batch_that_lies_about_its_offsets_are_not_counted_as_messages(
+def test_rows_of_a_batch_with_false_offsets_are_a_decode_error(
     fake: FakeMember, consumer: BasePullConsumer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is one message, and several rows: what is committed behind some rows would be behind others that were not given."""
@@ -150,7 +150,7 @@ def test_rows_of_a_batch_that_lies_about_its_offsets_are_not_counted_as_messages
 
 @pytest.mark.parametrize("why", ["damaged", "large"])
 @pytest.mark.parametrize("given", [2, 5])
-def test_rows_behind_a_loop_that_was_left_within_what_was_read_ahead_are_an_answer_at_the_most(
+def test_rows_after_an_abandoned_loop_span_at_most_one_answer(
     fake: FakeMember, given: int, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A loop takes several answers together: what cannot be rows is in the one that it was left in, and not in those before."""
@@ -184,9 +184,7 @@ def test_rows_behind_a_loop_that_was_left_within_what_was_read_ahead_are_an_answ
                 assert bodies(consumer.poll_arrow(WAIT_S).messages) == [number]
 
 
-def test_an_answer_without_rows_is_finished_by_the_poll_that_goes_on(
-    fake: FakeMember, consumer: BasePullConsumer
-) -> None:
+def test_answer_without_rows_is_finished_by_the_same_poll(fake: FakeMember, consumer: BasePullConsumer) -> None:
     """A filter may leave out all of it. Nothing that came behind it in its queue would be committed any more."""
 
     def to_arrow(parts: Sequence[FetchedPart]) -> tuple[Rows, int | None]:

@@ -258,9 +258,7 @@ def test_a_poll_without_queues_is_an_error(consumer: BasePullConsumer) -> None:
     assert consumer.poll(AT_ONCE) == []
 
 
-def test_queues_that_are_assigned_have_no_filter_of_a_subscription_before(
-    fake: FakeMember, consumer: BasePullConsumer
-) -> None:
+def test_assigned_queues_ignore_filters_of_past_subscriptions(fake: FakeMember, consumer: BasePullConsumer) -> None:
     consumer.subscribe("t", tags="a")
     consumer.poll(AT_ONCE)
     assert {request.filter for request in fake.pulls} == {Filter("a")}
@@ -299,9 +297,7 @@ def test_what_came_by_one_filter_is_given_by_it(fake: FakeMember, consumer: Base
     assert fake.pulls[-1].filter == Filter("b")
 
 
-def test_what_comes_when_another_filter_is_set_is_asked_for_by_that_one(
-    fake: FakeMember, consumer: BasePullConsumer
-) -> None:
+def test_message_arriving_after_a_filter_change_uses_new_filter(fake: FakeMember, consumer: BasePullConsumer) -> None:
     """The answer by the one before passes over what is wanted now."""
     consumer.subscribe("t", tags="rare")
     consumer.poll(AT_ONCE)
@@ -315,9 +311,7 @@ def test_what_comes_when_another_filter_is_set_is_asked_for_by_that_one(
 # --- resets, forks
 
 
-def test_a_reset_that_a_pull_by_an_older_filter_is_told_of_is_followed(
-    fake: FakeMember, consumer: BasePullConsumer
-) -> None:
+def test_reset_in_answer_to_a_pull_with_an_old_filter_is_applied(fake: FakeMember, consumer: BasePullConsumer) -> None:
     """Brokers tell it to one pull only."""
     fake.add(A, 9)
     consumer.subscribe("t", tags="rare")
@@ -356,9 +350,7 @@ def test_an_offset_from_before_a_reset_does_not_come_after_it(fake: FakeMember, 
     assert fake.stored[A] == 0
 
 
-def test_a_reset_of_a_queue_that_is_being_given_up_is_the_last_word(
-    fake: FakeMember, consumer: BasePullConsumer
-) -> None:
+def test_reset_of_a_queue_being_released_is_stored_last(fake: FakeMember, consumer: BasePullConsumer) -> None:
     """A commit that takes long holds up the one of what is given up, and the reset comes between."""
     fake.add(A, 50)
     consumer.subscribe("t")
@@ -474,7 +466,7 @@ def test_a_pull_that_was_interrupted_is_made_again(fake: FakeMember, raised: Bas
     assert (got.count(A), got.count(B)) == (100, 100)
 
 
-def test_a_reset_that_comes_while_a_consumer_ends_is_the_last_word(fake: FakeMember) -> None:
+def test_reset_during_close_of_a_consumer_is_stored_last(fake: FakeMember) -> None:
     fake.add(A, 10)
 
     class Late(Timer):

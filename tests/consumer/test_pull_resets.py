@@ -34,7 +34,7 @@ def reset(fake: FakeMember, done: Done, offset: int = 2) -> None:
 
 
 @pytest.mark.parametrize("how", ["close", "rebalance"])
-def test_a_reset_that_is_told_while_a_queue_is_given_up_is_the_last_word(
+def test_reset_from_a_pull_during_queue_release_is_stored_last(
     fake: FakeMember, consumer: BasePullConsumer, hand: Hand, how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Else the offset from before it, whose commit is under way, would be."""
@@ -58,7 +58,7 @@ def test_a_reset_that_is_told_while_a_queue_is_given_up_is_the_last_word(
     assert "was released, and its broker reset it to offset" in caplog.text
 
 
-def test_a_reset_that_is_told_to_a_pull_with_an_older_filter_is_followed(
+def test_reset_in_answer_to_a_pull_with_an_old_filter_is_applied(
     fake: FakeMember, consumer: BasePullConsumer, hand: Hand
 ) -> None:
     """Messages of such an answer are asked for again; a reset is told only once."""
@@ -71,7 +71,7 @@ def test_a_reset_that_is_told_to_a_pull_with_an_older_filter_is_followed(
     assert fake.commits[-1] == {A: 9}
 
 
-def test_a_reset_of_a_queue_whose_giving_up_was_interrupted_is_the_last_word(
+def test_reset_of_queue_with_interrupted_release_is_stored_last(
     fake: FakeMember, consumer: BasePullConsumer, hand: Hand
 ) -> None:
     """What Ctrl-C kept from being stored is stored later, and is from before it."""
@@ -88,7 +88,7 @@ def test_a_reset_of_a_queue_whose_giving_up_was_interrupted_is_the_last_word(
 
 
 @pytest.mark.parametrize("how", ["pull", "read ahead"])
-def test_a_reset_that_is_told_of_a_queue_of_before_is_stored_for_its_next_member(
+def test_reset_of_a_former_queue_is_stored_for_its_next_member(
     fake: FakeMember, consumer: BasePullConsumer, hand: Hand, how: str
 ) -> None:
     done = finished(fake, consumer, hand)
@@ -104,7 +104,7 @@ def test_a_reset_that_is_told_of_a_queue_of_before_is_stored_for_its_next_member
     assert fake.stored[A] == 2
 
 
-def test_a_reset_that_all_members_are_told_of_while_a_queue_comes_is_followed(
+def test_group_wide_reset_while_a_queue_is_assigned_is_applied(
     fake: FakeMember, consumer: BasePullConsumer, hand: Hand, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Where it begins is known by then, from before the reset; nobody else has it."""
@@ -128,7 +128,7 @@ def test_a_reset_that_all_members_are_told_of_while_a_queue_comes_is_followed(
     assert "u/b/0 has come" not in caplog.text
 
 
-def test_a_reset_that_is_told_of_while_a_queue_comes_is_followed_by_the_timers_thread_when_it_has_come(
+def test_timer_applies_a_reset_after_its_queue_was_assigned(
     fake: FakeMember, consumer: BasePullConsumer, hand: Hand
 ) -> None:
     """A poll looks at the group on a thread of its own: what follows the reset sooner finds no queue that is to be reset."""
@@ -176,7 +176,7 @@ def test_a_queue_that_has_come_back_meanwhile_goes_on_there(
     assert bodies(consumer.poll(AT_ONCE)) == list(range(2, 9))
 
 
-def test_what_was_left_of_a_queue_that_comes_back_is_not_stored_over_a_reset(
+def test_leftover_offset_of_a_regained_queue_overwrites_no_reset(
     fake: FakeMember, consumer: BasePullConsumer, hand: Hand
 ) -> None:
     """Ctrl-C came before its last offset was stored, and a member that had it meanwhile was told of a reset."""

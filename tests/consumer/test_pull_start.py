@@ -10,7 +10,7 @@ from rocketmq_spark.model import MessageQueue, PullAnswer, PullStatus, QueueBoun
 from tests.consumer.fake_member import AT_ONCE, A, B, FakeMember, Hand, bodies, made
 
 
-def test_4_24_where_a_group_began_at_the_end_holds_for_who_is_next(fake: FakeMember, hand: Hand) -> None:
+def test_where_a_group_began_at_the_end_holds_for_who_is_next(fake: FakeMember, hand: Hand) -> None:
     """Else what came between would be lost after a crash, and where a queue changes hands before anything of it is finished."""
     fake.low, fake.high = {A: 50, B: 50}, {A: 100, B: 100}
     latest = ConsumeFrom(ConsumeFromWhere.LATEST)
@@ -28,7 +28,7 @@ def test_4_24_where_a_group_began_at_the_end_holds_for_who_is_next(fake: FakeMem
         assert fake.commits == [{A: 100, B: 100}]
 
 
-def test_4_24_where_a_young_queue_begins_is_committed(fake: FakeMember, hand: Hand) -> None:
+def test_where_a_young_queue_begins_is_committed(fake: FakeMember, hand: Hand) -> None:
     """A broker says 0 of it, as of an offset that it has, and "none" later: then the mode would skip what was not finished."""
     latest = ConsumeFrom(ConsumeFromWhere.LATEST)
     fake.add(A, 5)
@@ -41,7 +41,7 @@ def test_4_24_where_a_young_queue_begins_is_committed(fake: FakeMember, hand: Ha
         assert bodies(again.poll(AT_ONCE)) == [2, 3, 4]
 
 
-def test_4_24_where_a_queue_begins_is_committed_again_when_that_failed(fake: FakeMember, hand: Hand) -> None:
+def test_start_offset_is_committed_again_after_a_failed_commit(fake: FakeMember, hand: Hand) -> None:
     fake.low = fake.high = {A: 50, B: 50}
     fake.refused[A] = ConnectionLost("gone")
     with made(fake, hand, consume_from=ConsumeFrom(ConsumeFromWhere.LATEST)) as consumer:
@@ -52,7 +52,7 @@ def test_4_24_where_a_queue_begins_is_committed_again_when_that_failed(fake: Fak
         assert fake.stored == {A: 50}
 
 
-def test_4_24_without_auto_commit_where_a_queue_begins_is_committed_by_hand(fake: FakeMember, hand: Hand) -> None:
+def test_start_offset_is_committed_manually_without_auto_commit(fake: FakeMember, hand: Hand) -> None:
     fake.low = fake.high = {A: 50, B: 50}
     with made(fake, hand, consume_from=ConsumeFrom(ConsumeFromWhere.LATEST), auto_commit=False) as consumer:
         consumer.assign([A])
@@ -61,7 +61,7 @@ def test_4_24_without_auto_commit_where_a_queue_begins_is_committed_by_hand(fake
     assert fake.commits == [{A: 50}]
 
 
-def test_4_24_a_broker_that_comes_back_is_told_again_where_idle_queues_are(fake: FakeMember, hand: Hand) -> None:
+def test_returned_broker_gets_offsets_of_idle_queues_again(fake: FakeMember, hand: Hand) -> None:
     """It may have died before it kept that, and who has the queue next would begin elsewhere."""
     fake.low = fake.high = {A: 50, B: 50}
     with made(fake, hand, consume_from=ConsumeFrom(ConsumeFromWhere.LATEST)) as consumer:
@@ -81,7 +81,7 @@ def test_a_group_has_no_offset_of_a_young_queue_either(fake: FakeMember, consume
     assert consumer.committed(A) is None
 
 
-def test_what_a_compaction_topic_keeps_is_sought_although_its_log_begins_later() -> None:
+def test_seek_reaches_compacted_messages_before_the_log_start() -> None:
     """Statistics tell where the log begins; who says which group asks is told what is kept."""
 
     class Compacted(FakeMember):

@@ -19,7 +19,7 @@ def pulls(port: FakeMember, queue: object = A) -> list[int]:
     return [request.offset for request in port.seen("pull") if request.queue == queue]
 
 
-def test_1_14_each_pull_goes_on_where_the_answer_before_it_ended(group: GroupBench) -> None:
+def test_each_pull_goes_on_where_the_answer_before_it_ended(group: GroupBench) -> None:
     group.brokers.offsets[A] = 0
     group.brokers.send(A, *(b"x" for _ in range(70)))
     _, port = group.start()
@@ -27,9 +27,7 @@ def test_1_14_each_pull_goes_on_where_the_answer_before_it_ended(group: GroupBen
     assert pulls(port) == [0, 32, 64, 70]
 
 
-def test_what_does_not_pass_by_itself_is_a_warning_once_for_each_broker_until_it_answers(
-    group: GroupBench, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_permanent_pull_error_is_warned_of_once_per_broker(group: GroupBench, caplog: pytest.LogCaptureFixture) -> None:
     def warnings() -> list[str]:
         return [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
 
@@ -50,7 +48,7 @@ def test_what_does_not_pass_by_itself_is_a_warning_once_for_each_broker_until_it
     assert len(warnings()) == 2
 
 
-def test_1_29_no_pull_asks_for_what_it_says_is_finished(group: GroupBench) -> None:
+def test_no_pull_asks_for_what_it_says_is_finished(group: GroupBench) -> None:
     group.brokers.offsets[A] = 0
     _, port = group.start(lambda messages, context: 1 / 0 if messages[0].body == b"7" else None)
     for turn in range(4):
@@ -62,7 +60,7 @@ def test_1_29_no_pull_asks_for_what_it_says_is_finished(group: GroupBench) -> No
     assert told[-1] == (36, 36)
 
 
-def test_a_pull_that_finds_nothing_passes_no_message_that_is_not_finished(group: GroupBench) -> None:
+def test_empty_pull_commits_past_no_unfinished_message(group: GroupBench) -> None:
     group.brokers.offsets[A] = 0
     group.brokers.failing |= dict.fromkeys(("send_back", "send_to_retry"), CallTimeout("late"))
     consumer, port = group.start(lambda messages, context: 1 / 0)
@@ -75,7 +73,7 @@ def test_a_pull_that_finds_nothing_passes_no_message_that_is_not_finished(group:
     assert all(not request.commit_offset for request in port.seen("pull") if request.queue == A)
 
 
-def test_1_27_an_offset_that_went_back_at_its_broker_stops_nobody_and_is_put_right(group: GroupBench) -> None:
+def test_offset_that_went_back_at_its_broker_is_corrected(group: GroupBench) -> None:
     group.brokers.offsets[A] = 0
     consumer, port = group.start()
     group.brokers.send(A, *(b"x" for _ in range(5)))
@@ -88,7 +86,7 @@ def test_1_27_an_offset_that_went_back_at_its_broker_stops_nobody_and_is_put_rig
     assert pulls(port)[-1] == 5
 
 
-def test_4_31_a_queue_has_one_pull_however_often_it_changes_hands(group: GroupBench) -> None:
+def test_queue_has_one_pull_however_often_it_changes_hands(group: GroupBench) -> None:
     """``FakeMember`` refuses a second one."""
     first, port = group.start()
     for _ in range(5):
@@ -104,7 +102,7 @@ def test_4_31_a_queue_has_one_pull_however_often_it_changes_hands(group: GroupBe
     assert sorted(parked) == qs("a:0-1 b:0-1")
 
 
-def test_1_31_a_pull_that_finds_nothing_is_held_and_then_repeated_at_once(group: GroupBench) -> None:
+def test_empty_pull_is_held_15_seconds_and_repeated_at_once(group: GroupBench) -> None:
     _, port = group.start()
     real, allowed_s = port.pull, []
 
@@ -125,7 +123,7 @@ def test_1_31_a_pull_that_finds_nothing_is_held_and_then_repeated_at_once(group:
     assert group.bodies() == [b"1"]
 
 
-def test_4_17_a_dropped_queue_is_pulled_no_more(group: GroupBench) -> None:
+def test_dropped_queue_is_pulled_no_more(group: GroupBench) -> None:
     consumer, port = group.start()
     group.time.advance(1)
     consumer._running.state.queues[A].dropped = True
@@ -158,7 +156,7 @@ def test_an_interval_between_pulls_is_kept(group: GroupBench) -> None:
     assert pulls(port) == [0, 32]
 
 
-def test_4_26_a_group_that_begins_at_the_first_message_begins_where_the_queue_does_now(group: GroupBench) -> None:
+def test_group_starting_at_earliest_begins_at_the_queue_minimum(group: GroupBench) -> None:
     """Without an offset it asks for 0, which is gone, and is told the minimum."""
     group.brokers.queues[A].first = 100
     group.brokers.send(A, b"1", b"2")
@@ -170,7 +168,7 @@ def test_4_26_a_group_that_begins_at_the_first_message_begins_where_the_queue_do
     assert group.brokers.offsets[A] == 102
 
 
-def test_4_26_an_illegal_offset_is_repaired_and_nothing_but_the_right_one_is_stored(group: GroupBench) -> None:
+def test_illegal_offset_is_repaired_and_no_wrong_one_is_stored(group: GroupBench) -> None:
     group.brokers.queues[A].first = 100
     group.brokers.send(A, b"1")
     group.brokers.offsets[A] = 7
@@ -184,7 +182,7 @@ def test_4_26_an_illegal_offset_is_repaired_and_nothing_but_the_right_one_is_sto
     assert group.brokers.offsets[A] == 101
 
 
-def test_4_26_what_is_in_flight_before_an_illegal_offset_changes_nothing(group: GroupBench) -> None:
+def test_illegal_offset_discards_progress_of_messages_in_flight(group: GroupBench) -> None:
     group.brokers.offsets[A] = 0
     group.brokers.send(A, *(b"x" for _ in range(40)))
     consumer, _ = group.start()
@@ -209,9 +207,7 @@ def test_filter_and_version_go_along(group: GroupBench) -> None:
 
 
 @pytest.mark.parametrize("between", [(), ("x",)])
-def test_what_comes_when_another_filter_is_set_is_asked_for_by_that_one(
-    group: GroupBench, between: tuple[str, ...]
-) -> None:
+def test_pull_in_flight_is_repeated_with_newly_set_filter(group: GroupBench, between: tuple[str, ...]) -> None:
     """The answer to the pull under way passes over what is wanted now."""
     consumer, _ = group.consumer()
     consumer.subscribe("T", tags=RARE)
@@ -229,7 +225,7 @@ def test_what_comes_when_another_filter_is_set_is_asked_for_by_that_one(
 
 
 @pytest.mark.parametrize("change", ["filter", "left and taken up again"])
-def test_a_reset_that_a_pull_from_before_a_change_is_told_of_is_followed(group: GroupBench, change: str) -> None:
+def test_offset_reset_answered_to_outdated_pull_is_followed(group: GroupBench, change: str) -> None:
     """Brokers tell it to one pull only, whichever is under way."""
     group.brokers.send(A, *(b"%d" % i for i in range(9)))
     consumer, _ = group.consumer()
@@ -256,7 +252,7 @@ def told_of_a_reset(group: GroupBench, offset: int) -> None:
 
 
 @pytest.mark.parametrize("when", ["while listeners are waited for", "while the last words are said"])
-def test_a_reset_that_a_pull_is_told_of_while_a_consumer_ends_is_the_last_word(
+def test_offset_reset_received_during_stop_is_committed_last(
     group: GroupBench, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     group.brokers.send(A, *(b"%d" % i for i in range(9)))
@@ -277,7 +273,7 @@ def test_a_reset_that_a_pull_is_told_of_while_a_consumer_ends_is_the_last_word(
 
 
 @pytest.mark.parametrize("when", ["before it is released", "while its offset is stored", "behind that"])
-def test_a_reset_that_the_pull_of_a_queue_that_goes_is_told_of_is_followed_by_its_next_owner(
+def test_offset_reset_during_queue_handover_reaches_new_owner(
     group: GroupBench, monkeypatch: pytest.MonkeyPatch, when: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     group.brokers.send(A, *(b"%d" % i for i in range(9)))
@@ -308,7 +304,7 @@ def test_a_reset_that_the_pull_of_a_queue_that_goes_is_told_of_is_followed_by_it
     assert "reset" in caplog.text
 
 
-def test_an_answer_that_comes_after_a_topic_was_left_and_taken_up_again_is_asked_for_again(group: GroupBench) -> None:
+def test_pull_answer_from_before_resubscribing_is_pulled_again(group: GroupBench) -> None:
     consumer, _ = group.consumer()
     consumer.subscribe("T", tags=RARE)
     got: list[bytes] = []
@@ -344,7 +340,7 @@ def test_the_replica_that_the_last_answer_suggested_is_asked(group: GroupBench, 
     assert [request.broker_id for request in port.seen("pull") if request.queue == A] == [0, 1]
 
 
-def test_4_1_a_member_without_queues_does_nothing(group: GroupBench) -> None:
+def test_member_without_queues_does_nothing(group: GroupBench) -> None:
     group.brokers.topics["T"] = []
     _, port = group.start()
     group.time.advance(0.6)

@@ -40,27 +40,27 @@ def owning(*queues: MessageQueue, now_ms: int = 0) -> dict[MessageQueue, Process
     return {queue: ProcessQueue(queue, now_ms) for queue in queues}
 
 
-def test_1_10_4_11_three_members_share_eight_queues_averagely() -> None:
+def test_three_members_share_eight_queues_averagely() -> None:
     assert of_all("averagely", EIGHT[::-1], ["m3", "m1", "m2"]) == ["b:2 b:3", "a:0 a:1 a:2", "a:3 b:0 b:1"]
 
 
-def test_4_12_or_by_circle() -> None:
+def test_or_by_circle() -> None:
     assert of_all("averagelyByCircle", EIGHT, ["m1", "m2", "m3"]) == ["a:0 a:3 b:2", "a:1 b:0 b:3", "a:2 b:1"]
 
 
-def test_4_16_who_comes_after_the_last_queue_has_none() -> None:
+def test_who_comes_after_the_last_queue_has_none() -> None:
     assert of_all("averagely", EIGHT[:2], ["m1", "m2", "m3"]) == ["a:0", "a:1", ""]
 
 
 @pytest.mark.parametrize("strategy", ["averagely", "averagelyByCircle", "consistentHash"])
 @pytest.mark.parametrize("members", [1, 2, 3, 5, 8, 9])
-def test_4_9_every_queue_has_one_owner(strategy: str, members: int) -> None:
+def test_every_queue_has_one_owner(strategy: str, members: int) -> None:
     found = " ".join(of_all(strategy, EIGHT, [f"m{i}" for i in range(members)])).split()
     assert sorted(found) == names(EIGHT).split()
 
 
 @pytest.mark.parametrize(("queues", "members"), [(None, ["me"]), (EIGHT, None), (EIGHT, []), (None, None)])
-def test_4_8_what_is_not_known_changes_nothing_and_is_no_trouble(queues, members) -> None:
+def test_what_is_not_known_changes_nothing_and_is_no_trouble(queues, members) -> None:
     share = allocate_clustering(averagely, "me", queues, members)
     assert share == UNCHANGED
     assert queue_change(owning(*EIGHT), "T", share, 0) == QueueChange()
@@ -68,7 +68,7 @@ def test_4_8_what_is_not_known_changes_nothing_and_is_no_trouble(queues, members
     assert allocate_broadcasting(None) == UNCHANGED
 
 
-def test_4_10_a_strategy_that_raises_keeps_the_queues_and_is_asked_again_soon() -> None:
+def test_failing_strategy_keeps_queues_and_is_retried_soon() -> None:
     def broken(*_: object) -> list[MessageQueue]:
         raise ZeroDivisionError("mine")
 
@@ -79,13 +79,13 @@ def test_4_10_a_strategy_that_raises_keeps_the_queues_and_is_asked_again_soon() 
     assert not is_balanced(owned, "T", share)
 
 
-def test_4_8_a_topic_without_queues_is_such_a_case() -> None:
+def test_topic_without_queues_is_such_a_case() -> None:
     share = allocate_clustering(averagely, "me", [], ["me"])
     assert share.queues is None
     assert "mqAll empty" in str(share.problem)
 
 
-def test_1_12_queues_of_others_go_and_new_ones_come() -> None:
+def test_queues_of_others_go_and_new_ones_come() -> None:
     found = queue_change(owning(*qs("a:0-1"), q("x:0", "U")), "T", Allocation(frozenset(qs("a:1-2"))), 0)
     assert found == QueueChange(drop=(q("a:0"),), add=(q("a:2"),))
     assert found
@@ -99,7 +99,7 @@ def test_a_queue_whose_pulls_stopped_is_dropped_and_added_again() -> None:
     assert found == QueueChange((q("a:0"),), (q("a:0"),))
 
 
-def test_a_dropped_queue_that_may_still_be_busy_is_to_go_and_to_come_back() -> None:
+def test_busy_dropped_queue_is_removed_before_it_is_added_again() -> None:
     owned = owning(*qs("a:0-1"))
     owned[q("a:0")].dropped = True
     share = Allocation(frozenset(owned))
@@ -110,7 +110,7 @@ def test_a_dropped_queue_that_may_still_be_busy_is_to_go_and_to_come_back() -> N
     assert queue_change(owned, "T", share, 0) == QueueChange(add=(q("a:0"),))
 
 
-def test_4_6_queues_of_topics_that_are_not_subscribed_to_go() -> None:
+def test_queues_of_topics_that_are_not_subscribed_to_go() -> None:
     owned = owning(q("a:0"), q("b:1", "U"), q("a:0", "U"))
     assert unsubscribed_queues(owned, {"T"}) == (q("a:0", "U"), q("b:1", "U"))
 
@@ -119,7 +119,7 @@ def test_a_broadcasting_member_has_all_queues() -> None:
     assert allocate_broadcasting(EIGHT).queues == frozenset(EIGHT)
 
 
-def test_4_3_the_next_run_comes_in_twenty_seconds_or_one() -> None:
+def test_the_next_run_comes_in_twenty_seconds_or_one() -> None:
     assert (wait_s(True), wait_s(False)) == (20.0, 1.0)
     assert (wait_s(True, 7.0), wait_s(False, 7.0), wait_s(False, 0.5)) == (7.0, 1.0, 0.5)
 

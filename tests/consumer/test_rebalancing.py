@@ -31,7 +31,7 @@ def runs(port: FakeMember) -> int:
     return port.seen("members").count("T")
 
 
-def test_4_3_a_balanced_member_looks_every_twenty_seconds(group: GroupBench) -> None:
+def test_balanced_member_looks_every_twenty_seconds(group: GroupBench) -> None:
     _, port = group.start()
     group.time.advance(2)
     before = runs(port)
@@ -41,7 +41,7 @@ def test_4_3_a_balanced_member_looks_every_twenty_seconds(group: GroupBench) -> 
     assert runs(port) - before == 3
 
 
-def test_4_3_a_balanced_member_looks_as_often_as_it_is_told(group: GroupBench) -> None:
+def test_balanced_member_looks_as_often_as_it_is_told(group: GroupBench) -> None:
     _, port = group.start(rebalance_interval_s=7.0)
     group.time.advance(2)
     before = runs(port)
@@ -58,7 +58,7 @@ def test_a_balanced_member_without_notices_looks_every_5_seconds(group: GroupBen
     assert runs(port) - before == 10
 
 
-def test_4_3_4_10_one_that_is_not_looks_every_second_and_keeps_what_it_has(group: GroupBench, caplog) -> None:
+def test_unbalanced_member_retries_each_second_and_keeps_queues(group: GroupBench, caplog) -> None:
     broken = False
 
     def strategy(me, queues, members):
@@ -78,7 +78,7 @@ def test_4_3_4_10_one_that_is_not_looks_every_second_and_keeps_what_it_has(group
     assert "the allocation strategy failed: ZeroDivisionError: mine" in caplog.text
 
 
-def test_1_11_nothing_moves_while_nothing_changes(group: GroupBench) -> None:
+def test_nothing_moves_while_nothing_changes(group: GroupBench) -> None:
     members = [group.start() for _ in range(3)]
     group.time.advance(5)
     owned = [group.owned(consumer) for consumer, _ in members]
@@ -90,7 +90,7 @@ def test_1_11_nothing_moves_while_nothing_changes(group: GroupBench) -> None:
     assert [dict(port.begun) for _, port in members] == begun
 
 
-def test_1_7_new_queues_are_owned_with_the_next_rebalance(group: GroupBench) -> None:
+def test_new_queues_are_owned_with_the_next_rebalance(group: GroupBench) -> None:
     first, _ = group.start()
     second, _ = group.start()
     group.time.advance(5)
@@ -102,7 +102,7 @@ def test_1_7_new_queues_are_owned_with_the_next_rebalance(group: GroupBench) -> 
     assert group.bodies() == [b"new"]
 
 
-def test_1_8_queues_of_a_broker_that_left_go_and_are_pulled_no_more(group: GroupBench) -> None:
+def test_queues_of_a_broker_that_left_go_and_are_pulled_no_more(group: GroupBench) -> None:
     consumer, port = group.start()
     group.time.advance(5)
     group.brokers.topics["T"] = qs("a:0-1")
@@ -145,7 +145,7 @@ def test_a_refusal_that_lasts_is_warned_of_at_once(
     assert warned(caplog, "cannot read the members of topic T") == 1
 
 
-def test_members_that_stay_unknown_are_a_warning_once_until_they_are_known(
+def test_unreadable_members_are_warned_of_once_until_readable(
     group: GroupBench, caplog: pytest.LogCaptureFixture
 ) -> None:
     def warnings() -> list[str]:
@@ -199,7 +199,7 @@ def test_a_run_that_fails_is_not_the_last_one(group: GroupBench, monkeypatch: py
     assert group.owned(consumer) == qs("a:0-1 b:0-2")
 
 
-def test_4_5_trouble_of_one_topic_does_not_touch_the_others(group: GroupBench, monkeypatch, caplog) -> None:
+def test_trouble_of_one_topic_does_not_touch_the_others(group: GroupBench, monkeypatch, caplog) -> None:
     group.brokers.topics["A"] = qs("a:0", "A")
     consumer, port = group.consumer()
     real = port.queues
@@ -220,7 +220,7 @@ def test_4_5_trouble_of_one_topic_does_not_touch_the_others(group: GroupBench, m
 
 
 @pytest.mark.parametrize("what", ["queues", "members"])
-def test_4_8_when_nobody_tells_queues_or_members_all_stays_as_it_is(group: GroupBench, what: str) -> None:
+def test_when_nobody_tells_queues_or_members_all_stays_as_it_is(group: GroupBench, what: str) -> None:
     consumer, _ = group.start()
     group.time.advance(2)
     group.brokers.failing[what] = CallTimeout("late")
@@ -240,7 +240,7 @@ def test_many_calls_make_one_run_and_none_sooner_than_a_second(group: GroupBench
     assert runs(port) == before + 1
 
 
-def test_4_9_heartbeats_tell_everybody_of_a_change(group: GroupBench) -> None:
+def test_heartbeats_tell_everybody_of_a_change(group: GroupBench) -> None:
     _, port = group.start()
     first, second = (membership.versions_ms for membership in port.seen("heartbeat"))
     assert (first["T"] < second["T"], first[RETRY] == second[RETRY]) == (True, True)
@@ -350,7 +350,7 @@ TestHanding = model_test(
 )
 
 
-def test_3_4_3_8_members_of_an_environment_share_its_queues_and_all_of_the_retry_topic(group: GroupBench) -> None:
+def test_environment_limits_shared_queues_but_not_retry_queues(group: GroupBench) -> None:
     mine = Environment.of("2", "2")
     consumers = [group.start(environment=mine)[0] for _ in range(2)]
     group.time.advance(3)
@@ -361,7 +361,7 @@ def test_3_4_3_8_members_of_an_environment_share_its_queues_and_all_of_the_retry
     assert sorted(queue for one in consumers for queue in group.owned(one, RETRY)) == qs("a:0 b:0", RETRY)
 
 
-def test_3_10_an_environment_without_queues_is_refused_at_the_start(group: GroupBench) -> None:
+def test_an_environment_without_queues_is_refused_at_the_start(group: GroupBench) -> None:
     consumer, port = group.consumer(environment=Environment.of("3", "3"))
     consumer.subscribe("T")
     with pytest.raises(OptionError, match="option 'environments' is 3; expected at most 2"):
@@ -380,15 +380,13 @@ def test_an_environment_that_loses_its_queues_keeps_what_it_had(
     assert "the assignment of topic T stays unchanged" in caplog.text
 
 
-def test_a_member_of_a_broadcasting_group_has_the_queues_of_its_environment(group: GroupBench, tmp_path: Path) -> None:
+def test_broadcasting_member_gets_only_queues_of_its_environment(group: GroupBench, tmp_path: Path) -> None:
     consumer, _ = group.start(environment=Environment.of("1", "2"), clustering=False, offsets_folder=tmp_path)
     group.time.advance(2)
     assert group.owned(consumer) == qs("a:0 b:0")
 
 
-def test_a_rebalance_for_which_there_is_no_thread_is_made_by_the_next_that_wakes_it(
-    group: GroupBench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rebalance_that_lacked_thread_runs_at_next_wakeup(group: GroupBench, monkeypatch: pytest.MonkeyPatch) -> None:
     consumer, port = group.start()
     group.time.advance(2)
     rebalancing = consumer._running.rebalancing

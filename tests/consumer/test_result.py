@@ -36,11 +36,11 @@ def context(ack_index: int | None = None, delay_level: int = 0) -> Context:
 
 
 @pytest.mark.parametrize(("ack_index", "done"), [(None, 4), (99, 4), (3, 4), (2, 3), (0, 1), (-1, 0), (-5, 0)])
-def test_1_20_returning_none_is_success_up_to_the_ack_index(ack_index: int | None, done: int) -> None:
+def test_returning_none_is_success_up_to_the_ack_index(ack_index: int | None, done: int) -> None:
     assert judge_concurrent(None, context(ack_index, delay_level=3), 4) == Verdict(done, 3)
 
 
-def test_1_20_1_24_a_retry_is_of_all_messages_at_its_level() -> None:
+def test_retry_is_of_all_messages_at_its_level() -> None:
     given = context(ack_index=2)
     assert judge_concurrent(given.retry(), given, 4) == Verdict(0)
     assert judge_concurrent(given.retry(5), given, 4) == Verdict(0, 5)
@@ -48,7 +48,7 @@ def test_1_20_1_24_a_retry_is_of_all_messages_at_its_level() -> None:
 
 
 @pytest.mark.parametrize("nonsense", [True, False, 0, "CONSUME_SUCCESS", [], Context, FAILED])
-def test_1_20_everything_else_is_a_failure_and_said(nonsense: object) -> None:
+def test_everything_else_is_a_failure_and_said(nonsense: object) -> None:
     found = judge_concurrent(nonsense, Context(QUEUE), 4)
     assert found.done_count == 0
     expected = "raised KeyError" if nonsense is FAILED else "expected None or context.retry()"
@@ -70,7 +70,7 @@ def test_a_coroutine_that_a_decorator_returns_has_a_remedy() -> None:
 
 
 @given(st.none() | st.integers(), st.integers(1, 99))
-def test_1_20_never_more_is_done_than_there_was(ack_index: int | None, size: int) -> None:
+def test_never_more_is_done_than_there_was(ack_index: int | None, size: int) -> None:
     assert 0 <= judge_concurrent(None, context(ack_index), size).done_count <= size
 
 
@@ -85,7 +85,7 @@ def test_ordered_commit_and_rollback_by_hand() -> None:
     assert judge_ordered(context.rollback(), context, 1000) == OrderedVerdict(OrderedAction.ROLLBACK, 1000)
 
 
-def test_a_rollback_is_no_success_where_the_consumer_commits_by_itself() -> None:
+def test_rollback_fails_where_consumer_commits_automatically() -> None:
     context = OrderedContext(QUEUE)
     assert judge_ordered(context.commit(), context, 1000).action is OrderedAction.COMMIT
     found = judge_ordered(context.rollback(), context, 1000)
@@ -98,7 +98,7 @@ def test_a_rollback_is_no_success_where_the_consumer_commits_by_itself() -> None
     ("asked", "pause"),
     [(None, 1000), (0, 10), (10, 10), (12.4, 12), (700, 700), (30_000, 30_000), (9**9, 30_000), (math.inf, 30_000)],
 )
-def test_a_suspended_queue_waits_ten_milliseconds_to_thirty_seconds(asked: int | None, pause: int) -> None:
+def test_suspended_queue_waits_between_10_ms_and_30_s(asked: int | None, pause: int) -> None:
     context = OrderedContext(QUEUE)
     assert judge_ordered(context.suspend(asked), context, 1000) == OrderedVerdict(OrderedAction.RETRY, pause)
 
@@ -117,7 +117,7 @@ def test_attempts_are_counted_in_a_copy() -> None:
         assert with_next_attempt(replace(first, reconsume_times=sent)).reconsume_times == counted
 
 
-def test_1_16_a_pull_is_cut_into_slices() -> None:
+def test_pull_is_cut_into_slices() -> None:
     found = list(in_batches([message(i) for i in range(32)], 10))
     assert [len(part) for part in found] == [10, 10, 10, 2]
     assert all(isinstance(part, tuple) for part in found)
@@ -144,7 +144,7 @@ WRONG_LEVELS = ["3", None, 1.0, True, -2, 1 << 31, 10**5000, Textless()]
 
 
 @pytest.mark.parametrize("level", WRONG_LEVELS, ids=range(len(WRONG_LEVELS)))
-def test_a_level_that_cannot_be_meant_is_refused_where_it_is_made(level: Any) -> None:
+def test_invalid_delay_level_is_refused_where_it_is_set(level: Any) -> None:
     given = Context(QUEUE)
     with pytest.raises(OptionError, match=r"the delay level is .*; expected -1 for a dead letter, 0"):
         given.retry(level)

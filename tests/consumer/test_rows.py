@@ -154,9 +154,7 @@ def test_tags_of_the_same_hash_are_left_out(count: int) -> None:
 
 
 @pytest.mark.parametrize("count", [FEW, LARGE])
-def test_a_message_that_cannot_be_decoded_is_a_row_without_its_body(
-    count: int, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_undecodable_message_becomes_row_without_body(count: int, caplog: pytest.LogCaptureFixture) -> None:
     pieces = stored(count)
     packed = zlib.compress(b"large" * 100)
     pieces[1] = store("t", packed, "", 0, 1, sys_flag=SysFlag.COMPRESSED)
@@ -171,7 +169,7 @@ def test_a_message_that_cannot_be_decoded_is_a_row_without_its_body(
 
 
 @pytest.mark.parametrize("size", [1, 91, 93])
-def test_what_a_damaged_size_hides_is_a_row_without_a_body_and_hides_no_other(size: int) -> None:
+def test_damaged_message_size_costs_only_one_row_its_body(size: int) -> None:
     pieces = stored(LARGE)
     pieces[20] = size.to_bytes(4, "big") + pieces[20][4:]
     part = part_of(pieces)
@@ -236,7 +234,7 @@ def filled(*bounds: tuple[int, int]) -> tuple[RowsQueue, list[Rows]]:
     return queue, found
 
 
-def test_the_offset_waits_for_the_first_call_and_goes_past_whole_ones() -> None:
+def test_offset_waits_for_oldest_batch_and_passes_finished_ones() -> None:
     queue, (first, second, third) = filled((0, 3), (3, 7), (9, 10))
     assert (queue.count, queue.span, queue.offsets, queue.waiting) == (8, 9, (0, 9), 3)
     assert queue.remove(second) == 0
@@ -245,7 +243,7 @@ def test_the_offset_waits_for_the_first_call_and_goes_past_whole_ones() -> None:
     assert (queue.count, queue.bytes, queue.remove(third)) == (0, 0, None)
 
 
-def test_rows_of_a_known_offset_replace_the_earlier_ones_unless_a_listener_has_them() -> None:
+def test_rows_pulled_again_replace_cached_ones_not_yet_consumed() -> None:
     queue, _ = filled((0, 3))
     assert queue.put([Rows.from_messages(found_at(0, queue=A), batch_of_messages)]) == 0
     assert queue.count == 1
@@ -263,7 +261,7 @@ def test_a_call_is_late_if_it_holds_up_the_offset() -> None:
 
 
 @pytest.mark.parametrize("dead", [[0], [1], [2], [0, 1], [1, 2], [0, 2]])
-def test_rows_of_which_some_are_dead_letters_wait_alone_with_one_more_attempt(dead: list[int]) -> None:
+def test_rows_left_by_dead_letters_are_retried_one_by_one(dead: list[int]) -> None:
     queue, _ = filled((0, 3), (3, 5))
     taken = queue.take(1)
     queue.mark_dead_letters([taken[i] for i in dead])
@@ -303,7 +301,7 @@ def test_nothing_waits_again_after_a_reset() -> None:
     assert (len(queue.take(1)), queue.count, queue.bytes, queue.commit()) == (0, 0, 0, None)
 
 
-def test_a_damaged_offset_of_what_a_filter_leaves_out_shows_where_the_others_are() -> None:
+def test_damaged_offset_is_corrected_beside_filtered_out_message() -> None:
     """The first message says that it is the second one, which is of another tag: offset 0 is not finished before it is."""
     pieces = [*stored(2, tags=("Aa", "BB")), *stored(LARGE, 2, tags=("Aa",))]
     pieces[0] = pieces[0][:20] + (1).to_bytes(8, "big") + pieces[0][28:]

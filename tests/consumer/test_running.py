@@ -14,7 +14,7 @@ from tests.consumer.group import GroupBench
 from tests.queues import q, qs
 
 
-def test_1_6_heartbeats_tell_what_the_member_is_and_wants(group: GroupBench) -> None:
+def test_heartbeats_tell_what_the_member_is_and_wants(group: GroupBench) -> None:
     _, port = group.start()
     (first, *_) = port.seen("heartbeat")
     assert set(first.subscriptions) == {"T", "%RETRY%g"}
@@ -23,7 +23,7 @@ def test_1_6_heartbeats_tell_what_the_member_is_and_wants(group: GroupBench) -> 
     assert order.index("join") < order.index("heartbeat") < order.index("members")
 
 
-def test_a_member_takes_its_queues_although_no_broker_tells_it_of_a_change(
+def test_member_takes_its_queues_without_notification_by_broker(
     group: GroupBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(group.brokers, "told", lambda: None)
@@ -103,7 +103,7 @@ def test_every_bound_of_the_cache_stops_the_pulls(group: GroupBench, bound: Thre
     assert 50 < cached <= 60 + 2
 
 
-def test_the_lag_of_a_queue_that_is_not_pulled_grows_with_what_is_sent(group: GroupBench) -> None:
+def test_lag_of_queue_that_is_not_pulled_grows_with_sends(group: GroupBench) -> None:
     """Its cache is full because its listener stands still: that is when the lag is looked at."""
     consumer, _ = group.start(thresholds=Thresholds(max_count=50), pull_batch_size=10)
     group.workers[0].held = True
@@ -119,7 +119,7 @@ def test_the_lag_of_a_queue_that_is_not_pulled_grows_with_what_is_sent(group: Gr
     assert consumer.stats().lag == 0
 
 
-def test_the_lag_is_unknown_while_no_broker_says_where_a_queue_ends(group: GroupBench) -> None:
+def test_lag_is_unknown_while_no_broker_reports_queue_ends(group: GroupBench) -> None:
     consumer, port = group.start()
     group.time.advance(60)
     assert consumer.stats().lag == 0
@@ -166,7 +166,7 @@ def test_errors_are_waited_out_for_as_long_as_it_is_told(group: GroupBench) -> N
 
 
 @pytest.mark.parametrize(("wire", "folder"), [(None, "g"), ("INST%g_dev", "INST%g_dev")])
-def test_a_broadcasting_members_file_has_the_name_of_the_group_on_the_wire(
+def test_broadcasting_offsets_file_is_named_by_wire_group(
     group: GroupBench, tmp_path: Path, wire: str | None, folder: str
 ) -> None:
     consumer, _ = group.start(clustering=False, offsets_folder=tmp_path, wire_group=wire)
@@ -178,7 +178,7 @@ def test_a_broadcasting_members_file_has_the_name_of_the_group_on_the_wire(
     assert (file.parents[1].name, file.parent.name) == (folder, "ns:9876")
 
 
-def test_a_broadcasting_member_under_a_new_name_warns_that_it_begins_anew(
+def test_broadcasting_member_under_new_name_warns_of_new_start(
     group: GroupBench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As a container has after each restart: what was sent meanwhile is not read. So it is with name servers of other names."""
@@ -219,7 +219,7 @@ def test_an_ordered_queue_waits_for_as_long_as_it_is_told(group: GroupBench) -> 
 
 
 @pytest.mark.parametrize("ordered", [False, True])
-def test_a_reset_of_an_idle_queue_that_a_broker_keeps_outlives_the_member(group: GroupBench, ordered: bool) -> None:
+def test_reset_of_idle_queue_kept_by_broker_outlives_member(group: GroupBench, ordered: bool) -> None:
     """Brokers from 5.2 hand it out with the next pull, and the last one waits for messages when the member stops."""
     queue = q("a:0")
     group.brokers.send(queue, *(b"x",) * 5)
@@ -231,9 +231,7 @@ def test_a_reset_of_an_idle_queue_that_a_broker_keeps_outlives_the_member(group:
     assert group.brokers.offsets[queue] == 1
 
 
-def test_the_last_words_of_a_stop_without_time_have_a_time_of_their_own(
-    group: GroupBench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_final_commit_of_immediate_stop_has_its_own_timeout(group: GroupBench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a broker that needs a moment does not store what is finished, and it comes again."""
     consumer, port = group.start()
     commit, left = port.commit, list[float]()
@@ -249,7 +247,7 @@ def test_the_last_words_of_a_stop_without_time_have_a_time_of_their_own(
     assert left
 
 
-def test_what_came_when_there_were_no_threads_for_listeners_is_consumed_although_nothing_comes_after_it(
+def test_message_that_lacked_listener_thread_is_consumed_later(
     group: GroupBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A full queue is not pulled: without another try it would stand for ever."""

@@ -26,7 +26,7 @@ def port(group: GroupBench) -> FakeMember:
     return FakeMember(group.brokers, "me")
 
 
-def test_1_21_what_brokers_do_not_take_back_goes_as_a_copy(port: FakeMember, caplog) -> None:
+def test_what_brokers_do_not_take_back_goes_as_a_copy(port: FakeMember, caplog) -> None:
     held = MemberState(Thresholds())
     send_back = SendBack(port, "g", 16, held)
     assert send_back(message(1, b"1"), 5)
@@ -73,7 +73,7 @@ def test_a_batch_that_cannot_be_decoded_is_a_dead_letter(port: FakeMember, monke
     assert caplog.text.count("is a dead letter now, in topic %DLQ%g, after attempt 1") == 2
 
 
-def test_a_damaged_message_is_moved_by_its_broker_until_its_last_attempt(port: FakeMember) -> None:
+def test_broker_moves_damaged_message_until_its_last_attempt(port: FakeMember) -> None:
     send_back = SendBack(port, "g", 3, MemberState(Thresholds()))
     bad = replace(message(1, b"1"), decode_error="bad")
     assert send_back(bad, 5)
@@ -88,9 +88,7 @@ def test_a_damaged_message_is_moved_by_its_broker_until_its_last_attempt(port: F
 @pytest.mark.parametrize(
     "why", [MessageRefused("too large"), MessageIllegal("illegal", None, 13, None, None, "illegal")]
 )
-def test_a_message_that_nobody_takes_is_skipped_after_its_last_attempt(
-    port: FakeMember, caplog, why: RocketMQError
-) -> None:
+def test_message_no_broker_accepts_is_skipped_after_last_attempt(port: FakeMember, caplog, why: RocketMQError) -> None:
     held = MemberState(Thresholds())
     send_back = SendBack(port, "g", 3, held)
     port.brokers.failing["send_to_retry"] = why

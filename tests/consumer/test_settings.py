@@ -16,7 +16,7 @@ from tests.harness import in_one_test
 from tests.queues import qs, read
 
 
-def test_1_19_1_28_the_defaults_are_those_of_java() -> None:
+def test_the_defaults_are_those_of_java() -> None:
     found = ConsumerSettings(group="g")
     assert (found.threads, found.consume_batch_max_size, found.pull_batch_size) == (20, 1, 32)
     assert found.thresholds == Thresholds(1000, 100 << 20, 2000)
@@ -97,7 +97,7 @@ def of(server: dict[str, str] = SERVER, role: str = "consumer", **given: str) ->
 
 
 @pytest.mark.parametrize("name", GIVEN)
-def test_every_option_becomes_a_setting_which_differs_from_the_default(name: str) -> None:
+def test_every_option_becomes_setting_unlike_default(name: str) -> None:
     text, field, value = GIVEN[name]
     assert getattr(of(**{name: text}), field) == value != getattr(of(), field)
 
@@ -114,7 +114,7 @@ def test_without_options_the_settings_are_the_defaults(server: dict[str, str], r
     assert replace(of(server, role), allocate=print) == plain
 
 
-def test_a_listener_of_record_batches_gets_as_many_rows_as_there_are_unless_it_says_otherwise() -> None:
+def test_record_batch_listener_gets_up_to_1024_rows_by_default() -> None:
     assert of(arrow="true").consume_batch_max_size == 1024
     assert of(arrow="true", consumeMessageBatchMaxSize="7").consume_batch_max_size == 7
 
@@ -136,7 +136,7 @@ def test_options_of_a_pull_consumer() -> None:
     assert (made.thresholds.max_count, made.request_timeout_s) == (9, 2.0)
 
 
-def test_options_of_a_consumer_at_a_proxy_which_sees_to_what_failed() -> None:
+def test_proxy_consumer_takes_options_and_no_retry_topic() -> None:
     made = of(
         PROXY,
         ordered="true",
@@ -173,7 +173,7 @@ def test_all_that_is_wrong_is_reported_at_once(server: dict[str, str], most: int
 
 
 @in_one_test("case", read("wire_allocation"))
-def test_4_13_members_in_a_namespace_or_environment_share_queues_as_javas_do(case: dict[str, Any]) -> None:
+def test_allocation_in_namespace_or_environment_equals_javas(case: dict[str, Any]) -> None:
     """Java's see the topic as it stands on the wire. Vectors are from its classes."""
     names = {"AVG": "averagely", "AVG_BY_CIRCLE": "averagelyByCircle", "CONSISTENT_HASH": "consistentHash"}
     given = {**SERVER, "allocationStrategy": names[case["strategy"]]}
@@ -193,7 +193,7 @@ def test_4_13_members_in_a_namespace_or_environment_share_queues_as_javas_do(cas
             assert {queue.topic for queue in found} <= {case["topic"]}
 
 
-def test_groups_of_one_name_in_two_namespaces_have_two_names_for_their_files() -> None:
+def test_same_group_name_in_two_namespaces_has_two_file_names() -> None:
     def named(**given: str) -> str | None:
         parsed = options.parse({**SERVER, **given}).for_role("consumer")
         return ConsumerSettings.from_options(parsed, scope_of(parsed).on_wire).wire_group
@@ -220,7 +220,7 @@ def test_strategies_come_with_their_configuration() -> None:
         of(allocationStrategy="environment")
 
 
-def test_3_1_each_environment_has_a_group_of_its_own(caplog: pytest.LogCaptureFixture) -> None:
+def test_each_environment_has_a_group_of_its_own(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     made = of(environment="dev", environments='{"dev":[0],"test":[1]}', allocationStrategy="environment")
     assert (made.group, made.environment and made.environment.name) == ("g_env_dev", "dev")
@@ -230,7 +230,7 @@ def test_3_1_each_environment_has_a_group_of_its_own(caplog: pytest.LogCaptureFi
     assert (of().group, of().environment) == ("g", None)
 
 
-def test_3_2_with_a_suffix_the_group_is_named_on_the_wire_alone() -> None:
+def test_with_a_suffix_the_group_is_named_on_the_wire_alone() -> None:
     made = of(environment="dev", environmentMode="suffix")
     assert (made.group, made.environment) == ("g", None)
     with pytest.raises(OptionError, match="'allocationStrategy' is 'environment', which chooses among queues"):
@@ -238,7 +238,7 @@ def test_3_2_with_a_suffix_the_group_is_named_on_the_wire_alone() -> None:
 
 
 @pytest.mark.parametrize("number", ["0", "4", "x"])
-def test_3_10_an_environment_that_there_is_not_is_refused(number: str) -> None:
+def test_an_environment_that_there_is_not_is_refused(number: str) -> None:
     with pytest.raises(OptionError, match="expected a whole number from 1 to 3, the number of environments"):
         of(environment=number, environments="3")
     with pytest.raises(OptionError, match="contains illegal characters"):

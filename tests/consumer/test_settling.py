@@ -105,7 +105,7 @@ def test_a_listener_that_hangs_keeps_its_message_from_nobody(caplog):
     assert "the listener has had message A for too long" in caplog.text
 
 
-def test_a_listener_that_hangs_keeps_its_message_where_it_is_ordered(caplog):
+def test_hanging_ordered_listener_keeps_lease_of_its_message(caplog):
     """A broker hands out nothing of a queue while what is behind the message is somebody's."""
     bench = PopBench(replace(SETTINGS, consume_timeout_s=15.0, ordered=True))
     hangs, _waits = bench.lent(of("A", "a"), of("B", "a"))
@@ -127,7 +127,7 @@ def test_what_is_settled_meanwhile_is_not_asked_for_again():
     assert bench.proxy.told == [("ack", "A")]
 
 
-def test_what_is_done_while_more_time_is_asked_for_is_told_after_that():
+def test_ack_during_lease_renewal_is_sent_after_it():
     """Each request makes the receipt of the others worthless: the message would come again although it was done."""
     bench = PopBench()
     (lent,) = bench.lent(of("A"))
@@ -183,7 +183,7 @@ def test_an_endpoint_that_hangs_keeps_no_other_from_being_asked():
     assert not bench.in_hand.start_call(hangs, bench.timer.lease_ms())
 
 
-def test_many_messages_get_more_time_from_several_threads_each_once():
+def test_many_leases_are_renewed_by_several_threads_once_each():
     """One by one, at 25 ms each, that took longer than their time for 1280 of an ordered consumer."""
     bench = PopBench()
     lent = bench.lent(*[of(f"{n}") for n in range(400)])

@@ -68,7 +68,7 @@ class Scripted:
         self.closed += 1
 
 
-def test_places_are_asked_in_turn_until_one_has_something_or_the_time_is_over():
+def test_receive_asks_places_in_turn_until_message_or_timeout():
     member = Scripted(t=2, u=1)
     consumer = BaseSimpleConsumer(member, "g")
     consumer.subscribe("t")
@@ -104,7 +104,7 @@ def test_a_subscription_that_no_proxy_heard_of_is_none():
 
 
 @pytest.mark.parametrize("error", [ConnectionLost("away"), AccessDenied("no")])
-def test_a_filter_that_no_proxy_heard_of_leaves_the_one_of_before(error):
+def test_failed_filter_change_restores_previous_filter(error):
     """Also at the member, by which messages are asked for."""
     member = Scripted(t=1)
     consumer = BaseSimpleConsumer(member, "g")
@@ -122,7 +122,7 @@ def test_a_filter_that_no_proxy_heard_of_leaves_the_one_of_before(error):
     assert member.told == [{"t": Filter("a")}, {"t": Filter("b")}, {"t": Filter("a")}]
 
 
-def test_a_topic_that_is_gone_keeps_none_of_the_others_from_being_received():
+def test_missing_topic_does_not_block_receiving_other_topics():
     member = Scripted(t=1, u=1)
     consumer = BaseSimpleConsumer(member, "g")
     for topic in ("t", "gone", "u"):
@@ -134,7 +134,7 @@ def test_a_topic_that_is_gone_keeps_none_of_the_others_from_being_received():
             assert member.asked[-1][0] == topic
 
 
-def test_a_topic_that_is_left_is_not_asked_for_though_no_proxy_heard_of_it():
+def test_unsubscribed_topic_is_not_asked_for_when_proxy_is_away():
     member = Scripted(t=1, u=1)
     consumer = BaseSimpleConsumer(member, "g")
     consumer.subscribe("t")
@@ -147,7 +147,7 @@ def test_a_topic_that_is_left_is_not_asked_for_though_no_proxy_heard_of_it():
 
 
 @pytest.mark.parametrize("left", [["t"], ["t", "u"]])
-def test_a_topic_that_another_thread_leaves_while_messages_are_waited_for_is_asked_for_no_more(left):
+def test_topic_unsubscribed_during_receive_is_asked_for_no_more(left):
     member = Scripted(t=1, u=1)
     consumer = BaseSimpleConsumer(member, "g")
     consumer.subscribe("t")
@@ -166,7 +166,7 @@ def test_a_topic_that_another_thread_leaves_while_messages_are_waited_for_is_ask
     assert [each[0] for each in member.asked] == ["t", "u", "u"][: 1 if len(left) == 2 else 3]
 
 
-def test_topics_that_two_threads_subscribe_to_at_once_are_both_received():
+def test_concurrent_subscriptions_of_two_threads_are_received():
     member = Scripted(t=1, u=1)
     consumer = BaseSimpleConsumer(member, "g")
     second = threading.Thread(target=consumer.subscribe, args=("u",))
@@ -191,7 +191,7 @@ def test_topics_that_two_threads_subscribe_to_at_once_are_both_received():
 
 
 @pytest.mark.parametrize("verb", ["subscribe", "unsubscribe"])
-def test_a_change_that_waited_while_the_consumer_was_closed_joins_no_more(verb):
+def test_subscription_change_waiting_during_close_is_refused(verb):
     member = Scripted(t=1, u=1)
     consumer = BaseSimpleConsumer(member, "g")
     consumer.subscribe("t")
@@ -214,7 +214,7 @@ def test_a_change_that_waited_while_the_consumer_was_closed_joins_no_more(verb):
 
 
 @pytest.mark.parametrize("verb", ["subscribe", "unsubscribe"])
-def test_a_change_during_which_the_consumer_is_closed_leaves_nobody_behind(verb):
+def test_close_during_subscription_change_leaves_no_member(verb):
     member = Scripted(t=1)
     consumer = BaseSimpleConsumer(member, "g")
     told: list[str] = []

@@ -56,7 +56,7 @@ class Broker:
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("queue", [NORMAL, RETRY])
 @pytest.mark.parametrize("stored", [0, 1, 1 << 40])
-def test_4_28_a_stored_offset_decides_in_every_mode(mode, queue, stored):
+def test_stored_offset_decides_in_every_mode(mode, queue, stored):
     """Of 0 a broker does not say whether the group has it, or the queue is young: so it counts as not stored."""
     broker = Broker(stored)
     assert start_offset(queue, MODES[mode], broker.questions) == StartOffset(stored, stored > 0)
@@ -74,7 +74,7 @@ def test_4_28_a_stored_offset_decides_in_every_mode(mode, queue, stored):
         ("time", RETRY, 0, None),  # Java: its end
     ],
 )
-def test_4_23_4_24_4_26_4_27_where_there_is_none_the_mode_decides(mode, queue, expected, asked):
+def test_where_there_is_none_the_mode_decides(mode, queue, expected, asked):
     broker = Broker(None)
     assert start_offset(queue, MODES[mode], broker.questions) == StartOffset(expected, False)
     again = ["stored"] if asked == "max" else []
@@ -82,7 +82,7 @@ def test_4_23_4_24_4_26_4_27_where_there_is_none_the_mode_decides(mode, queue, e
 
 
 @pytest.mark.parametrize("stored", [0, 7])
-def test_a_message_that_comes_between_the_requests_is_not_skipped(stored):
+def test_message_arriving_between_offset_requests_is_not_skipped(stored):
     """An empty queue has no offset of a group, a young one 0: a broker that got its first message meanwhile says so."""
     broker = Broker(None, maximum=1)
     first = broker.questions
@@ -102,7 +102,7 @@ def test_an_empty_queue_is_asked_about_once():
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("error", [ServerFault("code 1"), CallTimeout("late")])
-def test_4_25_a_question_that_failed_is_no_answer(mode, error):
+def test_question_that_failed_is_no_answer(mode, error):
     broker = Broker(error)
     with pytest.raises(type(error)):
         start_offset(NORMAL, MODES[mode], broker.questions)
@@ -110,13 +110,13 @@ def test_4_25_a_question_that_failed_is_no_answer(mode, error):
 
 
 @pytest.mark.parametrize(("mode", "failing"), [("last", "maximum"), ("time", "found")])
-def test_4_22_neither_is_a_failed_second_question(mode, failing):
+def test_neither_is_a_failed_second_question(mode, failing):
     with pytest.raises(CallTimeout):
         start_offset(NORMAL, MODES[mode], Broker(None, **{failing: CallTimeout("late")}).questions)
 
 
 @given(st.integers(max_value=-1), st.sampled_from(["stored", "maximum", "found"]), st.sampled_from(sorted(MODES)))
-def test_4_29_an_offset_below_zero_is_never_pulled(offset, which, mode):
+def test_an_offset_below_zero_is_never_pulled(offset, which, mode):
     broker = Broker(**{which: offset})
     names = {"stored": "stored", "maximum": "max", "found": "search"}
     try:

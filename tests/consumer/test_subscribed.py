@@ -40,7 +40,7 @@ def seen() -> Seen:
     return found
 
 
-def test_4_3_it_looks_every_20_seconds_and_every_second_while_something_is_missing(seen: Seen) -> None:
+def test_rebalance_waits_20_s_or_1_s_while_queue_is_missing(seen: Seen) -> None:
     assert seen.one.wait_s() == 0.0
     assert seen.one.allocate([]) == dict.fromkeys(QUEUES, StartOffset(0, False))
     assert seen.one.wait_s() == 20.0
@@ -65,7 +65,7 @@ def test_a_change_that_is_told_while_it_looks_counts(seen: Seen, monkeypatch: py
     assert seen.one.wait_s() == 0.0
 
 
-def test_4_8_without_an_answer_everything_stays(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_an_answer_everything_stays(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
     def members(*args: object) -> list[str]:
         raise RocketMQError("nobody answers")
 
@@ -134,7 +134,7 @@ def test_what_fails_each_second_is_a_warning_once_until_it_ends(seen: Seen, capl
     assert told == [1, 1, 2, 2, 3]
 
 
-def test_queues_that_cannot_be_begun_are_a_warning_for_each_topic_and_broker(seen: Seen, caplog) -> None:
+def test_unreadable_start_offsets_warn_once_per_topic_and_broker(seen: Seen, caplog) -> None:
     seen.fake.unknown = dict.fromkeys(QUEUES, AccessDenied("no"))
     for _ in range(3):
         assert seen.one.allocate([]) == {}

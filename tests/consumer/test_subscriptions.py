@@ -41,7 +41,7 @@ def test_what_cannot_be_meant_is_said(tags, sql, text):
         parse_filter(tags, sql)
 
 
-def test_1_23_the_retry_topic_is_among_them_where_queues_are_shared() -> None:
+def test_the_retry_topic_is_among_them_where_queues_are_shared() -> None:
     found = Subscriptions("g", True, lambda: 5)
     assert not found
     found.add("T", Filter("a"))
@@ -52,7 +52,7 @@ def test_1_23_the_retry_topic_is_among_them_where_queues_are_shared() -> None:
     assert broadcasting.filters() == {"T": NO_FILTER}
 
 
-def test_every_change_has_a_later_version_even_within_a_millisecond_and_is_of_its_topic_alone() -> None:
+def test_each_change_raises_version_of_its_topic_alone() -> None:
     found = Subscriptions("g", True, lambda: 5)
 
     def versions() -> dict[str, int]:

@@ -54,7 +54,7 @@ class Kept:
         self.one = Upkeep(settings, self.polls, positions, self.shared, clock, ManualTimer(self.time))
 
 
-def test_1_9_offsets_are_committed_every_5_seconds_while_there_are_new_ones() -> None:
+def test_new_offsets_are_committed_every_5_seconds() -> None:
     kept = Kept()
     kept.one.apply_assignment({QUEUE: StartOffset(0)})
     kept.one.next_parts(kept.one.start_poll(0.0), 1)
@@ -65,7 +65,7 @@ def test_1_9_offsets_are_committed_every_5_seconds_while_there_are_new_ones() ->
         assert len(kept.fake.commits) == commits
 
 
-def test_offsets_of_idle_queues_are_committed_again_every_30_seconds() -> None:
+def test_idle_queues_commit_their_offsets_again_every_30_seconds() -> None:
     """A master came back with old ones, or a member that was cut off stored its own."""
     kept = Kept()
     kept.one.apply_assignment({QUEUE: StartOffset(0)})
@@ -82,7 +82,7 @@ def test_offsets_of_idle_queues_are_committed_again_every_30_seconds() -> None:
     assert len(kept.fake.commits) == 2
 
 
-def test_what_a_caller_commits_is_sent_again_every_30_seconds_too() -> None:
+def test_manually_committed_offsets_are_sent_again_every_30_s() -> None:
     kept = Kept(auto_commit=False)
     kept.one.apply_assignment({QUEUE: StartOffset(0)})
     kept.one.next_parts(kept.one.start_poll(0.0), 1)
@@ -95,7 +95,7 @@ def test_what_a_caller_commits_is_sent_again_every_30_seconds_too() -> None:
         assert len([each for each in kept.fake.commits if each]) == commits
 
 
-def test_routes_are_looked_at_every_30_seconds_and_polls_go_on_without(
+def test_routes_refresh_every_30_s_and_failure_stops_no_poll(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     kept = Kept()
@@ -115,7 +115,7 @@ def test_routes_are_looked_at_every_30_seconds_and_polls_go_on_without(
     assert "the route of t cannot be refreshed" in caplog.text
 
 
-def test_4_2_a_look_that_fails_is_no_end_of_looking(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_look_that_fails_is_no_end_of_looking(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = Kept()
     kept.shared.set_subscription("t", NO_FILTER, lambda address, question: None)
     monkeypatch.setattr(kept.shared, "allocate", lambda owned: 1 / 0)
@@ -169,7 +169,7 @@ def interrupted_look(kept: Kept, at: int) -> Interrupts:
     return interrupts
 
 
-def test_ctrl_c_at_any_line_of_a_look_keeps_no_thread_from_the_next() -> None:
+def test_ctrl_c_during_rebalance_blocks_no_later_rebalance() -> None:
     for at in itertools.count():
         kept = Kept()
         interrupts = interrupted_look(kept, at)
@@ -187,7 +187,7 @@ def test_ctrl_c_at_any_line_of_a_look_keeps_no_thread_from_the_next() -> None:
             return
 
 
-def test_what_ctrl_c_kept_from_being_assigned_is_assigned_by_the_next_poll() -> None:
+def test_assignment_interrupted_by_ctrl_c_is_made_by_next_poll() -> None:
     """Nobody would look for 20 s otherwise, and polls would give nothing."""
     for at in itertools.count():
         kept = Kept()
@@ -200,7 +200,7 @@ def test_what_ctrl_c_kept_from_being_assigned_is_assigned_by_the_next_poll() -> 
 
 
 @pytest.mark.parametrize("nested", ["rebalance_if_due", "rebalance"])
-def test_4_3_a_look_is_none_within_a_look(nested: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_look_is_none_within_a_look(nested: str, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = Kept()
     kept.shared.set_subscription("t", NO_FILTER, lambda address, question: None)
     looks: list[int] = []
@@ -218,7 +218,7 @@ def test_4_3_a_look_is_none_within_a_look(nested: str, monkeypatch: pytest.Monke
     assert (looks, kept.polls.assigned()) == ([1], [QUEUE])
 
 
-def test_4_3_a_look_is_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_look_is_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two threads the second one skips it, unless it must know that it is done."""
     kept = Kept()
     kept.shared.set_subscription("t", NO_FILTER, lambda address, question: None)
@@ -274,7 +274,7 @@ def test_a_broker_that_does_not_answer_is_asked_once_a_look(
 
 
 @pytest.mark.parametrize("error", [InvalidParameter, ServerFault])
-def test_a_queue_that_its_topic_has_no_more_is_given_up_and_is_no_error(
+def test_queue_removed_from_topic_is_given_up_without_error(
     error: type[RocketMQError], hand: Hand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Read queues were reduced. The route of now says so, not only the next one that is due."""
@@ -300,9 +300,7 @@ def test_a_queue_that_its_topic_has_no_more_is_given_up_and_is_no_error(
 
 
 @pytest.mark.parametrize("route", ["has it", "is not to be had"])
-def test_a_queue_that_its_broker_refuses_for_another_reason_is_an_error(
-    route: str, hand: Hand, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_queue_refused_for_another_reason_raises_error(route: str, hand: Hand, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeMember([A, B])
     with made(fake, hand) as consumer:
         consumer.subscribe("t")
@@ -315,7 +313,7 @@ def test_a_queue_that_its_broker_refuses_for_another_reason_is_an_error(
         assert consumer.assignment() == [A, B]
 
 
-def test_an_error_of_a_queue_that_was_given_up_meanwhile_is_raised_no_more(hand: Hand) -> None:
+def test_error_of_queue_given_up_meanwhile_is_not_raised(hand: Hand) -> None:
     fake = FakeMember([A, B])
     with made(fake, hand) as consumer:
         consumer.assign([A, B])
@@ -341,7 +339,7 @@ def test_a_poll_that_has_messages_does_not_wait_for_a_look(
 
 
 @pytest.mark.parametrize("how", ["a topic more", "a queue is gone"])
-def test_while_polls_have_messages_what_changes_is_looked_at_at_once(
+def test_changes_are_applied_at_once_while_polls_have_messages(
     how: str, hand: Hand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake, other = FakeMember([A, B]), MessageQueue("u", "b", 0)
@@ -364,9 +362,7 @@ def test_while_polls_have_messages_what_changes_is_looked_at_at_once(
             assert consumer.assignment() == [A]
 
 
-def test_routes_are_not_asked_for_topic_by_topic_while_no_name_server_answers(
-    hand: Hand, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_routes_are_not_asked_per_topic_while_name_servers_fail(hand: Hand, monkeypatch: pytest.MonkeyPatch) -> None:
     fake, asked = FakeMember([A, MessageQueue("u", "b", 0)]), list[str]()
 
     def queues(topic: str, deadline: object, refresh: bool = False) -> list[MessageQueue]:
@@ -381,7 +377,7 @@ def test_routes_are_not_asked_for_topic_by_topic_while_no_name_server_answers(
         assert asked == ["t"]
 
 
-def test_a_group_that_could_not_be_followed_for_want_of_a_thread_is_followed_from_the_next_subscription_on(
+def test_group_join_that_lacked_thread_works_at_next_subscribe(
     fake: FakeMember, consumer: BasePullConsumer, hand: Hand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as exhausted:

@@ -19,7 +19,7 @@ from tests.producer.scripted import Time
 from tests.queues import q
 
 
-def test_1_28_so_many_threads_work_and_never_more_and_nobody_who_submits_waits() -> None:
+def test_pool_never_exceeds_its_threads_or_blocks_submitters() -> None:
     workers = ListenerPool("w", 3)
     inside, go_on, done = threading.Semaphore(0), threading.Event(), threading.Semaphore(0)
     running, most, lock = [0], [0], threading.Lock()
@@ -58,7 +58,7 @@ def test_a_thread_that_waits_holds_no_work() -> None:
     assert workers.close(Deadline.after(30.0))
 
 
-def test_no_thread_before_the_first_work_and_none_after_the_close() -> None:
+def test_pool_has_no_thread_before_first_work_or_after_close() -> None:
     def threads() -> list[str]:
         return [thread.name for thread in threading.enumerate() if "unused-pool" in thread.name]
 
@@ -108,7 +108,7 @@ def test_threads_that_cannot_be_started_are_started_later(
     assert workers.close(Deadline.after(30.0))
 
 
-def test_work_that_came_when_there_were_no_threads_is_done_when_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_submitted_without_threads_runs_when_they_exist(monkeypatch: pytest.MonkeyPatch) -> None:
     workers, ran = ListenerPool("w", 2), threading.Event()
     workers.start_missing()
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("w-")]
@@ -122,7 +122,7 @@ def test_work_that_came_when_there_were_no_threads_is_done_when_there_are(monkey
     assert workers.close(Deadline.after(30.0))
 
 
-def test_close_drops_what_was_not_begun_and_says_whether_the_rest_ended() -> None:
+def test_close_drops_pending_work_and_reports_whether_rest_ended() -> None:
     workers, inside, go_on = ListenerPool("w", 1), threading.Event(), threading.Event()
     begun: list[int] = []
 
@@ -153,7 +153,7 @@ def test_a_worker_may_close_its_own_pool() -> None:
     assert ended == [True]
 
 
-def test_a_broker_that_does_not_answer_for_locks_takes_no_thread_of_a_listener() -> None:
+def test_broker_hanging_on_locks_blocks_no_listener_thread() -> None:
     brokers = FakeBrokers(Time(), {"T": "a:0 b:0"})
     hangs, asked, go_on, got = threading.Event(), threading.Event(), threading.Event(), []
 

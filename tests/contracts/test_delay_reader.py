@@ -49,7 +49,7 @@ def bodies(reader: Any, count: int) -> list[bytes]:
     return found
 
 
-def test_what_is_assigned_is_read_in_order_and_then_nothing_comes(reading: tuple[Any, MessageQueue]) -> None:
+def test_assigned_queue_is_read_in_order_and_then_is_empty(reading: tuple[Any, MessageQueue]) -> None:
     reader, queue = reading
     assert list(reader.assignment()) == [queue]
     assert bodies(reader, 3) == [b"0", b"1", b"2"]

@@ -69,7 +69,7 @@ def test_a_pull_below_the_minimum_is_told_the_minimum(case: Case) -> None:
 
 
 @every
-def test_a_young_queue_without_an_offset_is_at_zero_unless_that_is_not_wanted(case: Case) -> None:
+def test_young_queue_without_offset_starts_at_zero_by_default(case: Case) -> None:
     case.send(b"0", b"1")
     assert case.port.committed(case.group, case.queue, soon()) == 0
     assert case.port.committed(case.group, case.queue, soon(), young_at_zero=False) is None
@@ -94,7 +94,7 @@ def test_offsets_are_each_queues_own(case: Case) -> None:
 
 
 @every
-def test_a_group_that_had_no_member_and_pulled_nothing_has_offsets(case: Case) -> None:
+def test_group_without_members_or_pulls_can_commit_offsets(case: Case) -> None:
     assert case.port.committed(case.group, case.queue, soon(), young_at_zero=False) is None
     assert case.port.commit(case.group, {case.queue: 0}, soon()) == {}
     assert case.port.committed(case.group, case.queue, soon(), young_at_zero=False) == 0
@@ -116,7 +116,7 @@ def test_a_topic_that_is_not_there_has_no_queues(case: Case) -> None:
 
 
 @every
-def test_what_is_pulled_of_a_queue_or_topic_that_is_not_there_is_refused(case: Case) -> None:
+def test_pull_of_missing_queue_or_topic_is_refused(case: Case) -> None:
     """Other questions are answered as if it were empty."""
     case.send(b"0")
     for absent, code in (
@@ -132,14 +132,14 @@ def test_what_is_pulled_of_a_queue_or_topic_that_is_not_there_is_refused(case: C
 
 
 @every
-def test_a_filter_that_nothing_matches_leads_behind_what_was_looked_at(case: Case) -> None:
+def test_filter_without_match_moves_offset_past_checked_messages(case: Case) -> None:
     case.send(b"0", b"1")
     answer = case.pulled(0, filter=Filter("rare", "TAG"))
     assert (answer.status, answer.next_offset, list(messages_of(answer))) == (PullStatus.NO_MATCHED_MSG, 2, [])
 
 
 @every
-def test_a_group_that_has_no_member_now_knows_none_and_wants_nothing(case: Case) -> None:
+def test_members_and_filters_of_memberless_group_are_errors(case: Case) -> None:
     for verb in (case.port.members, case.port.filters):
         with pytest.raises(RocketMQError):
             verb(case.group, case.queue.topic, soon())
@@ -169,7 +169,7 @@ def test_members_know_each_other_and_what_the_group_wants(case: Case) -> None:
 
 
 @every_with_retries
-def test_a_message_that_was_sent_back_comes_with_the_brokers_own_count(case: Case) -> None:
+def test_sent_back_message_returns_with_brokers_own_retry_count(case: Case) -> None:
     """Whatever who sends it back believes."""
     leave = case.join(case.port)
     case.send(b"0", b"1")
@@ -184,7 +184,7 @@ def test_a_message_that_was_sent_back_comes_with_the_brokers_own_count(case: Cas
 
 
 @every_with_retries
-def test_dead_letters_are_those_that_came_often_enough_and_those_that_are_to_be(case: Case) -> None:
+def test_message_is_dead_letter_at_retry_limit_or_on_request(case: Case) -> None:
     leave = case.join(case.port)
     case.send(b"0", b"1")
     first, second = case.messages()
@@ -211,7 +211,7 @@ def test_a_copy_is_a_dead_letter_once_it_came_often_enough(case: Case) -> None:
 
 
 @every_with_retries
-def test_copies_of_a_group_that_has_locked_queues_are_dead_letters_at_once(case: Case) -> None:
+def test_retry_copy_from_group_with_locks_is_dead_letter_at_once(case: Case) -> None:
     leave = case.join(case.port)
     case.send(b"0")
     assert case.port.lock(case.group, [case.queue], soon()) == {case.queue}
@@ -221,7 +221,7 @@ def test_copies_of_a_group_that_has_locked_queues_are_dead_letters_at_once(case:
 
 
 @every_with_retries
-def test_a_pull_by_a_filter_of_which_no_heartbeat_told_is_refused(case: Case) -> None:
+def test_pull_by_filter_newer_than_heartbeat_is_refused(case: Case) -> None:
     wants = Membership({case.queue.topic: NO_FILTER}, {case.queue.topic: 5})
     leave = case.port.join(case.group, lambda: wants, lambda address, question: None, 30.0)
     case.port.heartbeat(soon())
@@ -242,7 +242,7 @@ def test_a_pull_by_a_filter_of_which_no_heartbeat_told_is_refused(case: Case) ->
 
 
 @every_with_retries
-def test_a_queue_is_locked_by_one_member_until_that_one_gives_it_back(case: Case) -> None:
+def test_queue_lock_belongs_to_one_member_until_it_unlocks(case: Case) -> None:
     other = case.another()
     leaves = [case.join(port) for port in (case.port, other)]
     both = [case.queue, case.other]

@@ -98,7 +98,7 @@ def case(request: pytest.FixtureRequest) -> Iterator[Case]:
         made.producer.close()
 
 
-def test_what_is_not_acknowledged_in_its_time_comes_again_and_is_another_delivery(case: Case) -> None:
+def test_unacknowledged_message_is_delivered_anew_after_lease(case: Case) -> None:
     case.send(b"0", b"1")
     late, done = case.received(b"0", b"1")
     assert [message.delivery_attempt for message in (late, done)] == [1, 1]

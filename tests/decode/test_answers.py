@@ -105,7 +105,7 @@ def offsets(found: Iterable[ReceivedMessage]) -> list[int]:
     return [one.queue_offset for one in found]
 
 
-def test_what_lies_before_the_start_belongs_to_others_only_inside_of_a_batch() -> None:
+def test_messages_before_start_are_dropped_only_inside_batches() -> None:
     """The index of a queue may be shifted: then messages have lower offsets than their places."""
     answer = FetchedAnswer(0, 10, 13, 13, 0, 0)
     assert offsets(careful.messages_in_range([message(8), message(9), message(10)], answer)) == [8, 9, 10]
@@ -113,7 +113,7 @@ def test_what_lies_before_the_start_belongs_to_others_only_inside_of_a_batch() -
     assert offsets(careful.messages_in_range(inner, answer)) == [10]
 
 
-def test_what_lies_behind_the_end_belongs_to_others_where_the_broker_went_beyond_it() -> None:
+def test_messages_after_end_are_dropped_if_answer_overshoots() -> None:
     given = [message(offset) for offset in (11, 12, 13, 14)]
     assert offsets(careful.messages_in_range(given, FetchedAnswer(0, 10, 13, 13, 0, 0))) == [11, 12, 13, 14]
     assert offsets(careful.messages_in_range(given, FetchedAnswer(0, 10, 13, 15, 0, 0))) == [11, 12]
@@ -130,7 +130,7 @@ def test_what_cannot_be_decoded_stands_between_its_neighbours(dense: bool, expec
 
 @pytest.mark.parametrize("dense", [True, False])
 @pytest.mark.parametrize("before", [1 << 56, 15])
-def test_what_cannot_be_decoded_is_told_whatever_its_neighbours_say(before: int, dense: bool) -> None:
+def test_undecodable_message_is_reported_despite_its_neighbours(before: int, dense: bool) -> None:
     garbled = message(-1, error="why")
     for given in ([message(before), garbled], [message(before), garbled, message(11)]):
         found = list(careful.messages_in_range(given, FetchedAnswer(0, 10, 16, 16, 0, 0), dense))

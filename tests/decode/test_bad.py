@@ -105,7 +105,7 @@ def test_a_body_that_nobody_wants_need_not_be_readable(what):
     assert fast == ReferenceDecoder(QUEUES, columns, "user")(damaged(BAD[what])).to_pylist()
 
 
-def test_a_batch_that_nobody_can_open_is_bad_although_its_body_is_not_wanted():
+def test_unreadable_batch_is_bad_even_if_body_is_not_wanted():
     """Which messages it had, and what their other columns are, stands in its body alone."""
     columns = tuple(column for column in COLUMNS if column.name != "body")
     bad = BAD["an inner batch of garbage"]
@@ -130,14 +130,14 @@ def test_both_paths_agree_where_several_are_bad(policy, one, two):
     assert found == ReferenceDecoder(QUEUES, COLUMNS, "user", bad_messages=BadMessages(policy))(fetched).to_pylist()
 
 
-def test_an_unreadable_rest_of_an_answer_has_a_row_for_each_offset():
+def test_unreadable_rest_of_answer_has_row_for_each_offset():
     rest = b"\x00\x00\x00\x05" + good(12)[4:-20]
     fetched = fetch(Answer([good(10), rest], start=10, limit=14, next_offset=14))
     found = Decoder(QUEUES, COLUMNS, bad_messages=BadMessages("null")).batches(fetched, None)
     assert [row["queueOffset"] for batch in found for row in batch.to_pylist()] == [10, 11, 12, 13]
 
 
-def test_what_an_answer_beside_a_bad_one_skips_is_asked_for_again():
+def test_holes_in_answer_beside_bad_one_are_asked_for_again():
     """It may still come: the bad message says nothing about it."""
     asked = []
 

@@ -25,7 +25,7 @@ def test_all_columns():
         assert dict(row["properties"]) == message.properties
 
 
-def test_a_tag_filter_is_applied_to_the_messages_of_inner_batches():
+def test_tag_filter_applies_to_messages_of_inner_batches():
     items = [BatchItem(b"%d" % i, text(TAGS="ab"[i % 2]).decode()) for i in range(4)]
     outer = stored(encode_batch(items), sys_flag=SysFlag.NEED_UNWRAP | SysFlag.INNER_BATCH)
     found = careful.decode(one(outer), QUEUES, BASIC, "none", Filter("b || c", "TAG"))

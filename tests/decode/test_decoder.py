@@ -147,7 +147,7 @@ def test_damaged_messages_are_refused_or_read_the_same_by_both(fetched, data):
     )
 
 
-def test_a_message_without_length_is_told_behind_one_whose_offset_is_damaged():
+def test_message_without_length_is_error_behind_damaged_offset():
     first, second = stored(b"a", queue_offset=1), stored(b"b", queue_offset=2)
     fetched = fetch(Answer([first, second], start=0, limit=3, next_offset=3))
     begin = fetched.answers[0].begin
@@ -177,7 +177,7 @@ def test_uniform_messages():
     assert found.column("properties").to_pylist() == [[("region", "eu"), ("n", str(i))] for i in range(100)]
 
 
-def test_absent_tags_and_keys_are_null_and_an_empty_body_is_empty():
+def test_missing_tags_and_keys_are_null_and_empty_body_is_empty():
     found = both(one(stored(b"", b"")))
     (row,) = found.to_pylist()
     assert (row["body"], row["tags"], row["keys"], row["properties"]) == (b"", None, None, [])
@@ -260,7 +260,7 @@ def test_inner_batches_are_unwrapped_and_cut_at_the_start():
     assert found.column("body").to_pylist() == [b"2", b"3", b"next"]
 
 
-def test_what_was_not_asked_for_is_dropped_only_where_the_broker_went_beyond():
+def test_extra_messages_are_dropped_only_if_answer_overshoots():
     many = [stored(b"%d" % i, queue_offset=i) for i in range(5)]
     asked_for_three = fetch(Answer(many, start=0, limit=3, next_offset=5))
     assert both(asked_for_three).column("queueOffset").to_pylist() == [0, 1, 2]
@@ -269,7 +269,7 @@ def test_what_was_not_asked_for_is_dropped_only_where_the_broker_went_beyond():
     assert both(shifted).column("queueOffset").to_pylist() == [0, 2, 3]
 
 
-def test_an_answer_that_went_beyond_beside_one_of_a_shifted_queue():
+def test_overshooting_answer_is_cut_apart_from_shifted_queue():
     """Each is cut by its own rule."""
     beyond = Answer([stored(queue_offset=i) for i in range(5)], number=0, start=0, limit=3, next_offset=5)
     shifted = Answer([stored(queue_offset=i) for i in (0, 2, 3)], number=1, start=0, limit=3, next_offset=3)
@@ -280,7 +280,7 @@ def test_an_answer_that_went_beyond_beside_one_of_a_shifted_queue():
 
 
 @pytest.mark.parametrize("damaged", [False, True])
-def test_where_a_filtered_answer_went_beyond_on_a_shifted_queue_its_end_is_asked_for(damaged):
+def test_overshooting_filtered_answer_has_its_end_looked_up(damaged):
     """Positions 0 to 4 hold messages that say 0, 1, 3, 4 and 5; the first three were asked for."""
     made = [stored(b"x", text(TAGS="a"), queue_offset=i) for i in (0, 1, 3, 4, 5)]
     if damaged:  # its magic number: such an answer goes the careful way
@@ -300,7 +300,7 @@ def test_where_a_filtered_answer_went_beyond_on_a_shifted_queue_its_end_is_asked
     assert asked == [(0, 3), (1, 3)]
 
 
-def test_an_answer_whose_messages_all_lie_before_its_end_is_not_asked_about():
+def test_end_is_not_looked_up_if_all_messages_lie_before_it():
     def correct_ends(answers):
         raise AssertionError(answers)
 
@@ -384,7 +384,7 @@ def test_a_decoder_may_be_used_again():
 
 
 @pytest.mark.parametrize("size", [32_767, 32_768, 65_535])
-def test_properties_longer_than_brokers_store_are_read_the_same_by_both(size):
+def test_oversized_properties_are_read_alike_by_both_decoders(size):
     """Their length is a short to Java, which never writes one below 0."""
     value = "v" * (size - 3)
     (row,) = both(one(store("t", b"x", f"a\x01{value}\x02"))).to_pylist()

@@ -42,7 +42,7 @@ def test_as_java_says(name, field):
     assert values(messages, name) == [case["decoded"][field] for case in CASES]
 
 
-def test_system_flags_are_those_that_java_shows_for_a_body_that_was_decompressed():
+def test_system_flags_equal_javas_for_decompressed_bodies():
     shown = values([unhex(case["stored"]) for case in CASES], "sysFlag")
     assert shown == [case["decoded"]["sys_flag_after_decode"] for case in CASES]
 

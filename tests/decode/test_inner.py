@@ -129,7 +129,7 @@ def test_any_window_of_any_batches(sizes: list[tuple[int, int, bool]], skipped: 
     both(fetched)
 
 
-def test_a_batch_among_messages_that_were_left_out_is_not_there_any_more() -> None:
+def test_filtered_out_inner_batch_is_no_longer_detected() -> None:
     """What flags any message has had is kept; it says only where looking is worth while."""
     for flags, there in ((0, False), (int(FLAGS), True)):
         fetched = one(stored(encode_batch(items(2)), sys_flag=flags))
@@ -173,7 +173,7 @@ def test_a_damaged_batch_is_what_it_is_on_the_careful_path(damage: object, codec
     assert rows(decoder(fetched)) == rows(slow)
 
 
-def test_a_batch_that_cannot_be_decompressed_is_an_error_that_says_where() -> None:
+def test_batch_that_fails_to_decompress_names_its_offset() -> None:
     flags = int(FLAGS | SysFlag.COMPRESSED | SysFlag.ZLIB)
     with pytest.raises(DecodeError, match="offset 7"):
         Decoder(QUEUES)(fetch(Answer([stored(b"no zlib", sys_flag=flags, queue_offset=7)], start=7)))
@@ -203,7 +203,7 @@ def test_the_room_of_one_answer_is_shared_by_its_batches(monkeypatch: pytest.Mon
 @pytest.mark.parametrize("codec", [0, SysFlag.ZLIB], ids=["plain", "compressed"])
 @pytest.mark.parametrize("lie", [0, 3, 90, 130, 1 << 40, (1 << 63) - 3, -1, -(1 << 63)])
 @pytest.mark.parametrize("place", [0, 1])
-def test_a_batch_that_cannot_be_where_it_was_asked_for_cannot_be_decoded(place: int, lie: int, codec: int) -> None:
+def test_batch_with_impossible_offset_cannot_be_decoded(place: int, lie: int, codec: int) -> None:
     """One flipped byte in its offset: it is neither dropped without a word, nor do others stand for it."""
     made = [batch(10, 100, codec), batch(10, 110, codec)]
     made[place] = made[place][:20] + struct.pack(">q", lie) + made[place][28:]
@@ -353,7 +353,7 @@ def test_a_flag_of_a_batch_that_damage_left_hides_no_hole(flags: int) -> None:
     assert holes == ([Hole(0, 7, 9)] if flags != FLAGS else [])
 
 
-def test_a_message_of_a_shifted_queue_is_kept_beside_a_batch_that_is_read_from_its_middle() -> None:
+def test_shifted_message_is_kept_beside_batch_read_from_middle() -> None:
     begun = Answer([batch(3, 4)], start=5, limit=7, next_offset=7)
     shifted = Answer([stored(queue_offset=i) for i in (0, 1)], number=1, start=2, limit=4, next_offset=4)
     for order, expected in (((begun, shifted), [5, 6, 0, 1]), ((shifted, begun), [0, 1, 5, 6])):

@@ -66,7 +66,7 @@ def test_rows_that_a_loop_gave_are_left_out_of_their_queue_alone() -> None:
     assert batch.schema == arrow_schema(BASIC)
 
 
-def test_rows_that_a_loop_gave_are_left_out_whatever_queue_they_say_they_are_of() -> None:
+def test_yielded_rows_are_dropped_whatever_queue_they_name() -> None:
     stored = b"".join(store("t", b"%d" % i, "", 1 + 16 * (i == 0), 5 + i) for i in range(4))
     found = (QUEUES[0], 5, [(9, len(stored))], stored)
     for count in range(4):
@@ -77,7 +77,7 @@ def test_rows_that_a_loop_gave_are_left_out_whatever_queue_they_say_they_are_of(
 
 
 @pytest.mark.parametrize("given", [0, 1])
-def test_rows_of_a_queue_are_in_its_order_whatever_filters_its_answers_were_asked_for_by(given: int) -> None:
+def test_rows_keep_queue_order_whatever_filter_fetched_them(given: int) -> None:
     one, two = QUEUES
     wanted = [NO_FILTER, Filter("a"), NO_FILTER, Filter("a"), NO_FILTER]
     parts = [(answer(two, "x"), NO_FILTER)]

@@ -55,7 +55,7 @@ def read(fetched: FetchedAnswers, portion_bytes: int | None) -> list[dict[str, A
 
 @given(logs(), st.data())
 @settings(max_examples=examples(100), suppress_health_check=[HealthCheck.too_slow])
-def test_a_message_reads_the_same_alone_among_others_and_in_a_replay_with_other_limits(log, data):
+def test_message_reads_alike_alone_among_others_and_in_replay(log, data):
     alone = [row for i in range(len(log)) for row in read(fetch(answer(log, i, i + 1)), None)]
     assert read(fetch(answer(log, 0, len(log))), None) == alone
     cuts = sorted(data.draw(st.sets(st.integers(1, len(log)), max_size=4), label="answers end at") | {0, len(log)})

@@ -41,7 +41,7 @@ def one_message(data):
     return message
 
 
-def test_a_column_of_the_queue_is_one_constant_where_all_queues_agree(monkeypatch):
+def test_queue_column_is_constant_where_all_queues_agree(monkeypatch):
     fetched = fetch(Answer(MESSAGES, 0))
     located = ColumnBuilder(
         stored_messages.locate(fetched.buffer, fetched.answers), props.PropertyColumns(), QUEUES[:2]

@@ -100,7 +100,7 @@ def test_a_malformed_message_in_a_long_answer(row, size, reason):
     assert caught.value.at == fetched.answers[0].begin + sum(map(len, messages[:row]))
 
 
-def test_one_long_answer_among_short_ones_costs_no_more_than_its_messages():
+def test_long_answer_among_short_ones_uses_no_extra_memory():
     """Sizes that lead on and no message behind them: what a stranger may send."""
     size = struct.pack(">i", MIN_MESSAGE_BYTES) + bytes(MIN_MESSAGE_BYTES - 4)
     counts = [20_000, *[1] * 1_999]
@@ -128,7 +128,7 @@ def test_nothing_at_all():
     assert len(stored_messages.locate(fetch().buffer, [])) == 0
 
 
-def test_a_message_that_ends_the_buffer_must_not_be_read_beyond_it():
+def test_message_truncated_at_buffer_end_is_not_read_beyond_it():
     """Only the slack lies behind the last message."""
     huge = stored(b"x" * 100)[:-1]
     fetched = one(huge)
@@ -147,7 +147,7 @@ def test_a_malformed_message_tells_where_it_begins():
 
 
 @pytest.mark.parametrize("length", [-1, -10, -88])
-def test_a_body_of_negative_length_is_malformed_even_where_the_rest_fits(length):
+def test_body_of_negative_length_is_malformed_even_if_rest_fits(length):
     """Behind its "end", within the fixed fields, stand an empty topic and properties that end where the message does."""
     whole = bytearray(stored(b"x" * 40))
     whole[84:88] = length.to_bytes(4, "big", signed=True)

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from rocketmq_spark import session
 from rocketmq_spark.base import codes
-from rocketmq_spark.columnar.encode.batch import UniqueIds
 from rocketmq_spark.columnar.encode.encoder import Encoder
+from rocketmq_spark.columnar.encode.ids import UniqueIds
 from rocketmq_spark.delay import envelope_records, release
 from rocketmq_spark.delay.release import DEAD_TOPIC, PROBLEM, SCHEMA, Released, released
 from rocketmq_spark.delay.stream import _NAMES, _Waiting

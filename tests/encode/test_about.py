@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketmq_spark.columnar.encode.batch import MAX_BATCH_KEYS, BatchTagKeys, rows_without_key
+from rocketmq_spark.columnar.encode.batch_tags import MAX_BATCH_KEYS, BatchTagKeys, rows_without_key
 from tests.live.writes import frame
 
 COLUMNS = {"tags": "tags", "keys": "keys"}
@@ -42,7 +42,7 @@ def test_many_rows_of_a_tag_keep_their_order():
     assert [part.tolist() for part in made.by_tag(rows(*range(1000)))] == [[*range(n, 1000, 3)] for n in range(3)]
 
 
-def test_tags_and_keys_that_are_no_utf_8_are_said_as_java_reads_them():
+def test_tags_and_keys_of_invalid_utf_8_read_as_in_java():
     """Spark's ``cast(binary as string)`` makes such texts, and the messages have their bytes."""
     texts = pa.array([b"\xff", b"a", None, b"b"], pa.binary()).view(pa.string())
     lists = pa.ListArray.from_arrays(

@@ -7,7 +7,7 @@ from rocketmq_spark.columnar.encode.properties import BadRows
 from rocketmq_spark.errors import MessageRefused
 
 
-def test_the_first_ten_are_named_and_the_first_reason_of_a_row_counts():
+def test_bad_rows_error_names_ten_rows_with_first_reason_each():
     bad_rows = BadRows(first_row=100)
     bad_rows.add(np.arange(20) % 2 == 1, lambda i: f"odd {i}")
     bad_rows.add_rows(np.arange(5), "low")

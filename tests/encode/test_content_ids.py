@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketmq_spark.columnar.encode.batch import UniqueIds
 from rocketmq_spark.columnar.encode.content_ids import BatchName, ContentIds, RowHash, StoredRows
 from rocketmq_spark.columnar.encode.encoder import Encoder
+from rocketmq_spark.columnar.encode.ids import UniqueIds
 from rocketmq_spark.columnar.encode.properties import BadRows
 from rocketmq_spark.wire.identifiers import UniqKey, UniqKeys
 from rocketmq_spark.wire.messages import decode_batch
@@ -92,7 +92,7 @@ def content(row):
 
 
 @given(st.lists(_rows, min_size=1, max_size=12), st.randoms())
-def test_hashes_are_equal_where_the_content_is_in_any_order_of_rows_and_entries(rows, rng):
+def test_hashes_ignore_order_of_rows_and_properties(rows, rng):
     found = hashes(rows)
     by_content = collections.defaultdict(set)
     for row, made in zip(rows, found, strict=True):
@@ -144,7 +144,7 @@ def test_every_bit_of_a_body_counts():
             assert len({bytes(row) for row in part}) == len(some)
 
 
-def test_parts_of_a_large_body_that_change_places_are_another_body():
+def test_swapped_parts_of_large_body_change_its_hash():
     """Also those that move by as much to the left as others to the right."""
     rng = random.Random(8)
     none, some = rng.randbytes(2048), rng.randbytes(2048)
@@ -166,7 +166,7 @@ def test_a_batch_that_an_earlier_build_began_has_the_same_hashes():
     assert [made.hex() for made in hashes([row, small])] == ["381744ad8b81cef131b100b8", "4f7d9cc54cfe49f9db4ec8a0"]
 
 
-def test_columns_of_another_order_are_the_same_row_and_values_in_other_columns_are_not():
+def test_hash_ignores_column_order_but_not_column_of_value():
     row = dict.fromkeys(SCHEMA) | {"topic": "t", "body": b"b", "tags": "x", "queueId": 1}
     (first,) = hashes([row])
     turned = dict(reversed(COLUMNS.items()))
@@ -223,7 +223,7 @@ def at(moment=NOVEMBER):
     return lambda: round(moment.timestamp() * 1000)
 
 
-def test_java_reads_the_time_and_no_id_recurs_where_the_counter_wraps():
+def test_java_reads_id_time_and_wrapped_counter_repeats_no_id():
     made = np.frombuffer(random.Random(1).randbytes(12) * 140_000, np.uint8).reshape(-1, 12)
     ids = ContentIds(NAME.scope(3), at())
     found = texts(ids, made) + texts(ids, made[:10])
@@ -235,7 +235,7 @@ def test_java_reads_the_time_and_no_id_recurs_where_the_counter_wraps():
     assert compared == {(NAME.scope(3) + made[0].tobytes()).hex().upper()}
 
 
-def test_the_time_of_an_id_follows_the_clock_also_when_the_month_turns():
+def test_time_of_id_follows_clock_across_month_change():
     made = np.zeros((1, 12), np.uint8)
     moments = [NOVEMBER, NOVEMBER, datetime(2026, 12, 1, 0, 0, 1)]
     ids = ContentIds(NAME.scope(0), lambda: at(moments[0])())
@@ -270,7 +270,7 @@ def test_the_encoder_writes_them():
 
 @pytest.mark.parametrize("order", [None, np.arange(200) ** 2 % 200], ids=["in order", "in another order"])
 @pytest.mark.parametrize("looked", [False, True])
-def test_rows_have_the_same_ids_in_batches_that_are_joined_one_by_one(order, looked):
+def test_row_ids_are_equal_in_batches_joined_one_by_one(order, looked):
     rows = [dict.fromkeys(SCHEMA) | {"topic": f"t{i % 3}", "body": b"%d" % (i % 90) * 20} for i in range(200)]
     columns, batch = {"body": "body", "topic": "topic"}, frame(rows)
     encoder = Encoder(columns, 10_000, ContentIds(NAME.scope(1), at()))

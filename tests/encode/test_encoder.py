@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketmq_spark.base.codes import RESERVED_PROPERTIES
-from rocketmq_spark.columnar import arrow
-from rocketmq_spark.columnar.encode.batch import UniqueIds
+from rocketmq_spark.columnar.encode import buffers
 from rocketmq_spark.columnar.encode.encoder import Encoder, Growth
+from rocketmq_spark.columnar.encode.ids import UniqueIds
 from rocketmq_spark.errors import MessageRefused
 from rocketmq_spark.wire.messages import decode_batch, encode_batch
 from rocketmq_spark.wire.properties import decode_properties, encode_properties, is_reserved
@@ -317,14 +317,14 @@ def refusal(encode, row, schema=SCHEMA):
     return None
 
 
-def test_11_26_the_last_byte_of_properties():
+def test_the_last_byte_of_properties():
     (chunk,) = encoder()(batch_of([own(32_767)])).chunks(1)
     (item,) = decode_batch(chunk.body)
     assert len(item.properties) == 32_767
     assert "properties of 32768 bytes, 32767 at most" in refusal(encoder(), own(32_768))
 
 
-def test_11_26_the_last_byte_of_properties_that_travel_alone():
+def test_the_last_byte_of_properties_that_travel_alone():
     alone = encoder(single_above_bytes=1000)
     assert refusal(alone, own(32_511)) is None
     assert "properties of 32512 bytes, 32511 at most in a message that travels alone" in refusal(alone, own(32_512))
@@ -335,19 +335,19 @@ def test_11_26_the_last_byte_of_properties_that_travel_alone():
     assert "travels alone" in refusal(encoder(single_above_bytes=size - 1), own(32_512))
 
 
-def test_11_26_what_is_delayed_travels_alone_however_small_it_is():
+def test_what_is_delayed_travels_alone_however_small_it_is():
     schema = SCHEMA.append(pa.field("delaylevel", pa.int32()))
     encode = encoder({**NAMES, "delaylevel": "delaylevel"})
     assert refusal(encode, (*own(32_500), None), schema) is None
     assert "at most in a message that travels alone" in refusal(encode, (*own(32_507), 1), schema)
 
 
-def test_11_26_the_last_byte_of_a_body():
+def test_the_last_byte_of_a_body():
     assert refusal(encoder(max_message_size=1000), bad(body=b"x" * 1000)) is None
     assert "body of 1001 bytes" in refusal(encoder(max_message_size=1000), bad(body=b"x" * 1001))
 
 
-def test_11_26_a_chunk_is_filled_to_its_last_byte():
+def test_chunk_is_filled_to_its_last_byte():
     encoded = encoder()(batch_of([FINE] * 4))
     size = len(body_of(encoded)) // 4
     assert [chunk.rows for chunk in encoded.chunks(2 * size)] == [2, 2]
@@ -363,16 +363,16 @@ def test_a_chunk_has_no_more_rows_than_it_may():
     assert b"".join(bytes(chunk.body) for chunk in encoded.chunks(1 << 20, 3)) == body_of(encoded)
 
 
-def test_every_row_is_joined_once_also_those_of_a_last_chunk_of_few_rows(monkeypatch):
+def test_every_row_is_joined_once_even_in_small_last_chunk(monkeypatch):
     encoded = encoder()(batch_of([FINE] * 250))
     counts = []
-    joined = arrow.joined
+    joined = buffers.joined
 
     def counted(*parts):
         counts.append(len(items := joined(*parts)))
         return items
 
-    monkeypatch.setattr(arrow, "joined", counted)
+    monkeypatch.setattr(buffers, "joined", counted)
     assert [chunk.rows for chunk in encoded.chunks(1 << 20, 100)] == [100, 100, 50]
     assert sum(counts) == 250
 

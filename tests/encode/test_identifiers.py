@@ -6,7 +6,7 @@ from datetime import datetime
 import numpy as np
 import pytest
 
-from rocketmq_spark.columnar.encode.batch import UniqueIds
+from rocketmq_spark.columnar.encode.ids import UniqueIds
 from rocketmq_spark.wire.identifiers import UniqKey, UniqKeys
 
 NOVEMBER = datetime(2026, 11, 30, 23, 59, 59)
@@ -31,7 +31,7 @@ def test_prefix_and_counter(first):
     ]
 
 
-def test_11_23_the_time_is_where_java_has_it_also_when_the_month_turns():
+def test_the_time_is_where_java_has_it_also_when_the_month_turns():
     now = [NOVEMBER, datetime(2026, 12, 1, 0, 0, 1)]
     ids = UniqueIds(b"\xff" * 8, lambda: at(now[0])())
     while now:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketmq_spark.columnar import arrow
+from rocketmq_spark.columnar.encode import buffers
 from rocketmq_spark.columnar.encode.properties import BadRows, TextPieces, add_map
 
 MAPS = pa.map_(pa.string(), pa.string())
@@ -16,7 +16,7 @@ def strings(column):
     pieces, bad_rows = TextPieces(len(column)), BadRows()
     add_map(pieces, column, bad_rows, RESERVED)
     start, rest = pieces.split()
-    joined = arrow.joined(pa.array([start] * len(column), pa.binary()), *rest).to_pylist()
+    joined = buffers.joined(pa.array([start] * len(column), pa.binary()), *rest).to_pylist()
     assert pieces.lengths.tolist() == [len(item) for item in joined]
     return [item.decode() for item in joined], dict(bad_rows.found())
 
@@ -68,7 +68,7 @@ def test_bad_names(more, name, value, reason):
 
 
 @pytest.mark.parametrize("more", [[], [("b", None)], [("b", "x")]], ids=["constant", "with a null", "varying"])
-def test_11_21_empty_values_are_refused_by_row_and_name(more):
+def test_empty_values_are_refused_by_row_and_name(more):
     rows = [[("a", "x"), ("c", "x")], [("a", ""), ("c", "x")], [("a", "x"), ("c", ""), *more]]
     hint = "is empty; brokers drop empty properties, null omits the property"
     assert strings(pa.array(rows, MAPS))[1] == {1: f"property 'a' {hint}", 2: f"property 'c' {hint}"}

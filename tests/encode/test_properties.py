@@ -5,8 +5,7 @@ from datetime import UTC, datetime
 import pyarrow as pa
 import pytest
 
-from rocketmq_spark.columnar import arrow
-from rocketmq_spark.columnar.encode import properties
+from rocketmq_spark.columnar.encode import buffers, properties
 from rocketmq_spark.columnar.encode.properties import BadRows, TextPieces
 from rocketmq_spark.wire.properties import decode_properties
 from tests.live.writes import frame
@@ -22,7 +21,7 @@ def made(batch, delays=False, **columns):
     else:
         properties.add_properties(pieces, batch, names, bad_rows)
     start, rest = pieces.split()
-    joined = arrow.joined(pa.array([start] * len(batch), pa.binary()), *rest).to_pylist()
+    joined = buffers.joined(pa.array([start] * len(batch), pa.binary()), *rest).to_pylist()
     assert pieces.lengths.tolist() == [len(item) for item in joined]
     found = [decode_properties(item.decode()) for item in joined]
     return found, dict(bad_rows.found()), None if delayed is None else delayed.tolist()

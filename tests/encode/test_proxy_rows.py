@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketmq_spark.columnar.encode import proxy_rows
-from rocketmq_spark.columnar.encode.batch import UniqueIds
 from rocketmq_spark.columnar.encode.encoder import Encoder, Growth, RowTopics
+from rocketmq_spark.columnar.encode.ids import UniqueIds
 from rocketmq_spark.columnar.encode.proxy_rows import ProxyRowEncoder
 from rocketmq_spark.errors import MessageRefused
 from rocketmq_spark.grpc_proxy.encoder import ProxyBatch, ProxyEncoder
@@ -146,7 +146,7 @@ def test_rows_of_several_topics():
     assert read(made)[0][0][0] == expected
 
 
-def test_a_batch_with_delays_is_encoded_for_who_looks_at_each_row():
+def test_batch_with_delays_is_encoded_row_by_row_as_for_brokers():
     rows = frame(body=list("abc"), delayMs=[5, None, 0], keys=["a", "b", "c"])
     chunks = list(encoded(rows).chunks(0))
     assert [bytes(chunk.body) for chunk in chunks] == items_of(rows)

@@ -63,7 +63,7 @@ class Given:
 
 
 @pytest.mark.timeout(1200 + 60 * KILLS)
-def test_3_24_killed_at_any_moment_it_loses_nothing_and_is_never_early(
+def test_killed_delay_pipeline_loses_nothing_and_is_never_early(
     rocketmq: LocalBroker, make_topic: Any, tmp_path: Path
 ) -> None:
     inner, target, log = make_topic(queues=4), make_topic(queues=4), tmp_path / "log"

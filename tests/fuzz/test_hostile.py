@@ -177,10 +177,10 @@ def ends(call: Callable[[Peer], object], made: Callable[[int, int], AbstractCont
 @pytest.mark.parametrize(
     "call", [send, poll, subscribed, consume, batch, stream, administer], ids=lambda call: call.__name__
 )
-def test_each_call_to_a_broker_ends_with_a_value_or_an_error_of_ours(call: Callable[[Peer], object]) -> None:
+def test_hostile_broker_ends_each_call_with_value_or_own_error(call: Callable[[Peer], object]) -> None:
     ends(call, Hostile)
 
 
 @pytest.mark.parametrize("call", [proxied_send, received, listened], ids=lambda call: call.__name__)
-def test_each_call_to_a_proxy_ends_with_a_value_or_an_error_of_ours(call: Callable[[Peer], object]) -> None:
+def test_hostile_proxy_ends_each_call_with_value_or_own_error(call: Callable[[Peer], object]) -> None:
     ends(call, hostile_proxy)

@@ -43,7 +43,7 @@ def test_what_the_proxy_refuses(code, kind, retriable):
         "timer message illegal, the delay time should not be bigger than the max delay 259200000ms",
     ],
 )
-def test_what_a_broker_refuses_for_good_is_so_through_a_proxy_too(words):
+def test_permanent_broker_refusal_is_permanent_through_proxy(words):
     """Else a sink sends it again and again, and a producer does not send its batch in halves."""
     error = error_from_status(status(Code.INTERNAL_SERVER_ERROR, words), "a:1", "t")
     assert type(error) is errors.MessageIllegal

@@ -185,7 +185,7 @@ def test_an_answer_may_be_as_large_as_those_of_brokers():
         channel.close()
 
 
-def test_a_connection_through_which_nothing_comes_any_more_is_noticed(make_proxy, monkeypatch):
+def test_dead_connection_is_noticed_by_keepalive(make_proxy, monkeypatch):
     """Otherwise a stream without a deadline waits for ever, and later calls go into the dead connection."""
     assert channel_module._KEEPALIVE_MS + channel_module._PING_TIMEOUT_MS <= 60_000
     monkeypatch.setattr(channel_module, "_KEEPALIVE_MS", 1000)
@@ -219,7 +219,7 @@ def test_a_connection_through_which_nothing_comes_any_more_is_noticed(make_proxy
             thread.join()
 
 
-def test_a_message_may_take_longer_than_a_connection_may_be_silent(make_proxy, monkeypatch):
+def test_message_may_take_longer_than_keepalive_timeout(make_proxy, monkeypatch):
     """The answers to pings wait behind it. If the connection were given up, the message would never come over a slow network."""
     monkeypatch.setattr(channel_module, "_KEEPALIVE_TIMEOUT_MS", 1000)
     large = proto("ReceiveMessageResponse")(message=proto("Message")(body=bytes(4 << 20)))
@@ -256,7 +256,7 @@ def test_what_a_proxy_sends_unasked_has_a_limit(limit, taken):
         channel.close()
 
 
-def test_an_authority_that_is_replaced_while_a_channel_is_idle_is_not_trusted(certs, tmp_path):
+def test_ca_replaced_while_channel_is_idle_is_no_longer_trusted(certs, tmp_path):
     """The Proxy restarts meanwhile: gRPC would connect again with the authority that it has read before."""
     ca, new = tmp_path / "ca.pem", tmp_path / "new.pem"
     ca.write_bytes(Path(certs.ca).read_bytes())
@@ -271,7 +271,7 @@ def test_an_authority_that_is_replaced_while_a_channel_is_idle_is_not_trusted(ce
         channel.close()
 
 
-def test_a_call_of_a_channel_that_was_put_aside_ends_with_the_channel(certs, tmp_path):
+def test_call_on_replaced_channel_ends_when_channel_closes(certs, tmp_path):
     ca, new = tmp_path / "ca.pem", tmp_path / "new.pem"
     ca.write_bytes(Path(certs.ca).read_bytes())
     ended = threading.Event()
@@ -310,7 +310,7 @@ def test_files_of_tls_are_read_again_by_the_next_call(certs, tmp_path):
         channel.close()
 
 
-def test_without_a_file_the_authorities_of_the_system_are_trusted(certs, tmp_path, monkeypatch):
+def test_system_authorities_are_trusted_without_ca_file(certs, tmp_path, monkeypatch):
     """Not those that grpcio brings."""
     monkeypatch.setenv("SSL_CERT_DIR", str(tmp_path))
     monkeypatch.setenv("GRPC_DEFAULT_SSL_ROOTS_FILE_PATH", certs.cert("stranger"))
@@ -331,9 +331,7 @@ def test_without_a_file_the_authorities_of_the_system_are_trusted(certs, tmp_pat
 @pytest.mark.parametrize(
     "damage", [None, b"garbage", b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"]
 )
-def test_an_authority_that_cannot_be_read_any_more_ends_with_its_connection(
-    certs, tmp_path, monkeypatch, caplog, damage
-):
+def test_unreadable_ca_is_trusted_until_its_connection_ends(certs, tmp_path, monkeypatch, caplog, damage):
     """Ten minutes later: gRPC would connect again by itself, with what it has read before."""
     ca, real, offset = tmp_path / "ca.pem", time.monotonic, 0.0
     ca.write_bytes(Path(certs.ca).read_bytes())
@@ -362,7 +360,7 @@ def test_an_authority_that_cannot_be_read_any_more_ends_with_its_connection(
         channel.close()
 
 
-def test_files_of_tls_that_are_written_at_this_moment_end_nothing(certs, tmp_path):
+def test_tls_files_being_written_do_not_end_process(certs, tmp_path):
     """gRPC itself ends the process for a certificate without a key."""
     cert, key = tmp_path / "client.pem", tmp_path / "client.key"
     cert.write_bytes(Path(certs.cert("stranger")).read_bytes())
@@ -382,7 +380,7 @@ def test_files_of_tls_that_are_written_at_this_moment_end_nothing(certs, tmp_pat
         channel.close()
 
 
-def test_a_certificate_with_its_key_in_one_file_and_one_without_a_key(certs, tmp_path):
+def test_client_certificate_may_hold_its_key_but_needs_one(certs, tmp_path):
     both, empty = tmp_path / "both.pem", tmp_path / "empty.pem"
     both.write_bytes(Path(certs.cert("server")).read_bytes() + Path(certs.key("server")).read_bytes())
     empty.touch()
@@ -398,7 +396,7 @@ def test_a_certificate_with_its_key_in_one_file_and_one_without_a_key(certs, tmp
                 ask(address, tls=wrong)
 
 
-def test_a_call_of_a_channel_that_is_put_aside_at_that_moment_is_not_kept(certs, tmp_path, monkeypatch):
+def test_call_on_channel_being_replaced_is_not_kept(certs, tmp_path, monkeypatch):
     ca, new = tmp_path / "ca.pem", tmp_path / "new.pem"
     ca.write_bytes(Path(certs.cert("stranger")).read_bytes())
     new.write_bytes(Path(certs.ca).read_bytes())
@@ -441,7 +439,7 @@ def receives(channel: ProxyChannel, outcomes: SimpleQueue[Any]) -> None:
 
 
 @pytest.mark.parametrize("first", [asks, receives])
-def test_a_channel_is_of_use_again_after_a_moment_without_threads(monkeypatch, first):
+def test_channel_works_again_after_thread_shortage(monkeypatch, first):
     me, start, outcomes = threading.current_thread(), threading.Thread.start, SimpleQueue()
 
     def starts(thread: threading.Thread) -> None:
@@ -471,7 +469,7 @@ def test_a_name_that_is_not_found_sent_nothing():
     assert caught.value.unsent
 
 
-def test_a_child_of_a_process_that_used_grpc_is_told_that_it_cannot(nobody):
+def test_forked_child_of_grpc_process_gets_closed_error(nobody):
     """Its calls would not even end when their time is over."""
     with pytest.raises(errors.ConnectionLost):
         ask(nobody)
@@ -581,7 +579,7 @@ def test_an_attempt_to_connect_ends_soon_after_the_call(
     assert given["grpc.min_reconnect_backoff_ms"] == min(20_000, 1000 * connect_timeout_s)
 
 
-def test_a_channel_without_calls_is_closed_by_the_calls_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_channel_is_closed_by_calls_of_other_channels(monkeypatch: pytest.MonkeyPatch) -> None:
     with serving({"QueryRoute": route()}) as address, socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setattr(channel_module, "_all_channels", Living(1.0))
         unused, used = (ProxyChannel(one, headers, 1e9) for one in (f"127.0.0.1:{silent.getsockname()[1]}", address))
@@ -634,7 +632,7 @@ def test_a_channel_whose_tls_files_hang_stops_no_other(tmp_path: Path, monkeypat
         used.close()
 
 
-def test_closing_an_idle_channel_waits_for_no_lock_and_no_watcher(certs: Certificates, tmp_path: Path) -> None:
+def test_closing_idle_channel_waits_for_no_lock_or_watcher(certs: Certificates, tmp_path: Path) -> None:
     (trusted := tmp_path / "ca.pem").write_bytes(Path(certs.ca).read_bytes())
     with serving({"QueryRoute": route()}, encrypted(certs, "server")) as address:
         channel = ProxyChannel(address, headers, 1.0, Tls(str(trusted)))

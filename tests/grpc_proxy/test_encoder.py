@@ -96,7 +96,7 @@ def test_what_grpc_cannot_carry_is_refused(flag, properties, said):
     assert caught.value.topic == "t"
 
 
-def test_a_message_of_a_group_a_delayed_one_and_one_with_a_priority_travel_alone_the_group_one_after_the_other():
+def test_grouped_delayed_and_priority_messages_are_sent_alone():
     """A real Proxy spreads requests of several messages over queues, though they are of one group."""
     groups = {Property.SHARDING_KEY: "g"}, {Property.SHARDING_KEY: "h"}, {Property.DELAY: "1"}, {}
     parts = [SentMessage(bytes([n]), groups[n % 4]) for n in range(8)] + [
@@ -122,7 +122,7 @@ def test_a_batch_reads_its_messages_back():
     assert made.messages() == parts
 
 
-def test_messages_of_several_topics_and_moments_in_turn_keep_their_own():
+def test_interleaved_messages_keep_their_own_topic_and_times():
     """What is made once for a topic and a moment is not for another topic, nor for a delay that was counted from another one."""
     encoder = ProxyEncoder(lambda topic: f"ns%{topic}", "host", lambda request: ())
     delayed = SentMessage(b"x", {Property.TIMER_DELAY_MS: "1000"})

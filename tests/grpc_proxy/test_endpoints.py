@@ -39,7 +39,7 @@ def test_when_all_failed_the_own_one_is_tried():
     assert ends.choose("b:1", 0.0) == "b:1"
 
 
-def test_an_endpoint_that_failed_has_a_part_of_the_time_until_it_answers_again() -> None:
+def test_failed_endpoint_gets_part_of_time_until_it_answers() -> None:
     """One whose host lost power would take all of a call's time each time it is tried."""
     endpoints, deadline = Endpoints(["a", "b"]), Deadline.after(1000)
     endpoints.record_answer("a")

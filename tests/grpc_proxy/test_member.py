@@ -80,7 +80,7 @@ def test_received_acknowledged_and_handed_out_again(proxied, monkeypatch):
     assert [row["msgId"] for row in stored_rows(proxied, f"%DLQ%pop-{topic}", 1)] == [dead.msg_id]
 
 
-def test_what_java_compressed_is_opened_and_filters_are_the_brokers(proxied):
+def test_java_compressed_bodies_are_opened_and_brokers_filter(proxied):
     topic, tagged = new_topic(proxied), new_topic(proxied)
     with SimpleConsumer(proxy_endpoint=proxied.proxy_grpc, group=f"pop-{topic}") as consumer:
         consumer.subscribe(topic)
@@ -145,7 +145,7 @@ def test_what_an_answer_becomes_has_a_limit(monkeypatch):
         assert ids(member, 5) == ["0", "1", "2", "3", "4"], "what so many messages may have"
 
 
-def test_an_answer_that_is_good_but_for_its_message_acknowledges_nothing():
+def test_ok_answer_with_failed_entry_acknowledges_nothing():
     def answer(request: Any, context: Any) -> Any:
         made = proto("AckMessageResponse")(status=status(Code.OK))
         made.entries.add(status=status(Code.INVALID_RECEIPT_HANDLE, "its time is over"))
@@ -157,7 +157,7 @@ def test_an_answer_that_is_good_but_for_its_message_acknowledges_nothing():
             member.ack(message, Deadline.after(30))
 
 
-def test_the_receipt_of_a_new_time_takes_the_place_of_the_one_before():
+def test_renewing_lease_replaces_receipt_of_message():
     """Which the Proxy does not take any more: the message would come again though it was acknowledged."""
     new = proto("ChangeInvisibleDurationResponse")(status=status(Code.OK), receipt_handle="new")
     with giving(b"x", ChangeInvisibleDuration=lambda request, context: new) as member:
@@ -274,7 +274,7 @@ class Saying(Forgetful):
         eventually(lambda: self.answers > before + 1, 30)
 
 
-def test_a_member_notices_when_brokers_do_not_keep_the_order_any_more_and_when_they_do_again(monkeypatch):
+def test_member_notices_when_brokers_stop_and_resume_ordering(monkeypatch):
     """While its streams stand: a Proxy says nothing by itself, and goes by what it learns with each question."""
     monkeypatch.setattr(grpc_member, "HEARTBEAT_S", 0.05)
     one, two = Saying(ordered=True), Saying(ordered=True)
@@ -298,7 +298,7 @@ def test_a_member_notices_when_brokers_do_not_keep_the_order_any_more_and_when_t
             member.close(Deadline.after(10))
 
 
-def test_what_an_endpoint_said_of_the_order_before_it_went_away_counts_no_more(monkeypatch):
+def test_ordering_reported_by_lost_endpoint_counts_no_more(monkeypatch):
     monkeypatch.setattr(grpc_member, "HEARTBEAT_S", 0.05)
     one, two = Saying(ordered=True), Saying(ordered=False)
     with serving({"Telemetry": one.telemetry, "Heartbeat": one.beat}) as first:
@@ -312,7 +312,7 @@ def test_what_an_endpoint_said_of_the_order_before_it_went_away_counts_no_more(m
             member.close(Deadline.after(10))
 
 
-def test_what_an_endpoint_said_of_the_order_before_a_start_that_failed_counts_no_more():
+def test_ordering_reported_before_failed_start_counts_no_more():
     one, two = Saying(ordered=True), Saying(ordered=False)
     left = {"NotifyClientTermination": lambda *_: proto("NotifyClientTerminationResponse")(status=status(Code.OK))}
     with serving({"Telemetry": one.telemetry} | left) as first:
@@ -328,7 +328,7 @@ def test_what_an_endpoint_said_of_the_order_before_a_start_that_failed_counts_no
             member.close(Deadline.after(10))
 
 
-def test_a_subscription_that_is_repeated_after_a_failure_keeps_the_member_alive(monkeypatch):
+def test_subscription_repeated_after_failure_keeps_member_alive(monkeypatch):
     monkeypatch.setattr(grpc_member, "HEARTBEAT_S", 0.05)
     proxy = Forgetful(refuses=True)
     with proxy.member() as member:
@@ -340,7 +340,7 @@ def test_a_subscription_that_is_repeated_after_a_failure_keeps_the_member_alive(
 
 
 @pytest.mark.parametrize("which", [None, 0, 1])
-def test_a_subscription_is_repeated_as_a_whole_after_a_moment_without_threads(monkeypatch, which):
+def test_subscription_is_repeated_whole_after_thread_shortage(monkeypatch, which):
     """Where there was no thread for the heartbeats (None), or for the stream of an endpoint."""
     monkeypatch.setattr(grpc_member, "HEARTBEAT_S", 0.05)
     proxies = [Forgetful(), Forgetful()]
@@ -361,7 +361,7 @@ def test_a_subscription_is_repeated_as_a_whole_after_a_moment_without_threads(mo
             proxy.wait_for_beat(known=True)
 
 
-def test_a_topic_that_is_refused_leaves_those_of_before_subscribed_to():
+def test_refused_topic_keeps_earlier_topics_subscribed():
     """A Proxy that starts anew, or a stream that ends, would never have the member again."""
     heard: list[list[str]] = []
 
@@ -408,7 +408,7 @@ def test_a_proxy_that_forgot_a_member_gets_its_settings_again(monkeypatch):
         eventually(lambda: proxy.known, 30)
 
 
-def test_an_endpoint_that_hangs_keeps_no_other_from_hearing_of_a_member(monkeypatch):
+def test_hanging_endpoint_does_not_delay_heartbeats_to_others(monkeypatch):
     monkeypatch.setattr(grpc_member, "HEARTBEAT_S", 0.05)
     held, proxy = threading.Event(), Forgetful()
 
@@ -430,7 +430,7 @@ def test_an_endpoint_that_hangs_keeps_no_other_from_hearing_of_a_member(monkeypa
 
 
 @pytest.mark.parametrize("mute", [False, True])
-def test_an_endpoint_that_is_away_or_hangs_is_not_waited_for_while_another_one_knows_the_member(nobody, mute):
+def test_subscribe_does_not_wait_for_absent_or_hanging_endpoint(nobody, mute):
     proxy, hanging = Forgetful(), {"Telemetry": lambda commands, context: hangs(context)}
     with serving({"Telemetry": proxy.telemetry, "Heartbeat": proxy.beat}) as address, serving(hanging) as silent:
         member = ProxyMember(client(silent if mute else nobody, address, connect_timeout_s=30.0), "g", bytes)
@@ -442,7 +442,7 @@ def test_an_endpoint_that_is_away_or_hangs_is_not_waited_for_while_another_one_k
 
 
 @pytest.mark.parametrize("seconds", [60.0, 1.0])
-def test_messages_are_asked_for_of_another_endpoint_when_one_is_away_and_the_time_is_enough(nobody, seconds):
+def test_receive_tries_another_endpoint_if_time_suffices(nobody, seconds):
     def assigned(request: Any, context: Any) -> Any:
         answer = proto("QueryAssignmentResponse")(status=status(Code.OK))
         answer.assignments.add().message_queue.broker.name = "b"
@@ -462,7 +462,7 @@ def test_messages_are_asked_for_of_another_endpoint_when_one_is_away_and_the_tim
         proxy.close()
 
 
-def test_an_endpoint_that_kept_a_question_in_vain_gets_none_for_as_long(monkeypatch):
+def test_endpoint_is_avoided_as_long_as_its_receive_hung(monkeypatch):
     """Half of the questions went there, for 23 s each, while the other one had messages."""
     monkeypatch.setattr(grpc_proxy, "AVOID_S", 0.0)
     with giving(end=hangs) as member:

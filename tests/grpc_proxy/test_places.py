@@ -65,7 +65,7 @@ def _answers() -> dict[str, tuple[str, Any]]:
     return found
 
 
-def test_topic_and_group_have_the_names_of_the_wire_in_all_that_a_consumer_asks(
+def test_all_consumer_requests_use_wire_names_of_topic_and_group(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With a plain name it would take, or finish, messages as a group outside its namespace."""

@@ -10,7 +10,7 @@ from rocketmq_spark.grpc_proxy.protos import get_ms, get_seconds, proto, set_ms,
 from rocketmq_spark.grpc_proxy.tables import FIELDS, PACKAGE
 
 
-def test_every_message_of_the_table_is_there_and_survives_the_wire():
+def test_every_message_of_field_table_exists_and_round_trips():
     for name in {field.message for field in FIELDS}:
         made = proto(name)
         assert {field.name for field in made.DESCRIPTOR.fields} == {f.name for f in FIELDS if f.message == name}

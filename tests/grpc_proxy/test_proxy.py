@@ -25,7 +25,7 @@ def test_another_endpoint_is_asked_when_one_is_away(nobody):
         proxy.close()
 
 
-def test_an_endpoint_that_swallows_everything_leaves_time_for_another():
+def test_unresponsive_endpoint_leaves_time_for_another():
     """A host without power refuses no connection: the first send of a process took all its time to find that out."""
     with socket.create_server(("127.0.0.1", 0)) as hole, serving({"QueryRoute": route()}) as address:
         silent = f"127.0.0.1:{hole.getsockname()[1]}"
@@ -56,7 +56,7 @@ def test_an_endpoint_that_has_answered_before_has_all_the_time():
     assert left[1] > 900
 
 
-def test_an_endpoint_that_does_not_answer_any_more_is_left_alone_too():
+def test_endpoint_that_stopped_answering_is_avoided():
     """A Proxy that stands still keeps its connections: each second call went there and took all its time in vain."""
     over = threading.Event()
 

@@ -101,7 +101,7 @@ def test_of_pauses_without_end_the_first_are_taken():
     assert group_policy(settings).pauses_s == (1.0,) * 100
 
 
-def test_a_body_whose_codec_is_not_installed_comes_raw_and_says_what_to_install(monkeypatch):
+def test_body_of_missing_codec_is_raw_and_names_its_package(monkeypatch):
     """Its neighbours in the answer are handed out all the same."""
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     compression._arrow.cache_clear()

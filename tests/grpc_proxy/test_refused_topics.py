@@ -41,7 +41,7 @@ def test_a_topic_that_is_refused_does_not_silence_the_others(before: bool) -> No
         leave(soon())
 
 
-def test_a_topic_that_is_refused_later_is_told_apart_by_the_next_one(caplog: pytest.LogCaptureFixture) -> None:
+def test_topic_refused_later_is_identified_by_next_send(caplog: pytest.LogCaptureFixture) -> None:
     with talking() as (scripted, sender, queue):
         leave = sender.join("g", 0, lambda message, place: COMMIT)
         sender.send(queue._replace(topic="u"), HALF, soon())
@@ -81,7 +81,7 @@ def test_a_refused_topic_takes_none_from_other_threads() -> None:
             leave(soon())
 
 
-def test_a_topic_that_was_accepted_after_a_refusal_stays_when_another_is_named_alone() -> None:
+def test_accepted_topic_stays_when_another_is_announced_alone() -> None:
     """Its thread has sent by then. It was left out, and the Proxy asked nobody about that half message."""
     with talking() as (scripted, sender, queue):
         leave = sender.join("g", 0, lambda message, place: COMMIT)

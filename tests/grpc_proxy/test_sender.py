@@ -68,7 +68,7 @@ def test_a_topic_that_is_missing_or_takes_no_writes():
     assert caught.value.broker_code is None
 
 
-def test_while_no_topic_is_there_that_was_a_missing_one_may_come_back():
+def test_missing_topic_is_transient_while_all_known_are_missing():
     """As where their only broker is away: a spool would take nothing, and give up what it has."""
     there = dict.fromkeys(("t", "u"), Permission.READ_WRITE)
 
@@ -181,7 +181,7 @@ def test_of_several_entries_those_that_are_named_must_be_ours():
             sender.send(queue, REQUEST, soon())
 
 
-def test_messages_of_a_group_go_one_after_the_other_and_have_one_outcome():
+def test_messages_of_group_are_sent_in_turn_with_one_outcome():
     seen: defaultdict[str, list[str]] = defaultdict(list)
     under_way: list[str] = []
     together = threading.Barrier(THREADS)
@@ -207,7 +207,7 @@ def test_messages_of_a_group_go_one_after_the_other_and_have_one_outcome():
     assert seen == {f"g{n // 3}": [f"{n}", f"{n + 1}", f"{n + 2}"] for n in range(0, 150, 3)}
 
 
-def test_of_many_requests_the_first_failure_is_the_outcome_and_told_once():
+def test_first_failure_of_many_requests_is_reported_once():
     def answer(request: Any, context: Any) -> Any:
         if request.messages[0].system_properties.message_group == "g3":
             return proto("SendMessageResponse")(status=status(Code.TOO_MANY_REQUESTS, "busy"))
@@ -223,7 +223,7 @@ def test_of_many_requests_the_first_failure_is_the_outcome_and_told_once():
     assert outcomes.empty()
 
 
-def test_a_message_that_is_refused_for_good_is_in_no_other_groups_way():
+def test_refused_message_does_not_block_other_groups():
     """The error names what was stored, so that nobody is told that it was refused."""
 
     def answer(request: Any, context: Any) -> Any:
@@ -247,7 +247,7 @@ def test_a_message_that_is_refused_for_good_is_in_no_other_groups_way():
     assert (one.status, one.msg_id, one.queue_offset) == (SendStatus.SEND_OK, "7", 7)
 
 
-def test_what_may_pass_is_the_outcome_rather_than_what_was_refused_for_good():
+def test_transient_error_outranks_permanent_refusal_as_outcome():
     codes = {"a": Code.BAD_REQUEST, "b": Code.TOO_MANY_REQUESTS, "c": Code.BAD_REQUEST}
 
     def answer(request: Any, context: Any) -> Any:
@@ -260,7 +260,7 @@ def test_what_may_pass_is_the_outcome_rather_than_what_was_refused_for_good():
 
 
 @pytest.mark.parametrize("first", [0, 1])
-def test_what_may_pass_is_the_outcome_whichever_was_heard_of_first(first):
+def test_transient_error_is_outcome_whichever_error_came_first(first):
     """Else all that a passing failure kept from being sent would count as refused for good."""
     outcomes: list[Any] = []
     refused, busy = errors.MessageIllegal("too large"), errors.BrokerBusy("later")
@@ -317,7 +317,7 @@ def test_what_cannot_be_sent_is_an_outcome_too():
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_an_endpoint_that_acknowledges_nothing_in_its_time_is_left_alone(count):
+def test_endpoint_that_acknowledges_nothing_in_time_is_avoided(count):
     over = threading.Event()
 
     def hang(request: Any, context: Any) -> Any:
@@ -415,7 +415,7 @@ def test_a_route_ages(monkeypatch):
         assert sender.message_types("t", soon()) == {"FIFO"}, "not asked for each message"
 
 
-def test_a_producer_whose_leaving_is_interrupted_is_asked_no_more(monkeypatch):
+def test_producer_interrupted_while_leaving_gets_no_more_checks(monkeypatch):
     with serving({"Telemetry": lambda commands, context: commands, "SendMessage": acknowledge}) as address:
         proxy = client(address)
         sender = ProxySender(proxy, lambda request: [SentMessage(b"x", {Property.UNIQ_KEY: "ID"})])

@@ -60,7 +60,7 @@ def test_settings_are_known_when_they_are_answered():
         listening.close()
 
 
-def test_settings_that_cannot_be_made_leave_no_answer_to_wait_for():
+def test_unencodable_settings_leave_no_answer_to_wait_for():
     with serving({"Telemetry": answer}) as address:
         listening = Listening(address)
         assert listening.stream.wait(Deadline.after(10)) is None
@@ -103,7 +103,7 @@ def test_whatever_happens_on_a_stream_it_is_made_anew(error, caplog):
         proxy.close()
 
 
-def test_settings_that_are_refused_for_good_are_waited_for_no_longer():
+def test_permanently_refused_settings_are_not_waited_for():
     asked = []
 
     def refuse(commands: Any, context: grpc.ServicerContext) -> Any:
@@ -120,7 +120,7 @@ def test_settings_that_are_refused_for_good_are_waited_for_no_longer():
         listening.close()
 
 
-def test_a_refusal_of_settings_that_are_not_the_newest_does_not_count():
+def test_refusal_of_outdated_settings_does_not_count():
     begun, told, refusals = threading.Event(), threading.Event(), [Code.UNAUTHORIZED]
 
     def refuse_the_first_late(commands: Any, context: grpc.ServicerContext) -> Any:
@@ -162,7 +162,7 @@ def test_a_refusal_that_passes_is_forgotten():
 
 
 @pytest.mark.parametrize("which", [1, 2])
-def test_settings_that_a_proxy_dropped_without_a_word_do_not_silence_the_stream(monkeypatch, which):
+def test_settings_dropped_by_proxy_do_not_silence_stream(monkeypatch, which):
     """As one that is overloaded does; without another stream it would hear nothing more, and answers be taken for others."""
     monkeypatch.setattr("rocketmq_spark.grpc_proxy.proxy._SETTINGS_TIMEOUT_S", 0.2)
     numbers = itertools.count(1)
@@ -208,7 +208,7 @@ def test_the_end_wakes_who_waits(nobody):
     waits.join()
 
 
-def test_settings_that_one_endpoint_refused_are_those_of_before_though_another_one_is_away(nobody):
+def test_refused_settings_are_reverted_though_endpoint_is_away(nobody):
     heard: list[list[str]] = []
 
     def telemetry(requests: Iterator[Any], context: Any) -> Iterator[Any]:

@@ -131,7 +131,7 @@ def soon() -> Deadline:
     return Deadline.after(60)
 
 
-def test_a_proxy_knows_whom_to_ask_before_it_has_the_half_message() -> None:
+def test_proxy_knows_producer_before_it_gets_half_message() -> None:
     with talking() as (scripted, sender, queue):
         leave = sender.join("g", 0, lambda message, place: COMMIT)
         assert scripted.settings == []
@@ -199,7 +199,7 @@ def test_a_question_is_answered_where_it_came_from(
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-def test_of_groups_that_send_to_a_topic_the_one_that_did_last_is_asked_and_no_other() -> None:
+def test_transaction_check_asks_only_last_group_of_topic() -> None:
     """The function of another one would find nothing that was saved, and have the message rolled back."""
     with talking() as (scripted, sender, queue):
         asked: list[str] = []
@@ -217,7 +217,7 @@ def test_of_groups_that_send_to_a_topic_the_one_that_did_last_is_asked_and_no_ot
             leave(soon())
 
 
-def test_an_answer_that_a_proxy_does_not_take_is_logged_and_holds_up_no_other_question(
+def test_rejected_decision_is_logged_and_blocks_no_other_check(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with talking(request_timeout_s=60.0) as (scripted, sender, queue):  # else the first answer may be late here
@@ -235,7 +235,7 @@ def test_an_answer_that_a_proxy_does_not_take_is_logged_and_holds_up_no_other_qu
         leave(soon())
 
 
-def test_an_answer_of_a_slow_function_that_no_proxy_hears_is_given_again(caplog: pytest.LogCaptureFixture) -> None:
+def test_lost_decision_of_slow_check_is_given_again(caplog: pytest.LogCaptureFixture) -> None:
     with talking() as (scripted, sender, queue):
         leave = sender.join("g", 0, lambda message, place: lambda: COMMIT)
         sender.send(queue, HALF, soon())
@@ -251,7 +251,7 @@ def test_an_answer_of_a_slow_function_that_no_proxy_hears_is_given_again(caplog:
         leave(soon())
 
 
-def test_what_waits_behind_a_slow_function_is_not_asked_once_its_producer_has_left() -> None:
+def test_queued_check_is_not_run_after_its_producer_left() -> None:
     with talking() as (scripted, sender, queue):
         called, may_end, calls = threading.Event(), threading.Event(), []
 
@@ -274,7 +274,7 @@ def test_what_waits_behind_a_slow_function_is_not_asked_once_its_producer_has_le
         assert calls == ["A"]
 
 
-def test_a_slow_function_is_asked_once_about_all_copies_that_come_meanwhile() -> None:
+def test_slow_check_runs_once_for_all_copies_that_arrive() -> None:
     with talking() as (scripted, sender, queue):
         may_end, calls = threading.Event(), []
 
@@ -313,7 +313,7 @@ def test_answers_that_need_no_function_wait_in_a_limited_line(monkeypatch: pytes
         leave(soon())
 
 
-def test_the_last_that_leaves_ends_the_streams_and_a_new_one_begins_anew() -> None:
+def test_streams_end_with_last_producer_and_restart_with_next() -> None:
     with talking() as (scripted, sender, queue):
         first, second = (sender.join("g", 0, lambda message, place: COMMIT) for _ in range(2))
         sender.send(queue, HALF, soon())
@@ -375,7 +375,7 @@ def test_a_half_message_is_not_sent_to_a_proxy_that_cannot_ask() -> None:
         proxy.close()
 
 
-def test_a_half_message_does_not_wait_for_an_endpoint_that_is_away() -> None:
+def test_half_message_does_not_wait_for_absent_endpoint() -> None:
     scripted = Scripted()
     answers = {"SendMessage": scripted.send, "Telemetry": scripted.telemetry, "Heartbeat": scripted.beat}
     with socket.create_server(("127.0.0.1", 0)) as silent, serving(answers) as address:
@@ -393,7 +393,7 @@ def test_a_half_message_does_not_wait_for_an_endpoint_that_is_away() -> None:
         proxy.close()
 
 
-def test_where_no_thread_can_be_had_nothing_is_sent_and_the_next_time_all_begins(
+def test_half_message_is_not_sent_until_threads_are_available(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Without heartbeats a Proxy asks for two minutes, and then no more."""
@@ -423,7 +423,7 @@ def test_a_send_that_outlasts_its_producer_begins_nothing() -> None:
         assert (scripted.settings, scripted.sent, sender._transactions._streams) == ([], [], {})
 
 
-def test_a_half_message_goes_to_another_endpoint_while_one_is_away() -> None:
+def test_half_message_goes_to_other_endpoint_if_one_is_away() -> None:
     """The stream to it had its answer before."""
     with serving(Scripted().answers()) as stays, contextlib.ExitStack() as goes:
         away = goes.enter_context(serving(Scripted().answers()))

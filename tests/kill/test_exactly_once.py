@@ -59,7 +59,7 @@ def label(given: Sequence[Pipe]) -> str:
 @pytest.mark.parametrize(
     "given", [pytest.param(case, id=label(case), marks=() if case is ALL[0] else soak) for case in ALL]
 )
-def test_a_driver_killed_in_the_midst_of_a_batch_and_workers_that_die(
+def test_killed_driver_and_dying_workers_store_rows_once(
     rocketmq: LocalBroker, pipes: Callable[..., tuple[Pipes, list[str]]], given: list[Pipe]
 ) -> None:
     """With at-least-once the same run repeats rows: so the test can see repeats."""
@@ -85,7 +85,7 @@ def test_a_driver_killed_in_the_midst_of_a_batch_and_workers_that_die(
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("given", [pytest.param(case, id=label(case), marks=soak) for case in ALL])
-def test_lost_acknowledgements_and_a_driver_that_dies_before_the_entry_in_the_log_of_commits(
+def test_lost_acks_and_driver_death_before_commit_repeat_no_row(
     rocketmq: LocalBroker, pipes: Callable[..., tuple[Pipes, list[str]]], given: list[Pipe]
 ) -> None:
     running, keys = pipes(*given)
@@ -104,7 +104,7 @@ def test_lost_acknowledgements_and_a_driver_that_dies_before_the_entry_in_the_lo
 
 @soak
 @pytest.mark.timeout(900)
-def test_brokers_that_die_and_freeze_and_one_that_is_away_over_the_restart(
+def test_dying_freezing_and_absent_brokers_store_each_row_once(
     pair: LocalBroker, start_script: Callable[..., Script], tmp_path: Path
 ) -> None:
     """A batch write, whose tasks Spark repeats, comes last; its worker dies."""

@@ -265,7 +265,7 @@ def jvm_of(script: Script) -> int:
         pytest.param(([{}, low_latency_conf()], {"queue.type": "BatchCQ"}, EACH), id="both in turn, batch topic"),
     ],
 )
-def test_flink_76_seatunnel_9940_what_killed_drivers_committed_is_the_input(
+def test_batches_committed_by_killed_drivers_equal_the_input(
     rocketmq, make_topic, sending, start_script, tmp_path, case
 ):
     """Micro-batches of a batch topic end in the middle of its batches, which have 500 messages."""

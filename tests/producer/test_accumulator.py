@@ -34,7 +34,7 @@ def ids(batches: list[MessageBatch]) -> list[list[str]]:
     return [[e.msg_id for e in batch.entries] for batch in batches]
 
 
-def test_2_2_the_size_must_be_exceeded_not_just_reached() -> None:
+def test_the_size_must_be_exceeded_not_just_reached() -> None:
     accumulator = Accumulator(BatchLimits(max_bytes=10))
     for name in "ab":
         accumulator.add(key(), entry(5, name), None, 0)
@@ -44,7 +44,7 @@ def test_2_2_the_size_must_be_exceeded_not_just_reached() -> None:
     assert ids(accumulator.take_ready(0)) == [["a", "b", "c"]]
 
 
-def test_2_3_and_2_13_a_batch_is_due_at_its_age() -> None:
+def test_and_2_13_a_batch_is_due_at_its_age() -> None:
     accumulator = Accumulator(BatchLimits(max_delay_ms=10))
     accumulator.add(key(), entry(name="a"), None, 100)
     accumulator.add(key(), entry(name="b"), None, 105)
@@ -55,7 +55,7 @@ def test_2_3_and_2_13_a_batch_is_due_at_its_age() -> None:
     assert accumulator.take_ready(10**6) == []
 
 
-def test_2_4_above_the_total_messages_go_directly_and_are_not_counted() -> None:
+def test_messages_above_total_limit_go_directly_and_uncounted() -> None:
     accumulator = Accumulator(BatchLimits(total_max_bytes=1000))
     first = accumulator.add(key(), entry(1000), None, 0)
     assert first is not None
@@ -70,14 +70,14 @@ def test_2_4_above_the_total_messages_go_directly_and_are_not_counted() -> None:
     assert accumulator.add(key(), entry(10), None, 20) is not None
 
 
-def test_2_6_those_who_wait_and_those_who_do_not_have_separate_batches() -> None:
+def test_sync_and_async_sends_have_separate_batches() -> None:
     accumulator = Accumulator()
     accumulator.add(key(waits=True), entry(name="sync"), None, 0)
     accumulator.add(key(waits=False), entry(name="async"), None, 0)
     assert ids(accumulator.take_ready(10)) == [["sync"], ["async"]]
 
 
-def test_2_8_an_explicit_queue_is_part_of_the_key() -> None:
+def test_an_explicit_queue_is_part_of_the_key() -> None:
     accumulator = Accumulator()
     for queue in (None, q("a:0"), q("a:1"), q("a:0")):
         accumulator.add(key(queue=queue), entry(name=str(queue)), None, 0)
@@ -93,7 +93,7 @@ def test_what_is_sent_one_by_one_has_few_in_a_batch() -> None:
     assert [len(batch.entries) for batch in accumulator.take_ready(10)] == [7, 1]
 
 
-def test_2_9_the_number_of_open_batches_is_bounded() -> None:
+def test_the_number_of_open_batches_is_bounded() -> None:
     accumulator = Accumulator(BatchLimits(max_open=100))
     taken = [accumulator.add(key(tag=f"tag-{i}"), entry(), None, 0) is not None for i in range(10_000)]
     assert sum(taken) == 100
@@ -104,7 +104,7 @@ def test_2_9_the_number_of_open_batches_is_bounded() -> None:
     assert accumulator.open_batches == 0
 
 
-def test_2_7_nothing_of_a_batch_stays_behind() -> None:
+def test_nothing_of_a_batch_stays_behind() -> None:
     accumulator = Accumulator()
     for round_ in range(50):
         for i in range(20):
@@ -116,7 +116,7 @@ def test_2_7_nothing_of_a_batch_stays_behind() -> None:
     assert [len(getattr(accumulator, name)) for name in ("_by_age", "closed", "_being_sent")] == [0, 0, 0]
 
 
-def test_2_10_a_batch_keeps_its_key_its_time_and_who_started_it() -> None:
+def test_batch_keeps_its_key_its_time_and_who_started_it() -> None:
     accumulator = Accumulator()
     accumulator.add(key(wait=False), entry(), "first", 7)
     accumulator.add(key(wait=False), entry(), "second", 9)
@@ -124,7 +124,7 @@ def test_2_10_a_batch_keeps_its_key_its_time_and_who_started_it() -> None:
     assert (batch.owner, batch.created_ms, batch.key.topic, batch.key.wait_store_ok) == ("first", 7, "T", False)
 
 
-def test_2_16_one_tag_per_batch_and_none_is_a_tag_of_its_own() -> None:
+def test_one_tag_per_batch_and_none_is_a_tag_of_its_own() -> None:
     accumulator = Accumulator()
     for name, tag in (("1", "A"), ("2", None), ("3", "B"), ("4", "A")):
         accumulator.add(key(tag=tag), entry(name=name), None, 0)
@@ -132,7 +132,7 @@ def test_2_16_one_tag_per_batch_and_none_is_a_tag_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("waits", [True, False])
-def test_2_17_keys_are_united_in_both_modes_in_the_order_seen(waits: bool) -> None:
+def test_keys_are_united_in_both_modes_in_the_order_seen(waits: bool) -> None:
     accumulator = Accumulator()
     for keys in (("k2", "k1"), (), ("k1", "k3 k2"), ("k4",)):
         accumulator.add(key(waits=waits), entry(keys=keys), None, 0)
@@ -140,7 +140,7 @@ def test_2_17_keys_are_united_in_both_modes_in_the_order_seen(waits: bool) -> No
     assert list(batch.keywords) == ["k2", "k1", "k3", "k4"]
 
 
-def test_2_26_waiting_for_the_store_is_part_of_the_key() -> None:
+def test_waiting_for_the_store_is_part_of_the_key() -> None:
     accumulator = Accumulator()
     for wait in (True, False, True):
         accumulator.add(key(wait=wait), entry(), None, 0)
@@ -185,14 +185,14 @@ def test_close_all_lets_everything_leave_at_once() -> None:
     assert ids(accumulator.take_ready(1)) == [["a"], ["b"]]
 
 
-def test_batches_of_one_key_leave_in_the_order_of_their_start_whoever_read_the_clock_first() -> None:
+def test_batches_of_one_key_leave_in_order_of_their_start() -> None:
     accumulator = Accumulator(BatchLimits(max_bytes=10))
     accumulator.add(key(), entry(20, "first"), None, 105)
     accumulator.add(key(), entry(20, "second"), None, 100)
     assert ids(accumulator.take_ready(105)) == [["first"], ["second"]]
 
 
-def test_what_is_taken_at_once_leaves_oldest_first_whichever_was_full_first() -> None:
+def test_batches_taken_together_leave_oldest_first() -> None:
     accumulator = Accumulator(BatchLimits(max_bytes=10))
     accumulator.add(key(tag="old"), entry(1, "old"), None, 100)
     accumulator.add(key(tag="young"), entry(20, "young"), None, 105)

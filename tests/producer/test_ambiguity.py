@@ -234,7 +234,7 @@ _queues = st.lists(st.sampled_from([None, q("a:0"), q("b:1")]), min_size=1, max_
 
 
 @given(_scripts, _queues, st.integers(1, 4), st.booleans(), st.booleans(), st.booleans())
-def test_whatever_brokers_do_nothing_is_stored_twice_and_nothing_is_lost(
+def test_ambiguous_sends_are_stored_once_whatever_brokers_do(
     script: list[tuple[str, str]], pinned: list[Any], size: int, fails: bool, blocking: bool, noted: bool
 ) -> None:
     with pytest.MonkeyPatch.context() as patched:
@@ -312,7 +312,7 @@ def test_what_breaks_after_the_request_went_out_is_looked_up(bench: Bench, error
 
 @pytest.mark.parametrize("stored", ["all", "none"])
 @pytest.mark.parametrize("name", ["DELAY", "TIMER_DELIVER_MS", "TIMER_DELAY_SEC", "TIMER_DELAY_MS"])
-def test_a_delayed_message_that_is_not_there_yet_is_not_sent_again(bench: Bench, name: str, stored: str) -> None:
+def test_delayed_message_not_found_is_not_sent_again(bench: Bench, name: str, stored: str) -> None:
     broker = Broker([(stored, "timeout")])
     request = SendRequest("g", b"body", encode_properties({"UNIQ_KEY": "s", name: "3"}))
     (ended,) = run(bench, broker, [request], [None])
@@ -353,7 +353,7 @@ def test_one_look_for_several_begins_with_the_first_of_them(bench: Bench) -> Non
     assert sum(each.confirmed_count for each in ended) == 2
 
 
-def test_each_master_is_asked_for_what_was_sent_to_it_and_for_as_long_as_the_last_may_wait(bench: Bench) -> None:
+def test_each_master_is_asked_for_its_sends_until_last_deadline(bench: Bench) -> None:
     broker, queue, asked, settled = Broker([]), q("a:0"), [], []
     confirming = AmbiguousSendResolver(broker, ManualTimer(bench.time))
 
@@ -369,7 +369,7 @@ def test_each_master_is_asked_for_what_was_sent_to_it_and_for_as_long_as_the_las
     assert sorted(settled) == ["one", "one", "one", "two"]
 
 
-def test_a_look_after_another_attempt_begins_where_that_attempt_began(bench: Bench) -> None:
+def test_lookup_after_another_attempt_starts_at_that_attempt(bench: Bench) -> None:
     """It may have gone to another queue, which is much shorter."""
     broker = Broker([("none", "refused"), ("all", "timeout")])
     asked: list[MessageQueue] = []
@@ -419,7 +419,7 @@ def test_an_equal_row_of_an_earlier_attempt_confirms_nothing(bench: Bench) -> No
 @pytest.mark.parametrize(
     "words", ["[PC_SYNCHRONIZED]broker busy, start flow control for a while", "in-sync replicas not enough"]
 )
-def test_what_followers_of_a_dledger_log_did_not_confirm_in_time_is_looked_up(bench: Bench, words: str) -> None:
+def test_send_unconfirmed_by_dledger_followers_is_looked_up(bench: Bench, words: str) -> None:
     """Its leader has stored it when it says so, and keeps it once they are back."""
     broker = Broker([("all", "followers")])
     broker.followers = words
@@ -451,7 +451,7 @@ def test_what_cannot_be_looked_up_is_not_sent_again(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("blocking", [False, True])
-def test_where_a_batch_lies_is_not_known_when_a_part_of_it_was_found(bench: Bench, blocking: bool) -> None:
+def test_offsets_of_partly_found_batch_are_unknown(bench: Bench, blocking: bool) -> None:
     """The broker's answer is of the rest only."""
     broker = Broker([("some", "timeout"), ("all", "ok")])
     (ended,) = run(bench, broker, [batch("x", "y")], [q("a:0")], blocking)
@@ -467,7 +467,7 @@ def test_where_a_batch_lies_is_not_known_when_a_part_of_it_was_found(bench: Benc
 
 @pytest.mark.parametrize("blocking", [False, True])
 @pytest.mark.parametrize("lost", ["timeout", "1"])
-def test_who_sends_a_batch_again_is_told_that_a_part_of_it_is_stored(bench: Bench, lost: str, blocking: bool) -> None:
+def test_partly_stored_batch_error_counts_stored_messages(bench: Bench, lost: str, blocking: bool) -> None:
     """The rest is refused for good."""
     broker = Broker([("some", lost), *[("none", "1")] * 5])
     (ended,) = run(bench, broker, [batch("x", "y")], [q("a:0")], blocking)
@@ -487,7 +487,7 @@ def test_where_a_topic_was_made_again_looks_begin_in_the_new_one(bench: Bench) -
             assert begun(confirming, queue).lookup_start == QueueEnd(landed, broker.master)
 
 
-def test_an_end_that_is_noted_anew_holds_also_where_something_landed_behind_it(bench: Bench) -> None:
+def test_lookup_start_follows_newly_noted_end_even_if_lower(bench: Bench) -> None:
     """That may have been in a topic that was made again since."""
     broker, queue, end = Broker([]), q("a:0"), [990]
     broker.end = lambda queue: QueueEnd(end[0], broker.master)  # type: ignore[method-assign]

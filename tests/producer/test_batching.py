@@ -49,7 +49,7 @@ def _no_accumulator_stays() -> Iterator[None]:
     assert all(batcher.members for batcher in process.kept(batching._ACCUMULATORS).values())
 
 
-def test_2_1_many_single_sends_become_one_batch_with_a_result_each(bench: Bench) -> None:
+def test_many_single_sends_become_one_batch_with_a_result_each(bench: Bench) -> None:
     producer = bench.producer(auto_batch=True)
     results = [producer.send_async(message(f"{i}" * i)) for i in range(1, 6)]
     assert bench.sender.calls == []
@@ -62,7 +62,7 @@ def test_2_1_many_single_sends_become_one_batch_with_a_result_each(bench: Bench)
     assert [r.queue_offset for r in got] == [100, 101, 102, 103, 104]
 
 
-def test_2_1_fifty_threads_that_wait_share_batches() -> None:
+def test_fifty_threads_that_wait_share_batches() -> None:
     sender = ScriptedSender(Time())
     settings = ProducerSettings(group="g", heartbeat_s=0, route_refresh_s=0, auto_batch=True, batch_max_delay_ms=100)
     with BaseProducer(sender, settings) as producer, ThreadPoolExecutor(50) as pool:
@@ -79,7 +79,7 @@ def test_2_1_fifty_threads_that_wait_share_batches() -> None:
     assert len(sender.requests) < 25
 
 
-def test_2_2_a_batch_leaves_when_its_bodies_exceed_the_limit(bench: Bench) -> None:
+def test_batch_leaves_when_its_bodies_exceed_the_limit(bench: Bench) -> None:
     producer = bench.producer(auto_batch=True, batch_max_bytes=10)
     for i in range(3):
         producer.send_async(message(f"body{i}"))
@@ -87,7 +87,7 @@ def test_2_2_a_batch_leaves_when_its_bodies_exceed_the_limit(bench: Bench) -> No
     assert sent(bench) == [["body0", "body1", "body2"]]
 
 
-def test_2_3_a_batch_leaves_when_it_is_old(bench: Bench) -> None:
+def test_batch_leaves_when_it_is_old(bench: Bench) -> None:
     producer = bench.producer(auto_batch=True, batch_max_delay_ms=25)
     producer.send_async(message())
     bench.time.advance(0.024)
@@ -96,7 +96,7 @@ def test_2_3_a_batch_leaves_when_it_is_old(bench: Bench) -> None:
     assert len(bench.sender.calls) == 1
 
 
-def test_2_7_the_timer_has_one_call_for_all_batches_and_every_batch_leaves_in_time(bench: Bench) -> None:
+def test_one_timer_call_serves_all_batches_in_time(bench: Bench) -> None:
     producer = bench.producer(auto_batch=True, batch_max_bytes=10)
     bench.time.due.clear()
     for tag in "abc":
@@ -113,7 +113,7 @@ def test_2_7_the_timer_has_one_call_for_all_batches_and_every_batch_leaves_in_ti
     assert bench.time.due == []
 
 
-def test_2_4_above_the_total_messages_are_sent_directly_and_what_was_held_returns_to_zero(bench: Bench) -> None:
+def test_sends_go_directly_while_total_batch_limit_is_exceeded(bench: Bench) -> None:
     producer = bench.producer(auto_batch=True, total_batch_max_bytes=1000)
     bench.sender.script = [None]
     first = producer.send_async(message("a" * 2000))
@@ -130,7 +130,7 @@ def test_2_4_above_the_total_messages_are_sent_directly_and_what_was_held_return
     assert bench.sender.requests[-1].batch
 
 
-def test_2_4_what_is_turned_away_is_never_counted(bench: Bench) -> None:
+def test_what_is_turned_away_is_never_counted(bench: Bench) -> None:
     producer = bench.producer(auto_batch=True, total_batch_max_bytes=1000)
     for _ in range(100):
         producer.send(message("x" * 100), delay_level=1)
@@ -143,7 +143,7 @@ def test_2_4_what_is_turned_away_is_never_counted(bench: Bench) -> None:
     assert bench.sender.requests[-1].batch
 
 
-def test_2_5_equal_names_share_and_the_last_one_ends_it(bench: Bench) -> None:
+def test_equal_names_share_and_the_last_one_ends_it(bench: Bench) -> None:
     one = bench.producer("same", auto_batch=True, group="g1")
     two = bench.producer("same", auto_batch=True, group="g2", batch_max_delay_ms=50)
     other = bench.producer("other", auto_batch=True)
@@ -163,21 +163,21 @@ def test_2_5_equal_names_share_and_the_last_one_ends_it(bench: Bench) -> None:
     assert batcher_of(bench.producer("same", auto_batch=True)) is not batcher_of(one)
 
 
-def test_2_5_limits_that_one_sets_hold_for_all_and_those_left_open_stay(bench: Bench) -> None:
+def test_batch_limit_set_by_one_producer_holds_for_all(bench: Bench) -> None:
     one = bench.producer("same", auto_batch=True, batch_max_delay_ms=50)
     bench.producer("same", auto_batch=True, batch_max_bytes=99)
     limits = batcher_of(one).accumulator.limits
     assert (limits.max_bytes, limits.max_delay_ms, limits.total_max_bytes) == (99, 50, 33554432)
 
 
-def test_2_6_senders_that_wait_and_those_that_do_not_are_not_mixed(bench: Bench) -> None:
+def test_senders_that_wait_and_those_that_do_not_are_not_mixed(bench: Bench) -> None:
     producer = bench.producer(auto_batch=True)
     producer.send_async(message("async"))
     producer.send(message("sync"))
     assert sorted(sent(bench)) == [["async"], ["sync"]]
 
 
-def test_2_8_messages_for_a_queue_are_batched_for_that_queue(bench: Bench) -> None:
+def test_messages_for_a_queue_are_batched_for_that_queue(bench: Bench) -> None:
     producer = bench.producer(auto_batch=True)
     for queue in ("a:0", "b:1", "a:0"):
         producer.send_async(message(queue), queue=q(queue))
@@ -197,7 +197,7 @@ def test_over_grpc_messages_of_groups_have_small_batches(bench: Bench) -> None:
     assert sorted(map(len, sent(bench))) == [8, 16, 16, 40]
 
 
-def test_2_9_ten_thousand_tags_do_not_take_more_memory_than_allowed(bench: Bench) -> None:
+def test_ten_thousand_tags_do_not_take_more_memory_than_allowed(bench: Bench) -> None:
     producer = bench.producer(auto_batch=True, max_async_messages=100_000)
     for i in range(10_000):
         producer.send_async(message(tags=f"tag-{i}"))
@@ -207,7 +207,7 @@ def test_2_9_ten_thousand_tags_do_not_take_more_memory_than_allowed(bench: Bench
     assert sum(len(bodies(r)) for r in bench.sender.requests) == 10_000
 
 
-def test_2_11_a_waiting_sender_returns_although_no_timer_runs(bench: Bench) -> None:
+def test_waiting_sender_returns_although_no_timer_runs(bench: Bench) -> None:
     producer = bench.producer(auto_batch=True)
     bench.timers["batch"].stopped = True
     start = bench.time.now
@@ -215,7 +215,7 @@ def test_2_11_a_waiting_sender_returns_although_no_timer_runs(bench: Bench) -> N
     assert bench.time.now - start == pytest.approx(0.01)
 
 
-def test_2_11_a_waiting_sender_does_not_wait_for_ever(bench: Bench) -> None:
+def test_waiting_sender_does_not_wait_for_ever(bench: Bench) -> None:
     producer = bench.producer(auto_batch=True)
     bench.sender.script = [None]
     with pytest.raises(CallTimeout, match="the batch has no answer in time"):
@@ -223,7 +223,7 @@ def test_2_11_a_waiting_sender_does_not_wait_for_ever(bench: Bench) -> None:
     bench.sender.answer()
 
 
-def test_2_12_an_asynchronous_send_returns_at_once(bench: Bench) -> None:
+def test_an_asynchronous_send_returns_at_once(bench: Bench) -> None:
     producer = bench.producer(auto_batch=True)
     start = bench.time.now
     assert not producer.send_async(message()).done()
@@ -237,7 +237,7 @@ def test_a_message_whose_keys_are_none_is_batched(bench: Bench) -> None:
     assert {each.result(0).status for each in sent} == {SendStatus.SEND_OK}
 
 
-def test_2_14_every_message_keeps_its_own_tag_keys_and_id(bench: Bench) -> None:
+def test_every_message_keeps_its_own_tag_keys_and_id(bench: Bench) -> None:
     producer = bench.producer(auto_batch=True)
     for i in range(2):
         producer.send_async(message(tags="vip", keys=[f"k{i}"], properties={"own": str(i)}))
@@ -248,7 +248,7 @@ def test_2_14_every_message_keeps_its_own_tag_keys_and_id(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("waits", [True, False])
-def test_2_15_and_2_17_the_batch_has_one_tag_and_all_keys_in_both_modes(bench: Bench, waits: bool) -> None:
+def test_batch_has_one_tag_and_all_keys_sync_and_async(bench: Bench, waits: bool) -> None:
     bench.sender.batch_topics = {"T": True}
     producer = bench.producer(auto_batch=True)
     key = message(tags="vip", keys=["k1", "k2"])
@@ -262,9 +262,7 @@ def test_2_15_and_2_17_the_batch_has_one_tag_and_all_keys_in_both_modes(bench: B
 
 
 @pytest.mark.parametrize("kind", [{"T": False}, {}], ids=["ordinary", "unknown"])
-def test_a_batch_says_nothing_of_itself_to_a_topic_that_does_not_store_it_whole(
-    bench: Bench, kind: dict[str, bool]
-) -> None:
+def test_batch_has_no_properties_where_it_is_not_stored_whole(bench: Bench, kind: dict[str, bool]) -> None:
     """Brokers before 5.5 give each message what its batch says: its id, its keys."""
     bench.sender.batch_topics = kind
     producer = bench.producer(auto_batch=True)
@@ -276,7 +274,7 @@ def test_a_batch_says_nothing_of_itself_to_a_topic_that_does_not_store_it_whole(
     assert [result.result(0).msg_id for result in results] == ids
 
 
-def test_2_16_tags_are_not_mixed_and_no_tag_is_one(bench: Bench) -> None:
+def test_tags_are_not_mixed_and_no_tag_is_one(bench: Bench) -> None:
     producer = bench.producer(auto_batch=True)
     for body, tag in (("1", "A"), ("2", None), ("3", "B"), ("4", "A")):
         producer.send_async(message(body, tags=tag))
@@ -284,7 +282,7 @@ def test_2_16_tags_are_not_mixed_and_no_tag_is_one(bench: Bench) -> None:
     assert sorted(sent(bench)) == [["1", "4"], ["2"], ["3"]]
 
 
-def test_2_18_and_2_24_a_batch_stored_as_one_gives_all_the_same_result(bench: Bench) -> None:
+def test_batch_stored_as_one_gives_all_messages_same_result(bench: Bench) -> None:
     bench.sender.batch_topics = {"T": True}
     producer = bench.producer(auto_batch=True)
     bench.sender.script = [lambda queue, request: SendResult(SendStatus.SEND_OK, "", queue, 7, "ONE")]
@@ -304,7 +302,7 @@ DIRECT: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("topic", "how"), DIRECT)
-def test_2_19_what_is_never_batched(bench: Bench, topic: str, how: dict[str, Any]) -> None:
+def test_what_is_never_batched(bench: Bench, topic: str, how: dict[str, Any]) -> None:
     bench.sender.routes["%RETRY%g"] = tuple(qs("a:0", "%RETRY%g"))
     producer = bench.producer(auto_batch=True)
     producer.send(Message(topic, b"x"), **how)
@@ -313,14 +311,14 @@ def test_2_19_what_is_never_batched(bench: Bench, topic: str, how: dict[str, Any
     assert [request.batch for request in bench.sender.requests] == [False] * 3
 
 
-def test_2_19_switched_off_nothing_is_batched(bench: Bench) -> None:
+def test_switched_off_nothing_is_batched(bench: Bench) -> None:
     producer = bench.producer()
     producer.send(message())
     assert [request.batch for request in bench.sender.requests] == [False]
     assert producer._batching is None
 
 
-def test_2_26_waiting_for_the_store_separates_batches(bench: Bench) -> None:
+def test_waiting_for_the_store_separates_batches(bench: Bench) -> None:
     producer = bench.producer(auto_batch=True)
     for wait in (True, False, True):
         producer.send_async(message(wait_store_ok=wait))
@@ -329,7 +327,7 @@ def test_2_26_waiting_for_the_store_separates_batches(bench: Bench) -> None:
     assert waits == {"true": 2, "false": 1}
 
 
-def test_2_22_ids_that_do_not_fit_fail_every_message_as_unknown(bench: Bench) -> None:
+def test_ids_that_do_not_fit_fail_every_message_as_unknown(bench: Bench) -> None:
     producer = bench.producer(auto_batch=True)
     bench.sender.script = [lambda queue, request: SendResult(SendStatus.SEND_OK, "", queue, 7, "x,y")]
     results = [producer.send_async(message()) for _ in range(3)]
@@ -340,9 +338,7 @@ def test_2_22_ids_that_do_not_fit_fail_every_message_as_unknown(bench: Bench) ->
 
 
 @pytest.mark.parametrize(("queue", "requests"), [(None, 5), (q("a:0"), 1)])  # whose order a second try would lose
-def test_a_failed_batch_gives_every_message_the_cause_in_an_error_of_its_own(
-    bench: Bench, queue: Any, requests: int
-) -> None:
+def test_failed_batch_gives_each_message_its_own_error(bench: Bench, queue: Any, requests: int) -> None:
     producer = bench.producer(auto_batch=True, retries=0)
     bench.sender.script = [refused(Response.MESSAGE_ILLEGAL)] * 5  # of all, one, two, and each of them
     results = [producer.send_async(message(), queue=queue) for _ in range(3)]
@@ -404,7 +400,7 @@ def test_closing_sends_what_waits_and_fails_what_gets_no_answer(bench: Bench) ->
     assert all(isinstance(result.exception(0), ClosedError) for result in lost)
 
 
-def test_an_accumulator_ends_with_its_last_producer_also_if_ctrl_c_comes_while_that_leaves(bench: Bench) -> None:
+def test_accumulator_ends_with_last_producer_despite_ctrl_c(bench: Bench) -> None:
     batcher = batching.join_accumulator("of one", ProducerSettings(group="g"), lambda: bench.timer("x-batch"))
     close_all = batcher.accumulator.close_all
 
@@ -418,7 +414,7 @@ def test_an_accumulator_ends_with_its_last_producer_also_if_ctrl_c_comes_while_t
     assert "of one" not in process.kept(batching._ACCUMULATORS)
 
 
-def test_a_message_that_slips_in_while_the_last_producer_closes_is_refused(bench: Bench) -> None:
+def test_message_added_while_last_producer_closes_is_refused(bench: Bench) -> None:
     producer = bench.producer(auto_batch=True)
     batcher = batcher_of(producer)
     batcher.members += 1  # as if another producer still shared it
@@ -466,9 +462,7 @@ def test_errors_are_copied_with_their_cause() -> None:
     assert stored is result, "of this one it is known that it was acknowledged"
 
 
-def test_who_is_interrupted_after_its_batch_left_has_one_promise_as_anybody(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_send_interrupted_after_batch_left_still_has_one_future(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     producer = bench.producer(auto_batch=True, batch_max_bytes=1)
 
     def interrupted(*args: Any) -> None:
@@ -486,9 +480,7 @@ def test_who_is_interrupted_after_its_batch_left_has_one_promise_as_anybody(
     assert producer.flush(0.0)
 
 
-def test_batches_are_due_again_after_there_was_no_thread_for_a_moment(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_batches_are_due_again_after_thread_shortage(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     producer = bench.producer(auto_batch=True)
 
     def none_left(*args: Any) -> None:

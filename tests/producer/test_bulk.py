@@ -245,9 +245,7 @@ def test_a_reader_that_raises_ends_the_call_when_all_have_ended(bulk: Bulk) -> N
     assert bulk.bodies == [["a"]]
 
 
-def test_what_ends_a_portion_in_the_middle_is_raised_with_what_was_sent(
-    bulk: Bulk, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_error_in_middle_of_portion_is_raised_with_sent_rows(bulk: Bulk, monkeypatch: pytest.MonkeyPatch) -> None:
     in_batches(monkeypatch, 3)
     made = itertools.count()
 
@@ -301,9 +299,7 @@ def test_nothing_of_the_call_follows_a_failure_to_its_queue(bulk: Bulk, monkeypa
     assert producer.send_arrow(rows, "T").failed.tolist() == [], "the next call starts anew"
 
 
-def test_nothing_of_the_call_follows_to_its_queue_what_found_no_room(
-    bulk: Bulk, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_behind_one_without_room_do_not_reach_its_queue(bulk: Bulk, monkeypatch: pytest.MonkeyPatch) -> None:
     in_batches(monkeypatch, 1)
     producer = bulk.producer()
     submit, full = producer._engine.submit, [SendFailed("others have filled the room")]
@@ -343,7 +339,7 @@ def test_bytes_out_are_bounded(bulk: Bulk, columns: dict[str, Any]) -> None:
     assert len(bulk.bodies) == 40
 
 
-def test_a_producer_that_is_closed_meanwhile_says_so_for_each_row(bulk: Bulk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_producer_closed_meanwhile_fails_each_remaining_row(bulk: Bulk, monkeypatch: pytest.MonkeyPatch) -> None:
     in_batches(monkeypatch, 1)
     producer = bulk.producer()
 
@@ -363,7 +359,7 @@ def test_a_producer_that_is_closed_meanwhile_says_so_for_each_row(bulk: Bulk, mo
         producer.send_arrow(table("a"), "T")
 
 
-def test_of_a_reader_no_more_is_read_by_a_producer_that_is_closed(bulk: Bulk) -> None:
+def test_closed_producer_stops_reading_record_batch_reader(bulk: Bulk) -> None:
     producer, read = bulk.producer(), 0
 
     def endless() -> Iterator[pa.RecordBatch]:
@@ -442,7 +438,7 @@ def test_delayed_rows_travel_alone(bulk: Bulk) -> None:
         bulk.producer({"longDelay": "dmq"}).send_arrow(table("a", delayMs=[5]), "T")
 
 
-def test_delayed_rows_travel_alone_from_among_those_of_several_queues(bulk: Bulk) -> None:
+def test_delayed_rows_travel_alone_among_several_queues(bulk: Bulk) -> None:
     placed = {"queueId": [1, 0, 1, 0, 1, 0, 0], "brokerName": ["a"] * 7}
     bulk.producer().send_arrow(table(*"abcdefg", **placed, delayLevel=[3, 0, 0, 5, 0, 0, 5]), "T")
     sent = ((queue.queue_id, messages(request), request.batch) for _, queue, request in bulk.sender.calls)
@@ -482,7 +478,7 @@ def test_what_waits_for_company_goes_before_the_rows(bulk: Bulk) -> None:
     assert bulk.bodies == [["first"], ["a"]]
 
 
-def test_an_error_that_says_what_is_stored_is_not_the_error_of_all(bulk: Bulk) -> None:
+def test_error_naming_stored_messages_fails_only_the_rest(bulk: Bulk) -> None:
     """Over gRPC messages of a batch may be requests of their own."""
 
     def partly(queue: MessageQueue, request: SendRequest) -> RocketMQError:

@@ -36,7 +36,7 @@ def bulk(bench: Bench) -> Bulk:
     return Bulk(bench)
 
 
-def test_an_explicit_batch_has_no_message_that_a_compaction_topic_would_not_keep(bench: Bench) -> None:
+def test_explicit_batch_without_key_fails_on_compaction_topic(bench: Bench) -> None:
     bench.sender.compaction_topics.add("T")
     producer = bench.producer()
     keyless: tuple[Any, ...] = ((), None, " ", [""], ["\t"])
@@ -51,7 +51,7 @@ def test_an_explicit_batch_has_no_message_that_a_compaction_topic_would_not_keep
 
 
 @pytest.mark.parametrize("quick", [True, False], ids=["one tuple a message", "as send does"])
-def test_a_message_without_a_key_travels_alone_to_a_compaction_topic(bench: Bench, quick: bool) -> None:
+def test_keyless_message_travels_alone_to_compaction_topic(bench: Bench, quick: bool) -> None:
     """Its broker refuses it there; of a batch it would keep the others, and acknowledge all."""
     bench.sender.compaction_topics.add("T")
     producer = bench.producer(auto_batch=True)
@@ -78,7 +78,7 @@ def test_rows_that_a_compaction_topic_would_not_keep_are_refused(bulk: Bulk) -> 
     assert bulk.bodies == [["a", "b"]]
 
 
-def test_a_function_that_chooses_queues_does_not_see_rows_that_are_refused(bulk: Bulk) -> None:
+def test_queue_selector_does_not_see_refused_rows(bulk: Bulk) -> None:
     with pytest.raises(MessageRefused, match="row 1: no key, but 'T' is a compaction topic"):
         bulk.producer().send_arrow(table("a", "b", keys=["k", None]), "T", selector=raising(AssertionError("called")))
     assert not bulk.sender.requests
@@ -102,14 +102,14 @@ def test_where_nothing_answers_rows_do_not_wait_again_and_again(hangs: bool, ask
     assert "".join(found) == asked
 
 
-def test_rows_without_a_key_are_named_among_those_of_several_topics(bulk: Bulk) -> None:
+def test_keyless_rows_are_named_among_rows_of_several_topics(bulk: Bulk) -> None:
     bulk.sender.routes["U"] = tuple(qs("a:0-1", topic="U"))
     rows = table("a", "b", "c", "d", topic=["U", "T", "U", "T"], keys=[None, "k", None, None])
     with pytest.raises(MessageRefused, match=r"1 rows cannot be sent, .*: row 3: no key, but 'T'"):
         bulk.producer().send_arrow(rows)
 
 
-def test_what_a_compaction_topic_would_not_keep_goes_alone_also_while_nobody_says_what_the_topic_is(
+def test_keyless_message_goes_alone_while_topic_kind_is_unknown(
     bench: Bench,
 ) -> None:
     """Its broker acknowledges a batch, and keeps the messages with a key only; one alone it refuses."""
@@ -140,7 +140,7 @@ def test_what_a_compaction_topic_would_not_keep_goes_alone_also_while_nobody_say
     assert joined() == [True, False, False]
 
 
-def test_a_batch_that_is_stored_as_one_message_has_an_id_the_tag_and_the_keys(bench: Bench) -> None:
+def test_batch_stored_as_one_message_has_id_tag_and_keys(bench: Bench) -> None:
     bench.sender.batch_topics["T"] = True
     resender = told_storage(bench, EngineResender(bench.sender, ProducerSettings(group="g"), ManualTimer(bench.time)))
     whole = resender.joined([single(b"a", TAGS="t", KEYS="k l"), single(b"b", TAGS="t", KEYS="l m")])
@@ -153,7 +153,7 @@ def test_a_batch_that_is_stored_as_one_message_has_an_id_the_tag_and_the_keys(be
 @pytest.mark.parametrize(
     ("keyless", "parts"), [(b"", "abcd"), (b"b", "a b cd"), (b"bd", "a b c d"), (b"abcd", "a b c d")]
 )
-def test_a_batch_that_was_spooled_while_brokers_were_silent_loses_no_message_of_a_compaction_topic(
+def test_spooled_batch_loses_no_message_of_compaction_topic(
     bench: Bench, keyless: bytes, parts: str, silent: bool
 ) -> None:
     """What has no key is refused alone, and the batch becomes a dead letter; in the batch it was acknowledged and dropped. A

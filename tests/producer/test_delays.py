@@ -50,7 +50,7 @@ def only(sender: ScriptedSender) -> Any:
     "timers", [{"a": 259_200_000, "b": 259_200_000}, {"a": 0, "b": 0}, {"a": 259_200_000, "b": 0}, {}]
 )
 @pytest.mark.parametrize("delay_s", [7, 3 * 24 * 3600, DAYS_10])
-def test_3_27_what_timers_do_not_serve_goes_as_an_envelope(served: Bench, timers: dict[str, int], delay_s: int) -> None:
+def test_what_timers_do_not_serve_goes_as_an_envelope(served: Bench, timers: dict[str, int], delay_s: int) -> None:
     served.sender.longest_timers = timers
     producer = served.producer(long_delay="dmq")
     began_ms = ManualTimer(served.time).wall_ms()
@@ -74,7 +74,7 @@ def test_3_27_what_timers_do_not_serve_goes_as_an_envelope(served: Bench, timers
     assert decode_properties(request.properties) == {"UNIQ_KEY": result.msg_id, "WAIT": "true"}
 
 
-def test_3_d_an_absolute_time_is_kept_and_one_that_is_past_needs_no_envelope(served: Bench) -> None:
+def test_absolute_delay_is_kept_and_past_one_needs_no_envelope(served: Bench) -> None:
     producer = served.producer(long_delay="dmq")
     at_ms = ManualTimer(served.time).wall_ms() + 1000 * DAYS_10
     producer.send(M, deliver_at=at_ms)
@@ -99,7 +99,7 @@ def test_every_way_of_sending_makes_envelopes(served: Bench, how: str, auto_batc
 
 
 @pytest.mark.parametrize("how", ["send", "send_async", "send_oneway"])
-def test_3_35_without_the_option_brokers_that_would_deliver_at_once_are_refused(bench: Bench, how: str) -> None:
+def test_delay_is_refused_for_broker_that_would_ignore_it(bench: Bench, how: str) -> None:
     producer = bench.producer()
     bench.sender.longest_timers = {"a": 259_200_000, "b": 0}
     with pytest.raises(MessageRefused, match=r"a delay of 7 s cannot be kept: b is older than RocketMQ 5\.0"):
@@ -109,7 +109,7 @@ def test_3_35_without_the_option_brokers_that_would_deliver_at_once_are_refused(
     assert {queue.broker_name for _, queue, _ in bench.sender.calls[:1]} == {"a"}
 
 
-def test_a_delay_that_is_only_too_long_is_left_to_the_broker_without_the_option(bench: Bench) -> None:
+def test_overlong_delay_goes_to_broker_without_long_delay_option(bench: Bench) -> None:
     bench.producer().send(M, delay=DAYS_10)
     assert only(bench.sender)[0].topic == "T"
 
@@ -166,7 +166,7 @@ def test_the_envelope_counts_against_the_message_size(served: Bench) -> None:
     producer.send(Message("T", b"x" * 150), delay=7)
 
 
-def test_3_h_a_recall_goes_behind_its_envelope(served: Bench) -> None:
+def test_a_recall_goes_behind_its_envelope(served: Bench) -> None:
     producer = served.producer(long_delay="dmq")
     result = producer.send(M, delay=DAYS_10)
     envelope = unpack(only(served.sender)[1].body)
@@ -186,7 +186,7 @@ def test_3_h_a_recall_goes_behind_its_envelope(served: Bench) -> None:
         producer.recall("T", result.recall_handle or "")
 
 
-def test_3_h_a_queue_that_is_not_told_of_a_recall_is_an_error_and_the_others_are_told(served: Bench) -> None:
+def test_recall_that_misses_queue_fails_but_reaches_others(served: Bench) -> None:
     producer = served.producer(long_delay="dmq", retries=0)
     result = producer.send(M, delay=DAYS_10)
     assert result.queue is not None
@@ -201,7 +201,7 @@ def test_3_h_a_queue_that_is_not_told_of_a_recall_is_an_error_and_the_others_are
     assert len(served.sender.calls) == len(queues) > 1
 
 
-def test_a_topic_that_is_missing_is_told_when_the_message_is_sent(served: Bench) -> None:
+def test_long_delay_to_missing_topic_fails_on_send(served: Bench) -> None:
     with pytest.raises(Exception, match="no such topic") as raised:
         served.producer(long_delay="dmq", auto_create_topics=False).send(Message("other", b"x"), delay=DAYS_10)
     assert raised.value.broker_code == Response.TOPIC_NOT_EXIST  # type: ignore[attr-defined]
@@ -259,7 +259,7 @@ def test_what_is_spooled_has_no_handle_yet(served: Bench) -> None:
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_a_long_delay_is_kept_in_its_envelope_while_nobody_says_who_consumes(
+def test_long_delay_is_spooled_while_consumers_are_unknown(
     served: Bench, monkeypatch: pytest.MonkeyPatch, error: RocketMQError
 ) -> None:
     served.sender, spool = Sender(served.time), FakeSpool()

@@ -31,7 +31,7 @@ def of(found: Destinations, message: Message = M, **how: Any) -> MessageQueue | 
     return place.queue
 
 
-def test_a_message_without_a_wish_goes_anywhere_and_nobody_is_asked(bench: Bench) -> None:
+def test_message_without_queue_choice_asks_for_no_route(bench: Bench) -> None:
     assert of(destinations(bench)) is None
     assert bench.sender.events == []
 
@@ -44,13 +44,13 @@ def test_a_queue_or_a_selector_and_not_both(bench: Bench) -> None:
         of(found, queue=q("b:1"), selector="random")
 
 
-def test_a_queue_of_another_topic_is_refused_before_anybody_is_asked(bench: Bench) -> None:
+def test_queue_of_another_topic_is_refused_without_requests(bench: Bench) -> None:
     with pytest.raises(MessageRefused, match="message's topic not equal mq's topic"):
         of(destinations(bench), queue=q("a:0", "Other"))
     assert bench.sender.events == []
 
 
-def test_the_first_named_queue_asks_for_a_route_and_a_missing_topic_is_the_brokers_to_tell(bench: Bench) -> None:
+def test_explicit_queue_asks_route_once_and_allows_missing_topic(bench: Bench) -> None:
     found = destinations(bench)
     missing = q("a:0", "Nowhere")
     assert of(found, Message("Nowhere", b"x"), queue=missing) == missing
@@ -78,7 +78,7 @@ def test_an_environment_is_never_left(bench: Bench) -> None:
         of(found, queue=q("b:0"))
 
 
-def test_a_name_server_that_is_away_is_waited_for_and_a_slow_selector_is_not(bench: Bench) -> None:
+def test_absent_name_server_is_awaited_but_slow_selector_fails(bench: Bench) -> None:
     found, there = destinations(bench), bench.sender.routes["T"]
     bench.sender.routes["T"] = ConnectionLost("no name server answers", "ns:9876")
     with pytest.raises(ConnectionLost, match="no name server answers"):

@@ -49,7 +49,7 @@ def properties_of(message: Message, **how: Any) -> dict[str, str]:
         ("OFFSET_MOVED_EVENT", "is forbidden"),
     ],
 )
-def test_0_4_a_topic_that_no_broker_takes(topic: Any, text: str) -> None:
+def test_topic_that_no_broker_takes(topic: Any, text: str) -> None:
     with pytest.raises(MessageRefused, match=text):
         prepare(Message(topic, b"x"), "ID", SETTINGS)
 
@@ -63,7 +63,7 @@ def test_0_4_a_topic_that_no_broker_takes(topic: Any, text: str) -> None:
         (b"x" * 101, "MAX: 100, it has 101 bytes"),
     ],
 )
-def test_0_4_a_body_that_no_broker_takes(body: Any, text: str) -> None:
+def test_body_that_no_broker_takes(body: Any, text: str) -> None:
     with pytest.raises(MessageRefused, match=text):
         prepare(Message("T", body), "ID", ProducerSettings(group="g", max_message_size=100))
 
@@ -118,7 +118,7 @@ def test_a_priority_goes_over_grpc_only() -> None:
         (Message("T", b"x", tags="a|b"), "accepts none with '|'"),
     ],
 )
-def test_what_a_proxy_refuses_with_the_whole_request_is_refused_before_it_is_in_a_batch(message, said) -> None:
+def test_message_proxy_would_refuse_is_refused_before_batching(message, said) -> None:
     with pytest.raises(MessageRefused, match=said.replace("|", "[|]")) as e:
         prepare(message, "ID", ProducerSettings(group="g", features=FEATURES[GRPC]))
     assert e.value.topic == "T"
@@ -173,14 +173,14 @@ def test_other_compressions(kind: str, flag: int) -> None:
     assert single_request(prepare(Message("T", b"xyz" * 99), "ID", settings), settings, 0).sys_flag == flag
 
 
-def test_11_26_the_last_byte_of_a_body() -> None:
+def test_the_last_byte_of_a_body() -> None:
     settings = ProducerSettings(group="g", max_message_size=10)
     assert prepare(Message("T", b"x" * 10), "ID", settings).message.body == b"x" * 10
     with pytest.raises(MessageRefused, match="MAX: 10, it has 11 bytes"):
         prepare(Message("T", b"x" * 11), "ID", settings)
 
 
-def test_11_26_a_batch_may_have_as_many_bytes_as_a_message() -> None:
+def test_batch_may_have_as_many_bytes_as_a_message() -> None:
     size = len(batch_of(Message("T", b"x" * 10), Message("T", b"y")).body)
     assert len(batch_of(Message("T", b"x" * 10), Message("T", b"y"), max_message_size=size).body) == size
     with pytest.raises(MessageRefused, match=f"the encoded batch has {size} bytes, more than the {size - 1} allowed"):
@@ -188,14 +188,14 @@ def test_11_26_a_batch_may_have_as_many_bytes_as_a_message() -> None:
 
 
 @pytest.mark.parametrize("kind", ["zlib", "lz4", "zstd"])
-def test_11_21_a_body_that_compression_makes_larger_is_sent_plain(kind: str) -> None:
+def test_body_that_compression_makes_larger_is_sent_plain(kind: str) -> None:
     settings = ProducerSettings(group="g", compression=kind, compress_above=1)
     body = random.Random(0).randbytes(5000)
     request = single_request(prepare(Message("T", body), "ID", settings), settings, 0)
     assert (request.body, request.sys_flag) == (body, 0)
 
 
-def test_11_21_bodies_are_bytes_whatever_the_items_of_a_view() -> None:
+def test_bodies_are_bytes_whatever_the_items_of_a_view() -> None:
     words = memoryview(array.array("I", [1, 2, 3]))
     small = ProducerSettings(group="g", max_message_size=11)
     for view in (words, memoryview(b"abcdef")[::2], memoryview(bytearray(b"xy"))):
@@ -207,7 +207,7 @@ def test_11_21_bodies_are_bytes_whatever_the_items_of_a_view() -> None:
         prepare(Message("T", words), "ID", small)  # type: ignore[arg-type]
 
 
-def test_11_21_empty_properties_are_refused_by_name() -> None:
+def test_empty_properties_are_refused_by_name() -> None:
     with pytest.raises(MessageRefused, match="Property 'b' is empty, and brokers drop empty properties") as e:
         prepare(Message("T", b"x", properties={"a": "1", "b": ""}), "ID", SETTINGS)
     assert e.value.topic == "T"
@@ -224,7 +224,7 @@ def batch_of(*messages: Message, **settings: Any) -> Any:
     return explicit_batch([prepare(m, f"ID{i}", chosen) for i, m in enumerate(messages)], "BATCH", chosen, 5, ITEMS)
 
 
-def test_2_25_an_explicit_batch_keeps_its_messages_as_they_are() -> None:
+def test_an_explicit_batch_keeps_its_messages_as_they_are() -> None:
     request = batch_of(Message("T", b"1", tags="A"), Message("T", b"22" * 3000, tags="B", flag=2))
     assert (request.batch, request.sys_flag, request.group) == (True, 0, "g")
     assert decode_properties(request.properties) == {"WAIT": "true", "UNIQ_KEY": "BATCH"}
@@ -234,7 +234,7 @@ def test_2_25_an_explicit_batch_keeps_its_messages_as_they_are() -> None:
     assert [decode_properties(item.properties)["UNIQ_KEY"] for item in items] == ["ID0", "ID1"]
 
 
-def test_2_25_what_an_explicit_batch_may_not_be() -> None:
+def test_what_an_explicit_batch_may_not_be() -> None:
     for messages, text in (
         ((), "has no messages"),
         ((Message("%RETRY%g", b"1"),), "Retry Group is not supported"),
@@ -254,7 +254,7 @@ def test_2_25_what_an_explicit_batch_may_not_be() -> None:
         batch_of(Message("T", b"1" * 60), Message("T", b"1" * 60), max_message_size=100)
 
 
-def test_2_15_an_accumulated_batch_has_one_tag_one_id_and_all_keys() -> None:
+def test_an_accumulated_batch_has_one_tag_one_id_and_all_keys() -> None:
     batch = MessageBatch(BatchKey("T", None, False, "vip", True), None, 0, 10)
     for name, keys in (("A", ("k1", "k2")), ("B", ("k2", "k3"))):
         prepared = prepare(Message("T", b"x", keys=keys), name, SETTINGS)

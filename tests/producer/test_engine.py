@@ -30,7 +30,7 @@ M = Message("T", b"x")
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_0_16_a_slow_broker_is_avoided_for_its_time(bench: Bench, mode: str) -> None:
+def test_slow_broker_is_avoided_for_its_time(bench: Bench, mode: str) -> None:
     producer = bench.producer(send_latency_fault=True)
     send: Any = producer.send if mode == "sync" else producer.send_async
     bench.sender.latency_s["a"] = 0.6
@@ -49,9 +49,7 @@ def test_0_16_a_slow_broker_is_avoided_for_its_time(bench: Bench, mode: str) -> 
 
 
 @pytest.mark.parametrize(("preset", "isolation"), [("current", 10.0), ("4.x", 600.0)])
-def test_0_20_a_broker_that_failed_gets_no_send_until_its_isolation_ends(
-    bench: Bench, preset: str, isolation: float
-) -> None:
+def test_failed_broker_gets_no_send_until_isolation_ends(bench: Bench, preset: str, isolation: float) -> None:
     producer = bench.producer(send_latency_fault=True, fault_tables=fault_tables(preset))
     bench.sender.by_broker["a"] = lambda: ConnectionLost("down")
     while "a" not in bench.sender.brokers:
@@ -68,7 +66,7 @@ def test_0_20_a_broker_that_failed_gets_no_send_until_its_isolation_ends(
     assert "a b" in bench.sender.brokers
 
 
-def test_0_16_error_answers_isolate_and_a_missing_address_does_not(bench: Bench) -> None:
+def test_error_answers_isolate_and_a_missing_address_does_not(bench: Bench) -> None:
     producer = bench.producer(send_latency_fault=True)
     bench.sender.by_broker["a"] = lambda: refused(Response.SYSTEM_BUSY)
     bench.sender.by_broker["b"] = lambda: BrokerNotFound("no address")
@@ -79,7 +77,7 @@ def test_0_16_error_answers_isolate_and_a_missing_address_does_not(bench: Bench)
     assert producer.faults.available("b", now)
 
 
-def test_0_24_a_failing_fault_table_never_fails_a_send(
+def test_failing_fault_table_never_fails_a_send(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     producer = bench.producer(send_latency_fault=True)
@@ -95,7 +93,7 @@ def test_0_24_a_failing_fault_table_never_fails_a_send(
     assert "choosing the queue by round robin instead" in caplog.text
 
 
-def test_0_29_fault_mode_is_switched_while_sending(bench: Bench) -> None:
+def test_fault_mode_is_switched_while_sending(bench: Bench) -> None:
     producer = bench.producer()
     bench.sender.by_broker["a"] = lambda: ConnectionLost("down")
     producer.faults.enabled = True
@@ -114,7 +112,7 @@ def test_0_29_fault_mode_is_switched_while_sending(bench: Bench) -> None:
     assert producer.faults.faults["a"].available_at_ms > bench.timers["send"].now_ms() + 500_000
 
 
-def test_0_17_and_0_27_sixteen_threads_report_and_pick_without_loss(bench: Bench) -> None:
+def test_and_0_27_sixteen_threads_report_and_pick_without_loss(bench: Bench) -> None:
     producer = bench.producer(send_latency_fault=True)
     start, errors = threading.Barrier(16), []
 
@@ -138,7 +136,7 @@ def test_0_17_and_0_27_sixteen_threads_report_and_pick_without_loss(bench: Bench
     assert set(producer.faults.faults) <= {"a", "b"}
 
 
-def test_12_9_engines_that_share_a_fault_table_do_not_disturb_each_other(bench: Bench) -> None:
+def test_engines_sharing_fault_table_do_not_disturb_each_other(bench: Bench) -> None:
     """A table of two engines is walked by detectors and by routes while sends of both report to it."""
     table, errors = FaultTable(enabled=True, detecting=True), []
     brokers = {f"b{i}" for i in range(40)}
@@ -173,7 +171,7 @@ def test_12_9_engines_that_share_a_fault_table_do_not_disturb_each_other(bench: 
     assert len(bench.sender.calls) > 100
 
 
-def test_0_15_a_route_change_starts_a_new_index(bench: Bench) -> None:
+def test_route_change_starts_a_new_index(bench: Bench) -> None:
     producer = bench.producer()
     producer.send(M)
     bench.sender.routes["T"] = tuple(qs("c:0-3"))
@@ -206,7 +204,7 @@ def ordered(told: Told, name: str = "a:0", body: bytes = b"x") -> OutgoingSend:
     return outgoing(body, queue=q(name), ordered=True, done=told)
 
 
-def test_candidates_are_chosen_from_at_random_and_attempts_pause_between(bench: Bench) -> None:
+def test_queues_are_chosen_randomly_with_pause_between_attempts(bench: Bench) -> None:
     engine = engine_of(bench)
     only_a = lambda queues: [q for q in queues if q.broker_name == "a"]  # noqa: E731
     for _ in range(60):
@@ -246,7 +244,7 @@ def test_time_behind_others_counts_when_a_deadline_was_set(bench: Bench) -> None
     assert len(bench.sender.calls) == 1
 
 
-def test_ordered_ones_of_a_queue_go_one_after_the_other_and_a_retry_stays_first(bench: Bench) -> None:
+def test_ordered_sends_go_in_turn_and_retry_stays_first(bench: Bench) -> None:
     engine, seen = engine_of(bench), []
 
     def bodies(requests: list[SendRequest]) -> str:
@@ -314,7 +312,7 @@ def test_a_queue_may_be_named_in_the_first_request(bench: Bench) -> None:
     assert isinstance(told.outcomes[-1], SendResult), "it is the broker's to say that there is no such topic"
 
 
-def test_a_bound_per_broker_follows_the_brokers_and_what_they_acknowledge(bench: Bench) -> None:
+def test_in_flight_bound_follows_brokers_and_acknowledgements(bench: Bench) -> None:
     engine, told = engine_of(bench, max_in_flight=None), Told()
     bench.sender.script = [None] * 40
     assert engine.has_room(outgoing().size)
@@ -333,7 +331,7 @@ def test_a_bound_per_broker_follows_the_brokers_and_what_they_acknowledge(bench:
     assert not engine.has_room(outgoing().size)
 
 
-def test_a_fixed_bound_per_broker_does_not_hold_back_what_waits_for_its_queue(bench: Bench) -> None:
+def test_fixed_broker_bound_does_not_hold_back_waiting_sends(bench: Bench) -> None:
     engine, told = engine_of(bench, max_in_flight=None, max_in_flight_per_broker=1, max_async_bytes=10), Told()
     bench.sender.script = [None] * 8
     for _ in range(3):
@@ -367,7 +365,7 @@ def test_submit_waits_for_room_within_the_deadline(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("stays", [True, False])
-def test_11_18_what_waits_behind_a_batch_that_was_given_up_is_not_sent(bench: Bench, stays: bool) -> None:
+def test_what_waits_behind_a_batch_that_was_given_up_is_not_sent(bench: Bench, stays: bool) -> None:
     engine, told = engine_of(bench, failed_queues_stay_closed=stays), Told()
     bench.sender.script = [None, None]
     for name in ("a:0", "a:0", "a:0", "a:1"):
@@ -393,7 +391,7 @@ def raising(*args: Any, **kwargs: Any) -> Any:
 
 
 @pytest.mark.parametrize("place", ["publish_queues", "send_async", "filter_queues", "next_action", "report"])
-def test_11_19_whatever_is_raised_becomes_an_outcome(
+def test_whatever_is_raised_becomes_an_outcome(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, place: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine, told = engine_of(bench), Told()
@@ -438,9 +436,7 @@ def test_an_interrupted_pump_strands_nothing_that_it_took(
     assert len(bench.sender.calls) == kinds[SendResult]
 
 
-def test_who_is_interrupted_while_waiting_for_room_has_an_outcome(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_send_interrupted_while_waiting_for_room_has_outcome(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     producer = bench.producer(max_async_messages=1)
     bench.sender.script = [None]
     first = producer.send_async(M)
@@ -453,7 +449,7 @@ def test_who_is_interrupted_while_waiting_for_room_has_an_outcome(
     assert producer.flush(0.0)
 
 
-def test_11_19_a_second_outcome_of_an_attempt_changes_nothing(bench: Bench) -> None:
+def test_second_outcome_of_an_attempt_changes_nothing(bench: Bench) -> None:
     engine, told = engine_of(bench), Told()
     bench.sender.script = [None, None]
     engine.submit(outgoing(done=told))
@@ -465,7 +461,7 @@ def test_11_19_a_second_outcome_of_an_attempt_changes_nothing(bench: Bench) -> N
     assert [type(outcome) for outcome in told.outcomes] == [SendResult]
 
 
-def test_11_22_a_name_server_that_hangs_holds_up_nobody_who_does_not_ask_it(bench: Bench) -> None:
+def test_hanging_name_server_delays_only_sends_that_need_it(bench: Bench) -> None:
     """Routes are asked for again on a thread beside the one that sends."""
     engine, told = engine_of(bench), Told()
     engine._route_executor.stopped = True  # type: ignore[attr-defined]

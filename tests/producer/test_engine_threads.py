@@ -39,7 +39,7 @@ def threaded(bench: Bench) -> Iterator[BaseProducer]:
     made.close(0.01)
 
 
-def test_where_there_are_no_more_threads_nothing_is_sent_that_could_not_be_sent_again(
+def test_send_without_threads_fails_before_anything_is_sent(
     bench: Bench, threaded: BaseProducer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as exhausted:
@@ -82,7 +82,7 @@ def test_who_closes_waits_for_a_send_of_another_thread(bench: Bench) -> None:
     assert left == [[]]
 
 
-def test_a_failed_attempt_is_followed_by_another_one_although_there_are_no_more_threads(
+def test_failed_attempt_is_retried_without_new_threads(
     bench: Bench, threaded: BaseProducer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where the route is asked for first, which has a thread beside the one that sends."""
@@ -94,9 +94,7 @@ def test_a_failed_attempt_is_followed_by_another_one_although_there_are_no_more_
     assert len(bench.sender.calls) == 3
 
 
-def test_what_waits_for_a_place_is_sent_although_there_are_no_more_threads(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_send_waiting_for_slot_goes_out_without_new_threads(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     producer = BaseProducer(
         bench.sender, ProducerSettings(group="g", heartbeat_s=0, route_refresh_s=0, max_in_flight=1)
     )
@@ -108,9 +106,7 @@ def test_what_waits_for_a_place_is_sent_although_there_are_no_more_threads(
     producer.close(0.01)
 
 
-def test_where_there_are_no_more_threads_a_failed_send_is_kept_all_the_same(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_send_is_spooled_without_new_threads(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.sender, spool = Sender(bench.time), FakeSpool()
     made = producer(bench, spool, retries=0)
     assert made._engine._spool_bridge is not None
@@ -190,7 +186,7 @@ class _SlowOwner:
         return self.placed
 
 
-def test_a_batch_has_its_place_in_its_queue_before_another_thread_may_place_the_next_one() -> None:
+def test_batch_takes_its_queue_place_before_next_batch_does() -> None:
     batcher = Batcher(ManualTimer(Time()))
     batcher.accumulator.limits = BatchLimits(max_bytes=10)
     owner = _SlowOwner(batcher)

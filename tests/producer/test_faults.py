@@ -22,12 +22,12 @@ def table(**options: Any) -> FaultTable:
 
 
 @pytest.mark.parametrize("case", CASES["durations"], ids=lambda c: str(c["latency_ms"]))
-def test_0_25_durations_of_the_java_class(case: dict[str, int]) -> None:
+def test_durations_of_the_java_class(case: dict[str, int]) -> None:
     assert CURRENT.duration_ms(case["latency_ms"]) == case["not_available_ms"]
 
 
 @pytest.mark.parametrize("case", CASES["sequences"], ids=lambda c: str(c["index_before_first"]))
-def test_0_21_sequences_of_the_java_class(case: dict[str, Any]) -> None:
+def test_sequences_of_the_java_class(case: dict[str, Any]) -> None:
     faults = table(detecting=True)
     for broker in {*case["unavailable"], *case["unreachable"]}:
         away, reachable = broker in case["unavailable"], broker not in case["unreachable"]
@@ -53,7 +53,7 @@ STATES: list[tuple[dict[str, bool], str | None, str, int]] = [
 
 
 @pytest.mark.parametrize(("isolated", "last", "picks", "after"), STATES)
-def test_0_21_and_0_28_available_then_reachable_then_any(
+def test_and_0_28_available_then_reachable_then_any(
     isolated: dict[str, bool], last: str | None, picks: str, after: int
 ) -> None:
     faults, index, queues = table(detecting=True), RoundRobin(stored=-1), qs(SIX)
@@ -70,26 +70,26 @@ NEW = [(0, 0), (49, 0), (99, 0), (549, 0), (550, 2000), (1799, 2000), (1800, 500
 
 
 @pytest.mark.parametrize(("preset", "rows"), [(RELEASE_4, OLD), (CURRENT, NEW)])
-def test_0_19_both_tables(preset: FaultTables, rows: list[tuple[int, int]]) -> None:
+def test_both_tables(preset: FaultTables, rows: list[tuple[int, int]]) -> None:
     assert [(latency, preset.duration_ms(latency)) for latency, _ in rows] == rows
 
 
 @pytest.mark.parametrize(("preset", "isolation"), [("current", 10_000), ("4.x", 600_000)])
-def test_0_20_a_failure_isolates_for_the_presets_time(preset: str, isolation: int) -> None:
+def test_failure_isolates_for_the_presets_time(preset: str, isolation: int) -> None:
     faults = table(tables=fault_tables(preset))
     faults.report("a", 1, NOW, isolated=True)
     assert not faults.available("a", NOW + isolation - 1)
     assert faults.available("a", NOW + isolation)
 
 
-def test_0_18_a_broker_is_available_again_at_its_time() -> None:
+def test_broker_is_available_again_at_its_time() -> None:
     faults = table()
     faults.report("a", 600, NOW)
     assert [faults.available("a", NOW + d) for d in (0, 1999, 2000)] == [False, False, True]
     assert faults.available("never reported", NOW)
 
 
-def test_0_26_isolation_counts_for_the_duration_and_the_real_latency_is_kept() -> None:
+def test_isolation_lasts_its_duration_and_keeps_real_latency() -> None:
     faults = table()
     faults.report("a", 7, NOW, isolated=True)
     assert (faults.faults["a"].latency_ms, faults.faults["a"].available_at_ms) == (7, NOW + 10_000)
@@ -103,7 +103,7 @@ def test_a_fast_success_does_not_end_an_isolation() -> None:
     assert faults.available("a", NOW + 6000)
 
 
-def test_0_22_the_published_list_is_never_changed() -> None:
+def test_the_published_list_is_never_changed() -> None:
     faults, index, queues = table(), RoundRobin(random.Random(1)), qs(SIX)
     published = tuple(queues)
     for i in range(1000):
@@ -112,14 +112,14 @@ def test_0_22_the_published_list_is_never_changed() -> None:
     assert tuple(queues) == published
 
 
-def test_0_2_switched_off_it_neither_records_nor_avoids() -> None:
+def test_switched_off_it_neither_records_nor_avoids() -> None:
     faults = FaultTable()
     faults.report("a", 60_000, NOW, isolated=True)
     assert faults.faults == {}
     assert names([faults.pick(qs("a:0-1"), RoundRobin(stored=-1), None, NOW)]) == "a:0"
 
 
-def test_0_29_switching_back_and_forth_keeps_what_was_learned() -> None:
+def test_switching_back_and_forth_keeps_what_was_learned() -> None:
     faults, queues = table(), qs("a:0 b:0")
     faults.report("a", 60_000, NOW)
     index = RoundRobin(stored=-1)
@@ -156,7 +156,7 @@ def test_probes_are_due_once_an_interval() -> None:
     assert faults.due_probes(NOW + 2000, 2000) == ["a"]
 
 
-def test_0_23_brokers_of_no_route_are_forgotten() -> None:
+def test_brokers_of_no_route_are_forgotten() -> None:
     faults = table()
     for broker in "abc":
         faults.report(broker, 1, NOW)

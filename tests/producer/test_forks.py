@@ -102,9 +102,7 @@ def test_a_fork_that_ends_leaves_waiting_batches_to_its_parent(
     assert len(bench.sender.requests) > requests
 
 
-def test_a_fork_that_closes_leaves_requests_and_replies_to_its_parent(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_closing_fork_leaves_requests_and_replies_to_parent(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     office = Office(bench)
     asked = office.ask()
     with fork(monkeypatch):

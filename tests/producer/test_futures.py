@@ -18,7 +18,7 @@ from tests.producer.scripted import Bench, ok
 from tests.queues import q
 
 
-def test_a_completion_completes_the_future_and_calls_back_on_the_callbacks_thread(bench: Bench) -> None:
+def test_completion_sets_future_and_runs_callback_on_its_thread(bench: Bench) -> None:
     pending, seen = FutureRegistry(bench.timer("x-callback")), []
     future = pending.create(seen.append)
     assert not future.cancel()
@@ -31,7 +31,7 @@ def test_a_completion_completes_the_future_and_calls_back_on_the_callbacks_threa
 
 
 @pytest.mark.parametrize("error", RAISED[:2])
-def test_a_callback_of_a_future_that_raises_anything_costs_the_others_nothing(bench: Bench, caplog, error) -> None:
+def test_raising_callback_does_not_affect_other_futures(bench: Bench, caplog, error) -> None:
     """Python's own futures log an ``Exception`` and let everything else through."""
     pending, told = FutureRegistry(bench.timer("x-callback")), []
     promises = [pending.create(told.append) for _ in range(3)]
@@ -66,7 +66,7 @@ def test_each_message_of_a_batch_has_its_own_result(bench: Bench, first: str) ->
     assert "returned SendResult" in repr(promises[0])
 
 
-def test_who_keeps_the_future_of_one_message_does_not_keep_the_ids_of_its_batch(bench: Bench) -> None:
+def test_future_of_one_message_does_not_keep_ids_of_its_batch(bench: Bench) -> None:
     pending = FutureRegistry(bench.timer("x-callback"))
     place = ok(q("a:0"), SendRequest("g", b"x"))
     sizes = []
@@ -114,7 +114,7 @@ def test_a_promise_does_what_futures_of_python_do(bench: Bench, first: str) -> N
         promises[1].result(0)
 
 
-def test_promises_share_no_lock_that_python_takes_for_those_who_wait_for_several(bench: Bench) -> None:
+def test_futures_share_no_lock_that_waiting_for_several_takes(bench: Bench) -> None:
     """It takes them in the order of addresses, so that a shared one would come in any order, and two threads to a halt."""
     pending = FutureRegistry(bench.timer("x-callback"))
     one, other = pending.create(), pending.create()
@@ -124,9 +124,7 @@ def test_promises_share_no_lock_that_python_takes_for_those_who_wait_for_several
 
 
 @pytest.mark.parametrize("at", ["_has_waiters", "_waiters", "_done_callbacks", "_condition"])
-def test_who_is_interrupted_when_it_begins_to_wait_can_wait_again(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, at: str
-) -> None:
+def test_interrupted_wait_for_future_can_be_repeated(bench: Bench, monkeypatch: pytest.MonkeyPatch, at: str) -> None:
     """Wherever it was: otherwise the outcome would be set without a word to it."""
     pending, called = FutureRegistry(bench.timer("x-callback")), []
     promise, result = pending.create(), ok(q("a:0"), SendRequest("g", b"x"))

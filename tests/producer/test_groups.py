@@ -35,7 +35,7 @@ def test_what_is_sent_without_waiting_waits_for_its_group(bench: Bench) -> None:
     assert all(result.result(0) for result in results)
 
 
-def test_what_fails_for_a_passing_reason_is_sent_again_before_what_waits_for_its_group(bench: Bench) -> None:
+def test_transient_failure_is_retried_before_rest_of_its_group(bench: Bench) -> None:
     producer = bench.producer(features=FEATURES[GRPC], retries=2)
     bench.sender.script = [ConnectionLost("the endpoint is away")] * 2
     results = [of_group(producer, "first"), of_group(producer, "second")]
@@ -46,7 +46,7 @@ def test_what_fails_for_a_passing_reason_is_sent_again_before_what_waits_for_its
     assert producer.send(Message("T", b"waits"), selector="hash", arg="g")
 
 
-def test_what_does_not_fit_into_a_batch_does_not_overtake_those_before_it(bench: Bench) -> None:
+def test_message_unfit_for_batch_does_not_overtake_its_group(bench: Bench) -> None:
     producer = bench.producer(features=FEATURES[GRPC], auto_batch=True)
     results = [of_group(producer, f"{i}") for i in range(3)]
     results += [of_group(producer, "apart", timeout_s=3.0), of_group(producer, "last")]
@@ -55,7 +55,7 @@ def test_what_does_not_fit_into_a_batch_does_not_overtake_those_before_it(bench:
     assert all(result.result(0) for result in results)
 
 
-def test_messages_of_a_group_keep_their_order_whatever_their_tags(bench: Bench) -> None:
+def test_group_messages_keep_order_whatever_their_tags(bench: Bench) -> None:
     producer = bench.producer(features=FEATURES[GRPC], auto_batch=True)
     for i in range(6):
         made = Message("T", f"{i}".encode(), tags=("a", "b", None)[i % 3], wait_store_ok=i % 2 == 0)
@@ -78,7 +78,7 @@ def test_one_that_is_refused_for_good_does_not_close_its_lane(bench: Bench) -> N
     assert [type(result.exception(0)) for result in results] == [MessageIllegal] * 16 + [type(None)] * 24
 
 
-def test_what_was_not_sent_behind_one_that_is_refused_is_not_told_that_it_was(bench: Bench) -> None:
+def test_unsent_message_behind_refused_one_is_not_called_refused(bench: Bench) -> None:
     """Who drops what is refused for good would lose it."""
     producer = bench.producer(features=FEATURES[GRPC], auto_batch=True)
     error = MessageIllegal("too long", "a:1")
@@ -94,7 +94,7 @@ def test_what_was_not_sent_behind_one_that_is_refused_is_not_told_that_it_was(be
     assert failed.__cause__ is error
 
 
-def test_what_has_a_priority_is_a_request_of_its_own_and_has_time_of_its_own(bench: Bench) -> None:
+def test_priority_message_is_its_own_request_with_own_time(bench: Bench) -> None:
     """As one send, thousands of small ones would have to end within one attempt."""
     producer = bench.producer(features=FEATURES[GRPC], auto_batch=True)
     results = [producer.send_async(Message("T", f"{i}".encode(), priority=1)) for i in range(40)]

@@ -57,7 +57,7 @@ def test_of_a_batch_that_is_stored_in_part_nothing_is_sent_again(bench: Bench) -
     assert [type(result.exception(0)).__name__ for result in results] == ["NoneType", *["MessageIllegal"] * 3]
 
 
-def test_what_may_pass_ends_the_parts_of_a_batch_that_was_spooled(bench: Bench) -> None:
+def test_transient_failure_ends_halving_of_spooled_batch(bench: Bench) -> None:
     """All is tried again: what went out behind the failure would be there twice."""
     settings = ProducerSettings(group="g", retries=None, pinned_retries=None)
     resender = EngineResender(bench.sender, settings, ManualTimer(bench.time))

@@ -13,12 +13,12 @@ from tests.queues import qs
 M = Message("T", b"x")
 
 
-def test_1_1_a_producer_joins_its_group_with_its_interval_of_heartbeats(bench: Bench) -> None:
+def test_producer_joins_group_with_configured_heartbeat_interval(bench: Bench) -> None:
     bench.producer(heartbeat_s=30.0)
     assert bench.sender.seen("join") == [("g", 30.0)]
 
 
-def test_1_3_routes_soon_and_every_thirty_seconds_and_new_queues_are_used(bench: Bench) -> None:
+def test_routes_refresh_every_30_s_and_new_queues_get_sends(bench: Bench) -> None:
     producer = bench.producer(route_refresh_s=30.0)
     producer.send(M)
     bench.sender.routes["T"] = tuple(qs("a:0-7"))
@@ -30,7 +30,7 @@ def test_1_3_routes_soon_and_every_thirty_seconds_and_new_queues_are_used(bench:
     assert {queue for _, queue, _ in bench.sender.calls} == set(qs("a:0-7"))
 
 
-def test_1_4_and_0_23_a_broker_that_left_all_routes_gets_nothing_and_is_forgotten(bench: Bench) -> None:
+def test_broker_gone_from_routes_gets_no_sends_or_fault_entry(bench: Bench) -> None:
     producer = bench.producer(route_refresh_s=30.0, send_latency_fault=True)
     for _ in range(8):
         producer.send(M)
@@ -44,14 +44,14 @@ def test_1_4_and_0_23_a_broker_that_left_all_routes_gets_nothing_and_is_forgotte
     assert set(bench.sender.brokers.split()) == {"a"}
 
 
-def test_1_5_queues_of_all_brokers_take_turns(bench: Bench) -> None:
+def test_queues_of_all_brokers_take_turns(bench: Bench) -> None:
     producer = bench.producer()
     for _ in range(8):
         producer.send(M)
     assert [bench.sender.brokers.count(broker) for broker in "ab"] == [4, 4]
 
 
-def test_the_detector_probes_reported_brokers_every_three_seconds(bench: Bench) -> None:
+def test_detector_probes_reported_brokers_every_three_seconds(bench: Bench) -> None:
     producer = bench.producer(heartbeat_s=30.0, send_latency_fault=True, detector=True)
     bench.time.advance(4)
     assert bench.sender.seen("probe") == []  # nothing was published to yet

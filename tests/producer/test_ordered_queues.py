@@ -19,7 +19,7 @@ def test_one_thing_of_a_queue_is_out_at_a_time() -> None:
     assert len(queues) == 2
 
 
-def test_things_without_a_queue_do_not_wait_for_each_other_but_for_room() -> None:
+def test_unqueued_sends_wait_only_for_room_not_for_each_other() -> None:
     queues: OrderedQueues[str] = OrderedQueues(2)
     for thing in "xyz":
         queues.put(thing)
@@ -30,7 +30,7 @@ def test_things_without_a_queue_do_not_wait_for_each_other_but_for_room() -> Non
     assert not queues.is_limited
 
 
-def test_11_18_nothing_follows_what_failed_for_good() -> None:
+def test_nothing_follows_what_failed_for_good() -> None:
     queues: OrderedQueues[str] = OrderedQueues(10)
     for thing in ("a1", "a2", "a3", "b1"):
         queues.put(thing, thing[0])
@@ -64,7 +64,7 @@ def test_drop_gives_back_everything_and_forgets_it() -> None:
     assert queues.take_ready(10**9) == []
 
 
-def test_11_26_queues_take_turns_in_the_order_in_which_they_became_free() -> None:
+def test_ordered_queues_take_turns_in_order_of_becoming_free() -> None:
     queues: OrderedQueues[str] = OrderedQueues(1)
     for thing in ("a1", "a2", "b1", "c1"):
         queues.put(thing, thing[0])
@@ -76,7 +76,7 @@ def test_11_26_queues_take_turns_in_the_order_in_which_they_became_free() -> Non
     assert order == ["a1", "b1", "c1", "a2"]
 
 
-def test_11_26_a_queue_that_was_muted_comes_behind_those_that_wait() -> None:
+def test_queue_that_was_muted_comes_behind_those_that_wait() -> None:
     queues: OrderedQueues[str] = OrderedQueues(1)
     for thing in ("a1", "b1"):
         queues.put(thing, thing[0])
@@ -87,7 +87,7 @@ def test_11_26_a_queue_that_was_muted_comes_behind_those_that_wait() -> None:
     assert queues.take_ready(5) == ["a1"]
 
 
-def test_11_26_what_is_dropped_while_it_is_muted_does_not_come_back() -> None:
+def test_what_is_dropped_while_it_is_muted_does_not_come_back() -> None:
     queues: OrderedQueues[str] = OrderedQueues(10)
     queues.put("a1", "a")
     queues.take_ready(0)

@@ -34,7 +34,7 @@ def test_body_and_properties_are_what_it_weighs() -> None:
     assert OutgoingSend("T", SendRequest("g", memoryview(b"12345")), 3.0).size == 5
 
 
-def test_seconds_begin_when_they_are_asked_for_and_a_deadline_has_begun(bench: Bench) -> None:
+def test_timeout_in_seconds_starts_when_asked_unlike_a_deadline(bench: Bench) -> None:
     seconds, deadline = OutgoingSend("T", REQUEST, 3.0), OutgoingSend("T", REQUEST, Deadline.after(3.0))
     bench.time.advance(1.0)
     assert seconds.deadline_from_now.remaining() == 3.0

@@ -27,9 +27,7 @@ SETTINGS = ProducerSettings(group="g")
 ENCODER = ScriptedSender.encoder
 
 
-def test_11_21_a_message_that_is_refused_leaves_no_promise_behind(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_message_that_is_refused_leaves_no_promise_behind(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     producer = bench.producer(auto_batch=True)
 
     def refuse(*args: Any) -> bytes:

@@ -37,7 +37,7 @@ def third(queues: list[MessageQueue], message: Message, arg: object) -> MessageQ
     return queues[2]
 
 
-def test_0_1_a_send_goes_to_the_queue_to_the_selectors_choice_or_round(bench: Bench) -> None:
+def test_send_goes_to_the_queue_to_the_selectors_choice_or_round(bench: Bench) -> None:
     producer = bench.producer()
     assert producer.send(M, queue=q("b:1")).queue == q("b:1")
     assert producer.send(M, selector=third).queue == q("b:0")
@@ -56,7 +56,7 @@ def test_a_result_has_the_clients_id_and_the_brokers_place(bench: Bench) -> None
     assert (request.group, request.default_topic_queues) == ("g", 4)
 
 
-def test_0_2_without_fault_mode_a_failing_broker_is_not_avoided_by_the_next_send(bench: Bench) -> None:
+def test_without_fault_mode_next_send_may_use_failing_broker(bench: Bench) -> None:
     producer = bench.producer()
     bench.sender.by_broker["a"] = lambda: ConnectionLost("down")
     for _ in range(20):
@@ -65,7 +65,7 @@ def test_0_2_without_fault_mode_a_failing_broker_is_not_avoided_by_the_next_send
     assert producer.faults.faults == {}
 
 
-def test_0_3_a_selector_works_in_every_mode_with_and_without_timeout(bench: Bench) -> None:
+def test_selector_works_in_every_mode_with_and_without_timeout(bench: Bench) -> None:
     producer = bench.producer()
     for how in ({}, {"timeout_s": 1.0}):
         assert producer.send(M, selector=third, **how).queue == q("b:0")  # type: ignore[arg-type]
@@ -76,7 +76,7 @@ def test_0_3_a_selector_works_in_every_mode_with_and_without_timeout(bench: Benc
         producer.send(M, selector=third, queue=q("a:0"))
 
 
-def test_0_4_state_then_message_then_route(bench: Bench) -> None:
+def test_state_then_message_then_route(bench: Bench) -> None:
     producer = bench.producer(auto_create_topics=False)
     with pytest.raises(MessageRefused, match="body length is zero"):
         producer.send(Message("Nowhere", b""), selector=third)
@@ -96,7 +96,7 @@ def test_0_4_state_then_message_then_route(bench: Bench) -> None:
             call()
 
 
-def test_0_5_a_selector_gets_copies_of_the_list_and_of_the_message(bench: Bench) -> None:
+def test_selector_gets_copies_of_the_list_and_of_the_message(bench: Bench) -> None:
     seen: list[Any] = []
 
     def greedy(queues: list[MessageQueue], message: Message, arg: object) -> MessageQueue:
@@ -112,14 +112,14 @@ def test_0_5_a_selector_gets_copies_of_the_list_and_of_the_message(bench: Bench)
     assert producer.queues("T") == qs("a:0-1 b:0-1")
 
 
-def test_0_6_what_a_selector_raises_is_wrapped(bench: Bench) -> None:
+def test_what_a_selector_raises_is_wrapped(bench: Bench) -> None:
     with pytest.raises(SelectorError, match="select message queue threw exception") as e:
         bench.producer().send(M, selector=lambda queues, message, arg: {}[arg])
     assert isinstance(e.value.__cause__, KeyError)
     assert bench.sender.calls == []
 
 
-def test_0_7_a_selector_that_takes_too_long_is_a_timeout(bench: Bench) -> None:
+def test_selector_that_takes_too_long_is_a_timeout(bench: Bench) -> None:
     def slow(queues: list[MessageQueue], message: Message, arg: object) -> MessageQueue:
         bench.time.advance(3.1)
         return queues[0]
@@ -129,7 +129,7 @@ def test_0_7_a_selector_that_takes_too_long_is_a_timeout(bench: Bench) -> None:
     assert bench.sender.calls == []
 
 
-def test_0_8_no_queue_is_an_error_and_a_chosen_queue_gets_a_single_attempt_with_what_time_is_left(bench: Bench) -> None:
+def test_null_selector_result_fails_and_chosen_queue_gets_1_try(bench: Bench) -> None:
     def takes_a_second(queues: list[MessageQueue], message: Message, arg: object) -> MessageQueue:
         bench.time.advance(1.0)
         return queues[0]
@@ -144,7 +144,7 @@ def test_0_8_no_queue_is_an_error_and_a_chosen_queue_gets_a_single_attempt_with_
     assert bench.sender.deadlines == [2.0, 3.0]
 
 
-def test_0_9_no_route_and_no_name_server_are_different_errors(bench: Bench) -> None:
+def test_no_route_and_no_name_server_are_different_errors(bench: Bench) -> None:
     producer = bench.producer(auto_create_topics=False)
     with pytest.raises(RouteNotFound, match="topic Nowhere"):
         producer.send(Message("Nowhere", b"x"))
@@ -153,7 +153,7 @@ def test_0_9_no_route_and_no_name_server_are_different_errors(bench: Bench) -> N
         producer.send(Message("Other", b"x"))
 
 
-def test_0_10_hash_sends_equal_args_to_equal_queues(bench: Bench) -> None:
+def test_hash_sends_equal_args_to_equal_queues(bench: Bench) -> None:
     producer = bench.producer()
     chosen = {arg: {producer.send(M, selector="hash", arg=arg).queue for _ in range(3)} for arg in ("order-1", "中文")}
     assert chosen == {"order-1": {q("b:0")}, "中文": {q("b:0")}}
@@ -161,7 +161,7 @@ def test_0_10_hash_sends_equal_args_to_equal_queues(bench: Bench) -> None:
         producer.send(M, selector="hash")
 
 
-def test_0_14_the_first_attempt_avoids_nobody_and_the_next_the_broker_that_failed(bench: Bench) -> None:
+def test_retry_avoids_the_failed_broker_and_first_attempt_none(bench: Bench) -> None:
     producer = bench.producer()
     bench.sender.by_broker["a"] = lambda: ConnectionLost("down")
     results = [producer.send(M).queue.broker_name for _ in range(30)]
@@ -170,7 +170,7 @@ def test_0_14_the_first_attempt_avoids_nobody_and_the_next_the_broker_that_faile
     assert "a b" in bench.sender.brokers
 
 
-def test_0_14_two_brokers_that_fail_are_tried_in_turn_until_three_attempts_are_over(bench: Bench) -> None:
+def test_two_failing_brokers_are_tried_alternately_three_times(bench: Bench) -> None:
     bench.sender.by_broker = {"a": lambda: ConnectionLost("a down"), "b": lambda: refused(Response.SYSTEM_BUSY)}
     with pytest.raises(SendFailed, match="all retries failed after 3 attempts") as e:
         bench.producer().send(M)
@@ -191,7 +191,7 @@ def test_a_refusal_for_good_is_raised_at_once(bench: Bench) -> None:
     assert len(bench.sender.calls) == 1
 
 
-def test_flow_control_on_one_broker_is_waited_out_within_the_deadline(bench: Bench) -> None:
+def test_send_retries_through_flow_control_until_its_deadline(bench: Bench) -> None:
     bench.sender.routes["T"] = tuple(qs("a:0-1"))
     bench.sender.script = [refused(Response.SYSTEM_BUSY)] * 8
     producer = bench.producer(retries=None, send_timeout_s=30.0)
@@ -212,14 +212,14 @@ def test_the_deadline_covers_all_attempts(bench: Bench) -> None:
     assert bench.sender.deadlines == [3.0, 1.4]
 
 
-def test_an_attempt_may_be_bounded_but_the_last_one_gets_all_that_is_left(bench: Bench) -> None:
+def test_attempts_are_bounded_but_the_last_gets_remaining_time(bench: Bench) -> None:
     bench.sender.latency_s = {"a": 0.5, "b": 0.5}
     bench.sender.script = [CallTimeout("late")] * 2
     bench.producer(attempt_timeout_s=0.5).send(M)
     assert bench.sender.deadlines == [0.5, 0.5, pytest.approx(2.0, abs=0.1)]
 
 
-def test_who_looks_up_what_is_stored_keeps_time_for_it_whatever_the_attempt(bench: Bench) -> None:
+def test_single_pinned_attempt_keeps_time_for_the_stored_lookup(bench: Bench) -> None:
     """To a chosen queue there is but one."""
     producer = bench.producer(attempt_timeout_s=0.5)
     producer._engine.ambiguity_resolver = AmbiguousSendResolver(Broker([]), producer._engine.timer)
@@ -235,7 +235,7 @@ def test_another_state_than_ok_is_a_result_unless_ok_is_required(bench: Bench) -
     assert bench.producer(store_must_be_ok=True).send(M).status is SendStatus.SEND_OK
 
 
-def test_an_error_that_says_so_refreshes_the_route_before_the_next_attempt(bench: Bench) -> None:
+def test_topic_not_exist_refreshes_route_before_next_attempt(bench: Bench) -> None:
     producer = bench.producer()
     producer.send(M)
     bench.sender.events.clear()
@@ -258,7 +258,7 @@ def test_async_gives_a_future_and_calls_back_once(bench: Bench) -> None:
     assert seen[1] is failed.exception(0)
 
 
-def test_async_is_retried_on_another_broker_with_a_queue_of_that_broker(bench: Bench) -> None:
+def test_async_send_retries_on_a_queue_of_another_broker(bench: Bench) -> None:
     bench.sender.routes["T"] = tuple(qs("a:0-7 b:0"))
     bench.sender.by_broker["a"] = lambda: refused(Response.SYSTEM_BUSY)
     producer = bench.producer()
@@ -323,7 +323,7 @@ def test_delays_levels_and_timers_are_properties_of_the_request(bench: Bench) ->
     )
 
 
-def test_2_20_an_explicit_batch_is_one_request_with_all_ids_in_order(bench: Bench) -> None:
+def test_an_explicit_batch_is_one_request_with_all_ids_in_order(bench: Bench) -> None:
     producer = bench.producer(auto_batch=True)
     result = producer.send_batch([Message("T", bytes([65 + i]), tags=f"t{i}") for i in range(3)])
     (request,) = bench.sender.requests
@@ -397,7 +397,7 @@ def test_hooks_stand_round_every_attempt(bench: Bench) -> None:
     ]  # fmt: skip
 
 
-def test_3_1_a_producer_of_an_environment_never_leaves_it(bench: Bench) -> None:
+def test_producer_of_an_environment_never_leaves_it(bench: Bench) -> None:
     bench.sender.routes["T"] = tuple(qs("a:0-3 b:0-3"))
     producer = bench.producer(environment=Environment.of(2, 4))
     found = {producer.send(M).queue for _ in range(8)} | {
@@ -411,7 +411,7 @@ def test_3_1_a_producer_of_an_environment_never_leaves_it(bench: Bench) -> None:
         bench.producer(environment=Environment.of(9, 9)).send(M)
 
 
-def test_3_3_environment_n_as_argument_of_the_selector(bench: Bench) -> None:
+def test_environment_n_as_argument_of_the_selector(bench: Bench) -> None:
     assert bench.producer().send(M, selector="environment", arg=3).queue == q("b:0")
     with pytest.raises(SelectorError, match="expected a whole number from 1 to 4"):
         bench.producer().send(M, selector="environment", arg=5)
@@ -449,7 +449,7 @@ def test_close_says_what_had_no_answer_and_fails_it(bench: Bench, caplog: pytest
     assert len(seen) == 2
 
 
-def test_the_log_names_three_messages_of_a_batch_without_an_answer() -> None:
+def test_log_names_first_three_messages_of_an_unanswered_batch() -> None:
     assert str(Unsent("T", None, ["A", "B", "C"])) == "A, B, C to T"
     assert str(Unsent("T", q("a:0"), ["A", "B", "C", "D", "E"])) == "A, B, C and 2 more to T/a/0"
 
@@ -458,7 +458,7 @@ def interrupted(*args: object) -> None:
     raise KeyboardInterrupt
 
 
-def test_an_interrupted_close_gives_up_what_has_no_answer_and_says_so(
+def test_interrupted_close_fails_and_logs_unanswered_sends(
     bench: Bench, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     producer = bench.producer()

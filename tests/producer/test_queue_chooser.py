@@ -41,14 +41,14 @@ def test_every_thread_goes_round_by_itself(bench: Bench) -> None:
             assert found == dict.fromkeys(qs("a:0-1 b:0-1"), 10)
 
 
-def test_the_named_queue_is_taken_whatever_is_known_of_its_broker(bench: Bench) -> None:
+def test_named_queue_is_used_even_when_its_broker_is_isolated(bench: Bench) -> None:
     choose = Chooser(bench, enabled=True)
     choose.faults.report("a", 9_000_000, 1_000_000, isolated=True)
     assert {choose(queue=q("a:1")) for _ in range(5)} == {q("a:1")}
     assert {choose().broker_name for _ in range(8)} == {"b"}
 
 
-def test_a_named_queue_costs_one_question_in_the_first_request_only(bench: Bench) -> None:
+def test_named_queue_asks_for_the_route_once_unless_refreshed(bench: Bench) -> None:
     choose = Chooser(bench)
     for _ in range(3):
         choose(queue=q("a:1"))
@@ -65,7 +65,7 @@ def test_a_topic_without_route_stops_only_those_who_need_one(bench: Bench) -> No
         choose("Nowhere")
 
 
-def test_candidates_are_asked_with_the_topics_queues_and_chosen_from_at_random(bench: Bench) -> None:
+def test_queue_filter_gets_all_queues_and_choice_is_random(bench: Bench) -> None:
     choose, seen = Chooser(bench), []
 
     def only_b(queues: Any) -> Any:

@@ -92,7 +92,7 @@ def office(bench: Bench) -> Iterator[Office]:
     made.producer.close(0)
 
 
-def test_a_request_says_who_waits_for_how_long_and_its_reply_ends_it(office: Office) -> None:
+def test_request_carries_reply_address_and_ttl_and_reply_ends_it(office: Office) -> None:
     first, second = office.ask(), office.ask(timeout_s=10)
     assert not first.done()
     office.arrive(0)
@@ -104,7 +104,7 @@ def test_a_request_says_who_waits_for_how_long_and_its_reply_ends_it(office: Off
     assert {mode for mode, _, _ in office.sender.calls} == {"async"}
 
 
-def test_brokers_hear_once_where_replies_go_and_again_after_one_did_not_come(office: Office) -> None:
+def test_reply_address_is_announced_once_and_after_a_timeout(office: Office) -> None:
     assert office.replies.events == []
     for _ in range(3):
         office.ask()
@@ -117,7 +117,7 @@ def test_brokers_hear_once_where_replies_go_and_again_after_one_did_not_come(off
     assert office.replies.events == [("join", "g"), "announce", "announce"]
 
 
-def test_without_a_reply_the_time_ends_a_request_and_says_that_it_was_stored(office: Office) -> None:
+def test_request_without_reply_times_out_and_says_it_was_stored(office: Office) -> None:
     asked = office.ask()
     office.time.advance(2.9)
     assert not asked.done()
@@ -155,7 +155,7 @@ def test_a_send_that_fails_says_why(office: Office) -> None:
     assert not isinstance(raised.value, ReplyTimeout)
 
 
-def test_an_acknowledgement_that_comes_after_the_time_ends_the_request(office: Office) -> None:
+def test_late_acknowledgement_ends_request_with_reply_timeout(office: Office) -> None:
     office.sender.script = [None]
     asked = office.ask()
     office.time.advance(3)
@@ -369,9 +369,7 @@ def test_a_request_is_not_spooled(bench: Bench, ends: str) -> None:
     assert [kept.request.body for kept in spool.kept] == [b"x"] * (ends == "something waits before it")
 
 
-def test_requests_that_come_while_brokers_are_told_tell_them_nothing_more(
-    office: Office, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_requests_during_an_announcement_do_not_announce_again(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
     """One broker that hangs would take the same time from each of them, one after the other."""
     begun, may_end, announce = threading.Event(), threading.Event(), office.replies.announce
 

@@ -61,14 +61,14 @@ def test_it_goes_to_its_queue_as_it_was_kept(bench: Bench, resender: EngineResen
     assert bench.sender.calls == [("async", q("b:1"), REQUEST)]
 
 
-def test_without_a_queue_it_goes_to_any_and_is_tried_on_other_brokers(bench: Bench, resender: EngineResender) -> None:
+def test_unpinned_spooled_send_tries_other_brokers_after_failure(bench: Bench, resender: EngineResender) -> None:
     bench.sender.script = [ConnectionLost("down"), ConnectionLost("down")]
     found = resent(bench, resender, SpooledSend("T", REQUEST))
     assert found.queue in qs("a:0-1 b:0-1")
     assert len(bench.sender.calls) == 3
 
 
-def test_what_may_go_to_any_broker_keeps_away_from_one_that_hangs(bench: Bench, resender: EngineResender) -> None:
+def test_unpinned_spooled_sends_avoid_a_hanging_broker(bench: Bench, resender: EngineResender) -> None:
     """Each try there takes all the time that it has, and holds up what waits behind it."""
     bench.sender.by_broker, bench.sender.latency_s = {"a": lambda: CallTimeout("no answer in time")}, {"a": 3.0}
     found: list[MessageQueue | None] = []
@@ -78,7 +78,7 @@ def test_what_may_go_to_any_broker_keeps_away_from_one_that_hangs(bench: Bench, 
     assert bench.sender.brokers.split().count("a") == found.count(None) == 1
 
 
-def test_it_stays_in_the_environment_that_its_process_counted_before_a_broker_left(bench: Bench) -> None:
+def test_resend_keeps_environment_queues_of_before_broker_left(bench: Bench) -> None:
     bench.sender = Sender(bench.time)
     settings = ProducerSettings(group="g", environment=Environment.of(1))
     queues_of_environment(bench.sender, Environment.of(1))["T"] = (q("a:0"),)
@@ -95,7 +95,7 @@ def test_it_stays_in_the_environment_that_its_process_counted_before_a_broker_le
     [((1,), "b:0"), ((2, 2), "a:0"), (("eu", {"eu": {"a": [1]}}), "a:0")],
     ids=["number", "count", "listed"],
 )
-def test_a_queue_that_was_chosen_in_another_environment_gets_nothing(
+def test_spooled_send_to_queue_outside_environment_is_refused(
     bench: Bench, environment: tuple[Any, ...], queue: str
 ) -> None:
     """The command 'spool assign' gave the records to this one, or it has other queues now."""
@@ -112,7 +112,7 @@ def test_a_queue_that_was_chosen_in_another_environment_gets_nothing(
 
 
 @pytest.mark.parametrize("delayed", [False, True])
-def test_it_waits_for_a_broker_that_has_the_only_queue_of_its_environment(bench: Bench, delayed: bool) -> None:
+def test_resend_waits_for_broker_with_only_queue_of_environment(bench: Bench, delayed: bool) -> None:
     """A process that starts while it is away finds none: nobody has refused what it was given to keep."""
     bench.sender = Sender(bench.time)
     more = f"TIMER_DELIVER_MS\x01{round(1000 * bench.time.now) + 10**15}\x02" if delayed else ""
@@ -179,7 +179,7 @@ def test_what_has_no_answer_at_the_close_has_not_failed_for_good(bench: Bench, r
     assert [(each.queue, each.passing) for each in found] == [(None, True)]
 
 
-def test_what_is_out_at_the_close_of_its_process_has_not_used_up_a_try(bench: Bench, tmp_path: Path) -> None:
+def test_resend_open_at_process_close_does_not_count_as_a_try(bench: Bench, tmp_path: Path) -> None:
     """Ten ends of processes in the middle of a try made it a dead letter."""
 
     def clock() -> int:
@@ -241,9 +241,7 @@ def delayed(bench: Bench, resender: EngineResender, body: bytes, queue: str | No
 
 @pytest.mark.parametrize("body", [b"small", LARGE], ids=["plain", "compressed"])
 @pytest.mark.parametrize("queue", [None, "a:1", "hash"])
-def test_what_timers_do_not_serve_goes_as_an_envelope_also_from_a_spool(
-    bench: Bench, body: bytes, queue: str | None
-) -> None:
+def test_spooled_delay_beyond_broker_timers_goes_as_an_envelope(bench: Bench, body: bytes, queue: str | None) -> None:
     """A broker without timers would deliver it at once."""
     bench.sender = Sender(bench.time)
     settings = ProducerSettings(group="g", long_delay="dmq")
@@ -275,7 +273,7 @@ def test_what_timers_do_not_serve_goes_as_an_envelope_also_from_a_spool(
     ("timers", "sent", "passing"),
     [({"a": 0, "b": 5}, False, False), ({"b": 5}, False, True), ({"a": 5, "b": 5}, True, False)],
 )
-def test_without_the_service_it_waits_for_who_says_what_timers_do(
+def test_spooled_delay_without_service_waits_for_timer_limits(
     bench: Bench, resender: EngineResender, timers: dict[str, int], sent: bool, passing: bool
 ) -> None:
     bench.sender.longest_timers = timers
@@ -288,7 +286,7 @@ def test_without_the_service_it_waits_for_who_says_what_timers_do(
 
 
 @pytest.mark.parametrize("queue", [None, "a:1"])
-def test_a_broker_whose_timers_were_switched_off_gets_what_is_due_without_a_delay(
+def test_broker_with_timers_off_gets_due_messages_without_delay(
     bench: Bench, resender: EngineResender, queue: str | None
 ) -> None:
     """It refuses a moment that is over, too (``HookUtils.handleScheduleMessage``)."""
@@ -307,9 +305,7 @@ def test_a_broker_whose_timers_were_switched_off_gets_what_is_due_without_a_dela
     assert decode_properties(bench.sender.requests[-1].properties) == {Property.UNIQ_KEY: "ID", "p": "v"}
 
 
-def test_a_broker_that_does_not_say_what_its_timers_do_is_asked_once_for_all_that_wait(
-    bench: Bench, resender: EngineResender
-) -> None:
+def test_broker_silent_about_timers_is_asked_once_for_all(bench: Bench, resender: EngineResender) -> None:
     """Each question takes all the time that it has, and those for other brokers wait behind it."""
     bench.sender.longest_timers = {"b": 259_200_000}
     text = encode_properties({Property.UNIQ_KEY: "ID", Property.TIMER_DELIVER_MS: str(DUE_MS)})
@@ -412,7 +408,7 @@ def test_a_batch_has_bounds(resender: EngineResender) -> None:
     assert sum(takes(large) for _ in range(10)) == 3
 
 
-def test_over_grpc_where_each_of_a_lane_is_a_request_few_go_as_one(bench: Bench) -> None:
+def test_grpc_lane_of_single_requests_joins_few_messages(bench: Bench) -> None:
     """Else a Proxy that takes 12 ms for each would be sent the same 256 again and again, and never all in time."""
     resender = EngineResender(
         bench.sender, ProducerSettings(group="g", features=FEATURES[GRPC]), ManualTimer(bench.time)
@@ -435,9 +431,7 @@ def test_it_has_its_thread_before_it_takes_anything(bench: Bench, monkeypatch: p
     made.close(Deadline.after(0))
 
 
-def test_what_could_not_be_sent_for_want_of_a_thread_is_sent_with_the_next(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resend_that_found_no_thread_is_sent_with_the_next_one(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.sender = Sender(bench.time)
     timer = ManualTimer(bench.time)
     resender = EngineResender(bench.sender, ProducerSettings(group="g"), timer, contextlib.nullcontext)
@@ -463,7 +457,7 @@ def bodies_of(request: SendRequest) -> bytes:
     return b"".join(item.body for item in decode_batch(request.data)) if request.batch else bytes(request.data)
 
 
-def test_of_a_batch_that_is_refused_all_are_sent_but_those_that_are(bench: Bench, resender: EngineResender) -> None:
+def test_refused_spooled_batch_is_split_and_bad_messages_fail(bench: Bench, resender: EngineResender) -> None:
     """The spool has one record of it: its other messages would be dead for good."""
     taken: list[bytes] = []
     wrong = {b"d", b"h"}
@@ -489,9 +483,7 @@ def test_of_a_batch_that_is_refused_all_are_sent_but_those_that_are(bench: Bench
     assert taken[6:] == []
 
 
-def test_what_was_stored_before_one_was_refused_is_not_sent_again_with_its_batch(
-    bench: Bench, resender: EngineResender
-) -> None:
+def test_messages_stored_before_a_refusal_are_not_sent_again(bench: Bench, resender: EngineResender) -> None:
     error = refused(Response.MESSAGE_ILLEGAL)
     error.stored = {f"id of {each}": None for each in "abd"}
     bench.sender.script = [error, refused(Response.MESSAGE_ILLEGAL), ConnectionLost("down")]

@@ -16,7 +16,7 @@ def result(msg_id: str = "", offset_msg_id: str | None = None, offset: int | Non
     return SendResult(SendStatus.SEND_OK, msg_id, q("a:0"), offset, offset_msg_id, "TX")
 
 
-def test_2_22_joined_ids_become_one_result_each_with_following_offsets() -> None:
+def test_joined_ids_become_one_result_each_with_rising_offsets() -> None:
     parts = split_result(result("A,B,C", "x,y,z"), 3)
     assert [(r.msg_id, r.offset_msg_id, r.queue_offset) for r in parts] == [
         ("A", "x", 100),
@@ -34,13 +34,13 @@ def test_results_of_a_batch_are_a_sequence() -> None:
         parts[3]
 
 
-def test_2_22_ids_that_do_not_fit_are_an_error() -> None:
+def test_ids_that_do_not_fit_are_an_error() -> None:
     for bad in (result("A,B", "x,y"), result("A,B,C", "x,y"), result("A,B,C", None)):
         with pytest.raises(SendFailed, match="sendResult is illegal"):
             split_result(bad, 3)
 
 
-def test_2_18_without_a_comma_every_message_has_the_same_result() -> None:
+def test_without_a_comma_every_message_has_the_same_result() -> None:
     inner = result("Z", "x", 7)
     assert split_result(inner, 3) == [inner, inner, inner]
     assert split_result(result("A", "x"), 1) == [result("A", "x")]
@@ -50,7 +50,7 @@ def test_offsets_that_are_not_known_stay_unknown() -> None:
     assert [r.queue_offset for r in split_result(result("A,B", "x,y", None), 2)] == [None, None]
 
 
-def test_2_24_a_batch_that_is_stored_as_one_message_has_the_batchs_id() -> None:
+def test_batch_that_is_stored_as_one_message_has_the_batchs_id() -> None:
     assert with_message_ids(result(offset_msg_id="x"), ("A", "B"), "BATCH").msg_id == "BATCH"
     assert (
         with_message_ids(result("UNIQ", "x"), ("A", "B"), "BATCH").msg_id == "UNIQ"
@@ -60,7 +60,7 @@ def test_2_24_a_batch_that_is_stored_as_one_message_has_the_batchs_id() -> None:
     assert with_message_ids(result(offset_msg_id="x"), ("A",)).msg_id == "A"
 
 
-def test_what_waited_behind_a_refused_message_of_its_group_is_not_refused_itself() -> None:
+def test_message_behind_refused_one_of_its_group_is_only_unsent() -> None:
     """Who drops what is refused for good would lose it."""
     error = MessageIllegal("too large")
     error.behind = ("B",)
@@ -79,7 +79,7 @@ def test_what_waited_behind_a_refused_message_of_its_group_is_not_refused_itself
     ("stored", "behind", "said"),
     [("", "c", ["refused", "refused", "not sent"]), ("a", "", ["stored", "refused", "refused"])],
 )
-def test_of_an_error_that_says_what_is_stored_each_row_gets_its_own(stored: str, behind: str, said: list[str]) -> None:
+def test_partly_stored_error_gives_each_row_its_own_outcome(stored: str, behind: str, said: list[str]) -> None:
     error = MessageIllegal("refused")
     error.stored = {each * 32: result(each * 32) for each in stored}
     error.behind = tuple(each * 32 for each in behind)

@@ -47,7 +47,7 @@ def test_success_and_other_stored_states_are_results() -> None:
     assert attempts().next_action(q("a:0"), SLAVE, AB, 3.0) is SLAVE
 
 
-def test_a_state_other_than_ok_is_retried_when_asked_for_and_kept_for_the_end() -> None:
+def test_non_ok_store_status_is_retried_and_returned_at_the_end() -> None:
     tries = attempts(store_must_be_ok=True)
     assert tries.next_action(q("a:0"), SLAVE, AB, 3.0) == RetryAttempt(0.0, False)
     assert tries.next_action(q("b:0"), LOST, AB, 3.0).__class__ is RetryAttempt
@@ -60,7 +60,7 @@ def test_a_state_other_than_ok_is_retried_when_asked_for_and_kept_for_the_end() 
 
 
 @pytest.mark.parametrize("number", sorted(RETRY_CODES))
-def test_each_code_of_the_list_is_retried_at_once_on_another_broker(number: Response) -> None:
+def test_retryable_codes_are_retried_at_once_on_another_broker(number: Response) -> None:
     verdict = attempts().next_action(q("a:0"), code(number), AB, 3.0)
     assert isinstance(verdict, RetryAttempt)
     assert verdict.pause_s == 0.0
@@ -72,7 +72,7 @@ def test_other_codes_are_final(number: Response) -> None:
     assert attempts().next_action(q("a:0"), error, AB, 3.0) is error
 
 
-def test_11_17_a_name_server_that_does_not_answer_costs_no_retry_and_the_first_cause_is_named() -> None:
+def test_silent_name_server_costs_no_retry_and_error_names_cause() -> None:
     tries = attempts(retries=1)
     for _ in range(9):
         assert (
@@ -90,11 +90,11 @@ def test_11_17_a_name_server_that_does_not_answer_costs_no_retry_and_the_first_c
     assert failed.message.endswith("the first error: the connection broke; the last error: no name server answers")
 
 
-def test_11_17_a_time_out_asks_for_the_route() -> None:
+def test_time_out_asks_for_the_route() -> None:
     assert attempts().next_action(q("a:0"), CallTimeout("late"), AB, 3.0) == RetryAttempt(0.0, True)
 
 
-def test_11_23_a_queue_that_is_not_there_moves_what_may_go_anywhere() -> None:
+def test_queue_that_is_not_there_moves_what_may_go_anywhere() -> None:
     error = code(Response.INVALID_PARAMETER)
     for retries in (2, None):
         assert attempts(retries=retries).next_action(q("a:9"), error, AB, 3.0) == RetryAttempt(0.0, True)
@@ -145,7 +145,7 @@ def test_three_attempts_then_an_error_with_everything_known() -> None:
     assert failed.stored == {"A": OK}
 
 
-def test_a_single_attempt_that_may_not_be_repeated_gives_its_own_error() -> None:
+def test_single_unrepeatable_attempt_raises_its_own_error() -> None:
     assert attempts(retries=0).next_action(q("a:0"), LOST, AB, 3.0) is LOST
     assert attempts(pinned=True).next_action(q("a:0"), LOST, AB, 0.0) is LOST
 
@@ -157,7 +157,7 @@ def test_the_end_of_time_names_the_real_cause() -> None:
     assert "the connection broke" in str(failed)
 
 
-def test_a_broker_that_failed_in_this_call_is_asked_again_only_after_a_pause() -> None:
+def test_broker_that_failed_in_this_call_is_retried_after_pause() -> None:
     tries = attempts(retries=None, first_pause_s=0.1, max_pause_s=1.0)
     verdicts = [tries.next_action(q(name), LOST, AB, 30.0) for name in ("a:0", "b:0", "a:0", "b:0")]
     pauses = [verdict.pause_s for verdict in verdicts if isinstance(verdict, RetryAttempt)]
@@ -172,7 +172,7 @@ def test_a_pause_that_outlasts_the_deadline_is_not_made() -> None:
     assert isinstance(tries.next_action(q("a:0"), LOST, ("a",), 0.4), SendFailed)
 
 
-def test_without_a_number_only_passing_errors_are_retried_for_ever() -> None:
+def test_unlimited_retries_apply_to_transient_errors_only() -> None:
     tries = attempts(retries=None)
     for _ in range(50):
         assert isinstance(tries.next_action(q("a:0"), code(Response.SYSTEM_BUSY), AB, 9.0), RetryAttempt)
@@ -181,7 +181,7 @@ def test_without_a_number_only_passing_errors_are_retried_for_ever() -> None:
     assert isinstance(attempts(retries=None).next_action(None, RouteNotFound("x"), (), 9.0), RetryAttempt)
 
 
-def test_a_pinned_send_has_its_own_number_and_takes_no_for_an_answer() -> None:
+def test_pinned_send_has_own_retry_count_and_stops_at_refusal() -> None:
     tries = attempts(pinned=True, pinned_retries=1)
     verdict = tries.next_action(q("a:0"), LOST, AB, 3.0)
     assert isinstance(verdict, RetryAttempt)
@@ -207,9 +207,9 @@ def test_errors_that_say_so_ask_for_the_route() -> None:
         (code(Response.SYSTEM_BUSY), True, False),
     ],
 )
-def test_0_16_what_an_outcome_says_of_its_broker(outcome: Any, isolated: bool, reachable: bool) -> None:
+def test_what_an_outcome_says_of_its_broker(outcome: Any, isolated: bool, reachable: bool) -> None:
     assert broker_report(outcome) == (isolated, reachable)
 
 
-def test_0_16_our_own_errors_say_nothing_of_a_broker() -> None:
+def test_our_own_errors_say_nothing_of_a_broker() -> None:
     assert broker_report(MessageRefused("x")) is None

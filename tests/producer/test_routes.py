@@ -33,7 +33,7 @@ def test_a_known_list_is_the_same_object_and_costs_no_question(sender: ScriptedS
     assert sender.seen("route") == [("T", False)]
 
 
-def test_refresh_asks_again_and_survives_a_name_server_that_is_down(
+def test_route_refresh_asks_again_and_survives_dead_name_server(
     sender: ScriptedSender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rocketmq_spark.producer.routing.REFRESH_PAUSE_S", 0.0)
@@ -48,7 +48,7 @@ def test_refresh_asks_again_and_survives_a_name_server_that_is_down(
     assert known.brokers() == known.brokers_of("T") == {"c"}
 
 
-def test_11_17_after_a_failed_refresh_nobody_asks_for_a_moment(bench: Bench) -> None:
+def test_after_a_failed_refresh_nobody_asks_for_a_moment(bench: Bench) -> None:
     known = topics(bench.sender)
     first, bench.sender.routes["T"] = known.queues("T", SOON), ConnectionLost("no name server answers")
     for _ in range(5):
@@ -59,7 +59,7 @@ def test_11_17_after_a_failed_refresh_nobody_asks_for_a_moment(bench: Bench) -> 
     assert known.queues("T", SOON, refresh=True) == tuple(qs("c:0"))
 
 
-def test_11_17_a_name_server_is_awaited_and_the_first_error_told(bench: Bench) -> None:
+def test_name_server_is_awaited_and_the_first_error_told(bench: Bench) -> None:
     known, route = topics(bench.sender), bench.sender.routes["T"]
     bench.sender.routes["T"] = ConnectionLost("no name server answers: refused")
 
@@ -75,7 +75,7 @@ def test_11_17_a_name_server_is_awaited_and_the_first_error_told(bench: Bench) -
         known.wait_for_queues("Nowhere", Deadline.after(3), bench.time.advance)
 
 
-def test_0_9_no_route_is_an_error_that_names_the_topic(sender: ScriptedSender) -> None:
+def test_no_route_is_an_error_that_names_the_topic(sender: ScriptedSender) -> None:
     with pytest.raises(RouteNotFound) as e:
         topics(sender).queues("Nowhere", SOON)
     assert e.value.topic == "Nowhere"
@@ -95,7 +95,7 @@ def test_a_new_topic_is_published_through_the_template(sender: ScriptedSender) -
         topics(sender, auto_create_topics=False).queues("New", SOON)
 
 
-def test_a_topic_that_takes_no_writes_is_not_published_through_the_template(sender: ScriptedSender) -> None:
+def test_unwritable_topic_is_not_published_through_the_template(sender: ScriptedSender) -> None:
     sender.routes["TBW102"] = tuple(qs("a:0-7", "TBW102"))
     sender.routes["ReadOnly"] = RouteNotFound("no queue of the topic is writable", topic="ReadOnly")
     with pytest.raises(RouteNotFound, match="is writable"):
@@ -103,9 +103,7 @@ def test_a_topic_that_takes_no_writes_is_not_published_through_the_template(send
 
 
 @pytest.mark.parametrize("auto_create", [True, False])
-def test_1_3_and_11_14_refresh_takes_over_new_queues_and_a_route_that_is_gone_stays(
-    sender: ScriptedSender, auto_create: bool
-) -> None:
+def test_refresh_adds_new_queues_and_keeps_routes_that_vanished(sender: ScriptedSender, auto_create: bool) -> None:
     """A name server that has restarted knows nothing but what has registered since: the template of another broker."""
     known = topics(sender, auto_create_topics=auto_create)
     sender.routes["TBW102"] = tuple(qs("b:0-7", "TBW102"))
@@ -122,7 +120,7 @@ def test_1_3_and_11_14_refresh_takes_over_new_queues_and_a_route_that_is_gone_st
     assert ("TBW102", False) not in sender.seen("route")
 
 
-def test_11_14_a_topic_that_is_yet_to_be_made_follows_the_template_until_it_has_a_route(sender: ScriptedSender) -> None:
+def test_uncreated_topic_uses_template_route_until_it_has_one(sender: ScriptedSender) -> None:
     sender.routes["TBW102"] = tuple(qs("a:0", "TBW102"))
     known = topics(sender)
     assert known.queues("New", SOON) == tuple(qs("a:0", "New"))
@@ -134,7 +132,7 @@ def test_11_14_a_topic_that_is_yet_to_be_made_follows_the_template_until_it_has_
     assert known.queues("New", SOON, refresh=True) == tuple(qs("b:0-3", "New"))
 
 
-def test_3_3_an_environment_sees_its_own_queues_only(sender: ScriptedSender) -> None:
+def test_an_environment_sees_its_own_queues_only(sender: ScriptedSender) -> None:
     known = topics(sender, environment=Environment.of(2, 2))
     found = known.queues("T", SOON)
     assert names(list(found)) == "a:1 b:1"
@@ -143,7 +141,7 @@ def test_3_3_an_environment_sees_its_own_queues_only(sender: ScriptedSender) -> 
         topics(sender, environment=Environment.of(9, 9)).queues("T", SOON)
 
 
-def test_3_3_positions_of_environments_count_queues_that_take_no_writes(sender: ScriptedSender) -> None:
+def test_environment_positions_count_queues_that_take_no_writes(sender: ScriptedSender) -> None:
     """Sorted, a:2 and a:3 lie before b:0: without them environment 3 would be b:0, which environment 5 reads."""
     sender.read_only = tuple(qs("a:2-3"))
     assert names(list(topics(sender, environment=Environment.of(5)).queues("T", SOON))) == "b:0"
@@ -181,7 +179,7 @@ def test_an_environment_counts_the_queues_that_its_readers_count(
         topics(sender, environment=Environment.of(2)).queues("T", SOON)
 
 
-def test_what_an_environment_owns_by_position_is_counted_once_for_all_that_send_in_a_process(
+def test_environment_queues_are_counted_once_per_process(
     sender: ScriptedSender,
 ) -> None:
     first, other = (topics(sender, environment=Environment.of(1)) for _ in range(2))

@@ -158,7 +158,7 @@ def test_a_bad_message_is_named_and_nothing_is_sent(bulk: Bulk, bad: dict[str, A
 @pytest.mark.parametrize(
     ("bad", "why"), [({"body": b""}, "body is empty"), ({"wait_store_ok": False}, "its wait_store_ok is False")]
 )
-def test_of_a_sequence_all_portions_are_checked_before_any_is_sent(
+def test_send_many_checks_a_whole_sequence_before_sending_any(
     bulk: Bulk, monkeypatch: pytest.MonkeyPatch, bad: dict[str, Any], why: str
 ) -> None:
     monkeypatch.setattr(inputs, "PORTION_MESSAGES", 2)
@@ -221,9 +221,7 @@ def test_few_large_messages_are_taken_at_a_time(bulk: Bulk) -> None:
     assert 8 <= taken.count(0) <= 32
 
 
-def test_a_key_keeps_its_queue_while_the_route_and_the_columns_change(
-    bulk: Bulk, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_key_keeps_its_queue_while_route_and_columns_change(bulk: Bulk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inputs, "CHUNK_MESSAGES", 2)
 
     def messages() -> Iterator[Message]:
@@ -242,9 +240,7 @@ def test_a_key_keeps_its_queue_while_the_route_and_the_columns_change(
     assert {key: len(queues) for key, queues in of_key.items()} == {f"key {i}": 1 for i in range(5)}
 
 
-def test_nothing_follows_a_failure_to_its_queue_also_with_other_columns(
-    bulk: Bulk, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_send_many_sends_nothing_to_a_queue_after_it_failed(bulk: Bulk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inputs, "CHUNK_MESSAGES", 1)
     given = [message(b"a"), message(b"b", tags="t"), message(b"c", flag=1), message(b"d")]
     bulk.sender.script = [ok, LOST]
@@ -267,8 +263,8 @@ MESSAGES = st.builds(
 
 @given(st.lists(MESSAGES, min_size=1, max_size=8))
 def test_they_have_the_properties_of_send(given: list[Message]) -> None:
-    from rocketmq_spark.columnar.encode.batch import RecordingIds
     from rocketmq_spark.columnar.encode.encoder import Encoder
+    from rocketmq_spark.columnar.encode.ids import RecordingIds
     from rocketmq_spark.wire.messages import decode_batch
 
     batch = message_batch(given, bad_rows := BadRows())
@@ -282,9 +278,7 @@ def test_they_have_the_properties_of_send(given: list[Message]) -> None:
         assert (bytes(item.body), item.flag) == (each.body, each.flag)
 
 
-def test_all_that_was_taken_of_an_iterator_has_an_outcome_after_a_close(
-    bulk: Bulk, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_messages_taken_from_iterator_have_outcomes_after_close(bulk: Bulk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inputs, "CHUNK_MESSAGES", 2)
     producer = bulk.producer()
     taken: list[int] = []
@@ -369,7 +363,7 @@ def test_more_than_a_column_takes_is_refused(bulk: Bulk, monkeypatch: pytest.Mon
     assert bulk.sender.calls == []
 
 
-def test_of_a_request_whose_first_message_was_refused_those_behind_it_were_not_sent() -> None:
+def test_messages_behind_a_refused_first_message_were_not_sent() -> None:
     """Nothing of it is stored, and what is behind it may be sent again without a thought."""
     error, ends = MessageIllegal("too large"), OutcomeCollector()
     error.behind = ("b" * 32,)

@@ -50,7 +50,7 @@ def test_an_outcome_lets_the_next_one_of_the_queue_go(bench: Bench) -> None:
     assert found.record_verdict(other, OK) == CompletionEffects([], False)
 
 
-def test_one_that_is_to_be_sent_again_mutes_its_queue_and_stays_first(bench: Bench) -> None:
+def test_retried_send_blocks_its_queue_and_stays_first(bench: Bench) -> None:
     found = under_way(bench)
     first, second = ordered(), ordered()
     for each in (first, second):
@@ -64,7 +64,7 @@ def test_one_that_is_to_be_sent_again_mutes_its_queue_and_stays_first(bench: Ben
 
 
 @pytest.mark.parametrize("stays", [True, False])
-def test_what_waits_behind_a_failure_fails_and_the_queue_may_stay_shut(bench: Bench, stays: bool) -> None:
+def test_sends_behind_a_failure_fail_and_queue_may_stay_closed(bench: Bench, stays: bool) -> None:
     found = under_way(bench, failed_queues_stay_closed=stays)
     first, second, free = ordered(), ordered(), sending()
     for each in (first, second, free):
@@ -78,7 +78,7 @@ def test_what_waits_behind_a_failure_fails_and_the_queue_may_stay_shut(bench: Be
     assert found.in_flight.requests == (1 if stays else 2)
 
 
-def test_a_failure_shuts_its_queue_to_every_call_that_had_something_behind_it(bench: Bench) -> None:
+def test_failure_closes_queue_to_every_call_with_sends_behind_it(bench: Bench) -> None:
     """What follows would overtake what was given up. A call that had nothing there is another one's order."""
     found, calls = under_way(bench), [dict[Any, Any]() for _ in range(3)]
 
@@ -93,7 +93,7 @@ def test_a_failure_shuts_its_queue_to_every_call_that_had_something_behind_it(be
     assert [found.put(next_of(shut), 1) for shut in calls] == [LOST, LOST, None]
 
 
-def test_behind_a_message_that_is_refused_its_group_waits_no_more_and_the_other_groups_of_its_lane_go_on(
+def test_refused_message_fails_its_group_but_not_other_groups(
     bench: Bench,
 ) -> None:
     found = under_way(bench, features=TransportFeatures(chooses_queues="the server does"))
@@ -137,7 +137,7 @@ def test_room_is_waited_for_within_the_deadline(bench: Bench) -> None:
     assert bench.time.now - begin == 2.0
 
 
-def test_a_thread_that_waits_is_woken_by_an_outcome_and_by_the_end() -> None:
+def test_thread_waiting_for_room_wakes_on_outcome_and_on_close() -> None:
     for end in ("outcome", "close"):
         found = SendQueue(ProducerSettings(group="g", max_async_messages=1), Timer("test"))
         first = sending()

@@ -27,7 +27,7 @@ def test_it_grows_with_small_batches_to_a_limit() -> None:
     assert found.per_broker == MAX_PER_BROKER
 
 
-def test_it_grows_no_further_than_the_bytes_that_keep_a_connection_busy() -> None:
+def test_send_window_grows_only_to_target_bytes_per_connection() -> None:
     found = bounds()
     for _ in range(100):
         found.record_acknowledged(1 << 20, first_attempt=True)
@@ -60,7 +60,7 @@ def test_a_total_is_a_total_and_never_changes() -> None:
 
 
 @pytest.mark.parametrize("ordered", [True, False])
-def test_requests_and_bytes_are_bounded_and_one_alone_always_has_room(ordered: bool) -> None:
+def test_requests_and_bytes_are_bounded_but_one_send_always_fits(ordered: bool) -> None:
     found = bounds(max_in_flight=1, max_async_messages=3, max_async_bytes=100)
     assert found.has_room(1000, ordered)
     found.add(60)
@@ -75,7 +75,7 @@ def test_requests_and_bytes_are_bounded_and_one_alone_always_has_room(ordered: b
     assert (found.requests, found.bytes) == (0, 0)
 
 
-def test_with_a_bound_per_broker_only_what_is_ordered_waits_inside() -> None:
+def test_per_broker_bound_lets_only_ordered_sends_wait_inside() -> None:
     found = bounds(max_in_flight_per_broker=2, max_async_messages=None)
     for _ in range(2):
         assert found.has_room(1, ordered=False)

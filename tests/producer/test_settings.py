@@ -13,7 +13,7 @@ from rocketmq_spark.producer.fault_tolerance import CURRENT
 from rocketmq_spark.producer.settings import ProducerSettings
 
 
-def test_0_2_the_defaults_are_javas() -> None:
+def test_the_defaults_are_javas() -> None:
     settings = ProducerSettings(group="g")
     assert settings.send_timeout_s == 3.0
     assert (settings.retries, settings.pinned_retries) == (2, 0)
@@ -48,7 +48,7 @@ def test_all_problems_come_in_one_error() -> None:
     assert str(e.value).count("\n") == 9
 
 
-def test_12_9_what_is_called_an_option_is_one_of_a_producer() -> None:
+def test_what_is_called_an_option_is_one_of_a_producer() -> None:
     bad: dict[str, Any] = dict.fromkeys(("send_timeout_s", "max_message_size", "max_in_flight"), 0)
     bad |= {"group": "", "retries": -1, "compress_above": -1, "compression": "rar", "attempt_timeout_s": -1.0}
     bad |= {"batch_max_bytes": 0, "batch_max_delay_ms": 0, "total_batch_max_bytes": 0}

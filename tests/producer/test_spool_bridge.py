@@ -144,7 +144,7 @@ def caused(cause: RocketMQError) -> SendFailed:
     ],
     ids=lambda value: value.message if isinstance(value, RocketMQError) else str(value),
 )
-def test_3_11_what_may_pass(bench: Bench, spool: FakeSpool, error: RocketMQError, expected: bool) -> None:
+def test_what_may_pass(bench: Bench, spool: FakeSpool, error: RocketMQError, expected: bool) -> None:
     assert is_transient(error, bench.sender) is expected
 
 
@@ -160,17 +160,13 @@ def test_a_topic_is_missing_while_masters_live(
 
 
 @pytest.mark.parametrize("now", [tuple(qs("a:0")), BrokerNotFound("no master"), ConnectionLost("gone")], ids=str)
-def test_a_topic_that_came_while_it_was_asked_for_masters_is_not_missing(
-    bench: Bench, spool: FakeSpool, now: object
-) -> None:
+def test_topic_that_appears_during_master_query_is_not_missing(bench: Bench, spool: FakeSpool, now: object) -> None:
     bench.sender.routes["T"] = now
     assert is_transient(MISSING, bench.sender)
 
 
 @pytest.mark.parametrize("mode", ["sync", "async", "batch", "auto_batch"])
-def test_3_11_busy_brokers_are_tried_as_ever_and_then_it_is_spooled_with_its_id(
-    bench: Bench, spool: FakeSpool, mode: str
-) -> None:
+def test_sends_to_busy_brokers_are_retried_then_spooled_with_id(bench: Bench, spool: FakeSpool, mode: str) -> None:
     bench.sender.by_broker = {name: lambda: refused(Response.SYSTEM_BUSY) for name in "ab"}
     one = producer(bench, spool, auto_batch=mode == "auto_batch")
     result: SendResult
@@ -209,9 +205,7 @@ def test_a_permanent_failure_is_an_error_as_without_a_spool(bench: Bench, spool:
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_3_11_the_very_first_send_without_masters_is_kept_without_a_queue(
-    bench: Bench, spool: FakeSpool, mode: str
-) -> None:
+def test_first_send_without_any_master_is_spooled_without_queue(bench: Bench, spool: FakeSpool, mode: str) -> None:
     bench.sender.masters = False
     bench.sender.routes.clear()
     one = producer(bench, spool)
@@ -244,9 +238,7 @@ def test_a_selector_without_a_route_is_kept_and_chooses_later(bench: Bench, spoo
 
 
 @pytest.mark.parametrize("selector", ["roundRobin", "environment"])
-def test_the_default_by_name_is_kept_as_the_default_and_stays_in_the_environment(
-    bench: Bench, spool: FakeSpool, selector: str
-) -> None:
+def test_default_selector_by_name_is_spooled_in_its_environment(bench: Bench, spool: FakeSpool, selector: str) -> None:
     bench.sender.routes["T"] = ConnectionLost("no name server answers")
     one = producer(bench, spool, environment=Environment.of(2, 2))
     assert one.send(M, selector=selector).status is SendStatus.SPOOLED
@@ -262,7 +254,7 @@ def test_the_default_by_name_is_kept_as_the_default_and_stays_in_the_environment
     ("selector", "arg"),
     [("hash", None), ("hash", 1.5), ("machineRoom", ""), ("environment", "x"), ("hsh", "7"), ("no.such:callable", 1)],
 )
-def test_a_choice_that_fails_whatever_queues_there_are_is_an_error_and_not_kept(
+def test_selector_failing_for_any_queues_raises_without_spooling(
     bench: Bench, spool: FakeSpool, selector: str, arg: object
 ) -> None:
     bench.sender.routes["T"] = ConnectionLost("no name server answers")
@@ -271,7 +263,7 @@ def test_a_choice_that_fails_whatever_queues_there_are_is_an_error_and_not_kept(
     assert spool.kept == []
 
 
-def test_a_selector_that_cannot_be_stored_fails_as_without_a_spool(bench: Bench, spool: FakeSpool) -> None:
+def test_selector_that_cannot_be_stored_fails_as_without_a_spool(bench: Bench, spool: FakeSpool) -> None:
     bench.sender.routes["T"] = ConnectionLost("no name server answers")
     with pytest.raises(ConnectionLost):
         producer(bench, spool).send(M, selector=lambda queues, message, arg: queues[0])
@@ -290,7 +282,7 @@ def test_a_selector_that_cannot_be_stored_fails_as_without_a_spool(bench: Bench,
     assert chosen in qs("a:0-3")
 
 
-def test_a_queue_that_is_named_before_there_is_a_route_is_kept_for_that_queue(bench: Bench, spool: FakeSpool) -> None:
+def test_queue_named_before_any_route_is_spooled_for_that_queue(bench: Bench, spool: FakeSpool) -> None:
     bench.sender.routes["T"] = ConnectionLost("no name server answers")
     result = producer(bench, spool).send(M, queue=q("a:1"))
     assert (result.status, result.queue) == (SendStatus.SPOOLED, q("a:1"))
@@ -318,7 +310,7 @@ def test_a_queue_with_spooled_messages_sends_behind_them(bench: Bench, spool: Fa
     assert one.send(M, queue=q("a:0")).status is SendStatus.SEND_OK
 
 
-def test_what_waits_behind_a_spooled_batch_of_its_queue_is_spooled_in_order(bench: Bench, spool: FakeSpool) -> None:
+def test_sends_behind_a_spooled_batch_are_spooled_in_order(bench: Bench, spool: FakeSpool) -> None:
     one = producer(bench, spool, auto_batch=True)
     bench.sender.script = [None]
     futures = []
@@ -356,7 +348,7 @@ def test_asynchronous_failures_of_a_moment_are_kept_by_one_call(bench: Bench, sp
     assert spool.calls == 1
 
 
-def test_when_it_is_full_sends_fail_as_without_it_and_those_that_fit_are_kept(bench: Bench, spool: FakeSpool) -> None:
+def test_full_spool_keeps_sends_that_fit_and_the_others_fail(bench: Bench, spool: FakeSpool) -> None:
     spool.room = 2
     one = producer(bench, spool, retries=0)
     bench.sender.script = [None] * 3
@@ -388,7 +380,7 @@ def test_a_broker_that_takes_something_is_told(bench: Bench, spool: FakeSpool) -
     assert spool.answers == [sync, future.result(0).queue]
 
 
-def test_3_25_what_is_left_at_the_close_is_spooled_and_none_of_it_is_unsent(bench: Bench, spool: FakeSpool) -> None:
+def test_unanswered_sends_at_close_are_all_spooled(bench: Bench, spool: FakeSpool) -> None:
     one = producer(bench, spool)
     bench.sender.script = [None] * 5
     futures = [one.send_async(M) for _ in range(5)]
@@ -443,7 +435,7 @@ def consumed(bench: Bench) -> None:
     bench.sender.consumed_topics.add(INNER_TOPIC)
 
 
-def test_what_takes_a_message_back_is_done_or_an_error_and_never_kept(bench: Bench, spool: FakeSpool) -> None:
+def test_recall_succeeds_or_raises_and_is_never_spooled(bench: Bench, spool: FakeSpool) -> None:
     consumed(bench)
     one = producer(bench, spool, long_delay="dmq", retries=0)
     result = one.send(M, delay=864_000)
@@ -481,7 +473,7 @@ def test_a_long_delay_whose_queue_cannot_be_chosen_is_refused(
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_a_spool_that_fails_in_an_unexpected_way_leaves_nobody_waiting(
+def test_unexpected_spool_failure_fails_the_send_without_hanging(
     bench: Bench, spool: FakeSpool, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
     monkeypatch.setattr(spool, "keep", raising(OSError("Input/output error")))

@@ -85,7 +85,7 @@ def test_each_message_of_a_batch_is_found_by_its_id(bench: Bench) -> None:
     ]
 
 
-def test_asynchronous_sends_are_traced_before_their_caller_hears_of_them(bench: Bench) -> None:
+def test_async_send_is_traced_before_its_caller_gets_the_result(bench: Bench) -> None:
     traced, heard = Traced(bench), []
     bench.sender.script = [None]
     traced.producer.send_async(Message("T", b"x")).add_done_callback(lambda future: heard.append(len(traced.records)))
@@ -199,7 +199,7 @@ def test_a_hundred_do_not_wait(bench: Bench) -> None:
     assert len(sending.bodies) == 1
 
 
-def test_the_close_sends_what_was_collected_and_takes_nothing_more(bench: Bench) -> None:
+def test_trace_close_sends_collected_records_and_takes_no_more(bench: Bench) -> None:
     sending = Sending(bench)
     sending.producer.append([record()])
     sending.producer.close()
@@ -233,7 +233,7 @@ def test_a_trace_topic_that_is_not_there_costs_a_line_a_minute(bench: Bench, cap
     assert "21 trace records of" in caplog.text
 
 
-def test_what_waits_is_bounded_and_there_is_room_again_when_it_is_sent(
+def test_trace_buffer_is_bounded_and_has_room_after_sending(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(tracing, "MAX_BUFFERED_RECORDS", 3)
@@ -254,7 +254,7 @@ def test_what_waits_is_bounded_and_there_is_room_again_when_it_is_sent(
 
 
 @pytest.mark.parametrize("ending", ["close", "exit"])
-def test_an_end_with_many_records_has_its_time_though_no_name_server_answers(bench: Bench, ending: str) -> None:
+def test_trace_close_is_bounded_while_no_name_server_answers(bench: Bench, ending: str) -> None:
     def silent(topic: str, deadline: Deadline, refresh: bool = False) -> Any:
         bench.time.now += max(0.05, deadline.remaining())  # whoever asks takes some time
         raise CallTimeout("silent")
@@ -295,7 +295,7 @@ def test_a_close_waits_for_records_that_are_being_sent(bench: Bench, monkeypatch
     assert len(bench.sender.requests) == 1
 
 
-def test_records_that_cannot_be_sent_for_whatever_reason_leave_their_room(
+def test_trace_records_that_cannot_be_sent_free_their_room(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(tracing, "MAX_BUFFERED_RECORDS", 1)
@@ -328,7 +328,7 @@ def test_who_sends_traces_is_in_no_group(bench: Bench) -> None:
     assert (bench.sender.seen("join"), bench.sender.seen("leave")) == ([], [])
 
 
-def test_what_is_traced_begins_though_there_is_no_thread_for_traces(
+def test_traced_producer_starts_even_without_a_thread_for_traces(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(producers, "sender", lambda options: ScriptedSender(Time()))
@@ -344,7 +344,7 @@ def test_who_cannot_send_traces_leaves_no_thread(bench: Bench, monkeypatch: pyte
     assert not [thread.name for thread in threading.enumerate() if "-refused-" in thread.name]
 
 
-def test_a_producer_that_is_refused_leaves_no_thread_for_its_traces() -> None:
+def test_refused_producer_leaves_no_trace_thread() -> None:
     with pytest.raises(OptionError, match="exactlyOnceSettle"):
         producers.Producer("h:1", "refused", enable_trace=True, exactly_once_settle="3s")
     assert not [thread.name for thread in threading.enumerate() if "-refused-" in thread.name]

@@ -39,9 +39,7 @@ def test_the_end_of_a_block_says_what_could_not_be_sent_in_it(shop: Shop, said: 
     assert [decision for _, decision in shop.ends()] == [said, said]
 
 
-def test_a_block_that_raises_behind_a_commit_that_could_not_be_sent_leaves_it_to_the_function(
-    shop: Shop, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_block_raising_after_unsent_commit_leaves_it_to_checker(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
     """What it was to deliver is saved, most likely: the error is that of the commit."""
     shop.sender.ends = [unsent()]
     with (
@@ -57,7 +55,7 @@ def test_a_block_that_raises_behind_a_commit_that_could_not_be_sent_leaves_it_to
     assert shop.question(half.result.msg_id) is COMMIT
 
 
-def test_a_block_that_raises_behind_a_rollback_that_could_not_be_sent_rolls_back(shop: Shop) -> None:
+def test_block_raising_after_unsent_rollback_rolls_back(shop: Shop) -> None:
     shop.sender.ends = [unsent()]
     with pytest.raises(CallTimeout), shop.producer.transaction(Message("T", b"x")) as half:
         half.rollback()
@@ -99,9 +97,7 @@ class Order:
         self.half.rollback()
 
 
-def test_what_garbage_collection_ends_may_roll_back_wherever_that_comes(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_garbage_collected_rollback_during_a_send_does_not_hang(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """It comes while a half message is noted, on the same thread, which waited for itself with all others behind it."""
     gc.freeze()  # for good: what other tests have left takes seconds, longer than a send may
     Order(shop.producer.send_half(Message("T", b"x")))
@@ -125,7 +121,7 @@ def test_what_garbage_collection_ends_may_roll_back_wherever_that_comes(
 
 
 @pytest.mark.parametrize("ending", [False, True])
-def test_a_block_that_garbage_collection_ends_is_rolled_back_by_another_thread(
+def test_garbage_collected_block_is_rolled_back_in_other_thread(
     shop: Shop, monkeypatch: pytest.MonkeyPatch, ending: bool
 ) -> None:
     """It comes where the thread holds any lock, of a connection for example, or reads the answers. In a program that ends,
@@ -183,7 +179,7 @@ def test_a_decision_waits_no_longer_for_another_one_than_it_may(deciding: HalfMe
     assert deciding.state is HalfState.UNKNOWN
 
 
-def test_a_process_that_was_forked_while_a_decision_was_on_its_way_does_not_wait_for_it(deciding: HalfMessage) -> None:
+def test_forked_child_does_not_wait_for_a_decision_under_way(deciding: HalfMessage) -> None:
     child = os.fork()
     if child == 0:  # pragma: no cover
         signal.alarm(30)
@@ -214,7 +210,7 @@ def test_what_was_decided_holds_no_producer_that_was_closed(lost: bool, caplog: 
 
 
 @pytest.mark.parametrize("name", ["a", ""])
-def test_a_question_that_comes_before_the_answer_of_the_send_is_not_for_the_function(
+def test_check_before_the_send_answer_does_not_ask_user_function(
     shop: Shop, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """Nothing is saved yet. The decision is about the copy that the broker has written."""
@@ -231,9 +227,7 @@ def test_a_question_that_comes_before_the_answer_of_the_send_is_not_for_the_func
     assert (heard, shop.asked, shop.ends()) == ([TransactionState.UNKNOWN], [], [(COPY, COMMIT)])
 
 
-def test_what_was_sent_without_an_answer_is_rolled_back_however_many_were_sent_since(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unanswered_half_is_rolled_back_after_many_later_sends(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its broker asks when it is back, and the function would find what was sent instead."""
     monkeypatch.setattr(transactions, "MAX_REMEMBERED", 3)
     shop.sender.script = [lambda queue, request: CallTimeout("no answer")]
@@ -247,9 +241,7 @@ def test_what_was_sent_without_an_answer_is_rolled_back_however_many_were_sent_s
     assert shop.asked == []
 
 
-def test_no_more_are_remembered_of_those_that_were_sent_without_an_answer(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_remembered_unanswered_half_messages_are_bounded(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transactions, "MAX_REMEMBERED", 3)
     shop.sender.script = [lambda queue, request: CallTimeout("no answer")] * 5
     for _ in range(5):

@@ -91,7 +91,7 @@ def shop() -> Iterator[Shop]:
     made.producer.close()
 
 
-def test_a_block_that_ends_commits_and_one_that_raises_rolls_back(shop: Shop) -> None:
+def test_ended_block_commits_and_raising_block_rolls_back(shop: Shop) -> None:
     with shop.producer.transaction(Message("T", b"x", keys=["7"])) as half:
         assert half.state is HalfState.PREPARED
         assert shop.ends() == []
@@ -130,7 +130,7 @@ def test_each_half_message_is_decided_once(shop: Shop) -> None:
     assert early.state is HalfState.ROLLED_BACK
 
 
-def test_a_decision_that_was_not_sent_may_be_repeated_and_one_without_an_answer_may_not(shop: Shop) -> None:
+def test_unsent_decision_may_be_repeated_and_unanswered_may_not(shop: Shop) -> None:
     half = shop.producer.send_half(Message("T", b"x"))
     unsent = CallTimeout("no connection")
     unsent.unsent = True
@@ -147,9 +147,7 @@ def test_a_decision_that_was_not_sent_may_be_repeated_and_one_without_an_answer_
     assert shop.question(half.result.msg_id) is ROLLBACK, "the user's function knows"
 
 
-def test_a_block_whose_decision_is_lost_says_so_and_does_not_raise(
-    shop: Shop, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_block_whose_decision_is_lost_logs_it_and_does_not_raise(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
     shop.sender.ends = [CallTimeout("no answer")]
     with caplog.at_level(logging.WARNING), shop.producer.transaction(Message("T", b"x")) as half:
         pass
@@ -163,7 +161,7 @@ def unsent() -> CallTimeout:
     return error
 
 
-def test_a_block_whose_decision_could_not_even_be_sent_leaves_it_to_the_function(shop: Shop) -> None:
+def test_block_whose_decision_was_not_sent_leaves_it_to_checker(shop: Shop) -> None:
     """Its broker was killed between send and decision: nobody here will decide any more."""
     shop.sender.ends = [unsent()]
     with shop.producer.transaction(Message("T", b"x")) as half:
@@ -212,7 +210,7 @@ def test_a_forked_process_knows_nothing_of_its_parent_s(shop: Shop) -> None:
     assert shop.question(half.result.msg_id) is UNKNOWN
 
 
-def test_what_is_not_decided_yet_is_unknown_and_decided_where_the_broker_wrote_it_last(shop: Shop) -> None:
+def test_undecided_half_is_unknown_and_commits_its_latest_copy(shop: Shop) -> None:
     half = shop.producer.send_half(Message("T", b"x"))
     assert shop.question(half.result.msg_id) is UNKNOWN
     half.commit()
@@ -264,7 +262,7 @@ def test_a_copy_has_what_brokers_add(shop: Shop) -> None:
 
 
 @pytest.mark.parametrize("decision", [COMMIT, ROLLBACK])
-def test_while_a_decision_is_on_its_way_the_function_is_not_asked(
+def test_checker_is_not_asked_while_a_decision_is_under_way(
     shop: Shop, monkeypatch: pytest.MonkeyPatch, decision: TransactionState
 ) -> None:
     """What it looks at may not be there yet, and its answer would be about a copy beside that one."""
@@ -319,7 +317,7 @@ def test_the_user_s_function_decides_about_others(
     assert said is None or said in caplog.text
 
 
-def test_environments_that_share_a_topic_are_asked_about_their_own_only(shop: Shop) -> None:
+def test_environments_sharing_a_topic_check_only_own_halves(shop: Shop) -> None:
     """Brokers ask any producer of a group, and the other environment's function would find nothing that was saved."""
     plain = ProducerSettings(group="g", environment=Environment.of("2", "2"), heartbeat_s=0, route_refresh_s=0)
     producer = TransactionProducer(shop.sender, plain, shop.check, make_timer=lambda name: ManualTimer(shop.time))
@@ -398,16 +396,14 @@ def test_a_forked_process_decides_nothing(shop: Shop, monkeypatch: pytest.Monkey
     half.commit()
 
 
-def test_what_is_stored_less_safely_than_configured_is_rolled_back(shop: Shop) -> None:
+def test_half_message_stored_less_safely_is_rolled_back(shop: Shop) -> None:
     shop.sender.script = [lambda queue, request: SendResult(SendStatus.FLUSH_DISK_TIMEOUT, "", queue, 7, "0" * 32)]
     with pytest.raises(SendFailed, match="FLUSH_DISK_TIMEOUT, and was rolled back"):
         shop.producer.send_half(Message("T", b"x"))
     assert [decision for _, decision in shop.ends()] == [ROLLBACK]
 
 
-def test_what_cannot_be_rolled_back_is_rolled_back_when_its_broker_asks(
-    shop: Shop, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_failed_rollback_is_answered_when_the_broker_checks(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
     """A Proxy does not keep what it would have to know for it."""
     shop.sender.script = [lambda queue, request: SendResult(SendStatus.FLUSH_DISK_TIMEOUT, "ID", queue, 7, "0" * 32)]
     shop.sender.ends = [MessageIllegal("no such transaction")]
@@ -448,9 +444,7 @@ def test_a_place_that_cannot_be_read_is_an_error(shop: Shop) -> None:
         shop.producer.send_half(Message("T", b"x"))
 
 
-def test_only_so_many_are_remembered_and_all_that_somebody_may_still_decide(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_remembered_decisions_are_bounded_but_open_halves_stay(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transactions, "MAX_REMEMBERED", 3)
     halves = [shop.producer.send_half(Message("T", b"x")) for _ in range(5)]
     msg_ids = [half.result.msg_id for half in halves]
@@ -474,7 +468,7 @@ def test_a_decision_is_remembered_however_long_it_took(shop: Shop, monkeypatch: 
     assert (shop.question(msg_id), shop.asked) == (ROLLBACK, [])
 
 
-def test_a_broker_that_does_not_say_its_name_is_known_by_where_the_message_is(shop: Shop) -> None:
+def test_unnamed_broker_in_check_is_known_by_its_message_place(shop: Shop) -> None:
     """Those before 5.1 do not."""
     half = shop.producer.send_half(Message("T", b"x"))
     assert shop.question(half.result.msg_id, COPY._replace(broker_name="")) is UNKNOWN
@@ -483,7 +477,7 @@ def test_a_broker_that_does_not_say_its_name_is_known_by_where_the_message_is(sh
     assert shop.ends() == [(COPY._replace(broker_name=half.result.queue.broker_name), COMMIT)]
 
 
-def test_what_was_sent_without_an_answer_is_rolled_back_though_a_second_try_was_saved(shop: Shop) -> None:
+def test_unanswered_half_is_rolled_back_despite_second_try(shop: Shop) -> None:
     """The function is asked by key, and would find what the second one saved."""
     shop.sender.script = [lambda queue, request: CallTimeout("no answer")]
     with pytest.raises(CallTimeout):
@@ -508,7 +502,7 @@ def test_what_is_stored_less_safely_is_not_held_by_its_error(shop: Shop) -> None
 @pytest.mark.parametrize(
     ("error", "expected"), [(None, ROLLBACK), (unsent(), UNKNOWN), (CallTimeout("no answer"), COMMIT)]
 )
-def test_a_question_that_comes_while_a_commit_is_on_its_way_waits_for_it(
+def test_check_during_a_commit_waits_for_the_commit(
     shop: Shop, monkeypatch: pytest.MonkeyPatch, error: CallTimeout | None, expected: TransactionState
 ) -> None:
     """Its broker may ask again after a minute only, when it would be taken for one that has lost the commit."""

@@ -48,9 +48,7 @@ def test_what_has_no_answer_is_spooled(bench: Bench, auto_batch: bool, capsys: p
     assert capsys.readouterr().err == ""
 
 
-def test_a_process_ends_whatever_the_time_outs_of_its_producers_are(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_process_exit_is_bounded_whatever_the_producer_timeouts(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Options of others may set a time-out of years, and those that come later have messages to send, too."""
     times: list[float] = []
 

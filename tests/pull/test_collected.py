@@ -38,7 +38,7 @@ def collected(answers: Iterable[FetchedAnswer] = ANSWERS) -> ReceivedAnswers:
 
 
 @given(st.permutations(ANSWERS), st.tuples(st.integers(0, 2), st.integers(0, 20)))
-def test_what_lies_before_the_first_missing_offset_may_be_handed_out(
+def test_answers_before_first_missing_offset_may_be_handed_out(
     answers: list[FetchedAnswer], frontier: tuple[int, int]
 ) -> None:
     ready, rest = collected(answers).split_at(frontier)
@@ -66,7 +66,7 @@ def test_what_is_given_back_comes_again_before_the_rest() -> None:
     assert known.answers == []  # it was given back once
 
 
-def test_the_buffer_turns_where_as_much_as_the_last_time_might_not_fit() -> None:
+def test_buffer_is_compacted_when_the_next_answers_might_not_fit() -> None:
     known = collected()
     known.retain(ANSWERS[2:], 10, Buffer(filled=30, room=30))  # type: ignore[arg-type]
     assert known.answers == ANSWERS[2:]

@@ -33,7 +33,7 @@ def test_what_a_slave_said_does_not_count() -> None:
     assert known.unconfirmed(ANSWERS, holes, 129.0, is_reliable=True) == []
 
 
-def test_an_answer_with_several_holes_is_asked_for_once_after_growing_pauses() -> None:
+def test_answer_with_holes_is_asked_once_after_growing_pauses() -> None:
     known, holes = doubts(), [Hole(1, 11, 12), Hole(1, 15, 16), Hole(3, 10, 20)]
     assert known.unconfirmed(ANSWERS, holes, 100.0, is_reliable=True) == holes
     assert dict(known.retries(ANSWERS, holes, 100.0)) == {ANSWERS[1]: 101.0, ANSWERS[3]: 101.0}
@@ -47,7 +47,7 @@ def test_each_answer_waits_for_its_first_hole() -> None:
     assert dict(known.retries(ANSWERS, [first], 105.0)) == {ANSWERS[1]: 107.0}
 
 
-def test_losses_before_the_first_doubt_are_told_neighbours_joined() -> None:
+def test_joined_losses_before_the_first_doubt_are_reported() -> None:
     holes = [Hole(0, 4, 10), Hole(1, 10, 12), Hole(1, 15, 16), Hole(2, 0, 5), Hole(3, 10, 11)]
     assert confirmed_losses(holes, [], ANSWERS) == [(0, 4, 12), (0, 15, 16), (1, 0, 5), (1, 10, 11)]
     assert confirmed_losses(holes, holes[3:], ANSWERS) == [(0, 4, 12), (0, 15, 16)]

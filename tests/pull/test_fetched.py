@@ -5,7 +5,7 @@ from __future__ import annotations
 from rocketmq_spark.pull.fetched import FetchedAnswer, offset_count
 
 
-def test_an_answer_covers_what_was_asked_as_far_as_the_broker_went() -> None:
+def test_answer_covers_the_asked_offsets_the_broker_reached() -> None:
     whole, short, beyond = (
         FetchedAnswer(0, 10, 42, 42, 0, 9),
         FetchedAnswer(0, 42, 74, 50, 9, 12),

@@ -39,7 +39,7 @@ def test_what_lies_below_the_minimum_is_gone() -> None:
     assert heads(Model([Queue(10, 20)]))([(Q, 9), (Q, 10)]) == [None, 10]
 
 
-def test_what_is_jumped_over_is_gone_when_the_minimum_says_it_or_after_the_grace_time() -> None:
+def test_skipped_offsets_are_gone_by_minimum_or_after_grace_time() -> None:
     permanent = Model([Queue(0, 20, gaps=frozenset(range(7)))])
     assert heads(permanent)([(Q, 6), (Q, 7)]) == [None, 7]
     assert 15 <= permanent.time.now - 1000 < 20
@@ -48,7 +48,7 @@ def test_what_is_jumped_over_is_gone_when_the_minimum_says_it_or_after_the_grace
     assert soon.time.now - 1000 < 4
 
 
-def test_of_a_compaction_topic_the_next_message_stands_for_one_that_is_not_there() -> None:
+def test_compaction_topic_uses_next_message_for_a_missing_offset() -> None:
     model = Model([Queue(0, 20, gaps=frozenset(range(7)))])
     assert heads(model, sparse=True)([(Q, 3)]) == [7]
     assert model.time.now - 1000 < 1
@@ -76,7 +76,7 @@ def beyond(number: int, limit: int) -> FetchedAnswer:
     return FetchedAnswer(number, limit - 10, limit, limit + 5, 0, 1)
 
 
-def test_an_end_that_is_where_it_says_is_left_and_so_are_all_below_it() -> None:
+def test_correct_answer_end_is_kept_with_all_ends_below_it() -> None:
     script = Script({(Q, 30): 30, (P, 50): 50})
     answers = [beyond(0, 10), beyond(0, 30), beyond(1, 50)]
     assert with_true_ends(answers, [Q, P], script) == answers  # type: ignore[arg-type]
@@ -135,7 +135,7 @@ def test_a_filter_that_skips_is_no_loss_and_costs_one_question() -> None:
 
 
 @pytest.mark.parametrize("truncate", [None, (1010.0, 300)])
-def test_a_filtered_jump_over_removed_messages_is_a_loss_though_the_minimum_lags_behind(
+def test_filtered_jump_over_removed_messages_is_a_loss(
     truncate: tuple[float, int] | None,
 ) -> None:
     read = Filtered(gone=300, truncate=truncate).read(1, 900)

@@ -31,7 +31,7 @@ def test_a_suggestion_does_not_undo_what_another_began() -> None:
     assert (hints.last_suggested, hints.reconnect_needed) == (2, True)
 
 
-def test_while_something_looks_like_loss_only_the_master_is_followed() -> None:
+def test_suspected_loss_makes_the_read_follow_only_the_master() -> None:
     told: list[int | None] = []
     hints = ReplicaHints(lambda broker_id: bool(told.append(broker_id)))
     hints.follow(1, suspicious())

@@ -63,7 +63,7 @@ def test_what_is_cut_is_what_was_missing_with_neighbours_joined() -> None:
     assert missing.remove(PendingRange(0, 5, 60)) == []
 
 
-def test_what_waits_still_comes_back_soonest_first_when_others_are_cut() -> None:
+def test_waiting_ranges_return_soonest_first_after_others_go() -> None:
     missing = PendingOffsets(ranges((0, 30)))
     missing.start_pulls(0, 10, 3)
     for opaque, due in enumerate((1.0, 9.0, 3.0)):

@@ -111,7 +111,7 @@ def said(caplog: pytest.LogCaptureFixture) -> list[str]:
     return found
 
 
-def test_what_is_waited_for_is_told_at_once_and_every_ten_seconds(caplog: pytest.LogCaptureFixture) -> None:
+def test_wait_for_broker_is_logged_at_once_and_every_ten_seconds(caplog: pytest.LogCaptureFixture) -> None:
     patient, time = patience(120.0)
     time.advance(1)
     patient.pause_or_raise(LOST, place)

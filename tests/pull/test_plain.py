@@ -94,7 +94,7 @@ def test_it_ends_before_what_is_odd(queue: Queue) -> None:
     assert model.time.now - 1000 < 5.0
 
 
-def test_an_operators_reset_of_the_group_ends_it_and_is_noted_for_no_other_pull_is_told() -> None:
+def test_operator_reset_ends_the_plain_read_and_is_recorded() -> None:
     one = run(Model([Queue(0, 300), Queue(0, 300)], Accidents(reset_once=True)), (1, 0, 150), (0, 0, 150))
     assert offsets(one) == {}
     assert (one.whole, one.resets) == (False, {QUEUES[1]: 0})
@@ -127,7 +127,7 @@ def test_a_reset_of_several_queues_is_noted_for_each(seed: int) -> None:
 
 
 @pytest.mark.parametrize("pulls", range(10, 60, 7))
-def test_a_reset_is_noted_that_an_answer_under_way_at_the_end_tells_of(pulls: int) -> None:
+def test_reset_in_an_answer_under_way_at_the_end_is_recorded(pulls: int) -> None:
     """Who reads has no room for more, say."""
     model = Model([Queue(0, 300), Queue(0, 300)])
     model.latency = lambda queue, start: 0.01 * queue
@@ -140,7 +140,7 @@ def test_a_reset_is_noted_that_an_answer_under_way_at_the_end_tells_of(pulls: in
     assert not any(stream.owing for stream in model.streams)
 
 
-def test_a_broker_that_hangs_when_a_read_ends_is_not_waited_for_for_long() -> None:
+def test_hanging_broker_delays_the_end_of_a_read_only_briefly() -> None:
     model = Model([Queue(0, 5000)])
     one = run(model, (0, 0, 5000))
     fetching = one.fetch()
@@ -166,7 +166,7 @@ def test_what_is_jumped_over_ends_it_too() -> None:
     assert all(answer.ends[-1][0] <= 24 for answer in found)
 
 
-def test_an_answer_that_goes_on_behind_offsets_without_messages_is_odd() -> None:
+def test_answer_that_skips_empty_offsets_ends_the_plain_read() -> None:
     """What it leaves out is for the broker to explain, in a long poll."""
     model = Model([Queue(0, 200)])
     plain = model.answer

@@ -91,7 +91,7 @@ class Source:
     ("answer", "found"),
     [(True, True), (False, False), (ConnectionLost("refused"), True), (BrokerNotFound("away"), True)],
 )
-def test_a_read_begins_although_nobody_says_what_kind_its_topic_is(answer: bool | RocketMQError, found: bool) -> None:
+def test_read_begins_although_the_topic_kind_is_unknown(answer: bool | RocketMQError, found: bool) -> None:
     """It waits for its broker, longer than that question does."""
     assert replace(PULLER, source=Source(answer)).batched(QUEUE) is found  # type: ignore[arg-type]
 
@@ -121,7 +121,7 @@ def test_what_brokers_filter_by(answer: bool | RocketMQError, wanted: Filter, to
     assert replace(PULLER, source=Source(answer)).broker_filter(QUEUE, wanted) == told  # type: ignore[arg-type]
 
 
-def test_an_expression_for_a_batch_topic_is_refused_whenever_it_turns_out_to_be_one() -> None:
+def test_sql_filter_is_refused_once_a_topic_proves_a_batch_topic() -> None:
     with pytest.raises(OptionError, match="option 'sql' is 'n > 3', but t is a batch topic"):
         replace(PULLER, source=Source(True)).broker_filter(QUEUE, SQL)  # type: ignore[arg-type]
     with pytest.raises(AccessDenied):

@@ -40,18 +40,18 @@ def test_nothing_to_read_needs_no_connection() -> None:
     assert model.streams == []
 
 
-def test_rule_8_nothing_beyond_the_end_is_asked_for() -> None:
+def test_nothing_beyond_the_end_is_asked_for() -> None:
     model = Model([Queue(0, 1000)])
     assert read(model, [(90, 97)]).of(0) == list(range(90, 97))
     assert model.asked == [(0, 90, 7)]
 
 
-def test_rule_8_a_range_ends_where_the_broker_went_on_and_not_by_counting() -> None:
+def test_range_ends_at_the_broker_next_offset_not_by_counting() -> None:
     queue = Queue(0, 100, gaps=frozenset(range(20, 90)))
     assert read(Model([queue]), [(0, 95)]).of(0) == [*range(20), *range(90, 95)]
 
 
-def test_rule_8_inner_batches_that_reach_over_the_edges() -> None:
+def test_inner_batches_that_reach_over_the_edges() -> None:
     queue = Queue(0, 60, batches={5: 10, 30: 8, 45: 10})
     assert read(Model([queue]), [(8, 50)]).of(0) == list(range(8, 50))
 
@@ -75,7 +75,7 @@ def test_inner_batches_of_any_size_are_pulled_about_once(window: tuple[int, int]
 
 
 @pytest.mark.parametrize("says", [0, 7, 1 << 62])
-def test_an_inner_batch_that_lies_about_its_offset_has_nothing_of_its_neighbours(says: int) -> None:
+def test_inner_batch_with_wrong_offset_takes_no_neighbours(says: int) -> None:
     """One flipped byte. What is under way, or is to be asked for again, is not taken for a part of it."""
     queue = Queue(0, 120, batches={60: 10})
     lie = struct.pack(">20xq8xi", says, SysFlag.INNER_BATCH | SysFlag.NEED_UNWRAP)
@@ -89,12 +89,12 @@ def test_an_inner_batch_that_lies_about_its_offset_has_nothing_of_its_neighbours
 # --- not now
 
 
-def test_rule_4_busy_brokers_are_asked_again_with_growing_pauses() -> None:
+def test_busy_brokers_are_asked_again_with_growing_pauses() -> None:
     model = Model([Queue(0, 100)], Accidents(busy=0.7), seed=3)
     assert read(model, [(0, 100)]).of(0) == list(range(100))
 
 
-def test_rule_4_access_denied_is_final_and_names_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_access_denied_is_final_and_names_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Model([Queue(0, 100)])
     monkeypatch.setattr(model, "answer", lambda *_: EmptyAnswer(16, "no permission", None, None, None, 0))
     error = read(model, [(0, 100)]).error
@@ -122,12 +122,12 @@ def test_keys_that_expire_in_a_long_task_are_taken_anew() -> None:
     assert isinstance(read(model, [(0, 500)]).error, AccessDenied)
 
 
-def test_rule_6_a_reset_is_neither_progress_nor_loss() -> None:
+def test_a_reset_is_neither_progress_nor_loss() -> None:
     result = read(Model([Queue(0, 100)], Accidents(reset_once=True)), [(40, 100)])
     assert (result.of(0), result.lost) == (list(range(40, 100)), [])
 
 
-def test_rule_6_endless_resets_end_with_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endless_resets_end_with_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Model([Queue(0, 100)])
     monkeypatch.setattr(model, "answer", lambda *_: EmptyAnswer(21, "OFFSET_RESET", 90, 90, 100, 0))
     result = read(model, [(40, 100)], PullSettings(read_deadline_s=30.0))
@@ -141,7 +141,7 @@ def test_rule_6_endless_resets_end_with_patience(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("lag_s", [0.005, 3.0, 14.0])
 @pytest.mark.parametrize("indexed", [0, 40, 77])
-def test_rule_6_an_index_that_lags_is_asked_again_and_is_not_loss(lag_s: float, indexed: int) -> None:
+def test_an_index_that_lags_is_asked_again_and_is_not_loss(lag_s: float, indexed: int) -> None:
     queue = Queue(0, 100, visible_from=lambda now: indexed if now < 1000 + lag_s else 100)
     model = Model([queue])
     result = read(model, [(40, 100)], FAST)
@@ -160,7 +160,7 @@ def test_a_short_lag_costs_a_short_time() -> None:
 # --- gone
 
 
-def test_rule_6_offsets_below_the_minimum_are_lost_at_once_and_told_once() -> None:
+def test_offsets_below_the_minimum_are_lost_once_and_at_once() -> None:
     model = Model([Queue(300, 1000)])
     result = read(model, [(10, 900)], FAST)
     assert [(part.start, part.end, cause) for part, cause in result.lost] == [(10, 300, Cause.TRUNCATED)]
@@ -169,12 +169,12 @@ def test_rule_6_offsets_below_the_minimum_are_lost_at_once_and_told_once() -> No
     assert len(model.asked) < 60
 
 
-def test_rule_6_a_range_below_the_minimum_is_lost_up_to_its_end() -> None:
+def test_a_range_below_the_minimum_is_lost_up_to_its_end() -> None:
     result = read(Model([Queue(300, 1000)]), [(10, 200)])
     assert [(part.start, part.end) for part, _ in result.lost] == [(10, 200)]
 
 
-def test_rule_6_a_queue_that_went_back_is_lost_after_the_grace_time() -> None:
+def test_a_queue_that_went_back_is_lost_after_the_grace_time() -> None:
     model = Model([Queue(0, 60), Queue(0, 50)])
     result = read(model, [(0, 100), (0, 50)], FAST)
     assert [(part.start, part.end, cause) for part, cause in result.lost] == [(60, 100, Cause.WENT_BACK)]
@@ -198,7 +198,7 @@ def test_codes_17_and_29_are_loss_after_the_grace_time_only(
     assert result.lost == [(OffsetRange(result.lost[0][0].queue, 0, 100), cause)]
 
 
-def test_a_topic_that_is_deleted_while_it_is_read_is_told_although_its_route_is_gone(
+def test_topic_deleted_during_a_read_is_reported_without_route(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = Model([Queue(0, 9000, deleted_at=1000.0015)])
@@ -218,7 +218,7 @@ def test_a_topic_that_is_deleted_while_it_is_read_is_told_although_its_route_is_
     assert model.time.now - 1000 < 20
 
 
-def test_what_was_read_before_a_loss_is_delivered_and_not_called_lost() -> None:
+def test_messages_read_before_a_loss_are_delivered_and_not_lost() -> None:
     """The first answer is late; when it says that the topic is gone, those behind it are there already."""
     model = Model([Queue(0, 1000)])
     model.latency = lambda _, start: 5.0 if start == 8 else 0.001
@@ -248,7 +248,7 @@ def test_an_error_of_the_loss_report_ends_the_read() -> None:
 
 
 @pytest.mark.parametrize("size", [100, 10_000, 200_000, 1 << 20])
-def test_rule_3_bytes_in_flight_are_bounded(size: int) -> None:
+def test_bytes_in_flight_are_bounded(size: int) -> None:
     max_bytes = 2 << 20
     count = min(2000, (24 << 20) // size)
     model = Model([Queue(0, count, message_bytes=size)])
@@ -256,7 +256,7 @@ def test_rule_3_bytes_in_flight_are_bounded(size: int) -> None:
     assert model.max_in_flight <= max(max_bytes, 8 * size)  # the size is not known before the first answer
 
 
-def test_rule_3_a_late_first_answer_does_not_fill_the_memory() -> None:
+def test_a_late_first_answer_does_not_fill_the_memory() -> None:
     """Everything behind it could be read meanwhile, but only so much is collected."""
     size, max_bytes = 10_000, 1 << 20
     model = Model([Queue(0, 6000, message_bytes=size)])
@@ -279,16 +279,14 @@ def test_a_consumer_that_pauses_is_no_silent_broker() -> None:
 # --- connections
 
 
-def test_rule_3_what_was_under_way_is_asked_again_when_the_connection_breaks() -> None:
+def test_pulls_under_way_are_repeated_after_a_broken_connection() -> None:
     model = Model([Queue(0, 2000)], Accidents(cut=0.3), seed=5)
     assert read(model, [(0, 2000)], FAST).of(0) == list(range(2000))
     assert len(model.streams) > 2
 
 
 @pytest.mark.parametrize("leaves", ["breaks", "moves"])
-def test_what_came_whole_before_a_connection_was_left_is_delivered_and_not_read_again(
-    monkeypatch: pytest.MonkeyPatch, leaves: str
-) -> None:
+def test_answers_complete_before_a_reconnect_are_not_read_again(monkeypatch: pytest.MonkeyPatch, leaves: str) -> None:
     """Else a read that needs more answers than any connection gives has no end."""
     model = Model([Queue(0, 2000)])
     model.max_asked = 10_000
@@ -338,7 +336,7 @@ def test_a_broker_that_is_away_for_a_while(monkeypatch: pytest.MonkeyPatch) -> N
     assert "refused" in str(result.error)
 
 
-def test_an_error_names_the_first_cause_and_not_the_last_question_of_an_expired_deadline(
+def test_read_error_names_the_first_cause_not_the_last_timeout(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A broker is killed, its route goes, and in the end the name server has no time left to answer in."""

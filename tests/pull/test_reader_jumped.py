@@ -16,7 +16,7 @@ def jumping(size: int = 600) -> Model:
     return Model([Queue(0, size, gaps=frozenset(range(100, 250)))])
 
 
-def test_an_answer_that_jumps_over_removed_messages_is_a_loss_after_the_grace_time() -> None:
+def test_jump_over_removed_messages_is_a_loss_after_grace_time() -> None:
     model = jumping()
     result = read(model, [(0, 600)], FAST, dense=True)
     assert sorted(result.lost_offsets()) == rows((100, 250))
@@ -25,7 +25,7 @@ def test_an_answer_that_jumps_over_removed_messages_is_a_loss_after_the_grace_ti
     assert 15 <= model.time.now - 1000 < 20
 
 
-def test_a_loss_is_told_before_what_comes_behind_it_is_handed_out() -> None:
+def test_loss_is_reported_before_later_messages_are_handed_out() -> None:
     model = jumping()
     lost: list[OffsetRange] = []
     ranges = [OffsetRange(MessageQueue("t", "b", 0), 0, 600)]
@@ -37,7 +37,7 @@ def test_a_loss_is_told_before_what_comes_behind_it_is_handed_out() -> None:
     assert (min(part.start for part in lost), max(part.end for part in lost)) == (100, 250)
 
 
-def test_where_the_minimum_follows_the_loss_is_told_at_once_and_as_a_whole() -> None:
+def test_loss_is_reported_at_once_and_whole_when_minimum_follows() -> None:
     model = Model([Queue(0, 600, gaps=frozenset(range(250)), truncate=(1000.5, 250))])
     result = read(model, [(0, 600)], dense=True)
     assert [(part.start, part.end, cause) for part, cause in result.lost] == [(0, 250, Cause.TRUNCATED)]
@@ -62,7 +62,7 @@ def test_holes_at_the_end_of_several_ranges() -> None:
 
 
 @pytest.mark.parametrize(("low", "lost"), [(0, []), (40, []), (41, [(40, 41)]), (90, [(40, 90)])])
-def test_a_filtered_answer_that_begins_below_the_minimum_hides_a_loss(low: int, lost: list[tuple[int, int]]) -> None:
+def test_filtered_answer_below_the_minimum_hides_a_loss(low: int, lost: list[tuple[int, int]]) -> None:
     model = Model([Queue(0, 100, gaps=frozenset(range(0, 100, 2)))])
     model.lows[0] = low
     result = read(model, [(40, 100)], PullSettings(filtered=True))

@@ -144,7 +144,7 @@ def test_cold_data_in_eights(lone: LocalBroker) -> None:
             lone.admin.update_broker_config(broker, before)
 
 
-def test_rule_6_what_was_acknowledged_a_moment_ago_is_not_loss(real: Parts, topic: str) -> None:
+def test_what_was_acknowledged_a_moment_ago_is_not_loss(real: Parts, topic: str) -> None:
     queue = real.sender.publish_queues(topic, real.soon)[0]
     body = encode_batch([BatchItem(bytes(50), f"UNIQ_KEY\x01{n}\x02") for n in range(2000)])
     real.sender.send(queue, SendRequest("g", body, batch=True), real.soon)
@@ -153,7 +153,7 @@ def test_rule_6_what_was_acknowledged_a_moment_ago_is_not_loss(real: Parts, topi
     assert reading.lost == []
 
 
-def test_rule_6_an_operator_s_reset_is_ignored(real: Parts, filled: list[OffsetRange], address: str) -> None:
+def test_an_operator_s_reset_is_ignored(real: Parts, filled: list[OffsetRange], address: str) -> None:
     topic = filled[0].queue.topic
     Reading([OffsetRange(filled[0].queue, 0, 1)], lambda: address).run()  # now the group exists
     reset = rpc.INVOKE_BROKER_TO_RESET_OFFSET.request(
@@ -242,7 +242,7 @@ class TestFaultyNetwork:
         assert reading.run() == reading.expected
 
 
-def test_a_broker_that_is_killed_while_it_is_read_and_comes_back_loses_and_repeats_nothing(lone: LocalBroker) -> None:
+def test_broker_killed_during_a_read_loses_and_repeats_nothing(lone: LocalBroker) -> None:
     """Most of it was not asked for when the broker dies, and it stays away until the read says that it waits."""
     counts, most = (3000, 1000), 256 << 10
     (topic,) = names(1, "killed")

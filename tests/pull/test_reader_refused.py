@@ -46,7 +46,7 @@ def test_a_loss_is_the_error_also_where_it_is_all_that_was_left(queue: Queue, ra
 
 
 @pytest.mark.parametrize("queue", [Queue(0, 40), Queue(0, 60, deleted_at=0.0)])
-def test_a_loss_is_told_also_where_a_read_is_given_less_time_than_the_time_of_grace(queue: Queue) -> None:
+def test_loss_is_reported_when_deadline_is_below_the_grace_time(queue: Queue) -> None:
     """Else it would be an error that the broker does not answer, each time anew, and ``failOnDataLoss=warn`` of no use."""
     model = Model([queue])
     model.buffer_bytes = 1 << 20
@@ -56,7 +56,7 @@ def test_a_loss_is_told_also_where_a_read_is_given_less_time_than_the_time_of_gr
     assert 2 <= model.time.now - 1000 < 4
 
 
-def test_an_answer_that_leads_nowhere_is_asked_for_again_after_pauses_that_grow() -> None:
+def test_answer_without_progress_is_repeated_with_growing_pauses() -> None:
     model = Model([Queue(0, 40)])
     model.max_asked, plain = 200, model.answer  # twelve for each of what is asked for at once
     model.answer = lambda *asked: ([], asked[1]) if model.time.now < 1005 else plain(*asked)  # type: ignore[method-assign]

@@ -61,7 +61,7 @@ def offsets(found: RangesReading, model: Model) -> list[int]:
 GAPPED = frozenset(range(3, 7))
 
 
-def test_holes_are_lost_in_the_end_where_every_offset_has_a_message() -> None:
+def test_holes_become_losses_where_every_offset_has_a_message() -> None:
     model = Model([Queue(0, 20, GAPPED)])
     found, lost = reading(Puller(model), 20)
     assert offsets(found, model) == [0, 1, 2, *range(7, 20)]
@@ -76,7 +76,7 @@ def test_holes_of_a_compaction_topic_are_right() -> None:
     assert (lost, model.time.now - 1000 < 1) == ([], True)
 
 
-def test_a_filter_makes_holes_and_its_first_message_is_looked_for() -> None:
+def test_filter_explains_holes_and_first_message_is_looked_up() -> None:
     model = Model([Queue(0, 20, GAPPED)])
     puller = Puller(model)
     found, lost = reading(puller, 20, TAGS)
@@ -112,7 +112,7 @@ def test_where_brokers_filter_nothing_holes_count() -> None:
     assert by_broker.on_holes is None
 
 
-def test_a_loss_that_the_read_reports_in_the_middle_says_nothing_of_what_is_before() -> None:
+def test_loss_reported_mid_read_does_not_clear_earlier_offsets() -> None:
     """What a filter hid there may be gone, too."""
     lost: list[tuple[int, int]] = []
     check = FilteredReadCheck(

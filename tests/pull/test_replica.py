@@ -116,7 +116,7 @@ def test_without_a_route_the_plan_is_believed(
     assert replica.hint(None) is not master
 
 
-def test_a_slave_is_no_master_because_its_master_could_not_be_reached(
+def test_slave_stays_a_slave_when_its_master_is_unreachable(
     make: Callable[..., Replica], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     replica = make("slave")

@@ -28,7 +28,7 @@ def asked(frames: list[bytes]) -> list[tuple[int, int, int, int]]:
     return [(c.opaque, *(int(c.ext[name]) for name in ("queueId", "queueOffset", "maxMsgNums"))) for c in commands]
 
 
-def test_the_lowest_offsets_are_asked_for_first_and_no_more_than_is_missing() -> None:
+def test_lowest_missing_offsets_are_pulled_first_and_no_others() -> None:
     sender, todo = requests(), missing()
     assert asked(sender.next_frames(todo, PullPacing(PullSettings()), 3, 8)) == [
         (0, 0, 5, 8),
@@ -48,7 +48,7 @@ def test_numbers_begin_anew_before_they_do_not_fit(monkeypatch: pytest.MonkeyPat
     assert numbers == [0, 1, 0, 1, 0, 1]
 
 
-def test_a_refused_request_has_other_keys_when_they_changed_since() -> None:
+def test_refused_request_is_signed_with_keys_changed_since() -> None:
     keys = ["old"]
     sender, todo, pacing = requests(keys), missing(), PullPacing(PullSettings())
     sender.next_frames(todo, pacing, 2, 4)

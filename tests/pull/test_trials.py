@@ -21,7 +21,7 @@ def test_a_trial_counts_from_its_first_suspicion() -> None:
 
 
 @pytest.mark.parametrize(("now", "lost"), [(100.0, False), (114.9, False), (115.0, True)])
-def test_it_is_lost_when_it_has_looked_like_that_for_the_time_of_grace(now: float, lost: bool) -> None:
+def test_suspected_loss_is_confirmed_after_the_grace_time(now: float, lost: bool) -> None:
     known = trials()
     known.suspect_loss(HERE, 100.0)
     assert known.suspect_loss(HERE, now) is lost
@@ -42,7 +42,7 @@ def test_what_is_not_believed_begins_the_time_of_grace_anew() -> None:
     ]
 
 
-def test_what_was_forgotten_looks_like_loss_still_and_begins_the_time_of_grace_anew() -> None:
+def test_address_change_keeps_suspicion_but_restarts_grace_time() -> None:
     known = trials()
     known.suspect_loss(HERE, 100.0)
     known.next_retry_at(THERE, 100.0)
@@ -52,7 +52,7 @@ def test_what_was_forgotten_looks_like_loss_still_and_begins_the_time_of_grace_a
     assert not known.suspect_loss(THERE, 120.0)
 
 
-def test_pauses_are_of_each_place_and_begin_anew_when_something_came() -> None:
+def test_retry_pauses_are_per_place_and_restart_after_an_answer() -> None:
     known = trials()
     assert [known.next_retry_at(HERE, 100.0), known.next_retry_at(HERE, 100.0), known.next_retry_at(THERE, 100.0)] == [
         101.0,

@@ -72,13 +72,13 @@ def test_cases(given_answer: EmptyAnswer, decision: object) -> None:
     assert judge(START, given_answer) == decision
 
 
-def test_rule_6_a_reset_by_an_operator_is_neither_progress_nor_loss_whatever_it_says() -> None:
+def test_operator_reset_is_neither_progress_nor_loss() -> None:
     for beyond in (0, START, 10_000):
         assert judge(START, answer(21, "OFFSET_RESET", beyond, beyond)) == Reset(beyond)
 
 
 @given(st.sampled_from([19, 20, 21]), st.text(max_size=5), st.none() | st.integers(0, 200), st.integers(0, 200))
-def test_rule_6_nothing_leads_backwards(code: int, remark: str, beyond: int | None, low: int) -> None:
+def test_nothing_leads_backwards(code: int, remark: str, beyond: int | None, low: int) -> None:
     match judge(START, answer(code, remark, beyond, low)):
         case Continue(at):
             assert at > START
@@ -100,7 +100,7 @@ def refusal(code: int, remark: str) -> BrokerError:
     return decision
 
 
-def test_rule_4_access_denied_is_final() -> None:
+def test_access_denied_is_final() -> None:
     error = refusal(16, "User:x has no permission to access Topic:t")
     assert isinstance(error, AccessDenied)
     assert "Sub and Get on the topic" in str(error)

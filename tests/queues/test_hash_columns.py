@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rocketmq_spark.base.java import string_hash
-from rocketmq_spark.columnar.arrow import hash_codes
+from rocketmq_spark.columnar.java_hashes import hash_codes
 from rocketmq_spark.errors import OptionError
 from tests.queues import read
 

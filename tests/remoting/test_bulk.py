@@ -68,14 +68,14 @@ class TestTemplate:
         got = header.decode(PullTemplate(command, ("key%", secret, token)).frame(opaque, offset, count)[4:])
         assert got == header.sign(expected(command, opaque, offset, count), "key%", secret, token)
 
-    def test_rule_1_frames_are_json_from_python_of_a_recent_version(self) -> None:
+    def test_frames_are_json_from_python_of_a_recent_version(self) -> None:
         frame = PullTemplate(pull()).frame(1, 2, 3)
         fields = json.loads(frame[8:])
         assert frame[4] == SerializeType.JSON
         assert (fields["language"], fields["flag"]) == ("PYTHON", 0)
         assert fields["version"] >= 477
 
-    def test_rule_5_reads_are_stateless(self) -> None:
+    def test_reads_are_stateless(self) -> None:
         ext = header.decode(PullTemplate(pull(broker="broker-a")).frame(1, 2, 3)[4:]).ext
         assert (ext["sysFlag"], ext["bname"]) == ("4", "broker-a")
 
@@ -172,7 +172,7 @@ def test_a_header_is_not_continued_in_its_body(wire: Wire) -> None:
     assert [(f[0], wire.body(f)) for f in wire.found] == [(5, inner)]
 
 
-def test_rule_1_binary_answers(wire: Wire) -> None:
+def test_binary_answers(wire: Wire) -> None:
     wire.feed(answer(5, b"body", 12, SerializeType.ROCKETMQ) + java_answer(6, b"x"))
     assert [(f[0], f[1], wire.body(f)) for f in wire.found] == [(5, 12, b"body"), (6, 7, b"x")]
 
@@ -188,7 +188,7 @@ def test_answers_without_messages(wire: Wire) -> None:
     assert (second, busy.code, busy.next_offset, busy.suggested_broker) == (6, Response.SYSTEM_BUSY, None, None)
 
 
-def test_rule_2_requests_of_the_broker_are_passed_over(wire: Wire) -> None:
+def test_requests_of_the_broker_are_passed_over(wire: Wire) -> None:
     wire.feed(header.encode(Command(40, {"consumerGroup": "g"}, b"", 5)) + java_answer(5, b"x"))
     assert [wire.body(f) for f in wire.found] == [b"x"]
     assert wire.others == []
@@ -209,7 +209,7 @@ def test_a_success_that_does_not_say_where_to_go_on(wire: Wire) -> None:
         header.encode(Command(19, {"nextBeginOffset": "x"}, b"", 5, Flag.RESPONSE)),
     ],
 )
-def test_rule_3_bytes_of_another_protocol_are_an_error_that_names_the_server(data: bytes, wire: Wire) -> None:
+def test_bytes_of_another_protocol_raise_error_naming_the_server(data: bytes, wire: Wire) -> None:
     with pytest.raises(RemoteProtocolError) as caught:
         wire.feed(data + bytes(200))
     assert caught.value.addr == wire.stream.address
@@ -217,20 +217,20 @@ def test_rule_3_bytes_of_another_protocol_are_an_error_that_names_the_server(dat
 
 @pytest.mark.parametrize("digits", [20, 5000])
 @pytest.mark.parametrize("frame", [java_answer(5, b"", 77777), java_answer(77777, b"")], ids=["offset", "number"])
-def test_rule_3_numbers_beyond_all_bounds(frame: bytes, digits: int) -> None:
+def test_numbers_beyond_all_bounds(frame: bytes, digits: int) -> None:
     wire = Wire(1 << 16)
     with pytest.raises(RemoteProtocolError):
         wire.feed(with_digits(frame, digits))
     wire.close()
 
 
-def test_rule_1_the_limit_itself_is_waited_for(wire: Wire) -> None:
+def test_the_limit_itself_is_waited_for(wire: Wire) -> None:
     wire.feed((256 << 20).to_bytes(4, "big") + bytes(4))
     assert not wire.stream.full
     assert (wire.found, wire.others) == ([], [])
 
 
-def test_memory_is_taken_for_what_has_arrived_not_for_what_is_announced(wire: Wire) -> None:
+def test_memory_is_taken_for_arrived_bytes_not_announced_ones(wire: Wire) -> None:
     wire.feed((256 << 20).to_bytes(4, "big") + bytes(wire.stream.room - 4))
     for _ in range(3):
         assert wire.stream.full
@@ -273,12 +273,12 @@ def test_a_stream_whose_room_others_need_ends(wire: Wire) -> None:
 @pytest.mark.parametrize(
     "head", [b"HTTP/1.1 400", b"\xff\xff\xff\xff\x00\x00\x00\x00", b"\x10\x00\x00\x01\x00\x00\x00\x00"]
 )
-def test_rule_1_no_frame_above_the_limit_is_waited_for(head: bytes, wire: Wire) -> None:
+def test_no_frame_above_the_limit_is_waited_for(head: bytes, wire: Wire) -> None:
     with pytest.raises(RemoteProtocolError, match="announced a frame of"):
         wire.feed(head)
 
 
-def test_a_frame_larger_than_the_buffer_makes_it_grow_and_shrink_again(wire: Wire) -> None:
+def test_large_frame_grows_the_buffer_which_shrinks_again(wire: Wire) -> None:
     large, usual = bytes(range(256)) * 200, len(wire.stream.buffer)
     data = java_answer(1, b"first") + java_answer(2, large) + java_answer(3, b"last")
     sent = 0
@@ -341,9 +341,7 @@ class Taken:
 
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 700), min_size=1, max_size=25), st.integers(0, 1 << 32))
-def test_every_body_arrives_intact_once_however_the_stream_is_cut_and_the_buffer_turned(
-    sizes: list[int], seed: int
-) -> None:
+def test_every_body_arrives_once_however_the_stream_is_cut(sizes: list[int], seed: int) -> None:
     rng = random.Random(seed)
     bodies = {i: rng.randbytes(size) for i, size in enumerate(sizes)}
     kinds = [answer, java_answer, lambda *a: answer(*a, SerializeType.ROCKETMQ)]

@@ -72,7 +72,7 @@ def test_bytes_nothing_and_the_end(pair: tuple[SocketChannel, socket.socket]) ->
     assert channel.receive(view) == 0
 
 
-def test_a_shutdown_wakes_who_waits_and_a_closed_one_is_ready_at_once(
+def test_shutdown_wakes_waiters_and_closed_channel_is_ready(
     pair: tuple[SocketChannel, socket.socket],
 ) -> None:
     channel, _ = pair

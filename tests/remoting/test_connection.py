@@ -93,14 +93,12 @@ def test_a_proxy_that_does_not_answer_is_explained(broker: MockBroker, connect: 
 
 
 @pytest.mark.parametrize("kind", SerializeType)
-def test_rule_1_answers_in_either_header_type(kind: SerializeType, connect: Connect) -> None:
+def test_answers_in_either_header_type(kind: SerializeType, connect: Connect) -> None:
     with MockBroker({PING: ok(b"x", a="1")}, kind) as broker:
         assert connect(broker.address).call(ping(), soon()).ext == {"a": "1"}
 
 
-def test_rule_2_many_threads_share_a_connection_whose_answers_come_in_any_order(
-    broker: MockBroker, connect: Connect
-) -> None:
+def test_threads_share_a_connection_with_answers_in_any_order(broker: MockBroker, connect: Connect) -> None:
     held = mb.Held()
     broker.on(PING, held)
     connection = connect(broker.address)
@@ -149,7 +147,7 @@ def test_a_call_times_out_and_its_late_answer_disturbs_nobody(broker: MockBroker
     assert not connection.closed
 
 
-def test_an_answer_that_is_being_handed_over_when_the_time_ends_is_waited_for(
+def test_answer_being_handed_over_at_the_timeout_is_waited_for(
     broker: MockBroker, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = mb.Held()
@@ -214,7 +212,7 @@ def test_a_server_that_answers_others_is_not_silent(
 # --- writing
 
 
-def test_a_server_that_reads_slowly_costs_deadlines_but_no_frames(connect: Connect) -> None:
+def test_slowly_reading_server_costs_deadlines_but_no_frames(connect: Connect) -> None:
     with MockBroker({PING: lambda call: ok(n=call.ext("n"))}, receive_buffer=4096) as broker:
         connection, outcomes = connect(broker.address), Outcomes()
         broker.may_read.clear()
@@ -236,9 +234,7 @@ def test_a_server_that_reads_slowly_costs_deadlines_but_no_frames(connect: Conne
         assert isinstance(outcomes.wait()[0], Command)
 
 
-def test_what_found_another_writing_and_may_not_wait_is_written_a_moment_later(
-    broker: MockBroker, connect: Connect
-) -> None:
+def test_request_blocked_by_another_writer_is_written_soon_after(broker: MockBroker, connect: Connect) -> None:
     """The reader, which asks from within an answer, waits for no writer; and that one may have looked for the last time."""
     broker.on(PING, ok())
     connection, outcomes = connect(broker.address), Outcomes()
@@ -270,7 +266,7 @@ def test_a_server_that_takes_nothing_is_left(connect: Connect, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("how", [mb.close, mb.reset, mb.torn(ok(b"body"), 9)])
-def test_rule_3_a_broken_connection_fails_all_who_wait_each_with_its_own_error(
+def test_broken_connection_fails_each_waiter_with_its_own_error(
     how: mb.Reply, broker: MockBroker, connect: Connect
 ) -> None:
     broker.on(PING, [ok(), mb.never, mb.never, how])
@@ -290,7 +286,7 @@ def test_rule_3_a_broken_connection_fails_all_who_wait_each_with_its_own_error(
 
 
 @pytest.mark.parametrize("data", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\x00\x00\x00\x08\x09\x00\x00\x00abcd"])
-def test_rule_3_bytes_of_another_protocol_end_the_connection(data: bytes, broker: MockBroker, connect: Connect) -> None:
+def test_bytes_of_another_protocol_end_the_connection(data: bytes, broker: MockBroker, connect: Connect) -> None:
     broker.on(PING, mb.raw(data))
     connection = connect(broker.address)
     with pytest.raises(RemoteProtocolError) as caught:
@@ -300,7 +296,7 @@ def test_rule_3_bytes_of_another_protocol_end_the_connection(data: bytes, broker
 
 
 @pytest.mark.parametrize("error", [MemoryError("none is left"), SystemExit("mine")])
-def test_a_reader_that_ends_as_nobody_expected_leaves_nobody_waiting(
+def test_unexpected_reader_failure_leaves_no_caller_waiting(
     error: BaseException, broker: MockBroker, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broker.on(PING, ok())
@@ -311,7 +307,7 @@ def test_a_reader_that_ends_as_nobody_expected_leaves_nobody_waiting(
     assert connection.closed
 
 
-def test_rule_3_a_good_answer_before_bad_bytes_leaves_nobody_waiting(broker: MockBroker, connect: Connect) -> None:
+def test_a_good_answer_before_bad_bytes_leaves_nobody_waiting(broker: MockBroker, connect: Connect) -> None:
     held = mb.Held()
     broker.on(PING, held)
     connection, outcomes = connect(broker.address), Outcomes()
@@ -322,7 +318,7 @@ def test_rule_3_a_good_answer_before_bad_bytes_leaves_nobody_waiting(broker: Moc
     assert any(isinstance(result, RemoteProtocolError) for result in outcomes.wait(2))
 
 
-def test_rule_1_a_frame_above_the_limit_ends_the_connection(broker: MockBroker, connect: Connect) -> None:
+def test_a_frame_above_the_limit_ends_the_connection(broker: MockBroker, connect: Connect) -> None:
     broker.on(PING, ok(bytes(2000)))
     with pytest.raises(RemoteProtocolError, match="limit"):
         connect(broker.address, max_frame=1000).call(ping(), soon())
@@ -398,7 +394,7 @@ def test_a_receiver_that_fails_costs_others_nothing(error: BaseException, broker
 
 
 @pytest.mark.parametrize("error", RAISED, ids=lambda error: type(error).__name__)
-def test_rule_2_requests_of_the_server_are_answered_by_the_handler_or_with_code_3(
+def test_server_requests_are_answered_by_handler_or_with_code_3(
     error: BaseException, broker: MockBroker, connect: Connect
 ) -> None:
     asked_by = []
@@ -426,7 +422,7 @@ def test_rule_2_requests_of_the_server_are_answered_by_the_handler_or_with_code_
     assert asked_by == [broker.address] * 4
 
 
-def test_rule_2_without_a_handler_requests_of_the_server_are_refused(broker: MockBroker, connect: Connect) -> None:
+def test_without_a_handler_requests_of_the_server_are_refused(broker: MockBroker, connect: Connect) -> None:
     connect(broker.address)
     broker.wait_for(lambda: bool(broker.peers))
     broker.ask(Command(307, opaque=0))
@@ -521,7 +517,7 @@ def test_who_waits_in_the_midst_of_it_takes_the_others_along(broker: MockBroker,
         outcomes.wait(1)
 
 
-def test_answers_that_a_server_does_not_read_are_not_kept_without_limit(
+def test_answers_a_server_does_not_read_are_bounded_in_memory(
     connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection_module, "UNREAD_BYTES", 3 << 20)

@@ -95,9 +95,7 @@ def call(connection: Connection, n: int) -> Command:
     return connection.call(Command(PING, {"n": f"{n}"}, BODY), Deadline.after(60))
 
 
-def test_what_is_written_after_ctrl_c_is_never_the_rest_of_a_frame(
-    server: Server, connect: Callable[..., Connection]
-) -> None:
+def test_write_after_ctrl_c_never_continues_a_partial_frame(server: Server, connect: Callable[..., Connection]) -> None:
     broken = 0
     for at in itertools.count():
         connection = connect(server.address)
@@ -128,7 +126,7 @@ class TakenAndInterrupted:
         return taken
 
 
-def test_ctrl_c_as_a_writer_s_turn_comes_keeps_no_other_from_writing(
+def test_ctrl_c_on_taking_the_write_lock_does_not_block_writers(
     server: Server, connect: Callable[..., Connection], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connection = connect(server.address)
@@ -140,7 +138,7 @@ def test_ctrl_c_as_a_writer_s_turn_comes_keeps_no_other_from_writing(
     assert server.bodies == [BODY, BODY]
 
 
-def test_a_signal_handler_above_a_write_does_not_write_into_its_frame(
+def test_signal_handler_during_a_write_does_not_write_into_frame(
     server: Server, connect: Callable[..., Connection], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connection, outcomes = connect(server.address), list[object]()

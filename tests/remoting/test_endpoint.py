@@ -329,7 +329,7 @@ def pass_s(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
 
 
 @pytest.mark.parametrize("damage", ["removed", "damaged", "empty"])
-def test_an_authority_that_cannot_be_read_any_more_is_trusted_for_ten_minutes(
+def test_unreadable_ca_file_stays_trusted_for_ten_minutes(
     tmp_path: Path,
     server_tls: ssl.SSLContext,
     certificate: tuple[Path, Path],
@@ -368,7 +368,7 @@ def test_an_authority_that_cannot_be_read_any_more_is_trusted_for_ten_minutes(
 class TestNames:
     """Which certificates for another name are accepted without the check of the name, and which error says so."""
 
-    def test_the_check_is_only_to_be_switched_off_if_nothing_else_differs(
+    def test_error_suggests_skipping_name_check_only_if_name_differs(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         certs = certificates(tmp_path)

@@ -143,7 +143,7 @@ def test_a_dead_address_rests_for_a_moment_that_grows(pool: Pool, dead: str, mon
     assert 1.0 <= slept[-1] <= 2.0
 
 
-def test_when_there_is_no_time_to_rest_the_earlier_error_is_reported(
+def test_earlier_error_is_reported_if_no_backoff_time_is_left(
     pool: Pool, dead: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pool_module, "FIRST_BACKOFF_S", 60.0)
@@ -252,7 +252,7 @@ def test_close_ends_everything_and_refuses_everybody(broker: MockBroker, pool: P
         pool.get(broker.address, soon())
 
 
-def test_a_connection_that_is_made_while_the_pool_closes_is_closed_too(
+def test_connection_made_while_the_pool_closes_is_closed_too(
     broker: MockBroker, pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, real = [], pool_module.Connection
@@ -301,7 +301,7 @@ def test_at_the_limit_the_longest_idle_connection_is_closed(
     assert few.get(fourth.address, soon()).call(ping(), soon()).code == 0
 
 
-def test_at_the_limit_requests_wait_while_all_connections_are_in_use(few: Pool, servers: list[MockBroker]) -> None:
+def test_requests_at_the_connection_limit_wait_for_a_free_one(few: Pool, servers: list[MockBroker]) -> None:
     held = mb.Held()
     for server in servers[:2]:
         server.on(PING, held)
@@ -367,7 +367,7 @@ def test_addresses_of_routes_are_not_kept_without_limit(
     assert pool.is_connected(broker.address)
 
 
-def test_connections_of_a_client_that_nobody_uses_are_closed_by_others(
+def test_idle_connections_of_unused_client_are_closed_by_others(
     broker: MockBroker, pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process keeps the clients of all options that it was ever given, each with a thread for each connection."""

@@ -91,7 +91,7 @@ def test_a_route_shows_a_name_server_and_its_fields_a_proxy(before: Peer) -> Non
     assert peer_after(before, asked, Command(Response.TOPIC_NOT_EXIST, of_proxy)) is Peer.PROXY
 
 
-def test_each_request_has_a_number_of_its_own_and_gets_its_answer() -> None:
+def test_each_request_has_its_own_number_and_gets_its_own_answer() -> None:
     talk = conversation()
     first, second = talk.send(Command(PING), "first"), talk.send(Command(PING), "second")
     assert [command.opaque for command in sent(talk)] == [first, second]
@@ -125,7 +125,7 @@ def test_numbers_fit_the_wire_and_never_collide(start: int, count: int) -> None:
     assert [command.opaque for command in sent(talk)] == numbers
 
 
-def test_rule_2_a_request_of_the_server_with_our_number_is_not_our_answer() -> None:
+def test_server_request_with_our_number_is_not_our_answer() -> None:
     talk = conversation()
     opaque = talk.send(Command(PING), "mine")
     events = talk.receive(request(opaque) + answer(opaque, b"real"))
@@ -134,7 +134,7 @@ def test_rule_2_a_request_of_the_server_with_our_number_is_not_our_answer() -> N
     assert (events[1].waiter, bytes(events[1].command.body)) == ("mine", b"real")
 
 
-def test_rule_2_an_unknown_request_of_the_server_is_answered_with_code_3() -> None:
+def test_unknown_server_request_is_answered_with_code_3() -> None:
     talk = conversation()
     (event,) = talk.receive(request(42, 307))
     assert isinstance(event, RequestReceived)
@@ -147,7 +147,7 @@ def test_rule_2_an_unknown_request_of_the_server_is_answered_with_code_3() -> No
     assert "307" in str(event.reply.remark)
 
 
-def test_rule_2_a_one_way_request_of_the_server_is_not_answered() -> None:
+def test_a_one_way_request_of_the_server_is_not_answered() -> None:
     (event,) = conversation().receive(request(42, 40, Flag.ONEWAY))
     assert isinstance(event, RequestReceived)
     assert event.reply is None
@@ -157,7 +157,7 @@ def test_a_frame_with_both_flags_is_a_response() -> None:
     assert conversation().receive(request(5, 0, Flag.ONEWAY | Flag.RESPONSE)) == []
 
 
-def test_a_late_answer_is_ignored_and_its_number_may_be_used_again() -> None:
+def test_late_answer_to_a_cancelled_request_is_ignored() -> None:
     talk = conversation()
     opaque = talk.send(Command(PING), "gone")
     assert talk.cancel(opaque) == "gone"
@@ -173,7 +173,7 @@ def test_what_expired_is_forgotten_and_returned() -> None:
     assert talk.waiting == 1
 
 
-def test_rule_3_every_waiter_gets_its_own_copy_of_the_error_with_the_cause() -> None:
+def test_every_waiter_gets_its_own_copy_of_error_with_its_cause() -> None:
     talk = conversation()
     for waiter in "abc":
         talk.send(Command(PING), waiter)
@@ -188,7 +188,7 @@ def test_rule_3_every_waiter_gets_its_own_copy_of_the_error_with_the_cause() -> 
 
 
 @pytest.mark.parametrize("bad", [b"\x00\x00\x00\x04\x07\x00\x00\x00", b"\x7f\xff\xff\xff", b"HTTP/1.1 400 "])
-def test_rule_3_bad_bytes_behind_a_good_answer_leave_no_waiter_behind(bad: bytes) -> None:
+def test_bad_bytes_behind_a_good_answer_leave_no_waiter_behind(bad: bytes) -> None:
     talk = conversation()
     opaque = talk.send(Command(PING), "answered")
     talk.send(Command(PING), "waiting")
@@ -197,7 +197,7 @@ def test_rule_3_bad_bytes_behind_a_good_answer_leave_no_waiter_behind(bad: bytes
     assert {waiter for waiter, _ in talk.connection_lost(caught.value)} == {"answered", "waiting"}
 
 
-def test_rule_1_both_header_types_are_understood_and_requests_are_json_from_python() -> None:
+def test_both_header_types_are_read_and_requests_are_python_json() -> None:
     talk = conversation()
     opaque = talk.send(Command(PING, {"k": "v"}), "w")
     (out,) = talk.take_outgoing()
@@ -207,7 +207,7 @@ def test_rule_1_both_header_types_are_understood_and_requests_are_json_from_pyth
     assert len(talk.receive(answer(opaque, kind=SerializeType.ROCKETMQ))) == 1
 
 
-def test_rule_1_inbound_frames_have_a_limit_of_their_own() -> None:
+def test_inbound_frames_have_a_limit_of_their_own() -> None:
     talk: RemotingProtocol[str] = RemotingProtocol(100)
     with pytest.raises(RemoteProtocolError, match="limit"):
         talk.receive(b"\x00\x00\x00\x65")
@@ -221,7 +221,7 @@ def test_a_request_that_cannot_be_encoded_waits_for_nothing() -> None:
     assert not talk.has_outgoing
 
 
-def test_large_bodies_are_not_copied_and_small_ones_are_one_write() -> None:
+def test_large_bodies_are_not_copied_and_small_share_one_write() -> None:
     talk = conversation()
     large = memoryview(bytes(SMALL_BODY))
     talk.send(Command(PING, body=large), "w")

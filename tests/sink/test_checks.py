@@ -91,7 +91,7 @@ def test_one_thing_wrong(columns, given, part):
     assert part in problems({"body": None, **columns}, **{"topic": "t", **given})
 
 
-def test_an_environment_by_its_number_needs_somebody_who_remembers_its_queues():
+def test_numbered_environment_needs_writer_that_keeps_its_queues():
     """A batch is counted for by its driver, a stream's writer is made anew for each micro-batch."""
     by_number = sink_options("x:1", topic="t", environment="2")
     checks.check_sink(by_number, schema(body=None))
@@ -256,7 +256,7 @@ def test_a_warning_says_that_partitions_have_other_queues(use, caplog):
         ("", "bc", False),
     ],
 )
-def test_numbers_of_partitions_are_compared_by_brokers_and_counts(use, caplog, before, now, told):
+def test_partition_numbers_are_compared_by_brokers_and_counts(use, caplog, before, now, told):
     sender = use(Numbered(before, now))
     for _ in range(2):
         checks.numbered_queues(sender, "t", sink_options("x:1", topic="t"))
@@ -295,7 +295,7 @@ def test_numbers_of_partitions_take_little_memory(use, monkeypatch):
     assert kept == {}
 
 
-def test_another_name_of_a_topic_is_told_once_and_names_take_little_memory(monkeypatch, caplog):
+def test_two_names_of_a_topic_are_logged_once_in_little_memory(monkeypatch, caplog):
     process.kept(checks._NAMES_KEY).clear()
     monkeypatch.setattr(checks, "_MAX_NAMED", 3)
     options = sink_options("x:1", topicNames="dotsToUnderscores")
@@ -322,7 +322,7 @@ def test_timers_are_refused_by_brokers_that_would_ignore_them(use, column):
     checks.check_brokers(sink_options("x:1", topic="t"), {column: column})
 
 
-def test_11_26_a_stream_with_other_columns_is_checked_again(use):
+def test_stream_with_other_columns_is_checked_again(use):
     use(Asked(OLD))
     options = sink_options("x:1", topic="t")
     checks.check_brokers(options, {}, once_per_process=True)
@@ -330,7 +330,7 @@ def test_11_26_a_stream_with_other_columns_is_checked_again(use):
         checks.check_brokers(options, {"delayms": "delayMs"}, once_per_process=True)
 
 
-def test_11_26_a_batch_may_be_as_large_as_a_message():
+def test_batch_may_be_as_large_as_a_message():
     options = sink_options("x:1", topic="t", batchMaxBytes=1000, maxMessageSize=1000)
     assert checks.check_sink(options, schema(body=None)) == {"body": "body"}
     assert "more than 'maxMessageSize' 999" in problems(
@@ -343,7 +343,7 @@ def timers(client, brokers=None, name_server="x:1"):
     return [asked for asked, _ in client.versions_asked]
 
 
-def test_11_23_each_broker_is_asked_once_for_its_release(use):
+def test_each_broker_is_asked_once_for_its_release(use):
     client = use(Asked())
     for _ in range(3):
         assert timers(client) == [["a", "b"]]
@@ -369,7 +369,7 @@ def test_what_brokers_said_elsewhere_does_not_count(use):
     assert [brokers for brokers, _ in client.versions_asked] == [["b"], ["b"]]
 
 
-def test_11_23_a_broker_that_hangs_is_asked_again_after_a_while(use, monkeypatch):
+def test_broker_that_hangs_is_asked_again_after_a_while(use, monkeypatch):
     client = use(Asked())
     del client.versions["b"]
     for _ in range(3):
@@ -383,7 +383,7 @@ def test_11_23_a_broker_that_hangs_is_asked_again_after_a_while(use, monkeypatch
     assert client.versions_asked[-1][0] == ["b"]
 
 
-def test_a_topic_that_moves_within_a_task_to_brokers_without_timers_is_refused_there(use, monkeypatch):
+def test_topic_moved_mid_task_to_brokers_without_timers_fails(use, monkeypatch):
     """They would deliver at once what is due later."""
     monkeypatch.setattr(task, "ROUTE_REFRESH_S", 0.0)
     sender = use(ScriptedSender(Time()))
@@ -439,7 +439,7 @@ def test_a_stream_goes_on_when_nobody_can_tell(use):
         checks.check_brokers(sink_options("x:1", topic="t"), {}, once_per_process=True)
 
 
-def test_a_batch_write_begins_with_its_spool_while_no_broker_answers(use, tmp_path):
+def test_batch_write_with_a_spool_starts_while_no_broker_answers(use, tmp_path):
     given = {"topic": "t", "sendTimeout": "200ms", "retryInterval": "1ms"}
     use(Asked(error=AWAY))
     checks.check_brokers(sink_options("x:1", **given, onSendFailure="spool", spoolDir=str(tmp_path)), {})
@@ -447,7 +447,7 @@ def test_a_batch_write_begins_with_its_spool_while_no_broker_answers(use, tmp_pa
         checks.check_brokers(sink_options("x:1", **given), {})
 
 
-def test_12_9_no_error_is_its_own_cause(use):
+def test_no_error_is_its_own_cause(use):
     unwritable = RouteNotFound("no write permission")
     use(Asked(error=unwritable, brokers=True))
     with pytest.raises(RouteNotFound) as e:
@@ -467,13 +467,13 @@ def waiting(client, send_timeout="30s", expected=False):
     return client.asked
 
 
-def test_11_17_what_is_not_known_is_waited_for():
+def test_what_is_not_known_is_waited_for():
     outage = [AWAY, CallTimeout("late"), BrokerNotFound("no broker of the topic has a master now")]
     assert waiting(Asked(error=[*outage, MISSING, None])) == 5, "nobody was registered"
     assert waiting(Asked(error=[MISSING, MISSING, None], brokers=True)) == 3
 
 
-def test_11_17_a_topic_is_unknown_when_brokers_are_registered_unless_it_was_there_before():
+def test_missing_topic_fails_with_brokers_unless_seen_before():
     client = Asked(error=[MISSING] * 4, brokers=True)
     with pytest.raises(RouteNotFound, match="no such topic") as e:
         waiting(client)
@@ -484,7 +484,7 @@ def test_11_17_a_topic_is_unknown_when_brokers_are_registered_unless_it_was_ther
         waiting(client)
 
 
-def test_11_17_the_error_after_the_wait_is_the_first_one():
+def test_the_error_after_the_wait_is_the_first_one():
     client = Asked(error=AWAY)
     with pytest.raises(
         ConnectionLost, match=r"no name server answers: refused; waited for 0.2 s, option 'sendTimeout'"

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def test_a_frame_is_written_without_a_save_mode_and_the_counts_come_back(
+def test_frame_is_written_without_a_save_mode_and_counts_return(
     spark: SparkSession, rocketmq: LocalBroker, topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     frame = spark.range(0, 1000, 1, 3).selectExpr("cast(id as string) body", "concat('k', id % 5) shardingKey")
@@ -180,7 +180,7 @@ class Frame:
         return SimpleNamespace(collect=lambda: [row for batch in done for row in batch.to_pylist()])
 
 
-def test_a_task_sends_to_the_queue_that_its_driver_counted_although_a_broker_left_the_route() -> None:
+def test_task_keeps_the_queue_its_driver_counted_for_it() -> None:
     """The number of an environment would be another one's queue among those that are left."""
     script = {Request.SEND_BATCH_MESSAGE: ok(msgId="x", queueId=0, queueOffset=0)}
     with MockBroker() as names, MockBroker(script) as mine, MockBroker(script) as others:
@@ -239,7 +239,7 @@ def test_readers_drop_repeated_rows_by_their_id(
     assert found == Counter({str(i): 1 for i in range(300)})
 
 
-def test_a_batch_that_was_begun_for_other_topics_is_not_begun_anew_under_another_name(
+def test_batch_begun_for_other_topics_gets_no_second_name(
     spark: SparkSession, rocketmq: LocalBroker, make_topic: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A write without a name is called after its topics, and what is stored would be sent again under another name."""
@@ -265,7 +265,7 @@ def test_a_batch_that_was_begun_for_other_topics_is_not_begun_anew_under_another
     assert begun(second, f"{one},{two}")
 
 
-def test_a_checkpoint_whose_batch_is_done_is_that_of_another_query(tmp_path: Path) -> None:
+def test_checkpoint_with_a_finished_batch_is_of_another_query(tmp_path: Path) -> None:
     """Spark Connect does not tell tasks which query they belong to: rows that are equal to those of the batch that is done
     would be taken for stored.
     """

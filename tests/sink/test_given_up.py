@@ -50,7 +50,7 @@ def test_outside_of_a_worker_nobody_gives_up() -> None:
     assert worker_socket.watch_worker_socket() is worker_socket.never_abandoned
 
 
-def test_a_connection_that_spark_has_closed_is_seen_behind_what_can_still_be_read(
+def test_connection_closed_by_spark_is_seen_behind_unread_bytes(
     sockets: tuple[socket.socket, socket.socket],
 ) -> None:
     spark, worker = sockets
@@ -105,7 +105,7 @@ def test_tasks_of_one_process_with_other_queues_share_nothing() -> None:
     assert one == alike != more
 
 
-def test_who_waits_for_an_outcome_hears_that_spark_does_not_want_it_any_more() -> None:
+def test_outcome_wait_ends_when_spark_abandons_the_task() -> None:
     """A broker that does not answer must not keep a worker that Spark has forgotten."""
     writer, once = TaskWriter.__new__(TaskWriter), ExactlyOnceTask.__new__(ExactlyOnceTask)
     asked: list[bool] = []
@@ -122,7 +122,7 @@ def test_who_waits_for_an_outcome_hears_that_spark_does_not_want_it_any_more() -
     assert asked == [False, True]
 
 
-def test_the_error_of_a_task_counts_what_had_its_answer_when_another_batch_failed() -> None:
+def test_task_error_counts_rows_acknowledged_despite_a_failure() -> None:
     writer = TaskWriter.__new__(TaskWriter)
     outgoing = OutgoingSend("T", SendRequest("g", b"x"), 3.0)
     writer._exactly_once, writer._counts, writer._pending_outcomes, writer._outcomes = (
@@ -140,7 +140,7 @@ def test_the_error_of_a_task_counts_what_had_its_answer_when_another_batch_faile
         writer.write([])
 
 
-def test_a_task_that_fails_gives_up_its_batches_before_it_hangs_up() -> None:
+def test_failing_task_gives_up_its_batches_before_it_disconnects() -> None:
     """What breaks would else be sent again, over a new connection, when the next attempt has looked."""
     writer, done = TaskWriter.__new__(TaskWriter), list[str]()
     writer._pending_outcomes, writer._outcomes = 0, queues.SimpleQueue()
@@ -203,7 +203,7 @@ SCRIPT = """
 
 
 @pytest.mark.parametrize("daemon", ["true", "false"])
-def test_the_worker_of_a_task_whose_input_fails_lives_on_and_sees_it(
+def test_worker_survives_a_failing_task_input_and_notices_it(
     run_script: Callable[..., Finished], tmp_path: object, daemon: str
 ) -> None:
     """Without the daemon PySpark's worker is the program itself, and its file shows no number."""

@@ -77,7 +77,7 @@ def test_cancelled_tasks_are_gone_when_the_settle_time_is_over(killed: str | Non
 @pytest.mark.parametrize(
     ("killed", "settle_s"), [("2001", 4.0), ("9s", 10.0), ("1m", 60.0), ("1d", 60.0), ("1min", 600.0)]
 )
-def test_a_settle_time_that_is_shorter_than_cancelled_tasks_live_is_refused(killed: str, settle_s: float) -> None:
+def test_settle_time_below_task_kill_timeout_is_refused(killed: str, settle_s: float) -> None:
     with pytest.raises(OptionError, match=f"killTimeout is {killed}"):
         exactly_once_checks.check_settle({"spark.python.task.killTimeout": killed}.get, settle_s)
 
@@ -95,7 +95,7 @@ def test_a_settle_time_that_is_shorter_than_cancelled_tasks_live_is_refused(kill
         ({exactly_once_checks.ADAPTIVE: None}, False, None),
     ],
 )
-def test_settings_that_allow_what_the_sink_cannot_see_are_refused(
+def test_spark_settings_unsafe_for_exactly_once_are_refused(
     given: dict[str, str | None], streaming: bool, lacks: str | None
 ) -> None:
     get = {**exactly_once_conf(), **given}.get
@@ -136,7 +136,7 @@ def test_a_writer_of_a_context_without_the_settings_is_refused(tmp_path: Path, m
             writer()
 
 
-def test_a_task_of_another_query_or_batch_than_the_note_s_is_refused() -> None:
+def test_task_of_another_query_or_batch_than_its_note_is_refused() -> None:
     names, here = {"query": "q", "batch": "b"}, {"q": "query-1", "b": "7"}
     exactly_once_checks.check_batch(here.get, "query-1", 7, names)
     exactly_once_checks.check_batch({}.get, "query-1", 7, names)  # Spark Connect does not say it
@@ -203,7 +203,7 @@ def test_topics_are_checked_once_in_each_place(monkeypatch):
     process.kept(exactly_once._CHECKED_TOPICS).clear()
 
 
-def test_a_server_that_never_answers_a_check_holds_up_only_its_own_query(monkeypatch):
+def test_server_that_never_answers_a_check_blocks_only_its_query(monkeypatch):
     """Somebody else's options name it, in a process with the queries of several users."""
     asked, answers = threading.Event(), threading.Event()
 

@@ -93,7 +93,7 @@ def test_a_batch_write_whose_task_is_repeated(rocketmq: LocalBroker, make_topic:
         sink.attempt(plan, options, frame(body=["a"]), attempt=1)
 
 
-def test_what_an_earlier_run_sent_is_waited_for_as_long_as_that_run_said(
+def test_settle_time_of_an_earlier_run_is_still_waited_for(
     make_topic: Make, sink: Sink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A restart with a smaller ``exactlyOnceSettle`` shortens what is on its way no more."""

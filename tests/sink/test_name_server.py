@@ -73,7 +73,7 @@ def away(
 IMPATIENT: dict[str, Any] = {"numRetries": 0, "requestTimeout": "300ms", "connectTimeout": "300ms"}
 
 
-def test_11_17_a_task_waits_for_a_name_server(
+def test_task_waits_for_a_name_server(
     away: FaultyProxy, rocketmq: LocalBroker, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done = Writes(away.address, monkeypatch)(frame(body=numbered(50)), topic=topic, **IMPATIENT)
@@ -81,7 +81,7 @@ def test_11_17_a_task_waits_for_a_name_server(
     assert sorted(bodies(stored(rocketmq, topic, 50))) == numbered(50)
 
 
-def test_11_17_the_drivers_check_of_a_batch_waits_and_that_of_a_stream_goes_on(away: FaultyProxy, topic: str) -> None:
+def test_driver_check_waits_for_a_batch_and_not_for_a_stream(away: FaultyProxy, topic: str) -> None:
     options = sink_options(away.address, topic=topic, **IMPATIENT)
     checks.check_brokers(options, {"delayms": "delayMs"}, once_per_process=True)
     checks.check_brokers(options, {"delayms": "delayMs"})
@@ -100,9 +100,7 @@ MODES: dict[str, Sending] = {
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_11_17_the_first_send_of_a_producer_waits(
-    away: FaultyProxy, rocketmq: LocalBroker, topic: str, mode: str
-) -> None:
+def test_the_first_send_of_a_producer_waits(away: FaultyProxy, rocketmq: LocalBroker, topic: str, mode: str) -> None:
     given = {**IMPATIENT, "requestTimeout": "301ms"}  # a client of its own
     with Producer(name_server=away.address, group="g_away", sendTimeout="20s", **given) as producer:
         MODES[mode](producer, Message(topic, mode.encode()))
@@ -110,7 +108,7 @@ def test_11_17_the_first_send_of_a_producer_waits(
     assert bodies(stored(rocketmq, topic, 1)) == [mode]
 
 
-def test_11_17_the_error_of_a_producer_names_the_first_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_of_a_producer_names_the_first_cause(monkeypatch: pytest.MonkeyPatch) -> None:
     nobody = At("127.0.0.1:1").address
     with Producer(name_server=nobody, group="g_away", sendTimeout="300ms") as producer:
         for send in (MODES["sync"], MODES["selector"]):
@@ -119,7 +117,7 @@ def test_11_17_the_error_of_a_producer_names_the_first_cause(monkeypatch: pytest
             assert "Check option 'nameServer'" in str(e.value)
 
 
-def test_11_17_a_broker_that_comes_back_elsewhere_gets_the_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broker_that_comes_back_elsewhere_gets_the_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     """It hangs when it is left, so that only time-outs tell."""
     kept: list[bytes] = []
 
@@ -161,7 +159,7 @@ def test_a_task_waits_for_the_broker_of_its_environment(then: str, monkeypatch: 
     assert (done.rows, kept) == (1, [b"x"])
 
 
-def test_11_17_when_time_is_over_the_first_cause_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_when_time_is_over_the_first_cause_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """The broker refuses once, and then the name server and the broker are gone."""
     with MockBroker() as names, MockBroker() as broker:
         names.on(Request.GET_ROUTEINFO_BY_TOPIC, route(2, {"broker-a": broker.address}))

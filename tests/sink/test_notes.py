@@ -57,9 +57,7 @@ def test_a_batch_is_begun_once_and_its_note_stays(folder: Folder) -> None:
     assert (again.existed, again.note) == (True, first.note)
 
 
-def test_the_note_of_another_process_that_was_quicker_is_the_one_that_counts(
-    folder: Folder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_note_that_another_process_wrote_first_counts(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its tasks may have sent rows before our ends were asked for: without a look they would be sent again."""
     name = batch_notes.batch_name(folder, "sink")
     create, others = Folder.create, [BatchNote(name, ENDS), BatchNote(name._replace(epoch=1), ENDS)]
@@ -75,7 +73,7 @@ def test_the_note_of_another_process_that_was_quicker_is_the_one_that_counts(
         batch_notes.begin_batch(folder, name, lambda: LATER)
 
 
-def test_a_note_with_other_offsets_or_of_another_epoch_is_of_another_batch(folder: Folder, tmp_path: Path) -> None:
+def test_note_with_other_offsets_or_epoch_is_of_another_batch(folder: Folder, tmp_path: Path) -> None:
     batch_notes.begin_batch(folder, batch_notes.batch_name(folder, "sink"), lambda: ENDS)
     (tmp_path / "checkpoint" / "offsets" / "0").write_text("planned anew")
     name = batch_notes.batch_name(folder, "sink")
@@ -116,7 +114,7 @@ def test_a_note_of_an_earlier_version_has_no_sum(folder: Folder, tmp_path: Path)
     assert batch_notes.begin_batch(folder, name, lambda: LATER) == (BatchNote(name, ENDS), True)
 
 
-def test_a_batch_that_an_earlier_version_began_is_not_taken_for_unsent(folder: Folder, tmp_path: Path) -> None:
+def test_batch_begun_by_earlier_version_is_not_taken_as_unsent(folder: Folder, tmp_path: Path) -> None:
     """Its rows have ids that are made otherwise: none would be found, and all would be sent again."""
     name = batch_notes.batch_name(folder, "sink")
     path = tmp_path / "checkpoint" / "rocketmq" / "0" / "sink"
@@ -154,7 +152,7 @@ def test_each_rewind_raises_the_epoch(folder: Folder) -> None:
         assert batch_notes.epoch(folder) == count
 
 
-def test_a_look_waits_for_as_long_as_its_run_and_those_before_may_send(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stored_id_scan_waits_for_longest_settle_time_of_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a run with a longer time something may arrive behind a look that waits for the new one only."""
     waited: list[float] = []
 
@@ -197,9 +195,7 @@ def test_a_finished_batch_of_an_earlier_version_has_its_note(folder: Folder, tmp
     assert batch_notes.batch_status(folder, "sink") == "batch 0 is finished, with a note"
 
 
-def test_the_notes_of_named_writes_count_too_and_of_a_finished_batch_none_is_read(
-    folder: Folder, tmp_path: Path
-) -> None:
+def test_notes_of_named_writes_count_but_not_of_a_finished_batch(folder: Folder, tmp_path: Path) -> None:
     path = tmp_path / "checkpoint"
     batch_notes.begin_batch(folder, batch_notes.batch_name(folder, "second"), lambda: ENDS)
     assert batch_notes.batch_status(folder, "sink") == "batch 0 is begun, with a note"
@@ -211,7 +207,7 @@ def test_the_notes_of_named_writes_count_too_and_of_a_finished_batch_none_is_rea
     assert batch_notes.batch_status(folder, "sink") == "batch 0 is finished, with a note"
 
 
-def test_a_note_keeps_the_longest_time_for_which_its_runs_may_send(folder: Folder) -> None:
+def test_note_keeps_the_longest_settle_time_of_its_runs(folder: Folder) -> None:
     name = batch_notes.batch_name(folder, "sink")
     note = batch_notes.begin_batch(folder, name, lambda: ENDS, settle_s=60.0).note
     for settle_s, kept_s in ((4.0, 60.0), (90.0, 90.0), (4.0, 90.0)):
@@ -239,7 +235,7 @@ class Clobbering:
         self._system.move(source, target)
 
 
-def test_a_note_stays_where_a_file_cannot_be_replaced_in_one_step(tmp_path: Path) -> None:
+def test_note_survives_where_files_cannot_be_replaced_atomically(tmp_path: Path) -> None:
     """Without it the batch would be a new one, and all of its rows would be sent again."""
     path = str(checkpoint(tmp_path / "checkpoint"))
     system = Clobbering(SubTreeFileSystem(path, LocalFileSystem()))

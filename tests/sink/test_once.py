@@ -237,7 +237,7 @@ def test_another_partition_sends_rows_that_moved_to_it(
 
 
 @pytest.mark.parametrize("max_ids", [exactly_once.MAX_PLANNED_IDS, 5])
-def test_rows_of_tasks_that_the_repeat_does_not_have_are_unmatched(
+def test_rows_of_tasks_missing_from_the_repeat_are_unmatched(
     make_timerless_topic: Make, sink: Sink, monkeypatch: pytest.MonkeyPatch, max_ids: int
 ) -> None:
     """Adaptive execution may make one task of three: then no other task sees what these stored."""
@@ -437,7 +437,7 @@ def test_the_settle_time_is_waited_for(timerless: LocalBroker, make_timerless_to
     assert time.monotonic() - began >= 2.0
 
 
-def test_queues_that_joined_since_are_used_from_the_next_batch_on(
+def test_queues_added_since_the_plan_are_used_from_next_batch(
     timerless: LocalBroker, make_timerless_topic: Make, sink: Sink
 ) -> None:
     topic = make_timerless_topic(queues=1)
@@ -451,7 +451,7 @@ def test_queues_that_joined_since_are_used_from_the_next_batch_on(
         sink.attempt(plan, options, frame(body=["x"], queueId=[3]))
 
 
-def test_a_broker_without_a_master_when_the_batch_was_begun_is_used_when_it_is_begun_again(
+def test_broker_without_master_at_first_start_is_used_on_restart(
     pair: LocalBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing of the batch can be there, so that its end may be noted later."""
@@ -546,7 +546,7 @@ def test_rights_and_kinds_are_checked_at_the_start(
     assert not (sink.path / batch_notes.NOTES_FOLDER).exists(), "nothing was begun"
 
 
-def test_the_note_is_made_by_the_first_pickling_and_its_answer_stays(make_timerless_topic: Make, sink: Sink) -> None:
+def test_first_pickling_of_a_writer_makes_and_fixes_the_note(make_timerless_topic: Make, sink: Sink) -> None:
     options = sink.options(topic=make_timerless_topic(queues=1))
     schema = from_arrow_schema(frame(body=["x"]).schema)
     unused = RocketMQStreamWriter(options, schema, str(sink.path))

@@ -92,7 +92,7 @@ def unwilling() -> Iterator[Unwilling]:
         yield broker
 
 
-def test_flow_control_busy_and_silence_lose_nothing_and_keep_the_order(
+def test_flow_control_and_silent_brokers_lose_or_reorder_no_rows(
     unwilling: Unwilling, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = 2000
@@ -159,7 +159,7 @@ def test_time_in_an_ordered_queue_does_not_count(unwilling: Unwilling, monkeypat
     assert done.rows == 200
 
 
-def test_rows_that_wait_for_their_queue_hold_their_own_bytes_only(
+def test_rows_waiting_for_their_queue_hold_only_their_own_bytes(
     unwilling: Unwilling, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One queue does not answer, and has one row in each Arrow batch of a mebibyte."""
@@ -278,9 +278,7 @@ class Noting(RecordingSender):
         return [at for at, name, was in self.outcomes if (name, was) == (broker, good)]
 
 
-def test_a_killed_broker_fails_once_and_is_used_again_when_it_returns(
-    pair: LocalBroker, pair_topic: str, two: Writes
-) -> None:
+def test_killed_broker_fails_and_is_used_again_when_it_returns(pair: LocalBroker, pair_topic: str, two: Writes) -> None:
     two.kind = Noting
 
     returned = threading.Event()
@@ -323,7 +321,7 @@ SLOW, BREAKS = "takes 50 ms", "breaks the connection"
         (BREAKS, "11s", "60s", "true", False),
     ],
 )
-def test_a_broker_of_the_route_is_spared_when_and_for_as_long_as_it_is_told(
+def test_faulty_broker_is_avoided_for_the_configured_duration(
     monkeypatch: pytest.MonkeyPatch, fault: str, latencies: str, durations: str, on: str, spared: bool
 ) -> None:
     """One of two, by a clock that stands still but for what it takes, and moves on by nearly a minute, and by the rest."""
@@ -404,9 +402,7 @@ def test_send_latency_fault_spares_a_frozen_broker(
     assert set(bodies(stored(pair, pair_topic, done.rows))) == set(numbered(done.rows))
 
 
-def test_batches_leave_a_dead_broker_and_a_row_for_its_queue_is_refused_once_no_route_names_it(
-    pair: LocalBroker, pair_topic: str, two: Writes
-) -> None:
+def test_batches_leave_dead_broker_and_rows_for_its_queue_fail(pair: LocalBroker, pair_topic: str, two: Writes) -> None:
     two(frame(body=["x"]), topic=pair_topic)
     killed(pair, "broker-a")
     try:
@@ -422,7 +418,7 @@ def test_batches_leave_a_dead_broker_and_a_row_for_its_queue_is_refused_once_no_
         pair.restart("broker-a")
 
 
-def test_a_broker_that_stays_away_fails_the_task_in_time_and_what_the_error_counts_is_there(
+def test_broker_that_stays_away_fails_the_task_with_a_true_count(
     pair: LocalBroker, pair_topic: str, two: Writes
 ) -> None:
     dead_since: list[float] = []
@@ -461,7 +457,7 @@ def test_options_of_the_sink_reach_the_fault_table() -> None:
     assert first.tables.isolated_ms == 30_000
 
 
-def test_11_18_a_batch_behind_one_that_was_given_up_is_not_stored(
+def test_batch_behind_one_that_was_given_up_is_not_stored(
     unwilling: Unwilling, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unwilling.until = 0.0
@@ -487,7 +483,7 @@ class Forgetting(RecordingSender):
         self._note(queue, request)
 
 
-def test_11_19_a_batch_that_nobody_answers_for_is_a_bug_that_is_reported(
+def test_batch_that_nobody_answers_for_is_a_bug_that_is_reported(
     unwilling: Unwilling, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(task, "LOST_SEND_S", 0.1)

@@ -30,7 +30,7 @@ def numbered(start: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict({"value": values, "partition": partitions})
 
 
-def test_a_broker_that_gets_the_topic_during_a_write_changes_no_number(pair: LocalBroker) -> None:
+def test_broker_that_gains_the_topic_mid_write_changes_no_number(pair: LocalBroker) -> None:
     (topic,) = names(1, "numbered")
     pair.create_topic(topic, 4, broker="broker-b")
     options = sink_options(pair.name_server, topic=topic, kafkaColumns=True)

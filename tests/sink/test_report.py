@@ -50,7 +50,7 @@ def test_an_error_of_a_task_has_all_in_its_one_line():
     assert not hasattr(found, "__notes__")
 
 
-def test_an_error_without_a_remedy_ends_with_what_was_acknowledged():
+def test_error_without_a_remedy_ends_with_acknowledged_counts():
     assert str(with_counts(RocketMQError("x"), Written())).endswith(
         "Acknowledged before that: 0 rows in 0 batches, 0 bytes, 0 retries"
     )

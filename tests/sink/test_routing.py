@@ -74,7 +74,7 @@ def test_rows_of_a_queue_keep_their_order(rows):
 
 
 @pytest.mark.parametrize("count", [1 << 15, 40_000])
-def test_11_26_more_queues_than_two_bytes_can_number(count):
+def test_more_queues_than_two_bytes_can_number(count):
     queues = qs(f"a:0-{count - 1}")
     ids = [count - 1, 0, count - 1, 5, count - 2, 0]
     made = Router(options(topic="T"), {"queueid": "i"}, lambda topic, refresh: queues)
@@ -85,7 +85,7 @@ def test_11_26_more_queues_than_two_bytes_can_number(count):
     assert found == {0: [1, 5], 5: [3], count - 2: [4], count - 1: [0, 2]}
 
 
-def test_a_topics_queues_are_asked_for_once_per_task_and_again_when_a_row_names_an_unknown_one():
+def test_topic_queues_are_fetched_once_and_for_an_unknown_queue():
     asked = []
     hashing = router(KEYED, asked, queueSelector="hash")
     for _ in range(3):

@@ -76,7 +76,7 @@ def reasons(path: Path) -> str:
         reading.close()
 
 
-def test_busy_brokers_make_spooled_rows_and_the_worker_drains_them_while_it_lives(
+def test_rows_for_busy_brokers_are_spooled_then_sent_by_worker(
     moody: Moody, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     write = Writes(moody.address, monkeypatch)
@@ -95,7 +95,7 @@ def test_busy_brokers_make_spooled_rows_and_the_worker_drains_them_while_it_live
 
 
 @pytest.mark.parametrize("alive", [True, False])
-def test_3_1_workers_do_not_send_what_another_environment_spooled(
+def test_workers_do_not_send_what_another_environment_spooled(
     moody: Moody, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, alive: bool
 ) -> None:
     given = {"topic": "t", "sendTimeout": "300ms", "onSendFailure": "spool", "spoolDir": str(tmp_path)}
@@ -153,7 +153,7 @@ def test_keyed_rows_keep_their_order_through_the_spool(
     assert moody.kept == [body.encode() for body in numbered(200)]
 
 
-def test_what_may_not_pass_fails_the_task_and_nothing_of_it_is_kept(
+def test_permanent_failure_fails_the_task_and_spools_nothing(
     moody: Moody, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Nor of the batches that have no answer when one is refused: Spark repeats all of them."""
@@ -168,7 +168,7 @@ def test_what_may_not_pass_fails_the_task_and_nothing_of_it_is_kept(
     assert SpoolReading(path).totals.depth == 0
 
 
-def test_beyond_spool_max_bytes_the_task_fails_as_without_a_spool(
+def test_task_fails_as_without_a_spool_beyond_spool_max_bytes(
     moody: Moody, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     with pytest.raises(RocketMQError) as caught:
@@ -180,7 +180,7 @@ def test_beyond_spool_max_bytes_the_task_fails_as_without_a_spool(
     assert "option 'spoolMaxBytes'" in str(caught.value)
 
 
-def test_without_any_master_rows_are_kept_without_a_queue_and_a_later_task_sends_them(
+def test_rows_spooled_without_a_master_are_sent_by_a_later_task(
     rocketmq: LocalBroker, topic: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     given = {"topic": topic, "sendTimeout": "500ms", "onSendFailure": "spool", "spoolDir": str(tmp_path)}
@@ -194,7 +194,7 @@ def test_without_any_master_rows_are_kept_without_a_queue_and_a_later_task_sends
     assert sorted(bodies(stored(rocketmq, topic, 2))) == ["kept", "sent"]
 
 
-def test_what_was_kept_for_one_cluster_is_left_alone_by_a_task_of_another(
+def test_rows_spooled_for_one_cluster_are_not_sent_to_another(
     rocketmq: LocalBroker, topic: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     given = {"topic": topic, "sendTimeout": "500ms", "onSendFailure": "spool", "spoolDir": str(tmp_path)}
@@ -208,7 +208,7 @@ def test_what_was_kept_for_one_cluster_is_left_alone_by_a_task_of_another(
     assert str(SpoolReading(left).owner) == "the cluster of 127.0.0.1:1"
 
 
-def test_queries_of_one_process_that_send_in_different_ways_have_spools_of_their_own(tmp_path: Path) -> None:
+def test_queries_with_other_send_options_have_separate_spools(tmp_path: Path) -> None:
     """The first one's ``requireStoreOk`` decided for all of them, or its user."""
     given = {"nameServer": "127.0.0.1:1", "topic": "T", "onSendFailure": "spool", "spoolDir": str(tmp_path)}
     found = []
@@ -221,9 +221,7 @@ def test_queries_of_one_process_that_send_in_different_ways_have_spools_of_their
     assert len({spool.path for spool in found}) == 3
 
 
-def test_what_another_worker_left_is_sent_by_one_whose_own_spool_is_empty_and_asleep(
-    moody: Moody, tmp_path: Path
-) -> None:
+def test_idle_worker_sends_what_another_worker_left_spooled(moody: Moody, tmp_path: Path) -> None:
     moody.on(Request.SEND_MESSAGE_V2, ok(msgId="x", queueId="0", queueOffset=1))
     given = {"nameServer": moody.address, "topic": "t", "onSendFailure": "spool", "spoolDir": str(tmp_path)}
     parsed = options.parse(given).for_role("sink")
@@ -238,7 +236,7 @@ def test_what_another_worker_left_is_sent_by_one_whose_own_spool_is_empty_and_as
     assert len(moody.seen(Request.SEND_MESSAGE_V2)) == 1
 
 
-def test_what_a_spool_holds_keeps_the_queues_of_its_environment_whatever_the_driver_of_a_later_task_counted(
+def test_spooled_rows_keep_the_environment_queues_they_were_for(
     tmp_path: Path,
 ) -> None:
     """The folder of a dead worker says which it had; a broker may have been away when the driver counted those of its topic."""

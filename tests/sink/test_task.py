@@ -47,7 +47,7 @@ def test_random_does_not_go_round(topic: str, writes: Writes) -> None:
     assert steps == set(range(8)), "round robin knows one step only"
 
 
-def test_0_10_hash_through_the_sink_is_the_java_clients_queue(
+def test_hash_through_the_sink_is_the_java_clients_queue(
     rocketmq: LocalBroker, make_topic: Make, writes: Writes, java_peer: JavaPeer
 ) -> None:
     java_topic, topic = make_topic(queues=7), make_topic(queues=7)
@@ -184,7 +184,7 @@ def test_rows_alone_keep_the_order_of_their_queue(rocketmq: LocalBroker, make_to
     assert all(found == sorted(found) for found in by_queue(stored(rocketmq, topic, 300)).values())
 
 
-def test_batch_max_bytes_bounds_every_batch_and_a_larger_row_travels_alone(topic: str, writes: Writes) -> None:
+def test_batch_max_bytes_bounds_batches_and_larger_row_is_alone(topic: str, writes: Writes) -> None:
     writes(frame(body=["x" * 20] * 50 + ["y" * 2000] + ["z"]), topic=topic, batchMaxBytes=900)
     batches = [request for _, request in writes.requests if request.batch]
     assert max(len(request.body) for request in batches) <= 900 < 3 * len(batches[0].body)
@@ -192,7 +192,7 @@ def test_batch_max_bytes_bounds_every_batch_and_a_larger_row_travels_alone(topic
     assert alone.body == b"y" * 2000
 
 
-def test_11_26_a_row_as_large_as_a_batch_is_one_and_a_larger_one_travels_alone(topic: str, writes: Writes) -> None:
+def test_row_of_batch_size_is_a_batch_and_a_larger_one_is_alone(topic: str, writes: Writes) -> None:
     overhead = 22 + len("UNIQ_KEY") + 34
     for room, batch in ((0, True), (1, False)):
         writes(frame(body=["x" * (500 - overhead + room)]), topic=topic, batchMaxBytes=500)
@@ -200,7 +200,7 @@ def test_11_26_a_row_as_large_as_a_batch_is_one_and_a_larger_one_travels_alone(t
         assert (request.batch, len(request.body)) == (batch, 500 if batch else 501 - overhead)
 
 
-def test_a_body_of_four_mebibytes_is_sent_and_one_byte_more_is_not(
+def test_body_of_four_mebibytes_is_sent_and_one_byte_more_is_not(
     rocketmq: LocalBroker, topic: str, writes: Writes
 ) -> None:
     max_bytes = 4 * 1024 * 1024
@@ -259,7 +259,7 @@ def test_delays_of_every_kind_fire_and_travel_alone(rocketmq: LocalBroker, make_
     assert came["moment"] > 1850
 
 
-def test_11_27_java_reads_delayed_rows_at_their_time_and_not_before(
+def test_java_reads_delayed_rows_at_their_time_and_not_before(
     make_topic: Make, writes: Writes, java_peer: JavaPeer
 ) -> None:
     """A broker on a slow machine may be late with each kind of delay, and never is early."""
@@ -331,7 +331,7 @@ def test_topics_come_from_the_column_unless_the_option_names_one(
     assert bodies(stored(rocketmq, three, 9)) == numbered(9)
 
 
-def test_all_faults_of_an_arrow_batch_are_one_error_and_earlier_batches_are_sent(
+def test_all_faults_of_an_arrow_batch_are_reported_in_one_error(
     rocketmq: LocalBroker, topic: str, writes: Writes
 ) -> None:
     bad = frame(
@@ -349,14 +349,14 @@ def test_all_faults_of_an_arrow_batch_are_one_error_and_earlier_batches_are_sent
     assert len(writes.requests) == 1
 
 
-def test_a_topic_that_does_not_exist_is_refused_with_the_nearest_name(topic: str, writes: Writes) -> None:
+def test_missing_topic_is_refused_with_the_nearest_name(topic: str, writes: Writes) -> None:
     with pytest.raises(RouteNotFound, match=f"Did you mean .*{topic}"):
         writes(frame(body=["x", "y"], topic=[topic, f"{topic}s"]), sendTimeout="5s")
     assert writes.requests == []
 
 
 @pytest.mark.parametrize(("column", "batches"), [("shardingKey", 7), ("priority", 7), ("keys", 1)])
-def test_over_grpc_rows_that_are_requests_of_their_own_have_small_batches(column: str, batches: int) -> None:
+def test_grpc_rows_sent_as_single_requests_have_small_batches(column: str, batches: int) -> None:
     """All requests of a batch must end within one attempt."""
     kinds = {"shardingKey": MessageType.FIFO, "priority": MessageType.PRIORITY, "keys": MessageType.NORMAL}
     values = {"shardingKey": ["one group"] * 100, "priority": [1] * 100, "keys": [["a"]] * 100}
@@ -367,7 +367,7 @@ def test_over_grpc_rows_that_are_requests_of_their_own_have_small_batches(column
     assert (done.rows, done.batches) == (100, batches)
 
 
-def test_over_grpc_a_batch_of_small_rows_has_room_for_what_a_proxy_adds() -> None:
+def test_grpc_batch_of_small_rows_leaves_room_for_proxy_overhead() -> None:
     """Brokers count that, too: a batch that is too large with it would be sent again and again, in vain."""
     sent: list[int] = []
 
@@ -436,7 +436,7 @@ def test_a_fixed_number_and_the_total_bound_what_is_under_way(
     assert max(seen) >= 6
 
 
-def test_what_a_broker_refuses_for_good_fails_the_task_with_its_words(
+def test_permanent_broker_refusal_fails_the_task_with_its_error(
     make_cluster: Callable[..., LocalBroker], writes: Writes
 ) -> None:
     mq = make_cluster(conf={"maxMessageSize": 500})

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketmq_spark.columnar.encode.batch import BatchTagKeys
+from rocketmq_spark.columnar.encode.batch_tags import BatchTagKeys
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.producer.rows.routing import RoutingPlan, RowRange
@@ -68,7 +68,7 @@ def outer(writes: Writes) -> list[dict[str, str]]:
     return [decode_properties(request.properties) for _, request in writes.requests]
 
 
-def test_rows_of_a_tag_share_a_batch_and_rows_of_a_queue_keep_their_order(
+def test_tag_rows_share_a_batch_and_queue_rows_keep_their_order(
     rocketmq: LocalBroker, make_topic: Make, writes: Writes
 ) -> None:
     tags = [("a", "b", None)[i % 3] for i in range(300)]

@@ -44,7 +44,7 @@ def test_a_queue_that_nobody_wants_any_more_goes_quietly(caplog):
     assert "again" not in caplog.text
 
 
-def test_a_run_to_the_end_does_not_end_without_a_broker_that_hangs():
+def test_available_now_run_does_not_end_without_a_hanging_broker():
     """A stream would go on without it. What the broker said before is known, so nothing looks absent."""
     with MockBroker() as one, MockBroker({STATS: stats({B: (0, 100)})}) as hanging:
         one.on(STATS, stats({A: (5, 20)}))
@@ -60,7 +60,7 @@ def test_a_run_to_the_end_does_not_end_without_a_broker_that_hangs():
     session.close_all()
 
 
-def test_a_run_to_the_end_does_not_wait_for_a_new_topic_of_its_pattern_that_is_deleted_before_it_is_read():
+def test_available_now_ignores_pattern_topic_deleted_before_read():
     """There are no positions of it yet: only what the run has to read tells that it was there."""
     topics, new = ["t", "u"], MessageQueue("u", "a", 0)
     with MockBroker() as one:

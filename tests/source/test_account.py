@@ -42,24 +42,24 @@ def test_a_message_waits_since_it_was_first_seen():
     assert lag(account.report(view({A: 9, B: 6}), Offsets({A: 9, B: 6}), 4500)) == (0, 0)
 
 
-def test_what_was_there_before_the_run_waits_nobody_knows_how_long():
+def test_lag_age_is_unknown_for_messages_from_before_the_run():
     account = ProgressReporter()
     assert lag(account.report(view({A: 5, B: 5}), Offsets({A: 2, B: 5}), 1000)) == (3, None)
     assert lag(account.report(view({A: 5, B: 6}), Offsets({A: 2, B: 5}), 2000)) == (4, None)
     assert lag(account.report(view({A: 6, B: 6}), Offsets({A: 5, B: 5}), 3000)) == (2, 1000)
 
 
-def test_what_retention_deleted_and_new_queues_count_from_the_minimum():
+def test_lag_of_expired_and_new_queues_counts_from_the_minimum():
     account = ProgressReporter()
     assert lag(account.report(view({A: 9, B: 4}, {A: 5, B: 1}), Offsets({A: 2}), 1000)) == (7, None)
 
 
-def test_brokers_that_are_away_are_named_and_their_lag_is_not_counted():
+def test_absent_brokers_are_named_and_their_lag_is_not_counted():
     told = ProgressReporter().report(view({A: 5}), Offsets({A: 4, B: 7}), 1000)
     assert (told["lag"], told["queues"], told["queuesAway"], told["brokersAway"]) == (1, 1, 1, ["b"])
 
 
-def test_a_queue_that_its_living_broker_hides_is_away_and_the_broker_is_not():
+def test_queue_hidden_by_a_living_broker_is_away_without_broker():
     hidden = MessageQueue("t", "a", 1)
     told = ProgressReporter().report(view({A: 5}), Offsets({A: 5, hidden: 7}), 1000)
     assert (told["queuesAway"], told["brokersAway"]) == (1, [])
@@ -72,7 +72,7 @@ def test_a_deleted_topic_is_not_away():
     assert (told["queuesAway"], told["brokersAway"]) == (0, [])
 
 
-def test_losses_are_counted_by_cause_and_of_unknown_size_are_null():
+def test_losses_are_counted_by_cause_and_unknown_sizes_are_null():
     account = ProgressReporter()
     account.add_losses([(OffsetRange(A, 2, 5), Cause.TRUNCATED), (OffsetRange(B, 1, 3), Cause.TRUNCATED)])
     account.add_losses([(OffsetRange(A, 5, 5), Cause.WENT_BACK), (OffsetRange(A, 5, 9), Cause.WENT_BACK)])

@@ -69,7 +69,7 @@ def test_every_offset_is_in_exactly_one_task(wanted, strategy, partitions, min_t
 
 
 @given(ranges(), st.integers(1, 40))
-def test_a_minimum_of_tasks_is_reached_where_there_are_enough_rows(wanted, min_tasks):
+def test_minimum_number_of_tasks_is_reached_with_enough_rows(wanted, min_tasks):
     alone = [[r] for r in wanted if r.size]
     found = split(alone, min_tasks, None)
     assert offsets_of(found) == offsets_of([wanted])
@@ -141,14 +141,14 @@ def test_queues_given_to_nobody_are_left_out():
     assert left_out == set(QUEUES) - set(mine)
 
 
-def test_the_strategy_environment_names_the_queues_of_the_others_as_left_out():
+def test_environment_strategy_reports_other_queues_as_left_out():
     given = options(allocationStrategy="environment", environment="1", environments="3")
     mine, left_out = allocated_queues(given, QUEUES)
     assert mine
     assert left_out == set(QUEUES) - set(mine) != set()
 
 
-def test_shares_are_rounded_half_up_and_cuts_never_exceed_the_maximum():
+def test_task_shares_round_half_up_and_cuts_stay_below_maximum():
     small, large = [OffsetRange(QUEUES[0], 0, 25)], [OffsetRange(QUEUES[1], 0, 75)]
     # 1.5 and 4.5 of six tasks: two and five.
     found = split([small, large], 6, None)

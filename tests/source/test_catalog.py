@@ -184,7 +184,7 @@ def test_what_a_plan_saw_serves_the_rest_of_its_batch(scripted):
 
 
 @pytest.mark.parametrize("ask", [OffsetCache.fetch_all, OffsetCache.latest])
-def test_routes_that_came_at_once_are_not_asked_for_again_one_by_one(scripted, ask):
+def test_routes_fetched_together_are_not_fetched_again_singly(scripted, ask):
     """They are as old as that, whatever age is allowed: with thousands of topics each would wait for a round trip."""
     one = catalog(scripted.address, subscribe="t,u,v")
     scripted.on(
@@ -242,7 +242,7 @@ def two():
     session.close_all()
 
 
-def test_a_topic_whose_broker_comes_up_between_two_questions_is_not_deleted(scripted):
+def test_topic_whose_broker_starts_between_queries_is_kept(scripted):
     one = catalog(scripted.address)
     one.fetch_all()
     scripted.on(Request.GET_ROUTEINFO_BY_TOPIC, [NO_ROUTE, route(1, {"broker-a": scripted.address})])
@@ -260,7 +260,7 @@ def test_a_topic_whose_broker_comes_up_between_two_questions_is_not_deleted(scri
 
 
 @pytest.mark.parametrize("restarted", [False, True])
-def test_a_topic_that_a_restarted_name_server_does_not_know_yet_is_not_deleted(scripted, restarted):
+def test_topic_unknown_to_a_restarted_name_server_is_not_deleted(scripted, restarted):
     """Its broker is registered, and registers its topics in portions: it is asked itself."""
     one = catalog(scripted.address)
     one.fetch_all()
@@ -281,7 +281,7 @@ def test_a_topic_that_a_restarted_name_server_does_not_know_yet_is_not_deleted(s
     assert again(one).deleted_topics == {"t"}
 
 
-def test_routes_serve_on_while_a_name_server_that_has_restarted_knows_nothing(scripted):
+def test_routes_stay_valid_while_restarted_name_server_is_empty(scripted):
     one = catalog(scripted.address)
     one.set_checkpoint_offsets(Offsets({A: 5}))
     one.fetch_all()
@@ -291,7 +291,7 @@ def test_routes_serve_on_while_a_name_server_that_has_restarted_knows_nothing(sc
     assert (list(view.bounds), view.deleted_topics) == ([A], frozenset())
 
 
-def test_a_topic_is_not_deleted_while_its_last_route_had_no_master(scripted):
+def test_topic_whose_last_route_had_no_master_is_not_deleted(scripted):
     """Whose word it would be is not known: the list of all has the master again, and the route is gone."""
     one = catalog(scripted.address)
     one.set_checkpoint_offsets(Offsets({A: 5}))
@@ -303,7 +303,7 @@ def test_a_topic_is_not_deleted_while_its_last_route_had_no_master(scripted):
     assert again(one).deleted_topics == frozenset()
 
 
-def test_a_topic_of_the_pattern_that_is_deleted_after_it_was_listed_is_left_out(scripted):
+def test_pattern_topic_deleted_after_listing_is_left_out(scripted):
     """In a cluster that others work with a list is old as soon as it is there."""
     lists = [ok(json.dumps({"topicList": names}).encode()) for names in (["t", "gone"], ["t"])]
     scripted.on(Request.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, lists)
@@ -316,7 +316,7 @@ def test_a_topic_of_the_pattern_that_is_deleted_after_it_was_listed_is_left_out(
         catalog(scripted.address, subscribePattern="t|gone").fetch_all()
 
 
-def test_a_topic_is_not_deleted_while_a_broker_that_had_it_is_away(two):
+def test_topic_is_not_deleted_while_a_broker_that_had_it_is_away(two):
     """The last route did not name that one any more."""
     name_server, a, b = two
     name_server.on(Request.GET_ROUTEINFO_BY_TOPIC, route(1, {"broker-a": a.address}))
@@ -332,7 +332,7 @@ def test_a_topic_is_not_deleted_while_a_broker_that_had_it_is_away(two):
     assert again(one).deleted_topics == {"t"}
 
 
-def test_who_answers_at_an_address_that_changed_hands_is_not_believed(two, caplog):
+def test_another_broker_at_a_reused_address_is_not_believed(two, caplog):
     """Another broker came up there, as containers do, before the name server forgot the first."""
     name_server, a, b = two
     one = catalog(name_server.address)
@@ -355,7 +355,7 @@ def test_who_answers_at_an_address_that_changed_hands_is_not_believed(two, caplo
     assert again(one).deleted_topics == {"t"}
 
 
-def test_a_topic_of_the_pattern_that_has_positions_and_is_gone_is_deleted(scripted):
+def test_missing_pattern_topic_with_offsets_counts_as_deleted(scripted):
     topics = ok(json.dumps({"topicList": ["other"]}).encode())
     scripted.on(Request.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, topics)
     scripted.on(Request.GET_BROKER_CLUSTER_INFO, cluster({"broker-a": scripted}))
@@ -371,7 +371,7 @@ def test_a_topic_of_the_pattern_that_has_positions_and_is_gone_is_deleted(script
     assert again(one).deleted_topics == frozenset()
 
 
-def test_of_topics_that_a_pattern_matched_once_those_with_positions_are_kept(scripted):
+def test_only_vanished_pattern_topics_with_offsets_are_kept(scripted):
     """The clusters of the others would be taken for those that are read."""
     listed = ["t", "passing"]
     answers = dict.fromkeys(listed, route(1, {"broker-a": scripted.address}))
@@ -438,7 +438,7 @@ def only(*brokers):
 
 
 @pytest.mark.parametrize("kept", ["by the run", "by the checkpoint"])
-def test_an_environment_keeps_its_queues_when_a_broker_leaves_the_route(two, kept):
+def test_environment_keeps_its_queues_when_broker_leaves_route(two, kept):
     name_server, a, b = two
     one = catalog(name_server.address, environment="01")
     assert list(one.fetch_all().bounds) == [A]
@@ -483,7 +483,7 @@ def test_an_environment_whose_broker_is_away_waits(two, given):
     assert list(again(one).bounds) == list(again(restarted).bounds) == [B]
 
 
-def test_11_26_a_topic_was_known_by_its_positions_or_by_its_route(scripted):
+def test_topic_was_known_by_its_positions_or_by_its_route(scripted):
     """What was there is waited for; a slip of the pen is not. After a restart there are positions and no route yet."""
     one = catalog(scripted.address)
     assert not one.is_known_topic("t")
@@ -517,7 +517,7 @@ class TestACompactionTopicKeepsWhatItsLogHasNot:
         other.set_checkpoint_offsets(Offsets({self.T0: 0}))  # nothing is lost: compaction removed what was there
         assert other.latest().bounds == {self.T0: QueueBounds(0, 9, 7)}
 
-    def test_nobody_is_asked_where_nothing_before_the_log_is_to_be_read(self, scripted):
+    def test_broker_is_not_asked_when_nothing_before_the_log_is_read(self, scripted):
         one = catalog(scripted.address)
         one.set_checkpoint_offsets(Offsets({self.T0: 2}))
         assert one.latest().bounds == {self.T0: QueueBounds(2, 9, 7)}
@@ -530,7 +530,7 @@ class TestACompactionTopicKeepsWhatItsLogHasNot:
         assert catalog(scripted.address).fetch_all().bounds == {self.T0: QueueBounds(2, 9, 7)}
 
     @pytest.mark.parametrize("silent", [Request.GET_TOPIC_CONFIG, Request.PULL_MESSAGE])
-    def test_while_it_is_unknown_a_stream_waits_and_a_start_is_an_error(self, scripted, silent):
+    def test_unknown_topic_kind_delays_a_stream_but_fails_a_start(self, scripted, silent):
         scripted.on(silent, refuse(Response.SERVICE_NOT_AVAILABLE, "starting"))
         assert catalog(scripted.address).latest().bounds == {}
         with pytest.raises(ServiceNotAvailable):

@@ -69,7 +69,7 @@ def test_the_batch_that_is_not_done_with_what_it_reads(tmp_path: Path) -> None:
     assert (found.ranges, found.unknown) == ([], [Q])
 
 
-def test_sources_of_others_and_those_without_an_offset_are_left_out(tmp_path: Path) -> None:
+def test_foreign_sources_and_those_without_offset_are_left_out(tmp_path: Path) -> None:
     entry(tmp_path, 0, '{"other":{"0":5}}', "-", ours(7), '"12"', '{"logOffset":1}')
     assert read_batch(open_folder(str(tmp_path)), 0).sources == {2: Offsets({Q: 7})}
 
@@ -219,13 +219,13 @@ def test_what_each_batch_read(tmp_path: Path) -> None:
     assert (found[0].done_ms, found[3].done_ms) == (written, None)
 
 
-def test_where_a_batch_began_that_follows_one_that_is_not_kept_is_not_known(tmp_path: Path) -> None:
+def test_batch_start_is_unknown_when_previous_batch_is_not_kept(tmp_path: Path) -> None:
     entry(tmp_path, 7, ours(5))
     entry(tmp_path, 9, ours(8))
     found = history(open_folder(str(tmp_path)))
     assert [(read.ranges, read.unknown, read.size) for read in found] == [([], [Q], None)] * 2
 
 
-def test_of_a_queue_that_several_sources_read_the_one_behind_counts(tmp_path: Path) -> None:
+def test_queue_read_by_several_sources_counts_the_lowest_offset(tmp_path: Path) -> None:
     entry(tmp_path, 0, ours(8), ours(5), ours(6))
     assert read_batch(open_folder(str(tmp_path)), 0).positions == {Q: 5}

@@ -53,7 +53,7 @@ def test_only_changes_are_stored(scripted):
     assert stored(scripted) == [("g", "5"), ("g", "7")]
 
 
-def test_of_a_stream_the_end_of_a_batch_is_stored_when_the_next_one_is_asked_for(scripted):
+def test_batch_end_is_committed_when_the_next_batch_is_requested(scripted):
     """What is planned moves nothing, also where it is planned again after a restart: its tasks may fail."""
     scripted.on(Request.GET_TOPIC_STATS_INFO, stats({A: (0, 9)}))
     begin, how = '{"topics":{"t":{"broker-a":{"0":5}}},"v":1}', {"subscribe": "t", "group": "g", "numRetries": 0}
@@ -90,7 +90,7 @@ def test_a_broker_that_hangs_delays_nobody(scripted):
         held.calls[0].answer(ok())
 
 
-def test_what_a_broker_refuses_is_told_once_and_sent_again_after_a_pause(scripted, caplog):
+def test_refused_commit_is_logged_once_and_repeated_after_pause(scripted, caplog):
     now = [100.0]
     group_offsets = GroupOffsets(options(scripted.address, group="g"), lambda: now[0])
     queue_b = MessageQueue("t", "broker-a", 1)
@@ -113,7 +113,7 @@ def test_what_a_broker_refuses_is_told_once_and_sent_again_after_a_pause(scripte
 
 
 @pytest.mark.parametrize("first", [ok(), refuse(Response.SYSTEM_BUSY, "busy")], ids=["well", "busy"])
-def test_a_group_is_made_only_where_it_lacks_and_one_that_is_busy_is_asked_again(scripted, first):
+def test_group_is_created_only_on_brokers_that_lack_it(scripted, first):
     """The other broker knows the group, with settings of an operator."""
     knows = {Request.GET_CONSUMER_LIST_BY_GROUP: refuse(Response.SYSTEM_ERROR, "no consumer")}
     made = []
@@ -141,7 +141,7 @@ def test_a_group_is_made_only_where_it_lacks_and_one_that_is_busy_is_asked_again
         assert other.seen(Request.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP) == []
 
 
-def test_a_broker_that_is_away_is_one_line_however_often_the_others_store(scripted, caplog):
+def test_absent_broker_is_logged_once_while_others_commit(scripted, caplog):
     """Those that wait for its pause are not stored by not being sent."""
     now = [100.0]
     group_offsets = GroupOffsets(options(scripted.address, group="g"), lambda: now[0])

@@ -76,7 +76,7 @@ def test_a_start_at_what_a_group_committed_is_no_loss(broker, table):
     assert ranges_of(run.plan(run.latest())) == [[OffsetRange(A, 50, 600)]]
 
 
-def test_a_first_batch_that_was_logged_begins_where_it_was_planned_to(broker, table):
+def test_logged_first_batch_begins_at_its_planned_offset(broker, table):
     """Compaction went on since, and the start as it is resolved now lies behind it."""
     killed = Run(broker.address, startingOffsets="earliest", **QUICK)
     logged = killed.latest()
@@ -86,7 +86,7 @@ def test_a_first_batch_that_was_logged_begins_where_it_was_planned_to(broker, ta
     assert ranges_of(again.plan(logged)) == [[OffsetRange(A, 100, 600)]]
 
 
-def test_a_time_is_looked_up_again_while_the_kind_of_the_topic_is_unknown(broker, table):
+def test_start_time_lookup_repeats_while_topic_kind_is_unknown(broker, table):
     """Statistics and the broker's own lookup know nothing of what is kept before 500."""
     kind = topic_config(cleanup_policy="COMPACTION")
     for look in (
@@ -125,7 +125,7 @@ def test_members_begin_and_seek_where_what_is_kept_begins(broker, table):
 
 
 @pytest.mark.parametrize("size", [600, 650])
-def test_a_store_that_was_lost_and_filled_again_is_noticed_although_the_log_had_expired(broker, table, size):
+def test_refilled_compaction_store_is_noticed_after_log_expiry(broker, table, size):
     """Of such a queue statistics tell no time: the last message that was read does."""
     broker.on(Request.GET_TOPIC_STATS_INFO, stats({A: (600, 600)}, newest_ms=-1))
     run = Run(broker.address, startingOffsets="earliest", **QUICK)

@@ -95,7 +95,7 @@ def test_what_happened_to_a_queue(what):
         assert after.source_identity == begin.source_identity
 
 
-def test_losses_of_several_queues_are_told_in_one_go_and_the_others_stay():
+def test_losses_of_several_queues_are_reported_together():
     begin = Offsets({A: 10, B: 5, C: 8}, newest_store_ms={A: 1, B: 2, C: 3})
     after, losses = planning.apply_queue_changes(begin, view({A: (0, 4), B: (0, 9)}, deleted_topics=["u"]), None)
     assert [(part.queue, cause) for part, cause in losses] == [(A, WENT_BACK), (C, DELETED)]
@@ -279,14 +279,14 @@ def test_a_slave_does_not_say_what_is_lost():
     assert planning.readable_ranges(ranges, view({A: (4, 9)}, brokers_without_master=["a"])) == (ranges, [])
 
 
-def test_ranges_of_topics_that_were_made_again_mean_other_messages():
+def test_ranges_of_recreated_topics_are_dropped_as_lost():
     ranges = [OffsetRange(A, 0, 9), OffsetRange(B, 3, 9)]
     seen = view({A: (0, 30), B: (0, 9)})
     assert planning.drop_recreated(ranges, seen, [A]) == ([ranges[1]], [(ranges[0], WENT_BACK)])
     assert planning.drop_recreated(ranges, seen, []) == (ranges, [])
 
 
-def test_ranges_beyond_the_end_of_their_queue_are_read_by_the_next_batch():
+def test_ranges_beyond_the_queue_end_are_left_to_the_next_batch():
     """It goes on at the start of such a queue: what was read here would come twice."""
     ranges = [OffsetRange(A, 0, 9), OffsetRange(B, 3, 9), OffsetRange(C, 0, 1)]
     seen = view({A: (0, 8), B: (0, 8)}, brokers_without_master=["b"])

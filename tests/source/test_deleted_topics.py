@@ -88,7 +88,7 @@ def test_a_topic_created_again_while_the_query_runs_is_new(broker, chosen):
     assert ranges_of(run.plan(run.ahead())) == [[OffsetRange(queue, 0, 5) for queue in U]]
 
 
-def test_batch_0_without_its_deleted_topic_is_followed_by_restarts(broker, chosen):
+def test_restarts_follow_batch_0_without_its_deleted_topic(broker, chosen):
     has(broker, t=20, u=20)
     end = Run(broker.address, startingOffsets="earliest", **chosen).latest()
     has(broker, t=20)

@@ -39,7 +39,7 @@ def test_one_queue(position, bounds, how, expected) -> None:
     assert found[:3] == (Q, position, bounds)
 
 
-def test_all_queues_of_both_sides_in_order_and_which_of_them_lost_nothing() -> None:
+def test_drift_lists_all_queues_in_order_and_the_lossless_states() -> None:
     later = Q._replace(queue_id=1)
     assert [one.queue for one in drift({later: 1}, {Q: BOUNDS})] == [Q, later]
     assert {state for state in DriftState if state.is_lossless} == {DriftState.READ, DriftState.BEHIND, DriftState.NEW}

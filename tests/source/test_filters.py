@@ -158,7 +158,7 @@ def test_an_expression_that_a_broker_refuses(broker_cluster, topic):
     assert "Encountered" in str(caught.value), str(caught.value)
 
 
-def test_an_expression_of_a_topic_that_the_pattern_matches_later_is_compiled_at_the_start(broker_cluster, topic):
+def test_sql_of_a_topic_matched_later_is_compiled_at_the_start(broker_cluster, topic):
     """Its messages are pulled as soon as it is there."""
     for other, refused in ((f"{topic}-later", True), ("elsewhere", False)):
         found = options(broker_cluster.name_server, subscribePattern=f"{topic}.*", sql=json.dumps({other: "a >"}))
@@ -206,7 +206,7 @@ def test_a_pattern_means_topics_of_users(pattern, internal_too, expected):
 
 
 @pytest.mark.parametrize(("internal_too", "more"), [(False, ("orders-us",)), (True, ("%DLQ%orders-g", "orders-us"))])
-def test_topics_with_positions_are_asked_for_although_they_are_not_listed(internal_too, more):
+def test_unlisted_topics_with_checkpoint_offsets_are_queried(internal_too, more):
     made = meaning(subscribePattern=".*orders.*", includeInternal=internal_too)
     known = ["orders-us", "orders-eu", "prices", "%DLQ%orders-g"]
     assert subscription.plus_checkpoint_topics(made, ("orders-eu",), known) == ("orders-eu", *more)
@@ -219,7 +219,7 @@ def test_queues_that_are_read():
     assert subscription.readable_queues(assigned, route(), False) == [A1]
 
 
-def test_assigned_queues_that_are_away_are_an_error_at_a_start_only():
+def test_absent_assigned_queues_are_an_error_only_at_a_start():
     assigned = meaning(assign='{"t":{"a":[1],"b":[0]}}')
     with pytest.raises(OptionError, match="option 'assign' names queues that do not exist: t/b/0"):
         subscription.readable_queues(assigned, route(), False)
@@ -406,7 +406,7 @@ def test_a_checkpoint_of_the_same_environment_is_taken(given, offsets):
         (Offsets({OTHER: 1}, source_identity={"namespace": ""}), {QUEUE}, None),
     ],
 )
-def test_positions_of_a_version_without_environments_are_compared_by_their_queues(begin, owned, problem):
+def test_offsets_from_before_environments_are_compared_by_queue(begin, owned, problem):
     found = options(environment="1")
     if _older(begin):
         checkpoint_identity.check_checkpoint(found, begin)
@@ -458,7 +458,7 @@ def test_a_checkpoint_of_another_namespace_is_refused(given, record, problem, po
 
 
 @pytest.mark.parametrize(("given", "record"), [(HERE, HERE), (HERE, {}), ({}, {"tags": "a"}), ({"tags": "a"}, {})])
-def test_a_checkpoint_of_the_same_namespace_or_from_before_it_was_written_down_is_taken(given, record):
+def test_checkpoint_of_same_namespace_or_without_one_is_accepted(given, record):
     checkpoint_identity.check_checkpoint(options(**given), Offsets({QUEUE: 1}, source_identity=record))
     checkpoint_identity.check_checkpoint(options(**given), Offsets({}, source_identity=record))
 
@@ -472,7 +472,7 @@ def test_a_checkpoint_of_the_same_namespace_or_from_before_it_was_written_down_i
         ({"subscribePattern": "v.*"}, "topics that match 'v.*'"),
     ],
 )
-def test_a_checkpoint_of_other_topics_is_refused_unless_losses_are_allowed(given, named):
+def test_checkpoint_of_other_topics_is_refused_unless_loss_is_ok(given, named):
     found = Offsets({MessageQueue(topic, "broker-a", 0): 1 for topic in "tu"})
     with pytest.raises(CheckpointMismatch) as caught:
         checkpoint_identity.check_checkpoint(meaning(**given), found)

@@ -40,7 +40,7 @@ def numbers(partitions) -> dict[MessageQueue, int]:
     }
 
 
-def test_assigned_queues_have_the_numbers_of_their_places_in_the_route(scripted):
+def test_assigned_queues_are_numbered_by_their_place_in_route(scripted):
     expose(scripted, 2, "broker-a", "broker-b")
     assign = {"assign": {"t": {"broker-a": [1], "broker-b": [1]}}, **OPTIONS}
     expected = {A[1]: 1, B[1]: 3}
@@ -93,7 +93,7 @@ def test_a_repeated_batch_and_the_next_one_have_the_same_numbers(scripted):
     assert numbers(on.plan(on.ahead())) == {B[0]: 0, B[1]: 1, A[0]: 2, A[1]: 3}
 
 
-def test_queues_that_came_while_the_option_was_off_are_numbered_once(scripted):
+def test_queues_added_while_option_was_off_are_numbered_once(scripted):
     expose(scripted, 1, "broker-b")
     on = Run(scripted.address, startingOffsets="earliest", subscribe="t", **OPTIONS)
     begun = on.ahead()
@@ -112,7 +112,7 @@ def test_queues_that_came_while_the_option_was_off_are_numbered_once(scripted):
     assert numbers(on.plan(end)) == {B[0]: 0, B[1]: 1}, "also if it is planned again later"
 
 
-def test_a_stream_with_numbers_does_not_wait_for_a_broker_that_hangs(scripted):
+def test_numbered_stream_does_not_wait_for_a_hanging_broker(scripted):
     with MockBroker({Request.GET_TOPIC_STATS_INFO: never}) as other:
         both = route({"a": {0: other.address}, "broker-a": {0: scripted.address}})
         alone = route({"broker-a": {0: scripted.address}})
@@ -125,7 +125,7 @@ def test_a_stream_with_numbers_does_not_wait_for_a_broker_that_hangs(scripted):
         assert other.seen(Request.GET_TOPIC_STATS_INFO) == []
 
 
-def test_numbers_of_a_repeated_batch_are_logged_although_nothing_is_new(scripted):
+def test_partition_numbers_of_a_repeated_batch_are_logged(scripted):
     """Otherwise a later run would number the queues by another route."""
     start, end = begun_without(scripted)
     on = Run(scripted.address, start, subscribe="t", **OPTIONS)
@@ -157,7 +157,7 @@ def test_a_topic_that_is_no_longer_read_leaves_no_numbers_behind(scripted):
     assert json.loads(run.ahead())["partitions"] == {"t": [["broker-a", 0, 1], ["broker-a", 1, 1]]}
 
 
-def test_a_checkpoint_has_the_names_of_rocketmq_with_and_without_the_option(scripted):
+def test_checkpoint_has_rocketmq_names_with_or_without_option(scripted):
     scripted.on(Request.GET_ROUTEINFO_BY_TOPIC, route({"broker-a": {0: scripted.address}}))
     scripted.on(Request.GET_TOPIC_STATS_INFO, stats({MessageQueue("a_b", "broker-a", 0): (0, 10)}))
     dotted = {"subscribe": "a.b", "topicNames": "dotsToUnderscores", **OPTIONS}

@@ -63,7 +63,7 @@ def test_only_the_topics_that_are_named(listening):
         ({"environment": "1", "environments": "2"}, {"namespace": "", "environment": "2", "environments": 2}),
     ],
 )
-def test_queues_of_another_namespace_environment_or_group_are_left_alone(listening, given, theirs):
+def test_listener_skips_other_namespaces_environments_and_groups(listening, given, theirs):
     """They have the same names there."""
     listener, committed = listening(**given)
     mine = checkpoint_identity.source_identity(listener._options)
@@ -128,7 +128,7 @@ def test_a_query_does_not_suffer_from_a_broker(listening, monkeypatch, caplog):
     assert "the offsets of a finished batch are not committed" in caplog.text
 
 
-def test_what_a_broker_did_not_take_is_sent_again_while_the_query_is_idle(listening, monkeypatch):
+def test_refused_commit_is_repeated_while_the_query_is_idle(listening, monkeypatch):
     listener, committed = listening()
     monkeypatch.setattr(listener._group_offsets, "commit", lambda *_: None)  # later, it says
     listener.onQueryProgress(progress(END, run=1))

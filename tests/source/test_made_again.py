@@ -57,7 +57,7 @@ def younger(call):
     )
 
 
-def test_a_queue_that_was_refilled_to_the_old_position_is_noticed_whatever_moves(scripted):
+def test_queue_refilled_to_its_old_offset_is_noticed(scripted):
     """Its end says nothing, and it has nothing to be read; the other queue takes the stream on."""
     scripted.on(STATS, stats({A: (0, 100), B: (0, 9)}, newest={A: 2 * MARK, B: MARK}))
     begin = log({A: 100, B: 5})
@@ -70,7 +70,7 @@ def test_a_queue_that_was_refilled_to_the_old_position_is_noticed_whatever_moves
     assert json.loads(end)["marks"] == {"t": {"broker-a": {"0": 2 * MARK, "1": MARK}}}
 
 
-def test_a_queue_whose_end_was_lost_and_refilled_by_a_restart_between_two_plans_is_noticed(scripted):
+def test_queue_refilled_by_a_restart_between_plans_is_noticed(scripted):
     """A quick one: no plan met the broker while it was away. The other queue of the topic is as it was."""
 
     def search(call):
@@ -87,7 +87,7 @@ def test_a_queue_whose_end_was_lost_and_refilled_by_a_restart_between_two_plans_
         run.ahead()
 
 
-def test_a_queue_that_is_read_again_after_its_unread_part_was_given_up_is_the_same(scripted):
+def test_queue_read_again_after_a_given_up_part_is_the_same(scripted):
     """The topic was narrowed, which lost B from 5 to 9, and widened again."""
     scripted.on(STATS, stats({A: (0, 20), B: (0, 9)}, 2 * MARK))
     scripted.on(ROUTE, route({"broker-a": {0: scripted.address}}, queues=1))
@@ -114,7 +114,7 @@ def narrower(broker, new):
 @pytest.mark.parametrize("available_now", [False, True])
 @pytest.mark.parametrize("chosen", [{}, {"subscribe": None, "assign": '{"t":{"broker-a":[0,1]}}'}])
 @pytest.mark.parametrize("new", [0, 3])
-def test_a_vanished_queue_of_a_topic_that_is_made_again_is_a_loss(scripted, chosen, new, available_now):
+def test_vanished_queue_of_a_recreated_topic_is_a_loss(scripted, chosen, new, available_now):
     """Nothing was in A, so only the end of B shows it. The query starts again, and reads B from its start when B is back."""
     chosen = {**QUICK, **chosen, "routeRefresh": 0}
     begin = log({A: 0, B: 5})
@@ -153,7 +153,7 @@ def test_a_topic_that_is_made_again_before_the_first_batch(scripted):
 
 
 @pytest.mark.parametrize(("minimum", "beside"), [(3, {}), (0, {B: (0, 50)})], ids=["its minimum", "another queue"])
-def test_an_end_that_is_refilled_while_a_batch_waits_for_more_is_still_lost(scripted, minimum, beside, caplog):
+def test_queue_end_refilled_while_a_batch_waits_is_still_lost(scripted, minimum, beside, caplog):
     """What stays proves nothing then, neither its minimum nor another queue of the topic."""
     scripted.on(STATS, stats({A: (minimum, 10), **beside}, MARK))
     scripted.on(SEARCH, ok(offset=5))
@@ -186,7 +186,7 @@ def test_a_clock_that_was_put_back_makes_no_topic_again(scripted, first):
     assert run.positions[A] == before + 20
 
 
-def test_a_run_to_the_end_does_not_end_without_queues_that_may_have_been_made_again(scripted):
+def test_available_now_run_waits_for_possibly_recreated_queues(scripted):
     """Their broker does not say it; what it has is waited for."""
     scripted.on(STATS, stats({A: (0, 100)}, newest={A: 2 * MARK}))
     scripted.on(SEARCH, refuse(Response.SYSTEM_BUSY, "busy"))
@@ -195,7 +195,7 @@ def test_a_run_to_the_end_does_not_end_without_queues_that_may_have_been_made_ag
         run.latest()
 
 
-def test_a_logged_batch_waits_for_who_does_not_say_whether_its_queues_were_made_again(scripted):
+def test_logged_batch_waits_until_recreation_of_queues_is_known(scripted):
     """Else the batch would be filled with another topic's messages."""
     scripted.on(STATS, stats({A: (0, 100)}, newest={A: 2 * MARK}))
     scripted.on(SEARCH, refuse(Response.SYSTEM_BUSY, "busy"))
@@ -236,7 +236,7 @@ def test_however_many_queues_move(scripted, restarted):
     assert ranges_of(runs["warn"].plan(end)) == [[OffsetRange(queue, 0, 12) for queue in queues]]
 
 
-def test_new_messages_cost_one_question_for_each_topic_and_broker(scripted):
+def test_new_messages_cost_one_query_per_topic_and_broker(scripted):
     queues = [MessageQueue("t", "broker-a", number) for number in range(300)]
     scripted.on(ROUTE, route({"broker-a": {0: scripted.address}}, queues=300))
     scripted.on(STATS, stats(dict.fromkeys(queues, (0, 10)), MARK))
@@ -250,7 +250,7 @@ def test_new_messages_cost_one_question_for_each_topic_and_broker(scripted):
     assert 0 < seen < 10, "one a plan"
 
 
-def test_a_broker_that_is_silent_about_it_holds_up_no_other_and_keeps_its_marks(scripted):
+def test_broker_silent_about_recreation_delays_no_other_broker(scripted):
     scripted.on(STATS, stats({A: (0, 15), B: (0, 10)}, 2 * MARK))
     with MockBroker({STATS: stats({ELSEWHERE: (0, 9)}, 2 * MARK), SEARCH: ok(offset=5)}) as other:
         both = {"broker-a": {0: scripted.address}, "broker-b": {0: other.address}}
@@ -268,7 +268,7 @@ def test_a_broker_that_is_silent_about_it_holds_up_no_other_and_keeps_its_marks(
 
 @pytest.mark.parametrize("minimum", [0, 100])
 @pytest.mark.parametrize("marked", [True, False])
-def test_a_topic_of_which_nothing_was_left_is_known_when_it_is_made_again(scripted, marked, minimum):
+def test_recreated_topic_is_noticed_after_all_messages_expired(scripted, marked, minimum):
     """All of its messages had expired, so none could tell a time; what comes afterwards is of this hour."""
     scripted.on(STATS, stats({A: (100, 100)}, -1))
     begin = log({A: 100}) if marked else Run(scripted.address, startingOffsets="latest", **QUICK).offset
@@ -310,7 +310,7 @@ def test_a_slave_that_has_the_old_messages_is_not_read(scripted, read_from, diff
         assert found == {b"new"} if differs else b"old" in found
 
 
-def test_a_slave_that_hangs_holds_up_no_batch_that_its_master_has(scripted, monkeypatch):
+def test_hanging_slave_delays_no_batch_that_its_master_has(scripted, monkeypatch):
     monkeypatch.setattr(partition_reader, "_SLAVE_TIMEOUT_S", 0.05)
     scripted.on(STATS, stats({A: (0, 3)}, MARK))
     answers = {
@@ -349,7 +349,7 @@ def test_a_slave_is_not_read_where_the_comparison_failed(scripted, who):
 
 
 @pytest.mark.parametrize("high", [19, 20, 30])
-def test_a_batch_that_was_logged_is_not_filled_with_another_topic_s_messages(scripted, high):
+def test_logged_batch_is_not_filled_from_a_recreated_topic(scripted, high):
     """The topic was made again while the query was down, with fewer, as many and more messages than the batch had read."""
     scripted.on(STATS, stats({A: (0, high), B: (0, 9)}, newest={A: 2 * MARK, B: MARK}))
     scripted.on(SEARCH, ok(offset=0))
@@ -421,7 +421,7 @@ def test_a_batch_asks_brokers_once(scripted):
     assert len(scripted.seen(STATS)) == before
 
 
-def test_a_start_with_a_batch_that_was_logged_asks_for_bounds_once(scripted):
+def test_start_with_a_logged_batch_asks_for_bounds_once(scripted):
     scripted.on(STATS, stats({A: (0, 20), B: (0, 5)}, MARK))
     run = Run(scripted.address, log({A: 5, B: 5}), **QUICK)
     assert ranges_of(run.plan(log({A: 20, B: 5}))) == [[OffsetRange(A, 5, 20)]]

@@ -88,7 +88,7 @@ def test_a_slave_s_minimum_is_no_retention(master_gone, scripted, caplog):
     ],
     ids=["stream", "batch", "run to the end"],
 )
-def test_what_begins_while_only_a_slave_lives_waits_for_its_master(master_gone, scripted, begin):
+def test_start_with_only_a_slave_alive_waits_for_its_master(master_gone, scripted, begin):
     master_gone(scripted, 9, 12)
     with pytest.raises(BrokerNotFound) as caught:
         begin(scripted.address, readDeadline="50ms", **QUICK)
@@ -115,7 +115,7 @@ def test_a_master_of_a_topic_that_may_not_be_written_to_is_one(scripted):
 
 
 @pytest.mark.parametrize(("newest_ms", "end"), [(99, 12), (100, 18)])
-def test_a_slave_whose_index_is_of_a_topic_that_was_made_again_is_not_believed(master_gone, scripted, newest_ms, end):
+def test_slave_with_index_of_a_recreated_topic_is_not_believed(master_gone, scripted, newest_ms, end):
     """What it offers as new is older than what was read."""
     run = Run(scripted.address, log(12, marks={"t": {"broker-a": {"0": 100}}}), routeRefresh=0, **QUICK)
     master_gone(scripted, 0, 18)
@@ -125,7 +125,7 @@ def test_a_slave_whose_index_is_of_a_topic_that_was_made_again_is_not_believed(m
     assert found == {A: end}
 
 
-def test_a_queue_that_only_a_slave_tells_of_begins_when_its_master_does(scripted):
+def test_queue_known_only_from_a_slave_starts_with_its_master(scripted):
     run = Run(scripted.address, startingOffsets="earliest", routeRefresh=0, **QUICK)
     scripted.on(ROUTE, route({"broker-a": {0: scripted.address}, "broker-b": {1: scripted.address}}))
     scripted.on(STATS, stats({A: (5, 25), B: (7, 9)}))
@@ -149,7 +149,7 @@ def test_a_run_to_the_end_does_not_end_where_a_slave_s_copy_does(master_gone, sc
     assert "cannot be read any more" not in caplog.text
 
 
-def test_a_run_to_the_end_says_that_it_ends_without_a_broker_that_left_the_route(scripted, caplog):
+def test_available_now_run_logs_that_it_ends_without_lost_broker(scripted, caplog):
     """Its positions stay: the next run goes on there."""
     known = '{"topics":{"t":{"broker-a":{"0":16},"broker-b":{"0":6}}},"v":1}'
     run = Run(scripted.address, known, available_now=True, routeRefresh=0, **QUICK)
@@ -218,7 +218,7 @@ def test_a_report_asks_brokers_nothing_that_a_plan_does_not_ask(scripted):
     assert {command.code for command in scripted.requests[before:]} <= {STATS}
 
 
-def test_a_stream_that_waits_for_more_messages_rests_between_its_questions(scripted):
+def test_stream_waiting_for_more_messages_pauses_between_queries(scripted):
     """Whatever comes meanwhile: each message is a new answer of the broker, and no reason to ask again at once."""
     ends, slept = itertools.count(20), []
     scripted.on(STATS, lambda call: stats({A: (5, next(ends))}))
@@ -259,7 +259,7 @@ def batch_begins(mq, **options):
 
 
 @pytest.mark.parametrize("begins", [stream_begins, batch_begins])
-def test_a_broker_that_leaves_while_a_start_is_found_is_waited_for(scripted, begins):
+def test_broker_that_leaves_during_start_lookup_is_waited_for(scripted, begins):
     """It comes back at another address."""
     given = {**QUICK, "startingTimestamp": "1000"}
     scripted.on(SEARCH, refuse(Response.SYSTEM_BUSY, "busy"))
@@ -274,19 +274,19 @@ def test_a_broker_that_leaves_while_a_start_is_found_is_waited_for(scripted, beg
 
 
 @pytest.mark.parametrize("begins", [stream_begins, batch_begins])
-def test_a_broker_that_is_busy_when_it_is_asked_about_a_filter_is_asked_again(scripted, begins):
+def test_filter_check_on_a_busy_broker_is_repeated(scripted, begins):
     scripted.on(Request.GET_TOPIC_CONFIG, topic_config())
     scripted.on(CHECK, [refuse(Response.SYSTEM_BUSY, "busy"), ok()])
     assert begins(scripted.address, **QUICK, sql="a > 1", startingOffsets="earliest") == 5 * bool(scripted.seen(CHECK))
 
 
-def test_what_waits_for_a_master_outlives_name_servers_that_say_nothing(scripted):
+def test_wait_for_a_master_outlasts_silent_name_servers(scripted):
     slave, master = (route({"broker-a": {number: scripted.address}}) for number in (1, 0))
     scripted.on(ROUTE, [slave, close, close, master])
     assert (batch_begins(scripted.address, **QUICK), len(scripted.seen(ROUTE)) >= 4) == (5, True)
 
 
-def test_a_first_batch_that_was_not_finished_begins_where_it_was_logged(scripted):
+def test_unfinished_first_batch_begins_where_it_was_logged(scripted):
     """A queue that came meanwhile is not named by the starting offsets, which serve no more."""
     scripted.on(ROUTE, route({"broker-a": {0: scripted.address}}, queues=2))
     scripted.on(STATS, stats({A: (5, 20), A._replace(queue_id=1): (0, 4)}))
@@ -316,7 +316,7 @@ def test_what_stays_away_is_named_by_its_first_cause(scripted):
         Run(scripted.address, log(6), readDeadline="2s", **QUICK).latest()
 
 
-def test_a_batch_that_was_not_finished_waits_for_its_broker_and_then_says_what_to_do(scripted):
+def test_unfinished_batch_waits_for_its_broker_and_names_remedy(scripted):
     scripted.on(STATS, close)
     with pytest.raises(ConnectionLost) as caught:
         Run(scripted.address, log(6), readDeadline="300ms", **QUICK).plan(log(15))
@@ -326,7 +326,7 @@ def test_a_batch_that_was_not_finished_waits_for_its_broker_and_then_says_what_t
     assert "rocketmq-spark checkpoint rewind" in text
 
 
-def test_an_environment_goes_on_with_its_queue_after_a_restart_in_an_outage(scripted):
+def test_environment_keeps_its_queue_after_restart_in_an_outage(scripted):
     both = {"broker-a": {0: scripted.address}, "broker-b": {0: scripted.address}}
     scripted.on(ROUTE, route(both))
     scripted.on(STATS, stats({A: (5, 20), B: (0, 70)}))
@@ -344,7 +344,7 @@ def test_an_environment_goes_on_with_its_queue_after_a_restart_in_an_outage(scri
 
 
 @pytest.mark.parametrize("logged", ["finished", "batch 0"])
-def test_a_run_to_the_end_takes_no_queue_of_another_environment_over_in_an_outage(scripted, logged):
+def test_available_now_run_takes_no_foreign_queue_in_an_outage(scripted, logged):
     """Spark says what is to be read before it says where the query stood."""
     scripted.on(ROUTE, route({"broker-a": {0: scripted.address}, "broker-b": {0: scripted.address}}))
     scripted.on(STATS, stats({A: (5, 20), B: (0, 70)}))
@@ -362,7 +362,7 @@ def test_a_run_to_the_end_takes_no_queue_of_another_environment_over_in_an_outag
         assert json.loads(again.latest())["environment"] == {"t": {"broker-a": {"0": 1}}}
 
 
-def test_a_first_batch_of_an_older_version_is_read_by_no_other_environment(scripted):
+def test_old_first_batch_is_not_read_by_another_environment(scripted):
     """It says nothing of an environment, and a start that was not finished has nothing else to compare."""
     scripted.on(ROUTE, route({"broker-a": {0: scripted.address}, "broker-b": {0: scripted.address}}))
     scripted.on(STATS, stats({A: (5, 20), B: (0, 70)}))
@@ -381,7 +381,7 @@ def test_a_batch_that_begins_before_what_is_kept_tells_the_loss(scripted, caplog
     assert "3 offsets cannot be read any more" in caplog.text
 
 
-def test_a_run_to_the_end_reads_what_is_there_and_waits_for_no_more(scripted):
+def test_available_now_run_reads_what_exists_without_waiting(scripted):
     run = Run(scripted.address, log(6), available_now=True, minOffsetsPerTrigger=1000, **QUICK)
     assert positions(run.latest()) == {A: 20}
 
@@ -398,7 +398,7 @@ def test_a_run_to_the_end_tells_a_loss_at_its_end_once(scripted, caplog):
 
 
 @pytest.mark.parametrize("layout", [{}, {"environments": 4}], ids=["by number alone", "of four"])
-def test_an_environment_counts_among_all_queues_of_a_topic_and_not_among_assigned_ones(scripted, layout):
+def test_environment_position_counts_all_queues_of_a_topic(scripted, layout):
     """The third queue is the third environment's, however few are assigned beside it."""
     four = [MessageQueue("t", "broker-a", number) for number in range(4)]
     scripted.on(ROUTE, route({"broker-a": {0: scripted.address}}, queues=4))
@@ -419,7 +419,7 @@ def test_an_environment_counts_among_all_queues_of_a_topic_and_not_among_assigne
             start(environment, *numbers).latest()
 
 
-def test_an_assigned_queue_whose_broker_leaves_the_route_is_waited_for_in_an_environment_too(scripted):
+def test_environment_waits_for_assigned_queue_of_absent_broker(scripted):
     """Of the queues that are left there, the environment has none."""
     both = route({"broker-a": {0: scripted.address}, "broker-b": {0: scripted.address}})
     scripted.on(ROUTE, both)
@@ -442,7 +442,7 @@ def test_an_assigned_queue_whose_broker_leaves_the_route_is_waited_for_in_an_env
     eventually(lambda: positions(run.latest()) == {A: 25})
 
 
-def test_a_run_that_goes_on_waits_for_an_assigned_queue_whose_broker_left_the_route(scripted, caplog):
+def test_continued_run_waits_for_assigned_queue_of_absent_broker(scripted, caplog):
     """One that there are no positions of may be a slip of the pen."""
     both = route({"broker-a": {0: scripted.address}, "broker-b": {0: scripted.address}})
     scripted.on(ROUTE, route({"broker-a": {0: scripted.address}}))
@@ -464,7 +464,7 @@ def test_a_run_that_goes_on_waits_for_an_assigned_queue_whose_broker_left_the_ro
             Run(scripted.address, begin, **given).latest()
 
 
-def test_a_run_that_goes_on_waits_for_the_read_permission_of_its_topic(scripted):
+def test_continued_run_waits_for_read_permission_of_its_topic(scripted):
     """What starts anew is told at once."""
     shut, there = (route({"broker-a": {0: scripted.address}}, perm=perm) for perm in (2, 6))
     scripted.on(ROUTE, [shut, shut, shut, there])

@@ -88,7 +88,7 @@ def test_what_began_in_a_batch_that_was_not_logged_is_read_again(broker):
     assert ranges_of(again.plan(run.offset)) == [[OffsetRange(A, 3, 29), OffsetRange(b, 3, 29)]]
 
 
-def test_a_first_batch_that_began_before_the_newest_offsets_reads_nothing_older(broker):
+def test_first_batch_before_latest_offsets_reads_nothing_older(broker):
     """It was logged and not finished. A restart at ``latest`` finds a later start, and the logged end says that it was empty."""
     expose(broker, "family-a")
     logged = Run(broker.address, startingOffsets="latest", **PATTERN).offset
@@ -155,7 +155,7 @@ def test_a_batch_of_no_topic_is_an_error(broker):
         plan(broker.address, **PATTERN)
 
 
-def test_starting_offsets_of_queues_that_no_topic_has_are_an_error(broker):
+def test_starting_offsets_of_nonexistent_queues_are_an_error(broker):
     run = Run(broker.address, startingOffsets={"family-a": {"broker-a": {"0": 3}}}, **PATTERN)
     with pytest.raises(OffsetError, match="names queues that are not read: family-a/broker-a/0"):
         run.latest()
@@ -180,7 +180,7 @@ def test_brokers_check_sql_of_the_first_topic_that_comes_later(broker):
         run.ahead()
 
 
-def test_name_servers_are_not_asked_all_the_time_for_a_first_topic(broker):
+def test_wait_for_a_first_topic_rarely_asks_name_servers(broker):
     run = Run(broker.address, **{**PATTERN, "routeRefresh": "30s"})
     asked = len(broker.seen(Request.GET_ALL_TOPIC_LIST_FROM_NAMESERVER))
     for _ in range(5):

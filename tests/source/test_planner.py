@@ -141,7 +141,7 @@ def test_marks_are_of_queues_that_were_read():
 
 @pytest.mark.parametrize(("position", "low", "kept"), [(5, 0, True), (7, 0, False), (7, 7, True)])
 @pytest.mark.parametrize("untold", [0, -1])
-def test_a_mark_ends_where_younger_messages_were_read_that_nobody_dates(position, low, kept, untold):
+def test_store_time_mark_ends_after_younger_undated_messages(position, low, kept, untold):
     """Else they would be taken for those of a topic that was made again."""
     before = Offsets({A: 5}, newest_store_ms={A: 700})
     assert planning.newest_store_ms({A: position}, before, {A: QueueBounds(low, 9, untold)}) == (

@@ -84,7 +84,7 @@ def test_what_goes_wrong_is_left_to_the_task(reads, what):
     assert driver()([partition(2)]) is None
 
 
-def test_after_tries_that_fail_it_leaves_more_and_more_batches_to_tasks(reads):
+def test_prefetch_backs_off_to_tasks_after_repeated_failures(reads):
     """A broker that takes longer than the driver waits would cost a second with every batch."""
     one = driver()
     reads.of_bytes(10)
@@ -107,7 +107,7 @@ def test_it_waits_briefly_and_keeps_little_under_way(reads):
     assert (reads.asked[1].read_deadline, reads.asked[1].max_bytes_in_flight) == (0.1, 64 << 10)
 
 
-def test_large_rows_are_left_to_tasks_and_tried_again_when_they_may_be_small_again(reads):
+def test_prefetch_leaves_large_rows_to_tasks_then_tries_again(reads):
     one, most = driver(), MAX_PREFETCH_BYTES // 2
     reads.of_bytes(most, most, most)  # together more than a batch may have: half of a MiB each, as far as is known then
     assert one([partition(3)]) is None
@@ -188,7 +188,7 @@ def test_pyspark_takes_the_rows_and_asks_the_reader_as_before(rocketmq, topic, p
     assert json.loads(report.getvalue()[4:])["topics"] == json.loads(end)["topics"]
 
 
-def test_a_batch_whose_rows_are_all_filtered_out_is_handed_over_empty(rocketmq, topic, patient):
+def test_prefetched_batch_with_all_rows_filtered_out_is_empty(rocketmq, topic, patient):
     feed(rocketmq, topic, 3, tags="t")
     made = Runner(rocketmq, subscribe=topic, startingOffsets="earliest", tags="other")
     assert made.plan(made.run.ahead()) == (1, runner.EMPTY_PYARROW_RECORD_BATCHES, [])
@@ -209,7 +209,7 @@ def test_what_tasks_should_read_is_not_handed_over(rocketmq, topic):
         {"name": "properties", "dataType": MapType(StringType(), StringType(), False)},
     ],
 )
-def test_columns_that_spark_would_not_recognise_are_read_by_tasks(rocketmq, topic, given):
+def test_columns_spark_would_not_recognise_are_read_by_tasks(rocketmq, topic, given):
     """The schema of the rows has no comments, and all of its columns are nullable, and what is in them."""
     feed(rocketmq, topic, 3)
     made = Runner(rocketmq, subscribe=topic, startingOffsets="earliest")

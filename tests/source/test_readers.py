@@ -61,7 +61,7 @@ def test_a_batch_between_offsets(rocketmq, make_topic):
         plan(rocketmq, subscribe=topic, startingOffsets=by_queue(5, 0), endingOffsets=by_queue(4, 0))
 
 
-def test_an_empty_batch_has_no_partitions_and_a_task_without_one_reads_nothing(rocketmq, topic):
+def test_empty_batch_has_no_partitions_and_task_reads_nothing(rocketmq, topic):
     reader = batch_reader(rocketmq, subscribe=topic)
     assert list(reader.partitions()) == []
     assert list(reader.read(None)) == []
@@ -177,7 +177,7 @@ def test_the_rows(rocketmq, topic):
     assert [(row["tags"], row["keys"], row["properties"]) for row in found] == [("vip", ["a", "b"], [("x", "1")])] * 8
 
 
-def test_a_repeated_batch_has_the_same_tasks_when_queues_and_cores_have_changed(rocketmq, make_topic, monkeypatch):
+def test_repeated_batch_has_same_tasks_after_queues_changed(rocketmq, make_topic, monkeypatch):
     """A sink that leaves out what is stored compares within tasks."""
     topic = make_topic(queues=3)
     feed(rocketmq, topic, 60)

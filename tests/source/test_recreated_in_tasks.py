@@ -108,7 +108,7 @@ def test_a_new_topic_that_is_shorter_is_not_read(broker, queue):
     assert {cause for _, _, cause in lost} == {Cause.WENT_BACK}
 
 
-def test_a_new_topic_that_grows_while_it_is_asked_about_is_not_read(broker, queue):
+def test_recreated_topic_growing_during_the_check_is_not_read(broker, queue):
     """Its last message of the batch does not exist yet, and its end is past the batch a moment later."""
 
     def grown(call):
@@ -122,7 +122,7 @@ def test_a_new_topic_that_grows_while_it_is_asked_about_is_not_read(broker, queu
     assert sorted(offset for start, end, _ in lost for offset in range(start, end)) == list(range(END))
 
 
-def test_a_last_message_that_compaction_removed_makes_no_other_topic(broker, queue):
+def test_last_message_removed_by_compaction_is_no_recreation(broker, queue):
     """The queue is long enough, so the topic is the same; messages are younger because the broker's clock was set back."""
     queue.times = [NEW] * 12
     broker.on(Request.GET_TOPIC_STATS_INFO, stats({A: (0, 35)}))

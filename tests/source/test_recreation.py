@@ -108,7 +108,7 @@ def test_what_is_asked(seen, watched, asked):
     assert sorted(queues_to_probe(seen, watched)) == asked
 
 
-def test_of_queues_that_stayed_none_is_asked_about_unless_another_changed():
+def test_unchanged_queues_are_probed_only_if_another_one_changed():
     for changed, asked in (({}, []), ({C: RecreationEvidence.ENDS_BEFORE}, [A, B])):
         assert (
             queues_to_probe(
@@ -167,7 +167,7 @@ def looked(brokers, read, bounds, watch=None):
     return (watch or RecreationWatch(lambda: brokers, "g")).check(read, bounds, Deadline.after(1))
 
 
-def test_a_connection_that_is_newer_than_what_is_seen_counts_again_when_it_is_seen():
+def test_reconnect_counts_again_once_newer_statistics_are_seen():
     """The view rested while a commit connected anew: its statistics are of before the restart."""
     brokers, end = Brokers({A: 30, B: 5}, {(B, 9): 2 * MARK}), Deadline.after(30)
     watch, read = RecreationWatch(lambda: brokers, "g"), Offsets({A: 10, B: 10}, newest_store_ms={A: MARK, B: MARK})
@@ -223,7 +223,7 @@ def test_where_compaction_removed_it_the_first_younger_one_has():
     assert found(5, {(A, 5): MARK}) == []
 
 
-def test_one_question_stands_for_a_topic_on_a_broker_and_a_sign_is_followed_up():
+def test_one_probe_per_topic_and_broker_unless_a_sign_is_found():
     queues = [MessageQueue("t", "b", number) for number in range(300)]
     read, bounds = open_at_10(*queues)
     brokers = Brokers(dict.fromkeys(queues, 20))
@@ -276,7 +276,7 @@ def test_what_was_connected_to_anew_is_asked_about_as_at_a_start():
 
 
 @pytest.mark.parametrize("silent", ["search", "pull"])
-def test_a_broker_that_does_not_answer_leaves_its_queues_unproven(silent):
+def test_broker_that_does_not_answer_leaves_its_queues_unproven(silent):
     read, bounds = open_at_10(A, B, ELSEWHERE)
     brokers = Brokers({A: 20, B: 0, ELSEWHERE: 20}, {(B, 9): 2000}, ["b"] if silent == "search" else ["pull"])
     watch = RecreationWatch(lambda: brokers, "g")
@@ -288,7 +288,7 @@ def test_a_broker_that_does_not_answer_leaves_its_queues_unproven(silent):
     assert looked(brokers, read, bounds, watch) == RecreationResult([B], {}), "all are asked about, as at a start"
 
 
-def test_what_is_proven_of_a_topic_waits_while_its_broker_does_not_answer_for_the_rest():
+def test_recreation_of_a_topic_waits_for_all_broker_answers():
     """Its queues leave the view of that plan, and one that is not in it can neither be moved nor lost."""
     read, bounds = open_at_10(A, B)
     bounds = {**bounds, A: QueueBounds(0, 10, 2000)}  # the newest of its messages is the one before the position
@@ -300,7 +300,7 @@ def test_what_is_proven_of_a_topic_waits_while_its_broker_does_not_answer_for_th
     assert looked(brokers, read, bounds, watch) == RecreationResult([A, B], {})
 
 
-def test_a_broker_that_stops_answering_is_not_asked_for_each_of_its_queues():
+def test_broker_that_stops_answering_is_not_asked_for_each_queue():
     read, bounds = open_at_10(A, B, C)
     brokers = Brokers({A: 0, B: 0, C: 0}, silent=["pull"])
     pulls = []

@@ -64,7 +64,7 @@ def test_which_cannot_be(query: Folder, number: int | None, before_ms: int | Non
         rewind.choose_batch(history(query), number, before_ms)
 
 
-def test_of_a_query_that_has_done_nothing_there_is_no_batch_to_go_back_to(query: Folder) -> None:
+def test_query_without_a_finished_batch_cannot_be_rewound(query: Folder) -> None:
     for number in range(4):
         query.delete([f"commits/{number}"])
     with pytest.raises(OffsetError, match="no batch of this query is finished"):
@@ -106,7 +106,7 @@ def test_what_was_behind_it_goes_and_is_kept_beside(query: Folder) -> None:
     }  # fmt: skip
 
 
-def test_what_is_read_again_begins_where_the_batch_ended_and_of_a_new_queue_where_its_first_batch_began(
+def test_rewound_ranges_begin_at_the_batch_end_or_at_queue_start(
     query: Folder,
 ) -> None:
     """Also of a queue that a later batch says itself where it began, as one does of a topic that was made again."""
@@ -129,7 +129,7 @@ def test_wherever_it_stops_the_folder_is_one_to_go_on_from(query: Folder) -> Non
         assert logged_times_ms(query, "commits").keys() <= logged_times_ms(query, "offsets").keys()
 
 
-def test_wherever_it_stops_no_state_is_left_of_a_batch_that_is_in_no_log(query: Folder) -> None:
+def test_interrupted_rewind_leaves_no_state_of_an_unlogged_batch(query: Folder) -> None:
     """Spark would take it for what the new batch of that number made; and what is done has its state."""
     state(query, *(f"0/{version}.delta" for version in range(1, 7)), "0/5.snapshot", "1/4.zip", "1/2_a.zip")
     reads = history(query)
@@ -141,7 +141,7 @@ def test_wherever_it_stops_no_state_is_left_of_a_batch_that_is_in_no_log(query: 
         assert max(logged_times_ms(query, "commits")) + 1 <= kept <= max(logged_times_ms(query, "offsets")) + 1
 
 
-def test_later_versions_of_state_go_too_for_spark_would_take_them_for_its_own(query: Folder) -> None:
+def test_rewind_removes_later_versions_of_state_too(query: Folder) -> None:
     state(query, "0/1.delta", "0/2.delta", "0/.2.delta.crc", "0/3.delta", "0/.3.delta.crc", "0/4.snapshot", "1/2_ab-c.zip",
           "1/3_ab-c.changelog", "1/SSTs/000012.sst", "_metadata/metadata")  # fmt: skip
     planned, backup = go(query, 1)

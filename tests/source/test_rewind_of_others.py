@@ -62,7 +62,7 @@ def test_root_has_the_rights_of_the_owner_while_it_changes(query: Folder, monkey
     assert folders.has_own_rights()
 
 
-def test_a_backup_in_a_folder_of_the_owner_is_made_with_their_rights(
+def test_backup_in_owner_folder_is_made_with_owner_rights(
     query: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The owner could replace a folder that root has made there before root gives it away."""
@@ -75,7 +75,7 @@ def test_a_backup_in_a_folder_of_the_owner_is_made_with_their_rights(
     assert (Path(backup.name).stat().st_uid, given) == (uid, [])
 
 
-def test_a_folder_in_which_the_owner_may_replace_the_backup_gets_none_of_root(
+def test_root_makes_no_backup_where_the_owner_may_replace_it(
     query: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     of_another(query, monkeypatch)
@@ -95,7 +95,7 @@ def test_a_folder_in_which_the_owner_may_replace_the_backup_gets_none_of_root(
     assert owners(tmp_path) == before
 
 
-def test_root_makes_a_backup_only_where_the_owner_cannot_lead_it_elsewhere(
+def test_root_makes_no_backup_where_the_owner_can_redirect_it(
     query: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The owner may exchange a link above the checkpoint while root uses it."""
@@ -143,7 +143,7 @@ def test_links_of_folders_are_an_error_before_anything_changes(
 
 
 @pytest.mark.parametrize("place", ["commits", "state/0", "rocketmq"])
-def test_a_folder_that_is_exchanged_after_the_check_leads_nowhere(
+def test_folder_swapped_for_a_link_after_the_check_is_refused(
     query: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
     of_another(query, monkeypatch)
@@ -169,7 +169,7 @@ def test_a_folder_that_is_exchanged_after_the_check_leads_nowhere(
     assert owners(tmp_path / "theirs") == before
 
 
-def test_a_folder_of_the_backup_that_is_exchanged_is_not_given_away(
+def test_swapped_backup_folder_is_not_given_to_the_owner(
     query: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     of_another(query, monkeypatch)

@@ -185,7 +185,7 @@ def test_errors_that_no_waiting_heals_end_the_query(rocketmq, topic):
     assert set(positions(json.dumps(beyond)).values()) == {99}
 
 
-def test_a_run_to_the_end_does_not_wait_for_a_topic_that_was_deleted_before_anything_of_it_was_read(rocketmq, topic):
+def test_available_now_run_ignores_topic_deleted_before_reading(rocketmq, topic):
     first = Run(rocketmq, subscribePattern=f"{topic}.*", startingOffsets="earliest")
     first.drain(feed(rocketmq, topic, 4))
     fleeting = f"{topic}-fleeting"
@@ -198,7 +198,7 @@ def test_a_run_to_the_end_does_not_wait_for_a_topic_that_was_deleted_before_anyt
     assert run.batch() == []
 
 
-def test_a_batch_that_was_logged_names_a_topic_first_that_was_deleted_since(rocketmq, topic, caplog):
+def test_logged_batch_names_a_topic_deleted_since_as_lost(rocketmq, topic, caplog):
     first = Run(rocketmq, subscribe=topic, startingOffsets="earliest")
     first.drain(feed(rocketmq, topic, 4))
     fleeting = f"{topic}-fleeting"

@@ -105,7 +105,7 @@ def test_each_broker_of_a_task_is_asked_at_its_own_address():
 
 
 @pytest.mark.parametrize("batched", ["t", "u"])
-def test_a_batch_topic_is_not_filtered_by_brokers_whatever_is_read_beside_it(batched):
+def test_batch_topic_is_not_filtered_by_brokers_beside_others(batched):
     """They would drop its batches, whose tags are not those of their messages; of the other topic they send what is wanted."""
 
     def pulled(call):
@@ -170,7 +170,7 @@ def test_no_partition_no_rows(rocketmq, filled):
     assert list(partition_reader.read_partition(options(rocketmq, filled[0]), BASIC, None)) == []
 
 
-def test_a_filtered_read_asks_whether_its_first_message_is_still_there(rocketmq, make_topic, monkeypatch):
+def test_filtered_read_checks_that_its_first_message_exists(rocketmq, make_topic, monkeypatch):
     """A broker whose minimum lags behind jumps over what is gone as if the filter had skipped it."""
     topic = make_topic(queues=1)
     feed(rocketmq, topic, 3, tags="a")

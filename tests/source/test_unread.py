@@ -38,7 +38,7 @@ def read_queues(count):
         (refuse(Response.SYSTEM_BUSY, "busy"), {}),
     ],
 )
-def test_a_queue_that_the_route_lacks_is_gone_when_its_broker_says_so(scripted, told, gone):
+def test_queue_missing_from_route_is_gone_if_its_broker_says_so(scripted, told, gone):
     """A name server that lags behind tells the route of before the topic was widened."""
     one = catalog(scripted.address)
     view = one.fetch_all()
@@ -48,7 +48,7 @@ def test_a_queue_that_the_route_lacks_is_gone_when_its_broker_says_so(scripted, 
     assert one.removed_queue_ends(queues("t", 1), view) == {}
 
 
-def test_a_broker_is_asked_once_in_a_while_about_the_queues_that_it_does_not_read(scripted, monkeypatch):
+def test_broker_is_asked_rarely_about_queues_it_does_not_read(scripted, monkeypatch):
     """Again with another route or connection: the topic may have been widened, or its store may be another."""
     monkeypatch.setattr(removed_queues, "_ANSWER_VALID_S", 3600.0)
     one = catalog(scripted.address)
@@ -88,7 +88,7 @@ def test_an_end_that_was_told_before_does_not_last(scripted, monkeypatch):
         assert one.removed_queue_ends([second], view) == {second: end}
 
 
-def test_that_a_broker_reads_its_queues_after_all_is_remembered_for_a_moment(scripted, monkeypatch):
+def test_broker_answer_that_it_reads_its_queues_is_cached(scripted, monkeypatch):
     monkeypatch.setattr(removed_queues, "_ANSWER_VALID_S", 3600.0)
     one = catalog(scripted.address)
     view = one.fetch_all()
@@ -99,14 +99,14 @@ def test_that_a_broker_reads_its_queues_after_all_is_remembered_for_a_moment(scr
 
 
 @pytest.mark.parametrize("how", ["timed_out_brokers", "brokers_without_master"])
-def test_a_broker_that_is_away_is_not_asked_about_queues_that_it_does_not_read(scripted, how):
+def test_absent_broker_is_not_asked_about_its_unread_queues(scripted, how):
     one = catalog(scripted.address)
     view = replace(one.fetch_all(), **{how: frozenset({"broker-a"})})
     assert one.removed_queue_ends(queues("t", 2), view) == {}
     assert configs(scripted) == 0
 
 
-def test_a_broker_that_hangs_when_asked_about_queues_that_it_does_not_read_holds_up_one_plan_of_many(scripted):
+def test_hanging_broker_query_for_unread_queues_delays_few_plans(scripted):
     one = catalog(scripted.address)
     view = one.fetch_all()
     scripted.on(Request.GET_TOPIC_CONFIG, never)

@@ -120,7 +120,7 @@ def figures(run: Callable[[Found], object], capsys: pytest.CaptureFixture[str]) 
     return found
 
 
-def test_11_29_codec(brokers, capsys):
+def test_codec(brokers, capsys):
     with brokers() as broker:
         found = figures(lambda found: codec.run(broker, found, 1), capsys)
     assert found.keys() == {f"codec {SIZE}"}
@@ -128,7 +128,7 @@ def test_11_29_codec(brokers, capsys):
 
 
 @soak
-def test_11_29_quick(brokers, spark, capsys, monkeypatch):
+def test_quick(brokers, spark, capsys, monkeypatch):
     """What ``make bench QUICK=1`` measures of reading, writing and consuming; whole sections run in ``make soak``."""
     monkeypatch.setattr(harness, "ONLY", targets.QUICK)
 
@@ -147,7 +147,7 @@ def test_11_29_quick(brokers, spark, capsys, monkeypatch):
 
 
 @soak
-def test_11_29_read(brokers, spark, capsys):
+def test_read(brokers, spark, capsys):
     ceiling.register(spark)
     with brokers() as broker:
         found = figures(lambda found: read.run(broker, spark, None, ONCE, found), capsys)
@@ -164,7 +164,7 @@ def test_11_29_read(brokers, spark, capsys):
 
 
 @soak
-def test_11_29_write(run_script):
+def test_write(run_script):
     assert {
         targets.WRITE,
         targets.ONCE,
@@ -178,7 +178,7 @@ def test_11_29_write(run_script):
 
 
 @soak
-def test_11_29_grpc(brokers, spark, capsys):
+def test_grpc(brokers, spark, capsys):
     few = Namespace(messages=8_000, repeats=1)
     found = figures(lambda found: grpc.run(spark, few, found), capsys)
     cases = found[f"grpc {SIZE}"]
@@ -188,7 +188,7 @@ def test_11_29_grpc(brokers, spark, capsys):
 
 
 @soak
-def test_11_29_consume(brokers, capsys):
+def test_consume(brokers, capsys):
     with brokers() as broker:
         found = figures(lambda found: consume.run(broker, ONCE, found), capsys)
     assert found[f"consume {SIZE}"].keys() == {
@@ -198,7 +198,7 @@ def test_11_29_consume(brokers, capsys):
 
 
 @soak
-def test_11_29_latency(brokers, capsys):
+def test_latency(brokers, capsys):
     with brokers() as broker:
         found = figures(lambda found: latency.run(broker, None, ONCE, found), capsys)
     assert found["latency"].keys() == {targets.OURS, targets.LOW}
@@ -206,13 +206,13 @@ def test_11_29_latency(brokers, capsys):
 
 
 @soak
-def test_11_29_planning(brokers, capsys):
+def test_planning(brokers, capsys):
     found = figures(lambda found: planning.run(ONCE, found), capsys)
     assert found["planning"].keys() == {"cold", "warm", "idle"}
 
 
 @soak
-def test_11_29_memory(brokers, capsys):
+def test_memory(brokers, capsys):
     with brokers() as broker:
         found = figures(lambda found: memory.run(broker, ONCE, found), capsys)
     assert len(found["memory"]) == 4
@@ -220,7 +220,7 @@ def test_11_29_memory(brokers, capsys):
 
 
 @soak
-def test_11_29_growth(brokers, spark, capsys):
+def test_growth(brokers, spark, capsys):
     few = Namespace(messages=600, full=False)
     found = figures(lambda found: growth.run(spark, few, found), capsys)
     assert found["growth"].keys() == {"tasks 3", "size 1,048,576", "brokers 2"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.reading import feed
 
 
-def test_11_24_a_stream_that_is_stopped_leaves_no_traceback(rocketmq, topic, run_script):
+def test_stream_that_is_stopped_leaves_no_traceback(rocketmq, topic, run_script):
     feed(rocketmq, topic, 20)
     script = """
     name_server, topic = sys.argv[1:]

@@ -103,7 +103,7 @@ def test_settings_are_asked_for_before_anything_is_sent(spark: SparkSession, roc
     assert sum(bounds.max_offset for bounds in rocketmq.admin.describe_topic(topic).values()) == 0
 
 
-def test_each_write_of_a_batch_has_a_name_and_df_write_has_no_place_in_it(
+def test_each_write_of_a_batch_needs_a_name_and_df_write_fails(
     rocketmq: LocalBroker, make_topic: Callable[..., str], run_script: Callable[..., Finished], tmp_path: Path
 ) -> None:
     topic = make_topic(queues=2)

@@ -168,9 +168,7 @@ def test_null_and_empty_values(spark: SparkSession, rocketmq: LocalBroker, topic
     assert values == {("a", None, None), ("b", b"", None), (None, b"x", None), ("c", b"\0", None)}
 
 
-def test_a_partition_goes_before_the_key_and_the_last_of_repeated_headers_counts(
-    spark: SparkSession, pair: LocalBroker
-) -> None:
+def test_partition_beats_key_and_last_of_repeated_headers_counts(spark: SparkSession, pair: LocalBroker) -> None:
     topic = new_topic(pair)
     headers = [("h", b"1"), ("h", b"2")]
     rows = [("same key", str(number), number, headers) for number in range(4)]
@@ -181,7 +179,7 @@ def test_a_partition_goes_before_the_key_and_the_last_of_repeated_headers_counts
     assert {(each["key"], bytes(each["value"])) for row in found.collect() for each in row["headers"]} == {("h", b"2")}
 
 
-def test_the_option_topic_goes_before_the_column_and_one_of_both_is_needed(
+def test_topic_option_overrides_the_column_and_one_is_required(
     spark: SparkSession, rocketmq: LocalBroker, make_topic: Any
 ) -> None:
     by_column, by_option = make_topic(), make_topic()

@@ -202,7 +202,7 @@ class Killing:
         return (told["underWay"] or {}).get("waitsFor")
 
 
-def test_a_batch_whose_broker_is_killed_waits_and_is_seen_to_wait(spark, pair, tmp_path):
+def test_batch_of_a_killed_broker_waits_and_progress_shows_it(spark, pair, tmp_path):
     # Each batch has messages of both: the broker dies before its own are read.
     of = Killing(spark, pair, tmp_path, requestTimeout="1s", minOffsetsPerTrigger=8)
     try:
@@ -219,7 +219,7 @@ def test_a_batch_whose_broker_is_killed_waits_and_is_seen_to_wait(spark, pair, t
         of.query.stop()
 
 
-def test_a_query_whose_broker_stays_away_goes_on_without_it_when_it_is_taken_back(spark, pair, tmp_path):
+def test_query_rewound_after_a_broker_loss_continues_without_it(spark, pair, tmp_path):
     of = Killing(spark, pair, tmp_path, requestTimeout="1s", readDeadline="3s")
     a, b = of.queues
     try:

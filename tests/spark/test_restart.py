@@ -145,9 +145,7 @@ def test_a_checkpoint_of_a_released_version_is_gone_on_from(spark, broker_cluste
     }
 
 
-def test_what_the_commands_say_of_a_query_with_state_and_back_to_an_earlier_batch(
-    spark, broker_cluster, topic, tmp_path
-):
+def test_commands_report_and_rewind_a_query_with_state(spark, broker_cluster, topic, tmp_path):
     """Lag, what each batch read, differences, and a rewind, of a folder that Spark itself wrote: counts stay exact."""
     folder = str(tmp_path / "checkpoint")
     counts: dict[int, dict[int, int]] = {}
@@ -211,7 +209,7 @@ READ_TO_FILES = """
 """
 
 
-def test_started_at_latest_and_killed_after_the_first_entry_of_the_log(
+def test_latest_start_killed_after_first_log_entry_loses_nothing(
     broker_cluster, topic, start_script, run_script, tmp_path
 ):
     """What was sent after the query had started is read after the crash, though Spark never logs where it started."""

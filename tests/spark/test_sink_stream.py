@@ -153,7 +153,7 @@ def test_a_broker_that_refuses_for_a_while_fails_no_task(spark: SparkSession, tm
         assert set(map(int, (b for queue in broker.kept.values() for b in queue))) >= set(range(committed))
 
 
-def test_a_stream_in_update_mode_through_foreach_batch_survives_a_killed_broker(
+def test_update_mode_foreach_batch_stream_survives_broker_kill(
     spark: SparkSession, pair: LocalBroker, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The reports say which broker took what. Each task begins at any queue: one is killed when both had rows."""

@@ -78,9 +78,7 @@ SCRIPT = """
 """
 
 
-def test_a_connect_session_reads_writes_and_streams_and_stores_a_repeated_batch_once(
-    rocketmq, topic, make_topic, run_script, tmp_path
-):
+def test_connect_session_streams_and_stores_repeated_batch_once(rocketmq, topic, make_topic, run_script, tmp_path):
     out = make_topic(queues=2)
     sent = feed(rocketmq, topic, 24)
     by_hand, by_batch, repeated = (make_topic(queues=2) for _ in range(3))

@@ -234,7 +234,7 @@ def _flat(offset: object) -> list[int]:
     return [value for brokers in found["topics"].values() for queues in brokers.values() for value in queues.values()]
 
 
-def test_kinesis_sql_96_idle_past_every_close_of_idle_connections(spark, other, tmp_path):
+def test_idle_past_every_close_of_idle_connections(spark, other, tmp_path):
     """Past the broker's close (six seconds here) and past the end of idle workers, which Spark waits a minute for."""
     (topic,) = names(1, "quiet")
     other.create_topic(topic, 2)

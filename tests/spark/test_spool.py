@@ -20,9 +20,7 @@ from tests.reading import names
 ROWS = 400
 
 
-def test_3_25_rows_that_were_spooled_count_apart_and_arrive_from_the_worker_or_the_command(
-    spark: SparkSession, lone: LocalBroker, tmp_path: Path
-) -> None:
+def test_spooled_rows_count_separately_and_arrive_later(spark: SparkSession, lone: LocalBroker, tmp_path: Path) -> None:
     (topic,) = names(1, "spooled")
     lone.create_topic(topic, queues=4)
     given = {

@@ -11,7 +11,7 @@ from rocketmq_spark.stored.ends import fetch_ends
 from tests.producer.scripted import Time
 
 
-def test_the_error_of_ends_says_what_is_wrong_and_not_that_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_of_fetch_ends_names_the_cause_not_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     time, said = Time(), list[type[Exception]]()
     monkeypatch.setattr("rocketmq_spark.base.clock.time", SimpleNamespace(monotonic=time.monotonic, sleep=time.advance))
 

@@ -33,7 +33,7 @@ def ids(partition: int, now_ms: int) -> list[str]:
     return [bytes(row).decode() for row in made]
 
 
-def test_ids_of_two_attempts_compare_equal_and_others_are_dropped() -> None:
+def test_ids_of_two_attempts_are_equal_and_others_are_dropped() -> None:
     first, again, other = ids(3, 1_700_000_000_000), ids(3, 1_700_000_999_999), ids(4, 1_700_000_000_000)
     assert not set(first) & set(again)
     strangers = ["7F0000010007ABCDEF0123456789ABCD", first[0][:40], "", None, "F" * 56]

@@ -116,7 +116,7 @@ def scripted() -> Brokers:
     return Brokers()
 
 
-def test_what_came_behind_the_noted_ends_is_found_and_nothing_before(scripted: Brokers) -> None:
+def test_scan_finds_only_messages_behind_the_noted_ends(scripted: Brokers) -> None:
     since = scripted.noted()
     scripted.queues[A] += ["a2", "a3"]
     scripted.queues[B] += ["b1"]
@@ -188,7 +188,7 @@ def test_a_broker_that_stood_still_begins_its_settle_time_anew(scripted: Brokers
     assert scripted.now >= 108.0 + SETTLE_S
 
 
-def test_a_broker_is_heard_when_it_answers_and_not_when_the_slowest_does(scripted: Brokers) -> None:
+def test_settle_time_counts_each_broker_answer_not_the_slowest(scripted: Brokers) -> None:
     """One stands still from its answer on, for which another keeps the round waiting, until late in the next round."""
     since, thawed = scripted.noted(), []
 
@@ -201,7 +201,7 @@ def test_a_broker_is_heard_when_it_answers_and_not_when_the_slowest_does(scripte
     assert scripted.now >= thawed[-1] + SETTLE_S
 
 
-def test_a_send_that_waits_in_the_broker_since_before_the_look_is_waited_for(scripted: Brokers) -> None:
+def test_send_queued_in_the_broker_before_scan_is_waited_for(scripted: Brokers) -> None:
     since = scripted.noted()
     scripted.head_wait_ms = 30_000
 
@@ -213,7 +213,7 @@ def test_a_send_that_waits_in_the_broker_since_before_the_look_is_waited_for(scr
     assert scripted.look(since) == ["waited"]
 
 
-def test_a_send_that_came_within_the_settle_time_and_waits_in_the_broker_is_waited_for(scripted: Brokers) -> None:
+def test_send_queued_within_the_settle_time_is_waited_for(scripted: Brokers) -> None:
     """An earlier attempt may have sent it: it is not stored yet when the settle time is over."""
     since = scripted.noted()
     came_at, stored_at = 105.0, 117.0
@@ -227,7 +227,7 @@ def test_a_send_that_came_within_the_settle_time_and_waits_in_the_broker_is_wait
     assert scripted.look(since) == ["late"]
 
 
-def test_a_send_behind_one_that_keeps_the_log_for_itself_is_waited_for(scripted: Brokers) -> None:
+def test_send_blocked_by_a_locked_commit_log_is_waited_for(scripted: Brokers) -> None:
     """A disk that hangs: who waits for the log is in no queue any more, and the broker empties its queue then."""
     since = scripted.noted()
     locked_at, stored_at = 90.0, 117.0
@@ -241,7 +241,7 @@ def test_a_send_behind_one_that_keeps_the_log_for_itself_is_waited_for(scripted:
     assert scripted.look(since) == ["late"]
 
 
-def test_a_log_that_was_locked_within_the_settle_time_begins_it_anew(scripted: Brokers) -> None:
+def test_log_lock_within_the_settle_time_restarts_it(scripted: Brokers) -> None:
     """The lock is not fair: when it is free, another send may get it before one that waits since before the look."""
     since = scripted.noted()
 
@@ -253,7 +253,7 @@ def test_a_log_that_was_locked_within_the_settle_time_begins_it_anew(scripted: B
     assert scripted.look(since) == ["late"]
 
 
-def test_a_broker_that_loses_what_was_found_within_the_settle_time_proves_nothing(scripted: Brokers) -> None:
+def test_broker_that_loses_found_messages_proves_nothing(scripted: Brokers) -> None:
     since = scripted.noted()
     scripted.queues[A] += ["a2", "a3"]
     scripted.events[104.0] = lambda: scripted.queues[A].remove("a3")
@@ -283,7 +283,7 @@ def test_what_a_broker_says_of_its_sends_counts_when_it_says_so(scripted: Broker
     assert scripted.look(since) == ["late"]
 
 
-def test_a_broker_away_is_waited_for_and_then_an_error_that_names_it(
+def test_absent_broker_is_waited_for_then_named_in_the_error(
     scripted: Brokers, caplog: pytest.LogCaptureFixture
 ) -> None:
     since = scripted.noted()
@@ -296,7 +296,7 @@ def test_a_broker_away_is_waited_for_and_then_an_error_that_names_it(
         scripted.look(since)
 
 
-def test_a_broker_that_goes_away_within_the_settle_time_is_an_error_in_the_end(scripted: Brokers) -> None:
+def test_broker_lost_within_the_settle_time_becomes_an_error(scripted: Brokers) -> None:
     since = scripted.noted()
     scripted.events[104.0] = lambda: scripted.states.update(a=lambda: CallTimeout("gone"))
     with pytest.raises(CallTimeout, match="broker a does not answer"):
@@ -304,7 +304,7 @@ def test_a_broker_that_goes_away_within_the_settle_time_is_an_error_in_the_end(s
     assert scripted.now >= 104.0 + TIMEOUT_S
 
 
-def test_a_broker_that_answers_now_and_then_only_is_an_error_in_the_end(scripted: Brokers) -> None:
+def test_broker_that_answers_only_sometimes_becomes_an_error(scripted: Brokers) -> None:
     since, asked = scripted.noted(), itertools.count()
     scripted.states["a"] = lambda: CallTimeout("slow") if next(asked) % 6 else scripted.state("a")
     scripted.events[10_000.0] = lambda: pytest.fail("it is looked at for good")
@@ -312,7 +312,7 @@ def test_a_broker_that_answers_now_and_then_only_is_an_error_in_the_end(scripted
         scripted.look(since)
 
 
-def test_a_send_that_stays_in_the_brokers_queue_is_an_error_in_the_end(scripted: Brokers) -> None:
+def test_send_stuck_in_the_broker_queue_becomes_an_error(scripted: Brokers) -> None:
     since = scripted.noted()
     scripted.head_wait_ms = 10_000_000
     scripted.events[9_000.0] = lambda: pytest.fail("it is looked at for good")
@@ -399,7 +399,7 @@ def test_nothing_is_inferred_from_what_cannot_be_proved(
     assert scripted.now >= 100.0 + TIMEOUT_S, "it might have been passing"
 
 
-def test_a_message_before_an_end_that_was_not_kept_is_of_another_topic(scripted: Brokers) -> None:
+def test_message_before_an_expired_end_is_of_another_topic(scripted: Brokers) -> None:
     scripted.low[A] = 2
     since = scripted.noted()
     since = replace(since, stored_ms={**since.stored_ms, A: 0})
@@ -427,7 +427,7 @@ def test_access_denied_is_not_waited_for(scripted: Brokers) -> None:
     assert scripted.now == 100.0
 
 
-def test_access_that_is_denied_within_the_settle_time_is_not_waited_for(scripted: Brokers) -> None:
+def test_access_denied_within_the_settle_time_fails_at_once(scripted: Brokers) -> None:
     since = scripted.noted()
     scripted.events[104.0] = lambda: scripted.states.update(a=lambda: AccessDenied("not any more"))
     with pytest.raises(AccessDenied):
@@ -442,7 +442,7 @@ def routed(scripted: Brokers, *queues: QueueData) -> Any:
     return scripted
 
 
-def test_a_queue_that_takes_messages_and_is_not_read_cannot_be_noted(scripted: Brokers) -> None:
+def test_queue_that_takes_writes_but_is_not_read_cannot_be_noted(scripted: Brokers) -> None:
     """What went there would never be found again."""
     brokers = routed(scripted, QueueData("a", 1, 2, 6), QueueData("b", 1, 1, 6))
     with pytest.raises(UnprovedError, match=r"broker a reports no end of t/a/1"):
@@ -471,7 +471,7 @@ def test_ends_as_json() -> None:
     assert QueueEnds.from_json(earlier) == replace(ends, stored_ms={})
 
 
-def test_ends_that_are_added_say_nothing_of_those_that_were_there() -> None:
+def test_added_ends_say_nothing_about_queues_noted_before() -> None:
     """The last message of a queue may be of the batch by now."""
     scripted = Brokers()
     ends = replace(scripted.noted().of_queues([A]), stored_ms={})

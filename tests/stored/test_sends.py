@@ -84,7 +84,7 @@ def scripted() -> Brokers:
     return Brokers()
 
 
-def test_one_question_tells_of_all_queues_of_a_broker_for_a_minute(scripted: Brokers) -> None:
+def test_one_query_gives_all_queue_ends_of_a_broker_for_a_minute(scripted: Brokers) -> None:
     assert scripted.ids.end(A0) == QueueEnd(5, "a:1")
     scripted.ends[A0] = 6
     scripted.now += NOTE_MAX_AGE_S - 1
@@ -111,7 +111,7 @@ def test_a_queue_that_was_added_is_asked_for_at_its_first_send(scripted: Brokers
     assert scripted.asked == [{A0, A1}, {A0, A1, added}]
 
 
-def test_a_broker_that_does_not_say_is_asked_again_after_some_seconds(scripted: Brokers) -> None:
+def test_broker_that_does_not_answer_is_asked_again_later(scripted: Brokers) -> None:
     scripted.fails = lambda: CallTimeout("no answer")
     for _ in range(3):
         with pytest.raises(CallTimeout):
@@ -127,7 +127,7 @@ def test_a_topic_that_the_send_makes_begins_at_its_beginning(scripted: Brokers) 
     assert scripted.ids.end(A0) == QueueEnd(0, "a:1")
 
 
-def test_ends_are_asked_for_by_the_queues_known_while_no_name_server_answers(scripted: Brokers) -> None:
+def test_ends_are_fetched_by_known_queues_without_a_name_server(scripted: Brokers) -> None:
     """A producer goes on then, and so must one that notes ends."""
     assert scripted.ids.end(A0) == QueueEnd(5, "a:1")
     scripted.route_fails = ConnectionLost("no name server answers")
@@ -141,7 +141,7 @@ def test_ends_are_asked_for_by_the_queues_known_while_no_name_server_answers(scr
         scripted.ids.end(A0)
 
 
-def test_a_broker_that_hangs_is_asked_for_one_topic_and_holds_up_no_other_broker(scripted: Brokers) -> None:
+def test_hanging_broker_is_asked_once_and_delays_no_other_broker(scripted: Brokers) -> None:
     asked, healed = threading.Event(), threading.Event()
 
     def hang() -> RocketMQError:
@@ -170,7 +170,7 @@ def test_a_queue_that_nobody_can_read_is_refused(scripted: Brokers) -> None:
 
 
 @pytest.mark.parametrize("fails", [False, True], ids=["", "after a question that failed"])
-def test_a_send_that_began_before_ends_were_noted_again_is_of_the_topic_of_then(scripted: Brokers, fails: bool) -> None:
+def test_send_begun_before_a_new_note_belongs_to_the_old_topic(scripted: Brokers, fails: bool) -> None:
     """Its topic is made again, and filled beyond where it was: what is stored of the send may lie before that."""
 
     def noted_again() -> None:
@@ -191,7 +191,7 @@ def test_a_send_that_began_before_ends_were_noted_again_is_of_the_topic_of_then(
         scripted.among(began.offset)
 
 
-def test_what_another_master_has_says_nothing_of_a_send_to_this_one(scripted: Brokers) -> None:
+def test_other_master_proves_nothing_about_a_send_to_this_master(scripted: Brokers) -> None:
     began = scripted.ids.end(A0)
     scripted.masters["a"], scripted.ends[A0], scripted.made_ms = "a:2", 7, 5_000
     assert scripted.ids.end(A0) == QueueEnd(7, "a:2")

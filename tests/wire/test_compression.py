@@ -17,7 +17,7 @@ KINDS = [SysFlag.ZLIB, SysFlag.LZ4, SysFlag.ZSTD]
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
-def test_golden_bodies_of_every_kind_are_among_the_stored_messages():
+def test_stored_vectors_include_every_kind_of_compressed_body():
     flags = {case["sys_flag"] & 0x701 for case in vectors("stored_messages")}
     assert {0x1, 0x101, 0x201, 0x301} <= flags  # decoded in test_messages.py
 

@@ -40,7 +40,7 @@ ENVELOPES = st.builds(
 )
 
 
-def test_3_30_its_bytes() -> None:
+def test_its_bytes() -> None:
     assert ORDER.pack().hex(" ") == (
         "52 44 4d 51 01 00 00 00 01 a3 18 5c 50 00 21 fa bf ee 18 5b 3b f6 f7 83 f1 08 ae 1d c3 3e "
         "00 00 01 8b cf e5 68 00 00 00 00 07 00 06 00 00 00 13 "
@@ -49,7 +49,7 @@ def test_3_30_its_bytes() -> None:
 
 
 @given(ENVELOPES)
-def test_3_30_everything_is_carried(envelope: Envelope) -> None:
+def test_everything_is_carried(envelope: Envelope) -> None:
     data = envelope.pack()
     found = unpack(data)
     for name in set(found._fields) & set(envelope._fields):
@@ -58,7 +58,7 @@ def test_3_30_everything_is_carried(envelope: Envelope) -> None:
     assert (data[KIND_AT], data[DIGEST_AT:DIGEST_END]) == (envelope.kind, digest(envelope.msg_id.encode()))
 
 
-def test_3_b_a_message_that_is_sent_again_is_the_same_and_no_other_one_is() -> None:
+def test_resent_envelope_has_the_same_identity_and_others_differ() -> None:
     def identity(**changed: object) -> bytes:
         return unpack(ORDER._replace(**changed).pack()).identity  # type: ignore[arg-type]
 
@@ -66,7 +66,7 @@ def test_3_b_a_message_that_is_sent_again_is_the_same_and_no_other_one_is() -> N
     assert len({identity(), identity(due_ms=1), identity(msg_id="ID2")}) == 3
 
 
-def test_3_h_what_takes_a_message_back_names_it() -> None:
+def test_what_takes_a_message_back_names_it() -> None:
     cancel = unpack(cancel_envelope("orders", ORDER.due_ms, "ID", 5))
     assert (cancel.kind, cancel.identity, cancel.topic) == (CANCEL, unpack(ORDER.pack()).identity, "orders")
 
@@ -86,13 +86,13 @@ def test_3_h_what_takes_a_message_back_names_it() -> None:
     ],
     ids=["empty", "short", "magic", "version", "kind", "head", "cut", "text", "topic"],
 )
-def test_3_i_what_is_no_envelope_is_reported(data: bytes, words: str) -> None:
+def test_what_is_no_envelope_is_reported(data: bytes, words: str) -> None:
     with pytest.raises(DecodeError, match=words):
         unpack(data)
 
 
 @given(st.binary(max_size=60), st.integers(0, 80))
-def test_3_i_any_bytes_are_an_envelope_or_told(noise: bytes, kept: int) -> None:
+def test_any_bytes_are_an_envelope_or_told(noise: bytes, kept: int) -> None:
     for data in (noise, ORDER.pack()[:kept] + noise):
         try:
             found = unpack(data)
@@ -101,7 +101,7 @@ def test_3_i_any_bytes_are_an_envelope_or_told(noise: bytes, kept: int) -> None:
         assert data.endswith(found.topic.encode() + found.properties.encode() + found.body)
 
 
-def test_3_h_a_handle_is_told_from_a_brokers() -> None:
+def test_a_handle_is_told_from_a_brokers() -> None:
     handle = DelayHandle("orders", "broker-a", 3, ORDER.due_ms, "ID")
     assert DelayHandle.parse(str(handle)) == handle
     for other in (str(RecallHandle("orders", "broker-a", 1, "ID")), "no base64 ñ", base64.b64encode(b"\xff").decode()):

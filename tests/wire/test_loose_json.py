@@ -75,7 +75,7 @@ def test_bytes_that_are_not_utf8():
         read_json(b'{0:"\xff"}')
 
 
-def test_however_many_containers_are_no_json_the_strict_parser_is_asked_a_thousand_times(monkeypatch):
+def test_strict_json_parser_is_asked_at_most_a_thousand_times(monkeypatch):
     """It counts the lines before each place that it rejects: a hundred thousand times took five seconds."""
     rejected = []
 

@@ -74,7 +74,7 @@ def test_damage_is_not_taken_for_a_lack_of_room() -> None:
     assert "Not a zlib body" in (found.decode_error or "")
 
 
-def test_next_messages_stay_compressed_and_batches_give_their_room_back() -> None:
+def test_next_messages_stay_compressed_and_batches_free_memory() -> None:
     room = UnwrapBudget(MIB)
     data = zeros(60 * MIB) + batch(encode_batch([BatchItem(b"a", "", 0), BatchItem(b"b", "", 0)])) + zeros(10)
     messages = decode_leniently(data, budget=room)

@@ -313,7 +313,7 @@ def test_when_a_message_was_stored_is_known_without_decoding_it(v6):
     assert first_stamp(whole[:4] + b"\0\0\0\0" + whole[8:]) is None
 
 
-def test_messages_of_a_queue_are_said_to_be_of_it_whatever_is_stored():
+def test_messages_read_from_a_queue_are_labelled_with_that_queue():
     """A consumer knows its queue by the user's name, and what cannot be decoded says nothing."""
     queue = MessageQueue("t", "b", 3)
     good = store("ns%t", b"x", queue_id=1)
@@ -331,7 +331,7 @@ class Counted:
         return struct.unpack_from(">i", data, at)
 
 
-def test_what_seems_to_be_messages_behind_a_bad_one_is_followed_once(monkeypatch):
+def test_apparent_messages_behind_a_bad_one_are_followed_once(monkeypatch):
     """Each of them leads to the next, and the last to nowhere: followed anew from each, that is a minute for 4 MiB."""
     seeming = store("T", b"")
     data = bytes(8) + 2000 * seeming + bytes(3)
@@ -345,7 +345,7 @@ def test_what_seems_to_be_messages_behind_a_bad_one_is_followed_once(monkeypatch
 @given(
     st.lists(st.sampled_from([store("T", b"x"), store("T", b""), b"\0", b"\xda\xa3\x20\xa7", bytes(90)]), max_size=8)
 )
-def test_reading_goes_on_where_messages_follow_each_other_to_the_end(parts):
+def test_reading_resumes_where_messages_follow_to_the_end(parts):
     data = bytes(4) + b"".join(parts)
 
     def leads_to_the_end(start: int) -> bool:
@@ -360,7 +360,7 @@ def test_reading_goes_on_where_messages_follow_each_other_to_the_end(parts):
     assert len(others) == len(list(boundaries(data[expected:])))
 
 
-def test_a_portion_ends_where_it_becomes_large_and_has_one_at_least() -> None:
+def test_portion_ends_when_large_and_has_at_least_one_message() -> None:
     small, large = (received(body) for body in (b"x", b"x" * (PORTION_BYTES + 1)))
     assert first_portion(iter([])) == ([], None)
     assert first_portion(iter([large, small, small])) == ([large], small)
@@ -375,7 +375,7 @@ def received(body: bytes) -> ReceivedMessage:
     return ReceivedMessage("t", queue, 0, 0, body, {}, 0, 0, 0, 0, "", "", 0, 0, 0, "")
 
 
-def test_a_large_inner_batch_is_made_into_messages_one_by_one_or_not_at_all() -> None:
+def test_large_inner_batch_is_unpacked_one_by_one_or_not_at_all() -> None:
     """5.7 KB, compressed, may be three million messages."""
     items = [BatchItem(b"x" * 10, "", i) for i in range(60_000)]
     for batch, good in ((encode_batch(items), True), (encode_batch(items)[:-1], False)):

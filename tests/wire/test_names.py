@@ -131,7 +131,7 @@ def test_topics_of_a_group():
         (names.Scope("shop", "dev1"), "%RETRY%billing", "%RETRY%shop%billing_dev1"),
     ],
 )
-def test_3_2_a_scope_names_topics_and_groups_and_back(scope: names.Scope, name: str, wire: str) -> None:
+def test_scope_names_topics_and_groups_and_back(scope: names.Scope, name: str, wire: str) -> None:
     assert scope.on_wire(name) == scope.on_wire(wire) == wire
     assert scope.has_affixes(wire)
     assert scope.user_name(wire) == name
@@ -145,7 +145,7 @@ def test_a_suffix_leaves_the_names_of_the_system_alone(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["orders", "orders_dev2", "orders_dev", "ordersdev1"])
-def test_3_2_names_of_other_environments_are_not_of_the_scope(name: str) -> None:
+def test_names_of_other_environments_are_not_of_the_scope(name: str) -> None:
     scope = names.Scope(suffix="dev1")
     assert not scope.has_affixes(name)
     assert scope.user_name(name) == name

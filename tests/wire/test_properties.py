@@ -71,7 +71,7 @@ def test_properties_of_a_message():
 
 
 @pytest.mark.parametrize("keys", [["John Smith"], ("a", "b "), ["", " "]])
-def test_a_key_with_a_blank_is_refused_from_users_and_a_text_of_several_is_not(keys):
+def test_key_with_a_blank_is_refused_but_a_text_of_keys_is_not(keys):
     with pytest.raises(MessageRefused, match="has a blank, and RocketMQ splits keys at blanks"):
         message_properties(Message("T", b"", keys=keys))
     assert message_properties(Message("T", b"", keys=" ".join(keys) + " k")) == {

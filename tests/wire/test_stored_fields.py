@@ -49,7 +49,7 @@ def stored(draw: st.DrawFn, offset: int) -> bytes:
 
 
 @given(st.data())
-def test_the_messages_of_a_usual_answer_are_those_that_are_decoded_at_once(data: st.DataObject) -> None:
+def test_fast_decoding_of_a_usual_answer_equals_full_decoding(data: st.DataObject) -> None:
     offsets = sorted(data.draw(st.sets(st.integers(5, 50), max_size=6)))
     answer = b"".join(data.draw(stored(offset)) for offset in offsets)
     found = usual_messages(answer, 5, 51, QUEUE)
@@ -100,7 +100,7 @@ def test_an_answer_with_one_other_message_is_not_usual(second: bytes) -> None:
 
 
 @given(st.data())
-def test_a_damaged_byte_changes_a_field_or_makes_the_answer_unusual(data: st.DataObject) -> None:
+def test_damaged_byte_changes_a_field_or_makes_answer_unusual(data: st.DataObject) -> None:
     answer = bytearray(b"".join(store("t", b"body %d" % i, "TAGS\x01Aa\x02", 1, 5 + i) for i in range(2)))
     at = data.draw(st.integers(0, len(answer) - 1))
     answer[at] ^= 1 << data.draw(st.integers(0, 7))
@@ -120,7 +120,7 @@ def test_a_copy_has_all_fields(copied) -> None:
     assert copied(one()) == at_once(store("t", b"body", "TAGS\x01a\x02", 3, 5, 77, reconsumed=2))[0]
 
 
-def test_what_is_pickled_has_the_fields_of_a_complete_message_only() -> None:
+def test_pickled_message_has_the_fields_of_a_full_message_only() -> None:
     """An earlier release has no others, and they would take as many bytes again."""
     complete = at_once(store("t", b"body", "TAGS\x01a\x02", 3, 5, 77, reconsumed=2))[0]
     names = [set(pickled.__getstate__()[1]) for pickled in (one(), complete)]  # type: ignore[attr-defined]

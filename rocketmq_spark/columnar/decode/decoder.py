@@ -21,8 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rocketmq_spark.base import codes
-from rocketmq_spark.columnar import arrow
-from rocketmq_spark.columnar.decode import inner, property_columns, stored_messages
+from rocketmq_spark.columnar.decode import buffers, inner, property_columns, stored_messages
 from rocketmq_spark.columnar.decode import properties as props
 from rocketmq_spark.columnar.decode.rows import (
     ColumnBuilder,
@@ -61,7 +60,7 @@ def decompressed_bodies(
     starts, ends, flags = messages.body_start[rows], messages.body_end[rows], messages.sys_flags[rows]
     compressed = (((flags & _COMPRESSED) != 0) & (ends > starts)).tolist()
     part, size, has_yielded = DecompressedBodies(rows.start), 0, False
-    stored = arrow.slices(messages.buffer, starts, ends).to_pylist()
+    stored = buffers.slices(messages.buffer, starts, ends).to_pylist()
     for body, is_compressed, flag in zip(stored, compressed, flags.tolist(), strict=True):
         if is_compressed:
             try:
@@ -227,7 +226,7 @@ class Decoder:
         """Batches of rows with compressed bodies, cut by the decompressed size. A bad body affects no other row."""
         for part in decompressed_bodies(messages, rows, portion_bytes):
             part_rows = slice(part.begin, part.begin + len(part.bodies))
-            keep = np.ones(len(part.bodies), bool) if tag_matches is None else arrow.true_mask(tag_matches[part_rows])
+            keep = np.ones(len(part.bodies), bool) if tag_matches is None else buffers.true_mask(tag_matches[part_rows])
             reasons = {row: why for row, why in part.reasons.items() if keep[row]}
             for row, why in reasons.items():
                 row_in_batch = part.begin + row
@@ -247,8 +246,8 @@ class Decoder:
         for column, array in zip(self.columns, arrays, strict=True):
             if not is_time(column) or array is None or not array.null_count:
                 continue
-            impossible = arrow.true_mask(array.is_null())
-            rows = np.flatnonzero(impossible if tag_matches is None else impossible & arrow.true_mask(tag_matches))
+            impossible = buffers.true_mask(array.is_null())
+            rows = np.flatnonzero(impossible if tag_matches is None else impossible & buffers.true_mask(tag_matches))
             if len(rows):
                 queue = self.queues[int(messages.answers[messages.answer_of_row[rows[0]]][0])]
                 offset = int(messages.fixed_field("queueOffset")[rows[0]])
@@ -305,7 +304,7 @@ def _drop_after_end(messages: StoredMessages, correct_ends: CorrectEnds | None) 
 
 
 def _bodies(messages: StoredMessages, rows: slice) -> pa.Array:
-    return arrow.slices(messages.buffer, messages.body_start[rows], messages.body_end[rows])
+    return buffers.slices(messages.buffer, messages.body_start[rows], messages.body_end[rows])
 
 
 SLACK_BYTES = 64  # after the messages, as in a reader's buffer, because decoders read ahead

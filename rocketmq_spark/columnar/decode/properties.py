@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from rocketmq_spark.base.codes import Property
 from rocketmq_spark.columnar import arrow
-from rocketmq_spark.columnar.decode import property_names
+from rocketmq_spark.columnar.decode import buffers, property_names
 from rocketmq_spark.columnar.decode.schema import KEYS, PROPERTIES
 from rocketmq_spark.wire.properties import decode_properties
 
@@ -62,7 +62,7 @@ def _concatenate(buffer: Bytes, starts: Ints, ends: Ints) -> tuple[Bytes, Ints]:
     any_open = bool(open_ended.any())
     upto = ends + open_ended if any_open else ends
     last = int(upto[-1]) if len(upto) else 0
-    laid = arrow.slices(buffer, np.append(starts, last), np.append(upto, last + _PAD))
+    laid = buffers.slices(buffer, np.append(starts, last), np.append(upto, last + _PAD))
     blob, offsets = arrow.array_and_offsets(laid)
     positions = offsets[:-1].astype(np.int64)
     if any_open:
@@ -214,14 +214,14 @@ class _Uniform:
         if name not in self._names:
             return arrow.null_column(pa.string(), self._pairs.rows)
         j = self._names.index(name)
-        taken = arrow.slices(self._pairs.blob, self._value_start[:, j], self._value_end[:, j])
+        taken = buffers.slices(self._pairs.blob, self._value_start[:, j], self._value_end[:, j])
         return arrow.to_strings(taken, None, self._pairs.ascii_only)
 
     def map(self, all_names: bool) -> pa.Array:
         chosen = [j for j, name in enumerate(self._names) if all_names or not property_names.is_system(name)]
         rows = self._pairs.rows
         start, end = self._value_start[:, chosen].ravel(), self._value_end[:, chosen].ravel()
-        values = arrow.to_strings(arrow.slices(self._pairs.blob, start, end), None, self._pairs.ascii_only)
+        values = arrow.to_strings(buffers.slices(self._pairs.blob, start, end), None, self._pairs.ascii_only)
         names = arrow.tiled(tuple(self._names[j] for j in chosen), rows) if chosen else pa.nulls(0, pa.string())
         return _map(np.arange(rows + 1, dtype=np.int32) * len(chosen), names, values)
 
@@ -246,7 +246,7 @@ class _Mixed:
         end[rows] = pairs.value_end[mine]
         present = np.zeros(pairs.rows, bool)
         present[rows] = True
-        taken = arrow.slices(pairs.blob, start, end)
+        taken = buffers.slices(pairs.blob, start, end)
         return arrow.to_strings(taken, None if present.all() else present, pairs.ascii_only)
 
     def _named(self, name: str) -> npt.NDArray[np.bool_]:
@@ -269,8 +269,8 @@ class _Mixed:
         offsets = np.zeros(pairs.rows + 1, np.int32)
         np.cumsum(np.bincount(self._rows[chosen], minlength=pairs.rows), out=offsets[1:])
         start, length = pairs.name_start[chosen], pairs.name_length[chosen]
-        names = arrow.to_strings(arrow.slices(pairs.blob, start, start + length), None, pairs.ascii_only)
-        taken = arrow.slices(pairs.blob, pairs.value_start[chosen], pairs.value_end[chosen])
+        names = arrow.to_strings(buffers.slices(pairs.blob, start, start + length), None, pairs.ascii_only)
+        taken = buffers.slices(pairs.blob, pairs.value_start[chosen], pairs.value_end[chosen])
         return _map(offsets, names, arrow.to_strings(taken, None, pairs.ascii_only))
 
     def _without_repeats(self, chosen: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:

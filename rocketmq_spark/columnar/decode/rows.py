@@ -22,8 +22,8 @@ import pyarrow.compute as pc
 from rocketmq_spark.base import codes
 from rocketmq_spark.base.codes import Property, SysFlag
 from rocketmq_spark.columnar import arrow
+from rocketmq_spark.columnar.decode import buffers, property_columns, stored_messages
 from rocketmq_spark.columnar.decode import properties as props
-from rocketmq_spark.columnar.decode import property_columns, stored_messages
 from rocketmq_spark.columnar.decode.schema import (
     BASIC,
     EARLIEST_MS,
@@ -97,7 +97,7 @@ def offset_message_ids(messages: StoredMessages) -> pa.Array:
     rows = np.empty((len(messages), 16), np.uint8)
     rows[:, :8] = _as_byte_rows(host)
     rows[:, 8:] = _as_byte_rows(messages.fixed_field("commitLogOffset"))
-    short = arrow.hexadecimal(rows)
+    short = buffers.hexadecimal(rows)
     long = np.flatnonzero((messages.sys_flags & codes.SysFlag.STOREHOST_V6) != 0)
     if not len(long):
         return short

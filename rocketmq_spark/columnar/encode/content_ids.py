@@ -19,7 +19,8 @@ import pyarrow.compute as pc
 
 from rocketmq_spark.base import extras
 from rocketmq_spark.columnar import arrow
-from rocketmq_spark.columnar.encode.batch import HEX
+from rocketmq_spark.columnar.encode import buffers
+from rocketmq_spark.columnar.encode.ids import HEX
 from rocketmq_spark.columnar.encode.properties import MESSAGE_ID
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.wire.identifiers import month_of
@@ -106,7 +107,7 @@ def _destinations(
         parts += [b"\0", _text_of(_PARTITION, batch, columns)]
     if topic is not None and not by_partition and not columns.keys() & set(others):
         return pa.array([b"".join(part for part in parts if isinstance(part, bytes))], pa.binary())
-    return arrow.joined(*parts)
+    return buffers.joined(*parts)
 
 
 def _text_of(name: str, batch: pa.RecordBatch, columns: Mapping[str, str]) -> pa.Array:

@@ -19,9 +19,9 @@ import pyarrow.compute as pc
 from rocketmq_spark.base import codes
 from rocketmq_spark.columnar import arrow
 from rocketmq_spark.columnar.arrow import Ints, Mask
-from rocketmq_spark.columnar.encode import properties
-from rocketmq_spark.columnar.encode.batch import UniqueIds
+from rocketmq_spark.columnar.encode import buffers, properties
 from rocketmq_spark.columnar.encode.content_ids import ContentIds, Hashes
+from rocketmq_spark.columnar.encode.ids import UniqueIds
 from rocketmq_spark.columnar.encode.properties import BadRows, PropertyPieces, TextPieces
 from rocketmq_spark.model.send import Batch
 
@@ -136,7 +136,7 @@ class ItemParts:
             how(self._items, 0)
 
     def _joined(self, columns: Sequence[pa.Array | bytes], first: int) -> pa.Array:
-        items = arrow.joined(*columns)
+        items = buffers.joined(*columns)
         if self._complete is not None:
             self._complete(items, first)
         return items
@@ -149,7 +149,7 @@ class ItemParts:
             return arrow.data_and_offsets(self._joined(columns, start))[0]
         data, ends = arrow.data_and_offsets(self.items)
         body = data[int(ends[start]) : int(ends[end])]
-        return body if 2 * len(body) >= len(data) else arrow.copied(body)
+        return body if 2 * len(body) >= len(data) else buffers.copied(body)
 
     def take(self, rows: npt.NDArray[np.intp]) -> memoryview:
         """Some items, in the order of ``rows``, as one buffer."""
@@ -255,8 +255,8 @@ class Encoder:
             head[:, 3] = checked.flags
         head[:, 4] = body_lengths
         start, pieces = checked.pieces.split()
-        middle = arrow.fixed_width(self._middle(lengths, start))
-        columns = (arrow.fixed_width(head.view(np.uint8).reshape(rows, _HEAD_BYTES)), checked.body, middle, *pieces)
+        middle = buffers.fixed_width(self._middle(lengths, start))
+        columns = (buffers.fixed_width(head.view(np.uint8).reshape(rows, _HEAD_BYTES)), checked.body, middle, *pieces)
         return EncodedItems(ItemParts(columns, body_lengths + lengths + ITEM_OVERHEAD_BYTES), 0, rows)
 
     def _middle(self, lengths: Ints, after: bytes) -> Any:

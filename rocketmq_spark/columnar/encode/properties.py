@@ -23,7 +23,9 @@ import pyarrow.compute as pc
 from rocketmq_spark.base import codes
 from rocketmq_spark.base.codes import ROW_ID, TRANSIENT_PROPERTY_PREFIX
 from rocketmq_spark.columnar import arrow
-from rocketmq_spark.columnar.arrow import EMPTY_BYTES, Ints, Mask, Pieces
+from rocketmq_spark.columnar.arrow import EMPTY_BYTES, Ints, Mask
+from rocketmq_spark.columnar.encode import buffers
+from rocketmq_spark.columnar.encode.buffers import Pieces
 from rocketmq_spark.errors import MessageRefused
 
 MAX_SHOWN = 10
@@ -122,10 +124,10 @@ class TextPieces(Pieces):
             self.add_column(values)
             self.add_constant(_VALUE_END)
         else:
-            self.add_column(pc.if_else(pa.array(filled), arrow.joined(start, values, _VALUE_END), EMPTY_BYTES))
+            self.add_column(pc.if_else(pa.array(filled), buffers.joined(start, values, _VALUE_END), EMPTY_BYTES))
 
     def add_entries(self, names: pa.Array, values: pa.Array, bounds: Ints) -> None:
-        self.add_column(arrow.regrouped(arrow.joined(names, _NAME_END, values, _VALUE_END), bounds))
+        self.add_column(buffers.regrouped(buffers.joined(names, _NAME_END, values, _VALUE_END), bounds))
 
 
 def add_map(pieces: PropertyPieces, column: Any, bad_rows: BadRows, reserved: pa.Array, by_name: bool = False) -> None:

@@ -20,8 +20,9 @@ import pyarrow.compute as pc
 from rocketmq_spark.base.clock import epoch_ms
 from rocketmq_spark.base.codes import Property
 from rocketmq_spark.columnar import arrow
-from rocketmq_spark.columnar.arrow import EMPTY_BYTES, Ints, Mask, Pieces
-from rocketmq_spark.columnar.encode import properties
+from rocketmq_spark.columnar.arrow import EMPTY_BYTES, Ints, Mask
+from rocketmq_spark.columnar.encode import buffers, properties
+from rocketmq_spark.columnar.encode.buffers import Pieces
 from rocketmq_spark.columnar.encode.encoder import ITEM_OVERHEAD_BYTES, CheckedRows, Encoded, Encoder, RowTopics
 from rocketmq_spark.columnar.encode.properties import (
     BadRows,
@@ -119,7 +120,7 @@ class ProxyPieces:
             _add_parts(self.system, (_key_fields(values),), filled)
         elif name == _GROUP:
             self.groups = values if filled is None else pc.if_else(pa.array(filled), values, _NULL)
-            parts = arrow.joined(_FIFO_FIELDS, _varints(arrow.lengths(values)), values)
+            parts = buffers.joined(_FIFO_FIELDS, _varints(arrow.lengths(values)), values)
             normal = pa.scalar(encoder.NORMAL_TYPE_FIELD, pa.binary())
             self.system.add_column(parts if filled is None else pc.if_else(pa.array(filled), parts, normal))
         elif name == _PRIORITY:
@@ -142,7 +143,7 @@ class ProxyPieces:
         self.lengths += np.diff(ends[bounds])
         name_sizes, value_sizes = _varints(of_names), _varints(of_values)
         fixed = len(MAP_KEY) + len(MAP_VALUE) + arrow.lengths(name_sizes) + arrow.lengths(value_sizes)
-        made = arrow.joined(
+        made = buffers.joined(
             encoder.USER_PROPERTY_FIELD,
             _varints(fixed + of_names + of_values),
             MAP_KEY,
@@ -153,7 +154,7 @@ class ProxyPieces:
             values,
         )
         self.check.add_entries(names, values, bounds)
-        self.fields.add_column(arrow.regrouped(made, bounds))
+        self.fields.add_column(buffers.regrouped(made, bounds))
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +262,7 @@ def _system(first: bytes, ids: npt.NDArray[np.uint8], pieces: ProxyPieces) -> Pi
     kind = b"" if pieces.priorities or pieces.groups is not None else encoder.NORMAL_TYPE_FIELD
     made = Pieces(rows)
     made.add_constant(first + kind + encoder.TEXT_FIELDS[Property.UNIQ_KEY] + VARINTS[width])
-    made.add_column(arrow.fixed_width(np.ascontiguousarray(ids)))
+    made.add_column(buffers.fixed_width(np.ascontiguousarray(ids)))
     made.extend(pieces.system)
     return made
 
@@ -276,7 +277,7 @@ def _add_message_field(pieces: Pieces, first: bytes, fields: Pieces) -> None:
 def _add_parts(pieces: Pieces, parts: tuple[pa.Array | bytes, ...], filled: Mask | None = None) -> None:
     """Add parts to every row, or to the ``filled`` ones."""
     if filled is not None:
-        pieces.add_column(pc.if_else(pa.array(filled), arrow.joined(*parts), EMPTY_BYTES))
+        pieces.add_column(pc.if_else(pa.array(filled), buffers.joined(*parts), EMPTY_BYTES))
         return
     for part in parts:
         pieces.add_constant(part) if isinstance(part, bytes) else pieces.add_column(part)
@@ -285,11 +286,11 @@ def _add_parts(pieces: Pieces, parts: tuple[pa.Array | bytes, ...], filled: Mask
 def _key_fields(keys: pa.Array) -> pa.Array:
     """One field for each key of a row."""
     if not len(arrow.rows_with(keys, encoder.KEY_SEPARATOR_BYTES)):
-        return arrow.joined(encoder.KEYS_FIELD, _varints(arrow.lengths(keys)), keys)
+        return buffers.joined(encoder.KEYS_FIELD, _varints(arrow.lengths(keys)), keys)
     split = pc.split_pattern(keys, encoder.KEY_SEPARATOR_BYTES)
     words = split.flatten()
-    fields = arrow.joined(encoder.KEYS_FIELD, _varints(arrow.lengths(words)), words)
-    return arrow.regrouped(
+    fields = buffers.joined(encoder.KEYS_FIELD, _varints(arrow.lengths(words)), words)
+    return buffers.regrouped(
         fields, np.concatenate(([0], np.cumsum(pc.fill_null(pc.list_value_length(split), 0).to_numpy())))
     )
 
@@ -299,4 +300,4 @@ def _varints(numbers: Ints) -> pa.Array:
     width = max(1, -(-int(numbers.max(initial=0)).bit_length() // 7))
     made = (numbers[:, None] >> np.arange(0, 7 * width, 7) & 0x7F).astype(np.uint8)
     made[:, :-1] |= 0x80
-    return arrow.fixed_width(made)
+    return buffers.fixed_width(made)

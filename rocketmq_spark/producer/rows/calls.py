@@ -19,7 +19,8 @@ import numpy as np
 import pyarrow as pa
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.columnar.encode.batch import RecordingIds, Rows
+from rocketmq_spark.columnar.encode.batch_tags import Rows
+from rocketmq_spark.columnar.encode.ids import RecordingIds
 from rocketmq_spark.columnar.encode.properties import TIMER_COLUMNS, BadRows
 from rocketmq_spark.errors import ClosedError, RocketMQError, SendFailed
 from rocketmq_spark.model import SendResult, SendStatus

@@ -22,10 +22,11 @@ from rocketmq_spark.base import process
 from rocketmq_spark.base.arguments import shown
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.columnar import arrow
-from rocketmq_spark.columnar.arrow import Ints, hash_codes
+from rocketmq_spark.columnar.arrow import Ints
 from rocketmq_spark.columnar.encode.columns import KEY_HASH
 from rocketmq_spark.columnar.encode.encoder import RowTopics
 from rocketmq_spark.columnar.encode.properties import BadRows
+from rocketmq_spark.columnar.java_hashes import hash_codes
 from rocketmq_spark.errors import MessageRefused, SelectorError
 from rocketmq_spark.model import Message, MessageQueue
 from rocketmq_spark.options import Options, transport

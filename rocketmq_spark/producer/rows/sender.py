@@ -23,9 +23,10 @@ from rocketmq_spark.base import codes
 from rocketmq_spark.base.clock import Deadline, backoff
 from rocketmq_spark.base.codes import Property
 from rocketmq_spark.columnar import arrow
-from rocketmq_spark.columnar.encode.batch import BatchTagKeys, RecordingIds, Rows, UniqueIds, rows_without_key
+from rocketmq_spark.columnar.encode.batch_tags import BatchTagKeys, Rows, rows_without_key
 from rocketmq_spark.columnar.encode.content_ids import ContentIds, Hashes
 from rocketmq_spark.columnar.encode.encoder import CheckedRows, Encoded, EncodedItems, Encoder, Growth
+from rocketmq_spark.columnar.encode.ids import RecordingIds, UniqueIds
 from rocketmq_spark.columnar.encode.properties import BadRows
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.model import Message, MessageQueue

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from rocketmq_spark.columnar import arrow
 from rocketmq_spark.columnar.arrow import Ints
+from rocketmq_spark.columnar.encode import buffers
 from rocketmq_spark.errors import RocketMQError, SendFailed
 from rocketmq_spark.model import SendResult
 from rocketmq_spark.producer.outgoing import Outcome
@@ -165,7 +166,7 @@ class SentRows(Sequence[SendResult | RocketMQError]):
             "brokerName": self._texts([None if queue is None else queue.broker_name for queue in queues]),
             "queueId": self._numbers([_queue_id(queue) for queue in queues], np.int32, pa.int32()),
             "queueOffset": self._offsets(),
-            "msgId": arrow.fixed_width(self._ids).view(pa.string()) if len(self._ids) else pa.nulls(0, pa.string()),
+            "msgId": buffers.fixed_width(self._ids).view(pa.string()) if len(self._ids) else pa.nulls(0, pa.string()),
             "error": self._texts([None if part.result is not None else str(part.outcome) for part in self._parts]),
         }
         return pa.table(columns)

@@ -15,7 +15,7 @@ import pyarrow as pa
 from rocketmq_spark import options as options_table
 from rocketmq_spark import session
 from rocketmq_spark.base.clock import Deadline, epoch_ms
-from rocketmq_spark.columnar.encode.batch import UniqueIds
+from rocketmq_spark.columnar.encode.ids import UniqueIds
 from rocketmq_spark.columnar.encode.properties import BadRows
 from rocketmq_spark.errors import RocketMQError, RouteNotFound
 from rocketmq_spark.options import Options, transport

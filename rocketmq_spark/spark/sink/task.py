@@ -24,8 +24,9 @@ from rocketmq_spark.base import process
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.columnar.encode import empty_bodies
-from rocketmq_spark.columnar.encode.batch import Rows, UniqueIds
+from rocketmq_spark.columnar.encode.batch_tags import Rows
 from rocketmq_spark.columnar.encode.encoder import CheckedRows
+from rocketmq_spark.columnar.encode.ids import UniqueIds
 from rocketmq_spark.columnar.encode.kafka import KafkaRows
 from rocketmq_spark.columnar.encode.properties import BadRows
 from rocketmq_spark.errors import RocketMQError, SendFailed

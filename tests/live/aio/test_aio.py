@@ -43,7 +43,7 @@ def test_what_tasks_send_java_reads(rocketmq: LocalBroker, topic: str) -> None:
 
 
 @pytest.mark.parametrize("ordered", [False, True], ids=["concurrent", "ordered"])
-def test_coroutine_listeners_finish_what_they_get_and_get_again_what_failed(
+def test_coroutine_listeners_finish_messages_and_retry_failures(
     rocketmq: LocalBroker, topic: str, ordered: bool
 ) -> None:
     got: Counter[bytes] = Counter()
@@ -96,9 +96,7 @@ def test_run_ends_when_it_is_cancelled(rocketmq: LocalBroker, topic: str) -> Non
     run(body)
 
 
-def test_a_loop_that_is_left_loses_nothing_and_a_poll_that_is_cancelled_neither(
-    rocketmq: LocalBroker, topic: str
-) -> None:
+def test_loop_break_and_cancelled_poll_lose_no_message(rocketmq: LocalBroker, topic: str) -> None:
     """What was given before the commit is the group's; the next member goes on behind it."""
     bodies = [b"%d" % i for i in range(96)]
 
@@ -188,7 +186,7 @@ def test_a_web_application_sends_on_each_request(rocketmq: LocalBroker, topic: s
     assert Counter(record.body for record in found) == Counter(b"%d" % i for i in range(100))
 
 
-def test_a_simple_consumer_keeps_what_came_for_a_receive_that_was_cancelled(proxied: LocalBroker) -> None:
+def test_simple_consumer_keeps_messages_of_cancelled_receive(proxied: LocalBroker) -> None:
     topic = new_topic(proxied)
     options: dict[str, Any] = {"proxy_endpoint": proxied.proxy_grpc}
 
@@ -214,7 +212,7 @@ def test_a_simple_consumer_keeps_what_came_for_a_receive_that_was_cancelled(prox
     run(body)
 
 
-def test_a_coroutine_listener_over_grpc_finishes_what_it_gets_and_gets_again_what_failed(proxied: LocalBroker) -> None:
+def test_grpc_coroutine_listener_finishes_and_retries_messages(proxied: LocalBroker) -> None:
     topic = new_topic(proxied)
     options: dict[str, Any] = {"transport": "grpc", "proxy_endpoint": proxied.proxy_grpc}
     got: Counter[bytes] = Counter()

@@ -97,7 +97,7 @@ def batches(rocketmq: LocalBroker, topic: str, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("ordered", [False, True])
-def test_a_backlog_comes_once_in_large_batches_and_what_follows_in_small_ones(batches: Group, ordered: bool) -> None:
+def test_backlog_comes_once_in_large_batches_then_small_ones(batches: Group, ordered: bool) -> None:
     sent = feed(batches.mq, batches.topic, MANY)
     consumer = batches.start(ordered=ordered)
     eventually(lambda: len(batches.bodies()) >= MANY, WAIT_S)
@@ -139,7 +139,7 @@ def test_two_members_that_join_and_leave_get_all_rows(batches: Group, ordered: b
     assert batches.stored() == len(sent) + len(calm)
 
 
-def test_rows_that_fail_come_again_and_then_they_are_dead_letters(batches: Group) -> None:
+def test_failed_rows_are_retried_and_then_become_dead_letters(batches: Group) -> None:
     """Of a batch only those behind ``ack_index`` fail."""
     sent, failed = feed(batches.mq, batches.topic, 600), set[str]()
 
@@ -163,7 +163,7 @@ def test_rows_that_fail_come_again_and_then_they_are_dead_letters(batches: Group
     assert Counter(record.id for record in dead) == Counter(ids[body] for body in failed)
 
 
-def test_an_ordered_batch_that_fails_comes_again_in_place_until_it_is_dead(batches: Group) -> None:
+def test_failed_ordered_batch_is_retried_until_dead_letter(batches: Group) -> None:
     feed(batches.mq, batches.topic, 90, queues=[0])
     failing: set[int] = set()
 

@@ -35,7 +35,7 @@ def backlog(mq: LocalBroker, topic: str, count: int) -> Counter[str]:
 
 @pytest.mark.parametrize("batch", [False, True], ids=["plain", "inner batches"])
 @pytest.mark.parametrize("arrow", [False, True], ids=["messages", "rows"])
-def test_a_backlog_is_read_ahead_each_message_once_in_the_order_of_its_queue(
+def test_each_backlog_message_is_read_ahead_once_in_queue_order(
     rocketmq: LocalBroker,
     make_topic: Callable[..., str],
     make: Make,

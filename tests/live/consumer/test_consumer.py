@@ -17,7 +17,7 @@ from tests.mockbroker import eventually
 from tests.reading import feed
 
 
-def test_1_12_1_13_two_members_share_the_queues_and_nothing_is_lost(members: Members) -> None:
+def test_two_members_share_the_queues_and_nothing_is_lost(members: Members) -> None:
     sent = feed(members.mq, members.topic, 200)
     first = members.start(persist_interval_s=0.2)
     eventually(lambda: len(members.bodies()) >= 200, 60)
@@ -43,7 +43,7 @@ def test_1_12_1_13_two_members_share_the_queues_and_nothing_is_lost(members: Mem
     assert sum(offset or 0 for offset in members.stored().values()) == 360
 
 
-def test_4_9_a_java_member_takes_its_part_and_gives_it_back(members: Members) -> None:
+def test_java_member_takes_its_part_and_gives_it_back(members: Members) -> None:
     ours = members.start()
     eventually(lambda: members.owned(ours) == 8, 60)
     with members.java() as theirs:
@@ -58,7 +58,7 @@ def test_4_9_a_java_member_takes_its_part_and_gives_it_back(members: Members) ->
     eventually(lambda: {*members.bodies(), *theirs.bodies()} == set(sent), 60)
 
 
-def test_1_24_a_message_that_a_java_member_failed_comes_to_us_with_its_count(members: Members) -> None:
+def test_message_failed_by_java_member_arrives_with_retry_count(members: Members) -> None:
     with members.java(fail=True) as theirs:
         (body,) = feed(members.mq, members.topic, 1, queues=[0])
         eventually(lambda: theirs.bodies() == [body], 60)
@@ -69,7 +69,7 @@ def test_1_24_a_message_that_a_java_member_failed_comes_to_us_with_its_count(mem
     assert (message.reconsume_times, message.topic) == (1, members.topic)
 
 
-def test_1_31_a_message_that_comes_while_the_broker_holds_the_pull_is_there_at_once(
+def test_message_arriving_during_held_pull_is_delivered_at_once(
     members: Members,
 ) -> None:
     """Long before the broker may say that there is nothing new, or the pull is given up.
@@ -83,7 +83,7 @@ def test_1_31_a_message_that_comes_while_the_broker_holds_the_pull_is_there_at_o
         eventually(lambda count=8 * turn: len(members.bodies()) == count, deadline.remaining())
 
 
-def test_1_20_1_24_a_failed_message_comes_again_and_ends_with_the_dead(members: Members, java_peer) -> None:
+def test_failed_message_comes_again_and_ends_with_the_dead(members: Members, java_peer) -> None:
     def listener(messages, context):
         times = messages[0].reconsume_times
         return context.retry(1) if times < 2 else context.retry(-1)
@@ -100,7 +100,7 @@ def test_1_20_1_24_a_failed_message_comes_again_and_ends_with_the_dead(members: 
     assert members.stored()[members.got[0][1].queue] == 1
 
 
-def test_4_19_a_queue_that_another_client_has_locked_is_consumed_when_it_is_free(members: Members) -> None:
+def test_queue_locked_by_other_client_is_consumed_when_freed(members: Members) -> None:
     own = options.parse({"nameServer": members.mq.name_server, "connectTimeout": "2998ms"})
     other = session.member(own.for_role("producer"))
     queues = other.queues(members.topic, Deadline.after(30))
@@ -117,7 +117,7 @@ def test_4_19_a_queue_that_another_client_has_locked_is_consumed_when_it_is_free
 
 
 @pytest.mark.parametrize("ordered", [False, True])
-def test_1_20_a_listener_that_exits_fails_its_message_and_consuming_goes_on(members: Members, ordered: bool) -> None:
+def test_listener_exit_fails_its_message_and_consuming_goes_on(members: Members, ordered: bool) -> None:
     fails = Counter[str]()
 
     def exits(messages, context) -> None:
@@ -133,7 +133,7 @@ def test_1_20_a_listener_that_exits_fails_its_message_and_consuming_goes_on(memb
     assert sum(offset or 0 for offset in members.stored().values()) == 8
 
 
-def test_4_18_ordered_members_keep_the_order_of_every_queue_while_it_changes_hands(members: Members) -> None:
+def test_ordered_members_keep_queue_order_during_handover(members: Members) -> None:
     """All offsets that came are compared: each queue's come one by one, from one member and then from the other.
 
     Who takes a queue over begins at the message that the other one had at that moment, or behind it.

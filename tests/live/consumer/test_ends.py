@@ -41,7 +41,7 @@ def member(members: Members) -> subprocess.Popen[str]:
     )
 
 
-def test_1_32_what_a_killed_member_had_not_stored_comes_again_and_nothing_is_lost(members: Members) -> None:
+def test_uncommitted_messages_of_killed_member_come_again(members: Members) -> None:
     sent = feed(members.mq, members.topic, 80)
     first = member(members)
     assert first.stdout is not None
@@ -73,7 +73,7 @@ def test_run_ends_with_sigterm_and_leaves_the_group(members: Members) -> None:
     assert sum(offset or 0 for offset in members.stored().values()) == 8
 
 
-def test_broadcasting_members_each_get_everything_and_go_on_after_a_restart(members: Members, tmp_path: Path) -> None:
+def test_broadcasting_members_get_all_and_resume_after_restart(members: Members, tmp_path: Path) -> None:
     folders = [tmp_path / name for name in ("one", "two")]
     both = [members.start(clustering=False, offsets_folder=folder) for folder in folders]
     sent = feed(members.mq, members.topic, 40)
@@ -110,7 +110,7 @@ def test_broadcasting_members_of_two_clusters_share_no_offsets(
     assert len(list(tmp_path.rglob("offsets.json"))) == 2
 
 
-def test_a_broadcasting_member_continues_at_the_offsets_of_an_earlier_release(members: Members, tmp_path: Path) -> None:
+def test_broadcasting_member_resumes_at_offsets_of_old_release(members: Members, tmp_path: Path) -> None:
     how: dict[str, Any] = {"clustering": False, "offsets_folder": tmp_path, "name_servers": (members.mq.name_server,)}
     sent = feed(members.mq, members.topic, 8)
     first = members.start(**how)

@@ -46,7 +46,7 @@ def knows(mq: LocalBroker, broker: str, producer_group: str) -> bool:
         return False
 
 
-def test_1_1_1_2_1_6_masters_hear_of_producers_and_slaves_of_consumers_too(
+def test_masters_hear_of_producers_and_slaves_of_consumers_too(
     slaved: LocalBroker, make_tap: Callable[[str], Tap]
 ) -> None:
     topic, (slave,) = f"told-{time.time_ns()}", slaved.slaves
@@ -76,7 +76,7 @@ def test_1_1_1_2_1_6_masters_hear_of_producers_and_slaves_of_consumers_too(
         assert not codes(tap) & FILTER_CLASSES
 
 
-def test_4_2_a_member_rebalances_on_one_thread_from_its_start_to_its_end(members: Members) -> None:
+def test_member_rebalances_on_one_thread_from_start_to_stop(members: Members) -> None:
     """Java has one for all groups of a client; design-consumer.md says why each has its own here."""
 
     def rebalancing() -> int:
@@ -93,7 +93,7 @@ def test_4_2_a_member_rebalances_on_one_thread_from_its_start_to_its_end(members
     assert rebalancing() == 0
 
 
-def test_4_4_a_strategy_that_raises_is_the_trouble_of_its_group_alone(members: Members, caplog) -> None:
+def test_strategy_that_raises_is_the_trouble_of_its_group_alone(members: Members, caplog) -> None:
     def raises(*given: object) -> Any:
         raise ZeroDivisionError("mine")
 
@@ -115,7 +115,7 @@ def test_4_4_a_strategy_that_raises_is_the_trouble_of_its_group_alone(members: M
     assert (members.owned(troubled), members.owned(fine)) == (0, 8)
 
 
-def test_1_7_new_queues_are_owned_once_their_route_is_old(members: Members, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_queues_are_owned_once_their_route_is_old(members: Members, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rocketmq_spark.client.routes.ROUTE_AGE_S", 0.0)
     consumer = members.start(rebalance_interval_s=1.0)
     eventually(lambda: members.owned(consumer) == 8, 60)

@@ -106,7 +106,7 @@ def test_rows_are_those_of_the_source(rocketmq: LocalBroker, make_topic: Callabl
 
 
 @pytest.mark.parametrize("where", ["earliest", "latest"])
-def test_4_23_consume_from_where_does_not_count_for_a_young_queue(
+def test_consume_from_where_does_not_count_for_a_young_queue(
     rocketmq: LocalBroker, make_topic: Callable[..., str], make: Make, where: str
 ) -> None:
     """One whose messages are all there begins at 0, as for Java. (Others: tests/consumer/test_pull_start.py.)"""
@@ -141,7 +141,7 @@ def test_a_group_that_no_broker_knows_yet_commits(
         assert {consumer.committed(queue) for queue in queues} == {3}
 
 
-def test_auto_commit_stores_what_is_finished_every_auto_commit_interval(
+def test_auto_commit_stores_finished_offsets_at_its_interval(
     rocketmq: LocalBroker, make_topic: Callable[..., str], make: Make
 ) -> None:
     topic = make_topic(queues=1)
@@ -176,7 +176,7 @@ def test_a_poll_that_nothing_follows_comes_again(
             assert consumer.poll(WAIT_S)[0].body == b"a"
 
 
-def test_a_loop_that_is_left_stores_what_it_yielded_and_goes_on_there(
+def test_loop_break_commits_yielded_messages_and_resumes_there(
     rocketmq: LocalBroker, make_topic: Callable[..., str], make: Make
 ) -> None:
     topic = make_topic(queues=1)
@@ -198,7 +198,7 @@ def test_a_loop_that_is_left_stores_what_it_yielded_and_goes_on_there(
         assert texts(again, 26) == [str(i) for i in range(14, 40)]
 
 
-def test_an_assigned_queue_has_all_of_its_messages_whatever_was_subscribed_to_before(
+def test_assigned_queue_ignores_earlier_subscription_filter(
     rocketmq: LocalBroker, make_topic: Callable[..., str], make: Make
 ) -> None:
     topic = make_topic(queues=1)
@@ -244,7 +244,7 @@ def test_pull_threshold_for_queue_bounds_what_is_pulled_ahead(
     assert max(ahead) <= 3  # of these one is just being given
 
 
-def test_pull_threshold_size_for_queue_bounds_the_bytes_that_are_pulled_ahead(
+def test_pull_threshold_size_for_queue_bounds_bytes_read_ahead(
     rocketmq: LocalBroker, make_topic: Callable[..., str], make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = make_topic(queues=1)
@@ -279,7 +279,7 @@ def test_allocation_strategy_shares_the_queues_as_the_group_does(
             assert ids == [False, True]
 
 
-def test_4_14_allocation_config_fixes_the_queues_and_machine_rooms_are_those_of_brokers(
+def test_allocation_config_and_machine_rooms_choose_queues(
     rocketmq: LocalBroker, make_topic: Callable[..., str], make: Make
 ) -> None:
     topic = make_topic(queues=4)
@@ -293,7 +293,7 @@ def test_4_14_allocation_config_fixes_the_queues_and_machine_rooms_are_those_of_
         assert consumer.assignment() == []
 
 
-def test_3_4_environments_have_queues_and_offsets_of_their_own(
+def test_environments_have_queues_and_offsets_of_their_own(
     rocketmq: LocalBroker, make_topic: Callable[..., str], make: Make, group: str
 ) -> None:
     topic = make_topic(queues=4)
@@ -310,7 +310,7 @@ def test_3_4_environments_have_queues_and_offsets_of_their_own(
         assert [common.committed(queue) for queue in common.queues(topic)] == [None] * 4
 
 
-def test_3_2_environments_with_topics_of_their_own_have_the_users_names(
+def test_suffix_environment_has_own_topics_under_users_names(
     rocketmq: LocalBroker, make_topic: Callable[..., str], make: Make, group: str
 ) -> None:
     topic = make_topic(queues=1)
@@ -327,7 +327,7 @@ def test_3_2_environments_with_topics_of_their_own_have_the_users_names(
     assert [one.consumer_offset for one in progress.values()] == [2]
 
 
-def test_4_32_queues_change_hands_while_nobody_polls(
+def test_queues_change_hands_while_nobody_polls(
     rocketmq: LocalBroker, make_topic: Callable[..., str], make: Make, group: str
 ) -> None:
     topic = make_topic(queues=4)
@@ -393,7 +393,7 @@ def other_process(options: dict[str, Any]) -> PullConsumer:
     return PullConsumer(**options, connect_timeout="2999ms")
 
 
-def test_1_10_two_members_share_the_queues_and_one_takes_over(
+def test_two_members_share_the_queues_and_one_takes_over(
     rocketmq: LocalBroker, make_topic: Callable[..., str], make: Make, group: str
 ) -> None:
     topic = make_topic(queues=4)

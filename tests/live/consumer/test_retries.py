@@ -84,7 +84,7 @@ def never_early(came: list[float]) -> None:
         assert after - before >= 1000 * LEVELS[FIRST_RETRY_LEVEL + times - 1], f"repetition {times + 1} came early"
 
 
-def test_1_24_a_message_comes_again_at_every_level_and_dies_after_sixteen_repetitions_as_javas_does(
+def test_message_takes_javas_retry_levels_then_is_dead_letter(
     make_members,
 ) -> None:
     members = make_members("poison")
@@ -108,7 +108,7 @@ def test_1_24_a_message_comes_again_at_every_level_and_dies_after_sixteen_repeti
 
 
 @pytest.mark.parametrize("first", ["ours", "java"])
-def test_1_24_counts_go_on_where_a_member_of_the_other_kind_left_them(make_members, first: str) -> None:
+def test_counts_go_on_where_a_member_of_the_other_kind_left_them(make_members, first: str) -> None:
     members = make_members(f"poison-{first}")
     mq, before = members.mq, sum(levels_used(members.mq).values())
     dead_letters = DLQ_PREFIX + members.group
@@ -142,7 +142,7 @@ def test_1_24_counts_go_on_where_a_member_of_the_other_kind_left_them(make_membe
     assert found.body.decode() == body
 
 
-def test_1_24_an_ordered_message_dies_after_its_last_try_in_place_as_javas_does(make_members) -> None:
+def test_ordered_message_is_dead_letter_after_last_local_try(make_members) -> None:
     """And comes no more: nothing of it is held back to be delivered again behind later messages."""
     members, tries = make_members("ordered-poison"), 3
     group = "g-java-ordered"
@@ -167,7 +167,7 @@ def test_1_24_an_ordered_message_dies_after_its_last_try_in_place_as_javas_does(
     assert levels_used(members.mq) == before
 
 
-def test_messages_of_an_inner_batch_come_again_one_by_one_and_die_so(make_members, caplog) -> None:
+def test_inner_batch_messages_are_retried_one_by_one(make_members, caplog) -> None:
     """Brokers take back whole batches only, and refuse these: a copy goes instead."""
     members = make_members("batched-poison")
     members.mq.create_topic("whole-poison", queues=1, batch=True)
@@ -191,7 +191,7 @@ def test_messages_of_an_inner_batch_come_again_one_by_one_and_die_so(make_member
     assert not [record for record in caplog.records if "could not be" in record.getMessage()]
 
 
-def test_1_18_a_message_whose_listener_hangs_comes_again_and_its_queue_goes_on(make_members) -> None:
+def test_message_of_hanging_listener_returns_and_queue_goes_on(make_members) -> None:
     members = make_members("stuck")
     go_on, left = threading.Event(), threading.Event()
 

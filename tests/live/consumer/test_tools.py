@@ -29,7 +29,7 @@ def test_consumer_status_shows_the_member_and_its_queues(members: Members, mqadm
     assert {row[2] for row in rows} >= {str(i) for i in range(8)}, shown
 
 
-def test_1_9_consumer_progress_shows_no_lag_once_offsets_are_stored(members: Members, mqadmin) -> None:
+def test_consumer_progress_shows_no_lag_once_offsets_are_stored(members: Members, mqadmin) -> None:
     """By the member that runs, again and again; it does not have to stop for that."""
     members.start(persist_interval_s=0.2)
 
@@ -56,7 +56,7 @@ def test_reset_offset_by_time_goes_back_while_the_member_runs(members: Members, 
 
 
 @pytest.mark.parametrize(("ordered", "error"), [(False, SystemExit("mine")), (True, ZeroDivisionError("mine"))])
-def test_consume_message_directly_hands_one_message_to_the_listener_and_moves_nothing(
+def test_direct_consumption_calls_listener_and_moves_no_offset(
     members: Members, mqadmin, ordered: bool, error: BaseException
 ) -> None:
     answers = [None, "retry", error, None]  # of the first time, and of three questions
@@ -93,7 +93,7 @@ def polled(consumer: PullConsumer, count: int) -> list[str]:
     return found
 
 
-def test_tools_see_and_move_a_pull_consumer_as_they_do_a_listening_one(members: Members, mqadmin) -> None:
+def test_tools_show_and_reset_pull_consumer_like_push_consumer(members: Members, mqadmin) -> None:
     sent = feed(members.mq, members.topic, 16)
     options = {"name_server": members.mq.name_server, "group": members.group, "connect_timeout": "2998ms"}
     with PullConsumer(**options, consume_from_where="earliest") as consumer:
@@ -115,7 +115,7 @@ def test_tools_see_and_move_a_pull_consumer_as_they_do_a_listening_one(members: 
 
 
 @pytest.mark.parametrize("queues", [[3], [0, 1, 2, 3]], ids=str)
-def test_a_pull_consumer_that_is_far_behind_follows_a_reset_of_its_group(
+def test_lagging_pull_consumer_follows_reset_of_its_group(
     members: Members, mqadmin, caplog: pytest.LogCaptureFixture, queues: list[int]
 ) -> None:
     """Brokers since 5.2.0 tell it to one pull of each queue, which is one of those that read ahead."""

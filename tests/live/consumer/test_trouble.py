@@ -79,7 +79,7 @@ def within_reason(call: Callable[[], object]) -> list[object]:
     return found
 
 
-def test_4_8_a_broker_that_hangs_holds_up_no_queue_of_the_others_and_all_are_kept(
+def test_hanging_broker_delays_no_other_queues_and_keeps_its_own(
     of_pair: Troubled, caplog: pytest.LogCaptureFixture
 ) -> None:
     """No pull is given up before the test is, and there is one time for all turns: what is held up is so in each of them."""
@@ -115,7 +115,7 @@ def test_stop_ends_although_a_broker_hangs(of_pair: Troubled, ordered: bool) -> 
         signalled(of_pair.mq, "broker-a", signal.SIGCONT)
 
 
-def test_1_8_a_broker_that_is_killed_goes_from_the_view_and_comes_back(of_pair: Troubled, quick: None) -> None:
+def test_broker_that_is_killed_goes_from_the_view_and_comes_back(of_pair: Troubled, quick: None) -> None:
     consumer = of_pair.start(rebalance_interval_s=1.0, pull_timeout_s=5 * LONGER_S)
     eventually(lambda: of_pair.owned(consumer) == 2 * QUEUES, 60)
     first = of_pair.sent_to("broker-a") | of_pair.sent_to("broker-b")

@@ -16,9 +16,7 @@ from rocketmq_spark.wire.envelope import Envelope
 from tests.helpers import WAIT_S, stored
 
 
-def test_what_waits_in_a_queue_that_its_topic_has_no_more_is_sent(
-    rocketmq: LocalBroker, topic: str, tmp_path: Path
-) -> None:
+def test_delayed_messages_of_removed_queue_are_sent(rocketmq: LocalBroker, topic: str, tmp_path: Path) -> None:
     inner = f"{topic}-inner"
     rocketmq.create_topic(inner, queues=2)
     lead_s = 0.0  # of the node's clock

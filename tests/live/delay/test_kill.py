@@ -24,7 +24,7 @@ LEAST_MS = 5000  # which the last one must still have to wait then
 
 
 @pytest.mark.timeout(900 + 20 * KILLS)
-def test_3_24_3_31_3_34_killed_at_any_moment_nothing_is_lost_and_nothing_is_early(
+def test_killed_delay_nodes_lose_nothing_and_send_nothing_early(
     rocketmq: LocalBroker, make_topic: Any, tmp_path: Path
 ) -> None:
     inner, target, dead = make_topic(queues=8), make_topic(queues=4), make_topic(queues=1)

@@ -17,7 +17,7 @@ from tests.helpers import WAIT_S, stored
 
 
 @pytest.mark.parametrize("more", [1, 6])
-def test_what_comes_in_an_inner_topic_that_was_made_again_is_sent(
+def test_messages_in_recreated_inner_topic_are_sent(
     rocketmq: LocalBroker, topic: str, tmp_path: Path, more: int
 ) -> None:
     """A pull that waits meanwhile goes on behind the end of the old one; one that comes then is given the new end."""

@@ -38,7 +38,7 @@ def in_its_time(found: list[ReceivedMessage], due_ms: int) -> None:
     assert [message for message in found if message.store_timestamp < due_ms] == []
 
 
-def test_3_28_3_35_seven_seconds_and_ten_days_on_a_broker_with_timers_and_on_one_without(
+def test_long_delays_work_on_brokers_with_and_without_timers(
     rocketmq: LocalBroker, producing: Producer, node: Node, make_topic: Any,
     make_cluster: Callable[..., LocalBroker], tmp_path: Path,
 ) -> None:  # fmt: skip
@@ -80,7 +80,7 @@ def test_3_28_3_35_seven_seconds_and_ten_days_on_a_broker_with_timers_and_on_one
     [({"namespace": "shop"}, "shop%{}"), ({"environment": "dev", "environment_mode": "suffix"}, "{}_dev")],
     ids=["namespace", "suffix"],
 )
-def test_in_a_namespace_or_an_environment_with_topics_of_its_own_its_own_service_delivers_inside(
+def test_namespaced_delay_service_delivers_inside_its_namespace(
     rocketmq: LocalBroker, make_topic: Any, producing: Producer, node: Node, tmp_path: Path,
     where: tuple[dict[str, Any], str],
 ) -> None:  # fmt: skip
@@ -106,7 +106,7 @@ def test_in_a_namespace_or_an_environment_with_topics_of_its_own_its_own_service
         producer.send(Message(topic, b"x"), delay=late)
 
 
-def test_3_33_javas_consumer_gets_the_original_by_its_tag_and_its_key(
+def test_javas_consumer_gets_the_original_by_its_tag_and_its_key(
     rocketmq: LocalBroker, topic: str, producing: Producer, node: Node, java_peer: JavaPeer
 ) -> None:
     sent = [
@@ -154,7 +154,7 @@ def test_the_chosen_queue_of_the_sender_is_kept(
         assert late[str(key).encode()] == now.queue.queue_id
 
 
-def test_3_h_a_recalled_message_never_comes(rocketmq: LocalBroker, topic: str, producing: Producer, node: Node) -> None:
+def test_a_recalled_message_never_comes(rocketmq: LocalBroker, topic: str, producing: Producer, node: Node) -> None:
     kept, gone = (producing.send(Message(topic, body), delay=DAYS_10) for body in (b"kept", b"gone"))
     assert node.holds(2)
     assert gone.recall_handle is not None
@@ -166,7 +166,7 @@ def test_3_h_a_recalled_message_never_comes(rocketmq: LocalBroker, topic: str, p
     assert len(stored(rocketmq, topic, 1)) == 1
 
 
-def test_3_i_a_body_that_is_no_envelope_is_a_dead_letter(
+def test_a_body_that_is_no_envelope_is_a_dead_letter(
     rocketmq: LocalBroker, topic: str, producing: Producer, node: Node
 ) -> None:
     mark = topic.encode()
@@ -179,7 +179,7 @@ def test_3_i_a_body_that_is_no_envelope_is_a_dead_letter(
     assert "no envelope of a delayed message" in dead.properties[PROBLEM]
 
 
-def test_3_25_the_disk_keeps_what_waits_over_a_restart_and_another_one_is_rebuilt(
+def test_delay_store_survives_restart_and_new_disk_is_rebuilt(
     rocketmq: LocalBroker, topic: str, producing: Producer, tmp_path: Path
 ) -> None:
     given = {"name_server": rocketmq.name_server}

@@ -221,7 +221,7 @@ def send(mq: LocalBroker) -> dict[tuple[Mode, str], dict[str, int]]:
     return sent
 
 
-def test_3_1_3_2_3_3_3_4_3_8_nothing_is_consumed_in_another_environment_retries_and_dead_letters_included(
+def test_environments_are_isolated_with_retries_and_dead_letters(
     mq: LocalBroker, consumers: dict[tuple[Mode, str], Callable[[], list[Handed]]], start_script: Callable[..., Script],
     tmp_path: Path,
 ) -> None:  # fmt: skip

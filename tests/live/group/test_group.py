@@ -37,7 +37,7 @@ def stored(mq: LocalBroker, group: str, topic: str) -> dict[MessageQueue, int | 
     return mq.admin.brokers.committed(group, queues, Deadline.after(10))
 
 
-def test_seatunnel_6665_offsets_are_the_next_to_read_after_each_batch(rocketmq, topic, group):
+def test_offsets_are_the_next_to_read_after_each_batch(rocketmq, topic, group):
     sent = feed(rocketmq, topic, 80)
     run = Run(rocketmq, subscribe=topic, startingOffsets="earliest", group=group, maxOffsetsPerTrigger=24)
     while True:
@@ -56,7 +56,7 @@ def test_seatunnel_6665_offsets_are_the_next_to_read_after_each_batch(rocketmq, 
     assert Counter(bodies(read(rocketmq, subscribe=topic, startingOffsets="committed", group=group))) == Counter(more)
 
 
-def test_externals_876_offsets_are_there_after_available_now(rocketmq, topic, group):
+def test_offsets_are_there_after_available_now(rocketmq, topic, group):
     sent = feed(rocketmq, topic, 24)
     options = {"subscribe": topic, "startingOffsets": "earliest", "group": group}
     run = Run(rocketmq, available_now=True, **options)
@@ -78,7 +78,7 @@ def test_offsets_are_committed_at_the_next_start_after_a_stop(rocketmq, topic, g
     assert stored(rocketmq, group, topic) == run.positions
 
 
-def test_a_batch_that_is_repeated_commits_nothing_before_it_is_done(rocketmq, topic, group):
+def test_repeated_batch_commits_nothing_before_it_is_done(rocketmq, topic, group):
     feed(rocketmq, topic, 24)
     options = {"subscribe": topic, "startingOffsets": "earliest", "group": group}
     run = Run(rocketmq, **options)
@@ -111,7 +111,7 @@ def test_a_listener_commits_at_once(rocketmq, topic, group, make_topic):
         GroupOffsetListener(name_server=rocketmq.name_server)
 
 
-def test_without_a_group_nothing_is_committed_and_no_group_is_made(rocketmq, topic):
+def test_nothing_is_committed_and_no_group_made_without_group(rocketmq, topic):
     known = set(rocketmq.admin.topics())
     sent = feed(rocketmq, topic, 8)
     run = Run(rocketmq, subscribe=topic, startingOffsets="earliest")
@@ -121,7 +121,7 @@ def test_without_a_group_nothing_is_committed_and_no_group_is_made(rocketmq, top
     assert not [name for name in set(rocketmq.admin.topics()) - known if name.startswith(RETRY_PREFIX)]
 
 
-def test_flink_19_rocketmq_s_own_tool_shows_the_progress(rocketmq, topic, group):
+def test_rocketmq_s_own_tool_shows_the_progress(rocketmq, topic, group):
     """mqadmin consumerProgress, as an operator calls it."""
     sent = feed(rocketmq, topic, 80)
     run = Run(rocketmq, subscribe=topic, startingOffsets="earliest", group=group, maxOffsetsPerTrigger=24)
@@ -148,7 +148,7 @@ def consumer_progress(mq: LocalBroker, group: str) -> list[list[str]]:
     return list(itertools.takewhile(lambda row: len(row) >= 8, rows))
 
 
-def test_rocketmq_2836_live_members_are_warned_about(rocketmq, topic, group, caplog):
+def test_live_members_are_warned_about(rocketmq, topic, group, caplog):
     feed(rocketmq, topic, 8)
     rocketmq.admin.create_group(group)
     run = Run(rocketmq, subscribe=topic, startingOffsets="earliest", group=group)
@@ -168,7 +168,7 @@ def test_rocketmq_2836_live_members_are_warned_about(rocketmq, topic, group, cap
     assert "10.0.0.9@java" in line
 
 
-def test_seatunnel_12340_a_lookup_that_fails_is_an_error_and_no_rewind(rocketmq, topic, group, make_proxy):
+def test_a_lookup_that_fails_is_an_error_and_no_rewind(rocketmq, topic, group, make_proxy):
     feed(rocketmq, topic, 8)
     run = Run(rocketmq, subscribe=topic, startingOffsets="earliest", group=group)
     run.batch()
@@ -190,7 +190,7 @@ def test_seatunnel_12340_a_lookup_that_fails_is_an_error_and_no_rewind(rocketmq,
         Run(rocketmq, **asked)
 
 
-def test_a_broker_that_does_not_answer_delays_committing_and_nothing_else(rocketmq, topic, group, make_proxy, caplog):
+def test_unresponsive_broker_delays_only_committing(rocketmq, topic, group, make_proxy, caplog):
     sent = feed(rocketmq, topic, 8)
     run = Run(rocketmq, subscribe=topic, startingOffsets="earliest", group=group)
     run.drain(sent)
@@ -206,7 +206,7 @@ def test_a_broker_that_does_not_answer_delays_committing_and_nothing_else(rocket
     assert stored(rocketmq, group, topic) == run.positions
 
 
-def test_awslabs_25_offsets_of_version_1_are_read_and_newer_ones_refused(rocketmq, topic):
+def test_offsets_of_version_1_are_read_and_newer_ones_refused(rocketmq, topic):
     sent = feed(rocketmq, topic, 8)
     by_hand = {"topics": {topic: {"broker-a": {str(i): 0 for i in range(8)}}}}
     for offset in (by_hand, {**by_hand, "v": 1}):

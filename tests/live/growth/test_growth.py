@@ -63,7 +63,7 @@ def test_new_topics_of_a_pattern_start_at_their_first_message(rocketmq, go_on):
     assert {queue.topic for queue in run.positions} == {f"{prefix}-a", f"{prefix}-b"}
 
 
-def test_a_topic_added_to_the_list_starts_at_its_minimum_and_one_removed_is_dropped(rocketmq, make_topic, caplog):
+def test_added_topic_starts_at_minimum_and_removed_is_dropped(rocketmq, make_topic, caplog):
     first, second, third = (make_topic(queues=2) for _ in range(3))
     sent = {topic: feed(rocketmq, topic, 4) for topic in (first, second, third)}
     run = Run(rocketmq, subscribe=[first, second], startingOffsets="earliest")

@@ -52,7 +52,7 @@ def asked(*brokers: MockBroker) -> Counter[int]:
     return Counter(request.code for broker in brokers for request in broker.requests)
 
 
-def test_planning_ten_thousand_queues_asks_once_per_topic_and_broker(pair):
+def test_planning_10000_queues_asks_once_per_topic_and_broker(pair):
     topics = [f"topic-{i:04d}" for i in range(TOPICS)]
     run = Run(pair[0].address, subscribe=topics, startingOffsets="earliest", routeRefresh="1h", requestTimeout="60s")
     assert asked(*pair) == {Request.GET_ROUTEINFO_BY_TOPIC: TOPICS, Request.GET_TOPIC_STATS_INFO: 2 * TOPICS}
@@ -131,7 +131,7 @@ print(json.dumps([run.read, *seen]))
 """
 
 
-def test_client_python_96_five_hundred_batches_leave_sockets_and_memory_flat(rocketmq, topic):
+def test_five_hundred_batches_leave_sockets_and_memory_flat(rocketmq, topic):
     """In a process of its own: what others of this one keep is not counted."""
     sent = feed(rocketmq, topic, 8 * 520)
     command = [sys.executable, "-c", BATCHES, rocketmq.name_server, topic]

@@ -35,7 +35,7 @@ def test_rows_and_messages_are_where_the_results_say_they_are(proxied):
     assert [found[each.msg_id]["body"] for each in sent[:500]] == [f"{i}".encode() for i in range(500)]
 
 
-def test_rows_without_a_key_are_named_where_the_topic_takes_only_groups(proxied):
+def test_fifo_topic_error_names_rows_without_key(proxied):
     topic, keys = new_topic(proxied, "FIFO"), ["a", None, "", "b"]
     rows = pa.table({"body": list("wxyz"), "shardingKey": keys})
     with producer(proxied) as sends:
@@ -60,7 +60,7 @@ def test_rows_without_a_key_are_sent_where_the_topic_takes_them(make_cluster):
     assert found == {b"x": "a", b"y": None}
 
 
-def test_messages_of_a_group_keep_their_order_and_one_that_is_refused_fails_with_those_behind_it_alone(proxied):
+def test_groups_keep_order_and_refusal_fails_only_later_ones(proxied):
     topic = new_topic(proxied, "FIFO")
     keys = [f"k{i % 5}" for i in range(100)]
     keys[7] = "k" * 70  # the Proxy takes none of that length

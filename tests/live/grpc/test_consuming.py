@@ -25,7 +25,7 @@ def consumer(mq: LocalBroker, group: str, **options: object) -> Consumer:
     return Consumer(transport="grpc", proxy_endpoint=mq.proxy_grpc, group=group, **options)
 
 
-def test_all_is_consumed_what_fails_comes_again_and_at_last_is_a_dead_letter(proxied, caplog):
+def test_failed_messages_are_retried_and_end_as_dead_letters(proxied, caplog):
     topic, group = new_topic(proxied), "tries-twice"
     proxied.admin.create_group(group, settings={"retryMaxTimes": 1})
     got: Counter[str] = Counter()
@@ -55,7 +55,7 @@ def test_all_is_consumed_what_fails_comes_again_and_at_last_is_a_dead_letter(pro
     assert "could not be" not in caplog.text
 
 
-def test_a_group_that_keeps_order_gives_each_message_group_in_its_order(proxied):
+def test_ordered_group_gets_each_message_group_in_order(proxied):
     topic, group = new_topic(proxied, "FIFO"), "in-order"
     proxied.admin.create_group(group, settings={"consumeMessageOrderly": True})
     failed: set[bytes] = set()
@@ -80,7 +80,7 @@ def test_a_group_that_keeps_order_gives_each_message_group_in_its_order(proxied)
     assert got == {key: list(range(12)) for key in "abc"}
 
 
-def test_a_listener_that_takes_longer_than_a_lease_keeps_its_message(proxied, monkeypatch, caplog):
+def test_slow_listener_keeps_its_message_beyond_one_lease(proxied, monkeypatch, caplog):
     topic = new_topic(proxied, queues=1)
     lease(MIN_INVISIBLE_S, monkeypatch.setattr)  # the shortest that a Proxy gives
     began, renewed = [], []
@@ -110,7 +110,7 @@ def test_a_listener_that_takes_longer_than_a_lease_keeps_its_message(proxied, mo
     assert not [text for text in ("invisible time of message", "could not be") if text in caplog.text]
 
 
-def test_in_a_namespace_messages_stay_inside_and_have_the_names_of_users(proxied):
+def test_namespace_keeps_messages_inside_under_users_names(proxied):
     topic, group = new_topic(proxied), f"shop-{uuid.uuid4().hex[:6]}"
     proxied.create_topic(f"shop%{topic}", 1)
     proxied.admin.create_group(f"shop%{group}", settings={"retryMaxTimes": 1})

@@ -121,7 +121,7 @@ def test_who_may_write_one_topic_writes_no_other(guarded):
     assert not read(guarded.mq, subscribe=other, **ADMIN)
 
 
-def test_a_topic_that_may_only_be_read_does_not_end_transactions_of_others(guarded):
+def test_read_only_topic_does_not_end_transactions_of_others(guarded):
     """A Proxy shows its route, and refuses all topics because of it."""
     his, other = (guarded.topic("TRANSACTION") for _ in range(2))
     user = Secured(guarded.mq, guarded.admin).user("shops", (f"Topic:{his}", "Pub"), (f"Topic:{other}", "Sub"))

@@ -69,7 +69,7 @@ def test_a_message_of_a_batch_that_the_proxy_refuses_fails_alone(proxied):
     assert {row["msgId"] for row in stored_rows(proxied, topic, 15)} == ids
 
 
-def test_batches_of_many_small_messages_are_not_too_large_with_what_the_proxy_adds(proxied):
+def test_batches_of_small_messages_fit_with_proxy_overhead(proxied):
     topic = new_topic(proxied)
     write(proxied, pa.RecordBatch.from_pydict({"body": [b"x"] * 30_000}), topic=topic, batchMaxBytes="2m")
     with producer(proxied, auto_batch=True, batch_max_bytes="2m", batch_max_delay="5s") as sends:
@@ -109,7 +109,7 @@ def test_delays_come_when_they_are_due_and_can_be_recalled(proxied):
     assert found[soon.msg_id] >= born + 1900
 
 
-def test_in_a_namespace_a_delayed_message_is_recalled_by_the_users_name_of_its_topic(proxied):
+def test_namespaced_delay_is_recalled_by_users_topic_name(proxied):
     topic = new_topic(proxied)
     proxied.create_topic(f"shop%{topic}", queues=1, attributes={"message.type": "DELAY"})
     eventually(lambda: bool(known(proxied, topic, namespace="shop")), 60)
@@ -174,7 +174,7 @@ def test_rows_of_a_group_keep_their_order(proxied):
     assert found == expected
 
 
-def test_rows_of_a_group_go_in_batches_that_a_slow_proxy_takes_in_time(proxied):
+def test_grouped_rows_go_in_batches_that_slow_proxy_can_take(proxied):
     """All of a batch must be there within one attempt, one row after the other: else all of it is sent again."""
     topic = new_topic(proxied, "FIFO")
     written = write(proxied, frame(body=numbered(600), shardingKey=["one"] * 600), topic=topic)
@@ -239,7 +239,7 @@ def test_an_endpoint_that_is_away_for_good_is_an_error(nobody):
         write(nobody, frame(body=["x"]), topic="t", sendTimeout="2s", connectTimeout="1s")
 
 
-def test_keys_and_headers_of_kafka_that_a_proxy_refuses_as_texts_come_back(proxied):
+def test_kafka_keys_and_headers_refused_as_text_still_round_trip(proxied):
     odd = [b"two\nlines", b"\t", b" ", b"", b"\xff", "\x85".encode(), b"plain"]
     topic = new_topic(proxied, "FIFO")
     headers = [[{"key": "h", "value": each}] for each in odd]

@@ -73,7 +73,7 @@ def test_a_topic_that_was_made_again_and_is_shorter_now(rocketmq, topic, after, 
     assert f"{topic}/broker-a/0 offsets 3 to 10 (offset went back" in lost_lines()[0]
 
 
-def test_a_topic_that_was_made_again_and_has_overtaken_the_old_position(rocketmq, topic, after, lost_lines):
+def test_recreated_topic_beyond_old_position_is_data_loss(rocketmq, topic, after, lost_lines):
     made_again(rocketmq, topic)
     fresh = set(feed(rocketmq, topic, 60))
     fails(after(), "offset went back")
@@ -132,7 +132,7 @@ def test_a_topic_that_was_deleted(rocketmq, topic, after, lost_lines):
     assert len(lost_lines()) == 1
 
 
-def test_one_of_two_topics_that_was_deleted_while_the_query_was_down(rocketmq, topic, make_topic, lost_lines):
+def test_one_topic_deleted_while_query_was_down_is_data_loss(rocketmq, topic, make_topic, lost_lines):
     other = make_topic(queues=1)
     both = {"subscribe": [topic, other], "numRetries": 0}
     run = Run(rocketmq, startingOffsets="earliest", **both)
@@ -361,7 +361,7 @@ def test_a_broker_that_lost_its_store_went_back(own, lost_lines):
     assert any("offset went back" in line for line in lost_lines())
 
 
-def test_a_read_permission_that_is_taken_while_a_task_reads_is_waited_for(rocketmq, topic, monkeypatch):
+def test_read_permission_revoked_during_task_is_waited_for(rocketmq, topic, monkeypatch):
     """It is given back only when the patient one has been refused."""
     sent, was_refused, refused = feed(rocketmq, topic, 20), threading.Event(), ProgressTimeout.record_refusal
     impatient, patient = (batch_reader(rocketmq, subscribe=topic, readDeadline=wait) for wait in ("3s", "10m"))

@@ -21,7 +21,7 @@ from tests.schemas import struct
 SHORT = {"requestTimeout": "1s", "numRetries": 3}
 
 
-def test_an_environment_reads_its_own_queue_and_no_other_while_its_broker_is_away(pair, caplog):
+def test_environment_reads_only_its_queue_while_broker_is_away(pair, caplog):
     (topic,) = names(1, "orders")
     pair.create_topic(topic, 2)
     a, b = (MessageQueue(topic, f"broker-{name}", 0) for name in "ab")
@@ -49,9 +49,7 @@ def test_an_environment_reads_its_own_queue_and_no_other_while_its_broker_is_awa
 
 
 @pytest.mark.parametrize("spooled", [False, True])
-def test_a_task_sends_to_the_queue_that_its_driver_counted_although_a_broker_left_the_route(
-    pair, tmp_path, monkeypatch, spooled
-):
+def test_task_sends_to_queue_of_driver_despite_lost_broker(pair, tmp_path, monkeypatch, spooled):
     (topic,) = names(1, "orders")
     pair.create_topic(topic, 2)
     more = {"onSendFailure": "spool", "spoolDir": str(tmp_path), "sendTimeout": "1s"} if spooled else {}
@@ -75,7 +73,7 @@ def test_a_task_sends_to_the_queue_that_its_driver_counted_although_a_broker_lef
 
 
 @pytest.mark.parametrize("number", [1, 4])
-def test_what_a_producer_spooled_goes_to_the_queue_that_it_counted_also_after_a_restart(pair, tmp_path, number):
+def test_spooled_messages_keep_their_queue_after_restart(pair, tmp_path, number):
     """With a broker fewer the first number is another environment's queue, and the fourth none, which refuses for good."""
     (topic,) = names(1, "orders")
     pair.create_topic(topic, 2)

@@ -36,7 +36,7 @@ def many(rocketmq, make_topic) -> tuple[str, int]:
     return topic, count
 
 
-def test_old_connector_a_filter_without_any_match_finishes_and_moves_on(rocketmq, many, lost_lines):
+def test_filter_without_match_finishes_batch_and_moves_on(rocketmq, many, lost_lines):
     topic, count = many
     for chosen in ({"sql": "n = 2"}, {"tags": "rare"}):
         run = Run(rocketmq, subscribe=topic, startingOffsets="earliest", **chosen)
@@ -67,7 +67,7 @@ def test_batch_consume_queues_hold_several_messages_per_entry(rocketmq, make_top
 
 
 @pytest.mark.parametrize("batch", [7, 2500])
-def test_what_javas_batches_hold_is_read_once_wherever_a_read_begins(rocketmq, make_topic, lost_lines, batch):
+def test_java_batches_are_read_once_from_any_starting_offset(rocketmq, make_topic, lost_lines, batch):
     """Java's own ids are the witness; limits and starting offsets lie in the middle of batches."""
     topic = make_topic(queues=2, attributes={"queue.type": "BatchCQ"})
     sent = Counter(
@@ -127,7 +127,7 @@ COMPACTION = {
 }
 
 
-def test_compaction_removes_older_messages_of_a_key_and_that_is_no_loss(make_cluster, lost_lines):
+def test_compaction_of_older_messages_is_no_data_loss(make_cluster, lost_lines):
     mq = make_cluster(COMPACTION)
     mq.create_topic("table", 1, attributes={"cleanup.policy": "COMPACTION"})
     count = 600
@@ -183,7 +183,7 @@ def holed():
 
 
 @pytest.mark.parametrize("batch", [False, True])
-def test_a_file_of_the_log_that_is_gone_is_a_loss_although_the_broker_answers_found(batch, holed, lost_lines):
+def test_missing_log_file_is_data_loss_despite_found_answer(batch, holed, lost_lines):
     """Index and minimum know nothing of it: the broker skips its messages and goes on behind them."""
     topic = HOLED[batch]
     mq, before, lost = holed[0], holed[1][topic], holed[2][topic]
@@ -227,7 +227,7 @@ def lagging(mq: LocalBroker, topic: str) -> set[str]:
 
 
 @pytest.mark.parametrize("where", ["slave", "hint"])
-def test_a_slave_that_lacks_what_its_master_has_is_never_believed(where, make_cluster, lost_lines):
+def test_slave_that_lags_behind_master_is_never_trusted(where, make_cluster, lost_lines):
     """Asked for offsets that it does not have it answers "success, nothing there"."""
     mq = make_cluster({"mappedFileSizeCommitLog": 4 << 20, "maxMessageSize": 2 << 20}, slaves=1)
     sent = lagging(mq, "orders")

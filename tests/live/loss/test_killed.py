@@ -54,7 +54,7 @@ def test_a_batch_that_waits_for_a_dead_broker_names_it(pair, topic, caplog, filt
     assert Counter(bodies(rows(run.reader, tasks))) == Counter(sent)
 
 
-def test_a_batch_that_is_planned_after_its_death_reads_the_others(pair, topic):
+def test_batch_planned_after_broker_death_reads_other_brokers(pair, topic):
     run = Run(pair, subscribe=topic, startingOffsets="earliest", maxOffsetsPerTrigger=4, **SHORT)
     a, b = (MessageQueue(topic, f"broker-{name}", 0) for name in "ab")
     sent = feed(pair, topic, 40)

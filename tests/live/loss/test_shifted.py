@@ -38,7 +38,7 @@ def passed(mq: LocalBroker, sender: ports.Sender, queue: MessageQueue) -> bool:
 
 
 @pytest.mark.parametrize("filtered", [{}, {"tags": "a"}])
-def test_no_message_at_the_end_of_a_part_is_left_out_or_read_twice(make_cluster, lost_lines, filtered, monkeypatch):
+def test_no_message_at_end_of_part_is_skipped_or_read_twice(make_cluster, lost_lines, filtered, monkeypatch):
     """The broker looks through more than the part for a filter, and sends what it finds there."""
     mq, (topic, probes) = make_cluster(), names(2, "shifted")
     for one in (topic, probes):

@@ -156,7 +156,7 @@ def test_an_empty_queue_whose_messages_all_expired_is_no_loss(forgetful, forget,
     assert lost_lines() == []
 
 
-def test_what_a_compaction_topic_keeps_is_read_although_its_log_is_gone(forgetful, forget, lost_lines):
+def test_compacted_messages_are_read_after_their_log_is_gone(forgetful, forget, lost_lines):
     """Statistics tell where its log begins; the last message of each key lies before that, and a pull finds it."""
     (table,) = names(1, "table")
     forgetful.create_topic(table, 1, attributes={"cleanup.policy": "COMPACTION"})

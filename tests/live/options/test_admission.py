@@ -23,7 +23,7 @@ def sizes(run: Run) -> list[int]:
     return found
 
 
-def test_max_offsets_per_trigger__caps_a_batch_in_proportion_and_nothing_starves(rocketmq, make_topic):
+def test_max_offsets_per_trigger__caps_batch_and_starves_none(rocketmq, make_topic):
     topic = make_topic(queues=3)
     feed(rocketmq, topic, 90, queues=[0])
     feed(rocketmq, topic, 9, queues=[1])
@@ -36,7 +36,7 @@ def test_max_offsets_per_trigger__caps_a_batch_in_proportion_and_nothing_starves
     assert len(run.read) == 100
 
 
-def test_max_offsets_per_trigger__is_what_spark_s_limits_override(rocketmq, topic):
+def test_max_offsets_per_trigger__yields_to_spark_limits(rocketmq, topic):
     everything = feed(rocketmq, topic, 64)
     run = Run(rocketmq, subscribe=topic, startingOffsets="earliest", maxOffsetsPerTrigger=8)
     assert run.limit == ReadMaxRows(8)
@@ -46,7 +46,7 @@ def test_max_offsets_per_trigger__is_what_spark_s_limits_override(rocketmq, topi
     assert Counter(run.read) == Counter(everything)
 
 
-def test_max_offsets_per_trigger__and_available_now_end_where_the_queues_ended(rocketmq, topic):
+def test_max_offsets_per_trigger__keeps_end_of_available_now(rocketmq, topic):
     everything = feed(rocketmq, topic, 40)
     run = Run(rocketmq, available_now=True, subscribe=topic, startingOffsets="earliest", maxOffsetsPerTrigger=16)
     feed(rocketmq, topic, 8)
@@ -66,7 +66,7 @@ def test_min_offsets_per_trigger__waits_until_so_many_are_there(rocketmq, topic)
     assert len(run.read) == 24
 
 
-def test_min_offsets_per_trigger__the_first_batch_of_a_run_waits_for_nothing(rocketmq, topic):
+def test_min_offsets_per_trigger__first_batch_waits_for_nothing(rocketmq, topic):
     """Else a query that is started anew more often than `maxTriggerDelay` would never read a quiet topic."""
     given = {"subscribe": topic, "startingOffsets": "earliest", "minOffsetsPerTrigger": 20}
     sent = feed(rocketmq, topic, 16)
@@ -80,7 +80,7 @@ def test_min_offsets_per_trigger__the_first_batch_of_a_run_waits_for_nothing(roc
     assert Counter(again.read) == Counter(late)
 
 
-def test_min_offsets_per_trigger__does_not_hold_back_available_now(rocketmq, topic):
+def test_min_offsets_per_trigger__does_not_delay_available_now(rocketmq, topic):
     everything = feed(rocketmq, topic, 4)
     run = Run(rocketmq, available_now=True, subscribe=topic, startingOffsets="earliest", minOffsetsPerTrigger=20)
     run.batch()
@@ -111,7 +111,7 @@ def test_max_bytes_per_trigger__estimates_by_samples(rocketmq, make_topic):
     assert all(40 <= size <= 64 for size in found[:-1])
 
 
-def test_max_bytes_per_trigger__counts_the_messages_of_a_batch_that_is_stored_as_one(rocketmq, make_topic):
+def test_max_bytes_per_trigger__counts_messages_of_stored_batch(rocketmq, make_topic):
     topic = make_topic(queues=1, batch=True)
     for _ in range(4):
         post(rocketmq, [Message(topic, f"{name:<1000}".encode()) for name in names(100)])

@@ -86,7 +86,7 @@ def test_property_columns__have_types_and_a_bad_value_is_null(rocketmq, make_top
     assert found[1:] == [empty, empty]
 
 
-def test_property_columns__stand_after_the_others_and_names_are_exact(rocketmq, rich):
+def test_property_columns__come_last_with_case_sensitive_names(rocketmq, rich):
     (row,) = read(rocketmq, subscribe=rich, propertyColumns={"amount": "bigint", "Region": "string"})
     assert list(row) == [*BASIC_NAMES, "amount", "Region"]
     assert (row["amount"], row["Region"]) == (17, None)

@@ -77,7 +77,7 @@ def test_address_map__leads_to_the_reachable_address(rocketmq, topic, make_tap, 
         read(rocketmq, subscribe=topic, addressMap={advertised: nobody}, numRetries=0)
 
 
-def test_connect_timeout__ends_the_wait_for_a_port_that_does_not_answer(black_hole):
+def test_connect_timeout__ends_wait_for_unresponsive_port(black_hole):
     for wait_s in (0.2, 3.5):  # the second is longer than the default
         started = time.monotonic()
         with pytest.raises(RocketMQError, match="connect"):

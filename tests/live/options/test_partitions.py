@@ -45,7 +45,7 @@ def shares(mq: LocalBroker, topic: str, strategy: str, count: int, **config) -> 
 
 
 @pytest.mark.parametrize("strategy", ["averagely", "averagelyByCircle", "consistentHash"])
-def test_allocation_strategy__is_the_map_from_queues_to_partitions(rooms, strategy):
+def test_allocation_strategy__maps_queues_to_partitions(rooms, strategy):
     tasks = plan(rooms, subscribe="orders", allocationStrategy=strategy, numPartitions=3)
     assert queues(tasks) == shares(rooms, "orders", strategy, 3)
     found = read(rooms, subscribe="orders", allocationStrategy=strategy, numPartitions=3)
@@ -70,7 +70,7 @@ def only_even(consumer, queues, consumers):
     return [q for q in queues if q.queue_id % 2 == 0] if consumer == consumers[0] else []
 
 
-def test_allocation_strategy__may_be_a_callable_and_what_it_leaves_out_is_named(rooms, caplog):
+def test_allocation_strategy__callable_logs_omitted_queues(rooms, caplog):
     name = f"{__name__}:only_even"
     tasks = plan(rooms, subscribe="orders", allocationStrategy=name, numPartitions=2)
     assert [{q.queue_id for q in task} for task in queues(tasks)] == [{0, 2}]
@@ -107,7 +107,7 @@ def test_machine_rooms__reads_the_queues_of_these_rooms(rooms, caplog):
     assert Counter(bodies(both)) == Counter(set().union(*rooms.bodies.values()))
 
 
-def test_partition_rooms__put_queues_to_the_partitions_of_their_room(rooms):
+def test_partition_rooms__assign_queues_to_partitions_of_room(rooms):
     nearby = {"allocationStrategy": "machineRoomNearby", "numPartitions": 2}
     first, second = rooms.brokers
     tasks = plan(rooms, subscribe="orders", partitionRooms="room2,room1", **nearby)
@@ -164,7 +164,7 @@ def test_environment__reads_the_queues_of_one_environment(rocketmq, make_topic):
     assert Counter(bodies(as_strategy)) == Counter(there[2])
 
 
-def test_environments__say_how_many_there_are_or_list_their_queues(rocketmq, make_topic):
+def test_environments__are_counted_or_listed_with_their_queues(rocketmq, make_topic):
     topic = make_topic(queues=4)
     there = {queue: set(feed(rocketmq, topic, 2, queues=[queue])) for queue in range(4)}
     assert Counter(bodies(read(rocketmq, subscribe=topic, environment=2, environments=2))) == Counter(
@@ -182,7 +182,7 @@ def test_environments__say_how_many_there_are_or_list_their_queues(rocketmq, mak
         read(rocketmq, subscribe=topic, environments=2)
 
 
-def test_predicate_pushdown__tags_of_a_batch_topic_do_not_reach_the_broker(rocketmq, make_topic, monkeypatch):
+def test_predicate_pushdown__keeps_batch_topic_tags_from_broker(rocketmq, make_topic, monkeypatch):
     """Its index has the tags of the batch, which here are those of nobody."""
     monkeypatch.setattr(batch_reader_module, "pushdown_enabled", lambda: True)
     ordinary, batched = make_topic(queues=1), make_topic(queues=1, attributes={"queue.type": "BatchCQ"})
@@ -208,7 +208,7 @@ def test_predicate_pushdown__is_off_unless_asked_for(rocketmq, filled, monkeypat
     assert 10 <= only.end < 100
 
 
-def test_environment_mode__suffix_reads_topics_of_the_environment_by_the_users_names(rocketmq, make_topic):
+def test_environment_mode__suffix_reads_topics_by_users_names(rocketmq, make_topic):
     plain, in_suffix = make_topic(queues=2), {"environment": "dev1", "environmentMode": "suffix"}
     for name in (f"{plain}_dev1", f"{plain}_dev2"):
         rocketmq.create_topic(name, 2)

@@ -61,7 +61,7 @@ def got(rocketmq: LocalBroker, story: Story) -> Callable[..., set[str]]:
     return lambda **options: set(bodies(read(rocketmq, subscribe=story.topic, **options)))
 
 
-def test_starting_offsets__a_batch_starts_at_the_earliest_and_refuses_the_latest(got, story):
+def test_starting_offsets__batch_takes_earliest_not_latest(got, story):
     assert got() == got(startingOffsets="earliest") == story.everything
     for wrong in ("latest", story.by_queue(q0=-1, q1=0)):
         with pytest.raises(OptionError, match="startingOffsets"):
@@ -132,7 +132,7 @@ def test_starting_offsets__committed(rocketmq, got, story):
     assert got(startingOffsets="committed", group=group) == {*story.late[0]}
 
 
-def test_committed_fallback__is_an_error_the_earliest_or_the_latest(rocketmq, got, story):
+def test_committed_fallback__is_error_earliest_or_latest(rocketmq, got, story):
     group = f"g-{story.topic}"
     commit(rocketmq, group, {MessageQueue(story.topic, BROKER, 0): 5})
     asked = {"startingOffsets": "committed", "group": group}
@@ -180,7 +180,7 @@ def test_starting_timestamp__of_a_stream(rocketmq, story):
     assert Counter(run.read) == Counter(story.all_late)
 
 
-def test_starting_offsets_by_timestamp__for_each_queue_and_before_offsets(got, story):
+def test_starting_offsets_by_timestamp__overrides_offsets(got, story):
     mixed = story.by_queue(q0=story.cut, q1=0)
     expected = {*story.late[0], *story.early[1], *story.late[1]}
     assert got(startingOffsetsByTimestamp=mixed) == expected
@@ -189,7 +189,7 @@ def test_starting_offsets_by_timestamp__for_each_queue_and_before_offsets(got, s
         got(startingOffsetsByTimestamp=story.by_queue(q1=0))
 
 
-def test_starting_offsets_by_timestamp_strategy__when_no_message_is_that_young(rocketmq, got, story):
+def test_starting_offsets_by_timestamp_strategy__for_future_time(rocketmq, got, story):
     future = story.cut + 10**9
     for option in ({"startingTimestamp": future}, {"startingOffsetsByTimestamp": story.by_queue(q0=0, q1=future)}):
         with pytest.raises(OffsetError, match=f"{story.topic}/{BROKER}/1"):

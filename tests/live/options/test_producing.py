@@ -65,9 +65,7 @@ def test_group__names_the_producer_in_every_send(scripted: MockBroker, made: Mak
     assert [command.ext["a"] for command in scripted.seen(Request.SEND_MESSAGE_V2)] == ["g_shop"]
 
 
-def test_environment__confines_a_producer_and_environments_are_counted(
-    rocketmq: LocalBroker, topic: str, made: Make
-) -> None:
+def test_environment__and_environments_confine_producer(rocketmq: LocalBroker, topic: str, made: Make) -> None:
     for options, queues in (({"environment": "2", "environments": "4"}, {1, 5}), ({"environment": "1"}, {0})):
         producer, sender = made(rocketmq.name_server, **options)
         for _ in range(8):
@@ -103,7 +101,7 @@ def test_max_message_size__refuses_before_anything_is_sent(scripted: MockBroker,
     ],
     ids=["on", "no duration", "higher latency", "off"],
 )
-def test_send_latency_fault__and_latency_max_and_not_available_duration_are_when_and_how_long(
+def test_send_latency_fault__and_latency_max_avoid_slow_broker(
     scripted: MockBroker, made: Make, monkeypatch: pytest.MonkeyPatch, option: dict[str, str], spared: bool
 ) -> None:
     """One that takes 50 ms, with another beside it that takes none, by a clock that stands still but for that."""
@@ -150,7 +148,7 @@ def test_batch_max_bytes__bounds_a_batch(scripted: MockBroker, made: Make) -> No
     assert largest[200] <= 5 < largest[2000] <= 41
 
 
-def test_batch_max_delay__is_how_long_a_message_waits_for_company(scripted: MockBroker, made: Make) -> None:
+def test_batch_max_delay__is_how_long_message_waits_for_batch(scripted: MockBroker, made: Make) -> None:
     for wait_ms in (50, 800):
         producer, _ = made(scripted.address, group=f"g_{wait_ms}", autoBatch="true", batchMaxDelay=f"{wait_ms}ms")
         started = time.monotonic()
@@ -159,7 +157,7 @@ def test_batch_max_delay__is_how_long_a_message_waits_for_company(scripted: Mock
         producer.close()
 
 
-def test_total_batch_max_bytes__is_the_most_that_waits_for_company(scripted: MockBroker, made: Make) -> None:
+def test_total_batch_max_bytes__bounds_messages_held_in_batch(scripted: MockBroker, made: Make) -> None:
     """What is beyond it goes alone and at once."""
     alone = {}
     for total in ("100", "1m"):
@@ -175,7 +173,7 @@ def test_total_batch_max_bytes__is_the_most_that_waits_for_company(scripted: Moc
 
 
 @pytest.mark.parametrize(("name", "flag"), [("zlib", SysFlag.ZLIB), ("lz4", SysFlag.LZ4), ("zstd", SysFlag.ZSTD)])
-def test_compression__and_compress_above_are_how_and_from_where_on(
+def test_compression__and_compress_above_set_codec_and_threshold(
     made: Make, scripted: MockBroker, name: str, flag: SysFlag
 ) -> None:
     producer, sender = made(scripted.address, compression=name, compressAbove=1000)
@@ -196,7 +194,7 @@ def test_compression__none_leaves_bodies_as_they_are(made: Make, scripted: MockB
 
 
 @pytest.mark.parametrize(("given", "attempts"), [({}, 1), ({"requireStoreOk": "ok"}, 3)])
-def test_require_store_ok__asks_again_when_a_message_is_stored_less_safely(
+def test_require_store_ok__resends_less_safely_stored_message(
     scripted: MockBroker, made: Make, given: dict[str, str], attempts: int
 ) -> None:
     """And says so when it stays that way, as Java's producer does."""
@@ -206,7 +204,7 @@ def test_require_store_ok__asks_again_when_a_message_is_stored_less_safely(
     assert len(sender.sends) == attempts
 
 
-def test_confirm_ambiguous__and_exactly_once_settle_look_what_is_stored_before_a_message_is_sent_again(
+def test_confirm_ambiguous__and_exactly_once_settle_check_stored(
     scripted: MockBroker, made: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first connection breaks instead of an answer, and the queue is as empty as before."""
@@ -233,7 +231,7 @@ def test_confirm_ambiguous__and_exactly_once_settle_look_what_is_stored_before_a
     assert list(dict.fromkeys(settles)) == [2.1, 4.1], "for as long as a request may still arrive"
 
 
-def test_long_delay__sends_what_timers_do_not_serve_as_an_envelope(scripted: MockBroker, made: Make) -> None:
+def test_long_delay__sends_envelope_where_timers_do_not_serve(scripted: MockBroker, made: Make) -> None:
     ten_days = 10 * 24 * 3600
     plain, sent = made(scripted.address)
     plain.send(Message("t", b"x"), delay=ten_days)
@@ -249,7 +247,7 @@ def test_long_delay__sends_what_timers_do_not_serve_as_an_envelope(scripted: Moc
 
 
 @pytest.mark.parametrize(("sync", "syncs"), [("always", 1), ("batch", 1), ("never", 0)])
-def test_on_send_failure__and_spool_dir_and_spool_sync_and_spool_max_bytes_keep_what_fails(
+def test_on_send_failure__and_spool_dir_and_spool_sync_keep_send(
     scripted: MockBroker, made: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sync: str, syncs: int
 ) -> None:
     scripted.on(Request.SEND_MESSAGE_V2, refuse(Response.SYSTEM_BUSY, "busy"))

@@ -68,7 +68,7 @@ def test_max_bytes_in_flight__bounds_what_is_under_way(in_flight):
     assert in_flight().messages > 64
 
 
-def test_read_deadline__ends_the_wait_for_a_broker_that_gives_nothing(rocketmq, topic, make_proxy):
+def test_read_deadline__ends_wait_for_silent_broker(rocketmq, topic, make_proxy):
     feed(rocketmq, topic, 8)
     address = rocketmq.address("broker-a")
     proxy = make_proxy(address)
@@ -83,7 +83,7 @@ def test_read_deadline__ends_the_wait_for_a_broker_that_gives_nothing(rocketmq, 
     assert len(rows(reader, partitions)) == 8
 
 
-def test_read_from__the_master_a_slave_or_what_the_broker_suggests(slaved, monkeypatch):
+def test_read_from__chooses_master_slave_or_brokers_suggestion(slaved, monkeypatch):
     slaved.create_topic("replicated", 4)
     sent = set(feed(slaved, "replicated", 40))
     master, slave = slaved.address("broker-a"), slaved.address("broker-a-slave-1")

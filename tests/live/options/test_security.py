@@ -67,7 +67,7 @@ def test_access_key__of_a_reader_needs_sub_and_get_and_the_group(secured, locked
 
 
 @pytest.mark.parametrize(("grants", "entries"), [("Pub", 30), ("Pub,Get", 1)])
-def test_access_key__of_a_writer_needs_get_to_have_batches_stored_whole(secured, monkeypatch, grants, entries):
+def test_access_key__of_writer_needs_get_to_store_batches_whole(secured, monkeypatch, grants, entries):
     """Who may not ask what kind a topic is writes to it all the same; a batch that is one message lies in one place."""
     (topic,) = names(1, "whole")
     secured.admin.create_topic(topic, 1, attributes=batch_attributes())
@@ -80,7 +80,7 @@ def test_access_key__of_a_writer_needs_get_to_have_batches_stored_whole(secured,
 
 
 @pytest.mark.parametrize(("grants", "allowed"), [("Create,Get", True), ("Create", False), ("Get", False)])
-def test_access_key__of_who_changes_the_number_of_queues_needs_create_and_get(secured, locked, grants, allowed):
+def test_access_key__needs_create_and_get_to_change_queue_count(secured, locked, grants, allowed):
     topic, _ = locked
     user = secured.user(f"resizer-{topic}-{grants.replace(',', '-')}", (f"Topic:{topic}", grants))
     admin = session.client(sink_options(secured.mq.name_server, **user)).admin
@@ -89,7 +89,7 @@ def test_access_key__of_who_changes_the_number_of_queues_needs_create_and_get(se
     assert len(secured.admin.describe_topic(topic)) == (3 if allowed else 2)
 
 
-def test_group__that_may_not_be_created_is_an_error_that_says_how(secured, locked, monkeypatch):
+def test_group__that_may_not_be_created_raises_error_with_help(secured, locked, monkeypatch):
     topic, _ = locked
     group = f"unknown-{topic}"
     least = secured.user(f"groupless-{topic}", (f"Topic:{topic}", "Sub,Get"), (f"Group:{group}", "Sub"))
@@ -137,7 +137,7 @@ def provided_wrongly() -> dict[str, str]:
     return {"accessKey": "admin", "secretKey": "guess"}
 
 
-def test_credentials_provider__is_called_where_a_connection_is_made(secured, locked):
+def test_credentials_provider__is_called_on_connecting(secured, locked):
     topic, sent = locked
     assert Counter(bodies(read(secured.mq, subscribe=topic, credentialsProvider=f"{__name__}:provided"))) == Counter(
         sent
@@ -211,7 +211,7 @@ def test_tls_key_password__opens_the_key(encrypted, certs):
     assert "tlsKeyPassword" in failure(encrypted, mutual(certs, tlsKeyPassword="guess"))
 
 
-def test_tls_check_hostname__may_be_switched_off_for_the_name_alone(elsewhere, certs):
+def test_tls_check_hostname__disables_only_the_name_check(elsewhere, certs):
     (topic,) = names(1, "private")
     elsewhere.create_topic(topic, 1)
     sent = feed(elsewhere, topic, 3)

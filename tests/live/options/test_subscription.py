@@ -57,7 +57,7 @@ def test_topic_names__with_dots_are_those_with_underscores(rocketmq):
     assert Counter(bodies(Run(rocketmq, first.offset, subscribe=topic).batch())) == Counter(later)
 
 
-def test_subscribe__a_missing_topic_is_an_error_with_the_nearest_names(rocketmq, topic):
+def test_subscribe__missing_topic_error_lists_nearest_names(rocketmq, topic):
     with pytest.raises(RouteNotFound) as e:
         read(rocketmq, subscribe=topic + "x")
     assert e.value.topic == topic + "x"
@@ -106,7 +106,7 @@ def internal(mq: LocalBroker, name: str) -> None:
 
 
 @pytest.mark.parametrize("prefix", ["%RETRY%", "%DLQ%"])
-def test_include_internal__lets_a_pattern_match_retry_and_dead_letter_topics(rocketmq, make_topic, prefix):
+def test_include_internal__lets_pattern_match_internal_topics(rocketmq, make_topic, prefix):
     plain = make_topic(queues=1)
     special = f"{prefix}g-{plain}"
     internal(rocketmq, special)
@@ -155,7 +155,7 @@ def test_sql__filters_on_the_broker(rocketmq, topic):
     )
 
 
-def test_sql__that_is_invalid_is_refused_and_not_answered_with_everything(rocketmq, topic):
+def test_sql__that_is_invalid_is_refused(rocketmq, topic):
     numbered(rocketmq, topic, 5)
     with pytest.raises(OptionError, match="n >") as e:
         read(rocketmq, subscribe=topic, sql="n >")

@@ -146,7 +146,7 @@ def test_credentials_file__is_read_where_a_connection_is_made(secured, locked, t
     assert there(secured.mq, locked, write(secured.mq, locked, credentialsFile=tmp_path / "keys"), ADMIN)
 
 
-def test_credentials_provider__is_called_where_a_connection_is_made(secured, locked, write):
+def test_credentials_provider__is_called_on_connecting(secured, locked, write):
     where = "tests.live.options.test_security"
     wrong = {"credentialsProvider": f"{where}:provided_wrongly"}
     assert "check signature failed" in denied(write, secured.mq, locked, **wrong)
@@ -208,7 +208,7 @@ def test_tls_key_password__opens_the_key(encrypted, certs, write):
     assert "tlsKeyPassword" in failure(write, encrypted, over_tls(certs, tlsKeyPassword="guess"))
 
 
-def test_tls_check_hostname__may_be_switched_off_for_the_name_alone(elsewhere, certs, write):
+def test_tls_check_hostname__disables_only_the_name_check(elsewhere, certs, write):
     (topic,) = names(1, "private")
     elsewhere.create_topic(topic, 1)
     trusting = {"tls": True, "tlsCaFile": certs.ca, "numRetries": 0, "sendTimeout": "1m"}
@@ -231,7 +231,7 @@ def test_namespace__is_prefixed_to_topics_and_groups(rocketmq, make_topic, make_
     assert fields["a"]
 
 
-def test_environment_mode__suffix_writes_to_topics_of_the_environment(rocketmq, make_topic, make_tap, write):
+def test_environment_mode__suffix_writes_to_environments_topics(rocketmq, make_topic, make_tap, write):
     plain = make_topic(queues=2)
     rocketmq.create_topic(f"{plain}_dev1", 2)
     address = rocketmq.address("broker-a")
@@ -250,7 +250,7 @@ def test_transport__is_remoting_and_grpc_is_refused(rocketmq, topic, write):
     assert there(rocketmq, topic, write(rocketmq, topic, transport="Remoting"))
 
 
-def test_connect_timeout__ends_the_wait_for_a_port_that_does_not_answer(black_hole, write):
+def test_connect_timeout__ends_wait_for_unresponsive_port(black_hole, write):
     for wait_s in (0.2, 1.5):
         started = time.monotonic()
         with pytest.raises(RocketMQError, match="connect"):
@@ -273,7 +273,7 @@ def asked_for(rocketmq: LocalBroker, tap: Tap, **options: object) -> int:
     return tap.data.count(unknown.encode())
 
 
-def test_num_retries__is_how_often_an_unknown_topic_is_asked_for_again(rocketmq, make_tap):
+def test_num_retries__is_how_often_unknown_topic_is_requested(rocketmq, make_tap):
     once, often = (
         asked_for(rocketmq, make_tap(rocketmq.name_server), numRetries=retries, retryInterval="10ms")
         for retries in (1, 6)

@@ -30,14 +30,14 @@ def run(*args: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("warm", ["", "warm"])
-def test_11_20_what_waits_for_company_is_sent_at_exit(rocketmq: LocalBroker, topic: str, warm: str) -> None:
+def test_what_waits_for_company_is_sent_at_exit(rocketmq: LocalBroker, topic: str, warm: str) -> None:
     done = run(rocketmq.name_server, topic, "20s", warm)
     assert (done.returncode, done.stdout, done.stderr) == (0, "end\n", "")
     wanted = [*numbered(100), *(["first"] if warm else [])]
     assert sorted(bodies(stored(rocketmq, topic, len(wanted)))) == sorted(wanted)
 
 
-def test_11_20_what_cannot_be_sent_at_exit_is_named() -> None:
+def test_what_cannot_be_sent_at_exit_is_named() -> None:
     done = run("127.0.0.1:1", "t", "3s", "")
     assert (done.returncode, done.stdout) == (0, "end\n")
     assert "the producer of group 'g_exit' was not closed, and 100 messages are not acknowledged: " in done.stderr

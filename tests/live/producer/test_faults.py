@@ -115,15 +115,13 @@ def with_one_slow(
     return sender, slow
 
 
-def test_0_16_a_broker_that_was_slow_gets_nothing_for_two_seconds(pair: LocalBroker, topic: str, frozen: Any) -> None:
+def test_broker_that_was_slow_gets_nothing_for_two_seconds(pair: LocalBroker, topic: str, frozen: Any) -> None:
     sender, slow = with_one_slow(pair, topic, frozen, 0.8)
     assert slow == {"broker-a"}
     assert gap_after_first(sender, "broker-a") > 2.4
 
 
-def test_0_14_and_0_20_a_broker_that_fails_is_left_within_the_call_and_tried_again_later(
-    pair: LocalBroker, topic: str, frozen: Any
-) -> None:
+def test_failing_broker_is_left_during_call_and_retried_later(pair: LocalBroker, topic: str, frozen: Any) -> None:
     sender, slow = with_one_slow(
         pair, topic, frozen, 1.5, fault_tables=QUICK, attempt_timeout_s=0.5, send_timeout_s=30.0
     )
@@ -134,9 +132,7 @@ def test_0_14_and_0_20_a_broker_that_fails_is_left_within_the_call_and_tried_aga
     assert gap_after_first(sender, "broker-a") > 2.4
 
 
-def test_0_2_without_fault_mode_the_frozen_broker_is_asked_again_and_again(
-    pair: LocalBroker, topic: str, frozen: Any
-) -> None:
+def test_frozen_broker_is_retried_without_fault_mode(pair: LocalBroker, topic: str, frozen: Any) -> None:
     """Tried a second time when it is its turn, while it still answers nothing: the retry of a message passes all its queues."""
     producer, _ = recorded(pair.name_server, attempt_timeout_s=2.0, send_timeout_s=60.0)
     silent: list[str] = []
@@ -157,7 +153,7 @@ def counts(mq: LocalBroker, topic: str) -> set[int]:
     return {bounds.max_offset for bounds in mq.admin.describe_topic(topic).values()}
 
 
-def test_1_5_queues_of_both_brokers_take_turns(pair: LocalBroker, topic: str) -> None:
+def test_queues_of_both_brokers_take_turns(pair: LocalBroker, topic: str) -> None:
     producer, sender = recorded(pair.name_server)
     with producer:
         for _ in range(80):
@@ -166,7 +162,7 @@ def test_1_5_queues_of_both_brokers_take_turns(pair: LocalBroker, topic: str) ->
     assert counts(pair, topic) == {10}
 
 
-def test_1_3_queues_that_are_added_are_used_after_the_next_refresh(pair: LocalBroker, topic: str) -> None:
+def test_queues_that_are_added_are_used_after_the_next_refresh(pair: LocalBroker, topic: str) -> None:
     producer, _ = recorded(pair.name_server, route_refresh_s=0.5)
     with producer:
         send_for(producer, topic, 0.3)
@@ -175,7 +171,7 @@ def test_1_3_queues_that_are_added_are_used_after_the_next_refresh(pair: LocalBr
         assert len(pair.admin.describe_topic(topic)) == 14
 
 
-def test_1_4_and_0_23_a_killed_broker_leaves_route_and_table_and_comes_back(pair: LocalBroker, topic: str) -> None:
+def test_killed_broker_leaves_route_and_fault_table_and_returns(pair: LocalBroker, topic: str) -> None:
     producer, sender = recorded(pair.name_server, send_latency_fault=True, route_refresh_s=0.5)
     with producer:
         send_until(
@@ -238,7 +234,7 @@ def test_automatic_batches_survive_a_killed_broker(pair: LocalBroker, topic: str
     assert not {body: times for body, times in found.items() if times > 1 + failed[body]}
 
 
-def test_11_14_a_route_that_a_name_server_lost_is_not_taken_from_the_template(make_cluster: Any) -> None:
+def test_route_lost_by_name_server_is_not_taken_from_template(make_cluster: Any) -> None:
     """As after its restart: the template is registered again, the topic is not yet."""
     mq = make_cluster({"autoCreateTopicEnable": True}, brokers=2)
     mq.admin.create_topic("kept", queues=2, brokers=["broker-a"])

@@ -124,7 +124,7 @@ class Shop:
 
 
 @pytest.mark.parametrize("dies", [False, pytest.param(True, marks=soak)], ids=["", "the broker is killed"])
-def test_over_grpc_all_that_was_committed_is_delivered_and_nothing_else(counting: LocalBroker, dies: bool) -> None:
+def test_grpc_delivers_all_committed_messages_and_nothing_else(counting: LocalBroker, dies: bool) -> None:
     """Some more than once, as the page says: a Proxy does not prove that the broker has a commit."""
     shop = Shop(new_topic(counting, "TRANSACTION", 4))
     options = {"transport": "grpc", "proxy_endpoint": counting.proxy_grpc, "send_timeout": 30_000}
@@ -139,7 +139,7 @@ def test_over_grpc_all_that_was_committed_is_delivered_and_nothing_else(counting
     print(f"{THROUGH_PROXY} over gRPC, {KILLS * dies} kills: {len(shop.saved)} saved, {again} delivered again")
 
 
-def test_over_grpc_what_killed_producers_left_is_decided_by_the_next_one(counting: LocalBroker, tmp_path: Path) -> None:
+def test_next_grpc_producer_decides_half_messages_of_killed_one(counting: LocalBroker, tmp_path: Path) -> None:
     """The Proxy asks those that sent a half message to the topic, so the next producer sends one first."""
     topic = new_topic(counting, "TRANSACTION", 2)
     options = {"transport": "grpc", "proxy_endpoint": counting.proxy_grpc, "send_timeout": 30_000}
@@ -169,7 +169,7 @@ def test_over_grpc_what_killed_producers_left_is_decided_by_the_next_one(countin
     print(f"{max(asked.values())} times at most, {found.total() - len(found)} delivered again")
 
 
-def test_while_the_broker_is_killed_all_that_was_committed_is_delivered_and_nothing_else(counting: LocalBroker) -> None:
+def test_killed_broker_loses_no_commit_and_delivers_nothing_else(counting: LocalBroker) -> None:
     """Some more than once, as the page says: where the answer to a commit is lost, or a commit has not been noted."""
     counting.create_topic("killed", 4)
     shop = Shop("killed")

@@ -96,7 +96,7 @@ class Shop:
         return "COMMIT" if kind in DELIVERED else "ROLLBACK"
 
 
-def test_of_many_transactions_of_several_threads_the_committed_ones_are_delivered_once(
+def test_committed_transactions_of_many_threads_deliver_once(
     asking_often: LocalBroker,
 ) -> None:
     asking_often.create_topic("many", 4)
@@ -132,9 +132,7 @@ def test_of_many_transactions_of_several_threads_the_committed_ones_are_delivere
     )
 
 
-def test_what_killed_producers_left_is_delivered_as_the_function_says(
-    asking_often: LocalBroker, tmp_path: Path
-) -> None:
+def test_half_messages_of_killed_producers_follow_check_function(asking_often: LocalBroker, tmp_path: Path) -> None:
     topic, options = "killed", {"name_server": asking_often.name_server}
     asking_often.create_topic(topic, 2)
     rng = random.Random()

@@ -66,7 +66,7 @@ def test_java_answers(members: Members) -> None:
         assert Counter(bodies) == Counter(str(i) for i in range(20))
 
 
-def test_who_does_not_wait_any_more_gets_nothing_and_the_replier_hears_it(rocketmq: LocalBroker, topic: str) -> None:
+def test_late_reply_is_dropped_and_replier_gets_error(rocketmq: LocalBroker, topic: str) -> None:
     """A request without a reply was stored, and a reply without a requester is an error of its listener's."""
     with (
         Producer(rocketmq.name_server, "askers") as producer,
@@ -93,7 +93,7 @@ def test_the_page_s_program_prints_what_it_says(rocketmq: LocalBroker, capsys: p
     assert capsys.readouterr().out.splitlines()[-1] == "b'42 for apples'"
 
 
-def test_another_producer_of_the_program_that_closes_costs_no_reply(rocketmq: LocalBroker, topic: str) -> None:
+def test_closing_another_producer_costs_no_reply(rocketmq: LocalBroker, topic: str) -> None:
     """They share a connection, which a broker forgets with the first group that leaves it."""
     with replier(rocketmq, topic), Producer(rocketmq.name_server, "askers") as producer:
         assert producer.request(Message(topic, b"1"), timeout_s=60).body == b"ours:1"

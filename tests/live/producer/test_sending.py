@@ -46,7 +46,7 @@ def producers(rocketmq: LocalBroker) -> Iterator[Callable[..., tuple[BaseProduce
         producer.close()
 
 
-def test_0_1_queue_selector_and_default_arrive_where_they_should(
+def test_queue_selector_and_default_arrive_where_they_should(
     rocketmq: LocalBroker, rocketmq_topic: str, producers: Any
 ) -> None:
     producer, _ = producers()
@@ -60,7 +60,7 @@ def test_0_1_queue_selector_and_default_arrive_where_they_should(
 
 
 @pytest.mark.parametrize("mode", ["sync", "async", "oneway", "batch", "auto batch", "submit"])
-def test_11_15_a_queue_may_be_named_in_the_first_send_of_a_client(
+def test_queue_may_be_named_in_the_first_send_of_a_client(
     rocketmq: LocalBroker, rocketmq_topic: str, mode: str
 ) -> None:
     one = options.parse({"nameServer": rocketmq.name_server}).for_role("producer")
@@ -86,7 +86,7 @@ def test_11_15_a_queue_may_be_named_in_the_first_send_of_a_client(
     fresh.calls.pool.close()
 
 
-def test_0_15_eight_hundred_sends_of_one_thread_are_a_hundred_per_queue(
+def test_sends_of_one_thread_spread_evenly_over_queues(
     rocketmq: LocalBroker, rocketmq_topic: str, producers: Any
 ) -> None:
     producer, _ = producers()
@@ -95,7 +95,7 @@ def test_0_15_eight_hundred_sends_of_one_thread_are_a_hundred_per_queue(
     assert counts(rocketmq, rocketmq_topic, 800) == dict.fromkeys(range(8), 100)
 
 
-def test_0_12_random_is_uniform(rocketmq: LocalBroker, rocketmq_topic: str, producers: Any) -> None:
+def test_random_is_uniform(rocketmq: LocalBroker, rocketmq_topic: str, producers: Any) -> None:
     producer, _ = producers()
     sent = [producer.send_async(Message(rocketmq_topic, b"x"), selector="random") for _ in range(1000)]
     assert all(result.result(60).status is SendStatus.SEND_OK for result in sent)
@@ -103,7 +103,7 @@ def test_0_12_random_is_uniform(rocketmq: LocalBroker, rocketmq_topic: str, prod
     assert sum((found.get(i, 0) - 125) ** 2 / 125 for i in range(8)) < 29.9  # chi-square, 7 degrees, 0.01 %
 
 
-def test_0_10_hash_is_the_java_clients_queue_for_ten_thousand_strings(
+def test_hash_is_the_java_clients_queue_for_ten_thousand_strings(
     make_rocketmq_topic: Callable[..., str], producers: Any, java_peer: JavaPeer
 ) -> None:
     topic = make_rocketmq_topic(queues=7)
@@ -119,7 +119,7 @@ def test_0_10_hash_is_the_java_clients_queue_for_ten_thousand_strings(
     assert [result.result(60).queue.queue_id for result in ours] == java[-100:]
 
 
-def test_0_9_an_unknown_topic_and_an_absent_name_server_are_different(rocketmq: LocalBroker, producers: Any) -> None:
+def test_unknown_topic_and_absent_name_server_errors_differ(rocketmq: LocalBroker, producers: Any) -> None:
     producer, _ = producers(auto_create_topics=False)
     with pytest.raises(RouteNotFound, match="no-such-topic"):
         producer.send(Message("no-such-topic", b"x"))
@@ -143,7 +143,7 @@ def test_a_misspelt_topic_names_the_near_one(rocketmq: LocalBroker, topic: str, 
             send(Message(f"{topic}x", b"x"))
 
 
-def test_a_new_topic_is_created_by_its_first_message_where_brokers_do_that(
+def test_first_message_creates_topic_where_brokers_allow_it(
     make_cluster: Callable[..., LocalBroker],
 ) -> None:
     mq = make_cluster(conf={"autoCreateTopicEnable": True})
@@ -153,7 +153,7 @@ def test_a_new_topic_is_created_by_its_first_message_where_brokers_do_that(
     assert total(mq, "auto", 1) == 1
 
 
-def test_1_1_the_broker_knows_the_producers_group_and_language(
+def test_the_broker_knows_the_producers_group_and_language(
     rocketmq: LocalBroker, rocketmq_topic: str, producers: Any, java_peer: JavaPeer
 ) -> None:
     producer, _ = producers(group="g_heartbeat", heartbeat_s=0.5)
@@ -168,7 +168,7 @@ def test_1_1_the_broker_knows_the_producers_group_and_language(
     assert awaited(known) == [f"{producer.client_id} PYTHON"]
 
 
-def test_2_21_java_reads_everything_as_it_was_sent_without_any_broker_setting(
+def test_java_reads_everything_as_sent_without_broker_settings(
     rocketmq_topic: str, producers: Any, java_peer: JavaPeer
 ) -> None:
     producer, _ = producers()
@@ -191,7 +191,7 @@ def test_2_21_java_reads_everything_as_it_was_sent_without_any_broker_setting(
     assert java_peer.query(rocketmq_topic, "k2") == [next(iter(sent))]
 
 
-def test_2_1_fifty_threads_get_a_batchs_throughput_and_a_result_each(
+def test_fifty_threads_get_a_batchs_throughput_and_a_result_each(
     rocketmq_topic: str, producers: Any, java_peer: JavaPeer
 ) -> None:
     producer, sender = producers(auto_batch=True, batch_max_delay_ms=50)
@@ -207,7 +207,7 @@ def test_2_1_fifty_threads_get_a_batchs_throughput_and_a_result_each(
         assert message.place == (result.queue.broker_name, result.queue.queue_id, result.queue_offset)
 
 
-def test_2_8_batches_for_a_queue_arrive_there_in_order(
+def test_batches_for_a_queue_arrive_there_in_order(
     rocketmq: LocalBroker, rocketmq_topic: str, producers: Any, java_peer: JavaPeer
 ) -> None:
     producer, _ = producers(auto_batch=True, batch_max_bytes=200)
@@ -220,7 +220,7 @@ def test_2_8_batches_for_a_queue_arrive_there_in_order(
     ]
 
 
-def test_2_14_every_message_of_a_batch_is_found_by_its_own_key(
+def test_every_message_of_a_batch_is_found_by_its_own_key(
     rocketmq_topic: str, producers: Any, java_peer: JavaPeer
 ) -> None:
     producer, sender = producers(auto_batch=True, batch_max_delay_ms=30_000)
@@ -231,7 +231,7 @@ def test_2_14_every_message_of_a_batch_is_found_by_its_own_key(
     assert java_peer.query(rocketmq_topic, "own-7") == [ids[7]]
 
 
-def test_2_15_and_2_18_a_batchcq_topic_keeps_a_batch_together_with_one_id_and_all_keys(
+def test_batchcq_topic_keeps_batch_with_one_id_and_all_keys(
     make_rocketmq_topic: Callable[..., str], producers: Any, java_peer: JavaPeer
 ) -> None:
     topic = make_rocketmq_topic(queues=1, attributes={"queue.type": "BatchCQ"})
@@ -246,9 +246,7 @@ def test_2_15_and_2_18_a_batchcq_topic_keeps_a_batch_together_with_one_id_and_al
         assert java_peer.query(topic, f"bcq-{i}") != []
 
 
-def test_2_19_and_2_20_what_is_not_batched_is_a_single_request_and_an_explicit_batch_stays_one(
-    rocketmq_topic: str, producers: Any
-) -> None:
+def test_unbatched_send_is_single_and_explicit_batch_stays_whole(rocketmq_topic: str, producers: Any) -> None:
     producer, sender = producers(auto_batch=True)
     producer.send(Message(rocketmq_topic, b"x"), delay_level=1)
     producer.send(Message(rocketmq_topic, b"x"), delay=1)
@@ -259,7 +257,7 @@ def test_2_19_and_2_20_what_is_not_batched_is_a_single_request_and_an_explicit_b
     assert [bytes(item.body) for item in decode_batch(bytes(request.body))] == [b"1", b"2"]
 
 
-def test_delay_levels_and_timers_fire_not_before_their_time_and_a_recalled_one_never(
+def test_delays_are_never_early_and_recalled_message_never_fires(
     rocketmq: LocalBroker, make_rocketmq_topic: Callable[..., str], producers: Any
 ) -> None:
     topics = [make_rocketmq_topic(queues=1) for _ in range(4)]
@@ -283,7 +281,7 @@ def test_delay_levels_and_timers_fire_not_before_their_time_and_a_recalled_one_n
     [({"namespace": "shop"}, "shop%{}"), ({"environment": "dev", "environment_mode": "suffix"}, "{}_dev")],
     ids=["namespace", "suffix"],
 )
-def test_in_a_namespace_or_an_environment_a_delayed_message_is_recalled_by_the_users_name_of_its_topic(
+def test_delay_in_namespace_is_recalled_by_users_topic_name(
     rocketmq: LocalBroker, topic: str, place: dict[str, Any], inside: str
 ) -> None:
     rocketmq.create_topic(inside.format(topic), queues=1)
@@ -296,7 +294,7 @@ def test_in_a_namespace_or_an_environment_a_delayed_message_is_recalled_by_the_u
     assert [message.msg_id for message in stored(rocketmq, inside.format(topic), 1)] == [last.msg_id]
 
 
-def test_java_reads_delayed_messages_at_their_time_and_not_before(
+def test_java_reads_delayed_messages_not_before_they_are_due(
     make_rocketmq_topic: Callable[..., str], producers: Any, java_peer: JavaPeer
 ) -> None:
     topic = make_rocketmq_topic(queues=1)
@@ -320,7 +318,7 @@ def test_java_reads_delayed_messages_at_their_time_and_not_before(
         assert record.seen >= record.stored >= due[record.body] - 150, record
 
 
-def test_3_1_three_environments_never_meet(
+def test_three_environments_never_meet(
     rocketmq: LocalBroker, rocketmq_topic: str, producers: Any, java_peer: JavaPeer
 ) -> None:
     for n in (1, 2, 3):

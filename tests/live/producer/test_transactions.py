@@ -44,7 +44,7 @@ class Orders:
         return "COMMIT" if message.body in self.saved else "ROLLBACK"
 
 
-def test_what_was_committed_is_read_by_java_and_what_was_rolled_back_by_no_one(asking: LocalBroker) -> None:
+def test_java_reads_committed_messages_and_no_rolled_back_ones(asking: LocalBroker) -> None:
     asking.create_topic("decided", 2)
     orders = Orders()
     with Producer(asking.name_server, "decided", transaction_check=orders.was_saved) as producer:
@@ -60,7 +60,7 @@ def test_what_was_committed_is_read_by_java_and_what_was_rolled_back_by_no_one(a
     assert orders.asked == []
 
 
-def test_what_a_producer_left_is_decided_by_the_next_one_of_its_group_and_a_killed_broker_asks_again(
+def test_next_producer_decides_half_messages_after_broker_kill(
     asking: LocalBroker,
 ) -> None:
     """The second producer has sent nothing: all brokers hear of it all the same."""

@@ -70,7 +70,7 @@ def test_batches(proxied, topic, only_the_proxy):
     only_the_proxy()
 
 
-def test_a_topic_that_is_made_again_is_noticed_without_store_times(proxied, topic):
+def test_recreated_topic_is_noticed_without_store_times(proxied, topic):
     """A Proxy does not tell when the newest message of a queue was stored."""
     given = {"subscribe": topic, "startingOffsets": "earliest"}
     run = Run(proxied.proxy_server, failOnDataLoss="warn", **given)

@@ -75,7 +75,7 @@ def doubtful(one: Producer) -> dict[str, set[str]]:
 
 
 @pytest.mark.parametrize("sync", ["always", "batch", "never"])
-def test_3_24_every_id_arrives_after_the_broker_was_killed_in_the_midst_and_came_back(
+def test_every_id_arrives_after_broker_kill_and_restart(
     lone: LocalBroker, topic: str, tmp_path: Path, sync: str
 ) -> None:
     count = (100_000 if sync == "batch" else 20_000) if SCALE >= 1 else 1500
@@ -133,9 +133,7 @@ def test_a_queue_chosen_by_key_keeps_its_order_over_an_outage(lone: LocalBroker,
     assert list(dict.fromkeys(found)) == [*bodies, b"end"]
 
 
-def test_what_waits_for_one_queue_goes_as_batches_and_java_reads_each_as_it_was_sent(
-    lone: LocalBroker, topic: str, tmp_path: Path
-) -> None:
+def test_messages_spooled_for_queue_go_batched_and_read_as_sent(lone: LocalBroker, topic: str, tmp_path: Path) -> None:
     queue, sent = MessageQueue(topic, "broker-a", 1), []
     with producer(lone, tmp_path / "s", send_timeout="500ms") as one:
         one.send(Message(topic, b"first"), queue=queue, timeout_s=20)
@@ -170,9 +168,7 @@ def test_what_waits_for_one_queue_goes_as_batches_and_java_reads_each_as_it_was_
         assert record.content == content(md5(message.body), message.tags, message.keys, message.properties)
 
 
-def test_3_11_the_very_first_send_while_no_master_lives_is_kept_and_chooses_its_queue_later(
-    lone: LocalBroker, topic: str, tmp_path: Path
-) -> None:
+def test_first_send_without_master_is_spooled_without_queue(lone: LocalBroker, topic: str, tmp_path: Path) -> None:
     killed(lone, "broker-a")
     session.close_all()
     with producer(lone, tmp_path / "s") as one:
@@ -192,9 +188,7 @@ def test_3_11_the_very_first_send_while_no_master_lives_is_kept_and_chooses_its_
     assert place == direct.queue.queue_id
 
 
-def test_no_name_server_is_a_passing_reason_and_a_missing_topic_is_none(
-    lone: LocalBroker, topic: str, tmp_path: Path
-) -> None:
+def test_absent_name_server_spools_but_missing_topic_fails(lone: LocalBroker, topic: str, tmp_path: Path) -> None:
     with Producer(
         name_server="127.0.0.1:1",
         group="g",
@@ -223,9 +217,7 @@ os.kill(os.getpid(), 9)
 """
 
 
-def test_3_12_3_25_a_process_that_is_killed_right_after_the_answer_has_lost_nothing(
-    lone: LocalBroker, topic: str, tmp_path: Path
-) -> None:
+def test_process_killed_after_spooling_loses_no_message(lone: LocalBroker, topic: str, tmp_path: Path) -> None:
     killed(lone, "broker-a")
     command = [sys.executable, "-c", CHILD, lone.name_server, str(tmp_path / "s"), topic]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, cwd=ROOT)

@@ -1,0 +1,60 @@
+"""Message ids. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from rocketmq_spark.wire.identifiers import month_of
+
+# For each two bytes, the four characters of their upper-case hex as one word.
+HEX = np.frombuffer(np.arange(1 << 16, dtype=">u2").tobytes().hex().upper().encode(), np.uint32)
+_LOW = 1 << 16
+
+
+class UniqueIds:
+    """Message ids of a task: 32 hex characters in the layout of Java's ids. Java's tools recover the time from them.
+
+    An id is a prefix of the task, the upper half of a counter, milliseconds since the month began, and the counter's lower half.
+    ``now_ms`` is called once for every ``fill``.
+    """
+
+    width = 32
+
+    def __init__(self, prefix: bytes, now_ms: Callable[[], int], first: int = 0) -> None:
+        if len(prefix) != 8:
+            raise ValueError("the prefix of message ids has 8 bytes")
+        self._prefix = prefix.hex().upper()
+        self._now_ms = now_ms
+        self._month = (0, 0)
+        self._next = first
+
+    def fill(self, target: npt.NDArray[np.uint8]) -> None:
+        """Write one id into every row of ``target``, which is 32 bytes wide."""
+        done, month_ms = 0, self._month_ms()
+        while done < len(target):  # as long as the upper half of the counter stays, only four characters differ
+            upper, low = divmod(self._next, _LOW)
+            count = min(len(target) - done, _LOW - low)
+            rows = target[done : done + count]
+            rows[:, :28] = np.frombuffer(f"{self._prefix}{upper % _LOW:04X}{month_ms:08X}".encode(), np.uint8)
+            rows[:, 28:] = HEX[low : low + count].view(np.uint8).reshape(count, 4)
+            self._next += count
+            done += count
+
+    def _month_ms(self) -> int:
+        now_ms = self._now_ms()
+        if not self._month[0] <= now_ms < self._month[1]:
+            self._month = month_of(now_ms)
+        return now_ms - self._month[0]
+
+
+class RecordingIds(UniqueIds):
+    """Message ids that the caller can read: ``last`` has the most recent ones."""
+
+    last: npt.NDArray[np.uint8] = np.empty((0, UniqueIds.width), np.uint8)
+
+    def fill(self, target: npt.NDArray[np.uint8]) -> None:
+        super().fill(target)
+        self.last = target.copy()

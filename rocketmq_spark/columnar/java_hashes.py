@@ -1,0 +1,80 @@
+"""Java's string hash of a whole column at once. Pure.
+
+A string's hash is a sum of products, so one running sum over all code units of the column gives every hash as the difference of
+two entries; 32-bit arithmetic that wraps is what Java does too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rocketmq_spark.errors import OptionError
+
+
+def hash_codes(strings: Any) -> npt.NDArray[np.int32]:
+    """``String.hashCode`` of each text; ``strings`` is a pyarrow string array, a numpy array or a sequence of str."""
+    if hasattr(strings, "combine_chunks"):  # a chunked array
+        return _concatenated([hash_codes(chunk) for chunk in strings.chunks])
+    if hasattr(strings, "buffers"):
+        return _hash_arrow(strings)
+    return _hash_texts(strings)
+
+
+def _concatenated(parts: list[npt.NDArray[np.int32]]) -> npt.NDArray[np.int32]:
+    return np.concatenate(parts) if parts else np.zeros(0, np.int32)
+
+
+def _hash_texts(texts: Sequence[str]) -> npt.NDArray[np.int32]:
+    if any(text is None for text in texts):
+        raise OptionError("cannot hash None: every row needs a key")
+    items = [str(text) for text in texts]
+    ends = np.cumsum(np.fromiter(map(len, items), np.int64, len(items)))
+    joined = "".join(items)
+    if joined.isascii():
+        return _hashes(np.frombuffer(joined.encode("ascii"), np.uint8), np.concatenate(([0], ends)))
+    points = np.frombuffer(joined.encode("utf-32-le", "surrogatepass"), np.uint32)
+    units = np.frombuffer(joined.encode("utf-16-le", "surrogatepass"), np.uint16)
+    return _hashes(units, _unit_offsets(1 + (points > 0xFFFF), np.concatenate(([0], ends))))
+
+
+def _hash_arrow(array: Any) -> npt.NDArray[np.int32]:
+    """The hashes of a ``string`` or ``large_string`` array, computed from its buffers; also for slices."""
+    if str(array.type) not in ("string", "large_string"):
+        raise OptionError(f"cannot hash a column of {array.type}: expected string")
+    if array.null_count:
+        raise OptionError(f"cannot hash null: {array.null_count} of {len(array)} rows have no key")
+    if not len(array):
+        return np.zeros(0, np.int32)
+    _, offset_buffer, data = array.buffers()
+    kind = np.int64 if str(array.type) == "large_string" else np.int32
+    offsets = np.frombuffer(offset_buffer, kind)[array.offset : array.offset + len(array) + 1].astype(np.int64)
+    raw = np.frombuffer(data, np.uint8)[offsets[0] : offsets[-1]] if data is not None else np.zeros(0, np.uint8)
+    offsets = offsets - offsets[0]
+    if not (raw & 0x80).any():
+        return _hashes(raw, offsets)
+    # A UTF-8 sequence starts one UTF-16 unit, or two when it has four bytes; its other bytes start none.
+    widths = ((raw & 0xC0) != 0x80).astype(np.int64) + (raw >= 0xF0)
+    units = np.frombuffer(raw.tobytes().decode("utf-8").encode("utf-16-le"), np.uint16)
+    return _hashes(units, _unit_offsets(widths, offsets))
+
+
+def _unit_offsets(widths: npt.NDArray[Any], offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Converts offsets that count elements to offsets that count UTF-16 units; ``widths`` has the units of each element."""
+    return np.concatenate(([0], np.cumsum(widths, dtype=np.int64)))[offsets]
+
+
+def _hashes(units: npt.NDArray[Any], offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
+    """Hashes of the texts ``units[offsets[i]:offsets[i + 1]]``; the offsets start at zero and end with the units."""
+    lengths = np.diff(offsets)
+    powers = np.full(max(int(lengths.max(initial=0)), 1), 31, np.uint32)
+    powers[0] = 1
+    powers = np.cumprod(powers, dtype=np.uint32)
+    to_end = np.repeat(offsets[1:], lengths) - 1 - np.arange(offsets[-1])
+    terms = units.astype(np.uint32) * powers[to_end]
+    sums = np.concatenate((np.zeros(1, np.uint32), np.cumsum(terms, dtype=np.uint32)))
+    hashes: npt.NDArray[np.int32] = (sums[offsets[1:]] - sums[offsets[:-1]]).view(np.int32)
+    return hashes
