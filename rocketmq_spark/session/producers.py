@@ -16,7 +16,7 @@ from rocketmq_spark.producer.engine import Unsent
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.producer.transactions import TransactionCheck
 from rocketmq_spark.session import instrumentation, parsed, replies, row_encoder, sender, trace_producer
-from rocketmq_spark.session.spools import SpoolSettings, open_store, resending
+from rocketmq_spark.session.spools import SpoolSettings, open_send_spool, open_store
 
 if TYPE_CHECKING:
     from rocketmq_spark.options.typed import ProducerOptions
@@ -58,7 +58,7 @@ class Producer(BulkProducer):
         send, self._traces = _traced_sender(chosen)
         try:
             if spool is not None:
-                opened = resending(open_store(spool.folder, chosen, spool), send, settings)
+                opened = open_send_spool(open_store(spool.folder, chosen, spool), send, settings)
             encoder = functools.partial(row_encoder, chosen)
             super().__init__(
                 send,

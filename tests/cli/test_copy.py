@@ -21,7 +21,7 @@ from rocketmq_spark import Admin, Message, Producer
 from rocketmq_spark.cli import copy as copying
 from rocketmq_spark.cli.command import app
 from rocketmq_spark.cli.connection import Target
-from rocketmq_spark.cli.copy import Copier, chunks, copy_of, moved, queue_for
+from rocketmq_spark.cli.copy import Copier, chunks, copy_of, queue_for, remapped_queues
 from rocketmq_spark.cli.output import Json, Text
 from rocketmq_spark.consumer import pull
 from rocketmq_spark.consumer.pull import PolledMessages
@@ -113,14 +113,14 @@ def test_a_queue_keeps_its_broker_and_id_where_the_destination_has_them() -> Non
     queues = [MessageQueue("dst", name, n) for name in ("broker-a", "broker-b") for n in range(3)]
     for there in (queues, queues[3:], [*queues, MessageQueue("dst", "broker-b", 3)]):
         assert queue_for(MessageQueue("src", "broker-b", 1), there) == queues[4]
-    assert moved([MessageQueue("src", q.broker_name, q.queue_id) for q in queues], queues) == {}
+    assert remapped_queues([MessageQueue("src", q.broker_name, q.queue_id) for q in queues], queues) == {}
 
 
 def test_what_earlier_releases_sent_elsewhere_is_listed() -> None:
     """They took the place of the queue in the route."""
     sources = [MessageQueue("src", name, n) for name in ("broker-a", "broker-c") for n in range(2)]
-    assert moved(sources, FEW) == {sources[2]: (FEW[2], FEW[0]), sources[3]: (FEW[3], FEW[1])}
-    assert moved(sources[:2], FEW) == {}
+    assert remapped_queues(sources, FEW) == {sources[2]: (FEW[2], FEW[0]), sources[3]: (FEW[3], FEW[1])}
+    assert remapped_queues(sources[:2], FEW) == {}
 
 
 def test_a_group_that_copied_before_is_told_before_the_first_message_which_queues_change(
@@ -130,10 +130,10 @@ def test_a_group_that_copied_before_is_told_before_the_first_message_which_queue
     sources = [MessageQueue("src", "broker-c", n) for n in range(3)]
     offsets = {sources[0]: 7, sources[1]: 0, sources[2]: None}
     monkeypatch.setattr(Target, "producer", lambda target: nullcontext(SimpleNamespace(queues=lambda topic: FEW[1:])))
-    monkeypatch.setattr(copying, "_place", lambda target, topic: {(topic, topic, None)})
+    monkeypatch.setattr(copying, "_locations", lambda target, topic: {(topic, topic, None)})
     monkeypatch.setattr(copying, "copied_offsets", lambda target, group, source: offsets)
     monkeypatch.setattr(copying, "subscribed_consumer", lambda *given: nullcontext(SimpleNamespace()))
-    monkeypatch.setattr(copying, "_run", lambda *given: print("the first message"))
+    monkeypatch.setattr(copying, "_copy_all", lambda *given: print("the first message"))
     words = ["copy", "src", "dst", "--group", "g", "--name-server", "127.0.0.1:1"]
     said = CliRunner().invoke(app, words).output
     assert "If one of them copied for group g while the topics had the queues that they have now, later" in " ".join(
@@ -240,7 +240,7 @@ def running(
     how = {"source": "src", "group": "g", "count": None, "follow": False}
     monkeypatch.setattr(pull, "PolledMessages", lambda *asked: cluster.polled(*poll()))
     monkeypatch.setattr(copying, "_ends", lambda *asked: {})
-    copying._run(copier, SimpleNamespace(), SimpleNamespace(), how, copier._stop)  # type: ignore[arg-type]
+    copying._copy_all(copier, SimpleNamespace(), SimpleNamespace(), how, copier._stop)  # type: ignore[arg-type]
 
 
 def test_it_ends_where_one_queue_has_nothing_that_is_wanted_and_another_never_rests(
@@ -253,7 +253,7 @@ def test_it_ends_where_one_queue_has_nothing_that_is_wanted_and_another_never_re
         cluster.now += 0.1
         return [message(next(polls))]
 
-    monkeypatch.setattr(copying, "_reached", lambda *asked: cluster.log[-1][0] == "commit")
+    monkeypatch.setattr(copying, "_has_reached", lambda *asked: cluster.log[-1][0] == "commit")
     running(cluster, monkeypatch, copier, poll)
     assert 0 < copier.copied < 100
 
@@ -286,11 +286,11 @@ def test_copies_that_went_to_the_spool_are_counted_and_told(
     copier.send(cluster.polled(message(0)))
     cluster.status = SendStatus.SPOOLED
     copier.send(cluster.polled(*(message(n) for n in (1, 2))))
-    copying._say(Text(), copier, {"source": "src", "destination": "dst"}, 1.0)
+    copying._report(Text(), copier, {"source": "src", "destination": "dst"}, 1.0)
     told = capsys.readouterr()
     assert told.out == "Copied 3 messages from src to dst in 1.0 s; 2 of them went to the spool\n"
     assert "rocketmq-spark spool show" in told.err
-    copying._say(Json(), copier, {"source": "src", "destination": "dst"}, 1.0)
+    copying._report(Json(), copier, {"source": "src", "destination": "dst"}, 1.0)
     assert documents(capsys.readouterr().out)[0]["spooled"] == 2
 
 
@@ -352,7 +352,7 @@ def test_what_was_polled_and_not_sent_when_ctrl_c_came_is_left_to_the_next_comma
 
     def interrupted(messages: Sequence[Message], queue: MessageQueue) -> SendResult:
         copier._stop.set()
-        cluster.now += 10 * copying._LOOK_S
+        cluster.now += 10 * copying._END_CHECK_S
         return send_batch(messages, queue)
 
     cluster.send_batch = interrupted  # type: ignore[method-assign]
@@ -422,18 +422,18 @@ def test_copies_stay_in_the_environment(
 ) -> None:
     """Others share the queues of the destination."""
     how = {"to_name_server": to_name_server, "to_options": to_options}
-    assert copying._destination(Target({"name_server": "here:9876", **given}), how).given == destination
+    assert copying._destination_target(Target({"name_server": "here:9876", **given}), how).given == destination
 
 
 @pytest.mark.parametrize("tls", ["tls", "TLS"])
 def test_what_is_read_with_tls_is_not_sent_in_plain_text_without_a_word(tls: str) -> None:
     here = Target({"name_server": "here:9876", tls: "true"})
     with pytest.raises(OptionError, match=r"read with TLS.*--to-option tls=true, or tls=false to send in plain text"):
-        copying._destination(here, {"to_name_server": "there:9876", "to_options": {}})
+        copying._destination_target(here, {"to_name_server": "there:9876", "to_options": {}})
     for said in ("true", "false"):
-        to = copying._destination(here, {"to_name_server": "there:9876", "to_options": {"tls": said}})
+        to = copying._destination_target(here, {"to_name_server": "there:9876", "to_options": {"tls": said}})
         assert to.given == {"name_server": "there:9876", "tls": said}
-    assert copying._destination(here, {"to_name_server": None, "to_options": {}}).given[tls] == "true"
+    assert copying._destination_target(here, {"to_name_server": None, "to_options": {}}).given[tls] == "true"
 
 
 QUEUE = MessageQueue("src", "broker-a", 0)
@@ -452,10 +452,10 @@ def test_an_end_that_is_not_reached_any_more(committed: int | None, now: int | N
         client=lambda: SimpleNamespace(brokers=brokers, calls=calls), settings=lambda: {"name_server": "here:9876"}
     )
     if isinstance(said, bool):
-        assert copying._reached(target, "g", {QUEUE: 9}) is said
+        assert copying._has_reached(target, "g", {QUEUE: 9}) is said
     else:
         with pytest.raises(OffsetError, match=f"src/broker-a/0 ended at 9 when the copy began, and {said}"):
-            copying._reached(target, "g", {QUEUE: 9})
+            copying._has_reached(target, "g", {QUEUE: 9})
 
 
 def test_a_source_that_was_created_again_between_two_runs_fails(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -613,7 +613,7 @@ def test_killed_and_resumed_nothing_is_missing(rocketmq, run, group, make_topic)
     found = Counter(int(m.body) for m in stored(rocketmq, destination, count))
     assert sorted(found) == list(range(count))
     # What was sent since the last commit of each, one batch, and how late a commit may be on a machine that is busy.
-    assert found.total() - count <= 3 * (2000 * 4 + copying.UNDER_WAY)
+    assert found.total() - count <= 3 * (2000 * 4 + copying.MAX_IN_FLIGHT)
 
 
 def test_another_cluster_ctrl_c_and_follow(rocketmq, lone, start, topics, group):

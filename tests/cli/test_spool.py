@@ -21,7 +21,7 @@ from rocketmq_spark.errors import SpoolError
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import Message, MessageQueue, SendRequest, SpooledSend
 from rocketmq_spark.spool import spool as spool_module
-from rocketmq_spark.spool.records import LOST_OWNER, Dead, Record, SpoolOwner
+from rocketmq_spark.spool.records import UNKNOWN_OWNER, Dead, Record, SpoolOwner
 from rocketmq_spark.spool.spool import SendSpool, record_of, send_of
 from rocketmq_spark.spool.store import Store
 from tests.cli.conftest import documents
@@ -150,7 +150,7 @@ def _given_up(spool: SendSpool, timeout_s: float, dead: bool) -> int:
 
 def test_a_delay_folder_whose_owner_damage_took_is_assigned_by_the_name_of_its_group(run: Run, tmp_path: Path) -> None:
     store = Store(tmp_path / "d", sync="never")
-    store.belong(LOST_OWNER)
+    store.set_owner(UNKNOWN_OWNER)
     store.add([(Record("delayed", b"x", 1), 1)])
     store.close()
     done = run("spool", "assign", str(tmp_path / "d"))
@@ -167,7 +167,7 @@ def test_records_are_assigned_to_the_namespace_and_environment_that_are_given_an
 ) -> None:
     """Those of a delay service would be sent at once, and without an environment to the queues of all."""
     store = Store(tmp_path / "d", sync="never")
-    store.belong(SpoolOwner(("old:9876",), purpose="the delay service, group 'g'"))
+    store.set_owner(SpoolOwner(("old:9876",), purpose="the delay service, group 'g'"))
     store.close()
     where = ("--environment", "dev", "-o", "environmentMode=suffix", "-o", "namespace=shop")
     (told,) = documents(run("spool", "assign", str(tmp_path / "d"), *where, "--json").stdout)
@@ -325,15 +325,15 @@ def test_an_error_of_one_folder_ends_no_command(error: Exception, capsys: pytest
     """Others may put a folder beside the spools of this user."""
     failed: list[Exception] = []
     for raised in (error, SpoolError("another")):
-        with spool_commands._collected(failed):
+        with spool_commands._collecting_errors(failed):
             raise raised
     with pytest.raises(type(error)) as caught:
-        spool_commands._raise(Text(), failed)
+        spool_commands._raise_first(Text(), failed)
     assert caught.value is error
     assert "another" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("error", [BrokenPipeError(), click.Abort(), KeyboardInterrupt()])
 def test_the_end_of_the_output_ends_a_command(error: BaseException) -> None:
-    with pytest.raises(type(error)), spool_commands._collected([]):
+    with pytest.raises(type(error)), spool_commands._collecting_errors([]):
         raise error

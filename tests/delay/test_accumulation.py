@@ -92,7 +92,7 @@ def test_3_h_what_is_due_when_it_is_read_is_not_sent_before_what_takes_it_back_a
         world.topic.put(envelope(name, 50))
     world.topic.put(cancel_envelope("orders", START_MS + 50_000, "x", START_MS + 20_000))
     world.time.advance(60)
-    poll, forget = node.reader.poll, node.store.forget
+    poll, forget = node.reader.poll, node.store.drop_records
 
     def meanwhile(marks: Any) -> int:
         assert node.service._spool is not None
@@ -101,6 +101,6 @@ def test_3_h_what_is_due_when_it_is_read_is_not_sent_before_what_takes_it_back_a
         return forget(marks)
 
     monkeypatch.setattr(node.reader, "poll", lambda timeout_s=5.0: [each for _ in range(3) for each in poll(0)])
-    monkeypatch.setattr(node.store, "forget", meanwhile)
+    monkeypatch.setattr(node.store, "drop_records", meanwhile)
     node.turn(ONE)
     assert (node.sends.bodies, len(node.store)) == ([b"y"], 0)

@@ -163,7 +163,7 @@ def test_a_node_that_ends_leaves_the_letter_to_the_next_process(world: World) ->
     node = waits_for_answers(world)
     spool = node.service._spool
     assert spool is not None
-    with spool.redelivery._changing:
+    with spool.redelivery._lock:
         spool.redelivery._closed = True
     node.sends.waiting[0](REFUSED)
     spool.redelivery.close(Deadline.after(0))
@@ -219,20 +219,22 @@ def test_bad_content_waits_for_the_topic_of_dead_letters(
 
 def test_the_id_of_a_message_that_is_given_up_is_one_line() -> None:
     data = envelope("n\nERROR " + "n" * 5000, 2)
-    record = Record(envelope_records.KIND, data, START_MS)
-    made = envelope_records.letter(RULES, record, REFUSED)
+    record = Record(envelope_records.DELAYED_KIND, data, START_MS)
+    made = envelope_records.dead_letter_of(RULES, record, REFUSED)
     assert made is not None
     for each in (record, made):
-        assert envelope_records.named(each) == f"message n?ERROR {'n' * 247} for topic orders"
-    assert envelope_records.named(Record(envelope_records.KIND, b"x", START_MS)) == "no valid envelope"
+        assert envelope_records.describe_message(each) == f"message n?ERROR {'n' * 247} for topic orders"
+    assert (
+        envelope_records.describe_message(Record(envelope_records.DELAYED_KIND, b"x", START_MS)) == "no valid envelope"
+    )
 
 
 @pytest.mark.parametrize("size", [31_000, 32_500])
 def test_a_letter_whose_properties_have_no_room_stays_on_the_disk(size: int) -> None:
     data = Envelope("orders", START_MS, "m", START_MS, 0, f"a\x01{'x' * size}\x02", b"b").pack()
-    record = Record(envelope_records.KIND, data, START_MS)
-    found = envelope_records.letter(RULES, record, Resent(None, "r" * 5000 + "\x02\n"))
+    record = Record(envelope_records.DELAYED_KIND, data, START_MS)
+    found = envelope_records.dead_letter_of(RULES, record, Resent(None, "r" * 5000 + "\x02\n"))
     assert (found is None) == (size > 32_000)
     if found is not None:
-        send = envelope_records.letter_send(RULES, found)
+        send = envelope_records.dead_letter_send(RULES, found)
         assert decode_properties(send.request.properties)["delayProblem"] == "r" * 1000

@@ -8,7 +8,7 @@ import pytest
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.delay import service
-from rocketmq_spark.delay.release import noted
+from rocketmq_spark.delay.release import checkpoints_of
 from rocketmq_spark.model import MessageQueue, Resent
 from rocketmq_spark.spool.records import TOTALS
 from rocketmq_spark.wire.envelope import INNER_TOPIC
@@ -232,7 +232,7 @@ def test_what_is_read_once_more_counts_once(world: World, monkeypatch: pytest.Mo
     node.reader.at[ONE] = 0
     for _ in range(2):
         node.turn(ONE)
-        assert node.service._seen[ONE].stored == 2
+        assert node.service._checkpoints[ONE].read_end == 2
     world.time.advance(1)
     assert node.sends.bodies == [b"m"]
 
@@ -271,7 +271,7 @@ def test_3_g_nothing_is_sent_before_it_is_known_what_others_did_meanwhile(
     for _ in range(3):
         one.turn(ONE, TWO)
     assert (one.sends.bodies, two.sends.bodies) == ([], [b"m1"])
-    one.service._gained[TWO] = Deadline(0.0)
+    one.service._acquired[TWO] = Deadline(0.0)
     for _ in range(2):
         one.turn(ONE, TWO)
     assert one.sends.bodies == [b"m0"]
@@ -294,7 +294,7 @@ def test_a_node_without_queues_sends_what_only_it_has(world: World, monkeypatch:
     node.kill()
     node.turn()
     assert node.sends.bodies == []
-    monkeypatch.setattr(node.service, "_patience", Deadline(0.0))
+    monkeypatch.setattr(node.service, "_join_until", Deadline(0.0))
     world.time.advance(5)
     node.turn()
     assert node.sends.bodies == [b"m"]
@@ -314,7 +314,7 @@ def test_3_g_the_last_node_of_a_queue_has_a_moment_to_say_how_far_it_came(
     world.time.advance(2)
     one.turn()  # it hears of it now
     assert one.sends.bodies == [b"m0", b"m1"]
-    two.service._gained[ONE] = Deadline(0.0)
+    two.service._acquired[ONE] = Deadline(0.0)
     for _ in range(3):
         two.turn(ONE)
     world.time.advance(2)
@@ -322,7 +322,7 @@ def test_3_g_the_last_node_of_a_queue_has_a_moment_to_say_how_far_it_came(
     two.turn(ONE)
     two.kill()
     two.turn(ONE)
-    assert two.service._seen, "its own queue it has at once"
+    assert two.service._checkpoints, "its own queue it has at once"
 
 
 @pytest.mark.parametrize("when", ["it runs", "it is away"])
@@ -414,7 +414,7 @@ def test_the_name_of_a_broker_may_have_a_slash(world: World) -> None:
         node.turn(queue)
     node.kill()
     node.turn(queue)
-    assert list(noted(node.store.notes())) == [queue]
+    assert list(checkpoints_of(node.store.notes())) == [queue]
     world.time.advance(6)
     node.turn(queue)
     assert node.sends.bodies == [b"m"]
@@ -551,7 +551,7 @@ def test_an_inner_topic_that_is_made_again_is_seen_by_a_node_that_read_nothing_o
     first.turn()
     for _ in range(2):
         second.turn(ONE)
-    assert second.service._seen[ONE].newest_ms == world.topic.times_ms[ONE][3]
+    assert second.service._checkpoints[ONE].newest_ms == world.topic.times_ms[ONE][3]
     world.topic.make_again()
     for i in range(6):
         world.topic.put(envelope(f"new{i}", 5))

@@ -9,7 +9,7 @@ import pytest
 from rocketmq_spark.delay import service
 from rocketmq_spark.errors import RocketMQError, ServerFault, TopicNotFound
 from rocketmq_spark.model import MessageQueue
-from rocketmq_spark.spool.records import IDENTITY, TARGETING, SpoolOwner
+from rocketmq_spark.spool.records import IDENTITY, TARGETING_NOTE, SpoolOwner
 from rocketmq_spark.spool.store import Store
 from tests.delay.nodes import OTHER, QUEUES, Node, Topic, World, envelope
 from tests.helpers import raising
@@ -26,7 +26,7 @@ def test_what_was_told_of_a_topic_before_it_was_made_again_is_not_believed(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its node goes on telling before it hears of it, and the queue goes to another one."""
-    monkeypatch.setattr(service, "CHECK_S", 3600.0)
+    monkeypatch.setattr(service, "COMMIT_CHECK_S", 3600.0)
     world.node("a")
     world.node("b")
     world.topic.put(envelope("sent", 1))
@@ -141,7 +141,7 @@ def test_a_queue_of_which_nothing_is_left_is_not_another_one(world: World, monke
     monkeypatch.setattr(world.topic, "search_offset", lambda queue, epoch_ms, deadline, group: 0)
     world.nodes["a"].kill()
     turns(world, "a", 3)
-    assert world.nodes["a"].service._seen[ONE].stored == 1
+    assert world.nodes["a"].service._checkpoints[ONE].read_end == 1
     world.time.advance(600)
     turns(world, "a", 1)
     assert world.nodes["a"].sends.bodies == [b"m"]
@@ -153,7 +153,7 @@ def test_a_node_that_runs_reads_a_topic_that_was_made_again_from_its_beginning(
     world: World, more: int, at: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its pull waits on the broker meanwhile, and goes on behind what was read, or at the new end: so do real brokers answer."""
-    monkeypatch.setattr(service, "LOOK_S", 0.0)
+    monkeypatch.setattr(service, "RECREATION_CHECK_S", 0.0)
     node = world.node("a")
     for i in range(3):
         world.topic.put(envelope(f"old{i}", 1))
@@ -181,8 +181,8 @@ def test_what_comes_of_a_queue_of_which_nothing_is_known_now_comes_again(
     world.topic.put(envelope("m1", 1))
     with monkeypatch.context() as patch:
         patch.setattr(world.topic, "search_offset", raising(error("not now")))
-        node.service._look({ONE})
-        assert not node.service._seen
+        node.service._check_recreation({ONE})
+        assert not node.service._checkpoints
     turns(world, "a", 3)
     world.time.advance(2)
     turns(world, "a", 1)
@@ -191,19 +191,19 @@ def test_what_comes_of_a_queue_of_which_nothing_is_known_now_comes_again(
 
 def test_nothing_is_begun_again_while_a_topic_is_the_same(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where its first messages are gone, and a broker gives an offset of before."""
-    monkeypatch.setattr(service, "LOOK_S", 0.0)
+    monkeypatch.setattr(service, "RECREATION_CHECK_S", 0.0)
     world.node("a")
     for i in range(3):
         world.topic.put(envelope(f"m{i}", 500))
     turns(world, "a", 6)
-    begin = world.nodes["a"].service._begin
+    begin = world.nodes["a"].service._start
     begun = []
 
     def noting(queue: MessageQueue) -> None:
         begun.append(queue)
         begin(queue)
 
-    monkeypatch.setattr(world.nodes["a"].service, "_begin", noting)
+    monkeypatch.setattr(world.nodes["a"].service, "_start", noting)
     turns(world, "a", 3)
     world.topic.put(envelope("m3", 500))
     turns(world, "a", 3)
@@ -253,9 +253,9 @@ def test_what_was_assigned_to_the_cluster_that_it_came_from_changes_hands_with_i
         world.topic.put(envelope(f"m{i}", 100))
     world.node("a")
     turns(world, "a", 8)
-    world.nodes["a"].store.add([], {TARGETING: b"rules"})
+    world.nodes["a"].store.add([], {TARGETING_NOTE: b"rules"})
     node, other = assigned(world, world.topic), world.node("b")
-    assert all(TARGETING not in name for name in node.store.notes())
+    assert all(TARGETING_NOTE not in name for name in node.store.notes())
     if mine:
         for _ in range(3):
             node.turn(ONE)
@@ -272,7 +272,7 @@ def test_after_damage_what_was_assigned_is_read_again(world: World) -> None:
     turns(world, "a", 3)
     node = assigned(world, world.topic)
     node.store.damages += 1
-    node.store.forget([(IDENTITY, place) for place in node.store.places(IDENTITY)])
+    node.store.drop_records([(IDENTITY, place) for place in node.store.places(IDENTITY)])
     for _ in range(4):
         node.turn(ONE)
     assert len(node.store) == 1
@@ -281,10 +281,10 @@ def test_after_damage_what_was_assigned_is_read_again(world: World) -> None:
 def assigned(world: World, topic: Topic) -> Node:
     """Node ``a`` after ``spool assign``, with the topic of the cluster that its folder was assigned to."""
     node = world.nodes["a"]
-    node.store.belong(SpoolOwner(("one:1",), ""))
+    node.store.set_owner(SpoolOwner(("one:1",), ""))
     node.service.close()
     store = Store(node.folder, sync="never")
-    store.belong(ANOTHER, force=True)
+    store.set_owner(ANOTHER, force=True)
     store.close()
     node.topic = topic
     node.open()

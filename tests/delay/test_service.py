@@ -10,7 +10,7 @@ import pytest
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.delay import service
-from rocketmq_spark.delay.commits import Names
+from rocketmq_spark.delay.commits import GroupNames
 from rocketmq_spark.errors import AccessDenied, CallTimeout, SpoolError
 from rocketmq_spark.model import MessageQueue, Resent
 from rocketmq_spark.wire.envelope import Envelope, cancel_envelope
@@ -186,7 +186,7 @@ def test_a_queue_that_cannot_be_read_to_its_end_holds_nothing_up_for_long(
     for _ in range(3):
         node.turn(ONE)
     assert (len(node.store), node.sends.bodies) == (1, [])
-    monkeypatch.setattr(node.service, "_catching_up", Deadline(0.0))
+    monkeypatch.setattr(node.service, "_catch_up_until", Deadline(0.0))
     node.turn(ONE)
     assert node.sends.bodies == [b"m"]
 
@@ -327,7 +327,7 @@ def test_the_groups_of_the_other_numbers_are_made(world: World) -> None:
     world.topic.put(envelope("m", 5))
     node.turn(ONE)
     node.turn(ONE)
-    assert world.topic.groups == set(Names("g").all)
+    assert world.topic.groups == set(GroupNames("g").all)
     assert world.offsets() == (0, 1, 0)
 
 

@@ -158,7 +158,9 @@ def test_no_more_of_a_body_reaches_python_than_an_envelope_may_have(spark: Spark
     """And all of one with as large a body, and as many properties, as messages have."""
     most = 5000
     largest = Envelope("t" * 255, 1, "ID", 0, 0, "p" * 32767, b"x" * most).pack()
-    rows = spark.createDataFrame([(largest,), (largest * 3,)], "body binary").select(stream_module._cut("body", most))
+    rows = spark.createDataFrame([(largest,), (largest * 3,)], "body binary").select(
+        stream_module._truncated("body", most)
+    )
     whole, cut = (bytes(row.body) for row in rows.collect())
     assert whole == largest
     assert (cut, len(cut)) == ((largest * 3)[: len(cut)], most + stream_module._ENVELOPE_BYTES)

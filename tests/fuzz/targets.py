@@ -18,8 +18,8 @@ from rocketmq_spark.client.transactions import HalfChecks
 from rocketmq_spark.columnar.decode import rows as careful
 from rocketmq_spark.columnar.decode.decoder import Decoder, batch_of_answers
 from rocketmq_spark.columnar.decode.schema import BASIC
-from rocketmq_spark.delay.envelope_records import Rules, arrival
-from rocketmq_spark.delay.release import DEAD_TOPIC, Progress, Seen, released
+from rocketmq_spark.delay.envelope_records import Rules, effect_of
+from rocketmq_spark.delay.release import DEAD_TOPIC, Progress, QueueCheckpoint, sink_row
 from rocketmq_spark.errors import ConnectionLost, DecodeError, LocalProtocolError, RemoteProtocolError, RocketMQError
 from rocketmq_spark.grpc_proxy.encoder import ProxySendRequest
 from rocketmq_spark.grpc_proxy.member import group_policy, to_popped_message
@@ -214,14 +214,14 @@ TARGETS: dict[str, Target] = {
     ),
     "properties": Target(_text(decode_properties), [b"a\x01b\x02TAGS\x01t\x02", b""], ()),
     "envelope": Target(envelope.unpack, [_ENVELOPE, _CANCEL]),
-    "arrival": Target(lambda data: arrival(RULES, QUEUE, 0, data, 1), [_ENVELOPE, _CANCEL], ()),
-    "released": Target(released, [_ENVELOPE, _CANCEL], ()),
+    "arrival": Target(lambda data: effect_of(RULES, QUEUE, 0, data, 1), [_ENVELOPE, _CANCEL], ()),
+    "released": Target(sink_row, [_ENVELOPE, _CANCEL], ()),
     "record": Target(Record.decode, [_RECORD.encode(), record_of(_SEND, 1).encode()]),
     "state": Target(RecordState.decode, [RecordState(3, 5, "why").encode()]),
     "totals": Target(Totals.decode, [Totals(1, 2, 3).encode()]),
     "owner": Target(SpoolOwner.decode, [SpoolOwner().encode()]),
     "send": Target(lambda data: send_of(Record("send", data, 1)), [record_of(_SEND, 1).payload]),
-    "seen": Target(Seen.decode, [Seen(1, 5, Progress(1, 2, 3), 4).encode()]),
+    "seen": Target(QueueCheckpoint.decode, [QueueCheckpoint(1, 5, Progress(1, 2, 3), 4).encode()]),
     "recall handle": Target(
         _text(identifiers.RecallHandle.parse),
         [case["handle"].encode() for case in vectors("recall_handles")],

@@ -20,11 +20,20 @@ from rocketmq_spark.model import MessageQueue, SendRequest, SpooledSend
 from rocketmq_spark.options import Options
 from rocketmq_spark.producer.routing import queues_of_environment
 from rocketmq_spark.producer.settings import ProducerSettings
-from rocketmq_spark.session.spools import adopt, claim, drainer, open_store, owner_of, resending, spools, worker_spool
+from rocketmq_spark.session.spools import (
+    adopt,
+    claim,
+    open_drainer,
+    open_send_spool,
+    open_store,
+    owner_of,
+    spools_in,
+    worker_spool,
+)
 from rocketmq_spark.spool import recovery
 from rocketmq_spark.spool import store as store_module
 from rocketmq_spark.spool.database import in_use
-from rocketmq_spark.spool.records import LASTING, OWNER, RECORD, TOTALS, Done, RetryLater, SpoolOwner, numbered
+from rocketmq_spark.spool.records import LASTING_PREFIX, OWNER, RECORD, TOTALS, Done, RetryLater, SpoolOwner, record_key
 from rocketmq_spark.spool.spool import SendSpool
 from rocketmq_spark.spool.store import Store
 from tests.producer.scripted import ScriptedSender, Time
@@ -50,11 +59,11 @@ def everything(store: Store) -> list[int]:
 
 def test_a_first_process_makes_a_folder_and_the_next_takes_it_over(tmp_path: Path) -> None:
     folder = tmp_path / "new"
-    assert spools(folder) == []
+    assert spools_in(folder) == []
     store = claim(folder, make)
     store.add([(record(b"1"), 1)])
-    assert spools(folder) == [store.path]
-    assert spools(store.path) == [store.path]
+    assert spools_in(folder) == [store.path]
+    assert spools_in(store.path) == [store.path]
     store.close()
     again = claim(folder, make)
     assert (again.path, everything(again)) == (store.path, [1])
@@ -78,7 +87,7 @@ def test_what_waits_behind_a_record_that_cannot_be_read_is_taken_over_with_the_r
     """All of a page may be such records, as the first of the only lane is."""
     other, mine = make(tmp_path / "worker-1"), make(tmp_path / "mine")
     other.add([(record(b"%d" % n, lane=b"q", at_ms=1), 1) for n in range(3)])
-    database(other).write([(numbered(RECORD, 1), b"damaged")])
+    database(other).write([(record_key(RECORD, 1), b"damaged")])
     other.close()
     assert adopt(tmp_path, mine, make, NOW_MS) == 2
     assert everything(mine) == [1, 2]
@@ -90,7 +99,7 @@ def test_a_living_process_keeps_its_own(tmp_path: Path) -> None:
     second = claim(tmp_path, make)
     assert first.path != second.path
     assert adopt(tmp_path, second, make, NOW_MS) == 0
-    assert len(spools(tmp_path)) == 2
+    assert len(spools_in(tmp_path)) == 2
     first.close()
     second.close()
 
@@ -103,7 +112,7 @@ def test_a_folder_whose_store_is_being_opened_again_is_in_use(
     mine = make(tmp_path / "worker-1")
     mine.add([(record(b"1"), 1)])
     others: list[Store] = []
-    where, name = (recovery, "_copy_readable") if damaged else (store_module, "finish")
+    where, name = (recovery, "_copy_readable") if damaged else (store_module, "finish_repair")
     step = getattr(where, name)
 
     def look(path: Path, *more: Any) -> Any:
@@ -127,7 +136,7 @@ def test_3_34_what_dead_processes_left_is_moved_and_their_folders_go(tmp_path: P
         fill(tmp_path / name, 1200)
     mine = make(tmp_path / "worker-3")
     assert adopt(tmp_path, mine, make, NOW_MS) == 2400
-    assert spools(tmp_path) == [mine.path]
+    assert spools_in(tmp_path) == [mine.path]
     found = everything(mine)
     assert sorted(found) == sorted([*range(1200), *range(1200)])
     lane = [number for number in found if number % 3 == 0]
@@ -184,10 +193,10 @@ def test_a_spool_with_workers_below_it_is_one_of_them(tmp_path: Path) -> None:
     """A producer's folder that became a sink's ``spoolDir``."""
     fill(tmp_path, 5)
     fill(tmp_path / "worker-1", 7)
-    assert spools(tmp_path) == [tmp_path, tmp_path / "worker-1"]
+    assert spools_in(tmp_path) == [tmp_path, tmp_path / "worker-1"]
     mine = make(tmp_path / "worker-2")
     assert adopt(tmp_path, mine, make, NOW_MS) == 12
-    assert spools(tmp_path) == [tmp_path, mine.path], "what is below it is not removed with it"
+    assert spools_in(tmp_path) == [tmp_path, mine.path], "what is below it is not removed with it"
     assert sorted(everything(mine)) == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 6]
     mine.close()
 
@@ -351,7 +360,7 @@ def test_the_queues_of_an_environment_by_its_number_are_kept_with_its_records(tm
     assert settings.environment is not None
     known = queues_of_environment(sender, settings.environment)
     known["t"] = (MessageQueue("t", "a", 0),)
-    spool = resending(open_store(tmp_path / "worker-1", parsed), sender, settings)
+    spool = open_send_spool(open_store(tmp_path / "worker-1", parsed), sender, settings)
     spool.keep([SpooledSend(topic, SendRequest("g", b"x"), None, ("id",)) for topic in ("t", "unknown")])
     spool.finish()
     known["t"] = (MessageQueue("t", "b", 0),)
@@ -388,7 +397,7 @@ def test_a_producer_that_is_traced_has_the_queues_of_its_environment_that_its_sp
     assert settings.environment is not None
     known = queues_of_environment(sender, settings.environment)
     known["t"] = (MessageQueue("t", "a", 0),)
-    spool = resending(open_store(tmp_path, parsed), sender, settings)
+    spool = open_send_spool(open_store(tmp_path, parsed), sender, settings)
     spool.keep([SpooledSend("t", SendRequest("g", b"x"), None, ("id",))])
     spool.finish()
     known.clear()
@@ -409,7 +418,7 @@ def test_what_a_folder_does_not_say_of_an_environments_queues_takes_nothing_from
     known |= {topic: (MessageQueue(topic, "a", 0),) for topic in ("t", "u")}
 
     def kept(name: str, topic: str) -> SendSpool:
-        spool = resending(open_store(tmp_path / name, parsed), sender, settings)
+        spool = open_send_spool(open_store(tmp_path / name, parsed), sender, settings)
         spool.keep([SpooledSend(topic, SendRequest("g", b"x"), None, ("id",))])
         return spool
 
@@ -433,9 +442,9 @@ def test_damage_that_costs_records_leaves_to_the_others_the_queues_that_their_en
     assert settings.environment is not None
     known = queues_of_environment(sender, settings.environment)
     known["t"] = (MessageQueue("t", "a", 0),)
-    spool = resending(open_store(tmp_path, parsed), sender, settings)
+    spool = open_send_spool(open_store(tmp_path, parsed), sender, settings)
     spool.keep([SpooledSend("t", SendRequest("g", b"x"), None, (name,)) for name in "ab"])
-    database(spool.store).write([], [numbered(RECORD, 1), TOTALS])
+    database(spool.store).write([], [record_key(RECORD, 1), TOTALS])
     spool.finish()
     known.clear()
     store = open_store(tmp_path, parsed)
@@ -447,7 +456,7 @@ def test_damage_that_costs_records_leaves_to_the_others_the_queues_that_their_en
 @pytest.mark.parametrize("value", [b"x", b"5", b"[5]", b'[["a", null]]', b"[" * 100_000])
 def test_a_note_about_queues_that_cannot_be_read_is_an_error(tmp_path: Path, value: bytes) -> None:
     store = make(tmp_path / "it's")
-    store.add([(record(b"1"), 1)], {LASTING + b"queues of t": value})
+    store.add([(record(b"1"), 1)], {LASTING_PREFIX + b"queues of t": value})
     store.close()
     parsed = options.parse({"nameServer": "127.0.0.1:1", "environment": "1"}).for_role("producer")
     with pytest.raises(SpoolError, match=r"note about the queues .* spool export '") as error:
@@ -462,14 +471,14 @@ def test_what_an_environment_with_given_queues_kept_is_not_for_who_forgot_them(t
     alone, listed = (options.parse({**given, **more}).for_role("producer") for more in ({}, layout))
 
     def opened(parsed: Options) -> SendSpool:
-        return resending(open_store(tmp_path, parsed), session.sender(parsed), ProducerSettings.of(parsed))
+        return open_send_spool(open_store(tmp_path, parsed), session.sender(parsed), ProducerSettings.of(parsed))
 
     def keep(spool: SendSpool) -> None:
         spool.keep([SpooledSend("t", SendRequest("g", b"x"), None, ("id",))])
         spool.finish()
 
     keep(opened(alone))
-    drainer(tmp_path, listed).finish()
+    open_drainer(tmp_path, listed).finish()
     opened(alone).finish()
     keep(opened(listed))
     with pytest.raises(
@@ -496,11 +505,11 @@ def test_what_is_assigned_goes_to_the_queues_that_its_environment_had_unless_oth
     settings, sender = ProducerSettings.of(old), session.sender(old)
     assert settings.environment is not None
     queues_of_environment(sender, settings.environment)["t"] = (MessageQueue("t", "a", 0),)
-    spool = resending(open_store(tmp_path, old), sender, settings)
+    spool = open_send_spool(open_store(tmp_path, old), sender, settings)
     spool.keep([SpooledSend("t", SendRequest("g", b"x"), None, ("id",))])
     spool.finish()
     with contextlib.closing(make(tmp_path)) as store:
-        store.belong(owner_of(new), force=True)
+        store.set_owner(owner_of(new), force=True)
     with contextlib.closing(open_store(tmp_path, new)):
         environment = ProducerSettings.of(new).environment
         assert environment is not None
@@ -523,7 +532,7 @@ def test_what_an_environment_kept_by_its_number_goes_there_also_when_queues_are_
         if not more:
             assert settings.environment is not None
             queues_of_environment(sender, settings.environment)["t"] = (a,)
-        return resending(open_store(tmp_path, parsed), sender, settings)
+        return open_send_spool(open_store(tmp_path, parsed), sender, settings)
 
     spool = opened()
     spool.keep([SpooledSend("t", SendRequest("g", b"x"), None, ("id",))])
@@ -549,7 +558,7 @@ def test_a_worker_of_an_environment_with_given_queues_leaves_alone_what_is_for_t
     assert settings.environment is not None
     queues_of_environment(sender, settings.environment)["t"] = (MessageQueue("t", "a", 0),)
     make(tmp_path / "worker-1").close()
-    spool = resending(open_store(tmp_path / "worker-2", by_number), sender, settings)
+    spool = open_send_spool(open_store(tmp_path / "worker-2", by_number), sender, settings)
     spool.keep([SpooledSend("t", SendRequest("g", b"x"), None, ("id",))])
     spool.finish()
     counted = options.parse({**given, **spooling, "environments": "5"}).for_role("sink")
@@ -565,7 +574,7 @@ def test_a_folder_of_a_later_release_is_left_alone(tmp_path: Path) -> None:
     def mine(path: Path) -> Store:
         store = make(path)
         try:
-            store.belong(SpoolOwner(("ns:1",), ""))
+            store.set_owner(SpoolOwner(("ns:1",), ""))
         except BaseException:
             store.close()
             raise

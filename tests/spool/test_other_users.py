@@ -20,21 +20,21 @@ from rocketmq_spark import Producer, options, session
 from rocketmq_spark.base import folders, process
 from rocketmq_spark.base.tls_files import Reloaded
 from rocketmq_spark.cli.command import app
-from rocketmq_spark.cli.spool import _collected
+from rocketmq_spark.cli.spool import _collecting_errors
 from rocketmq_spark.client.credentials import RotatingCredentials
 from rocketmq_spark.delay.node import NodeSettings, open_node
 from rocketmq_spark.errors import OptionError, SpoolError
 from rocketmq_spark.model import MessageQueue, SendRequest, SpooledSend
 from rocketmq_spark.producer.settings import ProducerSettings
-from rocketmq_spark.session.spools import _adoptable, adopt, claim, prepare, spools, worker_spool
+from rocketmq_spark.session.spools import _adoptable, adopt, claim, preload, spools_in, worker_spool
 from rocketmq_spark.spool import owner_rights
 from rocketmq_spark.spool import store as store_module
 from rocketmq_spark.spool.database import Database, in_use
-from rocketmq_spark.spool.files import look_first
+from rocketmq_spark.spool.files import copy_instruction
 from rocketmq_spark.spool.owner_reader import _write_entries
 from rocketmq_spark.spool.owner_rights import become_owner
 from rocketmq_spark.spool.records import TOTALS, Totals
-from rocketmq_spark.spool.recovery import held
+from rocketmq_spark.spool.recovery import locked
 from rocketmq_spark.spool.spool import SpoolReading, record_of
 from rocketmq_spark.spool.store import Store
 from tests import users
@@ -185,7 +185,7 @@ def test_a_folder_that_only_another_user_may_read_is_one_of_a_shared_base(
     base.chmod(0o1777)
     private = fill(base / "worker-1")
     with users.denied(private):
-        assert spools(base) == [private]
+        assert spools_in(base) == [private]
         with contextlib.closing(claim(base, make)) as mine:
             assert mine.path != private
         with pytest.raises(SpoolError, match=r"belongs to uid \d+, and uid \d+ may not read it\. Run as its owner"):
@@ -226,7 +226,7 @@ def test_what_the_owner_changes_after_the_copy_is_not_sent(
     if is_link:
         theirs = theirs.rename(tmp_path / "elsewhere")
         (tmp_path / "base" / "worker-1 of mine").symlink_to(theirs)
-    _, copying, showing, sending = look_first(tmp_path / "base" / "worker-1 of mine").split("rocketmq-spark")
+    _, copying, showing, sending = copy_instruction(tmp_path / "base" / "worker-1 of mine").split("rocketmq-spark")
     if users.IS_ROOT:  # otherwise the command would not pretend to be another user
         users.root_beside(monkeypatch, theirs)
     (home := tmp_path / "home").mkdir()
@@ -309,7 +309,7 @@ def test_files_of_root_in_a_spool_are_no_reason_to_refuse_it(tmp_path: Path, mon
         assert len(store) == 1
 
 
-@pytest.mark.parametrize("first", [in_use, lambda path: fill(path, b"more"), lambda path: held(path).__enter__()])
+@pytest.mark.parametrize("first", [in_use, lambda path: fill(path, b"more"), lambda path: locked(path).__enter__()])
 def test_others_may_not_take_the_lock_of_an_open_folder(tmp_path: Path, first: Callable[[Path], object]) -> None:
     """Earlier releases made folders that others may read, and whoever may read a file can lock it: then the owner could neither
     open its spool nor adopt it.
@@ -507,7 +507,7 @@ def owners(monkeypatch: pytest.MonkeyPatch, uids: dict[Path, int]) -> None:
         status[4] = {0: folders.ROOT, users.OTHER: mine}.get(uids[path], uids[path])
         return os.stat_result(status)
 
-    monkeypatch.setattr(owner_rights, "_owner", owner)
+    monkeypatch.setattr(owner_rights, "_owner_uid", owner)
     monkeypatch.setattr(folders, "exposures", lambda *_: iter([]))
     monkeypatch.setattr(folders, "exposures_in", lambda *_: iter([]))
 
@@ -522,13 +522,13 @@ def test_root_uses_its_own_spools_and_then_those_of_one_other_user(
     theirs, further, own, more = (fill(base / f"worker-{name}") for name in ("1-of-one", "2-of-another", "3", "4"))
     owners(monkeypatch, {theirs: users.OTHER, further: users.OTHER + 5, own: 0, more: users.OTHER})
     used: list[tuple[Path, bool]] = []
-    real = Database._opened
+    real = Database._open_rocks
 
     def opened(db: Database, *given: bool) -> object:
         used.append((db.path, folders.has_own_rights()))
         return real(db, *given)
 
-    monkeypatch.setattr(Database, "_opened", opened)
+    monkeypatch.setattr(Database, "_open_rocks", opened)
     done = spool_command(command, base)
     assert done.exit_code == 1
     assert list(dict.fromkeys(used)) == [(own, True), (theirs, False), (more, False)]
@@ -551,7 +551,7 @@ def test_an_error_of_one_spool_keeps_nothing_of_it_open() -> None:
     failed: list[Exception] = []
     kept = Opened()
     gone = weakref.ref(kept)
-    with _collected(failed):
+    with _collecting_errors(failed):
         fail(kept)
     del kept
     assert gone() is None
@@ -736,7 +736,7 @@ import atexit, os, sys
 from pathlib import Path
 import pytest
 from rocketmq_spark.cli.command import app
-from rocketmq_spark.cli.spool import _collected
+from rocketmq_spark.cli.spool import _collecting_errors
 from tests import users
 users.root_beside(pytest.MonkeyPatch(), Path(sys.argv[1]))
 late = []
@@ -787,7 +787,7 @@ from rocketmq_spark.spool.database import Database
 from tests import users
 spool = Path(sys.argv[1])
 users.root_beside(pytest.MonkeyPatch(), spool)
-real = Database._opened
+real = Database._open_rocks
 def opened(*given):
     try:
         os.close(os.open("/dev/tty", os.O_RDWR))
@@ -795,7 +795,7 @@ def opened(*given):
     except OSError as e:
         print("opened in", os.getcwd(), e.strerror)
     return real(*given)
-Database._opened = opened
+Database._open_rocks = opened
 os.chdir(spool.parent)
 app(["spool", sys.argv[2], spool.name, *sys.argv[3:]])
 """
@@ -817,10 +817,10 @@ def test_files_that_root_may_read_are_read_before_spools_are_opened(
     given = {"nameServer": "127.0.0.1:1", "tls": "true", "tlsCaFile": str(tmp_path / "missing.pem")}
     parsed = options.parse(given).for_role("producer")
     (spool := tmp_path / "worker-1").mkdir()
-    prepare(parsed, [spool])
+    preload(parsed, [spool])
     users.root_beside(monkeypatch, spool)
     with pytest.raises(OptionError, match="the TLS files cannot be used"):
-        prepare(parsed, [spool])
+        preload(parsed, [spool])
     session.close_all()
 
 
@@ -866,7 +866,7 @@ def test_what_another_user_puts_into_a_shared_folder_stops_nobody(
             fill(base / "worker-2-of-this-user")
             assert adopt(base, mine, make, NOW_MS) == 1
             assert len(mine) == 2
-        assert left in spools(base)
+        assert left in spools_in(base)
 
 
 def test_folders_of_another_user_cost_one_look_and_one_warning(

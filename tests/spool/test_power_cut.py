@@ -58,7 +58,7 @@ class Disk:
             if before == self._listing():
                 break
         for name, inode in before.items():
-            if name.endswith(files.LOG):
+            if name.endswith(files.LOG_SUFFIX):
                 synced, size = self.logs.get(inode, 0), (into / name).stat().st_size
                 self.torn += synced < size
                 os.truncate(into / name, (synced + size) // 2)

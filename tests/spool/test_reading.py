@@ -10,7 +10,7 @@ import pytest
 
 from rocketmq_spark.errors import SpoolError
 from rocketmq_spark.spool.database import Damaged
-from rocketmq_spark.spool.records import RECORD, Dead, Record, numbered
+from rocketmq_spark.spool.records import RECORD, Dead, Record, record_key
 from rocketmq_spark.spool.spool import SpoolReading
 from rocketmq_spark.spool.store import Store
 from tests.spool.bench import database, record
@@ -32,7 +32,7 @@ def test_entries_are_pending_behind_and_dead_while_the_store_is_open(tmp_path: P
 def test_what_cannot_be_read_is_told_as_such(tmp_path: Path) -> None:
     store = Store(tmp_path)
     store.add([(record(b"x"), 1)])
-    database(store).write([(numbered(RECORD, 1), b"?")])
+    database(store).write([(record_key(RECORD, 1), b"?")])
     reading = SpoolReading(tmp_path)
     ((entry),) = reading.entries()
     assert "cannot be read" in str(entry.record)

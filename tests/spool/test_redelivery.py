@@ -23,7 +23,7 @@ from rocketmq_spark.spool import store as store_module
 from rocketmq_spark.spool.database import Database
 from rocketmq_spark.spool.lanes import STEPS_S, Schedule
 from rocketmq_spark.spool.records import Record
-from rocketmq_spark.spool.redelivery import MAX_OUT, Redelivery
+from rocketmq_spark.spool.redelivery import MAX_IN_FLIGHT, Redelivery
 from rocketmq_spark.spool.store import Store
 from tests.helpers import WAIT_S, no_more_threads, raising, waits_in
 from tests.producer.scripted import ManualTimer
@@ -125,7 +125,7 @@ def test_runs_that_take_too_long_become_shorter_and_are_not_stored_again_and_aga
 
 
 def test_large_records_that_are_out_have_a_bound_of_bytes(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redelivery, "MAX_OUT_BYTES", 2500)
+    monkeypatch.setattr(redelivery, "MAX_IN_FLIGHT_BYTES", 2500)
     bench.waiting = []
     bench.add(*(record(b"%d" % i * 1000) for i in range(8)), after_s=0)
     bench.time.advance(0)
@@ -141,16 +141,16 @@ def test_large_records_that_are_out_have_a_bound_of_bytes(bench: Bench, monkeypa
 
 def test_3_19_g2_6_no_more_is_taken_than_is_handed_out_and_no_iterator_stays_open(bench: Bench) -> None:
     bench.waiting = []
-    bench.add(*(record(str(i).encode()) for i in range(3 * MAX_OUT)), after_s=0)
+    bench.add(*(record(str(i).encode()) for i in range(3 * MAX_IN_FLIGHT)), after_s=0)
     bench.time.advance(1)
-    assert len(bench.waiting) == 7 * MAX_OUT // 8
+    assert len(bench.waiting) == 7 * MAX_IN_FLIGHT // 8
     bench.waiting.pop(0)(Resent())
     bench.time.advance(0)
-    assert len(bench.waiting) == 7 * MAX_OUT // 8
+    assert len(bench.waiting) == 7 * MAX_IN_FLIGHT // 8
     while bench.waiting:
         bench.waiting.pop(0)(Resent())
         bench.time.advance(0)
-    assert bench.payloads == [str(i).encode() for i in range(3 * MAX_OUT)]
+    assert bench.payloads == [str(i).encode() for i in range(3 * MAX_IN_FLIGHT)]
     assert len(bench.store) == 0
 
 
@@ -158,7 +158,7 @@ def test_while_tries_fail_one_record_is_out_and_the_others_keep_their_tries(benc
     bench.waiting = []
     bench.add(*(record(str(i).encode()) for i in range(200)), after_s=0)
     bench.time.advance(0)
-    for _ in range(7 * MAX_OUT // 8):
+    for _ in range(7 * MAX_IN_FLIGHT // 8):
         bench.waiting.pop(0)(DOWN)
     bench.time.advance(0)
     assert len(bench.waiting) == 1
@@ -205,7 +205,7 @@ def test_what_answers_again_makes_what_waits_for_it_due_at_once(bench: Bench) ->
     bench.time.advance(100)
     down.clear()
     tried = len(bench.tried)
-    bench.redelivery.answered(["a", "c"])
+    bench.redelivery.on_answer(["a", "c"])
     bench.time.advance(0)
     assert bench.tried[tried:] == [(100, b"a")]
     bench.time.advance(118)
@@ -219,7 +219,7 @@ def test_what_failed_while_others_succeed_is_tried_again_soon_and_not_by_its_own
         DOWN if down[0] or (one.payload == b"first" and bench.time.now - bench.start < 102) else Resent()
     )
     bench.add(*(record(payload, target="a") for payload in (b"first", b"second", b"third")))
-    bench.redelivery.failed("a")
+    bench.redelivery.on_send_failed("a")
     bench.time.advance(100)
     down[0] = False
     tried = len(bench.tried)
@@ -229,12 +229,12 @@ def test_what_failed_while_others_succeed_is_tried_again_soon_and_not_by_its_own
         def handled(how: Resent) -> None:
             done(how)
             if how.error is None:
-                bench.redelivery.answered(["a"])
+                bench.redelivery.on_answer(["a"])
 
         handle(records, handled)
 
     bench.redelivery._handlers = {"k": and_answers}
-    bench.redelivery.answered(["a"])
+    bench.redelivery.on_answer(["a"])
     bench.time.advance(4)
     assert bench.tried[tried:] == [(100, b"first"), (100, b"second"), (100, b"third"), (103, b"first")]
     assert len(bench.store) == 0
@@ -246,21 +246,21 @@ def test_a_call_while_another_one_runs_is_not_forgotten(
 ) -> None:
     monkeypatch.setattr(redelivery, "PAGE", page)
     bench.add(record(b"a", target="t"), record(b"b", target="t"), after_s=1000)
-    hasten, calls = bench.store.hasten, []
+    hasten, calls = bench.store.make_due, []
 
     def hastened(*args: Any) -> bytes | None:
         found = hasten(*args)
         calls.append(args)
         if len(calls) == 1:
             bench.add(record(b"c", target="t"), after_s=900)
-            bench.redelivery.failed("t")
+            bench.redelivery.on_send_failed("t")
             bench.time.now += 4  # the next call may be 3 s after the failure
-            bench.redelivery.answered(["t"])
+            bench.redelivery.on_answer(["t"])
         return found
 
-    monkeypatch.setattr(bench.store, "hasten", hastened)
-    bench.redelivery.failed("t")
-    bench.redelivery.answered(["t"])
+    monkeypatch.setattr(bench.store, "make_due", hastened)
+    bench.redelivery.on_send_failed("t")
+    bench.redelivery.on_answer(["t"])
     bench.time.advance(1)
     bench.time.advance(5)
     assert sorted(bench.payloads) == [b"a", b"b", b"c"]
@@ -269,9 +269,9 @@ def test_a_call_while_another_one_runs_is_not_forgotten(
 def test_a_call_whose_write_failed_is_repeated(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.add(record(b"a", target="t"), after_s=1000)
     with monkeypatch.context() as patched:
-        patched.setattr(bench.store, "hasten", raising(SpoolError("full")))
-        bench.redelivery.failed("t")
-        bench.redelivery.answered(["t"])
+        patched.setattr(bench.store, "make_due", raising(SpoolError("full")))
+        bench.redelivery.on_send_failed("t")
+        bench.redelivery.on_answer(["t"])
         bench.time.advance(0.5)
     assert "full" in (bench.redelivery.trouble or "")
     bench.time.advance(2)
@@ -281,8 +281,8 @@ def test_a_call_whose_write_failed_is_repeated(bench: Bench, monkeypatch: pytest
 def test_more_than_a_page_is_hastened(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rocketmq_spark.spool.redelivery.PAGE", 3)
     bench.add(*(record(str(i).encode(), target="a") for i in range(20)), after_s=1800)
-    bench.redelivery.failed("a")
-    bench.redelivery.answered(["a"])
+    bench.redelivery.on_send_failed("a")
+    bench.redelivery.on_answer(["a"])
     bench.time.advance(0)
     assert sorted(bench.payloads) == sorted(str(i).encode() for i in range(20))
 
@@ -326,14 +326,14 @@ def test_where_there_was_no_thread_for_a_moment_the_next_one_wakes_it(
 def test_a_large_window_is_filled_up_in_large_parts_and_settled_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bench = Bench(tmp_path / "s", max_out=8 * MAX_OUT)
+    bench = Bench(tmp_path / "s", max_out=8 * MAX_IN_FLIGHT)
     bench.waiting = []
-    bench.redelivery.answered(["a", "b"])
-    payloads = [b"%03d" % i for i in range(10 * MAX_OUT)]
+    bench.redelivery.on_answer(["a", "b"])
+    payloads = [b"%03d" % i for i in range(10 * MAX_IN_FLIGHT)]
     bench.add(*(record(payload, target="ab"[i % 2]) for i, payload in enumerate(payloads)), after_s=0)
     bench.time.advance(1)
     most = len(bench.waiting)
-    assert 7 * MAX_OUT < most < 8 * MAX_OUT
+    assert 7 * MAX_IN_FLIGHT < most < 8 * MAX_IN_FLIGHT
     settled, out = [], []
     settle = bench.store.settle
     monkeypatch.setattr(
@@ -364,7 +364,7 @@ def test_damage_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     bench = Bench(tmp_path)
     with monkeypatch.context() as patched:
         patched.setattr(store_module, "salvage", raising(SpoolError("no space left on device")))
-        bench.redelivery.begin()
+        bench.redelivery.retry_earlier_records()
         for _ in range(200):
             bench.time.advance(0.1)
         assert "no space left on device" in str(bench.redelivery.trouble)
@@ -416,14 +416,14 @@ def test_what_is_being_taken_is_under_way(bench: Bench, monkeypatch: pytest.Monk
 
     def taking(*args: Any, **kwargs: Any) -> object:
         taken = take(*args, **kwargs)
-        busy.append((len(taken), bench.redelivery._busy()))
+        busy.append((len(taken), bench.redelivery._is_busy()))
         return taken
 
     monkeypatch.setattr(bench.store, "take", taking)
     bench.add(record(b"x"), after_s=0)
     bench.time.advance(0)
     assert busy[0] == (1, True), "else a drain would end before it is handed out"
-    assert not bench.redelivery._busy()
+    assert not bench.redelivery._is_busy()
 
 
 def test_what_is_added_while_a_lane_is_under_way_waits_behind_it(bench: Bench) -> None:

@@ -98,7 +98,7 @@ def test_it_holds_back_what_goes_to_a_queue_of_something_that_waits(fixture: Fix
 def test_a_send_that_waits_behind_another_one_is_no_failure(fixture: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody tried it. As a failure it would put off the next call of its broker."""
     failed: list[str] = []
-    monkeypatch.setattr(fixture.spool.redelivery, "failed", failed.append)
+    monkeypatch.setattr(fixture.spool.redelivery, "on_send_failed", failed.append)
     fixture.spool.keep([send(b"x", "a:1")])
     fixture.spool.keep([send(b"y", "a:1"), send(b"z", "b:1")])
     assert failed == [broker_target(q("a:1", "T")), broker_target(q("b:1", "T"))]
@@ -251,7 +251,7 @@ def test_more_than_a_page_is_sent_now(fixture: Fixture, monkeypatch: pytest.Monk
 
 def test_a_spool_that_cannot_be_made_leaves_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the error is, and with all references to it, such as in a traceback that somebody keeps."""
-    for place in ("_begun", "begin", "__init__"):
+    for place in ("_begun", "retry_earlier_records", "__init__"):
         error = KeyboardInterrupt(place)
 
         def fail(*_: object, error: KeyboardInterrupt = error, **__: object) -> None:

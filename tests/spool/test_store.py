@@ -18,9 +18,9 @@ from rocketmq_spark.errors import DecodeError, SpoolError, SpoolFull
 from rocketmq_spark.session.spools import owner_of
 from rocketmq_spark.spool import files
 from rocketmq_spark.spool import store as store_module
-from rocketmq_spark.spool.changes import Ticket
+from rocketmq_spark.spool.changes import AddRequest
 from rocketmq_spark.spool.database import Database
-from rocketmq_spark.spool.lanes import Work
+from rocketmq_spark.spool.lanes import LeasedRecord
 from rocketmq_spark.spool.records import (
     IDENTITY,
     OWNER,
@@ -32,9 +32,9 @@ from rocketmq_spark.spool.records import (
     RetryLater,
     SpoolOwner,
     Verdict,
-    numbered,
+    record_key,
 )
-from rocketmq_spark.spool.recovery import dead_ones
+from rocketmq_spark.spool.recovery import dead_records
 from rocketmq_spark.spool.spool import SEND_VERSION, send_of
 from rocketmq_spark.spool.store import Store
 from tests.helpers import raising
@@ -50,19 +50,19 @@ def test_what_went_with_a_head_that_is_given_up_waits_on(path: Path) -> None:
     """Only what was delivered takes those behind it along."""
     store = Store(path, "never")
     store.add([(record(body, lane=b"l"), 0) for body in (b"1", b"2", b"3")])
-    (work,) = store.take(1000, 10, joins=lambda first: lambda other: True)
-    assert [each.record.payload for each in work.behind] == [b"2", b"3"]
+    (work,) = store.take(1000, 10, predicate=lambda first: lambda other: True)
+    assert [each.record.payload for each in work.batched] == [b"2", b"3"]
     store.settle([(work, Dead("too often"))], 1000)
     assert (len(store), store.totals.dead) == (2, 1)
-    (work,) = store.take(1000, 10, joins=lambda first: lambda other: True)
-    assert [work.record.payload, *(each.record.payload for each in work.behind)] == [b"2", b"3"]
+    (work,) = store.take(1000, 10, predicate=lambda first: lambda other: True)
+    assert [work.record.payload, *(each.record.payload for each in work.batched)] == [b"2", b"3"]
     store.settle([(work, Done())], 1000)
     assert (len(store), store.totals.dead, store.holds(b"l")) == (0, 1, False)
     store.close()
 
 
 def test_3_18_additions_that_are_written_together_are_within_the_bound_together(path: Path) -> None:
-    tickets = [Ticket([(record(b"x" * 100), 0)]) for _ in range(4)]
+    tickets = [AddRequest([(record(b"x" * 100), 0)]) for _ in range(4)]
     store = Store(path, "batch", max_bytes=2 * tickets[0].size + tickets[0].size // 2)
     store._add(tickets)
     assert [type(each.error) for each in tickets] == [type(None)] * 2 + [SpoolFull] * 2
@@ -70,7 +70,7 @@ def test_3_18_additions_that_are_written_together_are_within_the_bound_together(
     store.close()
 
 
-def payloads(works: list[Work]) -> list[bytes]:
+def payloads(works: list[LeasedRecord]) -> list[bytes]:
     return [work.record.payload for work in works]
 
 
@@ -139,7 +139,7 @@ def test_a_page_of_records_that_are_made_due_leaves_no_scan_open(path: Path, mon
     store.add([(record(b"%d" % n), 10**6) for n in range(5)])
     scans, scan = [], Database.scan
     monkeypatch.setattr(Database, "scan", lambda *given: scans.append(scan(*given)) or scans[-1])
-    assert store.hasten(None, None, 2, 50) is not None
+    assert store.make_due(None, None, 2, 50) is not None
     assert scans
     assert all(inspect.getgeneratorstate(one) == inspect.GEN_CLOSED for one in scans)
     store.close()
@@ -150,7 +150,7 @@ def test_what_is_out_is_not_hastened_also_where_the_clock_was_put_back(path: Pat
     store = Store(path)
     store.add([(record(b"out"), 90), (record(b"waits"), 95)])
     (work,) = store.take(90, 1)
-    assert store.hasten(None, None, 10, 50) is None
+    assert store.make_due(None, None, 10, 50) is None
     assert store.next_due_ms() == 50, "the other one"
     store.settle([(work, Done())], 50)
     assert payloads(store.take(1000, 10)) == [b"waits"]
@@ -162,7 +162,7 @@ def test_3_22_g2_10_the_dead_keep_their_payload_and_come_back_when_they_are_told
     store = Store(path)
     store.add([(record(b"first", lane=b"l"), 0), (record(b"second", lane=b"l"), 0)])
     store.settle([(work, Dead("no")) for work in store.take(0, 10)], 0)
-    assert [one.payload for _, one, _ in dead_ones(database(store)) if isinstance(one, Record)] == [b"first"]
+    assert [one.payload for _, one, _ in dead_records(database(store)) if isinstance(one, Record)] == [b"first"]
     assert (store.totals.give_ups, store.totals.dead, len(store)) == (1, 1, 1)
     assert store.revive(9) == 1
     works = store.take(9, 10)
@@ -193,7 +193,7 @@ def test_g2_10_the_bound_counts_the_dead_and_an_addition_is_taken_whole_or_not(p
 def test_a_disk_that_is_nearly_full_takes_nothing_more_and_what_is_there_goes(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "ASK_S", 0.0)  # a spool that has filled its disk could not be opened any more
+    monkeypatch.setattr(files, "SPACE_CHECK_S", 0.0)  # a spool that has filled its disk could not be opened any more
     store = Store(path, sync="never")
     store.add([(record(b"1"), 1)])
     left = files.RESERVE_BYTES - 1
@@ -225,13 +225,13 @@ def test_g2_10_a_record_that_does_not_fit_its_checksum_goes_to_the_dead_and_its_
     store.add([(record(b"first", lane=b"l"), 0), (record(b"second", lane=b"l"), 0)])
     damaged = bytearray(record(b"first", lane=b"l").encode())
     damaged[-1] ^= 1
-    database(store).write([(numbered(RECORD, 1), bytes(damaged))])
+    database(store).write([(record_key(RECORD, 1), bytes(damaged))])
     assert payloads(store.take(0, 10)) == [b"second"]
     assert store.totals.dead == 1
     store.close()
 
 
-@pytest.mark.parametrize("limit", ["REVIVED_AT_ONCE", "REVIVED_BYTES"])
+@pytest.mark.parametrize("limit", ["REVIVE_PAGE", "REVIVE_PAGE_BYTES"])
 def test_g2_10_any_number_of_dead_comes_back_in_portions(
     path: Path, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
@@ -259,11 +259,11 @@ OTHERS = (
 
 def test_what_is_noted_of_a_cluster_is_not_believed_in_another(path: Path) -> None:
     with contextlib.closing(Store(path)) as store:
-        store.belong(A_CLUSTER)
+        store.set_owner(A_CLUSTER)
         store.add([], {b"broker-a": b"7"})
-        store.belong(dataclasses.replace(A_CLUSTER, servers=(*A_CLUSTER.servers, "d:1"), purpose="another group"))
+        store.set_owner(dataclasses.replace(A_CLUSTER, servers=(*A_CLUSTER.servers, "d:1"), purpose="another group"))
         assert store.notes() == {b"broker-a": b"7"}
-        store.belong(dataclasses.replace(A_CLUSTER, servers=("c:1",)), force=True)
+        store.set_owner(dataclasses.replace(A_CLUSTER, servers=("c:1",)), force=True)
         assert store.notes() == {b"doubtful broker-a": b"7"}
 
 
@@ -277,41 +277,41 @@ def test_deeply_nested_json_in_a_spool_is_damaged() -> None:
 
 def test_3_1_a_spool_with_records_keeps_its_owner_and_an_empty_one_takes_another(path: Path) -> None:
     store = Store(path)
-    store.belong(A_CLUSTER)
+    store.set_owner(A_CLUSTER)
     store.add([(record(b"x"), 0)])
     store.close()
     store = Store(path)
-    store.belong(A_CLUSTER)
+    store.set_owner(A_CLUSTER)
     for other in OTHERS:
         with pytest.raises(SpoolError, match="holds records of the cluster of a:1;b:1, environment '1'") as caught:
-            store.belong(other)
+            store.set_owner(other)
         assert f"not of {other}" in str(caught.value)
     (work,) = store.take(0, 1)
     store.settle([(work, Dead("no"))], 0)
     for other in OTHERS:  # dead letters may be sent again, too
         with pytest.raises(SpoolError, match="holds records of"):
-            store.belong(other)
-    store.belong(A_CLUSTER)
+            store.set_owner(other)
+    store.set_owner(A_CLUSTER)
     store.revive(0)
     store.settle([(work, Done()) for work in store.take(0, 1)], 0)
-    store.belong(OTHERS[0])
+    store.set_owner(OTHERS[0])
     store.add([(record(b"y"), 0)])
     with pytest.raises(SpoolError, match=r"holds records of .*environment '2'"):
-        store.belong(A_CLUSTER)
-    store.belong(A_CLUSTER, force=True)
+        store.set_owner(A_CLUSTER)
+    store.set_owner(A_CLUSTER, force=True)
     with pytest.raises(SpoolError, match=r"holds records of .*environment '1'"):
-        store.belong(OTHERS[0])
+        store.set_owner(OTHERS[0])
     store.close()
 
 
 def test_a_cluster_is_the_same_while_one_of_its_servers_is(path: Path) -> None:
     store = Store(path)
-    store.belong(A_CLUSTER)
+    store.set_owner(A_CLUSTER)
     store.add([(record(b"x"), 0)])
     for servers in (("b:1", "c:1"), ("c:1",), ("c:1", "d:1")):
-        store.belong(dataclasses.replace(A_CLUSTER, servers=servers))
+        store.set_owner(dataclasses.replace(A_CLUSTER, servers=servers))
     with pytest.raises(SpoolError):
-        store.belong(A_CLUSTER)
+        store.set_owner(A_CLUSTER)
     store.close()
 
 
@@ -326,12 +326,12 @@ def test_the_queues_of_environments_are_compared_where_both_are_known() -> None:
             "producer"
         )
     )
-    assert two.is_same(same)
-    assert not two.is_same(three)
-    assert not three.is_same(two)
-    assert two.is_same(earlier)
-    assert not earlier.is_same(two), "it does not say that these are its queues"
-    assert not dataclasses.replace(two, environment="").is_same(two)
+    assert two.may_use(same)
+    assert not two.may_use(three)
+    assert not three.may_use(two)
+    assert two.may_use(earlier)
+    assert not earlier.may_use(two), "it does not say that these are its queues"
+    assert not dataclasses.replace(two, environment="").may_use(two)
 
 
 @pytest.mark.parametrize(
@@ -352,10 +352,10 @@ def test_what_an_earlier_release_wrote_goes_on(path: Path, written: bytes, owner
         dataclasses.replace(owner, purpose="p"),
     ):
         with pytest.raises(SpoolError):
-            store.belong(other)
-    store.belong(owner)
+            store.set_owner(other)
+    store.set_owner(owner)
     with pytest.raises(SpoolError):
-        store.belong(dataclasses.replace(owner, servers=("b:1",)))
+        store.set_owner(dataclasses.replace(owner, servers=("b:1",)))
     store.close()
 
 

@@ -44,7 +44,7 @@ from rocketmq_spark.producer.routing import RouteCache, queues_of_environment
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.producer.spool_bridge import is_transient
 from rocketmq_spark.queues.environment import by_position, check_chosen, position_problem, scope_of
-from rocketmq_spark.session.spools import problems as spool_problems
+from rocketmq_spark.session.spools import option_problems as spool_problems
 from rocketmq_spark.spark.sink import exactly_once_checks
 
 COLUMNS = columns.COLUMNS
