@@ -171,7 +171,7 @@ def test_old_archives_go(home: Path, jar: Path) -> None:
     assert len(left) == 6
 
 
-def test_what_killed_dumps_left_goes_and_what_others_are_at_stays(home: Path, jar: Path) -> None:
+def test_leftovers_of_killed_dumps_go_but_files_in_use_stay(home: Path, jar: Path) -> None:
     left, busy, kept = "a" * 16, "b" * 16, "c" * 16
     folder = home / "archives"
     folder.mkdir()

@@ -392,7 +392,7 @@ def usual(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("problem", ["of another user", "open", "no folder"])
-def test_a_default_cache_that_cannot_be_used_is_replaced_with_a_warning(
+def test_unusable_default_cache_is_replaced_with_warning(
     usual: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, problem: str
 ) -> None:
     """As for random uids, and in a volume to which everyone may write."""
@@ -419,7 +419,7 @@ def test_a_default_cache_that_cannot_be_used_is_replaced_with_a_warning(
 
 
 @pytest.mark.parametrize("planted", ["folder", "link", "own link"])
-def test_a_temporary_cache_that_another_user_has_made_is_not_used(
+def test_temporary_cache_made_by_another_user_is_refused(
     usual: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, planted: str
 ) -> None:
     usual.chmod(0o777)
@@ -517,7 +517,7 @@ def test_fetched_once_and_then_found(small: Path, mirror: Mirror, capfd: pytest.
     assert {p.name for p in (small / "jars").iterdir()} == {"lock", files[0].parent.name}
 
 
-def test_jars_behind_a_link_have_their_own_paths_which_archives_are_named_by(
+def test_jars_behind_link_keep_real_paths_that_name_archives(
     small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files, other = distro.fetch(["small"], quiet=True), tmp_path / "other"
@@ -542,7 +542,7 @@ def test_jars_behind_a_link_that_others_may_replace_are_not_used(
         distro.fetch(["small"])
 
 
-def test_a_jar_behind_a_link_that_others_may_replace_is_fetched_again(small: Path, tmp_path: Path) -> None:
+def test_linked_jar_that_others_may_replace_is_fetched_again(small: Path, tmp_path: Path) -> None:
     jar = distro.fetch(["small"], quiet=True)[0]
     (shared := tmp_path / "shared").mkdir()
     shared.chmod(0o777)
@@ -551,7 +551,7 @@ def test_a_jar_behind_a_link_that_others_may_replace_is_fetched_again(small: Pat
     assert not distro.fetch(["small"], quiet=True)[0].is_symlink()
 
 
-def test_a_user_without_name_and_home_has_a_cache_among_temporary_files(
+def test_user_without_home_gets_cache_in_temporary_folder(
     usual: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("HOME")

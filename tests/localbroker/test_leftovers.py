@@ -92,7 +92,7 @@ def test_data_that_was_to_be_kept_is_kept(run: Path, tmp_path: Path) -> None:
     assert not record.exists()
 
 
-def test_a_temporary_folder_that_was_to_be_kept_is_kept_when_its_process_is_killed(run: Path) -> None:
+def test_kept_temporary_folder_survives_kill_of_its_process(run: Path) -> None:
     killed = claim(run, None, keep=True)
     for lock in killed._locks:
         lock.close()
@@ -377,7 +377,7 @@ def test_nothing_is_planted_while_a_data_folder_is_checked(
         claim(run, tmp_path / "data", keep=True)
 
 
-def test_what_others_own_in_a_folder_stays_an_error_after_it_is_closed(
+def test_foreign_files_stay_an_error_after_folder_made_private(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also a file whose mode is not that of an open one."""

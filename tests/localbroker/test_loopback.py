@@ -94,9 +94,7 @@ def test_servers_of_one_book_do_not_meet(tmp_path: Path) -> None:
     assert len(set(ports)) == len(ports)
 
 
-def test_a_wish_is_left_to_the_server_that_has_it_and_so_are_its_neighbours(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wanted_port_and_its_neighbours_stay_with_their_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Of its own: another test of this process may have been given one of these.
     monkeypatch.setattr(process, "_blocks", process._Blocks())
     monkeypatch.setattr(process._blocks, "candidates", lambda: iter([25_000, 24_998, 25_001, 25_005]))

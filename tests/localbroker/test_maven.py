@@ -129,9 +129,7 @@ def test_the_resolvers_of_ivy_in_their_order(tmp_path: Path, monkeypatch: pytest
     assert keys == [f"Basic {base64.b64encode(b'me:secret').decode()}"] * 2 + [None] * 2
 
 
-def test_settings_that_do_not_exist_cannot_be_read_or_name_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_unreadable_or_unusable_ivy_settings_are_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(maven.SETTINGS_VARIABLE, "/nowhere/ivysettings.xml")
     with pytest.raises(LocalBrokerError, match=r"The Ivy settings file /nowhere/ivysettings\.xml does not exist"):
         urls()

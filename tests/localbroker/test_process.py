@@ -57,7 +57,7 @@ def test_a_child_ends_with_its_parent(tmp_path: Path, how: str, number: signal.S
             os.killpg(child, signal.SIGKILL)
 
 
-def test_a_child_that_starts_while_ctrl_c_comes_is_known_and_can_be_ended(
+def test_child_started_during_ctrl_c_is_known_and_can_be_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a notebook the process goes on after it."""
