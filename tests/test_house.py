@@ -173,7 +173,7 @@ PRIVATE_USES = {
 # By folder of tests: uses of private attributes and imports of private names; names of tests that are longer than 60 characters;
 # names of tests with a number of a list that is not in the repository. A number may only go down.
 TESTS_TO_CLEAN = {
-    ".": (75, 65, 4), "aio": (61, 0, 0), "chaos": (1, 0, 0), "cli": (77, 21, 2), "client": (79, 0, 0), "columnar": (7, 0, 0),
+    ".": (75, 65, 4), "aio": (61, 0, 0), "chaos": (1, 0, 0), "cli": (77, 20, 2), "client": (79, 0, 0), "columnar": (7, 0, 0),
     "compat": (8, 0, 0), "consumer": (222, 0, 0), "decode": (5, 0, 0), "delay": (47, 0, 0), "encode": (1, 0, 0),
     "fuzz": (2, 0, 0), "grpc_proxy": (92, 0, 0), "live": (44, 0, 0), "localbroker": (38, 0, 0), "producer": (81, 0, 0),
     "queues": (2, 0, 0), "remoting": (52, 0, 0), "sink": (53, 0, 0), "source": (44, 0, 0), "spark": (3, 0, 0),

@@ -127,7 +127,7 @@ def test_the_environment_comes_from_the_variable_and_is_said(
     assert (other.exit_code, documents(other.stdout)) == (0, [])
 
 
-def test_a_copy_ends_when_what_belongs_to_its_environment_is_copied(
+def test_a_copy_ends_when_its_environment_is_copied(
     rocketmq: LocalBroker, make_topic: Callable[..., str], run: Run
 ) -> None:
     """It would wait for its group in the queues of the others, or for another group, without end."""
