@@ -80,7 +80,7 @@ ORDER = {
     "spool": "records changes files owner_rights database pending lanes turns recovery store redelivery spool owner_reader"
     " copying",
     "options": "names paths parsing topic_names transport table typed",
-    "cli": "output numbers command background connection broker cluster produce lag_view query lag reading tail copy group"
+    "cli": "output numbers command background connection broker cluster produce lag_view query lag topic_reader tail copy group"
     " checkpoint message spool topic doctor doctor.findings doctor.servers doctor.command python_values kafka_options kafka_text"
     " kafka_chains kafka_frames kafka_columns kafka_lines port demo"
     " demo.accounts demo.process_session demo.order_writer demo.environment demo.batch_totals demo.driver demo.watch"
@@ -172,7 +172,7 @@ PRIVATE_USES = {
 # By folder of tests: uses of private attributes and imports of private names; names of tests that are longer than 60 characters;
 # names of tests with a number of a list that is not in the repository. A number may only go down.
 TESTS_TO_CLEAN = {
-    ".": (75, 53, 3), "aio": (61, 0, 0), "chaos": (1, 0, 0), "cli": (77, 72, 3), "client": (79, 0, 0), "columnar": (7, 0, 0),
+    ".": (75, 53, 3), "aio": (61, 0, 0), "chaos": (1, 0, 0), "cli": (77, 20, 2), "client": (79, 0, 0), "columnar": (7, 0, 0),
     "compat": (8, 0, 0), "consumer": (222, 0, 0), "decode": (5, 0, 0), "delay": (47, 0, 0), "encode": (1, 0, 0),
     "fuzz": (2, 0, 0), "grpc_proxy": (92, 0, 0), "live": (44, 0, 0), "localbroker": (38, 0, 0), "producer": (81, 0, 0),
     "queues": (2, 0, 0), "remoting": (52, 0, 0), "sink": (53, 0, 0), "source": (44, 0, 0), "spark": (3, 0, 0),

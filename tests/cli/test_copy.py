@@ -132,7 +132,7 @@ def test_a_group_that_copied_before_is_told_before_the_first_message_which_queue
     monkeypatch.setattr(Target, "producer", lambda target: nullcontext(SimpleNamespace(queues=lambda topic: FEW[1:])))
     monkeypatch.setattr(copying, "_locations", lambda target, topic: {(topic, topic, None)})
     monkeypatch.setattr(copying, "copied_offsets", lambda target, group, source: offsets)
-    monkeypatch.setattr(copying, "subscribed", lambda *given: nullcontext(SimpleNamespace()))
+    monkeypatch.setattr(copying, "subscribed_consumer", lambda *given: nullcontext(SimpleNamespace()))
     monkeypatch.setattr(copying, "_copy_all", lambda *given: print("the first message"))
     words = ["copy", "src", "dst", "--group", "g", "--name-server", "127.0.0.1:1"]
     said = CliRunner().invoke(app, words).output
