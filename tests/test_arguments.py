@@ -18,8 +18,9 @@ from rocketmq_spark.consumer.listener import Context, OrderedContext, with_repli
 from rocketmq_spark.errors import MessageRefused, OptionError, RocketMQError
 from rocketmq_spark.session import consumers, producers
 from tests.consumer.fake_member import A, FakeMember
-from tests.consumer.pop import FakeProxy
-from tests.producer.scripted import ScriptedSender, Time, ok
+from tests.fakes.pop_member import FakeProxy
+from tests.fakes.sender import ScriptedSender, ok
+from tests.fakes.timer import Time
 
 PROXY = {"transport": "grpc", "proxy_endpoint": "h:1"}
 

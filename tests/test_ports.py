@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -50,12 +48,13 @@ from rocketmq_spark.spark.source.batch_reader import PrunedReader, RocketMQReade
 from rocketmq_spark.spark.source.group_offsets import GroupOffsets
 from rocketmq_spark.spark.source.stream_reader import RocketMQStreamReader
 from rocketmq_spark.wire.messages import decode_batch
-from tests.consumer import group
-from tests.consumer.pop import FakeProxy
 from tests.consumer.test_simple_consumer import Scripted
-from tests.producer.scripted import ScriptedSender, ok
-from tests.producer.test_spool_bridge import FakeSpool
-from tests.spool.test_spool import FakeResender
+from tests.fakes.group_member import FakeMember
+from tests.fakes.pop_member import FakeProxy
+from tests.fakes.ports import Fake, arguments, verbs
+from tests.fakes.resender import FakeResender
+from tests.fakes.sender import ScriptedSender, ok
+from tests.fakes.spool import FakeSpool
 
 QUEUES = [MessageQueue("t", "broker-a", i) for i in range(2)]
 ROUTE = TopicRoute(
@@ -72,41 +71,6 @@ PORTS = {
     ports.GroupMember: RemotingMember,
     ports.Replies: RemotingReplies,
 }
-
-
-class Fake:
-    """A port whose verbs answer as they are told, and nothing beside it: what is not in the port is not there."""
-
-    def __init__(self, port: type, **answers: object) -> None:
-        assert answers.keys() <= verbs(port)
-        self.asked: list[str] = []
-        for name in verbs(port):
-            setattr(self, name, self._verb(name, answers[name]) if name in answers else self._unexpected(name))
-
-    def _verb(self, name: str, answer: object) -> object:
-        if not callable(answer):
-            return answer
-
-        def ask(*given: Any, **named: Any) -> object:
-            self.asked.append(name)
-            return answer(*given, **named)
-
-        return ask
-
-    def _unexpected(self, name: str) -> Callable[..., None]:
-        def ask(*given: object, **named: object) -> None:
-            pytest.fail(f"{name}{given} was not expected")
-
-        return ask
-
-
-def verbs(port: type) -> set[str]:
-    return {name for name in vars(port) if not name.startswith("_")}
-
-
-def arguments(verb: Callable[..., object]) -> list[tuple[str, object, object]]:
-    """Their types are mypy's to compare."""
-    return [(one.name, one.kind, one.default) for one in inspect.signature(verb).parameters.values()]
 
 
 @pytest.mark.parametrize("port", PORTS, ids=lambda port: port.__name__)
@@ -134,7 +98,7 @@ def test_the_client_of_a_proxy_has_each_verb_with_the_same_arguments(port: type,
     ("port", "kind"),
     [
         (ports.Sender, ScriptedSender), (ports.Resender, FakeResender), (ports.Spool, FakeSpool),
-        (ports.GroupMember, group.FakeMember), (ports.PopMember, FakeProxy), (ports.PopMember, Scripted),
+        (ports.GroupMember, FakeMember), (ports.PopMember, FakeProxy), (ports.PopMember, Scripted),
     ],
 )  # fmt: skip
 def test_who_says_that_it_implements_a_port_has_each_verb(port: type, kind: type) -> None:

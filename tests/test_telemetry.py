@@ -33,8 +33,10 @@ from rocketmq_spark.session.telemetry import Instrumentation
 from tests.consumer.fake_member import AT_ONCE, A, FakeMember, bodies, made
 from tests.consumer.group import group
 from tests.consumer.messages import QUEUE, message
+from tests.fakes.sender import ScriptedSender
+from tests.fakes.timer import Time
 from tests.helpers import awaited, raising
-from tests.producer.scripted import Bench, ScriptedSender, Time, bench
+from tests.producer.bench import Bench, bench
 
 __all__ = ["bench", "group"]
 

@@ -26,8 +26,8 @@ from tests.aio.conftest import producing, run, until, waits
 from tests.aio.test_aio_loop import Blocking, in_a_thread
 from tests.consumer.fake_member import A, FakeMember, bodies, made
 from tests.consumer.group import GroupBench, group
+from tests.fakes.sender import ScriptedSender
 from tests.helpers import no_more_threads, raising
-from tests.producer.scripted import ScriptedSender
 from tests.queues import q
 
 __all__ = ["group"]

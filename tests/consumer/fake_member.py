@@ -17,7 +17,7 @@ from rocketmq_spark.errors import LocalProtocolError, RocketMQError, RouteNotFou
 from rocketmq_spark.model import Filter, MessageQueue, PullAnswer, PullRequest, PullStatus, QueueBounds, ReceivedMessage
 from rocketmq_spark.model.membership import Asked, Membership
 from rocketmq_spark.wire.messages import first_portion
-from tests.producer.scripted import ManualTimer, Time
+from tests.fakes.timer import ManualTimer, Time
 
 Done = Callable[[PullAnswer | RocketMQError], None]
 

@@ -11,7 +11,8 @@ from rocketmq_spark.errors import CallTimeout
 from rocketmq_spark.model import NO_FILTER, Filter
 from tests.consumer.fake_member import A, Hand, made
 from tests.consumer.fake_member import FakeMember as Pulled
-from tests.consumer.group import FakeMember, GroupBench
+from tests.consumer.group import GroupBench
+from tests.fakes.group_member import FakeMember
 
 
 @pytest.mark.parametrize(

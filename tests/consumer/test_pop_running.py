@@ -17,10 +17,11 @@ from rocketmq_spark.consumer.tools import TIMEOUT_S, ConsumerTools
 from rocketmq_spark.errors import AccessDenied, ClosedError, ConnectionLost, OptionError, RocketMQError
 from rocketmq_spark.model import NO_FILTER, Filter
 from rocketmq_spark.model.message import GroupPolicy
-from tests.consumer.pop import SETTINGS, FakeProxy, arrival, of
+from tests.consumer.pop import SETTINGS, arrival, of
+from tests.fakes.pop_member import FakeProxy
+from tests.fakes.timer import ManualTimer, Time
 from tests.helpers import RAISED, no_more_threads, raising
 from tests.mockbroker import eventually
-from tests.producer.scripted import ManualTimer, Time
 
 
 class Member:

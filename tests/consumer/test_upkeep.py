@@ -29,8 +29,8 @@ from rocketmq_spark.errors import (
 )
 from rocketmq_spark.model import NO_FILTER, MessageQueue
 from tests.consumer.fake_member import AT_ONCE, A, B, FakeMember, Hand, bodies, made
+from tests.fakes.timer import ManualTimer, Time
 from tests.helpers import raising, unlike_ctrl_c, waits_in
-from tests.producer.scripted import ManualTimer, Time
 
 QUEUE = MessageQueue("t", "b", 0)
 

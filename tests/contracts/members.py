@@ -15,9 +15,10 @@ from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import NO_FILTER, Message, MessageQueue, PullAnswer, PullRequest, ReceivedMessage
 from rocketmq_spark.model.membership import Membership
 from rocketmq_spark.ports import GroupMember
-from tests.consumer import fake_member, group
+from tests.consumer import fake_member
+from tests.fakes.group_member import GROUP, FakeBrokers, FakeMember
+from tests.fakes.timer import Time
 from tests.mockbroker import eventually
-from tests.producer.scripted import Time
 from tests.queues import q
 
 Outcome = PullAnswer | RocketMQError
@@ -136,17 +137,17 @@ class Real(Case):
 
 
 class OfGroup(Case):
-    """``tests.consumer.group.FakeMember``."""
+    """``tests.fakes.group_member.FakeMember``."""
 
     def __init__(self) -> None:
         self.time = Time()
-        self.brokers = group.FakeBrokers(self.time, {"T": "a:0-1"})
-        self.group = group.GROUP
+        self.brokers = FakeBrokers(self.time, {"T": "a:0-1"})
+        self.group = GROUP
         self.queue, self.other = q("a:0"), q("a:1")
         self.port = self.another()
 
     def another(self) -> GroupMember:
-        return group.FakeMember(self.brokers, f"m{next(_numbers)}")  # type: ignore[return-value]
+        return FakeMember(self.brokers, f"m{next(_numbers)}")  # type: ignore[return-value]
 
     def send(self, *bodies: bytes) -> None:
         self.brokers.send(self.queue, *bodies)

@@ -38,7 +38,9 @@ from rocketmq_spark.producer.retry import RetryPolicy
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.wire.messages import decode_batch, encode_item
 from rocketmq_spark.wire.properties import decode_properties, encode_properties
-from tests.producer.scripted import Bench, ManualTimer, Outcome
+from tests.fakes.sender import Outcome
+from tests.fakes.timer import ManualTimer
+from tests.producer.bench import Bench
 from tests.queues import q, qs
 
 STORED, REFUSED, AMBIGUOUS = SendOutcomeKind.STORED, SendOutcomeKind.REJECTED, SendOutcomeKind.AMBIGUOUS

@@ -22,8 +22,10 @@ from rocketmq_spark.producer.rows.sender import StoragePlan
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.wire.messages import BatchItem, decode_batch, encode_batch
 from rocketmq_spark.wire.properties import decode_properties
+from tests.fakes.sender import refused
+from tests.fakes.timer import ManualTimer
 from tests.helpers import raising
-from tests.producer.scripted import Bench, ManualTimer, refused, told_storage
+from tests.producer.bench import Bench, told_storage
 from tests.producer.test_batching import message
 from tests.producer.test_bulk import Bulk, table
 from tests.producer.test_resender import Sender, resent, single

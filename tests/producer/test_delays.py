@@ -23,9 +23,12 @@ from rocketmq_spark.producer import delays
 from rocketmq_spark.producer.delays import BrokerTimers
 from rocketmq_spark.wire.envelope import CANCEL, INNER_TOPIC, QUEUE, DelayHandle, unpack
 from rocketmq_spark.wire.properties import decode_properties
+from tests.fakes.sender import ScriptedSender
+from tests.fakes.spool import FakeSpool
+from tests.fakes.timer import ManualTimer
 from tests.helpers import raising
-from tests.producer.scripted import Bench, ManualTimer, ScriptedSender
-from tests.producer.test_spool_bridge import FakeSpool, Sender
+from tests.producer.bench import Bench
+from tests.producer.test_spool_bridge import Sender
 from tests.producer.test_spool_bridge import producer as spooling
 from tests.queues import q, qs
 

@@ -22,10 +22,13 @@ from rocketmq_spark.producer.outgoing import Outcome, OutgoingSend, SendCompleti
 from rocketmq_spark.producer.producer import BaseProducer
 from rocketmq_spark.producer.send_queue import SendQueue
 from rocketmq_spark.producer.settings import ProducerSettings
+from tests.fakes.sender import refused
+from tests.fakes.spool import FakeSpool
+from tests.fakes.timer import ManualTimer, Time
 from tests.helpers import no_more_threads, raising, waits_in
-from tests.producer.scripted import Bench, ManualTimer, Time, refused
+from tests.producer.bench import Bench
 from tests.producer.test_ambiguity import Broker, batch, run
-from tests.producer.test_spool_bridge import FakeSpool, Sender, down, producer
+from tests.producer.test_spool_bridge import Sender, down, producer
 from tests.queues import q
 
 M = Message("T", b"x")

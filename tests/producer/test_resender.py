@@ -31,8 +31,10 @@ from rocketmq_spark.wire.compression import compress, decompress
 from rocketmq_spark.wire.envelope import INNER_TOPIC, QUEUE, unpack
 from rocketmq_spark.wire.messages import BatchItem, decode_batch, encode_batch
 from rocketmq_spark.wire.properties import decode_properties, encode_properties
+from tests.fakes.sender import refused
+from tests.fakes.timer import ManualTimer
 from tests.helpers import no_more_threads, raising
-from tests.producer.scripted import Bench, ManualTimer, refused, told_storage
+from tests.producer.bench import Bench, told_storage
 from tests.producer.test_spool_bridge import Sender
 from tests.queues import q, qs
 

@@ -16,8 +16,10 @@ from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.spark.sink import checks, task
 from rocketmq_spark.spark.sink.exactly_once import NotedQueuesSender
+from tests.fakes.sender import ScriptedSender
+from tests.fakes.timer import Time
 from tests.live.writes import TYPES, frame, sink_options
-from tests.producer.scripted import ScriptedSender, Time, qs
+from tests.queues import qs
 
 OLD = 409  # 4.9.8
 

@@ -27,7 +27,8 @@ from rocketmq_spark.spool.database import in_use
 from rocketmq_spark.spool.records import LASTING, OWNER, RECORD, TOTALS, Done, RetryLater, SpoolOwner, numbered
 from rocketmq_spark.spool.spool import SendSpool
 from rocketmq_spark.spool.store import Store
-from tests.producer.scripted import ScriptedSender, Time
+from tests.fakes.sender import ScriptedSender
+from tests.fakes.timer import Time
 from tests.spool.bench import database, record
 
 ROOT = Path(__file__).parents[2]

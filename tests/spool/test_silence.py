@@ -14,7 +14,7 @@ from rocketmq_spark.spool.database import Database
 from rocketmq_spark.spool.lanes import FORGOTTEN_MS, UnreachableTargets
 from rocketmq_spark.spool.records import PENDING, Due, PendingPlace, Record, RecordState, behind
 from rocketmq_spark.spool.redelivery import MAX_OUT
-from tests.producer.scripted import ManualTimer
+from tests.fakes.timer import ManualTimer
 from tests.spool.bench import BASE_MS, Bench, database, record
 
 DOWN = Resent(None, "down", passing=True)
