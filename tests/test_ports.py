@@ -48,7 +48,6 @@ from rocketmq_spark.spark.source.batch_reader import PrunedReader, RocketMQReade
 from rocketmq_spark.spark.source.group_offsets import GroupOffsets
 from rocketmq_spark.spark.source.stream_reader import RocketMQStreamReader
 from rocketmq_spark.wire.messages import decode_batch
-from tests.consumer.test_simple_consumer import Scripted
 from tests.fakes.group_member import FakeMember
 from tests.fakes.pop_member import FakeProxy
 from tests.fakes.ports import Fake, arguments, verbs
@@ -98,7 +97,7 @@ def test_the_client_of_a_proxy_has_each_verb_with_the_same_arguments(port: type,
     ("port", "kind"),
     [
         (ports.Sender, ScriptedSender), (ports.Resender, FakeResender), (ports.Spool, FakeSpool),
-        (ports.GroupMember, FakeMember), (ports.PopMember, FakeProxy), (ports.PopMember, Scripted),
+        (ports.GroupMember, FakeMember), (ports.PopMember, FakeProxy),
     ],
 )  # fmt: skip
 def test_who_says_that_it_implements_a_port_has_each_verb(port: type, kind: type) -> None:

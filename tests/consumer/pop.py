@@ -55,7 +55,9 @@ class PopBench:
 
     def lent(self, *messages: PoppedMessage) -> list[InvisibleMessage]:
         self.proxy.put(*messages)
-        found = self.proxy.receive(("t", 0), len(messages), INVISIBLE_MS / 1000, MIN_WAIT_S, Deadline.after(MIN_WAIT_S))
+        found = self.proxy.receive(
+            ("t", 0), len(messages), INVISIBLE_MS / 1000, MIN_WAIT_S, Deadline.after(2 * MIN_WAIT_S)
+        )
         now_ms = self.timer.lease_ms()
         return self.in_hand.add("t", found, now_ms + INVISIBLE_MS, now_ms)
 

@@ -24,12 +24,16 @@ _LOOK_S = 0.02
 
 
 class FakeProxy:
-    """Implements ``ports.PopMember``; ``failing`` has errors by verb. Leases end as time goes on, which ``now_s`` tells."""
+    """Implements ``ports.PopMember``; ``failing`` has errors by verb. Leases end as time goes on, which ``now_s`` tells.
+
+    Without ``waits`` an empty place answers a receive at once, as if the time of the receive were over.
+    """
 
     client_id = "me"
 
-    def __init__(self, now_s: Callable[[], float] = time.monotonic, **places: int) -> None:
+    def __init__(self, now_s: Callable[[], float] = time.monotonic, waits: bool = True, **places: int) -> None:
         self.now_s = now_s
+        self.waits = waits
         self.counts = dict(places)
         self.told: list[tuple[Any, ...]] = []
         self.failing: dict[str, RocketMQError] = {}
@@ -39,9 +43,10 @@ class FakeProxy:
         self.lent: dict[str, tuple[int, PoppedMessage]] = {}  # by receipt: where each lies again when the time is over
         self.until: dict[str, float] = {}  # of every receipt, also of those that others replaced
         self.takes: Callable[[], None] = lambda: None  # while an answer comes
-        self.waiting = self.asked = self.answered = 0
+        self.receives: list[tuple[str, int, int, float]] = []  # topic, place, count, seconds invisible
+        self.waiting = self.answered = 0
         self.changed = threading.Condition()
-        self.closed, self.goodbye_s = False, 0.0
+        self.closed, self.closes, self.goodbye_s = False, 0, 0.0
 
     def put(self, *messages: PoppedMessage, place: int = 0) -> None:
         with self.changed:
@@ -75,16 +80,17 @@ class FakeProxy:
         self, place: Place, count: int, invisible_s: float, wait_s: float, deadline: Deadline
     ) -> Sequence[PoppedMessage]:
         assert invisible_s >= MIN_INVISIBLE_S, "an error of the Proxy"
-        assert wait_s >= MIN_WAIT_S, "an error of the Proxy"
+        assert wait_s >= MIN_WAIT_S, "an error of the Proxy: 40018"
+        assert deadline.remaining() > wait_s, "the answer would come too late"
         with self.changed:
             if self.filters and place[0] not in self.filters[-1]:
                 raise LocalProtocolError("the topic is not subscribed to", topic=place[0])
             if "receive" in self.failing:
                 raise self.failing.pop("receive")
             self.waiting += 1
-            self.asked += 1
+            self.receives.append((*place, count, invisible_s))
             self.changed.notify_all()
-            end, answered = Deadline.after(wait_s), self.answered
+            end, answered = Deadline.after(wait_s if self.waits else 0.0), self.answered
             while not (self.closed or self._there(*place) or end.expired or self.answered > answered):
                 self.changed.wait(_LOOK_S)  # nobody tells when a lease ends
             self.waiting -= 1
@@ -118,6 +124,7 @@ class FakeProxy:
     def close(self, deadline: Deadline) -> None:
         with self.changed:
             self.closed, self.goodbye_s = True, deadline.remaining()
+            self.closes += 1
             self.changed.notify_all()
 
     def _note(self, verb: str, message: PoppedMessage, *what: Any) -> None:
