@@ -36,6 +36,7 @@ from rocketmq_spark.model import (
 from rocketmq_spark.options import Options, transport
 from rocketmq_spark.producer.encoding import How, prepare
 from rocketmq_spark.producer.producer import BaseProducer
+from rocketmq_spark.producer.resender import EngineResender
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.pull import replica
 from rocketmq_spark.pull.pacing import PullSettings
@@ -47,10 +48,12 @@ from rocketmq_spark.spark.sink.task import TaskWriter
 from rocketmq_spark.spark.source.batch_reader import PrunedReader, RocketMQReader
 from rocketmq_spark.spark.source.group_offsets import GroupOffsets
 from rocketmq_spark.spark.source.stream_reader import RocketMQStreamReader
+from rocketmq_spark.spool.spool import SendSpool
 from rocketmq_spark.wire.messages import decode_batch
 from tests.fakes.group_member import FakeMember
 from tests.fakes.pop_member import FakeProxy
 from tests.fakes.ports import Fake, arguments, verbs
+from tests.fakes.replies import FakeReplies
 from tests.fakes.resender import FakeResender
 from tests.fakes.sender import ScriptedSender, ok
 from tests.fakes.spool import FakeSpool
@@ -69,11 +72,21 @@ PORTS = {
     ports.PullSource: RemotingPulls,
     ports.GroupMember: RemotingMember,
     ports.Replies: RemotingReplies,
+    ports.Spool: SendSpool,
+    ports.Resender: EngineResender,
+}
+FAKES = {
+    ports.Sender: ScriptedSender,
+    ports.Replies: FakeReplies,
+    ports.Resender: FakeResender,
+    ports.Spool: FakeSpool,
+    ports.GroupMember: FakeMember,
+    ports.PopMember: FakeProxy,
 }
 
 
 @pytest.mark.parametrize("port", PORTS, ids=lambda port: port.__name__)
-def test_the_remoting_client_has_each_verb_with_the_same_arguments(port: type) -> None:
+def test_each_implementation_has_the_verbs_and_arguments_of_its_port(port: type) -> None:
     for name in verbs(port):
         asked, given = getattr(port, name), getattr(PORTS[port], name)
         if isinstance(asked, property):
@@ -93,17 +106,11 @@ def test_the_client_of_a_proxy_has_each_verb_with_the_same_arguments(port: type,
             assert arguments(asked) == arguments(given), name
 
 
-@pytest.mark.parametrize(
-    ("port", "kind"),
-    [
-        (ports.Sender, ScriptedSender), (ports.Resender, FakeResender), (ports.Spool, FakeSpool),
-        (ports.GroupMember, FakeMember), (ports.PopMember, FakeProxy),
-    ],
-)  # fmt: skip
-def test_who_says_that_it_implements_a_port_has_each_verb(port: type, kind: type) -> None:
-    """What the contracts say beyond the arguments is in tests/contracts."""
+@pytest.mark.parametrize("port", FAKES, ids=lambda port: port.__name__)
+def test_each_fake_has_the_verbs_and_arguments_of_its_port(port: type) -> None:
+    """``tests/contracts`` compares what the fakes do."""
     for name in verbs(port):
-        asked, given = getattr(port, name), getattr(kind, name, None)
+        asked, given = getattr(port, name), getattr(FAKES[port], name, None)
         if not callable(asked):
             continue
         assert given is not None, name

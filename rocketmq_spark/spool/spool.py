@@ -358,14 +358,14 @@ class SendSpool:
         lane = lane_of(send)
         return bool(lane) and self.store.holds(lane)
 
-    def keep(self, sends_: Sequence[SpooledSend]) -> None:
+    def keep(self, sends: Sequence[SpooledSend]) -> None:
         now_ms = self._clock()
         due_ms = self._schedule.due_ms(0, now_ms)
         assert due_ms is not None
-        notes = None if self._notes is None else self._notes(sends_)
+        notes = None if self._notes is None else self._notes(sends)
         # A send that only waits behind another one has not been tried.
-        tried = [send for send in sends_ if not self.holds(send)]
-        self.store.add([(record_of(send, now_ms), due_ms) for send in sends_], notes)
+        tried = [send for send in sends if not self.holds(send)]
+        self.store.add([(record_of(send, now_ms), due_ms) for send in sends], notes)
         for target in {target_of(send) for send in tried}:
             self.redelivery.failed(target)
         self.redelivery.wake()
