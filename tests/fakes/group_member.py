@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -134,6 +134,7 @@ class FakeMember:
     """Implements ``ports.GroupMember`` for one client id."""
 
     has_notices = True
+    overlaps = False  # whether a queue may have several pulls under way
 
     def __init__(self, brokers: FakeBrokers, client_id: str) -> None:
         self.brokers = brokers
@@ -143,7 +144,7 @@ class FakeMember:
         self.membership: Callable[[], Membership] | None = None
         self.calls: list[tuple[str, Any]] = []
         self.begun: Counter[MessageQueue] = Counter()  # how often a queue became this member's
-        self.pulls: Counter[tuple[MessageQueue, int]] = Counter()  # under way
+        self.under_way: Counter[tuple[MessageQueue, int]] = Counter()  # pulls
         self.parked: list[tuple[PullRequest, Done]] = []  # all that ever were
 
     def _call(self, verb: str, what: Any, broker: str = "") -> None:
@@ -239,12 +240,12 @@ class FakeMember:
         self.brokers.groups.add(request.group)
         queue = request.queue
         one = queue, self.begun[queue]
-        self.pulls[one] += 1
-        assert self.pulls[one] == 1, "1-14: one pull of a queue at a time"
+        self.under_way[one] += 1
+        assert self.under_way[one] == 1 or self.overlaps, "1-14: one pull of a queue at a time"
         assert request.offset >= (request.commit_offset or 0), "1-29"
 
         def once(answer: PullAnswer | RocketMQError) -> None:
-            self.pulls[one] -= 1
+            self.under_way[one] -= 1
             done(answer)
 
         failing = self.brokers.failing
@@ -287,3 +288,105 @@ class FakeMember:
         for queue in queues:
             if self.brokers.locks.get(queue) == self.client_id:
                 del self.brokers.locks[queue]
+
+
+def numbered(queue: MessageQueue, offset: int) -> ReceivedMessage:
+    """A message whose body is its offset."""
+    return message(offset, b"%d" % offset, queue)
+
+
+class NumberedQueues(MutableMapping[MessageQueue, int]):
+    """First or end offset of each queue; a queue whose offset is set gets or loses numbered messages."""
+
+    def __init__(self, brokers: FakeBrokers, is_first: bool) -> None:
+        self.brokers = brokers
+        self.is_first = is_first
+
+    def __getitem__(self, queue: MessageQueue) -> int:
+        if queue not in self.brokers.topics.get(queue.topic, ()):
+            raise KeyError(queue)
+        lying = self.brokers.queues[queue]
+        return lying.first if self.is_first else lying.first + len(lying.messages)
+
+    def __setitem__(self, queue: MessageQueue, offset: int) -> None:
+        queues = self.brokers.topics.get(queue.topic, [])
+        if queue not in queues:
+            self.brokers.topics[queue.topic] = sorted([*queues, queue])
+        lying = self.brokers.queues[queue]
+        first, end = lying.first, lying.first + len(lying.messages)
+        first, end = (offset, max(offset, end)) if self.is_first else (first, offset)
+        lying.first, lying.messages = first, [numbered(queue, at) for at in range(first, end)]
+
+    def __delitem__(self, queue: MessageQueue) -> None:
+        left = [other for other in self.brokers.topics[queue.topic] if other != queue]
+        self.brokers.topics[queue.topic] = left
+
+    def __iter__(self) -> Iterator[MessageQueue]:
+        return (queue for queues in self.brokers.topics.values() for queue in queues)
+
+    def __len__(self) -> int:
+        return sum(map(len, self.brokers.topics.values()))
+
+
+class QueueMember(FakeMember):
+    """The ``FakeMember`` of brokers whose queues have numbered messages, for tests that look at one member only."""
+
+    overlaps = True  # a pull consumer that seeks sends another pull, and drops the answer of the first
+
+    def __init__(self, queues: Sequence[MessageQueue], high: int = 0) -> None:
+        super().__init__(FakeBrokers(Time(), {}), "me")
+        self.low, self.high = NumberedQueues(self.brokers, True), NumberedQueues(self.brokers, False)
+        self.high.update(dict.fromkeys(queues, high))
+        self.commits: list[dict[MessageQueue, int]] = []  # what was stored of each
+        self.errors: list[RocketMQError] = []  # of the next pulls
+        self.refused: dict[MessageQueue, RocketMQError] = {}  # when they are committed
+        self.unknown: dict[MessageQueue, RocketMQError] = {}  # when their committed offsets are asked for
+
+    def add(self, queue: MessageQueue, count: int = 1) -> None:
+        """Messages come, and pulls that wait for them are answered."""
+        end = self.high[queue]
+        self.brokers.send(queue, *(b"%d" % at for at in range(end, end + count)))
+
+    @property
+    def stored(self) -> dict[MessageQueue, int]:
+        return self.brokers.offsets
+
+    @property
+    def waiting(self) -> list[tuple[PullRequest, Done]]:
+        return self.brokers.parked
+
+    @property
+    def pulls(self) -> list[PullRequest]:
+        return self.seen("pull")
+
+    @property
+    def memberships(self) -> list[Membership]:
+        return self.seen("heartbeat")
+
+    @property
+    def joined(self) -> bool:
+        return self.asked is not None
+
+    def has_members(self, *client_ids: str) -> None:
+        """Brokers know these members of the group now."""
+        others = {name: FakeMember(self.brokers, name) for name in client_ids}
+        self.brokers.members = {name: self if name == self.client_id else other for name, other in others.items()}
+
+    def committed(self, group: str, queue: MessageQueue, deadline: Deadline, young_at_zero: bool = True) -> int | None:
+        if queue in self.unknown:
+            raise self.unknown[queue]
+        return super().committed(group, queue, deadline, young_at_zero)
+
+    def commit(
+        self, group: str, offsets: Mapping[MessageQueue, int], deadline: Deadline
+    ) -> dict[MessageQueue, RocketMQError]:
+        self.commits.append({queue: offset for queue, offset in offsets.items() if queue not in self.refused})
+        super().commit(group, self.commits[-1], deadline)
+        return {queue: error for queue, error in self.refused.items() if queue in offsets}
+
+    def pull(self, request: PullRequest, deadline: Deadline, done: Done) -> None:
+        if self.errors:
+            self.calls.append(("pull", request))
+            done(self.errors.pop(0))
+        else:
+            super().pull(request, deadline, done)
