@@ -43,6 +43,7 @@ class ScriptedSender:
     def __init__(self, time: Time, queues: str = "a:0-1 b:0-1") -> None:
         self.time = time
         self.routes: dict[str, Any] = {"T": tuple(qs(queues))}
+        self.masters: bool | RocketMQError = True
         self.read_only: tuple[MessageQueue, ...] = ()
         self.script: list[Answer | None] = []
         self.by_broker: dict[str, Callable[[], Answer]] = {}
@@ -81,7 +82,9 @@ class ScriptedSender:
         return self.any_master()
 
     def any_master(self) -> bool:
-        return any(self.routes.values())
+        if isinstance(self.masters, RocketMQError):
+            raise self.masters
+        return self.masters
 
     def timers(self, topic: str, brokers: Iterable[str], deadline: Deadline) -> dict[str, int]:
         self.events.append(("timers", sorted(brokers)))

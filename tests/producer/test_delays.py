@@ -28,7 +28,6 @@ from tests.fakes.spool import FakeSpool
 from tests.fakes.timer import ManualTimer
 from tests.helpers import raising
 from tests.producer.bench import Bench
-from tests.producer.test_spool_bridge import Sender
 from tests.producer.test_spool_bridge import producer as spooling
 from tests.queues import q, qs
 
@@ -265,7 +264,7 @@ def test_what_is_spooled_has_no_handle_yet(served: Bench) -> None:
 def test_long_delay_is_spooled_while_consumers_are_unknown(
     served: Bench, monkeypatch: pytest.MonkeyPatch, error: RocketMQError
 ) -> None:
-    served.sender, spool = Sender(served.time), FakeSpool()
+    served.sender, spool = ScriptedSender(served.time), FakeSpool()
     served.sender.routes[INNER_TOPIC] = (q("a:0", INNER_TOPIC),)
     served.sender.masters = False
     monkeypatch.setattr(served.sender, "consumed", raising(error))

@@ -36,7 +36,6 @@ from tests.fakes.spool import FakeSpool
 from tests.fakes.timer import Time
 from tests.helpers import raising
 from tests.producer.bench import Bench
-from tests.producer.test_spool_bridge import Sender
 from tests.queues import q
 
 ASK = Message("T", b"how much?")
@@ -326,7 +325,7 @@ def test_without_replies_of_the_transport_nothing_is_sent() -> None:
 @pytest.mark.parametrize("ends", ["it fails", "something waits before it", "the producer closes"])
 def test_a_request_is_not_spooled(bench: Bench, ends: str) -> None:
     """Nobody would wait for its reply, and who answers it would do what its sender was told has failed."""
-    bench.sender, spool = Sender(bench.time), FakeSpool()
+    bench.sender, spool = ScriptedSender(bench.time), FakeSpool()
     office = Office(bench, spool)
     if ends == "something waits before it":
         spool.keep([SpooledSend("T", SendRequest("g", b"x"), q("a:0"))])

@@ -49,20 +49,9 @@ M = Message("T", b"x")
 MISSING = RouteNotFound("the name server knows no such topic", "ns:9876", Response.TOPIC_NOT_EXIST, "T")
 
 
-class Sender(ScriptedSender):
-    """Knows whether masters live."""
-
-    masters: bool | RocketMQError = True
-
-    def any_master(self) -> bool:
-        if isinstance(self.masters, RocketMQError):
-            raise self.masters
-        return self.masters
-
-
 @pytest.fixture
 def spool(bench: Bench) -> FakeSpool:
-    bench.sender = Sender(bench.time)
+    bench.sender = ScriptedSender(bench.time)
     return FakeSpool()
 
 
