@@ -1,32 +1,46 @@
-"""A fake of any port, which has the port's verbs and nothing beside them; and the arguments of verbs."""
+"""A fake of any port, which has the methods of the port and nothing beside them."""
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+_signature = functools.cache(inspect.signature)
+
 
 class Fake:
-    """A port whose verbs answer as they are told, and nothing beside it: what is not in the port is not there."""
+    """A port whose methods answer as they are told, else as ``behind`` does; a method without an answer fails the test.
 
-    def __init__(self, port: type, **answers: object) -> None:
+    Each call must have the arguments of the port. ``asked`` has the names of the methods that were called.
+    """
+
+    def __init__(self, port: type, behind: object = None, **answers: object) -> None:
         assert answers.keys() <= verbs(port)
         self.asked: list[str] = []
         for name in verbs(port):
-            setattr(self, name, self._verb(name, answers[name]) if name in answers else self._unexpected(name))
+            if name in answers:
+                answer = answers[name]
+            elif callable(getattr(behind, name, None)):
+                answer = functools.partial(self._ask_behind, behind, name)
+            else:
+                answer = getattr(behind, name, self._unexpected(name))
+            setattr(self, name, self._verb(getattr(port, name), name, answer) if callable(answer) else answer)
 
-    def _verb(self, name: str, answer: object) -> object:
-        if not callable(answer):
-            return answer
-
+    def _verb(self, verb: Any, name: str, answer: Callable[..., object]) -> Callable[..., object]:
         def ask(*given: Any, **named: Any) -> object:
+            _signature(verb).bind(self, *given, **named)
             self.asked.append(name)
             return answer(*given, **named)
 
         return ask
+
+    def _ask_behind(self, behind: object, name: str, *given: Any, **named: Any) -> object:
+        """The method may be replaced meanwhile."""
+        return getattr(behind, name)(*given, **named)
 
     def _unexpected(self, name: str) -> Callable[..., None]:
         def ask(*given: object, **named: object) -> None:
