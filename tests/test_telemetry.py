@@ -30,11 +30,14 @@ from rocketmq_spark.producer.request_reply import RequestProducer
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.session import extras, producers, telemetry
 from rocketmq_spark.session.telemetry import Instrumentation
-from tests.consumer.fake_member import AT_ONCE, A, FakeMember, bodies, made
 from tests.consumer.group import group
 from tests.consumer.messages import QUEUE, message
+from tests.consumer.pull_bench import AT_ONCE, A, bodies, made
+from tests.fakes.group_member import QueueMember
+from tests.fakes.sender import ScriptedSender
+from tests.fakes.timer import Time
 from tests.helpers import awaited, raising
-from tests.producer.scripted import Bench, ScriptedSender, Time, bench
+from tests.producer.bench import Bench, bench
 
 __all__ = ["bench", "group"]
 
@@ -417,7 +420,7 @@ def test_what_the_listener_raises_is_raised_and_in_its_span(seen: Seen) -> None:
 
 @pytest.mark.parametrize("stops", [KeyboardInterrupt, None])
 def test_what_ctrl_c_keeps_from_who_polls_comes_again(seen: Seen, monkeypatch: pytest.MonkeyPatch, stops: Any) -> None:
-    with made(fake := FakeMember([A], high=2)) as consumer:
+    with made(fake := QueueMember([A], high=2)) as consumer:
         consumer.assign([A])
         Instrumentation("g", "me", None).instrument_receives(consumer, "_poll", itemgetter(0))
         with monkeypatch.context() as patched, pytest.raises(stops) if stops else contextlib.nullcontext():

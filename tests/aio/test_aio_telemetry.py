@@ -22,8 +22,8 @@ from rocketmq_spark.session import consumers, telemetry
 from tests.aio.conftest import Heard, producing, run
 from tests.aio.test_aio_transactions import stored
 from tests.consumer.messages import QUEUE, message
+from tests.fakes.sender import ScriptedSender
 from tests.helpers import raising
-from tests.producer.scripted import ScriptedSender
 from tests.test_telemetry import Seen, attributes, carried, seen, started
 
 __all__ = ["seen"]

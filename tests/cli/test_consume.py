@@ -26,7 +26,8 @@ from rocketmq_spark.queues.environment import Environment
 from rocketmq_spark.session import consumers
 from tests.cli.conftest import COMMAND, documents
 from tests.cli.test_tail import MESSAGE
-from tests.consumer.fake_member import AT_ONCE, A, B, FakeMember, made
+from tests.consumer.pull_bench import AT_ONCE, A, B, made
+from tests.fakes.group_member import QueueMember
 from tests.helpers import awaited, total
 
 
@@ -109,7 +110,7 @@ def test_a_queue_that_is_added_later_begins_where_it_is_said(monkeypatch):
 @pytest.mark.parametrize(("back", "committed"), [([A, B], 6), ([B], 6), (None, 1)])
 def test_a_queue_that_moves_while_lines_are_written_is_no_error(capsys, back, committed):
     """A pipe may block for minutes. What is left of a poll must take the group back to its offset only where the queue stayed."""
-    brokers = FakeMember([A, B], 4)
+    brokers = QueueMember([A, B], 4)
     with made(brokers, auto_commit=False) as consumer:
         consumer.assign([A])
         polled = PolledMessages(consumer, AT_ONCE)

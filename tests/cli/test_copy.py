@@ -31,9 +31,10 @@ from rocketmq_spark.model.send import SendStatus
 from rocketmq_spark.queues.selection import by_hash
 from rocketmq_spark.wire.messages import decode_messages
 from tests.cli.conftest import COMMAND, documents
-from tests.consumer.fake_member import AT_ONCE, A, B, FakeMember, made
+from tests.consumer.pull_bench import AT_ONCE, A, B, made
 from tests.decode.fetching import stored as on_disk
 from tests.decode.fetching import text
+from tests.fakes.group_member import QueueMember
 from tests.helpers import stored, total
 from tests.scale import scaled
 
@@ -179,7 +180,7 @@ class Consuming(Cluster):
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__(monkeypatch)
-        self.brokers = FakeMember([A, B], 6)
+        self.brokers = QueueMember([A, B], 6)
         self.consumer = made(self.brokers, auto_commit=False)
         self.consumer.assign([A])
         self.meanwhile: Callable[[], object] = lambda: None

@@ -8,8 +8,9 @@ import pytest
 from rocketmq_spark.errors import ClosedError, MessageRefused
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.model.membership import ConsumeDirectly, DirectOutcome, InfoAsked, OffsetsAsked, ResetOffsets
-from tests.consumer.group import FakeMember, GroupBench
+from tests.consumer.group import GroupBench
 from tests.consumer.messages import message
+from tests.fakes.group_member import FakeMember
 from tests.helpers import raising
 from tests.queues import q, qs
 

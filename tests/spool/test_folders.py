@@ -36,7 +36,8 @@ from rocketmq_spark.spool.database import in_use
 from rocketmq_spark.spool.records import LASTING_PREFIX, OWNER, RECORD, TOTALS, Done, RetryLater, SpoolOwner, record_key
 from rocketmq_spark.spool.spool import SendSpool
 from rocketmq_spark.spool.store import Store
-from tests.producer.scripted import ScriptedSender, Time
+from tests.fakes.sender import ScriptedSender
+from tests.fakes.timer import Time
 from tests.spool.bench import database, record
 
 ROOT = Path(__file__).parents[2]

@@ -18,7 +18,8 @@ from rocketmq_spark.spool.lanes import SteadyClock
 from rocketmq_spark.spool.spool import SendSpool
 from rocketmq_spark.spool.store import Store
 from rocketmq_spark.wire.properties import decode_properties
-from tests.producer.scripted import Bench, Outcome, ScriptedSender, bench, ok
+from tests.fakes.sender import Outcome, ScriptedSender, ok
+from tests.producer.bench import Bench, bench
 from tests.scale import SCALE, scaled
 
 __all__ = ["bench"]

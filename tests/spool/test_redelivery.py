@@ -25,8 +25,8 @@ from rocketmq_spark.spool.lanes import STEPS_S, Schedule
 from rocketmq_spark.spool.records import Record
 from rocketmq_spark.spool.redelivery import MAX_IN_FLIGHT, Redelivery
 from rocketmq_spark.spool.store import Store
+from tests.fakes.timer import ManualTimer
 from tests.helpers import WAIT_S, no_more_threads, raising, waits_in
-from tests.producer.scripted import ManualTimer
 from tests.spool.bench import BASE_MS, Bench, record
 
 DOWN = Resent(None, "down", passing=True)

@@ -14,7 +14,7 @@ from rocketmq_spark.spool.database import Database
 from rocketmq_spark.spool.lanes import FAILURE_MEMORY_MS, UnreachableTargets
 from rocketmq_spark.spool.records import PENDING, Due, PendingKey, Record, RecordState, area_end
 from rocketmq_spark.spool.redelivery import MAX_IN_FLIGHT
-from tests.producer.scripted import ManualTimer
+from tests.fakes.timer import ManualTimer
 from tests.spool.bench import BASE_MS, Bench, database, record
 
 DOWN = Resent(None, "down", passing=True)

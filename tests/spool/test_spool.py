@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,34 +17,10 @@ from rocketmq_spark.spool.lanes import SteadyClock
 from rocketmq_spark.spool.records import Record
 from rocketmq_spark.spool.spool import SEND_KIND, SendSpool, broker_target
 from rocketmq_spark.spool.store import Store
+from tests.fakes.resender import FakeResender
+from tests.fakes.timer import ManualTimer, Time
 from tests.helpers import no_more_threads, raising
-from tests.producer.scripted import ManualTimer, Time
 from tests.queues import q
-
-
-class FakeResender:
-    """Implements ``ports.Resender``: answers as it is told."""
-
-    def __init__(self) -> None:
-        self.answer: Callable[[SpooledSend], Resent] = lambda send: Resent(send.queue or q("a:0", send.topic))
-        self.sent: list[SpooledSend] = []
-        self.closed = False
-
-    def joins(self, first: SpooledSend) -> Callable[[SpooledSend], bool]:
-        return lambda send: False
-
-    def joined(self, sends: Sequence[SpooledSend]) -> SpooledSend:
-        raise AssertionError(sends)
-
-    def resend(self, send: SpooledSend, done: Callable[[Resent], None]) -> None:
-        if self.closed:
-            done(Resent(None, "it is closed", passing=True))
-            return
-        self.sent.append(send)
-        done(self.answer(send))
-
-    def close(self, deadline: Deadline) -> None:
-        self.closed = True
 
 
 class Fixture:
