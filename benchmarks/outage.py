@@ -79,7 +79,7 @@ def outage(folder: Path, count: int, case: Case) -> None:
             sent.set()
             return
         attempts += 1
-        threading.Timer(case.fails_s, done, [Resent(None, "no master", passing=True)]).start()
+        threading.Timer(case.fails_s, done, [Resent(None, "no master", is_temporary=True)]).start()
 
     redelivery = Redelivery(store, {"k": handle}, now_ms, Timer("outage"), max_in_flight=case.max_out)
     redelivery.wake()

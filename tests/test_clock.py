@@ -76,7 +76,7 @@ def test_a_pause_ends_with_the_deadline_and_leaves_time_to_breathe(slept):
     deadline.pause(2.0)
     deadline.pause(2.0)
     deadline.pause(2.0)
-    assert slept == [2.0, 1.0, clock._SHORTEST_S]
+    assert slept == [2.0, 1.0, clock._MIN_PAUSE_S]
     Deadline(math.inf).pause(5.0)
     assert slept[-1] == 5.0
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
-from rocketmq_spark.base.process import Closing, entry, postponed
+from rocketmq_spark.base.process import Closeable, defer_close, signal_safe
 
 
-class Door(Closing):
+class Door(Closeable):
     def __init__(self) -> None:
         self.closed = 0
 
@@ -29,7 +29,7 @@ def test_the_end_of_the_block_closes_and_hides_no_error() -> None:
 
 def test_what_cannot_be_closed_says_so() -> None:
     with pytest.raises(NotImplementedError):
-        Closing().close()
+        Closeable().close()
 
 
 class House:
@@ -39,17 +39,17 @@ class House:
         self.done: list[str] = []
 
     def close(self) -> None:
-        if not postponed(self.close):
+        if not defer_close(self.close):
             self.done.append("closed")
 
-    @entry
+    @signal_safe
     def call(self, handler: Callable[[], object]) -> str:
         """One call."""
         handler()
         self.done.append("called")
         return "result"
 
-    @entry
+    @signal_safe
     def outer(self, handler: Callable[[], object]) -> str:
         found = self.call(handler)
         self.done.append("outer")

@@ -36,7 +36,7 @@ TOPIC = "t"
 
 
 def settle() -> None:
-    dropped.settle(Deadline.after(WAIT_S))
+    dropped.wait_for_dropped(Deadline.after(WAIT_S))
 
 
 def gone(reference: Callable[[], object]) -> None:

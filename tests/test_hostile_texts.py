@@ -13,7 +13,7 @@ import pytest
 
 from rocketmq_spark import options
 from rocketmq_spark.base import arguments
-from rocketmq_spark.base.arguments import nearest
+from rocketmq_spark.base.arguments import similar_names
 from rocketmq_spark.base.codes import INNER_BATCH_MASK, MAX_PROPERTIES_BYTES, Property
 from rocketmq_spark.base.logs import escaped
 from rocketmq_spark.base.threads import start_thread
@@ -86,11 +86,11 @@ def test_an_id_of_another_client_does_not_spoil_other_traces() -> None:
 
 
 def test_names_with_the_first_letter_are_compared_while_the_budget_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arguments, "_MOST_WORK", 120)
-    assert set(nearest("orders", ["ordres", "xrders", "z"], 3, 0.5)) == {"ordres", "xrders"}
-    monkeypatch.setattr(arguments, "_MOST_WORK", 60)
-    assert nearest("orders", ["xrders", "a", "b", "c", "ordres"], 3, 0.5) == ["ordres"]
-    assert nearest("orders", [*(f"o{n}" for n in range(3)), "ordres"], 3, 0.5) == []
+    monkeypatch.setattr(arguments, "_MAX_PAIRS", 120)
+    assert set(similar_names("orders", ["ordres", "xrders", "z"], 3, 0.5)) == {"ordres", "xrders"}
+    monkeypatch.setattr(arguments, "_MAX_PAIRS", 60)
+    assert similar_names("orders", ["xrders", "a", "b", "c", "ordres"], 3, 0.5) == ["ordres"]
+    assert similar_names("orders", [*(f"o{n}" for n in range(3)), "ordres"], 3, 0.5) == []
 
 
 def item(text: str) -> ReceivedMessage:
@@ -127,8 +127,8 @@ _BEGIN, _END = b"-----BEGIN CERTIFICATE-----\n", b"-----END CERTIFICATE-----\n"
         lambda: legal_name("a" + "!" * 400_000 + "a"),
         lambda: read_problem("!" * 400_000 + "a"),
         lambda: cluster_folder(f"host-{i}:9876" for i in range(100_000)),
-        lambda: nearest("a" * 100_000, ["b" * 100_000, "ab" * 50_000], 3, 0.5),
-        lambda: nearest("a" * 100, ["ab" * 10_000_000], 3, 0.1),
+        lambda: similar_names("a" * 100_000, ["b" * 100_000, "ab" * 50_000], 3, 0.5),
+        lambda: similar_names("a" * 100, ["ab" * 10_000_000], 3, 0.1),
         lambda: kafka_lines.port_report("a.py", repr("create " * 100_000)),
         lambda: kafka_lines.port_report("a.sql", "startingoffsets [" * 50_000),
         lambda: kafka_lines.port_report("a.sql", "topic " + " " * 100_000),

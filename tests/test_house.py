@@ -397,14 +397,14 @@ def test_root_gets_its_rights_back_only_after_plain_files():
         module.inner
         for module in modules()
         for node in module.nodes
-        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("rights_of")
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("as_user")
     }
     assert blocks == {"spark.checkpoints.files"}
 
 
 # What may be called while all threads of a process wait: it takes no time.
 _AT_ONCE = re.compile(
-    r"(process\.)?kept|(\w+|self\._masters|here\.kinds|here\.entries|process\.kept\(_\w+\))\.(get|setdefault|clear|items|values)"
+    r"(process\.)?entries|(\w+|self\._masters|here\.entries_by_kind|here\.entry_locks|process\.entries\(_\w+\))\.(get|setdefault|clear|items|values)"
     r"|(run\.may_equal|self\._masters\.(move_to_end|popitem|values)|contextlib\.suppress|Deadline\.after|threading\.RLock)"
     r"|dict|len|next|iter|sum|', '\.join|OptionError"
 )
@@ -420,15 +420,18 @@ def test_spark_drivers_of_this_package_ask_who_connects():
 
 
 def test_nothing_waits_in_the_registry_of_a_process():
-    """All queries, producers and consumers of a process need its lock. What may take long is made in ``once``, or under an
-    ``entry_lock``.
+    """All queries, producers and consumers of a process need its lock. What may take long is made in ``get_or_create``, or under
+    an ``entry_lock``.
     """
     calls = {
         f"{module.name}:{call.lineno}": ast.unparse(call.func)
         for module in modules()
         for block in module.nodes
         if isinstance(block, ast.With)
-        if any(re.fullmatch(r"(process\.)?lock\(\)|here\.lock", ast.unparse(item.context_expr)) for item in block.items)
+        if any(
+            re.fullmatch(r"(process\.)?registry_lock\(\)|here\.lock", ast.unparse(item.context_expr))
+            for item in block.items
+        )
         for statement in block.body
         for call in ast.walk(statement)
         if isinstance(call, ast.Call)
@@ -438,7 +441,7 @@ def test_nothing_waits_in_the_registry_of_a_process():
 
 
 def test_another_python_is_started_in_one_way():
-    """``process.python`` lets it import nothing from the current folder; the guard of servers runs isolated (-I)."""
+    """``process.python_call`` lets it import nothing from the current folder; the guard of servers runs isolated (-I)."""
     commands = {
         module.inner
         for module in modules()

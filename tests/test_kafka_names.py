@@ -114,7 +114,7 @@ def test_partitions_without_a_broker_are_refused_with_the_reason(option, value):
 
 
 def test_names_are_matched_without_case_and_others_are_left_to_the_nearest():
-    assert "'nameServer'" in (names.of_foreign_option("Kafka.Bootstrap.Servers") or "")
+    assert "'nameServer'" in (names.foreign_option_equivalent("Kafka.Bootstrap.Servers") or "")
     with pytest.raises(OptionError, match="did you mean 'subscribe'"):
         parse({"subscrib": "x"})
 

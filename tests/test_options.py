@@ -12,7 +12,7 @@ from rocketmq_spark import options
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.options import ROLES, TABLE, Options
-from rocketmq_spark.options.transport import NEEDS
+from rocketmq_spark.options.transport import REQUIRED_OPTIONS
 from rocketmq_spark.queues.environment import scope_of
 from tests.harness import in_one_test
 
@@ -159,8 +159,8 @@ def refusal(**given_options: object) -> str:
 def needed_by(field: str) -> list[str]:
     """The fields that ``field`` says nothing without, one leading to the next."""
     found = [field]
-    while field in NEEDS and NEEDS[field][1] not in found:
-        found.append(field := NEEDS[field][1])
+    while field in REQUIRED_OPTIONS and REQUIRED_OPTIONS[field][1] not in found:
+        found.append(field := REQUIRED_OPTIONS[field][1])
     return found[1:]
 
 

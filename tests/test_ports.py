@@ -157,14 +157,14 @@ def test_a_task_writes_through_a_sender(wired: Callable[..., None]) -> None:
     names = checks.check_sink(made, from_arrow_schema(batch.schema))
     checks.check_brokers(made, names)
     assert TaskWriter(made, names).write([batch]).rows == 2
-    assert {"publish_queues", "timers", "batch_storage", "send_async"} == set(fake.asked)
+    assert {"publish_queues", "max_timer_delays_ms", "batch_storage", "send_async"} == set(fake.asked)
 
 
 def test_the_sink_asks_a_transport_for_its_features_and_not_for_its_name(
     wired: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One like no other: it chooses queues, takes few messages of groups at once, and has priorities."""
-    features = transport.TransportFeatures(chooses_queues="it does", priorities=True, most_one_by_one=3)
+    features = transport.TransportFeatures(chooses_queues="it does", priorities=True, max_single_requests=3)
     monkeypatch.setitem(transport.FEATURES, transport.REMOTING, features)
     fake, sent = sender(), []
 
@@ -234,14 +234,14 @@ def test_predicates_ask_for_the_kind_of_a_topic(wired: Callable[..., None]) -> N
     wired(**fakes)
     reader = PrunedReader(options("batch source"), ())
     list(reader.pushFilters([EqualTo(("tags",), "a")]))
-    assert fakes["pulls"].asked == ["batched"]
+    assert fakes["pulls"].asked == ["stores_batches"]
 
 
 def test_offsets_are_stored_by_a_committer(wired: Callable[..., None]) -> None:
     committer = offset_committer()
     wired(**reading(), committer=committer)
     GroupOffsets(options("stream source", group="g")).commit({QUEUES[0]: 5})
-    assert committer.asked[:2] == ["members", "knows_members"]
+    assert committer.asked[:2] == ["members", "lists_all_members"]
     assert committer.asked[2:] == ["commit_each", "create_group", "create_retry_topic", "commit_each"]
 
 
@@ -256,7 +256,7 @@ def test_a_read_asks_a_pull_source(streams: list[str]) -> None:
     fake = pull_source(compacted=True)
     puller = Puller(fake, ConnectOptions(), "g", PullSettings())  # type: ignore[arg-type]
     assert b'"topic": "ns%t"' in puller.template(QUEUES[0]).frame(0, 0, 1)
-    assert (puller.compacted(QUEUES[0]), puller.batched(QUEUES[0])) == (True, False)
+    assert (puller.is_compacted(QUEUES[0]), puller.stores_batches(QUEUES[0])) == (True, False)
     puller.replica(QUEUES[0])(Deadline.after(1.0))
     assert streams == ["a:1"]
-    assert {"on_wire", "keys", "route", "compacted", "batched"} == set(fake.asked)
+    assert {"on_wire", "keys", "route", "is_compacted", "stores_batches"} == set(fake.asked)

@@ -35,7 +35,7 @@ def test_what_is_said_about_queues_means_nothing_to_a_consumer_over_grpc():
         "suspend_current_queue_time",
         "consume_timeout",
     }
-    refused = set(transport._OF_CONSUMERS)
+    refused = set(transport._CONSUMER_PROBLEMS)
     assert of_consumers.keys() - refused == understood
     for field in refused:
         name = next(row.name for row in options.TABLE if row.field == field)

@@ -17,7 +17,7 @@ def main() -> None:
     """Entry point of the console script."""
     missing = [name for name in ("click", "rich") if not extras.installed(name)]
     if missing:
-        sys.exit(f"Error: the command needs {' and '.join(missing)}: {extras.command(extras.CLI)}")
+        sys.exit(f"Error: the command needs {' and '.join(missing)}: {extras.install_command(extras.CLI)}")
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # the same as stderr: bodies may contain any character
     from rocketmq_spark.cli.command import app

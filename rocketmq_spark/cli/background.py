@@ -26,7 +26,7 @@ from typing import IO
 import rocketmq_spark
 from rocketmq_spark.base import folders
 from rocketmq_spark.base.clock import Deadline, wait_until
-from rocketmq_spark.base.process import python
+from rocketmq_spark.base.process import python_call
 from rocketmq_spark.base.threads import Latch
 from rocketmq_spark.errors import LocalBrokerError
 from rocketmq_spark.localbroker import LocalBroker, distribution, processes
@@ -104,7 +104,7 @@ def start(request: StartRequest) -> RunningBroker:
     distribution.fetch()
     _check_not_running()  # another command may have waited for the same download and started one
     with distribution.writing_to(_folder()):
-        folders.make(_folder())
+        folders.make_folders(_folder())
         _check_no_foreign_files()
         _state_path().unlink(missing_ok=True)
         with open(folders.open_private(log_path(), os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "w") as log:
@@ -129,7 +129,7 @@ def _check_not_running() -> None:
 def _spawn(request: StartRequest, log: IO[str]) -> RunningBroker:
     read_fd, write_fd = os.pipe()
     root = str(Path(rocketmq_spark.__file__).parent.parent)
-    arguments = python("-P", "-m", __name__, str(write_fd), first=[root])
+    arguments = python_call("-P", "-m", __name__, str(write_fd), import_first=[root])
     if distribution.CACHE_VARIABLE in arguments["env"]:
         arguments["env"][distribution.CACHE_VARIABLE] = str(
             distribution.cache_folder()
@@ -183,12 +183,12 @@ def _folder() -> Path:
 def _path(name: str) -> Path:
     """Return a path in the folder. Raises ``LocalBrokerError`` if another user created a file there."""
     path = _folder() / name
-    if (foreign_file := folders.foreign(path)) is not None:
+    if (foreign_file := folders.foreign_owner(path)) is not None:
         raise _foreign_file_error(foreign_file)
     return path
 
 
-def _foreign_file_error(foreign_file: folders.Foreign) -> LocalBrokerError:
+def _foreign_file_error(foreign_file: folders.ForeignFile) -> LocalBrokerError:
     return LocalBrokerError(
         f"The local broker does not use files of another user: {foreign_file}",
         remedy=f"Remove {foreign_file.path}",
@@ -264,7 +264,7 @@ def _publish(mq: LocalBroker, conf: list[str]) -> None:
         servers={name: (mq.address(name), mq.pid(name) or 0) for name in names},
         conf=conf,
     )
-    folders.write_new(_state_path(), json.dumps(asdict(state)))
+    folders.replace_file(_state_path(), json.dumps(asdict(state)))
 
 
 @contextlib.contextmanager

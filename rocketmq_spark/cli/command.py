@@ -175,7 +175,8 @@ def _as_rocketmq_error(error: Exception) -> RocketMQError:
         return RocketMQError(f"{error.filename}: {error.strerror}")
     if isinstance(error, ModuleNotFoundError) and (extra := extras.extra_of(error.name or "")):
         return OptionError(
-            f"this command needs {error.name}, which is not installed", remedy=f"Install it: {extras.command(extra)}"
+            f"this command needs {error.name}, which is not installed",
+            remedy=f"Install it: {extras.install_command(extra)}",
         )
     return RocketMQError(
         f"{type(error).__name__}: {error}", remedy="This error is unexpected: --debug shows the stack trace"

@@ -89,12 +89,12 @@ class Target:
 
     def producer(self, **overrides: object) -> BaseProducer:
         from rocketmq_spark import options
-        from rocketmq_spark.queues.environment import by_position, position_problem
+        from rocketmq_spark.queues.environment import is_by_position, position_problem
         from rocketmq_spark.session.producers import Producer
 
         given = {"group": GROUP, **self.settings(), **overrides}
         parsed = options.parse(given)
-        if by_position(parsed):
+        if is_by_position(parsed):
             raise OptionError(position_problem(parsed, "a command does not know the count of earlier senders"))
         return Producer(**given)
 

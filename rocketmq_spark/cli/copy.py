@@ -341,10 +341,10 @@ def copied_offsets(target: Target, group: str, source: str) -> dict[MessageQueue
     """
     from rocketmq_spark.admin import deadline
     from rocketmq_spark.cli.lag import own_group
-    from rocketmq_spark.queues.environment import Own, environment_of
+    from rocketmq_spark.queues.environment import EnvironmentQueues, environment_of
 
     client = target.client()
-    queues = Own(environment_of(target.options()))(client.routes.get_existing(source, 0.0).readable())
+    queues = EnvironmentQueues(environment_of(target.options()))(client.routes.get_existing(source, 0.0).readable())
     committed = client.brokers.committed(own_group(target, group), queues, deadline(client))
     known = {queue: offset for queue, offset in committed.items() if offset}
     bounds = client.brokers.bounds(sorted(known), deadline(client)) if known else {}
@@ -372,13 +372,13 @@ def _ends(target: Target, source: str) -> dict[MessageQueue, int]:
     """The ends of the source's queues that belong to the environment, or of all queues without one."""
     from rocketmq_spark.admin import deadline
     from rocketmq_spark.cli.topic_reader import not_readable_error
-    from rocketmq_spark.queues.environment import Own, environment_of
+    from rocketmq_spark.queues.environment import EnvironmentQueues, environment_of
 
     client = target.client()
     route = client.routes.get(source, 0.0)
     if route.closed:  # the copy would end without the messages of closed queues
         raise not_readable_error(route)
-    queues = Own(environment_of(target.options()))(route.readable())
+    queues = EnvironmentQueues(environment_of(target.options()))(route.readable())
     return {queue: bounds.max_offset for queue, bounds in client.brokers.bounds(queues, deadline(client)).items()}
 
 

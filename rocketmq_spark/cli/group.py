@@ -228,7 +228,7 @@ def show(output: Output, target: Target, group: str, topics: tuple[str, ...]) ->
         ],
     )
     members = groups.members(client, group_in_environment, offsets_by_queue)
-    sees_members = groups.knows_members(client, offsets_by_queue)
+    sees_members = groups.lists_all_members(client, offsets_by_queue)
     where = "" if sees_members else " at this Proxy, which does not see members at brokers"
     output.note(
         f"{len(members)} members{where}: {', '.join(members)}" if members else f"The group has no member now{where}"
@@ -312,7 +312,7 @@ def set_offsets(
     output.note(
         f"{moved} of {len(changes)} offsets {'are set' if flags['apply_change'] else 'would be set: use --yes to apply'}"
     )
-    if groups.knows_members(client, [change.queue for change in changes]):
+    if groups.lists_all_members(client, [change.queue for change in changes]):
         output.note(f"{groups.GRPC_MEMBERS_HINT}. They continue at the new offsets")
     if members:
         output.note(

@@ -97,7 +97,7 @@ def lag(output: Output, /, target: Target, watch: bool, interval_s: float, as_me
     group, checkpoint, topics = arguments["group"], arguments["checkpoint"], arguments["topics"]
     if (group is None) == (checkpoint is None):
         raise click.UsageError("lag needs either --group NAME or --checkpoint FOLDER")
-    if (as_metrics or arguments["serve"] is not None) and (command := exposition.missing()):
+    if (as_metrics or arguments["serve"] is not None) and (command := exposition.install_command()):
         raise OptionError("--prometheus and --serve need prometheus-client, which is not installed", remedy=command)
     fetch = _group_lag(target, group, topics) if group is not None else _checkpoint_lag(target, checkpoint, topics)
     if arguments["serve"] is not None:
@@ -255,7 +255,7 @@ def _serve(output: Output, address: tuple[str, int], metrics: Callable[[], str])
     with contextlib.ExitStack() as stack:
         stack.enter_context(on_signals(stop.set, signal.SIGINT, signal.SIGTERM))
         try:
-            url = stack.enter_context(exposition.serving(address, metrics, failures=RocketMQError, shown=one_line))
+            url = stack.enter_context(exposition.serve(address, metrics, failures=RocketMQError, shown=one_line))
         except OSError as e:
             raise OptionError(
                 f"--serve {address[0]}:{address[1]}: {e.strerror}", remedy="Choose another port, or stop what uses it"

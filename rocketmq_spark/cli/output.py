@@ -17,7 +17,7 @@ from typing import Protocol, TextIO
 import click
 
 from rocketmq_spark.base.clock import utc_text
-from rocketmq_spark.base.logs import CONTROL_CHARACTERS, escaped, replaced
+from rocketmq_spark.base.logs import CONTROL_CHARACTERS, escaped, replace_characters
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.options.parsing import Secret
 
@@ -95,12 +95,12 @@ class Json:
 
 def safe(text: str) -> str:
     """Make text safe for a terminal: keep line breaks and tabs, replace other control characters by their codes."""
-    return replaced(_CONTROL_CHARACTER, _escape_code, text)
+    return replace_characters(_CONTROL_CHARACTER, _escape_code, text)
 
 
 def safe_labels(text: str) -> str:
     """As ``safe``, for the Prometheus format, in which a backslash is doubled."""
-    return replaced(_CONTROL_CHARACTER, lambda found: f"\\{_escape_code(found)}", text)
+    return replace_characters(_CONTROL_CHARACTER, lambda found: f"\\{_escape_code(found)}", text)
 
 
 def _escape_code(found: re.Match[str]) -> str:
@@ -110,7 +110,7 @@ def _escape_code(found: re.Match[str]) -> str:
 
 def _json(value: object) -> str:
     text = json.dumps(_mask_secrets(value), ensure_ascii=False, default=str)
-    return replaced(_CONTROL_CHARACTER, lambda found: f"\\u{ord(found[0]):04x}", text)
+    return replace_characters(_CONTROL_CHARACTER, lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def _mask_secrets(value: object) -> object:

@@ -24,7 +24,7 @@ import click
 from rocketmq_spark.base import folders, terminal
 from rocketmq_spark.base.clock import Deadline, utc_text
 from rocketmq_spark.base.codes import Property
-from rocketmq_spark.base.process import dedicate, on_signals
+from rocketmq_spark.base.process import on_signals, tune_gc
 from rocketmq_spark.base.threads import Latch
 from rocketmq_spark.cli.command import CliGroup, SendingCommand
 from rocketmq_spark.cli.connection import Target, connected
@@ -71,7 +71,7 @@ def spool() -> None:
     FOLDER is a spool, or a spoolDir that contains the spools of workers.
     """
     if os.geteuid() == folders.ROOT:
-        terminal.in_follower()  # because ``become_owner`` gives up the terminal
+        terminal.continue_in_child()  # because ``become_owner`` gives up the terminal
 
 
 @spool.command()
@@ -164,12 +164,12 @@ def send(output: Output, target: Target, folder: Path, dead: bool, timeout_s: fl
     record may have several messages. Folders that another process uses are reported and not sent; the others are sent.
     """
     from rocketmq_spark import options
-    from rocketmq_spark.queues.environment import by_position, position_problem
+    from rocketmq_spark.queues.environment import is_by_position, position_problem
     from rocketmq_spark.session import spools
     from rocketmq_spark.spool.owner_rights import become_owner
 
     parsed = options.parse({"group": GROUP, **target.settings()}).for_role("producer")
-    if by_position(parsed):  # records from the time when a broker was down would go to other queues
+    if is_by_position(parsed):  # records from the time when a broker was down would go to other queues
         raise OptionError(
             position_problem(parsed, "a command does not know the count of the programs that filled the spool")
         )
@@ -611,7 +611,7 @@ def serve(
     with on_signals(stop.set, signal.SIGINT, signal.SIGTERM):
         node_settings = NodeSettings(data, inner_topic, dead_topic, topics=topics, dead=dead)
         node = open_node(node_settings, **{**target.settings(), "group": group})
-        dedicate()
+        tune_gc()
         row_at_start = {"group": group, "topic": inner_topic, "data": str(data), "waiting": node.waiting}
         output.item(row_at_start, f"group {group} holds messages of {inner_topic} in {data}; {node.waiting} wait now")
         node.run(stop)

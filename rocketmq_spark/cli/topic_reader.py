@@ -26,7 +26,7 @@ from rocketmq_spark.options.parsing import EARLIEST, LATEST
 from rocketmq_spark.pull import reading
 from rocketmq_spark.pull.fetched import FetchedAnswer, FetchedAnswers
 from rocketmq_spark.pull.outcomes import Cause, OnLoss
-from rocketmq_spark.queues.environment import Own, environment_of
+from rocketmq_spark.queues.environment import EnvironmentQueues, environment_of
 from rocketmq_spark.wire.messages import UnwrapBudget, decode_leniently, decompressed
 from rocketmq_spark.wire.properties import ALL, parse_subscription
 
@@ -58,7 +58,7 @@ class TopicReader:
         self._client = session.client(options)
         self._puller = session.puller(options, read_from="master")
         self._topic = topic
-        self._environment_queues = Own(environment_of(options))
+        self._environment_queues = EnvironmentQueues(environment_of(options))
         self._on_loss = on_loss
         self._subscription = parse_subscription(tags)
         self._filter = Filter(" || ".join(self._subscription.tags) or ALL)

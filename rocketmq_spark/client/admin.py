@@ -9,7 +9,7 @@ from functools import partial
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import AUTO_CREATE_TOPIC, BATCH_QUEUE, FIRST_WITH_ATTRIBUTES, QUEUE_TYPE, Perm
-from rocketmq_spark.base.process import Closing
+from rocketmq_spark.base.process import Closeable
 from rocketmq_spark.client.broker_client import BrokerClient
 from rocketmq_spark.client.name_servers import NameServers
 from rocketmq_spark.client.offsets import RemotingOffsetReader
@@ -41,7 +41,7 @@ _REGISTER_AGAIN_S = 3.0
 _MAX_MESSAGES_OF_KEY, _MAX_DECODED_BYTES = 32, 16 << 20
 
 
-class BaseAdmin(Closing):
+class BaseAdmin(Closeable):
     """Sends administrative requests, over its own connections or over those of ``calls``, which ``close`` leaves open."""
 
     def __init__(self, name_server: str | Sequence[str], calls: RpcClient | None = None) -> None:
@@ -188,7 +188,7 @@ class BaseAdmin(Closing):
 
     def describe_topic(self, topic: str) -> dict[MessageQueue, QueueBounds]:
         """The bounds of every queue, including queues without read permission."""
-        return self.brokers.bounds(self.route(topic).kept(), Deadline.after(10.0))
+        return self.brokers.bounds(self.route(topic).stored_queues(), Deadline.after(10.0))
 
     def topic_config(self, topic: str, broker: str) -> TopicConfig:
         on_wire = self._calls.on_wire(topic)

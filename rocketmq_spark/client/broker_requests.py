@@ -10,15 +10,15 @@ from rocketmq_spark.base.codes import RETRY_PREFIX, Property, Request
 from rocketmq_spark.client.rpc import RpcClient
 from rocketmq_spark.model import Filter, MessageQueue, ReceivedMessage
 from rocketmq_spark.model.membership import (
-    Answer,
-    Asked,
     BrokerRequest,
     ConsumeDirectly,
     DirectResult,
-    InfoAsked,
+    GetConsumedOffsets,
+    GetRunningInfo,
     MembersChanged,
     Membership,
-    OffsetsAsked,
+    RequestAnswer,
+    RequestCallback,
     ResetOffsets,
     RunningInfo,
 )
@@ -57,7 +57,7 @@ def _subscription(topic_filter: Filter) -> Subscription:
 class BrokerRequests:
     """The ``request_handler`` of a group's member in ``client/instance``: takes a command apart and has it answered."""
 
-    def __init__(self, calls: RpcClient, group: str, handler: Asked) -> None:
+    def __init__(self, calls: RpcClient, group: str, handler: RequestCallback) -> None:
         self._calls = calls
         self._group = group
         self._handler = handler
@@ -92,10 +92,10 @@ class BrokerRequests:
         return ResetOffsets(self._plain(fields["topic"]), plain)
 
     def _parse_offsets_request(self, command: Command) -> BrokerRequest:
-        return OffsetsAsked(self._plain(rpc.GET_CONSUMER_STATUS_FROM_CLIENT.arguments(command)["topic"]))
+        return GetConsumedOffsets(self._plain(rpc.GET_CONSUMER_STATUS_FROM_CLIENT.arguments(command)["topic"]))
 
     def _parse_info_request(self, command: Command) -> BrokerRequest:
-        return InfoAsked(bool(rpc.GET_CONSUMER_RUNNING_INFO.arguments(command)["jstackEnable"]))
+        return GetRunningInfo(bool(rpc.GET_CONSUMER_RUNNING_INFO.arguments(command)["jstackEnable"]))
 
     def _parse_direct(self, command: Command) -> BrokerRequest:
         fields = rpc.CONSUME_MESSAGE_DIRECTLY.arguments(command)
@@ -107,7 +107,7 @@ class BrokerRequests:
         inside = origin is None or scope.is_reversible(origin)
         return ConsumeDirectly(with_user_names(message, scope) if inside else with_stored_names(message, scope))
 
-    def _encode_answer(self, answer: Answer) -> bytes:
+    def _encode_answer(self, answer: RequestAnswer) -> bytes:
         if isinstance(answer, DirectResult):
             return bodies.direct_result(answer)
         if isinstance(answer, RunningInfo):

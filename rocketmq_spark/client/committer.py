@@ -97,7 +97,7 @@ class RemotingCommitter:
         (answer,) = self._broker_client.request_all([BrokerCommand(broker_name, command, "")], deadline, accept)
         return bodies.consumer_ids(answer.body) if answer.code == Response.SUCCESS else []
 
-    def knows_members(self, broker_name: str) -> bool:
+    def lists_all_members(self, broker_name: str) -> bool:
         connection = self._broker_client.connection(broker_name)
         return connection is None or not self._broker_client.calls.pool.is_proxy(connection[0])
 

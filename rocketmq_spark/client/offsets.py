@@ -68,7 +68,7 @@ class RemotingOffsetReader:
         )  # about how many queues have statistics, and when to remove some
 
     @property
-    def late(self) -> frozenset[str]:
+    def late_brokers(self) -> frozenset[str]:
         return self.broker_client.late_brokers()
 
     def connection(self, broker_name: str) -> tuple[str, int] | None:
@@ -184,7 +184,7 @@ class RemotingOffsetReader:
                 bounds[queue] = with_valid_bounds(QueueBounds(low, high, 0))
         return bounds
 
-    def kept_from(
+    def first_kept_offsets(
         self,
         group: str,
         queues: Sequence[MessageQueue],
@@ -344,7 +344,7 @@ class RemotingOffsetReader:
             for name, answer in zip(brokers, answers, strict=True)
         }
 
-    def confirms_late(self, broker_name: str, deadline: Deadline) -> bool:
+    def indexes_after_replication(self, broker_name: str, deadline: Deadline) -> bool:
         answer = self.broker_client.broker_config(broker_name, deadline)
         if answer is None:
             return True

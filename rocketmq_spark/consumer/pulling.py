@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Response
-from rocketmq_spark.base.threads import Failure, Timer, attempt
+from rocketmq_spark.base.threads import Failure, Timer, capture
 from rocketmq_spark.consumer.assigned import FetchedPart
 from rocketmq_spark.consumer.member_state import MemberState
 from rocketmq_spark.consumer.prefetch import Backlogs, DecodeParts, ResetOffsetsSoon, decode_messages
@@ -95,7 +95,7 @@ class Pulling:
 
     def pull_later(self, queue: ProcessQueue, offset: int, delay_s: float = FIRST_PULL_DELAY_S) -> None:
         """Pull ``queue`` from ``offset`` on, until it is dropped."""
-        self._timer.later(delay_s, partial(self._pull, queue, offset))
+        self._timer.call_later(delay_s, partial(self._pull, queue, offset))
 
     def close(self, wait_s: float) -> None:
         """Stop pulling, and ignore later answers. Waits up to ``wait_s`` seconds for reads."""
@@ -162,7 +162,7 @@ class Pulling:
             self.reset_offsets_soon({queue.queue: answer.next_offset})
             return
         if isinstance(answer, PullAnswer) and self.decode is not None and not queue.dropped:
-            decoded = attempt(_decoded_answer, queue.queue, offset, request_filter, answer, self.decode)
+            decoded = capture(_decoded_answer, queue.queue, offset, request_filter, answer, self.decode)
             if isinstance(
                 decoded, Failure
             ):  # for instance for lack of memory; the next pull requests the messages again
@@ -170,7 +170,7 @@ class Pulling:
                 answer = DecodeError(f"the answer could not be decoded: {decoded}", queue=str(queue.queue))
             else:
                 answer = decoded
-        self._timer.later(0, partial(self._handle_answer, queue, offset, request_filter, answer))
+        self._timer.call_later(0, partial(self._handle_answer, queue, offset, request_filter, answer))
 
     def _handle_answer(
         self, queue: ProcessQueue, offset: int, request_filter: TopicFilter, answer: PullAnswer | RocketMQError

@@ -386,7 +386,7 @@ def dead_letter_of(rules: Rules, record: Record, failure: Resent) -> Record | No
         isinstance(delivery := rules.delivery(record.payload), DecodeError)
         or delivery.envelope.topic == rules.dead_topic
     ):
-        return record if failure.passing else None
+        return record if failure.is_temporary else None
     text = release.reason_text(failure.error or "").encode()
     payload = b"".join((_LENGTH.pack(len(text)), text, record.payload))
     letter = replace(record, kind=DEAD_LETTER_KIND, payload=payload, target=topic_target(rules.dead_topic))

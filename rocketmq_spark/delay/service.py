@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.complaints import Complaints
+from rocketmq_spark.base.complaints import LogThrottle
 from rocketmq_spark.base.threads import Latch
 from rocketmq_spark.delay import envelope_records
 from rocketmq_spark.delay.commits import REQUEST_S, CommittedProgress, GroupNames, ProgressCommits
@@ -108,7 +108,7 @@ class DelayService:
         self._acquired: dict[MessageQueue, Deadline | None] = {}
         # Queues that will be handed over or started again, with their checkpoints; None if the progress must not be committed.
         self._revoked: dict[MessageQueue, QueueCheckpoint | None] = {}
-        self._availability, self._complaints = BrokerAvailability(RETRY_S), Complaints()
+        self._availability, self._complaints = BrokerAvailability(RETRY_S), LogThrottle()
         self._back_pressure = BackPressure(store.path, reader)
         self._damages = store.damages
         self._next_commit = self._next_recreation_check = Deadline(0.0)

@@ -337,4 +337,4 @@ def protobuf_problem(version: str | None = None) -> str | None:
     if tuple(map(int, re.findall(r"\d+", version)[:3])) >= _PROTOBUF:
         return None
     wanted = ".".join(map(str, _PROTOBUF))
-    return f"protobuf is {version} here; expected {wanted} or newer, in workers too: {extras.command(extras.DELAY)}"
+    return f"protobuf is {version} here; expected {wanted} or newer, in workers too: {extras.install_command(extras.DELAY)}"

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Self
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.process import Closing
+from rocketmq_spark.base.process import Closeable
 from rocketmq_spark.client.admin import BaseAdmin, batch_attributes
 from rocketmq_spark.client.routes import format_queue_counts
 from rocketmq_spark.errors import LocalBrokerError
@@ -33,7 +33,7 @@ _MAX_DISK_USAGE = 0.90
 _MIN_FREE_MB = 128
 
 
-class LocalBroker(Closing):
+class LocalBroker(Closeable):
     """A RocketMQ cluster on this machine. Use it in a ``with`` block, or call ``start()`` and ``close()``.
 
     Args:

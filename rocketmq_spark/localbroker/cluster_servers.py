@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.folders import write_new
+from rocketmq_spark.base.folders import replace_file
 from rocketmq_spark.client.admin import BaseAdmin, put_topic
 from rocketmq_spark.client.rpc import RpcClient
 from rocketmq_spark.errors import LocalBrokerError, RocketMQError
@@ -78,7 +78,7 @@ class Registration:
             return
         finally:
             # The broker has written all of its thousand settings into the file. Users read this file, so restore the short text.
-            write_new(conf, text)
+            replace_file(conf, text)
 
     def close(self) -> None:
         for admin in (self.admin, *(view for _, view in self._views)):

@@ -98,8 +98,12 @@ def cache_folder() -> Path:
         problem = e.message
     temporary = Path(tempfile.gettempdir(), f"rocketmq-spark-{os.geteuid()}")
     warning = "%s. LocalBroker uses %s instead; name a folder that is kept with %s"
-    process.once("cache", temporary, functools.partial(_LOG.warning, warning, problem, temporary, CACHE_VARIABLE))
-    if temporary.is_symlink() or folders.foreign(temporary, root_may=False) is not None:  # any user may have created it
+    process.get_or_create(
+        "cache", temporary, functools.partial(_LOG.warning, warning, problem, temporary, CACHE_VARIABLE)
+    )
+    if (
+        temporary.is_symlink() or folders.foreign_owner(temporary, root_may=False) is not None
+    ):  # any user may have created it
         raise LocalBrokerError(
             f"{temporary} is a link, or belongs to another user; files from there would be executed",
             remedy=f"Name a folder of your own with {CACHE_VARIABLE}",
@@ -112,7 +116,7 @@ def _prepare_cache(folder: Path) -> Path:
     folders. Raises ``LocalBrokerError`` for a cache that is not safe, and then changes no mode.
     """
     with contextlib.suppress(OSError):  # the first write will raise an error with the reason
-        folders.make(folder)
+        folders.make_folders(folder)
     _check_all(folder, _can_close)
     problem = None
     with contextlib.suppress(OSError):  # a cache that cannot be read is not used
@@ -122,7 +126,7 @@ def _prepare_cache(folder: Path) -> Path:
             f"The cache {folder} is not used: {problem}",
             remedy=f"Name a new folder with {CACHE_VARIABLE}, or let its owner run: chmod go-w",
         )
-    _check_all(folder, folders.close)  # others cannot change the cache any more
+    _check_all(folder, folders.revoke_write)  # others cannot change the cache any more
     return folder
 
 
@@ -175,7 +179,7 @@ def _folders_in(folder: Path) -> Iterator[Path]:
 def _check(folder: Path, close: Callable[[Path], bool]) -> None:
     _check_owner(folder)
     with contextlib.suppress(OSError):  # a folder that cannot be read is not used
-        if folders.is_of_all(folder.stat()):
+        if folders.is_shared_folder(folder.stat()):
             raise LocalBrokerError(
                 f"All users may write to {folder}; files from there would be executed",
                 remedy=f"Name a new folder in it with {CACHE_VARIABLE}",
@@ -185,8 +189,8 @@ def _check(folder: Path, close: Callable[[Path], bool]) -> None:
 
 
 def _check_owner(folder: Path) -> None:
-    if (foreign := folders.foreign(folder)) is not None:
-        raise _unsafe_error(str(foreign))
+    if (foreign_owner := folders.foreign_owner(folder)) is not None:
+        raise _unsafe_error(str(foreign_owner))
     if folder.is_symlink():
         _check_above(folder)
 
@@ -248,7 +252,7 @@ def writing_to(folder: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def file_locked(path: Path, on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
     """Hold a lock file. The kernel releases it when the process ends, also after a kill."""
-    folders.make(path.parent, folders.READABLE)
+    folders.make_folders(path.parent, folders.READABLE)
     with open(folders.open_private(path, os.O_RDWR | os.O_CREAT), "a") as f:
         if not folders.try_lock(f):
             on_wait()
@@ -274,11 +278,11 @@ def _is_usable(path: Path, jar: Jar) -> bool:
     because others may have the file open.
     """
     try:
-        if folders.foreign(path) is not None or (path.is_symlink() and any(folders.exposures(path))):
+        if folders.foreign_owner(path) is not None or (path.is_symlink() and any(folders.exposures(path))):
             return False
         if folders.others_may_write(path.stat()):
-            folders.write_new(path, folders.read_regular(path), _FILE_MODE)
-        return folders.close(path) and is_sound(path, jar)
+            folders.replace_file(path, folders.read_regular(path), _FILE_MODE)
+        return folders.revoke_write(path) and is_sound(path, jar)
     except OSError:
         return False
 
@@ -311,7 +315,7 @@ def _download(cache: Path, unusable: Sequence[tuple[Section, Jar]], quiet: bool,
             )
         for section, jar in unusable:
             target = cache / "jars" / section.key / jar.file_name
-            folders.make(target.parent, folders.READABLE)
+            folders.make_folders(target.parent, folders.READABLE)
             folders.set_mode(
                 files[jar.coordinate], _FILE_MODE
             )  # whatever the umask is, and before others can open the file
@@ -371,11 +375,11 @@ def native_flags(jars: Sequence[Path], folder: Path) -> tuple[str, ...]:
         with zipfile.ZipFile(jar) as archive:
             code = archive.read(name)
         for place in (folder, target.parent):
-            folders.make(place, folders.READABLE)
-            if not folders.only_own(place):
+            folders.make_folders(place, folders.READABLE)
+            if not folders.is_writable_by_owner_only(place):
                 raise PermissionError(f"others may write to {place}")
-        if not (folders.only_own(target) and target.read_bytes() == code):
-            folders.write_new(target, code, _FILE_MODE)
+        if not (folders.is_writable_by_owner_only(target) and target.read_bytes() == code):
+            folders.replace_file(target, code, _FILE_MODE)
     except (OSError, KeyError, zipfile.BadZipFile) as e:
         _LOG.debug("brokers unpack %s themselves: %s", name, e)
         return ()

@@ -113,7 +113,7 @@ def user_cache() -> Path:
     if sys.platform == "darwin":
         return folders.home() / "Library" / "Caches" / "rocketmq-spark"
     configured = os.environ.get("XDG_CACHE_HOME")
-    usable = configured and os.path.isabs(configured) and folders.foreign(Path(configured)) is None
+    usable = configured and os.path.isabs(configured) and folders.foreign_owner(Path(configured)) is None
     return Path(configured if configured and usable else folders.home() / ".cache") / "rocketmq-spark"
 
 
@@ -123,9 +123,9 @@ def _is_own(folder: Path) -> bool:
     """
     try:
         folders_to_check = (folder.parent, folder, folder.resolve().parent)
-        return all(folders.only_own(place) for place in folders_to_check if place.exists()) and not any(
-            folders.exposures(folder)
-        )
+        return all(
+            folders.is_writable_by_owner_only(place) for place in folders_to_check if place.exists()
+        ) and not any(folders.exposures(folder))
     except (OSError, RuntimeError):  # the folder cannot be read; a link that leads to itself
         return False
 
@@ -159,7 +159,7 @@ class Archive:
         return [f"-XX:DumpLoadedClassList={home / CLASS_LIST}"]
 
     def _is_usable(self) -> bool:
-        return folders.only_own(self.path) and _is_own(self.path.parent)
+        return folders.is_writable_by_owner_only(self.path) and _is_own(self.path.parent)
 
     def discard(self) -> bool:
         """Remove the archive, in case it caused a failed start. Returns whether there was one."""
@@ -183,7 +183,7 @@ class Archive:
 
     def _make(self, homes: Sequence[Path], spawn: Spawn) -> None:
         try:
-            folders.make(self.path.parent, folders.READABLE)
+            folders.make_folders(self.path.parent, folders.READABLE)
             if not _is_own(self.path.parent):
                 raise PermissionError(f"others may write to {self.path.parent}")
             with open(folders.open_private(self.path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT), "a") as lock:
@@ -201,7 +201,7 @@ class Archive:
         part_file, class_list = self.path.with_suffix(".part"), self.path.with_suffix(".classes")
         for path in (part_file, class_list, self.path.with_suffix(".log")):
             path.unlink(missing_ok=True)  # otherwise writing would follow a link of this name
-        folders.write_new(class_list, "\n".join(_loaded_classes(homes)) + "\n")
+        folders.replace_file(class_list, "\n".join(_loaded_classes(homes)) + "\n")
         command = [
             *([nice, "-n", "19"] if (nice := shutil.which("nice")) else []),
             str(self._java.path), "-Xshare:dump", f"-XX:SharedClassListFile={class_list}",

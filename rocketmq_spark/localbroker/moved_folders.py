@@ -33,7 +33,7 @@ def close_unless(
     was_open = folders.others_may_write(before)
     if (problem := problem_in(was_open)) is not None:
         return problem
-    if not folders.close(folder):
+    if not folders.revoke_write(folder):
         return f"others may write to {folder}"
     problem = problem_in(was_open) or problem_after()
     if problem is not None:
@@ -43,7 +43,7 @@ def close_unless(
 
 
 def _restore_mode(folder: Path, before: os.stat_result) -> None:
-    with folders.inside(folder) as descriptor:
+    with folders.open_subfolder(folder) as descriptor:
         now = os.fstat(descriptor)
         if os.path.samestat(now, before) and now.st_mode != before.st_mode:  # another folder may have taken its name
             os.fchmod(descriptor, stat.S_IMODE(before.st_mode))

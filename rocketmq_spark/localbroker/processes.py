@@ -28,7 +28,7 @@ from pathlib import Path
 
 from rocketmq_spark.base import folders
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.threads import Failure, attempt
+from rocketmq_spark.base.threads import Failure, capture
 from rocketmq_spark.errors import LocalBrokerError
 from rocketmq_spark.localbroker.distribution import cache_folder
 from rocketmq_spark.localbroker.java import Archive, Java
@@ -98,7 +98,7 @@ class _PortBlocks:
             return True
         folder = cache_folder() / "ports"
         with contextlib.suppress(OSError):
-            folders.make(folder, folders.READABLE)
+            folders.make_folders(folder, folders.READABLE)
             # A bare descriptor, because it must stay open until the process ends.
             lock = folders.open_private(folder / str(start), os.O_RDWR | os.O_CREAT)
             with contextlib.suppress(OSError):
@@ -155,7 +155,7 @@ class PortAssignments:
                 assigned = {**self._ports, **self._requested}.values()
                 port = free_port(distances, avoid=[p + d for p in assigned for d in BROKER_PORTS])
             self._ports[name] = port
-            folders.write_new(self._path, json.dumps(self._ports, indent=1) + "\n")
+            folders.replace_file(self._path, json.dumps(self._ports, indent=1) + "\n")
         return port
 
     def may_change(self, name: str) -> bool:
@@ -363,7 +363,7 @@ def _run_calls(calls: queue.SimpleQueue[_SpawnCall]) -> None:
         call, future = calls.get()
         if not future.set_running_or_notify_cancel():
             continue
-        outcome = attempt(call)  # the waiting caller gets any error, and this thread continues
+        outcome = capture(call)  # the waiting caller gets any error, and this thread continues
         if isinstance(outcome, Failure):
             future.set_exception(outcome.error)
         else:

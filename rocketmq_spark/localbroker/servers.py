@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 
-from rocketmq_spark.base.folders import make, write_new
+from rocketmq_spark.base.folders import make_folders, replace_file
 from rocketmq_spark.errors import LocalBrokerError
 from rocketmq_spark.localbroker import processes
 from rocketmq_spark.localbroker.processes import Program
@@ -60,7 +60,7 @@ def change_conf(home: Path, name: str, conf: Mapping[str, object]) -> None:
     if not path.exists():
         raise LocalBrokerError(f"{home.name} takes no conf", remedy="Give it to a broker or to the proxy")
     changed = with_fields if name == PROXY_CONF else with_lines
-    write_new(path, changed(path.read_text(encoding="utf-8"), conf))
+    replace_file(path, changed(path.read_text(encoding="utf-8"), conf))
 
 
 def checked_conf(conf: Mapping[str, object], allowed: Container[str] = ()) -> dict[str, object]:
@@ -147,7 +147,7 @@ def name_server_names(count: int) -> list[str]:
 def name_server(data: Path, jars: tuple[Path, ...], name: str, port: int) -> Program:
     home = _prepare_home(data, name)
     conf = home / "namesrv.conf"
-    write_new(conf, render(conf.name, {"port": port, "bind": processes.HOST}))
+    replace_file(conf, render(conf.name, {"port": port, "bind": processes.HOST}))
     main, arguments = "org.apache.rocketmq.namesrv.NamesrvStartup", ("-c", str(conf))
     return Program(name, home, (port,), main, arguments, jars, _NAME_SERVER_HEAP_MB, _flags(home))
 
@@ -171,7 +171,7 @@ def broker(
         "name_server": name_server,
         "store": home / "store",
     }
-    write_new(path, with_lines(render(path.name, values), conf))
+    replace_file(path, with_lines(render(path.name, values), conf))
     _note_timers_read(home / "store")
     ports = tuple(port + distance for distance in processes.BROKER_PORTS)
     main, arguments = "org.apache.rocketmq.broker.BrokerStartup", ("-c", str(path))
@@ -185,7 +185,7 @@ def proxy(data: Path, jars: tuple[Path, ...], port: int, name_server: str, conf:
     values = {"port": port, "grpc_port": port + 1, "name_server": name_server}
     tls = TLS_CERT in conf
     fields = {**({"tlsTestModeEnable": False} if tls else {}), **conf}
-    write_new(path, with_fields(render(path.name, values), fields))
+    replace_file(path, with_fields(render(path.name, values), fields))
     main, arguments = _PROXY_STARTUP, ("-pc", str(path))
     flags = (*_flags(home), *_ENFORCED_TLS_FLAGS) if tls else _flags(home)
     return Program(PROXY, home, (port, port + 1), main, arguments, jars, _PROXY_HEAP_MB, flags)
@@ -205,7 +205,7 @@ def with_local_proxy(broker: Program, jars: tuple[Path, ...], name_server: str, 
     port = broker.ports[0]
     values = {"port": port + processes.LOCAL_PROXY_PORTS[-2], "grpc_port": port + processes.LOCAL_PROXY_PORTS[-1]}
     path = broker.home / PROXY_CONF
-    write_new(path, with_fields(render(path.name, {**values, "name_server": name_server}), conf))
+    replace_file(path, with_fields(render(path.name, {**values, "name_server": name_server}), conf))
     return replace(
         broker,
         ports=tuple(port + distance for distance in processes.LOCAL_PROXY_PORTS),
@@ -218,11 +218,11 @@ def with_local_proxy(broker: Program, jars: tuple[Path, ...], name_server: str, 
 def _prepare_home(data: Path, name: str) -> Path:
     home = data / name
     shutil.rmtree(home / _TEMPORARY, ignore_errors=True)
-    make(home / _TEMPORARY)
-    write_new(home / "logback.xml", template("logback.xml"))
-    make(home / "conf")
+    make_folders(home / _TEMPORARY)
+    replace_file(home / "logback.xml", template("logback.xml"))
+    make_folders(home / "conf")
     for server in ("broker", "namesrv"):  # version 4.9 looks only there
-        write_new(home / "conf" / f"logback_{server}.xml", template("logback.xml"))
+        replace_file(home / "conf" / f"logback_{server}.xml", template("logback.xml"))
     return home
 
 
@@ -234,8 +234,8 @@ def _note_timers_read(store: Path) -> None:
     """
     if not store.exists():
         path = store / "config" / "timercheck"
-        make(path.parent)
-        write_new(path, struct.pack(">q", int(time.time()) * 1000))
+        make_folders(path.parent)
+        replace_file(path, struct.pack(">q", int(time.time()) * 1000))
 
 
 def _flags(home: Path) -> tuple[str, ...]:

@@ -84,7 +84,7 @@ def _check_data_folder(data: Path) -> None:
     Raises ``LocalBrokerError`` if another user owns one of these files, or may still change one: that user could change the
     configuration of the servers, or lead them to other files. Also raises it if others may have moved one of these folders there.
     """
-    folders.make(data)
+    folders.make_folders(data)
     problem = _data_folder_problem(data)
     if problem is not None:
         raise LocalBrokerError(
@@ -98,10 +98,10 @@ def _data_folder_problem(data: Path) -> str | None:
     """Close a data folder and the files of clusters in it for other users, or return a clause about why servers must not use it.
     A rejected folder keeps its mode, so that the next start rejects it, too.
     """
-    if (foreign := folders.foreign(data)) is not None:
-        return str(foreign)
+    if (foreign_owner := folders.foreign_owner(data)) is not None:
+        return str(foreign_owner)
     status = data.stat()
-    if folders.is_of_all(status):
+    if folders.is_shared_folder(status):
         return f"all users may write to it (mode {stat.S_IMODE(status.st_mode):04o}): name a new folder in it"
     return close_unless(data, lambda was_open: _entries_problem(data, was_open), lambda: _close_entries(data))
 
@@ -111,8 +111,8 @@ def _entries_problem(data: Path, was_open: bool) -> str | None:
     for place in _cluster_entries(data):
         if was_open:
             return moved_to(place, was_open)
-        if (foreign := folders.foreign(place)) is not None:
-            return str(foreign)
+        if (foreign_owner := folders.foreign_owner(place)) is not None:
+            return str(foreign_owner)
         if (problem := folders.irregularity(place)) is not None:
             return f"{problem}, to which servers would write"
         if (problem := moved_to(place, was_open, folders.subfolders(place))) is not None:
@@ -127,7 +127,7 @@ def _entries_problem(data: Path, was_open: bool) -> str | None:
 def _close_entries(data: Path) -> str | None:
     """Close the files of clusters in a closed data folder, and return a clause about the first problem that remains."""
     for place in _cluster_entries(data):
-        folders.close_all(place)
+        folders.revoke_write_all(place)
     if (problem := _entries_problem(data, False)) is not None:
         return problem
     for place in _cluster_entries(data):
@@ -171,7 +171,7 @@ def _clean_up(record: Path) -> None:
     """End the processes and remove the folder that a record of a killed process names. A record that other users could have
     written is ignored.
     """
-    if folders.foreign(record) is not None:
+    if folders.foreign_owner(record) is not None:
         return
     with contextlib.suppress(OSError, ValueError), open(folders.open_regular(record, os.O_RDWR), "r+") as f:
         if folders.others_may_write(os.fstat(f.fileno())):
@@ -182,9 +182,9 @@ def _clean_up(record: Path) -> None:
         content = json.load(f)
         data = Path(content["data"])
         is_own = (
-            folders.foreign(data) is None
+            folders.foreign_owner(data) is None
         )  # another user may have created a folder of this name after it was removed
-        was_reserved = folders.foreign(data / LOCK_FILE) is None and (data / LOCK_FILE).is_file()
+        was_reserved = folders.foreign_owner(data / LOCK_FILE) is None and (data / LOCK_FILE).is_file()
         # Another process with another cache may use the folder now: then its servers belong to that process.
         with _locked_if_unused(data) if is_own else contextlib.nullcontext():
             for pid in _server_pids(data):

@@ -50,7 +50,7 @@ class BrokerTimers:
         """
         due = [name for name in brokers if self._cached.get(name, _UNKNOWN)[1].expired]
         if due:
-            timers = self._sender.timers(topic, sorted(due), deadline)
+            timers = self._sender.max_timer_delays_ms(topic, sorted(due), deadline)
             for name in due:
                 if name not in timers:
                     logger.info("broker %s does not report its timers", name)
@@ -176,7 +176,7 @@ class DelayRouter:
         if not self._consumed_until.expired:
             return
         try:
-            consumed = self._sender.consumed(INNER_TOPIC, deadline)
+            consumed = self._sender.has_online_consumer(INNER_TOPIC, deadline)
         except RocketMQError as e:
             consumed = isinstance(e, AccessDenied) or (self._is_transient is not None and self._is_transient(e))
             if not consumed and not isinstance(e, RouteNotFound):

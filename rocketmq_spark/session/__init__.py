@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from rocketmq_spark import options as options_table
 from rocketmq_spark.base import extras, process
-from rocketmq_spark.base.budget import WAITING_BYTES, Budget
+from rocketmq_spark.base.budget import MAX_WAITING_BYTES, Budget
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.retry import Retry
 from rocketmq_spark.client.admin import BaseAdmin
@@ -98,7 +98,7 @@ def client(options: Options) -> Client:
     """Return the client for these connection options in this process, created on first use."""
     if options.transport == transport.GRPC:
         raise OptionError(f"option 'transport' is 'grpc': {transport.NO_ADMINISTRATION}")
-    return process.once(_CLIENTS, connection_key(options), lambda: _create_client(options))
+    return process.get_or_create(_CLIENTS, connection_key(options), lambda: _create_client(options))
 
 
 def connection_key(options: Options) -> object:
@@ -209,7 +209,7 @@ def _connect_options(options: Options) -> ConnectOptions:
         _allows_plain_text(options),
         max_pushed := pushed_limit(options.max_message_size),
         options.max_connections,
-        waiting=Budget(max(WAITING_BYTES, 4 * max_pushed)),
+        waiting=Budget(max(MAX_WAITING_BYTES, 4 * max_pushed)),
     )
 
 
@@ -263,7 +263,9 @@ def retention_ms(options: Options, broker_name: str) -> int | None:
     try:
         hours = bodies.config_number(client(options).admin.broker_config(broker_name), "fileReservedTime")
     except OptionError as e:
-        process.once(_LOGGED_ONCE, connection_key(options), partial(logger.warning, "%s: %s", RETENTION_NOT_KNOWN, e))
+        process.get_or_create(
+            _LOGGED_ONCE, connection_key(options), partial(logger.warning, "%s: %s", RETENTION_NOT_KNOWN, e)
+        )
         return None
     except RocketMQError as e:
         logger.info("broker %s does not report for how long it keeps messages: %s", broker_name, e)
@@ -289,7 +291,8 @@ def parse_options(role: str, name_server: str | None, group: str | None, keyword
     options = options_table.parse(values, keywords=True).for_role(role)
     if options.open_telemetry and not extras.installed("opentelemetry"):
         raise OptionError(
-            "option 'openTelemetry' needs opentelemetry-api, which is not installed", remedy=extras.command(extras.OTEL)
+            "option 'openTelemetry' needs opentelemetry-api, which is not installed",
+            remedy=extras.install_command(extras.OTEL),
         )
     return options
 
@@ -323,7 +326,7 @@ def trace_producer(options: Options, group: str, kind: str) -> TraceProducer | N
 
 def close_all() -> None:
     """Close all clients of this process and empty its registry, for tests and for commands that end."""
-    entries = process.forget()
+    entries = process.clear_registry()
     for spool in entries.get(SPOOLS, {}).values():
         spool.close(Deadline.after(0))
     proxy_clients.close(entries)

@@ -10,7 +10,7 @@ from rocketmq_spark import options as options_table
 from rocketmq_spark.admin import AdminTools, brokers, groups, messages, topics
 from rocketmq_spark.admin.groups import OffsetTarget
 from rocketmq_spark.base import arguments
-from rocketmq_spark.base.process import Closing, Owner
+from rocketmq_spark.base.process import Closeable, OwnerProcess
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model import BrokerData, MessageQueue, ReceivedMessage
 from rocketmq_spark.model.admin import (
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 _TOPICS = "a list of names of topics"
 
 
-class AdminBase(Closing):
+class AdminBase(Closeable):
     """Has the options, and is closed with ``close``."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
-        self._owner = Owner("admin")
+        self._owner = OwnerProcess("admin")
         self._closed = False
 
     @property
@@ -49,17 +49,17 @@ class AdminBase(Closing):
 
     def _environment_group(self, group: str) -> str:
         """The group's name in the environment of the options."""
-        arguments.text("group", group, "the name of a consumer group")
+        arguments.check_text("group", group, "the name of a consumer group")
         environment = environment_of(self._options)
         return group if environment is None else environment.group(group)
 
     def _checked_topic(self, topic: str, brokers: Sequence[str] | None = None, queues: int | None = None) -> str:
         """Check the types of arguments that several methods have. Returns the topic."""
-        arguments.text("topic", topic, "the name of a topic")
+        arguments.check_text("topic", topic, "the name of a topic")
         if brokers is not None:
-            arguments.texts("brokers", brokers, "a list of names of brokers")
-        if queues is not None and not arguments.is_whole(queues):
-            raise arguments.wrong("queues", queues, "a whole number")
+            arguments.check_texts("brokers", brokers, "a list of names of brokers")
+        if queues is not None and not arguments.is_integer(queues):
+            raise arguments.argument_error("queues", queues, "a whole number")
         return topic
 
     def close(self) -> None:
@@ -265,7 +265,7 @@ class GroupAdmin(AdminBase):
         Raises:
             OffsetError: The group has no offsets in these topics.
         """
-        arguments.texts("topics", topics, _TOPICS)
+        arguments.check_texts("topics", topics, _TOPICS)
         return groups.committed_offsets(self._tools, self._environment_group(group), topics)
 
     def set_offsets(
@@ -285,7 +285,7 @@ class GroupAdmin(AdminBase):
         Raises:
             OffsetError: A queue has no such offset, the group has members, or a broker did not store an offset.
         """
-        arguments.instance("offsets", offsets, Mapping, "a dict of offsets by MessageQueue")
+        arguments.check_instance("offsets", offsets, Mapping, "a dict of offsets by MessageQueue")
         return self._change_offsets(group, (), offsets, preview, force)
 
     def reset_offsets(
@@ -320,7 +320,7 @@ class GroupAdmin(AdminBase):
             if to.tzinfo is None:
                 raise OptionError(f"to is {to!r}; expected a datetime with a zone")
             to = max(0, int(to.timestamp() * 1000))  # negative numbers mean earliest and latest; no message is that old
-        arguments.texts("topics", topics, _TOPICS)
+        arguments.check_texts("topics", topics, _TOPICS)
         return self._change_offsets(group, topics, to, preview, force)
 
     def _change_offsets(
@@ -351,7 +351,7 @@ class BrokerAdmin(AdminBase):
         Raises:
             NotFound: There is no such message, or brokers have deleted it.
         """
-        arguments.text("message_id", message_id, "the id of a message")
+        arguments.check_text("message_id", message_id, "the id of a message")
         return messages.message_by_id(self._tools, message_id, topic)
 
     def find_messages(
@@ -380,7 +380,7 @@ class BrokerAdmin(AdminBase):
         """
         self._checked_topic(topic)
         if key is not None:
-            arguments.text("key", key)
+            arguments.check_text("key", key)
             return messages.messages_by_key(self._tools, topic, key, begin_ms, end_ms, limit)
         environment = environment_of(self._options)
         return messages.messages_of_time(self._tools, topic, begin_ms, end_ms, limit, environment)

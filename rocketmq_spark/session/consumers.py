@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from rocketmq_spark.base import extras
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.process import Owner
+from rocketmq_spark.base.process import OwnerProcess
 from rocketmq_spark.client.pulled_messages import requested_messages
 from rocketmq_spark.consumer import pull, simple
 from rocketmq_spark.consumer import push as group_consumer
@@ -95,7 +95,7 @@ class PullConsumer(pull.BasePullConsumer):
         super().__init__(member(parsed), settings, _arrow_batch, backlog_reader=_backlog_reader(parsed, settings.group))
         if telemetry := instrumentation(parsed, self.client_id):
             telemetry.instrument_receives(self, "_poll", itemgetter(0))
-        self._watch(f"the pull consumer of group {parsed.group!r}")
+        self._close_when_dropped(f"the pull consumer of group {parsed.group!r}")
 
 
 class SimpleConsumer(simple.BaseSimpleConsumer):
@@ -126,7 +126,7 @@ class SimpleConsumer(simple.BaseSimpleConsumer):
         super().__init__(pop_member(parsed), parsed.group, parsed.request_timeout)
         if telemetry := instrumentation(parsed, self.client_id):
             telemetry.instrument_receives(self, "receive")
-        self._watch(f"the simple consumer of group {parsed.group!r}")
+        self._close_when_dropped(f"the simple consumer of group {parsed.group!r}")
 
 
 def _listener_traces(options: Options, group: str) -> ListenerTraces | None:
@@ -157,7 +157,7 @@ def _rows_decoder(settings: ConsumerSettings) -> RowsDecoder:
     for package in ("pyarrow", "numpy"):
         if not extras.installed(package):
             text = f"option 'arrow' needs {package}, which is not installed"
-            raise OptionError(text, remedy=extras.command(extras.ARROW))
+            raise OptionError(text, remedy=extras.install_command(extras.ARROW))
     from rocketmq_spark.columnar.decode.decoder import batch_of_answers
     from rocketmq_spark.columnar.decode.rows import batch_of_messages
 
@@ -191,7 +191,7 @@ def _replier(options: Options, group: str) -> Replier | None:
     """Return the object by which listeners answer requests."""
     if (port := replies(options)) is None:
         return None
-    owner = Owner("consumer")
+    owner = OwnerProcess("consumer")
 
     def reply(to: ReceivedMessage, body: bytes, properties: Mapping[str, str] | None) -> None:
         owner.check(False)

@@ -78,7 +78,7 @@ class Producer(BulkProducer):
             raise
         if telemetry := instrumentation(parsed, self.client_id):
             telemetry.instrument_producer(self)
-        self._watch(f"the producer of group {parsed.group!r}")
+        self._close_when_dropped(f"the producer of group {parsed.group!r}")
 
     def close(self, timeout_s: float | None = None) -> list[Unsent]:
         """Stop accepting messages, wait for pending replies and sends, and close the producer.
@@ -120,7 +120,8 @@ def _stored_ids(options: Options) -> StoredIds | None:
         return None
     if not extras.installed("pyarrow"):
         raise OptionError(
-            "option 'confirmAmbiguous' needs pyarrow, which is not installed", remedy=extras.command(extras.ARROW)
+            "option 'confirmAmbiguous' needs pyarrow, which is not installed",
+            remedy=extras.install_command(extras.ARROW),
         )
     from rocketmq_spark.session.stored_ids import live_stored_ids
 

@@ -42,7 +42,7 @@ def _create_proxy(options: Options) -> Proxy:
     except ModuleNotFoundError as e:
         raise OptionError(
             f"option 'transport' is 'grpc', which needs grpcio and protobuf here: {e}",
-            remedy=extras.command(extras.GRPC),
+            remedy=extras.install_command(extras.GRPC),
         ) from e
 
     provider = credentials_of(options)
@@ -83,10 +83,10 @@ def connection_key(options: Options) -> object:
 def sender(options: Options) -> ProxySender:
     """Return the sender for these connection options in this process."""
     key = connection_key(options)
-    proxy = process.once(_PROXIES, key, lambda: _create_proxy(options))
+    proxy = process.get_or_create(_PROXIES, key, lambda: _create_proxy(options))
     from rocketmq_spark.grpc_proxy.sender import ProxySender
 
-    return process.once(_SENDERS, key, lambda: ProxySender(proxy, sent_messages, decompress_body))
+    return process.get_or_create(_SENDERS, key, lambda: ProxySender(proxy, sent_messages, decompress_body))
 
 
 def pop_member(options: Options) -> ProxyMember:

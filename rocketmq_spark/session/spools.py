@@ -29,11 +29,11 @@ from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.errors import OptionError, RocketMQError, SpoolError, SpoolFull
 from rocketmq_spark.model import MessageQueue, SpooledSend
 from rocketmq_spark.options import Options, option_name
-from rocketmq_spark.options.paths import confined, expanded
+from rocketmq_spark.options.paths import check_safe, expand_home
 from rocketmq_spark.ports import Sender, Spool
 from rocketmq_spark.producer.routing import queues_of_environment
 from rocketmq_spark.producer.settings import ProducerSettings
-from rocketmq_spark.queues.environment import Environment, by_position, environment_of, layout_text
+from rocketmq_spark.queues.environment import Environment, environment_of, is_by_position, layout_text
 from rocketmq_spark.remoting.connection import batch_writes
 from rocketmq_spark.session import SPOOLS, connection_key, sender
 from rocketmq_spark.spool.database import Database, in_use, is_database
@@ -69,7 +69,7 @@ class SpoolSettings:
         if options.on_send_failure != "spool":
             return None
         assert options.spool_dir is not None
-        folder = confined(expanded(options.spool_dir, "spoolDir"), "spoolDir")
+        folder = check_safe(expand_home(options.spool_dir, "spoolDir"), "spoolDir")
         return cls(folder, options.spool_sync, options.spool_max_bytes)
 
 
@@ -85,7 +85,7 @@ def option_problems(options: Options) -> list[str]:
     if options.spool_dir is None:
         found.append("option 'onSendFailure' is 'spool', which needs option 'spoolDir': a folder on a disk that stays")
     if not extras.installed("rocksdict"):
-        command = extras.command(extras.SPOOL)
+        command = extras.install_command(extras.SPOOL)
         found.append(f"option 'onSendFailure' is 'spool', which needs the package rocksdict: {command}")
     return found
 
@@ -152,15 +152,15 @@ def _adoptable(folder: Path) -> list[Path]:
     """
     listing, found = _listing(folder, WORKER_PREFIX), []
     for uid, names in listing.foreign.items():
-        other = folders.Foreign(folder / min(names), uid)
+        other = folders.ForeignFile(folder / min(names), uid)
         warn = functools.partial(_warn_of_foreign, other.path, other, len(names))
-        process.once("foreign spools", (folder, uid), warn)
+        process.get_or_create("foreign spools", (folder, uid), warn)
     for path in filter(is_database, (folder, *listing.own)):
         reason: object = folders.foreign_in(path, SPOOL_PREFIXES, root_may=path == folder)
         if reason is None and path == folder:
             reason = next(folders.exposures_of(folder, ()), None)
         if reason is not None:
-            process.once("foreign spools", path, functools.partial(_warn_of_foreign, path, reason))
+            process.get_or_create("foreign spools", path, functools.partial(_warn_of_foreign, path, reason))
         elif not in_use(path):
             found.append(path)
     return found
@@ -192,7 +192,7 @@ def _remove_mark(path: Path) -> None:
     While the mark is there, a user who may rename the folder could make this package delete the records in it.
     """
     try:
-        with folders.inside(path.parent, (path.name,)) as at:
+        with folders.open_subfolder(path.parent, (path.name,)) as at:
             if _EMPTIED_MARK in os.listdir(at):
                 os.unlink(_EMPTIED_MARK, dir_fd=at)
     except OSError as e:
@@ -248,7 +248,7 @@ def _remove_folder(path: Path) -> None:
     that has created the folder again. The folder is renamed first, under the lock, so another process finds all of it or nothing.
     """
     emptied = path.with_name(f"{EMPTIED_PREFIX}{uuid.uuid4().hex}")
-    with locked(path), folders.inside(path.parent, (path.name,)) as at:
+    with locked(path), folders.open_subfolder(path.parent, (path.name,)) as at:
         db = Database(path, read_only=True)
         try:
             left = next(db.scan(RECORD, area_end(RECORD)), None) or db.gaps or db.damage
@@ -270,11 +270,11 @@ def _remove_emptied(path: Path) -> None:
     """Remove a folder that a process of this user has marked as emptied. The mark is removed last. Another process may remove the
     folder at the same time, so errors of the file system are ignored.
     """
-    with contextlib.suppress(OSError), folders.inside(path.parent, (path.name,)) as at:
+    with contextlib.suppress(OSError), folders.open_subfolder(path.parent, (path.name,)) as at:
         entries = os.listdir(at)
         if entries and _EMPTIED_MARK not in entries:
             text = "%s is left alone: no process has marked it as empty. If it may have messages, rename it to %s…"
-            process.once("unmarked spools", path, lambda: logger.warning(text, path, WORKER_PREFIX))
+            process.get_or_create("unmarked spools", path, lambda: logger.warning(text, path, WORKER_PREFIX))
             return
         for name in sorted(entries, key=_EMPTIED_MARK.__eq__):
             if stat.S_ISDIR(os.stat(name, dir_fd=at, follow_symlinks=False).st_mode):
@@ -317,7 +317,7 @@ def open_store(path: Path, options: Options, spool: SpoolSettings | None = None,
     process can open the store again.
     """
     if spool is not None:
-        confined(path, "spoolDir")  # RocksDB opens files by their names, so that a link there would lead it elsewhere
+        check_safe(path, "spoolDir")  # RocksDB opens files by their names, so that a link there would lead it elsewhere
     store = Store(path, spool.sync, spool.max_bytes) if spool is not None else Store(path, any_owner=keep_owner)
     try:
         environment, noted_queues = environment_of(options), _noted_queues(store)
@@ -367,7 +367,7 @@ def _parse_queues_note(name: bytes, value: bytes, path: Path) -> tuple[str, tupl
 def _check_noted_queues(store: Store, noted: _QueuesByTopic, environment: Environment) -> None:
     """Raises ``SpoolError`` if records are for queues that option 'environments' assigns to another environment."""
     for topic, queues in noted.items():
-        if tuple(environment.owned(queues, may_lack=(topic,))) != queues:
+        if tuple(environment.owned(queues, may_be_empty=(topic,))) != queues:
             raise SpoolError(
                 f"the records in {store.path} are for {', '.join(map(str, queues))}, which their environment had by its number, "
                 f"and option 'environments' gives environment {environment.name!r} others",
@@ -439,14 +439,14 @@ def worker_spool(options: Options, settings: ProducerSettings) -> Spool | None:
 
     def left(path: Path) -> Store:
         store = make(path)
-        if not by_position(options) and _noted_queues(store):  # the running sender does not know these queues
+        if not is_by_position(options) and _noted_queues(store):  # the running sender does not know these queues
             store.close()
             raise SpoolError(f"the records in {path} are for queues that their environment had by its number")
         return store
 
     key = (spool, owner_of(options), options.environments, connection_key(options), settings)
     with process.entry_lock(SPOOLS, spool.folder):
-        spools_by_key: dict[object, SendSpool] = process.kept(SPOOLS)
+        spools_by_key: dict[object, SendSpool] = process.entries(SPOOLS)
         if key not in spools_by_key:
             send = sender(options)  # first: if it fails, no store is open
             spools_by_key[key] = open_send_spool(claim(spool.folder, make), send, settings)
@@ -467,7 +467,7 @@ def preload(options: Options, paths: Sequence[Path]) -> None:
     A request to the name server makes the client read the files; the answer is ignored. Raises ``OptionError`` if a file cannot
     be used.
     """
-    if os.geteuid() != folders.ROOT or not any(map(folders.foreign, paths)):
+    if os.geteuid() != folders.ROOT or not any(map(folders.foreign_owner, paths)):
         return
     for module in _LAZY_IMPORTS:
         with contextlib.suppress(ImportError):  # an optional module; if it is needed, its import raises later

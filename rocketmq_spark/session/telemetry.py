@@ -24,10 +24,10 @@ from opentelemetry.metrics import CallbackOptions, Observation
 from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode
 
 import rocketmq_spark
-from rocketmq_spark.base.clock import NowAndThen, epoch_ms
+from rocketmq_spark.base.clock import RateLimit, epoch_ms
 from rocketmq_spark.base.codes import Property
-from rocketmq_spark.base.process import Owner
-from rocketmq_spark.base.threads import Aside, Failure, attempt, text_of
+from rocketmq_spark.base.process import OwnerProcess
+from rocketmq_spark.base.threads import Failure, KeyedExecutor, capture, safe_text
 from rocketmq_spark.consumer.listener import (
     DeferredListener,
     Listener,
@@ -56,7 +56,7 @@ Attributes = dict[str, Any]
 
 def _call_safely(code: Callable[..., Any], *args: Any) -> Any:
     """Call ``code``. A failure is logged, and None is returned, because OpenTelemetry must not affect messages."""
-    outcome = attempt(code, *args)
+    outcome = capture(code, *args)
     if isinstance(outcome, Failure):
         outcome.log(logger, "OpenTelemetry failed")
         return None
@@ -93,8 +93,8 @@ class Instrumentation:
         if namespace:
             self._common_attributes["messaging.rocketmq.namespace"] = namespace
         histogram = self._meter.create_histogram
-        self._end_executor, self._loss_log = Aside(MAX_WAITING_ENDS), NowAndThen(LOG_PERIOD_S)
-        self._owner = Owner("producer")
+        self._end_executor, self._loss_log = KeyedExecutor(MAX_WAITING_ENDS), RateLimit(LOG_PERIOD_S)
+        self._owner = OwnerProcess("producer")
         self._send_cost_time = histogram("rocketmq_send_cost_time", "ms", "Duration of a send with all its attempts")
         self._delivery_latency = histogram("rocketmq_delivery_latency", "ms", "From the broker's store to the consumer")
         self._process_time = histogram("rocketmq_process_time", "ms", "Duration of a listener's call")
@@ -117,7 +117,7 @@ class Instrumentation:
             try:
                 return code(*args, **kwargs)
             finally:
-                if self._owner.here:  # in a forked process, a thread that does not exist there may hold the lock
+                if self._owner.is_current:  # in a forked process, a thread that does not exist there may hold the lock
                     self._end_executor.wait(_END_KEY, END_TIMEOUT_S)
 
         return waiting
@@ -164,7 +164,7 @@ class Instrumentation:
 
     def end_later(self, end: Callable[[], None]) -> None:
         """Run ``end`` on another thread, because this thread may read answers. If too many ends wait, the span is dropped."""
-        outcome = attempt(self._end_executor.run, _END_KEY, end)
+        outcome = capture(self._end_executor.run, _END_KEY, end)
         if isinstance(outcome, Failure) and self._loss_log.due():
             logger.warning("spans of sends are lost: an exporter is slow, or no thread can be started: %s", outcome)
 
@@ -373,7 +373,7 @@ def _end_span(span: Span, failure: object, at_ns: int | None = None) -> None:
     try:
         if isinstance(error, BaseException):
             span.set_attribute("error.type", type(error).__name__)
-            span.set_status(Status(StatusCode.ERROR, text_of(error, str)))
+            span.set_status(Status(StatusCode.ERROR, safe_text(error, str)))
             span.record_exception(error)
         elif isinstance(error, str):
             span.set_attribute("error.type", "not_done")

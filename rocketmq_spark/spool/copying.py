@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 from rocketmq_spark.base import folders
 from rocketmq_spark.base.clock import Deadline, epoch_ms
-from rocketmq_spark.base.process import PythonCall, python
+from rocketmq_spark.base.process import PythonCall, python_call
 from rocketmq_spark.errors import DecodeError, SpoolError
 from rocketmq_spark.spool.database import Database
 from rocketmq_spark.spool.files import FreeSpace, check_temporary_folder, sync_folder
@@ -461,7 +461,7 @@ class _Pipe:
 
 
 def _reader_call(path: Path) -> PythonCall:
-    call = python("-c", _PROGRAM, str(path), *filter(os.path.isabs, sys.path))
+    call = python_call("-c", _PROGRAM, str(path), *filter(os.path.isabs, sys.path))
     # No secrets: the owner of the files may control the process.
     env = {
         name: value for name, value in call["env"].items() if name in _ENVIRONMENT or name.startswith(("LC_", "PYTHON"))
@@ -489,7 +489,7 @@ def _temporary_folder(path: Path, deadline: Deadline) -> Iterator[Path]:
     owner = os.geteuid()
     with contextlib.suppress(OSError):  # the spool no longer exists: the reader reports that
         owner = folders.owner_uid(path.stat())
-    temporary = folders.temporary_for(owner, "rocketmq-spark-reader-")
+    temporary = folders.make_temporary(owner, "rocketmq-spark-reader-")
     try:
         yield temporary.path
     finally:
@@ -521,7 +521,9 @@ def _remove_temporary(temporary: folders.Temporary, deadline: Deadline) -> None:
     except FileNotFoundError:
         return
     except OSError:
-        logger.warning("%s was not removed: let %s remove it, not root", temporary.path, folders.user(temporary.uid))
+        logger.warning(
+            "%s was not removed: let %s remove it, not root", temporary.path, folders.user_text(temporary.uid)
+        )
 
 
 @contextlib.contextmanager

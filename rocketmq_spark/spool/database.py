@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from rocketmq_spark.base import extras, process
-from rocketmq_spark.base.folders import is_readable, open_lock
+from rocketmq_spark.base.folders import is_readable_or_missing, open_lock
 from rocketmq_spark.errors import ClosedError, SpoolError, SpoolFull
 from rocketmq_spark.spool.files import (
     DISK_FULL_ERRNOS,
@@ -187,7 +187,7 @@ class Database:
         with self._errors("open"):
             if not read_only:
                 make_folder(self.path)
-            if not is_readable(self.path):
+            if not is_readable_or_missing(self.path):
                 raise not_readable_error(self.path)
             if is_database(self.path) and manifest(self.path) is None:  # RocksDB would start empty and delete its files
                 raise Damaged(
@@ -426,7 +426,7 @@ def _rocksdict() -> Any:
     except ImportError as e:
         raise SpoolError(
             f"the spool needs RocksDB, and the package rocksdict cannot be imported: {e}",
-            remedy=f"Install it: {extras.command(extras.SPOOL)}",
+            remedy=f"Install it: {extras.install_command(extras.SPOOL)}",
         ) from e
 
 

@@ -307,7 +307,7 @@ def sync_folder(path: Path) -> None:
 
 def make_folder(path: Path) -> None:
     """Create a folder and its parents, for this user alone, so that they survive a power failure."""
-    for folder in folders.make(path):
+    for folder in folders.make_folders(path):
         sync_folder(folder.parent)
 
 
@@ -351,7 +351,7 @@ def check_temporary_folder() -> None:
 
     For users other than root, the mode of a folder only causes a warning, because it may be a volume of Kubernetes.
     """
-    is_root = folders.reader() == folders.ROOT
+    is_root = folders.error_reader() == folders.ROOT
     remedy = (
         "Set the variable TMPDIR to a folder that only you and root may change, or that has the sticky bit (mode 1777)"
     )
@@ -363,14 +363,14 @@ def check_temporary_folder() -> None:
     try:
         exposure = folders.temporary_exposure()
     except PermissionError as e:  # root chose the folder, and this process now has the rights of the spool's owner
-        user = folders.user(os.geteuid())
+        user = folders.user_text(os.geteuid())
         raise SpoolError(f"{user} cannot enter the folder for temporary files, {e.filename}", remedy=remedy) from e
     if exposure is None:
         return
     text = f"a temporary folder for messages would lie in {exposure}"
     if is_root or exposure.uid is not None:
         raise SpoolError(text, remedy=remedy)
-    process.once("open temporary folders", exposure.path, lambda: logger.warning("%s. %s", text, remedy))
+    process.get_or_create("open temporary folders", exposure.path, lambda: logger.warning("%s. %s", text, remedy))
 
 
 def not_readable_error(path: Path) -> SpoolError:

@@ -47,30 +47,30 @@ def become_owner(path: Path) -> None:
     )  # ``_check_exposure`` ensures that no other user can replace this folder before it is opened
     if not folders.has_own_rights() and owner != os.geteuid():
         raise SpoolError(
-            f"the spool in {path} is not used: it belongs to {folders.user(owner)}, and this command has taken the "
-            f"rights of {folders.user(os.geteuid())} until it ends, to use the spool of that user",
+            f"the spool in {path} is not used: it belongs to {folders.user_text(owner)}, and this command has taken the "
+            f"rights of {folders.user_text(os.geteuid())} until it ends, to use the spool of that user",
             remedy=f"Run the command again with that folder: {shlex.quote(str(path))}",
         )
-    if folders.reader() != folders.ROOT and (foreign := folders.foreign(path)) is not None:
+    if folders.error_reader() != folders.ROOT and (foreign := folders.foreign_owner(path)) is not None:
         raise SpoolError(
             f"the spool in {path} is not used: {foreign}, and RocksDB would follow links of that user with the rights of "
-            f"{folders.user(os.geteuid())}",
+            f"{folders.user_text(os.geteuid())}",
             remedy="Run the command as root or as that user",
         )
     _check_exposure(path, owner)
     if os.geteuid() == folders.ROOT != owner:
         _take_rights(owner, path)
-    if not folders.has_own_rights() and not folders.is_readable(path):
+    if not folders.has_own_rights() and not folders.is_readable_or_missing(path):
         raise SpoolError(
-            f"root uses the spool in {path} with the rights of its owner, {folders.user(owner)}, who may not read "
+            f"root uses the spool in {path} with the rights of its owner, {folders.user_text(owner)}, who may not read "
             "it there",
-            remedy=f"Let {folders.user(owner)} run, not root: chmod u+rwx {shlex.quote(str(path))}. If a folder above "
+            remedy=f"Let {folders.user_text(owner)} run, not root: chmod u+rwx {shlex.quote(str(path))}. If a folder above "
             "keeps that user out, let its owner open it",
         )
     if (problem := folders.irregular_in(path, SPOOL_PREFIXES)) is not None:
         raise SpoolError(
             f"the spool in {path} is not used: {problem}, so it could lead to files of other users",
-            remedy=f"A spool has only files and folders: let {folders.user(owner)} remove it, not root",
+            remedy=f"A spool has only files and folders: let {folders.user_text(owner)} remove it, not root",
         )
 
 
@@ -85,14 +85,14 @@ def _owner_uid(path: Path) -> int:
 
 def _check_exposure(path: Path, owner: int) -> None:
     exposures_above = folders.exposures(path, owner)
-    if folders.reader() != folders.ROOT:
+    if folders.error_reader() != folders.ROOT:
         # Folders only cause a warning: one may be a volume of Kubernetes with mode 0777, which this user cannot change.
         folders.warn_if_replaceable(path, "the spool")
         exposures_above = (other for other in exposures_above if stat.S_ISLNK(other.status.st_mode))
     exposure_above = next(exposures_above, None)
     exposures_inside = folders.exposures_in(path, SPOOL_PREFIXES, owner)
     if (
-        folders.reader() != folders.ROOT and owner == folders.ROOT
+        folders.error_reader() != folders.ROOT and owner == folders.ROOT
     ):  # the volume itself, with files of this user, who cannot change its mode
         folders.warn_if_open(path, "whole messages")
         exposures_inside = (exposure for exposure in exposures_inside if exposure.path != path)
@@ -109,9 +109,9 @@ def _take_rights(owner: int, path: Path) -> None:
     for module in _LAZY_IMPORTS:
         importlib.import_module(module)
     try:
-        folders.become(owner)
+        folders.become_user(owner)
     except OSError as e:  # a container may lack the capabilities
         raise SpoolError(
-            f"root cannot take the rights of {folders.user(owner)}, who owns the spool in {path}: {e.strerror}",
+            f"root cannot take the rights of {folders.user_text(owner)}, who owns the spool in {path}: {e.strerror}",
             remedy="Run the command as that user",
         ) from e

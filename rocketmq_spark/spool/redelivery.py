@@ -141,7 +141,7 @@ class Redelivery:
         """Schedule a turn, after a start or an addition."""
         with self._lock:
             if not self._turn_is_scheduled and not self._closed:
-                self._timer.later(
+                self._timer.call_later(
                     in_s, self._turn
                 )  # before the flag is set: if ``later`` raises or is interrupted, no turn is scheduled
                 self._turn_is_scheduled = True
@@ -185,7 +185,7 @@ class Redelivery:
             while self._is_busy():
                 if deadline.expired:
                     return False
-                self._timer.hold(self._changed, deadline.remaining())
+                self._timer.wait_notified(self._changed, deadline.remaining())
             return True
 
     def close(self, deadline: Deadline) -> None:
@@ -193,7 +193,7 @@ class Redelivery:
         with self._lock:
             self._closed = True
             while len(self._in_flight) > len(self._results) and not deadline.expired:
-                self._timer.hold(self._changed, deadline.remaining())
+                self._timer.wait_notified(self._changed, deadline.remaining())
         self._timer.close()
         self._settle()
 
@@ -252,7 +252,7 @@ class Redelivery:
                     self._next_turn_ms = None
             self._turn()
 
-        self._timer.later(pause_s, run)
+        self._timer.call_later(pause_s, run)
 
     def _hand_out(self) -> float | None:
         """Returns the seconds until more records are due, or None if an event will start the next turn."""
@@ -309,7 +309,7 @@ class Redelivery:
             target = handler([leased.record, *(follower.record for follower in leased.batched)], on_result)
         except Exception as e:  # a bug of a handler must neither lose the record nor stop others
             logger.exception("a record of kind %s failed", leased.record.kind)
-            on_result(Resent(None, f"{type(e).__name__}: {e}", passing=True))
+            on_result(Resent(None, f"{type(e).__name__}: {e}", is_temporary=True))
             return
         if target is not None:
             on_result(Resent(), target)
@@ -371,19 +371,19 @@ class Redelivery:
             return Replaced(dataclasses.replace(leased.record, target=result.target))
         if resent.error is None:
             return Done()
-        if not resent.passing and leased.batched:
+        if not resent.is_temporary and leased.batched:
             logger.warning(
                 "%d messages of a failed batch are sent one by one: %s", 1 + len(leased.batched), resent.error
             )
             return RetryLater(now_ms, resent.error)
-        due_ms = self._schedule.due_ms(leased.state.tries + 1, now_ms) if resent.passing else None
+        due_ms = self._schedule.due_ms(leased.state.tries + 1, now_ms) if resent.is_temporary else None
         if due_ms is not None:
             return RetryLater(due_ms, resent.error)
         if dead_letters is None:
             return Dead(resent.error)
         last_ms = now_ms + round(1000 * self._schedule.steps_s[-1])
         if self._is_dead_letter(leased.record):
-            if resent.passing:
+            if resent.is_temporary:
                 return RetryLater(last_ms, resent.error)
             record, reason = dead_letters.open(leased.record)
             return Dead(f"{reason}; its dead letter is not sent: {resent.error}", record=record)
@@ -407,7 +407,7 @@ class Redelivery:
         if result.target is not None:
             return
         self.batch_policy.record_result(
-            leased.record.lane, 1 + len(leased.batched), resent.error is None, not resent.passing
+            leased.record.lane, 1 + len(leased.batched), resent.error is None, not resent.is_temporary
         )
         if not self._store.holds(leased.record.lane):
             self.batch_policy.forget(leased.record.lane)
@@ -416,7 +416,7 @@ class Redelivery:
             if not self._is_dead_letter(leased.record):
                 self.delivered += 1 + len(leased.batched)
             self._targets.record_success(target, now_ms)
-        elif resent.passing:
+        elif resent.is_temporary:
             self._targets.record_failure(target, now_ms, target not in failing)
             failing.add(target)
             self._unreachable.record_failure(target, now_ms, result.since_ms)

@@ -325,7 +325,7 @@ class SendSpool:
         self._notes = policy.notes
         self._resender = resender
         try:
-            timer.begin()  # starts the thread here, so that the caller gets the error if the thread cannot start
+            timer.start()  # starts the thread here, so that the caller gets the error if the thread cannot start
             self._schedule = schedule or policy.schedule
             self._clock = clock or SteadyClock(_now_ms, _monotonic_ms, store.totals.last_ms)
             if policy.targeting is not None:

@@ -98,7 +98,7 @@ class StoredIdScan:
             if isinstance(state, RocketMQError):
                 raise state
             mark = marks.setdefault(name, state.max_offset)
-            behind = state.behind > 0 if self._indexes_after_replication(name, deadline) else state.indexed < mark
+            behind = state.index_lag > 0 if self._indexes_after_replication(name, deadline) else state.indexed < mark
             if behind:
                 return None
         bounds = self._tools.offsets.bounds(self._since.queues, Deadline.after(self._tools.request_timeout_s))
@@ -140,7 +140,7 @@ class StoredIdScan:
         that hangs for longer than the settle time hides messages (docs/exactly-once.md).
         """
         if name not in self._late_indexes:
-            self._late_indexes[name] = self._tools.offsets.confirms_late(name, deadline)
+            self._late_indexes[name] = self._tools.offsets.indexes_after_replication(name, deadline)
         return self._late_indexes[name]
 
     def _states(self, deadline: Deadline) -> Mapping[str, LogState | RocketMQError]:

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-from rocketmq_spark.base.budget import OBJECT_BYTES, memory_of
+from rocketmq_spark.base.budget import OBJECT_BYTES, estimated_memory
 from rocketmq_spark.base.codes import INNER_BATCH_MASK, MESSAGE_MAGIC_V1, MESSAGE_MAGIC_V2, Property, SysFlag
 from rocketmq_spark.errors import DecodeError, MessageRefused, RemoteProtocolError
 from rocketmq_spark.model import MessageQueue, ReceivedMessage
@@ -88,7 +88,7 @@ def message_memory(message: ReceivedMessage) -> int:
     A few kilobytes of another client may become a body of 64 MiB, or millions of messages without a body. So code that
     collects decoded messages counts this memory.
     """
-    return memory_of(len(message.body), properties_size(message.properties))
+    return estimated_memory(len(message.body), properties_size(message.properties))
 
 
 NO_MEMORY = "the messages that are held fill their memory limit, so this message is returned as it is stored"
@@ -424,7 +424,7 @@ def _unwrap(outer: ReceivedMessage, settings: DecodeSettings) -> Iterable[Receiv
     if count not in (None, size):
         raise DecodeError(f"a batch has {size} messages, but its broker counted {count}")
     has_wrong_base = base not in (None, first)
-    if window is not None and size and (has_wrong_base or not window.holds(first, size)):
+    if window is not None and size and (has_wrong_base or not window.may_contain(first, size)):
         raise _OutsideWindowError(f"a batch of offsets {first} to {first + size} is outside of the requested offsets")
     return found
 

@@ -15,7 +15,7 @@ import pytest
 
 from rocketmq_spark import aio
 from rocketmq_spark.aio.loop import WAITING_THREADS, CoroutineListener, EventLoop
-from rocketmq_spark.base.threads import Failure, attempt
+from rocketmq_spark.base.threads import Failure, capture
 from rocketmq_spark.consumer.listener import Context, Redeliver
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import ClosedError, OptionError
@@ -36,7 +36,7 @@ def in_a_thread(loop: EventLoop, code: object, *args: object) -> Future[object]:
     given: Future[object] = Future()
 
     def call() -> None:
-        outcome = attempt(loop.run, code, *args)  # type: ignore[arg-type]
+        outcome = capture(loop.run, code, *args)  # type: ignore[arg-type]
         if isinstance(outcome, Failure):
             given.set_exception(outcome.error)
         else:

@@ -164,7 +164,7 @@ def test_a_join_that_is_interrupted_ends_no_heartbeats_of_others(parts: Parts, m
     time.advance(2)
     timer: Any = parts.instance._timer
     with monkeypatch.context() as patch:
-        patch.setattr(timer, "later", raising(KeyboardInterrupt()))
+        patch.setattr(timer, "call_later", raising(KeyboardInterrupt()))
         with pytest.raises(KeyboardInterrupt):
             parts.instance.join(RegisteredMember("other"))
     time.advance(60)

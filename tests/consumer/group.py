@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.threads import Aside
+from rocketmq_spark.base.threads import KeyedExecutor
 from rocketmq_spark.consumer.listener import DeferredListener
 from rocketmq_spark.consumer.listener_pool import ListenerPool, Work
 from rocketmq_spark.consumer.push import BaseConsumer
@@ -25,7 +25,7 @@ from tests.fakes.group_member import GROUP, FakeBrokers, FakeMember
 from tests.fakes.timer import ManualTimer, Time
 
 
-class AwaitedAside(Aside):
+class AwaitedAside(KeyedExecutor):
     """Its threads are real, and have ended before time goes on: a key is busy until its thread has looked for more work."""
 
     def run(self, key: Hashable, work: Callable[[], None]) -> None:
@@ -48,7 +48,7 @@ class ManualWorkers(ListenerPool):
 
     def submit(self, *work: Work) -> None:
         for each in work:
-            self.timer.later(0, partial(self._do, each))
+            self.timer.call_later(0, partial(self._do, each))
 
     def _do(self, work: Work) -> None:
         if self.held:
@@ -63,7 +63,7 @@ class ManualWorkers(ListenerPool):
         """All threads are free again."""
         self.held = False
         for work in self.waiting:
-            self.timer.later(0, work)
+            self.timer.call_later(0, work)
         self.waiting.clear()
 
     def close(self, deadline: Deadline) -> bool:
@@ -91,7 +91,7 @@ class GroupBench:
         self.replies: list[tuple[ReceivedMessage, bytes, Mapping[str, str] | None]] = []
         self.traces: Callable[[], ListenerTraces | None] = lambda: None
         self.rows: RowsDecoder | None = None  # for listeners of record batches
-        self.aside: Callable[[], Aside] = AwaitedAside
+        self.aside: Callable[[], KeyedExecutor] = AwaitedAside
         self.timers: dict[str, list[ManualTimer]] = {}  # by client id
         self.numbers = itertools.count(1)
 

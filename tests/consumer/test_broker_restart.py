@@ -10,7 +10,7 @@ import pytest
 
 from rocketmq_spark.consumer.ownership import request_locks
 from rocketmq_spark.errors import CallTimeout, ConnectionLost
-from rocketmq_spark.model.membership import InfoAsked, MembersChanged
+from rocketmq_spark.model.membership import GetRunningInfo, MembersChanged
 from tests.consumer.group import GroupBench
 from tests.consumer.pull_bench import A as OF_PULLS
 from tests.consumer.pull_bench import Hand, made
@@ -140,7 +140,7 @@ def test_only_an_ordered_member_says_that_its_queues_are_locked(group: GroupBenc
         consumer, port = group.start(ordered=ordered)
         group.time.advance(2)
         assert port.asked is not None
-        info: Any = port.asked("a:1", InfoAsked(False))
+        info: Any = port.asked("a:1", GetRunningInfo(False))
         assert [info.queues[queue].locked for queue in ALL] == [ordered] * 4
         consumer.stop()
 
@@ -294,14 +294,14 @@ def test_lock_is_requested_even_if_the_requesting_thread_stalls(group: GroupBenc
     group.brokers.send(B, *[b"1"] * waits)
     group.time.advance(0.1)
     locks = consumer._running._lock_timer  # type: ignore[union-attr]
-    later, still = locks.later, [0.5]
+    later, still = locks.call_later, [0.5]
 
     def stands_still(seconds: float, call: Callable[[], None]) -> None:
         later(seconds, call)
         if still:
             group.time.advance(still.pop())
 
-    locks.later = stands_still  # type: ignore[method-assign]
+    locks.call_later = stands_still  # type: ignore[method-assign]
     restart(group)
     group.workers[0].let_go()
     group.time.advance(5)

@@ -29,9 +29,9 @@ from rocketmq_spark.errors import (
 )
 from rocketmq_spark.model import Filter, MessageQueue
 from rocketmq_spark.model.membership import (
-    InfoAsked,
+    GetConsumedOffsets,
+    GetRunningInfo,
     MembersChanged,
-    OffsetsAsked,
     QueueInfo,
     ResetOffsets,
     RunningInfo,
@@ -413,7 +413,7 @@ def test_change_that_brokers_tell_is_followed_at_once(fake: QueueMember, consume
     fake.asked("b:1", MembersChanged())
     consumer.poll(AT_ONCE)
     assert consumer.assignment() == [B]
-    assert fake.asked("b:1", OffsetsAsked("t")) == {B: 1}
+    assert fake.asked("b:1", GetConsumedOffsets("t")) == {B: 1}
 
 
 def test_changes_are_followed_while_nobody_polls(fake: QueueMember, consumer: BasePullConsumer, hand: Hand) -> None:
@@ -466,7 +466,7 @@ def test_the_member_tells_what_it_has(fake: QueueMember, consumer: BasePullConsu
     consumer.poll(AT_ONCE)
     consumer.poll(AT_ONCE)
     assert fake.asked is not None
-    told = fake.asked("b:1", InfoAsked(stacks=True))
+    told = fake.asked("b:1", GetRunningInfo(stacks=True))
     assert isinstance(told, RunningInfo)
     assert told.membership.subscriptions == {"t": Filter("a")}
     assert told.membership.consume_type == "CONSUME_ACTIVELY"

@@ -396,7 +396,7 @@ def test_a_fork_is_told_whose_the_consumer_is(
     fake: QueueMember, consumer: BasePullConsumer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     consumer.assign([A])
-    monkeypatch.setattr("rocketmq_spark.base.process._process", [-1])
+    monkeypatch.setattr("rocketmq_spark.base.process._pid", [-1])
     calls: list[Callable[[], object]] = [
         lambda: consumer.subscribe("t"),
         lambda: consumer.unsubscribe("t"),

@@ -51,7 +51,7 @@ def test_rebalance_waits_20_s_or_1_s_while_queue_is_missing(seen: Seen) -> None:
 
 
 def test_a_member_that_gets_no_notices_looks_every_5_seconds(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(seen.fake, "has_notices", False)
+    monkeypatch.setattr(seen.fake, "receives_notices", False)
     seen.one.allocate([])
     assert seen.one.wait_s() == 5.0
 

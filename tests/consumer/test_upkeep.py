@@ -382,7 +382,7 @@ def test_group_join_that_lacked_thread_works_at_next_subscribe(
     fake: QueueMember, consumer: BasePullConsumer, hand: Hand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as exhausted:
-        exhausted.setattr(ManualTimer, "later", raising(RuntimeError("can't start new thread")))
+        exhausted.setattr(ManualTimer, "call_later", raising(RuntimeError("can't start new thread")))
         with pytest.raises(RuntimeError):
             consumer.subscribe("t")
     consumer.subscribe("t")

@@ -86,7 +86,7 @@ def test_offsets_are_numbers_within_the_queue(case: Case) -> None:
     assert offsets.store_time_ms(case.group, queue, bounds.min_offset, soon()) > 0
     size, count = offsets.sample(case.group, queue, bounds.min_offset, soon())
     assert size >= 10 * count > 0
-    assert offsets.late == frozenset()
+    assert offsets.late_brokers == frozenset()
     assert offsets.connection(queue.broker_name) == offsets.connection(queue.broker_name)
 
 
@@ -94,4 +94,4 @@ def test_what_brokers_are(case: Case) -> None:
     offsets, queue = case.ports["offsets"], case.queue
     assert not offsets.is_proxy(case.topic, queue.broker_name, soon())
     offsets.check_filter(queue.broker_name, case.group, case.topic, "a > 1", soon())
-    assert not case.ports["pulls"].batched(queue)
+    assert not case.ports["pulls"].stores_batches(queue)

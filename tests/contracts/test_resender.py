@@ -56,5 +56,5 @@ def test_after_the_close_it_has_not_failed_for_good(case: tuple[Resender, Messag
     told: SimpleQueue[Resent] = SimpleQueue()
     resender.resend(send(queue, True), told.put)
     found = told.get(timeout=60)
-    assert (found.queue, found.passing) == (None, True)
+    assert (found.queue, found.is_temporary) == (None, True)
     assert found.error

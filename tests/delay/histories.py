@@ -229,7 +229,7 @@ class History:
     def _prepare(self, node: Node) -> None:
         def answer(send: SpooledSend) -> Resent:
             if send.topic in self.down or self.rng.random() < 0.03:
-                return Resent(None, "no answer", passing=True)
+                return Resent(None, "no answer", is_temporary=True)
             if send.topic == "bad":
                 return Resent(None, "no permission")
             self.sent.setdefault(bytes(send.request.body), []).append(node.now_ms())

@@ -196,7 +196,7 @@ class AllTopics:
         return [MessageQueue(topic, "b", 0)]
 
     def batch_storage(self, topic: str, deadline: object) -> BatchStorage:
-        return BatchStorage(by_key=topic == COMPACTED, grouped=topic == FIFO)
+        return BatchStorage(is_compacted=topic == COMPACTED, needs_group=topic == FIFO)
 
 
 def given_out(bodies: list[bytes], options: dict[str, object]) -> list[SinkRow]:

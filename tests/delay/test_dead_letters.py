@@ -17,7 +17,7 @@ from tests.delay.nodes import QUEUES, RULES, START_MS, Node, World, envelope
 from tests.helpers import raising
 
 ONE, TWO = QUEUES
-REFUSED, AWAY = Resent(None, "no permission"), Resent(None, "no master", passing=True)
+REFUSED, AWAY = Resent(None, "no permission"), Resent(None, "no master", is_temporary=True)
 
 
 def answers(to_orders: Resent | None, to_dead: Resent | None) -> Callable[[SpooledSend], Resent | None]:

@@ -152,7 +152,7 @@ def test_a_node_that_is_closed_tells_what_was_answered_at_last(world: World) -> 
 def test_a_message_that_is_out_when_its_queue_goes_goes_with_it(world: World, fails: str) -> None:
     """Else the node without the queue sends it once more, hours later, or reports that it was given up."""
     a, b = world.node("a"), world.node("b")
-    down = Resent(None, "down", passing=fails != "for good")
+    down = Resent(None, "down", is_temporary=fails != "for good")
     a.sends.answer = lambda send: down if fails == "the last time" and len(a.sends.sent) < 11 else None
     world.topic.put(envelope("m", 5))
     for _ in range(2):
@@ -431,7 +431,7 @@ def test_what_came_back_from_the_dead_outlives_its_queue(world: World, damaged: 
     if damaged:
         node.store._db.write([], [TOTALS])
         node.kill()
-    node.sends.answer = lambda send: Resent(None, "busy", passing=True)
+    node.sends.answer = lambda send: Resent(None, "busy", is_temporary=True)
     for _ in range(3):
         node.turn(ONE)
         world.time.advance(1)
@@ -454,7 +454,7 @@ def test_what_came_back_from_the_dead_outlives_its_queue(world: World, damaged: 
 def test_what_is_no_envelope_and_waits_is_the_next_owners(world: World, how: str) -> None:
     """It is due at the first of all moments: that one may not be told as the one up to which all is done."""
     first, second = world.node("a"), world.node("b")
-    first.sends.answer = lambda send: Resent(None, "the topic of dead letters has no master", passing=True)
+    first.sends.answer = lambda send: Resent(None, "the topic of dead letters has no master", is_temporary=True)
     world.topic.put(b"garbage")
     for _ in range(3):
         first.turn(ONE)
@@ -515,10 +515,10 @@ def test_envelopes_of_old_inner_topic_outlive_revoked_queue(world: World, when: 
         for _ in range(8):
             first.turn(ONE)
         assert len(first.store) == 7
-        first.sends.answer = lambda send: Resent(None, "busy", passing=True)
+        first.sends.answer = lambda send: Resent(None, "busy", is_temporary=True)
         world.time.advance(11)
         for done in first.sends.waiting:
-            done(Resent(None, "busy", passing=True))
+            done(Resent(None, "busy", is_temporary=True))
         first.turn(ONE)
     first.turn()
     assert len(first.store) == 3

@@ -25,7 +25,7 @@ from tests.spool.bench import database
 
 RULES = Rules(ProducerSettings(group="g", max_message_size=1000), "dead", ("good*", "bad*"))
 EARLIER = RULES._replace(topics=("*",), settings=ProducerSettings(group="g"))  # which would deliver what is bad now
-REFUSED, AWAY = Resent(None, "no permission"), Resent(None, "no answer", passing=True)
+REFUSED, AWAY = Resent(None, "no permission"), Resent(None, "no answer", is_temporary=True)
 TIMEOUT_S, ANSWER_S, LETTER_S = 3.0, 0.003, 0.02
 
 
@@ -81,7 +81,7 @@ class Bench:
             self.out -= send.topic == "dead"
             done(answer)
 
-        self.timer.later(after_s, end)
+        self.timer.call_later(after_s, end)
 
     def add(
         self,

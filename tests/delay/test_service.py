@@ -17,7 +17,7 @@ from rocketmq_spark.wire.envelope import Envelope, cancel_envelope
 from tests.delay.nodes import QUEUES, START_MS, Node, World, envelope
 
 ONE, TWO = QUEUES
-DOWN = Resent(None, "down", passing=True)
+DOWN = Resent(None, "down", is_temporary=True)
 
 
 def test_an_original_is_sent_when_it_is_due_and_not_before(world: World) -> None:

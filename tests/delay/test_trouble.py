@@ -167,7 +167,7 @@ def test_partial_commits_never_claim_too_much_progress(world: World, monkeypatch
     world.time.advance(1000)
     for _ in range(2):
         node.turn(ONE)
-    node.sends.answer = lambda send: Resent(None, "busy", passing=True)
+    node.sends.answer = lambda send: Resent(None, "busy", is_temporary=True)
     commit, groups = world.topic.commit, []
 
     def first_only(group: str, offsets: Any, deadline: Deadline) -> dict[MessageQueue, RocketMQError]:

@@ -45,7 +45,7 @@ def frozen(node: Node) -> None:
 def away(*names: str) -> Any:
     def answer(send: SpooledSend) -> Resent:
         is_away = send.msg_ids[0] in names
-        return Resent(None, "no master", passing=True) if is_away else Resent(ONE)
+        return Resent(None, "no master", is_temporary=True) if is_away else Resent(ONE)
 
     return answer
 

@@ -86,11 +86,11 @@ class ScriptedSender:
             raise self.masters
         return self.masters
 
-    def timers(self, topic: str, brokers: Iterable[str], deadline: Deadline) -> dict[str, int]:
+    def max_timer_delays_ms(self, topic: str, brokers: Iterable[str], deadline: Deadline) -> dict[str, int]:
         self.events.append(("timers", sorted(brokers)))
         return {name: self.longest_timers[name] for name in brokers if name in self.longest_timers}
 
-    def consumed(self, topic: str, deadline: Deadline) -> bool:
+    def has_online_consumer(self, topic: str, deadline: Deadline) -> bool:
         self.events.append(("consumed", topic))
         self.publish_queues(topic, deadline)
         return topic in self.consumed_topics
@@ -98,7 +98,7 @@ class ScriptedSender:
     def all_queues(self, topic: str, deadline: Deadline) -> Sequence[MessageQueue]:
         return sorted((*self.publish_queues(topic, deadline), *self.read_only))
 
-    numbered_queues = all_queues
+    partition_queues = all_queues
 
     def send(self, queue: MessageQueue, request: SendRequest, deadline: Deadline) -> SendResult:
         outcome = self._outcome("sync", queue, request, deadline)

@@ -210,7 +210,7 @@ def test_what_others_may_have_moved_into_a_cache_stays(
 def test_what_comes_while_a_cache_is_closed_is_seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (cache := tmp_path / "cache").mkdir()
     cache.chmod(0o777)
-    close = folders.close
+    close = folders.revoke_write
 
     def late(path: Path) -> bool:
         (cache / "archives").mkdir(exist_ok=True)
@@ -396,7 +396,7 @@ def usual(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         raise KeyError(uid)
 
     monkeypatch.setattr(java.folders.pwd, "getpwuid", nameless)
-    registry.kept("cache").clear()
+    registry.entries("cache").clear()
     return tmp_path / "home"
 
 

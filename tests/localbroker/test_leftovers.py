@@ -348,7 +348,7 @@ def test_a_folder_that_was_made_again_by_others_stops_no_start(
     assert record.exists() == (kind != "theirs")
 
 
-@pytest.mark.parametrize("look", ["foreign", "foreign_in", "close", "close_all"])
+@pytest.mark.parametrize("look", ["foreign_owner", "foreign_in", "revoke_write", "revoke_write_all"])
 @pytest.mark.parametrize("kind", ["link", "file", "folder"])
 def test_nothing_is_planted_while_a_data_folder_is_checked(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, look: str

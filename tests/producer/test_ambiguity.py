@@ -209,7 +209,7 @@ def run(
     )  # fmt: skip
     engine = Engine(Fake(ports.Sender, broker), settings, ManualTimer(bench.time))  # type: ignore[arg-type]
     engine.ambiguity_resolver = AmbiguousSendResolver(broker, engine.timer)
-    broker.late = lambda answer: engine.timer.later(1.0, answer)
+    broker.late = lambda answer: engine.timer.call_later(1.0, answer)
     for request, queue in zip(requests, pinned, strict=True):
         outgoing = OutgoingSend("T", request, 60.0, queue, ordered=queue is not None, done=ended.append)
         if not blocking:

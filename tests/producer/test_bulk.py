@@ -327,7 +327,7 @@ class Slow(ScriptedSender):
         self.calls.append(("async", queue, request))
         self.waiting.append((queue, request, done))
         self.most = max(self.most, sum(len(each.data) for _, each, _ in self.waiting))
-        ManualTimer(self.time).later(0.01, self.answer)
+        ManualTimer(self.time).call_later(0.01, self.answer)
 
 
 @pytest.mark.parametrize("columns", [{}, {"queueId": [0] * 40}])

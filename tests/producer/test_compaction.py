@@ -178,7 +178,7 @@ def test_spooled_batch_loses_no_message_of_compaction_topic(
     bench.sender.by_broker = {"b": lambda: answer}
     resender = EngineResender(bench.sender, ProducerSettings(group="g"), ManualTimer(bench.time))
     found = resent(bench, resender, SpooledSend("T", request, q("b:1")))
-    assert (found.error is not None, found.passing) == (bool(keyless), False)
+    assert (found.error is not None, found.is_temporary) == (bool(keyless), False)
     sent = [r for _, _, r in bench.sender.calls]
     assert all(request.batch == (len(part) > 1) for request, part in zip(sent, parts.split(), strict=True))
     bodies = [b"".join(item.body for item in decode_batch(r.data)) if r.batch else bytes(r.data) for r in sent]

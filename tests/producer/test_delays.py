@@ -141,14 +141,14 @@ def test_who_may_not_ask_who_consumes_is_believed_and_told(served: Bench, caplog
     def denied(topic: str, deadline: Deadline) -> bool:
         raise AccessDenied("access denied")
 
-    served.sender.consumed = denied  # type: ignore[method-assign]
+    served.sender.has_online_consumer = denied  # type: ignore[method-assign]
     served.producer(long_delay="dmq").send(M, delay=DAYS_10)
     assert "cannot check whether a group consumes" in caplog.text
 
     def silent(topic: str, deadline: Deadline) -> bool:
         raise CallTimeout("no answer")
 
-    served.sender.consumed = silent  # type: ignore[method-assign]
+    served.sender.has_online_consumer = silent  # type: ignore[method-assign]
     with pytest.raises(CallTimeout):
         served.producer(long_delay="dmq").send(M, delay=DAYS_10)
 
@@ -267,7 +267,7 @@ def test_long_delay_is_spooled_while_consumers_are_unknown(
     served.sender, spool = ScriptedSender(served.time), FakeSpool()
     served.sender.routes[INNER_TOPIC] = (q("a:0", INNER_TOPIC),)
     served.sender.masters = False
-    monkeypatch.setattr(served.sender, "consumed", raising(error))
+    monkeypatch.setattr(served.sender, "has_online_consumer", raising(error))
     served.sender.by_broker = {name: lambda: ConnectionLost("down") for name in "ab"}
     one = spooling(served, spool, long_delay="dmq", retries=0)
     assert one.send(M, delay=864_000).status is SendStatus.SPOOLED

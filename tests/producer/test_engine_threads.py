@@ -113,7 +113,9 @@ def test_failed_send_is_spooled_without_new_threads(bench: Bench, monkeypatch: p
     bench.sender, spool = ScriptedSender(bench.time), FakeSpool()
     made = producer(bench, spool, retries=0)
     assert made._engine._spool_bridge is not None
-    monkeypatch.setattr(made._engine._spool_bridge._timer, "later", raising(RuntimeError("can't start new thread")))
+    monkeypatch.setattr(
+        made._engine._spool_bridge._timer, "call_later", raising(RuntimeError("can't start new thread"))
+    )
     bench.sender.script = [down()]
     assert made.send_async(M).result(0).status is SendStatus.SPOOLED
     assert len(spool.kept) == 1
@@ -121,10 +123,10 @@ def test_failed_send_is_spooled_without_new_threads(bench: Bench, monkeypatch: p
 
 def test_a_look_for_which_there_is_no_thread_is_an_outcome(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its request would stay under way for good. The next one is looked up, where there is a thread again."""
-    broker, threads, later = Broker([("all", "timeout")] * 2), [False, True], ManualTimer.later
+    broker, threads, later = Broker([("all", "timeout")] * 2), [False, True], ManualTimer.call_later
 
     class Look(ManualTimer):
-        def later(self, seconds: float, call: Callable[[], None]) -> None:
+        def call_later(self, seconds: float, call: Callable[[], None]) -> None:
             if not threads.pop(0):
                 raise RuntimeError("can't start new thread")
             later(self, seconds, call)
@@ -132,7 +134,7 @@ def test_a_look_for_which_there_is_no_thread_is_an_outcome(bench: Bench, monkeyp
     def beside(timer: ManualTimer, name: str) -> ManualTimer:
         return (Look if name.startswith("confirm-") else ManualTimer)(timer.time)
 
-    monkeypatch.setattr(ManualTimer, "beside", beside)
+    monkeypatch.setattr(ManualTimer, "with_own_thread", beside)
     unproved, confirmed = run(bench, broker, [batch("x"), batch("y")], [None, None])
     assert isinstance(unproved.outcome, UnprovedError)
     assert "can't start new thread" in unproved.outcome.message

@@ -53,7 +53,7 @@ OTHERS = {"add_hook", "faults", "spool_metrics", "enqueue_batch", "dispatch_read
 def fork(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The block runs as in a child of this process."""
     with monkeypatch.context() as forked:
-        forked.setattr("rocketmq_spark.base.process._process", [-1])
+        forked.setattr("rocketmq_spark.base.process._pid", [-1])
         yield
 
 

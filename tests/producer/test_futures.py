@@ -152,7 +152,7 @@ def test_none_left_waits_for_every_completion(bench: Bench) -> None:
     assert not pending.wait_until_empty(Deadline.after(1))
     pending.discard()
     result = ok(q("a:0"), SendRequest("g", b"x"))
-    timer.later(0.5, lambda: pending.resolve([first], [result]))
+    timer.call_later(0.5, lambda: pending.resolve([first], [result]))
     assert pending.wait_until_empty(Deadline.after(1))
     assert bench.time.now == pytest.approx(1001.5)
 

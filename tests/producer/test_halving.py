@@ -68,4 +68,4 @@ def test_transient_failure_ends_halving_of_spooled_batch(bench: Bench) -> None:
     resender.resend(kept_batch(b"abcd"), found.append)
     bench.time.advance(4)
     (one,) = found
-    assert (one.passing, [bodies_of(request) for request in bench.sender.requests]) == (True, [b"abcd", b"ab"])
+    assert (one.is_temporary, [bodies_of(request) for request in bench.sender.requests]) == (True, [b"abcd", b"ab"])

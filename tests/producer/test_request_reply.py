@@ -219,7 +219,7 @@ def test_what_cannot_be_sent_leaves_nothing_behind(office: Office) -> None:
 
 def test_a_close_waits_for_replies_and_ends_the_others(office: Office) -> None:
     first, second = office.ask(timeout_s=60), office.ask(timeout_s=60)
-    office.producer._request_timer.later(1.0, lambda: office.arrive(0))
+    office.producer._request_timer.call_later(1.0, lambda: office.arrive(0))
     office.producer.close(2.0)
     assert office.time.now == pytest.approx(1002.0)
     assert first.result(0) == YES
@@ -297,7 +297,7 @@ def test_a_request_while_another_thread_closes_is_refused(office: Office) -> Non
         threads.append(thread)
 
     threads: list[threading.Thread] = []
-    office.producer._request_timer.later(0.5, close_meanwhile)
+    office.producer._request_timer.call_later(0.5, close_meanwhile)
     office.producer.close(1.0)
     threads[0].join(10)
     assert [str(e) for e in seen[1:]] == ["[ROCKETMQ_CLOSED] the producer is closed"]
@@ -371,7 +371,7 @@ def test_a_close_that_is_interrupted_waits_for_nothing_more(office: Office, monk
     asked = office.ask(timeout_s=60)
     office.sender.script = [None]
     office.producer.send_async(ASK, timeout_s=60)
-    monkeypatch.setattr(office.producer._request_timer, "hold", raising(KeyboardInterrupt()))
+    monkeypatch.setattr(office.producer._request_timer, "wait_notified", raising(KeyboardInterrupt()))
     before = office.time.now
     with pytest.raises(KeyboardInterrupt):
         office.producer.close(30)

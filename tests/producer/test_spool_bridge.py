@@ -354,7 +354,7 @@ def test_what_is_left_is_spooled_when_the_close_is_interrupted(
     one = producer(bench, spool)
     bench.sender.script = [None]
     future = one.send_async(M)
-    monkeypatch.setattr(bench.timers["callback"], "hold", interrupted)
+    monkeypatch.setattr(bench.timers["callback"], "wait_notified", interrupted)
     with pytest.raises(SystemExit):
         one.close()
     assert future.result(0).status is SendStatus.SPOOLED

@@ -334,7 +334,7 @@ def test_traced_producer_starts_even_without_a_thread_for_traces(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(producers, "sender", lambda options: ScriptedSender(Time()))
-    monkeypatch.setattr(Timer, "begin", raising(RuntimeError("can't start new thread")))
+    monkeypatch.setattr(Timer, "start", raising(RuntimeError("can't start new thread")))
     with producers.Producer("h:1", "g", enable_trace=True):
         assert "group g is not traced: can't start new thread" in caplog.text
 

@@ -84,7 +84,7 @@ class Batched:
         self.answer = answer
         self.left_s = 0.0
 
-    def batched(self, queue: MessageQueue, deadline: Deadline) -> bool:
+    def stores_batches(self, queue: MessageQueue, deadline: Deadline) -> bool:
         self.left_s = deadline.remaining()
         if isinstance(self.answer, RocketMQError):
             raise self.answer

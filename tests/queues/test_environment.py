@@ -9,9 +9,9 @@ from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.options import parse
 from rocketmq_spark.queues.environment import (
     Environment,
-    Own,
+    EnvironmentQueues,
     _warn_of_position,
-    check_chosen,
+    check_environment_set,
     environment_of,
     environment_of_group,
     owners,
@@ -95,7 +95,7 @@ def test_read_and_write_queues_agree_if_one_broker_is_read_only(layout: Any) -> 
     queues = qs("a:0-7 b:0-7") if layout == 8 else EIGHT
     environment = Environment.of(5, layout)
     writable = [queue for queue in queues if queue.broker_name == "b"]
-    read, written = environment.owned(queues), environment.publish(queues, writable)
+    read, written = environment.owned(queues), environment.writable(queues, writable)
     assert written
     assert set(written) <= set(read)
 
@@ -107,7 +107,7 @@ def test_environment_by_position_keeps_queues_if_route_changes(number: int) -> N
     mine = [queue for queue in kept if queue.broker_name == "b"]
     assert environment.owned(qs("b:0-3"), kept) == mine
     assert environment.owned(EIGHT, kept) == kept
-    assert environment.owned(qs("b:0-3", "U"), kept, {"U"}) == environment._of_topic(qs("b:0-3", "U"))
+    assert environment.owned(qs("b:0-3", "U"), kept, {"U"}) == environment._queues_of_topic(qs("b:0-3", "U"))
 
 
 def test_layouts_without_positions_ignore_previous_queues() -> None:
@@ -120,19 +120,19 @@ def test_layouts_without_positions_ignore_previous_queues() -> None:
 
 def test_environment_without_writable_queue_raises_error() -> None:
     with pytest.raises(BrokerNotFound, match="environment '1' owns T/a/0, none of which takes messages now; a cannot"):
-        Environment.of(1).publish(EIGHT, qs("b:0-3"))
+        Environment.of(1).writable(EIGHT, qs("b:0-3"))
     with pytest.raises(OptionError, match=r"environment '1' owns T/a/0, none of which takes messages now$"):
-        Environment.of(1).publish(EIGHT, qs("a:1-3 b:0-3"))  # its broker is there, and takes none in this queue
+        Environment.of(1).writable(EIGHT, qs("a:1-3 b:0-3"))  # its broker is there, and takes none in this queue
 
 
 def test_environment_broker_missing_from_route_is_retriable() -> None:
     mine = Environment.of("x", {"x": {"a": [0], "c": [0]}, "y": {"b": [0]}})
     with pytest.raises(BrokerNotFound, match="topic 'T' has none of them; a, c cannot accept messages now") as e:
-        mine.publish(qs("b:0"), qs("b:0"))
+        mine.writable(qs("b:0"), qs("b:0"))
     assert e.value.retriable
-    assert mine.publish(qs("a:0 b:0"), qs("a:0 b:0")) == qs("a:0")
+    assert mine.writable(qs("a:0 b:0"), qs("a:0 b:0")) == qs("a:0")
     with pytest.raises(OptionError, match="gives 'z' the queues b:9; topic 'T' has none of them"):
-        Environment.of("z", {"z": {"b": [9]}}).publish(qs("b:0"), qs("b:0"))
+        Environment.of("z", {"z": {"b": [9]}}).writable(qs("b:0"), qs("b:0"))
 
 
 def test_an_environment_that_is_a_number_alone_warns_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -154,16 +154,16 @@ def test_environments_need_the_one_to_use() -> None:
 def test_environment_members_have_own_group_and_queues() -> None:
     one = Environment.of("dev", {"dev": [0], "test": [1]})
     assert one.group("billing") == "billing_env_dev"
-    assert names(Own(one)(EIGHT)) == "a:0 b:0"
+    assert names(EnvironmentQueues(one)(EIGHT)) == "a:0 b:0"
     retries = qs("a:0-1 b:1", "%RETRY%billing_env_dev")
-    assert Own(one)(retries) == retries
-    assert Own(None)(EIGHT) == EIGHT
-    assert Own(one)([]) == []
+    assert EnvironmentQueues(one)(retries) == retries
+    assert EnvironmentQueues(None)(EIGHT) == EIGHT
+    assert EnvironmentQueues(one)([]) == []
 
 
 def test_queues_that_members_had_by_position_stay_theirs(caplog: pytest.LogCaptureFixture) -> None:
     """Also where the topic was made again elsewhere: the log says once that nothing is read."""
-    own = Own(Environment.of(1))
+    own = EnvironmentQueues(Environment.of(1))
     for _ in range(2):
         assert names(own(EIGHT)) == "a:0"
         caplog.clear()
@@ -225,7 +225,7 @@ def test_bad_name_from_the_variable_names_the_variable(given: dict[str, str]) ->
 )
 def test_selector_by_environment_needs_environment_with_queues(given: dict[str, str], problem: str) -> None:
     with pytest.raises(OptionError, match=f"option 'queueSelector' is 'environment', which .*{problem}"):
-        check_chosen(parse(given), "queueSelector")
+        check_environment_set(parse(given), "queueSelector")
 
 
 @pytest.mark.parametrize("prefix", ["%RETRY%", "%DLQ%"])

@@ -5,7 +5,7 @@ import os.path
 import pytest
 
 from rocketmq_spark.errors import OptionError
-from rocketmq_spark.options.names import nearest, resolve
+from rocketmq_spark.options.names import resolve, unknown_value
 
 
 def test_a_callable_is_itself_and_a_name_is_imported() -> None:
@@ -22,12 +22,12 @@ def test_uncallable_selector_error_names_option_and_expectation(given: str) -> N
 
 
 def test_nearest_offers_the_name_that_was_meant() -> None:
-    text = nearest("allocationStrategy", "avaragely", ("averagely", "config"))
+    text = unknown_value("allocationStrategy", "avaragely", ("averagely", "config"))
     assert (
         text
         == "option 'allocationStrategy' is 'avaragely'; expected one of averagely, config; did you mean 'averagely'?"
     )
-    assert "did you mean" not in nearest("o", "zzz", ("averagely",))
+    assert "did you mean" not in unknown_value("o", "zzz", ("averagely",))
 
 
 @pytest.mark.parametrize("value", ["", " ", "n", "disabled", "never", "None", "0.0", "False;", "2"])

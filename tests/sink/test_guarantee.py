@@ -191,7 +191,7 @@ def test_topics_are_checked_once_in_each_place(monkeypatch):
     monkeypatch.setattr(session, "client", lambda options: SimpleNamespace(routes=None, brokers=None))
     monkeypatch.setattr(exactly_once, "fetch_ends", lambda *given: QueueEnds({}, {}))
     monkeypatch.setattr(exactly_once, "_check_topics", lambda options, ends: checked.append(options) is None)
-    process.kept(exactly_once._CHECKED_TOPICS).clear()
+    process.entries(exactly_once._CHECKED_TOPICS).clear()
     ways = [{"addressMap": '{"10.0.0.5:10911": "y:2"}'}, {"accessKey": "a", "secretKey": "b"}, {"tls": "true"}]
     suffixes = [{"environment": name, "environmentMode": "suffix"} for name in ("dev", "test")]
     places = [{}, {"namespace": "n"}, *suffixes, *ways, {"nameServer": "y:1"}, {"topic": "u"}]
@@ -200,7 +200,7 @@ def test_topics_are_checked_once_in_each_place(monkeypatch):
             sink_options("x:1", **{"topic": "t", "deliveryGuarantee": "exactly-once", **place})
         )
     assert len(checked) == len(places)
-    process.kept(exactly_once._CHECKED_TOPICS).clear()
+    process.entries(exactly_once._CHECKED_TOPICS).clear()
 
 
 def test_server_that_never_answers_a_check_blocks_only_its_query(monkeypatch):
@@ -223,5 +223,5 @@ def test_server_that_never_answers_a_check_blocks_only_its_query(monkeypatch):
     went_on = not mine.is_alive()
     answers.set()
     theirs.join()
-    process.kept(exactly_once._CHECKED_TOPICS).clear()
+    process.entries(exactly_once._CHECKED_TOPICS).clear()
     assert went_on

@@ -9,7 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from rocketmq_spark.base.process import PythonCall, python
+from rocketmq_spark.base.process import PythonCall, python_call
 from rocketmq_spark.spool.copying import MAX_KEY_BYTES, MAX_VALUE_BYTES
 from rocketmq_spark.spool.owner_reader import END_MARK, FRAME
 from rocketmq_spark.spool.records import (
@@ -66,4 +66,4 @@ def end(**more: object) -> None:
 def reader(*statements: str) -> PythonCall:
     """The call of a process that runs the statements with the names of this module."""
     root = str(Path(__file__).parents[2])
-    return python("-c", "\n".join(["from tests.spool.scripted_reader import *", *statements]), first=[root])
+    return python_call("-c", "\n".join(["from tests.spool.scripted_reader import *", *statements]), import_first=[root])

@@ -20,7 +20,7 @@ from click.testing import CliRunner, Result
 
 from rocketmq_spark.base import folders
 from rocketmq_spark.base.clock import Deadline, utc_text
-from rocketmq_spark.base.process import python
+from rocketmq_spark.base.process import python_call
 from rocketmq_spark.cli.command import app
 from rocketmq_spark.delay.envelope_records import (
     COPY_RULES,
@@ -427,7 +427,7 @@ def test_copy_reader_runs_as_owner_and_needs_no_other_file(tmp_path: Path, monke
     if users.IS_ROOT:
         users.root_beside(monkeypatch, source)
         uids, gids = [users.OTHER], [65534]
-    call = python("-c", WATCHED, str(ROOT), str(source))
+    call = python_call("-c", WATCHED, str(ROOT), str(source))
     with pytest.raises(SpoolError) as failed:
         copy_spool(source, tmp_path / "copy", limits(), call)
     assert f"ValueError: {uids} {gids} late: []" in str(failed.value)
@@ -496,7 +496,7 @@ def test_a_temporary_folder_closed_to_the_owner_is_an_error(tmp_path: Path, monk
     (tmp_path / "closed").mkdir(0o700)
     above = temporary(tmp_path / "closed" / "temporary", monkeypatch, 0o755)
     remedy = r"Set the variable TMPDIR .* mode 0755, or .* sticky bit \(mode 1777\)"
-    with folders.rights_of(users.OTHER), pytest.raises(SpoolError, match=rf"uid {users.OTHER} .* {above}.*{remedy}"):
+    with folders.as_user(users.OTHER), pytest.raises(SpoolError, match=rf"uid {users.OTHER} .* {above}.*{remedy}"):
         check_temporary_folder()
 
 
@@ -563,7 +563,7 @@ def test_removing_temporary_files_ends_at_the_deadline(
     call = reader("open(os.environ['TMPDIR'] + '/file', 'x')", "os.kill(os.getpid(), signal.SIGSTOP)")
     with pytest.raises(SpoolError, match="took too long"):
         copy_spool(tmp_path / "source", tmp_path / "copy", limits(4), call)
-    assert f"was not removed: let {folders.user(users.OTHER)} remove it, not root" in caplog.text
+    assert f"was not removed: let {folders.user_text(users.OTHER)} remove it, not root" in caplog.text
 
 
 def spool(*arguments: object) -> Result:

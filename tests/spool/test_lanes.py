@@ -117,7 +117,7 @@ def test_a_lane_that_was_empty_starts_with_a_whole_run(tmp_path: Path) -> None:
     bench = Bench(tmp_path / "s")
     bench.joins = lambda head, other: True
     for failure, sizes in (
-        (Resent(None, "down", passing=True), [9, 1, 4, 4]),
+        (Resent(None, "down", is_temporary=True), [9, 1, 4, 4]),
         (Resent(None, "illegal"), [9] + [1] * 9),
     ):
         bench.together.clear()

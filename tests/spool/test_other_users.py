@@ -18,7 +18,7 @@ from click.testing import CliRunner, Result
 
 from rocketmq_spark import Producer, options, session
 from rocketmq_spark.base import folders, process
-from rocketmq_spark.base.tls_files import Reloaded
+from rocketmq_spark.base.tls_files import ReloadedFiles
 from rocketmq_spark.cli.command import app
 from rocketmq_spark.cli.spool import _collecting_errors
 from rocketmq_spark.client.credentials import RotatingCredentials
@@ -47,7 +47,7 @@ NOW_MS = 10**13
 @pytest.fixture(autouse=True)
 def _first_warnings() -> None:
     for kind in ("open folders", "foreign spools", "replaceable folders"):
-        process.kept(kind).clear()
+        process.entries(kind).clear()
 
 
 def make(path: Path) -> Store:
@@ -599,7 +599,7 @@ def test_root_has_only_rights_of_owner_while_spool_is_open(tmp_path: Path, monke
 def test_spool_its_owner_cannot_reach_is_refused_with_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spool = fill(tmp_path / "rescue" / "worker-1")
     uid = users.root_beside(monkeypatch, spool)
-    monkeypatch.setattr(owner_rights.folders, "is_readable", lambda _: False)
+    monkeypatch.setattr(owner_rights.folders, "is_readable_or_missing", lambda _: False)
     with (
         pytest.raises(
             SpoolError,
@@ -811,10 +811,10 @@ def test_files_readable_by_root_are_read_before_opening_spools(tmp_path: Path, m
 def test_files_that_only_the_own_user_may_read_stay_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
     """While root has the rights of the owner of a spool: no warning, and no other keys."""
     loaded = iter(("first", "second", "third", "fourth"))
-    files, keys = Reloaded(["missing"], lambda: next(loaded)), RotatingCredentials(lambda: next(loaded), -1.0)  # type: ignore
+    files, keys = ReloadedFiles(["missing"], lambda: next(loaded)), RotatingCredentials(lambda: next(loaded), -1.0)  # type: ignore
     assert (files.get(), keys.current()) == ("first", "second")
     files._loaded = "changed", "first"
-    monkeypatch.setattr(folders, "_lent", [users.OTHER])
+    monkeypatch.setattr(folders, "_borrowed_uids", [users.OTHER])
     assert (files.get(), keys.current()) == ("first", "second")
     monkeypatch.undo()
     assert (files.get(), keys.current()) == ("third", "fourth")

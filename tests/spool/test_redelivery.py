@@ -29,7 +29,7 @@ from tests.fakes.timer import ManualTimer
 from tests.helpers import WAIT_S, no_more_threads, raising, waits_in
 from tests.spool.bench import BASE_MS, Bench, record
 
-DOWN = Resent(None, "down", passing=True)
+DOWN = Resent(None, "down", is_temporary=True)
 
 
 @pytest.fixture
@@ -92,9 +92,9 @@ def test_the_first_answer_counts(bench: Bench, caplog: pytest.LogCaptureFixture)
     bench.time.advance(0)
     (done,) = bench.waiting
     done(Resent())
-    done(Resent(None, "too late", passing=True))
+    done(Resent(None, "too late", is_temporary=True))
     bench.time.advance(1)
-    done(Resent(None, "much too late", passing=True))
+    done(Resent(None, "much too late", is_temporary=True))
     bench.time.advance(5000)
     assert (bench.redelivery.delivered, len(bench.store), bench.store.totals.dead) == (1, 0, 0)
     assert (bench.payloads, bench.redelivery.trouble, caplog.text) == ([b"x"], None, "")
@@ -178,7 +178,7 @@ def test_the_close_waits_for_what_is_out_and_takes_nothing_more(
     bench.time.advance(0)
     (done,) = bench.waiting
     bench.add(record(b"due meanwhile"), after_s=1)
-    ManualTimer(bench.time).later(answer_s, lambda: done(Resent()))
+    ManualTimer(bench.time).call_later(answer_s, lambda: done(Resent()))
     bench.redelivery.close(Deadline.after(30))
     assert bench.payloads == [b"out"]
     assert bench.store.totals.depth == 1 + left
@@ -313,7 +313,7 @@ def test_an_alarm_is_set_once_however_often_somebody_wakes_it(bench: Bench) -> N
 def test_redelivery_that_lacked_thread_resumes_at_next_wakeup(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.works = lambda one: Resent()
     with monkeypatch.context() as exhausted:
-        exhausted.setattr(bench.redelivery._timer, "later", raising(RuntimeError("can't start new thread")))
+        exhausted.setattr(bench.redelivery._timer, "call_later", raising(RuntimeError("can't start new thread")))
         with pytest.raises(RuntimeError):
             bench.redelivery.wake()
     bench.add(record(b"x"))

@@ -17,7 +17,7 @@ from rocketmq_spark.spool.redelivery import MAX_IN_FLIGHT
 from tests.fakes.timer import ManualTimer
 from tests.spool.bench import BASE_MS, Bench, database, record
 
-DOWN = Resent(None, "down", passing=True)
+DOWN = Resent(None, "down", is_temporary=True)
 
 
 def test_what_failed_and_answers_is_called_once() -> None:
@@ -104,7 +104,7 @@ def hanging(bench: Bench, until_s: float) -> None:
         seconds = bench.time.now - bench.start
         bench.tried.append((round(seconds, 3), one.payload))
         if one.target.startswith("h") and seconds < until_s:
-            timer.later(3.0, lambda: done(DOWN))
+            timer.call_later(3.0, lambda: done(DOWN))
             return
         done(Resent())
         bench.redelivery.on_answer([one.target])

@@ -96,7 +96,7 @@ def test_broker_that_answers_again_makes_its_records_due_now(fixture: Fixture) -
 
 def test_the_answer_to_a_send_of_the_spool_itself_counts_too(fixture: Fixture) -> None:
     """A producer that sends nothing more would else leave the others to their own pauses, of up to half an hour."""
-    fixture.resender.answer = lambda one: Resent(None, "down", passing=True)
+    fixture.resender.answer = lambda one: Resent(None, "down", is_temporary=True)
     fixture.spool.keep([send(b"old", "a:1"), send(b"elsewhere", "b:1")])
     fixture.time.advance(40)
     fixture.spool.keep([send(b"new", "a:2")])
@@ -140,7 +140,7 @@ def test_clock_put_back_between_processes_delays_no_record(fixture: Fixture) -> 
 
 
 def test_a_permanent_refusal_goes_to_the_dead_at_once(fixture: Fixture) -> None:
-    fixture.resender.answer = lambda one: Resent(None, "no permission", passing=False)
+    fixture.resender.answer = lambda one: Resent(None, "no permission", is_temporary=False)
     fixture.spool.keep([send(b"x")])
     fixture.time.advance(1000)
     assert len(fixture.resender.sent) == 1
@@ -232,7 +232,7 @@ def test_a_spool_that_cannot_be_made_leaves_its_folder(tmp_path: Path, monkeypat
             raise error
 
         with monkeypatch.context() as patch:
-            owner, name = (Timer, "begin") if place == "_begun" else (spool_module.Redelivery, place)
+            owner, name = (Timer, "start") if place == "_begun" else (spool_module.Redelivery, place)
             patch.setattr(owner, name, fail)
             store = Store(tmp_path / "s", sync="never")
             store.add([(Record("send", b"x", 1, "t"), 1)])

@@ -35,7 +35,7 @@ def main() -> None:
 
     def handle(records: Sequence[Record], done: Callable[[Resent], None]) -> None:
         if adding and rng.random() < 0.4:
-            done(Resent(None, "down", passing=True))
+            done(Resent(None, "down", is_temporary=True))
             return
         for record in records:
             say(f"sent {record.payload.decode()} {record.lane.decode()}")

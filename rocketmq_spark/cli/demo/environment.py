@@ -154,8 +154,8 @@ def _free_folder(base: Path) -> tuple[Path, int]:
     """
     for number in itertools.count(1):
         folder = base / f"run-{number}"
-        created = folders.make(folder)
-        if not folders.only_own(folder):
+        created = folders.make_folders(folder)
+        if not folders.is_writable_by_owner_only(folder):
             if created:
                 folder.rmdir()
                 raise LocalBrokerError(
@@ -173,7 +173,7 @@ def _free_folder(base: Path) -> tuple[Path, int]:
 
 def _has_no_broker(data: Path) -> bool:
     """Whether no broker runs on the data."""
-    if not folders.only_own(data):
+    if not folders.is_writable_by_owner_only(data):
         return not data.exists()
     lock = _open_lock(data / LOCK_FILE)
     try:

@@ -306,7 +306,7 @@ def _check_checkpoint(target: Target, folder: str, topics: Sequence[str]) -> Ite
         # Root cannot start such a query; other users are only warned.
         yield (broken if is_root else advice)(check, *exposure_problem)
     elif owner != folders.ROOT:
-        problem = f"belongs to {folders.user(owner)}, so root starts no query to RocketMQ with it"
+        problem = f"belongs to {folders.user_text(owner)}, so root starts no query to RocketMQ with it"
         yield advice(check, problem, "Run the query as that user")
     if (read := not_done(opened(folder))) is not None:
         silent_brokers = query.silent_brokers_of(

@@ -76,7 +76,7 @@ def exit_code(findings: list[Finding], strict: bool) -> int:
 
 
 # The oldest supported version of each package in the extra ``spark``, and the first one that is too new.
-_BOUNDS = {name: (low, high) for name, low, high in map(extras.bounds, extras.REQUIREMENTS[extras.SPARK])}
+_BOUNDS = {name: (low, high) for name, low, high in map(extras.version_bounds, extras.REQUIREMENTS[extras.SPARK])}
 OLDEST = {name: low for name, (low, _) in _BOUNDS.items()}
 TOO_NEW = {name: high for name, (_, high) in _BOUNDS.items() if high}
 

@@ -24,7 +24,7 @@ from rocketmq_spark.errors import (
 )
 from rocketmq_spark.model import BrokerData, Filter, TopicRoute
 from rocketmq_spark.model.admin import RETENTION_NOT_KNOWN, QueueLag, total
-from rocketmq_spark.options.names import of_kafka_port
+from rocketmq_spark.options.names import kafka_port_remedy
 from rocketmq_spark.remoting.transport import CANNOT_CONNECT
 from rocketmq_spark.spark.checkpoints.rewind import Drift, DriftState
 from rocketmq_spark.wire import bodies
@@ -52,7 +52,7 @@ def name_server(address: str, error: RocketMQError | None, tls: bool) -> Finding
             check, f"{address} does not let this user list brokers", "These checks are skipped: try another user"
         )
     remedy = (
-        of_kafka_port([address]) or error.remedy or "Check option 'nameServer', DNS and firewalls, and that it runs"
+        kafka_port_remedy([address]) or error.remedy or "Check option 'nameServer', DNS and firewalls, and that it runs"
     )
     return _unreachable(check, f"{address} cannot be used", error, tls, remedy)
 

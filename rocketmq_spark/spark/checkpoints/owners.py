@@ -37,7 +37,7 @@ def check_owner(location: str) -> None:
     if os.geteuid() == folders.ROOT:
         raise OffsetError(f"root does not use the checkpoint {location}: {problem}", remedy=remedy)
     text = "the checkpoint %s: %s. %s"
-    process.once(_WARNED_KEY, location, functools.partial(logger.warning, text, location, problem, remedy))
+    process.get_or_create(_WARNED_KEY, location, functools.partial(logger.warning, text, location, problem, remedy))
 
 
 def exposure(location: str, owner: int = folders.ROOT) -> tuple[str, str] | None:

@@ -159,7 +159,7 @@ def snapshot_queue_ends(options: Options) -> QueueEnds:
         options.request_timeout,
         _require_master(options),
     )
-    process.once(
+    process.get_or_create(
         _CHECKED_TOPICS, (session.connection_key(options), tuple(topics)), lambda: _check_topics(options, ends)
     )
     return ends
@@ -174,7 +174,7 @@ def _require_master(options: Options) -> CheckQueues:
         if environment is None:
             return
         if route.topic not in environment_queues:
-            environment.publish(route.readable(), [queue for queue in route.writable() if queue in with_master])
+            environment.writable(route.readable(), [queue for queue in route.writable() if queue in with_master])
         elif not with_master & set(environment_queues[route.topic]):
             raise BrokerNotFound(f"{environment_queues[route.topic][0]} has no master now", topic=route.topic)
 
@@ -191,7 +191,7 @@ def _check_topics(options: Options, ends: QueueEnds) -> bool:
                 "brokers have stored",
                 remedy="Name the name server of the brokers",
             )
-        if session.pulls(options).compacted(queue):
+        if session.pulls(options).is_compacted(queue):
             raise OptionError(
                 f"option 'deliveryGuarantee' is exactly-once, but {topic!r} is a compaction topic, which removes messages",
                 topic=topic,

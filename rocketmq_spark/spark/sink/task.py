@@ -66,7 +66,7 @@ def _fault_table(options: Options) -> FaultTable:
     """Return the process's table of slow and failing brokers. Without it, each short task would try the failing brokers again."""
     settings = checks.producer_settings(options)
     table_settings = settings.fault_tables, settings.send_latency_fault
-    return process.once(
+    return process.get_or_create(
         "fault tables", (session.connection_key(options), *table_settings), lambda: FaultTable(*table_settings)
     )
 

@@ -55,7 +55,7 @@ class _DriverWriter:
             )
         if exactly_once_checks.is_exactly_once(options):
             exactly_once_checks.check_registered()
-        if not process.is_for(
+        if not process.is_worker(
             _COMMIT_WORKER
         ):  # the rows are sent, so the commit must not fail because brokers are down
             if checkpoint is not None:

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from rocketmq_spark import session
 from rocketmq_spark.base.clock import Clock, Deadline
-from rocketmq_spark.base.retry import Retry, Trouble
+from rocketmq_spark.base.retry import Retry, RetryErrors
 from rocketmq_spark.errors import BrokerNotFound, NotSupported, OptionError, RocketMQError, RouteNotFound, TopicNotFound
 from rocketmq_spark.model import BrokerData, MessageQueue, QueueBounds, TopicRoute
 from rocketmq_spark.options import Options
@@ -53,7 +53,7 @@ def check_filter(options: Options, queues: Iterable[MessageQueue]) -> None:
     """Let brokers check the filters for these queues. Raises ``OptionError`` for a filter that brokers reject."""
     deadline = planning_deadline(options)
     subscription.check_sql(
-        session.offsets(options), options, queues, deadline, lambda queue: session.pulls(options).batched(queue)
+        session.offsets(options), options, queues, deadline, lambda queue: session.pulls(options).stores_batches(queue)
     )
 
 
@@ -85,7 +85,7 @@ class OffsetCache:
         # The queues that the environment owned at any poll: it keeps them while their brokers are unavailable.
         self._environment_queues: set[MessageQueue] = set()
         # Retriable errors since the last poll without any; each kind is logged once.
-        self.retriable_failures = Trouble()
+        self.retriable_failures = RetryErrors()
         self._logged_errors: set[tuple[object, ...]] = set()
         # Whether the next poll requests all routes, and the time before which it requests none.
         self._routes_are_stale = False
@@ -130,13 +130,16 @@ class OffsetCache:
         """Whether the topic existed before: the offsets name it, or this run has had a route for it."""
         return topic in self._checkpoint_brokers or topic in self.known_routes
 
-    def numbered_queues(self, topics: Iterable[str], numbered_topics: Container[str] = ()) -> list[MessageQueue]:
+    def partition_queues(self, topics: Iterable[str], numbered_topics: Container[str] = ()) -> list[MessageQueue]:
         """Return the queues of these topics that get a number as Kafka's partitions. For a new topic, these include queues of
         brokers that the route does not list. Topics in ``numbered_topics`` have numbers already, so such queues can get theirs
         later.
         """
         routed_queues = [
-            queue for topic in topics if topic in self.known_routes for queue in self.known_routes[topic].numbered()
+            queue
+            for topic in topics
+            if topic in self.known_routes
+            for queue in self.known_routes[topic].partition_queues()
         ]
         deadline = Deadline.after(self._options.request_timeout)
         new_topics = (topic for topic in topics if topic not in numbered_topics)
@@ -226,12 +229,12 @@ class OffsetCache:
         )
         if self.clock.now() - self._polled_at_s < max(same_batch_max_age_s, self._poll_interval_s):
             return self._view
-        polled_at_s, failures_before = self.clock.now(), self.retriable_failures.tries
+        polled_at_s, failures_before = self.clock.now(), self.retriable_failures.attempts
         routes, deleted_topics = self._fetch_routes(self.topics_or_last_known())
         queue_count = sum(len(route.queues) for route in routes.values())
         deadline = with_client_overhead(Deadline.after(self._options.request_timeout), queue_count)
         view = self._fetch_bounds(routes, deadline, skip_missing=True, grace_s=None if wait_for_all else _GRACE_S)
-        no_failures = self.retriable_failures.tries == failures_before
+        no_failures = self.retriable_failures.attempts == failures_before
         if no_failures:
             self.retriable_failures.clear()
             self._logged_errors.clear()
@@ -297,7 +300,7 @@ class OffsetCache:
         """
         if not error.retriable:
             raise error
-        self.retriable_failures.note(error, self.clock.now())
+        self.retriable_failures.record(error, self.clock.now())
         kind = type(error), error.addr, error.topic
         logger.log(logging.DEBUG if kind in self._logged_errors else logging.WARNING, "the source waits: %s", error)
         self._logged_errors.add(kind)
@@ -372,12 +375,12 @@ class OffsetCache:
 
         connections = {name: self.offsets.connection(name) for name in {queue.broker_name for queue in queues}}
         fetched_bounds = self.offsets.bounds(queues, deadline, note_error, read_from, grace_s)
-        timed_out = frozenset[str]() if grace_s is None else self.offsets.late
+        timed_out = frozenset[str]() if grace_s is None else self.offsets.late_brokers
         broker_data = (data for route in routes.values() for data in route.brokers.values())
         without_master = frozenset(data.broker_name for data in broker_data if not data.own_master)
         group, offsets = self._options.group, self.offsets
         bounds = with_compaction_minimum(
-            lambda low, said: offsets.kept_from(group, low, deadline, said),
+            lambda low, said: offsets.first_kept_offsets(group, low, deadline, said),
             fetched_bounds,
             positions,
             timed_out | without_master,

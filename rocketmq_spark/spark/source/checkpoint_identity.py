@@ -200,7 +200,7 @@ def _legacy_identity_matches(options: Options, start: Offsets) -> bool:
 def _owns_all_positions(environment: Environment, start: Offsets) -> bool:
     """Whether an environment owns all queues with a position, except those of retry and dead-letter topics."""
     queues = _without_special_topics(start.positions)
-    return set(environment.owned(queues, may_lack={q.topic for q in queues})) == queues
+    return set(environment.owned(queues, may_be_empty={q.topic for q in queues})) == queues
 
 
 def _lacks_environment_record(start: Offsets) -> bool:

@@ -178,7 +178,7 @@ class GroupOffsets:
                     ", ".join(members[:3]),
                 )
                 return
-        if not all(map(committer.knows_members, brokers)):
+        if not all(map(committer.lists_all_members, brokers)):
             logger.warning(
                 "group %s: its offsets are stored through a Proxy, which does not see members that are connected to brokers: if "
                 "there are such members, their offsets and ours overwrite each other; use a group of its own",

@@ -286,5 +286,5 @@ def _pull_key(
 def _handle_loss(options: Options, puller: Puller, lost_range: OffsetRange, cause: Cause) -> None:
     if cause is Cause.WENT_BACK:
         with contextlib.suppress(RocketMQError):  # if the broker does not answer, the cause stays as it is
-            cause = Cause.NOT_KEPT if puller.compacted(lost_range.queue) else cause
+            cause = Cause.NOT_KEPT if puller.is_compacted(lost_range.queue) else cause
     data_loss.report_data_loss(options.fail_on_data_loss, [(lost_range, cause)])

@@ -22,7 +22,7 @@ from rocketmq_spark.errors import (
 )
 from rocketmq_spark.model import MessageQueue, OffsetRange
 from rocketmq_spark.options import Options
-from rocketmq_spark.queues.environment import by_position
+from rocketmq_spark.queues.environment import is_by_position
 from rocketmq_spark.spark.source import (
     checkpoint_identity,
     data_loss,
@@ -235,7 +235,7 @@ class Stream:
         }
         if not self._options.kafka_columns:
             return logged_runs
-        routed_queues = self._catalog.numbered_queues(topics, numbered_topics=logged_runs)
+        routed_queues = self._catalog.partition_queues(topics, numbered_topics=logged_runs)
         self._partition_runs = kafka_partitions.with_new_queues(
             logged_runs, (*routed_queues, *start.positions, *end.positions)
         )
@@ -312,7 +312,7 @@ class Stream:
 
         If a master does not answer, or if the queues depend on the positions, the first ``latestOffset`` fetches the ends.
         """
-        if by_position(self._options) or self._options.assign:  # only the positions show which queues the run reads
+        if is_by_position(self._options) or self._options.assign:  # only the positions show which queues the run reads
             self._available_now_requested = True
             return
         try:

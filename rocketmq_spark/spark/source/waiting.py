@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.retry import Trouble
+from rocketmq_spark.base.retry import RetryErrors
 from rocketmq_spark.errors import BrokerNotFound, RocketMQError, RouteNotFound
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.options import Options
@@ -34,16 +34,16 @@ def retry_until_deadline(catalog: OffsetCache, ask: Callable[[], T], deadline: D
     If no route and no offset names a topic, its name may be misspelled, so its ``RouteNotFound`` is raised at once.
     """
     deadline = deadline or Deadline.after(catalog.read_deadline_s)
-    trouble = Trouble()
+    trouble = RetryErrors()
     while True:
         try:
             return ask()
         except RocketMQError as e:
-            trouble.note(e, catalog.clock.now())
+            trouble.record(e, catalog.clock.now())
             if not e.retriable or (isinstance(e, RouteNotFound) and not catalog.is_known_topic(e.topic)):
                 raise
             if deadline.expired:
-                trouble.give_up(e, catalog.clock.now())
+                trouble.raise_final(e, catalog.clock.now())
             catalog.note_retriable_error(e)
         deadline.pause(_RETRY_PAUSE_S)
         catalog.refresh_routes()
