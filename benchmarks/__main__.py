@@ -25,6 +25,7 @@ from benchmarks import (
     scale,
     spark,
     targets,
+    trips,
     workload,
     write,
 )
@@ -33,7 +34,7 @@ from benchmarks.kafka import KafkaNode, connector_jars
 
 SECTIONS = ("codec", "read", "write", "grpc", "consume", "idle", "latency", "planning", "memory")
 # Takes long, and is asked for by name.
-MORE = ("asyncio", "growth", "restart", "scale")
+MORE = ("asyncio", "growth", "restart", "scale", "trips")
 QUICK = ("codec", "read", "write", "consume")
 
 
@@ -65,7 +66,7 @@ def main() -> None:
             latency.run(broker, kafka, options, found)
         if "memory" in wanted:
             memory.run(broker, options, found)
-    for section, alone in (("planning", planning), ("scale", scale)):
+    for section, alone in (("planning", planning), ("scale", scale), ("trips", trips)):
         if section in wanted:
             alone.run(options, found)
     if "growth" in wanted:

@@ -194,7 +194,7 @@ def arguments(description: str) -> argparse.Namespace:
         "sections",
         nargs="*",
         help="only these: codec, read, write, grpc, consume, idle, latency, planning, memory; and by name asyncio, "
-        "growth, restart, scale",
+        "growth, restart, scale, trips",
     )
     parser.add_argument(
         "--messages", type=int, help="messages of 100 B in a read; of 1 KiB, in a write and of slow peers: fewer"

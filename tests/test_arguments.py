@@ -17,9 +17,11 @@ from rocketmq_spark.base import arguments
 from rocketmq_spark.consumer.listener import Context, OrderedContext, with_replier
 from rocketmq_spark.errors import MessageRefused, OptionError, RocketMQError
 from rocketmq_spark.session import consumers, producers
-from tests.consumer.fake_member import A, FakeMember
-from tests.consumer.pop import FakeProxy
-from tests.producer.scripted import ScriptedSender, Time, ok
+from tests.consumer.pull_bench import A
+from tests.fakes.group_member import QueueMember
+from tests.fakes.pop_member import FakeProxy
+from tests.fakes.sender import ScriptedSender, ok
+from tests.fakes.timer import Time
 
 PROXY = {"transport": "grpc", "proxy_endpoint": "h:1"}
 
@@ -32,7 +34,7 @@ def message(**more: Any) -> Message:
 def sender(monkeypatch: pytest.MonkeyPatch) -> ScriptedSender:
     made = ScriptedSender(Time())
     monkeypatch.setattr(producers, "sender", lambda options: made)
-    monkeypatch.setattr(consumers, "member", lambda options: FakeMember([A]))
+    monkeypatch.setattr(consumers, "member", lambda options: QueueMember([A]))
     monkeypatch.setattr(consumers, "pop_member", lambda options: FakeProxy(T=1))
     return made
 

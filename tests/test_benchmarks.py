@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import sys
+import threading
 
 import pytest
 
-from benchmarks import harness, markdown, scale, targets
+from benchmarks import harness, markdown, scale, targets, trips
 from benchmarks.harness import Case, Result
 from benchmarks.scripted import Layout, Scripted
 from benchmarks.targets import Target, Verdict
+from rocketmq_spark import options
+from rocketmq_spark.wire import properties
 
 FOUND = {
     "stock 100": {
@@ -169,6 +173,49 @@ def test_markdown():
     assert "| ours | 812 | 0.50 |  |" in lines
     assert "| theirs |  |  | 0.25 |" in lines
     assert "|  | median | python µs | cpu |" in lines
+
+
+@pytest.fixture
+def counter():
+    before, counter = sys.getprofile(), trips.CallCounter()
+    sys.setprofile(counter.on_event)
+    threading.setprofile(counter.on_event)
+    yield counter
+    sys.setprofile(before)
+    threading.setprofile(before)
+
+
+def test_calls_and_hops_of_the_package_are_counted(counter):
+    """A hop enters a module from another one of the package, so the call by a test is none."""
+
+    def count(times: int) -> trips.Count:
+        with counter.counting(caller_only=True) as counts:
+            for _ in range(times):
+                properties.encode_properties({"a": "b"})
+                sorted([1], key=lambda number: -number)
+        return counts[0]
+
+    once, thrice = count(1), count(3)
+    assert (once.modules, once.hops) == (1, 0)
+    assert thrice.calls == 3 * once.calls > 0
+    with counter.counting(caller_only=True) as counts:
+        options.parse({"nameServer": "h:1"})
+    assert 1 < counts[0].modules <= counts[0].hops + 1 <= counts[0].calls
+
+
+def test_other_threads_count_unless_only_the_caller_does(counter):
+    def other() -> None:
+        properties.encode_properties({"a": "b"})
+
+    def count(caller_only: bool) -> int:
+        with counter.counting(caller_only) as counts:
+            thread = threading.Thread(target=other)
+            thread.start()
+            thread.join()
+        return counts[0].calls
+
+    assert count(caller_only=True) == 0
+    assert count(caller_only=False) > 0
 
 
 def test_the_driver_at_a_small_scale(monkeypatch):

@@ -44,13 +44,13 @@ def test_what_a_broker_says_of_a_group_is_escaped(capsys: pytest.CaptureFixture[
         group="g", members=[SimpleNamespace(client_id="c", address="a", language="J", version="V", subscriptions={})],
         consume_type="X\x1b]0;owned\x07\nG", message_model="M", queues=[], lag=None,
     )  # fmt: skip
-    for name in ("_members", "_subscriptions", "_queues"):
+    for name in ("_member_rows", "_subscription_rows", "_queue_rows"):
         assert hasattr(group_commands, name)
     with pytest.MonkeyPatch.context() as patched:
-        for name in ("_members", "_subscriptions", "_queues"):
+        for name in ("_member_rows", "_subscription_rows", "_queue_rows"):
             patched.setattr(group_commands, name, lambda there: [])
         patched.setattr(Text, "rows", lambda *given: click.echo("rows"))
-        group_commands._show(Text(), there)  # type: ignore[arg-type]
+        group_commands._print_description(Text(), there)  # type: ignore[arg-type]
     assert capsys.readouterr().out.splitlines()[0] == "Group g: 1 members, X\\x1b]0;owned\\x07\\nG, M"
 
 
@@ -143,7 +143,7 @@ _BEGIN, _END = b"-----BEGIN CERTIFICATE-----\n", b"-----END CERTIFICATE-----\n"
             + "".join(f"a{i + 1} = a{i} + a{i}\nl{i + 1} = [l{i}, l{i}]\nm{i + 1} = m{i} + m{i}\n" for i in range(60))
             + "a0 = 'x'\nl0 = m0 = ['x']\nspark.read.format(a60).option('subscribe', json.dumps(l60) + ','.join(m60)).load()",
         ),
-        lambda: kafka_lines._parsed("\n" * 100_000 + "1"),
+        lambda: kafka_lines._parse_cell("\n" * 100_000 + "1"),
         lambda: explain(RuntimeError("[UNSUPPORTED_DATA_SOURCE_SAVE_MODE]" * 50_000)),
         lambda: explain(RuntimeError("[UNRESOLVED_COLUMN with name `a`." * 50_000)),
         lambda: explain(RuntimeError("[UNRESOLVED_COLUMN " * 30_000 + " with name `" * 30_000)),

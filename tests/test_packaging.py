@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from rocketmq_spark.base import extras
-from rocketmq_spark.localbroker import distro, maven
+from rocketmq_spark.localbroker import distribution, maven
 from tests.fix_wheel import environment, pip, run
 
 ROOT = Path(__file__).parents[1]
@@ -49,18 +49,18 @@ with LocalBroker(quiet=True) as mq, Producer(name_server=mq.name_server, group="
 @pytest.fixture
 def own_cache(tmp_path: Path) -> dict[str, str]:
     """A cache of our own, as environment: the jars and archives are the user's, so that nothing is fetched."""
-    distro.fetch()
-    shared, cache = distro.cache_folder(), tmp_path / "cache"
+    distribution.fetch()
+    shared, cache = distribution.cache_folder(), tmp_path / "cache"
     cache.mkdir()
     for name in ("jars", "archives"):
         (shared / name).mkdir(exist_ok=True)
         (cache / name).symlink_to(shared / name)
-    return {distro.CACHE_VARIABLE: str(cache), "SPARK_LOCAL_IP": "127.0.0.1"}
+    return {distribution.CACHE_VARIABLE: str(cache), "SPARK_LOCAL_IP": "127.0.0.1"}
 
 
 def repository(folder: Path) -> Path:
     """Ivy settings of one that has the jars which are in the user's cache."""
-    core = distro.cache_folder() / "jars" / distro.read_lock()["core"].key
+    core = distribution.cache_folder() / "jars" / distribution.read_lock()["core"].key
     pattern = f"{core}/[artifact]-[revision](-[classifier]).[ext]"
     settings = folder / "ivysettings.xml"
     settings.write_text(

@@ -24,9 +24,10 @@ from rocketmq_spark.spark.sink import checks
 from rocketmq_spark.spark.sink.report import Written
 from rocketmq_spark.spark.sink.task import TaskWriter
 from rocketmq_spark.wire.properties import decode_properties
+from tests.fakes.sender import ScriptedSender
+from tests.fakes.spool import FakeSpool
+from tests.fakes.timer import Time
 from tests.live.writes import frame, numbered, sink_options
-from tests.producer.scripted import ScriptedSender, Time
-from tests.producer.test_spool_bridge import FakeSpool
 
 # What a message takes beside its body: nothing else counts on this wire.
 HEAD = 1000

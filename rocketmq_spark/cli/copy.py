@@ -19,10 +19,10 @@ from rocketmq_spark.base.codes import Property
 from rocketmq_spark.base.process import on_signals
 from rocketmq_spark.base.threads import Latch
 from rocketmq_spark.cli.command import SendingCommand
-from rocketmq_spark.cli.connection import ENVIRONMENT, Target, connected, pairs, read_secret_files
+from rocketmq_spark.cli.connection import ENVIRONMENT_OPTIONS, Target, connected, parse_pairs, read_secret_files
 from rocketmq_spark.cli.output import Output
 from rocketmq_spark.cli.produce import rate_option
-from rocketmq_spark.cli.tail import consuming, subscribed
+from rocketmq_spark.cli.tail import consumer_options, subscribed_consumer
 from rocketmq_spark.errors import DecodeError, MessageIllegal, MessageRefused, OffsetError, OptionError
 from rocketmq_spark.model.send import SendStatus
 from rocketmq_spark.queues.selection import by_hash
@@ -201,7 +201,7 @@ def copy_of(message: ReceivedMessage, topic: str, mark: str | None) -> KeyedMess
 @click.command(cls=SendingCommand)
 @click.argument("source")
 @click.argument("destination")
-@consuming("earliest")
+@consumer_options("earliest")
 @click.option(
     "--to-name-server", metavar="HOST:PORT", help="Name server of the destination [default: that of the source]."
 )
@@ -209,7 +209,7 @@ def copy_of(message: ReceivedMessage, topic: str, mark: str | None) -> KeyedMess
     "--to-option",
     "to_options",
     multiple=True,
-    callback=pairs,
+    callback=parse_pairs,
     metavar="NAME=VALUE",
     help="An option of the destination's producer, such as accessKey=…, secretKey=@FILE or tls=true (may be repeated). The "
     "environment is that of the source; environment=NAME selects another one, and environment= (without a value) none.",
@@ -241,9 +241,9 @@ def copy(output: Output, /, target: Target, **how: Any) -> None:
     if _overlap(_locations(to, destination), _locations(target, source)):
         raise OptionError(f"{source} would be copied to itself", remedy="Name another topic, or --to-name-server")
     stop, begun_s = Latch(), time.monotonic()
-    reads, group = target.only("batch source"), how["group"]
+    reads, group = target.for_role("batch source"), how["group"]
     copied = copied_offsets(reads, group, source)  # before a new group gets the offsets at which it begins
-    with subscribed(target, source, how) as consumer, to.producer() as producer:
+    with subscribed_consumer(target, source, how) as consumer, to.producer() as producer:
         changes = remapped_queues(list(copied), producer.queues(destination))
         if changes := {queue: places for queue, places in changes.items() if copied[queue]}:
             output.warning(_moved_text(group, changes))
@@ -267,7 +267,7 @@ def _locations(target: Target, topic: str) -> set[Location]:
     """
     from rocketmq_spark.queues.environment import environment_of
 
-    reads = target.only("batch source")
+    reads = target.for_role("batch source")
     client, environment = reads.client(), environment_of(reads.options())
     route = client.routes.get_existing(topic, 0.0)
     on_wire = client.calls.on_wire(topic)
@@ -290,13 +290,13 @@ def _destination_target(target: Target, how: dict[str, Any]) -> Target:
             "the source is read with TLS, and no option says whether the server of --to-name-server uses TLS",
             remedy="Add --to-option tls=true, or tls=false to send in plain text",
         )
-    given = {_normalized(name): (name, value) for name, value in target.only("producer").given.items()}
+    given = {_normalized(name): (name, value) for name, value in target.for_role("producer").given.items()}
     if how["to_name_server"] is not None:
-        environment_options = {key: given[key] for key in ENVIRONMENT if key in given}
+        environment_options = {key: given[key] for key in ENVIRONMENT_OPTIONS if key in given}
         given = {"nameserver": ("name_server", how["to_name_server"]), **environment_options}
     given |= {_normalized(name): (name, value) for name, value in how["to_options"].items()}
     if given.get("environment", ("", None))[1] == "":
-        given = {key: option for key, option in given.items() if key not in ENVIRONMENT}
+        given = {key: option for key, option in given.items() if key not in ENVIRONMENT_OPTIONS}
     to = Target(dict(given.values()))
     if (chooses := features(options.parse(to.given)).chooses_queues) is not None:
         raise OptionError(
@@ -371,13 +371,13 @@ def _moved_text(group: str, changes: Mapping[MessageQueue, tuple[MessageQueue, M
 def _ends(target: Target, source: str) -> dict[MessageQueue, int]:
     """The ends of the source's queues that belong to the environment, or of all queues without one."""
     from rocketmq_spark.admin import deadline
-    from rocketmq_spark.cli.reading import closed
+    from rocketmq_spark.cli.topic_reader import not_readable_error
     from rocketmq_spark.queues.environment import EnvironmentQueues, environment_of
 
     client = target.client()
     route = client.routes.get(source, 0.0)
     if route.closed:  # the copy would end without the messages of closed queues
-        raise closed(route)
+        raise not_readable_error(route)
     queues = EnvironmentQueues(environment_of(target.options()))(route.readable())
     return {queue: bounds.max_offset for queue, bounds in client.brokers.bounds(queues, deadline(client)).items()}
 

@@ -22,7 +22,7 @@ from rocketmq_spark.model.membership import (
     ResetOffsets,
     RunningInfo,
 )
-from rocketmq_spark.wire import bodies, member_bodies, rpc
+from rocketmq_spark.wire import bodies, rpc
 from rocketmq_spark.wire.bodies import GroupMembership
 from rocketmq_spark.wire.header import Command
 from rocketmq_spark.wire.messages import single_message
@@ -109,7 +109,7 @@ class BrokerRequests:
 
     def _encode_answer(self, answer: RequestAnswer) -> bytes:
         if isinstance(answer, DirectResult):
-            return member_bodies.direct_result(answer)
+            return bodies.direct_result(answer)
         if isinstance(answer, RunningInfo):
             name = self._calls.on_wire
             info = replace(
@@ -117,8 +117,8 @@ class BrokerRequests:
                 queues=_on_wire(self._calls, answer.queues),
                 topics={name(topic): figures for topic, figures in answer.topics.items()},
             )
-            return member_bodies.running_info(info, group_membership(self._group, answer.membership).on_wire(name))
-        return member_bodies.consumer_offsets(_on_wire(self._calls, answer))
+            return bodies.running_info(info, group_membership(self._group, answer.membership).on_wire(name))
+        return bodies.consumer_offsets(_on_wire(self._calls, answer))
 
 
 def _on_wire(calls: RpcClient, table: Mapping[MessageQueue, Value]) -> dict[MessageQueue, Value]:

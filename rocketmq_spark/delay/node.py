@@ -143,5 +143,7 @@ def open_node(node_settings: NodeSettings, **options: object) -> DelayService:
     policy = envelope_records.redelivery_policy(rules, MAX_IN_FLIGHT)
     open_spool = partial(spools.open_send_spool, store, session.sender(parsed), settings, node_settings.now_ms, policy)
     make_group = session.committer(parsed).create_group
-    tools = NodeTools(node_settings.now_ms, partial(session.kept_ms, parsed), make_group, rules, node_settings.topic)
+    tools = NodeTools(
+        node_settings.now_ms, partial(session.retention_ms, parsed), make_group, rules, node_settings.topic
+    )
     return DelayService(reader, member, GroupNames(parsed.group), store, open_spool, tools)

@@ -22,8 +22,9 @@ from rocketmq_spark.errors import ClosedError, OptionError
 from rocketmq_spark.model import ReceivedMessage
 from rocketmq_spark.session import consumers
 from tests.aio.conftest import run, until, waits
-from tests.consumer.fake_member import A, bodies, message
 from tests.consumer.group import GroupBench, group
+from tests.consumer.pull_bench import A, bodies
+from tests.fakes.group_member import numbered
 from tests.helpers import RAISED, raising
 from tests.queues import q
 
@@ -470,7 +471,7 @@ def test_a_poll_keeps_to_its_time_behind_one_that_was_cancelled(monkeypatch: pyt
 
     def answer(consumer: object, wait_s: float) -> Iterator[ReceivedMessage]:
         assert may_end.wait(60)
-        return iter([message(A, offset) for offset in next(answers)])
+        return iter([numbered(A, offset) for offset in next(answers)])
 
     monkeypatch.setattr(consumers, "PullConsumer", Blocking)
     monkeypatch.setattr("rocketmq_spark.aio.consumers.next_answer", answer)

@@ -31,9 +31,10 @@ from rocketmq_spark.model.send import SendStatus
 from rocketmq_spark.queues.selection import by_hash
 from rocketmq_spark.wire.messages import decode_messages
 from tests.cli.conftest import COMMAND, documents
-from tests.consumer.fake_member import AT_ONCE, A, B, FakeMember, made
+from tests.consumer.pull_bench import AT_ONCE, A, B, made
 from tests.decode.fetching import stored as on_disk
 from tests.decode.fetching import text
+from tests.fakes.group_member import QueueMember
 from tests.helpers import stored, total
 from tests.scale import scaled
 
@@ -132,7 +133,7 @@ def test_a_group_that_copied_before_is_told_before_the_first_message_which_queue
     monkeypatch.setattr(Target, "producer", lambda target: nullcontext(SimpleNamespace(queues=lambda topic: FEW[1:])))
     monkeypatch.setattr(copying, "_locations", lambda target, topic: {(topic, topic, None)})
     monkeypatch.setattr(copying, "copied_offsets", lambda target, group, source: offsets)
-    monkeypatch.setattr(copying, "subscribed", lambda *given: nullcontext(SimpleNamespace()))
+    monkeypatch.setattr(copying, "subscribed_consumer", lambda *given: nullcontext(SimpleNamespace()))
     monkeypatch.setattr(copying, "_copy_all", lambda *given: print("the first message"))
     words = ["copy", "src", "dst", "--group", "g", "--name-server", "127.0.0.1:1"]
     said = CliRunner().invoke(app, words).output
@@ -179,7 +180,7 @@ class Consuming(Cluster):
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__(monkeypatch)
-        self.brokers = FakeMember([A, B], 6)
+        self.brokers = QueueMember([A, B], 6)
         self.consumer = made(self.brokers, auto_commit=False)
         self.consumer.assign([A])
         self.meanwhile: Callable[[], object] = lambda: None

@@ -14,8 +14,9 @@ from rocketmq_spark.model.membership import (
     GetRunningInfo,
     ResetOffsets,
 )
-from tests.consumer.group import FakeMember, GroupBench
+from tests.consumer.group import GroupBench
 from tests.consumer.messages import message
+from tests.fakes.group_member import FakeMember
 from tests.helpers import raising
 from tests.queues import q, qs
 

@@ -11,9 +11,10 @@ import pytest
 from rocketmq_spark.consumer.ownership import request_locks
 from rocketmq_spark.errors import CallTimeout, ConnectionLost
 from rocketmq_spark.model.membership import GetRunningInfo, MembersChanged
-from tests.consumer.fake_member import A as OF_PULLS
-from tests.consumer.fake_member import FakeMember, Hand, made
 from tests.consumer.group import GroupBench
+from tests.consumer.pull_bench import A as OF_PULLS
+from tests.consumer.pull_bench import Hand, made
+from tests.fakes.group_member import QueueMember
 from tests.queues import q, qs
 
 B = q("b:0")
@@ -231,16 +232,16 @@ def test_broker_ignoring_heartbeats_is_not_sent_one_per_pull(group: GroupBench) 
 
 
 def test_pull_consumer_unknown_to_broker_announces_itself_again() -> None:
-    fake, hand = FakeMember([OF_PULLS]), Hand()
+    fake, hand = QueueMember([OF_PULLS]), Hand()
     with made(fake, hand) as consumer:
         consumer.subscribe("t")
         consumer.poll(0)
         before = len(fake.memberships)
-        fake.ids = ["another"]
+        fake.has_members("another")
         hand.now += 21
         consumer.poll(0)
         assert len(fake.memberships) == before + 1
-        fake.ids = ["another", "me"]
+        fake.has_members("another", "me")
         hand.now += 21
         consumer.poll(0)
         assert len(fake.memberships) == before + 1

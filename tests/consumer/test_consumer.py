@@ -18,10 +18,11 @@ from rocketmq_spark.consumer.tools import CLOSE_TIMEOUT_S, TIMEOUT_S, ConsumerTo
 from rocketmq_spark.errors import CallTimeout, ClosedError, LocalProtocolError, OptionError
 from rocketmq_spark.model import Filter, PullRequest
 from rocketmq_spark.model.membership import ResetOffsets
-from tests.consumer.group import FakeBrokers, FakeMember, GroupBench
+from tests.consumer.group import GroupBench
+from tests.fakes.group_member import FakeBrokers, FakeMember
+from tests.fakes.timer import ManualTimer, Time
 from tests.helpers import RAISED
 from tests.mockbroker import eventually
-from tests.producer.scripted import ManualTimer, Time
 from tests.queues import q, qs
 
 ALL = qs("a:0-1 b:0-1")

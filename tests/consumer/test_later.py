@@ -14,7 +14,7 @@ from rocketmq_spark.consumer.listener import DeferredListener, ListenerCall, Nex
 from rocketmq_spark.model.membership import ConsumeDirectly, DirectOutcome
 from tests.consumer.group import GroupBench
 from tests.consumer.messages import message
-from tests.producer.scripted import ManualTimer
+from tests.fakes.timer import ManualTimer
 from tests.queues import q
 
 A = q("a:0")

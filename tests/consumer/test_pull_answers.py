@@ -22,7 +22,7 @@ from rocketmq_spark.model.membership import (
     ResetOffsets,
     RunningInfo,
 )
-from tests.consumer.fake_member import FakeMember, message
+from tests.fakes.group_member import QueueMember, numbered
 
 A, B, OTHER = MessageQueue("t", "b", 0), MessageQueue("t", "b", 1), MessageQueue("u", "b", 0)
 MEMBERSHIP = Membership({"t": NO_FILTER}, 7, "CONSUME_ACTIVELY")
@@ -30,7 +30,7 @@ MEMBERSHIP = Membership({"t": NO_FILTER}, 7, "CONSUME_ACTIVELY")
 
 class Asked:
     def __init__(self) -> None:
-        self.fake = FakeMember([A, B, OTHER])
+        self.fake = QueueMember([A, B, OTHER])
         subscriptions = Subscriptions("g", False, lambda: 1)
         self.polls = Polls(self.fake, ConsumerSettings(group="g"), subscriptions, Clock())  # type: ignore[arg-type]
         self.looks = 0
@@ -97,4 +97,4 @@ def test_stacks_are_not_answered_if_the_consumer_refuses(asked: Asked) -> None:
 
 
 def test_what_only_a_listener_could_do_is_refused(asked: Asked) -> None:
-    assert asked(ConsumeDirectly(message(A, 0))) is None
+    assert asked(ConsumeDirectly(numbered(A, 0))) is None

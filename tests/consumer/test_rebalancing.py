@@ -18,7 +18,8 @@ from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.model.membership import ResetOffsets
 from rocketmq_spark.queues.allocation import allocate
 from rocketmq_spark.queues.environment import Environment
-from tests.consumer.group import RETRY, FakeMember, GroupBench
+from tests.consumer.group import GroupBench
+from tests.fakes.group_member import RETRY, FakeMember
 from tests.helpers import raising
 from tests.models import SteppingMachine, model_test, step
 from tests.queues import q, qs

@@ -15,10 +15,10 @@ from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import NO_FILTER, Message
 from rocketmq_spark.model.message import PoppedMessage
 from rocketmq_spark.ports import PopMember
-from tests.consumer.pop import FakeProxy
+from tests.fakes.pop_member import FakeProxy
+from tests.fakes.timer import Time
 from tests.helpers import awaited
 from tests.live.grpc.proxied import new_topic, producer
-from tests.producer.scripted import Time
 from tests.test_popped import popped
 
 

@@ -1,4 +1,4 @@
-"""What reads ask: the remoting client on a real broker, and the answers that the tests of the ports give.
+"""What reads ask: the remoting client on a real broker, and the fakes of these ports.
 
 Each test is one for both, so that what the source is given in memory is of the kind that a broker says.
 """
@@ -14,7 +14,9 @@ from rocketmq_spark import Message, Producer, options, session
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue, QueueBounds
-from tests import test_ports
+from tests.fakes.offset_reader import offset_reader
+from tests.fakes.pull_source import pull_source
+from tests.fakes.route_reader import QUEUES, route_reader
 from tests.helpers import total
 
 
@@ -33,7 +35,8 @@ def soon() -> Deadline:
 
 def of_fakes() -> Case:
     case = Case()
-    case.topic, case.queue, case.group, case.ports = "t", test_ports.QUEUES[0], "g", test_ports.reading()
+    case.topic, case.queue, case.group = "t", QUEUES[0], "g"
+    case.ports = {"routes": route_reader(), "offsets": offset_reader(), "pulls": pull_source()}
     return case
 
 

@@ -19,8 +19,9 @@ from rocketmq_spark.model import MessageQueue, SendRequest, SendResult, SendStat
 from rocketmq_spark.model.send import BatchStorage
 from rocketmq_spark.ports import Sender
 from rocketmq_spark.wire.messages import BatchItem, encode_batch
+from tests.fakes.sender import ScriptedSender
+from tests.fakes.timer import Time
 from tests.helpers import awaited
-from tests.producer.scripted import ScriptedSender, Time
 
 
 class Case(NamedTuple):

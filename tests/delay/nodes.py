@@ -17,7 +17,7 @@ from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.spool.spool import SendSpool
 from rocketmq_spark.spool.store import Store
 from rocketmq_spark.wire.envelope import INNER_TOPIC, Envelope
-from tests.producer.scripted import ManualTimer, Time
+from tests.fakes.timer import ManualTimer, Time
 
 START_MS = 1_700_000_000_000
 QUEUES = [MessageQueue(INNER_TOPIC, "broker-a", i) for i in range(2)]

@@ -24,7 +24,7 @@ def stepped(brokers: BrokerAvailability, error: Exception | None) -> list[str]:
     return seen
 
 
-def test_a_broker_that_does_not_answer_is_asked_once_and_again_after_a_while(caplog: pytest.LogCaptureFixture) -> None:
+def test_unresponsive_broker_is_asked_again_only_after_pause(caplog: pytest.LogCaptureFixture) -> None:
     brokers = BrokerAvailability(60.0)
     assert stepped(brokers, CallTimeout("no answer")) == ["a0", "b0", "b1"]
     assert stepped(brokers, None) == ["b0", "b1"]

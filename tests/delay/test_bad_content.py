@@ -108,7 +108,7 @@ def test_an_error_of_any_kind_in_an_envelope_makes_a_dead_letter(monkeypatch: py
     assert sink_row(packed()).topic == DEAD_TOPIC
 
 
-def test_a_longer_body_than_messages_have_is_cut_in_its_dead_letter() -> None:
+def test_dead_letter_cuts_body_beyond_message_size_limit() -> None:
     data = packed(body=b"x" * (5 << 20))
     row = sink_row(data)
     assert (row.topic, row.body) == (DEAD_TOPIC, data[: 4 << 20])
@@ -173,7 +173,7 @@ class Queues:
         return error
 
 
-def test_a_message_to_a_topic_that_does_not_exist_is_a_dead_letter() -> None:
+def test_message_to_missing_topic_becomes_dead_letter() -> None:
     queues = Queues()
     known = SinkChecks({"nameServer": "n:1"}, _COLUMNS, lambda options: queues)  # type: ignore[arg-type, return-value]
     for _ in range(2):

@@ -27,7 +27,7 @@ OLD, NEW = CommittedProgress(Progress(1, 10, 5_678), 7_000), CommittedProgress(P
         (4, 2, 20, 4_321, 8_000),
     ],
 )
-def test_of_commits_that_break_off_the_next_owner_leaves_nothing_out(
+def test_interrupted_commits_make_next_owner_skip_nothing(
     taken: int, oldest: int, stored: int, done_ms: int, newest_ms: int
 ) -> None:
     topic = Topic()
@@ -88,7 +88,7 @@ def test_after_two_partial_commits_the_next_node_reads_on(world: World, monkeypa
     assert world.offsets()[0] == 9
 
 
-def test_3_g_what_was_due_and_not_acknowledged_when_positions_were_told_is_sent_by_the_next_node(world: World) -> None:
+def test_message_unacknowledged_at_commit_is_sent_by_next_node(world: World) -> None:
     one, two = world.node("one"), world.node("two")
     one.sends.answer = lambda send: None
     world.topic.put(envelope("m", 1))
@@ -113,7 +113,7 @@ def test_a_number_that_is_no_offset_is_an_error(number: int) -> None:
             ProgressCommits(topic, GroupNames("g"), lambda group, brokers: None).fetch(ONE)
 
 
-def test_a_broker_that_refuses_a_group_keeps_no_other_from_commits() -> None:
+def test_broker_refusing_group_stops_no_commits_to_others() -> None:
     topic = Topic()
     topic.groups = set()
 

@@ -75,7 +75,7 @@ def again(whole: Whole, folder: Path) -> World:
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
-def test_an_accident_with_a_file_costs_no_envelope_and_sends_none_early(
+def test_damaged_file_loses_no_envelope_and_sends_none_early(
     whole: Whole, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     at_once(monkeypatch)

@@ -51,9 +51,7 @@ def topics(node: Node) -> list[str]:
     return [send.topic for send in node.sends.sent]
 
 
-def test_a_message_that_is_refused_goes_to_the_topic_of_dead_letters(
-    world: World, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_refused_message_goes_to_dead_letter_topic(world: World, caplog: pytest.LogCaptureFixture) -> None:
     node = given_up(world, Resent(ONE))
     assert topics(node) == ["orders", "dead"]
     letter = node.sends.sent[1]
@@ -170,7 +168,7 @@ def test_a_node_that_ends_leaves_the_letter_to_the_next_process(world: World) ->
     assert (topics(node), len(node.store), node.store.totals.dead) == (["orders"], 1, 0)
 
 
-def test_letters_of_an_earlier_release_stay_until_they_are_called(world: World) -> None:
+def test_dead_letters_of_earlier_release_stay_until_revived(world: World) -> None:
     node = given_up(world, REFUSED)  # as it left them
     node.sends.answer = answers(REFUSED, Resent(ONE))
     node.kill()
@@ -230,7 +228,7 @@ def test_the_id_of_a_message_that_is_given_up_is_one_line() -> None:
 
 
 @pytest.mark.parametrize("size", [31_000, 32_500])
-def test_a_letter_whose_properties_have_no_room_stays_on_the_disk(size: int) -> None:
+def test_dead_letter_without_room_for_properties_stays_on_disk(size: int) -> None:
     data = Envelope("orders", START_MS, "m", START_MS, 0, f"a\x01{'x' * size}\x02", b"b").pack()
     record = Record(envelope_records.DELAYED_KIND, data, START_MS)
     found = envelope_records.dead_letter_of(RULES, record, Resent(None, "r" * 5000 + "\x02\n"))

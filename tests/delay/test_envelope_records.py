@@ -33,7 +33,7 @@ def record(envelope: Envelope, offset: int = 9) -> Record:
     return found.record
 
 
-def test_3_33_3_d_the_original_is_as_its_sender_made_it() -> None:
+def test_the_original_is_as_its_sender_made_it() -> None:
     send = SEND(record(ORDER))
     assert (send.topic, send.queue, send.msg_ids) == ("orders", None, ("ID",))
     request = send.request
@@ -46,21 +46,21 @@ def test_a_large_body_is_compressed_as_of_any_message() -> None:
     assert (zlib.decompress(request.body), bool(request.sys_flag & SysFlag.COMPRESSED)) == (b"x" * 5000, True)
 
 
-def test_the_queue_that_was_chosen_is_kept_and_its_property_is_not() -> None:
+def test_chosen_queue_is_kept_and_its_property_is_dropped() -> None:
     send = SEND(record(ORDER._replace(properties=f"{PROPERTIES}{QUEUE}\x01broker:b:2\x02")))
     assert send.queue == MessageQueue("orders", "broker:b", 2)
     assert QUEUE not in decode_properties(send.request.properties)
     assert SEND(record(ORDER._replace(properties=f"{QUEUE}\x01nonsense\x02"))).queue is None
 
 
-def test_3_b_what_is_sent_twice_has_one_first_mark_wherever_it_lies() -> None:
+def test_what_is_sent_twice_has_one_first_mark_wherever_it_lies() -> None:
     first, again = record(ORDER, 9), record(ORDER._replace(born_ms=2000), 10)
     assert first.marks[0] == again.marks[0]
     assert record(ORDER._replace(due_ms=6000)).marks[0] != first.marks[0]
     assert due_ms_of_identity(first.marks[0][1]) == 5000
 
 
-def test_3_d_the_due_time_is_absolute() -> None:
+def test_the_due_time_is_absolute() -> None:
     found = [envelope_records.effect_of(RULES, INNER, 9, ORDER.pack(), now_ms).due_ms for now_ms in (1, 4000, 9000)]
     assert found == [5000] * 3
 
@@ -74,7 +74,7 @@ def test_any_due_time_can_be_kept(due_ms: int) -> None:
 
 
 @pytest.mark.parametrize("body", [b"hello", ORDER.pack()[:40], b"RDMQ\x02" + ORDER.pack()[5:]])
-def test_3_i_what_is_no_envelope_is_due_at_once_as_a_dead_letter_with_the_reason(body: bytes) -> None:
+def test_invalid_envelope_becomes_dead_letter_with_reason(body: bytes) -> None:
     found = envelope_records.effect_of(RULES, INNER, 9, body, 1)
     assert (found.due_ms, found.cancelled_mark) == (0, None)
     assert found.record is not None
@@ -83,7 +83,7 @@ def test_3_i_what_is_no_envelope_is_due_at_once_as_a_dead_letter_with_the_reason
     assert "envelope of a delayed message" in decode_properties(send.request.properties)[PROBLEM]
 
 
-def test_3_h_what_takes_back_names_the_mark() -> None:
+def test_what_takes_back_names_the_mark() -> None:
     found = envelope_records.effect_of(RULES, INNER, 12, cancel_envelope("orders", 5000, "ID", 2000), 1)
     assert found == envelope_records.EnvelopeEffect(None, 5000, record(ORDER).marks[0])
 
@@ -147,7 +147,7 @@ def test_only_topics_that_are_allowed_are_delivered_to() -> None:
         assert sink_row(envelope.pack(), topics=("ord*", "bills")).topic == there
 
 
-def test_an_original_asks_nothing_of_brokers_that_its_node_alone_may_ask() -> None:
+def test_original_message_is_sent_without_broker_instructions() -> None:
     mine = f"{PROPERTIES}DELAY\x013\x02REAL_TOPIC\x01secrets\x02TIMER_DELIVER_MS\x019\x02TRAN_MSG\x01true\x02PGROUP\x01p\x02"
     assert decode_properties(SEND(record(ORDER._replace(properties=mine))).request.properties) == decode_properties(
         PROPERTIES

@@ -62,7 +62,7 @@ def refused(node: Node) -> None:
 
 
 @pytest.mark.parametrize("restarted", [False, True])
-def test_what_is_held_is_sent_while_the_disk_is_full_and_the_rest_when_it_is_not(
+def test_full_disk_still_sends_stored_messages_and_rest_later(
     world: World, disk: Disk, clock: Clock, monkeypatch: pytest.MonkeyPatch, restarted: bool
 ) -> None:
     """A node that begins holds what is due back for a minute, whatever it meets: it may be taken back in what is not read."""
@@ -97,7 +97,7 @@ def test_what_is_held_is_sent_while_the_disk_is_full_and_the_rest_when_it_is_not
     assert world.offsets()[:2] == (6, 6)
 
 
-def test_a_queue_that_comes_while_the_disk_is_full_is_not_read_either(
+def test_queue_assigned_while_disk_is_full_is_not_read(
     world: World, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = world.node("a")
@@ -146,7 +146,7 @@ def test_the_node_goes_on_and_says_so_again_and_again(
     assert node.service.stored == 1
 
 
-def test_errors_that_come_again_and_again_hold_nothing_back_for_more_than_a_minute(
+def test_repeated_errors_delay_due_messages_at_most_one_minute(
     world: World, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each began all queues again, and with them the minute. It reads one message a turn, and does not come to their end."""

@@ -33,7 +33,7 @@ def test_topics_are_made_and_the_folder_is_the_services_own(rocketmq: LocalBroke
     assert not in_use(place.folder)
 
 
-def test_it_makes_the_groups_of_its_progress_where_a_broker_makes_none(
+def test_node_creates_progress_groups_where_broker_does_not(
     make_cluster: Callable[..., LocalBroker], tmp_path: Path
 ) -> None:
     """Without them, a node on a new disk would send again what was sent."""

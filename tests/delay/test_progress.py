@@ -136,7 +136,7 @@ test_3_f_3_g_nothing_is_lost_and_no_claim_is_false = model_test(
 )
 
 
-def test_3_g_a_node_that_takes_over_leaves_out_what_was_sent() -> None:
+def test_a_node_that_takes_over_leaves_out_what_was_sent() -> None:
     """Of a queue whose first message waits for ten days, everything behind it was sent."""
     told = Progress(0, 0, 0).followed_by(Progress(0, 1000, 5000))
     assert resume(None, told, 0) == QueueCheckpoint(0, 0, told)
@@ -152,7 +152,7 @@ def test_what_is_said_never_goes_back() -> None:
     assert before.followed_by(Progress(5, 12, 6000)) == Progress(5, 12, 6000)
 
 
-def test_what_a_clock_said_that_was_ahead_is_forgotten_when_all_of_then_is_done() -> None:
+def test_done_time_from_clock_ahead_is_dropped_once_all_is_done() -> None:
     """A next owner would send again everything that the wrong moment keeps from being told, for as long as it lies ahead."""
     ahead = Progress(10, 10, 9_000_000)
     now = ahead.followed_by(Progress(10, 500, 5000))
@@ -179,7 +179,7 @@ def test_a_clock_that_was_ahead_for_a_moment_hides_no_progress() -> None:
     assert advanced(Progress(0, 10, 5000), 0, 20, 0, 5500, 6000) == Progress(0, 10, 5000)
 
 
-def test_of_a_topic_that_was_made_again_what_lies_before_still_holds() -> None:
+def test_truncated_checkpoint_keeps_progress_before_its_end() -> None:
     seen = QueueCheckpoint(3, 20, Progress(5, 20, 9), 7)
     assert seen.truncated(10) == QueueCheckpoint(3, 10, Progress(5, 10, 9), 7)
     assert seen.truncated(2) == QueueCheckpoint(2, 2, Progress(2, 2, 9), 7)
@@ -189,7 +189,7 @@ def test_of_a_topic_that_was_made_again_what_lies_before_still_holds() -> None:
     ("newest_ms", "offset", "stored_ms", "another"),
     [(7, 19, 8, True), (7, 19, 7, False), (7, 20, 8, False), (0, 19, 8, False)],
 )
-def test_a_younger_message_where_one_was_read_is_another_unless_nobody_knows_how_old_that_was(
+def test_younger_message_at_read_offset_shows_recreated_topic(
     newest_ms: int, offset: int, stored_ms: int, another: bool
 ) -> None:
     message = replace(MESSAGE, queue_offset=offset, store_timestamp=stored_ms)
@@ -197,9 +197,7 @@ def test_a_younger_message_where_one_was_read_is_another_unless_nobody_knows_how
 
 
 @given(st.lists(st.integers(0, 10**6), min_size=1, max_size=9), st.data())
-def test_when_the_message_before_an_offset_was_stored_is_found_by_searching(
-    times_ms: list[int], data: st.DataObject
-) -> None:
+def test_store_time_before_offset_is_found_by_searching(times_ms: list[int], data: st.DataObject) -> None:
     times_ms = sorted(times_ms)
     offset = data.draw(st.integers(1, len(times_ms) + 1))
 
@@ -226,13 +224,13 @@ def test_what_is_written_down_comes_back(seen: QueueCheckpoint) -> None:
 
 
 @pytest.mark.parametrize("newest_ms", [[], [7]], ids=["5Q", "6Q"])
-def test_of_an_earlier_releases_note_only_the_oldest_offset_is_certain(newest_ms: list[int]) -> None:
+def test_only_oldest_offset_of_earlier_release_note_is_trusted(newest_ms: list[int]) -> None:
     """It may have the progress of two nodes, which it got from brokers."""
     data = struct.pack(f">{5 + len(newest_ms)}Q", 3, 9, 5, 20, 1_700_000_000_000, *newest_ms)
     assert QueueCheckpoint.decode(data) == QueueCheckpoint(3, 9, Progress(5, 5, 0), *newest_ms)
 
 
-def test_a_node_goes_on_where_it_was_if_it_has_all_since_the_oldest() -> None:
+def test_node_resumes_if_its_checkpoint_covers_oldest_offset() -> None:
     told = Progress(5, 20, 1)
     assert resume(QueueCheckpoint(3, 9, told), Progress(5, 20, 1), 0) == QueueCheckpoint(3, 9, told)
     assert resume(QueueCheckpoint(6, 9, told), told, 0) == QueueCheckpoint(5, 5, told), (

@@ -9,7 +9,7 @@ from rocketmq_spark.delay.envelope_records import Retention
 HOUR_MS = 3_600_000
 
 
-def test_3_f_a_delay_longer_than_the_retention_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_delay_longer_than_the_retention_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     kept: dict[str, int | None] = {"a": 72 * HOUR_MS, "b": None}
     retention = Retention(kept.get)
     for name in kept:

@@ -21,7 +21,7 @@ ONE = QUEUES[0]
 
 
 @pytest.mark.parametrize("before", [(ONE,), (ONE, OTHER)], ids=["gained", "lost"])
-def test_a_broker_that_does_not_answer_costs_no_envelope_of_the_others(
+def test_unresponsive_broker_costs_no_envelope_of_other_brokers(
     world: World, before: tuple[MessageQueue, ...], caplog: pytest.LogCaptureFixture
 ) -> None:
     """What came of other queues in the same turn was dropped, and what lay behind it was noted as stored."""
@@ -46,7 +46,7 @@ def test_a_broker_that_does_not_answer_costs_no_envelope_of_the_others(
 
 
 @pytest.mark.parametrize("held", [False, True], ids=["has nothing of it", "has what another may have sent"])
-def test_a_node_that_begins_while_a_broker_is_away_does_not_wait_for_it(world: World, held: bool) -> None:
+def test_starting_node_does_not_wait_for_unreachable_broker(world: World, held: bool) -> None:
     """All that it had of other brokers was late by half a minute. What it holds of that broker's queue another may have sent."""
     node = world.node("a")
     world.topic.put(envelope("m", 5), ONE)
@@ -127,7 +127,7 @@ def test_damage_that_is_met_in_the_middle_of_a_turn_costs_none(
 
 @pytest.mark.parametrize("killed", [False, True])
 @pytest.mark.parametrize(("step", "nth"), [("add", 1), ("add", 2), ("drop_records", 1)])
-def test_what_is_taken_back_stays_so_whatever_happens_while_it_is_noted(
+def test_cancel_holds_whichever_store_write_fails(
     world: World, monkeypatch: pytest.MonkeyPatch, killed: bool, step: str, nth: int
 ) -> None:
     """Envelope and cancel are read in one turn, in which one of its writes is the last."""
@@ -158,9 +158,7 @@ def test_what_is_taken_back_stays_so_whatever_happens_while_it_is_noted(
     assert node.sends.bodies == []
 
 
-def test_brokers_that_take_a_part_of_what_is_told_know_too_little_and_never_too_much(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_partial_commits_never_claim_too_much_progress(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Envelopes that are overdue put the moment back up to which all is done."""
     node = world.node("a")
     world.topic.put(envelope("early", 1), ONE)
@@ -196,7 +194,7 @@ def test_brokers_that_take_a_part_of_what_is_told_know_too_little_and_never_too_
 
 
 @pytest.mark.parametrize("ended", [False, True], ids=["gave it up", "had ended"])
-def test_3_g_who_comes_back_and_goes_again_before_it_has_read_all_has_nothing_sent_again(
+def test_node_that_regains_queue_briefly_has_nothing_sent_again(
     world: World, ended: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It told how far another had read, with the store time of what it had read itself: as if the topic were another one."""

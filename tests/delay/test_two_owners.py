@@ -65,7 +65,7 @@ def test_committed_numbers_are_read_as_they_were_written(committed: CommittedPro
 
 
 @given(COMMITTED, COMMITTED, st.lists(st.booleans(), min_size=4, max_size=4), st.data())
-def test_numbers_of_two_nodes_claim_nothing_that_none_of_them_claims(
+def test_mixed_progress_of_two_nodes_claims_no_more_than_either(
     one: CommittedProgress, two: CommittedProgress, whose: list[bool], data: st.DataObject
 ) -> None:
     mixed = CommittedOffsets(
@@ -189,7 +189,7 @@ def _of_an_earlier_release(node: Node, progress: Progress, newest_ms: int) -> No
 
 
 @pytest.mark.parametrize("mixed", [False, True])
-def test_a_node_that_keeps_its_folder_at_the_upgrade_repeats_nothing(world: World, mixed: bool) -> None:
+def test_node_that_keeps_folder_at_upgrade_repeats_nothing(world: World, mixed: bool) -> None:
     """Its own store knows better than the numbers what was sent."""
     node = world.node("a")
     node.sends.answer = away("OVERDUE")
@@ -342,9 +342,7 @@ def _no_answer(*_: object) -> int:
     raise CallTimeout("no answer")
 
 
-def test_a_queue_that_is_revoked_before_it_was_started_again_is_left(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_queue_revoked_before_restart_is_left_to_next_owner(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its records would be sent from here, too."""
     one, two = world.node("one"), world.node("two")
     world.topic.put(envelope("m", 50))
@@ -389,7 +387,7 @@ def test_a_node_that_returns_knows_what_it_committed_itself(world: World) -> Non
     assert (node.sends.bodies, world.offsets()[:2]) == ([], after[:2])
 
 
-def test_a_node_that_stood_still_while_the_topic_was_made_again_commits_nothing(world: World) -> None:
+def test_node_asleep_during_topic_recreation_commits_nothing(world: World) -> None:
     one, two = world.node("one"), world.node("two")
     for i in range(9):
         world.topic.put(envelope(f"old{i}", 5))
@@ -409,7 +407,7 @@ def test_a_node_that_stood_still_while_the_topic_was_made_again_commits_nothing(
     assert world.offsets() == after
 
 
-def test_a_queue_that_is_revoked_just_after_it_was_started_is_committed(world: World) -> None:
+def test_queue_revoked_right_after_start_is_committed(world: World) -> None:
     node = world.node("a")
     for i in range(3):
         world.topic.put(envelope(f"m{i}", 5 if i < 2 else 5000))
@@ -426,7 +424,7 @@ def test_a_queue_that_is_revoked_just_after_it_was_started_is_committed(world: W
 
 
 @pytest.mark.parametrize("waits", [False, True], ids=["with nothing", "with a message that waits here"])
-def test_a_node_that_wakes_and_keeps_its_queue_omits_what_was_sent(world: World, waits: bool) -> None:
+def test_node_that_wakes_with_its_queue_skips_sent_messages(world: World, waits: bool) -> None:
     """It reads on where it was; the other node had the queue only while this one stood still."""
     one, two = world.node("one"), world.node("two")
     one.sends.answer = away("m0")

@@ -35,7 +35,7 @@ from rocketmq_spark.remoting.connection import ServerRequest
 from rocketmq_spark.remoting.pool import ConnectOptions, Pool
 from rocketmq_spark.remoting.protocol import RemotingProtocol, RequestReceived
 from rocketmq_spark.remoting.transport import parse_address
-from rocketmq_spark.session.proxied import unpack
+from rocketmq_spark.session.proxy_clients import decompress_body
 from rocketmq_spark.spool.records import Record, RecordState, SpoolOwner, Totals
 from rocketmq_spark.spool.spool import record_of, send_of
 from rocketmq_spark.wire import bodies, envelope, header, identifiers, messages, rpc
@@ -234,7 +234,9 @@ TARGETS: dict[str, Target] = {
         _text(identifiers.UniqKey.parse), [b"7F0000010BB418B4AAC28F7A8F3A0000"], (LocalProtocolError,)
     ),
     "popped": Target(
-        _of_proto("Message", lambda made: to_popped_message(made, "t", ("b", "h:1"), unpack)), [_message()], _PROTO
+        _of_proto("Message", lambda made: to_popped_message(made, "t", ("b", "h:1"), decompress_body)),
+        [_message()],
+        _PROTO,
     ),
     "settings": Target(_of_proto("Settings", group_policy), [_settings()], _PROTO),
     "pushed": Target(_MEMBER.take, _PUSHES, (RemoteProtocolError, DecodeError)),
@@ -264,7 +266,7 @@ TARGETS: dict[str, Target] = {
         _of_proto(
             "TelemetryCommand",
             lambda made: to_popped_message(
-                made.recover_orphaned_transaction_command.message, "t", ("b", "h:1"), unpack
+                made.recover_orphaned_transaction_command.message, "t", ("b", "h:1"), decompress_body
             ),
         ),
         [_check()],

@@ -15,7 +15,7 @@ from rocketmq_spark.grpc_proxy.protos import proto
 from rocketmq_spark.grpc_proxy.sender import ProxySender
 from rocketmq_spark.grpc_proxy.tables import Code, MessageType
 from rocketmq_spark.model import NO_FILTER
-from rocketmq_spark.session import proxied
+from rocketmq_spark.session import proxy_clients
 from tests.grpc_proxy.scripted import client, route, serving, status
 from tests.grpc_proxy.test_member import giving
 from tests.mockbroker import eventually
@@ -121,7 +121,10 @@ def test_a_producer_asks_for_its_topics_by_the_names_of_the_wire() -> None:
 
     with serving({"QueryRoute": routed, "RecallMessage": recalled}) as address:
         proxy = client(address, connect_timeout_s=30.0, on_wire=lambda name: f"ns%{name}")
-        sender, soon = ProxySender(proxy, proxied.messages_of, proxied.unpack), Deadline.after(30)
+        sender, soon = (
+            ProxySender(proxy, proxy_clients.sent_messages, proxy_clients.decompress_body),
+            Deadline.after(30),
+        )
         (queue, *_) = sender.publish_queues("t", soon)
         assert queue.topic == "t"
         assert sender.probe(queue.broker_name, "t", soon)

@@ -20,7 +20,9 @@ from rocketmq_spark.producer.producer import BaseProducer
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.wire.messages import decode_batch
 from rocketmq_spark.wire.properties import decode_properties
-from tests.producer.scripted import Bench, ScriptedSender, Time, refused, status
+from tests.fakes.sender import ScriptedSender, refused, status
+from tests.fakes.timer import Time
+from tests.producer.bench import Bench
 from tests.queues import q, qs
 
 

@@ -23,9 +23,11 @@ from rocketmq_spark.producer import delays
 from rocketmq_spark.producer.delays import BrokerTimers
 from rocketmq_spark.wire.envelope import CANCEL, INNER_TOPIC, QUEUE, DelayHandle, unpack
 from rocketmq_spark.wire.properties import decode_properties
+from tests.fakes.sender import ScriptedSender
+from tests.fakes.spool import FakeSpool
+from tests.fakes.timer import ManualTimer
 from tests.helpers import raising
-from tests.producer.scripted import Bench, ManualTimer, ScriptedSender
-from tests.producer.test_spool_bridge import FakeSpool, Sender
+from tests.producer.bench import Bench
 from tests.producer.test_spool_bridge import producer as spooling
 from tests.queues import q, qs
 
@@ -262,7 +264,7 @@ def test_what_is_spooled_has_no_handle_yet(served: Bench) -> None:
 def test_long_delay_is_spooled_while_consumers_are_unknown(
     served: Bench, monkeypatch: pytest.MonkeyPatch, error: RocketMQError
 ) -> None:
-    served.sender, spool = Sender(served.time), FakeSpool()
+    served.sender, spool = ScriptedSender(served.time), FakeSpool()
     served.sender.routes[INNER_TOPIC] = (q("a:0", INNER_TOPIC),)
     served.sender.masters = False
     monkeypatch.setattr(served.sender, "has_online_consumer", raising(error))

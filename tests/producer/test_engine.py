@@ -22,8 +22,10 @@ from rocketmq_spark.producer.producer import BaseProducer
 from rocketmq_spark.producer.retry import RetryState
 from rocketmq_spark.producer.send_queue import INITIAL_PER_BROKER
 from rocketmq_spark.producer.settings import ProducerSettings
+from tests.fakes.sender import refused
+from tests.fakes.timer import ManualTimer
 from tests.mockbroker import eventually
-from tests.producer.scripted import Bench, ManualTimer, refused
+from tests.producer.bench import Bench
 from tests.queues import q, qs
 
 M = Message("T", b"x")

@@ -15,8 +15,9 @@ from rocketmq_spark.producer import at_exit
 from rocketmq_spark.producer.bulk import BulkProducer
 from rocketmq_spark.producer.settings import ProducerSettings
 from tests.consumer.messages import message
-from tests.producer.scripted import Bench
-from tests.producer.test_request_reply import ASK, FakeReplies, Office
+from tests.fakes.replies import FakeReplies
+from tests.producer.bench import Bench
+from tests.producer.test_request_reply import ASK, Office
 from tests.producer.test_tracing import Sending, record
 
 M = Message("T", b"x")

@@ -12,9 +12,10 @@ from rocketmq_spark.errors import ConnectionLost
 from rocketmq_spark.model import SendRequest
 from rocketmq_spark.producer.futures import FutureRegistry, Promise
 from rocketmq_spark.producer.outgoing import split_result
+from tests.fakes.sender import ok
 from tests.helpers import RAISED, raising
 from tests.mockbroker import eventually
-from tests.producer.scripted import Bench, ok
+from tests.producer.bench import Bench
 from tests.queues import q
 
 

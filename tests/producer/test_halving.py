@@ -13,7 +13,9 @@ from rocketmq_spark.producer.resender import EngineResender
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.wire.messages import decode_batch
 from rocketmq_spark.wire.properties import decode_properties
-from tests.producer.scripted import Bench, ManualTimer, ok, refused
+from tests.fakes.sender import ok, refused
+from tests.fakes.timer import ManualTimer
+from tests.producer.bench import Bench
 from tests.producer.test_batching import batcher_of, bodies, sent
 from tests.producer.test_resender import bodies_of, kept_batch
 

@@ -26,7 +26,8 @@ from rocketmq_spark.wire.identifiers import RecallHandle
 from rocketmq_spark.wire.messages import decode_batch
 from rocketmq_spark.wire.names import NO_SCOPE, Scope
 from rocketmq_spark.wire.properties import decode_properties
-from tests.producer.scripted import Bench, refused, status
+from tests.fakes.sender import refused, status
+from tests.producer.bench import Bench
 from tests.producer.test_ambiguity import Broker
 from tests.queues import names, q, qs
 

@@ -6,7 +6,7 @@ import gc
 import math
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
@@ -24,44 +24,21 @@ from rocketmq_spark.errors import (
     ReplyTimeout,
     RocketMQError,
 )
-from rocketmq_spark.model import Message, MessageQueue, ReceivedMessage, Reply, SendRequest, SendResult, SpooledSend
+from rocketmq_spark.model import Message, MessageQueue, Reply, SendRequest, SendResult, SpooledSend
 from rocketmq_spark.ports import Replies
 from rocketmq_spark.producer.request_reply import RequestProducer
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.wire.properties import decode_properties
 from tests.consumer.messages import message
+from tests.fakes.replies import YES, FakeReplies
+from tests.fakes.sender import ScriptedSender, ok, refused
+from tests.fakes.spool import FakeSpool
+from tests.fakes.timer import Time
 from tests.helpers import raising
-from tests.producer.scripted import Bench, ScriptedSender, Time, ok, refused
-from tests.producer.test_spool_bridge import FakeSpool, Sender
+from tests.producer.bench import Bench
 from tests.queues import q
 
 ASK = Message("T", b"how much?")
-YES = Reply(b"yes", {})
-
-
-class FakeReplies:
-    """Implements ``ports.Replies``."""
-
-    def __init__(self) -> None:
-        self.events: list[object] = []
-        self.expected: dict[str, Callable[[Reply | RocketMQError], object]] = {}
-
-    def join(self, group: str, heartbeat_s: float) -> Callable[[Deadline], None]:
-        self.events.append(("join", group))
-        return lambda deadline: self.events.append(("leave", group))
-
-    def announce(self, deadline: Deadline) -> None:
-        self.events.append("announce")
-
-    def expect(self, correlation_id: str, done: Callable[[Reply | RocketMQError], object]) -> Callable[[], None]:
-        self.expected[correlation_id] = done
-        return lambda: self.expected.pop(correlation_id, None) and None
-
-    def reply(self, to: ReceivedMessage, reply: Message, group: str, deadline: Deadline) -> None:
-        self.events.append(("reply", to.msg_id, reply.body, dict(reply.properties or {}), group))
-
-    def arrive(self, correlation_id: str, reply: Reply | RocketMQError = YES) -> None:
-        self.expected.pop(correlation_id)(reply)
 
 
 class Office:
@@ -348,7 +325,7 @@ def test_without_replies_of_the_transport_nothing_is_sent() -> None:
 @pytest.mark.parametrize("ends", ["it fails", "something waits before it", "the producer closes"])
 def test_a_request_is_not_spooled(bench: Bench, ends: str) -> None:
     """Nobody would wait for its reply, and who answers it would do what its sender was told has failed."""
-    bench.sender, spool = Sender(bench.time), FakeSpool()
+    bench.sender, spool = ScriptedSender(bench.time), FakeSpool()
     office = Office(bench, spool)
     if ends == "something waits before it":
         spool.keep([SpooledSend("T", SendRequest("g", b"x"), q("a:0"))])

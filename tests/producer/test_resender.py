@@ -31,9 +31,10 @@ from rocketmq_spark.wire.compression import compress, decompress
 from rocketmq_spark.wire.envelope import INNER_TOPIC, QUEUE, unpack
 from rocketmq_spark.wire.messages import BatchItem, decode_batch, encode_batch
 from rocketmq_spark.wire.properties import decode_properties, encode_properties
+from tests.fakes.sender import ScriptedSender, refused
+from tests.fakes.timer import ManualTimer
 from tests.helpers import no_more_threads, raising
-from tests.producer.scripted import Bench, ManualTimer, refused, told_storage
-from tests.producer.test_spool_bridge import Sender
+from tests.producer.bench import Bench, told_storage
 from tests.queues import q, qs
 
 REQUEST = SendRequest("g", b"x", "UNIQ_KEY\x01ID\x02")
@@ -41,7 +42,7 @@ REQUEST = SendRequest("g", b"x", "UNIQ_KEY\x01ID\x02")
 
 @pytest.fixture
 def resender(bench: Bench) -> EngineResender:
-    bench.sender = Sender(bench.time)
+    bench.sender = ScriptedSender(bench.time)
     settings = ProducerSettings(
         group="g", retries=None, pinned_retries=None, send_timeout_s=120, failed_queues_stay_closed=True
     )
@@ -79,7 +80,7 @@ def test_unpinned_spooled_sends_avoid_a_hanging_broker(bench: Bench, resender: E
 
 
 def test_resend_keeps_environment_queues_of_before_broker_left(bench: Bench) -> None:
-    bench.sender = Sender(bench.time)
+    bench.sender = ScriptedSender(bench.time)
     settings = ProducerSettings(group="g", environment=Environment.of(1))
     queues_of_environment(bench.sender, Environment.of(1))["T"] = (q("a:0"),)
     bench.sender.routes["T"] = tuple(qs("b:0-1"))
@@ -99,7 +100,7 @@ def test_spooled_send_to_queue_outside_environment_is_refused(
     bench: Bench, environment: tuple[Any, ...], queue: str
 ) -> None:
     """The command 'spool assign' gave the records to this one, or it has other queues now."""
-    bench.sender = Sender(bench.time)
+    bench.sender = ScriptedSender(bench.time)
     bench.sender.routes["T"] = tuple(qs("a:0-1 b:0-1"))
     mine = Environment.of(*environment)
     if mine.by_position:
@@ -114,7 +115,7 @@ def test_spooled_send_to_queue_outside_environment_is_refused(
 @pytest.mark.parametrize("delayed", [False, True])
 def test_resend_waits_for_broker_with_only_queue_of_environment(bench: Bench, delayed: bool) -> None:
     """A process that starts while it is away finds none: nobody has refused what it was given to keep."""
-    bench.sender = Sender(bench.time)
+    bench.sender = ScriptedSender(bench.time)
     more = f"TIMER_DELIVER_MS\x01{round(1000 * bench.time.now) + 10**15}\x02" if delayed else ""
     send = SpooledSend("T", REQUEST._replace(properties=REQUEST.properties + more))
     bench.sender.routes["T"] = tuple(qs("b:0-1"))
@@ -159,7 +160,7 @@ def test_a_failure_says_whether_it_may_pass(
 @pytest.mark.parametrize("status", [each for each in SendStatus if each is not SendStatus.SPOOLED])
 @pytest.mark.parametrize("must", [True, False])
 def test_what_must_be_stored_well_is_kept_until_it_is(bench: Bench, status: SendStatus, must: bool) -> None:
-    bench.sender = Sender(bench.time)
+    bench.sender = ScriptedSender(bench.time)
     bench.sender.by_broker = {name: lambda: SendResult(status, "ID", q("a:0"), 1) for name in "ab"}
     settings = ProducerSettings(group="g", store_must_be_ok=must)
     resender = EngineResender(bench.sender, settings, ManualTimer(bench.time))
@@ -187,7 +188,7 @@ def test_resend_open_at_process_close_does_not_count_as_a_try(bench: Bench, tmp_
 
     kept = SpooledSend("T", REQUEST)
     for number in range(len(STEPS_S) + 1):
-        bench.sender = Sender(bench.time)
+        bench.sender = ScriptedSender(bench.time)
         bench.sender.script = [None]
         resender = EngineResender(bench.sender, ProducerSettings(group="g"), ManualTimer(bench.time))
         spool = SendSpool(Store(tmp_path, "never"), resender, ManualTimer(bench.time), clock)
@@ -202,7 +203,7 @@ def test_resend_open_at_process_close_does_not_count_as_a_try(bench: Bench, tmp_
 
 
 def test_what_is_handed_over_in_one_moment_is_sent_together(bench: Bench) -> None:
-    bench.sender = Sender(bench.time)
+    bench.sender = ScriptedSender(bench.time)
     blocks: list[int] = []
 
     @contextlib.contextmanager
@@ -243,7 +244,7 @@ def delayed(bench: Bench, resender: EngineResender, body: bytes, queue: str | No
 @pytest.mark.parametrize("queue", [None, "a:1", "hash"])
 def test_spooled_delay_beyond_broker_timers_goes_as_an_envelope(bench: Bench, body: bytes, queue: str | None) -> None:
     """A broker without timers would deliver it at once."""
-    bench.sender = Sender(bench.time)
+    bench.sender = ScriptedSender(bench.time)
     settings = ProducerSettings(group="g", long_delay="dmq")
     resender = EngineResender(bench.sender, settings, ManualTimer(bench.time))
     bench.sender.longest_timers = {}
@@ -330,7 +331,7 @@ def test_whatever_goes_wrong_with_a_delay_is_an_outcome(
 
 
 def test_a_proxy_is_not_asked_what_timers_do(bench: Bench) -> None:
-    bench.sender = Sender(bench.time)
+    bench.sender = ScriptedSender(bench.time)
     bench.sender.longest_timers = {}
     settings = ProducerSettings(group="g", features=FEATURES[GRPC], auto_create_topics=False)
     resender = EngineResender(bench.sender, settings, ManualTimer(bench.time))
@@ -432,7 +433,7 @@ def test_it_has_its_thread_before_it_takes_anything(bench: Bench, monkeypatch: p
 
 
 def test_resend_that_found_no_thread_is_sent_with_the_next_one(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    bench.sender = Sender(bench.time)
+    bench.sender = ScriptedSender(bench.time)
     timer = ManualTimer(bench.time)
     resender = EngineResender(bench.sender, ProducerSettings(group="g"), timer, contextlib.nullcontext)
     found: list[Resent] = []

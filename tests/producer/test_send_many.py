@@ -32,7 +32,7 @@ from rocketmq_spark.producer.rows.sent import OutcomeCollector
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.queues.selection import select
 from rocketmq_spark.wire.properties import decode_properties
-from tests.producer.scripted import ok
+from tests.fakes.sender import ok
 from tests.producer.test_bulk import LOST, Bulk, bulk
 from tests.queues import q, qs
 

@@ -26,8 +26,10 @@ from rocketmq_spark.wire import traces
 from rocketmq_spark.wire.messages import decode_batch
 from rocketmq_spark.wire.properties import decode_properties
 from rocketmq_spark.wire.traces import TraceRecord
+from tests.fakes.sender import ScriptedSender
+from tests.fakes.timer import Time
 from tests.helpers import raising
-from tests.producer.scripted import Bench, ScriptedSender, Time
+from tests.producer.bench import Bench
 from tests.queues import q, qs
 
 PLACE = "7F00000100002A9F0000000000000064"

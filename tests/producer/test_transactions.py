@@ -34,8 +34,9 @@ from rocketmq_spark.producer.transactions import TransactionProducer
 from rocketmq_spark.queues.environment import Environment
 from rocketmq_spark.wire.properties import decode_properties
 from tests.consumer.messages import message
-from tests.producer.scripted import ManualTimer, ScriptedSender, Time, refused
-from tests.producer.test_spool_bridge import FakeSpool
+from tests.fakes.sender import ScriptedSender, refused
+from tests.fakes.spool import FakeSpool
+from tests.fakes.timer import ManualTimer, Time
 
 COMMIT, ROLLBACK, UNKNOWN = TransactionState.COMMIT, TransactionState.ROLLBACK, TransactionState.UNKNOWN
 COPY = HalfPlace("T", "a", "g", "copy", "copy", 9, 99)

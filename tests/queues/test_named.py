@@ -15,7 +15,7 @@ def test_a_callable_is_itself_and_a_name_is_imported() -> None:
 
 
 @pytest.mark.parametrize("given", ["no.such.module:f", "os.path:nothing", "os.path:", ":f", "os:sep"])
-def test_what_cannot_be_called_is_named_with_option_and_expectation(given: str) -> None:
+def test_uncallable_selector_error_names_option_and_expectation(given: str) -> None:
     with pytest.raises(OptionError, match=r"option 'queueSelector' is .*expected") as e:
         resolve(given, "queueSelector")
     assert given in str(e.value)
@@ -46,7 +46,7 @@ def test_the_switch_may_allow_code_explicitly(monkeypatch: pytest.MonkeyPatch, v
 
 
 @pytest.mark.parametrize("value", ["0", "false", "No", "off", " OFF "])
-def test_who_sets_the_machine_up_may_say_that_options_name_no_code(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+def test_environment_variable_forbids_options_that_name_code(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     monkeypatch.setenv("ROCKETMQ_SPARK_ALLOW_CALLABLES", value)
     with pytest.raises(
         OptionError, match="'queueSelector' is 'os:getcwd', which names code to run, but variable ROCKETMQ_SPARK_ALLOW"

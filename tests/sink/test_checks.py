@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from rocketmq_spark import session
+from rocketmq_spark import ports, session
 from rocketmq_spark.base import codes, process
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import BrokerNotFound, CallTimeout, ConnectionLost, OptionError, RocketMQError, RouteNotFound
@@ -16,8 +16,11 @@ from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.spark.sink import checks, task
 from rocketmq_spark.spark.sink.exactly_once import NotedQueuesSender
+from tests.fakes.ports import Fake
+from tests.fakes.sender import ScriptedSender
+from tests.fakes.timer import Time
 from tests.live.writes import TYPES, frame, sink_options
-from tests.producer.scripted import ScriptedSender, Time, qs
+from tests.queues import qs
 
 OLD = 409  # 4.9.8
 
@@ -181,7 +184,8 @@ def use(monkeypatch):
     process.entries(checks._NUMBERS_KEY).clear()
 
     def patch(client):
-        monkeypatch.setattr(session, "sender", lambda options: client)
+        sender = Fake(ports.Sender, client)
+        monkeypatch.setattr(session, "sender", lambda options: sender)
         return client
 
     return patch

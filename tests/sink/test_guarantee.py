@@ -23,7 +23,7 @@ from rocketmq_spark.errors import (
     OptionError,
 )
 from rocketmq_spark.model import MessageQueue
-from rocketmq_spark.session.looks import noted_ids
+from rocketmq_spark.session.stored_ids import noted_stored_ids
 from rocketmq_spark.spark import context_settings
 from rocketmq_spark.spark.sink import checks, exactly_once, exactly_once_checks
 from rocketmq_spark.spark.sink.exactly_once import ExactlyOncePlan
@@ -173,7 +173,7 @@ def test_a_look_ends_with_its_task() -> None:
     """It would wait for its broker, on a thread of a worker that goes on with other tasks."""
     queue = MessageQueue("t", "a", 0)
     options = sink_options("127.0.0.1:1", topic="t", deliveryGuarantee="exactly-once")
-    looking = noted_ids(options, QueueEnds({queue: 0}, {"a": "127.0.0.1:1"}))
+    looking = noted_stored_ids(options, QueueEnds({queue: 0}, {"a": "127.0.0.1:1"}))
     looking.stop()
     with pytest.raises(ClosedError, match="the producer was closed"):
         looking.find_stored({queue: 0}, "127.0.0.1:1", {"id"}, Deadline.after(20))

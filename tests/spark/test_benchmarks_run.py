@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 from argparse import Namespace
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -25,6 +26,7 @@ from benchmarks import (
     read,
     restart,
     targets,
+    trips,
     workload,
     write,
 )
@@ -58,6 +60,8 @@ TINY = (
     (memory, "TOPICS", {"1 KiB": (1024, 500)}),
     (memory, "COMPRESSED", {"4 MiB of zeros, zstd": (SysFlag.ZSTD, 3)}),
     (memory, "BATCHES", 5),
+    (trips, "WARM_UPS", 1),
+    (trips, "RUNS", 3),
     (restart, "ROWS", 2_000),
     (restart, "BROKERS", 2),
     (restart, "QUEUES", 16),
@@ -125,6 +129,28 @@ def test_codec(brokers, capsys):
         found = figures(lambda found: codec.run(broker, found, 1), capsys)
     assert found.keys() == {f"codec {SIZE}"}
     assert len(found[f"codec {SIZE}"]) == 3
+
+
+def test_trips(brokers, capsys, monkeypatch):
+    runs: dict[str, list[trips.Count]] = {}
+
+    def measured(*arguments: Any) -> dict[str, list[trips.Count]]:
+        runs.update(there(*arguments))
+        return runs
+
+    there = trips.measured
+    monkeypatch.setattr(trips, "measured", measured)
+    found = figures(lambda found: trips.run(ONCE, found), capsys)["trips"]
+    assert list(found) == [
+        trips.READ, trips.PLAN, trips.IDLE, trips.ROW, trips.SEND, trips.ASYNC, trips.PULLED, trips.SPOOLED,
+    ]  # fmt: skip
+    assert all(0 < row["modules"] < row["hops"] < row["calls"] for row in found.values())
+    calls = {trip: row["calls"] for trip, row in found.items()}
+    assert calls[trips.IDLE] < calls[trips.PLAN]
+    assert calls[trips.SEND] < calls[trips.ASYNC] < calls[trips.SPOOLED], "three attempts, and a record"
+    for trip, counts in runs.items():
+        assert calls[trip] == min(count.calls for count in counts)
+        assert [count for count in counts if count.calls <= 1.5 * calls[trip]][1:], f"{trip}: {counts}"
 
 
 @soak

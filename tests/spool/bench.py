@@ -11,7 +11,7 @@ from rocketmq_spark.spool.lanes import Schedule
 from rocketmq_spark.spool.records import Record
 from rocketmq_spark.spool.redelivery import MAX_IN_FLIGHT, Redelivery
 from rocketmq_spark.spool.store import Store
-from tests.producer.scripted import ManualTimer, Time
+from tests.fakes.timer import ManualTimer, Time
 
 BASE_MS = 1_700_000_000_000
 

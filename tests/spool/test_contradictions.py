@@ -71,7 +71,7 @@ def test_a_record_that_is_dead_and_waits_is_dead(tmp_path: Path, sequence: int, 
 
 
 @pytest.mark.parametrize("wrong", [Totals(next_sequence=2, depth=3, size=600), Totals(next_sequence=4, depth=3)])
-def test_totals_that_the_last_record_contradicts_are_counted_again(tmp_path: Path, wrong: Totals) -> None:
+def test_totals_contradicting_last_record_are_recounted(tmp_path: Path, wrong: Totals) -> None:
     """A new record would take the place of one with its number."""
     change(three_of_a_lane(tmp_path), [(TOTALS, wrong.encode())])
     with contextlib.closing(SpoolReading(tmp_path)) as reading:

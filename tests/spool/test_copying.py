@@ -129,7 +129,7 @@ def test_a_copy_has_all_records_and_the_source_stays_as_it_is(tmp_path: Path) ->
     assert copy.stat().st_mode & 0o777 == 0o700
 
 
-def test_what_an_iterator_finds_in_crafted_files_is_shown_of_the_copy_and_sent(tmp_path: Path) -> None:
+def test_copy_of_crafted_spool_shows_and_sends_same_record(tmp_path: Path) -> None:
     """RocksDB itself would show one record and send the other."""
     source, copy = tmp_path / "source", tmp_path / "copy"
     key, [looked_up, iterated] = record_key(RECORD, 1), [record(name).encode() for name in (b"looked up", b"iterated")]
@@ -145,7 +145,7 @@ def test_what_an_iterator_finds_in_crafted_files_is_shown_of_the_copy_and_sent(t
     assert sent(copy) == [shown.record.payload] == [b"iterated"]
 
 
-def test_records_of_a_process_that_was_killed_are_copied_from_its_log(tmp_path: Path) -> None:
+def test_records_of_killed_process_are_copied_from_its_log(tmp_path: Path) -> None:
     filled(tmp_path / "source")
     before = files_of(tmp_path / "source")
     copied = copy_spool(tmp_path / "source", tmp_path / "copy", limits())
@@ -153,7 +153,7 @@ def test_records_of_a_process_that_was_killed_are_copied_from_its_log(tmp_path: 
     assert files_of(tmp_path / "source") == before
 
 
-def test_a_damaged_spool_is_copied_in_part_and_notes_about_lost_records_are_not(tmp_path: Path) -> None:
+def test_damaged_spool_is_copied_in_part_without_stale_notes(tmp_path: Path) -> None:
     with contextlib.closing(Store(tmp_path / "source", sync="never")) as store:
         noise = random.Random(1)
         store.add(
@@ -169,7 +169,7 @@ def test_a_damaged_spool_is_copied_in_part_and_notes_about_lost_records_are_not(
         assert store.totals.depth == len(store.take(NOW_MS, 1000))
 
 
-def test_of_a_damaged_spool_neither_notes_nor_a_missing_owner_are_believed(tmp_path: Path) -> None:
+def test_copy_keeps_lasting_notes_and_damage_makes_owner_unknown(tmp_path: Path) -> None:
     notes = "put(NOTE + b'all is stored', b'1')", "put(NOTE + LASTING_PREFIX + b'queues', b'1')"
     statements = *notes, "put(record_key(RECORD, 1), record(b'1').encode())"
     for damaged, owner in ((False, SpoolOwner()), (True, UNKNOWN_OWNER)):
@@ -184,7 +184,7 @@ def test_of_a_damaged_spool_neither_notes_nor_a_missing_owner_are_believed(tmp_p
             assert reading.owner == owner
 
 
-def test_a_spool_that_cannot_be_opened_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
+def test_spool_that_cannot_be_opened_is_reported_with_remedy(tmp_path: Path) -> None:
     spool_with_everything(tmp_path / "source")
     (tmp_path / "source" / "CURRENT").unlink()
     with pytest.raises(SpoolError, match=r"was not copied: its reader reports.*CURRENT is gone.*spool repair FOLDER"):
@@ -311,7 +311,7 @@ def test_a_reader_may_send_keys_twice_and_in_any_order(tmp_path: Path) -> None:
     assert lane_key(b"lane", 7) not in found
 
 
-def test_states_without_a_record_and_a_record_that_is_dead_and_waits(tmp_path: Path) -> None:
+def test_copy_omits_states_without_record_and_sends_no_dead_one(tmp_path: Path) -> None:
     call = reader(
         "put(record_key(DEAD, 1), STATE)",
         "put(record_key(DEAD, 7), STATE)",
@@ -329,7 +329,7 @@ def test_states_without_a_record_and_a_record_that_is_dead_and_waits(tmp_path: P
         assert (store.damages, store.revive(1)) == (0, 1)
 
 
-def test_an_owner_that_cannot_be_read_leaves_the_records_without_one(tmp_path: Path) -> None:
+def test_unreadable_owner_leaves_copied_records_without_owner(tmp_path: Path) -> None:
     call = reader("put(OWNER[0], b'[9]')", "put(record_key(RECORD, 1), record(b'x').encode())", "end()")
     copied = copy_spool(tmp_path / "source", tmp_path / "copy", limits(), call)
     assert copied.left_out == {copying.UNREADABLE_OWNER: 1}
@@ -421,9 +421,7 @@ owner_reader.main(sys.argv[2])
 """
 
 
-def test_the_reader_has_the_rights_of_the_owner_and_needs_no_other_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_copy_reader_runs_as_owner_and_needs_no_other_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = spool_with_everything(tmp_path / "source")
     uids, gids = [os.getuid()], sorted({*os.getresgid(), *os.getgroups()})
     if users.IS_ROOT:
@@ -609,7 +607,7 @@ def test_a_folder_of_several_spools_becomes_a_folder_of_copies(tmp_path: Path) -
     assert folders.has_own_rights()
 
 
-def test_a_spool_that_leads_elsewhere_is_not_copied_and_the_others_are(tmp_path: Path) -> None:
+def test_spool_containing_link_is_not_copied_but_others_are(tmp_path: Path) -> None:
     one, two = base_of_two(tmp_path)
     (tmp_path / "mine").write_text("important")
     (one / "000099.sst").symlink_to(tmp_path / "mine")

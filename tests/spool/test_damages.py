@@ -118,7 +118,7 @@ def out_of_order(numbers: Iterable[int]) -> list[int]:
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
-def test_what_can_be_read_is_had_and_what_is_lost_is_counted_or_said_to_be_unknown(
+def test_damaged_store_yields_readable_records_and_reports_lost(
     whole: Whole, tmp_path: Path, caplog: pytest.LogCaptureFixture, seed: int
 ) -> None:
     rng = random.Random(seed)

@@ -17,7 +17,7 @@ def ticket(payload: bytes = b"x") -> AddRequest:
 
 
 @pytest.mark.parametrize(("together", "sizes"), [(True, [1, 3]), (False, [1, 1, 1, 1])])
-def test_3_16_those_that_wait_are_written_together_or_one_by_one(together: bool, sizes: list[int]) -> None:
+def test_those_that_wait_are_written_together_or_one_by_one(together: bool, sizes: list[int]) -> None:
     written: list[int] = []
     writing, go = threading.Event(), threading.Event()
 
@@ -82,7 +82,7 @@ def test_who_is_written_by_an_interrupted_one_hears_of_it() -> None:
     assert sorted(kinds) == ["KeyboardInterrupt", "NoneType", "SpoolError", "SpoolError"]
 
 
-def test_who_took_a_ticket_and_was_interrupted_before_it_wrote_costs_nobody_its_message() -> None:
+def test_interrupted_group_commit_loses_no_message() -> None:
     """Ctrl-C between the two: whose ticket it was writes it."""
     written: list[AddRequest] = []
     lock = threading.RLock()

@@ -26,7 +26,7 @@ places = st.builds(PendingKey, st.text(max_size=9), st.booleans(), dues)
 
 
 @given(st.text(max_size=9), st.booleans(), st.lists(dues))
-def test_3_13_g2_7_keys_are_binary_and_sort_by_time_then_sequence(target: str, waits: bool, given: list[Due]) -> None:
+def test_pending_keys_are_binary_and_sort_by_time_then_sequence(target: str, waits: bool, given: list[Due]) -> None:
     keys = sorted(PendingKey(target, waits, due).encoded for due in given)
     assert [due_of_key(key) for key in keys] == sorted(given)
     assert [Due.parse(due.mark_value) for due in given] == given

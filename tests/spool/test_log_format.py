@@ -22,9 +22,7 @@ def test_the_checksum_is_castagnolis() -> None:
 
 
 @given(st.lists(st.binary(max_size=50), min_size=1, max_size=8), st.data())
-def test_a_changed_type_or_length_is_what_it_was_and_a_torn_end_is_no_damage(
-    payloads: list[bytes], data: st.DataObject
-) -> None:
+def test_changed_log_header_is_repaired_and_torn_end_is_valid(payloads: list[bytes], data: st.DataObject) -> None:
     whole = b"".join(map(record, payloads))
     assert find_header_damage(whole).problem is None
     assert find_header_damage(whole[: data.draw(st.integers(0, len(whole)))]).problem is None
@@ -63,7 +61,7 @@ def test_what_fits_no_checksum_is_lost_to_the_end_of_its_block() -> None:
 
 
 @pytest.mark.parametrize("cut", [1, 6, 7, 20])
-def test_a_file_that_may_not_be_torn_has_lost_what_is_there_of_its_last_record(cut: int) -> None:
+def test_torn_end_of_complete_log_file_counts_as_lost_record(cut: int) -> None:
     first, second = record(b"x" * 50), record(b"y" * 50)
     torn = first + second[:cut]
     assert find_header_damage(torn).problem is None

@@ -61,7 +61,7 @@ def test_a_space_ends_before_the_next_one(space: bytes, other: bytes, place: byt
     assert MARK <= key < area_end(MARK)
 
 
-def test_3_b_of_two_with_one_first_mark_the_second_is_not_kept(store: Store) -> None:
+def test_of_two_with_one_first_mark_the_second_is_not_kept(store: Store) -> None:
     store.add([(marked_record(b"a", 1), 10), (marked_record(b"a", 2), 10), (marked_record(b"b", 3), 10)])
     store.add([(marked_record(b"b", 4), 10)])
     assert len(store) == 2
@@ -213,7 +213,7 @@ def test_notes_are_written_with_records_and_kept(store: Store) -> None:
     again.close()
 
 
-def test_g2_10_marks_are_mended_with_their_store(store: Store) -> None:
+def test_marks_are_mended_with_their_store(store: Store) -> None:
     store.add([(marked_record(b"a", 1), 10), (marked_record(b"b", 2), 10)])
     db = database(store)
     (gone, kept) = (Due(10, sequence) for sequence in (1, 2))
@@ -223,7 +223,7 @@ def test_g2_10_marks_are_mended_with_their_store(store: Store) -> None:
     assert Due.parse(db.get(mark_key(b"id", b"b")) or b"") == kept
 
 
-def test_g2_10_a_record_that_cannot_be_read_has_no_marks_any_more(store: Store) -> None:
+def test_record_that_cannot_be_read_has_no_marks_any_more(store: Store) -> None:
     store.add([(marked_record(b"a", 1), 10)])
     database(store).write([(record_key(RECORD, 1), b"garbage")])
     assert store.take(10, 9) == []
@@ -239,7 +239,7 @@ def test_a_damaged_record_is_forgotten_with_its_marks(store: Store) -> None:
 
 
 @pytest.mark.parametrize("fails", [False, True], ids=["said", "written although the write was said to have failed"])
-def test_a_mark_that_a_record_lost_while_it_was_out_is_another_ones(
+def test_mark_removed_from_leased_record_passes_to_new_record(
     store: Store, fails: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.add([(marked_record(b"a", 1), 10)])
@@ -262,7 +262,7 @@ def test_a_mark_that_a_record_lost_while_it_was_out_is_another_ones(
     assert (first(store), len(store)) == (1, 1)
 
 
-def test_the_places_of_a_space_are_forgotten_and_its_records_stay(store: Store) -> None:
+def test_removed_marks_leave_their_records_in_store(store: Store) -> None:
     store.add([(marked_record(bytes([i]), i), 10) for i in range(3)])
     assert first(store) == 0
     store.remove_marks([(b"q", i.to_bytes(8, "big")) for i in range(3)])

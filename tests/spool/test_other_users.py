@@ -178,9 +178,7 @@ def test_a_folder_that_another_user_empties_is_not_removed(tmp_path: Path, monke
     mine.close()
 
 
-def test_a_folder_that_only_another_user_may_read_is_one_of_a_shared_base(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_folder_readable_only_by_another_user_is_skipped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (base := tmp_path / "base").mkdir()
     base.chmod(0o1777)
     private = fill(base / "worker-1")
@@ -201,9 +199,7 @@ def test_a_base_that_only_another_user_may_read_is_named(tmp_path: Path) -> None
         claim(base, make)
 
 
-def test_a_spool_of_another_user_is_opened_only_if_that_is_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_spool_of_another_user_is_opened_only_on_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spool = fill(tmp_path / "spool")
     uid = users.give_away(monkeypatch, *everything_in(spool))
     commands = f"spool copy {spool} ~/spool-copy && .* show ~/spool-copy --records, and then: .* send ~/spool-copy$"
@@ -265,9 +261,7 @@ def test_a_delay_node_does_not_use_the_folder_of_another_user(tmp_path: Path, mo
     session.close_all()
 
 
-def test_files_that_are_put_there_while_a_spool_is_opened_are_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_foreign_files_added_while_spool_is_opened_are_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def plant(path: Path, read_only: bool = False) -> Database:
         (path / "planted").touch()
         users.give_away(monkeypatch, path / "planted")
@@ -280,7 +274,7 @@ def test_files_that_are_put_there_while_a_spool_is_opened_are_an_error(
     Store(spool, any_owner=True).close()  # it was closed again
 
 
-def test_no_other_user_creates_the_folder_between_check_and_opening(
+def test_folder_planted_by_other_user_after_check_is_not_opened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """RocksDB would open files through links in it before the second check."""
@@ -351,7 +345,7 @@ def test_an_open_folder_keeps_its_mode_and_is_named_once(tmp_path: Path, caplog:
 
 
 @pytest.mark.parametrize(("bits", "named"), [(0o777, True), (0o1777, False), (0o755, False)])
-def test_a_sinks_folder_in_which_others_may_replace_spools_is_named(
+def test_sink_warns_of_folder_where_others_may_replace_spools(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, bits: int, named: bool
 ) -> None:
     (base := tmp_path / "base").mkdir()
@@ -513,7 +507,7 @@ def owners(monkeypatch: pytest.MonkeyPatch, uids: dict[Path, int]) -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_root_uses_its_own_spools_and_then_those_of_one_other_user(
+def test_root_uses_its_own_spools_then_those_of_one_other_user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
     """Root takes the rights of the first other owner for good, so that what stays open of a spool has no more than these."""
@@ -587,9 +581,7 @@ def test_commands_keep_the_owner_of_another_users_spool(
     assert folders.has_own_rights()
 
 
-def test_root_reaches_only_what_the_owner_reaches_while_a_spool_is_open(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_root_has_only_rights_of_owner_while_spool_is_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A link that appears while RocksDB works there gets no more than its owner has."""
     spool, secret = fill(tmp_path / "worker-1"), tmp_path / "secret"
     secret.write_text("important")
@@ -604,9 +596,7 @@ def test_root_reaches_only_what_the_owner_reaches_while_a_spool_is_open(
     assert os.geteuid() == os.getuid()
 
 
-def test_a_spool_that_the_owner_does_not_reach_is_refused_with_the_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_spool_its_owner_cannot_reach_is_refused_with_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spool = fill(tmp_path / "rescue" / "worker-1")
     uid = users.root_beside(monkeypatch, spool)
     monkeypatch.setattr(owner_rights.folders, "is_readable_or_missing", lambda _: False)
@@ -664,7 +654,7 @@ def test_a_spool_that_others_may_change_is_refused(
         pass
 
 
-def test_a_folder_above_that_others_may_change_is_a_warning_for_other_users_than_root(
+def test_parent_folder_writable_by_others_warns_non_root_users(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An ``emptyDir`` of Kubernetes has mode 0777."""
@@ -676,7 +666,7 @@ def test_a_folder_above_that_others_may_change_is_a_warning_for_other_users_than
     assert f"the spool lies in {spool.parent}, in which others (mode 0777)" in caplog.text
 
 
-def test_a_volume_of_root_is_a_spool_of_the_user_who_has_its_files(
+def test_spool_in_volume_of_root_belongs_to_owner_of_its_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An ``emptyDir`` of Kubernetes has mode 0777, and only root may change it."""
@@ -696,9 +686,7 @@ def test_a_volume_of_root_is_a_spool_of_the_user_who_has_its_files(
         pass
 
 
-def test_a_spool_with_files_of_others_is_refused_until_they_are_its_owners(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_spool_with_files_of_other_users_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spool = fill(tmp_path / "worker-1")
     found = is_of(spool / "CURRENT", users.OTHER)
     if users.IS_ROOT:
@@ -711,9 +699,7 @@ def test_a_spool_with_files_of_others_is_refused_until_they_are_its_owners(
         pass
 
 
-def test_what_is_in_a_folder_does_not_decide_whose_rights_root_has(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_owner_of_folder_not_its_files_decides_rights_of_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The owner can empty the folder for the moment of a check, or leave only files of root there."""
     (spool := tmp_path / "worker-1").mkdir()
     uid = users.root_beside(monkeypatch, spool)
@@ -811,9 +797,7 @@ def test_links_lead_neither_to_terminal_nor_current_folder(tmp_path: Path, comma
     assert str(tmp_path / "worker-1") in shell.text
 
 
-def test_files_that_root_may_read_are_read_before_spools_are_opened(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_readable_by_root_are_read_before_opening_spools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = {"nameServer": "127.0.0.1:1", "tls": "true", "tlsCaFile": str(tmp_path / "missing.pem")}
     parsed = options.parse(given).for_role("producer")
     (spool := tmp_path / "worker-1").mkdir()
@@ -848,7 +832,7 @@ def test_a_repair_copies_no_file_to_which_a_link_leads(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["worker-0-evil", "CURRENT", "whole", "emptied-0", "worker-0-evil/CURRENT"])
-def test_what_another_user_puts_into_a_shared_folder_stops_nobody(
+def test_links_planted_in_shared_folder_stop_no_other_user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """Such as a link to a folder that nobody else may read; only its owner and root could remove it."""
@@ -888,7 +872,7 @@ def test_folders_of_another_user_cost_one_look_and_one_warning(
 
 
 @pytest.mark.parametrize("bits", [0o777, 0o1777])
-def test_a_folder_in_which_others_may_put_files_is_no_spool_of_a_sink(
+def test_sink_ignores_spool_folder_writable_by_others(
     tmp_path: Path, bits: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     base = fill(tmp_path / "base")

@@ -67,7 +67,7 @@ def places(path: Path) -> list[tuple[object, ...]]:
         return [(each.sequence, each.standing, each.due_ms, each.state, each.record) for each in reading.entries()]
 
 
-def test_a_folder_of_an_earlier_release_gets_the_index_and_shows_the_same(earlier: Path) -> None:
+def test_folder_of_earlier_release_is_indexed_and_shows_same(earlier: Path) -> None:
     before = places(earlier)
     assert [[due, number] for number, standing, due, *_ in before if standing == "pending"] == EARLIER["pending"]
     store = Store(earlier, "never")
@@ -93,7 +93,7 @@ def test_a_folder_of_an_earlier_release_gets_the_index_and_shows_the_same(earlie
     store.close()
 
 
-def test_earlier_releases_reject_a_folder_with_pending_records_and_use_one_without(earlier: Path) -> None:
+def test_old_releases_reject_only_folders_with_pending_records(earlier: Path) -> None:
     """They read totals of version 1 only."""
     store = Store(earlier, "never")
     versions = [(database(store).get(TOTALS) or b"")[0]]
@@ -105,7 +105,7 @@ def test_earlier_releases_reject_a_folder_with_pending_records_and_use_one_witho
     store.close()
 
 
-def test_a_kill_at_any_write_of_the_upgrade_loses_and_doubles_nothing(
+def test_kill_at_any_write_of_upgrade_loses_and_doubles_nothing(
     earlier: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -132,7 +132,7 @@ def test_a_kill_at_any_write_of_the_upgrade_loses_and_doubles_nothing(
 
 
 @pytest.mark.parametrize("by", ["damage", "a repair of the earlier release"])
-def test_a_folder_that_needs_a_repair_gets_it_also_if_the_upgrade_is_killed(
+def test_folder_needing_repair_gets_it_after_killed_upgrade(
     earlier: Path, monkeypatch: pytest.MonkeyPatch, by: str
 ) -> None:
     """A repair of an earlier release makes all records pending again, and does not find the places that have a target."""
@@ -177,7 +177,7 @@ def test_a_sweep_reads_as_many_targets_as_it_takes(store: Store, monkeypatch: py
     assert len(scans) == 7
 
 
-def test_a_record_that_is_pending_again_during_a_sweep_is_not_passed(store: Store) -> None:
+def test_record_made_pending_again_during_sweep_is_not_skipped(store: Store) -> None:
     """The head of a lane cannot be read; the next one of the lane is due before the records that the sweep has read ahead."""
     store.add([(record(b"1", "k", "t", b"l"), 1), (record(b"2", "k", "t", b"l"), 1), (record(b"3", target="t"), 9)])
     database(store).write([(b"r" + (1).to_bytes(8), b"damaged")])
@@ -210,7 +210,7 @@ def test_an_error_between_two_records_of_a_sweep_passes_none(store: Store) -> No
     assert payloads(store) == [b"0", b"1", b"2", b"3"]
 
 
-def test_the_first_due_time_is_known_after_the_first_record_is_gone(store: Store) -> None:
+def test_first_due_time_is_known_after_first_record_is_dropped(store: Store) -> None:
     marks = [((IDENTITY, i.to_bytes(8) + b"id"),) for i in range(3)]
     store.add([(Record("k", b"%d" % i, 0, "t", marks=marks[i]), i) for i in range(3)])
     assert store.next_due_ms() == 0
@@ -221,7 +221,7 @@ def test_the_first_due_time_is_known_after_the_first_record_is_gone(store: Store
     assert store.next_due_ms() is None
 
 
-def test_a_message_that_waits_for_its_time_is_not_touched_when_its_target_answers(store: Store) -> None:
+def test_delayed_message_is_untouched_when_its_target_answers(store: Store) -> None:
     """A node may hold a million of them, and few that failed."""
     marked = [Record("k", b"%d" % i, 0, "t", marks=((IDENTITY, (1000 * i).to_bytes(8) + b"id"),)) for i in range(1, 4)]
     store.add([(each, 1000 * i) for i, each in enumerate(marked, 1)])

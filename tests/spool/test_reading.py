@@ -16,7 +16,7 @@ from rocketmq_spark.spool.store import Store
 from tests.spool.bench import database, record
 
 
-def test_entries_are_pending_behind_and_dead_while_the_store_is_open(tmp_path: Path) -> None:
+def test_open_store_lists_entries_as_pending_behind_or_dead(tmp_path: Path) -> None:
     store = Store(tmp_path)
     store.add([(record(b"%d" % i, lane=b"l" if i < 3 else b""), 10 - i) for i in range(5)])
     store.settle([(work, Dead("no")) for work in store.take(6, 1)], 7)

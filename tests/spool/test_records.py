@@ -21,7 +21,7 @@ states = st.builds(RecordState, st.integers(0, 65535), numbers, st.text(max_size
 
 
 @given(records)
-def test_3_13_g2_7_a_record_comes_back_whatever_its_names_contain(one: Record) -> None:
+def test_record_with_any_names_is_decoded_as_it_was_encoded(one: Record) -> None:
     assert Record.decode(one.encode()) == one
 
 
@@ -38,7 +38,7 @@ def test_totals_come_back(one: Totals) -> None:
 
 
 @given(records, st.data())
-def test_g2_10_a_bit_that_fell_over_is_found(one: Record, data: st.DataObject) -> None:
+def test_bit_that_fell_over_is_found(one: Record, data: st.DataObject) -> None:
     encoded = bytearray(one.encode())
     at = data.draw(st.integers(0, len(encoded) - 1))
     encoded[at] ^= 1 << data.draw(st.integers(0, 7))
@@ -85,7 +85,7 @@ def test_the_place_of_an_encoded_record_is_that_of_the_record(one: Record) -> No
     assert Record.pending_key_of_data(one.encode()[:9], Due(7, 1)) == PendingKey("", False, Due(7, 1))
 
 
-def test_only_totals_of_pending_records_are_not_for_earlier_releases() -> None:
+def test_only_totals_with_pending_records_bar_earlier_releases() -> None:
     assert [Totals(depth=depth, dead=7).encode()[0] for depth in (0, 1)] == [1, 2]
     assert Totals.with_indexed_version(Totals(5).encode()) == b"\2" + Totals(5).encode()[1:]
 

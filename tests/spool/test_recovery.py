@@ -76,9 +76,7 @@ def damage(file: Path, at: int, count: int = 40) -> None:
     file.write_bytes(data)
 
 
-def test_g2_10_a_log_that_was_damaged_in_the_middle_loses_what_was_there_only(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_log_damaged_in_middle_loses_only_records_there(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     filled(tmp_path)
     (log,) = (path for path in tmp_path.glob("*.log") if path.stat().st_size > 1000)
     damage(log, log.stat().st_size // 2)
@@ -94,7 +92,7 @@ def test_g2_10_a_log_that_was_damaged_in_the_middle_loses_what_was_there_only(
     )
 
 
-def test_g2_10_a_torn_end_of_the_log_is_what_a_kill_leaves_and_no_damage(
+def test_torn_end_of_the_log_is_what_a_kill_leaves_and_no_damage(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     filled(tmp_path)
@@ -105,9 +103,7 @@ def test_g2_10_a_torn_end_of_the_log_is_what_a_kill_leaves_and_no_damage(
     assert "damaged" not in caplog.text
 
 
-def test_g2_10_one_bad_block_of_a_table_loses_what_stands_in_it(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_one_bad_block_of_a_table_loses_what_stands_in_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Also while it is in use: the next call finds a whole store, and says how many records are lost."""
     filled(tmp_path, flush=True)
     (table,) = tmp_path.glob("*.sst")
@@ -142,7 +138,7 @@ def settled(store: Store) -> tuple[list[int], int]:
     return found, errors
 
 
-def test_what_points_nowhere_is_dropped_and_named_and_what_was_forgotten_is_due(
+def test_repair_drops_orphans_and_makes_records_without_time_due(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = Store(tmp_path)
@@ -167,7 +163,7 @@ def test_what_points_nowhere_is_dropped_and_named_and_what_was_forgotten_is_due(
 
 
 @pytest.mark.parametrize("area", [RECORD, PENDING, TOTALS])
-def test_what_was_over_and_came_back_from_a_rebuilt_copy_does_not_stand_for_what_is_lost(
+def test_finished_record_restored_by_repair_hides_no_lost_record(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, area: bytes
 ) -> None:
     """One record is lost, and one that was over is there again; a place or a count that was over says nothing of what is lost."""
@@ -184,7 +180,7 @@ def test_what_was_over_and_came_back_from_a_rebuilt_copy_does_not_stand_for_what
     store.close()
 
 
-def test_of_a_lane_the_first_is_handed_out_alone_also_where_one_that_was_over_comes_back(tmp_path: Path) -> None:
+def test_lane_with_restored_record_hands_out_first_one_alone(tmp_path: Path) -> None:
     """A lost block had ended it; the one behind it was the head of the lane by then, and would overtake it."""
     store = Store(tmp_path)
     store.add([(record(b"%d" % i, lane=b"l"), i) for i in range(1, 4)])
@@ -283,7 +279,7 @@ def test_a_store_without_totals_is_mended(tmp_path: Path, caplog: pytest.LogCapt
     again.close()
 
 
-def test_a_record_that_says_when_it_was_due_is_not_early_whoever_opens_the_folder(tmp_path: Path) -> None:
+def test_record_naming_its_due_time_is_not_early_after_damage(tmp_path: Path) -> None:
     store = Store(tmp_path)
     identity = (5000).to_bytes(8) + b"of one message"
     store.add([(Record("delayed", b"1", 1000, marks=((IDENTITY, identity),)), 5000), (record(b"2"), 9000)])
@@ -307,7 +303,7 @@ def test_a_store_of_another_release_is_an_error_of_the_spool(tmp_path: Path) -> 
 @pytest.mark.parametrize("lane", [b"", b"l"])
 @pytest.mark.parametrize("verdict", [Done(), RetryLater(9000, "busy"), Dead("no")])
 @pytest.mark.parametrize("gone", ["records", "due times", "all"])
-def test_what_was_out_when_damage_was_met_ends_like_anything_else(
+def test_records_leased_when_damage_is_found_end_normally(
     tmp_path: Path, lane: bytes, verdict: Verdict, gone: str
 ) -> None:
     """Its outcome comes when other records may have its place: they are neither counted out nor deleted by it."""
@@ -334,7 +330,7 @@ def test_what_was_out_when_damage_was_met_ends_like_anything_else(
     store.close()
 
 
-def test_what_went_behind_a_head_and_was_lost_takes_no_new_record_with_it(tmp_path: Path) -> None:
+def test_records_lost_from_leased_batch_cost_no_new_record(tmp_path: Path) -> None:
     """The numbers of what is out are not given a second time, when the damage took those that were counted, too."""
     store = Store(tmp_path, sync="never")
     store.add([(record(b"%d" % i, lane=b"l"), 1000) for i in range(3)])

@@ -14,7 +14,7 @@ from rocketmq_spark.spool.database import Database
 from rocketmq_spark.spool.lanes import FAILURE_MEMORY_MS, UnreachableTargets
 from rocketmq_spark.spool.records import PENDING, Due, PendingKey, Record, RecordState, area_end
 from rocketmq_spark.spool.redelivery import MAX_IN_FLIGHT
-from tests.producer.scripted import ManualTimer
+from tests.fakes.timer import ManualTimer
 from tests.spool.bench import BASE_MS, Bench, database, record
 
 DOWN = Resent(None, "down", is_temporary=True)
@@ -42,7 +42,7 @@ def test_each_call_that_was_in_vain_puts_the_next_one_off() -> None:
     assert pauses == [0, 3, 5, 30, 60]
 
 
-def test_an_answer_that_comes_too_early_for_the_next_call_is_one_at_its_time() -> None:
+def test_answer_too_early_for_next_retry_counts_at_due_time() -> None:
     silences = UnreachableTargets()
     silences.record_failure("a", 0)
     silences.record_answers(["a"], 0)
@@ -128,7 +128,7 @@ def test_what_is_for_a_target_that_hangs_holds_up_no_other(bench: Bench) -> None
 
 
 @pytest.mark.parametrize("max_out", [MAX_IN_FLIGHT, 8 * MAX_IN_FLIGHT])
-def test_the_first_tries_of_a_target_that_hangs_leave_room_for_others(tmp_path: Path, max_out: int) -> None:
+def test_first_tries_of_hanging_target_leave_room_for_others(tmp_path: Path, max_out: int) -> None:
     bench = Bench(tmp_path / "s", max_out=max_out)
     hanging(bench, until_s=1000)
     bench.redelivery.on_answer(["h"])
@@ -214,9 +214,7 @@ def states(bench: Bench) -> list[tuple[Due, RecordState]]:
     return [(pending.due, RecordState.decode(value)) for pending, value in entries(bench).items()]
 
 
-def test_records_of_a_target_that_is_away_are_neither_read_nor_written(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_records_of_unreachable_target_are_not_read_or_written(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     hanging(bench, until_s=1000)
     marked = [
         Record("k", b"%d" % i, BASE_MS, "h", marks=((b"id", Due(1, i).mark_value),))
@@ -252,7 +250,7 @@ def test_records_of_a_target_that_is_away_are_neither_read_nor_written(
     assert len(entries(bench)) == len(after) - 1
 
 
-def test_pauses_between_attempts_that_fail_grow_and_end_with_an_answer(bench: Bench) -> None:
+def test_pauses_between_failing_tries_grow_until_target_answers(bench: Bench) -> None:
     bench.works = lambda one: DOWN
     bench.add(*(record(b"%d" % i, target="h") for i in range(200)), after_s=0)
     for _ in range(400):
@@ -294,7 +292,7 @@ def test_a_clock_that_is_set_back_puts_off_no_call(bench: Bench) -> None:
     assert len(bench.store) == 0
 
 
-def test_an_answer_that_came_while_a_try_was_out_counts_though_that_fails(bench: Bench) -> None:
+def test_answer_during_failing_try_still_brings_early_retry(bench: Bench) -> None:
     """The next call is put off, and comes long before the record is due."""
     bench.waiting = []
     bench.add(record(b"x", target="h"), after_s=0)
