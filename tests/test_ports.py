@@ -112,15 +112,15 @@ def test_each_fake_has_the_verbs_and_arguments_of_its_port(port: type) -> None:
 
 
 def test_a_fake_of_any_port_rejects_what_the_port_lacks() -> None:
-    fake: Any = Fake(ports.PullSource, batched=lambda *given, **named: True)
-    assert fake.batched(QUEUES[0], deadline=Deadline.after(1))
+    fake: Any = Fake(ports.PullSource, stores_batches=lambda *given, **named: True)
+    assert fake.stores_batches(QUEUES[0], deadline=Deadline.after(1))
     for given, named in (((), {}), ((QUEUES[0],), {"timeout_s": 1})):
         with pytest.raises(TypeError):
-            fake.batched(*given, **named)
-    assert fake.asked == ["batched"]
+            fake.stores_batches(*given, **named)
+    assert fake.asked == ["stores_batches"]
     assert not hasattr(fake, "send")
-    with pytest.raises(pytest.fail.Exception, match=r"compacted.* was not expected"):
-        fake.compacted(QUEUES[0])
+    with pytest.raises(pytest.fail.Exception, match=r"is_compacted.* was not expected"):
+        fake.is_compacted(QUEUES[0])
     with pytest.raises(AssertionError):
         Fake(ports.PullSource, send=print)
 

@@ -23,7 +23,7 @@ def offset_committer() -> Fake:
         ports.OffsetCommitter,
         commit_each=commit_each,
         members=lambda group, broker, deadline: [],
-        knows_members=lambda broker: True,
+        lists_all_members=lambda broker: True,
         create_group=lambda group, offsets: groups.append(group),
         create_retry_topic=lambda group, timeout_s: None,
     )

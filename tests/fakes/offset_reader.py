@@ -15,10 +15,10 @@ def offset_reader() -> Fake:
 
     return Fake(
         ports.OffsetReader,
-        late=frozenset(),
+        late_brokers=frozenset(),
         connection=lambda broker: 1,
         bounds=bounds,
-        kept_from=lambda group, queues, deadline, on_error: {},
+        first_kept_offsets=lambda group, queues, deadline, on_error: {},
         committed=lambda group, queues, deadline: dict.fromkeys(queues, 4),
         search_offsets=lambda times, deadline, *how, **more: dict.fromkeys(times, 3),
         store_time_ms=lambda group, queue, offset, deadline: 5,

@@ -13,6 +13,6 @@ def pull_source(compacted: bool = False) -> Fake:
         on_wire=lambda name: f"ns%{name}",
         keys=lambda: ("me", "hush", None),
         route=lambda topic, deadline: ROUTE,
-        compacted=lambda queue, deadline=None: compacted,
-        batched=lambda queue, deadline=None: False,
+        is_compacted=lambda queue, deadline=None: compacted,
+        stores_batches=lambda queue, deadline=None: False,
     )

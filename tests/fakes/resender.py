@@ -25,7 +25,7 @@ class FakeResender:
 
     def resend(self, send: SpooledSend, done: Callable[[Resent], None]) -> None:
         if self.closed:
-            done(Resent(None, "it is closed", passing=True))
+            done(Resent(None, "it is closed", is_temporary=True))
             return
         self.sent.append(send)
         done(self.answer(send))

@@ -573,7 +573,7 @@ def test_a_user_without_a_home_has_a_cache_in_temporary_files(
 
 def make_below(top: Path) -> Callable[..., list[Path]]:
     """Folders elsewhere cannot be created, as by a user who is not root."""
-    real = java.folders.make
+    real = java.folders.make_folders
 
     def make(path: Path, mode: int = 0o700) -> list[Path]:
         if not path.is_relative_to(top):

@@ -97,7 +97,7 @@ class Batched:
 )
 def test_read_begins_although_the_topic_kind_is_unknown(answer: bool | RocketMQError, found: bool) -> None:
     """It waits for its broker, longer than that question does."""
-    assert replace(PULLER, source=Fake(ports.PullSource, Batched(answer))).batched(QUEUE) is found  # type: ignore[arg-type]
+    assert replace(PULLER, source=Fake(ports.PullSource, Batched(answer))).stores_batches(QUEUE) is found  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("wanted", [TAGS, SQL])
@@ -134,4 +134,4 @@ def test_sql_filter_is_refused_once_a_topic_proves_a_batch_topic() -> None:
 
 def test_who_may_not_ask_what_kind_it_is_is_reported() -> None:
     with pytest.raises(AccessDenied):
-        replace(PULLER, source=Fake(ports.PullSource, Batched(AccessDenied("no")))).batched(QUEUE)  # type: ignore[arg-type]
+        replace(PULLER, source=Fake(ports.PullSource, Batched(AccessDenied("no")))).stores_batches(QUEUE)  # type: ignore[arg-type]
