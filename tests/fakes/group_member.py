@@ -16,7 +16,7 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import RETRY_PREFIX, Response
 from rocketmq_spark.errors import BrokerError, LocalProtocolError, RocketMQError, RouteNotFound, ServerFault, error_for
 from rocketmq_spark.model import Filter, MessageQueue, PullAnswer, PullRequest, PullStatus, QueueBounds, ReceivedMessage
-from rocketmq_spark.model.membership import Asked, MembersChanged, Membership
+from rocketmq_spark.model.membership import MembersChanged, Membership, RequestCallback
 from tests.consumer.messages import message
 from tests.fakes.timer import ManualTimer, Time
 from tests.queues import qs
@@ -139,7 +139,7 @@ class FakeMember:
     def __init__(self, brokers: FakeBrokers, client_id: str) -> None:
         self.brokers = brokers
         self.client_id = client_id
-        self.asked: Asked | None = None
+        self.asked: RequestCallback | None = None
         self.group = ""
         self.membership: Callable[[], Membership] | None = None
         self.calls: list[tuple[str, Any]] = []
@@ -157,7 +157,7 @@ class FakeMember:
         return [what for name, what in self.calls if name == verb]
 
     def join(
-        self, group: str, membership: Callable[[], Membership], asked: Asked, heartbeat_s: float
+        self, group: str, membership: Callable[[], Membership], asked: RequestCallback, heartbeat_s: float
     ) -> Callable[[Deadline], None]:
         if self.asked is not None:
             raise LocalProtocolError(f"consumer group {group!r} has a member in this process already")

@@ -17,7 +17,7 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.consumer.simple import MIN_INVISIBLE_S, MIN_WAIT_S
 from rocketmq_spark.errors import ClosedError, LocalProtocolError, NotFound, RocketMQError, RouteNotFound
 from rocketmq_spark.model import Filter
-from rocketmq_spark.model.message import GroupPolicy, Place, PoppedMessage
+from rocketmq_spark.model.message import GroupPolicy, PoppedMessage, PopTarget
 
 _numbers = itertools.count()
 _LOOK_S = 0.02
@@ -77,7 +77,7 @@ class FakeProxy:
         return self.counts[topic]
 
     def receive(
-        self, place: Place, count: int, invisible_s: float, wait_s: float, deadline: Deadline
+        self, place: PopTarget, count: int, invisible_s: float, wait_s: float, deadline: Deadline
     ) -> Sequence[PoppedMessage]:
         assert invisible_s >= MIN_INVISIBLE_S, "an error of the Proxy"
         assert wait_s >= MIN_WAIT_S, "an error of the Proxy: 40018"

@@ -216,7 +216,7 @@ def test_what_comes_while_a_cache_is_closed_is_seen(monkeypatch: pytest.MonkeyPa
         (cache / "archives").mkdir(exist_ok=True)
         return close(path)
 
-    monkeypatch.setattr(folders, "close", late)
+    monkeypatch.setattr(folders, "revoke_write", late)
     monkeypatch.setenv(distribution.CACHE_VARIABLE, str(cache))
     with pytest.raises(LocalBrokerError, match=rf"may have moved a folder of yours to {cache}/archives"):
         distribution.cache_folder()
@@ -567,13 +567,13 @@ def test_a_user_without_a_home_has_a_cache_in_temporary_files(
 ) -> None:
     monkeypatch.delenv("HOME")
     monkeypatch.setattr(Path, "home", raising(RuntimeError("Could not determine home directory.")))
-    monkeypatch.setattr(java.folders, "make", make_below(tmp_path))
+    monkeypatch.setattr(java.folders, "make_folders", make_below(tmp_path))
     assert distribution.cache_folder() == tmp_path / "tmp" / f"rocketmq-spark-{os.geteuid()}"
 
 
 def make_below(top: Path) -> Callable[..., list[Path]]:
     """Folders elsewhere cannot be created, as by a user who is not root."""
-    real = java.folders.make
+    real = java.folders.make_folders
 
     def make(path: Path, mode: int = 0o700) -> list[Path]:
         if not path.is_relative_to(top):

@@ -341,7 +341,7 @@ def test_a_folder_that_was_made_again_by_others_stops_no_start(
     if kind == "theirs":
         users.give_away(monkeypatch, data)
     if kind == "theirs" and not users.IS_ROOT:  # so is the record
-        monkeypatch.setattr(folders, "foreign", lambda path, root_may=True: path if path == data else None)
+        monkeypatch.setattr(folders, "foreign_owner", lambda path, root_may=True: path if path == data else None)
     monkeypatch.setattr(workspace, "_check_data_folder", lambda _: None)
     reserve(run, None, keep=False).release(delete=True)
     assert (data.exists(), target.exists()) == (True, False)

@@ -73,7 +73,7 @@ def test_what_others_may_have_planted_is_not_followed(tmp_path):
 
 
 def test_a_disk_that_opens_new_folders_to_others_is_an_error(tmp_path, monkeypatch):
-    monkeypatch.setattr(environment_module.folders, "only_own", lambda path: False)
+    monkeypatch.setattr(environment_module.folders, "is_writable_by_owner_only", lambda path: False)
     with pytest.raises(LocalBrokerError, match=r"run-1, which was just created.*ROCKETMQ_SPARK_CACHE"):
         environment_module._free_folder(tmp_path)
     assert list(tmp_path.iterdir()) == []
