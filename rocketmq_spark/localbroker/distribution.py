@@ -163,7 +163,7 @@ def _check_all(folder: Path, close: Callable[[Path], bool]) -> None:
 
 
 def _can_close(folder: Path) -> bool:
-    """Whether ``folders.close`` would succeed. Does not change the folder."""
+    """Whether ``folders.revoke_write`` would succeed. Does not change the folder."""
     status = folder.stat()
     return status.st_uid == os.geteuid() or not folders.others_may_write(status)
 
