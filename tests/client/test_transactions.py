@@ -407,7 +407,7 @@ def test_hanging_check_of_a_closed_producer_goes_to_another(
     one.leave()
     called.clear()
     two.request_decision("hangs", "2", lambda: waits(COMMIT))
-    assert one._whose["hangs"][0] is one
+    assert one._deciders["hangs"][0] is one
     with monkeypatch.context() as later:
         later.setattr(copies, "RACE_WINDOW_S", 0.0)
         one.leave()

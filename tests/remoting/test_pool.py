@@ -383,7 +383,7 @@ def test_idle_connections_of_unused_client_are_closed_by_others(
         pool.get(broker.address, soon())
         assert (idle.closed, busy.closed) == (True, False)
         again = unused.get(broker.address, soon())
-        monkeypatch.setattr(pool_module._pools, "_next", 0.0)
+        monkeypatch.setattr(pool_module._pools, "_next_due", 0.0)
         with unused._lock:  # it is in use: nobody waits for it
             pool.get(broker.address, soon())
         assert not again.closed
