@@ -84,7 +84,7 @@ class FakeBrokers:
         self.topics.setdefault(RETRY, qs("a:0", RETRY))
         wait_s = LEVELS_S[(level or 3 + found.reconsume_times) - 1]
         queue = self.topics[RETRY][0]
-        self.timer.later(
+        self.timer.call_later(
             wait_s, lambda: self.send(queue, found.body, times=found.reconsume_times + 1, topic=found.topic)
         )
 
@@ -262,7 +262,7 @@ class FakeMember:
         entry = (request, once)
         self.parked.append(entry)
         self.brokers.parked.append(entry)
-        self.brokers.timer.later(request.suspend_s, lambda: self._over(entry))
+        self.brokers.timer.call_later(request.suspend_s, lambda: self._over(entry))
 
     def _over(self, entry: tuple[PullRequest, Done]) -> None:
         if entry in self.brokers.parked:

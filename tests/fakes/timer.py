@@ -46,7 +46,7 @@ class ManualTimer(Timer):
         self.pauses: list[float] = []
         self.stopped = False  # as if its thread had died
 
-    def beside(self, name: str) -> Timer:
+    def with_own_thread(self, name: str) -> Timer:
         return ManualTimer(self.time)
 
     def now_ms(self) -> int:
@@ -67,15 +67,15 @@ class ManualTimer(Timer):
             self.time.advance(seconds)
         return future.done()
 
-    def hold(self, changed: threading.Condition, seconds: float) -> None:
+    def wait_notified(self, changed: threading.Condition, seconds: float) -> None:
         next_due = self.time.due[0][0] - self.time.now if self.time.due else seconds
         self.time.advance(min(seconds, max(next_due, 0.0)))
 
-    def later(self, seconds: float, call: Callable[[], None]) -> None:
+    def call_later(self, seconds: float, call: Callable[[], None]) -> None:
         if not self._closed and not self.stopped:
             heapq.heappush(self.time.due, (self.time.now + seconds, next(self.time.numbers), self, call))
 
-    def begin(self) -> None:
+    def start(self) -> None:
         pass
 
     def drain(self, seconds: float) -> None:
