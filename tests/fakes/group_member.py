@@ -133,7 +133,7 @@ class FakeBrokers:
 class FakeMember:
     """Implements ``ports.GroupMember`` for one client id."""
 
-    has_notices = True
+    receives_notices = True
     overlaps = False  # whether a queue may have several pulls under way
 
     def __init__(self, brokers: FakeBrokers, client_id: str) -> None:
