@@ -123,7 +123,7 @@ def test_what_can_be_called_with_messages_is_a_listener(listener: Any) -> None:
     arguments.check_function("listener", listener, "messages, context")
 
 
-def test_a_decorator_gives_a_listener_the_arguments_that_it_lacks() -> None:
+def test_decorator_may_supply_missing_arguments_of_listener() -> None:
     """``functools.wraps`` shows the parameters of the function inside, which the caller does not fill."""
 
     def stored(database: Any, messages: Any, context: Any) -> None: ...

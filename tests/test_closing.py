@@ -56,7 +56,7 @@ class House:
         return found
 
 
-def test_a_close_above_a_call_is_done_when_the_outermost_call_ends() -> None:
+def test_close_within_nested_calls_runs_when_outermost_call_ends() -> None:
     house = House()
     assert house.call(house.close) == "result"
     assert house.outer(house.close) == "result"
@@ -76,7 +76,7 @@ def test_a_close_above_a_call_that_raises_is_done() -> None:
     assert house.done == ["closed"]
 
 
-def test_a_close_above_a_call_of_another_object_is_done_when_that_ends() -> None:
+def test_close_within_call_of_another_object_runs_when_call_ends() -> None:
     first, second = House(), House()
     first.call(second.close)
     assert (first.done, second.done) == (["called"], ["closed"])

@@ -45,7 +45,7 @@ class Bench:
         return decide
 
 
-def test_copies_of_what_was_taken_lately_are_dropped_and_nobody_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_soon_after_commit_is_dropped_without_new_decision(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench()
     assert bench.question("a", "a1", lambda: "take") is None
     assert bench.question("a", "a2", raising(AssertionError("it is known"))) == "drop"

@@ -104,7 +104,7 @@ def test_workers_are_those_of_sparks_own_daemon(tmp_path: Path) -> None:
         assert other == first
 
 
-def test_what_is_loaded_starts_no_thread_and_nothing_of_others_that_does() -> None:
+def test_preload_starts_no_thread_and_skips_threaded_libraries() -> None:
     look = (
         "import os, sys; from rocketmq_spark import daemon; daemon.load(*daemon.PRELOADED); "
         "print(len(os.listdir('/proc/self/task')), {'numpy', 'pandas', 'pyarrow', 'grpc'} & sys.modules.keys())"
@@ -136,7 +136,7 @@ print(sys.path == before, daemon.__file__)
 """
 
 
-def test_all_that_workers_import_is_there_and_what_is_not_stops_nobody() -> None:
+def test_preload_imports_worker_modules_and_skips_missing_ones() -> None:
     done = subprocess.run([sys.executable, "-c", _LOAD], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""
 

@@ -28,7 +28,7 @@ def get(url: str, path: str | None = None) -> tuple[int, str, str | None]:
     return found
 
 
-def test_each_request_asks_anew_and_a_failure_is_a_503_that_says_why() -> None:
+def test_each_request_gets_fresh_metrics_and_failure_returns_503() -> None:
     said = iter(["a 1\n", CallTimeout("no answer", "h:1", remedy="Look"), "a 2\n", "a 2\n"])
 
     def text() -> str:
@@ -88,7 +88,7 @@ def asked(url: str, host: str | None) -> bytes:
         return sock.recv(65536)
 
 
-def test_a_browser_that_was_led_here_under_another_name_gets_nothing() -> None:
+def test_request_with_foreign_host_header_is_refused_on_loopback() -> None:
     with serve(LOCAL, lambda: "a 1\n") as url:
         for host in ("localhost", "localhost:9464", "127.0.0.1:1", "[::1]:9464", "[::1]", None):
             assert b"200" in asked(url, host).split(b"\r\n")[0], host

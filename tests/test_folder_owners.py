@@ -328,7 +328,7 @@ def test_a_process_with_other_rights_leaves_no_core() -> None:
 
 
 @pytest.mark.parametrize("problem", ["open", "of another user", "no root"])
-def test_a_folder_is_given_away_only_where_root_alone_can_exchange_it(
+def test_folder_gets_new_owner_only_if_root_alone_can_replace_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, problem: str
 ) -> None:
     """Otherwise its name could already be that of another folder."""

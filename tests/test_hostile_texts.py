@@ -85,7 +85,7 @@ def test_an_id_of_another_client_does_not_spoil_other_traces() -> None:
     assert encode_properties(message_properties(Message("RMQ_SYS_TRACE_TOPIC", body.encode(), keys=list(keys))))
 
 
-def test_names_with_the_first_letter_are_compared_while_the_budget_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_budget_compares_names_with_same_first_letter_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arguments, "_MAX_PAIRS", 120)
     assert set(similar_names("orders", ["ordres", "xrders", "z"], 3, 0.5)) == {"ordres", "xrders"}
     monkeypatch.setattr(arguments, "_MAX_PAIRS", 60)
@@ -100,7 +100,7 @@ def item(text: str) -> ReceivedMessage:
     return found
 
 
-def test_a_message_of_a_batch_can_be_copied_whatever_its_properties(caplog: pytest.LogCaptureFixture) -> None:
+def test_batch_message_with_any_properties_can_be_retry_copied(caplog: pytest.LogCaptureFixture) -> None:
     found = decode_properties(retry_copy("g", item("a\x01b\x01c\x02"), 3, str, 0).properties)
     assert found["a"] == "b?c"
     long = "".join(f"n{n}\x01{'v' * 100}\x02" for n in range(310)) + "TAGS\x01t\x02"

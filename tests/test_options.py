@@ -209,7 +209,7 @@ class TestRow:
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_the_defaults_of_a_role_are_what_the_parser_makes_of_them(role):
+def test_shown_defaults_of_each_role_parse_to_actual_defaults(role):
     """A default is a value of the kind that the row's parser gives: shown defaults are read back."""
     plain = options.parse(SERVER).for_role(role)
     for row in TABLE:
@@ -351,9 +351,7 @@ def test_any_text_is_a_value_or_one_option_error(texts):
         ({"environment": "2"}, {}, "2", "option 'environment'"),
     ],
 )
-def test_the_environment_is_that_of_the_option_or_else_of_the_variable_and_is_said(
-    caplog, given, variables, environment, source
-):
+def test_environment_option_beats_variable_and_source_is_logged(caplog, given, variables, environment, source):
     caplog.set_level("INFO")
     parsed = options.parse({**SERVER, **given}, variables)
     for role in ROLES:

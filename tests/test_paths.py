@@ -145,7 +145,7 @@ def test_a_namespace_leads_no_path_elsewhere(name: str) -> None:
         options.parse({"nameServer": "a:1", "namespace": name})
 
 
-def test_the_whole_path_of_offsets_is_checked_when_a_consumer_begins(folder: Path) -> None:
+def test_consumer_start_checks_whole_path_of_local_offsets(folder: Path) -> None:
     settings = ConsumerSettings.from_options(
         parsed("consumer", group="g", model="broadcasting", localOffsetsDir=f"{folder}/offsets")
     )
@@ -254,9 +254,7 @@ def test_what_is_exchanged_after_the_file_is_open_is_not_read(folder: Path, monk
     assert _keys(folder / "keys").access_key == "me"  # type: ignore[attr-defined]
 
 
-def test_a_link_that_is_exchanged_while_it_is_resolved_is_an_error(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_link_replaced_while_being_resolved_is_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     check = paths.check_confined
 
     def exchanged(path: Path, *given: Any) -> None:
@@ -324,9 +322,7 @@ def test_a_readable_certificate_inside_is_used(folder: Path) -> None:
         connect("127.0.0.1:1", Deadline.after(1), TlsSettings(ca_file=str(folder / "keys")))
 
 
-def test_a_workers_folder_in_which_others_may_put_links_is_not_used(
-    folder: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_worker_folder_writable_by_others_is_not_used(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     """RocksDB would follow them out of the folder of the variable."""
     (spool := folder / "spool").mkdir()
     Store(spool / "worker-1").close()

@@ -80,7 +80,7 @@ FAKES = {
 
 
 @pytest.mark.parametrize("port", PORTS, ids=lambda port: port.__name__)
-def test_each_implementation_has_the_verbs_and_arguments_of_its_port(port: type) -> None:
+def test_each_implementation_has_methods_and_arguments_of_port(port: type) -> None:
     for name in verbs(port):
         asked, given = getattr(port, name), getattr(PORTS[port], name)
         if isinstance(asked, property):
@@ -90,7 +90,7 @@ def test_each_implementation_has_the_verbs_and_arguments_of_its_port(port: type)
 
 
 @pytest.mark.parametrize(("port", "kind"), [(ports.Sender, ProxySender), (ports.PopMember, ProxyMember)])
-def test_the_client_of_a_proxy_has_each_verb_with_the_same_arguments(port: type, kind: type) -> None:
+def test_proxy_client_has_methods_and_arguments_of_port(port: type, kind: type) -> None:
     assert isinstance(vars(kind)["client_id"], property)
     for name in verbs(port):
         asked, given = getattr(port, name), getattr(kind, name)
@@ -160,7 +160,7 @@ def test_a_task_writes_through_a_sender(wired: Callable[..., None]) -> None:
     assert {"publish_queues", "max_timer_delays_ms", "batch_storage", "send_async"} == set(fake.asked)
 
 
-def test_the_sink_asks_a_transport_for_its_features_and_not_for_its_name(
+def test_sink_checks_features_of_transport_instead_of_name(
     wired: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One like no other: it chooses queues, takes few messages of groups at once, and has priorities."""

@@ -120,7 +120,7 @@ def test_after_a_failure_the_next_one_that_waits_makes_it(kind: str) -> None:
     assert process.entries(kind) == {"a": "made"}
 
 
-def test_a_forked_process_begins_anew_even_where_the_lock_was_held(kind: str) -> None:
+def test_forked_process_makes_new_objects_even_if_lock_was_held(kind: str) -> None:
     mine = process.get_or_create(kind, "a", object)
     held, may_go = threading.Event(), threading.Event()
 
@@ -192,7 +192,7 @@ def test_another_python_keeps_whole_paths_and_its_own_place(monkeypatch: pytest.
     assert "PYTHONPATH" not in process.python_call()["env"]
 
 
-def test_living_objects_are_known_until_collected_and_in_no_child() -> None:
+def test_live_objects_are_known_until_collected_but_not_in_child() -> None:
     class Thing:
         pass
 

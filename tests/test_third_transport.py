@@ -167,7 +167,7 @@ def test_batches_have_the_size_of_this_transport(sender: MemorySender) -> None:
     assert sorted(map(len, sender.batches)) == [HEAD + 1, 3 * (HEAD + 1)]
 
 
-def test_what_it_cannot_send_is_spooled_in_the_form_that_all_read(sender: MemorySender) -> None:
+def test_unsent_messages_are_spooled_in_common_format(sender: MemorySender) -> None:
     spool, sender.lost = FakeSpool(), True
     with producer(sender, auto_batch=True, spool=spool, retries=0) as sends:
         sent = [sends.send_async(Message("T", f"{n}".encode(), tags="a")) for n in range(3)]

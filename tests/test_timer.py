@@ -54,9 +54,7 @@ def test_a_failing_call_is_logged_and_the_next_one_runs(
     assert f"the work of thread test-timer failed: {type(error).__name__}: mine" in caplog.text
 
 
-def test_a_thread_that_cannot_be_started_is_started_by_the_next_call(
-    timer: Timer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_next_call_starts_thread_that_failed_to_start(timer: Timer, monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[str] = []
     done = threading.Event()
     with monkeypatch.context() as patch:
@@ -68,9 +66,7 @@ def test_a_thread_that_cannot_be_started_is_started_by_the_next_call(
     assert called == []
 
 
-def test_who_begins_early_is_called_later_whatever_becomes_of_threads(
-    timer: Timer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_timer_started_early_runs_calls_without_new_threads(timer: Timer, monkeypatch: pytest.MonkeyPatch) -> None:
     done = threading.Event()
     with monkeypatch.context() as patch:
         no_more_threads(patch)
@@ -112,9 +108,7 @@ def test_a_call_that_is_due_before_the_others_wakes_the_thread(timer: Timer, mon
     assert done.wait(WAIT_S)
 
 
-def test_a_call_that_is_interrupted_before_the_thread_is_woken_holds_up_no_later_one(
-    timer: Timer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupted_call_later_does_not_delay_next_call(timer: Timer, monkeypatch: pytest.MonkeyPatch) -> None:
     done, asleep, woken = threading.Event(), threading.Event(), timer._wakeups
 
     def get(timeout: float | None) -> None:
@@ -155,7 +149,7 @@ def test_close_forgets_what_is_due_and_ends_the_thread(timer: Timer) -> None:
     assert "test-timer" not in [thread.name for thread in threading.enumerate()]
 
 
-def test_close_and_drain_from_its_own_thread_do_not_wait_for_themselves(timer: Timer) -> None:
+def test_close_and_drain_on_timer_thread_do_not_deadlock(timer: Timer) -> None:
     done = threading.Event()
 
     def end() -> None:
@@ -191,9 +185,7 @@ def test_wait_and_hold_end_early_or_in_time(timer: Timer) -> None:
     assert abs(timer.wall_ms() - time.time() * 1000) < 5000
 
 
-def test_leases_are_counted_by_a_clock_that_goes_on_while_the_machine_sleeps(
-    timer: Timer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lease_clock_continues_while_machine_sleeps(timer: Timer, monkeypatch: pytest.MonkeyPatch) -> None:
     clocks = {time.CLOCK_BOOTTIME: 7_000_000, time.CLOCK_MONOTONIC: 1_000_000}
     monkeypatch.setattr(time, "clock_gettime_ns", clocks.__getitem__)
     assert timer.lease_ms() == 7

@@ -109,7 +109,7 @@ def test_a_queue_keeps_its_destination_when_others_come_and_go() -> None:
     assert chosen[MessageQueue("src", "broker-b", 0)].queue_id == 2  # what is stored must go on like that
 
 
-def test_a_queue_keeps_its_broker_and_id_where_the_destination_has_them() -> None:
+def test_queue_keeps_broker_and_id_that_destination_has() -> None:
     """Also when another broker is away, which the same cluster's destination lacks then, too, or either topic is widened."""
     queues = [MessageQueue("dst", name, n) for name in ("broker-a", "broker-b") for n in range(3)]
     for there in (queues, queues[3:], [*queues, MessageQueue("dst", "broker-b", 3)]):
@@ -124,7 +124,7 @@ def test_what_earlier_releases_sent_elsewhere_is_listed() -> None:
     assert remapped_queues(sources[:2], FEW) == {}
 
 
-def test_a_group_that_copied_before_is_told_before_the_first_message_which_queues_change(
+def test_known_group_is_warned_of_changed_queues_before_copying(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Only of queues of which it may have copied something: a new group begins at their first messages."""
@@ -148,7 +148,7 @@ def test_a_group_that_copied_before_is_told_before_the_first_message_which_queue
     assert "copied for group" not in CliRunner().invoke(app, words).output
 
 
-def test_queues_keep_their_order_and_offsets_follow_acknowledgements(cluster: Cluster) -> None:
+def test_queues_keep_order_and_commits_follow_acknowledgements(cluster: Cluster) -> None:
     copier = cluster.copier()
     assert copier.send(cluster.polled(*(message(n, 1) for n in range(3)))) == 3
     copier.send(cluster.polled(*(message(n, 2) for n in range(2))))
@@ -161,7 +161,7 @@ def test_queues_keep_their_order_and_offsets_follow_acknowledgements(cluster: Cl
     assert copier.copied == 7
 
 
-def test_the_rest_of_a_queue_that_was_revoked_is_left_to_its_next_owner(cluster: Cluster) -> None:
+def test_unsent_messages_of_revoked_queue_are_left_to_next_owner(cluster: Cluster) -> None:
     copier = cluster.copier(rate=20.0)  # two at a time
     cluster.now = copier._committed_s = 10.0
     send_batch, polled = cluster.send_batch, cluster.polled(*(message(n) for n in range(6)))
@@ -200,9 +200,7 @@ class Consuming(Cluster):
 
 
 @pytest.mark.parametrize("others", [4, 6])
-def test_a_queue_that_comes_back_while_a_send_blocks_goes_on_where_others_are(
-    monkeypatch: pytest.MonkeyPatch, others: int
-) -> None:
+def test_queue_regained_during_send_resumes_from_stored_offset(monkeypatch: pytest.MonkeyPatch, others: int) -> None:
     """The offset must not go back behind what another command copied, and what that copied is not sent again."""
     cluster = Consuming(monkeypatch)
 
@@ -244,9 +242,7 @@ def running(
     copying._copy_all(copier, SimpleNamespace(), SimpleNamespace(), how, copier._stop)  # type: ignore[arg-type]
 
 
-def test_it_ends_where_one_queue_has_nothing_that_is_wanted_and_another_never_rests(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_copy_ends_despite_unmatched_queue_and_busy_queue(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only a commit of all that polls went over says that the first is done, and no poll comes back empty."""
     copier, polls = cluster.copier(), iter(range(100))
 
@@ -270,7 +266,7 @@ def test_what_fails_is_not_committed(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("kind", [MessageIllegal, MessageRefused])
-def test_of_a_batch_that_is_refused_the_wrong_message_is_named_or_left_out(cluster: Cluster, kind: Any) -> None:
+def test_bad_message_of_refused_batch_is_named_or_skipped(cluster: Cluster, kind: Any) -> None:
     cluster.refuse = {b"1": kind("the message is illegal", remark="no")}
     with pytest.raises(kind, match=r"src/broker-a/0 offset 1 cannot be copied.*: no. Use --skip-bad"):
         cluster.copier().send(cluster.polled(*(message(n) for n in range(3))))
@@ -295,7 +291,7 @@ def test_copies_that_went_to_the_spool_are_counted_and_told(
     assert documents(capsys.readouterr().out)[0]["spooled"] == 2
 
 
-def test_a_message_that_cannot_be_decoded_is_an_error_or_left_out(cluster: Cluster) -> None:
+def test_undecodable_message_is_error_or_skipped(cluster: Cluster) -> None:
     bad = replace(message(1), decode_error="its body does not match its CRC")
     with pytest.raises(DecodeError, match="offset 1 cannot be copied: it cannot be decoded: its body"):
         cluster.copier().send(cluster.polled(message(0), bad))
@@ -304,7 +300,7 @@ def test_a_message_that_cannot_be_decoded_is_an_error_or_left_out(cluster: Clust
     assert copier.skipped == 1
 
 
-def test_messages_of_a_sharding_key_go_to_its_queue_in_their_order(cluster: Cluster) -> None:
+def test_messages_of_sharding_key_go_to_hashed_queue_in_order(cluster: Cluster) -> None:
     """They were sent without waiting for one another, and brokers with several threads stored them in another order."""
     copier = cluster.copier()
     keyed = (message(n, __SHARDINGKEY="ab"[n % 2]) for n in range(1, 6))
@@ -316,7 +312,7 @@ def test_messages_of_a_sharding_key_go_to_its_queue_in_their_order(cluster: Clus
     assert copier.copied == 7
 
 
-def test_a_message_with_a_sharding_key_that_fails_is_not_committed(cluster: Cluster) -> None:
+def test_failed_message_with_sharding_key_is_not_committed(cluster: Cluster) -> None:
     copier = cluster.copier()
     cluster.fail = {b"1"}
     copier.send(cluster.polled(message(0)))
@@ -345,9 +341,7 @@ def test_it_stops_between_messages(cluster: Cluster) -> None:
     assert cluster.log == [(0, 0), ("commit", {SOURCE[0]: 1})]
 
 
-def test_what_was_polled_and_not_sent_when_ctrl_c_came_is_left_to_the_next_command(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_polled_messages_unsent_at_ctrl_c_are_not_committed(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """Long after the last look, when all that polls returned is committed otherwise."""
     copier, send_batch = cluster.copier(rate=20.0), cluster.send_batch  # two at a time
 
@@ -427,7 +421,7 @@ def test_copies_stay_in_the_environment(
 
 
 @pytest.mark.parametrize("tls", ["tls", "TLS"])
-def test_what_is_read_with_tls_is_not_sent_in_plain_text_without_a_word(tls: str) -> None:
+def test_tls_source_is_not_copied_in_plain_text_unless_requested(tls: str) -> None:
     here = Target({"name_server": "here:9876", tls: "true"})
     with pytest.raises(OptionError, match=r"read with TLS.*--to-option tls=true, or tls=false to send in plain text"):
         copying._destination_target(here, {"to_name_server": "there:9876", "to_options": {}})
@@ -523,7 +517,7 @@ def test_all_of_it_in_order_and_then_what_is_new(rocketmq, run, topics, group):
     assert run(*command).stdout.startswith("Copied 1 messages")
 
 
-def test_copies_have_the_sharding_keys_of_their_originals_and_their_order(rocketmq, run, group, make_topic):
+def test_copies_keep_sharding_keys_and_order_of_originals(rocketmq, run, group, make_topic):
     source, destination = make_topic(queues=1), make_topic(queues=4)
     with Producer(rocketmq.name_server, "p") as producer:
         sent = producer.send_many(
@@ -539,7 +533,7 @@ def test_copies_have_the_sharding_keys_of_their_originals_and_their_order(rocket
     assert len(by_key) == 3
 
 
-def test_from_the_end_on_nothing_is_missing_that_comes_between_two_runs(rocketmq, run, topics, group):
+def test_copy_from_latest_misses_no_message_between_two_runs(rocketmq, run, topics, group):
     """Of a queue, too, of which the first run read nothing."""
     source, destination = topics
     command = ("copy", source, destination, "--group", group, "--from", "latest", "--json")

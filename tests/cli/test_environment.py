@@ -94,7 +94,7 @@ def test_silent_and_foreign_readers_are_reported(
     assert ("! others" in text.stdout, "silent" in text.stdout) == (True, False)
 
 
-def test_3_2_with_a_suffix_the_topic_is_the_environment_s(rocketmq: LocalBroker, run: Run) -> None:
+def test_suffix_mode_creates_and_shows_topic_of_environment(rocketmq: LocalBroker, run: Run) -> None:
     plain = f"t{uuid.uuid4().hex[:8]}"
     options = ("--environment", "dev", "-o", "environmentMode=suffix")
     assert run("topic", "create", plain, "--queues", "1", *options).exit_code == 0
