@@ -417,7 +417,7 @@ class PopMember(Protocol):
     def policy(self) -> GroupPolicy:
         """Return the settings of the group that the Proxy reported."""
 
-    def places(self, topic: str, deadline: Deadline) -> int:
+    def target_count(self, topic: str, deadline: Deadline) -> int:
         """Return the number of brokers that have the topic. Raises ``RouteNotFound``."""
 
     def receive(

@@ -104,7 +104,7 @@ def test_a_proxy_hears_names_with_their_namespace_or_suffix(given, group, topic)
             producer.send(Message("t", b"x"))
         assert [message.topic.name for message in sent.get(timeout=60).messages] == [topic]
         member = session.pop_member(parsed(proxyEndpoint=address, group="g", **given))
-        assert member.places("t", Deadline.after(60)) == 1
+        assert member.target_count("t", Deadline.after(60)) == 1
         member.close(Deadline.after(10))
         request = asked.get(timeout=60)
         assert (request.group.name, request.topic.name) == (group, topic)

@@ -107,7 +107,7 @@ def foreign_in(path: Path, skipped_prefixes: tuple[str, ...] = (), root_may: boo
 
     Args:
         path: A folder, which may be missing.
-        skipped: Prefixes of the names of subfolders that are left out.
+        skipped_prefixes: Prefixes of the names of subfolders that are left out.
         root_may: Whether root may own ``path`` itself.
     """
     if (other := foreign_owner(path, root_may)) is not None:
@@ -450,7 +450,7 @@ def primary_users() -> dict[int, set[int]]:
 def is_writable_by_owner_only(path: Path) -> bool:
     """Whether a file or folder exists, this user or root owns it, and its mode lets only the owner write to it.
 
-    Here a private group counts as other users, too.
+    A group may not write to it either, even if only its owner is in the group.
     """
     try:
         return foreign_owner(path) is None and not path.stat().st_mode & _WRITE_BITS
@@ -583,11 +583,11 @@ def exposures_in(path: Path, skipped: tuple[str, ...], owner: int) -> Iterator[E
 def exposures_of(path: Path, entries: Iterable[Path], owner: int = ROOT) -> Iterator[Exposure]:
     """As ``exposures_in``, with these entries only. A link among them counts as its owner's."""
     for entry in itertools.chain((path,), entries):
-        found = _status_or_none(path.stat if entry == path else entry.lstat)
-        if found is not None and (uid := owner_uid(found)) not in (os.geteuid(), ROOT, owner):
-            yield Exposure(entry, found, uid)
-        elif found is not None and not stat.S_ISLNK(found.st_mode) and others_may_write(found):
-            yield Exposure(entry, found, None)
+        status = _status_or_none(path.stat if entry == path else entry.lstat)
+        if status is not None and (uid := owner_uid(status)) not in (os.geteuid(), ROOT, owner):
+            yield Exposure(entry, status, uid)
+        elif status is not None and not stat.S_ISLNK(status.st_mode) and others_may_write(status):
+            yield Exposure(entry, status, None)
 
 
 def _lookups(path: Path) -> Iterator[tuple[Path, Path]]:
@@ -683,8 +683,8 @@ def as_user(uid: int) -> Iterator[None]:
 
 
 def become_user(uid: int) -> None:
-    """Take the rights of another user and of that user's groups for the rest of this process, in all threads: real, effective and
-    saved ids, so that nothing can get root's rights back. Only root can do this. The argument is that of ``as_user``.
+    """Run as another user, with that user's groups, for the rest of this process and in all threads. Only root can do this. The
+    real, effective and saved ids change, so that nothing can get root's rights back. The argument is that of ``as_user``.
 
     Links of that user must not lead to files that only root can reach. So the process gives up its terminal, and its current
     folder: ``/proc/self/cwd`` opens that folder whatever the modes of the folders above it are. Use absolute paths afterwards.

@@ -162,8 +162,8 @@ def tune_gc_of_runner() -> None:
     """Tune garbage collection for a long stream. Does nothing outside a source runner.
 
     Imported modules stay, so full collections, which views of thousands of queues trigger, should not traverse them; that would
-    be most of their work. No part of a view is garbage until the next view replaces it: with Python's default
-    thresholds, collections took a fifth of the time to plan 100,000 queues.
+    be most of their work. A view is in use until the next one replaces it, so collections free nothing of it. With Python's
+    default thresholds they took a fifth of the time of a plan of 100,000 queues.
     """
     if _is_runner():
         tune_gc()
@@ -268,7 +268,7 @@ os.register_at_fork(after_in_child=lambda: _pid.__setitem__(0, os.getpid()))
 
 
 class OwnerProcess:
-    """The process that created a producer or consumer (``what``). Other processes cannot use its sockets, locks and threads."""
+    """The process that created a producer or consumer (``name``). Other processes cannot use its sockets, locks and threads."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -345,7 +345,7 @@ def python_call(*arguments: str, program: str = sys.executable, import_first: Se
     Args:
         arguments: The command line after the program.
         program: The interpreter.
-        first: Folders from which modules are imported before those of PYTHONPATH.
+        import_first: Folders from which modules are imported before those of PYTHONPATH.
     """
     folders = [*import_first, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}

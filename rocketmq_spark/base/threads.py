@@ -275,7 +275,7 @@ class DaemonThreadPool(Executor):
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._queue: deque[Callable[[], None]] = deque()
-        self._threads = self._idle = 0
+        self._thread_count = self._idle_count = 0
         self._is_shut_down = False
 
     def submit(self, code: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
@@ -286,14 +286,14 @@ class DaemonThreadPool(Executor):
             if self._is_shut_down:
                 raise RuntimeError("the threads were shut down")
             self._queue.append(work)
-            if self._idle >= len(self._queue):
+            if self._idle_count >= len(self._queue):
                 self._changed.notify()
-            elif self._threads < self._limit:
-                self._threads += 1
+            elif self._thread_count < self._limit:
+                self._thread_count += 1
                 try:
                     start_thread(self._name, self._run)
                 except BaseException:
-                    self._threads -= 1
+                    self._thread_count -= 1
                     self._queue.pop()
                     raise
         return future
@@ -304,11 +304,11 @@ class DaemonThreadPool(Executor):
             self._is_shut_down = True
             self._changed.notify_all()
             if wait:
-                self._changed.wait_for(lambda: not self._threads)
+                self._changed.wait_for(lambda: not self._thread_count)
 
     def wait_until_idle(self, deadline: Deadline) -> bool:
         """Wait until no work is left, or until ``deadline``. Returns whether no work is left."""
-        while (busy := self._threads > self._idle or bool(self._queue)) and not deadline.expired:
+        while (busy := self._thread_count > self._idle_count or bool(self._queue)) and not deadline.expired:
             deadline.pause(_POLL_S)
         return not busy
 
@@ -319,12 +319,12 @@ class DaemonThreadPool(Executor):
 
     def _next(self) -> Callable[[], None] | None:
         with self._lock:
-            self._idle += 1
+            self._idle_count += 1
             self._changed.wait_for(lambda: self._queue or self._is_shut_down, _IDLE_S)
-            self._idle -= 1
+            self._idle_count -= 1
             if self._queue:
                 return self._queue.popleft()
-            self._threads -= 1
+            self._thread_count -= 1
             self._changed.notify_all()
             return None
 
@@ -388,7 +388,7 @@ class Timer:
         changed.wait(seconds)
 
     def call_later(self, seconds: float, call: Callable[[], None]) -> None:
-        """Call once on the thread, ``seconds`` from now; never after ``close``."""
+        """Call ``call`` once on the timer's thread, ``seconds`` from now; not if the timer is closed before."""
         with self._lock:
             if self._closed:
                 return

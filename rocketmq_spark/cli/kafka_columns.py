@@ -1,4 +1,4 @@
-"""Finds the columns of Spark's Kafka connector in a Python program, and names the columns of RocketMQ with their values. Pure.
+"""Finds columns of Spark's Kafka connector in a Python program, and names the RocketMQ columns with the same values. Pure.
 
 It searches only frames that Kafka's source returns or Kafka's sink writes. Names of topics with dots are also found in frames of
 RocketMQ.

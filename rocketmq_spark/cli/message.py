@@ -321,7 +321,7 @@ def _dead_letters(
 
 
 def _read_topic_finder(output: Output, target: Target, group: str) -> Callable[[ReceivedMessage, str], str | None]:
-    """Return a function that finds the topic in which the group read a dead letter, or None if not exactly one is possible.
+    """Return a function that finds the topic in which the group read a dead letter; None if none, or several, are possible.
 
     Brokers record only the original topic of a message, even if the group read it in the dead-letter topic of another group.
     A client that may write dead letters can claim any original topic. So the group must have read that topic, unless the topics

@@ -242,9 +242,9 @@ def repair(output: Output, folder: Path) -> None:
                 "path": str(path),
                 "waiting": store.totals.depth,
                 "dead": store.totals.dead,
-                "damages": store.damages,
+                "damages": store.damage_count,
             }
-            found = "damaged, and repaired" if store.damages else "not damaged"
+            found = "damaged, and repaired" if store.damage_count else "not damaged"
             output.item(row, f"{path}: {found}; {row['waiting']} wait, {row['dead']} dead")
     _raise_first(output, failed)
 

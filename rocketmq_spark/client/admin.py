@@ -256,7 +256,8 @@ class BaseAdmin(Closeable):
     def broker_config(self, broker: str, allow_plain_text: bool = False) -> dict[str, Secret]:
         """Return all settings, among them passwords of users and the keys of the broker's own client.
 
-        Raises ``OptionError`` if the network could read them. With ``allow_plain_text``, an explicit ``tls=false`` permits that.
+        Raises ``OptionError`` if the network could read them. With ``allow_plain_text``, an explicit ``tls=false`` permits
+        the request without TLS.
         """
         address = masters_of(self.cluster(), [broker])[broker]
         self._calls.check_private(address, f"the settings of {broker}, with its passwords,", allow_plain_text)

@@ -402,7 +402,7 @@ class ClientInstance:
         due_ms = timer.now_ms() + 1000 * in_s
         if due_ms < self._due_ms:
             timer.call_later(in_s, functools.partial(self._heartbeat_tick, timer, due_ms))
-            self._due_ms = due_ms  # only now: ``later`` raises if no thread can start
+            self._due_ms = due_ms  # only now: ``call_later`` raises if no thread can start
 
     def _heartbeat_tick(self, timer: Timer, due_ms: float) -> None:
         with self._lock:

@@ -387,19 +387,19 @@ def _corrections(
     brokers: RemotingOffsetReader,
     group: str,
     offsets: Mapping[MessageQueue, int],
-    nearest: set[MessageQueue],
+    nearest_queues: set[MessageQueue],
     times_ms: Mapping[MessageQueue, int],
     deadline: Deadline,
 ) -> Iterator[tuple[MessageQueue, int]]:
-    """Yield corrected offsets for times. ``nearest`` are the queues of brokers that return the nearest message."""
+    """Yield corrected offsets for times. ``nearest_queues`` are the queues of brokers that return the nearest_queues message."""
     attributes = raise_if_retriable(brokers.broker_client.attributes(first_queues(offsets), deadline))
     compacted = {q for q in offsets if has_attribute(attributes, q, codes.CLEANUP_POLICY, codes.COMPACTION)}
     for queue in compacted:
         yield queue, brokers.broker_client.first_kept(group, queue, times_ms[queue], deadline)
-    other_offsets = {q: offset for q, offset in offsets.items() if q not in nearest | compacted}
+    other_offsets = {q: offset for q, offset in offsets.items() if q not in nearest_queues | compacted}
     for queue in [
         *_doubtful_queues(brokers, group, other_offsets, times_ms, attributes, deadline),
-        *(nearest - compacted),
+        *(nearest_queues - compacted),
     ]:
         store_time_ms = functools.partial(brokers.store_time_ms, group, queue, deadline=deadline)
         yield queue, first_offset_since(store_time_ms, offsets[queue], times_ms[queue])

@@ -576,7 +576,7 @@ def _with_similar_topics(routes: Routes, error: RouteNotFound, remedy: str) -> R
 
 
 def _newest_brokers(*tables: Mapping[str, tuple[float, TopicRoute]]) -> dict[str, BrokerData]:
-    """Each broker's data from the newest route with the broker. Routes of an earlier mapping come first."""
+    """Each broker's data from the newest route with the broker. The first of several tables that have the broker counts."""
     newest: dict[str, BrokerData] = {}
     for routes in tables:
         for _, route in sorted(routes.values(), key=operator.itemgetter(0), reverse=True):

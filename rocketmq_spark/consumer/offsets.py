@@ -188,7 +188,7 @@ class LocalOffsets:
             newest.unlock()
 
     def _other_files_of_cluster(self) -> list[LocalOffsets]:
-        """Return the group's files for other lists of name servers that share an address with the list of this file.
+        """Return the group's other files for the same cluster: their lists of name servers share an address with this file's.
 
         Files of other users are not among them; ``other_files`` returns those.
         """

@@ -694,7 +694,7 @@ class Pollers:
 
     def _place_count(self, topic: str) -> int:
         try:
-            return self._port.places(topic, Deadline.after(self._settings.request_timeout_s))
+            return self._port.target_count(topic, Deadline.after(self._settings.request_timeout_s))
         except RocketMQError as e:
             logger.info("topic %s has no route yet: %s", topic, e)
             return sum(polled_topic == topic for polled_topic, _ in self._places)

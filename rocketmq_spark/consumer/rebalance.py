@@ -205,14 +205,14 @@ def is_balanced(owned: Mapping[MessageQueue, ProcessQueue], topic: str, allocati
     }
 
 
-def wait_s(balanced: bool, interval_s: float = REBALANCE_INTERVAL_S, has_notices: bool = True) -> float:
+def wait_s(balanced: bool, interval_s: float = REBALANCE_INTERVAL_S, receives_notices: bool = True) -> float:
     """Return the seconds until the next regular rebalance; ``interval_s`` is Java's ``waitInterval``.
 
     Without ``receives_notices``, no server notifies this member of changes of the group.
     """
     if not balanced:
         return min(UNBALANCED_WAIT_S, interval_s)
-    return interval_s if has_notices else min(NO_NOTICES_WAIT_S, interval_s)
+    return interval_s if receives_notices else min(NO_NOTICES_WAIT_S, interval_s)
 
 
 def _sorted(queues: Iterable[MessageQueue]) -> tuple[MessageQueue, ...]:

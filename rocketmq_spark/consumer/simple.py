@@ -204,7 +204,8 @@ class BaseSimpleConsumer(ClosedWhenDropped):
         for topic in self._filters:
             try:
                 places += [
-                    (topic, number) for number in range(self._member.places(topic, Deadline.after(self._request_s)))
+                    (topic, number)
+                    for number in range(self._member.target_count(topic, Deadline.after(self._request_s)))
                 ]
             except RocketMQError as e:
                 places.append(e)

@@ -108,7 +108,7 @@ class Subscribed:
         """
         self.balanced, self._is_unlisted = True, False
         # Set before the requests, so that ``check_soon`` during the requests is not lost.
-        self._next_check_at = self._clock.now() + wait_s(True, has_notices=self._member.receives_notices)
+        self._next_check_at = self._clock.now() + wait_s(True, receives_notices=self._member.receives_notices)
         starts: dict[MessageQueue, StartOffset | None] = {}
         unavailable_brokers: set[str] = set()  # to wait only once for a broker that does not answer
         for topic in self.topics:

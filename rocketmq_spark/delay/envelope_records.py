@@ -249,7 +249,7 @@ DELAYED_KIND, DEAD_LETTER_KIND = "delayed", "dead letter"
 _LENGTH = struct.Struct(">H")
 _DUE = struct.Struct(">Q")
 _OFFSET_AND_DUE = struct.Struct(">QQ")
-_LAST_MS = (1 << 63) - 1
+_MAX_DUE_MS = (1 << 63) - 1
 _MAX_ID_CHARS = 255  # of an id in a log line
 # Increase this number with each change of ``release.delivery`` or ``Rules`` that changes the target of an envelope.
 _RULES_VERSION = 1
@@ -354,7 +354,7 @@ def record_to_copy(record: Record) -> Record:
 
 def _due_and_digest(envelope: DecodedEnvelope) -> tuple[int, bytes]:
     """The due time of an envelope, limited to what a record can have, and the digest of its message id."""
-    return min(max(0, envelope.due_ms), _LAST_MS), envelope.identity[_DUE.size :]
+    return min(max(0, envelope.due_ms), _MAX_DUE_MS), envelope.identity[_DUE.size :]
 
 
 def _identity_mark(due_ms: int, identity: bytes) -> tuple[bytes, bytes]:

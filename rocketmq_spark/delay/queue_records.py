@@ -47,7 +47,7 @@ class QueueRecords:
         if not is_same_queue:
             count = self.for_marks(queue, lambda offset, due_ms: True, self._store.remove_marks)
             logger.info("%d waiting messages are not from this %s, and are sent from here", count, queue)
-        if not is_same_queue or self._store.damages:  # after damage, some of what was read is not in the store
+        if not is_same_queue or self._store.damage_count:  # after damage, some of what was read is not in the store
             checkpoint = None
         renamed = {} if checkpoint is None else {note_name(queue): checkpoint.encode()}
         self._store.add([], {DOUBTFUL_PREFIX + note_name(queue): b"", **renamed})

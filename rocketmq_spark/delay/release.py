@@ -331,8 +331,8 @@ def _is_internal(name: str) -> bool:
 def _encodes_unchanged(text: str, properties: Collection[str]) -> bool:
     """Whether ``properties``, which were decoded from ``text``, certainly encode to ``text``, and it is short enough."""
     pairs = len(properties)
-    is_separated = text.count("\x01") == text.count("\x02") == pairs and text.endswith("\x02")
-    return is_separated and text.isascii() and len(text) <= _MAX_PROPERTIES
+    has_all_separators = text.count("\x01") == text.count("\x02") == pairs and text.endswith("\x02")
+    return has_all_separators and text.isascii() and len(text) <= _MAX_PROPERTIES
 
 
 @functools.lru_cache(1024)  # most messages go to few topics

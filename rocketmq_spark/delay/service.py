@@ -110,7 +110,7 @@ class DelayService:
         self._revoked: dict[MessageQueue, QueueCheckpoint | None] = {}
         self._availability, self._complaints = BrokerAvailability(RETRY_S), LogThrottle()
         self._back_pressure = BackPressure(store.path, reader)
-        self._damages = store.damages
+        self._damage_count = store.damage_count
         self._next_commit = self._next_recreation_check = Deadline(0.0)
         self._has_joined, self._join_until = False, Deadline.after(JOIN_S)
         self._catch_up_ends: dict[MessageQueue, int] = {}
@@ -150,10 +150,10 @@ class DelayService:
             raise
 
     def _run_turn(self) -> None:
-        if self._damages != self._store.damages:
+        if self._damage_count != self._store.damage_count:
             # The topic still has what the store lost. Notes may have been written after the damage.
             self._store.add([], {note_name(queue): b"" for queue in checkpoints_of(self._store.notes())})
-            self._damages = self._store.damages
+            self._damage_count = self._store.damage_count
             self._restart(self._checkpoints)
         self._back_pressure.apply()
         polled, started = self._poll(), set(self._checkpoints)
@@ -388,7 +388,7 @@ class DelayService:
             noted is not None
             and (changed_from := self._recreation.changed_from_logged(queue, *noted.last_read, bounds)) is not None
         ):
-            # Records whose messages the topic no longer has lose their marks of the queue. The others are not done.
+            # Remove the queue's marks from records whose messages are no longer in the topic. The others are not done.
             first, end = bounds.min_offset, changed_from
             self._records.for_marks(queue, lambda offset, due_ms: not first <= offset < end, self._store.remove_marks)
             noted = noted.truncated(changed_from)
@@ -546,7 +546,7 @@ class DelayService:
                 to_commit[queue] = CommittedProgress(progress, checkpoint.newest_ms)
                 state.committed = None
         # Do not commit after damage, because lost records are not done; the next turn reads them again.
-        if not to_commit or self._damages != self._store.damages:
+        if not to_commit or self._damage_count != self._store.damage_count:
             return True
         all_accepted = self._commits.commit(to_commit)
         for queue, committed in to_commit.items():

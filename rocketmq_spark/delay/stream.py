@@ -86,7 +86,7 @@ _ENVELOPE_BYTES = 64 << 10
 # other settings.
 _SHARDS = 16
 # The last whole second of Spark's timers.
-_LAST_MS = ((1 << 63) - 1) // 1000 * 1000
+_MAX_DUE_MS = ((1 << 63) - 1) // 1000 * 1000
 _COLUMNS = tuple(part.split()[0] for part in SCHEMA.split(", "))
 # The number of rows that are checked at once.
 _CHECK_PAGE = 256
@@ -132,7 +132,7 @@ def delayed(
     head = sf.concat(sf.lit(MAGIC), sf.lit(bytes([VERSION])))
     is_envelope = (sf.length("body") >= DIGEST_END) & (sf.substring("body", 1, len(MAGIC) + 1) == head)
     due_ms = sf.conv(sf.hex(sf.substring("body", DUE_AT + 1, DIGEST_AT - DUE_AT)), 16, -10).cast("bigint")
-    due_ms = sf.least(due_ms, sf.lit(_LAST_MS))
+    due_ms = sf.least(due_ms, sf.lit(_MAX_DUE_MS))
     # A cancellation must get the same shard as its message.
     identity = sf.when(is_envelope, sf.substring("body", DIGEST_AT + 1, DIGEST_END - DIGEST_AT)).otherwise(
         sf.col("body")
@@ -230,9 +230,9 @@ class _Waiting(StatefulProcessor):
         if self._waiting.exists():
             self._add(portions(bytes(body) for (body,) in self._waiting.get()))
             self._waiting.clear()
-        if (ends := self._ends.get()) is None:
+        if (span := self._ends.get()) is None:
             return
-        first, end, clean = ends
+        first, end, clean = span
         if not clean and end - first > 1:
             self._clean(first, end)
         for number in range(first, end):

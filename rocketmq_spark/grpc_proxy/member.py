@@ -172,7 +172,7 @@ class ProxyMember:
     def policy(self) -> GroupPolicy:
         return self._policy
 
-    def places(self, topic: str, deadline: Deadline) -> int:
+    def target_count(self, topic: str, deadline: Deadline) -> int:
         return len(self._assigned_queues(topic, deadline))
 
     def receive(

@@ -53,9 +53,9 @@ def moved_to(entry: Path, was_open: bool, below: Iterable[Path] = ()) -> str | N
     """Return a clause that says that others may have moved a folder to ``entry``; None if they cannot have done that.
 
     Args:
-        place: An existing file or folder with a name by which files are deleted.
+        entry: An existing file or folder with a name by which files are deleted.
         was_open: Whether others could write to the folder above.
-        below: Folders in the place. Others must not write to these either. Links among them are not checked.
+        below: Folders in ``entry``. Others must not write to these either. Links among them are not checked.
     """
     if was_open:
         return f"others may write to it, and may have moved a folder of yours to {entry}{_REMEDY}"

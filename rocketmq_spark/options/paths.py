@@ -154,7 +154,7 @@ def shortened(text: str) -> str:
 
 
 def confinement_problem(path: Path, variables: Mapping[str, str] = os.environ) -> str | None:
-    """Return what is wrong with a path, which may begin with ``~``, as a clause without the option; None if it is allowed."""
+    """Return a clause that says what is wrong with a path, which may begin with ``~``; None if the path is allowed."""
     folder = variables.get(PATHS_VARIABLE)
     if folder is None:
         return None

@@ -44,14 +44,14 @@ class TransportFeatures(NamedTuple):
         chooses_queues: Why no queue can be named, as a part of a sentence; None if queues can be named. If not None, what a
             producer calls a queue is a stream in order, the selectors are ``SELECTORS``, and a hash key is a message group.
         priorities: Whether messages may have a priority.
-        takes_compressed: Whether the transport tells readers how a body is compressed.
+        accepts_compressed: Whether the transport tells readers how a body is compressed.
         creates_topics: Whether the first message to a missing topic may create it.
         knows_timers: Whether the client can find out which delays the timers of brokers support.
         knows_offsets: Whether the client can find out where queues end, and where a message is stored.
-        most_one_by_one: The largest number of messages with groups or priorities in one send; None for any number. If each of
+        max_single_requests: The largest number of messages with groups or priorities in one send; None for any number. If each of
             them is a separate request, all must finish within one attempt, or all are sent again.
-        plain_texts: Whether control characters in properties, and ``|`` in tags, fail the request and all messages in it.
-        adds_bytes: The most bytes that the server adds to each message of a batch, which count towards the brokers' limit.
+        restricts_characters: Whether control characters in properties, and ``|`` in tags, fail a request with all its messages.
+        server_added_bytes: The most bytes that the server adds to each message of a batch, counted by the brokers' limit.
     """
 
     chooses_queues: str | None = None

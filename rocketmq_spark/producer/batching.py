@@ -148,7 +148,7 @@ class BatchOwner(Protocol):
 
 
 class Batcher:
-    """The accumulator of one name, with its timer. Guarded by its lock, which is held while due batches are enqueued."""
+    """The accumulator of one name, with its timer. A lock guards it, and is held while due batches are enqueued."""
 
     def __init__(self, timer: Timer) -> None:
         self.accumulator = Accumulator()
@@ -354,8 +354,8 @@ class BatchingClient:
         return has_key(message.keys) or not self._routes.stored_by_key(message.topic)
 
     def try_add_plain(self, message: Message, callback: Callback | None) -> Promise | None:
-        """Add a plain message to a batch and return its future. Returns None if the message is not plain or wrong: ``add``
-        handles it, and ``encoding.prepare`` reports what is wrong.
+        """Add a plain message to a batch and return its future. Returns None if the message is wrong or not plain. Then
+        ``add`` handles the message, and ``encoding.prepare`` reports what is wrong.
         """
         if not isinstance(message, Message):
             return None  # type: ignore[unreachable]  # ``encoding.prepare`` reports it

@@ -68,8 +68,8 @@ class BulkProducer(RequestProducer):
         Raises:
             OptionError: The columns do not fit, ``delayMs`` or ``deliverAt`` is used with ``longDelay=dmq``, or pyarrow is not
                 installed. Nothing was sent.
-            MessageRefused: Some rows can never be sent; the error lists their numbers. Of a table or a record batch nothing was
-                sent. Of a reader, the batches before the faulty one were sent.
+            MessageRefused: Some rows can never be sent; the error lists their numbers. Nothing of a table or a record batch was
+                sent. If a reader was given, its batches before the bad one were sent.
             RouteNotFound: As for ``send``. Rows may have been sent before, as described for ``MessageRefused``.
             ClosedError: The producer was closed.
         """

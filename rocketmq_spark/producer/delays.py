@@ -32,7 +32,7 @@ _REMEDY = "Start what delays them: rocketmq-spark delay serve, or the Spark job 
 
 
 class BrokerTimers:
-    """The maximum delays of brokers' timers. All users of a cluster may share the cache ``known``.
+    """The maximum delays of brokers' timers. All users of a cluster may share the ``cache``.
 
     A broker that does not answer is asked again after ``silent_s`` seconds.
     """
@@ -127,8 +127,8 @@ class DelayRouter:
     def envelope_due_ms(
         self, topic: str, properties: str, brokers: Set[str], deadline: Deadline, require_answers: bool = False
     ) -> int | None:
-        """When the message is due, if it needs an envelope. None if the timers of all ``brokers`` serve its delay, or it has
-        none.
+        """When the message is due, if it needs an envelope. None if it has no delay, or if the timers of all ``brokers``
+        can handle the delay.
 
         With ``longDelay=error``, raises ``MessageRefused`` if a broker would deliver the message at once. Brokers reject a delay
         that is too long themselves. ``require_answers`` is that of ``route``.

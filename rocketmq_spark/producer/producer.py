@@ -239,7 +239,7 @@ class BaseProducer(ClosedWhenDropped):
             if self._batching is not None and outgoing.ordered:
                 self._batching.batcher.send_all()  # earlier messages
             self._engine.submit(outgoing)
-        except RocketMQError:  # the limits were reached until the deadline: withdraw the promise
+        except RocketMQError:  # no room below the limits before the deadline: withdraw the promise
             self._futures.discard()
             raise
         return result

@@ -118,7 +118,7 @@ def confirmed_losses(
 def split_at_unconfirmed(
     answers: Sequence[FetchedAnswer], unconfirmed: Sequence[Hole]
 ) -> tuple[int, list[FetchedAnswer]]:
-    """Return the number of answers before the first one with an unconfirmed hole, and the answers after it that have none."""
+    """Return how many answers precede the first one with an unconfirmed hole, and the later answers without such holes."""
     with_holes = {hole.answer for hole in unconfirmed}
     usable_count = min(with_holes, default=len(answers))
     return usable_count, [

@@ -141,10 +141,10 @@ class Redelivery:
         """Schedule a turn, after a start or an addition."""
         with self._lock:
             if not self._turn_is_scheduled and not self._closed:
-                self._timer.call_later(
-                    in_s, self._turn
-                )  # before the flag is set: if ``later`` raises or is interrupted, no turn is scheduled
-                self._turn_is_scheduled = True
+                self._timer.call_later(in_s, self._turn)
+                self._turn_is_scheduled = (
+                    True  # only now: if ``call_later`` raises or is interrupted, no turn is scheduled
+                )
 
     def set_paused(self, paused: bool) -> None:
         """Stop handing out records, or continue."""

@@ -103,7 +103,7 @@ class Store:
         self.last_done_due_ms = 0
         self._owner: SpoolOwner | None = None
         self._failed = self._damaged = self._closed = False
-        self.damages = 0
+        self.damage_count = 0
         self._opened = _Opened(self)
         reserve_folder(self)
         try:
@@ -484,7 +484,7 @@ class Store:
             damaged = salvaged is not None or recovery.needs_repair(db)
             migrate(db, damaged)
             if damaged:
-                self.damages += 1
+                self.damage_count += 1
                 recovery.repair(db, salvaged)
                 recovery.restore_owner(db, self._owner, salvaged)
             # After damage, or after a write that took place although RocksDB reported a failure.

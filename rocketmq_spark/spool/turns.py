@@ -3,7 +3,7 @@
 A target *answers* for a minute after a success, until its next failure. A target that failed and does not answer is
 *failing*, and any other one is *new*. Records in flight occupy *slots*. A new or failing target has one record in flight at a
 time. All new targets share a part of the slots, and all failing ones another part, so that a target that answers finds free
-slots. If more targets are failing than their part has slots, they take turns.
+slots. If more targets fail than there are slots for them, they take turns.
 """
 
 from __future__ import annotations

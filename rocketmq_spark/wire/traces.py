@@ -31,7 +31,7 @@ class TraceRecord(NamedTuple):
 
 
 class TracedMessage(NamedTuple):
-    """The data of a message that its records contain."""
+    """What the trace records of a message say about it."""
 
     topic: str
     msg_id: str

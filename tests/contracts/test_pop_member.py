@@ -145,6 +145,6 @@ def test_what_is_done_stays_done(case: Case) -> None:
 
 
 def test_a_topic_that_is_not_there_has_no_places(case: Case) -> None:
-    assert case.port.places(case.topic, soon()) == 1
+    assert case.port.target_count(case.topic, soon()) == 1
     with pytest.raises(RouteNotFound):
-        case.port.places("no-such-topic", soon())
+        case.port.target_count("no-such-topic", soon())

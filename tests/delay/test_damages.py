@@ -16,7 +16,7 @@ from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.model import Resent, SpooledSend
 from rocketmq_spark.spool.records import IDENTITY, Record
 from tests.delay.nodes import QUEUES, START_MS, Node, Topic, World, at_once, envelope
-from tests.spool.damages import damage
+from tests.spool.damage_count import damage
 
 COUNT, SEEDS = 260, 16
 
@@ -120,7 +120,7 @@ def test_a_note_that_was_written_after_the_damage_does_not_count(
     space = space_of(QUEUES[0])
     assert node.store.drop_records([(space, place) for place in node.store.places(space)]) == 1
     assert note_name(QUEUES[0]) in node.store.notes()
-    node.store.damages += 1
+    node.store.damage_count += 1
     for _ in range(2):
         turn(node)
     world.time.advance(100)

@@ -496,7 +496,7 @@ def test_damage_that_a_living_node_meets_is_read_again_too(world: World) -> None
         with contextlib.suppress(SpoolError):
             node.turn(ONE)
         world.time.advance(1)
-    assert node.store.damages, "nobody met it"
+    assert node.store.damage_count, "nobody met it"
     assert set(node.sends.bodies) == {b"m%d" % i for i in range(300)}
 
 

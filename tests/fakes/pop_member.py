@@ -69,9 +69,9 @@ class FakeProxy:
     def policy(self) -> GroupPolicy:
         return self.said
 
-    def places(self, topic: str, deadline: Deadline) -> int:
-        if "places" in self.failing:
-            raise self.failing["places"]
+    def target_count(self, topic: str, deadline: Deadline) -> int:
+        if "target_count" in self.failing:
+            raise self.failing["target_count"]
         if topic not in self.counts:
             raise RouteNotFound("no such topic", topic=topic)
         return self.counts[topic]

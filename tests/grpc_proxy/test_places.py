@@ -33,9 +33,9 @@ def test_a_broker_that_a_topic_gets_later_is_asked_too(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(grpc_member, "_ASSIGNMENT_AGE_S", 0.0)
     with giving(b"x", QueryAssignment=assigned) as member:
-        assert member.places("t", Deadline.after(30)) == 1
+        assert member.target_count("t", Deadline.after(30)) == 1
         brokers.append("broker-b")
-        assert member.places("t", Deadline.after(30)) == 2
+        assert member.target_count("t", Deadline.after(30)) == 2
         (found,) = member.receive(("t", 1), 1, 30.0, 1.0, Deadline.after(30))
         assert found.queue.broker_name == "broker-b"
 
@@ -47,9 +47,9 @@ def test_a_proxy_does_not_decide_how_many_threads_there_are() -> None:
         assigned.assignments.add().message_queue.broker.name = f"b{number}"
     with giving(b"x", QueryAssignment=lambda request, context: assigned) as member:
         with pytest.raises(RemoteProtocolError, match=r"lists 1025 brokers for the topic; expected at most 1024"):
-            member.places("t", Deadline.after(30))
+            member.target_count("t", Deadline.after(30))
         del assigned.assignments[1024]
-        assert member.places("t", Deadline.after(30)) == 1024
+        assert member.target_count("t", Deadline.after(30)) == 1024
 
 
 def _answers() -> dict[str, tuple[str, Any]]:

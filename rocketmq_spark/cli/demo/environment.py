@@ -149,8 +149,8 @@ def demo_environment(
 
 
 def _free_folder(base: Path) -> tuple[Path, int]:
-    """The first of run-1, run-2, ... that is not in use, emptied, with the descriptor that locks it. A broker started on its data
-    counts as use. A folder in which other users may create files is left alone.
+    """The first of run-1, run-2, ... that is not in use, emptied, with the descriptor that locks it. A folder on whose data a
+    broker runs is in use. A folder in which other users may create files is left alone.
     """
     for number in itertools.count(1):
         folder = base / f"run-{number}"

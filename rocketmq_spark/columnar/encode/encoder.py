@@ -206,7 +206,7 @@ class CheckedRows:
 class Encoder:
     """Encodes Arrow batches whose columns are named by ``columns`` (name in the sink's table to name in the DataFrame).
 
-    Items of more than ``alone_above`` bytes are sent alone; then the broker adds to the properties.
+    Items of more than ``single_above_bytes`` bytes are sent alone; then the broker adds to the properties.
     """
 
     columns: Mapping[str, str]

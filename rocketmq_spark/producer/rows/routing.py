@@ -186,8 +186,8 @@ def _missing(topic: str, queue_id: int, broker: str | None, ambiguous: bool) -> 
     if ambiguous:
         return f"queue {queue_id} of topic {topic!r} is on several brokers; name the broker too"
     where = f" on broker {broker!r}" if broker is not None else ""
-    queues = f"its queues: rocketmq-spark topic describe {topic}"
-    return f"topic {topic!r} has no queue {queue_id}{where} that accepts messages; {queues}"
+    hint = f"its queues: rocketmq-spark topic describe {topic}"
+    return f"topic {topic!r} has no queue {queue_id}{where} that accepts messages; {hint}"
 
 
 class ByPartition:

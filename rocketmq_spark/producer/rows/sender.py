@@ -122,7 +122,7 @@ class StoragePlan:
             return None
         deadline = Deadline.after(within_s := self._options.request_timeout)
         storage = self._sender.batch_storage(topic, deadline)
-        # Otherwise each Arrow batch would wait this long, twice.
+        # Without this note, each Arrow batch would wait for the silent broker again.
         if storage is None and deadline.remaining() < within_s / 2:
             self._silent_until[topic] = Deadline.after(SILENT_RETRY_S)
         return storage

@@ -44,7 +44,7 @@ def exposure(location: str, owner: int = folders.ROOT) -> tuple[str, str] | None
     """Return a clause that names another user who may change a local checkpoint, and the remedy; None if there is none. This
     user, root and ``owner`` are no others.
 
-    If the folder does not exist, this checks whether other users may create it: its owner may have renamed it for a moment.
+    A missing folder may only be renamed for a moment, so this then checks whether other users may create it.
     """
     path = local_path(location)
     if path is None:

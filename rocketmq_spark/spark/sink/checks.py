@@ -258,7 +258,7 @@ def check_topic(sender: Sender, topic: str, options: Options, must_exist: bool =
 
 def numbered_queues(sender: Sender, topic: str, options: Options) -> tuple[MessageQueue, ...]:
     """Returns the topic's queues by partition number. Waits for the route up to ``sendTimeout``, as ``check_topic`` with
-    ``expected``. Warns if the numbers changed since the last write of this process over the same connection.
+    ``must_exist``. Warns if the numbers changed since the last write of this process over the same connection.
     """
     queues = tuple(
         _wait_for_route(sender, topic, options, True, lambda deadline, _: sender.partition_queues(topic, deadline))

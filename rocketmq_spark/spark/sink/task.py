@@ -74,7 +74,7 @@ def _fault_table(options: Options) -> FaultTable:
 class TaskWriter:
     """Sends the rows of one task.
 
-    The driver determines ``positions``, the queues of an environment, and ``partitions``, the queues in the order of Kafka's
+    The driver determines ``environment_queues``, and ``partition_queues``, the queues in the order of Kafka's
     partitions (see ``checks``). If rows name their topics, the task determines the partition numbers of each topic once.
     """
 

@@ -44,7 +44,7 @@ class RangePartition(InputPartition):
 
     For queues in ``mismatched_queues``, the slave has other messages than the master. For each range of a stream, ``queue_ends``
     has the end of its queue in the whole batch, and ``newest_ms`` the newest store time that the plan saw, 0 if unknown. With
-    ``kafkaColumns``, ``partition_numbers`` has the number of its queue as a partition.
+    ``kafkaColumns``, ``partition_numbers`` has Kafka's partition number of its queue.
     """
 
     ranges: tuple[OffsetRange, ...]

@@ -79,7 +79,7 @@ class Stream:
         # The start of a new query once it is resolved. If it could not be resolved: the error, which ``latestOffset`` raises.
         self._initial_offset: Offsets | None = None
         self._start_error: RocketMQError | None = None
-        # AvailableNow: the ends up to which this run reads. If ``requested``, the next ``latestOffset`` still has to fetch them.
+        # AvailableNow: the ends up to which this run reads. If requested, the next ``latestOffset`` still has to fetch them.
         self._available_now_requested = False
         self._available_now_ends: Positions | None = None
         # Whether the checkpoint and the options were checked in this run, and whether brokers checked the filter.

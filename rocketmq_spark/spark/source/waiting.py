@@ -71,8 +71,8 @@ def fetch_bounds_of_masters(catalog: OffsetCache) -> QueuesView:
 
 
 def with_compaction_start(catalog: OffsetCache, options: Options, view: QueuesView, start: Positions) -> QueuesView:
-    """Return the view for a read from ``start``. Its minimum offsets count the messages that compaction topics keep before their
-    logs begin, so that messages which compaction removed are not reported as lost.
+    """Return the view for a read from ``start``. The minimum offset of a compaction topic is that of the first kept
+    message, which may be before the log begins. So messages that compaction removed are not reported as lost.
     """
     if all(at >= view.bounds[queue].min_offset for queue, at in start.items()):
         return view
