@@ -16,7 +16,7 @@ from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.model import Resent, SpooledSend
 from rocketmq_spark.spool.records import IDENTITY, Record
 from tests.delay.nodes import QUEUES, START_MS, Node, Topic, World, at_once, envelope
-from tests.spool.damage_count import damage
+from tests.spool.damages import damage
 
 COUNT, SEEDS = 260, 16
 

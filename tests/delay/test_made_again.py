@@ -263,7 +263,7 @@ def test_after_damage_what_was_assigned_is_read_again(world: World) -> None:
     world.node("a")
     turns(world, "a", 3)
     node = assigned(world, world.topic)
-    node.store.damages += 1
+    node.store.damage_count += 1
     node.store.drop_records([(IDENTITY, place) for place in node.store.places(IDENTITY)])
     for _ in range(4):
         node.turn(ONE)

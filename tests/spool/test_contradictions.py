@@ -62,12 +62,12 @@ def test_a_record_that_is_dead_and_waits_is_dead(tmp_path: Path, sequence: int, 
         shown = [(entry.sequence, entry.standing == "dead") for entry in reading.entries()]
     assert sorted(shown) == [(each, each == sequence) for each in (1, 2, 3)]
     with contextlib.closing(Store(tmp_path, sync="never")) as store:
-        assert (len(store), store.totals.dead, store.damages) == (2, 1, 1)
+        assert (len(store), store.totals.dead, store.damage_count) == (2, 1, 1)
         assert database(store).get(lane_key(LANE, sequence)) is None
         assert sent(store, joins) == rest
         assert (len(store), store.totals.dead, store.holds(LANE)) == (0, 1, False)
     with contextlib.closing(Store(tmp_path, sync="never")) as store:
-        assert (store.damages, store.revive(NOW_MS)) == (0, 1)
+        assert (store.damage_count, store.revive(NOW_MS)) == (0, 1)
 
 
 @pytest.mark.parametrize("wrong", [Totals(next_sequence=2, depth=3, size=600), Totals(next_sequence=4, depth=3)])
@@ -78,7 +78,7 @@ def test_totals_contradicting_last_record_are_recounted(tmp_path: Path, wrong: T
         assert reading.totals is not None
         assert reading.is_damaged
     with contextlib.closing(Store(tmp_path, sync="never")) as store:
-        assert (len(store), store.totals.next_sequence, store.damages) == (3, 4, 1)
+        assert (len(store), store.totals.next_sequence, store.damage_count) == (3, 4, 1)
         store.add([(record(b"new", lane=LANE), 1)])
         assert sent(store, joins=True) == [b"first", b"second", b"third", b"new"]
 
@@ -125,7 +125,10 @@ def test_totals_that_would_fall_below_zero_are_counted_again(
     with contextlib.closing(Store(tmp_path, sync="never")) as store:
         (error,) = use(store)
         assert f"totals of the spool in {tmp_path} are lower than its records; these are counted again" in error
-        assert (store.damages, store.totals) == (1, Totals(store.totals.next_sequence, last_ms=store.totals.last_ms))
+        assert (store.damage_count, store.totals) == (
+            1,
+            Totals(store.totals.next_sequence, last_ms=store.totals.last_ms),
+        )
 
 
 def test_a_record_whose_number_no_store_reaches_is_named(tmp_path: Path) -> None:
@@ -138,7 +141,7 @@ def test_a_record_whose_number_no_store_reaches_is_named(tmp_path: Path) -> None
 def test_what_is_true_is_not_counted_again(tmp_path: Path) -> None:
     """Also with dead letters, and where a revived record of a lane has no place in it."""
     with contextlib.closing(Store(three_of_a_lane(tmp_path), sync="never")) as store:
-        assert store.damages == 0
+        assert store.damage_count == 0
     with contextlib.closing(Database(tmp_path)) as db:
         assert [key for key, _ in db.scan(ORDER, lane_key(LANE, 2))] == [lane_key(LANE, 1)]
         assert db.last_key(RECORD, DEAD) is None

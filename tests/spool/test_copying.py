@@ -326,7 +326,7 @@ def test_copy_omits_states_without_record_and_sends_no_dead_one(tmp_path: Path) 
     assert copied == CopyResult(0, 1, {copying.UNREADABLE_RECORD: 1, copying.WITHOUT_RECORD: 2}, False, [])
     assert sent(tmp_path / "copy") == []
     with contextlib.closing(Store(tmp_path / "copy", sync="never")) as store:
-        assert (store.damages, store.revive(1)) == (0, 1)
+        assert (store.damage_count, store.revive(1)) == (0, 1)
 
 
 def test_unreadable_owner_leaves_copied_records_without_owner(tmp_path: Path) -> None:

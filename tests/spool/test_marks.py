@@ -116,7 +116,11 @@ def test_the_result_of_a_record_that_was_forgotten_is_ignored(store: Store, verd
     assert store.totals == before
     store.close()
     again = Store(store.path, sync="never")
-    assert ([work.record.marks[0][1] for work in again.take(99, 9)], again.damages, again.totals.dead) == ([b"b"], 0, 0)
+    assert ([work.record.marks[0][1] for work in again.take(99, 9)], again.damage_count, again.totals.dead) == (
+        [b"b"],
+        0,
+        0,
+    )
     again.close()
 
 

@@ -560,7 +560,7 @@ def test_totals_that_no_store_has_are_counted_again(tmp_path: Path) -> None:
     done = spool_command("show", spool)
     assert f"{spool} is damaged" in done.stderr
     with contextlib.closing(make(spool)) as store:
-        assert (len(store), store.damages) == (1, 1)
+        assert (len(store), store.damage_count) == (1, 1)
     assert "damaged" not in spool_command("show", spool).stderr
 
 

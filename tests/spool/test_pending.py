@@ -127,7 +127,7 @@ def test_kill_at_any_write_of_upgrade_loses_and_doubles_nothing(
         assert places(earlier) == before
     assert states == [(5, 2), (3, 2), (1, 2), (0, 2)], "no earlier release uses it from the first write on"
     store = Store(earlier, "never")
-    assert (store.damages, len(payloads(store))) == (0, 7)
+    assert (store.damage_count, len(payloads(store))) == (0, 7)
     store.close()
 
 
@@ -152,7 +152,7 @@ def test_folder_needing_repair_gets_it_after_killed_upgrade(
         with pytest.raises(SpoolError, match="killed"):
             Store(earlier, "never")
     store = Store(earlier, "never")
-    assert store.damages == 1
+    assert store.damage_count == 1
     assert sorted(work.due.sequence for work in store.take(LATER, 99)) == [1, 3, 6, 7, 8, 9, 10]
     store.close()
 
@@ -241,7 +241,7 @@ def test_totals_without_places_are_those_of_an_empty_store(tmp_path: Path) -> No
     with contextlib.closing(Database(tmp_path)) as db:
         db.write([(TOTALS, Totals(7).encode())])
     with contextlib.closing(Store(tmp_path, "never")) as one:
-        assert (one.damages, one.totals.next_sequence) == (0, 7)
+        assert (one.damage_count, one.totals.next_sequence) == (0, 7)
 
 
 def test_memory_does_not_grow_with_records_that_pass(store: Store) -> None:

@@ -130,6 +130,6 @@ def test_damage_of_what_is_not_shown_is_told_as_well(tmp_path: Path) -> None:
     reading.close()
     store = Store(tmp_path)
     store.verify()
-    assert (store.damages, len(store), store.notes()) == (1, 1, {b"1": first})
+    assert (store.damage_count, len(store), store.notes()) == (1, 1, {b"1": first})
     store.close()
     assert payloads(tmp_path) == [b"x"]

@@ -211,7 +211,7 @@ class StoreMachine(SteppingMachine):
                 back.append((pending._replace(due=later, waits=pending.waits != (damage == "doubled")).encoded, state))
         db.write(back, [*lost, TOTALS])
         self._open_again()
-        assert self.store.damages == (1 if self.model.kept or self.model.dead else 0)
+        assert self.store.damage_count == (1 if self.model.kept or self.model.dead else 0)
 
     @step(data=st.data())
     def repaired_by_an_earlier_release(self, data: st.DataObject) -> None:

@@ -108,7 +108,7 @@ def test_a_place_without_a_record_is_repaired_once(tmp_path: Path, caplog: pytes
             store.take(9, 1)
         for _ in range(3):
             assert store.take(9, 1) == []
-        assert (places(store), store.next_due_ms(), len(store), store.damages) == ([], None, 0, 1)
+        assert (places(store), store.next_due_ms(), len(store), store.damage_count) == ([], None, 0, 1)
     assert caplog.text.count("counted again") == 0
 
 
