@@ -378,7 +378,10 @@ class GroupMember(Protocol):
     def commit(
         self, group: str, offsets: Mapping[MessageQueue, int], deadline: Deadline
     ) -> dict[MessageQueue, RocketMQError]:
-        """Commit offsets, on a slave without a master; returns the errors. A broker that may creates an unknown group first."""
+        """Commit offsets, on a slave without a master; returns the errors.
+
+        A broker that is allowed to create groups first creates an unknown one.
+        """
 
     def pull(self, request: PullRequest, deadline: Deadline, done: OnPulled) -> None:
         """Send one long poll. Calls ``done`` exactly once, on any thread; it must not block. Never raises, never blocks."""
@@ -399,7 +402,7 @@ class GroupMember(Protocol):
 
 
 class PopMember(Protocol):
-    """The methods that a consumer calls to pop messages (POP). It has no queues; a Proxy delivers messages one by one.
+    """The methods that a consumer calls to pop messages (POP). Such a member has no queues; a Proxy delivers messages one by one.
 
     A message that is not acknowledged within its invisible time is delivered again, to any member of the group.
     """

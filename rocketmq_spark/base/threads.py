@@ -137,14 +137,14 @@ def start_thread(
 
 def _run_thread(name: str, loop: Callable[[], None], on_end: Callable[[], None] | None, restart: bool) -> None:
     try:
-        while _run_failed(name, loop) and restart:
+        while _run_and_log_failure(name, loop) and restart:
             pass
     finally:
         if on_end is not None:
             on_end()
 
 
-def _run_failed(name: str, loop: Callable[[], None]) -> bool:
+def _run_and_log_failure(name: str, loop: Callable[[], None]) -> bool:
     outcome = capture(loop)
     if not isinstance(outcome, Failure):
         return False

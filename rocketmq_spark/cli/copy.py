@@ -334,7 +334,7 @@ def _copy_all(copier: Copier, consumer: PullConsumer, target: Target, how: dict[
 
 
 def copied_offsets(target: Target, group: str, source: str) -> dict[MessageQueue, int | None]:
-    """Return the group's offsets of the source's queues in the environment.
+    """Return the committed offsets of the group in those queues of ``source`` that the environment owns.
 
     Raises ``OffsetError`` for an offset beyond the end of its queue: the consumer would continue at the end, and the messages
     before the end would count as copied.

@@ -59,7 +59,10 @@ def column_findings(
 def topic_findings(
     tree: ast.Module, program: PythonProgram, reads_rocketmq: Callable[[ast.expr], bool], written: Container[ast.expr]
 ) -> Iterator[KafkaFinding]:
-    """Yield names of topics with dots in frames of RocketMQ. ``written`` has no frames of writers with option ``topicNames``."""
+    """Yield names of topics with dots in frames of RocketMQ.
+
+    ``written`` are the written frames, without those whose writer has option ``topicNames``.
+    """
     for call, is_read in _frame_calls(tree, reads_rocketmq, written):
         if call in written:
             yield from _assigned_topic_findings(call, program)

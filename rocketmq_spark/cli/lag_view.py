@@ -64,8 +64,8 @@ def unfinished_batch_text(state: Mapping[str, Any]) -> str:
     silent_brokers = state["waitsFor"]
     if not silent_brokers:
         return f"batch {state['batchId']} {begun} not done: it runs, or its query has ended"
-    does_not_answer = "does not answer" if len(silent_brokers) == 1 else "do not answer"
-    return f"batch {state['batchId']} {begun} not done: {', '.join(silent_brokers)} {does_not_answer}"
+    verb = "does not answer" if len(silent_brokers) == 1 else "do not answer"
+    return f"batch {state['batchId']} {begun} not done: {', '.join(silent_brokers)} {verb}"
 
 
 def document(snapshot: LagSnapshot) -> dict[str, object]:

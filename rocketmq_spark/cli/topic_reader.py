@@ -90,7 +90,7 @@ class TopicReader:
     def seek_offsets(
         self, starts: Mapping[MessageQueue, int], end_offsets: Mapping[MessageQueue, int] | None = None
     ) -> None:
-        """Read only the queues of ``starts``, each from its offset, and up to that of ``end_offsets`` if it has one.
+        """Read only the queues in ``starts``: each from its offset there, and up to its offset in ``end_offsets``, if any.
 
         Both may be ``EARLIEST`` or ``LATEST``. Offsets that are no longer kept go to ``on_loss``. Raises ``OffsetError`` for
         queues that do not exist, and for offsets after a queue's end.

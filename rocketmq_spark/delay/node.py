@@ -90,7 +90,7 @@ def _check_topics_of_group(member: GroupMember, parsed: Options, topic: str) -> 
             )
     if failed:
         logger.warning(
-            "cannot check (with ACL 2.0 it needs Get on the group) whether group %r has members that do not read %s, "
+            "cannot check (with ACL 2.0, the check needs Get on the group) whether group %r has members that do not read %s, "
             "at %d of the brokers: %s",
             group, topic, len(failed), next(iter(failed.values())),
         )  # fmt: skip

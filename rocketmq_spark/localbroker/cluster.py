@@ -332,7 +332,7 @@ class LocalBroker(Closeable):
 
 @contextlib.contextmanager
 def _starting_on(folder: Path) -> Iterator[None]:
-    """Like ``distribution.writing_to``. In addition, an error without a remedy says so if the disk is full. On a full disk the
+    """Like ``distribution.writing_to``. In addition, if the disk is full, an error without a remedy says that. On a full disk the
     operating system ends a server, and its log, which has no room either, does not name the cause.
     """
     with distribution.writing_to(folder):

@@ -173,16 +173,16 @@ def _download_file(repository: Repository, coordinate: str, target: DownloadTarg
         file.open("ab" if existing_bytes and answer.status == http.HTTPStatus.PARTIAL_CONTENT else "wb") as out,
     ):
         length = answer.headers.get("Content-Length")
-        missing = None if length is None else int(length)
+        bytes_left = None if length is None else int(length)
         while not stopped.is_set() and (chunk := answer.read(_CHUNK_BYTES)):
             if out.tell() + len(chunk) > target.max_bytes:
                 raise LocalBrokerError(
-                    f"{request.full_url} has more bytes than the {target.max_bytes} of {coordinate}, and is not used",
+                    f"{request.full_url} has more than {target.max_bytes} bytes, the size limit of {coordinate}, and is not used",
                     remedy="Check the mirror, or the proxy that changes downloads",
                 )
             out.write(chunk)
-            missing = None if missing is None else missing - len(chunk)
-        if missing:
+            bytes_left = None if bytes_left is None else bytes_left - len(chunk)
+        if bytes_left:
             raise ConnectionError("the connection ended before the file did")
 
 

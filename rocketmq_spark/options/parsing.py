@@ -69,8 +69,8 @@ def merged_table_options(given: Mapping[str, object]) -> Mapping[str, object]:
     """Merge the options of a table in Spark's catalog, which are stored as ``option.name``; options of ``WITH`` override them."""
     own = {name[7:]: value for name, value in given.items() if name.startswith("option.")}
     plain = {name: value for name, value in given.items() if not name.startswith("option.")}
-    known = {name.lower() for name in plain}
-    return {**{name: value for name, value in own.items() if name.lower() not in known}, **plain}
+    plain_names = {name.lower() for name in plain}
+    return {**{name: value for name, value in own.items() if name.lower() not in plain_names}, **plain}
 
 
 def string(value: str) -> str:

@@ -130,8 +130,8 @@ class DelayRouter:
         """When the message is due, if it needs an envelope. None if it has no delay, or if the timers of all ``brokers``
         can handle the delay.
 
-        With ``longDelay=error``, raises ``MessageRefused`` if a broker would deliver the message at once. Brokers reject a delay
-        that is too long themselves. ``require_answers`` is that of ``route``.
+        With ``longDelay=error``, raises ``MessageRefused`` if a broker would deliver the message at once. Brokers themselves
+        reject a delay that is too long. ``require_answers`` is that of ``route``.
         """
         timer_properties = decode_properties(properties)
         delay, deliver_at = (timer_properties.get(name) for name in _TIMER_PROPERTIES)

@@ -48,7 +48,7 @@ class LossSuspicions:
         return suspicion.suspected_for_s(now) >= self._grace_s
 
     def address_changed(self) -> None:
-        """The next answers come from another address: what looked lost still does, but the time of grace starts again."""
+        """The next answers come from another address: suspected losses remain, but their time of grace starts again."""
         for suspicion in self.by_position.values():
             if suspicion.suspected_at is not None:
                 suspicion.suspected_at = math.inf

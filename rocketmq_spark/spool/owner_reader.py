@@ -65,7 +65,9 @@ def _entries_to_copy(reading: SpoolReading) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _limit_memory() -> None:
-    with contextlib.suppress(ValueError, OSError):  # a lower limit, or a system without this one
+    with contextlib.suppress(
+        ValueError, OSError
+    ):  # fails if the hard limit is lower, or if the system has no such limit
         resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
 
 

@@ -275,7 +275,8 @@ def test_more_bytes_than_a_jar_has_are_not_read(server: Server, tmp_path: Path) 
                 sent.append(len(BODY))
 
     server.does = endless
-    with pytest.raises(LocalBrokerError, match=rf"g/h/a/1/a-1\.jar has more bytes than the {len(BODY)} of {JAR}"):
+    message = rf"g/h/a/1/a-1\.jar has more than {len(BODY)} bytes, the size limit of {JAR}"
+    with pytest.raises(LocalBrokerError, match=message):
         maven.download([JAR], tmp_path, lambda arrived: None, {JAR: len(BODY)})
     assert sum(file.stat().st_size for file in tmp_path.iterdir()) <= len(BODY)
     assert len(server.asked) == 1

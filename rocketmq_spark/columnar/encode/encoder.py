@@ -130,7 +130,7 @@ class ItemParts:
         return self._items
 
     def complete(self, how: CompleteItems) -> None:
-        """Complete items that are joined already, and others when they are joined, while they are in the processor's cache."""
+        """Complete the items now if they are joined, otherwise right after their join, while the processor's cache has them."""
         self._complete = how
         if self._items is not None:
             how(self._items, 0)

@@ -268,7 +268,7 @@ class ByCallable:
         return queue_indexes
 
     def _adds_bad_rows(self, rows: TopicRows, bad_rows: BadRows) -> bool:
-        """Add rows with a text that is not UTF-8, which a function cannot get. Returns whether there are any."""
+        """Add the rows whose text is not UTF-8: a selector function cannot get such a text. Returns whether there are any."""
         is_good = True
         for name in ("tags", "keys", "properties", "shardingkey"):
             if name in self._columns:
@@ -442,7 +442,7 @@ class Router:
         self._selector = row_selector(options, columns, numbered)
         self._queues_of = queues
         self._wait_for_brokers = wait_for_brokers
-        self._has_waited: set[str] = set()
+        self._waited_topics: set[str] = set()
         self._patience_s = options.send_timeout
         self._deadline: Deadline | None = None  # of the current Arrow batch, set when one of its topics waits
         self._queues: dict[str, QueueList] = {} if shared_queues is None else shared_queues
@@ -554,11 +554,15 @@ class Router:
     def _refreshed(self, rows: TopicRows) -> QueueList:
         """The newest queues of the topic. Waits, once for each topic, for brokers whose partitions the rows name."""
         topic, queues = rows.topic, self._queues_of(rows.topic, True)
-        if not isinstance(self._selector, ByPartition) or self._wait_for_brokers is None or topic in self._has_waited:
+        if (
+            not isinstance(self._selector, ByPartition)
+            or self._wait_for_brokers is None
+            or topic in self._waited_topics
+        ):
             return queues
         missing = self._selector.missing_brokers(rows, queues)
         if not missing:
             return queues
-        self._has_waited.add(topic)
+        self._waited_topics.add(topic)
         self._deadline = self._deadline or Deadline.after(self._patience_s)
         return self._wait_for_brokers(topic, missing, self._deadline)

@@ -472,7 +472,7 @@ def _check_route_now(sender: Sender, topic: str, timeout_s: float) -> None:
 
 
 def _any_broker(sender: Sender) -> bool:
-    """Whether any broker is registered: then a topic without a route does not exist."""
+    """Whether any broker is registered. If so, a topic without a route does not exist."""
     try:
         return sender.any_broker()
     except RocketMQError:
