@@ -81,9 +81,8 @@ def check_function(name: str, value: Any, parameters: str, *, coroutines: bool =
 
 def _deferred_kind(code: Any) -> str | None:
     """Return the kind of a function whose call does not run its body, but returns a coroutine or generator; None for others."""
-    if (
-        isinstance(code, FunctionType) and not code.__code__.co_flags & _DEFERRED_FLAGS
-    ):  # the usual case: it must be fast
+    if isinstance(code, FunctionType) and not code.__code__.co_flags & _DEFERRED_FLAGS:
+        # The usual case: it must be fast.
         return None
     while isinstance(code, functools.partial):
         code = code.func

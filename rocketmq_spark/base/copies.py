@@ -108,9 +108,8 @@ class CheckCoalescer(Generic[P, D]):
                 return None
             decider, _ = self._deciders.get(key, (self, broker))
             is_hanging = decider._stopped_until is not None and decider._stopped_until.expired
-            if decider is not self and (
-                is_hanging or key in decider._queued
-            ):  # the function of this object is called at the same time or earlier
+            if decider is not self and (is_hanging or key in decider._queued):
+                # The function of this object is called at the same time or earlier.
                 self._forget(key)
             is_pending = key in self._newest_places
             if not is_pending and self._waiting_by_broker[broker] < MAX_WAITING:

@@ -131,9 +131,8 @@ def _spawn(request: StartRequest, log: IO[str]) -> RunningBroker:
     root = str(Path(rocketmq_spark.__file__).parent.parent)
     arguments = python_call("-P", "-m", __name__, str(write_fd), import_first=[root])
     if distribution.CACHE_VARIABLE in arguments["env"]:
-        arguments["env"][distribution.CACHE_VARIABLE] = str(
-            distribution.cache_folder()
-        )  # it may be relative to the folder of this process
+        # It may be relative to the folder of this process.
+        arguments["env"][distribution.CACHE_VARIABLE] = str(distribution.cache_folder())
     with open(read_fd, encoding="utf-8") as answers:
         child = subprocess.Popen(
             **arguments, stdin=subprocess.PIPE, stdout=log, stderr=log, pass_fds=[write_fd], start_new_session=True

@@ -128,9 +128,8 @@ def time_ms(text: str) -> int:
 
     stripped = text.strip()
     if re.fullmatch(r"[\d.]{1,12}\s*[a-z]+", stripped):
-        return max(
-            0, round((time.time() - duration(stripped)) * 1000)
-        )  # brokers fail for times that do not fit into 64 bits
+        # Brokers fail for times that do not fit into 64 bits.
+        return max(0, round((time.time() - duration(stripped)) * 1000))
     if re.fullmatch(r"@\d{1,18}", stripped):
         return int(stripped[1:])
     if stripped.isdecimal():  # ambiguous: it could be an offset, seconds or milliseconds

@@ -607,9 +607,8 @@ class PythonProgram:
             return
         choices = [list(map(_as_text, self.values(part))) or [UNKNOWN] for part in parts]
         for texts in itertools.islice(itertools.product(*choices), _MAX_VALUES):
-            size = sum(map(len, texts)) + len(separator) * len(
-                texts
-            )  # computed before the text is, which may be too long
+            # Computed before the text is, which may be too long.
+            size = sum(map(len, texts)) + len(separator) * len(texts)
             yield separator.join(texts) if size <= _MAX_TEXT_CHARS else UNKNOWN
 
     def _added(self, left: ast.expr, right: ast.expr) -> Iterator[Value]:

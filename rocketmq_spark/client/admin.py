@@ -304,9 +304,8 @@ def _register_topic(admin: BaseAdmin, topic: str, shown: Mapping[str, _Shape | N
             make_request = partial(
                 rpc.REGISTER_TOPIC_IN_NAMESRV.request, bodies.topic_registration(configs), topic=on_wire
             )
-            if (
-                not configs and not _shapes_in_route(_route_or_none(admin.routes, topic)).keys() - registered.keys()
-            ):  # the topic has been deleted
+            if not configs and not _shapes_in_route(_route_or_none(admin.routes, topic)).keys() - registered.keys():
+                # The topic has been deleted.
                 make_request = partial(rpc.DELETE_TOPIC_IN_NAMESRV.request, topic=on_wire)
             admin.name_servers.request_at_all(make_request, deadline)
         registered = configs

@@ -115,9 +115,8 @@ class RemotingCommitter:
                         "a Proxy does not let it be created, nor does its broker (autoCreateSubscriptionGroup=false)"
                     )
                     raise _not_created(group, error, problem) from e
-                if error.retriable and not isinstance(
-                    error, NotReadable | TopicNotFound
-                ):  # a new group may get these errors
+                if error.retriable and not isinstance(error, NotReadable | TopicNotFound):
+                    # A new group may get these errors.
                     raise error from e
 
     def create_retry_topic(self, group: str, timeout_s: float) -> None:

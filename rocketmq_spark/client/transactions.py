@@ -153,9 +153,8 @@ class HalfChecks:
     def _answer(self, copy: _Copy, decision: TransactionState) -> bool:
         address, place = copy
         if decision is TransactionState.ROLLBACK and _commits().is_at_other_master(place.key, address):
-            decision = (
-                TransactionState.COMMIT
-            )  # a second commit delivers the message twice, which is better than losing it
+            # A second commit delivers the message twice, which is better than losing it.
+            decision = TransactionState.COMMIT
         try:
             return send_decision(
                 self._calls, address, place, decision, Deadline.after(self._calls.request_timeout_s), answers_check=True

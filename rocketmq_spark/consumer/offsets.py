@@ -308,9 +308,8 @@ def _file_identity(file: Path | int) -> tuple[int, int, int]:
 
 
 def _replace_file(path: Path, text: str) -> None:
-    temporary = path.with_name(
-        f"{path.name}.{uuid.uuid4().hex}.tmp"
-    )  # unique, for processes that store at the same time
+    # Unique, for processes that store at the same time.
+    temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
     try:
         descriptor = folders.open_regular(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         with open(descriptor, "w", encoding="utf-8") as file:

@@ -89,9 +89,8 @@ class OrderedConsumeService:
         self.connection: Callable[[str], object] = lambda broker_name: None
         self._waiting_for_lock: list[ProcessQueue] = []  # queues whose tasks wait for the broker's lock
         self._lock_requests: set[ProcessQueue] = set()  # these queues, and others whose lock is requested next
-        self._lock_refused: set[ProcessQueue] = (
-            set()
-        )  # queues whose last request was refused less than ``LOCK_REFUSED_S`` ago
+        # Queues whose last request was refused less than ``LOCK_REFUSED_S`` ago.
+        self._lock_refused: set[ProcessQueue] = set()
         self.on_queue_free: Callable[[], None] = lambda: None
         self._scheduled: set[ProcessQueue] = set()  # queues with a task that waits or runs
         self._calls: dict[MessageQueue, _Call] = {}  # running calls of the listener
@@ -111,9 +110,8 @@ class OrderedConsumeService:
             if queue in self._lock_requests or queue in self._lock_refused:
                 return
             self._lock_requests.add(queue)
-        self.lock_timer.call_later(
-            LOCK_REQUEST_DELAY_S, self._request_locks_now
-        )  # without the lock, because it may run at once
+        # Without the lock, because it may run at once.
+        self.lock_timer.call_later(LOCK_REQUEST_DELAY_S, self._request_locks_now)
 
     def submit(self, queue: ProcessQueue, messages: Sequence[ReceivedMessage]) -> None:
         """Schedule the task of ``queue``, which consumes it until it is empty."""

@@ -78,9 +78,8 @@ class Ownership:
         # Offsets of resets and corrections that no broker has stored yet. The offset of a queue in ``_resetting`` stays here even
         # if a broker stored it: a pull that was in flight carries an older offset, which the broker may store afterwards.
         self._pending_resets: dict[MessageQueue, int] = {}
-        self._resetting: set[MessageQueue] = (
-            set()
-        )  # queues that were released for a reset, until they are started again
+        # Queues that were released for a reset, until they are started again.
+        self._resetting: set[MessageQueue] = set()
         # Queues between their release and their next start, and until when. A reset that comes then applies to them, too.
         self._handover_until_ms: dict[MessageQueue, int] = {}
         self._reset_count = 0  # changes with each reset, so that longer actions notice one that came meanwhile

@@ -281,9 +281,8 @@ class Acknowledger:
         self._unacked = unacked
         self._timer = timer
         self._closed = False
-        self._renew_threads: set[Hashable] = (
-            set()
-        )  # running threads that extend invisible times: an endpoint, a broker, a number
+        # Running threads that extend invisible times: an endpoint, a broker, a number.
+        self._renew_threads: set[Hashable] = set()
 
     def close(self) -> None:
         """Later acknowledgements fail locally; the broker redelivers the messages."""
@@ -804,9 +803,8 @@ class RunningPopConsumer:
         try:
             self._port.subscribe(self._subscriptions.filters(), Deadline.after(START_S))
         finally:
-            if (
-                self._pollers.closed
-            ):  # another thread stopped the consumer during the request, and may have left before it
+            if self._pollers.closed:
+                # Another thread stopped the consumer during the request, and may have left before it.
                 self._port.close(Deadline.after(TIMEOUT_S))
 
     def _check_order(self) -> None:

@@ -273,9 +273,8 @@ class Prefetcher:
         try:
             self._readers[broker_name] = reader
             reader.thread = start_thread(f"rocketmq-ahead-{broker_name}", run, on_end, restart=False)
-        except (
-            BaseException
-        ) as e:  # also Ctrl-C: if the thread was started, it ends because its reader is not registered
+        except BaseException as e:
+            # Also Ctrl-C: if the thread was started, it ends because its reader is not registered.
             self._readers.pop(broker_name, None)
             if not isinstance(e, RuntimeError):
                 raise
@@ -509,9 +508,8 @@ class Backlogs:
                 backlog_queue.cooldown_until = cooldown_until
                 # Messages that could not be decoded are counted no more: pulls request them again.
                 backlog_queue.undecoded_count = backlog_queue.undecoded_bytes = 0
-        self._timer.call_later(
-            0, self._resume_pulls
-        )  # also without queues here: others may have come too late for the read
+        # Also without queues here: others may have come too late for the read.
+        self._timer.call_later(0, self._resume_pulls)
 
     # --- ``PrefetchQueues``; without the lock
 

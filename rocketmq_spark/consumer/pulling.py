@@ -6,7 +6,7 @@ adds the queue until it is dropped.
 Queues that are far behind their ends are read ahead for a while (``consumer/prefetch``): a pull returns 32 messages and involves
 three threads, and reading ahead has many pulls in flight. A queue is either pulled or read ahead; between ``try_read_ahead`` and
 the start of the read it is neither. The conditions that pause pulls (a full cache, a listener that blocks the offset) also end a
-read, and pulls continue.
+read. Then the queue is pulled again.
 """
 
 from __future__ import annotations
@@ -163,9 +163,8 @@ class Pulling:
             return
         if isinstance(answer, PullAnswer) and self.decode is not None and not queue.dropped:
             decoded = capture(_decoded_answer, queue.queue, offset, request_filter, answer, self.decode)
-            if isinstance(
-                decoded, Failure
-            ):  # for instance for lack of memory; the next pull requests the messages again
+            if isinstance(decoded, Failure):
+                # For instance for lack of memory; the next pull requests the messages again.
                 decoded.log(logger, "an answer to a pull of %s at %d could not be decoded", queue.queue, offset)
                 answer = DecodeError(f"the answer could not be decoded: {decoded}", queue=str(queue.queue))
             else:

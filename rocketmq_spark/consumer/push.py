@@ -496,9 +496,8 @@ class RunningConsumer:
     def _read_end_offsets(self) -> None:
         """Read the end offsets of queues that are not pulled, such as full ones. Their last pull knows only an earlier end."""
         now_ms, deadline = self._pull_timer.now_ms(), Deadline.after(TIMEOUT_S)
-        unavailable_brokers: set[str] = (
-            set()
-        )  # brokers that do not answer, so that only the first queue of each waits for an answer
+        # Brokers that do not answer, so that only the first queue of each waits for an answer.
+        unavailable_brokers: set[str] = set()
         for process_queue in self.state.owned():
             if now_ms - process_queue.end_updated_ms <= MAX_END_OFFSET_AGE_MS:
                 continue

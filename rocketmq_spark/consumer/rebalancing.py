@@ -71,9 +71,8 @@ class Rebalancing:
         # Whether a broker does not know this member, because the broker restarted or is new. Then a heartbeat is sent at once.
         # The next regular one may come 30 s later, and until then the other members would get a list without this member.
         self._is_unlisted = False
-        self._failure_counts: Counter[tuple[str, str]] = (
-            Counter()
-        )  # failures in a row, by topic and subject of the request
+        # Failures in a row, by topic and subject of the request.
+        self._failure_counts: Counter[tuple[str, str]] = Counter()
         self._complaints = LogThrottle()  # by topic and subject of the request
 
     def schedule(self, delay_s: float = 0.0) -> None:

@@ -436,9 +436,8 @@ def dead_letter_send(rules: Rules, letter: Record) -> SpooledSend:
     envelope, original = delivery.envelope, delivery.original
     properties = {**original.properties, release.TOPIC: envelope.topic, PROBLEM: reason}
     text, note = encode_properties(properties, SINGLE_MAX_PROPERTIES), release.truncation_note(envelope.body, max_bytes)
-    if (
-        note and len(text.encode()) + len(note) <= SINGLE_MAX_PROPERTIES
-    ):  # ``dead_letter_of`` reserves no room for ``note``
+    if note and len(text.encode()) + len(note) <= SINGLE_MAX_PROPERTIES:
+        # ``dead_letter_of`` reserves no room for ``note``.
         properties[PROBLEM] = reason + note
         text = encode_properties(properties)
     envelope = envelope._replace(topic=rules.dead_topic, body=envelope.body[:max_bytes])

@@ -355,9 +355,8 @@ class DelayService:
         self._checkpoints[queue] = checkpoint
         self._commit_states[queue] = CommitState(committed, checkpoint.committed, Deadline.after(COMMIT_CHECK_S))
         if max(bounds.min_offset, checkpoint.read_end) < bounds.max_offset:
-            if (
-                queue not in self._catch_up_ends
-            ):  # a queue that is started again after an error does not prolong the wait
+            if queue not in self._catch_up_ends:
+                # A queue that is started again after an error does not prolong the wait.
                 self._catch_up_until = Deadline.after(CATCH_UP_S)
             self._catch_up_ends[queue] = bounds.max_offset
         else:  # an earlier end of the queue is no longer valid if the topic was created again with fewer messages
@@ -528,9 +527,8 @@ class DelayService:
         to_commit: dict[MessageQueue, CommittedProgress] = {}
         for queue, checkpoint in checkpoints.items():
             state = self._commit_states[queue]
-            if (
-                not state.is_current or state.conflicts == 1
-            ):  # others' numbers stay until the next check, which may find them again
+            if not state.is_current or state.conflicts == 1:
+                # Others' numbers stay until the next check, which may find them again.
                 continue
             oldest_waiting = self._records.oldest_offset(queue)
             oldest = checkpoint.read_end if oldest_waiting is None else min(checkpoint.read_end, oldest_waiting)

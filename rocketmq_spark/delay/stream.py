@@ -201,9 +201,8 @@ class _Waiting(StatefulProcessor):
         nothing_waits = not (self._ends.exists() or self._waiting.exists())
         if due_ms <= now_ms:
             first, second = next(parts, []), next(parts, None)
-            if (
-                nothing_waits and second is None and self._has_room(_ON_ARRIVAL_SHARE)
-            ):  # otherwise the timer returns them
+            if nothing_waits and second is None and self._has_room(_ON_ARRIVAL_SHARE):
+                # Otherwise the timer returns them.
                 yield from self._rows(first)
                 return
             parts = itertools.chain([first] if second is None else [first, second], parts)

@@ -101,9 +101,8 @@ def cache_folder() -> Path:
     process.get_or_create(
         "cache", temporary, functools.partial(_LOG.warning, warning, problem, temporary, CACHE_VARIABLE)
     )
-    if (
-        temporary.is_symlink() or folders.foreign_owner(temporary, root_may=False) is not None
-    ):  # any user may have created it
+    if temporary.is_symlink() or folders.foreign_owner(temporary, root_may=False) is not None:
+        # Any user may have created it.
         raise LocalBrokerError(
             f"{temporary} is a link, or belongs to another user; files from there would be executed",
             remedy=f"Name a folder of your own with {CACHE_VARIABLE}",
@@ -316,9 +315,8 @@ def _download(cache: Path, unusable: Sequence[tuple[Section, Jar]], quiet: bool,
         for section, jar in unusable:
             target = cache / "jars" / section.key / jar.file_name
             folders.make_folders(target.parent, folders.READABLE)
-            folders.set_mode(
-                files[jar.coordinate], _FILE_MODE
-            )  # whatever the umask is, and before others can open the file
+            # Whatever the umask is, and before others can open the file.
+            folders.set_mode(files[jar.coordinate], _FILE_MODE)
             os.replace(files[jar.coordinate], target)
     finally:
         shutil.rmtree(download_folder, ignore_errors=True)

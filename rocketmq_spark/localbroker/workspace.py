@@ -181,9 +181,8 @@ def _clean_up(record: Path) -> None:
             return
         content = json.load(f)
         data = Path(content["data"])
-        is_own = (
-            folders.foreign_owner(data) is None
-        )  # another user may have created a folder of this name after it was removed
+        # Another user may have created a folder of this name after it was removed.
+        is_own = folders.foreign_owner(data) is None
         was_reserved = folders.foreign_owner(data / LOCK_FILE) is None and (data / LOCK_FILE).is_file()
         # Another process with another cache may use the folder now: then its servers belong to that process.
         with _locked_if_unused(data) if is_own else contextlib.nullcontext():

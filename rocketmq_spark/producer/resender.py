@@ -91,9 +91,8 @@ class EngineResender:
         self._max_message_size = settings.max_message_size
         self._engine = Engine(sender, resend_settings, timer, batch_writes=batch_writes or contextlib.nullcontext)
         self._timer = timer
-        self._request_executor = timer.with_own_thread(
-            "timers"
-        )  # requests about topics and timers, and sends that need them
+        # Requests about topics and timers, and sends that need them.
+        self._request_executor = timer.with_own_thread("timers")
         self._settings = settings
         self._long_delays = DelayRouter(sender, BrokerTimers(sender, {}, SILENT_RETRY_S), settings, timer.wall_ms)
         self._gathers_sends = batch_writes is not None

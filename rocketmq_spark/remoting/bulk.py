@@ -283,9 +283,8 @@ class BulkStream:
         kept = sorted(keep)
         incomplete_bytes = self._filled - self._scanned
         kept_bytes = sum(end - start for start, end in kept) + incomplete_bytes
-        size = max(
-            self._buffer_bytes, kept_bytes + incomplete_bytes + (self._buffer_bytes >> 2)
-        )  # the incomplete frame may double
+        # The incomplete frame may double.
+        size = max(self._buffer_bytes, kept_bytes + incomplete_bytes + (self._buffer_bytes >> 2))
         self._growth_refused = not self._account.resize(max(0, size - self._buffer_bytes - self._spare_bytes))
         if self._growth_refused:
             size = max(self._buffer_bytes, kept_bytes)

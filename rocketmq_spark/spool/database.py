@@ -140,9 +140,8 @@ class Database:
                 position = _next_readable(iterator, gap_start, end)
                 self.gaps.append((gap_start, position or end))
             finally:
-                del (
-                    iterator
-                )  # otherwise the traceback of an error would keep the iterator, and with it the folder's lock
+                # Otherwise the traceback of an error would keep the iterator, and with it the folder's lock.
+                del iterator
 
     def last_key(self, start: bytes, end: bytes) -> bytes | None:
         """Return the last key from ``start`` to before ``end``, or None."""
@@ -195,9 +194,8 @@ class Database:
                     remedy=REPAIR_REMEDY,
                 )
             path = self.path
-            if is_database(path) and not any(
-                path.glob(f"*{LOG_SUFFIX}")
-            ):  # every database has a log, even if it is empty
+            if is_database(path) and not any(path.glob(f"*{LOG_SUFFIX}")):
+                # Every database has a log, even if it is empty.
                 self.damage = "its log is gone"
                 if not tolerant:
                     raise Damaged(f"the spool in {path} is damaged: {self.damage}", remedy=REPAIR_REMEDY)

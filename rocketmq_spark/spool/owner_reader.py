@@ -65,9 +65,8 @@ def _entries_to_copy(reading: SpoolReading) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _limit_memory() -> None:
-    with contextlib.suppress(
-        ValueError, OSError
-    ):  # fails if the hard limit is lower, or if the system has no such limit
+    with contextlib.suppress(ValueError, OSError):
+        # Fails if the hard limit is lower, or if the system has no such limit.
         resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
 
 

@@ -42,9 +42,8 @@ def become_owner(path: Path) -> None:
     Raises ``SpoolError`` if the spool belongs to another user and this user is not root, if others may change the spool, if it
     has links or special files, if root cannot take the rights of the owner, or if root has taken those of another owner.
     """
-    owner = _owner_uid(
-        path
-    )  # ``_check_exposure`` ensures that no other user can replace this folder before it is opened
+    # ``_check_exposure`` ensures that no other user can replace this folder before it is opened.
+    owner = _owner_uid(path)
     if not folders.has_own_rights() and owner != os.geteuid():
         raise SpoolError(
             f"the spool in {path} is not used: it belongs to {folders.user_text(owner)}, and this command has taken the "
@@ -91,9 +90,8 @@ def _check_exposure(path: Path, owner: int) -> None:
         exposures_above = (other for other in exposures_above if stat.S_ISLNK(other.status.st_mode))
     exposure_above = next(exposures_above, None)
     exposures_inside = folders.exposures_in(path, SPOOL_PREFIXES, owner)
-    if (
-        folders.error_reader() != folders.ROOT and owner == folders.ROOT
-    ):  # the volume itself, with files of this user, who cannot change its mode
+    if folders.error_reader() != folders.ROOT and owner == folders.ROOT:
+        # The volume itself, with files of this user, who cannot change its mode.
         folders.warn_if_open(path, "whole messages")
         exposures_inside = (exposure for exposure in exposures_inside if exposure.path != path)
     exposure = exposure_above or next(exposures_inside, None)

@@ -443,9 +443,8 @@ class Redelivery:
                 raise
             if next_key is not None:
                 with self._lock:
-                    self._made_due_from.setdefault(
-                        target, next_key
-                    )  # unless a new answer made all records of the target due
+                    # Unless a new answer made all records of the target due.
+                    self._made_due_from.setdefault(target, next_key)
                 return  # one page per turn, because others wait
 
     def _compare_targets(self) -> None:

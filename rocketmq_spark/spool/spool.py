@@ -421,9 +421,8 @@ class SendSpool:
     def close(self, deadline: Deadline) -> None:
         try:
             with contextlib.ExitStack() as rest:
-                rest.callback(
-                    lambda: self._resender.close(deadline)
-                )  # last, so that sends which it aborts do not count as failed
+                # Last, so that sends which it aborts do not count as failed.
+                rest.callback(lambda: self._resender.close(deadline))
                 rest.callback(lambda: self.redelivery.close(deadline))
                 try:
                     self.redelivery.drain(deadline)

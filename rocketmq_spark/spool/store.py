@@ -406,9 +406,8 @@ class Store:
                     pending = dataclasses.replace(record, target=target).pending_key(due, failed=due.due_ms <= now_ms)
                     change.add_pending(pending, RecordState(0, now_ms).encode())
                 revived_bytes = change.totals.size - self.totals.size
-                if (
-                    len(change.puts) >= REVIVE_PAGE or revived_bytes >= REVIVE_PAGE_BYTES
-                ):  # because there may be millions
+                if len(change.puts) >= REVIVE_PAGE or revived_bytes >= REVIVE_PAGE_BYTES:
+                    # Because there may be millions.
                     self._write(change)
                     change = AtomicChange(self.totals)
             self._write(change)

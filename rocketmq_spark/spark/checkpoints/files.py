@@ -274,9 +274,8 @@ class Folder:
                     os.mkdir(target.name, folders.PRIVATE, dir_fd=parent)
                     return folders.open_folder(target.name, parent)
             except PermissionError:
-                if any(
-                    folders.exposures(target)
-                ):  # then the owner could replace the parent by a link to another folder
+                if any(folders.exposures(target)):
+                    # Then the owner could replace the parent by a link to another folder.
                     raise
                 return folders.make_folder_for(os.stat(self._root_path), target.name, parent)
 

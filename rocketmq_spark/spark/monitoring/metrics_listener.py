@@ -271,9 +271,8 @@ class MetricsListener(StreamingQueryListener):
         raw = json.loads(event.progress.json)
         run_id = str(event.progress.runId)
         with self._lock:
-            if (
-                run_id not in self._queries and run_id not in self._replaced_runs
-            ):  # it was running when the listener was added
+            if run_id not in self._queries and run_id not in self._replaced_runs:
+                # It was running when the listener was added.
                 self._start_run(event.progress)
             metrics = self._queries.get(run_id) or self._metrics_of(event.progress)
             line = metrics.progress(raw, time.time())

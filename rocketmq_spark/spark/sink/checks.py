@@ -310,7 +310,7 @@ def _wait_for_route(
     must_exist: bool,
     fetch: Callable[[Deadline, bool], Sequence[MessageQueue]],
 ) -> Sequence[MessageQueue]:
-    """Call ``ask(deadline, refresh)`` until it returns, the topic proves missing, or ``sendTimeout`` ends. ``refresh`` is true
+    """Call ``fetch(deadline, refresh)`` until it returns, the topic proves missing, or ``sendTimeout`` ends. ``refresh`` is true
     after a failure.
     """
     deadline, pauses = Deadline.after(options.send_timeout), backoff(max(0.1, options.retry_interval), 2.0)

@@ -279,9 +279,8 @@ def queues_of_next_batch(offsets: Offsets, queues: Iterable[MessageQueue]) -> li
     candidates = list(queues)
     with_position = [queue for queue in candidates if queue in offsets.positions]
     if offsets.source_identity.get("newQueues") is False:
-        if not partitioning.allocates_every_queue(
-            offsets.plan.get("allocationStrategy")
-        ):  # the strategy may omit new queues
+        if not partitioning.allocates_every_queue(offsets.plan.get("allocationStrategy")):
+            # The strategy may omit new queues.
             return with_position
         assigned = recorded_queues(offsets.source_identity)
         return [queue for queue in candidates if queue in offsets.positions or queue in assigned]

@@ -327,9 +327,8 @@ class Stream:
 
     def partitions(self, start: Offsets, end: Offsets) -> list[RangePartition]:
         """Return the tasks of a batch. If the batch was logged and not committed, this may be the first call of a run."""
-        logged_before = (
-            self._last_end is None
-        )  # this run has not planned a batch yet, so an earlier run logged this one
+        # This run has not planned a batch yet, so an earlier run logged this one.
+        logged_before = self._last_end is None
         if logged_before:
             checkpoint_identity.check_checkpoint(self._options, end)
         # Only a restart repeats several batches as one. Batch 0 is read from the starts that its end records, because ``start``
@@ -356,9 +355,8 @@ class Stream:
             losses += self._report_losses(lost)
         self._validate(known_offsets, view)
         self._start_error = None  # a batch was logged, so the starting options have no effect any more
-        expired_ranges = planning.truncated(
-            new_ranges, view.master_bounds()
-        )  # no loss: a new queue starts with its first message
+        # No loss: a new queue starts with its first message.
+        expired_ranges = planning.truncated(new_ranges, view.master_bounds())
         ranges = planning.without_lost(ranges, expired_ranges)
         ranges, lost = planning.readable_ranges(ranges, view)
         losses += self._report_losses(lost)

@@ -280,9 +280,8 @@ def matching_names(pattern: str, topics: Iterable[str]) -> list[str]:
     encodable = [topic for topic in topics if topic.isprintable()]
     if not _DIFFERS_IN_RE2.search(pattern):
         try:
-            pc.match_substring_regex(
-                pa.array([""], pa.string()), pattern=pattern
-            )  # it must be valid outside of a group, too
+            # It must be valid outside of a group, too.
+            pc.match_substring_regex(pa.array([""], pa.string()), pattern=pattern)
             found = pc.match_substring_regex(pa.array(encodable, pa.string()), pattern=rf"\A(?:{pattern})\z")
         except pa.ArrowException:  # an expression that RE2 does not support
             pass
