@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 
 from rocketmq_spark import LocalBroker, Message, Producer, PullConsumer
-from rocketmq_spark.delay.commits import Committed, Names, Numbers
+from rocketmq_spark.delay.commits import CommittedOffsets, CommittedProgress, GroupNames
 from rocketmq_spark.wire.envelope import INNER_TOPIC, Envelope
 
 TARGET = "originals"
@@ -140,9 +140,11 @@ def pending(count: int) -> None:
 
 def stored(mq: LocalBroker) -> int:
     """How many envelopes the group has stored."""
-    oldest, progress = (mq.admin.consume_stats(group, INNER_TOPIC) for group in Names("rocketmq_delay").all[:2])
-    numbers = (Numbers(oldest[queue].consumer_offset, progress[queue].consumer_offset, 0, 0) for queue in progress)
-    return sum(Committed.decode(each).progress.stored for each in numbers)
+    oldest, progress = (mq.admin.consume_stats(group, INNER_TOPIC) for group in GroupNames("rocketmq_delay").all[:2])
+    numbers = (
+        CommittedOffsets(oldest[queue].consumer_offset, progress[queue].consumer_offset, 0, 0) for queue in progress
+    )
+    return sum(CommittedProgress.decode(each).progress.read_end for each in numbers)
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pyspark
 
 from benchmarks import harness
-from rocketmq_spark.localbroker import distro
+from rocketmq_spark.localbroker import distribution
 from rocketmq_spark.localbroker.java import find_java
 
 _TOO_LONG_S = 180.0
@@ -34,7 +34,7 @@ def jvm() -> list[str]:
 
 @functools.cache
 def class_path(program: str) -> str:
-    return os.pathsep.join(map(str, distro.fetch([_JARS[program]], quiet=True)))
+    return os.pathsep.join(map(str, distribution.fetch([_JARS[program]], quiet=True)))
 
 
 @functools.cache

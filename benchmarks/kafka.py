@@ -16,9 +16,9 @@ from typing import Self
 from pyspark.sql import DataFrame, SparkSession
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.localbroker import distro
+from rocketmq_spark.localbroker import distribution
 from rocketmq_spark.localbroker.java import find_java
-from rocketmq_spark.localbroker.process import free_port
+from rocketmq_spark.localbroker.processes import free_port
 
 PARTITIONS = 8
 _READY_S = 60.0
@@ -41,7 +41,7 @@ transaction.state.log.min.isr=1
 
 def connector_jars() -> list[Path]:
     """What a session needs for ``format("kafka")``."""
-    return distro.fetch(["spark-kafka"], quiet=True)
+    return distribution.fetch(["spark-kafka"], quiet=True)
 
 
 class KafkaNode:
@@ -49,13 +49,13 @@ class KafkaNode:
 
     def __enter__(self) -> Self:
         self._folder = Path(tempfile.mkdtemp(prefix="rocketmq-bench-kafka-"))
-        port = free_port(around=(0, 1))
+        port = free_port(distances=(0, 1))
         controller = port + 1
         conf = self._folder / "server.properties"
         data = self._folder / "data"
         conf.write_text(_CONF.format(port=port, controller=controller, data=data, partitions=PARTITIONS), "utf-8")
         self.address = f"127.0.0.1:{port}"
-        java = [str(find_java().path), "-cp", os.pathsep.join(map(str, distro.fetch(["kafka"], quiet=True)))]
+        java = [str(find_java().path), "-cp", os.pathsep.join(map(str, distribution.fetch(["kafka"], quiet=True)))]
         cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
         subprocess.run(
             [*java, "kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(conf)],

@@ -26,8 +26,8 @@ from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.model import Resent
 from rocketmq_spark.spool.database import Database
 from rocketmq_spark.spool.pending import migrate
-from rocketmq_spark.spool.records import IDENTITY, PENDING, TOTALS, VERSION, PendingPlace, Record, behind
-from rocketmq_spark.spool.redelivery import MAX_OUT, Redelivery
+from rocketmq_spark.spool.records import IDENTITY, PENDING, TOTALS, VERSION, PendingKey, Record, area_end
+from rocketmq_spark.spool.redelivery import MAX_IN_FLIGHT, Redelivery
 from rocketmq_spark.spool.store import Store
 
 AWAY, OTHER = "topic away", "topic other"
@@ -44,8 +44,8 @@ class Case(NamedTuple):
 
 
 CASES = {
-    "spool, attempts fail at once": Case(False, MAX_OUT, 0.0),
-    "spool, attempts time out after 3 s": Case(False, MAX_OUT, 3.0),
+    "spool, attempts fail at once": Case(False, MAX_IN_FLIGHT, 0.0),
+    "spool, attempts time out after 3 s": Case(False, MAX_IN_FLIGHT, 3.0),
     "delay node, attempts fail at once": Case(True, 512, 0.0),
     "delay node, attempts time out after 3 s": Case(True, 512, 3.0),
 }
@@ -79,9 +79,9 @@ def outage(folder: Path, count: int, case: Case) -> None:
             sent.set()
             return
         attempts += 1
-        threading.Timer(case.fails_s, done, [Resent(None, "no master", passing=True)]).start()
+        threading.Timer(case.fails_s, done, [Resent(None, "no master", is_temporary=True)]).start()
 
-    redelivery = Redelivery(store, {"k": handle}, now_ms, Timer("outage"), max_out=case.max_out)
+    redelivery = Redelivery(store, {"k": handle}, now_ms, Timer("outage"), max_in_flight=case.max_out)
     redelivery.wake()
     lateness = list(_lateness(store, redelivery, case, sent, SETTLE_S))
     cpu, began, before = time.process_time(), time.perf_counter(), written()
@@ -127,10 +127,10 @@ def upgrade(folder: Path, count: int, marks: bool) -> None:
         fill(store, count, marks)
     with contextlib.closing(Database(folder / "store")) as db:
         puts, deletes = [], []
-        for key, state in db.scan(PENDING, behind(PENDING)):
-            pending = PendingPlace.parse(key)
+        for key, state in db.scan(PENDING, area_end(PENDING)):
+            pending = PendingKey.parse(key)
             target = pending.target.encode() if pending.waits else b""
-            puts.append((pending.due.encoded, state[:11] + len(target).to_bytes(2) + target))
+            puts.append((pending.due.mark_value, state[:11] + len(target).to_bytes(2) + target))
             deletes.append(key)
             if len(puts) >= AT_ONCE:
                 db.write(puts, deletes)
@@ -153,7 +153,7 @@ def targets(folder: Path, marks: bool = False) -> None:
     before, began = resident_mib(), time.perf_counter()
     with contextlib.closing(Store(folder / "store", "never")) as store:
         opened, taking = time.perf_counter() - began, time.perf_counter()
-        first = len(store.take(now_ms(), MAX_OUT))
+        first = len(store.take(now_ms(), MAX_IN_FLIGHT))
         took = time.perf_counter() - taking
         print(
             f"  {TARGETS:,} targets with a record each: opened in {opened:.2f} s, {first} taken in {1000 * took:.1f} ms, "

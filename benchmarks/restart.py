@@ -23,7 +23,7 @@ from benchmarks import harness, spark, workload
 from benchmarks.harness import Found
 from rocketmq_spark import LocalBroker, foreach_batch_writer
 from rocketmq_spark.options import parse
-from rocketmq_spark.session.looks import look_tools
+from rocketmq_spark.session.stored_ids import scan_tools
 from rocketmq_spark.spark.sink.exactly_once import snapshot_queue_ends
 from rocketmq_spark.spark.sink.report import Written
 from rocketmq_spark.stored.scan import StoredIdScan
@@ -138,7 +138,7 @@ def _queues(broker: LocalBroker) -> dict[str, float]:
     workload.wait_visible(broker, topic, QUEUES)
     ids: list[int] = []
     begin = time.perf_counter()
-    StoredIdScan(look_tools(options), ends).run(lambda found: ids.append(len(found)))
+    StoredIdScan(scan_tools(options), ends).run(lambda found: ids.append(len(found)))
     seconds = time.perf_counter() - begin
     harness.expect("look", sum(ids), QUEUES)
     return {"repeat": seconds, "beyond settling": seconds - SETTLE_S, "messages read": float(QUEUES)}

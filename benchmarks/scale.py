@@ -326,6 +326,6 @@ def _show(name: str, figures: Figures) -> None:
 
 if __name__ == "__main__":
     logging.disable(logging.WARNING)  # what hangs, moves and starts again is meant to
-    gc.freeze()  # as in Spark's runner: ``process.settle``
+    gc.freeze()  # as in Spark's runner: ``process.tune_gc_of_runner``
     gc.set_threshold(*process.GC_THRESHOLDS)
     print(json.dumps(measured(Layout(**json.loads(sys.argv[1])), int(sys.argv[2]))))

@@ -185,9 +185,9 @@ def lane(folder: Path, count: int, alone: bool) -> float:
     store.add([(each, now_ms) for each in kept])
     parsed = options.parse({"nameServer": BROKERS.name_server}).for_role("producer")
     began = time.perf_counter()
-    spool = spools.resending(store, session.sender(parsed), ProducerSettings(group="g"))
+    spool = spools.open_send_spool(store, session.sender(parsed), ProducerSettings(group="g"))
     if alone:
-        spool.redelivery.runs.joins = lambda first: lambda other: False
+        spool.redelivery.batch_policy.predicate = lambda first: lambda other: False
     left = spool.send_all(300.0)
     took = time.perf_counter() - began
     spool.close(Deadline.after(5))

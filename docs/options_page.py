@@ -146,7 +146,7 @@ _TYPES = {
     "string": "str",
     "namespace": "str",
     "secret": "str",
-    "dotted": "str",
+    "callable_name": "str",
     "strategy": "Callable[..., Any] | str",
     "selector": "Callable[..., Any] | str",
     "regex": "str",

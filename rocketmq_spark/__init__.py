@@ -134,7 +134,7 @@ def __getattr__(name: str) -> Any:
         extra = extras.SPARK if "pyspark" in missing else extras.ARROW
         problem = (
             f"{__name__}.{name} needs packages that are not installed: {', '.join(missing)}. Install them: "
-            f"{extras.command(extra)}"
+            f"{extras.install_command(extra)}"
         )
         # ``hasattr`` needs an AttributeError. An import statement would replace an AttributeError by its own error, which does
         # not name the missing package.

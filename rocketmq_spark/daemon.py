@@ -20,10 +20,10 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-LOADED = ("pyspark.worker", "rocketmq_spark.spark.datasource", "rocketmq_spark.session.spools")
+PRELOADED = ("pyspark.worker", "rocketmq_spark.spark.datasource", "rocketmq_spark.session.spools")
 
 
-def beside_the_zip(path: Iterable[str]) -> Path | None:
+def unzipped_folder(path: Iterable[str]) -> Path | None:
     """Return the folder of the PySpark whose zip is in ``path``; None if there is only the zip, as in YARN's containers."""
     for entry in path:
         zipped = Path(entry)
@@ -42,9 +42,9 @@ def load(*names: str) -> None:
             importlib.import_module(name)
 
 
-def unzipped() -> None:
+def import_unzipped() -> None:
     """Import PySpark from its folder instead of the zip. Other packages are imported as before."""
-    folder = beside_the_zip(sys.path)
+    folder = unzipped_folder(sys.path)
     if folder is not None:
         sys.path.insert(0, str(folder))
         load("pyspark")  # the place of a package is that of its modules
@@ -52,8 +52,8 @@ def unzipped() -> None:
 
 
 if __name__ == "__main__":
-    unzipped()
-    load(*LOADED)
+    import_unzipped()
+    load(*PRELOADED)
     gc.freeze()  # so that collections of workers do not copy its pages
     from pyspark import daemon
 

@@ -83,7 +83,7 @@ class RocketMQError(Exception):
         return escaped(str(self.message))
 
 
-def copy_of(error: RocketMQError) -> RocketMQError:
+def copy_error(error: RocketMQError) -> RocketMQError:
     """Return a copy of an exception, for an object that stores it or for one of several callers. The copies share the cause.
 
     Copy and cause have no traceback, because a traceback keeps the frames of the first caller, and their objects, alive.
@@ -254,15 +254,15 @@ class OptionError(RocketMQError, ValueError):
         """One error for all ``problems``, each a full sentence without its full stop."""
         if len(problems) == 1:
             return cls(problems[0])
-        made = cls(_listed(problems))
+        made = cls(_bulleted(problems))
         made.problems = tuple(problems)
         return made
 
     def _shown_message(self) -> str:
-        return _listed(map(escaped, self.problems)) if self.problems else super()._shown_message()
+        return _bulleted(map(escaped, self.problems)) if self.problems else super()._shown_message()
 
 
-def _listed(problems: Iterable[str]) -> str:
+def _bulleted(problems: Iterable[str]) -> str:
     return "".join(f"\n  - {problem}" for problem in problems)
 
 

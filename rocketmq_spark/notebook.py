@@ -56,15 +56,15 @@ class LagChart:
         self._every_s = every_s
         self._points: dict[int, Point] = {}
         self._lock = threading.Lock()
-        self._over = threading.Event()
+        self._stopped = threading.Event()
         draw(self.figure, [])
-        self._shown = _display(self.figure)
+        self._cell_output = _display(self.figure)
         self._thread = threading.Thread(target=self._watch, name="rocketmq-spark lag chart", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
         """Update the chart once more, then stop watching the query. The query continues."""
-        self._over.set()
+        self._stopped.set()
         self._thread.join()
 
     def summary(self) -> dict[str, Any]:
@@ -75,7 +75,7 @@ class LagChart:
             (``median``, ``longest``); ``lag`` (messages) and ``behindMs`` (as in ``progress``), each with
             ``largest`` and ``last``. Unknown values are None.
         """
-        self._look()
+        self._read_progress()
         with self._lock:
             points = [point for point in self._points.values() if point.rows]
         times = sorted(point.batch_ms for point in points)
@@ -85,29 +85,29 @@ class LagChart:
             "rows": rows,
             "rowsPerSecond": round(rows / seconds) if seconds else None,
             "batchMs": {"median": times[len(times) // 2] if times else None, "longest": times[-1] if times else None},
-            "lag": _extremes([point.lag for point in points]),
-            "behindMs": _extremes([point.behind_ms for point in points]),
+            "lag": _largest_and_last([point.lag for point in points]),
+            "behindMs": _largest_and_last([point.behind_ms for point in points]),
         }
 
     def _watch(self) -> None:
         drawn = -1
         while True:
-            last = self._over.wait(self._every_s) or not self._active()
-            self._look()
+            last = self._stopped.wait(self._every_s) or not self._is_active()
+            self._read_progress()
             if last or len(self._points) != drawn:
                 drawn = len(self._points)
                 self._draw()
             if last:
                 return
 
-    def _active(self) -> bool:
+    def _is_active(self) -> bool:
         try:
             return bool(self._query.isActive)
         except Exception:  # the root of a thread: the session may have ended, and with it the chart
             logger.info("the chart ends: the query no longer answers", exc_info=True)
             return False
 
-    def _look(self) -> None:
+    def _read_progress(self) -> None:
         try:
             recent = [json.loads(one.json) for one in self._query.recentProgress]
         except Exception:  # as above: the points so far are kept
@@ -125,8 +125,8 @@ class LagChart:
             points = sorted(self._points.values())
         self.figure.clear()
         draw(self.figure, points)
-        if self._shown is not None:
-            self._shown.update(_picture(self.figure))
+        if self._cell_output is not None:
+            self._cell_output.update(_picture(self.figure))
 
 
 def draw(figure: Figure, points: list[Point]) -> None:
@@ -151,14 +151,19 @@ def _label(axes: Axes, label: str) -> None:
 
 
 def _point(raw: dict[str, Any]) -> Point:
-    found = figures_of_progress(raw)
-    at = datetime.fromisoformat(found["timestamp"])
+    figures = figures_of_progress(raw)
+    at = datetime.fromisoformat(figures["timestamp"])
     return Point(
-        found["batchId"], at.timestamp(), found["rows"], found["batchMs"] or 0, found["lag"], found["behindMs"]
+        figures["batchId"],
+        at.timestamp(),
+        figures["rows"],
+        figures["batchMs"] or 0,
+        figures["lag"],
+        figures["behindMs"],
     )
 
 
-def _extremes(values: list[int | None]) -> dict[str, int | None]:
+def _largest_and_last(values: list[int | None]) -> dict[str, int | None]:
     known = [value for value in values if value is not None]
     return {"largest": max(known, default=None), "last": values[-1] if values else None}
 

@@ -27,21 +27,21 @@ from rocketmq_spark.model import (
     SpoolMetrics,
     TopicRoute,
 )
-from rocketmq_spark.model.membership import Asked, Membership
-from rocketmq_spark.model.message import GroupPolicy, Place, PoppedMessage
+from rocketmq_spark.model.membership import Membership, RequestCallback
+from rocketmq_spark.model.message import GroupPolicy, PoppedMessage, PopTarget
 from rocketmq_spark.model.send import HalfCheck, HalfPlace, MessageEncoder, Resent, SpooledSend, TransactionState
 
-Sent = Callable[[SendResult | RocketMQError], None]
-Pulled = Callable[[PullAnswer | RocketMQError], None]
+OnSent = Callable[[SendResult | RocketMQError], None]
+OnPulled = Callable[[PullAnswer | RocketMQError], None]
 OnError = Callable[[RocketMQError, MessageQueue], None]
 
 
 class Sender(Protocol):
-    """What a producer calls. No method takes longer than its deadline."""
+    """The methods that producers call. No method takes longer than its deadline."""
 
     @property
     def encoder(self) -> MessageEncoder:
-        """What makes the batches that it sends."""
+        """The encoder of batches for this transport."""
 
     def publish_queues(self, topic: str, deadline: Deadline, refresh: bool = False) -> Sequence[MessageQueue]:
         """Return the queues that accept sends, in Java's publish order. The object stays identical while the route is unchanged.
@@ -52,10 +52,11 @@ class Sender(Protocol):
     def all_queues(self, topic: str, deadline: Deadline) -> Sequence[MessageQueue]:
         """Return the readable queues, sorted. Some of them may not accept sends now."""
 
-    def numbered_queues(self, topic: str, deadline: Deadline) -> Sequence[MessageQueue]:
-        """Return the queues whose places are Kafka's partitions, by a route that is fetched now, or by the known one while no
-        name server answers. Some of them may not accept sends now. Raises ``BrokerNotFound`` while name servers do not list a
-        broker that had others of them and may be up.
+    def partition_queues(self, topic: str, deadline: Deadline) -> Sequence[MessageQueue]:
+        """Return the queues whose indexes are the numbers of Kafka's partitions. Some of them may not accept sends now.
+
+        The route is fetched; if no name server answers, the cached route is used. Raises ``BrokerNotFound`` while name servers
+        do not list a broker that had further queues of the topic and may be up.
         """
 
     def missing_topic(self, error: RouteNotFound) -> RouteNotFound:
@@ -67,10 +68,10 @@ class Sender(Protocol):
     def any_master(self) -> bool:
         """Whether any master is registered. While none is, it is unknown which topics exist."""
 
-    def timers(self, topic: str, brokers: Iterable[str], deadline: Deadline) -> Mapping[str, int]:
+    def max_timer_delays_ms(self, topic: str, brokers: Iterable[str], deadline: Deadline) -> Mapping[str, int]:
         """Return the longest timer delay of each broker in ms, 0 if it has no timers. Omits brokers that do not answer."""
 
-    def consumed(self, topic: str, deadline: Deadline) -> bool:
+    def has_online_consumer(self, topic: str, deadline: Deadline) -> bool:
         """Whether any consumer group has a member that subscribes to the topic. Raises ``RouteNotFound``."""
 
     def batch_storage(self, topic: str, deadline: Deadline) -> BatchStorage | None:
@@ -79,7 +80,7 @@ class Sender(Protocol):
     def send(self, queue: MessageQueue, request: SendRequest, deadline: Deadline) -> SendResult:
         """Send to one queue, without retries. ``SendResult.msg_id`` stays empty: the producer sets it."""
 
-    def send_async(self, queue: MessageQueue, request: SendRequest, deadline: Deadline, done: Sent) -> None:
+    def send_async(self, queue: MessageQueue, request: SendRequest, deadline: Deadline, done: OnSent) -> None:
         """As ``send``, without waiting. Calls ``done`` exactly once, on any thread; it must not block. Never raises."""
 
     def send_oneway(self, queue: MessageQueue, request: SendRequest, deadline: Deadline) -> None:
@@ -204,8 +205,8 @@ class OffsetReader(Protocol):
     """Offsets of queues, and facts about the messages there."""
 
     @property
-    def late(self) -> frozenset[str]:
-        """Brokers that still owe an answer to an earlier ``bounds`` or ``commit_each`` that returned without them."""
+    def late_brokers(self) -> frozenset[str]:
+        """Brokers that have not yet answered an earlier ``bounds`` or ``commit_each``, which returned without their answers."""
 
     def connection(self, broker_name: str) -> object:
         """Return a token that stays equal while the connection to the broker's master is the same: the broker was not away."""
@@ -220,10 +221,10 @@ class OffsetReader(Protocol):
         a broker that has not answered so many seconds after the others keeps its previous bounds until it answers or fails.
         """
 
-    def kept_from(
+    def first_kept_offsets(
         self, group: str, queues: Sequence[MessageQueue], deadline: Deadline, on_error: OnError
     ) -> dict[MessageQueue, int]:
-        """Return the first offset that can be pulled, of queues of compaction topics only: it may be below the minimum."""
+        """Return the first offset that can be pulled, for queues of compaction topics. It may be below the minimum offset."""
 
     def max_offsets(self, queues: Sequence[MessageQueue], deadline: Deadline) -> dict[MessageQueue, int]:
         """Return the end offset of each queue, including queues that are no longer readable."""
@@ -260,7 +261,7 @@ class OffsetReader(Protocol):
     def log_states(self, brokers: Sequence[str], deadline: Deadline) -> dict[str, LogState | RocketMQError]:
         """Return the state of the commit log of each broker's master, or the error of that broker. Asks all in parallel."""
 
-    def confirms_late(self, broker_name: str, deadline: Deadline) -> bool:
+    def indexes_after_replication(self, broker_name: str, deadline: Deadline) -> bool:
         """Whether a broker indexes messages only after its replicas have confirmed them. True if unknown."""
 
     def is_proxy(self, topic: str, broker_name: str, deadline: Deadline) -> bool:
@@ -291,7 +292,7 @@ class OffsetCommitter(Protocol):
     def members(self, group: str, broker_name: str, deadline: Deadline) -> list[str]:
         """Return the client ids of the members of ``group``, as one broker knows them."""
 
-    def knows_members(self, broker_name: str) -> bool:
+    def lists_all_members(self, broker_name: str) -> bool:
         """Whether ``members`` returns all: a Proxy that answers for a broker does not see members connected to the broker."""
 
     def create_group(self, group: str, offsets: Mapping[MessageQueue, int]) -> None:
@@ -306,7 +307,7 @@ class OffsetCommitter(Protocol):
 
 
 class PullSource(Protocol):
-    """What reads of offset ranges need besides their pulls, which use their own connections."""
+    """The methods that reads of offset ranges call besides pulls, which use their own connections."""
 
     def on_wire(self, name: str) -> str:
         """Return the topic or group as brokers know it, with its namespace."""
@@ -317,26 +318,26 @@ class PullSource(Protocol):
     def route(self, topic: str, deadline: Deadline) -> TopicRoute:
         """Return the current route. Each request takes at most the request timeout."""
 
-    def compacted(self, queue: MessageQueue, deadline: Deadline | None = None) -> bool:
+    def is_compacted(self, queue: MessageQueue, deadline: Deadline | None = None) -> bool:
         """Whether the topic is a compaction topic, in which offsets without a message are normal."""
 
-    def batched(self, queue: MessageQueue, deadline: Deadline | None = None) -> bool:
+    def stores_batches(self, queue: MessageQueue, deadline: Deadline | None = None) -> bool:
         """Whether brokers do not filter the topic's single messages: of a batch or a compaction topic. True if unknown."""
 
 
 class GroupMember(Protocol):
-    """What a member of a consumer group calls. Topics and groups have the user's names, without a namespace."""
+    """The methods that a member of a consumer group calls. Topics and groups have the user's names, without a namespace."""
 
     @property
     def client_id(self) -> str:
         """The client id of this process, which brokers and the other members see."""
 
     @property
-    def has_notices(self) -> bool:
+    def receives_notices(self) -> bool:
         """Whether brokers report changes of the group to its members. A Proxy does not."""
 
     def join(
-        self, group: str, membership: Callable[[], Membership], asked: Asked, heartbeat_s: float
+        self, group: str, membership: Callable[[], Membership], asked: RequestCallback, heartbeat_s: float
     ) -> Callable[[Deadline], None]:
         """Join the group. Each heartbeat reports ``membership()``; requests of brokers go to ``asked``.
 
@@ -384,9 +385,12 @@ class GroupMember(Protocol):
     def commit(
         self, group: str, offsets: Mapping[MessageQueue, int], deadline: Deadline
     ) -> dict[MessageQueue, RocketMQError]:
-        """Commit offsets, on a slave without a master; returns the errors. A broker that may creates an unknown group first."""
+        """Commit offsets, on a slave without a master; returns the errors.
 
-    def pull(self, request: PullRequest, deadline: Deadline, done: Pulled) -> None:
+        A broker that is allowed to create groups first creates an unknown one.
+        """
+
+    def pull(self, request: PullRequest, deadline: Deadline, done: OnPulled) -> None:
         """Send one long poll. Calls ``done`` exactly once, on any thread; it must not block. Never raises, never blocks."""
 
     def send_back(
@@ -405,7 +409,7 @@ class GroupMember(Protocol):
 
 
 class PopMember(Protocol):
-    """What a consumer calls that pops messages (POP). It has no queues; a Proxy delivers messages one by one.
+    """The methods that a consumer calls to pop messages (POP). Such a member has no queues; a Proxy delivers messages one by one.
 
     A message that is not acknowledged within its invisible time is delivered again, to any member of the group.
     """
@@ -423,11 +427,11 @@ class PopMember(Protocol):
     def policy(self) -> GroupPolicy:
         """Return the settings of the group that the Proxy reported."""
 
-    def places(self, topic: str, deadline: Deadline) -> int:
+    def target_count(self, topic: str, deadline: Deadline) -> int:
         """Return the number of brokers that have the topic. Raises ``RouteNotFound``."""
 
     def receive(
-        self, place: Place, count: int, invisible_s: float, wait_s: float, deadline: Deadline
+        self, place: PopTarget, count: int, invisible_s: float, wait_s: float, deadline: Deadline
     ) -> Sequence[PoppedMessage]:
         """Return up to ``count`` messages, none after ``wait_s``. Their invisible time may have begun long before they arrive."""
 

@@ -26,5 +26,5 @@ pytest_plugins = [
 def one_process() -> Iterator[None]:
     """Commands do not continue in a fork of the tests, which lead the session of a terminal in ``docker run -it``."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(terminal, "in_follower", lambda: None)
+        patch.setattr(terminal, "continue_in_child", lambda: None)
         yield

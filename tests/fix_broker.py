@@ -22,7 +22,7 @@ import pytest
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.client.admin import BaseAdmin
-from rocketmq_spark.localbroker import LocalBroker, distro
+from rocketmq_spark.localbroker import LocalBroker, distribution
 from rocketmq_spark.localbroker.java import Archive, find_java
 from tests.helpers import awaited
 from tests.witness import JavaPeer
@@ -49,8 +49,8 @@ def _make_archives() -> None:
     A cluster makes its own in what time others leave, and gives them up when it ends. Where all processors are busy that is too
     late for most clusters of a run.
     """
-    core, folder, java = distro.fetch(quiet=True), distro.cache_folder() / "archives", find_java()
-    class_paths = core, [*core, *distro.fetch(["tls-test", "proxy"], quiet=True)]
+    core, folder, java = distribution.fetch(quiet=True), distribution.cache_folder() / "archives", find_java()
+    class_paths = core, [*core, *distribution.fetch(["tls-test", "proxy"], quiet=True)]
     archives = [Archive(folder, java, jars).path for jars in class_paths]
     urgent = mock.patch("shutil.which", lambda name, which=shutil.which: None if name == "nice" else which(name))
     folder.mkdir(parents=True, exist_ok=True)
@@ -86,10 +86,10 @@ class ElsewhereBroker(LocalBroker):
     def __init__(self, name_server: str, data: str, servers: dict[str, list[Any]]) -> None:
         super().__init__(brokers=len(servers) - 1, quiet=True)
         known = {name: ElsewhereServer(*facts) for name, facts in servers.items()}
-        self._members = SimpleNamespace(  # type: ignore[assignment]
+        self._servers = SimpleNamespace(  # type: ignore[assignment]
             name_server=name_server,
             registration=SimpleNamespace(admin=SharedAdmin(name_server)),
-            site=SimpleNamespace(data=Path(data), servers=known),
+            workspace=SimpleNamespace(data=Path(data), servers=known),
             server=known.__getitem__,
         )
 
@@ -174,13 +174,13 @@ def topic(rocketmq_topic: str) -> str:
 @pytest.fixture
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache of our own with the user's jars and archives, so that nothing is fetched and no local broker is met."""
-    distro.fetch()
-    shared = distro.cache_folder()
+    distribution.fetch()
+    shared = distribution.cache_folder()
     cache = tmp_path / "cache"
     cache.mkdir()
     for name in ("jars", "archives"):
         (shared / name).mkdir(exist_ok=True)
         (cache / name).symlink_to(shared / name)
-    monkeypatch.setenv(distro.CACHE_VARIABLE, str(cache))
+    monkeypatch.setenv(distribution.CACHE_VARIABLE, str(cache))
     monkeypatch.delenv("ROCKETMQ_NAMESRV", raising=False)
     return cache

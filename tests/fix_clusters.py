@@ -24,7 +24,7 @@ import pytest
 
 from rocketmq_spark import options, session
 from rocketmq_spark.client.admin import BaseAdmin
-from rocketmq_spark.localbroker import LocalBroker, cluster, distro, servers
+from rocketmq_spark.localbroker import LocalBroker, cluster, distribution, servers
 from rocketmq_spark.options import DEFAULT_GROUP
 from rocketmq_spark.wire.header import Command
 from tests.fix_house import LASTING, is_over
@@ -270,10 +270,10 @@ def tls_cluster(
         f"-Dtls.server.authClient={str(client != 'none').lower()}",
         f"-Dtls.server.trustCertPath={certs.ca}",
     )
-    plain_flags, fetch = servers._flags, distro.fetch
+    plain_flags, fetch = servers._flags, distribution.fetch
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(servers, "_flags", lambda home: (*plain_flags(home)[1:], *flags))
-        patch.setattr(cluster.distro, "fetch", lambda names, quiet=False: fetch([*names, "tls-test"], quiet))
+        patch.setattr(cluster.distribution, "fetch", lambda names, quiet=False: fetch([*names, "tls-test"], quiet))
         made = LocalBroker(quiet=True, conf=conf)
         made.start()
         return made

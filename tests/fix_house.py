@@ -58,7 +58,7 @@ LENGTHY = (
     "live/producer/test_transactions.py",
     "compat/test_access.py",
     "live/producer/test_many_halves.py",
-    "localbroker/test_members.py",
+    "localbroker/test_cluster_servers.py",
     "live/grpc/test_kills.py",
     "cli/test_broker.py",
 )

@@ -120,7 +120,7 @@ def unlike_ctrl_c(frame: FrameType) -> bool:
     from`` (since 3.13) is not interrupted there. What is raised while garbage is collected goes nowhere: the collector, which may
     begin anywhere, only prints it.
     """
-    return frame.f_code is threads._collects.__code__ or frame.f_lasti in _untrue_stops(frame.f_code)
+    return frame.f_code is threads._on_collection.__code__ or frame.f_lasti in _untrue_stops(frame.f_code)
 
 
 @functools.cache

@@ -17,9 +17,11 @@ from rocketmq_spark.base import arguments
 from rocketmq_spark.consumer.listener import Context, OrderedContext, with_replier
 from rocketmq_spark.errors import MessageRefused, OptionError, RocketMQError
 from rocketmq_spark.session import consumers, producers
-from tests.consumer.fake_member import A, FakeMember
-from tests.consumer.pop import FakeProxy
-from tests.producer.scripted import ScriptedSender, Time, ok
+from tests.consumer.pull_bench import A
+from tests.fakes.group_member import QueueMember
+from tests.fakes.pop_member import FakeProxy
+from tests.fakes.sender import ScriptedSender, ok
+from tests.fakes.timer import Time
 
 PROXY = {"transport": "grpc", "proxy_endpoint": "h:1"}
 
@@ -32,7 +34,7 @@ def message(**more: Any) -> Message:
 def sender(monkeypatch: pytest.MonkeyPatch) -> ScriptedSender:
     made = ScriptedSender(Time())
     monkeypatch.setattr(producers, "sender", lambda options: made)
-    monkeypatch.setattr(consumers, "member", lambda options: FakeMember([A]))
+    monkeypatch.setattr(consumers, "member", lambda options: QueueMember([A]))
     monkeypatch.setattr(consumers, "pop_member", lambda options: FakeProxy(T=1))
     return made
 
@@ -118,10 +120,10 @@ def test_a_listener_is_checked_beneath_spans(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("listener", [value for name, value in LISTENERS.items() if name != "built-in"])
 def test_what_can_be_called_with_messages_is_a_listener(listener: Any) -> None:
-    arguments.function("listener", listener, "messages, context")
+    arguments.check_function("listener", listener, "messages, context")
 
 
-def test_a_decorator_gives_a_listener_the_arguments_that_it_lacks() -> None:
+def test_decorator_may_supply_missing_arguments_of_listener() -> None:
     """``functools.wraps`` shows the parameters of the function inside, which the caller does not fill."""
 
     def stored(database: Any, messages: Any, context: Any) -> None: ...
@@ -130,13 +132,13 @@ def test_a_decorator_gives_a_listener_the_arguments_that_it_lacks() -> None:
     def listener(messages: Any, context: Any) -> None:
         return stored(None, messages, context)
 
-    arguments.function("listener", listener, "messages, context")
+    arguments.check_function("listener", listener, "messages, context")
     with pytest.raises(OptionError, match="listener takes "):
-        arguments.function("listener", functools.wraps(listener)(stored), "messages, context")
+        arguments.check_function("listener", functools.wraps(listener)(stored), "messages, context")
 
 
 def test_the_parameters_of_a_built_in_function_are_unknown() -> None:
-    arguments.function("key", str, "message")
+    arguments.check_function("key", str, "message")
 
 
 @pytest.mark.parametrize("name", ["None", "number", "generator function", "one parameter", "class"])
@@ -396,7 +398,9 @@ def test_names_that_are_compared_are_few_and_short(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(
         arguments.difflib, "get_close_matches", lambda name, names, **how: compared.append([name, *names]) or []
     )
-    arguments.nearest("t" * 255, ["t" * 128, *(f"t{n}" for n in range(5000)), *(f"u{n}" for n in range(5000))], 3, 0.5)
+    arguments.similar_names(
+        "t" * 255, ["t" * 128, *(f"t{n}" for n in range(5000)), *(f"u{n}" for n in range(5000))], 3, 0.5
+    )
     assert compared[0][1:] == [f"t{n}" for n in range(5000)] + [f"u{n}" for n in range(len(compared[0]) - 5001)]
     assert 5001 < len(compared[0]) < 7000
     assert max(map(len, compared[0])) == 127

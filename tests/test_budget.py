@@ -7,7 +7,7 @@ from collections.abc import Callable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketmq_spark.base.budget import Arrivals, Budget
+from rocketmq_spark.base.budget import Budget, ReceiveBudget
 
 
 def test_a_holder_may_have_as_much_as_stays_free() -> None:
@@ -34,10 +34,10 @@ def test_something_larger_than_the_limit_is_held_only_alone() -> None:
 
 
 def test_what_arrives_alone_may_have_any_size() -> None:
-    room = Arrivals(10)
-    one = room.of("a")
+    room = ReceiveBudget(10)
+    one = room.account("a")
     assert [one.resize(size) for size in (3, 8, 50)] == [True, True, True]
-    other = room.of("b")
+    other = room.account("b")
     assert other.resize(5)
     assert (one.revoked, one.resize(51), room.used) == (True, False, 5)
     assert one.resize(0)
@@ -46,8 +46,8 @@ def test_what_arrives_alone_may_have_any_size() -> None:
 
 
 def test_who_has_most_loses_its_largest_thing() -> None:
-    room = Arrivals(100)
-    small, large, other = room.of("a"), room.of("a"), room.of("b")
+    room = ReceiveBudget(100)
+    small, large, other = room.account("a"), room.account("a"), room.account("b")
     assert small.resize(20)
     assert large.resize(35)
     assert other.resize(45)
@@ -58,9 +58,9 @@ def test_who_has_most_loses_its_largest_thing() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 8), st.integers(0, 400)), max_size=60))
 def test_a_fair_share_is_never_refused_nor_lost(steps: list[tuple[int, int]]) -> None:
-    room = Arrivals(900)
-    things = [room.of(number) for number in range(9)]
-    modest = room.of("modest")
+    room = ReceiveBudget(900)
+    things = [room.account(number) for number in range(9)]
+    modest = room.account("modest")
     modest_has = 0
     for number, size in steps:
         if not things[number].resize(size):

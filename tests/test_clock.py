@@ -71,12 +71,12 @@ def slept(now, monkeypatch):
     return pauses
 
 
-def test_a_pause_ends_with_the_deadline_and_leaves_time_to_breathe(slept):
+def test_pause_ends_at_deadline_but_has_minimum_length(slept):
     deadline = Deadline.after(3.0)
     deadline.pause(2.0)
     deadline.pause(2.0)
     deadline.pause(2.0)
-    assert slept == [2.0, 1.0, clock._SHORTEST_S]
+    assert slept == [2.0, 1.0, clock._MIN_PAUSE_S]
     Deadline(math.inf).pause(5.0)
     assert slept[-1] == 5.0
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
-from rocketmq_spark.base.process import Closing, entry, postponed
+from rocketmq_spark.base.process import Closeable, defer_close, signal_safe
 
 
-class Door(Closing):
+class Door(Closeable):
     def __init__(self) -> None:
         self.closed = 0
 
@@ -29,7 +29,7 @@ def test_the_end_of_the_block_closes_and_hides_no_error() -> None:
 
 def test_what_cannot_be_closed_says_so() -> None:
     with pytest.raises(NotImplementedError):
-        Closing().close()
+        Closeable().close()
 
 
 class House:
@@ -39,24 +39,24 @@ class House:
         self.done: list[str] = []
 
     def close(self) -> None:
-        if not postponed(self.close):
+        if not defer_close(self.close):
             self.done.append("closed")
 
-    @entry
+    @signal_safe
     def call(self, handler: Callable[[], object]) -> str:
         """One call."""
         handler()
         self.done.append("called")
         return "result"
 
-    @entry
+    @signal_safe
     def outer(self, handler: Callable[[], object]) -> str:
         found = self.call(handler)
         self.done.append("outer")
         return found
 
 
-def test_a_close_above_a_call_is_done_when_the_outermost_call_ends() -> None:
+def test_close_within_nested_calls_runs_when_outermost_call_ends() -> None:
     house = House()
     assert house.call(house.close) == "result"
     assert house.outer(house.close) == "result"
@@ -76,7 +76,7 @@ def test_a_close_above_a_call_that_raises_is_done() -> None:
     assert house.done == ["closed"]
 
 
-def test_a_close_above_a_call_of_another_object_is_done_when_that_ends() -> None:
+def test_close_within_call_of_another_object_runs_when_call_ends() -> None:
     first, second = House(), House()
     first.call(second.close)
     assert (first.done, second.done) == (["called"], ["closed"])

@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable
 import pytest
 
 from rocketmq_spark.base import copies as copies_module
-from rocketmq_spark.base.copies import CopyQuestions
+from rocketmq_spark.base.copies import CheckCoalescer
 from tests.helpers import RAISED, no_more_threads, raising
 from tests.mockbroker import eventually
 
@@ -19,7 +19,7 @@ class Bench:
     def __init__(self, proves: bool = True, shared_as: Hashable = None) -> None:
         self.proves = proves
         self.said: list[tuple[str, str]] = []
-        self.copies = CopyQuestions[str, str](
+        self.copies = CheckCoalescer[str, str](
             self._answer, lambda place: "broker", "take", "drop", "unknown", shared_as
         )
         self.asked: list[str] = []
@@ -31,8 +31,8 @@ class Bench:
 
     def question(self, what: str, place: str, decide: Callable[[], str]) -> str | None:
         """To its end."""
-        found = self.copies.ask(what, place, decide)
-        eventually(lambda: not self.copies._newest)
+        found = self.copies.request_decision(what, place, decide)
+        eventually(lambda: not self.copies._newest_places)
         return found
 
     def slow(self, what: str) -> Callable[[], str]:
@@ -45,12 +45,12 @@ class Bench:
         return decide
 
 
-def test_copies_of_what_was_taken_lately_are_dropped_and_nobody_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_soon_after_commit_is_dropped_without_new_decision(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench()
     assert bench.question("a", "a1", lambda: "take") is None
     assert bench.question("a", "a2", raising(AssertionError("it is known"))) == "drop"
     assert bench.said == [("a1", "take")]
-    monkeypatch.setattr(copies_module, "CROSSING_S", 0.0)  # of those that come from now on
+    monkeypatch.setattr(copies_module, "RACE_WINDOW_S", 0.0)  # of those that come from now on
     for place in ("b1", "b2"):
         assert bench.question("b", place, lambda: "take") is None
     assert bench.said[1:] == [("b1", "take"), ("b2", "take")], "its broker has lost that"
@@ -62,10 +62,10 @@ def test_a_copy_that_comes_while_another_is_taken_is_dropped() -> None:
 
     def answer(place: str, decision: str) -> bool:
         if place == "1":
-            assert bench.copies.ask("a", "2", raising(AssertionError("it is decided"))) is None
+            assert bench.copies.request_decision("a", "2", raising(AssertionError("it is decided"))) is None
         return bench._answer(place, decision)
 
-    bench.copies._answer = answer
+    bench.copies._send = answer
     bench.question("a", "1", lambda: "take")
     assert bench.said == [("1", "take"), ("2", "drop")]
 
@@ -96,7 +96,7 @@ def test_what_has_no_thread_is_left_for_the_next_time(
     bench = Bench()
     with monkeypatch.context() as exhausted:
         no_more_threads(exhausted)
-        assert bench.copies.ask("a", "1", lambda: "take") is None
+        assert bench.copies.request_decision("a", "1", lambda: "take") is None
     assert "left to their next repetition, among them the one about a: can't start new thread" in caplog.text
     bench.question("a", "2", lambda: "take")
     assert bench.said == [("2", "take")]
@@ -104,15 +104,15 @@ def test_what_has_no_thread_is_left_for_the_next_time(
 
 def test_no_more_bytes_wait_for_a_slow_function_than_may(caplog: pytest.LogCaptureFixture) -> None:
     bench = Bench()
-    held = bench.copies._held
-    bench.copies.ask("a", "a1", bench.slow("a"), held.limit // 2 - 10)
+    held = bench.copies._memory
+    bench.copies.request_decision("a", "a1", bench.slow("a"), held.limit // 2 - 10)
     assert bench.called.wait(60)
-    bench.copies.ask("b", "b1", bench.slow("b"), 11)
-    bench.copies.ask("c", "c1", bench.slow("c"), 10)
-    bench.copies.ask("a", "a2", bench.slow("a"), 1 << 40)  # a copy needs nothing: its message is not kept
+    bench.copies.request_decision("b", "b1", bench.slow("b"), 11)
+    bench.copies.request_decision("c", "c1", bench.slow("c"), 10)
+    bench.copies.request_decision("a", "a2", bench.slow("a"), 1 << 40)  # a copy needs nothing: its message is not kept
     assert "the one about b: too many others, or too many bytes, wait" in caplog.text
     bench.may_end.set()
-    eventually(lambda: not bench.copies._newest)
+    eventually(lambda: not bench.copies._newest_places)
     assert (bench.asked, held.used) == (["a", "c"], 0)
 
 
@@ -120,24 +120,24 @@ def test_what_is_dropped_releases_its_bytes(monkeypatch: pytest.MonkeyPatch) -> 
     bench = Bench()
     with monkeypatch.context() as exhausted:
         no_more_threads(exhausted)
-        bench.copies.ask("x", "x1", lambda: "take", 5)
-    bench.copies.ask("a", "a1", bench.slow("a"), 10)
+        bench.copies.request_decision("x", "x1", lambda: "take", 5)
+    bench.copies.request_decision("a", "a1", bench.slow("a"), 10)
     assert bench.called.wait(60)
-    bench.copies.ask("b", "b1", bench.slow("b"), 10)
+    bench.copies.request_decision("b", "b1", bench.slow("b"), 10)
     bench.copies.leave()
     bench.may_end.set()
-    eventually(lambda: bench.copies._held.used == 0)
+    eventually(lambda: bench.copies._memory.used == 0)
 
 
 def test_no_more_wait_for_a_slow_function_than_may(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copies_module, "MOST_WAITING", 2)  # with the one that the function has
+    monkeypatch.setattr(copies_module, "MAX_WAITING", 2)  # with the one that the function has
     bench = Bench()
-    bench.copies.ask("a", "a1", bench.slow("a"))
+    bench.copies.request_decision("a", "a1", bench.slow("a"))
     assert bench.called.wait(60)
     for what in "bcb":
-        assert bench.copies.ask(what, f"{what}1", bench.slow(what)) is None
+        assert bench.copies.request_decision(what, f"{what}1", bench.slow(what)) is None
     bench.may_end.set()
-    eventually(lambda: not bench.copies._newest)
+    eventually(lambda: not bench.copies._newest_places)
     assert bench.said == [("a1", "take"), ("b1", "take")]
     bench.question("c", "c2", bench.slow("c"))
     assert bench.asked == ["a", "b", "c"]
@@ -145,12 +145,12 @@ def test_no_more_wait_for_a_slow_function_than_may(monkeypatch: pytest.MonkeyPat
 
 def test_what_waits_when_its_producer_leaves_is_not_asked() -> None:
     bench = Bench()
-    bench.copies.ask("a", "a1", bench.slow("a"))
+    bench.copies.request_decision("a", "a1", bench.slow("a"))
     assert bench.called.wait(60)
-    bench.copies.ask("b", "b1", bench.slow("b"))
+    bench.copies.request_decision("b", "b1", bench.slow("b"))
     bench.copies.leave()
     bench.may_end.set()
-    eventually(lambda: not bench.copies._newest)
+    eventually(lambda: not bench.copies._newest_places)
     assert (bench.asked, bench.said) == (["a"], [("a1", "take")])
 
 
@@ -158,34 +158,34 @@ def test_what_comes_after_its_producer_has_left_is_not_asked() -> None:
     """A question may arrive while the producer leaves: what its function would look at may be gone."""
     bench = Bench()
     bench.copies.leave()
-    assert bench.copies.ask("a", "a1", bench.slow("a")) is None
+    assert bench.copies.request_decision("a", "a1", bench.slow("a")) is None
     bench.may_end.set()
-    eventually(lambda: not bench.copies._aside.busy(None))
-    assert (bench.asked, bench.said, bench.copies._newest) == ([], [], {})
+    eventually(lambda: not bench.copies._executor.has_work(None))
+    assert (bench.asked, bench.said, bench.copies._newest_places) == ([], [], {})
 
 
 def test_a_copy_is_answered_by_the_one_whose_broker_asked() -> None:
     """The one whose function is called may be closed meanwhile, and with it its connection."""
     group = object()
     benches = one, two = Bench(shared_as=group), Bench(shared_as=group)
-    one.copies.ask("a", "a1", one.slow("a"))
+    one.copies.request_decision("a", "a1", one.slow("a"))
     assert one.called.wait(60)
-    two.copies.ask("a", "a2", two.slow("a"))
+    two.copies.request_decision("a", "a2", two.slow("a"))
     one.may_end.set()
-    eventually(lambda: not one.copies._newest)
+    eventually(lambda: not one.copies._newest_places)
     assert [(bench.asked, bench.said) for bench in benches] == [(["a"], []), ([], [("a2", "take")])]
 
 
 def test_only_so_many_are_remembered_and_for_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copies_module, "MOST_ANSWERED", 2)
+    monkeypatch.setattr(copies_module, "MAX_COMMITTED", 2)
     bench = Bench()
     for what in "abc":
         bench.question(what, f"{what}1", lambda: "take")
     assert [bench.question(what, f"{what}2", lambda: "take") for what in "cba"] == ["drop", "drop", None]
-    monkeypatch.setattr(copies_module, "CROSSING_S", 0.01)
+    monkeypatch.setattr(copies_module, "RACE_WINDOW_S", 0.01)
     bench = Bench()
     bench.question("a", "a1", lambda: "take")
-    (until,) = bench.copies._done.values()
+    (until,) = bench.copies._committed_until.values()
     eventually(lambda: until.expired)
     bench.question("b", "b1", lambda: "take")
-    assert bench.copies._done.keys() == {"b"}
+    assert bench.copies._committed_until.keys() == {"b"}

@@ -19,8 +19,8 @@ from rocketmq_spark import daemon
 _LOAD = """
 import sys
 from rocketmq_spark import daemon
-daemon.load("no.such.module", *daemon.LOADED)
-print(*[name for name in daemon.LOADED if name not in sys.modules])
+daemon.load("no.such.module", *daemon.PRELOADED)
+print(*[name for name in daemon.PRELOADED if name not in sys.modules])
 """
 
 
@@ -39,7 +39,7 @@ def test_pyspark_is_taken_from_the_folders_of_spark_only(
     """On YARN, another user may have the name ``pyspark``, and so a folder of this name beside the caches of others."""
     (tmp_path / package / "pyspark").mkdir(parents=True)
     (tmp_path / package / "pyspark" / "daemon.py").touch()
-    assert daemon.beside_the_zip([str(tmp_path / zipped)]) == (tmp_path / package if found else None)
+    assert daemon.unzipped_folder([str(tmp_path / zipped)]) == (tmp_path / package if found else None)
 
 
 # A worker of Spark's daemon that says what it is; it is found by its name, which begins as PySpark's do.
@@ -104,9 +104,9 @@ def test_workers_are_those_of_sparks_own_daemon(tmp_path: Path) -> None:
         assert other == first
 
 
-def test_what_is_loaded_starts_no_thread_and_nothing_of_others_that_does() -> None:
+def test_preload_starts_no_thread_and_skips_threaded_libraries() -> None:
     look = (
-        "import os, sys; from rocketmq_spark import daemon; daemon.load(*daemon.LOADED); "
+        "import os, sys; from rocketmq_spark import daemon; daemon.load(*daemon.PRELOADED); "
         "print(len(os.listdir('/proc/self/task')), {'numpy', 'pandas', 'pyarrow', 'grpc'} & sys.modules.keys())"
     )
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", look], capture_output=True, text=True, check=True)
@@ -130,13 +130,13 @@ _UNZIPPED = """
 import sys
 from rocketmq_spark import daemon
 before = [*sys.path]
-daemon.unzipped()
+daemon.import_unzipped()
 from pyspark import daemon
 print(sys.path == before, daemon.__file__)
 """
 
 
-def test_all_that_workers_import_is_there_and_what_is_not_stops_nobody() -> None:
+def test_preload_imports_worker_modules_and_skips_missing_ones() -> None:
     done = subprocess.run([sys.executable, "-c", _LOAD], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""
 
@@ -153,7 +153,7 @@ def test_what_plans_and_commits_does_not_import_pandas() -> None:
 
 def test_workers_are_forked_from_it(spark) -> None:
     def look(_: int) -> tuple[str, list[str], list[str]]:
-        missing = [name for name in daemon.LOADED if name not in sys.modules]
+        missing = [name for name in daemon.PRELOADED if name not in sys.modules]
         zipped = [name for name, module in sys.modules.items() if "pyspark.zip" in str(getattr(module, "__file__", ""))]
         return Path(f"/proc/{os.getppid()}/cmdline").read_text(), missing, zipped
 
@@ -176,11 +176,11 @@ def test_pyspark_is_found_beside_its_zip(tmp_path: Path, zipped: str, package: s
     (tmp_path / package).mkdir(parents=True)
     (tmp_path / package / "daemon.py").touch()
     path = [str(tmp_path), str(tmp_path / zipped)]
-    assert daemon.beside_the_zip(path) == (None if found is None else tmp_path / found)
+    assert daemon.unzipped_folder(path) == (None if found is None else tmp_path / found)
 
 
 def test_a_zip_of_few_folders_is_no_error() -> None:
-    assert daemon.beside_the_zip(["pyspark.zip", "/pyspark.zip"]) is None
+    assert daemon.unzipped_folder(["pyspark.zip", "/pyspark.zip"]) is None
 
 
 def test_everything_else_is_imported_from_where_it_was() -> None:

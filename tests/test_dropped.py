@@ -24,10 +24,11 @@ from rocketmq_spark.base.codes import Request
 from rocketmq_spark.errors import LocalProtocolError, RocketMQError
 from rocketmq_spark.model import SendResult
 from rocketmq_spark.session import consumers, producers
-from tests.consumer.group import FakeBrokers, FakeMember
-from tests.consumer.pop import FakeProxy
+from tests.fakes.group_member import FakeBrokers, FakeMember
+from tests.fakes.pop_member import FakeProxy
+from tests.fakes.sender import ScriptedSender
+from tests.fakes.timer import Time
 from tests.mockbroker import MockBroker, eventually, ok, refuse, route
-from tests.producer.scripted import ScriptedSender, Time
 
 NOWHERE = "127.0.0.1:1"
 WAIT_S = 60.0
@@ -35,7 +36,7 @@ TOPIC = "t"
 
 
 def settle() -> None:
-    dropped.settle(Deadline.after(WAIT_S))
+    dropped.wait_for_dropped(Deadline.after(WAIT_S))
 
 
 def gone(reference: Callable[[], object]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rocketmq_spark.errors import MessageRefused, OptionError, RouteNotFound
-from rocketmq_spark.options.names import KAFKA_SOURCE_COLUMNS, of_kafka_column
+from rocketmq_spark.options.names import KAFKA_SOURCE_COLUMNS, kafka_column_hint
 from rocketmq_spark.spark.monitoring.explain import explain
 
 CAUSE = RouteNotFound("no such topic", "h:1", topic="t", remedy="Create it")
@@ -83,7 +83,7 @@ RELATION = "+- ~StreamingRelationV2 org.apache.spark.sql.PythonDataSourceV2@1, r
 def test_a_column_of_kafka_is_translated(name):
     line = explain(RuntimeError(UNRESOLVED.format(name=f"`{name}`", near="`x`", plan=RELATION)))
     assert line.startswith("[UNRESOLVED_COLUMN.WITH_SUGGESTION] A column, variable, or function parameter with name")
-    assert line.endswith(f"cannot be resolved: {of_kafka_column(name).removeprefix('; ')}")
+    assert line.endswith(f"cannot be resolved: {kafka_column_hint(name).removeprefix('; ')}")
 
 
 def test_a_topic_that_was_dropped_is_explained():

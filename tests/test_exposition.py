@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from rocketmq_spark.base import exposition
-from rocketmq_spark.base.exposition import serving
+from rocketmq_spark.base.exposition import serve
 from rocketmq_spark.errors import CallTimeout
 from tests.mockbroker import eventually
 
@@ -28,7 +28,7 @@ def get(url: str, path: str | None = None) -> tuple[int, str, str | None]:
     return found
 
 
-def test_each_request_asks_anew_and_a_failure_is_a_503_that_says_why() -> None:
+def test_each_request_gets_fresh_metrics_and_failure_returns_503() -> None:
     said = iter(["a 1\n", CallTimeout("no answer", "h:1", remedy="Look"), "a 2\n", "a 2\n"])
 
     def text() -> str:
@@ -37,7 +37,7 @@ def test_each_request_asks_anew_and_a_failure_is_a_503_that_says_why() -> None:
             return value
         raise value
 
-    with serving(LOCAL, text, failures=CallTimeout) as url:
+    with serve(LOCAL, text, failures=CallTimeout) as url:
         assert get(url) == (200, "a 1\n", "text/plain; version=0.0.4; charset=utf-8")
         assert get(url)[:2] == (503, "[ROCKETMQ_TIMEOUT] no answer (at h:1). Look\n")
         assert get(url)[:2] == (200, "a 2\n")
@@ -55,7 +55,7 @@ def test_any_other_error_is_a_503_and_one_line_in_the_log(caplog: pytest.LogCapt
             return value
         raise value
 
-    with serving(LOCAL, text, failures=CallTimeout) as url:
+    with serve(LOCAL, text, failures=CallTimeout) as url:
         for _ in range(3):
             status, body, _ = get(url)
             assert (status, body) == (503, "The figures cannot be computed; the log of this process has the error\n")
@@ -65,7 +65,7 @@ def test_any_other_error_is_a_503_and_one_line_in_the_log(caplog: pytest.LogCapt
 
 
 def test_after_the_block_nobody_listens() -> None:
-    with serving(LOCAL, lambda: "") as url:
+    with serve(LOCAL, lambda: "") as url:
         port = urlsplit(url).port
     assert port
     with pytest.raises(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port)):
@@ -73,11 +73,11 @@ def test_after_the_block_nobody_listens() -> None:
 
 
 def test_a_port_that_is_taken_is_said() -> None:
-    with serving(LOCAL, lambda: "") as url:
-        taken = serving(("127.0.0.1", urlsplit(url).port or 0), lambda: "")
+    with serve(LOCAL, lambda: "") as url:
+        taken = serve(("127.0.0.1", urlsplit(url).port or 0), lambda: "")
         with pytest.raises(OSError, match="in use"):
             taken.__enter__()
-    with pytest.raises(OSError, match="port must be 0-65535"), serving(("127.0.0.1", 70_000), lambda: ""):
+    with pytest.raises(OSError, match="port must be 0-65535"), serve(("127.0.0.1", 70_000), lambda: ""):
         pass
 
 
@@ -88,25 +88,25 @@ def asked(url: str, host: str | None) -> bytes:
         return sock.recv(65536)
 
 
-def test_a_browser_that_was_led_here_under_another_name_gets_nothing() -> None:
-    with serving(LOCAL, lambda: "a 1\n") as url:
+def test_request_with_foreign_host_header_is_refused_on_loopback() -> None:
+    with serve(LOCAL, lambda: "a 1\n") as url:
         for host in ("localhost", "localhost:9464", "127.0.0.1:1", "[::1]:9464", "[::1]", None):
             assert b"200" in asked(url, host).split(b"\r\n")[0], host
         for host in ("evil.example", "evil.example:9464", "127.0.0.1.evil.example", "localhost.evil.example:80"):
             assert b"403" in asked(url, host).split(b"\r\n")[0], host
-    with serving(("127.0.0.2", 0), lambda: "a 1\n") as url:
+    with serve(("127.0.0.2", 0), lambda: "a 1\n") as url:
         assert b"200" in asked(url, "127.0.0.2:9464").split(b"\r\n")[0]
         assert b"403" in asked(url, "evil.example:9464").split(b"\r\n")[0]
-    with serving(("0.0.0.0", 0), lambda: "a 1\n") as url:
+    with serve(("0.0.0.0", 0), lambda: "a 1\n") as url:
         port = urlsplit(url).port
         assert b"200" in asked(f"http://127.0.0.1:{port}/metrics", "node7.example:9464").split(b"\r\n")[0]
 
 
 def test_idle_connections_keep_no_scraper_out() -> None:
-    with serving(LOCAL, lambda: "a 1\n") as url:
+    with serve(LOCAL, lambda: "a 1\n") as url:
         parts = urlsplit(url)
         place = (parts.hostname or "", parts.port or 0)
-        silent = [socket.create_connection(place, timeout=60) for _ in range(2 * exposition._AT_ONCE)]
+        silent = [socket.create_connection(place, timeout=60) for _ in range(2 * exposition._MAX_CLIENTS)]
         begun_s = time.monotonic()
         assert b"200" in asked(url, "localhost").split(b"\r\n")[0]
         assert time.monotonic() - begun_s < exposition._IDLE_S / 2
@@ -116,7 +116,7 @@ def test_idle_connections_keep_no_scraper_out() -> None:
 
 
 def test_a_new_connection_is_closed_while_all_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exposition, "_AT_ONCE", 3)
+    monkeypatch.setattr(exposition, "_MAX_CLIENTS", 3)
     may_end, arrived, note = threading.Event(), threading.Semaphore(0), exposition._Server.arrived
 
     def noted(server: exposition._Server, request: socket.socket) -> None:
@@ -129,7 +129,7 @@ def test_a_new_connection_is_closed_while_all_are_served(monkeypatch: pytest.Mon
         assert may_end.wait(60)
         return "a 1\n"
 
-    with serving(LOCAL, figures) as url:
+    with serve(LOCAL, figures) as url:
         parts = urlsplit(url)
         place = (parts.hostname or "", parts.port or 0)
         served = [socket.create_connection(place, timeout=60) for _ in range(3)]
@@ -164,7 +164,7 @@ def asked_or_closed(url: str) -> bytes:
 
 def test_a_silent_connection_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exposition, "_IDLE_S", 0.05)
-    with serving(LOCAL, lambda: "a 1\n") as url:
+    with serve(LOCAL, lambda: "a 1\n") as url:
         parts = urlsplit(url)
         with socket.create_connection((parts.hostname or "", parts.port or 0), timeout=60) as sock:
             assert sock.recv(1) == b""
@@ -172,7 +172,7 @@ def test_a_silent_connection_ends(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_request_that_comes_byte_by_byte_keeps_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exposition, "_IDLE_S", 0.5)
-    with serving(LOCAL, lambda: "a 1\n") as url:
+    with serve(LOCAL, lambda: "a 1\n") as url:
         parts = urlsplit(url)
         with socket.create_connection((parts.hostname or "", parts.port or 0), timeout=60) as sock:
             sock.settimeout(0.1)
@@ -190,5 +190,5 @@ def test_a_request_that_comes_byte_by_byte_keeps_no_connection(monkeypatch: pyte
 
 
 def test_text_that_is_no_unicode_is_shown_as_far_as_it_is() -> None:
-    with serving(LOCAL, lambda: 'a{t="\ud800"} 1\n') as url:
+    with serve(LOCAL, lambda: 'a{t="\ud800"} 1\n') as url:
         assert get(url)[:2] == (200, 'a{t="?"} 1\n')

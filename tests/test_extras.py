@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def test_a_command_names_the_packages() -> None:
-    assert extras.command(extras.CLI) == "pip install 'click>=8.1' 'rich>=13'"
+    assert extras.install_command(extras.CLI) == "pip install 'click>=8.1' 'rich>=13'"
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ def test_a_command_names_the_packages() -> None:
     ],
 )
 def test_bounds(requirement: str, expected: object) -> None:
-    assert extras.bounds(requirement) == expected
+    assert extras.version_bounds(requirement) == expected
 
 
 def test_installed() -> None:
@@ -82,7 +82,7 @@ def test_a_command_that_needs_more_names_the_packages(tmp_path: Path, arguments:
     assert done.returncode == 1
     assert done.stderr == (
         f"Error: [ROCKETMQ_OPTION] this command needs {package}, which is not installed. "
-        f"Install it: {extras.command(extra)}\n"
+        f"Install it: {extras.install_command(extra)}\n"
     )
 
 

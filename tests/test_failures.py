@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from rocketmq_spark.base.threads import Failure, Tracebacks, attempt, start_thread, text_of
+from rocketmq_spark.base.threads import Failure, TracebackLimit, capture, safe_text, start_thread
 from tests.helpers import RAISED, no_more_threads, raising
 from tests.mockbroker import eventually
 
@@ -32,30 +32,30 @@ def beside(code: Callable[[], object]) -> object:
 def test_one_traceback_a_minute_is_logged_of_each_failure() -> None:
     """A listener that fails for each message filled logs with the same traceback."""
     now_s = [100.0]
-    tracebacks = Tracebacks(lambda: now_s[0])
+    tracebacks = TracebackLimit(lambda: now_s[0])
 
     def failing(error: BaseException) -> object:
-        return attempt(raising(error))
+        return capture(raising(error))
 
     first = failing(ValueError("message 1"))
     assert isinstance(first, Failure)
     assert tracebacks.due(first) is first.error
     assert [tracebacks.due(failing(ValueError(f"message {n}"))) for n in range(5)] == [None] * 5
     assert isinstance(tracebacks.due(failing(KeyError("another kind"))), KeyError)
-    assert isinstance(tracebacks.due(attempt(int, "another place")), ValueError)
+    assert isinstance(tracebacks.due(capture(int, "another place")), ValueError)
     now_s[0] += 60.0
     assert isinstance(tracebacks.due(failing(ValueError("later"))), ValueError)
     assert tracebacks.due("no failure") is None
 
 
 def test_what_is_returned_is_returned() -> None:
-    assert attempt(divmod, 7, 2) == (3, 1)
-    assert attempt(dict, a=1) == {"a": 1}
+    assert capture(divmod, 7, 2) == (3, 1)
+    assert capture(dict, a=1) == {"a": 1}
 
 
 @pytest.mark.parametrize("error", RAISED, ids=lambda error: type(error).__name__)
 def test_whatever_is_raised_is_a_value(error: BaseException) -> None:
-    found = beside(lambda: attempt(raising(error)))
+    found = beside(lambda: capture(raising(error)))
     assert isinstance(found, Failure)
     assert found.error is error
     assert str(found).startswith(type(error).__name__)
@@ -63,13 +63,13 @@ def test_whatever_is_raised_is_a_value(error: BaseException) -> None:
 
 def test_ctrl_c_in_the_main_thread_is_the_users_and_exit_is_not() -> None:
     with pytest.raises(KeyboardInterrupt):
-        attempt(raising(KeyboardInterrupt()))
-    assert isinstance(attempt(raising(SystemExit())), Failure)
+        capture(raising(KeyboardInterrupt()))
+    assert isinstance(capture(raising(SystemExit())), Failure)
 
 
 def test_what_has_no_text_has_one() -> None:
-    assert text_of("a") == "'a'"
-    assert text_of(Textless()) == "<Textless without a text>"
+    assert safe_text("a") == "'a'"
+    assert safe_text(Textless()) == "<Textless without a text>"
     assert str(Failure(Textless())) == "Textless: <Textless without a text>"
 
 
@@ -92,7 +92,7 @@ def test_a_loop_that_fails_is_logged_and_begins_again(error: BaseException, capl
 
 def test_a_loop_that_runs_once_is_cleaned_up_behind(caplog: pytest.LogCaptureFixture) -> None:
     ended: list[int] = []
-    start_thread("t-1", raising(SystemExit()), lambda: ended.append(1), again=False).join(60)
+    start_thread("t-1", raising(SystemExit()), lambda: ended.append(1), restart=False).join(60)
     assert ended == [1]
     assert "the work of thread t-1 failed: SystemExit" in caplog.text
 

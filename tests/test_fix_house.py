@@ -65,7 +65,7 @@ def run(inner: pytest.Pytester, *arguments: str) -> str:
     return done.stdout.str()
 
 
-def test_examples_are_new_in_each_run_and_come_again_by_their_seed(inner: pytest.Pytester) -> None:
+def test_hypothesis_examples_differ_per_run_and_repeat_by_seed(inner: pytest.Pytester) -> None:
     first, second = (run(inner, "-k", "property or fails") for _ in range(2))
     seeds = [re.findall(r"seed (\d+) \(again: --hypothesis-seed=(\d+)\)", text) for text in (first, second)]
     assert seeds[0] != seeds[1]
@@ -155,7 +155,7 @@ def proxied():
 """
 
 
-def test_tests_of_one_cluster_run_in_one_process_and_one_after_the_other(inner: pytest.Pytester) -> None:
+def test_tests_of_one_cluster_run_sequentially_in_one_process(inner: pytest.Pytester) -> None:
     """Whatever file they stand in; what shares nothing goes file by file."""
     inner.makeconftest(CLUSTERS)
     shared = "def test_quick(): pass\n\ndef test_cluster(proxied): pass\n"
@@ -205,7 +205,7 @@ def noted(request):
 """
 
 
-def test_a_broker_and_spark_end_with_the_last_test_that_wants_them(inner: pytest.Pytester) -> None:
+def test_broker_and_spark_stop_after_last_test_that_uses_them(inner: pytest.Pytester) -> None:
     inner.makeconftest(LASTING)
     live = "def test_quick{0}(): pass\n\ndef test_live{0}(rocketmq): pass\n"
     spark = "def test_spark{0}(spark): pass\n"

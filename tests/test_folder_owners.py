@@ -17,7 +17,7 @@ from types import SimpleNamespace
 import pytest
 
 from rocketmq_spark.base import folders
-from rocketmq_spark.base.process import python
+from rocketmq_spark.base.process import python_call
 from tests import users
 
 
@@ -148,7 +148,7 @@ def test_root_with_the_rights_of_an_owner_still_reads_the_remedy(
     found = folders.Exposure(tmp_path, tmp_path.stat(), None)
     monkeypatch.setattr(folders, "ROOT", -1)
     assert folders.remedy(found, "it", os.geteuid()).startswith(("Run: chmod", "Move it"))
-    monkeypatch.setattr(folders, "_lent", [os.geteuid()])
+    monkeypatch.setattr(folders, "_borrowed_uids", [os.geteuid()])
     assert folders.remedy(found, "it", os.geteuid()).startswith(f"Let uid {os.geteuid()}")
     upper = folders.Exposure(tmp_path, tmp_path.stat(), users.OTHER)
     assert folders.remedy(upper, "it", os.geteuid()).startswith(f"Let uid {os.geteuid()}")
@@ -183,7 +183,7 @@ def test_what_a_user_has_mounted_is_an_exposure(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(folders, "owner_uid", lambda status: 2621 if status.st_ino == inode else status.st_uid)
     assert [found.uid for found in folders.exposures(path)] == [2621]
     assert [found.uid for found in folders.exposures_of(path, ())] == [2621]
-    assert folders.foreign(path) == folders.Foreign(path, 2621)
+    assert folders.foreign_owner(path) == folders.ForeignFile(path, 2621)
 
 
 def test_a_link_is_followed_as_it_is_after_the_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,7 +220,7 @@ def test_the_hosts_users_are_nobody_in_particular_in_a_container(monkeypatch: py
         ("damaged", set()),
     ):
         texts["/proc/self/uid_map"] = text
-        assert folders._unmapped() == unmapped
+        assert folders._unmapped_uids() == unmapped
 
 
 @pytest.mark.parametrize("kind", ["link", "pipe", "device"])
@@ -249,10 +249,10 @@ def test_a_copy_follows_no_link_at_its_target(tmp_path: Path) -> None:
     (tmp_path / "copy").symlink_to(tmp_path / "precious")
     with pytest.raises(FileExistsError):
         folders.copy_regular(tmp_path / "file", tmp_path / "copy")
-    folders.write_new(tmp_path / "copy", "new")
+    folders.replace_file(tmp_path / "copy", "new")
     assert ((tmp_path / "precious").read_text(), (tmp_path / "copy").read_text()) == ("old", "new")
     with pytest.raises(IsADirectoryError):
-        folders.write_new(tmp_path, "new")
+        folders.replace_file(tmp_path, "new")
     assert {path.name for path in tmp_path.iterdir()} == {"file", "precious", "copy"}
 
 
@@ -271,7 +271,7 @@ def test_root_has_the_rights_of_an_owner_and_gets_its_own_back(monkeypatch: pyte
     ]
     for uid, groups, group in cases:
         calls.clear()
-        with contextlib.suppress(ZeroDivisionError), folders.rights_of(uid):
+        with contextlib.suppress(ZeroDivisionError), folders.as_user(uid):
             assert calls == [("setgroups", groups), ("setegid", group), ("seteuid", uid)]
             if users.IS_ROOT:
                 assert (os.geteuid(), os.getegid(), os.getgroups()) == (uid, group, groups)
@@ -286,20 +286,20 @@ def test_root_becomes_another_user_for_good_or_stays_root(monkeypatch: pytest.Mo
     calls: list[tuple[object, ...]] = []
     for name in ("setgroups", "setregid", "setreuid"):
         monkeypatch.setattr(os, name, lambda *given, name=name: calls.append((name, *given)))
-    monkeypatch.setattr(folders, "_lent", [])
+    monkeypatch.setattr(folders, "_borrowed_uids", [])
     monkeypatch.setattr(folders, "memory_seal", lambda: lambda: None)
-    folders.become(users.OTHER)
+    folders.become_user(users.OTHER)
     assert calls == [("setgroups", [65534]), ("setregid", 65534, 65534), ("setreuid", users.OTHER, users.OTHER)]
     assert not folders.has_own_rights()
     calls.clear()
-    monkeypatch.setattr(folders, "_lent", [])
+    monkeypatch.setattr(folders, "_borrowed_uids", [])
 
     def refuse(*_: int) -> None:
         raise PermissionError
 
     monkeypatch.setattr(os, "setreuid", refuse)
     with pytest.raises(PermissionError):
-        folders.become(users.OTHER)
+        folders.become_user(users.OTHER)
     assert calls[2:] == [("setregid", os.getgid(), os.getegid()), ("setgroups", os.getgroups())]
     assert folders.has_own_rights()
 
@@ -307,7 +307,7 @@ def test_root_becomes_another_user_for_good_or_stays_root(monkeypatch: pytest.Mo
 SEALED = """
 import ctypes, os, resource, sys
 from rocketmq_spark.base import folders
-from rocketmq_spark.base.process import python
+from rocketmq_spark.base.process import python_call
 resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
 if os.getuid():
     os.setgroups = os.setregid = lambda *_: None
@@ -315,27 +315,27 @@ if os.getuid():
 else:
     # As where the system permits cores of such processes (fs.suid_dumpable).
     os.setreuid = lambda *_, real=os.setreuid: (real(*_), ctypes.CDLL(None).prctl(4, 1, 0, 0, 0))
-folders.become(int(sys.argv[1]))
+folders.become_user(int(sys.argv[1]))
 print(resource.getrlimit(resource.RLIMIT_CORE), ctypes.CDLL(None).prctl(3, 0, 0, 0, 0))
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="prctl")
 def test_a_process_with_other_rights_leaves_no_core() -> None:
-    given = python("-c", SEALED, str(users.OTHER), first=[str(Path(__file__).parents[1])])
+    given = python_call("-c", SEALED, str(users.OTHER), import_first=[str(Path(__file__).parents[1])])
     done = subprocess.run(**given, capture_output=True, text=True, check=True)
     assert done.stdout == "(0, 0) 0\n"
 
 
 @pytest.mark.parametrize("problem", ["open", "of another user", "no root"])
-def test_a_folder_is_given_away_only_where_root_alone_can_exchange_it(
+def test_folder_gets_new_owner_only_if_root_alone_can_replace_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, problem: str
 ) -> None:
     """Otherwise its name could already be that of another folder."""
     users.of_root(monkeypatch, os.getuid())
     monkeypatch.setattr(os, "fchown", lambda *_: None)
-    with folders.inside(tmp_path) as above:
-        os.close(folders.new_folder_for(tmp_path.stat(), "first", above))
+    with folders.open_subfolder(tmp_path) as above:
+        os.close(folders.make_folder_for(tmp_path.stat(), "first", above))
         if problem == "open":
             tmp_path.chmod(0o777)
         elif problem == "no root":
@@ -343,7 +343,7 @@ def test_a_folder_is_given_away_only_where_root_alone_can_exchange_it(
         else:
             monkeypatch.setattr(os, "fstat", lambda _: os.stat_result([0o40755, 0, 0, 0, os.getuid() + 1, *[0] * 5]))
         with pytest.raises(PermissionError, match="may not create this folder"):
-            folders.new_folder_for(tmp_path.stat(), "second", above)
+            folders.make_folder_for(tmp_path.stat(), "second", above)
     assert [path.name for path in tmp_path.iterdir()] == ["first"]
 
 
@@ -351,7 +351,10 @@ def test_a_part_of_a_path_that_is_a_link_is_not_entered(tmp_path: Path) -> None:
     (tmp_path / "real" / "inner").mkdir(parents=True)
     (tmp_path / "link").symlink_to(tmp_path / "real")
     for below in (["link"], ["link", "inner"], ["..", "real"], ["real/inner"], [""]):
-        with pytest.raises(OSError, match=r"it is a link|it is no name of a folder"), folders.inside(tmp_path, below):
+        with (
+            pytest.raises(OSError, match=r"it is a link|it is no name of a folder"),
+            folders.open_subfolder(tmp_path, below),
+        ):
             pass
-    with folders.inside(tmp_path, ["real", "new"], 0o700) as opened:
+    with folders.open_subfolder(tmp_path, ["real", "new"], 0o700) as opened:
         assert os.path.samestat(os.fstat(opened), (tmp_path / "real" / "new").stat())

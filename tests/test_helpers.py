@@ -88,7 +88,7 @@ def test_a_message_that_a_killed_broker_wrote_in_part_is_none(end: str, torn: bo
     assert _torn(SimpleNamespace(properties=properties)) is torn  # type: ignore[arg-type]
 
 
-def test_a_broker_that_is_slow_is_waited_for_and_one_that_refuses_is_not() -> None:
+def test_slow_broker_is_retried_to_deadline_but_refusal_is_not() -> None:
     outcomes: list[RocketMQError | int] = [BrokerBusy("a moment"), CallTimeout("late"), 7, AccessDenied("who are you?")]
 
     def send(*request: Any) -> Any:

@@ -13,7 +13,7 @@ import pytest
 
 from rocketmq_spark import options
 from rocketmq_spark.base import arguments
-from rocketmq_spark.base.arguments import nearest
+from rocketmq_spark.base.arguments import similar_names
 from rocketmq_spark.base.codes import INNER_BATCH_MASK, MAX_PROPERTIES_BYTES, Property
 from rocketmq_spark.base.logs import escaped
 from rocketmq_spark.base.threads import start_thread
@@ -44,13 +44,13 @@ def test_what_a_broker_says_of_a_group_is_escaped(capsys: pytest.CaptureFixture[
         group="g", members=[SimpleNamespace(client_id="c", address="a", language="J", version="V", subscriptions={})],
         consume_type="X\x1b]0;owned\x07\nG", message_model="M", queues=[], lag=None,
     )  # fmt: skip
-    for name in ("_members", "_subscriptions", "_queues"):
+    for name in ("_member_rows", "_subscription_rows", "_queue_rows"):
         assert hasattr(group_commands, name)
     with pytest.MonkeyPatch.context() as patched:
-        for name in ("_members", "_subscriptions", "_queues"):
+        for name in ("_member_rows", "_subscription_rows", "_queue_rows"):
             patched.setattr(group_commands, name, lambda there: [])
         patched.setattr(Text, "rows", lambda *given: click.echo("rows"))
-        group_commands._show(Text(), there)  # type: ignore[arg-type]
+        group_commands._print_description(Text(), there)  # type: ignore[arg-type]
     assert capsys.readouterr().out.splitlines()[0] == "Group g: 1 members, X\\x1b]0;owned\\x07\\nG, M"
 
 
@@ -85,12 +85,12 @@ def test_an_id_of_another_client_does_not_spoil_other_traces() -> None:
     assert encode_properties(message_properties(Message("RMQ_SYS_TRACE_TOPIC", body.encode(), keys=list(keys))))
 
 
-def test_names_with_the_first_letter_are_compared_while_the_budget_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arguments, "_MOST_WORK", 120)
-    assert set(nearest("orders", ["ordres", "xrders", "z"], 3, 0.5)) == {"ordres", "xrders"}
-    monkeypatch.setattr(arguments, "_MOST_WORK", 60)
-    assert nearest("orders", ["xrders", "a", "b", "c", "ordres"], 3, 0.5) == ["ordres"]
-    assert nearest("orders", [*(f"o{n}" for n in range(3)), "ordres"], 3, 0.5) == []
+def test_budget_compares_names_with_same_first_letter_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arguments, "_MAX_PAIRS", 120)
+    assert set(similar_names("orders", ["ordres", "xrders", "z"], 3, 0.5)) == {"ordres", "xrders"}
+    monkeypatch.setattr(arguments, "_MAX_PAIRS", 60)
+    assert similar_names("orders", ["xrders", "a", "b", "c", "ordres"], 3, 0.5) == ["ordres"]
+    assert similar_names("orders", [*(f"o{n}" for n in range(3)), "ordres"], 3, 0.5) == []
 
 
 def item(text: str) -> ReceivedMessage:
@@ -100,7 +100,7 @@ def item(text: str) -> ReceivedMessage:
     return found
 
 
-def test_a_message_of_a_batch_can_be_copied_whatever_its_properties(caplog: pytest.LogCaptureFixture) -> None:
+def test_batch_message_with_any_properties_can_be_retry_copied(caplog: pytest.LogCaptureFixture) -> None:
     found = decode_properties(retry_copy("g", item("a\x01b\x01c\x02"), 3, str, 0).properties)
     assert found["a"] == "b?c"
     long = "".join(f"n{n}\x01{'v' * 100}\x02" for n in range(310)) + "TAGS\x01t\x02"
@@ -127,8 +127,8 @@ _BEGIN, _END = b"-----BEGIN CERTIFICATE-----\n", b"-----END CERTIFICATE-----\n"
         lambda: legal_name("a" + "!" * 400_000 + "a"),
         lambda: read_problem("!" * 400_000 + "a"),
         lambda: cluster_folder(f"host-{i}:9876" for i in range(100_000)),
-        lambda: nearest("a" * 100_000, ["b" * 100_000, "ab" * 50_000], 3, 0.5),
-        lambda: nearest("a" * 100, ["ab" * 10_000_000], 3, 0.1),
+        lambda: similar_names("a" * 100_000, ["b" * 100_000, "ab" * 50_000], 3, 0.5),
+        lambda: similar_names("a" * 100, ["ab" * 10_000_000], 3, 0.1),
         lambda: kafka_lines.port_report("a.py", repr("create " * 100_000)),
         lambda: kafka_lines.port_report("a.sql", "startingoffsets [" * 50_000),
         lambda: kafka_lines.port_report("a.sql", "topic " + " " * 100_000),
@@ -143,7 +143,7 @@ _BEGIN, _END = b"-----BEGIN CERTIFICATE-----\n", b"-----END CERTIFICATE-----\n"
             + "".join(f"a{i + 1} = a{i} + a{i}\nl{i + 1} = [l{i}, l{i}]\nm{i + 1} = m{i} + m{i}\n" for i in range(60))
             + "a0 = 'x'\nl0 = m0 = ['x']\nspark.read.format(a60).option('subscribe', json.dumps(l60) + ','.join(m60)).load()",
         ),
-        lambda: kafka_lines._parsed("\n" * 100_000 + "1"),
+        lambda: kafka_lines._parse_cell("\n" * 100_000 + "1"),
         lambda: explain(RuntimeError("[UNSUPPORTED_DATA_SOURCE_SAVE_MODE]" * 50_000)),
         lambda: explain(RuntimeError("[UNRESOLVED_COLUMN with name `a`." * 50_000)),
         lambda: explain(RuntimeError("[UNRESOLVED_COLUMN " * 30_000 + " with name `" * 30_000)),

@@ -31,7 +31,7 @@ def test_string_order_is_javas_beyond_the_basic_plane() -> None:
 
 
 @given(st.lists(st.text(st.characters(codec=None), max_size=3)))
-def test_texts_and_queues_are_sorted_as_by_java_whether_they_are_ascii_or_not(names: list[str]) -> None:
+def test_texts_and_queues_sort_as_in_java_ascii_or_not(names: list[str]) -> None:
     assert sorted_texts(names) == sorted(names, key=string_order)
     queues = [MessageQueue(topic, broker, len(topic)) for topic, broker in zip(names, reversed(names), strict=True)]
     assert sorted_queues(queues) == sorted(queues, key=queue_order)

@@ -34,7 +34,7 @@ def test_other_settings_of_its_clients_lead_to_the_page():
 
 
 @pytest.mark.parametrize("name", names.CLIENT_OPTIONS)
-def test_an_option_of_another_client_names_options_that_there_are(name):
+def test_hint_for_option_of_other_client_names_existing_options(name):
     found = names.CLIENT_OPTIONS[name]
     named = set(re.findall(r"'(\w+)'", found))
     assert named <= OPTIONS
@@ -113,8 +113,8 @@ def test_partitions_without_a_broker_are_refused_with_the_reason(option, value):
         parse({"nameServer": "h:1", option: value})
 
 
-def test_names_are_matched_without_case_and_others_are_left_to_the_nearest():
-    assert "'nameServer'" in (names.of_foreign_option("Kafka.Bootstrap.Servers") or "")
+def test_kafka_names_ignore_case_and_typos_get_nearest_option():
+    assert "'nameServer'" in (names.foreign_option_equivalent("Kafka.Bootstrap.Servers") or "")
     with pytest.raises(OptionError, match="did you mean 'subscribe'"):
         parse({"subscrib": "x"})
 
@@ -148,7 +148,7 @@ def rows(heading):
     return re.findall(r"^\| `([\w.]+)` \| (?:`(\w+)`|–) \|", part, re.MULTILINE)
 
 
-def test_the_page_names_options_that_there_are_and_agrees_with_the_hints():
+def test_kafka_page_names_existing_options_and_matches_hints():
     source, sink = rows("Options of the source"), rows("Options and columns of the sink")
     assert len(source) >= 25
     assert {here for _, here in source} <= OPTIONS

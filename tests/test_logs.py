@@ -55,7 +55,7 @@ def test_the_parts_of_an_error_stay_as_they_came() -> None:
     assert (error.remark, str(error)) == ("a\nb", r"[ROCKETMQ_ERROR] no: a\nb")
 
 
-def test_lists_of_problems_and_the_logs_of_local_servers_keep_their_lines() -> None:
+def test_problem_lists_and_local_server_logs_keep_line_breaks() -> None:
     problems = OptionError.of(["one", "two\n  - three"])
     assert (
         str(problems) == str(pickle.loads(pickle.dumps(problems))) == "[ROCKETMQ_OPTION] \n  - one\n  - two\\n  - three"
@@ -72,7 +72,7 @@ def test_a_record_without_such_characters_keeps_its_arguments(caplog: pytest.Log
     ]  # fmt: skip
 
 
-def test_a_traceback_keeps_its_lines_and_gives_the_terminal_no_orders(lines: io.StringIO) -> None:
+def test_traceback_keeps_lines_but_escapes_terminal_sequences(lines: io.StringIO) -> None:
     try:
         raise ValueError("user's\ntext\x1b[2J")
     except ValueError:
@@ -86,7 +86,7 @@ def test_records_of_others_are_left_as_they_are(caplog: pytest.LogCaptureFixture
     assert caplog.records[0].getMessage() == "a\nb"
 
 
-def test_a_record_that_cannot_be_formatted_is_left_to_its_handler() -> None:
+def test_record_with_format_error_is_left_to_handler_unchanged() -> None:
     record = logging.makeLogRecord({"name": "rocketmq_spark", "msg": "%d\n", "args": ("x",)})
     logs.escape_record(record)
     assert (record.msg, record.args) == ("%d\n", ("x",))

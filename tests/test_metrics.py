@@ -198,7 +198,7 @@ def test_without_prometheus_client_only_json_lines_are_written(monkeypatch, tmp_
     assert json.loads((tmp_path / "q.jsonl").read_text())["lag"] == 4
 
 
-def test_a_name_that_is_no_unicode_disturbs_nobody_and_the_file_is_for_every_reader(tmp_path):
+def test_invalid_unicode_name_is_replaced_in_world_readable_file(tmp_path):
     (tmp_path / ".q.prom.part").symlink_to(tmp_path / "victim")  # a name that others could foresee
     listener = MetricsListener(tmp_path / "q.prom")
     listener.onQueryStarted(event("\ud800"))
@@ -236,7 +236,7 @@ def test_a_query_that_starts_again_begins_at_nothing(tmp_path):
     assert 'rocketmq_spark_rows_total{query="orders"} 5.0' in (tmp_path / "q.prom").read_text()
 
 
-def test_what_is_heard_late_of_an_earlier_run_is_not_the_later_ones(tmp_path):
+def test_late_end_of_earlier_run_leaves_later_run_active(tmp_path):
     """Spark tells of a start at once, and of an end through a queue in which other listeners take their time."""
     prometheus, lines = tmp_path / "q.prom", tmp_path / "q.jsonl"
     listener = MetricsListener(prometheus, lines)
@@ -256,7 +256,7 @@ def test_what_is_heard_late_of_an_earlier_run_is_not_the_later_ones(tmp_path):
     assert 'rocketmq_spark_query_active{query="orders"} 0.0' in prometheus.read_text()
 
 
-def test_a_query_with_a_new_checkpoint_has_the_figures_of_its_name(tmp_path):
+def test_query_with_new_checkpoint_writes_each_figure_once(tmp_path):
     """Who reads the file refuses it where a figure stands twice."""
     listener = MetricsListener(tmp_path / "q.prom")
     for ident in ("id-1", "id-2"):
@@ -304,7 +304,7 @@ def test_the_dashboard_shows_every_figure_and_no_other():
     assert shown == {metric.name for metric in METRICS}
 
 
-def test_the_dashboard_asks_counters_for_rates_and_each_query_by_name():
+def test_dashboard_rates_only_counters_and_filters_by_query_name():
     counters = {metric.name for metric in METRICS if metric.kind == "counter"}
     for expression in expressions():
         for name in re.findall(r"rocketmq_spark_\w+", expression):

@@ -65,9 +65,7 @@ def told(text: str) -> set[Change]:
     return {(part[0].split()[1], part[1], part[3]) for part in parts}
 
 
-def test_what_no_test_notices_is_told_and_nothing_is_left_changed(
-    tree: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_unnoticed_mutants_are_reported_and_files_stay_unchanged(tree: Path, capfd: pytest.CaptureFixture[str]) -> None:
     before = files(tree)
     assert mutants.main(["package/room/module.py"], tree) == 1
     said = capfd.readouterr().out

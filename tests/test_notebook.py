@@ -69,7 +69,7 @@ def test_nothing_ran_yet(charted):
     assert found["lag"] == {"largest": None, "last": None}
 
 
-def test_progress_that_spark_forgets_is_kept_and_an_idle_look_does_not_count(charted):
+def test_chart_keeps_progress_dropped_by_spark_and_ignores_idle(charted):
     query = Query(told(0, 100, 500, 900))
     chart = charted(query)
     assert chart.summary()["rows"] == 100
@@ -94,7 +94,7 @@ def test_the_thread_ends_with_the_query_and_has_drawn(charted):
     ]
 
 
-def test_a_session_that_ended_ends_the_chart_and_leaves_what_it_saw(charted):
+def test_lost_session_stops_chart_and_keeps_its_summary(charted):
     class Gone:
         isActive = True
 

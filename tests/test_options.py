@@ -12,7 +12,7 @@ from rocketmq_spark import options
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.options import ROLES, TABLE, Options
-from rocketmq_spark.options.transport import NEEDS
+from rocketmq_spark.options.transport import REQUIRED_OPTIONS
 from rocketmq_spark.queues.environment import scope_of
 from tests.harness import in_one_test
 
@@ -159,8 +159,8 @@ def refusal(**given_options: object) -> str:
 def needed_by(field: str) -> list[str]:
     """The fields that ``field`` says nothing without, one leading to the next."""
     found = [field]
-    while field in NEEDS and NEEDS[field][1] not in found:
-        found.append(field := NEEDS[field][1])
+    while field in REQUIRED_OPTIONS and REQUIRED_OPTIONS[field][1] not in found:
+        found.append(field := REQUIRED_OPTIONS[field][1])
     return found[1:]
 
 
@@ -209,7 +209,7 @@ class TestRow:
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_the_defaults_of_a_role_are_what_the_parser_makes_of_them(role):
+def test_shown_defaults_of_each_role_parse_to_actual_defaults(role):
     """A default is a value of the kind that the row's parser gives: shown defaults are read back."""
     plain = options.parse(SERVER).for_role(role)
     for row in TABLE:
@@ -351,9 +351,7 @@ def test_any_text_is_a_value_or_one_option_error(texts):
         ({"environment": "2"}, {}, "2", "option 'environment'"),
     ],
 )
-def test_the_environment_is_that_of_the_option_or_else_of_the_variable_and_is_said(
-    caplog, given, variables, environment, source
-):
+def test_environment_option_beats_variable_and_source_is_logged(caplog, given, variables, environment, source):
     caplog.set_level("INFO")
     parsed = options.parse({**SERVER, **given}, variables)
     for role in ROLES:

@@ -25,7 +25,7 @@ def table(heading: str) -> list[list[str]]:
     return [line.strip("| ").split(" | ") for line in lines if line.startswith("| `")]
 
 
-def test_every_column_of_the_source_stands_there_in_its_order_with_its_type() -> None:
+def test_page_lists_all_source_columns_in_order_with_types() -> None:
     every = (*BASIC, *FULL, DECODE_ERROR)
     assert [(name, kind) for name, kind, _ in table("Columns of the source")] == [(f"`{c.name}`", c.ddl) for c in every]
     full = [name for name, _, meaning in table("Columns of the source") if "`metadata=full`" in meaning]

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from rocketmq_spark.base import extras
-from rocketmq_spark.localbroker import distro, maven
+from rocketmq_spark.localbroker import distribution, maven
 from tests.fix_wheel import environment, pip, run
 
 ROOT = Path(__file__).parents[1]
@@ -49,18 +49,18 @@ with LocalBroker(quiet=True) as mq, Producer(name_server=mq.name_server, group="
 @pytest.fixture
 def own_cache(tmp_path: Path) -> dict[str, str]:
     """A cache of our own, as environment: the jars and archives are the user's, so that nothing is fetched."""
-    distro.fetch()
-    shared, cache = distro.cache_folder(), tmp_path / "cache"
+    distribution.fetch()
+    shared, cache = distribution.cache_folder(), tmp_path / "cache"
     cache.mkdir()
     for name in ("jars", "archives"):
         (shared / name).mkdir(exist_ok=True)
         (cache / name).symlink_to(shared / name)
-    return {distro.CACHE_VARIABLE: str(cache), "SPARK_LOCAL_IP": "127.0.0.1"}
+    return {distribution.CACHE_VARIABLE: str(cache), "SPARK_LOCAL_IP": "127.0.0.1"}
 
 
 def repository(folder: Path) -> Path:
     """Ivy settings of one that has the jars which are in the user's cache."""
-    core = distro.cache_folder() / "jars" / distro.read_lock()["core"].key
+    core = distribution.cache_folder() / "jars" / distribution.read_lock()["core"].key
     pattern = f"{core}/[artifact]-[revision](-[classifier]).[ext]"
     settings = folder / "ivysettings.xml"
     settings.write_text(
@@ -103,7 +103,7 @@ def test_an_installed_package_is_found_by_spark(kind, request, tmp_path):
     assert run(bin_folder / "rocketmq-spark", "help", "replay", cwd=tmp_path) == page
 
 
-def test_11_29_a_local_broker_runs_from_the_wheel(installed, own_cache, tmp_path):
+def test_local_broker_runs_from_installed_wheel(installed, own_cache, tmp_path):
     out = run(installed / "python", "-c", SEND_TO_A_LOCAL_BROKER, cwd=tmp_path, **own_cache)
     assert f"SENT 0 FROM {installed.parent}" in out
 
@@ -138,7 +138,7 @@ print([name for name in heavy if name in sys.modules])
 
 
 @pytest.mark.timeout(600)
-def test_producer_consumers_and_broker_run_where_nothing_else_is_installed(wheel, own_cache, tmp_path):
+def test_producer_consumers_and_broker_run_from_wheel_alone(wheel, own_cache, tmp_path):
     bare = tmp_path / "bare"
     venv.create(bare, symlinks=True)
     python = bare / "bin" / "python"
@@ -195,7 +195,7 @@ def test_lower_bounds_are_those_of_pyspark(metadata):
     assert metadata["options"]["python_requires"] == ">=3.11"
 
 
-def test_the_client_needs_nothing_and_the_extras_are_those_of_the_table(metadata):
+def test_client_requires_no_packages_and_extras_match_table(metadata):
     assert "install_requires" not in metadata["options"]
     written = {name: tuple(text.split()) for name, text in metadata["options.extras_require"].items()}
     assert {name: written[name] for name in extras.REQUIREMENTS} == extras.REQUIREMENTS
@@ -272,7 +272,7 @@ class TestTheMachine:
         (programs / "python3.12").symlink_to(sys.executable)
         assert self.machine(programs, "python").stdout == "python3.12\n"
 
-    def test_newer_pythons_those_of_path_and_of_pyenv_or_the_one_that_is_named(self, programs):
+    def test_newer_pythons_come_from_path_pyenv_or_given_name(self, programs):
         assert self.machine(programs, "pythons").stdout == ""
         (programs / "python3.12").symlink_to(sys.executable)
         self.program(programs, "python3.13", "exit 127")  # as pyenv has it for one that is not chosen

@@ -32,7 +32,7 @@ PARSERS = {
     "assignment": p.assignment,
     "offsets": p.offsets("earliest", "latest"),
     "timestamp": p.timestamp,
-    "dotted": p.dotted,
+    "dotted": p.callable_name,
     "strategy": p.strategy,
     "auto_integer": p.auto_integer(10_000),
     "property_columns": p.property_columns,

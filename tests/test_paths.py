@@ -20,7 +20,7 @@ from rocketmq_spark.consumer.push import RunningConsumer
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.options import Options, paths
-from rocketmq_spark.options.paths import PATHS_VARIABLE, confined
+from rocketmq_spark.options.paths import PATHS_VARIABLE, check_safe
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.remoting.transport import TlsSettings, connect
 from rocketmq_spark.session.spools import SpoolSettings, open_store, worker_spool
@@ -78,7 +78,7 @@ def test_a_variable_that_names_no_absolute_folder_allows_nothing(
 def test_the_folder_itself_may_be_a_link(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder.parent / "mounted").symlink_to(folder)
     monkeypatch.setenv(PATHS_VARIABLE, f"{folder.parent}/mounted")
-    assert confined(folder / "keys", "credentialsFile") == folder / "keys"
+    assert check_safe(folder / "keys", "credentialsFile") == folder / "keys"
 
 
 @pytest.mark.parametrize("variable", [True, False])
@@ -90,12 +90,12 @@ def test_a_path_that_is_too_long_is_not_resolved(
     if not variable:
         monkeypatch.delenv(PATHS_VARIABLE)
     longest = f"{folder}/" + "a/" * 2048
-    for path in (longest[: paths.MOST_PATH_BYTES], f"{folder}/{'b' * paths.MOST_NAME_BYTES}/c"):
+    for path in (longest[: paths.MAX_PATH_BYTES], f"{folder}/{'b' * paths.MAX_NAME_BYTES}/c"):
         options.parse({"nameServer": "a:1", option: path})
     resolved: list[Path] = []
     monkeypatch.setattr(Path, "resolve", lambda path, strict=False: resolved.append(path) or path)
     for path, problem in (
-        (longest[: paths.MOST_PATH_BYTES + 1], "it has 4097 bytes; expected at most 4096"),
+        (longest[: paths.MAX_PATH_BYTES + 1], "it has 4097 bytes; expected at most 4096"),
         (str(folder) + "/a" * 5_000_000, f"it has {10_000_000 + len(str(folder))} bytes; expected at most 4096"),
         (f"~/{'é' * 128}/c", "its part '" + "é" * 32 + "…' has 256 bytes; expected at most 255"),
     ):
@@ -145,7 +145,7 @@ def test_a_namespace_leads_no_path_elsewhere(name: str) -> None:
         options.parse({"nameServer": "a:1", "namespace": name})
 
 
-def test_the_whole_path_of_offsets_is_checked_when_a_consumer_begins(folder: Path) -> None:
+def test_consumer_start_checks_whole_path_of_local_offsets(folder: Path) -> None:
     settings = ConsumerSettings.from_options(
         parsed("consumer", group="g", model="broadcasting", localOffsetsDir=f"{folder}/offsets")
     )
@@ -231,13 +231,13 @@ def test_what_is_exchanged_after_the_check_is_not_read(
     for place in (theirs, outside):
         place.mkdir()
         (place / "keys").write_text(f"accessKey={place.name}\nsecretKey=hush\n")
-    inside = folders.inside
+    inside = folders.open_subfolder
 
     def exchanged(top: Path, below: Any = ()) -> Any:
         _exchange(theirs / part, outside / part)
         return inside(top, below)
 
-    monkeypatch.setattr(folders, "inside", exchanged)
+    monkeypatch.setattr(folders, "open_subfolder", exchanged)
     with pytest.raises(OptionError, match="it is a link"):
         opened(theirs / "keys")
 
@@ -254,16 +254,14 @@ def test_what_is_exchanged_after_the_file_is_open_is_not_read(folder: Path, monk
     assert _keys(folder / "keys").access_key == "me"  # type: ignore[attr-defined]
 
 
-def test_a_link_that_is_exchanged_while_it_is_resolved_is_an_error(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    check = paths.check
+def test_link_replaced_while_being_resolved_is_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check = paths.check_confined
 
     def exchanged(path: Path, *given: Any) -> None:
         check(path, *given)
         _exchange(folder / "keys", folder.parent / "secret")
 
-    monkeypatch.setattr(paths, "check", exchanged)
+    monkeypatch.setattr(paths, "check_confined", exchanged)
     with pytest.raises(OptionError, match=r"it leads to '.*secret' now"):
         _keys(folder / "keys")
 
@@ -324,9 +322,7 @@ def test_a_readable_certificate_inside_is_used(folder: Path) -> None:
         connect("127.0.0.1:1", Deadline.after(1), TlsSettings(ca_file=str(folder / "keys")))
 
 
-def test_a_workers_folder_in_which_others_may_put_links_is_not_used(
-    folder: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_worker_folder_writable_by_others_is_not_used(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     """RocksDB would follow them out of the folder of the variable."""
     (spool := folder / "spool").mkdir()
     Store(spool / "worker-1").close()
@@ -352,5 +348,5 @@ def test_a_file_with_holes_is_not_read_into_memory(
         monkeypatch.delenv(PATHS_VARIABLE)
     (folder / "keys").write_bytes(b"x")
     os.truncate(folder / "keys", 1 << 40)
-    with pytest.raises(OptionError, match=f"it has more than {paths.MOST_BYTES} bytes"):
+    with pytest.raises(OptionError, match=f"it has more than {paths.MAX_FILE_BYTES} bytes"):
         opened(folder / "keys")

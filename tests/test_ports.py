@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
@@ -13,7 +12,6 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from rocketmq_spark import options as options_table
 from rocketmq_spark import ports, session
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.codes import Perm
 from rocketmq_spark.client.committer import RemotingCommitter
 from rocketmq_spark.client.member import RemotingMember
 from rocketmq_spark.client.offsets import RemotingOffsetReader
@@ -21,23 +19,19 @@ from rocketmq_spark.client.pull_source import RemotingPulls
 from rocketmq_spark.client.replies import RemotingReplies
 from rocketmq_spark.client.routes import Routes
 from rocketmq_spark.client.sender import RemotingSender
-from rocketmq_spark.errors import GroupNotFound, MessageRefused, OffsetError, RocketMQError
+from rocketmq_spark.errors import MessageRefused, OffsetError
 from rocketmq_spark.grpc_proxy.member import ProxyMember
 from rocketmq_spark.grpc_proxy.sender import ProxySender
 from rocketmq_spark.model import (
-    BrokerData,
     Message,
     MessageQueue,
     OffsetRange,
-    QueueBounds,
-    QueueData,
     SendRequest,
-    SendResult,
-    TopicRoute,
 )
 from rocketmq_spark.options import Options, transport
 from rocketmq_spark.producer.encoding import How, prepare
 from rocketmq_spark.producer.producer import BaseProducer
+from rocketmq_spark.producer.resender import EngineResender
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.pull import replica
 from rocketmq_spark.pull.pacing import PullSettings
@@ -49,20 +43,21 @@ from rocketmq_spark.spark.sink.task import TaskWriter
 from rocketmq_spark.spark.source.batch_reader import PrunedReader, RocketMQReader
 from rocketmq_spark.spark.source.group_offsets import GroupOffsets
 from rocketmq_spark.spark.source.stream_reader import RocketMQStreamReader
+from rocketmq_spark.spool.spool import SendSpool
 from rocketmq_spark.wire.messages import decode_batch
-from tests.consumer import group
-from tests.consumer.pop import FakeProxy
-from tests.consumer.test_simple_consumer import Scripted
-from tests.producer.scripted import ScriptedSender, ok
-from tests.producer.test_spool_bridge import FakeSpool
-from tests.spool.test_spool import FakeResender
+from tests.fakes.group_member import FakeMember
+from tests.fakes.offset_committer import offset_committer
+from tests.fakes.offset_reader import offset_reader
+from tests.fakes.pop_member import FakeProxy
+from tests.fakes.ports import Fake, arguments, verbs
+from tests.fakes.pull_source import pull_source
+from tests.fakes.replies import FakeReplies
+from tests.fakes.resender import FakeResender
+from tests.fakes.route_reader import QUEUES, route_reader
+from tests.fakes.sender import ScriptedSender, ok
+from tests.fakes.spool import FakeSpool
+from tests.fakes.timer import Time
 
-QUEUES = [MessageQueue("t", "broker-a", i) for i in range(2)]
-ROUTE = TopicRoute(
-    "t",
-    (QueueData("broker-a", 2, 2, int(Perm.READ | Perm.WRITE)),),
-    {"broker-a": BrokerData("broker-a", "c", {0: "a:1"})},
-)
 PORTS = {
     ports.Sender: RemotingSender,
     ports.RouteReader: Routes,
@@ -71,46 +66,21 @@ PORTS = {
     ports.PullSource: RemotingPulls,
     ports.GroupMember: RemotingMember,
     ports.Replies: RemotingReplies,
+    ports.Spool: SendSpool,
+    ports.Resender: EngineResender,
+}
+FAKES = {
+    ports.Sender: ScriptedSender,
+    ports.Replies: FakeReplies,
+    ports.Resender: FakeResender,
+    ports.Spool: FakeSpool,
+    ports.GroupMember: FakeMember,
+    ports.PopMember: FakeProxy,
 }
 
 
-class Fake:
-    """A port whose verbs answer as they are told, and nothing beside it: what is not in the port is not there."""
-
-    def __init__(self, port: type, **answers: object) -> None:
-        assert answers.keys() <= verbs(port)
-        self.asked: list[str] = []
-        for name in verbs(port):
-            setattr(self, name, self._verb(name, answers[name]) if name in answers else self._unexpected(name))
-
-    def _verb(self, name: str, answer: object) -> object:
-        if not callable(answer):
-            return answer
-
-        def ask(*given: Any, **named: Any) -> object:
-            self.asked.append(name)
-            return answer(*given, **named)
-
-        return ask
-
-    def _unexpected(self, name: str) -> Callable[..., None]:
-        def ask(*given: object, **named: object) -> None:
-            pytest.fail(f"{name}{given} was not expected")
-
-        return ask
-
-
-def verbs(port: type) -> set[str]:
-    return {name for name in vars(port) if not name.startswith("_")}
-
-
-def arguments(verb: Callable[..., object]) -> list[tuple[str, object, object]]:
-    """Their types are mypy's to compare."""
-    return [(one.name, one.kind, one.default) for one in inspect.signature(verb).parameters.values()]
-
-
 @pytest.mark.parametrize("port", PORTS, ids=lambda port: port.__name__)
-def test_the_remoting_client_has_each_verb_with_the_same_arguments(port: type) -> None:
+def test_each_implementation_has_methods_and_arguments_of_port(port: type) -> None:
     for name in verbs(port):
         asked, given = getattr(port, name), getattr(PORTS[port], name)
         if isinstance(asked, property):
@@ -120,7 +90,7 @@ def test_the_remoting_client_has_each_verb_with_the_same_arguments(port: type) -
 
 
 @pytest.mark.parametrize(("port", "kind"), [(ports.Sender, ProxySender), (ports.PopMember, ProxyMember)])
-def test_the_client_of_a_proxy_has_each_verb_with_the_same_arguments(port: type, kind: type) -> None:
+def test_proxy_client_has_methods_and_arguments_of_port(port: type, kind: type) -> None:
     assert isinstance(vars(kind)["client_id"], property)
     for name in verbs(port):
         asked, given = getattr(port, name), getattr(kind, name)
@@ -130,21 +100,29 @@ def test_the_client_of_a_proxy_has_each_verb_with_the_same_arguments(port: type,
             assert arguments(asked) == arguments(given), name
 
 
-@pytest.mark.parametrize(
-    ("port", "kind"),
-    [
-        (ports.Sender, ScriptedSender), (ports.Resender, FakeResender), (ports.Spool, FakeSpool),
-        (ports.GroupMember, group.FakeMember), (ports.PopMember, FakeProxy), (ports.PopMember, Scripted),
-    ],
-)  # fmt: skip
-def test_who_says_that_it_implements_a_port_has_each_verb(port: type, kind: type) -> None:
-    """What the contracts say beyond the arguments is in tests/contracts."""
+@pytest.mark.parametrize("port", FAKES, ids=lambda port: port.__name__)
+def test_each_fake_has_the_verbs_and_arguments_of_its_port(port: type) -> None:
+    """``tests/contracts`` compares what the fakes do."""
     for name in verbs(port):
-        asked, given = getattr(port, name), getattr(kind, name, None)
+        asked, given = getattr(port, name), getattr(FAKES[port], name, None)
         if not callable(asked):
             continue
         assert given is not None, name
         assert arguments(asked) == arguments(given), name
+
+
+def test_a_fake_of_any_port_rejects_what_the_port_lacks() -> None:
+    fake: Any = Fake(ports.PullSource, stores_batches=lambda *given, **named: True)
+    assert fake.stores_batches(QUEUES[0], deadline=Deadline.after(1))
+    for given, named in (((), {}), ((QUEUES[0],), {"timeout_s": 1})):
+        with pytest.raises(TypeError):
+            fake.stores_batches(*given, **named)
+    assert fake.asked == ["stores_batches"]
+    assert not hasattr(fake, "send")
+    with pytest.raises(pytest.fail.Exception, match=r"is_compacted.* was not expected"):
+        fake.is_compacted(QUEUES[0])
+    with pytest.raises(AssertionError):
+        Fake(ports.PullSource, send=print)
 
 
 @pytest.fixture
@@ -165,22 +143,10 @@ def options(role: str, **given: object) -> Options:
 
 
 def sender() -> Fake:
-    def send_async(queue: MessageQueue, request: SendRequest, deadline: Deadline, done: Callable[..., None]) -> None:
-        done(ok(queue, request))
-
-    def send(queue: MessageQueue, request: SendRequest, deadline: Deadline) -> SendResult:
-        return ok(queue, request)
-
-    return Fake(
-        ports.Sender,
-        publish_queues=lambda topic, deadline, refresh=False: QUEUES,
-        timers=lambda topic, brokers, deadline: dict.fromkeys(brokers, 259_200_000),
-        batch_storage=lambda topic, deadline: None,
-        send_async=send_async,
-        send=send,
-        client_id="me",
-        join=lambda group, heartbeat_s, check=None: lambda deadline: None,
-    )
+    scripted = ScriptedSender(Time())
+    scripted.routes["t"] = tuple(QUEUES)
+    scripted.longest_timers = {"broker-a": 259_200_000}
+    return Fake(ports.Sender, scripted)
 
 
 def test_a_task_writes_through_a_sender(wired: Callable[..., None]) -> None:
@@ -191,14 +157,14 @@ def test_a_task_writes_through_a_sender(wired: Callable[..., None]) -> None:
     names = checks.check_sink(made, from_arrow_schema(batch.schema))
     checks.check_brokers(made, names)
     assert TaskWriter(made, names).write([batch]).rows == 2
-    assert {"publish_queues", "timers", "batch_storage", "send_async"} == set(fake.asked)
+    assert {"publish_queues", "max_timer_delays_ms", "batch_storage", "send_async"} == set(fake.asked)
 
 
-def test_the_sink_asks_a_transport_for_its_features_and_not_for_its_name(
+def test_sink_checks_features_of_transport_instead_of_name(
     wired: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One like no other: it chooses queues, takes few messages of groups at once, and has priorities."""
-    features = transport.TransportFeatures(chooses_queues="it does", priorities=True, most_one_by_one=3)
+    features = transport.TransportFeatures(chooses_queues="it does", priorities=True, max_single_requests=3)
     monkeypatch.setitem(transport.FEATURES, transport.REMOTING, features)
     fake, sent = sender(), []
 
@@ -232,33 +198,7 @@ def test_a_producer_sends_through_a_sender() -> None:
 
 
 def reading() -> dict[str, Any]:
-    def bounds(queues: Iterable[MessageQueue], *how: object) -> dict[MessageQueue, QueueBounds]:
-        return {queue: QueueBounds(2, 9, 7) for queue in queues}
-
-    fakes = {
-        "routes": Fake(
-            ports.RouteReader,
-            get=lambda topic, *how: ROUTE,
-            refresh=lambda topics, *how: frozenset(),
-            address=lambda name, *how: "a:1",
-            topics=lambda: ["t"],
-            cluster=lambda: ROUTE.brokers,
-        ),
-        "offsets": Fake(
-            ports.OffsetReader,
-            late=frozenset(),
-            connection=lambda broker: 1,
-            bounds=bounds,
-            kept_from=lambda group, queues, deadline, on_error: {},
-            committed=lambda group, queues, deadline: dict.fromkeys(queues, 4),
-            search_offsets=lambda times, deadline, *how, **more: dict.fromkeys(times, 3),
-            store_time_ms=lambda group, queue, offset, deadline: 5,
-            sample=lambda group, queue, offset, deadline: (100, 10),
-            is_proxy=lambda topic, broker, deadline: False,
-            check_filter=lambda broker, group, topic, sql, deadline: True,
-        ),
-        "pulls": Fake(ports.PullSource, batched=lambda queue: False),
-    }
+    fakes = {"routes": route_reader(), "offsets": offset_reader(), "pulls": pull_source()}
     return {**fakes, "source_ports": ports.SourcePorts(fakes["routes"], fakes["offsets"])}  # type: ignore[arg-type]
 
 
@@ -295,28 +235,14 @@ def test_predicates_ask_for_the_kind_of_a_topic(wired: Callable[..., None]) -> N
     wired(**fakes)
     reader = PrunedReader(options("batch source"), ())
     list(reader.pushFilters([EqualTo(("tags",), "a")]))
-    assert fakes["pulls"].asked == ["batched"]
+    assert fakes["pulls"].asked == ["stores_batches"]
 
 
 def test_offsets_are_stored_by_a_committer(wired: Callable[..., None]) -> None:
-    groups: list[str] = []
-
-    def commit_each(
-        group: str, offsets: dict[MessageQueue, int], deadline: Deadline, grace_s: float
-    ) -> dict[MessageQueue, RocketMQError]:
-        return {} if group in groups else dict.fromkeys(offsets, GroupNotFound("no group"))
-
-    committer = Fake(
-        ports.OffsetCommitter,
-        commit_each=commit_each,
-        members=lambda group, broker, deadline: [],
-        knows_members=lambda broker: True,
-        create_group=lambda group, offsets: groups.append(group),
-        create_retry_topic=lambda group, timeout_s: None,
-    )
+    committer = offset_committer()
     wired(**reading(), committer=committer)
     GroupOffsets(options("stream source", group="g")).commit({QUEUES[0]: 5})
-    assert committer.asked[:2] == ["members", "knows_members"]
+    assert committer.asked[:2] == ["members", "lists_all_members"]
     assert committer.asked[2:] == ["commit_each", "create_group", "create_retry_topic", "commit_each"]
 
 
@@ -328,17 +254,10 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_a_read_asks_a_pull_source(streams: list[str]) -> None:
-    fake = Fake(
-        ports.PullSource,
-        on_wire=lambda name: f"ns%{name}",
-        keys=lambda: ("me", "hush", None),
-        route=lambda topic, deadline: ROUTE,
-        compacted=lambda queue, deadline: True,
-        batched=lambda queue, deadline: False,
-    )
+    fake = pull_source(compacted=True)
     puller = Puller(fake, ConnectOptions(), "g", PullSettings())  # type: ignore[arg-type]
     assert b'"topic": "ns%t"' in puller.template(QUEUES[0]).frame(0, 0, 1)
-    assert (puller.compacted(QUEUES[0]), puller.batched(QUEUES[0])) == (True, False)
+    assert (puller.is_compacted(QUEUES[0]), puller.stores_batches(QUEUES[0])) == (True, False)
     puller.replica(QUEUES[0])(Deadline.after(1.0))
     assert streams == ["a:1"]
-    assert {"on_wire", "keys", "route", "compacted", "batched"} == set(fake.asked)
+    assert {"on_wire", "keys", "route", "is_compacted", "stores_batches"} == set(fake.asked)

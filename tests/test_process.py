@@ -17,27 +17,27 @@ from rocketmq_spark.base import process
 @pytest.fixture(autouse=True)
 def kind(request: pytest.FixtureRequest) -> Iterator[str]:
     yield request.node.name
-    process.kept(request.node.name).clear()
+    process.entries(request.node.name).clear()
 
 
 def test_a_thing_is_made_once(kind: str) -> None:
-    made = [process.once(kind, "a", object) for _ in range(3)]
+    made = [process.get_or_create(kind, "a", object) for _ in range(3)]
     assert made[0] is made[1] is made[2]
-    assert process.once(kind, "b", object) is not made[0]
-    assert process.once(f"other {kind}", "a", object) is not made[0]
-    process.kept(kind).pop("a")
-    assert process.once(kind, "a", object) is not made[0]
+    assert process.get_or_create(kind, "b", object) is not made[0]
+    assert process.get_or_create(f"other {kind}", "a", object) is not made[0]
+    process.entries(kind).pop("a")
+    assert process.get_or_create(kind, "a", object) is not made[0]
 
 
 def test_a_thing_may_need_another_one(kind: str) -> None:
-    outer = process.once(kind, "outer", lambda: [process.once(kind, "inner", object)])
-    assert outer == [process.kept(kind)["inner"]]
+    outer = process.get_or_create(kind, "outer", lambda: [process.get_or_create(kind, "inner", object)])
+    assert outer == [process.entries(kind)["inner"]]
 
 
 def test_what_cannot_be_made_is_not_kept(kind: str) -> None:
     with pytest.raises(ZeroDivisionError):
-        process.once(kind, "a", lambda: 1 // 0)
-    assert process.kept(kind) == {}
+        process.get_or_create(kind, "a", lambda: 1 // 0)
+    assert process.entries(kind) == {}
 
 
 def test_several_threads_have_one(kind: str) -> None:
@@ -45,7 +45,7 @@ def test_several_threads_have_one(kind: str) -> None:
 
     def ask() -> None:
         barrier.wait()
-        found.append(process.once(kind, "a", object))
+        found.append(process.get_or_create(kind, "a", object))
 
     threads = [threading.Thread(target=ask) for _ in range(8)]
     for thread in threads:
@@ -64,17 +64,19 @@ def test_only_those_wait_who_want_what_is_being_made(kind: str) -> None:
         assert answered.wait(60)
         return object()
 
-    threads = [threading.Thread(target=lambda: found.append(process.once(kind, "slow", make))) for _ in range(3)]
+    threads = [
+        threading.Thread(target=lambda: found.append(process.get_or_create(kind, "slow", make))) for _ in range(3)
+    ]
     for thread in threads:
         thread.start()
     assert begun.wait(60)
     done = threading.Event()
 
     def others() -> None:
-        process.once(kind, "other", object)
-        process.once(f"other {kind}", "slow", object)
-        process.kept(kind)
-        with process.lock():
+        process.get_or_create(kind, "other", object)
+        process.get_or_create(f"other {kind}", "slow", object)
+        process.entries(kind)
+        with process.registry_lock():
             done.set()
 
     beside = threading.Thread(target=others, daemon=True)
@@ -86,7 +88,7 @@ def test_only_those_wait_who_want_what_is_being_made(kind: str) -> None:
         thread.join()
     assert len(found) == 3
     assert len(set(map(id, found))) == 1
-    assert not process._here.entries  # the locks are forgotten
+    assert not process._registry.entry_locks  # the locks are forgotten
 
 
 def test_after_a_failure_the_next_one_that_waits_makes_it(kind: str) -> None:
@@ -104,26 +106,26 @@ def test_after_a_failure_the_next_one_that_waits_makes_it(kind: str) -> None:
 
     def fail() -> None:
         with pytest.raises(ZeroDivisionError):
-            process.once(kind, "a", make)
+            process.get_or_create(kind, "a", make)
 
     first = threading.Thread(target=fail)
     first.start()
     assert begun.wait(60)
-    second = threading.Thread(target=process.once, args=(kind, "a", make))
+    second = threading.Thread(target=process.get_or_create, args=(kind, "a", make))
     second.start()
     waits.set()
     first.join()
     second.join()
     assert attempts == [first, second]
-    assert process.kept(kind) == {"a": "made"}
+    assert process.entries(kind) == {"a": "made"}
 
 
-def test_a_forked_process_begins_anew_even_where_the_lock_was_held(kind: str) -> None:
-    mine = process.once(kind, "a", object)
+def test_forked_process_makes_new_objects_even_if_lock_was_held(kind: str) -> None:
+    mine = process.get_or_create(kind, "a", object)
     held, may_go = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with process.lock():
+        with process.registry_lock():
             held.set()
             may_go.wait(60)
 
@@ -132,31 +134,31 @@ def test_a_forked_process_begins_anew_even_where_the_lock_was_held(kind: str) ->
     assert held.wait(60)
     child = os.fork()
     if child == 0:
-        theirs = process.once(kind, "a", object)
-        os._exit(0 if theirs is not mine and process._here.inherited is not None else 1)
+        theirs = process.get_or_create(kind, "a", object)
+        os._exit(0 if theirs is not mine and process._registry.inherited is not None else 1)
     may_go.set()
     thread.join()
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert process.once(kind, "a", object) is mine
+    assert process.get_or_create(kind, "a", object) is mine
 
 
 def test_everything_is_forgotten_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "_here", process._Kept())
-    one = process.once("x", "a", object)
-    process.kept("y")["b"] = 1
-    assert process.forget() == {"x": {"a": one}, "y": {"b": 1}}
-    assert process.forget() == {"x": {}, "y": {}}
-    assert process.once("x", "a", object) is not one
+    monkeypatch.setattr(process, "_registry", process._Registry())
+    one = process.get_or_create("x", "a", object)
+    process.entries("y")["b"] = 1
+    assert process.clear_registry() == {"x": {"a": one}, "y": {"b": 1}}
+    assert process.clear_registry() == {"x": {}, "y": {}}
+    assert process.get_or_create("x", "a", object) is not one
 
 
 def test_collections_are_rare_in_the_runner_of_a_stream_only(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[object] = []
     monkeypatch.setattr(gc, "freeze", lambda: calls.append("freeze"))
     monkeypatch.setattr(gc, "set_threshold", lambda *numbers: calls.append(numbers))
-    process.settle()
+    process.tune_gc_of_runner()
     assert calls == []
-    monkeypatch.setattr(process, "_main", lambda: process._RUNNER)
-    process.settle()
+    monkeypatch.setattr(process, "_main_module", lambda: process._RUNNER)
+    process.tune_gc_of_runner()
     assert calls == ["freeze", process.GC_THRESHOLDS]
 
 
@@ -175,7 +177,7 @@ def test_another_python_imports_nothing_from_the_current_folder(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", paths)
     tried = "try:\n import planted\nexcept ModuleNotFoundError:\n print('safe')"
-    done = subprocess.run(**process.python("-c", tried), capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(**process.python_call("-c", tried), capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout == "safe\n", done.stderr
     assert not (tmp_path / "marker").exists()
 
@@ -183,18 +185,18 @@ def test_another_python_imports_nothing_from_the_current_folder(
 def test_another_python_keeps_whole_paths_and_its_own_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", "/b:c::/d")
-    call = process.python("-m", "x", program="bin/python", first=["/a"])
+    call = process.python_call("-m", "x", program="bin/python", import_first=["/a"])
     assert call["args"] == [str(tmp_path / "bin" / "python"), "-m", "x"]
     assert (call["env"]["PYTHONPATH"], call["cwd"]) == ("/a:/b:/d", "/")
     monkeypatch.setenv("PYTHONPATH", ":")
-    assert "PYTHONPATH" not in process.python()["env"]
+    assert "PYTHONPATH" not in process.python_call()["env"]
 
 
-def test_living_objects_are_known_until_collected_and_in_no_child() -> None:
+def test_live_objects_are_known_until_collected_but_not_in_child() -> None:
     class Thing:
         pass
 
-    living: process.Living[Thing] = process.Living(10.0)
+    living: process.LiveObjects[Thing] = process.LiveObjects(10.0)
     one, other = living.add(Thing()), living.add(Thing())
     assert set(living.due(100.0)) == {one, other}
     assert living.due(109.0) == []

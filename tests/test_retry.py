@@ -7,7 +7,7 @@ import contextlib
 import pytest
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.retry import Retry, Trouble
+from rocketmq_spark.base.retry import Retry, RetryErrors
 from rocketmq_spark.errors import BrokerNotFound, CallTimeout, ConnectionLost, NotFound, OptionError, RocketMQError
 
 FIRST = ConnectionLost("the server closed the connection", "h:1", remark="mid-frame")
@@ -17,28 +17,28 @@ LAST = CallTimeout(
 
 
 def noted(*errors, at=100.0, step=5.0):
-    trouble = Trouble()
+    trouble = RetryErrors()
     for i, error in enumerate(errors):
-        trouble.note(error, at + i * step)
+        trouble.record(error, at + i * step)
     return trouble
 
 
 def test_a_single_error_stands_for_itself():
-    assert Trouble().cause(LAST, 7.0) is LAST
-    assert noted(FIRST).cause(FIRST, 100.0) is FIRST
+    assert RetryErrors().final_error(LAST, 7.0) is LAST
+    assert noted(FIRST).final_error(FIRST, 100.0) is FIRST
     final = OptionError("no waiting heals this")
-    assert noted(FIRST, final).cause(final, 105.0) is final
+    assert noted(FIRST, final).final_error(final, 105.0) is final
 
 
 def test_no_error_is_its_own_cause():
     for given, cause in (([LAST], None), ([FIRST, LAST], LAST)):
         with pytest.raises(RocketMQError) as e:
-            noted(*given).give_up(LAST, 110.0)
+            noted(*given).raise_final(LAST, 110.0)
         assert e.value.__cause__ is cause
 
 
 def test_the_first_of_many_is_told_with_the_last_one_s_words():
-    told = noted(FIRST, LAST, LAST).cause(LAST, 110.0)
+    told = noted(FIRST, LAST, LAST).final_error(LAST, 110.0)
     assert type(told) is ConnectionLost
     assert str(told) == (
         "[ROCKETMQ_CONNECTION_LOST] the server closed the connection; tried 3 times in 10 s (at h:1, queue t/broker-a/0): "
@@ -48,20 +48,20 @@ def test_the_first_of_many_is_told_with_the_last_one_s_words():
 
 def test_the_same_again_is_said_once():
     again = ConnectionLost(FIRST.message, "h:1")
-    assert noted(FIRST, again).cause(again, 105.0).remark == "mid-frame"
+    assert noted(FIRST, again).final_error(again, 105.0).remark == "mid-frame"
 
 
 def test_after_a_success_it_begins_anew():
     trouble = noted(FIRST, FIRST)
     trouble.clear()
-    assert trouble.cause(LAST, 300.0) is LAST
-    trouble.note(LAST, 400.0)
+    assert trouble.final_error(LAST, 300.0) is LAST
+    trouble.record(LAST, 400.0)
     assert trouble.first is LAST
     assert trouble.since == 400.0
 
 
 class TestRetry:
-    def tries(self, errors: list[RocketMQError], times: int = 3, deadline: Deadline | None = None) -> list[object]:
+    def attempts(self, errors: list[RocketMQError], times: int = 3, deadline: Deadline | None = None) -> list[object]:
         """What each try ended with."""
         seen: list[object] = []
 
@@ -78,17 +78,17 @@ class TestRetry:
 
     def test_until_it_succeeds_or_tries_are_over(self) -> None:
         lost = [ConnectionLost("lost") for _ in range(9)]
-        assert self.tries(lost[:2]) == [lost[0], lost[1], "answer"]
-        assert self.tries(lost[:9]) == lost[:4]
-        assert self.tries(lost[:1], times=0) == lost[:1]
+        assert self.attempts(lost[:2]) == [lost[0], lost[1], "answer"]
+        assert self.attempts(lost[:9]) == lost[:4]
+        assert self.attempts(lost[:1], times=0) == lost[:1]
 
     def test_what_will_not_pass_is_not_repeated(self) -> None:
         error = NotFound("no")
-        assert self.tries([error]) == [error]
+        assert self.attempts([error]) == [error]
 
     def test_not_beyond_the_deadline(self) -> None:
         late = CallTimeout("late")
-        assert self.tries([late], deadline=Deadline.after(0.0)) == [late]
+        assert self.attempts([late], deadline=Deadline.after(0.0)) == [late]
 
     def test_a_deadline_that_expires_does_not_hide_the_first_cause(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Nor does the question that it cut short take the place of the last answer."""

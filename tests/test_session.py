@@ -15,7 +15,7 @@ from rocketmq_spark.model import Message, MessageQueue, OffsetRange
 from rocketmq_spark.options import Options
 from rocketmq_spark.options.parsing import Secret
 from rocketmq_spark.remoting.transport import DropUnsent
-from rocketmq_spark.session import consumers, looks
+from rocketmq_spark.session import consumers, stored_ids
 from rocketmq_spark.wire import rpc
 from tests.client.test_replies import question
 from tests.harness import store
@@ -74,8 +74,8 @@ def test_bulk_reads_have_the_account_of_their_client():
     assert session.puller(parsed(pullBatchSize="7"), "slave").dialling.arriving is account
     pullers = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(looks, "id_reader", lambda open_puller, placed: pullers.append(open_puller()))
-        looks.look_tools(parsed())
+        patch.setattr(stored_ids, "id_reader", lambda open_puller, on_ranges: pullers.append(open_puller()))
+        stored_ids.scan_tools(parsed())
     assert [one.dialling.arriving for one in pullers] == [account]
 
 
@@ -94,18 +94,18 @@ def test_an_unknown_retention_without_tls_is_logged_once(monkeypatch, caplog):
 
     given = parsed()
     monkeypatch.setattr(session.client(given).admin, "broker_config", refuse)
-    assert [session.kept_ms(given, broker) for broker in ("a", "b", "a")] == [None, None, None]
+    assert [session.retention_ms(given, broker) for broker in ("a", "b", "a")] == [None, None, None]
     assert caplog.text.count("retention not known without TLS") == 1
 
 
 @pytest.mark.parametrize(
-    ("hours", "kept_ms"), [("72", 72 * 3_600_000), ("abc", None), ("-1", None), ("9" * 5000, None), (None, None)]
+    ("hours", "retention_ms"), [("72", 72 * 3_600_000), ("abc", None), ("-1", None), ("9" * 5000, None), (None, None)]
 )
-def test_a_retention_that_is_no_number_is_not_known(monkeypatch, hours, kept_ms):
+def test_a_retention_that_is_no_number_is_not_known(monkeypatch, hours, retention_ms):
     given = parsed()
     config = {} if hours is None else {"fileReservedTime": Secret(hours)}
     monkeypatch.setattr(session.client(given).admin, "broker_config", lambda broker: config)
-    assert session.kept_ms(given, "a") == kept_ms
+    assert session.retention_ms(given, "a") == retention_ms
 
 
 def test_the_option_replaces_addresses_in_routes():
@@ -145,7 +145,7 @@ def test_users_of_two_files_share_no_client(tmp_path):
     assert one is not other
 
 
-def test_who_looks_what_is_stored_has_connections_that_forget_sooner_than_the_look_ends():
+def test_unconfirmed_requests_end_before_a_scan_has_settled():
     def of(role, **given):
         made = session.client(options.parse({"nameServer": NOWHERE, **given}).for_role(role))
         return made.calls.pool.connect_options.undelivered.unconfirmed_s
@@ -159,7 +159,7 @@ def test_who_looks_what_is_stored_has_connections_that_forget_sooner_than_the_lo
     assert of("sink", topic="t") == 15.0
 
 
-def test_what_a_sink_that_looks_has_not_sent_goes_with_its_process():
+def test_an_exactly_once_sinks_unsent_bytes_end_with_its_process():
     def of(role, **given):
         made = session.client(options.parse({"nameServer": NOWHERE, **given}).for_role(role))
         return made.calls.pool.connect_options.undelivered.drop_unsent
@@ -192,7 +192,7 @@ def test_a_forked_process_makes_its_own_client():
     assert session.client(parsed()) is mine
 
 
-def test_a_child_of_a_listener_does_not_reply_over_its_parent_s_connections():
+def test_a_forked_listener_does_not_reply_for_its_parent():
     """Its answer would come to the parent, as that to one of the parent's own requests."""
     with MockBroker() as broker:
         broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(1, {"broker-a": broker.address}))
@@ -286,7 +286,7 @@ def test_a_producer_needs_a_group():
         Producer(name_server=NOWHERE)
 
 
-def test_producers_of_a_process_have_one_client_id_and_one_heartbeat():
+def test_producers_of_a_process_share_client_id_and_heartbeat():
     with MockBroker({Request.HEART_BEAT: ok(), Request.UNREGISTER_CLIENT: ok()}) as broker:
         broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(1, {"broker-a": broker.address}))
         with (
@@ -333,7 +333,7 @@ def test_the_broker_of_these_tests_is_the_pinned_release(rocketmq, record_proper
 
 
 @pytest.mark.parametrize("kind", [consumers.Consumer, consumers.PullConsumer])
-def test_4_13_consumers_share_queues_by_names_as_they_stand_on_the_wire(kind: type) -> None:
+def test_consumers_share_queues_by_their_names_on_the_wire(kind: type) -> None:
     (case,) = (
         case
         for case in vectors("wire_allocation")
@@ -350,22 +350,22 @@ def test_4_13_consumers_share_queues_by_names_as_they_stand_on_the_wire(kind: ty
     made.close()
 
 
-def test_what_is_read_ahead_of_a_retry_topic_has_the_topic_that_the_user_knows():
+def test_a_backlog_of_a_retry_topic_has_the_original_topic():
     """A listener that goes by the topic would take it for another's."""
-    ahead = consumers._read_ahead(parsed("consumer", namespace="ns", group="g"), "g")
-    assert ahead is not None
+    reader = consumers._backlog_reader(parsed("consumer", namespace="ns", group="g"), "g")
+    assert reader is not None
     stored = store("%RETRY%ns%g", b"x", "RETRY_TOPIC\x01ns%t\x02", queue_offset=5)
-    (message,) = ahead.decode(MessageQueue("%RETRY%g", "broker-a", 0), 5, 6, stored)
+    (message,) = reader.decode(MessageQueue("%RETRY%g", "broker-a", 0), 5, 6, stored)
     assert (message.topic, message.queue.topic) == ("t", "%RETRY%g")
 
 
-def test_what_is_read_ahead_is_read_as_the_group_of_the_environment():
+def test_a_backlog_is_read_as_the_group_of_the_environment():
     """The rights, and the settings, are those of that group."""
     with MockBroker() as broker:
         broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(1, {"broker-a": broker.address}))
         broker.on(Request.GET_TOPIC_CONFIG, topic_config())
         broker.on(Request.PULL_MESSAGE, ok(store("t", b"x"), nextBeginOffset=1, minOffset=0, maxOffset=1))
-        ahead = consumers._read_ahead(parsed("consumer", nameServer=broker.address, group="g"), "g_env_1")
+        ahead = consumers._backlog_reader(parsed("consumer", nameServer=broker.address, group="g"), "g_env_1")
         assert ahead is not None
         run = ahead.start([OffsetRange(MessageQueue("t", "broker-a", 0), 0, 1)], 100, 1 << 20)
         assert [part.ends for parts in run.fetch() for part in parts]

@@ -30,11 +30,14 @@ from rocketmq_spark.producer.request_reply import RequestProducer
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.session import extras, producers, telemetry
 from rocketmq_spark.session.telemetry import Instrumentation
-from tests.consumer.fake_member import AT_ONCE, A, FakeMember, bodies, made
 from tests.consumer.group import group
 from tests.consumer.messages import QUEUE, message
+from tests.consumer.pull_bench import AT_ONCE, A, bodies, made
+from tests.fakes.group_member import QueueMember
+from tests.fakes.sender import ScriptedSender
+from tests.fakes.timer import Time
 from tests.helpers import awaited, raising
-from tests.producer.scripted import Bench, ScriptedSender, Time, bench
+from tests.producer.bench import Bench, bench
 
 __all__ = ["bench", "group"]
 
@@ -48,7 +51,7 @@ class Seen:
         self.tracers.add_span_processor(SimpleSpanProcessor(self._spans))
         monkeypatch.setattr(telemetry.trace, "get_tracer", self.tracers.get_tracer)
         monkeypatch.setattr(telemetry.metrics, "get_meter", self.meters.get_meter)
-        monkeypatch.setattr(telemetry, "_observed", weakref.WeakKeyDictionary())
+        monkeypatch.setattr(telemetry, "_observed_consumers", weakref.WeakKeyDictionary())
 
     @property
     def spans(self) -> tuple[ReadableSpan, ...]:
@@ -144,7 +147,7 @@ def test_an_asynchronous_send_ends_with_its_answer(bench: Bench, seen: Seen, fai
     assert (future.exception() is not None, span.status.status_code is StatusCode.ERROR) == (fails, fails)
 
 
-def test_messages_that_are_batched_keep_the_context_of_their_own_send(bench: Bench, seen: Seen) -> None:
+def test_batched_messages_keep_the_context_of_their_own_send(bench: Bench, seen: Seen) -> None:
     producer = instrumented(bench, auto_batch=True)
     futures = [producer.send_async(Message("T", b"x", keys=[f"k{i}"])) for i in range(3)]
     producer.flush()
@@ -157,11 +160,11 @@ def test_messages_that_are_batched_keep_the_context_of_their_own_send(bench: Ben
 def test_an_exporter_that_blocks_holds_up_no_answer(
     bench: Bench, seen: Seen, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(telemetry, "ENDS_S", 60.0)
+    monkeypatch.setattr(telemetry, "END_TIMEOUT_S", 60.0)
     slow = Slow()
     seen.tracers.add_span_processor(SimpleSpanProcessor(slow))
     bench.sender.script = [None] * 4
-    monkeypatch.setattr(telemetry, "MOST_ENDS", 1)
+    monkeypatch.setattr(telemetry, "MAX_WAITING_ENDS", 1)
     producer = instrumented(bench)
     futures = [producer.send_async(Message("T", b"x")) for _ in range(4)]
     before_ns = time.time_ns()
@@ -178,10 +181,10 @@ def test_an_exporter_that_blocks_holds_up_no_answer(
     assert all(before_ns <= (span.end_time or 0) <= after_ns for span in seen.spans)
 
 
-def test_a_child_that_is_forked_while_a_span_is_handed_over_closes(bench: Bench, seen: Seen) -> None:
+def test_a_child_forked_while_a_span_is_handed_over_closes(bench: Bench, seen: Seen) -> None:
     producer, made = instrumented(bench), Instrumentation("g", "me", "ns")
     made.instrument_producer(producer)
-    with made._aside._lock:
+    with made._end_executor._lock:
         if not (child := os.fork()):
             signal.alarm(20)
             os._exit(producer.close() != [])
@@ -268,7 +271,7 @@ def test_a_meter_that_fails_costs_no_span(bench: Bench, seen: Seen, monkeypatch:
     producer = RequestProducer(bench.sender, ProducerSettings(group="g", heartbeat_s=0), make_timer=bench.timer)
     bench.producers.append(producer)
     made = Instrumentation("g", "me", "ns")
-    for each in ("_send_cost", "_delivery", "_process"):
+    for each in ("_send_cost_time", "_delivery_latency", "_process_time"):
         monkeypatch.setattr(made, each, SimpleNamespace(record=raising(RuntimeError("broken"))))
     made.instrument_producer(producer)
     producer.send(Message("T", b"x"))
@@ -279,7 +282,7 @@ def test_a_meter_that_fails_costs_no_span(bench: Bench, seen: Seen, monkeypatch:
     assert [span.name for span in seen.spans] == ["send T", "process T"]
 
 
-def test_an_opentelemetry_that_does_not_begin_keeps_no_one_from_sending(
+def test_an_opentelemetry_that_fails_at_start_prevents_no_send(
     seen: Seen, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(telemetry.trace, "get_tracer", raising(RuntimeError("broken")))
@@ -417,7 +420,7 @@ def test_what_the_listener_raises_is_raised_and_in_its_span(seen: Seen) -> None:
 
 @pytest.mark.parametrize("stops", [KeyboardInterrupt, None])
 def test_what_ctrl_c_keeps_from_who_polls_comes_again(seen: Seen, monkeypatch: pytest.MonkeyPatch, stops: Any) -> None:
-    with made(fake := FakeMember([A], high=2)) as consumer:
+    with made(fake := QueueMember([A], high=2)) as consumer:
         consumer.assign([A])
         Instrumentation("g", "me", None).instrument_receives(consumer, "_poll", itemgetter(0))
         with monkeypatch.context() as patched, pytest.raises(stops) if stops else contextlib.nullcontext():
@@ -448,7 +451,7 @@ def test_a_tracer_that_fails_fails_no_listener(seen: Seen, monkeypatch: pytest.M
     assert listening(lambda messages, context: [messages, context], *given) == [*given]
 
 
-def test_what_a_poll_returns_is_a_span_that_is_linked_to_the_sends(seen: Seen) -> None:
+def test_a_poll_is_a_span_that_is_linked_to_the_sends(seen: Seen) -> None:
     answers = iter([[], [carried(0), carried(1)]])
     consumer = SimpleNamespace(poll=lambda timeout_s: next(answers))
     Instrumentation("g", "me", None).instrument_receives(consumer, "poll")

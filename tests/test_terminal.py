@@ -91,35 +91,35 @@ def program(*steps: str) -> list[str]:
 def test_a_process_without_its_terminal_still_ends_with_ctrl_c() -> None:
     """As a shell starts it, which keeps the terminal."""
     script = 'trap : INT; "$@"; echo "code $?"; : </dev/tty && echo kept'
-    shell = OnTerminal("sh", "-c", script, "sh", *program("leave")).until("ready").type(b"\x03")
+    shell = OnTerminal("sh", "-c", script, "sh", *program("detach")).until("ready").type(b"\x03")
     assert shell.end() == 0
-    for text in ("leave: True False", "interrupted", "code 7", "kept"):
+    for text in ("detach: True False", "interrupted", "code 7", "kept"):
         assert text in shell.text
 
 
 def test_a_leader_is_not_ended_when_it_gives_the_terminal_up() -> None:
-    leader = OnTerminal(*program("leave")).until("ready")
+    leader = OnTerminal(*program("detach")).until("ready")
     os.kill(leader.pid, signal.SIGTERM)
     assert leader.end() == 5
-    assert "leave: True False" in leader.text
+    assert "detach: True False" in leader.text
 
 
 @pytest.mark.parametrize(("by", "code"), [("\x03", 7), ("SIGTERM", 5)])
 def test_a_leader_continues_in_a_child_and_ends_as_it_does(by: str, code: int) -> None:
-    leader = OnTerminal(*program("in_follower", "leave")).until("ready")
+    leader = OnTerminal(*program("continue_in_child", "detach")).until("ready")
     if by == "SIGTERM":
         os.kill(leader.pid, signal.SIGTERM)
     else:
         leader.type(by.encode())
     assert leader.end() == code
-    assert "leave: True False" in leader.text
+    assert "detach: True False" in leader.text
     assert leader.text.count("ready") == 1
 
 
 @pytest.mark.parametrize("by", ["\x03", "SIGTERM", "before"])
 def test_a_leader_whose_child_was_stopped_can_be_ended(by: str) -> None:
     """By the user whose rights the child has."""
-    leader = OnTerminal(*program("in_follower", "leave")).until("ready")
+    leader = OnTerminal(*program("continue_in_child", "detach")).until("ready")
     (child,) = (int(pid) for pid in Path(f"/proc/{leader.pid}/task/{leader.pid}/children").read_text().split())
     if by == "before":  # the child is stopped before it sees the signal
         os.kill(leader.pid, signal.SIGSTOP)
@@ -144,17 +144,17 @@ def test_a_terminal_that_may_not_be_opened_is_none(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(os, "open", refuse)
     monkeypatch.setattr(os, "getsid", lambda _: os.getpid())
-    terminal.leave()
-    terminal.in_follower()
+    terminal.detach()
+    terminal.continue_in_child()
 
 
 def test_a_process_without_a_terminal_stays_as_it_is() -> None:
     """As in a service, or a container without one."""
     script = "import os, subprocess, sys; sys.exit(subprocess.run(sys.argv[1:], start_new_session=True).returncode)"
-    outer = OnTerminal(sys.executable, "-c", script, *program("in_follower", "leave")).until("ready")
+    outer = OnTerminal(sys.executable, "-c", script, *program("continue_in_child", "detach")).until("ready")
     pids = [int(pid) for pid in Path(f"/proc/{outer.pid}/task/{outer.pid}/children").read_text().split()]
     assert len(pids) == 1
     os.kill(pids[0], signal.SIGTERM)
     assert outer.end() == 5
-    assert "in_follower: False False" in outer.text
-    assert "leave: False False" in outer.text
+    assert "continue_in_child: False False" in outer.text
+    assert "detach: False False" in outer.text

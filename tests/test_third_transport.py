@@ -24,9 +24,10 @@ from rocketmq_spark.spark.sink import checks
 from rocketmq_spark.spark.sink.report import Written
 from rocketmq_spark.spark.sink.task import TaskWriter
 from rocketmq_spark.wire.properties import decode_properties
+from tests.fakes.sender import ScriptedSender
+from tests.fakes.spool import FakeSpool
+from tests.fakes.timer import Time
 from tests.live.writes import frame, numbered, sink_options
-from tests.producer.scripted import ScriptedSender, Time
-from tests.producer.test_spool_bridge import FakeSpool
 
 # What a message takes beside its body: nothing else counts on this wire.
 HEAD = 1000
@@ -166,7 +167,7 @@ def test_batches_have_the_size_of_this_transport(sender: MemorySender) -> None:
     assert sorted(map(len, sender.batches)) == [HEAD + 1, 3 * (HEAD + 1)]
 
 
-def test_what_it_cannot_send_is_spooled_in_the_form_that_all_read(sender: MemorySender) -> None:
+def test_unsent_messages_are_spooled_in_common_format(sender: MemorySender) -> None:
     spool, sender.lost = FakeSpool(), True
     with producer(sender, auto_batch=True, spool=spool, retries=0) as sends:
         sent = [sends.send_async(Message("T", f"{n}".encode(), tags="a")) for n in range(3)]

@@ -24,7 +24,7 @@ def test_who_needs_offsets_is_told_why_not_and_the_way_out(role):
         options.parse(GRPC).for_role(role)
 
 
-def test_what_is_said_about_queues_means_nothing_to_a_consumer_over_grpc():
+def test_queue_options_are_refused_for_consumer_over_grpc():
     of_consumers = {
         row.field: row for row in options.TABLE if row.roles in (("consumer",), ("consumer", "pull consumer"))
     }
@@ -35,7 +35,7 @@ def test_what_is_said_about_queues_means_nothing_to_a_consumer_over_grpc():
         "suspend_current_queue_time",
         "consume_timeout",
     }
-    refused = set(transport._OF_CONSUMERS)
+    refused = set(transport._CONSUMER_PROBLEMS)
     assert of_consumers.keys() - refused == understood
     for field in refused:
         name = next(row.name for row in options.TABLE if row.field == field)
@@ -113,7 +113,7 @@ def test_tls_and_keys_are_never_half_on(server, role, given, said):
 
 
 @pytest.mark.parametrize("role", ["sink", "producer", "consumer", "cluster admin"])
-def test_names_are_only_left_unchecked_for_an_authority_of_ones_own(role):
+def test_unchecked_tls_host_names_require_own_ca_file(role):
     """With those of the system, everybody has a certificate that is accepted."""
     given = {"nameServer": "n:1", "tls": True, "tlsCheckHostname": False}
     with pytest.raises(OptionError, match=r"'tlsCheckHostname' is false without option 'tlsCaFile'.*public authority"):

@@ -57,8 +57,8 @@ def rights_for_good() -> Iterator[None]:
         if IS_ROOT:
             patch.setattr(os, "setreuid", lambda _, uid: os.seteuid(uid))
             patch.setattr(os, "setregid", lambda _, gid: os.setegid(gid))
-        patch.setattr(folders, "_lent", [])
-        patch.setattr(terminal, "leave", lambda: None)
+        patch.setattr(folders, "_borrowed_uids", [])
+        patch.setattr(terminal, "detach", lambda: None)
         patch.setattr(folders, "memory_seal", lambda: lambda: None)
         patch.chdir(Path.cwd())  # the end of the block restores it
         try:
@@ -75,7 +75,7 @@ def rights_for_good() -> Iterator[None]:
 def of_root(monkeypatch: pytest.MonkeyPatch, uid: int) -> None:
     """Root has this uid from here on. The folders of the real root stand for those that a container does not show."""
     monkeypatch.setattr(folders, "ROOT", uid)
-    monkeypatch.setattr(folders, "_unmapped", lambda: {0})
+    monkeypatch.setattr(folders, "_unmapped_uids", lambda: {0})
 
 
 def let_in(path: Path) -> None:

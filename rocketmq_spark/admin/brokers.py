@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from rocketmq_spark.admin import AdminTools, deadline, request_each
-from rocketmq_spark.base.arguments import nearest
+from rocketmq_spark.base.arguments import similar_names
 from rocketmq_spark.base.codes import FIRST_TO_UPDATE_USERS, Response
 from rocketmq_spark.client.routes import masters_of
 from rocketmq_spark.client.rpc import error_from_response
@@ -230,7 +230,7 @@ def update_config(tools: AdminTools, broker: str, values: Mapping[str, str]) -> 
         return {}
     before = tools.admin.broker_config(broker)
     if unknown := sorted(values.keys() - before.keys()):
-        similar = nearest(unknown[0], before, 2, 0.6)
+        similar = similar_names(unknown[0], before, 2, 0.6)
         raise OptionError(
             f"broker {broker} has no setting {', '.join(map(repr, unknown))}; nothing was changed",
             remedy=f"Did you mean {' or '.join(similar)}?" if similar else None,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from rocketmq_spark.admin import AdminTools, deadline, request_each, with_kept_minimums
 from rocketmq_spark.base import arguments
-from rocketmq_spark.base.arguments import nearest
+from rocketmq_spark.base.arguments import similar_names
 from rocketmq_spark.base.codes import DLQ_PREFIX, RETRY_PREFIX, Response
 from rocketmq_spark.client import topic_readers
 from rocketmq_spark.client.routes import masters_of, require_brokers
@@ -51,7 +51,7 @@ def committed_offsets(tools: AdminTools, group: str, topics: Sequence[str]) -> P
     """
     positions: Positions = {}
     for topic in topics or _consumed_topics(tools, group):
-        queues = tools.routes.get_existing(topic, 0.0).kept()  # the number of queues may have changed
+        queues = tools.routes.get_existing(topic, 0.0).stored_queues()  # the number of queues may have changed
         positions |= tools.brokers.committed(group, queues, deadline(tools))
     if all(position is None for position in positions.values()):
         require_masters(tools)
@@ -90,7 +90,7 @@ def similar_groups_hint(tools: AdminTools, group: str) -> str:
         existing = topic_readers.groups(tools.calls, tools.admin)
     except RocketMQError:  # the hint is optional
         return ""
-    similar = nearest(group, existing, 3, 0.6) if group not in existing else []
+    similar = similar_names(group, existing, 3, 0.6) if group not in existing else []
     return f"Did you mean {', '.join(similar)}?" if similar else ""
 
 
@@ -183,7 +183,7 @@ def offset_changes(
         require_masters(tools)
         hint = similar_groups_hint(tools, group)
         raise OffsetError(f"group {group} has no offsets", remedy=f"{hint} Name the topics with --topic".lstrip())
-    queues = [queue for topic in topics for queue in tools.routes.get_existing(topic, 0.0).kept()]
+    queues = [queue for topic in topics for queue in tools.routes.get_existing(topic, 0.0).stored_queues()]
     queues = environment.owned(queues) if environment is not None else queues
     before = tools.brokers.committed(group, queues, deadline(tools))
     bounds = tools.brokers.bounds(queues, deadline(tools))
@@ -203,23 +203,23 @@ def _checked_target(target: object, argument_name: str) -> OffsetTarget:
     expected = "earliest (or -2), latest (or -1), a time in ms since 1970, or offsets by queue"
     if isinstance(target, Mapping):
         for queue, offset in target.items():
-            arguments.instance(f"a queue of {argument_name}", queue, MessageQueue, "a MessageQueue")
-            if not arguments.is_whole(offset):
-                raise arguments.wrong(
+            arguments.check_instance(f"a queue of {argument_name}", queue, MessageQueue, "a MessageQueue")
+            if not arguments.is_integer(offset):
+                raise arguments.argument_error(
                     f"{argument_name} of {queue}",
                     offset,
                     "an offset (a whole number), -2 for the first one, or -1 for the end",
                 )
         return target
-    if arguments.is_whole(target):
+    if arguments.is_integer(target):
         number: int = int(target)  # type: ignore[call-overload]
         if number >= 0 or number in _SPECIAL_OFFSETS:
             return _SPECIAL_OFFSETS.get(number, number)
     elif not isinstance(target, str):
-        raise arguments.wrong(argument_name, target, expected)
+        raise arguments.argument_error(argument_name, target, expected)
     elif target in _SPECIAL_OFFSETS.values():
         return target
-    raise OffsetError(f"{argument_name} is {arguments.shown(target)}; expected {expected}")
+    raise OffsetError(f"{argument_name} is {arguments.short_repr(target)}; expected {expected}")
 
 
 def _target_offsets(
@@ -296,16 +296,16 @@ def store_offsets(tools: AdminTools, group: str, offsets: Mapping[MessageQueue, 
 GRPC_MEMBERS_HINT = "Members that consume over gRPC are not listed, because only their Proxy knows them"
 
 
-def knows_members(tools: AdminTools, queues: Iterable[MessageQueue]) -> bool:
+def lists_all_members(tools: AdminTools, queues: Iterable[MessageQueue]) -> bool:
     """Whether ``members`` returns all members of a group except those over gRPC. A Proxy does not see members that are connected
     to brokers.
     """
-    return all(map(tools.committer.knows_members, {queue.broker_name for queue in queues}))
+    return all(map(tools.committer.lists_all_members, {queue.broker_name for queue in queues}))
 
 
 def warn_of_unseen_members(tools: AdminTools, group: str, queues: Iterable[MessageQueue]) -> None:
     """Warn if a Proxy stored offsets of these queues, because members that the Proxy does not see may overwrite the offsets."""
-    if not knows_members(tools, queues):
+    if not lists_all_members(tools, queues):
         logger.warning(
             "the offsets of group %s were set through a Proxy, which does not see members that are connected to brokers: such "
             "members overwrite these offsets, so stop them first",

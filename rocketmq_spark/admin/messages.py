@@ -18,7 +18,7 @@ from rocketmq_spark.client.pulled_messages import requested_messages
 from rocketmq_spark.errors import LocalProtocolError, NotFound, OptionError
 from rocketmq_spark.model import MessageQueue, PullAnswer, PullRequest, ReceivedMessage
 from rocketmq_spark.model.admin import GROUP
-from rocketmq_spark.queues.environment import Environment, Own
+from rocketmq_spark.queues.environment import Environment, EnvironmentQueues
 from rocketmq_spark.wire import rpc
 from rocketmq_spark.wire.identifiers import OffsetMessageId
 from rocketmq_spark.wire.messages import DecodeBudget, UnwrapBudget, decode_leniently, decompressed
@@ -267,7 +267,7 @@ def messages_of_time(
     if not 0 < limit <= MAX_BY_TIME:
         raise OptionError(f"limit is {limit}; expected 1 to {MAX_BY_TIME}, or a key")
     first_ms, last_ms = _period(begin_ms, end_ms)
-    queues = Own(environment)(tools.routes.get_existing(topic, 0.0).kept())
+    queues = EnvironmentQueues(environment)(tools.routes.get_existing(topic, 0.0).stored_queues())
     bounds = with_kept_minimums(tools, tools.brokers.bounds(queues, deadline(tools)))
     times = {} if begin_ms is None else dict.fromkeys(bounds, first_ms)
     starts = tools.brokers.search_offsets(times, deadline(tools), group=GROUP)

@@ -232,8 +232,8 @@ class PullConsumer(AsyncClient):
                     raise
 
     async def _fetch(self, wait_s: float) -> None:
-        """Wait for the next answer. The answer of a cancelled poll comes first, because no caller got its messages. The timeout
-        of that poll may be longer than this one, so this method waits for ``wait_s`` only.
+        """Wait for the next answer. The answer of a cancelled poll comes first, because no caller got its messages. That poll
+        may have a longer timeout than ``wait_s``, so this method waits for at most ``wait_s``.
         """
         earlier = self._next_answer
         future = earlier or self._loop.start(next_answer, self._consumer, wait_s)

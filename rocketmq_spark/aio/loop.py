@@ -17,8 +17,8 @@ from itertools import repeat
 from typing import Any, ParamSpec, Self, TypeVar
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.process import Living
-from rocketmq_spark.base.threads import DaemonThreads, Failure, attempt, start_thread
+from rocketmq_spark.base.process import LiveObjects
+from rocketmq_spark.base.threads import DaemonThreadPool, Failure, capture, start_thread
 from rocketmq_spark.consumer.listener import DeferredListener, ListenerCall, NextCall
 from rocketmq_spark.errors import ClosedError, OptionError
 
@@ -34,14 +34,14 @@ _LOOP_CHECK_S = 1.0  # interval at which a thread that waits for a coroutine che
 
 
 _EXIT_TIMEOUT_S = 30.0  # at its exit, the process waits this long for all running calls together
-_all_threads: Living[DaemonThreads] = Living()  # empty in a forked child, which has none of the threads
+_all_threads: LiveObjects[DaemonThreadPool] = LiveObjects()  # empty in a forked child, which has none of the threads
 
 
 @atexit.register
 def _finish_at_exit() -> None:
     deadline = Deadline.after(_EXIT_TIMEOUT_S)
     for threads in _all_threads.all():
-        threads.finish(deadline)
+        threads.wait_until_idle(deadline)
 
 
 class EventLoop:
@@ -52,7 +52,7 @@ class EventLoop:
         self._created_in: asyncio.AbstractEventLoop | None = None  # for calls from threads before the first use
         with contextlib.suppress(RuntimeError):
             self._created_in = asyncio.get_running_loop()
-        self._threads: Executor = _all_threads.add(DaemonThreads(threads, "rocketmq-aio"))
+        self._threads: Executor = _all_threads.add(DaemonThreadPool(threads, "rocketmq-aio"))
         self._ready: deque[Callable[[], object]] = deque()  # calls to run in the event loop
         self._drain_scheduled = False
         self._tasks: set[asyncio.Task[Any]] = set()  # of ``run_task``
@@ -127,7 +127,7 @@ class EventLoop:
         """Run ``code`` on a new thread: closing an object must not wait for busy threads, and must begin even if its caller is
         cancelled. Raises ``RuntimeError`` if no thread can start; then ``code`` does not run.
         """
-        threads = _all_threads.add(DaemonThreads(1, "rocketmq-aio-close"))
+        threads = _all_threads.add(DaemonThreadPool(1, "rocketmq-aio-close"))
         future = self.running_loop().run_in_executor(threads, code)
         future.add_done_callback(_mark_retrieved)
         threads.shutdown(wait=False)
@@ -157,7 +157,7 @@ class EventLoop:
             self._ready.clear()
             on_loop_closed, self.on_loop_closed = self.on_loop_closed, None
             if on_loop_closed is not None and self.loop_is_closed and not self.closed:
-                start_thread("rocketmq-aio-close", on_loop_closed, again=False)
+                start_thread("rocketmq-aio-close", on_loop_closed, restart=False)
             raise
 
     def _drain(self) -> None:
@@ -280,7 +280,7 @@ class CoroutineListener(DeferredListener):
                 call(None)
             else:
                 self._apply_outcome(call, outcome)
-            if attempt(copy_context().__eq__, before) is not True:  # comparing the user's values may raise an error
+            if capture(copy_context().__eq__, before) is not True:  # comparing the user's values may raise an error
                 return
             if time.monotonic() > pause_at:
                 await asyncio.sleep(0)
@@ -288,7 +288,7 @@ class CoroutineListener(DeferredListener):
 
     def _apply_outcome(self, call: ListenerCall, outcome: object) -> None:
         """Apply an outcome on a thread, because this may send messages back to a broker. Tries again if no thread can start."""
-        applied = attempt(self._loop.start, call, outcome)
+        applied = capture(self._loop.start, call, outcome)
         if isinstance(applied, Failure):
             logger.warning("messages of %s cannot be returned to the broker now: %s", call.context.queue, applied)
             if not self._loop.closed:

@@ -21,9 +21,9 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 from rocketmq_spark.aio.loop import YIELD_AFTER_S, AsyncClient, EventLoop
-from rocketmq_spark.base.arguments import function, seconds
+from rocketmq_spark.base.arguments import check_function, check_seconds
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.threads import Failure, attempt, never_waiting, start_thread
+from rocketmq_spark.base.threads import Failure, capture, start_thread, without_blocking
 from rocketmq_spark.errors import SendFailed
 from rocketmq_spark.model import Message, MessageQueue, ReceivedMessage, Reply, SendResult
 from rocketmq_spark.model.send import HalfState, TransactionState
@@ -164,7 +164,7 @@ class Producer(AsyncClient):
         super().__init__()
         check = None
         if transaction_check is not None:
-            function("transaction_check", transaction_check, "message", coroutines=True)
+            check_function("transaction_check", transaction_check, "message", coroutines=True)
             self._transaction_check = transaction_check
             check = functools.partial(self._loop.run, weakly_bound(transaction_check))
         self._producer = producers.Producer(name_server, group, transaction_check=check, **options)
@@ -198,7 +198,7 @@ class Producer(AsyncClient):
         loop = self._check_open()
         if timeout_s is not None:
             # Check the value here, because an error on a thread would leave the future without a result.
-            seconds("timeout_s", timeout_s)
+            check_seconds("timeout_s", timeout_s)
         how = How(queue, selector, arg, delay_level, delay, deliver_at, timeout_s)
         future = loop.create_future()
         self._new_sends.append(_UnstartedSend(future, message, how, time.monotonic(), copy_context()))
@@ -211,12 +211,12 @@ class Producer(AsyncClient):
         """Begin the sends of this iteration. Yields to the event loop after some milliseconds."""
         pause_at = time.monotonic() + YIELD_AFTER_S
         try:
-            with never_waiting(), batch_writes():
+            with without_blocking(), batch_writes():
                 while self._new_sends and (self._closed or time.monotonic() <= pause_at):
                     send = self._new_sends.popleft()
                     self._begun_count += 1
                     try:
-                        begun = attempt(self._begin_or_pass_to_thread, send)
+                        begun = capture(self._begin_or_pass_to_thread, send)
                     except BaseException:  # for example Ctrl-C, which is raised to the user
                         send.future.cancel()
                         raise
@@ -277,7 +277,7 @@ class Producer(AsyncClient):
             return
         on_outcome = NonblockingCallback(functools.partial(self._loop.put, future))
         how_arguments = {} if how == DEFAULT_HOW else how._asdict()
-        started = attempt(
+        started = capture(
             context.run, functools.partial(self._producer.send_async, message, on_outcome, **how_arguments)
         )
         if isinstance(started, Failure):

@@ -11,114 +11,121 @@ from numbers import Integral, Real
 from types import FunctionType
 from typing import Any
 
-from rocketmq_spark.base.threads import text_of
+from rocketmq_spark.base.threads import safe_text
 from rocketmq_spark.errors import OptionError
 
-_MAX_CHARACTERS = 100
+_MAX_SHOWN_CHARACTERS = 100
 
 
-def shown(value: object) -> str:
+def short_repr(value: object) -> str:
     """Return the text of a value for an error. A long text, such as that of a message with its body, is cut."""
-    text = text_of(value)
-    return text if len(text) <= _MAX_CHARACTERS else f"{text[:_MAX_CHARACTERS]}…"
+    text = safe_text(value)
+    return text if len(text) <= _MAX_SHOWN_CHARACTERS else f"{text[:_MAX_SHOWN_CHARACTERS]}…"
 
 
-def wrong(name: str, value: object, expected: str) -> OptionError:
-    return OptionError(f"{name} is {shown(value)}; expected {expected}")
+def argument_error(name: str, value: object, expected: str) -> OptionError:
+    return OptionError(f"{name} is {short_repr(value)}; expected {expected}")
 
 
-def instance(name: str, value: object, kind: type | tuple[type, ...], expected: str) -> None:
+def check_instance(name: str, value: object, kind: type | tuple[type, ...], expected: str) -> None:
     """Raise ``OptionError`` unless ``value`` is an instance of ``kind``."""
     if not isinstance(value, kind):
-        raise wrong(name, value, expected)
+        raise argument_error(name, value, expected)
 
 
-def text(name: str, value: object, expected: str = "a str") -> None:
-    instance(name, value, str, expected)
+def check_text(name: str, value: object, expected: str = "a str") -> None:
+    check_instance(name, value, str, expected)
 
 
-def texts(name: str, value: object, expected: str) -> None:
+def check_texts(name: str, value: object, expected: str) -> None:
     """Raise ``OptionError`` unless ``value`` is a collection of str. A single str is rejected, although it has characters."""
     if not isinstance(value, Collection) or isinstance(value, str) or not all(isinstance(each, str) for each in value):
-        raise wrong(name, value, expected)
+        raise argument_error(name, value, expected)
 
 
-def is_whole(value: object) -> bool:
+def is_integer(value: object) -> bool:
     """Whether a value is an integer, of Python or of numpy. A bool does not count, although Python derives bool from int."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
-def seconds(name: str, value: object, most_s: float = math.inf) -> float:
-    """Return a timeout as a float. Raises ``OptionError`` if the timeout is not a number, or more than ``most_s``."""
-    if isinstance(value, bool) or not isinstance(value, Real) or not value <= most_s:
-        raise wrong(name, value, "a number of seconds" + (f" up to {most_s:.0f}" if most_s < math.inf else ""))
+def check_seconds(name: str, value: object, max_s: float = math.inf) -> float:
+    """Return a timeout as a float. Raises ``OptionError`` if the timeout is not a number, or more than ``max_s``."""
+    if isinstance(value, bool) or not isinstance(value, Real) or not value <= max_s:
+        raise argument_error(name, value, "a number of seconds" + (f" up to {max_s:.0f}" if max_s < math.inf else ""))
     return float(value)
 
 
-def function(name: str, value: Any, takes: str, *, coroutines: bool = False) -> None:
-    """Raise ``OptionError`` unless ``value`` can be called with the arguments in ``takes``, such as ``messages, context``.
+def check_function(name: str, value: Any, parameters: str, *, coroutines: bool = False) -> None:
+    """Raise ``OptionError`` unless ``value`` can be called with the arguments in ``parameters``, such as ``messages, context``.
 
     Without ``coroutines``, a coroutine function is rejected, because no caller would await its coroutines.
     """
-    expected = f"a function that takes ({takes})"
+    expected = f"a function that takes ({parameters})"
     if not callable(value):
-        raise wrong(name, value, expected)
-    if (kind := _kind(value)) and not (coroutines and kind == "coroutine function"):
+        raise argument_error(name, value, expected)
+    if (kind := _deferred_kind(value)) and not (coroutines and kind == "coroutine function"):
         hint = "; rocketmq_spark.aio awaits coroutines" if kind == "coroutine function" else ""
-        raise OptionError(f"{name} is the {kind} {shown(value)}, whose body would never run; expected {expected}{hint}")
+        raise OptionError(
+            f"{name} is the {kind} {short_repr(value)}, whose body would never run; expected {expected}{hint}"
+        )
     try:
         # A decorated function is called with the parameters of the decorator's function, not of the one inside.
         signature = inspect.signature(value, follow_wrapped=False)
     except (TypeError, ValueError):  # a built-in function may have none
         return
     try:
-        signature.bind(*takes.split(", "))
+        signature.bind(*parameters.split(", "))
     except TypeError as e:
         raise OptionError(f"{name} takes {signature}: {e}; expected {expected}") from None
 
 
-def _kind(code: Any) -> str | None:
+def _deferred_kind(code: Any) -> str | None:
     """Return the kind of a function whose call does not run its body, but returns a coroutine or generator; None for others."""
-    if isinstance(code, FunctionType) and not code.__code__.co_flags & _CREATES:  # the usual case: it must be fast
+    if isinstance(code, FunctionType) and not code.__code__.co_flags & _DEFERRED_FLAGS:
+        # The usual case: it must be fast.
         return None
     while isinstance(code, functools.partial):
         code = code.func
     if not inspect.isroutine(code):
         code = type(code).__call__  # an object with ``__call__``
-    for kind, test in _KINDS.items():
+    for kind, test in _DEFERRED_KINDS.items():
         if test(code):
             return kind
     return None
 
 
-_CREATES = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
-_KINDS: dict[str, Callable[[Any], bool]] = {
+_DEFERRED_FLAGS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+_DEFERRED_KINDS: dict[str, Callable[[Any], bool]] = {
     "coroutine function": inspect.iscoroutinefunction,
     "asynchronous generator function": inspect.isasyncgenfunction,
     "generator function": inspect.isgeneratorfunction,
 }
 
 
-def synchronous(name: str, value: Any) -> None:
+def check_synchronous(name: str, value: Any) -> None:
     """Raise ``OptionError`` if a callable is a coroutine function or generator function: a call would not run its body."""
-    if kind := _kind(value):
-        raise OptionError(f"{name} is the {kind} {shown(value)}; expected a function that returns its result")
+    if kind := _deferred_kind(value):
+        raise OptionError(f"{name} is the {kind} {short_repr(value)}; expected a function that returns its result")
 
 
-_MOST_WORK = 4_000_000  # pairs of characters: 10,000 names of 20 characters, or 250 of 127
-_LONGEST = 127  # of names that are compared, in characters
+_MAX_PAIRS = 4_000_000  # pairs of characters: 10,000 names of 20 characters, or 250 of 127
+_MAX_COMPARED_CHARACTERS = 127  # longer names are not compared
 
 
-def nearest(name: str, known: Iterable[str], count: int, cutoff: float) -> list[str]:
-    """The names that are most similar to ``name``. A server decides how many there are, and the comparison of two is quadratic:
-    so those with the same first letter come first, and at most so many are compared that it takes about half a second. Long
-    names are not similar to any.
+def similar_names(name: str, names: Iterable[str], count: int, cutoff: float) -> list[str]:
+    """Return up to ``count`` names that are similar to ``name``, the most similar one first.
+
+    A server may report any number of names, and the time to compare two names grows with the product of their lengths. So the
+    comparison ends after ``_MAX_PAIRS`` pairs of characters, about half a second. Names with the same first letter are compared
+    first, and longer names than ``_MAX_COMPARED_CHARACTERS`` are left out.
     """
-    name, left = name[:_LONGEST], _MOST_WORK
-    names: list[str] = []
-    for each in sorted((each for each in known if len(each) <= _LONGEST), key=lambda each: each[:1] != name[:1]):
-        left -= (len(name) + 1) * (len(each) + 1)
-        if left < 0:
+    name, pairs_left = name[:_MAX_COMPARED_CHARACTERS], _MAX_PAIRS
+    compared: list[str] = []
+    for each in sorted(
+        (each for each in names if len(each) <= _MAX_COMPARED_CHARACTERS), key=lambda each: each[:1] != name[:1]
+    ):
+        pairs_left -= (len(name) + 1) * (len(each) + 1)
+        if pairs_left < 0:
             break
-        names.append(each)
-    return difflib.get_close_matches(name, names, n=count, cutoff=cutoff)
+        compared.append(each)
+    return difflib.get_close_matches(name, compared, n=count, cutoff=cutoff)

@@ -1,4 +1,4 @@
-"""Limits the bytes that arrive or wait, with a fair share for each server: nobody can take what others need."""
+"""Limits of the memory for bytes that servers send. Each server has a fair share, which other servers cannot use up."""
 
 from __future__ import annotations
 
@@ -6,45 +6,45 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Hashable
 
-# What a client keeps of large frames that have not arrived completely: answers, requests of servers, and bulk reads.
-ARRIVING_BYTES = 512 << 20
-# Requests of servers that wait in a client; a client whose messages may be larger has four times the largest request. And
-# half messages that wait for a function of the user.
-WAITING_BYTES = 64 << 20
+# Bytes of large frames that have not arrived completely, in one client: answers, requests of servers, and bulk reads.
+MAX_INCOMPLETE_BYTES = 512 << 20
+# Bytes of requests of servers that wait in a client (if larger messages are allowed: four times the largest request), and of half
+# messages that wait for a function of the user.
+MAX_WAITING_BYTES = 64 << 20
 
-# Added to the bytes of a decoded message; and bytes of objects for each byte of properties, which may be short and many.
-OBJECT_BYTES, _PER_PROPERTY_BYTE = 512, 8
+# Bytes of the objects of a decoded message besides its texts, and per byte of its properties, which may be many short ones.
+OBJECT_BYTES, _BYTES_PER_PROPERTY_BYTE = 512, 8
 
 
-def memory_of(body_bytes: int, property_bytes: int) -> int:
-    """About the memory of a decoded message, in bytes."""
-    return OBJECT_BYTES + body_bytes + _PER_PROPERTY_BYTE * property_bytes
+def estimated_memory(body_bytes: int, property_bytes: int) -> int:
+    """Return about how many bytes of memory a decoded message needs."""
+    return OBJECT_BYTES + body_bytes + _BYTES_PER_PROPERTY_BYTE * property_bytes
 
 
 class Budget:
-    """Counts the bytes that wait, up to ``limit``, of holders such as servers. Thread-safe.
+    """Limits the bytes that holders, such as servers, have in memory together. Thread-safe.
 
-    A holder may have as many bytes as stay free. While nothing is held, a claim of any size succeeds.
+    After each claim, at least as many bytes are free as the holder has. If no holder has bytes, a claim of any size succeeds.
     """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.used = 0
         self._by_holder: Counter[Hashable] = Counter()
-        self._lock = threading.RLock()  # reentrant: garbage collection may release something here
+        self._lock = threading.RLock()  # reentrant: garbage collection may call ``release`` in this block
 
     def claim(self, holder: Hashable, size: int) -> Callable[[], None] | None:
-        """Claim ``size`` bytes. Returns a function that releases them, also if called repeatedly; None without room."""
+        """Claim ``size`` bytes. Returns a function that releases them once; None if they exceed the limit."""
         with self._lock:
             if self.used and self.used + self._by_holder[holder] + 2 * size > self.limit:
                 return None
             self.used += size
             self._by_holder[holder] += size
-        left = [size]
+        claimed = [size]
 
         def release() -> None:
             with self._lock:
-                released = left.pop() if left else 0
+                released = claimed.pop() if claimed else 0
                 self.used -= released
                 self._by_holder[holder] -= released
                 if not self._by_holder[holder]:
@@ -53,69 +53,72 @@ class Budget:
         return release
 
 
-class Arrivals:
-    """Counts the bytes that have arrived of things that are not complete, up to ``limit``, by holders. Thread-safe.
+class ReceiveBudget:
+    """Limits the bytes of incomplete frames that holders, such as servers, have in memory together. Thread-safe.
 
-    If there is no room, the holder with most loses its largest thing. So a holder that has at most its fair share, the limit
-    divided by the number of holders, loses nothing, whatever the others do. One thing alone may have any size.
+    If the limit is reached, the largest account of the holder with most bytes is revoked. So a holder with at most its fair
+    share, the limit divided by the number of holders, keeps its bytes. A single frame may have any size.
     """
 
-    def __init__(self, limit: int = ARRIVING_BYTES) -> None:
+    def __init__(self, limit: int = MAX_INCOMPLETE_BYTES) -> None:
         self.limit = limit
         self.used = 0
         self._by_holder: Counter[Hashable] = Counter()
-        self._arriving: set[Arriving] = set()
+        self._accounts: set[ReceiveAccount] = set()
         self._lock = threading.RLock()  # reentrant, as above
 
-    def of(self, holder: Hashable, drop: Callable[[], None] | None = None) -> Arriving:
-        """Return an empty account for one thing at a time that arrives from ``holder``, or for all that one call keeps of it.
-        ``drop`` is called, on any thread and with the lock, when the account is revoked.
-        """
-        return Arriving(self, holder, drop)
+    def account(self, holder: Hashable, on_revoked: Callable[[], None] | None = None) -> ReceiveAccount:
+        """Return an empty account for frames of ``holder``: for one frame at a time, or for all frames that a call keeps.
 
-    def _resize(self, one: Arriving, size: int) -> bool:
+        ``on_revoked`` is called, on any thread and with the lock, when the account is revoked.
+        """
+        return ReceiveAccount(self, holder, on_revoked)
+
+    def _resize(self, account: ReceiveAccount, size: int) -> bool:
         with self._lock:
-            if size and one.revoked:
+            if size and account.revoked:
                 return False
-            more = size - one.size
-            mine = self._by_holder[one.holder] + more
-            while more > 0 and self.used > one.size and self.used + more > self.limit:
-                most, held = self._by_holder.most_common(1)[0]
-                if most == one.holder or held <= mine:
+            growth = size - account.size
+            holder_bytes = self._by_holder[account.holder] + growth
+            while growth > 0 and self.used > account.size and self.used + growth > self.limit:
+                largest_holder, largest_bytes = self._by_holder.most_common(1)[0]
+                if largest_holder == account.holder or largest_bytes <= holder_bytes:
                     return False
-                largest = max((other for other in self._arriving if other.holder == most), key=lambda other: other.size)
+                largest = max(
+                    (other for other in self._accounts if other.holder == largest_holder), key=lambda other: other.size
+                )
                 self._set(largest, 0)
                 largest.revoked = True
-                if largest.drop is not None:
-                    largest.drop()
-            self._set(one, size)
-            one.revoked = False
+                if largest.on_revoked is not None:
+                    largest.on_revoked()
+            self._set(account, size)
+            account.revoked = False
             return True
 
-    def _set(self, one: Arriving, size: int) -> None:
-        self.used += size - one.size
-        self._by_holder[one.holder] += size - one.size
-        if not self._by_holder[one.holder]:
-            del self._by_holder[one.holder]
-        one.size = size
-        (self._arriving.add if size else self._arriving.discard)(one)
+    def _set(self, account: ReceiveAccount, size: int) -> None:
+        self.used += size - account.size
+        self._by_holder[account.holder] += size - account.size
+        if not self._by_holder[account.holder]:
+            del self._by_holder[account.holder]
+        account.size = size
+        (self._accounts.add if size else self._accounts.discard)(account)
 
 
-class Arriving:
-    """The account of one thing that arrives. If it is ``revoked``, others needed the room: its owner must drop the thing."""
+class ReceiveAccount:
+    """The bytes of one incomplete frame. If the account is ``revoked``, other holders need the memory: drop the frame."""
 
-    def __init__(self, arrivals: Arrivals, holder: Hashable, drop: Callable[[], None] | None = None) -> None:
-        self._arrivals = arrivals
+    def __init__(self, budget: ReceiveBudget, holder: Hashable, on_revoked: Callable[[], None] | None = None) -> None:
+        self._budget = budget
         self.holder = holder
-        self.drop = drop
+        self.on_revoked = on_revoked
         self.size = 0
         self.revoked = False
 
     def resize(self, size: int) -> bool:
-        """``size`` bytes have arrived; False if there is no room for them. Size 0 ends the thing."""
-        return self._arrivals._resize(self, size)
+        """Set the size to ``size`` bytes; 0 releases them. Returns False, and changes nothing, if the budget has no room."""
+        return self._budget._resize(self, size)
 
     def add(self, size: int) -> bool:
-        """One more thing of ``size`` bytes has arrived, beside those that are kept; False if there is no room for it."""
+        """Add ``size`` bytes of a further frame. Returns False, and changes nothing, if the budget has no room."""
         total = self.size + size
-        return (not self.size or total <= self._arrivals.limit) and self.resize(total)
+        return (not self.size or total <= self._budget.limit) and self.resize(total)

@@ -12,18 +12,18 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-_SHORTEST_S = 0.01
-LONGEST_S = 1e9  # stands for "without a timeout": locks do not accept infinity
+_MIN_PAUSE_S = 0.01
+NO_TIMEOUT_S = 1e9  # means no timeout: locks do not accept infinity
 
 
 class Deadline(NamedTuple):
-    """A point on the monotonic clock by which a call with all its retries must end. A tuple: there is one for every send."""
+    """The time on the monotonic clock at which a call with all its retries must end. A tuple, because each send creates one."""
 
     at: float
 
     @classmethod
     def after(cls, seconds: float) -> Deadline:
-        return cls(time.monotonic() + (seconds if seconds < LONGEST_S else LONGEST_S))
+        return cls(time.monotonic() + (seconds if seconds < NO_TIMEOUT_S else NO_TIMEOUT_S))
 
     def remaining(self) -> float:
         """Seconds left, never below zero."""
@@ -35,27 +35,27 @@ class Deadline(NamedTuple):
 
     def pause(self, seconds: float) -> None:
         """Block the calling thread for ``seconds``, or until shortly after the deadline, so that a last attempt can follow."""
-        time.sleep(max(_SHORTEST_S, min(seconds, self.remaining())))
+        time.sleep(max(_MIN_PAUSE_S, min(seconds, self.remaining())))
 
     def within(self, seconds: float) -> Deadline:
         """The earlier of this deadline and ``seconds`` from now: the share of one attempt."""
         return Deadline(min(self.at, time.monotonic() + seconds))
 
 
-class NowAndThen:
-    """Limits how often something is done, such as a log line that a flood of events would repeat."""
+class RateLimit:
+    """Limits how often something is done, such as logging a line that repeats."""
 
     def __init__(self, every_s: float, times: int = 1) -> None:
         self._every_s = every_s
-        self._times = self._left = times
-        self._next = Deadline.after(0)
+        self._times = self._remaining = times
+        self._period_end = Deadline.after(0)
 
     def due(self) -> bool:
-        """Whether to do it now: True for the first ``times`` calls of each period of ``every_s`` seconds."""
-        if self._next.expired:
-            self._next, self._left = Deadline.after(self._every_s), self._times
-        self._left -= 1
-        return self._left >= 0
+        """Return True for the first ``times`` calls of each period of ``every_s`` seconds, then False."""
+        if self._period_end.expired:
+            self._period_end, self._remaining = Deadline.after(self._every_s), self._times
+        self._remaining -= 1
+        return self._remaining >= 0
 
 
 def epoch_ms() -> int:
@@ -64,7 +64,7 @@ def epoch_ms() -> int:
 
 
 def utc_text(epoch_ms: int, timespec: str = "milliseconds") -> str:
-    """Return ``2026-01-31T12:00:00.000Z``; or ``@`` and the number if it is no valid date, as messages may have any number."""
+    """Return ``2026-01-31T12:00:00.000Z``; or ``@`` and the number if it is not a valid date: messages may have any number."""
     try:
         moment = datetime.fromtimestamp(epoch_ms / 1000, UTC)
     except (ValueError, OverflowError, OSError):

@@ -1,31 +1,31 @@
-"""The log level of a problem that lasts: a warning when it begins, and now and then."""
+"""The log level of a problem that lasts: a warning when it begins, and every five minutes."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Hashable
 
-from rocketmq_spark.base.clock import NowAndThen
+from rocketmq_spark.base.clock import RateLimit
 
 REPEAT_S = 300.0
 
 
-class Complaints:
-    """The present problems of things such as topics and queues. The first failed attempt of a kind is a warning, and then one
-    attempt in five minutes while the problem lasts.
+class LogThrottle:
+    """The current problems of subjects such as topics and queues. The first failure of a kind is a warning, and then one failure
+    in five minutes while the problem lasts.
     """
 
     def __init__(self) -> None:
-        self._known: dict[Hashable, dict[Hashable, NowAndThen]] = {}  # the kinds of problems of each thing
+        self._limits: dict[Hashable, dict[Hashable, RateLimit]] = {}  # for each subject and kind of problem
 
-    def level(self, thing: Hashable, why: object) -> int:
+    def level(self, subject: Hashable, error: object) -> int:
         """Return WARNING for a new kind of problem, and every ``REPEAT_S`` seconds while this kind lasts; else INFO."""
-        kind = type(why), getattr(why, "broker_code", None)
-        kinds = self._known.setdefault(thing, {})
+        kind = type(error), getattr(error, "broker_code", None)
+        kinds = self._limits.setdefault(subject, {})
         if kind not in kinds:
-            kinds[kind] = NowAndThen(REPEAT_S)
+            kinds[kind] = RateLimit(REPEAT_S)
         return logging.WARNING if kinds[kind].due() else logging.INFO
 
-    def over(self, thing: Hashable) -> bool:
-        """Note that the thing has no problem. Returns whether it had one."""
-        return self._known.pop(thing, None) is not None
+    def resolved(self, subject: Hashable) -> bool:
+        """Record that the subject has no problem. Returns whether it had one."""
+        return self._limits.pop(subject, None) is not None

@@ -1,6 +1,6 @@
-"""Decides about copies of the same thing with a slow user function, which is called once for all copies that arrive meanwhile.
+"""Coalesces checks of half messages: while the user's function decides about a message, further checks of it only wait.
 
-It decides about half messages: a broker repeats its question, and a send that was retried may have stored several copies.
+A broker repeats its check, and a send that was retried may have stored several copies of a half message.
 """
 
 from __future__ import annotations
@@ -13,196 +13,214 @@ from collections.abc import Callable, Hashable
 from typing import Any, Generic, TypeVar
 
 from rocketmq_spark.base import process
-from rocketmq_spark.base.budget import WAITING_BYTES, Budget
-from rocketmq_spark.base.clock import Deadline, NowAndThen
-from rocketmq_spark.base.threads import Aside, Failure, attempt
+from rocketmq_spark.base.budget import MAX_WAITING_BYTES, Budget
+from rocketmq_spark.base.clock import Deadline, RateLimit
+from rocketmq_spark.base.threads import Failure, KeyedExecutor, capture
 
 logger = logging.getLogger(__name__)
 
 P = TypeVar("P")
 D = TypeVar("D")
 
-# Questions of one broker that may wait for the user's function, or whose answers wait for the broker. The broker repeats others.
-MOST_WAITING = 1000
-# Pause between log lines about ignored questions.
-SAID_S = 10.0
-# A broker records decisions some seconds later (``transactionOpBatchInterval``), and may ask about a new copy until then. If it
-# asks long after a commit, it has lost the commit.
-CROSSING_S = 60.0
-MOST_ANSWERED = 100_000
+# Checks of one broker that may wait for the user's function, or whose answers wait for the broker. The broker repeats the others.
+MAX_WAITING = 1000
+# Pause between log lines about ignored checks.
+LOG_PAUSE_S = 10.0
+# A broker records decisions some seconds later (``transactionOpBatchInterval``), and may check a new copy until then. A check
+# long after a commit means that the broker has lost the commit.
+RACE_WINDOW_S = 60.0
+MAX_COMMITTED = 100_000
 
 
-def _nothing() -> None:
+def _no_op() -> None:
     pass
 
 
-class _Shared:
-    """State that all ``CopyQuestions`` with the same ``shared_as`` share in a process."""
+class _SharedState:
+    """State of all ``CheckCoalescer`` objects of a process that have the same ``shared_as``. Keys are those of half messages."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()  # reentrant, because garbage collection may close a producer
-        self.newest: dict[str, Any] = {}  # the places of those that wait for a function
-        self.answering: dict[str, CopyQuestions[Any, Any]] = {}  # by place: the object whose broker asked
-        self.whose: dict[
-            str, tuple[CopyQuestions[Any, Any], Hashable]
-        ] = {}  # the object whose function is called, and the one that was asked first
-        self.done: OrderedDict[str, Deadline] = OrderedDict()
+        self.newest_places: dict[str, Any] = {}  # the place of the newest copy, of messages that are being decided
+        self.requested: dict[str, CheckCoalescer[Any, Any]] = {}  # the object that got the newest check
+        self.deciders: dict[
+            str, tuple[CheckCoalescer[Any, Any], Hashable]
+        ] = {}  # the object whose function decides, and the broker that sent the first check
+        self.committed_until: OrderedDict[str, Deadline] = OrderedDict()
 
 
-class CopyQuestions(Generic[P, D]):
-    """Calls a user's function on a separate thread, so that answers that do not need it are sent at once.
+class CheckCoalescer(Generic[P, D]):
+    """Calls the user's function on a separate thread, so that decisions that do not need the function are sent at once.
 
-    ``answer`` sends a decision about the copy at a place, and returns whether it has certainly arrived. It may block: each
-    ``who`` has its own thread, so that a broker that hangs does not delay others. ``taken`` is the decision that may be made
-    only once: after it, other copies get ``dropped``. ``unknown`` is the answer if the function fails.
-
-    Objects with the same ``shared_as`` share their state: only one of them calls its function for a thing at a time.
+    Args:
+        send: Sends a decision about the copy at a place, and returns whether the decision has certainly arrived. It may block:
+            each broker has its own thread, so that a broker that hangs does not delay others.
+        broker_of: Returns the broker of a place.
+        commit: The decision that is made for one copy only. The other copies then get ``rollback``.
+        rollback: The decision that drops a copy.
+        unknown: The decision if the user's function raises.
+        shared_as: Objects with the same value share their state: one of them at a time calls its function for a message.
     """
 
     def __init__(
-        self, answer: Callable[[P, D], bool], who: Callable[[P], Hashable], taken: D, dropped: D, unknown: D,
+        self, send: Callable[[P, D], bool], broker_of: Callable[[P], Hashable], commit: D, rollback: D, unknown: D,
         shared_as: Hashable = None,
     ) -> None:  # fmt: skip
-        self._answer, self._who = answer, who
-        self._taken, self._dropped, self._unknown = taken, dropped, unknown
-        self._aside = Aside()
-        self._answers = Aside(2 * MOST_WAITING)  # half of it for answers without the function
-        self._left: Deadline | None = None  # decisions of its function after this time are ignored
-        shared = _Shared() if shared_as is None else process.once("copies", shared_as, _Shared)
-        self._lock, self._newest, self._done = shared.lock, shared.newest, shared.done
-        self._answering, self._whose = shared.answering, shared.whose
-        self._behind: set[str] = set()  # things that wait for a call of the function
-        self._waiting: Counter[Hashable] = Counter()
-        self._say_so = NowAndThen(SAID_S)
-        self._held = Budget(WAITING_BYTES)
+        self._send, self._broker_of = send, broker_of
+        self._commit, self._rollback, self._unknown = commit, rollback, unknown
+        self._executor = KeyedExecutor()
+        self._senders = KeyedExecutor(2 * MAX_WAITING)  # half of it for decisions without the function
+        self._stopped_until: Deadline | None = (
+            None  # set by ``leave``; decisions of the function after this time are ignored
+        )
+        shared = _SharedState() if shared_as is None else process.get_or_create("copies", shared_as, _SharedState)
+        self._lock, self._newest_places, self._committed_until = (
+            shared.lock,
+            shared.newest_places,
+            shared.committed_until,
+        )
+        self._requested, self._deciders = shared.requested, shared.deciders
+        self._queued: set[str] = set()  # messages that wait for a call of the function
+        self._waiting_by_broker: Counter[Hashable] = Counter()
+        self._log_limit = RateLimit(LOG_PAUSE_S)
+        self._memory = Budget(MAX_WAITING_BYTES)
 
     def leave(self) -> None:
-        """Stop deciding. Brokers may ask the other objects about what waits here."""
+        """Stop deciding. Brokers may send the checks that wait here to other objects."""
         with self._lock:
-            self._left = Deadline.after(CROSSING_S)
-            for what in list(self._behind):
-                self._drop(what)
+            self._stopped_until = Deadline.after(RACE_WINDOW_S)
+            for key in list(self._queued):
+                self._forget(key)
 
-    def ask(self, what: str, place: P, decide: Callable[[], D], held_bytes: int = 0) -> D | None:
-        """Have the function called, unless a call for ``what`` waits or runs, whose result then also applies to this copy.
+    def request_decision(self, key: str, place: P, decide: Callable[[], D], held_bytes: int = 0) -> D | None:
+        """Queue a call of ``decide``. If a call for ``key`` waits or runs, its result applies to this copy, too.
 
-        While ``decide`` waits, it keeps ``held_bytes`` in memory.
+        Returns a decision that needs no call, for the caller to send; otherwise None. ``held_bytes`` is the memory that
+        ``decide`` needs while it waits.
         """
-        who = self._who(place)
+        broker = self._broker_of(place)
         release: Callable[[], None] | None = None
         with self._lock:
-            lately = self._done.get(what)
-            if lately is not None and not lately.expired:
-                return self._dropped
-            if self._left is not None:
+            committed_until = self._committed_until.get(key)
+            if committed_until is not None and not committed_until.expired:
+                return self._rollback
+            if self._stopped_until is not None:
                 return None
-            mine, _ = self._whose.get(what, (self, who))
-            hangs = mine._left is not None and mine._left.expired
-            if mine is not self and (hangs or what in mine._behind):  # the function here is called as soon, or sooner
-                self._drop(what)
-            waits = what in self._newest
-            if not waits and self._waiting[who] < MOST_WAITING:
-                release = self._held.claim(who, held_bytes)
-            room = waits or release is not None
-            if room:
-                self._newest[what], self._answering[what] = place, self
-            if room and not waits:
-                self._whose[what] = self, who
-                self._waiting[who] += 1
-                self._behind.add(what)
-        if not room:
-            self._log_ignored(what, "too many others, or too many bytes, wait for the function")
+            decider, _ = self._deciders.get(key, (self, broker))
+            is_hanging = decider._stopped_until is not None and decider._stopped_until.expired
+            if decider is not self and (is_hanging or key in decider._queued):
+                # The function of this object is called at the same time or earlier.
+                self._forget(key)
+            is_pending = key in self._newest_places
+            if not is_pending and self._waiting_by_broker[broker] < MAX_WAITING:
+                release = self._memory.claim(broker, held_bytes)
+            is_accepted = is_pending or release is not None
+            if is_accepted:
+                self._newest_places[key], self._requested[key] = place, self
+            if is_accepted and not is_pending:
+                self._deciders[key] = self, broker
+                self._waiting_by_broker[broker] += 1
+                self._queued.add(key)
+        if not is_accepted:
+            self._log_ignored(key, "too many others, or too many bytes, wait for the function")
         elif release is not None:
-            self._soon(self._aside, None, what, functools.partial(self._decide, what, decide, release), release)
+            self._submit(self._executor, None, key, functools.partial(self._decide, key, decide, release), release)
         return None
 
-    def say(self, what: str, place: P, decision: D) -> None:
-        """Send a decision that does not need the function."""
+    def send_decision(self, key: str, place: P, decision: D) -> None:
+        """Send a decision that does not need the user's function."""
 
         def answer() -> None:
-            self._answered(what, place, decision)
+            self._send_to(key, place, decision)
 
         try:
-            self._answers.run((self._who(place),), answer)
+            self._senders.run((self._broker_of(place),), answer)
         except RuntimeError as e:
-            self._log_ignored(what, e)
+            self._log_ignored(key, e)
 
-    def _soon(
-        self, aside: Aside, key: Hashable, what: str, work: Callable[[], None], release: Callable[[], None] = _nothing
+    def _submit(
+        self,
+        executor: KeyedExecutor,
+        executor_key: Hashable,
+        key: str,
+        work: Callable[[], None],
+        release: Callable[[], None] = _no_op,
     ) -> None:
         try:
-            aside.run(key, work)
+            executor.run(executor_key, work)
         except RuntimeError as e:
             release()
             with self._lock:
-                if self._mine(what):
-                    self._drop(what)
-            self._log_ignored(what, e)
+                if self._is_own(key):
+                    self._forget(key)
+            self._log_ignored(key, e)
 
-    def _log_ignored(self, what: str, why: object) -> None:
-        if self._say_so.due():
+    def _log_ignored(self, key: str, reason: object) -> None:
+        if self._log_limit.due():
             logger.warning(
-                "some requests are left to their next repetition, among them the one about %s: %s", what, why
+                "some requests are left to their next repetition, among them the one about %s: %s", key, reason
             )
 
-    def _decide(self, what: str, decide: Callable[[], D], release: Callable[[], None]) -> None:
+    def _decide(self, key: str, decide: Callable[[], D], release: Callable[[], None]) -> None:
         with self._lock:
-            is_open = what in self._behind  # otherwise the producer has closed
-            self._behind.discard(what)
+            is_open = key in self._queued  # otherwise the producer has closed
+            self._queued.discard(key)
         if not is_open:
             release()
             return
-        made = attempt(decide)
+        outcome = capture(decide)
         release()
-        if isinstance(made, Failure):  # its state must be removed
-            made.log(logger, "%s could not be decided", what)
-        decision = self._unknown if isinstance(made, Failure) else made
+        if isinstance(outcome, Failure):  # continue, because the state of the message must be removed
+            outcome.log(logger, "%s could not be decided", key)
+        decision = self._unknown if isinstance(outcome, Failure) else outcome
         with self._lock:
-            if not self._mine(what):
+            if not self._is_own(key):
                 return
-            who = self._who(self._newest[what])
-        self._soon(self._answers, (who,), what, functools.partial(self._tell, what, decision))
+            broker = self._broker_of(self._newest_places[key])
+        self._submit(self._senders, (broker,), key, functools.partial(self._send_to_copies, key, decision))
 
-    def _tell(self, what: str, decision: D) -> None:
+    def _send_to_copies(self, key: str, decision: D) -> None:
         last: P | None = None
-        taken = False
-        while (copy := self._next(what, last, taken)) is not None:  # a further copy may arrive while one is decided
-            asked, last = copy
-            taken = asked._answered(what, last, decision) and decision is self._taken
-            decision = self._dropped if taken else decision
+        is_committed = False
+        while (
+            copy := self._next_copy(key, last, is_committed)
+        ) is not None:  # a further copy may arrive while one is decided
+            sender, last = copy
+            is_committed = sender._send_to(key, last, decision) and decision is self._commit
+            decision = self._rollback if is_committed else decision
 
-    def _answered(self, what: str, place: P, decision: D) -> bool:
-        made = attempt(self._answer, place, decision)
-        if isinstance(made, Failure):
-            made.log(logger, "the decision on %s could not be sent", what)
+    def _send_to(self, key: str, place: P, decision: D) -> bool:
+        outcome = capture(self._send, place, decision)
+        if isinstance(outcome, Failure):
+            outcome.log(logger, "the decision on %s could not be sent", key)
             return False
-        return made
+        return outcome
 
-    def _next(self, what: str, last: P | None, taken: bool) -> tuple[CopyQuestions[P, D], P] | None:
-        """The newest copy and the object that its broker asked. None if it is the ``last`` one, and then nothing waits."""
+    def _next_copy(self, key: str, last: P | None, is_committed: bool) -> tuple[CheckCoalescer[P, D], P] | None:
+        """Return the newest copy, and the object that got its check. If it is the ``last`` copy, forget the message."""
         with self._lock:
-            if taken:
-                self._done[what] = Deadline.after(CROSSING_S)
-                while len(self._done) > MOST_ANSWERED or next(iter(self._done.values())).expired:
-                    self._done.popitem(last=False)
-            if not self._mine(what):
+            if is_committed:
+                self._committed_until[key] = Deadline.after(RACE_WINDOW_S)
+                while len(self._committed_until) > MAX_COMMITTED or next(iter(self._committed_until.values())).expired:
+                    self._committed_until.popitem(last=False)
+            if not self._is_own(key):
                 return None
-            newest: P = self._newest[what]
+            newest: P = self._newest_places[key]
             if newest is not last:
-                return self._answering[what], newest
-            self._drop(what)
+                return self._requested[key], newest
+            self._forget(key)
             return None
 
-    def _mine(self, what: str) -> bool:
-        """Call with the lock. Whether ``what`` still belongs to this object: after it left, another may have taken it over."""
-        whose = self._whose.get(what)
-        return whose is not None and whose[0] is self
+    def _is_own(self, key: str) -> bool:
+        """Whether this object still decides about the message: after ``leave``, another may do so. Call with the lock."""
+        decider = self._deciders.get(key)
+        return decider is not None and decider[0] is self
 
-    def _drop(self, what: str) -> None:
-        """Forget ``what``. Call with the lock."""
-        del self._newest[what], self._answering[what]
-        mine, who = self._whose.pop(what)
-        mine._behind.discard(what)
-        mine._waiting[who] -= 1
-        if not mine._waiting[who]:
-            del mine._waiting[who]
+    def _forget(self, key: str) -> None:
+        """Remove the state of the message. Call with the lock."""
+        del self._newest_places[key], self._requested[key]
+        decider, broker = self._deciders.pop(key)
+        decider._queued.discard(key)
+        decider._waiting_by_broker[broker] -= 1
+        if not decider._waiting_by_broker[broker]:
+            del decider._waiting_by_broker[broker]

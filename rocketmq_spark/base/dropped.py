@@ -17,21 +17,22 @@ import warnings
 from queue import SimpleQueue
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.process import Closing, Owner
-from rocketmq_spark.base.threads import Failure, Latch, attempt, start_thread
+from rocketmq_spark.base.process import Closeable, OwnerProcess
+from rocketmq_spark.base.threads import Failure, Latch, capture, start_thread
 
 logger = logging.getLogger(__name__)
 
 _NAME = "rocketmq-dropped"
 
 
-class ClosedWhenDropped(Closing):
+class ClosedWhenDropped(Closeable):
     """An object that a thread of the process closes if the program drops the last reference before ``close``.
 
-    Threads and registries must not refer to an idle object of this class. The constructor of a subclass ends with ``_watch``.
+    Threads and registries must not refer to an idle object of this class. The constructor of a subclass ends with a call of
+    ``_close_when_dropped``.
     """
 
-    _owner: Owner
+    _owner: OwnerProcess
     # The object's name in the warning; None until the constructor has finished: an incomplete object is not closed.
     _dropped_as: str | None = None
 
@@ -39,23 +40,23 @@ class ClosedWhenDropped(Closing):
     def _is_open(self) -> bool:
         raise NotImplementedError
 
-    def _watch(self, name: str) -> None:
+    def _close_when_dropped(self, name: str) -> None:
         """Close this object when it is dropped. The warning calls it ``name``."""
         _dropped.start()
         self._dropped_as = name
 
     def _close_dropped(self) -> None:
-        attempt(self._warn)  # a filter of warnings may turn the warning into an error
-        closed = attempt(self.close)
+        capture(self._warn_not_closed)  # a filter of warnings may turn the warning into an error
+        closed = capture(self.close)
         if isinstance(closed, Failure):
             closed.log(logger, "%s, which was dropped, could not be closed: %s", self._dropped_as, closed)
 
-    def _warn(self) -> None:
+    def _warn_not_closed(self) -> None:
         text = f"{self._dropped_as} was dropped without close(), and is closed now; call close(), or use a with block"
         warnings.warn(text, ResourceWarning, stacklevel=1, source=self)
 
     def __del__(self) -> None:
-        if self._dropped_as is not None and self._owner.here and self._is_open:
+        if self._dropped_as is not None and self._owner.is_current and self._is_open:
             _dropped.put(self)
 
 
@@ -79,7 +80,7 @@ class _DroppedObjects:
     def put(self, dropped: ClosedWhenDropped) -> None:
         self._queue.put(dropped)
 
-    def settle(self, deadline: Deadline) -> None:
+    def wait_closed(self, deadline: Deadline) -> None:
         """Wait until the objects that are in the queue now are closed, or until ``deadline``."""
         thread = self._thread
         if thread is None or thread is threading.current_thread():
@@ -92,18 +93,18 @@ class _DroppedObjects:
 _dropped = _DroppedObjects()
 
 
-def _forget_in_child() -> None:
+def _reset_in_child() -> None:
     global _dropped
     _dropped = _DroppedObjects()
 
 
-os.register_at_fork(after_in_child=_forget_in_child)
+os.register_at_fork(after_in_child=_reset_in_child)
 
 
-def settle(deadline: Deadline) -> None:
+def wait_for_dropped(deadline: Deadline) -> None:
     """Collect garbage, and wait until the objects that were dropped so far are closed, or until ``deadline``."""
     gc.collect()
-    _dropped.settle(deadline)
+    _dropped.wait_closed(deadline)
 
 
 def _close_all(queue: SimpleQueue[ClosedWhenDropped | Latch]) -> None:

@@ -16,7 +16,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rocketmq_spark.base import extras
-from rocketmq_spark.base.complaints import Complaints
+from rocketmq_spark.base.complaints import LogThrottle
 from rocketmq_spark.base.hosts import is_loopback
 
 if TYPE_CHECKING:
@@ -27,9 +27,9 @@ logger = logging.getLogger(__name__)
 PATH = "/metrics"
 DEFAULT_HOST = "127.0.0.1"
 # How long a client may be silent or take for its request, and how many clients are served at once.
-_IDLE_S, _AT_ONCE = 10.0, 16
-_LOOK_S = 0.05  # how often the server checks whether to stop
-_TOTAL = "_total"
+_IDLE_S, _MAX_CLIENTS = 10.0, 16
+_STOP_CHECK_S = 0.05  # how often the server checks whether to stop
+_COUNTER_SUFFIX = "_total"
 
 Samples = Sequence[tuple[Mapping[str, str], float]]
 
@@ -43,9 +43,9 @@ class Family(NamedTuple):
     samples: Samples
 
 
-def missing() -> str | None:
+def install_command() -> str | None:
     """Return the command that installs prometheus-client; None if it is installed."""
-    return None if extras.installed("prometheus_client") else extras.command(extras.METRICS)
+    return None if extras.installed("prometheus_client") else extras.install_command(extras.METRICS)
 
 
 def metrics(families: Sequence[Family]) -> Iterator[Metric]:
@@ -54,9 +54,9 @@ def metrics(families: Sequence[Family]) -> Iterator[Metric]:
 
     for family in families:
         # prometheus-client appends ``_total`` to the names of counters.
-        made = Metric(family.name.removesuffix(_TOTAL), family.help, family.kind)
+        made = Metric(family.name.removesuffix(_COUNTER_SUFFIX), family.help, family.kind)
         for labels, value in family.samples:
-            made.add_sample(family.name, {name: _unicode(text) for name, text in labels.items()}, value)
+            made.add_sample(family.name, {name: _encodable(text) for name, text in labels.items()}, value)
         yield made
 
 
@@ -75,7 +75,7 @@ class _Collector:
         return metrics(self._families)
 
 
-def _unicode(value: str) -> str:
+def _encodable(value: str) -> str:
     """Replace single surrogates, which names from Java may contain and which cannot be encoded."""
     return value.encode(errors="replace").decode()
 
@@ -101,7 +101,7 @@ class _Server(ThreadingHTTPServer):
     def process_request(self, request: Any, client_address: Any) -> None:
         with self._lock:
             silent = next((each for each, arrived in self._open.items() if not arrived), None)
-            full = len(self._open) >= _AT_ONCE
+            full = len(self._open) >= _MAX_CLIENTS
             if full and silent is not None:
                 del self._open[silent]
                 _stop_reading(silent)  # its thread ends
@@ -147,7 +147,7 @@ def _stop_reading(connection: socket.socket) -> None:
         connection.shutdown(socket.SHUT_RD)
 
 
-def _is_meant(served: str, host: str | None) -> bool:
+def _is_allowed_host(served: str, host: str | None) -> bool:
     """Whether the Host header is acceptable: any name for a machine's address, only loopback names for a loopback address."""
     if not is_loopback(served) or host is None:
         return True
@@ -156,12 +156,12 @@ def _is_meant(served: str, host: str | None) -> bool:
 
 
 _Failures = type[Exception] | tuple[()]
-_Shown = Callable[[Exception], str]
+_Format = Callable[[Exception], str]
 
 
 @contextlib.contextmanager
-def serving(
-    address: tuple[str, int], figures: Callable[[], str], failures: _Failures = (), shown: _Shown = str
+def serve(
+    address: tuple[str, int], figures: Callable[[], str], failures: _Failures = (), shown: _Format = str
 ) -> Iterator[str]:
     """Serve the result of ``figures`` inside the block, and yield the URL. Port 0 takes any free port. One request
     at a time calls ``figures``. If it raises one of ``failures``, the response is a 503 with its text in one line, formatted by
@@ -171,7 +171,7 @@ def serving(
     Raises ``OSError`` if the server cannot listen on the address.
     """
     asking = threading.Lock()
-    complaints = Complaints()
+    complaints = LogThrottle()
 
     def report(error: Exception) -> None:
         with asking:
@@ -184,7 +184,7 @@ def serving(
 
         def do_GET(self) -> None:
             server.arrived(self.connection)
-            if not _is_meant(address[0], self.headers.get("Host")):
+            if not _is_allowed_host(address[0], self.headers.get("Host")):
                 self._answer(403, "This name is not served\n")
                 return
             if self.path.partition("?")[0] != PATH:
@@ -213,7 +213,7 @@ def serving(
             """Scrapes are not logged."""
 
     server = _Server(address, Handler)
-    thread = threading.Thread(target=server.serve_forever, args=(_LOOK_S,), name="metrics", daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(_STOP_CHECK_S,), name="metrics", daemon=True)
     thread.start()
     try:
         yield f"http://{address[0]}:{server.server_address[1]}{PATH}"

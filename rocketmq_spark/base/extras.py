@@ -45,16 +45,17 @@ def extra_of(module: str) -> str | None:
     """Return the extra that installs ``module``, of the extras that commands need besides ``cli``; None if none does."""
     package = module.partition(".")[0]
     return next(
-        (extra for extra in (ARROW, SPARK) if any(bounds(each)[0] == package for each in REQUIREMENTS[extra])), None
+        (extra for extra in (ARROW, SPARK) if any(version_bounds(each)[0] == package for each in REQUIREMENTS[extra])),
+        None,
     )
 
 
-def bounds(requirement: str) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
+def version_bounds(requirement: str) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
     """Return name, lowest version and first version that is too new (empty if there is none) of a requirement in the table."""
     name, low, high = re.fullmatch(r"([\w-]+)>=([\d.]+)(?:,<([\d.]+))?", requirement).groups()  # type: ignore[union-attr]
     return name, tuple(map(int, low.split("."))), tuple(map(int, high.split("."))) if high else ()
 
 
-def command(extra: str) -> str:
+def install_command(extra: str) -> str:
     """Return the shell command that installs the packages of ``extra``."""
     return "pip install " + " ".join(f"'{requirement}'" for requirement in REQUIREMENTS[extra])

@@ -1,4 +1,4 @@
-"""Ownership of folders: creates folders for this user alone, and finds what another user owns, may write or may replace.
+"""Ownership of folders: creates private folders, and finds files that another user owns, may write or may replace.
 
 Root does not count as another user, because root can replace any file anyway. Of a link, the owner of the link and the owner of
 its target count, because the owner of a link chooses its target. A user who may write to a folder can replace what is in the
@@ -33,23 +33,23 @@ logger = logging.getLogger(__name__)
 
 ROOT = 0
 PRIVATE, READABLE = 0o700, 0o755
-_READ_OR_WRITE, _WRITE = 0o077, 0o022
-_OF_ALL, _OF_GROUP = 0o007, 0o070
+_ACCESS_BITS, _WRITE_BITS = 0o077, 0o022
+_OTHERS_BITS, _GROUP_BITS = 0o007, 0o070
 _NO_GROUP = 65534  # of nobody
-_MOST_LINKS = 40  # as Linux
+_MAX_LINKS = 40  # as Linux
 
 
-class Foreign(NamedTuple):
+class ForeignFile(NamedTuple):
     """A file or folder of another user."""
 
     path: Path
     uid: int
 
     def __str__(self) -> str:
-        return f"{self.path} belongs to {user(self.uid)}, and this process runs as {user(os.geteuid())}"
+        return f"{self.path} belongs to {user_text(self.uid)}, and this process runs as {user_text(os.geteuid())}"
 
 
-def user(uid: int) -> str:
+def user_text(uid: int) -> str:
     """The number of a user, and the name if there is one."""
     try:
         return f"uid {uid} ({pwd.getpwuid(uid).pw_name})"
@@ -58,18 +58,18 @@ def user(uid: int) -> str:
 
 
 def home() -> Path:
-    """Return the user's home. If another user owns HOME, as with ``sudo`` and in containers of CI, the home of the account."""
+    """Return HOME; or the home of the account if another user owns HOME, as with ``sudo`` and in containers of CI."""
     try:
         named = Path.home()
     except RuntimeError:  # neither HOME nor a name; such a user has "/" in containers
         return Path("/")
-    if foreign(named) is not None:
+    if foreign_owner(named) is not None:
         with contextlib.suppress(KeyError):  # a user without a name
             return Path(pwd.getpwuid(os.geteuid()).pw_dir)
     return named
 
 
-def make(path: Path, mode: int = PRIVATE) -> list[Path]:
+def make_folders(path: Path, mode: int = PRIVATE) -> list[Path]:
     """Create a folder and its missing parents with this mode, and return them, the deepest first."""
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     for folder in reversed(missing):
@@ -78,7 +78,7 @@ def make(path: Path, mode: int = PRIVATE) -> list[Path]:
     return missing
 
 
-def is_readable(path: Path) -> bool:
+def is_readable_or_missing(path: Path) -> bool:
     """Whether this user may list a folder and open what is in it."""
     try:
         with os.scandir(path):
@@ -90,31 +90,34 @@ def is_readable(path: Path) -> bool:
     return True
 
 
-def foreign(path: Path, root_may: bool = True) -> Foreign | None:
+def foreign_owner(path: Path, root_may: bool = True) -> ForeignFile | None:
     """Return the file or folder if another user than this one and root owns it, or the target of the link; else None.
 
     None also if nothing exists there. Without ``root_may``, root counts as another user.
     """
     owners = {os.geteuid(), ROOT} if root_may else {os.geteuid()}
     for read in (path.lstat, path.stat):
-        if (status := _status(read)) is not None and (owner := owner_uid(status)) not in owners:
-            return Foreign(path, owner)
+        if (status := _status_or_none(read)) is not None and (owner := owner_uid(status)) not in owners:
+            return ForeignFile(path, owner)
     return None
 
 
-def foreign_in(path: Path, skipped: tuple[str, ...] = (), root_may: bool = True) -> Foreign | None:
-    """As ``foreign``, also for everything in the folder. Links in it are not followed.
+def foreign_in(path: Path, skipped_prefixes: tuple[str, ...] = (), root_may: bool = True) -> ForeignFile | None:
+    """As ``foreign_owner``, also for all files and folders below the folder. Links are not followed.
 
     Args:
         path: A folder, which may be missing.
-        skipped: Prefixes of the names of subfolders that are left out.
+        skipped_prefixes: Prefixes of the names of subfolders that are left out.
         root_may: Whether root may own ``path`` itself.
     """
-    if (found := foreign(path, root_may)) is not None:
-        return found
-    for entry in _entries(path, skipped):
-        if (status := _status(entry.lstat)) is not None and (owner := owner_uid(status)) not in (os.geteuid(), ROOT):
-            return Foreign(entry, owner)
+    if (other := foreign_owner(path, root_may)) is not None:
+        return other
+    for entry in _entries(path, skipped_prefixes):
+        if (status := _status_or_none(entry.lstat)) is not None and (owner := owner_uid(status)) not in (
+            os.geteuid(),
+            ROOT,
+        ):
+            return ForeignFile(entry, owner)
     return None
 
 
@@ -179,7 +182,7 @@ def owner_uid(status: os.stat_result) -> int:
     return status.st_uid
 
 
-def _status(read: Callable[[], os.stat_result]) -> os.stat_result | None:
+def _status_or_none(read: Callable[[], os.stat_result]) -> os.stat_result | None:
     # Another process may remove the file meanwhile. A file whose status cannot be read is not used either.
     with contextlib.suppress(OSError):
         return read()
@@ -209,30 +212,31 @@ def open_regular(path: Path | str, flags: int = os.O_RDONLY, at: int | None = No
 
 
 def open_private(path: Path, flags: int) -> int:
-    """As ``open_regular``, for files that only this user may use, such as locks: others may not open an existing file any more.
+    """As ``open_regular``, for files that only this user may use, such as locks. Takes all rights to the file from other users.
+
     Raises ``PermissionError`` for a file of another user.
     """
     opened = open_lock(path, flags)
     if (owner := owner_uid(os.fstat(opened))) != os.geteuid():
         os.close(opened)
-        raise PermissionError(errno.EPERM, f"it belongs to {user(owner)}", str(path))
+        raise PermissionError(errno.EPERM, f"it belongs to {user_text(owner)}", str(path))
     return opened
 
 
 def open_lock(path: Path, flags: int = os.O_RDWR) -> int:
-    """As ``open_regular``, for a file that processes lock: if it belongs to this user, others may not open it any more, because
-    whoever may read it can lock it, too, and so exclude its owner.
+    """As ``open_regular``, for a file that processes lock. If it belongs to this user, takes all rights from other users: a user
+    who may read the file can also lock it, and so exclude its owner.
     """
     opened = open_regular(path, flags)
     status = os.fstat(opened)
-    if status.st_uid == os.geteuid() and status.st_mode & _READ_OR_WRITE:
+    if status.st_uid == os.geteuid() and status.st_mode & _ACCESS_BITS:
         with contextlib.suppress(OSError):  # a file system without modes
             os.fchmod(opened, 0o600)
     return opened
 
 
 @contextlib.contextmanager
-def inside(top: Path | int, below: Iterable[str] = (), mode: int | None = None) -> Iterator[int]:
+def open_subfolder(top: Path | int, below: Iterable[str] = (), mode: int | None = None) -> Iterator[int]:
     """Open a subfolder of ``top`` part by part, and yield its descriptor until the end of the block.
 
     Raises ``OSError`` if a part below ``top`` is a link: what is done through the descriptor stays in ``top``, even if another
@@ -243,7 +247,7 @@ def inside(top: Path | int, below: Iterable[str] = (), mode: int | None = None) 
         below: The names of the subfolders.
         mode: Missing subfolders are created with this mode; if it is None, they are an error.
     """
-    here = os.open(top, _FOLDER) if isinstance(top, Path) else os.dup(top)
+    here = os.open(top, _FOLDER_FLAGS) if isinstance(top, Path) else os.dup(top)
     try:
         for part in below:
             if mode is not None:
@@ -257,7 +261,7 @@ def inside(top: Path | int, below: Iterable[str] = (), mode: int | None = None) 
         os.close(here)
 
 
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 def open_folder(name: str, at: int) -> int:
@@ -265,14 +269,14 @@ def open_folder(name: str, at: int) -> int:
     if name in ("", ".", "..") or "/" in name:
         raise OSError(errno.EINVAL, "it is no name of a folder", name)
     try:
-        return os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=at)
+        return os.open(name, _FOLDER_FLAGS | os.O_NOFOLLOW, dir_fd=at)
     except OSError as e:
         if e.errno in (errno.ELOOP, errno.ENOTDIR) and stat.S_ISLNK(os.lstat(name, dir_fd=at).st_mode):
             raise OSError(errno.ELOOP, "it is a link", name) from e
         raise
 
 
-def new_folder_for(owner: os.stat_result, name: str, at: int) -> int:
+def make_folder_for(owner: os.stat_result, name: str, at: int) -> int:
     """Create a private folder of the user and group of ``owner`` in the folder ``at``, and return its descriptor. Only root can
     do this, and only in a folder of root, where no other user can exchange the new folder before its owner changes.
 
@@ -280,7 +284,7 @@ def new_folder_for(owner: os.stat_result, name: str, at: int) -> int:
     """
     above = os.fstat(at)
     if os.geteuid() != ROOT or above.st_uid != ROOT or others_may_write(above):
-        raise PermissionError(errno.EACCES, f"{user(owner.st_uid)} may not create this folder", name)
+        raise PermissionError(errno.EACCES, f"{user_text(owner.st_uid)} may not create this folder", name)
     os.mkdir(name, PRIVATE, dir_fd=at)
     made = open_folder(name, at)
     os.fchown(made, owner.st_uid, owner.st_gid)
@@ -294,7 +298,7 @@ class Temporary(NamedTuple):
     uid: int
 
 
-def temporary_for(owner: int, prefix: str) -> Temporary:
+def make_temporary(owner: int, prefix: str) -> Temporary:
     """Create a private folder in the temporary folder. It belongs to the user ``owner`` if root calls this with ``CAP_CHOWN``,
     otherwise to this user. Call this only if ``temporary_exposure`` returns None.
 
@@ -302,12 +306,12 @@ def temporary_for(owner: int, prefix: str) -> Temporary:
     """
     above, name = Path(tempfile.gettempdir()).absolute(), f"{prefix}{secrets.token_hex(8)}"
     uid = os.geteuid()
-    with inside(above) as at:
+    with open_subfolder(above) as at:
         os.mkdir(name, PRIVATE, dir_fd=at)
         opened = open_folder(name, at)
         try:
             status = os.fstat(opened)
-            if status.st_uid != uid or stat.S_IMODE(status.st_mode) & _READ_OR_WRITE:
+            if status.st_uid != uid or stat.S_IMODE(status.st_mode) & _ACCESS_BITS:
                 raise PermissionError(errno.EPERM, "another folder has its name", str(above / name))
             if uid == ROOT != owner:
                 with contextlib.suppress(OSError):
@@ -352,20 +356,20 @@ def open_to_append(path: Path) -> int:
 
 
 def read_regular(path: Path) -> bytes:
-    """The content of a file, opened as ``open_regular`` does."""
+    """Return the content of a file, which is opened as by ``open_regular``."""
     with open(open_regular(path), "rb") as file:
         return file.read()
 
 
 def copy_regular(path: Path, target: Path) -> None:
-    """Copy the content of a file, opened as ``open_regular`` does, to a new one."""
+    """Copy the content of a file, which is opened as by ``open_regular``, to a new file."""
     new = os.O_WRONLY | os.O_CREAT | os.O_EXCL
     with open(open_regular(path), "rb") as file, open(open_regular(target, new), "wb") as copy:
         shutil.copyfileobj(file, copy)
 
 
-def write_new(path: Path, content: str | bytes, mode: int = 0o600) -> None:
-    """Replace a file by a new one, so that a link of this name is not followed, and no process reads an incomplete file."""
+def replace_file(path: Path, content: str | bytes, mode: int = 0o600) -> None:
+    """Replace a file by a new one. A link of this name is not followed, and no process reads an incomplete file."""
     with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
         try:
             os.fchmod(file.fileno(), mode)  # whatever the umask is
@@ -379,19 +383,19 @@ def write_new(path: Path, content: str | bytes, mode: int = 0o600) -> None:
 
 def others_may_write(status: os.stat_result) -> bool:
     """Whether the mode of a file or folder lets other users than its owner and this one write to it."""
-    return bool(_of_others(status, _WRITE))
+    return bool(_rights_of_others(status, _WRITE_BITS))
 
 
-def is_of_all(status: os.stat_result) -> bool:
+def is_shared_folder(status: os.stat_result) -> bool:
     """Whether a folder is for all users, as ``/tmp``: sticky, and others may write to it. It must keep its mode."""
     return others_may_write(status) and bool(status.st_mode & stat.S_ISVTX)
 
 
-def _of_others(status: os.stat_result, rights: int) -> int:
+def _rights_of_others(status: os.stat_result, rights: int) -> int:
     """Return the part of ``rights`` that other users than the owner and this one have."""
     may = status.st_mode & rights
     users = {status.st_uid, os.geteuid()}
-    return may & _OF_ALL if may & _OF_GROUP and any(_is_private(status.st_gid, uid) for uid in users) else may
+    return may & _OTHERS_BITS if may & _GROUP_BITS and any(_is_private(status.st_gid, uid) for uid in users) else may
 
 
 def creation_mask() -> int:
@@ -407,8 +411,8 @@ def creation_mask() -> int:
 
 def new_files_are_open() -> bool:
     """Whether the umask lets other users than this one and root write to new files, and connect to new sockets."""
-    may = _WRITE & ~creation_mask()
-    return bool(may & _OF_ALL or (may and not _is_private(os.getegid(), os.geteuid())))
+    may = _WRITE_BITS & ~creation_mask()
+    return bool(may & _OTHERS_BITS or (may and not _is_private(os.getegid(), os.geteuid())))
 
 
 def _is_private(gid: int, uid: int) -> bool:
@@ -437,25 +441,25 @@ def _is_private(gid: int, uid: int) -> bool:
 @functools.cache  # a directory service may have very many accounts
 def primary_users() -> dict[int, set[int]]:
     """The accounts that have a group as their primary group, by the group: they are not among its members (``gr_mem``)."""
-    found: dict[int, set[int]] = {}
+    users: dict[int, set[int]] = {}
     for account in pwd.getpwall():
-        found.setdefault(account.pw_gid, set()).add(account.pw_uid)
-    return found
+        users.setdefault(account.pw_gid, set()).add(account.pw_uid)
+    return users
 
 
-def only_own(path: Path) -> bool:
+def is_writable_by_owner_only(path: Path) -> bool:
     """Whether a file or folder exists, this user or root owns it, and its mode lets only the owner write to it.
 
-    Here a private group counts as other users, too.
+    A group may not write to it either, even if only its owner is in the group.
     """
     try:
-        return foreign(path) is None and not path.stat().st_mode & _WRITE
+        return foreign_owner(path) is None and not path.stat().st_mode & _WRITE_BITS
     except OSError:
         return False
 
 
 def set_mode(path: Path, mode: int) -> None:
-    """Change the mode of a file, opened as ``open_regular`` does."""
+    """Change the mode of a file, which is opened as by ``open_regular``."""
     opened = open_regular(path)
     try:
         os.fchmod(opened, mode)
@@ -463,57 +467,57 @@ def set_mode(path: Path, mode: int) -> None:
         os.close(opened)
 
 
-def close(path: Path) -> bool:
+def revoke_write(path: Path) -> bool:
     """Take the right to write from other users. Returns False if they keep it. Raises ``OSError`` if nothing is there."""
     try:
         opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except PermissionError:  # this user may not read it
         return not others_may_write(path.stat())
     try:
-        return _close(opened)
+        return _revoke_write(opened)
     finally:
         os.close(opened)
 
 
-def _close(opened: int) -> bool:
+def _revoke_write(opened: int) -> bool:
     status = os.fstat(opened)
-    if status.st_mode & _WRITE and status.st_uid == os.geteuid():
+    if status.st_mode & _WRITE_BITS and status.st_uid == os.geteuid():
         with contextlib.suppress(OSError):
-            os.fchmod(opened, stat.S_IMODE(status.st_mode) & ~_WRITE)
+            os.fchmod(opened, stat.S_IMODE(status.st_mode) & ~_WRITE_BITS)
     return not others_may_write(os.fstat(opened))
 
 
-def close_all(path: Path) -> None:
+def revoke_write_all(path: Path) -> None:
     """Take the right to write to a file, or to a folder and what is in it, from other users.
 
-    Folders are closed from the top down, so that afterwards nobody can add or exchange what is in them: look for what others own,
-    or may still write, after this call. Links below ``path`` are not followed.
+    Folders come first, from the top down, so that other users can no longer add or replace entries. After this call, check which
+    files other users own or may still write. Links below ``path`` are not followed.
     """
     if path.is_dir():
-        with inside(path) as folder:
-            _close_in(folder)
+        with open_subfolder(path) as folder:
+            _revoke_write_in(folder)
     elif path.exists():
-        close(path)
+        revoke_write(path)
 
 
-def _close_in(folder: int) -> None:
-    _close(folder)
+def _revoke_write_in(folder: int) -> None:
+    _revoke_write(folder)
     for name in os.listdir(folder):
         with contextlib.suppress(OSError):  # it has gone, or it cannot be opened, so it stays as it is
             mode = os.lstat(name, dir_fd=folder).st_mode
             if stat.S_ISDIR(mode):
-                with inside(folder, [name]) as inner:
-                    _close_in(inner)
-            elif stat.S_ISREG(mode) and mode & _WRITE:
+                with open_subfolder(folder, [name]) as inner:
+                    _revoke_write_in(inner)
+            elif stat.S_ISREG(mode) and mode & _WRITE_BITS:
                 opened = open_regular(name, at=folder)
                 try:
-                    _close(opened)
+                    _revoke_write(opened)
                 finally:
                     os.close(opened)
 
 
 class Exposure(NamedTuple):
-    """A file or folder that others may change or replace: its owner ``uid``, or those who may write to it (``uid`` is None)."""
+    """A file or folder that other users may change or replace: the owner ``uid``, or if that is None, users who may write."""
 
     path: Path
     status: os.stat_result
@@ -522,9 +526,11 @@ class Exposure(NamedTuple):
     @property
     def who(self) -> str:
         if self.uid is not None:
-            return f"its owner, {user(self.uid)},"
+            return f"its owner, {user_text(self.uid)},"
         mode = stat.S_IMODE(self.status.st_mode)
-        return f"{'others' if mode & _WRITE & _OF_ALL else f'the group {self.status.st_gid}'} (mode {mode:04o})"
+        return (
+            f"{'others' if mode & _WRITE_BITS & _OTHERS_BITS else f'the group {self.status.st_gid}'} (mode {mode:04o})"
+        )
 
     def __str__(self) -> str:
         return f"{self.path}, in which {self.who} may replace files and folders"
@@ -536,9 +542,9 @@ def exposures(path: Path, owner: int = ROOT) -> Iterator[Exposure]:
 
     Each part is checked before its link is read: if this yields nothing, no other user can have changed a link during the check.
     """
-    friends = {os.geteuid(), ROOT, owner} | _unmapped()
+    friends = {os.geteuid(), ROOT, owner} | _unmapped_uids()
     for folder, entry in _lookups(path):
-        above, found = _status(folder.stat), _status(entry.lstat)
+        above, found = _status_or_none(folder.stat), _status_or_none(entry.lstat)
         if above is None:  # a folder that is missing or cannot be read is not used either
             continue
         if others_may_write(above) and (found is None or not above.st_mode & stat.S_ISVTX):
@@ -547,26 +553,26 @@ def exposures(path: Path, owner: int = ROOT) -> Iterator[Exposure]:
             yield Exposure(entry, found, uid)
 
 
-def remedy(found: Exposure, what: str, owner: int, is_above: bool = True) -> str:
-    """Return a sentence without its period that says how to remove an exposure of ``what``, such as "the spool", which belongs
+def remedy(exposure: Exposure, name: str, owner: int, is_above: bool = True) -> str:
+    """Return a sentence without its period that says how to remove an exposure of ``name``, such as "the spool", which belongs
     to ``owner``. ``is_above``: the exposed folder is above it.
 
     Root is advised to run nothing on a path that another user may lead elsewhere before root runs it: no ``mv`` either.
     """
-    place = shlex.quote(str(found.path))
-    if found.uid is None:
-        holder = found.status.st_uid
-        if holder != reader():
-            return f"Let {user(holder)} run, not root: chmod go-w {place}"
-        if next(exposures(found.path), None) is None:
+    place = shlex.quote(str(exposure.path))
+    if exposure.uid is None:
+        holder = exposure.status.st_uid
+        if holder != error_reader():
+            return f"Let {user_text(holder)} run, not root: chmod go-w {place}"
+        if next(exposures(exposure.path), None) is None:
             return f"Run: chmod go-w {place}"
-    if found.uid is not None and not is_above:
-        return f"Let {user(found.uid)} remove {place}, not root"
+    if exposure.uid is not None and not is_above:
+        return f"Let {user_text(exposure.uid)} remove {place}, not root"
     if owner == ROOT:
-        return f"Use a folder for {what} that only root may change, and so each folder above it"
-    if owner == reader():
-        return f"Move {what} below a folder that only you and root may change"
-    return f"Let {user(owner)} move {what}, not root, below a folder that only that user and root may change"
+        return f"Use a folder for {name} that only root may change, and so each folder above it"
+    if owner == error_reader():
+        return f"Move {name} below a folder that only you and root may change"
+    return f"Let {user_text(owner)} move {name}, not root, below a folder that only that user and root may change"
 
 
 def exposures_in(path: Path, skipped: tuple[str, ...], owner: int) -> Iterator[Exposure]:
@@ -577,37 +583,37 @@ def exposures_in(path: Path, skipped: tuple[str, ...], owner: int) -> Iterator[E
 def exposures_of(path: Path, entries: Iterable[Path], owner: int = ROOT) -> Iterator[Exposure]:
     """As ``exposures_in``, with these entries only. A link among them counts as its owner's."""
     for entry in itertools.chain((path,), entries):
-        found = _status(path.stat if entry == path else entry.lstat)
-        if found is not None and (uid := owner_uid(found)) not in (os.geteuid(), ROOT, owner):
-            yield Exposure(entry, found, uid)
-        elif found is not None and not stat.S_ISLNK(found.st_mode) and others_may_write(found):
-            yield Exposure(entry, found, None)
+        status = _status_or_none(path.stat if entry == path else entry.lstat)
+        if status is not None and (uid := owner_uid(status)) not in (os.geteuid(), ROOT, owner):
+            yield Exposure(entry, status, uid)
+        elif status is not None and not stat.S_ISLNK(status.st_mode) and others_may_write(status):
+            yield Exposure(entry, status, None)
 
 
 def _lookups(path: Path) -> Iterator[tuple[Path, Path]]:
     """Yield each folder in which the system looks up a part of the path, with that part. Links in the path are followed."""
-    here, parts, links, known = Path("/"), list(reversed(path.absolute().parts[1:])), 0, set()
+    here, parts, links, visited = Path("/"), list(reversed(path.absolute().parts[1:])), 0, set()
     yield here, here
     while parts:
         if (part := parts.pop()) == "..":
             here = here.parent
             continue
         entry = here / part
-        if entry not in known:
-            known.add(entry)
+        if entry not in visited:
+            visited.add(entry)
             yield here, entry
         try:
             target = Path(os.readlink(entry))
         except OSError:  # no link
             here = entry
             continue
-        if (links := links + 1) > _MOST_LINKS:
+        if (links := links + 1) > _MAX_LINKS:
             return
         parts += reversed(target.parts[1:] if target.is_absolute() else target.parts)
         here = Path("/") if target.is_absolute() else here
 
 
-def _unmapped() -> set[int]:
+def _unmapped_uids() -> set[int]:
     """The uid that stands for all users that the user namespace of a container does not have, such as the root of its host."""
     try:
         lines = Path("/proc/self/uid_map").read_text("ascii").splitlines()
@@ -621,42 +627,44 @@ def _unmapped() -> set[int]:
 def warn_if_open(path: Path, content: str) -> None:
     """Log once in a process if the mode of a folder lets other users read or write its files."""
     status = path.stat()
-    others_may = _of_others(status, _READ_OR_WRITE)
+    others_may = _rights_of_others(status, _ACCESS_BITS)
     if others_may:
-        others = "write" if others_may & _WRITE else "read"
+        others = "write" if others_may & _WRITE_BITS else "read"
         own = status.st_uid == os.geteuid()
         advice = f"protect it with: chmod 700 {shlex.quote(str(path))}" if own else "name a new folder in it"
         text = "the folder %s keeps its mode, with which other users may %s %s; %s"
-        process.once("open folders", path, lambda: logger.warning(text, path, others, content, advice))
+        process.get_or_create("open folders", path, lambda: logger.warning(text, path, others, content, advice))
 
 
 def warn_if_replaceable(path: Path, purpose: str) -> None:
     """Log once in a process for each folder above ``path`` that lets other users replace ``path``. ``purpose`` names the path."""
     text = "%s lies in %s; let the owner of the folder run chmod go-w or 1777, or name another folder"
     for exposure in exposures(path):
-        process.once("replaceable folders", exposure.path, functools.partial(logger.warning, text, purpose, exposure))
+        process.get_or_create(
+            "replaceable folders", exposure.path, functools.partial(logger.warning, text, purpose, exposure)
+        )
 
 
-_lent: list[int] = []  # the user whose rights this process has now, if they are not its own
+_borrowed_uids: list[int] = []  # the uid of ``as_user`` or ``become_user``; empty while this process has its own rights
 
 
 def has_own_rights() -> bool:
-    """Whether this process has the rights that it started with: it is not in a block of ``rights_of``, and never called
-    ``become``.
+    """Whether this process has the rights that it started with: it is not in a block of ``as_user``, and never called
+    ``become_user``.
     """
-    return not _lent
+    return not _borrowed_uids
 
 
-def reader() -> int:
+def error_reader() -> int:
     """The uid of the user who reads the errors of this process: root's also while root has the rights of another user."""
     return os.geteuid() if has_own_rights() else ROOT
 
 
 @contextlib.contextmanager
-def rights_of(uid: int) -> Iterator[None]:
+def as_user(uid: int) -> Iterator[None]:
     """Take the rights of another user and of that user's groups inside the block, in all threads. Only root can do this.
 
-    What is open when the block ends is used with root's rights from then on: ``become`` is for what may stay open.
+    Root's rights apply again to files that stay open after the block; use ``become_user`` for those.
 
     Args:
         uid: The user. New files belong to this user. A user without a name has no group but nobody's.
@@ -669,14 +677,14 @@ def rights_of(uid: int) -> Iterator[None]:
         os.setegid(gid)
         stack.callback(os.seteuid, os.geteuid())
         os.seteuid(uid)
-        stack.callback(_lent.pop)
-        _lent.append(uid)
+        stack.callback(_borrowed_uids.pop)
+        _borrowed_uids.append(uid)
         yield
 
 
-def become(uid: int) -> None:
-    """Take the rights of another user and of that user's groups for the rest of this process, in all threads: real, effective and
-    saved ids, so that nothing can get root's rights back. Only root can do this. The argument is that of ``rights_of``.
+def become_user(uid: int) -> None:
+    """Run as another user, with that user's groups, for the rest of this process and in all threads. Only root can do this. The
+    real, effective and saved ids change, so that nothing can get root's rights back. The argument is that of ``as_user``.
 
     Links of that user must not lead to files that only root can reach. So the process gives up its terminal, and its current
     folder: ``/proc/self/cwd`` opens that folder whatever the modes of the folders above it are. Use absolute paths afterwards.
@@ -685,23 +693,23 @@ def become(uid: int) -> None:
     """
     gid, groups = groups_of(uid)
     seal_memory = memory_seal()
-    terminal.leave()
+    terminal.detach()
     os.chdir("/")
     before = os.getgroups(), (os.getgid(), os.getegid())
-    _lent.append(uid)  # first: Ctrl-C may come at any point
+    _borrowed_uids.append(uid)  # first: Ctrl-C may come at any point
     try:
         os.setgroups(groups)
         os.setregid(gid, gid)
         os.setreuid(uid, uid)  # sets the saved id, too; macOS has no ``setresuid``
     except OSError:
-        _lent.remove(uid)
+        _borrowed_uids.remove(uid)
         os.setregid(*before[1])
         os.setgroups(before[0])
         raise
     seal_memory()
 
 
-_SET_DUMPABLE = 4  # of ``prctl``
+_PR_SET_DUMPABLE = 4  # of ``prctl``
 
 
 def memory_seal() -> Callable[[], None]:
@@ -715,7 +723,7 @@ def memory_seal() -> Callable[[], None]:
         prctl = ctypes.CDLL(None).prctl
     except (OSError, AttributeError):  # not Linux
         return lambda: None
-    return lambda: prctl(_SET_DUMPABLE, 0, 0, 0, 0)
+    return lambda: prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 def groups_of(uid: int) -> tuple[int, list[int]]:

@@ -21,25 +21,27 @@ _IN_TRACEBACK = re.compile(f"[{CONTROL_CHARACTERS}]")
 _PACKAGES = ("rocketmq_spark", "pyspark_rocketmq")
 
 
-_PIECE = 1 << 16
+_PIECE_CHARACTERS = 1 << 16
 # Looked up now: ``encode`` would import the codec with the first text, perhaps where root has the rights of another user.
-_encoded = codecs.getencoder("unicode_escape")
+_encode = codecs.getencoder("unicode_escape")
 
 
-def replaced(characters: re.Pattern[str], code: Callable[[re.Match[str]], str], text: str) -> str:
+def replace_characters(characters: re.Pattern[str], code: Callable[[re.Match[str]], str], text: str) -> str:
     """Replace single characters, piece by piece: ``sub`` holds two objects for each, and a body may have millions."""
-    if len(text) <= _PIECE:
+    if len(text) <= _PIECE_CHARACTERS:
         return characters.sub(code, text)
-    return "".join(characters.sub(code, text[at : at + _PIECE]) for at in range(0, len(text), _PIECE))
+    return "".join(
+        characters.sub(code, text[at : at + _PIECE_CHARACTERS]) for at in range(0, len(text), _PIECE_CHARACTERS)
+    )
 
 
 def escaped(text: str) -> str:
     """Replace line breaks and control characters by their codes, such as ``\\n``. Escaping a text twice changes nothing more."""
-    return replaced(_IN_TEXT, _code, text)
+    return replace_characters(_IN_TEXT, _escape, text)
 
 
-def _code(found: re.Match[str]) -> str:
-    return _encoded(found[0])[0].decode()
+def _escape(found: re.Match[str]) -> str:
+    return _encode(found[0])[0].decode()
 
 
 def escape_record(record: logging.LogRecord) -> None:
@@ -52,10 +54,10 @@ def escape_record(record: logging.LogRecord) -> None:
     if record.exc_info and record.exc_text is None:
         traceback = logging.Formatter().formatException(record.exc_info)
         if _IN_TRACEBACK.search(traceback):
-            record.exc_text = _IN_TRACEBACK.sub(_code, traceback)
+            record.exc_text = _IN_TRACEBACK.sub(_escape, traceback)
 
 
-def _escaping(make: Callable[..., logging.LogRecord]) -> Callable[..., logging.LogRecord]:
+def _escaping_factory(make: Callable[..., logging.LogRecord]) -> Callable[..., logging.LogRecord]:
     def made(name: str | None, *args: Any, **more: Any) -> logging.LogRecord:
         record = make(name, *args, **more)
         if str(name).partition(".")[0] in _PACKAGES:  # None in ``logging.makeLogRecord``
@@ -74,7 +76,7 @@ def install() -> None:
     """
     make = logging.getLogRecordFactory()
     if not hasattr(make, "escapes"):
-        logging.setLogRecordFactory(_escaping(make))
+        logging.setLogRecordFactory(_escaping_factory(make))
 
 
 install()  # here, because each module that logs foreign texts imports ``errors``, which imports this module

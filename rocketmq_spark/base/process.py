@@ -1,20 +1,20 @@
-"""What a process keeps between calls, how producers and consumers are closed, and how Spark's source runner ends.
+"""State of a process: its registry, deferred closes, signal handlers, garbage collection, and how it starts another Python.
 
 One registry holds clients, accumulators, fault tables and answers to questions about the cluster. An entry stays until its
-owner drops it, or until ``forget`` drops all. A forked process begins with an empty registry: it neither uses nor closes
-what it inherited, because the connections and locks belong to the parent. ``Owner`` ties a producer or consumer to the process
-that created it.
+owner removes it, or until ``clear_registry`` removes all. A forked process starts with an empty registry: it neither uses nor
+closes the inherited entries, because their connections and locks belong to the parent. ``OwnerProcess`` ties a producer or
+consumer to the process that created it.
 
 Producers and consumers close at the end of a ``with`` block, in signal handlers, and never in a forked child. A signal handler
-interrupts the main thread anywhere. If that is inside one of our calls, the call may hold locks that the close needs, or that the
-threads which receive answers need, and the close would deadlock. So the close is postponed until the call ends. ``on_signals``
-replaces the handlers of signals while a call waits.
+interrupts the main thread anywhere. If it interrupts a call of this package, the call may hold locks that the close needs, or
+that the threads which receive answers need, and the close would deadlock. So the close is deferred until the call ends
+(``signal_safe``, ``defer_close``). ``on_signals`` replaces the handlers of signals while a call waits.
 
 When a query stops, Spark closes its connection to the source runner (the Python process of a stream on the driver's
-machine). The runner then fails to read the next request, and fails again to report that. ``end_quietly`` suppresses the two
-tracebacks.
+machine). The runner then fails to read the next request, and fails again to report that. ``suppress_broken_pipes`` suppresses
+the two tracebacks.
 
-``python`` starts another Python, which must import nothing from the current folder: other users may write there.
+``python_call`` describes the start of another Python, which must not import from the current folder: other users may write there.
 """
 
 from __future__ import annotations
@@ -42,90 +42,90 @@ T = TypeVar("T")
 GC_THRESHOLDS = (50_000, 20, 20)
 
 
-class _Kept:
-    """State of one process. ``inherited`` keeps the parent's state alive in a child, where it must not be closed."""
+class _Registry:
+    """The registry of one process. ``inherited`` keeps the parent's registry alive in a child, which must not close it."""
 
-    def __init__(self, inherited: _Kept | None = None) -> None:
+    def __init__(self, inherited: _Registry | None = None) -> None:
         self.lock = threading.RLock()
-        self.kinds: dict[str, dict[Any, Any]] = {}
+        self.entries_by_kind: dict[str, dict[Any, Any]] = {}
         # The locks of entries. An entry has one only while threads use it.
-        self.entries: weakref.WeakValueDictionary[tuple[str, Hashable], Any] = weakref.WeakValueDictionary()
+        self.entry_locks: weakref.WeakValueDictionary[tuple[str, Hashable], Any] = weakref.WeakValueDictionary()
         self.inherited = inherited
 
 
-_here = _Kept()
+_registry = _Registry()
 
 
-def _begin() -> None:
-    global _here
-    _here = _Kept(_here)
+def _reset_in_child() -> None:
+    global _registry
+    _registry = _Registry(_registry)
 
 
-os.register_at_fork(after_in_child=_begin)
+os.register_at_fork(after_in_child=_reset_in_child)
 
 
-def lock() -> AbstractContextManager[bool]:
+def registry_lock() -> AbstractContextManager[bool]:
     """The lock of the registry. Each process has a new one, because a fork may inherit a held lock.
 
-    All threads need it, so nothing that may wait belongs into its block: no server, no file, no ``entry_lock``, no ``once``.
+    All threads need this lock, so its block must not wait: no server, no file, no ``entry_lock`` and no ``get_or_create``.
     """
-    return _here.lock
+    return _registry.lock
 
 
 def entry_lock(kind: str, key: Hashable) -> AbstractContextManager[bool]:
     """The lock of one entry, which may be held for long: only threads that want the same entry wait for it. Reentrant."""
-    here = _here
-    with here.lock:
-        found = here.entries.get((kind, key))
-        if found is None:
-            found = here.entries[kind, key] = threading.RLock()
-        held: AbstractContextManager[bool] = found
-        return held
+    registry = _registry
+    with registry.lock:
+        lock = registry.entry_locks.get((kind, key))
+        if lock is None:
+            lock = registry.entry_locks[kind, key] = threading.RLock()
+        typed_lock: AbstractContextManager[bool] = lock
+        return typed_lock
 
 
-def kept(kind: str) -> dict[Any, Any]:
+def entries(kind: str) -> dict[Any, Any]:
     """The entries of a kind in this process."""
-    here = _here
-    with here.lock:
-        return here.kinds.setdefault(kind, {})
+    registry = _registry
+    with registry.lock:
+        return registry.entries_by_kind.setdefault(kind, {})
 
 
-def once(kind: str, key: Hashable, make: Callable[[], T]) -> T:
-    """The entry of this kind and key; the first call creates it. While ``make`` runs, calls for other entries do not wait."""
-    things: dict[Any, T] = kept(kind)
-    with lock():
-        if key in things:
-            return things[key]
+def get_or_create(kind: str, key: Hashable, make: Callable[[], T]) -> T:
+    """Return the entry of this kind and key; the first call creates it. Calls for other entries do not wait for ``make``."""
+    entries_of_kind: dict[Any, T] = entries(kind)
+    with registry_lock():
+        if key in entries_of_kind:
+            return entries_of_kind[key]
     with entry_lock(kind, key):
-        with lock():
-            if key in things:  # another thread was faster
-                return things[key]
-        made = make()
-        with lock():
-            return things.setdefault(key, made)
+        with registry_lock():
+            if key in entries_of_kind:  # another thread was faster
+                return entries_of_kind[key]
+        entry = make()
+        with registry_lock():
+            return entries_of_kind.setdefault(key, entry)
 
 
-class Living(Generic[T]):
-    """The living objects of a kind in this process, which does not keep them alive. A forked child begins with none of them.
+class LiveObjects(Generic[T]):
+    """Weak references to the objects of a kind in this process. A forked child starts with none of them.
 
-    Objects that nobody uses any more do nothing by themselves, so those in use look after all: ``due`` says when.
+    An idle object does nothing by itself, so an object in use does the periodic work of all objects that ``due`` returns.
     """
 
     def __init__(self, period_s: float = 0.0) -> None:
         self._period_s = period_s
-        self._next = 0.0
-        self._begin()
-        os.register_at_fork(after_in_child=self._begin)
+        self._next_due = 0.0
+        self._reset()
+        os.register_at_fork(after_in_child=self._reset)
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         self._lock = threading.RLock()
         self._objects: weakref.WeakSet[Any] = weakref.WeakSet()
 
-    def add(self, one: T) -> T:
-        """Note an object, and return it."""
+    def add(self, live_object: T) -> T:
+        """Add an object, and return it."""
         with self._lock:
-            self._objects.add(one)
-        return one
+            self._objects.add(live_object)
+        return live_object
 
     def all(self) -> list[T]:
         """Return the objects."""
@@ -133,74 +133,74 @@ class Living(Generic[T]):
             return list(self._objects)
 
     def due(self, now: float) -> list[T]:
-        """Return the objects, at most once in ``period_s`` seconds of a monotonic clock; otherwise none."""
-        if now < self._next:
+        """Return all objects once in ``period_s`` seconds of a monotonic clock; in between, an empty list."""
+        if now < self._next_due:
             return []
-        self._next = now + self._period_s
+        self._next_due = now + self._period_s
         return self.all()
 
 
-def forget() -> dict[str, dict[Any, Any]]:
+def clear_registry() -> dict[str, dict[Any, Any]]:
     """Empty the registry. Returns the entries by kind, for the caller to close."""
-    here = _here
-    with here.lock:
-        gone = {kind: dict(things) for kind, things in here.kinds.items()}
-        for things in here.kinds.values():
+    registry = _registry
+    with registry.lock:
+        removed = {kind: dict(things) for kind, things in registry.entries_by_kind.items()}
+        for things in registry.entries_by_kind.values():
             things.clear()
-    return gone
+    return removed
 
 
 _RUNNER = "pyspark.sql.streaming.python_streaming_source_runner"
 
 
-def is_for(worker: str) -> bool:
+def is_worker(worker: str) -> bool:
     """Whether Spark started this process to run its module ``worker``: as main module, or in a fork of its daemon."""
-    return worker in sys.modules or _main() == worker
+    return worker in sys.modules or _main_module() == worker
 
 
-def settle() -> None:
+def tune_gc_of_runner() -> None:
     """Tune garbage collection for a long stream. Does nothing outside a source runner.
 
     Imported modules stay, so full collections, which views of thousands of queues trigger, should not traverse them; that would
-    be most of their work. No part of a view is garbage until the next view replaces it: with Python's default
-    thresholds, collections took a fifth of the time to plan 100,000 queues.
+    be most of their work. A view is in use until the next one replaces it, so collections free nothing of it. With Python's
+    default thresholds they took a fifth of the time of a plan of 100,000 queues.
     """
     if _is_runner():
-        dedicate()
+        tune_gc()
 
 
-def dedicate() -> None:
+def tune_gc() -> None:
     """Tune garbage collection for a process with one task, which creates tens of objects per message and no cycles.
 
-    Collections become rare and skip the objects that exist now; they took a tenth of a delay node's time.
+    Collections become rare and skip the objects that exist now. Without this, they took a tenth of a delay node's time.
     """
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
 
 
-def end_quietly() -> None:
-    """Suppress broken-pipe tracebacks at exit. Does nothing outside a runner."""
+def suppress_broken_pipes() -> None:
+    """Suppress broken-pipe tracebacks at exit. Does nothing outside a source runner."""
     if _is_runner():
-        sys.excepthook = _but_for_broken_pipes
+        sys.excepthook = _excepthook
 
 
 def _is_runner() -> bool:
-    return _main() == _RUNNER
+    return _main_module() == _RUNNER
 
 
-def _main() -> str | None:
+def _main_module() -> str | None:
     return getattr(getattr(sys.modules.get("__main__"), "__spec__", None), "name", None)
 
 
-def _but_for_broken_pipes(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+def _excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     if not issubclass(kind, BrokenPipeError | ConnectionResetError):
         sys.__excepthook__(kind, error, trace)
 
 
-_postponed: dict[int, list[Callable[[], object]]] = {}  # by thread
+_deferred: dict[int, list[Callable[[], object]]] = {}  # by thread
 
 
-class Closing:
+class Closeable:
     """Has a ``close``, which may be called twice."""
 
     def close(self) -> object:
@@ -216,77 +216,78 @@ class Closing:
         self.close()
 
 
-def entry(method: Callable[P, T]) -> Callable[P, T]:
-    """Decorates a method that users call. Calls that were ``postponed`` inside it run when it ends, even if it raises."""
+def signal_safe(method: Callable[P, T]) -> Callable[P, T]:
+    """Decorate a method that users call. Closes that ``defer_close`` deferred inside it run when it ends, even if it raises."""
 
     @functools.wraps(method)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
         try:
-            return _inside(method, *args, **kwargs)
+            return _run_entry(method, *args, **kwargs)
         finally:
-            if _postponed:
-                _catch_up()
+            if _deferred:
+                _run_deferred()
 
     return call
 
 
-def postponed(close: Callable[[], object]) -> bool:
-    """Whether this thread is inside an ``entry``, which then calls ``close`` when it ends. The entry may be of another object,
-    because objects share connections.
+def defer_close(close: Callable[[], object]) -> bool:
+    """Return whether this thread is inside a ``signal_safe`` method, which then calls ``close`` when it ends.
+
+    The method may belong to another object, because objects share connections.
     """
-    if not _is_inside():
+    if not _is_inside_entry():
         return False
-    _postponed.setdefault(threading.get_ident(), []).append(close)
+    _deferred.setdefault(threading.get_ident(), []).append(close)
     return True
 
 
-def _inside(method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Marks the stack. A counter would stay wrong for ever if Ctrl-C came between its steps."""
+def _run_entry(method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Mark the stack with the frame of this function. A counter would stay wrong if Ctrl-C interrupted its update."""
     return method(*args, **kwargs)
 
 
-def _is_inside() -> bool:
+def _is_inside_entry() -> bool:
     frame: FrameType | None = sys._getframe()
     while frame is not None:
-        if frame.f_code is _inside.__code__:
+        if frame.f_code is _run_entry.__code__:
             return True
         frame = frame.f_back
     return False
 
 
-def _catch_up() -> None:
-    me = threading.get_ident()
-    while not _is_inside() and (closes := _postponed.pop(me, None)) is not None:
+def _run_deferred() -> None:
+    thread_id = threading.get_ident()
+    while not _is_inside_entry() and (closes := _deferred.pop(thread_id, None)) is not None:
         for close in closes:
             close()
 
 
-# The id of this process. It is cached, because the system call takes as long as all other steps of a send.
-_process = [os.getpid()]
-os.register_at_fork(after_in_child=lambda: _process.__setitem__(0, os.getpid()))
+# The id of this process, cached: the system call would take as long as all other steps of a send.
+_pid = [os.getpid()]
+os.register_at_fork(after_in_child=lambda: _pid.__setitem__(0, os.getpid()))
 
 
-class Owner:
-    """The process that created a producer or consumer (``what``). Other processes cannot use its sockets, locks and threads."""
+class OwnerProcess:
+    """The process that created a producer or consumer (``name``). Other processes cannot use its sockets, locks and threads."""
 
-    def __init__(self, what: str) -> None:
-        self._what = what
-        self._pid = _process[0]
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._pid = _pid[0]
 
     @property
-    def here(self) -> bool:
+    def is_current(self) -> bool:
         """Whether this process is the owner, and not a fork of it."""
-        return _process[0] == self._pid
+        return _pid[0] == self._pid
 
     def check(self, closed: bool) -> None:
-        """Raises ``ClosedError`` in a fork, and if ``closed``."""
-        if _process[0] != self._pid:
+        """Raise ``ClosedError`` in a forked process, or if ``closed``."""
+        if _pid[0] != self._pid:
             raise ClosedError(
-                f"this {self._what} belongs to process {self._pid}, from which this one was forked",
-                remedy=f"Make a {self._what} in this process",
+                f"this {self._name} belongs to process {self._pid}, from which this one was forked",
+                remedy=f"Make a {self._name} in this process",
             )
         if closed:
-            raise ClosedError(f"the {self._what} is closed")
+            raise ClosedError(f"the {self._name} is closed")
 
 
 _Handlers = dict[int, Any]
@@ -305,27 +306,27 @@ def on_signals(handle: Callable[[], object], *numbers: signal.Signals) -> Iterat
     def call(number: int, frame: FrameType | None) -> None:
         handle()
 
-    before: _Handlers = {number: signal.signal(number, call) for number in numbers}
-    _replaced.append(before)
+    previous: _Handlers = {number: signal.signal(number, call) for number in numbers}
+    _replaced.append(previous)
     try:
         yield
     finally:
-        _replaced.remove(before)
-        _put_back(before)
+        _replaced.remove(previous)
+        _restore_handlers(previous)
 
 
-def _put_back(before: _Handlers) -> None:
-    for number, handler in before.items():
+def _restore_handlers(handlers: _Handlers) -> None:
+    for number, handler in handlers.items():
         signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: not set by Python
 
 
-def _put_back_all() -> None:
+def _restore_in_child() -> None:
     """Restore the handlers in a forked child. With the replaced ones, a signal would not end the child."""
     while _replaced:
-        _put_back(_replaced.pop())
+        _restore_handlers(_replaced.pop())
 
 
-os.register_at_fork(after_in_child=_put_back_all)
+os.register_at_fork(after_in_child=_restore_in_child)
 
 
 class PythonCall(TypedDict):
@@ -336,7 +337,7 @@ class PythonCall(TypedDict):
     cwd: str
 
 
-def python(*arguments: str, program: str = sys.executable, first: Sequence[str] = ()) -> PythonCall:
+def python_call(*arguments: str, program: str = sys.executable, import_first: Sequence[str] = ()) -> PythonCall:
     """Return how to start a Python program that imports nothing from the current folder.
 
     An empty part of PYTHONPATH, as in ``:/x``, means the current folder. So empty and relative parts are left out.
@@ -344,13 +345,13 @@ def python(*arguments: str, program: str = sys.executable, first: Sequence[str] 
     Args:
         arguments: The command line after the program.
         program: The interpreter.
-        first: Folders from which modules are imported before those of PYTHONPATH.
+        import_first: Folders from which modules are imported before those of PYTHONPATH.
     """
-    named = [*first, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
-    others = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    paths = os.pathsep.join(filter(os.path.isabs, named))
+    folders = [*import_first, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    paths = os.pathsep.join(filter(os.path.isabs, folders))
     return {
         "args": [os.path.abspath(program), *arguments],
-        "env": {**others, "PYTHONPATH": paths} if paths else others,
+        "env": {**variables, "PYTHONPATH": paths} if paths else variables,
         "cwd": "/",
     }

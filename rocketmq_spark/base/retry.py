@@ -1,4 +1,4 @@
-"""Retries of metadata requests (``Retry``), and the error to raise when retries end (``Trouble``).
+"""Retries of metadata requests (``Retry``), and the error to raise when retries end (``RetryErrors``).
 
 That error names the first cause, and the last error before the deadline. An error of a request that the deadline cut short is
 left out, because it misleads: if a broker dies, its route expires, and at the deadline the name server has no time to answer.
@@ -19,41 +19,41 @@ from rocketmq_spark.errors import RocketMQError
 
 T = TypeVar("T")
 
-_NEVER = Deadline(math.inf)
+_NO_DEADLINE = Deadline(math.inf)
 
 
 @dataclass(slots=True)
-class Trouble:
-    """Errors from the first one until something succeeds."""
+class RetryErrors:
+    """The errors of consecutive failed attempts."""
 
     first: RocketMQError | None = None
     last: RocketMQError | None = None
     since: float = 0.0
-    tries: int = 0
+    attempts: int = 0
 
-    def note(self, error: RocketMQError, now: float, cut_short: bool = False) -> None:
+    def record(self, error: RocketMQError, now: float, cut_short: bool = False) -> None:
         """Record an error; ``cut_short`` if the deadline expired during the request."""
         if self.first is None:
             self.first, self.since = error, now
         if self.last is None or not cut_short:
             self.last = error
-        self.tries += 1
+        self.attempts += 1
 
     def clear(self) -> None:
-        self.first, self.last, self.since, self.tries = None, None, 0.0, 0
+        self.first, self.last, self.since, self.attempts = None, None, 0.0, 0
 
-    def cause(self, error: RocketMQError, now: float) -> RocketMQError:
+    def final_error(self, error: RocketMQError, now: float) -> RocketMQError:
         """Return the error to raise for ``error``: the first one, with the number and duration of attempts and the last error.
 
         A single error is returned as it is, and so is a permanent one.
         """
         first, last = self.first, self.last
-        if first is None or last is None or self.tries < 2 or not error.retriable:
+        if first is None or last is None or self.attempts < 2 or not error.retriable:
             return error
         ending = [f"at last: {last.message}", last.remark] if last.message != first.message else []
         remark = "; ".join(part for part in (first.remark, *ending) if part) or None
         return type(first)(
-            f"{first.message}; tried {self.tries} times in {now - self.since:.3g} s",
+            f"{first.message}; tried {self.attempts} times in {now - self.since:.3g} s",
             first.addr,
             first.broker_code,
             first.topic,
@@ -62,9 +62,9 @@ class Trouble:
             first.remedy or last.remedy,
         )
 
-    def give_up(self, error: RocketMQError, now: float) -> NoReturn:
-        """Raise ``cause(error)``, chained to ``error`` unless it is the same."""
-        cause = self.cause(error, now)
+    def raise_final(self, error: RocketMQError, now: float) -> NoReturn:
+        """Raise ``final_error(error)``, chained to ``error`` unless it is the same."""
+        cause = self.final_error(error, now)
         if cause is error:
             raise error
         raise cause from error
@@ -77,18 +77,18 @@ class Retry:
     times: int = 3
     interval_s: float = 0.5
 
-    def run(self, ask: Callable[[], T], deadline: Deadline | None = None) -> T:
+    def run(self, request: Callable[[], T], deadline: Deadline | None = None) -> T:
         """Return the first success. Raises a permanent error at once, the last after all attempts, the first at the deadline."""
-        pauses, trouble = backoff(self.interval_s, 10.0), Trouble()
-        for left in range(self.times, -1, -1):
+        pauses, errors = backoff(self.interval_s, 10.0), RetryErrors()
+        for attempts_left in range(self.times, -1, -1):
             try:
-                return ask()
+                return request()
             except RocketMQError as e:
-                over = deadline is not None and deadline.expired and e.retriable
-                trouble.note(e, time.monotonic(), cut_short=over)
-                if over:
-                    trouble.give_up(e, time.monotonic())
-                if not e.retriable or left == 0:
+                is_expired = deadline is not None and deadline.expired and e.retriable
+                errors.record(e, time.monotonic(), cut_short=is_expired)
+                if is_expired:
+                    errors.raise_final(e, time.monotonic())
+                if not e.retriable or attempts_left == 0:
                     raise
-                (deadline or _NEVER).pause(next(pauses))
+                (deadline or _NO_DEADLINE).pause(next(pauses))
         raise AssertionError("unreachable")

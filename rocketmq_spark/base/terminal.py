@@ -16,50 +16,50 @@ import termios
 from rocketmq_spark.base.process import on_signals
 
 _NAME = "/dev/tty"
-_PASSED_ON = (signal.SIGTERM, signal.SIGHUP)
-_WAITED_FOR = {signal.SIGCHLD, signal.SIGINT, *_PASSED_ON}
+_FORWARDED = (signal.SIGTERM, signal.SIGHUP)
+_AWAITED = {signal.SIGCHLD, signal.SIGINT, *_FORWARDED}
 
 
-def leave() -> None:
+def detach() -> None:
     """Give up the controlling terminal of this process, if it has one. Raises ``OSError`` if that fails.
 
     If this process leads the session, all processes of the session lose the terminal, and Ctrl-C no longer ends them: see
-    ``in_follower``.
+    ``continue_in_child``.
     """
-    if (opened := _opened()) is None:
+    if (terminal := _open()) is None:
         return
     # If the leader of the session gives up the terminal, the system sends SIGHUP to the foreground group.
     ignored = [signal.SIGHUP] if _is_leader() else []
     try:
         with on_signals(lambda: None, *ignored):
-            fcntl.ioctl(opened, termios.TIOCNOTTY)
+            fcntl.ioctl(terminal, termios.TIOCNOTTY)
     finally:
-        os.close(opened)
+        os.close(terminal)
 
 
-def in_follower() -> None:
+def continue_in_child() -> None:
     """If this process leads the session of a terminal, continue in a child, and end this process when the child has ended, with
     its exit code. A child can give up the terminal alone. Call this before the process has other threads.
 
     The command in ``ssh -t HOST COMMAND``, ``docker run -it IMAGE COMMAND`` and ``script -c COMMAND`` leads the session.
     """
-    if not _is_leader() or (opened := _opened()) is None:
+    if not _is_leader() or (terminal := _open()) is None:
         return
-    os.close(opened)
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _WAITED_FOR)
+    os.close(terminal)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
     child = os.fork()
     if not child:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return
     try:
         with on_signals(lambda: None, signal.SIGCHLD):  # macOS drops signals that nothing handles, also blocked ones
-            ended = _ended(child)
+            exit_code = _exit_code_of_child(child)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    raise SystemExit(ended if ended >= 0 else 128 - ended)
+    raise SystemExit(exit_code if exit_code >= 0 else 128 - exit_code)
 
 
-def _ended(child: int) -> int:
+def _exit_code_of_child(child: int) -> int:
     """Wait for a child, and return its exit code. This process passes signals on to the child. The signals are blocked, so that
     this process never sends one to a new process that has the number of the ended child.
 
@@ -67,15 +67,15 @@ def _ended(child: int) -> int:
     """
     stopped = must_end = False
     while True:
-        number = signal.sigwait(_WAITED_FOR)
+        number = signal.sigwait(_AWAITED)
         if number == signal.SIGCHLD:
-            while (found := os.waitpid(child, os.WNOHANG | os.WUNTRACED | os.WCONTINUED))[0]:
-                stopped = os.WIFSTOPPED(found[1])
-                if not stopped and not os.WIFCONTINUED(found[1]):
-                    return os.waitstatus_to_exitcode(found[1])
+            while (changed := os.waitpid(child, os.WNOHANG | os.WUNTRACED | os.WCONTINUED))[0]:
+                stopped = os.WIFSTOPPED(changed[1])
+                if not stopped and not os.WIFCONTINUED(changed[1]):
+                    return os.waitstatus_to_exitcode(changed[1])
         elif signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP
             must_end = True
-            if number in _PASSED_ON:  # Ctrl-C reaches the child, too
+            if number in _FORWARDED:  # Ctrl-C reaches the child, too
                 os.kill(child, number)
         if stopped and must_end:
             os.kill(child, signal.SIGKILL)
@@ -85,7 +85,7 @@ def _is_leader() -> bool:
     return os.getsid(0) == os.getpid()
 
 
-def _opened() -> int | None:
+def _open() -> int | None:
     """Open the terminal and return its descriptor. None if this process has no terminal, or cannot open the device, as in some
     containers: then links to the device are harmless.
     """

@@ -1,14 +1,13 @@
-"""Threads that survive errors in user code, one worker thread per key (``Aside``), some for all work (``DaemonThreads``), and one
-that calls what is due (``Timer``).
+"""Threads: errors of user code as values (``capture``), one thread per key (``KeyedExecutor``), a pool (``DaemonThreadPool``) and
+a scheduler (``Timer``).
 
 A listener, a callback, a strategy or a hook may raise anything, even ``SystemExit``. Python ends a thread on ``SystemExit``
-without a message, so ``attempt`` returns whatever user code raises as a value (``Failure``).
+without a message, so ``capture`` returns each exception of user code as a value (``Failure``).
 
-``Aside`` runs work that may block, in the order in which it was added for its key. A thread lives while there is work for
-its key, so a host that does not answer delays only the work for that host.
+``KeyedExecutor`` runs work that may block. Work of one key runs in order, on a thread that ends when the key has no more work. So
+a host that does not answer delays only the work for that host.
 
-``Timer`` is the clock of producers and client instances, with pauses and one daemon thread. It owns a thread and a lock, and
-knows nothing of messages. Tests replace it by one whose time they move.
+``Timer`` is the clock and the scheduler of producers and client instances. Tests replace it by a timer whose clock they set.
 """
 
 from __future__ import annotations
@@ -47,24 +46,24 @@ class Failure:
 
     def __str__(self) -> str:
         """The class and the text of the error."""
-        return f"{type(self.error).__name__}: {text_of(self.error, str)}"
+        return f"{type(self.error).__name__}: {safe_text(self.error, str)}"
 
     def log(self, logger: logging.Logger, text: str, *args: object) -> None:
         """Log the error with its traceback. A log handler that raises has no further effect."""
-        attempt(logger.error, text, *args, exc_info=self.error, stacklevel=3)
+        capture(logger.error, text, *args, exc_info=self.error, stacklevel=3)
 
 
 # After a failure was logged with its traceback, failures of the same kind are logged without one for this time.
-_QUIET_S = 60.0
+_TRACEBACK_PAUSE_S = 60.0
 _MAX_KINDS = 100
 
 
-class Tracebacks:
+class TracebackLimit:
     """Limits the tracebacks of repeated failures to one a minute for each type of error and line of code that raises it."""
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         self._now_s = now_s
-        self._last_s: dict[object, float] = {}
+        self._logged_s: dict[object, float] = {}
 
     def due(self, outcome: object) -> BaseException | None:
         """Return the error of ``outcome`` if its traceback is to be logged now.
@@ -78,16 +77,16 @@ class Tracebacks:
             innermost = innermost.tb_next
         kind = type(outcome.error), innermost and (innermost.tb_frame.f_code, innermost.tb_lineno)
         now_s = self._now_s()
-        if now_s - self._last_s.get(kind, -_QUIET_S) < _QUIET_S:
+        if now_s - self._logged_s.get(kind, -_TRACEBACK_PAUSE_S) < _TRACEBACK_PAUSE_S:
             return None
-        if len(self._last_s) >= _MAX_KINDS:
-            self._last_s.clear()
-        self._last_s[kind] = now_s
+        if len(self._logged_s) >= _MAX_KINDS:
+            self._logged_s.clear()
+        self._logged_s[kind] = now_s
         return outcome.error
 
 
-def attempt(code: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | Failure:
-    """Returns what ``code`` returns, or ``Failure``. Ctrl-C in the main thread is raised: it is for the user."""
+def capture(code: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | Failure:
+    """Return the result of ``code``, or its exception as a ``Failure``. Raises Ctrl-C in the main thread: it is for the user."""
     try:
         return code(*args, **kwargs)
     except BaseException as e:
@@ -96,120 +95,120 @@ def attempt(code: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | Fail
         return Failure(e)
 
 
-_here = threading.local()
+_local = threading.local()
 
 
 @contextlib.contextmanager
-def never_waiting() -> Iterator[None]:
-    """Inside the block, ``may_wait`` is false on this thread: work that may block is left to another thread."""
-    before, _here.waits = may_wait(), False
+def without_blocking() -> Iterator[None]:
+    """Make ``may_block`` return False on this thread inside the block, so that another thread does the work that may block."""
+    before, _local.waits = may_block(), False
     try:
         yield
     finally:
-        _here.waits = before
+        _local.waits = before
 
 
-def may_wait() -> bool:
-    """Whether the calling thread may be held up, for example by a socket that takes no bytes."""
-    return getattr(_here, "waits", True)
+def may_block() -> bool:
+    """Whether the calling thread may block, for example while a socket takes no bytes."""
+    return getattr(_local, "waits", True)
 
 
-def text_of(value: object, how: Callable[[object], str] = repr) -> str:
-    """The text of a user's value, whose own method may raise."""
-    text = attempt(how, value)
+def safe_text(value: object, convert: Callable[[object], str] = repr) -> str:
+    """Return the text of a user's value, also if its method raises."""
+    text = capture(convert, value)
     return f"<{type(value).__name__} without a text>" if isinstance(text, Failure) else text
 
 
 def start_thread(
-    name: str, loop: Callable[[], None], ended: Callable[[], None] | None = None, again: bool = True
+    name: str, loop: Callable[[], None], on_end: Callable[[], None] | None = None, restart: bool = True
 ) -> threading.Thread:
-    """Starts a daemon thread that runs ``loop`` until it returns, and ``ended`` whatever happens.
+    """Start a daemon thread that runs ``loop`` until it returns, and then ``on_end``, also after an error.
 
-    What ``loop`` raises is logged. With ``again`` the loop is then run again, so it must first remove the work that failed.
+    Exceptions of ``loop`` are logged. With ``restart``, the loop then runs again, so it must first remove the work that failed.
 
     Raises:
         RuntimeError: The system allows no more threads. Record the thread only after this call.
     """
-    name = escaped(name)  # it may have the name of a broker, and logs show it
-    thread = threading.Thread(target=_root, args=(name, loop, ended, again), name=name, daemon=True)
+    name = escaped(name)  # it may contain the name of a broker, and logs show it
+    thread = threading.Thread(target=_run_thread, args=(name, loop, on_end, restart), name=name, daemon=True)
     thread.start()
     return thread
 
 
-def _root(name: str, loop: Callable[[], None], ended: Callable[[], None] | None, again: bool) -> None:
+def _run_thread(name: str, loop: Callable[[], None], on_end: Callable[[], None] | None, restart: bool) -> None:
     try:
-        while _failed(name, loop) and again:
+        while _run_and_log_failure(name, loop) and restart:
             pass
     finally:
-        if ended is not None:
-            ended()
+        if on_end is not None:
+            on_end()
 
 
-def _failed(name: str, loop: Callable[[], None]) -> bool:
-    outcome = attempt(loop)
+def _run_and_log_failure(name: str, loop: Callable[[], None]) -> bool:
+    outcome = capture(loop)
     if not isinstance(outcome, Failure):
         return False
     outcome.log(logger, "the work of thread %s failed: %s", name, outcome)
     return True
 
 
-_LOOK_S = 1.0
+_CHECK_S = 1.0
 
 
 class Latch:
-    """A flag that one thread waits for, and that other threads or signal handlers set.
+    """A flag that other threads or signal handlers set, and one thread waits for.
 
-    It is no ``Event``, because Ctrl-C can interrupt an ``Event`` while the lock of its condition is held. The lock then stays
-    held, and every later ``set`` waits for ever. A signal handler that runs in such a moment waits for ever, too.
+    Unlike ``Event``, it is safe in signal handlers: Ctrl-C can interrupt an ``Event`` while it holds the lock of its condition.
+    The lock then stays locked, and each later ``set`` blocks forever, as does ``set`` in a signal handler at such a moment.
     """
 
-    __slots__ = ("_held",)
+    __slots__ = ("_lock",)
 
     def __init__(self) -> None:
-        self._held = threading.Lock()
-        self._held.acquire()
+        self._lock = threading.Lock()
+        self._lock.acquire()
 
     def set(self) -> None:
-        with contextlib.suppress(RuntimeError):  # it is set already
-            self._held.release()
+        with contextlib.suppress(RuntimeError):  # the flag is set already
+            self._lock.release()
 
     def is_set(self) -> bool:
         """Whether it is set. Call this only on the thread that waits."""
-        return not self._held.locked()
+        return not self._lock.locked()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Returns whether it is set, after ``seconds`` at most.
+        """Wait until the flag is set, for at most ``seconds``. Returns whether it is set.
 
         Without ``seconds`` the thread checks periodically: of two signals at once, another thread may take both and wake none.
         """
-        while not self._held.acquire(timeout=_LOOK_S if seconds is None else max(0.0, seconds)):
+        while not self._lock.acquire(timeout=_CHECK_S if seconds is None else max(0.0, seconds)):
             if seconds is not None:
                 return False
         self.set()  # the wait cleared it
         return True
 
 
-_collecting: set[int] = set()  # the thread that collects garbage now
+_collecting: set[int] = set()  # ids of threads that collect garbage now
 
 
-def _collects(phase: str, info: object) -> None:
+def _on_collection(phase: str, info: object) -> None:
     (_collecting.add if phase == "start" else _collecting.discard)(threading.get_ident())
 
 
-gc.callbacks.append(_collects)
+gc.callbacks.append(_on_collection)
 
 
-def left_by_collection(work: Callable[[], None]) -> bool:
-    """Whether this thread is collecting garbage, possibly while it holds a lock. If so, another thread runs ``work``."""
+def deferred_by_collection(work: Callable[[], None]) -> bool:
+    """Return whether this thread is collecting garbage, perhaps while it holds a lock. Then another thread runs ``work``."""
     if threading.get_ident() not in _collecting:
         return False
     if not sys.is_finalizing():  # new threads no longer run, and starting one would wait for it
         with contextlib.suppress(RuntimeError):  # the system allows no more threads
-            start_thread("rocketmq-collected", work, again=False)
+            start_thread("rocketmq-collected", work, restart=False)
     return True
 
 
-class Aside:
+class KeyedExecutor:
     """One thread per key; ``limit`` is the number of calls that may wait for a thread."""
 
     def __init__(self, limit: int | None = None) -> None:
@@ -217,98 +216,99 @@ class Aside:
         self._lock = threading.Lock()
         self._work: dict[Hashable, deque[Callable[[], None]]] = {}
 
-    def busy(self, key: Hashable) -> bool:
-        """Whether work of ``key`` waits or runs, so that new work has to wait for it."""
+    def has_work(self, key: Hashable) -> bool:
+        """Whether work of ``key`` waits or runs. New work of the key would wait for it."""
         return key in self._work
 
     def run(self, key: Hashable, work: Callable[[], None]) -> None:
         """Run ``work`` soon. Raises ``RuntimeError`` if the system allows no more threads, or if too much work waits."""
         with self._lock:
-            waiting = self._work.get(key)
-            if waiting is not None:
-                if self._limit is not None and len(waiting) >= self._limit:
-                    raise RuntimeError(f"{len(waiting)} requests wait for one thread")
-                waiting.append(work)
+            queue = self._work.get(key)
+            if queue is not None:
+                if self._limit is not None and len(queue) >= self._limit:
+                    raise RuntimeError(f"{len(queue)} requests wait for one thread")
+                queue.append(work)
                 return
-            waiting = deque([work])
+            queue = deque([work])
             try:
-                self._work[key] = waiting
-                start_thread(f"rocketmq-aside-{key}", functools.partial(self._run, key, waiting))
+                self._work[key] = queue
+                start_thread(f"rocketmq-aside-{key}", functools.partial(self._run, key, queue))
             except BaseException:  # Ctrl-C, too: whether the thread exists is unknown, so the caller keeps the work
-                waiting.clear()
+                queue.clear()
                 self._work.pop(key, None)
                 raise
 
     def wait(self, key: Hashable, seconds: float) -> None:
-        """Wait until the work that ``key`` has is done, or for ``seconds``."""
+        """Wait until the present work of ``key`` is done, for at most ``seconds``."""
         done = Latch()
         with self._lock:
-            if (waiting := self._work.get(key)) is None:
+            if (queue := self._work.get(key)) is None:
                 return
-            waiting.append(done.set)
+            queue.append(done.set)
         done.wait(seconds)
 
-    def _run(self, key: Hashable, mine: deque[Callable[[], None]]) -> None:
-        while (work := self._next(key, mine)) is not None:
+    def _run(self, key: Hashable, queue: deque[Callable[[], None]]) -> None:
+        while (work := self._next(key, queue)) is not None:
             work()
             del work  # otherwise the waiting thread would keep the objects of the work alive
 
-    def _next(self, key: Hashable, mine: deque[Callable[[], None]]) -> Callable[[], None] | None:
+    def _next(self, key: Hashable, queue: deque[Callable[[], None]]) -> Callable[[], None] | None:
         with self._lock:
-            if mine:
-                return mine.popleft()
-            if self._work.get(key) is mine:
+            if queue:
+                return queue.popleft()
+            if self._work.get(key) is queue:
                 del self._work[key]
             return None
 
 
-_REST_S, _POLL_S = 10.0, 0.02
+_IDLE_S, _POLL_S = 10.0, 0.02
 
 
-class DaemonThreads(Executor):
-    """As ``ThreadPoolExecutor``, whose threads keep a process from ending for as long as their work takes. These do not. Threads
-    that have no work for ``_REST_S`` end. Raises ``RuntimeError`` as that does, and then does not run the work later.
+class DaemonThreadPool(Executor):
+    """A ``ThreadPoolExecutor`` with daemon threads, so that their work does not delay the end of the process.
+
+    Threads end after ``_IDLE_S`` without work. If ``submit`` raises ``RuntimeError``, the work never runs.
     """
 
     def __init__(self, limit: int, name: str) -> None:
         self._limit, self._name = limit, name
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
-        self._waiting: deque[Callable[[], None]] = deque()
-        self._threads = self._idle = 0
-        self._shut = False
+        self._queue: deque[Callable[[], None]] = deque()
+        self._thread_count = self._idle_count = 0
+        self._is_shut_down = False
 
     def submit(self, code: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Run ``code`` on a thread."""
         future = Future[T]()
-        work = functools.partial(_into, future, functools.partial(code, *args, **kwargs))
+        work = functools.partial(_complete, future, functools.partial(code, *args, **kwargs))
         with self._lock:
-            if self._shut:
+            if self._is_shut_down:
                 raise RuntimeError("the threads were shut down")
-            self._waiting.append(work)
-            if self._idle >= len(self._waiting):
+            self._queue.append(work)
+            if self._idle_count >= len(self._queue):
                 self._changed.notify()
-            elif self._threads < self._limit:
-                self._threads += 1
+            elif self._thread_count < self._limit:
+                self._thread_count += 1
                 try:
                     start_thread(self._name, self._run)
                 except BaseException:
-                    self._threads -= 1
-                    self._waiting.pop()
+                    self._thread_count -= 1
+                    self._queue.pop()
                     raise
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """End the threads after their work. With ``wait``, return when they have ended. No future is cancelled."""
         with self._lock:
-            self._shut = True
+            self._is_shut_down = True
             self._changed.notify_all()
             if wait:
-                self._changed.wait_for(lambda: not self._threads)
+                self._changed.wait_for(lambda: not self._thread_count)
 
-    def finish(self, deadline: Deadline) -> bool:
-        """Whether there is no work left, at ``deadline`` at the latest."""
-        while (busy := self._threads > self._idle or bool(self._waiting)) and not deadline.expired:
+    def wait_until_idle(self, deadline: Deadline) -> bool:
+        """Wait until no work is left, or until ``deadline``. Returns whether no work is left."""
+        while (busy := self._thread_count > self._idle_count or bool(self._queue)) and not deadline.expired:
             deadline.pause(_POLL_S)
         return not busy
 
@@ -319,28 +319,28 @@ class DaemonThreads(Executor):
 
     def _next(self) -> Callable[[], None] | None:
         with self._lock:
-            self._idle += 1
-            self._changed.wait_for(lambda: self._waiting or self._shut, _REST_S)
-            self._idle -= 1
-            if self._waiting:
-                return self._waiting.popleft()
-            self._threads -= 1
+            self._idle_count += 1
+            self._changed.wait_for(lambda: self._queue or self._is_shut_down, _IDLE_S)
+            self._idle_count -= 1
+            if self._queue:
+                return self._queue.popleft()
+            self._thread_count -= 1
             self._changed.notify_all()
             return None
 
 
-def _into(future: Future[T], code: Callable[[], T]) -> None:
-    """Run ``code`` unless ``future`` was cancelled, and give it the outcome."""
+def _complete(future: Future[T], code: Callable[[], T]) -> None:
+    """Run ``code`` and complete ``future`` with its result or exception, unless the future was cancelled."""
     if not future.set_running_or_notify_cancel():
         return
-    outcome = attempt(code)
+    outcome = capture(code)
     if isinstance(outcome, Failure):
         future.set_exception(outcome.error)
     else:
         future.set_result(outcome)
 
 
-_LEASES = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # counts sleep of the machine, on Linux
+_LEASE_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # counts sleep of the machine, on Linux
 
 
 class Timer:
@@ -351,11 +351,11 @@ class Timer:
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
         self._lock = threading.Lock()
-        self._wakes: SimpleQueue[None] = SimpleQueue()  # a threading.Condition takes several times as long
+        self._wakeups: SimpleQueue[None] = SimpleQueue()  # a threading.Condition takes several times as long
         self._thread: threading.Thread | None = None
         self._closed = False
 
-    def beside(self, name: str) -> Timer:
+    def with_own_thread(self, name: str) -> Timer:
         """Return another timer with a separate thread, for calls that may block."""
         return Timer(f"{self._name}-{name}")
 
@@ -365,10 +365,10 @@ class Timer:
 
     def lease_ms(self) -> int:
         """Milliseconds of a clock that never goes back and runs while the machine sleeps: for leases that servers grant."""
-        return time.clock_gettime_ns(_LEASES) // 1_000_000
+        return time.clock_gettime_ns(_LEASE_CLOCK) // 1_000_000
 
     def wall_ms(self) -> int:
-        """Epoch milliseconds, for what is written into messages."""
+        """Epoch milliseconds, for times in messages."""
         return time.time_ns() // 1_000_000
 
     def pause(self, seconds: float) -> None:
@@ -376,19 +376,19 @@ class Timer:
         time.sleep(seconds)
 
     def wait(self, future: Future[Any], seconds: float) -> bool:
-        """Whether ``future`` is done within ``seconds``."""
+        """Wait until ``future`` is done, for at most ``seconds``. Returns whether it is done."""
         try:
             future.exception(seconds)
         except FutureTimeout:
             return future.done()
         return True
 
-    def hold(self, changed: threading.Condition, seconds: float) -> None:
+    def wait_notified(self, changed: threading.Condition, seconds: float) -> None:
         """Wait until ``changed``, which the caller holds, is notified, or for ``seconds``."""
         changed.wait(seconds)
 
-    def later(self, seconds: float, call: Callable[[], None]) -> None:
-        """Call once on the thread, ``seconds`` from now; never after ``close``."""
+    def call_later(self, seconds: float, call: Callable[[], None]) -> None:
+        """Call ``call`` once on the timer's thread, ``seconds`` from now; not if the timer is closed before."""
         with self._lock:
             if self._closed:
                 return
@@ -397,39 +397,39 @@ class Timer:
             self._start()
             entry = (time.monotonic() + seconds, next(self._numbers), call)
             if not self._due or entry < self._due[0]:
-                self._wakes.put(None)
+                self._wakeups.put(None)
             heapq.heappush(self._due, entry)
 
-    def soon(self, call: Callable[[], None]) -> None:
+    def call_soon(self, call: Callable[[], None]) -> None:
         """Call once on the timer's thread, or on this one if the system allows no more threads."""
         try:
-            self.later(0, call)
+            self.call_later(0, call)
         except RuntimeError:
             call()
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Start the thread now, for callers that could not handle a failure later. Raises ``RuntimeError`` if it cannot start."""
         with self._lock:
             if not self._closed:
                 self._start()
 
-    def every(self, seconds: float, call: Callable[[], None], first_s: float) -> None:
+    def call_repeatedly(self, seconds: float, call: Callable[[], None], first_s: float) -> None:
         """Call repeatedly, ``seconds`` after the end of the previous call, even if a call raises."""
 
         def turn() -> None:
             try:
                 call()
             finally:
-                self.later(seconds, turn)
+                self.call_later(seconds, turn)
 
-        self.later(first_s, turn)
+        self.call_later(first_s, turn)
 
     def drain(self, seconds: float) -> None:
         """Wait for the calls that are due now, unless this is one of them."""
         if self._thread is None or self._thread is threading.current_thread():
             return
         drained = Latch()
-        self.later(0, drained.set)
+        self.call_later(0, drained.set)
         drained.wait(seconds)
 
     def close(self, wait_s: float = 5.0) -> None:
@@ -438,7 +438,7 @@ class Timer:
             self._closed = True
             self._due.clear()
             thread = self._thread
-        self._wakes.put(None)
+        self._wakeups.put(None)
         if thread is not None and thread is not threading.current_thread():
             thread.join(wait_s)
 
@@ -460,4 +460,4 @@ class Timer:
                 if wait is not None and wait <= 0:
                     return heapq.heappop(self._due)[2]
             with contextlib.suppress(Empty):  # a wait of centuries is more than a lock takes
-                self._wakes.get(timeout=None if wait is None else min(wait, threading.TIMEOUT_MAX))
+                self._wakeups.get(timeout=None if wait is None else min(wait, threading.TIMEOUT_MAX))

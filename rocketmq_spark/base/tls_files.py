@@ -26,7 +26,7 @@ STALE_S = 600.0
 _PAUSE_FACTOR = 10
 
 
-class Reloaded(Generic[T]):
+class ReloadedFiles(Generic[T]):
     """The result of ``load``, which is called again after one of the files in ``paths`` was replaced.
 
     While ``load`` fails, ``get`` returns the last value for at most ``STALE_S``, and logs one warning.
@@ -46,7 +46,7 @@ class Reloaded(Generic[T]):
         stamps = tuple(map(_stamp, self._paths))
         if self._loaded is None or self._loaded[0] != stamps:
             try:
-                self._loaded = stamps, self._again(stamps)
+                self._loaded = stamps, self._reload(stamps)
             except (OSError, RocketMQError) as e:  # errors of ``ssl`` are OSErrors
                 if self._loaded is None or not self._may_use_stale(e):
                     raise
@@ -56,14 +56,14 @@ class Reloaded(Generic[T]):
             logger.warning("the TLS files %s can be read again", ", ".join(self._paths))
         return self._loaded[1]
 
-    def _again(self, stamps: tuple[object, ...]) -> T:
+    def _reload(self, stamps: tuple[object, ...]) -> T:
         if self._failed is not None and self._failed[0] == stamps and not self._failed[2].expired:
             raise self._failed[1].with_traceback(None)
-        begun = time.monotonic()
+        started_s = time.monotonic()
         try:
             return self._load()
         except (OSError, RocketMQError) as e:
-            self._failed = stamps, e, Deadline.after(_PAUSE_FACTOR * (time.monotonic() - begun))
+            self._failed = stamps, e, Deadline.after(_PAUSE_FACTOR * (time.monotonic() - started_s))
             raise
 
     def _may_use_stale(self, error: Exception) -> bool:
@@ -87,8 +87,8 @@ def _stamp(path: str) -> object:
 _BEGIN, _END = b"-----BEGIN CERTIFICATE-----", b"-----END CERTIFICATE-----"
 # Parts of a PEM file that somebody's options name. OpenSSL sorts certificates again for each one that it adds, which takes a
 # minute for 8,000 of them. Systems trust 150.
-MOST_PARTS = 500
-_HASHED = re.compile(r"[0-9a-f]{8}\.\d+")
+MAX_PEM_BLOCKS = 500
+_HASHED_NAME = re.compile(r"[0-9a-f]{8}\.\d+")
 
 
 def system_authorities() -> bytes:
@@ -97,7 +97,7 @@ def system_authorities() -> bytes:
     They are in a file, and in folders whose files are named by hashes. The variables SSL_CERT_FILE and SSL_CERT_DIR replace these
     paths.
     """
-    certificates = dict.fromkeys(pem for path in _system_files() for pem in _certificates(_content(path)))
+    certificates = dict.fromkeys(pem for path in _system_files() for pem in _certificates(_read_or_empty(path)))
     return b"\n".join([*certificates, b""]) if certificates else b""
 
 
@@ -120,10 +120,10 @@ def _system_files() -> Iterator[Path]:
     paths = ssl.get_default_verify_paths()
     yield Path(os.environ.get(paths.openssl_cafile_env) or paths.openssl_cafile)
     for folder in (os.environ.get(paths.openssl_capath_env) or paths.openssl_capath).split(os.pathsep):
-        yield from sorted(path for path in Path(folder).glob("*.*") if _HASHED.fullmatch(path.name))
+        yield from sorted(path for path in Path(folder).glob("*.*") if _HASHED_NAME.fullmatch(path.name))
 
 
-def _content(path: Path) -> bytes:
+def _read_or_empty(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError:

@@ -1,6 +1,6 @@
-"""The command ``rocketmq-spark``: one file per group of commands, one interface for what they print.
+"""The command ``rocketmq-spark``. Each group of commands has a file; all commands print through ``output.Output``.
 
-Nothing heavy is imported before a command runs, so that ``--help`` is quick; see ``command``.
+``command`` imports the file of a group only when one of its commands runs, so that ``--help`` is quick.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ def main() -> None:
     """Entry point of the console script."""
     missing = [name for name in ("click", "rich") if not extras.installed(name)]
     if missing:
-        sys.exit(f"Error: the command needs {' and '.join(missing)}: {extras.command(extras.CLI)}")
+        sys.exit(f"Error: the command needs {' and '.join(missing)}: {extras.install_command(extras.CLI)}")
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # as standard error has it: bodies may have any character
+        sys.stdout.reconfigure(errors="backslashreplace")  # the same as stderr: bodies may contain any character
     from rocketmq_spark.cli.command import app
 
     app(prog_name="rocketmq-spark")

@@ -1,8 +1,8 @@
-"""The local broker that outlives the command that started it: its process, and its recorded state.
+"""The background process that runs the local broker, and its recorded state. It outlives ``broker start``.
 
-``python -m rocketmq_spark.cli.background`` is that process. It holds a lock while it runs, so no command has to guess from
-a process id whether it runs; ``state.json`` beside the lock has its addresses. The process that starts it learns the outcome
-through a pipe.
+``python -m rocketmq_spark.cli.background`` is that process. It holds a lock while it runs, so commands test the lock instead of
+a process id. ``state.json`` beside the lock has the addresses of the servers. ``broker start`` reads the outcome of the start
+from a pipe.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from typing import IO
 
 import rocketmq_spark
 from rocketmq_spark.base import folders
-from rocketmq_spark.base import process as processes
 from rocketmq_spark.base.clock import Deadline, wait_until
+from rocketmq_spark.base.process import python_call
 from rocketmq_spark.base.threads import Latch
 from rocketmq_spark.errors import LocalBrokerError
-from rocketmq_spark.localbroker import LocalBroker, distro, process
+from rocketmq_spark.localbroker import LocalBroker, distribution, processes
 from rocketmq_spark.localbroker.java import find_java
 from rocketmq_spark.localbroker.servers import NAME_SERVER, broker_names
 
 _PAUSE_S = 0.02
-_NAME, _DATA = distro.BACKGROUND_DATA
-_LOCK_WITHIN_S = 1.0
+_NAME, _DATA = distribution.BACKGROUND_DATA
+_LOCK_TIMEOUT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class RunningBroker:
-    """The local broker as its process described it: ``servers`` are addresses and process ids by name.
+    """The recorded state of the local broker. ``servers`` are addresses and process ids by name.
 
-    ``conf`` are the names only: values may be secrets.
+    ``conf`` has only the names of the settings, because values may be secrets.
     """
 
     pid: int
@@ -52,14 +52,14 @@ class RunningBroker:
     servers: dict[str, tuple[str, int]]
     conf: list[str] = field(default_factory=list)
 
-    def up(self, server: str) -> bool:
-        """Whether the server takes connections now; it may have died since."""
-        return process.accepts(int(self.servers[server][0].rpartition(":")[2]))
+    def is_up(self, server: str) -> bool:
+        """Whether the server accepts connections now. It may have died after the state was recorded."""
+        return processes.is_listening(int(self.servers[server][0].rpartition(":")[2]))
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
-    """What ``broker start`` asks for."""
+class StartRequest:
+    """The arguments of ``broker start``."""
 
     brokers: int
     slaves: int
@@ -72,78 +72,77 @@ def default_data() -> Path:
     return _folder() / _DATA
 
 
-def stored_in(data: Path) -> dict[str, int]:
-    """The brokers of a data folder, in the order of their names, with the number of slaves of each."""
+def stored_brokers(data: Path) -> dict[str, int]:
+    """Return the brokers of a data folder, in the order of their names, with the number of slaves of each."""
     homes = [conf.parent.name for conf in data.glob("*/broker.conf")]
     names = itertools.takewhile(lambda name: name in homes, (broker_names(i + 1)[i] for i in itertools.count()))
     return {name: sum(home.startswith(f"{name}-slave-") for home in homes) for name in names}
 
 
 def log_path() -> Path:
-    """What the process itself prints."""
+    """The file with the output of the background process."""
     return _path("log.txt")
 
 
 def running() -> RunningBroker | None:
-    """The local broker, when there is one."""
-    if not _held():
+    """Return the local broker; None if none runs."""
+    if not _is_locked():
         return None
     try:
-        known = json.loads(_state())
+        state = json.loads(_state())
     except (FileNotFoundError, ValueError):
-        return None  # it is starting, or ending
-    servers = {name: (address, pid) for name, (address, pid) in known.pop("servers").items()}
-    return RunningBroker(**known, servers=servers)
+        return None  # the process is starting or ending
+    servers = {name: (address, pid) for name, (address, pid) in state.pop("servers").items()}
+    return RunningBroker(**state, servers=servers)
 
 
-def start(wish: Wish) -> RunningBroker:
-    """Start it and return when it is ready. The first start of a user downloads RocketMQ, and shows that here."""
-    _refuse_second()
+def start(request: StartRequest) -> RunningBroker:
+    """Start the local broker and return when it is ready. The first start of a user downloads RocketMQ, with a progress bar."""
+    _check_not_running()
     find_java()
-    process.refuse_taken(_ports(wish))
-    distro.fetch()
-    _refuse_second()  # another command has waited for the same download, perhaps
-    with distro.writing_to(_folder()):
-        folders.make(_folder())
-        _refuse_foreign()
+    processes.check_ports_free(_ports(request))
+    distribution.fetch()
+    _check_not_running()  # another command may have waited for the same download and started one
+    with distribution.writing_to(_folder()):
+        folders.make_folders(_folder())
+        _check_no_foreign_files()
         _state_path().unlink(missing_ok=True)
         with open(folders.open_private(log_path(), os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "w") as log:
-            return _spawned(wish, log)
+            return _spawn(request, log)
 
 
-def _refuse_foreign() -> None:
-    """Raise if another user has a file in the folder, from a time when others could write there. LocalBroker checks the data."""
-    if (found := folders.foreign_in(_folder(), (_DATA,))) is not None:
-        raise _left_by_others(found)
+def _check_no_foreign_files() -> None:
+    """Raise if the folder has a file of another user, who could write there earlier. ``LocalBroker`` checks the data folder."""
+    if (foreign_file := folders.foreign_in(_folder(), (_DATA,))) is not None:
+        raise _foreign_file_error(foreign_file)
 
 
-def _refuse_second() -> None:
-    if _held():
+def _check_not_running() -> None:
+    if _is_locked():
         broker = running()
-        where = f": {broker.name_server}, process {broker.pid}" if broker else ", and just starts or ends"
+        where = f": {broker.name_server}, process {broker.pid}" if broker else " and is starting or stopping"
         raise LocalBrokerError(
             f"A local broker is running already{where}", remedy="Stop it with: rocketmq-spark broker stop"
         )
 
 
-def _spawned(wish: Wish, log: IO[str]) -> RunningBroker:
-    reading, writing = os.pipe()
+def _spawn(request: StartRequest, log: IO[str]) -> RunningBroker:
+    read_fd, write_fd = os.pipe()
     root = str(Path(rocketmq_spark.__file__).parent.parent)
-    call = processes.python("-P", "-m", __name__, str(writing), first=[root])
-    if distro.CACHE_VARIABLE in call["env"]:
-        call["env"][distro.CACHE_VARIABLE] = str(
-            distro.cache_folder()
-        )  # it may be relative to the folder of this process
-    with open(reading, encoding="utf-8") as answers:
+    arguments = python_call("-P", "-m", __name__, str(write_fd), import_first=[root])
+    if distribution.CACHE_VARIABLE in arguments["env"]:
+        # It may be relative to the folder of this process.
+        arguments["env"][distribution.CACHE_VARIABLE] = str(distribution.cache_folder())
+    with open(read_fd, encoding="utf-8") as answers:
         child = subprocess.Popen(
-            **call, stdin=subprocess.PIPE, stdout=log, stderr=log, pass_fds=[writing], start_new_session=True
+            **arguments, stdin=subprocess.PIPE, stdout=log, stderr=log, pass_fds=[write_fd], start_new_session=True
         )
-        os.close(writing)
+        os.close(write_fd)
         try:
             assert child.stdin is not None
-            # Not as an argument: everybody sees those in 'ps', and settings may be secrets.
-            with contextlib.suppress(BrokenPipeError), child.stdin as asked:
-                asked.write(json.dumps(asdict(wish)).encode())
+            # Not as an argument: every user can see arguments with 'ps', and settings may be secrets.
+            with contextlib.suppress(BrokenPipeError), child.stdin as stdin:
+                stdin.write(json.dumps(asdict(request)).encode())
             answer = json.loads(answers.readline() or "{}")
         except BaseException:
             child.terminate()
@@ -154,18 +153,18 @@ def _spawned(wish: Wish, log: IO[str]) -> RunningBroker:
         child.wait()
         reason = answer.get("message") or f"The local broker ended while starting; see {log_path()}"
         raise LocalBrokerError(reason, remedy=answer.get("remedy"))
-    child.returncode = 0  # it lives on: no warning about that when this object goes
+    child.returncode = 0  # the process continues to run: this prevents a ResourceWarning when ``child`` is deleted
     return broker
 
 
 def stop(timeout_s: float = 40.0) -> RunningBroker:
-    """End it in order and return when it is gone; what ran until now."""
+    """Stop the local broker cleanly, and return its state when it has ended."""
     broker = running()
     if broker is None:
         raise not_running()
     with contextlib.suppress(ProcessLookupError):
         os.kill(broker.pid, signal.SIGTERM)
-    if not wait_until(lambda: not _held(), Deadline.after(timeout_s), _PAUSE_S):
+    if not wait_until(lambda: not _is_locked(), Deadline.after(timeout_s), _PAUSE_S):
         raise LocalBrokerError(
             f"The local broker did not end within {timeout_s:g} s", remedy=f"End it with: kill -9 {broker.pid}"
         )
@@ -177,20 +176,21 @@ def not_running() -> LocalBrokerError:
 
 
 def _folder() -> Path:
-    return distro.cache_folder() / _NAME
+    return distribution.cache_folder() / _NAME
 
 
 def _path(name: str) -> Path:
     """Return a path in the folder. Raises ``LocalBrokerError`` if another user created a file there."""
     path = _folder() / name
-    if (found := folders.foreign(path)) is not None:
-        raise _left_by_others(found)
+    if (foreign_file := folders.foreign_owner(path)) is not None:
+        raise _foreign_file_error(foreign_file)
     return path
 
 
-def _left_by_others(found: folders.Foreign) -> LocalBrokerError:
+def _foreign_file_error(foreign_file: folders.ForeignFile) -> LocalBrokerError:
     return LocalBrokerError(
-        f"The local broker does not use what another user has left: {found}", remedy=f"Remove {found.path}"
+        f"The local broker does not use files of another user: {foreign_file}",
+        remedy=f"Remove {foreign_file.path}",
     )
 
 
@@ -199,7 +199,7 @@ def _state_path() -> Path:
 
 
 def _state() -> bytes:
-    """The recorded state. Raises ``LocalBrokerError`` if others could have written it: commands would connect where they want."""
+    """Return the recorded state. Raises ``LocalBrokerError`` if other users may write the file: they could redirect commands."""
     path = _state_path()
     with open(folders.open_regular(path), "rb") as file:
         if folders.others_may_write(os.fstat(file.fileno())):
@@ -207,12 +207,12 @@ def _state() -> bytes:
         return file.read()
 
 
-def _held() -> bool:
-    """Whether the process lives: it holds the lock."""
+def _is_locked() -> bool:
+    """Whether the background process runs, and holds the lock."""
     try:
         with open(folders.open_private(_path("lock"), os.O_RDONLY)) as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except (FileNotFoundError, PermissionError):  # with the cache of root, another user has no local broker
+    except (FileNotFoundError, PermissionError):  # the cache of root: this user has no local broker there
         return False
     except BlockingIOError:
         return True
@@ -222,30 +222,35 @@ def _held() -> bool:
 # --- the process itself
 
 
-def _run(answers: IO[str], wish: Wish) -> None:
-    """Hold the lock, run the servers, tell, and wait for the signal to end."""
-    signal.signal(signal.SIGTERM, _end)
+def _run(answers: IO[str], request: StartRequest) -> None:
+    """Hold the lock, run the servers, write the outcome of the start to ``answers``, and wait for SIGTERM."""
+    signal.signal(signal.SIGTERM, _exit_on_sigterm)
     with _lock(), contextlib.ExitStack() as stack:
         try:
-            mq = stack.enter_context(_servers(wish))
+            mq = stack.enter_context(_servers(request))
             stack.callback(_state_path().unlink, missing_ok=True)
-            _publish(mq, list(wish.conf))
+            _publish(mq, list(request.conf))
         except LocalBrokerError as e:
             print(json.dumps({"message": " ".join([e.message, e.remark or ""]), "remedy": e.remedy}), file=answers)
             return
         print(json.dumps({"ready": True}), file=answers)
         answers.close()
-        Latch().wait()  # for the signal; unlike a pause, it also ends if the signal came just before it
+        Latch().wait()  # unlike signal.pause(), this also ends if the signal came just before
 
 
-def _servers(wish: Wish) -> LocalBroker:
+def _servers(request: StartRequest) -> LocalBroker:
     return LocalBroker(
-        brokers=wish.brokers, slaves=wish.slaves, conf=wish.conf, data=wish.data, ports=_ports(wish), quiet=True
+        brokers=request.brokers,
+        slaves=request.slaves,
+        conf=request.conf,
+        data=request.data,
+        ports=_ports(request),
+        quiet=True,
     )
 
 
-def _ports(wish: Wish) -> dict[str, int]:
-    return {NAME_SERVER: wish.port} if wish.port else {}
+def _ports(request: StartRequest) -> dict[str, int]:
+    return {NAME_SERVER: request.port} if request.port else {}
 
 
 def _publish(mq: LocalBroker, conf: list[str]) -> None:
@@ -258,25 +263,25 @@ def _publish(mq: LocalBroker, conf: list[str]) -> None:
         servers={name: (mq.address(name), mq.pid(name) or 0) for name in names},
         conf=conf,
     )
-    folders.write_new(_state_path(), json.dumps(asdict(state)))
+    folders.replace_file(_state_path(), json.dumps(asdict(state)))
 
 
 @contextlib.contextmanager
 def _lock() -> Iterator[None]:
-    deadline = Deadline.after(_LOCK_WITHIN_S)
+    deadline = Deadline.after(_LOCK_TIMEOUT_S)
     with open(folders.open_private(_path("lock"), os.O_RDWR | os.O_CREAT), "a") as lock:
-        while not folders.try_lock(lock):  # perhaps only a status command looks at the lock
+        while not folders.try_lock(lock):  # a status command may hold the lock for a moment
             if deadline.expired:
                 raise BlockingIOError(errno.EWOULDBLOCK, "another process has locked it", lock.name)
             deadline.pause(_PAUSE_S)
         yield
 
 
-def _end(number: int, frame: FrameType | None) -> None:
+def _exit_on_sigterm(number: int, frame: FrameType | None) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     raise SystemExit(0)
 
 
 if __name__ == "__main__":
     with open(int(sys.argv[1]), "w", encoding="utf-8") as _answers:
-        _run(_answers, Wish(**json.load(sys.stdin)))
+        _run(_answers, StartRequest(**json.load(sys.stdin)))

@@ -1,4 +1,4 @@
-"""``rocketmq-spark broker``: the local broker in the background, and what it says."""
+"""``rocketmq-spark broker``: starts, stops and shows the local broker in the background."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rocketmq_spark.cli.command import CliGroup
-from rocketmq_spark.cli.connection import pairs
+from rocketmq_spark.cli.connection import parse_pairs
 from rocketmq_spark.cli.numbers import IntRange
 from rocketmq_spark.cli.output import Output
 from rocketmq_spark.errors import LocalBrokerError
@@ -18,7 +18,7 @@ from rocketmq_spark.errors import LocalBrokerError
 if TYPE_CHECKING:
     from rocketmq_spark.cli.background import RunningBroker
 
-_LOG_FILES = ("out.txt", "server.1.log", "server.log")
+_LOG_FILE_NAMES = ("out.txt", "server.1.log", "server.log")
 
 
 @click.group(cls=CliGroup)
@@ -40,7 +40,7 @@ def broker() -> None:
     help="Data folder, kept after the stop (default: in the user's cache folder).",
 )
 @click.option(
-    "--conf", multiple=True, callback=pairs, metavar="NAME=VALUE", help="A line of broker.conf (may be repeated)."
+    "--conf", multiple=True, callback=parse_pairs, metavar="NAME=VALUE", help="A line of broker.conf (may be repeated)."
 )
 @click.pass_obj
 def start(
@@ -53,20 +53,20 @@ def start(
     from rocketmq_spark.cli import background
 
     folder = (data or background.default_data()).expanduser().absolute()
-    there = background.stored_in(folder)
-    wish = background.Wish(
-        max(1, len(there)) if brokers is None else brokers,
-        max(there.values(), default=0) if slaves is None else slaves,
+    stored = background.stored_brokers(folder)
+    request = background.StartRequest(
+        max(1, len(stored)) if brokers is None else brokers,
+        max(stored.values(), default=0) if slaves is None else slaves,
         str(folder),
         conf,
         port,
     )
-    if left_out := list(there)[wish.brokers :]:
+    if left_out := list(stored)[request.brokers :]:
         raise LocalBrokerError(
-            f"{folder} has the data of {len(there)} brokers: without {', '.join(left_out)} their queues would be missing",
+            f"{folder} has the data of {len(stored)} brokers: without {', '.join(left_out)} their queues would be missing",
             remedy="Omit --brokers, or name another folder with --data",
         )
-    running = background.start(wish)
+    running = background.start(request)
     output.item(_document(running), f"RocketMQ runs: name server {running.name_server}, data in {running.data}")
     output.note("Try: rocketmq-spark topic create hello, and: echo Hello | rocketmq-spark produce hello")
 
@@ -131,15 +131,15 @@ def logs(output: Output, name: str, lines: int) -> None:
     if running is None:
         raise background.not_running()
     if name not in running.servers:
-        raise LocalBrokerError(f"There is no server {name!r}", remedy=f"Known: {', '.join(running.servers)}")
-    files = [Path(running.data, name, file) for file in _LOG_FILES]
+        raise LocalBrokerError(f"There is no server {name!r}", remedy=f"Name one of: {', '.join(running.servers)}")
+    files = [Path(running.data, name, file) for file in _LOG_FILE_NAMES]
     text = "".join(f.read_text(encoding="utf-8", errors="replace") for f in files if f.exists())
     for line in text.splitlines()[-lines:]:
         output.item({"server": name, "line": line}, line)
 
 
 def _start_command(running: RunningBroker) -> str:
-    """The command that starts the same again, with what the data folder does not know."""
+    """The command that starts the same broker again. The data folder does not store the names in --conf."""
     from rocketmq_spark.cli import background
 
     words = ["rocketmq-spark", "broker", "start"]
@@ -156,7 +156,7 @@ def _document(running: RunningBroker) -> dict[str, Any]:
         "pid": running.pid,
         "started": datetime.fromtimestamp(running.started_ms / 1000, UTC).isoformat(timespec="seconds"),
         "servers": [
-            {"name": name, "address": address, "pid": pid, "up": running.up(name)}
+            {"name": name, "address": address, "pid": pid, "up": running.is_up(name)}
             for name, (address, pid) in running.servers.items()
         ],
     }

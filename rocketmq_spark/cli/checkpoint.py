@@ -1,4 +1,4 @@
-"""``rocketmq-spark checkpoint``: what Spark's folder of a query says, what brokers have now, and back to an earlier batch."""
+"""``rocketmq-spark checkpoint``: shows the checkpoint of a query, compares it with the brokers, and rewinds it."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from rocketmq_spark.spark.checkpoints.offset_log import BatchRead, LoggedBatch
     from rocketmq_spark.spark.checkpoints.rewind import Drift, RewindPlan
 
-_BATCHES = {"batchId": "BATCH", "begun": "BEGUN", "done": "DONE", "offsets": "OFFSETS", "queues": "QUEUES"}
-_RANGES = {
+_BATCH_COLUMNS = {"batchId": "BATCH", "begun": "BEGUN", "done": "DONE", "offsets": "OFFSETS", "queues": "QUEUES"}
+_RANGE_COLUMNS = {
     "topic": "TOPIC",
     "brokerName": "BROKER",
     "queueId": "QUEUE",
@@ -34,7 +34,7 @@ _RANGES = {
     "end": "TO",
     "offsets": "OFFSETS",
 }
-_DRIFT = {
+_DRIFT_COLUMNS = {
     "topic": "TOPIC",
     "brokerName": "BROKER",
     "queueId": "QUEUE",
@@ -44,7 +44,7 @@ _DRIFT = {
     "state": "STATE",
     "offsets": "OFFSETS",
 }
-_UNSEEN = (
+_REWIND_LIMITS = (
     "This command cannot see: whether the query runs, because an idle one writes nothing (stop it first); what these batches "
     "wrote, which stays and is written again; sinks that keep batch numbers (files with _spark_metadata, Delta with txnVersion), "
     "which skip the ones they had; whether brokers still have the messages (rocketmq-spark checkpoint diff)."
@@ -75,29 +75,29 @@ def show(output: Output, folder: str, last: int, number: int | None) -> None:
     A batch without DONE was started but not finished: the query reads the same ranges again when it starts. --json prints one
     object per batch, with its ranges.
     """
-    from rocketmq_spark.spark.checkpoints.files import open_folder as opened
+    from rocketmq_spark.spark.checkpoints.files import open_folder
     from rocketmq_spark.spark.checkpoints.offset_log import history
 
-    found = history(opened(folder))
-    if not found:
-        raise OffsetError(f"{folder} has no batch yet", remedy="Wait for the first one")
-    shown = [read for read in found if read.batch.number == number] if number is not None else found[-last:]
-    if not shown:
-        first, newest = found[0].batch.number, found[-1].batch.number
-        raise OffsetError(f"batch {number} is not kept in {folder}", remedy=f"Batches {first} to {newest} are")
+    reads = history(open_folder(folder))
+    if not reads:
+        raise OffsetError(f"{folder} has no batch yet", remedy="Wait for the first batch")
+    shown_reads = [read for read in reads if read.batch.number == number] if number is not None else reads[-last:]
+    if not shown_reads:
+        first, newest = reads[0].batch.number, reads[-1].batch.number
+        raise OffsetError(f"batch {number} is not kept in {folder}", remedy=f"Name a batch from {first} to {newest}")
     if number is not None and not output.machine:
-        output.rows(_RANGES, map(_range, shown[0].ranges))
-        for command in _tails(shown[0].ranges):
+        output.rows(_RANGE_COLUMNS, map(_range_row, shown_reads[0].ranges))
+        for command in _tail_commands(shown_reads[0].ranges):
             output.note(f"Its messages: {command}")
     else:
-        output.rows(_BATCHES, [_batch(read, output.machine) for read in shown])
-    for read in shown:
+        output.rows(_BATCH_COLUMNS, [_batch_row(read, output.machine) for read in shown_reads])
+    for read in shown_reads:
         if read.unknown:
             output.note(f"Batch {read.batch.number}: its start is not kept any more for {len(read.unknown)} queues")
-    output.note(_next(found[-1]))
+    output.note(_next_batch_text(reads[-1]))
 
 
-def _batch(read: BatchRead, machine: bool) -> dict[str, object]:
+def _batch_row(read: BatchRead, machine: bool) -> dict[str, object]:
     row = {
         "batchId": read.batch.number,
         "begun": moment(read.batch.planned_ms),
@@ -105,30 +105,37 @@ def _batch(read: BatchRead, machine: bool) -> dict[str, object]:
         "offsets": read.size,
     }
     if not machine:
-        return {**row, "queues": len({part.queue for part in read.ranges})}
-    return {**row, "ranges": list(map(_range, read.ranges)), "unknownQueues": len(read.unknown)}
+        return {**row, "queues": len({offset_range.queue for offset_range in read.ranges})}
+    return {**row, "ranges": list(map(_range_row, read.ranges)), "unknownQueues": len(read.unknown)}
 
 
-def _tails(ranges: Sequence[OffsetRange]) -> Iterator[str]:
-    """The commands that show the messages of a batch, topic by topic."""
+def _tail_commands(ranges: Sequence[OffsetRange]) -> Iterator[str]:
+    """The commands that show the messages of a batch, one for each topic."""
     from rocketmq_spark.spark.source.offsets import Offsets
 
-    for topic in sorted({part.queue.topic for part in ranges if part.size}):
-        mine = [part for part in ranges if part.queue.topic == topic and part.size]
-        begin = Offsets({part.queue: part.start for part in mine}).to_json()["topics"]
-        end = Offsets({part.queue: part.end for part in mine}).to_json()["topics"]
-        yield shlex.join(["rocketmq-spark", "tail", topic, "--from", json.dumps(begin), "--to", json.dumps(end)])
+    for topic in sorted({offset_range.queue.topic for offset_range in ranges if offset_range.size}):
+        topic_ranges = [
+            offset_range for offset_range in ranges if offset_range.queue.topic == topic and offset_range.size
+        ]
+        starts = Offsets({offset_range.queue: offset_range.start for offset_range in topic_ranges}).to_json()["topics"]
+        ends = Offsets({offset_range.queue: offset_range.end for offset_range in topic_ranges}).to_json()["topics"]
+        yield shlex.join(["rocketmq-spark", "tail", topic, "--from", json.dumps(starts), "--to", json.dumps(ends)])
 
 
-def _range(part: OffsetRange) -> dict[str, object]:
-    return {**_queue(part.queue), "start": part.start, "end": part.end, "offsets": part.size}
+def _range_row(offset_range: OffsetRange) -> dict[str, object]:
+    return {
+        **_queue_columns(offset_range.queue),
+        "start": offset_range.start,
+        "end": offset_range.end,
+        "offsets": offset_range.size,
+    }
 
 
-def _queue(queue: MessageQueue) -> dict[str, object]:
+def _queue_columns(queue: MessageQueue) -> dict[str, object]:
     return {"topic": queue.topic, "brokerName": queue.broker_name, "queueId": queue.queue_id}
 
 
-def _next(last: BatchRead) -> str:
+def _next_batch_text(last: BatchRead) -> str:
     number = last.batch.number
     if last.done_ms is None:
         return (
@@ -158,89 +165,100 @@ def diff(ctx: click.Context, output: Output, target: Target, folder: str) -> Non
 
     The exit code is 1 if any queue has lost data or is not readable now.
     """
-    from rocketmq_spark.cli.query import clusters, left_out
-    from rocketmq_spark.spark.checkpoints.files import open_folder as opened
+    from rocketmq_spark.cli.query import clusters, other_clusters_note
+    from rocketmq_spark.spark.checkpoints.files import open_folder
     from rocketmq_spark.spark.checkpoints.offset_log import last_batch
 
-    batch = last_batch(opened(folder))
+    batch = last_batch(open_folder(folder))
     if batch is None:
-        raise OffsetError(f"{folder} has no finished batch yet", remedy="Wait for the first one")
+        raise OffsetError(f"{folder} has no finished batch yet", remedy="Wait for the first batch")
     if not batch.sources:
-        raise OffsetError(f"batch {batch.number} in {folder} reads no RocketMQ topic", remedy="Name another query's")
-    client = target.within(batch.source_identities).client()
-    batch, elsewhere = batch.of_clusters(clusters(client))
-    found, errors = differences(client, batch)
-    if elsewhere:
-        errors.append(left_out(elsewhere))
-    output.rows(_DRIFT, map(_drifted, found))
-    bad = [one for one in found if not one.state.is_lossless]
+        raise OffsetError(
+            f"batch {batch.number} in {folder} reads no RocketMQ topic", remedy="Name the checkpoint of another query"
+        )
+    client = target.in_checkpoint_scope(batch.source_identities).client()
+    batch, other_clusters = batch.of_clusters(clusters(client))
+    drifts, errors = compare_with_brokers(client, batch)
+    if other_clusters:
+        errors.append(other_clusters_note(other_clusters))
+    output.rows(_DRIFT_COLUMNS, map(_drift_row, drifts))
+    problems = [drift for drift in drifts if not drift.state.is_lossless]
     for line in errors:
         output.note(line)
-    waiting = [one.queue.broker_name for one in bad if one.state.is_unavailable]
-    if lost := len(bad) - len(waiting):
+    unavailable_brokers = [drift.queue.broker_name for drift in problems if drift.state.is_unavailable]
+    if lost := len(problems) - len(unavailable_brokers):
         output.note(
-            f"{lost} of {len(found)} queues have lost what was to be read next. With failOnDataLoss=warn the query continues at "
+            f"{lost} of {len(drifts)} queues have lost what was to be read next. With failOnDataLoss=warn the query continues at "
             "the first message that is kept, and reads a topic that was created again from its start"
         )
-    if waiting:
-        names = ", ".join(sorted(set(waiting)))
+    if unavailable_brokers:
+        names = ", ".join(sorted(set(unavailable_brokers)))
         output.note(
-            f"{len(waiting)} of {len(found)} queues wait for {names}: start it on its data, and nothing of them is lost"
+            f"{len(unavailable_brokers)} of {len(drifts)} queues wait for {names}: start it on its data, and nothing of them is "
+            "lost"
         )
-    if not bad:
+    if not problems:
         output.note("Nothing is lost")
-    ctx.exit(1 if bad else 0)
+    ctx.exit(1 if problems else 0)
 
 
-def differences(client: Client, batch: LoggedBatch) -> tuple[list[Drift], list[str]]:
-    """Compare the queues that the query reads next with the brokers. Returns a ``Drift`` for each queue, and errors as texts."""
+def compare_with_brokers(client: Client, batch: LoggedBatch) -> tuple[list[Drift], list[str]]:
+    """Compare the queues that the query reads next with the brokers. Returns a ``Drift`` for each queue, and error messages."""
     from rocketmq_spark.admin import deadline, with_kept_minimums
-    from rocketmq_spark.cli.query import unplanned
+    from rocketmq_spark.cli.query import unplanned_queues
     from rocketmq_spark.spark.checkpoints.rewind import drift
     from rocketmq_spark.spark.source.recreated_topics import RecreationWatch, topic_broker
 
-    away: set[str] = set()
+    unavailable_brokers: set[str] = set()
     errors: list[str] = []
 
-    def note(error: RocketMQError, queue: MessageQueue) -> None:
-        away.add(queue.broker_name)
+    def note_error(error: RocketMQError, queue: MessageQueue) -> None:
+        unavailable_brokers.add(queue.broker_name)
         errors.append(str(error))
 
-    new, failed = unplanned(client, batch)
-    errors += map(str, failed)
+    new, route_errors = unplanned_queues(client, batch)
+    errors += map(str, route_errors)
     positions: dict[MessageQueue, int | None] = {**batch.positions, **dict.fromkeys(new)}
-    missing_topics = {error.topic for error in failed if isinstance(error, RouteNotFound)}
+    missing_topics = {error.topic for error in route_errors if isinstance(error, RouteNotFound)}
     queues = {queue for queue in positions if queue.topic not in missing_topics}
-    bounds = with_kept_minimums(client, client.brokers.bounds(queues, deadline(client), note), positions, note)
+    bounds = with_kept_minimums(
+        client, client.brokers.bounds(queues, deadline(client), note_error), positions, note_error
+    )
     recreated: list[MessageQueue] = []
     for offsets in batch.sources.values():
-        found = RecreationWatch(lambda: client.brokers, GROUP).check(offsets, bounds, deadline(client))
-        recreated += found.recreated
-        for one, error in found.unanswered.items():
-            away.add(one[1])
+        recreation = RecreationWatch(lambda: client.brokers, GROUP).check(offsets, bounds, deadline(client))
+        recreated += recreation.recreated
+        for topic_at_broker, error in recreation.unanswered.items():
+            unavailable_brokers.add(topic_at_broker[1])
             errors.append(str(error))
-            bounds = {queue: of for queue, of in bounds.items() if topic_broker(queue) != one}
-    # A new queue may be in the route only: if its broker answers and does not have the queue, the query reads no such queue.
-    existing = {q: at for q, at in positions.items() if q not in new or q in bounds or q.broker_name in away}
-    return drift(existing, bounds, recreated, away, _unregistered(client, batch)), errors
+            bounds = {
+                queue: queue_bounds for queue, queue_bounds in bounds.items() if topic_broker(queue) != topic_at_broker
+            }
+    # The route may name a new queue that its broker does not have: the query will not read it.
+    existing = {
+        q: position
+        for q, position in positions.items()
+        if q not in new or q in bounds or q.broker_name in unavailable_brokers
+    }
+    return drift(existing, bounds, recreated, unavailable_brokers, _unregistered_brokers(client, batch)), errors
 
 
-def _unregistered(client: Client, batch: LoggedBatch) -> set[str]:
-    """Return the brokers of a batch that are not registered at a name server now. Through a Proxy this is unknown."""
+def _unregistered_brokers(client: Client, batch: LoggedBatch) -> set[str]:
+    """Return the brokers of a batch that are not registered at a name server. Empty for a Proxy, which does not report this."""
     try:
         return {queue.broker_name for queue in batch.positions} - client.routes.cluster().keys()
     except (AccessDenied, NotSupported):
         return set()
 
 
-def _drifted(one: Drift) -> dict[str, object]:
+def _drift_row(queue_drift: Drift) -> dict[str, object]:
     return {
-        **_queue(one.queue),
-        "position": one.position,
-        "minOffset": one.bounds.min_offset if one.bounds else None,
-        "maxOffset": one.bounds.max_offset if one.bounds else None,
-        "state": one.state.value,
-        "offsets": one.offsets,
+        **_queue_columns(queue_drift.queue),
+        "position": queue_drift.position,
+        "minOffset": queue_drift.bounds.min_offset if queue_drift.bounds else None,
+        "maxOffset": queue_drift.bounds.max_offset if queue_drift.bounds else None,
+        "state": queue_drift.state.value,
+        "offsets": queue_drift.offsets,
     }
 
 
@@ -264,71 +282,75 @@ def _duration(ctx: click.Context, param: click.Parameter, value: str) -> float:
 @click.option("--force", is_flag=True, help="Rewind even if FOLDER changed recently.")
 @click.pass_obj
 def rewind(
-    output: Output, /, folder: str, number: int | None, time_ms: int | None, really: bool, **when: float
+    output: Output, /, folder: str, number: int | None, time_ms: int | None, apply_change: bool, **limits: float
 ) -> None:
     """Rewind a stopped query to the end of an earlier batch: give --to-batch or --to-time.
 
     The query reads the messages after that batch again. The command removes the files of later batches, after it has
     copied them to a backup beside FOLDER. Nothing is sent to brokers.
     """
-    from rocketmq_spark.spark.checkpoints import rewind as back
-    from rocketmq_spark.spark.checkpoints.files import open_folder as opened
+    from rocketmq_spark.spark.checkpoints import rewind as rewinding
+    from rocketmq_spark.spark.checkpoints.files import open_folder
     from rocketmq_spark.spark.checkpoints.offset_log import history
 
     if (number is None) == (time_ms is None):
         raise click.UsageError("rewind needs either --to-batch N or --to-time TIME")
-    found = opened(folder)
-    with found.as_owner():
-        reads = history(found)
-        planned = back.plan_rewind(found, reads, back.choose_batch(reads, number, time_ms))
-        if really and planned.removed and not when["force"]:
-            _refuse_restless(found, when["quiet_s"])
-    lines = list(_will_be_read(planned))
-    if not planned.removed:
+    checkpoint_folder = open_folder(folder)
+    with checkpoint_folder.as_owner():
+        reads = history(checkpoint_folder)
+        plan = rewinding.plan_rewind(checkpoint_folder, reads, rewinding.choose_batch(reads, number, time_ms))
+        if apply_change and plan.removed and not limits["force"]:
+            _check_quiet(checkpoint_folder, limits["quiet_s"])
+    lines = list(_reread_lines(plan))
+    if not plan.removed:
         output.item(
-            {"rewound": False, "batchId": planned.batch.number},
-            f"Batch {planned.batch.number} is the last: nothing to do",
+            {"rewound": False, "batchId": plan.batch.number},
+            f"Batch {plan.batch.number} is the last: nothing to do",
         )
         return
     backup = None
-    if really:
-        backup = back.execute(found, planned, datetime.now(UTC)).name
-        lines.append(f"Done. To undo it, {found.advice_to_owner(f'copy the files of {backup} back into {folder}')}")
+    if apply_change:
+        backup = rewinding.execute(checkpoint_folder, plan, datetime.now(UTC)).name
+        lines.append(
+            f"Done. To undo it, {checkpoint_folder.advice_to_owner(f'copy the files of {backup} back into {folder}')}"
+        )
     else:
         lines.append("Nothing was changed: use --yes to apply")
-    ranges = list(map(_range, planned.ranges))
+    ranges = list(map(_range_row, plan.ranges))
     row = {
-        "rewound": really,
-        "batchId": planned.batch.number,
-        "again": planned.rolled_back,
+        "rewound": apply_change,
+        "batchId": plan.batch.number,
+        "again": plan.rolled_back,
         "ranges": ranges,
         "backup": backup,
     }
     output.item(row, *lines)
-    output.note(_UNSEEN)
+    output.note(_REWIND_LIMITS)
 
 
-def _will_be_read(planned: RewindPlan) -> Iterator[str]:
-    """The exact words."""
-    if planned.rolled_back:
+def _reread_lines(plan: RewindPlan) -> Iterator[str]:
+    """The lines that say what the query will read again, with the range of each queue."""
+    if plan.rolled_back:
         batches = (
-            f"batch {planned.rolled_back[0]}"
-            if len(planned.rolled_back) == 1
-            else f"batches {planned.rolled_back[0]} to {planned.rolled_back[-1]}"
+            f"batch {plan.rolled_back[0]}"
+            if len(plan.rolled_back) == 1
+            else f"batches {plan.rolled_back[0]} to {plan.rolled_back[-1]}"
         )
-        count = sum(part.size for part in planned.ranges)
-        yield f"What {batches} read is read again, {count} offsets, in new batches from number {planned.batch.number + 1} on:"
-    for part in planned.ranges:
-        yield f"  {part.queue}  from {part.start}, before {part.end}  ({part.size})"  # the end as in 'show' and 'lag'
+        count = sum(offset_range.size for offset_range in plan.ranges)
+        yield f"What {batches} read is read again, {count} offsets, in new batches from number {plan.batch.number + 1} on:"
+    for offset_range in plan.ranges:
+        # The end is exclusive, as in 'show' and 'lag'.
+        yield f"  {offset_range.queue}  from {offset_range.start}, before {offset_range.end}  ({offset_range.size})"
 
 
-def _refuse_restless(folder: Folder, quiet_s: float) -> None:
+def _check_quiet(folder: Folder, quiet_s: float) -> None:
     from rocketmq_spark.spark.checkpoints.rewind import changed_ms
 
     changed = changed_ms(folder)
     if changed is None:
         raise OffsetError(
-            f"{folder.name}: its file system does not say when files changed", remedy="Stop the query, and use --force"
+            f"{folder.name}: its file system does not report when files changed",
+            remedy="Stop the query, and use --force",
         )
     age_s = time.time() - changed / 1000
     if age_s < quiet_s:

@@ -1,4 +1,4 @@
-"""``rocketmq-spark cluster``, ``user`` and ``policy``: brokers, what they report of themselves, users and policies of ACL 2.0."""
+"""``rocketmq-spark cluster``, ``user`` and ``policy``: shows brokers with their figures, and administers users and policies."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rocketmq_spark.model.admin import AccessPolicy, BrokerState, UserAccount
 
 
-_SHOWN = {
+_BROKER_COLUMNS = {
     "cluster": "CLUSTER NAME",
     "brokerName": "BROKER",
     "brokerId": "ID",
@@ -41,7 +41,7 @@ def cluster(ctx: click.Context, output: Output, target: Target) -> None:
     from rocketmq_spark.admin import brokers
 
     states = brokers.states(target.client())
-    output.rows(_SHOWN, [_row(state, output.machine) for state in states])
+    output.rows(_BROKER_COLUMNS, [_row(state, output.machine) for state in states])
     silent = [state for state in states if state.error is not None]
     for state in silent:
         output.note(f"{state.broker_name} ({state.address}) does not answer: {state.error}")
@@ -72,8 +72,8 @@ def _row(state: BrokerState, machine: bool) -> dict[str, object]:
     return row
 
 
-_USER = {"user": "USER", "type": "TYPE", "status": "STATUS", "brokers": "BROKERS"}
-_POLICY = {
+_USER_COLUMNS = {"user": "USER", "type": "TYPE", "status": "STATUS", "brokers": "BROKERS"}
+_POLICY_COLUMNS = {
     "user": "USER",
     "resource": "RESOURCE",
     "actions": "ACTIONS",
@@ -133,20 +133,20 @@ def delete_user(output: Output, target: Target, name: str, yes: bool) -> None:
     output.item({"user": name, "deleted": True}, f"User {name} is deleted")
 
 
-def _show_users(output: Output, found: Iterable[UserAccount]) -> None:
+def _show_users(output: Output, accounts: Iterable[UserAccount]) -> None:
     rows = [
         {
             "user": account.name,
-            "type": _word(account.is_super, "super", "normal"),
-            "status": _word(account.enabled, "enabled", "disabled"),
+            "type": _word_of_flag(account.is_super, "super", "normal"),
+            "status": _word_of_flag(account.enabled, "enabled", "disabled"),
             "brokers": list(account.brokers),
         }
-        for account in found
+        for account in accounts
     ]
-    output.rows(_USER, rows)
+    output.rows(_USER_COLUMNS, rows)
 
 
-def _word(value: bool | None, yes: str, no: str) -> str | None:
+def _word_of_flag(value: bool | None, yes: str, no: str) -> str | None:
     return None if value is None else yes if value else no
 
 
@@ -175,7 +175,7 @@ def list_policies(output: Output, target: Target, name: str | None) -> None:
 @connected
 @click.pass_obj
 def set_policy(
-    output: Output, /, target: Target, name: str, resource: str, actions: tuple[str, ...], **how: object
+    output: Output, /, target: Target, name: str, resource: str, actions: tuple[str, ...], **flags: object
 ) -> None:
     """Allow the user NAME the ACTIONS on RESOURCE. Replaces the user's policy for that resource.
 
@@ -184,9 +184,9 @@ def set_policy(
     """
     from rocketmq_spark.admin import brokers
 
-    sources = how["sources"]
+    sources = flags["sources"]
     assert isinstance(sources, tuple)
-    _show_policies(output, brokers.set_policy(target.client(), name, resource, actions, not how["deny"], sources))
+    _show_policies(output, brokers.set_policy(target.client(), name, resource, actions, not flags["deny"], sources))
 
 
 @policy.command("delete")
@@ -206,16 +206,16 @@ def delete_policy(output: Output, target: Target, name: str, resource: str, yes:
     )
 
 
-def _show_policies(output: Output, found: Iterable[AccessPolicy]) -> None:
+def _show_policies(output: Output, policies: Iterable[AccessPolicy]) -> None:
     rows = [
         {
-            "user": one.user,
-            "resource": one.resource,
-            "actions": list(one.actions) if output.machine else ",".join(one.actions),
-            "decision": "allow" if one.allowed else "deny",
-            "sourceIps": list(one.sources) if output.machine else ",".join(one.sources),
-            "brokers": list(one.brokers) if output.machine else ",".join(one.brokers),
+            "user": access_policy.user,
+            "resource": access_policy.resource,
+            "actions": list(access_policy.actions) if output.machine else ",".join(access_policy.actions),
+            "decision": "allow" if access_policy.allowed else "deny",
+            "sourceIps": list(access_policy.sources) if output.machine else ",".join(access_policy.sources),
+            "brokers": list(access_policy.brokers) if output.machine else ",".join(access_policy.brokers),
         }
-        for one in found
+        for access_policy in policies
     ]
-    output.rows(_POLICY, rows)
+    output.rows(_POLICY_COLUMNS, rows)

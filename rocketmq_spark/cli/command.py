@@ -3,9 +3,9 @@
 Exit codes: 0 done; 1 failure, with one line that gives the reason and the remedy; 2 wrong usage (click's own); 130 Ctrl-C.
 If the pipe closes early (``| head -1``), read-only commands exit 0 and sending commands exit 1.
 
-Each group's file is imported only when one of its commands is asked for.
+The file of a group is imported only when one of its commands is used.
 
-The command ``help`` shows the pages of the site, and the rows of their tables, in the terminal. It works without a network.
+The command ``help`` shows the pages of the documentation, and rows of their tables, in the terminal. It needs no network.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ INTERRUPTED = 130
 class CliCommand(click.Command):
     """A command whose function gets an ``Output`` with ``click.pass_obj``."""
 
-    code_without_reader = 0
+    broken_pipe_exit_code = 0
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -52,55 +52,55 @@ class CliCommand(click.Command):
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except KeyboardInterrupt as interrupt:
-            for said in getattr(interrupt, "__notes__", ()):  # which brokers have taken a change
-                output.note(said)
+            for note in getattr(interrupt, "__notes__", ()):  # name the brokers that have applied a change
+                output.note(note)
             ctx.exit(INTERRUPTED)
         except Exception as error:
-            # The root of the program: no caller could report it better.
+            # No caller is left that could handle the error, so every type of error is reported here.
             if isinstance(error, OSError) and error.errno == errno.EPIPE:
-                _be_silent()
-                ctx.exit(self.code_without_reader)
+                _discard_output()
+                ctx.exit(self.broken_pipe_exit_code)
             if debug:
                 raise
-            output.failure(error if isinstance(error, RocketMQError) else _unexpected(error))
+            output.failure(error if isinstance(error, RocketMQError) else _as_rocketmq_error(error))
             ctx.exit(1)
 
 
 class SendingCommand(CliCommand):
-    """Such a command that sends while it prints, and has not sent everything when it cannot print."""
+    """A command that sends while it prints. It has not sent everything if it can no longer print."""
 
-    code_without_reader = 1
+    broken_pipe_exit_code = 1
 
 
-class Suggesting(click.Group):
-    """A group of commands that suggests the nearest names for a misspelt one."""
+class SuggestingGroup(click.Group):
+    """A group of commands that suggests similar names for a misspelt command."""
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
-        known = self.list_commands(ctx)
-        if args and args[0] not in known and not args[0].startswith("-") and not ctx.resilient_parsing:
-            near = difflib.get_close_matches(args[0], known, n=2, cutoff=0.5)
-            close = [difflib.SequenceMatcher(None, args[0], name).ratio() for name in near]
-            near = [name for name, ratio in zip(near, close, strict=True) if ratio > 0.75 * close[0]]
-            hint = f" Did you mean {' or '.join(near)}?" if near else ""
+        names = self.list_commands(ctx)
+        if args and args[0] not in names and not args[0].startswith("-") and not ctx.resilient_parsing:
+            similar = difflib.get_close_matches(args[0], names, n=2, cutoff=0.5)
+            ratios = [difflib.SequenceMatcher(None, args[0], name).ratio() for name in similar]
+            similar = [name for name, ratio in zip(similar, ratios, strict=True) if ratio > 0.75 * ratios[0]]
+            hint = f" Did you mean {' or '.join(similar)}?" if similar else ""
             ctx.fail(f"No such command {args[0]!r}.{hint}")
         return super().resolve_command(ctx, args)
 
 
-class CliGroup(Suggesting):
-    """A group of such commands."""
+class CliGroup(SuggestingGroup):
+    """A group of ``CliCommand``."""
 
     command_class = CliCommand
 
 
-def confirm(what: str, yes: bool) -> None:
-    """Go on if the user says so, by ``--yes`` or on a terminal."""
+def confirm(action: str, yes: bool) -> None:
+    """Return if the user confirms, with ``--yes`` or on the terminal; otherwise raise."""
     if not yes:
-        if sys.stdin is None or not sys.stdin.isatty():  # None: it is closed
-            raise click.UsageError(f"{what}. There is no terminal to ask on: give --yes")
-        click.confirm(f"{what}?", abort=True, err=True)
+        if sys.stdin is None or not sys.stdin.isatty():  # None if stdin is closed
+            raise click.UsageError(f"{action}. There is no terminal for the confirmation: give --yes")
+        click.confirm(f"{action}?", abort=True, err=True)
 
 
-def _other_word(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+def _reject_other_flag(ctx: click.Context, param: click.Parameter, value: bool) -> None:
     if value:
         raise click.UsageError(
             f"There is no {param.opts[0]}: without --yes the command only previews the change, and --yes applies it"
@@ -108,26 +108,31 @@ def _other_word(ctx: click.Context, param: click.Parameter, value: bool) -> None
 
 
 def with_yes(command: Any) -> Any:
-    """The option ``--yes`` of a command that shows what it would do, and does it with ``--yes`` only, as ``really``."""
-    made = click.option("--yes", "really", is_flag=True, help="Apply the change; otherwise only preview it.")(command)
-    for word in ("--apply", "--execute", "--dry-run", "--send"):  # of other tools, and of releases before
-        made = click.option(word, is_flag=True, hidden=True, expose_value=False, callback=_other_word)(made)
-    return made
+    """Add the option ``--yes`` (parameter ``apply_change``) to a command that otherwise only previews its change."""
+    decorated = click.option(
+        "--yes", "apply_change", is_flag=True, help="Apply the change; otherwise only preview it."
+    )(command)
+    for flag in ("--apply", "--execute", "--dry-run", "--send"):  # names in other tools and in earlier releases
+        decorated = click.option(flag, is_flag=True, hidden=True, expose_value=False, callback=_reject_other_flag)(
+            decorated
+        )
+    return decorated
 
 
 TIMES = "ISO-8601 (UTC without a zone), 1h (one hour ago), @milliseconds"
 
 
 def time_ms(text: str) -> int:
-    """What a time is in ms since 1970, as all commands take it: ``TIMES``."""
+    """Return the ms since 1970 of a time in one of the forms of ``TIMES``. Raises ``ValueError`` for other texts."""
     from rocketmq_spark.options.parsing import duration, timestamp
 
     stripped = text.strip()
     if re.fullmatch(r"[\d.]{1,12}\s*[a-z]+", stripped):
-        return max(0, round((time.time() - duration(stripped)) * 1000))  # brokers fail at numbers that they cannot hold
+        # Brokers fail for times that do not fit into 64 bits.
+        return max(0, round((time.time() - duration(stripped)) * 1000))
     if re.fullmatch(r"@\d{1,18}", stripped):
         return int(stripped[1:])
-    if stripped.isdecimal():  # as well an offset, or seconds
+    if stripped.isdecimal():  # ambiguous: it could be an offset, seconds or milliseconds
         raise ValueError(f"a time; @{stripped} is one in milliseconds since 1970")
     try:
         return timestamp(stripped)
@@ -136,7 +141,7 @@ def time_ms(text: str) -> int:
 
 
 def start_or_time(text: str) -> str | int:
-    """``latest``, ``earliest``, or a time in ms since 1970."""
+    """Return ``latest`` or ``earliest`` as it is, and another text as a time in ms since 1970."""
     word = text.strip().lower()
     if word in ("latest", "earliest"):
         return word
@@ -147,7 +152,7 @@ def start_or_time(text: str) -> str | int:
 
 
 def time_option(*names: str, help: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """An option whose value is a time, in ms since 1970."""
+    """Return a click option that passes a time as ms since 1970."""
 
     def parsed(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
         try:
@@ -158,25 +163,26 @@ def time_option(*names: str, help: str) -> Callable[[Callable[..., None]], Calla
     return click.option(*names, callback=parsed, metavar="TIME", help=help)
 
 
-def _be_silent() -> None:
-    """The reader has left: drop even what is still in a buffer when Python ends."""
+def _discard_output() -> None:
+    """Discard all further output, also what Python still has in a buffer when it exits: the reader of the pipe has ended."""
     for stream in (sys.stdout, sys.stderr):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def _unexpected(error: Exception) -> RocketMQError:
+def _as_rocketmq_error(error: Exception) -> RocketMQError:
     if isinstance(error, OSError) and error.filename is not None:
         return RocketMQError(f"{error.filename}: {error.strerror}")
     if isinstance(error, ModuleNotFoundError) and (extra := extras.extra_of(error.name or "")):
         return OptionError(
-            f"this command needs {error.name}, which is not installed", remedy=f"Install it: {extras.command(extra)}"
+            f"this command needs {error.name}, which is not installed",
+            remedy=f"Install it: {extras.install_command(extra)}",
         )
     return RocketMQError(
         f"{type(error).__name__}: {error}", remedy="This error is unexpected: --debug shows the stack trace"
     )
 
 
-# What the first page of help says, and where the command is.
+# By name of the command: its text in ``--help``, and its module and function.
 COMMANDS = {
     "demo": ("Run a stream, kill Spark in between, and count: two minutes.", "demo.command:demo"),
     "broker": ("Start and stop a real RocketMQ on this machine.", "broker:broker"),
@@ -203,7 +209,7 @@ COMMANDS = {
 }
 
 
-class _Lazy(Suggesting):
+class _LazyGroup(SuggestingGroup):
     """A group whose commands are imported when they are used; its help needs none of them."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -222,20 +228,20 @@ class _Lazy(Suggesting):
             formatter.write_dl([(name, text) for name, (text, _) in COMMANDS.items()])
 
 
-@click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(rocketmq_spark.__version__, prog_name="rocketmq-spark")
 def app() -> None:
     """Apache RocketMQ for PySpark: a demo, a local broker, and tools for topics, messages, groups and queries."""
 
 
-_HERE = Path(rocketmq_spark.__file__).parent
-# In a wheel, and in a clone.
-_FOLDERS = (_HERE / "pages", _HERE.parent / "docs")
-_RECIPES = "how-to/"
-# Pages whose tables have a row for each name.
-_TABLES = ("errors", "options", "metrics")
-_SETTINGS = re.compile(r"\A---\n.*?\n---\n", re.DOTALL)  # of the site, above a page
-_CELL = re.compile(r"(?<!\\)\|")
+_PACKAGE = Path(rocketmq_spark.__file__).parent
+# Where a wheel and a clone have the pages.
+_PAGE_FOLDERS = (_PACKAGE / "pages", _PACKAGE.parent / "docs")
+_RECIPE_PREFIX = "how-to/"
+# Pages whose tables have one row for each name.
+_PAGES_WITH_TABLES = ("errors", "options", "metrics")
+_FRONT_MATTER = re.compile(r"\A---\n.*?\n---\n", re.DOTALL)  # at the start of a page
+_CELL_SEPARATOR = re.compile(r"(?<!\\)\|")
 
 
 @click.command(cls=CliCommand)
@@ -250,68 +256,78 @@ def help(ctx: click.Context, topic: str | None) -> None:
     output: Output = ctx.obj
     pages = _pages()
     if topic is None:
-        rows = [{"page": name, "title": _title(_text(path))} for name, path in pages.items()]
+        rows = [{"page": name, "title": _page_title(_page_text(path))} for name, path in pages.items()]
         output.rows({"page": "PAGE", "title": "TITLE"}, rows)
         return
     name = topic.lower().removeprefix("docs/").removesuffix(".md")
-    page = pages.get(name) or pages.get(_RECIPES + name)
+    page = pages.get(name) or pages.get(_RECIPE_PREFIX + name)
     if page is not None:
-        text = _text(page)
-        output.item({"page": name, "text": text}, "") if output.machine else _show(text)
+        text = _page_text(page)
+        output.item({"page": name, "text": text}, "") if output.machine else _print_markdown(text)
         return
-    table = {name.lower(): (name, row) for each in _TABLES for name, row in _rows(_text(pages[each]))}
+    table = {
+        name.lower(): (name, row)
+        for page_name in _PAGES_WITH_TABLES
+        for name, row in _rows_by_name(_page_text(pages[page_name]))
+    }
     command = app.get_command(ctx, topic)
     if topic.lower() in table:
         _, row = table[topic.lower()]
         output.item(row, *(f"{heading}: {cell}" for heading, cell in row.items()))
-    if command is not None:  # also where an option has its name
+    if command is not None:  # shown in addition to an option of the same name
         text = command.get_help(click.Context(command, parent=ctx.parent, info_name=topic))
         output.item({"command": topic, "text": text}, *text.split("\n"))
     if command is not None or topic.lower() in table:
         return
-    near = difflib.get_close_matches(topic.lower(), [*pages, *table], n=3, cutoff=0.7)
-    hint = f"Did you mean {' or '.join(table[name][0] if name in table else name for name in near)}? " if near else ""
-    verbs = [name for name, (text, _) in COMMANDS.items() if topic.lower() in re.findall(r"\w+", text.lower())]
-    if verbs:
-        hint = f"See {' or '.join(f'rocketmq-spark help {name}' for name in verbs[:3])}. "
+    similar = difflib.get_close_matches(topic.lower(), [*pages, *table], n=3, cutoff=0.7)
+    hint = (
+        f"Did you mean {' or '.join(table[name][0] if name in table else name for name in similar)}? "
+        if similar
+        else ""
+    )
+    commands = [name for name, (text, _) in COMMANDS.items() if topic.lower() in re.findall(r"\w+", text.lower())]
+    if commands:
+        hint = f"See {' or '.join(f'rocketmq-spark help {name}' for name in commands[:3])}. "
     raise NotFound(f"there is no page, option or error {topic!r}", remedy=f"{hint}All pages: rocketmq-spark help")
 
 
 def _pages() -> dict[str, Path]:
-    """By name. Those of the recipes come last."""
-    for folder in _FOLDERS:
+    """Return the pages by name, those of how-to/ last."""
+    for folder in _PAGE_FOLDERS:
         if (folder / "options.md").is_file():
-            found = {str(path.relative_to(folder).with_suffix("")): path for path in folder.rglob("*.md")}
-            return {name: found[name] for name in sorted(found, key=lambda name: ("/" in name, name))}
+            pages = {str(path.relative_to(folder).with_suffix("")): path for path in folder.rglob("*.md")}
+            return {name: pages[name] for name in sorted(pages, key=lambda name: ("/" in name, name))}
     raise RocketMQError("this installation has no pages", remedy="Install the wheel of rocketmq-spark again")
 
 
-def _text(page: Path) -> str:
-    return _SETTINGS.sub("", page.read_text(encoding="utf-8"))
+def _page_text(page: Path) -> str:
+    return _FRONT_MATTER.sub("", page.read_text(encoding="utf-8"))
 
 
-def _title(text: str) -> str:
+def _page_title(text: str) -> str:
     return text.partition("\n")[0].lstrip("# ")
 
 
-def _rows(text: str) -> list[tuple[str, dict[str, str]]]:
-    """The rows of a page's tables, by each name in their first cell."""
-    found: list[tuple[str, dict[str, str]]] = []
+def _rows_by_name(text: str) -> list[tuple[str, dict[str, str]]]:
+    """Return the rows of a page's tables, each with a name in its first cell. A row is repeated for each of its names."""
+    named_rows: list[tuple[str, dict[str, str]]] = []
     headings: list[str] = []
     for line in text.split("\n"):
-        cells = [cell.strip() for cell in _CELL.split(line.strip().strip("|"))] if line.startswith("|") else []
+        cells = (
+            [cell.strip() for cell in _CELL_SEPARATOR.split(line.strip().strip("|"))] if line.startswith("|") else []
+        )
         if not cells:
             headings = []
         elif not headings:
             headings = cells
         else:
             row = dict(zip(headings, (cell.replace("`", "").replace("\\|", "|") for cell in cells), strict=False))
-            found += [(name, row) for name in re.findall(r"`([^`]+)`", cells[0])]
-    return found
+            named_rows += [(name, row) for name in re.findall(r"`([^`]+)`", cells[0])]
+    return named_rows
 
 
-def _show(text: str) -> None:
-    """As Markdown is, or drawn on a terminal."""
+def _print_markdown(text: str) -> None:
+    """Print Markdown formatted on a terminal, and unchanged elsewhere."""
     width = width_of(sys.stdout)
     if width is None:
         click.echo(text, nl=False)

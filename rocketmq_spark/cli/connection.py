@@ -1,4 +1,4 @@
-"""Where a command connects to: options, environment, or the local broker that runs in the background."""
+"""The connection options of commands: from the command line, from environment variables, or of the local broker."""
 
 from __future__ import annotations
 
@@ -23,77 +23,83 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The connection options of a command, or with ``of_query`` the options of a query that it looks at.
+    """The connection options of a command. Connections open at the first use.
 
-    It connects when it is first used.
+    ``allows_query_options``: options of queries are accepted, because the command examines a query.
     """
 
     given: dict[str, Any] = field(repr=False)
-    of_query: bool = False
+    allows_query_options: bool = False
 
     def options(self, role: str = "batch source") -> Options:
-        """Raises ``OptionError`` also for what only a query has, such as its topics and columns: a command ignores that."""
+        """Return the parsed options. Raises ``OptionError`` also for options of queries, which a command ignores."""
         from rocketmq_spark import options
 
         parsed = options.parse(self.settings()).for_role(role)
         problems = [
-            f"option {row.name!r} does not belong to a command, which has arguments of its own (--help); it is for: "
-            f"{', '.join(row.roles)}{_INSTEAD.get(row.field, '')}"
+            f"option {row.name!r} is not accepted by commands, which have their own arguments (--help); it is for: "
+            f"{', '.join(row.roles)}{_COMMAND_HINTS.get(row.field, '')}"
             for row in options.TABLE
-            if not self.of_query
+            if not self.allows_query_options
             and row.field in parsed.given
-            and _OF_SPARK.issuperset(row.roles)
-            and row.field not in _PACE
+            and _SPARK_ROLES.issuperset(row.roles)
+            and row.field not in _READ_FIELDS
         ]
         if problems:
             raise OptionError.of(problems)
         return parsed
 
-    def only(self, role: str) -> Target:
-        """The same without the options that do not belong to a role, with a name server in any case."""
+    def for_role(self, role: str) -> Target:
+        """Return a target without the options that do not belong to a role, and always with a name server."""
         from rocketmq_spark import options
 
         rows = {name.lower(): row for row in options.TABLE for name in (row.name, row.field, *row.aliases)}
         given = self.settings()
-        mine = {n: v for n, v in given.items() if n.lower() not in rows or role in rows[n.lower()].roles}
-        return replace(self, given=mine)
+        kept = {n: v for n, v in given.items() if n.lower() not in rows or role in rows[n.lower()].roles}
+        return replace(self, given=kept)
 
     def without(self, fields: Collection[str]) -> Target:
-        """The same without these options."""
-        return replace(self, given={name: value for name, value in self.given.items() if _field(name) not in fields})
+        """Return a target without the options of these fields."""
+        return replace(
+            self, given={name: value for name, value in self.given.items() if _field_name(name) not in fields}
+        )
 
-    def within(self, reads: Sequence[Mapping[str, object]]) -> Target:
-        """The same where the sources of a checkpoint read: in their namespace, and among topics of their environment.
+    def in_checkpoint_scope(self, identities: Sequence[Mapping[str, object]]) -> Target:
+        """Return a target with the namespace of a checkpoint's sources, and with their environment if it has its own topics.
 
-        Where the checkpoint does not say it, or its sources differ, what was given stays.
+        If the checkpoint does not record them, or its sources differ, return this target.
         """
-        known = [record for record in reads if "namespace" in record]
-        names = [
-            {"namespace": record["namespace"], **_of_suffix(record)} for record in known if len(known) == len(reads)
+        with_namespace = [record for record in identities if "namespace" in record]
+        scopes = [
+            {"namespace": record["namespace"], **_topic_environment(record)}
+            for record in with_namespace
+            if len(with_namespace) == len(identities)
         ]
-        if not names or any(other != names[0] for other in names):
+        if not scopes or any(other != scopes[0] for other in scopes):
             return self
-        rest = {name: value for name, value in self.given.items() if name.replace("_", "").lower() not in _WHERE}
-        return replace(self, given={**rest, **{name: value for name, value in names[0].items() if value}})
+        others = {
+            name: value for name, value in self.given.items() if name.replace("_", "").lower() not in _SCOPE_OPTIONS
+        }
+        return replace(self, given={**others, **{name: value for name, value in scopes[0].items() if value}})
 
     def client(self) -> Client:
         from rocketmq_spark import session
 
         return session.client(self.options())
 
-    def producer(self, **more: object) -> BaseProducer:
+    def producer(self, **overrides: object) -> BaseProducer:
         from rocketmq_spark import options
-        from rocketmq_spark.queues.environment import by_position, position_problem
+        from rocketmq_spark.queues.environment import is_by_position, position_problem
         from rocketmq_spark.session.producers import Producer
 
-        given = {"group": GROUP, **self.settings(), **more}
+        given = {"group": GROUP, **self.settings(), **overrides}
         parsed = options.parse(given)
-        if by_position(parsed):
+        if is_by_position(parsed):
             raise OptionError(position_problem(parsed, "a command does not know the count of earlier senders"))
         return Producer(**given)
 
-    def say_environment(self, output: Output) -> None:
-        """Which one the command stays in, if it does."""
+    def note_environment(self, output: Output) -> None:
+        """Note the environment to which the command is restricted, if any."""
         from rocketmq_spark import options
 
         given = options.parse(self.given)
@@ -101,64 +107,64 @@ class Target:
             output.note(given.in_environment)
 
     def settings(self) -> dict[str, Any]:
-        """What was given, with a name server in any case."""
-        if any(value and _field(name) == "name_server" for name, value in self.given.items()):
+        """Return the given options, with the name server of the local broker if none is given."""
+        if any(value and _field_name(name) == "name_server" for name, value in self.given.items()):
             return self.given
         from rocketmq_spark.cli import background
 
-        known = ""
+        problem_text = ""
         try:
             running = background.running()
-        except LocalBrokerError as e:  # the cache, or what is in it, is not safe
-            running, known = None, f" that can be used: {e.message}"
+        except LocalBrokerError as e:  # other users may write to the cache
+            running, problem_text = None, f" that can be used: {e.message}"
         if running is None:
             raise OptionError(
-                f"no name server is given, and no local broker is running{known}",
+                f"no name server is given, and no local broker is running{problem_text}",
                 remedy="Use --name-server host:port, set ROCKETMQ_NAMESRV, or run: rocketmq-spark broker start",
             )
         return {**self.given, "name_server": running.name_server}
 
 
-_OF_SPARK = frozenset({"stream source", "batch source", "sink"})
-# What a command takes instead of an option of queries.
-_INSTEAD = {"topic_names": "; give a command RocketMQ's name of the topic, with _ for dots"}
-# How a source reads, which commands do, too.
-_PACE = frozenset({"route_refresh", "max_bytes_in_flight", "pull_depth", "read_deadline"})
-ENVIRONMENT = ("environment", "environmentmode", "environments")
-_WHERE = ("namespace", *ENVIRONMENT)
+_SPARK_ROLES = frozenset({"stream source", "batch source", "sink"})
+# Hints for options of queries that a command replaces.
+_COMMAND_HINTS = {"topic_names": "; give a command RocketMQ's name of the topic, with _ for dots"}
+# Options of a source that also apply to commands, which read in the same way.
+_READ_FIELDS = frozenset({"route_refresh", "max_bytes_in_flight", "pull_depth", "read_deadline"})
+ENVIRONMENT_OPTIONS = ("environment", "environmentmode", "environments")
+_SCOPE_OPTIONS = ("namespace", *ENVIRONMENT_OPTIONS)
 
 
-def _of_suffix(record: Mapping[str, object]) -> dict[str, Any]:
-    """The environment, if it has topics of its own. One that has queues does not matter: positions name them."""
+def _topic_environment(record: Mapping[str, object]) -> dict[str, Any]:
+    """Return the options of a recorded environment that has its own topics. In mode queues, positions name the queues already."""
     suffixed = record.get("environmentMode") == "suffix" and "environment" in record
     return {"environment": record["environment"], "environmentMode": "suffix"} if suffixed else {}
 
 
 def connected(function: Callable[..., None]) -> Callable[..., None]:
-    """Adds the connection options; the function gets them as ``target``."""
+    """Add the connection options to a command, which receives them as ``target``."""
 
     @functools.wraps(function)
     def run(*args: Any, option: dict[str, str], **kwargs: Any) -> None:
         ctx = click.get_current_context()
-        options = {name: value for name in _NAMES if (value := kwargs.pop(name))}
-        target = Target(_merged(ctx, options, read_secret_files(ctx.obj, "-o", option)))
-        target.say_environment(ctx.obj)
+        options = {name: value for name in _PARAMETER_NAMES if (value := kwargs.pop(name))}
+        target = Target(_merge_options(ctx, options, read_secret_files(ctx.obj, "-o", option)))
+        target.note_environment(ctx.obj)
         function(*args, target=target, **kwargs)
 
-    return functools.reduce(lambda decorated, add: add(decorated), reversed(_OPTIONS), run)
+    return functools.reduce(lambda decorated, add: add(decorated), reversed(_CLICK_OPTIONS), run)
 
 
-def _merged(ctx: click.Context, options: dict[str, Any], more: Mapping[str, str]) -> dict[str, Any]:
-    """The options of a command with those of ``-o``, which override variables. Either spelling of a name is the same option.
+def _merge_options(ctx: click.Context, options: dict[str, Any], further: Mapping[str, str]) -> dict[str, Any]:
+    """Return the options of a command with the ``further`` options of ``-o``, which override environment variables.
 
-    Raises ``OptionError`` for one that the command line gives twice.
+    Raises ``OptionError`` for an option that the command line gives twice, in any spelling.
     """
-    of_line = {name for name in options if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE}
-    merged = {name: value for name, value in options.items() if name in of_line}
-    for name, value in more.items():
-        if _field(name) in merged:
+    on_command_line = {name for name in options if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE}
+    merged = {name: value for name, value in options.items() if name in on_command_line}
+    for name, value in further.items():
+        if _field_name(name) in merged:
             raise OptionError(f"option {name!r} is given twice", remedy="Omit one of them")
-        merged[_field(name)] = value
+        merged[_field_name(name)] = value
     return {**options, **merged}
 
 
@@ -174,7 +180,7 @@ def read_secret_files(output: Output, flag: str, given: Mapping[str, str]) -> di
     secrets = {row.field: row.name for row in options.TABLE if row.parse is secret}
     values = dict(given)
     for name, value in given.items():
-        public = secrets.get(_field(name))
+        public = secrets.get(_field_name(name))
         if public is None:
             continue
         if value.startswith("@"):
@@ -195,27 +201,29 @@ def _first_line(option: str, path: Path) -> str:
         raise OptionError(f"{option} names file {str(path)!r}; it cannot be read: {why}") from e
 
 
-def _field(name: str) -> str:
-    """The one name of an option that has several spellings; an unknown one as it is."""
+def _field_name(name: str) -> str:
+    """Return the field of an option, for any spelling of its name. An unknown name is returned unchanged."""
     from rocketmq_spark import options
 
-    spelt = {known.lower(): row.field for row in options.TABLE for known in (row.name, row.field, *row.aliases)}
-    return spelt.get(name.lower(), name)
+    field_names = {
+        spelling.lower(): row.field for row in options.TABLE for spelling in (row.name, row.field, *row.aliases)
+    }
+    return field_names.get(name.lower(), name)
 
 
-def pairs(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+def parse_pairs(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
     """Callback of options such as ``--property name=value``."""
-    found = {}
+    by_name = {}
     for value in values:
         name, equals, text = value.partition("=")
         if not equals or not name:
             raise click.BadParameter(f"{value!r} is not NAME=VALUE")
-        found[name] = text
-    return found
+        by_name[name] = text
+    return by_name
 
 
-_NAMES = ("name_server", "access_key", "secret_key", "tls", "tls_ca_file", "environment")
-_OPTIONS = (
+_PARAMETER_NAMES = ("name_server", "access_key", "secret_key", "tls", "tls_ca_file", "environment")
+_CLICK_OPTIONS = (
     click.option(
         "-n",
         "--name-server",
@@ -244,7 +252,7 @@ _OPTIONS = (
         "-o",
         "--option",
         multiple=True,
-        callback=pairs,
+        callback=parse_pairs,
         metavar="NAME=VALUE",
         help="Another option that says how to connect, such as requestTimeout=10s (docs/options.md; may be repeated). A "
         "secret can be given as a file: secretKey=@FILE",

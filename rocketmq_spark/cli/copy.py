@@ -1,7 +1,8 @@
-"""``rocketmq-spark copy``: messages of a topic to another topic or cluster, by a consumer group whose offsets say how far.
+"""``rocketmq-spark copy``: copies the messages of a topic to another topic or cluster. The offsets of a consumer group are the
+progress.
 
-Every copy is acknowledged before the offset behind its original is committed: nothing is missing after a restart, and what was
-sent since the last commit is sent again.
+Every copy is acknowledged before the offset behind its original is committed. So no message is missing after a restart, and
+messages sent since the last commit are sent again.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from rocketmq_spark.base.codes import Property
 from rocketmq_spark.base.process import on_signals
 from rocketmq_spark.base.threads import Latch
 from rocketmq_spark.cli.command import SendingCommand
-from rocketmq_spark.cli.connection import ENVIRONMENT, Target, connected, pairs, read_secret_files
+from rocketmq_spark.cli.connection import ENVIRONMENT_OPTIONS, Target, connected, parse_pairs, read_secret_files
 from rocketmq_spark.cli.output import Output
 from rocketmq_spark.cli.produce import rate_option
-from rocketmq_spark.cli.tail import consuming, subscribed
+from rocketmq_spark.cli.tail import consumer_options, subscribed_consumer
 from rocketmq_spark.errors import DecodeError, MessageIllegal, MessageRefused, OffsetError, OptionError
 from rocketmq_spark.model.send import SendStatus
 from rocketmq_spark.queues.selection import by_hash
@@ -37,27 +38,27 @@ if TYPE_CHECKING:
     from rocketmq_spark.queues.environment import Environment
     from rocketmq_spark.session.consumers import PullConsumer
 
-    Place = tuple[str, str, Environment | None]
+    Location = tuple[str, str, Environment | None]
 
 _POLL_S = 0.5
 # If the command is killed, a restart repeats the messages sent within this time, and those in flight.
-COMMIT_S, UNDER_WAY = 0.25, 256
+COMMIT_S, MAX_IN_FLIGHT = 0.25, 256
 # Bytes of one batch, by the sizes of the originals. A larger message is sent alone, for which the limit is higher.
 _BATCH_BYTES = 512 << 10
-# While messages come: how often it is asked whether the end is reached.
-_LOOK_S = 1.0
-# Shorter pauses are not worth a wait.
-_PAUSE_S = 0.01
-# With a rate, messages after a time without any are sent as if the time had been this long at most.
-_SAVED_S = 1.0
-_REFUSED = (DecodeError, MessageIllegal, MessageRefused)
+# While messages arrive: the interval of checks whether the end is reached.
+_END_CHECK_S = 1.0
+# Shorter pauses are skipped.
+_MIN_PAUSE_S = 0.01
+# With a rate: the longest idle time for which messages may catch up.
+_MAX_CREDIT_S = 1.0
+_BAD_MESSAGE_ERRORS = (DecodeError, MessageIllegal, MessageRefused)
 
 
 class Copier:
     """Sends copies of messages, and commits the offsets behind those that are acknowledged. ``stop`` ends a pause.
 
-    Messages of one queue go to one queue, those with a sharding key to the queue of its hash. A batch has those of both queues,
-    and the next one to a queue leaves when it is acknowledged, so that their order stays.
+    Messages of one queue go to one queue, those with a sharding key to the queue that the key's hash selects. A batch contains
+    messages for one queue, and is acknowledged before the next one is sent, so the order is kept.
     """
 
     def __init__(self, consumer: PullConsumer, producer: BaseProducer, how: dict[str, Any], stop: Latch) -> None:
@@ -66,18 +67,17 @@ class Copier:
         self._how = how
         self._stop = stop
         self._committed_s = time.monotonic()
-        # When the next messages may be sent, by the rate.
-        self._due_s = self._committed_s
+        # When the rate allows the next messages.
+        self._next_send_s = self._committed_s
         self.copied = self.skipped = self.spooled = 0
 
-    def send(self, polled: PolledMessages, most: int | None = None) -> int:
-        """Send copies of messages of one queue, in order; returns how many of them are done. Ends before the last one when the
-        command is to stop, and when the queue was revoked, for its other messages are those of the next owner, also if that is
-        this command.
+    def send(self, polled: PolledMessages, limit: int | None = None) -> int:
+        """Send copies of the messages of one queue, in order. Returns how many are done. Ends early if the command stops, or if
+        the queue was revoked: its other messages belong to the next owner, even if that is this command.
         """
         rate, done = self._how["rate"], 0
         for chunk in chunks(
-            polled.messages[:most], UNDER_WAY if rate is None else max(1, min(UNDER_WAY, int(rate / 10)))
+            polled.messages[:limit], MAX_IN_FLIGHT if rate is None else max(1, min(MAX_IN_FLIGHT, int(rate / 10)))
         ):
             if rate is not None:
                 self._pace(len(chunk) / rate)
@@ -91,33 +91,35 @@ class Copier:
         return done
 
     def _pace(self, duration_s: float) -> None:
-        """Wait until messages may be sent that count for ``duration_s``. Time without messages counts for a second at most."""
-        self._due_s = max(self._due_s, time.monotonic() - _SAVED_S)
-        while not self._stop.is_set() and (early_s := self._due_s - time.monotonic()) > _PAUSE_S:
+        """Wait until the rate allows messages that take ``duration_s``. Idle time counts for at most a second."""
+        self._next_send_s = max(self._next_send_s, time.monotonic() - _MAX_CREDIT_S)
+        while not self._stop.is_set() and (early_s := self._next_send_s - time.monotonic()) > _MIN_PAUSE_S:
             self._stop.wait(min(early_s, COMMIT_S))
-        self._due_s += duration_s
+        self._next_send_s += duration_s
 
     def _send(self, chunk: Sequence[ReceivedMessage]) -> None:
         by_queue: dict[MessageQueue, list[ReceivedMessage]] = {}
         queues = self._producer.queues(self._how["destination"])
-        without_key = queue_for(chunk[0].queue, queues)
+        keyless_queue = queue_for(chunk[0].queue, queues)
         for message in chunk:
             key = message.properties.get(Property.SHARDING_KEY)
-            by_queue.setdefault(by_hash(queues, key) if key else without_key, []).append(message)
+            by_queue.setdefault(by_hash(queues, key) if key else keyless_queue, []).append(message)
         for queue, part in by_queue.items():
             self._send_to(queue, part)
 
     def _send_to(self, queue: MessageQueue, part: Sequence[ReceivedMessage]) -> None:
         try:
             copies = [self._copy(message) for message in part]
-            one = len(copies) == 1
-            result = self._producer.send(copies[0], queue=queue) if one else self._producer.send_batch(copies, queue)
+            is_single = len(copies) == 1
+            result = (
+                self._producer.send(copies[0], queue=queue) if is_single else self._producer.send_batch(copies, queue)
+            )
             self.copied += len(copies)
             self.spooled += len(copies) if result.status is SendStatus.SPOOLED else 0
-        except _REFUSED as e:
+        except _BAD_MESSAGE_ERRORS as e:
             if len(part) == 1:
-                self._refused(part[0], e)
-            else:  # one of them; nothing was stored, because a broker stores a batch as a whole
+                self._skip_or_raise(part[0], e)
+            else:  # find the bad message; nothing was stored, because a broker stores a batch as a whole
                 for message in part:
                     self._send_to(queue, [message])
 
@@ -126,7 +128,7 @@ class Copier:
             raise DecodeError(f"it cannot be decoded: {message.decode_error}")
         return copy_of(message, self._how["destination"], self._how["mark"])
 
-    def _refused(self, message: ReceivedMessage, error: RocketMQError) -> None:
+    def _skip_or_raise(self, message: ReceivedMessage, error: RocketMQError) -> None:
         if not self._how["skip_bad"]:
             raise type(error)(
                 f"{message.queue} offset {message.queue_offset} cannot be copied: {error.message}",
@@ -136,42 +138,44 @@ class Copier:
         self.skipped += 1
 
     def commit(self) -> None:
-        """Commit behind the copies, all of which are acknowledged, and behind messages that a filter passed over."""
+        """Commit the offsets behind the copies, all of which are acknowledged, and behind messages that a filter skipped."""
         self._consumer.commit()
         self._committed_s = time.monotonic()
 
 
 def queue_for(source: MessageQueue, queues: Sequence[MessageQueue]) -> MessageQueue:
-    """Return which of the destination's ``queues`` gets the copies of a source queue: the one at the same broker name with the
-    same id or, if there is none, one that broker name and id select. It does not depend on other source queues, which are not in
-    the route while their broker is away.
+    """Return the queue of the destination that gets the copies of a source queue: the one with the same broker name and id or, if
+    there is none, one that broker name and id select. It does not depend on other source queues, which are missing in the route
+    while their broker is down.
     """
-    place = source.broker_name, source.queue_id
+    broker_and_id = source.broker_name, source.queue_id
     number = zlib.crc32(source.broker_name.encode()) + source.queue_id
-    return next((q for q in queues if (q.broker_name, q.queue_id) == place), queues[number % len(queues)])
+    return next((q for q in queues if (q.broker_name, q.queue_id) == broker_and_id), queues[number % len(queues)])
 
 
-def moved(
+def remapped_queues(
     sources: Sequence[MessageQueue], queues: Sequence[MessageQueue]
 ) -> dict[MessageQueue, tuple[MessageQueue, MessageQueue]]:
-    """Return the source queues whose copies releases up to 0.1.0 sent to another queue, with that queue and the one of now."""
-    both = {source: (queues[place % len(queues)], queue_for(source, queues)) for place, source in enumerate(sources)}
-    return {source: (before, now) for source, (before, now) in both.items() if before != now}
+    """Return the source queues whose copies releases up to 0.1.0 sent to another queue, with that queue and the current one."""
+    mappings = {
+        source: (queues[index % len(queues)], queue_for(source, queues)) for index, source in enumerate(sources)
+    }
+    return {source: (before, now) for source, (before, now) in mappings.items() if before != now}
 
 
-def chunks(messages: Sequence[ReceivedMessage], most: int) -> Iterator[list[ReceivedMessage]]:
-    """Messages in a row that one send takes."""
+def chunks(messages: Sequence[ReceivedMessage], max_messages: int) -> Iterator[list[ReceivedMessage]]:
+    """Yield consecutive messages that fit into one send."""
     chunk: list[ReceivedMessage] = []
     size = 0
     for message in messages:
-        mine = max(message.store_size, len(message.body))
-        alone = mine > _BATCH_BYTES
-        if chunk and (alone or len(chunk) >= most or size + mine > _BATCH_BYTES):
+        message_bytes = max(message.store_size, len(message.body))
+        is_large = message_bytes > _BATCH_BYTES
+        if chunk and (is_large or len(chunk) >= max_messages or size + message_bytes > _BATCH_BYTES):
             yield chunk
             chunk, size = [], 0
         chunk.append(message)
-        size += mine
-        if alone:
+        size += message_bytes
+        if is_large:
             yield chunk
             chunk, size = [], 0
     if chunk:
@@ -179,23 +183,25 @@ def chunks(messages: Sequence[ReceivedMessage], most: int) -> Iterator[list[Rece
 
 
 def copy_of(message: ReceivedMessage, topic: str, mark: str | None) -> KeyedMessage:
-    """What is sent: body, tags, keys, the user's properties, the sharding key and the flag; the id of the original as property
+    """The copy of a message: body, tags, keys, the user's properties, sharding key and flag, and the original's id as property
     ``mark``.
     """
     from rocketmq_spark.model.message import KeyedMessage
     from rocketmq_spark.wire.properties import is_reserved
 
-    own = {name: value for name, value in message.properties.items() if not is_reserved(name)}
+    properties = {name: value for name, value in message.properties.items() if not is_reserved(name)}
     if mark:
-        own[mark] = message.msg_id
+        properties[mark] = message.msg_id
     sharding_key = message.properties.get(Property.SHARDING_KEY)
-    return KeyedMessage(topic, message.body, message.tags, message.keys, own, message.flag, sharding_key=sharding_key)
+    return KeyedMessage(
+        topic, message.body, message.tags, message.keys, properties, message.flag, sharding_key=sharding_key
+    )
 
 
 @click.command(cls=SendingCommand)
 @click.argument("source")
 @click.argument("destination")
-@consuming("earliest")
+@consumer_options("earliest")
 @click.option(
     "--to-name-server", metavar="HOST:PORT", help="Name server of the destination [default: that of the source]."
 )
@@ -203,7 +209,7 @@ def copy_of(message: ReceivedMessage, topic: str, mark: str | None) -> KeyedMess
     "--to-option",
     "to_options",
     multiple=True,
-    callback=pairs,
+    callback=parse_pairs,
     metavar="NAME=VALUE",
     help="An option of the destination's producer, such as accessKey=…, secretKey=@FILE or tls=true (may be repeated). The "
     "environment is that of the source; environment=NAME selects another one, and environment= (without a value) none.",
@@ -230,65 +236,67 @@ def copy(output: Output, /, target: Target, **how: Any) -> None:
     """
     source, destination = how["source"], how["destination"]
     how["to_options"] = read_secret_files(output, "--to-option", how["to_options"])
-    to = _destination(target, how)
-    # It must be there: brokers that create topics on demand would make a misspelt one.
-    if _overlap(_place(to, destination), _place(target, source)):
+    to = _destination_target(target, how)
+    # The destination must exist: brokers that create topics automatically would create a misspelt one.
+    if _overlap(_locations(to, destination), _locations(target, source)):
         raise OptionError(f"{source} would be copied to itself", remedy="Name another topic, or --to-name-server")
     stop, begun_s = Latch(), time.monotonic()
-    reads, group = target.only("batch source"), how["group"]
+    reads, group = target.for_role("batch source"), how["group"]
     copied = copied_offsets(reads, group, source)  # before a new group gets the offsets at which it begins
-    with subscribed(target, source, how) as consumer, to.producer() as producer:
-        changes = moved(list(copied), producer.queues(destination))
+    with subscribed_consumer(target, source, how) as consumer, to.producer() as producer:
+        changes = remapped_queues(list(copied), producer.queues(destination))
         if changes := {queue: places for queue, places in changes.items() if copied[queue]}:
             output.warning(_moved_text(group, changes))
         copier = Copier(consumer, producer, how, stop)
         with on_signals(stop.set, signal.SIGINT, signal.SIGTERM):
-            _run(copier, consumer, reads, how, stop)
+            _copy_all(copier, consumer, reads, how, stop)
         took_s = time.monotonic() - begun_s
-    _say(output, copier, how, took_s)
+    _report(output, copier, how, took_s)
     if stop.is_set():
         raise KeyboardInterrupt
 
 
-def _overlap(one: set[Place], other: set[Place]) -> bool:
-    """Where there is no environment it is all of them."""
-    return any(a[:2] == b[:2] and (a[2] == b[2] or None in (a[2], b[2])) for a in one for b in other)
+def _overlap(source: set[Location], destination: set[Location]) -> bool:
+    """No environment means all environments."""
+    return any(a[:2] == b[:2] and (a[2] == b[2] or None in (a[2], b[2])) for a in source for b in destination)
 
 
-def _place(target: Target, topic: str) -> set[Place]:
-    """Brokers by address, with the topic's name there, and the environment: what two spellings of one topic share."""
+def _locations(target: Target, topic: str) -> set[Location]:
+    """The addresses of a topic's brokers, with the topic's name there and the environment: the same for all spellings of a
+    topic.
+    """
     from rocketmq_spark.queues.environment import environment_of
 
-    reads = target.only("batch source")
+    reads = target.for_role("batch source")
     client, environment = reads.client(), environment_of(reads.options())
     route = client.routes.get_existing(topic, 0.0)
     on_wire = client.calls.on_wire(topic)
     return {(address, on_wire, environment) for data in route.brokers.values() for address in data.addresses.values()}
 
 
-def _destination(target: Target, how: dict[str, Any]) -> Target:
-    """Where the copies go: to the cluster of the source, by the options of it that a producer has, or to another one. Both in
-    the environment of the source, for environments share the queues of the destination, too; ``environment=`` is none.
+def _destination_target(target: Target, how: dict[str, Any]) -> Target:
+    """The target of the copies: the cluster of the source, with its options that a producer has, or another cluster. Both use the
+    environment of the source, because environments share the queues of the destination, too; ``environment=`` means none.
 
-    Raises ``OptionError`` where what is read with TLS would be sent in plain text without a word, and for a Proxy, which
-    would reject each copy because it names a queue.
+    Raises ``OptionError`` if messages read with TLS would be sent in plain text without an explicit option, and for a Proxy,
+    which would reject each copy because it names a queue.
     """
     from rocketmq_spark import options
     from rocketmq_spark.options.transport import features
 
-    more = {_plain(name) for name in how["to_options"]}
-    if how["to_name_server"] is not None and "tls" not in more and options.parse(target.given).tls:
+    to_names = {_normalized(name) for name in how["to_options"]}
+    if how["to_name_server"] is not None and "tls" not in to_names and options.parse(target.given).tls:
         raise OptionError(
             "the source is read with TLS, and no option says whether the server of --to-name-server uses TLS",
             remedy="Add --to-option tls=true, or tls=false to send in plain text",
         )
-    given = {_plain(name): (name, value) for name, value in target.only("producer").given.items()}
+    given = {_normalized(name): (name, value) for name, value in target.for_role("producer").given.items()}
     if how["to_name_server"] is not None:
-        inside = {key: given[key] for key in ENVIRONMENT if key in given}
-        given = {"nameserver": ("name_server", how["to_name_server"]), **inside}
-    given |= {_plain(name): (name, value) for name, value in how["to_options"].items()}
+        environment_options = {key: given[key] for key in ENVIRONMENT_OPTIONS if key in given}
+        given = {"nameserver": ("name_server", how["to_name_server"]), **environment_options}
+    given |= {_normalized(name): (name, value) for name, value in how["to_options"].items()}
     if given.get("environment", ("", None))[1] == "":
-        given = {key: option for key, option in given.items() if key not in ENVIRONMENT}
+        given = {key: option for key, option in given.items() if key not in ENVIRONMENT_OPTIONS}
     to = Target(dict(given.values()))
     if (chooses := features(options.parse(to.given)).chooses_queues) is not None:
         raise OptionError(
@@ -298,43 +306,45 @@ def _destination(target: Target, how: dict[str, Any]) -> Target:
     return to
 
 
-def _plain(name: str) -> str:
-    """An option is written in two ways."""
+def _normalized(name: str) -> str:
+    """An option's name without case and underscores, because each name has two spellings."""
     return name.replace("_", "").lower()
 
 
-def _run(copier: Copier, consumer: PullConsumer, target: Target, how: dict[str, Any], stop: Latch) -> None:
-    """Until the ends that the queues have now, unless it is to follow; until ``count``, or ``stop``."""
+def _copy_all(copier: Copier, consumer: PullConsumer, target: Target, how: dict[str, Any], stop: Latch) -> None:
+    """Copy up to the current ends of the queues, or without end with ``follow``; at most ``count`` messages, and until
+    ``stop``.
+    """
     from rocketmq_spark.consumer.pull import PolledMessages
 
     ends = None if how["follow"] else _ends(target, how["source"])
-    left, look = how["count"], Deadline.after(_LOOK_S)
+    left, next_check = how["count"], Deadline.after(_END_CHECK_S)
     while not stop.is_set():
         polled = PolledMessages(consumer, _POLL_S)
         done = copier.send(polled, left)
         left = None if left is None else left - done
         if left == 0 or stop.is_set():
             break
-        if not polled.messages or look.expired:
+        if not polled.messages or next_check.expired:
             copier.commit()
-            if ends is not None and _reached(target, how["group"], ends):
+            if ends is not None and _has_reached(target, how["group"], ends):
                 break
-            look = Deadline.after(_LOOK_S)
+            next_check = Deadline.after(_END_CHECK_S)
     copier.commit()
 
 
 def copied_offsets(target: Target, group: str, source: str) -> dict[MessageQueue, int | None]:
-    """Return the group's offsets of the source's queues in the environment.
+    """Return the committed offsets of the group in those queues of ``source`` that the environment owns.
 
     Raises ``OffsetError`` for an offset beyond the end of its queue: the consumer would continue at the end, and the messages
     before the end would count as copied.
     """
     from rocketmq_spark.admin import deadline
     from rocketmq_spark.cli.lag import own_group
-    from rocketmq_spark.queues.environment import Own, environment_of
+    from rocketmq_spark.queues.environment import EnvironmentQueues, environment_of
 
     client = target.client()
-    queues = Own(environment_of(target.options()))(client.routes.get_existing(source, 0.0).readable())
+    queues = EnvironmentQueues(environment_of(target.options()))(client.routes.get_existing(source, 0.0).readable())
     committed = client.brokers.committed(own_group(target, group), queues, deadline(client))
     known = {queue: offset for queue, offset in committed.items() if offset}
     bounds = client.brokers.bounds(sorted(known), deadline(client)) if known else {}
@@ -359,21 +369,21 @@ def _moved_text(group: str, changes: Mapping[MessageQueue, tuple[MessageQueue, M
 
 
 def _ends(target: Target, source: str) -> dict[MessageQueue, int]:
-    """Of the queues that belong to the environment, where there is one."""
+    """The ends of the source's queues that belong to the environment, or of all queues without one."""
     from rocketmq_spark.admin import deadline
-    from rocketmq_spark.cli.reading import closed
-    from rocketmq_spark.queues.environment import Own, environment_of
+    from rocketmq_spark.cli.topic_reader import not_readable_error
+    from rocketmq_spark.queues.environment import EnvironmentQueues, environment_of
 
     client = target.client()
     route = client.routes.get(source, 0.0)
-    if route.closed:  # it would end without what they have
-        raise closed(route)
-    queues = Own(environment_of(target.options()))(route.readable())
+    if route.closed:  # the copy would end without the messages of closed queues
+        raise not_readable_error(route)
+    queues = EnvironmentQueues(environment_of(target.options()))(route.readable())
     return {queue: bounds.max_offset for queue, bounds in client.brokers.bounds(queues, deadline(client)).items()}
 
 
-def _reached(target: Target, group: str, ends: dict[MessageQueue, int]) -> bool:
-    """Whether the group, which other members may read for, is there. Raises ``OffsetError`` where it never will be."""
+def _has_reached(target: Target, group: str, ends: dict[MessageQueue, int]) -> bool:
+    """Whether the group has reached the ends; other members may read for it, too. Raises ``OffsetError`` if it never can."""
     from rocketmq_spark.admin import deadline
     from rocketmq_spark.cli.lag import own_group
 
@@ -394,7 +404,7 @@ def _reached(target: Target, group: str, ends: dict[MessageQueue, int]) -> bool:
     return False
 
 
-def _say(output: Output, copier: Copier, how: dict[str, Any], took_s: float) -> None:
+def _report(output: Output, copier: Copier, how: dict[str, Any], took_s: float) -> None:
     row = {
         "source": how["source"],
         "destination": how["destination"],

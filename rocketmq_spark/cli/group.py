@@ -1,6 +1,6 @@
-"""``rocketmq-spark group`` and ``offsets``: consumer groups, the offsets that brokers keep of them, and setting those.
+"""``rocketmq-spark group`` and ``offsets``: shows and deletes consumer groups, and shows and resets their committed offsets.
 
-Their lag is watched by ``lag``.
+``lag`` shows how far groups are behind.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rocketmq_spark.model.admin import GroupDescription
 
 
-_QUEUES = {
+_QUEUE_COLUMNS = {
     "topic": "TOPIC",
     "brokerName": "BROKER",
     "queueId": "QUEUE",
@@ -65,63 +65,66 @@ def describe(output: Output, target: Target, name: str) -> None:
     from rocketmq_spark.cli.lag import own_group
 
     client = target.client()
-    there = groups.describe(client, own_group(target, name))
+    description = groups.describe(client, own_group(target, name))
     if output.machine:
-        output.item(_document(there), "")
+        output.item(_document(description), "")
     else:
-        _show(output, there)
-    if not there.queues:
+        _print_description(output, description)
+    if not description.queues:
         groups.require_masters(client)
 
 
-def _show(output: Output, there: GroupDescription) -> None:
+def _print_description(output: Output, description: GroupDescription) -> None:
     from rocketmq_spark.admin import groups
 
-    kind = f", {there.consume_type}, {there.message_model}" if there.members else ""
-    click.echo(escaped(f"Group {there.group}: {len(there.members)} members{kind}"))
+    kind = f", {description.consume_type}, {description.message_model}" if description.members else ""
+    click.echo(escaped(f"Group {description.group}: {len(description.members)} members{kind}"))
     output.rows(
-        {"clientId": "MEMBER", "address": "ADDRESS", "language": "LANGUAGE", "version": "VERSION"}, _members(there)
+        {"clientId": "MEMBER", "address": "ADDRESS", "language": "LANGUAGE", "version": "VERSION"},
+        _member_rows(description),
     )
-    output.rows({"topic": "SUBSCRIBES TO", "expression": "FILTER", "kind": "KIND"}, _subscriptions(there))
-    output.rows(_QUEUES, _queues(there))
-    known = sum(row.lag is not None for row in there.queues)
-    part = f"{known} of " if 0 < known < len(there.queues) else ""
+    output.rows({"topic": "SUBSCRIBES TO", "expression": "FILTER", "kind": "KIND"}, _subscription_rows(description))
+    output.rows(_QUEUE_COLUMNS, _queue_rows(description))
+    known = sum(row.lag is not None for row in description.queues)
+    counted = f"{known} of " if 0 < known < len(description.queues) else ""
     output.note(groups.GRPC_MEMBERS_HINT)
-    output.note(f"lag: {'-' if there.lag is None else there.lag} in {part}{len(there.queues)} queues")
+    output.note(
+        f"lag: {'-' if description.lag is None else description.lag} in {counted}{len(description.queues)} queues"
+    )
 
 
-def _document(there: GroupDescription) -> dict[str, object]:
+def _document(description: GroupDescription) -> dict[str, object]:
     from rocketmq_spark.model.admin import total
 
-    every = total(there.queues, time.time_ns() // 1_000_000)
+    totals = total(description.queues, time.time_ns() // 1_000_000)
     return {
-        "group": there.group,
-        "members": _members(there),
-        "consumeType": there.consume_type,
-        "messageModel": there.message_model,
-        "subscriptions": _subscriptions(there),
-        "settings": {broker: dict(settings) for broker, settings in there.settings.items()},
-        "lag": every.lag,
-        "behindMs": every.behind_ms,
-        "queues": _queues(there),
+        "group": description.group,
+        "members": _member_rows(description),
+        "consumeType": description.consume_type,
+        "messageModel": description.message_model,
+        "subscriptions": _subscription_rows(description),
+        "settings": {broker: dict(settings) for broker, settings in description.settings.items()},
+        "lag": totals.lag,
+        "behindMs": totals.behind_ms,
+        "queues": _queue_rows(description),
     }
 
 
-def _members(there: GroupDescription) -> list[dict[str, object]]:
+def _member_rows(description: GroupDescription) -> list[dict[str, object]]:
     return [
         {"clientId": m.client_id, "address": m.address, "language": m.language, "version": m.version}
-        for m in there.members
+        for m in description.members
     ]
 
 
-def _subscriptions(there: GroupDescription) -> list[dict[str, object]]:
+def _subscription_rows(description: GroupDescription) -> list[dict[str, object]]:
     return [
-        {"topic": topic, "expression": wanted.expression, "kind": wanted.kind}
-        for topic, wanted in there.filters.items()
+        {"topic": topic, "expression": topic_filter.expression, "kind": topic_filter.kind}
+        for topic, topic_filter in description.filters.items()
     ]
 
 
-def _queues(there: GroupDescription) -> list[dict[str, object]]:
+def _queue_rows(description: GroupDescription) -> list[dict[str, object]]:
     return [
         {
             "topic": row.queue.topic,
@@ -131,7 +134,7 @@ def _queues(there: GroupDescription) -> list[dict[str, object]]:
             "maxOffset": row.max_offset,
             "lag": row.lag,
         }
-        for row in there.queues
+        for row in description.queues
     ]
 
 
@@ -151,15 +154,15 @@ def delete(output: Output, /, target: Target, name: str, topics: bool, force: bo
     from rocketmq_spark.admin import groups
     from rocketmq_spark.cli.lag import own_group
 
-    client, own = target.client(), own_group(target, name)
-    groups.check_deletable(client, own, force)
+    client, group_in_environment = target.client(), own_group(target, name)
+    groups.check_deletable(client, group_in_environment, force)
     lost = " and the topics of its retries and dead letters, with their messages" if topics else ""
-    confirm(f"Delete group {own}, its offsets{lost}", yes)
-    groups.delete(client, own, topics, force)
-    output.item({"group": own, "deleted": True}, f"Group {own} is deleted")
+    confirm(f"Delete group {group_in_environment}, its offsets{lost}", yes)
+    groups.delete(client, group_in_environment, topics, force)
+    output.item({"group": group_in_environment, "deleted": True}, f"Group {group_in_environment} is deleted")
 
 
-_SHOWN = {
+_OFFSET_COLUMNS = {
     "topic": "TOPIC",
     "brokerName": "BROKER",
     "queueId": "QUEUE",
@@ -167,7 +170,7 @@ _SHOWN = {
     "offset": "OFFSET",
     "maxOffset": "END",
 }
-_CHANGED = {
+_CHANGE_COLUMNS = {
     "topic": "TOPIC",
     "brokerName": "BROKER",
     "queueId": "QUEUE",
@@ -176,10 +179,10 @@ _CHANGED = {
     "effect": "EFFECT",
 }
 
-Wanted = str | int | dict["MessageQueue", int]
+OffsetTarget = str | int | dict["MessageQueue", int]
 
 
-def _to(ctx: click.Context, param: click.Parameter, value: str) -> Wanted:
+def _parse_target(ctx: click.Context, param: click.Parameter, value: str) -> OffsetTarget:
     from rocketmq_spark.options.parsing import queue_offsets
 
     try:
@@ -190,8 +193,8 @@ def _to(ctx: click.Context, param: click.Parameter, value: str) -> Wanted:
         ) from e
 
 
-def _kafkas(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
-    """Options of Kafka's tool are not ours."""
+def _reject_kafka_option(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
+    """Reject options of Kafka's tool, and name the replacement."""
     if value is not None:
         raise click.UsageError(
             "--by-duration, --shift-by and --to-datetime are options of Kafka's tool. Here --to takes them all: "
@@ -214,17 +217,23 @@ def show(output: Output, target: Target, group: str, topics: tuple[str, ...]) ->
     from rocketmq_spark.admin import groups
     from rocketmq_spark.cli.lag import own_group
 
-    client, own = target.client(), own_group(target, group)
-    found = groups.committed_offsets(client, own, topics)
-    bounds, errors = groups.bounds_of(client, found)
-    output.rows(_SHOWN, [{**_queue(q), **_bounds(bounds.get(q)), "offset": at} for q, at in sorted(found.items())])
-    members = groups.members(client, own, found)
-    at_brokers = groups.knows_members(client, found)
-    where = "" if at_brokers else " at this Proxy, which does not see members at brokers"
+    client, group_in_environment = target.client(), own_group(target, group)
+    offsets_by_queue = groups.committed_offsets(client, group_in_environment, topics)
+    bounds, errors = groups.bounds_of(client, offsets_by_queue)
+    output.rows(
+        _OFFSET_COLUMNS,
+        [
+            {**_queue_of_row(q), **_bounds_of_row(bounds.get(q)), "offset": offset}
+            for q, offset in sorted(offsets_by_queue.items())
+        ],
+    )
+    members = groups.members(client, group_in_environment, offsets_by_queue)
+    sees_members = groups.lists_all_members(client, offsets_by_queue)
+    where = "" if sees_members else " at this Proxy, which does not see members at brokers"
     output.note(
         f"{len(members)} members{where}: {', '.join(members)}" if members else f"The group has no member now{where}"
     )
-    if at_brokers:
+    if sees_members:
         output.note(groups.GRPC_MEMBERS_HINT)
     if errors:
         raise errors[0]
@@ -240,13 +249,15 @@ def show(output: Output, target: Target, group: str, topics: tuple[str, ...]) ->
 )
 @click.option(
     "--to",
-    "wanted",
+    "target_offsets",
     required=True,
-    callback=_to,
+    callback=_parse_target,
     metavar="WHERE",
     help=f"earliest, latest, a time ({TIMES}), or JSON as for startingOffsets. Queues that JSON omits keep their offsets.",
 )
-@click.option("--by-duration", "--shift-by", "--to-datetime", hidden=True, expose_value=False, callback=_kafkas)
+@click.option(
+    "--by-duration", "--shift-by", "--to-datetime", hidden=True, expose_value=False, callback=_reject_kafka_option
+)
 @with_yes
 @click.option(
     "--force",
@@ -256,7 +267,7 @@ def show(output: Output, target: Target, group: str, topics: tuple[str, ...]) ->
 @connected
 @click.pass_obj
 def set_offsets(
-    output: Output, /, target: Target, group: str, topics: tuple[str, ...], wanted: Wanted, **how: bool
+    output: Output, /, target: Target, group: str, topics: tuple[str, ...], target_offsets: OffsetTarget, **flags: bool
 ) -> None:
     """Reset GROUP's committed offsets. Stop its members first.
 
@@ -269,31 +280,39 @@ def set_offsets(
     from rocketmq_spark.cli.lag import own_group
     from rocketmq_spark.queues.environment import environment_of
 
-    client, own = target.client(), own_group(target, group)
-    changes = groups.offset_changes(client, own, topics, wanted, environment_of(target.options()), "--to")
-    members = groups.members(client, own, [change.queue for change in changes])
-    if not how["force"] and how["really"]:
-        groups.check_members(own, members)
-    new = all(change.before is None for change in changes)
+    client, group_in_environment = target.client(), own_group(target, group)
+    changes = groups.offset_changes(
+        client, group_in_environment, topics, target_offsets, environment_of(target.options()), "--to"
+    )
+    members = groups.members(client, group_in_environment, [change.queue for change in changes])
+    if not flags["force"] and flags["apply_change"]:
+        groups.check_members(group_in_environment, members)
+    is_new = all(change.before is None for change in changes)
     # Before offsets are stored, which creates the group.
-    hint = groups.similar_groups_hint(client, own) if new else ""
-    if how["really"]:
-        groups.store_offsets(client, own, {change.queue: change.after for change in changes})
-        groups.warn_of_unseen_members(client, own, [change.queue for change in changes])
+    hint = groups.similar_groups_hint(client, group_in_environment) if is_new else ""
+    if flags["apply_change"]:
+        groups.store_offsets(client, group_in_environment, {change.queue: change.after for change in changes})
+        groups.warn_of_unseen_members(client, group_in_environment, [change.queue for change in changes])
     output.rows(
-        _CHANGED,
+        _CHANGE_COLUMNS,
         [
-            {**_queue(c.queue), "offset": c.before, "new": c.after, "effect": c.effect, "applied": how["really"]}
+            {
+                **_queue_of_row(c.queue),
+                "offset": c.before,
+                "new": c.after,
+                "effect": c.effect,
+                "applied": flags["apply_change"],
+            }
             for c in changes
         ],
     )
     if hint:
-        output.note(f"No broker {'had' if how['really'] else 'has'} group {own}. {hint}")
+        output.note(f"No broker {'had' if flags['apply_change'] else 'has'} group {group_in_environment}. {hint}")
     moved = sum(change.before != change.after for change in changes)
     output.note(
-        f"{moved} of {len(changes)} offsets {'are set' if how['really'] else 'would be set: use --yes to apply'}"
+        f"{moved} of {len(changes)} offsets {'are set' if flags['apply_change'] else 'would be set: use --yes to apply'}"
     )
-    if groups.knows_members(client, [change.queue for change in changes]):
+    if groups.lists_all_members(client, [change.queue for change in changes]):
         output.note(f"{groups.GRPC_MEMBERS_HINT}. They continue at the new offsets")
     if members:
         output.note(
@@ -301,11 +320,11 @@ def set_offsets(
         )
 
 
-def _queue(queue: MessageQueue) -> dict[str, object]:
+def _queue_of_row(queue: MessageQueue) -> dict[str, object]:
     return {"topic": queue.topic, "brokerName": queue.broker_name, "queueId": queue.queue_id}
 
 
-def _bounds(bounds: QueueBounds | None) -> dict[str, object]:
+def _bounds_of_row(bounds: QueueBounds | None) -> dict[str, object]:
     return {
         "minOffset": bounds.min_offset if bounds else None,
         "maxOffset": bounds.max_offset if bounds else None,

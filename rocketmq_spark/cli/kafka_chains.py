@@ -1,7 +1,7 @@
-"""Chains of calls that read or write, such as ``df.writeStream.format("kafka").option(…).start()``, in a Python program. Pure.
+"""Finds chains of calls that read or write, such as ``df.writeStream.format("kafka").option(…).start()``. Pure.
 
-A reader or a writer may be in several variables. Readers and writers of Spark are mutable: what one chain sets also holds for the
-other chains of the same object.
+A program may hold a reader or a writer in several variables. Spark's readers and writers are mutable: an option that one chain
+sets also applies to the other chains of the same object.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from rocketmq_spark.cli.kafka_options import KAFKA, OF_SPARK, ROCKETMQ, Setting, replacements
-from rocketmq_spark.cli.kafka_text import COMPUTED, FORMAT, UPDATE, KafkaUse
+from rocketmq_spark.cli.kafka_options import KAFKA, ROCKETMQ, SPARK_KAFKA_OPTIONS, Setting, replacements
+from rocketmq_spark.cli.kafka_text import APPEND_ONLY, CHECK_FORMAT, USE_FORMAT, KafkaFinding
 from rocketmq_spark.cli.python_values import UNKNOWN, DictValue, Function, Parameter, PythonProgram
 
 _APPEND = 'mode("append"), which is required'
 _CONTINUOUS = "a trigger of micro-batches; continuous processing is not supported"
 _OPTIONS = "the options are computed: compare them with docs/coming-from-kafka.md"
 ROLES = {"read": "batch source", "readStream": "stream source", "write": "sink", "writeStream": "sink"}
-_ENDS = ("load", "save", "start", "toTable")
-_OTHER_ENDS = {"parquet", "orc", "json", "csv", "text", "table", "jdbc", "saveAsTable", "insertInto"}
-# Methods that only readers and writers have, besides ``format``, which texts have, too.
-_OF_IO = {"option", "options", *_ENDS}
-# Parameters of load, save and start that are no options; the first ones are also positional.
+_FINAL_CALLS = ("load", "save", "start", "toTable")
+_OTHER_FINAL_CALLS = {"parquet", "orc", "json", "csv", "text", "table", "jdbc", "saveAsTable", "insertInto"}
+# Methods of readers and writers. ``format`` is not among them, because texts have it, too.
+_IO_METHODS = {"option", "options", *_FINAL_CALLS}
+# Parameters of load, save, start and toTable that are not options, in the order of positional arguments.
 _PARAMETERS = {
     "load": ("path", "format", "schema"),
     "save": ("path", "format", "mode", "partitionBy"),
@@ -34,7 +34,7 @@ _PARAMETERS = {
 
 
 class ChainOption(NamedTuple):
-    """``value`` is None if unknown; ``name`` is ``UNKNOWN`` if the program's text does not show it."""
+    """An option that a chain sets. ``value`` is None, and ``name`` is ``UNKNOWN``, if the program does not show it."""
 
     name: str
     value: ast.expr | None
@@ -43,7 +43,7 @@ class ChainOption(NamedTuple):
 
 @dataclass(eq=False)
 class CallChain:
-    """``root`` is the expression on which the first call is made; ``role`` is None if it is no reader or writer."""
+    """A chain of calls. ``root`` is the expression of the first call; ``role`` is None if ``root`` is not a reader or writer."""
 
     calls: list[tuple[str, ast.Call]]
     root: ast.expr
@@ -63,26 +63,26 @@ class CallChain:
         return {name for name, _ in self.calls}
 
     def formats(self, program: PythonProgram) -> list[ast.expr | None]:
-        """What names the format; None is an option that the program's text does not show."""
+        """Return the expressions of the format. None is an option whose value the program does not show."""
         formats: list[ast.expr | None] = []
         for name, call in self.calls:
             if name == "format":
                 formats.append(_argument(call, 0, "source"))
-            elif name in _ENDS:
-                given = self.parameter(name, call, "format")
-                formats += [given] if given is not None else self._unpacked_formats(call, program)
+            elif name in _FINAL_CALLS:
+                argument = self.parameter(name, call, "format")
+                formats += [argument] if argument is not None else self._unpacked_formats(call, program)
         return [node for node in formats if node is not None] or formats
 
     @staticmethod
     def _unpacked_formats(call: ast.Call, program: PythonProgram) -> Iterator[ast.expr | None]:
         for keyword in call.keywords:
-            for option in _unpacked(keyword.value, program) if keyword.arg is None else ():
+            for option in _unpacked_options(keyword.value, program) if keyword.arg is None else ():
                 if option.name in ("format", UNKNOWN):
                     yield option.value
 
     @staticmethod
     def parameter(name: str, call: ast.Call, parameter: str) -> ast.expr | None:
-        """An argument of load, save, start or toTable."""
+        """Return an argument of load, save, start or toTable; None if the call does not have it."""
         names = _PARAMETERS[name]
         return _argument(call, names.index(parameter), parameter) if parameter in names else None
 
@@ -97,11 +97,11 @@ class CallChain:
                     yield ChainOption(
                         UNKNOWN if UNKNOWN in text else text, value if len(names) == 1 else None, key.lineno
                     )
-            if name not in ("options", *_ENDS):
+            if name not in ("options", *_FINAL_CALLS):
                 continue
             for keyword in call.keywords:
                 if keyword.arg is None:
-                    yield from _unpacked(keyword.value, program)
+                    yield from _unpacked_options(keyword.value, program)
                 elif keyword.arg not in _PARAMETERS.get(name, ()):
                     yield ChainOption(keyword.arg, keyword.value, keyword.value.lineno)
 
@@ -111,7 +111,7 @@ def _argument(call: ast.Call, index: int, name: str) -> ast.expr | None:
     return call.args[index] if len(call.args) > index else by_name
 
 
-def _unpacked(node: ast.expr, program: PythonProgram) -> Iterator[ChainOption]:
+def _unpacked_options(node: ast.expr, program: PythonProgram) -> Iterator[ChainOption]:
     for value in program.values(node):
         if isinstance(value, DictValue):
             yield from (ChainOption(*entry) for entry in value.items)
@@ -121,7 +121,7 @@ def _unpacked(node: ast.expr, program: PythonProgram) -> Iterator[ChainOption]:
 
 @dataclass(eq=False)
 class ReaderOrWriter:
-    """The chains of one reader or writer, with what they set together."""
+    """One reader or writer: its chains, and the options that they set together."""
 
     program: PythonProgram
     chains: list[CallChain] = field(default_factory=list)
@@ -134,24 +134,24 @@ class ReaderOrWriter:
 
     @functools.cached_property
     def option_names(self) -> set[str]:
-        """The names of all options, in lower case."""
+        """Return the names of all options, in lower case."""
         return {option.name.lower() for chain in self.chains for option in chain.options(self.program)}
 
     @functools.cached_property
     def modes(self) -> list[str]:
-        """The texts of ``mode``."""
+        """Return the values of ``mode``."""
         calls = [call for chain in self.chains for name, call in chain.calls if name == "mode"]
         return [text for call in calls for text in self.program.texts(_argument(call, 0, "saveMode"))]
 
 
 class Chains:
-    """All chains of a program, by reader and writer."""
+    """All chains of a program, grouped by reader or writer."""
 
     def __init__(self, program: PythonProgram, trees: list[ast.Module]) -> None:
         self.program = program
         self._parents: dict[object, object] = {}
         self._bound_names: set[object] = set()
-        self._returning: set[Function] = set()  # whose results are united with what they return
+        self._united_functions: set[Function] = set()  # their results are united already
         self.chains: list[CallChain] = []
         self._by_call: dict[ast.Call, CallChain] = {}
         self._roots: list[ast.Attribute] = []
@@ -168,7 +168,7 @@ class Chains:
                     self._roots.append(node)
         for node in nodes:
             if isinstance(node, ast.Name | ast.Attribute):
-                self._bind(node)
+                self._unite_bindings(node)
         self._owners: dict[object, ReaderOrWriter] = {}
         for root in self._roots:
             self._owner(root).roles.add(ROLES[root.attr])
@@ -179,12 +179,12 @@ class Chains:
     def owner(self, chain: CallChain) -> ReaderOrWriter:
         return self._owner(self._key(chain.root))
 
-    def at(self, call: ast.expr) -> CallChain | None:
-        """The chain that has a call of a method."""
+    def chain_with(self, call: ast.expr) -> CallChain | None:
+        """Return the chain that contains a call."""
         return self._by_call.get(call) if isinstance(call, ast.Call) else None
 
     def format(self, chain: CallChain) -> str | None:
-        """The format of a chain: Kafka's if it may be that; None if it is not known."""
+        """Return the format of a chain: ``KAFKA`` if it may be Kafka's; None if it is unknown."""
         nodes = chain.formats(self.program) or self.owner(chain).formats
         texts = [text.strip().lower() for node in nodes for text in self.program.texts(node)]
         if any(map(_is_kafka, texts)):
@@ -194,14 +194,14 @@ class Chains:
         return None if not texts or any(UNKNOWN in text for text in texts) else texts[0]
 
     def _is_io(self, chain: CallChain) -> bool:
-        if chain.role is not None or self.owner(chain).roles or chain.names & _OF_IO:
+        if chain.role is not None or self.owner(chain).roles or chain.names & _IO_METHODS:
             return True
         formats = [call for name, call in chain.calls if name == "format"]
         of_text = any(text != UNKNOWN for text in self.program.texts(chain.root))
         return not of_text and any(len(call.args) == 1 and not call.keywords for call in formats)
 
-    def written(self) -> Iterator[tuple[ast.expr, ReaderOrWriter]]:
-        """The frames that are written, with their writers."""
+    def written_frames(self) -> Iterator[tuple[ast.expr, ReaderOrWriter]]:
+        """Yield the frames that are written, with their writers."""
         for node in self._roots:
             if ROLES[node.attr] == "sink":
                 yield node.value, self._owner(node)
@@ -223,7 +223,7 @@ class Chains:
         return self._owners.setdefault(self._find(key), ReaderOrWriter(self.program))
 
     def _key(self, node: ast.expr) -> object:
-        """The union-find key of the object on which the method calls in ``node`` are made."""
+        """Return the union-find key of the object whose methods ``node`` calls."""
         while (
             isinstance(node, ast.Call)
             and isinstance(node.func, ast.Attribute)
@@ -234,10 +234,10 @@ class Chains:
             for function in functions:
                 self._unite(("returns", functions[0]), ("returns", function))
             for function in functions:
-                if function not in self._returning:
-                    self._returning.add(function)
-                    for returned in filter(self._may_be_io, self.program.returned(function)):
-                        self._unite(("returns", function), self._key(returned))
+                if function not in self._united_functions:
+                    self._united_functions.add(function)
+                    for returned_value in filter(self._may_be_io, self.program.returned(function)):
+                        self._unite(("returns", function), self._key(returned_value))
             return "returns", functions[0]
         if isinstance(node, ast.IfExp):
             self._unite(self._key(node.body), self._key(node.orelse))
@@ -248,7 +248,7 @@ class Chains:
         return key
 
     def _may_be_io(self, node: ast.expr) -> bool:
-        """Whether an expression may be a reader or a writer: it is none after load, save or start."""
+        """Whether an expression may be a reader or a writer. The result of load, save or start is none."""
         match node:
             case ast.Name():
                 return True
@@ -257,66 +257,66 @@ class Chains:
             case ast.Call(func=ast.Attribute()) if not self.program.functions(node.func):
                 chain = self._by_call.get(node)
                 calls = [] if chain is None else chain.calls[: [call for _, call in chain.calls].index(node) + 1]
-                return not any(name in _ENDS or name in _OTHER_ENDS for name, _ in calls)
+                return not any(name in _FINAL_CALLS or name in _OTHER_FINAL_CALLS for name, _ in calls)
             case ast.Call():
                 return bool(self.program.functions(node.func))
             case ast.IfExp():
                 return True
         return False
 
-    def _bind(self, node: ast.Name | ast.Attribute) -> None:
+    def _unite_bindings(self, node: ast.Name | ast.Attribute) -> None:
         key, bindings = self.program.bindings(node)
         if not isinstance(key, tuple) or key in self._bound_names:
             return
         self._bound_names.add(key)
         for binding in bindings:
-            given = self.program.arguments(binding) if isinstance(binding, Parameter) else [binding]
-            for value in given:
+            arguments = self.program.arguments(binding) if isinstance(binding, Parameter) else [binding]
+            for value in arguments:
                 if isinstance(value, ast.expr) and self._may_be_io(value):
                     self._unite(key, self._key(value))
 
 
 class KafkaChains:
-    """The chains of a program that read or write Kafka, or may do so, and what replaces their parts."""
+    """Finds what changes in the chains of a program that read or write Kafka, or may do so."""
 
     def __init__(self, chains: Chains) -> None:
         self._program = chains.program
         self._chains = chains
-        self.format_constants: set[ast.Constant] = set()  # the texts that are formats
+        self.format_constants: set[ast.Constant] = set()  # the texts that are used as formats
         self.explained_options: set[tuple[int, str]] = set()  # line and name
 
-    def findings(self, tree: ast.Module) -> Iterator[KafkaUse]:
+    def findings(self, tree: ast.Module) -> Iterator[KafkaFinding]:
         nodes = set(ast.walk(tree))
         for chain in self._chains.chains:
             if chain.calls[-1][1] in nodes:
-                yield from self._of_chain(chain)
+                yield from self._chain_findings(chain)
 
-    def _of_chain(self, chain: CallChain) -> Iterator[KafkaUse]:
+    def _chain_findings(self, chain: CallChain) -> Iterator[KafkaFinding]:
         owner = self._chains.owner(chain)
         role = chain.role or (next(iter(owner.roles)) if len(owner.roles) == 1 else None)
         line = (chain.calls[-1][1].func.end_lineno or 0) if chain.calls else 0
         for node in chain.formats(self._program):
-            values, constants = self._program.traced(node)
+            values, constants = self._program.values_and_constants(node)
             texts = [value for value in values if isinstance(value, str)]
             if any(map(_is_kafka, texts)):
                 self.format_constants |= constants
-                yield node.lineno if node else line, 'format("kafka")', FORMAT
+                yield node.lineno if node else line, 'format("kafka")', USE_FORMAT
             elif any(UNKNOWN in text for text in texts) and (role is not None or "format" in chain.names):
                 if node is not None:
-                    yield node.lineno, f"format({ast.unparse(node)})", COMPUTED
+                    yield node.lineno, f"format({ast.unparse(node)})", CHECK_FORMAT
                 elif not any(owner.formats):
-                    yield line, f"{chain.calls[-1][0]}(**…)", COMPUTED
+                    yield line, f"{chain.calls[-1][0]}(**…)", CHECK_FORMAT
         format = self._chains.format(chain)
         may_rename = UNKNOWN in owner.option_names and format == ROCKETMQ
         others = owner.option_names | {"topicnames"} if may_rename else owner.option_names
         for option in chain.options(self._program):
-            yield from self._of_option(option, role, format, others)
+            yield from self._option_findings(option, role, format, others)
         if format in (KAFKA, ROCKETMQ):
-            yield from self._modes(chain, owner)
+            yield from self._mode_findings(chain, owner)
 
-    def _of_option(
+    def _option_findings(
         self, option: ChainOption, role: str | None, format: str | None, others: set[str]
-    ) -> Iterator[KafkaUse]:
+    ) -> Iterator[KafkaFinding]:
         lower = option.name.lower()
         self.explained_options.add((option.line, option.name))
         if option.name == UNKNOWN:
@@ -326,12 +326,12 @@ class KafkaChains:
             texts = [UNKNOWN] if option.value is None else self._program.texts(option.value)
             for replacement in replacements(Setting(option.name, texts, role, format, others)):
                 yield option.line, option.name, replacement
-        elif lower.startswith("kafka.") or (format is None and lower in OF_SPARK):
+        elif lower.startswith("kafka.") or (format is None and lower in SPARK_KAFKA_OPTIONS):
             texts = [UNKNOWN] if option.value is None else self._program.texts(option.value)
             for replacement in replacements(Setting(option.name, texts, role, None, others)):
                 yield option.line, option.name, replacement
 
-    def _modes(self, chain: CallChain, owner: ReaderOrWriter) -> Iterator[KafkaUse]:
+    def _mode_findings(self, chain: CallChain, owner: ReaderOrWriter) -> Iterator[KafkaFinding]:
         for name, call in chain.calls:
             if name == "trigger" and any(keyword.arg == "continuous" for keyword in call.keywords):
                 yield call.lineno, "trigger(continuous=…)", _CONTINUOUS
@@ -343,7 +343,7 @@ class KafkaChains:
                 )
                 for text in self._program.texts(node) if node is not None else ():
                     if node is not None and text.lower() in ("update", "complete"):
-                        yield node.lineno, f'outputMode("{text}")', UPDATE
+                        yield node.lineno, f'outputMode("{text}")', APPEND_ONLY
             if name == "save":
                 node = CallChain.parameter(name, call, "mode")
                 texts = [*owner.modes, *([] if node is None else self._program.texts(node))]

@@ -1,6 +1,6 @@
-"""The columns of Spark's Kafka connector in a Python program, and those of RocketMQ that have their values. Pure.
+"""Finds columns of Spark's Kafka connector in a Python program, and names the RocketMQ columns with the same values. Pure.
 
-Only those of frames that Kafka's source made, or that Kafka's sink writes. Names of topics with dots also count in frames of
+It searches only frames that Kafka's source returns or Kafka's sink writes. Names of topics with dots are also found in frames of
 RocketMQ.
 """
 
@@ -10,29 +10,31 @@ import ast
 import re
 from collections.abc import Callable, Container, Iterator
 
-from rocketmq_spark.cli.kafka_options import DOTS, has_dots_of_names
-from rocketmq_spark.cli.kafka_text import KafkaUse
+from rocketmq_spark.cli.kafka_options import TOPIC_NAMES_REMEDY, has_dots_of_names
+from rocketmq_spark.cli.kafka_text import KafkaFinding
 from rocketmq_spark.cli.python_values import PythonProgram
 from rocketmq_spark.options.names import KAFKA_SINK_COLUMNS, KAFKA_SOURCE_COLUMNS
 from rocketmq_spark.wire.names import legal_name
 
 _COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers")
-_OF_LOWER = {name.lower(): name for name in _COLUMNS}
-_WORDS = "|".join(_COLUMNS)
-# Methods of frames whose string arguments are names of columns; those whose strings are SQL; functions whose first string is a
-# name.
-_NAMED = {
+_COLUMN_OF_LOWER_NAME = {name.lower(): name for name in _COLUMNS}
+_COLUMN_PATTERN = "|".join(_COLUMNS)
+# Methods of frames whose string arguments are names of columns; methods whose strings are SQL; functions whose first string is
+# the name of a column.
+_COLUMN_NAME_METHODS = {
     *("select", "groupBy", "withColumn", "withColumnRenamed", "withWatermark", "dropDuplicates", "orderBy", "drop"),
     *("dropDuplicatesWithinWatermark", "repartition", "sort"),
 }
-_EXPRESSIONS = {"selectExpr", "where", "filter"}
-_NAMED_FUNCTIONS = {"col", "column", "window"}
-_VIEWS = {"createOrReplaceTempView", "createTempView", "createOrReplaceGlobalTempView", "createGlobalTempView"}
-# A name in an expression: no function, no type of a cast, no part of a longer name.
-_IN_TEXT = re.compile(rf"(?<![\w$@-])(?!(?<=\bas )timestamp\b)(?:\w+\.)?`?({_WORDS})`?(?![\w.-]|\s*\()", re.IGNORECASE)
-_PATTERN = re.compile(r"\brlike\b|\bregexp", re.IGNORECASE)
+_SQL_METHODS = {"selectExpr", "where", "filter"}
+_COLUMN_NAME_FUNCTIONS = {"col", "column", "window"}
+_VIEW_METHODS = {"createOrReplaceTempView", "createTempView", "createOrReplaceGlobalTempView", "createGlobalTempView"}
+# The name of a column in SQL: not a function, not the type of a cast, not a part of a longer name.
+_COLUMN_IN_SQL = re.compile(
+    rf"(?<![\w$@-])(?!(?<=\bas )timestamp\b)(?:\w+\.)?`?({_COLUMN_PATTERN})`?(?![\w.-]|\s*\()", re.IGNORECASE
+)
+_REGEX_FUNCTION = re.compile(r"\brlike\b|\bregexp", re.IGNORECASE)
 _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
-# A text beside the column topic in an expression.
+# A text with a dot that is compared with the column topic (name), or that becomes it (sent), in SQL.
 _TOPIC_WITH_DOTS = re.compile(
     r"\btopic\b(?:(?!\b(?:and|or)\b)[^'\"]){0,99}(['\"])(?P<name>[^'\"]{0,127}\.[^'\"]{0,127})\1|(['\"])(?P<sent>[^'\"\s]{0,127}\.[^'\"\s]{0,127})\3\s+as\s+topic\b",
     re.I,
@@ -41,39 +43,42 @@ _TOPIC_WITH_DOTS = re.compile(
 
 def column_findings(
     tree: ast.Module, program: PythonProgram, reads_kafka: Callable[[ast.expr], bool], written: Container[ast.expr]
-) -> Iterator[KafkaUse]:
-    """Line, column and its replacement. ``written`` are the calls and names in the expressions of all frames that Kafka's sink
+) -> Iterator[KafkaFinding]:
+    """Yield line, column and replacement. ``written`` are the calls and names in the expressions of all frames that Kafka's sink
     writes.
     """
     for line, name, is_read in _columns(tree, program, reads_kafka, written):
-        column = _OF_LOWER[name.lower()]
-        yield line, f"column {column}", f"stays, with kafkaColumns=true{_without_option(column.lower(), is_read)}"
+        column = _COLUMN_OF_LOWER_NAME[name.lower()]
+        yield line, f"column {column}", f"stays, with kafkaColumns=true{_hint_without_option(column.lower(), is_read)}"
     for call, is_read in _frame_calls(tree, reads_kafka, written):
-        yield from _assigned_topics(call, program)
+        yield from _assigned_topic_findings(call, program)
         if is_read:
-            yield from _compared_topics(call, program)
+            yield from _compared_topic_findings(call, program)
 
 
 def topic_findings(
     tree: ast.Module, program: PythonProgram, reads_rocketmq: Callable[[ast.expr], bool], written: Container[ast.expr]
-) -> Iterator[KafkaUse]:
-    """The names of topics with dots in frames of RocketMQ; ``written`` without those that option ``topicNames`` accepts."""
+) -> Iterator[KafkaFinding]:
+    """Yield names of topics with dots in frames of RocketMQ.
+
+    ``written`` are the written frames, without those whose writer has option ``topicNames``.
+    """
     for call, is_read in _frame_calls(tree, reads_rocketmq, written):
         if call in written:
-            yield from _assigned_topics(call, program)
+            yield from _assigned_topic_findings(call, program)
         if is_read:
-            yield from _compared_topics(call, program)
+            yield from _compared_topic_findings(call, program)
 
 
-def _without_option(lower: str, is_read: bool) -> str:
-    here = (KAFKA_SOURCE_COLUMNS if is_read else KAFKA_SINK_COLUMNS).get(lower)
-    return f"; without it: {here}" if here else ""
+def _hint_without_option(kafka_column: str, is_read: bool) -> str:
+    column = (KAFKA_SOURCE_COLUMNS if is_read else KAFKA_SINK_COLUMNS).get(kafka_column)
+    return f"; without it: {column}" if column else ""
 
 
 def _frame_calls(
     tree: ast.Module, reads: Callable[[ast.expr], bool], written: Container[ast.expr]
 ) -> Iterator[tuple[ast.Call, bool]]:
-    """The calls of methods of frames that are read or ``written``, and whether they are read."""
+    """Yield the calls of methods of frames that are read or ``written``, and whether the frame is read."""
     for node in ast.walk(tree):
         match node:
             case ast.Call(func=ast.Attribute(value=frame)):
@@ -85,14 +90,14 @@ def _frame_calls(
 def _columns(
     tree: ast.Module, program: PythonProgram, reads_kafka: Callable[[ast.expr], bool], written: Container[ast.expr]
 ) -> Iterator[tuple[int, str, bool]]:
-    """Line and name of each column, and whether it is one of Kafka's source."""
+    """Yield line and name of each column, and whether it is a column of Kafka's source."""
     called = {node.func for node in ast.walk(tree) if isinstance(node, ast.Call)}
     views: set[str] = set()
     for call, _ in _frame_calls(tree, reads_kafka, ()):
-        if isinstance(call.func, ast.Attribute) and call.func.attr in _VIEWS:
+        if isinstance(call.func, ast.Attribute) and call.func.attr in _VIEW_METHODS:
             views.update(text for argument in call.args for text in program.texts(argument))
     for call, is_read in _frame_calls(tree, reads_kafka, written):
-        yield from ((line, name, is_read) for line, name in _of_method(call))
+        yield from ((line, name, is_read) for line, name in _columns_in_call(call))
     for node in ast.walk(tree):
         match node:
             case ast.Call(func=ast.Attribute(attr="sql"), args=[ast.Constant(value=str(text)) as query, *_]):
@@ -105,15 +110,15 @@ def _columns(
                 yield from ((line, name, True) for line, name in _column_name(name))
 
 
-def _of_method(call: ast.Call) -> Iterator[tuple[int, str]]:
+def _columns_in_call(call: ast.Call) -> Iterator[tuple[int, str]]:
     method = call.func.attr if isinstance(call.func, ast.Attribute) else ""
     arguments = call.args[:1] if method == "withColumn" else call.args
     for argument in arguments:
         for part in argument.elts if isinstance(argument, ast.List | ast.Tuple) else [argument]:
             if isinstance(part, ast.Constant) and isinstance(part.value, str):
-                if method in _EXPRESSIONS:
+                if method in _SQL_METHODS:
                     yield from _columns_in_sql(part)
-                elif method in _NAMED:
+                elif method in _COLUMN_NAME_METHODS:
                     yield from _column_name(part)
     for argument in (*call.args, *(keyword.value for keyword in call.keywords)):
         for node in ast.walk(argument):
@@ -123,12 +128,12 @@ def _of_method(call: ast.Call) -> Iterator[tuple[int, str]]:
                 ):
                     if name == "expr":
                         yield from _columns_in_sql(text)
-                    elif name in _NAMED_FUNCTIONS or (name == "alias" and method == "select"):
+                    elif name in _COLUMN_NAME_FUNCTIONS or (name == "alias" and method == "select"):
                         yield from _column_name(text)
 
 
-def _assigned_topics(call: ast.Call, program: PythonProgram) -> Iterator[KafkaUse]:
-    """Texts with dots that become the column topic."""
+def _assigned_topic_findings(call: ast.Call, program: PythonProgram) -> Iterator[KafkaFinding]:
+    """Yield findings for texts with dots that become the column topic."""
     values = []
     match call:
         case ast.Call(func=ast.Attribute(attr="withColumn"), args=[ast.Constant(value="topic"), value]):
@@ -139,14 +144,14 @@ def _assigned_topics(call: ast.Call, program: PythonProgram) -> Iterator[KafkaUs
                 case ast.Call(func=ast.Attribute(attr="alias", value=value), args=[ast.Constant(value="topic")]):
                     values.append(value)
     for value in values:
-        yield from ((value.lineno, "column topic", DOTS) for text in program.texts(value) if "." in text)
-    for line, match in _in_expressions(call):
+        yield from ((value.lineno, "column topic", TOPIC_NAMES_REMEDY) for text in program.texts(value) if "." in text)
+    for line, match in _topic_texts_in_sql(call):
         if match["sent"]:
-            yield line, "column topic", DOTS
+            yield line, "column topic", TOPIC_NAMES_REMEDY
 
 
-def _compared_topics(call: ast.Call, program: PythonProgram) -> Iterator[KafkaUse]:
-    """Texts with dots that are compared with the column topic, or split it."""
+def _compared_topic_findings(call: ast.Call, program: PythonProgram) -> Iterator[KafkaFinding]:
+    """Yield findings for texts with dots that are compared with the column topic, or that split it."""
     for argument in call.args:
         for node in ast.walk(argument):
             match node:
@@ -154,38 +159,38 @@ def _compared_topics(call: ast.Call, program: PythonProgram) -> Iterator[KafkaUs
                     ast.Compare()
                     | ast.Call(func=ast.Attribute(attr="isin" | "startswith" | "endswith" | "contains" | "like"))
                 ):
-                    yield from _compared(node, program, lambda text: "." in text)
+                    yield from _comparison_findings(node, program, lambda text: "." in text)
                 case ast.Call(func=ast.Attribute(attr="split" | "rlike") | ast.Name(id="split")):
-                    yield from _compared(node, program, has_dots_of_names)
-    for line, match in _in_expressions(call):
-        if match["name"] and (has_dots_of_names(match["name"]) or not _PATTERN.search(match.string)):
-            yield line, "column topic", _with_underscores(match["name"])
+                    yield from _comparison_findings(node, program, has_dots_of_names)
+    for line, match in _topic_texts_in_sql(call):
+        if match["name"] and (has_dots_of_names(match["name"]) or not _REGEX_FUNCTION.search(match.string)):
+            yield line, "column topic", _underscore_remedy(match["name"])
 
 
-def _in_expressions(call: ast.Call) -> Iterator[tuple[int, re.Match[str]]]:
-    """The places of ``_TOPIC_WITH_DOTS`` in a call, with their lines."""
+def _topic_texts_in_sql(call: ast.Call) -> Iterator[tuple[int, re.Match[str]]]:
+    """Yield the lines and matches of ``_TOPIC_WITH_DOTS`` in the SQL of a call."""
     method = call.func.attr if isinstance(call.func, ast.Attribute) else ""
     for argument in call.args:
         for node in ast.walk(argument):
             match node:
-                case ast.Constant(value=str(text)) if method in _EXPRESSIONS or _is_expression(argument, node):
-                    for found in _TOPIC_WITH_DOTS.finditer(text):
-                        yield node.lineno + text.count("\n", 0, found.start()), found
+                case ast.Constant(value=str(text)) if method in _SQL_METHODS or _is_expression(argument, node):
+                    for topic_match in _TOPIC_WITH_DOTS.finditer(text):
+                        yield node.lineno + text.count("\n", 0, topic_match.start()), topic_match
 
 
-def _is_expression(argument: ast.expr, text: ast.Constant) -> bool:
+def _is_expression(argument: ast.expr, constant: ast.Constant) -> bool:
     return any(
         isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute | ast.Name)
         and (node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id) == "expr"
-        and text in node.args
+        and constant in node.args
         for node in ast.walk(argument)
     )
 
 
-def _compared(
+def _comparison_findings(
     node: ast.Compare | ast.Call, program: PythonProgram, has_dots: Callable[[str], bool]
-) -> Iterator[KafkaUse]:
+) -> Iterator[KafkaFinding]:
     parts = list(ast.walk(node))
     is_topic = any(
         (isinstance(part, ast.Constant) and part.value == "topic")
@@ -195,21 +200,21 @@ def _compared(
     operands = [*node.comparators, node.left] if isinstance(node, ast.Compare) else node.args
     texts = [text for operand in operands for text in program.texts(operand) if has_dots(text)]
     if is_topic and texts:
-        yield node.lineno, "column topic", _with_underscores(texts[0])
+        yield node.lineno, "column topic", _underscore_remedy(texts[0])
 
 
-def _with_underscores(text: str) -> str:
+def _underscore_remedy(text: str) -> str:
     legal = legal_name(text)
     return f"the column has RocketMQ's names, with _ for dots{f': {legal}' if len(legal) > 1 else ''}"
 
 
 def _column_name(text: ast.Constant) -> Iterator[tuple[int, str]]:
     name = str(text.value).rpartition(".")[2].strip("` ")
-    if name.lower() in _OF_LOWER:
+    if name.lower() in _COLUMN_OF_LOWER_NAME:
         yield text.lineno, name
 
 
 def _columns_in_sql(text: ast.Constant) -> Iterator[tuple[int, str]]:
     plain = _QUOTED.sub(lambda quoted: " " * len(quoted[0]), str(text.value))
-    for match in _IN_TEXT.finditer(plain):
+    for match in _COLUMN_IN_SQL.finditer(plain):
         yield text.lineno + plain.count("\n", 0, match.start()), match[1]

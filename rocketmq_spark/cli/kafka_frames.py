@@ -1,4 +1,4 @@
-"""The frames of a Python program that the source of a format makes, or that its sink writes. Pure."""
+"""Finds the frames of a Python program that a format's source returns, or that its sink writes. Pure."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ class Frames:
         self._is_circular = False
 
     def reads(self, node: ast.expr) -> bool:
-        """Whether an expression is a frame of the format's source, or made of one."""
+        """Whether an expression is a frame of the format's source, or derived from one."""
         return self._reads(node) is True
 
     def _reads(self, node: ast.expr) -> bool | None:
-        """None if the answer depends only on a variable or function that is being examined (recursion)."""
+        """As ``reads``; None if the answer depends only on a variable or function that is being examined (recursion)."""
         while isinstance(node, ast.Call | ast.Attribute):
             if isinstance(node, ast.Call):
                 if functions := self._program.functions(node.func):
                     returned = [value for function in functions for value in self._program.returned(function)]
                     return self._all_read(functions[0], returned)
-                chain = self._chains.at(node)
+                chain = self._chains.chain_with(node)
                 if chain is not None and isinstance(node.func, ast.Attribute) and node.func.attr == "load":
                     return self._chains.format(chain) == self._format
             elif node.attr in ROLES:
@@ -40,10 +40,10 @@ class Frames:
                 break
             node = node.func if isinstance(node, ast.Call) else node.value
         key, bindings = self._program.bindings(node)
-        return self._all_read(key, self._bound(bindings))
+        return self._all_read(key, self._bound_expressions(bindings))
 
     def _all_read(self, key: object, values: Iterable[ast.expr | None]) -> bool | None:
-        """Whether all values of a variable or a function are such frames."""
+        """Whether all values of a variable or a function are frames of the format's source."""
         if key in self._active:
             self._is_circular = True
             return None
@@ -51,8 +51,8 @@ class Frames:
             return self._are_read[key]
         self._active.add(key)
         try:
-            frames = [value for value in values if not isinstance(value, ast.Constant)]
-            results = [False if value is None else self._reads(value) for value in frames]
+            frame_values = [value for value in values if not isinstance(value, ast.Constant)]
+            results = [False if value is None else self._reads(value) for value in frame_values]
         finally:
             self._active.discard(key)
         result = False if False in results else True if True in results else None
@@ -61,23 +61,24 @@ class Frames:
         self._is_circular &= bool(self._active)
         return result
 
-    def _bound(self, bindings: Iterable[Binding]) -> Iterator[ast.expr | None]:
+    def _bound_expressions(self, bindings: Iterable[Binding]) -> Iterator[ast.expr | None]:
         for binding in bindings:
             if isinstance(binding, Parameter):
                 yield from self._program.arguments(binding)
             else:
                 yield binding if isinstance(binding, ast.expr) else None
 
-    def written(self, without: Container[str] = ()) -> set[ast.expr]:
-        """The calls and names in the expressions of all frames that the format's sink writes, variables resolved; writers with an
-        option of ``without`` do not count.
+    def written_expressions(self, excluded_options: Container[str] = ()) -> set[ast.expr]:
+        """Return the calls and names in the expressions of all frames that the format's sink writes, with variables resolved.
+
+        Frames of writers that have one of ``excluded_options`` are not included.
         """
         nodes: set[ast.expr] = set()
         frames = [
             frame
-            for frame, writer in self._chains.written()
+            for frame, writer in self._chains.written_frames()
             if any(self._chains.format(chain) == self._format for chain in writer.chains)
-            and not any(option in without for option in writer.option_names)
+            and not any(option in excluded_options for option in writer.option_names)
         ]
         while frames:
             node = frames.pop()
@@ -86,5 +87,7 @@ class Frames:
                 node = node.func if isinstance(node, ast.Call) else node.value
             if isinstance(node, ast.Name) and node not in nodes:
                 nodes.add(node)
-                frames += [value for value in self._bound(self._program.bindings(node)[1]) if value is not None]
+                frames += [
+                    value for value in self._bound_expressions(self._program.bindings(node)[1]) if value is not None
+                ]
         return nodes

@@ -1,7 +1,7 @@
-"""The lines of a program for Kafka that change, and what replaces them. The program is read, never run. Pure.
+"""Finds the lines of a Kafka program that must change, and their replacements. The program is read and not run. Pure.
 
-Python is parsed: ``kafka_chains`` finds what reads and writes, ``python_values`` the formats and options that are computed.
-Everything else (Scala, SQL, shells, cells of notebooks that are not Python) is searched by ``kafka_text``.
+Python is parsed: ``kafka_chains`` finds readers and writers, ``python_values`` computes formats and options.
+``kafka_text`` searches everything else: Scala, SQL, shells, cells of notebooks that are not Python.
 """
 
 from __future__ import annotations
@@ -17,12 +17,20 @@ from rocketmq_spark.cli.kafka_chains import Chains, KafkaChains
 from rocketmq_spark.cli.kafka_columns import column_findings, topic_findings
 from rocketmq_spark.cli.kafka_frames import Frames
 from rocketmq_spark.cli.kafka_options import KAFKA, ROCKETMQ, Setting, replacements
-from rocketmq_spark.cli.kafka_text import CHECK, JAR, PACKAGE, SETTING, KafkaUse, of_sql, of_text
+from rocketmq_spark.cli.kafka_text import (
+    CHECK_TEXT,
+    JAR,
+    REMOVE_SETTING,
+    USE_PACKAGE,
+    KafkaFinding,
+    sql_findings,
+    text_findings,
+)
 from rocketmq_spark.cli.python_values import UNKNOWN, DictValue, PythonProgram
 
 
 class PortedLine(NamedTuple):
-    """``where`` is the number of a line, in a notebook ``cell:line``."""
+    """A line that changes. ``where`` is its number, in a notebook ``cell:line``."""
 
     where: str
     kafka: str
@@ -30,66 +38,66 @@ class PortedLine(NamedTuple):
 
 
 class PortReport(NamedTuple):
-    """``searched`` are the parts that were searched as text, such as ``cell 2``."""
+    """The result. ``searched`` names the parts that were searched as text, such as ``cell 2``."""
 
     lines: list[PortedLine]
     searched: list[str]
 
 
 _DSTREAMS = "a stream of format rocketmq; there are no DStreams"
-_LAG = 'progress(query)["lag"] (docs/monitoring.md)'
+_LAG_REPLACEMENT = 'progress(query)["lag"] (docs/monitoring.md)'
 _CLIENT = "rocketmq_spark.Producer, PullConsumer and Consumer; Admin for topics, queues and groups: help(rocketmq_spark.Admin)"
 _ASYNC = "rocketmq_spark.aio (rocketmq-spark help asyncio)"
 _CLIENTS = {"kafka": _CLIENT, "confluent_kafka": _CLIENT, "aiokafka": _ASYNC, "faust": _ASYNC}
-# In a notebook of Databricks that is stored as a program, cells in other languages are comments.
-_MAGIC = re.compile(r"^(?:#|--|//) MAGIC(?: |$)", re.MULTILINE)
-_MAGIC_PART = re.compile(r"(?:^# MAGIC(?: .*)?$\n?)+", re.MULTILINE)
-_PROSE = re.compile(r"\s*%%?(?:md|markdown)\b")
-# Lines of a notebook's cell for IPython or a shell, which may go on after a backslash.
+# Databricks stores notebooks as programs, in which cells in other languages are comments.
+_MAGIC_PREFIX = re.compile(r"^(?:#|--|//) MAGIC(?: |$)", re.MULTILINE)
+_MAGIC_CELL = re.compile(r"(?:^# MAGIC(?: .*)?$\n?)+", re.MULTILINE)
+_MARKDOWN_CELL = re.compile(r"\s*%%?(?:md|markdown)\b")
+# Lines of a notebook's cell for IPython or a shell. A backslash continues them on the next line.
 _LINE_MAGIC = re.compile(r"^([^\S\n]*)[%!](?:.*\\\n)*.*", re.MULTILINE)
-# What ``ast.parse`` and ``json.loads`` raise for texts that they cannot read, or that are too deep for them.
-UNREADABLE = (SyntaxError, ValueError, RecursionError, MemoryError)
+# What ``ast.parse`` and ``json.loads`` raise for texts that they cannot parse, or that are nested too deeply.
+PARSE_ERRORS = (SyntaxError, ValueError, RecursionError, MemoryError)
 
 
 def port_report(name: str, text: str | bytes) -> PortReport:
-    """What changes, in the order of lines. Raises one of ``UNREADABLE`` if the program or the notebook cannot be parsed."""
+    """Return the lines that change, in order. Raises one of ``PARSE_ERRORS`` if the program or the notebook cannot be parsed."""
     if name.endswith(".py"):
-        (lines,) = _of_python([_program(text)])
-        parts = list(_magic_parts(text if isinstance(text, str) else text.decode("utf-8", "replace")))
-        lines += [use for part in parts for use in of_text(part)]
-        return PortReport(_placed("", lines), ["the text after # MAGIC"] if parts else [])
+        (lines,) = _python_findings([_parse_program(text)])
+        magic_cells = list(_magic_cells(text if isinstance(text, str) else text.decode("utf-8", "replace")))
+        lines += [finding for part in magic_cells for finding in text_findings(part)]
+        return PortReport(_ported_lines("", lines), ["the text after # MAGIC"] if magic_cells else [])
     try:
         text = text if isinstance(text, str) else text.decode("utf-8-sig")
     except UnicodeDecodeError as e:
         raise SyntaxError(f"byte {e.start} is not UTF-8: save the file as UTF-8") from e
     if name.endswith(".ipynb"):
-        return _of_notebook(text)
-    return PortReport(_placed("", of_text(_MAGIC.sub("", text))), [name])
+        return _notebook_report(text)
+    return PortReport(_ported_lines("", text_findings(_MAGIC_PREFIX.sub("", text))), [name])
 
 
-def _magic_parts(text: str) -> Iterator[str]:
-    """The cells of a notebook of Databricks in other languages, each after as many empty lines as are before it in ``text``."""
+def _magic_cells(text: str) -> Iterator[str]:
+    """Yield the cells of a Databricks notebook in other languages, each after empty lines, so that its line numbers stay."""
     text = text.replace("\r\n", "\n")
-    for part in _MAGIC_PART.finditer(text):
-        plain = _MAGIC.sub("", part[0])
-        if not _PROSE.match(plain):
+    for part in _MAGIC_CELL.finditer(text):
+        plain = _MAGIC_PREFIX.sub("", part[0])
+        if not _MARKDOWN_CELL.match(plain):
             yield "\n" * text.count("\n", 0, part.start()) + plain
 
 
-def _program(text: str | bytes) -> ast.Module:
+def _parse_program(text: str | bytes) -> ast.Module:
     try:
-        return ast.parse(text)  # bytes may say their encoding
+        return ast.parse(text)  # bytes may declare their encoding
     except SyntaxError as e:
         if "'utf-8' codec" in e.msg:
             e.msg += ": save the file as UTF-8, or name its encoding in the first line"
         raise
 
 
-def _placed(prefix: str, lines: Iterable[KafkaUse]) -> list[PortedLine]:
+def _ported_lines(prefix: str, lines: Iterable[KafkaFinding]) -> list[PortedLine]:
     return [PortedLine(f"{prefix}{line}", kafka, replacement) for line, kafka, replacement in sorted(set(lines))]
 
 
-def _of_notebook(text: str) -> PortReport:
+def _notebook_report(text: str) -> PortReport:
     try:
         notebook = json.loads(text)
     except ValueError as e:
@@ -97,103 +105,111 @@ def _of_notebook(text: str) -> PortReport:
     try:
         cells = notebook["cells"]
         programs = ["".join(cell.get("source", "")) if cell["cell_type"] == "code" else "" for cell in cells]
-        programs = ["" if _PROSE.match(program) else program for program in programs]
+        programs = ["" if _MARKDOWN_CELL.match(program) else program for program in programs]
     except (KeyError, TypeError, AttributeError) as e:
         raise SyntaxError(
             "it is not a notebook of format 4: expected a JSON object with a list 'cells', each with 'cell_type' and 'source'"
         ) from e
-    parsed = [_parsed(program) for program in programs]
-    of_python = iter(_of_python([tree for tree, _ in parsed if tree is not None]))
+    parsed = [_parse_cell(program) for program in programs]
+    python_findings = iter(_python_findings([tree for tree, _ in parsed if tree is not None]))
     lines, searched = [], []
     for number, (program, (tree, magic)) in enumerate(zip(programs, parsed, strict=True), 1):
         if tree is None:
             searched.append(f"cell {number}")
-            lines += _placed(f"{number}:", of_text(program))
+            lines += _ported_lines(f"{number}:", text_findings(program))
         else:
-            lines += _placed(f"{number}:", [*next(of_python), *(one for part in magic for one in of_text(part))])
+            lines += _ported_lines(
+                f"{number}:", [*next(python_findings), *(finding for part in magic for finding in text_findings(part))]
+            )
     return PortReport(lines, searched)
 
 
-def _parsed(cell: str) -> tuple[ast.Module | None, list[str]]:
-    """A cell without its line magics, and these, each after as many empty lines as are before it; None if it is not Python."""
+def _parse_cell(cell: str) -> tuple[ast.Module | None, list[str]]:
+    """Return the parsed cell without its line magics, None if it is not Python; and the line magics, each after empty lines, so
+    that line numbers stay.
+    """
     if cell.lstrip().startswith("%%"):
         return None, []
-    with contextlib.suppress(*UNREADABLE):
+    with contextlib.suppress(*PARSE_ERRORS):
         return ast.parse(cell), []  # a line may begin with the operator ``%``
     magic = ["\n" * cell.count("\n", 0, part.start()) + part[0] for part in _LINE_MAGIC.finditer(cell)]
-    with contextlib.suppress(*UNREADABLE):
+    with contextlib.suppress(*PARSE_ERRORS):
         return ast.parse(_LINE_MAGIC.sub(lambda part: f"{part[1]}pass" + "\n" * part[0].count("\n"), cell)), magic
     return None, []
 
 
-def _of_python(trees: list[ast.Module]) -> list[list[KafkaUse]]:
-    """The findings of each module or cell; all share their variables."""
+def _python_findings(trees: list[ast.Module]) -> list[list[KafkaFinding]]:
+    """Return the findings of each module or cell. All share their variables."""
     program = PythonProgram(trees)
     chains = Chains(program, trees)
-    kafka = KafkaChains(chains)
-    of_chains = [list(kafka.findings(tree)) for tree in trees]  # all first: ``_of_rest`` skips what they explain
-    of_kafka, ported = Frames(chains, KAFKA), Frames(chains, ROCKETMQ)
-    written, sent = of_kafka.written(), ported.written(without=("topic", "topicnames", UNKNOWN))
+    kafka_chains = KafkaChains(chains)
+    # All first: ``_other_findings`` skips what they explain.
+    chain_findings = [list(kafka_chains.findings(tree)) for tree in trees]
+    kafka_frames, rocketmq_frames = Frames(chains, KAFKA), Frames(chains, ROCKETMQ)
+    written_to_kafka = kafka_frames.written_expressions()
+    written_to_rocketmq = rocketmq_frames.written_expressions(excluded_options=("topic", "topicnames", UNKNOWN))
     return [
         [
             *lines,
-            *column_findings(tree, program, of_kafka.reads, written),
-            *topic_findings(tree, program, ported.reads, sent),
-            *_of_rest(tree, program, kafka),
+            *column_findings(tree, program, kafka_frames.reads, written_to_kafka),
+            *topic_findings(tree, program, rocketmq_frames.reads, written_to_rocketmq),
+            *_other_findings(tree, program, kafka_chains),
         ]
-        for tree, lines in zip(trees, of_chains, strict=True)
+        for tree, lines in zip(trees, chain_findings, strict=True)
     ]
 
 
-def _of_rest(tree: ast.Module, program: PythonProgram, kafka: KafkaChains) -> Iterator[KafkaUse]:
-    """What is not in a chain: clients, dictionaries of options, SQL, settings, and texts that may become a format."""
+def _other_findings(tree: ast.Module, program: PythonProgram, kafka: KafkaChains) -> Iterator[KafkaFinding]:
+    """Yield findings outside of chains: clients, dictionaries of options, SQL, settings, and texts that may become a format."""
     seen: set[ast.AST] = set()  # docstrings, and parts of texts
-    judged: set[object] = set()  # variables with dictionaries
+    checked_dictionaries: set[object] = set()  # variables with dictionaries
     for node in ast.walk(tree):  # a whole text comes before its parts
         match node:
             case ast.Expr(value=ast.Constant() as docstring):
                 seen.add(docstring)
             case ast.Dict():
-                yield from _dictionary(node, program, kafka)
-            case ast.Assign(targets=[ast.Subscript(value=whole, slice=key)], value=value):
-                place, _ = program.bindings(whole)
-                if place not in judged:  # a dictionary may have a thousand such lines
-                    judged.add(place)
-                    yield from _dictionary(whole, program, kafka)
-                yield from _dictionary(ast.Dict([key], [value]), program, kafka)
+                yield from _dictionary_findings(node, program, kafka)
+            case ast.Assign(targets=[ast.Subscript(value=dictionary, slice=key)], value=value):
+                variable, _ = program.bindings(dictionary)
+                if variable not in checked_dictionaries:  # a dictionary may have a thousand such lines
+                    checked_dictionaries.add(variable)
+                    yield from _dictionary_findings(dictionary, program, kafka)
+                yield from _dictionary_findings(ast.Dict([key], [value]), program, kafka)
             case ast.Import() | ast.ImportFrom():
-                yield from _imports(node)
+                yield from _import_findings(node)
             case ast.Call(func=ast.Attribute(attr="format", value=ast.Constant() | ast.JoinedStr() as text)):
                 seen.update(node.args)
                 seen.update(keyword.value for keyword in node.keywords)
-                yield from _of_texts(node, text, program, seen)
+                yield from _built_sql_findings(node, text, program, seen)
             case ast.JoinedStr() | ast.BinOp() if node not in seen:
-                yield from _of_texts(node, node, program, seen)
+                yield from _built_sql_findings(node, node, program, seen)
             case ast.AugAssign(value=ast.JoinedStr() | ast.BinOp() | ast.Constant() as text):
-                yield from _of_texts(text, text, program, seen)
+                yield from _built_sql_findings(text, text, program, seen)
             case ast.Constant(value=str() as text) if node not in seen:
-                yield from of_sql(text, node.lineno)
-                yield from _constant(text, node.lineno)
+                yield from sql_findings(text, node.lineno)
+                yield from _constant_findings(text, node.lineno)
                 if text.lower() == "kafka" and node not in kafka.format_constants:
-                    yield node.lineno, '"kafka"', CHECK
+                    yield node.lineno, '"kafka"', CHECK_TEXT
 
 
-def _of_texts(node: ast.expr, place: ast.expr, program: PythonProgram, seen: set[ast.AST]) -> Iterator[KafkaUse]:
-    """SQL in a text that is put together."""
+def _built_sql_findings(
+    node: ast.expr, place: ast.expr, program: PythonProgram, seen: set[ast.AST]
+) -> Iterator[KafkaFinding]:
+    """Yield the findings of SQL in a text that is put together."""
     constants = [
         part.value for part in ast.walk(node) if isinstance(part, ast.Constant) and isinstance(part.value, str)
     ]
     texts = program.texts(node) if any(re.search(r"create|using", text, re.IGNORECASE) for text in constants) else []
     parts = [part for part in ast.walk(node) if isinstance(part, ast.JoinedStr | ast.BinOp)]
-    uses = [use for text in texts for use in of_sql(text, place.lineno)]
+    findings = [finding for text in texts for finding in sql_findings(text, place.lineno)]
     seen.update(parts)
-    if uses:  # otherwise the parts are judged by themselves
+    if findings:  # otherwise each part is searched separately
         seen.update(part for part in ast.walk(node) if isinstance(part, ast.Constant))
-    yield from uses
+    yield from findings
 
 
-def _dictionary(dictionary: ast.expr, program: PythonProgram, kafka: KafkaChains) -> Iterator[KafkaUse]:
-    """The entries of a dictionary that has a name with ``kafka.``, unless a chain uses the entry."""
+def _dictionary_findings(dictionary: ast.expr, program: PythonProgram, kafka: KafkaChains) -> Iterator[KafkaFinding]:
+    """Yield findings for the entries of a dictionary with a name ``kafka.…``, except entries that a chain uses."""
     for entries in program.values(dictionary):
         if not isinstance(entries, DictValue) or not any(
             entry.name.lower().startswith("kafka.") for entry in entries.items
@@ -202,20 +218,20 @@ def _dictionary(dictionary: ast.expr, program: PythonProgram, kafka: KafkaChains
         names = {entry.name.lower() for entry in entries.items}
         for entry in entries.items:
             if (entry.line, entry.name) not in kafka.explained_options:
-                setting = Setting(entry.name, program.texts(entry.value), None, None, names)
-                yield from ((entry.line, entry.name, replacement) for replacement in replacements(setting))
+                option = Setting(entry.name, program.texts(entry.value), None, None, names)
+                yield from ((entry.line, entry.name, replacement) for replacement in replacements(option))
 
 
-def _constant(text: str, line: int) -> Iterator[KafkaUse]:
+def _constant_findings(text: str, line: int) -> Iterator[KafkaFinding]:
     if match := JAR.search(text):
-        yield line, match[0], PACKAGE
+        yield line, match[0], USE_PACKAGE
     elif text.startswith("spark.kafka."):
-        yield line, text, SETTING
+        yield line, text, REMOVE_SETTING
     elif text.endswith("OffsetsBehindLatest"):
-        yield line, text, _LAG
+        yield line, text, _LAG_REPLACEMENT
 
 
-def _imports(node: ast.Import | ast.ImportFrom) -> Iterator[KafkaUse]:
+def _import_findings(node: ast.Import | ast.ImportFrom) -> Iterator[KafkaFinding]:
     modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
     for module in modules:
         if module.startswith("pyspark.streaming.kafka"):

@@ -1,4 +1,4 @@
-"""What replaces an option of Spark's Kafka connector, and what is left of Kafka in an option of this one. Pure."""
+"""Finds the replacements of options of Spark's Kafka connector, and remains of Kafka in options for RocketMQ. Pure."""
 
 from __future__ import annotations
 
@@ -14,30 +14,33 @@ from rocketmq_spark.options.table import TOLERATED, foreign_option
 from rocketmq_spark.wire.names import legal_name
 
 KAFKA, ROCKETMQ = "kafka", "rocketmq"
-DOTS = "RocketMQ's names have no dots: add option topicNames=dotsToUnderscores"
-_PATTERN = "it matches RocketMQ's names, which have no dots: shop_.* for shop\\..*; option topicNames is an error with a pattern"
-_LEGAL_IN_GROUPS = "RocketMQ's names of groups have only letters, digits, %, |, - and _"
-_HEADERS = "the same option, with kafkaColumns"
-_NO_HEADERS = "remove it: the sink always stores a column headers"
-_FOLDER = "use a new folder: Kafka offsets have no meaning in RocketMQ"
+TOPIC_NAMES_REMEDY = "RocketMQ's names have no dots: add option topicNames=dotsToUnderscores"
+_PATTERN_REMEDY = (
+    "it matches RocketMQ's names, which have no dots: shop_.* for shop\\..*; "
+    "option topicNames is an error with a pattern"
+)
+_LEGAL_GROUP_NAMES = "RocketMQ's names of groups have only letters, digits, %, |, - and _"
+_HEADERS_REMEDY = "the same option, with kafkaColumns"
+_SINK_HEADERS_REMEDY = "remove it: the sink always stores a column headers"
+_CHECKPOINT_REMEDY = "use a new folder: Kafka offsets have no meaning in RocketMQ"
 _BY_TIME = 'by broker and queue: {"orders": {"broker-a": {"0": 1700000000000}}}; or one time for all queues, option '
 _BY_OFFSET = 'by broker and queue: {"orders": {"broker-a": {"0": 12}}}; or a time, option '
 # Options of both connectors whose values may name partitions.
-OF_PARTITIONS = {
+PARTITION_OPTIONS = {
     "assign": 'by broker and queue: {"orders": {"broker-a": [0, 1]}}',
     "startingoffsets": f"{_BY_OFFSET}startingTimestamp",
     "endingoffsets": f"{_BY_OFFSET}endingTimestamp",
     "startingoffsetsbytimestamp": f"{_BY_TIME}startingTimestamp",
     "endingoffsetsbytimestamp": f"{_BY_TIME}endingTimestamp",
 }
-OF_TOPICS = ("topic", "subscribe", "subscribepattern")
-OF_GROUPS = ("group", "kafka.group.id", "groupidprefix")
+TOPIC_OPTIONS = ("topic", "subscribe", "subscribepattern")
+GROUP_OPTIONS = ("group", "kafka.group.id", "groupidprefix")
 # Options that only Spark's Kafka connector has. Other formats have names such as ``timeout`` or ``key``, too.
-OF_SPARK = {"includeheaders", "groupidprefix"} | {
+SPARK_KAFKA_OPTIONS = {"includeheaders", "groupidprefix"} | {
     name for name in KAFKA_OPTIONS if name.startswith(("kafkac", "fetcho"))
 }
-_NUMBERED = re.compile(r'"\s*\d+\s*"\s*:|\[\s*\d')
-_ROWS = {name.lower(): row for row in TABLE for name in (row.name, row.field, *row.aliases)}
+_PARTITION_NUMBER = re.compile(r'"\s*\d+\s*"\s*:|\[\s*\d')
+_ROW_BY_NAME = {name.lower(): row for row in TABLE for name in (row.name, row.field, *row.aliases)}
 
 
 class Setting(NamedTuple):
@@ -55,35 +58,39 @@ class Setting(NamedTuple):
 
 
 def replacements(setting: Setting) -> Iterator[str]:
-    """What replaces the option; nothing if it stays."""
+    """Yield the replacements of an option; none if it stays."""
     lower = setting.name.lower()
-    row = _ROWS.get(lower)
+    row = _ROW_BY_NAME.get(lower)
     if lower == "includeheaders" and setting.format != ROCKETMQ:
-        yield _NO_HEADERS if setting.role == "sink" else _HEADERS
+        yield _SINK_HEADERS_REMEDY if setting.role == "sink" else _HEADERS_REMEDY
     elif lower == "checkpointlocation":
         if setting.format == KAFKA:
-            yield _FOLDER
+            yield _CHECKPOINT_REMEDY
     elif row is not None and setting.role is not None and setting.role not in row.roles:
         yield _no_option(setting.role)
-    elif lower in OF_PARTITIONS:
-        yield from _of_partitions(setting)
+    elif lower in PARTITION_OPTIONS:
+        yield from _partition_replacements(setting)
     elif lower == "subscribepattern":
         if any(has_dots_of_names(text) for text in setting.texts) or _is_computed(setting):
-            yield _PATTERN
+            yield _PATTERN_REMEDY
     elif lower in ("topic", "subscribe"):
         if any("." in text for text in setting.texts) and "topicnames" not in setting.others:
-            yield DOTS
-    elif lower in OF_GROUPS:
-        yield from _of_group(setting)
-    elif row is None and lower not in TOLERATED and (setting.format != ROCKETMQ or _is_of_connector(lower)):
+            yield TOPIC_NAMES_REMEDY
+    elif lower in GROUP_OPTIONS:
+        yield from _group_replacements(setting)
+    elif row is None and lower not in TOLERATED and (setting.format != ROCKETMQ or _belongs_to_kafka_connector(lower)):
         replacement = foreign_option(setting.name)
         if replacement is not None:
-            is_known = setting.role is not None and not replacement.startswith("remove it")
-            yield _no_option(setting.role) if is_known and not _fits(replacement, setting.role) else replacement
+            names_option = setting.role is not None and not replacement.startswith("remove it")
+            yield (
+                _no_option(setting.role)
+                if names_option and not _role_accepts(replacement, setting.role)
+                else replacement
+            )
 
 
-def _is_of_connector(lower: str) -> bool:
-    return lower.startswith("kafka.") or lower in OF_SPARK
+def _belongs_to_kafka_connector(lower: str) -> bool:
+    return lower.startswith("kafka.") or lower in SPARK_KAFKA_OPTIONS
 
 
 def _no_option(role: str | None) -> str:
@@ -91,36 +98,36 @@ def _no_option(role: str | None) -> str:
 
 
 def _is_computed(setting: Setting) -> bool:
-    """Whether a part of the value is unknown. False in a program for RocketMQ: such a value has been ported."""
+    """Whether a part of the value is unknown. False in a program for RocketMQ, where it has been ported already."""
     return setting.format != ROCKETMQ and (not setting.texts or any(UNKNOWN in text for text in setting.texts))
 
 
 def has_dots_of_names(pattern: str) -> bool:
-    """Whether a regular expression matches dots of names. A dot with a quantifier matches any text."""
+    """Whether a regular expression contains a dot that is meant as the dot of a name, not as any character."""
     return "\\." in pattern or "[.]" in pattern or bool(re.search(r"\w\.\w", pattern))
 
 
-def _of_partitions(setting: Setting) -> Iterator[str]:
+def _partition_replacements(setting: Setting) -> Iterator[str]:
     if _is_computed(setting) or any(map(_numbers_partitions, setting.texts)):
-        yield OF_PARTITIONS[setting.name.lower()]
+        yield PARTITION_OPTIONS[setting.name.lower()]
     if "topicnames" not in setting.others and any(
         "." in topic for text in setting.texts for topic in _topics_of_json(text)
     ):
-        yield DOTS
+        yield TOPIC_NAMES_REMEDY
 
 
 def _numbers_partitions(text: str) -> bool:
-    """Whether a value of ``OF_PARTITIONS`` has partitions as in Kafka, by number and without a broker."""
+    """Whether a value of ``PARTITION_OPTIONS`` names partitions as Kafka does: by number, without a broker."""
     try:
         value = json.loads(text, strict=False)  # UNKNOWN is a control character
     except ValueError:
-        return bool(_NUMBERED.search(text))
+        return bool(_PARTITION_NUMBER.search(text))
     queues = value.values() if isinstance(value, dict) else ()
-    return any(isinstance(one, list) or _is_by_number(one) for one in queues)
+    return any(isinstance(partitions, list) or _is_by_number(partitions) for partitions in queues)
 
 
 def _is_by_number(offsets: object) -> bool:
-    """Whether keys of an offset or a time are numbers of partitions. In RocketMQ's form, they are names of brokers."""
+    """Whether the keys of offsets or times are numbers of partitions. In RocketMQ's form, they are names of brokers."""
     items = offsets.items() if isinstance(offsets, dict) else ()
     return any(key.isdecimal() and not isinstance(value, dict | list) for key, value in items)
 
@@ -133,19 +140,19 @@ def _topics_of_json(text: str) -> list[str]:
     return list(value) if isinstance(value, dict) else []
 
 
-def _of_group(setting: Setting) -> Iterator[str]:
-    is_foreign = setting.name.lower() != "group"
-    names = [text for text in setting.texts if UNKNOWN not in text and legal_name(text) not in (text, "")]
-    if setting.role == "sink" and is_foreign:
+def _group_replacements(setting: Setting) -> Iterator[str]:
+    is_kafka_option = setting.name.lower() != "group"
+    illegal_names = [text for text in setting.texts if UNKNOWN not in text and legal_name(text) not in (text, "")]
+    if setting.role == "sink" and is_kafka_option:
         yield _no_option("sink")
-    elif names:
-        yield f"option group={legal_name(names[0])}: {_LEGAL_IN_GROUPS}"
-    elif is_foreign:
+    elif illegal_names:
+        yield f"option group={legal_name(illegal_names[0])}: {_LEGAL_GROUP_NAMES}"
+    elif is_kafka_option:
         yield foreign_option(setting.name) or ""
 
 
-def _fits(replacement: str, role: str | None) -> bool:
+def _role_accepts(replacement: str, role: str | None) -> bool:
     """Whether the role accepts one of the options that ``replacement`` names; true if it names none."""
     main, _, _ = replacement.partition(", with ")
-    named = [row for row in TABLE if f"'{row.name}'" in main]
-    return not named or any(role in row.roles for row in named)
+    named_rows = [row for row in TABLE if f"'{row.name}'" in main]
+    return not named_rows or any(role in row.roles for row in named_rows)

@@ -1,5 +1,6 @@
-"""``rocketmq-spark lag``: how far a consumer group or a query (by its checkpoint) is behind. Also serves Prometheus metrics:
-each request asks the brokers anew. Other commands use the positions of groups and queries, too.
+"""``rocketmq-spark lag``: shows how far a consumer group or a query (by its checkpoint) is behind, once or repeatedly.
+
+It also serves Prometheus metrics. Each request for metrics asks the brokers again.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def _address(ctx: click.Context, param: click.Parameter, value: str | None) -> t
 )
 @connected
 @click.pass_obj
-def lag(output: Output, /, target: Target, watch: bool, interval_s: float, as_metrics: bool, **what: Any) -> None:
+def lag(output: Output, /, target: Target, watch: bool, interval_s: float, as_metrics: bool, **arguments: Any) -> None:
     """Show how many messages a group or a query has not read yet, by queue, and the age of the oldest unread message.
 
     Give either --group or --checkpoint.
@@ -93,141 +94,146 @@ def lag(output: Output, /, target: Target, watch: bool, interval_s: float, as_me
     """
     from rocketmq_spark.cli.lag_view import LagSnapshot, prometheus, went_back
 
-    group, checkpoint, topics = what["group"], what["checkpoint"], what["topics"]
+    group, checkpoint, topics = arguments["group"], arguments["checkpoint"], arguments["topics"]
     if (group is None) == (checkpoint is None):
         raise click.UsageError("lag needs either --group NAME or --checkpoint FOLDER")
-    if (as_metrics or what["serve"] is not None) and (command := exposition.missing()):
+    if (as_metrics or arguments["serve"] is not None) and (command := exposition.install_command()):
         raise OptionError("--prometheus and --serve need prometheus-client, which is not installed", remedy=command)
-    ask = _of_group(target, group, topics) if group is not None else _of_checkpoint(target, checkpoint, topics)
-    if what["serve"] is not None:
-        _serve(output, what["serve"], lambda: prometheus(_complete(*ask())))
+    fetch = _group_lag(target, group, topics) if group is not None else _checkpoint_lag(target, checkpoint, topics)
+    if arguments["serve"] is not None:
+        _serve(output, arguments["serve"], lambda: prometheus(_complete_snapshot(*fetch())))
     elif watch:
-        _watch(output, ask, interval_s)
+        _watch(output, fetch, interval_s)
     else:
-        about, look = ask()
-        sight = LagSnapshot(about, look.rows, _now_ms())
+        reader, positions = fetch()
+        snapshot = LagSnapshot(reader, positions.rows, _now_ms())
         if as_metrics:
-            click.echo(safe_labels(prometheus(sight)), nl=False)
+            click.echo(safe_labels(prometheus(snapshot)), nl=False)
         else:
-            _show(output, sight)
-        if look.errors:
-            raise look.errors[0]
-        if went_back(look.rows):
+            _show(output, snapshot)
+        if positions.errors:
+            raise positions.errors[0]
+        if went_back(positions.rows):
             click.get_current_context().exit(1)
 
 
-Ask = Callable[[], tuple[dict[str, object], "QueuePositions"]]
+FetchLag = Callable[[], tuple[dict[str, object], "QueuePositions"]]
 
 
-def _of_group(target: Target, group: str, topics: tuple[str, ...]) -> Ask:
+def _group_lag(target: Target, group: str, topics: tuple[str, ...]) -> FetchLag:
     from rocketmq_spark.admin import groups
 
-    client, own = target.client(), own_group(target, group)
-    return lambda: ({"group": own}, groups.queue_lags(client, groups.committed_offsets(client, own, topics)))
+    client, group_in_environment = target.client(), own_group(target, group)
+    return lambda: (
+        {"group": group_in_environment},
+        groups.queue_lags(client, groups.committed_offsets(client, group_in_environment, topics)),
+    )
 
 
-def _of_checkpoint(target: Target, name: str, topics: tuple[str, ...]) -> Ask:
+def _checkpoint_lag(target: Target, name: str, topics: tuple[str, ...]) -> FetchLag:
     from rocketmq_spark.admin.groups import queue_lags
-    from rocketmq_spark.cli.lag_view import under_way
-    from rocketmq_spark.cli.query import next_positions, waited_for
+    from rocketmq_spark.cli.lag_view import unfinished_batch
+    from rocketmq_spark.cli.query import next_positions, silent_brokers_of
 
-    def ask() -> tuple[dict[str, object], QueuePositions]:
+    def fetch() -> tuple[dict[str, object], QueuePositions]:
         client, query = next_positions(target, name, topics)
-        about: dict[str, object] = {"checkpoint": name, "batchId": query.batch, "underWay": None}
-        about["otherClusters"] = list(query.elsewhere)
-        about["newQueues"] = len(query.new)
-        if (read := query.under_way) is not None:
-            about["underWay"] = under_way(read, waited_for(client, read), _now_ms())
-        look = queue_lags(client, query.positions, query.new)
-        return about, replace(look, errors=[*look.errors, *query.errors])
+        reader: dict[str, object] = {"checkpoint": name, "batchId": query.batch, "underWay": None}
+        reader["otherClusters"] = list(query.other_clusters)
+        reader["newQueues"] = len(query.new)
+        if (read := query.unfinished_batch) is not None:
+            reader["underWay"] = unfinished_batch(read, silent_brokers_of(client, read), _now_ms())
+        positions = queue_lags(client, query.positions, query.new)
+        return reader, replace(positions, errors=[*positions.errors, *query.errors])
 
-    return ask
+    return fetch
 
 
-def _complete(about: dict[str, object], look: QueuePositions) -> LagSnapshot:
-    """For callers that need every value: an answer that is missing is an error."""
+def _complete_snapshot(reader: dict[str, object], positions: QueuePositions) -> LagSnapshot:
+    """Return the snapshot. Raises if an answer is missing, because Prometheus must not get partial values."""
     from rocketmq_spark.cli.lag_view import LagSnapshot
 
-    if look.errors:
-        raise look.errors[0]
-    return LagSnapshot(about, look.rows, _now_ms())
+    if positions.errors:
+        raise positions.errors[0]
+    return LagSnapshot(reader, positions.rows, _now_ms())
 
 
-def _show(output: Output, sight: LagSnapshot) -> None:
+def _show(output: Output, snapshot: LagSnapshot) -> None:
     from rocketmq_spark.cli.lag_view import document, screen, summary, table, went_back
-    from rocketmq_spark.cli.query import left_out
+    from rocketmq_spark.cli.query import other_clusters_note
     from rocketmq_spark.model.admin import total
 
     if output.machine:
-        output.item(document(sight), "")
+        output.item(document(snapshot), "")
         return
     if sys.stdout.isatty():
-        click.echo(safe("\n".join(screen(sight, shutil.get_terminal_size().columns))))
+        click.echo(safe("\n".join(screen(snapshot, shutil.get_terminal_size().columns))))
     else:
-        click.echo(safe("\n".join(table(sight))))
-        output.note(", ".join(summary(sight)))
-    if elsewhere := sight.about.get("otherClusters"):
-        output.note(left_out(cast("list[str]", elsewhere)))
-    if new := sight.about.get("newQueues"):
+        click.echo(safe("\n".join(table(snapshot))))
+        output.note(", ".join(summary(snapshot)))
+    if other_clusters := snapshot.reader.get("otherClusters"):
+        output.note(other_clusters_note(cast("list[str]", other_clusters)))
+    if new_queues := snapshot.reader.get("newQueues"):
         output.note(
-            f"new queues: {new}; no finished batch has read them, and the query reads them from their first message"
+            f"new queues: {new_queues}; no finished batch has read them, and the query reads them from their first message"
         )
-    every = total(sight.rows, sight.now_ms)
-    if every.lost:
-        output.note(f"{every.lost} messages were removed before they were read: the topic's retention is too short")
-    if back := went_back(sight.rows):
-        remedy = "checkpoint diff {checkpoint}" if "checkpoint" in sight.about else "offsets set {group} --to earliest"
-        output.note(
-            f"{back} queues end before the position: their topic was created again, or their broker lost messages. "
-            f"See: rocketmq-spark {remedy.format(**sight.about)}"
+    totals = total(snapshot.rows, snapshot.now_ms)
+    if totals.lost:
+        output.note(f"{totals.lost} messages were removed before they were read: the topic's retention is too short")
+    if went_back_queues := went_back(snapshot.rows):
+        remedy = (
+            "checkpoint diff {checkpoint}" if "checkpoint" in snapshot.reader else "offsets set {group} --to earliest"
         )
-    if unknown := every.unknown_queues - back:
         output.note(
-            f"queues whose lag is not known, because they have no offset or their broker does not answer: {unknown}"
+            f"{went_back_queues} queues end before the position: their topic was created again, or their broker lost messages. "
+            f"See: rocketmq-spark {remedy.format(**snapshot.reader)}"
+        )
+    if unknown_queues := totals.unknown_queues - went_back_queues:
+        output.note(
+            f"queues whose lag is not known, because they have no offset or their broker does not answer: {unknown_queues}"
         )
 
 
-def _watch(output: Output, ask: Ask, interval_s: float) -> None:
-    """Until Ctrl-C. A broker that is away for a while does not end it; the first look must succeed."""
+def _watch(output: Output, fetch: FetchLag, interval_s: float) -> None:
+    """Refresh until Ctrl-C. The first request must succeed; later ones may fail with retriable errors."""
     from rocketmq_spark.cli.lag_view import LagSnapshot
 
-    over = Latch()
+    stop = Latch()
     before: LagSnapshot | None = None
-    taken_s = 0.0
-    with on_signals(over.set, signal.SIGINT, signal.SIGTERM), _view(output) as show:
+    fetched_at_s = 0.0
+    with on_signals(stop.set, signal.SIGINT, signal.SIGTERM), _view(output) as show:
         while True:
-            trouble: RocketMQError | None = None
+            error: RocketMQError | None = None
             try:
-                about, look = ask()
+                reader, positions = fetch()
                 now_s = time.monotonic()
                 rows = before.rows if before is not None else ()
-                before = LagSnapshot(about, look.rows, _now_ms(), rows, now_s - taken_s)
-                taken_s = now_s
-                trouble = look.errors[0] if look.errors else None
+                before = LagSnapshot(reader, positions.rows, _now_ms(), rows, now_s - fetched_at_s)
+                fetched_at_s = now_s
+                error = positions.errors[0] if positions.errors else None
             except RocketMQError as e:
                 if before is None or not e.retriable:
                     raise
-                trouble = e
-            show(before, trouble)
-            if over.wait(interval_s):
+                error = e
+            show(before, error)
+            if stop.wait(interval_s):
                 return
 
 
-Show = Callable[["LagSnapshot", RocketMQError | None], None]
+ShowLag = Callable[["LagSnapshot", RocketMQError | None], None]
 
 
 @contextlib.contextmanager
-def _view(output: Output) -> Iterator[Show]:
-    """A picture on a terminal, else a line a look."""
-    from rocketmq_spark.cli.lag_view import document, folded, screen, summary
+def _view(output: Output) -> Iterator[ShowLag]:
+    """Yield the function that shows a snapshot: a screen on a terminal, otherwise one line."""
+    from rocketmq_spark.cli.lag_view import document, fold, screen, summary
 
-    def tell(sight: LagSnapshot, trouble: RocketMQError | None) -> None:
-        output.item(document(sight), ", ".join(summary(sight)))
-        if trouble is not None:
-            output.failure(trouble)
+    def print_line(snapshot: LagSnapshot, error: RocketMQError | None) -> None:
+        output.item(document(snapshot), ", ".join(summary(snapshot)))
+        if error is not None:
+            output.failure(error)
 
     if output.machine or not sys.stdout.isatty():
-        yield tell
+        yield print_line
         return
     from rich.console import Console
     from rich.live import Live
@@ -235,27 +241,27 @@ def _view(output: Output) -> Iterator[Show]:
 
     console = Console(highlight=False)
 
-    def draw(sight: LagSnapshot, trouble: RocketMQError | None) -> None:
-        said = folded([one_line(trouble)], console.width) if trouble is not None else []
-        lines = screen(sight, console.width, console.height - len(said) - 1)
-        live.update(Text(safe("\n".join([*lines, *said])), no_wrap=True, overflow="crop"), refresh=True)
+    def draw(snapshot: LagSnapshot, error: RocketMQError | None) -> None:
+        error_lines = fold([one_line(error)], console.width) if error is not None else []
+        lines = screen(snapshot, console.width, console.height - len(error_lines) - 1)
+        live.update(Text(safe("\n".join([*lines, *error_lines])), no_wrap=True, overflow="crop"), refresh=True)
 
     with Live(console=console, auto_refresh=False, screen=True) as live:
         yield draw
 
 
-def _serve(output: Output, address: tuple[str, int], text: Callable[[], str]) -> None:
-    over = Latch()
-    with contextlib.ExitStack() as until:
-        until.enter_context(on_signals(over.set, signal.SIGINT, signal.SIGTERM))
+def _serve(output: Output, address: tuple[str, int], metrics: Callable[[], str]) -> None:
+    stop = Latch()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(on_signals(stop.set, signal.SIGINT, signal.SIGTERM))
         try:
-            url = until.enter_context(exposition.serving(address, text, failures=RocketMQError, shown=one_line))
+            url = stack.enter_context(exposition.serve(address, metrics, failures=RocketMQError, shown=one_line))
         except OSError as e:
             raise OptionError(
                 f"--serve {address[0]}:{address[1]}: {e.strerror}", remedy="Choose another port, or stop what uses it"
             ) from e
         output.item({"url": url}, f"Serving {url} until Ctrl-C")
-        over.wait()
+        stop.wait()
 
 
 def _now_ms() -> int:

@@ -1,4 +1,4 @@
-"""What ``rocketmq-spark lag`` shows: values for programs, Prometheus' text format, and lines that fit a terminal. Pure."""
+"""The output of ``rocketmq-spark lag``: JSON, Prometheus' text format, and lines that fit a terminal. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rocketmq_spark.base import exposition
-from rocketmq_spark.cli.output import aligned
+from rocketmq_spark.cli.output import align
 from rocketmq_spark.model.admin import Pace, QueueLag, pace, total
 
 if TYPE_CHECKING:
@@ -16,11 +16,12 @@ if TYPE_CHECKING:
 
 
 class LagSnapshot(NamedTuple):
-    """One look: whose (``{"group": …}`` or ``{"checkpoint": …, "batchId": …}``), the queues, when (epoch ms), and the look
-    before it with the seconds since.
+    """The lag of a reader at ``now_ms`` (epoch ms). ``reader`` is ``{"group": …}`` or ``{"checkpoint": …, "batchId": …}``.
+
+    ``before`` has the rows of the previous snapshot, which is ``seconds`` old; rates are computed from both.
     """
 
-    about: Mapping[str, object]
+    reader: Mapping[str, object]
     rows: Sequence[QueueLag]
     now_ms: int
     before: Sequence[QueueLag] = ()
@@ -31,7 +32,7 @@ class LagSnapshot(NamedTuple):
         return pace(self.before, self.rows, self.seconds)
 
 
-_COLUMNS = {
+_HEADINGS = {
     "topic": "TOPIC",
     "brokerName": "BROKER",
     "queueId": "QUEUE",
@@ -44,59 +45,59 @@ _COLUMNS = {
     "written": "SENT/S",
     "left": "DONE IN",
 }
-_OF_PACE = ("read", "written", "left")
-# What goes first where a terminal is too narrow.
-_SPARE = ("minOffset", "written", "maxOffset", "position", "left", "read", "age")
+_RATE_COLUMNS = ("read", "written", "left")
+# Columns that are omitted on a narrow terminal, in this order.
+_DROPPED_FIRST = ("minOffset", "written", "maxOffset", "position", "left", "read", "age")
 _GAP = 2
 
 
-def under_way(read: BatchRead, silent: Iterable[str], now_ms: int) -> dict[str, object]:
-    """The batch of a query that is not done: its number, for how long, and the ``silent`` brokers that it reads."""
+def unfinished_batch(read: BatchRead, silent: Iterable[str], now_ms: int) -> dict[str, object]:
+    """Describe the unfinished batch of a query: its number, its age, and the brokers that it reads and that are ``silent``."""
     begun_ms = read.batch.planned_ms
     for_ms = None if begun_ms is None else max(0, now_ms - begun_ms)
     return {"batchId": read.batch.number, "forMs": for_ms, "waitsFor": sorted(silent)}
 
 
-def waiting(state: Mapping[str, Any]) -> str:
-    """That of ``under_way`` as a part of a sentence."""
+def unfinished_batch_text(state: Mapping[str, Any]) -> str:
+    """Return the result of ``unfinished_batch`` as a part of a sentence."""
     begun = f"was begun {duration(state['forMs'])} ago and is" if state["forMs"] is not None else "is begun and"
-    silent = state["waitsFor"]
-    if not silent:
+    silent_brokers = state["waitsFor"]
+    if not silent_brokers:
         return f"batch {state['batchId']} {begun} not done: it runs, or its query has ended"
-    answers = "does not answer" if len(silent) == 1 else "do not answer"
-    return f"batch {state['batchId']} {begun} not done: {', '.join(silent)} {answers}"
+    verb = "does not answer" if len(silent_brokers) == 1 else "do not answer"
+    return f"batch {state['batchId']} {begun} not done: {', '.join(silent_brokers)} {verb}"
 
 
-def document(sight: LagSnapshot) -> dict[str, object]:
-    """For programs. What is not known is null."""
-    every = total(sight.rows, sight.now_ms)
+def document(snapshot: LagSnapshot) -> dict[str, object]:
+    """Return the values of ``--json``. Unknown values are None."""
+    totals = total(snapshot.rows, snapshot.now_ms)
     return {
-        **sight.about,
-        "lag": every.lag,
-        "lost": every.lost,
-        "behindMs": every.behind_ms,
-        **_pace(sight.pace),
-        "unknownQueues": every.unknown_queues,
-        "wentBackQueues": went_back(sight.rows),
-        "queues": [_queue(row, sight) for row in sight.rows],
+        **snapshot.reader,
+        "lag": totals.lag,
+        "lost": totals.lost,
+        "behindMs": totals.behind_ms,
+        **_rates_document(snapshot.pace),
+        "unknownQueues": totals.unknown_queues,
+        "wentBackQueues": went_back(snapshot.rows),
+        "queues": [_queue_document(row, snapshot) for row in snapshot.rows],
     }
 
 
 def went_back(rows: Iterable[QueueLag]) -> int:
-    """How many queues end before the position of the reader."""
+    """Return how many queues end before the position of the reader."""
     return sum(row.went_back for row in rows)
 
 
-def behind_in(rows: Sequence[QueueLag], now_ms: int) -> str:
-    """How far behind all queues are, and how many of them that counts."""
-    every = total(rows, now_ms)
-    if every.lag is None:
+def lag_text(rows: Sequence[QueueLag], now_ms: int) -> str:
+    """Return the lag of all queues as text, with the number of queues whose lag is known."""
+    totals = total(rows, now_ms)
+    if totals.lag is None:
         return f"lag unknown in {len(rows)} queues"
-    known = f"{len(rows) - every.unknown_queues} of " if every.unknown_queues else ""
-    return f"{number(every.lag)} messages behind in {known}{len(rows)} queues"
+    counted = f"{len(rows) - totals.unknown_queues} of " if totals.unknown_queues else ""
+    return f"{number(totals.lag)} messages behind in {counted}{len(rows)} queues"
 
 
-def _queue(row: QueueLag, sight: LagSnapshot) -> dict[str, object]:
+def _queue_document(row: QueueLag, snapshot: LagSnapshot) -> dict[str, object]:
     return {
         "topic": row.queue.topic,
         "brokerName": row.queue.broker_name,
@@ -106,14 +107,14 @@ def _queue(row: QueueLag, sight: LagSnapshot) -> dict[str, object]:
         "maxOffset": row.max_offset,
         "lag": row.lag,
         "lost": row.lost,
-        "behindMs": row.behind_ms(sight.now_ms),
-        **_pace(pace(sight.before, [row], sight.seconds)),
+        "behindMs": row.behind_ms(snapshot.now_ms),
+        **_rates_document(pace(snapshot.before, [row], snapshot.seconds)),
     }
 
 
-def _pace(of: Pace) -> dict[str, object]:
-    catch_up_ms = None if of.catch_up_s is None else round(of.catch_up_s * 1000)
-    return {"readPerSecond": of.read_per_s, "writtenPerSecond": of.written_per_s, "catchUpMs": catch_up_ms}
+def _rates_document(rates: Pace) -> dict[str, object]:
+    catch_up_ms = None if rates.catch_up_s is None else round(rates.catch_up_s * 1000)
+    return {"readPerSecond": rates.read_per_s, "writtenPerSecond": rates.written_per_s, "catchUpMs": catch_up_ms}
 
 
 _METRICS = {
@@ -126,10 +127,10 @@ _METRICS = {
 }
 
 
-def prometheus(sight: LagSnapshot) -> str:
-    """In Prometheus' text format, one sample a queue. What is not known has none."""
-    whose = next(name for name in ("group", "checkpoint") if name in sight.about)
-    queues = [_queue(row, sight) for row in sight.rows]
+def prometheus(snapshot: LagSnapshot) -> str:
+    """Return the metrics in Prometheus' text format, one sample for each queue. Unknown values have no sample."""
+    reader_kind = next(name for name in ("group", "checkpoint") if name in snapshot.reader)
+    queues = [_queue_document(row, snapshot) for row in snapshot.rows]
 
     def samples(key: str) -> Iterator[tuple[dict[str, str], float]]:
         for queue in queues:
@@ -137,8 +138,10 @@ def prometheus(sight: LagSnapshot) -> str:
             if value is not None:
                 assert isinstance(value, int)
                 labels = {"topic": queue["topic"], "broker": queue["brokerName"], "queue": queue["queueId"]}
-                shown = {name: str(label) for name, label in {whose: sight.about[whose], **labels}.items()}
-                yield shown, value / 1000 if key == "behindMs" else value
+                text_labels = {
+                    name: str(label) for name, label in {reader_kind: snapshot.reader[reader_kind], **labels}.items()
+                }
+                yield text_labels, value / 1000 if key == "behindMs" else value
 
     return exposition.text(
         [
@@ -148,94 +151,101 @@ def prometheus(sight: LagSnapshot) -> str:
     )
 
 
-def table(sight: LagSnapshot) -> list[str]:
-    """Lines for a file or a pipe: a heading, then a queue on each."""
-    return _aligned([_shown(row, sight) for row in sight.rows], _columns(sight))
+def table(snapshot: LagSnapshot) -> list[str]:
+    """Return the lines for a file or a pipe: a heading, and one line for each queue."""
+    return _table_lines([_cells(row, snapshot) for row in snapshot.rows], _headings(snapshot))
 
 
-def screen(sight: LagSnapshot, width: int, height: int | None = None) -> list[str]:
-    """Lines for a terminal: head, then queues, topic by topic. Columns are left out until all fit; with a ``height`` the queues
-    that are furthest behind are shown, and how many others there are.
+def screen(snapshot: LagSnapshot, width: int, height: int | None = None) -> list[str]:
+    """Return the lines for a terminal: a summary, then the queues of each topic.
+
+    Columns are omitted until the rest fit into ``width``. With a ``height``, only the queues that are furthest behind are shown,
+    and the number of the others.
     """
-    head = folded(summary(sight), width)
-    rows, hidden = list(sight.rows), list[QueueLag]()
-    room = len(rows) if height is None else max(1, height - len(head) - 1 - len({row.queue.topic for row in rows}))
-    if len(rows) > room:
-        ranked = sorted(rows, key=lambda row: (-1 if row.lag is None else -row.lag, row.queue))
-        rows, hidden = sorted(ranked[: max(1, room - 1)]), ranked[max(1, room - 1) :]
-    cells = [_shown(row, sight) for row in rows]
-    lines = iter(_aligned(cells, _fitting(cells, _columns(sight), width)))
+    head = fold(summary(snapshot), width)
+    rows, hidden = list(snapshot.rows), list[QueueLag]()
+    max_rows = len(rows) if height is None else max(1, height - len(head) - 1 - len({row.queue.topic for row in rows}))
+    if len(rows) > max_rows:
+        furthest_first = sorted(rows, key=lambda row: (-1 if row.lag is None else -row.lag, row.queue))
+        rows, hidden = sorted(furthest_first[: max(1, max_rows - 1)]), furthest_first[max(1, max_rows - 1) :]
+    cells = [_cells(row, snapshot) for row in rows]
+    lines = iter(_table_lines(cells, _fitting_columns(cells, _headings(snapshot), width)))
     body = [next(lines)]
-    for topic, mine in groupby(cells, key=lambda row: row["topic"]):
-        body += [*folded([topic], width), *(next(lines) for _ in mine)]
-    return [*head, *body, *([_others(hidden)] if hidden else [])]
+    for topic, topic_cells in groupby(cells, key=lambda row: row["topic"]):
+        body += [*fold([topic], width), *(next(lines) for _ in topic_cells)]
+    return [*head, *body, *([_hidden_queues_text(hidden)] if hidden else [])]
 
 
-def summary(sight: LagSnapshot) -> list[str]:
-    """Parts of the sentence about all queues."""
-    every, at = total(sight.rows, sight.now_ms), sight.pace
-    whose = " ".join(f"{name} {sight.about[name]}" for name in ("group", "checkpoint") if name in sight.about)
-    parts = [whose, behind_in(sight.rows, sight.now_ms)]
-    if every.behind_ms:
-        parts.append(f"the oldest for {duration(every.behind_ms)}")
-    if at.read_per_s is not None:
-        parts += [f"read {rate(at.read_per_s)}/s", f"sent {rate(at.written_per_s)}/s"]
-        parts.append("not catching up" if at.catch_up_s is None else f"done in {duration(at.catch_up_s * 1000)}")
-    if back := went_back(sight.rows):
-        parts.append(f"{back} queues went back")
-    if state := sight.about.get("underWay"):
+def summary(snapshot: LagSnapshot) -> list[str]:
+    """Return the parts of the sentence about all queues."""
+    totals, rates = total(snapshot.rows, snapshot.now_ms), snapshot.pace
+    reader_text = " ".join(
+        f"{name} {snapshot.reader[name]}" for name in ("group", "checkpoint") if name in snapshot.reader
+    )
+    parts = [reader_text, lag_text(snapshot.rows, snapshot.now_ms)]
+    if totals.behind_ms:
+        parts.append(f"the oldest for {duration(totals.behind_ms)}")
+    if rates.read_per_s is not None:
+        parts += [f"read {rate(rates.read_per_s)}/s", f"sent {rate(rates.written_per_s)}/s"]
+        parts.append("not catching up" if rates.catch_up_s is None else f"done in {duration(rates.catch_up_s * 1000)}")
+    if went_back_queues := went_back(snapshot.rows):
+        parts.append(f"{went_back_queues} queues went back")
+    if state := snapshot.reader.get("underWay"):
         assert isinstance(state, dict)
-        parts.append(waiting(state))
+        parts.append(unfinished_batch_text(state))
     return parts
 
 
-def _shown(row: QueueLag, sight: LagSnapshot) -> dict[str, str]:
-    at = pace(sight.before, [row], sight.seconds)
-    cells = {key: str(value) if isinstance(value, str) else number(value) for key, value in _queue(row, sight).items()}
+def _cells(row: QueueLag, snapshot: LagSnapshot) -> dict[str, str]:
+    rates = pace(snapshot.before, [row], snapshot.seconds)
+    cells = {
+        key: str(value) if isinstance(value, str) else number(value)
+        for key, value in _queue_document(row, snapshot).items()
+    }
     return {
         **cells,
-        "age": duration(row.behind_ms(sight.now_ms)),
-        "read": rate(at.read_per_s),
-        "written": rate(at.written_per_s),
-        "left": duration(None if at.catch_up_s is None else at.catch_up_s * 1000),
+        "age": duration(row.behind_ms(snapshot.now_ms)),
+        "read": rate(rates.read_per_s),
+        "written": rate(rates.written_per_s),
+        "left": duration(None if rates.catch_up_s is None else rates.catch_up_s * 1000),
     }
 
 
-def _columns(sight: LagSnapshot) -> dict[str, str]:
-    return {key: heading for key, heading in _COLUMNS.items() if sight.before or key not in _OF_PACE}
+def _headings(snapshot: LagSnapshot) -> dict[str, str]:
+    return {key: heading for key, heading in _HEADINGS.items() if snapshot.before or key not in _RATE_COLUMNS}
 
 
-def _fitting(cells: Sequence[Mapping[str, str]], columns: Mapping[str, str], width: int) -> dict[str, str]:
-    """Without the topic, which has a line of its own, and without what can be spared where it is narrow."""
+def _fitting_columns(cells: Sequence[Mapping[str, str]], columns: Mapping[str, str], width: int) -> dict[str, str]:
+    """Return the columns without the topic, which has a separate line, and without those that do not fit."""
     kept = {key: heading for key, heading in columns.items() if key != "topic"}
-    for key in _SPARE:
-        if _width(cells, kept) > width:
+    for key in _DROPPED_FIRST:
+        if _table_width(cells, kept) > width:
             kept.pop(key, None)
     return kept
 
 
-def _aligned(cells: Sequence[Mapping[str, str]], columns: Mapping[str, str]) -> list[str]:
+def _table_lines(cells: Sequence[Mapping[str, str]], columns: Mapping[str, str]) -> list[str]:
     rows = [list(columns.values()), *([row[key] for key in columns] for row in cells)]
-    return list(aligned(rows, [key not in ("topic", "brokerName") for key in columns]))
+    return list(align(rows, [key not in ("topic", "brokerName") for key in columns]))
 
 
-def _width(cells: Sequence[Mapping[str, str]], columns: Mapping[str, str]) -> int:
+def _table_width(cells: Sequence[Mapping[str, str]], columns: Mapping[str, str]) -> int:
     widths = [max([len(heading), *(len(row[key]) for row in cells)]) for key, heading in columns.items()]
     return sum(widths) + _GAP * (len(widths) - 1)
 
 
-def _others(hidden: Sequence[QueueLag]) -> str:
+def _hidden_queues_text(hidden: Sequence[QueueLag]) -> str:
     behind = sum(bool(row.lag) for row in hidden)
     return f"and {len(hidden)} more queues, {behind} of them behind"
 
 
-def folded(parts: Sequence[str], width: int) -> list[str]:
-    """Parts joined by commas, on as many lines as it takes; one that is longer than a line is broken."""
+def fold(parts: Sequence[str], width: int) -> list[str]:
+    """Join parts by commas, on as many lines as needed. A part that is longer than a line is wrapped."""
     lines = [""]
     for part in parts:
-        longer = f"{lines[-1]}, {part}" if lines[-1] else part
-        if len(longer) <= width - 1 or not lines[-1]:
-            lines[-1] = longer
+        extended = f"{lines[-1]}, {part}" if lines[-1] else part
+        if len(extended) <= width - 1 or not lines[-1]:
+            lines[-1] = extended
         else:
             lines[-1] += ","
             lines.append(part)
@@ -256,14 +266,14 @@ _UNITS = (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1))
 
 
 def duration(ms: float | None) -> str:
-    """The two largest units: ``3 h 12 m``; tenths of a second below ten."""
+    """Return a duration in its two largest units, such as ``3 h 12 m``. Below 10 s, it has tenths of a second."""
     if ms is None:
         return "-"
     if ms < 9_950:
         return f"{ms / 1000:.1f} s" if ms else "0 s"
-    left = round(ms / 1000)
-    for at, (unit, seconds) in enumerate(_UNITS[:-1]):
-        if left >= seconds:
-            smaller, size = _UNITS[at + 1]
-            return f"{left // seconds} {unit} {left % seconds // size} {smaller}"
-    return f"{left} s"
+    seconds_left = round(ms / 1000)
+    for index, (unit, seconds) in enumerate(_UNITS[:-1]):
+        if seconds_left >= seconds:
+            smaller, size = _UNITS[index + 1]
+            return f"{seconds_left // seconds} {unit} {seconds_left % seconds // size} {smaller}"
+    return f"{seconds_left} s"

@@ -1,6 +1,4 @@
-"""``rocketmq-spark message`` and ``dlq``: stored messages by id, by key and by time; what a consumer group could not consume,
-and back to its topic with it.
-"""
+"""``rocketmq-spark message`` and ``dlq``: shows stored messages by id, key or time, and shows and resends dead letters."""
 
 from __future__ import annotations
 
@@ -27,15 +25,15 @@ if TYPE_CHECKING:
     from rocketmq_spark.pull.outcomes import Cause
 
 
-# A letter that is sent again has this and its id as a key, which brokers index.
-_MARK = "dlq:"
-# How far clocks of brokers and ours may be apart.
-_CLOCKS_MS = 3_600_000
+# A resent dead letter gets a key of this prefix and its id. Brokers index keys, so the next command can find it.
+_RESENT_KEY_PREFIX = "dlq:"
+# The assumed maximum difference between the clocks of brokers and ours.
+_CLOCK_TOLERANCE_MS = 3_600_000
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterFilter:
-    """Which dead letters: those with one of these keys or message ids, that died in this time (ms since 1970)."""
+    """Selects dead letters that have one of the keys or message ids and were stored in the period (ms since 1970)."""
 
     keys: frozenset[str]
     since_ms: int | None
@@ -56,8 +54,8 @@ class DeadLetterFilter:
         )
 
 
-def _chosen(function: Callable[..., None]) -> Callable[..., None]:
-    """The options that choose letters."""
+def _filter_options(function: Callable[..., None]) -> Callable[..., None]:
+    """Add the options that select dead letters."""
     for add in (
         time_option("--until", help=f"Only dead letters stored before this time: {TIMES}."),
         time_option("--since", help=f"Only dead letters stored at or after this time: {TIMES}."),
@@ -76,7 +74,7 @@ def dlq() -> None:
 
 @dlq.command()
 @click.argument("group")
-@_chosen
+@_filter_options
 @connected
 @click.pass_obj
 def show(
@@ -84,7 +82,7 @@ def show(
 ) -> None:
     """Show the dead letters of GROUP, oldest first."""
     count = 0
-    for message in _letters(output, target, group, DeadLetterFilter(frozenset(keys), since, until)):
+    for message in _dead_letters(output, target, group, DeadLetterFilter(frozenset(keys), since, until)):
         text = f"{message.topic}  {message.msg_id}  {line(message)}"
         output.item({**document(message), "reconsumeTimes": message.reconsume_times}, text)
         count += 1
@@ -93,7 +91,7 @@ def show(
 
 @dlq.command(cls=SendingCommand)
 @click.argument("group")
-@_chosen
+@_filter_options
 @with_yes
 @click.option("--again", is_flag=True, help="Include dead letters that were resent before.")
 @click.option(
@@ -114,7 +112,7 @@ def resend(
     keys: tuple[str, ...],
     since: int | None,
     until: int | None,
-    really: bool,
+    apply_change: bool,
     again: bool,
     any_queue: bool,
     to_topic: str | None,
@@ -133,37 +131,37 @@ def resend(
     if not any_queue:
         _check_environment(target, group)
     counts = {"sent": 0, "before": 0}
-    refused: list[RocketMQError] = []
-    find, missing = _finder(target), _missing(target)
-    with _unspooled(output, target).producer() as producer:
-        for letter in _letters(output, target, group, DeadLetterFilter(frozenset(keys), since, until)):
+    errors: list[RocketMQError] = []
+    find_resend, missing_topic_error = _resend_finder(target), _missing_topic_check(target)
+    with _without_spool(output, target).producer() as producer:
+        for letter in _dead_letters(output, target, group, DeadLetterFilter(frozenset(keys), since, until)):
             message = replace(letter, topic=to_topic) if to_topic else letter
-            row: dict[str, object] = {"topic": message.topic, "msgId": message.msg_id, "sent": really}
+            row: dict[str, object] = {"topic": message.topic, "msgId": message.msg_id, "sent": apply_change}
             text = f"{message.msg_id} to {message.topic}"
-            if (why := _lacks(message) or missing(message.topic)) is not None:
-                refused += [why] if isinstance(why, RocketMQError) else []
-                _leave_out(output, row, f"{message.queue} offset {message.queue_offset}, {text},", why)
+            if (problem := _unsendable_reason(message) or missing_topic_error(message.topic)) is not None:
+                errors += [problem] if isinstance(problem, RocketMQError) else []
+                _report_skipped(output, row, f"{message.queue} offset {message.queue_offset}, {text},", problem)
                 continue
-            before = None if again else _before(output, find, message, row)
-            if before is not None:
-                row |= {"sent": False, "sentBefore": before}
-                text += f" is skipped: it was resent before, as {before}"
-            elif really:
-                result = _sent(producer, message)
-                if isinstance(result, RocketMQError):  # of this letter alone
-                    refused.append(result)
-                    _leave_out(output, row, text, result)
+            resent_as = None if again else _earlier_resend(output, find_resend, message, row)
+            if resent_as is not None:
+                row |= {"sent": False, "sentBefore": resent_as}
+                text += f" is skipped: it was resent before, as {resent_as}"
+            elif apply_change:
+                result = _resend(producer, message)
+                if isinstance(result, RocketMQError):  # an error of this dead letter only
+                    errors.append(result)
+                    _report_skipped(output, row, text, result)
                     continue
                 row |= {"newMsgId": result.msg_id, "status": result.status.name}
                 text += f" as {result.msg_id}"
             output.item(row, text)
-            counts["sent" if before is None else "before"] += 1
-    _say(output, counts["sent"], counts["before"], really)
-    if refused:
-        raise refused[0]
+            counts["sent" if resent_as is None else "before"] += 1
+    _note_counts(output, counts["sent"], counts["before"], apply_change)
+    if errors:
+        raise errors[0]
 
 
-def _unspooled(output: Output, target: Target) -> Target:
+def _without_spool(output: Output, target: Target) -> Target:
     """Return the target without a spool. A letter that waits in a spool is not in its topic, so the next command would send it
     again. Dead letters stay in their own topic until then.
     """
@@ -175,41 +173,41 @@ def _unspooled(output: Output, target: Target) -> Target:
     return target.without(SPOOL_OPTIONS)
 
 
-def _lacks(letter: ReceivedMessage) -> str | None:
+def _unsendable_reason(letter: ReceivedMessage) -> str | None:
     """Return why a dead letter cannot be resent; None if it can."""
     unknown = "the topic in which the group read it is unknown. Name a topic with --to-topic"
     return letter.decode_error or (unknown if letter.topic == letter.queue.topic else None)
 
 
-def _leave_out(output: Output, row: dict[str, object], what: str, why: object) -> None:
-    """Programs get no notes."""
-    output.note(f"{what} is skipped: {why}")
+def _report_skipped(output: Output, row: dict[str, object], subject: str, reason: object) -> None:
+    """Report a skipped dead letter: as a note for people, as a row for programs, which get no notes."""
+    output.note(f"{subject} is skipped: {reason}")
     if output.machine:
-        output.item({**row, "sent": False, "leftOut": str(why)}, "")
+        output.item({**row, "sent": False, "leftOut": str(reason)}, "")
 
 
-def _before(
+def _earlier_resend(
     output: Output, find: Callable[[ReceivedMessage], str | None], letter: ReceivedMessage, row: dict[str, object]
 ) -> str | None:
-    """As which message a letter was sent again; None also where nobody can look it up, which is said."""
+    """Return the id of the message as which a dead letter was resent; None if it was not, or if brokers cannot say (noted)."""
     from rocketmq_spark.errors import RocketMQError
 
     try:
         return find(letter)
     except RocketMQError as e:
-        output.note(f"Whether {letter.msg_id} was sent again before cannot be looked up: {e}")
+        output.note(f"Cannot check whether {letter.msg_id} was resent before: {e}")
         row["notLookedUp"] = str(e)
         return None
 
 
-def _say(output: Output, sent: int, before: int, really: bool) -> None:
-    output.note(f"{sent} sent" if really else f"{sent} would be sent; use --yes to apply")
+def _note_counts(output: Output, sent: int, before: int, apply_change: bool) -> None:
+    output.note(f"{sent} sent" if apply_change else f"{sent} would be sent; use --yes to apply")
     if before:
         output.note(f"{before} were resent before and are skipped: --again resends them")
 
 
 def _check_environment(target: Target, group: str) -> None:
-    """Letters of an environment's group go to its queues only where the command knows which those are."""
+    """Raise if the group belongs to an environment and the command has none: the letters could go to other environments."""
     from rocketmq_spark.errors import OptionError
     from rocketmq_spark.queues.environment import environment_of, environment_of_group
 
@@ -223,15 +221,15 @@ def _check_environment(target: Target, group: str) -> None:
         )
 
 
-def _sent(producer: BaseProducer, letter: ReceivedMessage) -> SendResult | RocketMQError:
-    """Sends a letter again, to the queue of its sharding key if it has one; the result, or why it is refused for good."""
+def _resend(producer: BaseProducer, letter: ReceivedMessage) -> SendResult | RocketMQError:
+    """Resend a dead letter, to the queue of its sharding key if it has one. Returns the result, or a final error."""
     from rocketmq_spark.base.codes import Property
     from rocketmq_spark.errors import RocketMQError, RouteNotFound
 
     key = letter.properties.get(Property.SHARDING_KEY)
     try:
-        return producer.send(_copy(letter), selector="hash" if key else None, arg=key or None)
-    except RouteNotFound as e:  # no queue of its topic is writable: others may be
+        return producer.send(_new_message(letter), selector="hash" if key else None, arg=key or None)
+    except RouteNotFound as e:  # no queue of this topic is writable; those of other topics may be
         return e
     except RocketMQError as e:
         if e.retriable:
@@ -239,37 +237,39 @@ def _sent(producer: BaseProducer, letter: ReceivedMessage) -> SendResult | Rocke
         return e
 
 
-def _copy(letter: ReceivedMessage) -> Message:
-    """What is sent, with a key by which it is found; those of letters that it was before are left out."""
+def _new_message(letter: ReceivedMessage) -> Message:
+    """Return the message to send: the dead letter with the key of this resend, without the keys of earlier ones."""
     from rocketmq_spark.base.codes import Property
     from rocketmq_spark.model.message import KeyedMessage
     from rocketmq_spark.wire.properties import is_reserved
 
-    own = {name: value for name, value in letter.properties.items() if not is_reserved(name)}
-    keys = [*(key for key in letter.keys if not key.startswith(_MARK)), _MARK + letter.msg_id]
+    user_properties = {name: value for name, value in letter.properties.items() if not is_reserved(name)}
+    keys = [*(key for key in letter.keys if not key.startswith(_RESENT_KEY_PREFIX)), _RESENT_KEY_PREFIX + letter.msg_id]
     sharding_key = letter.properties.get(Property.SHARDING_KEY)
-    return KeyedMessage(letter.topic, letter.body, letter.tags, keys, own, letter.flag, sharding_key=sharding_key)
+    return KeyedMessage(
+        letter.topic, letter.body, letter.tags, keys, user_properties, letter.flag, sharding_key=sharding_key
+    )
 
 
-def _missing(target: Target) -> Callable[[str], RocketMQError | None]:
-    """Why nothing can go to a topic: it is not there, and brokers that create topics on demand would make it again."""
+def _missing_topic_check(target: Target) -> Callable[[str], RocketMQError | None]:
+    """Return a function that checks that a topic exists. Otherwise brokers with autoCreateTopicEnable would create it."""
     from rocketmq_spark.errors import RouteNotFound
 
     routes = target.client().routes
 
     @functools.cache
-    def missing(topic: str) -> RocketMQError | None:
+    def missing_topic_error(topic: str) -> RocketMQError | None:
         try:
             routes.get_existing(topic, 0.0)
         except RouteNotFound as e:
             return e
         return None
 
-    return missing
+    return missing_topic_error
 
 
-def _finder(target: Target) -> Callable[[ReceivedMessage], str | None]:
-    """Finds the id of the message as which a letter was sent again, also since the command began."""
+def _resend_finder(target: Target) -> Callable[[ReceivedMessage], str | None]:
+    """Return a function that finds the id of the message as which a dead letter was resent, earlier or by this command."""
     seen: set[tuple[str, str]] = set()
     admin = target.client().admin
 
@@ -277,52 +277,55 @@ def _finder(target: Target) -> Callable[[ReceivedMessage], str | None]:
         if (letter.topic, letter.msg_id) in seen:
             return "another letter of this id"
         seen.add((letter.topic, letter.msg_id))
-        begin_ms, end_ms = letter.store_timestamp - _CLOCKS_MS, time.time_ns() // 1_000_000 + _CLOCKS_MS
-        found = admin.messages_of_key(letter.topic, _MARK + letter.msg_id, begin_ms, end_ms)
-        return found[-1].msg_id if found else None
+        begin_ms = letter.store_timestamp - _CLOCK_TOLERANCE_MS
+        end_ms = time.time_ns() // 1_000_000 + _CLOCK_TOLERANCE_MS
+        resent = admin.messages_of_key(letter.topic, _RESENT_KEY_PREFIX + letter.msg_id, begin_ms, end_ms)
+        return resent[-1].msg_id if resent else None
 
     return find
 
 
-def _letters(output: Output, target: Target, group: str, wanted: DeadLetterFilter) -> Iterator[ReceivedMessage]:
+def _dead_letters(
+    output: Output, target: Target, group: str, letter_filter: DeadLetterFilter
+) -> Iterator[ReceivedMessage]:
     """Yield dead letters. Their ``topic`` is the one in which the group read the message, or the dead-letter topic if unknown."""
     from rocketmq_spark.admin.groups import similar_groups_hint
     from rocketmq_spark.base.codes import Property
-    from rocketmq_spark.cli import reading
+    from rocketmq_spark.cli import topic_reader
     from rocketmq_spark.errors import RouteNotFound
     from rocketmq_spark.queues.environment import environment_of, scope_of
     from rocketmq_spark.wire.names import dlq_topic, normal_topic
 
-    def lost(part: OffsetRange, cause: Cause) -> None:
+    def warn_of_loss(part: OffsetRange, cause: Cause) -> None:
         output.warning(f"{part.size} messages of {part.queue} from offset {part.start} are gone: {cause.value}")
 
     options = target.options()
     environment, scope = environment_of(options), scope_of(options)
-    own = environment.group(group) if environment is not None else group
-    topic = dlq_topic(own)
-    reader = reading.TopicReader(options, topic, lost)
+    group_in_environment = environment.group(group) if environment is not None else group
+    topic = dlq_topic(group_in_environment)
+    reader = topic_reader.TopicReader(options, topic, warn_of_loss)
     try:
-        reader.seek(reading.earliest)
+        reader.seek(topic_reader.earliest)
     except RouteNotFound:
         if not target.client().routes.any_broker():
             raise
         hint = similar_groups_hint(target.client(), group)
         output.note(f"Group {group} has no dead letters: there is no topic {scope.on_wire(topic)}. {hint}".rstrip(". "))
         return
-    topic_of = _topic_finder(output, target, own)
-    for message in filter(wanted, reader.messages()):
+    read_topic = _read_topic_finder(output, target, group_in_environment)
+    for message in filter(letter_filter, reader.messages()):
         properties = message.properties
         origin = properties.get(Property.RETRY_TOPIC) or properties.get(Property.DLQ_ORIGIN_TOPIC)
-        first = scope.user_name(normal_topic(origin, scope.on_wire(own))) if origin else None
-        yield replace(message, topic=(topic_of(message, first) if first else None) or message.topic)
+        original_topic = scope.user_name(normal_topic(origin, scope.on_wire(group_in_environment))) if origin else None
+        yield replace(message, topic=(read_topic(message, original_topic) if original_topic else None) or message.topic)
 
 
-def _topic_finder(output: Output, target: Target, group: str) -> Callable[[ReceivedMessage, str], str | None]:
-    """Return a function that finds the topic in which the group read a dead letter, or None if not exactly one is possible.
+def _read_topic_finder(output: Output, target: Target, group: str) -> Callable[[ReceivedMessage, str], str | None]:
+    """Return a function that finds the topic in which the group read a dead letter; None if none, or several, are possible.
 
-    Brokers record only the ``first`` topic of a message, even if the group read it in the dead-letter topic of another group.
-    A client that may write dead letters can claim any first topic. So the group must have read that topic, unless the topics of
-    the group are unknown.
+    Brokers record only the original topic of a message, even if the group read it in the dead-letter topic of another group.
+    A client that may write dead letters can claim any original topic. So the group must have read that topic, unless the topics
+    of the group are unknown.
     """
     from rocketmq_spark.base.codes import DLQ_PREFIX
 
@@ -334,19 +337,19 @@ def _topic_finder(output: Output, target: Target, group: str) -> Callable[[Recei
             return set(target.client().admin.consumed_topics(group))
         except (AccessDenied, NotSupported) as e:
             output.note(
-                f"Cannot check whether {group} reads dead letters of other groups; --to-topic says where to: {e}"
+                f"Cannot check whether {group} reads dead letters of other groups: {e}. --to-topic sets the topic"
             )
             return set()
 
-    def find(letter: ReceivedMessage, first: str) -> str | None:
-        others = sorted(t for t in consumed() if t.startswith(DLQ_PREFIX) and t != letter.queue.topic)
-        holding = [topic for topic in others if _has_message(target, topic, letter.msg_id)]
-        known = any(not t.startswith("%") for t in consumed())
-        if first in consumed():
-            possible = list(dict.fromkeys([first, *holding]))
+    def find(letter: ReceivedMessage, original_topic: str) -> str | None:
+        dead_letter_topics = sorted(t for t in consumed() if t.startswith(DLQ_PREFIX) and t != letter.queue.topic)
+        topics_with_message = [topic for topic in dead_letter_topics if _has_message(target, topic, letter.msg_id)]
+        knows_topics = any(not t.startswith("%") for t in consumed())
+        if original_topic in consumed():
+            candidates = list(dict.fromkeys([original_topic, *topics_with_message]))
         else:
-            possible = holding or others or ([] if known else [first])
-        return possible[0] if len(possible) == 1 else None
+            candidates = topics_with_message or dead_letter_topics or ([] if knows_topics else [original_topic])
+        return candidates[0] if len(candidates) == 1 else None
 
     return find
 
@@ -383,18 +386,18 @@ def get(output: Output, target: Target, message_id: str, topic: str | None) -> N
     """
     from rocketmq_spark.admin import messages
 
-    one = messages.message_by_id(target.client(), message_id, topic)
+    stored = messages.message_by_id(target.client(), message_id, topic)
     row = {
-        **document(one),
-        "offsetMsgId": one.offset_msg_id,
-        "bornHost": one.born_host,
-        "storeHost": one.store_host,
-        "reconsumeTimes": one.reconsume_times,
-        "storeSize": one.store_size,
-        "allProperties": dict(one.properties),
+        **document(stored),
+        "offsetMsgId": stored.offset_msg_id,
+        "bornHost": stored.born_host,
+        "storeHost": stored.store_host,
+        "reconsumeTimes": stored.reconsume_times,
+        "storeSize": stored.store_size,
+        "allProperties": dict(stored.properties),
     }
-    sent = f"sent {utc_text(one.born_timestamp)} from {one.born_host}, id {one.msg_id}, {one.store_size} bytes stored"
-    output.item(row, f"{one.topic}  {line(one)}", sent)
+    sent = f"sent {utc_text(stored.born_timestamp)} from {stored.born_host}, id {stored.msg_id}, {stored.store_size} bytes stored"
+    output.item(row, f"{stored.topic}  {line(stored)}", sent)
 
 
 @message.command()
@@ -430,23 +433,23 @@ def find(
         raise click.UsageError("Give --key, or a time: --from, --to or both")
     client = target.client()
     if key is not None:
-        found = messages.messages_by_key(client, topic, key, begin, end, limit)
+        matches = messages.messages_by_key(client, topic, key, begin, end, limit)
     else:
-        found = messages.messages_of_time(client, topic, begin, end, limit, environment_of(target.options()))
-    for one in found:
-        output.item(document(one), line(one))
+        matches = messages.messages_of_time(client, topic, begin, end, limit, environment_of(target.options()))
+    for match in matches:
+        output.item(document(match), line(match))
     if key is not None:
-        full = any(count >= limit for count in Counter(one.broker_name for one in found).values())
-        more = (
+        full = any(count >= limit for count in Counter(match.broker_name for match in matches).values())
+        hint = (
             "; older ones may be omitted: raise --limit (up to 64), or set --to to the time of the first of these"
             if full
             else ""
         )
-        output.note(f"{len(found)} messages with key {key}{more}")
+        output.note(f"{len(matches)} messages with key {key}{hint}")
     else:
-        more = (
+        hint = (
             "; there may be more: raise --limit, or set --from to the time of the last of these"
-            if len(found) == limit
+            if len(matches) == limit
             else ""
         )
-        output.note(f"{len(found)} messages of that time{more}")
+        output.note(f"{len(matches)} messages of that time{hint}")

@@ -1,4 +1,4 @@
-"""Types of numbers on the command line. As in options, only plain digits count: click itself accepts 1_000 and other scripts."""
+"""Types of numbers on the command line. Only plain digits are accepted, as in options; click also accepts 1_000."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ class IntRange(click.IntRange):
     """A whole number within bounds."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return super().convert(_plain(value, param, ctx), param, ctx)
+        return super().convert(_require_plain_digits(value, param, ctx), param, ctx)
 
 
 class FloatRange(click.FloatRange):
-    """A finite number within bounds. No bound excludes ``nan``, and a lower one alone includes ``inf``."""
+    """A finite number within bounds. The bounds of click exclude neither ``nan`` nor always ``inf``."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        number = super().convert(_plain(value, param, ctx), param, ctx)
+        number = super().convert(_require_plain_digits(value, param, ctx), param, ctx)
         if not math.isfinite(number):
             raise click.BadParameter(f"{value!r} is not a finite number.", ctx, param)
         return number
@@ -39,7 +39,7 @@ class SizeType(click.ParamType):  # type: ignore[type-arg]  # generic since clic
             raise click.BadParameter(f"{value!r} is not {e}.", param=param, ctx=ctx) from None
 
 
-def _plain(value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+def _require_plain_digits(value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
     if isinstance(value, str) and ("_" in value or not value.isascii()):
         raise click.BadParameter(f"{value!r} is not a number of plain digits.", ctx, param)
     return value

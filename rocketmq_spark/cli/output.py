@@ -17,34 +17,34 @@ from typing import Protocol, TextIO
 import click
 
 from rocketmq_spark.base.clock import utc_text
-from rocketmq_spark.base.logs import CONTROL_CHARACTERS, escaped, replaced
+from rocketmq_spark.base.logs import CONTROL_CHARACTERS, escaped, replace_characters
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.options.parsing import Secret
 
 Row = Mapping[str, object]
 
-_CONTROL = re.compile(f"[{CONTROL_CHARACTERS}]")  # bodies, properties and names may contain them
+_CONTROL_CHARACTER = re.compile(f"[{CONTROL_CHARACTERS}]")  # bodies, properties and names may contain them
 
 
 class Output(Protocol):
-    """A format of output. ``machine``: the output is for programs, so commands must not draw."""
+    """A format of output. ``machine``: programs read the output, so commands must not draw."""
 
     machine: bool
 
     def item(self, values: Row, *lines: str) -> None:
-        """One result: an object, or its lines of text. Line breaks inside of a line are shown by their codes."""
+        """Print one result: ``values`` as an object, or ``lines``. Line breaks inside of a line are escaped."""
 
     def rows(self, columns: Mapping[str, str], rows: Iterable[Row]) -> None:
-        """Several results of a kind: one object a line, or a table with the ``columns`` (key to heading)."""
+        """Print results of one kind: one object per line, or a table with ``columns`` (headings by key)."""
 
     def note(self, text: str) -> None:
-        """One line of information that is only for people; line breaks of others are shown by their codes."""
+        """Print one line of information for people. Programs do not get it. Line breaks are escaped."""
 
     def warning(self, text: str) -> None:
-        """What is missing in the results: programs must be told, too."""
+        """Print what the results lack. Programs get it, too."""
 
     def failure(self, error: BaseException) -> None:
-        """The error that ends the command, in one line."""
+        """Print the error that ends the command, in one line."""
 
 
 class Text:
@@ -57,17 +57,17 @@ class Text:
             click.echo(escaped(line))
 
     def rows(self, columns: Mapping[str, str], rows: Iterable[Row]) -> None:
-        for line in tabled(columns, list(rows), width_of(sys.stdout)):
+        for line in table_lines(columns, list(rows), width_of(sys.stdout)):
             click.echo(line)
 
     def note(self, text: str) -> None:
-        click.echo("\n".join(wrapped(escaped(text), width_of(sys.stderr))), err=True)
+        click.echo("\n".join(wrap(escaped(text), width_of(sys.stderr))), err=True)
 
     def warning(self, text: str) -> None:
         self.note(text)
 
     def failure(self, error: BaseException) -> None:
-        click.echo("\n".join(wrapped(safe(f"Error: {one_line(error)}"), width_of(sys.stderr))), err=True)
+        click.echo("\n".join(wrap(safe(f"Error: {one_line(error)}"), width_of(sys.stderr))), err=True)
 
 
 class Json:
@@ -95,46 +95,46 @@ class Json:
 
 def safe(text: str) -> str:
     """Make text safe for a terminal: keep line breaks and tabs, replace other control characters by their codes."""
-    return replaced(_CONTROL, _code, text)
+    return replace_characters(_CONTROL_CHARACTER, _escape_code, text)
 
 
 def safe_labels(text: str) -> str:
-    """As ``safe``, for the Prometheus format, in which a backslash is written as two."""
-    return replaced(_CONTROL, lambda found: f"\\{_code(found)}", text)
+    """As ``safe``, for the Prometheus format, in which a backslash is doubled."""
+    return replace_characters(_CONTROL_CHARACTER, lambda found: f"\\{_escape_code(found)}", text)
 
 
-def _code(found: re.Match[str]) -> str:
+def _escape_code(found: re.Match[str]) -> str:
     number = ord(found[0])
     return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}"
 
 
 def _json(value: object) -> str:
-    text = json.dumps(_hidden(value), ensure_ascii=False, default=str)
-    return replaced(_CONTROL, lambda found: f"\\u{ord(found[0]):04x}", text)
+    text = json.dumps(_mask_secrets(value), ensure_ascii=False, default=str)
+    return replace_characters(_CONTROL_CHARACTER, lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
-def _hidden(value: object) -> object:
+def _mask_secrets(value: object) -> object:
     """Return ``value`` with asterisks for each ``Secret``, which ``json`` would write like any other str."""
     if isinstance(value, Secret):
         return str(value)[1:-1]
     if isinstance(value, Mapping):
-        return {key: _hidden(part) for key, part in value.items()}
-    return [_hidden(part) for part in value] if isinstance(value, list | tuple) else value
+        return {key: _mask_secrets(part) for key, part in value.items()}
+    return [_mask_secrets(part) for part in value] if isinstance(value, list | tuple) else value
 
 
 def one_line(error: BaseException) -> str:
-    """The text of an error without line breaks; its class name if it has no text."""
+    """Return the text of an error without line breaks; its class name if it has no text."""
     text = " ".join(str(error).replace("\n  - ", "; ").split()).replace("] ; ", "] ")
     return text or type(error).__name__
 
 
 def moment(epoch_ms: int | None) -> str | None:
-    """A time as text, in UTC; None for None, and for -1, which brokers report for expired messages."""
+    """Return a time as text, in UTC. None for None, and for -1, which brokers report for expired messages."""
     return utc_text(epoch_ms) if epoch_ms is not None and epoch_ms > 0 else None
 
 
 def _cell(value: object) -> str:
-    """The text of a cell; a list has one line per element."""
+    """Return the text of a cell; a list gets one line per element."""
     if value is None:
         return "-"
     return "\n".join(escaped(str(part)) for part in (value if isinstance(value, list) else [value]))
@@ -145,30 +145,33 @@ def _is_number(text: str) -> bool:
 
 
 def width_of(stream: TextIO) -> int | None:
-    """The width of the terminal that ``stream`` writes to; None if it is no terminal, and lines are not wrapped."""
+    """Return the width of the terminal that ``stream`` writes to; None if it is no terminal."""
     return shutil.get_terminal_size().columns if stream.isatty() else None
 
 
-def wrapped(text: str, width: int | None, indent: int = 0) -> list[str]:
-    """Wrap a line between words to the width of the terminal, and indent the further lines."""
+def wrap(text: str, width: int | None, indent: int = 0) -> list[str]:
+    """Wrap a line between words to ``width``, and indent the further lines. None: do not wrap."""
     if width is None or len(text) <= width:
         return [text]
     return textwrap.wrap(text, width, subsequent_indent=" " * indent, break_on_hyphens=False)
 
 
-def tabled(columns: Mapping[str, str], rows: Sequence[Row], width: int | None) -> list[str]:
-    """A heading and a line for each of ``rows``. If that is wider than the terminal, the topic is on a separate line above
+def table_lines(columns: Mapping[str, str], rows: Sequence[Row], width: int | None) -> list[str]:
+    """Return a heading and a line for each of ``rows``. If they are wider than ``width``, each topic is on a separate line above
     its rows instead of in a column.
     """
     lines = _table(columns, rows)
     if width is None or "topic" not in columns or max(map(len, lines)) <= width:
         return lines
-    heading, *below = _table({key: text for key, text in columns.items() if key != "topic"}, rows)
-    left = iter(below)
-    grouped = [heading]
-    for topic, mine in groupby(rows, key=lambda row: row["topic"]):
-        grouped += [escaped(str(topic)), *(next(left) for row in mine for _ in range(_height(row, columns)))]
-    return grouped
+    heading, *row_lines = _table({key: text for key, text in columns.items() if key != "topic"}, rows)
+    remaining_lines = iter(row_lines)
+    lines_by_topic = [heading]
+    for topic, topic_rows in groupby(rows, key=lambda row: row["topic"]):
+        lines_by_topic += [
+            escaped(str(topic)),
+            *(next(remaining_lines) for row in topic_rows for _ in range(_height(row, columns))),
+        ]
+    return lines_by_topic
 
 
 def _height(row: Row, columns: Mapping[str, str]) -> int:
@@ -178,10 +181,10 @@ def _height(row: Row, columns: Mapping[str, str]) -> int:
 def _table(columns: Mapping[str, str], rows: Sequence[Row]) -> list[str]:
     cells = [list(columns.values())] + [[_cell(row.get(key)) for key in columns] for row in rows]
     numeric = [all(_is_number(row[i]) for row in cells[1:]) for i in range(len(columns))]
-    return list(aligned(cells, numeric))
+    return list(align(cells, numeric))
 
 
-def aligned(cells: Sequence[Sequence[str]], numeric: Sequence[bool]) -> Iterable[str]:
+def align(cells: Sequence[Sequence[str]], numeric: Sequence[bool]) -> Iterable[str]:
     lines = [line for row in cells for line in zip_longest(*(cell.split("\n") for cell in row), fillvalue="")]
     widths = [max(len(line[i]) for line in lines) for i in range(len(numeric))]
     for line in lines:

@@ -7,12 +7,12 @@ from pathlib import Path
 import click
 
 from rocketmq_spark.cli.command import CliCommand
-from rocketmq_spark.cli.kafka_lines import UNREADABLE, port_report
+from rocketmq_spark.cli.kafka_lines import PARSE_ERRORS, port_report
 from rocketmq_spark.cli.output import Output
 
-_LINES = "{} searched as text: names and values that are computed elsewhere are not found"
-# What no line of the program shows.
-_ALSO = (
+_SEARCHED_NOTE = "{} searched as text: names and values that are computed elsewhere are not found"
+# Differences that no line of the program shows.
+_CHECKLIST = (
     "Options that are not listed keep their names and values; columns stay. Also check:",
     "- null or empty values (tombstones): the sink needs emptyBodies=mark",
     "- headers with a null value are left out; repeated headers of a row: the last one is stored",
@@ -43,14 +43,14 @@ def port(ctx: click.Context, file: Path) -> None:
         lines, searched = port_report(file.name, file.read_bytes())
     except OSError as e:
         raise click.UsageError(f"{file} cannot be read: {e}") from e
-    except UNREADABLE as e:
+    except PARSE_ERRORS as e:
         raise click.UsageError(f"{file} cannot be parsed: {str(e) or 'it is nested too deeply'}") from e
     rows = [{"line": finding.where, "kafka": finding.kafka, "rocketmq": finding.replacement} for finding in lines]
     if rows:
         output.rows({"line": "LINE", "kafka": "KAFKA", "rocketmq": "ROCKETMQ"}, rows)
     if searched:
-        output.note(_LINES.format(f"{', '.join(searched)} {'were' if len(searched) > 1 else 'was'}"))
-    is_of_spark = any(not finding.replacement.startswith("rocketmq_spark.") for finding in lines)
-    for line in _ALSO if is_of_spark else _ALSO[-1:] if rows else (f"{file}: nothing to change",):
+        output.note(_SEARCHED_NOTE.format(f"{', '.join(searched)} {'were' if len(searched) > 1 else 'was'}"))
+    is_spark_program = any(not finding.replacement.startswith("rocketmq_spark.") for finding in lines)
+    for line in _CHECKLIST if is_spark_program else _CHECKLIST[-1:] if rows else (f"{file}: nothing to change",):
         output.note(line)
     ctx.exit(1 if rows else 0)

@@ -1,4 +1,4 @@
-"""``rocketmq-spark produce``: sends lines of a file or of standard input as messages, or generated orders at a rate."""
+"""``rocketmq-spark produce``: sends lines of a file or of standard input, or generated orders at a given rate."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import click
 from rocketmq_spark.base.process import on_signals
 from rocketmq_spark.base.threads import Latch
 from rocketmq_spark.cli.command import SendingCommand
-from rocketmq_spark.cli.connection import Target, connected, pairs
+from rocketmq_spark.cli.connection import Target, connected, parse_pairs
 from rocketmq_spark.cli.numbers import IntRange
 from rocketmq_spark.cli.output import Output
 from rocketmq_spark.errors import OptionError, RocketMQError
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 
 REGIONS = ("africa", "america", "asia", "europe", "oceania")
 _CHANNELS = ("app", "shop", "web")
-# Sending in small groups costs little; waking up for every message would not.
-_TICK_S = 0.02
+# Messages are sent in small groups: to wake up for each message would cost more CPU.
+_MIN_PAUSE_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """An order as it travels: a JSON body, tags with the channel, its id as key."""
+    """A generated order. Its message has a JSON body, the channel as tags, and the id as key."""
 
     order_id: str
     region: str
@@ -55,13 +55,13 @@ class Order:
 
 
 class Orders:
-    """An endless supply. Times never go back, even when the clock of the machine does."""
+    """Generates orders without end. Their times never go back, even if the system clock does."""
 
     def __init__(self, prefix: str = "o", rng: random.Random | None = None) -> None:
         self._prefix = prefix
         self._rng = rng or random.Random()
         self._number = 0
-        self._ahead_s = time.time() - time.monotonic()
+        self._clock_offset_s = time.time() - time.monotonic()
 
     def next(self) -> Order:
         self._number += 1
@@ -72,12 +72,12 @@ class Orders:
             rng.choice(REGIONS),
             cents,
             rng.choice(_CHANNELS),
-            self._ahead_s + time.monotonic(),
+            self._clock_offset_s + time.monotonic(),
         )
 
 
 def parse_rate(text: str) -> float:
-    """``100``, ``100/s`` or ``30/m`` as messages per second."""
+    """Parse ``100``, ``100/s`` or ``30/m``. Returns messages per second."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(?:/(s|m))?", text.strip())
     rate = float(match[1]) / (60 if match[2] == "m" else 1) if match else 0.0
     if rate <= 0:
@@ -85,25 +85,25 @@ def parse_rate(text: str) -> float:
     return rate
 
 
-def paced(per_second: float, count: int | None, stop: Latch) -> Iterator[int]:
-    """How many to send now, again and again, until ``count`` is reached or ``stop`` is set.
+def due_counts(per_second: float, count: int | None, stop: Latch) -> Iterator[int]:
+    """Yield how many messages are due now, until ``count`` is reached or ``stop`` is set.
 
-    A sender that was held up catches up: the rate holds over the whole time.
+    The rate holds over the whole time: after a delay, more messages are due.
     """
-    begin = time.monotonic()
+    started_s = time.monotonic()
     sent = 0
     while not stop.is_set() and (count is None or sent < count):
-        due = int((time.monotonic() - begin) * per_second) + 1
+        due = int((time.monotonic() - started_s) * per_second) + 1
         due = due if count is None else min(due, count)
         if due > sent:
             yield due - sent
             sent = due
         else:
-            stop.wait(max(_TICK_S, begin + sent / per_second - time.monotonic()))
+            stop.wait(max(_MIN_PAUSE_S, started_s + sent / per_second - time.monotonic()))
 
 
-# Sends without an answer yet; more would only wait in memory.
-_UNDER_WAY = 1000
+# Sends that may wait for an answer. More would only use memory.
+_MAX_UNACKNOWLEDGED = 1000
 
 
 def _rate(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
@@ -115,7 +115,7 @@ def _rate(ctx: click.Context, param: click.Parameter, value: str | None) -> floa
 
 
 def rate_option(help: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """``--rate``, in messages a second."""
+    """Return the option ``--rate``, in messages per second."""
     return click.option("--rate", callback=_rate, metavar="N/s", help=help)
 
 
@@ -128,7 +128,7 @@ def rate_option(help: str) -> Callable[[Callable[..., None]], Callable[..., None
     "--property",
     "properties",
     multiple=True,
-    callback=pairs,
+    callback=parse_pairs,
     metavar="NAME=VALUE",
     help="A property of every message (may be repeated).",
 )
@@ -158,13 +158,13 @@ def produce(
     if rate is not None and file is not None:
         raise click.UsageError("--rate generates its messages: omit --file")
     if rate is None and file is None and sys.stdin is None:
-        raise OptionError("standard input is closed", remedy="Give lines on it, or use --file")
+        raise OptionError("standard input is closed", remedy="Write lines to it, or use --file")
     _check_topic(target, topic)
-    report = _Report(output, topic)
+    report = SendReport(output, topic)
     with target.producer() as producer:
         if rate is None:
-            lines = (Message(topic, line, tags, keys, properties) for line in _lines(file, output))
-            _send(producer, islice(lines, count), report)
+            lines = (Message(topic, line, tags, keys, properties) for line in _read_lines(file, output))
+            _send_all(producer, islice(lines, count), report)
             if not report.sent:
                 output.note("There were no lines to send. To send generated orders: --rate 100/s")
             return
@@ -174,13 +174,13 @@ def produce(
             for order in _orders(topic, rate, count, stop)
         )
         with on_signals(stop.set, signal.SIGINT):
-            _send(producer, orders, report)
+            _send_all(producer, orders, report)
     if stop.is_set():
         raise KeyboardInterrupt
 
 
-def _lines(file: IO[bytes] | None, output: Output) -> Iterator[bytes]:
-    """Brokers refuse empty messages, so empty lines are left out."""
+def _read_lines(file: IO[bytes] | None, output: Output) -> Iterator[bytes]:
+    """Yield the lines without line breaks. Empty lines are skipped, because brokers reject empty messages."""
     if file is None and sys.stdin.isatty():
         output.note("One message a line; Ctrl-D ends")
     for line in file or sys.stdin.buffer:
@@ -191,16 +191,16 @@ def _lines(file: IO[bytes] | None, output: Output) -> Iterator[bytes]:
 
 def _orders(topic: str, rate: float, count: int | None, stop: Latch) -> Iterator[Message]:
 
-    supply = Orders()
-    for due in paced(rate, count, stop):
+    orders = Orders()
+    for due in due_counts(rate, count, stop):
         for _ in range(due):
-            if stop.is_set():  # at more than can be sent, ever more is due
+            if stop.is_set():  # if the rate is too high, the number of due messages grows without limit
                 return
-            yield supply.next().message(topic)
+            yield orders.next().message(topic)
 
 
 def _check_topic(target: Target, topic: str) -> None:
-    """For a misspelt name, the error suggests the nearest ones. Brokers that create topics on demand would make it a topic."""
+    """Check that the topic exists. The error suggests similar names. Otherwise brokers might create the topic."""
     from rocketmq_spark.errors import RouteNotFound
     from rocketmq_spark.wire.names import topic_problem
 
@@ -213,13 +213,13 @@ def _check_topic(target: Target, topic: str) -> None:
         raise routes.missing_topic(e) from e
 
 
-class _Report:
-    """Counts what was acknowledged; one object for each message, or one line for all."""
+class SendReport:
+    """Counts acknowledged messages, and prints one object for each message, or one line for all."""
 
     def __init__(self, output: Output, topic: str) -> None:
         self._output = output
         self._topic = topic
-        self._begin = time.monotonic()
+        self._started_s = time.monotonic()
         self.sent = self.spooled = 0
 
     def acknowledged(self, result: SendResult) -> None:
@@ -239,8 +239,8 @@ class _Report:
         self._output.warning(f"Message {number} failed (empty lines do not count)")
 
     def end(self, interrupted: bool = False) -> None:
-        took = time.monotonic() - self._begin
-        text = f"Sent {self.sent} messages to {self._topic} in {took:.1f} s"
+        elapsed_s = time.monotonic() - self._started_s
+        text = f"Sent {self.sent} messages to {self._topic} in {elapsed_s:.1f} s"
         if self.spooled:
             text += f", {self.spooled} of them to the spool"
         if not self._output.machine and not interrupted:
@@ -249,28 +249,28 @@ class _Report:
             self._output.note(text)
 
 
-def _send(producer: BaseProducer, messages: Iterable[Message], report: _Report) -> None:
-    """In order, many under way. What was acknowledged before a failure or Ctrl-C is said in any case."""
-    under_way: deque[Future[SendResult]] = deque()
+def _send_all(producer: BaseProducer, messages: Iterable[Message], report: SendReport) -> None:
+    """Send in order, with many unacknowledged sends at a time. Also reports what was acknowledged before a failure or Ctrl-C."""
+    unacknowledged: deque[Future[SendResult]] = deque()
 
-    def settle(max_under_way: int) -> None:
-        while under_way and (under_way[0].done() or len(under_way) > max_under_way):
-            result = under_way[0].result()  # stays in line until it is there: Ctrl-C may come meanwhile
-            under_way.popleft()
+    def report_finished(max_left: int) -> None:
+        while unacknowledged and (unacknowledged[0].done() or len(unacknowledged) > max_left):
+            result = unacknowledged[0].result()  # removed only afterwards, because Ctrl-C may interrupt this wait
+            unacknowledged.popleft()
             report.acknowledged(result)
 
     try:
         for message in messages:
-            under_way.append(producer.send_async(message))
-            settle(_UNDER_WAY)
-        settle(0)
+            unacknowledged.append(producer.send_async(message))
+            report_finished(_MAX_UNACKNOWLEDGED)
+        report_finished(0)
     except BaseException as e:
         if isinstance(e, RocketMQError):
-            in_line = under_way and under_way[0].done() and under_way[0].exception() is not None
-            number = report.sent + 1 + (0 if in_line else len(under_way))
+            first_failed = unacknowledged and unacknowledged[0].done() and unacknowledged[0].exception() is not None
+            number = report.sent + 1 + (0 if first_failed else len(unacknowledged))
             report.failed(number)
-        # The first failure is reported; some of the others under way still arrive.
-        for future in under_way:
+        # The first failure is raised. Some of the other sends still succeed.
+        for future in unacknowledged:
             if future.exception() is None:
                 report.acknowledged(future.result())
         report.end(interrupted=True)

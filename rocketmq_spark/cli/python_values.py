@@ -1,4 +1,4 @@
-"""The values that expressions of a Python program may have, as far as the program's text shows them. Pure; nothing is run.
+"""Computes the values that expressions of a Python program may have, from the text of the program. Pure; the program is not run.
 
 The order of statements is not considered: a name has the values of all its assignments, a parameter those of all calls.
 """
@@ -13,18 +13,18 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-# A value that the program's text does not show; in a text, its place.
+# A value that the program's text does not show. Within a text, it stands for an unknown part.
 UNKNOWN = "\0"
-# Limits, beyond which a value is UNKNOWN: values of an expression; steps to compute it; steps for all expressions of a program.
-_MOST_VALUES, _MOST_STEPS, _MOST_STEPS_OF_ALL = 32, 5_000, 300_000
-# Characters of a computed text; items of a computed list; values in computed JSON. Each step of a program may double them.
-_LONGEST_TEXT, _LONGEST_LIST, _MOST_IN_JSON = 100_000, 1_000, 10_000
-_MOST_CHARACTERS_OF_ALL = 20_000_000  # in the texts of all expressions of a program; beyond it, a value is UNKNOWN
-# Expressions inside one another: Python's stack has room for that.
-_DEEPEST = 100
-# Calls that copy an object, with other attributes.
-_COPIES = ("replace", "_replace", "evolve")
-# Bases of other modules that give no values to attributes. Any other base may, such as pydantic's ``BaseSettings``.
+# Beyond these limits, a value is UNKNOWN: values of an expression; steps to compute it; steps for all expressions of a program.
+_MAX_VALUES, _MAX_STEPS, _MAX_TOTAL_STEPS = 32, 5_000, 300_000
+# The same: characters of a computed text; items of a computed list; values in computed JSON. One step may double each of them.
+_MAX_TEXT_CHARS, _MAX_LIST_ITEMS, _MAX_JSON_VALUES = 100_000, 1_000, 10_000
+_MAX_TOTAL_CHARS = 20_000_000  # the same: characters in the texts of all expressions of a program
+# Nested expressions. Python's stack has room for so many.
+_MAX_DEPTH = 100
+# Calls that copy an object and change attributes.
+_COPYING_CALLS = ("replace", "_replace", "evolve")
+# Base classes of other modules that set no attributes. Any other base class may, such as pydantic's ``BaseSettings``.
 _ENUMS = {"Enum", "IntEnum", "StrEnum", "Flag", "IntFlag"}
 _PLAIN_BASES = {"object", "str", "int", "ABC", "Protocol", "Generic", "NamedTuple", "TypedDict", *_ENUMS}
 
@@ -44,7 +44,7 @@ class ListValue(NamedTuple):
 
 
 class DictValue(NamedTuple):
-    """A dictionary. ``is_open``: it may have items whose names the program does not show."""
+    """A dictionary. ``is_open``: it may have further items, whose names the program does not show."""
 
     items: tuple[DictItem, ...]
     is_open: bool = False
@@ -55,9 +55,9 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 
 class UnpackedItem(NamedTuple):
-    """An item of a value that is unpacked, or over which a loop iterates; ``position`` None is any."""
+    """An item of a value that is unpacked, or that a loop iterates over. ``position`` is None for any item."""
 
-    of: ast.expr | UnpackedItem
+    source: ast.expr | UnpackedItem
     position: int | None
 
 
@@ -68,13 +68,16 @@ class Parameter(NamedTuple):
     default: ast.expr | None
 
 
-# What a name is bound to; None is a value that the program does not show, such as an import.
+# What a name is bound to. None: a value that the program does not show, such as an import.
 Binding = ast.expr | UnpackedItem | Parameter | Function | ast.ClassDef | None
 
 
 @dataclass(eq=False)
 class NameScope:
-    """A module, a function or a class, with its bindings, and with what is added to and removed from its dictionaries."""
+    """A module, a function or a class, with the bindings of its names.
+
+    ``additions`` and ``removals`` are changes of dictionaries, by the name of the variable.
+    """
 
     parent: NameScope | None
     is_class: bool = False
@@ -84,7 +87,7 @@ class NameScope:
     outer_names: dict[str, NameScope] = field(default_factory=dict)  # declared ``global`` or ``nonlocal``
 
     def owner(self, name: str) -> NameScope | None:
-        """The scope whose ``name`` an expression in this scope means; None for a builtin."""
+        """Return the scope that binds ``name`` for an expression in this scope; None for a builtin."""
         scope: NameScope | None = self
         while scope is not None:
             if name in scope.bindings and (scope is self or not scope.is_class):
@@ -94,49 +97,50 @@ class NameScope:
 
 
 class PythonProgram:
-    """The bindings of a program, or of the cells of a notebook, which share one module."""
+    """A program, or the cells of a notebook, which share one module: its bindings, and the values of its expressions."""
 
     def __init__(self, trees: Iterable[ast.Module]) -> None:
         self.module = NameScope(None)
         self._scopes: dict[ast.AST, NameScope] = {}
-        self._attributes: dict[str, list[Binding]] = {}  # by name: what an attribute of any object is set to
-        self._sets_any_attribute = False  # by names that the program does not show
-        self._of_attributes = NameScope(None)  # changes of dictionaries in attributes
+        self._attributes: dict[str, list[Binding]] = {}  # by name, for all objects
+        self._sets_any_attribute = False  # whether it sets attributes whose names it does not show
+        self._attribute_changes = NameScope(None)  # has the changes of dictionaries in attributes
         self._classes: list[tuple[ast.ClassDef, NameScope]] = []
-        self._methods: dict[str, list[Function]] = {}  # by name, of all classes
-        self._returns: dict[ast.AST, list[ast.expr]] = {}  # by function
-        self._calls: dict[ast.AST, list[ast.Call]] = {}  # by function
-        self._named_calls: list[ast.Call] = []  # all calls, to be resolved when all functions are bound
+        self._methods: dict[str, list[Function]] = {}  # by name, for all classes
+        self._returned_by: dict[ast.AST, list[ast.expr]] = {}  # by function
+        self._calls_of: dict[ast.AST, list[ast.Call]] = {}  # by function
+        self._all_calls: list[ast.Call] = []  # resolved when all functions are bound
         self._memo: dict[object, tuple[tuple[Value, ...], frozenset[ast.Constant]]] = {}
-        self._active: set[object] = set()  # being computed; to meet one again is a cycle
-        self._visited: set[ast.Constant] = set()  # constants that the current expression uses
-        self._cut = False  # whether a cycle or a limit made a value incomplete, which is then not kept in the memo
-        self._steps = self._steps_of_all = 0
-        self._plain_left = 0  # how much the current JSON may still have
-        self._characters = 0  # in all texts so far
+        self._in_evaluation: set[object] = set()  # keys of values being computed: one that occurs again is a cycle
+        self._used_constants: set[ast.Constant] = set()  # constants that the current expression uses
+        # Whether a cycle or a limit made a value incomplete, which is then not kept in the memo.
+        self._is_incomplete = False
+        self._steps = self._total_steps = 0
+        self._json_budget = 0  # characters that the current JSON may still have
+        self._total_chars = 0  # in all texts so far
         for tree in trees:
             self._bind_all(tree)
         for _, scope in self._classes:
             for name, bindings in scope.bindings.items():
                 self._attributes.setdefault(name, []).extend(bindings)
-        for call in self._named_calls:
+        for call in self._all_calls:
             for function in (*self.functions(call.func), *self._constructors(call.func)):
-                self._calls.setdefault(function, []).append(call)
-        self._open_fields()
-        self._share_changes()
+                self._calls_of.setdefault(function, []).append(call)
+        self._add_unknown_field_values()
+        self._propagate_changes()
 
     # Bindings
 
     def _bind_all(self, tree: ast.AST) -> None:
-        """Bind all nodes, each before its parts. Without recursion, because a chain may have a thousand calls."""
-        left: list[tuple[ast.AST, NameScope, Function | None]] = [(tree, self.module, None)]
-        while left:
-            left += reversed(list(self._bind(*left.pop())))
+        """Bind all nodes, each before its parts. Not recursive, because a chain may have a thousand calls."""
+        pending: list[tuple[ast.AST, NameScope, Function | None]] = [(tree, self.module, None)]
+        while pending:
+            pending += reversed(list(self._bind(*pending.pop())))
 
     def _bind(
         self, node: ast.AST, scope: NameScope, function: Function | None
     ) -> Iterable[tuple[ast.AST, NameScope, Function | None]]:
-        """Bind a node; return its parts, with their scopes and functions."""
+        """Bind a node. Returns its parts, with their scopes and functions."""
         self._scopes[node] = scope
         match node:
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.Lambda():
@@ -148,20 +152,20 @@ class PythonProgram:
                 children = ast.iter_child_nodes(node)
                 return [(child, inner if isinstance(child, ast.stmt) else scope, function) for child in children]
             case ast.Return(value=ast.expr() as value) if function is not None:
-                self._returns.setdefault(function, []).append(value)
+                self._returned_by.setdefault(function, []).append(value)
             case ast.Assign(targets=targets, value=value):
                 for target in targets:
-                    self._target(target, value, scope)
+                    self._bind_target(target, value, scope)
             case ast.AnnAssign(target=target, value=ast.expr() as value) | ast.NamedExpr(target=target, value=value):
-                self._target(target, value, scope)
+                self._bind_target(target, value, scope)
             case ast.AugAssign(target=target, op=op, value=value):
-                self._target(target, self._synthetic(ast.BinOp(target, op, value), node, scope), scope)
+                self._bind_target(target, self._synthetic(ast.BinOp(target, op, value), node, scope), scope)
             case ast.For(target=target, iter=iterable) | ast.AsyncFor(target=target, iter=iterable):
-                self._target(target, UnpackedItem(iterable, None), scope)
+                self._bind_target(target, UnpackedItem(iterable, None), scope)
             case ast.comprehension(target=target, iter=iterable):
-                self._target(target, UnpackedItem(iterable, None), scope)
+                self._bind_target(target, UnpackedItem(iterable, None), scope)
             case ast.withitem(optional_vars=ast.expr() as target, context_expr=value):
-                self._target(target, value, scope)
+                self._bind_target(target, value, scope)
             case ast.MatchAs(name=str() as name) | ast.MatchStar(name=str() as name):
                 self._bind_name(scope, name, None)
             case ast.MatchMapping(rest=str() as name):
@@ -172,8 +176,8 @@ class PythonProgram:
             case ast.Delete(targets=targets):
                 for target in targets:
                     match target:
-                        case ast.Subscript(value=whole, slice=key):
-                            self._change(whole, scope, removed=[key])
+                        case ast.Subscript(value=dictionary, slice=key):
+                            self._record_change(dictionary, scope, removed=[key])
             case ast.Global(names=names):
                 scope.outer_names.update(dict.fromkeys(names, self.module))
             case ast.Nonlocal(names=names):
@@ -182,7 +186,7 @@ class PythonProgram:
             case ast.Attribute(attr="__dict__"):
                 self._sets_any_attribute = True
             case ast.Call():
-                self._call(node, scope)
+                self._bind_call(node, scope)
         return [(child, scope, function) for child in ast.iter_child_nodes(node)]
 
     def _bind_function(
@@ -196,15 +200,15 @@ class PythonProgram:
             outside = (*node.decorator_list, *([node.returns] if node.returns else ()))
             parts += [(part, scope, function) for part in outside]
         inner = NameScope(scope)
-        self._parameters(node, inner, scope)
+        self._bind_parameters(node, inner, scope)
         defaults = (*node.args.defaults, *filter(None, node.args.kw_defaults))
         parts += [(default, scope, None) for default in defaults]
         if isinstance(node, ast.Lambda):
-            self._returns[node] = [node.body]
+            self._returned_by[node] = [node.body]
         return [*parts, *((part, inner, node) for part in ([node.body] if isinstance(node, ast.Lambda) else node.body))]
 
     def _synthetic(self, node: ast.expr, place: ast.AST, scope: NameScope) -> ast.expr:
-        """``node``, which is not in the program's text, at the place of a node that is."""
+        """Return ``node``, which is not in the program's text, with the line of ``place``, a node that is."""
         self._scopes[node] = scope
         return ast.copy_location(node, place)
 
@@ -212,30 +216,30 @@ class PythonProgram:
         scope = scope.outer_names.get(name, scope)
         scope.bindings.setdefault(name, []).append(binding)
 
-    def _target(self, target: ast.expr, value: ast.expr | UnpackedItem, scope: NameScope) -> None:
+    def _bind_target(self, target: ast.expr, value: ast.expr | UnpackedItem, scope: NameScope) -> None:
         match target:
             case ast.Name(id=name):
                 self._bind_name(scope, name, value)
             case ast.Attribute(attr=name):
                 self._attributes.setdefault(name, []).append(value)
-            case ast.Tuple(elts=parts) | ast.List(elts=parts):
-                for index, part in enumerate(parts):
-                    is_plain = isinstance(value, ast.Tuple | ast.List) and len(value.elts) == len(parts)
+            case ast.Tuple(elts=elements) | ast.List(elts=elements):
+                for index, element in enumerate(elements):
+                    is_plain = isinstance(value, ast.Tuple | ast.List) and len(value.elts) == len(elements)
                     item = value.elts[index] if isinstance(value, ast.Tuple | ast.List) and is_plain else None
-                    self._target(part, item or UnpackedItem(value, index), scope)
-            case ast.Subscript(value=whole, slice=key):
+                    self._bind_target(element, item or UnpackedItem(value, index), scope)
+            case ast.Subscript(value=dictionary, slice=key):
                 entry = value if isinstance(value, ast.expr) else self._synthetic(ast.Constant(...), target, scope)
-                self._change(whole, scope, added=[self._synthetic(ast.Dict([key], [entry]), target, scope)])
+                self._record_change(dictionary, scope, added=[self._synthetic(ast.Dict([key], [entry]), target, scope)])
 
-    def _change(
-        self, whole: ast.expr, scope: NameScope, added: Iterable[ast.expr] = (), removed: Iterable[ast.expr] = ()
+    def _record_change(
+        self, dictionary: ast.expr, scope: NameScope, added: Iterable[ast.expr] = (), removed: Iterable[ast.expr] = ()
     ) -> None:
-        """Note what is added to a dictionary, and what is removed. Of a dictionary in another one nothing is known then."""
-        match whole:
+        """Record additions and removals of a dictionary. If it is inside of another one, the outer one may have any value."""
+        match dictionary:
             case ast.Name(id=name):
                 owner = scope.outer_names.get(name) or scope.owner(name) or scope
             case ast.Attribute(attr=name):
-                owner = self._of_attributes
+                owner = self._attribute_changes
             case ast.Subscript(value=outer):
                 while isinstance(outer, ast.Subscript):
                     outer = outer.value
@@ -249,86 +253,91 @@ class PythonProgram:
         owner.additions.setdefault(name, []).extend(added)
         owner.removals.setdefault(name, []).extend(removed)
 
-    def _share_changes(self) -> None:
-        """A dictionary may have several names: what is changed through one of them is changed for all."""
-        scopes = {*self._scopes.values(), self._of_attributes}
-        left = [(scope, name) for scope in scopes for name in {*scope.additions, *scope.removals}]
-        while left:
-            scope, name = left.pop()
-            bindings = self._attributes.get(name, []) if scope is self._of_attributes else scope.bindings.get(name, [])
-            for source in self._sources(bindings):
+    def _propagate_changes(self) -> None:
+        """Apply the changes of a dictionary to all of its names: a change through one name is visible through the others."""
+        scopes = {*self._scopes.values(), self._attribute_changes}
+        pending = [(scope, name) for scope in scopes for name in {*scope.additions, *scope.removals}]
+        while pending:
+            scope, name = pending.pop()
+            bindings = (
+                self._attributes.get(name, []) if scope is self._attribute_changes else scope.bindings.get(name, [])
+            )
+            for source in self._aliases(bindings):
                 key, _ = self.bindings(source)
                 if not isinstance(key, tuple) or key[0] is None:
                     continue
-                owner, other = (self._of_attributes if key[0] == "attribute" else key[0]), key[1]
-                if self._take(scope.additions, name, owner.additions, other) | self._take(
+                owner, other = (self._attribute_changes if key[0] == "attribute" else key[0]), key[1]
+                if self._add_changes(scope.additions, name, owner.additions, other) | self._add_changes(
                     scope.removals, name, owner.removals, other
                 ):
-                    left.append((owner, other))
+                    pending.append((owner, other))
 
-    def _sources(self, bindings: Iterable[Binding]) -> Iterator[ast.expr]:
-        """The names and attributes whose dictionaries a name may have."""
+    def _aliases(self, bindings: Iterable[Binding]) -> Iterator[ast.expr]:
+        """Yield the names and attributes that may be the same object as a name with these bindings."""
         for binding in bindings:
             for source in self.arguments(binding) if isinstance(binding, Parameter) else [binding]:
                 if isinstance(source, ast.Name | ast.Attribute):
                     yield source
 
     @staticmethod
-    def _take(of: Mapping[str, list[ast.expr]], name: str, to: dict[str, list[ast.expr]], other: str) -> bool:
-        """Add the changes ``of`` a name ``to`` those of another one; return whether there were new ones."""
-        known = dict.fromkeys(to.get(other, []))
-        both = {**known, **dict.fromkeys(of.get(name, []))}
-        if len(both) == len(known):
+    def _add_changes(
+        source: Mapping[str, list[ast.expr]], name: str, target: dict[str, list[ast.expr]], target_name: str
+    ) -> bool:
+        """Add the changes of ``name`` in ``source`` to those of ``target_name`` in ``target``. Return whether any was new."""
+        earlier = dict.fromkeys(target.get(target_name, []))
+        merged = {**earlier, **dict.fromkeys(source.get(name, []))}
+        if len(merged) == len(earlier):
             return False
-        to[other] = list(both)
+        target[target_name] = list(merged)
         return True
 
-    def _open_fields(self) -> None:
-        """Add an unknown value to the attributes of classes whose objects may have values that the program does not show: from a
-        base of another module, or from arguments of which the program does not say to which attribute they go.
+    def _add_unknown_field_values(self) -> None:
+        """Add an unknown value to the attributes of classes whose objects may have values that the program does not show.
+
+        They come from a base class of another module, or from arguments that the program does not assign to an attribute.
         """
-        opened: set[ast.ClassDef] = set()
-        for call in self._named_calls:
+        constructed: set[ast.ClassDef] = set()
+        for call in self._all_calls:
             is_check = isinstance(call.func, ast.Name) and call.func.id in ("isinstance", "issubclass", "super")
             receivers = [] if is_check else [*call.args]
             if call.args or any(keyword.arg is None for keyword in call.keywords):
                 receivers.append(call.func)
             if isinstance(call.func, ast.Attribute) and call.func.attr not in self._methods:
                 receivers.append(call.func.value)  # such as ``Settings.from_dict(…)`` of a decorator
-            opened.update(one for node in receivers for one in self._classes_of(node))
+            constructed.update(cls for node in receivers for cls in self._classes_of(node))
         for definition, _ in self._classes:
-            line = [definition, *self._ancestors(definition)]
-            bases = {_last_name(base) for one in line for base in one.bases if not self._classes_of(base)}
-            has_fields = not (bases & _ENUMS) and not any(map(self._own_constructor, line))
-            if bases - _PLAIN_BASES or (has_fields and definition in opened):
-                for part in (part for one in line for part in one.body):
+            lineage = [definition, *self._ancestors(definition)]
+            bases = {_last_name(base) for cls in lineage for base in cls.bases if not self._classes_of(base)}
+            has_fields = not (bases & _ENUMS) and not any(map(self._constructor_of, lineage))
+            if bases - _PLAIN_BASES or (has_fields and definition in constructed):
+                for part in (part for cls in lineage for part in cls.body):
                     match part:
                         case ast.AnnAssign(target=ast.Name(id=name)) | ast.Assign(targets=[ast.Name(id=name)]):
                             self._attributes.setdefault(name, []).append(None)
 
     def _classes_of(self, node: ast.expr) -> list[ast.ClassDef]:
-        """The classes of the program that a name means; ``cls`` may be any."""
+        """Return the classes of the program that a name may mean; ``cls`` may mean any."""
         if isinstance(node, ast.Name) and node.id == "cls":
             return [definition for definition, _ in self._classes]
         bindings = self.bindings(node)[1] if isinstance(node, ast.Name | ast.Attribute) else []
         return [binding for binding in bindings if isinstance(binding, ast.ClassDef)]
 
     def _ancestors(self, definition: ast.ClassDef) -> list[ast.ClassDef]:
-        """The bases of a class, and theirs, as far as they are in the program."""
-        found: dict[ast.ClassDef, None] = {}
-        left = [definition]
-        while left:
-            bases = [one for base in left.pop().bases for one in self._classes_of(base) if one not in found]
-            found.update(dict.fromkeys(bases))
-            left += bases
-        return list(found)
+        """Return the direct and indirect base classes that are in the program."""
+        ancestors: dict[ast.ClassDef, None] = {}
+        pending = [definition]
+        while pending:
+            bases = [cls for base in pending.pop().bases for cls in self._classes_of(base) if cls not in ancestors]
+            ancestors.update(dict.fromkeys(bases))
+            pending += bases
+        return list(ancestors)
 
     @staticmethod
-    def _own_constructor(definition: ast.ClassDef) -> ast.FunctionDef | None:
+    def _constructor_of(definition: ast.ClassDef) -> ast.FunctionDef | None:
         methods = (part for part in definition.body if isinstance(part, ast.FunctionDef))
         return next((method for method in methods if method.name == "__init__"), None)
 
-    def _parameters(self, function: Function, scope: NameScope, outer: NameScope) -> None:
+    def _bind_parameters(self, function: Function, scope: NameScope, outer: NameScope) -> None:
         arguments = function.args
         positional = [*arguments.posonlyargs, *arguments.args]
         defaults = [*[None] * (len(positional) - len(arguments.defaults)), *arguments.defaults]
@@ -346,40 +355,42 @@ class PythonProgram:
             if isinstance(part, ast.expr):
                 self._scopes[part] = outer
 
-    def _call(self, call: ast.Call, scope: NameScope) -> None:
-        self._named_calls.append(call)
+    def _bind_call(self, call: ast.Call, scope: NameScope) -> None:
+        self._all_calls.append(call)
         match call:
             case ast.Call(func=ast.Attribute(attr="foreachBatch", value=writer), args=[ast.Name() as function, *_]):
                 while isinstance(writer, ast.Call | ast.Attribute):
                     inner = writer.func if isinstance(writer, ast.Call) else writer.value
                     if isinstance(writer, ast.Attribute) and writer.attr == "writeStream":
                         batches = ast.Call(function, [writer.value], [])
-                        self._named_calls.append(batches)
+                        self._all_calls.append(batches)
                         self._scopes[batches] = scope
                         return
                     writer = inner
-            case ast.Call(func=ast.Attribute(attr="setdefault", value=whole), args=[key, value]):
-                self._change(whole, scope, added=[self._synthetic(ast.Dict([key], [value]), call, scope)])
-            case ast.Call(func=ast.Attribute(attr="update", value=whole)):
-                self._change(whole, scope, added=call.args)
+            case ast.Call(func=ast.Attribute(attr="setdefault", value=dictionary), args=[key, value]):
+                self._record_change(dictionary, scope, added=[self._synthetic(ast.Dict([key], [value]), call, scope)])
+            case ast.Call(func=ast.Attribute(attr="update", value=dictionary)):
+                self._record_change(dictionary, scope, added=call.args)
                 for keyword in call.keywords:
                     key_name = None if keyword.arg is None else ast.copy_location(ast.Constant(keyword.arg), keyword)
-                    self._change(whole, scope, [self._synthetic(ast.Dict([key_name], [keyword.value]), keyword, scope)])
-            case ast.Call(func=ast.Attribute(attr="pop", value=whole), args=[key, *_]):
-                self._change(whole, scope, removed=[key])
+                    self._record_change(
+                        dictionary, scope, [self._synthetic(ast.Dict([key_name], [keyword.value]), keyword, scope)]
+                    )
+            case ast.Call(func=ast.Attribute(attr="pop", value=dictionary), args=[key, *_]):
+                self._record_change(dictionary, scope, removed=[key])
             case ast.Call(func=ast.Name(id="setattr"), args=[_, ast.Constant(value=str() as name), value]):
                 self._attributes.setdefault(name, []).append(value)
             case ast.Call(func=ast.Name(id="setattr")):
                 self._sets_any_attribute = True
-            case ast.Call(func=function) if (name := _last_name(function))[:1].isupper() or name in _COPIES:
+            case ast.Call(func=function) if (name := _last_name(function))[:1].isupper() or name in _COPYING_CALLS:
                 for keyword in call.keywords:
                     if keyword.arg is not None:
                         self._attributes.setdefault(keyword.arg, []).append(keyword.value)
 
-    # What expressions mean
+    # Names and functions
 
     def bindings(self, node: ast.expr) -> tuple[object, list[Binding]]:
-        """What a name or an attribute is bound to, with a key that is the same for all of its occurrences."""
+        """Return the bindings of a name or an attribute, and a key that is the same for all of its occurrences."""
         match node:
             case ast.Name(id=name):
                 owner = self._scopes.get(node, self.module).owner(name)
@@ -389,7 +400,7 @@ class PythonProgram:
         return node, [None]
 
     def functions(self, node: ast.expr) -> list[Function]:
-        """The functions of the program that a call of ``node`` may call."""
+        """Return the functions of the program that a call of ``node`` may call."""
         match node:
             case ast.Name():
                 kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
@@ -401,32 +412,32 @@ class PythonProgram:
         return []
 
     def _constructors(self, node: ast.expr) -> list[Function]:
-        """The ``__init__`` of the classes of the program that ``node`` names, or of their bases."""
-        found: list[Function] = []
+        """Return the ``__init__`` of the classes of the program that ``node`` names, or of their base classes."""
+        constructors: list[Function] = []
         for definition in self._classes_of(node) if isinstance(node, ast.Name) and node.id != "cls" else []:
-            line = [definition, *self._ancestors(definition)]
-            found += [own for own in map(self._own_constructor, line) if own is not None][:1]
-        return found
+            lineage = [definition, *self._ancestors(definition)]
+            constructors += [own for own in map(self._constructor_of, lineage) if own is not None][:1]
+        return constructors
 
     def _is_object(self, node: ast.expr) -> bool:
-        """Whether a name is a class of the program, or an object of one. Its methods may have names that Spark's have, too."""
+        """Whether a name is a class of the program, or an object of one. Its methods may have the same names as Spark's."""
         if not isinstance(node, ast.Name):
             return False
         if node.id in ("self", "cls"):
             return True
-        made = [binding.func if isinstance(binding, ast.Call) else binding for binding in self.bindings(node)[1]]
+        sources = [binding.func if isinstance(binding, ast.Call) else binding for binding in self.bindings(node)[1]]
         return any(
-            isinstance(one, ast.ClassDef)
-            or (isinstance(one, ast.Name) and any(isinstance(b, ast.ClassDef) for b in self.bindings(one)[1]))
-            for one in made
+            isinstance(source, ast.ClassDef)
+            or (isinstance(source, ast.Name) and any(isinstance(b, ast.ClassDef) for b in self.bindings(source)[1]))
+            for source in sources
         )
 
     def returned(self, function: Function) -> list[ast.expr]:
-        return self._returns.get(function, [])
+        return self._returned_by.get(function, [])
 
     def arguments(self, parameter: Parameter) -> list[ast.expr | None]:
-        """The expressions that a parameter may stand for: arguments of calls, and its default; None is an unknown one."""
-        calls = self._calls.get(parameter.function, [])
+        """Return the expressions that a parameter may have: arguments of calls, and its default. None is an unknown one."""
+        calls = self._calls_of.get(parameter.function, [])
         arguments: list[ast.expr | None] = [] if calls else [parameter.default, None]
         for call in calls:
             by_name = [keyword.value for keyword in call.keywords if keyword.arg == parameter.name]
@@ -447,58 +458,61 @@ class PythonProgram:
     # Values
 
     def values(self, node: ast.expr | None) -> tuple[Value, ...]:
-        """All values that ``node`` may have, with ``UNKNOWN`` if there may be others."""
-        return self.traced(node)[0]
+        """Return all values that ``node`` may have, with ``UNKNOWN`` if it may have others."""
+        return self.values_and_constants(node)[0]
 
     def texts(self, node: ast.expr | None) -> list[str]:
-        """The values that are texts, with ``UNKNOWN`` in place of unknown parts and values."""
+        """Return the values that are texts, with ``UNKNOWN`` for unknown parts and values."""
         return [value for value in self.values(node) if isinstance(value, str)]
 
-    def traced(self, node: ast.expr | None) -> tuple[tuple[Value, ...], frozenset[ast.Constant]]:
-        """The values of ``node``, and the constants that they come from."""
+    def values_and_constants(self, node: ast.expr | None) -> tuple[tuple[Value, ...], frozenset[ast.Constant]]:
+        """Return the values of ``node``, and the constants from which they are computed."""
         if node is None:
             return (UNKNOWN,), frozenset()
-        place = self._place(node)
-        if place in self._memo:
-            self._visited |= self._memo[place][1]
-            return self._memo[place]
+        memo_key = self._memo_key(node)
+        if memo_key in self._memo:
+            self._used_constants |= self._memo[memo_key][1]
+            return self._memo[memo_key]
         if isinstance(node, ast.Constant):
-            self._visited.add(node)
+            self._used_constants.add(node)
             return (UNKNOWN if node.value is Ellipsis else node.value,), frozenset([node])
-        self._steps = self._steps + 1 if self._active else 0
-        self._steps_of_all += 1
-        is_too_much = self._steps > _MOST_STEPS or self._steps_of_all > _MOST_STEPS_OF_ALL
-        if place in self._active or is_too_much or len(self._active) > _DEEPEST:
-            self._cut = True
-            return (() if place in self._active else (UNKNOWN,)), frozenset()
-        outer, self._visited = self._visited, set()
-        self._active.add(place)
+        self._steps = self._steps + 1 if self._in_evaluation else 0
+        self._total_steps += 1
+        is_over_limit = self._steps > _MAX_STEPS or self._total_steps > _MAX_TOTAL_STEPS
+        if memo_key in self._in_evaluation or is_over_limit or len(self._in_evaluation) > _MAX_DEPTH:
+            self._is_incomplete = True
+            return (() if memo_key in self._in_evaluation else (UNKNOWN,)), frozenset()
+        outer_constants, self._used_constants = self._used_constants, set()
+        self._in_evaluation.add(memo_key)
         try:
-            values = tuple(_distinct(self._evaluated(node)))
-            self._characters += sum(len(value) for value in values if isinstance(value, str))
-            if self._characters > _MOST_CHARACTERS_OF_ALL:
+            values = tuple(_distinct(self._evaluate(node)))
+            self._total_chars += sum(len(value) for value in values if isinstance(value, str))
+            if self._total_chars > _MAX_TOTAL_CHARS:
                 values = (UNKNOWN,)
         finally:
-            self._active.discard(place)
-            traced, self._visited = frozenset(self._visited), outer | self._visited
-        if not values and not self._active:
-            values = (UNKNOWN,)  # it is made only of itself
-        result = values, traced
-        if not self._cut or not self._active:
-            self._memo[place] = result
-        if not self._active:
-            self._cut = False
+            self._in_evaluation.discard(memo_key)
+            values_and_constants, self._used_constants = (
+                frozenset(self._used_constants),
+                outer_constants | self._used_constants,
+            )
+        if not values and not self._in_evaluation:
+            values = (UNKNOWN,)  # it depends only on itself
+        result = values, values_and_constants
+        if not self._is_incomplete or not self._in_evaluation:
+            self._memo[memo_key] = result
+        if not self._in_evaluation:
+            self._is_incomplete = False
         return result
 
-    def _place(self, node: ast.expr) -> object:
-        """What is the same for all expressions with the same values."""
+    def _memo_key(self, node: ast.expr) -> object:
+        """Return a key that is the same for all expressions with the same values."""
         key, _ = self.bindings(node)
         return (key, self._is_object(node.value)) if isinstance(node, ast.Attribute) and key is not node else key
 
-    def _evaluated(self, node: ast.expr) -> Iterable[Value]:
+    def _evaluate(self, node: ast.expr) -> Iterable[Value]:
         match node:
             case ast.Name() | ast.Attribute():
-                return self._of_name(node)
+                return self._values_of_name(node)
             case ast.JoinedStr(values=parts):
                 return self._joined("", parts)
             case ast.FormattedValue(value=value):
@@ -510,7 +524,7 @@ class PythonProgram:
             case ast.NamedExpr(value=value) | ast.Await(value=value):
                 return self.values(value)
             case ast.Starred(value=value):
-                return [item for whole in self.values(value) for item in self._item_at(whole, None)]
+                return [item for container in self.values(value) for item in self._values_at_index(container, None)]
             case ast.List(elts=parts) | ast.Tuple(elts=parts) | ast.Set(elts=parts):
                 return [ListValue(tuple(parts))]
             case ast.ListComp(elt=part) | ast.GeneratorExp(elt=part) | ast.SetComp(elt=part):
@@ -518,83 +532,92 @@ class PythonProgram:
             case ast.Dict(keys=keys, values=values):
                 return [self._dictionary(keys, values)]
             case ast.BinOp(left=left, op=ast.Add(), right=right):
-                return self._sums(left, right)
+                return self._added(left, right)
             case ast.BinOp(left=left, op=ast.BitOr(), right=right):
-                return [self._merged([left, right])]
+                return [self._merged_dictionaries([left, right])]
             case ast.BinOp(left=left, op=ast.Mod()):
                 return [re.sub(r"%(?:\(\w+\))?[a-z]", UNKNOWN, text) for text in self.texts(left)] or [UNKNOWN]
             case ast.Subscript(value=value, slice=key):
-                return [item for whole in self.values(value) for item in self._item(whole, key)]
+                return [item for container in self.values(value) for item in self._values_at_key(container, key)]
             case ast.Call():
-                return self._of_call(node)
+                return self._values_of_call(node)
         return [UNKNOWN]
 
-    def _of_name(self, node: ast.expr) -> Iterable[Value]:
+    def _values_of_name(self, node: ast.expr) -> Iterable[Value]:
         if isinstance(node, ast.Attribute) and node.attr == "value" and node.attr not in self._attributes:
-            return self.values(node.value)  # of a member of an enum
+            return self.values(node.value)  # of the member of an enum
         key, bindings = self.bindings(node)
         if key is node or not isinstance(key, tuple):
             return [UNKNOWN]
-        found = [value for binding in bindings for value in self._values_of_binding(binding)]
+        values = [value for binding in bindings for value in self._values_of_binding(binding)]
         if isinstance(node, ast.Attribute) and (self._sets_any_attribute or not self._is_object(node.value)):
-            found.append(UNKNOWN)  # another object may have an attribute of this name
-        owner, name = (self._of_attributes if isinstance(node, ast.Attribute) else key[0]), key[1]
-        if owner is not None and any(isinstance(value, DictValue) for value in found):
-            more = self._merged(owner.additions.get(name, []))
-            removed = {text for key in owner.removals.get(name, []) for text in self.texts(key)}
-            found = [_with_changes(value, more, removed) if isinstance(value, DictValue) else value for value in found]
-        return found
+            values.append(UNKNOWN)  # another object may have an attribute of this name
+        changed_scope, name = (self._attribute_changes if isinstance(node, ast.Attribute) else key[0]), key[1]
+        if changed_scope is not None and any(isinstance(value, DictValue) for value in values):
+            added = self._merged_dictionaries(changed_scope.additions.get(name, []))
+            removed = {text for key in changed_scope.removals.get(name, []) for text in self.texts(key)}
+            values = [
+                _with_changes(value, added, removed) if isinstance(value, DictValue) else value for value in values
+            ]
+        return values
 
     def _values_of_binding(self, binding: Binding) -> Iterable[Value]:
         match binding:
             case ast.expr():
                 return self.values(binding)
-            case UnpackedItem(of=whole, position=index):
-                return [item for value in self._values_of_binding(whole) for item in self._item_at(value, index)]
+            case UnpackedItem(source=container, position=index):
+                return [
+                    item for value in self._values_of_binding(container) for item in self._values_at_index(value, index)
+                ]
             case Parameter():
                 return [value for argument in self.arguments(binding) for value in self.values(argument)]
         return [UNKNOWN]
 
-    def _item_at(self, whole: Value, index: int | None) -> Iterable[Value]:
-        if isinstance(whole, DictValue):
-            return [*(entry.name for entry in whole.items), *([UNKNOWN] if whole.is_open else [])]
-        if not isinstance(whole, ListValue):
+    def _values_at_index(self, container: Value, index: int | None) -> Iterable[Value]:
+        if isinstance(container, DictValue):
+            return [*(entry.name for entry in container.items), *([UNKNOWN] if container.is_open else [])]
+        if not isinstance(container, ListValue):
             return [UNKNOWN]
-        is_exact = index is not None and not any(isinstance(part, ast.Starred) for part in whole.nodes)
+        is_exact = index is not None and not any(isinstance(part, ast.Starred) for part in container.nodes)
         if is_exact and index is not None:
-            return self.values(whole.nodes[index]) if -len(whole.nodes) <= index < len(whole.nodes) else [UNKNOWN]
-        return [value for part in whole.nodes for value in self.values(part)]
+            return (
+                self.values(container.nodes[index])
+                if -len(container.nodes) <= index < len(container.nodes)
+                else [UNKNOWN]
+            )
+        return [value for part in container.nodes for value in self.values(part)]
 
-    def _item(self, whole: Value, key: ast.expr) -> Iterable[Value]:
+    def _values_at_key(self, container: Value, key: ast.expr) -> Iterable[Value]:
         keys = self.values(key)
-        if isinstance(whole, ListValue):
+        if isinstance(container, ListValue):
             index = keys[0] if len(keys) == 1 and isinstance(keys[0], int) else None
-            return self._item_at(whole, index)
-        if not isinstance(whole, DictValue):
+            return self._values_at_index(container, index)
+        if not isinstance(container, DictValue):
             return [UNKNOWN]
         names = [text for text in keys if isinstance(text, str)]
         is_unknown = any(UNKNOWN in name for name in names)
-        chosen = [entry.value for entry in whole.items if is_unknown or entry.name in names]
-        values = [value for node in chosen for value in self.values(node)]
-        return [*values, *([UNKNOWN] if whole.is_open or is_unknown or not values else [])]
+        chosen_nodes = [entry.value for entry in container.items if is_unknown or entry.name in names]
+        values = [value for node in chosen_nodes for value in self.values(node)]
+        return [*values, *([UNKNOWN] if container.is_open or is_unknown or not values else [])]
 
     def _joined(self, separator: str, parts: Iterable[ast.expr]) -> Iterator[str]:
         parts = list(parts)
-        if len(parts) > _LONGEST_LIST or len(separator) > _LONGEST_LIST:
+        if len(parts) > _MAX_LIST_ITEMS or len(separator) > _MAX_LIST_ITEMS:
             yield UNKNOWN
             return
         choices = [list(map(_as_text, self.values(part))) or [UNKNOWN] for part in parts]
-        for texts in itertools.islice(itertools.product(*choices), _MOST_VALUES):
-            size = sum(map(len, texts)) + len(separator) * len(texts)  # before a text of that length is made
-            yield separator.join(texts) if size <= _LONGEST_TEXT else UNKNOWN
+        for texts in itertools.islice(itertools.product(*choices), _MAX_VALUES):
+            # Computed before the text is, which may be too long.
+            size = sum(map(len, texts)) + len(separator) * len(texts)
+            yield separator.join(texts) if size <= _MAX_TEXT_CHARS else UNKNOWN
 
-    def _sums(self, left: ast.expr, right: ast.expr) -> Iterator[Value]:
-        for one, other in itertools.product(self.values(left) or [UNKNOWN], self.values(right) or [UNKNOWN]):
-            if isinstance(one, ListValue) and isinstance(other, ListValue):
-                nodes = (*one.nodes, *other.nodes)
-                yield ListValue(nodes) if len(nodes) <= _LONGEST_LIST else UNKNOWN
-            elif isinstance(one, str) or isinstance(other, str):
-                yield _as_text(one) + _as_text(other) if one != UNKNOWN or other != UNKNOWN else UNKNOWN
+    def _added(self, left: ast.expr, right: ast.expr) -> Iterator[Value]:
+        for first, second in itertools.product(self.values(left) or [UNKNOWN], self.values(right) or [UNKNOWN]):
+            if isinstance(first, ListValue) and isinstance(second, ListValue):
+                nodes = (*first.nodes, *second.nodes)
+                yield ListValue(nodes) if len(nodes) <= _MAX_LIST_ITEMS else UNKNOWN
+            elif isinstance(first, str) or isinstance(second, str):
+                yield _as_text(first) + _as_text(second) if first != UNKNOWN or second != UNKNOWN else UNKNOWN
             else:
                 yield UNKNOWN
 
@@ -602,30 +625,32 @@ class PythonProgram:
         parts = []
         for key, value in zip(keys, values, strict=True):
             if key is None:
-                parts.append(self._merged([value]))
+                parts.append(self._merged_dictionaries([value]))
                 continue
             names = [text for text in self.values(key) if text is not None]
-            known = [name for name in names if isinstance(name, str) and UNKNOWN not in name]
-            others = any(isinstance(name, str) and UNKNOWN in name for name in names)
-            parts.append(DictValue(tuple(DictItem(name, value, key.lineno) for name in known), others))
+            known_names = [name for name in names if isinstance(name, str) and UNKNOWN not in name]
+            has_unknown_name = any(isinstance(name, str) and UNKNOWN in name for name in names)
+            parts.append(DictValue(tuple(DictItem(name, value, key.lineno) for name in known_names), has_unknown_name))
         return _union(parts)
 
-    def _merged(self, nodes: Iterable[ast.expr]) -> DictValue:
+    def _merged_dictionaries(self, nodes: Iterable[ast.expr]) -> DictValue:
         values = [value for node in nodes for value in self.values(node)]
         return _union([value if isinstance(value, DictValue) else DictValue((), value is not None) for value in values])
 
-    def _of_call(self, call: ast.Call) -> Iterable[Value]:
+    def _values_of_call(self, call: ast.Call) -> Iterable[Value]:
         arguments, function = call.args, call.func
         name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
-        own = self.functions(function)
-        if own:
-            return [value for one in own for node in self.returned(one) for value in self.values(node)]
+        called_functions = self.functions(function)
+        if called_functions:
+            return [
+                value for called in called_functions for node in self.returned(called) for value in self.values(node)
+            ]
         if name == "dict" and isinstance(function, ast.Name):
             keywords = [
                 None if word.arg is None else ast.copy_location(ast.Constant(word.arg), word) for word in call.keywords
             ]
-            named = self._dictionary(keywords, [word.value for word in call.keywords])
-            return [_union([self._merged(arguments), named])]
+            keyword_items = self._dictionary(keywords, [word.value for word in call.keywords])
+            return [_union([self._merged_dictionaries(arguments), keyword_items])]
         if name in ("str", "list", "tuple", "sorted", "set", "lit") and len(arguments) == 1:
             values = self.values(arguments[0])
             return map(_as_text, values) if name == "str" else values
@@ -634,18 +659,18 @@ class PythonProgram:
         if name == "getattr" and len(arguments) == 3:
             return [*self.values(arguments[2]), UNKNOWN]
         if name in ("get", "getenv", "pop") and arguments:
-            return self._looked_up(function, arguments)
-        return self._of_method(function, arguments) if isinstance(function, ast.Attribute) else [UNKNOWN]
+            return self._values_of_lookup(function, arguments)
+        return self._values_of_method_call(function, arguments) if isinstance(function, ast.Attribute) else [UNKNOWN]
 
-    def _looked_up(self, function: ast.expr, arguments: list[ast.expr]) -> Iterable[Value]:
+    def _values_of_lookup(self, function: ast.expr, arguments: list[ast.expr]) -> Iterable[Value]:
         default = self.values(arguments[1]) if len(arguments) > 1 else ()
-        wholes = self.values(function.value) if isinstance(function, ast.Attribute) else ()
-        known = [whole for whole in wholes if isinstance(whole, DictValue)]
-        if not known or len(known) < len(wholes):
+        containers = self.values(function.value) if isinstance(function, ast.Attribute) else ()
+        dictionaries = [whole for whole in containers if isinstance(whole, DictValue)]
+        if not dictionaries or len(dictionaries) < len(containers):
             return [*default, UNKNOWN]
-        return [*default, *(item for whole in known for item in self._item(whole, arguments[0]))]
+        return [*default, *(item for whole in dictionaries for item in self._values_at_key(whole, arguments[0]))]
 
-    def _of_method(self, function: ast.Attribute, arguments: list[ast.expr]) -> Iterable[Value]:
+    def _values_of_method_call(self, function: ast.Attribute, arguments: list[ast.expr]) -> Iterable[Value]:
         values = self.values(function.value)
         match function.attr, arguments:
             case ("lower" | "upper" | "strip" | "casefold" as method, []):
@@ -653,7 +678,7 @@ class PythonProgram:
             case "copy", []:
                 return values
             case "items", []:
-                return [self._pairs(value) for value in values]
+                return [self._item_pairs(value) for value in values]
             case "values", []:
                 entries = [value for value in values if isinstance(value, DictValue) and not value.is_open]
                 return [ListValue(tuple(entry.value for entry in value.items)) for value in entries] or [UNKNOWN]
@@ -665,60 +690,62 @@ class PythonProgram:
                 texts = [value for value in values if isinstance(value, str)]
                 if not changes or not texts:
                     return [UNKNOWN]
-                if any(len(text) * len(new) > _LONGEST_TEXT for text in texts for _, new in changes):
+                if any(len(text) * len(new) > _MAX_TEXT_CHARS for text in texts for _, new in changes):
                     return [UNKNOWN]
-                return (text.replace(*change) for text in texts for change in changes)  # one by one: there may be many
+                return (text.replace(*change) for text in texts for change in changes)  # lazily: there may be many
             case "join", [parts]:
                 lists = self.values(parts)
                 return (
                     text
                     for separator in values
-                    for whole in lists
+                    for value_list in lists
                     for text in (
-                        self._joined(_as_text(separator), whole.nodes) if isinstance(whole, ListValue) else [UNKNOWN]
+                        self._joined(_as_text(separator), value_list.nodes)
+                        if isinstance(value_list, ListValue)
+                        else [UNKNOWN]
                     )
                 )
         return [UNKNOWN]
 
-    def _pairs(self, value: Value) -> Value:
+    def _item_pairs(self, value: Value) -> Value:
         if not isinstance(value, DictValue) or value.is_open:
             return UNKNOWN
         return ListValue(tuple(ast.Tuple([ast.Constant(entry.name), entry.value], ast.Load()) for entry in value.items))
 
     def _as_json(self, value: Value) -> str:
-        self._plain_left = _LONGEST_TEXT
+        self._json_budget = _MAX_TEXT_CHARS
         try:
-            return json.dumps(self._plain(value))
+            return json.dumps(self._to_plain(value))
         except (TypeError, ValueError, RecursionError):
             return UNKNOWN
 
-    def _plain(self, value: Value) -> object:
-        """A value without nodes. Raises ``ValueError`` if a part is not known, or if there are too many or too long ones."""
-        self._plain_left -= _LONGEST_TEXT // _MOST_IN_JSON + (len(value) if isinstance(value, str) else 0)
+    def _to_plain(self, value: Value) -> object:
+        """Return a value without nodes. Raises ``ValueError`` if a part is unknown, or if the parts are too many or too long."""
+        self._json_budget -= _MAX_TEXT_CHARS // _MAX_JSON_VALUES + (len(value) if isinstance(value, str) else 0)
         if isinstance(value, DictValue):
-            self._plain_left -= sum(len(entry.name) for entry in value.items)
-        if self._plain_left < 0:
+            self._json_budget -= sum(len(entry.name) for entry in value.items)
+        if self._json_budget < 0:
             raise ValueError("there are too many parts, or too long ones")
         if isinstance(value, ListValue):
-            return [self._only(node) for node in value.nodes]
+            return [self._only_plain_value(node) for node in value.nodes]
         if isinstance(value, DictValue) and not value.is_open:
-            return {entry.name: self._only(entry.value) for entry in value.items}
+            return {entry.name: self._only_plain_value(entry.value) for entry in value.items}
         if isinstance(value, DictValue) or (isinstance(value, str) and UNKNOWN in value):
             raise ValueError("a part is not known")
         return value
 
-    def _only(self, node: ast.expr) -> object:
+    def _only_plain_value(self, node: ast.expr) -> object:
         match node:
             case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() as number)):
                 return -number
         values = self.values(node)
         if len(values) != 1:
             raise ValueError("there are several values, or none")
-        return self._plain(values[0])
+        return self._to_plain(values[0])
 
 
 def _last_name(base: ast.expr) -> str:
-    """The name of a base without its module and its parameters."""
+    """Return the name of a base class without its module and its parameters."""
     base = base.value if isinstance(base, ast.Subscript) else base
     return base.attr if isinstance(base, ast.Attribute) else getattr(base, "id", "")
 
@@ -726,10 +753,10 @@ def _last_name(base: ast.expr) -> str:
 def _distinct(values: Iterable[Value]) -> Iterator[Value]:
     seen: dict[tuple[type, Value], None] = {}
     for value in values:
-        if len(seen) == _MOST_VALUES:
+        if len(seen) == _MAX_VALUES:
             yield UNKNOWN
             return
-        if isinstance(value, str) and len(value) > _LONGEST_TEXT:
+        if isinstance(value, str) and len(value) > _MAX_TEXT_CHARS:
             value = UNKNOWN
         if (type(value), value) not in seen:
             seen[type(value), value] = None

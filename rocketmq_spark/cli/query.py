@@ -27,15 +27,15 @@ class QueryPositions(NamedTuple):
     """The positions at which a query continues: after its last finished ``batch``, or at its start if no batch is finished.
 
     ``new`` are the queues that no finished batch has planned; one without a position is read from its first message.
-    ``under_way`` is the unfinished batch. ``elsewhere`` are clusters whose sources are not included. ``errors`` are failures
-    because of which ``new`` may be incomplete.
+    ``other_clusters`` are those whose sources are not included. ``errors`` are failures because of which ``new`` may be
+    incomplete.
     """
 
     batch: int | None
     positions: Positions
     new: frozenset[MessageQueue]
-    under_way: BatchRead | None
-    elsewhere: Sequence[str] = ()
+    unfinished_batch: BatchRead | None
+    other_clusters: Sequence[str] = ()
     errors: Sequence[RocketMQError] = ()
 
 
@@ -48,42 +48,50 @@ def next_positions(target: Target, name: str, topics: Sequence[str]) -> tuple[Cl
     from rocketmq_spark.spark.checkpoints.offset_log import last_batch, lowest_positions, uncommitted_batch
     from rocketmq_spark.spark.source import checkpoint_identity
 
-    opened = open_folder(name)
-    done = last_batch(opened)
-    chosen = done or last_batch(opened, committed=False)
-    if chosen is None:
-        raise OffsetError(f"{name} has no batch yet", remedy="Wait for the first one")
-    if not chosen.sources:
-        raise OffsetError(f"batch {chosen.number} in {name} reads no RocketMQ topic", remedy="Name another query's")
-    unfinished = uncommitted_batch(opened)
-    client = target.within(chosen.source_identities).client()
-    names = clusters(client)
-    here, elsewhere = chosen.of_clusters(names)
-    new, errors = unplanned(client, here)
+    checkpoint_folder = open_folder(name)
+    last_finished = last_batch(checkpoint_folder)
+    batch = last_finished or last_batch(checkpoint_folder, committed=False)
+    if batch is None:
+        raise OffsetError(f"{name} has no batch yet", remedy="Wait for the first batch")
+    if not batch.sources:
+        raise OffsetError(
+            f"batch {batch.number} in {name} reads no RocketMQ topic", remedy="Name the checkpoint of another query"
+        )
+    unfinished_batch = uncommitted_batch(checkpoint_folder)
+    client = target.in_checkpoint_scope(batch.source_identities).client()
+    cluster_names = clusters(client)
+    batch_here, other_clusters = batch.of_clusters(cluster_names)
+    new, errors = unplanned_queues(client, batch_here)
     starts: dict[MessageQueue, int] = {}
-    if unfinished is not None:  # it has logged its starts, also those of sources that are in no finished batch
-        planned = unfinished.batch.of_clusters(names)[0].sources
+    if unfinished_batch is not None:  # it has logged the start offsets, also of sources that no finished batch has
+        planned = unfinished_batch.batch.of_clusters(cluster_names)[0].sources
         starts = lowest_positions(offsets.new_queue_starts for offsets in planned.values())
         new |= {
-            queue for at, offsets in planned.items() if at not in here.sources for queue in offsets.new_queue_starts
+            queue
+            for number, offsets in planned.items()
+            if number not in batch_here.sources
+            for queue in offsets.new_queue_starts
         }
-    positions: Positions = dict(here.positions)
-    if done is None:
+    positions: Positions = dict(batch_here.positions)
+    if last_finished is None:
         positions = {queue: starts.get(queue) for queue in positions}
     positions |= {queue: starts.get(queue) for queue in new}
-    named = {topic for reads in here.source_identities for topic in checkpoint_identity.recorded_topics(reads)}
-    known = sorted({queue.topic for queue in positions} | named)
-    if wrong := sorted(set(topics) - set(known)):
+    recorded_topics = {
+        topic for reads in batch_here.source_identities for topic in checkpoint_identity.recorded_topics(reads)
+    }
+    read_topics = sorted({queue.topic for queue in positions} | recorded_topics)
+    if unread_topics := sorted(set(topics) - set(read_topics)):
         raise OffsetError(
-            f"the query of {name} does not read {', '.join(wrong)}", remedy=f"It reads: {', '.join(known)}"
+            f"the query of {name} does not read {', '.join(unread_topics)}",
+            remedy=f"It reads: {', '.join(read_topics)}",
         )
-    chosen_positions = {queue: at for queue, at in positions.items() if not topics or queue.topic in topics}
+    chosen_positions = {queue: position for queue, position in positions.items() if not topics or queue.topic in topics}
     new_queues = frozenset(new & chosen_positions.keys())
-    number = None if done is None else done.number
-    return client, QueryPositions(number, chosen_positions, new_queues, unfinished, elsewhere, errors)
+    number = None if last_finished is None else last_finished.number
+    return client, QueryPositions(number, chosen_positions, new_queues, unfinished_batch, other_clusters, errors)
 
 
-def unplanned(client: Client, batch: LoggedBatch) -> tuple[set[MessageQueue], list[RocketMQError]]:
+def unplanned_queues(client: Client, batch: LoggedBatch) -> tuple[set[MessageQueue], list[RocketMQError]]:
     """Return the queues that the next batch reads in addition to those of ``batch``: new queues, queues of topics that were
     deleted and created again, and queues of new topics that match a pattern. Also returns the errors because of which queues may
     be missing.
@@ -93,21 +101,22 @@ def unplanned(client: Client, batch: LoggedBatch) -> tuple[set[MessageQueue], li
     new: set[MessageQueue] = set()
     errors: list[RocketMQError] = []
     for offsets in batch.sources.values():
-        known = {queue.topic for queue in offsets.positions}
-        chosen = checkpoint_identity.recorded_topics(offsets.source_identity)
+        known_topics = {queue.topic for queue in offsets.positions}
+        topics = checkpoint_identity.recorded_topics(offsets.source_identity)
         if (pattern := checkpoint_identity.recorded_pattern(offsets.source_identity)) is not None:
             try:
                 cluster = client.routes.cluster()
                 internal = {*cluster, *(data.cluster for data in cluster.values())}
-                chosen |= {*subscription.matching_topics(pattern, client.routes.topics(), internal)}
+                topics |= {*subscription.matching_topics(pattern, client.routes.topics(), internal)}
             except RocketMQError as e:
                 errors.append(e)
         queues: list[MessageQueue] = []
-        for topic in sorted(known | chosen):
+        for topic in sorted(known_topics | topics):
             try:
                 queues += client.routes.get_existing(topic, 0.0).readable()
             except RouteNotFound as e:
-                if topic in known:  # otherwise its loss was accepted, or it was deleted since the name server listed it
+                # Otherwise the loss of the topic was accepted, or it was deleted since the name server listed it.
+                if topic in known_topics:
                     errors.append(e)
         new |= {*checkpoint_identity.queues_of_next_batch(offsets, queues)} - offsets.positions.keys()
     return new, errors
@@ -121,32 +130,32 @@ def clusters(client: Client) -> set[str]:
         return set()
 
 
-def waited_for(client: Client, read: BatchRead) -> set[str]:
+def silent_brokers_of(client: Client, read: BatchRead) -> set[str]:
     """Return the brokers of the client's cluster that a batch reads and that do not answer."""
-    here, _ = read.batch.of_clusters(clusters(client))
-    return silent(client, {part.queue for part in read.ranges if part.queue in here.positions})
+    batch_here, _ = read.batch.of_clusters(clusters(client))
+    return silent_brokers(client, {part.queue for part in read.ranges if part.queue in batch_here.positions})
 
 
-def left_out(elsewhere: Sequence[str]) -> str:
+def other_clusters_note(other_clusters: Sequence[str]) -> str:
     """Return the note about sources of other clusters."""
-    names = ", ".join(elsewhere)
+    names = ", ".join(other_clusters)
     return (
         f"The query reads cluster {names}, too, which is not checked: to check it, give the name server of that cluster"
     )
 
 
-def silent(client: Client, queues: Collection[MessageQueue]) -> set[str]:
+def silent_brokers(client: Client, queues: Collection[MessageQueue]) -> set[str]:
     """Return the brokers of these queues that do not answer, or that are in no route."""
     from rocketmq_spark.admin import deadline
 
-    away: set[str] = set()
+    silent: set[str] = set()
 
-    def note(error: RocketMQError, queue: MessageQueue) -> None:
+    def note_error(error: RocketMQError, queue: MessageQueue) -> None:
         if not isinstance(error, BrokerError):
-            away.add(queue.broker_name)
+            silent.add(queue.broker_name)
 
     for topic in {queue.topic for queue in queues}:
         with contextlib.suppress(RouteNotFound):
             client.routes.get(topic)
-    client.brokers.bounds(queues, deadline(client), note)
-    return away
+    client.brokers.bounds(queues, deadline(client), note_error)
+    return silent

@@ -1,5 +1,5 @@
-"""``rocketmq-spark spool`` and ``delay``: what producers and sinks could not send, in the folders where they keep it; a node of
-the service for delays of any length (docs/delay.md).
+"""``rocketmq-spark spool``: the folders with the messages that producers and sinks could not send. ``rocketmq-spark delay``: a
+node of the service for delays of any length (docs/delay.md).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import click
 from rocketmq_spark.base import folders, terminal
 from rocketmq_spark.base.clock import Deadline, utc_text
 from rocketmq_spark.base.codes import Property
-from rocketmq_spark.base.process import dedicate, on_signals
+from rocketmq_spark.base.process import on_signals, tune_gc
 from rocketmq_spark.base.threads import Latch
 from rocketmq_spark.cli.command import CliGroup, SendingCommand
 from rocketmq_spark.cli.connection import Target, connected
@@ -37,7 +37,7 @@ from rocketmq_spark.model.admin import GROUP
 if TYPE_CHECKING:
     from rocketmq_spark.delay.release import Original
     from rocketmq_spark.options import Options
-    from rocketmq_spark.spool.copying import Copied
+    from rocketmq_spark.spool.copying import CopyResult
     from rocketmq_spark.spool.records import Record, SpoolOwner
     from rocketmq_spark.spool.spool import SpoolEntry, SpoolReading
     from rocketmq_spark.wire.envelope import DecodedEnvelope
@@ -71,7 +71,7 @@ def spool() -> None:
     FOLDER is a spool, or a spoolDir that contains the spools of workers.
     """
     if os.geteuid() == folders.ROOT:
-        terminal.in_follower()  # because ``become_owner`` gives up the terminal
+        terminal.continue_in_child()  # because ``become_owner`` gives up the terminal
 
 
 @spool.command()
@@ -89,7 +89,7 @@ def show(output: Output, folder: Path, records: bool) -> None:
     rows: list[dict[str, object]] = []
     failed: list[Exception] = []
     for path in _paths(folder):
-        with _collected(failed), _opened(path, SpoolReading) as reading:
+        with _collecting_errors(failed), _opened_as_owner(path, SpoolReading) as reading:
             totals, first_ms = reading.totals, reading.first_due_ms
             notes = {_text(name): _text(value) for name, value in reading.lasting_notes().items()}
             age_ms = None if first_ms is None else time.time_ns() // 1_000_000 - first_ms
@@ -110,14 +110,14 @@ def show(output: Output, folder: Path, records: bool) -> None:
                 output.note(f"{path} has a note that decides where records are sent: {name}: {value}")
             if records:
                 for entry in reading.entries():
-                    row = _shown(path, entry, _row_of)
+                    row = _record_row(path, entry, _summary_fields)
                     output.item(row, _line(row))
-            if damage := _damage_of(path, reading):
+            if damage := _damage_errors(path, reading):
                 rows[-1]["damaged"] = True
                 failed += damage
     if rows:
         output.rows(_SUMMARY, rows)
-    _raise(output, failed)
+    _raise_first(output, failed)
 
 
 @spool.command()
@@ -134,14 +134,14 @@ def export(output: Output, folder: Path) -> None:
     count = 0
     failed: list[Exception] = []
     for path in _paths(folder):
-        with _collected(failed), _opened(path, SpoolReading) as reading:
+        with _collecting_errors(failed), _opened_as_owner(path, SpoolReading) as reading:
             for entry in reading.entries():
-                row = _shown(path, entry, _row_of, _content)
+                row = _record_row(path, entry, _summary_fields, _content_fields)
                 output.item(row, json.dumps(row, ensure_ascii=False))
                 count += 1
-            failed += _damage_of(path, reading)
+            failed += _damage_errors(path, reading)
     output.note(f"{count} records of {folder}")
-    _raise(output, failed)
+    _raise_first(output, failed)
 
 
 @spool.command(cls=SendingCommand)
@@ -164,22 +164,22 @@ def send(output: Output, target: Target, folder: Path, dead: bool, timeout_s: fl
     record may have several messages. Folders that another process uses are reported and not sent; the others are sent.
     """
     from rocketmq_spark import options
-    from rocketmq_spark.queues.environment import by_position, position_problem
+    from rocketmq_spark.queues.environment import is_by_position, position_problem
     from rocketmq_spark.session import spools
     from rocketmq_spark.spool.owner_rights import become_owner
 
     parsed = options.parse({"group": GROUP, **target.settings()}).for_role("producer")
-    if by_position(parsed):  # what was kept while a broker was away would go where the number points now
+    if is_by_position(parsed):  # records from the time when a broker was down would go to other queues
         raise OptionError(
             position_problem(parsed, "a command does not know the count of the programs that filled the spool")
         )
     failed: list[Exception] = []
     paths = _paths(folder)
-    spools.prepare(parsed, paths)
+    spools.preload(parsed, paths)
     for path in paths:
-        with _collected(failed):
+        with _collecting_errors(failed):
             become_owner(path)
-            drainer = spools.drainer(path, parsed)
+            drainer = spools.open_drainer(path, parsed)
             try:
                 dead_before = 0 if dead else drainer.store.totals.dead
                 left = drainer.send_all(timeout_s, dead)
@@ -192,7 +192,7 @@ def send(output: Output, target: Target, folder: Path, dead: bool, timeout_s: fl
                     f"{unsent} records of {path} were not sent, and are kept",
                     remedy=f"See why: rocketmq-spark spool show {shlex.quote(str(path))} --records",
                 )
-    _raise(output, failed)
+    _raise_first(output, failed)
 
 
 @spool.command()
@@ -217,11 +217,11 @@ def assign(output: Output, target: Target, folder: Path, delay_group: str | None
     failed: list[Exception] = []
     owners = _owners(parsed, delay_group)
     for path in _paths(folder):
-        with _collected(failed), _opened(path, functools.partial(Store, any_owner=True)) as store:
+        with _collecting_errors(failed), _opened_as_owner(path, functools.partial(Store, any_owner=True)) as store:
             before, owner = owners(path)
-            store.belong(owner, force=True)
+            store.set_owner(owner, force=True)
             output.item({"path": str(path), "before": str(before), "owner": str(owner)}, f"{path}: {before} -> {owner}")
-    _raise(output, failed)
+    _raise_first(output, failed)
 
 
 @spool.command()
@@ -236,17 +236,17 @@ def repair(output: Output, folder: Path) -> None:
 
     failed: list[Exception] = []
     for path in _paths(folder):
-        with _collected(failed), _opened(path, functools.partial(Store, any_owner=True)) as store:
+        with _collecting_errors(failed), _opened_as_owner(path, functools.partial(Store, any_owner=True)) as store:
             store.verify()
             row = {
                 "path": str(path),
                 "waiting": store.totals.depth,
                 "dead": store.totals.dead,
-                "damages": store.damages,
+                "damages": store.damage_count,
             }
-            found = "damaged, and repaired" if store.damages else "not damaged"
+            found = "damaged, and repaired" if store.damage_count else "not damaged"
             output.item(row, f"{path}: {found}; {row['waiting']} wait, {row['dead']} dead")
-    _raise(output, failed)
+    _raise_first(output, failed)
 
 
 @spool.command()
@@ -276,38 +276,38 @@ def copy(output: Output, folder: Path, copied_to: Path, timeout_s: float, max_by
     may use it meanwhile, and its owner deletes it when the copy is sent. COPY is a spool if FOLDER is one and has no others in
     it; otherwise it has the spools worker-1, worker-2 and so on. The exit code is 1 if not everything could be copied.
     """
-    from rocketmq_spark.delay.envelope_records import COPIED_KINDS
+    from rocketmq_spark.delay.envelope_records import COPY_RULES
     from rocketmq_spark.spool.copying import CopyLimits, copy_spool, new_folder
-    from rocketmq_spark.spool.files import WORKER
+    from rocketmq_spark.spool.files import WORKER_PREFIX
 
     failed: list[Exception] = []
     limits = CopyLimits(Deadline.after(timeout_s), max_bytes)
     paths = _paths(folder)
     rows: list[tuple[dict[str, object], str]] = []
-    with _ended_by(signal.SIGTERM, signal.SIGHUP), new_folder(copied_to, folder) as new:
+    with _exit_on(signal.SIGTERM, signal.SIGHUP), new_folder(copied_to, folder) as new:
         for number, path in enumerate(paths, 1):
-            name = "" if paths == [folder] else f"{WORKER}{number}"
-            with _collected(failed):
-                copied = copy_spool(path, new / name, limits, kinds=COPIED_KINDS)
+            name = "" if paths == [folder] else f"{WORKER_PREFIX}{number}"
+            with _collecting_errors(failed):
+                copied = copy_spool(path, new / name, limits, rules=COPY_RULES)
                 for warning in copied.warnings:
                     output.warning(f"{path}: its reader reports: {warning}")
                 row = {"path": str(path), "copy": str(copied_to / name), "waiting": copied.waiting, "dead": copied.dead}
                 text = f"{path} -> {row['copy']}: {copied.waiting} wait, {copied.dead} dead"
-                if copied.notes:
+                if copied.notes_left_out:
                     text += (
-                        f"; {copied.notes} notes of a delay node about its queues are not copied: a node with the copy reads "
-                        "the queues again from their committed offsets"
+                        f"; {copied.notes_left_out} notes of a delay node about its queues are not copied: a node with the "
+                        "copy reads the queues again from their committed offsets"
                     )
-                more = {"leftOut": copied.left_out, "notesLeftOut": copied.notes, "damaged": copied.is_damaged}
+                more = {"leftOut": copied.left_out, "notesLeftOut": copied.notes_left_out, "damaged": copied.is_damaged}
                 rows.append(({**row, **more}, text))
-                failed += _not_copied(path, copied)
+                failed += _copy_errors(path, copied)
     for values, line in rows:
         output.item(values, line)
-    _raise(output, failed)
+    _raise_first(output, failed)
 
 
 @contextlib.contextmanager
-def _ended_by(*numbers: signal.Signals) -> Iterator[None]:
+def _exit_on(*numbers: signal.Signals) -> Iterator[None]:
     """Inside the block, these signals raise ``SystemExit``, so that the program removes its temporary files."""
     with contextlib.ExitStack() as handlers:
         for number in numbers:
@@ -317,19 +317,19 @@ def _ended_by(*numbers: signal.Signals) -> Iterator[None]:
         yield
 
 
-def _not_copied(path: Path, copied: Copied) -> list[SpoolError]:
+def _copy_errors(path: Path, copied: CopyResult) -> list[SpoolError]:
     """The error if not all of a spool was copied."""
-    what = [f"{count} entries were left out: {reason}" for reason, count in copied.left_out.items()]
+    problems = [f"{count} entries were left out: {reason}" for reason, count in copied.left_out.items()]
     if copied.is_damaged:
-        what.insert(0, "it is damaged, and not all of it could be read")
-    if not what:
+        problems.insert(0, "it is damaged, and not all of it could be read")
+    if not problems:
         return []
     remedy = "The spool still has the rest; look at the copy before you send it"
-    return [SpoolError(f"the spool in {path} was copied in part: {'; '.join(what)}", remedy=remedy)]
+    return [SpoolError(f"the spool in {path} was copied in part: {'; '.join(problems)}", remedy=remedy)]
 
 
-def _raise(output: Output, failed: Sequence[Exception]) -> None:
-    """The first error of several folders; the others are shown."""
+def _raise_first(output: Output, failed: Sequence[Exception]) -> None:
+    """Raise the first error of several folders, and print the others."""
     for other in failed[1:]:
         output.note(str(other))
     if failed:
@@ -341,17 +341,17 @@ def _owners(parsed: Options, delay_group: str | None) -> Callable[[Path], tuple[
 
     That function imports nothing, because it is called after ``become_owner``.
     """
-    from rocketmq_spark.delay.envelope_records import KIND, LETTER_KIND
+    from rocketmq_spark.delay.envelope_records import DEAD_LETTER_KIND, DELAYED_KIND
     from rocketmq_spark.delay.node import purpose_of
     from rocketmq_spark.session.spools import owner_of
-    from rocketmq_spark.spool.records import LOST_OWNER, Record
+    from rocketmq_spark.spool.records import UNKNOWN_OWNER, Record
     from rocketmq_spark.spool.spool import SpoolReading
 
     def owners(path: Path) -> tuple[SpoolOwner, SpoolOwner]:
         reading = SpoolReading(path)
         try:
             before = reading.owner
-            if before != LOST_OWNER:
+            if before != UNKNOWN_OWNER:
                 if delay_group is not None:
                     raise SpoolError(
                         f"--delay-group is {delay_group!r}, but the records in {path} belong to {before}",
@@ -359,7 +359,7 @@ def _owners(parsed: Options, delay_group: str | None) -> Callable[[Path], tuple[
                     )
                 return before, owner_of(parsed, before.purpose)
             kinds = (each.record.kind for each in reading.entries() if isinstance(each.record, Record))
-            if delay_group is None and next(kinds, None) in (KIND, LETTER_KIND):
+            if delay_group is None and next(kinds, None) in (DELAYED_KIND, DEAD_LETTER_KIND):
                 raise SpoolError(
                     f"the records in {path} belong to a delay service, whose group was in a damaged block",
                     remedy="Name the group with --delay-group",
@@ -372,25 +372,25 @@ def _owners(parsed: Options, delay_group: str | None) -> Callable[[Path], tuple[
 
 
 @contextlib.contextmanager
-def _collected(failed: list[Exception]) -> Iterator[None]:
-    """Add the error of one folder to ``failed``, so that the command goes on with the other folders. Who may write to a folder
-    decides what is in it, so that is any error, except that of the output.
+def _collecting_errors(failed: list[Exception]) -> Iterator[None]:
+    """Add the error of one folder to ``failed``, so that the command continues with the other folders. This includes any error,
+    because other users may decide what is in a folder; errors of the output are raised.
     """
     try:
         yield
     except (BrokenPipeError, click.ClickException, click.Abort):
         raise
-    except Exception as e:  # noqa: BLE001 - `_raise` raises it after the other folders
+    except Exception as e:  # noqa: BLE001 - ``_raise_first`` raises it after the other folders
         failed.append(_without_frames(e))
 
 
 @contextlib.contextmanager
-def _opened(path: Path, open_it: Callable[[Path], _Opened]) -> Iterator[_Opened]:
-    """Open a spool with the rights of its owner. ``open_it`` must import nothing: see ``become_owner``."""
+def _opened_as_owner(path: Path, open_spool: Callable[[Path], _Opened]) -> Iterator[_Opened]:
+    """Open a spool with the rights of its owner. ``open_spool`` must import nothing: see ``become_owner``."""
     from rocketmq_spark.spool.owner_rights import become_owner
 
     become_owner(path)
-    with contextlib.closing(open_it(path)) as opened:
+    with contextlib.closing(open_spool(path)) as opened:
         yield opened
 
 
@@ -401,36 +401,36 @@ def _without_frames(error: Exception) -> Exception:
     if not isinstance(error, RocketMQError):
         places = (f"{frame.f_code.co_filename}:{line}" for frame, line in traceback.walk_tb(error.__traceback__))
         error.add_note(f"It was raised in {', '.join(places)}")
-    each: BaseException | None
-    rest: list[BaseException | None] = [error]
-    while rest:
-        if (each := rest.pop()) is not None and each.__traceback__ is not None:
-            each.__traceback__ = None
-            rest += [each.__cause__, each.__context__]
+    current: BaseException | None
+    to_strip: list[BaseException | None] = [error]
+    while to_strip:
+        if (current := to_strip.pop()) is not None and current.__traceback__ is not None:
+            current.__traceback__ = None
+            to_strip += [current.__cause__, current.__context__]
     return error
 
 
-def _damage_of(path: Path, reading: SpoolReading) -> list[SpoolError]:
-    """What is to be said of a folder that was read."""
-    from rocketmq_spark.spool.database import OPEN_IT
+def _damage_errors(path: Path, reading: SpoolReading) -> list[SpoolError]:
+    """The error for a damaged folder."""
+    from rocketmq_spark.spool.database import REPAIR_REMEDY
 
     what = f"{path} is damaged, and not all of it could be read"
-    return [SpoolError(what, remedy=OPEN_IT)] if reading.is_damaged else []
+    return [SpoolError(what, remedy=REPAIR_REMEDY)] if reading.is_damaged else []
 
 
 def _paths(folder: Path) -> list[Path]:
-    from rocketmq_spark.session.spools import spools
-    from rocketmq_spark.spool.owner_rights import in_order
+    from rocketmq_spark.session.spools import spools_in
+    from rocketmq_spark.spool.owner_rights import own_spools_first
 
-    found = spools(folder)
+    found = spools_in(folder)
     if not found:
         raise SpoolError(f"there is no spool in {folder}", remedy="Name the folder of option 'spoolDir'")
-    return in_order(found)
+    return own_spools_first(found)
 
 
-def _shown(path: Path, entry: SpoolEntry, *parts: Callable[[SpoolEntry], dict[str, object]]) -> dict[str, object]:
-    """The row of a record. The users who may write to a folder decide what is in a record: if that causes any error, the row has
-    the error, and the command shows the other records.
+def _record_row(path: Path, entry: SpoolEntry, *parts: Callable[[SpoolEntry], dict[str, object]]) -> dict[str, object]:
+    """The row of a record. Other users may decide what is in a record: if that causes an error, the row has the error, and the
+    command shows the other records.
     """
     row: dict[str, object] = {"path": str(path), "record": entry.sequence, "standing": entry.standing}
     for part in parts:
@@ -441,9 +441,9 @@ def _shown(path: Path, entry: SpoolEntry, *parts: Callable[[SpoolEntry], dict[st
     return row
 
 
-def _row_of(entry: SpoolEntry) -> dict[str, object]:
-    """The row of a record, with null for unknown values."""
-    from rocketmq_spark.delay.envelope_records import KIND, LETTER_KIND
+def _summary_fields(entry: SpoolEntry) -> dict[str, object]:
+    """The fields that ``show`` and ``export`` print of a record. Unknown values are null."""
+    from rocketmq_spark.delay.envelope_records import DEAD_LETTER_KIND, DELAYED_KIND
     from rocketmq_spark.errors import DecodeError
     from rocketmq_spark.spool.spool import SEND_KIND, send_of
 
@@ -467,9 +467,9 @@ def _row_of(entry: SpoolEntry) -> dict[str, object]:
             "queue": None if send.queue is None else str(send.queue),
             "msgIds": list(send.msg_ids),
         }
-    if record.kind in (KIND, LETTER_KIND):
+    if record.kind in (DELAYED_KIND, DEAD_LETTER_KIND):
         try:
-            opened, original, given_up = _delayed(record)
+            opened, original, given_up = _decode_delayed(record)
         except DecodeError as e:
             return {**row, "error": e.message}
         row |= {} if given_up is None else {"givenUp": given_up}
@@ -482,27 +482,27 @@ def _row_of(entry: SpoolEntry) -> dict[str, object]:
     return row
 
 
-def _delayed(record: Record) -> tuple[DecodedEnvelope, Original, str | None]:
+def _decode_delayed(record: Record) -> tuple[DecodedEnvelope, Original, str | None]:
     """The envelope in a record, the message that a node without rules would send, and the reason if the message was given up.
-    Raises ``DecodeError`` for an envelope that cannot be delivered.
+    Raises ``DecodeError`` if the envelope cannot be delivered.
     """
-    from rocketmq_spark.delay.envelope_records import LETTER_KIND, opened_letter
+    from rocketmq_spark.delay.envelope_records import DEAD_LETTER_KIND, open_dead_letter
     from rocketmq_spark.delay.release import delivery
     from rocketmq_spark.errors import DecodeError
 
-    record, reason = opened_letter(record) if record.kind == LETTER_KIND else (record, None)
-    opened, original = delivery(record.payload, max_bytes=len(record.payload))
+    record, reason = open_dead_letter(record) if record.kind == DEAD_LETTER_KIND else (record, None)
+    envelope, original = delivery(record.payload, max_bytes=len(record.payload))
     if original is None:
         raise DecodeError("the envelope cancels another one")
-    return opened, original, reason
+    return envelope, original, reason
 
 
 def _text(data: bytes) -> str:
     return data.decode(errors="replace")
 
 
-def _content(entry: SpoolEntry) -> dict[str, object]:
-    from rocketmq_spark.delay.envelope_records import KIND, LETTER_KIND
+def _content_fields(entry: SpoolEntry) -> dict[str, object]:
+    from rocketmq_spark.delay.envelope_records import DEAD_LETTER_KIND, DELAYED_KIND
     from rocketmq_spark.errors import DecodeError
     from rocketmq_spark.spool.spool import send_of
     from rocketmq_spark.wire.properties import decode_properties
@@ -511,8 +511,8 @@ def _content(entry: SpoolEntry) -> dict[str, object]:
     if isinstance(record, DecodeError):
         return {}
     try:
-        if record.kind in (KIND, LETTER_KIND):
-            opened, original, _ = _delayed(record)
+        if record.kind in (DELAYED_KIND, DEAD_LETTER_KIND):
+            opened, original, _ = _decode_delayed(record)
             return {
                 "flag": opened.flag,
                 "bornTimestamp": opened.born_ms,
@@ -607,13 +607,13 @@ def serve(
     """
     from rocketmq_spark.delay.node import NodeSettings, open_node
 
-    over = Latch()
-    with on_signals(over.set, signal.SIGINT, signal.SIGTERM):
-        place = NodeSettings(data, inner_topic, dead_topic, topics=topics, dead=dead)
-        node = open_node(place, **{**target.settings(), "group": group})
-        dedicate()
-        begun = {"group": group, "topic": inner_topic, "data": str(data), "waiting": node.waiting}
-        output.item(begun, f"group {group} holds messages of {inner_topic} in {data}; {node.waiting} wait now")
-        node.run(over)
+    stop = Latch()
+    with on_signals(stop.set, signal.SIGINT, signal.SIGTERM):
+        node_settings = NodeSettings(data, inner_topic, dead_topic, topics=topics, dead=dead)
+        node = open_node(node_settings, **{**target.settings(), "group": group})
+        tune_gc()
+        row_at_start = {"group": group, "topic": inner_topic, "data": str(data), "waiting": node.waiting}
+        output.item(row_at_start, f"group {group} holds messages of {inner_topic} in {data}; {node.waiting} wait now")
+        node.run(stop)
     row = {"stored": node.stored, "sent": node.sent, "waiting": node.waiting}
     output.item(row, f"{node.stored} messages stored, {node.sent} sent, {node.waiting} wait")

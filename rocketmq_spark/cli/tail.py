@@ -1,5 +1,5 @@
-"""``rocketmq-spark tail`` and ``consume``: the messages of a topic, in the order in which they were stored, or as a member of a
-consumer group, as lines of JSON.
+"""``rocketmq-spark tail`` and ``consume``: ``tail`` shows messages in the order in which they were stored. ``consume`` reads
+them as a member of a consumer group, and prints JSON.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from rocketmq_spark.cli.output import Json, Output
 from rocketmq_spark.errors import OptionError
 
 if TYPE_CHECKING:
-    from rocketmq_spark.cli.reading import TopicReader
+    from rocketmq_spark.cli.topic_reader import TopicReader
     from rocketmq_spark.consumer.pull import PolledMessages
     from rocketmq_spark.model import MessageQueue, OffsetRange, ReceivedMessage
     from rocketmq_spark.pull.outcomes import Cause
     from rocketmq_spark.session.consumers import PullConsumer
 
 
-# So much of a message that cannot be decoded is shown on its line; --json has all of it.
-_RAW_BYTES = 40
+# Bytes of an undecodable message that its line shows; --json has all of them.
+_MAX_UNDECODABLE_BYTES = 40
 
 
 class StoredAt(NamedTuple):
@@ -42,11 +42,13 @@ class StoredAt(NamedTuple):
     time_ms: int
 
 
-Place = str | int | StoredAt | dict["MessageQueue", int]
+StartPosition = str | int | StoredAt | dict["MessageQueue", int]
 
 
-def _by_queue(ctx: click.Context, param: click.Parameter, value: str | None) -> dict[MessageQueue, int] | None:
-    """Offsets by queue, as JSON."""
+def _parse_queue_offsets(
+    ctx: click.Context, param: click.Parameter, value: str | None
+) -> dict[MessageQueue, int] | None:
+    """Parse offsets by queue, given as JSON."""
     from rocketmq_spark.options.parsing import queue_offsets
 
     try:
@@ -55,13 +57,13 @@ def _by_queue(ctx: click.Context, param: click.Parameter, value: str | None) -> 
         raise click.BadParameter(f"{value!r} is not {e}") from e
 
 
-def _begin(ctx: click.Context, param: click.Parameter, value: str | None) -> Place | None:
-    """``earliest``, ``latest``, an offset as an int, offsets by queue, or a time."""
+def _parse_start(ctx: click.Context, param: click.Parameter, value: str | None) -> StartPosition | None:
+    """Parse ``earliest``, ``latest``, an offset, offsets by queue as JSON, or a time."""
     text = (value or "").strip()
     if value is None or text in ("earliest", "latest"):
         return text or None
     if text.startswith("{"):
-        return _by_queue(ctx, param, text)
+        return _parse_queue_offsets(ctx, param, text)
     if text.isdecimal():
         return int(text)
     try:
@@ -70,7 +72,7 @@ def _begin(ctx: click.Context, param: click.Parameter, value: str | None) -> Pla
         raise click.BadParameter(f"{text!r} is not earliest, latest, an offset, JSON, or a time: {TIMES}") from e
 
 
-def _tags(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+def _check_tags(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
     from rocketmq_spark.wire.properties import parse_user_subscription
 
     try:
@@ -85,7 +87,7 @@ def _tags(ctx: click.Context, param: click.Parameter, value: str | None) -> str 
 @click.option(
     "--from",
     "begin",
-    callback=_begin,
+    callback=_parse_start,
     metavar="WHERE",
     help="earliest, latest, an offset (in every queue), JSON as for startingOffsets (only the queues that it names), or a time: "
     f"{TIMES}. [default: latest; with --no-follow earliest]",
@@ -93,12 +95,12 @@ def _tags(ctx: click.Context, param: click.Parameter, value: str | None) -> str 
 @click.option(
     "--to",
     "end",
-    callback=_by_queue,
+    callback=_parse_queue_offsets,
     metavar="JSON",
     help="Stop before these offsets of queues, and do not wait for new messages. Requires --from with JSON that names these "
     "queues, too.",
 )
-@click.option("--tags", callback=_tags, help="Only messages with one of these tags: 'a || b'.")
+@click.option("--tags", callback=_check_tags, help="Only messages with one of these tags: 'a || b'.")
 @click.option("--count", type=IntRange(1), help="Stop after this many messages.")
 @click.option("--follow/--no-follow", default=True, help="Wait for new messages, or stop at the end. [default: follow]")
 @connected
@@ -107,7 +109,7 @@ def tail(
     output: Output,
     target: Target,
     topic: str,
-    begin: Place | None,
+    begin: StartPosition | None,
     end: dict[MessageQueue, int] | None,
     tags: str | None,
     count: int | None,
@@ -117,14 +119,14 @@ def tail(
 
     With --from or --no-follow, show stored messages first, the oldest first.
     """
-    from rocketmq_spark.cli.reading import TopicReader
+    from rocketmq_spark.cli.topic_reader import TopicReader
 
-    def lost(part: OffsetRange, cause: Cause) -> None:
+    def warn_of_loss(part: OffsetRange, cause: Cause) -> None:
         output.warning(f"{part.size} messages of {part.queue} from offset {part.start} are gone: {cause.value}")
 
     if end is not None and not (isinstance(begin, dict) and end.keys() <= begin.keys()):
         raise click.UsageError("--to needs --from as JSON that names all queues of --to, too")
-    reader = TopicReader(target.options(), topic, lost, tags)
+    reader = TopicReader(target.options(), topic, warn_of_loss, tags)
     if isinstance(begin, dict):
         reader.seek_offsets(begin, end)
         follow = follow and end is None
@@ -144,22 +146,23 @@ def tail(
         output.note(f"{topic} has no messages{which}{where}")
 
 
-def _seek(reader: TopicReader, begin: Place) -> None:
-    from rocketmq_spark.cli import reading
+def _seek(reader: TopicReader, begin: StartPosition) -> None:
+    from rocketmq_spark.cli import topic_reader
 
     if isinstance(begin, StoredAt):
         reader.seek_time(begin.time_ms)
     elif isinstance(begin, int):
-        reader.seek(reading.at_offset(begin))
+        reader.seek(topic_reader.at_offset(begin))
     else:
-        reader.seek(reading.earliest if begin == "earliest" else reading.latest)
+        reader.seek(topic_reader.earliest if begin == "earliest" else topic_reader.latest)
 
 
 def document(message: ReceivedMessage) -> dict[str, object]:
-    """A message as the source's columns name its parts. A body that is no UTF-8 text comes as ``bodyBase64``; so does
-    one that cannot be decoded, as it is stored, with its flags and the reason."""
-    bad = message.decode_error is not None
-    text = None if bad else _text(message.body)
+    """Return a message as JSON values, with the names of the source's columns. A body that is not UTF-8 is ``bodyBase64``. For a
+    message that cannot be decoded, this is the stored body, and ``sysFlag`` and ``decodeError`` are added.
+    """
+    is_undecodable = message.decode_error is not None
+    text = None if is_undecodable else _utf8_text(message.body)
     body = {"bodyBase64": base64.b64encode(message.body).decode()} if text is None else {"body": text}
     return {
         "topic": message.topic,
@@ -172,52 +175,58 @@ def document(message: ReceivedMessage) -> dict[str, object]:
         "bornTimestamp": utc_text(message.born_timestamp),
         "storeTimestamp": utc_text(message.store_timestamp),
         "msgId": message.msg_id,
-        "properties": _own(message),
-        **({"sysFlag": message.sys_flag, "decodeError": message.decode_error} if bad else {}),
+        "properties": _user_properties(message),
+        **({"sysFlag": message.sys_flag, "decodeError": message.decode_error} if is_undecodable else {}),
     }
 
 
 def line(message: ReceivedMessage) -> str:
-    """A message on one line: when, where, what it is marked with, what it says."""
+    """Return a message as one line: store time, queue and offset, tags, keys and properties, body."""
     marks = [f"tags={message.tags}"] if message.tags else []
     marks += [f"keys={','.join(message.keys)}"] if message.keys else []
-    marks += [f"{name}={value}" for name, value in _own(message).items()]
-    bad = message.decode_error is not None
-    marks += [f"sysFlag={message.sys_flag:#x}"] if bad else []
-    text = f"<cannot be decoded: {message.decode_error}> {message.body[:_RAW_BYTES]!r}" if bad else _text(message.body)
-    said = f"<{len(message.body)} bytes>" if text is None else text
+    marks += [f"{name}={value}" for name, value in _user_properties(message).items()]
+    is_undecodable = message.decode_error is not None
+    marks += [f"sysFlag={message.sys_flag:#x}"] if is_undecodable else []
+    text = (
+        f"<cannot be decoded: {message.decode_error}> {message.body[:_MAX_UNDECODABLE_BYTES]!r}"
+        if is_undecodable
+        else _utf8_text(message.body)
+    )
+    body_text = f"<{len(message.body)} bytes>" if text is None else text
     place = f"{message.broker_name}/{message.queue_id}@{message.queue_offset}"
-    return escaped("  ".join([utc_text(message.store_timestamp), place, *([" ".join(marks)] if marks else []), said]))
+    return escaped(
+        "  ".join([utc_text(message.store_timestamp), place, *([" ".join(marks)] if marks else []), body_text])
+    )
 
 
-def _own(message: ReceivedMessage) -> dict[str, str]:
-    """The user's properties, without RocketMQ's."""
+def _user_properties(message: ReceivedMessage) -> dict[str, str]:
+    """Return the properties that users have set, without RocketMQ's own."""
     from rocketmq_spark.base.codes import RESERVED_PROPERTIES
 
     return {name: value for name, value in message.properties.items() if name not in RESERVED_PROPERTIES}
 
 
-def _text(body: bytes) -> str | None:
+def _utf8_text(body: bytes) -> str | None:
     try:
         return body.decode()
     except UnicodeDecodeError:
         return None
 
 
-# How long one poll waits: what was printed is committed before each.
+# The time that one poll waits. Printed messages are committed before the next poll.
 _POLL_S = 0.5
 
 
-def start(ctx: click.Context, param: click.Parameter, value: str) -> str:
-    """Callback of ``--from``: ``earliest``, ``latest`` or a time, as the consumers' option takes it."""
+def _parse_group_start(ctx: click.Context, param: click.Parameter, value: str) -> str:
+    """Parse ``--from``: ``earliest``, ``latest`` or a time. Returns a value of option consumeFromWhere."""
     try:
         return str(start_or_time(value))
     except ValueError as e:
         raise click.BadParameter(f"{value!r} is not {e}") from e
 
 
-def consuming(begin: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """The options of commands that consume as a group, which begin at ``begin`` unless they are asked for another place."""
+def consumer_options(begin: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Add the options of commands that consume as a group. ``begin`` is the default of ``--from``."""
 
     def add(function: Callable[..., None]) -> Callable[..., None]:
         for option in (
@@ -227,7 +236,7 @@ def consuming(begin: str) -> Callable[[Callable[..., None]], Callable[..., None]
                 "begin",
                 default=begin,
                 show_default=True,
-                callback=start,
+                callback=_parse_group_start,
                 metavar="WHERE",
                 help=f"Where to begin in a queue without an offset of the group: earliest, latest, or a time: {TIMES}.",
             ),
@@ -243,49 +252,56 @@ def consuming(begin: str) -> Callable[[Callable[..., None]], Callable[..., None]
     return add
 
 
-def subscribed(target: Target, topic: str, how: dict[str, Any]) -> PullConsumer:
-    """A member of the group that reads the topic. It commits nothing by itself."""
+def subscribed_consumer(target: Target, topic: str, arguments: dict[str, Any]) -> PullConsumer:
+    """Return a consumer of the group that is subscribed to the topic and does not commit automatically."""
     from rocketmq_spark.session.consumers import PullConsumer
 
-    _store_start(target, topic, how)
-    given = {"consume_from_where": how["begin"], **target.settings(), "group": how["group"], "auto_commit": False}
+    _store_start_offsets(target, topic, arguments)
+    given = {
+        "consume_from_where": arguments["begin"],
+        **target.settings(),
+        "group": arguments["group"],
+        "auto_commit": False,
+    }
     consumer = PullConsumer(**given)
     try:
-        consumer.subscribe(topic, how["tags"], how["sql"])
+        consumer.subscribe(topic, arguments["tags"], arguments["sql"])
     except BaseException:
         consumer.close()
         raise
     return consumer
 
 
-def _store_start(target: Target, topic: str, how: dict[str, Any]) -> None:
-    """Where the group begins in queues in which it has no offset: stored before anything is read.
+def _store_start_offsets(target: Target, topic: str, arguments: dict[str, Any]) -> None:
+    """Store the start offsets of queues in which the group has none, before anything is read.
 
-    Otherwise a command that was killed would begin elsewhere the next time, and miss what came meanwhile. A group with members
-    has begun. Errors name similar topics.
+    Otherwise, if the command is killed, the next one could start later and miss messages. A group with members already has
+    positions. Errors suggest similar topics.
     """
     from rocketmq_spark.admin import groups
     from rocketmq_spark.cli.lag import own_group
     from rocketmq_spark.options.parsing import consume_from
     from rocketmq_spark.queues.environment import environment_of
 
-    reads = target.only("batch source")
-    client, own = reads.client(), own_group(target, how["group"])
-    environment = environment_of(reads.options())
-    changes = groups.offset_changes(client, own, [topic], consume_from(how["begin"]), environment, "--from")
-    fresh = {change.queue: change.after for change in changes if change.before is None}
-    if fresh and not groups.members(client, own, [change.queue for change in changes]):
-        groups.store_offsets(client, own, fresh)
-        groups.warn_of_unseen_members(client, own, fresh)
+    source_target = target.for_role("batch source")
+    client, group_in_environment = source_target.client(), own_group(target, arguments["group"])
+    environment = environment_of(source_target.options())
+    changes = groups.offset_changes(
+        client, group_in_environment, [topic], consume_from(arguments["begin"]), environment, "--from"
+    )
+    new_offsets = {change.queue: change.after for change in changes if change.before is None}
+    if new_offsets and not groups.members(client, group_in_environment, [change.queue for change in changes]):
+        groups.store_offsets(client, group_in_environment, new_offsets)
+        groups.warn_of_unseen_members(client, group_in_environment, new_offsets)
 
 
 @click.command(cls=SendingCommand)
 @click.argument("topic")
-@consuming("latest")
+@consumer_options("latest")
 @click.option("--idle", "idle_s", type=FloatRange(0), help="Stop after this many seconds without a message.")
 @connected
 @click.pass_obj
-def consume(output: Output, /, target: Target, topic: str, idle_s: float | None, **how: Any) -> None:
+def consume(output: Output, /, target: Target, topic: str, idle_s: float | None, **arguments: Any) -> None:
     """Consume messages of TOPIC as a member of a group, until --count, --idle or Ctrl-C. Prints JSON, one object per line.
 
     The group shares the queues among its members. Offsets are committed when lines are written, so a message is printed at
@@ -295,30 +311,30 @@ def consume(output: Output, /, target: Target, topic: str, idle_s: float | None,
     from rocketmq_spark.consumer.pull import PolledMessages
 
     if sys.stdout is None:
-        raise OptionError("standard output is closed: messages would be consumed and printed nowhere")
-    lines, left, stop = Json(), how["count"], Latch()
-    with subscribed(target, topic, how) as consumer, on_signals(stop.set, signal.SIGINT, signal.SIGTERM):
-        last_s = time.monotonic()
-        while not stop.is_set() and (left is None or left > 0):
+        raise OptionError("standard output is closed: messages would be consumed and not printed")
+    lines, remaining, stop = Json(), arguments["count"], Latch()
+    with subscribed_consumer(target, topic, arguments) as consumer, on_signals(stop.set, signal.SIGINT, signal.SIGTERM):
+        last_message_s = time.monotonic()
+        while not stop.is_set() and (remaining is None or remaining > 0):
             polled = PolledMessages(consumer, _POLL_S if idle_s is None else min(_POLL_S, idle_s))
             messages, now_s = polled.messages, time.monotonic()
-            _print(lines, consumer, polled, left)
-            left = None if left is None else left - len(messages)
-            if not messages and idle_s is not None and now_s - last_s >= idle_s:
+            _print(lines, consumer, polled, remaining)
+            remaining = None if remaining is None else remaining - len(messages)
+            if not messages and idle_s is not None and now_s - last_message_s >= idle_s:
                 return
-            last_s = now_s if messages else last_s
+            last_message_s = now_s if messages else last_message_s
     if stop.is_set():
         raise KeyboardInterrupt
 
 
-def _print(lines: Json, consumer: PullConsumer, polled: PolledMessages, most: int | None) -> None:
-    """Print ``most`` messages of one queue, and commit how far all queues are: one in which nothing came has an offset, too.
+def _print(lines: Json, consumer: PullConsumer, polled: PolledMessages, limit: int | None) -> None:
+    """Print at most ``limit`` messages of one queue, and commit the positions of all queues, also of those without messages.
 
-    Also what was written before the pipe closed is committed.
+    If the pipe closes, the messages that were written before are committed, too.
     """
     try:
-        for written, message in enumerate(polled.messages[:most], 1):
+        for count, message in enumerate(polled.messages[:limit], 1):
             lines.item({**document(message), "reconsumeTimes": message.reconsume_times}, "")
-            polled.mark_finished(written)
+            polled.mark_finished(count)
     finally:
         consumer.commit()

@@ -1,6 +1,4 @@
-"""``rocketmq-spark topic`` and ``environment``: administration of topics, which the cluster must permit; which queues of a topic
-belong to which environment, and who keeps to that.
-"""
+"""``rocketmq-spark topic`` and ``environment``: administers topics, and shows which environments write and read their queues."""
 
 from __future__ import annotations
 
@@ -11,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rocketmq_spark.cli.command import CliGroup, confirm
-from rocketmq_spark.cli.connection import Target, connected, pairs
+from rocketmq_spark.cli.connection import Target, connected, parse_pairs
 from rocketmq_spark.cli.numbers import IntRange
 from rocketmq_spark.cli.output import Output, moment
 
@@ -34,7 +32,7 @@ def topic() -> None:
 @click.option(
     "--attribute",
     multiple=True,
-    callback=pairs,
+    callback=parse_pairs,
     metavar="NAME=VALUE",
     help="Attribute, such as message.type=FIFO (may be repeated).",
 )
@@ -45,25 +43,33 @@ def topic() -> None:
 )
 @connected
 @click.pass_obj
-def create(output: Output, /, target: Target, name: str, queues: int, brokers: tuple[str, ...], **kind: Any) -> None:
+def create(
+    output: Output, /, target: Target, name: str, queues: int, brokers: tuple[str, ...], **arguments: Any
+) -> None:
     """Create a topic. Fails if one of the brokers already has the topic."""
     from rocketmq_spark.admin import topics
 
-    _show(output, topics.create(target.client(), name, queues, brokers or None, kind["attribute"], kind["batch"]))
+    _show(
+        output,
+        topics.create(target.client(), name, queues, brokers or None, arguments["attribute"], arguments["batch"]),
+    )
 
 
-def _show(output: Output, there: TopicQueues, shrunk: bool = False) -> None:
-    """How many queues the topic has now, and how many messages went out of sight."""
-    where, total = sorted(there.brokers), there.write_queues
-    text = f"Topic {there.topic} has {total} queues on {', '.join(where)}"
-    row = {"topic": there.topic, "brokers": where, "queues": total}
+def _show(output: Output, topic_queues: TopicQueues, shrunk: bool = False) -> None:
+    """Print the number of queues of the topic, and after a shrink how many messages can no longer be read."""
+    broker_names, queue_count = sorted(topic_queues.brokers), topic_queues.write_queues
+    text = f"Topic {topic_queues.topic} has {queue_count} queues on {', '.join(broker_names)}"
+    row = {"topic": topic_queues.topic, "brokers": broker_names, "queues": queue_count}
     if shrunk:
-        text, row = f"{text}; {there.hidden} messages are out of sight", {**row, "outOfSight": there.hidden}
+        text, row = (
+            f"{text}; {topic_queues.hidden} messages are out of sight",
+            {**row, "outOfSight": topic_queues.hidden},
+        )
     output.item(row, text)
 
 
-def _resized(function: Callable[..., None]) -> Callable[..., None]:
-    """What commands take that change the number of queues."""
+def _resize_options(function: Callable[..., None]) -> Callable[..., None]:
+    """Add the arguments of commands that change the number of queues."""
     for add in (
         click.option("--broker", "brokers", multiple=True, help="Only on this broker (may be repeated; default: all)."),
         click.option("--queues", type=IntRange(1), required=True, help="Queues on each broker from now on."),
@@ -74,7 +80,7 @@ def _resized(function: Callable[..., None]) -> Callable[..., None]:
 
 
 @topic.command()
-@_resized
+@_resize_options
 @connected
 @click.pass_obj
 def widen(output: Output, target: Target, name: str, queues: int, brokers: tuple[str, ...]) -> None:
@@ -87,15 +93,15 @@ def widen(output: Output, target: Target, name: str, queues: int, brokers: tuple
     _show(output, topics.widen(target.client(), name, queues, brokers or None, "--queues"))
 
 
-def _refuse_part(target: Target, name: str, what: str = "remove messages of all") -> None:
-    """With an environment other commands keep to its queues. These reach all environments."""
+def _check_not_shared(target: Target, name: str, effect: str = "remove messages of all") -> None:
+    """Raise if the target has an environment that shares the topic: the command would change the topic for all environments."""
     from rocketmq_spark.errors import OptionError
     from rocketmq_spark.queues.environment import environment_of
 
     options = target.options()
     if environment_of(options) is not None:
         raise OptionError(
-            f"topic {name} is shared by environments, and {options.environment_source} names one of them: this would {what}",
+            f"topic {name} is shared by environments, and {options.environment_source} names one of them: this would {effect}",
             remedy="To do that for all, omit the environment. If the environment has its own topics, set environmentMode=suffix",
         )
 
@@ -116,7 +122,7 @@ def _refuse_part(target: Target, name: str, what: str = "remove messages of all"
 @click.option(
     "--attribute",
     multiple=True,
-    callback=pairs,
+    callback=parse_pairs,
     metavar="NAME=VALUE",
     help="Set an attribute, such as message.type=FIFO (may be repeated).",
 )
@@ -124,34 +130,34 @@ def _refuse_part(target: Target, name: str, what: str = "remove messages of all"
 @connected
 @click.pass_obj
 def update(
-    output: Output, /, target: Target, name: str, queues: int | None, brokers: tuple[str, ...], **how: Any
+    output: Output, /, target: Target, name: str, queues: int | None, brokers: tuple[str, ...], **arguments: Any
 ) -> None:
     """Change a topic. Settings that are not given are kept."""
     from rocketmq_spark.admin import topics
 
-    if queues is None and how["permission"] is None and how["order"] is None and not how["attribute"]:
+    if queues is None and arguments["permission"] is None and arguments["order"] is None and not arguments["attribute"]:
         raise click.UsageError("Give what is to change: --queues, --permission, --order, --no-order or --attribute")
-    if how["permission"] in ("R", "W"):
-        _refuse_part(target, name, "stop the producers or the consumers of all")
-    change = topics.TopicChange(queues, how["permission"], how["order"], how["attribute"])
-    there = topics.update(target.client(), name, change, brokers or None, "--queues")
-    for broker, kept in sorted(there.brokers.items()):
+    if arguments["permission"] in ("R", "W"):
+        _check_not_shared(target, name, "stop the producers or the consumers of all")
+    change = topics.TopicChange(queues, arguments["permission"], arguments["order"], arguments["attribute"])
+    topic_queues = topics.update(target.client(), name, change, brokers or None, "--queues")
+    for broker, config in sorted(topic_queues.brokers.items()):
         row = {
             "topic": name,
             "brokerName": broker,
-            "queues": kept.write_queues,
-            "permission": kept.permission,
-            "type": kept.message_type,
-            "order": kept.order,
-            "attributes": dict(kept.attributes),
+            "queues": config.write_queues,
+            "permission": config.permission,
+            "type": config.message_type,
+            "order": config.order,
+            "attributes": dict(config.attributes),
         }
-        told = [f"{key} {row[key]}" for key in ("permission", "type") if row[key]]
-        told += ["ordered"] if kept.order else []
-        output.item(row, f"Topic {name} has {kept.write_queues} queues on {broker}: {', '.join(told)}")
+        properties = [f"{key} {row[key]}" for key in ("permission", "type") if row[key]]
+        properties += ["ordered"] if config.order else []
+        output.item(row, f"Topic {name} has {config.write_queues} queues on {broker}: {', '.join(properties)}")
 
 
 @topic.command()
-@_resized
+@_resize_options
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @connected
 @click.pass_obj
@@ -163,12 +169,12 @@ def shrink(output: Output, target: Target, name: str, queues: int, brokers: tupl
     """
     from rocketmq_spark.admin import topics
 
-    _refuse_part(target, name)
-    client, only = target.client(), brokers or None
-    now = topics.shrink(client, name, queues, only, preview=True, argument_name="--queues")
-    gone = sum(data.read_queues - queues for data in now.brokers.values())
-    confirm(f"Take {gone} queues away from topic {name}: {now.hidden} messages go out of sight", yes)
-    _show(output, topics.shrink(client, name, queues, only, argument_name="--queues"), shrunk=True)
+    _check_not_shared(target, name)
+    client, broker_names = target.client(), brokers or None
+    preview = topics.shrink(client, name, queues, broker_names, preview=True, argument_name="--queues")
+    removed_queues = sum(data.read_queues - queues for data in preview.brokers.values())
+    confirm(f"Take {removed_queues} queues away from topic {name}: {preview.hidden} messages go out of sight", yes)
+    _show(output, topics.shrink(client, name, queues, broker_names, argument_name="--queues"), shrunk=True)
 
 
 @topic.command("list")
@@ -200,23 +206,25 @@ def describe(output: Output, target: Target, name: str) -> None:
     from rocketmq_spark.admin import topics
     from rocketmq_spark.base.codes import BATCH_QUEUE, QUEUE_TYPE
 
-    there = topics.describe(target.client(), name)
-    batch = {name for name, kept in there.brokers.items() if kept.attributes.get(QUEUE_TYPE) == BATCH_QUEUE}
+    description = topics.describe(target.client(), name)
+    batch_brokers = {
+        name for name, config in description.brokers.items() if config.attributes.get(QUEUE_TYPE) == BATCH_QUEUE
+    }
     rows = [
         {
             "topic": name,
             "brokerName": queue.broker_name,
             "queueId": queue.queue_id,
-            "minOffset": b.min_offset,
-            "maxOffset": b.max_offset,
-            "messages": b.max_offset - b.min_offset,
-            "lastUpdate": moment(b.last_update_ms),
-            "type": kept.message_type if kept else None,
-            "permission": kept.permission if kept else None,
-            "batch": queue.broker_name in batch,
+            "minOffset": queue_bounds.min_offset,
+            "maxOffset": queue_bounds.max_offset,
+            "messages": queue_bounds.max_offset - queue_bounds.min_offset,
+            "lastUpdate": moment(queue_bounds.last_update_ms),
+            "type": config.message_type if config else None,
+            "permission": config.permission if config else None,
+            "batch": queue.broker_name in batch_brokers,
         }
-        for queue, b in there.queues.items()
-        for kept in [there.brokers.get(queue.broker_name)]  # None: its master is away
+        for queue, queue_bounds in description.queues.items()
+        for config in [description.brokers.get(queue.broker_name)]  # None if the master is down
     ]
     headings = {
         "brokerName": "BROKER",
@@ -229,7 +237,7 @@ def describe(output: Output, target: Target, name: str) -> None:
         "permission": "PERMISSION",
     }
     output.rows(headings, rows)
-    output.note(f"{there.messages} messages in {len(rows)} queues{' of a batch topic' if batch else ''}")
+    output.note(f"{description.messages} messages in {len(rows)} queues{' of a batch topic' if batch_brokers else ''}")
 
 
 @topic.command()
@@ -241,7 +249,7 @@ def delete(output: Output, target: Target, name: str, yes: bool) -> None:
     """Delete a topic and all of its messages."""
     from rocketmq_spark.admin import topics
 
-    _refuse_part(target, name)
+    _check_not_shared(target, name)
     client = target.client()
     client.admin.routes.get_existing(name, 0.0)
     confirm(f"Delete topic {name} with all its messages", yes)
@@ -249,7 +257,7 @@ def delete(output: Output, target: Target, name: str, yes: bool) -> None:
     output.item({"topic": name, "deleted": True}, f"Topic {name} is deleted")
 
 
-_HEADINGS = {
+_ENVIRONMENT_COLUMNS = {
     "brokerName": "BROKER",
     "queueId": "QUEUE",
     "environment": "WRITTEN BY",
@@ -280,12 +288,12 @@ def show(output: Output, target: Target, topic: str) -> None:
     route = client.admin.routes.get_existing(topic, 0.0)
     bounds = client.admin.describe_topic(topic)
     writable = set(route.writable())
-    named = _names(options, sorted({*bounds, *writable}))
-    found = readers(client.calls, client.admin, topic)
+    environment_of = _environment_of_queues(options, sorted({*bounds, *writable}))
+    group_readers = readers(client.calls, client.admin, topic)
     rows = []
     for queue in sorted({*bounds, *writable}):
-        name = named.get(queue)
-        found_readers = list(_readers(options, queue, name, found))
+        name = environment_of.get(queue)
+        reader_rows = list(_reader_rows(options, queue, name, group_readers))
         rows.append(
             {
                 "topic": topic,
@@ -294,43 +302,43 @@ def show(output: Output, target: Target, topic: str) -> None:
                 "environment": name,
                 "writable": queue in writable,
                 "messages": bounds[queue].max_offset - bounds[queue].min_offset if queue in bounds else None,
-                "readers": found_readers,
+                "readers": reader_rows,
             }
         )
-    output.rows(_HEADINGS, rows if output.machine else map(_shown, rows))
-    for reader in found:
+    output.rows(_ENVIRONMENT_COLUMNS, rows if output.machine else map(_text_row, rows))
+    for reader in group_readers:
         if reader.queues is None:
             output.note(f"What {reader.member} of group {reader.group} reads is not known: it did not answer")
     if options.environment_mode == "queues" and options.environments is None:
         output.note("Without -o environments=... the n-th queue is taken to be of environment n")
-    if any(found_readers["foreign"] for row in rows for found_readers in row["readers"]):  # type: ignore[attr-defined]
+    if any(reader_rows["foreign"] for row in rows for reader_rows in row["readers"]):  # type: ignore[attr-defined]
         output.note("! reads what belongs to another environment")
 
 
-def _names(options: Options, queues: Sequence[MessageQueue]) -> Mapping[MessageQueue, str]:
+def _environment_of_queues(options: Options, queues: Sequence[MessageQueue]) -> Mapping[MessageQueue, str]:
     from rocketmq_spark.queues.environment import owners, suffix_of
 
     suffix = suffix_of(options)
     return dict.fromkeys(queues, suffix) if suffix else owners(queues, options.environments)
 
 
-def _readers(
-    options: Options, queue: MessageQueue, name: str | None, found: Sequence[GroupReader]
+def _reader_rows(
+    options: Options, queue: MessageQueue, queue_environment: str | None, group_readers: Sequence[GroupReader]
 ) -> Iterator[dict[str, object]]:
     from rocketmq_spark.queues.environment import environment_of_group
 
-    for reader in found:
+    for reader in group_readers:
         if queue in (reader.queues or ()):
-            own = options.environment_mode == "suffix" and reader.is_in_scope
-            mine = options.environment if own else environment_of_group(reader.group)
-            reader_row = {"group": reader.group, "member": reader.member, "environment": mine}
-            yield {**reader_row, "foreign": mine != name}
+            has_topic_suffix = options.environment_mode == "suffix" and reader.is_in_scope
+            reader_environment = options.environment if has_topic_suffix else environment_of_group(reader.group)
+            reader_row = {"group": reader.group, "member": reader.member, "environment": reader_environment}
+            yield {**reader_row, "foreign": reader_environment != queue_environment}
 
 
-def _shown(row: dict[str, object]) -> dict[str, object]:
-    """For people: a group stands above its members, ``!`` before one of another environment."""
+def _text_row(row: dict[str, object]) -> dict[str, object]:
+    """Return a row as text: each group above its members, with ``!`` before a group of another environment."""
     readers: list[dict[str, object]] = row["readers"]  # type: ignore[assignment]
     lines: list[str] = []
-    for group, members in groupby(readers, key=lambda one: f"{'! ' if one['foreign'] else ''}{one['group']}"):
-        lines += [group, *(f"  {one['member'] or '(no member)'}" for one in members)]
+    for group, members in groupby(readers, key=lambda reader: f"{'! ' if reader['foreign'] else ''}{reader['group']}"):
+        lines += [group, *(f"  {reader['member'] or '(no member)'}" for reader in members)]
     return {**row, "environment": row["environment"] if row["writable"] else None, "shown": lines or None}

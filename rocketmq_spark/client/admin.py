@@ -9,7 +9,7 @@ from functools import partial
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import AUTO_CREATE_TOPIC, BATCH_QUEUE, FIRST_WITH_ATTRIBUTES, QUEUE_TYPE, Perm
-from rocketmq_spark.base.process import Closing
+from rocketmq_spark.base.process import Closeable
 from rocketmq_spark.client.broker_client import BrokerClient
 from rocketmq_spark.client.name_servers import NameServers
 from rocketmq_spark.client.offsets import RemotingOffsetReader
@@ -41,7 +41,7 @@ _REGISTER_AGAIN_S = 3.0
 _MAX_MESSAGES_OF_KEY, _MAX_DECODED_BYTES = 32, 16 << 20
 
 
-class BaseAdmin(Closing):
+class BaseAdmin(Closeable):
     """Sends administrative requests, over its own connections or over those of ``calls``, which ``close`` leaves open."""
 
     def __init__(self, name_server: str | Sequence[str], calls: RpcClient | None = None) -> None:
@@ -188,7 +188,7 @@ class BaseAdmin(Closing):
 
     def describe_topic(self, topic: str) -> dict[MessageQueue, QueueBounds]:
         """The bounds of every queue, including queues without read permission."""
-        return self.brokers.bounds(self.route(topic).kept(), Deadline.after(10.0))
+        return self.brokers.bounds(self.route(topic).stored_queues(), Deadline.after(10.0))
 
     def topic_config(self, topic: str, broker: str) -> TopicConfig:
         on_wire = self._calls.on_wire(topic)
@@ -256,7 +256,8 @@ class BaseAdmin(Closing):
     def broker_config(self, broker: str, allow_plain_text: bool = False) -> dict[str, Secret]:
         """Return all settings, among them passwords of users and the keys of the broker's own client.
 
-        Raises ``OptionError`` if the network could read them. With ``allow_plain_text``, an explicit ``tls=false`` permits that.
+        Raises ``OptionError`` if the network could read them. With ``allow_plain_text``, an explicit ``tls=false`` permits
+        the request without TLS.
         """
         address = masters_of(self.cluster(), [broker])[broker]
         self._calls.check_private(address, f"the settings of {broker}, with its passwords,", allow_plain_text)
@@ -303,9 +304,8 @@ def _register_topic(admin: BaseAdmin, topic: str, shown: Mapping[str, _Shape | N
             make_request = partial(
                 rpc.REGISTER_TOPIC_IN_NAMESRV.request, bodies.topic_registration(configs), topic=on_wire
             )
-            if (
-                not configs and not _shapes_in_route(_route_or_none(admin.routes, topic)).keys() - registered.keys()
-            ):  # the topic has been deleted
+            if not configs and not _shapes_in_route(_route_or_none(admin.routes, topic)).keys() - registered.keys():
+                # The topic has been deleted.
                 make_request = partial(rpc.DELETE_TOPIC_IN_NAMESRV.request, topic=on_wire)
             admin.name_servers.request_at_all(make_request, deadline)
         registered = configs

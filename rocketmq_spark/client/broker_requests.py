@@ -10,19 +10,19 @@ from rocketmq_spark.base.codes import RETRY_PREFIX, Property, Request
 from rocketmq_spark.client.rpc import RpcClient
 from rocketmq_spark.model import Filter, MessageQueue, ReceivedMessage
 from rocketmq_spark.model.membership import (
-    Answer,
-    Asked,
     BrokerRequest,
     ConsumeDirectly,
     DirectResult,
-    InfoAsked,
+    GetConsumedOffsets,
+    GetRunningInfo,
     MembersChanged,
     Membership,
-    OffsetsAsked,
+    RequestAnswer,
+    RequestCallback,
     ResetOffsets,
     RunningInfo,
 )
-from rocketmq_spark.wire import bodies, member_bodies, rpc
+from rocketmq_spark.wire import bodies, rpc
 from rocketmq_spark.wire.bodies import GroupMembership
 from rocketmq_spark.wire.header import Command
 from rocketmq_spark.wire.messages import single_message
@@ -57,7 +57,7 @@ def _subscription(topic_filter: Filter) -> Subscription:
 class BrokerRequests:
     """The ``request_handler`` of a group's member in ``client/instance``: takes a command apart and has it answered."""
 
-    def __init__(self, calls: RpcClient, group: str, handler: Asked) -> None:
+    def __init__(self, calls: RpcClient, group: str, handler: RequestCallback) -> None:
         self._calls = calls
         self._group = group
         self._handler = handler
@@ -92,10 +92,10 @@ class BrokerRequests:
         return ResetOffsets(self._plain(fields["topic"]), plain)
 
     def _parse_offsets_request(self, command: Command) -> BrokerRequest:
-        return OffsetsAsked(self._plain(rpc.GET_CONSUMER_STATUS_FROM_CLIENT.arguments(command)["topic"]))
+        return GetConsumedOffsets(self._plain(rpc.GET_CONSUMER_STATUS_FROM_CLIENT.arguments(command)["topic"]))
 
     def _parse_info_request(self, command: Command) -> BrokerRequest:
-        return InfoAsked(bool(rpc.GET_CONSUMER_RUNNING_INFO.arguments(command)["jstackEnable"]))
+        return GetRunningInfo(bool(rpc.GET_CONSUMER_RUNNING_INFO.arguments(command)["jstackEnable"]))
 
     def _parse_direct(self, command: Command) -> BrokerRequest:
         fields = rpc.CONSUME_MESSAGE_DIRECTLY.arguments(command)
@@ -107,9 +107,9 @@ class BrokerRequests:
         inside = origin is None or scope.is_reversible(origin)
         return ConsumeDirectly(with_user_names(message, scope) if inside else with_stored_names(message, scope))
 
-    def _encode_answer(self, answer: Answer) -> bytes:
+    def _encode_answer(self, answer: RequestAnswer) -> bytes:
         if isinstance(answer, DirectResult):
-            return member_bodies.direct_result(answer)
+            return bodies.direct_result(answer)
         if isinstance(answer, RunningInfo):
             name = self._calls.on_wire
             info = replace(
@@ -117,8 +117,8 @@ class BrokerRequests:
                 queues=_on_wire(self._calls, answer.queues),
                 topics={name(topic): figures for topic, figures in answer.topics.items()},
             )
-            return member_bodies.running_info(info, group_membership(self._group, answer.membership).on_wire(name))
-        return member_bodies.consumer_offsets(_on_wire(self._calls, answer))
+            return bodies.running_info(info, group_membership(self._group, answer.membership).on_wire(name))
+        return bodies.consumer_offsets(_on_wire(self._calls, answer))
 
 
 def _on_wire(calls: RpcClient, table: Mapping[MessageQueue, Value]) -> dict[MessageQueue, Value]:

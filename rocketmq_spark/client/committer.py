@@ -97,7 +97,7 @@ class RemotingCommitter:
         (answer,) = self._broker_client.request_all([BrokerCommand(broker_name, command, "")], deadline, accept)
         return bodies.consumer_ids(answer.body) if answer.code == Response.SUCCESS else []
 
-    def knows_members(self, broker_name: str) -> bool:
+    def lists_all_members(self, broker_name: str) -> bool:
         connection = self._broker_client.connection(broker_name)
         return connection is None or not self._broker_client.calls.pool.is_proxy(connection[0])
 
@@ -115,9 +115,8 @@ class RemotingCommitter:
                         "a Proxy does not let it be created, nor does its broker (autoCreateSubscriptionGroup=false)"
                     )
                     raise _not_created(group, error, problem) from e
-                if error.retriable and not isinstance(
-                    error, NotReadable | TopicNotFound
-                ):  # a new group may get these errors
+                if error.retriable and not isinstance(error, NotReadable | TopicNotFound):
+                    # A new group may get these errors.
                     raise error from e
 
     def create_retry_topic(self, group: str, timeout_s: float) -> None:

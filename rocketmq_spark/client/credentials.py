@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rocketmq_spark.base.folders import has_own_rights
-from rocketmq_spark.base.threads import Failure, attempt
+from rocketmq_spark.base.threads import Failure, capture
 from rocketmq_spark.errors import (
     LocalProtocolError,
     OptionError,
@@ -75,7 +75,7 @@ class RotatingCredentials:
             return time.monotonic() + FETCH_RETRY_S, previous
 
     def _fetch_checked(self) -> Credentials:
-        result = attempt(self._fetch)  # user code; callers get only RocketMQError
+        result = capture(self._fetch)  # user code; callers get only RocketMQError
         if not isinstance(result, Failure):
             return result
         if isinstance(result.error, RocketMQError):
@@ -123,7 +123,7 @@ def credentials_of(options: Options) -> Credentials | RotatingCredentials | None
         provider = resolve(options.credentials_provider, "credentialsProvider")
         return RotatingCredentials(lambda: from_provider(provider()))
     if options.credentials_file is not None:
-        path = paths.expanded(options.credentials_file, "credentialsFile")
+        path = paths.expand_home(options.credentials_file, "credentialsFile")
         return RotatingCredentials(functools.partial(from_file, path))
     if options.access_key is None or options.secret_key is None:
         return None

@@ -20,9 +20,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rocketmq_spark.base import dropped
-from rocketmq_spark.base.clock import Deadline, NowAndThen
+from rocketmq_spark.base.clock import Deadline, RateLimit
 from rocketmq_spark.base.codes import Property, Request, Response
-from rocketmq_spark.base.threads import Aside, Failure, Timer, Tracebacks, attempt
+from rocketmq_spark.base.threads import Failure, KeyedExecutor, Timer, TracebackLimit, capture
 from rocketmq_spark.client.routes import Routes
 from rocketmq_spark.client.rpc import RpcClient, error_from_response
 from rocketmq_spark.errors import LocalProtocolError, NotSupported, RocketMQError
@@ -43,7 +43,7 @@ CLUSTER_TIMEOUT_S = 10.0
 _MAX_LINGERING = 50
 _MAX_PARALLEL = 64  # brokers that are contacted in parallel
 LOG_PAUSE_S = 10.0  # how often a rejected request is logged
-_tracebacks = Tracebacks()  # limits the log: a server may send thousands of requests that fail
+_tracebacks = TracebackLimit()  # limits the log: a server may send thousands of requests that fail
 _MAX_WAITING_REQUESTS = 1000  # waiting requests of brokers per group; more are rejected
 
 # Requests of brokers to consumers, with the field that names the group. Requests to producers name it in the message.
@@ -91,9 +91,9 @@ class MemberRegistry:
         self._on_reply = on_reply
         self._lock = threading.Lock()
         self._members: dict[tuple[bool, str], tuple[RegisteredMember, ...]] = {}  # no value is empty, even after Ctrl-C
-        self._executor = Aside(_MAX_WAITING_REQUESTS)
-        self._reply_executor = Aside()  # needs no limit: each reply belongs to a waiting request
-        self._log_limit = NowAndThen(LOG_PAUSE_S)
+        self._executor = KeyedExecutor(_MAX_WAITING_REQUESTS)
+        self._reply_executor = KeyedExecutor()  # needs no limit: each reply belongs to a waiting request
+        self._log_limit = RateLimit(LOG_PAUSE_S)
 
     def add(self, on_wire: str, member: RegisteredMember) -> None:
         """Add a member. A group may have several producers here but one consumer: two with one client id read the same queues."""
@@ -203,10 +203,10 @@ class MemberRegistry:
 
 def _answer(member: RegisteredMember, request: ServerRequest) -> None:
     assert member.request_handler is not None
-    reply = attempt(member.request_handler, request.address, request.command)
+    reply = capture(member.request_handler, request.address, request.command)
     if isinstance(reply, Failure):  # answer with the error, so that the broker does not wait until it times out
         text, traceback = "group %s could not handle request %s: %s", _tracebacks.due(reply)
-        attempt(logger.error, text, member.group, request.command.code, str(reply), exc_info=traceback)
+        capture(logger.error, text, member.group, request.command.code, str(reply), exc_info=traceback)
         reply = Command(Response.SYSTEM_ERROR, remark=str(reply))
     if reply is None:
         request.reject()
@@ -245,7 +245,7 @@ class ClientInstance:
         on_wire = self._calls.on_wire(member.group)
         if member.consumes and self._groups.has_consumer(on_wire):
             # The earlier consumer may have been dropped without close(), and not be collected yet.
-            dropped.settle(Deadline.after(TIMEOUT_S))
+            dropped.wait_for_dropped(Deadline.after(TIMEOUT_S))
         try:
             self._groups.add(on_wire, member)
             if member.request_handler is not None and not member.consumes:
@@ -329,7 +329,7 @@ class ClientInstance:
             if self._groups.reply_groups():
                 self._heartbeat(deadline, [name_and_address], groups)
 
-        executor, addresses = Aside(), self._addresses(False, True)
+        executor, addresses = KeyedExecutor(), self._addresses(False, True)
         for i, name_and_address in enumerate(addresses[1:]):
             try:
                 executor.run(i % _MAX_PARALLEL, functools.partial(reregister_at, name_and_address))
@@ -401,8 +401,8 @@ class ClientInstance:
         """Schedule a heartbeat, unless an earlier one is due. The caller holds the lock."""
         due_ms = timer.now_ms() + 1000 * in_s
         if due_ms < self._due_ms:
-            timer.later(in_s, functools.partial(self._heartbeat_tick, timer, due_ms))
-            self._due_ms = due_ms  # only now: ``later`` raises if no thread can start
+            timer.call_later(in_s, functools.partial(self._heartbeat_tick, timer, due_ms))
+            self._due_ms = due_ms  # only now: ``call_later`` raises if no thread can start
 
     def _heartbeat_tick(self, timer: Timer, due_ms: float) -> None:
         with self._lock:

@@ -14,7 +14,7 @@ from typing import Any
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import OFFSET_RESET, PullSysFlag, Response
-from rocketmq_spark.base.threads import Aside, Failure, attempt, never_waiting
+from rocketmq_spark.base.threads import Failure, KeyedExecutor, capture, without_blocking
 from rocketmq_spark.client.pulled_messages import requested_messages
 from rocketmq_spark.client.routes import Routes
 from rocketmq_spark.client.rpc import RpcClient, error_from_response
@@ -54,7 +54,7 @@ class LongPolls:
         self._calls = calls
         self._routes = routes
         self._attributes = attributes
-        self._executor = Aside()
+        self._executor = KeyedExecutor()
 
     def pull(self, request: PullRequest, deadline: Deadline, done: OnPulled) -> None:
         name = request.queue.broker_name
@@ -65,8 +65,8 @@ class LongPolls:
             broker_id, address = replica(data, request.broker_id)
             send = functools.partial(self._send, address, broker_id == MASTER_ID, deadline, done)
             knows_attributes = not request.filter or self._attributes.is_cached(request.queue)
-            if knows_attributes and self._calls.pool.is_connected(address) and not self._executor.busy(address):
-                with never_waiting():  # the socket may be blocked, and this thread also sends other pulls
+            if knows_attributes and self._calls.pool.is_connected(address) and not self._executor.has_work(address):
+                with without_blocking():  # the socket may be blocked, and this thread also sends other pulls
                     send(request)
             else:  # no commit: until it is sent, a reset or the next owner may store another offset
                 self._executor.run(address, functools.partial(send, replace(request, commit_offset=None)))
@@ -129,7 +129,7 @@ class LongPolls:
         if isinstance(answer, RocketMQError):
             done(answer)
             return
-        result = attempt(to_pull_answer, request, answer, address, self._calls.scope)
+        result = capture(to_pull_answer, request, answer, address, self._calls.scope)
         if not isinstance(result, Failure):
             done(result)
         elif isinstance(result.error, RocketMQError):

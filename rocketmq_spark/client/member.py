@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.complaints import Complaints
+from rocketmq_spark.base.complaints import LogThrottle
 from rocketmq_spark.client.broker_client import BrokerClient, BrokerCommand
 from rocketmq_spark.client.broker_requests import BrokerRequests, group_membership
 from rocketmq_spark.client.committer import OffsetCommit
@@ -26,7 +26,7 @@ from rocketmq_spark.errors import (
     ServerFault,
 )
 from rocketmq_spark.model import Filter, MessageQueue, PullRequest, QueueBounds, ReceivedMessage
-from rocketmq_spark.model.membership import Asked, Membership
+from rocketmq_spark.model.membership import Membership, RequestCallback
 from rocketmq_spark.remoting.connection import OTHER_TRANSPORTS
 from rocketmq_spark.wire import bodies, rpc
 from rocketmq_spark.wire.header import Command
@@ -60,7 +60,7 @@ class RemotingMember:
         self._polls = polls
         self._send_back = RemotingSendBack(broker_client, sender)
         self._rng = rng or random.Random()
-        self._lock_complaints = Complaints()  # log levels for brokers that fail to lock
+        self._lock_complaints = LogThrottle()  # log levels for brokers that fail to lock
 
     # --- the group
 
@@ -69,11 +69,11 @@ class RemotingMember:
         return self._instance.client_id
 
     @property
-    def has_notices(self) -> bool:
+    def receives_notices(self) -> bool:
         return not any(self._calls.pool.is_proxy(data.master) for data in self._routes.brokers() if data.master)
 
     def join(
-        self, group: str, membership: Callable[[], Membership], asked: Asked, heartbeat_s: float
+        self, group: str, membership: Callable[[], Membership], asked: RequestCallback, heartbeat_s: float
     ) -> Callable[[Deadline], None]:
         broker_requests = BrokerRequests(self._calls, group, asked)
         member = RegisteredMember(group, heartbeat_s, broker_requests, lambda: group_membership(group, membership()))
@@ -170,7 +170,7 @@ class RemotingMember:
         bounds = self._offsets.bounds_by_queue([queue], deadline)[queue]
         if group is None or not bounds.min_offset:
             return bounds
-        first_offsets = self._offsets.kept_from(group, [queue], deadline, _raise)
+        first_offsets = self._offsets.first_kept_offsets(group, [queue], deadline, _raise)
         return bounds._replace(min_offset=min(bounds.min_offset, first_offsets.get(queue, bounds.min_offset)))
 
     def search_offset(self, queue: MessageQueue, epoch_ms: int, deadline: Deadline, group: str | None = None) -> int:
@@ -246,7 +246,7 @@ class RemotingMember:
                     self._lock_complaints.level(name, answer), "%s of %s failed: %s", row.name, broker_queues, answer
                 )
             else:
-                self._lock_complaints.over(name)
+                self._lock_complaints.resolved(name)
                 answers.append((broker_queues, answer))
         return answers
 

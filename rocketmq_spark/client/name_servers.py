@@ -18,7 +18,7 @@ from rocketmq_spark.errors import (
     ServerFault,
     TopicNotFound,
 )
-from rocketmq_spark.options.names import of_kafka_port
+from rocketmq_spark.options.names import kafka_port_remedy
 from rocketmq_spark.wire import rpc
 from rocketmq_spark.wire.header import Command
 
@@ -84,14 +84,14 @@ class NameServers:
             assert not_name_server is not None
             raise not_name_server
         if deadline is not None and deadline.expired and isinstance(last_error, CallTimeout):
-            remedy = of_kafka_port(self.addresses) or _TIMEOUT_REMEDY
+            remedy = kafka_port_remedy(self.addresses) or _TIMEOUT_REMEDY
             raise CallTimeout(
                 "no name server answered in time", ";".join(self.addresses), remedy=remedy
             ) from last_error
         raise type(last_error)(
             f"no name server answers: {last_error.message}",
             ";".join(self.addresses),
-            remedy=of_kafka_port(self.addresses) or last_error.remedy or _NAME_SERVER_REMEDY,
+            remedy=kafka_port_remedy(self.addresses) or last_error.remedy or _NAME_SERVER_REMEDY,
         ) from last_error
 
     def _request_with_retry(self, address: str, make: Callable[[], Command], deadline: Deadline | None) -> Command:

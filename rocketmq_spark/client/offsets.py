@@ -68,7 +68,7 @@ class RemotingOffsetReader:
         )  # about how many queues have statistics, and when to remove some
 
     @property
-    def late(self) -> frozenset[str]:
+    def late_brokers(self) -> frozenset[str]:
         return self.broker_client.late_brokers()
 
     def connection(self, broker_name: str) -> tuple[str, int] | None:
@@ -184,7 +184,7 @@ class RemotingOffsetReader:
                 bounds[queue] = with_valid_bounds(QueueBounds(low, high, 0))
         return bounds
 
-    def kept_from(
+    def first_kept_offsets(
         self,
         group: str,
         queues: Sequence[MessageQueue],
@@ -344,7 +344,7 @@ class RemotingOffsetReader:
             for name, answer in zip(brokers, answers, strict=True)
         }
 
-    def confirms_late(self, broker_name: str, deadline: Deadline) -> bool:
+    def indexes_after_replication(self, broker_name: str, deadline: Deadline) -> bool:
         answer = self.broker_client.broker_config(broker_name, deadline)
         if answer is None:
             return True
@@ -387,19 +387,19 @@ def _corrections(
     brokers: RemotingOffsetReader,
     group: str,
     offsets: Mapping[MessageQueue, int],
-    nearest: set[MessageQueue],
+    nearest_queues: set[MessageQueue],
     times_ms: Mapping[MessageQueue, int],
     deadline: Deadline,
 ) -> Iterator[tuple[MessageQueue, int]]:
-    """Yield corrected offsets for times. ``nearest`` are the queues of brokers that return the nearest message."""
+    """Yield corrected offsets for times. ``nearest_queues`` are the queues of brokers that return the nearest_queues message."""
     attributes = raise_if_retriable(brokers.broker_client.attributes(first_queues(offsets), deadline))
     compacted = {q for q in offsets if has_attribute(attributes, q, codes.CLEANUP_POLICY, codes.COMPACTION)}
     for queue in compacted:
         yield queue, brokers.broker_client.first_kept(group, queue, times_ms[queue], deadline)
-    other_offsets = {q: offset for q, offset in offsets.items() if q not in nearest | compacted}
+    other_offsets = {q: offset for q, offset in offsets.items() if q not in nearest_queues | compacted}
     for queue in [
         *_doubtful_queues(brokers, group, other_offsets, times_ms, attributes, deadline),
-        *(nearest - compacted),
+        *(nearest_queues - compacted),
     ]:
         store_time_ms = functools.partial(brokers.store_time_ms, group, queue, deadline=deadline)
         yield queue, first_offset_since(store_time_ms, offsets[queue], times_ms[queue])

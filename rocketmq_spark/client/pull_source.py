@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from rocketmq_spark.base.clock import LONGEST_S, Deadline
+from rocketmq_spark.base.clock import NO_TIMEOUT_S, Deadline
 from rocketmq_spark.base.retry import Retry
 from rocketmq_spark.client.routes import Routes
 from rocketmq_spark.client.rpc import RpcClient
@@ -44,7 +44,7 @@ class RemotingPulls:
     def route(self, topic: str, deadline: Deadline) -> TopicRoute:
         return self._routes.get(topic, 0.0, deadline.within(self._calls.request_timeout_s))
 
-    def compacted(self, queue: MessageQueue, deadline: Deadline | None = None) -> bool:
+    def is_compacted(self, queue: MessageQueue, deadline: Deadline | None = None) -> bool:
         remedy = "Offsets without messages were found, which is right for compaction topics only"
         attributes = self._fetch_with_retries(
             lambda soon: self._attributes.attributes(queue.topic, queue.broker_name, soon, ATTRIBUTES_MAX_AGE_S),
@@ -53,16 +53,16 @@ class RemotingPulls:
         )
         return is_compacted(attributes)
 
-    def batched(self, queue: MessageQueue, deadline: Deadline | None = None) -> bool:
+    def stores_batches(self, queue: MessageQueue, deadline: Deadline | None = None) -> bool:
         remedy = "Brokers do not filter the messages of a batch topic, or of a compaction topic, one by one"
         batched = self._fetch_with_retries(
             lambda soon: self._attributes.stores_batches(queue, soon, ATTRIBUTES_MAX_AGE_S), remedy, deadline
         )
-        return batched or self.compacted(queue, deadline)
+        return batched or self.is_compacted(queue, deadline)
 
     def _fetch_with_retries(self, fetch: Callable[[Deadline], T], remedy: str, deadline: Deadline | None) -> T:
         """Call ``fetch`` with retries. ``AccessDenied`` gets ``remedy``."""
-        overall_deadline = deadline or Deadline.after(LONGEST_S)
+        overall_deadline = deadline or Deadline.after(NO_TIMEOUT_S)
         try:
             return self._retry.run(
                 lambda: fetch(overall_deadline.within(self._calls.request_timeout_s)), overall_deadline

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from rocketmq_spark.base.clock import Deadline, NowAndThen, epoch_ms
+from rocketmq_spark.base.clock import Deadline, RateLimit, epoch_ms
 from rocketmq_spark.base.codes import (
     AUTO_CREATE_TOPIC,
     MAX_BODY_BYTES,
@@ -71,8 +71,8 @@ class AwaitedReplies:
         self._forwarding_brokers: frozenset[str] | None = None
         self._has_sent_request = False
         self._unreadable_log_limit, self._late_log_limit = (
-            NowAndThen(LOG_PAUSE_S, _MAX_LOGGED),
-            NowAndThen(LOG_PAUSE_S, _MAX_LOGGED),
+            RateLimit(LOG_PAUSE_S, _MAX_LOGGED),
+            RateLimit(LOG_PAUSE_S, _MAX_LOGGED),
         )
 
     def expect(self, correlation_id: str, done: OnReply) -> Callable[[], None]:

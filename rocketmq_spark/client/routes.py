@@ -12,10 +12,10 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from rocketmq_spark.base.arguments import nearest
+from rocketmq_spark.base.arguments import similar_names
 from rocketmq_spark.base.clock import Deadline, backoff
 from rocketmq_spark.base.codes import MAX_QUEUES, Response
-from rocketmq_spark.base.process import Living
+from rocketmq_spark.base.process import LiveObjects
 from rocketmq_spark.client.name_servers import NameServers, route_request
 from rocketmq_spark.errors import (
     BrokerNotFound,
@@ -261,7 +261,7 @@ class Routes:
                 break
             if unclear:
                 deadline.pause(next(pauses))
-        return TopicRoute(topic, tuple(present), {}).numbered()
+        return TopicRoute(topic, tuple(present), {}).partition_queues()
 
     def _find_unlisted(
         self, topic: str, brokers: Sequence[tuple[QueueData, BrokerData]], deadline: Deadline
@@ -525,7 +525,7 @@ class Routes:
         )
 
 
-_all_routes: Living[Routes] = Living()
+_all_routes: LiveObjects[Routes] = LiveObjects()
 
 
 def _make_room(requester: Routes, growth: int) -> bool:
@@ -567,7 +567,7 @@ def _with_similar_topics(routes: Routes, error: RouteNotFound, remedy: str) -> R
         if is_legal and not routes.any_broker():
             remedy = "No broker is registered: start one, or look into the logs of those that should be there"
         existing = [topic for topic in routes.topics() if names.is_user_topic(topic) and topic != error.topic]
-        similar = nearest(error.topic or "", existing, 3, 0.5)
+        similar = similar_names(error.topic or "", existing, 3, 0.5)
     except RocketMQError:
         pass
     hint = f"Did you mean {', '.join(similar)}? " if similar else ""
@@ -576,7 +576,7 @@ def _with_similar_topics(routes: Routes, error: RouteNotFound, remedy: str) -> R
 
 
 def _newest_brokers(*tables: Mapping[str, tuple[float, TopicRoute]]) -> dict[str, BrokerData]:
-    """Each broker's data from the newest route with the broker. Routes of an earlier mapping come first."""
+    """Each broker's data from the newest route with the broker. The first of several tables that have the broker counts."""
     newest: dict[str, BrokerData] = {}
     for routes in tables:
         for _, route in sorted(routes.values(), key=operator.itemgetter(0), reverse=True):

@@ -10,7 +10,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from rocketmq_spark.base.budget import Arrivals, memory_of
+from rocketmq_spark.base.budget import ReceiveBudget, estimated_memory
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import PULLS_FORBIDDEN, UNREADABLE, Response
 from rocketmq_spark.base.threads import Latch, start_thread
@@ -86,7 +86,7 @@ class _PendingAnswers:
     """
 
     def __init__(
-        self, requests: Sequence[tuple[str, Command]], arriving: Arrivals, deadline: Deadline | None = None
+        self, requests: Sequence[tuple[str, Command]], arriving: ReceiveBudget, deadline: Deadline | None = None
     ) -> None:
         self.requests = requests
         self.deadline = deadline or Deadline.after(0)
@@ -95,7 +95,7 @@ class _PendingAnswers:
         for i, (address, _) in enumerate(requests):
             self._indexes.setdefault(address, []).append(i)
         self._accounts = {
-            address: arriving.of(address, functools.partial(self._drop, address)) for address in self._indexes
+            address: arriving.account(address, functools.partial(self._drop, address)) for address in self._indexes
         }
         self._released: set[str] = set()
         self._missing = len(requests)
@@ -161,7 +161,7 @@ class _PendingAnswers:
 
 def _memory_of(answer: Command) -> int:
     header = sum(len(name) + len(value) + _FIELD_BYTES for name, value in answer.ext.items())
-    return memory_of(len(answer.body), header + len(answer.remark or ""))
+    return estimated_memory(len(answer.body), header + len(answer.remark or ""))
 
 
 def _answer_dropped(address: str) -> ConnectionLost:
@@ -332,7 +332,7 @@ class RpcClient:
 
         for _ in range(min(_MAX_PARALLEL_CONNECTS, len(to_connect))):
             try:
-                start_thread("rocketmq-dial", connect_in_turn, again=False)
+                start_thread("rocketmq-dial", connect_in_turn, restart=False)
             except RuntimeError:  # no more threads: connect one after the other
                 connect_in_turn()
 

@@ -15,7 +15,7 @@ from rocketmq_spark.base.codes import (
     Response,
     SysFlag,
 )
-from rocketmq_spark.base.threads import Aside
+from rocketmq_spark.base.threads import KeyedExecutor
 from rocketmq_spark.client import topic_attributes, transactions
 from rocketmq_spark.client.instance import ClientInstance, RegisteredMember
 from rocketmq_spark.client.routes import Routes
@@ -76,7 +76,7 @@ class RemotingSender:
         self._routes = routes
         self._instance = instance
         self._attributes = attributes
-        self._executor = Aside()
+        self._executor = KeyedExecutor()
 
     def publish_queues(self, topic: str, deadline: Deadline, refresh: bool = False) -> Sequence[MessageQueue]:
         route = self._routes.recent(topic, deadline, refresh)
@@ -89,7 +89,7 @@ class RemotingSender:
     def all_queues(self, topic: str, deadline: Deadline) -> Sequence[MessageQueue]:
         return self._routes.recent(topic, deadline).readable()
 
-    def numbered_queues(self, topic: str, deadline: Deadline) -> Sequence[MessageQueue]:
+    def partition_queues(self, topic: str, deadline: Deadline) -> Sequence[MessageQueue]:
         try:
             route = self._routes.recent(topic, deadline.within(deadline.remaining() / 2), refresh=True)
         except (ConnectionLost, CallTimeout):
@@ -102,13 +102,13 @@ class RemotingSender:
                 remedy="After a restart of a name server, brokers register within half a minute. If a broker stays unlisted, "
                 "look into its log",
             )
-        return route.numbered()
+        return route.partition_queues()
 
-    def timers(self, topic: str, brokers: Iterable[str], deadline: Deadline) -> dict[str, int]:
+    def max_timer_delays_ms(self, topic: str, brokers: Iterable[str], deadline: Deadline) -> dict[str, int]:
         masters = {name: address for name, address in self._routes.masters().items() if name in set(brokers)}
         return topic_attributes.max_timer_delays_ms(self._calls, topic, masters, deadline)
 
-    def consumed(self, topic: str, deadline: Deadline) -> bool:
+    def has_online_consumer(self, topic: str, deadline: Deadline) -> bool:
         masters = [data.master for data in self._routes.recent(topic, deadline).brokers.values() if data.master]
         return topic_attributes.has_online_consumer(self._calls, topic, masters, deadline)
 
@@ -144,7 +144,7 @@ class RemotingSender:
         try:
             command = _command(self._calls, queue, request)
             send = functools.partial(self._send_async, queue, request, command, deadline, done)
-            if _is_connected(self._calls, self._routes, queue) and not self._executor.busy(queue.broker_name):
+            if _is_connected(self._calls, self._routes, queue) and not self._executor.has_work(queue.broker_name):
                 send()
             else:  # sends to other brokers must not wait while this one is looked up and connected to
                 self._executor.run(queue.broker_name, send)

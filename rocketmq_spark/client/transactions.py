@@ -13,11 +13,11 @@ from dataclasses import replace
 from rocketmq_spark.base import process
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Property, SysFlag
-from rocketmq_spark.base.copies import CROSSING_S, MOST_ANSWERED, CopyQuestions
+from rocketmq_spark.base.copies import MAX_COMMITTED, RACE_WINDOW_S, CheckCoalescer
 from rocketmq_spark.client.rpc import RpcClient
 from rocketmq_spark.errors import DecodeError, RocketMQError
 from rocketmq_spark.model import ReceivedMessage
-from rocketmq_spark.model.send import HalfCheck, HalfPlace, TransactionState, content_of_stored
+from rocketmq_spark.model.send import HalfCheck, HalfPlace, TransactionState, stored_content_digest
 from rocketmq_spark.wire import rpc
 from rocketmq_spark.wire.header import Command
 from rocketmq_spark.wire.messages import decompressed, single_message
@@ -41,22 +41,22 @@ class _ConfirmedCommits:
         self._masters: OrderedDict[str, tuple[Deadline, str]] = OrderedDict()
 
     def add(self, half_message: str, address: str) -> None:
-        with process.lock():  # reentrant: garbage collection may run here and call this method
+        with process.registry_lock():  # reentrant: garbage collection may run here and call this method
             # Longer than checks of copies are answered with ROLLBACK.
-            self._masters[half_message] = Deadline.after(2 * CROSSING_S), address
+            self._masters[half_message] = Deadline.after(2 * RACE_WINDOW_S), address
             self._masters.move_to_end(half_message)
             with contextlib.suppress(RuntimeError):  # changed during iteration by garbage collection
-                while len(self._masters) > MOST_ANSWERED or next(iter(self._masters.values()))[0].expired:
+                while len(self._masters) > MAX_COMMITTED or next(iter(self._masters.values()))[0].expired:
                     self._masters.popitem(last=False)
 
     def is_at_other_master(self, half_message: str, address: str) -> bool:
         """Whether another master than the one at ``address`` confirmed the commit."""
-        with process.lock():
+        with process.registry_lock():
             return self._masters.get(half_message, (None, address))[1] != address
 
 
 def _commits() -> _ConfirmedCommits:
-    return process.once("copies", "confirmed over remoting", _ConfirmedCommits)
+    return process.get_or_create("copies", "confirmed over remoting", _ConfirmedCommits)
 
 
 def send_decision(calls: RpcClient, address: str, place: HalfPlace, decision: TransactionState, deadline: Deadline,
@@ -84,7 +84,7 @@ def send_decision(calls: RpcClient, address: str, place: HalfPlace, decision: Tr
         return False
     is_confirmed = not calls.request(address, command, deadline).is_from_proxy
     if is_confirmed and decision is TransactionState.COMMIT:
-        _commits().add(place.what, address)
+        _commits().add(place.key, address)
     return is_confirmed
 
 
@@ -109,7 +109,7 @@ class HalfChecks:
         self._group = group
         self._check = check
         state = TransactionState
-        self._copies = CopyQuestions(
+        self._copies = CheckCoalescer(
             self._answer, _asker, state.COMMIT, state.ROLLBACK, state.UNKNOWN, ("remoting", calls.on_wire(group))
         )
         self.leave = self._copies.leave
@@ -120,10 +120,12 @@ class HalfChecks:
         copy = address, place
         held_bytes = len(message.body) + len(command.body)
         decision = (
-            result if isinstance(result, TransactionState) else self._copies.ask(place.what, copy, result, held_bytes)
+            result
+            if isinstance(result, TransactionState)
+            else self._copies.request_decision(place.key, copy, result, held_bytes)
         )
         if decision is not None:
-            self._copies.say(place.what, copy, decision)
+            self._copies.send_decision(place.key, copy, decision)
         return rpc.CHECK_TRANSACTION_STATE.reply(command)
 
     def _decode(self, address: str, command: Command) -> tuple[ReceivedMessage, HalfPlace]:
@@ -145,15 +147,14 @@ class HalfChecks:
             fields["transactionId"] or msg_id,
             fields["tranStateTableOffset"],
             fields["commitLogOffset"],
-            content_of_stored(message),
+            stored_content_digest(message),
         )
 
     def _answer(self, copy: _Copy, decision: TransactionState) -> bool:
         address, place = copy
-        if decision is TransactionState.ROLLBACK and _commits().is_at_other_master(place.what, address):
-            decision = (
-                TransactionState.COMMIT
-            )  # a second commit delivers the message twice, which is better than losing it
+        if decision is TransactionState.ROLLBACK and _commits().is_at_other_master(place.key, address):
+            # A second commit delivers the message twice, which is better than losing it.
+            decision = TransactionState.COMMIT
         try:
             return send_decision(
                 self._calls, address, place, decision, Deadline.after(self._calls.request_timeout_s), answers_check=True

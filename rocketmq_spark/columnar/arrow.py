@@ -96,9 +96,8 @@ def non_utf8_rows(values: pa.Array) -> list[int]:
     if used.isascii():
         return []
     first = np.frombuffer(used, np.uint8)[(ends[:-1] - ends[0])[np.diff(ends) > 0]]
-    if is_utf8(used) and not bool(
-        (first & 0xC0 == 0x80).any()
-    ):  # and no value begins inside a character of the previous value
+    if is_utf8(used) and not bool((first & 0xC0 == 0x80).any()):
+        # No value begins inside a character of the previous value.
         return []
     return [i for i, value in enumerate(values.to_pylist()) if value is not None and not is_utf8(value)]
 

@@ -56,7 +56,7 @@ def _hash_arrow(array: Any) -> npt.NDArray[np.int32]:
     offsets = offsets - offsets[0]
     if not (raw & 0x80).any():
         return _hashes(raw, offsets)
-    # A UTF-8 sequence starts one UTF-16 unit, or two when it has four bytes; its other bytes start none.
+    # The first byte of a UTF-8 sequence counts as one UTF-16 unit, or as two if the sequence has four; the others as none.
     widths = ((raw & 0xC0) != 0x80).astype(np.int64) + (raw >= 0xF0)
     units = np.frombuffer(raw.tobytes().decode("utf-8").encode("utf-16-le"), np.uint16)
     return _hashes(units, _unit_offsets(widths, offsets))

@@ -23,16 +23,16 @@ from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import ClosedError, DecodeError, MessageRefused
 from rocketmq_spark.model import MessageQueue, ReceivedMessage
 from rocketmq_spark.model.membership import (
-    Answer,
     BrokerRequest,
     ConsumeDirectly,
     DirectOutcome,
     DirectResult,
-    InfoAsked,
+    GetConsumedOffsets,
+    GetRunningInfo,
     MembersChanged,
     Membership,
-    OffsetsAsked,
     QueueInfo,
+    RequestAnswer,
     ResetOffsets,
     RunningInfo,
 )
@@ -62,7 +62,7 @@ class BrokerRequestHandler:
         self._started_ms = timer.wall_ms()
         self.closed = False  # listeners are not called after the close
 
-    def __call__(self, address: str, request: BrokerRequest) -> Answer | None:
+    def __call__(self, address: str, request: BrokerRequest) -> RequestAnswer | None:
         """Return the answer to a request of the broker at ``address``; None if the broker expects none."""
         match request:
             case MembersChanged():
@@ -71,11 +71,11 @@ class BrokerRequestHandler:
             case ResetOffsets(topic, offsets):
                 logger.info("the broker at %s requests an offset reset of %s", address, topic)
                 self._rebalancing.reset(offsets)
-            case OffsetsAsked(topic):
+            case GetConsumedOffsets(topic):
                 with self._state.lock:
                     offsets = self._state.offsets.all()
                 return {queue: offset for queue, offset in offsets.items() if queue.topic == topic}
-            case InfoAsked(stacks):
+            case GetRunningInfo(stacks):
                 return self._running_info(stacks)
             case ConsumeDirectly(message):
                 return self._consume_directly(message)
@@ -208,7 +208,7 @@ class PullRequestHandler:
         self._on_foreign_reset = on_foreign_reset
         self._started_ms = time.time_ns() // 1_000_000
 
-    def __call__(self, address: str, request: BrokerRequest) -> Answer | None:
+    def __call__(self, address: str, request: BrokerRequest) -> RequestAnswer | None:
         """Return the answer to a request of the broker at ``address``.
 
         Returns None if the broker expects no answer, and for requests that need a listener.
@@ -225,9 +225,9 @@ class PullRequestHandler:
                 for queue in foreign_queues:
                     self._on_foreign_reset(queue, offsets[queue])
                 self._commit(reset_offsets)
-            case OffsetsAsked(topic):
+            case GetConsumedOffsets(topic):
                 return {q: info.commit_offset or 0 for q, info in self._polls.queue_infos().items() if q.topic == topic}
-            case InfoAsked(stacks):
+            case GetRunningInfo(stacks):
                 stack_text = stacks_of_threads() if stacks and self._answers_stacks else None
                 return RunningInfo(
                     self._membership(), self._started_ms, queues=self._polls.queue_infos(), stacks=stack_text

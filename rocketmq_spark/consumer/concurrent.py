@@ -21,7 +21,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.threads import Aside, Failure, Timer, Tracebacks, attempt
+from rocketmq_spark.base.threads import Failure, KeyedExecutor, Timer, TracebackLimit, capture
 from rocketmq_spark.consumer.listener import (
     Context,
     DeferredListener,
@@ -116,7 +116,7 @@ class ConcurrentConsumeService:
         workers: ListenerPool,
         timer: Timer,
         send_back: SendBack | None,
-        late_returns: Aside,
+        late_returns: KeyedExecutor,
     ) -> None:
         self._listener = listener
         self._size = settings.consume_batch_max_size
@@ -125,7 +125,7 @@ class ConcurrentConsumeService:
         self._workers = workers
         self._timer = timer
         self._send_back = send_back
-        self._tracebacks = Tracebacks()
+        self._tracebacks = TracebackLimit()
         self.replier: Replier | None = None  # sends replies to requests
         # The calls by identity. Changed without a lock, in single steps of the interpreter: see ``_record_results``. A call stays
         # here until its messages are finished, or wait for another call, so that its messages become late if anything fails.
@@ -153,7 +153,7 @@ class ConcurrentConsumeService:
         next_call = partial(self._start_call, queue, batches)
         if not isinstance(self._listener, DeferredListener):
             self._workers.submit(*repeat(partial(self._consume, next_call), call_count))
-        elif isinstance(refusal := attempt(self._listener.submit, next_call, call_count), Failure):
+        elif isinstance(refusal := capture(self._listener.submit, next_call, call_count), Failure):
             self._workers.submit(*repeat(partial(self._consume, next_call, refusal), call_count))
 
     def _start_call(self, queue: ProcessQueue, batches: Iterator[Sequence[ReceivedMessage]]) -> ConcurrentCall | None:
@@ -173,7 +173,7 @@ class ConcurrentConsumeService:
     def _consume(self, next_call: Callable[[], ConcurrentCall | None], refusal: Failure | None = None) -> None:
         """Call the listener. With a ``refusal`` (its event loop was closed), send the messages back on this worker instead."""
         if (call := next_call()) is not None:
-            self._on_outcome(call, refusal or attempt(self._listener, call.messages, call.context))
+            self._on_outcome(call, refusal or capture(self._listener, call.messages, call.context))
 
     def context(self, queue: MessageQueue, messages: Sequence[ReceivedMessage]) -> Context:
         """Return the context for these messages."""
@@ -182,9 +182,9 @@ class ConcurrentConsumeService:
     def call_directly(self, messages: Sequence[ReceivedMessage], context: Context) -> object:
         """Call the listener now (request 309), and return its outcome."""
         if not isinstance(self._listener, DeferredListener):
-            return attempt(self._listener, messages, context)
+            return capture(self._listener, messages, context)
         call = _DirectCall(messages, context)
-        submitted = attempt(self._listener.submit, lambda: None if self._closed else call, 1, True)
+        submitted = capture(self._listener.submit, lambda: None if self._closed else call, 1, True)
         while not isinstance(submitted, Failure):
             try:
                 return call.outcome.get(timeout=_CLOSED_CHECK_S)
@@ -212,7 +212,7 @@ class ConcurrentConsumeService:
         that calls this method, which stores offsets, nor the late messages of other queues.
         """
         for queue in self._state.owned():
-            if self._late_returns.busy(queue.queue) or not self._late_messages(queue):
+            if self._late_returns.has_work(queue.queue) or not self._late_messages(queue):
                 continue
             try:
                 self._late_returns.run(queue.queue, partial(self._send_late_of_queue_back, queue))
@@ -264,7 +264,7 @@ class ConcurrentConsumeService:
         if outcome is None and call.context.ack_index is None:  # a short cut for ``judge_concurrent``: nearly always
             self._finish(call, len(call.messages), call.messages)
             return
-        result = attempt(self._handle_failure, call, outcome)
+        result = capture(self._handle_failure, call, outcome)
         if isinstance(result, Failure):
             result.log(logger, "messages of %s could not be returned to the broker", call.queue.queue)
             self._retry_later(call, call.messages)
@@ -331,7 +331,7 @@ class ConcurrentConsumeService:
         with self._state.lock:
             to_retry = call.queue.requeue(call.messages, unsent)
             self._calls.pop(id(call), None)
-        self._timer.later(RETRY_S, partial(self.submit, call.queue, to_retry))
+        self._timer.call_later(RETRY_S, partial(self.submit, call.queue, to_retry))
 
     def _send_failed_back(
         self, call: ConcurrentCall, failed: Sequence[ReceivedMessage], level: int
@@ -355,7 +355,7 @@ class ConcurrentConsumeService:
         """Return whether a broker accepted the message back. Broadcasting: True, because failed messages are dropped."""
         if self._send_back is None:
             return True
-        accepted = attempt(self._send_back, message, level)
+        accepted = capture(self._send_back, message, level)
         if isinstance(accepted, Failure):
             accepted.log(logger, "message %s could not be returned to the broker", message.msg_id)
             return False

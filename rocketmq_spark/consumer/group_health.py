@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import NamedTuple
 
-from rocketmq_spark.base.clock import Deadline, NowAndThen
+from rocketmq_spark.base.clock import Deadline, RateLimit
 from rocketmq_spark.base.codes import RETRY_PREFIX
 from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.consumer.settings import Subscriptions
@@ -160,12 +160,12 @@ class Reregistration:
         self._port = port
         self._timer = timer
         self._rebalance = rebalance
-        self._rate_limit = NowAndThen(MIN_HEARTBEAT_GAP_S)
+        self._rate_limit = RateLimit(MIN_HEARTBEAT_GAP_S)
 
     def on_unknown_member(self) -> None:
         """Register soon, because a broker rejected a pull: it does not know this member. Does not block."""
         if self._rate_limit.due():
-            self._timer.later(0, self._register_again)
+            self._timer.call_later(0, self._register_again)
 
     def on_connection_lost(self, broker_name: str) -> None:
         """Send a heartbeat when the lost connection to a broker is open again. Does not block.
@@ -175,7 +175,7 @@ class Reregistration:
         self._schedule_heartbeat(broker_name, self._timer.now_ms() + 1000 * HEARTBEAT_RETRY_FOR_S)
 
     def _schedule_heartbeat(self, broker_name: str, until_ms: float) -> None:
-        self._timer.later(HEARTBEAT_RETRY_S, partial(self._heartbeat_until_connected, broker_name, until_ms))
+        self._timer.call_later(HEARTBEAT_RETRY_S, partial(self._heartbeat_until_connected, broker_name, until_ms))
 
     def _heartbeat_until_connected(self, broker_name: str, until_ms: float) -> None:
         try:

@@ -14,8 +14,8 @@ from functools import partial
 from numbers import Integral
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from rocketmq_spark.base.arguments import function, instance, wrong
-from rocketmq_spark.base.threads import Failure, text_of
+from rocketmq_spark.base.arguments import argument_error, check_function, check_instance
+from rocketmq_spark.base.threads import Failure, safe_text
 from rocketmq_spark.errors import NotSupported, OptionError
 from rocketmq_spark.model import MessageQueue, ReceivedMessage
 from rocketmq_spark.options.transport import NO_REPLIES
@@ -45,8 +45,8 @@ def check_listener(listener: object, arrow: bool, coroutines: bool = False) -> N
     """
     signature = "batch, context" if arrow else "messages, context"
     if isinstance(listener, type):
-        raise wrong("listener", listener, f"a function that takes ({signature})")
-    function("listener", listener, signature, coroutines=coroutines)
+        raise argument_error("listener", listener, f"a function that takes ({signature})")
+    check_function("listener", listener, signature, coroutines=coroutines)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class Suspend:
             and not _is_integer(self.ms)
             and not (isinstance(self.ms, float) and not math.isnan(self.ms))
         ):
-            raise OptionError(f"suspend got {text_of(self.ms)} ms; expected a number of milliseconds, or None")
+            raise OptionError(f"suspend got {safe_text(self.ms)} ms; expected a number of milliseconds, or None")
 
 
 class CommitAction(enum.Enum):
@@ -121,7 +121,7 @@ class ReplyingContext:
                     f"the listener got {len(self._messages)} messages; expected reply(body, to=message) with one of them"
                 )
             to = self._messages[0]
-        instance("to", to, ReceivedMessage, "the ReceivedMessage that is a request")
+        check_instance("to", to, ReceivedMessage, "the ReceivedMessage that is a request")
         replier(to, body, properties)
 
 
@@ -221,7 +221,7 @@ class AcknowledgingContext(OrderedContext):
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "auto_commit" and not value:
             raise OptionError(
-                f"auto_commit is {text_of(value)}, but over gRPC each message is acknowledged by itself; expected True",
+                f"auto_commit is {safe_text(value)}, but over gRPC each message is acknowledged by itself; expected True",
                 remedy="Return None for a message that is done, context.suspend() for one that is not",
             )
         super().__setattr__(name, value)
@@ -365,14 +365,14 @@ def _is_integer(value: object) -> bool:
 def _index_of(value: object) -> int:
     """Return the index as an ``int``. Integers of numpy are accepted, too."""
     if isinstance(value, bool) or not isinstance(value, Integral):
-        raise OptionError(f"ack_index is {text_of(value)}; expected the index of a message, -1 or None")
+        raise OptionError(f"ack_index is {safe_text(value)}; expected the index of a message, -1 or None")
     return int(value)
 
 
 def _check_level(level: object) -> None:
     if not _is_integer(level) or not -1 <= level <= MAX_LEVEL:  # type: ignore[operator]
         raise OptionError(
-            f"the delay level is {text_of(level)}; expected -1 for a dead letter, 0 for an increasing delay, or "
+            f"the delay level is {safe_text(level)}; expected -1 for a dead letter, 0 for an increasing delay, or "
             "a level of the broker"
         )
 
@@ -385,4 +385,4 @@ def _problem_of(outcome: object, expected: str) -> str:
     if isinstance(outcome, Failure):
         return f"the listener raised {outcome}"
     hint = "; rocketmq_spark.aio awaits coroutines" if hasattr(type(outcome), "__await__") else ""
-    return f"the listener returned {text_of(outcome)}; expected {expected}{hint}"
+    return f"the listener returned {safe_text(outcome)}; expected {expected}{hint}"

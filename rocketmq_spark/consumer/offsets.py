@@ -31,8 +31,8 @@ from typing import Any, Protocol
 
 from rocketmq_spark.base import folders
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.complaints import Complaints
-from rocketmq_spark.base.threads import text_of
+from rocketmq_spark.base.complaints import LogThrottle
+from rocketmq_spark.base.threads import safe_text
 from rocketmq_spark.consumer.member_state import MemberState
 from rocketmq_spark.consumer.process_queue import ProcessQueue
 from rocketmq_spark.consumer.rebalance import StartOffset, StartOffsetRequests, start_offset
@@ -40,7 +40,7 @@ from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import OffsetError, OptionError, RocketMQError
 from rocketmq_spark.model import MessageQueue, QueueBounds
 from rocketmq_spark.ports import GroupMember
-from rocketmq_spark.queues.environment import Own
+from rocketmq_spark.queues.environment import EnvironmentQueues
 
 logger = logging.getLogger(__name__)
 
@@ -125,7 +125,7 @@ class LocalOffsets:
             if _file_identity(path) in _locked_files:
                 raise self._already_locked()
             try:
-                folders.make(path.parent)
+                folders.make_folders(path.parent)
                 descriptor = folders.open_lock(path, os.O_RDWR | os.O_CREAT)
             except OSError as e:
                 logger.info("%s cannot be created: %s", path, e)
@@ -188,7 +188,7 @@ class LocalOffsets:
             newest.unlock()
 
     def _other_files_of_cluster(self) -> list[LocalOffsets]:
-        """Return the group's files for other lists of name servers that share an address with the list of this file.
+        """Return the group's other files for the same cluster: their lists of name servers share an address with this file's.
 
         Files of other users are not among them; ``other_files`` returns those.
         """
@@ -202,10 +202,10 @@ class LocalOffsets:
         files = [LocalOffsets(folder / self._path.name) for folder in cluster_folders if folder != self._path.parent]
         return [other for other in files if other._foreign_owner() is None]
 
-    def _foreign_owner(self) -> folders.Foreign | None:
+    def _foreign_owner(self) -> folders.ForeignFile | None:
         folders_above = self._path.parents[: self._depth]  # the owner of each can rename the folders in it
         paths = (*reversed(folders_above), self._path, self._backup, self._lock_path)
-        return next(filter(None, map(folders.foreign, paths)), None)
+        return next(filter(None, map(folders.foreign_owner, paths)), None)
 
     def check_owner(self) -> None:
         """Raise ``OffsetError`` if another user owns the file, or a folder up to ``localOffsetsDir``: that user could skip
@@ -233,7 +233,7 @@ class LocalOffsets:
 
     def _move_from(self, source: LocalOffsets) -> None:
         try:
-            folders.make(self._path.parent)
+            folders.make_folders(self._path.parent)
             for target_path, source_path in ((self._path, source._path), (self._backup, source._backup)):
                 with contextlib.suppress(FileNotFoundError):
                     source_path.replace(target_path)
@@ -277,7 +277,7 @@ class LocalOffsets:
         """Replace the stored offsets. Raises ``OffsetError`` if the file cannot be written."""
         text = _to_json(offsets)
         try:
-            folders.make(self._path.parent)
+            folders.make_folders(self._path.parent)
             if _is_valid(self._path):
                 _replace_file(self._backup, self._path.read_text("utf-8"))
             _replace_file(self._path, text)
@@ -308,9 +308,8 @@ def _file_identity(file: Path | int) -> tuple[int, int, int]:
 
 
 def _replace_file(path: Path, text: str) -> None:
-    temporary = path.with_name(
-        f"{path.name}.{uuid.uuid4().hex}.tmp"
-    )  # unique, for processes that store at the same time
+    # Unique, for processes that store at the same time.
+    temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
     try:
         descriptor = folders.open_regular(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         with open(descriptor, "w", encoding="utf-8") as file:
@@ -373,7 +372,7 @@ class CommitFailureLog:
 
     def __init__(self, group: str) -> None:
         self._group = group
-        self._complaints = Complaints()  # by broker
+        self._complaints = LogThrottle()  # by broker
 
     def log_changes(self, queues: Iterable[MessageQueue], errors: Mapping[MessageQueue, RocketMQError]) -> None:
         """Log changes after a commit of these queues, which had these errors."""
@@ -383,7 +382,7 @@ class CommitFailureLog:
             text = "group %s: offsets cannot be stored on broker %s, they are sent again: %s"
             logger.log(self._complaints.level(broker, error), text, self._group, broker, error)
         for broker in sorted({queue.broker_name for queue in queues} - first_errors.keys()):
-            if self._complaints.over(broker):
+            if self._complaints.resolved(broker):
                 logger.warning("group %s: offsets are stored on broker %s again", self._group, broker)
 
 
@@ -598,7 +597,7 @@ def check_offset(queue: MessageQueue, offset: object) -> None:
     is_integer = isinstance(offset, Integral) and not isinstance(offset, bool)
     if not is_integer or not 0 <= offset <= MAX_OFFSET:  # type: ignore[operator]
         raise OffsetError(
-            f"the offset is {text_of(offset)}; expected a whole number from 0 to {MAX_OFFSET}",
+            f"the offset is {safe_text(offset)}; expected a whole number from 0 to {MAX_OFFSET}",
             topic=queue.topic,
             queue=str(queue),
         )
@@ -610,7 +609,7 @@ class OffsetRequests:
     def __init__(self, member: GroupMember, settings: ConsumerSettings) -> None:
         self._member = member
         self._settings = settings
-        self._environment_queues = Own(settings.environment)
+        self._environment_queues = EnvironmentQueues(settings.environment)
         self._failure_log = CommitFailureLog(settings.group)
 
     def queues(self, topic: str, refresh: bool = False) -> Sequence[MessageQueue]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from rocketmq_spark.base.threads import Failure, Timer, Tracebacks, attempt
+from rocketmq_spark.base.threads import Failure, Timer, TracebackLimit, capture
 from rocketmq_spark.consumer.listener import (
     MIN_SUSPEND_MS,
     Listener,
@@ -82,16 +82,15 @@ class OrderedConsumeService:
         self._workers = workers
         self._timer = timer
         self._send_back = send_back
-        self._tracebacks = Tracebacks()
+        self._tracebacks = TracebackLimit()
         self.replier: Replier | None = None
         self.request_locks: Callable[[Sequence[ProcessQueue]], Collection[MessageQueue]] | None = None
         self.lock_timer = timer
         self.connection: Callable[[str], object] = lambda broker_name: None
         self._waiting_for_lock: list[ProcessQueue] = []  # queues whose tasks wait for the broker's lock
         self._lock_requests: set[ProcessQueue] = set()  # these queues, and others whose lock is requested next
-        self._lock_refused: set[ProcessQueue] = (
-            set()
-        )  # queues whose last request was refused less than ``LOCK_REFUSED_S`` ago
+        # Queues whose last request was refused less than ``LOCK_REFUSED_S`` ago.
+        self._lock_refused: set[ProcessQueue] = set()
         self.on_queue_free: Callable[[], None] = lambda: None
         self._scheduled: set[ProcessQueue] = set()  # queues with a task that waits or runs
         self._calls: dict[MessageQueue, _Call] = {}  # running calls of the listener
@@ -111,9 +110,8 @@ class OrderedConsumeService:
             if queue in self._lock_requests or queue in self._lock_refused:
                 return
             self._lock_requests.add(queue)
-        self.lock_timer.later(
-            LOCK_REQUEST_DELAY_S, self._request_locks_now
-        )  # without the lock, because it may run at once
+        # Without the lock, because it may run at once.
+        self.lock_timer.call_later(LOCK_REQUEST_DELAY_S, self._request_locks_now)
 
     def submit(self, queue: ProcessQueue, messages: Sequence[ReceivedMessage]) -> None:
         """Schedule the task of ``queue``, which consumes it until it is empty."""
@@ -150,12 +148,12 @@ class OrderedConsumeService:
 
     def call_directly(self, messages: Sequence[ReceivedMessage], context: OrderedContext) -> object:
         """Call the listener now (request 309), and return its outcome."""
-        return attempt(self._listener, messages, context)
+        return capture(self._listener, messages, context)
 
     def _schedule(self, queue: ProcessQueue, delay_s: float) -> None:
         work = partial(self._run_task, queue)
         if delay_s:
-            self._timer.later(delay_s, partial(self._workers.submit, work))
+            self._timer.call_later(delay_s, partial(self._workers.submit, work))
         else:
             self._workers.submit(work)
 
@@ -167,7 +165,7 @@ class OrderedConsumeService:
                     self._waiting_for_lock.append(queue)
                     self._lock_requests.add(queue)
                 # After the queue is in the list: only this timer resumes the task.
-                self.lock_timer.later(LOCK_REQUEST_DELAY_S, self._request_locks_now)
+                self.lock_timer.call_later(LOCK_REQUEST_DELAY_S, self._request_locks_now)
                 return
             if self._timer.now_ms() - started_ms > MAX_TASK_MS:
                 self._schedule(queue, RESUME_DELAY_S)
@@ -188,14 +186,14 @@ class OrderedConsumeService:
         granted: Collection[MessageQueue] | Failure = ()
         owned = [queue for queue in requested if not queue.dropped]
         if owned and self.request_locks is not None:
-            granted = attempt(self.request_locks, owned)
+            granted = capture(self.request_locks, owned)
         if isinstance(granted, Failure):
             for queue in owned:
                 logger.warning("could not lock %s, retrying: %s", queue.queue, granted)
             granted = ()
         refused = {queue for queue in owned if queue.queue not in granted}
         self._lock_refused |= refused
-        self._timer.later(LOCK_REFUSED_S, partial(self._lock_refused.difference_update, refused))
+        self._timer.call_later(LOCK_REFUSED_S, partial(self._lock_refused.difference_update, refused))
         for queue in queues:
             self._schedule(queue, RESUME_DELAY_S if queue.queue in granted else LOCK_REFUSED_S)
 
@@ -226,7 +224,7 @@ class OrderedConsumeService:
         context, started_ms = self.context(queue.queue, call.messages), self._timer.now_ms()
         outcome = self.call_directly(call.messages, context)
         duration_ms = self._timer.now_ms() - started_ms
-        result = attempt(self._result_of, call, outcome, context)
+        result = capture(self._result_of, call, outcome, context)
         if isinstance(result, Failure):
             result.log(logger, "could not handle the result of a call with messages of %s, retrying them", queue.queue)
             retry = OrderedVerdict(OrderedAction.RETRY, max(MIN_SUSPEND_MS, self._suspend_ms))
@@ -287,7 +285,7 @@ class OrderedConsumeService:
         if self._send_back is None:
             logger.warning("message %s failed and is %s", message.msg_id, DROPPED_TEXT)
             return True
-        accepted = attempt(self._send_back.make_dead_letter, message)
+        accepted = capture(self._send_back.make_dead_letter, message)
         if isinstance(accepted, Failure):
             accepted.log(logger, "message %s could not be made a dead letter", message.msg_id)
             return False

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.complaints import Complaints
+from rocketmq_spark.base.complaints import LogThrottle
 from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.consumer.member_state import MemberState
 from rocketmq_spark.consumer.offsets import OffsetStore
@@ -78,13 +78,12 @@ class Ownership:
         # Offsets of resets and corrections that no broker has stored yet. The offset of a queue in ``_resetting`` stays here even
         # if a broker stored it: a pull that was in flight carries an older offset, which the broker may store afterwards.
         self._pending_resets: dict[MessageQueue, int] = {}
-        self._resetting: set[MessageQueue] = (
-            set()
-        )  # queues that were released for a reset, until they are started again
+        # Queues that were released for a reset, until they are started again.
+        self._resetting: set[MessageQueue] = set()
         # Queues between their release and their next start, and until when. A reset that comes then applies to them, too.
         self._handover_until_ms: dict[MessageQueue, int] = {}
         self._reset_count = 0  # changes with each reset, so that longer actions notice one that came meanwhile
-        self._complaints = Complaints()  # by topic and broker
+        self._complaints = LogThrottle()  # by topic and broker
 
     def drop(self, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
         """Release ``queues``; returns those that were released. A queue whose messages a listener has is released later."""
@@ -185,7 +184,7 @@ class Ownership:
         """Renew the locks of all queues. A queue without a lock is not consumed until it is locked again."""
         queues = [process_queue.queue for process_queue in self._state.owned()]
         if queues and self._needs_locks:
-            self._request_locks(queues, TIMEOUT_S if self._port.has_notices else NO_NOTICES_TIMEOUT_S)
+            self._request_locks(queues, TIMEOUT_S if self._port.receives_notices else NO_NOTICES_TIMEOUT_S)
 
     def request_locks(self, queues: Sequence[ProcessQueue]) -> set[MessageQueue]:
         """Request the locks of these queues; returns those that were granted."""
@@ -280,7 +279,7 @@ class Ownership:
             if isinstance(e, CallTimeout | ConnectionLost):  # other errors may concern only this queue
                 unavailable_brokers.add(queue.broker_name)
             return False
-        self._complaints.over((queue.topic, queue.broker_name))
+        self._complaints.resolved((queue.topic, queue.broker_name))
         process_queue = self.make_queue(queue, self._timer.now_ms())
         if self._needs_locks:
             process_queue.lock.grant(locked_ms, connection)

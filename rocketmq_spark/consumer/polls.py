@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from rocketmq_spark.base.clock import Clock, Deadline
-from rocketmq_spark.base.process import entry
+from rocketmq_spark.base.process import signal_safe
 from rocketmq_spark.consumer.assigned import Assigned, FetchedPart, FetchRequest, UncommittedOffsets
 from rocketmq_spark.consumer.prefetch import BacklogReader, Prefetcher, PrefetchLimits
 from rocketmq_spark.consumer.reachability import Reachability
@@ -149,7 +149,7 @@ class Polls:
         with self._lock:
             self._queues.mark_committed(offsets)
 
-    @entry
+    @signal_safe
     def close(self, wait: bool = True) -> None:
         """Send no more pulls. Without ``wait``, this method does not block, so that a signal handler can call it."""
         with self._lock:

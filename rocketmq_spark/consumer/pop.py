@@ -24,8 +24,8 @@ from typing import Protocol
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import DELAY_LEVELS
-from rocketmq_spark.base.complaints import Complaints
-from rocketmq_spark.base.threads import Failure, Timer, Tracebacks, attempt, start_thread
+from rocketmq_spark.base.complaints import LogThrottle
+from rocketmq_spark.base.threads import Failure, Timer, TracebackLimit, capture, start_thread
 from rocketmq_spark.consumer.figures import ConsumerFigures
 from rocketmq_spark.consumer.listener import (
     AcknowledgingContext,
@@ -40,7 +40,7 @@ from rocketmq_spark.consumer.settings import MAX_WAIT_S, ConsumerSettings, Subsc
 from rocketmq_spark.consumer.tools import CLOSE_TIMEOUT_S, STATS_S, TIMEOUT_S, ConsumerTools
 from rocketmq_spark.errors import ClosedError, NotFound, OptionError, RocketMQError
 from rocketmq_spark.model.membership import ConsumerStats, TopicFigures
-from rocketmq_spark.model.message import GroupPolicy, Place, PoppedMessage, memory_of_popped
+from rocketmq_spark.model.message import GroupPolicy, PoppedMessage, PopTarget, estimated_popped_memory
 from rocketmq_spark.options.parsing import positive_duration
 from rocketmq_spark.ports import PopMember
 from rocketmq_spark.wire.names import dlq_topic
@@ -111,7 +111,7 @@ class UnackedMessages:
                 now_ms,
                 (message.topic, self._ordering_key_of(message)),
                 message.body,
-                memory_of_popped(message),
+                estimated_popped_memory(message),
             )
             for message in messages
         ]
@@ -281,9 +281,8 @@ class Acknowledger:
         self._unacked = unacked
         self._timer = timer
         self._closed = False
-        self._renew_threads: set[Hashable] = (
-            set()
-        )  # running threads that extend invisible times: an endpoint, a broker, a number
+        # Running threads that extend invisible times: an endpoint, a broker, a number.
+        self._renew_threads: set[Hashable] = set()
 
     def close(self) -> None:
         """Later acknowledgements fail locally; the broker redelivers the messages."""
@@ -428,7 +427,7 @@ class StandardConsumeService:
     ) -> None:
         self._listener = listener
         self._port = port
-        self._tracebacks = Tracebacks()
+        self._tracebacks = TracebackLimit()
         self._unacked = unacked
         self._acknowledger = acknowledger
         self._workers = workers
@@ -444,8 +443,8 @@ class StandardConsumeService:
         if not self._unacked.start_call(invisible, self._timer.lease_ms()):
             return
         context = Context(invisible.message.queue)
-        outcome = attempt(self._listener, (invisible.message,), context)
-        result = attempt(self._settle, invisible, outcome, context)
+        outcome = capture(self._listener, (invisible.message,), context)
+        result = capture(self._settle, invisible, outcome, context)
         if isinstance(result, Failure):
             _log_unreported(invisible, result)
             self._unacked.remove(invisible)
@@ -484,7 +483,7 @@ class FifoConsumeService:
     ) -> None:
         self._listener = listener
         self._port = port
-        self._tracebacks = Tracebacks()
+        self._tracebacks = TracebackLimit()
         self._suspend_ms = round(1000 * settings.suspend_time_s)
         self._unacked = unacked
         self._acknowledger = acknowledger
@@ -523,7 +522,7 @@ class FifoConsumeService:
             if not self._unacked.start_call(invisible, self._timer.lease_ms()):
                 self._drop_all(key)  # the Proxy delivers it again, and the messages behind it, too
                 continue
-            pause = attempt(self._consume, invisible)
+            pause = capture(self._consume, invisible)
             if isinstance(pause, Failure):
                 _log_unreported(invisible, pause)
                 pause = -1.0
@@ -532,13 +531,13 @@ class FifoConsumeService:
             elif pause < 0 or not self._pause_key(key):
                 self._drop_all(key)
             else:
-                self._timer.later(pause, partial(self._workers.submit, partial(self._consume_key, key)))
+                self._timer.call_later(pause, partial(self._workers.submit, partial(self._consume_key, key)))
                 return
 
     def _consume(self, invisible: InvisibleMessage) -> float | None:
         """Consume one message. Returns None if it is settled, -1 if that failed, and otherwise the pause before a retry."""
         message, context = invisible.message, AcknowledgingContext(invisible.message.queue)
-        outcome = attempt(self._listener, (message,), context)
+        outcome = capture(self._listener, (message,), context)
         verdict = judge_ordered(outcome, context, self._suspend_ms)
         is_done = verdict.action is OrderedAction.COMMIT
         if verdict.problem:
@@ -620,10 +619,10 @@ class Pollers:
         self._timer = timer
         self._submit = submit
         self._lock = threading.Lock()
-        self._threads: dict[Place, threading.Thread] = {}
-        self._places: set[Place] = set()  # the places that should have a poller
+        self._threads: dict[PopTarget, threading.Thread] = {}
+        self._places: set[PopTarget] = set()  # the places that should have a poller
         self._closed = threading.Event()
-        self._complaints = Complaints()  # of places
+        self._complaints = LogThrottle()  # of places
 
     @property
     def closed(self) -> bool:
@@ -642,7 +641,7 @@ class Pollers:
                 name = f"rocketmq-{self._settings.group}-pop-{place[0]}-{place[1]}"
                 on_end = partial(self._on_poller_end, place)
                 # The next check restarts a poller that failed, so that an immediate failure does not loop.
-                self._threads[place] = start_thread(name, partial(self._run, place), on_end, again=False)
+                self._threads[place] = start_thread(name, partial(self._run, place), on_end, restart=False)
 
     def close(self) -> None:
         """Pass no more messages to the listener. Pending requests end when the port is closed; call ``join`` after that."""
@@ -655,7 +654,7 @@ class Pollers:
         for thread in threads:
             thread.join(max(0.0, deadline.remaining()))
 
-    def _run(self, place: Place) -> None:
+    def _run(self, place: PopTarget) -> None:
         while not self._is_obsolete(place):
             try:
                 self._poll_once(place)
@@ -665,12 +664,12 @@ class Pollers:
                     logger.log(level, "cannot receive messages of %s now, retrying: %s", place[0], e)
                 self._closed.wait(self._settings.pull_delay_on_error_s)
 
-    def _on_poller_end(self, place: Place) -> None:
+    def _on_poller_end(self, place: PopTarget) -> None:
         with self._lock:
             del self._threads[place]
-            self._complaints.over(place)
+            self._complaints.resolved(place)
 
-    def _poll_once(self, place: Place) -> None:
+    def _poll_once(self, place: PopTarget) -> None:
         """Wait for room, send one request, and pass its messages on."""
         topic, _ = place
         if not self._unacked.wait_for_room(topic, self._settings.threads, _ROOM_WAIT_S):
@@ -679,7 +678,7 @@ class Pollers:
         # The invisible time began after this moment. The answer may be read much later, if the process was suspended.
         requested_ms = self._timer.lease_ms()
         messages = self._port.receive(place, self._settings.pull_batch_size, INVISIBLE_S, MAX_WAIT_S, deadline)
-        if self._complaints.over(place):
+        if self._complaints.resolved(place):
             logger.warning("messages of %s are received again", topic)
         if not messages or self._is_obsolete(place):
             return  # the Proxy delivers messages that arrive after the close to other members
@@ -687,14 +686,14 @@ class Pollers:
         if arrived := self._unacked.add(topic, messages, until_ms, self._timer.lease_ms()):
             self._submit(arrived)
 
-    def _is_obsolete(self, place: Place) -> bool:
+    def _is_obsolete(self, place: PopTarget) -> bool:
         # The subscriptions are checked, too, so that an unsubscribed topic is not polled until the next update.
         is_subscribed = place in self._places and self._subscriptions.get(place[0]) is not None
         return self._closed.is_set() or not is_subscribed or not keeps_order(self._settings, self._port)
 
     def _place_count(self, topic: str) -> int:
         try:
-            return self._port.places(topic, Deadline.after(self._settings.request_timeout_s))
+            return self._port.target_count(topic, Deadline.after(self._settings.request_timeout_s))
         except RocketMQError as e:
             logger.info("topic %s has no route yet: %s", topic, e)
             return sum(polled_topic == topic for polled_topic, _ in self._places)
@@ -740,14 +739,14 @@ class RunningPopConsumer:
         """
         self._subscribe()
         self._check_order()
-        self._check_timer.every(POLLER_CHECK_S, self._check, 0.0)
-        self._renew_timer.every(RENEW_S, self._acknowledger.renew, RENEW_S)
-        self._check_timer.every(STATS_S, self._log_stats, STATS_S)
+        self._check_timer.call_repeatedly(POLLER_CHECK_S, self._check, 0.0)
+        self._renew_timer.call_repeatedly(RENEW_S, self._acknowledger.renew, RENEW_S)
+        self._check_timer.call_repeatedly(STATS_S, self._log_stats, STATS_S)
 
     def send_subscriptions(self) -> None:
         """Report changed subscriptions to the Proxy."""
         self._subscribe()
-        self._check_timer.later(0.0, self._check)
+        self._check_timer.call_later(0.0, self._check)
 
     def stop(self, deadline: Deadline) -> list[PoppedMessage]:
         """Settle all messages and leave; returns those that listeners still had at ``deadline``. May be repeated."""
@@ -792,7 +791,7 @@ class RunningPopConsumer:
             self._acknowledger.renew()
         elif remaining_ms <= 1000 * (INVISIBLE_S - RENEW_S):
             # The next regular renewal may be too late. After a second, a quick listener has finished, and needs no renewal.
-            self._renew_timer.later(_EARLY_RENEW_S, self._acknowledger.renew)
+            self._renew_timer.call_later(_EARLY_RENEW_S, self._acknowledger.renew)
 
     def _subscribe(self) -> None:
         with self._subscribe_lock:
@@ -804,9 +803,8 @@ class RunningPopConsumer:
         try:
             self._port.subscribe(self._subscriptions.filters(), Deadline.after(START_S))
         finally:
-            if (
-                self._pollers.closed
-            ):  # another thread stopped the consumer during the request, and may have left before it
+            if self._pollers.closed:
+                # Another thread stopped the consumer during the request, and may have left before it.
                 self._port.close(Deadline.after(TIMEOUT_S))
 
     def _check_order(self) -> None:

@@ -272,10 +272,9 @@ class Prefetcher:
         run, on_end = partial(self._run, broker_name, reader), partial(self._on_reader_end, broker_name, reader)
         try:
             self._readers[broker_name] = reader
-            reader.thread = start_thread(f"rocketmq-ahead-{broker_name}", run, on_end, again=False)
-        except (
-            BaseException
-        ) as e:  # also Ctrl-C: if the thread was started, it ends because its reader is not registered
+            reader.thread = start_thread(f"rocketmq-ahead-{broker_name}", run, on_end, restart=False)
+        except BaseException as e:
+            # Also Ctrl-C: if the thread was started, it ends because its reader is not registered.
             self._readers.pop(broker_name, None)
             if not isinstance(e, RuntimeError):
                 raise
@@ -509,7 +508,8 @@ class Backlogs:
                 backlog_queue.cooldown_until = cooldown_until
                 # Messages that could not be decoded are counted no more: pulls request them again.
                 backlog_queue.undecoded_count = backlog_queue.undecoded_bytes = 0
-        self._timer.later(0, self._resume_pulls)  # also without queues here: others may have come too late for the read
+        # Also without queues here: others may have come too late for the read.
+        self._timer.call_later(0, self._resume_pulls)
 
     # --- ``PrefetchQueues``; without the lock
 

@@ -11,10 +11,10 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-from rocketmq_spark.base.arguments import instance, is_whole, seconds, wrong
+from rocketmq_spark.base.arguments import argument_error, check_instance, check_seconds, is_integer
 from rocketmq_spark.base.clock import Clock, Deadline
 from rocketmq_spark.base.dropped import ClosedWhenDropped
-from rocketmq_spark.base.process import Owner, entry, postponed
+from rocketmq_spark.base.process import OwnerProcess, defer_close, signal_safe
 from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.consumer.assigned import ONE_ANSWER, FetchedPart
 from rocketmq_spark.consumer.broker_requests import PullRequestHandler
@@ -53,7 +53,7 @@ class BasePullConsumer(ClosedWhenDropped):
         make_timer: Callable[[str], Timer] = Timer,
     ) -> None:
         self.client_id = member.client_id
-        self._owner = Owner("consumer")
+        self._owner = OwnerProcess("consumer")
         self._settings = settings
         self._to_arrow = to_arrow
         clock = clock or Clock()
@@ -81,7 +81,7 @@ class BasePullConsumer(ClosedWhenDropped):
 
     # --- queues
 
-    @entry
+    @signal_safe
     def queues(self, topic: str) -> Sequence[MessageQueue]:
         """Return the readable queues of a topic, sorted. With option 'environment', only the queues of that environment.
 
@@ -95,7 +95,7 @@ class BasePullConsumer(ClosedWhenDropped):
         self._owner.check(False)
         return self._offsets.queues(checked_topic(topic))
 
-    @entry
+    @signal_safe
     def subscribe(self, topic: str, tags: str | None = None, sql: str | None = None) -> None:
         """Share the topic's queues with the group. Queues may be assigned and revoked at any time, also between polls.
 
@@ -118,7 +118,7 @@ class BasePullConsumer(ClosedWhenDropped):
         self._set_subscription(checked_topic(topic), parse_filter(tags, sql))
         self._upkeep.start_background()
 
-    @entry
+    @signal_safe
     def unsubscribe(self, topic: str) -> None:
         """Stop reading ``topic``, and release its queues. With option 'autoCommit', its finished messages are committed."""
         self._owner.check(self._polls.closed)
@@ -138,7 +138,7 @@ class BasePullConsumer(ClosedWhenDropped):
                 self._upkeep.close()
         self._owner.check(self._polls.closed)
 
-    @entry
+    @signal_safe
     def assign(self, queues: Iterable[MessageQueue]) -> None:
         """Read exactly these queues, without a filter, instead of those assigned before.
 
@@ -156,7 +156,7 @@ class BasePullConsumer(ClosedWhenDropped):
         self._owner.check(self._polls.closed)
         if self._group.topics:
             raise _mutually_exclusive()
-        instance("queues", queues, Iterable, "a list of MessageQueue, such as queues() returns")
+        check_instance("queues", queues, Iterable, "a list of MessageQueue, such as queues() returns")
         assigned, requested = set(self._polls.assigned()), {_check_queue(queue) for queue in queues}
         starts = {
             queue: None if queue in assigned else self._offsets.start_offset_of(queue) for queue in sorted(requested)
@@ -164,13 +164,13 @@ class BasePullConsumer(ClosedWhenDropped):
         self._uses_assign = True
         self._upkeep.apply_assignment(starts)
 
-    @entry
+    @signal_safe
     def assignment(self) -> list[MessageQueue]:
         """Return the queues that are read now, sorted."""
         self._owner.check(False)
         return self._polls.assigned()
 
-    @entry
+    @signal_safe
     def pause(self, *queues: MessageQueue) -> None:
         """Return no messages of these queues until ``resume``. Messages that were pulled are kept.
 
@@ -179,7 +179,7 @@ class BasePullConsumer(ClosedWhenDropped):
         self._owner.check(self._polls.closed)
         self._polls.pause([_check_queue(queue) for queue in queues], True)
 
-    @entry
+    @signal_safe
     def resume(self, *queues: MessageQueue) -> None:
         """Return messages of these queues again. Raises ``OffsetError`` if a queue is not assigned."""
         self._owner.check(self._polls.closed)
@@ -187,7 +187,7 @@ class BasePullConsumer(ClosedWhenDropped):
 
     # --- positions
 
-    @entry
+    @signal_safe
     def seek(self, queue: MessageQueue, offset: int) -> None:
         """Continue at ``offset``. A commit before the next poll stores this offset.
 
@@ -201,7 +201,7 @@ class BasePullConsumer(ClosedWhenDropped):
         self._owner.check(self._polls.closed)
         self._polls.seek([_check_queue(queue)], lambda queue: self._offsets.check_in_queue(queue, offset))
 
-    @entry
+    @signal_safe
     def seek_to_beginning(self, *queues: MessageQueue) -> None:
         """Continue ``queues``, by default all assigned queues, at the first message that the broker keeps."""
         self._owner.check(self._polls.closed)
@@ -210,7 +210,7 @@ class BasePullConsumer(ClosedWhenDropped):
             lambda queue: self._offsets.bounds(queue, for_group=True).min_offset,
         )
 
-    @entry
+    @signal_safe
     def seek_to_end(self, *queues: MessageQueue) -> None:
         """Continue ``queues``, by default all assigned queues, after the last message."""
         self._owner.check(self._polls.closed)
@@ -218,7 +218,7 @@ class BasePullConsumer(ClosedWhenDropped):
             [_check_queue(queue) for queue in queues], lambda queue: self._offsets.bounds(queue).max_offset
         )
 
-    @entry
+    @signal_safe
     def seek_to_timestamp(self, epoch_ms: int, *queues: MessageQueue) -> None:
         """Continue at the first message stored at or after a time, or at the end if all are older.
 
@@ -227,13 +227,13 @@ class BasePullConsumer(ClosedWhenDropped):
             queues: The queues; all assigned ones if none is named.
         """
         self._owner.check(self._polls.closed)
-        if not is_whole(epoch_ms) or epoch_ms < 0:
-            raise wrong("epoch_ms", epoch_ms, "a whole number of milliseconds since 1970, at least 0")
+        if not is_integer(epoch_ms) or epoch_ms < 0:
+            raise argument_error("epoch_ms", epoch_ms, "a whole number of milliseconds since 1970, at least 0")
         self._polls.seek(
             [_check_queue(queue) for queue in queues], lambda queue: self._offsets.offset_at_time(queue, epoch_ms)
         )
 
-    @entry
+    @signal_safe
     def commit(self, offsets: Mapping[MessageQueue, int] | None = None) -> None:
         """Store offsets of the group on the brokers.
 
@@ -248,13 +248,13 @@ class BasePullConsumer(ClosedWhenDropped):
         """
         self._owner.check(self._polls.closed)
         if offsets is not None:
-            instance("offsets", offsets, Mapping, "a dict of offsets by MessageQueue")
+            check_instance("offsets", offsets, Mapping, "a dict of offsets by MessageQueue")
         for queue, offset in (offsets or {}).items():
             check_offset(_check_queue(queue), offset)
         for error in (self._upkeep.commit_finished() if offsets is None else self._upkeep.commit(offsets)).values():
             raise error
 
-    @entry
+    @signal_safe
     def committed(self, queue: MessageQueue) -> int | None:
         """Return the group's stored offset of ``queue``, or None if there is none."""
         self._owner.check(False)
@@ -283,11 +283,11 @@ class BasePullConsumer(ClosedWhenDropped):
         self._polls.returned, self._polls.returned_up_to = first_left_out is None, first_left_out
         return messages
 
-    @entry
+    @signal_safe
     def _poll(self, timeout_s: float) -> tuple[list[ReceivedMessage], int | None]:
         """Return messages, and the offset of the first message that was left out (None: all messages of the answer are returned).
 
-        The messages do not count as returned yet, because Ctrl-C may still interrupt older Pythons after an ``entry`` returned.
+        The messages do not count as returned yet, because Ctrl-C may still interrupt older Pythons after the method returned.
         """
         deadline = _start_poll(self, timeout_s)
         while parts := self._upkeep.next_parts(deadline, ONE_ANSWER):
@@ -338,9 +338,9 @@ class BasePullConsumer(ClosedWhenDropped):
         the last poll are not finished. If a signal handler calls ``close`` while a poll or another method runs in the same
         thread, that method returns soon, and the consumer is closed then.
         """
-        if not self._owner.here:
+        if not self._owner.is_current:
             return
-        if postponed(self.close):
+        if defer_close(self.close):
             self._polls.close(wait=False)
             return
         try:
@@ -357,7 +357,7 @@ def _start_poll(consumer: BasePullConsumer, timeout_s: object) -> Deadline:
     return consumer._upkeep.start_poll(timeout)
 
 
-@entry
+@signal_safe
 def _poll_arrow(consumer: BasePullConsumer, timeout_s: float) -> tuple[Any, int | None]:
     """Return the messages of several parts as one record batch, and the offset of the first message that was left out."""
     deadline, max_parts = _start_poll(consumer, timeout_s), ARROW_PARTS
@@ -381,7 +381,7 @@ def _poll_arrow(consumer: BasePullConsumer, timeout_s: float) -> tuple[Any, int 
     return consumer._to_arrow([])[0], None
 
 
-@entry
+@signal_safe
 def next_answer(consumer: BasePullConsumer, timeout_s: float = POLL_S) -> Iterator[ReceivedMessage]:
     """Wait up to ``timeout_s`` seconds for messages of one queue, and return an iterator over them, which does not block.
 
@@ -440,12 +440,12 @@ class PolledMessages:
 
 def checked_timeout(timeout_s: object) -> float:
     """Return the timeout of a poll. Raises ``OptionError`` if it is not a number, or longer than locks support."""
-    return seconds("timeout_s", timeout_s, MAX_POLL_S)
+    return check_seconds("timeout_s", timeout_s, MAX_POLL_S)
 
 
 def _check_queue(queue: object) -> MessageQueue:
     if not isinstance(queue, MessageQueue):  # such as a field of a queue that was passed instead of a list of queues
-        raise wrong("a queue", queue, "a MessageQueue, such as queues() returns")
+        raise argument_error("a queue", queue, "a MessageQueue, such as queues() returns")
     return queue
 
 

@@ -6,7 +6,7 @@ adds the queue until it is dropped.
 Queues that are far behind their ends are read ahead for a while (``consumer/prefetch``): a pull returns 32 messages and involves
 three threads, and reading ahead has many pulls in flight. A queue is either pulled or read ahead; between ``try_read_ahead`` and
 the start of the read it is neither. The conditions that pause pulls (a full cache, a listener that blocks the offset) also end a
-read, and pulls continue.
+read. Then the queue is pulled again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Response
-from rocketmq_spark.base.threads import Failure, Timer, attempt
+from rocketmq_spark.base.threads import Failure, Timer, capture
 from rocketmq_spark.consumer.assigned import FetchedPart
 from rocketmq_spark.consumer.member_state import MemberState
 from rocketmq_spark.consumer.prefetch import Backlogs, DecodeParts, ResetOffsetsSoon, decode_messages
@@ -95,7 +95,7 @@ class Pulling:
 
     def pull_later(self, queue: ProcessQueue, offset: int, delay_s: float = FIRST_PULL_DELAY_S) -> None:
         """Pull ``queue`` from ``offset`` on, until it is dropped."""
-        self._timer.later(delay_s, partial(self._pull, queue, offset))
+        self._timer.call_later(delay_s, partial(self._pull, queue, offset))
 
     def close(self, wait_s: float) -> None:
         """Stop pulling, and ignore later answers. Waits up to ``wait_s`` seconds for reads."""
@@ -162,15 +162,14 @@ class Pulling:
             self.reset_offsets_soon({queue.queue: answer.next_offset})
             return
         if isinstance(answer, PullAnswer) and self.decode is not None and not queue.dropped:
-            decoded = attempt(_decoded_answer, queue.queue, offset, request_filter, answer, self.decode)
-            if isinstance(
-                decoded, Failure
-            ):  # for instance for lack of memory; the next pull requests the messages again
+            decoded = capture(_decoded_answer, queue.queue, offset, request_filter, answer, self.decode)
+            if isinstance(decoded, Failure):
+                # For instance for lack of memory; the next pull requests the messages again.
                 decoded.log(logger, "an answer to a pull of %s at %d could not be decoded", queue.queue, offset)
                 answer = DecodeError(f"the answer could not be decoded: {decoded}", queue=str(queue.queue))
             else:
                 answer = decoded
-        self._timer.later(0, partial(self._handle_answer, queue, offset, request_filter, answer))
+        self._timer.call_later(0, partial(self._handle_answer, queue, offset, request_filter, answer))
 
     def _handle_answer(
         self, queue: ProcessQueue, offset: int, request_filter: TopicFilter, answer: PullAnswer | RocketMQError

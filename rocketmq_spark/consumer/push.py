@@ -12,10 +12,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from rocketmq_spark.base.arguments import seconds
+from rocketmq_spark.base.arguments import check_seconds
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import RETRY_PREFIX
-from rocketmq_spark.base.process import Closing, Owner, entry, on_signals, postponed
+from rocketmq_spark.base.process import Closeable, OwnerProcess, defer_close, on_signals, signal_safe
 from rocketmq_spark.base.threads import Latch
 from rocketmq_spark.consumer.broker_requests import BrokerRequestHandler
 from rocketmq_spark.consumer.concurrent import ConcurrentConsumeService
@@ -38,7 +38,7 @@ from rocketmq_spark.errors import CallTimeout, ConnectionLost, OptionError, Rock
 from rocketmq_spark.model import ReceivedMessage
 from rocketmq_spark.model.membership import ConsumerStats, Membership, TopicFigures
 from rocketmq_spark.model.message import PoppedMessage
-from rocketmq_spark.options.paths import confined, expanded
+from rocketmq_spark.options.paths import check_safe, expand_home
 from rocketmq_spark.ports import GroupMember, PopMember
 
 logger = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 _STOP_CHECK_S = 0.05  # how often a listener that calls ``stop`` checks whether another thread is stopping the consumer
 
 
-class BaseConsumer(Closing):
+class BaseConsumer(Closeable):
     """Consumes messages as a member of a group. The group shares the queues; in a broadcasting group each member has all of them.
 
     If ``settings.uses_pop``, a Proxy delivers the messages one by one, and members have no queues.
@@ -62,7 +62,7 @@ class BaseConsumer(Closing):
         self.settings = settings
         self.client_id = port.client_id
         self._port: Any = port  # a ``PopMember`` if ``settings.uses_pop``, otherwise a ``GroupMember``
-        self._owner = Owner("consumer")
+        self._owner = OwnerProcess("consumer")
         self._tools = tools or ConsumerTools()
         clock = self._tools.timer(f"rocketmq-{settings.group}-clock")
         self._subscriptions = Subscriptions(settings.group, settings.uses_retry_topic, clock.wall_ms, clock.lease_ms)
@@ -74,7 +74,7 @@ class BaseConsumer(Closing):
         self._stop_requested = Latch()
         self._closed = self._has_stopped = False
 
-    @entry
+    @signal_safe
     def subscribe(self, topic: str, tags: str | None = None, sql: str | None = None) -> None:
         """Consume messages of ``topic``. All members of a group must have the same subscriptions.
 
@@ -99,14 +99,14 @@ class BaseConsumer(Closing):
                 self._subscriptions.restore(topic, previous)
             raise
 
-    @entry
+    @signal_safe
     def unsubscribe(self, topic: str) -> None:
         """Stop consuming ``topic``. The offsets of its queues are committed, and other members get the queues."""
         self._owner.check(self._closed)
         self._subscriptions.remove(checked_topic(topic))
         self._send_subscriptions()
 
-    @entry
+    @signal_safe
     def start(self, listener: Listener) -> None:
         """Join the group and call ``listener(messages, context)`` on background threads.
 
@@ -190,15 +190,15 @@ class BaseConsumer(Closing):
         Raises:
             OptionError: ``timeout_s`` is not a number. Nothing has changed.
         """
-        if not self._owner.here:
+        if not self._owner.is_current:
             return []
         wait_s = _stop_timeout(timeout_s)
         self._closed = True
-        if postponed(lambda: self._stop(wait_s)):
+        if defer_close(lambda: self._stop(wait_s)):
             return []
         return self._stop(wait_s)
 
-    @entry
+    @signal_safe
     def _stop(self, wait_s: float) -> list[ReceivedMessage] | list[PoppedMessage]:
         self._stop_requested.set()
         if not self._acquire_lifecycle_lock(Deadline.after(wait_s)):
@@ -230,7 +230,7 @@ class BaseConsumer(Closing):
         """Call ``stop`` with its default timeout of 30 s, and return its result."""
         return self.stop()
 
-    @entry
+    @signal_safe
     def stats(self) -> ConsumerStats:
         """Return counts since the start, and recent figures by topic.
 
@@ -258,7 +258,7 @@ class BaseConsumer(Closing):
 
 def _stop_timeout(timeout_s: float) -> float:
     """Return the timeout of ``stop``: at most the longest wait of ``threading``, less the rounding error of a deadline."""
-    return max(0.0, min(seconds("timeout_s", timeout_s), threading.TIMEOUT_MAX - 1))
+    return max(0.0, min(check_seconds("timeout_s", timeout_s), threading.TIMEOUT_MAX - 1))
 
 
 FIRST_COMMIT_S = 10.0
@@ -346,21 +346,21 @@ class RunningConsumer:
         )
         self._port.heartbeat(Deadline.after(TIMEOUT_S))
         self.rebalancing.start()
-        self._upkeep_timer.every(self._settings.persist_interval_s, self._commit, FIRST_COMMIT_S)
-        self._upkeep_timer.every(STATS_S, self._log_stats, STATS_S)
-        self._upkeep_timer.every(COMPARE_S, self._check_subscriptions, COMPARE_S)
-        self._upkeep_timer.every(END_OFFSETS_S, self._read_end_offsets, END_OFFSETS_S)
+        self._upkeep_timer.call_repeatedly(self._settings.persist_interval_s, self._commit, FIRST_COMMIT_S)
+        self._upkeep_timer.call_repeatedly(STATS_S, self._log_stats, STATS_S)
+        self._upkeep_timer.call_repeatedly(COMPARE_S, self._check_subscriptions, COMPARE_S)
+        self._upkeep_timer.call_repeatedly(END_OFFSETS_S, self._read_end_offsets, END_OFFSETS_S)
         if self._settings.clustering:
-            self._upkeep_timer.every(COMPARE_S, self._check_consume_modes, 0.0)
+            self._upkeep_timer.call_repeatedly(COMPARE_S, self._check_consume_modes, 0.0)
         if isinstance(self._consume_service, ConcurrentConsumeService):
             timeout_s = self._settings.consume_timeout_s
-            self._upkeep_timer.every(timeout_s, self._consume_service.send_late_back, timeout_s)
+            self._upkeep_timer.call_repeatedly(timeout_s, self._consume_service.send_late_back, timeout_s)
         elif self._settings.clustering:
-            self._lock_timer.every(LOCK_S, self._ownership.renew_locks, FIRST_LOCK_S)
-            self._lock_timer.every(NO_NOTICES_LOCK_S, self._renew_locks_without_notices, NO_NOTICES_LOCK_S)
+            self._lock_timer.call_repeatedly(LOCK_S, self._ownership.renew_locks, FIRST_LOCK_S)
+            self._lock_timer.call_repeatedly(NO_NOTICES_LOCK_S, self._renew_locks_without_notices, NO_NOTICES_LOCK_S)
 
     def _renew_locks_without_notices(self) -> None:
-        if not self._port.has_notices:
+        if not self._port.receives_notices:
             self._ownership.renew_locks()
 
     def wait_for_first_rebalance(self) -> None:
@@ -451,10 +451,10 @@ class RunningConsumer:
         client_folder = f"{platform.node()}@{INSTANCE_NAME}"
         group = settings.wire_group or settings.group
         path = offsets_path(
-            expanded(settings.offsets_folder, "localOffsetsDir"), client_folder, group, settings.name_servers
+            expand_home(settings.offsets_folder, "localOffsetsDir"), client_folder, group, settings.name_servers
         )
         if settings.offsets_folder_given:  # checked again: the path contains other options, and links may have changed
-            confined(path, "localOffsetsDir")
+            check_safe(path, "localOffsetsDir")
         return FileOffsets(
             LocalOffsets(path), self.state, lambda queue, deadline: self._port.bounds(queue, deadline).max_offset
         )
@@ -496,9 +496,8 @@ class RunningConsumer:
     def _read_end_offsets(self) -> None:
         """Read the end offsets of queues that are not pulled, such as full ones. Their last pull knows only an earlier end."""
         now_ms, deadline = self._pull_timer.now_ms(), Deadline.after(TIMEOUT_S)
-        unavailable_brokers: set[str] = (
-            set()
-        )  # brokers that do not answer, so that only the first queue of each waits for an answer
+        # Brokers that do not answer, so that only the first queue of each waits for an answer.
+        unavailable_brokers: set[str] = set()
         for process_queue in self.state.owned():
             if now_ms - process_queue.end_updated_ms <= MAX_END_OFFSET_AGE_MS:
                 continue

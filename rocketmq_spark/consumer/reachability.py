@@ -6,7 +6,7 @@ import logging
 import math
 from collections.abc import Hashable
 
-from rocketmq_spark.base.clock import Clock, NowAndThen
+from rocketmq_spark.base.clock import Clock, RateLimit
 from rocketmq_spark.errors import (
     AccessDenied,
     BrokerError,
@@ -16,7 +16,7 @@ from rocketmq_spark.errors import (
     RemoteProtocolError,
     RocketMQError,
     RouteNotFound,
-    copy_of,
+    copy_error,
 )
 
 logger = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ class Reachability:
         self._queue_was_read = False
         # The broker or topic of the last failed request, and the error.
         self._last_failure: tuple[Hashable, RocketMQError] | None = None
-        self._warnings = NowAndThen(_WARNING_INTERVAL_S)
+        self._warnings = RateLimit(_WARNING_INTERVAL_S)
 
     def on_answer(self, target: Hashable, by_broker: bool = True) -> None:
         """Record an answer to a request about ``target``, a broker or topic.
@@ -86,9 +86,9 @@ class Reachability:
         _, error = last_failure
         if isinstance(error, NotSupported | AccessDenied) and not self._queue_was_read:
             self._last_failure = None  # the next refusal sets it again
-            raise copy_of(error)
+            raise copy_error(error)
         if isinstance(error, RemoteProtocolError | CertificateRefused) and not self._broker_answered:
-            raise copy_of(error)
+            raise copy_error(error)
 
     def remaining_s(self) -> float:
         """Return the seconds that a poll may still wait for the first answer."""

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from rocketmq_spark.base.codes import RETRY_PREFIX
 from rocketmq_spark.base.java import string_order
-from rocketmq_spark.base.threads import Failure, attempt
+from rocketmq_spark.base.threads import Failure, capture
 from rocketmq_spark.consumer.process_queue import ProcessQueue
 from rocketmq_spark.errors import OffsetError
 from rocketmq_spark.model import MessageQueue
@@ -163,7 +163,7 @@ def allocate_clustering(
     if queues is None or not members:
         return UNCHANGED
     ordered = sorted(queues, key=queue_order), sorted(members, key=string_order)
-    allocated = attempt(lambda: frozenset(allocate(client_id, *ordered)))  # the strategy may be a user's function
+    allocated = capture(lambda: frozenset(allocate(client_id, *ordered)))  # the strategy may be a user's function
     return Allocation(None, allocated) if isinstance(allocated, Failure) else Allocation(allocated)
 
 
@@ -205,14 +205,14 @@ def is_balanced(owned: Mapping[MessageQueue, ProcessQueue], topic: str, allocati
     }
 
 
-def wait_s(balanced: bool, interval_s: float = REBALANCE_INTERVAL_S, has_notices: bool = True) -> float:
+def wait_s(balanced: bool, interval_s: float = REBALANCE_INTERVAL_S, receives_notices: bool = True) -> float:
     """Return the seconds until the next regular rebalance; ``interval_s`` is Java's ``waitInterval``.
 
-    Without ``has_notices``, no server notifies this member of changes of the group.
+    Without ``receives_notices``, no server notifies this member of changes of the group.
     """
     if not balanced:
         return min(UNBALANCED_WAIT_S, interval_s)
-    return interval_s if has_notices else min(NO_NOTICES_WAIT_S, interval_s)
+    return interval_s if receives_notices else min(NO_NOTICES_WAIT_S, interval_s)
 
 
 def _sorted(queues: Iterable[MessageQueue]) -> tuple[MessageQueue, ...]:

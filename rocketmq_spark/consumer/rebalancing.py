@@ -17,8 +17,8 @@ from typing import TypeVar
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import RETRY_PREFIX
-from rocketmq_spark.base.complaints import Complaints
-from rocketmq_spark.base.threads import Failure, Timer, attempt
+from rocketmq_spark.base.complaints import LogThrottle
+from rocketmq_spark.base.threads import Failure, Timer, capture
 from rocketmq_spark.consumer import rebalance
 from rocketmq_spark.consumer.member_state import MemberState
 from rocketmq_spark.consumer.ownership import Ownership
@@ -33,7 +33,7 @@ from rocketmq_spark.errors import (
 )
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.ports import GroupMember
-from rocketmq_spark.queues.environment import Own
+from rocketmq_spark.queues.environment import EnvironmentQueues
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ class Rebalancing:
         self._subscriptions = subscriptions
         self._ownership = ownership
         self._timer = timer
-        self._environment_queues = Own(settings.environment)
+        self._environment_queues = EnvironmentQueues(settings.environment)
         self.balanced_topics: set[str] = set()  # topics of which this member has had all its assigned queues
         self._lock = threading.Lock()
         self._due_ms = math.inf  # when the next run is due
@@ -71,10 +71,9 @@ class Rebalancing:
         # Whether a broker does not know this member, because the broker restarted or is new. Then a heartbeat is sent at once.
         # The next regular one may come 30 s later, and until then the other members would get a list without this member.
         self._is_unlisted = False
-        self._failure_counts: Counter[tuple[str, str]] = (
-            Counter()
-        )  # failures in a row, by topic and subject of the request
-        self._complaints = Complaints()  # by topic and subject of the request
+        # Failures in a row, by topic and subject of the request.
+        self._failure_counts: Counter[tuple[str, str]] = Counter()
+        self._complaints = LogThrottle()  # by topic and subject of the request
 
     def schedule(self, delay_s: float = 0.0) -> None:
         """Rebalance in ``delay_s`` seconds, unless a run is due earlier; at most once per second."""
@@ -85,7 +84,7 @@ class Rebalancing:
             due_ms = max(now_ms + 1000 * delay_s, self._last_ms + 1000 * rebalance.MIN_INTERVAL_S)
             if due_ms >= self._due_ms:
                 return
-            self._timer.later((due_ms - now_ms) / 1000, partial(self._run_if_due, due_ms))
+            self._timer.call_later((due_ms - now_ms) / 1000, partial(self._run_if_due, due_ms))
             self._due_ms = due_ms  # only now: if the timer cannot start its thread, the next call tries again
 
     def start(self) -> None:
@@ -133,7 +132,7 @@ class Rebalancing:
         self._ownership.drop(rebalance.unsubscribed_queues(self._owned(), topics.keys()))
         balanced, changed, self._is_unlisted = True, False, False
         for topic in topics:
-            result = attempt(self._rebalance_topic, topic)
+            result = capture(self._rebalance_topic, topic)
             if isinstance(result, Failure):  # one topic's failure must not affect the others
                 result.log(logger, "topic %s could not be rebalanced", topic)
                 result = False, False
@@ -153,13 +152,13 @@ class Rebalancing:
         try:
             balanced = self.run()
         finally:
-            self.schedule(rebalance.wait_s(balanced, self._settings.rebalance_interval_s, self._port.has_notices))
+            self.schedule(rebalance.wait_s(balanced, self._settings.rebalance_interval_s, self._port.receives_notices))
 
     def apply_resets(self) -> None:
         """Apply pending resets; waits for brokers."""
         with contextlib.suppress(IndexError):
             while True:
-                result = attempt(self._resets.popleft())
+                result = capture(self._resets.popleft())
                 if isinstance(result, Failure):
                     result.log(logger, "group %s: offsets could not be reset", self._settings.group)
 
@@ -170,7 +169,7 @@ class Rebalancing:
             finally:
                 self.schedule()
 
-        self._timer.later(0, run_then_rebalance)
+        self._timer.call_later(0, run_then_rebalance)
 
     def _rebalance_topic(self, topic: str) -> tuple[bool, bool]:
         """Rebalance a topic; returns whether it is balanced, and whether queues changed."""
@@ -233,7 +232,7 @@ class Rebalancing:
             logger.log(level, text, self._settings.group, subject, topic, e)
             return None
         self._failure_counts.pop((topic, subject), None)
-        self._complaints.over((topic, subject))
+        self._complaints.resolved((topic, subject))
         return answer
 
     def _owned(self) -> dict[MessageQueue, ProcessQueue]:

@@ -13,15 +13,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rocketmq_spark.base.arguments import synchronous, text, wrong
+from rocketmq_spark.base.arguments import argument_error, check_synchronous, check_text
 from rocketmq_spark.consumer.process_queue import Thresholds
 from rocketmq_spark.consumer.rebalance import REBALANCE_INTERVAL_S, Allocate, ConsumeFrom
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue
 from rocketmq_spark.options import Options, transport
-from rocketmq_spark.options.paths import confined, expanded
+from rocketmq_spark.options.paths import check_safe, expand_home
 from rocketmq_spark.queues.allocation import allocate
-from rocketmq_spark.queues.environment import Environment, check_chosen, environment_of
+from rocketmq_spark.queues.environment import Environment, check_environment_set, environment_of
 from rocketmq_spark.wire.names import group_problem, read_problem, retry_topic
 from rocketmq_spark.wire.properties import parse_user_subscription
 
@@ -29,7 +29,7 @@ from rocketmq_spark.wire.properties import parse_user_subscription
 def checked_topic(topic: object) -> str:
     """Return a topic that a user passed. Raises ``OptionError`` if it is not a valid name of a topic."""
     if not isinstance(topic, str) or (problem := read_problem(topic)):
-        raise wrong(
+        raise argument_error(
             "topic", topic, f"the name of a topic ({problem})" if isinstance(topic, str) else "the name of a topic"
         )
     return topic
@@ -39,7 +39,7 @@ def parse_filter(tags: str | None, sql: str | None) -> Filter:
     """Return the filter of one subscription. Raises ``OptionError`` for invalid or blank values, and for tags with SQL."""
     for name, value in (("tags", tags), ("sql", sql)):
         if value is not None:
-            text(name, value, "a str")
+            check_text(name, value, "a str")
     if tags is not None and sql is not None:
         raise OptionError(f"tags are {tags!r} and sql is {sql!r}; expected at most one of them")
     for name, value in (("tags are", tags), ("sql is", sql)):
@@ -49,7 +49,7 @@ def parse_filter(tags: str | None, sql: str | None) -> Filter:
             raise OptionError(f"{name} {value!r}; expected characters that can be sent: {e}") from e
     if sql is not None:
         if not sql.strip():
-            raise wrong("sql", sql, "an SQL92 expression, or None for all messages")
+            raise argument_error("sql", sql, "an SQL92 expression, or None for all messages")
         return Filter(sql, "SQL92")
     try:
         subscription = parse_user_subscription(tags)
@@ -314,7 +314,7 @@ class ConsumerSettings:
 
 
 def _offsets_folder(folder: str | None) -> Path:
-    return _DEFAULT_OFFSETS if folder is None else confined(expanded(folder, "localOffsetsDir"), "localOffsetsDir")
+    return _DEFAULT_OFFSETS if folder is None else check_safe(expand_home(folder, "localOffsetsDir"), "localOffsetsDir")
 
 
 def group_problems(group: str) -> list[str]:
@@ -339,9 +339,9 @@ def allocation_strategy(options: Options, on_wire: OnWire = str) -> Allocate:
     strategy, machine_rooms = options.allocation_strategy, options.machine_rooms
     strategy_name = strategy.lower() if isinstance(strategy, str) else None
     if strategy_name is None:
-        synchronous("option 'allocationStrategy'", strategy)
+        check_synchronous("option 'allocationStrategy'", strategy)
     if strategy_name == "environment":
-        check_chosen(options, "allocationStrategy")
+        check_environment_set(options, "allocationStrategy")
         return partial(allocate, "averagely")
     if strategy_name == "machineroomnearby":
         raise OptionError(

@@ -10,14 +10,14 @@ import contextlib
 import threading
 from collections.abc import Callable, Sequence
 
-from rocketmq_spark.base.arguments import instance, is_whole, wrong
+from rocketmq_spark.base.arguments import argument_error, check_instance, is_integer
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.dropped import ClosedWhenDropped
-from rocketmq_spark.base.process import Owner, entry, postponed
+from rocketmq_spark.base.process import OwnerProcess, defer_close, signal_safe
 from rocketmq_spark.consumer.settings import MAX_MESSAGES, MAX_WAIT_S, checked_topic, parse_filter
 from rocketmq_spark.errors import OptionError, RocketMQError
 from rocketmq_spark.model import Filter
-from rocketmq_spark.model.message import Place, PoppedMessage
+from rocketmq_spark.model.message import PoppedMessage, PopTarget
 from rocketmq_spark.options.parsing import duration, text
 from rocketmq_spark.ports import PopMember
 from rocketmq_spark.wire.names import group_problem
@@ -42,7 +42,7 @@ class BaseSimpleConsumer(ClosedWhenDropped):
         self.client_id = member.client_id
         self._member = member
         self._request_s = request_timeout_s
-        self._owner = Owner("consumer")
+        self._owner = OwnerProcess("consumer")
         self._lock = threading.Lock()
         self._filters: dict[str, Filter] = {}
         # Held while a change is sent to the Proxy, so that two changes do not overwrite each other.
@@ -54,7 +54,7 @@ class BaseSimpleConsumer(ClosedWhenDropped):
     def _is_open(self) -> bool:
         return not self._closed
 
-    @entry
+    @signal_safe
     def subscribe(self, topic: str, tags: str | None = None, sql: str | None = None) -> None:
         """Receive messages of ``topic``. May be called again to change the filter.
 
@@ -82,7 +82,7 @@ class BaseSimpleConsumer(ClosedWhenDropped):
                 raise
             self._filters = filters
 
-    @entry
+    @signal_safe
     def unsubscribe(self, topic: str) -> None:
         """Receive no more messages of ``topic``. Takes effect even if no endpoint answers (``ConnectionLost``)."""
         self._owner.check(False)
@@ -96,7 +96,7 @@ class BaseSimpleConsumer(ClosedWhenDropped):
             }
             self._send_filters(self._filters)
 
-    @entry
+    @signal_safe
     def receive(
         self, max_messages: int = MAX_MESSAGES, invisible: str | float = "30s", wait: str | float = "5s"
     ) -> Sequence[PoppedMessage]:
@@ -144,7 +144,7 @@ class BaseSimpleConsumer(ClosedWhenDropped):
                 return messages
         return []  # another thread unsubscribed the last topic
 
-    @entry
+    @signal_safe
     def ack(self, message: PoppedMessage) -> None:
         """Acknowledge ``message``, so that it is not delivered again.
 
@@ -153,7 +153,7 @@ class BaseSimpleConsumer(ClosedWhenDropped):
         """
         self._send_request(self._member.ack, message)
 
-    @entry
+    @signal_safe
     def change_invisible(self, message: PoppedMessage, duration: str | float) -> None:
         """Deliver ``message`` again after ``duration``, unless it is acknowledged before.
 
@@ -162,12 +162,12 @@ class BaseSimpleConsumer(ClosedWhenDropped):
             duration: From now, 0 s to 12 h: ``"30s"``, or seconds. Brokers deliver up to two seconds later.
         """
         self._owner.check(self._closed)
-        instance("message", message, PoppedMessage, "a message that receive() returned")
+        check_instance("message", message, PoppedMessage, "a message that receive() returned")
         self._member.change_invisible(
             message, _invisible_duration("duration", duration, 0.0), Deadline.after(self._request_s)
         )
 
-    @entry
+    @signal_safe
     def forward_to_dlq(self, message: PoppedMessage) -> None:
         """Move ``message`` to the group's dead-letter topic, ``%DLQ%<group>``."""
         self._send_request(self._member.forward_to_dlq, message)
@@ -175,11 +175,11 @@ class BaseSimpleConsumer(ClosedWhenDropped):
     def close(self) -> None:
         """Leave the group. Messages that were not acknowledged are delivered again when their invisible time is over."""
         self._closed = True
-        if not self._owner.here or postponed(self.close):
+        if not self._owner.is_current or defer_close(self.close):
             return
         self._leave()
 
-    @entry
+    @signal_safe
     def _leave(self) -> None:
         if not self._has_left:
             self._is_leaving = True
@@ -195,16 +195,17 @@ class BaseSimpleConsumer(ClosedWhenDropped):
 
     def _send_request(self, request: Callable[[PoppedMessage, Deadline], None], message: PoppedMessage) -> None:
         self._owner.check(self._closed)
-        instance("message", message, PoppedMessage, "a message that receive() returned")
+        check_instance("message", message, PoppedMessage, "a message that receive() returned")
         request(message, Deadline.after(self._request_s))
 
-    def _places(self) -> list[Place | RocketMQError]:
+    def _places(self) -> list[PopTarget | RocketMQError]:
         """Return the places to request messages from. A topic without a route has its error instead, so that others are read."""
-        places: list[Place | RocketMQError] = []
+        places: list[PopTarget | RocketMQError] = []
         for topic in self._filters:
             try:
                 places += [
-                    (topic, number) for number in range(self._member.places(topic, Deadline.after(self._request_s)))
+                    (topic, number)
+                    for number in range(self._member.target_count(topic, Deadline.after(self._request_s)))
                 ]
             except RocketMQError as e:
                 places.append(e)
@@ -212,13 +213,13 @@ class BaseSimpleConsumer(ClosedWhenDropped):
 
 
 def check_max_messages(max_messages: object) -> None:
-    if not is_whole(max_messages) or not 1 <= max_messages <= MAX_MESSAGES:  # type: ignore[operator]
-        raise wrong("max_messages", max_messages, f"a whole number from 1 to {MAX_MESSAGES}")
+    if not is_integer(max_messages) or not 1 <= max_messages <= MAX_MESSAGES:  # type: ignore[operator]
+        raise argument_error("max_messages", max_messages, f"a whole number from 1 to {MAX_MESSAGES}")
 
 
 def _seconds(name: str, value: str | float) -> float:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise wrong(name, value, "a duration, such as 30s, or a number of seconds")
+        raise argument_error(name, value, "a duration, such as 30s, or a number of seconds")
     try:
         return duration(text(f"{round(value * 1000)}ms" if isinstance(value, int | float) else value))
     except OverflowError:

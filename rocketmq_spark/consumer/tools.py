@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from rocketmq_spark.base.threads import Aside, Timer
+from rocketmq_spark.base.threads import KeyedExecutor, Timer
 from rocketmq_spark.consumer.listener import Replier
 from rocketmq_spark.consumer.listener_pool import ListenerPool
 from rocketmq_spark.consumer.prefetch import BacklogReader
@@ -23,7 +23,9 @@ class ConsumerTools:
 
     timer: Callable[[str], Timer] = Timer  # creates a timer with this name
     workers: Callable[[str, int], ListenerPool] = ListenerPool  # creates the threads of the listener
-    per_queue_threads: Callable[[], Aside] = Aside  # creates the threads that send late messages of single queues back
+    per_queue_threads: Callable[[], KeyedExecutor] = (
+        KeyedExecutor  # creates the threads that send late messages of single queues back
+    )
     backlog_reader: BacklogReader | None = None  # None: no queue is read ahead
     replier: Replier | None = None  # sends replies to requests (request-reply)
     traces: Callable[[], ListenerTraces | None] = lambda: None  # creates the traces of listener calls

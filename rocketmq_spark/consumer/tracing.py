@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from rocketmq_spark.base.clock import epoch_ms
 from rocketmq_spark.base.codes import Property
-from rocketmq_spark.base.threads import Failure, attempt
+from rocketmq_spark.base.threads import Failure, capture
 from rocketmq_spark.consumer.listener import (
     DeferredListener,
     Listener,
@@ -81,7 +81,7 @@ class ListenerTraces:
 
 def _none_on_failure(make: Callable[..., T], *args: Any) -> T | None:
     """Return the result of a call. If the call raises, log the error and return None: traces must not affect the listener."""
-    result = attempt(make, *args)
+    result = capture(make, *args)
     if isinstance(result, Failure):
         result.log(logger, "a trace record could not be created")
         return None

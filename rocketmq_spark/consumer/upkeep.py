@@ -12,9 +12,9 @@ import threading
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, MutableSet
 
-from rocketmq_spark.base.clock import Clock, Deadline, NowAndThen
-from rocketmq_spark.base.complaints import Complaints
-from rocketmq_spark.base.process import entry
+from rocketmq_spark.base.clock import Clock, Deadline, RateLimit
+from rocketmq_spark.base.complaints import LogThrottle
+from rocketmq_spark.base.process import signal_safe
 from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.consumer.assigned import FetchedPart, UncommittedOffsets
 from rocketmq_spark.consumer.group_health import COMPARE_S, ConsumeModes, SubscriptionConflicts
@@ -25,7 +25,7 @@ from rocketmq_spark.consumer.rebalance import Allocation, StartOffset, allocate_
 from rocketmq_spark.consumer.settings import ConsumerSettings, Subscriptions
 from rocketmq_spark.errors import CallTimeout, ConnectionLost, InvalidParameter, RocketMQError, ServerFault
 from rocketmq_spark.model import Filter, MessageQueue
-from rocketmq_spark.model.membership import Asked, Membership
+from rocketmq_spark.model.membership import Membership, RequestCallback
 from rocketmq_spark.ports import GroupMember
 
 logger = logging.getLogger(__name__)
@@ -54,18 +54,18 @@ class Subscribed:
         self._clock = clock
         self._leave_group: Callable[[Deadline], None] | None = None  # None before the consumer joins, and after it left
         self._next_check_at = 0.0  # when the next rebalance is due
-        self._heartbeat_limit = NowAndThen(MIN_HEARTBEAT_GAP_S)
+        self._heartbeat_limit = RateLimit(MIN_HEARTBEAT_GAP_S)
         self.conflicts = SubscriptionConflicts(member, settings.group, subscriptions)
         self.modes = ConsumeModes(member, settings.group, subscriptions)
         self._is_unlisted = False  # whether a broker does not know this member, because the broker restarted
-        self._complaints = Complaints()  # limits the log lines about a topic, or about the queues of a broker
+        self._complaints = LogThrottle()  # limits the log lines about a topic, or about the queues of a broker
         self.balanced = False  # whether the last check allocated the queues of all topics
 
     @property
     def topics(self) -> Collection[str]:
         return self._subscriptions.topic_filters().keys()
 
-    def set_subscription(self, topic: str, topic_filter: Filter | None, request_handler: Asked) -> None:
+    def set_subscription(self, topic: str, topic_filter: Filter | None, request_handler: RequestCallback) -> None:
         """Subscribe to a topic; None unsubscribes. A heartbeat reports the change to brokers, which may then send requests.
 
         Raises, and changes nothing, if the queues cannot be fetched, or if this process already has a member of the group.
@@ -108,7 +108,7 @@ class Subscribed:
         """
         self.balanced, self._is_unlisted = True, False
         # Set before the requests, so that ``check_soon`` during the requests is not lost.
-        self._next_check_at = self._clock.now() + wait_s(True, has_notices=self._member.has_notices)
+        self._next_check_at = self._clock.now() + wait_s(True, receives_notices=self._member.receives_notices)
         starts: dict[MessageQueue, StartOffset | None] = {}
         unavailable_brokers: set[str] = set()  # to wait only once for a broker that does not answer
         for topic in self.topics:
@@ -140,7 +140,7 @@ class Subscribed:
                 unavailable_brokers.add(queue.broker_name)
             return None
         self._reachability.on_queue_read(queue.broker_name)
-        self._complaints.over((queue.topic, queue.broker_name))
+        self._complaints.resolved((queue.topic, queue.broker_name))
         return start
 
     def _allocation_of(self, topic: str) -> Allocation:
@@ -148,18 +148,18 @@ class Subscribed:
             queues = self._offsets.queues(topic)
             members = self._member.members(self._settings.group, topic, self._offsets.request_deadline())
         except RocketMQError as e:
-            self._reachability.on_failure(topic, e, self._member.has_notices)
+            self._reachability.on_failure(topic, e, self._member.receives_notices)
             self._log_unchanged(topic, e)
             self._is_unlisted |= isinstance(e, ServerFault)
             return Allocation(None)
         # A server without notices is a Proxy. It answers requests for members without a broker.
-        self._reachability.on_answer(topic, self._member.has_notices)
+        self._reachability.on_answer(topic, self._member.receives_notices)
         self._is_unlisted |= self._member.client_id not in members
         allocation = allocate_clustering(self._settings.allocate, self._member.client_id, queues, members)
         if allocation.problem is not None or not members:
             self._log_unchanged(topic, allocation.problem or "no member is known yet")
         else:
-            self._complaints.over(topic)
+            self._complaints.resolved(topic)
         return allocation
 
     def _log_unchanged(self, topic: str, reason: object) -> None:
@@ -289,25 +289,27 @@ class Upkeep:
     def start_background(self) -> None:
         """Start to rebalance on the timer, too, so that rebalances also run between polls."""
         if self._runs_in_background:
-            self._timer.later(0, self.rebalance_if_due)
+            self._timer.call_later(0, self.rebalance_if_due)
             return
-        self._timer.later(BACKGROUND_CHECK_S, self._check_in_background)
+        self._timer.call_later(BACKGROUND_CHECK_S, self._check_in_background)
         # Only now, so that the next call retries if the timer could not start its thread.
         self._runs_in_background = True
-        self._timer.every(COMPARE_S, lambda: self._group.conflicts.check(self._offsets.request_deadline()), COMPARE_S)
-        self._timer.every(COMPARE_S, lambda: self._group.modes.check(self._offsets.request_deadline()), 0.0)
+        self._timer.call_repeatedly(
+            COMPARE_S, lambda: self._group.conflicts.check(self._offsets.request_deadline()), COMPARE_S
+        )
+        self._timer.call_repeatedly(COMPARE_S, lambda: self._group.modes.check(self._offsets.request_deadline()), 0.0)
 
     def _check_in_background(self) -> None:
         try:
             self.rebalance_if_due()
         finally:
-            self._timer.later(BACKGROUND_CHECK_S, self._check_in_background)
+            self._timer.call_later(BACKGROUND_CHECK_S, self._check_in_background)
 
     def on_group_change(self) -> None:
         """Rebalance soon, because a broker reported a change of the group."""
         self._group.check_soon()
         self._polls.wake()
-        self._timer.later(0, self.rebalance_if_due)
+        self._timer.call_later(0, self.rebalance_if_due)
 
     def on_reset(self, queue: MessageQueue, offset: int, was_released: bool = True) -> None:
         """Apply a reset of a queue that is not assigned, on the timer.
@@ -320,7 +322,7 @@ class Upkeep:
             return
         self._resets.append((queue, offset, was_released))
         with contextlib.suppress(RuntimeError):  # if the timer cannot start its thread, ``close`` applies the reset
-            self._timer.later(0, self._apply_resets_exclusively)
+            self._timer.call_later(0, self._apply_resets_exclusively)
 
     def _apply_resets_exclusively(self) -> None:
         with self._rebalance_lock:  # because a running rebalance may be reading the start offset of the queue
@@ -377,7 +379,7 @@ class Upkeep:
             finally:
                 self._rebalancing_thread = None
 
-    @entry
+    @signal_safe
     def close(self) -> None:
         """Stop rebalances, release all queues, commit finished offsets with option 'autoCommit', and leave the group.
 

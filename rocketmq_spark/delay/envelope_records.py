@@ -1,14 +1,13 @@
 """Parts of a delay node besides its loop: the state of queues, brokers and its disk, and envelopes as records of its store.
 
-``Remade``: whether
-the messages of a queue are still those that were read. If the topic was created again, or its broker returned without its last
-messages, the queue has messages with a later store time than the latest one read, but before the position. ``Room``: a node whose
-disk is full reads nothing for a while, and repeats its log line. ``Answering`` skips brokers that did not answer a moment ago, so
-that the queues of others do not wait. ``Retention`` warns if brokers keep envelopes for a shorter time than they wait, because a
-node that lost its disk can rebuild its store only from the topic.
+``RecreationCheck`` checks whether the messages of a queue are still those that were read. If the topic was created again, or its
+broker returned without its last messages, the queue has messages with a later store time than the latest one read, but before the
+position. ``BackPressure`` pauses the reader while the disk is full. ``BrokerAvailability`` skips brokers that did not answer a
+moment ago, so that the queues of others do not wait. ``Retention`` warns if brokers keep envelopes for a shorter time than they
+wait, because a node that lost its disk can rebuild its store only from the topic.
 
-``arrival`` makes a record of an envelope and ``sending`` a send of a due record; both are pure. Records wait in ``spool/store``,
-and ``spool/redelivery`` takes them when they are due.
+``effect_of`` makes a record of an envelope, and ``send_decoder`` makes a send of a due record; both are pure. Records wait in
+``spool/store``, and ``spool/redelivery`` takes them when they are due.
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ from rocketmq_spark.delay.release import (
     Delivery,
     HasEnvelopes,
     Original,
-    Seen,
+    QueueCheckpoint,
     has_default_name,
-    newest_before,
+    newest_store_ms_before,
 )
 from rocketmq_spark.errors import DecodeError, MessageRefused, OffsetError, RocketMQError, SpoolError, SpoolFull
 from rocketmq_spark.model import Message, MessageQueue, QueueBounds, ReceivedMessage, Resent, SpooledSend
@@ -42,69 +41,73 @@ from rocketmq_spark.producer.encoding import Prepared, single_request
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.spool.lanes import STEPS_S, Schedule
 from rocketmq_spark.spool.records import IDENTITY, Record
-from rocketmq_spark.spool.redelivery import Letters, Targeting
+from rocketmq_spark.spool.redelivery import DeadLetters, Targeting
 from rocketmq_spark.spool.spool import RedeliveryPolicy, broker_target, topic_target
 from rocketmq_spark.wire.envelope import INNER_TOPIC, DecodedEnvelope, digest
 from rocketmq_spark.wire.properties import encode_properties
 
 logger = logging.getLogger(__name__)
 
-# The store time for a queue that has no message before the position: any message that appears there later is a new one.
-LONG_AGO_MS = 1
+# The store time for a queue that has no message before the position: any later message there is a new one.
+BEFORE_ALL_MS = 1
 
 
-class Remade:
+class RecreationCheck:
     """Checks whether a topic was created again, by requests as a group. Its methods raise the errors of these requests."""
 
     def __init__(self, member: GroupMember, group: str) -> None:
         self._member = member
         self._group = group
 
-    def is_same(self, queue: MessageQueue, seen: Seen) -> bool:
+    def is_unchanged(self, queue: MessageQueue, checkpoint: QueueCheckpoint) -> bool:
         """Whether the queue seems to have the messages that were read. Pulls do not show that: they continue at the position, or
         at the new end, without an error.
         """
-        end, newest_ms = seen.read
-        if not newest_ms or self._since(queue, newest_ms + 1) >= end:
+        end, newest_ms = checkpoint.last_read
+        if not newest_ms or self._offset_at(queue, newest_ms + 1) >= end:
             return True
         return self._member.bounds(queue, Deadline.after(REQUEST_S)).min_offset >= end
 
-    def is_known(self, queue: MessageQueue, seen: Seen) -> bool:
-        """Whether the queue, perhaps that of another cluster, has the message that was read last, and at its offset. False if
+    def has_last_message(self, queue: MessageQueue, checkpoint: QueueCheckpoint) -> bool:
+        """Whether the queue, which may be that of another cluster, has the last message that was read, at its offset. False if
         that is not certain.
         """
-        first = self._since(queue, seen.newest_ms)
-        return bool(seen.newest_ms) and first < seen.stored <= self._since(queue, seen.newest_ms + 1)
+        first = self._offset_at(queue, checkpoint.newest_ms)
+        return bool(checkpoint.newest_ms) and first < checkpoint.read_end <= self._offset_at(
+            queue, checkpoint.newest_ms + 1
+        )
 
-    def other_from(self, queue: MessageQueue, stored: int, newest_ms: int, bounds: QueueBounds) -> int | None:
-        """As ``differs_from``, with a log line."""
-        at = self.differs_from(queue, stored, newest_ms, bounds)
-        if at is not None:
+    def changed_from_logged(
+        self, queue: MessageQueue, read_end: int, newest_ms: int, bounds: QueueBounds
+    ) -> int | None:
+        """Like ``changed_from``, with a log line."""
+        offset = self.changed_from(queue, read_end, newest_ms, bounds)
+        if offset is not None:
             logger.warning(
                 "%s was read up to %d, and has newer messages from %d on: its topic was created again, its broker lost its last "
                 "messages, or the node that read it was killed while it committed. Reading continues there; old messages on "
-                "this disk are still sent", queue, stored, at,
+                "this disk are still sent", queue, read_end, offset,
             )  # fmt: skip
-        return at
+        return offset
 
-    def differs_from(self, queue: MessageQueue, stored: int, newest_ms: int, bounds: QueueBounds) -> int | None:
+    def changed_from(self, queue: MessageQueue, read_end: int, newest_ms: int, bounds: QueueBounds) -> int | None:
         """The offset from which on the messages differ from those that were read; None if they are the same."""
-        at = stored if stored <= bounds.max_offset else 0
+        offset = read_end if read_end <= bounds.max_offset else 0
         if newest_ms:
-            at = self._since(queue, newest_ms + 1)
-        at = max(at, bounds.min_offset)
-        return at if at < stored else None
+            offset = self._offset_at(queue, newest_ms + 1)
+        offset = max(offset, bounds.min_offset)
+        return offset if offset < read_end else None
 
-    def newest_of(self, queue: MessageQueue, stored: int, now_ms: int) -> int:
-        """The store time of the last message before ``stored``."""
-        return newest_before(stored, now_ms, partial(self._since, queue)) or LONG_AGO_MS
+    def newest_store_ms(self, queue: MessageQueue, offset: int, now_ms: int) -> int:
+        """The store time of the last message before ``offset``."""
+        return newest_store_ms_before(offset, now_ms, partial(self._offset_at, queue)) or BEFORE_ALL_MS
 
-    def _since(self, queue: MessageQueue, epoch_ms: int) -> int:
+    def _offset_at(self, queue: MessageQueue, epoch_ms: int) -> int:
         return self._member.search_offset(queue, epoch_ms, Deadline.after(REQUEST_S), self._group)
 
 
 # Pause of reading after the disk was full, and interval of the log line about it.
-FULL_S, ALARM_S = 5.0, 60.0
+FULL_PAUSE_S, FULL_LOG_S = 5.0, 60.0
 
 
 class EnvelopeReader(Protocol):
@@ -118,149 +121,147 @@ class EnvelopeReader(Protocol):
     def close(self) -> None: ...
 
 
-class Room:
+class BackPressure:
     """Pauses the reader while the disk of a folder has no room. Not thread-safe."""
 
     def __init__(self, folder: Path, reader: EnvelopeReader) -> None:
         self._folder = folder
         self._reader = reader
         self._paused = False
-        self._again = Deadline(0.0)
-        self._alarm = Deadline(0.0)
-        self._full = False
+        self._paused_until = Deadline(0.0)
+        self._silent_until = Deadline(0.0)
+        self._is_full = False
 
-    def keep(self) -> None:
-        """Pause or resume all queues; call it before each poll, because new queues must be paused, too. The rest of the node runs
-        on.
-        """
-        before, self._paused = self._paused, not self._again.expired
-        if not (self._paused or before):
+    def apply(self) -> None:
+        """Pause or resume all queues. Call it before each poll, because new queues must be paused, too."""
+        was_paused, self._paused = self._paused, not self._paused_until.expired
+        if not (self._paused or was_paused):
             return
         for queue in self._reader.assignment():
             with contextlib.suppress(OffsetError):  # the queue has been revoked since
                 (self._reader.pause if self._paused else self._reader.resume)(queue)
 
-    def refused(self, error: SpoolFull, waiting: int) -> None:
+    def on_full(self, error: SpoolFull, waiting: int) -> None:
         """Note that the disk had no room; the node holds ``waiting`` messages."""
-        self._again = Deadline.after(FULL_S)
-        if self._full and not self._alarm.expired:
+        self._paused_until = Deadline.after(FULL_PAUSE_S)
+        if self._is_full and not self._silent_until.expired:
             return
-        self._full, self._alarm = True, Deadline.after(ALARM_S)
+        self._is_full, self._silent_until = True, Deadline.after(FULL_LOG_S)
         logger.error(
             "no room for more delayed messages: until there is, this node reads neither messages nor recalls; the %d that "
             "it holds are sent when they are due, if it can write at all: %s", waiting, error,
         )  # fmt: skip
 
-    def found(self) -> None:
+    def on_stored(self) -> None:
         """Note that storing worked."""
-        if self._full:
-            self._full = False
+        if self._is_full:
+            self._is_full = False
             logger.warning("there is room again in %s: reading delayed messages continues", self._folder)
 
 
-class Answering:
-    """Remembers brokers whose queues had an error; they are tried again after ``again_s`` seconds. Not thread-safe."""
+class BrokerAvailability:
+    """Remembers brokers whose queues had an error; they are tried again after ``retry_s`` seconds. Not thread-safe."""
 
-    def __init__(self, again_s: float) -> None:
-        self._again_s = again_s
-        self._silent: dict[str, Deadline] = {}
+    def __init__(self, retry_s: float) -> None:
+        self._retry_s = retry_s
+        self._unavailable_until: dict[str, Deadline] = {}
         self.any_answered = False
 
-    def is_silent(self, queue: MessageQueue) -> bool:
+    def is_unavailable(self, queue: MessageQueue) -> bool:
         """Whether the queue's broker did not answer the last request."""
-        return queue.broker_name in self._silent
+        return queue.broker_name in self._unavailable_until
 
-    def each(self, queues: Iterable[MessageQueue], step: Callable[[MessageQueue], None]) -> None:
-        """Call ``step`` for each queue. Queues whose broker does not answer, or answers what cannot be used, are left for another
-        call.
+    def for_each(self, queues: Iterable[MessageQueue], step: Callable[[MessageQueue], None]) -> None:
+        """Call ``step`` for each queue. Skips queues whose broker does not answer, or sends an unusable answer, until
+        a later call.
 
-        Raises errors of the spool, and a permanent error if no broker has answered yet: later it is that of a single broker.
+        Raises errors of the spool, and a permanent error if no broker has answered yet: later an error concerns a single broker.
         """
         permanent: RocketMQError | None = None
         for queue in sorted(queues):
             name = queue.broker_name
-            if name in self._silent and not self._silent[name].expired:
+            if name in self._unavailable_until and not self._unavailable_until[name].expired:
                 continue
             try:
                 step(queue)
-                self._silent.pop(name, None)
+                self._unavailable_until.pop(name, None)
                 self.any_answered = True
             except SpoolError:
                 raise
-            except Exception as e:  # numbers of one broker must not stop the queues of others
+            except Exception as e:  # wrong numbers of one broker must not stop the queues of others
                 if isinstance(e, RocketMQError) and not e.retriable:
                     permanent = permanent or e
-                # Once when it begins.
-                level = logging.INFO if name in self._silent else logging.WARNING
+                # A warning only for the first failure.
+                level = logging.INFO if name in self._unavailable_until else logging.WARNING
                 text = "%s is neither taken over nor handed over while its broker does not answer as expected: %s"
                 logger.log(level, text, queue, e, exc_info=None if isinstance(e, RocketMQError) else e)
-                self._silent[name] = Deadline.after(self._again_s)
+                self._unavailable_until[name] = Deadline.after(self._retry_s)
         if permanent is not None and not self.any_answered:
             raise permanent
 
 
 # Interval of repeated log lines, and of requests for a broker's setting.
-AGAIN_S = 3600.0
+REPEAT_S = 3600.0
 
 
 class Retention:
-    """Compares delays with the retention of brokers: ``kept_ms`` returns it, or None if unknown. Not thread-safe."""
+    """Compares delays with the retention of brokers: ``retention_ms`` returns it, or None if unknown. Not thread-safe."""
 
-    def __init__(self, kept_ms: Callable[[str], int | None]) -> None:
-        self._ask = kept_ms
-        self._longest: dict[str, int] = {}
-        self._kept: dict[str, tuple[int | None, Deadline]] = {}
-        self._said: dict[str, Deadline] = {}
+    def __init__(self, retention_ms: Callable[[str], int | None]) -> None:
+        self._fetch_ms = retention_ms
+        self._longest_delay_ms: dict[str, int] = {}
+        self._fetched: dict[str, tuple[int | None, Deadline]] = {}
+        self._silent_until: dict[str, Deadline] = {}
 
-    def note(self, broker_name: str, waits_ms: int) -> None:
-        """Note that an envelope on this broker waits for ``waits_ms``."""
-        if waits_ms > self._longest.get(broker_name, 0):
-            self._longest[broker_name] = waits_ms
+    def record_delay(self, broker_name: str, delay_ms: int) -> None:
+        """Note that an envelope on this broker waits for ``delay_ms``."""
+        if delay_ms > self._longest_delay_ms.get(broker_name, 0):
+            self._longest_delay_ms[broker_name] = delay_ms
 
     def warn(self) -> list[str]:
         """Log the brokers whose retention is shorter than a noted delay. Returns their names."""
         short = []
-        for name, waits_ms in self._longest.items():
-            kept = self._kept_ms(name)
-            if kept is None or waits_ms < kept:
+        for name, delay_ms in self._longest_delay_ms.items():
+            retention_ms = self._retention_ms(name)
+            if retention_ms is None or delay_ms < retention_ms:
                 continue
             short.append(name)
-            if name in self._said and not self._said[name].expired:
+            if name in self._silent_until and not self._silent_until[name].expired:
                 continue
-            self._said[name] = Deadline.after(AGAIN_S)
+            self._silent_until[name] = Deadline.after(REPEAT_S)
             logger.warning(
                 "a message waits for %.1f hours, but %s keeps messages for %.1f hours: after that, only this disk has it; raise "
                 "fileReservedTime of the broker above the longest delay",
-                waits_ms / 3_600_000,
+                delay_ms / 3_600_000,
                 name,
-                kept / 3_600_000,
+                retention_ms / 3_600_000,
             )
         return short
 
-    def _kept_ms(self, broker_name: str) -> int | None:
-        known = self._kept.get(broker_name)
-        if known is None or known[1].expired:
-            known = self._kept[broker_name] = self._ask(broker_name), Deadline.after(AGAIN_S)
-        return known[0]
+    def _retention_ms(self, broker_name: str) -> int | None:
+        fetched = self._fetched.get(broker_name)
+        if fetched is None or fetched[1].expired:
+            fetched = self._fetched[broker_name] = self._fetch_ms(broker_name), Deadline.after(REPEAT_S)
+        return fetched[0]
 
 
-KIND, LETTER_KIND = "delayed", "dead letter"
+DELAYED_KIND, DEAD_LETTER_KIND = "delayed", "dead letter"
 _LENGTH = struct.Struct(">H")
 _DUE = struct.Struct(">Q")
-_PLACE = struct.Struct(">QQ")
-_LAST_MS = (1 << 63) - 1
+_OFFSET_AND_DUE = struct.Struct(">QQ")
+_MAX_DUE_MS = (1 << 63) - 1
 _MAX_ID_CHARS = 255  # of an id in a log line
-# To be raised with any change of ``release.delivery`` or ``Rules`` after which an envelope has another target.
-_DECISIONS = 1
-OTHER_ID = "delayed messages whose envelope has the digest of another message id"
+# Increase this number with each change of ``release.delivery`` or ``Rules`` that changes the target of an envelope.
+_RULES_VERSION = 1
+OTHER_ID_REASON = "delayed messages whose envelope has the digest of another message id"
 
 
-class Arrival(NamedTuple):
+class EnvelopeEffect(NamedTuple):
     """The effect of an envelope on a store: a record with its due time, or the mark of a record that it cancels."""
 
     record: Record | None
     due_ms: int
-    cancels: tuple[bytes, bytes] | None = None
+    cancelled_mark: tuple[bytes, bytes] | None = None
 
 
 def space_of(queue: MessageQueue) -> bytes:
@@ -268,19 +269,19 @@ def space_of(queue: MessageQueue) -> bytes:
     return b"q" + str(queue).encode()
 
 
-def place(offset: int, due_ms: int = 0) -> bytes:
-    return _PLACE.pack(offset, due_ms)
+def place_of_offset(offset: int, due_ms: int = 0) -> bytes:
+    return _OFFSET_AND_DUE.pack(offset, due_ms)
 
 
 def offset_and_due(place: bytes) -> tuple[int, int]:
-    offset, due_ms = _PLACE.unpack(place)
+    offset, due_ms = _OFFSET_AND_DUE.unpack(place)
     return offset, due_ms
 
 
 class Rules(NamedTuple):
     """What a node may deliver. Envelopes that break these rules, and bodies that are no envelopes, go to ``dead_topic``.
 
-    ``has_envelopes`` accepts ``inner_topic``, which the fingerprint contains in its place.
+    ``has_envelopes`` accepts ``inner_topic``. The fingerprint contains ``inner_topic``, because a function has no stable form.
     """
 
     settings: ProducerSettings
@@ -293,169 +294,182 @@ class Rules(NamedTuple):
     def fingerprint(self) -> bytes:
         """A digest that differs between rules by which a record may have different targets."""
         size = self.settings.max_message_size
-        return digest(repr((_DECISIONS, self.dead_topic, tuple(self.topics), size, self.inner_topic)).encode())
+        return digest(repr((_RULES_VERSION, self.dead_topic, tuple(self.topics), size, self.inner_topic)).encode())
 
     def delivery(self, data: bytes) -> Delivery | DecodeError:
-        """What an envelope delivers, or why it becomes a dead letter. ``arrival`` and ``sending`` both use this decision."""
+        """What an envelope delivers, or the error for which it becomes a dead letter. Both ``effect_of`` and ``send_decoder`` use
+        this.
+        """
         try:
             return release.delivery(data, self.topics, self.settings.max_message_size, self.has_envelopes)
         except DecodeError as e:
             return e
 
     def target_of(self, record: Record) -> str:
-        """The target that a node's record has by these rules."""
-        if record.kind == LETTER_KIND:
+        """The target of a node's record by these rules."""
+        if record.kind == DEAD_LETTER_KIND:
             return topic_target(self.dead_topic)
-        return self.target(self.delivery(record.payload)) if record.kind == KIND else record.target
+        return self.target(self.delivery(record.payload)) if record.kind == DELAYED_KIND else record.target
 
-    def target(self, found: Delivery | DecodeError) -> str:
-        """The broker or the topic that a record is sent to, and so waits for."""
-        if isinstance(found, DecodeError) or found.original is None:
+    def target(self, delivery: Delivery | DecodeError) -> str:
+        """The broker or the topic to which a record is sent, and for which it waits after a failure."""
+        if isinstance(delivery, DecodeError) or delivery.original is None:
             return topic_target(self.dead_topic)
-        queue = found.original.queue
-        return topic_target(found.opened.topic) if queue is None else broker_target(queue)
+        queue = delivery.original.queue
+        return topic_target(delivery.envelope.topic) if queue is None else broker_target(queue)
 
 
-def arrival(rules: Rules, queue: MessageQueue, offset: int, body: bytes, now_ms: int) -> Arrival:
+def effect_of(rules: Rules, queue: MessageQueue, offset: int, body: bytes, now_ms: int) -> EnvelopeEffect:
     """The effect of the envelope at ``offset``. A body that is no envelope is due at once, and becomes a dead letter. An envelope
     that only these rules forbid becomes a dead letter when it is due, so that its identity does not depend on the rules.
     """
-    due_ms, identity, found = 0, digest(body), rules.delivery(body)
-    known = _unrestricted(body) if isinstance(found, DecodeError) else found
-    if not isinstance(known, DecodeError):
-        due_ms, identity = _due_and_digest(known.opened)
-        if known.original is None:
-            return Arrival(None, due_ms, _identity_mark(due_ms, identity))
-    marks = (_identity_mark(due_ms, identity), (space_of(queue), place(offset, due_ms)))
-    return Arrival(Record(KIND, body, now_ms, rules.target(found), marks=marks), due_ms)
+    due_ms, identity, delivery = 0, digest(body), rules.delivery(body)
+    unrestricted = _unrestricted(body) if isinstance(delivery, DecodeError) else delivery
+    if not isinstance(unrestricted, DecodeError):
+        due_ms, identity = _due_and_digest(unrestricted.envelope)
+        if unrestricted.original is None:
+            return EnvelopeEffect(None, due_ms, _identity_mark(due_ms, identity))
+    marks = (_identity_mark(due_ms, identity), (space_of(queue), place_of_offset(offset, due_ms)))
+    return EnvelopeEffect(Record(DELAYED_KIND, body, now_ms, rules.target(delivery), marks=marks), due_ms)
 
 
-def copied(record: Record) -> Record:
-    """A record from another user's folder, with the identity of the message that ``show`` prints instead of the record's marks.
+def record_to_copy(record: Record) -> Record:
+    """A record from another user's folder. Its only mark is the identity of the message that ``show`` prints.
 
-    The result has no mark of a queue. A node with the copy reads its queues again, and does not depend on positions that the
-    owner of the folder may have made up. Raises ``DecodeError`` if the envelope has the digest of another message id.
+    The result has no mark of a queue: a node with the copy reads its queues again, because the owner of the folder may have
+    forged the positions. Raises ``DecodeError`` if the envelope has the digest of another message id.
     """
-    data = (opened_letter(record)[0] if record.kind == LETTER_KIND else record).payload
-    due_ms, identity, found = 0, digest(data), _unrestricted(data)  # the identity is that of a body without a message
-    if not isinstance(found, DecodeError) and found.original is not None:
-        due_ms, identity = _due_and_digest(found.opened)
-        if identity != digest(found.original.properties.get(Property.UNIQ_KEY, "").encode()):
-            raise DecodeError(OTHER_ID)
+    data = (open_dead_letter(record)[0] if record.kind == DEAD_LETTER_KIND else record).payload
+    due_ms, identity, delivery = (
+        0,
+        digest(data),
+        _unrestricted(data),
+    )  # the default identity: that of a body without a message
+    if not isinstance(delivery, DecodeError) and delivery.original is not None:
+        due_ms, identity = _due_and_digest(delivery.envelope)
+        if identity != digest(delivery.original.properties.get(Property.UNIQ_KEY, "").encode()):
+            raise DecodeError(OTHER_ID_REASON)
     return replace(record, marks=(_identity_mark(due_ms, identity),))
 
 
-def _due_and_digest(opened: DecodedEnvelope) -> tuple[int, bytes]:
+def _due_and_digest(envelope: DecodedEnvelope) -> tuple[int, bytes]:
     """The due time of an envelope, limited to what a record can have, and the digest of its message id."""
-    return min(max(0, opened.due_ms), _LAST_MS), opened.identity[_DUE.size :]
+    return min(max(0, envelope.due_ms), _MAX_DUE_MS), envelope.identity[_DUE.size :]
 
 
 def _identity_mark(due_ms: int, identity: bytes) -> tuple[bytes, bytes]:
     return IDENTITY, _DUE.pack(due_ms) + identity
 
 
-# The argument ``kinds`` of ``copy_spool`` for the records of a node.
-COPIED_KINDS = {KIND: copied, LETTER_KIND: copied}
+# The argument ``rules`` of ``copy_spool`` for a node's records.
+COPY_RULES = {DELAYED_KIND: record_to_copy, DEAD_LETTER_KIND: record_to_copy}
 
 
-def trade(rules: Rules, max_out: int) -> RedeliveryPolicy:
-    """The policy for a node's records. Unlike spooled sends, they have not failed before they are due: the first pause is 0."""
+def redelivery_policy(rules: Rules, max_in_flight: int) -> RedeliveryPolicy:
+    """The policy for a node's records. Unlike spooled sends, they have not failed before, so the first pause is 0."""
     return RedeliveryPolicy(
-        {KIND: sending(rules), LETTER_KIND: partial(letter_send, rules)},
-        max_out,
+        {DELAYED_KIND: send_decoder(rules), DEAD_LETTER_KIND: partial(dead_letter_send, rules)},
+        max_in_flight,
         Schedule((0, *STEPS_S)),
-        letters=Letters(LETTER_KIND, partial(letter, rules), partial(buried, rules), named),
+        dead_letters=DeadLetters(
+            DEAD_LETTER_KIND, partial(dead_letter_of, rules), partial(given_up_record, rules), describe_message
+        ),
         targeting=Targeting(rules.target_of, rules.fingerprint),
     )
 
 
-def letter(rules: Rules, record: Record, failure: Resent) -> Record | None:
-    """The dead letter of a record that is given up. The record itself if it is sent to the topic of dead letters anyway, and
-    waits for that topic. None if the properties leave no room for topic and reason, or if that topic permanently rejected the
-    record.
+def dead_letter_of(rules: Rules, record: Record, failure: Resent) -> Record | None:
+    """The dead letter of a record that is given up. The record itself if it already is for the topic of dead letters, and waits
+    for that topic. None if the properties leave no room for topic and reason, or if that topic permanently rejected the record.
     """
-    if isinstance(found := rules.delivery(record.payload), DecodeError) or found.opened.topic == rules.dead_topic:
-        return record if failure.passing else None
+    if (
+        isinstance(delivery := rules.delivery(record.payload), DecodeError)
+        or delivery.envelope.topic == rules.dead_topic
+    ):
+        return record if failure.is_temporary else None
     text = release.reason_text(failure.error or "").encode()
     payload = b"".join((_LENGTH.pack(len(text)), text, record.payload))
-    made = replace(record, kind=LETTER_KIND, payload=payload, target=topic_target(rules.dead_topic))
+    letter = replace(record, kind=DEAD_LETTER_KIND, payload=payload, target=topic_target(rules.dead_topic))
     try:
-        letter_send(rules, made)
+        dead_letter_send(rules, letter)
     except MessageRefused:
         return None
-    return made
+    return letter
 
 
-def opened_letter(made: Record) -> tuple[Record, str]:
-    """The record that was given up, but with the target of its dead letter, and the reason. The payload may be any bytes if the
-    dead letter is from another user's folder.
+def open_dead_letter(letter: Record) -> tuple[Record, str]:
+    """The record that was given up, with the target of its dead letter, and the reason. In another user's folder, the payload may
+    be any bytes.
     """
-    start, data = _LENGTH.size, made.payload
+    start, data = _LENGTH.size, letter.payload
     end = start + int.from_bytes(data[:start])
-    return replace(made, kind=KIND, payload=data[end:]), release.reason_text(data[start:end].decode(errors="replace"))
+    return replace(letter, kind=DELAYED_KIND, payload=data[end:]), release.reason_text(
+        data[start:end].decode(errors="replace")
+    )
 
 
-def buried(rules: Rules, made: Record) -> tuple[Record, str]:
+def given_up_record(rules: Rules, letter: Record) -> tuple[Record, str]:
     """The record that was given up, and the reason."""
-    record, reason = opened_letter(made)
+    record, reason = open_dead_letter(letter)
     return replace(record, target=rules.target_of(record)), reason
 
 
-def named(record: Record) -> str:
-    """The name of a record's message for a log line. Its id may be any text of any length."""
-    if record.kind == LETTER_KIND:
-        record, _ = opened_letter(record)
-    found = _unrestricted(record.payload)
-    if isinstance(found, DecodeError) or found.original is None:
+def describe_message(record: Record) -> str:
+    """A description of a record's message for a log line. The message's id may be any text."""
+    if record.kind == DEAD_LETTER_KIND:
+        record, _ = open_dead_letter(record)
+    delivery = _unrestricted(record.payload)
+    if isinstance(delivery, DecodeError) or delivery.original is None:
         return "no valid envelope"
-    msg_id = found.original.properties.get(Property.UNIQ_KEY, "without id")
-    return f"message {release.reason_text(msg_id)[:_MAX_ID_CHARS]} for topic {found.opened.topic}"
+    msg_id = delivery.original.properties.get(Property.UNIQ_KEY, "without id")
+    return f"message {release.reason_text(msg_id)[:_MAX_ID_CHARS]} for topic {delivery.envelope.topic}"
 
 
-def letter_send(rules: Rules, made: Record) -> SpooledSend:
+def dead_letter_send(rules: Rules, letter: Record) -> SpooledSend:
     """The send of a dead letter: the message that was given up, to the topic of dead letters, with the message's topic and the
     reason as properties. Raises ``MessageRefused`` if the message's properties leave no room for these two.
     """
-    record, reason = opened_letter(made)
-    found, most = _unrestricted(record.payload), rules.settings.max_message_size
-    if isinstance(found, DecodeError) or found.original is None:
-        return _send(rules, record, found)
-    opened, original = found.opened, found.original
-    properties = {**original.properties, release.TOPIC: opened.topic, PROBLEM: reason}
-    text, cut = encode_properties(properties, SINGLE_MAX_PROPERTIES), release.cut(opened.body, most)
-    if cut and len(text.encode()) + len(cut) <= SINGLE_MAX_PROPERTIES:  # ``letter`` reserves no room for ``cut``
-        properties[PROBLEM] = reason + cut
+    record, reason = open_dead_letter(letter)
+    delivery, max_bytes = _unrestricted(record.payload), rules.settings.max_message_size
+    if isinstance(delivery, DecodeError) or delivery.original is None:
+        return _send(rules, record, delivery)
+    envelope, original = delivery.envelope, delivery.original
+    properties = {**original.properties, release.TOPIC: envelope.topic, PROBLEM: reason}
+    text, note = encode_properties(properties, SINGLE_MAX_PROPERTIES), release.truncation_note(envelope.body, max_bytes)
+    if note and len(text.encode()) + len(note) <= SINGLE_MAX_PROPERTIES:
+        # ``dead_letter_of`` reserves no room for ``note``.
+        properties[PROBLEM] = reason + note
         text = encode_properties(properties)
-    opened = opened._replace(topic=rules.dead_topic, body=opened.body[:most])
-    return _send(rules, record, Delivery(opened, Original(properties, text, None)))
+    envelope = envelope._replace(topic=rules.dead_topic, body=envelope.body[:max_bytes])
+    return _send(rules, record, Delivery(envelope, Original(properties, text, None)))
 
 
 def _unrestricted(data: bytes) -> Delivery | DecodeError:
-    """What an envelope delivers to a node whose options forbid nothing, or why it cannot be delivered."""
+    """What an envelope delivers to a node without rules, or the error why it cannot be delivered."""
     try:
         return release.delivery(data, max_bytes=len(data))
     except DecodeError as e:
         return e
 
 
-def sending(rules: Rules) -> Callable[[Record], SpooledSend]:
+def send_decoder(rules: Rules) -> Callable[[Record], SpooledSend]:
     """Returns a function that makes the send of a record: the original message as its sender would have sent it, or a dead
     letter.
     """
     return lambda record: _send(rules, record, rules.delivery(record.payload))
 
 
-def _send(rules: Rules, record: Record, found: Delivery | DecodeError) -> SpooledSend:
+def _send(rules: Rules, record: Record, delivery: Delivery | DecodeError) -> SpooledSend:
     data, settings = record.payload, rules.settings
-    if isinstance(found, DecodeError) or found.original is None:
-        error = found if isinstance(found, DecodeError) else DecodeError("the envelope cancels another one")
+    if isinstance(delivery, DecodeError) or delivery.original is None:
+        error = delivery if isinstance(delivery, DecodeError) else DecodeError("the envelope cancels another one")
         body, why = release.dead_letter(data, error, settings.max_message_size)
-        opened, queue = DecodedEnvelope(rules.dead_topic, 0, b"", record.stored_ms, 0, "", body, 0), None
+        envelope, queue = DecodedEnvelope(rules.dead_topic, 0, b"", record.stored_ms, 0, "", body, 0), None
         properties = {Property.UNIQ_KEY: digest(data).hex().upper(), **why}
         text = encode_properties(properties)
     else:
-        opened, (properties, text, queue) = found.opened, found.original
+        envelope, (properties, text, queue) = delivery.envelope, delivery.original
     msg_id = properties.get(Property.UNIQ_KEY, "")
-    message = Message(opened.topic, opened.body, flag=opened.flag)
-    request = single_request(Prepared(message, msg_id, text, False), settings, opened.born_ms)
-    return SpooledSend(opened.topic, request, queue, (msg_id,))
+    message = Message(envelope.topic, envelope.body, flag=envelope.flag)
+    request = single_request(Prepared(message, msg_id, text, False), settings, envelope.born_ms)
+    return SpooledSend(envelope.topic, request, queue, (msg_id,))

@@ -15,23 +15,23 @@ from rocketmq_spark import session
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import RETRY_PREFIX, Response
 from rocketmq_spark.delay import envelope_records
-from rocketmq_spark.delay.commits import REQUEST_S, Names
+from rocketmq_spark.delay.commits import REQUEST_S, GroupNames
 from rocketmq_spark.delay.release import ALL_TOPICS, DEAD_TOPIC, has_default_name
-from rocketmq_spark.delay.service import DelayService, Tools
+from rocketmq_spark.delay.service import DelayService, NodeTools
 from rocketmq_spark.errors import OptionError, RocketMQError
 from rocketmq_spark.options import Options
 from rocketmq_spark.ports import GroupMember
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.queues.environment import scope_of
 from rocketmq_spark.session import consumers, spools
-from rocketmq_spark.spool.files import SERVED
+from rocketmq_spark.spool.files import COPY_TO_SERVE
 from rocketmq_spark.spool.store import Store
 from rocketmq_spark.wire.envelope import INNER_TOPIC
 
 GROUP = "rocketmq_delay"
-# Unanswered sends at a time: enough for 5,000 messages a second if an answer takes a tenth of a second.
-MAX_OUT = 512
-_LOOK_S = 10.0
+# Sends in flight: enough for 5,000 messages a second if an answer takes 0.1 s.
+MAX_IN_FLIGHT = 512
+_GROUP_CHECK_S = 10.0
 
 logger = logging.getLogger(__name__)
 
@@ -61,23 +61,26 @@ def purpose_of(group: str) -> str:
     return f"the delay service, group {group!r}"
 
 
-def _refuse_other_topics(member: GroupMember, parsed: Options, topic: str) -> None:
+def _check_topics_of_group(member: GroupMember, parsed: Options, topic: str) -> None:
     """Raise ``OptionError`` if a living member of the group reads other topics, or none.
 
-    Queues are shared among all members of a group, so that each would get queues that only the others read, and what waits there
-    would never be sent. All brokers of the topic are asked: some may not know members whose own topics are on others.
+    The queues of a topic are shared among all members of a group. Members that do not read the topic would get queues of it,
+    whose messages would never be sent. All brokers of the topic are queried: a member may be known only to the brokers of its
+    topics.
     """
     group, on_wire = parsed.group, scope_of(parsed).on_wire  # the user may have given names as brokers know them
-    deadline, failed = Deadline.after(_LOOK_S), dict[str, RocketMQError]()
+    deadline, failed = Deadline.after(_GROUP_CHECK_S), dict[str, RocketMQError]()
     for broker in sorted({queue.broker_name for queue in member.queues(topic, deadline)}):
         try:
-            read = member.filters(group, topic, deadline.within(REQUEST_S), broker)
+            subscribed = member.filters(group, topic, deadline.within(REQUEST_S), broker)
         except RocketMQError as e:
             if e.broker_code != Response.CONSUMER_NOT_ONLINE:
                 failed[broker] = e
             continue
-        others = sorted(name for name in read if on_wire(name) != on_wire(topic) and not name.startswith(RETRY_PREFIX))
-        if others or on_wire(topic) not in map(on_wire, read):
+        others = sorted(
+            name for name in subscribed if on_wire(name) != on_wire(topic) and not name.startswith(RETRY_PREFIX)
+        )
+        if others or on_wire(topic) not in map(on_wire, subscribed):
             more = f" and {len(others) - 3} more" if len(others) > 3 else ""
             they = f"read {', '.join(others[:3])}{more}, and this node would read {topic}"
             raise OptionError(
@@ -87,56 +90,60 @@ def _refuse_other_topics(member: GroupMember, parsed: Options, topic: str) -> No
             )
     if failed:
         logger.warning(
-            "cannot check (with ACL 2.0 it needs Get on the group) whether group %r has members that do not read %s, "
+            "cannot check (with ACL 2.0, the check needs Get on the group) whether group %r has members that do not read %s, "
             "at %d of the brokers: %s",
             group, topic, len(failed), next(iter(failed.values())),
         )  # fmt: skip
 
 
-def open_node(place: NodeSettings, **options: object) -> DelayService:
+def open_node(node_settings: NodeSettings, **options: object) -> DelayService:
     """Returns a node that has joined its group. ``options`` are connection options, and ``group``.
 
-    Raises ``OptionError`` if a member of the group does not read this topic, or reads others. A broker that does not say who is
-    there is logged.
+    Raises ``OptionError`` if a member of the group does not read this topic, or reads others. A broker that does not report
+    the members is logged.
     """
     given: dict[str, Any] = {"group": GROUP, **options}
     parsed = options_table.parse(given).for_role("pull consumer")
     if parsed.environment is not None and parsed.environment_mode == "queues":
         raise OptionError(
             f"{parsed.environment_source} is {parsed.environment!r}, but with environmentMode=queues one delay service "
-            f"serves all environments: in one environment, it would read only some queues of {place.topic}, and never deliver "
-            "the messages in the other queues",
+            f"serves all environments: in one environment, it would read only some queues of {node_settings.topic}, and never "
+            "deliver the messages in the other queues",
             remedy="Start it without an environment; each message goes to the queues of the environment that it was sent in",
         )
     settings = ProducerSettings.of(options_table.parse(given).for_role("producer"))
-    for topic in (place.topic, place.dead_topic):
+    for topic in (node_settings.topic, node_settings.dead_topic):
         session.ensure_topic(parsed, topic)
     scope = scope_of(parsed)
 
     def has_envelopes(topic: str) -> bool:
-        return has_default_name(topic) or scope.on_wire(topic) == scope.on_wire(place.topic)
+        return has_default_name(topic) or scope.on_wire(topic) == scope.on_wire(node_settings.topic)
 
-    rules = envelope_records.Rules(settings, place.dead_topic, place.topics, has_envelopes, scope.on_wire(place.topic))
-    store = Store(place.folder, use=SERVED)
+    rules = envelope_records.Rules(
+        settings, node_settings.dead_topic, node_settings.topics, has_envelopes, scope.on_wire(node_settings.topic)
+    )
+    store = Store(node_settings.folder, use=COPY_TO_SERVE)
     try:
-        store.belong(spools.owner_of(parsed, purpose_of(parsed.group)))
+        store.set_owner(spools.owner_of(parsed, purpose_of(parsed.group)))
         member = session.member(parsed)
-        _refuse_other_topics(member, parsed, place.topic)
-        store.begin_targeting(rules.fingerprint)
-        if place.dead:
-            store.revive(place.now_ms(), rules.target_of)
-        own: dict[str, Any] = {"auto_commit": False, "consume_from_where": "earliest"}
-        reader = consumers.PullConsumer(**given, **own)
+        _check_topics_of_group(member, parsed, node_settings.topic)
+        store.start_targeting(rules.fingerprint)
+        if node_settings.dead:
+            store.revive(node_settings.now_ms(), rules.target_of)
+        reader_options: dict[str, Any] = {"auto_commit": False, "consume_from_where": "earliest"}
+        reader = consumers.PullConsumer(**given, **reader_options)
         try:
-            reader.subscribe(place.topic)
+            reader.subscribe(node_settings.topic)
         except BaseException:
             reader.close()
             raise
     except BaseException:
         store.close()
         raise
-    trade = envelope_records.trade(rules, MAX_OUT)
-    open_spool = partial(spools.resending, store, session.sender(parsed), settings, place.now_ms, trade)
+    policy = envelope_records.redelivery_policy(rules, MAX_IN_FLIGHT)
+    open_spool = partial(spools.open_send_spool, store, session.sender(parsed), settings, node_settings.now_ms, policy)
     make_group = session.committer(parsed).create_group
-    tools = Tools(place.now_ms, partial(session.kept_ms, parsed), make_group, rules, place.topic)
-    return DelayService(reader, member, Names(parsed.group), store, open_spool, tools)
+    tools = NodeTools(
+        node_settings.now_ms, partial(session.retention_ms, parsed), make_group, rules, node_settings.topic
+    )
+    return DelayService(reader, member, GroupNames(parsed.group), store, open_spool, tools)

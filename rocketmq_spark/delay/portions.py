@@ -1,11 +1,11 @@
-"""Bodies in portions of limited size, as Spark's state keeps them: nobody knows how many others send for one second."""
+"""Bodies in portions of limited size, for Spark's state: any number of messages may be due in the same second."""
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator
 
-from rocketmq_spark.delay.release import identity_of, is_cancel
+from rocketmq_spark.delay.release import identity_of, is_cancellation
 
 # A larger body is a portion of its own.
 PORTION_BYTES = 4 << 20
@@ -25,24 +25,24 @@ def unpacked(portion: bytes) -> Iterator[bytes]:
         at += length
 
 
-def portions(bodies: Iterable[bytes], most_bytes: int = PORTION_BYTES) -> Iterator[list[bytes]]:
-    part: list[bytes] = []
+def portions(bodies: Iterable[bytes], max_bytes: int = PORTION_BYTES) -> Iterator[list[bytes]]:
+    portion: list[bytes] = []
     size = 0
     for body in bodies:
-        if part and size + len(body) > most_bytes:
-            yield part
-            part, size = [], 0
-        part.append(body)
+        if portion and size + len(body) > max_bytes:
+            yield portion
+            portion, size = [], 0
+        portion.append(body)
         size += len(body)
-    if part:
-        yield part
+    if portion:
+        yield portion
 
 
-def distinct(bodies: Iterable[bytes]) -> Iterator[bytes]:
-    """Drop repeated envelopes, and repeated cancellations, with their identities alone in memory."""
+def drop_repeated(bodies: Iterable[bytes]) -> Iterator[bytes]:
+    """Drop repeated envelopes, and repeated cancellations. Keeps only identities in memory."""
     seen: set[tuple[bool, bytes]] = set()
     for body in bodies:
-        which = is_cancel(body), identity_of(body)
-        if which not in seen:
-            seen.add(which)
+        identity = is_cancellation(body), identity_of(body)
+        if identity not in seen:
+            seen.add(identity)
             yield body

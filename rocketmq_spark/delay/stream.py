@@ -26,17 +26,17 @@ from rocketmq_spark import options as options_table
 from rocketmq_spark import session
 from rocketmq_spark.base import codes, extras
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.delay.portions import distinct, packed, portions, unpacked
+from rocketmq_spark.delay.portions import drop_repeated, packed, portions, unpacked
 from rocketmq_spark.delay.release import (
     ALL_TOPICS,
     DEAD_TOPIC,
     SCHEMA,
-    Released,
-    dead,
+    SinkRow,
+    dead_letter_row,
     identity_of,
-    is_cancel,
-    once,
-    released,
+    is_cancellation,
+    sink_row,
+    without_duplicates,
 )
 from rocketmq_spark.errors import DecodeError, OptionError
 from rocketmq_spark.model import NO_FILTER
@@ -49,8 +49,8 @@ _GROUP = "rocketmq_delay_job_{topic}"
 _REQUEST_S, _HEARTBEAT_S = 3.0, 30.0
 
 
-def _say_nothing(broker: str, question: BrokerRequest) -> None:
-    """Answers nothing, because this member has no queues."""
+def _answer_nothing(broker: str, request: BrokerRequest) -> None:
+    """Ignores requests of brokers, because this member has no queues."""
 
 
 @contextlib.contextmanager
@@ -63,7 +63,7 @@ def present(topic: str = INNER_TOPIC, **options: object) -> Iterator[None]:
     member = session.member(parsed)
     membership = Membership({topic: NO_FILTER}, {topic: time.time_ns() // 1_000_000}, "CONSUME_ACTIVELY")
     member.queues(topic, Deadline.after(_REQUEST_S))  # finds the brokers to which heartbeats go
-    leave = member.join(parsed.group, lambda: membership, _say_nothing, _HEARTBEAT_S)
+    leave = member.join(parsed.group, lambda: membership, _answer_nothing, _HEARTBEAT_S)
     try:
         member.heartbeat(Deadline.after(_REQUEST_S))
         yield
@@ -78,18 +78,18 @@ _ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProv
 _PROTOBUF = (6, 33, 5)
 # Limits of a task in a micro-batch, because Spark puts all rows from timers of one task into one record batch.
 _MAX_ROWS, _MAX_BYTES = 50_000, 64 << 20
-# What is due when it arrives gets this part of them, so that timers get the rest; and so does the timer of one key.
-_AT_ONCE, _OF_ONE_KEY = 1 / 2, 1 / 4
-# More than an envelope has besides the body of its message, unless no producer made it.
+# The part of these limits for messages that are due when they arrive (timers get the rest), and for the timer of one key.
+_ON_ARRIVAL_SHARE, _KEY_SHARE = 1 / 2, 1 / 4
+# More than an envelope of a producer has besides the body of its message.
 _ENVELOPE_BYTES = 64 << 10
 # Lists per second. This is a constant and not Spark's setting, because a cancellation must find its list after a restart with
 # other settings.
 _SHARDS = 16
 # The last whole second of Spark's timers.
-_LAST_MS = ((1 << 63) - 1) // 1000 * 1000
-_NAMES = tuple(part.split()[0] for part in SCHEMA.split(", "))
-# So many rows are checked at once.
-_CHECKED_ROWS = 256
+_MAX_DUE_MS = ((1 << 63) - 1) // 1000 * 1000
+_COLUMNS = tuple(part.split()[0] for part in SCHEMA.split(", "))
+# The number of rows that are checked at once.
+_CHECK_PAGE = 256
 
 
 def delayed(
@@ -127,22 +127,24 @@ def delayed(
         OptionError: ``messages`` is not a stream with a column ``body``, or a requirement is missing, or ``sink`` has an option
             that the sink does not have.
     """
-    _check(messages)
-    most = codes.MAX_BODY_BYTES if sink is None else SinkChecks(sink, _NAMES).max_bytes
+    _check_requirements(messages)
+    max_bytes = codes.MAX_BODY_BYTES if sink is None else SinkChecks(sink, _COLUMNS).max_bytes
     head = sf.concat(sf.lit(MAGIC), sf.lit(bytes([VERSION])))
-    whole = (sf.length("body") >= DIGEST_END) & (sf.substring("body", 1, len(MAGIC) + 1) == head)
+    is_envelope = (sf.length("body") >= DIGEST_END) & (sf.substring("body", 1, len(MAGIC) + 1) == head)
     due_ms = sf.conv(sf.hex(sf.substring("body", DUE_AT + 1, DIGEST_AT - DUE_AT)), 16, -10).cast("bigint")
-    due_ms = sf.least(due_ms, sf.lit(_LAST_MS))
+    due_ms = sf.least(due_ms, sf.lit(_MAX_DUE_MS))
     # A cancellation must get the same shard as its message.
-    which = sf.when(whole, sf.substring("body", DIGEST_AT + 1, DIGEST_END - DIGEST_AT)).otherwise(sf.col("body"))
+    identity = sf.when(is_envelope, sf.substring("body", DIGEST_AT + 1, DIGEST_END - DIGEST_AT)).otherwise(
+        sf.col("body")
+    )
     return (
-        messages.select(_cut("body", most))
+        messages.select(_truncated("body", max_bytes))
         .union(_ticks(messages))
         .where("body is not null")
-        .select("body", sf.when(whole, due_ms).otherwise(0).alias("due"))
+        .select("body", sf.when(is_envelope, due_ms).otherwise(0).alias("due"))
         .select(
             "body",
-            sf.pmod(sf.hash(which), sf.lit(_SHARDS)).alias("shard"),
+            sf.pmod(sf.hash(identity), sf.lit(_SHARDS)).alias("shard"),
             # The first whole second at or after the due time.
             sf.expr("due div 1000 + if(pmod(due, 1000) > 0, 1, 0)").alias("second"),
         )
@@ -151,11 +153,11 @@ def delayed(
     )
 
 
-def _cut(column: str, most: int) -> Column:
-    """The bodies without what no envelope has, of a message of at most ``most`` bytes. A longer one can only be a dead letter,
-    with its first bytes. This is before Python, because a few kilobytes may inflate to megabytes.
+def _truncated(column: str, max_bytes: int) -> Column:
+    """The bodies without what no envelope has, of a message of at most ``max_bytes`` bytes. A longer one can only be a dead
+    letter, with its first bytes. This is before Python, because a few kilobytes may inflate to megabytes.
     """
-    return sf.substring(column, 1, most + _ENVELOPE_BYTES).alias(column)
+    return sf.substring(column, 1, max_bytes + _ENVELOPE_BYTES).alias(column)
 
 
 def _ticks(messages: DataFrame) -> DataFrame:
@@ -177,7 +179,7 @@ class _Waiting(StatefulProcessor):
         self._sink = sink
         self._sink_checks: SinkChecks | None = None  # made in the worker
         self._batch: Any = None
-        self._given = self._given_bytes = 0
+        self._returned_rows = self._returned_bytes = 0
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         self._handle = handle
@@ -194,12 +196,13 @@ class _Waiting(StatefulProcessor):
 
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
         due_ms, now_ms = key[1] * 1000, timerValues.getCurrentProcessingTimeInMs()
-        self._given_in(now_ms)
-        parts = portions(distinct(bytes(row.body) for row in rows))
+        self._returned_in(now_ms)
+        parts = portions(drop_repeated(bytes(row.body) for row in rows))
         nothing_waits = not (self._ends.exists() or self._waiting.exists())
         if due_ms <= now_ms:
             first, second = next(parts, []), next(parts, None)
-            if nothing_waits and second is None and self._has_room(_AT_ONCE):  # else the timer gives them
+            if nothing_waits and second is None and self._has_room(_ON_ARRIVAL_SHARE):
+                # Otherwise the timer returns them.
                 yield from self._rows(first)
                 return
             parts = itertools.chain([first] if second is None else [first, second], parts)
@@ -213,26 +216,26 @@ class _Waiting(StatefulProcessor):
         timerValues: Any,
         expiredTimerInfo: Any,
     ) -> Iterator[Row]:
-        """Spark calls this in the order of the timers. What has no room keeps its place, and a key that had its part goes behind
-        all that are due now, so that none waits for those that come after it.
+        """Spark calls this in the order of the timers. A key without room keeps its place. A key that had its part goes behind
+        all keys that are due now, so that no key waits for later ones.
         """
         now_ms, at_ms = timerValues.getCurrentProcessingTimeInMs(), expiredTimerInfo.getExpiryTimeInMs()
-        before = self._given_in(now_ms)
+        before = self._returned_in(now_ms)
         if not self._has_room():
-            # Without a look at the state: others may have sent any number of keys. Never the time of this timer, which Spark
-            # deletes after this call.
+            # Without reading the state, because there may be any number of keys. The time must differ from that of this timer,
+            # which Spark deletes after this call.
             self._handle.registerTimer(at_ms ^ 1)
             return
         if self._waiting.exists():
             self._add(portions(bytes(body) for (body,) in self._waiting.get()))
             self._waiting.clear()
-        if (ends := self._ends.get()) is None:
+        if (span := self._ends.get()) is None:
             return
-        first, end, clean = ends
+        first, end, clean = span
         if not clean and end - first > 1:
             self._clean(first, end)
         for number in range(first, end):
-            if number > first and not (self._has_room() and self._has_room(_OF_ONE_KEY, before)):
+            if number > first and not (self._has_room() and self._has_room(_KEY_SHARE, before)):
                 self._ends.update((number, end, True))
                 self._handle.registerTimer(max(now_ms, at_ms + 1))
                 return
@@ -240,40 +243,41 @@ class _Waiting(StatefulProcessor):
             self._portions.removeKey((number,))
         self._ends.clear()
 
-    def _given_in(self, now_ms: int) -> tuple[int, int]:
+    def _returned_in(self, now_ms: int) -> tuple[int, int]:
         """The rows, and their bytes, that this task has returned in this micro-batch."""
         if now_ms != self._batch:
-            self._batch, self._given, self._given_bytes = now_ms, 0, 0
-        return self._given, self._given_bytes
+            self._batch, self._returned_rows, self._returned_bytes = now_ms, 0, 0
+        return self._returned_rows, self._returned_bytes
 
     def _has_room(self, share: float = 1.0, before: tuple[int, int] = (0, 0)) -> bool:
         """Whether this task may return more rows in this micro-batch: less than ``share`` of its limits since ``before``."""
         rows, size = before
-        return self._given - rows < share * _MAX_ROWS and self._given_bytes - size < share * _MAX_BYTES
+        return self._returned_rows - rows < share * _MAX_ROWS and self._returned_bytes - size < share * _MAX_BYTES
 
     def _add(self, parts: Iterable[list[bytes]]) -> None:
         first, end, clean = self._ends.get() or (0, 0, False)
         for part in parts:
             self._portions.updateValue((end,), (packed(part),))
             end += 1
-        # Once the timer has fired, what comes later is too late to cancel anything: all that waits would be read each time.
+        # Cancellations that arrive after the timer has fired are too late. Otherwise all waiting envelopes would be read each
+        # time.
         self._ends.update((first, end, clean))
 
     def _portion(self, number: int) -> list[bytes]:
-        found = self._portions.getValue((number,))
-        assert found is not None
-        return list(unpacked(bytes(found[0])))
+        state = self._portions.getValue((number,))
+        assert state is not None
+        return list(unpacked(bytes(state[0])))
 
     def _clean(self, first: int, end: int) -> None:
         """Remove repeated envelopes and cancelled ones from all portions, with one portion in memory."""
-        cancelled = {identity_of(body) for n in range(first, end) for body in self._portion(n) if is_cancel(body)}
+        cancelled = {identity_of(body) for n in range(first, end) for body in self._portion(n) if is_cancellation(body)}
         seen = set(cancelled)
         for number in range(first, end):
             bodies = self._portion(number)
             kept = []
             for body in bodies:
-                if (which := identity_of(body)) not in seen:
-                    seen.add(which)
+                if (identity := identity_of(body)) not in seen:
+                    seen.add(identity)
                     kept.append(body)
             if len(kept) < len(bodies):
                 self._portions.updateValue((number,), (packed(kept),))
@@ -282,28 +286,28 @@ class _Waiting(StatefulProcessor):
         pass
 
     def _rows(self, bodies: list[bytes]) -> Iterator[Row]:
-        self._given += len(bodies)
-        self._given_bytes += sum(map(len, bodies))
+        self._returned_rows += len(bodies)
+        self._returned_bytes += sum(map(len, bodies))
         if self._sink is None:
-            return (_row(released(body, self._dead_topic, self._topics)) for body in once(bodies))
-        known = self._sink_checks = self._sink_checks or SinkChecks(self._sink, _NAMES)
-        return self._checked(once(bodies), known)
+            return (_row(sink_row(body, self._dead_topic, self._topics)) for body in without_duplicates(bodies))
+        checks = self._sink_checks = self._sink_checks or SinkChecks(self._sink, _COLUMNS)
+        return self._checked_rows(without_duplicates(bodies), checks)
 
-    def _checked(self, bodies: Iterator[bytes], sink: SinkChecks) -> Iterator[Row]:
+    def _checked_rows(self, bodies: Iterator[bytes], sink: SinkChecks) -> Iterator[Row]:
         """The rows of all bodies. What the sink would refuse is a dead letter, because its error would end the query."""
-        while part := list(itertools.islice(bodies, _CHECKED_ROWS)):
-            rows = [released(body, self._dead_topic, self._topics, sink.max_bytes, sink.refusal) for body in part]
+        while part := list(itertools.islice(bodies, _CHECK_PAGE)):
+            rows = [sink_row(body, self._dead_topic, self._topics, sink.max_bytes, sink.refusal) for body in part]
             for number, why in sink.refused(rows).items():
                 error = DecodeError(f"the sink does not accept the message in this envelope: {why}")
-                rows[number] = dead(part[number], error, self._dead_topic, sink.max_bytes)
+                rows[number] = dead_letter_row(part[number], error, self._dead_topic, sink.max_bytes)
             yield from map(_row, rows)
 
 
-def _row(message: Released) -> Row:
-    return Row(**dict(zip(_NAMES, message, strict=True)))
+def _row(message: SinkRow) -> Row:
+    return Row(**dict(zip(_COLUMNS, message, strict=True)))
 
 
-def _check(messages: DataFrame) -> None:
+def _check_requirements(messages: DataFrame) -> None:
     problems = []
     kind = dict(messages.dtypes).get("body")
     if not messages.isStreaming or kind != "binary":
@@ -332,4 +336,4 @@ def protobuf_problem(version: str | None = None) -> str | None:
     if tuple(map(int, re.findall(r"\d+", version)[:3])) >= _PROTOBUF:
         return None
     wanted = ".".join(map(str, _PROTOBUF))
-    return f"protobuf is {version} here; expected {wanted} or newer, in workers too: {extras.command(extras.DELAY)}"
+    return f"protobuf is {version} here; expected {wanted} or newer, in workers too: {extras.install_command(extras.DELAY)}"

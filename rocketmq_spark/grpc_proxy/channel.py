@@ -26,9 +26,9 @@ from typing import Any, NamedTuple
 import grpc
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.process import Living
+from rocketmq_spark.base.process import LiveObjects
 from rocketmq_spark.base.threads import start_thread
-from rocketmq_spark.base.tls_files import Reloaded, check_authorities, system_authorities
+from rocketmq_spark.base.tls_files import ReloadedFiles, check_authorities, system_authorities
 from rocketmq_spark.errors import ClosedError, ConnectionLost, OptionError, RocketMQError
 from rocketmq_spark.grpc_proxy.protos import error_from_grpc, proto
 from rocketmq_spark.grpc_proxy.tables import TELEMETRY, Rpc
@@ -189,7 +189,7 @@ class ProxyChannel:
         self._channel: grpc.Channel | None = None
         self._multi_callables: dict[str, Any] = {}  # gRPC's callables of ``_channel``, by name of the rpc
         self._closed = False
-        self._tls_files = None if tls is None else Reloaded(tls[:3], functools.partial(_credentials, tls))
+        self._tls_files = None if tls is None else ReloadedFiles(tls[:3], functools.partial(_credentials, tls))
         self._used_credentials: grpc.ChannelCredentials | None = None  # the credentials of ``_channel``
         # Whether the channel is dropped when its connection ends, because the TLS files cannot be read any more.
         self._ends_with_connection = False
@@ -403,7 +403,7 @@ class ProxyChannel:
 
 # A channel makes no more calls if its options are no longer used, so it does not close its own connection. The calls of other
 # channels close it.
-_all_channels: Living[ProxyChannel] = Living(_IDLE_MS / 100_000)
+_all_channels: LiveObjects[ProxyChannel] = LiveObjects(_IDLE_MS / 100_000)
 
 
 def _service_config(max_pushed_bytes: int) -> str:
@@ -459,7 +459,7 @@ def _read_pem(option: str, path: str | None, label: bytes) -> bytes | None:
     if path is None:
         return None
     try:
-        content = paths.read_pem(paths.expanded(path, option), option)
+        content = paths.read_pem(paths.expand_home(path, option), option)
     except OSError as e:
         raise OptionError(f"option {option!r} is {path!r}; it cannot be read: {e.strerror}") from e
     if label not in content:

@@ -33,7 +33,7 @@ from rocketmq_spark.grpc_proxy.protos import error_from_status, get_ms, get_seco
 from rocketmq_spark.grpc_proxy.proxy import Proxy, TelemetryStream, require_success
 from rocketmq_spark.grpc_proxy.tables import ClientType, Code, Encoding, FilterType
 from rocketmq_spark.model import Filter, MessageQueue
-from rocketmq_spark.model.message import GroupPolicy, Place, PoppedMessage, memory_of_popped
+from rocketmq_spark.model.message import GroupPolicy, PoppedMessage, PopTarget, estimated_popped_memory
 
 logger = logging.getLogger(__name__)
 
@@ -146,7 +146,7 @@ class ProxyMember:
             # A call may fail in the middle. So each step below checks what exists, and the next call completes the steps.
             if self._timer is None:
                 timer = Timer(f"rocketmq-{self._group}-heartbeat")
-                timer.every(HEARTBEAT_S, self._send_heartbeats, HEARTBEAT_S)
+                timer.call_repeatedly(HEARTBEAT_S, self._send_heartbeats, HEARTBEAT_S)
                 self._timer = timer
             for address in self._proxy.addresses:
                 if address not in self._streams:
@@ -172,11 +172,11 @@ class ProxyMember:
     def policy(self) -> GroupPolicy:
         return self._policy
 
-    def places(self, topic: str, deadline: Deadline) -> int:
+    def target_count(self, topic: str, deadline: Deadline) -> int:
         return len(self._assigned_queues(topic, deadline))
 
     def receive(
-        self, place: Place, count: int, invisible_s: float, wait_s: float, deadline: Deadline
+        self, place: PopTarget, count: int, invisible_s: float, wait_s: float, deadline: Deadline
     ) -> Sequence[PoppedMessage]:
         topic, index = place
         queues = self._assigned_queues(topic, deadline)
@@ -219,7 +219,7 @@ class ProxyMember:
                         break
                     origin = queue.broker.name, channel.address
                     messages.append(to_popped_message(answer.message, topic, origin, self._unpack))
-                    remaining_bytes -= memory_of_popped(messages[-1])
+                    remaining_bytes -= estimated_popped_memory(messages[-1])
                 elif answer.HasField("status") and answer.status.code not in (Code.OK, Code.MESSAGE_NOT_FOUND):
                     raise error_from_status(answer.status, channel.address, topic)
         except RocketMQError as e:

@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 
 from rocketmq_spark.base.clock import Deadline, backoff
 from rocketmq_spark.base.codes import VERSION
-from rocketmq_spark.base.threads import Failure, attempt, start_thread
-from rocketmq_spark.errors import CallTimeout, ConnectionLost, RocketMQError, copy_of
+from rocketmq_spark.base.threads import Failure, capture, start_thread
+from rocketmq_spark.errors import CallTimeout, ConnectionLost, RocketMQError, copy_error
 from rocketmq_spark.grpc_proxy.channel import (
     AVOID_S,
     MAX_PUSHED_BYTES,
@@ -239,7 +239,7 @@ class TelemetryStream:
             if self._accepted_version >= self._settings_version and not self._is_rejected():
                 return None
             if self._error is not None:
-                return copy_of(self._error)
+                return copy_error(self._error)
             return CallTimeout("the Proxy did not answer in time", self._channel.address)
 
     def close(self, deadline: Deadline) -> None:
@@ -276,7 +276,7 @@ class TelemetryStream:
     def _run_streams(self) -> None:
         pauses = backoff(0.1, 5.0)
         while not self._closed.is_set():
-            error = self._stream_error(attempt(self._run_stream))
+            error = self._stream_error(capture(self._run_stream))
             if not self._closed.is_set():
                 logger.info("lost the stream to the Proxy at %s: %s", self._channel.address, error)
             with self._lock:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import SysFlag
-from rocketmq_spark.base.threads import Failure, Latch, attempt
+from rocketmq_spark.base.threads import Failure, Latch, capture
 from rocketmq_spark.errors import MessageIllegal, RemoteProtocolError, RocketMQError, RouteNotFound
 from rocketmq_spark.grpc_proxy.encoder import ProxyEncoder, ProxySendRequest
 from rocketmq_spark.grpc_proxy.protos import SEND_STATUSES, error_from_status, proto
@@ -75,7 +75,7 @@ class ProxySender:
     def all_queues(self, topic: str, deadline: Deadline) -> Sequence[MessageQueue]:
         return self._route(topic, deadline).queues
 
-    numbered_queues = all_queues
+    partition_queues = all_queues
 
     def message_types(self, topic: str, deadline: Deadline) -> frozenset[str] | None:
         return frozenset(kind.name for kind in self._route(topic, deadline).types)
@@ -93,16 +93,16 @@ class ProxySender:
         topics, timeout_s = list(self._routes)[:_MAX_PROBED_TOPICS], self._proxy.connect_options.request_timeout_s
         return not topics or any(_has_topic(self._route, topic, Deadline.after(timeout_s)) for topic in topics)
 
-    def timers(self, topic: str, brokers: Iterable[str], deadline: Deadline) -> dict[str, int]:
+    def max_timer_delays_ms(self, topic: str, brokers: Iterable[str], deadline: Deadline) -> dict[str, int]:
         return {}
 
-    def consumed(self, topic: str, deadline: Deadline) -> bool:
+    def has_online_consumer(self, topic: str, deadline: Deadline) -> bool:
         return False
 
     def batch_storage(self, topic: str, deadline: Deadline) -> BatchStorage:
         """Return what the cached route shows: the Proxy reports only the message types that the topic accepts."""
         route = self._routes.get(topic)
-        return BatchStorage(grouped=route is not None and route.types == {MessageType.FIFO})
+        return BatchStorage(needs_group=route is not None and route.types == {MessageType.FIFO})
 
     def send(self, queue: MessageQueue, request: SendRequest, deadline: Deadline) -> SendResult:
         if request.sys_flag & SysFlag.TRANSACTION_PREPARED:
@@ -308,7 +308,7 @@ def _outcome(answer: Any, request: ProxySendRequest, topic: str, address: str) -
     """Return the result or error of a request. An answer that cannot be decoded is an error, too, so that no caller waits
     forever.
     """
-    result = attempt(_result, answer, request, topic, address)
+    result = capture(_result, answer, request, topic, address)
     if not isinstance(result, Failure):
         return result
     if isinstance(result.error, RocketMQError):

@@ -17,7 +17,7 @@ from typing import Any
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import NAMESPACE_SEPARATOR
-from rocketmq_spark.base.copies import CopyQuestions
+from rocketmq_spark.base.copies import CheckCoalescer
 from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.errors import CallTimeout, ClosedError, ConnectionLost, RocketMQError
 from rocketmq_spark.grpc_proxy import tables
@@ -25,11 +25,11 @@ from rocketmq_spark.grpc_proxy.member import HEARTBEAT_S, to_popped_message
 from rocketmq_spark.grpc_proxy.protos import proto
 from rocketmq_spark.grpc_proxy.proxy import Proxy, TelemetryStream, require_success
 from rocketmq_spark.grpc_proxy.tables import ClientType, TransactionResolution, TransactionSource
-from rocketmq_spark.model.send import HalfCheck, HalfPlace, TransactionState, content_of_stored
+from rocketmq_spark.model.send import HalfCheck, HalfPlace, TransactionState, stored_content_digest
 
 logger = logging.getLogger(__name__)
 
-_Copies = CopyQuestions[HalfPlace, TransactionState]
+_Copies = CheckCoalescer[HalfPlace, TransactionState]
 _GroupsByTopic = dict[str, tuple[str, ...]]  # topics, with the groups that sent to them, the latest first
 
 
@@ -62,7 +62,7 @@ class ProxyTransactions:
     def join(self, group: str, check: HalfCheck) -> Callable[[Deadline], None]:
         """Register ``check`` for half messages of this group. Returns a function that unregisters it."""
         registration, state = object(), TransactionState
-        copies: _Copies = CopyQuestions(
+        copies: _Copies = CheckCoalescer(
             self._send_answer, _endpoint_of, state.COMMIT, state.ROLLBACK, state.UNKNOWN, ("grpc", group)
         )
         with self._lock:
@@ -189,7 +189,7 @@ class ProxyTransactions:
         """Start the timer and the missing streams, with the lock held. If a thread cannot start, the next call repeats this."""
         if self._timer is None:
             timer = Timer("rocketmq-transactions-heartbeat")
-            timer.every(HEARTBEAT_S, self._send_heartbeats, HEARTBEAT_S)
+            timer.call_repeatedly(HEARTBEAT_S, self._send_heartbeats, HEARTBEAT_S)
             self._timer = timer
         for address in self._proxy.addresses:
             if address not in self._streams:
@@ -232,15 +232,17 @@ class ProxyTransactions:
         message = to_popped_message(command.message, topic, (address, address), self._unpack)
         group, check, copies = matching[0]
         place = HalfPlace(
-            topic, address, group, message.msg_id, command.transaction_id, content=content_of_stored(message)
+            topic, address, group, message.msg_id, command.transaction_id, content=stored_content_digest(message)
         )
         decided = check(message, place)
         held_bytes = len(message.body) + command.ByteSize()
         decision = (
-            decided if isinstance(decided, TransactionState) else copies.ask(place.what, place, decided, held_bytes)
+            decided
+            if isinstance(decided, TransactionState)
+            else copies.request_decision(place.key, place, decided, held_bytes)
         )
         if decision is not None:
-            copies.say(place.what, place, decision)
+            copies.send_decision(place.key, place, decision)
 
     def _send_answer(self, place: HalfPlace, decision: TransactionState) -> bool:
         """Send the answer to a check. Returns False, because the broker confirms nothing."""

@@ -17,23 +17,23 @@ from pathlib import Path
 from typing import Self
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.process import Closing
+from rocketmq_spark.base.process import Closeable
 from rocketmq_spark.client.admin import BaseAdmin, batch_attributes
 from rocketmq_spark.client.routes import format_queue_counts
 from rocketmq_spark.errors import LocalBrokerError
-from rocketmq_spark.localbroker import distro, process, servers
+from rocketmq_spark.localbroker import distribution, processes, servers
+from rocketmq_spark.localbroker.cluster_servers import ClusterServers, ServerParts
 from rocketmq_spark.localbroker.java import find_java
-from rocketmq_spark.localbroker.members import Members, ServerParts
 from rocketmq_spark.localbroker.servers import PROXY, BrokerSpec
-from rocketmq_spark.localbroker.site import Site, claim
+from rocketmq_spark.localbroker.workspace import Workspace, reserve
 
-# RocketMQ rejects messages if more of the disk is used; no setting raises this limit. The operating system kills a server if the
-# disk has no room for its memory-mapped files, so some room must be left.
-_FULL_DISK = 0.90
-_ROOM_MB = 128
+# RocketMQ rejects messages if more of the disk is used, and no setting raises this limit. The operating system kills a server if
+# the disk has no space for its memory-mapped files, so some space must be free.
+_MAX_DISK_USAGE = 0.90
+_MIN_FREE_MB = 128
 
 
-class LocalBroker(Closing):
+class LocalBroker(Closeable):
     """A RocketMQ cluster on this machine. Use it in a ``with`` block, or call ``start()`` and ``close()``.
 
     Args:
@@ -76,17 +76,19 @@ class LocalBroker(Closing):
         jvm: Sequence[str] = (),
         quiet: bool = False,
         start_timeout_s: float = 180.0,
-        version: str = distro.VERSION,
+        version: str = distribution.VERSION,
     ) -> None:
         if brokers < 1 or slaves < 0 or name_servers < 1:
             raise LocalBrokerError(
                 f"LocalBroker cannot have {brokers} brokers with {slaves} slaves each and {name_servers} name servers",
                 remedy="Ask for at least one broker and one name server",
             )
-        if version not in (distro.VERSION, *distro.OLDER) or (proxy and version != distro.VERSION):
+        if version not in (distribution.VERSION, *distribution.OLDER_VERSIONS) or (
+            proxy and version != distribution.VERSION
+        ):
             raise LocalBrokerError(
                 f"LocalBroker cannot run RocketMQ {version}{' with a proxy' if proxy else ''}",
-                remedy=f"Ask for {distro.VERSION}, or without a proxy for one of {', '.join(distro.OLDER)}",
+                remedy=f"Ask for {distribution.VERSION}, or without a proxy for one of {', '.join(distribution.OLDER_VERSIONS)}",
             )
         self.version = version
         self.queues = queues
@@ -94,10 +96,10 @@ class LocalBroker(Closing):
             BrokerSpec(name, broker_id) for name in servers.broker_names(brokers) for broker_id in range(slaves + 1)
         ]
         self._name_servers = servers.name_server_names(name_servers)
-        self._conf = servers.checked(conf or {})
-        self._given_data = Path(data).expanduser().absolute() if data is not None else None
+        self._conf = servers.checked_conf(conf or {})
+        self._data = Path(data).expanduser().absolute() if data is not None else None
         self._with_proxy = isinstance(proxy, Mapping) or proxy
-        self._proxy_conf = servers.checked(proxy if isinstance(proxy, Mapping) else {}, besides=["proxyMode"])
+        self._proxy_conf = servers.checked_conf(proxy if isinstance(proxy, Mapping) else {}, allowed=["proxyMode"])
         self._is_local = servers.proxy_mode(self._proxy_conf) == servers.LOCAL
         self._refuse_more_than_one(len(self._specs))
         if self._is_local and servers.TLS_CERT in self._proxy_conf:
@@ -120,7 +122,7 @@ class LocalBroker(Closing):
         self._start_timeout_s = start_timeout_s
         self._lock = threading.RLock()
         self._pid = os.getpid()
-        self._members: Members | None = None
+        self._servers: ClusterServers | None = None
 
     def __enter__(self) -> Self:
         self.start()
@@ -138,44 +140,54 @@ class LocalBroker(Closing):
     def start(self) -> None:
         """Start all servers. Returns when the name server shows every broker. The first start of a user downloads RocketMQ."""
         with self._lock:
-            if self._members is not None:
+            if self._servers is not None:
                 raise LocalBrokerError("This LocalBroker is running already")
             self._pid = os.getpid()
             java = find_java()
-            process.refuse_taken(self._ports)
-            core = tuple(distro.fetch(["core"], self._quiet))
-            more = distro.fetch(["tls-test", "proxy"], self._quiet) if self._with_proxy else []
-            cache = distro.cache_folder()
-            jvm = (*distro.native_flags(core, cache / "natives"), *self._jvm)
-            older = () if self.version == distro.VERSION else tuple(distro.fetch(["core"], self._quiet, self.version))
-            has_name_server = any("namesrv" in jar.name for jar in older)
-            name_server = older if has_name_server else core
-            make = ServerParts(
-                older or core, name_server, (*core, *more), self._proxy_conf, self._conf, self._heap_mb, jvm
+            processes.check_ports_free(self._ports)
+            core_jars = tuple(distribution.fetch(["core"], self._quiet))
+            proxy_jars = distribution.fetch(["tls-test", "proxy"], self._quiet) if self._with_proxy else []
+            cache = distribution.cache_folder()
+            jvm = (*distribution.native_flags(core_jars, cache / "natives"), *self._jvm)
+            older_jars = (
+                ()
+                if self.version == distribution.VERSION
+                else tuple(distribution.fetch(["core"], self._quiet, self.version))
             )
-            with distro.writing_to(self._given_data or cache):
-                claimed = claim(cache / "run", self._given_data, self._keep)
-                site = Site(claimed, java, cache / "archives", self._ports)
-            self._members = Members(site, make, self._name_servers, self._specs)
+            has_name_server = any("namesrv" in jar.name for jar in older_jars)
+            name_server_jars = older_jars if has_name_server else core_jars
+            parts = ServerParts(
+                older_jars or core_jars,
+                name_server_jars,
+                (*core_jars, *proxy_jars),
+                self._proxy_conf,
+                self._conf,
+                self._heap_mb,
+                jvm,
+            )
+            with distribution.writing_to(self._data or cache):
+                reserved = reserve(cache / "run", self._data, self._keep)
+                workspace_ = Workspace(reserved, java, cache / "archives", self._ports)
+            self._servers = ClusterServers(workspace_, parts, self._name_servers, self._specs)
             atexit.register(self.close)
             try:
-                with distro.writing_to(claimed.data):
-                    if problem := disk_problem(claimed.data):
+                with distribution.writing_to(reserved.data):
+                    if problem := disk_problem(reserved.data):
                         raise LocalBrokerError(
                             problem, remedy="Free some space, or choose a folder on another disk (data=, or TMPDIR)"
                         )
-                    self._members.bring_up_all(Deadline.after(self._start_timeout_s), self._with_proxy)
+                    self._servers.bring_up_all(Deadline.after(self._start_timeout_s), self._with_proxy)
             except BaseException:
                 self.close()
                 raise
-            site.make_archives()
+            workspace_.make_archives()
 
     def close(self) -> None:
         """Stop all servers; delete the data unless ``data`` or ``keep`` was given. Does nothing the second time, or in a fork."""
         if os.getpid() != self._pid:
             return
         with self._lock:
-            members, self._members = self._members, None
+            members, self._servers = self._servers, None
             atexit.unregister(self.close)
             if members is not None:
                 members.close(self._keep)
@@ -185,22 +197,22 @@ class LocalBroker(Closing):
     @property
     def running(self) -> bool:
         """Whether it was started and not closed."""
-        return self._members is not None
+        return self._servers is not None
 
     @property
     def name_server(self) -> str:
         """``host:port`` of the name server; of several, joined with ``;``."""
-        return _running(self).name_server
+        return _running_servers(self).name_server
 
     @property
     def proxy_server(self) -> str:
         """``host:port`` of the proxy's Remoting port, to be used as a name server."""
-        return f"{process.HOST}:{_running(self).server(PROXY).program.ports[-2]}"
+        return f"{processes.HOST}:{_running_servers(self).server(PROXY).program.ports[-2]}"
 
     @property
     def proxy_grpc(self) -> str:
         """``host:port`` of the proxy's gRPC port."""
-        return f"{process.HOST}:{_running(self).server(PROXY).program.ports[-1]}"
+        return f"{processes.HOST}:{_running_servers(self).server(PROXY).program.ports[-1]}"
 
     @property
     def brokers(self) -> list[str]:
@@ -215,27 +227,28 @@ class LocalBroker(Closing):
     @property
     def data(self) -> Path:
         """The data folder: one subfolder per server, with its configuration, store and logs."""
-        return _running(self).site.data
+        return _running_servers(self).workspace.data
 
     @property
     def admin(self) -> BaseAdmin:
         """An internal client, closed with the cluster. For administration use ``Admin(mq.name_server)``."""
-        return _own(self).registration.admin
+        return _own_servers(self).registration.admin
 
     def address(self, broker: str) -> str:
         """``host:port`` where the server named ``broker`` listens; of the proxy its Remoting port."""
-        return self.proxy_server if broker == PROXY else _running(self).server(broker).address
+        return self.proxy_server if broker == PROXY else _running_servers(self).server(broker).address
 
     def pid(self, broker: str) -> int | None:
         """The process id of ``broker``, None when it does not run."""
-        return _own(self).server(broker).pid
+        return _own_servers(self).server(broker).pid
 
     def logs(self, broker: str | None = None) -> str:
         """Return what ``broker`` printed and logged; without a name, what all servers printed and logged."""
         if broker is not None:
-            return _running(self).server(broker).log()
+            return _running_servers(self).server(broker).log()
         return "".join(
-            f"===== {name}\n{server.log()}\n" for name, server in sorted(_running(self).site.servers.items())
+            f"===== {name}\n{server.log()}\n"
+            for name, server in sorted(_running_servers(self).workspace.servers.items())
         )
 
     # --- what can be done
@@ -263,30 +276,35 @@ class LocalBroker(Closing):
             LocalBrokerError: The topic has another number of queues, and ``resize`` is not set.
         """
         attributes = batch_attributes(attributes) if batch else attributes
-        queues, where = queues or self.queues, [broker] if broker else [name for name in self.brokers if self.pid(name)]
-        there = self.admin.queues_of(name, where)
-        others = [broker for broker, data in there.items() if {data.read_queues, data.write_queues} != {queues}]
-        if others and not resize:
+        queues, brokers = (
+            queues or self.queues,
+            [broker] if broker else [name for name in self.brokers if self.pid(name)],
+        )
+        existing = self.admin.queues_of(name, brokers)
+        different = [broker for broker, data in existing.items() if {data.read_queues, data.write_queues} != {queues}]
+        if different and not resize:
             raise LocalBrokerError(
-                f"Topic {name} exists with {format_queue_counts(there)}; expected {queues}",
+                f"Topic {name} exists with {format_queue_counts(existing)}; expected {queues}",
                 remedy="Create it with as many, or pass resize=True: with fewer, the messages of the others are not read",
             )
-        new = [broker for broker in where if broker not in there]
-        if others:
-            self.admin.resize_topic(name, queues, others)
+        new = [broker for broker in brokers if broker not in existing]
+        if different:
+            self.admin.resize_topic(name, queues, different)
         if new:
             self.admin.create_topic(name, queues, new, attributes=attributes)
         for spec in self._specs:
-            if spec.broker_id > 0 and spec.broker_name in {*new, *others} and self.pid(spec.name):
-                _running(self).registration.copy_topic(name, spec.broker_name, _running(self).server(spec.name))
+            if spec.broker_id > 0 and spec.broker_name in {*new, *different} and self.pid(spec.name):
+                _running_servers(self).registration.copy_topic(
+                    name, spec.broker_name, _running_servers(self).server(spec.name)
+                )
 
     def kill(self, broker: str) -> None:
         """Kill ``broker`` with SIGKILL. It does not close its connections or flush its store."""
-        _own(self).server(broker).kill()
+        _own_servers(self).server(broker).kill()
 
     def stop(self, broker: str) -> None:
         """Shut ``broker`` down cleanly, which takes about ten seconds."""
-        _own(self).site.stop([_own(self).server(broker)], gently=True)
+        _own_servers(self).workspace.stop([_own_servers(self).server(broker)], gently=True)
 
     def restart(self, broker: str, conf: Mapping[str, object] | None = None) -> None:
         """Restart ``broker`` on the same data and ports. It is killed first if it runs.
@@ -300,24 +318,24 @@ class LocalBroker(Closing):
                 remedy="Pass the fields to LocalBroker(proxy=...)",
             )
         with self._lock, _starting_on(self.data):
-            _own(self).restart(broker, servers.checked(conf or {}), Deadline.after(self._start_timeout_s))
+            _own_servers(self).restart(broker, servers.checked_conf(conf or {}), Deadline.after(self._start_timeout_s))
 
     def add_broker(self, conf: Mapping[str, object] | None = None) -> str:
         """Add a broker without slaves, with ``conf`` as settings of its broker.conf. Returns its name when it is registered."""
         self._refuse_more_than_one(len(self._specs) + 1)
         with self._lock, _starting_on(self.data):
             spec = BrokerSpec(servers.broker_names(len(self.brokers) + 1)[-1], 0)
-            _own(self).bring_up(spec, Deadline.after(self._start_timeout_s), servers.checked(conf or {}))
+            _own_servers(self).bring_up(spec, Deadline.after(self._start_timeout_s), servers.checked_conf(conf or {}))
             self._specs.append(spec)
             return spec.name
 
 
 @contextlib.contextmanager
 def _starting_on(folder: Path) -> Iterator[None]:
-    """As ``distro.writing_to``. An error without a remedy says so if the disk is full: the operating system ends a server there,
-    and its log, which has no room either, does not name the cause.
+    """Like ``distribution.writing_to``. In addition, if the disk is full, an error without a remedy says that. On a full disk the
+    operating system ends a server, and its log, which has no room either, does not name the cause.
     """
-    with distro.writing_to(folder):
+    with distribution.writing_to(folder):
         try:
             yield
         except LocalBrokerError as e:
@@ -326,15 +344,15 @@ def _starting_on(folder: Path) -> Iterator[None]:
             raise
 
 
-def _running(mq: LocalBroker) -> Members:
-    if mq._members is None:
+def _running_servers(mq: LocalBroker) -> ClusterServers:
+    if mq._servers is None:
         raise LocalBrokerError("This LocalBroker is not running", remedy="Use it in a with block, or call start()")
-    return mq._members
+    return mq._servers
 
 
-def _own(mq: LocalBroker) -> Members:
-    """The servers of a cluster. Raises in a forked process, because only the parent process of the servers can control them."""
-    members = _running(mq)
+def _own_servers(mq: LocalBroker) -> ClusterServers:
+    """The servers of a cluster. Raises in a forked process: only the process that started the servers can control them."""
+    members = _running_servers(mq)
     if os.getpid() != mq._pid:
         raise LocalBrokerError(
             f"This LocalBroker belongs to process {mq._pid}, from which this one was forked",
@@ -344,10 +362,14 @@ def _own(mq: LocalBroker) -> Members:
 
 
 def disk_problem(folder: Path, for_broker: bool = True) -> str | None:
-    """A sentence about the disk of a folder if it has too little room, ``for_broker``: for the data of a broker; else None."""
+    """Return a sentence about the disk of a folder if it has too little space; None if there is enough. With ``for_broker``, the
+    space must suffice for the data of a broker.
+    """
     usage = shutil.disk_usage(folder)
-    if for_broker and usage.used / (usage.used + usage.free) > _FULL_DISK:
-        return f"The disk of {folder} is more than {_FULL_DISK:.0%} full, and a RocketMQ broker refuses messages then"
-    if usage.free < _ROOM_MB << 20:
-        return f"The disk of {folder} has less than {_ROOM_MB} MiB left"
+    if for_broker and usage.used / (usage.used + usage.free) > _MAX_DISK_USAGE:
+        return (
+            f"The disk of {folder} is more than {_MAX_DISK_USAGE:.0%} full, and a RocketMQ broker refuses messages then"
+        )
+    if usage.free < _MIN_FREE_MB << 20:
+        return f"The disk of {folder} has less than {_MIN_FREE_MB} MiB left"
     return None

@@ -27,7 +27,7 @@ from pathlib import Path
 from rocketmq_spark.base import folders
 from rocketmq_spark.errors import LocalBrokerError
 
-OLDEST = 17
+MIN_VERSION = 17
 HOW_TO_GET = (
     "Install a Java runtime (Debian, Ubuntu: apt install openjdk-17-jre-headless; Fedora: dnf install "
     "java-21-openjdk-headless; macOS: brew install openjdk@21, then export JAVA_HOME=$(brew --prefix openjdk@21); "
@@ -45,14 +45,14 @@ class Java:
 
 
 def find_java() -> Java:
-    """The Java to use. Raises ``LocalBrokerError`` if there is none, or it is too old."""
+    """Return the Java to use. Raises ``LocalBrokerError`` if there is none, or it is too old."""
     path = _candidate()
-    identity = _release_file(path) or _asked(path)
+    identity = _release_file(path) or _version_output(path)
     major = _major(identity)
     if major is None:
         raise LocalBrokerError(f"{path} reports no Java version", remedy=HOW_TO_GET)
-    if major < OLDEST:
-        raise LocalBrokerError(f"Java {OLDEST} or newer is needed, but {path} is Java {major}", remedy=HOW_TO_GET)
+    if major < MIN_VERSION:
+        raise LocalBrokerError(f"Java {MIN_VERSION} or newer is needed, but {path} is Java {major}", remedy=HOW_TO_GET)
     return Java(path, major, f"{path.resolve()}\n{identity}")
 
 
@@ -66,7 +66,7 @@ def _candidate() -> Path:
     program = shutil.which("java")
     if program is None:
         raise LocalBrokerError(
-            f"Java {OLDEST} or newer is needed, and there is none: no java on PATH, JAVA_HOME is not set",
+            f"Java {MIN_VERSION} or newer is needed, and there is none: no java on PATH, JAVA_HOME is not set",
             remedy=HOW_TO_GET,
         )
     return Path(program)
@@ -80,12 +80,12 @@ def _release_file(path: Path) -> str | None:
     return text if "JAVA_VERSION=" in text else None
 
 
-def _asked(path: Path) -> str:
+def _version_output(path: Path) -> str:
     try:
-        done = subprocess.run([path, "-version"], capture_output=True, text=True, timeout=60, check=False)
+        result = subprocess.run([path, "-version"], capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired) as e:
         raise LocalBrokerError(f"{path} could not be run", remark=str(e), remedy=HOW_TO_GET) from e
-    return done.stderr + done.stdout
+    return result.stderr + result.stdout
 
 
 def _major(identity: str) -> int | None:
@@ -95,13 +95,13 @@ def _major(identity: str) -> int | None:
 
 
 _LOG = logging.getLogger(__name__)
-_KEPT = 6
-# A dump never takes this long, so older temporary files are those of a killed process.
-_LEFT_S = 3600
-# Names of archives, and of what a dump has beside them. Other files in the folder are not this package's.
-_MADE_HERE = re.compile(r"[0-9a-f]{16}\.(jsa|lock|part|classes|log)")
+_KEPT_ARCHIVES = 6
+# A dump never takes this long, so older temporary files belong to a killed process.
+_STALE_S = 3600
+# Names of archives, and of files that a dump creates beside them. Other files in the folder do not belong to this package.
+_OWN_FILE = re.compile(r"[0-9a-f]{16}\.(jsa|lock|part|classes|log)")
 CLASS_LIST = "classes.lst"
-_NUMBER = re.compile(r" id: \d+.*$")
+_CLASS_ID = re.compile(r" id: \d+.*$")
 
 Spawn = Callable[[list[str], Path], "subprocess.Popen[bytes]"]
 
@@ -112,9 +112,9 @@ def user_cache() -> Path:
     """
     if sys.platform == "darwin":
         return folders.home() / "Library" / "Caches" / "rocketmq-spark"
-    named = os.environ.get("XDG_CACHE_HOME")
-    mine = named and os.path.isabs(named) and folders.foreign(Path(named)) is None
-    return Path(named if named and mine else folders.home() / ".cache") / "rocketmq-spark"
+    configured = os.environ.get("XDG_CACHE_HOME")
+    usable = configured and os.path.isabs(configured) and folders.foreign_owner(Path(configured)) is None
+    return Path(configured if configured and usable else folders.home() / ".cache") / "rocketmq-spark"
 
 
 def _is_own(folder: Path) -> bool:
@@ -122,17 +122,19 @@ def _is_own(folder: Path) -> bool:
     them. The folder may be missing.
     """
     try:
-        places = (folder.parent, folder, folder.resolve().parent)
-        return all(folders.only_own(place) for place in places if place.exists()) and not any(folders.exposures(folder))
-    except (OSError, RuntimeError):  # no right to look there; a link that leads to itself
+        folders_to_check = (folder.parent, folder, folder.resolve().parent)
+        return all(
+            folders.is_writable_by_owner_only(place) for place in folders_to_check if place.exists()
+        ) and not any(folders.exposures(folder))
+    except (OSError, RuntimeError):  # the folder cannot be read; a link that leads to itself
         return False
 
 
 class Archive:
     """The archive for one class path and one JVM.
 
-    The archive contains code that the JVM does not compare with the jars. So it is in ``folder`` only if no other user may change
-    it there; otherwise it is made again in the user's own cache.
+    The archive contains code that the JVM does not compare with the jars. So the archive is in ``folder`` only if no other user
+    may change it there; otherwise it is created in the user's own cache.
     """
 
     def __init__(self, folder: Path, java: Java, jars: Sequence[Path]) -> None:
@@ -157,7 +159,7 @@ class Archive:
         return [f"-XX:DumpLoadedClassList={home / CLASS_LIST}"]
 
     def _is_usable(self) -> bool:
-        return folders.only_own(self.path) and _is_own(self.path.parent)
+        return folders.is_writable_by_owner_only(self.path) and _is_own(self.path.parent)
 
     def discard(self) -> bool:
         """Remove the archive, in case it caused a failed start. Returns whether there was one."""
@@ -167,7 +169,7 @@ class Archive:
             return False
         return True
 
-    def make_from(self, homes: Sequence[Path], spawn: Spawn) -> None:
+    def start_dump(self, homes: Sequence[Path], spawn: Spawn) -> None:
         """Make the archive in the background, unless it exists or another process is making it."""
         if not self._is_usable() and self._dump is None:
             threading.Thread(target=self._make, args=(homes, spawn), name="class-data archive", daemon=True).start()
@@ -181,7 +183,7 @@ class Archive:
 
     def _make(self, homes: Sequence[Path], spawn: Spawn) -> None:
         try:
-            folders.make(self.path.parent, folders.READABLE)
+            folders.make_folders(self.path.parent, folders.READABLE)
             if not _is_own(self.path.parent):
                 raise PermissionError(f"others may write to {self.path.parent}")
             with open(folders.open_private(self.path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT), "a") as lock:
@@ -190,40 +192,42 @@ class Archive:
                     return
                 os.utime(lock.name)
                 if not self._is_usable():
-                    self._run(homes, spawn)
+                    self._run_dump(homes, spawn)
         except (OSError, ValueError) as e:
             _LOG.debug("no class-data archive: %s", e)
 
-    def _run(self, homes: Sequence[Path], spawn: Spawn) -> None:
+    def _run_dump(self, homes: Sequence[Path], spawn: Spawn) -> None:
         """Make the archive while holding its lock, so it may overwrite files that a killed dump left."""
-        part, classes = self.path.with_suffix(".part"), self.path.with_suffix(".classes")
-        for path in (part, classes, self.path.with_suffix(".log")):
-            path.unlink(missing_ok=True)  # a link that was there would be followed
-        folders.write_new(classes, "\n".join(_loaded_classes(homes)) + "\n")
+        part_file, class_list = self.path.with_suffix(".part"), self.path.with_suffix(".classes")
+        for path in (part_file, class_list, self.path.with_suffix(".log")):
+            path.unlink(missing_ok=True)  # otherwise writing would follow a link of this name
+        folders.replace_file(class_list, "\n".join(_loaded_classes(homes)) + "\n")
         command = [
             *([nice, "-n", "19"] if (nice := shutil.which("nice")) else []),
-            str(self._java.path), "-Xshare:dump", f"-XX:SharedClassListFile={classes}",
-            f"-XX:SharedArchiveFile={part}", "-XX:+UseSerialGC", "-Xmx256m", "-cp", self._class_path,
+            str(self._java.path), "-Xshare:dump", f"-XX:SharedClassListFile={class_list}",
+            f"-XX:SharedArchiveFile={part_file}", "-XX:+UseSerialGC", "-Xmx256m", "-cp", self._class_path,
         ]  # fmt: skip
         with spawn(command, self.path.with_suffix(".log")) as dump:
             self._dump = dump
             if self._stopped.is_set():
                 dump.kill()
         if dump.returncode == 0:
-            folders.set_mode(part, 0o644)  # servers of other users may use a cache of root
-            os.replace(part, self.path)
+            folders.set_mode(part_file, 0o644)  # servers of other users may use a cache of root
+            os.replace(part_file, self.path)
             self._prune()
-        for path in (part, classes, self.path.with_suffix(".log")):
+        for path in (part_file, class_list, self.path.with_suffix(".log")):
             path.unlink(missing_ok=True)
 
     def _prune(self) -> None:
         """Delete superseded archives, and files of dumps whose process was killed."""
-        made = [path for path in self.path.parent.iterdir() if _MADE_HERE.fullmatch(path.name)]
-        changed = {path: path.stat().st_mtime for path in made}
-        archives = sorted((path for path in made if path.suffix == ".jsa"), key=changed.__getitem__, reverse=True)
-        kept, old = {path.stem for path in archives[:_KEPT]}, time.time() - _LEFT_S
-        for path in made:
-            if path in archives[_KEPT:] or (path.stem not in kept and changed[path] < old):
+        own_files = [path for path in self.path.parent.iterdir() if _OWN_FILE.fullmatch(path.name)]
+        modified_s = {path: path.stat().st_mtime for path in own_files}
+        archives = sorted(
+            (path for path in own_files if path.suffix == ".jsa"), key=modified_s.__getitem__, reverse=True
+        )
+        kept_keys, stale_before_s = {path.stem for path in archives[:_KEPT_ARCHIVES]}, time.time() - _STALE_S
+        for path in own_files:
+            if path in archives[_KEPT_ARCHIVES:] or (path.stem not in kept_keys and modified_s[path] < stale_before_s):
                 path.unlink(missing_ok=True)
 
 
@@ -236,5 +240,5 @@ def _loaded_classes(homes: Sequence[Path]) -> dict[str, None]:
     lines: dict[str, None] = {}
     for home in homes:
         text = (home / CLASS_LIST).read_text(encoding="utf-8", errors="replace")
-        lines.update(dict.fromkeys(_NUMBER.sub("", line) for line in text.splitlines()[:-1] if line[:1] != "#"))
+        lines.update(dict.fromkeys(_CLASS_ID.sub("", line) for line in text.splitlines()[:-1] if line[:1] != "#"))
     return lines

@@ -2,7 +2,7 @@
 
 The repository is the first of these that is configured: the Ivy settings file in ROCKETMQ_SPARK_IVY_SETTINGS; the one in
 ``spark.jars.ivySettings`` of spark-defaults.conf, as for ``spark-submit --packages``; a mirror of Maven Central in
-Maven's own settings.xml; otherwise Maven Central itself. Proxies are those of HTTPS_PROXY and NO_PROXY. No repository is
+Maven's own settings.xml; otherwise Maven Central itself. HTTPS_PROXY and NO_PROXY choose the proxies. No repository is
 trusted: the caller compares every file with the lock file.
 """
 
@@ -30,10 +30,10 @@ from rocketmq_spark.errors import LocalBrokerError
 SETTINGS_VARIABLE = "ROCKETMQ_SPARK_IVY_SETTINGS"
 CENTRAL = "https://repo1.maven.org/maven2/"
 STALLED_AFTER_S = 60.0
-_AT_ONCE = 4
-_CHUNK = 1 << 16
+_PARALLEL_DOWNLOADS = 4
+_CHUNK_BYTES = 1 << 16
 _POLL_S = 0.1
-_LAYOUT = "[orgPath]/[module]/[revision]/[artifact]-[revision](-[classifier]).[ext]"
+_M2_PATTERN = "[orgPath]/[module]/[revision]/[artifact]-[revision](-[classifier]).[ext]"
 _REMEDY = (
     "Check the network and HTTPS_PROXY, or name an Ivy settings file with your mirror in "
     f"{SETTINGS_VARIABLE} (rocketmq-spark help running)"
@@ -49,7 +49,7 @@ class Repository(NamedTuple):
     def url(self, coordinate: str) -> str:
         """The address of a jar."""
         group, artifact, version, *classifier = coordinate.split(":")
-        words = {
+        values = {
             "organisation": group, "organization": group, "orgPath": group.replace(".", "/"), "module": artifact,
             "artifact": artifact, "revision": version, "type": "jar", "ext": "jar",
             "classifier": classifier[0] if classifier else "",
@@ -57,21 +57,21 @@ class Repository(NamedTuple):
 
         def optional(part: re.Match[str]) -> str:
             names = re.findall(r"\[(\w+)\]", part[1])
-            return part[1] if all(words.get(name) for name in names) else ""
+            return part[1] if all(values.get(name) for name in names) else ""
 
-        chosen = re.sub(r"\(([^()]*)\)", optional, self.pattern)
-        return re.sub(r"\[(\w+)\]", lambda word: words.get(word[1], word[0]), chosen)
+        pattern = re.sub(r"\(([^()]*)\)", optional, self.pattern)
+        return re.sub(r"\[(\w+)\]", lambda word: values.get(word[1], word[0]), pattern)
 
 
 # The largest file that is downloaded if its size is not given.
-LARGEST = 256 << 20
+MAX_BYTES = 256 << 20
 
 
 class DownloadTarget(NamedTuple):
-    """The path of a file that is downloaded, and the most bytes that it may have."""
+    """The path of a file that is downloaded, and its maximum size."""
 
     file: Path
-    size: int
+    max_bytes: int
 
 
 def download(
@@ -80,62 +80,64 @@ def download(
     """Download ``group:artifact:version[:classifier]`` into ``folder``. Returns the files by coordinate.
 
     ``progress`` is called with the number of bytes that have arrived. An interrupted download is resumed as long as
-    every round makes progress. ``sizes`` has the bytes of files by coordinate; a file without a size may have ``LARGEST`` bytes.
-    Raises ``LocalBrokerError`` if a file is larger, or cannot be downloaded.
+    every round makes progress. ``sizes`` has the bytes of files by coordinate; a file without a size may have ``MAX_BYTES``
+    bytes. Raises ``LocalBrokerError`` if a file is larger, or cannot be downloaded.
     """
     sizes = sizes or {}
     folder.mkdir(parents=True, exist_ok=True)
     files = {coordinate: folder / "_".join(coordinate.split(":")) for coordinate in coordinates}
-    repositories, left, arrived = _repositories(), list(files), -1
-    while left:
-        targets = {coordinate: DownloadTarget(files[coordinate], sizes.get(coordinate, LARGEST)) for coordinate in left}
+    repositories, remaining, arrived = _repositories(), list(files), -1
+    while remaining:
+        targets = {
+            coordinate: DownloadTarget(files[coordinate], sizes.get(coordinate, MAX_BYTES)) for coordinate in remaining
+        }
         failed = _round(repositories, targets, progress)
-        before, arrived = arrived, sum(file.stat().st_size for file in files.values() if file.exists())
+        arrived_before, arrived = arrived, sum(file.stat().st_size for file in files.values() if file.exists())
         for error in failed.values():
             if isinstance(error, LocalBrokerError):
                 raise error
-        if failed and arrived <= max(before, 0):
+        if failed and arrived <= max(arrived_before, 0):
             coordinate, error = next(iter(failed.items()))
             raise LocalBrokerError(
                 f"Could not download RocketMQ: {_reason(error, coordinate)}", remedy=_REMEDY
             ) from error
-        left = list(failed)
+        remaining = list(failed)
     return files
 
 
 def _round(
     repositories: Sequence[Repository], targets: Mapping[str, DownloadTarget], progress: Callable[[int], None]
 ) -> dict[str, Exception]:
-    """Try each file once. Returns the failed ones with their reasons."""
+    """Try each file once. Return the errors of failed files by coordinate."""
     stopped = threading.Event()
-    pool = ThreadPoolExecutor(_AT_ONCE, "rocketmq-jars")
+    pool = ThreadPoolExecutor(_PARALLEL_DOWNLOADS, "rocketmq-jars")
     try:
-        tries: dict[str, Future[None]] = {
-            coordinate: pool.submit(_fetch, repositories, coordinate, target, stopped)
+        futures: dict[str, Future[None]] = {
+            coordinate: pool.submit(_download_from_first, repositories, coordinate, target, stopped)
             for coordinate, target in targets.items()
         }
-        waiting = set(tries.values())
-        while waiting:
-            waiting = wait(waiting, _POLL_S).not_done
+        pending = set(futures.values())
+        while pending:
+            pending = wait(pending, _POLL_S).not_done
             progress(sum(target.file.stat().st_size for target in targets.values() if target.file.exists()))
     finally:
         stopped.set()  # so that Ctrl-C does not wait for running downloads
         pool.shutdown(wait=False, cancel_futures=True)
     failed: dict[str, Exception] = {}
-    for coordinate, one in tries.items():
-        error = one.exception()
+    for coordinate, future in futures.items():
+        error = future.exception()
         if isinstance(error, Exception):
             failed[coordinate] = error
     return failed
 
 
-def _fetch(
+def _download_from_first(
     repositories: Sequence[Repository], coordinate: str, target: DownloadTarget, stopped: threading.Event
 ) -> None:
     """Download a file from the first repository that has it."""
     for number, repository in enumerate(repositories, 1):
         try:
-            _get(repository, coordinate, target, stopped)
+            _download_file(repository, coordinate, target, stopped)
             return
         except urllib.error.URLError as e:
             if not _is_missing(e) or number == len(repositories):
@@ -148,36 +150,39 @@ def _is_missing(error: urllib.error.URLError) -> bool:
     return isinstance(error.reason, FileNotFoundError)
 
 
-def _get(repository: Repository, coordinate: str, target: DownloadTarget, stopped: threading.Event) -> None:
+def _download_file(repository: Repository, coordinate: str, target: DownloadTarget, stopped: threading.Event) -> None:
     file = target.file
-    have = file.stat().st_size if file.exists() else 0
+    existing_bytes = file.stat().st_size if file.exists() else 0
     request = urllib.request.Request(repository.url(coordinate), headers={"User-Agent": "rocketmq-spark"})
-    handlers: list[urllib.request.BaseHandler] = []  # besides the defaults, which take the current proxies
+    handlers: list[urllib.request.BaseHandler] = []  # in addition to the defaults, which use the current proxies
     if repository.authorization:  # not sent to the target of a redirect
         _refuse_clear_text(request.full_url)
         request.add_unredirected_header("Authorization", repository.authorization)
-        if request.type == "http":  # this machine, to which no proxy is needed
+        if request.type == "http":  # only this machine is allowed here, and it needs no proxy
             handlers.append(urllib.request.ProxyHandler({}))
-    if have:
-        request.add_header("Range", f"bytes={have}-")
+    if existing_bytes:
+        request.add_header("Range", f"bytes={existing_bytes}-")
     try:
         answer = urllib.request.build_opener(*handlers).open(request, timeout=STALLED_AFTER_S)
     except urllib.error.HTTPError as e:
-        if have and e.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:  # the file is complete
+        if existing_bytes and e.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:  # the file is complete
             return
         raise
-    with answer, file.open("ab" if have and answer.status == http.HTTPStatus.PARTIAL_CONTENT else "wb") as out:
+    with (
+        answer,
+        file.open("ab" if existing_bytes and answer.status == http.HTTPStatus.PARTIAL_CONTENT else "wb") as out,
+    ):
         length = answer.headers.get("Content-Length")
-        missing = None if length is None else int(length)
-        while not stopped.is_set() and (chunk := answer.read(_CHUNK)):
-            if out.tell() + len(chunk) > target.size:
+        bytes_left = None if length is None else int(length)
+        while not stopped.is_set() and (chunk := answer.read(_CHUNK_BYTES)):
+            if out.tell() + len(chunk) > target.max_bytes:
                 raise LocalBrokerError(
-                    f"{request.full_url} has more bytes than the {target.size} of {coordinate}, and is not used",
+                    f"{request.full_url} has more than {target.max_bytes} bytes, the size limit of {coordinate}, and is not used",
                     remedy="Check the mirror, or the proxy that changes downloads",
                 )
             out.write(chunk)
-            missing = None if missing is None else missing - len(chunk)
-        if missing:
+            bytes_left = None if bytes_left is None else bytes_left - len(chunk)
+        if bytes_left:
             raise ConnectionError("the connection ended before the file did")
 
 
@@ -195,16 +200,16 @@ def _refuse_clear_text(url: str) -> None:
 def _repositories() -> list[Repository]:
     settings = _user_settings()
     if settings is not None:
-        return _of_ivy(settings)
+        return _ivy_repositories(settings)
     mirror = _maven_mirror(folders.home() / ".m2" / "settings.xml")
-    return [_m2(mirror or CENTRAL)]
+    return [_m2_repository(mirror or CENTRAL)]
 
 
-def _m2(root: str, authorization: str | None = None) -> Repository:
-    return Repository(root.rstrip("/") + "/" + _LAYOUT, authorization)
+def _m2_repository(root: str, authorization: str | None = None) -> Repository:
+    return Repository(root.rstrip("/") + "/" + _M2_PATTERN, authorization)
 
 
-def _of_ivy(path: Path) -> list[Repository]:
+def _ivy_repositories(path: Path) -> list[Repository]:
     """The repositories of an Ivy settings file, in the order in which Ivy tries them."""
     try:
         root = ET.parse(path).getroot()
@@ -213,52 +218,58 @@ def _of_ivy(path: Path) -> list[Repository]:
             f"The Ivy settings file {path} cannot be read: {e}", remedy=f"Correct {SETTINGS_VARIABLE}"
         ) from e
     values = {"ivy.settings.dir": str(path.parent), "user.home": str(folders.home())}
-    values |= {one.get("name", ""): one.get("value", "") for one in root.iter("property")}
+    values |= {element.get("name", ""): element.get("value", "") for element in root.iter("property")}
 
     def text(word: str | None) -> str:
         return re.sub(r"\$\{([^${}]+)\}", lambda name: values.get(name[1], name[0]), word or "")
 
-    keys = {
-        text(one.get("host")): f"{text(one.get('username'))}:{text(one.get('passwd'))}"
-        for one in root.iter("credentials")
+    credentials = {
+        text(element.get("host")): f"{text(element.get('username'))}:{text(element.get('passwd'))}"
+        for element in root.iter("credentials")
     }
     head = root.find("settings")
-    first = "" if head is None else text(head.get("defaultResolver"))
-    named = [one for one in root.iterfind("resolvers/*") if not first or one.get("name") == first]
-    found = []
-    for resolver in (leaf for one in named for leaf in _leaves(one)):
-        patterns = [text(one.get("pattern")) for one in resolver.iterfind("artifact")]
+    default_resolver = "" if head is None else text(head.get("defaultResolver"))
+    resolvers = [
+        element
+        for element in root.iterfind("resolvers/*")
+        if not default_resolver or element.get("name") == default_resolver
+    ]
+    repositories = []
+    for resolver in (leaf for element in resolvers for leaf in _leaf_resolvers(element)):
+        patterns = [text(element.get("pattern")) for element in resolver.iterfind("artifact")]
         if resolver.tag == "ibiblio":
-            patterns = [_m2(text(resolver.get("root")) or CENTRAL).pattern]
+            patterns = [_m2_repository(text(resolver.get("root")) or CENTRAL).pattern]
         elif resolver.tag == "filesystem":
             patterns = [f"file://{pattern}" for pattern in patterns]
         if resolver.get("m2compatible") == "true":
             patterns = [re.sub(r"\[organi[sz]ation\]", "[orgPath]", pattern) for pattern in patterns]
         for pattern in patterns:
-            key = keys.get(urllib.parse.urlsplit(pattern).hostname or "")
-            found.append(Repository(pattern, f"Basic {base64.b64encode(key.encode()).decode()}" if key else None))
-    if not found:
+            login = credentials.get(urllib.parse.urlsplit(pattern).hostname or "")
+            repositories.append(
+                Repository(pattern, f"Basic {base64.b64encode(login.encode()).decode()}" if login else None)
+            )
+    if not repositories:
         raise LocalBrokerError(
             f"The Ivy settings file {path} names no repository that jars could come from; expected an ibiblio, url or "
             "filesystem resolver as its defaultResolver",
             remedy=f"Correct {SETTINGS_VARIABLE}",
         )
-    return found
+    return repositories
 
 
-def _leaves(resolver: ET.Element) -> Iterator[ET.Element]:
+def _leaf_resolvers(resolver: ET.Element) -> Iterator[ET.Element]:
     if resolver.tag == "chain":
-        for one in resolver:
-            yield from _leaves(one)
+        for child in resolver:
+            yield from _leaf_resolvers(child)
     else:
         yield resolver
 
 
 def _user_settings() -> Path | None:
-    named = os.environ.get(SETTINGS_VARIABLE) or _spark_default("spark.jars.ivySettings")
-    if not named:
+    configured = os.environ.get(SETTINGS_VARIABLE) or _spark_default("spark.jars.ivySettings")
+    if not configured:
         return None
-    path = Path(named).expanduser()
+    path = Path(configured).expanduser()
     if not path.is_file():
         raise LocalBrokerError(f"The Ivy settings file {path} does not exist", remedy=f"Correct {SETTINGS_VARIABLE}")
     return path
@@ -267,7 +278,7 @@ def _user_settings() -> Path | None:
 def _spark_default(key: str) -> str | None:
     home = os.environ.get("SPARK_HOME")
     conf = os.environ.get("SPARK_CONF_DIR") or (home and os.path.join(home, "conf"))
-    if not conf:  # not in the current folder, which may be anybody's
+    if not conf:  # the current folder is not searched, because another user may own it
         return None
     try:
         lines = Path(conf, "spark-defaults.conf").read_text(encoding="utf-8").splitlines()
@@ -287,8 +298,8 @@ def _maven_mirror(settings: Path) -> str | None:
     except (OSError, ET.ParseError):
         return None
     for mirror in root.iterfind(".//{*}mirror"):
-        of = (mirror.findtext("{*}mirrorOf") or "").replace(" ", "").split(",")
-        if {"*", "central", "external:*"}.intersection(of) and "!central" not in of:
+        mirrored = (mirror.findtext("{*}mirrorOf") or "").replace(" ", "").split(",")
+        if {"*", "central", "external:*"}.intersection(mirrored) and "!central" not in mirrored:
             return mirror.findtext("{*}url")
     return None
 

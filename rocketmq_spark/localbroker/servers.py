@@ -1,7 +1,7 @@
 """The three kinds of server: their configuration files, folders, commands and ports.
 
-The templates in this package also make ``conf/`` for Docker (``make docs``). There the three containers share
-one network, so 127.0.0.1 with RocketMQ's usual ports is right inside and outside of it.
+``make docs`` also renders the templates of this package to ``conf/`` for Docker. There the three containers share one network,
+so 127.0.0.1 with RocketMQ's usual ports is right inside and outside of it.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 
-from rocketmq_spark.base.folders import make, write_new
+from rocketmq_spark.base.folders import make_folders, replace_file
 from rocketmq_spark.errors import LocalBrokerError
-from rocketmq_spark.localbroker import process
-from rocketmq_spark.localbroker.process import Program
+from rocketmq_spark.localbroker import processes
+from rocketmq_spark.localbroker.processes import Program
 
 # Settings in broker.conf and rmq-proxy.json that the cluster sets itself; other values would break it.
-OURS = frozenset(
+RESERVED_SETTINGS = frozenset(
     {"brokerName", "brokerId", "brokerRole", "listenPort", "namesrvAddr", "storePathRootDir", "storePathCommitLog"}
     | {"remotingListenPort", "grpcServerPort", "proxyMode"}
 )
@@ -35,38 +35,38 @@ def template(name: str) -> str:
 
 
 def render(name: str, values: Mapping[str, object]) -> str:
-    """A template with values for its ``$names``."""
+    """Return a template with values for its ``$names``."""
     return string.Template(template(name)).substitute(values)
 
 
 def with_lines(text: str, conf: Mapping[str, object]) -> str:
-    """``key=value`` text in which the lines of ``conf`` replace or follow the existing ones."""
-    left = {key: _value(value) for key, value in conf.items()}
+    """Return ``key=value`` text in which the lines of ``conf`` replace or follow the lines of ``text``."""
+    remaining = {key: _conf_value(value) for key, value in conf.items()}
     lines = []
     for line in text.splitlines():
         key = line.partition("=")[0].strip()
-        lines.append(f"{key}={left.pop(key)}" if key in left else line)
-    return "\n".join([*lines, *(f"{key}={value}" for key, value in left.items())]) + "\n"
+        lines.append(f"{key}={remaining.pop(key)}" if key in remaining else line)
+    return "\n".join([*lines, *(f"{key}={value}" for key, value in remaining.items())]) + "\n"
 
 
 def with_fields(text: str, conf: Mapping[str, object]) -> str:
-    """A JSON object in which the fields of ``conf`` replace or follow the existing ones."""
+    """Return a JSON object in which the fields of ``conf`` replace or follow the fields of ``text``."""
     return json.dumps(json.loads(text) | dict(conf), indent=2) + "\n"
 
 
-def change(home: Path, name: str, conf: Mapping[str, object]) -> None:
+def change_conf(home: Path, name: str, conf: Mapping[str, object]) -> None:
     """Change lines of broker.conf, or fields of rmq-proxy.json, whichever ``name`` is, in a server's folder."""
     path = home / name
     if not path.exists():
         raise LocalBrokerError(f"{home.name} takes no conf", remedy="Give it to a broker or to the proxy")
     changed = with_fields if name == PROXY_CONF else with_lines
-    write_new(path, changed(path.read_text(encoding="utf-8"), conf))
+    replace_file(path, changed(path.read_text(encoding="utf-8"), conf))
 
 
-def checked(conf: Mapping[str, object], besides: Container[str] = ()) -> dict[str, object]:
-    """Returns ``conf``. Raises an error if it contains a setting in ``OURS`` that is not in ``besides``."""
+def checked_conf(conf: Mapping[str, object], allowed: Container[str] = ()) -> dict[str, object]:
+    """Return a copy of ``conf``. Raise an error if it sets one of ``RESERVED_SETTINGS`` that is not in ``allowed``."""
     for key, value in conf.items():
-        if key in OURS and key not in besides:
+        if key in RESERVED_SETTINGS and key not in allowed:
             raise LocalBrokerError(
                 f"conf must not set {key}: LocalBroker decides it",
                 remedy="Use brokers=, slaves=, ports= or data= instead",
@@ -76,14 +76,14 @@ def checked(conf: Mapping[str, object], besides: Container[str] = ()) -> dict[st
     return dict(conf)
 
 
-def _value(value: object) -> str:
+def _conf_value(value: object) -> str:
     # A backslash is an escape character in Java properties, so it is doubled.
     return str(value).lower() if isinstance(value, bool) else str(value).replace("\\", "\\\\")
 
 
 def compose_files() -> dict[str, str]:
     """The files of ``conf/`` by name."""
-    everywhere = {"bind": "0.0.0.0", "name_server": "127.0.0.1:9876"}
+    common = {"bind": "0.0.0.0", "name_server": "127.0.0.1:9876"}
     broker = {
         "broker_name": "broker-a",
         "broker_id": 0,
@@ -91,9 +91,9 @@ def compose_files() -> dict[str, str]:
         "store": "/home/rocketmq/store",
     }
     return {
-        "namesrv.conf": render("namesrv.conf", {**everywhere, "port": 9876}),
-        "broker.conf": render("broker.conf", {**everywhere, **broker, "port": 10911}),
-        "rmq-proxy.json": render("rmq-proxy.json", {**everywhere, "port": 8080, "grpc_port": 8081}),
+        "namesrv.conf": render("namesrv.conf", {**common, "port": 9876}),
+        "broker.conf": render("broker.conf", {**common, **broker, "port": 10911}),
+        "rmq-proxy.json": render("rmq-proxy.json", {**common, "port": 8080, "grpc_port": 8081}),
     }
 
 
@@ -114,8 +114,8 @@ _BROKER_HEAP_MB = 192
 _PROXY_HEAP_MB = 192
 # Folder for files that libraries unpack at a start. In the system's folder they would remain after a kill.
 _TEMPORARY = "tmp"
-# The last of equal flags counts. With enforced TLS, the proxy would use TLS to brokers, too (NettyClientConfig).
-_ENFORCED = ("-Dtls.server.mode=enforcing", "-Dtls.enable=false")
+# The JVM uses the last of equal flags. With enforced TLS alone, the proxy would use TLS to brokers, too (NettyClientConfig).
+_ENFORCED_TLS_FLAGS = ("-Dtls.server.mode=enforcing", "-Dtls.enable=false")
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,9 +145,9 @@ def name_server_names(count: int) -> list[str]:
 
 
 def name_server(data: Path, jars: tuple[Path, ...], name: str, port: int) -> Program:
-    home = _home(data, name)
+    home = _prepare_home(data, name)
     conf = home / "namesrv.conf"
-    write_new(conf, render(conf.name, {"port": port, "bind": process.HOST}))
+    replace_file(conf, render(conf.name, {"port": port, "bind": processes.HOST}))
     main, arguments = "org.apache.rocketmq.namesrv.NamesrvStartup", ("-c", str(conf))
     return Program(name, home, (port,), main, arguments, jars, _NAME_SERVER_HEAP_MB, _flags(home))
 
@@ -160,34 +160,34 @@ def broker(
     name_server: str,
     conf: Mapping[str, object],
 ) -> Program:
-    home = _home(data, spec.name)
+    home = _prepare_home(data, spec.name)
     path = home / BROKER_CONF
     values = {
         "broker_name": spec.broker_name,
         "broker_id": spec.broker_id,
         "role": "SLAVE" if spec.broker_id else "ASYNC_MASTER",
         "port": port,
-        "bind": process.HOST,
+        "bind": processes.HOST,
         "name_server": name_server,
         "store": home / "store",
     }
-    write_new(path, with_lines(render(path.name, values), conf))
-    _read_timers_from_now(home / "store")
-    ports = tuple(port + distance for distance in process.BROKER_PORTS)
+    replace_file(path, with_lines(render(path.name, values), conf))
+    _note_timers_read(home / "store")
+    ports = tuple(port + distance for distance in processes.BROKER_PORTS)
     main, arguments = "org.apache.rocketmq.broker.BrokerStartup", ("-c", str(path))
     return Program(spec.name, home, ports, main, arguments, jars, _BROKER_HEAP_MB, _flags(home))
 
 
 def proxy(data: Path, jars: tuple[Path, ...], port: int, name_server: str, conf: Mapping[str, object]) -> Program:
     """A proxy. With a certificate (``tlsCertPath``, ``tlsKeyPath``) it accepts only TLS on both ports, otherwise no TLS."""
-    home = _home(data, PROXY)
+    home = _prepare_home(data, PROXY)
     path = home / PROXY_CONF
     values = {"port": port, "grpc_port": port + 1, "name_server": name_server}
     tls = TLS_CERT in conf
     fields = {**({"tlsTestModeEnable": False} if tls else {}), **conf}
-    write_new(path, with_fields(render(path.name, values), fields))
+    replace_file(path, with_fields(render(path.name, values), fields))
     main, arguments = _PROXY_STARTUP, ("-pc", str(path))
-    flags = (*_flags(home), *_ENFORCED) if tls else _flags(home)
+    flags = (*_flags(home), *_ENFORCED_TLS_FLAGS) if tls else _flags(home)
     return Program(PROXY, home, (port, port + 1), main, arguments, jars, _PROXY_HEAP_MB, flags)
 
 
@@ -203,39 +203,39 @@ def proxy_mode(conf: Mapping[str, object]) -> str:
 def with_local_proxy(broker: Program, jars: tuple[Path, ...], name_server: str, conf: Mapping[str, object]) -> Program:
     """Return a program that runs ``broker`` with a proxy in the same process, as ``mqbroker --enable-proxy`` does."""
     port = broker.ports[0]
-    values = {"port": port + process.LOCAL_PROXY_PORTS[-2], "grpc_port": port + process.LOCAL_PROXY_PORTS[-1]}
+    values = {"port": port + processes.LOCAL_PROXY_PORTS[-2], "grpc_port": port + processes.LOCAL_PROXY_PORTS[-1]}
     path = broker.home / PROXY_CONF
-    write_new(path, with_fields(render(path.name, {**values, "name_server": name_server}), conf))
+    replace_file(path, with_fields(render(path.name, {**values, "name_server": name_server}), conf))
     return replace(
         broker,
-        ports=tuple(port + distance for distance in process.LOCAL_PROXY_PORTS),
+        ports=tuple(port + distance for distance in processes.LOCAL_PROXY_PORTS),
         main_class=_PROXY_STARTUP,
         arguments=("-pc", str(path), "-pm", LOCAL, "-bc", str(broker.home / BROKER_CONF)),
         jars=jars,
     )
 
 
-def _home(data: Path, name: str) -> Path:
+def _prepare_home(data: Path, name: str) -> Path:
     home = data / name
     shutil.rmtree(home / _TEMPORARY, ignore_errors=True)
-    make(home / _TEMPORARY)
-    write_new(home / "logback.xml", template("logback.xml"))
-    make(home / "conf")
+    make_folders(home / _TEMPORARY)
+    replace_file(home / "logback.xml", template("logback.xml"))
+    make_folders(home / "conf")
     for server in ("broker", "namesrv"):  # version 4.9 looks only there
-        write_new(home / "conf" / f"logback_{server}.xml", template("logback.xml"))
+        replace_file(home / "conf" / f"logback_{server}.xml", template("logback.xml"))
     return home
 
 
-def _read_timers_from_now(store: Path) -> None:
-    """Note in a new store that timers were read until now; otherwise the broker would look for them in each second of the last
-    week.
+def _note_timers_read(store: Path) -> None:
+    """Write into a new store that timers were read until now. Otherwise the broker would search each second of the last week for
+    timers.
 
     This writes the first of the eight-byte numbers in TimerCheckpoint's file, in milliseconds; missing ones count as 0.
     """
     if not store.exists():
         path = store / "config" / "timercheck"
-        make(path.parent)
-        write_new(path, struct.pack(">q", int(time.time()) * 1000))
+        make_folders(path.parent)
+        replace_file(path, struct.pack(">q", int(time.time()) * 1000))
 
 
 def _flags(home: Path) -> tuple[str, ...]:

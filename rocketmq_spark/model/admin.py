@@ -94,12 +94,12 @@ class TopicDescription:
     @property
     def message_type(self) -> str | None:
         """Its message type; if brokers differ, all types, separated by commas. None on brokers that do not have types."""
-        return _joined({there.message_type for there in self.brokers.values()})
+        return _comma_separated({there.message_type for there in self.brokers.values()})
 
     @property
     def permission(self) -> str | None:
         """Its permission; if brokers differ, all permissions, separated by commas."""
-        return _joined({there.permission for there in self.brokers.values()})
+        return _comma_separated({there.permission for there in self.brokers.values()})
 
     @property
     def messages(self) -> int:
@@ -107,7 +107,7 @@ class TopicDescription:
         return sum(bounds.max_offset - bounds.min_offset for bounds in self.queues.values())
 
 
-def _joined(texts: set[str | None]) -> str | None:
+def _comma_separated(texts: set[str | None]) -> str | None:
     return ", ".join(sorted(text for text in texts if text is not None)) or None
 
 
@@ -326,16 +326,16 @@ class Total(NamedTuple):
 
 def total(queues: Iterable[QueueLag], now_ms: int) -> Total:
     """Add up ``queues``. Those without a known lag are only counted; if the age of one queue is unknown, so is the total age."""
-    every = list(queues)
-    known = [one for one in every if one.lag is not None]
+    all_queues = list(queues)
+    known = [one for one in all_queues if one.lag is not None]
     if not known:
-        return Total(None, None, None, len(every))
+        return Total(None, None, None, len(all_queues))
     ages = [one.behind_ms(now_ms) for one in known]
     return Total(
         sum(one.lag or 0 for one in known),
         sum(one.lost or 0 for one in known),
         None if None in ages else max(age for age in ages if age is not None),
-        len(every) - len(known),
+        len(all_queues) - len(known),
     )
 
 

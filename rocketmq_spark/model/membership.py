@@ -1,4 +1,4 @@
-"""What a member of a consumer group reports to brokers, the requests of brokers to it, and its answers.
+"""Heartbeat data of a member of a consumer group, requests of brokers to the member, and the answers.
 
 Values only, named as in Java's ``ConsumerData``, ``ConsumerRunningInfo`` and ``ConsumeMessageDirectlyResult``; ``wire/bodies``
 encodes them.
@@ -39,14 +39,14 @@ class ResetOffsets:
 
 
 @dataclass(frozen=True, slots=True)
-class OffsetsAsked:
+class GetConsumedOffsets:
     """A broker's request for the consumed offsets of ``topic`` (221). The answer is an offset for each queue."""
 
     topic: str
 
 
 @dataclass(frozen=True, slots=True)
-class InfoAsked:
+class GetRunningInfo:
     """A broker's request for the state of the member (307). The answer is a ``RunningInfo``, on request with thread stacks."""
 
     stacks: bool = False
@@ -162,8 +162,8 @@ class DirectResult:
     remark: str | None = None
 
 
-BrokerRequest = MembersChanged | ResetOffsets | OffsetsAsked | InfoAsked | ConsumeDirectly
-Answer = Mapping[MessageQueue, int] | RunningInfo | DirectResult
+BrokerRequest = MembersChanged | ResetOffsets | GetConsumedOffsets | GetRunningInfo | ConsumeDirectly
+RequestAnswer = Mapping[MessageQueue, int] | RunningInfo | DirectResult
 
 # Called with the broker's address and its request, on a thread of the group, and may block. Returns None for no answer.
-Asked = Callable[[str, BrokerRequest], Answer | None]
+RequestCallback = Callable[[str, BrokerRequest], RequestAnswer | None]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rocketmq_spark.base.budget import memory_of
+from rocketmq_spark.base.budget import estimated_memory
 from rocketmq_spark.base.codes import KEY_SEPARATOR, Property
 
 
@@ -26,7 +26,7 @@ class MessageQueue(NamedTuple):
         return f"{self.topic}/{self.broker_name}/{self.queue_id}"
 
 
-def _words(keys: str) -> list[str]:
+def _split_keys(keys: str) -> list[str]:
     return [key for key in keys.split(KEY_SEPARATOR) if key]
 
 
@@ -57,7 +57,7 @@ class Message:
 
     def __post_init__(self) -> None:
         if isinstance(self.keys, str):
-            self.keys = _words(self.keys)
+            self.keys = _split_keys(self.keys)
 
 
 @dataclass(slots=True)
@@ -75,16 +75,16 @@ class _StoredFields:
     """
 
     if TYPE_CHECKING:  # no ``__getattr__``: messages would have attributes of any name
-        _field: Callable[[str, Any], Any]
+        _decode_field: Callable[[str, Any], Any]
         _head: bytes
         _properties: bytes
     else:
-        __slots__ = ("_field", "_head", "_properties")
+        __slots__ = ("_decode_field", "_head", "_properties")
 
         def __getattr__(self, name: str) -> Any:
-            if name in _DECODED_LATER:
+            if name in _LAZY_FIELDS:
                 try:
-                    decode = self._field
+                    decode = self._decode_field
                 except AttributeError:  # a complete message, of which a field was deleted
                     pass
                 else:
@@ -161,7 +161,7 @@ class ReceivedMessage(_StoredFields):
     @property
     def keys(self) -> list[str]:
         """Its business keys, as brokers index them."""
-        return _words(self.properties.get(Property.KEYS, ""))
+        return _split_keys(self.properties.get(Property.KEYS, ""))
 
     @property
     def msg_id(self) -> str:
@@ -169,7 +169,7 @@ class ReceivedMessage(_StoredFields):
         return self.properties.get(Property.UNIQ_KEY) or self.offset_msg_id
 
 
-_DECODED_LATER = set(ReceivedMessage.__match_args__) - {"topic", "queue", "queue_offset", "body", "decode_error"}
+_LAZY_FIELDS = set(ReceivedMessage.__match_args__) - {"topic", "queue", "queue_offset", "body", "decode_error"}
 
 
 @dataclass(slots=True)
@@ -216,13 +216,13 @@ class PoppedMessage:
         return self.delivery_attempt - 1
 
 
-def memory_of_popped(message: PoppedMessage) -> int:
-    """About the memory of a message, in bytes, as ``wire.messages.message_memory`` of others."""
+def estimated_popped_memory(message: PoppedMessage) -> int:
+    """Return about how many bytes of memory a popped message needs; ``wire.messages.message_memory`` is for other messages."""
     texts = [*message.properties.keys(), *message.properties.values(), *message.keys]
-    return memory_of(len(message.body), sum(map(len, texts)) + 2 * len(texts))
+    return estimated_memory(len(message.body), sum(map(len, texts)) + 2 * len(texts))
 
 
-Place = tuple[str, int]  # where messages are popped: a topic, and which of its brokers
+PopTarget = tuple[str, int]  # where messages are popped: a topic, and the index of one of its brokers
 
 
 @dataclass(frozen=True, slots=True)

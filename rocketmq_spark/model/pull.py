@@ -1,6 +1,4 @@
-"""Where topics are (brokers, their addresses and queues), and pulls: ranges of offsets, what is asked for, and what an
-answer means.
-"""
+"""Routes of topics (brokers, their addresses and queues), ranges of offsets, and pulls: requests and answers."""
 
 from __future__ import annotations
 
@@ -16,18 +14,22 @@ from rocketmq_spark.model.message import MessageQueue, ReceivedMessage
 
 
 class OffsetWindow(NamedTuple):
-    """The offset that a pull requested, and the next offset that the broker returned. A batch has offsets between these; it may
-    begin before the first, but not before ``least``, and ends at ``most`` or earlier.
+    """The offset that a pull requested, and the next offset that the broker returned.
+
+    A batch of the answer has offsets between these. It may begin before ``start``, but not before ``min_offset``, and it ends at
+    ``max_offset`` or earlier.
     """
 
     start: int
     end: int
-    least: int | None = None
-    most: int | None = None
+    min_offset: int | None = None
+    max_offset: int | None = None
 
-    def holds(self, first: int, count: int) -> bool:
+    def may_contain(self, first: int, count: int) -> bool:
         """Whether a batch of ``count`` offsets from ``first`` on is possible in this window."""
-        fits = (self.least is None or self.least <= first) and (self.most is None or first + count <= self.most)
+        fits = (self.min_offset is None or self.min_offset <= first) and (
+            self.max_offset is None or first + count <= self.max_offset
+        )
         return fits and first < self.end and first + count > self.start
 
 
@@ -85,8 +87,8 @@ class BrokerData:
         if read_from == "slave":
             return self._first_slave or self.master
         if read_from == "hint":
-            wanted = self.addresses.get(suggested) if suggested != MASTER_ID else None
-            return wanted or self.master or self._first_slave
+            suggested_address = self.addresses.get(suggested) if suggested != MASTER_ID else None
+            return suggested_address or self.master or self._first_slave
         return self.master
 
     @property
@@ -118,13 +120,13 @@ class TopicRoute:
         """The ``writable`` queues, kept as long as the route."""
         return tuple(self.writable())
 
-    def kept(self) -> list[MessageQueue]:
-        """All queues that store messages: the ``readable`` ones, and those that may not be pulled now."""
+    def stored_queues(self) -> list[MessageQueue]:
+        """All queues that store messages: the ``readable`` ones, and queues without read permission."""
         return self._queues_for_readers(0)
 
-    def numbered(self) -> list[MessageQueue]:
-        """Sorted queues that a broker has for readers or for senders, whatever their permissions are now. Their places are the
-        numbers of Kafka's partitions (option ``kafkaColumns``).
+    def partition_queues(self) -> list[MessageQueue]:
+        """Sorted queues that a broker has for readers or for senders, whatever their permissions are now. The index in
+        this list is the number of Kafka's partition (option ``kafkaColumns``).
         """
         return sorted(
             MessageQueue(self.topic, data.broker_name, i)
@@ -153,7 +155,7 @@ class TopicRoute:
         Mirrors ``MQClientInstance.topicRouteData2TopicPublishInfo``.
         """
         if self.order_conf:
-            return _ordered(self.topic, self.order_conf)
+            return _queues_of_order_conf(self.topic, self.order_conf)
         return [
             MessageQueue(self.topic, data.broker_name, i)
             for data in sorted(self.queues, key=lambda d: d.broker_name)
@@ -162,7 +164,7 @@ class TopicRoute:
         ]
 
 
-def _ordered(topic: str, conf: str) -> list[MessageQueue]:
+def _queues_of_order_conf(topic: str, conf: str) -> list[MessageQueue]:
     try:
         parts = [item.rsplit(":", 1) for item in conf.split(";") if item]
         counts = [(name, int(count)) for name, count in parts]
@@ -290,7 +292,7 @@ class LogState(NamedTuple):
     """
 
     max_offset: int
-    behind: int
+    index_lag: int
     head_wait_ms: int
     at_s: float
     lock_ms: int = 0
@@ -298,4 +300,4 @@ class LogState(NamedTuple):
     @property
     def indexed(self) -> int:
         """The position up to which the index has the messages, so that they can be read from their queues."""
-        return self.max_offset - self.behind
+        return self.max_offset - self.index_lag

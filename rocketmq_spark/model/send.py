@@ -33,14 +33,15 @@ class SendStatus(enum.Enum):
 class BatchStorage(NamedTuple):
     """How brokers store the batches of a topic.
 
-    ``whole``: as one message, which needs a batch id (``queue.type=BatchCQ``). ``by_key``: messages without a key are left out
-    (a compaction topic), although the batch is acknowledged. ``grouped``: a Proxy rejects messages without a sharding key (over
-    gRPC, in a topic with ``message.type=FIFO``).
+    Args:
+        whole: As one message, which needs a batch id (``queue.type=BatchCQ``).
+        is_compacted: Brokers leave out messages without a key, although they acknowledge the batch (a compaction topic).
+        needs_group: A Proxy rejects messages without a sharding key (over gRPC, in a topic with ``message.type=FIFO``).
     """
 
     whole: bool = False
-    by_key: bool = False
-    grouped: bool = False
+    is_compacted: bool = False
+    needs_group: bool = False
 
 
 class SendResult(NamedTuple):
@@ -111,15 +112,15 @@ class HalfState(enum.Enum):
     UNKNOWN = "UNKNOWN"
 
 
-# A longer id is kept as its beginning and a hash. Ids of this package have 32 characters.
-_LONGEST_ID = 64
+# Of a longer id, keys have the beginning and a hash. Ids of this package have 32 characters.
+_MAX_ID_CHARACTERS = 64
 
 
 class HalfPlace(NamedTuple):
     """Identifies a half message for its broker: over remoting by its position, through a Proxy by its ids.
 
     ``half_offset`` is an offset of the internal topic, ``commit_log_offset`` a position in bytes; None through a Proxy.
-    ``content`` is the message's ``content_of``.
+    ``content`` is the message's ``content_digest``.
     """
 
     topic: str
@@ -132,30 +133,32 @@ class HalfPlace(NamedTuple):
     content: bytes = b""
 
     @property
-    def what(self) -> str:
-        """The message, of which a broker may have several copies: another one may have its id."""
-        which = self.msg_id  # of any client, and kept for many messages
-        if len(which) > _LONGEST_ID:
-            which = f"{which[:_LONGEST_ID]}… {hashlib.sha256(which.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}"
-        return f"{which} {self.content.hex()[:32]}"
+    def key(self) -> str:
+        """A key of the message: its copies have the same key, and other messages with the same id have another key."""
+        msg_id = self.msg_id  # other clients may choose long ids, and the key is kept for many messages
+        if len(msg_id) > _MAX_ID_CHARACTERS:
+            msg_id = f"{msg_id[:_MAX_ID_CHARACTERS]}… {hashlib.sha256(msg_id.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}"
+        return f"{msg_id} {self.content.hex()[:32]}"
 
     @classmethod
     def of(cls, result: SendResult, group: str, topic: str, msg_id: str) -> HalfPlace:
-        """The place in the result of a send. Raises ``RemoteProtocolError`` if the broker did not return it."""
+        """Return the place in the result of a send. Raises ``RemoteProtocolError`` if the broker returned no position."""
         assert result.queue is not None
-        given = result.offset_msg_id or ""
+        broker_id = result.offset_msg_id or ""
         try:
-            at = int(given[-16:], 16) if given else None  # the id ends with the position of the message
+            position = int(broker_id[-16:], 16) if broker_id else None  # the id ends with the position of the message
         except ValueError as e:
-            raise RemoteProtocolError(f"the half message has id {given!r}, which has no position", topic=topic) from e
+            raise RemoteProtocolError(
+                f"the half message has id {broker_id!r}, which has no position", topic=topic
+            ) from e
         transaction_id = result.transaction_id or msg_id
-        return cls(topic, result.queue.broker_name, group, msg_id, transaction_id, result.queue_offset, at)
+        return cls(topic, result.queue.broker_name, group, msg_id, transaction_id, result.queue_offset, position)
 
 
 # RocketMQ's own properties that are a message's content. A broker adds some to a half message, and the others must be absent: it
 # would for instance deliver the message at another time.
-_CONTENT = (Property.TAGS, Property.KEYS, Property.SHARDING_KEY)
-_ADDED = frozenset({
+_CONTENT_PROPERTIES = (Property.TAGS, Property.KEYS, Property.SHARDING_KEY)
+_ADDED_BY_BROKERS = frozenset({
     Property.UNIQ_KEY, Property.WAIT, Property.INSTANCE_ID, Property.PRODUCER_GROUP, Property.TRANSACTION_PREPARED,
     Property.TRANSACTION_ID, Property.TRANSACTION_CHECK_TIMES, Property.TRANSACTION_PREPARED_QUEUE_OFFSET,
     Property.CHECK_IMMUNITY_TIME, Property.REAL_TOPIC, Property.REAL_QUEUE_ID, Property.MSG_REGION, Property.TRACE_ON,
@@ -164,25 +167,25 @@ _ADDED = frozenset({
 })  # fmt: skip
 
 
-def content_of(topic: str, body: bytes | memoryview, properties: Mapping[str, str]) -> bytes:
-    """A digest of what a message says. Message ids prove nothing: anyone who may send can use the id of another message.
+def content_digest(topic: str, body: bytes | memoryview, properties: Mapping[str, str]) -> bytes:
+    """Return a digest of a message's content. A message id proves nothing: any sender can use the id of another message.
 
-    ``properties`` are as they are stored. It is the same for a half message and for the copies that its broker makes of it.
+    ``properties`` are those of the stored message. A half message and the copies that its broker makes have the same digest.
     """
     texts = [topic]
     for name in sorted(properties):
         own = name in RESERVED_PROPERTIES or name.startswith(TRANSIENT_PROPERTY_PREFIX)
-        if name in _CONTENT or (own and name not in _ADDED) or not own:
+        if name in _CONTENT_PROPERTIES or (own and name not in _ADDED_BY_BROKERS) or not own:
             texts += (name, properties[name])
-    made = hashlib.sha256()
+    digest = hashlib.sha256()
     for part in (*(text.encode("utf-8", "replace") for text in texts), body):
-        made.update(len(part).to_bytes(8, "big"))
-        made.update(part)
-    return made.digest()
+        digest.update(len(part).to_bytes(8, "big"))
+        digest.update(part)
+    return digest.digest()
 
 
-def content_of_stored(message: ReceivedMessage | PoppedMessage) -> bytes:
-    """``content_of`` a message that a broker asks about."""
+def stored_content_digest(message: ReceivedMessage | PoppedMessage) -> bytes:
+    """Return the ``content_digest`` of a half message that a broker checks."""
     properties = message.properties
     if isinstance(message, PoppedMessage):
         own = {
@@ -191,7 +194,7 @@ def content_of_stored(message: ReceivedMessage | PoppedMessage) -> bytes:
             Property.SHARDING_KEY: message.message_group,
         }
         properties = {**properties, **{name: value for name, value in own.items() if value}}
-    return content_of(message.topic, message.body, properties)
+    return content_digest(message.topic, message.body, properties)
 
 
 # Called by a transport when a broker requests a decision. It does not block: if a user's function has to decide, it returns a
@@ -275,7 +278,7 @@ class Resent(NamedTuple):
 
     queue: MessageQueue | None = None
     error: str | None = None
-    passing: bool = False
+    is_temporary: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,11 +12,11 @@ import re
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any
 
-from rocketmq_spark.base.arguments import synchronous, text
+from rocketmq_spark.base.arguments import check_synchronous, check_text
 from rocketmq_spark.errors import OptionError
 
 # A service that runs other people's queries must not run code that their options name.
-ALLOWED = "ROCKETMQ_SPARK_ALLOW_CALLABLES"
+CALLABLES_VARIABLE = "ROCKETMQ_SPARK_ALLOW_CALLABLES"
 _YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
@@ -29,12 +29,12 @@ def camel_case(name: str) -> str:
 def resolve(given: str | Callable[..., Any], option: str) -> Callable[..., Any]:
     """Return ``given`` if it is callable, else the function that ``module:callable`` names; ``option`` is for the error."""
     if callable(given):
-        synchronous(f"option {option!r}", given)
+        check_synchronous(f"option {option!r}", given)
         return given
-    text(f"option {option!r}", given, "module:callable or a function")
+    check_text(f"option {option!r}", given, "module:callable or a function")
     if not code_allowed():
         raise OptionError(
-            f"option {option!r} is {given!r}, which names code to run, but variable {ALLOWED} forbids that",
+            f"option {option!r} is {given!r}, which names code to run, but variable {CALLABLES_VARIABLE} forbids that",
             remedy="Give a built-in value, or the function itself; or ask the operator who set the variable",
         )
     module, _, path = given.partition(":")
@@ -46,7 +46,7 @@ def resolve(given: str | Callable[..., Any], option: str) -> Callable[..., Any]:
         raise OptionError(f"option {option!r} is {given!r}; expected module:callable that can be imported ({e})") from e
     if not callable(thing):
         raise OptionError(f"option {option!r} is {given!r}; expected a callable, found {type(thing).__name__}")
-    synchronous(f"option {option!r}", thing)
+    check_synchronous(f"option {option!r}", thing)
     called: Callable[..., Any] = thing
     return called
 
@@ -55,23 +55,23 @@ def code_allowed() -> bool:
     """Whether options may name code, or expressions that may run for ever. Raises ``OptionError`` if the variable has an unknown
     value, so that a typing error allows nothing.
     """
-    value = os.environ.get(ALLOWED)
+    value = os.environ.get(CALLABLES_VARIABLE)
     if value is None or value.strip().lower() in _YES:
         return True
     if value.strip().lower() in _NO:
         return False
     raise OptionError(
-        f"variable {ALLOWED} is {value!r}; expected {', '.join(_YES)} to allow options that name code, or {', '.join(_NO)} to "
-        "forbid them"
+        f"variable {CALLABLES_VARIABLE} is {value!r}; expected {', '.join(_YES)} to allow options that name code, or "
+        f"{', '.join(_NO)} to forbid them"
     )
 
 
-def nearest(option: str, given: str, known: Sequence[str]) -> str:
-    """Return the problem of the unknown name ``given``, with the known names and the nearest one."""
-    by_lower = {name.lower(): name for name in known}
-    near = difflib.get_close_matches(given.lower(), by_lower, n=1)
+def unknown_value(option: str, value: str, names: Sequence[str]) -> str:
+    """Return the problem of the unknown name ``value``, with the known names and the nearest one."""
+    by_lower = {name.lower(): name for name in names}
+    near = difflib.get_close_matches(value.lower(), by_lower, n=1)
     hint = f"; did you mean {by_lower[near[0]]!r}?" if near else ""
-    return f"option {option!r} is {given!r}; expected one of {', '.join(known)}{hint}"
+    return f"option {option!r} is {value!r}; expected one of {', '.join(names)}{hint}"
 
 
 # Options, in lower case, of spark-sql-kafka-0-10.
@@ -106,7 +106,7 @@ KAFKA_OPTIONS = {
 
 # Sentences about our options, with the names that other clients (Java, aiokafka, confluent-kafka, rocketmq-clients) use for them,
 # in lower case and without separators.
-_OF_CLIENTS = {
+_CLIENT_OPTIONS_BY_SENTENCE = {
     "the address of the cluster is option "
     "'nameServer', a name server's host:port": "bootstrapservers metadatabrokerlist nameserveraddress namesrv",
     "the address of a Proxy is option 'proxyEndpoint', with 'transport' = grpc": "endpoints endpoint",
@@ -165,7 +165,7 @@ _OF_CLIENTS = {
         "maxrateperpartition sparkstreamingkafkamaxrateperpartition"
     ),
 }
-CLIENT_OPTIONS = {name: here for here, clients in _OF_CLIENTS.items() for name in clients.split()}
+CLIENT_OPTIONS = {name: here for here, clients in _CLIENT_OPTIONS_BY_SENTENCE.items() for name in clients.split()}
 
 # Columns of Kafka's source, with the columns of this source that replace them.
 KAFKA_SOURCE_COLUMNS = {
@@ -190,7 +190,7 @@ KAFKA_SINK_COLUMNS = {
 _NO_EQUIVALENT = "remove it: settings of Kafka's clients have no effect here; see docs/coming-from-kafka.md"
 
 
-def of_foreign_option(name: str, of_spark: Container[str] = ()) -> str | None:
+def foreign_option_equivalent(name: str, of_spark: Container[str] = ()) -> str | None:
     """Return a sentence with the equivalent of an option of Spark's Kafka source or another client; None for other names.
 
     ``of_spark`` are the options of this package's sources and sinks: only Spark's connector has names with ``kafka.``.
@@ -198,7 +198,7 @@ def of_foreign_option(name: str, of_spark: Container[str] = ()) -> str | None:
     lower = name.lower()
     is_of_connector = lower.startswith("kafka.")
     short = lower.removeprefix("kafka.")
-    sentence = KAFKA_OPTIONS.get(lower) or KAFKA_OPTIONS.get(short) or CLIENT_OPTIONS.get(_bare(short))
+    sentence = KAFKA_OPTIONS.get(lower) or KAFKA_OPTIONS.get(short) or CLIENT_OPTIONS.get(_normalized(short))
     if sentence is None:
         return _NO_EQUIVALENT if is_of_connector else None
     named = re.findall(r"'(\w+)'", sentence.partition(", with ")[0])
@@ -207,32 +207,32 @@ def of_foreign_option(name: str, of_spark: Container[str] = ()) -> str | None:
     return sentence
 
 
-def _bare(name: str) -> str:
+def _normalized(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
 # Below this similarity a suggestion would mislead: "linger_ms" and "machine_rooms" have 0.6.
-_SIMILAR = 0.8
+_MIN_SIMILARITY = 0.8
 
 
 def unknown_option(name: str, shown: Mapping[str, str], of_spark: Container[str] = ()) -> str:
     """Return the sentence about an unknown option: with the equivalent of another client's option, or with the nearest option.
 
-    ``shown`` has the spelling of each option in errors, by the option's name; ``of_spark`` is that of ``of_foreign_option``.
+    ``shown`` has the spelling of each option in errors, by name; ``of_spark`` is as in ``foreign_option_equivalent``.
     """
-    known = {_bare(spelt): spelt for spelt in shown.values()}
-    bare = _bare(name.lower().removeprefix("kafka."))
+    known = {_normalized(spelt): spelt for spelt in shown.values()}
+    bare = _normalized(name.lower().removeprefix("kafka."))
     if name.lower().startswith("kafka.") and bare in known:
         return f"option {name!r} is unknown: here it is option {known[bare]!r}"
-    if foreign := of_foreign_option(name, of_spark):
+    if foreign := foreign_option_equivalent(name, of_spark):
         here = re.sub(r"'(\w+)'", lambda quoted: repr(shown.get(quoted[1], quoted[1])), foreign)
         return f"option {name!r} is unknown: {here}"
-    near = difflib.get_close_matches(_bare(name), known, n=1, cutoff=_SIMILAR)
+    near = difflib.get_close_matches(_normalized(name), known, n=1, cutoff=_MIN_SIMILARITY)
     hint = f"; did you mean {known[near[0]]!r}?" if near else "; docs/options.md lists all options"
     return f"option {name!r} is unknown{hint}"
 
 
-def of_kafka_port(addresses: Iterable[str]) -> str:
+def kafka_port_remedy(addresses: Iterable[str]) -> str:
     """Return the remedy for name servers at Kafka's usual port; empty for other addresses."""
     kafkas = [address for address in addresses if address.endswith(":9092")]
     if not kafkas:
@@ -240,7 +240,7 @@ def of_kafka_port(addresses: Iterable[str]) -> str:
     return f"{', '.join(kafkas)} has Kafka's usual port: give the port of the name server, 9876 unless it was changed"
 
 
-def of_kafka_column(name: str, sink: bool = False) -> str:
+def kafka_column_hint(name: str, sink: bool = False) -> str:
     """Return the end of a sentence about an unknown column; empty if ``name`` is not a Kafka column."""
     here = (KAFKA_SINK_COLUMNS if sink else KAFKA_SOURCE_COLUMNS).get(name.lower())
     return f"; for Kafka's {name.lower()!r} there is {here}, or option 'kafkaColumns' = true" if here else ""

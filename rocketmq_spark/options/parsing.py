@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from rocketmq_spark.model import MessageQueue
-from rocketmq_spark.options.names import ALLOWED, code_allowed
+from rocketmq_spark.options.names import CALLABLES_VARIABLE, code_allowed
 
 EARLIEST = -2
 LATEST = -1
@@ -65,12 +65,12 @@ def text(value: object) -> str:
     return str(value)
 
 
-def of_table(given: Mapping[str, object]) -> Mapping[str, object]:
+def merged_table_options(given: Mapping[str, object]) -> Mapping[str, object]:
     """Merge the options of a table in Spark's catalog, which are stored as ``option.name``; options of ``WITH`` override them."""
     own = {name[7:]: value for name, value in given.items() if name.startswith("option.")}
     plain = {name: value for name, value in given.items() if not name.startswith("option.")}
-    known = {name.lower() for name in plain}
-    return {**{name: value for name, value in own.items() if name.lower() not in known}, **plain}
+    plain_names = {name.lower() for name in plain}
+    return {**{name: value for name, value in own.items() if name.lower() not in plain_names}, **plain}
 
 
 def string(value: str) -> str:
@@ -210,7 +210,7 @@ def split_address(item: str, lowest_port: int = 1) -> tuple[str, int]:
 
 
 # Clusters have a handful of name servers or endpoints. Each may cost a connection.
-_MOST_SERVERS = 100
+_MAX_SERVERS = 100
 
 
 def addresses(value: str) -> tuple[str, ...]:
@@ -222,8 +222,8 @@ def addresses(value: str) -> tuple[str, ...]:
     items = tuple(dict.fromkeys(_HTTP.sub("", item.strip()) for item in re.split("[;,]", value) if item.strip()))
     if not items:
         raise ValueError(expected)
-    if len(items) > _MOST_SERVERS:
-        raise ValueError(f"at most {_MOST_SERVERS} addresses (these are {len(items)})")
+    if len(items) > _MAX_SERVERS:
+        raise ValueError(f"at most {_MAX_SERVERS} addresses (these are {len(items)})")
     for item in items:
         try:
             split_address(item)
@@ -245,8 +245,8 @@ def instance_of(servers: Sequence[str]) -> str | None:
 
     The instance is the namespace. Mirrors ``NameServerAddressUtils``.
     """
-    found = _INSTANCE.match(servers[0]) if servers else None
-    return found[1] if found is not None and "_" in found[2][1:-1] else None
+    match = _INSTANCE.match(servers[0]) if servers else None
+    return match[1] if match is not None and "_" in match[2][1:-1] else None
 
 
 # The value of option 'addressMap' that replaces each advertised address by that of the name server which reported it.
@@ -257,15 +257,15 @@ def address_map(value: str) -> dict[str, str] | str:
     if value.strip().lower() == AT_NAME_SERVER.lower():
         return AT_NAME_SERVER
     expected = f'{AT_NAME_SERVER!r}, or JSON such as {{"10.0.0.5:10911": "localhost:10911"}}'
-    found: dict[str, str] = _json(value, dict, expected)
-    for item in (*found.keys(), *found.values()):
+    addresses: dict[str, str] = _json(value, dict, expected)
+    for item in (*addresses.keys(), *addresses.values()):
         if not isinstance(item, str):
             raise ValueError(f"{expected} ({item!r} is not host:port)")
         try:
             split_address(item)
         except ValueError as e:
             raise ValueError(f"{expected} ({e})") from None
-    return found
+    return addresses
 
 
 def regex(value: str) -> str:
@@ -282,7 +282,7 @@ def regex(value: str) -> str:
     return value
 
 
-MOST_PATTERN, MOST_REPEATS = 4096, 1000
+MAX_PATTERN_CHARACTERS, MAX_REPEATS = 4096, 1000
 _REPEAT = re.compile(r"\{\d{1,4096}(?:,\d{0,4096})?\}")
 
 
@@ -291,11 +291,16 @@ def re2_problem(pattern: str) -> str | None:
 
     RE2 expands repeats before it applies its memory limit, and takes quadratic time for repeats that it merges.
     """
-    if len(pattern) > MOST_PATTERN:
-        return f"at most {MOST_PATTERN} characters, because variable {ALLOWED} forbids code; it has {len(pattern)}"
+    if len(pattern) > MAX_PATTERN_CHARACTERS:
+        return (
+            f"at most {MAX_PATTERN_CHARACTERS} characters, because variable {CALLABLES_VARIABLE} forbids code; "
+            f"it has {len(pattern)}"
+        )
     repeats = sum(int(number) for found in _REPEAT.findall(pattern) for number in re.findall(r"\d+", found)[-1:])
-    if repeats > MOST_REPEATS:
-        return f"at most {MOST_REPEATS} repeats in all braces together, because variable {ALLOWED} forbids code"
+    if repeats > MAX_REPEATS:
+        return (
+            f"at most {MAX_REPEATS} repeats in all braces together, because variable {CALLABLES_VARIABLE} forbids code"
+        )
     return None
 
 
@@ -347,21 +352,21 @@ _OFFSETS = '{"orders":{"broker-a":{"0":17,"1":-2}}} (-2 earliest, -1 latest)'
 queue_offsets = queue_numbers(_OFFSETS, EARLIEST)
 
 # Offsets by queue, and ``EARLIEST`` or ``LATEST`` by topic.
-GivenOffsets = dict[MessageQueue | str, int]
+OffsetsByQueue = dict[MessageQueue | str, int]
 
 
-def offsets(*words: str) -> Callable[[str], str | GivenOffsets]:
+def offsets(*words: str) -> Callable[[str], str | OffsetsByQueue]:
     """One of ``words``; or JSON with offsets by queue, or with ``earliest`` or ``latest`` for all queues of a topic."""
     marks = {word: mark for word, mark in (("earliest", EARLIEST), ("latest", LATEST)) if word in words}
     expected = f"JSON such as {_OFFSETS}, or with {' or '.join(marks)} for a topic"
 
-    def parse(value: str) -> str | GivenOffsets:
+    def parse(value: str) -> str | OffsetsByQueue:
         if value.lstrip()[:1] != "{":
             try:
                 return choice(*words)(value)
             except ValueError:
                 raise ValueError(f"{', '.join(words)}, or JSON such as " + '{"orders":{"broker-a":{"0":17}}}') from None
-        given: GivenOffsets = {}
+        given: OffsetsByQueue = {}
         for topic, of_queues in _json(value, dict, expected).items():
             if not isinstance(of_queues, str):
                 given.update(_numbers_of_topic(topic, of_queues, expected, EARLIEST).items())
@@ -400,7 +405,7 @@ def consume_from(value: str) -> str | int:
         raise ValueError(f"latest, earliest, or {e}") from None
 
 
-def dotted(value: str) -> str:
+def callable_name(value: str) -> str:
     module, _, name = value.strip().partition(":")
     if not module or not name.isidentifier():
         raise ValueError("module:callable")
@@ -420,7 +425,7 @@ STRATEGIES = (
 
 def strategy(value: str) -> str:
     if ":" in value:
-        return dotted(value)
+        return callable_name(value)
     try:
         return choice(*STRATEGIES)(value)
     except ValueError as e:
@@ -432,7 +437,7 @@ SELECTORS = ("roundRobin", "random", "hash", "machineRoom", "environment", "colu
 
 def selector(value: str) -> str:
     if ":" in value:
-        return dotted(value)
+        return callable_name(value)
     try:
         return choice(*SELECTORS)(value)
     except ValueError as e:
@@ -504,12 +509,12 @@ def json_object(example: str) -> Callable[[str], dict[str, Any]]:
 def json_document(value: str) -> Any:
     """Parse JSON. A name that occurs twice in an object is an error: otherwise the last one would win."""
     try:
-        return json.loads(value, object_pairs_hook=_each_once)
+        return json.loads(value, object_pairs_hook=_unique_names)
     except RecursionError as e:
         raise ValueError("JSON that is nested too deeply") from e
 
 
-def _each_once(items: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique_names(items: list[tuple[str, Any]]) -> dict[str, Any]:
     document = dict(items)
     if len(document) < len(items):
         twice = next(name for name, count in Counter(name for name, _ in items).items() if count > 1)

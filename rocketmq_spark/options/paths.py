@@ -16,93 +16,95 @@ from pathlib import Path
 from typing import IO
 
 from rocketmq_spark.base import folders
-from rocketmq_spark.base.tls_files import MOST_PARTS
+from rocketmq_spark.base.tls_files import MAX_PEM_BLOCKS
 from rocketmq_spark.errors import OptionError
 
 PATHS_VARIABLE = "ROCKETMQ_SPARK_PATHS"
 
 
-_NEW = "new"  # stands for whatever is made in a folder
+_NEW_ENTRY = "new"  # stands for whatever is made in a folder
 # Limits of Linux (PATH_MAX, NAME_MAX). Time and memory to resolve a path grow with the square of the path's length.
-MOST_PATH_BYTES, MOST_NAME_BYTES = 4096, 255
-_SHOWN = 32  # characters that an error shows of a text that is too long
-MOST_BYTES = 4 << 20  # of a file of keys or certificates; a file with holes may be larger than the memory
+MAX_PATH_BYTES, MAX_NAME_BYTES = 4096, 255
+_SHOWN_CHARACTERS = 32  # characters that an error shows of a text that is too long
+MAX_FILE_BYTES = 4 << 20  # of a file of keys or certificates; a file with holes may be larger than the memory
 
 
-def confined(path: Path, option: str, variables: Mapping[str, str] = os.environ) -> Path:
+def check_safe(path: Path, option: str, variables: Mapping[str, str] = os.environ) -> Path:
     """Return ``path``, of a folder or file that is used by its name, as is what is in the folder. Raises ``OptionError`` if it
     leads out of the folder, also through links, and if another user may exchange a part of it, or of what is in it, after this
     check.
     """
     if PATHS_VARIABLE not in variables:
         return path
-    check(path, option, variables)
-    if (found := next(folders.exposures(path.expanduser() / _NEW), None)) is not None:
-        raise _refused(
+    check_confined(path, option, variables)
+    if (exposure := next(folders.exposures(path.expanduser() / _NEW_ENTRY), None)) is not None:
+        raise _path_error(
             path,
             option,
-            f"{found.who} may exchange {found.path}, or what is in it, so that it leads out of the folder of variable "
+            f"{exposure.who} may exchange {exposure.path}, or what is in it, so that it leads out of the folder of variable "
             f"{PATHS_VARIABLE}",
             "Name a folder that belongs to the user of this process, in folders to which only that user and root may write",
         )
-    check(path, option, variables)  # what other users changed before, they cannot change any more
+    check_confined(path, option, variables)  # what other users changed before, they cannot change any more
     return path
 
 
-def expanded(path: str | Path, option: str) -> Path:
+def expand_home(path: str | Path, option: str) -> Path:
     """Replace ``~`` at the begin of a path. Raises ``OptionError`` if that home is not known."""
     try:
         return Path(path).expanduser()
     except RuntimeError as e:  # a container's user may have neither a name nor HOME
-        raise _refused(Path(path), option, f"that home is not known: {e}", "Give an absolute path, or set HOME") from e
+        raise _path_error(
+            Path(path), option, f"that home is not known: {e}", "Give an absolute path, or set HOME"
+        ) from e
 
 
-def check(path: Path, option: str, variables: Mapping[str, str] = os.environ) -> None:
+def check_confined(path: Path, option: str, variables: Mapping[str, str] = os.environ) -> None:
     """Raise ``OptionError`` if a path leads out of the folder now. It may lead elsewhere when it is used."""
     if (problem := confinement_problem(path, variables)) is not None:
-        raise _refused(path, option, problem, "Give a path in that folder, or ask the operator who set the variable")
+        raise _path_error(path, option, problem, "Give a path in that folder, or ask the operator who set the variable")
 
 
 def read(path: Path, option: str, variables: Mapping[str, str] = os.environ) -> bytes:
     """The content of a file. Raises ``OptionError`` if it is outside of the folder, and ``OSError`` if it cannot be read, or has
-    more than ``MOST_BYTES``.
+    more than ``MAX_FILE_BYTES``.
     """
-    with file_named(path, option, variables) as name, open(name, "rb") as file:
-        content = file.read(MOST_BYTES + 1)
-    if len(content) > MOST_BYTES:
-        raise OSError(errno.EFBIG, f"it has more than {MOST_BYTES} bytes", str(path))
+    with confined_file(path, option, variables) as name, open(name, "rb") as file:
+        content = file.read(MAX_FILE_BYTES + 1)
+    if len(content) > MAX_FILE_BYTES:
+        raise OSError(errno.EFBIG, f"it has more than {MAX_FILE_BYTES} bytes", str(path))
     return content
 
 
 def read_pem(path: Path, option: str, variables: Mapping[str, str] = os.environ) -> bytes:
     """As ``read``, for certificates and keys. A file with very many of them is an ``OSError``, too."""
     content = read(path, option, variables)
-    if content.count(b"-----BEGIN ") > MOST_PARTS:
-        raise OSError(errno.EFBIG, f"it has more than {MOST_PARTS} certificates and keys", str(path))
+    if content.count(b"-----BEGIN ") > MAX_PEM_BLOCKS:
+        raise OSError(errno.EFBIG, f"it has more than {MAX_PEM_BLOCKS} certificates and keys", str(path))
     return content
 
 
 @contextlib.contextmanager
-def pem_named(path: Path, option: str) -> Iterator[str]:
+def pem_copy(path: Path, option: str) -> Iterator[str]:
     """Yield the name of a copy of what ``read_pem`` returns, for a library that reads files only by their names, and any size.
     The copy is in memory where the system has such files, and otherwise without a name in a folder.
     """
     content = read_pem(path, option)
-    with _unnamed() as copy:
+    with _unnamed_file() as copy:
         copy.write(content)
         copy.flush()
         copy.seek(0)  # /dev/fd/… of macOS shares the position
         yield f"/dev/fd/{copy.fileno()}"
 
 
-def _unnamed() -> IO[bytes]:
+def _unnamed_file() -> IO[bytes]:
     with contextlib.suppress(AttributeError, OSError):  # the system, or its operator, has no such files
         return open(os.memfd_create("rocketmq-tls"), "w+b")
     return tempfile.TemporaryFile()
 
 
 @contextlib.contextmanager
-def file_named(path: Path, option: str, variables: Mapping[str, str] = os.environ) -> Iterator[str]:
+def confined_file(path: Path, option: str, variables: Mapping[str, str] = os.environ) -> Iterator[str]:
     """Yield a name by which a library may open a file inside the block. If the variable is set, it names an open file that was
     found in the folder part by part, because other users may exchange links and folders on the path at any time.
 
@@ -111,12 +113,12 @@ def file_named(path: Path, option: str, variables: Mapping[str, str] = os.enviro
     if PATHS_VARIABLE not in variables:
         yield str(path)
         return
-    check(path, option, variables)
+    check_confined(path, option, variables)
     top, real = Path(variables[PATHS_VARIABLE]).resolve(), path.expanduser().resolve()
     if not real.is_relative_to(top):
-        raise _refused(path, option, f"it leads to {str(real)!r} now", "Look at who changes its links")
+        raise _path_error(path, option, f"it leads to {str(real)!r} now", "Look at who changes its links")
     *below, name = real.relative_to(top).parts or (".",)
-    with folders.inside(top, below) as at:
+    with folders.open_subfolder(top, below) as at:
         opened = folders.open_regular(name, at=at)
     try:
         if os.fstat(opened).st_nlink > 1:  # where the system lets others link to files that they may not read
@@ -126,7 +128,7 @@ def file_named(path: Path, option: str, variables: Mapping[str, str] = os.enviro
         os.close(opened)
 
 
-def _refused(path: Path, option: str, problem: str, remedy: str) -> OptionError:
+def _path_error(path: Path, option: str, problem: str, remedy: str) -> OptionError:
     return OptionError(f"option {option!r} is {str(path)!r}; {problem}", remedy=remedy)
 
 
@@ -134,11 +136,11 @@ def length_problem(path: str) -> str | None:
     """Return a clause if a path, or a part of it, is too long for the system; otherwise None. This does not read the file
     system.
     """
-    if (size := _size(path)) > MOST_PATH_BYTES:
-        return f"it has {size} bytes; expected at most {MOST_PATH_BYTES}"
+    if (size := _size(path)) > MAX_PATH_BYTES:
+        return f"it has {size} bytes; expected at most {MAX_PATH_BYTES}"
     for part in path.split("/"):
-        if (size := _size(part)) > MOST_NAME_BYTES:
-            return f"its part {shortened(part)} has {size} bytes; expected at most {MOST_NAME_BYTES}"
+        if (size := _size(part)) > MAX_NAME_BYTES:
+            return f"its part {shortened(part)} has {size} bytes; expected at most {MAX_NAME_BYTES}"
     return None
 
 
@@ -148,11 +150,11 @@ def _size(text: str) -> int:
 
 def shortened(text: str) -> str:
     """The beginning of a text that is too long for an error, in quotation marks."""
-    return repr(text[:_SHOWN] + "…")
+    return repr(text[:_SHOWN_CHARACTERS] + "…")
 
 
 def confinement_problem(path: Path, variables: Mapping[str, str] = os.environ) -> str | None:
-    """Return what is wrong with a path, which may begin with ``~``, as a clause without the option; None if it is allowed."""
+    """Return a clause that says what is wrong with a path, which may begin with ``~``; None if the path is allowed."""
     folder = variables.get(PATHS_VARIABLE)
     if folder is None:
         return None

@@ -69,7 +69,7 @@ class ByRole(dict[str, Any]):
     """A default that depends on the role."""
 
 
-def _row(
+def _option(
     parse: Callable[[str], Any],
     default: Any,
     roles: tuple[str, ...],
@@ -89,8 +89,8 @@ def _row(
 
 _ALL, _SOURCE, _BATCH, _STREAM = ROLES, SOURCE_ROLES, ("batch source",), ("stream source",)
 _WRITE = ("sink", "producer")
-_TIMES = '{"orders":{"broker-a":{"0":1767225600000}}}'
-_POLL = ("pull consumer",)
+_TIMES_EXAMPLE = '{"orders":{"broker-a":{"0":1767225600000}}}'
+_PULL = ("pull consumer",)
 _PUSH = ("consumer",)
 _CONSUME = ("consumer", "pull consumer")
 # All roles. Separate from ``_ALL``, which marks connection options: options about queues are not connection options.
@@ -103,7 +103,7 @@ class Options:
     of them that were set by a variable of the process."""
 
     # Connection
-    name_server: tuple[str, ...] = _row(
+    name_server: tuple[str, ...] = _option(
         p.name_servers,
         (),
         _ALL,
@@ -112,96 +112,100 @@ class Options:
         shown="required, except with `transport=grpc`",
         aliases=("namesrvAddr",),
     )
-    proxy_endpoint: tuple[str, ...] = _row(
+    proxy_endpoint: tuple[str, ...] = _option(
         p.addresses,
         (),
         _ALL,
         "`host:port` of the gRPC port of a Proxy, several (at most 100) separated by `;`; for `transport=grpc`",
     )
-    address_map: dict[str, str] | str = _row(
+    address_map: dict[str, str] | str = _option(
         p.address_map,
         {},
         _ALL,
         "where to connect instead of at advertised addresses: `nameServer`, for a Proxy as name server (docs/hosted.md), or JSON "
         '`{"advertised:port": "reachable:port"}` for NAT and containers; not over gRPC',
     )
-    access_key: str | None = _row(p.string, None, _ALL, "access key (user name); every request is signed")
-    secret_key: p.Secret | None = _row(p.secret, None, _ALL, "secret key of the user of `accessKey`")
-    security_token: p.Secret | None = _row(p.secret, None, _ALL, "temporary token that belongs to the keys")
-    credentials_file: str | None = _row(
+    access_key: str | None = _option(p.string, None, _ALL, "access key (user name); every request is signed")
+    secret_key: p.Secret | None = _option(p.secret, None, _ALL, "secret key of the user of `accessKey`")
+    security_token: p.Secret | None = _option(p.secret, None, _ALL, "temporary token that belongs to the keys")
+    credentials_file: str | None = _option(
         p.string,
         None,
         _ALL,
         "file with the lines `accessKey=…`, `secretKey=…`, `securityToken=…` (optional); read again every minute of use. "
         "The old keys stay in use while the file cannot be read",
     )
-    credentials_provider: str | None = _row(
-        p.dotted,
+    credentials_provider: str | None = _option(
+        p.callable_name,
         None,
         _ALL,
         "`module:callable` that returns access key, secret key and token (or None); called again every minute of "
         "use. The old keys stay in use while the call fails",
     )
-    tls: bool = _row(p.boolean, False, _ALL, "use TLS for name servers and brokers")
-    tls_ca_file: str | None = _row(p.string, None, _ALL, "PEM file of the authorities to trust (default: the system's)")
-    tls_cert_file: str | None = _row(p.string, None, _ALL, "PEM file of the client's certificate")
-    tls_key_file: str | None = _row(p.string, None, _ALL, "PEM file of the key of `tlsCertFile`")
-    tls_key_password: p.Secret | None = _row(p.secret, None, _ALL, "password of the key file; not over gRPC")
-    tls_check_hostname: bool = _row(
+    tls: bool = _option(p.boolean, False, _ALL, "use TLS for name servers and brokers")
+    tls_ca_file: str | None = _option(
+        p.string, None, _ALL, "PEM file of the authorities to trust (default: the system's)"
+    )
+    tls_cert_file: str | None = _option(p.string, None, _ALL, "PEM file of the client's certificate")
+    tls_key_file: str | None = _option(p.string, None, _ALL, "PEM file of the key of `tlsCertFile`")
+    tls_key_password: p.Secret | None = _option(p.secret, None, _ALL, "password of the key file; not over gRPC")
+    tls_check_hostname: bool = _option(
         p.boolean,
         True,
         _ALL,
         "whether a certificate must name the host or address of the connection; `false` needs `tlsCaFile`",
     )
-    tls_server_name: str | None = _row(
+    tls_server_name: str | None = _option(
         p.string, None, _ALL, "for `transport=grpc`: the name in the certificate, if it differs from the host name"
     )
-    namespace: str | None = _row(
+    namespace: str | None = _option(
         p.namespace,
         None,
         _ALL,
         "namespace, prefixed to topics and groups as in the Java client. A `nameServer` such as `MQ_INST_a_b.host:port` sets it; "
         "an empty text means none, also there",
     )
-    transport: str = _row(
+    transport: str = _option(
         p.choice("remoting", "grpc"),
         "remoting",
         _ALL,
         "`remoting`: directly to brokers, or through the Remoting port of a Proxy given as `nameServer`; `grpc`: through the "
         "Proxy at `proxyEndpoint`, only for sinks, `Producer`, `Consumer` and `SimpleConsumer` (docs/grpc.md)",
     )
-    connect_timeout: float = _row(p.positive_duration, 3.0, _ALL, "timeout of opening one connection", shown="3s")
-    request_timeout: float = _row(p.positive_duration, 3.0, _ALL, "timeout of one request", shown="3s")
-    max_connections: int = _row(
+    connect_timeout: float = _option(p.positive_duration, 3.0, _ALL, "timeout of opening one connection", shown="3s")
+    request_timeout: float = _option(p.positive_duration, 3.0, _ALL, "timeout of one request", shown="3s")
+    max_connections: int = _option(
         p.integer(1),
         1024,
         _ALL,
         "maximum number of connections of one client to name servers and brokers. At the limit, connections that have been idle "
         "for longest are closed for new ones, and requests wait while all are in use",
     )
-    num_retries: int = _row(
+    num_retries: int = _option(
         p.integer(0),
         3,
         _ALL,
         "how often a failed metadata request is repeated. A start without a checkpoint that reaches no server makes as many more "
         "attempts, and then fails; once all servers have answered, `readDeadline` bounds the start",
     )
-    retry_interval: float = _row(
+    retry_interval: float = _option(
         p.positive_duration, 0.5, _ALL, "pause before the first of `numRetries`; doubles, with jitter", shown="500ms"
     )
-    route_refresh: float = _row(
+    route_refresh: float = _option(
         p.duration, 10.0, _SOURCE, "maximum age of a route when a batch is planned", shown="10s"
     )
 
     # Source
-    subscribe: tuple[str, ...] = _row(p.names, (), _SOURCE, "topics to read; required, or `subscribePattern`/`assign`")
-    subscribe_pattern: str | None = _row(
+    subscribe: tuple[str, ...] = _option(
+        p.names, (), _SOURCE, "topics to read; required, or `subscribePattern`/`assign`"
+    )
+    subscribe_pattern: str | None = _option(
         p.regex, None, _SOURCE, "regular expression for whole topic names, without system, retry and dead-letter topics"
     )
-    assign: tuple[MessageQueue, ...] = _row(
+    assign: tuple[MessageQueue, ...] = _option(
         p.assignment, (), _SOURCE, 'queues to read, JSON `{"t":{"broker-a":[0,1]}}`; only those of the `environment`'
     )
-    topic_names: str = _row(
+    topic_names: str = _option(
         p.choice(*RULES),
         EXACT,
         (*_SOURCE, "sink"),
@@ -209,10 +213,10 @@ class Options:
         "allows no dots: `server.shop.orders` is topic `server_shop_orders`. Two names for one topic are an error. An error with "
         "`subscribePattern`, which matches RocketMQ's names; the source's column `topic` has RocketMQ's names, too",
     )
-    include_internal: bool = _row(
+    include_internal: bool = _option(
         p.boolean, False, _SOURCE, "let `subscribePattern` also match retry and dead-letter topics"
     )
-    tags: str | dict[str, str] | None = _row(
+    tags: str | dict[str, str] | None = _option(
         p.per_topic,
         None,
         _SOURCE,
@@ -220,14 +224,14 @@ class Options:
         "leaves gaps in the offsets, which is normal",
         shown="`*`",
     )
-    sql: str | dict[str, str] | None = _row(
+    sql: str | dict[str, str] | None = _option(
         p.per_topic,
         None,
         _SOURCE,
         "SQL92 expression over properties, instead of `tags`; JSON for one per topic. Requires `enablePropertyFilter=true` on "
         "brokers (not their default); not through a Proxy, nor for batch topics",
     )
-    starting_offsets: str | p.GivenOffsets = _row(
+    starting_offsets: str | p.OffsetsByQueue = _option(
         p.offsets("earliest", "latest", "committed"),
         ByRole({"batch source": "earliest", "stream source": "latest"}),
         _SOURCE,
@@ -236,76 +240,76 @@ class Options:
         "A stream's checkpoint overrides it; a batch cannot start at the end",
         shown="stream `latest`, batch `earliest`",
     )
-    committed_fallback: str = _row(
+    committed_fallback: str = _option(
         p.choice("error", "earliest", "latest"),
         "error",
         _SOURCE,
         "where a queue without a committed offset of the group starts: `earliest` or `latest`; `error` raises instead",
     )
-    starting_timestamp: int | None = _row(
+    starting_timestamp: int | None = _option(
         p.timestamp,
         None,
         _SOURCE,
         "first message stored from a time on (ISO-8601 or epoch ms); overrides `startingOffsets`, `startingOffsetsByTimestamp`",
     )
-    starting_offsets_by_timestamp: dict[MessageQueue, int] | None = _row(
-        p.queue_numbers(_TIMES, 0),
+    starting_offsets_by_timestamp: dict[MessageQueue, int] | None = _option(
+        p.queue_numbers(_TIMES_EXAMPLE, 0),
         None,
         _SOURCE,
         'first message stored at or after a time, in epoch ms: JSON `{"t":{"broker-a":{"0":1767225600000}}}` for every queue; '
         "overrides `startingOffsets`",
     )
-    starting_offsets_by_timestamp_strategy: str = _row(
+    starting_offsets_by_timestamp_strategy: str = _option(
         p.choice("error", "latest"),
         "error",
         _SOURCE,
         "if all messages of a queue are older than the starting time: `latest` starts at its end, `error` raises; for "
         "`startingTimestamp`, too. An empty queue starts at its end",
     )
-    ending_offsets: str | p.GivenOffsets = _row(
+    ending_offsets: str | p.OffsetsByQueue = _option(
         p.offsets("latest"),
         "latest",
         _BATCH,
         '`latest`, or JSON `{"t":{"broker-a":{"0":17,"1":-1}}}` (−1 latest) for every queue: the first offset not to read; '
         '`{"t":"latest"}` for all queues of a topic',
     )
-    ending_timestamp: int | None = _row(
+    ending_timestamp: int | None = _option(
         p.timestamp,
         None,
         _BATCH,
         "messages stored before this time; overrides the two other ending options. A queue that starts after its end is an "
         "error, except with `startingOffsets=committed`",
     )
-    ending_offsets_by_timestamp: dict[MessageQueue, int] | None = _row(
-        p.queue_numbers(_TIMES, 0),
+    ending_offsets_by_timestamp: dict[MessageQueue, int] | None = _option(
+        p.queue_numbers(_TIMES_EXAMPLE, 0),
         None,
         _BATCH,
         'messages stored before a time, in epoch ms: JSON `{"t":{"broker-a":{"0":1767225600000}}}` for every queue; overrides '
         "`endingOffsets`",
     )
-    fail_on_data_loss: str = _row(
+    fail_on_data_loss: str = _option(
         lambda v: {"true": "fail", "false": "ignore"}.get(v.strip().lower()) or p.choice("fail", "warn", "ignore")(v),
         "fail",
         _SOURCE,
         "what to do if offsets no longer exist when they are to be read: `fail`/`true`, `warn` or `ignore`/`false`",
     )
-    max_offsets_per_trigger: int | None = _row(
+    max_offsets_per_trigger: int | None = _option(
         p.integer(1), None, _STREAM, "maximum number of offsets in a batch, divided among queues by their backlog"
     )
-    min_offsets_per_trigger: int | None = _row(
+    min_offsets_per_trigger: int | None = _option(
         p.integer(1),
         None,
         _STREAM,
         "wait until this many offsets are unread, or until `maxTriggerDelay` has passed; what is unread when a run "
         "starts is read at once",
     )
-    max_trigger_delay: float = _row(
+    max_trigger_delay: float = _option(
         p.positive_duration, 900.0, _STREAM, "longest wait for `minOffsetsPerTrigger`", shown="15m"
     )
-    max_bytes_per_trigger: int | None = _row(
+    max_bytes_per_trigger: int | None = _option(
         p.size(1), None, _STREAM, "maximum size of a batch in bytes, estimated from samples of unread messages"
     )
-    allocation_strategy: Any = _row(
+    allocation_strategy: Any = _option(
         p.strategy,
         "averagely",
         (*_SOURCE, *_CONSUME),
@@ -316,26 +320,26 @@ class Options:
         "group, with the same strategies except `machineRoomNearby`",
         raw=True,
     )
-    allocation_config: str | None = _row(
+    allocation_config: str | None = _option(
         p.string,
         None,
         (*_SOURCE, *_CONSUME),
         'queues for the strategy `config`: JSON `{"orders":{"broker-a":[0,1]}}`, or the same by partition: '
         '`{"partition-00000":{"orders":{"broker-a":[0]}}}`',
     )
-    machine_rooms: tuple[str, ...] = _row(
+    machine_rooms: tuple[str, ...] = _option(
         p.names,
         (),
         (*_SOURCE, "sink", *_CONSUME),
         "rooms whose queues the strategy or selector `machineRoom` uses; brokers are named `room@name`",
     )
-    partition_rooms: tuple[str, ...] = _row(
+    partition_rooms: tuple[str, ...] = _option(
         p.names_with_repeats,
         (),
         _SOURCE,
         "for `machineRoomNearby`: room of each partition in order, repeated for further ones; brokers are named `room@name`",
     )
-    num_partitions: int | None = _row(
+    num_partitions: int | None = _option(
         p.auto_integer(MAX_TASKS),
         None,
         _SOURCE,
@@ -343,14 +347,14 @@ class Options:
         "most one per queue",
         shown="auto",
     )
-    min_partitions: int | None = _row(p.integer(1), None, _SOURCE, "split large ranges into about this many tasks")
-    max_records_per_partition: int = _row(
+    min_partitions: int | None = _option(p.integer(1), None, _SOURCE, "split large ranges into about this many tasks")
+    max_records_per_partition: int = _option(
         p.integer(1),
         500_000,
         _SOURCE,
         "maximum number of offsets of a task; larger ranges are split. Tasks are larger if more than 10,000 would be needed",
     )
-    predicate_pushdown: bool = _row(
+    predicate_pushdown: bool = _option(
         p.boolean,
         False,
         _BATCH,
@@ -358,28 +362,28 @@ class Options:
         "`spark.sql.python.filterPushdown.enabled` is set; for times use `startingTimestamp` and `endingTimestamp`. Only for "
         "DataFrames that are used once: if a DataFrame is used again, Spark reads only the range of the first predicate",
     )
-    columns: tuple[str, ...] = _row(
+    columns: tuple[str, ...] = _option(
         p.names, (), _SOURCE, "columns to build, any of the schema; other columns are not decoded", shown="all basic"
     )
-    include_properties: str = _row(
+    include_properties: str = _option(
         p.choice("none", "user", "all"),
         "user",
         _SOURCE,
         "content of `properties`: `none` (null), `user` (the properties of the user), or `all` (also those of RocketMQ)",
     )
-    property_columns: tuple[tuple[str, str], ...] = _row(
+    property_columns: tuple[tuple[str, str], ...] = _option(
         p.property_columns,
         (),
         _SOURCE,
         "properties as additional typed columns: `amount:bigint, region:string`; null if absent or not of the type",
     )
-    metadata: str = _row(
+    metadata: str = _option(
         p.choice("basic", "full"),
         "basic",
         _SOURCE,
         "`full` adds offsetMsgId, flag, sysFlag, reconsumeTimes, bornHost, storeHost, commitLogOffset, storeSize",
     )
-    kafka_columns: bool = _row(
+    kafka_columns: bool = _option(
         p.boolean,
         False,
         (*_SOURCE, "sink"),
@@ -388,14 +392,14 @@ class Options:
         "`partition` and `headers` (docs/coming-from-kafka.md). In exactly-once queries, do not change it while a batch is "
         "unfinished",
     )
-    include_headers: bool = _row(
+    include_headers: bool = _option(
         p.boolean,
         False,
         _SOURCE,
         "a column `headers` with the properties, an array of names and binary values; null without any. Needs `kafkaColumns`, "
         "and `includeProperties` other than `none`",
     )
-    topic_wait: float = _row(
+    topic_wait: float = _option(
         p.duration,
         0.0,
         _SOURCE,
@@ -403,13 +407,13 @@ class Options:
         "that the start fails, except that a stream with `subscribePattern` starts, and waits for its first topic",
         shown="0",
     )
-    read_from: str = _row(
+    read_from: str = _option(
         p.choice("master", "hint", "slave"),
         "hint",
         _SOURCE,
         "`master`, a `slave` if there is one, or the replica that the broker suggests (`hint`)",
     )
-    environment: str | None = _row(
+    environment: str | None = _option(
         p.string,
         None,
         _QUEUES,
@@ -418,14 +422,14 @@ class Options:
         "`<group>_env_dev`, which has its own retries and dead letters",
         shown="variable `ROCKETMQ_ENVIRONMENT`",
     )
-    environment_mode: str = _row(
+    environment_mode: str = _option(
         p.choice("queues", "suffix"),
         "queues",
         _QUEUES,
         "what belongs to an environment: some `queues` of each topic, or with `suffix` its own topics and groups, whose names "
         "on the brokers end in `_` and the name of the environment",
     )
-    environments: str | None = _row(
+    environments: str | None = _option(
         p.string,
         None,
         _QUEUES,
@@ -433,7 +437,7 @@ class Options:
         'or JSON `{"test":{"broker-a":[0,1]}}`. Without it, environment N owns only the Nth queue of a topic, and neither a '
         "stream's sink nor a sink without option `topic` accepts a number as `environment`",
     )
-    group: str = _row(
+    group: str = _option(
         p.string,
         DEFAULT_GROUP,
         (*_SOURCE, "producer", *_CONSUME, "simple consumer"),
@@ -441,31 +445,31 @@ class Options:
         "`Producer` the producer group, for consumers the consumer group; both require it",
         shown=f"`{DEFAULT_GROUP}`",
     )
-    max_bytes_in_flight: int = _row(
+    max_bytes_in_flight: int = _option(
         p.size(64 << 10, 256 << 20),
         8 << 20,
         _SOURCE,
         "maximum bytes requested by the unanswered pulls of a task",
         shown="8m",
     )
-    pull_depth: int | None = _row(
+    pull_depth: int | None = _option(
         p.integer(1, 1024), None, _SOURCE, "maximum number of unanswered pulls of a task", shown="adaptive"
     )
-    pull_batch_size: int = _row(
+    pull_batch_size: int = _option(
         p.integer(1, 100_000),
         ByRole({**dict.fromkeys(SOURCE_ROLES, 1024), "consumer": 32, "pull consumer": 32}),
         (*_SOURCE, *_CONSUME),
         "maximum number of messages to request per pull; the broker may send fewer. At most 1024 for consumers",
         shown="source `1024`, consumers `32`",
     )
-    bad_message: str = _row(
+    bad_message: str = _option(
         p.choice("fail", "null", "skip"),
         "fail",
         _SOURCE,
         "for a message that cannot be decoded: `fail` raises an error that names the message and the remedies; `null` returns a"
         " row with a null body and the cause in `decodeError` (with `metadata=full`); `skip` counts and logs it",
     )
-    read_deadline: float = _row(
+    read_deadline: float = _option(
         p.positive_duration,
         120.0,
         _SOURCE,
@@ -476,8 +480,8 @@ class Options:
     )
 
     # Sink and producer
-    topic: str | None = _row(p.string, None, ("sink",), "topic of all rows; overrides the column `topic`")
-    queue_selector: Any = _row(
+    topic: str | None = _option(p.string, None, ("sink",), "topic of all rows; overrides the column `topic`")
+    queue_selector: Any = _option(
         p.selector,
         "roundRobin",
         ("sink",),
@@ -489,7 +493,7 @@ class Options:
         "option is an error), and a column `key` stands for `shardingKey`",
         raw=True,
     )
-    send_timeout: float = _row(
+    send_timeout: float = _option(
         p.positive_duration,
         ByRole({"sink": 120.0, "producer": 3.0}),
         _WRITE,
@@ -497,44 +501,44 @@ class Options:
         " another broker; the others wait for their queue",
         shown="sink `2m`, `Producer` `3s`",
     )
-    max_message_size: int = _row(
+    max_message_size: int = _option(
         p.size(1),
         4 << 20,
         _WRITE,
         "maximum size of a body; a larger one is an error that names the row. A sink may have sent rows of other Arrow batches",
         shown="4m",
     )
-    send_latency_fault: str = _row(
+    send_latency_fault: str = _option(
         p.fault_preset,
         ByRole({"sink": "current", "producer": ""}),
         _WRITE,
         "avoid brokers that are slow or fail: `true`, `false`, or a preset of durations: `current`, `4.x`",
         shown="sink `true`, `Producer` `false`",
     )
-    latency_max: tuple[int, ...] = _row(
+    latency_max: tuple[int, ...] = _option(
         p.durations_ms, (), _WRITE, "latency thresholds of `sendLatencyFault`, ascending, such as `50ms,100ms,550ms`"
     )
-    not_available_duration: tuple[int, ...] = _row(
+    not_available_duration: tuple[int, ...] = _option(
         p.durations_ms, (), _WRITE, "how long to avoid a broker after each latency: one value for each of `latencyMax`"
     )
-    auto_batch: bool = _row(
+    auto_batch: bool = _option(
         p.boolean,
         ByRole({"sink": True, "producer": False}),
         _WRITE,
         "combine single messages into batches. If false, the sink sends every row as a message of its own",
         shown="sink `true`, `Producer` `false`",
     )
-    batch_max_bytes: int | None = _row(
+    batch_max_bytes: int | None = _option(
         p.size(1),
         ByRole({"sink": 1 << 20}),
         _WRITE,
         "size of one batch on the wire (sink), or the size of the bodies at which a batch is sent (`Producer`)",
         shown="sink `1m`, `Producer` `32k`",
     )
-    batch_max_delay: float | None = _row(
+    batch_max_delay: float | None = _option(
         p.positive_duration, None, ("producer",), "how long a batch waits for more messages", shown="10ms"
     )
-    batch_by_tag: str = _row(
+    batch_by_tag: str = _option(
         p.choice("auto", "true", "false"),
         "auto",
         ("sink",),
@@ -542,54 +546,54 @@ class Options:
         "also if rows name their queues; order then holds within each tag only. `auto`: only if rows do not name queues, for up"
         " to 16 tags in an Arrow batch",
     )
-    total_batch_max_bytes: int | None = _row(
+    total_batch_max_bytes: int | None = _option(
         p.size(1),
         ByRole({"sink": 32 << 20}),
         _WRITE,
         "maximum size of waiting bodies (`Producer`), or of all unacknowledged batches of a task (sink)",
         shown="32m",
     )
-    max_in_flight: int | None = _row(
+    max_in_flight: int | None = _option(
         p.integer(1, 1024),
         None,
         ("sink",),
         "maximum number of unacknowledged batches of a task per broker; a queue whose order is kept has one at a time",
         shown="adaptive",
     )
-    compress_above: int = _row(
+    compress_above: int = _option(
         p.size(0),
         4096,
         _WRITE,
         "compress bodies from this size on if they are sent alone; never batches (of the sink, of `autoBatch`), nor over gRPC",
         shown="4k",
     )
-    compression: str = _row(
+    compression: str = _option(
         p.choice("none", "zlib", "lz4", "zstd"),
         "zlib",
         _WRITE,
         "`none`, `zlib`, `lz4` or `zstd` (`lz4` and `zstd` need pyarrow); not over gRPC",
     )
-    require_store_ok: str = _row(
+    require_store_ok: str = _option(
         p.choice("any", "ok"),
         "any",
         _WRITE,
         "`any` accepts messages that are stored but not yet flushed or copied to a slave; `ok` sends them again, which "
         "may store them twice, and fails if no attempt is stored safely",
     )
-    on_send_failure: str = _row(
+    on_send_failure: str = _option(
         p.choice("fail", "spool"),
         "fail",
         _WRITE,
         "if a send fails temporarily: `fail` raises an error, `spool` stores it in `spoolDir` and sends it later (docs/spool.md)",
     )
-    spool_dir: str | None = _row(
+    spool_dir: str | None = _option(
         p.string,
         None,
         _WRITE,
         "required with `onSendFailure=spool`: a folder on a disk that outlives the process and, in a sink, the worker. Each "
         "`Producer` needs a folder of its own; worker processes of a sink use subfolders",
     )
-    spool_sync: str = _row(
+    spool_sync: str = _option(
         p.choice("always", "batch", "never"),
         "always",
         _WRITE,
@@ -597,24 +601,24 @@ class Options:
         "waiting sends. `never` leaves the flush to the operating system: messages survive a crash of the process, but not of "
         "the machine",
     )
-    spool_max_bytes: int = _row(
+    spool_max_bytes: int = _option(
         p.size(1), 1 << 30, _WRITE, "size of the spool, dead letters included, at which sends fail", shown="1g"
     )
-    long_delay: str = _row(
+    long_delay: str = _option(
         p.choice("error", "dmq"),
         "error",
         _WRITE,
         "what to do with delays that brokers do not support (longer than `timerMaxDelaySec`, timers switched off, or brokers "
         "before 5.0): raise an `error`, or use the delay service, which must run (`dmq`, docs/delay.md)",
     )
-    message_id: str | None = _row(
+    message_id: str | None = _option(
         p.string,
         None,
         ("sink",),
         "column that identifies a row, sent as property `SPARK_ROW_ID`, by which readers can drop duplicates",
     )
 
-    empty_bodies: str = _row(
+    empty_bodies: str = _option(
         p.choice("refuse", "mark"),
         "refuse",
         ("sink",),
@@ -623,19 +627,19 @@ class Options:
         "value. In exactly-once queries, do not change it while a batch is unfinished",
     )
 
-    delivery_guarantee: str = _row(
+    delivery_guarantee: str = _option(
         p.choice("at-least-once", "exactly-once"),
         "at-least-once",
         ("sink",),
         "`exactly-once`: a repeated batch or task omits rows that are already stored (docs/exactly-once.md)",
     )
-    allowed_topics: tuple[str, ...] = _row(
+    allowed_topics: tuple[str, ...] = _option(
         p.names,
         (),
         ("sink",),
         "topics that rows may name in column `topic`, if there is no option `topic`; `exactly-once` requires the complete list",
     )
-    exactly_once_settle: float = _row(
+    exactly_once_settle: float = _option(
         p.positive_duration,
         10.0,
         ("sink", "producer"),
@@ -644,7 +648,7 @@ class Options:
         "`confirmAmbiguous`: more than 2s. Can be set only with one of these two options",
         shown="10s",
     )
-    confirm_ambiguous: bool = _row(
+    confirm_ambiguous: bool = _option(
         p.boolean,
         False,
         ("producer",),
@@ -654,14 +658,14 @@ class Options:
     )
 
     # Traces
-    enable_trace: bool = _row(
+    enable_trace: bool = _option(
         p.boolean,
         False,
         ("producer", "consumer"),
         "write message traces, which RocketMQ's dashboard and `mqadmin queryMsgTraceById` show (docs/traces.md)",
         aliases=("enableMsgTrace",),
     )
-    trace_topic: str = _row(
+    trace_topic: str = _option(
         p.string,
         TRACE_TOPIC,
         ("producer", "consumer"),
@@ -669,7 +673,7 @@ class Options:
         aliases=("customizedTraceTopic",),
     )
 
-    open_telemetry: bool = _row(
+    open_telemetry: bool = _option(
         p.boolean,
         False,
         ("producer", *_CONSUME, "simple consumer"),
@@ -677,78 +681,78 @@ class Options:
     )
 
     # Consumers
-    consume_from_where: str | int = _row(
+    consume_from_where: str | int = _option(
         p.consume_from,
         "latest",
         _CONSUME,
         "where a queue starts for which the group has no offset: `latest`, `earliest`, or the first message stored at or after "
         "a time (ISO-8601 or epoch ms)",
     )
-    auto_commit: bool = _row(
+    auto_commit: bool = _option(
         p.boolean,
         True,
         _CONSUME,
         "`PullConsumer`: `poll` commits offsets of messages from earlier polls, `close` those of all but the last poll. Ordered "
         "`Consumer`: messages are done when the listener returns None; if false, when it returns `context.commit()`",
     )
-    auto_commit_interval: float = _row(p.positive_duration, 5.0, _POLL, "minimum time between commits", shown="5s")
-    pull_threshold_for_queue: int = _row(
+    auto_commit_interval: float = _option(p.positive_duration, 5.0, _PULL, "minimum time between commits", shown="5s")
+    pull_threshold_for_queue: int = _option(
         p.integer(1, 65535),
         1000,
         _CONSUME,
         "a queue is not pulled while it has more unfinished messages (`Consumer`) or offsets that wait for a poll "
         "(`PullConsumer`) than this",
     )
-    model: str = _row(
+    model: str = _option(
         p.choice("clustering", "broadcasting"),
         "clustering",
         _PUSH,
         "`clustering`: members of the group share the queues; `broadcasting`: each member gets all messages, and one that failed "
         "is not delivered again unless `ordered`",
     )
-    ordered: bool = _row(
+    ordered: bool = _option(
         p.boolean, False, _PUSH, "process messages of a queue one after the other; failed ones are retried in place"
     )
-    arrow: bool = _row(
+    arrow: bool = _option(
         p.boolean, False, _PUSH, "call the listener with Arrow record batches, which have the columns of `poll_arrow`"
     )
-    consume_thread_min: int = _row(p.integer(1, 1000), 20, _PUSH, "number of threads that call the listener")
-    consume_message_batch_max_size: int = _row(
+    consume_thread_min: int = _option(p.integer(1, 1000), 20, _PUSH, "number of threads that call the listener")
+    consume_message_batch_max_size: int = _option(
         p.integer(1, 1024), 1, _PUSH, "most messages per call of the listener; with `arrow` the default is 1024 rows"
     )
-    pull_batch_size_in_bytes: int = _row(
+    pull_batch_size_in_bytes: int = _option(
         p.size(1), 256 << 10, _PUSH, "most bytes to request per pull, if brokers support it", shown="256k"
     )
-    pull_interval: float = _row(p.duration, 0.0, _PUSH, "pause between two pulls of a queue", shown="0")
-    pull_time_delay_when_exception: float = _row(
+    pull_interval: float = _option(p.duration, 0.0, _PUSH, "pause between two pulls of a queue", shown="0")
+    pull_time_delay_when_exception: float = _option(
         p.positive_duration, 1.0, _PUSH, "pause after a failed pull", shown="1s"
     )
-    pull_threshold_size_for_queue: int = _row(
+    pull_threshold_size_for_queue: int = _option(
         p.size(1, 1 << 30), 100 << 20, _CONSUME, "a queue is not pulled while it has more waiting bytes", shown="100m"
     )
-    pull_threshold_for_topic: int | None = _row(
+    pull_threshold_for_topic: int | None = _option(
         p.integer(1, 6_553_500), None, _PUSH, "most unfinished messages of a topic, divided among its assigned queues"
     )
-    pull_threshold_size_for_topic: int | None = _row(
+    pull_threshold_size_for_topic: int | None = _option(
         p.size(1, 102_400 << 20), None, _PUSH, "most unfinished bytes of a topic, divided among its assigned queues"
     )
-    consume_concurrently_max_span: int = _row(
+    consume_concurrently_max_span: int = _option(
         p.integer(1, 65535),
         2000,
         _PUSH,
         "a queue is not pulled while its waiting offsets span more than this; not if `ordered`",
     )
-    max_reconsume_times: int | None = _row(
+    max_reconsume_times: int | None = _option(
         p.integer(0, (1 << 31) - 1),
         None,
         _PUSH,
         "how often a failed message is delivered again before it goes to the group's dead-letter topic, `%DLQ%<group>`",
         shown="16; unlimited if `ordered`",
     )
-    suspend_current_queue_time: float = _row(
+    suspend_current_queue_time: float = _option(
         p.positive_duration, 1.0, _PUSH, "how long an ordered queue pauses after a failure: 10ms to 30s", shown="1s"
     )
-    consume_timeout: float = _row(
+    consume_timeout: float = _option(
         p.positive_duration,
         900.0,
         _PUSH,
@@ -756,30 +760,30 @@ class Options:
         "of its queue can advance; the listener is not interrupted. Does not apply if `ordered`",
         shown="15m",
     )
-    persist_consumer_offset_interval: float = _row(
+    persist_consumer_offset_interval: float = _option(
         p.positive_duration, 5.0, _PUSH, "how often offsets are committed", shown="5s"
     )
-    rebalance_interval: float = _row(
+    rebalance_interval: float = _option(
         p.positive_duration, 20.0, _PUSH, "how often the assignment of queues is checked; at least 1s", shown="20s"
     )
-    post_subscription_when_pull: bool = _row(
+    post_subscription_when_pull: bool = _option(
         p.boolean, False, _PUSH, "send the filter with each pull, not only with heartbeats"
     )
-    answer_stacks: bool = _row(
+    answer_stacks: bool = _option(
         p.boolean,
         True,
         _CONSUME,
         "whether a broker's request for the state of a member (`mqadmin consumerStatus -s`) may include the stacks of this "
         "process's threads, as in Java",
     )
-    answer_direct_messages: bool = _row(
+    answer_direct_messages: bool = _option(
         p.boolean,
         True,
         _PUSH,
         "whether a broker may pass a message of a subscribed topic directly to the listener (`mqadmin queryMsgById -d`); the "
         "broker gets the text of the listener's exception, as in Java",
     )
-    local_offsets_dir: str | None = _row(
+    local_offsets_dir: str | None = _option(
         p.string,
         None,
         _PUSH,
@@ -844,7 +848,7 @@ def parse(given: Mapping[str, object], variables: Mapping[str, str] = os.environ
     """
     values: dict[str, Any] = {}
     problems: list[str] = []
-    for name, value in p.of_table(given).items():
+    for name, value in p.merged_table_options(given).items():
         if value is None or name.lower() in TOLERATED:
             continue
         row = _BY_NAME.get(name.lower())
@@ -866,7 +870,7 @@ def parse(given: Mapping[str, object], variables: Mapping[str, str] = os.environ
             elif row.field in _PATHS and (problem := paths.confinement_problem(Path(values[row.field]), variables)):
                 problems.append(f"option {called!r} is {value!r}; {problem}")
         except ValueError as e:
-            is_long = isinstance(value, str) and len(value) > paths.MOST_PATH_BYTES
+            is_long = isinstance(value, str) and len(value) > paths.MAX_PATH_BYTES
             shown = "'***'" if row.parse is p.secret else paths.shortened(str(value)) if is_long else repr(value)
             problems.append(f"option {called!r} is {shown}; expected {e}")
     from_environment: dict[str, Any] = {}
@@ -900,7 +904,7 @@ def parse(given: Mapping[str, object], variables: Mapping[str, str] = os.environ
 
 def foreign_option(name: str) -> str | None:
     """Return the sentence of errors about an option of Spark's Kafka connector or of another client; None for other names."""
-    return names.of_foreign_option(name, SPARK_OPTIONS)
+    return names.foreign_option_equivalent(name, SPARK_OPTIONS)
 
 
 def option_name(field: str) -> str:

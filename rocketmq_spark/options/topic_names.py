@@ -11,8 +11,8 @@ from rocketmq_spark.model import MessageQueue
 EXACT = "exact"
 RULES: dict[str, Callable[[str], str]] = {EXACT: str, "dotsToUnderscores": lambda name: name.replace(".", "_")}
 # Options that name topics, and those that may have values by topic.
-_FIELDS = ("subscribe", "assign", "topic", "allowed_topics")
-_BY_TOPIC = (
+_TOPIC_OPTIONS = ("subscribe", "assign", "topic", "allowed_topics")
+_OPTIONS_BY_TOPIC = (
     "tags",
     "sql",
     "starting_offsets",
@@ -21,13 +21,13 @@ _BY_TOPIC = (
     "ending_offsets_by_timestamp",
 )
 # Names of topics in Kafka. Dots are the only characters in them that RocketMQ does not allow.
-_OF_KAFKA = re.compile(r"[a-zA-Z0-9._-]+")
+_KAFKA_NAME = re.compile(r"[a-zA-Z0-9._-]+")
 
 
-def hint(name: str) -> str:
+def dots_hint(name: str) -> str:
     """The end of a sentence about an illegal name, if a rule makes the name legal; empty otherwise."""
     return (
-        "; option 'topicNames' = dotsToUnderscores replaces dots" if "." in name and _OF_KAFKA.fullmatch(name) else ""
+        "; option 'topicNames' = dotsToUnderscores replaces dots" if "." in name and _KAFKA_NAME.fullmatch(name) else ""
     )
 
 
@@ -59,7 +59,7 @@ class TopicNames:
 
 def with_rocketmq_names(field: str, value: Any, rule: str) -> Any:
     """The value of an option with RocketMQ's names of topics. Raises ``ValueError`` as ``TopicNames.rocketmq_name``."""
-    if field in _FIELDS or (field in _BY_TOPIC and isinstance(value, dict)):
+    if field in _TOPIC_OPTIONS or (field in _OPTIONS_BY_TOPIC and isinstance(value, dict)):
         return _renamed(value, TopicNames(rule))
     return value
 

@@ -17,13 +17,13 @@ _REMOTING = (
 _READ = f"{_REMOTING} as nameServer"
 _ADMINISTER = "use transport=remoting, with the brokers' name server as nameServer"
 _NO_OFFSETS = "over gRPC a Proxy rejects pulls and requests about offsets (UNIMPLEMENTED)"
-_NO_REPEAT = (
+_NO_RANGES = (
     f"reads ranges of offsets, and {_NO_OFFSETS}; a Proxy hands out messages (POP), but the same batch never twice"
 )
 # Why a role cannot use gRPC, and what to do.
-_ROLES = {
-    "batch source": f"{_NO_REPEAT}; {_READ}",
-    "stream source": f"{_NO_REPEAT}; {_READ}",
+_ROLE_PROBLEMS = {
+    "batch source": f"{_NO_RANGES}; {_READ}",
+    "stream source": f"{_NO_RANGES}; {_READ}",
     "pull consumer": f"seeks and commits offsets, and {_NO_OFFSETS}; {_READ}",
     "cluster admin": f"sends requests that a Proxy rejects over gRPC (UNIMPLEMENTED); {_ADMINISTER}",
 }
@@ -33,7 +33,7 @@ NO_ADMINISTRATION = (
 )
 # Selectors that do not require a queue of the user's choice.
 SELECTORS = ("roundRobin", "random", "hash")
-CHOOSES = "over gRPC the Proxy chooses the queue"
+PROXY_CHOOSES = "over gRPC the Proxy chooses the queue"
 NO_REPLIES = "request and reply need transport=remoting: a Proxy passes no replies on over gRPC (UNIMPLEMENTED)"
 
 
@@ -44,46 +44,46 @@ class TransportFeatures(NamedTuple):
         chooses_queues: Why no queue can be named, as a part of a sentence; None if queues can be named. If not None, what a
             producer calls a queue is a stream in order, the selectors are ``SELECTORS``, and a hash key is a message group.
         priorities: Whether messages may have a priority.
-        takes_compressed: Whether the transport tells readers how a body is compressed.
+        accepts_compressed: Whether the transport tells readers how a body is compressed.
         creates_topics: Whether the first message to a missing topic may create it.
         knows_timers: Whether the client can find out which delays the timers of brokers support.
         knows_offsets: Whether the client can find out where queues end, and where a message is stored.
-        most_one_by_one: The largest number of messages with groups or priorities in one send; None for any number. If each of
+        max_single_requests: The largest number of messages with groups or priorities in one send; None for any number. If each of
             them is a separate request, all must finish within one attempt, or all are sent again.
-        plain_texts: Whether control characters in properties, and ``|`` in tags, fail the request and all messages in it.
-        adds_bytes: The most bytes that the server adds to each message of a batch, which count towards the brokers' limit.
+        restricts_characters: Whether control characters in properties, and ``|`` in tags, fail a request with all its messages.
+        server_added_bytes: The most bytes that the server adds to each message of a batch, counted by the brokers' limit.
     """
 
     chooses_queues: str | None = None
     priorities: bool = False
-    takes_compressed: bool = True
+    accepts_compressed: bool = True
     creates_topics: bool = True
     knows_timers: bool = True
     knows_offsets: bool = True
-    most_one_by_one: int | None = None
-    plain_texts: bool = False
-    adds_bytes: int = 0
+    max_single_requests: int | None = None
+    restricts_characters: bool = False
+    server_added_bytes: int = 0
 
 
 FEATURES = {
     REMOTING: TransportFeatures(),
     GRPC: TransportFeatures(
-        chooses_queues=CHOOSES,
+        chooses_queues=PROXY_CHOOSES,
         priorities=True,
-        takes_compressed=False,
+        accepts_compressed=False,
         creates_topics=False,
         knows_timers=False,
         knows_offsets=False,
         # So an attempt of three seconds, as in producers and spools, suffices even if a Proxy takes 180 ms for each.
-        most_one_by_one=16,
-        plain_texts=True,
+        max_single_requests=16,
+        restricts_characters=True,
         # RECONSUME_TIME, BORN_TIMESTAMP, __BORNHOST (a host name of at most 255 bytes) and PGROUP (the topic, at most 127).
-        adds_bytes=448,
+        server_added_bytes=448,
     ),
 }
 
 # Options that require another one, by field. Without the other one, the client would send plain text or no name.
-NEEDS = {
+REQUIRED_OPTIONS = {
     "tls_ca_file": ("tlsCaFile", "tls", "tls"),
     "tls_cert_file": ("tlsCertFile", "tls", "tls"),
     "tls_check_hostname": ("tlsCheckHostname", "tls", "tls"),
@@ -98,19 +98,19 @@ NEEDS = {
 
 # Reasons for rejecting a consumer's options about queues, by field of ``Options``.
 _NO_QUEUES = "over gRPC a consumer has no queues: the Proxy hands out messages"
-_NOT_ASKED = "over gRPC a consumer never answers such requests"
-_ONE = "over gRPC a listener gets one message at a time"
-_GROUPS = "over gRPC this is a setting of the group, which brokers store"
-_OF_CONSUMERS = {
+_NO_REQUESTS = "over gRPC a consumer never answers such requests"
+_ONE_MESSAGE = "over gRPC a listener gets one message at a time"
+_GROUP_SETTING = "over gRPC this is a setting of the group, which brokers store"
+_CONSUMER_PROBLEMS = {
     "model": ("model", "over gRPC members share messages; broadcasting is not available"),
     "auto_commit": (
         "autoCommit",
         "over gRPC each message is acknowledged by itself, and there are no offsets to commit",
     ),
-    "consume_from_where": ("consumeFromWhere", f"{_GROUPS}: a new group begins where the brokers decide"),
-    "max_reconsume_times": ("maxReconsumeTimes", f"{_GROUPS} as its retryMaxTimes"),
-    "arrow": ("arrow", _ONE),
-    "consume_message_batch_max_size": ("consumeMessageBatchMaxSize", _ONE),
+    "consume_from_where": ("consumeFromWhere", f"{_GROUP_SETTING}: a new group begins where the brokers decide"),
+    "max_reconsume_times": ("maxReconsumeTimes", f"{_GROUP_SETTING} as its retryMaxTimes"),
+    "arrow": ("arrow", _ONE_MESSAGE),
+    "consume_message_batch_max_size": ("consumeMessageBatchMaxSize", _ONE_MESSAGE),
     "allocation_strategy": ("allocationStrategy", _NO_QUEUES),
     "allocation_config": ("allocationConfig", _NO_QUEUES),
     "machine_rooms": ("machineRooms", _NO_QUEUES),
@@ -125,8 +125,8 @@ _OF_CONSUMERS = {
     "persist_consumer_offset_interval": ("persistConsumerOffsetInterval", _NO_QUEUES),
     "post_subscription_when_pull": ("postSubscriptionWhenPull", _NO_QUEUES),
     "local_offsets_dir": ("localOffsetsDir", _NO_QUEUES),
-    "answer_stacks": ("answerStacks", _NOT_ASKED),
-    "answer_direct_messages": ("answerDirectMessages", _NOT_ASKED),
+    "answer_stacks": ("answerStacks", _NO_REQUESTS),
+    "answer_direct_messages": ("answerDirectMessages", _NO_REQUESTS),
 }
 
 
@@ -143,63 +143,63 @@ def message_type(delayed: bool, grouped: bool, ranked: bool) -> str:
 
 def problems(options: Any, role: str) -> list[str]:
     """Return what the transport does not support in the options of a role: sentences without a full stop."""
-    found = [
+    texts = [
         f"option {name!r} has no effect without {needed!r}: {_remedy(needed)}"
-        for field, (name, other, needed) in NEEDS.items()
+        for field, (name, other, needed) in REQUIRED_OPTIONS.items()
         if field in options.given and other not in options.given
     ]
     if options.transport == GRPC:
-        return found + _of_grpc(options, role)
+        return texts + _grpc_problems(options, role)
     if not options.name_server:
-        found.append("option 'nameServer' is required: give host:port of a RocketMQ name server")
+        texts.append("option 'nameServer' is required: give host:port of a RocketMQ name server")
     if options.proxy_endpoint:
-        found.append("option 'proxyEndpoint' has no effect without transport=grpc")
+        texts.append("option 'proxyEndpoint' has no effect without transport=grpc")
     if options.tls_server_name:
-        found.append("option 'tlsServerName' has no effect without transport=grpc; see option 'tlsCheckHostname'")
+        texts.append("option 'tlsServerName' has no effect without transport=grpc; see option 'tlsCheckHostname'")
     if options.tls and not options.tls_check_hostname and not options.tls_ca_file:
-        found.append(
+        texts.append(
             "option 'tlsCheckHostname' is false without option 'tlsCaFile': every certificate of a public authority would be "
             "accepted, whoever has it. Name the authority of your servers with 'tlsCaFile'"
         )
-    return found
+    return texts
 
 
 def _remedy(needed: str) -> str:
     return "set tls=true, or tls=false for plain text" if needed == "tls" else f"give {needed}, too"
 
 
-def _of_grpc(options: Any, role: str) -> list[str]:
-    if role in _ROLES:
-        return [f"option 'transport' is 'grpc', but a {role} {_ROLES[role]}"]
-    found = []
+def _grpc_problems(options: Any, role: str) -> list[str]:
+    if role in _ROLE_PROBLEMS:
+        return [f"option 'transport' is 'grpc', but a {role} {_ROLE_PROBLEMS[role]}"]
+    texts = []
     if role == "consumer":
-        said = [_OF_CONSUMERS[field] for field in _OF_CONSUMERS if field in options.given]
-        found += [
-            f"option {name!r} cannot be used with transport=grpc: {why}. Omit it, or {_READ}" for name, why in said
+        rejected = [_CONSUMER_PROBLEMS[field] for field in _CONSUMER_PROBLEMS if field in options.given]
+        texts += [
+            f"option {name!r} cannot be used with transport=grpc: {why}. Omit it, or {_READ}" for name, why in rejected
         ]
     if not options.proxy_endpoint:
-        found.append("option 'proxyEndpoint' is required with transport=grpc: give host:port of the Proxy's gRPC port")
+        texts.append("option 'proxyEndpoint' is required with transport=grpc: give host:port of the Proxy's gRPC port")
     selector = options.queue_selector
     if role == "sink" and selector not in SELECTORS:
-        found.append(
-            f"option 'queueSelector' is {selector!r}, but {CHOOSES}; expected one of {', '.join(SELECTORS)}, or {_READ}"
+        texts.append(
+            f"option 'queueSelector' is {selector!r}, but {PROXY_CHOOSES}; expected one of {', '.join(SELECTORS)}, or {_READ}"
         )
     if options.environment is not None and options.environment_mode == "queues":
-        found.append(
-            f"option 'environment' names queues, but {CHOOSES}; give environmentMode=suffix, or use transport=remoting"
+        texts.append(
+            f"option 'environment' names queues, but {PROXY_CHOOSES}; give environmentMode=suffix, or use transport=remoting"
         )
     if options.long_delay == "dmq":
-        found.append(
+        texts.append(
             "option 'longDelay' is 'dmq', but a Proxy does not report the limits of brokers' timers; expected error"
         )
     if options.enable_trace:
-        found.append(f"option 'enableTrace' is true, but clients of a Proxy write no traces; {_READ}")
+        texts.append(f"option 'enableTrace' is true, but clients of a Proxy write no traces; {_READ}")
     if options.address_map:
-        found.append("option 'addressMap' has no effect with transport=grpc: clients connect to proxyEndpoint only")
+        texts.append("option 'addressMap' has no effect with transport=grpc: clients connect to proxyEndpoint only")
     if options.tls_key_password:
-        found.append("option 'tlsKeyPassword' cannot be used with gRPC; give a key file without a password")
+        texts.append("option 'tlsKeyPassword' cannot be used with gRPC; give a key file without a password")
     if not options.tls_check_hostname:
-        found.append(
+        texts.append(
             "option 'tlsCheckHostname' cannot be false with gRPC; give the certificate's name as 'tlsServerName'"
         )
-    return found
+    return texts

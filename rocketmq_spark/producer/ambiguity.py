@@ -225,10 +225,10 @@ class AmbiguousSendResolver:
             self._waiting.setdefault(name, deque()).append(send)
             thread = self._threads.get(name)
             if thread is None:
-                thread = self._threads[name] = self._timer.beside(f"confirm-{name}")
+                thread = self._threads[name] = self._timer.with_own_thread(f"confirm-{name}")
         logger.info("checking on %s which of %d messages are stored", name, len(_ids_and_items(send.request)))
         try:
-            thread.later(0, lambda: self._look_up_broker(name))
+            thread.call_later(0, lambda: self._look_up_broker(name))
         except RuntimeError as e:  # no more threads
             self._fail_lookup(send, SendFailed(f"the look-up has no thread: {e}"))
         return True

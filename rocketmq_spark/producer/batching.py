@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, Protocol
 from rocketmq_spark.base import codes, process
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Property
-from rocketmq_spark.base.threads import Failure, Timer, attempt
+from rocketmq_spark.base.threads import Failure, Timer, capture
 from rocketmq_spark.errors import CallTimeout, ClosedError, MessageIllegal, MessageRefused, RocketMQError, SendFailed
 from rocketmq_spark.model import Message, MessageQueue, SendResult
 from rocketmq_spark.model.send import BatchStorage, MessageEncoder
@@ -148,7 +148,7 @@ class BatchOwner(Protocol):
 
 
 class Batcher:
-    """The accumulator of one name, with its timer. Guarded by its lock, which is held while due batches are enqueued."""
+    """The accumulator of one name, with its timer. A lock guards it, and is held while due batches are enqueued."""
 
     def __init__(self, timer: Timer) -> None:
         self.accumulator = Accumulator()
@@ -276,7 +276,7 @@ class Batcher:
 
     def _schedule_call(self, seconds: float) -> None:
         try:
-            self._timer.later(seconds, self._on_timer)
+            self._timer.call_later(seconds, self._on_timer)
         except BaseException:  # no thread, or interrupted: the next message schedules the call again
             with self._lock:
                 self._next_call_ms = None
@@ -306,7 +306,7 @@ class Batcher:
                 [entry.promise for entry in batch.entries],
             )
             for pending, resolved in _by_registry(promises, outcomes).items():
-                resolving = attempt(pending.resolve, *resolved)
+                resolving = capture(pending.resolve, *resolved)
                 if isinstance(resolving, Failure):  # an error at one producer must not affect the results of others
                     resolving.log(logger, "results could not be set")
 
@@ -354,8 +354,8 @@ class BatchingClient:
         return has_key(message.keys) or not self._routes.stored_by_key(message.topic)
 
     def try_add_plain(self, message: Message, callback: Callback | None) -> Promise | None:
-        """Add a plain message to a batch and return its future. Returns None if the message is not plain or wrong: ``add``
-        handles it, and ``encoding.prepare`` reports what is wrong.
+        """Add a plain message to a batch and return its future. Returns None if the message is wrong or not plain. Then
+        ``add`` handles the message, and ``encoding.prepare`` reports what is wrong.
         """
         if not isinstance(message, Message):
             return None  # type: ignore[unreachable]  # ``encoding.prepare`` reports it
@@ -365,7 +365,7 @@ class BatchingClient:
         try:
             # None if no broker has answered: treated as an ordinary topic.
             storage = self._routes.storage.get(topic, _UNKNOWN_STORAGE)
-            if storage is not None and (storage.whole or storage.by_key):
+            if storage is not None and (storage.whole or storage.is_compacted):
                 return None
             template = self._templates.get((topic, tag, waits_for_store)) or self._template(topic, tag, waits_for_store)
         except TypeError:  # a topic or tag that is not a str
@@ -466,7 +466,7 @@ _ACCUMULATORS = "accumulators"
 def join_accumulator(name: str, settings: ProducerSettings, make: Callable[[], Timer]) -> Batcher:
     """Join the accumulator of ``name`` in this process. The first call creates it."""
     with process.entry_lock(_ACCUMULATORS, name):
-        batcher = process.once(_ACCUMULATORS, name, lambda: Batcher(make()))
+        batcher = process.get_or_create(_ACCUMULATORS, name, lambda: Batcher(make()))
         batcher.join(settings)
         return batcher
 
@@ -478,5 +478,5 @@ def leave_accumulator(name: str, batcher: Batcher) -> None:
     finally:
         with process.entry_lock(_ACCUMULATORS, name):
             if batcher.members == 0:
-                process.kept(_ACCUMULATORS).pop(name, None)
+                process.entries(_ACCUMULATORS).pop(name, None)
                 batcher.close()

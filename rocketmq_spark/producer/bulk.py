@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from rocketmq_spark.base import extras
-from rocketmq_spark.base.arguments import function, instance, text
+from rocketmq_spark.base.arguments import check_function, check_instance, check_text
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model import Message, MessageQueue
 from rocketmq_spark.producer.request_reply import RequestProducer
@@ -68,15 +68,15 @@ class BulkProducer(RequestProducer):
         Raises:
             OptionError: The columns do not fit, ``delayMs`` or ``deliverAt`` is used with ``longDelay=dmq``, or pyarrow is not
                 installed. Nothing was sent.
-            MessageRefused: Some rows can never be sent; the error lists their numbers. Of a table or a record batch nothing was
-                sent. Of a reader, the batches before the faulty one were sent.
+            MessageRefused: Some rows can never be sent; the error lists their numbers. Nothing of a table or a record batch was
+                sent. If a reader was given, its batches before the bad one were sent.
             RouteNotFound: As for ``send``. Rows may have been sent before, as described for ``MessageRefused``.
             ClosedError: The producer was closed.
         """
         how_long = self.settings.send_timeout_s if timeout_s is None else timeout_s
         tools = self._call_tools("send_arrow", how_long)
         if topic is not None:
-            text("topic", topic, "the name of a topic")
+            check_text("topic", topic, "the name of a topic")
         from rocketmq_spark.producer.rows import inputs
 
         return inputs.send_arrow(tools, rows, inputs.RowTarget(topic, selector, how_long))
@@ -114,11 +114,11 @@ class BulkProducer(RequestProducer):
         """
         how_long = self.settings.send_timeout_s if timeout_s is None else timeout_s
         tools = self._call_tools("send_many", how_long)
-        instance("messages", messages, Iterable, "an iterable of messages")
+        check_instance("messages", messages, Iterable, "an iterable of messages")
         if queue is not None:
-            instance("queue", queue, MessageQueue, "a MessageQueue, such as queues() returns")
+            check_instance("queue", queue, MessageQueue, "a MessageQueue, such as queues() returns")
         if key is not None:
-            function("key", key, "message")
+            check_function("key", key, "message")
         from rocketmq_spark.producer.rows import inputs
 
         how = inputs.RowTarget(None, "hash" if key is not None else None, how_long)
@@ -129,7 +129,9 @@ class BulkProducer(RequestProducer):
         self._owner.check(self._closing.locked())
         self._deadline(how_long)  # checks that the timeout is a number
         if self._options is None or self._row_encoder is None or not extras.installed("pyarrow"):
-            raise OptionError(f"{method} needs pyarrow, which is not installed", remedy=extras.command(extras.ARROW))
+            raise OptionError(
+                f"{method} needs pyarrow, which is not installed", remedy=extras.install_command(extras.ARROW)
+            )
         from rocketmq_spark.producer.rows.calls import CallTools
         from rocketmq_spark.producer.rows.sender import RowTools
 

@@ -32,7 +32,7 @@ _REMEDY = "Start what delays them: rocketmq-spark delay serve, or the Spark job 
 
 
 class BrokerTimers:
-    """The maximum delays of brokers' timers. All users of a cluster may share the cache ``known``.
+    """The maximum delays of brokers' timers. All users of a cluster may share the ``cache``.
 
     A broker that does not answer is asked again after ``silent_s`` seconds.
     """
@@ -50,7 +50,7 @@ class BrokerTimers:
         """
         due = [name for name in brokers if self._cached.get(name, _UNKNOWN)[1].expired]
         if due:
-            timers = self._sender.timers(topic, sorted(due), deadline)
+            timers = self._sender.max_timer_delays_ms(topic, sorted(due), deadline)
             for name in due:
                 if name not in timers:
                     logger.info("broker %s does not report its timers", name)
@@ -127,11 +127,11 @@ class DelayRouter:
     def envelope_due_ms(
         self, topic: str, properties: str, brokers: Set[str], deadline: Deadline, require_answers: bool = False
     ) -> int | None:
-        """When the message is due, if it needs an envelope. None if the timers of all ``brokers`` serve its delay, or it has
-        none.
+        """When the message is due, if it needs an envelope. None if it has no delay, or if the timers of all ``brokers``
+        can handle the delay.
 
-        With ``longDelay=error``, raises ``MessageRefused`` if a broker would deliver the message at once. Brokers reject a delay
-        that is too long themselves. ``require_answers`` is that of ``route``.
+        With ``longDelay=error``, raises ``MessageRefused`` if a broker would deliver the message at once. Brokers themselves
+        reject a delay that is too long. ``require_answers`` is that of ``route``.
         """
         timer_properties = decode_properties(properties)
         delay, deliver_at = (timer_properties.get(name) for name in _TIMER_PROPERTIES)
@@ -176,7 +176,7 @@ class DelayRouter:
         if not self._consumed_until.expired:
             return
         try:
-            consumed = self._sender.consumed(INNER_TOPIC, deadline)
+            consumed = self._sender.has_online_consumer(INNER_TOPIC, deadline)
         except RocketMQError as e:
             consumed = isinstance(e, AccessDenied) or (self._is_transient is not None and self._is_transient(e))
             if not consumed and not isinstance(e, RouteNotFound):

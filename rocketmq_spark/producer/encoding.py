@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 from rocketmq_spark.base import codes
-from rocketmq_spark.base.arguments import instance, text
+from rocketmq_spark.base.arguments import check_instance, check_text
 from rocketmq_spark.base.codes import LONGEST_DELAY_MS, Property, SysFlag
 from rocketmq_spark.errors import MessageRefused
 from rocketmq_spark.model import Message, MessageQueue, SendRequest
@@ -107,7 +107,7 @@ def prepare(message: Message, msg_id: str, settings: ProducerSettings, how: How 
         properties = encode_properties(message_properties(message, **system_properties), codes.SINGLE_MAX_PROPERTIES)
     except MessageRefused as e:
         raise MessageRefused(e.message, topic=message.topic) from None
-    if settings.features.plain_texts:
+    if settings.features.restricts_characters:
         _check_proxy_texts(message, properties)
     return Prepared(message, msg_id, properties, bool(delay))
 
@@ -176,7 +176,7 @@ def check_topic(topic: str, scope: Scope | None = None) -> None:
     ``scope``.
     """
     if topic is not None:
-        text("topic", topic, "the name of a topic")
+        check_text("topic", topic, "the name of a topic")
     problem = _topic_problem(topic, scope)
     if problem:
         raise MessageRefused(problem.rstrip("."), topic=topic or None)
@@ -206,7 +206,7 @@ def check_body(message: Message, settings: ProducerSettings) -> None:
 
 
 def check_queue(topic: str, queue: MessageQueue) -> None:
-    instance("queue", queue, MessageQueue, "a MessageQueue, such as queues() returns")
+    check_instance("queue", queue, MessageQueue, "a MessageQueue, such as queues() returns")
     if queue.topic != topic:
         raise MessageRefused(f"message's topic not equal mq's topic: {topic!r} and {queue}", topic=topic)
 
@@ -343,7 +343,7 @@ def with_storage_properties(
         MessageRefused: A message without a key, which a compaction topic would drop.
     """
     messages = [item.message for item in prepared]
-    if storage.by_key and (keyless := [number for number, item in enumerate(messages) if not has_key(item.keys)]):
+    if storage.is_compacted and (keyless := [number for number, item in enumerate(messages) if not has_key(item.keys)]):
         topic = messages[0].topic
         raise MessageRefused(f"Message {keyless[0]} of a batch has {no_key_reason(topic)}", topic=topic)
     if not storage.whole:

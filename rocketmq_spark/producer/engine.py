@@ -75,7 +75,7 @@ class Engine:
         self._sender = sender
         self._settings = settings
         self._policy = settings.retry_policy
-        self._route_executor = timer.beside("route")  # starts attempts that first fetch a route
+        self._route_executor = timer.with_own_thread("route")  # starts attempts that first fetch a route
         self._queue_chooser = QueueChooser(self.topics, self.faults, timer)
         self._rng = random.Random()  # for the pauses before retries
         self._spool_bridge = None if spool is None else SpoolBridge(spool, sender, timer)
@@ -142,7 +142,7 @@ class Engine:
                 while ready:
                     outgoing = ready.popleft()
                     if outgoing.refresh_route:  # on another thread, because a name server may hang
-                        self._route_executor.soon(functools.partial(self._start_attempt, outgoing))
+                        self._route_executor.call_soon(functools.partial(self._start_attempt, outgoing))
                     else:
                         self._start_attempt(outgoing)
             finally:
@@ -291,9 +291,9 @@ class Engine:
         if effects is None:
             return
         if effects.can_send_more:  # on another thread, because this may be the thread that reads answers
-            self.timer.later(0, self.dispatch_ready)
+            self.timer.call_later(0, self.dispatch_ready)
         if isinstance(verdict, RetryAttempt):
-            self.timer.later(verdict.pause_s, self.dispatch_ready)
+            self.timer.call_later(verdict.pause_s, self.dispatch_ready)
             return
         self._complete(outgoing, verdict)
         for follower in effects.followers:

@@ -11,7 +11,7 @@ from concurrent.futures._base import FINISHED, RUNNING
 from typing import Any
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.threads import Failure, Timer, attempt
+from rocketmq_spark.base.threads import Failure, Timer, capture
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.model import SendResult
 from rocketmq_spark.producer.outgoing import BatchResults, Callback, NonblockingCallback, Outcome, result_in_batch
@@ -135,7 +135,7 @@ class FutureRegistry:
     def create(self, callback: Callback | None = None, msg_id: str = "") -> Promise:
         """Return a future that ``resolve`` completes. Starts the callback thread if ``callback`` needs it."""
         if callback is not None and not self._callbacks_started and not isinstance(callback, NonblockingCallback):
-            self._callbacks.begin()
+            self._callbacks.start()
             self._callbacks_started = True
         promise = Promise(self, callback, msg_id)
         with self.lock:
@@ -153,7 +153,7 @@ class FutureRegistry:
             with self.lock:
                 with_waiters = _set_outcomes(promises, outcomes)
             for promise, outcome in with_waiters:
-                failure = attempt(promise.set_outcome, outcome)
+                failure = capture(promise.set_outcome, outcome)
                 if isinstance(failure, Failure):  # Python's futures do not catch BaseException of callbacks
                     failure.log(logger, "a callback of a future failed")
             callbacks = [promise.callback for promise in promises]
@@ -162,7 +162,7 @@ class FutureRegistry:
                 if all(isinstance(callback, NonblockingCallback) for callback, _ in calls):
                     _call_each(calls)
                 else:
-                    self._callbacks.later(0, functools.partial(_call_each, calls))
+                    self._callbacks.call_later(0, functools.partial(_call_each, calls))
         finally:
             self.discard(len(promises))
 
@@ -177,7 +177,7 @@ class FutureRegistry:
         """Wait for all promises. Returns whether all are resolved at the deadline."""
         with self.lock:
             while self._count and not deadline.expired:
-                self._callbacks.hold(self._empty, deadline.remaining())
+                self._callbacks.wait_notified(self._empty, deadline.remaining())
             return not self._count
 
     def close(self) -> None:
@@ -189,7 +189,7 @@ class FutureRegistry:
 def _call_each(calls: Sequence[tuple[Callback, Outcome]]) -> None:
     remaining_calls = iter(calls)
     # After an error of user code the other callbacks are still called.
-    while isinstance(failure := attempt(_call_until_error, remaining_calls), Failure):
+    while isinstance(failure := capture(_call_until_error, remaining_calls), Failure):
         failure.log(logger, "a callback failed")
 
 

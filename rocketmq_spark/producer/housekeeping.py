@@ -36,9 +36,9 @@ class Housekeeping:
         """Refresh routes every 30 s, and run the detector every 3 s while it is on."""
         settings = self._settings
         if settings.route_refresh_s:
-            timer.every(settings.route_refresh_s, self.refresh_routes, FIRST_REFRESH_S)
+            timer.call_repeatedly(settings.route_refresh_s, self.refresh_routes, FIRST_REFRESH_S)
         if settings.heartbeat_s:
-            timer.every(DETECTOR_INTERVAL_S, lambda: self.detect(timer.now_ms()), DETECTOR_INTERVAL_S)
+            timer.call_repeatedly(DETECTOR_INTERVAL_S, lambda: self.detect(timer.now_ms()), DETECTOR_INTERVAL_S)
 
     def refresh_routes(self) -> None:
         """Refresh the routes, and forget faults of brokers that left."""

@@ -15,10 +15,17 @@ from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from datetime import datetime, timedelta
 
-from rocketmq_spark.base.arguments import function, instance, seconds, synchronous, text, wrong
+from rocketmq_spark.base.arguments import (
+    argument_error,
+    check_function,
+    check_instance,
+    check_seconds,
+    check_synchronous,
+    check_text,
+)
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.dropped import ClosedWhenDropped
-from rocketmq_spark.base.process import Owner
+from rocketmq_spark.base.process import OwnerProcess
 from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.errors import MessageRefused, RocketMQError
 from rocketmq_spark.model import Message, MessageQueue, SendResult, SpoolMetrics
@@ -77,7 +84,7 @@ class BaseProducer(ClosedWhenDropped):
         name = f"rocketmq-{settings.group}-{next(_numbers)}"
         self.settings, self._sender, self._spool = settings, sender, spool
         self.client_id = sender.client_id
-        self._owner = Owner("producer")  # rejects calls in a forked process
+        self._owner = OwnerProcess("producer")  # rejects calls in a forked process
         self._closing = threading.Lock()  # locked from the first close on
         self._engine = Engine(sender, settings, make_timer(f"{name}-send"), spool=spool)
         if stored is not None:
@@ -92,7 +99,7 @@ class BaseProducer(ClosedWhenDropped):
         )
         self._batching: BatchingClient | None = None
         if settings.auto_batch:
-            self._engine.timer.begin()  # start the thread now, because sending a batch must not wait
+            self._engine.timer.start()  # start the thread now, because sending a batch must not wait
             self._accumulator_name = shared_as or name
             batcher = batching.join_accumulator(self._accumulator_name, settings, lambda: make_timer(f"{name}-batch"))
             self._batching = BatchingClient(batcher, self, self._futures, self._engine.topics, settings, sender.encoder)
@@ -122,7 +129,7 @@ class BaseProducer(ClosedWhenDropped):
         """
         for name, hook in (("before", before), ("after", after)):
             if hook is not None:
-                function(name, hook, "context")
+                check_function(name, hook, "context")
         self._engine.hooks.add(before, after)
 
     def queues(self, topic: str) -> list[MessageQueue]:
@@ -232,7 +239,7 @@ class BaseProducer(ClosedWhenDropped):
             if self._batching is not None and outgoing.ordered:
                 self._batching.batcher.send_all()  # earlier messages
             self._engine.submit(outgoing)
-        except RocketMQError:  # the limits were reached until the deadline: withdraw the promise
+        except RocketMQError:  # no room below the limits before the deadline: withdraw the promise
             self._futures.discard()
             raise
         return result
@@ -265,7 +272,7 @@ class BaseProducer(ClosedWhenDropped):
         and ``MessageRefused`` if the batch is empty or too large, has a delayed message, or mixes topics or ``wait_store_ok``.
         """
         self._owner.check(self._closing.locked())
-        instance("messages", messages, Collection, "a list of messages")
+        check_instance("messages", messages, Collection, "a list of messages")
         deadline, now_ms = self._deadline(timeout_s), self._engine.timer.wall_ms()
         ids = _ids.next_many(len(messages) + 1, now_ms)
         prepared = [
@@ -307,7 +314,7 @@ class BaseProducer(ClosedWhenDropped):
                 be delivered.
         """
         self._owner.check(self._closing.locked())
-        text("recall_handle", recall_handle, "the recall_handle of a result")
+        check_text("recall_handle", recall_handle, "the recall_handle of a result")
         encoding.check_topic(topic, self.settings.scope)
         deadline = self._deadline(None)
         if (delay_handle := DelayHandle.parse(recall_handle)) is not None:
@@ -334,7 +341,7 @@ class BaseProducer(ClosedWhenDropped):
 
     def close(self, timeout_s: float | None = None) -> list[Unsent]:
         """Close the producer within ``timeout_s``; ``Producer.close``, which users call, has the details."""
-        if not self._owner.here or not self._closing.acquire(blocking=False):
+        if not self._owner.is_current or not self._closing.acquire(blocking=False):
             return []
         deadline = self._deadline(timeout_s)
         with contextlib.ExitStack() as cleanup:  # all calls run, even if an earlier one is interrupted
@@ -366,7 +373,7 @@ class BaseProducer(ClosedWhenDropped):
         """Internal, called when the program ends without ``close``: send lingering batches until ``deadline``. Returns the errors
         by message id.
         """
-        if not self._owner.here or self._closing.locked():
+        if not self._owner.is_current or self._closing.locked():
             return {}
         deadline, failures = deadline.within(self.settings.send_timeout_s), self._futures.collect_failures()
         if self._batching is not None:
@@ -397,10 +404,12 @@ class BaseProducer(ClosedWhenDropped):
 
     def dispatch_ready(self, soon: bool = False) -> None:
         """Internal: send what is enqueued (``batching.BatchOwner``); ``soon``: not on this thread."""
-        self._engine.timer.soon(self._engine.dispatch_ready) if soon else self._engine.dispatch_ready()
+        self._engine.timer.call_soon(self._engine.dispatch_ready) if soon else self._engine.dispatch_ready()
 
     def _deadline(self, timeout_s: float | None) -> Deadline:
-        return Deadline.after(self.settings.send_timeout_s if timeout_s is None else seconds("timeout_s", timeout_s))
+        return Deadline.after(
+            self.settings.send_timeout_s if timeout_s is None else check_seconds("timeout_s", timeout_s)
+        )
 
     def _check_and_resolve(self, message: Message, how: How) -> tuple[Prepared, How, Deadline]:
         """Check in Java's order: the producer's state, the message, the route. Returns the prepared message and its
@@ -446,5 +455,5 @@ class BaseProducer(ClosedWhenDropped):
 def _check_callback(callback: object) -> None:
     """Check a callback, but not its parameters: each send may have another callback, and the check must be fast."""
     if not callable(callback):
-        raise wrong("callback", callback, "a function that takes (outcome)")
-    synchronous("callback", callback)
+        raise argument_error("callback", callback, "a function that takes (outcome)")
+    check_synchronous("callback", callback)

@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any
 
-from rocketmq_spark.base.arguments import instance
-from rocketmq_spark.base.clock import LONGEST_S, Deadline
-from rocketmq_spark.base.threads import Failure, Timer, attempt
+from rocketmq_spark.base.arguments import check_instance
+from rocketmq_spark.base.clock import NO_TIMEOUT_S, Deadline
+from rocketmq_spark.base.threads import Failure, Timer, capture
 from rocketmq_spark.errors import ClosedError, NotSupported, ReplyTimeout, RocketMQError
 from rocketmq_spark.model import Message, MessageQueue, ReceivedMessage, Reply, SendResult
 from rocketmq_spark.options.transport import NO_REPLIES
@@ -62,7 +62,7 @@ class _PendingRequest:
         set_outcome: Callable[[Any], None] = self.future.set_result
         if isinstance(outcome, RocketMQError):
             set_outcome = self.future.set_exception
-        failure = attempt(set_outcome, outcome)
+        failure = capture(set_outcome, outcome)
         if isinstance(failure, Failure):  # Python's futures do not catch BaseException of callbacks
             failure.log(logger, "a callback of a future failed")
         return True
@@ -175,8 +175,8 @@ class RequestProducer(TransactionProducer):
         try:
             self._announce(replies, deadline.within(deadline.remaining() * _ANNOUNCE_SHARE))
             request.unregister = replies.expect(correlation_id, request.complete)
-            if (remaining_s := deadline.remaining()) < LONGEST_S / 2:  # an unlimited timeout needs no timer call
-                self._request_timer.later(remaining_s, functools.partial(self._expire_request, correlation_id))
+            if (remaining_s := deadline.remaining()) < NO_TIMEOUT_S / 2:  # an unlimited timeout needs no timer call
+                self._request_timer.call_later(remaining_s, functools.partial(self._expire_request, correlation_id))
             outgoing = self._outgoing(prepared, destination, deadline, request.on_send_done)._replace(spoolable=False)
             self._engine.submit(outgoing)
             if request.future.done():  # a close may have completed the request before ``unregister`` was set
@@ -209,20 +209,20 @@ class RequestProducer(TransactionProducer):
         """
         replies = self._supported_replies()
         self._owner.check(self._closing.locked())
-        instance("to", to, ReceivedMessage, "the ReceivedMessage that is a request")
+        check_instance("to", to, ReceivedMessage, "the ReceivedMessage that is a request")
         answer = Message(to.topic, body, properties=properties)
         replies.reply(to, answer, self.settings.group, self._deadline(timeout_s))
 
     def close(self, timeout_s: float | None = None) -> list[Any]:
         """Close the producer within ``timeout_s``; ``Producer.close``, which users call, has the details."""
-        if not self._owner.here:
+        if not self._owner.is_current:
             return []
         deadline = self._deadline(timeout_s)
         try:
             with self._requests_lock:
                 self._is_closing = True
                 while self._requests and not deadline.expired:
-                    self._request_timer.hold(self._requests_changed, deadline.remaining())
+                    self._request_timer.wait_notified(self._requests_changed, deadline.remaining())
         except BaseException:
             deadline = Deadline.after(0)
             raise

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import KEY_SEPARATOR, RESERVED_PROPERTIES, RETRY_PREFIX, Property, SysFlag, timer_due_ms
-from rocketmq_spark.base.threads import Failure, Timer, attempt
+from rocketmq_spark.base.threads import Failure, Timer, capture
 from rocketmq_spark.errors import (
     ClosedError,
     DecodeError,
@@ -91,7 +91,8 @@ class EngineResender:
         self._max_message_size = settings.max_message_size
         self._engine = Engine(sender, resend_settings, timer, batch_writes=batch_writes or contextlib.nullcontext)
         self._timer = timer
-        self._request_executor = timer.beside("timers")  # requests about topics and timers, and sends that need them
+        # Requests about topics and timers, and sends that need them.
+        self._request_executor = timer.with_own_thread("timers")
         self._settings = settings
         self._long_delays = DelayRouter(sender, BrokerTimers(sender, {}, SILENT_RETRY_S), settings, timer.wall_ms)
         self._gathers_sends = batch_writes is not None
@@ -103,7 +104,7 @@ class EngineResender:
         self._engine.topics.pinned = queues
 
     def joins(self, first: SpooledSend) -> Callable[[SpooledSend], bool]:
-        max_messages = self._settings.features.most_one_by_one or _MAX_BATCH_MESSAGES
+        max_messages = self._settings.features.max_single_requests or _MAX_BATCH_MESSAGES
         return _BatchBuilder(
             first, min(_MAX_BATCH_BYTES, self._max_message_size), max_messages, self._stores_keyless(first.topic)
         ).try_add
@@ -117,9 +118,9 @@ class EngineResender:
             # Set before the call, because ``_fetch_storage`` changes it if there is no answer.
             self._storage_due_ms[topic] = now_ms + round(1000 * STORAGE_AGE_S)
             # On another thread, because the spool must not wait for an answer.
-            self._request_executor.soon(functools.partial(self._fetch_storage, topic))
+            self._request_executor.call_soon(functools.partial(self._fetch_storage, topic))
         storage = self._engine.topics.storage.get(topic)
-        return storage is not None and not storage.by_key
+        return storage is not None and not storage.is_compacted
 
     def _fetch_storage(self, topic: str) -> None:
         if self._engine.topics.fetch_storage(topic, Deadline.after(RESEND_TIMEOUT_S)) is None:
@@ -135,18 +136,18 @@ class EngineResender:
 
     def resend(self, send: SpooledSend, done: Callable[[Resent], None]) -> None:
         try:
-            self._timer.begin()  # the thread that dispatches and retries
+            self._timer.start()  # the thread that dispatches and retries
         except RuntimeError as e:
-            done(Resent(None, str(e), passing=True))
+            done(Resent(None, str(e), is_temporary=True))
             return
         environment = self._settings.environment
         if environment is not None and self._is_foreign(send.queue, environment):  # the queue was set by 'spool assign'
             done(Resent(None, f"{send.queue} does not belong to environment {environment.name!r}"))
             return
         if self._settings.features.knows_timers and any(name in send.request.properties for name in _TIMER_PROPERTIES):
-            self._request_executor.soon(functools.partial(self._resend_delayed, send, done))
+            self._request_executor.call_soon(functools.partial(self._resend_delayed, send, done))
         elif send.request.batch and not isinstance(send, _JoinedSend):
-            self._request_executor.soon(functools.partial(self._resend_batch, send, done))
+            self._request_executor.call_soon(functools.partial(self._resend_batch, send, done))
         else:
             self._resend(send, done)
 
@@ -154,9 +155,9 @@ class EngineResender:
         """Resend a batch. Perhaps no broker answered when it was spooled, and brokers of a compaction topic drop messages
         without a key.
         """
-        attempt(self._engine.topics.fetch_storage, send.topic, Deadline.after(RESEND_TIMEOUT_S))
+        capture(self._engine.topics.fetch_storage, send.topic, Deadline.after(RESEND_TIMEOUT_S))
         storage = self._engine.topics.storage.get(send.topic)  # None: it may be a compaction topic
-        self._resend_each([send] if storage is not None and not storage.by_key else _split_by_key(send), done)
+        self._resend_each([send] if storage is not None and not storage.is_compacted else _split_by_key(send), done)
 
     def _is_foreign(self, queue: MessageQueue | None, environment: Environment) -> bool:
         """Whether a queue belongs to another environment, according to cached routes."""
@@ -164,7 +165,7 @@ class EngineResender:
             return False
         if environment.by_position:
             return queue not in queues_of_environment(self._sender, environment).get(queue.topic, (queue,))
-        return not environment.owned([queue], may_lack=(queue.topic,))
+        return not environment.owned([queue], may_be_empty=(queue.topic,))
 
     def _resend_delayed(self, send: SpooledSend, done: Callable[[Resent], None]) -> None:
         """Resend a delayed message. Perhaps no broker answered when it was spooled, and a broker without timers would deliver
@@ -178,7 +179,7 @@ class EngineResender:
             done(Resent(None, str(e), retry_soon or is_transient(e, self._sender)))
         except Exception as e:  # each record must get an outcome
             logger.exception("cannot determine the timers of the brokers of %s", send.topic)
-            done(Resent(None, f"{type(e).__name__}: {e}", passing=True))
+            done(Resent(None, f"{type(e).__name__}: {e}", is_temporary=True))
         else:
             self._resend(send, done)
 
@@ -219,7 +220,7 @@ class EngineResender:
                 done(Resent(None, str(outcome), retry_soon or is_transient(outcome, self._sender)))
             elif self._store_must_be_ok and outcome.status is not SendStatus.SEND_OK:
                 reason = f"it was stored with {outcome.status.value}, and option 'requireStoreOk' is ok"
-                done(Resent(None, reason, passing=True))
+                done(Resent(None, reason, is_temporary=True))
             else:
                 done(Resent(outcome.queue))
 
@@ -236,7 +237,7 @@ class EngineResender:
             self._engine.submit(outgoing)  # submit also reports that the engine is closed
         elif self._dispatch_scheduled.acquire(blocking=False):
             try:
-                self._timer.later(GATHER_S, self._dispatch)
+                self._timer.call_later(GATHER_S, self._dispatch)
             except BaseException:  # the thread cannot start
                 self._dispatch_scheduled.release()
                 raise
@@ -250,15 +251,15 @@ class EngineResender:
         def on_part_done(resent: Resent) -> None:
             if resent.error is not None:
                 refused.append(resent)
-            if remaining and not resent.passing:
+            if remaining and not resent.is_temporary:
                 resend_next()
             else:
-                done(resent if resent.passing or not refused else refused[0])
+                done(resent if resent.is_temporary or not refused else refused[0])
 
         def resend_next() -> None:
-            started = attempt(self._resend, remaining.popleft(), on_part_done)
+            started = capture(self._resend, remaining.popleft(), on_part_done)
             if isinstance(started, Failure):  # for example, no thread can start
-                done(Resent(None, str(started), passing=True))
+                done(Resent(None, str(started), is_temporary=True))
 
         resend_next()
 

@@ -58,7 +58,7 @@ def queues_of_environment(sender: Sender, environment: Environment) -> dict[str,
     """The queues, by topic, of an environment whose queues have positions. All senders to this cluster in this process share
     them, even if a later route differs: when a broker leaves, other queues take the positions of its queues.
     """
-    queues_by_topic: dict[str, tuple[MessageQueue, ...]] = process.once(
+    queues_by_topic: dict[str, tuple[MessageQueue, ...]] = process.get_or_create(
         _ENVIRONMENT_QUEUES, (sender, environment), dict
     )
     return queues_by_topic
@@ -178,7 +178,7 @@ class RouteCache:
 
     def stored_by_key(self, topic: str) -> bool:
         """Whether the topic is a compaction topic, according to the last answer."""
-        return (storage := self.storage.get(topic)) is not None and storage.by_key
+        return (storage := self.storage.get(topic)) is not None and storage.is_compacted
 
     def any_topic(self) -> str | None:
         return next(iter(self._cached), None)
@@ -241,7 +241,7 @@ class RouteCache:
             return numbered[topic]
         # Readers count all readable queues. A topic that does not exist yet will have the queues of the template.
         readable = queues if topic in self._auto_created else self._sender.all_queues(topic, deadline)
-        own_queues = tuple(environment.publish(readable, queues))
+        own_queues = tuple(environment.writable(readable, queues))
         return numbered.setdefault(topic, own_queues)
 
 

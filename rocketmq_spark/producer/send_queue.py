@@ -23,7 +23,7 @@ from collections.abc import Collection, Hashable
 from typing import Generic, NamedTuple, TypeVar
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.threads import Timer, may_wait
+from rocketmq_spark.base.threads import Timer, may_block
 from rocketmq_spark.errors import ClosedError, MessageIllegal, RocketMQError, SendFailed
 from rocketmq_spark.model import SendResult, SendStatus
 from rocketmq_spark.producer.outgoing import (
@@ -206,18 +206,18 @@ class SendQueue:
         cannot start: later, the thread that reads the answer could not handle this.
         """
         try:
-            self._timer.begin()
+            self._timer.start()
         except RuntimeError as e:
             raise SendFailed(f"nothing was sent: {e}", remedy="Raise the limits of threads and processes") from e
         deadline = outgoing.deadline_from_now
         with self._lock:
             # A caller that may not wait has called ``has_room`` for the body, so only properties may exceed the limit.
-            while may_wait() and not self.has_room(outgoing.size, outgoing.ordered_queue is not None):
+            while may_block() and not self.has_room(outgoing.size, outgoing.ordered_queue is not None):
                 if deadline.expired:
                     window = self.in_flight
                     problem = f"{window.requests} asynchronous sends with {window.bytes} bytes are not answered yet"
                     raise SendFailed(problem, remedy="Send more slowly, or wait for results")
-                self._timer.hold(self._changed, deadline.remaining())
+                self._timer.wait_notified(self._changed, deadline.remaining())
 
     def put(self, outgoing: OutgoingSend, brokers: int) -> RocketMQError | None:
         """Add the request at the end of its ordered queue. If the queue has failed, returns the error instead. Raises
@@ -272,7 +272,7 @@ class SendQueue:
         """Wait for all outcomes. Returns whether all requests have one at the deadline."""
         with self._lock:
             while (self.in_flight.requests or self._blocking_sends) and not deadline.expired:
-                self._timer.hold(self._changed, deadline.remaining())
+                self._timer.wait_notified(self._changed, deadline.remaining())
             return not self.in_flight.requests and not self._blocking_sends
 
     def close(self) -> tuple[list[OutgoingSend], list[OutgoingSend]]:

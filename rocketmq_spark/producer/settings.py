@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rocketmq_spark.base import codes
-from rocketmq_spark.base.threads import Failure, attempt
+from rocketmq_spark.base.threads import Failure, capture
 from rocketmq_spark.errors import OptionError, RocketMQError
 from rocketmq_spark.model import Message, MessageQueue, SendRequest, SendResult
 from rocketmq_spark.model.send import HalfCheck
@@ -76,7 +76,7 @@ class Hooks:
 
     def _call(self, hooks: Sequence[Hook], context: SendContext) -> None:
         for hook in hooks:
-            called = attempt(hook, context)
+            called = capture(hook, context)
             if isinstance(called, Failure):
                 called.log(logger, "a send hook failed")
 
@@ -144,7 +144,7 @@ class ProducerSettings:
             store_must_be_ok=options.require_store_ok == "ok",
             max_message_size=options.max_message_size,
             compress_above=options.compress_above,
-            compression=options.compression if transport.takes_compressed else "none",
+            compression=options.compression if transport.accepts_compressed else "none",
             auto_create_topics=transport.creates_topics,
             features=transport,
             send_latency_fault=bool(options.send_latency_fault),
@@ -215,5 +215,5 @@ class ProducerSettings:
             shared.max_delay_ms if self.batch_max_delay_ms is None else self.batch_max_delay_ms,
             shared.total_max_bytes if self.total_batch_max_bytes is None else self.total_batch_max_bytes,
             min(shared.max_encoded_bytes, self.max_message_size),
-            max_messages_per_queue=self.features.most_one_by_one,
+            max_messages_per_queue=self.features.max_single_requests,
         )

@@ -101,7 +101,7 @@ class SpoolBridge:
     def __init__(self, spool: Spool, sender: Sender, timer: Timer) -> None:
         self._spool = spool
         self._sender = sender
-        self._timer = timer.beside("spool")
+        self._timer = timer.with_own_thread("spool")
         self._lock = threading.Lock()
         self._waiting: deque[tuple[OutgoingSend, RocketMQError | None, Callable[[Outcome], None]]] = deque()
 
@@ -140,7 +140,7 @@ class SpoolBridge:
         """As ``spool`` for one request, without blocking. ``done`` receives the outcome."""
         with self._lock:
             self._waiting.append((outgoing, error, done))
-        self._timer.soon(self._spool_waiting)
+        self._timer.call_soon(self._spool_waiting)
 
     def drain(self) -> None:
         """Wait until all sends that were passed to ``spool_async`` are written."""

@@ -14,9 +14,9 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, cast
 
-from rocketmq_spark.base.clock import Deadline, NowAndThen
+from rocketmq_spark.base.clock import Deadline, RateLimit
 from rocketmq_spark.base.codes import Property
-from rocketmq_spark.base.threads import Failure, Timer, attempt
+from rocketmq_spark.base.threads import Failure, Timer, capture
 from rocketmq_spark.errors import CallTimeout, ClosedError, RocketMQError
 from rocketmq_spark.model import Message, MessageQueue, SendRequest, SendResult, SendStatus
 from rocketmq_spark.model.send import HalfCheck, HalfPlace, TransactionState
@@ -76,7 +76,7 @@ class _BatchRecords:
         return self._size
 
     def __iter__(self) -> Iterator[TraceRecord]:
-        records = attempt(lambda: list(self._make()))
+        records = capture(lambda: list(self._make()))
         if isinstance(records, Failure):
             records.log(logger, "trace records could not be created")
             return iter(())
@@ -119,9 +119,9 @@ class TraceProducer(BaseProducer):
         self._scheduled = False  # whether the timer will send the records
         self._is_finished = False  # whether ``append`` ignores records
         self._records_lock = threading.Lock()
-        self._loss_log_limit = NowAndThen(LOSS_LOG_S)
+        self._loss_log_limit = RateLimit(LOSS_LOG_S)
         settings = ProducerSettings(group=name, send_timeout_s=SEND_TIMEOUT_S, auto_create_topics=False, heartbeat_s=0)
-        self._flush_timer.begin()  # start the thread now: if it cannot start later, ``append`` would fail
+        self._flush_timer.start()  # start the thread now: if it cannot start later, ``append`` would fail
         try:
             super().__init__(cast(Sender, _UnregisteredSender(sender)), settings, make_timer=make_timer)
         except BaseException:
@@ -149,9 +149,9 @@ class TraceProducer(BaseProducer):
                 count, ClosedError(f"records are added faster than they are sent, {MAX_BUFFERED_RECORDS} records wait")
             )
         elif flush_now:
-            self._flush_timer.soon(self._send_records)
+            self._flush_timer.call_soon(self._send_records)
         elif schedule:
-            self._flush_timer.later(FLUSH_S, self._send_records)
+            self._flush_timer.call_later(FLUSH_S, self._send_records)
 
     def close(self, timeout_s: float | None = None) -> list[Unsent]:
         """Send the collected records and close, within ``timeout_s`` seconds and the send timeout."""
@@ -172,7 +172,7 @@ class TraceProducer(BaseProducer):
 
     def _finish(self, deadline: Deadline) -> bool:
         """Accept no more records and send the collected ones. Returns False if this was done before, or in a forked process."""
-        if not self._owner.here:
+        if not self._owner.is_current:
             return False
         with self._records_lock:
             was_finished, self._is_finished = self._is_finished, True
@@ -193,7 +193,7 @@ class TraceProducer(BaseProducer):
                 continue
             timeout_s = SEND_TIMEOUT_S if deadline is None else deadline.remaining()
             message = Message(self.topic, body.encode(), keys=keys)
-            sent = attempt(self.send_async, message, NonblockingCallback(on_sent), timeout_s=timeout_s)
+            sent = capture(self.send_async, message, NonblockingCallback(on_sent), timeout_s=timeout_s)
             if isinstance(sent, Failure):
                 on_sent(sent.error)
 
@@ -239,7 +239,7 @@ class TracedSender:
         self._group = group
         self._trace_topic = trace_topic
         self._wall_ms = wall_ms
-        self._not_traced_log_limit = NowAndThen(NOT_TRACED_LOG_S)
+        self._not_traced_log_limit = RateLimit(NOT_TRACED_LOG_S)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._sender, name)
@@ -349,7 +349,7 @@ class TracedSender:
 
     def _trace(self, records: Callable[[], Records]) -> None:
         """Append records. An error is logged and does not fail the send."""
-        appended = attempt(lambda: self._append(records()))
+        appended = capture(lambda: self._append(records()))
         if isinstance(appended, Failure):
             appended.log(logger, "a trace record could not be created")
 

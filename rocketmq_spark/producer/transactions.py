@@ -27,10 +27,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from rocketmq_spark.base.arguments import function, seconds
+from rocketmq_spark.base.arguments import check_function, check_seconds
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.copies import CROSSING_S
-from rocketmq_spark.base.threads import Failure, attempt, left_by_collection
+from rocketmq_spark.base.copies import RACE_WINDOW_S
+from rocketmq_spark.base.threads import Failure, capture, deferred_by_collection
 from rocketmq_spark.errors import (
     CallTimeout,
     ClosedError,
@@ -42,7 +42,7 @@ from rocketmq_spark.errors import (
 )
 from rocketmq_spark.model import Message, ReceivedMessage, SendResult, SendStatus
 from rocketmq_spark.model.message import PoppedMessage
-from rocketmq_spark.model.send import HalfPlace, HalfState, TransactionState, content_of
+from rocketmq_spark.model.send import HalfPlace, HalfState, TransactionState, content_digest
 from rocketmq_spark.ports import Sender
 from rocketmq_spark.producer import encoding
 from rocketmq_spark.producer.encoding import How
@@ -84,7 +84,7 @@ class HalfFate:
 
     While the program references the half message, the program may decide: ``owner_ref`` is a weak reference to it. The decision
     is sent to the place of the stored message, or of the last copy that the broker made. Another message with the same id has
-    other ``content`` (``model.send.content_of``).
+    other ``content`` (``model.send.content_digest``).
     """
 
     __slots__ = ("_crossing_until", "_lock", "_place", "content", "last_decision", "owner_ref", "state")
@@ -149,7 +149,7 @@ class HalfFate:
                     self.state = HalfState.PREPARED
                 raise
             self.state = next_state
-            self._crossing_until = Deadline.after(CROSSING_S) if proved else None
+            self._crossing_until = Deadline.after(RACE_WINDOW_S) if proved else None
             return True
 
     def abandon(self) -> bool:
@@ -226,9 +226,9 @@ class HalfMessage:
         self._decide(TransactionState.ROLLBACK, timeout_s)
 
     def _decide(self, decision: TransactionState, timeout_s: float | None) -> None:
-        if left_by_collection(functools.partial(self._decide, decision, timeout_s)):
+        if deferred_by_collection(functools.partial(self._decide, decision, timeout_s)):
             return
-        wait_s = self._timeout_s if timeout_s is None else seconds("timeout_s", timeout_s)
+        wait_s = self._timeout_s if timeout_s is None else check_seconds("timeout_s", timeout_s)
         send = self._send
         try:
             is_decided = send is not None and self._fate.decide(decision, wait_s, send)
@@ -330,7 +330,7 @@ def _answer_after_decision(
 
 
 def _call_check(check: Callable[[Any], Any], message: _CheckedMessage) -> TransactionState:
-    decision: Any = attempt(check, message)
+    decision: Any = capture(check, message)
     if isinstance(decision, Failure):
         decision.log(logger, "transaction_check failed for message %s of %s", message.msg_id, message.topic)
         return TransactionState.UNKNOWN
@@ -372,7 +372,7 @@ class TransactionProducer(BaseProducer):
         self, sender: Sender, settings: ProducerSettings, check: TransactionCheck | None = None, **wiring: Any
     ) -> None:
         if check is not None:
-            function("transaction_check", check, "message")
+            check_function("transaction_check", check, "message")
             # Environments that share a topic have different groups, so they do not decide about each other's messages.
             group = settings.group if settings.environment is None else settings.environment.group(settings.group)
             self._transaction_check = check  # the only strong reference: see ``weakly_bound``
@@ -409,7 +409,7 @@ class TransactionProducer(BaseProducer):
         msg_id = prepared.msg_id
         scope = self.settings.scope
         topic = scope.user_name(scope.on_wire(message.topic))  # the name that a check contains
-        content = content_of(topic, prepared.message.body, decode_properties(prepared.properties))
+        content = content_digest(topic, prepared.message.body, decode_properties(prepared.properties))
         fate = HalfFate(HalfPlace(message.topic, "", self.settings.group, msg_id, msg_id), content)
         _registry.add(msg_id, fate)  # the broker may ask before it acknowledges
         try:
@@ -463,7 +463,7 @@ class TransactionProducer(BaseProducer):
 
     def _decide_at_end(self, half: HalfMessage, decision: TransactionState) -> None:
         """Apply the ``decision`` of the end of a block, unless the user has decided in it."""
-        if half.state is not HalfState.PREPARED or left_by_collection(
+        if half.state is not HalfState.PREPARED or deferred_by_collection(
             functools.partial(self._decide_at_end, half, decision)
         ):
             return

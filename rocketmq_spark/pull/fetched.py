@@ -127,8 +127,8 @@ class ReceivedAnswers:
         self._given_back = list(answers)
 
     def retain(self, rest: list[FetchedAnswer], count: int, stream: BulkStream) -> None:
-        """Keep only ``rest``, which covers ``count`` offsets, and the answers that were given back. The buffer is compacted if an
-        equal amount might not fit.
+        """Keep only ``rest``, which covers ``count`` offsets, and the answers that were given back. The buffer is compacted if as
+        many bytes might not fit again.
         """
         if self._given_back:
             rest, self._given_back = self._given_back + rest, []

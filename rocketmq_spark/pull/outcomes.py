@@ -69,8 +69,8 @@ class Suspect:
 
 @dataclass(frozen=True, slots=True)
 class Reset:
-    """An operator reset the group to ``offset``. The broker reports it to one pull only. A reader with own offsets repeats the
-    pull.
+    """An operator reset the group to ``offset``. The broker reports it to one pull only. A reader that does not use
+    the group's offsets repeats the pull.
     """
 
     offset: int

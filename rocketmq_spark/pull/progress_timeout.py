@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable
 
 from rocketmq_spark.base.clock import Clock, Deadline
-from rocketmq_spark.base.retry import Trouble
+from rocketmq_spark.base.retry import RetryErrors
 from rocketmq_spark.errors import CallTimeout, RocketMQError
 
 logger = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ class ProgressTimeout:
     def __init__(self, read_deadline_s: float, clock: Clock) -> None:
         self._read_deadline_s = read_deadline_s
         self._clock = clock
-        self._failures = Trouble()
+        self._failures = RetryErrors()
         self._pauses = clock.pauses()
         self._last_answer_at = self._started_at = 0.0
         self._logged_at: float | None = None
@@ -83,9 +83,9 @@ class ProgressTimeout:
         Raises ``error`` if it is permanent, and the first failure if the time is over.
         """
         is_over = self.remaining_s() <= 0
-        self._failures.note(error, self._clock.now(), cut_short=is_over)
+        self._failures.record(error, self._clock.now(), cut_short=is_over)
         if not error.retriable or is_over:
-            self._failures.give_up(error, self._clock.now())
+            self._failures.raise_final(error, self._clock.now())
         if self._logged_at is None:
             self._log(place, str(error))
         self.log_wait(place)

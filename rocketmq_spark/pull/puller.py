@@ -39,16 +39,16 @@ class Puller:
         """The deadline of a request about a topic: as long as the read may wait for messages."""
         return Deadline.after(self.settings.read_deadline_s)
 
-    def compacted(self, queue: MessageQueue) -> bool:
+    def is_compacted(self, queue: MessageQueue) -> bool:
         """Whether the queue is of a compaction topic, in which offsets may have no message."""
-        return self.source.compacted(queue, self._deadline())
+        return self.source.is_compacted(queue, self._deadline())
 
-    def batched(self, queue: MessageQueue) -> bool:
+    def stores_batches(self, queue: MessageQueue) -> bool:
         """Whether brokers store the queue's messages in batches, and so cannot filter single messages. True while it is unknown,
         because the read waits longer for its broker than this request does.
         """
         try:
-            return self.source.batched(queue, self._deadline())
+            return self.source.stores_batches(queue, self._deadline())
         except RocketMQError as e:
             if not e.retriable:
                 raise
@@ -62,9 +62,9 @@ class Puller:
         expression about a batch topic.
         """
         if not filtered or filtered.kind == NO_FILTER.kind:
-            return NO_FILTER if filtered and self.batched(queue) else filtered
+            return NO_FILTER if filtered and self.stores_batches(queue) else filtered
         try:
-            batched = self.source.batched(queue, self._deadline())
+            batched = self.source.stores_batches(queue, self._deadline())
         except RocketMQError as e:
             if not e.retriable:
                 raise

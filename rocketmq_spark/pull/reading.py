@@ -186,13 +186,13 @@ class RangesReading:
         recreated: RecreatedTopics | None,
     ) -> None:
         self.queues = [r.queue for r in ranges]
-        self._is_compacted = puller.compacted
+        self._is_compacted = puller.is_compacted
         # Both only for a filtered read.
         self._single_messages: SingleMessageReader | None = None
         self._filtered_read_check: FilteredReadCheck | None = None
         if filtered:
             open_reader = functools.partial(puller.reader, planned_address=planned_address)
-            self._single_messages = SingleMessageReader(open_reader, puller.compacted)
+            self._single_messages = SingleMessageReader(open_reader, puller.is_compacted)
             self._filtered_read_check = FilteredReadCheck(ranges, self._single_messages, on_loss)
             on_loss = self._filtered_read_check.record_loss
         self._reader = puller.reader(ranges, on_loss, filtered, planned_address, recreated)

@@ -48,7 +48,7 @@ class LossSuspicions:
         return suspicion.suspected_for_s(now) >= self._grace_s
 
     def address_changed(self) -> None:
-        """The next answers come from another address: what looked lost still does, but the time of grace starts again."""
+        """The next answers come from another address: suspected losses remain, but their time of grace starts again."""
         for suspicion in self.by_position.values():
             if suspicion.suspected_at is not None:
                 suspicion.suspected_at = math.inf
@@ -118,7 +118,7 @@ def confirmed_losses(
 def split_at_unconfirmed(
     answers: Sequence[FetchedAnswer], unconfirmed: Sequence[Hole]
 ) -> tuple[int, list[FetchedAnswer]]:
-    """Return the number of answers before the first one with an unconfirmed hole, and the answers after it that have none."""
+    """Return how many answers precede the first one with an unconfirmed hole, and the later answers without such holes."""
     with_holes = {hole.answer for hole in unconfirmed}
     usable_count = min(with_holes, default=len(answers))
     return usable_count, [

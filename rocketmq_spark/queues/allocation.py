@@ -24,7 +24,7 @@ from rocketmq_spark.base import codes
 from rocketmq_spark.base.java import sorted_texts
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model import MessageQueue
-from rocketmq_spark.options.names import nearest, resolve
+from rocketmq_spark.options.names import resolve, unknown_value
 from rocketmq_spark.options.parsing import json_document
 from rocketmq_spark.queues.environment import Environment, sorted_queues
 from rocketmq_spark.queues.selection import ROOM_SEPARATOR, room_of
@@ -34,9 +34,9 @@ def fixed_queues(config: Any) -> Callable[[str], list[MessageQueue]]:
     """Return a function from a consumer to the list of queues that ``config`` fixes for it, in their order."""
     value = _parsed(config)
     if isinstance(value, Mapping) and not _is_assignment(value):
-        by_consumer = {str(name): _flat(owns, config) for name, owns in value.items()}
+        by_consumer = {str(name): _queues_from(owns, config) for name, owns in value.items()}
         return lambda consumer: by_consumer.get(consumer, [])
-    for_all = _flat(value, config)
+    for_all = _queues_from(value, config)
     return lambda consumer: for_all
 
 
@@ -46,7 +46,7 @@ def _parsed(config: Any) -> Any:
     try:
         return json_document(config)
     except ValueError as e:
-        raise _bad(config, f" ({e})") from e
+        raise _config_error(config, f" ({e})") from e
 
 
 def _is_assignment(value: Mapping[Any, Any]) -> bool:
@@ -55,10 +55,10 @@ def _is_assignment(value: Mapping[Any, Any]) -> bool:
     return len(inner) == len(value) and all(not isinstance(ids, Mapping) for v in inner for ids in v.values())
 
 
-def _flat(value: Any, config: Any) -> list[MessageQueue]:
+def _queues_from(value: Any, config: Any) -> list[MessageQueue]:
     if isinstance(value, Mapping):
         if not _is_assignment(value):
-            raise _bad(config)
+            raise _config_error(config)
         return [
             MessageQueue(str(topic), str(broker), _queue_id(i, config))
             for topic, by_broker in value.items()
@@ -73,31 +73,31 @@ def _queue(item: Any, config: Any) -> MessageQueue:
         return item
     parts = item.rsplit("/", 2) if isinstance(item, str) else []
     if len(parts) != 3 or not parts[2].isdecimal():
-        raise _bad(config)
+        raise _config_error(config)
     return MessageQueue(parts[0], parts[1], int(parts[2]))
 
 
 def _queue_id(value: Any, config: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise _bad(config)
+        raise _config_error(config)
     return value
 
 
 def _list(value: Any, config: Any) -> Sequence[Any]:
     if isinstance(value, str) or not isinstance(value, Sequence):
-        raise _bad(config)
+        raise _config_error(config)
     return value
 
 
-def _bad(config: Any, why: str = "") -> OptionError:
+def _config_error(config: Any, why: str = "") -> OptionError:
     shapes = 'a list of queues, {"topic": {"broker": [0, 1]}}, or {"consumer": one of these}'
     return OptionError(f"option 'allocationConfig' is {config!r}; expected {shapes}{why}")
 
 
 Queues = list[MessageQueue]
-Share = Callable[[str], Queues]
+QueuesOf = Callable[[str], Queues]
 Config = Mapping[str, Any]
-Strategy = Callable[[Queues, list[str], Config], Share]
+Strategy = Callable[[Queues, list[str], Config], QueuesOf]
 
 # Names that ``**config`` may contain; each strategy uses those that it knows.
 CONFIG_NAMES = (
@@ -127,7 +127,7 @@ def allocate(
     Returns:
         The share of ``consumer``; empty if it is not in ``consumers`` and ``strategy="config"`` fixes no queues for it.
     """
-    return _planned(strategy, [consumer], queues, consumers, config)[consumer]
+    return _allocations(strategy, [consumer], queues, consumers, config)[consumer]
 
 
 def allocate_all(
@@ -137,29 +137,29 @@ def allocate_all(
     **config: Any,
 ) -> dict[str, Queues]:
     """Return the share of every consumer, sorted by consumer. A strategy may assign a queue twice, or to no consumer."""
-    return _planned(strategy, sorted_texts(set(consumers)), queues, consumers, config)
+    return _allocations(strategy, sorted_texts(set(consumers)), queues, consumers, config)
 
 
-def _planned(
+def _allocations(
     strategy: str | Callable[..., Sequence[MessageQueue]],
-    wanted: Iterable[str],
+    requested: Iterable[str],
     queues: Sequence[MessageQueue],
     consumers: Sequence[str],
     config: Config,
 ) -> dict[str, Queues]:
     for name in config:
         if name not in CONFIG_NAMES and isinstance(strategy, str) and ":" not in strategy:
-            raise OptionError(nearest("allocation configuration", name, CONFIG_NAMES))
-    share = _share(strategy, queues, consumers, config)
-    return {consumer: share(consumer) for consumer in wanted}
+            raise OptionError(unknown_value("allocation configuration", name, CONFIG_NAMES))
+    share = _allocation(strategy, queues, consumers, config)
+    return {consumer: share(consumer) for consumer in requested}
 
 
-def _share(
+def _allocation(
     strategy: str | Callable[..., Sequence[MessageQueue]],
     queues: Sequence[MessageQueue],
     consumers: Sequence[str],
     config: Config,
-) -> Share:
+) -> QueuesOf:
     """Call ``strategy`` with sorted lists, after the checks that all strategies but ``config`` make (Java's, in its order)."""
     by_name = {name.lower(): f for name, f in STRATEGIES.items()}
     ordered, ids = sorted_queues(queues or ()), sorted_texts(consumers or ())
@@ -168,12 +168,12 @@ def _share(
     if isinstance(strategy, str) and strategy.lower() in by_name:
         return _checked(by_name[strategy.lower()], ordered, ids, config)
     if isinstance(strategy, str) and ":" not in strategy:
-        raise OptionError(nearest("allocationStrategy", strategy, (*STRATEGIES, "config", "module:callable")))
-    return _checked(_called(resolve(strategy, "allocationStrategy")), ordered, ids, config)
+        raise OptionError(unknown_value("allocationStrategy", strategy, (*STRATEGIES, "config", "module:callable")))
+    return _checked(_from_callable(resolve(strategy, "allocationStrategy")), ordered, ids, config)
 
 
-def _checked(strategy: Strategy, queues: Queues, consumers: list[str], config: Config) -> Share:
-    planned: list[Share] = []
+def _checked(strategy: Strategy, queues: Queues, consumers: list[str], config: Config) -> QueuesOf:
+    planned: list[QueuesOf] = []
     members = set(consumers)
 
     def share(consumer: str) -> Queues:
@@ -192,7 +192,7 @@ def _checked(strategy: Strategy, queues: Queues, consumers: list[str], config: C
     return share
 
 
-def _averagely(queues: Queues, consumers: list[str], config: Config) -> Share:
+def _averagely(queues: Queues, consumers: list[str], config: Config) -> QueuesOf:
     """Contiguous blocks, the first ones larger by one (``AllocateMessageQueueAveragely``)."""
     size, larger = divmod(len(queues), len(consumers))
     position = _positions(consumers)
@@ -205,7 +205,7 @@ def _averagely(queues: Queues, consumers: list[str], config: Config) -> Share:
     return share
 
 
-def _by_circle(queues: Queues, consumers: list[str], config: Config) -> Share:
+def _by_circle(queues: Queues, consumers: list[str], config: Config) -> QueuesOf:
     """Dealt out one by one (``AllocateMessageQueueAveragelyByCircle``)."""
     position = _positions(consumers)
     return lambda consumer: queues[position[consumer] :: len(consumers)]
@@ -247,7 +247,7 @@ def queue_key(queue: MessageQueue) -> str:
     return f"MessageQueue [topic={queue.topic}, brokerName={queue.broker_name}, queueId={queue.queue_id}]"
 
 
-def _consistent_hash(queues: Queues, consumers: list[str], config: Config) -> Share:
+def _consistent_hash(queues: Queues, consumers: list[str], config: Config) -> QueuesOf:
     """``AllocateMessageQueueConsistentHash`` with ``virtualNodes`` (10) places per consumer and an optional ``hash``.
 
     Java hashes the topic's name with its namespace, as brokers know it: ``onWire`` converts the user's name to it.
@@ -263,14 +263,14 @@ def _consistent_hash(queues: Queues, consumers: list[str], config: Config) -> Sh
     return lambda consumer: shares.get(consumer, [])
 
 
-def _machine_room(queues: Queues, consumers: list[str], config: Config) -> Share:
+def _machine_room(queues: Queues, consumers: list[str], config: Config) -> QueuesOf:
     """Queues of brokers named ``room@name`` in ``machineRooms``; the remainder is dealt from the tail.
 
     ``AllocateMessageQueueByMachineRoom``. Java's split drops empty parts at the end, so ``room@`` is no room. Copies of failed
     messages may lie in any room: the other queues of a retry topic are shared averagely, as nothing else would read them.
     """
-    given = config.get("machineRooms")
-    rooms = set(given.split(",") if isinstance(given, str) else given or ())
+    rooms_option = config.get("machineRooms")
+    rooms = set(rooms_option.split(",") if isinstance(rooms_option, str) else rooms_option or ())
     if not rooms:
         raise OptionError("option 'machineRooms' is missing; expected the rooms whose queues are shared")
     inside = [q for q in queues if _java_parts(q.broker_name) == 2 and room_of(q.broker_name) in rooms]
@@ -291,7 +291,7 @@ def _java_parts(broker_name: str) -> int:
     return len(broker_name.rstrip(ROOM_SEPARATOR).split(ROOM_SEPARATOR))
 
 
-def _machine_room_nearby(queues: Queues, consumers: list[str], config: Config) -> Share:
+def _machine_room_nearby(queues: Queues, consumers: list[str], config: Config) -> QueuesOf:
     """The ``inner`` strategy within each room; rooms without consumers are shared by all.
 
     ``AllocateMachineRoomNearby``. ``room`` returns the room of a broker name or of a consumer; ``partitionRooms`` maps
@@ -305,16 +305,16 @@ def _machine_room_nearby(queues: Queues, consumers: list[str], config: Config) -
     for consumer in consumers:
         consumers_in.setdefault(_room(room, consumer, f"consumer id {consumer}"), []).append(consumer)
     inner = config.get("inner", "averagely")
-    rest = {name: value for name, value in config.items() if name != "inner"}
+    inner_config = {name: value for name, value in config.items() if name != "inner"}
     shares = {
-        name: _share(inner, queues_in[name], consumers_in.get(name, consumers), rest)
+        name: _allocation(inner, queues_in[name], consumers_in.get(name, consumers), inner_config)
         for name in sorted_texts(queues_in)
     }
 
     def share(consumer: str) -> Queues:
         own = room(consumer)
-        found = shares[own](consumer) if own in shares else []
-        return found + [q for name in shares if name not in consumers_in for q in shares[name](consumer)]
+        own_queues = shares[own](consumer) if own in shares else []
+        return own_queues + [q for name in shares if name not in consumers_in for q in shares[name](consumer)]
 
     return share
 
@@ -334,7 +334,7 @@ def _room(room: Callable[[str], str], name: str, what: str) -> str:
     return found
 
 
-def _environment(queues: Queues, consumers: list[str], config: Config) -> Share:
+def _environment(queues: Queues, consumers: list[str], config: Config) -> QueuesOf:
     """The queues of one environment, shared by its consumers; ``queues.environment`` describes the layouts.
 
     If every consumer of the environment had all of its queues, each would read every message. So the strategy ``inner``
@@ -342,17 +342,21 @@ def _environment(queues: Queues, consumers: list[str], config: Config) -> Share:
     environment of a consumer. Retry topics have none: their queues are shared by all, as nothing else would read them.
     """
     inner = config.get("inner", "averagely")
-    rest = {name: value for name, value in config.items() if name != "inner"}
+    inner_config = {name: value for name, value in config.items() if name != "inner"}
     environment_of = config.get("environmentOf")
     environment = Environment.of(config.get("environment"), config.get("environments"))
     retries = [q for q in queues if q.topic.startswith(codes.RETRY_PREFIX)]
     owned = environment.owned(q for q in queues if not q.topic.startswith(codes.RETRY_PREFIX))
     members = [c for c in consumers if environment_of is None or str(environment_of(c)) == environment.name]
-    parts = [_share(inner, part, who, rest) for part, who in ((owned, members), (retries, consumers)) if part and who]
+    parts = [
+        _allocation(inner, part, who, inner_config)
+        for part, who in ((owned, members), (retries, consumers))
+        if part and who
+    ]
     return lambda consumer: [queue for part in parts for queue in part(consumer)]
 
 
-def _configured(queues: Queues, consumers: list[str], config: Config) -> Share:
+def _configured(queues: Queues, consumers: list[str], config: Config) -> QueuesOf:
     """Queues fixed by ``allocationConfig``, for every consumer or by consumer.
 
     ``AllocateMessageQueueByConfig`` returns its list for every topic, whether its queues exist or not. Here only queues
@@ -365,25 +369,31 @@ def _configured(queues: Queues, consumers: list[str], config: Config) -> Share:
     retries = [q for q in queues if q.topic.startswith(codes.RETRY_PREFIX)]
 
     def share(consumer: str) -> Queues:
-        given = fixed(consumer)
-        found = [queue for queue in given if queue in existing]
-        missing = [queue for queue in retries if queue not in given]
-        return found + _averagely(missing, consumers, config)(consumer) if missing and consumer in consumers else found
+        fixed_for_consumer = fixed(consumer)
+        existing_queues = [queue for queue in fixed_for_consumer if queue in existing]
+        missing = [queue for queue in retries if queue not in fixed_for_consumer]
+        return (
+            existing_queues + _averagely(missing, consumers, config)(consumer)
+            if missing and consumer in consumers
+            else existing_queues
+        )
 
     return share
 
 
-def _called(strategy: Callable[..., Sequence[MessageQueue]]) -> Strategy:
+def _from_callable(strategy: Callable[..., Sequence[MessageQueue]]) -> Strategy:
     """A user's own strategy: called as ``strategy(consumer, queues, consumers, **config)`` with copies of the lists."""
 
-    def planned(queues: Queues, consumers: list[str], config: Config) -> Share:
+    def planned(queues: Queues, consumers: list[str], config: Config) -> QueuesOf:
         existing = set(queues)
 
         def share(consumer: str) -> Queues:
-            found = list(strategy(consumer, list(queues), list(consumers), **config))
-            if stranger := next((queue for queue in found if queue not in existing), None):
-                raise OptionError(f"allocation strategy {strategy!r} gave {stranger!r}, which is not among the queues")
-            return found
+            chosen = list(strategy(consumer, list(queues), list(consumers), **config))
+            if unknown_queue := next((queue for queue in chosen if queue not in existing), None):
+                raise OptionError(
+                    f"allocation strategy {strategy!r} gave {unknown_queue!r}, which is not among the queues"
+                )
+            return chosen
 
         return share
 

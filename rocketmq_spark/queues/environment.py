@@ -30,9 +30,9 @@ from rocketmq_spark.options import Options
 from rocketmq_spark.options.parsing import json_document, whole_number
 from rocketmq_spark.wire.names import Scope
 
-_LAYOUT = 'a count, or JSON such as {"dev1": [0, 1], "dev2": {"broker-a": [2]}}'
+_LAYOUT_FORMS = 'a count, or JSON such as {"dev1": [0, 1], "dev2": {"broker-a": [2]}}'
 ANY_BROKER = ""
-_OF_GROUP = "_env_"
+_GROUP_INFIX = "_env_"
 
 
 logger = logging.getLogger(__name__)
@@ -83,7 +83,7 @@ class Environment:
         Each environment has its own group, and so its own retry topic and dead letters: all members of a group share these,
         whatever queues they own.
         """
-        return f"{group}{_OF_GROUP}{self.name}"
+        return f"{group}{_GROUP_INFIX}{self.name}"
 
     @property
     def by_position(self) -> bool:
@@ -93,62 +93,62 @@ class Environment:
     def owned(
         self,
         queues: Iterable[MessageQueue],
-        kept: Collection[MessageQueue] = (),
-        may_lack: Container[str] = (),
+        previous: Collection[MessageQueue] = (),
+        may_be_empty: Container[str] = (),
     ) -> list[MessageQueue]:
         """The environment's queues of each topic in ``queues``, sorted; an error for a topic without any. Retry and dead-letter
         topics are returned whole, because their group belongs to one environment.
 
-        ``kept`` are the queues that it had before. By position it keeps them even if the route has changed, because other queues
-        take the positions of a broker that is away. Topics in ``may_lack`` may currently have none.
+        ``previous`` are the queues that it had before. By position it keeps them even if the route has changed, because other
+        queues take the positions of a broker that is away. Topics in ``may_be_empty`` may currently have none.
         """
-        before = {queue.topic for queue in kept} if self.by_position else set()
+        before = {queue.topic for queue in previous} if self.by_position else set()
         queues_owned: list[MessageQueue] = []
         for topic, group in groupby(sorted(queues, key=queue_order), key=lambda q: q.topic):
             of_topic = list(group)
             if topic.startswith((RETRY_PREFIX, DLQ_PREFIX)):
                 queues_owned += of_topic
                 continue
-            mine = [q for q in of_topic if q in kept] if topic in before else self._of_topic(of_topic)
-            if not mine and topic not in before and topic not in may_lack:
-                raise OptionError(self._complaint(topic, of_topic))
+            mine = [q for q in of_topic if q in previous] if topic in before else self._queues_of_topic(of_topic)
+            if not mine and topic not in before and topic not in may_be_empty:
+                raise OptionError(self._no_queues_problem(topic, of_topic))
             queues_owned += mine
         return queues_owned
 
-    def publish(self, readable: Iterable[MessageQueue], writable: Iterable[MessageQueue]) -> list[MessageQueue]:
+    def writable(self, readable: Iterable[MessageQueue], writable: Iterable[MessageQueue]) -> list[MessageQueue]:
         """The environment's queues that accept messages now.
 
         Positions are counted among all readable queues, as readers do. So a broker without a master, which is missing from
         ``writable``, does not shift the environment onto queues of another. If no queue is writable, this raises
         ``BrokerNotFound`` if a broker of the environment is away, which may return, else ``OptionError``.
         """
-        open_now, there = set(writable), set(readable)
+        open_now, readable_queues = set(writable), set(readable)
         try:
-            mine = self.owned(there)
+            own_queues = self.owned(readable_queues)
         except OptionError as e:
-            if away := self._named_brokers - {queue.broker_name for queue in there}:
-                raise _waits(e.message, away) from e
+            if unavailable := self._named_brokers - {queue.broker_name for queue in readable_queues}:
+                raise _unavailable_error(e.message, unavailable) from e
             raise
-        if not mine:
+        if not own_queues:
             closed = ", ".join(map(str, sorted(open_now, key=queue_order)))
             raise OptionError(
                 f"environment {self.name!r} owns none of {closed or 'no queues'}: no environment would read them"
             )
-        found = [queue for queue in mine if queue in open_now]
-        for topic in sorted({queue.topic for queue in mine} - {queue.topic for queue in found}):
-            closed_here = [queue for queue in mine if queue.topic == topic]
+        writable_queues = [queue for queue in own_queues if queue in open_now]
+        for topic in sorted({queue.topic for queue in own_queues} - {queue.topic for queue in writable_queues}):
+            closed_here = [queue for queue in own_queues if queue.topic == topic]
             text = (
                 f"environment {self.name!r} owns {', '.join(map(str, closed_here))}, none of which takes messages now"
             )
-            away = {queue.broker_name for queue in closed_here} - {queue.broker_name for queue in open_now}
-            raise _waits(text, away) if away else OptionError(text)
-        return found
+            unavailable = {queue.broker_name for queue in closed_here} - {queue.broker_name for queue in open_now}
+            raise _unavailable_error(text, unavailable) if unavailable else OptionError(text)
+        return writable_queues
 
     @property
     def _named_brokers(self) -> set[str]:
         return {broker for broker, _ in self.listed or ()} - {ANY_BROKER}
 
-    def _of_topic(self, queues: Sequence[MessageQueue]) -> list[MessageQueue]:
+    def _queues_of_topic(self, queues: Sequence[MessageQueue]) -> list[MessageQueue]:
         if self.listed is not None:
             return [
                 q for q in queues
@@ -158,10 +158,10 @@ class Environment:
             return [q for q in queues if q.queue_id % self.count == self.number - 1]
         return list(queues[self.number - 1 : self.number])
 
-    def _complaint(self, topic: str, queues: Sequence[MessageQueue]) -> str:
+    def _no_queues_problem(self, topic: str, queues: Sequence[MessageQueue]) -> str:
         if self.listed is not None:
-            wanted = ", ".join(f"{broker or '*'}:{i}" for broker, i in sorted(self.listed))
-            return f"option 'environments' gives {self.name!r} the queues {wanted}; topic {topic!r} has none of them"
+            listed = ", ".join(f"{broker or '*'}:{i}" for broker, i in sorted(self.listed))
+            return f"option 'environments' gives {self.name!r} the queues {listed}; topic {topic!r} has none of them"
         if self.count:
             return (
                 f"option 'environments' is {self.count}; expected at most {1 + max(q.queue_id for q in queues)}, the "
@@ -175,7 +175,7 @@ class Environment:
 
 def environment_of_group(group: str) -> str | None:
     """The environment in the name of a group; None if it has none."""
-    _, found, name = group.rpartition(_OF_GROUP)
+    _, found, name = group.rpartition(_GROUP_INFIX)
     return name if found else None
 
 
@@ -183,43 +183,45 @@ def owners(queues: Iterable[MessageQueue], environments: object = None) -> dict[
     """The environment's name by queue of a topic. Queues of no environment are missing."""
     ordered, layout = sorted(queues, key=queue_order), _layout(environments)
     names = layout if isinstance(layout, Mapping) else map(str, range(1, (layout or len(ordered)) + 1))
-    return {queue: name for name in names for queue in Environment.of(name, environments)._of_topic(ordered)}
+    return {queue: name for name in names for queue in Environment.of(name, environments)._queues_of_topic(ordered)}
 
 
-class Own:
-    """Selects the queues of topics that belong to an environment; all without an environment. By position, queues that were
-    owned once stay."""
+class EnvironmentQueues:
+    """Selects the queues of topics that belong to an environment; without an environment, all queues.
+
+    By position, queues that belonged to the environment once stay.
+    """
 
     def __init__(self, environment: Environment | None) -> None:
         self._environment = environment
-        self._kept: frozenset[MessageQueue] = frozenset()
+        self._previous: frozenset[MessageQueue] = frozenset()
         self._missing: set[str] = set()
 
     def __call__(self, queues: Sequence[MessageQueue]) -> Sequence[MessageQueue]:
         """The environment's queues among ``queues``, all of one topic. Raises ``OptionError`` if there are none."""
         if self._environment is None or not queues:
             return queues
-        owned = self._environment.owned(queues, self._kept)
-        self._kept |= frozenset(owned)
+        owned = self._environment.owned(queues, self._previous)
+        self._previous |= frozenset(owned)
         topic = queues[0].topic
         if not owned and topic not in self._missing:
             logger.warning(
                 "environment %s had %s by its number alone, which topic %s does not have now: nothing of it is read until that "
                 "is back. If the topic was made again, or has fewer queues, start anew, better with option 'environments'",
-                self._environment.name, ", ".join(str(q) for q in sorted(self._kept) if q.topic == topic), topic,
+                self._environment.name, ", ".join(str(q) for q in sorted(self._previous) if q.topic == topic), topic,
             )  # fmt: skip
         (self._missing.discard if owned else self._missing.add)(topic)
         return owned
 
 
-def _waits(what: str, brokers: Iterable[str]) -> BrokerNotFound:
+def _unavailable_error(what: str, brokers: Iterable[str]) -> BrokerNotFound:
     return BrokerNotFound(
         f"{what}; {', '.join(sorted(brokers))} cannot accept messages now",
         remedy="Start the broker, or correct options 'environment' and 'environments'",
     )
 
 
-class EnvironmentChoice(Protocol):
+class EnvironmentOptions(Protocol):
     """The options about environments."""
 
     @property
@@ -232,12 +234,12 @@ class EnvironmentChoice(Protocol):
     def environment_source(self) -> str: ...
 
 
-def by_position(choice: EnvironmentChoice) -> bool:
+def is_by_position(choice: EnvironmentOptions) -> bool:
     """Whether these options name an environment by a number alone, whose queues depend on the position in the list."""
     return choice.environment is not None and choice.environments is None and choice.environment_mode == "queues"
 
 
-def position_problem(choice: EnvironmentChoice, why: str) -> str:
+def position_problem(choice: EnvironmentOptions, why: str) -> str:
     """The problem of a number alone if no state can keep its positions; ``why`` is the reason."""
     sample = json.dumps({choice.environment: {"broker-a": [0]}})
     return (
@@ -247,7 +249,7 @@ def position_problem(choice: EnvironmentChoice, why: str) -> str:
     )
 
 
-def environment_of(choice: EnvironmentChoice) -> Environment | None:
+def environment_of(choice: EnvironmentOptions) -> Environment | None:
     """The environment of these options whose queues are used; None without one, and for ``environmentMode=suffix``, where an
     environment uses all queues of its own topics."""
     if suffix_of(choice):
@@ -262,7 +264,7 @@ def environment_of(choice: EnvironmentChoice) -> Environment | None:
     return mine
 
 
-def check_chosen(choice: EnvironmentChoice, option: str) -> None:
+def check_environment_set(choice: EnvironmentOptions, option: str) -> None:
     """Raises ``OptionError`` if ``option`` may not be ``environment``."""
     if choice.environment is None:
         raise OptionError(
@@ -275,7 +277,7 @@ def check_chosen(choice: EnvironmentChoice, option: str) -> None:
         )
 
 
-def suffix_of(choice: EnvironmentChoice) -> str:
+def suffix_of(choice: EnvironmentOptions) -> str:
     """The suffix of topics and groups in the environment of these options, without the ``_``; empty if there is none."""
     if choice.environment_mode != "suffix":
         return ""
@@ -332,18 +334,18 @@ def _layout(environments: object) -> int | dict[str, frozenset[tuple[str, int]]]
         try:
             value = json_document(value)
         except ValueError as e:
-            raise _bad_layout(environments, f" ({e})") from None
+            raise _layout_error(environments, f" ({e})") from None
     if value is None:
         return None
     if not isinstance(value, Mapping):
         count = _number(value)
         if count is None or count < 1:
-            raise _bad_layout(environments)
+            raise _layout_error(environments)
         return count
     layout = {str(name): frozenset(_pairs(owns, environments)) for name, owns in value.items()}
     if not layout or not all(layout.values()):
-        raise _bad_layout(environments)
-    _refuse_overlap(layout)
+        raise _layout_error(environments)
+    _check_disjoint(layout)
     return layout
 
 
@@ -351,14 +353,14 @@ def _pairs(owns: Any, layout: object) -> Iterable[tuple[str, int]]:
     by_broker = owns if isinstance(owns, Mapping) else {ANY_BROKER: owns}
     for broker, ids in by_broker.items():
         if not isinstance(ids, Sequence) or isinstance(ids, str):
-            raise _bad_layout(layout)
+            raise _layout_error(layout)
         for queue_id in ids:
             if not isinstance(queue_id, int) or isinstance(queue_id, bool) or queue_id < 0:
-                raise _bad_layout(layout)
+                raise _layout_error(layout)
             yield str(broker), queue_id
 
 
-def _refuse_overlap(layout: Mapping[str, frozenset[tuple[str, int]]]) -> None:
+def _check_disjoint(layout: Mapping[str, frozenset[tuple[str, int]]]) -> None:
     owner: dict[int, list[tuple[str, str]]] = {}
     for name, pairs in layout.items():
         for broker, queue_id in pairs:
@@ -371,5 +373,5 @@ def _refuse_overlap(layout: Mapping[str, frozenset[tuple[str, int]]]) -> None:
             owner[queue_id].append((name, broker))
 
 
-def _bad_layout(layout: object, why: str = "") -> OptionError:
-    return OptionError(f"option 'environments' is {layout!r}; expected {_LAYOUT}{why}")
+def _layout_error(layout: object, why: str = "") -> OptionError:
+    return OptionError(f"option 'environments' is {layout!r}; expected {_LAYOUT_FORMS}{why}")

@@ -13,17 +13,17 @@ from contextvars import ContextVar
 from typing import Any
 
 from rocketmq_spark.base.java import java_hash
-from rocketmq_spark.base.threads import Failure, attempt
+from rocketmq_spark.base.threads import Failure, capture
 from rocketmq_spark.errors import OptionError, RocketMQError, SelectorError
 from rocketmq_spark.model import MessageQueue
-from rocketmq_spark.options.names import nearest, resolve
+from rocketmq_spark.options.names import resolve, unknown_value
 from rocketmq_spark.queues.environment import Environment
 
 Select = Callable[[list[MessageQueue], Any, Any], MessageQueue | None]
 SELECTORS = ("roundRobin", "random", "hash", "machineRoom", "environment", "column")
 ROOM_SEPARATOR = "@"
 
-_ANYWHERE = random.SystemRandom()  # without state: threads and forked processes may share it
+_SYSTEM_RANDOM = random.SystemRandom()  # without state: threads and forked processes may share it
 
 
 class RoundRobin:
@@ -35,7 +35,7 @@ class RoundRobin:
     __slots__ = ("rng", "stored")
 
     def __init__(self, rng: random.Random | None = None, stored: int | None = None) -> None:
-        self.rng = rng or _ANYWHERE
+        self.rng = rng or _SYSTEM_RANDOM
         self.stored = stored
 
     def next(self) -> int:
@@ -51,8 +51,8 @@ class RoundRobin:
 
     def pick(self, queues: Sequence[MessageQueue], last_broker: str | None = None) -> MessageQueue:
         """The next queue that is not on ``last_broker``, or the next one if there is no other broker."""
-        found = self.first(queues, lambda queue: queue.broker_name != last_broker)
-        return queues[self.next() % len(queues)] if found is None else found
+        queue = self.first(queues, lambda queue: queue.broker_name != last_broker)
+        return queues[self.next() % len(queues)] if queue is None else queue
 
     def first(self, queues: Sequence[MessageQueue], fits: Callable[[MessageQueue], bool]) -> MessageQueue | None:
         """The next queue that ``fits``, or None after one round. Every probe moves the index, as in Java."""
@@ -63,7 +63,7 @@ class RoundRobin:
         return None
 
 
-_SOME = MessageQueue("", "", 0)
+_SAMPLE_QUEUE = MessageQueue("", "", 0)
 _indexes: ContextVar[dict[str, RoundRobin]] = ContextVar("indexes")  # a thread starts with an empty context
 
 
@@ -85,7 +85,7 @@ def select(
     if not queues:
         raise SelectorError("there is no queue to select from")
     name = selector_name(selector) if isinstance(selector, str) else ""
-    rng = rng or _ANYWHERE
+    rng = rng or _SYSTEM_RANDOM
     match name:
         case "roundRobin":
             return (index or _thread_index(queues[0].topic)).pick(queues)
@@ -99,7 +99,7 @@ def select(
             return by_environment(queues, arg, rng)
         case "column":
             return by_column(queues, arg)
-    return custom(resolve(selector, "queueSelector"), queues, message, arg)
+    return by_callable(resolve(selector, "queueSelector"), queues, message, arg)
 
 
 def is_built_in(selector: str) -> bool:
@@ -114,7 +114,7 @@ def selector_name(selector: str) -> str:
             return name
     if ":" in selector:
         return ""
-    raise OptionError(nearest("queueSelector", selector, (*SELECTORS, "module:callable")))
+    raise OptionError(unknown_value("queueSelector", selector, (*SELECTORS, "module:callable")))
 
 
 def check_arg(selector: str, arg: object) -> None:
@@ -124,7 +124,7 @@ def check_arg(selector: str, arg: object) -> None:
     """
     match selector_name(selector):
         case "hash":
-            by_hash([_SOME], arg)
+            by_hash([_SAMPLE_QUEUE], arg)
         case "machineRoom":
             rooms_of(arg)
         case "environment":
@@ -165,10 +165,10 @@ def in_rooms(queues: Sequence[MessageQueue], rooms: Collection[str]) -> list[Mes
     """Return the queues on brokers of ``rooms``. Raises ``SelectorError`` if there are none."""
     inside = [queue for queue in queues if ROOM_SEPARATOR in queue.broker_name and room_of(queue.broker_name) in rooms]
     if not inside:
-        known = sorted({room_of(q.broker_name) for q in queues if ROOM_SEPARATOR in q.broker_name})
+        rooms_of_topic = sorted({room_of(q.broker_name) for q in queues if ROOM_SEPARATOR in q.broker_name})
         raise SelectorError(
             f"queue selector 'machineRoom' chose no queue: no broker is in {', '.join(sorted(map(str, rooms)))}; "
-            f"rooms of topic {queues[0].topic!r} are {', '.join(known) or 'none (brokers are named room@name)'}"
+            f"rooms of topic {queues[0].topic!r} are {', '.join(rooms_of_topic) or 'none (brokers are named room@name)'}"
         )
     return inside
 
@@ -212,20 +212,20 @@ def by_column(queues: Sequence[MessageQueue], arg: object) -> MessageQueue:
     return matching[0]
 
 
-def custom(selector: Select, queues: Sequence[MessageQueue], message: Any, arg: Any) -> MessageQueue:
+def by_callable(selector: Select, queues: Sequence[MessageQueue], message: Any, arg: Any) -> MessageQueue:
     """Call a user's own selector with a copy of the list, and check its answer. Its errors become ``SelectorError``, except a
     ``RocketMQError``, which is raised as it is.
     """
-    chosen = attempt(selector, list(queues), message, arg)
+    chosen = capture(selector, list(queues), message, arg)
     if isinstance(chosen, Failure):
         if isinstance(chosen.error, RocketMQError):
             raise chosen.error
         raise SelectorError(f"select message queue threw exception: {chosen}") from chosen.error
     if chosen is None:
-        raise SelectorError(f"select message queue return null: {_shown(selector)} chose no queue")
+        raise SelectorError(f"select message queue return null: {_selector_text(selector)} chose no queue")
     if not isinstance(chosen, MessageQueue) or chosen not in queues:
         raise SelectorError(
-            f"{_shown(selector)} chose {chosen!r}; expected one of the {len(queues)} queues it was given"
+            f"{_selector_text(selector)} chose {chosen!r}; expected one of the {len(queues)} queues it was given"
         )
     return chosen
 
@@ -239,5 +239,5 @@ def _thread_index(topic: str) -> RoundRobin:
     return indexes.setdefault(topic, RoundRobin())
 
 
-def _shown(selector: object) -> str:
+def _selector_text(selector: object) -> str:
     return f"the selector {getattr(selector, '__qualname__', type(selector).__name__)}"

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rocketmq_spark.base import codes
-from rocketmq_spark.base.budget import Arrivals
+from rocketmq_spark.base.budget import ReceiveBudget
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import ConnectionLost, RemoteProtocolError
 from rocketmq_spark.remoting.transport import TlsSettings, closed_by_peer, connect, to_rocketmq_error
@@ -143,7 +143,7 @@ class BulkStream:
         tls: TlsSettings | None,
         buffer_bytes: int = BUFFER_BYTES,
         spare_bytes: int = 0,
-        arriving: Arrivals | None = None,
+        arriving: ReceiveBudget | None = None,
     ) -> None:
         self.address = address
         self._sock: socket.socket = connect(address, deadline, tls)
@@ -154,7 +154,7 @@ class BulkStream:
         self.buffer: npt.NDArray[np.uint8] = _uninitialised(buffer_bytes + SLACK_BYTES)
         self._view = memoryview(self.buffer.data)
         self._spare_bytes = spare_bytes  # may be used without asking ``arriving``
-        self._account = (arriving or Arrivals()).of(address)
+        self._account = (arriving or ReceiveBudget()).account(address)
         self._growth_refused = False  # whether the buffer may not grow
         self._filled = 0  # bytes in the buffer
         self._scanned = 0  # bytes of them in complete frames that ``scan`` has returned
@@ -283,9 +283,8 @@ class BulkStream:
         kept = sorted(keep)
         incomplete_bytes = self._filled - self._scanned
         kept_bytes = sum(end - start for start, end in kept) + incomplete_bytes
-        size = max(
-            self._buffer_bytes, kept_bytes + incomplete_bytes + (self._buffer_bytes >> 2)
-        )  # the incomplete frame may double
+        # The incomplete frame may double.
+        size = max(self._buffer_bytes, kept_bytes + incomplete_bytes + (self._buffer_bytes >> 2))
         self._growth_refused = not self._account.resize(max(0, size - self._buffer_bytes - self._spare_bytes))
         if self._growth_refused:
             size = max(self._buffer_bytes, kept_bytes)

@@ -15,11 +15,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from rocketmq_spark.base.budget import WAITING_BYTES, Arrivals, Budget
-from rocketmq_spark.base.clock import Deadline, NowAndThen
+from rocketmq_spark.base.budget import MAX_WAITING_BYTES, Budget, ReceiveBudget
+from rocketmq_spark.base.clock import Deadline, RateLimit
 from rocketmq_spark.base.codes import Flag
-from rocketmq_spark.base.threads import Failure, attempt, may_wait
-from rocketmq_spark.errors import CallTimeout, ConnectionLost, RemoteProtocolError, RocketMQError, copy_of
+from rocketmq_spark.base.threads import Failure, capture, may_block
+from rocketmq_spark.errors import CallTimeout, ConnectionLost, RemoteProtocolError, RocketMQError, copy_error
 from rocketmq_spark.remoting.protocol import (
     PUSHED_BYTES,
     RemotingProtocol,
@@ -134,7 +134,7 @@ class _Waiter:
         self.opaque = -1
 
     def set_result(self, result: Command | RocketMQError) -> None:
-        outcome = attempt(self.done, result)
+        outcome = capture(self.done, result)
         if isinstance(outcome, Failure):  # user code: an error must not affect the answers of other waiters
             outcome.log(logger, "the receiver of an answer failed")
 
@@ -160,7 +160,7 @@ class Connection:
         undelivered: UndeliveredPolicy = DEFAULT_UNDELIVERED,
         peer: Peer = Peer.UNKNOWN,
         max_pushed_bytes: int = PUSHED_BYTES,
-        arriving: Arrivals | None = None,
+        arriving: ReceiveBudget | None = None,
         waiting: Budget | None = None,
     ) -> None:
         self.address = address
@@ -171,15 +171,15 @@ class Connection:
         self._on_request = on_request
         self._lock = threading.Lock()
         self._write_lock = threading.RLock()  # reentrant: its owner can be checked
-        account = (arriving or Arrivals()).of(address)
+        account = (arriving or ReceiveBudget()).account(address)
         self._protocol: RemotingProtocol[_Waiter] = RemotingProtocol(max_frame, max_pushed_bytes, account)
         self._error: RocketMQError | None = None  # why the connection is closed; None while it is open
         self._has_answered = False  # whether the server has answered a request
         # While requests wait: when the server last sent bytes, or when the first of them was sent.
         self._silent_since: float | None = None
         self._next_tick = 0.0
-        self._log_limit = NowAndThen(LOG_PAUSE_S)
-        self._waiting_budget = waiting or Budget(WAITING_BYTES)
+        self._log_limit = RateLimit(LOG_PAUSE_S)
+        self._waiting_budget = waiting or Budget(MAX_WAITING_BYTES)
         self._unread_bytes = 0  # answers of this client since the server last accepted bytes
         self._reader = _ReaderThread(target=self._read, name=f"rocketmq-{address}", daemon=True)
         try:
@@ -274,13 +274,13 @@ class Connection:
 
     def _check_open(self) -> None:
         if self._error is not None:
-            raise copy_of(self._error)
+            raise copy_error(self._error)
 
     # --- writing
 
     def _flush(self, deadline: Deadline) -> None:
         """Write queued bytes until ``deadline``, one writer at a time."""
-        if isinstance(threading.current_thread(), _ReaderThread) or not may_wait():
+        if isinstance(threading.current_thread(), _ReaderThread) or not may_block():
             deadline = _NO_WAIT  # the reader writes the rest
         if self._write_lock._is_owned():  # type: ignore[attr-defined]
             return  # called by a signal handler during a write, which includes these bytes
@@ -372,7 +372,7 @@ class Connection:
             if self._on_request is None or not self._on_request(request):
                 request.reject()
 
-        outcome = attempt(handle)
+        outcome = capture(handle)
         if isinstance(outcome, Failure):  # user code, see ``_Waiter.set_result``
             release()
             text = "the request %s of %s could not be handled"
@@ -438,7 +438,7 @@ class Connection:
         with self._lock:
             if self._error is not None:
                 return
-            self._error = copy_of(error)
+            self._error = copy_error(error)
             lost = self._protocol.connection_lost(error)
         try:
             if self._drops and (lost or self._may_have_unsent):

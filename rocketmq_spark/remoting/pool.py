@@ -19,10 +19,10 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from rocketmq_spark.base.budget import WAITING_BYTES, Arrivals, Budget
+from rocketmq_spark.base.budget import MAX_WAITING_BYTES, Budget, ReceiveBudget
 from rocketmq_spark.base.clock import Deadline, backoff
-from rocketmq_spark.base.process import Living
-from rocketmq_spark.errors import CallTimeout, ClosedError, RocketMQError, copy_of
+from rocketmq_spark.base.process import LiveObjects
+from rocketmq_spark.errors import CallTimeout, ClosedError, RocketMQError, copy_error
 from rocketmq_spark.remoting.advertised import with_advertised_remedy
 from rocketmq_spark.remoting.connection import Connection, OnRequest, ServerRequest
 from rocketmq_spark.remoting.protocol import PUSHED_BYTES
@@ -66,7 +66,7 @@ class _Slot:
     def raise_during_backoff(self) -> None:
         failure = self.failure
         if failure is not None and self.backoff_until > time.monotonic():
-            raise copy_of(failure)
+            raise copy_error(failure)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +85,8 @@ class ConnectOptions:
     max_pushed_bytes: int = PUSHED_BYTES
     max_connections: int = MAX_CONNECTIONS
     # Budgets of this client alone: servers of other clients in the process cannot use them up.
-    arriving: Arrivals = field(default_factory=Arrivals, compare=False, repr=False)
-    waiting: Budget = field(default_factory=lambda: Budget(WAITING_BYTES), compare=False, repr=False)
+    arriving: ReceiveBudget = field(default_factory=ReceiveBudget, compare=False, repr=False)
+    waiting: Budget = field(default_factory=lambda: Budget(MAX_WAITING_BYTES), compare=False, repr=False)
 
     def reachable(self, address: str) -> str:
         return self.address_map.get(address, address)
@@ -137,7 +137,7 @@ class Pool:
         try:
             connection = slot.live
             if connection is None and slot.attempts != attempts and slot.failure is not None:
-                raise copy_of(slot.failure)
+                raise copy_error(slot.failure)
             if connection is None:
                 self._wait_for_backoff(slot, deadline, wait_for_backoff)
                 connection = self._connect(address, slot, deadline)
@@ -270,7 +270,7 @@ class Pool:
             )
         except RocketMQError as e:
             self._add_remedy(e, address, slot)
-            slot.attempts, slot.failure = slot.attempts + 1, copy_of(e)
+            slot.attempts, slot.failure = slot.attempts + 1, copy_error(e)
             slot.backoffs = slot.backoffs or backoff(FIRST_BACKOFF_S, MAX_BACKOFF_S)
             slot.backoff_until = time.monotonic() + next(slot.backoffs)
             raise
@@ -303,7 +303,7 @@ class Pool:
         if remaining_s <= 0:
             return
         if slot.failure is not None and (not wait_for_backoff or remaining_s >= deadline.remaining()):
-            raise copy_of(slot.failure)
+            raise copy_error(slot.failure)
         time.sleep(remaining_s)
 
     def _remove_idle_locked(self, now: float) -> list[Connection]:
@@ -364,7 +364,7 @@ def _closed(address: str) -> ClosedError:
     return ClosedError("the client is closed", address)
 
 
-_pools: Living[Pool] = Living(IDLE_S / 100)
+_pools: LiveObjects[Pool] = LiveObjects(IDLE_S / 100)
 
 
 def _close_idle_of_all() -> None:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
 from rocketmq_spark.base import codes
-from rocketmq_spark.base.budget import Arrivals, Arriving
-from rocketmq_spark.errors import ConnectionLost, RemoteProtocolError, RocketMQError, copy_of
+from rocketmq_spark.base.budget import ReceiveAccount, ReceiveBudget
+from rocketmq_spark.errors import ConnectionLost, RemoteProtocolError, RocketMQError, copy_error
 from rocketmq_spark.wire import header
 from rocketmq_spark.wire.header import Command, FrameSplitter, Peer
 
@@ -119,10 +119,12 @@ class RemotingProtocol(Generic[W]):
     progress.
     """
 
-    def __init__(self, max_frame: int, max_pushed_bytes: int = PUSHED_BYTES, account: Arriving | None = None) -> None:
+    def __init__(
+        self, max_frame: int, max_pushed_bytes: int = PUSHED_BYTES, account: ReceiveAccount | None = None
+    ) -> None:
         self._splitter = FrameSplitter(max_frame)
         self._max_pushed_bytes = max_pushed_bytes
-        self._account = account or Arrivals().of(None)
+        self._account = account or ReceiveBudget().account(None)
         self._large: _LargeFrame | None = None
         self._first_bytes = b""  # the first bytes that the server sent
         self._waiters: dict[int, W] = {}
@@ -282,7 +284,7 @@ class RemotingProtocol(Generic[W]):
 
     def connection_lost(self, error: RocketMQError) -> list[tuple[W, RocketMQError]]:
         """Remove and return all waiters, each with its own copy of ``error``: a shared exception would collect all tracebacks."""
-        lost = [(waiter, copy_of(error)) for waiter in self._waiters.values()]
+        lost = [(waiter, copy_error(error)) for waiter in self._waiters.values()]
         self._waiters.clear()
         self._max_body_bytes.clear()
         if self._large is not None:

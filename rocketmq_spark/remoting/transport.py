@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from rocketmq_spark.base import hosts
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.tls_files import Reloaded
+from rocketmq_spark.base.tls_files import ReloadedFiles
 from rocketmq_spark.errors import CallTimeout, CertificateRefused, ConnectionLost, OptionError, RocketMQError
 from rocketmq_spark.options import paths
 
@@ -73,7 +73,7 @@ class TlsSettings:
         """Return these settings. Raises ``OptionError`` for files that ``ROCKETMQ_SPARK_PATHS`` does not allow."""
         for option, path in self.files().items():
             if path is not None:
-                paths.check(Path(path), option)
+                paths.check_confined(Path(path), option)
         return self
 
     def __repr__(self) -> str:
@@ -111,15 +111,15 @@ _MAX_CONTEXTS = 64
 
 
 @functools.lru_cache(_MAX_CONTEXTS)
-def _reloaded(tls: TlsSettings) -> Reloaded[ssl.SSLContext]:
-    return Reloaded((tls.ca_file, tls.cert_file, tls.key_file), functools.partial(_context, tls))
+def _reloaded(tls: TlsSettings) -> ReloadedFiles[ssl.SSLContext]:
+    return ReloadedFiles((tls.ca_file, tls.cert_file, tls.key_file), functools.partial(_context, tls))
 
 
 def ssl_context(tls: TlsSettings) -> ssl.SSLContext:
     """Return the TLS context for these settings. The chain of certificates is always checked, the host name unless disabled.
 
     The last 64 contexts are cached, and loaded again when a file is replaced, because certificates are rotated while programs
-    run. While files cannot be read, a cached context stays in use (``Reloaded``); one that left the cache cannot.
+    run. While files cannot be read, a cached context stays in use (``ReloadedFiles``); one that left the cache cannot.
     """
     try:
         return _reloaded(tls).get()
@@ -133,7 +133,7 @@ def ssl_context(tls: TlsSettings) -> ssl.SSLContext:
 def _context(tls: TlsSettings) -> ssl.SSLContext:
     with contextlib.ExitStack() as stack:
         ca, cert, key = (
-            None if path is None else stack.enter_context(paths.pem_named(paths.expanded(path, option), option))
+            None if path is None else stack.enter_context(paths.pem_copy(paths.expand_home(path, option), option))
             for option, path in tls.files().items()
         )
         context = ssl.create_default_context(cafile=ca)

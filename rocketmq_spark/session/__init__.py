@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from rocketmq_spark import options as options_table
 from rocketmq_spark.base import extras, process
-from rocketmq_spark.base.budget import WAITING_BYTES, Budget
+from rocketmq_spark.base.budget import MAX_WAITING_BYTES, Budget
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.retry import Retry
 from rocketmq_spark.client.admin import BaseAdmin
@@ -57,7 +57,7 @@ from rocketmq_spark.remoting.transport import (
     TlsSettings,
     UndeliveredPolicy,
 )
-from rocketmq_spark.session import proxied
+from rocketmq_spark.session import proxy_clients
 from rocketmq_spark.wire import bodies
 from rocketmq_spark.wire.names import topic_problem
 
@@ -99,18 +99,18 @@ def client(options: Options) -> Client:
     """Return the client for these connection options in this process, created on first use."""
     if options.transport == transport.GRPC:
         raise OptionError(f"option 'transport' is 'grpc': {transport.NO_ADMINISTRATION}")
-    return process.once(_CLIENTS, connection_key(options), lambda: _wire(options))
+    return process.get_or_create(_CLIENTS, connection_key(options), lambda: _create_client(options))
 
 
 def connection_key(options: Options) -> object:
-    """The options that determine which servers are reached, and with which rights. A process keeps what it learns from servers by
-    this key: with another address map, keys or authority, the same names may mean other servers.
+    """The options that determine which servers are reached, and with which rights. A process keeps facts about servers under this
+    key, because with another address map, keys or authority the same names may mean other servers.
     """
     if options.transport == transport.GRPC:
-        return proxied.connection_key(options)
+        return proxy_clients.connection_key(options)
     return (
         options.name_server,
-        _advertised(options),
+        _address_map(options),
         (options.access_key, options.secret_key, options.security_token),
         (options.credentials_file, options.credentials_provider, scope_of(options)),
         _tls(options),
@@ -119,22 +119,22 @@ def connection_key(options: Options) -> object:
         options.request_timeout,
         options.num_retries,
         options.retry_interval,
-        _undelivered(options),
+        _undelivered_policy(options),
         pushed_limit(options.max_message_size),
         options.max_connections,
     )
 
 
-def _wire(options: Options) -> Client:
-    awaited = AwaitedReplies()
-    groups = MemberRegistry(awaited.on_reply)
-    pool = Pool(_connect_options(options), groups.on_request)
+def _create_client(options: Options) -> Client:
+    awaited_replies = AwaitedReplies()
+    registry = MemberRegistry(awaited_replies.on_reply)
+    pool = Pool(_connect_options(options), registry.on_request)
     calls = RpcClient(pool, options.request_timeout, credentials_of(options), scope_of(options))
     routes = Routes(NameServers(calls, options.name_server))
-    instance = ClientInstance(groups, calls, routes)
+    instance = ClientInstance(registry, calls, routes)
     broker_client, admin = BrokerClient(calls, routes), BaseAdmin(options.name_server, calls)
     topic_attributes = TopicAttributesCache(calls, routes)
-    send = RemotingSender(calls, routes, instance, topic_attributes)
+    sender_ = RemotingSender(calls, routes, instance, topic_attributes)
     polls = LongPolls(calls, routes, topic_attributes)
     retry = Retry(options.num_retries, options.retry_interval)
     return Client(
@@ -142,25 +142,25 @@ def _wire(options: Options) -> Client:
         routes=routes,
         brokers=RemotingOffsetReader(broker_client),
         instance=instance,
-        sender=send,
+        sender=sender_,
         committer=RemotingCommitter(broker_client, admin, polls),
-        member=RemotingMember(broker_client, routes, instance, send, polls),
+        member=RemotingMember(broker_client, routes, instance, sender_, polls),
         pulls=RemotingPulls(calls, routes, topic_attributes, retry),
         topic_attributes=topic_attributes,
-        replies=RemotingReplies(calls, routes, instance, awaited),
+        replies=RemotingReplies(calls, routes, instance, awaited_replies),
         admin=admin,
         retry=retry,
     )
 
 
 def sender(options: Options) -> Sender:
-    return proxied.sender(options) if options.transport == transport.GRPC else client(options).sender
+    return proxy_clients.sender(options) if options.transport == transport.GRPC else client(options).sender
 
 
 def row_encoder(options: Options) -> Callable[..., Encoder]:
     """Return the function that creates the sink's encoder of columns for a transport; its arguments are those of ``Encoder``."""
     if options.transport == transport.GRPC:
-        return proxied.row_encoder(options)
+        return proxy_clients.row_encoder(options)
     from rocketmq_spark.columnar.encode.encoder import Encoder
 
     return Encoder
@@ -172,7 +172,7 @@ def replies(options: Options) -> Replies | None:
 
 def message_types(options: Options, topic: str, deadline: Deadline) -> frozenset[str] | None:
     """Return the message types that a topic accepts; None if the transport does not check types, as over remoting."""
-    return proxied.sender(options).message_types(topic, deadline) if options.transport == transport.GRPC else None
+    return proxy_clients.sender(options).message_types(topic, deadline) if options.transport == transport.GRPC else None
 
 
 def routes(options: Options) -> RouteReader:
@@ -197,7 +197,7 @@ def member(options: Options) -> GroupMember:
 
 
 def pop_member(options: Options) -> PopMember:
-    return proxied.pop_member(options)
+    return proxy_clients.pop_member(options)
 
 
 def pulls(options: Options) -> PullSource:
@@ -205,17 +205,17 @@ def pulls(options: Options) -> PullSource:
 
 
 def _connect_options(options: Options) -> ConnectOptions:
-    mapped, at_name_server = _advertised(options)
+    address_map, at_name_server = _address_map(options)
     return ConnectOptions(
         options.connect_timeout,
         _tls(options),
-        dict(mapped),
+        dict(address_map),
         at_name_server,
-        _undelivered(options),
+        _undelivered_policy(options),
         _allows_plain_text(options),
-        pushed := pushed_limit(options.max_message_size),
+        max_pushed := pushed_limit(options.max_message_size),
         options.max_connections,
-        waiting=Budget(max(WAITING_BYTES, 4 * pushed)),
+        waiting=Budget(max(MAX_WAITING_BYTES, 4 * max_pushed)),
     )
 
 
@@ -224,22 +224,22 @@ def _allows_plain_text(options: Options) -> bool:
     return "tls" in options.given and not options.tls
 
 
-def _advertised(options: Options) -> tuple[tuple[tuple[str, str], ...], bool]:
+def _address_map(options: Options) -> tuple[tuple[tuple[str, str], ...], bool]:
     """The pairs of option 'addressMap', and whether its value is ``nameServer``."""
     if isinstance(options.address_map, str):
         return (), options.address_map == AT_NAME_SERVER
     return tuple(sorted(options.address_map.items())), False
 
 
-def _undelivered(options: Options) -> UndeliveredPolicy:
-    """Limit how long a request may be in the network: a check of what is stored waits longer than this for earlier requests.
-    The limit must hold after the sending process has died, because the sink's next attempt is another process.
+def _undelivered_policy(options: Options) -> UndeliveredPolicy:
+    """Return the policy that limits how long a request may be in the network. A scan of stored ids waits longer than this limit
+    for earlier requests. The limit must hold after the sending process has died: the sink's next attempt runs in another process.
     """
-    once = options.delivery_guarantee == "exactly-once"
-    if not once and not options.confirm_ambiguous:
+    exactly_once = options.delivery_guarantee == "exactly-once"
+    if not exactly_once and not options.confirm_ambiguous:
         return DEFAULT_UNDELIVERED
     unconfirmed_s = min(UNCONFIRMED_S, max(0.1, options.exactly_once_settle - 1.0))
-    return UndeliveredPolicy(unconfirmed_s, DropUnsent.ON_EXIT if once else DropUnsent.ON_CLOSE)
+    return UndeliveredPolicy(unconfirmed_s, DropUnsent.ON_EXIT if exactly_once else DropUnsent.ON_CLOSE)
 
 
 def _tls(options: Options) -> TlsSettings | None:
@@ -257,19 +257,21 @@ def _tls(options: Options) -> TlsSettings | None:
 
 def ensure_topic(options: Options, topic: str, queues: int = 8) -> None:
     """Create ``topic`` on all brokers unless it exists."""
-    made = client(options)
+    client_ = client(options)
     try:
-        made.routes.get(topic, 0.0)
+        client_.routes.get(topic, 0.0)
     except RouteNotFound:
-        made.admin.create_topic(topic, queues)
+        client_.admin.create_topic(topic, queues)
 
 
-def kept_ms(options: Options, broker_name: str) -> int | None:
+def retention_ms(options: Options, broker_name: str) -> int | None:
     """Return the retention of a broker in ms; None if it does not report it."""
     try:
         hours = bodies.config_number(client(options).admin.broker_config(broker_name), "fileReservedTime")
     except OptionError as e:
-        process.once(_LOGGED_ONCE, connection_key(options), partial(logger.warning, "%s: %s", RETENTION_NOT_KNOWN, e))
+        process.get_or_create(
+            _LOGGED_ONCE, connection_key(options), partial(logger.warning, "%s: %s", RETENTION_NOT_KNOWN, e)
+        )
         return None
     except RocketMQError as e:
         logger.info("broker %s does not report for how long it keeps messages: %s", broker_name, e)
@@ -283,17 +285,20 @@ def puller(options: Options, read_from: str | None = None) -> Puller:
     from rocketmq_spark.pull.puller import Puller
 
     settings = PullSettings.of(options)
-    made = client(options)  # its reads count with its answers: ``ConnectOptions.arriving`` is the account of both
-    return Puller(made.pulls, made.calls.pool.connect_options, options.group, settings, read_from or options.read_from)
+    client_ = client(options)
+    # Reads and answers of a client share one budget of memory, ``ConnectOptions.arriving``.
+    connect_options = client_.calls.pool.connect_options
+    return Puller(client_.pulls, connect_options, options.group, settings, read_from or options.read_from)
 
 
-def parsed(role: str, name_server: str | None, group: str | None, keywords: Mapping[str, object]) -> Options:
+def parse_options(role: str, name_server: str | None, group: str | None, keywords: Mapping[str, object]) -> Options:
     """Parse the options of a public constructor; None means not given. Raises for a missing package before anything is opened."""
-    given = {"name_server": name_server, "group": group, **keywords}
-    options = options_table.parse(given, keywords=True).for_role(role)
+    values = {"name_server": name_server, "group": group, **keywords}
+    options = options_table.parse(values, keywords=True).for_role(role)
     if options.open_telemetry and not extras.installed("opentelemetry"):
         raise OptionError(
-            "option 'openTelemetry' needs opentelemetry-api, which is not installed", remedy=extras.command(extras.OTEL)
+            "option 'openTelemetry' needs opentelemetry-api, which is not installed",
+            remedy=extras.install_command(extras.OTEL),
         )
     return options
 
@@ -304,10 +309,10 @@ def instrumentation(options: Options, client_id: str) -> Instrumentation | None:
         return None
     from rocketmq_spark.session import telemetry
 
-    made = telemetry.instrumentation(options.group, client_id, options.namespace)
-    if made is not None:
-        made.proxied = options.transport == transport.GRPC
-    return made
+    instance = telemetry.instrumentation(options.group, client_id, options.namespace)
+    if instance is not None:
+        instance.uses_proxy = options.transport == transport.GRPC
+    return instance
 
 
 def trace_producer(options: Options, group: str, kind: str) -> TraceProducer | None:
@@ -327,11 +332,11 @@ def trace_producer(options: Options, group: str, kind: str) -> TraceProducer | N
 
 def close_all() -> None:
     """Close all clients of this process and empty its registry, for tests and for commands that end."""
-    kept = process.forget()
-    for spool in kept.get(SPOOLS, {}).values():
+    entries = process.clear_registry()
+    for spool in entries.get(SPOOLS, {}).values():
         spool.close(Deadline.after(0))
-    proxied.close(kept)
-    gone: dict[object, Client] = kept.get(_CLIENTS, {})
-    for client in gone.values():
+    proxy_clients.close(entries)
+    clients: dict[object, Client] = entries.get(_CLIENTS, {})
+    for client in clients.values():
         client.instance.close()
         client.calls.pool.close()

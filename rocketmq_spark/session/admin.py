@@ -1,6 +1,4 @@
-"""The public class ``Admin``, except for its methods about topics (``session/topics``). The package ``admin`` implements its
-methods.
-"""
+"""The public class ``Admin``. The package ``admin`` implements its methods."""
 
 from __future__ import annotations
 
@@ -9,21 +7,203 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Unpack
 
 from rocketmq_spark import options as options_table
-from rocketmq_spark.admin import brokers, groups, messages
+from rocketmq_spark.admin import AdminTools, brokers, groups, messages, topics
 from rocketmq_spark.admin.groups import OffsetTarget
 from rocketmq_spark.base import arguments
+from rocketmq_spark.base.process import Closeable, OwnerProcess
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model import BrokerData, MessageQueue, ReceivedMessage
-from rocketmq_spark.model.admin import AccessPolicy, BrokerState, GroupDescription, OffsetChange, UserAccount
+from rocketmq_spark.model.admin import (
+    AccessPolicy,
+    BrokerState,
+    GroupDescription,
+    OffsetChange,
+    TopicDescription,
+    TopicQueues,
+    UserAccount,
+)
+from rocketmq_spark.options import Options
 from rocketmq_spark.options.parsing import Secret
 from rocketmq_spark.queues.environment import environment_of
-from rocketmq_spark.session.topics import AdminBase, TopicAdmin
+from rocketmq_spark.session import client
 
 if TYPE_CHECKING:
     from rocketmq_spark.options.typed import AdminOptions
 
 
 _TOPICS = "a list of names of topics"
+
+
+class AdminBase(Closeable):
+    """Has the options, and is closed with ``close``."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._owner = OwnerProcess("admin")
+        self._closed = False
+
+    @property
+    def _tools(self) -> AdminTools:
+        self._owner.check(self._closed)
+        return client(self._options)
+
+    def _environment_group(self, group: str) -> str:
+        """The group's name in the environment of the options."""
+        arguments.check_text("group", group, "the name of a consumer group")
+        environment = environment_of(self._options)
+        return group if environment is None else environment.group(group)
+
+    def _checked_topic(self, topic: str, brokers: Sequence[str] | None = None, queues: int | None = None) -> str:
+        """Check the types of arguments that several methods have. Returns the topic."""
+        arguments.check_text("topic", topic, "the name of a topic")
+        if brokers is not None:
+            arguments.check_texts("brokers", brokers, "a list of names of brokers")
+        if queues is not None and not arguments.is_integer(queues):
+            raise arguments.argument_error("queues", queues, "a whole number")
+        return topic
+
+    def close(self) -> None:
+        """Close this object; its methods then raise ``ClosedError``. Connections, which the process may share, stay open."""
+        self._closed = True
+
+
+class TopicAdmin(AdminBase):
+    """Methods about topics."""
+
+    def topics(self, system: bool = False) -> list[str]:
+        """Return the names of all topics, sorted.
+
+        Args:
+            system: Include RocketMQ's own topics, and those of retries and dead letters.
+        """
+        return topics.names(self._tools, system)
+
+    def describe_topic(self, topic: str) -> TopicDescription:
+        """Return a topic's type, permission, attributes and offsets, as its brokers have them (``mqadmin topicStatus``).
+
+        Args:
+            topic: The topic.
+
+        Raises:
+            RouteNotFound: There is no such topic. The error names similar ones.
+        """
+        return topics.describe(self._tools, self._checked_topic(topic))
+
+    def create_topic(
+        self,
+        topic: str,
+        queues: int = 8,
+        brokers: Sequence[str] | None = None,
+        *,
+        attributes: Mapping[str, str] | None = None,
+        batch: bool = False,
+    ) -> TopicQueues:
+        """Create a topic; returns when the name server shows it. Unlike ``mqadmin updateTopic`` it changes no existing topic.
+
+        Args:
+            topic: The topic.
+            queues: Number of queues on each broker.
+            brokers: Only on these brokers (default: all).
+            attributes: Attributes, such as ``{"message.type": "FIFO"}`` (default: none).
+            batch: Create a batch topic, which stores each batch as one message (docs/batch-topics.md).
+
+        Returns:
+            The topic's queues on each broker.
+
+        Raises:
+            OptionError: The topic is on one of these brokers, or its name is not allowed.
+            BrokerNotFound: One of ``brokers`` has no master now.
+            NotSupported: ``attributes`` or ``batch`` are given, and a broker is older than RocketMQ 5.0. It has created the topic
+                without attributes.
+        """
+        return topics.create(
+            self._tools, self._checked_topic(topic, brokers, queues), queues, brokers, attributes or {}, batch
+        )
+
+    def update_topic(
+        self,
+        topic: str,
+        queues: int | None = None,
+        brokers: Sequence[str] | None = None,
+        *,
+        permission: str | None = None,
+        order: bool | None = None,
+        attributes: Mapping[str, str] | None = None,
+    ) -> TopicDescription:
+        """Change a topic. Settings that are not given are kept (``mqadmin updateTopic``, ``updateTopicPerm``).
+
+        Args:
+            topic: The topic.
+            queues: The new number of queues on each broker, as for ``widen_topic``; ``shrink_topic`` removes queues.
+            brokers: Only on these brokers (default: all that have it).
+            permission: ``RW``, ``R`` (brokers reject new messages) or ``W`` (brokers reject readers).
+            order: The topic's order flag on brokers. With it, a broker rejects messages of the topic while its own
+                ``brokerPermission`` forbids writing. It does not affect the order of messages. The ``orderTopicConf`` of
+                name servers, which ``mqadmin updateTopic -o true`` also sets, does not change.
+            attributes: Attributes to set, such as ``{"message.type": "FIFO"}``; others stay.
+
+        Returns:
+            The topic as it is after the change.
+
+        Raises:
+            RouteNotFound: There is no such topic.
+            OptionError: There is nothing to change, the permission is unknown, the topic has more queues than ``queues`` or is
+                not on one of ``brokers``, or an attribute cannot be changed.
+            NotSupported: ``attributes`` or ``order`` are given, and a broker is older than RocketMQ 5.0: it has no attributes,
+                and takes the order from name servers.
+            RocketMQError: Another process changed the topic at the same time, and reverted this change.
+        """
+        change = topics.TopicChange(queues, permission, order, attributes or {})
+        return topics.update(self._tools, self._checked_topic(topic, brokers, queues), change, brokers)
+
+    def widen_topic(self, topic: str, queues: int, brokers: Sequence[str] | None = None) -> TopicQueues:
+        """Add queues. Messages stay in their queues; hash selectors use the new queues too, so a key may move to another queue.
+
+        Args:
+            topic: The topic. Its permission and attributes stay as they are.
+            queues: The new number of queues on each broker.
+            brokers: Only on these brokers (default: all that have it).
+
+        Returns:
+            The topic's queues on each broker.
+
+        Raises:
+            RouteNotFound: There is no such topic.
+            OptionError: The topic has more queues than ``queues``, or is not on one of ``brokers``.
+        """
+        return topics.widen(self._tools, self._checked_topic(topic, brokers, queues), queues, brokers)
+
+    def shrink_topic(
+        self, topic: str, queues: int, brokers: Sequence[str] | None = None, *, preview: bool = False
+    ) -> TopicQueues:
+        """Remove the queues with the highest ids. Their messages cannot be read until the topic has these queues again.
+
+        Args:
+            topic: The topic.
+            queues: The new number of queues on each broker.
+            brokers: Only on these brokers (default: all that have it).
+            preview: Change nothing. The result has the current queues, and the number of messages that would become unreadable.
+
+        Returns:
+            The topic's queues on each broker, and how many messages became unreadable (``hidden``).
+
+        Raises:
+            RouteNotFound: There is no such topic.
+            OptionError: The topic has fewer queues than ``queues``, or is not on one of ``brokers``.
+        """
+        return topics.shrink(self._tools, self._checked_topic(topic, brokers, queues), queues, brokers, preview)
+
+    def delete_topic(self, topic: str) -> None:
+        """Delete a topic and its messages, on masters, slaves and name servers (``mqadmin deleteTopic``).
+
+        Args:
+            topic: The topic.
+
+        Raises:
+            RouteNotFound: There is no such topic.
+            BrokerNotFound: The master of a broker is not registered. Nothing was deleted.
+        """
+        topics.delete(self._tools, self._checked_topic(topic))
 
 
 class GroupAdmin(AdminBase):
@@ -42,7 +222,7 @@ class GroupAdmin(AdminBase):
         Raises:
             GroupNotFound: No broker knows the group. The error names similar groups.
         """
-        return groups.describe(self._tools, self._own(group))
+        return groups.describe(self._tools, self._environment_group(group))
 
     def create_group(
         self, group: str, brokers: Sequence[str] | None = None, settings: Mapping[str, object] | None = None
@@ -54,7 +234,7 @@ class GroupAdmin(AdminBase):
             brokers: Only on these brokers (default: all).
             settings: Fields of ``SubscriptionGroupConfig``, such as ``{"retryMaxTimes": 3}``; others get the brokers' defaults.
         """
-        self._tools.admin.create_group(self._own(group), brokers, settings)
+        self._tools.admin.create_group(self._environment_group(group), brokers, settings)
 
     def delete_group(self, group: str, *, topics: bool = False, force: bool = False) -> None:
         """Delete a group's settings and offsets on all masters (``mqadmin deleteSubGroup -r true``).
@@ -73,7 +253,7 @@ class GroupAdmin(AdminBase):
             OffsetError: The group has members, and ``force`` is not set. Members that consume over gRPC do not count:
                 brokers do not know them.
         """
-        groups.delete(self._tools, self._own(group), topics, force)
+        groups.delete(self._tools, self._environment_group(group), topics, force)
 
     def offsets(self, group: str, topics: Sequence[str] = ()) -> dict[MessageQueue, int | None]:
         """Return the committed offset of each queue: the offset that the group reads next, None without one.
@@ -85,8 +265,8 @@ class GroupAdmin(AdminBase):
         Raises:
             OffsetError: The group has no offsets in these topics.
         """
-        arguments.texts("topics", topics, _TOPICS)
-        return groups.committed_offsets(self._tools, self._own(group), topics)
+        arguments.check_texts("topics", topics, _TOPICS)
+        return groups.committed_offsets(self._tools, self._environment_group(group), topics)
 
     def set_offsets(
         self, group: str, offsets: Mapping[MessageQueue, int], *, preview: bool = False, force: bool = False
@@ -105,8 +285,8 @@ class GroupAdmin(AdminBase):
         Raises:
             OffsetError: A queue has no such offset, the group has members, or a broker did not store an offset.
         """
-        arguments.instance("offsets", offsets, Mapping, "a dict of offsets by MessageQueue")
-        return self._change(group, (), offsets, preview, force)
+        arguments.check_instance("offsets", offsets, Mapping, "a dict of offsets by MessageQueue")
+        return self._change_offsets(group, (), offsets, preview, force)
 
     def reset_offsets(
         self,
@@ -140,15 +320,15 @@ class GroupAdmin(AdminBase):
             if to.tzinfo is None:
                 raise OptionError(f"to is {to!r}; expected a datetime with a zone")
             to = max(0, int(to.timestamp() * 1000))  # negative numbers mean earliest and latest; no message is that old
-        arguments.texts("topics", topics, _TOPICS)
-        return self._change(group, topics, to, preview, force)
+        arguments.check_texts("topics", topics, _TOPICS)
+        return self._change_offsets(group, topics, to, preview, force)
 
-    def _change(
-        self, group: str, of_topics: Sequence[str], wanted: OffsetTarget, preview: bool, force: bool
+    def _change_offsets(
+        self, group: str, topics: Sequence[str], target: OffsetTarget, preview: bool, force: bool
     ) -> list[OffsetChange]:
-        tools, group = self._tools, self._own(group)
-        named = "offsets" if isinstance(wanted, Mapping) else "to"
-        changes = groups.offset_changes(tools, group, of_topics, wanted, environment_of(self._options), named)
+        tools, group = self._tools, self._environment_group(group)
+        argument = "offsets" if isinstance(target, Mapping) else "to"
+        changes = groups.offset_changes(tools, group, topics, target, environment_of(self._options), argument)
         if not preview:
             if not force:
                 groups.check_members(group, groups.members(tools, group, [change.queue for change in changes]))
@@ -171,7 +351,7 @@ class BrokerAdmin(AdminBase):
         Raises:
             NotFound: There is no such message, or brokers have deleted it.
         """
-        arguments.text("message_id", message_id, "the id of a message")
+        arguments.check_text("message_id", message_id, "the id of a message")
         return messages.message_by_id(self._tools, message_id, topic)
 
     def find_messages(
@@ -198,9 +378,9 @@ class BrokerAdmin(AdminBase):
         Raises:
             OptionError: ``limit`` is out of range, or ``end_ms`` is before ``begin_ms``.
         """
-        self._checked(topic)
+        self._checked_topic(topic)
         if key is not None:
-            arguments.text("key", key)
+            arguments.check_text("key", key)
             return messages.messages_by_key(self._tools, topic, key, begin_ms, end_ms, limit)
         environment = environment_of(self._options)
         return messages.messages_of_time(self._tools, topic, begin_ms, end_ms, limit, environment)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from rocketmq_spark.base import extras
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.process import Owner
+from rocketmq_spark.base.process import OwnerProcess
 from rocketmq_spark.client.pulled_messages import requested_messages
 from rocketmq_spark.consumer import pull, simple
 from rocketmq_spark.consumer import push as group_consumer
@@ -24,7 +24,7 @@ from rocketmq_spark.errors import DecodeError, OptionError
 from rocketmq_spark.model import Message, MessageQueue, OffsetRange, PullRequest, ReceivedMessage
 from rocketmq_spark.options import Options, transport
 from rocketmq_spark.queues.environment import scope_of
-from rocketmq_spark.session import instrumentation, member, parsed, pop_member, puller, replies, trace_producer
+from rocketmq_spark.session import instrumentation, member, parse_options, pop_member, puller, replies, trace_producer
 
 if TYPE_CHECKING:
     from rocketmq_spark.consumer.tracing import ListenerTraces
@@ -52,22 +52,22 @@ class Consumer(group_consumer.BaseConsumer):
     def __init__(
         self, name_server: str | None = None, group: str | None = None, **options: Unpack[ConsumerOptions]
     ) -> None:
-        chosen = parsed("consumer", name_server, group, options)
-        if "group" not in chosen.given:
+        parsed = parse_options("consumer", name_server, group, options)
+        if "group" not in parsed.given:
             raise OptionError("option 'group' is required: name the consumer group")
-        settings = ConsumerSettings.from_options(chosen, scope_of(chosen).on_wire)
+        settings = ConsumerSettings.from_options(parsed, scope_of(parsed).on_wire)
         if settings.uses_pop:
-            super().__init__(pop_member(chosen), settings)
+            super().__init__(pop_member(parsed), settings)
         else:
             group = settings.group
             tools = ConsumerTools(
-                backlog_reader=_read_ahead(chosen, group),
-                replier=_replier(chosen, group),
-                traces=partial(_listener_traces, chosen, group),
-                rows_decoder=_rows(settings) if settings.arrow else None,
+                backlog_reader=_backlog_reader(parsed, group),
+                replier=_replier(parsed, group),
+                traces=partial(_listener_traces, parsed, group),
+                rows_decoder=_rows_decoder(settings) if settings.arrow else None,
             )
-            super().__init__(member(chosen), settings, tools)
-        if telemetry := instrumentation(chosen, self.client_id):
+            super().__init__(member(parsed), settings, tools)
+        if telemetry := instrumentation(parsed, self.client_id):
             telemetry.instrument_consumer(self, "_new_running")
 
 
@@ -88,14 +88,14 @@ class PullConsumer(pull.BasePullConsumer):
     def __init__(
         self, name_server: str | None = None, group: str | None = None, **options: Unpack[PullConsumerOptions]
     ) -> None:
-        chosen = parsed("pull consumer", name_server, group, options)
-        if "group" not in chosen.given:
+        parsed = parse_options("pull consumer", name_server, group, options)
+        if "group" not in parsed.given:
             raise OptionError("option 'group' is required: name the consumer group")
-        settings = ConsumerSettings.from_options(chosen, scope_of(chosen).on_wire)
-        super().__init__(member(chosen), settings, _arrow, backlog_reader=_read_ahead(chosen, settings.group))
-        if telemetry := instrumentation(chosen, self.client_id):
+        settings = ConsumerSettings.from_options(parsed, scope_of(parsed).on_wire)
+        super().__init__(member(parsed), settings, _arrow_batch, backlog_reader=_backlog_reader(parsed, settings.group))
+        if telemetry := instrumentation(parsed, self.client_id):
             telemetry.instrument_receives(self, "_poll", itemgetter(0))
-        self._watch(f"the pull consumer of group {chosen.group!r}")
+        self._close_when_dropped(f"the pull consumer of group {parsed.group!r}")
 
 
 class SimpleConsumer(simple.BaseSimpleConsumer):
@@ -116,17 +116,17 @@ class SimpleConsumer(simple.BaseSimpleConsumer):
         self, name_server: str | None = None, group: str | None = None, **options: Unpack[SimpleConsumerOptions]
     ) -> None:
         options.setdefault("transport", transport.GRPC)
-        chosen = parsed("simple consumer", name_server, group, options)
-        if chosen.transport != transport.GRPC:
+        parsed = parse_options("simple consumer", name_server, group, options)
+        if parsed.transport != transport.GRPC:
             raise OptionError(
                 "option 'transport' of a SimpleConsumer is 'grpc'; expected no other: it connects to a Proxy"
             )
-        if "group" not in chosen.given:
+        if "group" not in parsed.given:
             raise OptionError("option 'group' is required: name the consumer group")
-        super().__init__(pop_member(chosen), chosen.group, chosen.request_timeout)
-        if telemetry := instrumentation(chosen, self.client_id):
+        super().__init__(pop_member(parsed), parsed.group, parsed.request_timeout)
+        if telemetry := instrumentation(parsed, self.client_id):
             telemetry.instrument_receives(self, "receive")
-        self._watch(f"the simple consumer of group {chosen.group!r}")
+        self._close_when_dropped(f"the simple consumer of group {parsed.group!r}")
 
 
 def _listener_traces(options: Options, group: str) -> ListenerTraces | None:
@@ -137,46 +137,47 @@ def _listener_traces(options: Options, group: str) -> ListenerTraces | None:
     return ListenerTraces(traces.append, traces.close)
 
 
-def _arrow(parts: Sequence[FetchedPart]) -> tuple[Any, int | None]:
+def _arrow_batch(parts: Sequence[FetchedPart]) -> tuple[Any, int | None]:
     from rocketmq_spark.columnar.decode.decoder import batch_of_answers  # here, because only ``poll_arrow`` needs Arrow
 
-    given = {(part.queue, part.filter): part.returned_count() for part in parts if part.returned_up_to > part.start}
+    skip_counts = {
+        (part.queue, part.filter): part.returned_count() for part in parts if part.returned_up_to > part.start
+    }
     answers = (((part.queue, part.start, part.ends, part.stored), part.filter) for part in parts)
     try:
-        batch, whole = batch_of_answers(answers, given)
-        return batch, None if whole else _behind(parts[0], batch.num_rows)
+        batch, has_all = batch_of_answers(answers, skip_counts)
+        return batch, None if has_all else _offset_after(parts[0], batch.num_rows)
     except DecodeError as e:
-        e.remedy = "poll() returns it raw, and goes on behind it"
+        e.remedy = "poll() returns the message undecoded, and continues after it"
         raise
 
 
-def _rows(settings: ConsumerSettings) -> RowsDecoder:
-    """Return what makes rows of answers. Raises ``OptionError`` without pyarrow, or numpy, which decodes them."""
+def _rows_decoder(settings: ConsumerSettings) -> RowsDecoder:
+    """Return the decoder of answers to record batches. Raises ``OptionError`` if pyarrow or numpy is not installed."""
     for package in ("pyarrow", "numpy"):
         if not extras.installed(package):
             text = f"option 'arrow' needs {package}, which is not installed"
-            raise OptionError(text, remedy=extras.command(extras.ARROW))
+            raise OptionError(text, remedy=extras.install_command(extras.ARROW))
     from rocketmq_spark.columnar.decode.decoder import batch_of_answers
     from rocketmq_spark.columnar.decode.rows import batch_of_messages
 
-    def by_columns(parts: Sequence[FetchedPart]) -> Any:
+    def decode_answers(parts: Sequence[FetchedPart]) -> Any:
         try:
-            batch, whole = batch_of_answers(
+            batch, has_all = batch_of_answers(
                 ((part.queue, part.start, part.ends, part.stored), part.filter) for part in parts
             )
         except DecodeError:
             return None
-        return batch if whole else None
+        return batch if has_all else None
 
-    batch_of_messages(
-        ()
-    )  # pyarrow imports pandas for its first array: a second, in which the first call would seem slow
-    return RowsDecoder(settings.consume_batch_max_size, by_columns, batch_of_messages)
+    # For its first array, pyarrow imports pandas, which takes a second. The first call of the listener must not wait for it.
+    batch_of_messages(())
+    return RowsDecoder(settings.consume_batch_max_size, decode_answers, batch_of_messages)
 
 
-def _behind(part: FetchedPart, rows: int) -> int:
-    """Return the offset after the first ``rows``. Raises ``DecodeError`` if this is uncertain: a batch with impossible offsets
-    is decoded as one message by ``poll``, but as rows here.
+def _offset_after(part: FetchedPart, rows: int) -> int:
+    """Return the offset after the first ``rows``. Raises ``DecodeError`` if the offset is uncertain: ``poll`` decodes a batch
+    with impossible offsets as one message, but here it is decoded as rows.
     """
     for number, message in enumerate(part.read()):
         if number == rows:
@@ -190,7 +191,7 @@ def _replier(options: Options, group: str) -> Replier | None:
     """Return the object by which listeners answer requests."""
     if (port := replies(options)) is None:
         return None
-    owner = Owner("consumer")
+    owner = OwnerProcess("consumer")
 
     def reply(to: ReceivedMessage, body: bytes, properties: Mapping[str, str] | None) -> None:
         owner.check(False)
@@ -200,19 +201,21 @@ def _replier(options: Options, group: str) -> Replier | None:
     return reply
 
 
-def _read_ahead(options: Options, group: str) -> BacklogReader | None:
-    """Return the object that reads ahead; None without numpy, which it imports (13 MiB) at the first backlog."""
+def _backlog_reader(options: Options, group: str) -> BacklogReader | None:
+    """Return the reader of backlogs; None without numpy, which is imported at the first backlog, because it needs 13 MiB."""
     if not extras.installed("numpy"):
         return None
-    inside = scope_of(options)
+    scope = scope_of(options)
 
     @cache
-    def runs() -> Callable[[Sequence[OffsetRange], int, int], PlainRead]:
+    def read_opener() -> Callable[[Sequence[OffsetRange], int, int], PlainRead]:
         from rocketmq_spark.pull.read_ahead import PlainRead
 
         return partial(PlainRead, replace(puller(options, "hint"), group=group))
 
-    def messages(queue: MessageQueue, start: int, end: int, stored: bytes | memoryview) -> Iterable[ReceivedMessage]:
-        return requested_messages(PullRequest(group, queue, start), stored, inside, end)
+    def decode_messages(
+        queue: MessageQueue, start: int, end: int, stored: bytes | memoryview
+    ) -> Iterable[ReceivedMessage]:
+        return requested_messages(PullRequest(group, queue, start), stored, scope, end)
 
-    return BacklogReader(lambda ranges, offsets, size: runs()(ranges, offsets, size), messages)
+    return BacklogReader(lambda ranges, offsets, size: read_opener()(ranges, offsets, size), decode_messages)

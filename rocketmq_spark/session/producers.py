@@ -15,14 +15,14 @@ from rocketmq_spark.producer.bulk import BulkProducer
 from rocketmq_spark.producer.engine import Unsent
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.producer.transactions import TransactionCheck
-from rocketmq_spark.session import instrumentation, parsed, replies, row_encoder, sender, trace_producer
-from rocketmq_spark.session.spools import SpoolSettings, open_store, resending
+from rocketmq_spark.session import instrumentation, parse_options, replies, row_encoder, sender, trace_producer
+from rocketmq_spark.session.spools import SpoolSettings, open_send_spool, open_store
 
 if TYPE_CHECKING:
     from rocketmq_spark.options.typed import ProducerOptions
     from rocketmq_spark.producer.tracing import TraceProducer
 
-# Time for the traces of the last sends, if the timeout of ``close`` has passed.
+# ``close`` waits at least this long for the traces of the last sends, also after its timeout.
 _LAST_TRACES_S = 1.0
 
 
@@ -50,35 +50,35 @@ class Producer(BulkProducer):
         transaction_check: TransactionCheck | None = None,
         **options: Unpack[ProducerOptions],
     ) -> None:
-        chosen = parsed("producer", name_server, group, options)
-        if "group" not in chosen.given:
+        parsed = parse_options("producer", name_server, group, options)
+        if "group" not in parsed.given:
             raise OptionError("option 'group' is required: name the producer group")
-        settings, spool = ProducerSettings.of(chosen), SpoolSettings.of(chosen)
-        stored, opened = _stored_ids(chosen), None
-        send, self._traces = _traced_sender(chosen)
+        settings, spool = ProducerSettings.of(parsed), SpoolSettings.of(parsed)
+        stored_ids, resender = _stored_ids(parsed), None
+        sender_, self._traces = _traced_sender(parsed)
         try:
             if spool is not None:
-                opened = resending(open_store(spool.folder, chosen, spool), send, settings)
-            encoder = functools.partial(row_encoder, chosen)
+                resender = open_send_spool(open_store(spool.folder, parsed, spool), sender_, settings)
+            encoder = functools.partial(row_encoder, parsed)
             super().__init__(
-                send,
+                sender_,
                 settings,
                 transaction_check,
-                replies(chosen),
-                options=chosen,
+                replies(parsed),
+                options=parsed,
                 row_encoder=encoder,
-                spool=opened,
-                stored=stored,
+                spool=resender,
+                stored=stored_ids,
             )
         except BaseException:
-            if opened is not None:
-                opened.close(Deadline.after(0))
+            if resender is not None:
+                resender.close(Deadline.after(0))
             if self._traces is not None:
                 self._traces.close(0)
             raise
-        if telemetry := instrumentation(chosen, self.client_id):
+        if telemetry := instrumentation(parsed, self.client_id):
             telemetry.instrument_producer(self)
-        self._watch(f"the producer of group {chosen.group!r}")
+        self._close_when_dropped(f"the producer of group {parsed.group!r}")
 
     def close(self, timeout_s: float | None = None) -> list[Unsent]:
         """Stop accepting messages, wait for pending replies and sends, and close the producer.
@@ -103,13 +103,13 @@ class Producer(BulkProducer):
 
 
 def _traced_sender(options: Options) -> tuple[Sender, TraceProducer | None]:
-    """Return the ``Sender`` of a producer, and the producer of its traces, None without option 'enableTrace'."""
-    plain = sender(options)
+    """Return the ``Sender`` of a producer, and the producer of its traces, which is None without option 'enableTrace'."""
+    sender_ = sender(options)
     if (traces := trace_producer(options, options.group, "PRODUCE")) is None:
-        return plain, None
+        return sender_, None
     from rocketmq_spark.producer.tracing import TracedSender
 
-    return cast(Sender, TracedSender(plain, traces.append, options.group, options.trace_topic, epoch_ms)), traces
+    return cast(Sender, TracedSender(sender_, traces.append, options.group, options.trace_topic, epoch_ms)), traces
 
 
 def _stored_ids(options: Options) -> StoredIds | None:
@@ -120,8 +120,9 @@ def _stored_ids(options: Options) -> StoredIds | None:
         return None
     if not extras.installed("pyarrow"):
         raise OptionError(
-            "option 'confirmAmbiguous' needs pyarrow, which is not installed", remedy=extras.command(extras.ARROW)
+            "option 'confirmAmbiguous' needs pyarrow, which is not installed",
+            remedy=extras.install_command(extras.ARROW),
         )
-    from rocketmq_spark.session.looks import asked_ids
+    from rocketmq_spark.session.stored_ids import live_stored_ids
 
-    return asked_ids(options)
+    return live_stored_ids(options)

@@ -1,7 +1,8 @@
-"""Spool folders, one below ``spoolDir`` for each process that writes, opened in the process that sends what they hold.
+"""The folders of spools: one in ``spoolDir`` for each writing process. A process sends the records of its own folder, and of
+adopted ones.
 
-A process leaves its folder as it is when it ends. RocksDB's lock shows whether the process is alive, because the lock ends
-with it. Folders of dead processes are adopted.
+A process leaves its folder behind when it ends. RocksDB's lock shows whether the process is alive, because the lock ends with the
+process. Other processes adopt the folders of dead ones.
 """
 
 from __future__ import annotations
@@ -28,18 +29,18 @@ from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.errors import OptionError, RocketMQError, SpoolError, SpoolFull
 from rocketmq_spark.model import MessageQueue, SpooledSend
 from rocketmq_spark.options import Options, option_name
-from rocketmq_spark.options.paths import confined, expanded
+from rocketmq_spark.options.paths import check_safe, expand_home
 from rocketmq_spark.ports import Sender, Spool
 from rocketmq_spark.producer.routing import queues_of_environment
 from rocketmq_spark.producer.settings import ProducerSettings
-from rocketmq_spark.queues.environment import Environment, by_position, environment_of, layout_text
+from rocketmq_spark.queues.environment import Environment, environment_of, is_by_position, layout_text
 from rocketmq_spark.remoting.connection import batch_writes
 from rocketmq_spark.session import SPOOLS, connection_key, sender
 from rocketmq_spark.spool.database import Database, in_use, is_database
-from rocketmq_spark.spool.files import EMPTIED, OF_OTHERS, WORKER, look_first
-from rocketmq_spark.spool.lanes import Joins
-from rocketmq_spark.spool.records import LASTING, RECORD, Done, Record, SpoolOwner, behind
-from rocketmq_spark.spool.recovery import DAMAGED, held
+from rocketmq_spark.spool.files import EMPTIED_PREFIX, SPOOL_PREFIXES, WORKER_PREFIX, copy_instruction
+from rocketmq_spark.spool.lanes import BatchPredicate
+from rocketmq_spark.spool.records import LASTING_PREFIX, RECORD, Done, Record, SpoolOwner, area_end
+from rocketmq_spark.spool.recovery import DAMAGED, locked
 from rocketmq_spark.spool.store import Store
 
 if TYPE_CHECKING:
@@ -47,8 +48,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_OF_SPOOL = ("spool_dir", "spool_sync", "spool_max_bytes")
-SPOOL_OPTIONS = ("on_send_failure", *_OF_SPOOL)
+_SPOOL_FIELDS = ("spool_dir", "spool_sync", "spool_max_bytes")
+SPOOL_OPTIONS = ("on_send_failure", *_SPOOL_FIELDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,29 +63,29 @@ class SpoolSettings:
     @classmethod
     def of(cls, options: Options) -> SpoolSettings | None:
         """None without a spool. One ``OptionError`` lists all problems."""
-        found = problems(options)
+        found = option_problems(options)
         if found:
             raise OptionError.of(found)
         if options.on_send_failure != "spool":
             return None
         assert options.spool_dir is not None
-        folder = confined(expanded(options.spool_dir, "spoolDir"), "spoolDir")
+        folder = check_safe(expand_home(options.spool_dir, "spoolDir"), "spoolDir")
         return cls(folder, options.spool_sync, options.spool_max_bytes)
 
 
-def problems(options: Options) -> list[str]:
+def option_problems(options: Options) -> list[str]:
     """The problems of these options, as sentences without full stops."""
     if options.on_send_failure != "spool":
         return [
             f"option {option_name(field)!r} has no effect without 'onSendFailure' spool"
-            for field in _OF_SPOOL
+            for field in _SPOOL_FIELDS
             if field in options.given
         ]
     found = []
     if options.spool_dir is None:
         found.append("option 'onSendFailure' is 'spool', which needs option 'spoolDir': a folder on a disk that stays")
     if not extras.installed("rocksdict"):
-        command = extras.command(extras.SPOOL)
+        command = extras.install_command(extras.SPOOL)
         found.append(f"option 'onSendFailure' is 'spool', which needs the package rocksdict: {command}")
     return found
 
@@ -97,20 +98,20 @@ def owner_of(options: Options, purpose: str = "") -> SpoolOwner:
     return SpoolOwner(tuple(sorted(options.cluster)), options.namespace or "", environment, purpose)
 
 
-_PAGE, _PAGE_BYTES = 250, 4 << 20  # of the first records of lanes, and as many behind them
-_ENDLESS_MS = 2**63
+_PAGE, _PAGE_BYTES = 250, 4 << 20  # limits for the first records of lanes, and again for those behind them
+_END_OF_TIME_MS = 2**63
 
 
-def spools(folder: Path) -> list[Path]:
+def spools_in(folder: Path) -> list[Path]:
     """Return the spools of a folder, those of all users: the folder itself, and those of workers in it. Raises ``SpoolError`` if
     this user may not read the folder.
     """
-    below = sorted(folder / name for name in _names(folder) if name.startswith(WORKER))
-    found = [each for each in below if is_database(each)]
-    return [folder, *found] if is_database(folder) else found
+    candidates = sorted(folder / name for name in _list_names(folder) if name.startswith(WORKER_PREFIX))
+    worker_spools = [each for each in candidates if is_database(each)]
+    return [folder, *worker_spools] if is_database(folder) else worker_spools
 
 
-def _names(folder: Path) -> list[str]:
+def _list_names(folder: Path) -> list[str]:
     try:
         return os.listdir(folder)
     except (FileNotFoundError, NotADirectoryError):
@@ -123,18 +124,18 @@ def _names(folder: Path) -> list[str]:
 
 
 class _Listing(NamedTuple):
-    """What has a prefix in a folder: what this user owns, and what others have put there, by user."""
+    """The entries of a folder with a prefix: those of this user, and those of other users, by user."""
 
     own: list[Path]
     foreign: dict[int, list[str]]
 
 
 def _listing(folder: Path, prefix: str) -> _Listing:
-    """Look at the owners of what is in a folder. Nothing of another user is opened, and no link of another user is followed."""
+    """List the entries of a folder by owner. Opens nothing of another user, and follows no link of another user."""
     found = _Listing([], {})
-    for name in _names(folder):
+    for name in _list_names(folder):
         if name.startswith(prefix):
-            with contextlib.suppress(OSError):  # it has gone, or this user may not look at it
+            with contextlib.suppress(OSError):  # it no longer exists, or this user may not read its status
                 uid = folders.owner_uid(os.lstat(f"{folder}/{name}"))
                 if uid == os.geteuid():
                     found.own.append(folder / name)
@@ -149,17 +150,17 @@ def _adoptable(folder: Path) -> list[Path]:
 
     ``folder`` itself is a spool only where others may put nothing.
     """
-    listing, found = _listing(folder, WORKER), []
+    listing, found = _listing(folder, WORKER_PREFIX), []
     for uid, names in listing.foreign.items():
-        other = folders.Foreign(folder / min(names), uid)
+        other = folders.ForeignFile(folder / min(names), uid)
         warn = functools.partial(_warn_of_foreign, other.path, other, len(names))
-        process.once("foreign spools", (folder, uid), warn)
+        process.get_or_create("foreign spools", (folder, uid), warn)
     for path in filter(is_database, (folder, *listing.own)):
-        reason: object = folders.foreign_in(path, OF_OTHERS, root_may=path == folder)
+        reason: object = folders.foreign_in(path, SPOOL_PREFIXES, root_may=path == folder)
         if reason is None and path == folder:
             reason = next(folders.exposures_of(folder, ()), None)
         if reason is not None:
-            process.once("foreign spools", path, functools.partial(_warn_of_foreign, path, reason))
+            process.get_or_create("foreign spools", path, functools.partial(_warn_of_foreign, path, reason))
         elif not in_use(path):
             found.append(path)
     return found
@@ -168,11 +169,11 @@ def _adoptable(folder: Path) -> list[Path]:
 def _warn_of_foreign(path: Path, reason: object, count: int = 1) -> None:
     more = f", as are {count - 1} more of that user in this folder" if count > 1 else ""
     logger.warning(
-        "the spool in %s is left alone%s: %s. If no process uses it, %s", path, more, reason, look_first(path)
+        "the spool in %s is left alone%s: %s. If no process uses it, %s", path, more, reason, copy_instruction(path)
     )
 
 
-def _opened(folder: Path, path: Path, make: Callable[[Path], Store]) -> Store:
+def _open_left(folder: Path, path: Path, make: Callable[[Path], Store]) -> Store:
     """Open the store of a dead process: ``folder``, which is never removed, or a worker's folder in it."""
     store = make(path)
     try:
@@ -185,13 +186,13 @@ def _opened(folder: Path, path: Path, make: Callable[[Path], Store]) -> Store:
 
 
 def _remove_mark(path: Path) -> None:
-    """Remove the mark of an emptied folder from one that is used again.
+    """Remove the mark of an emptied folder from a folder that is used again.
 
-    ``_remove`` renames a folder and then marks it. After a power cut, the folder may have the mark and still its old name. While
-    the mark is there, a user who may rename the folder could make this package delete the records in it.
+    ``_remove_folder`` renames a folder and then marks it. After a power cut, the folder may have the mark and still its old name.
+    While the mark is there, a user who may rename the folder could make this package delete the records in it.
     """
     try:
-        with folders.inside(path.parent, (path.name,)) as at:
+        with folders.open_subfolder(path.parent, (path.name,)) as at:
             if _EMPTIED_MARK in os.listdir(at):
                 os.unlink(_EMPTIED_MARK, dir_fd=at)
     except OSError as e:
@@ -205,33 +206,33 @@ def claim(folder: Path, make: Callable[[Path], Store]) -> Store:
     """Open a store for this process: that of a dead process, or a new one."""
     for path in _adoptable(folder):
         try:
-            return _opened(folder, path, make)
+            return _open_left(folder, path, make)
         except (SpoolError, OptionError) as e:  # another process was faster, or the folder is damaged, or not safe
             logger.warning("skipping the spool in %s: %s", path, e)
-    return make(folder / f"{WORKER}{os.getpid()}-{uuid.uuid4().hex[:12]}")
+    return make(folder / f"{WORKER_PREFIX}{os.getpid()}-{uuid.uuid4().hex[:12]}")
 
 
 def adopt(folder: Path, into: Store, make: Callable[[Path], Store], now_ms: int) -> int:
-    """Move the records of dead processes into a store of this one. Returns the number of records.
+    """Move the records of dead processes into a store of this process. Returns the number of records.
 
-    Records are added to ``into`` before they are deleted from the other store, so a kill may duplicate some but loses none.
+    Records are added to ``into`` before they are deleted from the other store, so a kill may duplicate records but loses none.
     Dead letters stay in their folder, and so do records for which ``into`` has no room; neither is an error here. If the
     other process had a clock ahead of ``now_ms``, records keep their remaining delays.
     """
     moved = 0
-    for emptied in _listing(folder, EMPTIED).own:  # left by a process that was killed while it removed one
+    for emptied in _listing(folder, EMPTIED_PREFIX).own:  # left by a process that was killed while it removed one
         _remove_emptied(emptied)
     for path in _adoptable(folder):
         try:
-            store = _opened(folder, path, make)
+            store = _open_left(folder, path, make)
             try:
-                for count in _move(store, into, max(0, store.totals.last_ms - now_ms)):
+                for count in _move_records(store, into, max(0, store.totals.last_ms - now_ms)):
                     moved += count
                 empty = store.totals.all_bytes == 0
             finally:
                 store.close()
             if empty and path != folder and not any(path.glob(f"{DAMAGED}-*")):
-                _remove(path)
+                _remove_folder(path)
         except SpoolFull as e:
             logger.warning("the records of the spool in %s stay there for now: %s", path, e)
             break
@@ -240,20 +241,20 @@ def adopt(folder: Path, into: Store, make: Callable[[Path], Store], now_ms: int)
     return moved
 
 
-def _remove(path: Path) -> None:
+def _remove_folder(path: Path) -> None:
     """Remove an empty store's folder.
 
-    Not while it is open: when RocksDB closes, it deletes unknown files in the folder of that name, also the log of
-    a process that has created the folder again. It is renamed first, with the lock: another process finds all of it or nothing.
+    The store must be closed: when RocksDB closes, it deletes unknown files in the folder of that name, also the log of a process
+    that has created the folder again. The folder is renamed first, under the lock, so another process finds all of it or nothing.
     """
-    emptied = path.with_name(f"{EMPTIED}{uuid.uuid4().hex}")
-    with held(path), folders.inside(path.parent, (path.name,)) as at:
+    emptied = path.with_name(f"{EMPTIED_PREFIX}{uuid.uuid4().hex}")
+    with locked(path), folders.open_subfolder(path.parent, (path.name,)) as at:
         db = Database(path, read_only=True)
         try:
-            left = next(db.scan(RECORD, behind(RECORD)), None) or db.gaps or db.damage
+            left = next(db.scan(RECORD, area_end(RECORD)), None) or db.gaps or db.damage
         finally:
             db.close()
-        if left:  # another process used it in between
+        if left:  # another process has used it meanwhile
             return
         path.rename(emptied)
         os.close(os.open(_EMPTIED_MARK, os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW, 0o600, dir_fd=at))
@@ -266,14 +267,14 @@ _EMPTIED_MARK = "emptied"
 
 
 def _remove_emptied(path: Path) -> None:
-    """Remove a folder that a process of this user has marked as emptied, the mark last. Another process may remove the same
+    """Remove a folder that a process of this user has marked as emptied. The mark is removed last. Another process may remove the
     folder at the same time, so errors of the file system are ignored.
     """
-    with contextlib.suppress(OSError), folders.inside(path.parent, (path.name,)) as at:
+    with contextlib.suppress(OSError), folders.open_subfolder(path.parent, (path.name,)) as at:
         entries = os.listdir(at)
         if entries and _EMPTIED_MARK not in entries:
             text = "%s is left alone: no process has marked it as empty. If it may have messages, rename it to %s…"
-            process.once("unmarked spools", path, lambda: logger.warning(text, path, WORKER))
+            process.get_or_create("unmarked spools", path, lambda: logger.warning(text, path, WORKER_PREFIX))
             return
         for name in sorted(entries, key=_EMPTIED_MARK.__eq__):
             if stat.S_ISDIR(os.stat(name, dir_fd=at, follow_symlinks=False).st_mode):
@@ -283,150 +284,151 @@ def _remove_emptied(path: Path) -> None:
         path.rmdir()
 
 
-def _move(store: Store, into: Store, ahead_ms: int) -> Iterator[int]:
+def _move_records(store: Store, into: Store, ahead_ms: int) -> Iterator[int]:
     while store.next_due_ms() is not None:  # a page may be empty: a record that cannot be read becomes a dead letter
-        taken = store.take(_ENDLESS_MS, _PAGE, _PAGE_BYTES, _page())
+        page = store.take(_END_OF_TIME_MS, _PAGE, _PAGE_BYTES, _page_predicate())
         notes = {name: value for name, value in store.notes().items() if value}  # empty notes have no meaning
         moved, states = [], []
-        for work in taken:
-            due_ms = max(0, work.due.due_ms - ahead_ms)
-            moved += [(work.record, due_ms), *((other.record, due_ms) for other in work.behind)]
-            states += [work.state, *(other.state for other in work.behind)]
+        for leased in page:
+            due_ms = max(0, leased.due.due_ms - ahead_ms)
+            moved += [(leased.record, due_ms), *((follower.record, due_ms) for follower in leased.batched)]
+            states += [leased.state, *(follower.state for follower in leased.batched)]
         into.add(moved, notes, states)
-        store.settle([(work, Done()) for work in taken], 0)
+        store.settle([(leased, Done()) for leased in page], 0)
         yield len(moved)
 
 
-def _page() -> Joins:
-    """Accepts records behind the first ones of their lanes, a page of all lanes together: one by one, each would cost a write."""
+def _page_predicate() -> BatchPredicate:
+    """Accepts records behind the first ones of their lanes, up to a page for all lanes, because moving one by one takes a write
+    for each record."""
     count, size = 0, 0
 
-    def takes(record: Record) -> bool:
+    def fits(record: Record) -> bool:
         nonlocal count, size
         count, size = count + 1, size + len(record.payload)
         return count <= _PAGE and size <= _PAGE_BYTES
 
-    return lambda first: takes
+    return lambda first: fits
 
 
-def open_store(path: Path, options: Options, spool: SpoolSettings | None = None, lent: bool = False) -> Store:
-    """Open the store of a folder, which holds only sends of the options' cluster, namespace and environment. ``lent``: the caller
-    adds no records, the folder may belong to another user, and the owner, which may know less of its environment, must be able to
-    open it again.
+def open_store(path: Path, options: Options, spool: SpoolSettings | None = None, keep_owner: bool = False) -> Store:
+    """Open the store of a folder, whose records must belong to the options' cluster, namespace and environment. With
+    ``keep_owner``, the caller adds no records, the folder may belong to another user, and the stored owner stays, so that its
+    process can open the store again.
     """
     if spool is not None:
-        confined(path, "spoolDir")  # RocksDB opens files by their names, so that a link there would lead it elsewhere
-    store = Store(path, spool.sync, spool.max_bytes) if spool is not None else Store(path, any_owner=lent)
+        check_safe(path, "spoolDir")  # RocksDB opens files by their names, so that a link there would lead it elsewhere
+    store = Store(path, spool.sync, spool.max_bytes) if spool is not None else Store(path, any_owner=keep_owner)
     try:
-        environment, noted = environment_of(options), _noted(store)
+        environment, noted_queues = environment_of(options), _noted_queues(store)
         if environment is not None and not environment.by_position:
-            _check(store, noted, environment)  # before these options are noted as its owner
-        store.belong(owner_of(options), lent=lent)
+            _check_noted_queues(store, noted_queues, environment)  # before these options become its owner
+        store.set_owner(owner_of(options), keep_owner=keep_owner)
         if environment is not None and environment.by_position:
-            _recall(store, noted, queues_of_environment(sender(options), environment))
+            _use_noted_queues(store, noted_queues, queues_of_environment(sender(options), environment))
     except BaseException:
         store.close()
         raise
     return store
 
 
-# Prefix of the notes with an environment's queues by its number alone, one per topic. Without them, records spooled while a
-# broker was away would later go to other queues.
-_POSITIONS = LASTING + b"queues of "
-_Owned = dict[str, tuple[MessageQueue, ...]]
+# Prefix of the notes with the queues that an environment has by its number, one note per topic. Without these notes, records
+# that were spooled while a broker was down would later go to other queues.
+_QUEUES_PREFIX = LASTING_PREFIX + b"queues of "
+_QueuesByTopic = dict[str, tuple[MessageQueue, ...]]
 
 
-def _noted(store: Store) -> _Owned:
-    """The noted queues of a store; an empty store has none."""
-    found = {}
+def _noted_queues(store: Store) -> _QueuesByTopic:
+    """The queues in a store's notes. The notes of an empty store are deleted."""
+    by_topic = {}
     for name, value in store.notes().items():
-        if not name.startswith(_POSITIONS) or not value:
+        if not name.startswith(_QUEUES_PREFIX) or not value:
             continue
         if store.totals.all_bytes:
-            topic, queues = _queues_in(name, value, store.path)
-            found[topic] = queues
+            topic, queues = _parse_queues_note(name, value, store.path)
+            by_topic[topic] = queues
         else:
             store.add([], {name: b""})
-    return found
+    return by_topic
 
 
-def _queues_in(name: bytes, value: bytes, path: Path) -> tuple[str, tuple[MessageQueue, ...]]:
+def _parse_queues_note(name: bytes, value: bytes, path: Path) -> tuple[str, tuple[MessageQueue, ...]]:
     try:
-        topic = name.removeprefix(_POSITIONS).decode()
-        places = [(str(broker), int(queue_id)) for broker, queue_id in json.loads(value)]
+        topic = name.removeprefix(_QUEUES_PREFIX).decode()
+        queues = [(str(broker), int(queue_id)) for broker, queue_id in json.loads(value)]
     except (ValueError, TypeError, RecursionError) as e:
         raise SpoolError(
             f"in the spool in {path}, the note about the queues of its environment cannot be read, so nothing of it is sent",
             remedy=f"Read its messages with: rocketmq-spark spool export {shlex.quote(str(path))}",
         ) from e
-    return topic, tuple(MessageQueue(topic, *place) for place in places)
+    return topic, tuple(MessageQueue(topic, *place) for place in queues)
 
 
-def _check(store: Store, noted: _Owned, environment: Environment) -> None:
+def _check_noted_queues(store: Store, noted: _QueuesByTopic, environment: Environment) -> None:
     """Raises ``SpoolError`` if records are for queues that option 'environments' assigns to another environment."""
     for topic, queues in noted.items():
-        if tuple(environment.owned(queues, may_lack=(topic,))) != queues:
+        if tuple(environment.owned(queues, may_be_empty=(topic,))) != queues:
             raise SpoolError(
                 f"the records in {store.path} are for {', '.join(map(str, queues))}, which their environment had by its number, "
                 f"and option 'environments' gives environment {environment.name!r} others",
-                remedy=f"If it is theirs, set it so that these are among them, such as {_sample(environment, queues)}",
+                remedy=f"If it is theirs, set it so that these are among them, such as {_sample_option(environment, queues)}",
             )
 
 
-def _sample(environment: Environment, queues: Sequence[MessageQueue]) -> str:
+def _sample_option(environment: Environment, queues: Sequence[MessageQueue]) -> str:
     return json.dumps({environment.name: {queue.broker_name: [queue.queue_id] for queue in queues}})
 
 
-def _recall(store: Store, noted: _Owned, known: _Owned) -> None:
-    """Use the queues that the store's records are for. Raises ``SpoolError`` if this process counted others."""
+def _use_noted_queues(store: Store, noted: _QueuesByTopic, counted: _QueuesByTopic) -> None:
+    """Use the queues in the store's notes. Raises ``SpoolError`` if this process counted others."""
     for topic, queues in noted.items():
-        if known.setdefault(topic, queues) != queues:
+        if counted.setdefault(topic, queues) != queues:
             raise SpoolError(
                 f"the records in {store.path} are for {', '.join(map(str, queues))}, and this process counted "
-                f"{', '.join(map(str, known[topic]))} as the queues of the same environment",
+                f"{', '.join(map(str, counted[topic]))} as the queues of the same environment",
                 remedy="Set option 'environments' to the number of environments, or to their queues",
             )
 
 
-def _positions(known: _Owned, sends: Sequence[SpooledSend]) -> Mapping[bytes, bytes]:
-    """The notes for records that are added."""
+def _queues_notes(counted: _QueuesByTopic, sends: Sequence[SpooledSend]) -> Mapping[bytes, bytes]:
+    """The notes for records of ``sends``."""
     return {
-        _POSITIONS + topic.encode(): json.dumps(
-            [(queue.broker_name, queue.queue_id) for queue in known[topic]]
+        _QUEUES_PREFIX + topic.encode(): json.dumps(
+            [(queue.broker_name, queue.queue_id) for queue in counted[topic]]
         ).encode()
-        for topic in {send.topic for send in sends} & known.keys()
+        for topic in {send.topic for send in sends} & counted.keys()
     }
 
 
-def resending(
+def open_send_spool(
     store: Store,
     send: Sender,
     settings: ProducerSettings,
     clock: Callable[[], int] | None = None,
-    trade: RedeliveryPolicy | None = None,
+    policy: RedeliveryPolicy | None = None,
 ) -> SendSpool:
-    """Redelivery of a store that this process opened, which is closed if this fails."""
+    """The spool over an open ``store``. Closes the store if this fails."""
     try:
         from rocketmq_spark.producer.resender import EngineResender
-        from rocketmq_spark.spool.spool import SENDS, SendSpool
+        from rocketmq_spark.spool.spool import SEND_POLICY, SendSpool
 
         name = f"rocketmq-{settings.group}-spool"
         resender = EngineResender(send, settings, Timer(f"{name}-send"), batch_writes)
-        trade, environment = trade or SENDS, settings.environment
+        policy, environment = policy or SEND_POLICY, settings.environment
         if environment is not None and not environment.by_position:
-            resender.pin(_noted(store))
+            resender.pin(_noted_queues(store))
         elif environment is not None:
-            trade = trade._replace(notes=functools.partial(_positions, queues_of_environment(send, environment)))
-        return SendSpool(store, resender, Timer(name), clock, trade=trade)
+            policy = policy._replace(notes=functools.partial(_queues_notes, queues_of_environment(send, environment)))
+        return SendSpool(store, resender, Timer(name), clock, policy=policy)
     except BaseException:
         store.close()
         raise
 
 
 def worker_spool(options: Options, settings: ProducerSettings) -> Spool | None:
-    """The spool of this worker process, below ``spoolDir``, with the records of dead processes; None without one.
+    """The spool of this worker process, in ``spoolDir``, with the records of dead processes. None if the options name no spool.
 
-    It lives as long as the process, across tasks, and continues to send.
+    The spool lives as long as the process, across tasks, and continues to send.
     """
     spool = SpoolSettings.of(options)
     if spool is None:
@@ -437,36 +439,37 @@ def worker_spool(options: Options, settings: ProducerSettings) -> Spool | None:
 
     def left(path: Path) -> Store:
         store = make(path)
-        if not by_position(options) and _noted(store):  # the running sender has no such queues
+        if not is_by_position(options) and _noted_queues(store):  # the running sender does not know these queues
             store.close()
             raise SpoolError(f"the records in {path} are for queues that their environment had by its number")
         return store
 
     key = (spool, owner_of(options), options.environments, connection_key(options), settings)
     with process.entry_lock(SPOOLS, spool.folder):
-        kept: dict[object, SendSpool] = process.kept(SPOOLS)
-        if key not in kept:
+        spools_by_key: dict[object, SendSpool] = process.entries(SPOOLS)
+        if key not in spools_by_key:
             send = sender(options)  # first: if it fails, no store is open
-            kept[key] = resending(claim(spool.folder, make), send, settings)
-        mine = kept[key]
-        if adopt(spool.folder, mine.store, left, mine.now_ms()):
-            mine.redelivery.begin()
-    return mine
+            spools_by_key[key] = open_send_spool(claim(spool.folder, make), send, settings)
+        own_spool = spools_by_key[key]
+        if adopt(spool.folder, own_spool.store, left, own_spool.now_ms()):
+            own_spool.redelivery.retry_earlier_records()
+    return own_spool
 
 
-# Modules that a drainer imports late.
-_LATE = ("encodings.idna", "pyarrow", "rocketmq_spark.producer.resender", "rocketmq_spark.spool.spool")
+# Modules that ``open_drainer`` and the sender import on first use.
+_LAZY_IMPORTS = ("encodings.idna", "pyarrow", "rocketmq_spark.producer.resender", "rocketmq_spark.spool.spool")
 _PREPARE_S = 5.0
 
 
-def prepare(options: Options, paths: Sequence[Path]) -> None:
-    """Read modules, TLS files and keys, which may be readable for root only, before root takes the rights of owners of spools.
+def preload(options: Options, paths: Sequence[Path]) -> None:
+    """Read modules, TLS files and keys, which only root may be able to read, before root takes the rights of spools' owners.
 
-    A request to the name server reads the files; its answer does not matter. Raises ``OptionError`` if a file cannot be used.
+    A request to the name server makes the client read the files; the answer is ignored. Raises ``OptionError`` if a file cannot
+    be used.
     """
-    if os.geteuid() != folders.ROOT or not any(map(folders.foreign, paths)):
+    if os.geteuid() != folders.ROOT or not any(map(folders.foreign_owner, paths)):
         return
-    for module in _LATE:
+    for module in _LAZY_IMPORTS:
         with contextlib.suppress(ImportError):  # an optional module; if it is needed, its import raises later
             importlib.import_module(module)
     try:
@@ -477,7 +480,7 @@ def prepare(options: Options, paths: Sequence[Path]) -> None:
         logger.debug("no route before the spools are opened: %s", e)
 
 
-def drainer(path: Path, options: Options) -> SendSpool:
-    """Return an object that sends all records of a folder, for commands."""
+def open_drainer(path: Path, options: Options) -> SendSpool:
+    """Return a spool that sends all records of a folder, for commands."""
     send, settings = sender(options), ProducerSettings.of(options)  # first: if one fails, no store is open
-    return resending(open_store(path, options, lent=True), send, settings)
+    return open_send_spool(open_store(path, options, keep_owner=True), send, settings)

@@ -1,8 +1,8 @@
 """OpenTelemetry spans and metrics of producers and consumers (option ``openTelemetry``; docs/opentelemetry.md).
 
-Methods of one object are replaced by wrapped ones, so that the option costs nothing when it is off. Spans follow OpenTelemetry's
-conventions for messaging; metrics have the names that rocketmq-clients gives them. Errors in OpenTelemetry are logged and affect
-neither sends nor outcomes.
+The methods of a producer or consumer are replaced by wrapped ones, so the option costs nothing when it is off. Spans follow
+OpenTelemetry's conventions for messaging; metrics have the names that rocketmq-clients gives them. Errors of OpenTelemetry are
+logged, and change neither sends nor the outcomes of listeners.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from opentelemetry.metrics import CallbackOptions, Observation
 from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode
 
 import rocketmq_spark
-from rocketmq_spark.base.clock import NowAndThen, epoch_ms
+from rocketmq_spark.base.clock import RateLimit, epoch_ms
 from rocketmq_spark.base.codes import Property
-from rocketmq_spark.base.process import Owner
-from rocketmq_spark.base.threads import Aside, Failure, attempt, text_of
+from rocketmq_spark.base.process import OwnerProcess
+from rocketmq_spark.base.threads import Failure, KeyedExecutor, capture, safe_text
 from rocketmq_spark.consumer.listener import (
     DeferredListener,
     Listener,
@@ -45,130 +45,133 @@ from rocketmq_spark.wire.properties import is_reserved
 logger = logging.getLogger(__name__)
 
 _SCOPE, _ID = "rocketmq_spark", "messaging.message.id"
-# Spans of asynchronous sends end on a separate thread, because an exporter may block. Limits: waiting spans, seconds of a close.
-_ENDS, MOST_ENDS, ENDS_S, LOG_S = "spans", 10_000, 1.0, 60.0
-_STATUS = {True: {"invocation_status": "success"}, False: {"invocation_status": "failure"}}
-MOST_PROPERTIES, MOST_BYTES = 128, 16_384  # limits of a Proxy for a message's user properties, by default
+# Spans of asynchronous sends end on a separate thread, because an exporter may block. At most this many spans wait for it.
+_END_KEY, MAX_WAITING_ENDS = "spans", 10_000
+END_TIMEOUT_S = 1.0  # for which ``flush`` and ``close`` wait for these spans
+LOG_PERIOD_S = 60.0  # between two warnings of lost spans
+_STATUS_LABELS = {True: {"invocation_status": "success"}, False: {"invocation_status": "failure"}}
+MAX_PROPERTIES, MAX_PROPERTY_BYTES = 128, 16_384  # limits of a Proxy for a message's user properties, by default
 Attributes = dict[str, Any]
 
 
-def _guarded(code: Callable[..., Any], *of: Any) -> Any:
-    """Call ``code``; logs a failure and returns None, because it must not affect messages."""
-    made = attempt(code, *of)
-    if isinstance(made, Failure):
-        made.log(logger, "OpenTelemetry failed")
+def _call_safely(code: Callable[..., Any], *args: Any) -> Any:
+    """Call ``code``. A failure is logged, and None is returned, because OpenTelemetry must not affect messages."""
+    outcome = capture(code, *args)
+    if isinstance(outcome, Failure):
+        outcome.log(logger, "OpenTelemetry failed")
         return None
-    return made
+    return outcome
 
 
-# Consumers whose caches are observed, and their labels. Global, because a meter accepts one callback per metric name.
-_observed: weakref.WeakKeyDictionary[Any, Attributes] = weakref.WeakKeyDictionary()
+# The labels of consumers whose cached messages are counted. Global, because a meter accepts one callback per metric name.
+_observed_consumers: weakref.WeakKeyDictionary[Any, Attributes] = weakref.WeakKeyDictionary()
 
 
-def _cached(options: CallbackOptions) -> Iterator[Observation]:
-    for consumer, labels in list(_observed.items()):
-        if (stats := _guarded(consumer.stats)) is not None:
+def _observe_cached_messages(options: CallbackOptions) -> Iterator[Observation]:
+    for consumer, labels in list(_observed_consumers.items()):
+        if (stats := _call_safely(consumer.stats)) is not None:
             yield Observation(stats.cached, labels)
 
 
 def instrumentation(group: str, client_id: str, namespace: str | None) -> Instrumentation | None:
     """Return the instrumentation; None if OpenTelemetry fails, so that sends work without it."""
-    made: Instrumentation | None = _guarded(Instrumentation, group, client_id, namespace)
-    return made
+    instance: Instrumentation | None = _call_safely(Instrumentation, group, client_id, namespace)
+    return instance
 
 
 class Instrumentation:
-    """Makes the spans and metrics of one producer or consumer."""
+    """Creates the spans and metrics of one producer or consumer."""
 
-    proxied = False  # whether it sends to a Proxy
+    uses_proxy = False  # whether the producer sends to a Proxy
 
     def __init__(self, group: str, client_id: str, namespace: str | None) -> None:
         self._tracer = trace.get_tracer(_SCOPE, rocketmq_spark.__version__)
         self._meter = metrics.get_meter(_SCOPE, rocketmq_spark.__version__)
         self._group = group
         self._client_id = client_id
-        self._common: Attributes = {"messaging.system": "rocketmq", "messaging.client.id": client_id}
+        self._common_attributes: Attributes = {"messaging.system": "rocketmq", "messaging.client.id": client_id}
         if namespace:
-            self._common["messaging.rocketmq.namespace"] = namespace
+            self._common_attributes["messaging.rocketmq.namespace"] = namespace
         histogram = self._meter.create_histogram
-        self._aside, self._complaint, self._owner = Aside(MOST_ENDS), NowAndThen(LOG_S), Owner("producer")
-        self._send_cost = histogram("rocketmq_send_cost_time", "ms", "Duration of a send with all its attempts")
-        self._delivery = histogram("rocketmq_delivery_latency", "ms", "From the broker's store to the consumer")
-        self._process = histogram("rocketmq_process_time", "ms", "Duration of a listener's call")
+        self._end_executor, self._loss_log = KeyedExecutor(MAX_WAITING_ENDS), RateLimit(LOG_PERIOD_S)
+        self._owner = OwnerProcess("producer")
+        self._send_cost_time = histogram("rocketmq_send_cost_time", "ms", "Duration of a send with all its attempts")
+        self._delivery_latency = histogram("rocketmq_delivery_latency", "ms", "From the broker's store to the consumer")
+        self._process_time = histogram("rocketmq_process_time", "ms", "Duration of a listener's call")
 
     def instrument_producer(self, producer: Any) -> None:
         """Wrap the methods that send."""
-        producer.send = self._around_send(producer.send)
-        producer.send_async = self._around_send_async(producer.send_async)
-        producer.send_oneway = self._around_send(producer.send_oneway)
-        producer.send_batch = self._around_send_batch(producer.send_batch)
-        producer.send_half = self._around_send(producer.send_half)
-        producer.request_async = self._around_send_async(producer.request_async)
-        producer.flush, producer.close = self._behind(producer.flush), self._behind(producer.close)
+        producer.send = self._traced_send(producer.send)
+        producer.send_async = self._traced_send_async(producer.send_async)
+        producer.send_oneway = self._traced_send(producer.send_oneway)
+        producer.send_batch = self._traced_send_batch(producer.send_batch)
+        producer.send_half = self._traced_send(producer.send_half)
+        producer.request_async = self._traced_send_async(producer.request_async)
+        producer.flush, producer.close = self._after_span_ends(producer.flush), self._after_span_ends(producer.close)
 
-    def _behind(self, code: Callable[..., Any]) -> Callable[..., Any]:
-        """Return ``code`` wrapped: it first waits for the spans that are about to end."""
+    def _after_span_ends(self, code: Callable[..., Any]) -> Callable[..., Any]:
+        """Return ``code`` with a wait after it: for the spans whose ends wait for the thread."""
 
         @functools.wraps(code)
-        def waiting(*args: Any, **named: Any) -> Any:
+        def waiting(*args: Any, **kwargs: Any) -> Any:
             try:
-                return code(*args, **named)
+                return code(*args, **kwargs)
             finally:
-                if self._owner.here:  # in a fork, the lock may be held by a thread that does not exist there
-                    self._aside.wait(_ENDS, ENDS_S)
+                if self._owner.is_current:  # in a forked process, a thread that does not exist there may hold the lock
+                    self._end_executor.wait(_END_KEY, END_TIMEOUT_S)
 
         return waiting
 
-    def _around_send(self, send: Callable[..., Any]) -> Callable[..., Any]:
+    def _traced_send(self, send: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(send)
-        def traced(message: Message, *args: Any, **named: Any) -> Any:
-            sending = _Sending(self, (message,))
-            result = sending.begin(lambda messages: send(messages[0], *args, **named))
-            sending.end(getattr(result, "result", result))  # a half message has its result inside
+        def traced(message: Message, *args: Any, **kwargs: Any) -> Any:
+            sending = _SendInProgress(self, (message,))
+            result = sending.send(lambda messages: send(messages[0], *args, **kwargs))
+            sending.end(getattr(result, "result", result))  # a half message contains its send result
             return result
 
         return traced
 
-    def _around_send_batch(self, send: Callable[..., Any]) -> Callable[..., Any]:
+    def _traced_send_batch(self, send: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(send)
-        def traced(messages: Iterable[Message], *args: Any, **named: Any) -> Any:
-            sending = _Sending(self, tuple(messages))
-            result = sending.begin(lambda messages: send(messages, *args, **named))
+        def traced(messages: Iterable[Message], *args: Any, **kwargs: Any) -> Any:
+            sending = _SendInProgress(self, tuple(messages))
+            result = sending.send(lambda messages: send(messages, *args, **kwargs))
             sending.end(result)
             return result
 
         return traced
 
-    def _around_send_async(self, send: Callable[..., Future[Any]]) -> Callable[..., Future[Any]]:
+    def _traced_send_async(self, send: Callable[..., Future[Any]]) -> Callable[..., Future[Any]]:
         @functools.wraps(send)
-        def traced(message: Message, *args: Any, **named: Any) -> Future[Any]:
-            sending = _Sending(self, (message,))
-            future: Future[Any] = sending.begin(lambda messages: send(messages[0], *args, **named))
-            future.add_done_callback(lambda done: sending.end(_outcome(done), aside=True))
+        def traced(message: Message, *args: Any, **kwargs: Any) -> Future[Any]:
+            sending = _SendInProgress(self, (message,))
+            future: Future[Any] = sending.send(lambda messages: send(messages[0], *args, **kwargs))
+            future.add_done_callback(lambda done: sending.end(_outcome(done), on_thread=True))
             return future
 
         return traced
 
-    def send_span(self, messages: Sequence[Message]) -> Span:
+    def start_send_span(self, messages: Sequence[Message]) -> Span:
         """Start the span of a send."""
         topic = messages[0].topic
-        attributes = {**self._named("send", topic), **_of_sent(messages)}
+        attributes = {**self._operation_attributes("send", topic), **_sent_attributes(messages)}
         return self._tracer.start_span(f"send {topic}", kind=SpanKind.PRODUCER, attributes=attributes)
 
-    def sent(self, topic: str, ok: bool, cost_ms: float) -> None:
+    def record_send(self, topic: str, ok: bool, cost_ms: float) -> None:
         """Record the metrics of a send."""
-        self._send_cost.record(cost_ms, {"topic": topic, "client_id": self._client_id, **_STATUS[ok]})
+        self._send_cost_time.record(cost_ms, {"topic": topic, "client_id": self._client_id, **_STATUS_LABELS[ok]})
 
-    def end_aside(self, end: Callable[[], None]) -> None:
-        """Run ``end`` on another thread, because this one may read answers. If too many wait, the span is dropped."""
-        made = attempt(self._aside.run, _ENDS, end)
-        if isinstance(made, Failure) and self._complaint.due():
-            logger.warning("spans of sends are lost: an exporter is slow, or no thread can be started: %s", made)
+    def end_later(self, end: Callable[[], None]) -> None:
+        """Run ``end`` on another thread, because this thread may read answers. If too many ends wait, the span is dropped."""
+        outcome = capture(self._end_executor.run, _END_KEY, end)
+        if isinstance(outcome, Failure) and self._loss_log.due():
+            logger.warning("spans of sends are lost: an exporter is slow, or no thread can be started: %s", outcome)
 
     def instrument_consumer(self, consumer: Any, name: str) -> None:
-        """Wrap the listener that method ``name`` of the consumer gets at the start, and observe the consumer's cache.
+        """Wrap the listener that is passed to the consumer's method ``name``, and observe the number of cached messages.
 
-        Listeners of record batches have no spans, because record batches have no trace context.
+        Calls with record batches have no spans, because record batches have no trace context.
         """
         start = getattr(consumer, name)
         model = "clustering" if consumer.settings.clustering else "broadcasting"
@@ -177,22 +180,27 @@ class Instrumentation:
         @functools.wraps(start)
         def traced(listener: Listener) -> Any:
             if isinstance(listener, DeferredListener):
-                return start(observed_listener(listener, functools.partial(self._in_turn, common)))
-            return start(functools.partial(self._listen, listener, common))
+                return start(observed_listener(listener, functools.partial(self._begin_coroutine_call, common)))
+            return start(functools.partial(self._call_listener, listener, common))
 
         if not consumer.settings.arrow:
             setattr(consumer, name, traced)
-        _observed[consumer] = self._labels_of_group()
-        _guarded(self._meter.create_observable_gauge, "rocketmq_consumer_cached_messages", [_cached], "{message}")
+        _observed_consumers[consumer] = self._group_labels()
+        _call_safely(
+            self._meter.create_observable_gauge,
+            "rocketmq_consumer_cached_messages",
+            [_observe_cached_messages],
+            "{message}",
+        )
 
-    def _in_turn(self, common: Mapping[str, Any], messages: Any, context: Any) -> OutcomeCallback:
-        """Process a listener's call in the task of a coroutine that handled another call before."""
-        call = _guarded(_Processing, self, messages, context, common)
-        _guarded(contexts.attach, Context() if call is None else call.context)
+    def _begin_coroutine_call(self, common: Mapping[str, Any], messages: Any, context: Any) -> OutcomeCallback:
+        """Start the span of a coroutine's call, and set its context: the coroutine's task has the context of an earlier call."""
+        call = _call_safely(_ProcessSpan, self, messages, context, common)
+        _call_safely(contexts.attach, Context() if call is None else call.context)
         return (lambda outcome: None) if call is None else call.end
 
-    def _listen(self, listener: Listener, common: Mapping[str, Any], messages: Any, context: Any) -> object:
-        call = _guarded(_Processing, self, messages, context, common)
+    def _call_listener(self, listener: Listener, common: Mapping[str, Any], messages: Any, context: Any) -> object:
+        call = _call_safely(_ProcessSpan, self, messages, context, common)
         if call is None:
             return listener(messages, context)
         token = contexts.attach(call.context)
@@ -206,130 +214,142 @@ class Instrumentation:
         call.end(outcome)
         return outcome
 
-    def begin_process(self, messages: Sequence[ReceivedMessage], common: Mapping[str, Any]) -> tuple[Span, Context]:
-        """Start the span of a listener's call: in the trace of its single message, or linked to the traces of several."""
+    def start_process_span(
+        self, messages: Sequence[ReceivedMessage], common: Mapping[str, Any]
+    ) -> tuple[Span, Context]:
+        """Start the span of a listener's call: in the trace of a single message, or linked to the traces of several messages."""
         topic = messages[0].topic
-        origins = _origins(messages)
+        origins = _contexts_of(messages)
         parent, links = (origins[0], []) if len(messages) == 1 else (Context(), _links(origins))
-        attributes = {**self._of_group("process", topic), **common, **_of_received(messages)}
+        attributes = {**self._group_attributes("process", topic), **common, **_received_attributes(messages)}
         span = self._tracer.start_span(f"process {topic}", parent, SpanKind.CONSUMER, attributes, links)
-        _guarded(self._received, topic, messages)
+        _call_safely(self._record_delivery, topic, messages)
         return span, trace.set_span_in_context(span, parent)
 
-    def processed(self, topic: str, ok: bool, cost_ms: float) -> None:
+    def record_process(self, topic: str, ok: bool, cost_ms: float) -> None:
         """Record the metrics of a listener's call."""
-        self._process.record(cost_ms, {"topic": topic, **self._labels_of_group(), **_STATUS[ok]})
+        self._process_time.record(cost_ms, {"topic": topic, **self._group_labels(), **_STATUS_LABELS[ok]})
 
     def instrument_receives(
         self, consumer: Any, name: str, messages_of: Callable[[Any], Sequence[ReceivedMessage]] = lambda answer: answer
     ) -> None:
-        """Wrap the method that returns messages, or something that has them."""
+        """Wrap the method ``name``, which receives messages. ``messages_of`` returns the messages of its result."""
         receive = getattr(consumer, name)
 
         @functools.wraps(receive)
-        def traced(*args: Any, **named: Any) -> Any:
-            began_ns = time.time_ns()
-            answer = receive(*args, **named)
+        def traced(*args: Any, **kwargs: Any) -> Any:
+            started_ns = time.time_ns()
+            answer = receive(*args, **kwargs)
             if messages := messages_of(answer):
-                _guarded(self._record_receive, messages, began_ns)
+                _call_safely(self._trace_receive, messages, started_ns)
             return answer
 
         setattr(consumer, name, traced)
 
-    def _record_receive(self, messages: Sequence[ReceivedMessage], began_ns: int) -> None:
+    def _trace_receive(self, messages: Sequence[ReceivedMessage], started_ns: int) -> None:
         topic = messages[0].topic
-        attributes = {**self._of_group("receive", topic), **_of_received(messages)}
-        links = _links(_origins(messages))
-        self._tracer.start_span(f"receive {topic}", None, SpanKind.CLIENT, attributes, links, began_ns).end()
-        self._received(topic, messages)
+        attributes = {**self._group_attributes("receive", topic), **_received_attributes(messages)}
+        links = _links(_contexts_of(messages))
+        self._tracer.start_span(f"receive {topic}", None, SpanKind.CLIENT, attributes, links, started_ns).end()
+        self._record_delivery(topic, messages)
 
-    def _received(self, topic: str, messages: Sequence[ReceivedMessage]) -> None:
-        now_ms, labels = epoch_ms(), {"topic": topic, **self._labels_of_group()}
-        for each in messages:
-            stored_ms = getattr(each, "store_timestamp", None)  # a Proxy may not report it
+    def _record_delivery(self, topic: str, messages: Sequence[ReceivedMessage]) -> None:
+        now_ms, labels = epoch_ms(), {"topic": topic, **self._group_labels()}
+        for message in messages:
+            stored_ms = getattr(message, "store_timestamp", None)  # a Proxy may not report it
             if stored_ms:
-                self._delivery.record(max(0, now_ms - stored_ms), labels)
+                self._delivery_latency.record(max(0, now_ms - stored_ms), labels)
 
-    def _named(self, what: str, topic: str) -> Attributes:
-        operation = {"messaging.operation.name": what, "messaging.operation.type": what}
-        return {**self._common, **operation, "messaging.destination.name": topic}
+    def _operation_attributes(self, operation_name: str, topic: str) -> Attributes:
+        attributes = {"messaging.operation.name": operation_name, "messaging.operation.type": operation_name}
+        return {**self._common_attributes, **attributes, "messaging.destination.name": topic}
 
-    def _of_group(self, what: str, topic: str) -> Attributes:
-        return {**self._named(what, topic), "messaging.consumer.group.name": self._group}
+    def _group_attributes(self, operation_name: str, topic: str) -> Attributes:
+        return {**self._operation_attributes(operation_name, topic), "messaging.consumer.group.name": self._group}
 
-    def _labels_of_group(self) -> Attributes:
+    def _group_labels(self) -> Attributes:
         return {"client_id": self._client_id, "consumer_group": self._group}
 
 
-class _Sending:
-    """A send in progress. Its messages have the context of its span in their properties, unless adding it failed."""
+class _SendInProgress:
+    """A send in progress. The properties of its messages contain the context of its span, unless it could not be added."""
 
     def __init__(self, telemetry: Instrumentation, messages: Sequence[Message]) -> None:
         self._telemetry = telemetry
-        self._began = time.monotonic()
+        self._started = time.monotonic()
         self._messages = messages
         self._topic = messages[0].topic if messages else ""
-        self._span: Span | None = _guarded(telemetry.send_span, messages) if messages else None
-        self._carrying = None if self._span is None else _guarded(_carrying, self._span, messages, telemetry.proxied)
+        self._span: Span | None = _call_safely(telemetry.start_send_span, messages) if messages else None
+        self._traced_messages = (
+            None if self._span is None else _call_safely(_with_span_context, self._span, messages, telemetry.uses_proxy)
+        )
 
-    def begin(self, send: Callable[[Sequence[Message]], Any]) -> Any:
-        """Call ``send`` and return its result. If messages are rejected with the context in their properties, for example as too
-        large, they are sent without it, which is safe: rejected messages were not sent.
+    def send(self, send: Callable[[Sequence[Message]], Any]) -> Any:
+        """Call ``send`` and return its result. If messages with the context in their properties are rejected, for example as too
+        large, they are sent without the context. This is safe, because rejected messages were not sent.
         """
         try:
-            if self._carrying is not None:
+            if self._traced_messages is not None:
                 with contextlib.suppress(MessageRefused):
-                    return send(self._carrying)
+                    return send(self._traced_messages)
             return send(self._messages)
         except BaseException as e:
             self.end(e)
             raise
 
-    def end(self, outcome: object, aside: bool = False) -> None:
-        cost_ms = 1000 * (time.monotonic() - self._began)
-        _guarded(self._telemetry.sent, self._topic, not isinstance(outcome, BaseException), cost_ms)
+    def end(self, outcome: object, on_thread: bool = False) -> None:
+        cost_ms = 1000 * (time.monotonic() - self._started)
+        _call_safely(self._telemetry.record_send, self._topic, not isinstance(outcome, BaseException), cost_ms)
         if self._span is not None:
-            end = functools.partial(_guarded, _end_send, self._span, outcome, time.time_ns())
-            self._telemetry.end_aside(end) if aside else end()
+            end = functools.partial(_call_safely, _end_send_span, self._span, outcome, time.time_ns())
+            self._telemetry.end_later(end) if on_thread else end()
 
 
-class _Processing:
-    """A listener's call in progress, and the context in which the listener runs."""
+class _ProcessSpan:
+    """A listener's call in progress. ``context`` is the context in which the listener runs."""
 
     def __init__(self, telemetry: Instrumentation, messages: Any, context: Any, common: Mapping[str, Any]) -> None:
         self._telemetry = telemetry
-        self._given, self._count, self._topic = context, len(messages), messages[0].topic
-        self._began = time.monotonic()
-        self._span, self.context = telemetry.begin_process(messages, common)
+        self._context, self._count, self._topic = context, len(messages), messages[0].topic
+        self._started = time.monotonic()
+        self._span, self.context = telemetry.start_process_span(messages, common)
 
     def end(self, outcome: object) -> None:
-        _guarded(self._end, outcome)
+        _call_safely(self._finish, outcome)
 
-    def _end(self, outcome: object) -> None:
-        cost_ms = 1000 * (time.monotonic() - self._began)
+    def _finish(self, outcome: object) -> None:
+        cost_ms = 1000 * (time.monotonic() - self._started)
         raised = isinstance(outcome, BaseException | Failure)
-        why: object = None
-        if raised or not _all_done(outcome, self._given, self._count):
-            why = outcome if raised else f"the listener returned {type(outcome).__name__}"
-        _guarded(self._telemetry.processed, self._topic, why is None, cost_ms)
-        _end(self._span, why)
+        error: object = None
+        if raised or not _all_done(outcome, self._context, self._count):
+            error = outcome if raised else f"the listener returned {type(outcome).__name__}"
+        _call_safely(self._telemetry.record_process, self._topic, error is None, cost_ms)
+        _end_span(self._span, error)
 
 
-def _carrying(span: Span, messages: Sequence[Message], proxied: bool) -> Sequence[Message] | None:
-    """Return the messages with those fields of the span's context that properties can contain; None if none can be added."""
+def _with_span_context(span: Span, messages: Sequence[Message], uses_proxy: bool) -> Sequence[Message] | None:
+    """Return the messages with the fields of the span's context that properties can contain; None if no field can be added."""
     carrier: dict[Any, Any] = {}
     propagate.inject(carrier, trace.set_span_in_context(span))
-    fit = {name: value for name, value in carrier.items() if _fits(name) and _fits(value) and not is_reserved(name)}
-    made = [replace(each, properties={**(each.properties or {}), **fit}) for each in messages]
-    return made if fit and (not proxied or all(_is_taken(each.properties or {}) for each in made)) else None
+    fields = {
+        name: value
+        for name, value in carrier.items()
+        if _is_property_text(name) and _is_property_text(value) and not is_reserved(name)
+    }
+    traced = [replace(message, properties={**(message.properties or {}), **fields}) for message in messages]
+    return (
+        traced
+        if fields and (not uses_proxy or all(_fits_proxy(traced_message.properties or {}) for traced_message in traced))
+        else None
+    )
 
 
-def _is_taken(properties: Mapping[str, str]) -> bool:
+def _fits_proxy(properties: Mapping[str, str]) -> bool:
     size = sum(len(name.encode()) + len((value or "").encode()) for name, value in properties.items())
-    return len(properties) <= MOST_PROPERTIES and size <= MOST_BYTES
+    return len(properties) <= MAX_PROPERTIES and size <= MAX_PROPERTY_BYTES
 
 
-def _fits(text: object) -> bool:
+def _is_property_text(text: object) -> bool:
     return isinstance(text, str) and text != "" and not {*text} & {"\x01", "\x02"}
 
 
@@ -339,21 +359,21 @@ def _all_done(outcome: object, context: Any, count: int) -> bool:
     return judge_concurrent(outcome, context, count).done_count == count
 
 
-def _end_send(span: Span, outcome: object, at_ns: int) -> None:
+def _end_send_span(span: Span, outcome: object, at_ns: int) -> None:
     if isinstance(outcome, SendResult):
         span.set_attribute(_ID, outcome.msg_id)
         if outcome.queue is not None:
             span.set_attribute("messaging.destination.partition.id", str(outcome.queue.queue_id))
-    _end(span, outcome, at_ns)
+    _end_span(span, outcome, at_ns)
 
 
-def _end(span: Span, why: object, at_ns: int | None = None) -> None:
-    """End a span; ``why`` is its error: an exception, a ``Failure``, or a sentence. None without an error."""
-    error = why.error if isinstance(why, Failure) else why
+def _end_span(span: Span, failure: object, at_ns: int | None = None) -> None:
+    """End a span. ``failure`` is an exception, a ``Failure`` or a sentence; another value, such as None, means success."""
+    error = failure.error if isinstance(failure, Failure) else failure
     try:
         if isinstance(error, BaseException):
             span.set_attribute("error.type", type(error).__name__)
-            span.set_status(Status(StatusCode.ERROR, text_of(error, str)))
+            span.set_status(Status(StatusCode.ERROR, safe_text(error, str)))
             span.record_exception(error)
         elif isinstance(error, str):
             span.set_attribute("error.type", "not_done")
@@ -368,9 +388,9 @@ def _outcome(future: Future[Any]) -> object:
     return future.exception() or future.result()
 
 
-def _origins(messages: Iterable[ReceivedMessage]) -> list[Context]:
-    """The contexts in the messages. The current context is ignored: in a coroutine's task it is that of the previous call."""
-    return [propagate.extract(each.properties, Context()) for each in messages]
+def _contexts_of(messages: Iterable[ReceivedMessage]) -> list[Context]:
+    """The contexts in the messages. The current context is ignored: in a coroutine's task, it belongs to the previous call."""
+    return [propagate.extract(message.properties, Context()) for message in messages]
 
 
 def _links(origins: Iterable[Context]) -> list[Link]:
@@ -378,20 +398,22 @@ def _links(origins: Iterable[Context]) -> list[Link]:
     return [Link(span) for span in spans if span.is_valid]
 
 
-def _of_sent(messages: Sequence[Message]) -> Attributes:
-    return _of_all(messages, lambda one: _of_one(one.tags, one.keys, None))
+def _sent_attributes(messages: Sequence[Message]) -> Attributes:
+    return _batch_attributes(messages, lambda message: _message_attributes(message.tags, message.keys, None))
 
 
-def _of_received(messages: Sequence[ReceivedMessage]) -> Attributes:
+def _received_attributes(messages: Sequence[ReceivedMessage]) -> Attributes:
     group = messages[0].properties.get(Property.SHARDING_KEY)
-    return _of_all(messages, lambda one: {_ID: one.msg_id or "", **_of_one(one.tags, one.keys, group)})
+    return _batch_attributes(
+        messages, lambda message: {_ID: message.msg_id or "", **_message_attributes(message.tags, message.keys, group)}
+    )
 
 
-def _of_all(messages: Sequence[Any], of_one: Callable[[Any], Attributes]) -> Attributes:
-    more = {"messaging.batch.message_count": len(messages)} if len(messages) > 1 else of_one(messages[0])
-    return {"messaging.message.body.size": sum(len(each.body) for each in messages), **more}
+def _batch_attributes(messages: Sequence[Any], attributes_of: Callable[[Any], Attributes]) -> Attributes:
+    more = {"messaging.batch.message_count": len(messages)} if len(messages) > 1 else attributes_of(messages[0])
+    return {"messaging.message.body.size": sum(len(message.body) for message in messages), **more}
 
 
-def _of_one(tag: str | None, keys: Sequence[str] | None, group: str | None) -> Attributes:
-    found = {"tag": tag, "keys": list(keys or ()), "group": group}
-    return {f"messaging.rocketmq.message.{name}": value for name, value in found.items() if value}
+def _message_attributes(tag: str | None, keys: Sequence[str] | None, group: str | None) -> Attributes:
+    values = {"tag": tag, "keys": list(keys or ()), "group": group}
+    return {f"messaging.rocketmq.message.{name}": value for name, value in values.items() if value}

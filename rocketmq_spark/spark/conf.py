@@ -163,7 +163,7 @@ def _can_import(path: str) -> bool:
 
     from rocketmq_spark.base import process
 
-    call = process.python("-c", _IMPORT_PROBE, program=path)
+    call = process.python_call("-c", _IMPORT_PROBE, program=path)
     try:
         return subprocess.run(**call, capture_output=True, timeout=_PROBE_TIMEOUT_S).returncode == 0
     except (OSError, subprocess.TimeoutExpired):

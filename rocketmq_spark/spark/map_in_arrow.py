@@ -18,7 +18,7 @@ def map_in_arrow(df: DataFrame, function: Callable[..., Any], schema: str, alter
 
     Args:
         function: A function of a module, or a ``partial`` of one, which workers import. Spark would pickle the code of a lambda.
-        instead: How to do the same without pandas, for the remedy of the error.
+        alternative: How to do the same without pandas, for the remedy of the error.
 
     Raises:
         OptionError: pandas is not installed, or is too old for PySpark.

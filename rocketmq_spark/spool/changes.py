@@ -19,17 +19,17 @@ from rocketmq_spark.spool.records import (
     RECORD,
     TOTALS,
     Due,
-    PendingPlace,
+    PendingKey,
     Record,
     RecordState,
     Totals,
-    decoded,
-    marked,
-    numbered,
-    ordered,
+    decode_record,
+    lane_key,
+    mark_key,
+    record_key,
 )
 
-_NEW = RecordState(0, 0)  # the state of a new record in its lane; it gets a time when it becomes pending
+_NEW = RecordState(0, 0)  # of a new record in its lane; the record gets a time when it becomes pending
 
 
 class StoredRecord(NamedTuple):
@@ -41,25 +41,27 @@ class StoredRecord(NamedTuple):
 
 
 class AtomicChange:
-    """Steps that are written together or not at all. ``pended`` and ``unpended`` are the places of records that become pending
-    and that no longer are, ``ended_ms`` is the latest original due time of those whose marks end with it (0 if none).
+    """Steps that are written together or not at all.
+
+    ``added_pending`` are the keys of records that become pending, ``removed_pending`` those of records that no longer are.
+    ``last_done_due_ms`` is the latest original due time of the records that the change removes by their marks (0 if none).
     """
 
     def __init__(self, totals: Totals) -> None:
         self.totals = totals.copy()
         self.puts: list[tuple[bytes, bytes]] = []
         self.deletes: list[bytes] = []
-        self.pended: list[PendingPlace] = []
-        self.unpended: list[PendingPlace] = []
-        self.ended_ms = 0
+        self.added_pending: list[PendingKey] = []
+        self.removed_pending: list[PendingKey] = []
+        self.last_done_due_ms = 0
 
     @property
     def all_puts(self) -> list[tuple[bytes, bytes]]:
         return [*self.puts, (TOTALS, self.totals.encode())]
 
     def add(self, record: Record, data: bytes, state: RecordState = _NEW) -> int:
-        """Add a new record, encoded as ``data``; returns its sequence. Its place in its lane keeps the ``state`` of a record that
-        has failed before, because it may have to wait there.
+        """Add a new record, encoded as ``data``; returns its sequence. A record that has failed
+        before keeps its ``state`` in its lane, because it may have to wait there.
         """
         totals = self.totals
         sequence = totals.next_sequence
@@ -67,117 +69,121 @@ class AtomicChange:
         totals.depth += 1
         totals.size += len(data)
         totals.last_ms = max(totals.last_ms, record.stored_ms)
-        self.puts.append((numbered(RECORD, sequence), data))
+        self.puts.append((record_key(RECORD, sequence), data))
         if record.lane:
-            self.puts.append((ordered(record.lane, sequence), state.encode() if state.tries else b""))
+            self.puts.append((lane_key(record.lane, sequence), state.encode() if state.tries else b""))
         return sequence
 
     def mark(self, record: Record, due: Due) -> None:
         """Write a record's marks, by which the record and its due time are found."""
-        self.puts += [(marked(*mark), due.encoded) for mark in record.marks]
+        self.puts += [(mark_key(*mark), due.mark_value) for mark in record.marks]
 
-    def pend(self, pending: PendingPlace, state: bytes) -> None:
+    def add_pending(self, pending: PendingKey, state: bytes) -> None:
         """Make a record pending, with its encoded state."""
-        self.puts.append((pending.key, state))
-        self.pended.append(pending)
+        self.puts.append((pending.encoded, state))
+        self.added_pending.append(pending)
 
-    def unpend(self, pending: PendingPlace) -> None:
-        self.deletes.append(pending.key)
-        self.unpended.append(pending)
+    def remove_pending(self, pending: PendingKey) -> None:
+        self.deletes.append(pending.encoded)
+        self.removed_pending.append(pending)
 
-    def retry(self, record: Record, pending: PendingPlace, due: Due, state: RecordState) -> None:
-        """Give a record a new due time after a failed attempt, but not one before its original due time: an earlier clock, by
-        which that time seemed to be over, may have been ahead.
+    def retry(self, record: Record, pending: PendingKey, due: Due, state: RecordState) -> None:
+        """Give a record a new due time after a failed attempt. The new time is never before the original due time, because the
+        clock of the failed attempt may have been ahead.
         """
-        due = Due(max(due.due_ms, record.first_due_ms or 0), due.sequence)
-        self.unpend(pending)
-        self.pend(record.pending(due, failed=True), state.encode())
+        due = Due(max(due.due_ms, record.original_due_ms or 0), due.sequence)
+        self.remove_pending(pending)
+        self.add_pending(record.pending_key(due, failed=True), state.encode())
         self.mark(record, due)
 
-    def hasten(self, pending: PendingPlace, now_ms: int, state: bytes, data: bytes | None) -> None:
+    def make_due(self, pending: PendingKey, now_ms: int, state: bytes, data: bytes | None) -> None:
         """Make a pending record due now, or at the original due time that ``data`` contains, if that is later."""
-        record = decoded(data)
-        original_ms = record.first_due_ms if isinstance(record, Record) else None
+        record = decode_record(data)
+        original_ms = record.original_due_ms if isinstance(record, Record) else None
         due = Due(max(now_ms, original_ms or 0), pending.due.sequence)
-        self.unpend(pending)
-        self.pend(pending._replace(due=due), state)
+        self.remove_pending(pending)
+        self.add_pending(pending._replace(due=due), state)
         if isinstance(record, Record):
             self.mark(record, due)
 
-    def join(self, stored: StoredRecord, other: Record) -> StoredRecord:
-        """Give a stored record the marks of a repeated one; returns it as it is stored then."""
-        record = stored.record.joined(other)
+    def merge_marks(self, stored: StoredRecord, other: Record) -> StoredRecord:
+        """Give a stored record the marks of a repeated one; returns the new form of the stored record."""
+        record = stored.record.with_marks_of(other)
         if record is stored.record:
             return stored
         data = record.encode()
-        self.puts.append((numbered(RECORD, stored.due.sequence), data))
-        self.puts += [(marked(*mark), stored.due.encoded) for mark in record.marks[len(stored.record.marks) :]]
+        self.puts.append((record_key(RECORD, stored.due.sequence), data))
+        self.puts += [(mark_key(*mark), stored.due.mark_value) for mark in record.marks[len(stored.record.marks) :]]
         self.totals.size += len(data) - stored.size
         return StoredRecord(stored.due, record, len(data))
 
-    def remark(self, data: bytes | None, due: Due) -> None:
+    def mark_encoded(self, data: bytes | None, due: Due) -> None:
         """Like ``mark``, for an encoded record. Does nothing if it cannot be decoded."""
-        if isinstance(record := decoded(data), Record):
+        if isinstance(record := decode_record(data), Record):
             self.mark(record, due)
 
     def unmark(self, record: Record) -> None:
-        self.deletes += [marked(*mark) for mark in record.marks]
-        self.ended_ms = max(self.ended_ms, record.first_due_ms or 0)
+        self.deletes += [mark_key(*mark) for mark in record.marks]
+        self.last_done_due_ms = max(self.last_done_due_ms, record.original_due_ms or 0)
 
-    def free(self, sequence: int, data: bytes | None, mark: tuple[bytes, bytes]) -> None:
-        """Remove a mark from a record, also inside its stored form, so that setting its marks again does not restore this one."""
-        self.deletes.append(marked(*mark))
-        if isinstance(record := decoded(data), Record):
-            freed = dataclasses.replace(record, marks=tuple(each for each in record.marks if each != mark)).encode()
-            self.puts.append((numbered(RECORD, sequence), freed))
-            self.totals.size += len(freed) - len(data or b"")
+    def remove_mark(self, sequence: int, data: bytes | None, mark: tuple[bytes, bytes]) -> None:
+        """Remove a mark from a record, and from its stored form, so that a later ``mark`` does not restore it."""
+        self.deletes.append(mark_key(*mark))
+        if isinstance(record := decode_record(data), Record):
+            without_mark = dataclasses.replace(
+                record, marks=tuple(other for other in record.marks if other != mark)
+            ).encode()
+            self.puts.append((record_key(RECORD, sequence), without_mark))
+            self.totals.size += len(without_mark) - len(data or b"")
 
     def rewrite(self, sequence: int, record: Record, size: int) -> int:
-        """Store another record under the sequence of one that has ``size``. Returns the new size."""
+        """Replace the record of a sequence, which has ``size`` bytes. Returns the new size."""
         data = record.encode()
-        self.puts.append((numbered(RECORD, sequence), data))
+        self.puts.append((record_key(RECORD, sequence), data))
         self.totals.size += len(data) - size
         return len(data)
 
-    def replace(self, pending: PendingPlace, record: Record, size: int, place: PendingPlace, state: bytes) -> None:
-        """Store another record, at ``place``, instead of a pending one that has ``size``."""
-        self.rewrite(place.due.sequence, record, size)
-        self.unpend(pending)
-        self.pend(place, state)
-        self.mark(record, place.due)
+    def replace(self, pending: PendingKey, record: Record, size: int, new_key: PendingKey, state: bytes) -> None:
+        """Replace a pending record of ``size`` bytes by another one, which is pending at ``new_key``."""
+        self.rewrite(new_key.due.sequence, record, size)
+        self.remove_pending(pending)
+        self.add_pending(new_key, state)
+        self.mark(record, new_key.due)
 
     def finish(self, sequence: int, size: int) -> None:
         """Delete a record that was handled."""
-        self.deletes.append(numbered(RECORD, sequence))
+        self.deletes.append(record_key(RECORD, sequence))
         self.totals.depth -= 1
         self.totals.size -= size
 
-    def bury(self, sequence: int, size: int, state: RecordState, counts: bool = True) -> None:
-        """Give a record up. It stays stored under its sequence, and is listed as dead. ``counts`` is False if it was counted."""
-        self.puts.append((numbered(DEAD, sequence), state.encode()))
+    def add_dead(self, sequence: int, size: int, state: RecordState, is_new: bool = True) -> None:
+        """Give a record up: it keeps its sequence, and is listed as dead. ``is_new`` is False if ``give_ups`` counts it
+        already.
+        """
+        self.puts.append((record_key(DEAD, sequence), state.encode()))
         totals = self.totals
         totals.depth, totals.size = totals.depth - 1, totals.size - size
         totals.dead, totals.dead_bytes = totals.dead + 1, totals.dead_bytes + size
-        totals.give_ups += counts
+        totals.give_ups += is_new
 
     def revive(self, sequence: int, record: Record, size: int, target: str) -> None:
         """Make a dead record a live one with this target; the caller makes it pending. Its marks are not restored, because they
-        ended when it was given up.
+        were removed when the record was given up.
         """
-        self.deletes.append(numbered(DEAD, sequence))
-        totals, kept = self.totals, size
+        self.deletes.append(record_key(DEAD, sequence))
+        totals, live_size = self.totals, size
         revived = dataclasses.replace(record, target=target, marks=())
         if revived != record:
             data = revived.encode()
-            self.puts.append((numbered(RECORD, sequence), data))
-            kept = len(data)
-        totals.depth, totals.size = totals.depth + 1, totals.size + kept
+            self.puts.append((record_key(RECORD, sequence), data))
+            live_size = len(data)
+        totals.depth, totals.size = totals.depth + 1, totals.size + live_size
         totals.dead, totals.dead_bytes = totals.dead - 1, totals.dead_bytes - size
 
 
-class Ticket:
-    """One caller's additions: records with their due times, their encoded form, their states (None: new ones), and notes.
-    ``error`` is set if writing failed.
+class AddRequest:
+    """The records of one call of ``Store.add``, with due time and encoded form, and the notes. ``states`` are the records' states
+    in another store (None: all are new). ``error`` is set if writing fails.
     """
 
     def __init__(
@@ -190,44 +196,44 @@ class Ticket:
         self.states = states
         self.notes = [(NOTE + name, value) for name, value in notes.items()] if notes else []
         self.size = sum([len(data) for _, _, data in self.items])
-        self.laned = any(record.lane for record, _ in records)
+        self.has_lanes = any(record.lane for record, _ in records)
         self.error: RocketMQError | None = None
-        self.done = False
+        self.is_done = False
 
 
 class GroupCommit:
-    """Passes tickets to ``write`` under ``lock``: one by one, or with ``together`` all that wait at the same time."""
+    """Passes requests to ``write`` under ``lock``: one by one, or, if ``batched``, all that wait at the same time."""
 
     def __init__(
-        self, lock: AbstractContextManager[bool], write: Callable[[Sequence[Ticket]], None], together: bool
+        self, lock: AbstractContextManager[bool], write: Callable[[Sequence[AddRequest]], None], batched: bool
     ) -> None:
         self._lock = lock
         self._write = write
-        self._together = together
-        self._waiting: deque[Ticket] = deque()
+        self._batched = batched
+        self._waiting: deque[AddRequest] = deque()
 
-    def put(self, ticket: Ticket) -> None:
-        """Returns when the ticket is written; raises its error."""
-        if not self._together:
+    def submit(self, request: AddRequest) -> None:
+        """Returns when the request is written; raises its error."""
+        if not self._batched:
             with self._lock:
-                self._write((ticket,))
+                self._write((request,))
         else:
-            self._waiting.append(ticket)
+            self._waiting.append(request)
             with self._lock:
-                if not ticket.done:
+                if not request.is_done:
                     waiting = [self._waiting.popleft() for _ in range(len(self._waiting))]
-                    # The ticket is missing if Ctrl-C interrupted the thread that had taken it, before that thread wrote.
-                    self._write_all(waiting if ticket in waiting else [*waiting, ticket])
-        if ticket.error is not None:
-            raise ticket.error
+                    # The request is missing if another thread had taken it, and Ctrl-C interrupted that thread before it wrote.
+                    self._write_all(waiting if request in waiting else [*waiting, request])
+        if request.error is not None:
+            raise request.error
 
-    def _write_all(self, tickets: Sequence[Ticket]) -> None:
+    def _write_all(self, requests: Sequence[AddRequest]) -> None:
         try:
-            self._write(tickets)
-        except BaseException:  # Ctrl-C reaches one thread only; whether the others' tickets were written is unknown
-            for each in tickets:
-                each.error = each.error or SpoolError("the write to the spool was interrupted")
+            self._write(requests)
+        except BaseException:  # Ctrl-C reaches one thread only; whether the others' requests were written is unknown
+            for request in requests:
+                request.error = request.error or SpoolError("the write to the spool was interrupted")
             raise
         finally:
-            for each in tickets:
-                each.done = True
+            for request in requests:
+                request.is_done = True

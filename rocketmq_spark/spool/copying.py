@@ -3,7 +3,7 @@
 Files of RocksDB can be crafted so that an iterator and a look-up find different values. So this process does not open the files
 of another user: ``owner_reader`` does, with the rights of the owner, and sends the entries over a pipe. This process does not
 trust the reader more than the files. It checks each entry, writes it once into a new database, and derives the rest from the
-records. What is shown of the copy is therefore what is sent from it.
+records. So ``spool show`` and ``spool send`` see the same records in the copy.
 """
 
 from __future__ import annotations
@@ -28,71 +28,71 @@ from typing import NamedTuple
 
 from rocketmq_spark.base import folders
 from rocketmq_spark.base.clock import Deadline, epoch_ms
-from rocketmq_spark.base.process import PythonCall, python
+from rocketmq_spark.base.process import PythonCall, python_call
 from rocketmq_spark.errors import DecodeError, SpoolError
 from rocketmq_spark.spool.database import Database
-from rocketmq_spark.spool.files import FreeSpace, check_temporary, sync_folder
-from rocketmq_spark.spool.owner_reader import DERIVED, END, FRAME
+from rocketmq_spark.spool.files import FreeSpace, check_temporary_folder, sync_folder
+from rocketmq_spark.spool.owner_reader import DERIVED, END_MARK, FRAME
 from rocketmq_spark.spool.pending import migrate
 from rocketmq_spark.spool.records import (
     DEAD,
-    LASTING,
-    LOST_OWNER,
-    MOST,
-    MOST_MARKS,
+    LASTING_PREFIX,
+    MAX_MARKS,
+    MAX_NUMBER,
     NOTE,
     OWNER,
     PENDING,
     RECORD,
-    TARGETING,
+    TARGETING_NOTE,
     TOTALS,
     UNINDEXED,
+    UNKNOWN_OWNER,
     Due,
-    PendingPlace,
+    PendingKey,
     Record,
     RecordState,
     SpoolOwner,
     Totals,
-    decoded,
-    due_in,
-    numbered,
+    decode_record,
+    due_of_key,
+    record_key,
     sequence_of,
 )
-from rocketmq_spark.spool.recovery import Salvaged, derive, stored_totals
+from rocketmq_spark.spool.recovery import SalvageResult, derive, stored_totals
 from rocketmq_spark.spool.spool import SEND_KIND, send_of
 
 logger = logging.getLogger(__name__)
 
-# Longer entries are not copied; what is no record has much shorter values.
+# Longer entries are not copied. The values of entries other than records are much shorter.
 MAX_KEY_BYTES, MAX_VALUE_BYTES, MAX_SMALL_BYTES = 1 << 16, 64 << 20, 1 << 20
-# What an entry counts beside its bytes: the memory of ``derive``, and of RocksDB.
+# Counted for each entry besides its bytes: the memory of ``derive``, and of RocksDB.
 ENTRY_BYTES = 512
 # ``derive`` and its write hold lanes, targets and marks several times: measured.
-_COPIES_OF_TEXTS, _MARK_BYTES = 4, 250
+_TEXT_COPIES, _MARK_BYTES = 4, 250
 _MAX_END_BYTES = 1 << 16
 _PENDING = (PENDING, UNINDEXED)
 _PORTION, _PORTION_BYTES = 1000, 8 << 20
 _READ_BYTES = 1 << 18
 _LONGEST_POLL_S = 3600.0  # the system takes 24 days at most
 _ENVIRONMENT = {"PATH", "LANG", "TZ", "LD_LIBRARY_PATH", "TMPDIR"}
-_END_S = 5.0  # how long a reader that was killed may take to end: it may hang in a file system of its user
+_KILL_S = 5.0  # time for a killed reader to end: it may hang in a file system of its user
 _PROGRAM = (
     "import sys; sys.path[:] = sys.argv[2:]; from rocketmq_spark.spool.owner_reader import main; main(sys.argv[1])"
 )
 
 
-# For each kind of records with marks, a function that returns the record to write. Its marks follow from what ``show`` and
-# ``export`` print of the record. The function raises ``DecodeError`` with the reason if the record must be left out.
-Kinds = Mapping[str, Callable[[Record], Record]]
-NO_KINDS: Kinds = MappingProxyType({})
+# By kind of records with marks: a function that returns the record to write. It derives the marks from what ``show`` and
+# ``export`` print of the record, and raises ``DecodeError`` with the reason if the record must be left out.
+CopyRules = Mapping[str, Callable[[Record], Record]]
+NO_COPY_RULES: CopyRules = MappingProxyType({})
 
 
 class CopyLimits:
-    """Until when a command may read, and how many bytes of entries it may still copy, those that are left out included."""
+    """The deadline of a copy, and the number of bytes that it may read, entries that are left out included."""
 
     def __init__(self, deadline: Deadline, max_bytes: int) -> None:
         self.deadline = deadline
-        self._max_bytes = self._left = max_bytes
+        self._max_bytes = self._bytes_left = max_bytes
 
     def check_time(self) -> None:
         """Raise ``SpoolError`` after the deadline."""
@@ -102,10 +102,10 @@ class CopyLimits:
                 remedy="Raise --timeout, or copy each spool alone. Its owner can stop the process that reads it",
             )
 
-    def spend(self, count: int) -> None:
+    def add_bytes(self, count: int) -> None:
         """Count ``count`` bytes. Raises ``SpoolError`` beyond the limit."""
-        self._left -= count
-        if self._left < 0:
+        self._bytes_left -= count
+        if self._bytes_left < 0:
             raise SpoolError(
                 f"it has more than {self._max_bytes} bytes, each entry counted with {ENTRY_BYTES} bytes more, and lanes, "
                 "targets and marks several times, because copying keeps them in memory",
@@ -113,11 +113,11 @@ class CopyLimits:
             )
 
 
-class Copied(NamedTuple):
-    """The number of records in a copy, that of entries left out by reason, whether the source is damaged, and its warnings.
+class CopyResult(NamedTuple):
+    """The numbers of records in a copy, the numbers of entries left out by reason, whether the source is damaged, and warnings.
 
-    ``notes`` counts the notes of a node of the delay service that were not copied. They say which messages the node has read, and
-    with them a node could skip messages that the copy does not have. Without notes, a node reads its queues again.
+    ``notes_left_out`` counts the notes of a delay node that were not copied. They say which messages the node has read, so a
+    node with these notes would skip messages that the copy does not have. Without notes, a node reads its queues again.
     """
 
     waiting: int
@@ -125,33 +125,33 @@ class Copied(NamedTuple):
     left_out: Mapping[str, int]
     is_damaged: bool
     warnings: list[str]
-    notes: int = 0
+    notes_left_out: int = 0
 
 
 @contextlib.contextmanager
 def new_folder(copy: Path, source: Path) -> Iterator[Path]:
-    """Yield an empty private folder. At the end of the block it gets the name ``copy`` if something is in it, or is removed.
+    """Yield an empty private folder. At the end of the block it is renamed to ``copy``, or removed if it is still empty.
 
     Raises ``SpoolError`` if ``copy`` exists, is in ``source``, or could be replaced by other users.
     """
     if os.path.lexists(copy):
         raise SpoolError(f"{copy} exists already", remedy="Name a folder that does not exist yet")
-    above = copy.absolute().parent
-    if Path(os.path.realpath(above)).is_relative_to(os.path.realpath(source)):
+    parent = copy.absolute().parent
+    if Path(os.path.realpath(parent)).is_relative_to(os.path.realpath(source)):
         raise SpoolError(f"{copy} is in {source}", remedy="Name a folder of yours elsewhere")
-    _check_exposure(above, copy)
+    _check_exposure(parent, copy)
     try:
-        new = Path(tempfile.mkdtemp(prefix=".rocketmq-spark-copy-", dir=above))
+        new = Path(tempfile.mkdtemp(prefix=".rocketmq-spark-copy-", dir=parent))
     except OSError as e:
         raise SpoolError(
             f"the folder {copy} cannot be created: {e.strerror}",
-            remedy=f"Name a folder in one that exists, not in {above}",
+            remedy=f"Name a folder in one that exists, not in {parent}",
         ) from e
     try:
         _check_exposure(new, copy)
         yield new
         if new.is_dir() and os.listdir(new):
-            _rename(new, copy.absolute())
+            _rename_new(new, copy.absolute())
     finally:
         shutil.rmtree(new, ignore_errors=True)
 
@@ -163,7 +163,7 @@ def _check_exposure(folder: Path, copy: Path) -> None:
         )
 
 
-def _rename(new: Path, copy: Path) -> None:
+def _rename_new(new: Path, copy: Path) -> None:
     try:
         new.rename(copy)
     except OSError as e:  # another process created it meanwhile
@@ -174,18 +174,21 @@ def _rename(new: Path, copy: Path) -> None:
 
 
 def copy_spool(
-    path: Path, into: Path, limits: CopyLimits, reader: PythonCall | None = None, kinds: Kinds = NO_KINDS
-) -> Copied:
-    """Copy the spool in ``path`` into a new database in the folder ``into``, which is removed if that fails.
+    path: Path, into: Path, limits: CopyLimits, reader: PythonCall | None = None, rules: CopyRules = NO_COPY_RULES
+) -> CopyResult:
+    """Copy the spool in ``path`` into a new database in the folder ``into``. Removes ``into`` if copying fails.
 
-    ``reader`` starts the process that reads, and ``kinds`` has a function for each kind of records with marks. Raises
+    ``reader`` starts the process that reads, and ``rules`` has a function for each kind of records with marks. Raises
     ``SpoolError`` if the reader fails or exceeds the ``limits``.
     """
     path = path.absolute()
     try:
         limits.check_time()  # there may be very many spools
-        with contextlib.closing(Database(into)) as db, _reading(path, reader or _reader(path), limits) as pipe:
-            return _copied(path, db, pipe, kinds)
+        with (
+            contextlib.closing(Database(into)) as db,
+            _running_reader(path, reader or _reader_call(path), limits) as pipe,
+        ):
+            return _copy_entries(path, db, pipe, rules)
     except SpoolError as e:
         shutil.rmtree(into, ignore_errors=True)
         raise SpoolError(f"the spool in {path} was not copied: {e.message}", remark=e.remark, remedy=e.remedy) from e
@@ -194,37 +197,39 @@ def copy_spool(
         raise
 
 
-def _copied(path: Path, db: Database, pipe: _Pipe, kinds: Kinds) -> Copied:
-    checked, space = CheckedEntries(kinds), FreeSpace(db.path, None)
+def _copy_entries(path: Path, db: Database, pipe: _Pipe, rules: CopyRules) -> CopyResult:
+    checker, space = EntryChecker(rules), FreeSpace(db.path, None)
     portion: list[tuple[bytes, bytes]] = []
     size = 0
     for key, value in pipe.frames():
-        if (entry := checked.copied(key, value)) is None:
+        if (entry := checker.entry_to_copy(key, value)) is None:
             continue
-        pipe.limits.spend(checked.derived_bytes)
+        pipe.limits.add_bytes(checker.derived_bytes)
         portion.append(entry)
         size += len(key) + len(value or b"")
         if len(portion) >= _PORTION or size >= _PORTION_BYTES:
-            _write(db, portion, space)
+            _write_portion(db, portion, space)
             portion, size = [], 0
-    _write(db, portion, space)
-    end, before = pipe.end, Totals(depth=checked.records, give_ups=checked.dead, last_ms=epoch_ms())
-    owner = checked.owner or (LOST_OWNER if end.is_damaged else SpoolOwner())
-    db.write([(TOTALS, before.encode()), *((key, owner.encode()) for key in OWNER)])
+    _write_portion(db, portion, space)
+    end, totals_before = pipe.report, Totals(depth=checker.records, give_ups=checker.dead, last_ms=epoch_ms())
+    owner = checker.owner or (UNKNOWN_OWNER if end.is_damaged else SpoolOwner())
+    db.write([(TOTALS, totals_before.encode()), *((key, owner.encode()) for key in OWNER)])
     migrate(db, damaged=True)
-    derived = derive(db, Salvaged(path, counted=False) if end.is_damaged else None)
-    checked.count_states_without_record(derived.lost)
+    derived = derive(db, SalvageResult(path, totals_are_exact=False) if end.is_damaged else None)
+    checker.count_states_without_record(derived.lost)
     totals = stored_totals(db) or Totals()
-    return Copied(totals.depth, totals.dead, dict(checked.left_out), end.is_damaged, end.warnings, checked.notes)
+    return CopyResult(
+        totals.depth, totals.dead, dict(checker.left_out), end.is_damaged, end.warnings, checker.notes_left_out
+    )
 
 
-def _write(db: Database, portion: list[tuple[bytes, bytes]], space: FreeSpace) -> None:
-    if (problem := space.problem(0, sum(len(key) + len(value) for key, value in portion))) is not None:
+def _write_portion(db: Database, portion: list[tuple[bytes, bytes]], space: FreeSpace) -> None:
+    if (problem := space.check(0, sum(len(key) + len(value) for key, value in portion))) is not None:
         raise problem
     db.write(portion)
 
 
-UNKNOWN = "of a kind that this release does not know"
+UNKNOWN_KIND = "of a kind that this release does not know"
 OUT_OF_ORDER = "twice, or out of order"
 TOO_LONG = "too long"
 UNREADABLE_RECORD = "records that cannot be read"
@@ -235,135 +240,138 @@ UNREADABLE_OWNER = "owners that cannot be read"
 WITHOUT_RECORD = "states of records that are not there"
 
 
-class CheckedEntries:
+class EntryChecker:
     """Decides which entries of a spool are copied, and counts the others by reason. Pure.
 
     Keys must ascend, so that each key is written once. Each value must be exactly what this package writes. The keys of pending
-    records are copied without the target, which ``migrate`` takes from the records.
+    records are copied without their targets; ``migrate`` adds the targets of the records.
 
     Marks are not copied, because ``show`` and ``export`` do not print them, and a wrong mark makes the store drop a record or
-    take it for another message. Records of ``kinds`` get the marks that follow from their payloads; other records get none.
+    take it for another message. Records of a kind in ``rules`` get the marks that follow from their payloads; other records get
+    none.
     """
 
-    def __init__(self, kinds: Kinds = NO_KINDS) -> None:
-        self._kinds = kinds
-        self._written = b""  # the last record as it is to be written
+    def __init__(self, rules: CopyRules = NO_COPY_RULES) -> None:
+        self._rules = rules
+        self._record_data = b""  # the last record, in the form to be written
         self.left_out: Counter[str] = Counter()
         self.records = self.dead = 0  # the number of records in the source, and of dead ones that are copied
-        self.notes = 0  # the number of notes that are not copied
+        self.notes_left_out = 0  # the number of notes that are not copied
         self.owner: SpoolOwner | None = None
-        # How many bytes ``derive`` holds for the last record beside its entry.
+        # The memory that ``derive`` needs for the last record besides its entry.
         self.derived_bytes = 0
-        self._unread: set[int] = set()
-        # The numbers of records with a pending state: each has one, in the key of which ``migrate`` writes the target.
-        self._with_state: set[int] = set()
-        self._last = b""
+        self._unreadable: set[int] = set()
+        # The sequences of records with a pending state. A record may have only one.
+        self._sequences_with_state: set[int] = set()
+        self._last_key = b""
 
-    def copied(self, key: bytes, value: bytes | None) -> tuple[bytes, bytes] | None:
-        """The entry to write for an entry, or None; the value is None if it is too long. The owner is kept in ``owner``."""
+    def entry_to_copy(self, key: bytes, value: bytes | None) -> tuple[bytes, bytes] | None:
+        """The entry to write for an entry of the source, or None. The ``value`` is None if it is too long. Sets ``owner``."""
         area = key[:1]
         self.derived_bytes = 0
         if area in DERIVED:
             return None
         reason = self._problem(area, key, value)
-        self._last = max(self._last, key)
+        self._last_key = max(self._last_key, key)
         if area == RECORD:
             self.records += 1
         if reason is not None:
             self.left_out[reason] += 1
-            if area == RECORD and len(key) == len(numbered(RECORD, 0)):
-                self._unread.add(sequence_of(key))
+            if area == RECORD and len(key) == len(record_key(RECORD, 0)):
+                self._unreadable.add(sequence_of(key))
             return None
-        if area == NOTE and not key.startswith(NOTE + LASTING):
-            self.notes += bool(value) and key != NOTE + TARGETING  # an empty note is a deleted one
+        if area == NOTE and not key.startswith(NOTE + LASTING_PREFIX):
+            self.notes_left_out += bool(value) and key != NOTE + TARGETING_NOTE  # an empty note is a deleted one
             return None
         if area == RECORD:
-            return key, self._written
+            return key, self._record_data
         self.dead += area == DEAD
         if value is None or area in OWNER:
             return None
-        return (due_in(key).encoded, RecordState.decode(value).encode()) if area in _PENDING else (key, value)
+        return (due_of_key(key).mark_value, RecordState.decode(value).encode()) if area in _PENDING else (key, value)
 
     def count_states_without_record(self, sequences: Iterable[int]) -> None:
-        """Count the records whose states were left out because the record is not there."""
-        if count := len({*sequences} - self._unread):
+        """Count states that were left out because their record is missing."""
+        if count := len({*sequences} - self._unreadable):
             self.left_out[WITHOUT_RECORD] += count
 
     def _problem(self, area: bytes, key: bytes, value: bytes | None) -> str | None:
-        if key <= self._last:
+        if key <= self._last_key:
             return OUT_OF_ORDER
         if value is None or (area != RECORD and len(value) > MAX_SMALL_BYTES):
             return TOO_LONG
         if area == RECORD:
-            return self._record_problem(value) if _is_numbered(key) else UNREADABLE_RECORD
+            return self._record_problem(value) if _is_record_key(key) else UNREADABLE_RECORD
         if area == DEAD:
-            return None if _is_numbered(key) and _is_state(value) else UNREADABLE_STATE
+            return None if _is_record_key(key) and _is_state(value) else UNREADABLE_STATE
         if area in _PENDING:
             return (
-                self._pending_problem(due_in(key).sequence) if _is_due(key) and _is_state(value) else UNREADABLE_STATE
+                self._pending_problem(due_of_key(key).sequence)
+                if _is_pending_key(key) and _is_state(value)
+                else UNREADABLE_STATE
             )
         if key in OWNER:
             return self._owner_problem(value)
-        return None if area == NOTE else UNKNOWN
+        return None if area == NOTE else UNKNOWN_KIND
 
     def _pending_problem(self, sequence: int) -> str | None:
-        if sequence in self._with_state:
+        if sequence in self._sequences_with_state:
             return SECOND_STATE
-        self._with_state.add(sequence)
+        self._sequences_with_state.add(sequence)
         return None
 
     def _record_problem(self, value: bytes) -> str | None:
-        record = decoded(value)
+        record = decode_record(value)
         if not isinstance(record, Record) or record.encode() != value:
             return UNREADABLE_RECORD
-        if len(record.marks) > MOST_MARKS:
+        if len(record.marks) > MAX_MARKS:
             return TOO_MANY_MARKS
         try:
-            record = self._kinds.get(record.kind, _unmarked)(record)
+            record = self._rules.get(record.kind, _without_marks)(record)
         except DecodeError as e:
             return e.message
-        if max(record.stored_ms, record.first_due_ms or 0) >= MOST or not _is_usable(record):
+        if max(record.stored_ms, record.original_due_ms or 0) >= MAX_NUMBER or not _is_usable(record):
             return UNREADABLE_RECORD
         # Python uses up to four bytes for a character.
         target = len(record.target) if record.target.isascii() else 4 * len(record.target)
         texts = target + len(record.lane) + sum(map(len, itertools.chain(*record.marks)))
-        self.derived_bytes = _COPIES_OF_TEXTS * texts + _MARK_BYTES * len(record.marks)
-        self._written = record.encode()
+        self.derived_bytes = _TEXT_COPIES * texts + _MARK_BYTES * len(record.marks)
+        self._record_data = record.encode()
         return None
 
     def _owner_problem(self, value: bytes) -> str | None:
         try:
             owner = SpoolOwner.decode(value)
             texts = (*owner.servers, owner.environment, owner.purpose, owner.namespace or "")
-            known = all(isinstance(text, str) for text in texts)
+            is_readable = all(isinstance(text, str) for text in texts)
         except (DecodeError, TypeError):
-            known = False
-        if not known:
-            self.owner = self.owner or LOST_OWNER  # not any process's, as without an owner
+            is_readable = False
+        if not is_readable:
+            self.owner = self.owner or UNKNOWN_OWNER  # so that no process sends the records
             return UNREADABLE_OWNER
-        if self.owner in (None, LOST_OWNER):
+        if self.owner in (None, UNKNOWN_OWNER):
             self.owner = owner
         return None
 
 
-def _is_numbered(key: bytes) -> bool:
-    return len(key) == len(numbered(RECORD, 0)) and sequence_of(key) < MOST
+def _is_record_key(key: bytes) -> bool:
+    return len(key) == len(record_key(RECORD, 0)) and sequence_of(key) < MAX_NUMBER
 
 
-def _is_due(key: bytes) -> bool:
+def _is_pending_key(key: bytes) -> bool:
     if key[:1] == UNINDEXED:
-        well_formed = len(key) == len(Due(0, 0).encoded)
+        well_formed = len(key) == len(Due(0, 0).mark_value)
     else:
-        well_formed = len(key) >= len(PendingPlace("", False, Due(0, 0)).key) and key == PendingPlace.parse(key).key
-    return well_formed and max(due_in(key)) < MOST
+        well_formed = len(key) >= len(PendingKey("", False, Due(0, 0)).encoded) and key == PendingKey.parse(key).encoded
+    return well_formed and max(due_of_key(key)) < MAX_NUMBER
 
 
-def _unmarked(record: Record) -> Record:
+def _without_marks(record: Record) -> Record:
     return replace(record, marks=()) if record.marks else record
 
 
 def _is_usable(record: Record) -> bool:
-    """False for a send that ``show`` cannot show and no process can send."""
+    """False for a send that cannot be decoded: ``show`` cannot print it, and no process can send it."""
     if record.kind == SEND_KIND:
         try:
             send_of(record)
@@ -377,11 +385,11 @@ def _is_state(value: bytes) -> bool:
         state = RecordState.decode(value)
     except DecodeError:
         return False
-    target = RecordState.awaited(value).encode()  # of a release before 0.2
-    return len(state.encode()) + len(target) == len(value) and state.since_ms < MOST
+    target = RecordState.legacy_target(value).encode()  # of a release before 0.2
+    return len(state.encode()) + len(target) == len(value) and state.since_ms < MAX_NUMBER
 
 
-class _End(NamedTuple):
+class _ReaderReport(NamedTuple):
     """What the reader reported at its end."""
 
     is_damaged: bool
@@ -389,10 +397,10 @@ class _End(NamedTuple):
 
 
 class _Pipe:
-    """The frames of a reader, which may send anything, very much, or nothing."""
+    """The frames from a reader, which may send wrong data, too much data, or nothing."""
 
     def __init__(self, file: int, limits: CopyLimits) -> None:
-        self.end = _End(False, [])
+        self.report = _ReaderReport(False, [])
         self._file = file
         self.limits = limits
         self._buffer = bytearray()
@@ -400,13 +408,13 @@ class _Pipe:
         self._poll.register(file, select.POLLIN)
 
     def frames(self) -> Iterator[tuple[bytes, bytes | None]]:
-        """Yield keys and values; of an entry that is too long the begin of the key, and None. Sets ``end`` after the last one."""
+        """Yield keys and values. For an entry that is too long: the begin of its key, and None. Sets ``report`` at the end."""
         while True:
             key_bytes, value_bytes = FRAME.unpack(self._read(FRAME.size))
-            if key_bytes == END:
-                self.end = self._parsed_end(value_bytes)
+            if key_bytes == END_MARK:
+                self.report = self._parse_report(value_bytes)
                 return
-            self.limits.spend(ENTRY_BYTES + key_bytes + value_bytes)
+            self.limits.add_bytes(ENTRY_BYTES + key_bytes + value_bytes)
             key = self._read(min(key_bytes, MAX_KEY_BYTES))
             if key_bytes <= MAX_KEY_BYTES and value_bytes <= MAX_VALUE_BYTES:
                 yield key, self._read(value_bytes)
@@ -414,15 +422,15 @@ class _Pipe:
                 self._skip(key_bytes - len(key) + value_bytes)
                 yield key, None
 
-    def _parsed_end(self, count: int) -> _End:
+    def _parse_report(self, count: int) -> _ReaderReport:
         if count > _MAX_END_BYTES:
             raise SpoolError(f"the process that reads it ended with a report of {count} bytes")
-        report = self._read(count)
+        data = self._read(count)
         try:
-            found = json.loads(report)
-            error, remedy, warnings = found.get("error"), found.get("remedy"), found["warnings"]
+            values = json.loads(data)
+            error, remedy, warnings = values.get("error"), values.get("remedy"), values["warnings"]
             if error is None:
-                return _End(bool(found["damaged"]), [str(each) for each in warnings])
+                return _ReaderReport(bool(values["damaged"]), [str(text) for text in warnings])
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
             raise SpoolError("the process that reads it ended with a report that cannot be read") from e
         # A remark, because the owner may have chosen the words.
@@ -431,9 +439,9 @@ class _Pipe:
     def _read(self, count: int) -> bytes:
         while len(self._buffer) < count:
             self._fill()
-        found = bytes(self._buffer[:count])
+        data = bytes(self._buffer[:count])
         del self._buffer[:count]
-        return found
+        return data
 
     def _skip(self, count: int) -> None:
         while count:
@@ -452,8 +460,8 @@ class _Pipe:
         self._buffer += more
 
 
-def _reader(path: Path) -> PythonCall:
-    call = python("-c", _PROGRAM, str(path), *filter(os.path.isabs, sys.path))
+def _reader_call(path: Path) -> PythonCall:
+    call = python_call("-c", _PROGRAM, str(path), *filter(os.path.isabs, sys.path))
     # No secrets: the owner of the files may control the process.
     env = {
         name: value for name, value in call["env"].items() if name in _ENVIRONMENT or name.startswith(("LC_", "PYTHON"))
@@ -462,8 +470,8 @@ def _reader(path: Path) -> PythonCall:
 
 
 @contextlib.contextmanager
-def _reading(path: Path, reader: PythonCall, limits: CopyLimits) -> Iterator[_Pipe]:
-    """Start a reader, and kill it at the end of the block. It has no terminal, into which its user could type commands."""
+def _running_reader(path: Path, reader: PythonCall, limits: CopyLimits) -> Iterator[_Pipe]:
+    """Start a reader, and kill it at the end of the block. It gets no terminal, because its user could type commands into it."""
     none, pipe = subprocess.DEVNULL, subprocess.PIPE
     with _temporary_folder(path, limits.deadline) as temporary:
         call: PythonCall = {**reader, "env": {**reader["env"], "TMPDIR": str(temporary)}}
@@ -474,44 +482,48 @@ def _reading(path: Path, reader: PythonCall, limits: CopyLimits) -> Iterator[_Pi
 
 @contextlib.contextmanager
 def _temporary_folder(path: Path, deadline: Deadline) -> Iterator[Path]:
-    """Yield a folder for a reader's temporary files, and remove it. They contain messages, and a killed reader leaves them."""
-    check_temporary()
+    """Yield a folder for a reader's temporary files, and remove it. These files contain messages, and a killed reader leaves
+    them.
+    """
+    check_temporary_folder()
     owner = os.geteuid()
     with contextlib.suppress(OSError):  # the spool no longer exists: the reader reports that
         owner = folders.owner_uid(path.stat())
-    made = folders.temporary_for(owner, "rocketmq-spark-reader-")
+    temporary = folders.make_temporary(owner, "rocketmq-spark-reader-")
     try:
-        yield made.path
+        yield temporary.path
     finally:
-        _remove(made, deadline)
+        _remove_temporary(temporary, deadline)
 
 
-def _remove(made: folders.Temporary, deadline: Deadline) -> None:
-    """Remove a temporary folder. The user to whom it belongs may have put anything of any size there, or another folder at its
-    name: a process with the rights of that user removes it, and is killed at the deadline.
+def _remove_temporary(temporary: folders.Temporary, deadline: Deadline) -> None:
+    """Remove a temporary folder. Its owner may have put any files there, or another folder at its name. So a process with the
+    rights of the owner removes it, and is killed at the deadline.
     """
-    if made.uid == os.geteuid():
-        shutil.rmtree(made.path, ignore_errors=True)
+    if temporary.uid == os.geteuid():
+        shutil.rmtree(temporary.path, ignore_errors=True)
         return
-    gid, groups = folders.groups_of(made.uid)
+    gid, groups = folders.groups_of(temporary.uid)
     none = subprocess.DEVNULL
     with contextlib.suppress(OSError):
         process = subprocess.Popen(
-            ["rm", "-rf", "--", str(made.path)], stdin=none, stdout=none, stderr=none, env={"PATH": os.defpath}, cwd="/",
-            start_new_session=True, user=made.uid, group=gid, extra_groups=groups,
+            ["rm", "-rf", "--", str(temporary.path)], stdin=none, stdout=none, stderr=none, env={"PATH": os.defpath}, cwd="/",
+            start_new_session=True, user=temporary.uid, group=gid, extra_groups=groups,
         )  # fmt: skip
         try:
-            process.wait(max(_END_S, deadline.remaining()))
+            process.wait(max(_KILL_S, deadline.remaining()))
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(_END_S)
+                process.wait(_KILL_S)
     try:
-        made.path.rmdir()  # ``rm`` could only empty it: its user may not change the folder above it
+        temporary.path.rmdir()  # ``rm`` could only empty it, because its owner may not write to the parent folder
     except FileNotFoundError:
         return
     except OSError:
-        logger.warning("%s was not removed: let %s remove it, not root", made.path, folders.user(made.uid))
+        logger.warning(
+            "%s was not removed: let %s remove it, not root", temporary.path, folders.user_text(temporary.uid)
+        )
 
 
 @contextlib.contextmanager
@@ -525,4 +537,4 @@ def _killed_at_end(process: subprocess.Popen[bytes]) -> Iterator[int]:
             os.killpg(process.pid, signal.SIGKILL)
         process.stdout.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_END_S)
+            process.wait(_KILL_S)

@@ -22,30 +22,30 @@ from pathlib import Path
 from typing import Any
 
 from rocketmq_spark.base import extras, process
-from rocketmq_spark.base.folders import is_readable, open_lock
+from rocketmq_spark.base.folders import is_readable_or_missing, open_lock
 from rocketmq_spark.errors import ClosedError, SpoolError, SpoolFull
 from rocketmq_spark.spool.files import (
-    FULL,
-    LOG,
-    OWNERS,
-    OneFolder,
-    Wal,
-    check_temporary,
+    DISK_FULL_ERRNOS,
+    FOLDER_USERS,
+    LOG_SUFFIX,
+    FolderUser,
+    WriteAheadLog,
+    check_temporary_folder,
     damaged_headers,
-    is_one_of,
+    is_used_by_any,
     make_folder,
     manifest,
     mirror,
-    not_readable,
+    not_readable_error,
 )
 
 logger = logging.getLogger(__name__)
 
 WRITE_BUFFER_BYTES = 16 << 20
-# A folder inside that of a database: complete new files, which replace damaged ones; see ``salvage``.
-WHOLE = "whole"
+# A folder in the folder of a database. It has the complete new files that replace damaged ones; see ``salvage``.
+COMPLETE = "whole"
 
-OPEN_IT = "Keep what can be read, without sending it, and then look again: rocketmq-spark spool repair FOLDER"
+REPAIR_REMEDY = "Keep what can be read, without sending it, and then look again: rocketmq-spark spool repair FOLDER"
 
 
 class Damaged(SpoolError):
@@ -69,30 +69,30 @@ class Database:
         self._pid = os.getpid()
         self._mirror: tempfile.TemporaryDirectory[str] | None = None
         self._rocks = _rocksdict()
-        if _Threads.lost:
+        if _RocksThreads.lost:
             raise SpoolError(
                 f"the spool in {path} cannot be opened: this process was forked from one that had used RocksDB, whose "
                 "threads do not survive that",
                 remedy="Fork before the first spool is opened, or start processes with 'spawn'",
             )
-        _Threads.used = True
-        if not read_only and is_one_of(path, _written()):  # RocksDB's own lock excludes only other processes
-            raise _in_use(path, "it is open in this process")
-        self._wal = Wal(path)
+        _RocksThreads.used = True
+        if not read_only and is_used_by_any(path, _writable()):  # RocksDB's own lock only excludes other processes
+            raise _in_use_error(path, "it is open in this process")
+        self._write_ahead_log = WriteAheadLog(path)
         if read_only and not is_database(path):
             raise SpoolError(f"there is no spool in {path}")
         try:
-            self._db = self._opened(read_only, read_only and tolerant)
+            self._db = self._open_rocks(read_only, read_only and tolerant)
         except BaseException:
             self._clean_up()
             raise
-        _open.add(self)
+        _open_databases.add(self)
 
     def get(self, key: bytes) -> bytes | None:
-        """The value, or None."""
+        """Return the value of a key, or None."""
         try:
             with self._errors("read"):
-                value: bytes | None = self._here().get(key)
+                value: bytes | None = self._rocks_db().get(key)
         except Damaged:
             if not self.read_only:
                 raise
@@ -108,61 +108,64 @@ class Database:
         for key, value in puts:
             batch.put(key, value)
         try:  # as in ``_errors``; a ``with`` would cost too much per addition
-            self._here().write(batch)
+            self._rocks_db().write(batch)
             if sync:
-                self._wal.sync(self._db)
+                self._write_ahead_log.sync(self._db)
         except (SpoolError, ClosedError):
             raise
         except Exception as e:
-            raise self._told("write", e) from e
+            raise self._spool_error("write", e) from e
 
     def scan(self, start: bytes, end: bytes) -> Generator[tuple[bytes, bytes], None, None]:
-        """Keys from ``start`` to before ``end`` with their values. RocksDB holds a snapshot until the iterator is closed."""
-        at: bytes | None = start
-        while at is not None:
-            found = self._iterator(end)
-            last = None
+        """Yield keys from ``start`` to before ``end`` with their values. RocksDB holds a snapshot until the iterator is
+        closed.
+        """
+        position: bytes | None = start
+        while position is not None:
+            iterator = self._iterator(end)
+            last_key = None
             try:
                 with self._errors("read"):
-                    found.seek(at)
-                    while found.valid():
-                        last = found.key()
-                        yield last, found.value()
-                        found.next()
-                    found.status()  # raises the error that ended the iteration early
+                    iterator.seek(position)
+                    while iterator.valid():
+                        last_key = iterator.key()
+                        yield last_key, iterator.value()
+                        iterator.next()
+                    iterator.status()  # raises the error that ended the iteration early
                 return
             except Damaged:
                 if not self.read_only:
                     raise
-                begin = at if last is None else last
-                at = _next_readable(found, begin, end)
-                self.gaps.append((begin, at or end))
+                gap_start = position if last_key is None else last_key
+                position = _next_readable(iterator, gap_start, end)
+                self.gaps.append((gap_start, position or end))
             finally:
-                del found  # otherwise the traceback of an error would keep the iterator, and so the folder's lock
+                # Otherwise the traceback of an error would keep the iterator, and with it the folder's lock.
+                del iterator
 
     def last_key(self, start: bytes, end: bytes) -> bytes | None:
-        """The last key from ``start`` to before ``end``, or None."""
-        found = self._iterator(end)
+        """Return the last key from ``start`` to before ``end``, or None."""
+        iterator = self._iterator(end)
         try:
             with self._errors("read"):
-                found.seek_for_prev(end)
-                key: bytes | None = found.key() if found.valid() else None
-                found.status()
+                iterator.seek_for_prev(end)
+                key: bytes | None = iterator.key() if iterator.valid() else None
+                iterator.status()
         finally:
-            del found  # as in ``scan``
+            del iterator  # as in ``scan``
         return None if key is None or key < start else key
 
     def _iterator(self, end: bytes) -> Any:
         options = self._rocks.ReadOptions()
         options.set_iterate_upper_bound(end)
         with self._errors("read"):
-            return self._here().iter(options)
+            return self._rocks_db().iter(options)
 
     def close(self) -> None:
         """Release the folder. Does nothing in a forked child, or when called again."""
-        if self._pid == os.getpid() and self in _open:
-            _open.discard(self)
-            self._wal.close()
+        if self._pid == os.getpid() and self in _open_databases:
+            _open_databases.discard(self)
+            self._write_ahead_log.close()
             db, self._db = self._db, _Closed()
             try:
                 db.close()
@@ -170,78 +173,82 @@ class Database:
                 logger.warning("the spool in %s was closed with an error: %s", self.path, e)
             self._clean_up()
 
-    def _here(self) -> Any:
+    def _rocks_db(self) -> Any:
         if self._pid != os.getpid():
             raise ClosedError(
                 f"the spool in {self.path} belongs to process {self._pid}, from which this one was forked"
             )
         return self._db
 
-    def _opened(self, read_only: bool, tolerant: bool) -> Any:
+    def _open_rocks(self, read_only: bool, tolerant: bool) -> Any:
         rocks, mode = self._rocks, self._rocks.DBRecoveryMode
         access = rocks.AccessType.read_only(False) if read_only else rocks.AccessType.read_write()
         with self._errors("open"):
             if not read_only:
                 make_folder(self.path)
-            if not is_readable(self.path):
-                raise not_readable(self.path)
+            if not is_readable_or_missing(self.path):
+                raise not_readable_error(self.path)
             if is_database(self.path) and manifest(self.path) is None:  # RocksDB would start empty and delete its files
                 raise Damaged(
-                    f"the spool in {self.path} is damaged: its file CURRENT is gone, or names nothing", remedy=OPEN_IT
+                    f"the spool in {self.path} is damaged: its file CURRENT is gone, or names nothing",
+                    remedy=REPAIR_REMEDY,
                 )
             path = self.path
-            if is_database(path) and not any(path.glob(f"*{LOG}")):  # every database has a log, even if it is empty
+            if is_database(path) and not any(path.glob(f"*{LOG_SUFFIX}")):
+                # Every database has a log, even if it is empty.
                 self.damage = "its log is gone"
                 if not tolerant:
-                    raise Damaged(f"the spool in {path} is damaged: {self.damage}", remedy=OPEN_IT)
+                    raise Damaged(f"the spool in {path} is damaged: {self.damage}", remedy=REPAIR_REMEDY)
             if damaged := damaged_headers(path):
                 name, headers = next(iter(damaged.items()))
                 self.damage = f"{headers.problem} of {name}"
-                # RocksDB would silently omit tables that the manifest does not name any more.
-                if not tolerant or any(each.lost for name, each in damaged.items() if not name.endswith(LOG)):
-                    raise Damaged(f"the spool in {path} is damaged: {self.damage}", remedy=OPEN_IT)
-                path = self._mirrored()
-                if not any(each.lost for each in damaged.values()):
+                # RocksDB would silently omit tables that the manifest no longer names.
+                if not tolerant or any(
+                    damage.lost for name, damage in damaged.items() if not name.endswith(LOG_SUFFIX)
+                ):
+                    raise Damaged(f"the spool in {path} is damaged: {self.damage}", remedy=REPAIR_REMEDY)
+                path = self._make_mirror()
+                if not any(damage.lost for damage in damaged.values()):
                     self.damage = None
             if not read_only:
-                # Before RocksDB creates and locks it: later, closing it would release the lock.
+                # This must precede RocksDB's own lock on the file: closing the file later would release that lock.
                 os.close(open_lock(path / "LOCK", os.O_RDWR | os.O_CREAT))
             try:
-                return self._rdict(path, self._options(mode.absolute_consistency()), access)
+                return self._open_with(path, self._options(mode.absolute_consistency()), access)
             except Exception as e:
                 if not _is_damage(e):
                     raise
                 problem = str(e)
                 if read_only and not tolerant:
-                    raise Damaged(f"the spool in {self.path} is damaged: {problem}", remedy=OPEN_IT) from e
+                    raise Damaged(f"the spool in {self.path} is damaged: {problem}", remedy=REPAIR_REMEDY) from e
             with contextlib.suppress(Exception):
-                found = self._rdict(path, self._options(mode.tolerate_corrupted_tail_records()), access)
+                db = self._open_with(path, self._options(mode.tolerate_corrupted_tail_records()), access)
                 logger.warning(
                     "the log of the spool in %s ends within a write: this write and later ones are lost, an unknown number "
                     "of records. A power cut or a full disk does this to writes that were not acknowledged: %s",
                     self.path, problem,
                 )  # fmt: skip
-                return found
+                return db
             if not read_only:
-                raise Damaged(f"the spool in {self.path} is damaged: {problem}", remedy=OPEN_IT)
+                raise Damaged(f"the spool in {self.path} is damaged: {problem}", remedy=REPAIR_REMEDY)
             # Not paranoid: RocksDB does not check whole tables at opening, so scans can read their intact blocks one by one.
-            found = self._rdict(path, self._options(mode.skip_any_corrupted_record(), paranoid=False), access)
+            db = self._open_with(path, self._options(mode.skip_any_corrupted_record(), paranoid=False), access)
             self.damage = problem
-            return found
+            return db
 
-    def _rdict(self, path: Path, options: Any, access: Any) -> Any:
-        """Open a database with ``options`` for its column family, too. Without these, rocksdict uses options from a file in the
-        folder.
+    def _open_with(self, path: Path, options: Any, access: Any) -> Any:
+        """Open a database. ``options`` are also passed for the column family, because rocksdict otherwise reads options from a
+        file in the folder.
         """
         return self._rocks.Rdict(str(path), options, column_families={"default": options}, access_type=access)
 
-    def _mirrored(self) -> Path:
-        """A copy of a folder with damaged headers, next to it, with repaired headers."""
-        check_temporary()
+    def _make_mirror(self) -> Path:
+        """Make a copy of a folder with damaged headers, in which the headers are repaired."""
+        check_temporary_folder()
         self._mirror = tempfile.TemporaryDirectory(prefix="rocketmq-spark-spool-")
-        there = Path(self._mirror.name)
-        mirror(self.path.resolve(), there, lambda file, link: link.symlink_to(file))
-        return there
+        folder = Path(self._mirror.name)
+        mirror(self.path.resolve(), folder, lambda file, link: link.symlink_to(file))
+        return folder
 
     def _clean_up(self) -> None:
         if self._mirror is not None:
@@ -262,33 +269,33 @@ class Database:
         return options
 
     @contextlib.contextmanager
-    def _errors(self, what: str) -> Iterator[None]:
+    def _errors(self, action: str) -> Iterator[None]:
         try:
             yield
         except (SpoolError, ClosedError):
             raise
         except Exception as e:  # rocksdict has no error class of its own
-            raise self._told(what, e) from e
+            raise self._spool_error(action, e) from e
 
-    def _told(self, what: str, error: Exception) -> SpoolError:
+    def _spool_error(self, action: str, error: Exception) -> SpoolError:
         """The ``SpoolError`` for an error of RocksDB (which has no classes) or of the disk."""
         text = str(error)
         if _is_damage(error):
-            return Damaged(f"the spool in {self.path} is damaged: {text}", remedy=OPEN_IT)
-        if any(os.strerror(number) in text for number in FULL):
-            return SpoolFull(f"cannot {what} the spool in {self.path}: {text}", remedy="Free space on the disk")
+            return Damaged(f"the spool in {self.path} is damaged: {text}", remedy=REPAIR_REMEDY)
+        if any(os.strerror(number) in text for number in DISK_FULL_ERRNOS):
+            return SpoolFull(f"cannot {action} the spool in {self.path}: {text}", remedy="Free space on the disk")
         if os.strerror(errno.EACCES) in text:
             return SpoolError(
-                f"cannot {what} the spool in {self.path} as uid {os.geteuid()}: {text}",
+                f"cannot {action} the spool in {self.path} as uid {os.geteuid()}: {text}",
                 remedy="Let this user write to all files there; a folder that several users share needs: mkdir -m 1777",
             )
         if "LOCK" in text:
-            return _in_use(self.path, text)
-        return SpoolError(f"cannot {what} the spool in {self.path}: {text}", remedy="Check its disk")
+            return _in_use_error(self.path, text)
+        return SpoolError(f"cannot {action} the spool in {self.path}: {text}", remedy="Check its disk")
 
 
 class _Closed:
-    """Replaces a closed database, because RocksDB releases its lock only when no object refers to the database any more."""
+    """Replaces a closed database: RocksDB releases its lock only when no object refers to the database."""
 
     def __getattr__(self, name: str) -> Any:
         raise ClosedError("the spool is closed")
@@ -300,7 +307,7 @@ def rebuild(path: Path) -> None:
         _rocksdict().Rdict.repair(str(path), _rocksdict().Options(raw_mode=True))
 
 
-_MOST_ENTRIES = 1_000_000  # the owner of a folder may put any number of files into it
+_MAX_ENTRIES = 1_000_000  # the owner of a folder may put any number of files into it
 
 
 def is_database(path: Path) -> bool:
@@ -308,8 +315,8 @@ def is_database(path: Path) -> bool:
     try:
         os.lstat(f"{path}/.")
         with os.scandir(path) as entries:
-            names = (entry.name for entry in itertools.islice(entries, _MOST_ENTRIES))
-            return any(name in ("CURRENT", WHOLE) or name.endswith(".sst") for name in names)
+            names = (entry.name for entry in itertools.islice(entries, _MAX_ENTRIES))
+            return any(name in ("CURRENT", COMPLETE) or name.endswith(".sst") for name in names)
     except PermissionError:
         return True
     except OSError:
@@ -317,9 +324,9 @@ def is_database(path: Path) -> bool:
 
 
 def in_use(path: Path) -> bool:
-    """Whether a running process, perhaps this one, has it open. Does not change its files, as opening it would."""
-    if _opened_here(path):
-        return True  # without trying the lock: closing the file would release it for the whole process
+    """Whether a running process, perhaps this one, has the database open. Unlike an opening, this changes no files."""
+    if _is_used_here(path):
+        return True  # do not try the lock: closing the file would release the lock of this process
     try:
         file = open_lock(path / "LOCK")
     except OSError:
@@ -333,26 +340,26 @@ def in_use(path: Path) -> bool:
     return False
 
 
-def occupy(store: OneFolder) -> None:
-    """Assign the folder to ``store`` while that is in ``OWNERS``, also while its database is closed to be reopened or repaired.
-    Raises ``SpoolError`` if this process uses the folder already.
+def reserve_folder(user: FolderUser) -> None:
+    """Reserve the folder of ``user`` until it leaves ``FOLDER_USERS``, also while its database is closed to be reopened or
+    repaired. Raises ``SpoolError`` if this process uses the folder already.
     """
-    with process.entry_lock("spools", "occupied"):  # it asks disks, which may hang
-        if _opened_here(store.path):
-            raise _in_use(store.path, "it is open in this process")
-        OWNERS.add(store)
+    with process.entry_lock("spools", "occupied"):  # ``samefile`` reads disks, which may hang
+        if _is_used_here(user.path):
+            raise _in_use_error(user.path, "it is open in this process")
+        FOLDER_USERS.add(user)
 
 
-def _opened_here(path: Path) -> bool:
+def _is_used_here(path: Path) -> bool:
     """Whether this process uses the folder, open or not, under any name: relative, through a link, or mounted elsewhere."""
-    return is_one_of(path, OWNERS) or is_one_of(path, _written())
+    return is_used_by_any(path, FOLDER_USERS) or is_used_by_any(path, _writable())
 
 
-def _written() -> list[Database]:
-    return [each for each in list(_open) if not each.read_only]
+def _writable() -> list[Database]:
+    return [database for database in list(_open_databases) if not database.read_only]
 
 
-def _in_use(path: Path, remark: str) -> SpoolError:
+def _in_use_error(path: Path, remark: str) -> SpoolError:
     return SpoolError(
         f"the spool in {path} is in use by another process, or by another producer of this one",
         remark=remark,
@@ -360,36 +367,36 @@ def _in_use(path: Path, remark: str) -> SpoolError:
     )
 
 
-_WIDTH = 64
+_KEY_BYTES = 64
 
 
-def _next_readable(found: Any, begin: bytes, end: bytes) -> bytes | None:
-    """The first key after ``begin`` at which an iterator that found damage can continue; None if there is none before ``end``.
+def _next_readable(iterator: Any, start: bytes, end: bytes) -> bytes | None:
+    """The first key after ``start`` at which an iterator that found damage can continue; None if there is none before ``end``.
 
-    Keys count as numbers of a fixed width. Steps of doubling size find a readable key; a search between that step and the one
-    before it finds the first readable key.
+    Keys are compared as numbers of a fixed width. Steps of doubling size find a readable key; a binary search between the last
+    two steps finds the first readable key.
     """
-    low, last, step = _as_number(begin), _as_number(end) - 1, 1
-    while not _can_read(found, _as_key(min(low + step, last))):
+    low, last, step = _as_number(start), _as_number(end) - 1, 1
+    while not _can_read(iterator, _as_key(min(low + step, last))):
         if low + step >= last:
             return None
         step *= 2
-    bad, good = low + step // 2, min(low + step, last)
-    while good - bad > 1:
-        middle = (bad + good) // 2
-        if _can_read(found, _as_key(middle)):
-            good = middle
+    unreadable, readable = low + step // 2, min(low + step, last)
+    while readable - unreadable > 1:
+        middle = (unreadable + readable) // 2
+        if _can_read(iterator, _as_key(middle)):
+            readable = middle
         else:
-            bad = middle
-    return _as_key(good)
+            unreadable = middle
+    return _as_key(readable)
 
 
-def _can_read(found: Any, key: bytes) -> bool:
-    found.seek(key)
-    if found.valid():
+def _can_read(iterator: Any, key: bytes) -> bool:
+    iterator.seek(key)
+    if iterator.valid():
         return True
     try:
-        found.status()
+        iterator.status()
     except Exception as e:
         if not _is_damage(e):
             raise
@@ -398,11 +405,11 @@ def _can_read(found: Any, key: bytes) -> bool:
 
 
 def _as_number(key: bytes) -> int:
-    return int.from_bytes(key[:_WIDTH].ljust(_WIDTH, b"\0"))
+    return int.from_bytes(key[:_KEY_BYTES].ljust(_KEY_BYTES, b"\0"))
 
 
 def _as_key(number: int) -> bytes:
-    return number.to_bytes(_WIDTH)
+    return number.to_bytes(_KEY_BYTES)
 
 
 def _is_damage(error: Exception) -> bool:
@@ -417,25 +424,25 @@ def _rocksdict() -> Any:
     except ImportError as e:
         raise SpoolError(
             f"the spool needs RocksDB, and the package rocksdict cannot be imported: {e}",
-            remedy=f"Install it: {extras.command(extras.SPOOL)}",
+            remedy=f"Install it: {extras.install_command(extras.SPOOL)}",
         ) from e
 
 
 # The open databases of this process.
-_open: weakref.WeakSet[Database] = weakref.WeakSet()
+_open_databases: weakref.WeakSet[Database] = weakref.WeakSet()
 
 
-class _Threads:
+class _RocksThreads:
     """RocksDB's threads, which all databases of a process share: ``used`` in this process, ``lost`` in a child forked later."""
 
     used = lost = False
 
 
-def _let_go() -> None:
+def _keep_inherited_databases() -> None:
     """In a forked child: keep the inherited databases referenced, because finalizing one would write to the parent's files."""
-    for database in _open:
+    for database in _open_databases:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(database._db))
-    _Threads.lost = _Threads.used
+    _RocksThreads.lost = _RocksThreads.used
 
 
-os.register_at_fork(after_in_child=_let_go)
+os.register_at_fork(after_in_child=_keep_inherited_databases)

@@ -1,8 +1,8 @@
 """The files of a RocksDB database: record headers, fsync of the write-ahead log, and damage to logs and manifest.
 
-RocksDB trusts a record's type and length before it verifies the checksum. One flipped byte there can make it wait forever
-while it holds Python's lock, or end a file early without a message. The checksum covers the type and the payload, so
-``headers`` can find the original type and length before RocksDB reads the file.
+RocksDB trusts a record's type and length before it verifies the checksum. One flipped byte there can make RocksDB wait forever
+while it holds Python's lock, or end the file early without a message. The checksum covers the type and the payload, so
+``find_header_damage`` can find the original type and length before RocksDB reads the file.
 
 A file is a sequence of blocks, and a record is a header and its payload within one block. Source: RocksDB's
 ``db/log_format.h`` and ``log_reader.cc``.
@@ -33,7 +33,7 @@ _HEADER = struct.Struct("<IHB")  # checksum, length of the payload, type
 _TYPES = (1, 2, 3, 4)
 
 
-class Headers(NamedTuple):
+class HeaderDamage(NamedTuple):
     """The damage to a file: ``repaired`` are the original headers by position, ``lost`` are ranges in which no record was found.
 
     If only the beginning of a log's last record was written, that is not damage: a killed process leaves such a record.
@@ -45,33 +45,33 @@ class Headers(NamedTuple):
     @property
     def problem(self) -> str | None:
         """A description of the damage, or None."""
-        places = sorted([*self.repaired, *(start for start, _ in self.lost)])
-        return f"the header of a record at byte {places[0]} was damaged" if places else None
+        positions = sorted([*self.repaired, *(start for start, _ in self.lost)])
+        return f"the header of a record at byte {positions[0]} was damaged" if positions else None
 
-    def applied(self, data: bytes) -> bytes:
-        """The file with its original headers. Lost ranges are filled with zeros, which RocksDB skips."""
-        found = bytearray(data)
+    def repair(self, data: bytes) -> bytes:
+        """Return the file with its original headers. Lost ranges are filled with zeros, which RocksDB skips."""
+        repaired = bytearray(data)
         for at, header in self.repaired.items():
-            found[at : at + len(header)] = header
+            repaired[at : at + len(header)] = header
         for start, end in self.lost:
-            found[start:end] = bytes(end - start)
-        return bytes(found)
+            repaired[start:end] = bytes(end - start)
+        return bytes(repaired)
 
 
-def headers(data: bytes, may_be_torn: bool = True) -> Headers:
-    """The damage to the headers of a file. Unless it ``may_be_torn``, an incomplete last record counts as lost."""
+def find_header_damage(data: bytes, may_be_torn: bool = True) -> HeaderDamage:
+    """Find damage to the headers of a file. An incomplete last record is damage unless the file ``may_be_torn``."""
     repaired: dict[int, bytes] = {}
     lost: list[tuple[int, int]] = []
     at, size = 0, len(data)
-    seen: list[int] = []  # positions of the records in this block
+    record_starts: list[int] = []  # positions of the records in this block
     while at < size:
         block_end = at - at % BLOCK + BLOCK
         limit = min(block_end, size)
         if not at % BLOCK:
-            seen.clear()
-        kind, end = _told(data, at) if at + _HEADER.size <= limit else (0, block_end + 1)
-        if end <= limit and (kind in _TYPES or _fits(data, at, kind, end)):  # or a type of a newer RocksDB
-            seen.append(at)
+            record_starts.clear()
+        kind, end = _parse_header(data, at) if at + _HEADER.size <= limit else (0, block_end + 1)
+        if end <= limit and (kind in _TYPES or _checksum_matches(data, at, kind, end)):  # or a type of a newer RocksDB
+            record_starts.append(at)
             at = end
             continue
         head = data[at : min(at + _HEADER.size, limit)]
@@ -79,39 +79,51 @@ def headers(data: bytes, may_be_torn: bool = True) -> Headers:
             at = block_end  # zeros: the end of a block, or the rest of a write after a power failure
             continue
         # A changed length leads to a position without a header.
-        first = next((each for each in seen if not _fits(data, each, *_told(data, each))), at)
-        if first + _HEADER.size <= limit and (found := _written(data, first, limit)) is not None:
-            kind, end = found
-            repaired[first] = data[first : first + 4] + struct.pack("<HB", end - first - _HEADER.size, kind)
-            seen[:] = [each for each in seen if each < first]
+        damaged_at = next(
+            (start for start in record_starts if not _checksum_matches(data, start, *_parse_header(data, start))), at
+        )
+        if damaged_at + _HEADER.size <= limit and (header := _original_header(data, damaged_at, limit)) is not None:
+            kind, end = header
+            repaired[damaged_at] = data[damaged_at : damaged_at + 4] + struct.pack(
+                "<HB", end - damaged_at - _HEADER.size, kind
+            )
+            record_starts[:] = [start for start in record_starts if start < damaged_at]
             at = end
-        elif first == at and size < end <= block_end + 1 and kind in (0, *_TYPES):
+        elif damaged_at == at and size < end <= block_end + 1 and kind in (0, *_TYPES):
             lost += [] if may_be_torn else [(at, size)]
             break
         else:
-            lost.append((first, limit))
+            lost.append((damaged_at, limit))
             at = block_end
-    return Headers(repaired, lost)
+    return HeaderDamage(repaired, lost)
 
 
-def _told(data: bytes, at: int) -> tuple[int, int]:
+def _parse_header(data: bytes, at: int) -> tuple[int, int]:
     """The type and the end of a record, by its header."""
     _, length, kind = _HEADER.unpack_from(data, at)
     return kind, at + _HEADER.size + length
 
 
-def _fits(data: bytes, at: int, kind: int, end: int) -> bool:
+def _checksum_matches(data: bytes, at: int, kind: int, end: int) -> bool:
     return _checksum(data, at) == _masked(_crc32c(bytes([kind]) + data[at + _HEADER.size : end]))
 
 
-def _written(data: bytes, at: int, limit: int) -> tuple[int, int] | None:
-    """The original type and end of the record at ``at``, if only one of both was changed; otherwise None."""
-    kind, end = _told(data, at)
-    if end <= limit and (found := next((each for each in _TYPES if _fits(data, at, each, end)), None)) is not None:
-        return found, end
-    wanted, crc = _checksum(data, at), _crc32c(bytes([kind]))
+def _original_header(data: bytes, at: int, limit: int) -> tuple[int, int] | None:
+    """The original type and end of the record at ``at``; None if both were changed."""
+    kind, end = _parse_header(data, at)
+    if (
+        end <= limit
+        and (
+            original_kind := next(
+                (other_kind for other_kind in _TYPES if _checksum_matches(data, at, other_kind, end)), None
+            )
+        )
+        is not None
+    ):
+        return original_kind, end
+    stored_crc, crc = _checksum(data, at), _crc32c(bytes([kind]))
     for end in range(at + _HEADER.size, limit + 1):
-        if _masked(crc) == wanted:
+        if _masked(crc) == stored_crc:
             return kind, end
         crc = _crc32c(data[end : end + 1], crc)
     return None
@@ -144,39 +156,42 @@ def _remainder(byte: int) -> int:
 _TABLE = tuple(map(_remainder, range(256)))
 
 
-LOG = ".log"
+LOG_SUFFIX = ".log"
 # Prefixes of folders in a ``spoolDir`` that are spools themselves: of a worker of a sink, and of one that is being removed.
-WORKER, EMPTIED = "worker-", "emptied-"
-OF_OTHERS = (WORKER, EMPTIED)
+WORKER_PREFIX, EMPTIED_PREFIX = "worker-", "emptied-"
+SPOOL_PREFIXES = (WORKER_PREFIX, EMPTIED_PREFIX)
 # Space that RocksDB needs itself: it writes a table from its log when it opens, and merges tables while it runs.
 RESERVE_BYTES = 64 << 20
-ASK_S, ASK_BYTES = 0.05, 1 << 20  # how long, and for how many more bytes, an answer about the disk's room is used
-# Files that a mirror does not copy: RocksDB writes its own log there, and takes no other lock.
-_OWN = ("LOCK", "LOG")
+SPACE_CHECK_S, SPACE_CHECK_BYTES = (
+    0.05,
+    1 << 20,
+)  # how long, and for how many more bytes, the free space of the disk counts as known
+# Files that a mirror does not copy: RocksDB writes its own LOG there, and needs no LOCK.
+_NOT_MIRRORED = ("LOCK", "LOG")
 # This number grows when RocksDB changes its memtable.
-_VERSION = "rocksdb.current-super-version-number"
+_MEMTABLE_VERSION = "rocksdb.current-super-version-number"
 _sync_file = getattr(os, "fdatasync", os.fsync)
 
 
-def damaged_headers(path: Path) -> dict[str, Headers]:
+def damaged_headers(path: Path) -> dict[str, HeaderDamage]:
     """The logs and the manifest of a folder whose headers RocksDB must not read, by file name.
 
-    A manifest that ends within a record is one of them, because RocksDB would omit and delete the table which that record
-    names. A log that ends within a record while another log follows is one, too, because its lost writes would be a gap.
+    A manifest that ends within a record is included, because RocksDB would omit and delete the table that the record names.
+    A log that ends within a record is included if another log follows, because its lost writes would be a gap.
     """
-    found = {}
-    torn = None  # the only file that may end within a record
-    for file in filter(None, (manifest(path), *sorted(path.glob(f"*{LOG}"), key=_number, reverse=True))):
+    damaged = {}
+    last_log = None  # the only one that may end within a record
+    for file in filter(None, (manifest(path), *sorted(path.glob(f"*{LOG_SUFFIX}"), key=_log_number, reverse=True))):
         with contextlib.suppress(FileNotFoundError):  # a running process may delete files meanwhile
             data = folders.read_regular(file)
-            if torn is None and file.suffix == LOG and data:
-                torn = file
-            if (found_headers := headers(data, file == torn)).problem:
-                found[file.name] = found_headers
-    return found
+            if last_log is None and file.suffix == LOG_SUFFIX and data:
+                last_log = file
+            if (damage := find_header_damage(data, file == last_log)).problem:
+                damaged[file.name] = damage
+    return damaged
 
 
-def _number(log: Path) -> int:
+def _log_number(log: Path) -> int:
     return int(log.stem) if log.stem.isdecimal() else 0
 
 
@@ -185,8 +200,8 @@ def mirror(path: Path, into: Path, put: Callable[[Path, Path], object]) -> None:
     damaged = damaged_headers(path)
     for file in path.iterdir():
         if file.name in damaged:
-            (into / file.name).write_bytes(damaged[file.name].applied(folders.read_regular(file)))
-        elif file.is_file() and file.name not in _OWN:
+            (into / file.name).write_bytes(damaged[file.name].repair(folders.read_regular(file)))
+        elif file.is_file() and file.name not in _NOT_MIRRORED:
             put(file, into / file.name)
 
 
@@ -199,34 +214,36 @@ def manifest(path: Path) -> Path | None:
     return None
 
 
-class Wal:
+class WriteAheadLog:
     """The files of the write-ahead log. RocksDB begins a new one with each new memtable."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._files: dict[str, int] = {}
-        self._newest = -1
+        self._newest_file = -1
         self._version: int | None = None
 
     def sync(self, db: Any) -> None:
-        """Flush all writes so far to the disk. When there is a new file, older ones are flushed too: recovery stops at a gap."""
-        version = db.property_int_value(_VERSION)
+        """Flush all writes so far to the disk. If there is a new file, older ones are flushed too, because recovery stops at a
+        gap.
+        """
+        version = db.property_int_value(_MEMTABLE_VERSION)
         if version != self._version or version is None:
-            self._look()
+            self._open_new_files()
             for name in sorted(self._files):
                 _sync_file(self._files[name])
             sync_folder(self._path)
             self._version = version
         else:
-            _sync_file(self._newest)
+            _sync_file(self._newest_file)
 
-    def _look(self) -> None:
-        names = {entry.name for entry in os.scandir(self._path) if entry.name.endswith(LOG)}
+    def _open_new_files(self) -> None:
+        names = {entry.name for entry in os.scandir(self._path) if entry.name.endswith(LOG_SUFFIX)}
         for name in names - self._files.keys():
             self._files[name] = folders.open_regular(self._path / name)
         for name in self._files.keys() - names:
             os.close(self._files.pop(name))
-        self._newest = self._files[max(names, key=lambda name: _number(Path(name)))]
+        self._newest_file = self._files[max(names, key=lambda name: _log_number(Path(name)))]
 
     def close(self) -> None:
         while self._files:
@@ -234,50 +251,53 @@ class Wal:
 
 
 # Errors of a full disk.
-FULL = (errno.ENOSPC, errno.EDQUOT)
+DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
 
 
 class FreeSpace:
-    """Whether a folder has room for more: below ``max_bytes``, and on its disk beyond ``RESERVE_BYTES``.
+    """Checks whether a folder has room: below ``max_bytes``, and with ``RESERVE_BYTES`` left on its disk.
 
-    The disk is asked at most every ``ASK_S`` seconds, and again after ``ASK_BYTES``, because the question takes a sixth of the
-    time of an addition. What other writers add in between is less than the reserve.
+    The disk is queried at most every ``SPACE_CHECK_S`` seconds, or after ``SPACE_CHECK_BYTES``, because a query takes a sixth of
+    the time of an addition. Other writers add less than the reserve in between.
     """
 
     def __init__(self, path: Path, max_bytes: int | None) -> None:
         self._path = path
         self._max_bytes = max_bytes
-        self._left = 0  # bytes that may be added without a question, until then
-        self._until = Deadline.after(0)
+        self._free_bytes = 0  # bytes that may be added without a query of the disk, until ``_valid_until``
+        self._valid_until = Deadline.after(0)
 
-    def problem(self, held: int, more: int) -> SpoolFull | None:
-        """The error if the folder, which has ``held`` bytes, has no room for ``more``, or None: then they count as added."""
-        if self._max_bytes is not None and held + more > self._max_bytes:
+    def check(self, used: int, more: int) -> SpoolFull | None:
+        """Return None, and count ``more`` bytes as added, or the error if the folder with ``used`` bytes has no room for them."""
+        if self._max_bytes is not None and used + more > self._max_bytes:
             return SpoolFull(
-                f"the spool in {self._path} holds {held} bytes, and {more} more exceed the {self._max_bytes} of option "
+                f"the spool in {self._path} holds {used} bytes, and {more} more exceed the {self._max_bytes} of option "
                 "'spoolMaxBytes'",
                 remedy="Raise it, or check why brokers accept nothing; dead letters count, too",
             )
-        if more > self._left or self._until.expired:
+        if more > self._free_bytes or self._valid_until.expired:
             try:
                 disk = os.statvfs(self._path)
             except OSError as e:
                 raise SpoolError(f"cannot write the spool in {self._path}: {e}", remedy="Check its disk") from e
             free = disk.f_bavail * disk.f_frsize
             if free - more < RESERVE_BYTES:
-                self._left = 0
+                self._free_bytes = 0
                 return SpoolFull(
                     f"the disk of the spool in {self._path} has {free} bytes left, and {RESERVE_BYTES} stay free: a spool that "
                     "has filled its disk could not be opened any more to send its records",
                     remedy="Free space on the disk",
                 )
-            self._left, self._until = min(free - RESERVE_BYTES, more + ASK_BYTES), Deadline.after(ASK_S)
-        self._left -= more
+            self._free_bytes, self._valid_until = (
+                min(free - RESERVE_BYTES, more + SPACE_CHECK_BYTES),
+                Deadline.after(SPACE_CHECK_S),
+            )
+        self._free_bytes -= more
         return None
 
 
 def sync_folder(path: Path) -> None:
-    """Flush a folder to the disk: only then do its new files survive a power failure."""
+    """Flush a folder to the disk, so that its new files survive a power failure."""
     folder = os.open(path, os.O_RDONLY)
     try:
         os.fsync(folder)
@@ -287,51 +307,51 @@ def sync_folder(path: Path) -> None:
 
 def make_folder(path: Path) -> None:
     """Create a folder and its parents, for this user alone, so that they survive a power failure."""
-    for folder in folders.make(path):
+    for folder in folders.make_folders(path):
         sync_folder(folder.parent)
 
 
 class CopyUse(NamedTuple):
-    """The use of a copy of another user's folder: a part of a sentence, and the command without the path of the copy."""
+    """The purpose of a copy of another user's folder: a clause for errors, and the command without the path of the copy."""
 
-    what: str
+    action: str
     command: str
 
 
-SENT = CopyUse("send the copy", "spool send")
-SERVED = CopyUse("start the node with the copy", "delay serve --data")
+COPY_TO_SEND = CopyUse("send the copy", "spool send")
+COPY_TO_SERVE = CopyUse("start the node with the copy", "delay serve --data")
 
 
-def check_owner(path: Path, use: CopyUse = SENT) -> None:
+def check_owner(path: Path, use: CopyUse = COPY_TO_SEND) -> None:
     """Raise ``SpoolError`` if another user owns the folder, a file in it, or the link to it: that user could choose what this
     process sends with its rights, and which files it opens. The error recommends a copy, and names the ``use`` of the copy.
     """
-    if (found := folders.foreign_in(path, OF_OTHERS)) is not None:
+    if (foreign := folders.foreign_in(path, SPOOL_PREFIXES)) is not None:
         raise SpoolError(
-            f"the spool in {path} is not used: {found}",
+            f"the spool in {path} is not used: {foreign}",
             remedy=f"Name a new folder in it, which this process creates for itself alone: {path / 'spool'}. If the folder has "
-            f"records, {look_first(path, use)}",
+            f"records, {copy_instruction(path, use)}",
         )
 
 
-def look_first(path: Path, use: CopyUse = SENT) -> str:
+def copy_instruction(path: Path, use: CopyUse = COPY_TO_SEND) -> str:
     """Return the instruction for sending the messages of another user. It begins with a small letter, as part of a sentence."""
     name, copy = shlex.quote(str(path)), f"~/{shlex.quote(f'{path.absolute().name}-copy')}"
     return (
-        f"copy it as root to a new folder, look at the copy and {use.what}, because only root and its owner can open it, its "
+        f"copy it as root to a new folder, look at the copy and {use.action}, because only root and its owner can open it, its "
         "owner can change it until it is sent, and its messages are sent with the keys of the user who runs the command: "
         f"rocketmq-spark spool copy {name} {copy} && "
         f"rocketmq-spark spool show {copy} --records, and then: rocketmq-spark {use.command} {copy}"
     )
 
 
-def check_temporary() -> None:
+def check_temporary_folder() -> None:
     """Raise ``SpoolError`` if other users can replace a folder that is created among temporary files: they would read messages
     there, or choose which ones this process reads.
 
     For users other than root, the mode of a folder only causes a warning, because it may be a volume of Kubernetes.
     """
-    is_root = folders.reader() == folders.ROOT
+    is_root = folders.error_reader() == folders.ROOT
     remedy = (
         "Set the variable TMPDIR to a folder that only you and root may change, or that has the sticky bit (mode 1777)"
     )
@@ -341,45 +361,45 @@ def check_temporary() -> None:
             "0755, or with the sticky bit (mode 1777)"
         )
     try:
-        found = folders.temporary_exposure()
+        exposure = folders.temporary_exposure()
     except PermissionError as e:  # root chose the folder, and this process now has the rights of the spool's owner
-        user = folders.user(os.geteuid())
+        user = folders.user_text(os.geteuid())
         raise SpoolError(f"{user} cannot enter the folder for temporary files, {e.filename}", remedy=remedy) from e
-    if found is None:
+    if exposure is None:
         return
-    text = f"a temporary folder for messages would lie in {found}"
-    if is_root or found.uid is not None:
+    text = f"a temporary folder for messages would lie in {exposure}"
+    if is_root or exposure.uid is not None:
         raise SpoolError(text, remedy=remedy)
-    process.once("open temporary folders", found.path, lambda: logger.warning("%s. %s", text, remedy))
+    process.get_or_create("open temporary folders", exposure.path, lambda: logger.warning("%s. %s", text, remedy))
 
 
-def not_readable(path: Path) -> SpoolError:
+def not_readable_error(path: Path) -> SpoolError:
     """Return the error for a folder that this user may not read."""
     try:
-        of = f"belongs to uid {folders.owner_uid(path.stat())}"
+        belongs = f"belongs to uid {folders.owner_uid(path.stat())}"
     except OSError:  # a link into a folder that this user may not enter
-        of = "belongs to an unknown user"
+        belongs = "belongs to an unknown user"
     return SpoolError(
-        f"the spool in {path} {of}, and uid {os.geteuid()} may not read it",
+        f"the spool in {path} {belongs}, and uid {os.geteuid()} may not read it",
         remedy="Run as its owner, or as root",
     )
 
 
-class OneFolder(Protocol):
+class FolderUser(Protocol):
     """An object that uses a folder exclusively."""
 
     @property
     def path(self) -> Path: ...
 
 
-# The owners of folders in this process, whether their databases are open or not.
-OWNERS: weakref.WeakSet[OneFolder] = weakref.WeakSet()
+# The objects of this process that use a folder, also while their databases are closed.
+FOLDER_USERS: weakref.WeakSet[FolderUser] = weakref.WeakSet()
 
 
-def is_one_of(path: Path, those: Iterable[OneFolder]) -> bool:
-    """Whether one of the owners uses this folder, under any name."""
-    for each in list(those):
-        with contextlib.suppress(OSError):  # an owner's folder may have been deleted; the others are still checked
-            if each.path.samefile(path):
+def is_used_by_any(path: Path, users: Iterable[FolderUser]) -> bool:
+    """Whether one of the ``users`` uses this folder, under any name."""
+    for user in list(users):
+        with contextlib.suppress(OSError):  # a folder may have been deleted; the others are still checked
+            if user.path.samefile(path):
                 return True
     return False

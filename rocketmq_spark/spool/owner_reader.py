@@ -1,8 +1,8 @@
 """The process that reads a spool with the rights of its owner, and writes the entries to its standard output.
 
 ``copying`` starts it. Each entry is a frame: the lengths of key and value, the key, the value. The last frame has the length
-``END`` instead of that of a key, and a value in JSON: whether damage was found, warnings, or the error. The owner of the spool
-may control this process, so ``copying`` trusts nothing of that.
+``END_MARK`` instead of a key's length, and a value in JSON: whether damage was found, warnings, or the error. The owner of the
+spool may control this process, so ``copying`` trusts none of its output.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from rocketmq_spark.spool.records import MARK, ORDER, TOTALS
 from rocketmq_spark.spool.spool import SpoolReading
 
 FRAME = struct.Struct(">II")
-END = 2**32 - 1
+END_MARK = 2**32 - 1
 # Areas that ``recovery.derive`` builds from records: they are not read from the spool of another user.
 DERIVED = (ORDER, MARK, TOTALS)
 
-# Of this process. The owner decides how much RocksDB and the checks of logs read at once.
+# Limit of this process: the files of the owner decide how much RocksDB and the checks of logs read at once.
 _MEMORY_BYTES = 4 << 30
-_MOST_WARNINGS, _WARNING_CHARS = 10, 1000
+_MAX_WARNINGS, _WARNING_CHARS = 10, 1000
 
 
 def main(path: str) -> None:
-    """Write the entries of the spool in ``path``, and how that ended."""
+    """Write the entries of the spool in ``path``, and the last frame."""
     _limit_memory()
     warnings = _Warnings()
     logging.getLogger().addHandler(warnings)
@@ -45,7 +45,7 @@ def main(path: str) -> None:
     except Exception as e:  # noqa: BLE001 - the reader raises it
         end = {"error": f"the spool in {path} cannot be read: {type(e).__name__}: {e}"}
     text = json.dumps({**end, "warnings": warnings.texts}).encode()
-    out.write(FRAME.pack(END, len(text)) + text)
+    out.write(FRAME.pack(END_MARK, len(text)) + text)
     out.flush()
 
 
@@ -53,19 +53,20 @@ def _write_entries(path: Path, out: BinaryIO) -> bool:
     """Returns whether the spool is damaged."""
     become_owner(path)
     with contextlib.closing(SpoolReading(path)) as reading:
-        for key, value in _copied(reading):
+        for key, value in _entries_to_copy(reading):
             out.write(FRAME.pack(len(key), len(value)))
             out.write(key)
             out.write(value)
         return reading.is_damaged
 
 
-def _copied(reading: SpoolReading) -> Iterator[tuple[bytes, bytes]]:
+def _entries_to_copy(reading: SpoolReading) -> Iterator[tuple[bytes, bytes]]:
     return ((key, value) for key, value in reading.stored() if not key.startswith(DERIVED))
 
 
 def _limit_memory() -> None:
-    with contextlib.suppress(ValueError, OSError):  # a lower limit, or a system without this one
+    with contextlib.suppress(ValueError, OSError):
+        # Fails if the hard limit is lower, or if the system has no such limit.
         resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
 
 
@@ -77,5 +78,5 @@ class _Warnings(logging.Handler):
         self.texts: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        if len(self.texts) < _MOST_WARNINGS:
+        if len(self.texts) < _MAX_WARNINGS:
             self.texts.append(record.getMessage()[:_WARNING_CHARS])

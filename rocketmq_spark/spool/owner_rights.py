@@ -12,67 +12,68 @@ from pathlib import Path
 
 from rocketmq_spark.base import extras, folders
 from rocketmq_spark.errors import SpoolError
-from rocketmq_spark.spool.files import OF_OTHERS
+from rocketmq_spark.spool.files import SPOOL_PREFIXES
 
 # Modules that opening a database imports. If RocksDB is not installed, opening raises an error with a remedy.
-_LATE = ("pickle", "rocksdict") if extras.installed("rocksdict") else ()
+_LAZY_IMPORTS = ("pickle", "rocksdict") if extras.installed("rocksdict") else ()
 
 
-def in_order(paths: Sequence[Path]) -> list[Path]:
-    """For root: its own spools first, because ``become_owner`` gives up the rights that they need."""
-    return sorted(paths, key=_is_of_another) if os.geteuid() == folders.ROOT else [*paths]
+def own_spools_first(paths: Sequence[Path]) -> list[Path]:
+    """Sort spools. For root: its own spools first, because ``become_owner`` gives up the rights that they need."""
+    return sorted(paths, key=_belongs_to_another) if os.geteuid() == folders.ROOT else [*paths]
 
 
-def _is_of_another(path: Path) -> bool:
+def _belongs_to_another(path: Path) -> bool:
     with contextlib.suppress(SpoolError):  # ``become_owner`` raises it again
-        return _owner(path) != os.geteuid()
+        return _owner_uid(path) != os.geteuid()
     return False
 
 
 def become_owner(path: Path) -> None:
     """Allow this process to use a spool that only its owner, this user and root may change.
 
-    RocksDB writes to the folder even to read it, and follows links there. So only root and the owner may open a spool; anyone may
-    open one of root.
+    RocksDB writes to a folder even when it only reads, and follows links there. So only root and the owner may open a spool;
+    anyone may open a spool of root.
 
-    With links in the folder, its owner could lead root to other files. So root takes the rights of the owner for the rest of the
-    process: whatever of the spool stays open, it never has more rights than the owner. From then on the process must not
-    import modules, because the owner may not be able to read Python's files.
+    The owner could place links that lead root to other files. So root takes the rights of the owner for the rest of the
+    process, because files of the spool may stay open. From then on the process must not import modules, because the owner may
+    not be able to read Python's files.
 
-    Raises ``SpoolError`` if it belongs to another user and root does not run this, if others may change the spool, if it has
-    links or special files, if root cannot take the rights, or if it has taken those of another owner before.
+    Raises ``SpoolError`` if the spool belongs to another user and this user is not root, if others may change the spool, if it
+    has links or special files, if root cannot take the rights of the owner, or if root has taken those of another owner.
     """
-    owner = _owner(path)  # ``_check`` ensures that no other user can replace this folder before it is opened
+    # ``_check_exposure`` ensures that no other user can replace this folder before it is opened.
+    owner = _owner_uid(path)
     if not folders.has_own_rights() and owner != os.geteuid():
         raise SpoolError(
-            f"the spool in {path} is not used: it belongs to {folders.user(owner)}, and this command has taken the "
-            f"rights of {folders.user(os.geteuid())} for good, to use the spool of that user",
+            f"the spool in {path} is not used: it belongs to {folders.user_text(owner)}, and this command has taken the "
+            f"rights of {folders.user_text(os.geteuid())} until it ends, to use the spool of that user",
             remedy=f"Run the command again with that folder: {shlex.quote(str(path))}",
         )
-    if folders.reader() != folders.ROOT and (other := folders.foreign(path)) is not None:
+    if folders.error_reader() != folders.ROOT and (foreign := folders.foreign_owner(path)) is not None:
         raise SpoolError(
-            f"the spool in {path} is not used: {other}, and RocksDB would follow links of that user with the rights of "
-            f"{folders.user(os.geteuid())}",
+            f"the spool in {path} is not used: {foreign}, and RocksDB would follow links of that user with the rights of "
+            f"{folders.user_text(os.geteuid())}",
             remedy="Run the command as root or as that user",
         )
-    _check(path, owner)
+    _check_exposure(path, owner)
     if os.geteuid() == folders.ROOT != owner:
         _take_rights(owner, path)
-    if not folders.has_own_rights() and not folders.is_readable(path):
+    if not folders.has_own_rights() and not folders.is_readable_or_missing(path):
         raise SpoolError(
-            f"root uses the spool in {path} with the rights of its owner, {folders.user(owner)}, who may not read "
+            f"root uses the spool in {path} with the rights of its owner, {folders.user_text(owner)}, who may not read "
             "it there",
-            remedy=f"Let {folders.user(owner)} run, not root: chmod u+rwx {shlex.quote(str(path))}. If a folder above "
+            remedy=f"Let {folders.user_text(owner)} run, not root: chmod u+rwx {shlex.quote(str(path))}. If a folder above "
             "keeps that user out, let its owner open it",
         )
-    if (problem := folders.irregular_in(path, OF_OTHERS)) is not None:
+    if (problem := folders.irregular_in(path, SPOOL_PREFIXES)) is not None:
         raise SpoolError(
             f"the spool in {path} is not used: {problem}, so it could lead to files of other users",
-            remedy=f"A spool has only files and folders: let {folders.user(owner)} remove it, not root",
+            remedy=f"A spool has only files and folders: let {folders.user_text(owner)} remove it, not root",
         )
 
 
-def _owner(path: Path) -> int:
+def _owner_uid(path: Path) -> int:
     try:
         return folders.owner_uid(path.stat())
     except OSError as e:
@@ -81,35 +82,34 @@ def _owner(path: Path) -> int:
         ) from e
 
 
-def _check(path: Path, owner: int) -> None:
-    on_the_way = folders.exposures(path, owner)
-    if folders.reader() != folders.ROOT:
+def _check_exposure(path: Path, owner: int) -> None:
+    exposures_above = folders.exposures(path, owner)
+    if folders.error_reader() != folders.ROOT:
         # Folders only cause a warning: one may be a volume of Kubernetes with mode 0777, which this user cannot change.
         folders.warn_if_replaceable(path, "the spool")
-        on_the_way = (each for each in on_the_way if stat.S_ISLNK(each.status.st_mode))
-    above = next(on_the_way, None)
-    inside = folders.exposures_in(path, OF_OTHERS, owner)
-    if (
-        folders.reader() != folders.ROOT and owner == folders.ROOT
-    ):  # the volume itself, with files of this user, who cannot change its mode
+        exposures_above = (other for other in exposures_above if stat.S_ISLNK(other.status.st_mode))
+    exposure_above = next(exposures_above, None)
+    exposures_inside = folders.exposures_in(path, SPOOL_PREFIXES, owner)
+    if folders.error_reader() != folders.ROOT and owner == folders.ROOT:
+        # The volume itself, with files of this user, who cannot change its mode.
         folders.warn_if_open(path, "whole messages")
-        inside = (exposure for exposure in inside if exposure.path != path)
-    found = above or next(inside, None)
-    if found is None:
+        exposures_inside = (exposure for exposure in exposures_inside if exposure.path != path)
+    exposure = exposure_above or next(exposures_inside, None)
+    if exposure is None:
         return
     raise SpoolError(
-        f"the spool in {path} is not used: {found.who} may change {found.path}",
-        remedy=folders.remedy(found, "the spool", owner, is_above=above is not None),
+        f"the spool in {path} is not used: {exposure.who} may change {exposure.path}",
+        remedy=folders.remedy(exposure, "the spool", owner, is_above=exposure_above is not None),
     )
 
 
 def _take_rights(owner: int, path: Path) -> None:
-    for module in _LATE:
+    for module in _LAZY_IMPORTS:
         importlib.import_module(module)
     try:
-        folders.become(owner)
+        folders.become_user(owner)
     except OSError as e:  # a container may lack the capabilities
         raise SpoolError(
-            f"root cannot take the rights of {folders.user(owner)}, who owns the spool in {path}: {e.strerror}",
+            f"root cannot take the rights of {folders.user_text(owner)}, who owns the spool in {path}: {e.strerror}",
             remedy="Run the command as that user",
         ) from e

@@ -1,12 +1,12 @@
 """Finds the pending records of a store by target and due time.
 
-The key of a pending record begins with its target, so that the records of a target that is unavailable are neither read nor
-rewritten while others are due. A *group* has the records of a target that wait for its answer, or those that wait only for their
-due time. ``PendingIndex`` keeps in memory the first due time of each group, and merges the groups by due time.
+The key of a pending record begins with its target, so that the records of an unavailable target are neither read nor
+rewritten while others are due. A *group* has the records of a target that wait for an answer of the target, or those that wait
+only for their due time. ``PendingIndex`` keeps in memory the first due time of each group, and merges the groups by due time.
 
-``migrate`` moves the keys of earlier releases, which have no target, in portions: each portion is one atomic write, so that a
-process that was killed is continued by the next one. Releases that do not know groups reject a store with such records by the
-version of its totals.
+``migrate`` replaces keys of earlier releases, which have no target. It writes atomic portions, so that the next process continues
+if one is killed. Earlier releases would not find records with a target in the key; they reject such a store by the version of its
+totals.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from rocketmq_spark.spool.records import (
     TOTALS,
     UNINDEXED,
     Due,
-    PendingPlace,
+    PendingKey,
     Record,
     RecordState,
     Totals,
-    behind,
-    behind_group,
-    due_in,
+    area_end,
+    due_of_key,
+    group_end,
     group_of,
-    numbered,
+    record_key,
     target_of,
 )
 
@@ -48,133 +48,136 @@ class PendingIndex:
     def __init__(self, db: Database, leased: Collection[int]) -> None:
         self._db = db
         self._leased = leased
-        self._firsts: dict[bytes, Due] = {}
-        self._heap: list[tuple[Due, bytes]] = []  # an entry is valid if ``_firsts`` has the same due time
+        self._first_due: dict[bytes, Due] = {}
+        self._heap: list[tuple[Due, bytes]] = []  # an entry is valid if ``_first_due`` has the same due time
         self._queued: set[tuple[Due, bytes]] = set()  # the entries of the heap: none is in it twice
         self._inexact: set[bytes] = set()
-        self._ahead: dict[bytes, tuple[Due, bytes] | None] = {}  # by group, the entry that ``due`` has read ahead
+        # By group: the next entry, which ``due`` has already read.
+        self._read_ahead: dict[bytes, tuple[Due, bytes] | None] = {}
         for key in _group_keys(db):
-            pending = PendingPlace.parse(key)
-            self._set(pending.group, pending.due)
+            pending = PendingKey.parse(key)
+            self._set_first_due(pending.group, pending.due)
             if pending.due.sequence in leased:
                 self._inexact.add(pending.group)
 
     def groups(self) -> list[bytes]:
         """All groups, in the order of their keys."""
-        return sorted(self._firsts)
+        return sorted(self._first_due)
 
-    def changed(self, pended: Iterable[PendingPlace], unpended: Iterable[PendingPlace]) -> None:
-        """Note which records a write has made pending, and which are no longer pending."""
-        for target, waits, due in unpended:
-            if self._firsts.get(group := group_of(target, waits)) == due:
+    def update(self, added: Iterable[PendingKey], removed: Iterable[PendingKey]) -> None:
+        """Update the index after a write that made records pending (``added``), or no longer pending (``removed``)."""
+        for target, waits, due in removed:
+            if self._first_due.get(group := group_of(target, waits)) == due:
                 self._inexact.add(group)
-        for target, waits, due in pended:
-            first = self._firsts.get(group := group_of(target, waits))
-            self._ahead.pop(group, None)  # the scan that ``due`` has opened does not see this record
+        for target, waits, due in added:
+            first = self._first_due.get(group := group_of(target, waits))
+            self._read_ahead.pop(group, None)  # an open scan of ``due`` does not find this record
             if first is None or due <= first:
                 self._inexact.discard(group)
                 if due != first:
-                    self._set(group, due)
+                    self._set_first_due(group, due)
 
-    def first_due_ms(self, without: Collection[str] = ()) -> int | None:
-        """The first due time of all targets, except those in ``without``."""
-        aside = []
+    def first_due_ms(self, excluded: Collection[str] = ()) -> int | None:
+        """The first due time of all targets, except those in ``excluded``."""
+        skipped = []
         try:
-            while (top := self._top()) is not None:
+            while (top := self._first_entry()) is not None:
                 due, group = top
-                if without and target_of(group) in without:
-                    aside.append(heapq.heappop(self._heap))
+                if excluded and target_of(group) in excluded:
+                    skipped.append(heapq.heappop(self._heap))
                 elif group in self._inexact:
                     self._inexact.discard(group)
-                    self._move(group, next((found for found, _ in self._scan(group, due)), None))
+                    self._replace_first(group, next((first for first, _ in self._scan(group, due)), None))
                 else:
                     return due.due_ms
             return None
         finally:
-            for each in aside:
-                heapq.heappush(self._heap, each)
+            for entry in skipped:
+                heapq.heappush(self._heap, entry)
 
-    def due(self, now_ms: int, accepts: Callable[[str], bool]) -> Generator[tuple[PendingPlace, bytes]]:
-        """Yields due records, with their states, by due time. A record that was yielded counts as leased. The records of targets
-        that ``accepts`` refuses are not read.
+    def due(self, now_ms: int, accepts: Callable[[str], bool]) -> Generator[tuple[PendingKey, bytes]]:
+        """Yields due records, with their states, by due time. The caller must lease them. Records of targets that ``accepts``
+        rejects are not read.
         """
         targets: dict[bytes, tuple[str, bool]] = {}
         scans: dict[bytes, Iterator[tuple[Due, bytes]]] = {}
-        aside = []
+        skipped = []
         try:
-            while (top := self._top()) is not None and top[0][0] <= now_ms:
+            while (top := self._first_entry()) is not None and top[0][0] <= now_ms:
                 first, group = top
-                if (place := targets.get(group)) is None:
-                    place = targets[group] = target_of(group), group[-1] != 0
-                if not accepts(place[0]):
-                    aside.append(heapq.heappop(self._heap))
+                if (target_and_waits := targets.get(group)) is None:
+                    target_and_waits = targets[group] = target_of(group), group[-1] != 0
+                if not accepts(target_and_waits[0]):
+                    skipped.append(heapq.heappop(self._heap))
                     continue
-                entry = self._ahead.get(group)
-                if entry is None or entry[0] != first:  # not begun, or a record became pending meanwhile
+                entry = self._read_ahead.get(group)
+                if entry is None or entry[0] != first:  # no open scan, or a record became pending meanwhile
                     scans[group] = self._scan(group, first)
                     entry = next(scans[group], None)
                     self._inexact.discard(group)
                 if entry is None or entry[0] != first:  # the first due time was that of a deleted record
-                    self._ahead[group] = entry
-                    self._move(group, None if entry is None else entry[0])
+                    self._read_ahead[group] = entry
+                    self._replace_first(group, None if entry is None else entry[0])
                     continue
-                after = self._ahead[group] = next(scans[group], None)
-                self._move(group, None if after is None else after[0])
-                yield PendingPlace(*place, first), entry[1]
+                next_entry = self._read_ahead[group] = next(scans[group], None)
+                self._replace_first(group, None if next_entry is None else next_entry[0])
+                yield PendingKey(*target_and_waits, first), entry[1]
         finally:
-            self._ahead.clear()
-            for each in aside:
-                heapq.heappush(self._heap, each)
+            self._read_ahead.clear()
+            for skipped_entry in skipped:
+                heapq.heappush(self._heap, skipped_entry)
 
     def due_targets(self, targets: Collection[str], now_ms: int) -> list[str]:
-        """Those of ``targets`` that have due records."""
+        """The ``targets`` that have due records."""
         return [
             target
             for target in targets
             if any(self._is_due(group_of(target, waits), now_ms) for waits in (True, False))
         ]
 
-    def find(self, target: str, due: Due) -> PendingPlace | None:
-        """The place of the record of ``target`` with this due time."""
-        places = (PendingPlace(target, waits, due) for waits in (False, True))
-        return next((place for place in places if self._db.get(place.key) is not None), None)
+    def find(self, target: str, due: Due) -> PendingKey | None:
+        """The key of the record of ``target`` with this due time."""
+        keys = (PendingKey(target, waits, due) for waits in (False, True))
+        return next((key for key in keys if self._db.get(key.encoded) is not None), None)
 
     def _is_due(self, group: bytes, now_ms: int) -> bool:
-        first = self._firsts.get(group)
+        first = self._first_due.get(group)
         if first is not None and first.due_ms <= now_ms and group in self._inexact:
             first = next((due for due, _ in self._scan(group, first)), None)
         return first is not None and first.due_ms <= now_ms
 
     def _scan(self, group: bytes, first: Due) -> Iterator[tuple[Due, bytes]]:
-        for key, value in self._db.scan(group + first.packed, behind_group(group)):
-            due = due_in(key)
+        for key, value in self._db.scan(group + first.key_suffix, group_end(group)):
+            due = due_of_key(key)
             if due.sequence not in self._leased:
                 yield due, value
 
-    def _top(self) -> tuple[Due, bytes] | None:
+    def _first_entry(self) -> tuple[Due, bytes] | None:
         """The first valid entry."""
         heap = self._heap
         while heap:
             top = heap[0]
-            if self._firsts.get(top[1]) == top[0]:
+            if self._first_due.get(top[1]) == top[0]:
                 return top
             self._queued.discard(heapq.heappop(heap))
         return None
 
-    def _set(self, group: bytes, due: Due) -> None:
-        self._firsts[group] = due
+    def _set_first_due(self, group: bytes, due: Due) -> None:
+        self._first_due[group] = due
         self._push((due, group))
 
-    def _move(self, group: bytes, due: Due | None) -> None:
-        """Replace the first entry of the heap, which is that of ``group``."""
+    def _replace_first(self, group: bytes, due: Due | None) -> None:
+        """Remove the first entry of the heap, which is that of ``group``, and add one for ``due``."""
         self._queued.discard(heapq.heappop(self._heap))
         if due is None:
-            del self._firsts[group]
+            del self._first_due[group]
         else:
-            self._set(group, due)
+            self._set_first_due(group, due)
 
     def _push(self, entry: tuple[Due, bytes]) -> None:
-        """A later record of a group stays in the heap while an earlier one is the first, and becomes the first again."""
+        """Add an entry, unless the heap still has it: an entry stays there when an earlier record becomes the first of its
+        group.
+        """
         if entry not in self._queued:
             self._queued.add(entry)
             heapq.heappush(self._heap, entry)
@@ -183,22 +186,22 @@ class PendingIndex:
 def _group_keys(db: Database) -> Iterator[bytes]:
     """The first key of each group, with one seek per group, however many records it has."""
     start = PENDING
-    while (found := next(db.scan(start, behind(PENDING)), None)) is not None:
-        yield found[0]
-        start = behind_group(PendingPlace.parse(found[0]).group)
+    while (entry := next(db.scan(start, area_end(PENDING)), None)) is not None:
+        yield entry[0]
+        start = group_end(PendingKey.parse(entry[0]).group)
 
 
 def all_pending(db: Database) -> Iterator[tuple[bytes, bytes]]:
     """All keys of pending records with their states, also those of releases before 0.2."""
-    yield from db.scan(UNINDEXED, behind(UNINDEXED))
-    yield from db.scan(PENDING, behind(PENDING))
+    yield from db.scan(UNINDEXED, area_end(UNINDEXED))
+    yield from db.scan(PENDING, area_end(PENDING))
 
 
 def first_due_ms(db: Database) -> int | None:
     """The first due time of all pending records."""
-    unindexed = next(db.scan(UNINDEXED, behind(UNINDEXED)), None)
+    unindexed = next(db.scan(UNINDEXED, area_end(UNINDEXED)), None)
     firsts = [*_group_keys(db), *((unindexed[0],) if unindexed is not None else ())]
-    return min((due_in(key).due_ms for key in firsts), default=None)
+    return min((due_of_key(key).due_ms for key in firsts), default=None)
 
 
 PORTION = 1000
@@ -206,29 +209,29 @@ PORTION = 1000
 
 def is_indexed(db: Database) -> bool:
     """Whether a store has no key of a release before 0.2."""
-    return next(db.scan(UNINDEXED, behind(UNINDEXED)), None) is None
+    return next(db.scan(UNINDEXED, area_end(UNINDEXED)), None) is None
 
 
 def migrate(db: Database, damaged: bool = False) -> None:
     """Add the targets to the keys of pending records of an earlier release. A ``damaged`` store keeps the version of its totals,
-    so that it is repaired also if this process is killed before that.
+    so that the next process repairs it if this one is killed before the repair.
     """
     if is_indexed(db):
         return
     logger.info("the spool in %s gets an index of its records by target, once", db.path)
     totals, moved, start = db.get(TOTALS), 0, UNINDEXED
-    version = [] if damaged or totals is None else [(TOTALS, Totals.indexed(totals))]
-    while portion := list(itertools.islice(db.scan(start, behind(UNINDEXED)), PORTION)):
-        puts = [(_pending_of(db, key, state).key, state) for key, state in portion]
+    version = [] if damaged or totals is None else [(TOTALS, Totals.with_indexed_version(totals))]
+    while portion := list(itertools.islice(db.scan(start, area_end(UNINDEXED)), PORTION)):
+        puts = [(_indexed_key(db, key, state).encoded, state) for key, state in portion]
         db.write(puts + version, [key for key, _ in portion])
         moved += len(portion)
         start = portion[-1][0] + b"\0"
     logger.info("the index of the spool in %s has %d records", db.path, moved)
 
 
-def _pending_of(db: Database, key: bytes, state: bytes) -> PendingPlace:
-    due = due_in(key)
-    if target := RecordState.awaited(state):
-        return PendingPlace(target, True, due)
-    failed = RecordState.known(state).tries > 0
-    return Record.first_place(db.get(numbered(RECORD, due.sequence)) or b"", due, failed)
+def _indexed_key(db: Database, key: bytes, state: bytes) -> PendingKey:
+    due = due_of_key(key)
+    if target := RecordState.legacy_target(state):
+        return PendingKey(target, True, due)
+    failed = RecordState.decode_or_empty(state).tries > 0
+    return Record.pending_key_of_data(db.get(record_key(RECORD, due.sequence)) or b"", due, failed)

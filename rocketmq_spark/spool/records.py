@@ -37,14 +37,14 @@ RECORD, PENDING, ORDER, DEAD = b"r", b"q", b"o", b"d"
 UNINDEXED = b"p"
 MARK, NOTE = b"i", b"n"
 # Notes with this prefix remain valid when records are lost, because they are not about records.
-LASTING = b"environment's "
-# The note with the fingerprint of the rules by which all pending records have their targets. It is not ``LASTING``: after damage,
-# and in a copy of another user's folder, it is missing, so that the targets of all records are compared again.
-TARGETING = b"targeting"
-# Prefix of notes that were made while the records belonged to another owner: its user must check whether they are still true.
-DOUBTFUL = b"doubtful "
+LASTING_PREFIX = b"environment's "
+# The note with the fingerprint of the rules from which all pending records got their targets. It does not begin with
+# ``LASTING_PREFIX``, so it is missing after damage and in copies: then the targets of all records are compared again.
+TARGETING_NOTE = b"targeting"
+# Prefix of notes from the time of another owner: the user of a note must check whether the note is still true.
+DOUBTFUL_PREFIX = b"doubtful "
 TOTALS = b"m"
-# The owner is stored twice, under the first and the last key, because without it the destination of records is unknown.
+# The owner is stored under two distant keys, because without it the destination of the records is unknown.
 OWNER = (b"e", b"z")
 
 _DUE = struct.Struct(">cQQ")
@@ -52,7 +52,7 @@ _NUMBERED = struct.Struct(">cQ")
 _LANE = _MARK = _TARGET = struct.Struct(">cH")
 _PLACE = struct.Struct(">QQ")
 _SEQUENCE = struct.Struct(">Q")
-LAST = 2**64 - 1
+LAST_SEQUENCE = 2**64 - 1
 
 
 class Due(NamedTuple):
@@ -62,12 +62,12 @@ class Due(NamedTuple):
     sequence: int
 
     @property
-    def encoded(self) -> bytes:
+    def mark_value(self) -> bytes:
         """The value of a mark, and the key of a pending record of releases before 0.2."""
         return _DUE.pack(UNINDEXED, self.due_ms, self.sequence)
 
     @property
-    def packed(self) -> bytes:
+    def key_suffix(self) -> bytes:
         """The end of the key of a pending record."""
         return _PLACE.pack(self.due_ms, self.sequence)
 
@@ -79,7 +79,7 @@ class Due(NamedTuple):
 
 @functools.lru_cache(1024)
 def group_of(target: str, waits: bool) -> bytes:
-    """The first part of the keys of pending records: of one target, which ``waits`` for an answer of the target, or not."""
+    """The first part of the keys of a target's pending records. ``waits``: of those that wait for an answer of the target."""
     data = target.encode()
     return _TARGET.pack(PENDING, len(data)) + data + (b"\1" if waits else b"\0")
 
@@ -89,13 +89,13 @@ def target_of(group: bytes) -> str:
     return group[_TARGET.size : -1].decode(errors="replace")
 
 
-def behind_group(group: bytes) -> bytes:
+def group_end(group: bytes) -> bytes:
     """The key at which a group ends."""
     return group + b"\xff" * (_PLACE.size + 1)
 
 
-class PendingPlace(NamedTuple):
-    """The place of a pending record.
+class PendingKey(NamedTuple):
+    """The key of a pending record.
 
     Args:
         target: The record's target.
@@ -113,21 +113,21 @@ class PendingPlace(NamedTuple):
         return group_of(self.target, self.waits)
 
     @property
-    def key(self) -> bytes:
+    def encoded(self) -> bytes:
         target, waits, due = self
         return group_of(target, waits) + _PLACE.pack(*due)
 
     @classmethod
-    def parse(cls, key: bytes) -> PendingPlace:
-        return cls(target_of(key[: -_PLACE.size]), key[-_PLACE.size - 1] != 0, due_in(key))
+    def parse(cls, key: bytes) -> PendingKey:
+        return cls(target_of(key[: -_PLACE.size]), key[-_PLACE.size - 1] != 0, due_of_key(key))
 
 
-def due_in(key: bytes) -> Due:
+def due_of_key(key: bytes) -> Due:
     """The due time and sequence at the end of the key of a pending record, also of a release before 0.2."""
     return Due(*_PLACE.unpack(key[-_PLACE.size :]))
 
 
-def numbered(area: bytes, sequence: int) -> bytes:
+def record_key(area: bytes, sequence: int) -> bytes:
     """The key of a record in area ``RECORD`` or ``DEAD``."""
     return _NUMBERED.pack(area, sequence)
 
@@ -138,22 +138,22 @@ def sequence_of(key: bytes) -> int:
     return number
 
 
-def ordered(lane: bytes, sequence: int) -> bytes:
+def lane_key(lane: bytes, sequence: int) -> bytes:
     """The key of a record in its lane. The lane's length comes first, so that no lane is a prefix of another one."""
     return _LANE.pack(ORDER, len(lane)) + lane + _SEQUENCE.pack(sequence)
 
 
 def lane_of(key: bytes) -> bytes:
-    """The lane in a key of ``ordered``."""
+    """The lane in a key of ``lane_key``."""
     return key[_LANE.size : -_SEQUENCE.size]
 
 
-def marked(space: bytes, place: bytes = b"") -> bytes:
-    """The key of a mark, or without ``place`` the begin of its space."""
+def mark_key(space: bytes, place: bytes = b"") -> bytes:
+    """The key of a mark. Without ``place``: the first key of its space."""
     return _MARK.pack(MARK, len(space)) + space + place
 
 
-def behind_space(space: bytes) -> bytes:
+def space_end(space: bytes) -> bytes:
     """The key at which a space ends."""
     number = int.from_bytes(space) + 1
     if number >> 8 * len(space):
@@ -166,7 +166,7 @@ def place_of(key: bytes) -> bytes:
     return key[_MARK.size + _MARK.unpack_from(key)[1] :]
 
 
-def behind(area: bytes) -> bytes:
+def area_end(area: bytes) -> bytes:
     """The key at which an area ends."""
     return bytes((area[0] + 1,))
 
@@ -177,19 +177,19 @@ VERSION = 1
 # Version of totals with pending records that releases before 0.2 would not find.
 INDEXED = 2
 MARKED = 2  # version of records with marks, which precede the payload
-# A producer sends a message at most three times by default, so that copies of an envelope are in three queues. Repairing needs
-# memory for each mark.
-MOST_MARKS = 4
+# A producer sends a message at most three times by default, so an envelope may be in three queues. The limit exists because a
+# repair needs memory for each mark.
+MAX_MARKS = 4
 
 _HEAD = struct.Struct(">BI")  # version, checksum of the rest
 _REST = struct.Struct(">QHHH")  # stored at, lengths of kind, target and lane
 _LENGTH = struct.Struct(">H")
-MOST_TARGET = (1 << 16) - 1
+MAX_TARGET_BYTES = (1 << 16) - 1
 _STATE = struct.Struct(">BHQH")  # version, tries, since when, length of the target
-# A file may have this number. One more must not be an error, because other records are settled in the same write.
-_MOST_TRIES = 65535
+# Counting stops at this number: an error would prevent the write, which also settles other records.
+_MAX_TRIES = 65535
 _TOTALS = struct.Struct(">B7Q")
-MOST = 1 << 62  # of anything that is counted; Python's ``len`` has twice as much
+MAX_NUMBER = 1 << 62  # larger than any count or time in a store
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,39 +214,38 @@ class Record:
     marks: tuple[tuple[bytes, bytes], ...] = ()
 
     @property
-    def first_due_ms(self) -> int | None:
+    def original_due_ms(self) -> int | None:
         """The original due time, if the record has an identity. It remains known when the store has lost the due time."""
         places = (place for space, place in self.marks if space == IDENTITY and len(place) >= _SEQUENCE.size)
-        return next(map(due_of, places), None)
+        return next(map(due_ms_of_identity, places), None)
 
-    def pending(self, due: Due, failed: bool = False) -> PendingPlace:
-        """The place of this record, due at ``due``. ``failed``: after an attempt."""
-        return PendingPlace(self.target, bool(self.target) and (failed or not self.marks), due)
+    def pending_key(self, due: Due, failed: bool = False) -> PendingKey:
+        """The key of this record when it is pending. ``failed``: after a failed attempt."""
+        return PendingKey(self.target, bool(self.target) and (failed or not self.marks), due)
 
-    def moved(self, place: PendingPlace, due: Due, failed: bool) -> PendingPlace:
-        """The place of this record, due at ``due``, instead of ``place``, which is for another target. A record that did not wait
-        for an answer of the other target does not wait for an answer of the new target, such as a record that was revived
-        before it is due.
+    def retargeted_key(self, old_key: PendingKey, due: Due, failed: bool) -> PendingKey:
+        """The key of this record instead of ``old_key``, which has another target. If the record did not wait for an answer of
+        the other target, such as one that was revived before it is due, it does not wait for one of the new target.
         """
-        waits = place.waits if place.target else self.pending(due, failed).waits
-        return PendingPlace(self.target, bool(self.target) and waits, due)
+        waits = old_key.waits if old_key.target else self.pending_key(due, failed).waits
+        return PendingKey(self.target, bool(self.target) and waits, due)
 
     @staticmethod
-    def first_place(data: bytes, due: Due, failed: bool = False) -> PendingPlace:
-        """Like ``pending``, for an encoded record. Does not verify the checksum: a million records are read."""
+    def pending_key_of_data(data: bytes, due: Due, failed: bool = False) -> PendingKey:
+        """Like ``pending_key``, for an encoded record. Does not verify the checksum, because it may read a million records."""
         try:
             version, _ = _HEAD.unpack_from(data)
             _, kind, target, _ = _REST.unpack_from(data, _HEAD.size)
             start = _HEAD.size + _REST.size + kind
             name = data[start : start + target].decode()
         except (struct.error, UnicodeDecodeError):  # it becomes a dead letter when it is taken
-            return PendingPlace("", False, due)
-        return PendingPlace(name, bool(name) and (failed or version != MARKED), due)
+            return PendingKey("", False, due)
+        return PendingKey(name, bool(name) and (failed or version != MARKED), due)
 
-    def joined(self, other: Record) -> Record:
-        """This record with the marks of ``other`` in spaces in which it has none, up to ``MOST_MARKS``."""
+    def with_marks_of(self, other: Record) -> Record:
+        """This record with the marks of ``other`` in spaces in which it has none, up to ``MAX_MARKS``."""
         spaces = {space for space, _ in self.marks}
-        more = [mark for mark in other.marks if mark[0] not in spaces][: max(0, MOST_MARKS - len(self.marks))]
+        more = [mark for mark in other.marks if mark[0] not in spaces][: max(0, MAX_MARKS - len(self.marks))]
         return replace(self, marks=(*self.marks, *more)) if more else self
 
     def encode(self) -> bytes:
@@ -293,7 +292,7 @@ class RecordState(NamedTuple):
     reason: str = ""
 
     def encode(self) -> bytes:
-        head = _STATE.pack(VERSION, min(self.tries, _MOST_TRIES), self.since_ms, 0)
+        head = _STATE.pack(VERSION, min(self.tries, _MAX_TRIES), self.since_ms, 0)
         return head + self.reason.encode(errors="replace") if self.reason else head
 
     @classmethod
@@ -307,9 +306,9 @@ class RecordState(NamedTuple):
             raise DecodeError(f"a state of {len(data)} bytes cannot be read: {e}") from e
 
     @classmethod
-    def known(cls, data: bytes) -> RecordState:
-        """Like ``decode``, but an empty state for a place in a lane without one, and for data that cannot be read."""
-        if not data:  # as in most places of lanes
+    def decode_or_empty(cls, data: bytes) -> RecordState:
+        """Like ``decode``, but returns an empty state for data that are empty or cannot be read."""
+        if not data:  # as for most records in lanes
             return cls(0, 0)
         try:
             return cls.decode(data)
@@ -317,7 +316,7 @@ class RecordState(NamedTuple):
             return cls(0, 0)
 
     @staticmethod
-    def awaited(data: bytes) -> str:
+    def legacy_target(data: bytes) -> str:
         """The target that a record waits for, in the state that a release before 0.2 wrote; empty if it cannot be read."""
         try:
             version, _, _, length = _STATE.unpack_from(data)
@@ -338,8 +337,8 @@ class RetryLater(NamedTuple):
 
 
 class Replaced(NamedTuple):
-    """Another record takes the record's place and its marks. Without a ``reason``, the new record is the same one for another
-    target, and keeps the count of failures. With a ``reason``, the new record is the dead letter, which is due now.
+    """Another record gets the sequence and the marks of the record. Without a ``reason``, it is the same record with another
+    target, and keeps the count of failures. With a ``reason``, it is the dead letter, which is due now.
     """
 
     record: Record
@@ -347,8 +346,8 @@ class Replaced(NamedTuple):
 
 
 class Dead(NamedTuple):
-    """The record is given up, and kept as a dead one. If it is a dead letter that was rejected, ``record`` is kept instead: the
-    one that was given up before.
+    """The record is given up, and kept as a dead one. If a dead letter was rejected, ``record`` is kept instead of it: the record
+    that was given up first.
     """
 
     reason: str
@@ -373,14 +372,14 @@ class Totals:
     last_ms: int = 0
 
     def copy(self) -> Totals:
-        """A copy. ``dataclasses.replace`` takes three times as long, and every addition copies the totals."""
+        """A copy, made in a third of the time of ``dataclasses.replace``, because every addition copies the totals."""
         return Totals(
             self.next_sequence, self.depth, self.size, self.dead, self.dead_bytes, self.give_ups, self.last_ms
         )
 
     @property
-    def are_possible(self) -> bool:
-        """Whether no total is below zero, as after a record that the totals had not counted."""
+    def is_valid(self) -> bool:
+        """Whether no total is negative. One becomes negative if a record is deleted that the totals had not counted."""
         return min(self.depth, self.size, self.dead, self.dead_bytes) >= 0
 
     @property
@@ -389,12 +388,12 @@ class Totals:
         return self.size + self.dead_bytes
 
     def encode(self) -> bytes:
-        """With the version of earlier releases for a store without pending records, so that they can use it."""
+        """Encode the totals. A store without records gets the version that earlier releases can open."""
         return _TOTALS.pack(INDEXED if self.depth else VERSION, self.next_sequence, self.depth, self.size, self.dead,
                             self.dead_bytes, self.give_ups, self.last_ms)  # fmt: skip
 
     @staticmethod
-    def indexed(data: bytes) -> bytes:
+    def with_indexed_version(data: bytes) -> bytes:
         """Encoded totals, with the version of a store that earlier releases must not use."""
         return bytes((INDEXED,)) + data[1:]
 
@@ -407,7 +406,7 @@ class Totals:
             raise DecodeError(f"totals of {len(data)} bytes cannot be read: {e}") from e
         if version not in (VERSION, INDEXED):
             raise DecodeError(f"totals of version {version}; this release reads version {INDEXED}")
-        return cls(*numbers) if max(numbers) <= MOST else None
+        return cls(*numbers) if max(numbers) <= MAX_NUMBER else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -445,44 +444,45 @@ class SpoolOwner:
             raise DecodeError(f"an owner of {len(data)} bytes cannot be read: {e}") from e
 
     @classmethod
-    def stored(cls, get: Callable[[bytes], bytes | None]) -> SpoolOwner:
+    def read(cls, get: Callable[[bytes], bytes | None]) -> SpoolOwner:
         """The owner in the store that ``get`` reads."""
         return cls.decode(next(filter(None, map(get, OWNER)), b""))
 
-    def is_same(self, other: SpoolOwner) -> bool:
+    def may_use(self, other: SpoolOwner) -> bool:
         """Whether this owner may use the records of ``other``. Lists of servers mean one cluster if they have an address in
         common; values that an earlier release did not write are not compared.
         """
         return (
             self.purpose == other.purpose
-            and _is_same_environment(self.environment, other.environment)
+            and _environments_match(self.environment, other.environment)
             and (None in (self.namespace, other.namespace) or self.namespace == other.namespace)
             and (not self.servers or not other.servers or not set(self.servers).isdisjoint(other.servers))
         )
 
-    def doubts(
-        self, notes: Iterable[tuple[bytes, bytes]], held: SpoolOwner, given: bool
+    def note_changes(
+        self, notes: Iterable[tuple[bytes, bytes]], previous: SpoolOwner, assigned: bool
     ) -> tuple[list[tuple[bytes, bytes]], list[bytes]]:
-        """Puts and deletes for the stored ``notes`` that this owner does not believe. With ``given`` records, those about
-        records are kept as ``DOUBTFUL``: whether the records' marks are about this owner's brokers depends on them. Targets are
-        compared again.
+        """Puts and deletes for the stored ``notes`` that this owner does not trust. If the records were ``assigned`` to this
+        owner, notes about records are kept with ``DOUBTFUL_PREFIX``: they tell whether marks are about this owner's brokers.
         """
-        doubted = [(key, value) for key, value in notes if not self.believes(key[len(NOTE) :], held, given)]
-        names = [(key[len(NOTE) :], value) for key, value in doubted if given]
-        about_records = [(name, value) for name, value in names if name != TARGETING and not name.startswith(LASTING)]
-        puts = [(NOTE + DOUBTFUL + name, value) for name, value in about_records]
-        return puts, [key for key, _ in doubted]
+        untrusted = [(key, value) for key, value in notes if not self.trusts_note(key[len(NOTE) :], previous, assigned)]
+        names = [(key[len(NOTE) :], value) for key, value in untrusted if assigned]
+        about_records = [
+            (name, value) for name, value in names if name != TARGETING_NOTE and not name.startswith(LASTING_PREFIX)
+        ]
+        puts = [(NOTE + DOUBTFUL_PREFIX + name, value) for name, value in about_records]
+        return puts, [key for key, _ in untrusted]
 
-    def believes(self, note: bytes, held: SpoolOwner, given: bool) -> bool:
-        """Whether a note made while the store belonged to ``held`` is true for this owner, whose brokers may be others with the
-        same names. The purpose does not matter. If the records were ``given`` to this owner, the note about the queues of an
-        environment remains valid if namespace and environment are the same. ``DOUBTFUL`` ones remain doubtful for all.
+    def trusts_note(self, note: bytes, previous: SpoolOwner, assigned: bool) -> bool:
+        """Whether a note from the time of the owner ``previous`` is true for this owner, who may have other brokers with the same
+        names. The purpose does not matter. If the records were ``assigned`` to this owner, the note about the queues of an
+        environment remains valid if namespace and environment are the same. Notes with ``DOUBTFUL_PREFIX`` stay as they are.
         """
-        if note.startswith(DOUBTFUL):
+        if note.startswith(DOUBTFUL_PREFIX):
             return True
-        if given and note.startswith(LASTING):
-            return (self.namespace, self.environment) == (held.namespace, held.environment)
-        return self.is_same(replace(held, purpose=self.purpose))
+        if assigned and note.startswith(LASTING_PREFIX):
+            return (self.namespace, self.environment) == (previous.namespace, previous.environment)
+        return self.may_use(replace(previous, purpose=self.purpose))
 
     def __str__(self) -> str:
         servers = f"the cluster of {';'.join(self.servers)}" if self.servers else "an unnamed cluster"
@@ -490,27 +490,27 @@ class SpoolOwner:
         return ", ".join(part for part in parts if part)
 
 
-def _is_same_environment(one: str, held: str) -> bool:
-    """Queues are not compared if ``held`` has none: an earlier release wrote it, or the environment is only a number."""
-    return one == held or (bool(held) and one.startswith(f"{held}, "))
+def _environments_match(own: str, stored: str) -> bool:
+    """Queues are not compared if ``stored`` has none: an earlier release wrote it, or the environment is only a number."""
+    return own == stored or (bool(stored) and own.startswith(f"{stored}, "))
 
 
 # The owner of records whose real owner cannot be read. No process can use them until a command assigns them.
-LOST_OWNER = SpoolOwner(purpose="an owner that a damaged block named")
+UNKNOWN_OWNER = SpoolOwner(purpose="an owner that a damaged block named")
 
 
-def due_of(identity: bytes) -> int:
+def due_ms_of_identity(identity: bytes) -> int:
     """The original due time of the record with this identity, in ms since 1970."""
     due_ms: int = _SEQUENCE.unpack_from(identity)[0]
     return due_ms
 
 
-def pending_place(record: Record | DecodeError, due: Due, failed: bool = False) -> PendingPlace:
-    """The place of a pending record; without a target if the record cannot be read. ``failed``: after an attempt."""
-    return record.pending(due, failed) if isinstance(record, Record) else PendingPlace("", False, due)
+def pending_key(record: Record | DecodeError, due: Due, failed: bool = False) -> PendingKey:
+    """The key of a pending record; without a target if the record cannot be read. ``failed``: after a failed attempt."""
+    return record.pending_key(due, failed) if isinstance(record, Record) else PendingKey("", False, due)
 
 
-def decoded(data: bytes | None) -> Record | DecodeError:
+def decode_record(data: bytes | None) -> Record | DecodeError:
     """The record in stored data, or the error.
 
     The error has no frames: with them, it would be in a cycle with the variables of callers, which would keep RocksDB open.

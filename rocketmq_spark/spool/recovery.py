@@ -25,14 +25,13 @@ from typing import NamedTuple
 from rocketmq_spark.base.folders import PRIVATE, copy_regular, open_lock
 from rocketmq_spark.errors import DecodeError, SpoolError, SpoolFull
 from rocketmq_spark.spool.changes import AtomicChange
-from rocketmq_spark.spool.database import OPEN_IT, WHOLE, Damaged, Database, rebuild
-from rocketmq_spark.spool.files import FULL, mirror, not_readable, sync_folder
+from rocketmq_spark.spool.database import COMPLETE, REPAIR_REMEDY, Damaged, Database, rebuild
+from rocketmq_spark.spool.files import DISK_FULL_ERRNOS, mirror, not_readable_error, sync_folder
 from rocketmq_spark.spool.records import (
     DEAD,
-    LASTING,
-    LOST_OWNER,
+    LASTING_PREFIX,
     MARK,
-    MOST,
+    MAX_NUMBER,
     NOTE,
     ORDER,
     OWNER,
@@ -40,106 +39,105 @@ from rocketmq_spark.spool.records import (
     RECORD,
     TOTALS,
     UNINDEXED,
+    UNKNOWN_OWNER,
     VERSION,
     Due,
-    PendingPlace,
+    PendingKey,
     Record,
     RecordState,
     SpoolOwner,
     Totals,
-    behind,
-    decoded,
+    area_end,
+    decode_record,
+    lane_key,
     lane_of,
-    numbered,
-    ordered,
-    pending_place,
+    pending_key,
+    record_key,
 )
 from rocketmq_spark.spool.records import sequence_of as number
 
 logger = logging.getLogger(__name__)
 
-# Folders inside that of the database. The new database is in ``_NEW`` until it is complete, then in ``WHOLE``. The old files go
-# to ``_LEAVING``, which becomes ``damaged-N`` when all of them are there.
-_NEW, _LEAVING, _COPY, DAMAGED = "salvaged", "leaving", "copy", "damaged"
+# Folders in the folder of the database. The new database is in ``_NEW`` until it is complete, then in ``COMPLETE``. The old files
+# are moved to ``_OLD``, which is renamed to ``damaged-N`` when it has all of them.
+_NEW, _OLD, _COPY, DAMAGED = "salvaged", "leaving", "copy", "damaged"
 _PORTION, _PORTION_BYTES = 1000, 8 << 20
 ALL_KEYS = (b"\0", b"\xff")
 
 
-class Salvaged(NamedTuple):
-    """Where the damaged files are, and whether the previous totals can be trusted. ``rebuilt`` are the areas with entries from a
-    rebuilt copy, which may have been settled before.
+class SalvageResult(NamedTuple):
+    """The folder with the damaged files, and whether the previous totals are exact. ``rebuilt_areas`` are the areas with entries
+    from a rebuilt copy, whose records may have been settled before.
     """
 
     folder: Path
-    counted: bool
-    rebuilt: frozenset[bytes] = frozenset()
+    totals_are_exact: bool
+    rebuilt_areas: frozenset[bytes] = frozenset()
 
 
-def salvage(path: Path) -> Salvaged:
-    """Make a new database of all readable entries. The old one must not be open. Raises ``SpoolError`` if it is in use."""
-    with held(path):
+def salvage(path: Path) -> SalvageResult:
+    """Make a new database of all readable entries. The old one must not be open. Raises ``SpoolError`` if a process uses it."""
+    with locked(path):
         new = Database(path / _NEW)
         try:
-            gaps, counted = _copy_readable(path, new)
+            gaps, totals_are_exact = _copy_readable(path, new)
             rebuilt = _copy_rebuilt(path, new, gaps) if gaps else frozenset()
         finally:
             new.close()
         (path / _NEW / "LOCK").unlink(missing_ok=True)
-        (path / _LEAVING).mkdir(PRIVATE)
-        (path / _NEW).rename(path / WHOLE)
+        (path / _OLD).mkdir(PRIVATE)
+        (path / _NEW).rename(path / COMPLETE)
         sync_folder(path)
-        return Salvaged(_exchange(path), counted, rebuilt)
+        return SalvageResult(_swap_files(path), totals_are_exact, rebuilt)
 
 
 def database_in(path: Path, names: Container[str]) -> Path | None:
-    """Return the folder with the database that an opening for writing uses, by the names in ``path``. None: an exchange has begun
-    to move the new files to ``path``, so that neither folder has all of them.
+    """Return the folder that has all files of the database, by the names in ``path``. None: the new files are being moved to
+    ``path``, so that neither folder has all of them.
     """
-    if WHOLE not in names:
+    if COMPLETE not in names:
         return path
-    return path / WHOLE if _LEAVING in names else None
+    return path / COMPLETE if _OLD in names else None
 
 
 def database_to_read(path: Path) -> Path:
-    """Return the folder with the database that an opening for writing would use now. Changes nothing. Raises ``Damaged`` if no
-    folder has all of it.
-    """
+    """Return the folder that has all files of the database. Changes nothing. Raises ``Damaged`` if none has all of them."""
     try:
         names = os.listdir(path)
     except OSError:  # opening it raises the error
         return path
-    if (found := database_in(path, names)) is None:
+    if (database := database_in(path, names)) is None:
         raise Damaged(
             f"the spool in {path} is damaged: an earlier repair of it has not ended, and its files are in two folders",
-            remedy=OPEN_IT,
+            remedy=REPAIR_REMEDY,
         )
-    return found
+    return database
 
 
-def finish(path: Path) -> None:
-    """Complete the repair of a process that died, or remove its rest if the old files are still complete."""
+def finish_repair(path: Path) -> None:
+    """Complete the repair of a process that died, or remove its files if the old ones are still complete."""
     try:
-        left = any((path / name).exists() for name in (_NEW, WHOLE, _LEAVING, _COPY))
+        is_unfinished = any((path / name).exists() for name in (_NEW, COMPLETE, _OLD, _COPY))
     except PermissionError as e:
-        raise not_readable(path) from e
-    except OSError as e:  # a disk that fails, or a mount that has gone
+        raise not_readable_error(path) from e
+    except OSError as e:  # a failing disk, or a lost mount
         raise SpoolError(f"the spool in {path} cannot be read: {e}", remedy="Check its disk") from e
-    if left:
-        with held(path):
+    if is_unfinished:
+        with locked(path):
             pass
 
 
 def _copy_readable(path: Path, new: Database) -> tuple[list[tuple[bytes, bytes]], bool]:
-    """Returns the ranges that could not be read, and whether the totals could be read and no log had lost any."""
+    """Returns the ranges that could not be read, and whether the totals were read and no log had lost writes."""
     try:
         old = Database(path, read_only=True)
     except SpoolError:
         return [ALL_KEYS], False
     try:
-        counted = False
-        for key in _copied(old, new, *ALL_KEYS):
-            counted = counted or key == TOTALS
-        return old.gaps, counted and old.damage is None
+        has_totals = False
+        for key in _copy_entries(old, new, *ALL_KEYS):
+            has_totals = has_totals or key == TOTALS
+        return old.gaps, has_totals and old.damage is None
     finally:
         old.close()
 
@@ -151,19 +149,19 @@ def _copy_rebuilt(path: Path, new: Database, gaps: list[tuple[bytes, bytes]]) ->
     copy.mkdir(PRIVATE)
     mirror(path, copy, copy_regular)
     rebuild(copy)
-    with contextlib.suppress(Damaged):  # then nothing more can be had
+    with contextlib.suppress(Damaged):  # then the copy cannot be read either
         rebuilt = Database(copy, read_only=True)
         try:
             for start, end in gaps:
-                areas.update(key[:1] for key in _copied(rebuilt, new, start, end))
+                areas.update(key[:1] for key in _copy_entries(rebuilt, new, start, end))
         finally:
             rebuilt.close()
     shutil.rmtree(copy)
     return frozenset(areas)
 
 
-def _copied(old: Database, new: Database, start: bytes, end: bytes) -> Iterator[bytes]:
-    """Yields the copied keys, and writes them in portions; entries that the new database has already are kept."""
+def _copy_entries(old: Database, new: Database, start: bytes, end: bytes) -> Iterator[bytes]:
+    """Copies entries in portions, and yields their keys. Entries that the new database already has are not changed."""
     portion: list[tuple[bytes, bytes]] = []
     size = 0
     for key, value in old.scan(start, end):
@@ -178,8 +176,8 @@ def _copied(old: Database, new: Database, start: bytes, end: bytes) -> Iterator[
 
 
 @contextlib.contextmanager
-def held(path: Path) -> Iterator[None]:
-    """Holds RocksDB's own lock, after removing rests of earlier repairs. Raises ``SpoolError`` if a process has it open."""
+def locked(path: Path) -> Iterator[None]:
+    """Holds RocksDB's own lock, and removes files of earlier repairs. Raises ``SpoolError`` if a process has the spool open."""
     try:
         lock = open_lock(path / "LOCK", os.O_RDWR | os.O_CREAT)
         try:
@@ -188,90 +186,94 @@ def held(path: Path) -> Iterator[None]:
             except OSError as e:
                 raise SpoolError(f"the spool in {path} is in use by another process") from e
             if database_in(path, os.listdir(path)) != path:
-                _exchange(path)
-            for name in (_NEW, _LEAVING, _COPY):
+                _swap_files(path)
+            for name in (_NEW, _OLD, _COPY):
                 shutil.rmtree(path / name, ignore_errors=True)
             yield
         finally:
             os.close(lock)
-    except OSError as e:  # probably a full disk: the old files are still complete, or the next open ends the exchange
-        kind = SpoolFull if e.errno in FULL else SpoolError
+    except (
+        OSError
+    ) as e:  # probably a full disk: the old files are still complete, or the next opening completes the swap
+        kind = SpoolFull if e.errno in DISK_FULL_ERRNOS else SpoolError
         raise kind(f"the damaged spool in {path} could not be put together again: {e}") from e
 
 
-def _exchange(path: Path) -> Path:
+def _swap_files(path: Path) -> Path:
     """Replace the old files with the new ones. Returns the folder with the old ones."""
-    kept = next(one for n in itertools.count(1) if not (one := path / f"{DAMAGED}-{n}").exists())
-    if (path / _LEAVING).exists():
+    damaged_folder = next(folder for n in itertools.count(1) if not (folder := path / f"{DAMAGED}-{n}").exists())
+    if (path / _OLD).exists():
         for file in _files(path):
-            file.rename(path / _LEAVING / file.name)
-        (path / _LEAVING).rename(kept)
+            file.rename(path / _OLD / file.name)
+        (path / _OLD).rename(damaged_folder)
         sync_folder(path)
     # CURRENT comes last, because it makes the folder a database.
-    for file in sorted(_files(path / WHOLE), key=lambda file: file.name == "CURRENT"):
+    for file in sorted(_files(path / COMPLETE), key=lambda file: file.name == "CURRENT"):
         file.rename(path / file.name)
-    (path / WHOLE).rmdir()
+    (path / COMPLETE).rmdir()
     sync_folder(path)
-    return kept
+    return damaged_folder
 
 
 def _files(path: Path) -> list[Path]:
     return [file for file in path.iterdir() if file.is_file() and file.name != "LOCK"]
 
 
-_NAMED = 20
+_MAX_LOGGED = 20
 
 
-def contradiction(db: Database) -> str | None:
+def find_contradiction(db: Database) -> str | None:
     """Return a clause about entries that cannot all be true, although each can be read; None if there are none.
 
     Reads all due times and places in lanes if there are dead letters, and otherwise only the last record.
     """
-    totals, last = stored_totals(db), db.last_key(RECORD, behind(RECORD))
+    totals, last = stored_totals(db), db.last_key(RECORD, area_end(RECORD))
     if totals is not None and last is not None and (totals.next_sequence <= number(last) or not totals.all_bytes):
         return "its totals do not count all records"
-    dead = {number(key) for key, _ in db.scan(DEAD, behind(DEAD))}
-    waiting = (number(key) for area in (PENDING, UNINDEXED, ORDER) for key, _ in db.scan(area, behind(area)))
-    return "a record is both dead and waiting" if dead and any(each in dead for each in waiting) else None
+    dead = {number(key) for key, _ in db.scan(DEAD, area_end(DEAD))}
+    waiting = (number(key) for area in (PENDING, UNINDEXED, ORDER) for key, _ in db.scan(area, area_end(area)))
+    return "a record is both dead and waiting" if dead and any(sequence in dead for sequence in waiting) else None
 
 
-class Derived(NamedTuple):
-    """The number of records that are there, how many are ``missing``, which numbers have no record, and whether that is exact."""
+class DeriveResult(NamedTuple):
+    """The numbers of present and ``missing`` records, the sequences without a record, and whether the numbers are exact."""
 
-    kept: int
+    present: int
     missing: int
     lost: Sequence[int]
-    exact: bool
+    is_exact: bool
 
 
-def repair(db: Database, salvaged: Salvaged | None = None) -> None:
+def repair(db: Database, salvaged: SalvageResult | None = None) -> None:
     """Repair the records of a store that lost data, and log the result; ``salvaged`` is that of the database's repair."""
-    _say(db, derive(db, salvaged), None if salvaged is None else salvaged.folder)
+    _log_repair(db, derive(db, salvaged), None if salvaged is None else salvaged.folder)
 
 
-def derive(db: Database, salvaged: Salvaged | None = None) -> Derived:
+def derive(db: Database, salvaged: SalvageResult | None = None) -> DeriveResult:
     """Derive due times, order, marks and totals from the records.
 
     A record without a due time becomes due at its original one, or now. A record that is pending for another target keeps its due
-    time and its count of failures. Due times and places in lanes without a record are dropped. A dead record has neither. A
-    record that does not match its checksum becomes a dead letter when it is taken. If records are lost, all notes but
-    ``LASTING`` ones are deleted, because they may be about lost records.
+    time and its count of failures. Due times and lane entries without a record, or of a dead one, are deleted. A record that does
+    not match its checksum becomes a dead letter when it is taken. If records are lost, notes without ``LASTING_PREFIX`` are
+    deleted, because they may be about lost records.
     """
-    before = _totals(db)
-    dead = {number(key) for key, _ in db.scan(DEAD, behind(DEAD))}
-    pending, doubled = _places(db, dead)
-    lanes = {number(key): lane_of(key) for key, _ in db.scan(ORDER, behind(ORDER))}
-    states = {number(key): value for key, value in db.scan(ORDER, behind(ORDER)) if value}  # of records that were moved
-    change = AtomicChange(Totals(give_ups=before.give_ups, last_ms=before.last_ms, next_sequence=before.next_sequence))
-    totals, kept, busy = change.totals, set(), set()
-    for key, data in db.scan(RECORD, behind(RECORD)):
-        sequence, record = number(key), decoded(data)
-        if sequence >= MOST:
+    stored = _totals_or_empty(db)
+    dead = {number(key) for key, _ in db.scan(DEAD, area_end(DEAD))}
+    pending, obsolete_keys = _unique_pending_keys(db, dead)
+    lanes = {number(key): lane_of(key) for key, _ in db.scan(ORDER, area_end(ORDER))}
+    states = {
+        number(key): value for key, value in db.scan(ORDER, area_end(ORDER)) if value
+    }  # of records that were moved
+    change = AtomicChange(Totals(give_ups=stored.give_ups, last_ms=stored.last_ms, next_sequence=stored.next_sequence))
+    totals, present, started_lanes = change.totals, set(), set()
+    for key, data in db.scan(RECORD, area_end(RECORD)):
+        sequence, record = number(key), decode_record(data)
+        if sequence >= MAX_NUMBER:
             raise SpoolError(
                 f"record {sequence} of the spool in {db.path} has a number that no store reaches: the file was changed",
                 remedy=f"Copy the rest: rocketmq-spark spool copy {shlex.quote(str(db.path))} COPY",
             )
-        kept.add(sequence)
+        present.add(sequence)
         lane = record.lane if isinstance(record, Record) else lanes.get(sequence, b"")
         totals.next_sequence = max(totals.next_sequence, sequence + 1)
         if sequence in dead:
@@ -280,114 +282,114 @@ def derive(db: Database, salvaged: Salvaged | None = None) -> Derived:
             continue
         totals.depth += 1
         totals.size += len(data)
-        due_ms = record.first_due_ms if isinstance(record, Record) else None
+        due_ms = record.original_due_ms if isinstance(record, Record) else None
         due = Due(totals.last_ms if due_ms is None else due_ms, sequence)
-        value, place = states.get(sequence, b""), pending.get(sequence)
-        if place is not None and isinstance(record, Record) and place.target != record.target:
-            # The target of the record was changed, and either the place or the record is from before the change.
-            change.unpend(pending.pop(sequence))
-            value = db.get(place.key) or b""
-            place = record.moved(place, place.due, failed=RecordState.known(value).tries > 0)
-        state = RecordState.known(value)
-        place = place or pending_place(record, due, failed=state.tries > 0)
-        change.remark(data, place.due)
+        value, current_key = states.get(sequence, b""), pending.get(sequence)
+        if current_key is not None and isinstance(record, Record) and current_key.target != record.target:
+            # The target of the record was changed. Either the key or the record is from before the change.
+            change.remove_pending(pending.pop(sequence))
+            value = db.get(current_key.encoded) or b""
+            current_key = record.retargeted_key(
+                current_key, current_key.due, failed=RecordState.decode_or_empty(value).tries > 0
+            )
+        state = RecordState.decode_or_empty(value)
+        current_key = current_key or pending_key(record, due, failed=state.tries > 0)
+        change.mark_encoded(data, current_key.due)
         if lane and sequence not in lanes:
-            change.puts.append((ordered(lane, sequence), b""))
-        if sequence not in pending and (not lane or lane not in busy):
-            change.pend(place, state._replace(since_ms=totals.last_ms).encode())
-        elif sequence in pending and lane in busy:
-            change.unpend(place)  # an earlier record of its lane was recovered and goes first
+            change.puts.append((lane_key(lane, sequence), b""))
+        if sequence not in pending and (not lane or lane not in started_lanes):
+            change.add_pending(current_key, state._replace(since_ms=totals.last_ms).encode())
+        elif sequence in pending and lane in started_lanes:
+            change.remove_pending(current_key)  # an earlier record of its lane was recovered, and is sent first
         if lane:
-            busy.add(lane)
-    lost = sorted(({*pending, *dead, *lanes}) - kept)
+            started_lanes.add(lane)
+    lost = sorted(({*pending, *dead, *lanes}) - present)
     for sequence in lost:
-        change.deletes += [pending[sequence].key] if sequence in pending else []
-        change.deletes += [numbered(DEAD, sequence)] if sequence in dead else []
-        change.deletes += [ordered(lanes[sequence], sequence)] if sequence in lanes else []
-    change.deletes += [key for key, _ in db.scan(ORDER, behind(ORDER)) if number(key) in dead]
-    alive = kept - dead
-    stale = [key for key, value in db.scan(MARK, behind(MARK)) if Due.parse(value).sequence not in alive]
-    # Settled records may have been recovered, too. Then neither places without a record nor earlier totals say how many are lost.
-    rebuilt = frozenset() if salvaged is None else salvaged.rebuilt
+        change.deletes += [pending[sequence].encoded] if sequence in pending else []
+        change.deletes += [record_key(DEAD, sequence)] if sequence in dead else []
+        change.deletes += [lane_key(lanes[sequence], sequence)] if sequence in lanes else []
+    change.deletes += [key for key, _ in db.scan(ORDER, area_end(ORDER)) if number(key) in dead]
+    alive = present - dead
+    stale = [key for key, value in db.scan(MARK, area_end(MARK)) if Due.parse(value).sequence not in alive]
+    # A rebuilt copy may contain settled records. Then neither keys without a record nor earlier totals show how many are lost.
+    rebuilt = frozenset() if salvaged is None else salvaged.rebuilt_areas
     lost = [] if rebuilt & {PENDING, UNINDEXED, DEAD, ORDER} else lost
-    missing = max(len(lost), 0 if TOTALS in rebuilt else before.depth + before.dead - len(kept))
-    exact = salvaged is None or (salvaged.counted and RECORD not in rebuilt)
+    missing = max(len(lost), 0 if TOTALS in rebuilt else stored.depth + stored.dead - len(present))
+    exact = salvaged is None or (salvaged.totals_are_exact and RECORD not in rebuilt)
     if missing or not exact:
-        stale += [key for key, _ in db.scan(NOTE, behind(NOTE)) if not key.startswith(NOTE + LASTING)]
-    db.write(change.all_puts, change.deletes + stale + doubled, sync=True)
-    return Derived(len(kept), missing, lost, exact)
+        stale += [key for key, _ in db.scan(NOTE, area_end(NOTE)) if not key.startswith(NOTE + LASTING_PREFIX)]
+    db.write(change.all_puts, change.deletes + stale + obsolete_keys, sync=True)
+    return DeriveResult(len(present), missing, lost, exact)
 
 
-def _places(db: Database, dead: Container[int]) -> tuple[dict[int, PendingPlace], list[bytes]]:
-    """The places of pending records, and obsolete keys, which are back because the block with their deletion was lost."""
-    places = sorted(_pending_places(db), key=lambda place: place.due)
-    pending = {place.due.sequence: place for place in reversed(places)}
-    return pending, [
-        place.key for place in places if pending[place.due.sequence] is not place or place.due.sequence in dead
-    ]
+def _unique_pending_keys(db: Database, dead: Container[int]) -> tuple[dict[int, PendingKey], list[bytes]]:
+    """The keys of pending records, and obsolete keys, which exist again because the block with their deletion was lost."""
+    keys = sorted(_pending_keys(db), key=lambda key: key.due)
+    pending = {key.due.sequence: key for key in reversed(keys)}
+    return pending, [key.encoded for key in keys if pending[key.due.sequence] is not key or key.due.sequence in dead]
 
 
-def _pending_places(db: Database) -> Iterator[PendingPlace]:
-    return (PendingPlace.parse(key) for key, _ in db.scan(PENDING, behind(PENDING)))
+def _pending_keys(db: Database) -> Iterator[PendingKey]:
+    return (PendingKey.parse(key) for key, _ in db.scan(PENDING, area_end(PENDING)))
 
 
-def pending_now(db: Database, sequences: Collection[int]) -> dict[int, PendingPlace | None]:
-    """The place of each of these records; None for a missing record, or one that waits behind another one."""
+def pending_keys_of(db: Database, sequences: Collection[int]) -> dict[int, PendingKey | None]:
+    """The keys of these pending records; None for a missing record, or one that is behind another one of its lane."""
     if not sequences:
         return {}
-    found = {place.due.sequence: place for place in _pending_places(db)}
-    return {sequence: found.get(sequence) for sequence in sequences}
+    keys = {key.due.sequence: key for key in _pending_keys(db)}
+    return {sequence: keys.get(sequence) for sequence in sequences}
 
 
-def of_another_release(path: Path, error: DecodeError) -> SpoolError:
+def other_release_error(path: Path, error: DecodeError) -> SpoolError:
     return SpoolError(f"the spool in {path} cannot be opened: {error.message}", remedy="Use the release that wrote it")
 
 
-def owner_in(db: Database) -> SpoolOwner:
+def read_owner(db: Database) -> SpoolOwner:
     """The owner of a store's records. Raises ``SpoolError`` if it cannot be read."""
     try:
-        return SpoolOwner.stored(db.get)
+        return SpoolOwner.read(db.get)
     except DecodeError as e:
-        raise of_another_release(db.path, e) from e
+        raise other_release_error(db.path, e) from e
 
 
-def name_owner(db: Database, known: SpoolOwner | None, salvaged: Salvaged | None) -> None:
-    """Write the owner of the records again. If it is lost and not ``known``, the records have no owner."""
+def restore_owner(db: Database, known: SpoolOwner | None, salvaged: SalvageResult | None) -> None:
+    """Restore the owner of the records. If it is lost and not ``known``, the owner is ``UNKNOWN_OWNER``."""
     if not all(map(db.get, OWNER)):
-        held = known or SpoolOwner.stored(db.get)
-        owner = LOST_OWNER if salvaged and held == SpoolOwner() else held
+        stored = known or SpoolOwner.read(db.get)
+        owner = UNKNOWN_OWNER if salvaged and stored == SpoolOwner() else stored
         db.write([(key, owner.encode()) for key in OWNER], sync=True)
 
 
-def _say(db: Database, derived: Derived, damaged_files: Path | None) -> None:
-    kept, missing, lost, exact = derived
+def _log_repair(db: Database, derived: DeriveResult, damaged_files: Path | None) -> None:
+    present, missing, lost, is_exact = derived
     how_many = str(missing)
-    if not exact:
+    if not is_exact:
         how_many = f"at least {missing}" if missing else "an unknown number, perhaps none,"
     logger.error(
         "the spool in %s was repaired: %d records are there, %s are lost%s%s",
         db.path,
-        kept,
+        present,
         how_many,
-        f", among them those with the numbers {', '.join(map(str, lost[:_NAMED]))}" if lost else "",
+        f", among them those with the numbers {', '.join(map(str, lost[:_MAX_LOGGED]))}" if lost else "",
         f"; the damaged files are kept in {damaged_files}" if damaged_files else "",
     )
 
 
-def marks_with(db: Database, sequence: int) -> list[bytes]:
+def mark_keys_of(db: Database, sequence: int) -> list[bytes]:
     """The keys of a record's marks."""
-    return [key for key, value in db.scan(MARK, behind(MARK)) if Due.parse(value).sequence == sequence]
+    return [key for key, value in db.scan(MARK, area_end(MARK)) if Due.parse(value).sequence == sequence]
 
 
-def dead_ones(db: Database) -> Iterator[tuple[int, Record | DecodeError, int]]:
+def dead_records(db: Database) -> Iterator[tuple[int, Record | DecodeError, int]]:
     """Sequence, record and size of each dead record."""
-    for key, _ in db.scan(DEAD, behind(DEAD)):
+    for key, _ in db.scan(DEAD, area_end(DEAD)):
         sequence = number(key)
-        data = db.get(numbered(RECORD, sequence))
-        yield sequence, decoded(data), len(data or b"")
+        data = db.get(record_key(RECORD, sequence))
+        yield sequence, decode_record(data), len(data or b"")
 
 
-def _totals(db: Database) -> Totals:
+def _totals_or_empty(db: Database) -> Totals:
     try:
         return stored_totals(db) or Totals()
     except DecodeError:
@@ -396,15 +398,15 @@ def _totals(db: Database) -> Totals:
 
 def needs_repair(db: Database) -> bool:
     """Whether the entries of a store contradict each other, or its totals are damaged, or missing although it has records or
-    pending places, or were written by an earlier release that repaired the store and did not find its pending records.
+    pending records, or were written by an earlier release that repaired the store and did not find its pending records.
     """
     data = db.get(TOTALS)
     if data is not None and Totals.decode(data) is None:
         return True
-    uncounted = (RECORD, PENDING) if data is None else (PENDING,) if data[0] == VERSION else ()
-    if any(next(db.scan(area, behind(area)), None) is not None for area in uncounted):
+    areas = (RECORD, PENDING) if data is None else (PENDING,) if data[0] == VERSION else ()
+    if any(next(db.scan(area, area_end(area)), None) is not None for area in areas):
         return True
-    return contradiction(db) is not None
+    return find_contradiction(db) is not None
 
 
 def stored_totals(db: Database) -> Totals | None:

@@ -29,8 +29,8 @@ from rocketmq_spark.spool.lanes import Schedule, SteadyClock
 from rocketmq_spark.spool.pending import all_pending, first_due_ms
 from rocketmq_spark.spool.records import (
     DEAD,
-    LASTING,
-    MOST_TARGET,
+    LASTING_PREFIX,
+    MAX_TARGET_BYTES,
     NOTE,
     RECORD,
     TOTALS,
@@ -38,14 +38,14 @@ from rocketmq_spark.spool.records import (
     RecordState,
     SpoolOwner,
     Totals,
-    behind,
-    decoded,
-    due_in,
-    numbered,
+    area_end,
+    decode_record,
+    due_of_key,
+    record_key,
     sequence_of,
 )
-from rocketmq_spark.spool.recovery import ALL_KEYS, contradiction, database_to_read
-from rocketmq_spark.spool.redelivery import MAX_OUT, PAGE, Letters, Redelivery, Targeting
+from rocketmq_spark.spool.recovery import ALL_KEYS, database_to_read, find_contradiction
+from rocketmq_spark.spool.redelivery import MAX_IN_FLIGHT, PAGE, DeadLetters, Redelivery, Targeting
 from rocketmq_spark.spool.store import Store
 
 SEND_KIND = "send"
@@ -68,9 +68,9 @@ def record_of(send: SpooledSend, now_ms: int) -> Record:
 
 
 def _head(send: SpooledSend) -> str:
-    """The head as JSON, formatted here, because a general encoder would add a tenth to the time of an addition."""
-    request, most = send.request, send.request.max_reconsume_times
-    about = _REQUEST % (
+    """The head as JSON. It is formatted here, because a general encoder would make an addition 10 % slower."""
+    request, max_reconsume_times = send.request, send.request.max_reconsume_times
+    request_json = _REQUEST % (
         _quoted(request.group),
         _quoted(request.properties),
         request.sys_flag,
@@ -78,7 +78,7 @@ def _head(send: SpooledSend) -> str:
         request.born_timestamp_ms,
         "true" if request.batch else "false",
         request.reconsume_times,
-        "null" if most is None else int(most),
+        "null" if max_reconsume_times is None else int(max_reconsume_times),
         request.default_topic_queues,
     )
     ids = ",".join([_quoted(msg_id) for msg_id in send.msg_ids])
@@ -87,7 +87,7 @@ def _head(send: SpooledSend) -> str:
         more = f',"queue":{_encode([send.queue.broker_name, send.queue.queue_id])}'
     if send.selector is not None:
         more += f',"selector":{_quoted(send.selector)},"arg":{_encode(send.arg)}'
-    return f'{{"topic":{_quoted(send.topic)},"msgIds":[{ids}],"request":{about}{more}}}'
+    return f'{{"topic":{_quoted(send.topic)},"msgIds":[{ids}],"request":{request_json}{more}}}'
 
 
 def send_of(record: Record) -> SpooledSend:
@@ -109,9 +109,9 @@ def send_of(record: Record) -> SpooledSend:
         send = SpooledSend(head["topic"], request, queue, tuple(head["msgIds"]), selector, head.get("arg"))
         if not _has_types_of_a_send(send):
             raise DecodeError(f"a send of {len(data)} bytes has values of other types than this package writes")
-        if not _has_a_place(send):
+        if not _has_valid_destination(send):
             raise DecodeError(f"a send of {len(data)} bytes has no topic or broker, or no number of a queue")
-        if len(target_of(send).encode()) > MOST_TARGET:
+        if len(target_of(send).encode()) > MAX_TARGET_BYTES:
             raise DecodeError(f"a send of {len(data)} bytes has a longer topic or broker name than a record can have")
         return send
     except (struct.error, ValueError, KeyError, TypeError, RecursionError) as e:
@@ -119,10 +119,10 @@ def send_of(record: Record) -> SpooledSend:
 
 
 def _has_types_of_a_send(send: SpooledSend) -> bool:
-    """Whether the values from a file, which may be any JSON, are texts and numbers where a send has these."""
+    """Whether the values, which may come from any JSON file, have the types of a send."""
     request, queue = send.request, send.queue
     texts = (send.topic, request.group, request.properties, *send.msg_ids, *(() if queue is None else queue[:2]))
-    most, optional = request.max_reconsume_times, () if queue is None else (queue.queue_id,)
+    max_reconsume_times, optional = request.max_reconsume_times, () if queue is None else (queue.queue_id,)
     numbers = (
         request.sys_flag,
         request.flag,
@@ -130,7 +130,7 @@ def _has_types_of_a_send(send: SpooledSend) -> bool:
         request.reconsume_times,
         request.default_topic_queues,
         *optional,
-        *(() if most is None else (most,)),
+        *(() if max_reconsume_times is None else (max_reconsume_times,)),
     )
     return (
         all(type(text) is str for text in texts)
@@ -139,8 +139,8 @@ def _has_types_of_a_send(send: SpooledSend) -> bool:
     )
 
 
-def _has_a_place(send: SpooledSend) -> bool:
-    """Whether a topic, and the queue if one was chosen, may exist."""
+def _has_valid_destination(send: SpooledSend) -> bool:
+    """Whether the topic, and the queue if one was chosen, can exist."""
     queue = send.queue
     return bool(send.topic) and (queue is None or (bool(queue.broker_name) and 0 <= queue.queue_id < _QUEUES))
 
@@ -159,7 +159,7 @@ def queue_lane(queue: MessageQueue) -> bytes:
 
 
 def target_of(send: SpooledSend) -> str:
-    """What a send waits for: the broker of its queue, or any broker of its topic."""
+    """The target of a send, for which it waits after a failure: the broker of its queue, or any broker of its topic."""
     return broker_target(send.queue) if send.queue is not None else topic_target(send.topic)
 
 
@@ -175,7 +175,9 @@ logger = logging.getLogger(__name__)
 
 
 class SpoolEntry(NamedTuple):
-    """A record and its state: ``pending`` with its due time (ms since 1970), ``behind`` another one of its lane, or ``dead``."""
+    """A record and its state. ``standing``: ``pending``, with the due time (ms since 1970), ``behind`` another record of its
+    lane, or ``dead``.
+    """
 
     sequence: int
     standing: str
@@ -185,13 +187,13 @@ class SpoolEntry(NamedTuple):
 
 
 class SpoolReading:
-    """The contents of a spool at the time of opening: of the database that opening it for writing would use.
+    """The contents of a spool at the time of opening.
 
-    After damage, a repair may find other records than a reading: see ``is_damaged``, after ``entries``.
+    If ``is_damaged`` after ``entries``, a repair may find other records than this reading.
     """
 
     def __init__(self, path: Path) -> None:
-        self._db = _looked_into(path)
+        self._db = _open_to_read(path)
 
     @property
     def totals(self) -> Totals | None:
@@ -199,27 +201,27 @@ class SpoolReading:
         data = self._db.get(TOTALS)
         if data is None:
             return None if self.is_damaged else Totals()
-        found = Totals.decode(data)
+        totals = Totals.decode(data)
         problem: str | None = "its totals are impossible"
-        if found is not None:
+        if totals is not None:
             try:
-                problem = contradiction(self._db)
+                problem = find_contradiction(self._db)
             except Damaged as e:
                 problem = e.message
         self._db.damage = self._db.damage or problem
-        return found
+        return totals
 
     @property
     def owner(self) -> SpoolOwner:
         """The owner of the records."""
-        return SpoolOwner.stored(self._db.get)
+        return SpoolOwner.read(self._db.get)
 
     def lasting_notes(self) -> dict[bytes, bytes]:
-        """The ``LASTING`` notes that have a value, by name. They say which queues an environment has, and so decide where records
-        are sent.
+        """Notes with ``LASTING_PREFIX`` and a value, by name. They say which queues an environment has, and so decide where
+        records are sent.
         """
-        entries = self._db.scan(NOTE, behind(NOTE))
-        return {key[len(NOTE) :]: value for key, value in entries if value and key.startswith(NOTE + LASTING)}
+        entries = self._db.scan(NOTE, area_end(NOTE))
+        return {key[len(NOTE) :]: value for key, value in entries if value and key.startswith(NOTE + LASTING_PREFIX)}
 
     @property
     def is_damaged(self) -> bool:
@@ -232,23 +234,23 @@ class SpoolReading:
         return first_due_ms(self._db)
 
     def entries(self) -> Iterator[SpoolEntry]:
-        """All records: pending ones by due time, then those behind them and then dead ones, in the order of storing."""
-        dead = {sequence_of(key) for key, _ in self._db.scan(DEAD, behind(DEAD))}
-        places = sorted((due_in(key), key) for key, _ in all_pending(self._db))
+        """All records: pending ones by due time; then those behind them, and then dead ones, both in the order of storing."""
+        dead = {sequence_of(key) for key, _ in self._db.scan(DEAD, area_end(DEAD))}
+        places = sorted((due_of_key(key), key) for key, _ in all_pending(self._db))
         for due, key in places:
             if due.sequence not in dead:
                 state = _state(self._db.get(key) or b"")
                 yield SpoolEntry(due.sequence, "pending", due.due_ms, state, self._record(due.sequence))
         pending = {due.sequence for due, _ in places}
-        # All keys: a repair after damage anywhere may bring records back that are not shown here, so all damage must be found.
+        # Reads all keys, to find all damage: a repair may recover records that are not shown here.
         for key, data in self._db.scan(*ALL_KEYS):
             if not key.startswith(RECORD):
                 continue
             sequence = sequence_of(key)
             if sequence not in pending and sequence not in dead:
-                yield SpoolEntry(sequence, "behind", None, None, decoded(data))
+                yield SpoolEntry(sequence, "behind", None, None, decode_record(data))
         for sequence in sorted(dead):
-            value = self._db.get(numbered(DEAD, sequence)) or b""
+            value = self._db.get(record_key(DEAD, sequence)) or b""
             yield SpoolEntry(sequence, "dead", None, _state(value), self._record(sequence))
 
     def stored(self) -> Iterator[tuple[bytes, bytes]]:
@@ -259,18 +261,18 @@ class SpoolReading:
         self._db.close()
 
     def _record(self, sequence: int) -> Record | DecodeError:
-        return decoded(self._db.get(numbered(RECORD, sequence)))
+        return decode_record(self._db.get(record_key(RECORD, sequence)))
 
 
-# A process that writes deletes files and is within a write: what looks like damage then is none a moment later.
-_LOOKS, _LOOK_S = 4, 0.05
+# While another process writes, files may be missing or incomplete, and look damaged for a moment.
+_OPEN_ATTEMPTS, _OPEN_PAUSE_S = 4, 0.05
 
 
-def _looked_into(path: Path) -> Database:
-    for _ in range(_LOOKS):
+def _open_to_read(path: Path) -> Database:
+    for _ in range(_OPEN_ATTEMPTS):
         with contextlib.suppress(Damaged):
             return Database(database_to_read(path), read_only=True, tolerant=False)
-        time.sleep(_LOOK_S)
+        time.sleep(_OPEN_PAUSE_S)
     return Database(database_to_read(path), read_only=True)
 
 
@@ -289,26 +291,25 @@ def _monotonic_ms() -> int:
 
 
 class RedeliveryPolicy(NamedTuple):
-    """How records are sent again: a decoder for each kind, the number of records that may be out at once, and the schedule after
-    failures. ``notes`` returns the notes that are written with stored sends. ``letters`` are the dead letters of records that are
-    given up; their kind has a decoder, too. ``targeting`` says which targets records have.
+    """How records are sent again: a decoder for each kind, the maximum of records in flight, and the schedule after failures.
+    ``notes`` returns the notes that are written with stored sends. ``dead_letters`` handles records that are given up; the kind
+    of dead letters has a decoder, too. ``targeting`` says which targets records have.
     """
 
-    sends: Mapping[str, Callable[[Record], SpooledSend]]
-    max_out: int = MAX_OUT
+    decoders: Mapping[str, Callable[[Record], SpooledSend]]
+    max_in_flight: int = MAX_IN_FLIGHT
     schedule: Schedule = Schedule()
     notes: Callable[[Sequence[SpooledSend]], Mapping[bytes, bytes]] | None = None
-    letters: Letters | None = None
+    dead_letters: DeadLetters | None = None
     targeting: Targeting | None = None
 
 
-SENDS = RedeliveryPolicy({SEND_KIND: send_of})
+SEND_POLICY = RedeliveryPolicy({SEND_KIND: send_of})
 
 
 class SendSpool:
-    """Implements ``ports.Spool`` over a ``Store``. Closes the store and the resender. Without ``clock`` it has a steady one.
-
-    If it cannot be made, the store is closed.
+    """Implements ``ports.Spool`` over a ``Store``. Uses a steady clock unless ``clock`` is given. Closes the store and the
+    resender; the store also if the constructor fails.
     """
 
     def __init__(
@@ -318,26 +319,33 @@ class SendSpool:
         timer: Timer,
         clock: Callable[[], int] | None = None,
         schedule: Schedule | None = None,
-        trade: RedeliveryPolicy = SENDS,
+        policy: RedeliveryPolicy = SEND_POLICY,
     ) -> None:
         self.store = store
-        self._notes = trade.notes
+        self._notes = policy.notes
         self._resender = resender
         try:
-            timer.begin()  # starts its thread here, so that the caller gets the error if the system has no more threads
-            self._schedule = schedule or trade.schedule
+            timer.start()  # starts the thread here, so that the caller gets the error if the thread cannot start
+            self._schedule = schedule or policy.schedule
             self._clock = clock or SteadyClock(_now_ms, _monotonic_ms, store.totals.last_ms)
-            if trade.targeting is not None:
-                store.begin_targeting(trade.targeting.rules)
-            handlers = {kind: functools.partial(self._handle, send_of) for kind, send_of in trade.sends.items()}
-            self._sends = trade.sends
+            if policy.targeting is not None:
+                store.start_targeting(policy.targeting.fingerprint)
+            handlers = {kind: functools.partial(self._handle, decode) for kind, decode in policy.decoders.items()}
+            self._decoders = policy.decoders
             self.redelivery = Redelivery(
-                store, handlers, self._clock, timer, self._schedule, trade.max_out, trade.letters, trade.targeting
+                store,
+                handlers,
+                self._clock,
+                timer,
+                self._schedule,
+                policy.max_in_flight,
+                policy.dead_letters,
+                policy.targeting,
             )
-            self.redelivery.runs.joins = self._joins
+            self.redelivery.batch_policy.predicate = self._batch_predicate
             if len(store):
-                self.redelivery.begin()
-        except BaseException:  # also Ctrl-C: nobody else closes the store
+                self.redelivery.retry_earlier_records()
+        except BaseException:  # also Ctrl-C: no other code closes the store
             timer.close(0)
             store.close()
             raise
@@ -351,27 +359,27 @@ class SendSpool:
         return self.redelivery.listens
 
     def now_ms(self) -> int:
-        """The current time of the clock that due times refer to."""
+        """The time of the clock to which due times refer."""
         return self._clock()
 
     def holds(self, send: SpooledSend) -> bool:
         lane = lane_of(send)
         return bool(lane) and self.store.holds(lane)
 
-    def keep(self, sends_: Sequence[SpooledSend]) -> None:
+    def keep(self, sends: Sequence[SpooledSend]) -> None:
         now_ms = self._clock()
         due_ms = self._schedule.due_ms(0, now_ms)
         assert due_ms is not None
-        notes = None if self._notes is None else self._notes(sends_)
-        # A send that only waits behind another one has not been tried.
-        tried = [send for send in sends_ if not self.holds(send)]
-        self.store.add([(record_of(send, now_ms), due_ms) for send in sends_], notes)
+        notes = None if self._notes is None else self._notes(sends)
+        # A send behind another one of its lane has not been tried.
+        tried = [send for send in sends if not self.holds(send)]
+        self.store.add([(record_of(send, now_ms), due_ms) for send in sends], notes)
         for target in {target_of(send) for send in tried}:
-            self.redelivery.failed(target)
+            self.redelivery.on_send_failed(target)
         self.redelivery.wake()
 
     def answered(self, queue: MessageQueue) -> None:
-        self.redelivery.answered((broker_target(queue), topic_target(queue.topic)))
+        self.redelivery.on_answer((broker_target(queue), topic_target(queue.topic)))
 
     def metrics(self) -> SpoolMetrics:
         now_ms, trouble = self._clock(), self.redelivery.trouble
@@ -392,16 +400,16 @@ class SendSpool:
         )
 
     def send_all(self, timeout_s: float, dead: bool = False) -> int:
-        """Send all records now, even if they are not due, with ``dead`` also dead letters. Returns the number of remaining ones.
+        """Send all records now, even if they are not due; with ``dead`` also dead letters. Returns how many records remain.
 
         A failed record is tried again if its schedule allows that within ``timeout_s`` seconds.
         """
         deadline = Deadline.after(timeout_s)
         if dead:
             self.store.revive(self._clock())
-        start = self.store.hasten(None, None, PAGE, self._clock())
+        start = self.store.make_due(None, None, PAGE, self._clock())
         while start is not None:
-            start = self.store.hasten(None, start, PAGE, self._clock())
+            start = self.store.make_due(None, start, PAGE, self._clock())
         self.redelivery.drain(deadline)
         return len(self.store)
 
@@ -413,54 +421,55 @@ class SendSpool:
     def close(self, deadline: Deadline) -> None:
         try:
             with contextlib.ExitStack() as rest:
-                rest.callback(lambda: self._resender.close(deadline))  # last: sends that it aborts have not failed
+                # Last, so that sends which it aborts do not count as failed.
+                rest.callback(lambda: self._resender.close(deadline))
                 rest.callback(lambda: self.redelivery.close(deadline))
                 try:
                     self.redelivery.drain(deadline)
                 except BaseException:  # for example an interrupt: the remaining steps must not wait
                     deadline = Deadline.after(0)
                     raise
-        except RocketMQError as e:  # records whose result could not be written are due for the next process
+        except RocketMQError as e:  # records without a written result are due for the next process
             logger.error("the spool in %s was closed after a failure: %s", self.path, e)
         finally:
             self.store.close()
 
-    def _joins(self, head: Record) -> Callable[[Record], bool]:
+    def _batch_predicate(self, first: Record) -> Callable[[Record], bool]:
         """Decides which records of a lane may be sent with its first one: those that the resender can put into one batch.
 
-        A record that raises any error is sent alone, so that its error ends no other record.
+        A record that causes an error is sent alone, so that the error affects no other record.
         """
-        send_of = self._sends.get(head.kind)
-        if send_of is None:
+        decode = self._decoders.get(first.kind)
+        if decode is None:
             return lambda record: False
         try:
-            takes = self._resender.joins(send_of(head))
+            fits = self._resender.joins(decode(first))
         except (RocketMQError, ValueError):
             return lambda record: False
 
         def joined(record: Record) -> bool:
             try:
-                return record.kind == head.kind and takes(send_of(record))
+                return record.kind == first.kind and fits(decode(record))
             except (RocketMQError, ValueError):
                 return False
 
         return joined
 
     def _handle(
-        self, send_of: Callable[[Record], SpooledSend], records: Sequence[Record], done: Callable[[Resent], None]
+        self, decode: Callable[[Record], SpooledSend], records: Sequence[Record], done: Callable[[Resent], None]
     ) -> str | None:
         try:
-            sends = [send_of(record) for record in records]
+            sends = [decode(record) for record in records]
         except (DecodeError, MessageRefused) as e:  # further attempts would fail with the same error
             done(Resent(None, e.message))
             return None
         if (target := target_of(sends[0])) != records[0].target:
             return target
         send = sends[0] if len(sends) == 1 else self._resender.joined(sends)
-        self._resender.resend(send, functools.partial(self._resent, done))
+        self._resender.resend(send, functools.partial(self._on_resent, done))
         return None
 
-    def _resent(self, done: Callable[[Resent], None], resent: Resent) -> None:
+    def _on_resent(self, done: Callable[[Resent], None], resent: Resent) -> None:
         done(resent)
         if resent.error is None and resent.queue is not None:
             self.answered(resent.queue)

@@ -1,9 +1,9 @@
-"""Decides of which targets records may be handed out now, so that unavailable targets leave room for others. Pure.
+"""Decides for which targets records may be handed out now, so that unavailable targets do not block others. Pure.
 
 A target *answers* for a minute after a success, until its next failure. A target that failed and does not answer is
-*failing*, and any other one is *new*. Records that are out occupy *slots*. A new or failing target has one record out at a
-time, and all new ones together, and all failing ones together, have a part of the slots, so that a target that answers finds
-free ones. If more targets are failing than that part has slots, they take turns.
+*failing*, and any other one is *new*. Records in flight occupy *slots*. A new or failing target has one record in flight at a
+time. All new targets share a part of the slots, and all failing ones another part, so that a target that answers finds free
+slots. If more targets fail than there are slots for them, they take turns.
 """
 
 from __future__ import annotations
@@ -12,70 +12,70 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import NamedTuple
 
-from rocketmq_spark.spool.lanes import Joins, no_others
+from rocketmq_spark.spool.lanes import BatchPredicate, send_alone
 from rocketmq_spark.spool.records import Record
 
 # Pauses between the attempts for a target that fails, in ms: from the second failure without a success on, each twice as long.
 PAUSE_MS, LONGEST_PAUSE_MS = 10, 1000
 # The parts of all slots for new targets, and for failing ones.
-NEW, FAILING = 3 / 8, 1 / 2
-# Later, a target may have become unavailable since its last success.
+NEW_SHARE, FAILING_SHARE = 3 / 8, 1 / 2
+# How long a target counts as answering after a success: later, it may have become unavailable.
 ANSWERS_MS = 60_000
-# A target that answers has at most this many times as many slots as are free: the next ones find some if it stops answering.
-SHARE = 7
+# A target that answers has at most this many times the free slots, so that others find free slots if it stops answering.
+MAX_PER_FREE_SLOT = 7
 
 
 class Window(NamedTuple):
-    """Limits for a target that failed: how many of its records may be out at once, and until when none may be handed out.
-    ``failures`` counts the attempts that failed one after the other since the last answer.
+    """Limits for a target that failed: how many of its records may be in flight, and until when none may be handed out.
+    ``failures`` counts the consecutive failures since the last success.
     """
 
     size: int
     failures: int = 0
     pause_until_ms: int = 0
 
-    def failed(self, now_ms: int) -> Window:
-        """The window after a failed attempt, or after several that were out together."""
-        # A large exponent would be a large number.
+    def after_failure(self, now_ms: int) -> Window:
+        """The window after a failed attempt, or after several that were in flight together."""
+        # Without the limit, a large exponent would make a huge number.
         pause_ms = min(LONGEST_PAUSE_MS, PAUSE_MS << min(self.failures - 1, 10)) if self.failures else 0
         return Window(1, self.failures + 1, now_ms + pause_ms)
 
 
-class OutRecord(NamedTuple):
-    """The target and size of a record that is out."""
+class InFlightRecord(NamedTuple):
+    """The target and size of a record in flight."""
 
     target: str
     size: int
 
 
-class Targets:
+class TargetStates:
     """The results of attempts by target. Used under the lock of its ``Redelivery``."""
 
     def __init__(self, slots: int) -> None:
         self._slots = slots
-        self._answered_ms: dict[str, int] = {}  # the last successes, the oldest first
-        # Of targets that failed; after a success a window grows until it is not needed.
+        self._answered_ms: dict[str, int] = {}  # by target: its last success, the oldest first
+        # Of targets that failed. Each success doubles a window, and removes it when it is large enough.
         self._windows: dict[str, Window] = {}
 
-    def succeeded(self, target: str, now_ms: int) -> None:
+    def record_success(self, target: str, now_ms: int) -> None:
         """Note an attempt that succeeded."""
-        self._note_answer(target, now_ms)
+        self._record_answer(target, now_ms)
         if (window := self._windows.pop(target, None)) is not None and 2 * window.size < self._slots:
             self._windows[target] = Window(2 * window.size)
 
-    def failed(self, target: str, now_ms: int, counts: bool) -> None:
-        """Note an attempt that failed. Of attempts that were out together only the last one ``counts``."""
+    def record_failure(self, target: str, now_ms: int, is_counted: bool) -> None:
+        """Note a failed attempt. Of attempts that were in flight together, only the last one ``is_counted``."""
         self._answered_ms.pop(target, None)
         window = self._windows.get(target, Window(1))
-        self._windows[target] = window.failed(now_ms) if counts else window._replace(size=1)
+        self._windows[target] = window.after_failure(now_ms) if is_counted else window._replace(size=1)
 
-    def answered(self, targets: Iterable[str], now_ms: int) -> None:
-        """Note answers to other requests. They prove nothing about targets for which attempts failed."""
+    def record_answers(self, targets: Iterable[str], now_ms: int) -> None:
+        """Note answers to other requests. These are ignored for targets with a failed attempt."""
         for target in targets:
             if target not in self._windows:
-                self._note_answer(target, now_ms)
+                self._record_answer(target, now_ms)
 
-    def doubt(self, target: str) -> None:
+    def record_other_failure(self, target: str) -> None:
         """Note that another request failed."""
         self._answered_ms.pop(target, None)
 
@@ -88,29 +88,29 @@ class Targets:
         """Forget failures, when no record waits any more."""
         self._windows.clear()
 
-    def turns(self, out: Iterable[OutRecord], now_ms: int, max_bytes: int) -> Turns:
-        """Decisions for now. All records that are out may have ``max_bytes``."""
+    def admission(self, in_flight: Iterable[InFlightRecord], now_ms: int, max_bytes: int) -> Admission:
+        """The decisions for this moment. ``max_bytes`` limits all records in flight together."""
         while self._answered_ms and now_ms - next(iter(self._answered_ms.values())) >= ANSWERS_MS:
             del self._answered_ms[next(iter(self._answered_ms))]
-        turns = Turns(dict(self._windows), self._answered_ms.keys(), self._slots, now_ms, max_bytes)
-        for record in out:
-            turns.took(*record)
-        return turns
+        admission = Admission(dict(self._windows), self._answered_ms.keys(), self._slots, now_ms, max_bytes)
+        for record in in_flight:
+            admission.add_in_flight(*record)
+        return admission
 
-    def _note_answer(self, target: str, now_ms: int) -> None:
+    def _record_answer(self, target: str, now_ms: int) -> None:
         self._answered_ms.pop(target, None)
         self._answered_ms[target] = now_ms
 
 
-class Turns:
-    """Decides which records may be handed out now. ``took`` counts records that are out already, and those that are handed out.
+class Admission:
+    """Decides which records may be handed out now. ``add_in_flight`` counts records in flight, and those handed out since.
 
     Args:
         windows: The limits of targets that failed.
         answering: Targets that answer.
-        slots: The number of records that may be out. A large record occupies several slots, so that ``max_bytes`` fill all.
+        slots: The number of records that may be in flight. A large record occupies several slots: ``max_bytes`` fill all slots.
 
-    ``refused`` are the targets of due records that must wait, and ``next_ms`` is the end of the first of their pauses.
+    ``refused_targets`` are the targets whose due records must wait. ``next_pause_end_ms`` is the end of their first pause.
     """
 
     def __init__(
@@ -124,30 +124,30 @@ class Turns:
         self._windows, self._answering = windows, answering
         self._now_ms = now_ms
         self._slots, self._max_bytes = slots, max_bytes
-        self._left = {
-            False: max(1, int(slots * NEW)),
-            True: max(1, int(slots * FAILING)),
+        self._slots_left = {
+            False: max(1, int(slots * NEW_SHARE)),
+            True: max(1, int(slots * FAILING_SHARE)),
         }  # by whether a target is failing
-        self._counts: Counter[str] = Counter()
-        self._used: Counter[str] = Counter()  # slots by target
-        self._chosen: Collection[str] | None = None
-        self.free = slots
-        self.refused: set[str] = set()
-        self.passed_over = False
-        self.next_ms: int | None = None
+        self._in_flight: Counter[str] = Counter()
+        self._slots_used: Counter[str] = Counter()  # slots by target
+        self._chosen_failing: Collection[str] | None = None
+        self.free_slots = slots
+        self.refused_targets: set[str] = set()
+        self.has_passed_over = False
+        self.next_pause_end_ms: int | None = None
 
     @property
     def free_bytes(self) -> int:
-        return self.free * self._max_bytes // self._slots
+        return self.free_slots * self._max_bytes // self._slots
 
     @property
-    def goes_on(self) -> bool:
+    def should_repeat(self) -> bool:
         """Whether a failing target was passed over for others that had no record after all."""
-        return self.passed_over and self.free > 0 and self._left[True] > 0
+        return self.has_passed_over and self.free_slots > 0 and self._slots_left[True] > 0
 
-    def choose(self, are_due: Callable[[Collection[str]], Collection[str]]) -> None:
-        """If too many failing targets may have an attempt, choose those that wait for the longest time. ``are_due`` returns those
-        of given targets that have due records.
+    def choose_failing(self, find_due: Callable[[Collection[str]], Collection[str]]) -> None:
+        """If more failing targets are ready than slots are left, choose those that wait for the longest time. ``find_due``
+        returns the given targets that have due records.
         """
         ready = [
             target
@@ -156,55 +156,55 @@ class Turns:
             and window.pause_until_ms <= self._now_ms
             and self._is_below_limit(target, window)
         ]
-        room = max(0, self._left[True])
-        if len(ready) > room:
-            due = are_due(ready) if room else ()
-            self._chosen = sorted(due, key=lambda target: self._windows[target].pause_until_ms)[:room]
+        slots = max(0, self._slots_left[True])
+        if len(ready) > slots:
+            due = find_due(ready) if slots else ()
+            self._chosen_failing = sorted(due, key=lambda target: self._windows[target].pause_until_ms)[:slots]
 
-    def joins(self, joins: Joins) -> Joins:
-        """``joins``, except that records of a target with a window of one are sent alone."""
+    def limited_predicate(self, predicate: BatchPredicate) -> BatchPredicate:
+        """``predicate``, except that records of a target with a window of one are sent alone."""
 
         def joined(first: Record) -> Callable[[Record], bool]:
             window = self._windows.get(first.target)
-            return (joins if window is None or window.size > 1 else no_others)(first)
+            return (predicate if window is None or window.size > 1 else send_alone)(first)
 
         return joined
 
     def accepts(self, target: str) -> bool:
         """Whether a record of the target may be handed out."""
-        if self._may_take(target, self._windows.get(target)):
+        if self._may_hand_out(target, self._windows.get(target)):
             return True
-        self.refused.add(target)
+        self.refused_targets.add(target)
         return False
 
-    def _may_take(self, target: str, window: Window | None) -> bool:
+    def _may_hand_out(self, target: str, window: Window | None) -> bool:
         if not self._is_below_limit(target, window):
             return False
         if self._answers(target, window):
-            return self._used[target] < SHARE * self.free
+            return self._slots_used[target] < MAX_PER_FREE_SLOT * self.free_slots
         if window is not None and window.pause_until_ms > self._now_ms:
-            self.next_ms = min(self.next_ms or window.pause_until_ms, window.pause_until_ms)
+            self.next_pause_end_ms = min(self.next_pause_end_ms or window.pause_until_ms, window.pause_until_ms)
             return False
-        if window is not None and self._chosen is not None and target not in self._chosen:
-            self.passed_over = True
+        if window is not None and self._chosen_failing is not None and target not in self._chosen_failing:
+            self.has_passed_over = True
             return False
-        return self.free > 0 and self._left[window is not None] > 0
+        return self.free_slots > 0 and self._slots_left[window is not None] > 0
 
     def _is_below_limit(self, target: str, window: Window | None) -> bool:
         if not self._answers(target, window):
-            return not self._counts[target]
-        return window is None or self._counts[target] < window.size
+            return not self._in_flight[target]
+        return window is None or self._in_flight[target] < window.size
 
     def _answers(self, target: str, window: Window | None) -> bool:
-        """Records without a target wait for nothing in particular, unless they failed."""
+        """Whether the target answers. Records without a target count as answering until they fail."""
         return target in self._answering or (not target and window is None)
 
-    def took(self, target: str, size: int) -> None:
-        """Note that a record is out."""
-        used = max(1, -(-size * self._slots // self._max_bytes))
-        self._counts[target] += 1
-        self._used[target] += used
-        self.free -= used
+    def add_in_flight(self, target: str, size: int) -> None:
+        """Count a record that is in flight, or is handed out."""
+        slots = max(1, -(-size * self._slots // self._max_bytes))
+        self._in_flight[target] += 1
+        self._slots_used[target] += slots
+        self.free_slots -= slots
         window = self._windows.get(target)
         if not self._answers(target, window):
-            self._left[window is not None] -= used
+            self._slots_left[window is not None] -= slots

@@ -35,7 +35,7 @@ from rocketmq_spark.pull import reading
 from rocketmq_spark.pull.outcomes import Cause
 from rocketmq_spark.pull.puller import Puller
 
-AT_LEAST_ONCE = "or run this batch once with option 'deliveryGuarantee' at-least-once, which may repeat rows"
+OR_AT_LEAST_ONCE = "or run this batch once with option 'deliveryGuarantee' at-least-once, which may repeat rows"
 
 # Called for each topic with the queues whose brokers have masters. Raises an error if these queues cannot take the rows.
 CheckQueues = Callable[[TopicRoute, Set[MessageQueue]], None]
@@ -136,7 +136,7 @@ class QueueEnds:
 def _unproved(queue: MessageQueue, why: str) -> UnprovedError:
     return UnprovedError(
         f"what is stored in {queue} cannot be proved: {why}", topic=queue.topic, queue=str(queue),
-        remedy=f"Give the topic back what it had, {AT_LEAST_ONCE}",
+        remedy=f"Give the topic back what it had, {OR_AT_LEAST_ONCE}",
     )  # fmt: skip
 
 
@@ -382,5 +382,5 @@ def _raise_on_loss(part: OffsetRange, cause: Cause) -> None:
         f"what is stored in {part.queue} cannot be proved: offsets {part.start} to {part.end} are gone ({cause.value})",
         topic=part.queue.topic,
         queue=str(part.queue),
-        remedy=f"Give the topic back what it had, {AT_LEAST_ONCE}",
+        remedy=f"Give the topic back what it had, {OR_AT_LEAST_ONCE}",
     )

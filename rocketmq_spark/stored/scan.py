@@ -23,7 +23,7 @@ from rocketmq_spark.base.codes import Response
 from rocketmq_spark.errors import CallTimeout, ClosedError, RocketMQError, UnprovedError
 from rocketmq_spark.model import LogState, MessageQueue, OffsetRange, QueueBounds, QueueEnd
 from rocketmq_spark.ports import OffsetReader, RouteReader
-from rocketmq_spark.stored.ends import AT_LEAST_ONCE, QueueEnds, last_store_times
+from rocketmq_spark.stored.ends import OR_AT_LEAST_ONCE, QueueEnds, last_store_times
 
 logger = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ class StoredIdScan:
             if isinstance(state, RocketMQError):
                 raise state
             mark = marks.setdefault(name, state.max_offset)
-            behind = state.behind > 0 if self._indexes_after_replication(name, deadline) else state.indexed < mark
+            behind = state.index_lag > 0 if self._indexes_after_replication(name, deadline) else state.indexed < mark
             if behind:
                 return None
         bounds = self._tools.offsets.bounds(self._since.queues, Deadline.after(self._tools.request_timeout_s))
@@ -132,7 +132,7 @@ class StoredIdScan:
                 raise UnprovedError(
                     f"the master of broker {name} is {address}, and was {noted} when the batch began: the new master may "
                     "lack messages that the old master stored",
-                    remedy=f"Bring the master back, {AT_LEAST_ONCE}",
+                    remedy=f"Bring the master back, {OR_AT_LEAST_ONCE}",
                 )
 
     def _indexes_after_replication(self, name: str, deadline: Deadline) -> bool:
@@ -140,7 +140,7 @@ class StoredIdScan:
         that hangs for longer than the settle time hides messages (docs/exactly-once.md).
         """
         if name not in self._late_indexes:
-            self._late_indexes[name] = self._tools.offsets.confirms_late(name, deadline)
+            self._late_indexes[name] = self._tools.offsets.indexes_after_replication(name, deadline)
         return self._late_indexes[name]
 
     def _states(self, deadline: Deadline) -> Mapping[str, LogState | RocketMQError]:
@@ -169,13 +169,13 @@ class StoredIdScan:
             if now - max(waited_since, self._last_answer_s.get(name, waited_since)) > self._tools.timeout_s:
                 raise CallTimeout(
                     f"broker {name} does not answer, so that what is stored there cannot be proved",
-                    remedy=f"Start broker {name}, {AT_LEAST_ONCE}",
+                    remedy=f"Start broker {name}, {OR_AT_LEAST_ONCE}",
                 )
             if now - waited_since > self._tools.timeout_s + _UNSETTLED_FACTOR * self._tools.settle_s:
                 raise CallTimeout(
                     f"broker {name} answers only sometimes, or keeps sends waiting for its log for long, so that "
                     "what is stored there cannot be proved",
-                    remedy=f"See what keeps broker {name} busy, {AT_LEAST_ONCE}",
+                    remedy=f"See what keeps broker {name} busy, {OR_AT_LEAST_ONCE}",
                 )
             self._clock.sleep(_POLL_S)
 
@@ -212,7 +212,7 @@ class StoredIdScan:
         if error is None:
             error = CallTimeout("a broker did not index its stored messages in time")
         if error.remedy is None:
-            error.remedy = f"Start the brokers {', '.join(self._names)}, {AT_LEAST_ONCE}"
+            error.remedy = f"Start the brokers {', '.join(self._names)}, {OR_AT_LEAST_ONCE}"
         return error
 
 

@@ -83,7 +83,7 @@ def _arrow(codec: str) -> Any:
         import pyarrow  # not at the top: it is large, and zlib does not need it
     except ImportError as e:
         raise LocalProtocolError(
-            f"{codec} needs the codecs of pyarrow, which is not installed", remedy=extras.command(extras.ARROW)
+            f"{codec} needs the codecs of pyarrow, which is not installed", remedy=extras.install_command(extras.ARROW)
         ) from e
     return pyarrow
 

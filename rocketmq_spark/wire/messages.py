@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-from rocketmq_spark.base.budget import OBJECT_BYTES, memory_of
+from rocketmq_spark.base.budget import OBJECT_BYTES, estimated_memory
 from rocketmq_spark.base.codes import INNER_BATCH_MASK, MESSAGE_MAGIC_V1, MESSAGE_MAGIC_V2, Property, SysFlag
 from rocketmq_spark.errors import DecodeError, MessageRefused, RemoteProtocolError
 from rocketmq_spark.model import MessageQueue, ReceivedMessage
@@ -88,7 +88,7 @@ def message_memory(message: ReceivedMessage) -> int:
     A few kilobytes of another client may become a body of 64 MiB, or millions of messages without a body. So code that
     collects decoded messages counts this memory.
     """
-    return memory_of(len(message.body), properties_size(message.properties))
+    return estimated_memory(len(message.body), properties_size(message.properties))
 
 
 NO_MEMORY = "the messages that are held fill their memory limit, so this message is returned as it is stored"
@@ -271,10 +271,10 @@ def decode_one(data: bytes, bounds: MessageBounds, settings: DecodeSettings) -> 
 def find_messages(data: bytes) -> list[MessageBounds]:
     """The positions of all messages in an answer, including damaged ones and inner batches."""
     found: list[MessageBounds] = []
-    at, whole, place = 0, len(data), _SIZE_OFFSET_FLAG.unpack_from
-    while at < whole:
-        size, offset, sys_flag = place(data, at) if whole - at >= _MIN_MESSAGE_BYTES else (0, 0, 0)
-        if _MIN_MESSAGE_BYTES <= size <= whole - at:
+    at, data_length, place = 0, len(data), _SIZE_OFFSET_FLAG.unpack_from
+    while at < data_length:
+        size, offset, sys_flag = place(data, at) if data_length - at >= _MIN_MESSAGE_BYTES else (0, 0, 0)
+        if _MIN_MESSAGE_BYTES <= size <= data_length - at:
             found.append((at, at + size, offset, sys_flag & _INNER_BATCH == _INNER_BATCH))
             at += size
         else:
@@ -329,8 +329,8 @@ def _undecodable_message(data: bytes, fits: bool, error: DecodeError, settings: 
             message = _decode(data, 0, len(data), settings._replace(max_body_bytes=None))
             believed = not isinstance(error, _OutsideWindowError) and _has_possible_offset(message, settings.window)
             return replace(message, queue_offset=message.queue_offset if believed else -1, decode_error=why)
-    known = _HEAD.unpack_from(data) if fits else (0, 0, 0, -1, 0, -1, 0, 0, 0)
-    _, _, _, queue_id, flag, queue_offset, log_offset, sys_flag, born_ms = known
+    head = _HEAD.unpack_from(data) if fits else (0, 0, 0, -1, 0, -1, 0, 0, 0)
+    _, _, _, queue_id, flag, queue_offset, log_offset, sys_flag, born_ms = head
     return ReceivedMessage(
         topic=settings.queue.topic if settings.queue else "",
         queue=settings.queue or MessageQueue("", settings.broker_name, queue_id),
@@ -386,7 +386,9 @@ def _decode(data: bytes, start: int, end: int, settings: DecodeSettings) -> Rece
     # If the parts are in order and end where the message ends, all of them are inside it.
     fits = size == end - start and topic_at <= topic_end and text_at <= end
     if not fits or text_at + _LENGTH.unpack_from(data, topic_end)[0] != end:
-        raise DecodeError(f"the parts of a message of {size} bytes do not fit the {end - start} bytes that it has")
+        raise DecodeError(
+            f"the message is damaged: its size field says {size} bytes, it has {end - start}, and its parts do not end there"
+        )
     body = data[body_at:body_end]
     if settings.check_crc and body_crc(body) != crc:
         raise DecodeError("its body does not match its CRC")
@@ -424,7 +426,7 @@ def _unwrap(outer: ReceivedMessage, settings: DecodeSettings) -> Iterable[Receiv
     if count not in (None, size):
         raise DecodeError(f"a batch has {size} messages, but its broker counted {count}")
     has_wrong_base = base not in (None, first)
-    if window is not None and size and (has_wrong_base or not window.holds(first, size)):
+    if window is not None and size and (has_wrong_base or not window.may_contain(first, size)):
         raise _OutsideWindowError(f"a batch of offsets {first} to {first + size} is outside of the requested offsets")
     return found
 

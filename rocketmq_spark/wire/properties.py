@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rocketmq_spark.base.arguments import is_whole, shown
+from rocketmq_spark.base.arguments import is_integer, short_repr
 from rocketmq_spark.base.codes import (
     KEY_SEPARATOR,
     MAX_PROPERTIES_BYTES,
@@ -162,27 +162,27 @@ def properties_size(properties: Mapping[str, str]) -> int:
 def message_problem(message: object) -> str | None:
     """Return the text of an error if a part of a user's message has a wrong type, otherwise None."""
     if not isinstance(message, Message):
-        return f"the message is {shown(message)}; expected a Message"
+        return f"the message is {short_repr(message)}; expected a Message"
     given: Any = message  # its fields may have any type, whatever they are declared as
     keys, own, flag = given.keys, given.properties, given.flag
     listed = isinstance(keys, Collection) and not isinstance(keys, str | bytes | bytearray | memoryview | Mapping)
     if not isinstance(given.topic, str | None):
-        return f"the message's topic is {shown(given.topic)}; expected a str"
+        return f"the message's topic is {short_repr(given.topic)}; expected a str"
     if not isinstance(given.tags, str | None):
-        return f"the message's tags are {shown(given.tags)}; expected a str with one tag, or None"
+        return f"the message's tags are {short_repr(given.tags)}; expected a str with one tag, or None"
     if keys is not None and not (listed and all(isinstance(key, str) for key in keys)):
-        return f"the message's keys are {shown(keys)}; expected a str, or a list of str"
+        return f"the message's keys are {short_repr(keys)}; expected a str, or a list of str"
     if own is not None and not isinstance(own, Mapping):
-        return f"the message's properties are {shown(own)}; expected a dict of str by str"
+        return f"the message's properties are {short_repr(own)}; expected a dict of str by str"
     for name, value in (own or {}).items():
         if not isinstance(name, str):
-            return f"the name of property {shown(name)} is {type(name).__name__}; expected a str"
+            return f"the name of property {short_repr(name)} is {type(name).__name__}; expected a str"
         if not isinstance(value, str | None):
-            return f"property {name!r} is {shown(value)}; expected a str"
-    if not is_whole(flag) or not -(2**31) <= flag < 2**31:
-        return f"the message's flag is {shown(flag)}; expected a signed 32-bit int"
+            return f"property {name!r} is {short_repr(value)}; expected a str"
+    if not is_integer(flag) or not -(2**31) <= flag < 2**31:
+        return f"the message's flag is {short_repr(flag)}; expected a signed 32-bit int"
     if not isinstance(given.wait_store_ok, bool):
-        return f"the message's wait_store_ok is {shown(given.wait_store_ok)}; expected True or False"
+        return f"the message's wait_store_ok is {short_repr(given.wait_store_ok)}; expected True or False"
     return None
 
 

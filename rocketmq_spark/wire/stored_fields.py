@@ -79,7 +79,11 @@ def usual_messages(data: bytes, start: int, end: int, queue: MessageQueue) -> li
         message = new(cls)
         message.topic, message.queue, message.queue_offset = topic, queue, offset
         message.body, message.decode_error = data[body_at:body_end], None
-        message._head, message._properties, message._field = data[at:body_at], data[length_at + 2 : after], decode_field
+        message._head, message._properties, message._decode_field = (
+            data[at:body_at],
+            data[length_at + 2 : after],
+            decode_field,
+        )
         found.append(message)
         start, at = offset + 1, after
     return found if start <= end else None

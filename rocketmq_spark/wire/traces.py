@@ -31,7 +31,7 @@ class TraceRecord(NamedTuple):
 
 
 class TracedMessage(NamedTuple):
-    """The data of a message that its records contain."""
+    """What the trace records of a message say about it."""
 
     topic: str
     msg_id: str
@@ -52,9 +52,8 @@ class TracedMessage(NamedTuple):
         return cls(topic, get(Property.UNIQ_KEY) or "", get(Property.TAGS), get(Property.KEYS), region)
 
     def record(self, *fields: object) -> TraceRecord:
-        words = f"{self.msg_id}{KEY_SEPARATOR}{self.keys or ''}".split(
-            KEY_SEPARATOR
-        )  # ids of other clients may have any text
+        # Ids of other clients may have any text.
+        words = f"{self.msg_id}{KEY_SEPARATOR}{self.keys or ''}".split(KEY_SEPARATOR)
         text = _FIELD.join(_text(field) for field in fields) + _RECORD
         return TraceRecord(text, tuple(word for word in words if word))
 
@@ -111,9 +110,7 @@ def publish_record(
 
 def consume_start_record(message: TracedMessage, group: str, request_id: str, now_ms: int, attempt: int) -> TraceRecord:
     """The record of a message before its listener is called; ``attempt`` counts from 0."""
-    return message.record(
-        "SubBefore", now_ms, message.region, group, request_id, message.msg_id, attempt, message.keys
-    )  # fmt: skip
+    return message.record("SubBefore", now_ms, message.region, group, request_id, message.msg_id, attempt, message.keys)
 
 
 def consume_end_record(

@@ -58,7 +58,7 @@ def test_admin_connects_on_first_use_but_never_once_closed(served: MockBroker) -
 def test_a_fork_must_make_its_own(served: MockBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     admin = Admin(served.address)
     with monkeypatch.context() as forked:
-        forked.setattr("rocketmq_spark.base.process._process", [-1])
+        forked.setattr("rocketmq_spark.base.process._pid", [-1])
         for call in (admin.cluster, admin.topics, lambda: admin.reset_offsets("g", "latest", ["t"])):
             with pytest.raises(ClosedError, match="from which this one was forked"):
                 call()

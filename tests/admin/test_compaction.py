@@ -8,7 +8,7 @@ import pytest
 
 from rocketmq_spark.admin import groups, messages
 from rocketmq_spark.base.codes import COMPACTION, Request, Response
-from rocketmq_spark.cli.checkpoint import differences
+from rocketmq_spark.cli.checkpoint import compare_with_brokers
 from rocketmq_spark.errors import AccessDenied
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.spark.checkpoints.offset_log import LoggedBatch
@@ -95,5 +95,5 @@ def test_where_it_is_not_known_nothing_is_said(broker: MockBroker, table: Parts)
 
 def test_a_query_has_lost_nothing(table: Parts) -> None:
     batch = LoggedBatch(3, {0: Offsets({QUEUE: 50})})
-    (one,), errors = differences(table, batch)  # type: ignore[arg-type]
+    (one,), errors = compare_with_brokers(table, batch)  # type: ignore[arg-type]
     assert (one.state, one.offsets, errors) == (DriftState.BEHIND, 56, [])

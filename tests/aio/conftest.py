@@ -13,7 +13,8 @@ from rocketmq_spark import aio
 from rocketmq_spark.consumer.listener import Context, DeferredListener, ListenerCall
 from rocketmq_spark.session import producers
 from tests.consumer.messages import QUEUE
-from tests.producer.scripted import ScriptedSender, Time
+from tests.fakes.sender import ScriptedSender
+from tests.fakes.timer import Time
 
 WAIT_S = 60.0
 

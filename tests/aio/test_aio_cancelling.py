@@ -24,10 +24,11 @@ from rocketmq_spark.errors import ClosedError, OptionError, SendFailed
 from rocketmq_spark.session import consumers
 from tests.aio.conftest import producing, run, until, waits
 from tests.aio.test_aio_loop import Blocking, in_a_thread
-from tests.consumer.fake_member import A, FakeMember, bodies, made
 from tests.consumer.group import GroupBench, group
+from tests.consumer.pull_bench import A, bodies, made
+from tests.fakes.group_member import QueueMember
+from tests.fakes.sender import ScriptedSender
 from tests.helpers import no_more_threads, raising
-from tests.producer.scripted import ScriptedSender
 from tests.queues import q
 
 __all__ = ["group"]
@@ -252,7 +253,7 @@ def test_a_poll_returns_no_more_at_once_than_that_of_threads(monkeypatch: pytest
 @pytest.mark.parametrize("earlier", [0, 2])
 def test_messages_of_a_poll_that_raises_are_returned_again(monkeypatch: pytest.MonkeyPatch, earlier: int) -> None:
     """For instance for want of memory: the caller had none of those that were decoded before."""
-    fake, errors, each = FakeMember([A]), [MemoryError()], Polls.yield_messages
+    fake, errors, each = QueueMember([A]), [MemoryError()], Polls.yield_messages
 
     def short_of_memory(polls: Polls, part: Any) -> Any:
         for message in each(polls, part):

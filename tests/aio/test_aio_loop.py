@@ -15,15 +15,16 @@ import pytest
 
 from rocketmq_spark import aio
 from rocketmq_spark.aio.loop import WAITING_THREADS, CoroutineListener, EventLoop
-from rocketmq_spark.base.threads import Failure, attempt
+from rocketmq_spark.base.threads import Failure, capture
 from rocketmq_spark.consumer.listener import Context, Redeliver
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import ClosedError, OptionError
 from rocketmq_spark.model import ReceivedMessage
 from rocketmq_spark.session import consumers
 from tests.aio.conftest import run, until, waits
-from tests.consumer.fake_member import A, bodies, message
 from tests.consumer.group import GroupBench, group
+from tests.consumer.pull_bench import A, bodies
+from tests.fakes.group_member import numbered
 from tests.helpers import RAISED, raising
 from tests.queues import q
 
@@ -35,7 +36,7 @@ def in_a_thread(loop: EventLoop, code: object, *args: object) -> Future[object]:
     given: Future[object] = Future()
 
     def call() -> None:
-        outcome = attempt(loop.run, code, *args)  # type: ignore[arg-type]
+        outcome = capture(loop.run, code, *args)  # type: ignore[arg-type]
         if isinstance(outcome, Failure):
             given.set_exception(outcome.error)
         else:
@@ -470,7 +471,7 @@ def test_a_poll_keeps_to_its_time_behind_one_that_was_cancelled(monkeypatch: pyt
 
     def answer(consumer: object, wait_s: float) -> Iterator[ReceivedMessage]:
         assert may_end.wait(60)
-        return iter([message(A, offset) for offset in next(answers)])
+        return iter([numbered(A, offset) for offset in next(answers)])
 
     monkeypatch.setattr(consumers, "PullConsumer", Blocking)
     monkeypatch.setattr("rocketmq_spark.aio.consumers.next_answer", answer)

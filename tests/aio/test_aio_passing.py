@@ -20,7 +20,7 @@ from rocketmq_spark.errors import CallTimeout, SendFailed
 from rocketmq_spark.model import Message
 from rocketmq_spark.session import consumers, producers
 from tests.aio.conftest import WAIT_S, producing, run, until, waits
-from tests.producer.scripted import ScriptedSender
+from tests.fakes.sender import ScriptedSender
 from tests.queues import q
 
 M, A, B = Message("T", b"x"), q("a:0"), q("a:1")

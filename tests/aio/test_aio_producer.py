@@ -22,8 +22,8 @@ from rocketmq_spark.model.send import BatchStorage
 from rocketmq_spark.producer import encoding
 from tests.aio.conftest import WAIT_S, producing, run, until
 from tests.consumer.messages import message
+from tests.fakes.sender import ScriptedSender, ok, refused
 from tests.helpers import raising
-from tests.producer.scripted import ScriptedSender, ok, refused
 
 
 def test_concurrent_sends_keep_order_and_get_their_own_results(sender: ScriptedSender) -> None:

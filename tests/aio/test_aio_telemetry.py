@@ -22,8 +22,8 @@ from rocketmq_spark.session import consumers, telemetry
 from tests.aio.conftest import Heard, producing, run
 from tests.aio.test_aio_transactions import stored
 from tests.consumer.messages import QUEUE, message
+from tests.fakes.sender import ScriptedSender
 from tests.helpers import raising
-from tests.producer.scripted import ScriptedSender
 from tests.test_telemetry import Seen, attributes, carried, seen, started
 
 __all__ = ["seen"]
@@ -137,8 +137,8 @@ def test_a_context_that_a_proxy_would_refuse_stays_behind(
     """A Proxy refuses the message otherwise, which it takes without OpenTelemetry."""
     where: Any = {"transport": "grpc", "proxy_endpoint": "h:1"} if over == "grpc" else {"name_server": "h:1"}
     monkeypatch.setattr("rocketmq_spark.session.producers.replies", lambda options: None)
-    few = {f"p{n}": "v" for n in range(telemetry.MOST_PROPERTIES - 1)}
-    large = {"p": "é" * (telemetry.MOST_BYTES // 2 - 70)}
+    few = {f"p{n}": "v" for n in range(telemetry.MAX_PROPERTIES - 1)}
+    large = {"p": "é" * (telemetry.MAX_PROPERTY_BYTES // 2 - 70)}
     with Producer(group="g", open_telemetry=True, **where) as producer:
         for properties in (few, {**few, "one": "more"}, {**large, "one": "x" * 70}, {**large, "one": "x" * 71}):
             producer.send(Message("T", b"x", properties=properties))

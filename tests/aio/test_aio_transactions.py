@@ -16,8 +16,8 @@ from rocketmq_spark.model import MessageQueue, SendRequest, SendResult
 from rocketmq_spark.model.send import HalfPlace, HalfState, TransactionState
 from tests.aio.conftest import producing, run, until
 from tests.consumer.messages import message
+from tests.fakes.sender import ScriptedSender, ok
 from tests.helpers import no_more_threads
-from tests.producer.scripted import ScriptedSender, ok
 
 COMMIT, ROLLBACK = TransactionState.COMMIT, TransactionState.ROLLBACK
 

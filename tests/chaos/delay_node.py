@@ -42,9 +42,7 @@ def noting(now_ms: Callable[[], int], sending: Callable[..., Callable[[Record], 
 
         def note(record: Record) -> SpooledSend:
             send = send_of(record)
-            line = (
-                f"{time.time_ns() // 1_000_000} {now_ms()} {record.first_due_ms} {bytes(send.request.body).decode()}\n"
-            )
+            line = f"{time.time_ns() // 1_000_000} {now_ms()} {record.original_due_ms} {bytes(send.request.body).decode()}\n"
             os.write(1, line.encode())  # one call: a kill leaves whole lines
             return send
 
@@ -59,7 +57,7 @@ def main(name_server: str, folder: str, clock_file: str) -> None:
     logging.basicConfig(level=logging.INFO, format="%(created).3f %(name)s %(message)s")
     now_ms = clock(Path(clock_file))
     upkeep.HEARTBEAT_S = HEARTBEAT_S
-    envelope_records.sending = noting(now_ms, envelope_records.sending)
+    envelope_records.send_decoder = noting(now_ms, envelope_records.send_decoder)
     place = NodeSettings(Path(folder), now_ms=now_ms)
     open_node(place, name_server=name_server, group=GROUP).run(over)  # type: ignore[arg-type]
 

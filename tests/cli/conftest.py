@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from rocketmq_spark.cli.command import app
-from rocketmq_spark.localbroker import LocalBroker, distro
+from rocketmq_spark.localbroker import LocalBroker, distribution
 
 COMMAND = (sys.executable, "-m", "rocketmq_spark")
 
@@ -33,7 +33,7 @@ def run(rocketmq: LocalBroker) -> Callable[..., Result]:
 @pytest.fixture
 def no_broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty cache and no name server in the environment; the cache."""
-    monkeypatch.setenv(distro.CACHE_VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setenv(distribution.CACHE_VARIABLE, str(tmp_path / "cache"))
     monkeypatch.delenv("ROCKETMQ_NAMESRV", raising=False)
     return tmp_path / "cache"
 

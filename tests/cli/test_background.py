@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 from rocketmq_spark.base.threads import Latch
 from rocketmq_spark.cli import background
-from rocketmq_spark.cli.background import RunningBroker, Wish
+from rocketmq_spark.cli.background import RunningBroker, StartRequest
 from rocketmq_spark.cli.command import app
 from rocketmq_spark.errors import LocalBrokerError
 from rocketmq_spark.localbroker.servers import NAME_SERVER
@@ -65,15 +65,15 @@ def test_a_state_without_a_living_process_is_old(folder):
 def test_the_state_of_a_living_process(held):
     write_state(held)
     assert background.running() == STATE
-    assert not STATE.up(NAME_SERVER)
+    assert not STATE.is_up(NAME_SERVER)
 
 
 @pytest.mark.parametrize("name", ["lock", "state.json", "log.txt"])
 def test_files_that_another_user_left_are_not_used(folder, name, monkeypatch):
     (folder / name).touch()
-    monkeypatch.setattr(background.distro, "cache_folder", lambda: folder.parent)
+    monkeypatch.setattr(background.distribution, "cache_folder", lambda: folder.parent)
     give_away(monkeypatch, folder / name)
-    with pytest.raises(LocalBrokerError, match=rf"does not use what another user has left: .*{name}.*\. Remove "):
+    with pytest.raises(LocalBrokerError, match=rf"does not use files of another user: .*{name}.*\. Remove "):
         (background.running(), background._state_path(), background.log_path())
 
 
@@ -112,23 +112,23 @@ def test_nothing_starts_beside_files_of_another_user(folder, monkeypatch):
     """Of a time when others could write to the folder."""
     for unused in ("find_java", "_ports"):
         monkeypatch.setattr(background, unused, lambda *_: {})
-    monkeypatch.setattr(background.distro, "fetch", lambda: None)
+    monkeypatch.setattr(background.distribution, "fetch", lambda: None)
     (folder / "data").mkdir()
     (folder / "fcntl.py").touch()
     give_away(monkeypatch, folder / "fcntl.py")
-    monkeypatch.setattr(background.distro, "cache_folder", lambda: folder.parent)
-    monkeypatch.setattr(background, "_spawned", raising(AssertionError("started")))
-    with pytest.raises(LocalBrokerError, match=r"what another user has left: .*Remove .*"):
-        background.start(Wish(1, 0, str(folder / "data"), {}, None))
+    monkeypatch.setattr(background.distribution, "cache_folder", lambda: folder.parent)
+    monkeypatch.setattr(background, "_spawn", raising(AssertionError("started")))
+    with pytest.raises(LocalBrokerError, match=r"files of another user: .*Remove .*"):
+        background.start(StartRequest(1, 0, str(folder / "data"), {}, None))
 
 
 def test_a_process_that_is_still_starting_is_not_running_yet(held):
     assert background.running() is None
-    with pytest.raises(LocalBrokerError, match="running already, and just starts or ends"):
-        background.start(Wish(1, 0, str(held / "data"), {}, None))
+    with pytest.raises(LocalBrokerError, match="running already and is starting or stopping"):
+        background.start(StartRequest(1, 0, str(held / "data"), {}, None))
 
 
-def test_one_that_was_started_during_the_download_keeps_its_state(folder, monkeypatch):
+def test_a_broker_started_during_the_download_keeps_its_state(folder, monkeypatch):
     """Without it no command would find the broker, nor ``broker stop``."""
     with (folder / "lock").open("w") as lock:
 
@@ -136,9 +136,9 @@ def test_one_that_was_started_during_the_download_keeps_its_state(folder, monkey
             fcntl.flock(lock, fcntl.LOCK_EX)
             write_state(folder)
 
-        monkeypatch.setattr(background.distro, "fetch", fetch)
+        monkeypatch.setattr(background.distribution, "fetch", fetch)
         with pytest.raises(LocalBrokerError, match="running already: 127"):
-            background.start(Wish(1, 0, str(folder / "data"), {}, None))
+            background.start(StartRequest(1, 0, str(folder / "data"), {}, None))
         assert background.running() == STATE
 
 
@@ -212,7 +212,7 @@ def test_a_server_that_is_down_is_started_again_as_it_was(no_broker, monkeypatch
 def test_what_is_given_reaches_the_servers(no_broker, tmp_path, wishes, monkeypatch):
     given = ("--data", str(tmp_path), "--brokers", "2", "--slaves", "1", "--port", "9876", "--conf", "a=b=c")
     assert broker("start", *given).exit_code == 0
-    assert wishes == [Wish(2, 1, str(tmp_path), {"a": "b=c"}, 9876)]
+    assert wishes == [StartRequest(2, 1, str(tmp_path), {"a": "b=c"}, 9876)]
     made = []
     monkeypatch.setattr(background, "LocalBroker", lambda **how: made.append(how))
     background._servers(wishes[0])
@@ -234,7 +234,7 @@ def test_a_second_signal_does_not_interrupt_the_end(monkeypatch):
     handlers = []
     monkeypatch.setattr(background.signal, "signal", lambda *given: handlers.append(given))
     with pytest.raises(SystemExit) as ended:
-        background._end(signal.SIGTERM, None)
+        background._exit_on_sigterm(signal.SIGTERM, None)
     assert (handlers, ended.value.code) == ([(signal.SIGTERM, signal.SIG_IGN)], 0)
 
 
@@ -250,11 +250,11 @@ def test_a_start_that_is_interrupted_leaves_no_process_behind(folder, monkeypatc
     )
     monkeypatch.setattr(background.json, "loads", raising(KeyboardInterrupt()))
     with (folder / "log").open("w") as log, pytest.raises(KeyboardInterrupt):
-        background._spawned(Wish(1, 0, str(folder), {}, None), log)
+        background._spawn(StartRequest(1, 0, str(folder), {}, None), log)
     assert done == ["terminated", "gone"]
 
 
-def test_the_process_has_the_cache_of_the_command_wherever_it_runs(folder, monkeypatch):
+def test_the_process_has_the_commands_cache_wherever_it_runs(folder, monkeypatch):
     started = []
 
     def popen(**how):
@@ -265,7 +265,7 @@ def test_the_process_has_the_cache_of_the_command_wherever_it_runs(folder, monke
     monkeypatch.chdir(folder.parent)
     monkeypatch.setenv("ROCKETMQ_SPARK_CACHE", "relative")
     with (folder / "log").open("w") as log, pytest.raises(OSError, match="not started"):
-        background._spawned(Wish(1, 0, str(folder), {}, None), log)
+        background._spawn(StartRequest(1, 0, str(folder), {}, None), log)
     assert started[0]["env"]["ROCKETMQ_SPARK_CACHE"] == str(folder.parent / "relative")
     assert started[0]["cwd"] == "/"
 
@@ -289,7 +289,7 @@ def test_it_ends_where_the_signal_does_not_wake_it(folder, monkeypatch):
     before = signal.getsignal(signal.SIGTERM)
     try:
         with pytest.raises(SystemExit):
-            background._run(answers, Wish(1, 0, str(folder), {}, None))
+            background._run(answers, StartRequest(1, 0, str(folder), {}, None))
     finally:
         ended.set()
         signal.signal(signal.SIGTERM, before)

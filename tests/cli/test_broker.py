@@ -46,7 +46,7 @@ def test_a_life_in_the_background(cli, own_cache):
     assert "boot success" in cli("broker", "logs", "broker-a", "--lines", "0").stdout
     assert len(documents(cli("broker", "logs", "broker-a", "--lines", "3", "--json").stdout)) == 3
     unknown = cli("broker", "logs", "broker-b")
-    assert (unknown.exit_code, "Known: namesrv, broker-a" in unknown.stderr) == (1, True)
+    assert (unknown.exit_code, "Name one of: namesrv, broker-a" in unknown.stderr) == (1, True)
 
     abort = Path(started["data"], "broker-a", "store", "abort")  # a broker removes it when it ends in order
     assert abort.exists()
@@ -88,8 +88,8 @@ def test_a_server_that_died_is_down(cli):
     assert asked.exit_code == 1
 
 
-def test_a_start_that_fails_says_why_before_it_fetches_anything_and_leaves_nothing(cli, monkeypatch):
-    monkeypatch.setattr(background.distro, "fetch", lambda: pytest.fail("fetched"))
+def test_a_failing_start_downloads_nothing_and_leaves_nothing(cli, monkeypatch):
+    monkeypatch.setattr(background.distribution, "fetch", lambda: pytest.fail("fetched"))
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -108,7 +108,7 @@ def test_settings_reach_the_broker(cli, tmp_path):
     )
     assert [server["name"] for server in started["servers"]] == ["namesrv", "broker-a", "broker-b"]
     assert "fileReservedTime=7" in (data / "broker-b" / "broker.conf").read_text().replace(" ", "")
-    assert background.stored_in(data) == {"broker-a": 0, "broker-b": 0}
+    assert background.stored_brokers(data) == {"broker-a": 0, "broker-b": 0}
     assert background.running().conf == ["fileReservedTime"]
     seen = subprocess.run(["ps", "-ww", "-o", "command=", "-p", str(started["pid"])], capture_output=True, text=True)
     assert "rocketmq_spark.cli.background" in seen.stdout

@@ -13,7 +13,7 @@ import pytest
 from click.testing import Result
 
 from rocketmq_spark import admin, session
-from rocketmq_spark.cli.checkpoint import differences
+from rocketmq_spark.cli.checkpoint import compare_with_brokers
 from rocketmq_spark.errors import CallTimeout
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue, QueueBounds
@@ -80,7 +80,7 @@ def test_what_each_batch_read_and_what_is_next(run: Run, query: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "code", "said"),
     [
-        (["show", "{}", "--batch", "9"], 1, "batch 9 is not kept in {}. Batches 0 to 2 are"),
+        (["show", "{}", "--batch", "9"], 1, "batch 9 is not kept in {}. Name a batch from 0 to 2"),
         (["show", "{}-not"], 1, "{}-not is not a checkpoint"),
         (["diff", "{}-not"], 1, "{}-not is not a checkpoint"),
         (["rewind", "{}"], 2, "rewind needs either --to-batch N or --to-time TIME"),
@@ -100,7 +100,7 @@ def test_what_cannot_be_said(run: Run, query: Path, given: list[str], code: int,
     assert said.replace("{}", str(query)) in done.stderr
 
 
-def test_a_query_of_other_sources_has_no_differences_that_could_be_seen(run: Run, tmp_path: Path) -> None:
+def test_a_query_of_other_sources_has_no_visible_differences(run: Run, tmp_path: Path) -> None:
     entry(tmp_path, 0, '{"logOffset":1}')
     done = run("checkpoint", "diff", str(tmp_path))
     assert (done.exit_code, done.stdout) == (1, "")
@@ -158,7 +158,7 @@ def test_a_folder_that_just_changed_is_left_alone(run: Run, query: Path, monkeyp
     )
     with monkeypatch.context() as patched:  # an object store
         patched.setattr(rewind, "changed_ms", lambda *asked: None)
-        assert "its file system does not say when files changed" in run(*back).stderr
+        assert "its file system does not report when files changed" in run(*back).stderr
     assert (query / "offsets" / "2").exists()
     assert "wait until 3600 s" in run(*back, "--quiet-for", "1h").stderr
     assert run(*back, "--force").exit_code == 0
@@ -227,7 +227,7 @@ def client_of(queues: list[MessageQueue], bounds: Callable[..., dict[MessageQueu
     )
 
 
-def test_whose_broker_does_not_say_whether_its_topic_is_the_old_one_is_not_known(
+def test_an_unanswered_check_of_recreation_is_unavailable(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It has answered where its queues end: nothing is lost, for all that these say."""
@@ -236,12 +236,12 @@ def test_whose_broker_does_not_say_whether_its_topic_is_the_old_one_is_not_known
     monkeypatch.setattr(recreated_topics.RecreationWatch, "check", lambda *asked: answers)
     monkeypatch.setattr(admin, "with_kept_minimums", lambda client, bounds, *more: bounds)
     client = client_of([silent, other], lambda queues, *more: dict.fromkeys(queues, QueueBounds(0, 7, 0)))
-    found, errors = differences(client, LoggedBatch(0, {0: Offsets({silent: 5, other: 7})}))
+    found, errors = compare_with_brokers(client, LoggedBatch(0, {0: Offsets({silent: 5, other: 7})}))
     assert [one.state for one in found] == [DriftState.UNAVAILABLE, DriftState.READ]
     assert ["no answer in time" in error for error in errors] == [True]
 
 
-def test_of_a_broker_that_is_registered_and_silent_nothing_is_said_to_be_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_registered_broker_that_is_silent_is_no_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     here, silent = queue(0), MessageQueue("orders", "broker-b", 0)
 
     def bounds(queues: object, within: object, note: Callable[..., None]) -> dict[MessageQueue, QueueBounds]:
@@ -253,6 +253,6 @@ def test_of_a_broker_that_is_registered_and_silent_nothing_is_said_to_be_lost(mo
     )
     monkeypatch.setattr(admin, "with_kept_minimums", lambda client, bounds, *more: bounds)
     client = client_of([here, silent], bounds)
-    found, errors = differences(client, LoggedBatch(0, {0: Offsets({here: 7, silent: 3})}))
+    found, errors = compare_with_brokers(client, LoggedBatch(0, {0: Offsets({here: 7, silent: 3})}))
     assert [one.state for one in found] == [DriftState.READ, DriftState.UNAVAILABLE]
     assert len(errors) == 1

@@ -96,7 +96,7 @@ def test_a_reader_that_leaves_is_no_failure_of_who_only_reads(rocketmq, topic, r
         assert child.wait() == code
 
 
-def test_commands_that_send_or_commit_have_failed_when_nobody_reads_what_they_print():
+def test_sending_commands_fail_when_their_pipe_closes():
     """What they had yet to send is not sent."""
 
     def sending(group, path):
@@ -104,7 +104,7 @@ def test_commands_that_send_or_commit_have_failed_when_nobody_reads_what_they_pr
             found = group.get_command(None, name)
             if hasattr(found, "commands"):
                 yield from sending(found, f"{path}{name} ")
-            elif found.code_without_reader == 1:
+            elif found.broken_pipe_exit_code == 1:
                 yield path + name
 
     assert set(sending(app, "")) == {"produce", "consume", "copy", "offsets set", "spool send", "dlq resend"}
@@ -118,11 +118,11 @@ def test_a_duration_that_reaches_behind_1970_begins_there():
 def test_no_input_is_no_terminal(monkeypatch):
     """As where it was closed (<&-): it was an unexpected error."""
     monkeypatch.setattr("sys.stdin", None)
-    with pytest.raises(click.UsageError, match="There is no terminal to ask on: give --yes"):
+    with pytest.raises(click.UsageError, match="There is no terminal for the confirmation: give --yes"):
         confirm("Delete it", False)
 
 
-def test_the_completion_after_a_misspelt_command_is_no_stack_trace():
+def test_completion_after_a_misspelt_command_is_no_stack_trace():
     how = {"_ROCKETMQ_SPARK_COMPLETE": "bash_complete", "COMP_WORDS": "rocketmq-spark tpoic l", "COMP_CWORD": "2"}
     done = CliRunner(env=how).invoke(app, prog_name="rocketmq-spark", complete_var="_ROCKETMQ_SPARK_COMPLETE")
     assert (done.exit_code, done.output) == (0, "plain,lag\n")
@@ -132,10 +132,10 @@ def test_the_completion_after_a_misspelt_command_is_no_stack_trace():
     ("words", "closed", "told"),
     [
         (("consume", "t", "--group", "g"), ">&-", "standard output is closed: messages would be consumed and"),
-        (("produce", "t"), "<&-", "standard input is closed. Give lines on it, or use --file"),
+        (("produce", "t"), "<&-", "standard input is closed. Write lines to it, or use --file"),
     ],
 )
-def test_a_closed_stream_is_said_before_a_message_is_consumed_or_sent(words, closed, told):
+def test_a_closed_stream_fails_before_anything_is_sent_or_read(words, closed, told):
     """Messages were consumed and printed nowhere, with exit code 0."""
     shell = ["sh", "-c", f'exec "$@" {closed}', "sh", *COMMAND, *words, *NOWHERE[2:]]
     done = subprocess.run(shell, capture_output=True, text=True, timeout=30)

@@ -7,7 +7,7 @@ from click.testing import CliRunner
 from rocketmq_spark import session
 from rocketmq_spark.cli import background
 from rocketmq_spark.cli.command import app
-from rocketmq_spark.cli.connection import GROUP, Target, connected, pairs, read_secret_files
+from rocketmq_spark.cli.connection import GROUP, Target, connected, parse_pairs, read_secret_files
 from rocketmq_spark.cli.output import Json
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.session import producers
@@ -38,7 +38,7 @@ def commands(group, ctx):
         yield from commands(command, ctx) if isinstance(command, click.Group) else [command]
 
 
-def test_every_command_that_has_a_name_server_has_it_by_one_letter():
+def test_every_command_with_a_name_server_has_the_option_n():
     found = [p.opts for c in commands(app, click.Context(app)) for p in c.params if "--name-server" in p.opts]
     assert len(found) > 30
     assert all(opts == ["-n", "--name-server"] for opts in found)
@@ -51,7 +51,7 @@ def test_secrets_come_from_the_environment_and_are_never_shown(no_broker):
 
 
 @pytest.mark.parametrize("name", ["secretKey", "secret_key", "securityToken", "tlsKeyPassword"])
-def test_a_secret_on_the_command_line_is_warned_of_or_read_from_a_file(no_broker, tmp_path, capsys, name):
+def test_a_secret_is_read_from_a_file_or_warned_of(no_broker, tmp_path, capsys, name):
     """Every user of the machine sees command lines, with ``ps``."""
     (tmp_path / "key").write_text("hush=1\nanother line\n")
     out = Json()
@@ -91,7 +91,7 @@ def test_what_a_query_reads_is_no_option_of_a_command(no_broker):
         )
     assert "; give a command RocketMQ's name of the topic, with _ for dots" in str(told.value)
     for name in ("subscribe", "startingOffsets", "readFrom", "kafkaColumns", "topicNames"):
-        assert f"option {name!r} does not belong to a command, which has arguments of its own (--help)" in str(
+        assert f"option {name!r} is not accepted by commands, which have their own arguments (--help)" in str(
             told.value
         )
     pace = ("readDeadline=5s", "routeRefresh=5s", "pullDepth=2", "maxBytesInFlight=1mb", "group=g")
@@ -142,7 +142,7 @@ SHOP, SUFFIXED = {"namespace": "shop"}, {"namespace": "", "environment": "dev", 
     ],
 )
 def test_a_checkpoint_says_where_its_query_reads(given, reads, expected):
-    assert Target(given).within(reads).given == expected
+    assert Target(given).in_checkpoint_scope(reads).given == expected
 
 
 def test_the_producer_has_a_group_of_its_own():
@@ -151,10 +151,10 @@ def test_the_producer_has_a_group_of_its_own():
 
 
 def test_pairs():
-    assert pairs(None, None, ("a=b", "c==")) == {"a": "b", "c": "="}
+    assert parse_pairs(None, None, ("a=b", "c==")) == {"a": "b", "c": "="}
     for bad in ("a", "=b"):
         with pytest.raises(click.BadParameter, match="NAME=VALUE"):
-            pairs(None, None, (bad,))
+            parse_pairs(None, None, (bad,))
 
 
 def test_a_name_server_in_either_spelling_is_one(no_broker):

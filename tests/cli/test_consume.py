@@ -26,7 +26,8 @@ from rocketmq_spark.queues.environment import Environment
 from rocketmq_spark.session import consumers
 from tests.cli.conftest import COMMAND, documents
 from tests.cli.test_tail import MESSAGE
-from tests.consumer.fake_member import AT_ONCE, A, B, FakeMember, made
+from tests.consumer.pull_bench import AT_ONCE, A, B, made
+from tests.fakes.group_member import QueueMember
 from tests.helpers import awaited, total
 
 
@@ -75,7 +76,7 @@ def test_a_queue_in_which_nothing_came_has_an_offset_too(rocketmq, run, filled, 
 
 
 @pytest.mark.parametrize("members", [[], ["one"]])
-def test_where_a_group_begins_is_stored_unless_members_have_begun(monkeypatch, members):
+def test_start_offsets_are_stored_unless_the_group_has_members(monkeypatch, members):
     """They may have begun elsewhere and have committed nothing yet: who follows them would miss what they did not finish."""
     first, second = (MessageQueue("t", "broker-a", number) for number in range(2))
     changes, kept, asked = [OffsetChange(first, None, 9), OffsetChange(second, 3, 9)], [], []
@@ -86,8 +87,8 @@ def test_where_a_group_begins_is_stored_unless_members_have_begun(monkeypatch, m
     monkeypatch.setattr(groups, "warn_of_unseen_members", lambda client, group, queues: warned.append((group, queues)))
     given = Target({"name_server": "h:1", "environment": "2", "environments": "2"})
     reads = SimpleNamespace(client=lambda: None, options=given.options)
-    target = SimpleNamespace(only=lambda role: reads, settings=given.settings)
-    tail._store_start(target, "t", {"group": "g", "begin": "latest"})
+    target = SimpleNamespace(for_role=lambda role: reads, settings=given.settings)
+    tail._store_start_offsets(target, "t", {"group": "g", "begin": "latest"})
     assert asked == [("g_env_2", ["t"], "latest", Environment.of("2", "2"), "--from"), "g_env_2"], "not another group"
     assert kept == warned == ([] if members else [("g_env_2", {first: 9})])
 
@@ -96,20 +97,20 @@ def test_a_queue_that_is_added_later_begins_where_it_is_said(monkeypatch):
     """What came to it before the group noticed it would be passed over; only queues that are there now have an offset stored."""
     asked = []
     made = SimpleNamespace(subscribe=lambda *given: asked.append(given))
-    monkeypatch.setattr(tail, "_store_start", lambda *given: None)
+    monkeypatch.setattr(tail, "_store_start_offsets", lambda *given: None)
     monkeypatch.setattr(consumers, "PullConsumer", lambda **given: asked.append(given) or made)
     how = {"begin": "earliest", "group": "g", "tags": "a", "sql": None}
     where = {"name_server": "h:1", "namespace": "shop", "environment": "2", "environments": "2"}
     given = {**where, "access_key": "me", "secret_key": "hush", "tls": True}
-    assert tail.subscribed(Target(given), "t", how) is made
+    assert tail.subscribed_consumer(Target(given), "t", how) is made
     options = {**given, "consume_from_where": "earliest", "group": "g", "auto_commit": False}
     assert asked == [options, ("t", "a", None)], "not the topic and the group of another"
 
 
 @pytest.mark.parametrize(("back", "committed"), [([A, B], 6), ([B], 6), (None, 1)])
-def test_a_queue_that_moves_while_lines_are_written_is_no_failure_and_stays_where_others_are(capsys, back, committed):
+def test_a_queue_that_moves_while_lines_are_written_is_no_error(capsys, back, committed):
     """A pipe may block for minutes. What is left of a poll must take the group back to its offset only where the queue stayed."""
-    brokers = FakeMember([A, B], 4)
+    brokers = QueueMember([A, B], 4)
     with made(brokers, auto_commit=False) as consumer:
         consumer.assign([A])
         polled = PolledMessages(consumer, AT_ONCE)
@@ -148,7 +149,7 @@ def test_sql(run, filled, group, make_topic, command):
     assert bodies(out.stdout) == list(range(0, 20, 2))
 
 
-def test_a_killed_one_prints_again_what_it_did_not_commit_and_misses_nothing(rocketmq, run, topic, group):
+def test_after_a_kill_uncommitted_messages_are_printed_again(rocketmq, run, topic, group):
     """More than a pipe holds, so that some is not printed yet."""
     with Producer(rocketmq.name_server, "p") as producer:
         for n in range(20):
@@ -171,7 +172,7 @@ def test_a_killed_one_prints_again_what_it_did_not_commit_and_misses_nothing(roc
     awaited(rest, lambda found: found == list(range(20)))
 
 
-def test_what_comes_before_the_time_of_idle_is_over_begins_it_anew(monkeypatch):
+def test_a_message_restarts_the_time_of_idle(monkeypatch):
     """One that ended between two messages would leave what comes next to a command that nobody starts."""
     polls = iter([(0.0, []), (4.0, [MESSAGE]), (8.0, []), (9.5, [])])
     at_s = [0.0]
@@ -182,7 +183,7 @@ def test_what_comes_before_the_time_of_idle_is_over_begins_it_anew(monkeypatch):
 
     polls_of = SimpleNamespace(returned=True, returned_up_to=None)
     consumer = SimpleNamespace(poll=poll, commit=lambda: None, _polls=polls_of)
-    monkeypatch.setattr(tail, "subscribed", lambda *given: nullcontext(consumer))
+    monkeypatch.setattr(tail, "subscribed_consumer", lambda *given: nullcontext(consumer))
     monkeypatch.setattr(tail, "time", SimpleNamespace(monotonic=lambda: at_s[0]))
     done = CliRunner().invoke(app, ["consume", "t", "--group", "g", "--idle", "5", "--name-server", "127.0.0.1:1"])
     assert (done.exit_code, len(documents(done.stdout)), next(polls, None)) == (0, 1, None), done.output

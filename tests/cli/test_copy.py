@@ -21,7 +21,7 @@ from rocketmq_spark import Admin, Message, Producer
 from rocketmq_spark.cli import copy as copying
 from rocketmq_spark.cli.command import app
 from rocketmq_spark.cli.connection import Target
-from rocketmq_spark.cli.copy import Copier, chunks, copy_of, moved, queue_for
+from rocketmq_spark.cli.copy import Copier, chunks, copy_of, queue_for, remapped_queues
 from rocketmq_spark.cli.output import Json, Text
 from rocketmq_spark.consumer import pull
 from rocketmq_spark.consumer.pull import PolledMessages
@@ -31,9 +31,10 @@ from rocketmq_spark.model.send import SendStatus
 from rocketmq_spark.queues.selection import by_hash
 from rocketmq_spark.wire.messages import decode_messages
 from tests.cli.conftest import COMMAND, documents
-from tests.consumer.fake_member import AT_ONCE, A, B, FakeMember, made
+from tests.consumer.pull_bench import AT_ONCE, A, B, made
 from tests.decode.fetching import stored as on_disk
 from tests.decode.fetching import text
+from tests.fakes.group_member import QueueMember
 from tests.helpers import stored, total
 from tests.scale import scaled
 
@@ -108,32 +109,32 @@ def test_a_queue_keeps_its_destination_when_others_come_and_go() -> None:
     assert chosen[MessageQueue("src", "broker-b", 0)].queue_id == 2  # what is stored must go on like that
 
 
-def test_a_queue_keeps_its_broker_and_id_where_the_destination_has_them() -> None:
+def test_queue_keeps_broker_and_id_that_destination_has() -> None:
     """Also when another broker is away, which the same cluster's destination lacks then, too, or either topic is widened."""
     queues = [MessageQueue("dst", name, n) for name in ("broker-a", "broker-b") for n in range(3)]
     for there in (queues, queues[3:], [*queues, MessageQueue("dst", "broker-b", 3)]):
         assert queue_for(MessageQueue("src", "broker-b", 1), there) == queues[4]
-    assert moved([MessageQueue("src", q.broker_name, q.queue_id) for q in queues], queues) == {}
+    assert remapped_queues([MessageQueue("src", q.broker_name, q.queue_id) for q in queues], queues) == {}
 
 
 def test_what_earlier_releases_sent_elsewhere_is_listed() -> None:
     """They took the place of the queue in the route."""
     sources = [MessageQueue("src", name, n) for name in ("broker-a", "broker-c") for n in range(2)]
-    assert moved(sources, FEW) == {sources[2]: (FEW[2], FEW[0]), sources[3]: (FEW[3], FEW[1])}
-    assert moved(sources[:2], FEW) == {}
+    assert remapped_queues(sources, FEW) == {sources[2]: (FEW[2], FEW[0]), sources[3]: (FEW[3], FEW[1])}
+    assert remapped_queues(sources[:2], FEW) == {}
 
 
-def test_a_group_that_copied_before_is_told_before_the_first_message_which_queues_change(
+def test_known_group_is_warned_of_changed_queues_before_copying(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Only of queues of which it may have copied something: a new group begins at their first messages."""
     sources = [MessageQueue("src", "broker-c", n) for n in range(3)]
     offsets = {sources[0]: 7, sources[1]: 0, sources[2]: None}
     monkeypatch.setattr(Target, "producer", lambda target: nullcontext(SimpleNamespace(queues=lambda topic: FEW[1:])))
-    monkeypatch.setattr(copying, "_place", lambda target, topic: {(topic, topic, None)})
+    monkeypatch.setattr(copying, "_locations", lambda target, topic: {(topic, topic, None)})
     monkeypatch.setattr(copying, "copied_offsets", lambda target, group, source: offsets)
-    monkeypatch.setattr(copying, "subscribed", lambda *given: nullcontext(SimpleNamespace()))
-    monkeypatch.setattr(copying, "_run", lambda *given: print("the first message"))
+    monkeypatch.setattr(copying, "subscribed_consumer", lambda *given: nullcontext(SimpleNamespace()))
+    monkeypatch.setattr(copying, "_copy_all", lambda *given: print("the first message"))
     words = ["copy", "src", "dst", "--group", "g", "--name-server", "127.0.0.1:1"]
     said = CliRunner().invoke(app, words).output
     assert "If one of them copied for group g while the topics had the queues that they have now, later" in " ".join(
@@ -147,7 +148,7 @@ def test_a_group_that_copied_before_is_told_before_the_first_message_which_queue
     assert "copied for group" not in CliRunner().invoke(app, words).output
 
 
-def test_queues_keep_their_order_and_offsets_follow_acknowledgements(cluster: Cluster) -> None:
+def test_queues_keep_order_and_commits_follow_acknowledgements(cluster: Cluster) -> None:
     copier = cluster.copier()
     assert copier.send(cluster.polled(*(message(n, 1) for n in range(3)))) == 3
     copier.send(cluster.polled(*(message(n, 2) for n in range(2))))
@@ -160,7 +161,7 @@ def test_queues_keep_their_order_and_offsets_follow_acknowledgements(cluster: Cl
     assert copier.copied == 7
 
 
-def test_the_rest_of_a_queue_that_was_revoked_is_left_to_its_next_owner(cluster: Cluster) -> None:
+def test_unsent_messages_of_revoked_queue_are_left_to_next_owner(cluster: Cluster) -> None:
     copier = cluster.copier(rate=20.0)  # two at a time
     cluster.now = copier._committed_s = 10.0
     send_batch, polled = cluster.send_batch, cluster.polled(*(message(n) for n in range(6)))
@@ -179,7 +180,7 @@ class Consuming(Cluster):
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__(monkeypatch)
-        self.brokers = FakeMember([A, B], 6)
+        self.brokers = QueueMember([A, B], 6)
         self.consumer = made(self.brokers, auto_commit=False)
         self.consumer.assign([A])
         self.meanwhile: Callable[[], object] = lambda: None
@@ -199,9 +200,7 @@ class Consuming(Cluster):
 
 
 @pytest.mark.parametrize("others", [4, 6])
-def test_a_queue_that_comes_back_while_a_send_blocks_goes_on_where_others_are(
-    monkeypatch: pytest.MonkeyPatch, others: int
-) -> None:
+def test_queue_regained_during_send_resumes_from_stored_offset(monkeypatch: pytest.MonkeyPatch, others: int) -> None:
     """The offset must not go back behind what another command copied, and what that copied is not sent again."""
     cluster = Consuming(monkeypatch)
 
@@ -240,12 +239,10 @@ def running(
     how = {"source": "src", "group": "g", "count": None, "follow": False}
     monkeypatch.setattr(pull, "PolledMessages", lambda *asked: cluster.polled(*poll()))
     monkeypatch.setattr(copying, "_ends", lambda *asked: {})
-    copying._run(copier, SimpleNamespace(), SimpleNamespace(), how, copier._stop)  # type: ignore[arg-type]
+    copying._copy_all(copier, SimpleNamespace(), SimpleNamespace(), how, copier._stop)  # type: ignore[arg-type]
 
 
-def test_it_ends_where_one_queue_has_nothing_that_is_wanted_and_another_never_rests(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_copy_ends_despite_unmatched_queue_and_busy_queue(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only a commit of all that polls went over says that the first is done, and no poll comes back empty."""
     copier, polls = cluster.copier(), iter(range(100))
 
@@ -253,7 +250,7 @@ def test_it_ends_where_one_queue_has_nothing_that_is_wanted_and_another_never_re
         cluster.now += 0.1
         return [message(next(polls))]
 
-    monkeypatch.setattr(copying, "_reached", lambda *asked: cluster.log[-1][0] == "commit")
+    monkeypatch.setattr(copying, "_has_reached", lambda *asked: cluster.log[-1][0] == "commit")
     running(cluster, monkeypatch, copier, poll)
     assert 0 < copier.copied < 100
 
@@ -269,7 +266,7 @@ def test_what_fails_is_not_committed(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("kind", [MessageIllegal, MessageRefused])
-def test_of_a_batch_that_is_refused_the_wrong_message_is_named_or_left_out(cluster: Cluster, kind: Any) -> None:
+def test_bad_message_of_refused_batch_is_named_or_skipped(cluster: Cluster, kind: Any) -> None:
     cluster.refuse = {b"1": kind("the message is illegal", remark="no")}
     with pytest.raises(kind, match=r"src/broker-a/0 offset 1 cannot be copied.*: no. Use --skip-bad"):
         cluster.copier().send(cluster.polled(*(message(n) for n in range(3))))
@@ -286,15 +283,15 @@ def test_copies_that_went_to_the_spool_are_counted_and_told(
     copier.send(cluster.polled(message(0)))
     cluster.status = SendStatus.SPOOLED
     copier.send(cluster.polled(*(message(n) for n in (1, 2))))
-    copying._say(Text(), copier, {"source": "src", "destination": "dst"}, 1.0)
+    copying._report(Text(), copier, {"source": "src", "destination": "dst"}, 1.0)
     told = capsys.readouterr()
     assert told.out == "Copied 3 messages from src to dst in 1.0 s; 2 of them went to the spool\n"
     assert "rocketmq-spark spool show" in told.err
-    copying._say(Json(), copier, {"source": "src", "destination": "dst"}, 1.0)
+    copying._report(Json(), copier, {"source": "src", "destination": "dst"}, 1.0)
     assert documents(capsys.readouterr().out)[0]["spooled"] == 2
 
 
-def test_a_message_that_cannot_be_decoded_is_an_error_or_left_out(cluster: Cluster) -> None:
+def test_undecodable_message_is_error_or_skipped(cluster: Cluster) -> None:
     bad = replace(message(1), decode_error="its body does not match its CRC")
     with pytest.raises(DecodeError, match="offset 1 cannot be copied: it cannot be decoded: its body"):
         cluster.copier().send(cluster.polled(message(0), bad))
@@ -303,7 +300,7 @@ def test_a_message_that_cannot_be_decoded_is_an_error_or_left_out(cluster: Clust
     assert copier.skipped == 1
 
 
-def test_messages_of_a_sharding_key_go_to_its_queue_in_their_order(cluster: Cluster) -> None:
+def test_messages_of_sharding_key_go_to_hashed_queue_in_order(cluster: Cluster) -> None:
     """They were sent without waiting for one another, and brokers with several threads stored them in another order."""
     copier = cluster.copier()
     keyed = (message(n, __SHARDINGKEY="ab"[n % 2]) for n in range(1, 6))
@@ -315,7 +312,7 @@ def test_messages_of_a_sharding_key_go_to_its_queue_in_their_order(cluster: Clus
     assert copier.copied == 7
 
 
-def test_a_message_with_a_sharding_key_that_fails_is_not_committed(cluster: Cluster) -> None:
+def test_failed_message_with_sharding_key_is_not_committed(cluster: Cluster) -> None:
     copier = cluster.copier()
     cluster.fail = {b"1"}
     copier.send(cluster.polled(message(0)))
@@ -344,15 +341,13 @@ def test_it_stops_between_messages(cluster: Cluster) -> None:
     assert cluster.log == [(0, 0), ("commit", {SOURCE[0]: 1})]
 
 
-def test_what_was_polled_and_not_sent_when_ctrl_c_came_is_left_to_the_next_command(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_polled_messages_unsent_at_ctrl_c_are_not_committed(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """Long after the last look, when all that polls returned is committed otherwise."""
     copier, send_batch = cluster.copier(rate=20.0), cluster.send_batch  # two at a time
 
     def interrupted(messages: Sequence[Message], queue: MessageQueue) -> SendResult:
         copier._stop.set()
-        cluster.now += 10 * copying._LOOK_S
+        cluster.now += 10 * copying._END_CHECK_S
         return send_batch(messages, queue)
 
     cluster.send_batch = interrupted  # type: ignore[method-assign]
@@ -422,18 +417,18 @@ def test_copies_stay_in_the_environment(
 ) -> None:
     """Others share the queues of the destination."""
     how = {"to_name_server": to_name_server, "to_options": to_options}
-    assert copying._destination(Target({"name_server": "here:9876", **given}), how).given == destination
+    assert copying._destination_target(Target({"name_server": "here:9876", **given}), how).given == destination
 
 
 @pytest.mark.parametrize("tls", ["tls", "TLS"])
-def test_what_is_read_with_tls_is_not_sent_in_plain_text_without_a_word(tls: str) -> None:
+def test_tls_source_is_not_copied_in_plain_text_unless_requested(tls: str) -> None:
     here = Target({"name_server": "here:9876", tls: "true"})
     with pytest.raises(OptionError, match=r"read with TLS.*--to-option tls=true, or tls=false to send in plain text"):
-        copying._destination(here, {"to_name_server": "there:9876", "to_options": {}})
+        copying._destination_target(here, {"to_name_server": "there:9876", "to_options": {}})
     for said in ("true", "false"):
-        to = copying._destination(here, {"to_name_server": "there:9876", "to_options": {"tls": said}})
+        to = copying._destination_target(here, {"to_name_server": "there:9876", "to_options": {"tls": said}})
         assert to.given == {"name_server": "there:9876", "tls": said}
-    assert copying._destination(here, {"to_name_server": None, "to_options": {}}).given[tls] == "true"
+    assert copying._destination_target(here, {"to_name_server": None, "to_options": {}}).given[tls] == "true"
 
 
 QUEUE = MessageQueue("src", "broker-a", 0)
@@ -452,10 +447,10 @@ def test_an_end_that_is_not_reached_any_more(committed: int | None, now: int | N
         client=lambda: SimpleNamespace(brokers=brokers, calls=calls), settings=lambda: {"name_server": "here:9876"}
     )
     if isinstance(said, bool):
-        assert copying._reached(target, "g", {QUEUE: 9}) is said
+        assert copying._has_reached(target, "g", {QUEUE: 9}) is said
     else:
         with pytest.raises(OffsetError, match=f"src/broker-a/0 ended at 9 when the copy began, and {said}"):
-            copying._reached(target, "g", {QUEUE: 9})
+            copying._has_reached(target, "g", {QUEUE: 9})
 
 
 def test_a_source_that_was_created_again_between_two_runs_fails(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -522,7 +517,7 @@ def test_all_of_it_in_order_and_then_what_is_new(rocketmq, run, topics, group):
     assert run(*command).stdout.startswith("Copied 1 messages")
 
 
-def test_copies_have_the_sharding_keys_of_their_originals_and_their_order(rocketmq, run, group, make_topic):
+def test_copies_keep_sharding_keys_and_order_of_originals(rocketmq, run, group, make_topic):
     source, destination = make_topic(queues=1), make_topic(queues=4)
     with Producer(rocketmq.name_server, "p") as producer:
         sent = producer.send_many(
@@ -538,7 +533,7 @@ def test_copies_have_the_sharding_keys_of_their_originals_and_their_order(rocket
     assert len(by_key) == 3
 
 
-def test_from_the_end_on_nothing_is_missing_that_comes_between_two_runs(rocketmq, run, topics, group):
+def test_copy_from_latest_misses_no_message_between_two_runs(rocketmq, run, topics, group):
     """Of a queue, too, of which the first run read nothing."""
     source, destination = topics
     command = ("copy", source, destination, "--group", group, "--from", "latest", "--json")
@@ -613,7 +608,7 @@ def test_killed_and_resumed_nothing_is_missing(rocketmq, run, group, make_topic)
     found = Counter(int(m.body) for m in stored(rocketmq, destination, count))
     assert sorted(found) == list(range(count))
     # What was sent since the last commit of each, one batch, and how late a commit may be on a machine that is busy.
-    assert found.total() - count <= 3 * (2000 * 4 + copying.UNDER_WAY)
+    assert found.total() - count <= 3 * (2000 * 4 + copying.MAX_IN_FLIGHT)
 
 
 def test_another_cluster_ctrl_c_and_follow(rocketmq, lone, start, topics, group):

@@ -57,7 +57,7 @@ def test_what_is_given_reaches_the_node(monkeypatch: pytest.MonkeyPatch, tmp_pat
         return SimpleNamespace(waiting=0, stored=0, sent=0, run=lambda over: opened.append("runs"))
 
     monkeypatch.setattr(node, "open_node", opens)
-    monkeypatch.setattr(spool, "dedicate", lambda: opened.append("dedicated"))
+    monkeypatch.setattr(spool, "tune_gc", lambda: opened.append("dedicated"))
     given = ("--data", str(tmp_path), "--topic", "orders-*", "--topic", "t", "--inner-topic", "i", "--dead-topic", "d")
     where = ("--name-server", "h:1", "--environment", "dev", "-o", "environmentMode=suffix", "-o", "namespace=shop")
     assert CliRunner().invoke(app, ["delay", "serve", *given, "--group", "g", "--dead", *where]).exit_code == 0

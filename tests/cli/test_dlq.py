@@ -17,9 +17,9 @@ from click.testing import CliRunner, Result
 from rocketmq_spark import Producer, PullConsumer, session
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Request
-from rocketmq_spark.cli import message, reading
+from rocketmq_spark.cli import message, topic_reader
 from rocketmq_spark.cli.command import app
-from rocketmq_spark.cli.message import DeadLetterFilter, _copy
+from rocketmq_spark.cli.message import DeadLetterFilter, _new_message
 from rocketmq_spark.client.admin import BaseAdmin
 from rocketmq_spark.errors import AccessDenied, CallTimeout, OptionError, RouteNotFound
 from rocketmq_spark.localbroker import LocalBroker
@@ -62,7 +62,7 @@ def stored(run: Run, topic: str) -> list[dict[str, Any]]:
     return documents(run("tail", topic, "--no-follow", "--json").stdout)
 
 
-def test_1_24_dead_letters_are_shown_with_the_topic_they_came_from(run: Run, dead: str, topic: str) -> None:
+def test_dead_letters_are_shown_with_their_original_topics(run: Run, dead: str, topic: str) -> None:
     done = run("dlq", "show", dead)
     assert done.exit_code == 0, done.output
     ids = [letter["msgId"] for letter in documents(run("dlq", "show", dead, "--json").stdout)]
@@ -120,18 +120,18 @@ def test_a_letter_is_sent_again_once_unless_it_is_said_twice(run: Run, dead: str
     assert (more["sent"], more["newMsgId"] != first["newMsgId"]) == (True, True)
 
 
-def test_what_was_sent_again_and_died_again_has_the_key_of_the_last_time_only() -> None:
+def test_a_letter_resent_twice_has_only_the_last_key() -> None:
     letter = replace(MESSAGE, properties={"KEYS": "k dlq:01", "UNIQ_KEY": "02", "mine": "1"}, flag=7)
-    copy = _copy(letter)
+    copy = _new_message(letter)
     assert (copy.keys, copy.properties, copy.flag) == (["k", "dlq:02"], {"mine": "1"}, 7)
 
 
 def test_what_cannot_be_sent_leaves_the_others_to_be_sent(
     run: Run, dead: str, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = message._copy
+    whole = message._new_message
     monkeypatch.setattr(
-        message, "_copy", lambda letter: replace(whole(letter), tags="a\x01b" if letter.body == b"a" else "t")
+        message, "_new_message", lambda letter: replace(whole(letter), tags="a\x01b" if letter.body == b"a" else "t")
     )
     done = run("dlq", "resend", dead, "--yes")
     assert (done.exit_code, "1 sent" in done.stderr) == (1, True), done.stderr
@@ -141,15 +141,15 @@ def test_what_cannot_be_sent_leaves_the_others_to_be_sent(
     assert (left["topic"], left["sent"], "ROCKETMQ_" in left["leftOut"]) == (topic, False, True)
 
 
-def test_letters_of_a_topic_that_is_gone_leave_the_others_to_be_sent(
+def test_letters_of_a_deleted_topic_do_not_stop_the_others(
     run: Run, dead: str, topic: str, rocketmq: LocalBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nor is the topic made again, as brokers do on demand."""
     gone = f"gone_{uuid.uuid4().hex[:8]}"
-    letters = message._letters
+    letters = message._dead_letters
     monkeypatch.setattr(
         message,
-        "_letters",
+        "_dead_letters",
         lambda *given: (replace(one, topic=gone) if one.body == b"a" else one for one in letters(*given)),
     )
     for again in ((), ("--again",)):
@@ -160,14 +160,14 @@ def test_letters_of_a_topic_that_is_gone_leave_the_others_to_be_sent(
     awaited(lambda: [one["body"] for one in stored(run, topic)], lambda found: sorted(found) == ["a", "b", "b", "b"])
 
 
-def test_letters_that_are_no_messages_leave_the_others_to_be_sent(
+def test_undecodable_letters_do_not_stop_the_others(
     run: Run, dead: str, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that cannot be decoded has the bytes that are stored, which no reader of its topic expects."""
-    letters = message._letters
+    letters = message._dead_letters
     odd = {b"a": {"decode_error": "its body does not match its CRC"}}
     monkeypatch.setattr(
-        message, "_letters", lambda *given: (replace(one, **odd.get(one.body, {})) for one in letters(*given))
+        message, "_dead_letters", lambda *given: (replace(one, **odd.get(one.body, {})) for one in letters(*given))
     )
     told = {one["sent"]: one for one in documents(run("dlq", "resend", dead, "--yes", "--json").stdout)}
     assert (told[False]["leftOut"], told[True]["topic"]) == ("its body does not match its CRC", topic)
@@ -199,7 +199,7 @@ def test_a_letter_goes_to_the_queue_of_its_sharding_key(rocketmq: LocalBroker, t
     letter = replace(MESSAGE, topic=topic, properties={"UNIQ_KEY": "02", "__SHARDINGKEY": "k", "mine": "1"})
     with Producer(name_server=rocketmq.name_server, group="p") as producer:
         first = producer.send(Message(topic, b"x"), selector="hash", arg="k")
-        assert message._sent(producer, letter)
+        assert message._resend(producer, letter)
     awaited(lambda: total(rocketmq, topic), lambda found: found == 2)
     assert first.queue is not None
     (again,) = (one for one in stored_now(rocketmq, topic) if one.body == MESSAGE.body)
@@ -215,9 +215,9 @@ def test_a_topic_that_is_not_writable_is_of_its_letters_alone() -> None:
         raise next(errors)
 
     producer: Any = SimpleNamespace(send=send)
-    assert isinstance(message._sent(producer, MESSAGE), RouteNotFound)
+    assert isinstance(message._resend(producer, MESSAGE), RouteNotFound)
     with pytest.raises(CallTimeout):
-        message._sent(producer, MESSAGE)
+        message._resend(producer, MESSAGE)
 
 
 def test_letters_do_not_go_to_a_spool(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,9 +233,9 @@ def test_letters_do_not_go_to_a_spool(monkeypatch: pytest.MonkeyPatch) -> None:
         return nullcontext(SimpleNamespace(send=send))
 
     monkeypatch.setattr(producers, "Producer", made)
-    monkeypatch.setattr(message, "_letters", lambda *asked: [letter])
-    monkeypatch.setattr(message, "_finder", lambda target: lambda letter: None)
-    monkeypatch.setattr(message, "_missing", lambda target: lambda topic: None)
+    monkeypatch.setattr(message, "_dead_letters", lambda *asked: [letter])
+    monkeypatch.setattr(message, "_resend_finder", lambda target: lambda letter: None)
+    monkeypatch.setattr(message, "_missing_topic_check", lambda target: lambda topic: None)
     words = [
         "dlq",
         "resend",
@@ -257,15 +257,15 @@ def test_letters_do_not_go_to_a_spool(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_two_letters_of_one_id_and_other_topics_are_two(monkeypatch: pytest.MonkeyPatch) -> None:
     admin = SimpleNamespace(messages_of_key=lambda *asked: [])
-    find = message._finder(SimpleNamespace(client=lambda: SimpleNamespace(admin=admin)))  # type: ignore[arg-type]
+    find = message._resend_finder(SimpleNamespace(client=lambda: SimpleNamespace(admin=admin)))  # type: ignore[arg-type]
     assert [find(replace(MESSAGE, topic=name)) for name in "aab"] == [None, "another letter of this id", None]
 
 
-def test_what_was_sent_again_at_any_time_since_the_letter_died_is_found() -> None:
+def test_a_resend_at_any_time_since_the_letter_died_is_found() -> None:
     """Also long ago, and by clocks that are ahead of ours or behind."""
     asked: list[tuple[Any, ...]] = []
     admin = SimpleNamespace(messages_of_key=lambda *given: asked.append(given) or [MESSAGE])
-    find = message._finder(SimpleNamespace(client=lambda: SimpleNamespace(admin=admin)))  # type: ignore[arg-type]
+    find = message._resend_finder(SimpleNamespace(client=lambda: SimpleNamespace(admin=admin)))  # type: ignore[arg-type]
     died_ms, now_ms = 1_600_000_000_000, time.time_ns() // 1_000_000
     assert find(replace(MESSAGE, store_timestamp=died_ms)) == "ID"
     ((topic, key, begin_ms, end_ms),) = asked
@@ -280,7 +280,7 @@ def test_where_nobody_can_look_it_up_it_is_said_and_sent(run: Run, dead: str, mo
     monkeypatch.setattr(BaseAdmin, "messages_of_key", denied)
     done = run("dlq", "resend", dead, "--yes")
     assert (done.exit_code, "2 sent" in done.stderr) == (0, True)
-    assert done.stderr.count("was sent again before cannot be looked up") == 2
+    assert done.stderr.count("was resent before: ") == 2
     told = documents(run("dlq", "resend", dead, "--json").stdout)
     assert [("no" in one["notLookedUp"], one["sent"]) for one in told] == [(True, False)] * 2, "programs get no notes"
 
@@ -346,25 +346,25 @@ def test_letters_of_a_namespace_go_back_to_its_topic(rocketmq: LocalBroker, topi
 
 
 @pytest.mark.parametrize("separator", "+_")
-def test_letters_of_pops_in_a_namespace_have_the_topic_that_they_were_sent_to(
+def test_popped_letters_of_a_namespace_have_their_original_topic(
     separator: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A group has a retry topic for each topic that it pops; both names in it have the namespace."""
     letter = replace(MESSAGE, topic="%DLQ%g", properties={"RETRY_TOPIC": f"%RETRY%shop%g{separator}shop%t"})
     reader = SimpleNamespace(seek=lambda place: None, messages=lambda: iter([letter]))
     monkeypatch.setattr(BaseAdmin, "consumed_topics", lambda *asked: [])
-    monkeypatch.setattr(reading, "TopicReader", lambda *asked: reader)
+    monkeypatch.setattr(topic_reader, "TopicReader", lambda *asked: reader)
     given = ["g", "-o", "namespace=shop", "--name-server", "127.0.0.1:1", "--json"]
     (told,) = documents(CliRunner().invoke(app, ["dlq", "show", *given]).stdout)
     assert told["topic"] == "t"
 
 
-def test_a_letter_that_only_its_broker_says_the_origin_of_has_that_topic(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_letter_has_the_topic_that_only_its_broker_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     """It would count as one without a topic of its own, and would not be sent again."""
     letter = replace(MESSAGE, topic="%DLQ%g", properties={"DLQ_ORIGIN_TOPIC": "orders"})
     reader = SimpleNamespace(seek=lambda place: None, messages=lambda: iter([letter]))
     monkeypatch.setattr(BaseAdmin, "consumed_topics", lambda *asked: [])
-    monkeypatch.setattr(reading, "TopicReader", lambda *asked: reader)
+    monkeypatch.setattr(topic_reader, "TopicReader", lambda *asked: reader)
     (told,) = documents(CliRunner().invoke(app, ["dlq", "show", "g", "--name-server", "127.0.0.1:1", "--json"]).stdout)
     assert told["topic"] == "orders"
 
@@ -429,7 +429,7 @@ def test_in_which_topic_a_group_read_a_letter(
     target = SimpleNamespace(client=lambda: SimpleNamespace(admin=admin))
     monkeypatch.setattr(message, "_has_message", lambda target, topic, msg_id: topic in holding)
     letter = replace(MESSAGE, queue=MESSAGE.queue._replace(topic="%DLQ%g"))
-    find = message._topic_finder(SimpleNamespace(), target, "g")  # type: ignore[arg-type]
+    find = message._read_topic_finder(SimpleNamespace(), target, "g")  # type: ignore[arg-type]
     assert find(letter, "t") == expected
 
 
@@ -439,7 +439,7 @@ def test_without_the_right_to_look_the_first_topic_is_taken() -> None:
 
     notes: list[str] = []
     target = SimpleNamespace(client=lambda: SimpleNamespace(admin=SimpleNamespace(consumed_topics=denied)))
-    find = message._topic_finder(SimpleNamespace(note=notes.append), target, "g")  # type: ignore[arg-type]
+    find = message._read_topic_finder(SimpleNamespace(note=notes.append), target, "g")  # type: ignore[arg-type]
     assert [find(MESSAGE, "t"), find(MESSAGE, "t")] == ["t", "t"]
     assert ["Cannot check whether g reads dead letters of other groups" in note for note in notes] == [True]
 

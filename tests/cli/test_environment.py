@@ -11,7 +11,7 @@ import pytest
 from click.testing import Result
 
 from rocketmq_spark import Admin, Consumer, Producer, PullConsumer
-from rocketmq_spark.cli.topic import _shown
+from rocketmq_spark.cli.topic import _text_row
 from rocketmq_spark.client import topic_readers
 from rocketmq_spark.client.admin import BaseAdmin
 from rocketmq_spark.client.topic_readers import GroupReader
@@ -70,7 +70,7 @@ def test_who_writes_and_reads_each_queue(rocketmq: LocalBroker, make_topic: Call
     assert max(map(len, text.stdout.splitlines())) <= 80
 
 
-def test_readers_that_do_not_answer_or_are_outside_are_told_as_such(
+def test_silent_and_foreign_readers_are_reported(
     rocketmq: LocalBroker, topic: str, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rocketmq.create_topic(f"{topic}_dev", 1)
@@ -94,7 +94,7 @@ def test_readers_that_do_not_answer_or_are_outside_are_told_as_such(
     assert ("! others" in text.stdout, "silent" in text.stdout) == (True, False)
 
 
-def test_3_2_with_a_suffix_the_topic_is_the_environment_s(rocketmq: LocalBroker, run: Run) -> None:
+def test_suffix_mode_creates_and_shows_topic_of_environment(rocketmq: LocalBroker, run: Run) -> None:
     plain = f"t{uuid.uuid4().hex[:8]}"
     options = ("--environment", "dev", "-o", "environmentMode=suffix")
     assert run("topic", "create", plain, "--queues", "1", *options).exit_code == 0
@@ -127,7 +127,7 @@ def test_the_environment_comes_from_the_variable_and_is_said(
     assert (other.exit_code, documents(other.stdout)) == (0, [])
 
 
-def test_a_copy_ends_when_what_belongs_to_its_environment_is_copied(
+def test_a_copy_ends_when_its_environment_is_copied(
     rocketmq: LocalBroker, make_topic: Callable[..., str], run: Run
 ) -> None:
     """It would wait for its group in the queues of the others, or for another group, without end."""
@@ -145,9 +145,7 @@ def test_a_copy_ends_when_what_belongs_to_its_environment_is_copied(
     assert {one.queue_id % 2 for one in found} == {1}
 
 
-def test_a_topic_of_a_namespace_is_not_copied_to_itself_by_its_two_names(
-    rocketmq: LocalBroker, topic: str, run: Run
-) -> None:
+def test_a_topic_is_not_copied_to_itself_by_its_two_names(rocketmq: LocalBroker, topic: str, run: Run) -> None:
     rocketmq.create_topic(f"shop%{topic}", 1)
     given = ("--group", f"g{uuid.uuid4().hex[:6]}", "--name-server", rocketmq.name_server)
     for source, destination, where in (
@@ -159,9 +157,7 @@ def test_a_topic_of_a_namespace_is_not_copied_to_itself_by_its_two_names(
     assert run("copy", topic, topic, *given, "--to-option", "namespace=shop").exit_code == 0
 
 
-def test_what_commands_change_and_delete_is_the_group_of_the_environment(
-    rocketmq: LocalBroker, topic: str, run: Run
-) -> None:
+def test_commands_change_and_delete_the_environments_group(rocketmq: LocalBroker, topic: str, run: Run) -> None:
     """The group of the plain name is another one, whose readers would begin elsewhere."""
     group, where = f"g{uuid.uuid4().hex[:6]}", ("--environment", "2", "-o", "environments=2")
     assert run("produce", topic, *where, input="a\nb\n").exit_code == 0
@@ -184,7 +180,7 @@ def test_what_commands_change_and_delete_is_the_group_of_the_environment(
     assert (group in names, f"{group}_env_2" in names) == (True, False)
 
 
-def test_what_commands_change_and_delete_is_that_of_the_namespace(
+def test_commands_change_and_delete_within_the_namespace(
     rocketmq: LocalBroker, make_topic: Callable[..., str], run: Run
 ) -> None:
     """The topic and the group of the plain name are those of others."""
@@ -255,5 +251,5 @@ def test_what_is_consumed_and_copied_is_that_of_the_namespace(
 
 
 def test_a_queue_that_takes_no_messages_is_written_by_nobody() -> None:
-    shown = _shown({"environment": "1", "writable": False, "readers": []})
+    shown = _text_row({"environment": "1", "writable": False, "readers": []})
     assert (shown["environment"], shown["shown"]) == (None, None)

@@ -80,7 +80,7 @@ def test_a_group_with_members(run, rocketmq, topic):
 @pytest.mark.parametrize(
     ("more", "topics", "force"), [([], False, False), (["--topics"], True, False), (["--force"], False, True)]
 )
-def test_the_dead_letters_of_a_group_are_deleted_only_if_it_is_said(monkeypatch, more, topics, force):
+def test_dead_letters_of_a_group_are_deleted_only_on_request(monkeypatch, more, topics, force):
     """Nor is anything deleted of which nobody looked whether it has members."""
     asked = []
     monkeypatch.setattr(groups, "check_deletable", lambda client, *given: asked.append(("check", *given)))
@@ -157,7 +157,7 @@ def test_the_brokers_of_a_cluster(run, rocketmq):
 
 
 @pytest.mark.parametrize("error", [None, CallTimeout("no answer in time")])
-def test_the_exit_code_says_whether_all_brokers_answer_and_there_is_one(monkeypatch, error):
+def test_cluster_exits_with_1_unless_all_brokers_answer(monkeypatch, error):
     state = BrokerState("b", "c", 0, "127.0.0.1:1", None, None, None, None, None, None, error)
     for states, code in (([state], int(error is not None)), ([], 1)):
         monkeypatch.setattr(brokers, "states", lambda client, states=states: states)
@@ -212,7 +212,7 @@ def test_what_fails_is_not_said_to_be_done(monkeypatch, verb, command, form):
     assert (done.exit_code, done.stdout, "no answer in time" in done.stderr) == (1, "", True), done.output
 
 
-def test_offsets_that_members_would_overwrite_are_refused_before_one_is_set(monkeypatch):
+def test_offsets_that_members_would_overwrite_are_not_set(monkeypatch):
     """A member that has nothing to commit would read from there all the same, when it starts again."""
     monkeypatch.setattr(groups, "offset_changes", lambda *given: [OffsetChange(MessageQueue("t", "a", 0), 3, 9)])
     monkeypatch.setattr(groups, "members", lambda *given: ["one"])
@@ -232,7 +232,10 @@ def test_users_and_policies_are_deleted_when_it_is_confirmed(monkeypatch, comman
     for more, code in (([], 2), (["--yes"], 0)):
         assert asked == []
         done = CliRunner().invoke(app, [*command, *more, *NOWHERE])
-        assert (done.exit_code, "There is no terminal to ask on" in " ".join(done.stderr.split())) == (code, code == 2)
+        assert (done.exit_code, "There is no terminal for the confirmation" in " ".join(done.stderr.split())) == (
+            code,
+            code == 2,
+        )
     assert asked == [tuple(command[2:])]
 
 
@@ -276,7 +279,7 @@ def test_who_may_do_everything_and_who_may_not_connect_is_shown(monkeypatch):
     ]
 
 
-def test_messages_of_a_key_are_looked_for_in_the_time_and_those_of_a_time_in_the_environment(monkeypatch):
+def test_find_searches_the_period_and_the_environment(monkeypatch):
     asked = []
     for name in ("messages_by_key", "messages_of_time"):
         monkeypatch.setattr(messages, name, lambda client, *given: asked.append(given) or [])

@@ -306,7 +306,7 @@ def test_served_for_prometheus(rocketmq: LocalBroker, half: tuple[str, str], sta
     assert server.code == 0
 
 
-def test_a_broker_that_does_not_answer_is_an_error_of_who_asks_for_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_fail_if_a_broker_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """The others alone would be a smaller lag, for which no alarm is raised."""
     look = groups.QueuePositions(
         [QueueLag(MessageQueue("t", "broker-a", 0), 0, 3, 9)], [ConnectionLost("broker-b is away")]
@@ -318,7 +318,7 @@ def test_a_broker_that_does_not_answer_is_an_error_of_who_asks_for_metrics(monke
             text()
         served.append(address)
 
-    monkeypatch.setattr(lag, "_of_group", lambda *asked: lambda: ({"group": "g"}, look))
+    monkeypatch.setattr(lag, "_group_lag", lambda *asked: lambda: ({"group": "g"}, look))
     monkeypatch.setattr(lag, "_serve", serve)
     for address in ("9464", "0.0.0.0:9464"):
         done = CliRunner().invoke(app, ["lag", "--group", "g", "--serve", address, "--name-server", "127.0.0.1:1"])
@@ -330,23 +330,23 @@ def test_a_broker_that_does_not_answer_is_an_error_of_who_asks_for_metrics(monke
         assert f"{wrong!r} is not [HOST:]PORT" in done.output
 
 
-def test_messages_that_were_removed_before_they_were_read_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_removed_before_they_were_read_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     look = groups.QueuePositions([QueueLag(MessageQueue("t", "broker-a", 0), 5, 3, 9)], [])
-    monkeypatch.setattr(lag, "_of_group", lambda *asked: lambda: ({"group": "g"}, look))
+    monkeypatch.setattr(lag, "_group_lag", lambda *asked: lambda: ({"group": "g"}, look))
     done = CliRunner().invoke(app, ["lag", "--group", "g", "--name-server", "127.0.0.1:1"])
     assert (done.exit_code, "2 messages were removed before they were read" in done.stderr) == (0, True), done.output
 
 
 def test_what_is_watched_is_asked_again_after_the_interval(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[object] = []
-    monkeypatch.setattr(lag, "_of_group", lambda *given: given[1:])
+    monkeypatch.setattr(lag, "_group_lag", lambda *given: given[1:])
     monkeypatch.setattr(lag, "_watch", lambda output, *given: asked.append(given))
     watch = ["lag", "--group", "g", "--topic", "t", "--watch", "--interval", "9"]
     assert CliRunner().invoke(app, [*watch, "--name-server", "127.0.0.1:1"]).exit_code == 0
     assert asked == [(("g", ("t",)), 9.0)]
 
 
-def test_a_broker_that_is_away_for_a_while_does_not_end_a_watch_that_has_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_watch_survives_the_outage_of_a_broker(monkeypatch: pytest.MonkeyPatch) -> None:
     look = groups.QueuePositions([QueueLag(MessageQueue("t", "broker-a", 0), 0, 3, 9)], [])
     part, found = groups.QueuePositions(look.rows, [ConnectionLost("silent")]), ({"group": "g"}, look)
     watch = ["lag", "--group", "g", "--watch", "--interval", "0.1", "--json", "--name-server", "127.0.0.1:1"]
@@ -360,7 +360,7 @@ def test_a_broker_that_is_away_for_a_while_does_not_end_a_watch_that_has_begun(m
                 raise away if given == "away" else ended
             return found if given == "fine" else (found[0], part)
 
-        monkeypatch.setattr(lag, "_of_group", lambda *given, ask=ask: ask)
+        monkeypatch.setattr(lag, "_group_lag", lambda *given, ask=ask: ask)
         done = CliRunner().invoke(app, watch)
         assert (done.exit_code, [row["lag"] for row in documents(done.stdout)]) == (1, [6] * shown), done.output
         assert [word in done.stderr for word in ("away", "silent", "over")] == [True, shown > 0, shown > 0]
@@ -378,7 +378,7 @@ def test_rates_are_those_since_the_look_before(monkeypatch: pytest.MonkeyPatch) 
             raise OffsetError("over")
         return {"group": "g"}, groups.QueuePositions([row], [])
 
-    monkeypatch.setattr(lag, "_of_group", lambda *given: ask)
+    monkeypatch.setattr(lag, "_group_lag", lambda *given: ask)
     monkeypatch.setattr(lag, "time", SimpleNamespace(monotonic=lambda: at_s[0], time_ns=time.time_ns))
     watch = ["lag", "--group", "g", "--watch", "--interval", "0.1", "--json", "--name-server", "127.0.0.1:1"]
     seen = documents(CliRunner().invoke(app, watch).stdout)
@@ -447,7 +447,7 @@ def test_a_query_is_looked_for_in_its_namespace(
     assert (seen["level"], seen["found"].startswith("1 messages behind")) == ("ok", True)
 
 
-def test_queues_of_another_cluster_are_not_looked_for_in_this_one(
+def test_queues_of_another_cluster_are_not_searched_in_this_one(
     rocketmq: LocalBroker, make_topic: Callable[..., str], run: Run, tmp_path: Path
 ) -> None:
     """A query may read two clusters, with topics and brokers of the same names."""

@@ -8,14 +8,14 @@ from rocketmq_spark.cli.lag_view import (
     LagSnapshot,
     document,
     duration,
-    folded,
+    fold,
     prometheus,
     rate,
     screen,
     summary,
     table,
-    under_way,
-    waiting,
+    unfinished_batch,
+    unfinished_batch_text,
 )
 from rocketmq_spark.model import MessageQueue, OffsetRange
 from rocketmq_spark.model.admin import QueueLag
@@ -52,16 +52,19 @@ def test_what_programs_get() -> None:
 
 def test_a_batch_that_is_not_done() -> None:
     read = BatchRead(LoggedBatch(7, {}, NOW_MS - 65_000), [OffsetRange(queue(1, broker="broker-b"), 3, 9)], [], None)
-    told = under_way(read, {"broker-b"}, NOW_MS)
+    told = unfinished_batch(read, {"broker-b"}, NOW_MS)
     assert told == {"batchId": 7, "forMs": 65_000, "waitsFor": ["broker-b"]}
-    assert waiting(told) == "batch 7 was begun 1 m 5 s ago and is not done: broker-b does not answer"
-    assert waiting({**told, "waitsFor": ["a", "b"]}).endswith("is not done: a, b do not answer")
+    assert unfinished_batch_text(told) == "batch 7 was begun 1 m 5 s ago and is not done: broker-b does not answer"
+    assert unfinished_batch_text({**told, "waitsFor": ["a", "b"]}).endswith("is not done: a, b do not answer")
     ended = "not done: it runs, or its query has ended"
-    assert waiting(under_way(read, (), NOW_MS)) == f"batch 7 was begun 1 m 5 s ago and is {ended}"
-    assert waiting(under_way(read._replace(batch=LoggedBatch(7, {})), (), NOW_MS)) == f"batch 7 is begun and {ended}"
+    assert unfinished_batch_text(unfinished_batch(read, (), NOW_MS)) == f"batch 7 was begun 1 m 5 s ago and is {ended}"
+    assert (
+        unfinished_batch_text(unfinished_batch(read._replace(batch=LoggedBatch(7, {})), (), NOW_MS))
+        == f"batch 7 is begun and {ended}"
+    )
     found = sight(ROW, checkpoint="/c", batchId=6, underWay=told)
     behind = ["6 messages behind in 1 queues", "the oldest for 3 m 12 s"]
-    assert summary(found) == ["checkpoint /c", *behind, waiting(told)], (
+    assert summary(found) == ["checkpoint /c", *behind, unfinished_batch_text(told)], (
         "what is behind, and for how long, stand together"
     )
     assert document(found)["underWay"] == told
@@ -122,7 +125,7 @@ def test_no_line_is_wrapped_cut_or_empty(width: int, height: int) -> None:
     assert ("and" in lines[-1].split()) == (height < 200)
 
 
-def test_what_is_furthest_behind_is_shown_where_not_all_have_room() -> None:
+def test_the_queues_furthest_behind_are_shown_first() -> None:
     rows = [QueueLag(queue(n), 0, 10 - n, 10, NOW_MS) for n in range(10)]
     lines = screen(sight(*rows), 80, 6)
     assert [line.split()[1] for line in lines[3:-1]] == ["8", "9"]
@@ -147,5 +150,5 @@ def test_durations(ms: float | None, text: str) -> None:
 
 def test_rates_and_folds() -> None:
     assert [rate(value) for value in (None, 0.0, 0.25, 9.96, 12.4, 1234.5)] == ["-", "0", "0.2", "10.0", "12", "1,234"]
-    assert folded(["one", "two", "three"], 9) == ["one, two,", "three"]
-    assert folded(["x" * 12], 5) == ["xxxxx", "xxxxx", "xx"]
+    assert fold(["one", "two", "three"], 9) == ["one, two,", "three"]
+    assert fold(["x" * 12], 5) == ["xxxxx", "xxxxx", "xx"]

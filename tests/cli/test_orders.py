@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketmq_spark.cli.produce import REGIONS, Order, Orders, paced, parse_rate
+from rocketmq_spark.cli.produce import REGIONS, Order, Orders, due_counts, parse_rate
 
 
 def test_an_order_as_a_message():
@@ -50,12 +50,12 @@ def test_no_rates(text):
 
 def test_paced_sends_the_count_and_not_faster():
     begin = time.monotonic()
-    assert sum(paced(1000, 101, threading.Event())) == 101
+    assert sum(due_counts(1000, 101, threading.Event())) == 101
     assert time.monotonic() - begin >= 0.1
 
 
 def test_paced_catches_up():
-    groups = paced(1000, None, threading.Event())
+    groups = due_counts(1000, None, threading.Event())
     assert next(groups) == 1
     begin = time.monotonic()
     while time.monotonic() - begin < 0.05:
@@ -65,7 +65,7 @@ def test_paced_catches_up():
 
 def test_paced_stops_at_once():
     stop = threading.Event()
-    groups = paced(0.001, None, stop)
+    groups = due_counts(0.001, None, stop)
     assert next(groups) == 1
     threading.Timer(0.05, stop.set).start()
     assert list(itertools.islice(groups, 1)) == []

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from rocketmq_spark.cli.output import Json, Text, moment, one_line, tabled
+from rocketmq_spark.cli.output import Json, Text, moment, one_line, table_lines
 from rocketmq_spark.errors import LocalBrokerError, OptionError
 from rocketmq_spark.options.parsing import Secret
 
@@ -129,7 +129,7 @@ def test_sentences_of_a_narrow_terminal_break_between_words(monkeypatch):
     assert out.getvalue().count("\n") == 1
 
 
-def test_a_table_too_wide_for_the_terminal_has_topics_on_lines_of_their_own(monkeypatch):
+def test_a_table_too_wide_has_topics_on_separate_lines(monkeypatch):
     columns = {"topic": "TOPIC", "queueId": "QUEUE", "who": "WHO"}
     rows = [
         {"topic": "a-topic-of-some-length", "queueId": 0, "who": ["one", "two"]},
@@ -137,11 +137,11 @@ def test_a_table_too_wide_for_the_terminal_has_topics_on_lines_of_their_own(monk
         {"topic": "b", "queueId": 3, "who": None},
     ]
     grouped = ["QUEUE  WHO", "a-topic-of-some-length", "    0  one", "       two", "   11  x", "b", "    3  -"]
-    wide = tabled(columns, rows, None)
+    wide = table_lines(columns, rows, None)
     assert (len(wide), max(map(len, wide))) == (5, 34)
-    assert tabled(columns, rows, 34) == wide
-    assert tabled(columns, rows, 33) == grouped
-    assert tabled({"who": "WHO"}, rows, 2) == tabled({"who": "WHO"}, rows, None)
+    assert table_lines(columns, rows, 34) == wide
+    assert table_lines(columns, rows, 33) == grouped
+    assert table_lines({"who": "WHO"}, rows, 2) == table_lines({"who": "WHO"}, rows, None)
     screen = Terminal()
     monkeypatch.setattr(sys, "stdout", screen)
     monkeypatch.setenv("COLUMNS", "33")

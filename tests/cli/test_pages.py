@@ -41,7 +41,7 @@ def test_every_option_and_every_error_is_shown(run: Run) -> None:
     rows = {
         name: row
         for page in ("errors", "options")
-        for name, row in command._rows((DOCS / f"{page}.md").read_text("utf-8"))
+        for name, row in command._rows_by_name((DOCS / f"{page}.md").read_text("utf-8"))
     }
     assert {row.name for row in TABLE} <= set(rows)
     assert {kind.code for kind in _below(errors.RocketMQError)} <= set(rows)
@@ -49,7 +49,7 @@ def test_every_option_and_every_error_is_shown(run: Run) -> None:
     assert lines[:3] == ["code: ROCKETMQ_BUSY", "class: BrokerBusy", "temporary: yes"]
     (given,) = documents(run("help", "namesrvaddr", "--json").output)
     assert given["option"] == "nameServer (or namesrvAddr)"
-    assert command._rows("| a | b |\n| --- | --- |\n| `x` or `y` | p \\| `q` |\n") == [
+    assert command._rows_by_name("| a | b |\n| --- | --- |\n| `x` or `y` | p \\| `q` |\n") == [
         (name, {"a": "x or y", "b": "p | q"}) for name in "xy"
     ]
 
@@ -84,6 +84,6 @@ def test_a_verb_of_a_command_leads_to_the_command(run: Run) -> None:
 
 
 def test_an_installation_without_pages_says_so(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(command, "_FOLDERS", (tmp_path,))
+    monkeypatch.setattr(command, "_PAGE_FOLDERS", (tmp_path,))
     done = run("help")
     assert (done.exit_code, "this installation has no pages" in done.stderr) == (1, True)

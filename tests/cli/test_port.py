@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rocketmq_spark.cli.kafka_lines import port_report
-from rocketmq_spark.cli.kafka_text import COMPUTED
+from rocketmq_spark.cli.kafka_text import CHECK_FORMAT
 from rocketmq_spark.options.table import foreign_option
 from tests.cli.conftest import documents
 from tests.harness import peak_bytes
@@ -116,7 +116,7 @@ def test_each_way_to_name_the_format(text):
         ('.option("startingOffsets", \'{"t": "earliest"}\').option("maxOffsetsPerTrigger", 5)', None),
     ],
 )
-def test_options_of_both_connectors_are_found_if_their_values_change(options, found):
+def test_shared_options_are_found_if_their_values_change(options, found):
     names = [kafka for _, kafka in places("job.py", f"spark.readStream{options}.load(format='kafka')")]
     assert names == sorted(['format("kafka")', *([found] if found else [])])
     left = [kafka for _, kafka in places("job.py", f"spark.readStream.format('rocketmq'){options}.load()")]
@@ -471,7 +471,7 @@ def test_a_computed_format_is_resolved(text):
 )
 def test_a_format_that_is_not_known_is_to_be_checked(text, shown):
     (line,) = port_report("job.py", text).lines
-    assert (line.kafka, line.replacement) == (shown, COMPUTED)
+    assert (line.kafka, line.replacement) == (shown, CHECK_FORMAT)
     assert line.where == str(text.count("\n", 0, max(text.find("USING"), text.find("format("), text.find("load("))) + 1)
 
 
@@ -642,7 +642,7 @@ def test_a_program_for_rocketmq_has_what_is_left_of_kafka(text, left):
     ],
 )
 def test_circular_and_long_programs_are_read(text):
-    assert [line.replacement for line in port_report("job.py", text).lines].count(COMPUTED) == 1
+    assert [line.replacement for line in port_report("job.py", text).lines].count(CHECK_FORMAT) == 1
 
 
 @pytest.mark.parametrize(
@@ -693,7 +693,7 @@ def test_a_small_program_does_not_take_much_memory(text):
     assert peak_bytes(lambda: port_report("job.py", program)) < 32 << 20
 
 
-def test_the_command_lists_lines_and_its_exit_code_says_whether_there_are_any(run, tmp_path):
+def test_port_lists_lines_and_exits_with_1_if_there_are_any(run, tmp_path):
     job = tmp_path / "job.py"
     job.write_text("\ufeff" + JOB, encoding="utf-8")
     done = run("port", str(job), "--json")

@@ -7,7 +7,7 @@ import pytest
 
 from rocketmq_spark.cli import produce as producing
 from rocketmq_spark.cli.output import Json, Text
-from rocketmq_spark.cli.produce import _orders, _Report, _send
+from rocketmq_spark.cli.produce import SendReport, _orders, _send_all
 from rocketmq_spark.errors import CallTimeout
 from rocketmq_spark.model import Message, MessageQueue, SendResult, SendStatus
 from tests.cli.conftest import documents
@@ -61,8 +61,8 @@ def test_json_names_every_message(run, topic, stored):
 
 
 def test_orders_at_a_rate(run, topic, stored, monkeypatch):
-    asked, paced = [], producing.paced
-    monkeypatch.setattr(producing, "paced", lambda *given: asked.append(given[:2]) or paced(*given))
+    asked, due_counts = [], producing.due_counts
+    monkeypatch.setattr(producing, "due_counts", lambda *given: asked.append(given[:2]) or due_counts(*given))
     assert run("produce", topic, "--rate", "500/s", "--count", "20", "--property", "x=y").exit_code == 0
     assert asked == [(500.0, 20)]
     found = stored(topic, 20)
@@ -73,10 +73,10 @@ def test_orders_at_a_rate(run, topic, stored, monkeypatch):
     assert [m["keys"] for m in stored(topic, 21) if m["tags"] == "vip"] == [["k"]]
 
 
-def test_an_order_to_stop_is_heard_where_the_rate_is_more_than_can_be_sent(monkeypatch):
+def test_a_stop_takes_effect_if_the_rate_is_too_high(monkeypatch):
     """What is due grows meanwhile: the next lot may take minutes, the one after it hours."""
     stop = threading.Event()
-    monkeypatch.setattr(producing, "paced", lambda *asked: iter([1_000]))
+    monkeypatch.setattr(producing, "due_counts", lambda *asked: iter([1_000]))
     orders = _orders("t", 1e6, None, stop)
     next(orders)
     stop.set()
@@ -168,9 +168,9 @@ class Answers:
 def test_what_was_acknowledged_when_a_send_fails_is_counted(capsys, output):
     """Also what was under way behind the one that failed."""
     ends = [None, True, False, None, False, True]
-    report = _Report(output, "t")
+    report = SendReport(output, "t")
     with pytest.raises(CallTimeout, match="no answer to b'2'"):
-        _send(Answers("t", *ends), (Message("t", str(i).encode()) for i in range(len(ends))), report)
+        _send_all(Answers("t", *ends), (Message("t", str(i).encode()) for i in range(len(ends))), report)
     printed = capsys.readouterr()
     assert report.sent == 4
     assert ("Sent 4 messages to t" in printed.err) is not output.machine
@@ -185,14 +185,14 @@ def test_ctrl_c_while_a_send_fails_still_counts(capsys):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        _send(Answers("t", None, False), messages(), _Report(Text(), "t"))
+        _send_all(Answers("t", None, False), messages(), SendReport(Text(), "t"))
     assert "Sent 1 messages to t" in capsys.readouterr().err
 
 
 def test_what_went_to_the_spool_is_told(capsys):
     kept = SendResult(SendStatus.SPOOLED, "ID", None, None)
     for output in (Text(), Json()):
-        report = _Report(output, "t")
+        report = SendReport(output, "t")
         report.acknowledged(kept)
         report.end()
     text, told = capsys.readouterr().out.splitlines()

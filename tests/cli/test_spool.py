@@ -21,7 +21,7 @@ from rocketmq_spark.errors import SpoolError
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import Message, MessageQueue, SendRequest, SpooledSend
 from rocketmq_spark.spool import spool as spool_module
-from rocketmq_spark.spool.records import LOST_OWNER, Dead, Record, SpoolOwner
+from rocketmq_spark.spool.records import UNKNOWN_OWNER, Dead, Record, SpoolOwner
 from rocketmq_spark.spool.spool import SendSpool, record_of, send_of
 from rocketmq_spark.spool.store import Store
 from tests.cli.conftest import documents
@@ -47,7 +47,7 @@ def folder(tmp_path: Path, topic: str) -> Path:
     return path
 
 
-def test_3_13_show_tells_how_a_spool_stands_and_each_record(run: Run, folder: Path, topic: str) -> None:
+def test_show_reports_spool_summary_and_each_record(run: Run, folder: Path, topic: str) -> None:
     (summary,) = documents(run("spool", "show", str(folder), "--json").stdout)
     assert (summary["depth"], summary["dead"], summary["giveUps"], summary["path"]) == (3, 1, 1, str(folder))
     *records, _ = documents(run("spool", "show", str(folder), "--records", "--json").stdout)
@@ -91,7 +91,7 @@ def test_a_copy_shows_the_same_records_and_is_sent(
     assert documents(run("spool", "show", str(folder), "--json").stdout)[0]["depth"] == 3
 
 
-def test_what_one_cluster_was_to_get_is_not_sent_to_another_unless_it_is_assigned(
+def test_spool_of_another_cluster_is_sent_only_after_assign(
     rocketmq: LocalBroker, run: Run, folder: Path, topic: str
 ) -> None:
     done = run("spool", "send", str(folder))
@@ -148,9 +148,9 @@ def _given_up(spool: SendSpool, timeout_s: float, dead: bool) -> int:
     return len(spool.store)
 
 
-def test_a_delay_folder_whose_owner_damage_took_is_assigned_by_the_name_of_its_group(run: Run, tmp_path: Path) -> None:
+def test_delay_folder_with_lost_owner_is_assigned_by_group_name(run: Run, tmp_path: Path) -> None:
     store = Store(tmp_path / "d", sync="never")
-    store.belong(LOST_OWNER)
+    store.set_owner(UNKNOWN_OWNER)
     store.add([(Record("delayed", b"x", 1), 1)])
     store.close()
     done = run("spool", "assign", str(tmp_path / "d"))
@@ -162,12 +162,10 @@ def test_a_delay_folder_whose_owner_damage_took_is_assigned_by_the_name_of_its_g
     assert "Omit --delay-group" in " ".join(done.stderr.split())
 
 
-def test_records_are_assigned_to_the_namespace_and_environment_that_are_given_and_stay_those_of_a_delay_service(
-    run: Run, tmp_path: Path
-) -> None:
+def test_delay_records_keep_purpose_when_assigned_to_environment(run: Run, tmp_path: Path) -> None:
     """Those of a delay service would be sent at once, and without an environment to the queues of all."""
     store = Store(tmp_path / "d", sync="never")
-    store.belong(SpoolOwner(("old:9876",), purpose="the delay service, group 'g'"))
+    store.set_owner(SpoolOwner(("old:9876",), purpose="the delay service, group 'g'"))
     store.close()
     where = ("--environment", "dev", "-o", "environmentMode=suffix", "-o", "namespace=shop")
     (told,) = documents(run("spool", "assign", str(tmp_path / "d"), *where, "--json").stdout)
@@ -177,7 +175,7 @@ def test_records_are_assigned_to_the_namespace_and_environment_that_are_given_an
 
 
 @pytest.mark.parametrize("command", ["assign", "send"])
-def test_a_folder_in_use_keeps_no_other_from_being_assigned_or_sent(run: Run, tmp_path: Path, command: str) -> None:
+def test_folder_in_use_does_not_block_assign_or_send_of_others(run: Run, tmp_path: Path, command: str) -> None:
     others = [Store(tmp_path / name, sync="never") for name in ("worker-1", "worker-2", "worker-3")]
     others[1].close()
     others[2].close()
@@ -213,7 +211,7 @@ def test_send_sends_what_is_there_whenever_it_is_due(
         "the footer, without which there is no table",
     ],
 )
-def test_what_can_be_read_of_a_damaged_spool_is_shown_and_exported(
+def test_readable_part_of_damaged_spool_is_shown_and_exported(
     run: Run, tmp_path: Path, share: float, least: int, depth: int | None
 ) -> None:
     store = Store(tmp_path, sync="never")
@@ -272,9 +270,7 @@ def test_a_spool_in_use_can_be_shown_and_not_sent(run: Run, folder: Path) -> Non
     store.close()
 
 
-def test_what_an_environment_by_its_number_left_is_not_sent_to_where_the_number_points_now(
-    run: Run, folder: Path
-) -> None:
+def test_spool_send_refuses_environment_number_without_count(run: Run, folder: Path) -> None:
     done = run("spool", "send", str(folder), "--environment", "1")
     assert done.exit_code == 1
     assert "option 'environment' is '1' without option 'environments'" in done.stderr
@@ -325,15 +321,15 @@ def test_an_error_of_one_folder_ends_no_command(error: Exception, capsys: pytest
     """Others may put a folder beside the spools of this user."""
     failed: list[Exception] = []
     for raised in (error, SpoolError("another")):
-        with spool_commands._collected(failed):
+        with spool_commands._collecting_errors(failed):
             raise raised
     with pytest.raises(type(error)) as caught:
-        spool_commands._raise(Text(), failed)
+        spool_commands._raise_first(Text(), failed)
     assert caught.value is error
     assert "another" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("error", [BrokenPipeError(), click.Abort(), KeyboardInterrupt()])
 def test_the_end_of_the_output_ends_a_command(error: BaseException) -> None:
-    with pytest.raises(type(error)), spool_commands._collected([]):
+    with pytest.raises(type(error)), spool_commands._collecting_errors([]):
         raise error

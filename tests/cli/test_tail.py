@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from rocketmq_spark import session
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.cli import reading
+from rocketmq_spark.cli import topic_reader
 from rocketmq_spark.cli.command import app
 from rocketmq_spark.cli.tail import document, line
 from rocketmq_spark.model import MessageQueue, OffsetRange, ReceivedMessage, SendRequest
@@ -39,7 +39,7 @@ def test_messages_that_are_gone_are_told_in_each_form(monkeypatch, command, form
             self.on_loss(OffsetRange(MESSAGE.queue, 3, 8), Cause.TRUNCATED)
             return iter(())
 
-    monkeypatch.setattr(reading, "TopicReader", Reader)
+    monkeypatch.setattr(topic_reader, "TopicReader", Reader)
     done = CliRunner().invoke(app, [*command, *form, "--name-server", "127.0.0.1:1"])
     gone = f"5 messages of t/broker-a/1 from offset 3 are gone: {Cause.TRUNCATED.value}"
     assert (done.exit_code, done.stdout) == (0, "")
@@ -91,7 +91,7 @@ def test_a_document_has_the_names_of_the_columns():
     }  # fmt: skip
 
 
-def test_a_message_that_cannot_be_decoded_is_shown_raw_with_its_flags():
+def test_an_undecodable_message_is_shown_raw_with_its_flags():
     bad = replace(MESSAGE, body=b"\x00no zlib", sys_flag=0x101, decode_error="Not a lz4 body")
     assert line(bad).endswith("sysFlag=0x101  <cannot be decoded: Not a lz4 body> b'\\x00no zlib'")
     shown = document(bad)

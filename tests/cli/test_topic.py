@@ -78,7 +78,7 @@ def test_a_topic_gets_more_queues_and_keeps_what_it_is(run, rocketmq, name):
     assert f"--queues is 4, fewer than topic {name} has: 5 on broker-a. Use: rocketmq-spark topic shrink" in done.stderr
 
 
-def test_a_topic_that_gets_fewer_queues_says_what_goes_out_of_sight(run, rocketmq, name):
+def test_a_shrunk_topic_reports_the_messages_out_of_sight(run, rocketmq, name):
     rocketmq.create_topic(name, 8)
     feed(rocketmq, name, 80)
     done = run("topic", "shrink", name, "--queues", "2", input="y\n")
@@ -245,7 +245,7 @@ def test_only_brokers_that_are_named_are_changed(monkeypatch, command, calls, na
     assert asked == [(verb, "t", what, tuple(named) or None, *rest) for verb, what, *rest in calls]
 
 
-def test_an_environment_of_a_shared_topic_takes_nothing_from_the_others(run, rocketmq, name, monkeypatch):
+def test_an_environment_removes_nothing_of_a_shared_topic(run, rocketmq, name, monkeypatch):
     rocketmq.create_topic(name, 4)
     feed(rocketmq, name, 8)
     verbs = (["delete", name, "--yes"], ["shrink", name, "--queues", "1", "--yes"])

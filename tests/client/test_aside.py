@@ -11,44 +11,44 @@ from typing import Any
 import pytest
 
 from rocketmq_spark.base import threads as aside_module
-from rocketmq_spark.base.threads import Aside, Latch, start_thread
+from rocketmq_spark.base.threads import KeyedExecutor, Latch, start_thread
 from tests.helpers import RAISED, no_more_threads, raising
 from tests.mockbroker import eventually
 
 
 def test_a_key_keeps_its_order_and_others_do_not_wait() -> None:
-    aside, gate, done = Aside(), threading.Event(), []
+    aside, gate, done = KeyedExecutor(), threading.Event(), []
     other = threading.Event()
     aside.run("slow", lambda: done.append(gate.wait(60)))
     for i in range(5):
         aside.run("slow", lambda i=i: done.append(i))  # type: ignore[misc]
     aside.run("other", other.set)
     assert other.wait(60)
-    assert (done, aside.busy("slow")) == ([], True)
+    assert (done, aside.has_work("slow")) == ([], True)
     gate.set()
-    eventually(lambda: not aside.busy("slow"))
+    eventually(lambda: not aside.has_work("slow"))
     assert done == [True, 0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("error", RAISED, ids=lambda error: type(error).__name__)
 def test_work_that_fails_does_not_keep_the_next_one(error: BaseException, caplog: pytest.LogCaptureFixture) -> None:
-    aside, gate, done = Aside(), threading.Event(), threading.Event()
+    aside, gate, done = KeyedExecutor(), threading.Event(), threading.Event()
     aside.run("k", lambda: gate.wait(60))
     aside.run("k", raising(error))
     aside.run("k", done.set)
     gate.set()
     assert done.wait(60)
-    eventually(lambda: not aside.busy("k"))
+    eventually(lambda: not aside.has_work("k"))
     assert f"the work of thread rocketmq-aside-k failed: {type(error).__name__}: mine" in caplog.text
 
 
 def test_where_there_are_no_more_threads_nothing_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    aside, done = Aside(), threading.Event()
+    aside, done = KeyedExecutor(), threading.Event()
     with monkeypatch.context() as patch:
         no_more_threads(patch)
         with pytest.raises(RuntimeError):
             aside.run("k", done.set)
-    assert not aside.busy("k")
+    assert not aside.has_work("k")
     aside.run("k", done.set)
     assert done.wait(60)
 
@@ -57,7 +57,7 @@ def test_where_there_are_no_more_threads_nothing_is_left_behind(monkeypatch: pyt
 def test_ctrl_c_during_thread_start_leaves_no_work_or_thread(
     started: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    aside, done, threads = Aside(), [], []
+    aside, done, threads = KeyedExecutor(), [], []
 
     def interrupted(*given: Any) -> threading.Thread:
         if started:
@@ -68,9 +68,9 @@ def test_ctrl_c_during_thread_start_leaves_no_work_or_thread(
         patch.setattr(aside_module, "start_thread", interrupted)
         with pytest.raises(KeyboardInterrupt):
             aside.run("k", lambda: done.append("interrupted"))
-    assert not aside.busy("k")
+    assert not aside.has_work("k")
     aside.run("k", lambda: done.append("next"))
-    eventually(lambda: not aside.busy("k"))
+    eventually(lambda: not aside.has_work("k"))
     for thread in threads:
         thread.join(60)
     assert (done, caplog.text) == (["next"], "")
@@ -78,7 +78,7 @@ def test_ctrl_c_during_thread_start_leaves_no_work_or_thread(
 
 
 def test_no_more_waits_for_a_thread_than_may() -> None:
-    aside, gate, done = Aside(2), threading.Event(), []
+    aside, gate, done = KeyedExecutor(2), threading.Event(), []
     begun = threading.Event()
     aside.run("k", lambda: done.append(begun.set() or gate.wait(60)))
     assert begun.wait(60)
@@ -90,14 +90,14 @@ def test_no_more_waits_for_a_thread_than_may() -> None:
     aside.run("other", other.set)
     assert other.wait(60)
     gate.set()
-    eventually(lambda: not aside.busy("k"))
+    eventually(lambda: not aside.has_work("k"))
     assert done == [True, 0, 1]
 
 
 def test_a_latch_is_set_once_and_for_all_who_wait() -> None:
     latch = Latch()
     assert (latch.wait(0), latch.wait(-1), latch.wait(0.001)) == (False, False, False)
-    waiting = [start_thread(f"waiting-{i}", latch.wait, again=False) for i in range(3)]
+    waiting = [start_thread(f"waiting-{i}", latch.wait, restart=False) for i in range(3)]
     latch.set()
     latch.set()
     for thread in waiting:

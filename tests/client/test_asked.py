@@ -19,16 +19,16 @@ from rocketmq_spark.client.rpc import RpcClient
 from rocketmq_spark.errors import RemoteProtocolError
 from rocketmq_spark.model import Filter, MessageQueue
 from rocketmq_spark.model.membership import (
-    Answer,
     BrokerRequest,
     ConsumeDirectly,
     DirectOutcome,
     DirectResult,
-    InfoAsked,
+    GetConsumedOffsets,
+    GetRunningInfo,
     MembersChanged,
     Membership,
-    OffsetsAsked,
     QueueInfo,
+    RequestAnswer,
     ResetOffsets,
     RunningInfo,
 )
@@ -47,10 +47,12 @@ STORED = store("%RETRY%ns%g", b"body", "RETRY_TOPIC\x01ns%t\x02", queue_offset=3
 INFO = RunningInfo(Membership({"t": Filter("a")}), 5, queues={QUEUE: QueueInfo()})
 
 
-def ask(code: Request, answer: Answer | None, body: bytes = b"", **ext: Any) -> tuple[BrokerRequest, Command | None]:
+def ask(
+    code: Request, answer: RequestAnswer | None, body: bytes = b"", **ext: Any
+) -> tuple[BrokerRequest, Command | None]:
     asked: list[tuple[str, BrokerRequest]] = []
 
-    def worker(address: str, question: BrokerRequest) -> Answer | None:
+    def worker(address: str, question: BrokerRequest) -> RequestAnswer | None:
         asked.append((address, question))
         return answer
 
@@ -82,7 +84,7 @@ def test_reset_ignores_offsets_of_topics_outside_the_namespace() -> None:
 
 def test_offsets_are_reported() -> None:
     question, reply = ask(Request.GET_CONSUMER_STATUS_FROM_CLIENT, {QUEUE: 17})
-    assert question == OffsetsAsked("t")
+    assert question == GetConsumedOffsets("t")
     assert reply is not None
     assert reply.code == Response.SUCCESS
     assert read_json(reply.body) == {"messageQueueTable": {tuple(ON_WIRE.items()): 17}}
@@ -91,7 +93,7 @@ def test_offsets_are_reported() -> None:
 @pytest.mark.parametrize("stacks", [True, False])
 def test_a_member_tells_how_it_is(stacks: bool) -> None:
     question, reply = ask(Request.GET_CONSUMER_RUNNING_INFO, INFO, jstackEnable=str(stacks).lower())
-    assert question == InfoAsked(stacks)
+    assert question == GetRunningInfo(stacks)
     assert reply is not None
     answer = read_json(reply.body)
     assert list(answer["mqTable"]) == [tuple(ON_WIRE.items())]

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from rocketmq_spark.base.budget import Arrivals
+from rocketmq_spark.base.budget import ReceiveBudget
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Response
 from rocketmq_spark.client import rpc
@@ -222,7 +222,7 @@ def test_answers_that_took_long_are_waited_for_longer(monkeypatch: pytest.Monkey
     """Tens of thousands of them; a machine that is busy for a moment is not taken for a broker that hangs."""
     now_s = [100.0]
     monkeypatch.setattr(rpc.time, "monotonic", lambda: now_s[0])
-    answers = rpc._PendingAnswers([("a", ping())], Arrivals())
+    answers = rpc._PendingAnswers([("a", ping())], ReceiveBudget())
     now_s[0] += lasted_s
     assert answers._extended(0.2) == pytest.approx(expected)
     assert answers._extended(None) is None

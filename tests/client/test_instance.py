@@ -23,10 +23,10 @@ from rocketmq_spark.wire.header import Command
 from rocketmq_spark.wire.names import Scope
 from rocketmq_spark.wire.properties import parse_subscription
 from tests.client.conftest import Parts
+from tests.fakes.timer import ManualTimer, Time
 from tests.harness import peak_bytes, store
 from tests.helpers import RAISED, raising, waits_in
 from tests.mockbroker import WAIT_S, Held, MockBroker, eventually, never, ok, ping, refuse, route
-from tests.producer.scripted import ManualTimer, Time
 
 ROUTE = Request.GET_ROUTEINFO_BY_TOPIC
 

@@ -20,8 +20,8 @@ from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.consumer.tools import ConsumerTools
 from rocketmq_spark.wire.bodies import GroupMembership
 from tests.client.conftest import Parts
+from tests.fakes.timer import ManualTimer, Time
 from tests.helpers import no_more_threads, raising, unlike_ctrl_c
-from tests.producer.scripted import ManualTimer, Time
 
 FILES = {module.__file__ for module in (instance, member, push, pull, upkeep)}
 # Where the interpreter itself lets nothing come between: lines around blocks, a store before or behind one, and what was stored
@@ -164,7 +164,7 @@ def test_a_join_that_is_interrupted_ends_no_heartbeats_of_others(parts: Parts, m
     time.advance(2)
     timer: Any = parts.instance._timer
     with monkeypatch.context() as patch:
-        patch.setattr(timer, "later", raising(KeyboardInterrupt()))
+        patch.setattr(timer, "call_later", raising(KeyboardInterrupt()))
         with pytest.raises(KeyboardInterrupt):
             parts.instance.join(RegisteredMember("other"))
     time.advance(60)

@@ -18,7 +18,7 @@ from tests.client.conftest import Parts
 from tests.mockbroker import MockBroker, never, refuse, route, topic_config
 
 WHOLE = BatchStorage(whole=True)
-KINDS = {"batched": WHOLE, "ordinary": BatchStorage(), "compacted": BatchStorage(by_key=True)}
+KINDS = {"batched": WHOLE, "ordinary": BatchStorage(), "compacted": BatchStorage(is_compacted=True)}
 
 CONFIG = Request.GET_TOPIC_CONFIG
 QUEUE = MessageQueue("t", "broker-a", 0)

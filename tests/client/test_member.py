@@ -25,7 +25,7 @@ from rocketmq_spark.errors import (
 )
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import Filter, MessageQueue, PullAnswer, PullRequest, PullStatus, QueueBounds, SendRequest
-from rocketmq_spark.model.membership import Answer, BrokerRequest, MembersChanged, Membership
+from rocketmq_spark.model.membership import BrokerRequest, MembersChanged, Membership, RequestAnswer
 from rocketmq_spark.wire.header import Command
 from rocketmq_spark.wire.names import Scope
 from tests.client.conftest import Parts
@@ -62,10 +62,10 @@ def test_queues_are_sorted_and_one_object_while_unchanged(broker: MockBroker, pa
 
 def test_a_proxy_sends_no_notices(broker: MockBroker, parts: Parts) -> None:
     parts.member.queues("t", parts.soon)
-    assert parts.member.has_notices
+    assert parts.member.receives_notices
     broker.on(Request.GET_ROUTEINFO_BY_TOPIC, of_proxy(route(2, {"broker-a": broker.address})))
     parts.member.queues("t", parts.soon, refresh=True)
-    assert not parts.member.has_notices
+    assert not parts.member.receives_notices
 
 
 def test_a_proxy_that_reaches_no_broker_is_the_cause(broker: MockBroker, parts: Parts) -> None:
@@ -341,7 +341,7 @@ def test_locks_are_requested_per_broker_and_one_may_fail(broker: MockBroker, par
 
 
 def join(
-    parts: Parts, group: str, topic: str = "t", asked: Callable[[str, BrokerRequest], Answer | None] = nothing
+    parts: Parts, group: str, topic: str = "t", asked: Callable[[str, BrokerRequest], RequestAnswer | None] = nothing
 ) -> Callable[[Deadline], None]:
     return parts.member.join(group, lambda: Membership({topic: Filter("a")}, versions_ms={topic: 3}), asked, 0.0)
 
@@ -368,7 +368,7 @@ def test_what_a_broker_asks_gets_to_the_group(broker: MockBroker, parts: Parts) 
     asked = threading.Event()
     questions: list[BrokerRequest] = []
 
-    def worker(address: str, question: BrokerRequest) -> Answer | None:
+    def worker(address: str, question: BrokerRequest) -> RequestAnswer | None:
         questions.append(question)
         asked.set()
         return {QUEUES[0]: 4} if not isinstance(question, MembersChanged) else None

@@ -19,20 +19,20 @@ QUEUE = MessageQueue("t", "broker-a", 0)
 
 def test_a_compaction_topic_is_asked_for_once(broker: MockBroker, parts: Parts) -> None:
     broker.on(Request.GET_TOPIC_CONFIG, topic_config(cleanup_policy=COMPACTION))
-    assert parts.pulls.compacted(QUEUE)
-    assert parts.pulls.compacted(QUEUE._replace(queue_id=1))
+    assert parts.pulls.is_compacted(QUEUE)
+    assert parts.pulls.is_compacted(QUEUE._replace(queue_id=1))
     assert len(broker.seen(Request.GET_TOPIC_CONFIG)) == 1
 
 
 def test_a_batch_topic_is_known_by_the_same_answer(broker: MockBroker, parts: Parts) -> None:
     broker.on(Request.GET_TOPIC_CONFIG, topic_config(queue_type=BATCH_QUEUE))
-    assert (parts.pulls.batched(QUEUE), parts.pulls.compacted(QUEUE)) == (True, False)
+    assert (parts.pulls.stores_batches(QUEUE), parts.pulls.is_compacted(QUEUE)) == (True, False)
     assert len(broker.seen(Request.GET_TOPIC_CONFIG)) == 1
 
 
 def test_brokers_filter_nothing_of_a_compaction_topic(broker: MockBroker, parts: Parts) -> None:
     broker.on(Request.GET_TOPIC_CONFIG, topic_config(cleanup_policy="COMPACTION"))
-    assert (parts.pulls.batched(QUEUE), parts.pulls.compacted(QUEUE)) == (True, True)
+    assert (parts.pulls.stores_batches(QUEUE), parts.pulls.is_compacted(QUEUE)) == (True, True)
 
 
 def test_reader_asks_for_the_topic_kind_again_after_a_second(
@@ -40,31 +40,31 @@ def test_reader_asks_for_the_topic_kind_again_after_a_second(
 ) -> None:
     now = 0.0
     monkeypatch.setattr("rocketmq_spark.client.topic_attributes.time.monotonic", lambda: now)
-    assert not parts.pulls.batched(QUEUE)
+    assert not parts.pulls.stores_batches(QUEUE)
     broker.on(Request.GET_TOPIC_CONFIG, topic_config(queue_type=BATCH_QUEUE))
     now = 0.9
-    assert not parts.pulls.batched(QUEUE)
+    assert not parts.pulls.stores_batches(QUEUE)
     now = 1.1
-    assert parts.pulls.batched(QUEUE)
+    assert parts.pulls.stores_batches(QUEUE)
 
 
 def test_topic_at_a_proxy_may_be_batched_but_not_compacted(broker: MockBroker, parts: Parts) -> None:
     broker.on(Request.GET_TOPIC_CONFIG, refuse(Response.REQUEST_CODE_NOT_SUPPORTED, "no such request"))
-    assert (parts.pulls.batched(QUEUE), parts.pulls.compacted(QUEUE)) == (True, False)
+    assert (parts.pulls.stores_batches(QUEUE), parts.pulls.is_compacted(QUEUE)) == (True, False)
 
 
 def test_who_may_not_know_is_told_what_for(broker: MockBroker, parts: Parts) -> None:
     broker.on(Request.GET_TOPIC_CONFIG, refuse(Response.NO_PERMISSION, "no"))
     with pytest.raises(AccessDenied, match="right for compaction topics only"):
-        parts.pulls.compacted(QUEUE)
+        parts.pulls.is_compacted(QUEUE)
     with pytest.raises(AccessDenied, match=r"do not filter .* a batch topic"):
-        parts.pulls.batched(QUEUE)
+        parts.pulls.stores_batches(QUEUE)
 
 
 def test_topic_kind_request_with_retries_ends_at_its_deadline(broker: MockBroker, parts: Parts) -> None:
     broker.on(Request.GET_TOPIC_CONFIG, never)
     pulls = RemotingPulls(parts.calls, parts.routes, parts.kinds, Retry(1, 0.01))
-    for ask in (pulls.batched, pulls.compacted):
+    for ask in (pulls.stores_batches, pulls.is_compacted):
         with pytest.raises(CallTimeout):
             ask(QUEUE, Deadline.after(0.05))
     heard = broker.seen(Request.GET_TOPIC_CONFIG)  # on a slow machine the time may be over before

@@ -18,7 +18,7 @@ import pytest
 from rocketmq_spark import options as options_table
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Request, Response
-from rocketmq_spark.base.process import Living
+from rocketmq_spark.base.process import LiveObjects
 from rocketmq_spark.client import routes as route_room
 from rocketmq_spark.client.name_servers import NameServers
 from rocketmq_spark.errors import (
@@ -701,7 +701,7 @@ class TestMemory:
         self, broker: MockBroker, parts: Parts, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Each set of options has a client, which stays in the process."""
-        monkeypatch.setattr(route_room, "_all_routes", Living())
+        monkeypatch.setattr(route_room, "_all_routes", LiveObjects())
         broker.on(ROUTE, route(200_000, {"b": "h:1"}))
         idle, busy = Parts(broker.address), Parts(broker.address)
         for one in (idle, busy):
@@ -723,7 +723,7 @@ class TestMemory:
     def test_many_small_clients_take_no_room_of_others(
         self, broker: MockBroker, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(route_room, "_all_routes", Living())
+        monkeypatch.setattr(route_room, "_all_routes", LiveObjects())
         monkeypatch.setattr(route_room, "_MAX_PROCESS_BYTES", 600_000)
         small = [Parts(broker.address) for _ in range(30)]
         large, user = Parts(broker.address), Parts(broker.address)
@@ -740,7 +740,7 @@ class TestMemory:
     def test_what_many_clients_keep_of_brokers_leaves_room(
         self, broker: MockBroker, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(route_room, "_all_routes", Living())
+        monkeypatch.setattr(route_room, "_all_routes", LiveObjects())
         many, user = [Parts(broker.address) for _ in range(30)], Parts(broker.address)
         broker.on(Request.GET_BROKER_CLUSTER_INFO, mb.cluster({f"b{n}": {"0": "h:1"} for n in range(10)}))
         for one in many:
@@ -753,7 +753,7 @@ class TestMemory:
     def test_clients_that_can_forget_nothing_are_asked_once(
         self, broker: MockBroker, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(route_room, "_all_routes", Living())
+        monkeypatch.setattr(route_room, "_all_routes", LiveObjects())
         many, user = [Parts(broker.address) for _ in range(3)], Parts(broker.address)
         broker.on(ROUTE, route(1, {f"b{n}": "h:1" for n in range(20)}))
         forgotten: list[route_room.Routes] = []
@@ -879,7 +879,7 @@ class TestMemory:
 
     def test_few_routes_of_an_idle_client_stay(self, broker: MockBroker, monkeypatch: pytest.MonkeyPatch) -> None:
         """A stream with a slow trigger may use them while no name server answers."""
-        monkeypatch.setattr(route_room, "_all_routes", Living())
+        monkeypatch.setattr(route_room, "_all_routes", LiveObjects())
         idle, busy = Parts(broker.address), Parts(broker.address)
         idle.routes.get("t")
         idle.routes._used_at -= 1000
@@ -891,7 +891,7 @@ class TestMemory:
     def test_clients_together_have_a_limit_and_each_its_share(
         self, broker: MockBroker, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(route_room, "_all_routes", Living())
+        monkeypatch.setattr(route_room, "_all_routes", LiveObjects())
         monkeypatch.setattr(route_room, "_MAX_PROCESS_BYTES", 4 * 20_500 * route_room._QUEUE_BYTES)
         broker.on(ROUTE, route(20_000, {"b": "h:1"}))
         greedy, other, small = (Parts(broker.address) for _ in range(3))

@@ -56,12 +56,12 @@ def test_numbers_wait_for_brokers_that_are_up_and_not_listed(broker: MockBroker,
     with MockBroker({Request.GET_TOPIC_STATS_INFO: ok(b'{"offsetTable":{}}')}) as first:
         both = route(1, {"a": first.address, "broker-a": broker.address})
         broker.on(ROUTE, [both, route(1, {"broker-a": broker.address}), both, route(1, {"broker-a": broker.address})])
-        numbers = parts.sender.numbered_queues("t", parts.soon)
+        numbers = parts.sender.partition_queues("t", parts.soon)
         assert [queue.broker_name for queue in numbers] == ["a", "broker-a"]
         with pytest.raises(BrokerNotFound, match="no name server lists a, which had queues of the topic and may be up"):
-            parts.sender.numbered_queues("t", parts.soon)
-        assert parts.sender.numbered_queues("t", parts.soon) == numbers
-    assert parts.sender.numbered_queues("t", parts.soon) == numbers[1:]  # it is down
+            parts.sender.partition_queues("t", parts.soon)
+        assert parts.sender.partition_queues("t", parts.soon) == numbers
+    assert parts.sender.partition_queues("t", parts.soon) == numbers[1:]  # it is down
 
 
 How = Callable[[Parts, SendRequest], SendResult]
@@ -335,7 +335,7 @@ def test_thread_that_cannot_be_started_is_an_outcome(
     outcomes: list[object] = []
     parts.sender.send_async(MessageQueue("t", "elsewhere", 0), SendRequest("g", b"x"), parts.soon, outcomes.append)
     assert "can't start new thread" in str(outcomes)
-    assert not parts.sender._executor.busy("elsewhere")
+    assert not parts.sender._executor.has_work("elsewhere")
 
 
 def test_connection_whose_thread_cannot_be_started_is_an_outcome(
@@ -459,5 +459,7 @@ class TestRealBroker:
 def test_whether_brokers_know_timers_and_queues_to_read(real: Parts, broker_cluster: LocalBroker, topic: str) -> None:
     broker_cluster.admin.create_topic(topic, read_queues=8, write_queues=3)
     assert len(real.sender.publish_queues(topic, real.soon)) == 3
-    assert real.sender.timers(topic, broker_cluster.brokers, real.soon) == {broker_cluster.brokers[0]: 259_200_000}
+    assert real.sender.max_timer_delays_ms(topic, broker_cluster.brokers, real.soon) == {
+        broker_cluster.brokers[0]: 259_200_000
+    }
     assert [queue.queue_id for queue in real.sender.all_queues(topic, real.soon)] == list(range(8))

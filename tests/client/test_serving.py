@@ -24,8 +24,8 @@ def test_a_broker_that_does_not_answer_has_no_version(broker: MockBroker, parts:
     broker.on(ROUTE, route(1, {"broker-a": broker.address, "b": "127.0.0.1:1"}))
     parts.routes.get("t")
     broker.on(Request.GET_MAX_OFFSET, [mb.never, replace(ok(offset=1), version=409)])
-    assert parts.sender.timers("t", ["broker-a", "b", "x"], parts.soon.within(0.05)) == {}
-    assert parts.sender.timers("t", ["broker-a"], parts.soon) == {"broker-a": 0}
+    assert parts.sender.max_timer_delays_ms("t", ["broker-a", "b", "x"], parts.soon.within(0.05)) == {}
+    assert parts.sender.max_timer_delays_ms("t", ["broker-a"], parts.soon) == {"broker-a": 0}
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_what_timers_do_is_what_the_broker_is_configured_to(
     parts.routes.get("t")
     broker.on(Request.GET_MAX_OFFSET, ok(offset=1))
     broker.on(Request.GET_BROKER_CONFIG, config)
-    assert parts.sender.timers("t", ["broker-a"], parts.soon) == {"broker-a": longest_ms}
+    assert parts.sender.max_timer_delays_ms("t", ["broker-a"], parts.soon) == {"broker-a": longest_ms}
 
 
 def test_timer_limits_are_defaults_over_an_unencrypted_network(broker: MockBroker, parts: Parts) -> None:
@@ -57,7 +57,7 @@ def test_timer_limits_are_defaults_over_an_unencrypted_network(broker: MockBroke
     broker.on(Request.GET_MAX_OFFSET, ok(offset=1))
     broker.on(Request.GET_BROKER_CONFIG, ok(b"timerWheelEnable=true\ntimerMaxDelaySec=60\n"))
     parts.pool.connect_options = replace(parts.pool.connect_options, address_map=elsewhere(broker))
-    assert parts.sender.timers("t", ["broker-a"], parts.soon) == {"broker-a": 259_200_000}
+    assert parts.sender.max_timer_delays_ms("t", ["broker-a"], parts.soon) == {"broker-a": 259_200_000}
     assert broker.seen(Request.GET_BROKER_CONFIG) == []
 
 
@@ -73,10 +73,10 @@ def test_a_broker_that_hangs_leaves_time_to_ask_the_others(broker: MockBroker, p
         parts.routes.get("t")
         broker.on(Request.GET_MAX_OFFSET, ok(offset=1))
         broker.on(Request.GET_BROKER_CONFIG, slowly(ok(b"timerWheelEnable=false\n")))
-        assert parts.sender.timers("t", ["broker-a", "b"], parts.soon.within(3)) == {"broker-a": 0}
+        assert parts.sender.max_timer_delays_ms("t", ["broker-a", "b"], parts.soon.within(3)) == {"broker-a": 0}
         broker.on(Request.QUERY_TOPIC_CONSUME_BY_WHO, ok(b'{"groupList":["g"]}'))
         broker.on(Request.GET_CONSUMER_CONNECTION_LIST, slowly(ok(b'{"subscriptionTable":{"t":{"subString":"*"}}}')))
-        assert parts.sender.consumed("t", parts.soon.within(3))
+        assert parts.sender.has_online_consumer("t", parts.soon.within(3))
 
 
 def test_no_answer_to_the_second_question_is_none(broker: MockBroker, parts: Parts) -> None:
@@ -84,11 +84,11 @@ def test_no_answer_to_the_second_question_is_none(broker: MockBroker, parts: Par
     parts.routes.get("t")
     broker.on(Request.GET_MAX_OFFSET, ok(offset=1))
     broker.on(Request.GET_BROKER_CONFIG, mb.never)
-    assert parts.sender.timers("t", ["broker-a"], parts.soon.within(0.1)) == {}
+    assert parts.sender.max_timer_delays_ms("t", ["broker-a"], parts.soon.within(0.1)) == {}
     broker.on(Request.QUERY_TOPIC_CONSUME_BY_WHO, ok(b'{"groupList":["g"]}'))
     broker.on(Request.GET_CONSUMER_CONNECTION_LIST, mb.never)
     with pytest.raises(CallTimeout):
-        parts.sender.consumed("t", parts.soon.within(0.1))
+        parts.sender.has_online_consumer("t", parts.soon.within(0.1))
 
 
 def test_whether_a_topic_is_consumed(broker: MockBroker, parts: Parts) -> None:
@@ -97,9 +97,9 @@ def test_whether_a_topic_is_consumed(broker: MockBroker, parts: Parts) -> None:
     offline = mb.refuse(Response.CONSUMER_NOT_ONLINE, "nobody")
     wants = {name: ok(b'{"subscriptionTable":{"%s":{"subString":"*"}}}' % name.encode()) for name in ("t", "u")}
     broker.on(Request.GET_CONSUMER_CONNECTION_LIST, [offline, wants["u"], offline])
-    assert not parts.sender.consumed("t", parts.soon)
+    assert not parts.sender.has_online_consumer("t", parts.soon)
     broker.on(Request.GET_CONSUMER_CONNECTION_LIST, [offline, wants["u"], wants["t"]])
-    assert parts.sender.consumed("t", parts.soon)
+    assert parts.sender.has_online_consumer("t", parts.soon)
     broker.on(Request.QUERY_TOPIC_CONSUME_BY_WHO, mb.refuse(Response.NO_PERMISSION, "not yours"))
     with pytest.raises(AccessDenied):
-        parts.sender.consumed("t", parts.soon)
+        parts.sender.has_online_consumer("t", parts.soon)

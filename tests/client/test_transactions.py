@@ -15,7 +15,7 @@ from rocketmq_spark.base import copies, process
 from rocketmq_spark.base.codes import Flag, Property, Request, Response, SysFlag
 from rocketmq_spark.errors import BrokerError, BrokerNotFound, ConnectionLost
 from rocketmq_spark.model import MessageQueue, ReceivedMessage, SendRequest
-from rocketmq_spark.model.send import HalfPlace, TransactionState, content_of, content_of_stored
+from rocketmq_spark.model.send import HalfPlace, TransactionState, content_digest, stored_content_digest
 from rocketmq_spark.wire.header import Command
 from rocketmq_spark.wire.names import Scope
 from rocketmq_spark.wire.properties import decode_properties
@@ -26,24 +26,24 @@ from tests.mockbroker import OF_PROXY, Held, MockBroker, eventually, never, ok, 
 
 COMMIT, ROLLBACK, UNKNOWN = TransactionState.COMMIT, TransactionState.ROLLBACK, TransactionState.UNKNOWN
 PLACE = HalfPlace(
-    "t", "broker-a", "pg", "ID", "TX", 5, 1234, content_of("t", b"order 7", {"PGROUP": "ns%pg", "TRAN_MSG": "true"})
+    "t", "broker-a", "pg", "ID", "TX", 5, 1234, content_digest("t", b"order 7", {"PGROUP": "ns%pg", "TRAN_MSG": "true"})
 )
 SENT = {"msgId": "x", "queueId": "0", "queueOffset": "3"}
 
 
 def test_a_long_id_of_another_client_is_not_kept_as_it_is() -> None:
     first, second = (PLACE._replace(msg_id="é" * 30_000 + end) for end in "ab")
-    assert len(first.what) < 200
-    assert first.what != second.what
-    assert first.what != first._replace(msg_id=first.what.split()[0]).what
-    assert PLACE.what.startswith("ID ")
-    assert PLACE._replace(msg_id="\ud800" * 99).what
+    assert len(first.key) < 200
+    assert first.key != second.key
+    assert first.key != first._replace(msg_id=first.key.split()[0]).key
+    assert PLACE.key.startswith("ID ")
+    assert PLACE._replace(msg_id="\ud800" * 99).key
 
 
 @pytest.fixture(autouse=True)
 def nothing_asked_before() -> Iterator[None]:
     """All of them are about one id, of which a process remembers what was said, as soon as the thread that says it knows."""
-    process.kept("copies").clear()
+    process.entries("copies").clear()
     yield
     eventually(lambda: not [one for one in threading.enumerate() if one.name.startswith("rocketmq-aside-")])
 
@@ -135,7 +135,7 @@ def test_a_question_is_answered_by_a_request_about_the_copy(
     broker.wait_for(lambda: bool(broker.seen(Request.END_TRANSACTION)))
     ((message, place),) = asked
     assert (message.topic, message.body, message.msg_id) == ("t", b"order 7", "ID")
-    assert place == HalfPlace("t", "broker-a", "pg", "ID", "TX", 7, 99, content_of_stored(message))
+    assert place == HalfPlace("t", "broker-a", "pg", "ID", "TX", 7, 99, stored_content_digest(message))
     (command,) = broker.seen(Request.END_TRANSACTION)
     assert (command.ext["commitOrRollback"], command.ext["fromTransactionCheck"]) == (kind, "true")
     assert (command.ext["tranStateTableOffset"], command.ext["commitLogOffset"]) == ("7", "99")
@@ -164,7 +164,7 @@ def test_refused_commit_is_committed_again_at_the_next_check(broker: MockBroker,
     for count in (1, 2):
         broker.ask(question(HALF))
         broker.wait_for(lambda count=count: len(broker.seen(Request.END_TRANSACTION)) == count)  # type: ignore[misc]
-        eventually(lambda: not copies_of(tenant)._newest)
+        eventually(lambda: not copies_of(tenant)._newest_places)
     assert [c.ext["commitOrRollback"] for c in broker.seen(Request.END_TRANSACTION)] == ["8", "8"]
 
 
@@ -177,7 +177,7 @@ def test_commit_confirmed_only_by_a_proxy_is_resent_each_check(broker: MockBroke
     for count in (2, 3):
         broker.ask(question(HALF))
         broker.wait_for(lambda count=count: len(broker.seen(Request.END_TRANSACTION)) == count)  # type: ignore[misc]
-        eventually(lambda: not copies_of(tenant)._newest)
+        eventually(lambda: not copies_of(tenant)._newest_places)
     assert [c.ext["commitOrRollback"] for c in broker.seen(Request.END_TRANSACTION)] == ["8", "8", "8"]
 
 
@@ -273,7 +273,7 @@ def test_hanging_check_function_blocks_no_immediate_answer(broker: MockBroker, t
     leave(tenant.soon)
     go_on.set()
     broker.wait_for(lambda: len(broker.seen(Request.END_TRANSACTION)) == 2)
-    eventually(lambda: not copies._newest)
+    eventually(lambda: not copies._newest_places)
     assert calls == ["asked"]
 
 
@@ -296,7 +296,7 @@ def test_slow_check_function_delivers_its_message_once(broker: MockBroker, tenan
     for offset in ("8", "9"):
         broker.ask(replace(copy, ext={**copy.ext, "tranStateTableOffset": offset}))
     copies = copies_of(tenant)
-    eventually(lambda: next(iter(copies._newest.values()))[1].half_offset == 9)
+    eventually(lambda: next(iter(copies._newest_places.values()))[1].half_offset == 9)
     held = Held()
     broker.on(Request.END_TRANSACTION, [held, ok()])
     go_on.set()
@@ -304,10 +304,10 @@ def test_slow_check_function_delivers_its_message_once(broker: MockBroker, tenan
     broker.ask(
         replace(copy, ext={**copy.ext, "tranStateTableOffset": "10"})
     )  # before it knows that its commit has arrived
-    eventually(lambda: next(iter(copies._newest.values()))[1].half_offset == 10)
+    eventually(lambda: next(iter(copies._newest_places.values()))[1].half_offset == 10)
     commit.answer(ok())
     broker.wait_for(lambda: len(broker.seen(Request.END_TRANSACTION)) == 2)
-    eventually(lambda: not copies._newest)
+    eventually(lambda: not copies._newest_places)
     broker.ask(replace(copy, ext={**copy.ext, "tranStateTableOffset": "11"}))
     broker.wait_for(lambda: len(broker.seen(Request.END_TRANSACTION)) == 3)
     answers = [(c.ext["tranStateTableOffset"], c.ext["commitOrRollback"]) for c in broker.seen(Request.END_TRANSACTION)]
@@ -346,9 +346,9 @@ def test_two_producers_of_a_group_in_one_process_deliver_once(broker: MockBroker
         return replace(copy, ext={**copy.ext, "tranStateTableOffset": offset})
 
     second.send(broker.encode(asked("8")))
-    eventually(lambda: next(iter(copies._newest.values()))[1].half_offset == 8 or len(calls) > 1)
+    eventually(lambda: next(iter(copies._newest_places.values()))[1].half_offset == 8 or len(calls) > 1)
     go_on.set()
-    eventually(lambda: not copies._newest)
+    eventually(lambda: not copies._newest_places)
     second.send(broker.encode(asked("9")))
     broker.wait_for(lambda: len(broker.seen(Request.END_TRANSACTION)) == 2)
     answers = [(c.ext["tranStateTableOffset"], c.ext["commitOrRollback"]) for c in broker.seen(Request.END_TRANSACTION)]
@@ -369,19 +369,19 @@ def test_checks_waiting_behind_one_producer_go_to_another() -> None:
         go_on.wait(60)
         return ROLLBACK
 
-    one, two, three = (copies.CopyQuestions(say, lambda place: "a", COMMIT, ROLLBACK, UNKNOWN, "pg") for _ in range(3))
-    one.ask("hangs", "1", hang)
+    one, two, three = (copies.CheckCoalescer(say, lambda place: "a", COMMIT, ROLLBACK, UNKNOWN, "pg") for _ in range(3))
+    one.request_decision("hangs", "1", hang)
     assert called.wait(60)
     for what in ("behind", "left"):
-        one.ask(what, "1", lambda: COMMIT)
-    two.ask("behind", "2", lambda: COMMIT)
-    eventually(lambda: "behind" not in one._newest)
+        one.request_decision(what, "1", lambda: COMMIT)
+    two.request_decision("behind", "2", lambda: COMMIT)
+    eventually(lambda: "behind" not in one._newest_places)
     one.leave()
-    assert one._newest.keys() == {"hangs"}
-    three.ask("left", "3", lambda: COMMIT)
-    eventually(lambda: "left" not in one._newest)
+    assert one._newest_places.keys() == {"hangs"}
+    three.request_decision("left", "3", lambda: COMMIT)
+    eventually(lambda: "left" not in one._newest_places)
     go_on.set()
-    eventually(lambda: not one._newest)
+    eventually(lambda: not one._newest_places)
     assert calls == ["2", "3", "1"]
 
 
@@ -401,25 +401,25 @@ def test_hanging_check_of_a_closed_producer_goes_to_another(
         go_on[decision].wait(60)
         return decision
 
-    one, two = (copies.CopyQuestions(say, lambda place: "a", COMMIT, ROLLBACK, UNKNOWN, "pg") for _ in range(2))
-    one.ask("hangs", "1", lambda: waits(ROLLBACK))
+    one, two = (copies.CheckCoalescer(say, lambda place: "a", COMMIT, ROLLBACK, UNKNOWN, "pg") for _ in range(2))
+    one.request_decision("hangs", "1", lambda: waits(ROLLBACK))
     assert called.wait(60)
     one.leave()
     called.clear()
-    two.ask("hangs", "2", lambda: waits(COMMIT))
-    assert one._whose["hangs"][0] is one
+    two.request_decision("hangs", "2", lambda: waits(COMMIT))
+    assert one._deciders["hangs"][0] is one
     with monkeypatch.context() as later:
-        later.setattr(copies, "CROSSING_S", 0.0)
+        later.setattr(copies, "RACE_WINDOW_S", 0.0)
         one.leave()
-    two.ask("hangs", "3", lambda: waits(COMMIT))
+    two.request_decision("hangs", "3", lambda: waits(COMMIT))
     assert called.wait(60)
     go_on[ROLLBACK].set()
-    one._aside.run(None, ended.set)  # behind what hung
+    one._executor.run(None, ended.set)  # behind what hung
     assert ended.wait(60)
-    one._answers.wait(("a",), 60)
+    one._senders.wait(("a",), 60)
     assert calls == []
     go_on[COMMIT].set()
-    eventually(lambda: not one._newest)
+    eventually(lambda: not one._newest_places)
     assert calls == [("3", COMMIT)]
 
 
@@ -445,7 +445,7 @@ def test_check_function_is_not_called_if_answer_cannot_be_sent(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Nor does a broker that hangs take the room of others, and the log is not flooded."""
-    monkeypatch.setattr(copies, "MOST_WAITING", 2)
+    monkeypatch.setattr(copies, "MAX_WAITING", 2)
     go_on, calls, said = threading.Event(), list[str](), list[str]()
 
     def say(place: str, decision: TransactionState) -> bool:
@@ -458,14 +458,14 @@ def test_check_function_is_not_called_if_answer_cannot_be_sent(
         calls.append(what)
         return ROLLBACK
 
-    questions = copies.CopyQuestions(say, lambda place: place[0], COMMIT, ROLLBACK, UNKNOWN)
+    questions = copies.CheckCoalescer(say, lambda place: place[0], COMMIT, ROLLBACK, UNKNOWN)
     for what in ("a1", "a2", "a3", "a4", "b1"):
-        questions.ask(what, what, functools.partial(call, what))
+        questions.request_decision(what, what, functools.partial(call, what))
     eventually(lambda: said == ["b1"])
     assert (calls, caplog.text.count("are left to their next repetition")) == (["a1", "a2", "b1"], 1)
     go_on.set()
-    eventually(lambda: not questions._newest)
-    questions.ask("a3", "a3", functools.partial(call, "a3"))
+    eventually(lambda: not questions._newest_places)
+    questions.request_decision("a3", "a3", functools.partial(call, "a3"))
     eventually(lambda: "a3" in said)
 
 
@@ -491,7 +491,7 @@ def test_what_cannot_be_sent_for_lack_of_threads_is_asked_again(
             asked, tenant.pool._slots[broker.address].connection = tenant.pool._slots[broker.address].connection, None
             broker.ask(question(HALF))
             eventually(lambda said=said: said in caplog.text)  # type: ignore[misc]
-        eventually(lambda: not answering._copies._newest)
+        eventually(lambda: not answering._copies._newest_places)
         with pytest.MonkeyPatch.context() as lacking:
             no_more_threads(lacking, "rocketmq-127")
             with pytest.raises(ConnectionLost, match="no connection can be made") as lost:

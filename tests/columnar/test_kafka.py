@@ -575,7 +575,7 @@ def test_queues_are_numbered_before_the_route_is_taken():
 def test_partitions_count_queues_for_reading_or_writing():
     queues = (QueueData("broker-b", 2, 1, Perm.WRITE), QueueData("broker-a", 1, 2, Perm.READ), QueueData("c", 1, 1, 0))
     route = TopicRoute("t", queues, {})
-    assert route.numbered() == [*Q, MessageQueue("t", "c", 0)]
+    assert route.partition_queues() == [*Q, MessageQueue("t", "c", 0)]
 
 
 def test_new_queues_get_the_next_numbers():

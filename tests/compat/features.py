@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from rocketmq_spark.localbroker import distro
+from rocketmq_spark.localbroker import distribution
 
-VERSIONS = distro.OLDER
+VERSIONS = distribution.OLDER_VERSIONS
 YES, REFUSED, ABSENT = "yes", "refused", "–"
 
 # What the newest version does not have any more; all else is tested with it everywhere.
@@ -38,7 +38,7 @@ def _each(feature: str, versions: Sequence[str], shown: str, cluster: str) -> py
 
 def table() -> str:
     """The rows of the page; import the tests first."""
-    rows = [["", *VERSIONS, distro.VERSION], ["---"] * (len(VERSIONS) + 2)]
+    rows = [["", *VERSIONS, distribution.VERSION], ["---"] * (len(VERSIONS) + 2)]
     for feature, shown in SHOWN.items():
         newest = ABSENT if feature in GONE else YES
         rows.append([feature, *(shown.get(version, ABSENT) for version in VERSIONS), newest])

@@ -22,8 +22,9 @@ from rocketmq_spark.consumer.rebalance import ConsumeFrom, ConsumeFromWhere
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import ConnectionLost
 from rocketmq_spark.model import MessageQueue, ReceivedMessage
-from tests.consumer.fake_member import FakeMember, as_rows, bodies, message
+from tests.consumer.pull_bench import as_rows, bodies
 from tests.consumer.reads import COUNT, Reads
+from tests.fakes.group_member import QueueMember, numbered
 from tests.helpers import unlike_ctrl_c
 from tests.mockbroker import WAIT_S, eventually
 
@@ -36,24 +37,24 @@ def reads() -> Reads:
 
 
 @pytest.fixture
-def fake() -> FakeMember:
-    return FakeMember([A, B])
+def fake() -> QueueMember:
+    return QueueMember([A, B])
 
 
 @pytest.fixture
-def consumer(fake: FakeMember, reads: Reads) -> Iterator[BasePullConsumer]:
+def consumer(fake: QueueMember, reads: Reads) -> Iterator[BasePullConsumer]:
     with made(fake, reads) as one:
         yield one
 
 
-def made(fake: FakeMember, reads: Reads, **settings: Any) -> BasePullConsumer:
+def made(fake: QueueMember, reads: Reads, **settings: Any) -> BasePullConsumer:
     wanted = ConsumerSettings(
         group="g",
         consume_from=ConsumeFrom(ConsumeFromWhere.EARLIEST),
         **{"pull_batch_size": COUNT, "thresholds": Thresholds(40), **settings},
     )
     how = BacklogReader(
-        reads.begin, lambda queue, start, end, stored: [message(queue, start + i) for i in range(len(stored))]
+        reads.begin, lambda queue, start, end, stored: [numbered(queue, start + i) for i in range(len(stored))]
     )
     return BasePullConsumer(fake, wanted, as_rows, Clock(), how)  # type: ignore[arg-type]
 
@@ -66,7 +67,7 @@ def all_of(consumer: BasePullConsumer, count: int) -> list[int]:
 
 
 def test_a_backlog_is_read_ahead_and_the_rest_is_polled(
-    fake: FakeMember, reads: Reads, consumer: BasePullConsumer
+    fake: QueueMember, reads: Reads, consumer: BasePullConsumer
 ) -> None:
     fake.add(A, 1000)
     consumer.assign([A])
@@ -78,13 +79,13 @@ def test_a_backlog_is_read_ahead_and_the_rest_is_polled(
     assert all(run.closed for run in reads.runs)
 
 
-def test_a_poll_is_never_more_than_an_answer(fake: FakeMember, consumer: BasePullConsumer) -> None:
+def test_a_poll_is_never_more_than_an_answer(fake: QueueMember, consumer: BasePullConsumer) -> None:
     fake.add(A, 500)
     consumer.assign([A])
     assert {len(consumer.poll(WAIT_S)) for _ in range(100)} <= {COUNT, COUNT // 2}
 
 
-def test_rows_are_of_everything_that_has_come(fake: FakeMember, reads: Reads, consumer: BasePullConsumer) -> None:
+def test_rows_are_of_everything_that_has_come(fake: QueueMember, reads: Reads, consumer: BasePullConsumer) -> None:
     fake.add(A, 1000)
     consumer.assign([A])
     eventually(lambda: reads.given >= 5)
@@ -98,7 +99,7 @@ def test_rows_are_of_everything_that_has_come(fake: FakeMember, reads: Reads, co
     assert max(sizes) > COUNT
 
 
-def test_no_more_is_read_than_may_wait(fake: FakeMember, reads: Reads) -> None:
+def test_no_more_is_read_than_may_wait(fake: QueueMember, reads: Reads) -> None:
     fake.add(A, 1000)
     with made(fake, reads) as consumer:
         consumer.assign([A])
@@ -110,7 +111,7 @@ def test_no_more_is_read_than_may_wait(fake: FakeMember, reads: Reads) -> None:
         assert reads.bounds[0] == (20, 50 << 20)
 
 
-def test_a_seek_drops_what_was_read_ahead(fake: FakeMember, reads: Reads, consumer: BasePullConsumer) -> None:
+def test_a_seek_drops_what_was_read_ahead(fake: QueueMember, reads: Reads, consumer: BasePullConsumer) -> None:
     fake.add(A, 2000)
     consumer.assign([A])
     eventually(lambda: reads.given >= 3)
@@ -121,7 +122,7 @@ def test_a_seek_drops_what_was_read_ahead(fake: FakeMember, reads: Reads, consum
 
 
 def test_a_reset_that_a_read_ahead_is_told_of_is_followed(
-    fake: FakeMember, reads: Reads, consumer: BasePullConsumer, caplog: pytest.LogCaptureFixture
+    fake: QueueMember, reads: Reads, consumer: BasePullConsumer, caplog: pytest.LogCaptureFixture
 ) -> None:
     fake.add(A, 2000)
     reads.reset, reads.reset_from = 1990, 20
@@ -135,7 +136,7 @@ def test_a_reset_that_a_read_ahead_is_told_of_is_followed(
 
 
 def test_reset_of_all_queues_read_ahead_is_followed_by_each(
-    fake: FakeMember, reads: Reads, consumer: BasePullConsumer
+    fake: QueueMember, reads: Reads, consumer: BasePullConsumer
 ) -> None:
     fake.add(A, 2000)
     fake.add(B, 2000)
@@ -160,7 +161,7 @@ def test_reset_of_all_queues_read_ahead_is_followed_by_each(
 
 
 def test_a_read_ends_when_only_some_of_the_topic_is_wanted(
-    fake: FakeMember, reads: Reads, consumer: BasePullConsumer
+    fake: QueueMember, reads: Reads, consumer: BasePullConsumer
 ) -> None:
     fake.add(A, 1000)
     consumer.subscribe("t")
@@ -175,7 +176,7 @@ def test_a_read_ends_when_only_some_of_the_topic_is_wanted(
     assert fake.pulls[-1].filter.expression == "x"
 
 
-def test_a_paused_queue_holds_up_no_other(fake: FakeMember, reads: Reads, consumer: BasePullConsumer) -> None:
+def test_a_paused_queue_holds_up_no_other(fake: QueueMember, reads: Reads, consumer: BasePullConsumer) -> None:
     fake.add(A, 1000)
     fake.add(B, 1000)
     consumer.assign([A, B])
@@ -191,7 +192,7 @@ def test_a_paused_queue_holds_up_no_other(fake: FakeMember, reads: Reads, consum
 
 
 def test_queues_that_come_later_are_read_with_the_others(
-    fake: FakeMember, reads: Reads, consumer: BasePullConsumer
+    fake: QueueMember, reads: Reads, consumer: BasePullConsumer
 ) -> None:
     fake.add(A, 1000)
     fake.add(B, 1000)
@@ -206,7 +207,7 @@ def test_queues_that_come_later_are_read_with_the_others(
     assert any({r.queue for r in run.ranges} == {A, B} for run in reads.runs)
 
 
-def test_what_is_odd_is_left_to_long_polls(fake: FakeMember, reads: Reads, consumer: BasePullConsumer) -> None:
+def test_what_is_odd_is_left_to_long_polls(fake: QueueMember, reads: Reads, consumer: BasePullConsumer) -> None:
     """The queue is polled for a while then."""
     reads.odd = 300
     fake.add(A, 1000)
@@ -217,7 +218,7 @@ def test_what_is_odd_is_left_to_long_polls(fake: FakeMember, reads: Reads, consu
 
 
 def test_an_illegal_offset_is_repaired_by_long_polls(
-    fake: FakeMember, reads: Reads, consumer: BasePullConsumer
+    fake: QueueMember, reads: Reads, consumer: BasePullConsumer
 ) -> None:
     reads.odd = 100
     fake.add(A, 1000)
@@ -232,7 +233,7 @@ def test_an_illegal_offset_is_repaired_by_long_polls(
 
 
 def test_a_read_that_fails_is_no_end(
-    fake: FakeMember, reads: Reads, consumer: BasePullConsumer, caplog: pytest.LogCaptureFixture
+    fake: QueueMember, reads: Reads, consumer: BasePullConsumer, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
     reads.error = ConnectionLost("gone")
@@ -242,7 +243,7 @@ def test_a_read_that_fails_is_no_end(
     assert "continuing with long polls: [ROCKETMQ_CONNECTION_LOST] gone" in caplog.text
 
 
-def test_what_is_committed_is_what_was_given(fake: FakeMember, reads: Reads) -> None:
+def test_what_is_committed_is_what_was_given(fake: QueueMember, reads: Reads) -> None:
     fake.add(A, 1000)
     with made(fake, reads) as consumer:
         consumer.assign([A])
@@ -252,7 +253,7 @@ def test_what_is_committed_is_what_was_given(fake: FakeMember, reads: Reads) -> 
     assert fake.stored == {A: given}
 
 
-def test_the_close_ends_the_thread(fake: FakeMember, reads: Reads) -> None:
+def test_the_close_ends_the_thread(fake: QueueMember, reads: Reads) -> None:
     fake.add(A, 1000)
     with made(fake, reads) as consumer:
         consumer.assign([A])
@@ -261,7 +262,7 @@ def test_the_close_ends_the_thread(fake: FakeMember, reads: Reads) -> None:
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("rocketmq-ahead")]
 
 
-def test_the_close_stops_a_read_that_hangs(fake: FakeMember, reads: Reads) -> None:
+def test_the_close_stops_a_read_that_hangs(fake: QueueMember, reads: Reads) -> None:
     reads.hangs = True
     fake.add(A, 1000)
     with made(fake, reads) as consumer:
@@ -293,7 +294,7 @@ class StartInterrupted:
 
 def test_ctrl_c_while_a_read_ahead_starts_strands_no_queue() -> None:
     for at in itertools.count():
-        fake = FakeMember([A, B])
+        fake = QueueMember([A, B])
         fake.add(A, 400)
         with made(fake, Reads()) as consumer:
             interrupted, before = StartInterrupted(at), sys.gettrace()

@@ -7,9 +7,16 @@ import pytest
 
 from rocketmq_spark.errors import ClosedError, MessageRefused
 from rocketmq_spark.model import MessageQueue
-from rocketmq_spark.model.membership import ConsumeDirectly, DirectOutcome, InfoAsked, OffsetsAsked, ResetOffsets
-from tests.consumer.group import FakeMember, GroupBench
+from rocketmq_spark.model.membership import (
+    ConsumeDirectly,
+    DirectOutcome,
+    GetConsumedOffsets,
+    GetRunningInfo,
+    ResetOffsets,
+)
+from tests.consumer.group import GroupBench
 from tests.consumer.messages import message
+from tests.fakes.group_member import FakeMember
 from tests.helpers import raising
 from tests.queues import q, qs
 
@@ -129,13 +136,13 @@ def test_offsets_are_those_of_one_topic(group: GroupBench) -> None:
     group.time.advance(2)
     group.brokers.send(A, b"1")
     group.time.advance(0.1)
-    assert port.asked("a:1", OffsetsAsked("T")) == {A: 1} | dict.fromkeys(qs("a:1 b:0-1"), 0)
+    assert port.asked("a:1", GetConsumedOffsets("T")) == {A: 1} | dict.fromkeys(qs("a:1 b:0-1"), 0)
 
 
 def test_stacks_that_cannot_be_written_are_told_as_that(group: GroupBench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.TemporaryFile", raising(OSError("the disk is full")))
     _, port = group.start()
-    assert port.asked("a:1", InfoAsked(True)).stacks.endswith("temporary file: the disk is full")
+    assert port.asked("a:1", GetRunningInfo(True)).stacks.endswith("temporary file: the disk is full")
 
 
 @pytest.mark.parametrize("stacks", [True, False])
@@ -145,7 +152,7 @@ def test_running_info_shows_queues_and_stacks(group: GroupBench, stacks: bool) -
     group.workers[0].held = True
     group.brokers.send(A, b"1", b"2")
     group.time.advance(0.1)
-    info = port.asked("a:1", InfoAsked(stacks))
+    info = port.asked("a:1", GetRunningInfo(stacks))
     assert set(info.membership.subscriptions) == {"T", "%RETRY%g"}
     assert (info.ordered, info.threads) == (False, 20)
     found = info.queues[A]
@@ -212,7 +219,7 @@ def test_listener_can_reply_to_pulled_and_direct_messages(group: GroupBench, ord
 @pytest.mark.parametrize("answer_stacks", [True, False])
 def test_stacks_are_answered_only_if_the_member_agrees(group: GroupBench, answer_stacks: bool) -> None:
     _, port = group.start(answer_stacks=answer_stacks)
-    info = port.asked("a:1", InfoAsked(True))
+    info = port.asked("a:1", GetRunningInfo(True))
     assert (info.stacks is not None, info.threads) == (answer_stacks, 20)
 
 

@@ -22,9 +22,10 @@ from rocketmq_spark.errors import CallTimeout
 from rocketmq_spark.model.membership import ConsumeDirectly, ResetOffsets
 from rocketmq_spark.session.telemetry import Instrumentation
 from rocketmq_spark.wire import messages
-from tests.consumer.group import RETRY, GroupBench
+from tests.consumer.group import GroupBench
 from tests.consumer.messages import message
 from tests.consumer.test_tracing import FAILED, SUCCESS, Traces
+from tests.fakes.group_member import RETRY
 from tests.helpers import raising
 from tests.mockbroker import eventually
 from tests.queues import q

@@ -24,12 +24,12 @@ from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.consumer.tools import ConsumerTools
 from rocketmq_spark.model import MASTER_ID, MessageQueue, ReceivedMessage
 from rocketmq_spark.wire import messages
-from tests.consumer.group import FakeBrokers, FakeMember
 from tests.consumer.messages import messages as found_at
 from tests.consumer.reads import COUNT, Reads
+from tests.fakes.group_member import FakeBrokers, FakeMember
+from tests.fakes.timer import Time
 from tests.helpers import RAISED, no_more_threads
 from tests.mockbroker import WAIT_S, eventually
-from tests.producer.scripted import Time
 from tests.queues import q
 
 A, B = q("a:0"), q("a:1")

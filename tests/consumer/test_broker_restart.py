@@ -10,10 +10,11 @@ import pytest
 
 from rocketmq_spark.consumer.ownership import request_locks
 from rocketmq_spark.errors import CallTimeout, ConnectionLost
-from rocketmq_spark.model.membership import InfoAsked, MembersChanged
-from tests.consumer.fake_member import A as OF_PULLS
-from tests.consumer.fake_member import FakeMember, Hand, made
+from rocketmq_spark.model.membership import GetRunningInfo, MembersChanged
 from tests.consumer.group import GroupBench
+from tests.consumer.pull_bench import A as OF_PULLS
+from tests.consumer.pull_bench import Hand, made
+from tests.fakes.group_member import QueueMember
 from tests.queues import q, qs
 
 B = q("b:0")
@@ -139,7 +140,7 @@ def test_only_an_ordered_member_says_that_its_queues_are_locked(group: GroupBenc
         consumer, port = group.start(ordered=ordered)
         group.time.advance(2)
         assert port.asked is not None
-        info: Any = port.asked("a:1", InfoAsked(False))
+        info: Any = port.asked("a:1", GetRunningInfo(False))
         assert [info.queues[queue].locked for queue in ALL] == [ordered] * 4
         consumer.stop()
 
@@ -231,16 +232,16 @@ def test_broker_ignoring_heartbeats_is_not_sent_one_per_pull(group: GroupBench) 
 
 
 def test_pull_consumer_unknown_to_broker_announces_itself_again() -> None:
-    fake, hand = FakeMember([OF_PULLS]), Hand()
+    fake, hand = QueueMember([OF_PULLS]), Hand()
     with made(fake, hand) as consumer:
         consumer.subscribe("t")
         consumer.poll(0)
         before = len(fake.memberships)
-        fake.ids = ["another"]
+        fake.has_members("another")
         hand.now += 21
         consumer.poll(0)
         assert len(fake.memberships) == before + 1
-        fake.ids = ["another", "me"]
+        fake.has_members("another", "me")
         hand.now += 21
         consumer.poll(0)
         assert len(fake.memberships) == before + 1
@@ -293,14 +294,14 @@ def test_lock_is_requested_even_if_the_requesting_thread_stalls(group: GroupBenc
     group.brokers.send(B, *[b"1"] * waits)
     group.time.advance(0.1)
     locks = consumer._running._lock_timer  # type: ignore[union-attr]
-    later, still = locks.later, [0.5]
+    later, still = locks.call_later, [0.5]
 
     def stands_still(seconds: float, call: Callable[[], None]) -> None:
         later(seconds, call)
         if still:
             group.time.advance(still.pop())
 
-    locks.later = stands_still  # type: ignore[method-assign]
+    locks.call_later = stands_still  # type: ignore[method-assign]
     restart(group)
     group.workers[0].let_go()
     group.time.advance(5)

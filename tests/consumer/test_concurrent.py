@@ -13,7 +13,7 @@ import pytest
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import INNER_BATCH_MASK
-from rocketmq_spark.base.threads import Aside, Timer
+from rocketmq_spark.base.threads import KeyedExecutor, Timer
 from rocketmq_spark.consumer.concurrent import ConcurrentConsumeService
 from rocketmq_spark.consumer.listener_pool import ListenerPool
 from rocketmq_spark.consumer.member_state import MemberState
@@ -177,7 +177,7 @@ def test_whatever_a_listener_raises_is_a_failed_message(error: BaseException) ->
     back: list[int] = []
     send_back: Any = lambda message, level: not back.append(message.queue_offset)  # noqa: E731 - it is to be true
     consuming = ConcurrentConsumeService(
-        raising(error), ConsumerSettings(group="g"), held, workers, Timer("t"), send_back, Aside()
+        raising(error), ConsumerSettings(group="g"), held, workers, Timer("t"), send_back, KeyedExecutor()
     )
     queue.put(messages(*range(20)))
     consuming.submit(queue, messages(*range(20)))
@@ -363,7 +363,7 @@ def test_messages_finished_by_many_threads_at_once_all_count() -> None:
     sys.setswitchinterval(1e-6)
     try:
         consuming = ConcurrentConsumeService(
-            listener, ConsumerSettings(group="g"), held, workers, Timer("t"), None, Aside()
+            listener, ConsumerSettings(group="g"), held, workers, Timer("t"), None, KeyedExecutor()
         )
         queue.put(messages(*range(3000)))
         consuming.submit(queue, messages(*range(3000)))

@@ -18,10 +18,11 @@ from rocketmq_spark.consumer.tools import CLOSE_TIMEOUT_S, TIMEOUT_S, ConsumerTo
 from rocketmq_spark.errors import CallTimeout, ClosedError, LocalProtocolError, OptionError
 from rocketmq_spark.model import Filter, PullRequest
 from rocketmq_spark.model.membership import ResetOffsets
-from tests.consumer.group import FakeBrokers, FakeMember, GroupBench
+from tests.consumer.group import GroupBench
+from tests.fakes.group_member import FakeBrokers, FakeMember
+from tests.fakes.timer import ManualTimer, Time
 from tests.helpers import RAISED
 from tests.mockbroker import eventually
-from tests.producer.scripted import ManualTimer, Time
 from tests.queues import q, qs
 
 ALL = qs("a:0-1 b:0-1")
@@ -76,7 +77,7 @@ def test_pull_at_a_hanging_slave_is_repeated_at_the_master(group: GroupBench, mo
 
     def slave_hangs(self: FakeMember, request: PullRequest, deadline: Deadline, done: Any) -> None:
         if request.broker_id == 1:
-            self.brokers.timer.later(30, lambda: done(CallTimeout("the slave says nothing")))
+            self.brokers.timer.call_later(30, lambda: done(CallTimeout("the slave says nothing")))
         else:
             pull(self, request, deadline, done)
 
@@ -482,7 +483,7 @@ def test_a_fork_leaves_the_group_to_its_parent(group: GroupBench, monkeypatch: p
     consumer.subscribe("T")
     consumer.start(lambda messages, context: None)
     with monkeypatch.context() as forked:
-        forked.setattr("rocketmq_spark.base.process._process", [-1])
+        forked.setattr("rocketmq_spark.base.process._pid", [-1])
         assert consumer.stop() == []
         subscriptions = [lambda: consumer.subscribe("U"), lambda: consumer.unsubscribe("T")]
         for call in (*subscriptions, lambda: consumer.start(print), lambda: consumer.run(print), consumer.stats):

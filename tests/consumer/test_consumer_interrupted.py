@@ -18,10 +18,11 @@ from rocketmq_spark.base.threads import Latch
 from rocketmq_spark.consumer.push import BaseConsumer
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import OptionError
-from tests.consumer.group import FakeBrokers, FakeMember, GroupBench
+from tests.consumer.group import GroupBench
+from tests.fakes.group_member import FakeBrokers, FakeMember
+from tests.fakes.timer import Time
 from tests.helpers import frames_of_threads, waits_in
 from tests.mockbroker import eventually
-from tests.producer.scripted import Time
 from tests.queues import q
 
 

@@ -116,7 +116,7 @@ def test_a_group_that_cannot_be_seen_counts(caplog: pytest.LogCaptureFixture, mo
 def behind_proxy(monkeypatch: pytest.MonkeyPatch, *failing: str) -> Kept:
     """A member that has joined through a Proxy, which does not reach its broker: it fails in these requests."""
     kept = Kept()
-    monkeypatch.setattr(kept.fake, "has_notices", False)
+    monkeypatch.setattr(kept.fake, "receives_notices", False)
     kept.shared.set_subscription("t", NO_FILTER, lambda address, question: None)
     for name in failing:
         monkeypatch.setattr(kept.fake, name, raising(ServerFault("no member") if name == "members" else LOST))
@@ -135,7 +135,7 @@ def test_a_proxy_that_answers_by_itself_is_no_broker(failing: str, monkeypatch: 
 
 def test_a_member_without_queues_does_not_fail_at_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = behind_proxy(monkeypatch)
-    monkeypatch.setattr(kept.fake, "ids", ["a", "me"])  # there is one queue
+    kept.fake.has_members("a", "me")  # there is one queue
     for kept.now in (0.0, 30.0, 59.0):
         assert poll(kept) == []
     with monkeypatch.context() as patch:

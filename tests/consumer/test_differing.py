@@ -9,9 +9,9 @@ from rocketmq_spark.consumer.group_health import ConsumeModes, SubscriptionConfl
 from rocketmq_spark.consumer.settings import Subscriptions
 from rocketmq_spark.errors import CallTimeout
 from rocketmq_spark.model import NO_FILTER, Filter
-from tests.consumer.fake_member import A, Hand, made
-from tests.consumer.fake_member import FakeMember as Pulled
-from tests.consumer.group import FakeMember, GroupBench
+from tests.consumer.group import GroupBench
+from tests.consumer.pull_bench import A, Hand, made
+from tests.fakes.group_member import FakeMember, QueueMember
 
 
 @pytest.mark.parametrize(
@@ -139,8 +139,8 @@ def test_a_broker_that_does_not_answer_is_not_switched_back(
 
 
 def test_a_pull_consumer_warns_if_its_group_is_to_pop(caplog: pytest.LogCaptureFixture) -> None:
-    fake, hand = Pulled([A]), Hand()
-    fake.modes["t"] = "POP"
+    fake, hand = QueueMember([A]), Hand()
+    fake.brokers.modes["t", "b"] = "POP"
     with made(fake, hand) as consumer:
         consumer.subscribe("t")
         consumer.poll(0)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketmq_spark.consumer.figures import HOUR_MS, MINUTE_MS, ConsumerFigures
-from rocketmq_spark.model.membership import InfoAsked, TopicFigures
+from rocketmq_spark.model.membership import GetRunningInfo, TopicFigures
 from tests.consumer.group import GroupBench
 from tests.queues import q
 
@@ -58,7 +58,7 @@ def test_a_member_tells_them_to_brokers_and_to_its_user(group: GroupBench) -> No
     group.brokers.send(q("a:0"), b"good", b"bad")
     group.time.advance(1)
     assert port.asked is not None
-    info = port.asked("a:1", InfoAsked(False))
+    info = port.asked("a:1", GetRunningInfo(False))
     assert info is not None
     assert set(info.topics) == {"T", "%RETRY%g"}
     figures = info.topics["T"]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rocketmq_spark.base.threads import Aside
+from rocketmq_spark.base.threads import KeyedExecutor
 from rocketmq_spark.errors import CallTimeout
 from tests.consumer.group import GroupBench
 from tests.consumer.test_arrow import A, arrow, numbers, started
@@ -100,7 +100,7 @@ def test_rows_that_are_on_their_way_back_are_not_late(arrow: GroupBench) -> None
 
 
 def test_sending_late_rows_back_delays_no_commit_of_other_queues(arrow: GroupBench) -> None:
-    arrow.aside = Aside
+    arrow.aside = KeyedExecutor
     _, port, go_on = hanging(arrow)
     send_back, sending, goes_through = port.send_back, threading.Event(), threading.Event()
 
@@ -125,7 +125,7 @@ def test_sending_late_rows_back_delays_no_commit_of_other_queues(arrow: GroupBen
 
 
 def test_late_rows_of_one_queue_do_not_wait_for_those_of_another(arrow: GroupBench) -> None:
-    arrow.aside = Aside
+    arrow.aside = KeyedExecutor
     go_on, goes_through = threading.Event(), threading.Event()
     _, port = started(arrow, lambda batch, context: go_on.wait(60) and None, consume_timeout_s=60.0)
     send_back = port.send_back
@@ -147,7 +147,7 @@ def test_late_rows_of_one_queue_do_not_wait_for_those_of_another(arrow: GroupBen
 
 
 def test_a_call_that_fails_in_time_does_not_wait_for_late_rows(arrow: GroupBench) -> None:
-    arrow.aside = Aside
+    arrow.aside = KeyedExecutor
     _, port, go_on = hanging(arrow)
     send_back, sending, goes_through = port.send_back, threading.Event(), threading.Event()
 

@@ -14,7 +14,7 @@ from rocketmq_spark.consumer.listener import DeferredListener, ListenerCall, Nex
 from rocketmq_spark.model.membership import ConsumeDirectly, DirectOutcome
 from tests.consumer.group import GroupBench
 from tests.consumer.messages import message
-from tests.producer.scripted import ManualTimer
+from tests.fakes.timer import ManualTimer
 from tests.queues import q
 
 A = q("a:0")
@@ -120,7 +120,7 @@ def test_a_stop_waits_for_what_has_no_outcome_yet(group: GroupBench) -> None:
     group.brokers.send(A, b"0")
     group.time.advance(1)
     line.begin()
-    ManualTimer(group.time).later(2.0, lambda: line.open[0](None))
+    ManualTimer(group.time).call_later(2.0, lambda: line.open[0](None))
     assert consumer.stop(5.0) == []
     assert group.brokers.offsets[A] == 1
 

@@ -24,7 +24,8 @@ from rocketmq_spark.consumer.push import BaseConsumer
 from rocketmq_spark.consumer.rebalance import ConsumeFrom, ConsumeFromWhere
 from rocketmq_spark.errors import OffsetError, OptionError
 from rocketmq_spark.model import MessageQueue
-from tests.consumer.group import GROUP, GroupBench
+from tests.consumer.group import GroupBench
+from tests.fakes.group_member import GROUP
 from tests.queues import q, qs
 
 SOON = Deadline(1e9)

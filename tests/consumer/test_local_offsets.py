@@ -296,7 +296,7 @@ def test_offsets_of_another_user_are_not_taken_over(tmp_path: Path, monkeypatch:
 
 def test_offset_folder_writable_by_others_is_warned_of_once(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for kind in ("open folders", "replaceable folders"):
-        process.kept(kind).clear()
+        process.entries(kind).clear()
     LocalOffsets(path).store({A: 1})
     path.parent.chmod(0o755)
     path.parents[3].chmod(0o777)

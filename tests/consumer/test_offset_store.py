@@ -18,7 +18,8 @@ from rocketmq_spark.consumer.offsets import BrokerOffsets, FileOffsets, LocalOff
 from rocketmq_spark.consumer.process_queue import Thresholds
 from rocketmq_spark.errors import CallTimeout
 from rocketmq_spark.model import MessageQueue
-from tests.consumer.group import FakeMember, GroupBench
+from tests.consumer.group import GroupBench
+from tests.fakes.group_member import FakeMember
 from tests.helpers import raising, unlike_ctrl_c, waits_in
 from tests.queues import q
 

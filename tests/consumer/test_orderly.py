@@ -70,7 +70,7 @@ def test_queues_are_locked_before_pulls_and_every_20_seconds(group: GroupBench) 
 def test_without_notices_locks_are_renewed_every_3_seconds(group: GroupBench) -> None:
     """A Proxy keeps the connection while its broker restarts and forgets the locks."""
     _, port = group.start(ordered=True)
-    port.has_notices = False
+    port.receives_notices = False
     group.time.advance(2)
     before = len(port.seen("lock"))
     group.time.advance(60)
@@ -82,7 +82,7 @@ def test_an_unanswered_lock_stops_listeners_soon_behind_a_proxy(
 ) -> None:
     """Four seconds after the broker went down: three until the request, and one without an answer."""
     consumer, port = started(group)
-    port.has_notices = False
+    port.receives_notices = False
     group.time.advance(7.5)  # a moment ago locks were renewed
     went_down = group.time.now
     waited_s: list[float] = []

@@ -17,8 +17,9 @@ from rocketmq_spark.consumer.rebalance import ConsumeFrom, ConsumeFromWhere
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import AccessDenied, BrokerNotFound, CallTimeout, ServerFault
 from rocketmq_spark.model import MessageQueue
-from tests.consumer.group import GROUP, FakeMember, GroupBench
-from tests.producer.scripted import ManualTimer
+from tests.consumer.group import GroupBench
+from tests.fakes.group_member import GROUP, FakeMember
+from tests.fakes.timer import ManualTimer
 from tests.queues import q, qs
 
 A = q("a:0")

@@ -23,21 +23,22 @@ from rocketmq_spark.consumer.rebalance import StartOffset
 from rocketmq_spark.consumer.settings import ConsumerSettings, Subscriptions
 from rocketmq_spark.errors import ConnectionLost, OffsetError, OptionError, RocketMQError
 from rocketmq_spark.model import MessageQueue, PullAnswer, PullRequest, PullStatus, ReceivedMessage
-from tests.consumer.fake_member import AT_ONCE, A, B, Done, FakeMember, Hand, Rows, as_rows, made
+from tests.consumer.pull_bench import AT_ONCE, A, B, Hand, Rows, as_rows, made
 from tests.consumer.test_pull_interrupted import Interrupted, places
+from tests.fakes.group_member import Done, QueueMember
 from tests.helpers import raising, unlike_ctrl_c
 from tests.mockbroker import WAIT_S
 
 QUEUES = [MessageQueue("t", "b", i) for i in range(4)]
 
 
-def polls(fake: FakeMember, **settings: float) -> Polls:
+def polls(fake: QueueMember, **settings: float) -> Polls:
     subscriptions = Subscriptions("g", False, lambda: 1)
     return Polls(fake, ConsumerSettings(group="g", **settings), subscriptions, Clock())  # type: ignore[arg-type]
 
 
 def test_messages_that_come_on_many_threads_are_each_given_once() -> None:
-    fake = FakeMember(QUEUES)
+    fake = QueueMember(QUEUES)
     one = polls(fake)
     one.assign(dict.fromkeys(QUEUES, StartOffset(0)))
     arriving = [threading.Thread(target=lambda q=q: [fake.add(q) for _ in range(50)]) for q in QUEUES]
@@ -55,7 +56,7 @@ def test_messages_that_come_on_many_threads_are_each_given_once() -> None:
 
 
 def test_a_failed_pull_is_made_again_while_somebody_waits() -> None:
-    fake = FakeMember(QUEUES[:1], high=1)
+    fake = QueueMember(QUEUES[:1], high=1)
     fake.errors = [ConnectionLost("gone")]
     one = polls(fake, pull_delay_on_error_s=0.05)
     one.assign({QUEUES[0]: StartOffset(0)})
@@ -64,7 +65,7 @@ def test_a_failed_pull_is_made_again_while_somebody_waits() -> None:
 
 def test_seek_moves_queues_still_assigned_or_none_of_named_ones() -> None:
     """One may go to another member while its broker is asked where to."""
-    fake = FakeMember(QUEUES[:3], high=9)
+    fake = QueueMember(QUEUES[:3], high=9)
     one = polls(fake)
     starts = dict.fromkeys(QUEUES[:3], StartOffset(0))
 
@@ -86,14 +87,14 @@ def test_seek_moves_queues_still_assigned_or_none_of_named_ones() -> None:
 
 @pytest.mark.parametrize("queues", [A, [("t", "b", 0)], "t", [A, None]])
 def test_what_is_no_queue_is_not_assigned(queues: Any) -> None:
-    with made(FakeMember([A])) as consumer:
+    with made(QueueMember([A])) as consumer:
         with pytest.raises(OptionError, match=r"a queue is .*; expected a MessageQueue, such as queues\(\) returns"):
             consumer.assign(queues)
         assert consumer.assignment() == []
 
 
 def test_who_is_woken_comes_back_once() -> None:
-    one = polls(FakeMember(QUEUES[:1]))
+    one = polls(QueueMember(QUEUES[:1]))
     one.assign({QUEUES[0]: StartOffset(0)})
     one.wake()
     assert one.wait(Deadline.after(WAIT_S), 1) == []
@@ -106,7 +107,7 @@ def test_who_is_woken_comes_back_once() -> None:
 def test_poll_keeps_its_timeout_whatever_unwanted_messages_come(how: str) -> None:
     """Of a batch topic brokers give all messages, of any tag: more may come than are looked at."""
 
-    class Unwanted(FakeMember):
+    class Unwanted(QueueMember):
         def pull(self, request: PullRequest, deadline: Deadline, done: Done) -> None:
             def none(answer: PullAnswer | RocketMQError) -> None:
                 found = isinstance(answer, PullAnswer) and answer.status is PullStatus.FOUND
@@ -127,7 +128,7 @@ def test_poll_keeps_its_timeout_whatever_unwanted_messages_come(how: str) -> Non
 
 def test_a_loop_that_goes_on_above_a_commit_keeps_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """That of a coroutine does, where the commit was cancelled: its thread goes on."""
-    fake = FakeMember([A], high=3)
+    fake = QueueMember([A], high=3)
     with made(fake) as consumer:
         consumer.assign([A])
         loop = iter(consumer)
@@ -160,7 +161,7 @@ def test_ctrl_c_while_a_poll_returns_loses_nothing(how: str, monkeypatch: pytest
     def portion(messages: Iterable[ReceivedMessage]) -> tuple[list[ReceivedMessage], None]:
         return many(messages), None
 
-    fake = FakeMember([A], high=40)
+    fake = QueueMember([A], high=40)
     with made(fake) as consumer:
         consumer.assign([A])
         got: list[tuple[MessageQueue, int]] = []
@@ -201,7 +202,7 @@ def test_ctrl_c_leaves_the_lock_of_no_call_held(how: str, least: int) -> None:
     at = 0
     while True:
         left = at
-        with made(FakeMember([A])) as consumer:
+        with made(QueueMember([A])) as consumer:
             consumer.assign([A])
             calls = {
                 "poll": partial(consumer.poll, 0.001),
@@ -225,7 +226,7 @@ def test_ctrl_c_leaves_the_lock_of_no_call_held(how: str, least: int) -> None:
 
 
 def test_ctrl_c_between_two_steps_of_a_wait_is_raised_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = FakeMember([A])
+    fake = QueueMember([A])
     with made(fake) as consumer:
         consumer.assign([A])
         changed = consumer._polls._changed
@@ -239,7 +240,7 @@ def test_ctrl_c_between_two_steps_of_a_wait_is_raised_as_it_is(monkeypatch: pyte
 
 
 def test_after_the_close_nothing_is_pulled() -> None:
-    fake = FakeMember(QUEUES[:1])
+    fake = QueueMember(QUEUES[:1])
     one = polls(fake)
     one.assign({QUEUES[0]: StartOffset(0)})
     one.close()
@@ -252,7 +253,7 @@ def test_after_the_close_nothing_is_pulled() -> None:
 @pytest.mark.parametrize("how", ["assign", "rebalance"])
 def test_ctrl_c_during_a_queue_change_leaves_no_queue_unread(how: str, hand: Hand) -> None:
     for at in itertools.count():
-        fake = FakeMember([A, B])
+        fake = QueueMember([A, B])
         fake.add(A, 40)
         fake.add(B, 3)
         consumer = made(fake, hand)
@@ -261,7 +262,7 @@ def test_ctrl_c_during_a_queue_change_leaves_no_queue_unread(how: str, hand: Han
         else:
             consumer.subscribe("t")
             consumer._upkeep.rebalance()
-            fake.ids = ["Me", "me"]
+            fake.has_members("Me", "me")
         assert len(places(consumer, "poll")) == 32
         consumer.commit()
         interrupt, before = Interrupted(consumer, at), sys.gettrace()

@@ -17,10 +17,11 @@ from rocketmq_spark.consumer.tools import TIMEOUT_S, ConsumerTools
 from rocketmq_spark.errors import AccessDenied, ClosedError, ConnectionLost, OptionError, RocketMQError
 from rocketmq_spark.model import NO_FILTER, Filter
 from rocketmq_spark.model.message import GroupPolicy
-from tests.consumer.pop import SETTINGS, FakeProxy, arrival, of
+from tests.consumer.pop import SETTINGS, arrival, of
+from tests.fakes.pop_member import FakeProxy
+from tests.fakes.timer import ManualTimer, Time
 from tests.helpers import RAISED, no_more_threads, raising
 from tests.mockbroker import eventually
-from tests.producer.scripted import ManualTimer, Time
 
 
 class Member:
@@ -194,7 +195,7 @@ def subscribes(member: Member, outcomes: list[Exception]) -> None:
 def test_a_listener_that_takes_long_keeps_its_message(member):
     goes_on = member.held_up()
     acknowledger = member.consumer._running._acknowledger
-    eventually(lambda: member.proxy.asked == 2, 60)
+    eventually(lambda: len(member.proxy.receives) == 2, 60)
     for number in range(1, 7):
         member.time.advance(10)
         eventually(lambda: not acknowledger._renew_threads, 60)  # they ask on threads of their own
@@ -202,7 +203,7 @@ def test_a_listener_that_takes_long_keeps_its_message(member):
     goes_on.set()
     eventually(lambda: member.proxy.told[6:] == [("ack", "A")], 60)
     member.proxy.answer()  # no question waits for a minute, as this one did
-    eventually(lambda: member.proxy.asked == 3, 60)
+    eventually(lambda: len(member.proxy.receives) == 3, 60)
     member.proxy.put(of("B"))
     eventually(lambda: member.proxy.told[7:] == [("ack", "B")], 60)
     assert member.got == ["A", "B"]

@@ -124,7 +124,7 @@ def test_missing_topic_is_awaited_and_known_ones_survive_errors(asks):
     asks.proxy.counts["u"] = 1
     asks.look("u")
     eventually(lambda: asks.proxy.waiting == 1, 60)
-    asks.proxy.failing["places"] = ConnectionLost("away")
+    asks.proxy.failing["target_count"] = ConnectionLost("away")
     asks.look("u")
     asks.proxy.put(replace(of("A"), topic="u"))
     eventually(lambda: asks.ids() == ["A"], 60)

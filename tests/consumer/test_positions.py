@@ -9,30 +9,30 @@ from rocketmq_spark.consumer.rebalance import StartOffset
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import OffsetError, ServerFault
 from rocketmq_spark.model import MessageQueue
-from tests.consumer.fake_member import FakeMember
+from tests.fakes.group_member import QueueMember
 
 QUEUE = MessageQueue("t", "b", 0)
 
 
 @pytest.fixture
-def fake() -> FakeMember:
-    one = FakeMember([QUEUE], high=9)
+def fake() -> QueueMember:
+    one = QueueMember([QUEUE], high=9)
     one.low[QUEUE] = 2
     return one
 
 
 @pytest.fixture
-def positions(fake: FakeMember) -> OffsetRequests:
+def positions(fake: QueueMember) -> OffsetRequests:
     return OffsetRequests(fake, ConsumerSettings(group="g"))  # type: ignore[arg-type]
 
 
-def test_queue_begins_at_its_stored_offset_or_its_end(fake: FakeMember, positions: OffsetRequests) -> None:
+def test_queue_begins_at_its_stored_offset_or_its_end(fake: QueueMember, positions: OffsetRequests) -> None:
     assert positions.start_offset_of(QUEUE) == StartOffset(9, False)
     fake.stored[QUEUE] = 4
     assert positions.start_offset_of(QUEUE) == StartOffset(4)
 
 
-def test_question_that_fails_is_no_answer(fake: FakeMember, positions: OffsetRequests) -> None:
+def test_question_that_fails_is_no_answer(fake: QueueMember, positions: OffsetRequests) -> None:
     fake.unknown[QUEUE] = ServerFault("ill")
     with pytest.raises(ServerFault):
         positions.start_offset_of(QUEUE)
@@ -49,7 +49,7 @@ def test_offsets_that_are_sought_must_be_there(positions: OffsetRequests) -> Non
 
 
 def test_what_cannot_be_stored_is_logged_and_told(
-    fake: FakeMember, positions: OffsetRequests, caplog: pytest.LogCaptureFixture
+    fake: QueueMember, positions: OffsetRequests, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert positions.commit({}) == {}
     assert fake.commits == []

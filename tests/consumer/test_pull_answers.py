@@ -14,15 +14,15 @@ from rocketmq_spark.consumer.settings import ConsumerSettings, Subscriptions
 from rocketmq_spark.model import NO_FILTER, MessageQueue
 from rocketmq_spark.model.membership import (
     ConsumeDirectly,
-    InfoAsked,
+    GetConsumedOffsets,
+    GetRunningInfo,
     MembersChanged,
     Membership,
-    OffsetsAsked,
     QueueInfo,
     ResetOffsets,
     RunningInfo,
 )
-from tests.consumer.fake_member import FakeMember, message
+from tests.fakes.group_member import QueueMember, numbered
 
 A, B, OTHER = MessageQueue("t", "b", 0), MessageQueue("t", "b", 1), MessageQueue("u", "b", 0)
 MEMBERSHIP = Membership({"t": NO_FILTER}, 7, "CONSUME_ACTIVELY")
@@ -30,7 +30,7 @@ MEMBERSHIP = Membership({"t": NO_FILTER}, 7, "CONSUME_ACTIVELY")
 
 class Asked:
     def __init__(self) -> None:
-        self.fake = FakeMember([A, B, OTHER])
+        self.fake = QueueMember([A, B, OTHER])
         subscriptions = Subscriptions("g", False, lambda: 1)
         self.polls = Polls(self.fake, ConsumerSettings(group="g"), subscriptions, Clock())  # type: ignore[arg-type]
         self.looks = 0
@@ -72,12 +72,12 @@ def test_a_reset_moves_the_queues_that_are_ours_and_is_stored(asked: Asked, capl
 
 
 def test_offsets_are_those_of_what_is_finished_of_the_topic(asked: Asked) -> None:
-    assert asked(OffsetsAsked("t")) == {A: 32, B: 0}
-    assert asked(OffsetsAsked("nothing")) == {}
+    assert asked(GetConsumedOffsets("t")) == {A: 32, B: 0}
+    assert asked(GetConsumedOffsets("nothing")) == {}
 
 
 def test_it_tells_what_it_has_of_each_queue(asked: Asked) -> None:
-    told = asked(InfoAsked(stacks=False))
+    told = asked(GetRunningInfo(stacks=False))
     assert isinstance(told, RunningInfo)
     assert told.queues == {
         A: QueueInfo(commit_offset=32, cached_min_offset=32, cached_max_offset=39, cached_count=8),
@@ -86,15 +86,15 @@ def test_it_tells_what_it_has_of_each_queue(asked: Asked) -> None:
     }
     assert (told.membership, told.ordered, told.stacks) == (MEMBERSHIP, False, None)
     assert told.started_ms > 1_600_000_000_000
-    assert "MainThread" in asked(InfoAsked(stacks=True)).stacks
+    assert "MainThread" in asked(GetRunningInfo(stacks=True)).stacks
 
 
 def test_stacks_are_not_answered_if_the_consumer_refuses(asked: Asked) -> None:
     refusing = PullRequestHandler(asked.polls, lambda: MEMBERSHIP, asked.look, lambda o: None, answers_stacks=False)
-    info = refusing("b:1", InfoAsked(stacks=True))
+    info = refusing("b:1", GetRunningInfo(stacks=True))
     assert isinstance(info, RunningInfo)
     assert (info.stacks, info.membership) == (None, MEMBERSHIP)
 
 
 def test_what_only_a_listener_could_do_is_refused(asked: Asked) -> None:
-    assert asked(ConsumeDirectly(message(A, 0))) is None
+    assert asked(ConsumeDirectly(numbered(A, 0))) is None

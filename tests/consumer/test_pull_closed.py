@@ -12,15 +12,16 @@ import pytest
 
 from rocketmq_spark.consumer.pull import BasePullConsumer
 from rocketmq_spark.errors import CallTimeout, ClosedError, OffsetError
-from tests.consumer.fake_member import AT_ONCE, A, B, FakeMember, Hand, bodies, made
+from tests.consumer.pull_bench import AT_ONCE, A, B, Hand, bodies, made
 from tests.consumer.test_consumer_interrupted import in_time, interrupted_once
 from tests.consumer.test_pull_interrupted import Interrupted
+from tests.fakes.group_member import QueueMember
 
 
 @pytest.mark.parametrize("exits", [False, True])
 @pytest.mark.parametrize("how", ["commit", "poll", "offsets"])
 def test_a_signal_handler_may_close_while_a_commit_is_under_way(
-    fake: FakeMember, consumer: BasePullConsumer, hand: Hand, how: str, exits: bool, monkeypatch: pytest.MonkeyPatch
+    fake: QueueMember, consumer: BasePullConsumer, hand: Hand, how: str, exits: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake.add(A, 40)
     consumer.subscribe("t")
@@ -56,7 +57,7 @@ def test_a_signal_handler_may_close_while_a_commit_is_under_way(
 
 
 def test_a_signal_handler_may_close_a_consumer_that_closes(
-    fake: FakeMember, consumer: BasePullConsumer, monkeypatch: pytest.MonkeyPatch
+    fake: QueueMember, consumer: BasePullConsumer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     consumer.subscribe("t")
     real: Any = consumer._group._leave_group
@@ -108,7 +109,7 @@ CALLS: dict[str, Callable[[BasePullConsumer], object]] = {
 
 @pytest.mark.parametrize("call", CALLS)
 def test_a_signal_handler_may_close_above_any_call(
-    fake: FakeMember, consumer: BasePullConsumer, call: str, monkeypatch: pytest.MonkeyPatch
+    fake: QueueMember, consumer: BasePullConsumer, call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The threads that bring the answers of brokers need the lock that the call holds."""
     fake.add(A, 40)
@@ -143,7 +144,7 @@ def test_a_signal_handler_may_close_above_any_call(
 
 @pytest.mark.parametrize("where", ["polls", "timer", "commit", "leave"])
 def test_a_close_that_is_interrupted_is_continued_by_the_next(
-    fake: FakeMember, consumer: BasePullConsumer, where: str, monkeypatch: pytest.MonkeyPatch
+    fake: QueueMember, consumer: BasePullConsumer, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake.add(A, 40)
     consumer.subscribe("t")
@@ -164,7 +165,7 @@ def test_a_close_that_is_interrupted_is_continued_by_the_next(
 
 
 def test_close_during_a_rebalance_is_no_error_of_the_poll(
-    fake: FakeMember, consumer: BasePullConsumer, monkeypatch: pytest.MonkeyPatch
+    fake: QueueMember, consumer: BasePullConsumer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     consumer.subscribe("t")
     consumer.poll(AT_ONCE)
@@ -185,7 +186,7 @@ def test_close_during_a_rebalance_is_no_error_of_the_poll(
 
 @pytest.mark.parametrize("call", ["subscribe", "another", "unsubscribe"])
 def test_close_during_a_subscription_change_leaves_the_group(
-    fake: FakeMember, consumer: BasePullConsumer, call: str, monkeypatch: pytest.MonkeyPatch
+    fake: QueueMember, consumer: BasePullConsumer, call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else the group would have a member that does nothing, and its share of the queues would be read by none."""
     if call != "subscribe":
@@ -213,7 +214,7 @@ def test_close_during_a_subscription_change_leaves_the_group(
 
 
 def test_seek_is_stored_even_after_an_unanswered_commit(
-    fake: FakeMember, consumer: BasePullConsumer, monkeypatch: pytest.MonkeyPatch
+    fake: QueueMember, consumer: BasePullConsumer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The offset that was committed before that is sought: else a restart would begin behind what was not consumed again."""
     fake.add(A, 40)
@@ -236,7 +237,7 @@ def test_seek_is_stored_even_after_an_unanswered_commit(
     assert fake.stored[A] == 32
 
 
-def test_without_auto_commit_a_close_commits_nothing(fake: FakeMember) -> None:
+def test_without_auto_commit_a_close_commits_nothing(fake: QueueMember) -> None:
     fake.add(A, 3)
     with made(fake, auto_commit=False) as consumer:
         consumer.assign([A])
@@ -249,7 +250,7 @@ def test_without_auto_commit_a_close_commits_nothing(fake: FakeMember) -> None:
 def test_ctrl_c_during_close_or_unsubscribe_loses_no_offset(how: str) -> None:
     """Queues are given up before their offsets are stored."""
     for at in itertools.count():
-        fake = FakeMember([A, B])
+        fake = QueueMember([A, B])
         fake.add(A, 40)
         fake.add(B, 3)
         consumer = made(fake)
@@ -273,14 +274,14 @@ def test_ctrl_c_during_close_or_unsubscribe_loses_no_offset(how: str) -> None:
 
 
 def test_what_a_look_gave_up_before_ctrl_c_is_stored_by_the_next(
-    fake: FakeMember, consumer: BasePullConsumer, monkeypatch: pytest.MonkeyPatch
+    fake: QueueMember, consumer: BasePullConsumer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake.add(A, 9)
     fake.add(B, 9)
     consumer.subscribe("t")
     while consumer.poll(AT_ONCE):
         pass
-    fake.ids = ["a", "me"]
+    fake.has_members("a", "me")
     consumer._group.check_soon()
     interrupted_once(monkeypatch, fake, "commit")
     with pytest.raises(KeyboardInterrupt):

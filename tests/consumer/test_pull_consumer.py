@@ -29,20 +29,21 @@ from rocketmq_spark.errors import (
 )
 from rocketmq_spark.model import Filter, MessageQueue
 from rocketmq_spark.model.membership import (
-    InfoAsked,
+    GetConsumedOffsets,
+    GetRunningInfo,
     MembersChanged,
-    OffsetsAsked,
     QueueInfo,
     ResetOffsets,
     RunningInfo,
 )
 from rocketmq_spark.queues.environment import Environment
 from rocketmq_spark.wire import messages
-from tests.consumer.fake_member import AT_ONCE, A, B, FakeMember, Hand, Rows, as_rows, bodies, made
+from tests.consumer.pull_bench import AT_ONCE, A, B, Hand, Rows, as_rows, bodies, made
+from tests.fakes.group_member import QueueMember
 from tests.mockbroker import WAIT_S
 
 
-def test_messages_come_in_the_order_of_their_queue(fake: FakeMember, consumer: BasePullConsumer) -> None:
+def test_messages_come_in_the_order_of_their_queue(fake: QueueMember, consumer: BasePullConsumer) -> None:
     fake.add(A, 40)
     consumer.assign([A])
     assert bodies(consumer.poll(AT_ONCE)) == list(range(32))
@@ -50,7 +51,7 @@ def test_messages_come_in_the_order_of_their_queue(fake: FakeMember, consumer: B
     assert consumer.poll(AT_ONCE) == []
 
 
-def test_a_poll_waits_for_messages(fake: FakeMember, consumer: BasePullConsumer) -> None:
+def test_a_poll_waits_for_messages(fake: QueueMember, consumer: BasePullConsumer) -> None:
     consumer.assign([A])
     comes = threading.Timer(0.05, fake.add, (A,))
     comes.start()
@@ -58,7 +59,7 @@ def test_a_poll_waits_for_messages(fake: FakeMember, consumer: BasePullConsumer)
     comes.join()
 
 
-def test_queue_starts_at_group_offset_or_consume_from_option(fake: FakeMember) -> None:
+def test_queue_starts_at_group_offset_or_consume_from_option(fake: QueueMember) -> None:
     fake.add(A, 10)
     fake.low[A] = 3
     for where, stored, expected in (
@@ -68,15 +69,16 @@ def test_queue_starts_at_group_offset_or_consume_from_option(fake: FakeMember) -
         (ConsumeFrom(ConsumeFromWhere.TIMESTAMP, 6), None, 6),
         (ConsumeFrom(ConsumeFromWhere.TIMESTAMP, 1), None, 3),
     ):
-        fake.stored = {} if stored is None else {A: stored}
+        fake.stored.clear()
+        fake.stored.update({} if stored is None else {A: stored})
         with made(fake, consume_from=where) as consumer:
             consumer.assign([A])
-            fake.pulls.clear()
+            fake.calls.clear()
             found = bodies(consumer.poll(AT_ONCE))
         assert found[:1] == ([expected] if expected < 10 else [])
 
 
-def test_question_that_fails_assigns_nothing(fake: FakeMember, consumer: BasePullConsumer) -> None:
+def test_question_that_fails_assigns_nothing(fake: QueueMember, consumer: BasePullConsumer) -> None:
     fake.unknown[B] = ServerFault("ill")
     with pytest.raises(ServerFault, match="ill"):
         consumer.assign([A, B])
@@ -84,7 +86,9 @@ def test_question_that_fails_assigns_nothing(fake: FakeMember, consumer: BasePul
     assert fake.pulls == []
 
 
-def test_what_a_poll_gave_is_committed_by_a_later_one(fake: FakeMember, consumer: BasePullConsumer, hand: Hand) -> None:
+def test_what_a_poll_gave_is_committed_by_a_later_one(
+    fake: QueueMember, consumer: BasePullConsumer, hand: Hand
+) -> None:
     fake.add(A, 40)
     consumer.assign([A])
     consumer.poll(AT_ONCE)
@@ -98,7 +102,7 @@ def test_what_a_poll_gave_is_committed_by_a_later_one(fake: FakeMember, consumer
     assert fake.commits == [{A: 0}, {A: 32}, {A: 40}]
 
 
-def test_only_finished_messages_of_a_poll_are_committed(fake: FakeMember, consumer: BasePullConsumer) -> None:
+def test_only_finished_messages_of_a_poll_are_committed(fake: QueueMember, consumer: BasePullConsumer) -> None:
     fake.add(A, 4)
     consumer.assign([A])
     polled = PolledMessages(consumer, AT_ONCE)
@@ -116,7 +120,7 @@ def test_only_finished_messages_of_a_poll_are_committed(fake: FakeMember, consum
 
 
 def test_poll_of_a_large_answer_finishes_only_what_it_returned(
-    fake: FakeMember, consumer: BasePullConsumer, monkeypatch: pytest.MonkeyPatch
+    fake: QueueMember, consumer: BasePullConsumer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(messages, "PORTION_BYTES", 1)
     fake.add(A, 3)
@@ -130,7 +134,7 @@ def test_poll_of_a_large_answer_finishes_only_what_it_returned(
 
 @pytest.mark.parametrize("event", ["revoked", "regained", "sought"])
 def test_messages_polled_before_a_queue_moved_change_no_offset(
-    fake: FakeMember, consumer: BasePullConsumer, event: str
+    fake: QueueMember, consumer: BasePullConsumer, event: str
 ) -> None:
     fake.add(A, 4)
     consumer.assign([A])
@@ -148,7 +152,7 @@ def test_messages_polled_before_a_queue_moved_change_no_offset(
 
 
 def test_large_answer_comes_in_several_polls_and_commits_by_poll(
-    fake: FakeMember, consumer: BasePullConsumer, monkeypatch: pytest.MonkeyPatch
+    fake: QueueMember, consumer: BasePullConsumer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(messages, "PORTION_BYTES", 1)
     fake.add(A, 4)
@@ -169,7 +173,7 @@ def test_large_answer_comes_in_several_polls_and_commits_by_poll(
     assert bodies(consumer.poll(AT_ONCE)) == [3]
 
 
-def test_a_poll_that_nothing_follows_is_not_committed(fake: FakeMember, consumer: BasePullConsumer) -> None:
+def test_a_poll_that_nothing_follows_is_not_committed(fake: QueueMember, consumer: BasePullConsumer) -> None:
     fake.add(A, 3)
     consumer.assign([A])
     assert bodies(consumer.poll(AT_ONCE)) == [0, 1, 2]
@@ -180,7 +184,7 @@ def test_a_poll_that_nothing_follows_is_not_committed(fake: FakeMember, consumer
         assert bodies(again.poll(AT_ONCE)) == [0, 1, 2]
 
 
-def test_without_auto_commit_nothing_is_committed_but_by_hand(fake: FakeMember, hand: Hand) -> None:
+def test_without_auto_commit_nothing_is_committed_but_by_hand(fake: QueueMember, hand: Hand) -> None:
     fake.add(A, 3)
     with made(fake, hand, auto_commit=False) as consumer:
         consumer.assign([A])
@@ -196,7 +200,7 @@ def test_without_auto_commit_nothing_is_committed_but_by_hand(fake: FakeMember, 
 
 
 def test_a_commit_that_fails_is_raised_and_tried_again(
-    fake: FakeMember, consumer: BasePullConsumer, caplog: pytest.LogCaptureFixture
+    fake: QueueMember, consumer: BasePullConsumer, caplog: pytest.LogCaptureFixture
 ) -> None:
     fake.add(A, 3)
     consumer.assign([A])
@@ -210,10 +214,10 @@ def test_a_commit_that_fails_is_raised_and_tried_again(
     assert fake.stored == {A: 3}
 
 
-def test_seeking(fake: FakeMember, consumer: BasePullConsumer) -> None:
+def test_seeking(fake: QueueMember, consumer: BasePullConsumer) -> None:
     fake.add(A, 10)
     fake.add(B, 4)
-    fake.old, fake.low[A] = True, 2
+    fake.brokers.old, fake.low[A] = True, 2
     consumer.assign([A])
     consumer.seek(A, 7)
     assert bodies(consumer.poll(AT_ONCE)) == [7, 8, 9]
@@ -232,7 +236,7 @@ def test_seeking(fake: FakeMember, consumer: BasePullConsumer) -> None:
 
 
 @pytest.mark.parametrize("offset", [-5, 2**63, 1.5, "7", None, True])
-def test_an_offset_that_is_none_is_refused_by_name(fake: FakeMember, consumer: BasePullConsumer, offset: Any) -> None:
+def test_an_offset_that_is_none_is_refused_by_name(fake: QueueMember, consumer: BasePullConsumer, offset: Any) -> None:
     fake.add(A, 9)
     consumer.assign([A])
     for use in (lambda: consumer.commit({B: 3, A: offset}), lambda: consumer.seek(A, offset)):
@@ -244,7 +248,7 @@ def test_an_offset_that_is_none_is_refused_by_name(fake: FakeMember, consumer: B
 
 @pytest.mark.parametrize("timeout_s", [math.nan, math.inf, 1e300, "5s", None, True])
 def test_a_timeout_that_is_none_is_refused_by_name(
-    fake: FakeMember, consumer: BasePullConsumer, timeout_s: Any
+    fake: QueueMember, consumer: BasePullConsumer, timeout_s: Any
 ) -> None:
     fake.add(A, 1)
     consumer.assign([A])
@@ -254,7 +258,7 @@ def test_a_timeout_that_is_none_is_refused_by_name(
     assert bodies(consumer.poll(-1)) == [0]
 
 
-def test_pausing(fake: FakeMember, consumer: BasePullConsumer) -> None:
+def test_pausing(fake: QueueMember, consumer: BasePullConsumer) -> None:
     consumer.assign([A, B])
     consumer.pause(A)
     fake.add(A, 2)
@@ -266,7 +270,7 @@ def test_pausing(fake: FakeMember, consumer: BasePullConsumer) -> None:
         consumer.pause(MessageQueue("other", "b", 0))
 
 
-def test_a_queue_is_pulled_ahead_as_far_as_the_threshold(fake: FakeMember) -> None:
+def test_a_queue_is_pulled_ahead_as_far_as_the_threshold(fake: QueueMember) -> None:
     fake.add(A, 1000)
     with made(fake, thresholds=Thresholds(50), pull_batch_size=20) as consumer:
         consumer.assign([A])
@@ -274,7 +278,7 @@ def test_a_queue_is_pulled_ahead_as_far_as_the_threshold(fake: FakeMember) -> No
 
 
 def test_what_may_pass_is_tried_again_and_the_rest_is_raised(
-    fake: FakeMember, consumer: BasePullConsumer, hand: Hand
+    fake: QueueMember, consumer: BasePullConsumer, hand: Hand
 ) -> None:
     fake.add(A, 2)
     fake.errors = [BrokerBusy("busy"), AccessDenied("no")]
@@ -287,7 +291,7 @@ def test_what_may_pass_is_tried_again_and_the_rest_is_raised(
     assert bodies(consumer.poll(AT_ONCE)) == [0, 1]
 
 
-def test_the_messages_of_all_queues_as_rows(fake: FakeMember, consumer: BasePullConsumer) -> None:
+def test_the_messages_of_all_queues_as_rows(fake: QueueMember, consumer: BasePullConsumer) -> None:
     fake.add(A, 2)
     fake.add(B, 3)
     consumer.assign([A, B])
@@ -295,7 +299,7 @@ def test_the_messages_of_all_queues_as_rows(fake: FakeMember, consumer: BasePull
     assert consumer.poll_arrow(AT_ONCE).num_rows == 0
 
 
-def test_rows_that_cannot_be_made_come_again(fake: FakeMember) -> None:
+def test_rows_that_cannot_be_made_come_again(fake: QueueMember) -> None:
     fake.add(A, 2)
     fails = [True]
 
@@ -317,7 +321,7 @@ def test_rows_that_cannot_be_made_come_again(fake: FakeMember) -> None:
         assert bodies(consumer.poll_arrow(AT_ONCE).messages) == [0, 1]
 
 
-def test_rows_before_an_undecodable_answer_are_returned_first(fake: FakeMember) -> None:
+def test_rows_before_an_undecodable_answer_are_returned_first(fake: QueueMember) -> None:
     fake.add(A, 40)
 
     def rows(parts: Sequence[FetchedPart]) -> tuple[Rows, int | None]:
@@ -339,7 +343,7 @@ def test_rows_before_an_undecodable_answer_are_returned_first(fake: FakeMember) 
 
 
 def test_rows_that_become_many_come_in_several_polls(
-    fake: FakeMember, consumer: BasePullConsumer, monkeypatch: pytest.MonkeyPatch
+    fake: QueueMember, consumer: BasePullConsumer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(messages, "PORTION_BYTES", 1000)  # a message counts as an object, too
     fake.add(A, 5)
@@ -352,7 +356,7 @@ def test_rows_that_become_many_come_in_several_polls(
     assert (consumer.committed(A), consumer.committed(B)) == (5, 2)
 
 
-def test_a_loop_over_messages_ends_with_the_consumer(fake: FakeMember, consumer: BasePullConsumer) -> None:
+def test_a_loop_over_messages_ends_with_the_consumer(fake: QueueMember, consumer: BasePullConsumer) -> None:
     fake.add(A, 40)
     consumer.assign([A])
     assert bodies(itertools.islice(consumer, 35)) == list(range(35))
@@ -377,8 +381,8 @@ def test_who_waits_when_the_consumer_is_closed_gets_nothing(consumer: BasePullCo
 # --- with others
 
 
-def test_subscriber_has_its_share(fake: FakeMember, consumer: BasePullConsumer, hand: Hand) -> None:
-    fake.ids = ["me", "other"]
+def test_subscriber_has_its_share(fake: QueueMember, consumer: BasePullConsumer, hand: Hand) -> None:
+    fake.has_members("me", "other")
     fake.add(A, 2)
     fake.add(B, 2)
     consumer.subscribe("t", tags="a || b")
@@ -388,7 +392,7 @@ def test_subscriber_has_its_share(fake: FakeMember, consumer: BasePullConsumer, 
         ({"t": Filter("a || b")}, "CONSUME_ACTIVELY")
     ]
     assert fake.pulls[0].filter == Filter("a || b")
-    fake.ids = ["me"]
+    fake.has_members("me")
     consumer.poll(AT_ONCE)
     assert consumer.assignment() == [A]
     hand.now += 20
@@ -396,23 +400,23 @@ def test_subscriber_has_its_share(fake: FakeMember, consumer: BasePullConsumer, 
     assert consumer.assignment() == [A, B]
 
 
-def test_change_that_brokers_tell_is_followed_at_once(fake: FakeMember, consumer: BasePullConsumer) -> None:
+def test_change_that_brokers_tell_is_followed_at_once(fake: QueueMember, consumer: BasePullConsumer) -> None:
     fake.add(B, 1)
-    fake.ids = ["me", "other"]
+    fake.has_members("me", "other")
     consumer.subscribe("t")
     consumer.poll(AT_ONCE)
     assert fake.asked is not None
-    fake.ids = ["me"]
+    fake.has_members("me")
     assert fake.asked("b:1", MembersChanged()) is None
     assert bodies(consumer.poll(WAIT_S)) == [0]
-    fake.ids = ["a", "me"]
+    fake.has_members("a", "me")
     fake.asked("b:1", MembersChanged())
     consumer.poll(AT_ONCE)
     assert consumer.assignment() == [B]
-    assert fake.asked("b:1", OffsetsAsked("t")) == {B: 1}
+    assert fake.asked("b:1", GetConsumedOffsets("t")) == {B: 1}
 
 
-def test_changes_are_followed_while_nobody_polls(fake: FakeMember, consumer: BasePullConsumer, hand: Hand) -> None:
+def test_changes_are_followed_while_nobody_polls(fake: QueueMember, consumer: BasePullConsumer, hand: Hand) -> None:
     fake.add(A, 2)
     fake.add(B, 2)
     consumer.subscribe("t")
@@ -420,33 +424,33 @@ def test_changes_are_followed_while_nobody_polls(fake: FakeMember, consumer: Bas
     assert consumer.assignment() == [A, B]
     assert bodies(consumer.poll(AT_ONCE)) == [0, 1]
     assert bodies(consumer.poll(AT_ONCE)) == [0, 1]
-    fake.ids = ["a", "me"]
+    fake.has_members("a", "me")
     assert fake.asked is not None
     fake.asked("b:1", MembersChanged())
     hand.time.run_due()
     assert (consumer.assignment(), fake.stored) == ([B], {A: 2, B: 0})
-    fake.ids = ["me"]
+    fake.has_members("me")
     hand.now += 20
     hand.time.advance(20)
     assert consumer.assignment() == [A, B]
 
 
-def test_after_the_close_nothing_is_followed(fake: FakeMember, hand: Hand) -> None:
+def test_after_the_close_nothing_is_followed(fake: QueueMember, hand: Hand) -> None:
     with made(fake, hand) as consumer:
         consumer.subscribe("t")
     hand.time.advance(100)
     assert consumer.assignment() == []
 
 
-def test_the_strategy_of_the_settings_shares_the_queues(fake: FakeMember) -> None:
-    fake.ids = ["me", "other"]
+def test_the_strategy_of_the_settings_shares_the_queues(fake: QueueMember) -> None:
+    fake.has_members("me", "other")
     with made(fake, allocate=lambda me, queues, members: list(queues)[1:]) as consumer:
         consumer.subscribe("t")
         consumer.poll(AT_ONCE)
         assert consumer.assignment() == [B]
 
 
-def test_offsets_that_are_reset_are_followed_and_stored(fake: FakeMember, consumer: BasePullConsumer) -> None:
+def test_offsets_that_are_reset_are_followed_and_stored(fake: QueueMember, consumer: BasePullConsumer) -> None:
     fake.add(A, 9)
     consumer.subscribe("t")
     assert bodies(consumer.poll(AT_ONCE)) == list(range(9))
@@ -456,13 +460,13 @@ def test_offsets_that_are_reset_are_followed_and_stored(fake: FakeMember, consum
     assert bodies(consumer.poll(AT_ONCE)) == [4, 5, 6, 7, 8]
 
 
-def test_the_member_tells_what_it_has(fake: FakeMember, consumer: BasePullConsumer) -> None:
+def test_the_member_tells_what_it_has(fake: QueueMember, consumer: BasePullConsumer) -> None:
     fake.add(A, 40)
     consumer.subscribe("t", tags="a")
     consumer.poll(AT_ONCE)
     consumer.poll(AT_ONCE)
     assert fake.asked is not None
-    told = fake.asked("b:1", InfoAsked(stacks=True))
+    told = fake.asked("b:1", GetRunningInfo(stacks=True))
     assert isinstance(told, RunningInfo)
     assert told.membership.subscriptions == {"t": Filter("a")}
     assert told.membership.consume_type == "CONSUME_ACTIVELY"
@@ -472,27 +476,27 @@ def test_the_member_tells_what_it_has(fake: FakeMember, consumer: BasePullConsum
     assert "MainThread" in told.stacks
 
 
-def test_queue_that_goes_has_its_offset_stored(fake: FakeMember, consumer: BasePullConsumer) -> None:
+def test_queue_that_goes_has_its_offset_stored(fake: QueueMember, consumer: BasePullConsumer) -> None:
     fake.add(A, 2)
     consumer.subscribe("t")
     consumer.poll(AT_ONCE)
-    fake.ids = ["a", "me"]
+    fake.has_members("a", "me")
     assert fake.asked is not None
     fake.asked("b:1", MembersChanged())
     consumer.poll(AT_ONCE)
     assert (consumer.assignment(), fake.stored) == ([B], {A: 2, B: 0})
 
 
-def test_nobody_known_changes_nothing(fake: FakeMember, consumer: BasePullConsumer, hand: Hand) -> None:
+def test_nobody_known_changes_nothing(fake: QueueMember, consumer: BasePullConsumer, hand: Hand) -> None:
     consumer.subscribe("t")
     consumer.poll(AT_ONCE)
-    fake.ids = []
+    fake.members = lambda *given: []  # type: ignore[method-assign]
     hand.now += 20
     consumer.poll(AT_ONCE)
     assert consumer.assignment() == [A, B]
 
 
-def test_queue_without_a_start_is_left_for_a_second(fake: FakeMember, consumer: BasePullConsumer, hand: Hand) -> None:
+def test_queue_without_a_start_is_left_for_a_second(fake: QueueMember, consumer: BasePullConsumer, hand: Hand) -> None:
     fake.unknown[B] = ServerFault("ill")
     consumer.subscribe("t")
     consumer.poll(AT_ONCE)
@@ -503,7 +507,7 @@ def test_queue_without_a_start_is_left_for_a_second(fake: FakeMember, consumer: 
     assert consumer.assignment() == [A, B]
 
 
-def test_unsubscribing_gives_queues_up(fake: FakeMember, consumer: BasePullConsumer) -> None:
+def test_unsubscribing_gives_queues_up(fake: QueueMember, consumer: BasePullConsumer) -> None:
     fake.add(A, 2)
     consumer.subscribe("t")
     consumer.poll(AT_ONCE)
@@ -530,7 +534,7 @@ def test_what_does_not_go_together(consumer: BasePullConsumer) -> None:
         consumer.subscribe("t")
 
 
-def test_consumer_of_an_environment_has_its_queues_only(fake: FakeMember) -> None:
+def test_consumer_of_an_environment_has_its_queues_only(fake: QueueMember) -> None:
     with made(fake, environment=Environment.of("2", "2")) as consumer:
         assert consumer.queues("t") == [B]
         with pytest.raises(OptionError, match="queue t/b/0 does not belong to environment '2'"):
@@ -540,7 +544,7 @@ def test_consumer_of_an_environment_has_its_queues_only(fake: FakeMember) -> Non
         assert consumer.assignment() == [B]
 
 
-def test_subscribe_refuses_an_environment_without_queues(fake: FakeMember) -> None:
+def test_subscribe_refuses_an_environment_without_queues(fake: QueueMember) -> None:
     with made(fake, environment=Environment.of("3", "3")) as consumer:
         with pytest.raises(OptionError, match="option 'environments' is 3; expected at most 2"):
             consumer.subscribe("t")

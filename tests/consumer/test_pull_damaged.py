@@ -17,12 +17,13 @@ from rocketmq_spark.consumer.rebalance import ConsumeFrom, ConsumeFromWhere
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import DecodeError
 from rocketmq_spark.model import NO_FILTER, Filter, PullAnswer, PullRequest, PullStatus
-from rocketmq_spark.session.consumers import _arrow
+from rocketmq_spark.session.consumers import _arrow_batch
 from rocketmq_spark.wire import messages
 from rocketmq_spark.wire.messages import encode_batch
 from rocketmq_spark.wire.names import Scope
-from tests.consumer.fake_member import AT_ONCE, A, B, FakeMember, Rows, as_rows, bodies, message
+from tests.consumer.pull_bench import AT_ONCE, A, B, Rows, as_rows, bodies
 from tests.consumer.reads import Reads
+from tests.fakes.group_member import QueueMember, numbered
 from tests.harness import store
 from tests.mockbroker import WAIT_S, eventually
 
@@ -31,7 +32,7 @@ SAID = [[7, 8, 9, 10], [5, 1 << 40, 7, 8], [5, 1, 7, 8], [-1, -1, -1, -1], [8, 7
 
 def stored_by(
     consumer: BasePullConsumer,
-    fake: FakeMember,
+    fake: QueueMember,
     said: list[int],
     wanted: Filter,
     sizes: Mapping[int, int] | None = None,
@@ -46,9 +47,9 @@ def stored_by(
     given_to(consumer, fake, b"".join(parts), wanted)
 
 
-def given_to(consumer: BasePullConsumer, fake: FakeMember, stored: bytes, wanted: Filter = NO_FILTER) -> None:
+def given_to(consumer: BasePullConsumer, fake: QueueMember, stored: bytes, wanted: Filter = NO_FILTER) -> None:
     """The answer to the pull of offset 5, up to 8."""
-    consumer._to_arrow = _arrow
+    consumer._to_arrow = _arrow_batch
     fake.low[A] = fake.high[A] = fake.stored[A] = 5
     consumer.subscribe("t", tags=wanted.expression)
     assert consumer.poll(AT_ONCE) == []
@@ -68,7 +69,7 @@ def rows(consumer: BasePullConsumer) -> list[bytes]:
 @pytest.mark.parametrize("wanted", [NO_FILTER, Filter("Aa")])
 @pytest.mark.parametrize("said", SAID)
 def test_rows_of_large_answer_resume_by_position_not_by_offset(
-    fake: FakeMember, consumer: BasePullConsumer, said: list[int], wanted: Filter, monkeypatch: pytest.MonkeyPatch
+    fake: QueueMember, consumer: BasePullConsumer, said: list[int], wanted: Filter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(messages, "PORTION_BYTES", 1)
     stored_by(consumer, fake, said, wanted)
@@ -87,7 +88,7 @@ def test_rows_of_large_answer_resume_by_position_not_by_offset(
 @pytest.mark.parametrize("wanted", [NO_FILTER, Filter("Aa")])
 @pytest.mark.parametrize("said", SAID)
 def test_rows_behind_a_message_of_a_loop_are_all_others(
-    fake: FakeMember, consumer: BasePullConsumer, said: list[int], wanted: Filter
+    fake: QueueMember, consumer: BasePullConsumer, said: list[int], wanted: Filter
 ) -> None:
     stored_by(consumer, fake, said, wanted)
     assert next(iter(consumer)).body == b"0"
@@ -99,7 +100,7 @@ def test_rows_behind_a_message_of_a_loop_are_all_others(
 @pytest.mark.parametrize("how", ["loop", "poll"])
 @pytest.mark.parametrize("number", range(4))
 def test_message_with_a_damaged_size_shifts_no_other_offset(
-    fake: FakeMember, consumer: BasePullConsumer, number: int, how: str, monkeypatch: pytest.MonkeyPatch
+    fake: QueueMember, consumer: BasePullConsumer, number: int, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It looks like two, which is one more than there are offsets: the last one would have that of the next answer's first."""
     monkeypatch.setattr(messages, "PORTION_BYTES", 1)
@@ -131,7 +132,7 @@ def test_of_more_messages_than_offsets_the_last_ones_are_one() -> None:
 
 
 def test_rows_of_a_batch_with_false_offsets_are_a_decode_error(
-    fake: FakeMember, consumer: BasePullConsumer, monkeypatch: pytest.MonkeyPatch
+    fake: QueueMember, consumer: BasePullConsumer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is one message, and several rows: what is committed behind some rows would be behind others that were not given."""
     batch = encode_batch([(b"0", "", 0), (b"1", "", 0), (b"2", "", 0)])
@@ -139,7 +140,9 @@ def test_rows_of_a_batch_with_false_offsets_are_a_decode_error(
     given_to(consumer, fake, stored)
     monkeypatch.setattr(messages, "PORTION_BYTES", 1)
     for _ in range(2):
-        with pytest.raises(DecodeError, match=r"outside of the requested offsets .*poll\(\) returns it raw"):
+        with pytest.raises(
+            DecodeError, match=r"outside of the requested offsets .*poll\(\) returns the message undecoded"
+        ):
             rows(consumer)
     consumer.commit()
     assert fake.stored[A] == 5
@@ -151,7 +154,7 @@ def test_rows_of_a_batch_with_false_offsets_are_a_decode_error(
 @pytest.mark.parametrize("why", ["damaged", "large"])
 @pytest.mark.parametrize("given", [2, 5])
 def test_rows_after_an_abandoned_loop_span_at_most_one_answer(
-    fake: FakeMember, given: int, why: str, monkeypatch: pytest.MonkeyPatch
+    fake: QueueMember, given: int, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A loop takes several answers together: what cannot be rows is in the one that it was left in, and not in those before."""
     monkeypatch.setattr("tests.consumer.reads.COUNT", 8)
@@ -166,7 +169,9 @@ def test_rows_after_an_abandoned_loop_span_at_most_one_answer(
             raise DecodeError("damaged", queue=str(A))
         return Rows(found[:1]), found[1].queue_offset if found[1:] else None
 
-    ahead = BacklogReader(reads.begin, lambda queue, start, end, stored: [message(queue, i) for i in range(start, end)])
+    ahead = BacklogReader(
+        reads.begin, lambda queue, start, end, stored: [numbered(queue, i) for i in range(start, end)]
+    )
     settings = ConsumerSettings(group="g", consume_from=ConsumeFrom(ConsumeFromWhere.EARLIEST), pull_batch_size=8)
     with BasePullConsumer(fake, settings, to_arrow, Clock(), ahead) as consumer:  # type: ignore[arg-type]
         consumer.assign([A])
@@ -184,7 +189,7 @@ def test_rows_after_an_abandoned_loop_span_at_most_one_answer(
                 assert bodies(consumer.poll_arrow(WAIT_S).messages) == [number]
 
 
-def test_answer_without_rows_is_finished_by_the_same_poll(fake: FakeMember, consumer: BasePullConsumer) -> None:
+def test_answer_without_rows_is_finished_by_the_same_poll(fake: QueueMember, consumer: BasePullConsumer) -> None:
     """A filter may leave out all of it. Nothing that came behind it in its queue would be committed any more."""
 
     def to_arrow(parts: Sequence[FetchedPart]) -> tuple[Rows, int | None]:

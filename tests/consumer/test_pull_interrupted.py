@@ -24,8 +24,9 @@ from rocketmq_spark.consumer.upkeep import Upkeep
 from rocketmq_spark.errors import ClosedError, LocalProtocolError, OffsetError, OptionError
 from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue, PullAnswer, PullStatus
 from rocketmq_spark.model.membership import ResetOffsets
-from tests.consumer.fake_member import AT_ONCE, A, B, FakeMember, Hand, as_rows, bodies, made, message
+from tests.consumer.pull_bench import AT_ONCE, A, B, Hand, as_rows, bodies, made
 from tests.consumer.reads import COUNT, Reads
+from tests.fakes.group_member import QueueMember, numbered
 from tests.helpers import RAISED, raising, unlike_ctrl_c, waits_in
 from tests.mockbroker import eventually
 
@@ -51,7 +52,7 @@ def some(consumer: BasePullConsumer, count: int, how: str) -> list[int]:
 
 @pytest.mark.parametrize("how", ENDS)
 def test_a_loop_that_is_left_goes_on_behind_its_last_message(
-    fake: FakeMember, consumer: BasePullConsumer, hand: Hand, how: str
+    fake: QueueMember, consumer: BasePullConsumer, hand: Hand, how: str
 ) -> None:
     fake.add(A, 96)
     consumer.assign([A])
@@ -70,11 +71,11 @@ def test_a_loop_that_is_left_goes_on_behind_its_last_message(
 
 
 @pytest.mark.parametrize("how", ENDS)
-def test_what_was_read_ahead_stays_too(fake: FakeMember, how: str) -> None:
+def test_what_was_read_ahead_stays_too(fake: QueueMember, how: str) -> None:
     fake.add(A, 1000)
     reads = Reads()
     ahead = BacklogReader(
-        reads.begin, lambda queue, start, end, stored: [message(queue, start + i) for i in range(len(stored))]
+        reads.begin, lambda queue, start, end, stored: [numbered(queue, start + i) for i in range(len(stored))]
     )
     settings = ConsumerSettings(
         group="g", consume_from=ConsumeFrom(ConsumeFromWhere.EARLIEST), pull_batch_size=COUNT, thresholds=Thresholds(40)
@@ -90,7 +91,7 @@ def test_what_was_read_ahead_stays_too(fake: FakeMember, how: str) -> None:
         assert fake.stored == {A: 999}
 
 
-def test_a_commit_in_a_loop_is_of_what_was_yielded(fake: FakeMember, consumer: BasePullConsumer) -> None:
+def test_a_commit_in_a_loop_is_of_what_was_yielded(fake: QueueMember, consumer: BasePullConsumer) -> None:
     fake.add(A, 5)
     consumer.assign([A])
     for one in consumer:
@@ -101,7 +102,7 @@ def test_a_commit_in_a_loop_is_of_what_was_yielded(fake: FakeMember, consumer: B
     assert fake.stored == {A: 5}
 
 
-def test_a_loop_goes_on_beside_polls_and_gives_nothing_twice(fake: FakeMember, consumer: BasePullConsumer) -> None:
+def test_a_loop_goes_on_beside_polls_and_gives_nothing_twice(fake: QueueMember, consumer: BasePullConsumer) -> None:
     fake.add(A, 64)
     consumer.assign([A])
     loop = iter(consumer)
@@ -113,7 +114,7 @@ def test_a_loop_goes_on_beside_polls_and_gives_nothing_twice(fake: FakeMember, c
     assert bodies(itertools.islice(loop, 2)) == [36, 37]
 
 
-def test_a_loop_follows_a_seek_and_a_pause(fake: FakeMember, consumer: BasePullConsumer) -> None:
+def test_a_loop_follows_a_seek_and_a_pause(fake: QueueMember, consumer: BasePullConsumer) -> None:
     fake.add(A, 40)
     fake.add(B, 2)
     consumer.assign([A, B])
@@ -128,7 +129,7 @@ def test_a_loop_follows_a_seek_and_a_pause(fake: FakeMember, consumer: BasePullC
     assert next(loop).queue_offset == 31
 
 
-def test_a_loop_that_is_left_at_a_queues_end_has_finished_it(fake: FakeMember, consumer: BasePullConsumer) -> None:
+def test_a_loop_that_is_left_at_a_queues_end_has_finished_it(fake: QueueMember, consumer: BasePullConsumer) -> None:
     fake.add(A, 4)
     consumer.assign([A])
     assert some(consumer, 4, "break") == [0, 1, 2, 3]
@@ -139,7 +140,7 @@ def test_a_loop_that_is_left_at_a_queues_end_has_finished_it(fake: FakeMember, c
 @pytest.mark.parametrize("error", RAISED, ids=lambda error: type(error).__name__)
 @pytest.mark.parametrize("how", ["poll", "poll_arrow", "loop"])
 def test_what_was_taken_by_a_poll_that_did_not_end_comes_again(
-    fake: FakeMember, consumer: BasePullConsumer, how: str, error: BaseException, monkeypatch: pytest.MonkeyPatch
+    fake: QueueMember, consumer: BasePullConsumer, how: str, error: BaseException, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake.add(A, 100)
     consumer.assign([A])
@@ -164,7 +165,9 @@ def test_what_was_taken_by_a_poll_that_did_not_end_comes_again(
 
 
 @pytest.mark.parametrize("error", [MemoryError(), KeyboardInterrupt()], ids=lambda error: type(error).__name__)
-def test_what_is_broken_off_is_not_finished(fake: FakeMember, consumer: BasePullConsumer, error: BaseException) -> None:
+def test_what_is_broken_off_is_not_finished(
+    fake: QueueMember, consumer: BasePullConsumer, error: BaseException
+) -> None:
     fake.add(A, 9)
     consumer.assign([A])
     with pytest.raises(type(error)):
@@ -206,7 +209,7 @@ class Interrupted:
 @pytest.mark.parametrize("how", ["poll", "poll_arrow", "loop"])
 def test_ctrl_c_at_any_line_loses_nothing(how: str) -> None:
     for at in itertools.count():
-        fake, found = FakeMember([A, B]), []
+        fake, found = QueueMember([A, B]), []
         fake.add(A, 40)
         fake.add(B, 3)
         consumer = made(fake)
@@ -258,24 +261,24 @@ def test_a_poll_without_queues_is_an_error(consumer: BasePullConsumer) -> None:
     assert consumer.poll(AT_ONCE) == []
 
 
-def test_assigned_queues_ignore_filters_of_past_subscriptions(fake: FakeMember, consumer: BasePullConsumer) -> None:
+def test_assigned_queues_ignore_filters_of_past_subscriptions(fake: QueueMember, consumer: BasePullConsumer) -> None:
     consumer.subscribe("t", tags="a")
     consumer.poll(AT_ONCE)
     assert {request.filter for request in fake.pulls} == {Filter("a")}
     consumer.unsubscribe("t")
-    fake.pulls.clear()
+    fake.calls.clear()
     consumer.assign([A])
     assert [request.filter for request in fake.pulls] == [NO_FILTER]
 
 
-def test_a_subscription_that_fails_changes_nothing(fake: FakeMember, consumer: BasePullConsumer, hand: Hand) -> None:
+def test_a_subscription_that_fails_changes_nothing(fake: QueueMember, consumer: BasePullConsumer, hand: Hand) -> None:
     consumer.subscribe("t", tags="a")
     consumer.poll(AT_ONCE)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fake, "queues", lambda *given, **how: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             consumer.subscribe("t", tags="b")
-    fake.ids = ["me", "x"]
+    fake.has_members("me", "x")
     hand.now += 20
     consumer.poll(AT_ONCE)
     assert consumer.assignment() == [A]
@@ -283,7 +286,7 @@ def test_a_subscription_that_fails_changes_nothing(fake: FakeMember, consumer: B
     assert fake.memberships[-1].subscriptions == {"t": Filter("a")}
 
 
-def test_what_came_by_one_filter_is_given_by_it(fake: FakeMember, consumer: BasePullConsumer) -> None:
+def test_what_came_by_one_filter_is_given_by_it(fake: QueueMember, consumer: BasePullConsumer) -> None:
     """As with Java's: messages and rows alike, whatever is subscribed to when they are polled."""
     parts: list[FetchedPart] = []
     consumer._to_arrow = lambda found: parts.extend(found) or as_rows(found)
@@ -297,7 +300,7 @@ def test_what_came_by_one_filter_is_given_by_it(fake: FakeMember, consumer: Base
     assert fake.pulls[-1].filter == Filter("b")
 
 
-def test_message_arriving_after_a_filter_change_uses_new_filter(fake: FakeMember, consumer: BasePullConsumer) -> None:
+def test_message_arriving_after_a_filter_change_uses_new_filter(fake: QueueMember, consumer: BasePullConsumer) -> None:
     """The answer by the one before passes over what is wanted now."""
     consumer.subscribe("t", tags="rare")
     consumer.poll(AT_ONCE)
@@ -311,7 +314,7 @@ def test_message_arriving_after_a_filter_change_uses_new_filter(fake: FakeMember
 # --- resets, forks
 
 
-def test_reset_in_answer_to_a_pull_with_an_old_filter_is_applied(fake: FakeMember, consumer: BasePullConsumer) -> None:
+def test_reset_in_answer_to_a_pull_with_an_old_filter_is_applied(fake: QueueMember, consumer: BasePullConsumer) -> None:
     """Brokers tell it to one pull only."""
     fake.add(A, 9)
     consumer.subscribe("t", tags="rare")
@@ -323,7 +326,7 @@ def test_reset_in_answer_to_a_pull_with_an_old_filter_is_applied(fake: FakeMembe
     assert bodies(consumer.poll(AT_ONCE)) == [7, 8]
 
 
-def test_an_offset_from_before_a_reset_does_not_come_after_it(fake: FakeMember, consumer: BasePullConsumer) -> None:
+def test_an_offset_from_before_a_reset_does_not_come_after_it(fake: QueueMember, consumer: BasePullConsumer) -> None:
     fake.add(A, 50)
     consumer.subscribe("t")
     consumer.poll(AT_ONCE)
@@ -350,7 +353,7 @@ def test_an_offset_from_before_a_reset_does_not_come_after_it(fake: FakeMember, 
     assert fake.stored[A] == 0
 
 
-def test_reset_of_a_queue_being_released_is_stored_last(fake: FakeMember, consumer: BasePullConsumer) -> None:
+def test_reset_of_a_queue_being_released_is_stored_last(fake: QueueMember, consumer: BasePullConsumer) -> None:
     """A commit that takes long holds up the one of what is given up, and the reset comes between."""
     fake.add(A, 50)
     consumer.subscribe("t")
@@ -368,7 +371,7 @@ def test_reset_of_a_queue_being_released_is_stored_last(fake: FakeMember, consum
     commits = threading.Thread(target=consumer.commit, args=({B: 0},))
     commits.start()
     assert entered.wait(60)
-    fake.ids = ["Me", "me"]
+    fake.has_members("Me", "me")
     gives_up = threading.Event()
     have = consumer._upkeep.apply_assignment
     consumer._upkeep.apply_assignment = lambda starts: (gives_up.set(), have(starts))  # type: ignore[assignment, method-assign]
@@ -390,10 +393,10 @@ def test_reset_of_a_queue_being_released_is_stored_last(fake: FakeMember, consum
 
 
 def test_a_fork_is_told_whose_the_consumer_is(
-    fake: FakeMember, consumer: BasePullConsumer, monkeypatch: pytest.MonkeyPatch
+    fake: QueueMember, consumer: BasePullConsumer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     consumer.assign([A])
-    monkeypatch.setattr("rocketmq_spark.base.process._process", [-1])
+    monkeypatch.setattr("rocketmq_spark.base.process._pid", [-1])
     calls: list[Callable[[], object]] = [
         lambda: consumer.subscribe("t"),
         lambda: consumer.unsubscribe("t"),
@@ -443,7 +446,7 @@ def in_time(call: Callable[[], object]) -> object:
 
 
 @pytest.mark.parametrize("raised", [KeyboardInterrupt(), ValueError("mine")], ids=["ctrl-c", "another"])
-def test_a_pull_that_was_interrupted_is_made_again(fake: FakeMember, raised: BaseException) -> None:
+def test_a_pull_that_was_interrupted_is_made_again(fake: QueueMember, raised: BaseException) -> None:
     """And so are those that were to come behind it, which nobody made: their queues would wait for answers for ever."""
     fake.add(A, 100)
     fake.add(B, 100)
@@ -466,7 +469,7 @@ def test_a_pull_that_was_interrupted_is_made_again(fake: FakeMember, raised: Bas
     assert (got.count(A), got.count(B)) == (100, 100)
 
 
-def test_reset_during_close_of_a_consumer_is_stored_last(fake: FakeMember) -> None:
+def test_reset_during_close_of_a_consumer_is_stored_last(fake: QueueMember) -> None:
     fake.add(A, 10)
 
     class Late(Timer):
@@ -483,7 +486,7 @@ def test_reset_during_close_of_a_consumer_is_stored_last(fake: FakeMember) -> No
     assert fake.stored[A] == 3
 
 
-def test_who_cannot_join_has_no_subscription(fake: FakeMember, consumer: BasePullConsumer) -> None:
+def test_who_cannot_join_has_no_subscription(fake: QueueMember, consumer: BasePullConsumer) -> None:
     """It would have the queues of the member that is there: both are one client."""
     consumer.subscribe("t")
     with BasePullConsumer(fake, ConsumerSettings(group="g"), as_rows) as second:  # type: ignore[arg-type]

@@ -12,13 +12,14 @@ from rocketmq_spark.consumer.pull import BasePullConsumer
 from rocketmq_spark.consumer.upkeep import Upkeep
 from rocketmq_spark.model import MASTER_ID, MessageQueue, PullAnswer, PullStatus
 from rocketmq_spark.model.membership import ResetOffsets
-from tests.consumer.fake_member import AT_ONCE, A, B, Done, FakeMember, Hand, bodies
+from tests.consumer.pull_bench import AT_ONCE, A, B, Hand, bodies
+from tests.fakes.group_member import Done, QueueMember
 from tests.helpers import raising, waits_in
 
 OTHER = MessageQueue("u", "b", 0)
 
 
-def finished(fake: FakeMember, consumer: BasePullConsumer, hand: Hand) -> Done:
+def finished(fake: QueueMember, consumer: BasePullConsumer, hand: Hand) -> Done:
     """Nine messages are, and not stored yet; what tells the pull that waits."""
     fake.add(A, 9)
     consumer.subscribe("t")
@@ -27,7 +28,7 @@ def finished(fake: FakeMember, consumer: BasePullConsumer, hand: Hand) -> Done:
     return next(done for request, done in fake.waiting if request.queue == A)
 
 
-def reset(fake: FakeMember, done: Done, offset: int = 2) -> None:
+def reset(fake: QueueMember, done: Done, offset: int = 2) -> None:
     """The broker stores it, and tells the pull."""
     fake.stored[A] = offset
     done(PullAnswer(PullStatus.OFFSET_ILLEGAL, offset, 0, 9, reset=True))
@@ -35,7 +36,7 @@ def reset(fake: FakeMember, done: Done, offset: int = 2) -> None:
 
 @pytest.mark.parametrize("how", ["close", "rebalance"])
 def test_reset_from_a_pull_during_queue_release_is_stored_last(
-    fake: FakeMember, consumer: BasePullConsumer, hand: Hand, how: str, caplog: pytest.LogCaptureFixture
+    fake: QueueMember, consumer: BasePullConsumer, hand: Hand, how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Else the offset from before it, whose commit is under way, would be."""
     done, real = finished(fake, consumer, hand), fake.commit
@@ -49,7 +50,7 @@ def test_reset_from_a_pull_during_queue_release_is_stored_last(
     if how == "close":
         consumer.close()
     else:
-        fake.ids = ["Me", "me"]
+        fake.has_members("Me", "me")
         consumer._upkeep.rebalance()
         hand.time.run_due()
         assert consumer.assignment() == [B]
@@ -59,7 +60,7 @@ def test_reset_from_a_pull_during_queue_release_is_stored_last(
 
 
 def test_reset_in_answer_to_a_pull_with_an_old_filter_is_applied(
-    fake: FakeMember, consumer: BasePullConsumer, hand: Hand
+    fake: QueueMember, consumer: BasePullConsumer, hand: Hand
 ) -> None:
     """Messages of such an answer are asked for again; a reset is told only once."""
     done = finished(fake, consumer, hand)
@@ -72,12 +73,12 @@ def test_reset_in_answer_to_a_pull_with_an_old_filter_is_applied(
 
 
 def test_reset_of_queue_with_interrupted_release_is_stored_last(
-    fake: FakeMember, consumer: BasePullConsumer, hand: Hand
+    fake: QueueMember, consumer: BasePullConsumer, hand: Hand
 ) -> None:
     """What Ctrl-C kept from being stored is stored later, and is from before it."""
     done, real = finished(fake, consumer, hand), fake.commit
     fake.commit = raising(KeyboardInterrupt())  # type: ignore[method-assign]
-    fake.ids = ["Me", "me"]
+    fake.has_members("Me", "me")
     with pytest.raises(KeyboardInterrupt):
         consumer._upkeep.rebalance()
     fake.commit = real  # type: ignore[method-assign]
@@ -89,10 +90,10 @@ def test_reset_of_queue_with_interrupted_release_is_stored_last(
 
 @pytest.mark.parametrize("how", ["pull", "read ahead"])
 def test_reset_of_a_former_queue_is_stored_for_its_next_member(
-    fake: FakeMember, consumer: BasePullConsumer, hand: Hand, how: str
+    fake: QueueMember, consumer: BasePullConsumer, hand: Hand, how: str
 ) -> None:
     done = finished(fake, consumer, hand)
-    fake.ids = ["Me", "me"]
+    fake.has_members("Me", "me")
     consumer._upkeep.rebalance()
     assert (consumer.assignment(), fake.stored[A]) == ([B], 9)
     if how == "pull":
@@ -105,7 +106,7 @@ def test_reset_of_a_former_queue_is_stored_for_its_next_member(
 
 
 def test_group_wide_reset_while_a_queue_is_assigned_is_applied(
-    fake: FakeMember, consumer: BasePullConsumer, hand: Hand, caplog: pytest.LogCaptureFixture
+    fake: QueueMember, consumer: BasePullConsumer, hand: Hand, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Where it begins is known by then, from before the reset; nobody else has it."""
     fake.add(A, 9)
@@ -129,7 +130,7 @@ def test_group_wide_reset_while_a_queue_is_assigned_is_applied(
 
 
 def test_timer_applies_a_reset_after_its_queue_was_assigned(
-    fake: FakeMember, consumer: BasePullConsumer, hand: Hand
+    fake: QueueMember, consumer: BasePullConsumer, hand: Hand
 ) -> None:
     """A poll looks at the group on a thread of its own: what follows the reset sooner finds no queue that is to be reset."""
     fake.add(A, 9)
@@ -154,12 +155,13 @@ def test_timer_applies_a_reset_after_its_queue_was_assigned(
 
 
 def test_a_queue_that_has_come_back_meanwhile_goes_on_there(
-    fake: FakeMember, consumer: BasePullConsumer, hand: Hand
+    fake: QueueMember, consumer: BasePullConsumer, hand: Hand
 ) -> None:
     done = finished(fake, consumer, hand)
-    fake.ids = ["Me", "me"]
+    fake.has_members("Me", "me")
     consumer._upkeep.rebalance()
-    fake.ids, real = ["me"], fake.committed
+    fake.has_members("me")
+    real = fake.committed
 
     def committed(*given: Any, **named: Any) -> int | None:
         offset = real(*given, **named)
@@ -177,17 +179,18 @@ def test_a_queue_that_has_come_back_meanwhile_goes_on_there(
 
 
 def test_leftover_offset_of_a_regained_queue_overwrites_no_reset(
-    fake: FakeMember, consumer: BasePullConsumer, hand: Hand
+    fake: QueueMember, consumer: BasePullConsumer, hand: Hand
 ) -> None:
     """Ctrl-C came before its last offset was stored, and a member that had it meanwhile was told of a reset."""
     finished(fake, consumer, hand)
-    fake.ids, real = ["Me", "me"], fake.commit
+    fake.has_members("Me", "me")
+    real = fake.commit
     fake.commit = raising(KeyboardInterrupt())  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
         consumer._upkeep.rebalance()
     assert consumer.assignment() == [B]
     fake.commit, fake.stored[A] = real, 2  # type: ignore[method-assign]
-    fake.ids = ["me"]
+    fake.has_members("me")
     consumer._upkeep.rebalance()
     assert consumer.assignment() == [A, B]
     assert fake.stored[A] == 2

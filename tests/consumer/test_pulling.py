@@ -9,7 +9,8 @@ from rocketmq_spark.base.codes import Response
 from rocketmq_spark.consumer.rebalance import ConsumeFrom, ConsumeFromWhere
 from rocketmq_spark.errors import BrokerBusy, BrokerError, CallTimeout, GroupNotFound, RocketMQError
 from rocketmq_spark.model import Filter, PullAnswer, PullRequest, PullStatus
-from tests.consumer.group import RARE, Done, FakeMember, GroupBench
+from tests.consumer.group import GroupBench
+from tests.fakes.group_member import RARE, Done, FakeMember
 from tests.queues import q, qs
 
 A, B = q("a:0"), q("b:0")

@@ -125,8 +125,8 @@ def test_the_next_run_comes_in_twenty_seconds_or_one() -> None:
 
 
 def test_without_notices_the_group_is_looked_at_more_often() -> None:
-    assert [wait_s(True, interval_s, has_notices=False) for interval_s in (20.0, 3.0)] == [5.0, 3.0]
-    assert wait_s(False, has_notices=False) == 1.0
+    assert [wait_s(True, interval_s, receives_notices=False) for interval_s in (20.0, 3.0)] == [5.0, 3.0]
+    assert wait_s(False, receives_notices=False) == 1.0
 
 
 class GroupMachine(SteppingMachine):

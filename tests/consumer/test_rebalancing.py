@@ -18,7 +18,8 @@ from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.model.membership import ResetOffsets
 from rocketmq_spark.queues.allocation import allocate
 from rocketmq_spark.queues.environment import Environment
-from tests.consumer.group import RETRY, FakeMember, GroupBench
+from tests.consumer.group import GroupBench
+from tests.fakes.group_member import RETRY, FakeMember
 from tests.helpers import raising
 from tests.models import SteppingMachine, model_test, step
 from tests.queues import q, qs
@@ -51,7 +52,7 @@ def test_balanced_member_looks_as_often_as_it_is_told(group: GroupBench) -> None
 
 def test_a_balanced_member_without_notices_looks_every_5_seconds(group: GroupBench) -> None:
     _, port = group.start()
-    port.has_notices = False
+    port.receives_notices = False
     group.time.advance(21)
     before = runs(port)
     group.time.advance(50)
@@ -307,7 +308,7 @@ class Handing(SteppingMachine):
         self.group.die(consumer, port)
         for queue, owner in list(self.group.brokers.locks.items()):
             if owner == port.client_id:
-                self.group.brokers.timer.later(60, lambda queue=queue: self.group.brokers.locks.pop(queue, None))
+                self.group.brokers.timer.call_later(60, lambda queue=queue: self.group.brokers.locks.pop(queue, None))
         self.group.brokers.told()
 
     @step(queue=st.sampled_from(ALL), count=st.integers(1, 40), seconds=st.sampled_from([0.0, 0.1]))
@@ -391,7 +392,7 @@ def test_rebalance_that_lacked_thread_runs_at_next_wakeup(group: GroupBench, mon
     group.time.advance(2)
     rebalancing = consumer._running.rebalancing
     with monkeypatch.context() as patch:
-        patch.setattr(rebalancing._timer, "later", raising(RuntimeError("can't start new thread")))
+        patch.setattr(rebalancing._timer, "call_later", raising(RuntimeError("can't start new thread")))
         with pytest.raises(RuntimeError):
             rebalancing.schedule()
     asked = len(port.seen("members"))

@@ -22,7 +22,7 @@ from rocketmq_spark.consumer.rows import Rows, RowsDecoder, RowsQueue
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue, PullRequest, ReceivedMessage
-from rocketmq_spark.session.consumers import _rows
+from rocketmq_spark.session.consumers import _rows_decoder
 from rocketmq_spark.wire import messages
 from rocketmq_spark.wire.messages import encode_batch
 from rocketmq_spark.wire.names import Scope
@@ -68,7 +68,11 @@ def part_of(
 
 
 def unpacked(*parts: FetchedPart, most: int = 1024) -> list[list[Rows]]:
-    return [found for found, left in _rows(ConsumerSettings(group="g", consume_batch_max_size=most))(parts) if not left]
+    return [
+        found
+        for found, left in _rows_decoder(ConsumerSettings(group="g", consume_batch_max_size=most))(parts)
+        if not left
+    ]
 
 
 def check(found: Sequence[Rows], part: FetchedPart) -> list[ReceivedMessage]:
@@ -106,7 +110,7 @@ def test_or_as_many_as_rows_are_too_many(count: int) -> None:
 
 def test_parts_are_decoded_together_and_each_has_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
-    makes = _rows(ConsumerSettings(group="g", consume_batch_max_size=40))
+    makes = _rows_decoder(ConsumerSettings(group="g", consume_batch_max_size=40))
     by_columns = makes._decode_columns
     monkeypatch.setattr(makes, "_decode_columns", lambda parts: calls.append(len(parts)) or by_columns(parts))
     parts = [part_of(stored(LARGE, 7), 7), part_of(stored(30, 100, queue=B), 100, queue=B), part_of(stored(3), 0)]
@@ -195,7 +199,7 @@ def test_rows_of_inner_batches_are_messages_of_their_own() -> None:
 def test_what_becomes_too_large_is_left(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(messages, "PORTION_BYTES", 1)
     part = part_of(stored(count, 7), 7)
-    makes = _rows(ConsumerSettings(group="g"))
+    makes = _rows_decoder(ConsumerSettings(group="g"))
     ((found, left),) = makes([part])
     assert ([len(each) for each in found], left) == ([1], 8)
 

@@ -16,8 +16,9 @@ from rocketmq_spark.errors import (
     MessageRefused,
     RocketMQError,
 )
-from tests.consumer.group import FakeMember, GroupBench
+from tests.consumer.group import GroupBench
 from tests.consumer.messages import QUEUE, message
+from tests.fakes.group_member import FakeMember
 
 
 @pytest.fixture

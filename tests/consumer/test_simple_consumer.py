@@ -1,4 +1,4 @@
-"""A consumer that asks for messages, over a port that answers as it is told."""
+"""A consumer that asks for messages, on a Proxy in memory that answers at once."""
 
 from __future__ import annotations
 
@@ -11,91 +11,49 @@ from typing import Any
 import pytest
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.consumer.simple import MIN_WAIT_S, BaseSimpleConsumer
+from rocketmq_spark.consumer.simple import BaseSimpleConsumer
 from rocketmq_spark.errors import AccessDenied, ClosedError, ConnectionLost, OptionError, RouteNotFound
 from rocketmq_spark.model import NO_FILTER, Filter
-from rocketmq_spark.model.message import GroupPolicy, Place, PoppedMessage
+from rocketmq_spark.model.message import PoppedMessage
 from tests.consumer.pop import arrival
+from tests.fakes.pop_member import FakeProxy
 from tests.helpers import raising
 from tests.test_popped import popped
 
 
-class Scripted:
-    """Implements ``ports.PopMember``: topics have so many places, each of which gives what ``waiting`` has for it."""
-
-    client_id = "me"
-
-    def __init__(self, **places: int) -> None:
-        self.counts = places
-        self.waiting: dict[tuple[str, int], list[PoppedMessage]] = {}
-        self.asked: list[tuple[Any, ...]] = []
-        self.told: list[Mapping[str, Filter]] = []
-        self.error: Exception | None = None
-        self.closed = 0
-
-    def subscribe(self, filters: Mapping[str, Filter], deadline: Deadline) -> None:
-        if self.error is not None:
-            raise self.error
-        self.told.append(filters)
-
-    def policy(self) -> GroupPolicy:
-        return GroupPolicy(17, False, (10.0,))
-
-    def places(self, topic: str, deadline: Deadline) -> int:
-        if topic not in self.counts:
-            raise RouteNotFound("no such topic", topic=topic)
-        return self.counts[topic]
-
-    def receive(
-        self, place: Place, count: int, invisible_s: float, wait_s: float, deadline: Deadline
-    ) -> Sequence[PoppedMessage]:
-        self.asked.append((*place, count, invisible_s))
-        assert deadline.remaining() > wait_s >= MIN_WAIT_S  # less is an error of the Proxy: 40018
-        found, self.waiting[place] = self.waiting.get(place, []), []
-        return found
-
-    def ack(self, message: PoppedMessage, deadline: Deadline) -> None:
-        self.asked.append(("ack", message.msg_id))
-
-    def change_invisible(self, message: PoppedMessage, invisible_s: float, deadline: Deadline) -> None:
-        self.asked.append(("change", message.msg_id, invisible_s))
-        message.receipt += "'"
-
-    def forward_to_dlq(self, message: PoppedMessage, deadline: Deadline) -> None:
-        self.asked.append(("dlq", message.msg_id))
-
-    def close(self, deadline: Deadline) -> None:
-        self.closed += 1
+def proxy(**places: int) -> FakeProxy:
+    """Topics with so many places each; a receive from an empty place is answered at once."""
+    return FakeProxy(waits=False, **places)
 
 
 def test_receive_asks_places_in_turn_until_message_or_timeout():
-    member = Scripted(t=2, u=1)
+    member = proxy(t=2, u=1)
     consumer = BaseSimpleConsumer(member, "g")
     consumer.subscribe("t")
     consumer.subscribe("u", tags="a || b")
-    assert member.told[-1] == {"t": NO_FILTER, "u": Filter("a || b")}
+    assert member.filters[-1] == {"t": NO_FILTER, "u": Filter("a || b")}
     assert [consumer.receive(5, "20s", 0) for _ in range(3)] == [[], [], []]
-    assert member.asked == [("t", 0, 5, 20.0), ("t", 1, 5, 20.0), ("u", 0, 5, 20.0)]
-    member.waiting["u", 0] = [popped()]
-    member.asked.clear()
-    assert consumer.receive(wait="1m") == [popped()]
-    assert [each[:2] for each in member.asked] == [("t", 0), ("t", 1), ("u", 0)]
+    assert member.receives == [("t", 0, 5, 20.0), ("t", 1, 5, 20.0), ("u", 0, 5, 20.0)]
+    member.put(popped(topic="u"))
+    member.receives.clear()
+    assert [message.msg_id for message in consumer.receive(wait="1m")] == ["ID"]
+    assert [each[:2] for each in member.receives] == [("t", 0), ("t", 1), ("u", 0)]
 
 
 def test_what_is_not_wanted_any_more_is_not_asked_for():
-    member = Scripted(t=1, u=1)
+    member = proxy(t=1, u=1)
     consumer = BaseSimpleConsumer(member, "g")
     for topic in "tu":
         consumer.subscribe(topic, sql="a > 1")
     consumer.unsubscribe("t")
-    assert member.told[-1] == {"u": Filter("a > 1", "SQL92")}
+    assert member.filters[-1] == {"u": Filter("a > 1", "SQL92")}
     consumer.receive(wait=0)
-    assert [each[0] for each in member.asked] == ["u"]
+    assert [each[0] for each in member.receives] == ["u"]
 
 
 def test_a_subscription_that_no_proxy_heard_of_is_none():
-    member = Scripted(t=1)
-    member.error = ConnectionLost("away")
+    member = proxy(t=1)
+    member.failing["subscribe"] = ConnectionLost("away")
     consumer = BaseSimpleConsumer(member, "g")
     with pytest.raises(ConnectionLost):
         consumer.subscribe("t")
@@ -106,7 +64,7 @@ def test_a_subscription_that_no_proxy_heard_of_is_none():
 @pytest.mark.parametrize("error", [ConnectionLost("away"), AccessDenied("no")])
 def test_failed_filter_change_restores_previous_filter(error):
     """Also at the member, by which messages are asked for."""
-    member = Scripted(t=1)
+    member = proxy(t=1)
     consumer = BaseSimpleConsumer(member, "g")
     consumer.subscribe("t", tags="a")
     tell, fails = member.subscribe, [error]
@@ -119,55 +77,57 @@ def test_failed_filter_change_restores_previous_filter(error):
     member.subscribe = failing
     with pytest.raises(type(error)):
         consumer.subscribe("t", tags="b")
-    assert member.told == [{"t": Filter("a")}, {"t": Filter("b")}, {"t": Filter("a")}]
+    assert member.filters == [{"t": Filter("a")}, {"t": Filter("b")}, {"t": Filter("a")}]
 
 
 def test_missing_topic_does_not_block_receiving_other_topics():
-    member = Scripted(t=1, u=1)
+    member = proxy(t=1, u=1)
     consumer = BaseSimpleConsumer(member, "g")
     for topic in ("t", "gone", "u"):
         consumer.subscribe(topic)
     for topic in ("t", None, "u", "t", None):
-        member.waiting = {("t", 0): [popped()], ("u", 0): [popped()]}
+        member.lying.clear()
+        member.put(popped(), popped(topic="u"))
         with pytest.raises(RouteNotFound) if topic is None else contextlib.nullcontext():
             assert len(consumer.receive()) == 1
-            assert member.asked[-1][0] == topic
+            assert member.receives[-1][0] == topic
 
 
 def test_unsubscribed_topic_is_not_asked_for_when_proxy_is_away():
-    member = Scripted(t=1, u=1)
+    member = proxy(t=1, u=1)
     consumer = BaseSimpleConsumer(member, "g")
     consumer.subscribe("t")
     consumer.subscribe("u")
-    member.error = ConnectionLost("away")
+    member.failing["subscribe"] = ConnectionLost("away")
     with pytest.raises(ConnectionLost):
         consumer.unsubscribe("t")
     consumer.receive(wait=0)
-    assert [each[0] for each in member.asked] == ["u"]
+    assert [each[0] for each in member.receives] == ["u"]
 
 
 @pytest.mark.parametrize("left", [["t"], ["t", "u"]])
 def test_topic_unsubscribed_during_receive_is_asked_for_no_more(left):
-    member = Scripted(t=1, u=1)
+    member = proxy(t=1, u=1)
     consumer = BaseSimpleConsumer(member, "g")
     consumer.subscribe("t")
     consumer.subscribe("u")
     ask = member.receive
 
-    def leaving(topic: str, *args: Any) -> Sequence[PoppedMessage]:
+    def leaving(*args: Any) -> Sequence[PoppedMessage]:
+        answer = ask(*args)
         for each in left:
             consumer.unsubscribe(each)
-        if len(member.asked) == 2:
+        if len(member.receives) == 3:
             consumer.close()
-        return ask(topic, *args)
+        return answer
 
     member.receive = leaving
     assert consumer.receive(wait="1m") == []
-    assert [each[0] for each in member.asked] == ["t", "u", "u"][: 1 if len(left) == 2 else 3]
+    assert [each[0] for each in member.receives] == ["t", "u", "u"][: 1 if len(left) == 2 else 3]
 
 
 def test_concurrent_subscriptions_of_two_threads_are_received():
-    member = Scripted(t=1, u=1)
+    member = proxy(t=1, u=1)
     consumer = BaseSimpleConsumer(member, "g")
     second = threading.Thread(target=consumer.subscribe, args=("u",))
     arrived = arrival(consumer, "_change_lock", second)
@@ -184,15 +144,15 @@ def test_concurrent_subscriptions_of_two_threads_are_received():
     member.subscribe = meanwhile
     consumer.subscribe("t")
     second.join(60)
-    assert member.told[-1] == {"t": NO_FILTER, "u": NO_FILTER}
+    assert member.filters[-1] == {"t": NO_FILTER, "u": NO_FILTER}
     consumer.receive(wait=0)
     consumer.receive(wait=0)
-    assert [each[0] for each in member.asked] == ["t", "u"]
+    assert [each[0] for each in member.receives] == ["t", "u"]
 
 
 @pytest.mark.parametrize("verb", ["subscribe", "unsubscribe"])
 def test_subscription_change_waiting_during_close_is_refused(verb):
-    member = Scripted(t=1, u=1)
+    member = proxy(t=1, u=1)
     consumer = BaseSimpleConsumer(member, "g")
     consumer.subscribe("t")
     outcomes: list[Exception] = []
@@ -210,12 +170,12 @@ def test_subscription_change_waiting_during_close_is_refused(verb):
         assert arrived.wait(60)
         consumer.close()
     second.join(60)
-    assert len(outcomes) == len(member.told) == 1
+    assert len(outcomes) == len(member.filters) == 1
 
 
 @pytest.mark.parametrize("verb", ["subscribe", "unsubscribe"])
 def test_close_during_subscription_change_leaves_no_member(verb):
-    member = Scripted(t=1)
+    member = proxy(t=1)
     consumer = BaseSimpleConsumer(member, "g")
     told: list[str] = []
     tell, leave = member.subscribe, member.close
@@ -237,14 +197,18 @@ def test_close_during_subscription_change_leaves_no_member(verb):
 
 
 def test_what_becomes_of_a_message():
-    member = Scripted(t=1)
+    member = proxy(t=1)
     consumer = BaseSimpleConsumer(member, "g")
-    consumer.ack(popped(msg_id="A"))
-    consumer.change_invisible(kept := popped(msg_id="B"), "1m")
-    assert kept.receipt == "receipt'"  # with which it is acknowledged then
-    consumer.change_invisible(popped(msg_id="C"), "0s")
-    consumer.forward_to_dlq(popped(msg_id="D"))
-    assert member.asked == [("ack", "A"), ("change", "B", 60.0), ("change", "C", 0.0), ("dlq", "D")]
+    consumer.subscribe("t")
+    member.put(*(popped(msg_id=name) for name in "ABCD"))
+    done, kept, returned, dead = consumer.receive(4)
+    consumer.ack(done)
+    receipt = kept.receipt
+    consumer.change_invisible(kept, "1m")
+    assert kept.receipt != receipt  # with the new one it is acknowledged then
+    consumer.change_invisible(returned, "0s")
+    consumer.forward_to_dlq(dead)
+    assert member.told == [("ack", "A"), ("change", "B", 60.0), ("change", "C", 0.0), ("dlq", "D")]
     with pytest.raises(OptionError, match="duration is '13h'; expected 0s to 12h"):
         consumer.change_invisible(popped(msg_id="E"), "13h")
 
@@ -261,7 +225,7 @@ def test_what_becomes_of_a_message():
     ],
 )
 def test_arguments_are_checked(given, said):
-    consumer = BaseSimpleConsumer(Scripted(t=1), "g")
+    consumer = BaseSimpleConsumer(proxy(t=1), "g")
     consumer.subscribe("t")
     with pytest.raises(OptionError, match=said):
         consumer.receive(**given)
@@ -270,24 +234,24 @@ def test_arguments_are_checked(given, said):
 @pytest.mark.parametrize("topic", ["", "a b"])
 def test_names_are_checked(topic):
     with pytest.raises(OptionError, match="topic is"):
-        BaseSimpleConsumer(Scripted(), "g").subscribe(topic)
+        BaseSimpleConsumer(proxy(), "g").subscribe(topic)
     with pytest.raises(OptionError, match="option 'group'"):
-        BaseSimpleConsumer(Scripted(), topic)
+        BaseSimpleConsumer(proxy(), topic)
 
 
 def test_it_is_closed_once_and_says_so():
-    member = Scripted(t=1)
+    member = proxy(t=1)
     with BaseSimpleConsumer(member, "g") as consumer:
         pass
     consumer.close()
-    assert member.closed == 1
+    assert member.closes == 1
     for call in (consumer.receive, lambda: consumer.ack(popped()), lambda: consumer.subscribe("t")):
         with pytest.raises(ClosedError):
             call()
 
 
 def test_a_question_that_another_thread_ends_by_closing_says_so(monkeypatch):
-    member = Scripted(t=1)
+    member = proxy(t=1)
     consumer = BaseSimpleConsumer(member, "g")
     consumer.subscribe("t")
     monkeypatch.setattr(member, "receive", raising(ConnectionLost("away")))
@@ -306,7 +270,7 @@ def test_a_question_that_another_thread_ends_by_closing_says_so(monkeypatch):
 
 
 def test_a_fork_must_make_its_own():
-    member, message = Scripted(t=1), popped()
+    member, message = proxy(t=1), popped()
     consumer = BaseSimpleConsumer(member, "g")
     consumer.subscribe("t")
     calls: list[Callable[[], object]] = [
@@ -323,7 +287,7 @@ def test_a_fork_must_make_its_own():
             with pytest.raises(ClosedError, match="from which this one was forked"):
                 call()
         consumer.close()
-        assert (member.closed, len(member.told), member.asked) == (0, 1, [])
+        assert (member.closes, len(member.filters), member.receives, member.told) == (0, 1, [], [])
 
     held, over = threading.Event(), threading.Event()
     threading.Thread(target=hold, args=(consumer._change_lock, held, over), daemon=True).start()
@@ -343,7 +307,7 @@ def hold(lock: Any, held: threading.Event, over: threading.Event) -> None:
 
 
 def test_a_close_that_is_interrupted_is_repeated_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    member = Scripted(t=1)
+    member = proxy(t=1)
     consumer = BaseSimpleConsumer(member, "g")
     with monkeypatch.context() as patch:
         patch.setattr(member, "close", raising(KeyboardInterrupt()))
@@ -351,39 +315,41 @@ def test_a_close_that_is_interrupted_is_repeated_by_the_next(monkeypatch: pytest
             consumer.close()
     consumer.close()
     consumer.close()
-    assert member.closed == 1
+    assert member.closes == 1
 
 
-CALLS: dict[str, tuple[str, Callable[[BaseSimpleConsumer], object]]] = {
-    "subscribe": ("subscribe", lambda consumer: consumer.subscribe("t")),
-    "unsubscribe": ("subscribe", lambda consumer: consumer.unsubscribe("t")),
-    "receive": ("receive", lambda consumer: consumer.receive(wait=60)),
-    "ack": ("ack", lambda consumer: consumer.ack(popped())),
-    "change_invisible": ("change_invisible", lambda consumer: consumer.change_invisible(popped(), 30)),
-    "forward_to_dlq": ("forward_to_dlq", lambda consumer: consumer.forward_to_dlq(popped())),
-    "close": ("close", lambda consumer: consumer.close()),
+CALLS: dict[str, tuple[str, Callable[[BaseSimpleConsumer, PoppedMessage], object]]] = {
+    "subscribe": ("subscribe", lambda consumer, message: consumer.subscribe("t")),
+    "unsubscribe": ("subscribe", lambda consumer, message: consumer.unsubscribe("t")),
+    "receive": ("receive", lambda consumer, message: consumer.receive(wait=60)),
+    "ack": ("ack", lambda consumer, message: consumer.ack(message)),
+    "change_invisible": ("change_invisible", lambda consumer, message: consumer.change_invisible(message, 30)),
+    "forward_to_dlq": ("forward_to_dlq", lambda consumer, message: consumer.forward_to_dlq(message)),
+    "close": ("close", lambda consumer, message: consumer.close()),
 }
 
 
 @pytest.mark.parametrize("call", CALLS)
 def test_a_signal_handler_may_close_above_any_call(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The call may hold a lock of gRPC's that the close needs."""
-    member = Scripted(t=1)
+    member = proxy(t=1)
     consumer = BaseSimpleConsumer(member, "g")
     consumer.subscribe("t")
+    member.put(popped())
+    (message,) = consumer.receive()
     name, made = CALLS[call]
     real, handled = getattr(member, name), []
 
     def signalled(*given: Any) -> Any:
         if not handled:
             handled.append(consumer.close())
-            assert member.closed == 0
+            assert member.closes == 0
         return real(*given)
 
     monkeypatch.setattr(member, name, signalled)
-    made(consumer)
-    assert (handled, member.closed) == ([None], 1)
+    made(consumer, message)
+    assert (handled, member.closes) == ([None], 1)
     with pytest.raises(ClosedError):
         consumer.receive()
     consumer.close()
-    assert member.closed == 1
+    assert member.closes == 1

@@ -12,7 +12,8 @@ from rocketmq_spark.consumer.settings import ConsumerSettings, Subscriptions
 from rocketmq_spark.consumer.upkeep import Subscribed
 from rocketmq_spark.errors import AccessDenied, CallTimeout, RocketMQError, RouteNotFound
 from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue
-from tests.consumer.fake_member import FakeMember, Hand, made
+from tests.consumer.pull_bench import Hand, made
+from tests.fakes.group_member import QueueMember
 
 QUEUES = [MessageQueue("t", "b", i) for i in range(3)]
 
@@ -20,7 +21,7 @@ QUEUES = [MessageQueue("t", "b", i) for i in range(3)]
 class Seen:
     def __init__(self) -> None:
         self.now = 0.0
-        self.fake = FakeMember(QUEUES)
+        self.fake = QueueMember(QUEUES)
         settings = ConsumerSettings(group="g")
         positions = OffsetRequests(self.fake, settings)  # type: ignore[arg-type]
         clock = Clock(lambda: self.now)
@@ -50,7 +51,7 @@ def test_rebalance_waits_20_s_or_1_s_while_queue_is_missing(seen: Seen) -> None:
 
 
 def test_a_member_that_gets_no_notices_looks_every_5_seconds(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(seen.fake, "has_notices", False)
+    monkeypatch.setattr(seen.fake, "receives_notices", False)
     seen.one.allocate([])
     assert seen.one.wait_s() == 5.0
 

@@ -28,9 +28,10 @@ from rocketmq_spark.errors import (
     ServerFault,
 )
 from rocketmq_spark.model import NO_FILTER, MessageQueue
-from tests.consumer.fake_member import AT_ONCE, A, B, FakeMember, Hand, bodies, made
+from tests.consumer.pull_bench import AT_ONCE, A, B, Hand, bodies, made
+from tests.fakes.group_member import QueueMember
+from tests.fakes.timer import ManualTimer, Time
 from tests.helpers import raising, unlike_ctrl_c, waits_in
-from tests.producer.scripted import ManualTimer, Time
 
 QUEUE = MessageQueue("t", "b", 0)
 
@@ -43,7 +44,7 @@ def hand() -> Hand:
 class Kept:
     def __init__(self, auto_commit: bool = True) -> None:
         self.now = 0.0
-        self.fake = FakeMember([QUEUE], high=3)
+        self.fake = QueueMember([QUEUE], high=3)
         settings = ConsumerSettings(group="g", auto_commit=auto_commit)
         clock = Clock(lambda: self.now)
         subscriptions = Subscriptions("g", False, lambda: 1)
@@ -251,16 +252,16 @@ def test_a_broker_that_does_not_answer_is_asked_once_a_look(
 ) -> None:
     """A poll would wait for each of its queues: 3 s each. What only a queue is in trouble with holds back no other."""
     far = [MessageQueue("t", "far", i) for i in range(20)]
-    fake, asked, real = FakeMember([A, *far]), [0], FakeMember.committed
+    fake, asked, real = QueueMember([A, *far]), [0], QueueMember.committed
 
-    def committed(self: FakeMember, group: str, queue: MessageQueue, *rest: Deadline) -> int | None:
+    def committed(self: QueueMember, group: str, queue: MessageQueue, *rest: Deadline) -> int | None:
         if queue in far:
             asked[0] += 1
             if queue == far[0] or error in (CallTimeout, ConnectionLost):
                 raise error("far")
         return real(self, group, queue, *rest)
 
-    monkeypatch.setattr(FakeMember, "committed", committed)
+    monkeypatch.setattr(QueueMember, "committed", committed)
     with made(fake, hand) as consumer:
         consumer.subscribe("t")
         fake.add(A)
@@ -278,7 +279,7 @@ def test_queue_removed_from_topic_is_given_up_without_error(
     error: type[RocketMQError], hand: Hand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Read queues were reduced. The route of now says so, not only the next one that is due."""
-    fake = FakeMember([A, B])
+    fake = QueueMember([A, B])
     known = [A, B]
 
     def queues(topic: str, deadline: Deadline, refresh: bool = False) -> list[MessageQueue]:
@@ -301,7 +302,7 @@ def test_queue_removed_from_topic_is_given_up_without_error(
 
 @pytest.mark.parametrize("route", ["has it", "is not to be had"])
 def test_queue_refused_for_another_reason_raises_error(route: str, hand: Hand, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = FakeMember([A, B])
+    fake = QueueMember([A, B])
     with made(fake, hand) as consumer:
         consumer.subscribe("t")
         consumer.poll(AT_ONCE)
@@ -314,7 +315,7 @@ def test_queue_refused_for_another_reason_raises_error(route: str, hand: Hand, m
 
 
 def test_error_of_queue_given_up_meanwhile_is_not_raised(hand: Hand) -> None:
-    fake = FakeMember([A, B])
+    fake = QueueMember([A, B])
     with made(fake, hand) as consumer:
         consumer.assign([A, B])
         fake.waiting[1][1](AccessDenied("no"))
@@ -323,7 +324,7 @@ def test_error_of_queue_given_up_meanwhile_is_not_raised(hand: Hand) -> None:
 
 
 def test_a_poll_that_has_messages_does_not_wait_for_a_look(
-    fake: FakeMember, consumer: BasePullConsumer, hand: Hand, monkeypatch: pytest.MonkeyPatch
+    fake: QueueMember, consumer: BasePullConsumer, hand: Hand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A broker that hangs is asked by the thread that follows the group, for each topic."""
     consumer.subscribe("t")
@@ -333,7 +334,7 @@ def test_a_poll_that_has_messages_does_not_wait_for_a_look(
     monkeypatch.setattr(fake, "members", raising(AssertionError("the poll looked")))
     assert bodies(consumer.poll(AT_ONCE)) == [0]
     monkeypatch.undo()
-    fake.ids = ["Me", "me"]
+    fake.has_members("Me", "me")
     hand.time.advance(1.0)
     assert consumer.assignment() == [B]
 
@@ -342,7 +343,7 @@ def test_a_poll_that_has_messages_does_not_wait_for_a_look(
 def test_changes_are_applied_at_once_while_polls_have_messages(
     how: str, hand: Hand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fake, other = FakeMember([A, B]), MessageQueue("u", "b", 0)
+    fake, other = QueueMember([A, B]), MessageQueue("u", "b", 0)
     with made(fake, hand) as consumer:
         consumer.subscribe("t")
         assert consumer.poll(AT_ONCE) == []
@@ -363,7 +364,7 @@ def test_changes_are_applied_at_once_while_polls_have_messages(
 
 
 def test_routes_are_not_asked_per_topic_while_name_servers_fail(hand: Hand, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake, asked = FakeMember([A, MessageQueue("u", "b", 0)]), list[str]()
+    fake, asked = QueueMember([A, MessageQueue("u", "b", 0)]), list[str]()
 
     def queues(topic: str, deadline: object, refresh: bool = False) -> list[MessageQueue]:
         asked.append(topic)
@@ -378,10 +379,10 @@ def test_routes_are_not_asked_per_topic_while_name_servers_fail(hand: Hand, monk
 
 
 def test_group_join_that_lacked_thread_works_at_next_subscribe(
-    fake: FakeMember, consumer: BasePullConsumer, hand: Hand, monkeypatch: pytest.MonkeyPatch
+    fake: QueueMember, consumer: BasePullConsumer, hand: Hand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as exhausted:
-        exhausted.setattr(ManualTimer, "later", raising(RuntimeError("can't start new thread")))
+        exhausted.setattr(ManualTimer, "call_later", raising(RuntimeError("can't start new thread")))
         with pytest.raises(RuntimeError):
             consumer.subscribe("t")
     consumer.subscribe("t")
@@ -390,7 +391,7 @@ def test_group_join_that_lacked_thread_works_at_next_subscribe(
 
 
 def test_a_topic_whose_leave_was_interrupted_is_read_no_more(hand: Hand, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = FakeMember([A, MessageQueue("u", "b", 0)])
+    fake = QueueMember([A, MessageQueue("u", "b", 0)])
     with made(fake, hand) as consumer:
         for topic in "tu":
             consumer.subscribe(topic, tags="a")

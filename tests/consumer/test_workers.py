@@ -12,10 +12,10 @@ from rocketmq_spark.consumer.listener_pool import ListenerPool
 from rocketmq_spark.consumer.push import BaseConsumer
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.model import MessageQueue
-from tests.consumer.group import FakeBrokers, FakeMember
+from tests.fakes.group_member import FakeBrokers, FakeMember
+from tests.fakes.timer import Time
 from tests.helpers import RAISED, no_more_threads, raising
 from tests.mockbroker import eventually
-from tests.producer.scripted import Time
 from tests.queues import q
 
 

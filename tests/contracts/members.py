@@ -1,4 +1,4 @@
-"""Members of a group behind one face: the client's on a real broker, and the two in memory that other tests use."""
+"""Members of a group behind one face: the client's on a real broker, and those in memory that other tests use."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import NO_FILTER, Message, MessageQueue, PullAnswer, PullRequest, ReceivedMessage
 from rocketmq_spark.model.membership import Membership
 from rocketmq_spark.ports import GroupMember
-from tests.consumer import fake_member, group
+from tests.fakes.group_member import GROUP, FakeBrokers, FakeMember, QueueMember
+from tests.fakes.timer import Time
 from tests.mockbroker import eventually
-from tests.producer.scripted import Time
 from tests.queues import q
 
 Outcome = PullAnswer | RocketMQError
@@ -136,17 +136,17 @@ class Real(Case):
 
 
 class OfGroup(Case):
-    """``tests.consumer.group.FakeMember``."""
+    """``tests.fakes.group_member.FakeMember``."""
 
     def __init__(self) -> None:
         self.time = Time()
-        self.brokers = group.FakeBrokers(self.time, {"T": "a:0-1"})
-        self.group = group.GROUP
+        self.brokers = FakeBrokers(self.time, {"T": "a:0-1"})
+        self.group = GROUP
         self.queue, self.other = q("a:0"), q("a:1")
         self.port = self.another()
 
     def another(self) -> GroupMember:
-        return group.FakeMember(self.brokers, f"m{next(_numbers)}")  # type: ignore[return-value]
+        return FakeMember(self.brokers, f"m{next(_numbers)}")  # type: ignore[return-value]
 
     def send(self, *bodies: bytes) -> None:
         self.brokers.send(self.queue, *bodies)
@@ -166,25 +166,19 @@ class OfGroup(Case):
         return [message.body for message in self.brokers.dead]
 
 
-class OfQueues(Case):
-    """``tests.consumer.fake_member.FakeMember``, whose bodies are offsets, and which has no retries and no locks."""
+class OfQueues(OfGroup):
+    """``tests.fakes.group_member.QueueMember``, whose bodies are offsets."""
 
     def __init__(self) -> None:
-        self.group = "g"
+        self.group = GROUP
         self.queue, self.other = q("a:0"), q("a:1")
-        self.fake = fake_member.FakeMember([self.queue, self.other])
+        self.fake = QueueMember([self.queue, self.other])
+        self.brokers, self.time = self.fake.brokers, self.fake.brokers.time
         self.port = self.fake  # type: ignore[assignment]
 
     def send(self, *bodies: bytes) -> None:
         assert list(bodies) == [b"%d" % (self.fake.high[self.queue] + i) for i in range(len(bodies))]
         self.fake.add(self.queue, len(bodies))
-
-    def below(self) -> int:
-        self.fake.low[self.queue] += 2
-        return 1
-
-    def awaited(self, condition: Callable[[], object], seconds: float) -> None:
-        assert condition()
 
 
 def times(messages: Iterable[ReceivedMessage]) -> Counter[tuple[bytes, int]]:

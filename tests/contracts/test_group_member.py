@@ -15,7 +15,6 @@ from rocketmq_spark.model.membership import Membership
 from tests.contracts.members import Case, OfGroup, OfQueues, Outcome, Real, messages_of, soon, times
 
 ALL = (pytest.param("real", marks=pytest.mark.needs("rocketmq")), "of a group", "of queues")
-WITH_RETRIES = ALL[:2]  # and locks
 FOREVER_MS = 1 << 60
 
 
@@ -29,7 +28,6 @@ def case(request: pytest.FixtureRequest) -> Case:
 
 
 every = pytest.mark.parametrize("case", ALL, indirect=True)
-every_with_retries = pytest.mark.parametrize("case", WITH_RETRIES, indirect=True)
 
 
 @every
@@ -156,7 +154,7 @@ def test_a_group_has_one_member_in_a_process_until_it_leaves(case: Case) -> None
     leave(soon())
 
 
-@every_with_retries
+@every
 def test_members_know_each_other_and_what_the_group_wants(case: Case) -> None:
     other = case.another()
     leaves = [case.join(port) for port in (case.port, other)]
@@ -168,7 +166,7 @@ def test_members_know_each_other_and_what_the_group_wants(case: Case) -> None:
     leaves[0](soon())
 
 
-@every_with_retries
+@every
 def test_sent_back_message_returns_with_brokers_own_retry_count(case: Case) -> None:
     """Whatever who sends it back believes."""
     leave = case.join(case.port)
@@ -183,7 +181,7 @@ def test_sent_back_message_returns_with_brokers_own_retry_count(case: Case) -> N
     leave(soon())
 
 
-@every_with_retries
+@every
 def test_message_is_dead_letter_at_retry_limit_or_on_request(case: Case) -> None:
     leave = case.join(case.port)
     case.send(b"0", b"1")
@@ -197,7 +195,7 @@ def test_message_is_dead_letter_at_retry_limit_or_on_request(case: Case) -> None
     leave(soon())
 
 
-@every_with_retries
+@every
 def test_a_copy_is_a_dead_letter_once_it_came_often_enough(case: Case) -> None:
     """Who sends it says how often that was; its broker knows nothing of attempts in place."""
     leave = case.join(case.port)
@@ -210,7 +208,7 @@ def test_a_copy_is_a_dead_letter_once_it_came_often_enough(case: Case) -> None:
     leave(soon())
 
 
-@every_with_retries
+@every
 def test_retry_copy_from_group_with_locks_is_dead_letter_at_once(case: Case) -> None:
     leave = case.join(case.port)
     case.send(b"0")
@@ -220,7 +218,7 @@ def test_retry_copy_from_group_with_locks_is_dead_letter_at_once(case: Case) -> 
     leave(soon())
 
 
-@every_with_retries
+@every
 def test_pull_by_filter_newer_than_heartbeat_is_refused(case: Case) -> None:
     wants = Membership({case.queue.topic: NO_FILTER}, {case.queue.topic: 5})
     leave = case.port.join(case.group, lambda: wants, lambda address, question: None, 30.0)
@@ -241,7 +239,7 @@ def test_pull_by_filter_newer_than_heartbeat_is_refused(case: Case) -> None:
     leave(soon())
 
 
-@every_with_retries
+@every
 def test_queue_lock_belongs_to_one_member_until_it_unlocks(case: Case) -> None:
     other = case.another()
     leaves = [case.join(port) for port in (case.port, other)]

@@ -15,10 +15,10 @@ from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import NO_FILTER, Message
 from rocketmq_spark.model.message import PoppedMessage
 from rocketmq_spark.ports import PopMember
-from tests.consumer.pop import FakeProxy
+from tests.fakes.pop_member import FakeProxy
+from tests.fakes.timer import Time
 from tests.helpers import awaited
 from tests.live.grpc.proxied import new_topic, producer
-from tests.producer.scripted import Time
 from tests.test_popped import popped
 
 
@@ -145,6 +145,6 @@ def test_what_is_done_stays_done(case: Case) -> None:
 
 
 def test_a_topic_that_is_not_there_has_no_places(case: Case) -> None:
-    assert case.port.places(case.topic, soon()) == 1
+    assert case.port.target_count(case.topic, soon()) == 1
     with pytest.raises(RouteNotFound):
-        case.port.places("no-such-topic", soon())
+        case.port.target_count("no-such-topic", soon())

@@ -1,4 +1,4 @@
-"""What reads ask: the remoting client on a real broker, and the answers that the tests of the ports give.
+"""What reads ask: the remoting client on a real broker, and the fakes of these ports.
 
 Each test is one for both, so that what the source is given in memory is of the kind that a broker says.
 """
@@ -14,7 +14,9 @@ from rocketmq_spark import Message, Producer, options, session
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue, QueueBounds
-from tests import test_ports
+from tests.fakes.offset_reader import offset_reader
+from tests.fakes.pull_source import pull_source
+from tests.fakes.route_reader import QUEUES, route_reader
 from tests.helpers import total
 
 
@@ -33,7 +35,8 @@ def soon() -> Deadline:
 
 def of_fakes() -> Case:
     case = Case()
-    case.topic, case.queue, case.group, case.ports = "t", test_ports.QUEUES[0], "g", test_ports.reading()
+    case.topic, case.queue, case.group = "t", QUEUES[0], "g"
+    case.ports = {"routes": route_reader(), "offsets": offset_reader(), "pulls": pull_source()}
     return case
 
 
@@ -83,7 +86,7 @@ def test_offsets_are_numbers_within_the_queue(case: Case) -> None:
     assert offsets.store_time_ms(case.group, queue, bounds.min_offset, soon()) > 0
     size, count = offsets.sample(case.group, queue, bounds.min_offset, soon())
     assert size >= 10 * count > 0
-    assert offsets.late == frozenset()
+    assert offsets.late_brokers == frozenset()
     assert offsets.connection(queue.broker_name) == offsets.connection(queue.broker_name)
 
 
@@ -91,4 +94,4 @@ def test_what_brokers_are(case: Case) -> None:
     offsets, queue = case.ports["offsets"], case.queue
     assert not offsets.is_proxy(case.topic, queue.broker_name, soon())
     offsets.check_filter(queue.broker_name, case.group, case.topic, "a > 1", soon())
-    assert not case.ports["pulls"].batched(queue)
+    assert not case.ports["pulls"].stores_batches(queue)

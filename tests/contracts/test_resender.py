@@ -15,7 +15,7 @@ from rocketmq_spark.model import MessageQueue, Resent, SendRequest, SpooledSend
 from rocketmq_spark.ports import Resender
 from rocketmq_spark.producer.resender import EngineResender
 from rocketmq_spark.producer.settings import ProducerSettings
-from tests.spool.test_spool import FakeResender
+from tests.fakes.resender import FakeResender
 
 
 @pytest.fixture(params=[pytest.param("real", marks=pytest.mark.needs("rocketmq")), "in memory"])
@@ -56,5 +56,5 @@ def test_after_the_close_it_has_not_failed_for_good(case: tuple[Resender, Messag
     told: SimpleQueue[Resent] = SimpleQueue()
     resender.resend(send(queue, True), told.put)
     found = told.get(timeout=60)
-    assert (found.queue, found.passing) == (None, True)
+    assert (found.queue, found.is_temporary) == (None, True)
     assert found.error

@@ -19,8 +19,9 @@ from rocketmq_spark.model import MessageQueue, SendRequest, SendResult, SendStat
 from rocketmq_spark.model.send import BatchStorage
 from rocketmq_spark.ports import Sender
 from rocketmq_spark.wire.messages import BatchItem, encode_batch
+from tests.fakes.sender import ScriptedSender
+from tests.fakes.timer import Time
 from tests.helpers import awaited
-from tests.producer.scripted import ScriptedSender, Time
 
 
 class Case(NamedTuple):
@@ -95,7 +96,7 @@ def test_queues_are_the_same_object_while_nothing_changes(case: Case) -> None:
     assert set(queues) <= set(sender.all_queues(topic, soon()))
 
 
-@pytest.mark.parametrize("verb", ["publish_queues", "all_queues", "consumed"])
+@pytest.mark.parametrize("verb", ["publish_queues", "all_queues", "has_online_consumer"])
 def test_a_topic_that_is_not_there(case: Case, verb: str) -> None:
     sender = case.sender
     with pytest.raises(RouteNotFound) as caught:
@@ -139,18 +140,18 @@ def test_a_broker_that_is_not_there(case: Case) -> None:
     assert isinstance(outcomes.get(timeout=60), RocketMQError)
     assert not sender.probe("no-such-broker", topic, soon())
     assert sender.probe(sender.publish_queues(topic, soon())[0].broker_name, topic, soon())
-    assert sender.timers(topic, ["no-such-broker"], soon()) == {}
+    assert sender.max_timer_delays_ms(topic, ["no-such-broker"], soon()) == {}
 
 
 def test_a_topic_is_consumed_while_a_member_is_there(case: Case) -> None:
     sender, topic = case.sender, case.topic
-    assert not sender.consumed(topic, soon())
+    assert not sender.has_online_consumer(topic, soon())
     with case.member(topic):
-        awaited(lambda: sender.consumed(topic, soon()))
-    awaited(lambda: not sender.consumed(topic, soon()))
+        awaited(lambda: sender.has_online_consumer(topic, soon()))
+    awaited(lambda: not sender.has_online_consumer(topic, soon()))
 
 
 def test_how_batches_are_stored(case: Case) -> None:
     assert case.sender.batch_storage(case.batch_topic(), soon()) == BatchStorage(whole=True)
-    assert case.sender.batch_storage(case.compaction_topic(), soon()) == BatchStorage(by_key=True)
+    assert case.sender.batch_storage(case.compaction_topic(), soon()) == BatchStorage(is_compacted=True)
     assert case.sender.batch_storage(case.topic, soon()) == BatchStorage()

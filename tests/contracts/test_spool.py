@@ -13,10 +13,11 @@ from rocketmq_spark.model import SpooledSend
 from rocketmq_spark.ports import Spool
 from rocketmq_spark.spool.spool import SendSpool, record_of
 from rocketmq_spark.spool.store import Store
-from tests.producer.scripted import ManualTimer, Time
-from tests.producer.test_spool_bridge import FakeSpool
+from tests.fakes.resender import FakeResender
+from tests.fakes.spool import FakeSpool
+from tests.fakes.timer import ManualTimer, Time
 from tests.queues import q
-from tests.spool.test_spool import FakeResender, send
+from tests.spool.test_spool import send
 
 ROOM = 4
 

@@ -82,7 +82,12 @@ def prepare(monkeypatch: pytest.MonkeyPatch, accident: Accident) -> Fuse:
     """No pauses, polls of several messages, and hand-overs of several writes."""
     at_once(monkeypatch)
     # A node that waits for messages of a topic that was created again waits by the machine's clock.
-    for name in ("JOIN_S", "PAUSE_S", "LOOK_S", *(["CATCH_UP_S"] if accident is not Accident.NOTHING else [])):
+    for name in (
+        "JOIN_S",
+        "PAUSE_S",
+        "RECREATION_CHECK_S",
+        *(["CATCH_UP_S"] if accident is not Accident.NOTHING else []),
+    ):
         monkeypatch.setattr(service, name, 0.0)
     monkeypatch.setattr(queue_records, "PAGE", 2)
     monkeypatch.setattr(Reader, "poll", _poll)
@@ -224,7 +229,7 @@ class History:
     def _prepare(self, node: Node) -> None:
         def answer(send: SpooledSend) -> Resent:
             if send.topic in self.down or self.rng.random() < 0.03:
-                return Resent(None, "no answer", passing=True)
+                return Resent(None, "no answer", is_temporary=True)
             if send.topic == "bad":
                 return Resent(None, "no permission")
             self.sent.setdefault(bytes(send.request.body), []).append(node.now_ms())

@@ -9,15 +9,15 @@ from typing import Any
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.delay import envelope_records, service
-from rocketmq_spark.delay.commits import Committed, Names, Numbers
-from rocketmq_spark.delay.service import DelayService, Tools
+from rocketmq_spark.delay.commits import CommittedOffsets, CommittedProgress, GroupNames
+from rocketmq_spark.delay.service import DelayService, NodeTools
 from rocketmq_spark.errors import CallTimeout, GroupNotFound, OffsetError, RocketMQError
 from rocketmq_spark.model import MessageQueue, QueueBounds, ReceivedMessage, Resent, SpooledSend
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.spool.spool import SendSpool
 from rocketmq_spark.spool.store import Store
 from rocketmq_spark.wire.envelope import INNER_TOPIC, Envelope
-from tests.producer.scripted import ManualTimer, Time
+from tests.fakes.timer import ManualTimer, Time
 
 START_MS = 1_700_000_000_000
 QUEUES = [MessageQueue(INNER_TOPIC, "broker-a", i) for i in range(2)]
@@ -36,7 +36,7 @@ class Topic:
         self.now_ms = START_MS
         self.first: dict[MessageQueue, int] = dict.fromkeys((*QUEUES, OTHER), 0)
         self.offsets: dict[tuple[str, MessageQueue], int] = {}
-        self.groups: set[str] = set(Names("g").all)
+        self.groups: set[str] = set(GroupNames("g").all)
         self.silent = False
         self.takes = -1  # commits, and no more; any number below 0
         self.away: set[str] = set()  # brokers
@@ -185,12 +185,14 @@ class Node:
         self.reader = Reader(self.topic)
         self.store = Store(self.folder, sync="never")
         self.timers: list[ManualTimer] = []
-        trade = envelope_records.trade(RULES, 64)
-        tools = Tools(self.now_ms, lambda broker: 3_600_000, lambda group, brokers: self.topic.groups.add(group), RULES)
+        trade = envelope_records.redelivery_policy(RULES, 64)
+        tools = NodeTools(
+            self.now_ms, lambda broker: 3_600_000, lambda group, brokers: self.topic.groups.add(group), RULES
+        )
         member: Any = self.topic
         self.service = DelayService(
-            self.reader, member, Names("g"), self.store,
-            lambda: SendSpool(self.store, self.sends, self.timer(), self.now_ms, trade=trade), tools,
+            self.reader, member, GroupNames("g"), self.store,
+            lambda: SendSpool(self.store, self.sends, self.timer(), self.now_ms, policy=trade), tools,
         )  # fmt: skip
 
     def timer(self) -> ManualTimer:
@@ -230,10 +232,10 @@ def envelope(name: str, due_s: float, topic: str = "orders", body: bytes = b"") 
 
 def at_once(monkeypatch: Any) -> None:
     """Positions are told each turn, and queues that change hands are begun without waiting."""
-    monkeypatch.setattr(service, "TELL_S", 0.0)
-    monkeypatch.setattr(service, "AGAIN_S", 0.0)
+    monkeypatch.setattr(service, "COMMIT_S", 0.0)
+    monkeypatch.setattr(service, "RETRY_S", 0.0)
     monkeypatch.setattr(service, "HAND_OVER_S", 0.0)
-    monkeypatch.setattr(service, "CHECK_S", 0.0)
+    monkeypatch.setattr(service, "COMMIT_CHECK_S", 0.0)
 
 
 class World:
@@ -250,8 +252,8 @@ class World:
 
     def offsets(self, queue: MessageQueue = QUEUES[0]) -> tuple[int | None, ...]:
         """The progress that brokers have, as oldest, stored and done_ms."""
-        oldest, progress, *others = (self.topic.offsets.get((group, queue)) for group in Names("g").all)
+        oldest, progress, *others = (self.topic.offsets.get((group, queue)) for group in GroupNames("g").all)
         if oldest is None or progress is None:
             return oldest, None, None
         progress_ms, newest_ms = (number or 0 for number in others)
-        return tuple(Committed.decode(Numbers(oldest, progress, progress_ms, newest_ms)).progress)
+        return tuple(CommittedProgress.decode(CommittedOffsets(oldest, progress, progress_ms, newest_ms)).progress)

@@ -20,7 +20,7 @@ ONE = QUEUES[0]
 FAR_S = 30 * 86_400
 
 
-def test_3_26_a_page_of_envelopes_costs_one_write_and_no_send(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_of_envelopes_costs_one_write_and_no_send(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     node = world.node("a")
     node.turn(ONE)
     for i in range(service.PAGE):
@@ -51,7 +51,7 @@ def test_large_envelopes_are_written_before_many_are_in_memory(world: World, mon
     assert held == [10, 20, 25]
 
 
-def test_3_29_what_waits_is_on_the_disk_and_not_in_memory(world: World) -> None:
+def test_what_waits_is_on_the_disk_and_not_in_memory(world: World) -> None:
     total = 1_000_000 if SCALE >= 1 else 8 * service.PAGE
     bodies = [envelope(f"m{i}", FAR_S + i) for i in range(total)]
     tracemalloc.start()
@@ -81,9 +81,7 @@ def _held() -> int:
     return sum(trace.size for trace in tracemalloc.take_snapshot().filter_traces([product]).traces)
 
 
-def test_3_h_what_is_due_when_it_is_read_is_not_sent_before_what_takes_it_back_and_came_with_it(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_due_message_is_not_sent_before_cancel_read_with_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A node that stood still for a while: it was taken back long before it was due, and the thread that sends is quick."""
     node = world.node("a")
     node.turn(ONE)
@@ -92,7 +90,7 @@ def test_3_h_what_is_due_when_it_is_read_is_not_sent_before_what_takes_it_back_a
         world.topic.put(envelope(name, 50))
     world.topic.put(cancel_envelope("orders", START_MS + 50_000, "x", START_MS + 20_000))
     world.time.advance(60)
-    poll, forget = node.reader.poll, node.store.forget
+    poll, forget = node.reader.poll, node.store.drop_records
 
     def meanwhile(marks: Any) -> int:
         assert node.service._spool is not None
@@ -101,6 +99,6 @@ def test_3_h_what_is_due_when_it_is_read_is_not_sent_before_what_takes_it_back_a
         return forget(marks)
 
     monkeypatch.setattr(node.reader, "poll", lambda timeout_s=5.0: [each for _ in range(3) for each in poll(0)])
-    monkeypatch.setattr(node.store, "forget", meanwhile)
+    monkeypatch.setattr(node.store, "drop_records", meanwhile)
     node.turn(ONE)
     assert (node.sends.bodies, len(node.store)) == ([b"y"], 0)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from rocketmq_spark.delay.envelope_records import Answering
+from rocketmq_spark.delay.envelope_records import BrokerAvailability
 from rocketmq_spark.errors import AccessDenied, CallTimeout, RemoteProtocolError, SpoolError
 from rocketmq_spark.model import MessageQueue
 
 QUEUES = [MessageQueue("t", broker, i) for broker in ("a", "b") for i in range(2)]
 
 
-def stepped(brokers: Answering, error: Exception | None) -> list[str]:
+def stepped(brokers: BrokerAvailability, error: Exception | None) -> list[str]:
     """Which queues had their step; those of broker a raise."""
     seen = []
 
@@ -20,28 +20,28 @@ def stepped(brokers: Answering, error: Exception | None) -> list[str]:
         if error is not None and queue.broker_name == "a":
             raise error
 
-    brokers.each(QUEUES, step)
+    brokers.for_each(QUEUES, step)
     return seen
 
 
-def test_a_broker_that_does_not_answer_is_asked_once_and_again_after_a_while(caplog: pytest.LogCaptureFixture) -> None:
-    brokers = Answering(60.0)
+def test_unresponsive_broker_is_asked_again_only_after_pause(caplog: pytest.LogCaptureFixture) -> None:
+    brokers = BrokerAvailability(60.0)
     assert stepped(brokers, CallTimeout("no answer")) == ["a0", "b0", "b1"]
     assert stepped(brokers, None) == ["b0", "b1"]
     assert len(caplog.records) == 1
-    at_once = Answering(0.0)
+    at_once = BrokerAvailability(0.0)
     stepped(at_once, CallTimeout("no answer"))
     assert stepped(at_once, None) == ["a0", "a1", "b0", "b1"]
 
 
 def test_errors_of_the_spool_are_raised() -> None:
     with pytest.raises(SpoolError):
-        stepped(Answering(60.0), SpoolError("the disk is full"))
+        stepped(BrokerAvailability(60.0), SpoolError("the disk is full"))
 
 
 @pytest.mark.parametrize("error", [AccessDenied("no"), RemoteProtocolError("x"), ValueError("a bug")], ids=repr)
 def test_what_one_broker_answers_stops_no_other(error: Exception) -> None:
-    brokers = Answering(60.0)
+    brokers = BrokerAvailability(60.0)
     assert stepped(brokers, error) == ["a0", "b0", "b1"]
     assert stepped(brokers, error) == ["b0", "b1"]
 
@@ -51,4 +51,4 @@ def test_a_permanent_error_is_raised_while_no_broker_answers() -> None:
         raise AccessDenied("no")
 
     with pytest.raises(AccessDenied):
-        Answering(60.0).each(QUEUES, denied)
+        BrokerAvailability(60.0).for_each(QUEUES, denied)

@@ -16,8 +16,8 @@ from rocketmq_spark.base import codes
 from rocketmq_spark.columnar.encode.encoder import Encoder
 from rocketmq_spark.columnar.encode.ids import UniqueIds
 from rocketmq_spark.delay import envelope_records, release
-from rocketmq_spark.delay.release import DEAD_TOPIC, PROBLEM, SCHEMA, Released, released
-from rocketmq_spark.delay.stream import _NAMES, _Waiting
+from rocketmq_spark.delay.release import DEAD_TOPIC, PROBLEM, SCHEMA, SinkRow, sink_row
+from rocketmq_spark.delay.stream import _COLUMNS, _Waiting
 from rocketmq_spark.errors import CallTimeout, MessageRefused, OptionError, RouteNotFound
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.model.send import BatchStorage
@@ -31,7 +31,7 @@ from tests.helpers import raising
 
 INNER = QUEUES[0]
 RULES = envelope_records.Rules(ProducerSettings(group="g"), DEAD_TOPIC)
-SEND = envelope_records.sending(RULES)
+SEND = envelope_records.send_decoder(RULES)
 NAMES = st.sampled_from(
     [*sorted(codes.RESERVED_PROPERTIES), QUEUE, codes.ROW_ID, codes.TRANSIENT_PROPERTY_PREFIX + "x", "a", "é", ""]
 )
@@ -52,7 +52,7 @@ def packed(properties: str = "", body: bytes = b"x", topic: str = "orders", due_
         return head + body
 
 
-def rows(found: list[Released]) -> pa.RecordBatch:
+def rows(found: list[SinkRow]) -> pa.RecordBatch:
     kinds = {
         "binary": pa.binary(),
         "string": pa.string(),
@@ -79,19 +79,19 @@ def encoder() -> Encoder:
 )
 def test_any_content_can_be_stored_sent_and_written_by_the_sink(properties: str, body: bytes, topic: str) -> None:
     data = packed(properties, body, topic)
-    found = envelope_records.arrival(RULES, INNER, 7, data, 1)
+    found = envelope_records.effect_of(RULES, INNER, 7, data, 1)
     assert found.record is not None
     assert found.record.encode()
     send = SEND(found.record)
     assert len(send.request.properties.encode()) <= codes.SINGLE_MAX_PROPERTIES
-    row = released(data)
+    row = sink_row(data)
     assert len(row.body) <= codes.MAX_BODY_BYTES
-    assert encoder()(rows([row, released(packed())]))
+    assert encoder()(rows([row, sink_row(packed())]))
 
 
 @pytest.mark.parametrize("size", [255, 256, 65_000])
 def test_a_longer_name_than_brokers_have_is_no_queue(size: int) -> None:
-    found = envelope_records.arrival(RULES, INNER, 7, packed(f"{QUEUE}\x01{'b' * size}:1\x02"), 1)
+    found = envelope_records.effect_of(RULES, INNER, 7, packed(f"{QUEUE}\x01{'b' * size}:1\x02"), 1)
     assert found.record is not None
     assert found.record.target == (f"broker {'b' * 255}" if size == 255 else "topic orders")
 
@@ -101,40 +101,40 @@ def test_an_error_of_any_kind_in_an_envelope_makes_a_dead_letter(monkeypatch: py
         raise UnicodeEncodeError("utf-8", "\ud800", 0, 1, "surrogates not allowed")
 
     monkeypatch.setattr(release, "original", broken)
-    found = envelope_records.arrival(RULES, INNER, 7, packed(), 1)
+    found = envelope_records.effect_of(RULES, INNER, 7, packed(), 1)
     assert found.record is not None
     assert (found.due_ms, SEND(found.record).topic) == (0, DEAD_TOPIC)
     assert "surrogates" in decode_properties(SEND(found.record).request.properties)[PROBLEM]
-    assert released(packed()).topic == DEAD_TOPIC
+    assert sink_row(packed()).topic == DEAD_TOPIC
 
 
-def test_a_longer_body_than_messages_have_is_cut_in_its_dead_letter() -> None:
+def test_dead_letter_cuts_body_beyond_message_size_limit() -> None:
     data = packed(body=b"x" * (5 << 20))
-    row = released(data)
+    row = sink_row(data)
     assert (row.topic, row.body) == (DEAD_TOPIC, data[: 4 << 20])
     assert "its first 4194304 bytes" in row.properties[PROBLEM]
-    larger = envelope_records.sending(
+    larger = envelope_records.send_decoder(
         envelope_records.Rules(ProducerSettings(group="g", max_message_size=6 << 20), DEAD_TOPIC)
     )
-    found = envelope_records.arrival(RULES, INNER, 7, data, 1)
+    found = envelope_records.effect_of(RULES, INNER, 7, data, 1)
     assert found.record is not None
     assert larger(found.record).topic == "orders"
 
 
 def test_the_sinks_own_properties_are_not_taken_from_an_envelope() -> None:
     text = f"UNIQ_KEY\x01A\x02{codes.ROW_ID}\x01z\x02{codes.TRANSIENT_PROPERTY_PREFIX}x\x01y\x02a\x01b\x02"
-    assert (released(packed(text)).properties, released(packed(text)).msg_id) == ({"a": "b"}, "A")
-    found = envelope_records.arrival(RULES, INNER, 7, packed(text), 1)
+    assert (sink_row(packed(text)).properties, sink_row(packed(text)).msg_id) == ({"a": "b"}, "A")
+    found = envelope_records.effect_of(RULES, INNER, 7, packed(text), 1)
     assert found.record is not None  # a user's property where no sink adds its own
     assert decode_properties(SEND(found.record).request.properties)[codes.ROW_ID] == "z"
 
 
 def test_there_is_room_for_the_properties_that_the_sink_adds() -> None:
     text = f"UNIQ_KEY\x01A\x02a\x01{'b' * (codes.SINGLE_MAX_PROPERTIES - 20)}\x02"
-    row = released(packed(text))
+    row = sink_row(packed(text))
     assert row.topic == DEAD_TOPIC
     assert encoder()(rows([row]))
-    found = envelope_records.arrival(RULES, INNER, 7, packed(text), 1)
+    found = envelope_records.effect_of(RULES, INNER, 7, packed(text), 1)
     assert found.record is not None
     assert SEND(found.record).topic == "orders"
 
@@ -142,7 +142,7 @@ def test_there_is_room_for_the_properties_that_the_sink_adds() -> None:
 def test_a_node_runs_on_after_an_error_of_its_own(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     node, over, calls = world.node("a"), threading.Event(), []
     monkeypatch.setattr("rocketmq_spark.delay.service.PAUSE_S", 0.0)
-    monkeypatch.setattr("rocketmq_spark.delay.service.AGAIN_S", 0.0)
+    monkeypatch.setattr("rocketmq_spark.delay.service.RETRY_S", 0.0)
 
     def turn() -> None:
         calls.append(1)
@@ -150,7 +150,7 @@ def test_a_node_runs_on_after_an_error_of_its_own(world: World, monkeypatch: pyt
             raise ValueError("of a single message")
         over.set()
 
-    monkeypatch.setattr(node.service, "_take_turn", turn)
+    monkeypatch.setattr(node.service, "_run_turn", turn)
     node.service.run(over)  # type: ignore[arg-type]
     assert len(calls) == 2
 
@@ -173,17 +173,17 @@ class Queues:
         return error
 
 
-def test_a_message_to_a_topic_that_does_not_exist_is_a_dead_letter() -> None:
+def test_message_to_missing_topic_becomes_dead_letter() -> None:
     queues = Queues()
-    known = SinkChecks({"nameServer": "n:1"}, _NAMES, lambda options: queues)  # type: ignore[arg-type, return-value]
+    known = SinkChecks({"nameServer": "n:1"}, _COLUMNS, lambda options: queues)  # type: ignore[arg-type, return-value]
     for _ in range(2):
-        assert released(packed(), refusal=known.refusal).topic == "orders"
-        gone = released(packed(topic="gone"), refusal=known.refusal)
+        assert sink_row(packed(), refusal=known.refusal).topic == "orders"
+        gone = sink_row(packed(topic="gone"), refusal=known.refusal)
         assert gone.topic == DEAD_TOPIC
         assert "no message can go to topic gone" in gone.properties[PROBLEM]
     assert queues.asked.count("orders") == 1
     with pytest.raises(CallTimeout):
-        released(packed(topic="slow"), refusal=known.refusal)
+        sink_row(packed(topic="slow"), refusal=known.refusal)
 
 
 COMPACTED, FIFO = "latest", "grouped"
@@ -196,15 +196,15 @@ class AllTopics:
         return [MessageQueue(topic, "b", 0)]
 
     def batch_storage(self, topic: str, deadline: object) -> BatchStorage:
-        return BatchStorage(by_key=topic == COMPACTED, grouped=topic == FIFO)
+        return BatchStorage(is_compacted=topic == COMPACTED, needs_group=topic == FIFO)
 
 
-def given_out(bodies: list[bytes], options: dict[str, object]) -> list[Released]:
-    checks = SinkChecks(options, _NAMES, lambda parsed: AllTopics())  # type: ignore[arg-type, return-value]
-    return [Released(*row) for row in _Waiting(DEAD_TOPIC)._checked(iter(bodies), checks)]
+def given_out(bodies: list[bytes], options: dict[str, object]) -> list[SinkRow]:
+    checks = SinkChecks(options, _COLUMNS, lambda parsed: AllTopics())  # type: ignore[arg-type, return-value]
+    return [SinkRow(*row) for row in _Waiting(DEAD_TOPIC)._checked_rows(iter(bodies), checks)]
 
 
-def alone_is_dead(found: list[Released], place: int, why: str) -> None:
+def alone_is_dead(found: list[SinkRow], place: int, why: str) -> None:
     assert [row.topic == DEAD_TOPIC for row in found] == [number == place for number in range(len(found))]
     assert why in found[place].properties[PROBLEM]
 
@@ -245,7 +245,7 @@ def test_what_the_sink_refuses_is_a_dead_letter_and_stops_nobody(
 
 @pytest.mark.parametrize("error", [OptionError("no"), ValueError("no"), OverflowError("no"), MessageRefused("no")])
 def test_an_error_of_the_sink_that_names_no_row_is_found(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    def look(self: SinkChecks, rows: list[Released], bad_rows: object) -> None:
+    def look(self: SinkChecks, rows: list[SinkRow], bad_rows: object) -> None:
         if any(row.body == b"bad" for row in rows):
             raise error
 
@@ -264,11 +264,11 @@ def test_an_error_that_may_pass_makes_no_dead_letter(monkeypatch: pytest.MonkeyP
 def test_an_envelope_within_another_is_not_delivered(topic: str) -> None:
     """Thousands within each other are one message, and would be written again at each level."""
     data = packed(topic=topic, body=packed())
-    assert released(data).topic == DEAD_TOPIC
-    found = envelope_records.arrival(RULES, INNER, 7, data, 1)
+    assert sink_row(data).topic == DEAD_TOPIC
+    found = envelope_records.effect_of(RULES, INNER, 7, data, 1)
     assert (found.due_ms, found.record is not None and SEND(found.record).topic) == (0, DEAD_TOPIC)
 
 
 def test_an_unknown_option_of_the_sink_is_an_error() -> None:
     with pytest.raises(OptionError, match="nameServe"):
-        SinkChecks({"nameServe": "n:1"}, _NAMES)
+        SinkChecks({"nameServe": "n:1"}, _COLUMNS)

@@ -7,14 +7,14 @@ from collections.abc import Mapping
 import pytest
 
 from rocketmq_spark.delay import service
-from rocketmq_spark.delay.commits import Commits, Committed, Names
+from rocketmq_spark.delay.commits import CommittedProgress, GroupNames, ProgressCommits
 from rocketmq_spark.delay.release import Progress
 from rocketmq_spark.errors import AccessDenied, RemoteProtocolError
 from rocketmq_spark.model import MessageQueue
 from tests.delay.nodes import OTHER, QUEUES, Topic, World, envelope
 
 ONE, TWO = QUEUES
-OLD, NEW = Committed(Progress(1, 10, 5_678), 7_000), Committed(Progress(2, 20, 4_321), 8_000)
+OLD, NEW = CommittedProgress(Progress(1, 10, 5_678), 7_000), CommittedProgress(Progress(2, 20, 4_321), 8_000)
 
 
 @pytest.mark.parametrize(
@@ -27,36 +27,36 @@ OLD, NEW = Committed(Progress(1, 10, 5_678), 7_000), Committed(Progress(2, 20, 4
         (4, 2, 20, 4_321, 8_000),
     ],
 )
-def test_of_commits_that_break_off_the_next_owner_leaves_nothing_out(
+def test_interrupted_commits_make_next_owner_skip_nothing(
     taken: int, oldest: int, stored: int, done_ms: int, newest_ms: int
 ) -> None:
     topic = Topic()
-    commits = Commits(topic, Names("g"), lambda group, brokers: None)
-    assert commits.tell({ONE: OLD})
+    commits = ProgressCommits(topic, GroupNames("g"), lambda group, brokers: None)
+    assert commits.commit({ONE: OLD})
     topic.takes = taken
     news = {ONE: NEW}
-    assert commits.tell(news) == (taken == 4)
+    assert commits.commit(news) == (taken == 4)
     assert news.keys() == ({ONE} if taken == 4 else set())
-    assert commits.of(ONE) == Committed(Progress(oldest, stored, done_ms), newest_ms)
+    assert commits.fetch(ONE) == CommittedProgress(Progress(oldest, stored, done_ms), newest_ms)
 
 
 def test_what_is_done_was_read_whoever_committed_it() -> None:
     topic = Topic()
-    commits = Commits(topic, Names("g"), lambda group, brokers: None)
+    commits = ProgressCommits(topic, GroupNames("g"), lambda group, brokers: None)
     for taken, told in (
-        (4, Committed(Progress(5, 5, 1_000), 7_000)),
-        (2, Committed(Progress(6, 6, 2_000), 8_000)),
-        (1, Committed(Progress(5, 5, 3_000), 7_000)),
+        (4, CommittedProgress(Progress(5, 5, 1_000), 7_000)),
+        (2, CommittedProgress(Progress(6, 6, 2_000), 8_000)),
+        (1, CommittedProgress(Progress(5, 5, 3_000), 7_000)),
     ):
         topic.takes = taken
-        commits.tell({ONE: told})
+        commits.commit({ONE: told})
     topic.takes = -1
-    assert commits.of(ONE) == Committed(Progress(6, 6, 3_000), 7_000)
+    assert commits.fetch(ONE) == CommittedProgress(Progress(6, 6, 3_000), 7_000)
 
 
 def test_after_two_partial_commits_the_next_node_reads_on(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The numbers are the oldest one of the first node, the end of the second, and the store time before both."""
-    monkeypatch.setattr(service, "LOOK_S", 0.0)
+    monkeypatch.setattr(service, "RECREATION_CHECK_S", 0.0)
     for i in range(5):
         world.topic.put(envelope(f"m{i}", 1))
     first = world.node("first")
@@ -76,7 +76,7 @@ def test_after_two_partial_commits_the_next_node_reads_on(world: World, monkeypa
         node.turn(ONE)
         node.store.close()
     world.topic.takes = -1
-    oldest, progress, _, newest_ms = (world.topic.offsets[(group, ONE)] for group in Names("g").all)
+    oldest, progress, _, newest_ms = (world.topic.offsets[(group, ONE)] for group in GroupNames("g").all)
     assert (oldest, progress & 7, newest_ms) == (6, 5, world.topic.times_ms[ONE][4])
     third = world.node("third")
     for i in range(6, 9):
@@ -88,7 +88,7 @@ def test_after_two_partial_commits_the_next_node_reads_on(world: World, monkeypa
     assert world.offsets()[0] == 9
 
 
-def test_3_g_what_was_due_and_not_acknowledged_when_positions_were_told_is_sent_by_the_next_node(world: World) -> None:
+def test_message_unacknowledged_at_commit_is_sent_by_next_node(world: World) -> None:
     one, two = world.node("one"), world.node("two")
     one.sends.answer = lambda send: None
     world.topic.put(envelope("m", 1))
@@ -106,14 +106,14 @@ def test_3_g_what_was_due_and_not_acknowledged_when_positions_were_told_is_sent_
 
 @pytest.mark.parametrize("number", [-5, 1 << 63])
 def test_a_number_that_is_no_offset_is_an_error(number: int) -> None:
-    for group in (*Names("g").all, Names("g").earlier):
+    for group in (*GroupNames("g").all, GroupNames("g").legacy):
         topic = Topic()
-        topic.offsets = {(each, ONE): 0 for each in Names("g").all} | {(group, ONE): number}
+        topic.offsets = {(each, ONE): 0 for each in GroupNames("g").all} | {(group, ONE): number}
         with pytest.raises(RemoteProtocolError, match=str(number)):
-            Commits(topic, Names("g"), lambda group, brokers: None).of(ONE)
+            ProgressCommits(topic, GroupNames("g"), lambda group, brokers: None).fetch(ONE)
 
 
-def test_a_broker_that_refuses_a_group_keeps_no_other_from_commits() -> None:
+def test_broker_refusing_group_stops_no_commits_to_others() -> None:
     topic = Topic()
     topic.groups = set()
 
@@ -123,7 +123,7 @@ def test_a_broker_that_refuses_a_group_keeps_no_other_from_commits() -> None:
         topic.groups.add(group)
 
     news = {OTHER: NEW, ONE: NEW}
-    assert not Commits(topic, Names("g"), make).tell(news)
+    assert not ProgressCommits(topic, GroupNames("g"), make).commit(news)
     assert news.keys() == {ONE}
 
 
@@ -134,4 +134,4 @@ def test_a_group_that_no_broker_lets_be_created_is_an_error() -> None:
     topic = Topic()
     topic.groups = set()
     with pytest.raises(AccessDenied):
-        Commits(topic, Names("g"), make).tell({ONE: NEW})
+        ProgressCommits(topic, GroupNames("g"), make).commit({ONE: NEW})

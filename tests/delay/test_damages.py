@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import pytest
 
-from rocketmq_spark.delay.envelope_records import KIND, space_of
-from rocketmq_spark.delay.release import note_of
+from rocketmq_spark.delay.envelope_records import DELAYED_KIND, space_of
+from rocketmq_spark.delay.release import note_name
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.model import Resent, SpooledSend
 from rocketmq_spark.spool.records import IDENTITY, Record
@@ -75,7 +75,7 @@ def again(whole: Whole, folder: Path) -> World:
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
-def test_an_accident_with_a_file_costs_no_envelope_and_sends_none_early(
+def test_damaged_file_loses_no_envelope_and_sends_none_early(
     whole: Whole, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     at_once(monkeypatch)
@@ -118,9 +118,9 @@ def test_a_note_that_was_written_after_the_damage_does_not_count(
         turn(node)
     assert len(node.store) == 2
     space = space_of(QUEUES[0])
-    assert node.store.forget([(space, place) for place in node.store.places(space)]) == 1
-    assert note_of(QUEUES[0]) in node.store.notes()
-    node.store.damages += 1
+    assert node.store.drop_records([(space, place) for place in node.store.places(space)]) == 1
+    assert note_name(QUEUES[0]) in node.store.notes()
+    node.store.damage_count += 1
     for _ in range(2):
         turn(node)
     world.time.advance(100)
@@ -139,7 +139,9 @@ def test_a_mark_that_cannot_be_read_does_not_stop_a_node(
 ) -> None:
     """Each turn failed, so that nothing was read or sent, also after a restart."""
     node = world.node("a")
-    node.store.add([(Record(KIND, envelope("marked", 5), START_MS, "topic orders", marks=marks), START_MS + 5000)])
+    node.store.add(
+        [(Record(DELAYED_KIND, envelope("marked", 5), START_MS, "topic orders", marks=marks), START_MS + 5000)]
+    )
     world.topic.put(envelope("m", 7))
     for _ in range(4):
         node.turn(*QUEUES)

@@ -17,7 +17,7 @@ from tests.delay.nodes import QUEUES, RULES, START_MS, Node, World, envelope
 from tests.helpers import raising
 
 ONE, TWO = QUEUES
-REFUSED, AWAY = Resent(None, "no permission"), Resent(None, "no master", passing=True)
+REFUSED, AWAY = Resent(None, "no permission"), Resent(None, "no master", is_temporary=True)
 
 
 def answers(to_orders: Resent | None, to_dead: Resent | None) -> Callable[[SpooledSend], Resent | None]:
@@ -51,9 +51,7 @@ def topics(node: Node) -> list[str]:
     return [send.topic for send in node.sends.sent]
 
 
-def test_a_message_that_is_refused_goes_to_the_topic_of_dead_letters(
-    world: World, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_refused_message_goes_to_dead_letter_topic(world: World, caplog: pytest.LogCaptureFixture) -> None:
     node = given_up(world, Resent(ONE))
     assert topics(node) == ["orders", "dead"]
     letter = node.sends.sent[1]
@@ -163,14 +161,14 @@ def test_a_node_that_ends_leaves_the_letter_to_the_next_process(world: World) ->
     node = waits_for_answers(world)
     spool = node.service._spool
     assert spool is not None
-    with spool.redelivery._changing:
+    with spool.redelivery._lock:
         spool.redelivery._closed = True
     node.sends.waiting[0](REFUSED)
     spool.redelivery.close(Deadline.after(0))
     assert (topics(node), len(node.store), node.store.totals.dead) == (["orders"], 1, 0)
 
 
-def test_letters_of_an_earlier_release_stay_until_they_are_called(world: World) -> None:
+def test_dead_letters_of_earlier_release_stay_until_revived(world: World) -> None:
     node = given_up(world, REFUSED)  # as it left them
     node.sends.answer = answers(REFUSED, Resent(ONE))
     node.kill()
@@ -219,20 +217,22 @@ def test_bad_content_waits_for_the_topic_of_dead_letters(
 
 def test_the_id_of_a_message_that_is_given_up_is_one_line() -> None:
     data = envelope("n\nERROR " + "n" * 5000, 2)
-    record = Record(envelope_records.KIND, data, START_MS)
-    made = envelope_records.letter(RULES, record, REFUSED)
+    record = Record(envelope_records.DELAYED_KIND, data, START_MS)
+    made = envelope_records.dead_letter_of(RULES, record, REFUSED)
     assert made is not None
     for each in (record, made):
-        assert envelope_records.named(each) == f"message n?ERROR {'n' * 247} for topic orders"
-    assert envelope_records.named(Record(envelope_records.KIND, b"x", START_MS)) == "no valid envelope"
+        assert envelope_records.describe_message(each) == f"message n?ERROR {'n' * 247} for topic orders"
+    assert (
+        envelope_records.describe_message(Record(envelope_records.DELAYED_KIND, b"x", START_MS)) == "no valid envelope"
+    )
 
 
 @pytest.mark.parametrize("size", [31_000, 32_500])
-def test_a_letter_whose_properties_have_no_room_stays_on_the_disk(size: int) -> None:
+def test_dead_letter_without_room_for_properties_stays_on_disk(size: int) -> None:
     data = Envelope("orders", START_MS, "m", START_MS, 0, f"a\x01{'x' * size}\x02", b"b").pack()
-    record = Record(envelope_records.KIND, data, START_MS)
-    found = envelope_records.letter(RULES, record, Resent(None, "r" * 5000 + "\x02\n"))
+    record = Record(envelope_records.DELAYED_KIND, data, START_MS)
+    found = envelope_records.dead_letter_of(RULES, record, Resent(None, "r" * 5000 + "\x02\n"))
     assert (found is None) == (size > 32_000)
     if found is not None:
-        send = envelope_records.letter_send(RULES, found)
+        send = envelope_records.dead_letter_send(RULES, found)
         assert decode_properties(send.request.properties)["delayProblem"] == "r" * 1000

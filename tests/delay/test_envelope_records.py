@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from rocketmq_spark.base.codes import SysFlag
 from rocketmq_spark.delay import envelope_records
-from rocketmq_spark.delay.release import DEAD_TOPIC, PROBLEM, released
+from rocketmq_spark.delay.release import DEAD_TOPIC, PROBLEM, sink_row
 from rocketmq_spark.model import MessageQueue, Resent
 from rocketmq_spark.producer.settings import ProducerSettings
-from rocketmq_spark.spool.records import Record, due_of
+from rocketmq_spark.spool.records import Record, due_ms_of_identity
 from rocketmq_spark.wire.envelope import QUEUE, Envelope, cancel_envelope
 from rocketmq_spark.wire.properties import decode_properties
 
@@ -24,16 +24,16 @@ PROPERTIES = (
 )
 ORDER = Envelope("orders", 5000, "ID", 1000, 7, PROPERTIES, b"body")
 RULES = envelope_records.Rules(ProducerSettings(group="g"), DEAD_TOPIC)
-SEND = envelope_records.sending(RULES)
+SEND = envelope_records.send_decoder(RULES)
 
 
 def record(envelope: Envelope, offset: int = 9) -> Record:
-    found = envelope_records.arrival(RULES, INNER, offset, envelope.pack(), 1)
+    found = envelope_records.effect_of(RULES, INNER, offset, envelope.pack(), 1)
     assert found.record is not None
     return found.record
 
 
-def test_3_33_3_d_the_original_is_as_its_sender_made_it() -> None:
+def test_the_original_is_as_its_sender_made_it() -> None:
     send = SEND(record(ORDER))
     assert (send.topic, send.queue, send.msg_ids) == ("orders", None, ("ID",))
     request = send.request
@@ -46,52 +46,52 @@ def test_a_large_body_is_compressed_as_of_any_message() -> None:
     assert (zlib.decompress(request.body), bool(request.sys_flag & SysFlag.COMPRESSED)) == (b"x" * 5000, True)
 
 
-def test_the_queue_that_was_chosen_is_kept_and_its_property_is_not() -> None:
+def test_chosen_queue_is_kept_and_its_property_is_dropped() -> None:
     send = SEND(record(ORDER._replace(properties=f"{PROPERTIES}{QUEUE}\x01broker:b:2\x02")))
     assert send.queue == MessageQueue("orders", "broker:b", 2)
     assert QUEUE not in decode_properties(send.request.properties)
     assert SEND(record(ORDER._replace(properties=f"{QUEUE}\x01nonsense\x02"))).queue is None
 
 
-def test_3_b_what_is_sent_twice_has_one_first_mark_wherever_it_lies() -> None:
+def test_what_is_sent_twice_has_one_first_mark_wherever_it_lies() -> None:
     first, again = record(ORDER, 9), record(ORDER._replace(born_ms=2000), 10)
     assert first.marks[0] == again.marks[0]
     assert record(ORDER._replace(due_ms=6000)).marks[0] != first.marks[0]
-    assert due_of(first.marks[0][1]) == 5000
+    assert due_ms_of_identity(first.marks[0][1]) == 5000
 
 
-def test_3_d_the_due_time_is_absolute() -> None:
-    found = [envelope_records.arrival(RULES, INNER, 9, ORDER.pack(), now_ms).due_ms for now_ms in (1, 4000, 9000)]
+def test_the_due_time_is_absolute() -> None:
+    found = [envelope_records.effect_of(RULES, INNER, 9, ORDER.pack(), now_ms).due_ms for now_ms in (1, 4000, 9000)]
     assert found == [5000] * 3
 
 
 @given(st.integers(-(1 << 63), (1 << 63) - 1))
 def test_any_due_time_can_be_kept(due_ms: int) -> None:
-    found = envelope_records.arrival(RULES, INNER, 9, ORDER._replace(due_ms=due_ms).pack(), 1)
+    found = envelope_records.effect_of(RULES, INNER, 9, ORDER._replace(due_ms=due_ms).pack(), 1)
     assert found.due_ms == max(0, due_ms)
     assert found.record is not None
     assert envelope_records.offset_and_due(found.record.marks[1][1]) == (9, found.due_ms)
 
 
 @pytest.mark.parametrize("body", [b"hello", ORDER.pack()[:40], b"RDMQ\x02" + ORDER.pack()[5:]])
-def test_3_i_what_is_no_envelope_is_due_at_once_as_a_dead_letter_with_the_reason(body: bytes) -> None:
-    found = envelope_records.arrival(RULES, INNER, 9, body, 1)
-    assert (found.due_ms, found.cancels) == (0, None)
+def test_invalid_envelope_becomes_dead_letter_with_reason(body: bytes) -> None:
+    found = envelope_records.effect_of(RULES, INNER, 9, body, 1)
+    assert (found.due_ms, found.cancelled_mark) == (0, None)
     assert found.record is not None
     send = SEND(found.record)
     assert (send.topic, send.request.body) == (DEAD_TOPIC, body)
     assert "envelope of a delayed message" in decode_properties(send.request.properties)[PROBLEM]
 
 
-def test_3_h_what_takes_back_names_the_mark() -> None:
-    found = envelope_records.arrival(RULES, INNER, 12, cancel_envelope("orders", 5000, "ID", 2000), 1)
-    assert found == envelope_records.Arrival(None, 5000, record(ORDER).marks[0])
+def test_what_takes_back_names_the_mark() -> None:
+    found = envelope_records.effect_of(RULES, INNER, 12, cancel_envelope("orders", 5000, "ID", 2000), 1)
+    assert found == envelope_records.EnvelopeEffect(None, 5000, record(ORDER).marks[0])
 
 
 def test_a_record_waits_for_whatever_takes_its_original() -> None:
     assert record(ORDER).target == "topic orders"
     assert record(ORDER._replace(properties=f"{QUEUE}\x01b:2\x02")).target == "broker b"
-    assert dataclasses.replace(record(ORDER), target="").kind == envelope_records.KIND
+    assert dataclasses.replace(record(ORDER), target="").kind == envelope_records.DELAYED_KIND
 
 
 HOSTILE = {
@@ -109,8 +109,8 @@ HOSTILE = {
 def test_what_no_producer_could_have_sent_is_a_dead_letter(what: str) -> None:
     """It is due at once: it waits for nothing that may come."""
     data = HOSTILE[what].pack()
-    found = envelope_records.arrival(RULES, INNER, 9, data, 1)
-    assert (found.due_ms, found.cancels) == (0, None)
+    found = envelope_records.effect_of(RULES, INNER, 9, data, 1)
+    assert (found.due_ms, found.cancelled_mark) == (0, None)
     assert found.record is not None
     assert found.record.target == f"topic {DEAD_TOPIC}"
     send = SEND(found.record)
@@ -118,15 +118,15 @@ def test_what_no_producer_could_have_sent_is_a_dead_letter(what: str) -> None:
         DEAD_TOPIC, None, data,
     )  # fmt: skip
     assert "the message in this envelope is not delivered" in decode_properties(send.request.properties)[PROBLEM]
-    row = released(data)
+    row = sink_row(data)
     assert (row.topic, row.body, row.tags, row.keys) == (DEAD_TOPIC, data, None, None)
     assert len(row.properties[PROBLEM]) < 1100
 
 
 def test_an_empty_body_is_a_dead_letter_that_brokers_take() -> None:
-    found = envelope_records.arrival(RULES, INNER, 9, b"", 1)
+    found = envelope_records.effect_of(RULES, INNER, 9, b"", 1)
     assert found.record is not None
-    assert SEND(found.record).request.body == released(b"").body == b"(empty)"
+    assert SEND(found.record).request.body == sink_row(b"").body == b"(empty)"
 
 
 @pytest.mark.parametrize("number", ["9" * 5000, "-1", "1e3", str(1 << 40), "٣", ""])
@@ -137,30 +137,30 @@ def test_a_queue_that_is_none_is_any_queue(number: str) -> None:
 
 
 def test_only_topics_that_are_allowed_are_delivered_to() -> None:
-    policy = envelope_records.trade(
+    policy = envelope_records.redelivery_policy(
         envelope_records.Rules(ProducerSettings(group="g"), DEAD_TOPIC, ("ord*", "bills")), 64
     )
-    to_some = policy.sends[envelope_records.KIND]
+    to_some = policy.decoders[envelope_records.DELAYED_KIND]
     for topic, there in {"orders": "orders", "bills": "bills", "bills2": DEAD_TOPIC, "Orders": DEAD_TOPIC}.items():
         envelope = ORDER._replace(topic=topic)
         assert to_some(record(envelope)).topic == there
-        assert released(envelope.pack(), topics=("ord*", "bills")).topic == there
+        assert sink_row(envelope.pack(), topics=("ord*", "bills")).topic == there
 
 
-def test_an_original_asks_nothing_of_brokers_that_its_node_alone_may_ask() -> None:
+def test_original_message_is_sent_without_broker_instructions() -> None:
     mine = f"{PROPERTIES}DELAY\x013\x02REAL_TOPIC\x01secrets\x02TIMER_DELIVER_MS\x019\x02TRAN_MSG\x01true\x02PGROUP\x01p\x02"
     assert decode_properties(SEND(record(ORDER._replace(properties=mine))).request.properties) == decode_properties(
         PROPERTIES
     )
-    assert released(ORDER._replace(properties=mine).pack()).properties == {"region": "eu"}
+    assert sink_row(ORDER._replace(properties=mine).pack()).properties == {"region": "eu"}
 
 
 def test_a_reason_in_a_file_has_no_control_characters() -> None:
     """Each attempt to send it failed with a traceback, and escape codes reached consumers of dead letters."""
-    policy = envelope_records.trade(RULES, 64)
-    assert policy.letters is not None
-    dead = policy.letters.made(record(ORDER), Resent(error="no route ? there"))
+    policy = envelope_records.redelivery_policy(RULES, 64)
+    assert policy.dead_letters is not None
+    dead = policy.dead_letters.create(record(ORDER), Resent(error="no route ? there"))
     assert dead is not None
     changed = dataclasses.replace(dead, payload=dead.payload.replace(b"no route ?", b"no\x01route \x1b"))
-    sent = policy.sends[envelope_records.LETTER_KIND](changed)
+    sent = policy.decoders[envelope_records.DEAD_LETTER_KIND](changed)
     assert decode_properties(sent.request.properties)[PROBLEM] == "no?route ? there"

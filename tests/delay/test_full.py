@@ -24,7 +24,7 @@ class Disk:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.left = 1 << 20
-        monkeypatch.setattr(files, "ASK_S", 0.0)
+        monkeypatch.setattr(files, "SPACE_CHECK_S", 0.0)
         monkeypatch.setattr(
             os, "statvfs", lambda path: SimpleNamespace(f_bavail=files.RESERVE_BYTES + self.left, f_frsize=1)
         )
@@ -32,7 +32,7 @@ class Disk:
 
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
-    monkeypatch.setattr(envelope_records, "FULL_S", 0.0)
+    monkeypatch.setattr(envelope_records, "FULL_PAUSE_S", 0.0)
     return Disk(monkeypatch)
 
 
@@ -62,7 +62,7 @@ def refused(node: Node) -> None:
 
 
 @pytest.mark.parametrize("restarted", [False, True])
-def test_what_is_held_is_sent_while_the_disk_is_full_and_the_rest_when_it_is_not(
+def test_full_disk_still_sends_stored_messages_and_rest_later(
     world: World, disk: Disk, clock: Clock, monkeypatch: pytest.MonkeyPatch, restarted: bool
 ) -> None:
     """A node that begins holds what is due back for a minute, whatever it meets: it may be taken back in what is not read."""
@@ -80,7 +80,7 @@ def test_what_is_held_is_sent_while_the_disk_is_full_and_the_rest_when_it_is_not
     world.time.advance(6)
     for _ in range(5):
         refused(node)
-    monkeypatch.setattr(envelope_records, "FULL_S", 600.0)
+    monkeypatch.setattr(envelope_records, "FULL_PAUSE_S", 600.0)
     refused(node)
     clock.ahead_s += service.CATCH_UP_S
     node.turn(ONE)
@@ -97,21 +97,21 @@ def test_what_is_held_is_sent_while_the_disk_is_full_and_the_rest_when_it_is_not
     assert world.offsets()[:2] == (6, 6)
 
 
-def test_a_queue_that_comes_while_the_disk_is_full_is_not_read_either(
+def test_queue_assigned_while_disk_is_full_is_not_read(
     world: World, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = world.node("a")
     node.turn(ONE)
     disk.left = 0
     world.topic.put(envelope("one", 5), ONE)
-    monkeypatch.setattr(envelope_records, "FULL_S", 60.0)
+    monkeypatch.setattr(envelope_records, "FULL_PAUSE_S", 60.0)
     refused(node)
     world.topic.put(envelope("two", 5), TWO)
     for _ in range(3):
         node.turn(ONE, TWO)
     assert node.reader.paused == {ONE, TWO}
     disk.left = 1 << 20
-    node.service._room._again = service.Deadline(0.0)
+    node.service._back_pressure._paused_until = service.Deadline(0.0)
     for _ in range(6):
         node.turn(ONE, TWO)
     assert node.reader.paused == set()
@@ -124,8 +124,8 @@ def test_the_node_goes_on_and_says_so_again_and_again(
 ) -> None:
     monkeypatch.setattr(service, "PAUSE_S", 0.0)
     node, over, times = world.node("a"), threading.Event(), list[int]()
-    noted = node.service._room.refused
-    monkeypatch.setattr(node.service._room, "refused", lambda *given: (noted(*given), times.append(1)))
+    noted = node.service._back_pressure.on_full
+    monkeypatch.setattr(node.service._back_pressure, "on_full", lambda *given: (noted(*given), times.append(1)))
     node.reader.own(ONE)
     world.topic.put(envelope("m", 5))
     disk.left = 0
@@ -136,7 +136,7 @@ def test_the_node_goes_on_and_says_so_again_and_again(
             before = len(times)
             eventually(lambda before=before: len(times) > before + 5)
             assert caplog.text.count("no room for more delayed messages") == said, "not each time"
-            clock.ahead_s += envelope_records.ALARM_S
+            clock.ahead_s += envelope_records.FULL_LOG_S
         disk.left = 1 << 20
         eventually(lambda: node.service.stored > 0, 60)
     finally:
@@ -146,7 +146,7 @@ def test_the_node_goes_on_and_says_so_again_and_again(
     assert node.service.stored == 1
 
 
-def test_errors_that_come_again_and_again_hold_nothing_back_for_more_than_a_minute(
+def test_repeated_errors_delay_due_messages_at_most_one_minute(
     world: World, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each began all queues again, and with them the minute. It reads one message a turn, and does not come to their end."""
@@ -160,13 +160,13 @@ def test_errors_that_come_again_and_again_hold_nothing_back_for_more_than_a_minu
     for i in range(50):
         world.topic.put(envelope(f"m{i}", 500))
     assert node.sends.bodies == []
-    keep: Any = node.service._keep
+    keep: Any = node.service._store_envelopes
 
     def fails(messages: Any) -> None:
         raise CallTimeout("no answer")
 
     for turn in range(12):
-        monkeypatch.setattr(node.service, "_keep", keep if turn % 2 else fails)
+        monkeypatch.setattr(node.service, "_store_envelopes", keep if turn % 2 else fails)
         if turn % 2:
             node.turn(ONE)
             assert (node.sends.bodies == []) == (clock.ahead_s < service.CATCH_UP_S)

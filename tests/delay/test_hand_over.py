@@ -8,7 +8,7 @@ import pytest
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.delay import service
-from rocketmq_spark.delay.release import noted
+from rocketmq_spark.delay.release import checkpoints_of
 from rocketmq_spark.model import MessageQueue, Resent
 from rocketmq_spark.spool.records import TOTALS
 from rocketmq_spark.wire.envelope import INNER_TOPIC
@@ -17,7 +17,7 @@ from tests.delay.nodes import QUEUES, Node, World, envelope
 ONE, TWO = QUEUES
 
 
-def test_3_f_a_lost_disk_is_rebuilt_from_the_inner_topic_without_what_was_sent(world: World) -> None:
+def test_lost_disk_is_rebuilt_from_topic_without_sent_messages(world: World) -> None:
     node = world.node("a")
     for name, seconds in (("far", 1000), ("m1", 1), ("m2", 2), ("late", 500)):
         world.topic.put(envelope(name, seconds))
@@ -86,9 +86,7 @@ def test_a_message_of_two_queues_stays_with_one_of_them(world: World) -> None:
     assert a.service.waiting == 0, "the next owners read both copies"
 
 
-def test_3_f_envelopes_that_the_topic_does_not_keep_any_more_are_reported(
-    world: World, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_envelopes_expired_from_inner_topic_are_reported(world: World, caplog: pytest.LogCaptureFixture) -> None:
     """The disk that has them sends them all the same."""
     node = world.node("a")
     world.topic.put(envelope("m", 5 * 3600))
@@ -106,7 +104,7 @@ def test_3_f_envelopes_that_the_topic_does_not_keep_any_more_are_reported(
     assert "begins at 1, and envelopes from 0 on are not done" in caplog.text
 
 
-def test_3_g_3_34_queues_change_hands_and_nothing_comes_twice(world: World) -> None:
+def test_queue_handover_between_nodes_sends_nothing_twice(world: World) -> None:
     one, two = world.node("one"), world.node("two")
     names = [f"m{i}" for i in range(20)]
     for i, name in enumerate(names):
@@ -154,7 +152,7 @@ def test_a_node_that_is_closed_tells_what_was_answered_at_last(world: World) -> 
 def test_a_message_that_is_out_when_its_queue_goes_goes_with_it(world: World, fails: str) -> None:
     """Else the node without the queue sends it once more, hours later, or reports that it was given up."""
     a, b = world.node("a"), world.node("b")
-    down = Resent(None, "down", passing=fails != "for good")
+    down = Resent(None, "down", is_temporary=fails != "for good")
     a.sends.answer = lambda send: down if fails == "the last time" and len(a.sends.sent) < 11 else None
     world.topic.put(envelope("m", 5))
     for _ in range(2):
@@ -173,7 +171,7 @@ def test_a_message_that_is_out_when_its_queue_goes_goes_with_it(world: World, fa
     assert (a.store.totals.dead, a.store.totals.give_ups) == (0, 0)
 
 
-def test_3_g_a_node_that_dies_is_followed_by_another_which_repeats_what_it_had_not_told(world: World) -> None:
+def test_successor_of_dead_node_repeats_only_uncommitted_sends(world: World) -> None:
     one, two = world.node("one"), world.node("two")
     for i in range(6):
         world.topic.put(envelope(f"m{i}", i + 1))
@@ -190,7 +188,7 @@ def test_3_g_a_node_that_dies_is_followed_by_another_which_repeats_what_it_had_n
     assert two.sends.bodies == [b"m2", b"m3", b"m4", b"m5"]
 
 
-def test_3_g_what_the_next_owner_cannot_read_stays_and_is_sent_from_here(world: World) -> None:
+def test_envelope_next_owner_cannot_read_is_sent_by_old_owner(world: World) -> None:
     node = world.node("a")
     for name in ("m0", "m1"):
         world.topic.put(envelope(name, 100))
@@ -203,7 +201,7 @@ def test_3_g_what_the_next_owner_cannot_read_stays_and_is_sent_from_here(world: 
     assert node.sends.bodies == [b"m0"]
 
 
-def test_3_g_who_was_away_for_long_puts_nothing_back(world: World) -> None:
+def test_who_was_away_for_long_puts_nothing_back(world: World) -> None:
     """A machine that slept says nothing of queues that another one has had since, though it did more than it said."""
     one, two = world.node("one"), world.node("two")
     one.sends.answer = lambda send: None if send.msg_ids == ("m1",) else Resent(send.queue)
@@ -232,7 +230,7 @@ def test_what_is_read_once_more_counts_once(world: World, monkeypatch: pytest.Mo
     node.reader.at[ONE] = 0
     for _ in range(2):
         node.turn(ONE)
-        assert node.service._seen[ONE].stored == 2
+        assert node.service._checkpoints[ONE].read_end == 2
     world.time.advance(1)
     assert node.sends.bodies == [b"m"]
 
@@ -261,9 +259,7 @@ def _one_killed(world: World, due: int) -> tuple[Node, Node]:
     return one, two
 
 
-def test_3_g_nothing_is_sent_before_it_is_known_what_others_did_meanwhile(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_node_sends_nothing_before_it_knows_progress_of_others(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     one, two = _one_killed(world, due=10)
     world.time.advance(10)
     two.turn(TWO)
@@ -271,13 +267,13 @@ def test_3_g_nothing_is_sent_before_it_is_known_what_others_did_meanwhile(
     for _ in range(3):
         one.turn(ONE, TWO)
     assert (one.sends.bodies, two.sends.bodies) == ([], [b"m1"])
-    one.service._gained[TWO] = Deadline(0.0)
+    one.service._acquired[TWO] = Deadline(0.0)
     for _ in range(2):
         one.turn(ONE, TWO)
     assert one.sends.bodies == [b"m0"]
 
 
-def test_3_g_a_restart_leaves_what_went_to_others_meanwhile(world: World) -> None:
+def test_a_restart_leaves_what_went_to_others_meanwhile(world: World) -> None:
     one, two = _one_killed(world, due=100)
     one.turn(ONE)
     assert (len(one.store), len(two.store)) == (1, 1)
@@ -294,15 +290,13 @@ def test_a_node_without_queues_sends_what_only_it_has(world: World, monkeypatch:
     node.kill()
     node.turn()
     assert node.sends.bodies == []
-    monkeypatch.setattr(node.service, "_patience", Deadline(0.0))
+    monkeypatch.setattr(node.service, "_join_until", Deadline(0.0))
     world.time.advance(5)
     node.turn()
     assert node.sends.bodies == [b"m"]
 
 
-def test_3_g_the_last_node_of_a_queue_has_a_moment_to_say_how_far_it_came(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_previous_owner_of_queue_gets_time_to_commit_progress(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service, "HAND_OVER_S", 60.0)
     one, two = world.node("one"), world.node("two")
     for i in range(3):
@@ -314,7 +308,7 @@ def test_3_g_the_last_node_of_a_queue_has_a_moment_to_say_how_far_it_came(
     world.time.advance(2)
     one.turn()  # it hears of it now
     assert one.sends.bodies == [b"m0", b"m1"]
-    two.service._gained[ONE] = Deadline(0.0)
+    two.service._acquired[ONE] = Deadline(0.0)
     for _ in range(3):
         two.turn(ONE)
     world.time.advance(2)
@@ -322,12 +316,12 @@ def test_3_g_the_last_node_of_a_queue_has_a_moment_to_say_how_far_it_came(
     two.turn(ONE)
     two.kill()
     two.turn(ONE)
-    assert two.service._seen, "its own queue it has at once"
+    assert two.service._checkpoints, "its own queue it has at once"
 
 
 @pytest.mark.parametrize("when", ["it runs", "it is away"])
 @pytest.mark.parametrize("more", [1, 9])
-def test_an_inner_topic_that_is_made_again_is_read_from_its_beginning(world: World, when: str, more: int) -> None:
+def test_recreated_inner_topic_is_read_from_beginning(world: World, when: str, more: int) -> None:
     """Whether it has fewer messages or more than the node had read; what waits of the old one is sent, too."""
     node = world.node("a")
     for i in range(4):
@@ -357,7 +351,7 @@ def test_an_inner_topic_that_is_made_again_is_read_from_its_beginning(world: Wor
     assert world.offsets()[0] == more
 
 
-def test_a_broker_that_lost_its_last_messages_is_read_from_where_others_begin(world: World) -> None:
+def test_messages_replacing_lost_ones_of_broker_are_read(world: World) -> None:
     node = world.node("a")
     for i in range(6):
         world.topic.put(envelope(f"m{i}", 1))
@@ -379,7 +373,7 @@ def test_a_broker_that_lost_its_last_messages_is_read_from_where_others_begin(wo
     assert sorted(node.sends.bodies) == [b"m0", b"m1", b"m2", b"m3", b"m4", b"m5", b"n0", b"n1", b"n2"]
 
 
-def test_what_another_node_told_of_a_topic_that_was_made_again_holds(world: World) -> None:
+def test_progress_of_other_node_on_recreated_topic_is_kept(world: World) -> None:
     first, second = world.node("a"), world.node("b")
     for i in range(4):
         world.topic.put(envelope(f"old{i}", 500))
@@ -414,7 +408,7 @@ def test_the_name_of_a_broker_may_have_a_slash(world: World) -> None:
         node.turn(queue)
     node.kill()
     node.turn(queue)
-    assert list(noted(node.store.notes())) == [queue]
+    assert list(checkpoints_of(node.store.notes())) == [queue]
     world.time.advance(6)
     node.turn(queue)
     assert node.sends.bodies == [b"m"]
@@ -437,7 +431,7 @@ def test_what_came_back_from_the_dead_outlives_its_queue(world: World, damaged: 
     if damaged:
         node.store._db.write([], [TOTALS])
         node.kill()
-    node.sends.answer = lambda send: Resent(None, "busy", passing=True)
+    node.sends.answer = lambda send: Resent(None, "busy", is_temporary=True)
     for _ in range(3):
         node.turn(ONE)
         world.time.advance(1)
@@ -460,7 +454,7 @@ def test_what_came_back_from_the_dead_outlives_its_queue(world: World, damaged: 
 def test_what_is_no_envelope_and_waits_is_the_next_owners(world: World, how: str) -> None:
     """It is due at the first of all moments: that one may not be told as the one up to which all is done."""
     first, second = world.node("a"), world.node("b")
-    first.sends.answer = lambda send: Resent(None, "the topic of dead letters has no master", passing=True)
+    first.sends.answer = lambda send: Resent(None, "the topic of dead letters has no master", is_temporary=True)
     world.topic.put(b"garbage")
     for _ in range(3):
         first.turn(ONE)
@@ -475,7 +469,7 @@ def test_what_is_no_envelope_and_waits_is_the_next_owners(world: World, how: str
     assert second.sends.bodies == [b"garbage"]
 
 
-def test_what_only_its_disk_has_outlives_a_queue_that_goes_and_comes_back(world: World) -> None:
+def test_envelopes_only_on_disk_outlive_loss_and_regain_of_queue(world: World) -> None:
     """What the next owner says is done is what it could read."""
     first, second = world.node("a"), world.node("b")
     for i in range(3):
@@ -501,7 +495,7 @@ def test_what_only_its_disk_has_outlives_a_queue_that_goes_and_comes_back(world:
 @pytest.mark.parametrize(
     "when", ["before it is read", "while a try of an old one fails", "after a try of an old one failed"]
 )
-def test_what_waits_of_an_inner_topic_that_was_made_again_outlives_its_queue(world: World, when: str) -> None:
+def test_envelopes_of_old_inner_topic_outlive_revoked_queue(world: World, when: str) -> None:
     """The new topic has other messages at these offsets: they are nobody's but this node's."""
     first, second = world.node("a"), world.node("b")
     for i in range(3):
@@ -521,10 +515,10 @@ def test_what_waits_of_an_inner_topic_that_was_made_again_outlives_its_queue(wor
         for _ in range(8):
             first.turn(ONE)
         assert len(first.store) == 7
-        first.sends.answer = lambda send: Resent(None, "busy", passing=True)
+        first.sends.answer = lambda send: Resent(None, "busy", is_temporary=True)
         world.time.advance(11)
         for done in first.sends.waiting:
-            done(Resent(None, "busy", passing=True))
+            done(Resent(None, "busy", is_temporary=True))
         first.turn(ONE)
     first.turn()
     assert len(first.store) == 3
@@ -540,7 +534,7 @@ def test_what_waits_of_an_inner_topic_that_was_made_again_outlives_its_queue(wor
     assert (len(first.store), first.store.totals.size) == (0, 0)
 
 
-def test_an_inner_topic_that_is_made_again_is_seen_by_a_node_that_read_nothing_of_the_old_one(world: World) -> None:
+def test_node_that_read_nothing_detects_recreated_inner_topic(world: World) -> None:
     """It began behind all that was done, and took what lay at the same offsets for the same."""
     first, second = world.node("a"), world.node("b")
     for i in range(4):
@@ -551,7 +545,7 @@ def test_an_inner_topic_that_is_made_again_is_seen_by_a_node_that_read_nothing_o
     first.turn()
     for _ in range(2):
         second.turn(ONE)
-    assert second.service._seen[ONE].newest_ms == world.topic.times_ms[ONE][3]
+    assert second.service._checkpoints[ONE].newest_ms == world.topic.times_ms[ONE][3]
     world.topic.make_again()
     for i in range(6):
         world.topic.put(envelope(f"new{i}", 5))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 import pytest
 
 from rocketmq_spark.delay import queue_records
-from rocketmq_spark.delay.release import noted
+from rocketmq_spark.delay.release import checkpoints_of
 from rocketmq_spark.errors import SpoolError
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.spool.database import Database
@@ -97,7 +97,7 @@ def test_an_interrupted_hand_over_is_completed(
         node.kill()
     for _ in range(3):
         node.turn(TWO)
-    assert (len(node.store), ONE in noted(node.store.notes()), world.offsets()[0]) == (0, False, 0)
+    assert (len(node.store), ONE in checkpoints_of(node.store.notes()), world.offsets()[0]) == (0, False, 0)
     other = _begun(world, "b")
     world.time.advance(1000)
     assert (node.sends.bodies, sorted(other.sends.bodies)) == ([], [name.encode() for name in NAMES])

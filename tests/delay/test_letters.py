@@ -9,23 +9,23 @@ from pathlib import Path
 import pytest
 
 from rocketmq_spark.delay import envelope_records
-from rocketmq_spark.delay.envelope_records import LETTER_KIND, Rules
-from rocketmq_spark.delay.release import noted
+from rocketmq_spark.delay.envelope_records import DEAD_LETTER_KIND, Rules
+from rocketmq_spark.delay.release import checkpoints_of
 from rocketmq_spark.errors import SpoolError
 from rocketmq_spark.model import MessageQueue, Resent, SpooledSend
 from rocketmq_spark.producer.settings import ProducerSettings
-from rocketmq_spark.spool.records import NOTE, RECORD, TARGETING, Dead, Record, behind, decoded
+from rocketmq_spark.spool.records import NOTE, RECORD, TARGETING_NOTE, Dead, Record, area_end, decode_record
 from rocketmq_spark.spool.spool import SendSpool, target_of, topic_target
 from rocketmq_spark.spool.store import Store
 from rocketmq_spark.wire.envelope import QUEUE, Envelope
 from rocketmq_spark.wire.properties import decode_properties
 from tests.delay.nodes import QUEUES, START_MS, Sends
-from tests.producer.scripted import ManualTimer, Time
+from tests.fakes.timer import ManualTimer, Time
 from tests.spool.bench import database
 
 RULES = Rules(ProducerSettings(group="g", max_message_size=1000), "dead", ("good*", "bad*"))
 EARLIER = RULES._replace(topics=("*",), settings=ProducerSettings(group="g"))  # which would deliver what is bad now
-REFUSED, AWAY = Resent(None, "no permission"), Resent(None, "no answer", passing=True)
+REFUSED, AWAY = Resent(None, "no permission"), Resent(None, "no answer", is_temporary=True)
 TIMEOUT_S, ANSWER_S, LETTER_S = 3.0, 0.003, 0.02
 
 
@@ -46,7 +46,11 @@ class Bench:
         self.store, self.sends, self.timer = Store(self.path, sync="never"), Sends(), ManualTimer(self.time)
         self.sends.resend = self.resend  # type: ignore[method-assign]
         self.spool = SendSpool(
-            self.store, self.sends, self.timer, self.now_ms, trade=envelope_records.trade(self.rules, self.slots)
+            self.store,
+            self.sends,
+            self.timer,
+            self.now_ms,
+            policy=envelope_records.redelivery_policy(self.rules, self.slots),
         )
 
     def restart(self, rules: Rules) -> None:
@@ -77,7 +81,7 @@ class Bench:
             self.out -= send.topic == "dead"
             done(answer)
 
-        self.timer.later(after_s, end)
+        self.timer.call_later(after_s, end)
 
     def add(
         self,
@@ -90,7 +94,7 @@ class Bench:
     ) -> None:
         text = f"UNIQ_KEY\x01{name}\x02{properties}"
         data = Envelope(topic, START_MS + round(1000 * due_s), name, START_MS, 0, text, body).pack()
-        found = envelope_records.arrival(rules, QUEUES[0], self.offset, data, self.now_ms())
+        found = envelope_records.effect_of(rules, QUEUES[0], self.offset, data, self.now_ms())
         assert found.record is not None
         self.offset += 1
         self.store.add([(found.record, found.due_ms)])
@@ -145,9 +149,9 @@ def test_a_record_has_the_target_of_its_send(what: str) -> None:
     data = Envelope(topic, START_MS, "m", START_MS, 0, properties, body).pack()
     records = []
     for rules in (RULES, EARLIER):
-        record = envelope_records.arrival(rules, QUEUES[0], 0, data, START_MS).record
+        record = envelope_records.effect_of(rules, QUEUES[0], 0, data, START_MS).record
         assert record is not None
-        assert record.target == target_of(envelope_records.sending(rules)(record))
+        assert record.target == target_of(envelope_records.send_decoder(rules)(record))
         records.append(record)
     assert dataclasses.replace(records[0], target="") == dataclasses.replace(records[1], target="")
 
@@ -217,10 +221,10 @@ def test_what_has_no_room_for_a_letter_does_not_wait(bench: Bench) -> None:
 def test_a_letter_without_room_for_its_reason_stays_dead(bench: Bench) -> None:
     """A node makes none, but a folder that was damaged or crafted may have one."""
     body = Envelope("bad", START_MS, "m", START_MS, 0, f"UNIQ_KEY\x01m\x02a\x01{'x' * 32_480}\x02", b"x").pack()
-    found = envelope_records.arrival(RULES, QUEUES[0], 0, body, START_MS).record
+    found = envelope_records.effect_of(RULES, QUEUES[0], 0, body, START_MS).record
     assert found is not None
     payload = len(b"away").to_bytes(2) + b"away" + body
-    letter = dataclasses.replace(found, kind=LETTER_KIND, payload=payload, target=topic_target("dead"))
+    letter = dataclasses.replace(found, kind=DEAD_LETTER_KIND, payload=payload, target=topic_target("dead"))
     bench.store.add([(letter, START_MS)])
     bench.spool.redelivery.wake()
     bench.time.advance(10)
@@ -241,7 +245,7 @@ def test_a_rejected_letter_stays_as_the_message_that_it_was(bench: Bench) -> Non
 
 
 def targets(bench: Bench) -> set[str]:
-    records = (decoded(data) for _, data in database(bench.store).scan(RECORD, behind(RECORD)))
+    records = (decode_record(data) for _, data in database(bench.store).scan(RECORD, area_end(RECORD)))
     return {record.target for record in records if isinstance(record, Record)}
 
 
@@ -253,7 +257,7 @@ def test_revived_messages_do_not_wait_behind_letters(bench: Bench, target: str) 
         bench.add(f"m{i}", 1, "bad")
     bench.time.advance(10)
     assert (bench.store.totals.dead, targets(bench)) == (50, {"topic bad"})
-    for key, data in [*database(bench.store).scan(RECORD, behind(RECORD))]:
+    for key, data in [*database(bench.store).scan(RECORD, area_end(RECORD))]:
         buried = dataclasses.replace(Record.decode(data), target=target).encode()
         database(bench.store).write([(key, buried)])
         bench.store.totals.dead_bytes += len(buried) - len(data)
@@ -344,7 +348,7 @@ def test_a_revived_message_is_not_early_after_options_changed(bench: Bench) -> N
         bench.store.revive(bench.now_ms(), bench.rules.target_of)
         bench.spool.redelivery.wake()
         bench.time.advance(1)
-        bench.spool.redelivery.answered(targets(bench))
+        bench.spool.redelivery.on_answer(targets(bench))
         bench.time.advance(1)
     assert bench.sent == []
     bench.time.advance(5000)
@@ -388,7 +392,7 @@ def test_records_are_compared_once_after_options_changed(bench: Bench, monkeypat
 
 def test_records_of_a_folder_without_a_note_are_compared(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.add("m", 1000)
-    database(bench.store).write([], [NOTE + TARGETING])
+    database(bench.store).write([], [NOTE + TARGETING_NOTE])
     bench.restart(RULES)
     assert len(compared(bench, monkeypatch)) == 1
     bench.restart(RULES)
@@ -399,7 +403,7 @@ def test_records_are_compared_while_nothing_may_be_sent(bench: Bench) -> None:
     for i in range(250):
         bench.add(f"{i}", 1, "pay")
     bench.restart(WIDER)
-    bench.spool.redelivery.hold(True)
+    bench.spool.redelivery.set_paused(True)
     bench.spool.redelivery.wake()
     bench.time.advance(0.1)
     assert (targets(bench), bench.sent) == ({"topic pay"}, [])
@@ -416,4 +420,4 @@ def test_records_are_compared_while_nothing_may_be_sent(bench: Bench) -> None:
 )
 def test_other_rules_have_another_fingerprint(changed: Rules) -> None:
     assert changed.fingerprint != RULES.fingerprint == RULES._replace(topics=list(RULES.topics)).fingerprint
-    assert noted({b"targeting": changed.fingerprint}) == {}
+    assert checkpoints_of({b"targeting": changed.fingerprint}) == {}

@@ -16,7 +16,7 @@ ONE = QUEUES[0]
 def two(world: World, monkeypatch: pytest.MonkeyPatch) -> tuple[Node, Node]:
     """Node ``a`` has read ten messages, and was killed; ``b`` has not begun, and there are twenty."""
     monkeypatch.setattr(service, "JOIN_S", 0.0)
-    monkeypatch.setattr(service, "LOOK_S", 0.0)
+    monkeypatch.setattr(service, "RECREATION_CHECK_S", 0.0)
     monkeypatch.setattr(service, "PAGE", 1)
     a, b = world.node("a"), world.node("b")
     for count in (10, 20):

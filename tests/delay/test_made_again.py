@@ -9,7 +9,7 @@ import pytest
 from rocketmq_spark.delay import service
 from rocketmq_spark.errors import RocketMQError, ServerFault, TopicNotFound
 from rocketmq_spark.model import MessageQueue
-from rocketmq_spark.spool.records import IDENTITY, TARGETING, SpoolOwner
+from rocketmq_spark.spool.records import IDENTITY, TARGETING_NOTE, SpoolOwner
 from rocketmq_spark.spool.store import Store
 from tests.delay.nodes import OTHER, QUEUES, Node, Topic, World, envelope
 from tests.helpers import raising
@@ -22,11 +22,9 @@ def turns(world: World, name: str, count: int) -> None:
         world.nodes[name].turn(ONE)
 
 
-def test_what_was_told_of_a_topic_before_it_was_made_again_is_not_believed(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_progress_of_old_topic_committed_on_new_one_is_ignored(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its node goes on telling before it hears of it, and the queue goes to another one."""
-    monkeypatch.setattr(service, "CHECK_S", 3600.0)
+    monkeypatch.setattr(service, "COMMIT_CHECK_S", 3600.0)
     world.node("a")
     world.node("b")
     world.topic.put(envelope("sent", 1))
@@ -49,9 +47,7 @@ def test_what_was_told_of_a_topic_before_it_was_made_again_is_not_believed(
 
 
 @pytest.mark.parametrize("empty", [False, True])
-def test_a_broker_that_keeps_what_was_told_of_a_topic_that_was_made_again_is_not_believed(
-    world: World, empty: bool
-) -> None:
+def test_offsets_broker_keeps_for_recreated_topic_are_ignored(world: World, empty: bool) -> None:
     """Brokers before 5 do. The next owner sought an offset that the new one does not have, again and again."""
     world.node("a")
     for i in range(4):
@@ -75,7 +71,7 @@ def test_a_broker_that_keeps_what_was_told_of_a_topic_that_was_made_again_is_not
     assert set(world.nodes["b"].sends.bodies) >= {b"new%d" % i for i in range(empty, 6)}
 
 
-def test_what_an_earlier_release_told_beyond_the_end_is_not_believed(world: World) -> None:
+def test_earlier_release_progress_beyond_queue_end_is_ignored(world: World) -> None:
     """It did not tell by when it had read."""
     for group, number in (("g", 5), ("g_stored", 5), ("g_done_ms", 1)):
         world.topic.offsets[group, ONE] = number
@@ -88,7 +84,7 @@ def test_what_an_earlier_release_told_beyond_the_end_is_not_believed(world: Worl
     assert sorted(world.nodes["a"].sends.bodies) == [b"new0", b"new1", b"new2"]
 
 
-def test_what_an_earlier_release_told_up_to_the_end_is_not_read_again(world: World) -> None:
+def test_earlier_release_progress_up_to_queue_end_is_trusted(world: World) -> None:
     for i in range(3):
         world.topic.put(envelope(f"old{i}", 5))
     for group, number in (("g", 3), ("g_stored", 3), ("g_done_ms", 1)):
@@ -103,7 +99,7 @@ def test_what_an_earlier_release_told_up_to_the_end_is_not_read_again(world: Wor
 
 
 @pytest.mark.parametrize("another", [False, True])
-def test_of_a_queue_that_was_empty_when_it_was_begun_all_are_others_that_lie_before(
+def test_queue_empty_at_start_detects_recreated_topic(
     world: World, another: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its broker had removed them, and so knew nothing by which to tell a topic that is made again."""
@@ -141,7 +137,7 @@ def test_a_queue_of_which_nothing_is_left_is_not_another_one(world: World, monke
     monkeypatch.setattr(world.topic, "search_offset", lambda queue, epoch_ms, deadline, group: 0)
     world.nodes["a"].kill()
     turns(world, "a", 3)
-    assert world.nodes["a"].service._seen[ONE].stored == 1
+    assert world.nodes["a"].service._checkpoints[ONE].read_end == 1
     world.time.advance(600)
     turns(world, "a", 1)
     assert world.nodes["a"].sends.bodies == [b"m"]
@@ -149,11 +145,11 @@ def test_a_queue_of_which_nothing_is_left_is_not_another_one(world: World, monke
 
 @pytest.mark.parametrize("more", [1, 3, 9])
 @pytest.mark.parametrize("at", ["where it was", "at the new end"])
-def test_a_node_that_runs_reads_a_topic_that_was_made_again_from_its_beginning(
+def test_running_node_reads_recreated_topic_from_beginning(
     world: World, more: int, at: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its pull waits on the broker meanwhile, and goes on behind what was read, or at the new end: so do real brokers answer."""
-    monkeypatch.setattr(service, "LOOK_S", 0.0)
+    monkeypatch.setattr(service, "RECREATION_CHECK_S", 0.0)
     node = world.node("a")
     for i in range(3):
         world.topic.put(envelope(f"old{i}", 1))
@@ -171,7 +167,7 @@ def test_a_node_that_runs_reads_a_topic_that_was_made_again_from_its_beginning(
 
 
 @pytest.mark.parametrize("error", [TopicNotFound, ServerFault])
-def test_what_comes_of_a_queue_of_which_nothing_is_known_now_comes_again(
+def test_queue_whose_recreation_check_fails_is_read_again(
     world: World, monkeypatch: pytest.MonkeyPatch, error: type[RocketMQError]
 ) -> None:
     """It may be of a topic that was made again."""
@@ -181,8 +177,8 @@ def test_what_comes_of_a_queue_of_which_nothing_is_known_now_comes_again(
     world.topic.put(envelope("m1", 1))
     with monkeypatch.context() as patch:
         patch.setattr(world.topic, "search_offset", raising(error("not now")))
-        node.service._look({ONE})
-        assert not node.service._seen
+        node.service._check_recreation({ONE})
+        assert not node.service._checkpoints
     turns(world, "a", 3)
     world.time.advance(2)
     turns(world, "a", 1)
@@ -191,19 +187,19 @@ def test_what_comes_of_a_queue_of_which_nothing_is_known_now_comes_again(
 
 def test_nothing_is_begun_again_while_a_topic_is_the_same(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where its first messages are gone, and a broker gives an offset of before."""
-    monkeypatch.setattr(service, "LOOK_S", 0.0)
+    monkeypatch.setattr(service, "RECREATION_CHECK_S", 0.0)
     world.node("a")
     for i in range(3):
         world.topic.put(envelope(f"m{i}", 500))
     turns(world, "a", 6)
-    begin = world.nodes["a"].service._begin
+    begin = world.nodes["a"].service._start
     begun = []
 
     def noting(queue: MessageQueue) -> None:
         begun.append(queue)
         begin(queue)
 
-    monkeypatch.setattr(world.nodes["a"].service, "_begin", noting)
+    monkeypatch.setattr(world.nodes["a"].service, "_start", noting)
     turns(world, "a", 3)
     world.topic.put(envelope("m3", 500))
     turns(world, "a", 3)
@@ -217,9 +213,7 @@ ANOTHER = SpoolOwner(("another:1",), "")
 
 
 @pytest.mark.parametrize("more", [0, 2, 9])
-def test_what_was_assigned_from_another_cluster_is_not_taken_for_messages_of_a_queue_with_the_same_name(
-    world: World, more: int
-) -> None:
+def test_messages_of_other_cluster_ignore_queue_of_same_name(world: World, more: int) -> None:
     """What is told of that queue, and its next owner, know nothing of them."""
     topic = world.topic
     for i in range(5):
@@ -246,16 +240,14 @@ def test_what_was_assigned_from_another_cluster_is_not_taken_for_messages_of_a_q
 
 
 @pytest.mark.parametrize("mine", [True, False])
-def test_what_was_assigned_to_the_cluster_that_it_came_from_changes_hands_with_its_queue(
-    world: World, mine: bool
-) -> None:
+def test_messages_assigned_to_their_own_cluster_move_with_queue(world: World, mine: bool) -> None:
     for i in range(5):
         world.topic.put(envelope(f"m{i}", 100))
     world.node("a")
     turns(world, "a", 8)
-    world.nodes["a"].store.add([], {TARGETING: b"rules"})
+    world.nodes["a"].store.add([], {TARGETING_NOTE: b"rules"})
     node, other = assigned(world, world.topic), world.node("b")
-    assert all(TARGETING not in name for name in node.store.notes())
+    assert all(TARGETING_NOTE not in name for name in node.store.notes())
     if mine:
         for _ in range(3):
             node.turn(ONE)
@@ -271,8 +263,8 @@ def test_after_damage_what_was_assigned_is_read_again(world: World) -> None:
     world.node("a")
     turns(world, "a", 3)
     node = assigned(world, world.topic)
-    node.store.damages += 1
-    node.store.forget([(IDENTITY, place) for place in node.store.places(IDENTITY)])
+    node.store.damage_count += 1
+    node.store.drop_records([(IDENTITY, place) for place in node.store.places(IDENTITY)])
     for _ in range(4):
         node.turn(ONE)
     assert len(node.store) == 1
@@ -281,10 +273,10 @@ def test_after_damage_what_was_assigned_is_read_again(world: World) -> None:
 def assigned(world: World, topic: Topic) -> Node:
     """Node ``a`` after ``spool assign``, with the topic of the cluster that its folder was assigned to."""
     node = world.nodes["a"]
-    node.store.belong(SpoolOwner(("one:1",), ""))
+    node.store.set_owner(SpoolOwner(("one:1",), ""))
     node.service.close()
     store = Store(node.folder, sync="never")
-    store.belong(ANOTHER, force=True)
+    store.set_owner(ANOTHER, force=True)
     store.close()
     node.topic = topic
     node.open()

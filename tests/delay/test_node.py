@@ -11,13 +11,13 @@ import pytest
 
 from rocketmq_spark import Admin
 from rocketmq_spark.delay import node as nodes
-from rocketmq_spark.delay.commits import Committed, Names
+from rocketmq_spark.delay.commits import CommittedProgress, GroupNames
 from rocketmq_spark.delay.node import NodeSettings, open_node
 from rocketmq_spark.delay.release import Progress
 from rocketmq_spark.errors import OptionError, RocketMQError, SpoolError
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue
-from rocketmq_spark.session.spools import drainer, owner_of
+from rocketmq_spark.session.spools import open_drainer, owner_of
 from rocketmq_spark.spool.database import in_use
 from tests.live.writes import sink_options
 
@@ -33,7 +33,7 @@ def test_topics_are_made_and_the_folder_is_the_services_own(rocketmq: LocalBroke
     assert not in_use(place.folder)
 
 
-def test_it_makes_the_groups_of_its_progress_where_a_broker_makes_none(
+def test_node_creates_progress_groups_where_broker_does_not(
     make_cluster: Callable[..., LocalBroker], tmp_path: Path
 ) -> None:
     """Without them, a node on a new disk would send again what was sent."""
@@ -41,10 +41,10 @@ def test_it_makes_the_groups_of_its_progress_where_a_broker_makes_none(
     mq.admin.create_group("g")
     node = open_node(NodeSettings(tmp_path / "d", "inner", "dead"), name_server=mq.name_server, group="g")
     queue = MessageQueue("inner", "broker-a", 0)
-    assert node._commits.tell({queue: Committed(Progress(0, 0, 0))})
+    assert node._commits.commit({queue: CommittedProgress(Progress(0, 0, 0))})
     node.close()
     with Admin(mq.name_server) as admin:
-        assert set(Names("g").all) <= set(admin.groups())
+        assert set(GroupNames("g").all) <= set(admin.groups())
 
 
 def test_nodes_of_another_topic_do_not_join_a_group(rocketmq: LocalBroker, topic: str, tmp_path: Path) -> None:
@@ -97,13 +97,13 @@ def test_the_spools_command_leaves_its_folder_alone(rocketmq: LocalBroker, topic
     from tests.delay.nodes import QUEUES, RULES, envelope
 
     store = Store(tmp_path / "d")
-    store.belong(owner_of(sink_options(rocketmq.name_server), "the delay service, group 'g'"))
-    found = envelope_records.arrival(RULES, QUEUES[0], 0, envelope("m", 5), 1)
+    store.set_owner(owner_of(sink_options(rocketmq.name_server), "the delay service, group 'g'"))
+    found = envelope_records.effect_of(RULES, QUEUES[0], 0, envelope("m", 5), 1)
     assert found.record is not None
     store.add([(found.record, found.due_ms)])
     store.close()
     with pytest.raises(SpoolError, match="holds records of the delay service"):
-        drainer(tmp_path / "d", sink_options(rocketmq.name_server))
+        open_drainer(tmp_path / "d", sink_options(rocketmq.name_server))
     with pytest.raises(SpoolError, match="holds records of the delay service"):
         open_node(NodeSettings(tmp_path / "d"), name_server=rocketmq.name_server, group=f"g_{topic}")
     assert not in_use(tmp_path / "d")

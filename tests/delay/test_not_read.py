@@ -11,9 +11,7 @@ ONE, TWO = QUEUES
 
 
 @pytest.mark.parametrize("restarted", [False, True])
-def test_what_lies_in_queues_that_are_not_read_any_more_is_sent_by_the_node_that_had_them(
-    world: World, restarted: bool
-) -> None:
+def test_messages_of_queue_no_longer_read_are_sent_by_old_owner(world: World, restarted: bool) -> None:
     """The topic keeps it, but has no next owner: fewer read queues."""
     first, second = world.node("a"), world.node("b")
     for i in range(2):
@@ -39,7 +37,7 @@ def test_what_lies_in_queues_that_are_not_read_any_more_is_sent_by_the_node_that
     assert restarted or len(second.sends.bodies) == 1
 
 
-def test_what_waits_of_an_inner_topic_that_was_read_before_is_sent(world: World) -> None:
+def test_envelopes_of_formerly_read_inner_topic_are_sent(world: World) -> None:
     """Nobody else reads it."""
     before = MessageQueue("another_inner_topic", "broker-a", 0)
     world.topic.messages[before], world.topic.times_ms[before], world.topic.first[before] = [], [], 0

@@ -56,7 +56,7 @@ def begin(place: Path, brokers: list[MockBroker], inner: str = "inner", dead: bo
     open_node(settings, name_server=brokers[0].address, group="g", **options).close()
 
 
-def test_one_of_many_brokers_knows_of_members_that_read_another_topic(cluster: Cluster, tmp_path: Path) -> None:
+def test_members_of_other_topic_on_one_broker_of_many_are_found(cluster: Cluster, tmp_path: Path) -> None:
     """Heartbeats go to the brokers of a member's own topics, which need not be all of this one's."""
     brokers = cluster(*[NOBODY] * 4, members("other"))
     with pytest.raises(OptionError, match="'g' has members that read other, and this node would read inner"):
@@ -78,7 +78,7 @@ def test_members_that_read_nothing_here_get_queues_too(cluster: Cluster, tmp_pat
         begin(tmp_path, cluster(members()))
 
 
-def test_members_that_read_this_topic_and_another_are_refused_too(cluster: Cluster, tmp_path: Path) -> None:
+def test_members_that_also_read_another_topic_are_refused(cluster: Cluster, tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="'g' has members that read other, and this node would read inner"):
         begin(tmp_path, cluster(members("inner", "other")))
 

@@ -15,7 +15,7 @@ def test_a_job_is_seen_while_it_lives(rocketmq: LocalBroker, topic: str) -> None
     sender = session.sender(sink_options(rocketmq.name_server))
 
     def consumed() -> bool:
-        return sender.consumed(topic, Deadline.after(30.0))
+        return sender.has_online_consumer(topic, Deadline.after(30.0))
 
     assert not consumed()
     with present(topic, name_server=rocketmq.name_server):
@@ -27,4 +27,4 @@ def test_jobs_of_several_topics_do_not_hide_each_other(rocketmq: LocalBroker, ma
     sender = session.sender(sink_options(rocketmq.name_server))
     one, other = make_topic(), make_topic()
     with present(one, name_server=rocketmq.name_server), present(other, name_server=rocketmq.name_server):
-        assert [sender.consumed(topic, Deadline.after(30.0)) for topic in (one, other)] == [True, True]
+        assert [sender.has_online_consumer(topic, Deadline.after(30.0)) for topic in (one, other)] == [True, True]

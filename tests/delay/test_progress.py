@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant
 
-from rocketmq_spark.delay.release import Progress, Seen, advanced, newest_before, resumed
+from rocketmq_spark.delay.release import Progress, QueueCheckpoint, advanced, newest_store_ms_before, resume
 from tests.cli.test_tail import MESSAGE
 from tests.models import SteppingMachine, model_test, step
 from tests.scale import examples
@@ -30,13 +30,13 @@ class QueueMachine(SteppingMachine):
         self.committed: Progress | None = None
         self.begin_with(None)
 
-    def begin_with(self, seen: Seen | None, held: set[int] | None = None) -> None:
+    def begin_with(self, seen: QueueCheckpoint | None, held: set[int] | None = None) -> None:
         self.held = set(held or ())
         if self.committed is not None and (seen is None or seen.committed != self.committed):
-            left = {offset for offset in self.held if not self.committed.done(offset, self.due[offset])}
+            left = {offset for offset in self.held if not self.committed.is_done(offset, self.due[offset])}
             self.did["left_out"] += len(self.held) - len(left)
             self.held = left
-        self.seen = resumed(seen, self.committed, 0)
+        self.seen = resume(seen, self.committed, 0)
         self.proven, self.ended = self.seen.committed, 0
 
     @property
@@ -50,10 +50,10 @@ class QueueMachine(SteppingMachine):
 
     @step(count=st.integers(1, 4))
     def read(self, count: int) -> None:
-        for offset in range(self.seen.stored, min(len(self.due), self.seen.stored + count)):
-            if not self.proven.done(offset, self.due[offset]):
+        for offset in range(self.seen.read_end, min(len(self.due), self.seen.read_end + count)):
+            if not self.proven.is_done(offset, self.due[offset]):
                 self.held.add(offset)
-            self.seen = self.seen._replace(stored=offset + 1)
+            self.seen = self.seen._replace(read_end=offset + 1)
 
     @step(seconds=st.integers(0, 40), most=st.integers(0, 3))
     def pass_time(self, seconds: int, most: int) -> None:
@@ -67,17 +67,17 @@ class QueueMachine(SteppingMachine):
 
     @step()
     def tell(self) -> None:
-        oldest, clock = min(self.held, default=self.seen.stored), self.clock
+        oldest, clock = min(self.held, default=self.seen.read_end), self.clock
         first, ended = min((self.due[o] for o in self.held), default=None), max(self.ended, self.proven.done_ms)
-        lowered, has_caught_up = self.seen.committed.done_ms > clock, self.seen.stored >= self.seen.committed.stored
-        self.committed = advanced(self.seen.committed, oldest, self.seen.stored, first, ended, clock)
+        lowered, has_caught_up = self.seen.committed.done_ms > clock, self.seen.read_end >= self.seen.committed.read_end
+        self.committed = advanced(self.seen.committed, oldest, self.seen.read_end, first, ended, clock)
         self.seen = self.seen._replace(committed=self.committed)
         self.did["told_of_some"] += bool(self.held)
         assert self.committed.done_ms <= clock
         if has_caught_up and (first is None or first > clock):
             self.did["lowered"] += lowered
-            left = [o for o in self.sent if o < self.seen.stored and self.due[o] <= min(clock, self.ended)]
-            assert all(self.committed.done(offset, self.due[offset]) for offset in left), "a next owner repeats them"
+            left = [o for o in self.sent if o < self.seen.read_end and self.due[o] <= min(clock, self.ended)]
+            assert all(self.committed.is_done(offset, self.due[offset]) for offset in left), "a next owner repeats them"
 
     @step()
     def be_ahead_for_a_turn(self) -> None:
@@ -115,7 +115,7 @@ class QueueMachine(SteppingMachine):
     @invariant()
     def what_is_told_is_true(self) -> None:
         if self.committed is not None:
-            said = {offset for offset, due in enumerate(self.due) if self.committed.done(offset, due)}
+            said = {offset for offset, due in enumerate(self.due) if self.committed.is_done(offset, due)}
             assert said <= set(self.sent)
 
     def teardown(self) -> None:
@@ -136,30 +136,32 @@ test_3_f_3_g_nothing_is_lost_and_no_claim_is_false = model_test(
 )
 
 
-def test_3_g_a_node_that_takes_over_leaves_out_what_was_sent() -> None:
+def test_a_node_that_takes_over_leaves_out_what_was_sent() -> None:
     """Of a queue whose first message waits for ten days, everything behind it was sent."""
-    told = Progress(0, 0, 0).then(Progress(0, 1000, 5000))
-    assert resumed(None, told, 0) == Seen(0, 0, told)
-    assert [told.done(999, 5000), told.done(999, 5001), told.done(1000, 5000)] == [True, False, False]
-    assert not Progress(0, 1000, 0).done(5, 0), "a body that is no envelope is due at 0, and may still wait"
+    told = Progress(0, 0, 0).followed_by(Progress(0, 1000, 5000))
+    assert resume(None, told, 0) == QueueCheckpoint(0, 0, told)
+    assert [told.is_done(999, 5000), told.is_done(999, 5001), told.is_done(1000, 5000)] == [True, False, False]
+    assert not Progress(0, 1000, 0).is_done(5, 0), "a body that is no envelope is due at 0, and may still wait"
 
 
 def test_what_is_said_never_goes_back() -> None:
     """An envelope that came late put the time back for a moment; the next telling says more than both."""
     before = Progress(3, 10, 5000)
-    assert before.then(Progress(3, 12, 4000)) == before
-    assert before.then(Progress(5, 9, 6000)) == Progress(5, 10, 5000)
-    assert before.then(Progress(5, 12, 6000)) == Progress(5, 12, 6000)
+    assert before.followed_by(Progress(3, 12, 4000)) == before
+    assert before.followed_by(Progress(5, 9, 6000)) == Progress(5, 10, 5000)
+    assert before.followed_by(Progress(5, 12, 6000)) == Progress(5, 12, 6000)
 
 
-def test_what_a_clock_said_that_was_ahead_is_forgotten_when_all_of_then_is_done() -> None:
+def test_done_time_from_clock_ahead_is_dropped_once_all_is_done() -> None:
     """A next owner would send again everything that the wrong moment keeps from being told, for as long as it lies ahead."""
     ahead = Progress(10, 10, 9_000_000)
-    now = ahead.then(Progress(10, 500, 5000))
+    now = ahead.followed_by(Progress(10, 500, 5000))
     assert now == Progress(10, 500, 5000)
-    assert ahead.then(Progress(11, 500, 5000)) == Progress(11, 500, 5000)
-    assert [now.done(300, 5000), now.done(300, 5001)] == [True, False]
-    assert Progress(8, 10, 9_000_000).then(Progress(9, 500, 5000)) == Progress(9, 10, 9_000_000), "8 and 9 waited then"
+    assert ahead.followed_by(Progress(11, 500, 5000)) == Progress(11, 500, 5000)
+    assert [now.is_done(300, 5000), now.is_done(300, 5001)] == [True, False]
+    assert Progress(8, 10, 9_000_000).followed_by(Progress(9, 500, 5000)) == Progress(9, 10, 9_000_000), (
+        "8 and 9 waited then"
+    )
 
 
 def test_a_clock_that_was_ahead_for_a_moment_hides_no_progress() -> None:
@@ -177,58 +179,63 @@ def test_a_clock_that_was_ahead_for_a_moment_hides_no_progress() -> None:
     assert advanced(Progress(0, 10, 5000), 0, 20, 0, 5500, 6000) == Progress(0, 10, 5000)
 
 
-def test_of_a_topic_that_was_made_again_what_lies_before_still_holds() -> None:
-    seen = Seen(3, 20, Progress(5, 20, 9), 7)
-    assert seen.cut(10) == Seen(3, 10, Progress(5, 10, 9), 7)
-    assert seen.cut(2) == Seen(2, 2, Progress(2, 2, 9), 7)
+def test_truncated_checkpoint_keeps_progress_before_its_end() -> None:
+    seen = QueueCheckpoint(3, 20, Progress(5, 20, 9), 7)
+    assert seen.truncated(10) == QueueCheckpoint(3, 10, Progress(5, 10, 9), 7)
+    assert seen.truncated(2) == QueueCheckpoint(2, 2, Progress(2, 2, 9), 7)
 
 
 @pytest.mark.parametrize(
     ("newest_ms", "offset", "stored_ms", "another"),
     [(7, 19, 8, True), (7, 19, 7, False), (7, 20, 8, False), (0, 19, 8, False)],
 )
-def test_a_younger_message_where_one_was_read_is_another_unless_nobody_knows_how_old_that_was(
+def test_younger_message_at_read_offset_shows_recreated_topic(
     newest_ms: int, offset: int, stored_ms: int, another: bool
 ) -> None:
     message = replace(MESSAGE, queue_offset=offset, store_timestamp=stored_ms)
-    assert Seen(3, 20, Progress(5, 20, 9), newest_ms).is_other(message) is another
+    assert QueueCheckpoint(3, 20, Progress(5, 20, 9), newest_ms).shows_recreation(message) is another
 
 
 @given(st.lists(st.integers(0, 10**6), min_size=1, max_size=9), st.data())
-def test_when_the_message_before_an_offset_was_stored_is_found_by_searching(
-    times_ms: list[int], data: st.DataObject
-) -> None:
+def test_store_time_before_offset_is_found_by_searching(times_ms: list[int], data: st.DataObject) -> None:
     times_ms = sorted(times_ms)
     offset = data.draw(st.integers(1, len(times_ms) + 1))
 
     def search(epoch_ms: int) -> int:
         return next((at for at, each in enumerate(times_ms) if each >= epoch_ms), len(times_ms))
 
-    found = newest_before(offset, 10**6, search)
+    found = newest_store_ms_before(offset, 10**6, search)
     assert found == (times_ms[offset - 1] if offset <= len(times_ms) else 0)
 
 
 NUMBER = st.integers(0, 2**63 - 1)
 
 
-@given(st.builds(Seen, NUMBER, NUMBER, st.builds(Progress, NUMBER, NUMBER, NUMBER), NUMBER))
-def test_what_is_written_down_comes_back(seen: Seen) -> None:
-    assert Seen.decode(seen.encode()) == seen
+@given(st.builds(QueueCheckpoint, NUMBER, NUMBER, st.builds(Progress, NUMBER, NUMBER, NUMBER), NUMBER))
+def test_what_is_written_down_comes_back(seen: QueueCheckpoint) -> None:
+    assert QueueCheckpoint.decode(seen.encode()) == seen
     assert len(seen.encode()) not in (40, 48), "releases up to 0.1 would take its progress for theirs"
-    assert Seen.decode(b"") is Seen.decode(None) is Seen.decode(seen.encode()[1:-1]) is None
+    assert (
+        QueueCheckpoint.decode(b"")
+        is QueueCheckpoint.decode(None)
+        is QueueCheckpoint.decode(seen.encode()[1:-1])
+        is None
+    )
 
 
 @pytest.mark.parametrize("newest_ms", [[], [7]], ids=["5Q", "6Q"])
-def test_of_an_earlier_releases_note_only_the_oldest_offset_is_certain(newest_ms: list[int]) -> None:
+def test_only_oldest_offset_of_earlier_release_note_is_trusted(newest_ms: list[int]) -> None:
     """It may have the progress of two nodes, which it got from brokers."""
     data = struct.pack(f">{5 + len(newest_ms)}Q", 3, 9, 5, 20, 1_700_000_000_000, *newest_ms)
-    assert Seen.decode(data) == Seen(3, 9, Progress(5, 5, 0), *newest_ms)
+    assert QueueCheckpoint.decode(data) == QueueCheckpoint(3, 9, Progress(5, 5, 0), *newest_ms)
 
 
-def test_a_node_goes_on_where_it_was_if_it_has_all_since_the_oldest() -> None:
+def test_node_resumes_if_its_checkpoint_covers_oldest_offset() -> None:
     told = Progress(5, 20, 1)
-    assert resumed(Seen(3, 9, told), Progress(5, 20, 1), 0) == Seen(3, 9, told)
-    assert resumed(Seen(6, 9, told), told, 0) == Seen(5, 5, told), "what lies before its beginning it has not"
-    assert resumed(Seen(0, 4, told), told, 0) == Seen(5, 5, told), "others were faster"
-    assert resumed(Seen(3, 9, told), None, 0) == Seen(3, 9, told), "the broker forgot"
-    assert resumed(None, None, 7) == Seen(7, 7, Progress(7, 7, 0))
+    assert resume(QueueCheckpoint(3, 9, told), Progress(5, 20, 1), 0) == QueueCheckpoint(3, 9, told)
+    assert resume(QueueCheckpoint(6, 9, told), told, 0) == QueueCheckpoint(5, 5, told), (
+        "what lies before its beginning it has not"
+    )
+    assert resume(QueueCheckpoint(0, 4, told), told, 0) == QueueCheckpoint(5, 5, told), "others were faster"
+    assert resume(QueueCheckpoint(3, 9, told), None, 0) == QueueCheckpoint(3, 9, told), "the broker forgot"
+    assert resume(None, None, 7) == QueueCheckpoint(7, 7, Progress(7, 7, 0))

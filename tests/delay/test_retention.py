@@ -9,15 +9,15 @@ from rocketmq_spark.delay.envelope_records import Retention
 HOUR_MS = 3_600_000
 
 
-def test_3_f_a_delay_longer_than_the_retention_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_delay_longer_than_the_retention_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     kept: dict[str, int | None] = {"a": 72 * HOUR_MS, "b": None}
     retention = Retention(kept.get)
     for name in kept:
-        retention.note(name, 71 * HOUR_MS)
+        retention.record_delay(name, 71 * HOUR_MS)
     assert retention.warn() == []
     for name in kept:
-        retention.note(name, 240 * HOUR_MS)
-    retention.note("a", 5)
+        retention.record_delay(name, 240 * HOUR_MS)
+    retention.record_delay("a", 5)
     for _ in range(3):
         assert retention.warn() == ["a"], "what a broker does not tell is not known"
     (record,) = caplog.records
@@ -33,7 +33,7 @@ def test_brokers_are_asked_seldom() -> None:
         return 1
 
     retention = Retention(ask)
-    retention.note("a", 5)
+    retention.record_delay("a", 5)
     retention.warn()
     retention.warn()
     assert asked == ["a"]

@@ -10,17 +10,17 @@ import pytest
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.delay import service
-from rocketmq_spark.delay.commits import Names
+from rocketmq_spark.delay.commits import GroupNames
 from rocketmq_spark.errors import AccessDenied, CallTimeout, SpoolError
 from rocketmq_spark.model import MessageQueue, Resent
 from rocketmq_spark.wire.envelope import Envelope, cancel_envelope
 from tests.delay.nodes import QUEUES, START_MS, Node, World, envelope
 
 ONE, TWO = QUEUES
-DOWN = Resent(None, "down", passing=True)
+DOWN = Resent(None, "down", is_temporary=True)
 
 
-def test_3_27_3_32_an_original_is_sent_when_it_is_due_and_not_before(world: World) -> None:
+def test_an_original_is_sent_when_it_is_due_and_not_before(world: World) -> None:
     node = world.node("a")
     for seconds in (1, 7, 59, 3601):
         world.topic.put(envelope(f"m{seconds}", seconds))
@@ -33,7 +33,7 @@ def test_3_27_3_32_an_original_is_sent_when_it_is_due_and_not_before(world: Worl
     assert [len(found[at]) for at in (1000, 6000, 7000, 58_000, 59_000, 3_600_000, 3_601_000)] == [1, 1, 2, 2, 3, 3, 4]
 
 
-def test_3_31_3_a_nothing_is_told_before_it_is_durable(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_told_before_it_is_durable(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """And what was read and not stored is read again."""
     node = world.node("a")
     world.topic.put(envelope("m", 5))
@@ -57,7 +57,7 @@ def test_3_31_3_a_nothing_is_told_before_it_is_durable(world: World, monkeypatch
     assert node.sends.bodies == [b"m", b"n"]
 
 
-def test_3_31_a_kill_after_the_write_and_before_the_telling_makes_no_second_record(world: World) -> None:
+def test_kill_between_write_and_commit_stores_no_second_record(world: World) -> None:
     node = world.node("a")
     world.topic.put(envelope("m", 5))
     world.topic.silent = False
@@ -72,7 +72,7 @@ def test_3_31_a_kill_after_the_write_and_before_the_telling_makes_no_second_reco
     assert node.sends.bodies == [b"m"]
 
 
-def test_3_b_a_message_that_its_sender_repeated_counts_once(world: World) -> None:
+def test_a_message_that_its_sender_repeated_counts_once(world: World) -> None:
     node = world.node("a")
     for queue in (ONE, ONE, TWO):
         world.topic.put(envelope("m", 5), queue)
@@ -84,7 +84,7 @@ def test_3_b_a_message_that_its_sender_repeated_counts_once(world: World) -> Non
     assert (world.offsets(ONE)[0], world.offsets(TWO)[0]) == (2, 1)
 
 
-def test_3_c_an_original_is_forgotten_only_when_a_broker_took_it(world: World) -> None:
+def test_an_original_is_forgotten_only_when_a_broker_took_it(world: World) -> None:
     node = world.node("a")
     world.topic.put(envelope("m", 5))
     node.turn(ONE)
@@ -104,7 +104,7 @@ def test_3_c_an_original_is_forgotten_only_when_a_broker_took_it(world: World) -
     assert {send.msg_ids for send in node.sends.sent} == {("m",)}
 
 
-def test_3_e_what_is_past_due_is_sent_at_once(world: World) -> None:
+def test_what_is_past_due_is_sent_at_once(world: World) -> None:
     node = world.node("a")
     world.topic.put(envelope("m", -3600))
     node.turn(ONE)
@@ -112,7 +112,7 @@ def test_3_e_what_is_past_due_is_sent_at_once(world: World) -> None:
     assert node.sends.bodies == [b"m"]
 
 
-def test_3_h_what_is_taken_back_is_not_sent(world: World) -> None:
+def test_what_is_taken_back_is_not_sent(world: World) -> None:
     node = world.node("a")
     for name in ("m", "n"):
         world.topic.put(envelope(name, 5))
@@ -126,7 +126,7 @@ def test_3_h_what_is_taken_back_is_not_sent(world: World) -> None:
     assert world.offsets()[0] == 4
 
 
-def test_3_h_copies_that_two_nodes_have_are_both_taken_back(world: World) -> None:
+def test_copies_that_two_nodes_have_are_both_taken_back(world: World) -> None:
     """As ``Producer.recall`` does it, which writes to all queues."""
     nodes = {ONE: world.node("a"), TWO: world.node("b")}
     for queue in nodes:
@@ -140,7 +140,7 @@ def test_3_h_copies_that_two_nodes_have_are_both_taken_back(world: World) -> Non
     assert [node.sends.bodies for node in nodes.values()] == [[b"n0"], [b"n1"]]
 
 
-def test_3_h_it_is_not_sent_by_a_node_that_reads_everything_again_either(world: World) -> None:
+def test_cancelled_message_is_not_sent_by_node_rereading_topic(world: World) -> None:
     node = world.node("a")
     world.topic.put(envelope("first", 900))
     world.topic.put(envelope("m", 500))
@@ -155,7 +155,7 @@ def test_3_h_it_is_not_sent_by_a_node_that_reads_everything_again_either(world: 
 
 
 @pytest.mark.parametrize("taken_over", [False, True], ids=["at its start", "with a queue that it gets"])
-def test_3_h_a_message_that_is_overdue_is_not_sent_before_what_takes_it_back_is_read(
+def test_overdue_message_is_not_sent_before_its_cancel_is_read(
     world: World, monkeypatch: pytest.MonkeyPatch, taken_over: bool
 ) -> None:
     """After a lost disk, or a long absence, there may be many pages between both."""
@@ -175,9 +175,7 @@ def test_3_h_a_message_that_is_overdue_is_not_sent_before_what_takes_it_back_is_
     assert world.offsets()[0] == 22
 
 
-def test_a_queue_that_cannot_be_read_to_its_end_holds_nothing_up_for_long(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_queue_not_readable_to_end_stops_no_messages_for_long(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     node = world.node("a")
     world.topic.put(envelope("m", -500))
     world.topic.put(envelope("unreadable", -500))
@@ -186,12 +184,12 @@ def test_a_queue_that_cannot_be_read_to_its_end_holds_nothing_up_for_long(
     for _ in range(3):
         node.turn(ONE)
     assert (len(node.store), node.sends.bodies) == (1, [])
-    monkeypatch.setattr(node.service, "_catching_up", Deadline(0.0))
+    monkeypatch.setattr(node.service, "_catch_up_until", Deadline(0.0))
     node.turn(ONE)
     assert node.sends.bodies == [b"m"]
 
 
-def test_3_i_a_bad_body_is_a_dead_letter_and_stops_nobody(world: World) -> None:
+def test_a_bad_body_is_a_dead_letter_and_stops_nobody(world: World) -> None:
     node = world.node("a")
     world.topic.put(b"no envelope")
     world.topic.put(envelope("m", 1))
@@ -206,7 +204,7 @@ def test_3_i_a_bad_body_is_a_dead_letter_and_stops_nobody(world: World) -> None:
 
 
 @pytest.mark.parametrize("step_s", [-60, 60])
-def test_3_j_g2_8_the_nodes_own_clock_decides_and_may_be_put(world: World, step_s: int) -> None:
+def test_due_times_follow_clock_of_node_even_when_it_steps(world: World, step_s: int) -> None:
     """Due times are absolute: a clock that is a minute ahead sends a minute early by others, and never by its own."""
     node = world.node("a")
     world.topic.put(envelope("m", 100))
@@ -221,7 +219,7 @@ def test_3_j_g2_8_the_nodes_own_clock_decides_and_may_be_put(world: World, step_
     assert node.sends.bodies == [b"m"]
 
 
-def test_what_failed_while_the_clock_was_ahead_is_not_sent_early_when_its_broker_answers(world: World) -> None:
+def test_message_failed_while_clock_was_ahead_is_not_sent_early(world: World) -> None:
     node, answers = world.node("a"), []
     world.topic.put(envelope("away since", 5))
     world.topic.put(envelope("m", 1000))
@@ -252,7 +250,7 @@ def test_what_failed_while_the_clock_was_ahead_is_not_sent_early_when_its_broker
     assert node.sends.bodies == [b"away since", b"m"]
 
 
-def test_3_k_what_cannot_be_sent_is_tried_again_as_the_spool_does(world: World) -> None:
+def test_what_cannot_be_sent_is_tried_again_as_the_spool_does(world: World) -> None:
     node = world.node("a")
     world.topic.put(envelope("m", 10))
     node.turn(ONE)
@@ -268,7 +266,7 @@ def test_3_k_what_cannot_be_sent_is_tried_again_as_the_spool_does(world: World) 
     assert len(node.store) == 0
 
 
-def test_3_27_g2_1_what_is_not_due_is_not_sent_because_its_topic_answers(world: World) -> None:
+def test_answer_of_topic_sends_no_message_before_it_is_due(world: World) -> None:
     """Only what failed waits for an answer; after a restart anything might have failed."""
     node = world.node("a")
     for name, seconds in (("m", 5), ("n", 100), ("o", 200)):
@@ -289,7 +287,7 @@ def test_3_27_g2_1_what_is_not_due_is_not_sent_because_its_topic_answers(world: 
     assert node.sends.bodies == [b"m", b"n", b"now", b"n"]
 
 
-def test_3_k_g2_10_what_is_refused_for_good_is_kept_with_its_content(world: World) -> None:
+def test_finally_refused_message_is_kept_with_its_content(world: World) -> None:
     node = world.node("a")
     world.topic.put(envelope("m", 1))
     node.sends.answer = lambda send: Resent(None, "no permission")
@@ -305,7 +303,7 @@ def test_3_k_g2_10_what_is_refused_for_good_is_kept_with_its_content(world: Worl
     assert [send.topic for send in node.sends.sent] == ["orders", "dead", "orders"]
 
 
-def test_3_24_brokers_that_do_not_answer_are_told_later(world: World, caplog: pytest.LogCaptureFixture) -> None:
+def test_brokers_that_do_not_answer_are_told_later(world: World, caplog: pytest.LogCaptureFixture) -> None:
     node = world.node("a")
     world.topic.put(envelope("m", 5))
     node.turn(ONE)
@@ -327,7 +325,7 @@ def test_the_groups_of_the_other_numbers_are_made(world: World) -> None:
     world.topic.put(envelope("m", 5))
     node.turn(ONE)
     node.turn(ONE)
-    assert world.topic.groups == set(Names("g").all)
+    assert world.topic.groups == set(GroupNames("g").all)
     assert world.offsets() == (0, 1, 0)
 
 
@@ -352,7 +350,7 @@ def test_one_long_delay_makes_a_hand_over_repeat_nothing(world: World) -> None:
 
 
 @pytest.mark.parametrize("sends", [False, True], ids=["with nothing due", "with a message that it sends early"])
-def test_a_clock_that_was_ahead_for_a_turn_makes_a_hand_over_repeat_nothing(world: World, sends: bool) -> None:
+def test_clock_ahead_for_one_turn_makes_handover_repeat_nothing(world: World, sends: bool) -> None:
     """Otherwise nothing that is done before that moment is committed, while one long delay waits."""
     node, day = world.node("a"), 86_400
     world.topic.put(envelope("long", 30 * day))
@@ -405,7 +403,7 @@ def test_when_all_is_done_nothing_more_is_reported(world: World) -> None:
     assert world.offsets() == told
 
 
-def test_3_25_the_end_sends_nothing_new_and_tells_the_rest(world: World) -> None:
+def test_the_end_sends_nothing_new_and_tells_the_rest(world: World) -> None:
     node, over = world.node("a"), threading.Event()
     world.topic.put(envelope("m", 1))
     world.topic.put(envelope("n", 100))
@@ -421,7 +419,7 @@ def test_3_25_the_end_sends_nothing_new_and_tells_the_rest(world: World) -> None
     assert node.sends.bodies == [b"m", b"n"]
 
 
-def test_an_error_that_may_pass_is_waited_out_and_another_ends_the_service(
+def test_transient_error_is_waited_out_and_other_ends_service(
     world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     node = world.node("a")
@@ -459,7 +457,7 @@ def damaged(node: Node, share: float) -> None:
 
 
 @pytest.mark.parametrize("share", [i / 16 for i in range(16)])
-def test_damage_makes_nothing_early_and_what_is_lost_is_read_again(world: World, share: float) -> None:
+def test_damage_sends_nothing_early_and_lost_records_are_reread(world: World, share: float) -> None:
     """Wherever a byte fell over: due times come from the records themselves, and lost records from the topic."""
     node = world.node("a")
     due_s = {f"m{i}": 100.0 + 10 * (i % 50) for i in range(300)}
@@ -498,7 +496,7 @@ def test_damage_that_a_living_node_meets_is_read_again_too(world: World) -> None
         with contextlib.suppress(SpoolError):
             node.turn(ONE)
         world.time.advance(1)
-    assert node.store.damages, "nobody met it"
+    assert node.store.damage_count, "nobody met it"
     assert set(node.sends.bodies) == {b"m%d" % i for i in range(300)}
 
 

@@ -44,7 +44,7 @@ def on_rocksdb(spark: SparkSession) -> Any:
     spark.conf.unset(PROVIDER) if before is None else spark.conf.set(PROVIDER, before)
 
 
-def test_3_27_originals_come_when_they_are_due_once_and_whole(
+def test_originals_come_when_they_are_due_once_and_whole(
     on_rocksdb: SparkSession, rocketmq: LocalBroker, make_topic: Any, tmp_path: Path
 ) -> None:
     inner, target, dead = make_topic(queues=2), make_topic(queues=2), make_topic(queues=1)
@@ -77,7 +77,7 @@ def test_3_27_originals_come_when_they_are_due_once_and_whole(
     assert "no envelope" in refused.properties[PROBLEM]
 
 
-def test_3_24_what_waited_comes_after_a_restart_though_nothing_new_does(
+def test_waiting_messages_are_sent_after_restart_without_input(
     on_rocksdb: SparkSession, rocketmq: LocalBroker, make_topic: Any, tmp_path: Path
 ) -> None:
     """Spark alone would look at timers again when the next message arrives. What takes messages back meets them, though the
@@ -154,11 +154,13 @@ def _send_and_take_back(producer: Producer, inner: str, target: str) -> list[byt
     return cancels[3:]
 
 
-def test_no_more_of_a_body_reaches_python_than_an_envelope_may_have(spark: SparkSession) -> None:
+def test_body_longer_than_any_envelope_is_cut_before_python(spark: SparkSession) -> None:
     """And all of one with as large a body, and as many properties, as messages have."""
     most = 5000
     largest = Envelope("t" * 255, 1, "ID", 0, 0, "p" * 32767, b"x" * most).pack()
-    rows = spark.createDataFrame([(largest,), (largest * 3,)], "body binary").select(stream_module._cut("body", most))
+    rows = spark.createDataFrame([(largest,), (largest * 3,)], "body binary").select(
+        stream_module._truncated("body", most)
+    )
     whole, cut = (bytes(row.body) for row in rows.collect())
     assert whole == largest
     assert (cut, len(cut)) == ((largest * 3)[: len(cut)], most + stream_module._ENVELOPE_BYTES)

@@ -12,7 +12,7 @@ from rocketmq_spark.delay import service
 from rocketmq_spark.errors import AccessDenied, CallTimeout, RemoteProtocolError, RocketMQError, SpoolError
 from rocketmq_spark.model import MessageQueue, ReceivedMessage, Resent
 from rocketmq_spark.spool.database import Damaged
-from rocketmq_spark.spool.records import PENDING, RECORD, behind
+from rocketmq_spark.spool.records import PENDING, RECORD, area_end
 from rocketmq_spark.spool.store import Store
 from rocketmq_spark.wire.envelope import cancel_envelope
 from tests.delay.nodes import OTHER, QUEUES, START_MS, World, envelope
@@ -21,7 +21,7 @@ ONE = QUEUES[0]
 
 
 @pytest.mark.parametrize("before", [(ONE,), (ONE, OTHER)], ids=["gained", "lost"])
-def test_a_broker_that_does_not_answer_costs_no_envelope_of_the_others(
+def test_unresponsive_broker_costs_no_envelope_of_other_brokers(
     world: World, before: tuple[MessageQueue, ...], caplog: pytest.LogCaptureFixture
 ) -> None:
     """What came of other queues in the same turn was dropped, and what lay behind it was noted as stored."""
@@ -34,19 +34,19 @@ def test_a_broker_that_does_not_answer_costs_no_envelope_of_the_others(
     for i in range(3):
         world.topic.put(envelope(f"m{i}", 5), ONE)
         node.turn(*now)
-        assert node.service._seen[ONE].stored == i + 1
+        assert node.service._checkpoints[ONE].read_end == i + 1
     assert caplog.text.count("its broker does not answer") == 1, "once when it begins"
     world.time.advance(5)
     assert node.sends.bodies == [b"m0", b"m1", b"m2"]
     world.topic.away.clear()
     for _ in range(3):
         node.turn(*now)
-    assert (OTHER in node.service._seen) == (OTHER in now)
+    assert (OTHER in node.service._checkpoints) == (OTHER in now)
     assert len(node.store) == (OTHER in now), "who has the queue now has its messages"
 
 
 @pytest.mark.parametrize("held", [False, True], ids=["has nothing of it", "has what another may have sent"])
-def test_a_node_that_begins_while_a_broker_is_away_does_not_wait_for_it(world: World, held: bool) -> None:
+def test_starting_node_does_not_wait_for_unreachable_broker(world: World, held: bool) -> None:
     """All that it had of other brokers was late by half a minute. What it holds of that broker's queue another may have sent."""
     node = world.node("a")
     world.topic.put(envelope("m", 5), ONE)
@@ -59,7 +59,7 @@ def test_a_node_that_begins_while_a_broker_is_away_does_not_wait_for_it(world: W
         node.turn(ONE, OTHER)
         world.time.advance(6)
     assert node.sends.bodies == ([] if held else [b"other", b"m"])
-    node.service._patience = Deadline(0.0)
+    node.service._join_until = Deadline(0.0)
     node.turn(ONE, OTHER)
     assert sorted(node.sends.bodies) == [b"m", b"other"]
 
@@ -74,7 +74,7 @@ def test_what_was_polled_in_a_turn_that_failed_is_polled_again(world: World, mon
         raise CallTimeout("no answer")
 
     with monkeypatch.context() as patch:
-        patch.setattr(node.service, "_own", own)
+        patch.setattr(node.service, "_update_assignment", own)
         with pytest.raises(CallTimeout):
             node.turn(ONE)
     world.topic.put(envelope("m1", 5), ONE)
@@ -94,8 +94,8 @@ def test_damage_that_is_met_in_the_middle_of_a_turn_costs_none(
         node.turn(ONE)
     world.topic.put(envelope("before", 5), ONE)
     node.turn(ONE)
-    record = next(key for key, _ in node.store._db.scan(RECORD, behind(RECORD)))
-    pending = next(key for key, _ in node.store._db.scan(PENDING, behind(PENDING)))
+    record = next(key for key, _ in node.store._db.scan(RECORD, area_end(RECORD)))
+    pending = next(key for key, _ in node.store._db.scan(PENDING, area_end(PENDING)))
     node.store._db.write([], [record, pending])  # as a lost block takes it
     world.topic.put(envelope("met", 5), ONE)
 
@@ -106,7 +106,7 @@ def test_damage_that_is_met_in_the_middle_of_a_turn_costs_none(
 
     def met(timeout_s: float = 5.0) -> list[ReceivedMessage]:
         with contextlib.suppress(Damaged):
-            node.store.forget([(b"any", b"")])
+            node.store.drop_records([(b"any", b"")])
         node.store.notes()
         monkeypatch.setattr(node.reader, "poll", poll)
         return poll(timeout_s)
@@ -126,8 +126,8 @@ def test_damage_that_is_met_in_the_middle_of_a_turn_costs_none(
 
 
 @pytest.mark.parametrize("killed", [False, True])
-@pytest.mark.parametrize(("step", "nth"), [("add", 1), ("add", 2), ("forget", 1)])
-def test_what_is_taken_back_stays_so_whatever_happens_while_it_is_noted(
+@pytest.mark.parametrize(("step", "nth"), [("add", 1), ("add", 2), ("drop_records", 1)])
+def test_cancel_holds_whichever_store_write_fails(
     world: World, monkeypatch: pytest.MonkeyPatch, killed: bool, step: str, nth: int
 ) -> None:
     """Envelope and cancel are read in one turn, in which one of its writes is the last."""
@@ -158,9 +158,7 @@ def test_what_is_taken_back_stays_so_whatever_happens_while_it_is_noted(
     assert node.sends.bodies == []
 
 
-def test_brokers_that_take_a_part_of_what_is_told_know_too_little_and_never_too_much(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_partial_commits_never_claim_too_much_progress(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Envelopes that are overdue put the moment back up to which all is done."""
     node = world.node("a")
     world.topic.put(envelope("early", 1), ONE)
@@ -169,7 +167,7 @@ def test_brokers_that_take_a_part_of_what_is_told_know_too_little_and_never_too_
     world.time.advance(1000)
     for _ in range(2):
         node.turn(ONE)
-    node.sends.answer = lambda send: Resent(None, "busy", passing=True)
+    node.sends.answer = lambda send: Resent(None, "busy", is_temporary=True)
     commit, groups = world.topic.commit, []
 
     def first_only(group: str, offsets: Any, deadline: Deadline) -> dict[MessageQueue, RocketMQError]:
@@ -196,7 +194,7 @@ def test_brokers_that_take_a_part_of_what_is_told_know_too_little_and_never_too_
 
 
 @pytest.mark.parametrize("ended", [False, True], ids=["gave it up", "had ended"])
-def test_3_g_who_comes_back_and_goes_again_before_it_has_read_all_has_nothing_sent_again(
+def test_node_that_regains_queue_briefly_has_nothing_sent_again(
     world: World, ended: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It told how far another had read, with the store time of what it had read itself: as if the topic were another one."""
@@ -219,11 +217,11 @@ def test_3_g_who_comes_back_and_goes_again_before_it_has_read_all_has_nothing_se
         back.open()
     for _ in range(3):
         back.turn(ONE)
-    back.service._catching_up = Deadline(0.0)
+    back.service._catch_up_until = Deadline(0.0)
     back.turn(ONE)
     world.time.advance(6)
     back.turn(ONE)
-    assert back.service._seen[ONE].stored < 9 == back.service._seen[ONE].committed.stored
+    assert back.service._checkpoints[ONE].read_end < 9 == back.service._checkpoints[ONE].committed.read_end
     last = world.node("last")
     for _ in range(12):
         last.turn(ONE)
@@ -243,7 +241,7 @@ def test_what_takes_back_counts_as_read_when_that_is_done(world: World, monkeypa
         raise OSError("no space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(node.store, "forget", full)
+        patched.setattr(node.store, "drop_records", full)
         node.reader.own(ONE)
         with pytest.raises(OSError, match="no space"):
             node.service.turn()
@@ -271,7 +269,7 @@ def test_what_one_broker_says_of_groups_stops_no_queue_of_others(
         return answer
 
     monkeypatch.setattr(world.topic, "committed", hostile)
-    monkeypatch.setattr(service, "CHECK_S", 0.0)
+    monkeypatch.setattr(service, "COMMIT_CHECK_S", 0.0)
     for key in range(3):
         world.topic.put(envelope(f"m{key}", 10), ONE)
         node.turn(ONE, OTHER)

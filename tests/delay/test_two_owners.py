@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.delay import service
-from rocketmq_spark.delay.commits import Committed, Names, Numbers
-from rocketmq_spark.delay.release import Progress, note_of
+from rocketmq_spark.delay.commits import CommittedOffsets, CommittedProgress, GroupNames
+from rocketmq_spark.delay.release import Progress, note_name
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.model import MessageQueue, Resent, SpooledSend
 from tests.delay.nodes import QUEUES, START_MS, Node, Topic, World, envelope
 
 ONE, TWO = QUEUES
-GROUPS = Names("g").all
+GROUPS = GroupNames("g").all
 EARLIER = ("g", "g_stored", "g_done_ms", "g_newest_ms")
 BASE = 1 << 40
 
@@ -31,57 +31,59 @@ def earlier_progress(topic: Topic, queue: MessageQueue = ONE) -> Progress | None
 
 
 def commit_as_earlier(topic: Topic, progress: Progress, queue: MessageQueue = ONE) -> None:
-    newest_ms = topic.times_ms[queue][progress.stored - 1]
+    newest_ms = topic.times_ms[queue][progress.read_end - 1]
     topic.offsets |= {(group, queue): at for group, at in zip(EARLIER, (*progress, newest_ms), strict=True)}
 
 
 def frozen(node: Node) -> None:
     """It reads nothing, and has not looked at the numbers of others lately."""
     node.reader.poll = lambda timeout_s=5.0: []  # type: ignore[method-assign]
-    for shared in node.service._shared.values():
+    for shared in node.service._commit_states.values():
         shared.next_check = Deadline.after(3600)
 
 
 def away(*names: str) -> Any:
     def answer(send: SpooledSend) -> Resent:
         is_away = send.msg_ids[0] in names
-        return Resent(None, "no master", passing=True) if is_away else Resent(ONE)
+        return Resent(None, "no master", is_temporary=True) if is_away else Resent(ONE)
 
     return answer
 
 
 COMMITTED = st.builds(
-    lambda oldest, more, done_ms, newest_ms: Committed(Progress(oldest, oldest + more, done_ms), newest_ms),
+    lambda oldest, more, done_ms, newest_ms: CommittedProgress(Progress(oldest, oldest + more, done_ms), newest_ms),
     st.integers(BASE, BASE + 2**29), st.integers(0, 2**29), st.integers(1_600_000_000_000, 1_600_000_000_000 + 5000),
     st.integers(0, 2**42),
 )  # fmt: skip
 
 
 @given(COMMITTED)
-def test_committed_numbers_are_read_as_they_were_written(committed: Committed) -> None:
+def test_committed_numbers_are_read_as_they_were_written(committed: CommittedProgress) -> None:
     numbers = committed.encode()
     assert all(0 <= number < 1 << 63 for number in numbers)
-    assert Committed.decode(numbers) == committed
+    assert CommittedProgress.decode(numbers) == committed
 
 
 @given(COMMITTED, COMMITTED, st.lists(st.booleans(), min_size=4, max_size=4), st.data())
-def test_numbers_of_two_nodes_claim_nothing_that_none_of_them_claims(
-    one: Committed, two: Committed, whose: list[bool], data: st.DataObject
+def test_mixed_progress_of_two_nodes_claims_no_more_than_either(
+    one: CommittedProgress, two: CommittedProgress, whose: list[bool], data: st.DataObject
 ) -> None:
-    mixed = Numbers(*(b if other else a for a, b, other in zip(one.encode(), two.encode(), whose, strict=True)))
-    found = Committed.decode(mixed).progress
-    ends = [each for progress in (one.progress, two.progress, found) for each in (progress.oldest, progress.stored)]
+    mixed = CommittedOffsets(
+        *(b if other else a for a, b, other in zip(one.encode(), two.encode(), whose, strict=True))
+    )
+    found = CommittedProgress.decode(mixed).progress
+    ends = [each for progress in (one.progress, two.progress, found) for each in (progress.oldest, progress.read_end)]
     offset = data.draw(st.sampled_from(ends)) + data.draw(st.integers(-1, 1))
     moments = [progress.done_ms for progress in (one.progress, two.progress, found)]
     due_ms = data.draw(st.sampled_from(moments)) + data.draw(st.sampled_from((-1000, -1, 0, 1, 1000)))
-    if found.done(offset, due_ms):
-        assert one.progress.done(offset, due_ms) or two.progress.done(offset, due_ms)
+    if found.is_done(offset, due_ms):
+        assert one.progress.is_done(offset, due_ms) or two.progress.is_done(offset, due_ms)
 
 
 def test_a_progress_that_is_too_long_is_cut() -> None:
-    claims = Committed.decode(Committed(Progress(5, 1 << 40, 1 << 62), 7).encode()).progress
+    claims = CommittedProgress.decode(CommittedProgress(Progress(5, 1 << 40, 1 << 62), 7).encode()).progress
     assert claims.oldest == 5
-    assert 5 < claims.stored < 1 << 40
+    assert 5 < claims.read_end < 1 << 40
     assert claims.done_ms < 1 << 62
 
 
@@ -155,7 +157,7 @@ def test_a_node_of_an_earlier_release_takes_nothing_as_done(world: World, before
         messages[ONE].clear()  # type: ignore[attr-defined]
     node, found = _reading_as_earlier(world)
     due_s = (10_000, 55, 50, 40, 70)
-    done = [found.done(offset, START_MS + 1000 * due) for offset, due in enumerate(due_s)]
+    done = [found.is_done(offset, START_MS + 1000 * due) for offset, due in enumerate(due_s)]
     assert not any(done)
     node.sends.answer = away()
     world.time.advance(3)
@@ -164,7 +166,7 @@ def test_a_node_of_an_earlier_release_takes_nothing_as_done(world: World, before
         node.turn(ONE)
     found = earlier_progress(world.topic)
     assert found is not None
-    assert found.done(4, START_MS + 70_000), "all are"
+    assert found.is_done(4, START_MS + 70_000), "all are"
 
 
 def test_numbers_of_two_nodes_of_an_earlier_release_lose_nothing(world: World) -> None:
@@ -182,12 +184,12 @@ def test_numbers_of_two_nodes_of_an_earlier_release_lose_nothing(world: World) -
 
 def _of_an_earlier_release(node: Node, progress: Progress, newest_ms: int) -> None:
     """Its folder is as such a release left it."""
-    note = struct.pack(">6Q", 0, progress.stored, *progress, newest_ms)
-    node.store.add([], {note_of(ONE): note})
+    note = struct.pack(">6Q", 0, progress.read_end, *progress, newest_ms)
+    node.store.add([], {note_name(ONE): note})
 
 
 @pytest.mark.parametrize("mixed", [False, True])
-def test_a_node_that_keeps_its_folder_at_the_upgrade_repeats_nothing(world: World, mixed: bool) -> None:
+def test_node_that_keeps_folder_at_upgrade_repeats_nothing(world: World, mixed: bool) -> None:
     """Its own store knows better than the numbers what was sent."""
     node = world.node("a")
     node.sends.answer = away("OVERDUE")
@@ -283,7 +285,7 @@ def test_a_node_that_wakes_looks_before_it_commits(world: World) -> None:
     after = world.offsets()
     assert after == (0, 3, START_MS + 55_000)
     frozen(one)
-    one.service._shared[ONE].next_check = Deadline(0.0)
+    one.service._commit_states[ONE].next_check = Deadline(0.0)
     one.turn(ONE)
     one.turn()
     assert world.offsets() == after
@@ -297,7 +299,7 @@ def test_what_waits_here_is_not_done_because_others_say_so(world: World, caplog:
     for _ in range(4):
         node.turn(ONE)
     before = world.offsets()
-    others = Committed(Progress(2, 2, START_MS + 60_000), world.topic.times_ms[ONE][1]).encode()
+    others = CommittedProgress(Progress(2, 2, START_MS + 60_000), world.topic.times_ms[ONE][1]).encode()
     world.topic.offsets |= {(group, ONE): number for group, number in zip(GROUPS, others, strict=True)}
     node.turn(ONE)
     assert world.offsets()[0] == 2
@@ -327,7 +329,7 @@ def test_numbers_that_cannot_be_read_back_are_not_overwritten(world: World) -> N
         two.turn(ONE)
     after = world.offsets()
     frozen(one)
-    one.service._shared[ONE].next_check = Deadline(0.0)
+    one.service._commit_states[ONE].next_check = Deadline(0.0)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(world.topic, "committed", _no_answer)
         one.turn(ONE)
@@ -340,9 +342,7 @@ def _no_answer(*_: object) -> int:
     raise CallTimeout("no answer")
 
 
-def test_a_queue_that_is_revoked_before_it_was_started_again_is_left(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_queue_revoked_before_restart_is_left_to_next_owner(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its records would be sent from here, too."""
     one, two = world.node("one"), world.node("two")
     world.topic.put(envelope("m", 50))
@@ -351,11 +351,12 @@ def test_a_queue_that_is_revoked_before_it_was_started_again_is_left(
     one.turn(ONE, TWO)
     monkeypatch.setattr(service, "HAND_OVER_S", 60.0)
     world.topic.offsets |= {
-        (group, ONE): number for group, number in zip(GROUPS, Committed(Progress(0, 0, 0), 1).encode(), strict=True)
+        (group, ONE): number
+        for group, number in zip(GROUPS, CommittedProgress(Progress(0, 0, 0), 1).encode(), strict=True)
     }
-    one.service._begin_again([ONE])
+    one.service._restart([ONE])
     one.turn(ONE, TWO)
-    assert ONE not in one.service._seen
+    assert ONE not in one.service._checkpoints
     one.turn(TWO)
     monkeypatch.setattr(service, "HAND_OVER_S", 0.0)
     for _ in range(3):
@@ -378,7 +379,7 @@ def test_a_node_that_returns_knows_what_it_committed_itself(world: World) -> Non
     for _ in range(3):
         node.turn(ONE)
     after = world.offsets()
-    assert (after[0], node.service._seen[ONE].begin) == (3, 3)
+    assert (after[0], node.service._checkpoints[ONE].read_start) == (3, 3)
     node.kill()
     world.topic.offsets |= before
     for _ in range(6):
@@ -386,7 +387,7 @@ def test_a_node_that_returns_knows_what_it_committed_itself(world: World) -> Non
     assert (node.sends.bodies, world.offsets()[:2]) == ([], after[:2])
 
 
-def test_a_node_that_stood_still_while_the_topic_was_made_again_commits_nothing(world: World) -> None:
+def test_node_asleep_during_topic_recreation_commits_nothing(world: World) -> None:
     one, two = world.node("one"), world.node("two")
     for i in range(9):
         world.topic.put(envelope(f"old{i}", 5))
@@ -406,7 +407,7 @@ def test_a_node_that_stood_still_while_the_topic_was_made_again_commits_nothing(
     assert world.offsets() == after
 
 
-def test_a_queue_that_is_revoked_just_after_it_was_started_is_committed(world: World) -> None:
+def test_queue_revoked_right_after_start_is_committed(world: World) -> None:
     node = world.node("a")
     for i in range(3):
         world.topic.put(envelope(f"m{i}", 5 if i < 2 else 5000))
@@ -423,7 +424,7 @@ def test_a_queue_that_is_revoked_just_after_it_was_started_is_committed(world: W
 
 
 @pytest.mark.parametrize("waits", [False, True], ids=["with nothing", "with a message that waits here"])
-def test_a_node_that_wakes_and_keeps_its_queue_omits_what_was_sent(world: World, waits: bool) -> None:
+def test_node_that_wakes_with_its_queue_skips_sent_messages(world: World, waits: bool) -> None:
     """It reads on where it was; the other node had the queue only while this one stood still."""
     one, two = world.node("one"), world.node("two")
     one.sends.answer = away("m0")

@@ -19,7 +19,7 @@ from rocketmq_spark.grpc_proxy.encoder import ProxyBatch, ProxyEncoder
 from rocketmq_spark.grpc_proxy.protos import proto
 from rocketmq_spark.model import SendRequest
 from rocketmq_spark.producer.outgoing import to_storable
-from rocketmq_spark.session import proxied
+from rocketmq_spark.session import proxy_clients
 from rocketmq_spark.wire.messages import decode_batch
 from tests.encode.test_encoder import NAMES, batch_of
 from tests.encode.test_encoder import rows as encoder_rows
@@ -27,7 +27,7 @@ from tests.live.writes import frame
 
 BORN = 1_767_225_600_123
 ONE = RowTopics(["t"])
-PROXY = ProxyEncoder(lambda topic: f"ns%{topic}", "host", proxied.messages_of)
+PROXY = ProxyEncoder(lambda topic: f"ns%{topic}", "host", proxy_clients.sent_messages)
 
 
 _SHOWN = {code: 0x2400 + code for code in (*range(32), *range(127, 160), ord("|"))}
@@ -188,11 +188,11 @@ def test_a_spool_gets_the_items_of_brokers():
     rows = frame(body=["a", "b"], tags=["t", None], properties=[[("p", "v")], None])
     request = SendRequest("g", whole(encoded(rows)), batch=True)
     kept = to_storable(request)
-    assert proxied.messages_of(kept) == one_by_one(items_of(rows)).messages()
+    assert proxy_clients.sent_messages(kept) == one_by_one(items_of(rows)).messages()
     (row,) = encoded(rows.slice(0, 1)).chunks(0)
     single = to_storable(SendRequest("g", row.body, batch=True))
     assert (single.batch, single.body) == (False, b"a")
-    assert proxied.messages_of(single) == row.body.messages()
+    assert proxy_clients.sent_messages(single) == row.body.messages()
     assert isinstance(row.body, ProxyBatch)
     assert len(decode_batch(kept.data)) == 2
 

@@ -14,7 +14,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from rocketmq_spark import Message, Producer, options
-from rocketmq_spark.cli.reading import TopicReader, earliest
+from rocketmq_spark.cli.topic_reader import TopicReader, earliest
 from rocketmq_spark.localbroker import LocalBroker
 from tests.fix_spark import ROOT
 

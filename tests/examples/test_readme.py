@@ -15,7 +15,7 @@ import pytest
 
 from docs import draw_pictures
 from rocketmq_spark.cli import background
-from rocketmq_spark.localbroker.process import free_port
+from rocketmq_spark.localbroker.processes import free_port
 from tests.fix_spark import ROOT, environment
 
 ENGLISH, CHINESE = "README.md", "README.zh-CN.md"

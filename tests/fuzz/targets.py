@@ -18,8 +18,8 @@ from rocketmq_spark.client.transactions import HalfChecks
 from rocketmq_spark.columnar.decode import rows as careful
 from rocketmq_spark.columnar.decode.decoder import Decoder, batch_of_answers
 from rocketmq_spark.columnar.decode.schema import BASIC
-from rocketmq_spark.delay.envelope_records import Rules, arrival
-from rocketmq_spark.delay.release import DEAD_TOPIC, Progress, Seen, released
+from rocketmq_spark.delay.envelope_records import Rules, effect_of
+from rocketmq_spark.delay.release import DEAD_TOPIC, Progress, QueueCheckpoint, sink_row
 from rocketmq_spark.errors import ConnectionLost, DecodeError, LocalProtocolError, RemoteProtocolError, RocketMQError
 from rocketmq_spark.grpc_proxy.encoder import ProxySendRequest
 from rocketmq_spark.grpc_proxy.member import group_policy, to_popped_message
@@ -35,7 +35,7 @@ from rocketmq_spark.remoting.connection import ServerRequest
 from rocketmq_spark.remoting.pool import ConnectOptions, Pool
 from rocketmq_spark.remoting.protocol import RemotingProtocol, RequestReceived
 from rocketmq_spark.remoting.transport import parse_address
-from rocketmq_spark.session.proxied import unpack
+from rocketmq_spark.session.proxy_clients import decompress_body
 from rocketmq_spark.spool.records import Record, RecordState, SpoolOwner, Totals
 from rocketmq_spark.spool.spool import record_of, send_of
 from rocketmq_spark.wire import bodies, envelope, header, identifiers, messages, rpc
@@ -214,14 +214,14 @@ TARGETS: dict[str, Target] = {
     ),
     "properties": Target(_text(decode_properties), [b"a\x01b\x02TAGS\x01t\x02", b""], ()),
     "envelope": Target(envelope.unpack, [_ENVELOPE, _CANCEL]),
-    "arrival": Target(lambda data: arrival(RULES, QUEUE, 0, data, 1), [_ENVELOPE, _CANCEL], ()),
-    "released": Target(released, [_ENVELOPE, _CANCEL], ()),
+    "arrival": Target(lambda data: effect_of(RULES, QUEUE, 0, data, 1), [_ENVELOPE, _CANCEL], ()),
+    "released": Target(sink_row, [_ENVELOPE, _CANCEL], ()),
     "record": Target(Record.decode, [_RECORD.encode(), record_of(_SEND, 1).encode()]),
     "state": Target(RecordState.decode, [RecordState(3, 5, "why").encode()]),
     "totals": Target(Totals.decode, [Totals(1, 2, 3).encode()]),
     "owner": Target(SpoolOwner.decode, [SpoolOwner().encode()]),
     "send": Target(lambda data: send_of(Record("send", data, 1)), [record_of(_SEND, 1).payload]),
-    "seen": Target(Seen.decode, [Seen(1, 5, Progress(1, 2, 3), 4).encode()]),
+    "seen": Target(QueueCheckpoint.decode, [QueueCheckpoint(1, 5, Progress(1, 2, 3), 4).encode()]),
     "recall handle": Target(
         _text(identifiers.RecallHandle.parse),
         [case["handle"].encode() for case in vectors("recall_handles")],
@@ -234,7 +234,9 @@ TARGETS: dict[str, Target] = {
         _text(identifiers.UniqKey.parse), [b"7F0000010BB418B4AAC28F7A8F3A0000"], (LocalProtocolError,)
     ),
     "popped": Target(
-        _of_proto("Message", lambda made: to_popped_message(made, "t", ("b", "h:1"), unpack)), [_message()], _PROTO
+        _of_proto("Message", lambda made: to_popped_message(made, "t", ("b", "h:1"), decompress_body)),
+        [_message()],
+        _PROTO,
     ),
     "settings": Target(_of_proto("Settings", group_policy), [_settings()], _PROTO),
     "pushed": Target(_MEMBER.take, _PUSHES, (RemoteProtocolError, DecodeError)),
@@ -264,7 +266,7 @@ TARGETS: dict[str, Target] = {
         _of_proto(
             "TelemetryCommand",
             lambda made: to_popped_message(
-                made.recover_orphaned_transaction_command.message, "t", ("b", "h:1"), unpack
+                made.recover_orphaned_transaction_command.message, "t", ("b", "h:1"), decompress_body
             ),
         ),
         [_check()],

@@ -18,7 +18,7 @@ import pytest
 
 from rocketmq_spark import errors
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.process import Living
+from rocketmq_spark.base.process import LiveObjects
 from rocketmq_spark.consumer.settings import MAX_WAIT_S, ConsumerSettings
 from rocketmq_spark.grpc_proxy import channel as channel_module
 from rocketmq_spark.grpc_proxy.channel import ProxyChannel, Tls
@@ -581,7 +581,7 @@ def test_an_attempt_to_connect_ends_soon_after_the_call(
 
 def test_idle_channel_is_closed_by_calls_of_other_channels(monkeypatch: pytest.MonkeyPatch) -> None:
     with serving({"QueryRoute": route()}) as address, socket.create_server(("127.0.0.1", 0)) as silent:
-        monkeypatch.setattr(channel_module, "_all_channels", Living(1.0))
+        monkeypatch.setattr(channel_module, "_all_channels", LiveObjects(1.0))
         unused, used = (ProxyChannel(one, headers, 1e9) for one in (f"127.0.0.1:{silent.getsockname()[1]}", address))
         with pytest.raises(errors.RocketMQError):
             unused.invoke(QUERY_ROUTE, REQUEST, Deadline.after(0.2))
@@ -591,7 +591,7 @@ def test_idle_channel_is_closed_by_calls_of_other_channels(monkeypatch: pytest.M
         assert unused._channel is not None
         assert used._channel is not None
         unused._last_used -= 101
-        monkeypatch.setattr(channel_module._all_channels, "_next", 0.0)
+        monkeypatch.setattr(channel_module._all_channels, "_next_due", 0.0)
         used.invoke(QUERY_ROUTE, REQUEST, Deadline.after(10))
         assert unused._channel is None
         assert used._channel is not None
@@ -607,7 +607,7 @@ def test_idle_channel_is_closed_by_calls_of_other_channels(monkeypatch: pytest.M
 def test_a_channel_whose_tls_files_hang_stops_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Such as a pipe, or a file on a disk that does not answer: who uses another channel closes idle ones of all."""
     os.mkfifo(pipe := tmp_path / "ca.pem")
-    monkeypatch.setattr(channel_module, "_all_channels", Living(0.0))
+    monkeypatch.setattr(channel_module, "_all_channels", LiveObjects(0.0))
     outcomes: SimpleQueue[object] = SimpleQueue()
 
     def asked(channel: ProxyChannel) -> None:

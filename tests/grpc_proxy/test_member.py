@@ -393,7 +393,7 @@ def test_a_member_that_left_may_join_again(monkeypatch):
             member.subscribe({"t": NO_FILTER}, Deadline.after(30))
         member.close(Deadline.after(10))
         with pytest.raises(errors.ClosedError):
-            member.places("t", Deadline.after(10))
+            member.target_count("t", Deadline.after(10))
         member.subscribe({"t": NO_FILTER}, Deadline.after(30))
         proxy.wait_for_beat(known=True)
 
@@ -455,7 +455,7 @@ def test_receive_tries_another_endpoint_if_time_suffices(nobody, seconds):
         proxy = client(nobody, address)
         member = ProxyMember(proxy, "g", bytes)
         member._filters = {"t": NO_FILTER}
-        assert member.places("t", Deadline.after(30)) == 1
+        assert member.target_count("t", Deadline.after(30)) == 1
         proxy._endpoints = Endpoints(proxy.addresses)  # the first one is tried again
         with pytest.raises(errors.ConnectionLost) if seconds < 5 else contextlib.nullcontext():
             assert len(member.receive(("t", 0), 1, 30.0, 5.0, Deadline.after(seconds))) == 1
@@ -466,7 +466,7 @@ def test_endpoint_is_avoided_as_long_as_its_receive_hung(monkeypatch):
     """Half of the questions went there, for 23 s each, while the other one had messages."""
     monkeypatch.setattr(grpc_proxy, "AVOID_S", 0.0)
     with giving(end=hangs) as member:
-        proxy, _ = member._proxy, member.places("t", Deadline.after(30))
+        proxy, _ = member._proxy, member.target_count("t", Deadline.after(30))
         proxy._endpoints, (hanging,) = Endpoints([*proxy.addresses, "other:1"]), proxy.addresses
         with pytest.raises(errors.CallTimeout):
             member.receive(("t", 0), 9, 30.0, 1.0, Deadline.after(2))

@@ -15,7 +15,7 @@ from rocketmq_spark.grpc_proxy.protos import proto
 from rocketmq_spark.grpc_proxy.sender import ProxySender
 from rocketmq_spark.grpc_proxy.tables import Code, MessageType
 from rocketmq_spark.model import NO_FILTER
-from rocketmq_spark.session import proxied
+from rocketmq_spark.session import proxy_clients
 from tests.grpc_proxy.scripted import client, route, serving, status
 from tests.grpc_proxy.test_member import giving
 from tests.mockbroker import eventually
@@ -33,9 +33,9 @@ def test_a_broker_that_a_topic_gets_later_is_asked_too(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(grpc_member, "_ASSIGNMENT_AGE_S", 0.0)
     with giving(b"x", QueryAssignment=assigned) as member:
-        assert member.places("t", Deadline.after(30)) == 1
+        assert member.target_count("t", Deadline.after(30)) == 1
         brokers.append("broker-b")
-        assert member.places("t", Deadline.after(30)) == 2
+        assert member.target_count("t", Deadline.after(30)) == 2
         (found,) = member.receive(("t", 1), 1, 30.0, 1.0, Deadline.after(30))
         assert found.queue.broker_name == "broker-b"
 
@@ -47,9 +47,9 @@ def test_a_proxy_does_not_decide_how_many_threads_there_are() -> None:
         assigned.assignments.add().message_queue.broker.name = f"b{number}"
     with giving(b"x", QueryAssignment=lambda request, context: assigned) as member:
         with pytest.raises(RemoteProtocolError, match=r"lists 1025 brokers for the topic; expected at most 1024"):
-            member.places("t", Deadline.after(30))
+            member.target_count("t", Deadline.after(30))
         del assigned.assignments[1024]
-        assert member.places("t", Deadline.after(30)) == 1024
+        assert member.target_count("t", Deadline.after(30)) == 1024
 
 
 def _answers() -> dict[str, tuple[str, Any]]:
@@ -121,7 +121,10 @@ def test_a_producer_asks_for_its_topics_by_the_names_of_the_wire() -> None:
 
     with serving({"QueryRoute": routed, "RecallMessage": recalled}) as address:
         proxy = client(address, connect_timeout_s=30.0, on_wire=lambda name: f"ns%{name}")
-        sender, soon = ProxySender(proxy, proxied.messages_of, proxied.unpack), Deadline.after(30)
+        sender, soon = (
+            ProxySender(proxy, proxy_clients.sent_messages, proxy_clients.decompress_body),
+            Deadline.after(30),
+        )
         (queue, *_) = sender.publish_queues("t", soon)
         assert queue.topic == "t"
         assert sender.probe(queue.broker_name, "t", soon)

@@ -11,7 +11,7 @@ from rocketmq_spark.grpc_proxy.member import group_policy, to_popped_message
 from rocketmq_spark.grpc_proxy.protos import proto, set_ms, set_seconds
 from rocketmq_spark.grpc_proxy.tables import Encoding
 from rocketmq_spark.model import MessageQueue
-from rocketmq_spark.session.proxied import unpack
+from rocketmq_spark.session.proxy_clients import decompress_body
 from rocketmq_spark.wire import compression
 
 
@@ -46,7 +46,7 @@ def test_a_compressed_body_is_opened():
 
 
 def test_a_body_that_cannot_be_opened_comes_raw_with_the_reason():
-    found = to_popped_message(message(body_encoding=Encoding.GZIP), "t", ("broker-a", "h:1"), unpack)
+    found = to_popped_message(message(body_encoding=Encoding.GZIP), "t", ("broker-a", "h:1"), decompress_body)
     assert (found.body, found.receipt) == (b"packed", "r")
     assert "zlib" in found.decode_error
     assert taken(message()).decode_error is None
@@ -107,6 +107,6 @@ def test_body_of_missing_codec_is_raw_and_names_its_package(monkeypatch):
     compression._arrow.cache_clear()
     made = message(body_encoding=Encoding.GZIP)
     made.body = b"\x04\x22\x4d\x18rest"
-    found = to_popped_message(made, "t", ("broker-a", "h:1"), unpack)
+    found = to_popped_message(made, "t", ("broker-a", "h:1"), decompress_body)
     assert found.body == made.body
     assert "pip install 'pyarrow" in found.decode_error

@@ -30,7 +30,14 @@ from rocketmq_spark.grpc_proxy.sender import ProxySender
 from rocketmq_spark.grpc_proxy.tables import ClientType, Code, MessageType, TransactionResolution, TransactionSource
 from rocketmq_spark.model import Message, MessageQueue, SendRequest
 from rocketmq_spark.model.message import PoppedMessage
-from rocketmq_spark.model.send import HalfCheck, HalfPlace, HalfState, SentMessage, TransactionState, content_of_stored
+from rocketmq_spark.model.send import (
+    HalfCheck,
+    HalfPlace,
+    HalfState,
+    SentMessage,
+    TransactionState,
+    stored_content_digest,
+)
 from rocketmq_spark.options.transport import FEATURES, GRPC
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.producer.transactions import TransactionProducer
@@ -189,7 +196,7 @@ def test_a_question_is_answered_where_it_came_from(
         eventually(lambda: bool(asked))
         ((message, place),) = asked
         assert (message.topic, message.body, message.msg_id, message.keys) == ("t", b"order 7", "ID", ["7"])
-        assert place == HalfPlace("t", queue.broker_name, "g", "ID", "TX", content=content_of_stored(message))
+        assert place == HalfPlace("t", queue.broker_name, "g", "ID", "TX", content=stored_content_digest(message))
         if decision is not UNKNOWN:
             eventually(lambda: bool(scripted.ended))
             assert scripted.ended[0].source == TransactionSource.SOURCE_SERVER_CHECK
@@ -245,7 +252,7 @@ def test_lost_decision_of_slow_check_is_given_again(caplog: pytest.LogCaptureFix
         scripted.breaks = False
         scripted.ended.clear()
         copies = next(iter(sender._transactions._checks.values()))[2]
-        eventually(lambda: not copies._newest)
+        eventually(lambda: not copies._newest_places)
         scripted.ask()
         eventually(lambda: len(scripted.ended) == 1)
         leave(soon())
@@ -267,10 +274,10 @@ def test_queued_check_is_not_run_after_its_producer_left() -> None:
         scripted.ask(msg_id="A")
         assert called.wait(30)
         scripted.ask(msg_id="B")
-        eventually(lambda: any(what.startswith("B ") for what in copies._newest))
+        eventually(lambda: any(what.startswith("B ") for what in copies._newest_places))
         leave(soon())
         may_end.set()
-        eventually(lambda: not copies._newest)
+        eventually(lambda: not copies._newest_places)
         assert calls == ["A"]
 
 
@@ -288,9 +295,9 @@ def test_slow_check_runs_once_for_all_copies_that_arrive() -> None:
         for number in range(3):
             scripted.ask("t", f"TX{number}")
         copies = next(iter(sender._transactions._checks.values()))[2]
-        eventually(lambda: [place.transaction_id for place in copies._newest.values()] == ["TX2"])
+        eventually(lambda: [place.transaction_id for place in copies._newest_places.values()] == ["TX2"])
         may_end.set()
-        eventually(lambda: not copies._newest)
+        eventually(lambda: not copies._newest_places)
         assert (len(calls), [request.transaction_id for request in scripted.ended]) == (1, ["TX2"])
         leave(soon())
 
@@ -302,7 +309,7 @@ def test_answers_that_need_no_function_wait_in_a_limited_line(monkeypatch: pytes
         sender.send(queue, HALF, soon())
         copies = next(iter(sender._transactions._checks.values()))[2]
         works: list[Callable[[], None]] = []
-        monkeypatch.setattr(copies._answers, "run", lambda key, work: works.append(work))
+        monkeypatch.setattr(copies._senders, "run", lambda key, work: works.append(work))
         for number in range(3):
             scripted.ask("t", f"TX{number}")
         eventually(lambda: len(works) == 3)

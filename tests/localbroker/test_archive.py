@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from rocketmq_spark.localbroker import distro
+from rocketmq_spark.localbroker import distribution
 from rocketmq_spark.localbroker.java import CLASS_LIST, Archive, Java, find_java
-from rocketmq_spark.localbroker.process import spawn
+from rocketmq_spark.localbroker.processes import spawn
 from tests import users
 
 CLASSES = "# note\njava/lang/Object id: 0\njava/lang/String id: 1\norg/apache/commons/cli/Option id: 7\norg/apac"
@@ -23,7 +23,7 @@ CLASSES = "# note\njava/lang/Object id: 0\njava/lang/String id: 1\norg/apache/co
 
 @pytest.fixture(scope="module")
 def jar() -> Path:
-    return next(p for p in distro.fetch(["core"]) if p.name.startswith("commons-cli"))
+    return next(p for p in distribution.fetch(["core"]) if p.name.startswith("commons-cli"))
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def home(tmp_path: Path) -> Path:
 
 
 def _finish(archive: Archive, home: Path) -> None:
-    archive.make_from([home, home], spawn)
+    archive.start_dump([home, home], spawn)
     for thread in threading.enumerate():
         if thread.name == "class-data archive":
             thread.join(60)
@@ -146,7 +146,7 @@ def test_stop_ends_a_dump(home: Path, jar: Path) -> None:
         started.set()
         return dumps[-1]
 
-    archive.make_from([home], spawn_and_tell)
+    archive.start_dump([home], spawn_and_tell)
     assert started.wait(60)
     archive.stop()
     _finish(archive, home)
@@ -171,7 +171,7 @@ def test_old_archives_go(home: Path, jar: Path) -> None:
     assert len(left) == 6
 
 
-def test_what_killed_dumps_left_goes_and_what_others_are_at_stays(home: Path, jar: Path) -> None:
+def test_files_of_killed_dumps_are_deleted_running_ones_stay(home: Path, jar: Path) -> None:
     left, busy, kept = "a" * 16, "b" * 16, "c" * 16
     folder = home / "archives"
     folder.mkdir()

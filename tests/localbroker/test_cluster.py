@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from rocketmq_spark.errors import BrokerNotFound, LocalBrokerError
-from rocketmq_spark.localbroker import LocalBroker, process
+from rocketmq_spark.localbroker import LocalBroker, processes
 from rocketmq_spark.localbroker import cluster as cluster_room
-from rocketmq_spark.localbroker.members import Registration
-from rocketmq_spark.localbroker.process import Server
+from rocketmq_spark.localbroker.cluster_servers import Registration
+from rocketmq_spark.localbroker.processes import Server
 from rocketmq_spark.localbroker.servers import BrokerSpec
 from tests.fix_clusters import WITHOUT_TIMERS
 from tests.helpers import awaited
@@ -180,7 +180,7 @@ def test_a_restart_on_a_port_that_was_taken(cluster: LocalBroker) -> None:
     cluster.kill("broker-a")
     port = int(cluster.address("broker-a").split(":")[1])
     in_use = pytest.raises(LocalBrokerError, match=rf"broker-a cannot listen: port {port} or \d+ or \d+ is in use")
-    with socket.create_server((process.HOST, port)), in_use:
+    with socket.create_server((processes.HOST, port)), in_use:
         cluster.restart("broker-a")
     cluster.restart("broker-a")
     assert cluster.pid("broker-a") is not None
@@ -233,9 +233,9 @@ def test_starting_twice(cluster: LocalBroker) -> None:
 
 
 def test_fixed_ports_and_flags() -> None:
-    broker = process.free_port(process.BROKER_PORTS)
-    taken = [broker + distance for distance in process.BROKER_PORTS]
-    ports = {"namesrv": process.free_port(taken=taken), "broker-a": broker}
+    broker = processes.free_port(processes.BROKER_PORTS)
+    taken = [broker + distance for distance in processes.BROKER_PORTS]
+    ports = {"namesrv": processes.free_port(avoid=taken), "broker-a": broker}
     with LocalBroker(ports=ports, queues=3, conf=WITHOUT_TIMERS, heap_mb=160, jvm=["-Dmine=1"]) as mq:
         flags = Path(f"/proc/{mq.pid('broker-a')}/cmdline").read_text().split("\0")
         assert {"-Xmx160m", "-Dmine=1"} <= set(flags)
@@ -255,7 +255,7 @@ def test_data_is_taken_up_again_with_the_same_ports(tmp_path: Path) -> None:
         assert read(mq.admin, "t") == BODIES
         mq.kill("broker-a")  # it would take its ten seconds to end, which one block has shown
     with (
-        socket.create_server((process.HOST, int(before[0].split(":")[1]))),
+        socket.create_server((processes.HOST, int(before[0].split(":")[1]))),
         LocalBroker(data=tmp_path / "mine", conf=WITHOUT_TIMERS) as mq,
     ):
         assert mq.name_server != before[0]

@@ -17,9 +17,9 @@ import pytest
 
 from rocketmq_spark import Admin
 from rocketmq_spark.errors import LocalBrokerError
-from rocketmq_spark.localbroker import LocalBroker, distro
-from rocketmq_spark.localbroker.members import Members
-from rocketmq_spark.localbroker.process import MARK
+from rocketmq_spark.localbroker import LocalBroker, distribution
+from rocketmq_spark.localbroker.cluster_servers import ClusterServers
+from rocketmq_spark.localbroker.processes import DATA_FLAG
 from tests.fix_clusters import WITHOUT_TIMERS
 from tests.helpers import awaited
 from tests.localbroker.processes import alive
@@ -69,7 +69,7 @@ def script() -> Iterator[Callable[[str], Script]]:
 
 def _recorded(data: Path) -> bool:
     """Whether a claim on ``data`` is on record; other processes of this user may have theirs beside."""
-    return any(str(data) in _text(path) for path in (distro.cache_folder() / "run").glob("*.json"))
+    return any(str(data) in _text(path) for path in (distribution.cache_folder() / "run").glob("*.json"))
 
 
 def _gone(data: Path, pids: list[int]) -> bool:
@@ -127,14 +127,14 @@ def test_a_start_that_fails_leaves_nothing(tmp_path: Path) -> None:
 
 def test_an_interrupted_start_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Python may go on, as in a notebook."""
-    start, seen = Members.bring_up_all, []
+    start, seen = ClusterServers.bring_up_all, []
 
-    def interrupted(members: Members, *arguments: Any) -> None:
+    def interrupted(members: ClusterServers, *arguments: Any) -> None:
         start(members, *arguments)
         seen.extend(_marked(tmp_path))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Members, "bring_up_all", interrupted)
+    monkeypatch.setattr(ClusterServers, "bring_up_all", interrupted)
     mq = LocalBroker(data=tmp_path, conf=WITHOUT_TIMERS)
     with pytest.raises(KeyboardInterrupt):
         mq.start()
@@ -146,7 +146,7 @@ def test_an_interrupted_start_leaves_nothing(tmp_path: Path, monkeypatch: pytest
 
 def _marked(data: Path) -> list[Path]:
     """Processes of a cluster with this folder."""
-    return [p for p in Path("/proc").glob("[0-9]*/cmdline") if f"{MARK}{data}" in _text(p)]
+    return [p for p in Path("/proc").glob("[0-9]*/cmdline") if f"{DATA_FLAG}{data}" in _text(p)]
 
 
 def _text(path: Path) -> str:

@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 import yaml
 
-from rocketmq_spark.localbroker import distro
+from rocketmq_spark.localbroker import distribution
 
 ROOT = Path(__file__).parents[2]
 
@@ -71,7 +71,7 @@ def test_every_mounted_file_exists_and_is_used(compose: dict[str, Any]) -> None:
 
 
 def test_the_version_is_that_of_the_local_broker(compose: dict[str, Any]) -> None:
-    assert {s["image"] for s in compose["services"].values()} == {f"apache/rocketmq:{distro.VERSION}"}
+    assert {s["image"] for s in compose["services"].values()} == {f"apache/rocketmq:{distribution.VERSION}"}
 
 
 def test_published_ports_are_those_of_the_configuration(compose: dict[str, Any]) -> None:

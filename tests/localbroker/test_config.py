@@ -58,20 +58,20 @@ def test_what_a_server_has_is_changed(tmp_path: Path) -> None:
         home = tmp_path / name.partition(".")[0]
         home.mkdir()
         (home / name).write_text(text)
-        servers.change(home, name, {"a": 2})
+        servers.change_conf(home, name, {"a": 2})
     assert (tmp_path / "broker" / "broker.conf").read_text() == "a=2\n"
     assert json.loads((tmp_path / "rmq-proxy" / "rmq-proxy.json").read_text()) == {"a": 2}
     (tmp_path / "namesrv").mkdir()
     with pytest.raises(LocalBrokerError, match="namesrv takes no conf"):
-        servers.change(tmp_path / "namesrv", servers.BROKER_CONF, {"a": 2})
+        servers.change_conf(tmp_path / "namesrv", servers.BROKER_CONF, {"a": 2})
 
 
-@pytest.mark.parametrize("key", sorted(servers.OURS))
+@pytest.mark.parametrize("key", sorted(servers.RESERVED_SETTINGS))
 def test_lines_that_the_cluster_decides_are_refused(key: str) -> None:
     with pytest.raises(LocalBrokerError, match=rf"conf must not set {key}: LocalBroker decides it"):
-        servers.checked({key: "x"})
+        servers.checked_conf({key: "x"})
 
 
 def test_a_value_is_one_line() -> None:
     with pytest.raises(LocalBrokerError, match="The value of a in conf has a line break"):
-        servers.checked({"a": "1\nbrokerRole=SLAVE"})
+        servers.checked_conf({"a": "1\nbrokerRole=SLAVE"})

@@ -16,9 +16,9 @@ import pytest
 
 from rocketmq_spark.base import folders
 from rocketmq_spark.errors import LocalBrokerError
-from rocketmq_spark.localbroker import process, servers, site
-from rocketmq_spark.localbroker.process import MARK, PortBook
-from rocketmq_spark.localbroker.site import TEMPORARY, claim
+from rocketmq_spark.localbroker import processes, servers, workspace
+from rocketmq_spark.localbroker.processes import DATA_FLAG, PortAssignments
+from rocketmq_spark.localbroker.workspace import TEMPORARY_PREFIX, reserve
 from tests import users
 
 
@@ -58,8 +58,8 @@ def _left_behind(run: Path, data: Path, delete: bool = True) -> Path:
 
 
 def test_a_claim_comes_and_goes(run: Path) -> None:
-    taken = claim(run, None, keep=False)
-    assert taken.data.name.startswith(TEMPORARY)
+    taken = reserve(run, None, keep=False)
+    assert taken.data.name.startswith(TEMPORARY_PREFIX)
     assert len(list(run.glob("*.json"))) == 1
     taken.release(delete=True)
     assert not taken.data.exists()
@@ -67,7 +67,7 @@ def test_a_claim_comes_and_goes(run: Path) -> None:
 
 
 def test_a_given_folder_is_made_and_kept(run: Path, tmp_path: Path) -> None:
-    taken = claim(run, tmp_path / "a" / "b", keep=True)
+    taken = reserve(run, tmp_path / "a" / "b", keep=True)
     taken.release(delete=False)
     assert (tmp_path / "a" / "b").is_dir()
 
@@ -75,10 +75,10 @@ def test_a_given_folder_is_made_and_kept(run: Path, tmp_path: Path) -> None:
 def test_processes_and_folder_of_the_dead_go(
     run: Path, tmp_path: Path, children: list[subprocess.Popen[bytes]]
 ) -> None:
-    data = tmp_path / f"{TEMPORARY}x"
+    data = tmp_path / f"{TEMPORARY_PREFIX}x"
     record = _left_behind(run, data)
-    theirs, others = _sleeper(children, f"{MARK}{data}"), _sleeper(children, f"{MARK}{data}-2")
-    claim(run, None, keep=False).release(delete=True)
+    theirs, others = _sleeper(children, f"{DATA_FLAG}{data}"), _sleeper(children, f"{DATA_FLAG}{data}-2")
+    reserve(run, None, keep=False).release(delete=True)
     assert theirs.wait(60) == -9
     assert others.poll() is None
     assert not data.exists()
@@ -87,16 +87,16 @@ def test_processes_and_folder_of_the_dead_go(
 
 def test_data_that_was_to_be_kept_is_kept(run: Path, tmp_path: Path) -> None:
     record = _left_behind(run, tmp_path / "mine", delete=False)
-    claim(run, None, keep=False).release(delete=True)
+    reserve(run, None, keep=False).release(delete=True)
     assert (tmp_path / "mine" / "store").exists()
     assert not record.exists()
 
 
-def test_a_temporary_folder_that_was_to_be_kept_is_kept_when_its_process_is_killed(run: Path) -> None:
-    killed = claim(run, None, keep=True)
+def test_a_folder_to_keep_is_kept_when_its_process_is_killed(run: Path) -> None:
+    killed = reserve(run, None, keep=True)
     for lock in killed._locks:
         lock.close()
-    claim(run, None, keep=False).release(delete=True)
+    reserve(run, None, keep=False).release(delete=True)
     kept = killed.data.is_dir()
     shutil.rmtree(killed.data, ignore_errors=True)
     assert kept
@@ -105,7 +105,7 @@ def test_a_temporary_folder_that_was_to_be_kept_is_kept_when_its_process_is_kill
 
 def test_only_folders_with_our_name_are_deleted(run: Path, tmp_path: Path) -> None:
     _left_behind(run, tmp_path / "precious")
-    claim(run, None, keep=False).release(delete=True)
+    reserve(run, None, keep=False).release(delete=True)
     assert (tmp_path / "precious" / "store").exists()
 
 
@@ -113,21 +113,21 @@ def test_a_record_of_another_user_is_left_alone(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, children: list[subprocess.Popen[bytes]]
 ) -> None:
     """It could name any folder and process of this user."""
-    child = _sleeper(children, f"{MARK}{tmp_path / f'{TEMPORARY}mine'}")
-    record = _left_behind(run, tmp_path / f"{TEMPORARY}mine")
+    child = _sleeper(children, f"{DATA_FLAG}{tmp_path / f'{TEMPORARY_PREFIX}mine'}")
+    record = _left_behind(run, tmp_path / f"{TEMPORARY_PREFIX}mine")
     users.give_away(monkeypatch, record)
-    monkeypatch.setattr(site, "_check", lambda _: None)
-    claim(run, None, keep=False).release(delete=True)
-    assert (child.poll(), (tmp_path / f"{TEMPORARY}mine").exists(), record.exists()) == (None, True, True)
+    monkeypatch.setattr(workspace, "_check_data_folder", lambda _: None)
+    reserve(run, None, keep=False).release(delete=True)
+    assert (child.poll(), (tmp_path / f"{TEMPORARY_PREFIX}mine").exists(), record.exists()) == (None, True, True)
 
 
 def test_the_living_are_left_alone(run: Path, tmp_path: Path, children: list[subprocess.Popen[bytes]]) -> None:
-    data = tmp_path / f"{TEMPORARY}x"
+    data = tmp_path / f"{TEMPORARY_PREFIX}x"
     record = _left_behind(run, data)
-    child = _sleeper(children, f"{MARK}{data}")
+    child = _sleeper(children, f"{DATA_FLAG}{data}")
     with record.open() as holder:
         fcntl.flock(holder, fcntl.LOCK_EX)
-        claim(run, None, keep=False).release(delete=True)
+        reserve(run, None, keep=False).release(delete=True)
     assert child.poll() is None
     assert data.exists()
     assert record.exists()
@@ -137,17 +137,17 @@ def test_a_folder_that_was_taken_up_again_is_left_alone(
     run: Path, tmp_path: Path, children: list[subprocess.Popen[bytes]]
 ) -> None:
     """By an owner with another cache, which does not see the record of the dead."""
-    data = tmp_path / f"{TEMPORARY}x"
+    data = tmp_path / f"{TEMPORARY_PREFIX}x"
     record = _left_behind(run, data)
     (tmp_path / "run-2").mkdir()
-    taken = claim(tmp_path / "run-2", data, keep=True)
-    child = _sleeper(children, f"{MARK}{data}")
-    claim(run, None, keep=False).release(delete=True)
+    taken = reserve(tmp_path / "run-2", data, keep=True)
+    child = _sleeper(children, f"{DATA_FLAG}{data}")
+    reserve(run, None, keep=False).release(delete=True)
     assert child.poll() is None
     assert (data / "store").exists()
     assert record.exists()
     taken.release(delete=False)
-    claim(run, None, keep=False).release(delete=True)
+    reserve(run, None, keep=False).release(delete=True)
     assert child.wait(60) == -9
     assert not data.exists()
     assert not record.exists()
@@ -156,26 +156,26 @@ def test_a_folder_that_was_taken_up_again_is_left_alone(
 def test_servers_whose_folder_is_gone_go_too(
     run: Path, tmp_path: Path, children: list[subprocess.Popen[bytes]]
 ) -> None:
-    data = tmp_path / f"{TEMPORARY}x"
+    data = tmp_path / f"{TEMPORARY_PREFIX}x"
     record = _left_behind(run, data)
     shutil.rmtree(data)
-    child = _sleeper(children, f"{MARK}{data}")
-    claim(run, None, keep=False).release(delete=True)
+    child = _sleeper(children, f"{DATA_FLAG}{data}")
+    reserve(run, None, keep=False).release(delete=True)
     assert child.wait(60) == -9
     assert not record.exists()
 
 
 def test_a_damaged_record_is_no_error(run: Path) -> None:
     (run / "x.json").write_text("{")
-    claim(run, None, keep=False).release(delete=True)
+    reserve(run, None, keep=False).release(delete=True)
 
 
 def test_a_data_folder_has_one_owner(run: Path, tmp_path: Path) -> None:
-    taken = claim(run, tmp_path / "data", keep=True)
+    taken = reserve(run, tmp_path / "data", keep=True)
     with pytest.raises(LocalBrokerError, match=r"The data folder .*/data is in use by another LocalBroker\. Stop"):
-        claim(run, tmp_path / "data", keep=True)
+        reserve(run, tmp_path / "data", keep=True)
     taken.release(delete=False)
-    claim(run, tmp_path / "data", keep=True).release(delete=False)
+    reserve(run, tmp_path / "data", keep=True).release(delete=False)
 
 
 def test_nobody_may_exchange_the_configuration_of_servers(tmp_path: Path) -> None:
@@ -186,7 +186,7 @@ def test_nobody_may_exchange_the_configuration_of_servers(tmp_path: Path) -> Non
     (data / "namesrv" / "logback.xml").chmod(0o666)
     data.chmod(0o755)
     (data / "namesrv").chmod(0o755)
-    site._check(data)
+    workspace._check_data_folder(data)
     assert not any(path.stat().st_mode & 0o022 for path in (data, *data.rglob("*")))
 
 
@@ -203,7 +203,7 @@ def test_a_data_folder_of_another_user_is_not_used(
     with pytest.raises(
         LocalBrokerError, match=rf"The data folder {data} is not used: .* belongs to uid {uid}.*Choose another folder"
     ):
-        claim(run, data, keep=True)
+        reserve(run, data, keep=True)
     assert (tmp_path / "precious").read_text() == "important"
 
 
@@ -213,7 +213,7 @@ def test_other_users_lose_the_right_to_write_to_a_data_folder(
     (data := tmp_path / "shared" / "data").mkdir(parents=True)
     for folder in (data, data.parent):
         folder.chmod(0o777)
-    claim(run, data, keep=True).release(delete=False)
+    reserve(run, data, keep=True).release(delete=False)
     assert stat.S_IMODE(data.stat().st_mode) == 0o755
     assert f"the data folder of LocalBroker lies in {data.parent}, in which others (mode 0777)" in caplog.text
 
@@ -230,9 +230,9 @@ def test_what_others_may_have_moved_into_a_data_folder_stays(run: Path, tmp_path
         with pytest.raises(
             LocalBrokerError, match=rf"is not used: others may write to it, .* {data}/broker-a.*chmod go-w"
         ):
-            claim(run, data, keep=True)
+            reserve(run, data, keep=True)
     data.chmod(0o755)
-    claim(run, data, keep=True).release(delete=False)
+    reserve(run, data, keep=True).release(delete=False)
     assert (data / "broker-a" / "tmp" / "thesis.tex").exists()
 
 
@@ -253,7 +253,7 @@ def test_a_folder_of_a_broker_in_which_others_wrote_stays(run: Path, tmp_path: P
         with pytest.raises(
             LocalBrokerError, match=r"is not used: (all users|others) may write to .*new (one|folder) in it"
         ):
-            claim(run, data, keep=True)
+            reserve(run, data, keep=True)
     assert modes == {path: path.stat().st_mode for path in (data, *data.rglob("*"))}
 
 
@@ -265,9 +265,9 @@ def test_a_folder_of_all_users_is_no_data_folder(run: Path, tmp_path: Path, mode
     with pytest.raises(
         LocalBrokerError, match=rf"all users may write to it \(mode {mode:04o}\): name a new folder in it"
     ):
-        claim(run, data, keep=True)
+        reserve(run, data, keep=True)
     assert stat.S_IMODE(data.stat().st_mode) == mode
-    claim(run, data / "new", keep=True).release(delete=False)
+    reserve(run, data / "new", keep=True).release(delete=False)
 
 
 @pytest.mark.parametrize("place", ["broker-a", "namesrv", "proxy", "in-use", "ports.json"])
@@ -287,7 +287,7 @@ def test_a_place_of_a_cluster_is_no_link_or_pipe(run: Path, tmp_path: Path, plac
         (work / "file").chmod(0o644)
     mode = (work / "file").stat().st_mode
     with pytest.raises(LocalBrokerError, match=rf"{data / place} (is a link|has another name|is neither)"):
-        claim(run, data, keep=True)
+        reserve(run, data, keep=True)
     assert (work / "file").stat().st_mode == mode
 
 
@@ -300,7 +300,7 @@ def test_a_folder_that_only_its_user_may_write_is_used_again(run: Path, tmp_path
     (tmp_path / "data").chmod(mode)
     (tmp_path / "data" / "mine").chmod(0o777)
     for _ in range(2):
-        claim(run, tmp_path / "data", keep=True).release(delete=False)
+        reserve(run, tmp_path / "data", keep=True).release(delete=False)
     assert stat.S_IMODE((tmp_path / "data" / "mine").stat().st_mode) == 0o777
 
 
@@ -314,16 +314,16 @@ def test_servers_write_to_no_other_file_of_their_user(run: Path, tmp_path: Path,
         profile
     )
     with pytest.raises(LocalBrokerError, match=rf"{planted} (is a link|has another name|is neither)"):
-        claim(run, tmp_path / "data", keep=True)
+        reserve(run, tmp_path / "data", keep=True)
 
 
 def test_files_of_a_cluster_are_written_without_following_links(tmp_path: Path) -> None:
     (precious := tmp_path / "precious").write_text("important")
     (tmp_path / "ports.json").symlink_to(precious)
-    PortBook(tmp_path / "ports.json", {}).assign("namesrv", (0,))
+    PortAssignments(tmp_path / "ports.json", {}).assign("namesrv", (0,))
     (tmp_path / "broker-a").mkdir()
     (tmp_path / "broker-a" / "logback.xml").symlink_to(precious)
-    servers._home(tmp_path, "broker-a")
+    servers._prepare_home(tmp_path, "broker-a")
     assert precious.read_text() == "important"
     assert not (tmp_path / "ports.json").is_symlink()
 
@@ -333,7 +333,7 @@ def test_a_folder_that_was_made_again_by_others_stops_no_start(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """After a cleaner of /tmp has removed it. A pipe would keep all starts waiting."""
-    data = tmp_path / f"{TEMPORARY}x"
+    data = tmp_path / f"{TEMPORARY_PREFIX}x"
     record = _left_behind(run, data)
     lock, target = data / "in-use", tmp_path / "elsewhere"
     lock.unlink()
@@ -341,14 +341,14 @@ def test_a_folder_that_was_made_again_by_others_stops_no_start(
     if kind == "theirs":
         users.give_away(monkeypatch, data)
     if kind == "theirs" and not users.IS_ROOT:  # so is the record
-        monkeypatch.setattr(folders, "foreign", lambda path, root_may=True: path if path == data else None)
-    monkeypatch.setattr(site, "_check", lambda _: None)
-    claim(run, None, keep=False).release(delete=True)
+        monkeypatch.setattr(folders, "foreign_owner", lambda path, root_may=True: path if path == data else None)
+    monkeypatch.setattr(workspace, "_check_data_folder", lambda _: None)
+    reserve(run, None, keep=False).release(delete=True)
     assert (data.exists(), target.exists()) == (True, False)
     assert record.exists() == (kind != "theirs")
 
 
-@pytest.mark.parametrize("look", ["foreign", "foreign_in", "close", "close_all"])
+@pytest.mark.parametrize("look", ["foreign_owner", "foreign_in", "revoke_write", "revoke_write_all"])
 @pytest.mark.parametrize("kind", ["link", "file", "folder"])
 def test_nothing_is_planted_while_a_data_folder_is_checked(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, look: str
@@ -374,10 +374,10 @@ def test_nothing_is_planted_while_a_data_folder_is_checked(
     monkeypatch.setattr(folders, look, plant(getattr(folders, look)))
     monkeypatch.setattr(folders, "subfolders", lambda _: iter(()))
     with pytest.raises(LocalBrokerError, match=r"is not used: .*belongs to uid"):
-        claim(run, tmp_path / "data", keep=True)
+        reserve(run, tmp_path / "data", keep=True)
 
 
-def test_what_others_own_in_a_folder_stays_an_error_after_it_is_closed(
+def test_files_of_others_in_a_closed_folder_stay_an_error(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also a file whose mode is not that of an open one."""
@@ -387,7 +387,7 @@ def test_what_others_own_in_a_folder_stays_an_error_after_it_is_closed(
     found = folders.Exposure(file, file.stat(), users.OTHER)
     monkeypatch.setattr(folders, "exposures_in", lambda path, *_: iter([found] if file.parent == path else []))
     with pytest.raises(LocalBrokerError, match=rf"its owner, uid {users.OTHER}, may write to {file}"):
-        claim(run, tmp_path / "data", keep=True)
+        reserve(run, tmp_path / "data", keep=True)
 
 
 def test_other_files_in_a_data_folder_keep_mode_and_owner(
@@ -401,7 +401,7 @@ def test_other_files_in_a_data_folder_keep_mode_and_owner(
     (results / "shared.csv").chmod(0o664)
     if users.IS_ROOT:
         users.give_away(monkeypatch, results / "theirs.csv")
-    claim(run, tmp_path / "project", keep=True).release(delete=False)
+    reserve(run, tmp_path / "project", keep=True).release(delete=False)
     modes = [stat.S_IMODE(path.stat().st_mode) for path in (results, results / "shared.csv")]
     assert modes == [0o775, 0o664]
 
@@ -416,7 +416,7 @@ def any_mode() -> Iterator[None]:
 @pytest.mark.usefixtures("any_mode")
 def test_records_and_locks_are_private_whatever_the_umask_is(run: Path, tmp_path: Path) -> None:
     (run / "lock").touch(0o666)  # of an older version
-    taken = claim(run, tmp_path / "data", keep=True)
+    taken = reserve(run, tmp_path / "data", keep=True)
     files = [run / "lock", *run.glob("*.json"), tmp_path / "data" / "in-use"]
     taken.release(delete=False)
     assert len(files) == 3
@@ -425,7 +425,7 @@ def test_records_and_locks_are_private_whatever_the_umask_is(run: Path, tmp_path
 
 @pytest.mark.usefixtures("any_mode")
 def test_a_record_is_private_while_its_process_lives(run: Path) -> None:
-    taken = claim(run, None, keep=False)
+    taken = reserve(run, None, keep=False)
     mode = stat.S_IMODE(taken._record.stat().st_mode)
     taken.release(delete=True)
     assert mode == 0o600
@@ -435,27 +435,27 @@ def test_a_record_that_others_could_have_written_is_not_believed(
     run: Path, tmp_path: Path, children: list[subprocess.Popen[bytes]]
 ) -> None:
     """It could name any folder and process of this user. An older version gave records the mode of the umask."""
-    data = tmp_path / f"{TEMPORARY}mine"
-    child = _sleeper(children, f"{MARK}{data}")
+    data = tmp_path / f"{TEMPORARY_PREFIX}mine"
+    child = _sleeper(children, f"{DATA_FLAG}{data}")
     record = _left_behind(run, data)
     record.chmod(0o666)
-    claim(run, None, keep=False).release(delete=True)
+    reserve(run, None, keep=False).release(delete=True)
     assert (child.poll(), data.exists(), record.exists()) == (None, True, False)
 
 
 def test_a_folder_that_no_cluster_has_reserved_is_not_deleted(run: Path, tmp_path: Path) -> None:
     """Such as a checkout, whose name begins like that of a temporary folder."""
-    data = tmp_path / f"{TEMPORARY}main"
+    data = tmp_path / f"{TEMPORARY_PREFIX}main"
     _left_behind(run, data)
     (data / "in-use").unlink()
-    claim(run, None, keep=False).release(delete=True)
+    reserve(run, None, keep=False).release(delete=True)
     assert (data / "store").exists()
 
 
 @pytest.mark.usefixtures("any_mode")
 def test_what_servers_write_is_private_whatever_the_umask_is(tmp_path: Path) -> None:
     script = f"mkdir {tmp_path}/made; touch {tmp_path}/file"
-    process.spawn(["/bin/sh", "-c", script], tmp_path / "out.txt").wait()
+    processes.spawn(["/bin/sh", "-c", script], tmp_path / "out.txt").wait()
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()}
     assert modes == {"made": 0o700, "file": 0o600, "out.txt": 0o600}
 
@@ -464,12 +464,12 @@ def test_the_output_of_a_server_follows_no_link(tmp_path: Path) -> None:
     (precious := tmp_path / "precious").write_text("important")
     (tmp_path / "out.txt").symlink_to(precious)
     with pytest.raises(OSError, match="it is a link"):
-        process.spawn(["/bin/sh", "-c", "echo printed"], tmp_path / "out.txt")
+        processes.spawn(["/bin/sh", "-c", "echo printed"], tmp_path / "out.txt")
     assert precious.read_text() == "important"
 
 
 @pytest.mark.usefixtures("any_mode")
 def test_the_first_file_of_a_store_is_private(tmp_path: Path) -> None:
-    servers._read_timers_from_now(tmp_path / "store")
+    servers._note_timers_read(tmp_path / "store")
     made = [path.stat().st_mode & 0o077 for path in (tmp_path / "store").rglob("*")]
     assert made == [0, 0]

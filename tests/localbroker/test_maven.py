@@ -129,9 +129,7 @@ def test_the_resolvers_of_ivy_in_their_order(tmp_path: Path, monkeypatch: pytest
     assert keys == [f"Basic {base64.b64encode(b'me:secret').decode()}"] * 2 + [None] * 2
 
 
-def test_settings_that_do_not_exist_cannot_be_read_or_name_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_unreadable_or_empty_ivy_settings_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(maven.SETTINGS_VARIABLE, "/nowhere/ivysettings.xml")
     with pytest.raises(LocalBrokerError, match=r"The Ivy settings file /nowhere/ivysettings\.xml does not exist"):
         urls()
@@ -189,7 +187,7 @@ class Server:
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     made = Server()
-    monkeypatch.setattr(maven, "_repositories", lambda: [maven._m2(made.root)])
+    monkeypatch.setattr(maven, "_repositories", lambda: [maven._m2_repository(made.root)])
     thread = threading.Thread(target=made.http.serve_forever, args=(0.05,))
     thread.start()
     yield made
@@ -234,7 +232,11 @@ def test_the_next_repository_is_asked_for_what_the_first_lacks(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = Repository(f"file://{tmp_path}/[artifact].[ext]")
-    monkeypatch.setattr(maven, "_repositories", lambda: [first, maven._m2(f"{server.root}no"), maven._m2(server.root)])
+    monkeypatch.setattr(
+        maven,
+        "_repositories",
+        lambda: [first, maven._m2_repository(f"{server.root}no"), maven._m2_repository(server.root)],
+    )
 
     def does(request: http.server.BaseHTTPRequestHandler, number: int) -> None:
         if request.path.startswith("/no"):
@@ -249,7 +251,11 @@ def test_the_next_repository_is_asked_for_what_the_first_lacks(
 
 
 def test_a_refusal_is_not_asked_elsewhere(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(maven, "_repositories", lambda: [maven._m2(server.root, "Basic x"), maven._m2(server.root)])
+    monkeypatch.setattr(
+        maven,
+        "_repositories",
+        lambda: [maven._m2_repository(server.root, "Basic x"), maven._m2_repository(server.root)],
+    )
     server.does = lambda request, number: request.send_error(401, "who are you")
     with pytest.raises(LocalBrokerError, match=r"the repository answers with HTTP 401 \(who are you\)"):
         fetched(tmp_path)
@@ -269,7 +275,8 @@ def test_more_bytes_than_a_jar_has_are_not_read(server: Server, tmp_path: Path) 
                 sent.append(len(BODY))
 
     server.does = endless
-    with pytest.raises(LocalBrokerError, match=rf"g/h/a/1/a-1\.jar has more bytes than the {len(BODY)} of {JAR}"):
+    message = rf"g/h/a/1/a-1\.jar has more than {len(BODY)} bytes, the size limit of {JAR}"
+    with pytest.raises(LocalBrokerError, match=message):
         maven.download([JAR], tmp_path, lambda arrived: None, {JAR: len(BODY)})
     assert sum(file.stat().st_size for file in tmp_path.iterdir()) <= len(BODY)
     assert len(server.asked) == 1
@@ -283,7 +290,7 @@ def test_keys_do_not_cross_the_network_in_clear_text(
 ) -> None:
     monkeypatch.setenv("http_proxy", server.root)  # where it would arrive
     for root in ("http://repository.example/m2", "http://127.0.0.1.example/m2", "HTTP://repository.example/m2"):
-        monkeypatch.setattr(maven, "_repositories", lambda root=root: [maven._m2(root, "Basic x")])
+        monkeypatch.setattr(maven, "_repositories", lambda root=root: [maven._m2_repository(root, "Basic x")])
         with pytest.raises(
             LocalBrokerError, match=r"credentials for .*\.example would be sent to (http|HTTP).* in clear text"
         ):
@@ -297,13 +304,13 @@ def test_keys_for_this_machine_are_not_given_to_a_proxy(
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     for name in ("no_proxy", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(maven, "_repositories", lambda: [maven._m2(server.root, "Basic x")])
+    monkeypatch.setattr(maven, "_repositories", lambda: [maven._m2_repository(server.root, "Basic x")])
     assert fetched(tmp_path) == BODY
     assert [key for _, _, key in server.asked] == ["Basic x"]
 
 
 def test_keys_do_not_go_where_a_redirect_leads(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(maven, "_repositories", lambda: [maven._m2(server.root, "Basic x")])
+    monkeypatch.setattr(maven, "_repositories", lambda: [maven._m2_repository(server.root, "Basic x")])
 
     def does(request: http.server.BaseHTTPRequestHandler, number: int) -> None:
         if request.path.startswith("/there"):
@@ -320,7 +327,7 @@ def test_keys_do_not_go_where_a_redirect_leads(server: Server, tmp_path: Path, m
 
 def test_the_proxy_of_the_environment_is_used(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", server.root)
-    monkeypatch.setattr(maven, "_repositories", lambda: [maven._m2("http://inside.example/m2")])
+    monkeypatch.setattr(maven, "_repositories", lambda: [maven._m2_repository("http://inside.example/m2")])
     assert fetched(tmp_path) == BODY
     assert server.asked[0][0] == "http://inside.example/m2/g/h/a/1/a-1.jar"
 

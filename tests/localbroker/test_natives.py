@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rocketmq_spark.localbroker import distro
+from rocketmq_spark.localbroker import distribution
 from tests.users import IS_ROOT, give_away
 
 CODE = "librocksdbjni-linux64.so"
@@ -32,11 +32,11 @@ def jar(tmp_path: Path) -> Path:
 
 def test_unpacked_once(tmp_path: Path, jar: Path) -> None:
     wanted = (f"-Djava.library.path={tmp_path / 'natives' / 'rocketmq-rocksdb-1.0.6'}",)
-    assert distro.native_flags([tmp_path / "other.jar", jar], tmp_path / "natives") == wanted
+    assert distribution.native_flags([tmp_path / "other.jar", jar], tmp_path / "natives") == wanted
     [file] = (tmp_path / "natives" / "rocketmq-rocksdb-1.0.6").iterdir()
     assert (file.name, file.read_bytes()) == (CODE, b"code")
     before = file.stat()
-    assert distro.native_flags([jar], tmp_path / "natives") == wanted
+    assert distribution.native_flags([jar], tmp_path / "natives") == wanted
     assert file.stat() == before
 
 
@@ -45,7 +45,7 @@ def test_a_file_that_may_not_be_the_jars_is_unpacked_again(
     tmp_path: Path, jar: Path, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
     natives = tmp_path / "natives"
-    [flag] = distro.native_flags([jar], natives)
+    [flag] = distribution.native_flags([jar], natives)
     file = natives / jar.stem / CODE
     before = file.stat().st_ino
     if change == "content":
@@ -58,7 +58,7 @@ def test_a_file_that_may_not_be_the_jars_is_unpacked_again(
         give_away(monkeypatch, tmp_path / "theirs")
     else:
         give_away(monkeypatch, file)
-    flags = distro.native_flags([jar], natives)
+    flags = distribution.native_flags([jar], natives)
     if change in ("owner", "link") and not IS_ROOT:  # the folders are the other user's, too
         assert flags == ()
         return
@@ -73,22 +73,22 @@ def test_a_folder_in_which_others_may_write_is_not_used(
     tmp_path: Path, jar: Path, monkeypatch: pytest.MonkeyPatch, inner: bool, change: str
 ) -> None:
     natives = tmp_path / "natives"
-    assert distro.native_flags([jar], natives)
+    assert distribution.native_flags([jar], natives)
     place = natives / jar.stem if inner else natives
     if change == "owner":
         give_away(monkeypatch, place)
     else:
         place.chmod(0o777)
-    assert distro.native_flags([jar], natives) == ()
+    assert distribution.native_flags([jar], natives) == ()
 
 
 def test_brokers_unpack_it_themselves_where_this_cannot(
     tmp_path: Path, jar: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert distro.native_flags([tmp_path / "other.jar"], tmp_path / "natives") == ()
+    assert distribution.native_flags([tmp_path / "other.jar"], tmp_path / "natives") == ()
     (tmp_path / "file").write_text("in the way")
-    assert distro.native_flags([jar], tmp_path / "file") == ()
+    assert distribution.native_flags([jar], tmp_path / "file") == ()
     jar.write_bytes(b"no archive")
-    assert distro.native_flags([jar], tmp_path / "natives") == ()
+    assert distribution.native_flags([jar], tmp_path / "natives") == ()
     monkeypatch.setattr(platform, "machine", lambda: "s390x")
-    assert distro.native_flags([jar], tmp_path / "natives") == ()
+    assert distribution.native_flags([jar], tmp_path / "natives") == ()

@@ -1,3 +1,3 @@
-from tests.producer.scripted import bench
+from tests.producer.bench import bench
 
 __all__ = ["bench"]

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rocketmq_spark import ports
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Response
 from rocketmq_spark.errors import (
@@ -38,7 +39,10 @@ from rocketmq_spark.producer.retry import RetryPolicy
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.wire.messages import decode_batch, encode_item
 from rocketmq_spark.wire.properties import decode_properties, encode_properties
-from tests.producer.scripted import Bench, ManualTimer, Outcome
+from tests.fakes.ports import Fake
+from tests.fakes.sender import Outcome
+from tests.fakes.timer import ManualTimer
+from tests.producer.bench import Bench
 from tests.queues import q, qs
 
 STORED, REFUSED, AMBIGUOUS = SendOutcomeKind.STORED, SendOutcomeKind.REJECTED, SendOutcomeKind.AMBIGUOUS
@@ -203,9 +207,9 @@ def run(
         group="g", retries=None, pinned_retries=None, send_timeout_s=60.0, max_in_flight=None,
         max_in_flight_per_broker=4, failed_queues_stay_closed=True, heartbeat_s=0,
     )  # fmt: skip
-    engine = Engine(broker, settings, ManualTimer(bench.time))  # type: ignore[arg-type]
+    engine = Engine(Fake(ports.Sender, broker), settings, ManualTimer(bench.time))  # type: ignore[arg-type]
     engine.ambiguity_resolver = AmbiguousSendResolver(broker, engine.timer)
-    broker.late = lambda answer: engine.timer.later(1.0, answer)
+    broker.late = lambda answer: engine.timer.call_later(1.0, answer)
     for request, queue in zip(requests, pinned, strict=True):
         outgoing = OutgoingSend("T", request, 60.0, queue, ordered=queue is not None, done=ended.append)
         if not blocking:

@@ -20,7 +20,9 @@ from rocketmq_spark.producer.producer import BaseProducer
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.wire.messages import decode_batch
 from rocketmq_spark.wire.properties import decode_properties
-from tests.producer.scripted import Bench, ScriptedSender, Time, refused, status
+from tests.fakes.sender import ScriptedSender, refused, status
+from tests.fakes.timer import Time
+from tests.producer.bench import Bench
 from tests.queues import q, qs
 
 
@@ -46,7 +48,7 @@ def sent(bench: Bench) -> list[list[str]]:
 @pytest.fixture(autouse=True)
 def _no_accumulator_stays() -> Iterator[None]:
     yield
-    assert all(batcher.members for batcher in process.kept(batching._ACCUMULATORS).values())
+    assert all(batcher.members for batcher in process.entries(batching._ACCUMULATORS).values())
 
 
 def test_many_single_sends_become_one_batch_with_a_result_each(bench: Bench) -> None:
@@ -411,7 +413,7 @@ def test_accumulator_ends_with_last_producer_despite_ctrl_c(bench: Bench) -> Non
     batcher.accumulator.close_all = interrupted  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
         batching.leave_accumulator("of one", batcher)
-    assert "of one" not in process.kept(batching._ACCUMULATORS)
+    assert "of one" not in process.entries(batching._ACCUMULATORS)
 
 
 def test_message_added_while_last_producer_closes_is_refused(bench: Bench) -> None:
@@ -425,7 +427,7 @@ def test_message_added_while_last_producer_closes_is_refused(bench: Bench) -> No
     batcher.members -= 1
     batcher.close()
     assert isinstance(result.exception(0), ClosedError)
-    process.kept(batching._ACCUMULATORS).clear()
+    process.entries(batching._ACCUMULATORS).clear()
     again, none = producer._batching.add(prepared(), None, sender_waits=False)
     assert none is None
     assert not again.done()
@@ -487,7 +489,7 @@ def test_batches_are_due_again_after_thread_shortage(bench: Bench, monkeypatch: 
         raise RuntimeError("can't start new thread")
 
     with monkeypatch.context() as exhausted:
-        exhausted.setattr(bench.timers["batch"], "later", none_left)
+        exhausted.setattr(bench.timers["batch"], "call_later", none_left)
         with pytest.raises(RuntimeError):
             producer.send_async(message("first"))
     result = producer.send_async(message("second"))

@@ -34,8 +34,10 @@ from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.queues.selection import select
 from rocketmq_spark.wire.messages import decode_batch
 from rocketmq_spark.wire.properties import decode_properties
-from tests.producer.scripted import Bench, ManualTimer, ScriptedSender, ok, refused
-from tests.producer.test_spool_bridge import FakeSpool
+from tests.fakes.sender import ScriptedSender, ok, refused
+from tests.fakes.spool import FakeSpool
+from tests.fakes.timer import ManualTimer
+from tests.producer.bench import Bench
 from tests.queues import qs
 
 LOST = ConnectionLost("gone", "host:1")
@@ -325,7 +327,7 @@ class Slow(ScriptedSender):
         self.calls.append(("async", queue, request))
         self.waiting.append((queue, request, done))
         self.most = max(self.most, sum(len(each.data) for _, each, _ in self.waiting))
-        ManualTimer(self.time).later(0.01, self.answer)
+        ManualTimer(self.time).call_later(0.01, self.answer)
 
 
 @pytest.mark.parametrize("columns", [{}, {"queueId": [0] * 40}])

@@ -22,11 +22,13 @@ from rocketmq_spark.producer.rows.sender import StoragePlan
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.wire.messages import BatchItem, decode_batch, encode_batch
 from rocketmq_spark.wire.properties import decode_properties
+from tests.fakes.sender import ScriptedSender, refused
+from tests.fakes.timer import ManualTimer
 from tests.helpers import raising
-from tests.producer.scripted import Bench, ManualTimer, refused, told_storage
+from tests.producer.bench import Bench, told_storage
 from tests.producer.test_batching import message
 from tests.producer.test_bulk import Bulk, table
-from tests.producer.test_resender import Sender, resent, single
+from tests.producer.test_resender import resent, single
 from tests.queues import q, qs
 
 
@@ -113,7 +115,7 @@ def test_keyless_message_goes_alone_while_topic_kind_is_unknown(
     bench: Bench,
 ) -> None:
     """Its broker acknowledges a batch, and keeps the messages with a key only; one alone it refuses."""
-    bench.sender = Sender(bench.time)
+    bench.sender = ScriptedSender(bench.time)
     resender = EngineResender(bench.sender, ProducerSettings(group="g"), ManualTimer(bench.time))
     kinds = (
         (single(b"a", KEYS="k"), single(b"b", KEYS="l")),
@@ -159,7 +161,7 @@ def test_spooled_batch_loses_no_message_of_compaction_topic(
     """What has no key is refused alone, and the batch becomes a dead letter; in the batch it was acknowledged and dropped. A
     broker that did not answer is not asked again for a while: so the question has no answer when the broker is back.
     """
-    bench.sender = Sender(bench.time)
+    bench.sender = ScriptedSender(bench.time)
     bench.sender.silent = silent
     bench.sender.compaction_topics.add("T")
     bodies = [b"a", b"b", b"c", b"d"]
@@ -176,7 +178,7 @@ def test_spooled_batch_loses_no_message_of_compaction_topic(
     bench.sender.by_broker = {"b": lambda: answer}
     resender = EngineResender(bench.sender, ProducerSettings(group="g"), ManualTimer(bench.time))
     found = resent(bench, resender, SpooledSend("T", request, q("b:1")))
-    assert (found.error is not None, found.passing) == (bool(keyless), False)
+    assert (found.error is not None, found.is_temporary) == (bool(keyless), False)
     sent = [r for _, _, r in bench.sender.calls]
     assert all(request.batch == (len(part) > 1) for request, part in zip(sent, parts.split(), strict=True))
     bodies = [b"".join(item.body for item in decode_batch(r.data)) if r.batch else bytes(r.data) for r in sent]

@@ -23,9 +23,11 @@ from rocketmq_spark.producer import delays
 from rocketmq_spark.producer.delays import BrokerTimers
 from rocketmq_spark.wire.envelope import CANCEL, INNER_TOPIC, QUEUE, DelayHandle, unpack
 from rocketmq_spark.wire.properties import decode_properties
+from tests.fakes.sender import ScriptedSender
+from tests.fakes.spool import FakeSpool
+from tests.fakes.timer import ManualTimer
 from tests.helpers import raising
-from tests.producer.scripted import Bench, ManualTimer, ScriptedSender
-from tests.producer.test_spool_bridge import FakeSpool, Sender
+from tests.producer.bench import Bench
 from tests.producer.test_spool_bridge import producer as spooling
 from tests.queues import q, qs
 
@@ -139,14 +141,14 @@ def test_who_may_not_ask_who_consumes_is_believed_and_told(served: Bench, caplog
     def denied(topic: str, deadline: Deadline) -> bool:
         raise AccessDenied("access denied")
 
-    served.sender.consumed = denied  # type: ignore[method-assign]
+    served.sender.has_online_consumer = denied  # type: ignore[method-assign]
     served.producer(long_delay="dmq").send(M, delay=DAYS_10)
     assert "cannot check whether a group consumes" in caplog.text
 
     def silent(topic: str, deadline: Deadline) -> bool:
         raise CallTimeout("no answer")
 
-    served.sender.consumed = silent  # type: ignore[method-assign]
+    served.sender.has_online_consumer = silent  # type: ignore[method-assign]
     with pytest.raises(CallTimeout):
         served.producer(long_delay="dmq").send(M, delay=DAYS_10)
 
@@ -262,10 +264,10 @@ def test_what_is_spooled_has_no_handle_yet(served: Bench) -> None:
 def test_long_delay_is_spooled_while_consumers_are_unknown(
     served: Bench, monkeypatch: pytest.MonkeyPatch, error: RocketMQError
 ) -> None:
-    served.sender, spool = Sender(served.time), FakeSpool()
+    served.sender, spool = ScriptedSender(served.time), FakeSpool()
     served.sender.routes[INNER_TOPIC] = (q("a:0", INNER_TOPIC),)
     served.sender.masters = False
-    monkeypatch.setattr(served.sender, "consumed", raising(error))
+    monkeypatch.setattr(served.sender, "has_online_consumer", raising(error))
     served.sender.by_broker = {name: lambda: ConnectionLost("down") for name in "ab"}
     one = spooling(served, spool, long_delay="dmq", retries=0)
     assert one.send(M, delay=864_000).status is SendStatus.SPOOLED

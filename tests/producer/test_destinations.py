@@ -14,7 +14,8 @@ from rocketmq_spark.producer.encoding import How
 from rocketmq_spark.producer.routing import Destinations, RouteCache
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.queues.environment import Environment
-from tests.producer.scripted import Bench, ManualTimer
+from tests.fakes.timer import ManualTimer
+from tests.producer.bench import Bench
 from tests.queues import q, qs
 
 M = Message("T", b"x")

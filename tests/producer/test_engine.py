@@ -22,8 +22,10 @@ from rocketmq_spark.producer.producer import BaseProducer
 from rocketmq_spark.producer.retry import RetryState
 from rocketmq_spark.producer.send_queue import INITIAL_PER_BROKER
 from rocketmq_spark.producer.settings import ProducerSettings
+from tests.fakes.sender import refused
+from tests.fakes.timer import ManualTimer
 from tests.mockbroker import eventually
-from tests.producer.scripted import Bench, ManualTimer, refused
+from tests.producer.bench import Bench
 from tests.queues import q, qs
 
 M = Message("T", b"x")
@@ -358,7 +360,7 @@ def test_submit_waits_for_room_within_the_deadline(bench: Bench) -> None:
     with pytest.raises(SendFailed, match="1 asynchronous sends with 3 bytes are not answered yet"):
         engine.submit(outgoing(b"yyy", timeout=2.0, done=told))
     assert bench.time.now - begin == 2.0
-    engine.timer.later(1.0, bench.sender.answer)
+    engine.timer.call_later(1.0, bench.sender.answer)
     engine.submit(outgoing(b"yyyyyyy", timeout=2.0, done=told))
     assert bench.time.now - begin == 3.0
     assert len(told) == len(bench.sender.waiting) == 1, "one alone always has room"
@@ -441,7 +443,7 @@ def test_send_interrupted_while_waiting_for_room_has_outcome(bench: Bench, monke
     bench.sender.script = [None]
     first = producer.send_async(M)
     with monkeypatch.context() as ctrl_c:
-        ctrl_c.setattr(bench.timers["send"], "hold", interrupted)
+        ctrl_c.setattr(bench.timers["send"], "wait_notified", interrupted)
         with pytest.raises(KeyboardInterrupt):
             producer.send_async(M)
     bench.sender.answer()

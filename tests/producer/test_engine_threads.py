@@ -22,10 +22,13 @@ from rocketmq_spark.producer.outgoing import Outcome, OutgoingSend, SendCompleti
 from rocketmq_spark.producer.producer import BaseProducer
 from rocketmq_spark.producer.send_queue import SendQueue
 from rocketmq_spark.producer.settings import ProducerSettings
+from tests.fakes.sender import ScriptedSender, refused
+from tests.fakes.spool import FakeSpool
+from tests.fakes.timer import ManualTimer, Time
 from tests.helpers import no_more_threads, raising, waits_in
-from tests.producer.scripted import Bench, ManualTimer, Time, refused
+from tests.producer.bench import Bench
 from tests.producer.test_ambiguity import Broker, batch, run
-from tests.producer.test_spool_bridge import FakeSpool, Sender, down, producer
+from tests.producer.test_spool_bridge import down, producer
 from tests.queues import q
 
 M = Message("T", b"x")
@@ -58,7 +61,7 @@ def test_who_closes_waits_for_a_send_of_another_thread(bench: Bench) -> None:
     """Else it would be told that the send has no answer, which comes a moment later."""
     sending, go_on = threading.Event(), threading.Event()
 
-    class Slow(Sender):
+    class Slow(ScriptedSender):
         def send(self, queue: MessageQueue, request: SendRequest, deadline: Deadline) -> SendResult:
             sending.set()
             assert go_on.wait(60)
@@ -107,10 +110,12 @@ def test_send_waiting_for_slot_goes_out_without_new_threads(bench: Bench, monkey
 
 
 def test_failed_send_is_spooled_without_new_threads(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    bench.sender, spool = Sender(bench.time), FakeSpool()
+    bench.sender, spool = ScriptedSender(bench.time), FakeSpool()
     made = producer(bench, spool, retries=0)
     assert made._engine._spool_bridge is not None
-    monkeypatch.setattr(made._engine._spool_bridge._timer, "later", raising(RuntimeError("can't start new thread")))
+    monkeypatch.setattr(
+        made._engine._spool_bridge._timer, "call_later", raising(RuntimeError("can't start new thread"))
+    )
     bench.sender.script = [down()]
     assert made.send_async(M).result(0).status is SendStatus.SPOOLED
     assert len(spool.kept) == 1
@@ -118,10 +123,10 @@ def test_failed_send_is_spooled_without_new_threads(bench: Bench, monkeypatch: p
 
 def test_a_look_for_which_there_is_no_thread_is_an_outcome(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its request would stay under way for good. The next one is looked up, where there is a thread again."""
-    broker, threads, later = Broker([("all", "timeout")] * 2), [False, True], ManualTimer.later
+    broker, threads, later = Broker([("all", "timeout")] * 2), [False, True], ManualTimer.call_later
 
     class Look(ManualTimer):
-        def later(self, seconds: float, call: Callable[[], None]) -> None:
+        def call_later(self, seconds: float, call: Callable[[], None]) -> None:
             if not threads.pop(0):
                 raise RuntimeError("can't start new thread")
             later(self, seconds, call)
@@ -129,7 +134,7 @@ def test_a_look_for_which_there_is_no_thread_is_an_outcome(bench: Bench, monkeyp
     def beside(timer: ManualTimer, name: str) -> ManualTimer:
         return (Look if name.startswith("confirm-") else ManualTimer)(timer.time)
 
-    monkeypatch.setattr(ManualTimer, "beside", beside)
+    monkeypatch.setattr(ManualTimer, "with_own_thread", beside)
     unproved, confirmed = run(bench, broker, [batch("x"), batch("y")], [None, None])
     assert isinstance(unproved.outcome, UnprovedError)
     assert "can't start new thread" in unproved.outcome.message
@@ -204,7 +209,7 @@ def test_what_the_spool_is_keeping_at_the_close_is_kept_once(bench: Bench) -> No
             go_on.wait(60)
             super().keep(sends)
 
-    bench.sender, spool = Sender(bench.time), SlowSpool()
+    bench.sender, spool = ScriptedSender(bench.time), SlowSpool()
     bench.sender.script = [down()]
     settings = ProducerSettings(group="g", retries=0, heartbeat_s=0, route_refresh_s=0)
     engine = Engine(bench.sender, settings, Timer("rocketmq-test"), spool=spool)

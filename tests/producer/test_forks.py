@@ -15,8 +15,9 @@ from rocketmq_spark.producer import at_exit
 from rocketmq_spark.producer.bulk import BulkProducer
 from rocketmq_spark.producer.settings import ProducerSettings
 from tests.consumer.messages import message
-from tests.producer.scripted import Bench
-from tests.producer.test_request_reply import ASK, FakeReplies, Office
+from tests.fakes.replies import FakeReplies
+from tests.producer.bench import Bench
+from tests.producer.test_request_reply import ASK, Office
 from tests.producer.test_tracing import Sending, record
 
 M = Message("T", b"x")
@@ -52,7 +53,7 @@ OTHERS = {"add_hook", "faults", "spool_metrics", "enqueue_batch", "dispatch_read
 def fork(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The block runs as in a child of this process."""
     with monkeypatch.context() as forked:
-        forked.setattr("rocketmq_spark.base.process._process", [-1])
+        forked.setattr("rocketmq_spark.base.process._pid", [-1])
         yield
 
 

@@ -12,9 +12,10 @@ from rocketmq_spark.errors import ConnectionLost
 from rocketmq_spark.model import SendRequest
 from rocketmq_spark.producer.futures import FutureRegistry, Promise
 from rocketmq_spark.producer.outgoing import split_result
+from tests.fakes.sender import ok
 from tests.helpers import RAISED, raising
 from tests.mockbroker import eventually
-from tests.producer.scripted import Bench, ok
+from tests.producer.bench import Bench
 from tests.queues import q
 
 
@@ -151,7 +152,7 @@ def test_none_left_waits_for_every_completion(bench: Bench) -> None:
     assert not pending.wait_until_empty(Deadline.after(1))
     pending.discard()
     result = ok(q("a:0"), SendRequest("g", b"x"))
-    timer.later(0.5, lambda: pending.resolve([first], [result]))
+    timer.call_later(0.5, lambda: pending.resolve([first], [result]))
     assert pending.wait_until_empty(Deadline.after(1))
     assert bench.time.now == pytest.approx(1001.5)
 

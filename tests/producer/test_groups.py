@@ -11,7 +11,8 @@ from rocketmq_spark.options.transport import FEATURES, GRPC
 from rocketmq_spark.producer.producer import BaseProducer
 from rocketmq_spark.wire.messages import decode_batch
 from rocketmq_spark.wire.properties import decode_properties
-from tests.producer.scripted import Bench, ok, refused
+from tests.fakes.sender import ok, refused
+from tests.producer.bench import Bench
 from tests.producer.test_batching import sent
 
 

@@ -13,7 +13,9 @@ from rocketmq_spark.producer.resender import EngineResender
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.wire.messages import decode_batch
 from rocketmq_spark.wire.properties import decode_properties
-from tests.producer.scripted import Bench, ManualTimer, ok, refused
+from tests.fakes.sender import ok, refused
+from tests.fakes.timer import ManualTimer
+from tests.producer.bench import Bench
 from tests.producer.test_batching import batcher_of, bodies, sent
 from tests.producer.test_resender import bodies_of, kept_batch
 
@@ -66,4 +68,4 @@ def test_transient_failure_ends_halving_of_spooled_batch(bench: Bench) -> None:
     resender.resend(kept_batch(b"abcd"), found.append)
     bench.time.advance(4)
     (one,) = found
-    assert (one.passing, [bodies_of(request) for request in bench.sender.requests]) == (True, [b"abcd", b"ab"])
+    assert (one.is_temporary, [bodies_of(request) for request in bench.sender.requests]) == (True, [b"abcd", b"ab"])

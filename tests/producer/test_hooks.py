@@ -7,8 +7,8 @@ import pytest
 from rocketmq_spark.errors import ConnectionLost
 from rocketmq_spark.model import SendRequest
 from rocketmq_spark.producer.settings import Hooks, SendContext
+from tests.fakes.sender import ok
 from tests.helpers import raising
-from tests.producer.scripted import ok
 from tests.queues import q
 
 

@@ -7,7 +7,7 @@ import pytest
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import ConnectionLost
 from rocketmq_spark.model import Message
-from tests.producer.scripted import Bench
+from tests.producer.bench import Bench
 from tests.queues import qs
 
 M = Message("T", b"x")

@@ -8,7 +8,7 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import ClosedError
 from rocketmq_spark.model import SendRequest
 from rocketmq_spark.producer.outgoing import OutgoingSend, SendCompletion, ignore_completion
-from tests.producer.scripted import Bench
+from tests.producer.bench import Bench
 from tests.queues import q
 
 REQUEST = SendRequest("g", b"12345", "a\x01b")

@@ -20,7 +20,8 @@ from rocketmq_spark.producer.encoding import prepare
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.wire.messages import decode_batch
 from rocketmq_spark.wire.properties import decode_properties
-from tests.producer.scripted import Bench, ScriptedSender
+from tests.fakes.sender import ScriptedSender
+from tests.producer.bench import Bench
 from tests.producer.test_batching import batcher_of, message, sent
 
 SETTINGS = ProducerSettings(group="g")

@@ -26,7 +26,8 @@ from rocketmq_spark.wire.identifiers import RecallHandle
 from rocketmq_spark.wire.messages import decode_batch
 from rocketmq_spark.wire.names import NO_SCOPE, Scope
 from rocketmq_spark.wire.properties import decode_properties
-from tests.producer.scripted import Bench, refused, status
+from tests.fakes.sender import refused, status
+from tests.producer.bench import Bench
 from tests.producer.test_ambiguity import Broker
 from tests.queues import names, q, qs
 
@@ -278,7 +279,7 @@ def test_async_sends_wait_for_room_and_then_fail(bench: Bench) -> None:
     first = [producer.send_async(M) for _ in range(2)]
     with pytest.raises(SendFailed, match="2 asynchronous sends with 138 bytes are not answered yet"):
         producer.send_async(M)
-    bench.timers["send"].later(1.0, bench.sender.answer)
+    bench.timers["send"].call_later(1.0, bench.sender.answer)
     assert producer.send_async(M).done()
     assert first[0].done()
     bench.sender.answer()
@@ -427,7 +428,7 @@ def test_close_waits_for_what_is_under_way(bench: Bench) -> None:
     producer = bench.producer()
     bench.sender.script = [None]
     result = producer.send_async(M)
-    bench.timers["send"].later(0.5, bench.sender.answer)
+    bench.timers["send"].call_later(0.5, bench.sender.answer)
     assert producer.close() == []
     assert result.done()
     assert bench.sender.seen("leave") == ["g"]
@@ -464,7 +465,7 @@ def test_interrupted_close_fails_and_logs_unanswered_sends(
     producer = bench.producer()
     bench.sender.script = [None]
     result = producer.send_async(M)
-    monkeypatch.setattr(bench.timers["callback"], "hold", interrupted)
+    monkeypatch.setattr(bench.timers["callback"], "wait_notified", interrupted)
     with pytest.raises(KeyboardInterrupt):
         producer.close()
     assert isinstance(result.exception(0), ClosedError)
@@ -483,7 +484,7 @@ def test_a_context_manager_closes(bench: Bench) -> None:
 
 def test_a_forked_process_must_make_its_own(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     producer = bench.producer()
-    monkeypatch.setattr("rocketmq_spark.base.process._process", [1])
+    monkeypatch.setattr("rocketmq_spark.base.process._pid", [1])
     with pytest.raises(ClosedError, match=r"from which this one was forked.*Make a producer in this process"):
         producer.send(M)
     assert producer.close() == []

@@ -16,7 +16,8 @@ from rocketmq_spark.producer.outgoing import OutgoingSend
 from rocketmq_spark.producer.retry import OutOfTime, RetryPolicy, RetryState
 from rocketmq_spark.producer.routing import QueueChooser, RouteCache
 from rocketmq_spark.producer.settings import ProducerSettings
-from tests.producer.scripted import Bench, ManualTimer
+from tests.fakes.timer import ManualTimer
+from tests.producer.bench import Bench
 from tests.queues import q, qs
 
 REQUEST = SendRequest("g", b"x")

@@ -6,7 +6,7 @@ import gc
 import math
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
@@ -24,44 +24,21 @@ from rocketmq_spark.errors import (
     ReplyTimeout,
     RocketMQError,
 )
-from rocketmq_spark.model import Message, MessageQueue, ReceivedMessage, Reply, SendRequest, SendResult, SpooledSend
+from rocketmq_spark.model import Message, MessageQueue, Reply, SendRequest, SendResult, SpooledSend
 from rocketmq_spark.ports import Replies
 from rocketmq_spark.producer.request_reply import RequestProducer
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.wire.properties import decode_properties
 from tests.consumer.messages import message
+from tests.fakes.replies import YES, FakeReplies
+from tests.fakes.sender import ScriptedSender, ok, refused
+from tests.fakes.spool import FakeSpool
+from tests.fakes.timer import Time
 from tests.helpers import raising
-from tests.producer.scripted import Bench, ScriptedSender, Time, ok, refused
-from tests.producer.test_spool_bridge import FakeSpool, Sender
+from tests.producer.bench import Bench
 from tests.queues import q
 
 ASK = Message("T", b"how much?")
-YES = Reply(b"yes", {})
-
-
-class FakeReplies:
-    """Implements ``ports.Replies``."""
-
-    def __init__(self) -> None:
-        self.events: list[object] = []
-        self.expected: dict[str, Callable[[Reply | RocketMQError], object]] = {}
-
-    def join(self, group: str, heartbeat_s: float) -> Callable[[Deadline], None]:
-        self.events.append(("join", group))
-        return lambda deadline: self.events.append(("leave", group))
-
-    def announce(self, deadline: Deadline) -> None:
-        self.events.append("announce")
-
-    def expect(self, correlation_id: str, done: Callable[[Reply | RocketMQError], object]) -> Callable[[], None]:
-        self.expected[correlation_id] = done
-        return lambda: self.expected.pop(correlation_id, None) and None
-
-    def reply(self, to: ReceivedMessage, reply: Message, group: str, deadline: Deadline) -> None:
-        self.events.append(("reply", to.msg_id, reply.body, dict(reply.properties or {}), group))
-
-    def arrive(self, correlation_id: str, reply: Reply | RocketMQError = YES) -> None:
-        self.expected.pop(correlation_id)(reply)
 
 
 class Office:
@@ -242,7 +219,7 @@ def test_what_cannot_be_sent_leaves_nothing_behind(office: Office) -> None:
 
 def test_a_close_waits_for_replies_and_ends_the_others(office: Office) -> None:
     first, second = office.ask(timeout_s=60), office.ask(timeout_s=60)
-    office.producer._request_timer.later(1.0, lambda: office.arrive(0))
+    office.producer._request_timer.call_later(1.0, lambda: office.arrive(0))
     office.producer.close(2.0)
     assert office.time.now == pytest.approx(1002.0)
     assert first.result(0) == YES
@@ -320,7 +297,7 @@ def test_a_request_while_another_thread_closes_is_refused(office: Office) -> Non
         threads.append(thread)
 
     threads: list[threading.Thread] = []
-    office.producer._request_timer.later(0.5, close_meanwhile)
+    office.producer._request_timer.call_later(0.5, close_meanwhile)
     office.producer.close(1.0)
     threads[0].join(10)
     assert [str(e) for e in seen[1:]] == ["[ROCKETMQ_CLOSED] the producer is closed"]
@@ -348,7 +325,7 @@ def test_without_replies_of_the_transport_nothing_is_sent() -> None:
 @pytest.mark.parametrize("ends", ["it fails", "something waits before it", "the producer closes"])
 def test_a_request_is_not_spooled(bench: Bench, ends: str) -> None:
     """Nobody would wait for its reply, and who answers it would do what its sender was told has failed."""
-    bench.sender, spool = Sender(bench.time), FakeSpool()
+    bench.sender, spool = ScriptedSender(bench.time), FakeSpool()
     office = Office(bench, spool)
     if ends == "something waits before it":
         spool.keep([SpooledSend("T", SendRequest("g", b"x"), q("a:0"))])
@@ -394,7 +371,7 @@ def test_a_close_that_is_interrupted_waits_for_nothing_more(office: Office, monk
     asked = office.ask(timeout_s=60)
     office.sender.script = [None]
     office.producer.send_async(ASK, timeout_s=60)
-    monkeypatch.setattr(office.producer._request_timer, "hold", raising(KeyboardInterrupt()))
+    monkeypatch.setattr(office.producer._request_timer, "wait_notified", raising(KeyboardInterrupt()))
     before = office.time.now
     with pytest.raises(KeyboardInterrupt):
         office.producer.close(30)

@@ -31,9 +31,10 @@ from rocketmq_spark.wire.compression import compress, decompress
 from rocketmq_spark.wire.envelope import INNER_TOPIC, QUEUE, unpack
 from rocketmq_spark.wire.messages import BatchItem, decode_batch, encode_batch
 from rocketmq_spark.wire.properties import decode_properties, encode_properties
+from tests.fakes.sender import ScriptedSender, refused
+from tests.fakes.timer import ManualTimer
 from tests.helpers import no_more_threads, raising
-from tests.producer.scripted import Bench, ManualTimer, refused, told_storage
-from tests.producer.test_spool_bridge import Sender
+from tests.producer.bench import Bench, told_storage
 from tests.queues import q, qs
 
 REQUEST = SendRequest("g", b"x", "UNIQ_KEY\x01ID\x02")
@@ -41,7 +42,7 @@ REQUEST = SendRequest("g", b"x", "UNIQ_KEY\x01ID\x02")
 
 @pytest.fixture
 def resender(bench: Bench) -> EngineResender:
-    bench.sender = Sender(bench.time)
+    bench.sender = ScriptedSender(bench.time)
     settings = ProducerSettings(
         group="g", retries=None, pinned_retries=None, send_timeout_s=120, failed_queues_stay_closed=True
     )
@@ -79,13 +80,13 @@ def test_unpinned_spooled_sends_avoid_a_hanging_broker(bench: Bench, resender: E
 
 
 def test_resend_keeps_environment_queues_of_before_broker_left(bench: Bench) -> None:
-    bench.sender = Sender(bench.time)
+    bench.sender = ScriptedSender(bench.time)
     settings = ProducerSettings(group="g", environment=Environment.of(1))
     queues_of_environment(bench.sender, Environment.of(1))["T"] = (q("a:0"),)
     bench.sender.routes["T"] = tuple(qs("b:0-1"))
     resender = EngineResender(bench.sender, settings, ManualTimer(bench.time))
     found = resent(bench, resender, SpooledSend("T", REQUEST))
-    assert (found.queue, found.passing) == (None, True)
+    assert (found.queue, found.is_temporary) == (None, True)
     bench.sender.routes["T"] = tuple(qs("a:0-1 b:0-1"))
     assert resent(bench, resender, SpooledSend("T", REQUEST)).queue == q("a:0")
 
@@ -99,7 +100,7 @@ def test_spooled_send_to_queue_outside_environment_is_refused(
     bench: Bench, environment: tuple[Any, ...], queue: str
 ) -> None:
     """The command 'spool assign' gave the records to this one, or it has other queues now."""
-    bench.sender = Sender(bench.time)
+    bench.sender = ScriptedSender(bench.time)
     bench.sender.routes["T"] = tuple(qs("a:0-1 b:0-1"))
     mine = Environment.of(*environment)
     if mine.by_position:
@@ -114,7 +115,7 @@ def test_spooled_send_to_queue_outside_environment_is_refused(
 @pytest.mark.parametrize("delayed", [False, True])
 def test_resend_waits_for_broker_with_only_queue_of_environment(bench: Bench, delayed: bool) -> None:
     """A process that starts while it is away finds none: nobody has refused what it was given to keep."""
-    bench.sender = Sender(bench.time)
+    bench.sender = ScriptedSender(bench.time)
     more = f"TIMER_DELIVER_MS\x01{round(1000 * bench.time.now) + 10**15}\x02" if delayed else ""
     send = SpooledSend("T", REQUEST._replace(properties=REQUEST.properties + more))
     bench.sender.routes["T"] = tuple(qs("b:0-1"))
@@ -125,7 +126,7 @@ def test_resend_waits_for_broker_with_only_queue_of_environment(bench: Bench, de
     resender.resend(send, lambda each: (found.append(each), ended.set()))
     bench.time.advance(4)
     assert ended.wait(10)
-    assert (found[0].queue, found[0].passing) == (None, True)
+    assert (found[0].queue, found[0].is_temporary) == (None, True)
     assert "expected at most 2, the queues of a broker" in str(found[0].error)
     resender.close(Deadline.after(0))
 
@@ -150,7 +151,7 @@ def test_a_failure_says_whether_it_may_pass(
     bench.sender.by_broker = {name: lambda: error for name in "ab"}
     bench.sender.routes.clear()
     found = resent(bench, resender, SpooledSend("T", REQUEST, q("a:0")))
-    assert (found.queue, found.passing) == (None, passing)
+    assert (found.queue, found.is_temporary) == (None, passing)
     assert found.error is not None
     assert error.message in found.error
     assert len(bench.sender.calls) == 1
@@ -159,14 +160,14 @@ def test_a_failure_says_whether_it_may_pass(
 @pytest.mark.parametrize("status", [each for each in SendStatus if each is not SendStatus.SPOOLED])
 @pytest.mark.parametrize("must", [True, False])
 def test_what_must_be_stored_well_is_kept_until_it_is(bench: Bench, status: SendStatus, must: bool) -> None:
-    bench.sender = Sender(bench.time)
+    bench.sender = ScriptedSender(bench.time)
     bench.sender.by_broker = {name: lambda: SendResult(status, "ID", q("a:0"), 1) for name in "ab"}
     settings = ProducerSettings(group="g", store_must_be_ok=must)
     resender = EngineResender(bench.sender, settings, ManualTimer(bench.time))
     found = resent(bench, resender, SpooledSend("T", REQUEST, q("a:0")))
     if must and status is not SendStatus.SEND_OK:
         error = f"it was stored with {status.value}, and option 'requireStoreOk' is ok"
-        assert found == Resent(None, error, passing=True)
+        assert found == Resent(None, error, is_temporary=True)
     else:
         assert found == Resent(q("a:0"))
 
@@ -176,7 +177,7 @@ def test_what_has_no_answer_at_the_close_has_not_failed_for_good(bench: Bench, r
     found: list[Resent] = []
     resender.resend(SpooledSend("T", REQUEST), found.append)
     resender.close(Deadline.after(0))
-    assert [(each.queue, each.passing) for each in found] == [(None, True)]
+    assert [(each.queue, each.is_temporary) for each in found] == [(None, True)]
 
 
 def test_resend_open_at_process_close_does_not_count_as_a_try(bench: Bench, tmp_path: Path) -> None:
@@ -187,7 +188,7 @@ def test_resend_open_at_process_close_does_not_count_as_a_try(bench: Bench, tmp_
 
     kept = SpooledSend("T", REQUEST)
     for number in range(len(STEPS_S) + 1):
-        bench.sender = Sender(bench.time)
+        bench.sender = ScriptedSender(bench.time)
         bench.sender.script = [None]
         resender = EngineResender(bench.sender, ProducerSettings(group="g"), ManualTimer(bench.time))
         spool = SendSpool(Store(tmp_path, "never"), resender, ManualTimer(bench.time), clock)
@@ -202,7 +203,7 @@ def test_resend_open_at_process_close_does_not_count_as_a_try(bench: Bench, tmp_
 
 
 def test_what_is_handed_over_in_one_moment_is_sent_together(bench: Bench) -> None:
-    bench.sender = Sender(bench.time)
+    bench.sender = ScriptedSender(bench.time)
     blocks: list[int] = []
 
     @contextlib.contextmanager
@@ -222,7 +223,7 @@ def test_what_is_handed_over_in_one_moment_is_sent_together(bench: Bench) -> Non
     assert (len(found), blocks) == (10, [5, 5])
     resender.close(Deadline.after(0))
     resender.resend(SpooledSend("T", REQUEST, q("b:1"), ("late",)), found.append)
-    assert (found[-1].queue, found[-1].passing) == (None, True)
+    assert (found[-1].queue, found[-1].is_temporary) == (None, True)
 
 
 DUE_MS = 1_700_000_000_000 + 5_000_000
@@ -243,17 +244,17 @@ def delayed(bench: Bench, resender: EngineResender, body: bytes, queue: str | No
 @pytest.mark.parametrize("queue", [None, "a:1", "hash"])
 def test_spooled_delay_beyond_broker_timers_goes_as_an_envelope(bench: Bench, body: bytes, queue: str | None) -> None:
     """A broker without timers would deliver it at once."""
-    bench.sender = Sender(bench.time)
+    bench.sender = ScriptedSender(bench.time)
     settings = ProducerSettings(group="g", long_delay="dmq")
     resender = EngineResender(bench.sender, settings, ManualTimer(bench.time))
     bench.sender.longest_timers = {}
     for _ in range(2):
         found = delayed(bench, resender, body, queue)
-        assert (found.queue, found.passing, bench.sender.calls) == (None, True, [])
+        assert (found.queue, found.is_temporary, bench.sender.calls) == (None, True, [])
         assert "does not report its timers" in (found.error or "")
     bench.sender.longest_timers = {"a": 0, "b": 259_200_000}
     found = delayed(bench, resender, body, queue)
-    assert (found.queue, found.passing, bench.sender.calls) == (None, True, []), "nobody takes envelopes"
+    assert (found.queue, found.is_temporary, bench.sender.calls) == (None, True, []), "nobody takes envelopes"
     bench.sender.routes[INNER_TOPIC] = (q("a:0", INNER_TOPIC),)
     bench.sender.consumed_topics.add(INNER_TOPIC)
     assert delayed(bench, resender, body, queue).queue == q("a:0", INNER_TOPIC)
@@ -278,7 +279,7 @@ def test_spooled_delay_without_service_waits_for_timer_limits(
 ) -> None:
     bench.sender.longest_timers = timers
     found = delayed(bench, resender, b"x")
-    assert (len(bench.sender.calls), found.passing) == (sent, passing)
+    assert (len(bench.sender.calls), found.is_temporary) == (sent, passing)
     bench.sender.longest_timers, calls = {}, len(bench.sender.seen("timers"))
     bench.time.advance(10_000)
     assert delayed(bench, resender, b"x").queue is not None, "it is due"
@@ -299,7 +300,7 @@ def test_broker_with_timers_off_gets_due_messages_without_delay(
 
     bench.sender.by_broker = {name: lambda: off for name in "ab"}
     found = delayed(bench, resender, b"x", queue)
-    assert (found.queue, found.passing) == (None, True)
+    assert (found.queue, found.is_temporary) == (None, True)
     bench.time.advance(10_000)
     assert delayed(bench, resender, b"x", queue).queue is not None
     assert decode_properties(bench.sender.requests[-1].properties) == {Property.UNIQ_KEY: "ID", "p": "v"}
@@ -323,14 +324,14 @@ def test_broker_silent_about_timers_is_asked_once_for_all(bench: Bench, resender
 def test_whatever_goes_wrong_with_a_delay_is_an_outcome(
     bench: Bench, resender: EngineResender, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(bench.sender, "timers", raising(ZeroDivisionError("a bug")))
+    monkeypatch.setattr(bench.sender, "max_timer_delays_ms", raising(ZeroDivisionError("a bug")))
     found = delayed(bench, resender, b"x")
-    assert (found.queue, found.error, found.passing) == (None, "ZeroDivisionError: a bug", True)
+    assert (found.queue, found.error, found.is_temporary) == (None, "ZeroDivisionError: a bug", True)
     assert "cannot determine the timers" in caplog.text
 
 
 def test_a_proxy_is_not_asked_what_timers_do(bench: Bench) -> None:
-    bench.sender = Sender(bench.time)
+    bench.sender = ScriptedSender(bench.time)
     bench.sender.longest_timers = {}
     settings = ProducerSettings(group="g", features=FEATURES[GRPC], auto_create_topics=False)
     resender = EngineResender(bench.sender, settings, ManualTimer(bench.time))
@@ -423,7 +424,7 @@ def test_it_has_its_thread_before_it_takes_anything(bench: Bench, monkeypatch: p
     with monkeypatch.context() as exhausted:
         no_more_threads(exhausted)
         made.resend(SpooledSend("T", REQUEST), found.append)
-    assert found == [Resent(None, "can't start new thread", passing=True)]
+    assert found == [Resent(None, "can't start new thread", is_temporary=True)]
     assert bench.sender.calls == []
     done = Event()
     made.resend(SpooledSend("T", REQUEST), lambda resent: done.set())
@@ -432,12 +433,12 @@ def test_it_has_its_thread_before_it_takes_anything(bench: Bench, monkeypatch: p
 
 
 def test_resend_that_found_no_thread_is_sent_with_the_next_one(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    bench.sender = Sender(bench.time)
+    bench.sender = ScriptedSender(bench.time)
     timer = ManualTimer(bench.time)
     resender = EngineResender(bench.sender, ProducerSettings(group="g"), timer, contextlib.nullcontext)
     found: list[Resent] = []
     with monkeypatch.context() as patched:
-        patched.setattr(timer, "later", raising(RuntimeError("can't start new thread")))
+        patched.setattr(timer, "call_later", raising(RuntimeError("can't start new thread")))
         with pytest.raises(RuntimeError):
             resender.resend(SpooledSend("T", REQUEST, q("a:0")), found.append)
     resender.resend(SpooledSend("T", REQUEST, q("a:1")), found.append)
@@ -471,7 +472,7 @@ def test_refused_spooled_batch_is_split_and_bad_messages_fail(bench: Bench, rese
 
     limit = 9
     bench.sender.by_broker = {"b": lambda: answer}
-    assert not resent(bench, resender, kept_batch(b"abcdefgh")).passing
+    assert not resent(bench, resender, kept_batch(b"abcdefgh")).is_temporary
     assert taken == [b"ab", b"c", b"ef", b"g"]
     ids = [decode_properties(r.properties).get(Property.UNIQ_KEY) for _, _, r in bench.sender.calls if r.batch]
     assert len(set(ids)) == len(ids)
@@ -487,8 +488,8 @@ def test_messages_stored_before_a_refusal_are_not_sent_again(bench: Bench, resen
     error = refused(Response.MESSAGE_ILLEGAL)
     error.stored = {f"id of {each}": None for each in "abd"}
     bench.sender.script = [error, refused(Response.MESSAGE_ILLEGAL), ConnectionLost("down")]
-    assert resent(bench, resender, kept_batch(b"abcdef")).passing
+    assert resent(bench, resender, kept_batch(b"abcdef")).is_temporary
     assert [bodies_of(request) for _, _, request in bench.sender.calls[:3]] == [b"abcdef", b"c", b"ef"]
     bench.sender.script = [error, ConnectionLost("down")]
-    assert resent(bench, resender, kept_batch(b"abcdef")).passing
+    assert resent(bench, resender, kept_batch(b"abcdef")).is_temporary
     assert [bodies_of(request) for request in bench.sender.requests[3:]] == [b"abcdef", b"c"], "nothing overtakes it"

@@ -10,7 +10,9 @@ from rocketmq_spark.producer.routing import RouteCache
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.queues.environment import Environment
 from rocketmq_spark.wire.envelope import INNER_TOPIC
-from tests.producer.scripted import Bench, ScriptedSender, Time
+from tests.fakes.sender import ScriptedSender
+from tests.fakes.timer import Time
+from tests.producer.bench import Bench
 from tests.queues import names, qs
 
 

@@ -32,7 +32,7 @@ from rocketmq_spark.producer.rows.sent import OutcomeCollector
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.queues.selection import select
 from rocketmq_spark.wire.properties import decode_properties
-from tests.producer.scripted import ok
+from tests.fakes.sender import ok
 from tests.producer.test_bulk import LOST, Bulk, bulk
 from tests.queues import q, qs
 
@@ -340,7 +340,7 @@ def test_what_others_send_before_may_take_longer_than_the_call(bulk: Bulk) -> No
     def others(queue: MessageQueue) -> None:
         bulk.sender.script = [None]
         engine.submit(OutgoingSend("T", batch_request(b"", {}, producer.settings, 0), 600.0, queue, ordered=True))
-        timer.later(500, bulk.sender.answer)
+        timer.call_later(500, bulk.sender.answer)
 
     for queue in (q("b:1"), q("a:0")):  # its own, and another while no more may be out
         others(queue)

@@ -16,8 +16,9 @@ from rocketmq_spark.producer.outgoing import OutgoingSend
 from rocketmq_spark.producer.retry import RetryAttempt, RetryPolicy
 from rocketmq_spark.producer.send_queue import CompletionEffects, SendQueue
 from rocketmq_spark.producer.settings import ProducerSettings
+from tests.fakes.timer import ManualTimer
 from tests.helpers import waits_in
-from tests.producer.scripted import Bench, ManualTimer
+from tests.producer.bench import Bench
 from tests.queues import q
 
 OK = SendResult(SendStatus.SEND_OK, "", q("a:0"), 1)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Property, Response
 from rocketmq_spark.errors import (
     BrokerNotFound,
@@ -27,13 +25,11 @@ from rocketmq_spark.errors import (
 )
 from rocketmq_spark.model import (
     Message,
-    MessageQueue,
     Resent,
     SendRequest,
     SendResult,
     SendStatus,
     SpooledSend,
-    SpoolMetrics,
 )
 from rocketmq_spark.producer.producer import BaseProducer
 from rocketmq_spark.producer.resender import EngineResender
@@ -41,62 +37,21 @@ from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.producer.spool_bridge import is_storable_selector, is_transient, selector_function
 from rocketmq_spark.queues.environment import Environment
 from rocketmq_spark.queues.selection import select
-from rocketmq_spark.spool.spool import lane_of
 from rocketmq_spark.wire.envelope import INNER_TOPIC, QUEUE, unpack
 from rocketmq_spark.wire.properties import decode_properties
+from tests.fakes.sender import ScriptedSender, refused
+from tests.fakes.spool import FakeSpool
 from tests.helpers import raising
-from tests.producer.scripted import Bench, ScriptedSender, refused
+from tests.producer.bench import Bench
 from tests.queues import q, qs
 
 M = Message("T", b"x")
 MISSING = RouteNotFound("the name server knows no such topic", "ns:9876", Response.TOPIC_NOT_EXIST, "T")
 
 
-class FakeSpool:
-    """Implements ``ports.Spool``; ``room`` is how many sends it takes."""
-
-    listens = True
-
-    def __init__(self) -> None:
-        self.kept: list[SpooledSend] = []
-        self.calls = 0
-        self.room = 10**6
-        self.answers: list[MessageQueue] = []
-        self.closed = False
-
-    def holds(self, send: SpooledSend) -> bool:
-        return lane_of(send) in {lane_of(each) for each in self.kept} - {b""}
-
-    def keep(self, sends: Sequence[SpooledSend]) -> None:
-        self.calls += 1
-        if len(self.kept) + len(sends) > self.room:
-            raise SpoolFull("it is full")
-        self.kept += sends
-
-    def answered(self, queue: MessageQueue) -> None:
-        self.answers.append(queue)
-
-    def metrics(self) -> SpoolMetrics:
-        return SpoolMetrics(len(self.kept), 0, None, 0, 0, 0, 0)
-
-    def close(self, deadline: Deadline) -> None:
-        self.closed = True
-
-
-class Sender(ScriptedSender):
-    """Knows whether masters live."""
-
-    masters: bool | RocketMQError = True
-
-    def any_master(self) -> bool:
-        if isinstance(self.masters, RocketMQError):
-            raise self.masters
-        return self.masters
-
-
 @pytest.fixture
 def spool(bench: Bench) -> FakeSpool:
-    bench.sender = Sender(bench.time)
+    bench.sender = ScriptedSender(bench.time)
     return FakeSpool()
 
 
@@ -399,7 +354,7 @@ def test_what_is_left_is_spooled_when_the_close_is_interrupted(
     one = producer(bench, spool)
     bench.sender.script = [None]
     future = one.send_async(M)
-    monkeypatch.setattr(bench.timers["callback"], "hold", interrupted)
+    monkeypatch.setattr(bench.timers["callback"], "wait_notified", interrupted)
     with pytest.raises(SystemExit):
         one.close()
     assert future.result(0).status is SendStatus.SPOOLED

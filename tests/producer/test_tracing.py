@@ -26,8 +26,10 @@ from rocketmq_spark.wire import traces
 from rocketmq_spark.wire.messages import decode_batch
 from rocketmq_spark.wire.properties import decode_properties
 from rocketmq_spark.wire.traces import TraceRecord
+from tests.fakes.sender import ScriptedSender
+from tests.fakes.timer import Time
 from tests.helpers import raising
-from tests.producer.scripted import Bench, ScriptedSender, Time
+from tests.producer.bench import Bench
 from tests.queues import q, qs
 
 PLACE = "7F00000100002A9F0000000000000064"
@@ -332,7 +334,7 @@ def test_traced_producer_starts_even_without_a_thread_for_traces(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(producers, "sender", lambda options: ScriptedSender(Time()))
-    monkeypatch.setattr(Timer, "begin", raising(RuntimeError("can't start new thread")))
+    monkeypatch.setattr(Timer, "start", raising(RuntimeError("can't start new thread")))
     with producers.Producer("h:1", "g", enable_trace=True):
         assert "group g is not traced: can't start new thread" in caplog.text
 

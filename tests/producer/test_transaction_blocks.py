@@ -22,8 +22,8 @@ from rocketmq_spark.model.send import HalfState, TransactionState
 from rocketmq_spark.producer import transactions
 from rocketmq_spark.producer.transactions import HalfMessage
 from rocketmq_spark.wire.properties import decode_properties
+from tests.fakes.sender import refused
 from tests.mockbroker import eventually
-from tests.producer.scripted import refused
 from tests.producer.test_transactions import COPY, Shop, shop, unsent
 
 __all__ = ["shop"]

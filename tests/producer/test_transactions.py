@@ -27,15 +27,16 @@ from rocketmq_spark.errors import (
     SendFailed,
 )
 from rocketmq_spark.model import Message, MessageQueue, SendRequest, SendResult, SendStatus
-from rocketmq_spark.model.send import HalfPlace, HalfState, TransactionState, content_of_stored
+from rocketmq_spark.model.send import HalfPlace, HalfState, TransactionState, stored_content_digest
 from rocketmq_spark.producer import transactions
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.producer.transactions import TransactionProducer
 from rocketmq_spark.queues.environment import Environment
 from rocketmq_spark.wire.properties import decode_properties
 from tests.consumer.messages import message
-from tests.producer.scripted import ManualTimer, ScriptedSender, Time, refused
-from tests.producer.test_spool_bridge import FakeSpool
+from tests.fakes.sender import ScriptedSender, refused
+from tests.fakes.spool import FakeSpool
+from tests.fakes.timer import ManualTimer, Time
 
 COMMIT, ROLLBACK, UNKNOWN = TransactionState.COMMIT, TransactionState.ROLLBACK, TransactionState.UNKNOWN
 COPY = HalfPlace("T", "a", "g", "copy", "copy", 9, 99)
@@ -76,7 +77,7 @@ class Shop:
         asked = replace(message(0), body=b"x")
         properties = {**other.pop("properties", {}), "UNIQ_KEY": msg_id}
         asked = replace(asked, properties=properties, **other)
-        found = self.sender.check(asked, place._replace(content=content_of_stored(asked)))
+        found = self.sender.check(asked, place._replace(content=stored_content_digest(asked)))
         return found if isinstance(found, TransactionState) else found()
 
     def ends(self) -> list[tuple[HalfPlace, TransactionState]]:
@@ -256,7 +257,7 @@ def test_a_copy_has_what_brokers_add(shop: Shop) -> None:
     check = shop.sender.check
     assert check is not None
     copy = replace(message(0), body=b"x", properties=properties)
-    assert check(copy, COPY._replace(content=content_of_stored(copy))) is UNKNOWN
+    assert check(copy, COPY._replace(content=stored_content_digest(copy))) is UNKNOWN
     half.commit()
     assert shop.ends() == [(COPY, COMMIT)]
 
@@ -282,7 +283,7 @@ def test_a_question_that_crosses_a_commit_is_about_a_copy(shop: Shop, monkeypatc
     half = shop.producer.send_half(Message("T", b"x"))
     half.commit()
     assert shop.question(half.result.msg_id) is ROLLBACK
-    monkeypatch.setattr(transactions, "CROSSING_S", 0.0)
+    monkeypatch.setattr(transactions, "RACE_WINDOW_S", 0.0)
     late = shop.producer.send_half(Message("T", b"x"))
     late.commit()
     assert shop.question(late.result.msg_id) is COMMIT, "its broker has lost the decision"
@@ -389,7 +390,7 @@ def test_nor_is_it_looked_up(shop: Shop) -> None:
 def test_a_forked_process_decides_nothing(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     half = shop.producer.send_half(Message("T", b"x"))
     with monkeypatch.context() as forked:
-        forked.setattr("rocketmq_spark.base.process._process", [-1])
+        forked.setattr("rocketmq_spark.base.process._pid", [-1])
         with pytest.raises(ClosedError, match="was forked"):
             half.commit()
     assert (half.state, shop.ends()) == (HalfState.PREPARED, [])
@@ -513,7 +514,7 @@ def test_check_during_a_commit_waits_for_the_commit(
     def crossed(*given: Any) -> bool:
         assert shop.sender.check is not None
         copy = replace(message(0), body=b"x", properties={"UNIQ_KEY": half.result.msg_id})
-        found.append(shop.sender.check(copy, COPY._replace(content=content_of_stored(copy))))
+        found.append(shop.sender.check(copy, COPY._replace(content=stored_content_digest(copy))))
         return send(*given)
 
     with monkeypatch.context() as crossing:

@@ -13,8 +13,9 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import ConnectionLost
 from rocketmq_spark.model import Message, SendStatus
 from rocketmq_spark.producer import at_exit
-from tests.producer.scripted import Bench
-from tests.producer.test_spool_bridge import FakeSpool, producer
+from tests.fakes.spool import FakeSpool
+from tests.producer.bench import Bench
+from tests.producer.test_spool_bridge import producer
 
 
 def test_what_waits_for_company_is_sent_and_what_fails_is_named(

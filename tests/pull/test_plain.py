@@ -30,7 +30,7 @@ class Puller:
 
     model: Model
     settings: PullSettings = field(default_factory=lambda: PullSettings(batch_size=8))
-    compacted: Callable[[MessageQueue], bool] = bool
+    is_compacted: Callable[[MessageQueue], bool] = bool
 
     def reader(
         self,

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from rocketmq_spark import ports
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Request
 from rocketmq_spark.errors import AccessDenied, BrokerNotFound, ConnectionLost, OptionError, RocketMQError
@@ -17,6 +18,7 @@ from rocketmq_spark.pull import puller as puller_module
 from rocketmq_spark.pull.pacing import PullSettings
 from rocketmq_spark.pull.puller import Puller
 from tests.client.conftest import Parts
+from tests.fakes.ports import Fake
 
 QUEUE = MessageQueue("t", "broker-a", 3)
 TAGS, SQL = Filter("a || b"), Filter("n > 3", "SQL92")
@@ -75,12 +77,14 @@ def test_a_reader_has_the_settings_the_filter_and_the_replica(
     }
 
 
-class Source:
+class Batched:
+    """The one thing that is asked of a ``PullSource`` here."""
+
     def __init__(self, answer: bool | RocketMQError) -> None:
         self.answer = answer
         self.left_s = 0.0
 
-    def batched(self, queue: MessageQueue, deadline: Deadline) -> bool:
+    def stores_batches(self, queue: MessageQueue, deadline: Deadline) -> bool:
         self.left_s = deadline.remaining()
         if isinstance(self.answer, RocketMQError):
             raise self.answer
@@ -93,14 +97,14 @@ class Source:
 )
 def test_read_begins_although_the_topic_kind_is_unknown(answer: bool | RocketMQError, found: bool) -> None:
     """It waits for its broker, longer than that question does."""
-    assert replace(PULLER, source=Source(answer)).batched(QUEUE) is found  # type: ignore[arg-type]
+    assert replace(PULLER, source=Fake(ports.PullSource, Batched(answer))).stores_batches(QUEUE) is found  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("wanted", [TAGS, SQL])
 def test_a_question_takes_no_longer_than_its_read_may_wait(wanted: Filter) -> None:
     """The driver reads for a second what a task reads for two minutes."""
-    source = Source(False)
-    brief = replace(PULLER, source=source, settings=PullSettings(read_deadline_s=1.0))  # type: ignore[arg-type]
+    source = Batched(False)
+    brief = replace(PULLER, source=Fake(ports.PullSource, source), settings=PullSettings(read_deadline_s=1.0))  # type: ignore[arg-type]
     brief.broker_filter(QUEUE, wanted)
     assert 0.0 < source.left_s <= 1.0
 
@@ -118,16 +122,16 @@ def test_a_question_takes_no_longer_than_its_read_may_wait(wanted: Filter) -> No
 )
 def test_what_brokers_filter_by(answer: bool | RocketMQError, wanted: Filter, told: Filter) -> None:
     """Who decodes knows tags, and no expressions: one that brokers are not told would let everything through."""
-    assert replace(PULLER, source=Source(answer)).broker_filter(QUEUE, wanted) == told  # type: ignore[arg-type]
+    assert replace(PULLER, source=Fake(ports.PullSource, Batched(answer))).broker_filter(QUEUE, wanted) == told  # type: ignore[arg-type]
 
 
 def test_sql_filter_is_refused_once_a_topic_proves_a_batch_topic() -> None:
     with pytest.raises(OptionError, match="option 'sql' is 'n > 3', but t is a batch topic"):
-        replace(PULLER, source=Source(True)).broker_filter(QUEUE, SQL)  # type: ignore[arg-type]
+        replace(PULLER, source=Fake(ports.PullSource, Batched(True))).broker_filter(QUEUE, SQL)  # type: ignore[arg-type]
     with pytest.raises(AccessDenied):
-        replace(PULLER, source=Source(AccessDenied("no"))).broker_filter(QUEUE, SQL)  # type: ignore[arg-type]
+        replace(PULLER, source=Fake(ports.PullSource, Batched(AccessDenied("no")))).broker_filter(QUEUE, SQL)  # type: ignore[arg-type]
 
 
 def test_who_may_not_ask_what_kind_it_is_is_reported() -> None:
     with pytest.raises(AccessDenied):
-        replace(PULLER, source=Source(AccessDenied("no"))).batched(QUEUE)  # type: ignore[arg-type]
+        replace(PULLER, source=Fake(ports.PullSource, Batched(AccessDenied("no")))).stores_batches(QUEUE)  # type: ignore[arg-type]

@@ -23,7 +23,7 @@ class Puller:
 
     def __init__(self, model: Model, compacted: bool = False) -> None:
         self.model = model
-        self.compacted = lambda queue: compacted
+        self.is_compacted = lambda queue: compacted
         self.asked: list[tuple[Filter, str | None]] = []
 
     def reader(

@@ -35,6 +35,6 @@ def test_a_consumer_that_is_left_out_gets_none() -> None:
     "config",
     ["nonsense", '["T/a"]', '["T/a/x"]', '["T/a/²"]', '{"T": {"a": ["0"]}}', '{"p": 3}', "[1]", '{"T": {"a": 1}}', 7],
 )
-def test_anything_else_is_refused_with_the_value_and_what_is_expected(config: Any) -> None:
+def test_invalid_allocation_config_error_names_expected_value(config: Any) -> None:
     with pytest.raises(OptionError, match=r"option 'allocationConfig' is .*expected a list of queues"):
         fixed_queues(config)("p")

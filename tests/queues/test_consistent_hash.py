@@ -29,12 +29,12 @@ def places(key: str) -> int:
     return {"a-0": 10, "a-1": 30, "a-2": 50, "b-0": 20, "b-1": 30}.get(key, int(key) if key.isdigit() else 99)
 
 
-def test_a_key_belongs_to_the_first_place_at_or_after_it_and_wraps() -> None:
+def test_key_belongs_to_next_place_on_ring_and_wraps() -> None:
     ring = Ring(["a", "b"], 1, places)
     assert [ring.owner(key) for key in ("5", "10", "11", "20", "21")] == ["a", "a", "b", "b", "a"]
 
 
-def test_a_later_place_with_an_equal_hash_wins_and_a_repeated_consumer_goes_on_numbering() -> None:
+def test_later_hash_wins_tie_and_repeated_consumer_adds_places() -> None:
     assert Ring(["a", "b"], 2, places).owner("30") == "b"
     assert Ring(["a", "a"], 1, places).places == [10, 30]
 

@@ -9,9 +9,9 @@ from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.options import parse
 from rocketmq_spark.queues.environment import (
     Environment,
-    Own,
+    EnvironmentQueues,
     _warn_of_position,
-    check_chosen,
+    check_environment_set,
     environment_of,
     environment_of_group,
     owners,
@@ -23,22 +23,22 @@ EIGHT = qs("b:0-3 a:0-3")
 
 
 @pytest.mark.parametrize(("number", "queue"), [(1, "a:0"), (3, "a:2"), (5, "b:0"), ("8", "b:3")])
-def test_3_3_environment_n_owns_the_nth_queue(number: Any, queue: str) -> None:
+def test_environment_n_owns_the_nth_queue(number: Any, queue: str) -> None:
     assert names(Environment.of(number).owned(EIGHT)) == queue
 
 
-def test_3_10_a_number_out_of_range_names_option_value_and_expectation() -> None:
+def test_number_out_of_range_names_option_value_and_expectation() -> None:
     with pytest.raises(OptionError, match="option 'environment' is 9; expected a whole number from 1 to 8, the number"):
         Environment.of(9).owned(EIGHT)
 
 
 @pytest.mark.parametrize("value", [0, -1, "x", "", None, 1.5, True])
-def test_3_10_what_is_no_number_at_all_is_refused_at_once(value: Any) -> None:
+def test_what_is_no_number_at_all_is_refused_at_once(value: Any) -> None:
     with pytest.raises(OptionError, match=r"option 'environment' is .*; expected a whole number of at least 1"):
         Environment.of(value)
 
 
-def test_3_8_a_known_count_gives_each_environment_queues_of_every_broker() -> None:
+def test_known_count_gives_environment_queues_of_every_broker() -> None:
     shares = [names(Environment.of(n, 4).owned(EIGHT)) for n in (1, 2, 3, 4)]
     assert shares == ["a:0 b:0", "a:1 b:1", "a:2 b:2", "a:3 b:3"]
     assert names(Environment.of("2", "2").owned(EIGHT)) == "a:1 a:3 b:1 b:3"
@@ -77,7 +77,7 @@ def test_a_layout_that_is_none_is_refused(layout: Any) -> None:
     "layout",
     [{"d1": [0], "d2": [0]}, {"d1": [0], "d2": {"a": [0]}}, {"d1": {"a": [1]}, "d2": {"a": [0, 1]}}],
 )
-def test_3_1_no_queue_may_belong_to_two_environments(layout: Any) -> None:
+def test_no_queue_may_belong_to_two_environments(layout: Any) -> None:
     with pytest.raises(OptionError, match="expected each queue to belong to one environment"):
         Environment.of("d1", layout)
     assert Environment.of("d1", {"d1": {"a": [1]}, "d2": {"b": [1]}}).owned(qs("a:1 b:1")) == qs("a:1")
@@ -91,26 +91,26 @@ def test_each_topic_is_looked_at_by_itself() -> None:
 
 
 @pytest.mark.parametrize("layout", [None, 8, {"5": {"b": [0]}, "1": {"a": [0]}}])
-def test_both_directions_agree_although_one_broker_takes_no_messages(layout: Any) -> None:
+def test_read_and_write_queues_agree_if_one_broker_is_read_only(layout: Any) -> None:
     queues = qs("a:0-7 b:0-7") if layout == 8 else EIGHT
     environment = Environment.of(5, layout)
     writable = [queue for queue in queues if queue.broker_name == "b"]
-    read, written = environment.owned(queues), environment.publish(queues, writable)
+    read, written = environment.owned(queues), environment.writable(queues, writable)
     assert written
     assert set(written) <= set(read)
 
 
 @pytest.mark.parametrize("number", [1, 5])
-def test_an_environment_by_position_keeps_its_queues_whatever_the_route_says_now(number: int) -> None:
+def test_environment_by_position_keeps_queues_if_route_changes(number: int) -> None:
     environment = Environment.of(number)
     kept = environment.owned(EIGHT)
     mine = [queue for queue in kept if queue.broker_name == "b"]
     assert environment.owned(qs("b:0-3"), kept) == mine
     assert environment.owned(EIGHT, kept) == kept
-    assert environment.owned(qs("b:0-3", "U"), kept, {"U"}) == environment._of_topic(qs("b:0-3", "U"))
+    assert environment.owned(qs("b:0-3", "U"), kept, {"U"}) == environment._queues_of_topic(qs("b:0-3", "U"))
 
 
-def test_layouts_that_do_not_count_positions_do_not_look_at_what_was() -> None:
+def test_layouts_without_positions_ignore_previous_queues() -> None:
     assert names(Environment.of(2, 4).owned(EIGHT, qs("a:0"))) == "a:1 b:1"
     layout = {"x": {"a": [0]}}
     assert Environment.of("x", layout).owned(qs("b:0-3"), (), {"T"}) == []
@@ -118,21 +118,21 @@ def test_layouts_that_do_not_count_positions_do_not_look_at_what_was() -> None:
         Environment.of("x", layout).owned(qs("b:0-3"), qs("a:0"))
 
 
-def test_an_environment_whose_queues_take_no_messages_is_an_error_not_another_queue() -> None:
+def test_environment_without_writable_queue_raises_error() -> None:
     with pytest.raises(BrokerNotFound, match="environment '1' owns T/a/0, none of which takes messages now; a cannot"):
-        Environment.of(1).publish(EIGHT, qs("b:0-3"))
+        Environment.of(1).writable(EIGHT, qs("b:0-3"))
     with pytest.raises(OptionError, match=r"environment '1' owns T/a/0, none of which takes messages now$"):
-        Environment.of(1).publish(EIGHT, qs("a:1-3 b:0-3"))  # its broker is there, and takes none in this queue
+        Environment.of(1).writable(EIGHT, qs("a:1-3 b:0-3"))  # its broker is there, and takes none in this queue
 
 
-def test_a_broker_of_the_environment_that_left_the_route_may_come_back() -> None:
+def test_environment_broker_missing_from_route_is_retriable() -> None:
     mine = Environment.of("x", {"x": {"a": [0], "c": [0]}, "y": {"b": [0]}})
     with pytest.raises(BrokerNotFound, match="topic 'T' has none of them; a, c cannot accept messages now") as e:
-        mine.publish(qs("b:0"), qs("b:0"))
+        mine.writable(qs("b:0"), qs("b:0"))
     assert e.value.retriable
-    assert mine.publish(qs("a:0 b:0"), qs("a:0 b:0")) == qs("a:0")
+    assert mine.writable(qs("a:0 b:0"), qs("a:0 b:0")) == qs("a:0")
     with pytest.raises(OptionError, match="gives 'z' the queues b:9; topic 'T' has none of them"):
-        Environment.of("z", {"z": {"b": [9]}}).publish(qs("b:0"), qs("b:0"))
+        Environment.of("z", {"z": {"b": [9]}}).writable(qs("b:0"), qs("b:0"))
 
 
 def test_an_environment_that_is_a_number_alone_warns_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -151,19 +151,19 @@ def test_environments_need_the_one_to_use() -> None:
         environment_of(parse({"environments": "3"}))
 
 
-def test_3_1_the_members_of_an_environment_have_a_group_and_queues_of_their_own() -> None:
+def test_environment_members_have_own_group_and_queues() -> None:
     one = Environment.of("dev", {"dev": [0], "test": [1]})
     assert one.group("billing") == "billing_env_dev"
-    assert names(Own(one)(EIGHT)) == "a:0 b:0"
+    assert names(EnvironmentQueues(one)(EIGHT)) == "a:0 b:0"
     retries = qs("a:0-1 b:1", "%RETRY%billing_env_dev")
-    assert Own(one)(retries) == retries
-    assert Own(None)(EIGHT) == EIGHT
-    assert Own(one)([]) == []
+    assert EnvironmentQueues(one)(retries) == retries
+    assert EnvironmentQueues(None)(EIGHT) == EIGHT
+    assert EnvironmentQueues(one)([]) == []
 
 
 def test_queues_that_members_had_by_position_stay_theirs(caplog: pytest.LogCaptureFixture) -> None:
     """Also where the topic was made again elsewhere: the log says once that nothing is read."""
-    own = Own(Environment.of(1))
+    own = EnvironmentQueues(Environment.of(1))
     for _ in range(2):
         assert names(own(EIGHT)) == "a:0"
         caplog.clear()
@@ -189,7 +189,7 @@ def test_a_group_tells_its_environment() -> None:
 SUFFIX = {"environmentMode": "suffix"}
 
 
-def test_3_2_with_a_suffix_all_queues_are_used() -> None:
+def test_with_a_suffix_all_queues_are_used() -> None:
     assert environment_of(parse({**SUFFIX, "environment": "dev"})) is None
     assert suffix_of(parse({**SUFFIX, "environment": "dev"})) == "dev"
     assert suffix_of(parse({"environment": "1"})) == ""
@@ -207,13 +207,13 @@ def test_3_2_with_a_suffix_all_queues_are_used() -> None:
         ({**SUFFIX, "environment": "eu_dev"}, "option 'environment' is 'eu_dev'.*no '_', for that divides both"),
     ],
 )
-def test_3_2_what_a_suffix_cannot_be_is_refused(given: dict[str, str], problem: str) -> None:
+def test_what_a_suffix_cannot_be_is_refused(given: dict[str, str], problem: str) -> None:
     with pytest.raises(OptionError, match=problem):
         environment_of(parse(given))
 
 
 @pytest.mark.parametrize("given", [{}, {"environmentMode": "suffix"}])
-def test_3_10_a_bad_name_from_the_variable_names_the_variable(given: dict[str, str]) -> None:
+def test_bad_name_from_the_variable_names_the_variable(given: dict[str, str]) -> None:
     parsed = parse({**given}, {"ROCKETMQ_ENVIRONMENT": "ä"})
     with pytest.raises(OptionError, match="variable ROCKETMQ_ENVIRONMENT is 'ä'; expected"):
         environment_of(parsed)
@@ -223,12 +223,12 @@ def test_3_10_a_bad_name_from_the_variable_names_the_variable(given: dict[str, s
     ("given", "problem"),
     [({}, "needs option 'environment'"), ({**SUFFIX, "environment": "dev"}, "has topics of its own: omit it")],
 )
-def test_what_chooses_queues_by_environment_needs_one_with_queues(given: dict[str, str], problem: str) -> None:
+def test_selector_by_environment_needs_environment_with_queues(given: dict[str, str], problem: str) -> None:
     with pytest.raises(OptionError, match=f"option 'queueSelector' is 'environment', which .*{problem}"):
-        check_chosen(parse(given), "queueSelector")
+        check_environment_set(parse(given), "queueSelector")
 
 
 @pytest.mark.parametrize("prefix", ["%RETRY%", "%DLQ%"])
-def test_3_4_a_group_s_own_topics_are_not_shared_out(prefix: str) -> None:
+def test_group_s_own_topics_are_not_shared_out(prefix: str) -> None:
     queues = [MessageQueue(f"{prefix}g_env_2", "a", 0)]
     assert Environment.of(2, 3).owned(queues) == queues

@@ -19,7 +19,7 @@ def test_every_vector_of_the_java_class(case: dict[str, object]) -> None:
     assert java_hash(java_value(case)) == case["java_hash"]
 
 
-def test_long_differs_from_int_for_negative_numbers_and_is_used_beyond_32_bits() -> None:
+def test_long_hash_differs_if_negative_and_serves_past_32_bits() -> None:
     assert (java_hash(-1), java_hash(Long(-1))) == (-1, 0)
     assert java_hash(123456789012) == java_hash(Long(123456789012)) == -1097262584
     assert java_hash(-(1 << 63)) == -(1 << 31)

@@ -5,7 +5,7 @@ import os.path
 import pytest
 
 from rocketmq_spark.errors import OptionError
-from rocketmq_spark.options.names import nearest, resolve
+from rocketmq_spark.options.names import resolve, unknown_value
 
 
 def test_a_callable_is_itself_and_a_name_is_imported() -> None:
@@ -15,19 +15,19 @@ def test_a_callable_is_itself_and_a_name_is_imported() -> None:
 
 
 @pytest.mark.parametrize("given", ["no.such.module:f", "os.path:nothing", "os.path:", ":f", "os:sep"])
-def test_what_cannot_be_called_is_named_with_option_and_expectation(given: str) -> None:
+def test_uncallable_selector_error_names_option_and_expectation(given: str) -> None:
     with pytest.raises(OptionError, match=r"option 'queueSelector' is .*expected") as e:
         resolve(given, "queueSelector")
     assert given in str(e.value)
 
 
 def test_nearest_offers_the_name_that_was_meant() -> None:
-    text = nearest("allocationStrategy", "avaragely", ("averagely", "config"))
+    text = unknown_value("allocationStrategy", "avaragely", ("averagely", "config"))
     assert (
         text
         == "option 'allocationStrategy' is 'avaragely'; expected one of averagely, config; did you mean 'averagely'?"
     )
-    assert "did you mean" not in nearest("o", "zzz", ("averagely",))
+    assert "did you mean" not in unknown_value("o", "zzz", ("averagely",))
 
 
 @pytest.mark.parametrize("value", ["", " ", "n", "disabled", "never", "None", "0.0", "False;", "2"])
@@ -46,7 +46,7 @@ def test_the_switch_may_allow_code_explicitly(monkeypatch: pytest.MonkeyPatch, v
 
 
 @pytest.mark.parametrize("value", ["0", "false", "No", "off", " OFF "])
-def test_who_sets_the_machine_up_may_say_that_options_name_no_code(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+def test_environment_variable_forbids_options_that_name_code(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     monkeypatch.setenv("ROCKETMQ_SPARK_ALLOW_CALLABLES", value)
     with pytest.raises(
         OptionError, match="'queueSelector' is 'os:getcwd', which names code to run, but variable ROCKETMQ_SPARK_ALLOW"

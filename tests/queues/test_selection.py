@@ -25,7 +25,7 @@ def last_of_three(queues: list[MessageQueue], message: Message, arg: object) -> 
 
 
 @in_one_test("case", read("select_by_hash"))
-def test_0_10_hash_equals_the_java_class_on_every_vector(case: dict[str, Any]) -> None:
+def test_hash_equals_the_java_class_on_every_vector(case: dict[str, Any]) -> None:
     arg = Long(case["arg"]) if case["arg_type"] == "Long" else case["arg"]
     for size, expected in case["selected_by_size"].items():
         queues = [MessageQueue("T", "b", i) for i in range(int(size))]
@@ -33,23 +33,23 @@ def test_0_10_hash_equals_the_java_class_on_every_vector(case: dict[str, Any]) -
 
 
 @pytest.mark.parametrize("arg", [None, 1.0, b"key", object()])
-def test_0_10_hash_refuses_an_arg_without_a_portable_hash(arg: object) -> None:
+def test_hash_refuses_an_arg_without_a_portable_hash(arg: object) -> None:
     with pytest.raises(SelectorError, match=r"queue selector 'hash': cannot hash .* pass the key as arg"):
         select("hash", SIX, MESSAGE, arg)
 
 
-def test_0_10_the_three_strings_with_the_smallest_hash_do_not_fail() -> None:
+def test_the_three_strings_with_the_smallest_hash_do_not_fail() -> None:
     for text in ("polygenelubricants", "GydZG_", "DESIGNING WORKHOUSES"):
         assert select("hash", qs("b:0-2"), MESSAGE, text).queue_id == 2
 
 
-def test_0_11_machine_room_without_rooms_chooses_none_and_says_so() -> None:
+def test_machine_room_without_rooms_chooses_none_and_says_so() -> None:
     for arg in (None, "", (), 3):
         with pytest.raises(SelectorError, match="chose no queue: pass a room"):
             select("machineRoom", SIX, MESSAGE, arg)
 
 
-def test_0_11_machine_room_with_rooms_stays_inside_them() -> None:
+def test_machine_room_with_rooms_stays_inside_them() -> None:
     queues = qs("hz@b1:0-1 hz@b2:0 sh@b3:0 bj@b4:0 plain:0")
     rng = random.Random(1)
     found = {select("machineRoom", queues, MESSAGE, ["hz", "sh"], rng=rng) for _ in range(200)}
@@ -61,7 +61,7 @@ def test_0_11_machine_room_with_rooms_stays_inside_them() -> None:
         select("machineRoom", qs("plain:0"), MESSAGE, "plain")
 
 
-def test_0_12_random_is_uniform_and_can_be_seeded() -> None:
+def test_random_is_uniform_and_can_be_seeded() -> None:
     queues = qs("a:0-3 b:0-3")
     counts = Counter(select("random", queues, MESSAGE, rng=random.Random(seed)) for seed in range(4000))
     expected = 4000 / 8
@@ -72,7 +72,7 @@ def test_0_12_random_is_uniform_and_can_be_seeded() -> None:
     ]
 
 
-def test_0_13_a_callable_or_its_name_chooses() -> None:
+def test_callable_or_its_name_chooses() -> None:
     assert select(last_of_three, SIX, MESSAGE) == SIX[2]
     assert select(f"{__name__}:last_of_three", SIX, MESSAGE) == SIX[2]
     seen: list[object] = []
@@ -80,7 +80,7 @@ def test_0_13_a_callable_or_its_name_chooses() -> None:
     assert seen == [MESSAGE, "A"]
 
 
-def test_0_5_a_callable_gets_a_copy_of_the_list() -> None:
+def test_callable_gets_a_copy_of_the_list() -> None:
     published = list(SIX)
 
     def greedy(queues: list[MessageQueue], message: Message, arg: object) -> MessageQueue:
@@ -90,7 +90,7 @@ def test_0_5_a_callable_gets_a_copy_of_the_list() -> None:
     assert published == SIX
 
 
-def test_0_6_what_a_callable_raises_is_wrapped_with_its_cause() -> None:
+def test_what_a_callable_raises_is_wrapped_with_its_cause() -> None:
     with pytest.raises(SelectorError, match=r"select message queue threw exception: ZeroDivisionError") as e:
         select(lambda queues, message, arg: 1 / 0, SIX, MESSAGE)  # type: ignore[arg-type, return-value]
     assert isinstance(e.value.__cause__, ZeroDivisionError)
@@ -98,7 +98,7 @@ def test_0_6_what_a_callable_raises_is_wrapped_with_its_cause() -> None:
         select(raising(SystemExit("mine")), SIX, MESSAGE)
 
 
-def test_0_8_a_callable_that_chooses_nothing_or_a_stranger_is_an_error() -> None:
+def test_callable_that_chooses_nothing_or_a_stranger_is_an_error() -> None:
     with pytest.raises(SelectorError, match="select message queue return null"):
         select(lambda queues, message, arg: None, SIX, MESSAGE)
     with pytest.raises(SelectorError, match="expected one of the 6 queues"):
@@ -107,7 +107,7 @@ def test_0_8_a_callable_that_chooses_nothing_or_a_stranger_is_an_error() -> None
         select(lambda queues, message, arg: 3, SIX, MESSAGE)  # type: ignore[arg-type, return-value]
 
 
-def test_3_5_environment_by_number_or_by_layout() -> None:
+def test_environment_by_number_or_by_layout() -> None:
     assert names([select("environment", SIX, MESSAGE, 3)]) == "a:2"
     owned = {select("environment", SIX, MESSAGE, Environment.of(1, 2)) for _ in range(200)}
     assert owned == set(qs("a:0 a:2 b:0"))
@@ -124,7 +124,7 @@ def test_column_is_the_queue_that_the_data_names() -> None:
             select("column", SIX, MESSAGE, arg)
 
 
-def test_names_are_matched_in_any_case_and_unknown_ones_get_an_offer() -> None:
+def test_selector_names_ignore_case_and_typos_get_suggestion() -> None:
     assert select("RANDOM", qs("a:0"), MESSAGE) == qs("a:0")[0]
     with pytest.raises(OptionError, match=r"option 'queueSelector' is 'hahs'; expected .* did you mean 'hash'"):
         select("hahs", SIX, MESSAGE)
@@ -142,7 +142,7 @@ def test_names_are_matched_in_any_case_and_unknown_ones_get_an_offer() -> None:
         (-7, 2147483642, -6, 2),
     ],
 )
-def test_0_15_the_index_wraps_like_javas(stored: int, returned: int, after: int, position: int) -> None:
+def test_the_index_wraps_like_javas(stored: int, returned: int, after: int, position: int) -> None:
     index = RoundRobin(stored=stored)
     assert index.next() == returned
     assert index.stored == after
@@ -157,19 +157,19 @@ def test_0_15_the_index_wraps_like_javas(stored: int, returned: int, after: int,
         ("a:0-2", 0, "a", "a:1 a:2 a:0", 12),
     ],
 )
-def test_0_15_round_robin_avoids_the_last_broker(queues: str, stored: int, last: str, picks: str, after: int) -> None:
+def test_round_robin_avoids_the_last_broker(queues: str, stored: int, last: str, picks: str, after: int) -> None:
     index, listed = RoundRobin(stored=stored), qs(queues)
     assert names([index.pick(listed, last) for _ in picks.split()]) == picks
     assert index.stored == after
 
 
-def test_0_15_eight_hundred_sends_of_one_thread_are_spread_evenly() -> None:
+def test_eight_hundred_sends_of_one_thread_are_spread_evenly() -> None:
     queues = qs("a:0-3 b:0-3")
     counts = Counter(select("roundRobin", queues, MESSAGE) for _ in range(800))
     assert counts == dict.fromkeys(queues, 100)
 
 
-def test_0_15_each_thread_starts_somewhere_else() -> None:
+def test_each_thread_starts_somewhere_else() -> None:
     queues = qs("a:0-999")
     first: list[MessageQueue] = []
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rocketmq_spark.base.budget import Arrivals
+from rocketmq_spark.base.budget import ReceiveBudget
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Flag, PullSysFlag, Response, SerializeType
 from rocketmq_spark.errors import CallTimeout, ConnectionLost, RemoteProtocolError
@@ -241,9 +241,9 @@ def test_memory_is_taken_for_arrived_bytes_not_announced_ones(wire: Wire) -> Non
 
 
 def test_an_answer_to_a_pull_must_find_room_among_what_arrives(wire: Wire) -> None:
-    others = Arrivals(100_000)
-    wire.stream._account = others.of("mine")
-    other = others.of("other")
+    others = ReceiveBudget(100_000)
+    wire.stream._account = others.account("mine")
+    other = others.account("other")
     assert other.resize(50_000)
     wire.feed((256 << 20).to_bytes(4, "big") + bytes(wire.stream.room - 4))
     while wire.stream.full:
@@ -258,14 +258,14 @@ def test_an_answer_to_a_pull_must_find_room_among_what_arrives(wire: Wire) -> No
 
 
 def test_a_stream_whose_room_others_need_ends(wire: Wire) -> None:
-    others = Arrivals(100_000)
-    wire.stream._account = others.of("mine")
+    others = ReceiveBudget(100_000)
+    wire.stream._account = others.account("mine")
     wire.feed((256 << 20).to_bytes(4, "big") + bytes(wire.stream.room - 4))
     wire.stream.compact(())
     assert others.used > 0
-    assert others.of("other").resize(99_000) is False
+    assert others.account("other").resize(99_000) is False
     assert wire.stream._account.resize(90_000)
-    assert others.of("other").resize(20_000)
+    assert others.account("other").resize(20_000)
     with pytest.raises(ConnectionLost, match="other arriving frames"):
         wire.stream.receive(1.0)
 

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rocketmq_spark.base.budget import Arrivals
+from rocketmq_spark.base.budget import ReceiveBudget
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Flag, Request, Response, SerializeType
 from rocketmq_spark.errors import CallTimeout, ConnectionLost, RemoteProtocolError, RocketMQError
@@ -572,7 +572,7 @@ def unfinished(answers_bytes: int) -> Iterator[str]:
 def test_an_answer_that_does_not_get_on_fails_its_call(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
     """However long its caller would wait: options of a service's users say that, too."""
     monkeypatch.setattr(protocol, "QUIET_TICKS", 3)
-    arriving = Arrivals()
+    arriving = ReceiveBudget()
     with unfinished(2 << 20) as address:
         connection = connect(address, arriving=arriving)
         with pytest.raises(ConnectionLost, match=r"an answer of 8\d+ bytes was dropped: less than 1 MiB of it arrived"):
@@ -583,7 +583,7 @@ def test_an_answer_that_does_not_get_on_fails_its_call(connect: Connect, monkeyp
 def test_an_answer_whose_room_others_need_fails_its_call(broker: MockBroker, connect: Connect) -> None:
     """The servers of a client share its room, and none can take what others need."""
     broker.on(PING, ok(bytes(3 << 20)))
-    arriving = Arrivals(8 << 20)
+    arriving = ReceiveBudget(8 << 20)
     got = Outcomes()
     with unfinished(7 << 20) as address:
         connect(address, arriving=arriving).call_each([(ping(), got)], soon(1000.0))

@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.tls_files import MOST_PARTS, Reloaded
+from rocketmq_spark.base.tls_files import MAX_PEM_BLOCKS, ReloadedFiles
 from rocketmq_spark.errors import (
     CallTimeout,
     CertificateRefused,
@@ -480,14 +480,14 @@ def test_files_of_tls_are_read_only_to_a_limit(option: str, tmp_path: Path) -> N
     certs = certificates(tmp_path)
     given = TlsSettings(certs.ca, certs.cert("server"), certs.key("server"))
     for content, problem in (
-        (b"-----BEGIN CERTIFICATE-----\n" + b"A" * paths.MOST_BYTES, f"more than {paths.MOST_BYTES} bytes"),
-        (b"-----BEGIN CERTIFICATE-----\n" * (MOST_PARTS + 1), f"more than {MOST_PARTS} certificates"),
+        (b"-----BEGIN CERTIFICATE-----\n" + b"A" * paths.MAX_FILE_BYTES, f"more than {paths.MAX_FILE_BYTES} bytes"),
+        (b"-----BEGIN CERTIFICATE-----\n" * (MAX_PEM_BLOCKS + 1), f"more than {MAX_PEM_BLOCKS} certificates"),
     ):
         (file := tmp_path / "large.pem").write_bytes(content)
         with pytest.raises(OptionError, match=problem):
             ssl_context(replace(given, **{option: str(file)}))
     (file := tmp_path / "endless").symlink_to("/dev/zero")
-    with pytest.raises(OptionError, match=f"more than {paths.MOST_BYTES} bytes"):
+    with pytest.raises(OptionError, match=f"more than {paths.MAX_FILE_BYTES} bytes"):
         ssl_context(replace(given, **{option: str(file)}))
 
 
@@ -509,7 +509,7 @@ def test_a_load_that_failed_slowly_is_not_repeated_soon(tmp_path: Path, monkeypa
 
     monkeypatch.setattr(time, "monotonic", lambda: now)
     (file := tmp_path / "key.pem").write_bytes(b"a")
-    key = Reloaded([str(file)], load)
+    key = ReloadedFiles([str(file)], load)
 
     def attempts() -> int:
         with pytest.raises(ssl.SSLError, match="wrong password"):

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.process import Living
+from rocketmq_spark.base.process import LiveObjects
 from rocketmq_spark.errors import CallTimeout, ClosedError, ConnectionLost
 from rocketmq_spark.remoting import pool as pool_module
 from rocketmq_spark.remoting.pool import ConnectOptions, Pool
@@ -379,14 +379,14 @@ def test_idle_connections_of_unused_client_are_closed_by_others(
         pool.get(broker.address, soon())
         assert not idle.closed
         monkeypatch.setattr(pool_module, "IDLE_S", -1.0)
-        monkeypatch.setattr(pool_module._pools, "_next", 0.0)
+        monkeypatch.setattr(pool_module._pools, "_next_due", 0.0)
         pool.get(broker.address, soon())
         assert (idle.closed, busy.closed) == (True, False)
         again = unused.get(broker.address, soon())
-        monkeypatch.setattr(pool_module._pools, "_next", 0.0)
+        monkeypatch.setattr(pool_module._pools, "_next_due", 0.0)
         with unused._lock:  # it is in use: nobody waits for it
             pool.get(broker.address, soon())
         assert not again.closed
-        monkeypatch.setattr(pool_module, "_pools", Living())  # as in a forked child
+        monkeypatch.setattr(pool_module, "_pools", LiveObjects())  # as in a forked child
         pool.get(broker.address, soon())
         assert not again.closed, "it is the parent's"

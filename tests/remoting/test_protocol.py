@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketmq_spark.base.budget import Arrivals
+from rocketmq_spark.base.budget import ReceiveBudget
 from rocketmq_spark.base.codes import Flag, Request, Response, SerializeType
 from rocketmq_spark.errors import ConnectionLost, LocalProtocolError, RemoteProtocolError
 from rocketmq_spark.remoting import protocol
@@ -368,8 +368,8 @@ def test_a_request_behind_a_large_answer_is_judged_too() -> None:
 @pytest.mark.parametrize("how", ["give up", "expired", "lost"])
 def test_an_answer_for_which_nobody_waits_any_more_is_dropped(how: str) -> None:
     """What has arrived of it, and what still arrives: a slow server would have the client hold it for ever."""
-    room = Arrivals(10_000)
-    talk: RemotingProtocol[str] = RemotingProtocol(MAX_FRAME, 1000, room.of(0))
+    room = ReceiveBudget(10_000)
+    talk: RemotingProtocol[str] = RemotingProtocol(MAX_FRAME, 1000, room.account(0))
     number = talk.send(Command(PING), "a")
     talk.send(Command(PING), "b")
     large = answer(0, bytes(5000))
@@ -389,8 +389,8 @@ def test_an_answer_for_which_nobody_waits_any_more_is_dropped(how: str) -> None:
 
 
 def test_only_what_has_arrived_of_a_large_answer_counts() -> None:
-    room = Arrivals(12_000)
-    talks = [RemotingProtocol[str](MAX_FRAME, 1000, room.of(number)) for number in range(4)]
+    room = ReceiveBudget(12_000)
+    talks = [RemotingProtocol[str](MAX_FRAME, 1000, room.account(number)) for number in range(4)]
     large = answer(0, bytes(50_000))
     for talk in talks[:3]:  # servers that announce more than there is, and send little of it
         talk.send(Command(PING), "a")
@@ -403,8 +403,8 @@ def test_only_what_has_arrived_of_a_large_answer_counts() -> None:
 
 
 def test_a_server_that_sends_much_takes_no_answer_of_others() -> None:
-    room = Arrivals(12_000)
-    greedy, other = (RemotingProtocol[str](MAX_FRAME, 1000, room.of(number)) for number in range(2))
+    room = ReceiveBudget(12_000)
+    greedy, other = (RemotingProtocol[str](MAX_FRAME, 1000, room.account(number)) for number in range(2))
     greedy.send(Command(PING), "a")
     assert in_pieces(greedy, answer(0, bytes(50_000))[:11_900]) == []
     other.send(Command(PING), "b")
@@ -422,9 +422,9 @@ def test_a_server_that_sends_much_takes_no_answer_of_others() -> None:
 
 def test_a_large_request_of_a_server_has_the_limit_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protocol, "LARGE_BYTES", 1000)
-    room = Arrivals(12_000)
-    assert room.of("other").resize(6000)
-    talk: RemotingProtocol[str] = RemotingProtocol(MAX_FRAME, 8000, room.of("mine"))
+    room = ReceiveBudget(12_000)
+    assert room.account("other").resize(6000)
+    talk: RemotingProtocol[str] = RemotingProtocol(MAX_FRAME, 8000, room.account("mine"))
     (event,) = in_pieces(talk, pushed(7000))
     assert isinstance(event, RequestReceived)
     assert (event.held_bytes, event.drop_reason, talk._splitter.buffered) == (None, protocol._NO_ROOM, 0)
@@ -433,8 +433,8 @@ def test_a_large_request_of_a_server_has_the_limit_too(monkeypatch: pytest.Monke
 @pytest.mark.parametrize("is_push", [False, True], ids=["answer", "request"])
 def test_a_large_frame_that_does_not_get_on_is_dropped(is_push: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protocol, "LARGE_BYTES", 1000)
-    room = Arrivals(100_000)
-    talk: RemotingProtocol[str] = RemotingProtocol(MAX_FRAME, 9000, room.of(0))
+    room = ReceiveBudget(100_000)
+    talk: RemotingProtocol[str] = RemotingProtocol(MAX_FRAME, 9000, room.account(0))
     talk.send(Command(PING), "a")
     large = pushed(8000) if is_push else answer(0, bytes(8000))
     in_pieces(talk, large[:1500])

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from rocketmq_spark import session
+from rocketmq_spark import ports, session
 from rocketmq_spark.base import codes, process
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import BrokerNotFound, CallTimeout, ConnectionLost, OptionError, RocketMQError, RouteNotFound
@@ -16,8 +16,11 @@ from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.spark.sink import checks, task
 from rocketmq_spark.spark.sink.exactly_once import NotedQueuesSender
+from tests.fakes.ports import Fake
+from tests.fakes.sender import ScriptedSender
+from tests.fakes.timer import Time
 from tests.live.writes import TYPES, frame, sink_options
-from tests.producer.scripted import ScriptedSender, Time, qs
+from tests.queues import qs
 
 OLD = 409  # 4.9.8
 
@@ -162,7 +165,7 @@ class Asked:
     def missing_topic(self, error):
         return error
 
-    def timers(self, topic, brokers, deadline):
+    def max_timer_delays_ms(self, topic, brokers, deadline):
         self.versions_asked.append((sorted(brokers), deadline.remaining() <= 3.0))
         return {name: 1000 * (v >= codes.FIRST_WITH_TIMERS) for name, v in self.versions.items() if name in brokers}
 
@@ -176,12 +179,13 @@ class Asked:
 
 @pytest.fixture
 def use(monkeypatch):
-    process.kept(checks._TOPICS_KEY).clear()
-    process.kept(checks._TIMERS_KEY).clear()
-    process.kept(checks._NUMBERS_KEY).clear()
+    process.entries(checks._TOPICS_KEY).clear()
+    process.entries(checks._TIMERS_KEY).clear()
+    process.entries(checks._NUMBERS_KEY).clear()
 
     def patch(client):
-        monkeypatch.setattr(session, "sender", lambda options: client)
+        sender = Fake(ports.Sender, client)
+        monkeypatch.setattr(session, "sender", lambda options: sender)
         return client
 
     return patch
@@ -216,7 +220,7 @@ class Numbered(Asked):
         super().__init__()
         self.answers = list(answers)
 
-    def numbered_queues(self, topic, deadline):
+    def partition_queues(self, topic, deadline):
         brokers = self.answers.pop(0)
         if isinstance(brokers, RocketMQError):
             raise brokers
@@ -287,7 +291,7 @@ def test_numbers_of_partitions_take_little_memory(use, monkeypatch):
     sender = use(Numbered(*brokers, "bcdefghijklm"))
     for n in range(len(brokers)):
         checks.numbered_queues(sender, f"t{n}", sink_options("x:1"))
-    kept = process.kept(checks._NUMBERS_KEY)
+    kept = process.entries(checks._NUMBERS_KEY)
     assert {topic: numbers for (_, topic), numbers in kept.items()} == dict.fromkeys(
         ("t7", "t8", "t9"), (("b", 4), ("c", 4))
     )
@@ -296,12 +300,12 @@ def test_numbers_of_partitions_take_little_memory(use, monkeypatch):
 
 
 def test_two_names_of_a_topic_are_logged_once_in_little_memory(monkeypatch, caplog):
-    process.kept(checks._NAMES_KEY).clear()
+    process.entries(checks._NAMES_KEY).clear()
     monkeypatch.setattr(checks, "_MAX_NAMED", 3)
     options = sink_options("x:1", topicNames="dotsToUnderscores")
     for names in (["a.a", "b.b"], ["c.c", "a.a"], ["d.d"]):
         checks.check_topic_names(options, names)
-    assert list(process.kept(checks._NAMES_KEY).values()) == ["c.c", "a.a", "d.d"]
+    assert list(process.entries(checks._NAMES_KEY).values()) == ["c.c", "a.a", "d.d"]
     checks.check_topic_names(options, ["b_b"])  # the other name is forgotten
     checks.check_topic_names(sink_options("y:1", topicNames="dotsToUnderscores"), ["d_d"])
     checks.check_topic_names(sink_options("x:1"), ["d_d"])
@@ -375,7 +379,7 @@ def test_broker_that_hangs_is_asked_again_after_a_while(use, monkeypatch):
     for _ in range(3):
         assert timers(client, {"a", "b"}) == [["a", "b"]]
     monkeypatch.setattr(checks, "BrokerTimers", functools.partial(checks.BrokerTimers, silent_s=0.0))
-    process.kept(checks._TIMERS_KEY).clear()
+    process.entries(checks._TIMERS_KEY).clear()
     timers(client, {"a", "b"})
     client.versions["b"] = OLD
     with pytest.raises(OptionError, match="b is older"):
@@ -423,7 +427,7 @@ def test_a_topic_of_another_namespace_is_another_one(monkeypatch):
     missing = RouteNotFound("no such topic", None, codes.Response.TOPIC_NOT_EXIST, "t")
     clients = {"": Asked(), "n": Asked(error=missing, brokers=True)}
     monkeypatch.setattr(session, "sender", lambda options: clients[options.namespace or ""])
-    process.kept(checks._TOPICS_KEY).clear()
+    process.entries(checks._TOPICS_KEY).clear()
     checks.check_brokers(sink_options("x:1", topic="t"), {}, once_per_process=True)
     with pytest.raises(RouteNotFound):
         checks.check_brokers(sink_options("x:1", topic="t", namespace="n"), {}, once_per_process=True)

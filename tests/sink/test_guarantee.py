@@ -23,7 +23,7 @@ from rocketmq_spark.errors import (
     OptionError,
 )
 from rocketmq_spark.model import MessageQueue
-from rocketmq_spark.session.looks import noted_ids
+from rocketmq_spark.session.stored_ids import noted_stored_ids
 from rocketmq_spark.spark import context_settings
 from rocketmq_spark.spark.sink import checks, exactly_once, exactly_once_checks
 from rocketmq_spark.spark.sink.exactly_once import ExactlyOncePlan
@@ -173,7 +173,7 @@ def test_a_look_ends_with_its_task() -> None:
     """It would wait for its broker, on a thread of a worker that goes on with other tasks."""
     queue = MessageQueue("t", "a", 0)
     options = sink_options("127.0.0.1:1", topic="t", deliveryGuarantee="exactly-once")
-    looking = noted_ids(options, QueueEnds({queue: 0}, {"a": "127.0.0.1:1"}))
+    looking = noted_stored_ids(options, QueueEnds({queue: 0}, {"a": "127.0.0.1:1"}))
     looking.stop()
     with pytest.raises(ClosedError, match="the producer was closed"):
         looking.find_stored({queue: 0}, "127.0.0.1:1", {"id"}, Deadline.after(20))
@@ -191,7 +191,7 @@ def test_topics_are_checked_once_in_each_place(monkeypatch):
     monkeypatch.setattr(session, "client", lambda options: SimpleNamespace(routes=None, brokers=None))
     monkeypatch.setattr(exactly_once, "fetch_ends", lambda *given: QueueEnds({}, {}))
     monkeypatch.setattr(exactly_once, "_check_topics", lambda options, ends: checked.append(options) is None)
-    process.kept(exactly_once._CHECKED_TOPICS).clear()
+    process.entries(exactly_once._CHECKED_TOPICS).clear()
     ways = [{"addressMap": '{"10.0.0.5:10911": "y:2"}'}, {"accessKey": "a", "secretKey": "b"}, {"tls": "true"}]
     suffixes = [{"environment": name, "environmentMode": "suffix"} for name in ("dev", "test")]
     places = [{}, {"namespace": "n"}, *suffixes, *ways, {"nameServer": "y:1"}, {"topic": "u"}]
@@ -200,7 +200,7 @@ def test_topics_are_checked_once_in_each_place(monkeypatch):
             sink_options("x:1", **{"topic": "t", "deliveryGuarantee": "exactly-once", **place})
         )
     assert len(checked) == len(places)
-    process.kept(exactly_once._CHECKED_TOPICS).clear()
+    process.entries(exactly_once._CHECKED_TOPICS).clear()
 
 
 def test_server_that_never_answers_a_check_blocks_only_its_query(monkeypatch):
@@ -223,5 +223,5 @@ def test_server_that_never_answers_a_check_blocks_only_its_query(monkeypatch):
     went_on = not mine.is_alive()
     answers.set()
     theirs.join()
-    process.kept(exactly_once._CHECKED_TOPICS).clear()
+    process.entries(exactly_once._CHECKED_TOPICS).clear()
     assert went_on

@@ -13,7 +13,7 @@ from rocketmq_spark.base.clock import Clock, Deadline
 from rocketmq_spark.errors import BrokerNotFound, UnprovedError
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue
-from rocketmq_spark.session.looks import look_tools
+from rocketmq_spark.session.stored_ids import scan_tools
 from rocketmq_spark.spark.checkpoints import batch_notes
 from rocketmq_spark.spark.sink import exactly_once
 from rocketmq_spark.spark.sink.exactly_once import plan_job
@@ -126,7 +126,7 @@ def test_a_producer_that_looks_what_is_stored(rocketmq: LocalBroker, make_topic:
     options = sink_options(rocketmq.name_server, topic=topic, exactlyOnceSettle="3s")
     queue, now_s = MessageQueue(topic, "broker-a", 0), [100.0]
     ids = LiveStoredIds(
-        lambda timeout_s, clock: look_tools(options, timeout_s, clock), Clock(lambda: now_s[0], lambda seconds: None)
+        lambda timeout_s, clock: scan_tools(options, timeout_s, clock), Clock(lambda: now_s[0], lambda seconds: None)
     )
     others(rocketmq, topic)
     offset, master = ids.end(queue)

@@ -165,7 +165,7 @@ def test_stored_id_scan_waits_for_longest_settle_time_of_runs(monkeypatch: pytes
 
     unused: Any = None
     monkeypatch.setattr(exactly_once, "StoredIdScan", Looked)
-    monkeypatch.setattr(exactly_once, "look_tools", lambda *_, **__: ScanTools(unused, unused, unused, 1.0, 4.0))
+    monkeypatch.setattr(exactly_once, "scan_tools", lambda *_, **__: ScanTools(unused, unused, unused, 1.0, 4.0))
     name = BatchName("query-1", 0, 0, b"", "sink")
     for before_s in (60.0, 1.0):
         exactly_once._read_stored_hashes(unused, name, BatchNote(name, ENDS, settle_s=before_s))

@@ -528,7 +528,7 @@ def denied(*given: object) -> None:
         ("offsets.RemotingOffsetReader.sample", denied, AccessDenied),
         ("offsets.RemotingOffsetReader.log_states", lambda *given: {"broker-a": AccessDenied("no")}, AccessDenied),
         ("offsets.RemotingOffsetReader.is_proxy", lambda *given: True, OptionError),
-        ("pull_source.RemotingPulls.compacted", lambda *given: True, OptionError),
+        ("pull_source.RemotingPulls.is_compacted", lambda *given: True, OptionError),
     ],
 )
 def test_rights_and_kinds_are_checked_at_the_start(

@@ -240,7 +240,7 @@ def pair_topic(pair: LocalBroker) -> str:
 
 @pytest.fixture
 def two(pair: LocalBroker, monkeypatch: pytest.MonkeyPatch) -> Writes:
-    process.kept("fault tables").clear()
+    process.entries("fault tables").clear()
     monkeypatch.setattr(task, "ROUTE_REFRESH_S", 0.5)
     return Writes(pair.name_server, monkeypatch)
 
@@ -325,7 +325,7 @@ def test_faulty_broker_is_avoided_for_the_configured_duration(
     monkeypatch: pytest.MonkeyPatch, fault: str, latencies: str, durations: str, on: str, spared: bool
 ) -> None:
     """One of two, by a clock that stands still but for what it takes, and moves on by nearly a minute, and by the rest."""
-    process.kept("fault tables").clear()
+    process.entries("fault tables").clear()
     now_ms = [1_000_000]
     monkeypatch.setattr(Timer, "now_ms", lambda timer: now_ms[0])
     stored = ok(msgId="x", queueId="0", queueOffset="0")
@@ -447,7 +447,7 @@ def test_broker_that_stays_away_fails_the_task_with_a_true_count(
 
 
 def test_options_of_the_sink_reach_the_fault_table() -> None:
-    process.kept("fault tables").clear()
+    process.entries("fault tables").clear()
     first = task._fault_table(sink_options("x:1", sendLatencyFault="4.x"))
     assert first is task._fault_table(sink_options("x:1", sendLatencyFault="4.x"))
     assert first is not task._fault_table(sink_options("x:1"))

@@ -16,9 +16,11 @@ from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.spark.sink.task import TaskWriter
 from rocketmq_spark.spark.sink.writer import RocketMQWriter
+from tests.fakes.sender import ScriptedSender
+from tests.fakes.timer import Time
 from tests.helpers import stored
 from tests.live.writes import sink_options
-from tests.producer.scripted import ScriptedSender, Time, qs
+from tests.queues import qs
 from tests.reading import names
 from tests.schemas import struct
 

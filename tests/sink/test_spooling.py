@@ -15,7 +15,7 @@ from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue, SendRequest, SpooledSend
 from rocketmq_spark.producer.routing import queues_of_environment
 from rocketmq_spark.producer.send_queue import INITIAL_PER_BROKER
-from rocketmq_spark.session.spools import open_store, resending, spools, worker_spool
+from rocketmq_spark.session.spools import open_send_spool, open_store, spools_in, worker_spool
 from rocketmq_spark.spark.sink import checks
 from rocketmq_spark.spark.sink.report import Written
 from rocketmq_spark.spark.sink.task import TaskWriter
@@ -87,7 +87,7 @@ def test_rows_for_busy_brokers_are_spooled_then_sent_by_worker(
     assert (done.rows, done.spooled, done.batches) == (0, 300, 0)
     assert str(done).endswith("and 300 rows spooled")
     moody.mood = ALONE
-    (path,) = spools(tmp_path)
+    (path,) = spools_in(tmp_path)
     eventually(lambda: "in-sync" in reasons(path), 60)
     moody.mood = None
     eventually(lambda: len(moody.kept) >= 300, 60)
@@ -101,11 +101,11 @@ def test_workers_do_not_send_what_another_environment_spooled(
     given = {"topic": "t", "sendTimeout": "300ms", "onSendFailure": "spool", "spoolDir": str(tmp_path)}
     write = Writes(moody.address, monkeypatch)
     assert write(frame(body=numbered(3)), **given, environment="1", environments="2").spooled == 3
-    (first,) = spools(tmp_path)
+    (first,) = spools_in(tmp_path)
     if not alive:
         session.close_all()  # its process is gone, and its folder is free
     assert write(frame(body=numbered(2)), **given, environment="2", environments="2").spooled == 2
-    assert len(spools(tmp_path)) == 2
+    assert len(spools_in(tmp_path)) == 2
     session.close_all()
     reading = SpoolReading(first)
     assert reading.totals.depth > 0
@@ -127,7 +127,7 @@ def test_rows_that_wait_for_long_are_kept_while_nobody_answers(
     )  # fmt: skip
     assert (done.rows, done.spooled) == (0, 2)
     session.close_all()
-    reading = SpoolReading(*spools(tmp_path))
+    reading = SpoolReading(*spools_in(tmp_path))
     assert {send_of(entry.record).topic for entry in reading.entries()} == {"t", INNER_TOPIC}
     reading.close()
 
@@ -164,7 +164,7 @@ def test_permanent_failure_fails_the_task_and_spools_nothing(
             frame(body=numbered(300)), topic="t", batchMaxBytes=1_000, sendTimeout="2s",
             onSendFailure="spool", spoolDir=str(tmp_path),
         )  # fmt: skip
-    (path,) = spools(tmp_path)
+    (path,) = spools_in(tmp_path)
     assert SpoolReading(path).totals.depth == 0
 
 
@@ -204,7 +204,7 @@ def test_rows_spooled_for_one_cluster_are_not_sent_to_another(
     assert (done.rows, done.spooled) == (1, 0)
     assert bodies(stored(rocketmq, topic, 1)) == ["sent"]
     session.close_all()
-    (left,) = [path for path in spools(tmp_path) if (reading := SpoolReading(path)).totals and reading.totals.depth]
+    (left,) = [path for path in spools_in(tmp_path) if (reading := SpoolReading(path)).totals and reading.totals.depth]
     assert str(SpoolReading(left).owner) == "the cluster of 127.0.0.1:1"
 
 
@@ -247,7 +247,7 @@ def test_spooled_rows_keep_the_environment_queues_they_were_for(
     a, b = ({topic: (MessageQueue(topic, name, 0),) for topic in "tu"} for name in "ab")
     known = queues_of_environment(sender, settings.environment)
     known["u"] = a["u"]
-    left = resending(open_store(tmp_path / "worker-1", of_u), sender, settings)
+    left = open_send_spool(open_store(tmp_path / "worker-1", of_u), sender, settings)
     left.keep([SpooledSend("u", SendRequest("g", b"x"), None, ("id",))])
     left.finish()
     known.clear()

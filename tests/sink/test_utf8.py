@@ -14,8 +14,9 @@ from rocketmq_spark.model import Message, MessageQueue
 from rocketmq_spark.spark.sink import checks
 from rocketmq_spark.spark.sink.task import TaskWriter
 from rocketmq_spark.wire.messages import decode_batch
+from tests.fakes.sender import ScriptedSender
+from tests.fakes.timer import Time
 from tests.live.writes import sink_options
-from tests.producer.scripted import ScriptedSender, Time
 
 GOOD = pa.array(["a", "b", "c"])
 BAD = pa.array([b"a", b"\xff\xfe", b"T"], pa.binary()).view(pa.string())

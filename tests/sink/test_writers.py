@@ -79,7 +79,7 @@ def test_two_tasks_that_name_one_topic_in_two_ways_are_an_error():
 
 def test_two_writes_that_name_one_topic_in_two_ways_are_told(writer, caplog):
     """Two batch writes, or two micro-batches of a stream, whose writer Spark makes anew."""
-    process.kept(checks._NAMES_KEY).clear()
+    process.entries(checks._NAMES_KEY).clear()
     finish(writer, "commit", [])
     writer._writer.options = sink_options("x:1", topicNames="dotsToUnderscores")
     number = (7,) if isinstance(writer, writer_module.RocketMQStreamWriter) else ()

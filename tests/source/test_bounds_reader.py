@@ -78,7 +78,9 @@ def test_a_broker_that_is_not_listed_keeps_its_numbers(scripted, answer):
         later = bounds_reader(scripted.address)
         later.fetch_all()
         assert set(later.known_routes["t"].brokers) == {"broker-a"}
-        numbers = kafka_partitions.partition_numbers(kafka_partitions.with_new_queues({}, later.numbered_queues({"t"})))
+        numbers = kafka_partitions.partition_numbers(
+            kafka_partitions.with_new_queues({}, later.partition_queues({"t"}))
+        )
         assert numbers == {MessageQueue("t", "a", 0): 0, MessageQueue("t", "broker-a", 0): 1}
 
 
@@ -94,7 +96,7 @@ def test_brokers_of_many_topics_keep_their_numbers(scripted):
             again(source)
         source.known_routes = {topic: source.ports.routes.get(topic) for topic in topics}
         assert {name for known in source.known_routes.values() for name in known.brokers} == {"broker-a"}
-        there = source.numbered_queues(topics)
+        there = source.partition_queues(topics)
         assert sorted(there) == sorted(MessageQueue(topic, name, 0) for topic in topics for name in ("a", "broker-a"))
 
 
@@ -105,7 +107,7 @@ def test_only_new_numbers_wait_for_a_broker_that_does_not_answer(scripted):
         session.routes(options_of(scripted.address)).get("t")
         later = bounds_reader(scripted.address)
         later.fetch_all()
-        assert later.numbered_queues({"t"}, numbered_topics={"t"}) == [MessageQueue("t", "broker-a", 0)]
+        assert later.partition_queues({"t"}, numbered_topics={"t"}) == [MessageQueue("t", "broker-a", 0)]
         assert first.seen(Request.GET_TOPIC_STATS_INFO) == []
 
 
@@ -445,7 +447,7 @@ def test_what_is_waited_for_is_told_once_until_all_is_well(scripted, caplog):
         for _ in range(4):
             assert again(one).bounds == {}
         assert caplog.text.count("the source waits") == count
-        assert one.errors.failures.tries == 4
+        assert one.errors.failures.attempts == 4
         scripted.on(Request.GET_TOPIC_STATS_INFO, ok(STATS))
         assert again(one).bounds
         assert one.errors.failures.first is None

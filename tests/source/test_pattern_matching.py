@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rocketmq_spark import options
 from rocketmq_spark.errors import OptionError
-from rocketmq_spark.options.names import ALLOWED
+from rocketmq_spark.options.names import CALLABLES_VARIABLE
 from rocketmq_spark.spark.source.subscription import matching_names
 
 TOPICS = [
@@ -73,8 +73,10 @@ def test_a_name_that_cannot_be_encoded_matches_nothing() -> None:
 
 @pytest.mark.parametrize("pattern", ["(?=.)(.|.)*!", r"(a)\1", "a++", "[[a]"])
 def test_where_code_is_forbidden_no_expression_takes_long(pattern: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(ALLOWED, "0")
-    with pytest.raises(OptionError, match=rf"'subscribePattern' is .*RE2 cannot match it, and variable {ALLOWED}"):
+    monkeypatch.setenv(CALLABLES_VARIABLE, "0")
+    with pytest.raises(
+        OptionError, match=rf"'subscribePattern' is .*RE2 cannot match it, and variable {CALLABLES_VARIABLE}"
+    ):
         matching_names(pattern, ["a" * 40])
     assert matching_names("a.*", ["a", "\ud800"]) == ["a"]
 
@@ -93,7 +95,7 @@ def test_where_code_is_forbidden_an_expression_has_a_limit(
     pattern: str, problem: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """RE2 takes gigabytes to read longer ones, and a process without memory is aborted."""
-    monkeypatch.setenv(ALLOWED, "0")
+    monkeypatch.setenv(CALLABLES_VARIABLE, "0")
     with pytest.raises(OptionError, match=rf"'subscribePattern' is '.{{12,32}}…'; expected {problem}.*"):
         matching_names(pattern, ["orders"])
     with pytest.raises(OptionError, match=f"'subscribePattern' is .*; expected {problem}"):
@@ -106,6 +108,6 @@ def test_where_code_is_forbidden_an_expression_has_a_limit(
 @pytest.mark.parametrize("code", ["0", "1"])
 @pytest.mark.parametrize("pattern", ["a)|(?:b", "a)(?:b", ")(?:"])
 def test_an_expression_is_valid_alone(pattern: str, code: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(ALLOWED, code)
+    monkeypatch.setenv(CALLABLES_VARIABLE, code)
     with pytest.raises(OptionError, match="'subscribePattern' is"):
         matching_names(pattern, ["ab", "a", "xb"])

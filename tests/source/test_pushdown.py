@@ -12,6 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rocketmq_spark import options as options_table
+from rocketmq_spark import ports
 from rocketmq_spark.model import MessageQueue, OffsetRange
 from rocketmq_spark.spark.compat import (
     EqualNullSafe,
@@ -25,6 +26,7 @@ from rocketmq_spark.spark.compat import (
 )
 from rocketmq_spark.spark.source import batch_reader
 from rocketmq_spark.spark.source.batch_reader import parse_filters, pushdown_enabled
+from tests.fakes.ports import Fake
 
 _COMPARED = {
     EqualTo: operator.eq,
@@ -108,7 +110,9 @@ def test_times_prune_no_row_whatever_the_clocks_said(stored_h, predicate):
     """Store times of a queue in any order: the clock of a broker may have been set back, by any time."""
     whole = OffsetRange(MessageQueue("t", "a", 0), 0, len(stored_h))
     given = options_table.parse({"nameServer": "x:1", "subscribe": "t"}).for_role("batch source")
-    (kept,) = batch_reader._pruned_ranges([whole], parse_filters([predicate[0]]), Searched(stored_h), given)
+    (kept,) = batch_reader._pruned_ranges(
+        [whole], parse_filters([predicate[0]]), Fake(ports.OffsetReader, Searched(stored_h)), given
+    )
     matching = [at for at, hour in enumerate(stored_h) if predicate[1](at_hour(hour))]
     assert all(kept.start <= at < kept.end for at in matching)
 
@@ -125,7 +129,7 @@ def test_offsets_cut_no_queue_whose_index_is_shifted():
 
     understood = parse_filters([GreaterThanOrEqual(("queueOffset",), 5), LessThan(("queueOffset",), 8)])
     given = options_table.parse({"nameServer": "x:1", "subscribe": "t"}).for_role("batch source")
-    cut = batch_reader._pruned_ranges(ranges, understood, Offsets(), given)
+    cut = batch_reader._pruned_ranges(ranges, understood, Fake(ports.OffsetReader, Offsets()), given)
     assert cut == [OffsetRange(usual, 5, 9), OffsetRange(shifted, 0, 9), OffsetRange(behind, 0, 4)]
 
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from rocketmq_spark import ports
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import CallTimeout
 from rocketmq_spark.model import MessageQueue, QueueBounds
@@ -24,6 +25,7 @@ from rocketmq_spark.spark.source.recreated_topics import (
     queues_to_probe,
     recreated_queues,
 )
+from tests.fakes.ports import Fake
 from tests.helpers import raising
 
 A, B, C = (MessageQueue("t", "b", number) for number in range(3))
@@ -163,14 +165,18 @@ class Brokers:
         return {queue: ms for queue, ms in asked.items() if ms is not None and "pull" not in self.silent}
 
 
+def watching(brokers, *clock):
+    return RecreationWatch(lambda: Fake(ports.OffsetReader, brokers), "g", *clock)
+
+
 def looked(brokers, read, bounds, watch=None):
-    return (watch or RecreationWatch(lambda: brokers, "g")).check(read, bounds, Deadline.after(1))
+    return (watch or watching(brokers)).check(read, bounds, Deadline.after(1))
 
 
 def test_reconnect_counts_again_once_newer_statistics_are_seen():
     """The view rested while a commit connected anew: its statistics are of before the restart."""
     brokers, end = Brokers({A: 30, B: 5}, {(B, 9): 2 * MARK}), Deadline.after(30)
-    watch, read = RecreationWatch(lambda: brokers, "g"), Offsets({A: 10, B: 10}, newest_store_ms={A: MARK, B: MARK})
+    watch, read = watching(brokers), Offsets({A: 10, B: 10}, newest_store_ms={A: MARK, B: MARK})
     before = {A: QueueBounds(0, 10, MARK), B: QueueBounds(0, 10, MARK)}
     assert watch.check(read, before, end, {"b": 0}).recreated == []
     brokers.connections["b"] += 1
@@ -227,7 +233,7 @@ def test_one_probe_per_topic_and_broker_unless_a_sign_is_found():
     queues = [MessageQueue("t", "b", number) for number in range(300)]
     read, bounds = open_at_10(*queues)
     brokers = Brokers(dict.fromkeys(queues, 20))
-    watch = RecreationWatch(lambda: brokers, "g")
+    watch = watching(brokers)
     assert looked(brokers, read, bounds, watch) == RecreationResult([], {})
     assert [len(asked) for asked in brokers.asked] == [300], "a start asks about all"
     brokers.asked.clear()
@@ -241,7 +247,7 @@ def test_one_probe_per_topic_and_broker_unless_a_sign_is_found():
 def test_what_was_away_is_asked_about_as_at_a_start():
     read, bounds = open_at_10(A, B, ELSEWHERE)
     brokers = Brokers(dict.fromkeys(bounds, 20))
-    watch = RecreationWatch(lambda: brokers, "g")
+    watch = watching(brokers)
     for there in (bounds, {ELSEWHERE: bounds[ELSEWHERE]}, bounds):
         looked(brokers, read, there, watch)
     assert [sorted(asked) for asked in brokers.asked] == [[A, B, ELSEWHERE], [ELSEWHERE], [A, B, ELSEWHERE]]
@@ -251,7 +257,7 @@ def test_what_was_away_is_asked_about_as_at_a_start():
 def test_a_queue_that_is_read_again_is_asked_about_itself(newest_of_a):
     """The topic was made again with fewer queues, and later got more: that the others are its own says nothing of this one."""
     brokers = Brokers({A: 10, B: 0}, {(B, 9): 2 * MARK})
-    watch, read = RecreationWatch(lambda: brokers, "g"), Offsets({A: 10, B: 10}, newest_store_ms={A: MARK, B: MARK})
+    watch, read = watching(brokers), Offsets({A: 10, B: 10}, newest_store_ms={A: MARK, B: MARK})
     assert looked(brokers, read, {A: QueueBounds(0, 10, MARK)}, watch).recreated == []
     bounds = {A: QueueBounds(0, 30, newest_of_a), B: QueueBounds(0, 30, 2 * MARK)}
     assert looked(brokers, read, bounds, watch).recreated == [B]
@@ -266,7 +272,7 @@ def test_what_was_connected_to_anew_is_asked_about_as_at_a_start():
     """A broker that crashes and is back before the next batch was away for nobody, and may have lost messages all the same."""
     read, bounds = open_at_10(A, B, ELSEWHERE)
     brokers = Brokers(dict.fromkeys(bounds, 20))
-    watch = RecreationWatch(lambda: brokers, "g")
+    watch = watching(brokers)
     looked(brokers, read, bounds, watch)
     brokers.asked.clear()
     brokers.connections[A.broker_name] += 1
@@ -279,7 +285,7 @@ def test_what_was_connected_to_anew_is_asked_about_as_at_a_start():
 def test_broker_that_does_not_answer_leaves_its_queues_unproven(silent):
     read, bounds = open_at_10(A, B, ELSEWHERE)
     brokers = Brokers({A: 20, B: 0, ELSEWHERE: 20}, {(B, 9): 2000}, ["b"] if silent == "search" else ["pull"])
-    watch = RecreationWatch(lambda: brokers, "g")
+    watch = watching(brokers)
     for _ in range(2):
         result = looked(brokers, read, bounds, watch)
         assert result.recreated == []
@@ -293,7 +299,7 @@ def test_recreation_of_a_topic_waits_for_all_broker_answers():
     read, bounds = open_at_10(A, B)
     bounds = {**bounds, A: QueueBounds(0, 10, 2000)}  # the newest of its messages is the one before the position
     brokers = Brokers({B: 0}, silent=["b"])
-    watch = RecreationWatch(lambda: brokers, "g")
+    watch = watching(brokers)
     result = looked(brokers, read, bounds, watch)
     assert (result.recreated, result.unanswered.keys()) == ([], SHARE)
     brokers.silent, brokers.stored = (), {(B, 9): 2000}
@@ -327,7 +333,7 @@ def test_without_open_queues_nobody_is_asked():
 def test_a_minimum_that_stayed_proves_a_topic_for_a_while(minimum, later_ms, newest_ms, asked):
     """One that is made again begins at 0."""
     now_ms, queues, brokers = [1_000_000], (A, B, C), Brokers(dict.fromkeys((A, B, C), 20))
-    watch, read = RecreationWatch(lambda: brokers, "g", lambda: now_ms[0]), open_at_10(*queues)[0]
+    watch, read = watching(brokers, lambda: now_ms[0]), open_at_10(*queues)[0]
     looked(brokers, read, dict.fromkeys(queues, QueueBounds(4 if minimum else 0, 30, 2000 * newest_ms)), watch)
     brokers.asked.clear()
     now_ms[0] += later_ms
@@ -339,7 +345,7 @@ def test_a_minimum_that_stayed_proves_a_topic_for_a_while(minimum, later_ms, new
 def test_what_a_run_begins_with_is_not_looked_at_again():
     """Positions and marks are those of the bounds that were read a moment ago; a broker that was connected to since is."""
     (read, bounds), brokers = open_at_10(A, B, ELSEWHERE), Brokers(dict.fromkeys((A, B, ELSEWHERE), 20))
-    watch = RecreationWatch(lambda: brokers, "g")
+    watch = watching(brokers)
     watch.start(bounds)
     looked(brokers, read, bounds, watch)
     assert brokers.asked == [{A: MARK + 1, ELSEWHERE: MARK + 1}]
@@ -373,7 +379,7 @@ def test_marks_that_are_asked_for():
     untold = dict.fromkeys((A, B, ELSEWHERE), QueueBounds(0, 30, 0))
     read = Offsets({A: 3, B: 10, ELSEWHERE: 5})
     brokers = Brokers({}, {(A, 2): 77})
-    watch = RecreationWatch(lambda: brokers, "g")
+    watch = watching(brokers)
     assert watch.newest_store_ms(read, untold, Deadline.after(1)) == {A: 77}
     brokers.silent = ["pull"]
     assert watch.newest_store_ms(read, untold, Deadline.after(1)) == {}
@@ -408,7 +414,7 @@ def test_a_mark_of_a_backlog_is_no_older_than_what_was_read():
     assert queues_needing_store_time(read, dict.fromkeys(bounds, QueueBounds(10, 30, MARK))) == []
     for stored_ms, mark in ((MARK + 5, MARK + 5), (400, MARK)):
         brokers = Brokers({B: 7}, {(B, 9): stored_ms})
-        marks = RecreationWatch(lambda: brokers, "g").newest_store_ms(read, bounds, Deadline.after(1))  # noqa: B023
+        marks = watching(brokers).newest_store_ms(read, bounds, Deadline.after(1))
         assert marks == {B: mark}
         # New messages come; the one before the position is younger than the newest one was.
         later = {B: QueueBounds(0, 31, MARK + 1)}
@@ -436,7 +442,7 @@ class Model(RuleBasedStateMachine):
         self.first = dict.fromkeys(QUEUES, 0)
         self.last = dict.fromkeys(QUEUES)
         self.offsets = Offsets(dict.fromkeys(QUEUES, 0))
-        self.watch = RecreationWatch(lambda: self, "g", lambda: next(self.now))
+        self.watch = watching(self, lambda: next(self.now))
         self.silent = frozenset()
         self.connections = Counter()
         self.young = set()
@@ -486,7 +492,7 @@ class Model(RuleBasedStateMachine):
 
     @rule()
     def restart(self):
-        self.watch = RecreationWatch(lambda: self, "g", lambda: next(self.now))
+        self.watch = watching(self, lambda: next(self.now))
         self.offsets = Offsets.from_json(self.offsets.to_json())
 
     @rule(

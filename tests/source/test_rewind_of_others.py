@@ -130,7 +130,7 @@ def test_links_of_folders_are_an_error_before_anything_changes(
     link.symlink_to(tmp_path / "theirs")
     if root:
         users.root_beside(monkeypatch, Path(query.name))
-    monkeypatch.setattr(folders, "user", "uid {} (Alice)".format)
+    monkeypatch.setattr(folders, "user_text", "uid {} (Alice)".format)
     before, owner = owners(tmp_path), Path(query.name).stat().st_uid
     who, end = (f"Let uid {owner} (Alice) r", ", not root") if root else ("R", "")
     for step in (lambda: go(query, 1), lambda: query.as_owner().__enter__()):

@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 
 from rocketmq_spark import options as options_table
+from rocketmq_spark import ports
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import OffsetError, OptionError
 from rocketmq_spark.model import MessageQueue, QueueBounds
 from rocketmq_spark.spark.source import starting_offsets
 from rocketmq_spark.spark.source.offsets import queues_text
+from tests.fakes.ports import Fake
 
 A, B = MessageQueue("t", "b", 0), MessageQueue("t", "b", 1)
 BOUNDS = {A: QueueBounds(5, 20, 0), B: QueueBounds(0, 0, 0)}
@@ -85,7 +87,7 @@ def committed(found, **given):
     parsed = options_table.parse(
         {"nameServer": "h:1", "subscribe": "t", "group": "g", "startingOffsets": "committed", **given}
     ).for_role("stream source")
-    return starting_offsets.starting_offsets(Brokers(), parsed, BOUNDS, Deadline.after(1))
+    return starting_offsets.starting_offsets(Fake(ports.OffsetReader, Brokers()), parsed, BOUNDS, Deadline.after(1))
 
 
 @pytest.mark.parametrize("fallback", ["error", "earliest", "latest"])
@@ -116,7 +118,7 @@ def test_what_a_broker_says_of_a_time_is_taken_within_bounds(told, taken, ways):
         time = '{"t":{"b":{"0":1000,"1":2000}}}' if ways == BY_QUEUE else "1000"
         given = {option: time, "startingOffsetsByTimestampStrategy": "latest"}
         parsed = options_table.parse({"nameServer": "h:1", "subscribe": "t", **given}).for_role(role)
-        found = getattr(starting_offsets, bound)(Brokers(), parsed, BOUNDS, Deadline.after(1))
+        found = getattr(starting_offsets, bound)(Fake(ports.OffsetReader, Brokers()), parsed, BOUNDS, Deadline.after(1))
         assert found == {A: taken, B: 0}
 
 
@@ -132,11 +134,12 @@ def test_an_empty_queue_starts_at_its_end(given, low):
         def search_offsets(self, times, deadline, group=""):
             return {queue: {**old, **empty}[queue].max_offset for queue in times}
 
+    reader = Fake(ports.OffsetReader, Brokers())
     parsed = options_table.parse({"nameServer": "h:1", "subscribe": "t", **given}).for_role("stream source")
     if "startingTimestamp" in given:
-        assert starting_offsets.starting_offsets(Brokers(), parsed, empty, Deadline.after(1)) == {B: low}
+        assert starting_offsets.starting_offsets(reader, parsed, empty, Deadline.after(1)) == {B: low}
     with pytest.raises(OffsetError, match=r"t/b/0 has no message stored at or after the time\. Give an earlier time"):
-        starting_offsets.starting_offsets(Brokers(), parsed, old | empty, Deadline.after(1))
+        starting_offsets.starting_offsets(reader, parsed, old | empty, Deadline.after(1))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 
 from rocketmq_spark import LocalBroker, write_rocketmq
 from rocketmq_spark.cli.command import app
-from rocketmq_spark.session.spools import spools
+from rocketmq_spark.session.spools import spools_in
 from rocketmq_spark.spool.spool import SpoolReading
 from tests.helpers import killed, stored, stored_now
 from tests.live.writes import bodies, numbered
@@ -36,7 +36,7 @@ def test_spooled_rows_count_separately_and_arrive_later(spark: SparkSession, lon
     assert write(0) == (ROWS, 0)
     killed(lone, "broker-a")
     assert write(ROWS) == (0, ROWS)
-    assert 1 <= len(spools(tmp_path / "spools")) <= 2
+    assert 1 <= len(spools_in(tmp_path / "spools")) <= 2
     lone.restart("broker-a")
 
     def arrived() -> bool:
@@ -49,7 +49,7 @@ def test_spooled_rows_count_separately_and_arrive_later(spark: SparkSession, lon
     eventually(arrived, 100)  # the workers live on between jobs, and send meanwhile
     found = Counter(bodies(stored(lone, topic, 2 * ROWS)))
     assert found.keys() == set(numbered(2 * ROWS))
-    assert sum(_depth(path) for path in spools(tmp_path / "spools")) == 0
+    assert sum(_depth(path) for path in spools_in(tmp_path / "spools")) == 0
     done = CliRunner().invoke(app, ["spool", "show", str(tmp_path / "spools")])
     assert done.exit_code == 0, done.output
 

@@ -9,9 +9,9 @@ from rocketmq_spark.model import Resent
 from rocketmq_spark.spool.database import Database
 from rocketmq_spark.spool.lanes import Schedule
 from rocketmq_spark.spool.records import Record
-from rocketmq_spark.spool.redelivery import MAX_OUT, Redelivery
+from rocketmq_spark.spool.redelivery import MAX_IN_FLIGHT, Redelivery
 from rocketmq_spark.spool.store import Store
-from tests.producer.scripted import ManualTimer, Time
+from tests.fakes.timer import ManualTimer, Time
 
 BASE_MS = 1_700_000_000_000
 
@@ -28,7 +28,7 @@ def database(store: Store) -> Database:
 class Bench:
     """A redelivery of one kind, ``k``. ``works`` says whether a try succeeds; ``tried`` are seconds and payloads."""
 
-    def __init__(self, path: Path, schedule: Schedule | None = None, max_out: int = MAX_OUT) -> None:
+    def __init__(self, path: Path, schedule: Schedule | None = None, max_out: int = MAX_IN_FLIGHT) -> None:
         self.time = Time()
         self.start = self.time.now
         self.step_ms = 0  # by which the machine's clock was set
@@ -40,7 +40,7 @@ class Bench:
         self.waiting: list[Callable[[Resent], None]] | None = None  # a list holds answers back
         timer = ManualTimer(self.time)
         self.redelivery = Redelivery(self.store, {"k": self._handle}, self.now_ms, timer, schedule, max_out)
-        self.redelivery.runs.joins = lambda head: lambda other: self.joins(head, other)
+        self.redelivery.batch_policy.predicate = lambda head: lambda other: self.joins(head, other)
 
     def now_ms(self) -> int:
         return BASE_MS + round(1000 * (self.time.now - self.start)) + self.step_ms

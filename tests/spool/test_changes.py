@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rocketmq_spark.spool.changes import AtomicChange
-from rocketmq_spark.spool.records import TOTALS, Due, PendingPlace, Record, RecordState, Totals, marked
+from rocketmq_spark.spool.records import TOTALS, Due, PendingKey, Record, RecordState, Totals, mark_key
 from tests.spool.bench import record
 
 
@@ -11,7 +11,7 @@ def test_totals_follow_each_step_and_the_ones_before_stay() -> None:
     before = Totals(next_sequence=5)
     change = AtomicChange(before)
     assert [change.add(record(b"x", at_ms=9), b"12345678"), change.add(record(b"y", lane=b"l"), b"1234")] == [5, 6]
-    change.bury(5, 8, RecordState(1, 9, "why"))
+    change.add_dead(5, 8, RecordState(1, 9, "why"))
     change.finish(6, 4)
     after = change.totals
     assert (after.next_sequence, after.depth, after.size, after.dead, after.dead_bytes, after.give_ups) == (
@@ -30,9 +30,9 @@ def test_totals_follow_each_step_and_the_ones_before_stay() -> None:
 
 def test_a_record_that_failed_waits_for_its_target() -> None:
     change, one = AtomicChange(Totals()), Record("k", b"x", 0, "t", marks=((b"id", b"place"),))
-    first = one.pending(Due(7, 1))
+    first = one.pending_key(Due(7, 1))
     assert not first.waits, "it waits only for its time"
     change.retry(one, first, Due(9, 1), RecordState(1, 7))
-    assert (change.unpended, change.pended) == ([first], [PendingPlace("t", True, Due(9, 1))])
-    assert change.deletes == [first.key]
-    assert [key for key, _ in change.puts] == [change.pended[0].key, marked(b"id", b"place")]
+    assert (change.removed_pending, change.added_pending) == ([first], [PendingKey("t", True, Due(9, 1))])
+    assert change.deletes == [first.encoded]
+    assert [key for key, _ in change.puts] == [change.added_pending[0].encoded, mark_key(b"id", b"place")]

@@ -10,7 +10,18 @@ import pytest
 
 from rocketmq_spark.errors import SpoolError
 from rocketmq_spark.spool.database import Database
-from rocketmq_spark.spool.records import DEAD, ORDER, RECORD, TOTALS, Done, Due, RecordState, Totals, numbered, ordered
+from rocketmq_spark.spool.records import (
+    DEAD,
+    ORDER,
+    RECORD,
+    TOTALS,
+    Done,
+    Due,
+    RecordState,
+    Totals,
+    lane_key,
+    record_key,
+)
 from rocketmq_spark.spool.spool import SpoolReading
 from rocketmq_spark.spool.store import Store
 from tests.spool.bench import database, record
@@ -33,9 +44,9 @@ def change(path: Path, puts: list[tuple[bytes, bytes]], deletes: list[bytes] | N
 def sent(store: Store, joins: bool) -> list[bytes]:
     """The payloads that a user of the store gets, one after the other or with those that may join them."""
     found = []
-    while works := store.take(NOW_MS, 10, joins=(lambda first: lambda other: True) if joins else None):
+    while works := store.take(NOW_MS, 10, predicate=(lambda first: lambda other: True) if joins else None):
         for work in works:
-            found += [work.record.payload, *(other.record.payload for other in work.behind)]
+            found += [work.record.payload, *(other.record.payload for other in work.batched)]
         store.settle([(work, Done()) for work in works], NOW_MS)
     return found
 
@@ -44,30 +55,30 @@ def sent(store: Store, joins: bool) -> list[bytes]:
 @pytest.mark.parametrize(("sequence", "rest"), [(1, [b"second", b"third"]), (2, [b"first", b"third"])])
 def test_a_record_that_is_dead_and_waits_is_dead(tmp_path: Path, sequence: int, rest: list[bytes], joins: bool) -> None:
     """The first one of the lane is pending, too."""
-    change(three_of_a_lane(tmp_path), [(numbered(DEAD, sequence), RecordState(1, 1, "given up").encode())])
+    change(three_of_a_lane(tmp_path), [(record_key(DEAD, sequence), RecordState(1, 1, "given up").encode())])
     with contextlib.closing(SpoolReading(tmp_path)) as reading:
         assert reading.totals is not None
         assert reading.is_damaged
         shown = [(entry.sequence, entry.standing == "dead") for entry in reading.entries()]
     assert sorted(shown) == [(each, each == sequence) for each in (1, 2, 3)]
     with contextlib.closing(Store(tmp_path, sync="never")) as store:
-        assert (len(store), store.totals.dead, store.damages) == (2, 1, 1)
-        assert database(store).get(ordered(LANE, sequence)) is None
+        assert (len(store), store.totals.dead, store.damage_count) == (2, 1, 1)
+        assert database(store).get(lane_key(LANE, sequence)) is None
         assert sent(store, joins) == rest
         assert (len(store), store.totals.dead, store.holds(LANE)) == (0, 1, False)
     with contextlib.closing(Store(tmp_path, sync="never")) as store:
-        assert (store.damages, store.revive(NOW_MS)) == (0, 1)
+        assert (store.damage_count, store.revive(NOW_MS)) == (0, 1)
 
 
 @pytest.mark.parametrize("wrong", [Totals(next_sequence=2, depth=3, size=600), Totals(next_sequence=4, depth=3)])
-def test_totals_that_the_last_record_contradicts_are_counted_again(tmp_path: Path, wrong: Totals) -> None:
+def test_totals_contradicting_last_record_are_recounted(tmp_path: Path, wrong: Totals) -> None:
     """A new record would take the place of one with its number."""
     change(three_of_a_lane(tmp_path), [(TOTALS, wrong.encode())])
     with contextlib.closing(SpoolReading(tmp_path)) as reading:
         assert reading.totals is not None
         assert reading.is_damaged
     with contextlib.closing(Store(tmp_path, sync="never")) as store:
-        assert (len(store), store.totals.next_sequence, store.damages) == (3, 4, 1)
+        assert (len(store), store.totals.next_sequence, store.damage_count) == (3, 4, 1)
         store.add([(record(b"new", lane=LANE), 1)])
         assert sent(store, joins=True) == [b"first", b"second", b"third", b"new"]
 
@@ -109,17 +120,20 @@ def test_totals_that_would_fall_below_zero_are_counted_again(
 ) -> None:
     puts = [(TOTALS, wrong.encode())]
     if use is of_dead_ones:
-        puts += [(numbered(RECORD, 4), record(b"dead").encode()), (numbered(DEAD, 4), RecordState(1, 1).encode())]
+        puts += [(record_key(RECORD, 4), record(b"dead").encode()), (record_key(DEAD, 4), RecordState(1, 1).encode())]
     change(three_of_a_lane(tmp_path), puts)
     with contextlib.closing(Store(tmp_path, sync="never")) as store:
         (error,) = use(store)
         assert f"totals of the spool in {tmp_path} are lower than its records; these are counted again" in error
-        assert (store.damages, store.totals) == (1, Totals(store.totals.next_sequence, last_ms=store.totals.last_ms))
+        assert (store.damage_count, store.totals) == (
+            1,
+            Totals(store.totals.next_sequence, last_ms=store.totals.last_ms),
+        )
 
 
 def test_a_record_whose_number_no_store_reaches_is_named(tmp_path: Path) -> None:
     three_of_a_lane(tmp_path)
-    change(tmp_path, [(numbered(RECORD, 2**64 - 1), record(b"x").encode()), (Due(1, 2**64 - 1).encoded, b"")])
+    change(tmp_path, [(record_key(RECORD, 2**64 - 1), record(b"x").encode()), (Due(1, 2**64 - 1).mark_value, b"")])
     with pytest.raises(SpoolError, match=rf"record {2**64 - 1} .* rocketmq-spark spool copy {tmp_path}"):
         Store(tmp_path, sync="never")
 
@@ -127,8 +141,8 @@ def test_a_record_whose_number_no_store_reaches_is_named(tmp_path: Path) -> None
 def test_what_is_true_is_not_counted_again(tmp_path: Path) -> None:
     """Also with dead letters, and where a revived record of a lane has no place in it."""
     with contextlib.closing(Store(three_of_a_lane(tmp_path), sync="never")) as store:
-        assert store.damages == 0
+        assert store.damage_count == 0
     with contextlib.closing(Database(tmp_path)) as db:
-        assert [key for key, _ in db.scan(ORDER, ordered(LANE, 2))] == [ordered(LANE, 1)]
+        assert [key for key, _ in db.scan(ORDER, lane_key(LANE, 2))] == [lane_key(LANE, 1)]
         assert db.last_key(RECORD, DEAD) is None
-        assert db.last_key(ORDER, b"s") == numbered(RECORD, 3)
+        assert db.last_key(ORDER, b"s") == record_key(RECORD, 3)

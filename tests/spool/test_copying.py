@@ -20,41 +20,49 @@ from click.testing import CliRunner, Result
 
 from rocketmq_spark.base import folders
 from rocketmq_spark.base.clock import Deadline, utc_text
-from rocketmq_spark.base.process import python
+from rocketmq_spark.base.process import python_call
 from rocketmq_spark.cli.command import app
-from rocketmq_spark.delay.envelope_records import COPIED_KINDS, KIND, OTHER_ID, Remade, Rules, arrival, letter
+from rocketmq_spark.delay.envelope_records import (
+    COPY_RULES,
+    DELAYED_KIND,
+    OTHER_ID_REASON,
+    RecreationCheck,
+    Rules,
+    dead_letter_of,
+    effect_of,
+)
 from rocketmq_spark.delay.node import purpose_of
 from rocketmq_spark.delay.queue_records import QueueRecords
-from rocketmq_spark.delay.release import Progress, Seen, note_of
+from rocketmq_spark.delay.release import Progress, QueueCheckpoint, note_name
 from rocketmq_spark.errors import SpoolError
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.model.send import Resent
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.spool import copying
-from rocketmq_spark.spool.copying import CheckedEntries, Copied, CopyLimits, copy_spool, new_folder
+from rocketmq_spark.spool.copying import CopyLimits, CopyResult, EntryChecker, copy_spool, new_folder
 from rocketmq_spark.spool.database import Database
-from rocketmq_spark.spool.files import RESERVE_BYTES, SERVED, check_temporary
+from rocketmq_spark.spool.files import COPY_TO_SERVE, RESERVE_BYTES, check_temporary_folder
 from rocketmq_spark.spool.owner_reader import DERIVED
 from rocketmq_spark.spool.records import (
     DEAD,
     IDENTITY,
-    LASTING,
-    LOST_OWNER,
+    LASTING_PREFIX,
     NOTE,
     OWNER,
     PENDING,
     RECORD,
     TOTALS,
+    UNKNOWN_OWNER,
     Dead,
     Due,
-    PendingPlace,
+    PendingKey,
     Record,
     RecordState,
     RetryLater,
     SpoolOwner,
     Totals,
-    numbered,
-    ordered,
+    lane_key,
+    record_key,
 )
 from rocketmq_spark.spool.recovery import ALL_KEYS
 from rocketmq_spark.spool.spool import SpoolReading
@@ -92,10 +100,10 @@ def sent(path: Path) -> list[bytes]:
 
 def spool_with_everything(path: Path) -> Path:
     store = Store(path, sync="never")
-    store.belong(SpoolOwner(("127.0.0.1:1",), "", "environment 'eu' (suffix)"))
+    store.set_owner(SpoolOwner(("127.0.0.1:1",), "", "environment 'eu' (suffix)"))
     lane = [record(b"%d" % n, lane=b"lane") for n in range(3)]
     marked = Record("k", b"marked", 5)
-    notes = {LASTING + b"queues": b"its value", b"t/broker-a/0": b"read", b"t/broker-a/1": b""}
+    notes = {LASTING_PREFIX + b"queues": b"its value", b"t/broker-a/0": b"read", b"t/broker-a/1": b""}
     store.add([(each, 9) for each in (*lane, marked, record(b"late"), record(b"dead"))], notes)
     works = store.take(NOW_MS, 100)
     verdicts = {b"dead": Dead("no"), b"late": RetryLater(NOW_MS + 5, "away")}
@@ -107,7 +115,7 @@ def spool_with_everything(path: Path) -> Path:
 def test_a_copy_has_all_records_and_the_source_stays_as_it_is(tmp_path: Path) -> None:
     source, copy = spool_with_everything(tmp_path / "source"), tmp_path / "copy"
     before = files_of(source)
-    assert copy_spool(source, copy, limits()) == Copied(5, 1, {}, False, [], notes=1)
+    assert copy_spool(source, copy, limits()) == CopyResult(5, 1, {}, False, [], notes_left_out=1)
     assert files_of(source) == before
     expected, found = content(source), content(copy)
     for note in (b"t/broker-a/0", b"t/broker-a/1"):  # a node believes it, and nobody sees it
@@ -121,23 +129,23 @@ def test_a_copy_has_all_records_and_the_source_stays_as_it_is(tmp_path: Path) ->
     assert copy.stat().st_mode & 0o777 == 0o700
 
 
-def test_what_an_iterator_finds_in_crafted_files_is_shown_of_the_copy_and_sent(tmp_path: Path) -> None:
+def test_copy_of_crafted_spool_shows_and_sends_same_record(tmp_path: Path) -> None:
     """RocksDB itself would show one record and send the other."""
     source, copy = tmp_path / "source", tmp_path / "copy"
-    key, [looked_up, iterated] = numbered(RECORD, 1), [record(name).encode() for name in (b"looked up", b"iterated")]
-    rest = [(Due(1, 1).encoded, STATE), (TOTALS, Totals(2, 1, len(looked_up)).encode())]
+    key, [looked_up, iterated] = record_key(RECORD, 1), [record(name).encode() for name in (b"looked up", b"iterated")]
+    rest = [(Due(1, 1).mark_value, STATE), (TOTALS, Totals(2, 1, len(looked_up)).encode())]
     crafted(source, [(key, looked_up), *rest], [(key, iterated)])
     with contextlib.closing(Database(source, read_only=True)) as db:
         assert db.get(key) == looked_up
         assert dict(db.scan(*ALL_KEYS))[key] == iterated
-    assert copy_spool(source, copy, limits()) == Copied(1, 0, {}, False, [])
+    assert copy_spool(source, copy, limits()) == CopyResult(1, 0, {}, False, [])
     with contextlib.closing(SpoolReading(copy)) as reading:
         (shown,) = reading.entries()
     assert isinstance(shown.record, Record)
     assert sent(copy) == [shown.record.payload] == [b"iterated"]
 
 
-def test_records_of_a_process_that_was_killed_are_copied_from_its_log(tmp_path: Path) -> None:
+def test_records_of_killed_process_are_copied_from_its_log(tmp_path: Path) -> None:
     filled(tmp_path / "source")
     before = files_of(tmp_path / "source")
     copied = copy_spool(tmp_path / "source", tmp_path / "copy", limits())
@@ -145,34 +153,38 @@ def test_records_of_a_process_that_was_killed_are_copied_from_its_log(tmp_path: 
     assert files_of(tmp_path / "source") == before
 
 
-def test_a_damaged_spool_is_copied_in_part_and_notes_about_lost_records_are_not(tmp_path: Path) -> None:
+def test_damaged_spool_is_copied_in_part_without_stale_notes(tmp_path: Path) -> None:
     with contextlib.closing(Store(tmp_path / "source", sync="never")) as store:
         noise = random.Random(1)
-        store.add([(record(noise.randbytes(200)), 1) for _ in range(300)], {b"old": b"1", LASTING + b"stays": b"1"})
+        store.add(
+            [(record(noise.randbytes(200)), 1) for _ in range(300)], {b"old": b"1", LASTING_PREFIX + b"stays": b"1"}
+        )
     (table,) = (tmp_path / "source").glob("*.sst")
     damage(table, 3 * table.stat().st_size // 4, 1)
     copied = copy_spool(tmp_path / "source", tmp_path / "copy", limits())
     assert copied.is_damaged
     assert 0 < copied.waiting < 300
     with contextlib.closing(Store(tmp_path / "copy", sync="never")) as store:
-        assert store.notes() == {LASTING + b"stays": b"1"}
+        assert store.notes() == {LASTING_PREFIX + b"stays": b"1"}
         assert store.totals.depth == len(store.take(NOW_MS, 1000))
 
 
-def test_of_a_damaged_spool_neither_notes_nor_a_missing_owner_are_believed(tmp_path: Path) -> None:
-    notes = "put(NOTE + b'all is stored', b'1')", "put(NOTE + LASTING + b'queues', b'1')"
-    statements = *notes, "put(numbered(RECORD, 1), record(b'1').encode())"
-    for damaged, owner in ((False, SpoolOwner()), (True, LOST_OWNER)):
+def test_copy_keeps_lasting_notes_and_damage_makes_owner_unknown(tmp_path: Path) -> None:
+    notes = "put(NOTE + b'all is stored', b'1')", "put(NOTE + LASTING_PREFIX + b'queues', b'1')"
+    statements = *notes, "put(record_key(RECORD, 1), record(b'1').encode())"
+    for damaged, owner in ((False, SpoolOwner()), (True, UNKNOWN_OWNER)):
         copy = tmp_path / f"{damaged}"
         call = reader(*statements, f"end(damaged={damaged})")
-        assert copy_spool(tmp_path / "source", copy, limits(), call) == Copied(1, 0, {}, damaged, [], notes=1)
+        assert copy_spool(tmp_path / "source", copy, limits(), call) == CopyResult(
+            1, 0, {}, damaged, [], notes_left_out=1
+        )
         with contextlib.closing(Store(copy, sync="never")) as store:
-            assert store.notes() == {LASTING + b"queues": b"1"}
+            assert store.notes() == {LASTING_PREFIX + b"queues": b"1"}
         with contextlib.closing(SpoolReading(copy)) as reading:
             assert reading.owner == owner
 
 
-def test_a_spool_that_cannot_be_opened_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
+def test_spool_that_cannot_be_opened_is_reported_with_remedy(tmp_path: Path) -> None:
     spool_with_everything(tmp_path / "source")
     (tmp_path / "source" / "CURRENT").unlink()
     with pytest.raises(SpoolError, match=r"was not copied: its reader reports.*CURRENT is gone.*spool repair FOLDER"):
@@ -181,8 +193,12 @@ def test_a_spool_that_cannot_be_opened_is_an_error_that_says_what_to_do(tmp_path
 
 
 def test_what_this_package_writes_is_taken() -> None:
-    checked = CheckedEntries()
-    assert [key for key, value in ENTRIES if checked.copied(key, value) is None] == [OWNER[0], NOTE + b"name", OWNER[1]]
+    checked = EntryChecker()
+    assert [key for key, value in ENTRIES if checked.entry_to_copy(key, value) is None] == [
+        OWNER[0],
+        NOTE + b"name",
+        OWNER[1],
+    ]
     assert (checked.left_out, checked.records, checked.dead) == ({}, 3, 1)
     assert checked.owner == SpoolOwner(("a:1",), "")
 
@@ -203,28 +219,28 @@ def with_longer_target() -> bytes:
     ("key", "value", "reason"),
     [
         (b"", b"", copying.OUT_OF_ORDER),
-        (b"u", b"", copying.UNKNOWN),
-        (b"ex", SpoolOwner().encode(), copying.UNKNOWN),
+        (b"u", b"", copying.UNKNOWN_KIND),
+        (b"ex", SpoolOwner().encode(), copying.UNKNOWN_KIND),
         (RECORD, record(b"x").encode(), copying.UNREADABLE_RECORD),
-        (numbered(RECORD, 1) + b"x", record(b"x").encode(), copying.UNREADABLE_RECORD),
-        (numbered(RECORD, 2**62), record(b"x").encode(), copying.UNREADABLE_RECORD),
-        (numbered(RECORD, 1), record(b"x").encode()[:-1] + b"y", copying.UNREADABLE_RECORD),
-        (numbered(RECORD, 1), with_version(record(b"x").encode(), 3), copying.UNREADABLE_RECORD),
-        (numbered(RECORD, 1), with_longer_target(), copying.UNREADABLE_RECORD),
-        (numbered(RECORD, 1), record(b"x", at_ms=2**62).encode(), copying.UNREADABLE_RECORD),
-        (numbered(RECORD, 1), Record("send", b"no send", 1).encode(), copying.UNREADABLE_RECORD),
-        (numbered(RECORD, 1), Record("k", b"", 1, marks=((b"", b""),) * 5).encode(), copying.TOO_MANY_MARKS),
-        (numbered(RECORD, 1), None, copying.TOO_LONG),
-        (numbered(DEAD, 1), STATE + b"\xff", copying.UNREADABLE_STATE),
-        (numbered(DEAD, 1), STATE[:9], copying.UNREADABLE_STATE),
-        (numbered(DEAD, 1), RecordState(1, 2, "x" * copying.MAX_SMALL_BYTES).encode(), copying.TOO_LONG),
+        (record_key(RECORD, 1) + b"x", record(b"x").encode(), copying.UNREADABLE_RECORD),
+        (record_key(RECORD, 2**62), record(b"x").encode(), copying.UNREADABLE_RECORD),
+        (record_key(RECORD, 1), record(b"x").encode()[:-1] + b"y", copying.UNREADABLE_RECORD),
+        (record_key(RECORD, 1), with_version(record(b"x").encode(), 3), copying.UNREADABLE_RECORD),
+        (record_key(RECORD, 1), with_longer_target(), copying.UNREADABLE_RECORD),
+        (record_key(RECORD, 1), record(b"x", at_ms=2**62).encode(), copying.UNREADABLE_RECORD),
+        (record_key(RECORD, 1), Record("send", b"no send", 1).encode(), copying.UNREADABLE_RECORD),
+        (record_key(RECORD, 1), Record("k", b"", 1, marks=((b"", b""),) * 5).encode(), copying.TOO_MANY_MARKS),
+        (record_key(RECORD, 1), None, copying.TOO_LONG),
+        (record_key(DEAD, 1), STATE + b"\xff", copying.UNREADABLE_STATE),
+        (record_key(DEAD, 1), STATE[:9], copying.UNREADABLE_STATE),
+        (record_key(DEAD, 1), RecordState(1, 2, "x" * copying.MAX_SMALL_BYTES).encode(), copying.TOO_LONG),
         (DEAD, STATE, copying.UNREADABLE_STATE),
-        (Due(2**63, 1).encoded, STATE, copying.UNREADABLE_STATE),
-        (Due(1, 2**63).encoded, STATE, copying.UNREADABLE_STATE),
-        (Due(1, 1).encoded, RecordState(1, 2**63).encode(), copying.UNREADABLE_STATE),
-        (Due(1, 1).encoded[:-1], STATE, copying.UNREADABLE_STATE),
-        (PendingPlace("t", True, Due(1, 2**63)).key, STATE, copying.UNREADABLE_STATE),
-        (PendingPlace("t", True, Due(1, 1)).key + b"x", STATE, copying.UNREADABLE_STATE),
+        (Due(2**63, 1).mark_value, STATE, copying.UNREADABLE_STATE),
+        (Due(1, 2**63).mark_value, STATE, copying.UNREADABLE_STATE),
+        (Due(1, 1).mark_value, RecordState(1, 2**63).encode(), copying.UNREADABLE_STATE),
+        (Due(1, 1).mark_value[:-1], STATE, copying.UNREADABLE_STATE),
+        (PendingKey("t", True, Due(1, 2**63)).encoded, STATE, copying.UNREADABLE_STATE),
+        (PendingKey("t", True, Due(1, 1)).encoded + b"x", STATE, copying.UNREADABLE_STATE),
         (PENDING + b"x" * 18, STATE, copying.UNREADABLE_STATE),
         (NOTE + b"n", b"x" * (copying.MAX_SMALL_BYTES + 1), copying.TOO_LONG),
         (OWNER[0], b"[2]", copying.UNREADABLE_OWNER),
@@ -234,48 +250,48 @@ def with_longer_target() -> bytes:
     ],
 )
 def test_what_is_not_understood_is_left_out_with_the_reason(key: bytes, value: bytes | None, reason: str) -> None:
-    checked = CheckedEntries()
-    assert not checked.copied(key, value)
+    checked = EntryChecker()
+    assert not checked.entry_to_copy(key, value)
     assert checked.left_out == {reason: 1}
-    assert checked.owner == (LOST_OWNER if reason == copying.UNREADABLE_OWNER else None)
+    assert checked.owner == (UNKNOWN_OWNER if reason == copying.UNREADABLE_OWNER else None)
 
 
 def state_of_0_1(target: str) -> bytes:
     return RecordState(1, 2).encode()[:-2] + len(target).to_bytes(2) + target.encode() + b"reason"
 
 
-@pytest.mark.parametrize("key", [Due(5, 1).encoded, PendingPlace("another", True, Due(5, 1)).key])
+@pytest.mark.parametrize("key", [Due(5, 1).mark_value, PendingKey("another", True, Due(5, 1)).encoded])
 @pytest.mark.parametrize("state", [STATE, state_of_0_1("broker b")])
 def test_the_target_of_a_pending_record_is_that_of_the_record(tmp_path: Path, key: bytes, state: bytes) -> None:
-    assert CheckedEntries().copied(key, state) == (Due(5, 1).encoded, STATE)
-    entries = sorted([(key, state), (numbered(RECORD, 1), Record("k", b"1", 1, "mine").encode())])
+    assert EntryChecker().entry_to_copy(key, state) == (Due(5, 1).mark_value, STATE)
+    entries = sorted([(key, state), (record_key(RECORD, 1), Record("k", b"1", 1, "mine").encode())])
     call = reader(*(f"put({each!r}, {value!r})" for each, value in entries), "end()")
-    assert copy_spool(tmp_path / "source", tmp_path / "copy", limits(), call) == Copied(1, 0, {}, False, [])
-    assert content(tmp_path / "copy")[PendingPlace("mine", True, Due(5, 1)).key] == STATE
+    assert copy_spool(tmp_path / "source", tmp_path / "copy", limits(), call) == CopyResult(1, 0, {}, False, [])
+    assert content(tmp_path / "copy")[PendingKey("mine", True, Due(5, 1)).encoded] == STATE
 
 
 def test_a_key_is_taken_once_and_only_behind_those_before_it() -> None:
-    checked = CheckedEntries()
-    keys = [numbered(RECORD, number) for number in (2, 2, 1, 3)]
-    assert [checked.copied(key, record(b"x").encode()) is not None for key in keys] == [True, False, False, True]
+    checked = EntryChecker()
+    keys = [record_key(RECORD, number) for number in (2, 2, 1, 3)]
+    assert [checked.entry_to_copy(key, record(b"x").encode()) is not None for key in keys] == [True, False, False, True]
     assert checked.left_out == {copying.OUT_OF_ORDER: 2}
 
 
 def test_a_record_has_one_state(tmp_path: Path) -> None:
     """Each state gets the target of the record in its key, so many states of one record took memory without a limit."""
-    checked = CheckedEntries()
+    checked = EntryChecker()
     first = Due(1, 5)
-    assert checked.copied(first.encoded, STATE) is not None
-    assert checked.copied(Due(2, 5).encoded, STATE) is None
-    assert checked.copied(PendingPlace("t", True, Due(3, 5)).key, STATE) is None
-    assert checked.copied(PendingPlace("t", True, Due(3, 6)).key, STATE) is not None
+    assert checked.entry_to_copy(first.mark_value, STATE) is not None
+    assert checked.entry_to_copy(Due(2, 5).mark_value, STATE) is None
+    assert checked.entry_to_copy(PendingKey("t", True, Due(3, 5)).encoded, STATE) is None
+    assert checked.entry_to_copy(PendingKey("t", True, Due(3, 6)).encoded, STATE) is not None
     assert checked.left_out == {copying.SECOND_STATE: 2}
 
 
 @pytest.mark.parametrize("area", DERIVED)
 def test_what_is_derived_from_records_is_not_taken(area: bytes) -> None:
-    checked = CheckedEntries()
-    assert not checked.copied(area + b"anything", b"anything")
+    checked = EntryChecker()
+    assert not checked.entry_to_copy(area + b"anything", b"anything")
     assert not checked.left_out
 
 
@@ -283,54 +299,54 @@ def test_a_reader_may_send_keys_twice_and_in_any_order(tmp_path: Path) -> None:
     """As from a database with crafted levels: the later one of two values is not in the copy."""
     call = reader(
         "for key, value in ENTRIES: put(key, value)",
-        "put(numbered(RECORD, 1), record(b'another').encode())",
-        "put(ordered(b'lane', 7), b'')",
+        "put(record_key(RECORD, 1), record(b'another').encode())",
+        "put(lane_key(b'lane', 7), b'')",
         "end(warnings=['careful'])",
     )
     copied = copy_spool(tmp_path / "source", tmp_path / "copy", limits(), call)
-    assert copied == Copied(2, 1, {copying.OUT_OF_ORDER: 1}, False, ["careful"], notes=1)
+    assert copied == CopyResult(2, 1, {copying.OUT_OF_ORDER: 1}, False, ["careful"], notes_left_out=1)
     assert sent(tmp_path / "copy") == [b"1", b"3"]
     found = content(tmp_path / "copy")
-    assert ordered(b"lane", 3) in found
-    assert ordered(b"lane", 7) not in found
+    assert lane_key(b"lane", 3) in found
+    assert lane_key(b"lane", 7) not in found
 
 
-def test_states_without_a_record_and_a_record_that_is_dead_and_waits(tmp_path: Path) -> None:
+def test_copy_omits_states_without_record_and_sends_no_dead_one(tmp_path: Path) -> None:
     call = reader(
-        "put(numbered(DEAD, 1), STATE)",
-        "put(numbered(DEAD, 7), STATE)",
-        "put(Due(1, 1).encoded, STATE)",
-        "put(Due(2, 8).encoded, STATE)",
-        "put(Due(3, 2).encoded, STATE)",
-        "put(numbered(RECORD, 1), record(b'dead').encode())",
-        "put(numbered(RECORD, 2), b'broken')",
+        "put(record_key(DEAD, 1), STATE)",
+        "put(record_key(DEAD, 7), STATE)",
+        "put(Due(1, 1).mark_value, STATE)",
+        "put(Due(2, 8).mark_value, STATE)",
+        "put(Due(3, 2).mark_value, STATE)",
+        "put(record_key(RECORD, 1), record(b'dead').encode())",
+        "put(record_key(RECORD, 2), b'broken')",
         "end()",
     )
     copied = copy_spool(tmp_path / "source", tmp_path / "copy", limits(), call)
-    assert copied == Copied(0, 1, {copying.UNREADABLE_RECORD: 1, copying.WITHOUT_RECORD: 2}, False, [])
+    assert copied == CopyResult(0, 1, {copying.UNREADABLE_RECORD: 1, copying.WITHOUT_RECORD: 2}, False, [])
     assert sent(tmp_path / "copy") == []
     with contextlib.closing(Store(tmp_path / "copy", sync="never")) as store:
-        assert (store.damages, store.revive(1)) == (0, 1)
+        assert (store.damage_count, store.revive(1)) == (0, 1)
 
 
-def test_an_owner_that_cannot_be_read_leaves_the_records_without_one(tmp_path: Path) -> None:
-    call = reader("put(OWNER[0], b'[9]')", "put(numbered(RECORD, 1), record(b'x').encode())", "end()")
+def test_unreadable_owner_leaves_copied_records_without_owner(tmp_path: Path) -> None:
+    call = reader("put(OWNER[0], b'[9]')", "put(record_key(RECORD, 1), record(b'x').encode())", "end()")
     copied = copy_spool(tmp_path / "source", tmp_path / "copy", limits(), call)
     assert copied.left_out == {copying.UNREADABLE_OWNER: 1}
     with contextlib.closing(Store(tmp_path / "copy")) as store, pytest.raises(SpoolError, match="an owner that a"):
-        store.belong(SpoolOwner(("a:1",)))
+        store.set_owner(SpoolOwner(("a:1",)))
 
 
 def test_an_entry_that_is_too_long_is_skipped(tmp_path: Path) -> None:
     call = reader(
         "put(b'n' * (MAX_KEY_BYTES + 9), b'x')",
-        "out.write(FRAME.pack(9, MAX_VALUE_BYTES + 5) + numbered(RECORD, 1))",
+        "out.write(FRAME.pack(9, MAX_VALUE_BYTES + 5) + record_key(RECORD, 1))",
         "out.write(bytes(MAX_VALUE_BYTES + 5))",
-        "put(numbered(RECORD, 2), record(b'2').encode())",
+        "put(record_key(RECORD, 2), record(b'2').encode())",
         "end()",
     )
     copied = copy_spool(tmp_path / "source", tmp_path / "copy", limits(), call)
-    assert copied == Copied(1, 0, {copying.TOO_LONG: 2}, False, [])
+    assert copied == CopyResult(1, 0, {copying.TOO_LONG: 2}, False, [])
 
 
 ENDLESS = "while True: put(%s)"
@@ -405,15 +421,13 @@ owner_reader.main(sys.argv[2])
 """
 
 
-def test_the_reader_has_the_rights_of_the_owner_and_needs_no_other_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_copy_reader_runs_as_owner_and_needs_no_other_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = spool_with_everything(tmp_path / "source")
     uids, gids = [os.getuid()], sorted({*os.getresgid(), *os.getgroups()})
     if users.IS_ROOT:
         users.root_beside(monkeypatch, source)
         uids, gids = [users.OTHER], [65534]
-    call = python("-c", WATCHED, str(ROOT), str(source))
+    call = python_call("-c", WATCHED, str(ROOT), str(source))
     with pytest.raises(SpoolError) as failed:
         copy_spool(source, tmp_path / "copy", limits(), call)
     assert f"ValueError: {uids} {gids} late: []" in str(failed.value)
@@ -482,8 +496,8 @@ def test_a_temporary_folder_closed_to_the_owner_is_an_error(tmp_path: Path, monk
     (tmp_path / "closed").mkdir(0o700)
     above = temporary(tmp_path / "closed" / "temporary", monkeypatch, 0o755)
     remedy = r"Set the variable TMPDIR .* mode 0755, or .* sticky bit \(mode 1777\)"
-    with folders.rights_of(users.OTHER), pytest.raises(SpoolError, match=rf"uid {users.OTHER} .* {above}.*{remedy}"):
-        check_temporary()
+    with folders.as_user(users.OTHER), pytest.raises(SpoolError, match=rf"uid {users.OTHER} .* {above}.*{remedy}"):
+        check_temporary_folder()
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o1777])
@@ -545,11 +559,11 @@ def test_removing_temporary_files_ends_at_the_deadline(
     (stopped := tmp_path / "rm").write_text("#!/bin/sh\nkill -STOP $$\n")
     stopped.chmod(0o755)
     monkeypatch.setattr(os, "defpath", str(tmp_path))
-    monkeypatch.setattr(copying, "_END_S", 0.2)
+    monkeypatch.setattr(copying, "_KILL_S", 0.2)
     call = reader("open(os.environ['TMPDIR'] + '/file', 'x')", "os.kill(os.getpid(), signal.SIGSTOP)")
     with pytest.raises(SpoolError, match="took too long"):
         copy_spool(tmp_path / "source", tmp_path / "copy", limits(4), call)
-    assert f"was not removed: let {folders.user(users.OTHER)} remove it, not root" in caplog.text
+    assert f"was not removed: let {folders.user_text(users.OTHER)} remove it, not root" in caplog.text
 
 
 def spool(*arguments: object) -> Result:
@@ -593,7 +607,7 @@ def test_a_folder_of_several_spools_becomes_a_folder_of_copies(tmp_path: Path) -
     assert folders.has_own_rights()
 
 
-def test_a_spool_that_leads_elsewhere_is_not_copied_and_the_others_are(tmp_path: Path) -> None:
+def test_spool_containing_link_is_not_copied_but_others_are(tmp_path: Path) -> None:
     one, two = base_of_two(tmp_path)
     (tmp_path / "mine").write_text("important")
     (one / "000099.sst").symlink_to(tmp_path / "mine")
@@ -609,7 +623,7 @@ def test_a_spool_that_leads_elsewhere_is_not_copied_and_the_others_are(tmp_path:
 def test_an_incomplete_copy_is_an_error_and_kept(tmp_path: Path) -> None:
     source = spool_with_everything(tmp_path / "source")
     with contextlib.closing(Database(source)) as db:
-        db.write([(b"future", b""), (numbered(RECORD, 9), b"broken")])
+        db.write([(b"future", b""), (record_key(RECORD, 9), b"broken")])
     done = command(source, tmp_path / "copy")
     assert done.exit_code == 1
     assert f"the spool in {source} was copied in part: 1 entries were left out: of a kind" in done.stderr
@@ -703,7 +717,7 @@ def test_a_copy_ignores_signals_that_nohup_ignores(tmp_path: Path, monkeypatch: 
 
 def test_a_warning_is_said_to_be_the_readers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = spool_with_everything(tmp_path / "source")
-    monkeypatch.setattr(copying, "copy_spool", lambda *_, **__: Copied(0, 0, {}, False, ["careful"]))
+    monkeypatch.setattr(copying, "copy_spool", lambda *_, **__: CopyResult(0, 0, {}, False, ["careful"]))
     assert f"{source}: its reader reports: careful" in command(source, tmp_path / "copy").stderr
 
 
@@ -736,9 +750,9 @@ def test_what_is_held_several_times_is_counted_so(tmp_path: Path, target: str, s
     texts = {"lane": b"l" * 60_000, "target": target}
     source.add([(Record("kind", b"", 1, **texts), 1)])  # type: ignore[arg-type]
     source.close()
-    checked, counted = CheckedEntries({"kind": lambda record: replace(record, marks=marks)}), []
+    checked, counted = EntryChecker({"kind": lambda record: replace(record, marks=marks)}), []
     for key, value in content(tmp_path / "source").items():
-        if checked.copied(key, value) is not None:
+        if checked.entry_to_copy(key, value) is not None:
             counted.append(checked.derived_bytes)
     assert sum(counted) == 4 * (120_001 + size) + 250
     done = command(tmp_path / "source", tmp_path / "copy", "--max-bytes", "500k")
@@ -771,15 +785,16 @@ def delay_folder(path: Path) -> Path:
     envelope = Envelope("orders", LATER_MS, "A1", 5, 9, stored, b"delayed body").pack()
     given_up = Envelope("orders", LATER_MS, "A2", 5, 9, other, b"given up").pack()
     with contextlib.closing(Store(path, sync="never")) as store:
-        store.belong(SpoolOwner(("127.0.0.1:1",), "", purpose=purpose_of("rocketmq_delay")))
+        store.set_owner(SpoolOwner(("127.0.0.1:1",), "", purpose=purpose_of("rocketmq_delay")))
         arrived = [
-            arrival(RULES, QUEUE, offset, body, NOW_MS) for offset, body in enumerate((envelope, b"RDMQ\x1b", given_up))
+            effect_of(RULES, QUEUE, offset, body, NOW_MS)
+            for offset, body in enumerate((envelope, b"RDMQ\x1b", given_up))
         ]
         records = [(each.record, each.due_ms) for each in arrived if each.record is not None]
-        dead = letter(RULES, records[2][0], Resent(error="no topic ? orders"))
+        dead = dead_letter_of(RULES, records[2][0], Resent(error="no topic ? orders"))
         assert dead is not None
         records[2] = replace(dead, payload=dead.payload.replace(b"no topic ?", b"no topic \x1b")), LATER_MS
-        store.add(records, {note_of(QUEUE): Seen(0, 500, Progress(0, 0, 0)).encode()})
+        store.add(records, {note_name(QUEUE): QueueCheckpoint(0, 500, Progress(0, 0, 0)).encode()})
     return path
 
 
@@ -789,25 +804,25 @@ def test_the_copy_of_a_nodes_folder_has_messages_and_no_note(tmp_path: Path) -> 
     done = command(source, copy)
     assert done.exit_code == 0
     assert f"3 wait, 0 dead{NOT_COPIED}" in done.stdout
-    with contextlib.closing(Store(copy, use=SERVED)) as store:
-        assert QueueRecords(store, Remade(None, "g")).note(QUEUE) is None  # type: ignore[arg-type]
-        store.belong(SpoolOwner(("127.0.0.1:1",), "", purpose=purpose_of("rocketmq_delay")))
+    with contextlib.closing(Store(copy, use=COPY_TO_SERVE)) as store:
+        assert QueueRecords(store, RecreationCheck(None, "g")).checkpoint(QUEUE) is None  # type: ignore[arg-type]
+        store.set_owner(SpoolOwner(("127.0.0.1:1",), "", purpose=purpose_of("rocketmq_delay")))
         assert len(store) == 3
 
 
 def test_records_have_marks_that_follow_from_what_is_shown(tmp_path: Path) -> None:
     """A node takes two messages with one identity for one, and drops records by their marks of a queue."""
     source, copy = delay_folder(tmp_path / "source"), tmp_path / "copy"
-    victim = arrival(RULES, QUEUE, 0, Envelope("orders", LATER_MS, "A9", 5, 9, "", b"x").pack(), NOW_MS).record
+    victim = effect_of(RULES, QUEUE, 0, Envelope("orders", LATER_MS, "A9", 5, 9, "", b"x").pack(), NOW_MS).record
     assert victim is not None
     with contextlib.closing(Store(source, sync="never")) as store:
         before = [work.record for work in store.take(NOW_MS + 10**9, 100)]
-        lies = (KIND, b"mine", victim.marks), ("unknown", b"", ((IDENTITY, b"abc"),))
+        lies = (DELAYED_KIND, b"mine", victim.marks), ("unknown", b"", ((IDENTITY, b"abc"),))
         store.add([(Record(kind, data, 1, marks=marks), 1) for kind, data, marks in lies])
-    assert copy_spool(source, copy, limits(), kinds=COPIED_KINDS).left_out == {}
+    assert copy_spool(source, copy, limits(), rules=COPY_RULES).left_out == {}
     with contextlib.closing(Store(copy, sync="never")) as store:
         found = {work.record.payload: work.record.marks for work in store.take(NOW_MS + 10**9, 100)}
-    own = arrival(RULES, QUEUE, 0, b"mine", NOW_MS).record
+    own = effect_of(RULES, QUEUE, 0, b"mine", NOW_MS).record
     assert own is not None
     assert found == {record.payload: record.marks[:1] for record in (*before, own)} | {b"": ()}
 
@@ -818,10 +833,10 @@ def test_an_envelope_with_the_digest_of_another_id_is_left_out(tmp_path: Path) -
     stored = encode_properties({"UNIQ_KEY": "harmless"})
     data = Envelope("orders", LATER_MS, "VICTIM", 5, 0, stored, b"harmless").pack()
     with contextlib.closing(Store(source, sync="never")) as store:
-        store.add([(Record(KIND, data, 1, "topic orders"), LATER_MS)])
+        store.add([(Record(DELAYED_KIND, data, 1, "topic orders"), LATER_MS)])
     done = command(source, tmp_path / "copy")
     assert done.exit_code == 1
-    assert f"1 entries were left out: {OTHER_ID}" in " ".join(done.stderr.split())
+    assert f"1 entries were left out: {OTHER_ID_REASON}" in " ".join(done.stderr.split())
     assert "3 wait" in done.stdout
 
 
@@ -843,7 +858,7 @@ def test_delayed_messages_are_shown_as_they_are_sent(tmp_path: Path) -> None:
 
 
 def test_notes_that_lead_records_are_shown(tmp_path: Path) -> None:
-    note, value = LASTING + b"queues of t\x1b", b'[["broker-b", 1]]'
+    note, value = LASTING_PREFIX + b"queues of t\x1b", b'[["broker-b", 1]]'
     with contextlib.closing(Store(tmp_path / "source", sync="never")) as store:
         store.add([(record(b"x"), 1)], {note: value})
     assert command(tmp_path / "source", tmp_path / "copy").exit_code == 0
@@ -859,12 +874,12 @@ def test_notes_that_lead_records_are_shown(tmp_path: Path) -> None:
         (purpose_of("a"), "", "delay serve --data '.*/a b'"),
         (purpose_of("a"), purpose_of("b"), "A node of that --group .* delay serve --data"),
         ("", purpose_of("a"), "folder of its own.*spool send"),
-        (LOST_OWNER.purpose, "", "spool assign"),
+        (UNKNOWN_OWNER.purpose, "", "spool assign"),
     ],
 )
 def test_a_folder_for_another_purpose_names_its_command(tmp_path: Path, of: str, opened_for: str, remedy: str) -> None:
     with contextlib.closing(Store(tmp_path / "a b", sync="never")) as store:
-        store.belong(SpoolOwner(("127.0.0.1:1",), "", purpose=of) if of != LOST_OWNER.purpose else LOST_OWNER)
+        store.set_owner(SpoolOwner(("127.0.0.1:1",), "", purpose=of) if of != UNKNOWN_OWNER.purpose else UNKNOWN_OWNER)
         store.add([(record(b"x"), 1)])
         with pytest.raises(SpoolError, match=f"holds records of.*{remedy}"):
-            store.belong(SpoolOwner(("127.0.0.1:1",), "", purpose=opened_for))
+            store.set_owner(SpoolOwner(("127.0.0.1:1",), "", purpose=opened_for))

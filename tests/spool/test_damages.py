@@ -16,9 +16,10 @@ from typing import NamedTuple
 import pytest
 
 from rocketmq_spark.errors import SpoolError
+from rocketmq_spark.spool.lanes import LeasedRecord
 from rocketmq_spark.spool.records import IDENTITY, Dead, Done, Record, RetryLater
-from rocketmq_spark.spool.recovery import dead_ones
-from rocketmq_spark.spool.store import Store, Work
+from rocketmq_spark.spool.recovery import dead_records
+from rocketmq_spark.spool.store import Store
 from tests.spool.bench import database, record
 from tests.spool.damages import damage
 
@@ -46,7 +47,7 @@ def waiting(number: int) -> Record:
     return Record("k", b"%d" % number + b"x" * (100 + number % 200), 1000, "topic X", marks=marks)
 
 
-def number_of(work: Work) -> int:
+def number_of(work: LeasedRecord) -> int:
     return int(work.record.payload.rstrip(b"x"))
 
 
@@ -117,7 +118,7 @@ def out_of_order(numbers: Iterable[int]) -> list[int]:
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
-def test_what_can_be_read_is_had_and_what_is_lost_is_counted_or_said_to_be_unknown(
+def test_damaged_store_yields_readable_records_and_reports_lost(
     whole: Whole, tmp_path: Path, caplog: pytest.LogCaptureFixture, seed: int
 ) -> None:
     rng = random.Random(seed)
@@ -128,7 +129,7 @@ def test_what_can_be_read_is_had_and_what_is_lost_is_counted_or_said_to_be_unkno
         store = Store(path, sync="never")
         given = drained(store)
         buried = {
-            int(each.payload.rstrip(b"x")) for _, each, _ in dead_ones(database(store)) if isinstance(each, Record)
+            int(each.payload.rstrip(b"x")) for _, each, _ in dead_records(database(store)) if isinstance(each, Record)
         }
         assert (store.totals.depth, store.totals.size) == (0, 0), case
         assert store.totals.dead == len(buried), case

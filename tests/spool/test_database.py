@@ -25,7 +25,7 @@ from tests.helpers import raising
 from tests.spool.test_files import synced_files
 
 
-def test_3_12_a_new_folder_is_made_and_its_parents_are_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_folder_is_made_and_its_parents_are_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[Path] = []
     monkeypatch.setattr(files, "sync_folder", synced.append)
     db = Database(tmp_path / "a" / "b")
@@ -83,7 +83,7 @@ def test_a_scan_that_met_damage_leaves_the_folder_free(tmp_path: Path) -> None:
     reading.close()
 
 
-def test_3_16_rocksdb_says_when_its_memtable_is_another_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rocksdb_says_when_its_memtable_is_another_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(database, "WRITE_BUFFER_BYTES", 64 << 10)
     synced = synced_files(monkeypatch)
     db = Database(tmp_path)
@@ -96,7 +96,7 @@ def test_3_16_rocksdb_says_when_its_memtable_is_another_one(tmp_path: Path, monk
     db.close()
 
 
-def test_g2_10_a_folder_in_use_is_said_to_be(tmp_path: Path) -> None:
+def test_folder_in_use_is_said_to_be(tmp_path: Path) -> None:
     db = Database(tmp_path)
     code = f"from pathlib import Path\nfrom rocketmq_spark.spool.database import Database\nDatabase(Path({str(tmp_path)!r}))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
@@ -121,7 +121,7 @@ def test_one_folder_has_one_owner_whatever_it_is_called(tmp_path: Path, monkeypa
     Database(tmp_path / "link").close()
 
 
-def test_whether_somebody_lives_in_a_folder_is_seen_without_touching_it(tmp_path: Path) -> None:
+def test_folder_in_use_is_detected_without_changing_it(tmp_path: Path) -> None:
     db = Database(tmp_path)
     files = sorted(path.name for path in tmp_path.iterdir())
     code = f"from pathlib import Path\nfrom rocketmq_spark.spool.database import in_use\nprint(in_use(Path({str(tmp_path)!r})))"
@@ -204,7 +204,7 @@ def test_a_forked_child_neither_uses_nor_closes_it(tmp_path: Path) -> None:
     again.close()
 
 
-def test_a_child_of_a_process_with_a_spool_is_told_that_it_cannot_have_one(tmp_path: Path) -> None:
+def test_forked_child_of_process_with_spool_is_refused_a_spool(tmp_path: Path) -> None:
     """RocksDB would wait for threads that are not there."""
     Database(tmp_path / "parent").close()
     child = os.fork()
@@ -248,7 +248,7 @@ def test_a_forked_child_may_end_as_any_program_does(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "b'1' b'2'\n"), done.stderr
 
 
-def test_g2_10_a_disk_that_is_full_is_an_error_and_nothing_that_was_kept_is_lost(tmp_path: Path) -> None:
+def test_full_disk_raises_error_and_loses_no_stored_record(tmp_path: Path) -> None:
     """A limit on the size of files stands for the disk: writes fail in the same place."""
     code = textwrap.dedent(
         """

@@ -33,14 +33,12 @@ class Versions:
         return self.number
 
 
-def test_3_16_a_new_log_file_has_all_of_them_synced_and_then_the_newest_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_new_log_file_syncs_all_log_files_then_only_newest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A recovery ends at the first gap, so an older file must not lack what a younger one builds on."""
     synced = synced_files(monkeypatch)
     monkeypatch.setattr(files, "sync_folder", lambda path: synced.append("folder"))
     (tmp_path / "000004.log").touch()
-    versions, wal = Versions(), files.Wal(tmp_path)
+    versions, wal = Versions(), files.WriteAheadLog(tmp_path)
     wal.sync(versions)
     wal.sync(versions)
     assert synced == ["000004.log", "folder", "000004.log"]
@@ -94,10 +92,8 @@ def test_a_torn_end_behind_which_another_log_goes_on_is_damage(tmp_path: Path, l
     db.close()
 
 
-def test_the_disk_is_asked_for_its_room_after_some_bytes_and_after_some_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now_s, left, asked = 100.0, files.RESERVE_BYTES + 3 * files.ASK_BYTES, 0
+def test_free_disk_space_is_checked_after_some_bytes_and_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s, left, asked = 100.0, files.RESERVE_BYTES + 3 * files.SPACE_CHECK_BYTES, 0
 
     def statvfs(_: Path) -> SimpleNamespace:
         nonlocal asked
@@ -107,23 +103,21 @@ def test_the_disk_is_asked_for_its_room_after_some_bytes_and_after_some_time(
     monkeypatch.setattr(os, "statvfs", statvfs)
     monkeypatch.setattr(time, "monotonic", lambda: now_s)
     room, kib = files.FreeSpace(tmp_path, None), 1 << 10
-    assert {room.problem(0, kib) for _ in range(1 + files.ASK_BYTES // kib)} == {None}
+    assert {room.check(0, kib) for _ in range(1 + files.SPACE_CHECK_BYTES // kib)} == {None}
     assert asked == 1
-    room.problem(0, kib)
+    room.check(0, kib)
     assert asked == 2, "as many bytes were added as an answer is good for"
-    now_s += files.ASK_S
-    room.problem(0, kib)
+    now_s += files.SPACE_CHECK_S
+    room.check(0, kib)
     assert asked == 3
     left = files.RESERVE_BYTES + kib
-    now_s += files.ASK_S
-    assert room.problem(0, kib) is None
+    now_s += files.SPACE_CHECK_S
+    assert room.check(0, kib) is None
     left -= kib
-    assert isinstance(room.problem(0, 1), SpoolFull)
+    assert isinstance(room.check(0, 1), SpoolFull)
 
 
-def test_3_16_a_new_folder_has_a_name_that_survives_a_power_cut_as_have_those_above_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_new_folder_and_its_parents_survive_power_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else what was kept in it is gone with its name, however often its files were synced."""
     synced: list[Path] = []
     monkeypatch.setattr(files, "sync_folder", synced.append)

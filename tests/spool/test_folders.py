@@ -20,14 +20,24 @@ from rocketmq_spark.model import MessageQueue, SendRequest, SpooledSend
 from rocketmq_spark.options import Options
 from rocketmq_spark.producer.routing import queues_of_environment
 from rocketmq_spark.producer.settings import ProducerSettings
-from rocketmq_spark.session.spools import adopt, claim, drainer, open_store, owner_of, resending, spools, worker_spool
+from rocketmq_spark.session.spools import (
+    adopt,
+    claim,
+    open_drainer,
+    open_send_spool,
+    open_store,
+    owner_of,
+    spools_in,
+    worker_spool,
+)
 from rocketmq_spark.spool import recovery
 from rocketmq_spark.spool import store as store_module
 from rocketmq_spark.spool.database import in_use
-from rocketmq_spark.spool.records import LASTING, OWNER, RECORD, TOTALS, Done, RetryLater, SpoolOwner, numbered
+from rocketmq_spark.spool.records import LASTING_PREFIX, OWNER, RECORD, TOTALS, Done, RetryLater, SpoolOwner, record_key
 from rocketmq_spark.spool.spool import SendSpool
 from rocketmq_spark.spool.store import Store
-from tests.producer.scripted import ScriptedSender, Time
+from tests.fakes.sender import ScriptedSender
+from tests.fakes.timer import Time
 from tests.spool.bench import database, record
 
 ROOT = Path(__file__).parents[2]
@@ -48,22 +58,20 @@ def everything(store: Store) -> list[int]:
     return found
 
 
-def test_a_first_process_makes_a_folder_and_the_next_takes_it_over(tmp_path: Path) -> None:
+def test_process_creates_folder_and_next_process_takes_it_over(tmp_path: Path) -> None:
     folder = tmp_path / "new"
-    assert spools(folder) == []
+    assert spools_in(folder) == []
     store = claim(folder, make)
     store.add([(record(b"1"), 1)])
-    assert spools(folder) == [store.path]
-    assert spools(store.path) == [store.path]
+    assert spools_in(folder) == [store.path]
+    assert spools_in(store.path) == [store.path]
     store.close()
     again = claim(folder, make)
     assert (again.path, everything(again)) == (store.path, [1])
     again.close()
 
 
-def test_a_folder_stays_where_it_is_when_its_process_goes_elsewhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_relative_folder_stays_when_process_changes_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path)
     mine = make(Path("spool"))
@@ -74,11 +82,11 @@ def test_a_folder_stays_where_it_is_when_its_process_goes_elsewhere(
     mine.close()
 
 
-def test_what_waits_behind_a_record_that_cannot_be_read_is_taken_over_with_the_rest(tmp_path: Path) -> None:
+def test_records_behind_unreadable_record_are_taken_over(tmp_path: Path) -> None:
     """All of a page may be such records, as the first of the only lane is."""
     other, mine = make(tmp_path / "worker-1"), make(tmp_path / "mine")
     other.add([(record(b"%d" % n, lane=b"q", at_ms=1), 1) for n in range(3)])
-    database(other).write([(numbered(RECORD, 1), b"damaged")])
+    database(other).write([(record_key(RECORD, 1), b"damaged")])
     other.close()
     assert adopt(tmp_path, mine, make, NOW_MS) == 2
     assert everything(mine) == [1, 2]
@@ -90,7 +98,7 @@ def test_a_living_process_keeps_its_own(tmp_path: Path) -> None:
     second = claim(tmp_path, make)
     assert first.path != second.path
     assert adopt(tmp_path, second, make, NOW_MS) == 0
-    assert len(spools(tmp_path)) == 2
+    assert len(spools_in(tmp_path)) == 2
     first.close()
     second.close()
 
@@ -103,7 +111,7 @@ def test_a_folder_whose_store_is_being_opened_again_is_in_use(
     mine = make(tmp_path / "worker-1")
     mine.add([(record(b"1"), 1)])
     others: list[Store] = []
-    where, name = (recovery, "_copy_readable") if damaged else (store_module, "finish")
+    where, name = (recovery, "_copy_readable") if damaged else (store_module, "finish_repair")
     step = getattr(where, name)
 
     def look(path: Path, *more: Any) -> Any:
@@ -122,12 +130,12 @@ def test_a_folder_whose_store_is_being_opened_again_is_in_use(
     others[0].close()
 
 
-def test_3_34_what_dead_processes_left_is_moved_and_their_folders_go(tmp_path: Path) -> None:
+def test_what_dead_processes_left_is_moved_and_their_folders_go(tmp_path: Path) -> None:
     for name in ("worker-1", "worker-2"):
         fill(tmp_path / name, 1200)
     mine = make(tmp_path / "worker-3")
     assert adopt(tmp_path, mine, make, NOW_MS) == 2400
-    assert spools(tmp_path) == [mine.path]
+    assert spools_in(tmp_path) == [mine.path]
     found = everything(mine)
     assert sorted(found) == sorted([*range(1200), *range(1200)])
     lane = [number for number in found if number % 3 == 0]
@@ -163,7 +171,7 @@ def test_attempts_count_on_when_one_process_after_the_other_dies(tmp_path: Path)
     mine.close()
 
 
-def test_attempts_count_on_also_for_a_record_that_waits_behind_others_meanwhile(tmp_path: Path) -> None:
+def test_record_taken_over_behind_others_keeps_its_attempts(tmp_path: Path) -> None:
     left, mine, last = (make(tmp_path / f"worker-{n}") for n in range(3))
     left.add([(record(b"%d" % n, lane=b"l"), 1) for n in (1, 2)])
     left.settle([(work, RetryLater(2, "no")) for work in left.take(NOW_MS, 1)], 2)
@@ -184,10 +192,10 @@ def test_a_spool_with_workers_below_it_is_one_of_them(tmp_path: Path) -> None:
     """A producer's folder that became a sink's ``spoolDir``."""
     fill(tmp_path, 5)
     fill(tmp_path / "worker-1", 7)
-    assert spools(tmp_path) == [tmp_path, tmp_path / "worker-1"]
+    assert spools_in(tmp_path) == [tmp_path, tmp_path / "worker-1"]
     mine = make(tmp_path / "worker-2")
     assert adopt(tmp_path, mine, make, NOW_MS) == 12
-    assert spools(tmp_path) == [tmp_path, mine.path], "what is below it is not removed with it"
+    assert spools_in(tmp_path) == [tmp_path, mine.path], "what is below it is not removed with it"
     assert sorted(everything(mine)) == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 6]
     mine.close()
 
@@ -215,9 +223,7 @@ def test_large_records_are_moved_a_few_at_a_time(tmp_path: Path, monkeypatch: py
     mine.close()
 
 
-def test_an_empty_folder_is_removed_when_it_is_closed_and_with_its_lock(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_emptied_folder_is_closed_then_removed_under_its_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """RocksDB's close deletes what it finds in a folder of that name; and what is written without the lock is removed, too."""
     fill(tmp_path / "worker-1", 3)
     (tmp_path / "emptied-1").mkdir()  # of who was killed here
@@ -332,7 +338,7 @@ def test_what_was_damaged_is_kept_when_all_else_has_gone(tmp_path: Path) -> None
     mine.close()
 
 
-def test_after_a_clock_was_put_back_what_is_taken_over_waits_no_longer(tmp_path: Path) -> None:
+def test_clock_put_back_delays_no_record_that_is_taken_over(tmp_path: Path) -> None:
     left = make(tmp_path / "worker-1")
     ahead_ms, hours_ms = NOW_MS + 48 * 3_600_000, 2 * 3_600_000
     left.add([(record(b"1", at_ms=ahead_ms), ahead_ms + 3000), (record(b"2", at_ms=ahead_ms), ahead_ms + hours_ms)])
@@ -344,14 +350,14 @@ def test_after_a_clock_was_put_back_what_is_taken_over_waits_no_longer(tmp_path:
     mine.close()
 
 
-def test_the_queues_of_an_environment_by_its_number_are_kept_with_its_records(tmp_path: Path) -> None:
+def test_queues_of_numbered_environment_are_kept_with_records(tmp_path: Path) -> None:
     """Whoever takes a folder over has them too, unless it counted others; an empty spool says nothing of them."""
     parsed = options.parse({"nameServer": "127.0.0.1:1", "environment": "1"}).for_role("producer")
     settings, sender = ProducerSettings.of(parsed), session.sender(parsed)
     assert settings.environment is not None
     known = queues_of_environment(sender, settings.environment)
     known["t"] = (MessageQueue("t", "a", 0),)
-    spool = resending(open_store(tmp_path / "worker-1", parsed), sender, settings)
+    spool = open_send_spool(open_store(tmp_path / "worker-1", parsed), sender, settings)
     spool.keep([SpooledSend(topic, SendRequest("g", b"x"), None, ("id",)) for topic in ("t", "unknown")])
     spool.finish()
     known["t"] = (MessageQueue("t", "b", 0),)
@@ -378,7 +384,7 @@ def test_the_queues_of_an_environment_by_its_number_are_kept_with_its_records(tm
     session.close_all()
 
 
-def test_a_producer_that_is_traced_has_the_queues_of_its_environment_that_its_spool_and_its_process_know(
+def test_traced_producer_knows_environment_queues_from_spool(
     tmp_path: Path,
 ) -> None:
     """What sends its records is another object, and counted anew: while a broker was away, another environment's queue."""
@@ -388,7 +394,7 @@ def test_a_producer_that_is_traced_has_the_queues_of_its_environment_that_its_sp
     assert settings.environment is not None
     known = queues_of_environment(sender, settings.environment)
     known["t"] = (MessageQueue("t", "a", 0),)
-    spool = resending(open_store(tmp_path, parsed), sender, settings)
+    spool = open_send_spool(open_store(tmp_path, parsed), sender, settings)
     spool.keep([SpooledSend("t", SendRequest("g", b"x"), None, ("id",))])
     spool.finish()
     known.clear()
@@ -400,7 +406,7 @@ def test_a_producer_that_is_traced_has_the_queues_of_its_environment_that_its_sp
     session.close_all()
 
 
-def test_what_a_folder_does_not_say_of_an_environments_queues_takes_nothing_from_who_adopts_it(tmp_path: Path) -> None:
+def test_adopter_keeps_queue_notes_that_adopted_folder_lacks(tmp_path: Path) -> None:
     """One that was empty when it was opened says nothing of topics that it had once; who takes it over has records of them."""
     parsed = options.parse({"nameServer": "127.0.0.1:1", "environment": "1"}).for_role("producer")
     settings, sender = ProducerSettings.of(parsed), session.sender(parsed)
@@ -409,7 +415,7 @@ def test_what_a_folder_does_not_say_of_an_environments_queues_takes_nothing_from
     known |= {topic: (MessageQueue(topic, "a", 0),) for topic in ("t", "u")}
 
     def kept(name: str, topic: str) -> SendSpool:
-        spool = resending(open_store(tmp_path / name, parsed), sender, settings)
+        spool = open_send_spool(open_store(tmp_path / name, parsed), sender, settings)
         spool.keep([SpooledSend(topic, SendRequest("g", b"x"), None, ("id",))])
         return spool
 
@@ -427,15 +433,15 @@ def test_what_a_folder_does_not_say_of_an_environments_queues_takes_nothing_from
     session.close_all()
 
 
-def test_damage_that_costs_records_leaves_to_the_others_the_queues_that_their_environment_had(tmp_path: Path) -> None:
+def test_records_left_after_damage_keep_environment_queues(tmp_path: Path) -> None:
     parsed = options.parse({"nameServer": "127.0.0.1:1", "environment": "1"}).for_role("producer")
     settings, sender = ProducerSettings.of(parsed), session.sender(parsed)
     assert settings.environment is not None
     known = queues_of_environment(sender, settings.environment)
     known["t"] = (MessageQueue("t", "a", 0),)
-    spool = resending(open_store(tmp_path, parsed), sender, settings)
+    spool = open_send_spool(open_store(tmp_path, parsed), sender, settings)
     spool.keep([SpooledSend("t", SendRequest("g", b"x"), None, (name,)) for name in "ab"])
-    database(spool.store).write([], [numbered(RECORD, 1), TOTALS])
+    database(spool.store).write([], [record_key(RECORD, 1), TOTALS])
     spool.finish()
     known.clear()
     store = open_store(tmp_path, parsed)
@@ -447,7 +453,7 @@ def test_damage_that_costs_records_leaves_to_the_others_the_queues_that_their_en
 @pytest.mark.parametrize("value", [b"x", b"5", b"[5]", b'[["a", null]]', b"[" * 100_000])
 def test_a_note_about_queues_that_cannot_be_read_is_an_error(tmp_path: Path, value: bytes) -> None:
     store = make(tmp_path / "it's")
-    store.add([(record(b"1"), 1)], {LASTING + b"queues of t": value})
+    store.add([(record(b"1"), 1)], {LASTING_PREFIX + b"queues of t": value})
     store.close()
     parsed = options.parse({"nameServer": "127.0.0.1:1", "environment": "1"}).for_role("producer")
     with pytest.raises(SpoolError, match=r"note about the queues .* spool export '") as error:
@@ -455,21 +461,21 @@ def test_a_note_about_queues_that_cannot_be_read_is_an_error(tmp_path: Path, val
     assert shlex.quote(str(store.path)) in str(error.value)
 
 
-def test_what_an_environment_with_given_queues_kept_is_not_for_who_forgot_them(tmp_path: Path) -> None:
+def test_spool_kept_with_given_queues_is_refused_without_them(tmp_path: Path) -> None:
     """By the number alone it counts others, which are another environment's. What a command sends stays its owner's."""
     given = {"nameServer": "127.0.0.1:1", "environment": "2"}
     layout = {"environments": '{"1": [1], "2": [0]}'}
     alone, listed = (options.parse({**given, **more}).for_role("producer") for more in ({}, layout))
 
     def opened(parsed: Options) -> SendSpool:
-        return resending(open_store(tmp_path, parsed), session.sender(parsed), ProducerSettings.of(parsed))
+        return open_send_spool(open_store(tmp_path, parsed), session.sender(parsed), ProducerSettings.of(parsed))
 
     def keep(spool: SendSpool) -> None:
         spool.keep([SpooledSend("t", SendRequest("g", b"x"), None, ("id",))])
         spool.finish()
 
     keep(opened(alone))
-    drainer(tmp_path, listed).finish()
+    open_drainer(tmp_path, listed).finish()
     opened(alone).finish()
     keep(opened(listed))
     with pytest.raises(
@@ -485,7 +491,7 @@ def test_what_an_environment_with_given_queues_kept_is_not_for_who_forgot_them(t
     [(2, {}, "a"), (1, {"environments": '{"1": {"b": [0]}}'}, None)],
     ids=["by its number", "given"],
 )
-def test_what_is_assigned_goes_to_the_queues_that_its_environment_had_unless_others_are_given(
+def test_assigned_records_keep_environment_queues_unless_given(
     tmp_path: Path, port: int, more: dict[str, str], wanted: str | None
 ) -> None:
     """Where addresses are others, and where their broker has gone for good: nothing else gets the records out."""
@@ -496,11 +502,11 @@ def test_what_is_assigned_goes_to_the_queues_that_its_environment_had_unless_oth
     settings, sender = ProducerSettings.of(old), session.sender(old)
     assert settings.environment is not None
     queues_of_environment(sender, settings.environment)["t"] = (MessageQueue("t", "a", 0),)
-    spool = resending(open_store(tmp_path, old), sender, settings)
+    spool = open_send_spool(open_store(tmp_path, old), sender, settings)
     spool.keep([SpooledSend("t", SendRequest("g", b"x"), None, ("id",))])
     spool.finish()
     with contextlib.closing(make(tmp_path)) as store:
-        store.belong(owner_of(new), force=True)
+        store.set_owner(owner_of(new), force=True)
     with contextlib.closing(open_store(tmp_path, new)):
         environment = ProducerSettings.of(new).environment
         assert environment is not None
@@ -510,9 +516,7 @@ def test_what_is_assigned_goes_to_the_queues_that_its_environment_had_unless_oth
 
 
 @pytest.mark.parametrize("given", ["5", '{"1": {"broker-a": [0]}}'])
-def test_what_an_environment_kept_by_its_number_goes_there_also_when_queues_are_given(
-    tmp_path: Path, given: str
-) -> None:
+def test_records_kept_by_number_keep_queues_if_layout_is_given(tmp_path: Path, given: str) -> None:
     """By a count it may have others too, which are another environment's by the number. Commands need a count, or a list."""
     a, b = (MessageQueue("t", f"broker-{name}", 0) for name in "ab")
 
@@ -523,7 +527,7 @@ def test_what_an_environment_kept_by_its_number_goes_there_also_when_queues_are_
         if not more:
             assert settings.environment is not None
             queues_of_environment(sender, settings.environment)["t"] = (a,)
-        return resending(open_store(tmp_path, parsed), sender, settings)
+        return open_send_spool(open_store(tmp_path, parsed), sender, settings)
 
     spool = opened()
     spool.keep([SpooledSend("t", SendRequest("g", b"x"), None, ("id",))])
@@ -538,7 +542,7 @@ def test_what_an_environment_kept_by_its_number_goes_there_also_when_queues_are_
     session.close_all()
 
 
-def test_a_worker_of_an_environment_with_given_queues_leaves_alone_what_is_for_those_by_its_number(
+def test_worker_with_given_queues_skips_records_kept_by_number(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What it sends of its own folder already knows nothing of them."""
@@ -549,7 +553,7 @@ def test_a_worker_of_an_environment_with_given_queues_leaves_alone_what_is_for_t
     assert settings.environment is not None
     queues_of_environment(sender, settings.environment)["t"] = (MessageQueue("t", "a", 0),)
     make(tmp_path / "worker-1").close()
-    spool = resending(open_store(tmp_path / "worker-2", by_number), sender, settings)
+    spool = open_send_spool(open_store(tmp_path / "worker-2", by_number), sender, settings)
     spool.keep([SpooledSend("t", SendRequest("g", b"x"), None, ("id",))])
     spool.finish()
     counted = options.parse({**given, **spooling, "environments": "5"}).for_role("sink")
@@ -565,7 +569,7 @@ def test_a_folder_of_a_later_release_is_left_alone(tmp_path: Path) -> None:
     def mine(path: Path) -> Store:
         store = make(path)
         try:
-            store.belong(SpoolOwner(("ns:1",), ""))
+            store.set_owner(SpoolOwner(("ns:1",), ""))
         except BaseException:
             store.close()
             raise

@@ -7,28 +7,28 @@ import threading
 import pytest
 
 from rocketmq_spark.errors import SpoolFull
-from rocketmq_spark.spool.changes import GroupCommit, Ticket
+from rocketmq_spark.spool.changes import AddRequest, GroupCommit
 from tests.mockbroker import eventually
 from tests.spool.bench import record
 
 
-def ticket(payload: bytes = b"x") -> Ticket:
-    return Ticket([(record(payload), 1)])
+def ticket(payload: bytes = b"x") -> AddRequest:
+    return AddRequest([(record(payload), 1)])
 
 
 @pytest.mark.parametrize(("together", "sizes"), [(True, [1, 3]), (False, [1, 1, 1, 1])])
-def test_3_16_those_that_wait_are_written_together_or_one_by_one(together: bool, sizes: list[int]) -> None:
+def test_those_that_wait_are_written_together_or_one_by_one(together: bool, sizes: list[int]) -> None:
     written: list[int] = []
     writing, go = threading.Event(), threading.Event()
 
-    def write(tickets: list[Ticket]) -> None:
+    def write(tickets: list[AddRequest]) -> None:
         written.append(len(tickets))
         writing.set()
         assert go.wait(60)
 
     lock = threading.RLock()
     group = GroupCommit(lock, write, together)
-    threads = [threading.Thread(target=group.put, args=(ticket(),)) for _ in range(4)]
+    threads = [threading.Thread(target=group.submit, args=(ticket(),)) for _ in range(4)]
     threads[0].start()
     assert writing.wait(60)
     for each in threads[1:]:
@@ -41,11 +41,11 @@ def test_3_16_those_that_wait_are_written_together_or_one_by_one(together: bool,
 
 
 def test_each_caller_gets_its_own_error() -> None:
-    def write(tickets: list[Ticket]) -> None:
+    def write(tickets: list[AddRequest]) -> None:
         tickets[0].error = SpoolFull("no")
 
     with pytest.raises(SpoolFull):
-        GroupCommit(threading.RLock(), write, together=True).put(ticket())
+        GroupCommit(threading.RLock(), write, batched=True).submit(ticket())
 
 
 def test_who_is_written_by_an_interrupted_one_hears_of_it() -> None:
@@ -54,17 +54,17 @@ def test_who_is_written_by_an_interrupted_one_hears_of_it() -> None:
     outcomes: list[BaseException | None] = []
     turns = iter([None, KeyboardInterrupt()])
 
-    def write(tickets: list[Ticket]) -> None:
+    def write(tickets: list[AddRequest]) -> None:
         writing.set()
         assert go.wait(60)
         if (error := next(turns)) is not None:
             raise error
 
-    group = GroupCommit(threading.RLock(), write, together=True)
+    group = GroupCommit(threading.RLock(), write, batched=True)
 
     def put() -> None:
         try:
-            group.put(ticket())
+            group.submit(ticket())
             outcomes.append(None)
         except BaseException as e:  # noqa: BLE001 - it is what is looked at
             outcomes.append(e)
@@ -82,13 +82,13 @@ def test_who_is_written_by_an_interrupted_one_hears_of_it() -> None:
     assert sorted(kinds) == ["KeyboardInterrupt", "NoneType", "SpoolError", "SpoolError"]
 
 
-def test_who_took_a_ticket_and_was_interrupted_before_it_wrote_costs_nobody_its_message() -> None:
+def test_interrupted_group_commit_loses_no_message() -> None:
     """Ctrl-C between the two: whose ticket it was writes it."""
-    written: list[Ticket] = []
+    written: list[AddRequest] = []
     lock = threading.RLock()
-    group, mine = GroupCommit(lock, written.extend, together=True), ticket()
+    group, mine = GroupCommit(lock, written.extend, batched=True), ticket()
     with lock:
-        other = threading.Thread(target=group.put, args=(mine,))
+        other = threading.Thread(target=group.submit, args=(mine,))
         other.start()
         eventually(lambda: bool(group._waiting))
         group._waiting.clear()

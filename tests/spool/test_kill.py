@@ -45,7 +45,7 @@ def run(path: Path, first: int, seed: int, kill_after: int | None, pause_s: floa
     return [line for line in lines if line]
 
 
-def test_3_12_3_16_g2_9_nothing_is_lost_when_it_is_killed_at_any_moment(tmp_path: Path) -> None:
+def test_kill_at_any_moment_loses_no_record(tmp_path: Path) -> None:
     rng = random.Random()
     path = tmp_path / "s"
     said: list[str] = []

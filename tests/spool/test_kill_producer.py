@@ -75,7 +75,7 @@ def killed_after(producer: subprocess.Popen[str], more: int) -> list[str]:
     return text[: text.rfind("\n") + 1].splitlines()
 
 
-def test_3_12_what_a_producer_said_it_has_arrives_though_it_is_killed_at_any_moment(tmp_path: Path) -> None:
+def test_messages_confirmed_by_killed_producer_arrive(tmp_path: Path) -> None:
     rng = random.Random()
     with Broker(rng) as broker:
         broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(4, {"broker-a": broker.address}))

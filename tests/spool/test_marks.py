@@ -26,11 +26,11 @@ from rocketmq_spark.spool.records import (
     Replaced,
     RetryLater,
     Verdict,
-    behind,
-    behind_space,
-    marked,
-    numbered,
+    area_end,
+    mark_key,
     place_of,
+    record_key,
+    space_end,
 )
 from rocketmq_spark.spool.store import Store
 from tests.spool.bench import BASE_MS, database
@@ -55,13 +55,13 @@ def first(store: Store) -> int | None:
 
 @given(st.binary(max_size=3), st.binary(max_size=3), st.binary(max_size=3))
 def test_a_space_ends_before_the_next_one(space: bytes, other: bytes, place: bytes) -> None:
-    key = marked(other, place)
-    assert (marked(space) <= key < behind_space(space)) is (space == other)
+    key = mark_key(other, place)
+    assert (mark_key(space) <= key < space_end(space)) is (space == other)
     assert place_of(key) == place
-    assert MARK <= key < behind(MARK)
+    assert MARK <= key < area_end(MARK)
 
 
-def test_3_b_of_two_with_one_first_mark_the_second_is_not_kept(store: Store) -> None:
+def test_of_two_with_one_first_mark_the_second_is_not_kept(store: Store) -> None:
     store.add([(marked_record(b"a", 1), 10), (marked_record(b"a", 2), 10), (marked_record(b"b", 3), 10)])
     store.add([(marked_record(b"b", 4), 10)])
     assert len(store) == 2
@@ -97,7 +97,7 @@ def test_what_is_forgotten_is_gone(store: Store) -> None:
     (taken,) = store.take(10, 1)
     store.settle([(taken, RetryLater(50, "why"))], 10)
     (other,) = store.take(10, 1)
-    assert store.forget([(b"id", b"a"), (b"id", b"b"), (b"id", b"nobody"), (b"id", b"a")]) == 1
+    assert store.drop_records([(b"id", b"a"), (b"id", b"b"), (b"id", b"nobody"), (b"id", b"a")]) == 1
     assert (len(store), first(store)) == (1, 2)
     store.settle([(other, Done())], 10)
     assert (len(store), first(store)) == (1, 2)
@@ -108,15 +108,19 @@ def test_what_is_forgotten_is_gone(store: Store) -> None:
 def test_the_result_of_a_record_that_was_forgotten_is_ignored(store: Store, verdict: Verdict) -> None:
     store.add([(marked_record(b"a", 1), 10), (marked_record(b"b", 2), 10)])
     (work,) = store.take(10, 1)
-    assert store.is_kept(work)
-    assert store.forget([(b"id", b"a")]) == 0
-    assert not store.is_kept(work)
+    assert store.awaits_result(work)
+    assert store.drop_records([(b"id", b"a")]) == 0
+    assert not store.awaits_result(work)
     before = store.totals.copy()
     store.settle([(work, verdict)], 10)
     assert store.totals == before
     store.close()
     again = Store(store.path, sync="never")
-    assert ([work.record.marks[0][1] for work in again.take(99, 9)], again.damages, again.totals.dead) == ([b"b"], 0, 0)
+    assert ([work.record.marks[0][1] for work in again.take(99, 9)], again.damage_count, again.totals.dead) == (
+        [b"b"],
+        0,
+        0,
+    )
     again.close()
 
 
@@ -170,7 +174,7 @@ def test_a_revived_record_is_not_due_before_its_time(store: Store) -> None:
     store.add([(dataclasses.replace(in_queue(b"a", b"q", 5), target="t"), 10)])
     store.settle([(work, Dead("why")) for work in store.take(10, 9)], 10)
     assert store.revive(3) == 1
-    store.hasten("t", None, 9, 5)
+    store.make_due("t", None, 9, 5)
     assert (store.take(9, 9), len(store.take(10, 9))) == ([], 1)
 
 
@@ -178,7 +182,7 @@ def test_the_copy_of_a_damaged_record_is_stored(store: Store) -> None:
     store.add([(in_queue(b"a", b"q", 5), 10)])
     store.close()
     with contextlib.closing(Database(store.path)) as db:
-        db.write([(numbered(RECORD, 1), b"damaged")])
+        db.write([(record_key(RECORD, 1), b"damaged")])
     store = Store(store.path, sync="never")
     store.add([(in_queue(b"a", b"r", 7), 10)])
     assert [work.due.sequence for work in store.take(10, 9)] == [2]
@@ -197,8 +201,8 @@ def test_a_record_of_two_spaces_stays_when_one_is_handed_over(store: Store) -> N
 
 def test_what_falls_due_early_is_still_found(store: Store) -> None:
     store.add([(marked_record(b"a"), 500)])
-    assert store.hasten(None, None, 10, 20) is None
-    assert store.forget([(b"id", b"a")]) == 1
+    assert store.make_due(None, None, 10, 20) is None
+    assert store.drop_records([(b"id", b"a")]) == 1
     assert (len(store), store.take(1000, 9)) == (0, [])
 
 
@@ -209,37 +213,37 @@ def test_notes_are_written_with_records_and_kept(store: Store) -> None:
     store.close()
     again = Store(store.path, sync="never")
     assert (again.notes(), len(again)) == ({b"n": b"2", b"m": b""}, 1)
-    assert again.forget([(b"id", b"a")]) == 1
+    assert again.drop_records([(b"id", b"a")]) == 1
     again.close()
 
 
-def test_g2_10_marks_are_mended_with_their_store(store: Store) -> None:
+def test_marks_are_mended_with_their_store(store: Store) -> None:
     store.add([(marked_record(b"a", 1), 10), (marked_record(b"b", 2), 10)])
     db = database(store)
     (gone, kept) = (Due(10, sequence) for sequence in (1, 2))
-    db.write([], [numbered(RECORD, gone.sequence), marked(b"id", b"b")])
+    db.write([], [record_key(RECORD, gone.sequence), mark_key(b"id", b"b")])
     recovery.repair(db)
-    assert [place_of(key) for key, _ in db.scan(MARK, behind(MARK))] == [(2).to_bytes(8, "big"), b"b"]
-    assert Due.parse(db.get(marked(b"id", b"b")) or b"") == kept
+    assert [place_of(key) for key, _ in db.scan(MARK, area_end(MARK))] == [(2).to_bytes(8, "big"), b"b"]
+    assert Due.parse(db.get(mark_key(b"id", b"b")) or b"") == kept
 
 
-def test_g2_10_a_record_that_cannot_be_read_has_no_marks_any_more(store: Store) -> None:
+def test_record_that_cannot_be_read_has_no_marks_any_more(store: Store) -> None:
     store.add([(marked_record(b"a", 1), 10)])
-    database(store).write([(numbered(RECORD, 1), b"garbage")])
+    database(store).write([(record_key(RECORD, 1), b"garbage")])
     assert store.take(10, 9) == []
     assert first(store) is None
 
 
 def test_a_damaged_record_is_forgotten_with_its_marks(store: Store) -> None:
     store.add([(marked_record(b"a", 1), 10), (marked_record(b"b", 2), 10)])
-    database(store).write([(numbered(RECORD, 1), b"damaged")])
-    assert store.forget([(b"id", b"a")]) == 1
+    database(store).write([(record_key(RECORD, 1), b"damaged")])
+    assert store.drop_records([(b"id", b"a")]) == 1
     assert first(store) == 2
-    assert len(list(database(store).scan(MARK, behind(MARK)))) == 2
+    assert len(list(database(store).scan(MARK, area_end(MARK)))) == 2
 
 
 @pytest.mark.parametrize("fails", [False, True], ids=["said", "written although the write was said to have failed"])
-def test_a_mark_that_a_record_lost_while_it_was_out_is_another_ones(
+def test_mark_removed_from_leased_record_passes_to_new_record(
     store: Store, fails: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.add([(marked_record(b"a", 1), 10)])
@@ -254,18 +258,18 @@ def test_a_mark_that_a_record_lost_while_it_was_out_is_another_ones(
         with monkeypatch.context() as patched:
             patched.setattr(Database, "write", failing)
             with pytest.raises(SpoolError):
-                store.free([(b"q", (1).to_bytes(8, "big"))])
+                store.remove_marks([(b"q", (1).to_bytes(8, "big"))])
     else:
-        assert store.free([(b"q", (1).to_bytes(8, "big"))]) == 1
+        assert store.remove_marks([(b"q", (1).to_bytes(8, "big"))]) == 1
     store.add([(marked_record(b"b", 1), 10)])
     store.settle([(work, Done())], 10)
     assert (first(store), len(store)) == (1, 1)
 
 
-def test_the_places_of_a_space_are_forgotten_and_its_records_stay(store: Store) -> None:
+def test_removed_marks_leave_their_records_in_store(store: Store) -> None:
     store.add([(marked_record(bytes([i]), i), 10) for i in range(3)])
     assert first(store) == 0
-    store.free([(b"q", i.to_bytes(8, "big")) for i in range(3)])
+    store.remove_marks([(b"q", i.to_bytes(8, "big")) for i in range(3)])
     assert first(store) is None
     store.add([(marked_record(b"new", 2), 10)])
     assert first(store) == 2
@@ -279,13 +283,13 @@ def test_a_record_in_the_place_of_another_has_its_marks(store: Store, reason: st
     works = store.take(5, 3)
     again = dataclasses.replace(works[0].record, marks=((b"id", b"a"), (b"r", b"0")))
     store.add([(again, 5)])
-    store.forget([(b"q", (3).to_bytes(8, "big"))])
+    store.drop_records([(b"q", (3).to_bytes(8, "big"))])
     letters = [dataclasses.replace(work.record, payload=b"a longer one", target="t") for work in works]
     outcomes = [(work, Replaced(letter, reason)) for work, letter in zip(works, letters, strict=True)]
     store.settle(outcomes, 9)
     assert store.next_due_ms() == (5 if reason is None else 9)
     assert (len(store), first(store), store.places(b"r")) == (2, 1, [b"0"])
-    assert store.forget([(b"q", (2).to_bytes(8, "big"))]) == 1
+    assert store.drop_records([(b"q", (2).to_bytes(8, "big"))]) == 1
     [work] = store.take(9, 3)
     assert (work.record.target, work.record.payload, work.pending.target) == ("t", b"a longer one", "t")
     assert work.record.marks == ((b"id", b"a"), (b"q", (1).to_bytes(8, "big")), (b"r", b"0"))

@@ -18,23 +18,23 @@ from click.testing import CliRunner, Result
 
 from rocketmq_spark import Producer, options, session
 from rocketmq_spark.base import folders, process
-from rocketmq_spark.base.tls_files import Reloaded
+from rocketmq_spark.base.tls_files import ReloadedFiles
 from rocketmq_spark.cli.command import app
-from rocketmq_spark.cli.spool import _collected
+from rocketmq_spark.cli.spool import _collecting_errors
 from rocketmq_spark.client.credentials import RotatingCredentials
 from rocketmq_spark.delay.node import NodeSettings, open_node
 from rocketmq_spark.errors import OptionError, SpoolError
 from rocketmq_spark.model import MessageQueue, SendRequest, SpooledSend
 from rocketmq_spark.producer.settings import ProducerSettings
-from rocketmq_spark.session.spools import _adoptable, adopt, claim, prepare, spools, worker_spool
+from rocketmq_spark.session.spools import _adoptable, adopt, claim, preload, spools_in, worker_spool
 from rocketmq_spark.spool import owner_rights
 from rocketmq_spark.spool import store as store_module
 from rocketmq_spark.spool.database import Database, in_use
-from rocketmq_spark.spool.files import look_first
+from rocketmq_spark.spool.files import copy_instruction
 from rocketmq_spark.spool.owner_reader import _write_entries
 from rocketmq_spark.spool.owner_rights import become_owner
 from rocketmq_spark.spool.records import TOTALS, Totals
-from rocketmq_spark.spool.recovery import held
+from rocketmq_spark.spool.recovery import locked
 from rocketmq_spark.spool.spool import SpoolReading, record_of
 from rocketmq_spark.spool.store import Store
 from tests import users
@@ -47,7 +47,7 @@ NOW_MS = 10**13
 @pytest.fixture(autouse=True)
 def _first_warnings() -> None:
     for kind in ("open folders", "foreign spools", "replaceable folders"):
-        process.kept(kind).clear()
+        process.entries(kind).clear()
 
 
 def make(path: Path) -> Store:
@@ -178,14 +178,12 @@ def test_a_folder_that_another_user_empties_is_not_removed(tmp_path: Path, monke
     mine.close()
 
 
-def test_a_folder_that_only_another_user_may_read_is_one_of_a_shared_base(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_folder_readable_only_by_another_user_is_skipped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (base := tmp_path / "base").mkdir()
     base.chmod(0o1777)
     private = fill(base / "worker-1")
     with users.denied(private):
-        assert spools(base) == [private]
+        assert spools_in(base) == [private]
         with contextlib.closing(claim(base, make)) as mine:
             assert mine.path != private
         with pytest.raises(SpoolError, match=r"belongs to uid \d+, and uid \d+ may not read it\. Run as its owner"):
@@ -201,9 +199,7 @@ def test_a_base_that_only_another_user_may_read_is_named(tmp_path: Path) -> None
         claim(base, make)
 
 
-def test_a_spool_of_another_user_is_opened_only_if_that_is_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_spool_of_another_user_is_opened_only_on_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spool = fill(tmp_path / "spool")
     uid = users.give_away(monkeypatch, *everything_in(spool))
     commands = f"spool copy {spool} ~/spool-copy && .* show ~/spool-copy --records, and then: .* send ~/spool-copy$"
@@ -226,7 +222,7 @@ def test_what_the_owner_changes_after_the_copy_is_not_sent(
     if is_link:
         theirs = theirs.rename(tmp_path / "elsewhere")
         (tmp_path / "base" / "worker-1 of mine").symlink_to(theirs)
-    _, copying, showing, sending = look_first(tmp_path / "base" / "worker-1 of mine").split("rocketmq-spark")
+    _, copying, showing, sending = copy_instruction(tmp_path / "base" / "worker-1 of mine").split("rocketmq-spark")
     if users.IS_ROOT:  # otherwise the command would not pretend to be another user
         users.root_beside(monkeypatch, theirs)
     (home := tmp_path / "home").mkdir()
@@ -265,9 +261,7 @@ def test_a_delay_node_does_not_use_the_folder_of_another_user(tmp_path: Path, mo
     session.close_all()
 
 
-def test_files_that_are_put_there_while_a_spool_is_opened_are_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_foreign_files_added_while_spool_is_opened_are_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def plant(path: Path, read_only: bool = False) -> Database:
         (path / "planted").touch()
         users.give_away(monkeypatch, path / "planted")
@@ -280,7 +274,7 @@ def test_files_that_are_put_there_while_a_spool_is_opened_are_an_error(
     Store(spool, any_owner=True).close()  # it was closed again
 
 
-def test_no_other_user_creates_the_folder_between_check_and_opening(
+def test_folder_planted_by_other_user_after_check_is_not_opened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """RocksDB would open files through links in it before the second check."""
@@ -309,7 +303,7 @@ def test_files_of_root_in_a_spool_are_no_reason_to_refuse_it(tmp_path: Path, mon
         assert len(store) == 1
 
 
-@pytest.mark.parametrize("first", [in_use, lambda path: fill(path, b"more"), lambda path: held(path).__enter__()])
+@pytest.mark.parametrize("first", [in_use, lambda path: fill(path, b"more"), lambda path: locked(path).__enter__()])
 def test_others_may_not_take_the_lock_of_an_open_folder(tmp_path: Path, first: Callable[[Path], object]) -> None:
     """Earlier releases made folders that others may read, and whoever may read a file can lock it: then the owner could neither
     open its spool nor adopt it.
@@ -351,7 +345,7 @@ def test_an_open_folder_keeps_its_mode_and_is_named_once(tmp_path: Path, caplog:
 
 
 @pytest.mark.parametrize(("bits", "named"), [(0o777, True), (0o1777, False), (0o755, False)])
-def test_a_sinks_folder_in_which_others_may_replace_spools_is_named(
+def test_sink_warns_of_folder_where_others_may_replace_spools(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, bits: int, named: bool
 ) -> None:
     (base := tmp_path / "base").mkdir()
@@ -507,13 +501,13 @@ def owners(monkeypatch: pytest.MonkeyPatch, uids: dict[Path, int]) -> None:
         status[4] = {0: folders.ROOT, users.OTHER: mine}.get(uids[path], uids[path])
         return os.stat_result(status)
 
-    monkeypatch.setattr(owner_rights, "_owner", owner)
+    monkeypatch.setattr(owner_rights, "_owner_uid", owner)
     monkeypatch.setattr(folders, "exposures", lambda *_: iter([]))
     monkeypatch.setattr(folders, "exposures_in", lambda *_: iter([]))
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_root_uses_its_own_spools_and_then_those_of_one_other_user(
+def test_root_uses_its_own_spools_then_those_of_one_other_user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
     """Root takes the rights of the first other owner for good, so that what stays open of a spool has no more than these."""
@@ -522,13 +516,13 @@ def test_root_uses_its_own_spools_and_then_those_of_one_other_user(
     theirs, further, own, more = (fill(base / f"worker-{name}") for name in ("1-of-one", "2-of-another", "3", "4"))
     owners(monkeypatch, {theirs: users.OTHER, further: users.OTHER + 5, own: 0, more: users.OTHER})
     used: list[tuple[Path, bool]] = []
-    real = Database._opened
+    real = Database._open_rocks
 
     def opened(db: Database, *given: bool) -> object:
         used.append((db.path, folders.has_own_rights()))
         return real(db, *given)
 
-    monkeypatch.setattr(Database, "_opened", opened)
+    monkeypatch.setattr(Database, "_open_rocks", opened)
     done = spool_command(command, base)
     assert done.exit_code == 1
     assert list(dict.fromkeys(used)) == [(own, True), (theirs, False), (more, False)]
@@ -551,7 +545,7 @@ def test_an_error_of_one_spool_keeps_nothing_of_it_open() -> None:
     failed: list[Exception] = []
     kept = Opened()
     gone = weakref.ref(kept)
-    with _collected(failed):
+    with _collecting_errors(failed):
         fail(kept)
     del kept
     assert gone() is None
@@ -566,7 +560,7 @@ def test_totals_that_no_store_has_are_counted_again(tmp_path: Path) -> None:
     done = spool_command("show", spool)
     assert f"{spool} is damaged" in done.stderr
     with contextlib.closing(make(spool)) as store:
-        assert (len(store), store.damages) == (1, 1)
+        assert (len(store), store.damage_count) == (1, 1)
     assert "damaged" not in spool_command("show", spool).stderr
 
 
@@ -587,9 +581,7 @@ def test_commands_keep_the_owner_of_another_users_spool(
     assert folders.has_own_rights()
 
 
-def test_root_reaches_only_what_the_owner_reaches_while_a_spool_is_open(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_root_has_only_rights_of_owner_while_spool_is_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A link that appears while RocksDB works there gets no more than its owner has."""
     spool, secret = fill(tmp_path / "worker-1"), tmp_path / "secret"
     secret.write_text("important")
@@ -604,12 +596,10 @@ def test_root_reaches_only_what_the_owner_reaches_while_a_spool_is_open(
     assert os.geteuid() == os.getuid()
 
 
-def test_a_spool_that_the_owner_does_not_reach_is_refused_with_the_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_spool_its_owner_cannot_reach_is_refused_with_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spool = fill(tmp_path / "rescue" / "worker-1")
     uid = users.root_beside(monkeypatch, spool)
-    monkeypatch.setattr(owner_rights.folders, "is_readable", lambda _: False)
+    monkeypatch.setattr(owner_rights.folders, "is_readable_or_missing", lambda _: False)
     with (
         pytest.raises(
             SpoolError,
@@ -664,7 +654,7 @@ def test_a_spool_that_others_may_change_is_refused(
         pass
 
 
-def test_a_folder_above_that_others_may_change_is_a_warning_for_other_users_than_root(
+def test_parent_folder_writable_by_others_warns_non_root_users(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An ``emptyDir`` of Kubernetes has mode 0777."""
@@ -676,7 +666,7 @@ def test_a_folder_above_that_others_may_change_is_a_warning_for_other_users_than
     assert f"the spool lies in {spool.parent}, in which others (mode 0777)" in caplog.text
 
 
-def test_a_volume_of_root_is_a_spool_of_the_user_who_has_its_files(
+def test_spool_in_volume_of_root_belongs_to_owner_of_its_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An ``emptyDir`` of Kubernetes has mode 0777, and only root may change it."""
@@ -696,9 +686,7 @@ def test_a_volume_of_root_is_a_spool_of_the_user_who_has_its_files(
         pass
 
 
-def test_a_spool_with_files_of_others_is_refused_until_they_are_its_owners(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_spool_with_files_of_other_users_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spool = fill(tmp_path / "worker-1")
     found = is_of(spool / "CURRENT", users.OTHER)
     if users.IS_ROOT:
@@ -711,9 +699,7 @@ def test_a_spool_with_files_of_others_is_refused_until_they_are_its_owners(
         pass
 
 
-def test_what_is_in_a_folder_does_not_decide_whose_rights_root_has(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_owner_of_folder_not_its_files_decides_rights_of_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The owner can empty the folder for the moment of a check, or leave only files of root there."""
     (spool := tmp_path / "worker-1").mkdir()
     uid = users.root_beside(monkeypatch, spool)
@@ -736,7 +722,7 @@ import atexit, os, sys
 from pathlib import Path
 import pytest
 from rocketmq_spark.cli.command import app
-from rocketmq_spark.cli.spool import _collected
+from rocketmq_spark.cli.spool import _collecting_errors
 from tests import users
 users.root_beside(pytest.MonkeyPatch(), Path(sys.argv[1]))
 late = []
@@ -787,7 +773,7 @@ from rocketmq_spark.spool.database import Database
 from tests import users
 spool = Path(sys.argv[1])
 users.root_beside(pytest.MonkeyPatch(), spool)
-real = Database._opened
+real = Database._open_rocks
 def opened(*given):
     try:
         os.close(os.open("/dev/tty", os.O_RDWR))
@@ -795,7 +781,7 @@ def opened(*given):
     except OSError as e:
         print("opened in", os.getcwd(), e.strerror)
     return real(*given)
-Database._opened = opened
+Database._open_rocks = opened
 os.chdir(spool.parent)
 app(["spool", sys.argv[2], spool.name, *sys.argv[3:]])
 """
@@ -811,26 +797,24 @@ def test_links_lead_neither_to_terminal_nor_current_folder(tmp_path: Path, comma
     assert str(tmp_path / "worker-1") in shell.text
 
 
-def test_files_that_root_may_read_are_read_before_spools_are_opened(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_readable_by_root_are_read_before_opening_spools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = {"nameServer": "127.0.0.1:1", "tls": "true", "tlsCaFile": str(tmp_path / "missing.pem")}
     parsed = options.parse(given).for_role("producer")
     (spool := tmp_path / "worker-1").mkdir()
-    prepare(parsed, [spool])
+    preload(parsed, [spool])
     users.root_beside(monkeypatch, spool)
     with pytest.raises(OptionError, match="the TLS files cannot be used"):
-        prepare(parsed, [spool])
+        preload(parsed, [spool])
     session.close_all()
 
 
 def test_files_that_only_the_own_user_may_read_stay_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
     """While root has the rights of the owner of a spool: no warning, and no other keys."""
     loaded = iter(("first", "second", "third", "fourth"))
-    files, keys = Reloaded(["missing"], lambda: next(loaded)), RotatingCredentials(lambda: next(loaded), -1.0)  # type: ignore
+    files, keys = ReloadedFiles(["missing"], lambda: next(loaded)), RotatingCredentials(lambda: next(loaded), -1.0)  # type: ignore
     assert (files.get(), keys.current()) == ("first", "second")
     files._loaded = "changed", "first"
-    monkeypatch.setattr(folders, "_lent", [users.OTHER])
+    monkeypatch.setattr(folders, "_borrowed_uids", [users.OTHER])
     assert (files.get(), keys.current()) == ("first", "second")
     monkeypatch.undo()
     assert (files.get(), keys.current()) == ("third", "fourth")
@@ -848,7 +832,7 @@ def test_a_repair_copies_no_file_to_which_a_link_leads(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["worker-0-evil", "CURRENT", "whole", "emptied-0", "worker-0-evil/CURRENT"])
-def test_what_another_user_puts_into_a_shared_folder_stops_nobody(
+def test_links_planted_in_shared_folder_stop_no_other_user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """Such as a link to a folder that nobody else may read; only its owner and root could remove it."""
@@ -866,7 +850,7 @@ def test_what_another_user_puts_into_a_shared_folder_stops_nobody(
             fill(base / "worker-2-of-this-user")
             assert adopt(base, mine, make, NOW_MS) == 1
             assert len(mine) == 2
-        assert left in spools(base)
+        assert left in spools_in(base)
 
 
 def test_folders_of_another_user_cost_one_look_and_one_warning(
@@ -888,7 +872,7 @@ def test_folders_of_another_user_cost_one_look_and_one_warning(
 
 
 @pytest.mark.parametrize("bits", [0o777, 0o1777])
-def test_a_folder_in_which_others_may_put_files_is_no_spool_of_a_sink(
+def test_sink_ignores_spool_folder_writable_by_others(
     tmp_path: Path, bits: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     base = fill(tmp_path / "base")

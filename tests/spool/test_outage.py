@@ -18,7 +18,8 @@ from rocketmq_spark.spool.lanes import SteadyClock
 from rocketmq_spark.spool.spool import SendSpool
 from rocketmq_spark.spool.store import Store
 from rocketmq_spark.wire.properties import decode_properties
-from tests.producer.scripted import Bench, Outcome, ScriptedSender, bench, ok
+from tests.fakes.sender import Outcome, ScriptedSender, ok
+from tests.producer.bench import Bench, bench
 from tests.scale import SCALE, scaled
 
 __all__ = ["bench"]
@@ -56,9 +57,7 @@ class Broker(ScriptedSender):
 
 
 @pytest.mark.timeout(3000 if SCALE >= 1 else 900)
-def test_3_24_after_thirty_minutes_every_id_is_there_and_twice_only_where_an_answer_was_lost(
-    bench: Bench, tmp_path: Path
-) -> None:
+def test_long_outage_loses_no_id_and_repeats_only_lost_answers(bench: Bench, tmp_path: Path) -> None:
     broker, time = Broker(bench), bench.time
     settings = ProducerSettings(group="g", heartbeat_s=0, route_refresh_s=0)
 

@@ -25,17 +25,17 @@ from rocketmq_spark.spool.records import (
     VERSION,
     Done,
     Due,
-    PendingPlace,
+    PendingKey,
     Record,
     RecordState,
     RetryLater,
     Totals,
-    behind,
-    numbered,
+    area_end,
+    record_key,
 )
 from rocketmq_spark.spool.spool import SpoolReading
 from rocketmq_spark.spool.store import Store
-from rocketmq_spark.spool.turns import Turns, Window
+from rocketmq_spark.spool.turns import Admission, Window
 from tests.spool.bench import database, record
 
 LATER = 10**13
@@ -67,15 +67,15 @@ def places(path: Path) -> list[tuple[object, ...]]:
         return [(each.sequence, each.standing, each.due_ms, each.state, each.record) for each in reading.entries()]
 
 
-def test_a_folder_of_an_earlier_release_gets_the_index_and_shows_the_same(earlier: Path) -> None:
+def test_folder_of_earlier_release_is_indexed_and_shows_same(earlier: Path) -> None:
     before = places(earlier)
     assert [[due, number] for number, standing, due, *_ in before if standing == "pending"] == EARLIER["pending"]
     store = Store(earlier, "never")
     assert places(earlier) == before
     assert is_indexed(database(store))
     found = {
-        PendingPlace.parse(key)[:2]: due
-        for key, _ in database(store).scan(PENDING, behind(PENDING))
+        PendingKey.parse(key)[:2]: due
+        for key, _ in database(store).scan(PENDING, area_end(PENDING))
         for due in [key[-1]]
     }
     assert found == {
@@ -86,14 +86,14 @@ def test_a_folder_of_an_earlier_release_gets_the_index_and_shows_the_same(earlie
         ("topic d", False): 9,
         ("", False): 10,
     }
-    assert store.forget([(IDENTITY, (2009).to_bytes(8) + b"%016d" % 9)]) == 1, "marks find their records"
+    assert store.drop_records([(IDENTITY, (2009).to_bytes(8) + b"%016d" % 9)]) == 1, "marks find their records"
     taken = store.take(LATER, 99)
     assert [work.due.sequence for work in taken] == [3, 6, 7, 10, 8, 1]
     assert [work.state.tries for work in taken] == [0, 0, 0, 0, 1, 1]
     store.close()
 
 
-def test_earlier_releases_reject_a_folder_with_pending_records_and_use_one_without(earlier: Path) -> None:
+def test_old_releases_reject_only_folders_with_pending_records(earlier: Path) -> None:
     """They read totals of version 1 only."""
     store = Store(earlier, "never")
     versions = [(database(store).get(TOTALS) or b"")[0]]
@@ -105,7 +105,7 @@ def test_earlier_releases_reject_a_folder_with_pending_records_and_use_one_witho
     store.close()
 
 
-def test_a_kill_at_any_write_of_the_upgrade_loses_and_doubles_nothing(
+def test_kill_at_any_write_of_upgrade_loses_and_doubles_nothing(
     earlier: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -122,25 +122,25 @@ def test_a_kill_at_any_write_of_the_upgrade_loses_and_doubles_nothing(
             with pytest.raises(SpoolError, match="killed"):
                 Store(earlier, "never")
         with contextlib.closing(Database(earlier)) as db:
-            left = [key for key, _ in db.scan(UNINDEXED, behind(UNINDEXED))]
+            left = [key for key, _ in db.scan(UNINDEXED, area_end(UNINDEXED))]
             states.append((len(left), (db.get(TOTALS) or b"")[0]))
         assert places(earlier) == before
     assert states == [(5, 2), (3, 2), (1, 2), (0, 2)], "no earlier release uses it from the first write on"
     store = Store(earlier, "never")
-    assert (store.damages, len(payloads(store))) == (0, 7)
+    assert (store.damage_count, len(payloads(store))) == (0, 7)
     store.close()
 
 
 @pytest.mark.parametrize("by", ["damage", "a repair of the earlier release"])
-def test_a_folder_that_needs_a_repair_gets_it_also_if_the_upgrade_is_killed(
+def test_folder_needing_repair_gets_it_after_killed_upgrade(
     earlier: Path, monkeypatch: pytest.MonkeyPatch, by: str
 ) -> None:
     """A repair of an earlier release makes all records pending again, and does not find the places that have a target."""
     with contextlib.closing(Database(earlier)) as db:
         if by == "damage":
-            db.write([], [TOTALS, Due(2005, 6).encoded])
+            db.write([], [TOTALS, Due(2005, 6).mark_value])
         else:
-            db.write([(PendingPlace("topic t", True, Due(1, 6)).key, RecordState(0, 0).encode())])
+            db.write([(PendingKey("topic t", True, Due(1, 6)).encoded, RecordState(0, 0).encode())])
     write = Database.write
 
     def killed(db: Database, *args: Any, **kwargs: Any) -> None:
@@ -152,7 +152,7 @@ def test_a_folder_that_needs_a_repair_gets_it_also_if_the_upgrade_is_killed(
         with pytest.raises(SpoolError, match="killed"):
             Store(earlier, "never")
     store = Store(earlier, "never")
-    assert store.damages == 1
+    assert store.damage_count == 1
     assert sorted(work.due.sequence for work in store.take(LATER, 99)) == [1, 3, 6, 7, 8, 9, 10]
     store.close()
 
@@ -171,13 +171,13 @@ def test_a_sweep_reads_as_many_targets_as_it_takes(store: Store, monkeypatch: py
     scans, scan = [], Database.scan
     monkeypatch.setattr(Database, "scan", lambda db, *given: scans.append(given) or scan(db, *given))
     away = {f"topic {i}": Window(1, 1, LATER + 1) for i in range(100)}
-    turns = Turns(away, {f"topic {i}" for i in range(500)} - away.keys(), 99, LATER)
-    assert payloads(store, limit=7, turns=turns) == [b"%d" % i for i in range(100, 107)]
-    assert (store.next_due_ms(turns.refused), store.next_due_ms()) == (107, 0)
+    turns = Admission(away, {f"topic {i}" for i in range(500)} - away.keys(), 99, LATER)
+    assert payloads(store, limit=7, admission=turns) == [b"%d" % i for i in range(100, 107)]
+    assert (store.next_due_ms(turns.refused_targets), store.next_due_ms()) == (107, 0)
     assert len(scans) == 7
 
 
-def test_a_record_that_is_pending_again_during_a_sweep_is_not_passed(store: Store) -> None:
+def test_record_made_pending_again_during_sweep_is_not_skipped(store: Store) -> None:
     """The head of a lane cannot be read; the next one of the lane is due before the records that the sweep has read ahead."""
     store.add([(record(b"1", "k", "t", b"l"), 1), (record(b"2", "k", "t", b"l"), 1), (record(b"3", target="t"), 9)])
     database(store).write([(b"r" + (1).to_bytes(8), b"damaged")])
@@ -191,7 +191,7 @@ def test_a_lane_behind_a_damaged_record_continues_in_the_sweep(store: Store) -> 
     store.add([(record(b"3", target="t"), 3), (record(b"4", target="t"), 4)])
     store.close()
     with contextlib.closing(Database(store.path)) as db:
-        db.write([(numbered(RECORD, 1), b"damaged")])
+        db.write([(record_key(RECORD, 1), b"damaged")])
     with contextlib.closing(Store(store.path, "never")) as again:
         assert payloads(again) == [b"3", b"4", b"2"]
         assert again.next_due_ms() is None
@@ -206,34 +206,34 @@ def test_an_error_between_two_records_of_a_sweep_passes_none(store: Store) -> No
         return lambda other: False
 
     with pytest.raises(ZeroDivisionError):
-        store.take(LATER, 99, joins=fails)
+        store.take(LATER, 99, predicate=fails)
     assert payloads(store) == [b"0", b"1", b"2", b"3"]
 
 
-def test_the_first_due_time_is_known_after_the_first_record_is_gone(store: Store) -> None:
+def test_first_due_time_is_known_after_first_record_is_dropped(store: Store) -> None:
     marks = [((IDENTITY, i.to_bytes(8) + b"id"),) for i in range(3)]
     store.add([(Record("k", b"%d" % i, 0, "t", marks=marks[i]), i) for i in range(3)])
     assert store.next_due_ms() == 0
-    store.forget(marks[0])
+    store.drop_records(marks[0])
     assert store.next_due_ms() == 1
-    store.forget(marks[1])
+    store.drop_records(marks[1])
     assert payloads(store) == [b"2"]
     assert store.next_due_ms() is None
 
 
-def test_a_message_that_waits_for_its_time_is_not_touched_when_its_target_answers(store: Store) -> None:
+def test_delayed_message_is_untouched_when_its_target_answers(store: Store) -> None:
     """A node may hold a million of them, and few that failed."""
     marked = [Record("k", b"%d" % i, 0, "t", marks=((IDENTITY, (1000 * i).to_bytes(8) + b"id"),)) for i in range(1, 4)]
     store.add([(each, 1000 * i) for i, each in enumerate(marked, 1)])
     (first,) = store.take(1000, 9)
     store.settle([(first, RetryLater(9000, "down"))], 1000)
-    assert store.hasten("t", None, 1, 1500) is None, "it was one record"
+    assert store.make_due("t", None, 1, 1500) is None, "it was one record"
     assert [(work.record.payload, work.due.due_ms) for work in store.take(LATER, 9)] == [
         (b"1", 1500),
         (b"2", 2000),
         (b"3", 3000),
     ]
-    assert len(list(database(store).scan(MARK, behind(MARK)))) == 3
+    assert len(list(database(store).scan(MARK, area_end(MARK)))) == 3
 
 
 def test_totals_without_places_are_those_of_an_empty_store(tmp_path: Path) -> None:
@@ -241,7 +241,7 @@ def test_totals_without_places_are_those_of_an_empty_store(tmp_path: Path) -> No
     with contextlib.closing(Database(tmp_path)) as db:
         db.write([(TOTALS, Totals(7).encode())])
     with contextlib.closing(Store(tmp_path, "never")) as one:
-        assert (one.damages, one.totals.next_sequence) == (0, 7)
+        assert (one.damage_count, one.totals.next_sequence) == (0, 7)
 
 
 def test_memory_does_not_grow_with_records_that_pass(store: Store) -> None:

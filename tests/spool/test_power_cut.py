@@ -58,7 +58,7 @@ class Disk:
             if before == self._listing():
                 break
         for name, inode in before.items():
-            if name.endswith(files.LOG):
+            if name.endswith(files.LOG_SUFFIX):
                 synced, size = self.logs.get(inode, 0), (into / name).stat().st_size
                 self.torn += synced < size
                 os.truncate(into / name, (synced + size) // 2)
@@ -78,9 +78,7 @@ def kept(folder: Path) -> list[bytes]:
 
 
 @pytest.mark.parametrize("sync", ["always", "batch"])
-def test_3_16_what_was_added_is_there_after_a_power_cut(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sync: str
-) -> None:
+def test_what_was_added_is_there_after_a_power_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sync: str) -> None:
     monkeypatch.setattr(database, "WRITE_BUFFER_BYTES", 64 << 10)  # so that logs end and begin
     disk = Disk(tmp_path / "s", monkeypatch)
     store = Store(tmp_path / "s", sync)
@@ -103,7 +101,7 @@ def test_3_16_what_was_added_is_there_after_a_power_cut(
     store.close()
 
 
-def test_3_16_without_syncs_a_power_cut_is_seen_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_syncs_a_power_cut_is_seen_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else those above could not fail."""
     disk = Disk(tmp_path / "s", monkeypatch)
     store = Store(tmp_path / "s", "never")

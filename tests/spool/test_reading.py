@@ -10,13 +10,13 @@ import pytest
 
 from rocketmq_spark.errors import SpoolError
 from rocketmq_spark.spool.database import Damaged
-from rocketmq_spark.spool.records import RECORD, Dead, Record, numbered
+from rocketmq_spark.spool.records import RECORD, Dead, Record, record_key
 from rocketmq_spark.spool.spool import SpoolReading
 from rocketmq_spark.spool.store import Store
 from tests.spool.bench import database, record
 
 
-def test_entries_are_pending_behind_and_dead_while_the_store_is_open(tmp_path: Path) -> None:
+def test_open_store_lists_entries_as_pending_behind_or_dead(tmp_path: Path) -> None:
     store = Store(tmp_path)
     store.add([(record(b"%d" % i, lane=b"l" if i < 3 else b""), 10 - i) for i in range(5)])
     store.settle([(work, Dead("no")) for work in store.take(6, 1)], 7)
@@ -32,7 +32,7 @@ def test_entries_are_pending_behind_and_dead_while_the_store_is_open(tmp_path: P
 def test_what_cannot_be_read_is_told_as_such(tmp_path: Path) -> None:
     store = Store(tmp_path)
     store.add([(record(b"x"), 1)])
-    database(store).write([(numbered(RECORD, 1), b"?")])
+    database(store).write([(record_key(RECORD, 1), b"?")])
     reading = SpoolReading(tmp_path)
     ((entry),) = reading.entries()
     assert "cannot be read" in str(entry.record)
@@ -130,6 +130,6 @@ def test_damage_of_what_is_not_shown_is_told_as_well(tmp_path: Path) -> None:
     reading.close()
     store = Store(tmp_path)
     store.verify()
-    assert (store.damages, len(store), store.notes()) == (1, 1, {b"1": first})
+    assert (store.damage_count, len(store), store.notes()) == (1, 1, {b"1": first})
     store.close()
     assert payloads(tmp_path) == [b"x"]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketmq_spark.errors import DecodeError
-from rocketmq_spark.spool.records import Due, PendingPlace, Record, RecordState, Totals, decoded
+from rocketmq_spark.spool.records import Due, PendingKey, Record, RecordState, Totals, decode_record
 
 numbers = st.integers(0, 2**64 - 1)
 marks = st.lists(st.tuples(st.binary(max_size=9), st.binary(max_size=9)), max_size=3).map(tuple)
@@ -21,7 +21,7 @@ states = st.builds(RecordState, st.integers(0, 65535), numbers, st.text(max_size
 
 
 @given(records)
-def test_3_13_g2_7_a_record_comes_back_whatever_its_names_contain(one: Record) -> None:
+def test_record_with_any_names_is_decoded_as_it_was_encoded(one: Record) -> None:
     assert Record.decode(one.encode()) == one
 
 
@@ -38,11 +38,11 @@ def test_totals_come_back(one: Totals) -> None:
 
 
 @given(records, st.data())
-def test_g2_10_a_bit_that_fell_over_is_found(one: Record, data: st.DataObject) -> None:
+def test_bit_that_fell_over_is_found(one: Record, data: st.DataObject) -> None:
     encoded = bytearray(one.encode())
     at = data.draw(st.integers(0, len(encoded) - 1))
     encoded[at] ^= 1 << data.draw(st.integers(0, 7))
-    assert isinstance(decoded(bytes(encoded)), DecodeError)
+    assert isinstance(decode_record(bytes(encoded)), DecodeError)
 
 
 @given(st.binary(max_size=80))
@@ -61,7 +61,7 @@ def test_a_later_version_is_named() -> None:
 
 
 def test_a_missing_record_is_said_to_be_missing() -> None:
-    assert "missing" in str(decoded(None))
+    assert "missing" in str(decode_record(None))
 
 
 def test_a_reason_may_have_any_characters() -> None:
@@ -74,24 +74,24 @@ def test_a_reason_may_have_any_characters() -> None:
     ("written", "target"), [(b"\1\0\3" + b"\0" * 8 + b"\0\2h1down", "h1"), (b"\2" + b"\0" * 12, ""), (b"?", "")]
 )
 def test_the_target_in_a_state_of_an_earlier_release_is_found(written: bytes, target: str) -> None:
-    assert RecordState.awaited(written) == target
+    assert RecordState.legacy_target(written) == target
     if target:
         assert RecordState.decode(written) == RecordState(3, 0, "down")
 
 
 @given(records)
 def test_the_place_of_an_encoded_record_is_that_of_the_record(one: Record) -> None:
-    assert Record.first_place(one.encode(), Due(7, 1)) == one.pending(Due(7, 1))
-    assert Record.first_place(one.encode()[:9], Due(7, 1)) == PendingPlace("", False, Due(7, 1))
+    assert Record.pending_key_of_data(one.encode(), Due(7, 1)) == one.pending_key(Due(7, 1))
+    assert Record.pending_key_of_data(one.encode()[:9], Due(7, 1)) == PendingKey("", False, Due(7, 1))
 
 
-def test_only_totals_of_pending_records_are_not_for_earlier_releases() -> None:
+def test_only_totals_with_pending_records_bar_earlier_releases() -> None:
     assert [Totals(depth=depth, dead=7).encode()[0] for depth in (0, 1)] == [1, 2]
-    assert Totals.indexed(Totals(5).encode()) == b"\2" + Totals(5).encode()[1:]
+    assert Totals.with_indexed_version(Totals(5).encode()) == b"\2" + Totals(5).encode()[1:]
 
 
 def test_the_error_of_an_unreadable_record_has_no_frames() -> None:
     """With frames, it would be in a cycle with variables of callers, and keep an iterator of RocksDB until a collection."""
-    error = decoded(b"damaged")
+    error = decode_record(b"damaged")
     assert isinstance(error, DecodeError)
     assert (error.__traceback__, error.__cause__, error.__context__) == (None, None, None)

@@ -12,7 +12,7 @@ import pytest
 
 from rocketmq_spark.errors import SpoolError
 from rocketmq_spark.spool.database import Database
-from rocketmq_spark.spool.lanes import lane_with
+from rocketmq_spark.spool.lanes import find_lane
 from rocketmq_spark.spool.records import (
     IDENTITY,
     ORDER,
@@ -23,18 +23,18 @@ from rocketmq_spark.spool.records import (
     Dead,
     Done,
     Due,
-    PendingPlace,
+    PendingKey,
     Record,
     RecordState,
     RetryLater,
     SpoolOwner,
     Totals,
     Verdict,
-    behind,
-    numbered,
-    ordered,
+    area_end,
+    lane_key,
+    record_key,
 )
-from rocketmq_spark.spool.recovery import Salvaged, repair
+from rocketmq_spark.spool.recovery import SalvageResult, repair
 from rocketmq_spark.spool.store import Store
 from tests.spool.bench import database, record
 
@@ -42,9 +42,9 @@ COUNT = 300
 ROOT = Path(__file__).parents[2]
 
 
-def place(sequence: int, due_ms: int | None = None) -> PendingPlace:
+def place(sequence: int, due_ms: int | None = None) -> PendingKey:
     """Of a record without a target."""
-    return PendingPlace("", False, Due(sequence if due_ms is None else due_ms, sequence))
+    return PendingKey("", False, Due(sequence if due_ms is None else due_ms, sequence))
 
 
 def filled(path: Path, flush: bool = False) -> None:
@@ -76,9 +76,7 @@ def damage(file: Path, at: int, count: int = 40) -> None:
     file.write_bytes(data)
 
 
-def test_g2_10_a_log_that_was_damaged_in_the_middle_loses_what_was_there_only(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_log_damaged_in_middle_loses_only_records_there(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     filled(tmp_path)
     (log,) = (path for path in tmp_path.glob("*.log") if path.stat().st_size > 1000)
     damage(log, log.stat().st_size // 2)
@@ -94,7 +92,7 @@ def test_g2_10_a_log_that_was_damaged_in_the_middle_loses_what_was_there_only(
     )
 
 
-def test_g2_10_a_torn_end_of_the_log_is_what_a_kill_leaves_and_no_damage(
+def test_torn_end_of_the_log_is_what_a_kill_leaves_and_no_damage(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     filled(tmp_path)
@@ -105,9 +103,7 @@ def test_g2_10_a_torn_end_of_the_log_is_what_a_kill_leaves_and_no_damage(
     assert "damaged" not in caplog.text
 
 
-def test_g2_10_one_bad_block_of_a_table_loses_what_stands_in_it(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_one_bad_block_of_a_table_loses_what_stands_in_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Also while it is in use: the next call finds a whole store, and says how many records are lost."""
     filled(tmp_path, flush=True)
     (table,) = tmp_path.glob("*.sst")
@@ -142,14 +138,14 @@ def settled(store: Store) -> tuple[list[int], int]:
     return found, errors
 
 
-def test_what_points_nowhere_is_dropped_and_named_and_what_was_forgotten_is_due(
+def test_repair_drops_orphans_and_makes_records_without_time_due(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = Store(tmp_path)
     store.add([(record(b"%d" % i, lane=b"l" if i in (4, 5) else b""), i) for i in range(1, 7)])
     store.settle([(work, Dead("no")) for work in store.take(1, 1)], 1)
     db = database(store)
-    lost = [numbered(RECORD, 2), numbered(RECORD, 4), place(3).key, TOTALS]
+    lost = [record_key(RECORD, 2), record_key(RECORD, 4), place(3).encoded, TOTALS]
     db.write([], lost)
     with caplog.at_level(logging.ERROR):
         repair(db)
@@ -159,36 +155,36 @@ def test_what_points_nowhere_is_dropped_and_named_and_what_was_forgotten_is_due(
     assert (len(again), again.totals.dead, again.totals.next_sequence) == (3, 1, 7)
     assert again.totals.dead_bytes == len(record(b"1").encode()), "while there are any, they are nobody else's"
     assert sorted(work.record.payload for work in again.take(100, 10)) == [b"3", b"5", b"6"]
-    assert lane_with(database(again), 5) == b"l"
-    assert lane_with(database(again), 4) is None
-    assert database(again).get(ordered(b"l", 4)) is None
-    assert len(list(database(again).scan(PENDING, behind(PENDING)))) == 3
+    assert find_lane(database(again), 5) == b"l"
+    assert find_lane(database(again), 4) is None
+    assert database(again).get(lane_key(b"l", 4)) is None
+    assert len(list(database(again).scan(PENDING, area_end(PENDING)))) == 3
     again.close()
 
 
 @pytest.mark.parametrize("area", [RECORD, PENDING, TOTALS])
-def test_what_was_over_and_came_back_from_a_rebuilt_copy_does_not_stand_for_what_is_lost(
+def test_finished_record_restored_by_repair_hides_no_lost_record(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, area: bytes
 ) -> None:
     """One record is lost, and one that was over is there again; a place or a count that was over says nothing of what is lost."""
     store = Store(tmp_path)
     store.add([(record(b"%d" % i), i) for i in range(1, 4)], {b"note": b"all before is stored"})
-    before = {key: database(store).get(key) or b"" for key in (numbered(RECORD, 1), place(1).key, TOTALS)}
+    before = {key: database(store).get(key) or b"" for key in (record_key(RECORD, 1), place(1).encoded, TOTALS)}
     store.settle([(work, Done()) for work in store.take(1, 1)], 1)
-    lost = [numbered(RECORD, 2), place(2).key] if area == RECORD else []
+    lost = [record_key(RECORD, 2), place(2).encoded] if area == RECORD else []
     database(store).write([(key, value) for key, value in before.items() if key[:1] == area], lost)
-    repair(database(store), Salvaged(tmp_path / "damaged-1", area != TOTALS, frozenset({area})))
+    repair(database(store), SalvageResult(tmp_path / "damaged-1", area != TOTALS, frozenset({area})))
     kept, how_many = (2, "an unknown number, perhaps none,") if area != PENDING else (2, "0")
     assert f"{kept} records are there, {how_many} are lost; the damaged files" in caplog.text
     assert bool(store.notes()) == (area == PENDING), "else what it lost is not read again"
     store.close()
 
 
-def test_of_a_lane_the_first_is_handed_out_alone_also_where_one_that_was_over_comes_back(tmp_path: Path) -> None:
+def test_lane_with_restored_record_hands_out_first_one_alone(tmp_path: Path) -> None:
     """A lost block had ended it; the one behind it was the head of the lane by then, and would overtake it."""
     store = Store(tmp_path)
     store.add([(record(b"%d" % i, lane=b"l"), i) for i in range(1, 4)])
-    before = {key: database(store).get(key) or b"" for key in (numbered(RECORD, 1), ordered(b"l", 1))}
+    before = {key: database(store).get(key) or b"" for key in (record_key(RECORD, 1), lane_key(b"l", 1))}
     store.settle([(work, Done()) for work in store.take(1, 1)], 1)
     database(store).write(list(before.items()))
     repair(database(store))
@@ -206,7 +202,7 @@ def test_what_cannot_be_read_waits_in_its_lane_as_well(tmp_path: Path) -> None:
     """Were it due at once, it would go to the dead before its turn, and the one behind it be out beside the head of the lane."""
     store = Store(tmp_path)
     store.add([(record(b"%d" % i, lane=b"l"), i) for i in range(1, 4)])
-    database(store).write([(numbered(RECORD, 2), b"damaged")])
+    database(store).write([(record_key(RECORD, 2), b"damaged")])
     repair(database(store))
     store.close()
     again = Store(tmp_path)
@@ -225,7 +221,7 @@ def test_a_moved_record_keeps_its_attempts_in_a_repair(tmp_path: Path) -> None:
     store.add(records, states=[RecordState(tries, 0, "down") for tries in (3, 5)])
     store.close()
     with contextlib.closing(Database(tmp_path)) as db:
-        db.write([], [numbered(RECORD, 1)])
+        db.write([], [record_key(RECORD, 1)])
         repair(db)
     again = Store(tmp_path)
     (work,) = again.take(10**13, 10)
@@ -237,7 +233,7 @@ def test_a_record_has_one_place_whatever_comes_back(tmp_path: Path) -> None:
     """What a lost block had ended: the place before a try that failed, and that of a record that was given up."""
     store = Store(tmp_path)
     store.add([(record(b"%d" % i), i) for i in range(1, 4)])
-    before = list(database(store).scan(PENDING, behind(PENDING)))
+    before = list(database(store).scan(PENDING, area_end(PENDING)))
     works = store.take(3, 3)
     store.settle([(works[0], RetryLater(100, "busy")), (works[1], Dead("no"))], 5)
     database(store).write(before)
@@ -253,22 +249,22 @@ def test_a_record_has_one_place_whatever_comes_back(tmp_path: Path) -> None:
 def test_damage_gives_records_to_nobody_else(tmp_path: Path, known: bool) -> None:
     store = Store(tmp_path)
     mine, other = SpoolOwner(("a:1",), "n"), SpoolOwner(("b:1",), "m")
-    store.belong(mine)
+    store.set_owner(mine)
     store.add([(record(b"x"), 1)])
     store.close()
     again = Store(tmp_path)
     database(again).write([], OWNER[:1] if known else OWNER)
     database(again).close()
-    again._load(Salvaged(tmp_path / "damaged-1", True))
+    again._load(SalvageResult(tmp_path / "damaged-1", True))
     with pytest.raises(SpoolError, match="holds records of"):
-        again.belong(other)
+        again.set_owner(other)
     if known:
-        again.belong(mine)
+        again.set_owner(mine)
     else:
         with pytest.raises(SpoolError, match=r"an owner that a damaged block named"):
-            again.belong(mine)
-        again.belong(mine, force=True)
-        again.belong(mine)
+            again.set_owner(mine)
+        again.set_owner(mine, force=True)
+        again.set_owner(mine)
     again.close()
 
 
@@ -283,11 +279,11 @@ def test_a_store_without_totals_is_mended(tmp_path: Path, caplog: pytest.LogCapt
     again.close()
 
 
-def test_a_record_that_says_when_it_was_due_is_not_early_whoever_opens_the_folder(tmp_path: Path) -> None:
+def test_record_naming_its_due_time_is_not_early_after_damage(tmp_path: Path) -> None:
     store = Store(tmp_path)
     identity = (5000).to_bytes(8) + b"of one message"
     store.add([(Record("delayed", b"1", 1000, marks=((IDENTITY, identity),)), 5000), (record(b"2"), 9000)])
-    database(store).write([], [place(1, 5000).key, place(2, 9000).key, TOTALS])
+    database(store).write([], [place(1, 5000).encoded, place(2, 9000).encoded, TOTALS])
     store.close()
     again = Store(tmp_path)
     assert [work.record.payload for work in again.take(4999, 10)] == [b"2"], "of that one nothing is known"
@@ -307,7 +303,7 @@ def test_a_store_of_another_release_is_an_error_of_the_spool(tmp_path: Path) -> 
 @pytest.mark.parametrize("lane", [b"", b"l"])
 @pytest.mark.parametrize("verdict", [Done(), RetryLater(9000, "busy"), Dead("no")])
 @pytest.mark.parametrize("gone", ["records", "due times", "all"])
-def test_what_was_out_when_damage_was_met_ends_like_anything_else(
+def test_records_leased_when_damage_is_found_end_normally(
     tmp_path: Path, lane: bytes, verdict: Verdict, gone: str
 ) -> None:
     """Its outcome comes when other records may have its place: they are neither counted out nor deleted by it."""
@@ -315,7 +311,7 @@ def test_what_was_out_when_damage_was_met_ends_like_anything_else(
     store.add([(record(b"%d" % i, lane=lane), 1000) for i in range(4)])
     out = store.take(2000, 2)
     areas = {"records": [RECORD], "due times": [PENDING], "all": [RECORD, PENDING, ORDER, TOTALS]}[gone]
-    keys = [key for area in areas for key, _ in database(store).scan(area, behind(area))]
+    keys = [key for area in areas for key, _ in database(store).scan(area, area_end(area))]
     database(store).write([], [*keys, TOTALS])
     store._failed = store._damaged = True
     store.add([(record(b"new", lane=lane), 1000)])
@@ -329,18 +325,18 @@ def test_what_was_out_when_damage_was_met_ends_like_anything_else(
     left = [b"new"] if gone != "due times" else [b"0", b"1", b"2", b"3", b"new"]
     ended = [work.record.payload for work in out] if not isinstance(verdict, RetryLater) and gone == "due times" else []
     assert sorted(found) == sorted(set(left) - set(ended))
-    assert (store.totals.depth, store.totals.size, store._moved, store._leased) == (0, 0, {}, set())
+    assert (store.totals.depth, store.totals.size, store._new_keys, store._leased) == (0, 0, {}, set())
     assert not store.holds(lane)
     store.close()
 
 
-def test_what_went_behind_a_head_and_was_lost_takes_no_new_record_with_it(tmp_path: Path) -> None:
+def test_records_lost_from_leased_batch_cost_no_new_record(tmp_path: Path) -> None:
     """The numbers of what is out are not given a second time, when the damage took those that were counted, too."""
     store = Store(tmp_path, sync="never")
     store.add([(record(b"%d" % i, lane=b"l"), 1000) for i in range(3)])
-    (head,) = store.take(2000, 1, joins=lambda first: lambda other: True)
-    assert len(head.behind) == 2
-    database(store).write([], [TOTALS, *(numbered(RECORD, other.sequence) for other in head.behind)])
+    (head,) = store.take(2000, 1, predicate=lambda first: lambda other: True)
+    assert len(head.batched) == 2
+    database(store).write([], [TOTALS, *(record_key(RECORD, other.sequence) for other in head.batched)])
     store._failed = store._damaged = True
     store.add([(record(b"new", lane=b"l"), 1000)])
     store.settle([(head, Done())], 3000)

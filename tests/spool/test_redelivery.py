@@ -23,13 +23,13 @@ from rocketmq_spark.spool import store as store_module
 from rocketmq_spark.spool.database import Database
 from rocketmq_spark.spool.lanes import STEPS_S, Schedule
 from rocketmq_spark.spool.records import Record
-from rocketmq_spark.spool.redelivery import MAX_OUT, Redelivery
+from rocketmq_spark.spool.redelivery import MAX_IN_FLIGHT, Redelivery
 from rocketmq_spark.spool.store import Store
+from tests.fakes.timer import ManualTimer
 from tests.helpers import WAIT_S, no_more_threads, raising, waits_in
-from tests.producer.scripted import ManualTimer
 from tests.spool.bench import BASE_MS, Bench, record
 
-DOWN = Resent(None, "down", passing=True)
+DOWN = Resent(None, "down", is_temporary=True)
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def bench(tmp_path: Path) -> Bench:
     return Bench(tmp_path / "s")
 
 
-def test_3_21_g2_2_an_outage_of_10_seconds_costs_tries_after_3_8_and_38_and_one_delivery(bench: Bench) -> None:
+def test_outage_of_10_seconds_ends_with_delivery_at_third_try(bench: Bench) -> None:
     bench.works = lambda one: DOWN if bench.time.now - bench.start < 10 else Resent()
     bench.add(record(b"x"))
     bench.time.advance(5000)
@@ -47,7 +47,7 @@ def test_3_21_g2_2_an_outage_of_10_seconds_costs_tries_after_3_8_and_38_and_one_
     assert bench.store.next_due_ms() is None
 
 
-def test_3_15_3_22_the_tenth_failure_is_the_last_and_leaves_the_payload_with_the_dead(bench: Bench) -> None:
+def test_tenth_failure_makes_record_dead_and_keeps_payload(bench: Bench) -> None:
     bench.works = lambda one: DOWN
     bench.add(record(b"x"))
     bench.time.advance(10_000)
@@ -55,7 +55,7 @@ def test_3_15_3_22_the_tenth_failure_is_the_last_and_leaves_the_payload_with_the
     assert (bench.store.totals.dead, bench.store.totals.give_ups, len(bench.store)) == (1, 1, 0)
 
 
-def test_3_22_a_limit_of_three(tmp_path: Path) -> None:
+def test_limit_of_three(tmp_path: Path) -> None:
     bench = Bench(tmp_path / "s", Schedule(STEPS_S[:3]))
     bench.works = lambda one: DOWN
     bench.add(record(b"x"))
@@ -64,7 +64,7 @@ def test_3_22_a_limit_of_three(tmp_path: Path) -> None:
     assert bench.store.totals.dead == 1
 
 
-def test_3_20_g2_5_a_record_that_nobody_handles_is_parked_with_its_payload(bench: Bench) -> None:
+def test_record_without_handler_becomes_dead_and_keeps_payload(bench: Bench) -> None:
     bench.add(record(b"x", kind="a:b"))
     bench.time.advance(5)
     assert bench.tried == []
@@ -72,7 +72,7 @@ def test_3_20_g2_5_a_record_that_nobody_handles_is_parked_with_its_payload(bench
     assert bench.store.revive(bench.now_ms()) == 1
 
 
-def test_3_23_g2_5_an_exception_counts_as_a_failure(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+def test_handler_exception_counts_as_failure(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     def works(one: object) -> Resent:
         if len(bench.tried) == 1:
             raise ZeroDivisionError("a bug")
@@ -92,9 +92,9 @@ def test_the_first_answer_counts(bench: Bench, caplog: pytest.LogCaptureFixture)
     bench.time.advance(0)
     (done,) = bench.waiting
     done(Resent())
-    done(Resent(None, "too late", passing=True))
+    done(Resent(None, "too late", is_temporary=True))
     bench.time.advance(1)
-    done(Resent(None, "much too late", passing=True))
+    done(Resent(None, "much too late", is_temporary=True))
     bench.time.advance(5000)
     assert (bench.redelivery.delivered, len(bench.store), bench.store.totals.dead) == (1, 0, 0)
     assert (bench.payloads, bench.redelivery.trouble, caplog.text) == ([b"x"], None, "")
@@ -108,7 +108,7 @@ def test_a_final_failure_is_not_repeated(bench: Bench) -> None:
     assert bench.store.totals.dead == 1
 
 
-def test_runs_that_take_too_long_become_shorter_and_are_not_stored_again_and_again(tmp_path: Path) -> None:
+def test_batches_that_take_too_long_shrink_without_many_repeats(tmp_path: Path) -> None:
     """Each that is longer than 20 is stored, but without an answer in time, as over a slow line."""
     bench, stored = Bench(tmp_path / "s"), Counter[bytes]()
 
@@ -125,7 +125,7 @@ def test_runs_that_take_too_long_become_shorter_and_are_not_stored_again_and_aga
 
 
 def test_large_records_that_are_out_have_a_bound_of_bytes(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redelivery, "MAX_OUT_BYTES", 2500)
+    monkeypatch.setattr(redelivery, "MAX_IN_FLIGHT_BYTES", 2500)
     bench.waiting = []
     bench.add(*(record(b"%d" % i * 1000) for i in range(8)), after_s=0)
     bench.time.advance(0)
@@ -139,26 +139,26 @@ def test_large_records_that_are_out_have_a_bound_of_bytes(bench: Bench, monkeypa
     assert [payload[:1] for payload in bench.payloads] == [b"%d" % i for i in range(8)]
 
 
-def test_3_19_g2_6_no_more_is_taken_than_is_handed_out_and_no_iterator_stays_open(bench: Bench) -> None:
+def test_redelivery_leases_no_more_records_than_it_hands_out(bench: Bench) -> None:
     bench.waiting = []
-    bench.add(*(record(str(i).encode()) for i in range(3 * MAX_OUT)), after_s=0)
+    bench.add(*(record(str(i).encode()) for i in range(3 * MAX_IN_FLIGHT)), after_s=0)
     bench.time.advance(1)
-    assert len(bench.waiting) == 7 * MAX_OUT // 8
+    assert len(bench.waiting) == 7 * MAX_IN_FLIGHT // 8
     bench.waiting.pop(0)(Resent())
     bench.time.advance(0)
-    assert len(bench.waiting) == 7 * MAX_OUT // 8
+    assert len(bench.waiting) == 7 * MAX_IN_FLIGHT // 8
     while bench.waiting:
         bench.waiting.pop(0)(Resent())
         bench.time.advance(0)
-    assert bench.payloads == [str(i).encode() for i in range(3 * MAX_OUT)]
+    assert bench.payloads == [str(i).encode() for i in range(3 * MAX_IN_FLIGHT)]
     assert len(bench.store) == 0
 
 
-def test_while_tries_fail_one_record_is_out_and_the_others_keep_their_tries(bench: Bench) -> None:
+def test_only_one_record_is_in_flight_while_tries_fail(bench: Bench) -> None:
     bench.waiting = []
     bench.add(*(record(str(i).encode()) for i in range(200)), after_s=0)
     bench.time.advance(0)
-    for _ in range(7 * MAX_OUT // 8):
+    for _ in range(7 * MAX_IN_FLIGHT // 8):
         bench.waiting.pop(0)(DOWN)
     bench.time.advance(0)
     assert len(bench.waiting) == 1
@@ -178,7 +178,7 @@ def test_the_close_waits_for_what_is_out_and_takes_nothing_more(
     bench.time.advance(0)
     (done,) = bench.waiting
     bench.add(record(b"due meanwhile"), after_s=1)
-    ManualTimer(bench.time).later(answer_s, lambda: done(Resent()))
+    ManualTimer(bench.time).call_later(answer_s, lambda: done(Resent()))
     bench.redelivery.close(Deadline.after(30))
     assert bench.payloads == [b"out"]
     assert bench.store.totals.depth == 1 + left
@@ -205,21 +205,21 @@ def test_what_answers_again_makes_what_waits_for_it_due_at_once(bench: Bench) ->
     bench.time.advance(100)
     down.clear()
     tried = len(bench.tried)
-    bench.redelivery.answered(["a", "c"])
+    bench.redelivery.on_answer(["a", "c"])
     bench.time.advance(0)
     assert bench.tried[tried:] == [(100, b"a")]
     bench.time.advance(118)
     assert bench.tried[tried + 1 :] == [(218, b"b")]
 
 
-def test_what_failed_while_others_succeed_is_tried_again_soon_and_not_by_its_own_steps(bench: Bench) -> None:
+def test_record_failing_while_others_succeed_is_retried_soon(bench: Bench) -> None:
     """The first one is tried first whenever its target answers: it has had the most tries, and would wait for minutes."""
     down = [True]
     bench.works = lambda one: (
         DOWN if down[0] or (one.payload == b"first" and bench.time.now - bench.start < 102) else Resent()
     )
     bench.add(*(record(payload, target="a") for payload in (b"first", b"second", b"third")))
-    bench.redelivery.failed("a")
+    bench.redelivery.on_send_failed("a")
     bench.time.advance(100)
     down[0] = False
     tried = len(bench.tried)
@@ -229,12 +229,12 @@ def test_what_failed_while_others_succeed_is_tried_again_soon_and_not_by_its_own
         def handled(how: Resent) -> None:
             done(how)
             if how.error is None:
-                bench.redelivery.answered(["a"])
+                bench.redelivery.on_answer(["a"])
 
         handle(records, handled)
 
     bench.redelivery._handlers = {"k": and_answers}
-    bench.redelivery.answered(["a"])
+    bench.redelivery.on_answer(["a"])
     bench.time.advance(4)
     assert bench.tried[tried:] == [(100, b"first"), (100, b"second"), (100, b"third"), (103, b"first")]
     assert len(bench.store) == 0
@@ -246,21 +246,21 @@ def test_a_call_while_another_one_runs_is_not_forgotten(
 ) -> None:
     monkeypatch.setattr(redelivery, "PAGE", page)
     bench.add(record(b"a", target="t"), record(b"b", target="t"), after_s=1000)
-    hasten, calls = bench.store.hasten, []
+    hasten, calls = bench.store.make_due, []
 
     def hastened(*args: Any) -> bytes | None:
         found = hasten(*args)
         calls.append(args)
         if len(calls) == 1:
             bench.add(record(b"c", target="t"), after_s=900)
-            bench.redelivery.failed("t")
+            bench.redelivery.on_send_failed("t")
             bench.time.now += 4  # the next call may be 3 s after the failure
-            bench.redelivery.answered(["t"])
+            bench.redelivery.on_answer(["t"])
         return found
 
-    monkeypatch.setattr(bench.store, "hasten", hastened)
-    bench.redelivery.failed("t")
-    bench.redelivery.answered(["t"])
+    monkeypatch.setattr(bench.store, "make_due", hastened)
+    bench.redelivery.on_send_failed("t")
+    bench.redelivery.on_answer(["t"])
     bench.time.advance(1)
     bench.time.advance(5)
     assert sorted(bench.payloads) == [b"a", b"b", b"c"]
@@ -269,9 +269,9 @@ def test_a_call_while_another_one_runs_is_not_forgotten(
 def test_a_call_whose_write_failed_is_repeated(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.add(record(b"a", target="t"), after_s=1000)
     with monkeypatch.context() as patched:
-        patched.setattr(bench.store, "hasten", raising(SpoolError("full")))
-        bench.redelivery.failed("t")
-        bench.redelivery.answered(["t"])
+        patched.setattr(bench.store, "make_due", raising(SpoolError("full")))
+        bench.redelivery.on_send_failed("t")
+        bench.redelivery.on_answer(["t"])
         bench.time.advance(0.5)
     assert "full" in (bench.redelivery.trouble or "")
     bench.time.advance(2)
@@ -281,8 +281,8 @@ def test_a_call_whose_write_failed_is_repeated(bench: Bench, monkeypatch: pytest
 def test_more_than_a_page_is_hastened(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rocketmq_spark.spool.redelivery.PAGE", 3)
     bench.add(*(record(str(i).encode(), target="a") for i in range(20)), after_s=1800)
-    bench.redelivery.failed("a")
-    bench.redelivery.answered(["a"])
+    bench.redelivery.on_send_failed("a")
+    bench.redelivery.on_answer(["a"])
     bench.time.advance(0)
     assert sorted(bench.payloads) == sorted(str(i).encode() for i in range(20))
 
@@ -310,12 +310,10 @@ def test_an_alarm_is_set_once_however_often_somebody_wakes_it(bench: Bench) -> N
     assert len(bench.time.due) == 1
 
 
-def test_where_there_was_no_thread_for_a_moment_the_next_one_wakes_it(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_redelivery_that_lacked_thread_resumes_at_next_wakeup(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.works = lambda one: Resent()
     with monkeypatch.context() as exhausted:
-        exhausted.setattr(bench.redelivery._timer, "later", raising(RuntimeError("can't start new thread")))
+        exhausted.setattr(bench.redelivery._timer, "call_later", raising(RuntimeError("can't start new thread")))
         with pytest.raises(RuntimeError):
             bench.redelivery.wake()
     bench.add(record(b"x"))
@@ -323,17 +321,17 @@ def test_where_there_was_no_thread_for_a_moment_the_next_one_wakes_it(
     assert bench.redelivery.delivered == 1
 
 
-def test_a_large_window_is_filled_up_in_large_parts_and_settled_at_once(
+def test_large_window_refills_in_large_parts_and_settles_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bench = Bench(tmp_path / "s", max_out=8 * MAX_OUT)
+    bench = Bench(tmp_path / "s", max_out=8 * MAX_IN_FLIGHT)
     bench.waiting = []
-    bench.redelivery.answered(["a", "b"])
-    payloads = [b"%03d" % i for i in range(10 * MAX_OUT)]
+    bench.redelivery.on_answer(["a", "b"])
+    payloads = [b"%03d" % i for i in range(10 * MAX_IN_FLIGHT)]
     bench.add(*(record(payload, target="ab"[i % 2]) for i, payload in enumerate(payloads)), after_s=0)
     bench.time.advance(1)
     most = len(bench.waiting)
-    assert 7 * MAX_OUT < most < 8 * MAX_OUT
+    assert 7 * MAX_IN_FLIGHT < most < 8 * MAX_IN_FLIGHT
     settled, out = [], []
     settle = bench.store.settle
     monkeypatch.setattr(
@@ -364,7 +362,7 @@ def test_damage_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     bench = Bench(tmp_path)
     with monkeypatch.context() as patched:
         patched.setattr(store_module, "salvage", raising(SpoolError("no space left on device")))
-        bench.redelivery.begin()
+        bench.redelivery.retry_earlier_records()
         for _ in range(200):
             bench.time.advance(0.1)
         assert "no space left on device" in str(bench.redelivery.trouble)
@@ -379,7 +377,7 @@ def test_damage_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("error", [OSError(errno.EIO, "Input/output error"), ZeroDivisionError("a bug")])
-def test_whatever_is_wrong_with_a_folder_is_said_each_second_and_ends_nothing(
+def test_any_folder_error_is_reported_and_redelivery_goes_on(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     """A write fails, and then the folder cannot be looked at: a disk that fails, a mount that has gone."""
@@ -416,14 +414,14 @@ def test_what_is_being_taken_is_under_way(bench: Bench, monkeypatch: pytest.Monk
 
     def taking(*args: Any, **kwargs: Any) -> object:
         taken = take(*args, **kwargs)
-        busy.append((len(taken), bench.redelivery._busy()))
+        busy.append((len(taken), bench.redelivery._is_busy()))
         return taken
 
     monkeypatch.setattr(bench.store, "take", taking)
     bench.add(record(b"x"), after_s=0)
     bench.time.advance(0)
     assert busy[0] == (1, True), "else a drain would end before it is handed out"
-    assert not bench.redelivery._busy()
+    assert not bench.redelivery._is_busy()
 
 
 def test_what_is_added_while_a_lane_is_under_way_waits_behind_it(bench: Bench) -> None:
@@ -442,7 +440,7 @@ def test_what_is_added_while_a_lane_is_under_way_waits_behind_it(bench: Bench) -
     assert not bench.store.holds(b"l")
 
 
-def test_of_those_that_went_together_and_failed_the_first_costs_a_try_and_goes_alone(bench: Bench) -> None:
+def test_failed_batch_costs_head_a_try_and_sends_it_alone(bench: Bench) -> None:
     """So does what is added while tries fail."""
     bench.joins = lambda head, other: True
     bench.works = lambda one: DOWN if bench.time.now - bench.start < 10 else Resent()
@@ -455,7 +453,7 @@ def test_of_those_that_went_together_and_failed_the_first_costs_a_try_and_goes_a
     assert (len(bench.store), bench.store.totals.dead) == (0, 0)
 
 
-def test_one_that_nobody_takes_is_not_the_end_of_those_that_went_with_it(bench: Bench) -> None:
+def test_refused_record_does_not_end_others_of_its_batch(bench: Bench) -> None:
     bench.joins = lambda head, other: True
     bench.works = lambda one: Resent(None, "illegal") if one.payload == b"3" else Resent()
     laned(bench, 9)
@@ -469,7 +467,7 @@ def test_one_that_nobody_takes_is_not_the_end_of_those_that_went_with_it(bench: 
     assert bench.together[10:] == [3], "together again"
 
 
-def test_a_lane_that_was_under_way_when_its_process_ended_is_there(bench: Bench, tmp_path: Path) -> None:
+def test_lane_in_flight_at_process_end_is_sent_by_next_process(bench: Bench, tmp_path: Path) -> None:
     bench.joins, bench.waiting = lambda head, other: True, []
     laned(bench, 4)
     bench.time.advance(0)
@@ -511,9 +509,7 @@ def test_a_thread_that_cannot_be_started_is_asked_for_again(tmp_path: Path, monk
         redelivery.close(Deadline.after(WAIT_S))
 
 
-def test_the_close_does_not_count_twice_what_a_turn_is_about_to_count(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_close_does_not_count_results_of_running_turn_twice(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """A turn that a disk holds up for longer than the close waits for its thread."""
     bench.waiting = []
     bench.add(record(b"x"), record(b"y"), record(b"z"))

@@ -162,7 +162,7 @@ def test_a_salvage_that_was_cut_off_is_finished_or_begun_again(
     assert not [each for each in path.iterdir() if each.is_dir() and each.name != "damaged-1"]
 
 
-def test_damaged_files_that_an_operator_took_away_leave_room_for_others(whole: Path, tmp_path: Path) -> None:
+def test_names_of_removed_damaged_folders_are_reused(whole: Path, tmp_path: Path) -> None:
     whole = shutil.copytree(whole, tmp_path / "store")
     kept = [salvage(whole).folder.name for _ in range(2)]
     shutil.rmtree(whole / "damaged-1")
@@ -170,7 +170,7 @@ def test_damaged_files_that_an_operator_took_away_leave_room_for_others(whole: P
     assert kept == ["damaged-1", "damaged-2", "damaged-1", "damaged-3"]
 
 
-def test_a_full_disk_is_an_error_of_the_spool_and_the_next_try_goes_on(
+def test_salvage_on_full_disk_raises_error_and_next_try_succeeds(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = shutil.copytree(whole, tmp_path / "store")
@@ -193,16 +193,14 @@ def test_a_folder_that_takes_no_lock_is_an_error_of_the_spool(
     salvage(whole)
 
 
-def test_a_folder_that_cannot_be_looked_at_is_an_error_of_the_spool(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unreadable_folder_is_reported_as_spool_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as gone:
         gone.setattr(Path, "exists", raising(OSError(errno.EIO, "Input/output error")))
         with pytest.raises(SpoolError, match=r"cannot be read.*Input/output error"):
             Store(tmp_path / "store")
 
 
-def test_a_manifest_that_was_cut_within_a_record_leaves_no_table_out(
+def test_manifest_cut_within_record_loses_no_table(
     whole: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """RocksDB takes it for what a kill left, and deletes the table that the record names."""

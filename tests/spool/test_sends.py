@@ -33,7 +33,7 @@ requests = st.builds(
 
 
 @given(requests, st.none() | queues, st.lists(st.text()))
-def test_g2_11_a_send_comes_back_with_its_ids(request: SendRequest, queue: object, ids: list[str]) -> None:
+def test_send_comes_back_with_its_ids(request: SendRequest, queue: object, ids: list[str]) -> None:
     send = SpooledSend(queue.topic if queue else "T", request, queue, tuple(ids))
     assert send_of(record_of(send, 7)) == send
 
@@ -48,7 +48,7 @@ def test_a_selector_comes_back_with_its_argument(queue: object, selector: str, a
     assert send_of(record_of(send, 7)) == send
 
 
-def test_the_head_is_what_an_encoder_writes_of_all_that_a_send_has() -> None:
+def test_encoded_head_contains_every_field_of_send() -> None:
     request = SendRequest("g", b"", "KEYS\x01é\x02", 1, 2, 3, True, 4, 5, 6)
     head = json.loads(_head(SpooledSend("T", request, q("a:1"), ("id",), "hash", "7")))
     fields = {name: value for name, value in request._asdict().items() if name != "body"}

@@ -11,77 +11,81 @@ import pytest
 
 from rocketmq_spark.model import Resent
 from rocketmq_spark.spool.database import Database
-from rocketmq_spark.spool.lanes import FORGOTTEN_MS, UnreachableTargets
-from rocketmq_spark.spool.records import PENDING, Due, PendingPlace, Record, RecordState, behind
-from rocketmq_spark.spool.redelivery import MAX_OUT
-from tests.producer.scripted import ManualTimer
+from rocketmq_spark.spool.lanes import FAILURE_MEMORY_MS, UnreachableTargets
+from rocketmq_spark.spool.records import PENDING, Due, PendingKey, Record, RecordState, area_end
+from rocketmq_spark.spool.redelivery import MAX_IN_FLIGHT
+from tests.fakes.timer import ManualTimer
 from tests.spool.bench import BASE_MS, Bench, database, record
 
-DOWN = Resent(None, "down", passing=True)
+DOWN = Resent(None, "down", is_temporary=True)
 
 
 def test_what_failed_and_answers_is_called_once() -> None:
     silences = UnreachableTargets()
     assert not silences
-    silences.failed("a", 0)
+    silences.record_failure("a", 0)
     assert silences
-    assert silences.answered(["b"], 10) == set()
-    assert silences.answered(["a", "b"], 10) == {"a"}
-    assert silences.answered(["a"], 11) == set()
+    assert silences.record_answers(["b"], 10) == set()
+    assert silences.record_answers(["a", "b"], 10) == {"a"}
+    assert silences.record_answers(["a"], 11) == set()
 
 
 def test_each_call_that_was_in_vain_puts_the_next_one_off() -> None:
     silences, now_ms, pauses = UnreachableTargets(), 0, []
-    silences.failed("a", now_ms)
+    silences.record_failure("a", now_ms)
     for _ in range(5):
         asked_ms = now_ms
-        while not silences.answered(["a"], now_ms):
+        while not silences.record_answers(["a"], now_ms):
             now_ms += 500
         pauses.append((now_ms - asked_ms) // 1000)
-        silences.failed("a", now_ms)
+        silences.record_failure("a", now_ms)
     assert pauses == [0, 3, 5, 30, 60]
 
 
-def test_an_answer_that_comes_too_early_for_the_next_call_is_one_at_its_time() -> None:
+def test_answer_too_early_for_next_retry_counts_at_due_time() -> None:
     silences = UnreachableTargets()
-    silences.failed("a", 0)
-    silences.answered(["a"], 0)
-    silences.failed("a", 100, since_ms=50)
-    assert (silences.next_ms(), silences.due(10_000)) == (None, set())
-    assert silences.answered(["a"], 200) == set()
-    assert silences.next_ms() == 3100
-    assert (silences.due(3099), silences.due(3100), silences.due(3101)) == (set(), {"a"}, set())
+    silences.record_failure("a", 0)
+    silences.record_answers(["a"], 0)
+    silences.record_failure("a", 100, since_ms=50)
+    assert (silences.next_early_retry_ms(), silences.start_early_retries(10_000)) == (None, set())
+    assert silences.record_answers(["a"], 200) == set()
+    assert silences.next_early_retry_ms() == 3100
+    assert (
+        silences.start_early_retries(3099),
+        silences.start_early_retries(3100),
+        silences.start_early_retries(3101),
+    ) == (set(), {"a"}, set())
 
 
 def test_an_answer_counts_until_what_was_tried_after_it_fails() -> None:
     for since_ms, called in ((10, {"a"}), (11, set())):
         silences = UnreachableTargets()
-        silences.failed("a", 0)
-        silences.answered(["a"], 10)
-        silences.failed("a", 100, since_ms)
-        assert silences.due(3100) == called
+        silences.record_failure("a", 0)
+        silences.record_answers(["a"], 10)
+        silences.record_failure("a", 100, since_ms)
+        assert silences.start_early_retries(3100) == called
     silences = UnreachableTargets()
-    silences.failed("a", 0)
-    silences.answered(["a"], 10)
-    silences.failed("a", 100, 20)
-    silences.answered(["a"], 110)
-    silences.failed("a", 120)  # of what was sent meanwhile, nobody knows since when
-    assert silences.due(10_000) == set()
+    silences.record_failure("a", 0)
+    silences.record_answers(["a"], 10)
+    silences.record_failure("a", 100, 20)
+    silences.record_answers(["a"], 110)
+    silences.record_failure("a", 120)  # of what was sent meanwhile, nobody knows since when
+    assert silences.start_early_retries(10_000) == set()
 
 
 def test_a_failure_long_after_the_last_one_begins_anew() -> None:
     silences = UnreachableTargets()
-    silences.failed("a", 0)
-    silences.answered(["a"], 0)
-    silences.failed("a", 1000)
-    assert silences.answered(["a"], 1001) == set()
-    silences.failed("a", 1000 + FORGOTTEN_MS)
-    assert silences.answered(["a"], 1000 + FORGOTTEN_MS) == {"a"}
+    silences.record_failure("a", 0)
+    silences.record_answers(["a"], 0)
+    silences.record_failure("a", 1000)
+    assert silences.record_answers(["a"], 1001) == set()
+    silences.record_failure("a", 1000 + FAILURE_MEMORY_MS)
+    assert silences.record_answers(["a"], 1000 + FAILURE_MEMORY_MS) == {"a"}
 
 
 def test_when_nothing_waits_all_is_forgotten() -> None:
     silences = UnreachableTargets()
-    silences.failed("a", 0)
+    silences.record_failure("a", 0)
     silences.forget()
     assert not silences
 
@@ -100,10 +104,10 @@ def hanging(bench: Bench, until_s: float) -> None:
         seconds = bench.time.now - bench.start
         bench.tried.append((round(seconds, 3), one.payload))
         if one.target.startswith("h") and seconds < until_s:
-            timer.later(3.0, lambda: done(DOWN))
+            timer.call_later(3.0, lambda: done(DOWN))
             return
         done(Resent())
-        bench.redelivery.answered([one.target])
+        bench.redelivery.on_answer([one.target])
 
     bench.redelivery._handlers = {"k": handle}
 
@@ -123,11 +127,11 @@ def test_what_is_for_a_target_that_hangs_holds_up_no_other(bench: Bench) -> None
     assert (bench.store.totals.depth, bench.store.totals.dead) == (0, 0), "and are sent when it answers"
 
 
-@pytest.mark.parametrize("max_out", [MAX_OUT, 8 * MAX_OUT])
-def test_the_first_tries_of_a_target_that_hangs_leave_room_for_others(tmp_path: Path, max_out: int) -> None:
+@pytest.mark.parametrize("max_out", [MAX_IN_FLIGHT, 8 * MAX_IN_FLIGHT])
+def test_first_tries_of_hanging_target_leave_room_for_others(tmp_path: Path, max_out: int) -> None:
     bench = Bench(tmp_path / "s", max_out=max_out)
     hanging(bench, until_s=1000)
-    bench.redelivery.answered(["h"])
+    bench.redelivery.on_answer(["h"])
     bench.add(*(record(b"h", target="h") for _ in range(2 * max_out)), after_s=0)
     bench.time.advance(1)
     assert len(bench.tried) == 7 * max_out // 8
@@ -137,7 +141,7 @@ def test_the_first_tries_of_a_target_that_hangs_leave_room_for_others(tmp_path: 
     assert (len(others), max(others) <= 1.01) == (9, True)
 
 
-@pytest.mark.parametrize("max_out", [MAX_OUT, 8 * MAX_OUT])
+@pytest.mark.parametrize("max_out", [MAX_IN_FLIGHT, 8 * MAX_IN_FLIGHT])
 @pytest.mark.parametrize("count", [2, 100, 900])
 def test_many_targets_that_hang_hold_up_none_that_answers(tmp_path: Path, max_out: int, count: int) -> None:
     """Also while they are new, as after a start, and also a target without an attempt so far, once all others had one."""
@@ -182,8 +186,8 @@ def test_a_new_target_has_one_attempt_until_it_answers(bench: Bench) -> None:
 
 def test_a_send_that_fails_elsewhere_makes_its_target_a_new_one(bench: Bench) -> None:
     bench.waiting = []
-    bench.redelivery.answered(["a", "b"])
-    bench.redelivery.failed("a")
+    bench.redelivery.on_answer(["a", "b"])
+    bench.redelivery.on_send_failed("a")
     bench.add(*(record(payload, target=payload.decode()) for payload in (b"a", b"b") for _ in range(9)), after_s=0)
     bench.time.advance(0)
     assert Counter(bench.payloads) == {b"a": 1, b"b": 9}
@@ -202,23 +206,22 @@ def test_a_target_passed_over_for_nothing_is_tried_at_once(bench: Bench, monkeyp
     assert (bench.payloads[40:], wrong) == ([b"now"], [])
 
 
-def entries(bench: Bench) -> dict[PendingPlace, bytes]:
-    return {PendingPlace.parse(key): value for key, value in database(bench.store).scan(PENDING, behind(PENDING))}
+def entries(bench: Bench) -> dict[PendingKey, bytes]:
+    return {PendingKey.parse(key): value for key, value in database(bench.store).scan(PENDING, area_end(PENDING))}
 
 
 def states(bench: Bench) -> list[tuple[Due, RecordState]]:
     return [(pending.due, RecordState.decode(value)) for pending, value in entries(bench).items()]
 
 
-def test_records_of_a_target_that_is_away_are_neither_read_nor_written(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_records_of_unreachable_target_are_not_read_or_written(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     hanging(bench, until_s=1000)
     marked = [
-        Record("k", b"%d" % i, BASE_MS, "h", marks=((b"id", Due(1, i).encoded),)) for i in range(2 * MAX_OUT + 100)
+        Record("k", b"%d" % i, BASE_MS, "h", marks=((b"id", Due(1, i).mark_value),))
+        for i in range(2 * MAX_IN_FLIGHT + 100)
     ]
     bench.add(*marked, after_s=0)
-    bench.add(*(record(b"%d" % i, target="h") for i in range(2 * MAX_OUT + 100)), after_s=0)
+    bench.add(*(record(b"%d" % i, target="h") for i in range(2 * MAX_IN_FLIGHT + 100)), after_s=0)
     bench.time.advance(5)
     before, tried = entries(bench), len(bench.tried)
     read: list[bytes] = []
@@ -234,22 +237,20 @@ def test_records_of_a_target_that_is_away_are_neither_read_nor_written(
         bench.add(*(record(b"a", target="a") for _ in range(20)), after_s=0.5)
         bench.time.advance(1)
     assert [payload for _, payload in bench.tried[tried:]].count(b"a") == 20
-    assert len([key for key in read if PendingPlace.parse(key).target == "h"]) <= 4, (
-        "those of the one attempt that ended"
-    )
+    assert len([key for key in read if PendingKey.parse(key).target == "h"]) <= 4, "those of the one attempt that ended"
     after = entries(bench)
     assert len(before.items() - after.items()) <= 1
-    assert dict(bench.store._marks.all(b"id")).items() >= {
+    assert dict(bench.store._marks.scan(b"id")).items() >= {
         (mark.marks[0][1], pending.due)
         for mark in marked
         for pending in after
         if mark.payload == b"%d" % (pending.due.sequence - 1)
     }
-    assert bench.store.forget([marked[-1].marks[0]]) == 1
+    assert bench.store.drop_records([marked[-1].marks[0]]) == 1
     assert len(entries(bench)) == len(after) - 1
 
 
-def test_pauses_between_attempts_that_fail_grow_and_end_with_an_answer(bench: Bench) -> None:
+def test_pauses_between_failing_tries_grow_until_target_answers(bench: Bench) -> None:
     bench.works = lambda one: DOWN
     bench.add(*(record(b"%d" % i, target="h") for i in range(200)), after_s=0)
     for _ in range(400):
@@ -258,8 +259,8 @@ def test_pauses_between_attempts_that_fail_grow_and_end_with_an_answer(bench: Be
     pauses = [round(after - before, 2) for before, after in itertools.pairwise(ends)]
     assert pauses == [0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.0, 1.0]
     bench.works = lambda one: Resent()
-    assert bench.redelivery._busy(), "a drain waits for the end of the pause"
-    bench.redelivery.answered(["h"])
+    assert bench.redelivery._is_busy(), "a drain waits for the end of the pause"
+    bench.redelivery.on_answer(["h"])
     bench.time.advance(0)
     assert len(bench.store) == 0
 
@@ -283,24 +284,24 @@ def test_a_clock_that_is_set_back_puts_off_no_call(bench: Bench) -> None:
     bench.add(record(b"x", target="h"), after_s=0)
     for _ in range(2):  # the call after the second failure comes by the steps
         bench.time.advance(1)
-        bench.redelivery.answered(["h"])
+        bench.redelivery.on_answer(["h"])
     bench.time.advance(0)
     bench.step_ms, bench.works = 0, lambda one: Resent()
-    bench.redelivery.answered(["h"])
+    bench.redelivery.on_answer(["h"])
     bench.time.advance(5)
     assert len(bench.store) == 0
 
 
-def test_an_answer_that_came_while_a_try_was_out_counts_though_that_fails(bench: Bench) -> None:
+def test_answer_during_failing_try_still_brings_early_retry(bench: Bench) -> None:
     """The next call is put off, and comes long before the record is due."""
     bench.waiting = []
     bench.add(record(b"x", target="h"), after_s=0)
     bench.time.advance(0)
     bench.waiting.pop()(DOWN)
     bench.time.advance(0)
-    bench.redelivery.answered(["h"])
+    bench.redelivery.on_answer(["h"])
     bench.time.advance(1)
-    bench.redelivery.answered(["h"])
+    bench.redelivery.on_answer(["h"])
     bench.time.advance(1)
     bench.waiting.pop()(DOWN)
     bench.time.advance(20)
@@ -311,11 +312,11 @@ def test_what_a_later_release_wrote_holds_up_no_other(tmp_path: Path) -> None:
     """A call looks at all that waits; what cannot be read goes to the dead when it is due."""
     bench = Bench(tmp_path / "s")
     bench.add(record(b"later", target="a"), after_s=20)
-    key, value = next(database(bench.store).scan(PENDING, behind(PENDING)))
+    key, value = next(database(bench.store).scan(PENDING, area_end(PENDING)))
     database(bench.store).write([(key, b"\x02" + value[1:])])
     bench.add(record(b"mine", target="a"), after_s=10)
-    bench.redelivery.failed("a")
-    bench.redelivery.answered(["a"])
+    bench.redelivery.on_send_failed("a")
+    bench.redelivery.on_answer(["a"])
     bench.time.advance(1)
     assert bench.tried == [(0, b"mine")]
     assert bench.redelivery.trouble is None

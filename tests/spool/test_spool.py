@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,34 +17,10 @@ from rocketmq_spark.spool.lanes import SteadyClock
 from rocketmq_spark.spool.records import Record
 from rocketmq_spark.spool.spool import SEND_KIND, SendSpool, broker_target
 from rocketmq_spark.spool.store import Store
+from tests.fakes.resender import FakeResender
+from tests.fakes.timer import ManualTimer, Time
 from tests.helpers import no_more_threads, raising
-from tests.producer.scripted import ManualTimer, Time
 from tests.queues import q
-
-
-class FakeResender:
-    """Implements ``ports.Resender``: answers as it is told."""
-
-    def __init__(self) -> None:
-        self.answer: Callable[[SpooledSend], Resent] = lambda send: Resent(send.queue or q("a:0", send.topic))
-        self.sent: list[SpooledSend] = []
-        self.closed = False
-
-    def joins(self, first: SpooledSend) -> Callable[[SpooledSend], bool]:
-        return lambda send: False
-
-    def joined(self, sends: Sequence[SpooledSend]) -> SpooledSend:
-        raise AssertionError(sends)
-
-    def resend(self, send: SpooledSend, done: Callable[[Resent], None]) -> None:
-        if self.closed:
-            done(Resent(None, "it is closed", passing=True))
-            return
-        self.sent.append(send)
-        done(self.answer(send))
-
-    def close(self, deadline: Deadline) -> None:
-        self.closed = True
 
 
 class Fixture:
@@ -76,7 +52,7 @@ def fixture(tmp_path: Path) -> Fixture:
     return Fixture(tmp_path / "s")
 
 
-def test_g2_11_it_is_sent_again_as_it_was(fixture: Fixture) -> None:
+def test_it_is_sent_again_as_it_was(fixture: Fixture) -> None:
     fixture.spool.keep([send(b"x", "a:1"), send(b"y")])
     fixture.time.advance(2.9)
     assert fixture.resender.sent == []
@@ -86,7 +62,7 @@ def test_g2_11_it_is_sent_again_as_it_was(fixture: Fixture) -> None:
     assert fixture.spool.metrics().delivered == 2
 
 
-def test_it_holds_back_what_goes_to_a_queue_of_something_that_waits(fixture: Fixture) -> None:
+def test_spool_holds_back_sends_to_queue_with_waiting_records(fixture: Fixture) -> None:
     fixture.spool.keep([send(b"x", "a:1"), send(b"y")])
     assert fixture.spool.holds(send(b"z", "a:1"))
     assert not fixture.spool.holds(send(b"z", "a:2"))
@@ -98,13 +74,13 @@ def test_it_holds_back_what_goes_to_a_queue_of_something_that_waits(fixture: Fix
 def test_a_send_that_waits_behind_another_one_is_no_failure(fixture: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody tried it. As a failure it would put off the next call of its broker."""
     failed: list[str] = []
-    monkeypatch.setattr(fixture.spool.redelivery, "failed", failed.append)
+    monkeypatch.setattr(fixture.spool.redelivery, "on_send_failed", failed.append)
     fixture.spool.keep([send(b"x", "a:1")])
     fixture.spool.keep([send(b"y", "a:1"), send(b"z", "b:1")])
     assert failed == [broker_target(q("a:1", "T")), broker_target(q("b:1", "T"))]
 
 
-def test_when_a_broker_answers_again_what_it_holds_falls_due_at_once(fixture: Fixture) -> None:
+def test_broker_that_answers_again_makes_its_records_due_now(fixture: Fixture) -> None:
     fixture.resender.answer = lambda one: Resent(None, "down", passing=True)
     fixture.spool.keep([send(b"x", "a:1"), send(b"y", "b:1"), send(b"z", topic="U")])
     fixture.time.advance(40)
@@ -120,7 +96,7 @@ def test_when_a_broker_answers_again_what_it_holds_falls_due_at_once(fixture: Fi
 
 def test_the_answer_to_a_send_of_the_spool_itself_counts_too(fixture: Fixture) -> None:
     """A producer that sends nothing more would else leave the others to their own pauses, of up to half an hour."""
-    fixture.resender.answer = lambda one: Resent(None, "down", passing=True)
+    fixture.resender.answer = lambda one: Resent(None, "down", is_temporary=True)
     fixture.spool.keep([send(b"old", "a:1"), send(b"elsewhere", "b:1")])
     fixture.time.advance(40)
     fixture.spool.keep([send(b"new", "a:2")])
@@ -130,7 +106,7 @@ def test_the_answer_to_a_send_of_the_spool_itself_counts_too(fixture: Fixture) -
     assert [one.request.body for one in fixture.resender.sent] == [b"new", b"old"]
 
 
-def test_after_a_restart_whatever_answers_may_be_what_was_waited_for(fixture: Fixture) -> None:
+def test_after_restart_answer_of_broker_makes_its_records_due(fixture: Fixture) -> None:
     fixture.resender.answer = lambda one: Resent(None, "down", passing=True)
     fixture.spool.keep([send(b"x", "a:1")])
     fixture.time.advance(40)
@@ -145,7 +121,7 @@ def test_after_a_restart_whatever_answers_may_be_what_was_waited_for(fixture: Fi
 
 
 @pytest.mark.parametrize("step_ms", [-60_000, -86_400_000, 60_000])
-def test_3_18_g2_8_a_clock_that_steps_changes_no_pause(fixture: Fixture, step_ms: int) -> None:
+def test_wall_clock_step_changes_no_retry_pause(fixture: Fixture, step_ms: int) -> None:
     fixture.spool.keep([send(b"x")])
     fixture.wall_step_ms = step_ms
     fixture.time.advance(2.9)
@@ -154,7 +130,7 @@ def test_3_18_g2_8_a_clock_that_steps_changes_no_pause(fixture: Fixture, step_ms
     assert fixture.resender.sent == [send(b"x")]
 
 
-def test_3_18_g2_8_a_clock_that_was_put_back_between_two_processes_holds_nothing_up(fixture: Fixture) -> None:
+def test_clock_put_back_between_processes_delays_no_record(fixture: Fixture) -> None:
     fixture.spool.keep([send(b"x")])
     fixture.spool.close(Deadline.after(0))
     fixture.wall_step_ms = -3_600_000
@@ -164,7 +140,7 @@ def test_3_18_g2_8_a_clock_that_was_put_back_between_two_processes_holds_nothing
 
 
 def test_a_permanent_refusal_goes_to_the_dead_at_once(fixture: Fixture) -> None:
-    fixture.resender.answer = lambda one: Resent(None, "no permission", passing=False)
+    fixture.resender.answer = lambda one: Resent(None, "no permission", is_temporary=False)
     fixture.spool.keep([send(b"x")])
     fixture.time.advance(1000)
     assert len(fixture.resender.sent) == 1
@@ -204,9 +180,7 @@ def test_metrics_say_nothing_of_an_age_while_nothing_is_due(fixture: Fixture) ->
     assert fixture.spool.metrics().oldest_due_age_s == 2.0
 
 
-def test_a_close_that_is_interrupted_ends_the_sending_and_gives_the_folder_free(
-    fixture: Fixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupted_close_stops_sending_and_releases_folder(fixture: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(deadline: Deadline) -> bool:
         raise KeyboardInterrupt
 
@@ -218,7 +192,7 @@ def test_a_close_that_is_interrupted_ends_the_sending_and_gives_the_folder_free(
     fixture.open()
 
 
-def test_3_25_the_close_sends_what_is_due_and_leaves_the_rest(fixture: Fixture) -> None:
+def test_the_close_sends_what_is_due_and_leaves_the_rest(fixture: Fixture) -> None:
     fixture.spool.keep([send(b"due")])
     fixture.time.now += 2
     fixture.spool.keep([send(b"later", topic="U")])
@@ -251,14 +225,14 @@ def test_more_than_a_page_is_sent_now(fixture: Fixture, monkeypatch: pytest.Monk
 
 def test_a_spool_that_cannot_be_made_leaves_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the error is, and with all references to it, such as in a traceback that somebody keeps."""
-    for place in ("_begun", "begin", "__init__"):
+    for place in ("_begun", "retry_earlier_records", "__init__"):
         error = KeyboardInterrupt(place)
 
         def fail(*_: object, error: KeyboardInterrupt = error, **__: object) -> None:
             raise error
 
         with monkeypatch.context() as patch:
-            owner, name = (Timer, "begin") if place == "_begun" else (spool_module.Redelivery, place)
+            owner, name = (Timer, "start") if place == "_begun" else (spool_module.Redelivery, place)
             patch.setattr(owner, name, fail)
             store = Store(tmp_path / "s", sync="never")
             store.add([(Record("send", b"x", 1, "t"), 1)])

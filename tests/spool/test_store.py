@@ -18,9 +18,9 @@ from rocketmq_spark.errors import DecodeError, SpoolError, SpoolFull
 from rocketmq_spark.session.spools import owner_of
 from rocketmq_spark.spool import files
 from rocketmq_spark.spool import store as store_module
-from rocketmq_spark.spool.changes import Ticket
+from rocketmq_spark.spool.changes import AddRequest
 from rocketmq_spark.spool.database import Database
-from rocketmq_spark.spool.lanes import Work
+from rocketmq_spark.spool.lanes import LeasedRecord
 from rocketmq_spark.spool.records import (
     IDENTITY,
     OWNER,
@@ -32,9 +32,9 @@ from rocketmq_spark.spool.records import (
     RetryLater,
     SpoolOwner,
     Verdict,
-    numbered,
+    record_key,
 )
-from rocketmq_spark.spool.recovery import dead_ones
+from rocketmq_spark.spool.recovery import dead_records
 from rocketmq_spark.spool.spool import SEND_VERSION, send_of
 from rocketmq_spark.spool.store import Store
 from tests.helpers import raising
@@ -50,19 +50,19 @@ def test_what_went_with_a_head_that_is_given_up_waits_on(path: Path) -> None:
     """Only what was delivered takes those behind it along."""
     store = Store(path, "never")
     store.add([(record(body, lane=b"l"), 0) for body in (b"1", b"2", b"3")])
-    (work,) = store.take(1000, 10, joins=lambda first: lambda other: True)
-    assert [each.record.payload for each in work.behind] == [b"2", b"3"]
+    (work,) = store.take(1000, 10, predicate=lambda first: lambda other: True)
+    assert [each.record.payload for each in work.batched] == [b"2", b"3"]
     store.settle([(work, Dead("too often"))], 1000)
     assert (len(store), store.totals.dead) == (2, 1)
-    (work,) = store.take(1000, 10, joins=lambda first: lambda other: True)
-    assert [work.record.payload, *(each.record.payload for each in work.behind)] == [b"2", b"3"]
+    (work,) = store.take(1000, 10, predicate=lambda first: lambda other: True)
+    assert [work.record.payload, *(each.record.payload for each in work.batched)] == [b"2", b"3"]
     store.settle([(work, Done())], 1000)
     assert (len(store), store.totals.dead, store.holds(b"l")) == (0, 1, False)
     store.close()
 
 
-def test_3_18_additions_that_are_written_together_are_within_the_bound_together(path: Path) -> None:
-    tickets = [Ticket([(record(b"x" * 100), 0)]) for _ in range(4)]
+def test_additions_written_together_obey_size_limit_together(path: Path) -> None:
+    tickets = [AddRequest([(record(b"x" * 100), 0)]) for _ in range(4)]
     store = Store(path, "batch", max_bytes=2 * tickets[0].size + tickets[0].size // 2)
     store._add(tickets)
     assert [type(each.error) for each in tickets] == [type(None)] * 2 + [SpoolFull] * 2
@@ -70,11 +70,11 @@ def test_3_18_additions_that_are_written_together_are_within_the_bound_together(
     store.close()
 
 
-def payloads(works: list[Work]) -> list[bytes]:
+def payloads(works: list[LeasedRecord]) -> list[bytes]:
     return [work.record.payload for work in works]
 
 
-def test_3_12_what_is_added_is_there_after_a_restart_in_a_new_folder(path: Path) -> None:
+def test_what_is_added_is_there_after_a_restart_in_a_new_folder(path: Path) -> None:
     store = Store(path)
     store.add([(record(b"x"), 5)])
     store.close()
@@ -83,7 +83,7 @@ def test_3_12_what_is_added_is_there_after_a_restart_in_a_new_folder(path: Path)
     again.close()
 
 
-def test_3_19_g2_1_what_is_due_in_60_seconds_is_not_taken_before(path: Path) -> None:
+def test_record_due_in_60_seconds_is_not_taken_earlier(path: Path) -> None:
     store = Store(path)
     store.add([(record(b"later"), 60_000), (record(b"now"), 0)])
     assert payloads(store.take(59_999, 10)) == [b"now"]
@@ -91,7 +91,7 @@ def test_3_19_g2_1_what_is_due_in_60_seconds_is_not_taken_before(path: Path) -> 
     store.close()
 
 
-def test_g2_2_what_was_settled_is_not_on_the_disk_any_more(path: Path) -> None:
+def test_what_was_settled_is_not_on_the_disk_any_more(path: Path) -> None:
     store = Store(path)
     store.add([(record(b"x", lane=b"l"), 0)])
     store.settle([(work, Done()) for work in store.take(0, 10)], 0)
@@ -99,7 +99,7 @@ def test_g2_2_what_was_settled_is_not_on_the_disk_any_more(path: Path) -> None:
     assert [key for key, _ in _all(path)] == [b"m"]
 
 
-def test_3_17_g2_3_overdue_records_of_an_earlier_process_come_first_from_the_smallest_key(path: Path) -> None:
+def test_overdue_records_of_earlier_process_come_in_key_order(path: Path) -> None:
     store = Store(path)
     store.add([(record(b"b"), 2), (record(b"c"), 10**13), (record(b"a"), 1)])
     store.take(10**12, 1)
@@ -109,7 +109,7 @@ def test_3_17_g2_3_overdue_records_of_an_earlier_process_come_first_from_the_sma
     again.close()
 
 
-def test_g2_4_a_record_that_is_due_before_what_was_read_is_seen(path: Path) -> None:
+def test_record_that_is_due_before_what_was_read_is_seen(path: Path) -> None:
     store = Store(path)
     store.add([(record(b"x"), 100)])
     store.settle([(work, Done()) for work in store.take(200, 10)], 200)
@@ -118,7 +118,7 @@ def test_g2_4_a_record_that_is_due_before_what_was_read_is_seen(path: Path) -> N
     store.close()
 
 
-def test_3_21_g2_9_a_failure_is_one_atomic_replacement_and_a_lease_ends_with_its_store(path: Path) -> None:
+def test_failed_record_is_replaced_and_lease_ends_with_store(path: Path) -> None:
     store = Store(path)
     store.add([(record(b"x"), 0)])
     (work,) = store.take(0, 10)
@@ -139,18 +139,18 @@ def test_a_page_of_records_that_are_made_due_leaves_no_scan_open(path: Path, mon
     store.add([(record(b"%d" % n), 10**6) for n in range(5)])
     scans, scan = [], Database.scan
     monkeypatch.setattr(Database, "scan", lambda *given: scans.append(scan(*given)) or scans[-1])
-    assert store.hasten(None, None, 2, 50) is not None
+    assert store.make_due(None, None, 2, 50) is not None
     assert scans
     assert all(inspect.getgeneratorstate(one) == inspect.GEN_CLOSED for one in scans)
     store.close()
 
 
-def test_what_is_out_is_not_hastened_also_where_the_clock_was_put_back(path: Path) -> None:
+def test_leased_record_is_not_hastened_if_clock_is_put_back(path: Path) -> None:
     """Its result is of where it was when it was taken: what moved meanwhile would be there once more."""
     store = Store(path)
     store.add([(record(b"out"), 90), (record(b"waits"), 95)])
     (work,) = store.take(90, 1)
-    assert store.hasten(None, None, 10, 50) is None
+    assert store.make_due(None, None, 10, 50) is None
     assert store.next_due_ms() == 50, "the other one"
     store.settle([(work, Done())], 50)
     assert payloads(store.take(1000, 10)) == [b"waits"]
@@ -158,11 +158,11 @@ def test_what_is_out_is_not_hastened_also_where_the_clock_was_put_back(path: Pat
     store.close()
 
 
-def test_3_22_g2_10_the_dead_keep_their_payload_and_come_back_when_they_are_told(path: Path) -> None:
+def test_dead_records_keep_payload_and_are_revived_on_request(path: Path) -> None:
     store = Store(path)
     store.add([(record(b"first", lane=b"l"), 0), (record(b"second", lane=b"l"), 0)])
     store.settle([(work, Dead("no")) for work in store.take(0, 10)], 0)
-    assert [one.payload for _, one, _ in dead_ones(database(store)) if isinstance(one, Record)] == [b"first"]
+    assert [one.payload for _, one, _ in dead_records(database(store)) if isinstance(one, Record)] == [b"first"]
     assert (store.totals.give_ups, store.totals.dead, len(store)) == (1, 1, 1)
     assert store.revive(9) == 1
     works = store.take(9, 10)
@@ -173,7 +173,7 @@ def test_3_22_g2_10_the_dead_keep_their_payload_and_come_back_when_they_are_told
     store.close()
 
 
-def test_g2_10_the_bound_counts_the_dead_and_an_addition_is_taken_whole_or_not(path: Path) -> None:
+def test_size_limit_counts_dead_records_and_addition_is_atomic(path: Path) -> None:
     size = len(record(b"x" * 100).encode())
     store = Store(path, max_bytes=3 * size)
     store.add([(record(b"x" * 100), 0)])
@@ -190,10 +190,8 @@ def test_g2_10_the_bound_counts_the_dead_and_an_addition_is_taken_whole_or_not(p
     store.close()
 
 
-def test_a_disk_that_is_nearly_full_takes_nothing_more_and_what_is_there_goes(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(files, "ASK_S", 0.0)  # a spool that has filled its disk could not be opened any more
+def test_nearly_full_disk_refuses_records_but_drains_old_ones(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "SPACE_CHECK_S", 0.0)  # a spool that has filled its disk could not be opened any more
     store = Store(path, sync="never")
     store.add([(record(b"1"), 1)])
     left = files.RESERVE_BYTES - 1
@@ -212,7 +210,7 @@ def test_a_disk_that_is_nearly_full_takes_nothing_more_and_what_is_there_goes(
     store.close()
 
 
-def test_g2_10_a_second_store_on_a_folder_is_refused_by_name(path: Path) -> None:
+def test_second_store_on_a_folder_is_refused_by_name(path: Path) -> None:
     store = Store(path)
     with pytest.raises(SpoolError, match="is in use by another process"):
         Store(path)
@@ -220,21 +218,19 @@ def test_g2_10_a_second_store_on_a_folder_is_refused_by_name(path: Path) -> None
     Store(path).close()
 
 
-def test_g2_10_a_record_that_does_not_fit_its_checksum_goes_to_the_dead_and_its_lane_goes_on(path: Path) -> None:
+def test_record_with_bad_checksum_becomes_dead_and_lane_goes_on(path: Path) -> None:
     store = Store(path)
     store.add([(record(b"first", lane=b"l"), 0), (record(b"second", lane=b"l"), 0)])
     damaged = bytearray(record(b"first", lane=b"l").encode())
     damaged[-1] ^= 1
-    database(store).write([(numbered(RECORD, 1), bytes(damaged))])
+    database(store).write([(record_key(RECORD, 1), bytes(damaged))])
     assert payloads(store.take(0, 10)) == [b"second"]
     assert store.totals.dead == 1
     store.close()
 
 
-@pytest.mark.parametrize("limit", ["REVIVED_AT_ONCE", "REVIVED_BYTES"])
-def test_g2_10_any_number_of_dead_comes_back_in_portions(
-    path: Path, monkeypatch: pytest.MonkeyPatch, limit: str
-) -> None:
+@pytest.mark.parametrize("limit", ["REVIVE_PAGE", "REVIVE_PAGE_BYTES"])
+def test_any_number_of_dead_comes_back_in_portions(path: Path, monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
     monkeypatch.setattr(store_module, limit, 3)
     store = Store(path)
     bodies = [b"%d" % i for i in range(8)]
@@ -259,11 +255,11 @@ OTHERS = (
 
 def test_what_is_noted_of_a_cluster_is_not_believed_in_another(path: Path) -> None:
     with contextlib.closing(Store(path)) as store:
-        store.belong(A_CLUSTER)
+        store.set_owner(A_CLUSTER)
         store.add([], {b"broker-a": b"7"})
-        store.belong(dataclasses.replace(A_CLUSTER, servers=(*A_CLUSTER.servers, "d:1"), purpose="another group"))
+        store.set_owner(dataclasses.replace(A_CLUSTER, servers=(*A_CLUSTER.servers, "d:1"), purpose="another group"))
         assert store.notes() == {b"broker-a": b"7"}
-        store.belong(dataclasses.replace(A_CLUSTER, servers=("c:1",)), force=True)
+        store.set_owner(dataclasses.replace(A_CLUSTER, servers=("c:1",)), force=True)
         assert store.notes() == {b"doubtful broker-a": b"7"}
 
 
@@ -275,47 +271,47 @@ def test_deeply_nested_json_in_a_spool_is_damaged() -> None:
         send_of(Record("send", struct.pack(">BI", SEND_VERSION, len(deep)) + deep, 1))
 
 
-def test_3_1_a_spool_with_records_keeps_its_owner_and_an_empty_one_takes_another(path: Path) -> None:
+def test_only_empty_spool_takes_another_owner(path: Path) -> None:
     store = Store(path)
-    store.belong(A_CLUSTER)
+    store.set_owner(A_CLUSTER)
     store.add([(record(b"x"), 0)])
     store.close()
     store = Store(path)
-    store.belong(A_CLUSTER)
+    store.set_owner(A_CLUSTER)
     for other in OTHERS:
         with pytest.raises(SpoolError, match="holds records of the cluster of a:1;b:1, environment '1'") as caught:
-            store.belong(other)
+            store.set_owner(other)
         assert f"not of {other}" in str(caught.value)
     (work,) = store.take(0, 1)
     store.settle([(work, Dead("no"))], 0)
     for other in OTHERS:  # dead letters may be sent again, too
         with pytest.raises(SpoolError, match="holds records of"):
-            store.belong(other)
-    store.belong(A_CLUSTER)
+            store.set_owner(other)
+    store.set_owner(A_CLUSTER)
     store.revive(0)
     store.settle([(work, Done()) for work in store.take(0, 1)], 0)
-    store.belong(OTHERS[0])
+    store.set_owner(OTHERS[0])
     store.add([(record(b"y"), 0)])
     with pytest.raises(SpoolError, match=r"holds records of .*environment '2'"):
-        store.belong(A_CLUSTER)
-    store.belong(A_CLUSTER, force=True)
+        store.set_owner(A_CLUSTER)
+    store.set_owner(A_CLUSTER, force=True)
     with pytest.raises(SpoolError, match=r"holds records of .*environment '1'"):
-        store.belong(OTHERS[0])
+        store.set_owner(OTHERS[0])
     store.close()
 
 
 def test_a_cluster_is_the_same_while_one_of_its_servers_is(path: Path) -> None:
     store = Store(path)
-    store.belong(A_CLUSTER)
+    store.set_owner(A_CLUSTER)
     store.add([(record(b"x"), 0)])
     for servers in (("b:1", "c:1"), ("c:1",), ("c:1", "d:1")):
-        store.belong(dataclasses.replace(A_CLUSTER, servers=servers))
+        store.set_owner(dataclasses.replace(A_CLUSTER, servers=servers))
     with pytest.raises(SpoolError):
-        store.belong(A_CLUSTER)
+        store.set_owner(A_CLUSTER)
     store.close()
 
 
-def test_the_queues_of_environments_are_compared_where_both_are_known() -> None:
+def test_owners_compare_environment_queues_if_both_know_them() -> None:
     """Records name queues: with another layout they are those of another environment."""
     earlier, two, three = (
         owner_of(options.parse({"nameServer": "a:1", "environment": "eu", **more}).for_role("producer"))
@@ -326,12 +322,12 @@ def test_the_queues_of_environments_are_compared_where_both_are_known() -> None:
             "producer"
         )
     )
-    assert two.is_same(same)
-    assert not two.is_same(three)
-    assert not three.is_same(two)
-    assert two.is_same(earlier)
-    assert not earlier.is_same(two), "it does not say that these are its queues"
-    assert not dataclasses.replace(two, environment="").is_same(two)
+    assert two.may_use(same)
+    assert not two.may_use(three)
+    assert not three.may_use(two)
+    assert two.may_use(earlier)
+    assert not earlier.may_use(two), "it does not say that these are its queues"
+    assert not dataclasses.replace(two, environment="").may_use(two)
 
 
 @pytest.mark.parametrize(
@@ -352,14 +348,14 @@ def test_what_an_earlier_release_wrote_goes_on(path: Path, written: bytes, owner
         dataclasses.replace(owner, purpose="p"),
     ):
         with pytest.raises(SpoolError):
-            store.belong(other)
-    store.belong(owner)
+            store.set_owner(other)
+    store.set_owner(owner)
     with pytest.raises(SpoolError):
-        store.belong(dataclasses.replace(owner, servers=("b:1",)))
+        store.set_owner(dataclasses.replace(owner, servers=("b:1",)))
     store.close()
 
 
-def test_3_18_g2_8_the_latest_moment_that_was_written_down_goes_back_with_no_clock(path: Path) -> None:
+def test_latest_stored_moment_never_goes_back_with_clock(path: Path) -> None:
     """From it time goes on after a restart: with an earlier one nothing would be due for as long."""
     store = Store(path)
     store.add([(record(b"x", at_ms=500), 500), (record(b"y", at_ms=500), 500)])
@@ -413,7 +409,7 @@ def test_ctrl_c_in_a_write_gives_no_number_twice(
 
 
 @pytest.mark.parametrize("verdict", [Done(), Dead("refused"), RetryLater(7, "busy")])
-def test_an_end_that_was_written_although_the_write_was_said_to_have_failed_counts_once(
+def test_settlement_written_despite_reported_error_counts_once(
     path: Path, monkeypatch: pytest.MonkeyPatch, verdict: Verdict
 ) -> None:
     """Counted twice the totals would fall below nothing, which no write takes: the store would settle nothing any more."""

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import invariant
 
 from rocketmq_spark.errors import SpoolError
-from rocketmq_spark.spool.lanes import Work
+from rocketmq_spark.spool.lanes import LeasedRecord
 from rocketmq_spark.spool.records import (
     INDEXED,
     PENDING,
@@ -25,16 +25,16 @@ from rocketmq_spark.spool.records import (
     Dead,
     Done,
     Due,
-    PendingPlace,
+    PendingKey,
     Record,
     RecordState,
     RetryLater,
     Verdict,
-    behind,
-    numbered,
+    area_end,
+    record_key,
 )
 from rocketmq_spark.spool.store import Store
-from rocketmq_spark.spool.turns import Turns, Window
+from rocketmq_spark.spool.turns import Admission, Window
 from tests.models import SteppingMachine, model_test, step
 from tests.spool.bench import database, record
 
@@ -43,10 +43,10 @@ TARGETS = ("", "a", "ab")
 away = st.frozensets(st.sampled_from(TARGETS[1:]))
 
 
-def unindexed(pending: PendingPlace, state: bytes) -> tuple[bytes, bytes]:
+def unindexed(pending: PendingKey, state: bytes) -> tuple[bytes, bytes]:
     """As releases before 0.2 wrote it: the target was a part of the state."""
     target = pending.target.encode() if pending.waits else b""
-    return pending.due.encoded, state[:11] + len(target).to_bytes(2) + target + state[13:]
+    return pending.due.mark_value, state[:11] + len(target).to_bytes(2) + target + state[13:]
 
 
 class Model:
@@ -79,7 +79,7 @@ class StoreMachine(SteppingMachine):
         self.model = Model()
         self.numbers = 0
         self.now = 1000
-        self.out: dict[int, Work] = {}
+        self.out: dict[int, LeasedRecord] = {}
 
     def teardown(self) -> None:
         self.store.close()
@@ -107,10 +107,10 @@ class StoreMachine(SteppingMachine):
     def take(self, limit: int, away: frozenset[str] = frozenset()) -> None:
         heads = self.model.heads(away)
         due = sorted((at, n) for n, at in heads.items() if at <= self.now and n not in self.out)[:limit]
-        turns = Turns(dict.fromkeys(away, Window(1, 1, 1 << 62)), set(TARGETS) - away, 99, self.now)
-        taken = self.store.take(self.now, limit, turns=turns)
+        turns = Admission(dict.fromkeys(away, Window(1, 1, 1 << 62)), set(TARGETS) - away, 99, self.now)
+        taken = self.store.take(self.now, limit, admission=turns)
         self.did["taken"] += len(taken)
-        self.did["refused"] += len(turns.refused)
+        self.did["refused"] += len(turns.refused_targets)
         assert [int(work.record.payload) for work in taken] == [number for _, number in due]
         self.out |= {int(work.record.payload): work for work in taken}
 
@@ -123,7 +123,7 @@ class StoreMachine(SteppingMachine):
         if not self.out:
             return
         numbers = data.draw(st.lists(st.sampled_from(sorted(self.out)), min_size=1, unique=True))
-        outcomes: list[tuple[Work, Verdict]] = []
+        outcomes: list[tuple[LeasedRecord, Verdict]] = []
         for number in numbers:
             verdict = data.draw(st.sampled_from([Done(), Dead("why"), RetryLater(self.now + 30, "why")]))
             outcomes.append((self.out.pop(number), verdict))
@@ -146,7 +146,7 @@ class StoreMachine(SteppingMachine):
     def hasten(self, limit: int, target: str | None) -> None:
         start, first = None, True
         while first or start is not None:
-            start, first = self.store.hasten(target, start, limit, self.now), False
+            start, first = self.store.make_due(target, start, limit, self.now), False
         for number, due in self.model.heads().items():
             if number not in self.out and due > self.now and target in (None, self.model.kept[number][2]):
                 self.model.move(number, self.now)
@@ -185,10 +185,10 @@ class StoreMachine(SteppingMachine):
     @step(data=st.data())
     def upgrade(self, data: st.DataObject) -> None:
         """From a release before 0.2, or from a process that was killed while it added targets to the keys."""
-        db, kept = database(self.store), list(database(self.store).scan(PENDING, behind(PENDING)))
-        due = sorted(kept, key=lambda entry: PendingPlace.parse(entry[0]).due)
+        db, kept = database(self.store), list(database(self.store).scan(PENDING, area_end(PENDING)))
+        due = sorted(kept, key=lambda entry: PendingKey.parse(entry[0]).due)
         done = data.draw(st.integers(0, max(0, len(due) - 1)))
-        puts = [unindexed(PendingPlace.parse(key), state) for key, state in due[done:]]
+        puts = [unindexed(PendingKey.parse(key), state) for key, state in due[done:]]
         totals = bytes((INDEXED if done else VERSION,)) + (db.get(TOTALS) or self.store.totals.encode())[1:]
         db.write([*puts, (TOTALS, totals)], [key for key, _ in due[done:]])
         self.did["upgraded"] += len(puts)
@@ -199,8 +199,8 @@ class StoreMachine(SteppingMachine):
         """Places of records are lost, and obsolete ones are back; what is known of no due time is due at once."""
         db = database(self.store)
         lost, back = [], []
-        for key, state in db.scan(PENDING, behind(PENDING)):
-            pending = PendingPlace.parse(key)
+        for key, state in db.scan(PENDING, area_end(PENDING)):
+            pending = PendingKey.parse(key)
             damage = data.draw(st.sampled_from(("none", "lost", "doubled", "after a retry")))
             if damage == "lost":
                 lost.append(key)
@@ -208,10 +208,10 @@ class StoreMachine(SteppingMachine):
                 self.did["lost"] += 1
             elif damage != "none":
                 later = Due(pending.due.due_ms + 7, pending.due.sequence)
-                back.append((pending._replace(due=later, waits=pending.waits != (damage == "doubled")).key, state))
+                back.append((pending._replace(due=later, waits=pending.waits != (damage == "doubled")).encoded, state))
         db.write(back, [*lost, TOTALS])
         self._open_again()
-        assert self.store.damages == (1 if self.model.kept or self.model.dead else 0)
+        assert self.store.damage_count == (1 if self.model.kept or self.model.dead else 0)
 
     @step(data=st.data())
     def repaired_by_an_earlier_release(self, data: st.DataObject) -> None:
@@ -219,8 +219,8 @@ class StoreMachine(SteppingMachine):
         if not self.model.kept:
             return
         db, puts = database(self.store), []
-        for key, _ in db.scan(PENDING, behind(PENDING)):
-            pending = PendingPlace.parse(key)._replace(due=Due(0, PendingPlace.parse(key).due.sequence))
+        for key, _ in db.scan(PENDING, area_end(PENDING)):
+            pending = PendingKey.parse(key)._replace(due=Due(0, PendingKey.parse(key).due.sequence))
             puts.append(unindexed(pending, RecordState(0, 0).encode()))
             self.model.move(self._number(pending), 0)
         totals = bytes((VERSION,)) + (db.get(TOTALS) or b"")[1:]
@@ -228,8 +228,8 @@ class StoreMachine(SteppingMachine):
         self.did["repaired"] += 1
         self._open_again()
 
-    def _number(self, pending: PendingPlace) -> int:
-        data = database(self.store).get(numbered(RECORD, pending.due.sequence))
+    def _number(self, pending: PendingKey) -> int:
+        data = database(self.store).get(record_key(RECORD, pending.due.sequence))
         return int(Record.decode(data or b"").payload)
 
     def _open_again(self) -> None:

@@ -35,7 +35,7 @@ def main() -> None:
 
     def handle(records: Sequence[Record], done: Callable[[Resent], None]) -> None:
         if adding and rng.random() < 0.4:
-            done(Resent(None, "down", passing=True))
+            done(Resent(None, "down", is_temporary=True))
             return
         for record in records:
             say(f"sent {record.payload.decode()} {record.lane.decode()}")
@@ -46,7 +46,7 @@ def main() -> None:
 
     schedule = Schedule((0.01,) * 1000)
     redelivery = Redelivery(store, {"k": handle}, now_ms, Timer("redelivery"), schedule)
-    redelivery.runs.joins = lambda head: lambda other: rng.random() < 0.7
+    redelivery.batch_policy.predicate = lambda head: lambda other: rng.random() < 0.7
     redelivery.wake()
     if not adding:
         while len(store):

@@ -8,7 +8,7 @@ import pytest
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import CallTimeout, RouteNotFound
 from rocketmq_spark.stored.ends import fetch_ends
-from tests.producer.scripted import Time
+from tests.fakes.timer import Time
 
 
 def test_error_of_fetch_ends_names_the_cause_not_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:

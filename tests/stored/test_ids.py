@@ -129,7 +129,7 @@ def test_nothing_is_stored_of_a_batch() -> None:
 class Pulls:
     """A puller whose one reader says a loss first, and then gives what it has; holes that are doubted are lost."""
 
-    compacted = staticmethod(lambda queue: False)
+    is_compacted = staticmethod(lambda queue: False)
 
     def __init__(self, fetched: FetchedAnswers, loss: Cause | None = None) -> None:
         self.fetched, self.loss = fetched, loss

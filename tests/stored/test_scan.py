@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from rocketmq_spark import ports
 from rocketmq_spark.base.clock import Clock, Deadline
 from rocketmq_spark.errors import (
     AccessDenied,
@@ -22,6 +23,7 @@ from rocketmq_spark.errors import (
 from rocketmq_spark.model import BrokerData, LogState, MessageQueue, OffsetRange, QueueBounds, QueueData, TopicRoute
 from rocketmq_spark.stored.ends import QueueEnds, fetch_ends, last_store_times
 from rocketmq_spark.stored.scan import ScanTools, StoredIdScan
+from tests.fakes.ports import Fake
 
 A, B = MessageQueue("t", "a", 0), MessageQueue("t", "b", 0)
 TIMEOUT_S, SETTLE_S = 30.0, 10.0
@@ -82,7 +84,7 @@ class Brokers:
 
         self.states[name] = answer
 
-    def confirms_late(self, name: str, deadline: Deadline) -> bool:
+    def indexes_after_replication(self, name: str, deadline: Deadline) -> bool:
         return self.late
 
     def bounds(self, queues: Any, deadline: Deadline) -> dict[MessageQueue, QueueBounds]:
@@ -106,7 +108,9 @@ class Brokers:
 
     def look(self, since: QueueEnds) -> list[str]:
         found: list[str] = []
-        tools = ScanTools(self, self, self.read, TIMEOUT_S, SETTLE_S, clock=self.clock())  # type: ignore[arg-type]
+        routes: Any = Fake(ports.RouteReader, self)
+        offsets: Any = Fake(ports.OffsetReader, self)
+        tools = ScanTools(routes, offsets, self.read, TIMEOUT_S, SETTLE_S, clock=self.clock())
         self.until = StoredIdScan(tools, since).run(lambda ids: found.extend(ids.to_pylist()))
         return found
 

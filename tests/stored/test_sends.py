@@ -6,9 +6,11 @@ import itertools
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
+from rocketmq_spark import ports
 from rocketmq_spark.base.clock import Clock, Deadline
 from rocketmq_spark.errors import (
     AccessDenied,
@@ -24,6 +26,7 @@ from rocketmq_spark.errors import (
 from rocketmq_spark.model import BrokerData, LogState, MessageQueue, QueueBounds, QueueData, QueueEnd, TopicRoute
 from rocketmq_spark.stored.ends import QueueEnds
 from rocketmq_spark.stored.scan import NOTE_MAX_AGE_S, LiveStoredIds, NotedStoredIds, ScanTools
+from tests.fakes.ports import Fake
 
 A0, A1, B0 = MessageQueue("t", "a", 0), MessageQueue("t", "a", 1), MessageQueue("t", "b", 0)
 
@@ -41,12 +44,14 @@ class Brokers:
 
     def tools(self, timeout_s: float, clock: Clock) -> ScanTools:
         mine = Clock(lambda: self.now, self.sleep, lambda: itertools.repeat(0.5))
-        return ScanTools(self, self, lambda ranges: iter(()), timeout_s, 10.0, clock=mine)  # type: ignore[arg-type]
+        routes: Any = Fake(ports.RouteReader, self)
+        offsets: Any = Fake(ports.OffsetReader, self)
+        return ScanTools(routes, offsets, lambda ranges: iter(()), timeout_s, 10.0, clock=mine)
 
     def sleep(self, seconds: float) -> None:
         self.now += seconds
 
-    def confirms_late(self, name: str, deadline: Deadline) -> bool:
+    def indexes_after_replication(self, name: str, deadline: Deadline) -> bool:
         return False
 
     def log_states(self, names: Iterable[str], deadline: Deadline) -> dict[str, LogState]:

@@ -13,7 +13,7 @@ from rocketmq_spark.model.membership import (
     RunningInfo,
     TopicFigures,
 )
-from rocketmq_spark.wire import member_bodies
+from rocketmq_spark.wire import bodies
 from rocketmq_spark.wire.bodies import GroupMembership
 from rocketmq_spark.wire.loose_json import read_json
 from rocketmq_spark.wire.properties import parse_subscription
@@ -23,20 +23,20 @@ KEYS = [(("brokerName", "b"), ("queueId", i), ("topic", "t")) for i in (0, 1)]
 
 
 def test_offsets_stand_behind_queues_as_keys() -> None:
-    body = member_bodies.consumer_offsets({QUEUES[0]: 7, QUEUES[1]: 5})
+    body = bodies.consumer_offsets({QUEUES[0]: 7, QUEUES[1]: 5})
     assert body == (
         b'{"messageQueueTable":{{"brokerName":"b","queueId":0,"topic":"t"}:5,'
         b'{"brokerName":"b","queueId":1,"topic":"t"}:7}}'
     )
     assert read_json(body) == {"messageQueueTable": dict(zip(KEYS, (5, 7), strict=True))}
-    assert read_json(member_bodies.consumer_offsets({})) == {"messageQueueTable": {}}
+    assert read_json(bodies.consumer_offsets({})) == {"messageQueueTable": {}}
 
 
 def test_a_result_without_a_remark_has_none() -> None:
-    told = json.loads(member_bodies.direct_result(DirectResult(DirectOutcome.SUCCESS, 12)))
+    told = json.loads(bodies.direct_result(DirectResult(DirectOutcome.SUCCESS, 12)))
     assert told == {"autoCommit": True, "consumeResult": "CR_SUCCESS", "order": False, "spentTimeMills": 12}
     raised = DirectResult(DirectOutcome.THROW_EXCEPTION, 1, True, False, "ValueError: no")
-    assert json.loads(member_bodies.direct_result(raised))["remark"] == "ValueError: no"
+    assert json.loads(bodies.direct_result(raised))["remark"] == "ValueError: no"
 
 
 def test_how_a_member_is() -> None:
@@ -51,7 +51,7 @@ def test_how_a_member_is() -> None:
         stacks='"main"\n',
     )
     told = read_json(
-        member_bodies.running_info(info, GroupMembership("g", {"t": parse_subscription("a")}, versions_ms={"t": 4}))
+        bodies.running_info(info, GroupMembership("g", {"t": parse_subscription("a")}, versions_ms={"t": 4}))
     )
     (queue,) = told["mqTable"].values()
     assert (queue["commitOffset"], queue["cachedMsgCount"], queue["cachedMsgSizeInMiB"]) == (5, 2, 3)

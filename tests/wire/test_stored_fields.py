@@ -136,13 +136,13 @@ def test_a_field_that_was_set_stays_when_others_are_read() -> None:
 
 def test_a_field_that_is_set_while_another_thread_reads_it_stays() -> None:
     message = one()
-    decode = message._field
+    decode = message._decode_field
 
     def meanwhile(name: str, stored: object) -> object:
         setattr(message, name, "set")
         return decode(name, stored)
 
-    message._field = meanwhile
+    message._decode_field = meanwhile
     for name in ("reconsume_times", "store_timestamp", "born_host", "offset_msg_id"):
         getattr(message, name)
         assert getattr(message, name) == "set"

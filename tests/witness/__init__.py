@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 import pyspark
 
-from rocketmq_spark.localbroker import distro
+from rocketmq_spark.localbroker import distribution
 from rocketmq_spark.localbroker.java import Archive, find_java
 from tests.helpers import indexed
 
@@ -254,14 +254,14 @@ def _java(main_class: str) -> list[str]:
 
 def quick_java() -> list[str]:
     """A JVM that starts soon: with what brokers have parsed of the jars "core", if they have. A class path begins with these."""
-    archive = Archive(distro.cache_folder() / "archives", find_java(), distro.fetch(["core"], quiet=True))
+    archive = Archive(distribution.cache_folder() / "archives", find_java(), distribution.fetch(["core"], quiet=True))
     parsed = archive.flags(Path()) if archive.path.exists() else []
     return [str(find_java().path), "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", *parsed]
 
 
 @functools.cache
 def class_path() -> str:
-    jars = [*distro.fetch(["core"], quiet=True), *distro.fetch(["tools"], quiet=True)]
+    jars = [*distribution.fetch(["core"], quiet=True), *distribution.fetch(["tools"], quiet=True)]
     return os.pathsep.join([*map(str, jars), *_pyspark_jars("lz4-java", "zstd-jni")])
 
 

@@ -19,7 +19,7 @@ from types import TracebackType
 import rocketmq_spark
 from rocketmq_spark.base import folders
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.process import python
+from rocketmq_spark.base.process import python_call
 from rocketmq_spark.cli.demo import process_session
 from rocketmq_spark.cli.demo.environment import FINISH, DemoEnvironment
 from rocketmq_spark.errors import RocketMQError
@@ -50,7 +50,7 @@ class SparkDriver:
 
     def __enter__(self) -> SparkDriver:
         self._watcher = subprocess.Popen(
-            **python("-I", "-S", process_session.__file__), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
+            **python_call("-I", "-S", process_session.__file__), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL, pass_fds=self._locks, start_new_session=True,
         )  # fmt: skip
         self.start()
@@ -70,7 +70,7 @@ class SparkDriver:
         os.set_blocking(self._reports_fd, False)
         self._unread, self._has_last_report = b"", False
         root = str(Path(rocketmq_spark.__file__).parent.parent)
-        call = python("-P", *self._program, str(writing), first=[root])
+        call = python_call("-P", *self._program, str(writing), import_first=[root])
         call["env"] = {"PYSPARK_PYTHON": sys.executable, **call["env"]}
         call["cwd"] = str(self._environment.folder)  # Spark writes files to its current folder
         with open(

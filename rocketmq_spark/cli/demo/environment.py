@@ -18,10 +18,10 @@ from rocketmq_spark.base.process import on_signals
 from rocketmq_spark.cli.command import INTERRUPTED
 from rocketmq_spark.client.admin import BaseAdmin
 from rocketmq_spark.errors import LocalBrokerError, RocketMQError
-from rocketmq_spark.localbroker import LocalBroker, distro
+from rocketmq_spark.localbroker import LocalBroker, distribution
 from rocketmq_spark.localbroker.cluster import disk_problem
 from rocketmq_spark.localbroker.servers import NAME_SERVER, PROXY
-from rocketmq_spark.localbroker.site import IN_USE
+from rocketmq_spark.localbroker.workspace import LOCK_FILE
 
 # Most of the cost of a micro-batch is the set-up of its tasks: few queues and partitions keep it short.
 QUEUES = 4
@@ -84,7 +84,7 @@ class DemoEnvironment:
         consequences.
         """
         if problem := disk_problem(self.folder, for_broker=self.starts_broker):
-            remedy = f"Free some space, or set {distro.CACHE_VARIABLE} to a folder on another disk"
+            remedy = f"Free some space, or set {distribution.CACHE_VARIABLE} to a folder on another disk"
             raise LocalBrokerError(problem, remedy=remedy)
         for servers, name in self._own_servers():
             if servers.pid(name) is None:
@@ -119,10 +119,10 @@ def demo_environment(
     Servers that were started stop at the end of the block. An error in the block is replaced by its cause if a server has ended
     or the disk is full.
     """
-    base = distro.cache_folder() / "demo"
+    base = distribution.cache_folder() / "demo"
     with contextlib.ExitStack() as stack:
-        with distro.writing_to(base):
-            with distro.exclusive(base / "lock"):
+        with distribution.writing_to(base):
+            with distribution.file_locked(base / "lock"):
                 folder, lock = _free_folder(base)
             stack.callback(os.close, lock)
             if name_server is None:
@@ -149,21 +149,21 @@ def demo_environment(
 
 
 def _free_folder(base: Path) -> tuple[Path, int]:
-    """The first of run-1, run-2, ... that is not in use, emptied, with the descriptor that locks it. A broker started on its data
-    counts as use. A folder in which other users may create files is left alone.
+    """The first of run-1, run-2, ... that is not in use, emptied, with the descriptor that locks it. A folder on whose data a
+    broker runs is in use. A folder in which other users may create files is left alone.
     """
     for number in itertools.count(1):
         folder = base / f"run-{number}"
-        created = folders.make(folder)
-        if not folders.only_own(folder):
+        created = folders.make_folders(folder)
+        if not folders.is_writable_by_owner_only(folder):
             if created:
                 folder.rmdir()
                 raise LocalBrokerError(
                     f"{folder}, which was just created, belongs to another user or lets others write",
-                    remedy=f"Set {distro.CACHE_VARIABLE} to a folder on a disk that keeps owners and modes",
+                    remedy=f"Set {distribution.CACHE_VARIABLE} to a folder on a disk that keeps owners and modes",
                 )
             continue
-        lock = _open_lock(folder / IN_USE)
+        lock = _open_lock(folder / LOCK_FILE)
         if folders.try_lock(lock) and _has_no_broker(folder / "broker"):
             _empty(folder)
             return folder, lock
@@ -173,9 +173,9 @@ def _free_folder(base: Path) -> tuple[Path, int]:
 
 def _has_no_broker(data: Path) -> bool:
     """Whether no broker runs on the data."""
-    if not folders.only_own(data):
+    if not folders.is_writable_by_owner_only(data):
         return not data.exists()
-    lock = _open_lock(data / IN_USE)
+    lock = _open_lock(data / LOCK_FILE)
     try:
         return folders.try_lock(lock)
     finally:
@@ -190,7 +190,7 @@ def _empty(folder: Path) -> None:
     for path in folder.iterdir():
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
-        elif path.name != IN_USE:
+        elif path.name != LOCK_FILE:
             path.unlink()
 
 

@@ -115,14 +115,14 @@ def _spark_session(environment: DemoEnvironment) -> Iterator[SparkSession]:
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     builder = SparkSession.builder.master("local[2]").appName("rocketmq-spark demo")
     # A driver that is killed deletes none of its temporary files: the next run in this folder does.
-    folders.make(temporary := environment.folder / "tmp")
+    folders.make_folders(temporary := environment.folder / "tmp")
     quoted = str(temporary).replace("\\", "\\\\").replace('"', '\\"')
     folder_conf = {
         "spark.driver.extraJavaOptions": f'{_JAVA_OPTIONS} -Djava.io.tmpdir="{quoted}"',
         "spark.sql.warehouse.dir": str(environment.folder / "warehouse"),
         "spark.local.dir": "local",  # in the current folder, which is that of the run: a comma in a path separates folders
     }
-    folders.make(sockets := environment.folder / "sockets")
+    folders.make_folders(sockets := environment.folder / "sockets")
     for name, value in {**_SPARK_CONF, **folder_conf, **private_sockets(sockets)}.items():
         builder = builder.config(name, value)
     spark = builder.getOrCreate()

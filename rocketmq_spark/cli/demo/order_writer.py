@@ -8,7 +8,7 @@ from dataclasses import replace
 from types import TracebackType
 
 from rocketmq_spark.base.threads import Latch
-from rocketmq_spark.cli.produce import Orders, paced
+from rocketmq_spark.cli.produce import Orders, due_counts
 from rocketmq_spark.session.producers import Producer
 
 # ``end_windows`` sends so many orders that count for nothing.
@@ -68,7 +68,7 @@ class OrderWriter:
 
     def _write(self) -> None:
         end = time.monotonic() + self._seconds
-        for due in paced(self._rate, None, self._stop):
+        for due in due_counts(self._rate, None, self._stop):
             self._send(due)
             if time.monotonic() >= end:
                 return

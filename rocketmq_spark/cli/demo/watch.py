@@ -12,7 +12,7 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.cli.demo.batch_totals import Batches
 from rocketmq_spark.cli.demo.driver import SparkDriver
 from rocketmq_spark.cli.demo.environment import DemoEnvironment
-from rocketmq_spark.cli.reading import TopicReader, earliest
+from rocketmq_spark.cli.topic_reader import TopicReader, earliest
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.spark.checkpoints import files, offset_log

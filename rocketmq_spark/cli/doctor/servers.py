@@ -11,7 +11,7 @@ from typing import Any
 
 from rocketmq_spark.base.codes import CLEANUP_POLICY, QUEUE_TYPE, Perm
 from rocketmq_spark.cli.doctor.findings import Finding, advice, broken, failed, ok
-from rocketmq_spark.cli.lag_view import duration, waiting, went_back
+from rocketmq_spark.cli.lag_view import duration, unfinished_batch_text, went_back
 from rocketmq_spark.client.topic_attributes import is_compacted
 from rocketmq_spark.consumer.group_health import POP, POP_REMEDY
 from rocketmq_spark.errors import (
@@ -24,18 +24,19 @@ from rocketmq_spark.errors import (
 )
 from rocketmq_spark.model import BrokerData, Filter, TopicRoute
 from rocketmq_spark.model.admin import RETENTION_NOT_KNOWN, QueueLag, total
-from rocketmq_spark.options.names import of_kafka_port
+from rocketmq_spark.options.names import kafka_port_remedy
 from rocketmq_spark.remoting.transport import CANNOT_CONNECT
 from rocketmq_spark.spark.checkpoints.rewind import Drift, DriftState
 from rocketmq_spark.wire import bodies
 
-# Settings that make reads slow, with what they should be at least (docs/performance.md).
-PULLS = {"maxTransferCountOnMessageInMemory": 1024, "maxTransferBytesOnMessageInMemory": 4_194_304}
-COLD_PULLS = {"maxTransferCountOnMessageInDisk": 1024, "maxTransferBytesOnMessageInDisk": 4_194_304}
-# Shares of a disk: RocketMQ begins to delete what is not due at the first, and refuses messages from the second on.
+# Settings that make reads slow if they are lower than these values (docs/performance.md).
+PULL_MINIMUMS = {"maxTransferCountOnMessageInMemory": 1024, "maxTransferBytesOnMessageInMemory": 4_194_304}
+COLD_PULL_MINIMUMS = {"maxTransferCountOnMessageInDisk": 1024, "maxTransferBytesOnMessageInDisk": 4_194_304}
+# Used shares of a disk. Above the first, RocketMQ deletes messages before their retention ends; above the second, it rejects new
+# ones.
 DISK_ADVICE, DISK_BROKEN = 0.85, 0.90
-# A broker reports its time in seconds.
-CLOCKS_MS = 5_000
+# A broker reports its uptime in whole seconds, so the comparison of clocks is not exact.
+CLOCK_TOLERANCE_MS = 5_000
 CHECK_PROXY = "Check that the Proxy and the broker run, and firewalls"
 _UPTIME = re.compile(r"\[ (\d+) days, (\d+) hours, (\d+) minutes, (\d+) seconds \]")
 
@@ -48,15 +49,15 @@ def name_server(address: str, error: RocketMQError | None, tls: bool) -> Finding
         return ok(check, f"{address} is a Proxy, behind which brokers are not seen")
     if isinstance(error, AccessDenied):
         return advice(
-            check, f"{address} does not let this user list brokers", "Their checks are left out: try another user"
+            check, f"{address} does not let this user list brokers", "These checks are skipped: try another user"
         )
     remedy = (
-        of_kafka_port([address]) or error.remedy or "Check option 'nameServer', DNS and firewalls, and that it runs"
+        kafka_port_remedy([address]) or error.remedy or "Check option 'nameServer', DNS and firewalls, and that it runs"
     )
-    return _unreached(check, f"{address} cannot be used", error, tls, remedy)
+    return _unreachable(check, f"{address} cannot be used", error, tls, remedy)
 
 
-def of_a_broker(address: str) -> Finding:
+def not_a_name_server(address: str) -> Finding:
     return broken(
         "name server",
         f"{address} is a broker's port: it answers as one, and knows no routes",
@@ -65,7 +66,7 @@ def of_a_broker(address: str) -> Finding:
 
 
 def brokers(cluster: Mapping[str, BrokerData]) -> Finding:
-    """Which are registered, and whether all have a master."""
+    """Report the registered brokers, and those without a master."""
     if not cluster:
         return broken("brokers", "none is registered", "Start one, or look at its namesrvAddr and its log")
     orphans = sorted(name for name, data in cluster.items() if not data.master)
@@ -77,15 +78,18 @@ def brokers(cluster: Mapping[str, BrokerData]) -> Finding:
     return ok("brokers", f"{', '.join(sorted(cluster))}; {slaves} slaves. Brokers that are down are not listed")
 
 
-def reached(name: str, address: str, dialled: str, error: RocketMQError | None, tls: bool) -> Finding:
-    """The address that a broker advertises, and what is dialled in its place."""
-    check, where = f"broker {name}", address if dialled == address else f"{address}, dialled as {dialled}"
+def broker_address(name: str, address: str, connected_address: str, error: RocketMQError | None, tls: bool) -> Finding:
+    """Report whether the address that a broker advertises can be reached, or the address to which ``addressMap`` maps it."""
+    check, shown_address = (
+        f"broker {name}",
+        address if connected_address == address else f"{address}, dialled as {connected_address}",
+    )
     if error is None:
-        return ok(check, f"{where} answers")
+        return ok(check, f"{shown_address} answers")
     port = address.rpartition(":")[2]
-    return _unreached(
+    return _unreachable(
         check,
-        f"advertises {where}, which cannot be reached from here",
+        f"advertises {shown_address}, which cannot be reached from here",
         error,
         tls,
         f"Let it advertise a reachable one (brokerIP1 in broker.conf), or set option 'addressMap', here: "
@@ -102,9 +106,9 @@ def advertised(address: str, errors: Mapping[str, RocketMQError], tls: bool) -> 
         if isinstance(error, BrokerError | CallTimeout) and not error.message.startswith(CANNOT_CONNECT):
             yield failed(check, error, CHECK_PROXY, f"{address} does not reach broker {broker}: ")
             continue
-        what = f"advertises {address}, which cannot be reached from here"
-        yield _unreached(check, what, error, tls, error.remedy or CHECK_PROXY)
-        return  # the same holds for the other brokers behind this address
+        text = f"advertises {address}, which cannot be reached from here"
+        yield _unreachable(check, text, error, tls, error.remedy or CHECK_PROXY)
+        return  # the error is the same for the other brokers behind this address
 
 
 def unchecked_addresses(error: RocketMQError) -> Finding:
@@ -122,44 +126,44 @@ def not_a_broker(name: str, error: RocketMQError) -> Finding:
     return failed(f"broker {name}", error, "Check option 'addressMap'")
 
 
-def _unreached(check: str, what: str, error: RocketMQError, tls: bool, remedy: str) -> Finding:
+def _unreachable(check: str, text: str, error: RocketMQError, tls: bool, remedy: str) -> Finding:
     if isinstance(error, CertificateRefused):
         return failed(check, error, "Check option 'tlsCaFile'")
     hint = "; or it does not speak TLS, which option 'tls' asks for" if tls else ""
-    return broken(check, f"{what}: {error.message}{f': {error.remark}' if error.remark else ''}", remedy + hint)
+    return broken(check, f"{text}: {error.message}{f': {error.remark}' if error.remark else ''}", remedy + hint)
 
 
-def settings(name: str, config: Mapping[str, str], wants_sql: bool) -> Iterator[Finding]:
-    """Lines of broker.conf; what a broker does not tell is not judged."""
+def settings(name: str, config: Mapping[str, str], uses_sql: bool) -> Iterator[Finding]:
+    """Check settings of broker.conf. A setting that the broker does not report is not checked."""
     check = f"broker {name}"
-    for limits, what in ((PULLS, "a pull"), (COLD_PULLS, "a pull of old messages")):
-        low = {
+    for limits, pull_kind in ((PULL_MINIMUMS, "a pull"), (COLD_PULL_MINIMUMS, "a pull of old messages")):
+        too_low = {
             key: value
             for key, value in limits.items()
             if key in config and (number := bodies.config_number(config, key)) is not None and number < value
         }
-        if low:
-            count, size = (config.get(key, "?") for key in limits)
+        if too_low:
+            max_count, max_bytes = (config.get(key, "?") for key in limits)
             yield advice(
                 check,
-                f"{what} gives at most {count} messages or {size} bytes",
-                f"In broker.conf {', '.join(f'{key}={value}' for key, value in low.items())}: the broker then needs 60 % less "
-                "CPU for each small message (docs/performance.md)",
+                f"{pull_kind} gives at most {max_count} messages or {max_bytes} bytes",
+                f"In broker.conf {', '.join(f'{key}={value}' for key, value in too_low.items())}: the broker then needs 60 % "
+                "less CPU for each small message (docs/performance.md)",
             )
     if config.get("messageIndexEnable") == "false":
         yield advice(check, "messages are not indexed: none is found by its key or id", "Set messageIndexEnable=true")
     if config.get("enablePropertyFilter") == "false":
         text = "SQL filters are switched off"
         remedy = "Set enablePropertyFilter=true, and restart it"
-        yield broken(check, f"{text}, and option 'sql' is given", remedy) if wants_sql else advice(check, text, remedy)
+        yield broken(check, f"{text}, and option 'sql' is given", remedy) if uses_sql else advice(check, text, remedy)
 
 
-def untold(name: str, error: RocketMQError) -> Finding:
-    """A broker that does not tell its settings, which only administrators may ask for."""
+def unreadable_settings(name: str, error: RocketMQError) -> Finding:
+    """Report a broker that does not return its settings: only administrators may request them."""
     return advice(
         f"broker {name}",
-        f"does not tell its settings: {error.remark or error.message}",
-        "Their checks are left out: check options 'accessKey' and 'secretKey', or run doctor as an administrator",
+        f"does not report its settings: {error.remark or error.message}",
+        "These checks are skipped: check options 'accessKey' and 'secretKey', or run doctor as an administrator",
     )
 
 
@@ -172,23 +176,26 @@ def unrequested_settings() -> Finding:
     )
 
 
-def locked_out(name: str, error: AccessDenied) -> Finding:
-    """A broker that refuses what needs no right but to be known."""
+def unknown_user(name: str, error: AccessDenied) -> Finding:
+    """Report a broker that rejects a request which every known user may make."""
     return broken(f"broker {name}", f"does not know this user: {error.remark or error.message}",
                   "Check options 'accessKey' and 'secretKey'")  # fmt: skip
 
 
-def untold_state(name: str, error: RocketMQError) -> Finding:
-    """A broker that does not tell how it is; in the first seconds after its start 5.5.0 fails over that (docs/upstream.md)."""
+def unreadable_state(name: str, error: RocketMQError) -> Finding:
+    """Report a broker that does not return its state.
+
+    RocketMQ 5.5.0 fails so in the first seconds after its start (docs/upstream.md).
+    """
     return advice(
         f"broker {name}",
-        f"does not tell its version, disk and clock: {error.remark or error.message}",
-        "Their checks are left out: if the broker has just started, try again in some seconds",
+        f"does not report its version, disk and clock: {error.remark or error.message}",
+        "These checks are skipped: if the broker has just started, try again in some seconds",
     )
 
 
 def disk(name: str, runtime: Mapping[str, str]) -> Finding | None:
-    """The fullest of its disks; None where it does not tell."""
+    """Check the fullest disk of a broker; None if the broker does not report disks."""
     shares = [float(runtime[key]) for key in ("commitLogDiskRatio", "consumeQueueDiskRatio") if key in runtime]
     if not shares or max(shares) < 0:
         return None
@@ -202,7 +209,7 @@ def disk(name: str, runtime: Mapping[str, str]) -> Finding | None:
 
 
 def clock(name: str, runtime: Mapping[str, str], now_ms: int) -> Finding | None:
-    """Its clock next to ours; None where it does not tell."""
+    """Compare the clock of a broker with ours; None if the broker does not report its uptime."""
     match = _UPTIME.match(runtime.get("runtime", ""))
     if match is None or "bootTimestamp" not in runtime:
         return None
@@ -210,7 +217,7 @@ def clock(name: str, runtime: Mapping[str, str], now_ms: int) -> Finding | None:
     up_ms = (((days * 24 + hours) * 60 + minutes) * 60 + seconds) * 1000
     difference_ms = int(runtime["bootTimestamp"]) + up_ms - now_ms
     check = f"broker {name}"
-    if abs(difference_ms) <= CLOCKS_MS:
+    if abs(difference_ms) <= CLOCK_TOLERANCE_MS:
         return ok(check, "its clock and ours agree")
     return advice(
         check,
@@ -220,7 +227,7 @@ def clock(name: str, runtime: Mapping[str, str], now_ms: int) -> Finding | None:
 
 
 def version(name: str, runtime: Mapping[str, str]) -> Finding | None:
-    """Its release; None where it does not tell."""
+    """Check the release of a broker; None if the broker does not report it."""
     release = runtime.get("brokerVersionDesc")
     if release is None:
         return None
@@ -232,34 +239,36 @@ def version(name: str, runtime: Mapping[str, str]) -> Finding | None:
     return ok(f"broker {name}", f"RocketMQ {release}")
 
 
-_TYPE = "message.type"
-# A reader that is further behind than this share of the time for which messages are kept is close to losing some.
-_CLOSE = 0.5
-# A batch that is not done for longer may be that of a query that has ended.
+_TYPE_ATTRIBUTE = "message.type"
+# A reader whose lag is more than this share of the retention is close to losing messages.
+_RETENTION_SHARE = 0.5
+# If a batch is unfinished for longer, its query may have ended.
 LONG_BATCH_MS = 300_000
-_WAITING = (
+_UNAVAILABLE_STATES = (
     (DriftState.UNREGISTERED, "is not registered", "Start it on its data; nothing is lost"),
     (DriftState.UNAVAILABLE, "does not answer", "See the finding about the broker; nothing is lost while it is away"),
 )
 
 
 def topic(route: TopicRoute, config: Mapping[str, str] | None) -> Iterator[Finding]:
-    """Where it is, what may be done there, and its kind by its attributes, None if they are not known."""
+    """Report the queues, permissions and type of a topic. ``config`` are its attributes, None if they are unknown."""
     check, attributes = f"topic {route.topic}", config or {}
-    kind = attributes.get(_TYPE, "NORMAL") if config is not None else "unknown"
-    more = [f"{name}={attributes[name]}" for name in (QUEUE_TYPE, CLEANUP_POLICY) if name in attributes]
-    places = ", ".join(f"{data.read_queues} on {data.broker_name}" for data in route.queues)
-    yield ok(check, f"queues: {places}; type {', '.join([kind, *more])}")
+    message_type = attributes.get(_TYPE_ATTRIBUTE, "NORMAL") if config is not None else "unknown"
+    type_and_attributes = [f"{name}={attributes[name]}" for name in (QUEUE_TYPE, CLEANUP_POLICY) if name in attributes]
+    queue_counts = ", ".join(f"{data.read_queues} on {data.broker_name}" for data in route.queues)
+    yield ok(check, f"queues: {queue_counts}; type {', '.join([message_type, *type_and_attributes])}")
     for bit, verb in ((Perm.READ, "read"), (Perm.WRITE, "written")):
-        barred = sorted(data.broker_name for data in route.queues if not data.perm & bit)
-        if barred:
-            text = f"cannot be {verb} on {', '.join(barred)}: its permission there forbids that"
+        forbidden_brokers = sorted(data.broker_name for data in route.queues if not data.perm & bit)
+        if forbidden_brokers:
+            text = f"cannot be {verb} on {', '.join(forbidden_brokers)}: its permission there forbids that"
             remedy = "mqadmin updateTopicPerm -p 6 (4 read, 2 write)"
-            whole = len(barred) == len(route.queues)
-            yield broken(check, text, remedy) if whole else advice(check, text, remedy)
-    if attributes.get(_TYPE, "NORMAL") not in ("NORMAL", "UNSPECIFIED", "MIXED"):
+            is_everywhere = len(forbidden_brokers) == len(route.queues)
+            yield broken(check, text, remedy) if is_everywhere else advice(check, text, remedy)
+    if attributes.get(_TYPE_ATTRIBUTE, "NORMAL") not in ("NORMAL", "UNSPECIFIED", "MIXED"):
         yield advice(
-            check, f"is of type {kind}: a Proxy refuses other messages", "Create it without message.type for a sink"
+            check,
+            f"is of type {message_type}: a Proxy refuses other messages",
+            "Create it without message.type for a sink",
         )
     if is_compacted(attributes):
         yield advice(
@@ -268,16 +277,16 @@ def topic(route: TopicRoute, config: Mapping[str, str] | None) -> Iterator[Findi
 
 
 def rights(topic: str, user: str | None, answers: Mapping[str, RocketMQError | None]) -> Iterator[Finding]:
-    """``answers`` is what each question led to: ``source`` and ``sink``; None where the broker allowed it."""
-    who = f"user {user}" if user else "a user without accessKey"
+    """Report the rights of a user. ``answers`` has the errors of ``source`` and ``sink``, None for an allowed request."""
+    user_text = f"user {user}" if user else "a user without accessKey"
     needed = {"source": "Sub and Get on the topic, Sub on the group", "sink": "Pub on the topic"}
     for role, error in answers.items():
-        check, what = f"rights {role}", "read" if role == "source" else "write"
+        check, verb = f"rights {role}", "read" if role == "source" else "write"
         if error is None:
-            yield ok(check, f"{who} may {what} {topic}")
+            yield ok(check, f"{user_text} may {verb} {topic}")
         elif isinstance(error, AccessDenied):
             where = f" (at {error.addr})" if error.addr else ""
-            text = f"{who} may not {what} {topic}: {error.remark or error.message}{where}"
+            text = f"{user_text} may not {verb} {topic}: {error.remark or error.message}{where}"
             remedy = f"Grant {needed[role]}, or give options 'accessKey' and 'secretKey'"
             yield (
                 broken(check, text, remedy)
@@ -295,29 +304,34 @@ def unknown_members(group: str, error: NotSupported) -> Finding:
 
 
 def subscriptions(group: str, members: Mapping[str, Mapping[str, Filter] | None]) -> Finding:
-    """What each member wants, by topic; None where it did not say."""
+    """Check that all members have the same subscriptions. ``members`` has None for a member that did not report them."""
     check = f"group {group}"
-    silent = sorted(name for name, wanted in members.items() if wanted is None)
-    known = {name: wanted for name, wanted in members.items() if wanted is not None}
+    silent_members = sorted(name for name, filters in members.items() if filters is None)
+    subscriptions_by_member = {name: filters for name, filters in members.items() if filters is not None}
     if not members:
         return ok(check, "has no member now that brokers know; only a Proxy knows members that consume over gRPC")
-    kinds = {_meaning(wanted): name for name, wanted in reversed(known.items())}
-    if len(kinds) > 1:
-        shown = "; ".join(f"{name} wants {_shown(known[name])}" for name in sorted(kinds.values()))
+    members_by_subscription = {
+        _normalized(filters): name for name, filters in reversed(subscriptions_by_member.items())
+    }
+    if len(members_by_subscription) > 1:
+        examples = "; ".join(
+            f"{name} wants {_subscription_text(subscriptions_by_member[name])}"
+            for name in sorted(members_by_subscription.values())
+        )
         return broken(
             check,
-            f"its members have different subscriptions: {shown}",
+            f"its members have different subscriptions: {examples}",
             "Let all subscribe to the same, or give them groups of their own: otherwise some members miss messages",
         )
-    if silent:
+    if silent_members:
         return advice(
             check,
-            f"{len(members)} members, of which {', '.join(silent[:3])} did not say what they subscribe to: they hang, "
+            f"{len(members)} members, of which {', '.join(silent_members[:3])} did not say what they subscribe to: they hang, "
             "cannot be reached, or their clients do not answer such questions",
             f"Restart those that hang, for their queues are not read; rocketmq-spark group describe {group} has the addresses",
         )
     count = "1 member, which subscribes" if len(members) == 1 else f"{len(members)} members, all of which subscribe"
-    return ok(check, f"{count} to {_shown(next(iter(known.values())))}")
+    return ok(check, f"{count} to {_subscription_text(next(iter(subscriptions_by_member.values())))}")
 
 
 def consume_modes(group: str, modes: Mapping[tuple[str, str], str]) -> Iterator[Finding]:
@@ -333,89 +347,100 @@ def consume_modes(group: str, modes: Mapping[tuple[str, str], str]) -> Iterator[
         )
 
 
-def _meaning(wanted: Mapping[str, Filter]) -> frozenset[tuple[str, str, frozenset[str]]]:
+def _normalized(filters: Mapping[str, Filter]) -> frozenset[tuple[str, str, frozenset[str]]]:
     return frozenset(
         (
             topic,
-            f.kind,
-            frozenset(f.expression.replace(" ", "").split("||")) if f.kind == "TAG" else frozenset([f.expression]),
+            topic_filter.kind,
+            frozenset(topic_filter.expression.replace(" ", "").split("||"))
+            if topic_filter.kind == "TAG"
+            else frozenset([topic_filter.expression]),
         )
-        for topic, f in wanted.items()
+        for topic, topic_filter in filters.items()
     )
 
 
-def _shown(wanted: Mapping[str, Filter]) -> str:
-    return ", ".join(f"{topic} ({f.expression})" for topic, f in sorted(wanted.items())) or "nothing"
+def _subscription_text(filters: Mapping[str, Filter]) -> str:
+    return (
+        ", ".join(f"{topic} ({topic_filter.expression})" for topic, topic_filter in sorted(filters.items()))
+        or "nothing"
+    )
 
 
-def retention(whose: str, rows: Sequence[QueueLag], kept_ms: int | None, now_ms: int) -> Finding:
-    """How far a reader is, next to how long messages are kept; None where brokers do not tell."""
-    every = total(rows, now_ms)
-    if back := went_back(rows):
+def retention(reader: str, rows: Sequence[QueueLag], retention_ms: int | None, now_ms: int) -> Finding:
+    """Compare the lag of a reader with the retention of messages, which is None if brokers do not report it."""
+    totals = total(rows, now_ms)
+    if went_back_queues := went_back(rows):
         return broken(
-            whose,
-            f"{back} of {len(rows)} queues end before its offsets: their topic was created again, or their broker lost messages",
-            f"See: rocketmq-spark lag --{whose}. To read all that is there now: rocketmq-spark offsets set "
-            f"{whose.partition(' ')[2]} --to earliest --yes",
+            reader,
+            f"{went_back_queues} of {len(rows)} queues end before its offsets: their topic was created again, or their broker "
+            "lost messages",
+            f"See: rocketmq-spark lag --{reader}. To read all that is there now: rocketmq-spark offsets set "
+            f"{reader.partition(' ')[2]} --to earliest --yes",
         )
     remedy = "Raise fileReservedTime, or read faster"
-    if whose.startswith("checkpoint "):  # members of a group continue at the first message that is kept
+    if reader.startswith("checkpoint "):  # members of a group continue at the first message that is kept
         remedy += "; to continue after removed messages, start the query once with failOnDataLoss=warn"
-    if every.lost:
-        return broken(whose, f"{every.lost} messages were removed before they were read", remedy)
-    if every.lag is None:
-        return advice(whose, "how far it is behind is not known", "Let it commit, or finish a batch, first")
-    part = f" in {len(rows) - every.unknown_queues} of {len(rows)} queues" if every.unknown_queues else ""
-    behind = (
-        f"{every.lag} messages behind{part}{f', the oldest for {duration(every.behind_ms)}' if every.behind_ms else ''}"
-    )
-    if kept_ms is not None and every.behind_ms is not None and every.behind_ms > _CLOSE * kept_ms:
-        return advice(whose, f"{behind}, and messages are kept for {duration(kept_ms)}", remedy)
-    kept = "" if kept_ms is None else f"; messages are kept for {duration(kept_ms)}"
-    return ok(whose, behind + kept)
+    if totals.lost:
+        return broken(reader, f"{totals.lost} messages were removed before they were read", remedy)
+    if totals.lag is None:
+        return advice(reader, "how far it is behind is not known", "Let it commit, or finish a batch, first")
+    counted = f" in {len(rows) - totals.unknown_queues} of {len(rows)} queues" if totals.unknown_queues else ""
+    oldest = f", the oldest for {duration(totals.behind_ms)}" if totals.behind_ms else ""
+    behind = f"{totals.lag} messages behind{counted}{oldest}"
+    if retention_ms is not None and totals.behind_ms is not None and totals.behind_ms > _RETENTION_SHARE * retention_ms:
+        return advice(reader, f"{behind}, and messages are kept for {duration(retention_ms)}", remedy)
+    retention_text = "" if retention_ms is None else f"; messages are kept for {duration(retention_ms)}"
+    return ok(reader, behind + retention_text)
 
 
-def under_way(whose: str, state: Mapping[str, Any]) -> Finding:
-    """The batch of a query that is not done, as ``lag_view.under_way`` has it. Whether the query runs is not known."""
+def unfinished_batch(reader: str, state: Mapping[str, Any]) -> Finding:
+    """Report the unfinished batch of a query. ``state`` is from ``lag_view.unfinished_batch``. The query may have ended."""
     brokers = ", ".join(state["waitsFor"])
     if not brokers and (state["forMs"] or 0) < LONG_BATCH_MS:
-        return ok(whose, waiting(state))
+        return ok(reader, unfinished_batch_text(state))
     if not brokers:
         return advice(
-            whose, waiting(state), "Look at the log of its driver. If it has ended, start it: it repeats the batch"
+            reader,
+            unfinished_batch_text(state),
+            "Look at the log of its driver. If it has ended, start it: it repeats the batch",
         )
     return broken(
-        whose,
-        waiting(state),
+        reader,
+        unfinished_batch_text(state),
         f"Start {brokers}: nothing is lost, and the batch goes on. To go on without: rocketmq-spark checkpoint rewind",
     )
 
 
-def of_other_topics(whose: str, read: Iterable[str], topics: Iterable[str]) -> Finding:
-    """A checkpoint that has no queue of the topics that were named."""
-    named = ", ".join(sorted(set(topics)))
+def reads_other_topics(reader: str, read: Iterable[str], topics: Iterable[str]) -> Finding:
+    """Advise if the query of a checkpoint reads none of the given topics."""
+    topic_names = ", ".join(sorted(set(topics)))
     return advice(
-        whose,
-        f"its query reads {', '.join(sorted(read))}, not {named}",
-        f"If the query is to read {named}, give its own checkpointLocation; if it writes {named}, this is right",
+        reader,
+        f"its query reads {', '.join(sorted(read))}, not {topic_names}",
+        f"If the query is to read {topic_names}, give its own checkpointLocation; if it writes {topic_names}, this is right",
     )
 
 
-def drifted(whose: str, queues: Iterable[Drift]) -> Iterator[Finding]:
-    """What became of the queues of a checkpoint."""
-    every = list(queues)
-    bad = [one for one in every if not one.state.is_lossless and not one.state.is_unavailable]
-    if bad:
-        shown = ", ".join(f"{one.queue} {one.state.value}" for one in bad[:3])
+def checkpoint_drift(reader: str, queues: Iterable[Drift]) -> Iterator[Finding]:
+    """Report the queues of a checkpoint that do not match the brokers."""
+    drifts = list(queues)
+    lossy = [drift for drift in drifts if not drift.state.is_lossless and not drift.state.is_unavailable]
+    if lossy:
+        examples = ", ".join(f"{drift.queue} {drift.state.value}" for drift in lossy[:3])
         yield broken(
-            whose,
-            f"{len(bad)} of {len(every)} queues do not match what brokers have: {shown}",
+            reader,
+            f"{len(lossy)} of {len(drifts)} queues do not match what brokers have: {examples}",
             "See: rocketmq-spark checkpoint diff; with failOnDataLoss=warn the query continues at the first message that is "
             "kept, and reads a topic that was created again from its start",
         )
-    for state, what, remedy in _WAITING:
-        waiting = [one.queue.broker_name for one in every if one.state is state]
-        for name in sorted(set(waiting)):
-            yield broken(whose, f"{name} {what}, and {waiting.count(name)} of {len(every)} queues wait for it", remedy)
-    if all(one.state.is_lossless for one in every):
-        yield ok(whose, f"matches what brokers have, in all {len(every)} queues")
+    for state, problem, remedy in _UNAVAILABLE_STATES:
+        broker_names = [drift.queue.broker_name for drift in drifts if drift.state is state]
+        for name in sorted(set(broker_names)):
+            yield broken(
+                reader,
+                f"{name} {problem}, and {broker_names.count(name)} of {len(drifts)} queues wait for it",
+                remedy,
+            )
+    if all(drift.state.is_lossless for drift in drifts):
+        yield ok(reader, f"matches what brokers have, in all {len(drifts)} queues")

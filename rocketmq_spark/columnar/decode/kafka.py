@@ -53,16 +53,16 @@ def columns_to_decode(columns: Sequence[Column]) -> tuple[Column, ...]:
 
 
 def kafka_batch(
-    batch: pa.RecordBatch, columns: Sequence[Column], broker_name: str, numbers: Mapping[MessageQueue, int]
+    batch: pa.RecordBatch, columns: Sequence[Column], broker_name: str, partition_numbers: Mapping[MessageQueue, int]
 ) -> pa.RecordBatch:
     """Converts a batch of one broker's messages, decoded with ``columns_to_decode(columns)``, to Kafka's ``columns``.
 
-    ``numbers`` has the partition number of each queue.
+    ``partition_numbers`` has the partition number of each queue.
     """
     arrays = [
         _property(batch.column(column.name))
         if column.property is not None
-        else _kafka_column(batch, column, broker_name, numbers)
+        else _kafka_column(batch, column, broker_name, partition_numbers)
         for column in columns
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=pa.schema([pa.field(c.name, c.arrow) for c in columns]))
@@ -80,13 +80,13 @@ def _property(values: pa.Array) -> pa.Array:
 
 
 def _kafka_column(
-    batch: pa.RecordBatch, column: Column, broker_name: str, numbers: Mapping[MessageQueue, int]
+    batch: pa.RecordBatch, column: Column, broker_name: str, partition_numbers: Mapping[MessageQueue, int]
 ) -> pa.Array:
     match _KAFKA_NAMES[column.name.lower()]:
         case "key":
             return _keys(batch)
         case "partition":
-            return _partitions(batch, broker_name, numbers)
+            return _partitions(batch, broker_name, partition_numbers)
         case "timestampType":  # 0 is Kafka's CreateTime
             return arrow.integers(np.zeros(len(batch), np.int32), pa.int32())
         case "value":
@@ -106,7 +106,7 @@ def _keys(batch: pa.RecordBatch) -> pa.Array:
     return _decoded(keys_read)
 
 
-def _partitions(batch: pa.RecordBatch, broker_name: str, numbers: Mapping[MessageQueue, int]) -> pa.Array:
+def _partitions(batch: pa.RecordBatch, broker_name: str, partition_numbers: Mapping[MessageQueue, int]) -> pa.Array:
     """The partition number of each row's queue. Looks up each pair of a topic and an id in the batch; pairs without a queue occur
     in no row.
     """
@@ -118,7 +118,7 @@ def _partitions(batch: pa.RecordBatch, broker_name: str, numbers: Mapping[Messag
         for queue_id in ids.dictionary.to_pylist()
     ]
     places = topics.indices.to_numpy().astype(np.int64) * len(ids.dictionary) + ids.indices.to_numpy()
-    return pa.array([numbers.get(queue) for queue in queues], pa.int32()).take(pa.array(places))
+    return pa.array([partition_numbers.get(queue) for queue in queues], pa.int32()).take(pa.array(places))
 
 
 def _values(batch: pa.RecordBatch) -> pa.Array:
@@ -143,7 +143,7 @@ def _stand_ins(batch: pa.RecordBatch) -> pa.Array | None:
 
 
 def _headers(batch: pa.RecordBatch) -> pa.Array:
-    """The entries of each map; null without any, as in Spark's Kafka source."""
+    """The entries of each map; null for an empty map, as in Spark's Kafka source."""
     properties = batch.column("properties")
     stand_ins = _stand_ins(batch)
     if stand_ins is not None:

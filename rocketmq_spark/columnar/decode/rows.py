@@ -305,7 +305,7 @@ class ReferenceDecoder:
             data = fetched.buffer.data[answer.begin : answer.end]
             window = OffsetWindow(answer.start, answer.next_offset)
             messages = map(
-                self._without_unselected_error,
+                self._without_error_of_unselected_body,
                 self._decoded(bytes(data), DecodeSettings(queue.broker_name, window=window)),
             )
             for message in messages_in_range(messages, answer, dense=not self._topic_filter):
@@ -325,7 +325,7 @@ class ReferenceDecoder:
                 plain = self._bodies or message.decode_error is not None or _is_batch(message)
                 yield message if plain else replace(message, sys_flag=message.sys_flag & ~int(SysFlag.COMPRESSED))
 
-    def _without_unselected_error(self, message: ReceivedMessage) -> ReceivedMessage:
+    def _without_error_of_unselected_body(self, message: ReceivedMessage) -> ReceivedMessage:
         """Removes the error of a message whose body is unreadable but not selected."""
         if message.decode_error is None or self._bodies or _is_unreadable(message) or _is_batch(message):
             return message

@@ -19,7 +19,7 @@ from rocketmq_spark.base.codes import Property
 from rocketmq_spark.errors import DecodeError, OptionError
 from rocketmq_spark.model import MessageQueue, ReceivedMessage
 from rocketmq_spark.options import Options
-from rocketmq_spark.options.names import of_kafka_column
+from rocketmq_spark.options.names import kafka_column_hint
 from rocketmq_spark.wire.properties import is_reserved
 
 if TYPE_CHECKING:
@@ -222,7 +222,7 @@ def columns_of(options: Options) -> tuple[Column, ...]:
         by_name = {column.name.lower(): column for column in (*basic, *full, *of_properties, *errors)}
         problems += [
             f"option 'columns' names {name!r}; expected any of {', '.join(c.name for c in by_name.values())}"
-            f"{of_kafka_column(name)}"
+            f"{kafka_column_hint(name)}"
             for name in options.columns
             if name.lower() not in by_name
         ]
@@ -242,7 +242,7 @@ def columns_of_schema(columns: tuple[Column, ...], schema: StructType) -> tuple[
         kind = wanted.dataType.simpleString()
         if column is None:
             problems.append(
-                f"the schema names {wanted.name!r}; the columns are {ddl(columns)}{of_kafka_column(wanted.name)}"
+                f"the schema names {wanted.name!r}; the columns are {ddl(columns)}{kafka_column_hint(wanted.name)}"
             )
         elif kind != column.ddl:
             problems.append(f"the schema has {wanted.name!r} as {kind}; it is {column.ddl}")

@@ -244,8 +244,8 @@ def _shifted_fields(
     if not combined_flags & _IPV6_FLAGS:
         return head
     limit = len(buffer) - _FIXED_FIELDS.itemsize
-    born = _IPV6_EXTRA_BYTES * ((sys_flags & codes.SysFlag.BORNHOST_V6) > 0).astype(np.int64)
-    late = _records(buffer, np.minimum(starts + born, limit))
+    born_host_shift = _IPV6_EXTRA_BYTES * ((sys_flags & codes.SysFlag.BORNHOST_V6) > 0).astype(np.int64)
+    late = _records(buffer, np.minimum(starts + born_host_shift, limit))
     behind_store = _records(buffer, np.minimum(starts + _host_shift(sys_flags), limit))
     for name in ("reconsumeTimes", "preparedOffset", "bodyLength"):
         late[name] = behind_store[name]

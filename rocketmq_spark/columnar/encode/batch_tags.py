@@ -71,8 +71,8 @@ class BatchTagKeys:
         return np.split(rows[order], ends)
 
     def properties(self, rows: Rows) -> dict[str, str] | None:
-        """The properties of a batch of these rows; None if the tag is too long, so that the batch must not be stored as one
-        message.
+        """The properties of a batch of these rows; None if the tag is too long: then the batch must not be stored as
+        one message.
         """
         tag = self._tag(rows)
         room = self._max_bytes - len(tag.encode())

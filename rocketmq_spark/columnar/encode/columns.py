@@ -19,12 +19,12 @@ import pyarrow.compute as pc
 
 from rocketmq_spark.base import codes
 from rocketmq_spark.base.java import java_hash
-from rocketmq_spark.base.threads import Failure, attempt
+from rocketmq_spark.base.threads import Failure, capture
 from rocketmq_spark.columnar import arrow
 from rocketmq_spark.columnar.encode.properties import MESSAGE_ID, BadRows
 from rocketmq_spark.errors import MessageRefused, OptionError
 from rocketmq_spark.model import Message, MessageQueue
-from rocketmq_spark.options.names import of_kafka_column
+from rocketmq_spark.options.names import kafka_column_hint
 from rocketmq_spark.options.transport import TransportFeatures
 from rocketmq_spark.wire.properties import message_problem
 
@@ -138,7 +138,7 @@ def _columns_by_role(columns: Sequence[RowColumn], row_id: str | None) -> tuple[
 
 def _unknown_columns_problem(names: Sequence[str], others: Sequence[str]) -> str:
     which = f"column {names[0]!r} is" if len(names) == 1 else f"columns {', '.join(map(repr, names))} are"
-    hints = "".join(of_kafka_column(name, sink=True) for name in names)
+    hints = "".join(kafka_column_hint(name, sink=True) for name in names)
     if {"body", "value"} & {name.lower() for name in others}:
         remedy = f"select only columns of the sink: select({[*others]})"
     else:
@@ -294,7 +294,7 @@ def message_batch(
     except Exception:
         for number, message in enumerate(messages):
             problem = message_problem(message)
-            if problem is None and isinstance(failure := attempt(_columns, [message], BadRows(), key), Failure):
+            if problem is None and isinstance(failure := capture(_columns, [message], BadRows(), key), Failure):
                 problem = str(failure)
             if problem is not None:
                 bad_rows.add_rows(np.array([number]), problem)

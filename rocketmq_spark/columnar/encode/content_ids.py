@@ -75,7 +75,7 @@ class RowHash:
         except ImportError as e:
             raise OptionError(
                 "option 'deliveryGuarantee' exactly-once needs xxhash, which a Spark worker does not have",
-                remedy=f"On all workers: {extras.command(extras.ARROW)}",
+                remedy=f"On all workers: {extras.install_command(extras.ARROW)}",
             ) from e
         self._digest: Callable[[memoryview, int], bytes] = xxh3_128_digest
         self._seeds = struct.unpack("<2Q", hashlib.blake2b(key, digest_size=16).digest())

@@ -65,9 +65,9 @@ class _MapEntries(NamedTuple):
 
     def rows_with(self, name: bytes) -> npt.NDArray[np.bool_]:
         """Which rows have an entry of this name."""
-        marked = np.flatnonzero(arrow.to_mask(pc.equal(self.names, pa.scalar(name, pa.binary()))))
+        entries = np.flatnonzero(arrow.to_mask(pc.equal(self.names, pa.scalar(name, pa.binary()))))
         rows = np.zeros(len(self.bounds) - 1, np.bool_)
-        rows[np.searchsorted(self.bounds, marked, side="right") - 1] = True
+        rows[np.searchsorted(self.bounds, entries, side="right") - 1] = True
         return rows
 
     def with_marks(self, empty: npt.NDArray[np.bool_], has_body: npt.NDArray[np.bool_]) -> pa.Array:

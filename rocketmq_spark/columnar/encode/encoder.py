@@ -130,7 +130,7 @@ class ItemParts:
         return self._items
 
     def complete(self, how: CompleteItems) -> None:
-        """Complete items that are joined already, and others when they are joined, while they are in the processor's cache."""
+        """Complete the items now if they are joined, otherwise right after their join, while the processor's cache has them."""
         self._complete = how
         if self._items is not None:
             how(self._items, 0)
@@ -206,7 +206,7 @@ class CheckedRows:
 class Encoder:
     """Encodes Arrow batches whose columns are named by ``columns`` (name in the sink's table to name in the DataFrame).
 
-    Items of more than ``alone_above`` bytes are sent alone; then the broker adds to the properties.
+    Items of more than ``single_above_bytes`` bytes are sent alone; then the broker adds to the properties.
     """
 
     columns: Mapping[str, str]

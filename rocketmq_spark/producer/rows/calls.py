@@ -219,7 +219,7 @@ class RowCall:
                     if not self._engine.waits_for_others(self._in_flight):
                         break
                     deadline = Deadline.after(patience_s)
-                self._engine.timer.hold(self._completions_changed, deadline.remaining())
+                self._engine.timer.wait_notified(self._completions_changed, deadline.remaining())
             if self._completions:
                 return self._completions.popleft()
         lost_count = len(self._in_flight)

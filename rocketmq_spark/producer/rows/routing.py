@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rocketmq_spark.base import process
-from rocketmq_spark.base.arguments import shown
+from rocketmq_spark.base.arguments import short_repr
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.columnar import arrow
 from rocketmq_spark.columnar.arrow import Ints
@@ -31,10 +31,10 @@ from rocketmq_spark.errors import MessageRefused, SelectorError
 from rocketmq_spark.model import Message, MessageQueue
 from rocketmq_spark.options import Options, transport
 from rocketmq_spark.options.names import resolve
-from rocketmq_spark.options.topic_names import EXACT, TopicNames, hint
+from rocketmq_spark.options.topic_names import EXACT, TopicNames, dots_hint
 from rocketmq_spark.producer.encoding import check_topic
 from rocketmq_spark.queues.environment import scope_of
-from rocketmq_spark.queues.selection import Select, custom, in_rooms
+from rocketmq_spark.queues.selection import Select, by_callable, in_rooms
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ def utf8_texts(column: pa.Array, name: str, numbers: npt.NDArray[np.intp], bad_r
         return column
     for row in bad:
         value = column[row].as_buffer().to_pybytes()
-        bad_rows.add_rows(numbers[row : row + 1], f"{name} is not UTF-8: {shown(value)}")
+        bad_rows.add_rows(numbers[row : row + 1], f"{name} is not UTF-8: {short_repr(value)}")
     return pc.if_else(pa.array(~np.isin(np.arange(len(column)), bad)), column, None)
 
 
@@ -186,8 +186,8 @@ def _missing(topic: str, queue_id: int, broker: str | None, ambiguous: bool) -> 
     if ambiguous:
         return f"queue {queue_id} of topic {topic!r} is on several brokers; name the broker too"
     where = f" on broker {broker!r}" if broker is not None else ""
-    queues = f"its queues: rocketmq-spark topic describe {topic}"
-    return f"topic {topic!r} has no queue {queue_id}{where} that accepts messages; {queues}"
+    hint = f"its queues: rocketmq-spark topic describe {topic}"
+    return f"topic {topic!r} has no queue {queue_id}{where} that accepts messages; {hint}"
 
 
 class ByPartition:
@@ -261,14 +261,14 @@ class ByCallable:
         for at, (body, tags, keys, properties, key) in enumerate(zip(*values.values(), strict=True)):
             message = Message(rows.topic, body, tags, keys or (), dict(properties or ()))
             try:
-                queue_indexes[at] = places[custom(self._function, queues, message, key or None)]
+                queue_indexes[at] = places[by_callable(self._function, queues, message, key or None)]
             except SelectorError as e:
                 row = rows.first + int(rows.row_numbers()[at])
                 raise SelectorError(f"row {row}: {e.message}; nothing of its Arrow batch was sent") from e
         return queue_indexes
 
     def _adds_bad_rows(self, rows: TopicRows, bad_rows: BadRows) -> bool:
-        """Add rows with a text that is not UTF-8, which a function cannot get. Returns whether there are any."""
+        """Add the rows whose text is not UTF-8: a selector function cannot get such a text. Returns whether there are any."""
         is_good = True
         for name in ("tags", "keys", "properties", "shardingkey"):
             if name in self._columns:
@@ -374,7 +374,7 @@ def log_choice(options: Options, columns: Mapping[str, str], once: bool = False)
         advice,
     )
     if once:
-        process.once("chosen selectors", (options.cluster, where, name), log)
+        process.get_or_create("chosen selectors", (options.cluster, where, name), log)
     else:
         log()
 
@@ -442,7 +442,7 @@ class Router:
         self._selector = row_selector(options, columns, numbered)
         self._queues_of = queues
         self._wait_for_brokers = wait_for_brokers
-        self._has_waited: set[str] = set()
+        self._waited_topics: set[str] = set()
         self._patience_s = options.send_timeout
         self._deadline: Deadline | None = None  # of the current Arrow batch, set when one of its topics waits
         self._queues: dict[str, QueueList] = {} if shared_queues is None else shared_queues
@@ -474,7 +474,7 @@ class Router:
                 check_topic(name, self._scope)
             except MessageRefused as e:
                 bad_rows.add_rows(rows.row_numbers(), f"topic {name!r}: {e.message}")
-                if remedy := hint(name):
+                if remedy := dots_hint(name):
                     bad_rows.add_remedy(remedy.replace("; option", "Option"))
                 continue
             if self._allowed and name not in self._allowed:
@@ -554,11 +554,15 @@ class Router:
     def _refreshed(self, rows: TopicRows) -> QueueList:
         """The newest queues of the topic. Waits, once for each topic, for brokers whose partitions the rows name."""
         topic, queues = rows.topic, self._queues_of(rows.topic, True)
-        if not isinstance(self._selector, ByPartition) or self._wait_for_brokers is None or topic in self._has_waited:
+        if (
+            not isinstance(self._selector, ByPartition)
+            or self._wait_for_brokers is None
+            or topic in self._waited_topics
+        ):
             return queues
         missing = self._selector.missing_brokers(rows, queues)
         if not missing:
             return queues
-        self._has_waited.add(topic)
+        self._waited_topics.add(topic)
         self._deadline = self._deadline or Deadline.after(self._patience_s)
         return self._wait_for_brokers(topic, missing, self._deadline)

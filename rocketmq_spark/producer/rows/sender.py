@@ -77,11 +77,11 @@ class StoragePlan:
         """Add to ``bad_rows`` the rows that a broker would acknowledge but not store, and those that a Proxy would reject."""
         for rows in topics if self._checks else ():
             storage = self._storage(rows.topic)
-            if storage is not None and storage.by_key:
+            if storage is not None and storage.is_compacted:
                 numbers = rows.row_numbers()
                 missing = numbers[rows_without_key(batch, self._columns)[numbers]]
                 bad_rows.add_rows(missing, encoding.no_key_reason(rows.topic))
-            if storage is not None and storage.grouped:
+            if storage is not None and storage.needs_group:
                 key = "key" if self._options.kafka_columns else "shardingKey"
                 bad_rows.add_rows(rows.row_numbers()[self._without_group(rows)], _no_group_reason(rows.topic, key))
 
@@ -122,7 +122,7 @@ class StoragePlan:
             return None
         deadline = Deadline.after(within_s := self._options.request_timeout)
         storage = self._sender.batch_storage(topic, deadline)
-        # Otherwise each Arrow batch would wait this long, twice.
+        # Without this note, each Arrow batch would wait for the silent broker again.
         if storage is None and deadline.remaining() < within_s / 2:
             self._silent_until[topic] = Deadline.after(SILENT_RETRY_S)
         return storage
@@ -255,9 +255,9 @@ class RowSender:
         self._columns, self._ids, self._owner, self._failed_queues = columns, ids, owner, failed_queues
         self._batch_bytes = batch_bytes(options)
         single_row_columns = {"shardingkey", "priority"} & columns.keys()
-        self._max_batch_rows = settings.features.most_one_by_one if single_row_columns else None
+        self._max_batch_rows = settings.features.max_single_requests if single_row_columns else None
         # The bytes that a Proxy adds to each message.
-        self._growth = Growth(settings.features.adds_bytes, options.max_message_size)
+        self._growth = Growth(settings.features.server_added_bytes, options.max_message_size)
         self._encoder = tools.make_encoder(columns, options.max_message_size, ids, self._batch_bytes)
         self._storage = StoragePlan(options, columns, tools.sender, self._engine.timer.wall_ms)
         # Not in an environment, whose queues do not change.

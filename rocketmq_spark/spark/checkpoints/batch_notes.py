@@ -20,7 +20,7 @@ from rocketmq_spark.columnar.encode.content_ids import BatchName
 from rocketmq_spark.errors import OffsetError, OptionError, UnprovedError
 from rocketmq_spark.spark.checkpoints.files import Folder
 from rocketmq_spark.spark.checkpoints.offset_log import logged_times_ms
-from rocketmq_spark.stored.ends import AT_LEAST_ONCE, QueueEnds
+from rocketmq_spark.stored.ends import OR_AT_LEAST_ONCE, QueueEnds
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ class BatchNote:
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as e:
             raise UnprovedError(
                 f"what is stored of the unfinished batch cannot be proved: its note {path} is damaged ({type(e).__name__})",
-                remedy=f"Restore that file, {AT_LEAST_ONCE}",
+                remedy=f"Restore that file, {OR_AT_LEAST_ONCE}",
             ) from None
         raise OptionError(
             f"the note of the unfinished batch has version {version}, but this rocketmq-spark reads version {VERSION}",
@@ -98,7 +98,7 @@ class BatchNote:
             raise UnprovedError(
                 f"what is stored of the unfinished batch {name.number} cannot be proved: it was begun by an earlier version of "
                 f"rocketmq-spark, which gave rows other ids (its note has version {self.version}; this version reads {VERSION})",
-                remedy=f"Finish the batch with the version that began it, {AT_LEAST_ONCE}",
+                remedy=f"Finish the batch with the version that began it, {OR_AT_LEAST_ONCE}",
             )
         return True
 

@@ -97,7 +97,7 @@ class Folder:
             return False
 
     def _open_folder(self, below: str) -> AbstractContextManager[int]:
-        return folders.inside(Path(self._root_path), below.split("/") if below else [])
+        return folders.open_subfolder(Path(self._root_path), below.split("/") if below else [])
 
     @contextmanager
     def _no_links(self, path: str) -> Iterator[None]:
@@ -114,8 +114,8 @@ class Folder:
     def advice_to_owner(self, action: str) -> str:
         """Return an imperative clause: the owner of a local folder could lead root elsewhere, so root must not do it."""
         with suppress(OSError):
-            if self._is_local and (owner := folders.owner_uid(os.stat(self._root_path))) != folders.reader():
-                return f"let {folders.user(owner)} {action}, not root"
+            if self._is_local and (owner := folders.owner_uid(os.stat(self._root_path))) != folders.error_reader():
+                return f"let {folders.user_text(owner)} {action}, not root"
         return action
 
     def _remedy_of_link(self) -> str:
@@ -197,7 +197,7 @@ class Folder:
     def _open_parent(self, path: str, mode: int | None = None) -> Iterator[tuple[int, str]]:
         """Yield the descriptor of the folder of a local file, and the name of the file. Raises ``OSError`` for links."""
         *below, name = path.split("/")
-        with folders.inside(Path(self._root_path), below, mode) as at:
+        with folders.open_subfolder(Path(self._root_path), below, mode) as at:
             yield at, name
 
     @contextmanager
@@ -215,9 +215,9 @@ class Folder:
                     owner = folders.owner_uid(os.stat(self._root_path))
                     self._check_replaceable(owner)
                     if os.geteuid() == folders.ROOT != owner:
-                        stack.enter_context(folders.rights_of(owner))
-                        if not folders.is_readable(Path(self._root_path)):
-                            raise PermissionError(f"its owner, {folders.user(owner)}, may not read it there")
+                        stack.enter_context(folders.as_user(owner))
+                        if not folders.is_readable_or_missing(Path(self._root_path)):
+                            raise PermissionError(f"its owner, {folders.user_text(owner)}, may not read it there")
                     if (link := folders.link_in(Path(self._root_path))) is not None:
                         raise OffsetError(
                             f"{self.name} is not changed: {link} is a link, which could lead to files of other users",
@@ -232,7 +232,7 @@ class Folder:
         elif (found := next(folders.exposures(path, owner), None)) is not None:
             raise OffsetError(
                 f"{self.name} is not changed by root: {found.who} may replace {found.path}, or what is in it",
-                remedy=f"{folders.remedy(found, 'the checkpoint', owner)}, or run this command as {folders.user(owner)}",
+                remedy=f"{folders.remedy(found, 'the checkpoint', owner)}, or run this command as {folders.user_text(owner)}",
             )
 
     def copy(self, paths: Sequence[str], target: str) -> Folder:
@@ -261,24 +261,23 @@ class Folder:
             stack.enter_context(self.as_owner())
             for path in paths:
                 *below, name = path.split("/")
-                with self._open_parent(path) as (at, _), folders.inside(top, below, folders.PRIVATE) as to:
+                with self._open_parent(path) as (at, _), folders.open_subfolder(top, below, folders.PRIVATE) as to:
                     _copy_file(name, at, to)
 
     def _new_sibling(self, target: Path) -> int:
         """Create the folder ``target`` for the owner of this folder, and return its descriptor. Where the owner may not create
         folders, root does so.
         """
-        with folders.inside(target.parent) as parent:
+        with folders.open_subfolder(target.parent) as parent:
             try:
                 with self.as_owner():
                     os.mkdir(target.name, folders.PRIVATE, dir_fd=parent)
                     return folders.open_folder(target.name, parent)
             except PermissionError:
-                if any(
-                    folders.exposures(target)
-                ):  # then the owner could replace the parent by a link to another folder
+                if any(folders.exposures(target)):
+                    # Then the owner could replace the parent by a link to another folder.
                     raise
-                return folders.new_folder_for(os.stat(self._root_path), target.name, parent)
+                return folders.make_folder_for(os.stat(self._root_path), target.name, parent)
 
     def delete(self, paths: Sequence[str]) -> None:
         with self._with_folder_name():

@@ -192,9 +192,8 @@ def _ranges_after(previous: LoggedBatch | None, batch: LoggedBatch) -> tuple[lis
     starts: dict[SourceId, Positions] = {}
     for source, offsets in batch.sources.items():
         previous_offsets = None if previous is None else previous.sources.get(source)
-        if (
-            previous_offsets == offsets
-        ):  # the batch has no new messages: its entry repeats the starts of an earlier batch
+        if previous_offsets == offsets:
+            # The batch has no new messages: its entry repeats the starts of an earlier batch.
             starts[source] = offsets.positions
         else:
             starts[source] = {

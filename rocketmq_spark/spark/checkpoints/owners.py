@@ -37,14 +37,14 @@ def check_owner(location: str) -> None:
     if os.geteuid() == folders.ROOT:
         raise OffsetError(f"root does not use the checkpoint {location}: {problem}", remedy=remedy)
     text = "the checkpoint %s: %s. %s"
-    process.once(_WARNED_KEY, location, functools.partial(logger.warning, text, location, problem, remedy))
+    process.get_or_create(_WARNED_KEY, location, functools.partial(logger.warning, text, location, problem, remedy))
 
 
 def exposure(location: str, owner: int = folders.ROOT) -> tuple[str, str] | None:
     """Return a clause that names another user who may change a local checkpoint, and the remedy; None if there is none. This
     user, root and ``owner`` are no others.
 
-    If the folder does not exist, this checks whether other users may create it: its owner may have renamed it for a moment.
+    A missing folder may only be renamed for a moment, so this then checks whether other users may create it.
     """
     path = local_path(location)
     if path is None:

@@ -111,9 +111,8 @@ _STATE_FILE = re.compile(r"(state/.*/)\.?(\d+)(?:_[^/]*)?\.(?:delta|snapshot|zip
 
 
 class RewindPlan(NamedTuple):
-    """``batch`` will be the last one; ``rolled_back`` are the later batches, which are removed, and ``ranges`` what they
-    read, which
-    will be read again. ``removed``: files in the order of removal; ``saved``: files that are copied before.
+    """``batch`` will be the last one; ``rolled_back`` are the later batches, which are removed, and ``ranges`` what
+    these read, which will be read again. ``removed``: files in the order of removal; ``saved``: files that are copied before.
     """
 
     batch: LoggedBatch

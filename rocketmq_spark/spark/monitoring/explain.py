@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from rocketmq_spark.errors import RocketMQError
-from rocketmq_spark.options.names import KAFKA_SOURCE_COLUMNS, of_kafka_column
+from rocketmq_spark.options.names import KAFKA_SOURCE_COLUMNS, kafka_column_hint
 
 if TYPE_CHECKING:
     pass
@@ -143,7 +143,7 @@ def _unresolved(text: str) -> str:
     """
     for line in _lines(text):
         if attribute := _UNKNOWN_ATTRIBUTE.match(line):
-            replacement = of_kafka_column(attribute[1]).removeprefix("; ")
+            replacement = kafka_column_hint(attribute[1]).removeprefix("; ")
             return (
                 f"{_one_line(attribute[0])}. If this is a frame of format rocketmq: {replacement}"
                 if replacement
@@ -173,7 +173,7 @@ def _replacement_of_column(name: str, error: str) -> str:
         return "set option 'includeHeaders' = true, and keep 'headers' in each select"
     if is_kafka or name.lower() == "topic":
         return f"the source has a column {name!r}, unless option 'columns' omits it; keep it in each select"
-    return of_kafka_column(name).removeprefix("; ")
+    return kafka_column_hint(name).removeprefix("; ")
 
 
 def _chain(exception: BaseException) -> Iterator[BaseException]:

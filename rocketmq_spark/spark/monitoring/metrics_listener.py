@@ -226,7 +226,7 @@ class MetricsListener(StreamingQueryListener):
     ) -> None:
         if prometheus is None and json_lines is None and port is None:
             raise OptionError("MetricsListener needs port=…, or prometheus=… or json_lines=…: the file to write to")
-        if (prometheus is not None or port is not None) and (command := exposition.missing()):
+        if (prometheus is not None or port is not None) and (command := exposition.install_command()):
             raise OptionError("MetricsListener needs prometheus-client, which is not installed", remedy=command)
         self._prometheus = None if prometheus is None else Path(prometheus)
         self._json_lines = None if json_lines is None else Path(json_lines)
@@ -253,9 +253,7 @@ class MetricsListener(StreamingQueryListener):
 
     def _serve(self, host: str, port: int) -> str:
         try:
-            return self._server.enter_context(
-                exposition.serving((host, port), lambda: exposition.text(self._families()))
-            )
+            return self._server.enter_context(exposition.serve((host, port), lambda: exposition.text(self._families())))
         except OSError as e:
             raise OptionError(
                 f"MetricsListener cannot listen on {host}:{port}: {e.strerror}",
@@ -273,9 +271,8 @@ class MetricsListener(StreamingQueryListener):
         raw = json.loads(event.progress.json)
         run_id = str(event.progress.runId)
         with self._lock:
-            if (
-                run_id not in self._queries and run_id not in self._replaced_runs
-            ):  # it was running when the listener was added
+            if run_id not in self._queries and run_id not in self._replaced_runs:
+                # It was running when the listener was added.
                 self._start_run(event.progress)
             metrics = self._queries.get(run_id) or self._metrics_of(event.progress)
             line = metrics.progress(raw, time.time())

@@ -36,15 +36,15 @@ from rocketmq_spark.errors import MessageRefused, OptionError, RocketMQError, Ro
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.options import Options, transport
 from rocketmq_spark.options.names import resolve
-from rocketmq_spark.options.topic_names import EXACT, TopicNames, hint
+from rocketmq_spark.options.topic_names import EXACT, TopicNames, dots_hint
 from rocketmq_spark.ports import Sender
 from rocketmq_spark.producer.delays import BrokerTimers, no_timers_error
 from rocketmq_spark.producer.encoding import check_topic as check_topic_name
 from rocketmq_spark.producer.routing import RouteCache, queues_of_environment
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.producer.spool_bridge import is_transient
-from rocketmq_spark.queues.environment import by_position, check_chosen, position_problem, scope_of
-from rocketmq_spark.session.spools import problems as spool_problems
+from rocketmq_spark.queues.environment import check_environment_set, is_by_position, position_problem, scope_of
+from rocketmq_spark.session.spools import option_problems as spool_problems
 from rocketmq_spark.spark.sink import exactly_once_checks
 
 COLUMNS = columns.COLUMNS
@@ -145,7 +145,7 @@ def check_sink(options: Options, schema: StructType, stream: bool = False) -> di
         is_free = "properties" not in by_role.values()  # with Kafka's columns it may be the name of the row id
         by_role["properties"] = "properties" if is_free else "properties (emptyBodies)"
     problems += _option_problems(options) + exactly_once_checks.option_problems(options, by_role)
-    if by_position(options) and (stream or options.topic is None):
+    if is_by_position(options) and (stream or options.topic is None):
         problems.append(position_problem(options, _REASON_STREAM if stream else _REASON_TOPIC_COLUMN))
     problems += columns.check_features(by_role, transport.features(options))
     if problems:
@@ -172,7 +172,7 @@ def _option_problems(options: Options) -> list[str]:
     if selector == "machineRoom" and not options.machine_rooms:
         problems.append("queueSelector 'machineRoom' needs option 'machineRooms'")
     if selector == "environment":
-        problems += _problems_of(lambda: check_chosen(options, "queueSelector"))
+        problems += _problems_of(lambda: check_environment_set(options, "queueSelector"))
     if options.machine_rooms and selector != "machineRoom":
         problems.append("option 'machineRooms' has no effect without queueSelector 'machineRoom'")
     if "batch_max_bytes" in options.given and (options.batch_max_bytes or 0) > options.max_message_size:
@@ -189,7 +189,7 @@ def _option_problems(options: Options) -> list[str]:
             try:
                 check_topic_name(topic, scope_of(options))
             except MessageRefused as e:
-                problems.append(f"option {name!r} is {topic!r}: {e.message}{hint(topic)}")
+                problems.append(f"option {name!r} is {topic!r}: {e.message}{dots_hint(topic)}")
     return problems
 
 
@@ -218,8 +218,8 @@ def check_topic_names(options: Options, names: Iterable[str]) -> None:
         ) from None
     connection = session.connection_key(options)
     names_by_key = {(connection, topic_names.rocketmq_name(name)): name for name in topic_names.seen}
-    with process.lock():
-        names_kept: dict[tuple[object, str], str] = process.kept(_NAMES_KEY)
+    with process.registry_lock():
+        names_kept: dict[tuple[object, str], str] = process.entries(_NAMES_KEY)
         earlier_names: dict[str, str] = {}
         for key, name in names_by_key.items():
             earlier_name = names_kept.get(key)
@@ -258,18 +258,18 @@ def check_topic(sender: Sender, topic: str, options: Options, must_exist: bool =
 
 def numbered_queues(sender: Sender, topic: str, options: Options) -> tuple[MessageQueue, ...]:
     """Returns the topic's queues by partition number. Waits for the route up to ``sendTimeout``, as ``check_topic`` with
-    ``expected``. Warns if the numbers changed since the last write of this process over the same connection.
+    ``must_exist``. Warns if the numbers changed since the last write of this process over the same connection.
     """
     queues = tuple(
-        _wait_for_route(sender, topic, options, True, lambda deadline, _: sender.numbered_queues(topic, deadline))
+        _wait_for_route(sender, topic, options, True, lambda deadline, _: sender.partition_queues(topic, deadline))
     )
     counts = tuple(
         (name, sum(1 for _ in broker_queues))
         for name, broker_queues in itertools.groupby(queues, lambda queue: queue.broker_name)
     )
     key = session.connection_key(options), topic  # exactly-once writes have another sender for each batch
-    with process.lock():
-        counts_kept: dict[tuple[object, str], _QueueCounts] = process.kept(_NUMBERS_KEY)
+    with process.registry_lock():
+        counts_kept: dict[tuple[object, str], _QueueCounts] = process.entries(_NUMBERS_KEY)
         previous = counts_kept.get(key, ())
         if previous:
             del counts_kept[key]
@@ -310,7 +310,7 @@ def _wait_for_route(
     must_exist: bool,
     fetch: Callable[[Deadline, bool], Sequence[MessageQueue]],
 ) -> Sequence[MessageQueue]:
-    """Call ``ask(deadline, refresh)`` until it returns, the topic proves missing, or ``sendTimeout`` ends. ``refresh`` is true
+    """Call ``fetch(deadline, refresh)`` until it returns, the topic proves missing, or ``sendTimeout`` ends. ``refresh`` is true
     after a failure.
     """
     deadline, pauses = Deadline.after(options.send_timeout), backoff(max(0.1, options.retry_interval), 2.0)
@@ -397,7 +397,7 @@ def check_types(options: Options, topic: str, columns_by_role: Mapping[str, str]
 
 def timer_cache(sender: Sender, options: Options) -> BrokerTimers:
     """Return the process's cache of which brokers have timers. Without it, each short task would ask the brokers again."""
-    return BrokerTimers(sender, process.once(_TIMERS_KEY, session.connection_key(options), dict))
+    return BrokerTimers(sender, process.get_or_create(_TIMERS_KEY, session.connection_key(options), dict))
 
 
 def check_brokers(options: Options, columns_by_role: Mapping[str, str], once_per_process: bool = False) -> None:
@@ -410,7 +410,7 @@ def check_brokers(options: Options, columns_by_role: Mapping[str, str], once_per
         return
     sender = session.sender(options)  # one for each cluster and namespace, and each environment with its own topics
     key = (sender, options.topic, repr(sorted(columns_by_role)))
-    checked = process.kept(_TOPICS_KEY)
+    checked = process.entries(_TOPICS_KEY)
     if once_per_process and key in checked:
         return
     try:
@@ -435,7 +435,7 @@ def environment_queues(options: Options) -> dict[str, tuple[MessageQueue, ...]]:
     The driver determines them for all tasks, because each task would count the queues that exist when it starts. Waits for the
     route up to the send timeout.
     """
-    if options.topic is None or not by_position(options):
+    if options.topic is None or not is_by_position(options):
         return {}
     sink_settings, sender = producer_settings(options), session.sender(options)
     assert sink_settings.environment is not None
@@ -472,7 +472,7 @@ def _check_route_now(sender: Sender, topic: str, timeout_s: float) -> None:
 
 
 def _any_broker(sender: Sender) -> bool:
-    """Whether any broker is registered: then a topic without a route does not exist."""
+    """Whether any broker is registered. If so, a topic without a route does not exist."""
     try:
         return sender.any_broker()
     except RocketMQError:

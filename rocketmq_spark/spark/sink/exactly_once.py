@@ -43,7 +43,7 @@ from rocketmq_spark.model import MessageQueue, OffsetRange, SendRequest, SendRes
 from rocketmq_spark.options import Options
 from rocketmq_spark.ports import Sender
 from rocketmq_spark.queues.environment import layout_text
-from rocketmq_spark.session.looks import hang_up, look_tools, noted_ids
+from rocketmq_spark.session.stored_ids import close_connections, noted_stored_ids, scan_tools
 from rocketmq_spark.spark.checkpoints import batch_notes
 from rocketmq_spark.spark.checkpoints.batch_notes import BatchNote
 from rocketmq_spark.spark.checkpoints.files import checkpoint_folder
@@ -159,7 +159,7 @@ def snapshot_queue_ends(options: Options) -> QueueEnds:
         options.request_timeout,
         _require_master(options),
     )
-    process.once(
+    process.get_or_create(
         _CHECKED_TOPICS, (session.connection_key(options), tuple(topics)), lambda: _check_topics(options, ends)
     )
     return ends
@@ -174,7 +174,7 @@ def _require_master(options: Options) -> CheckQueues:
         if environment is None:
             return
         if route.topic not in environment_queues:
-            environment.publish(route.readable(), [queue for queue in route.writable() if queue in with_master])
+            environment.writable(route.readable(), [queue for queue in route.writable() if queue in with_master])
         elif not with_master & set(environment_queues[route.topic]):
             raise BrokerNotFound(f"{environment_queues[route.topic][0]} has no master now", topic=route.topic)
 
@@ -191,7 +191,7 @@ def _check_topics(options: Options, ends: QueueEnds) -> bool:
                 "brokers have stored",
                 remedy="Name the name server of the brokers",
             )
-        if session.pulls(options).compacted(queue):
+        if session.pulls(options).is_compacted(queue):
             raise OptionError(
                 f"option 'deliveryGuarantee' is exactly-once, but {topic!r} is a compaction topic, which removes messages",
                 topic=topic,
@@ -206,7 +206,7 @@ def _check_topics(options: Options, ends: QueueEnds) -> bool:
 def _read_stored_hashes(options: Options, name: BatchName, note: BatchNote) -> BatchHashes:
     """Return the hashes of the rows of a batch that are stored. Waits for the longest settle time of all runs of the batch."""
     stored = BatchHashes(name.digest(), MAX_PLANNED_IDS)
-    tools = look_tools(options, placed=stored.set_ranges)
+    tools = scan_tools(options, on_ranges=stored.set_ranges)
     StoredIdScan(dataclasses.replace(tools, settle_s=max(tools.settle_s, note.settle_s)), note.ends).run(stored)
     logger.warning(
         "batch %d began earlier: %d of its rows are stored already, and will not be sent again",
@@ -228,7 +228,7 @@ class ExactlyOnceTask:
         self._stored_rows = _stored_rows_of_task(options, plan, partition, attempt)
         self._stored_count = plan.stored_counts.get(int(task_key(partition)), 0)
         self.ids = ContentIds(scope, Timer("rocketmq-ids").wall_ms)
-        self.stored_ids = noted_ids(options, plan.ends)
+        self.stored_ids = noted_stored_ids(options, plan.ends)
         self._is_abandoned = worker_socket.watch_worker_socket()
 
     def count_stored(self, counts: TaskCounts) -> None:
@@ -265,7 +265,7 @@ class ExactlyOnceTask:
 
     def end_sending(self) -> None:
         """Close the connections after this attempt has failed: its data must not arrive after the next attempt has read ids."""
-        hang_up(self._options)
+        close_connections(self._options)
 
     def raise_if_abandoned(self) -> None:
         """Raise ``ClosedError`` if Spark has abandoned this attempt."""
@@ -276,7 +276,7 @@ class ExactlyOnceTask:
 def _stored_rows_of_task(options: Options, plan: ExactlyOncePlan, partition: int, attempt: int) -> StoredRows | None:
     if attempt:
         hashes = ScopedHashes(plan.name.scope(partition))
-        StoredIdScan(look_tools(options), plan.ends).run(hashes)
+        StoredIdScan(scan_tools(options), plan.ends).run(hashes)
         logger.warning(
             "attempt %d of partition %d: %d of its rows are stored already", attempt, partition, hashes.count
         )
@@ -287,7 +287,7 @@ def _stored_rows_of_task(options: Options, plan: ExactlyOncePlan, partition: int
         return StoredRows(np.frombuffer(plan.stored_hashes.get(partition, b""), np.uint8).reshape(-1, ROW_BYTES))
     assert plan.stored_ranges is not None
     hashes = ScopedHashes(plan.name.scope(partition))
-    for ids in look_tools(options).read(plan.stored_ranges.get(int(task_key(partition)), ())):
+    for ids in scan_tools(options).read(plan.stored_ranges.get(int(task_key(partition)), ())):
         hashes(ids)
     return StoredRows(hashes.rows())
 

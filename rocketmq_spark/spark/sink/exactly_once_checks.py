@@ -78,7 +78,7 @@ def option_problems(options: Options, columns: Collection[str]) -> list[str]:
     if not extras.installed("xxhash"):
         problems.append(
             "option 'deliveryGuarantee' is exactly-once, but xxhash, which hashes rows, is not installed: "
-            f"{extras.command(extras.ARROW)}"
+            f"{extras.install_command(extras.ARROW)}"
         )
     if options.exactly_once_settle < MIN_SETTLE_S:
         problems.append(

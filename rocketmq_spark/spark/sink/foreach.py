@@ -253,21 +253,21 @@ def _registered_write(df: DataFrame, batch: QueryBatch, topics: Sequence[str]) -
     registered = name, run
     _check_unfinished(folder, name)
     _check_topics(folder, name, topics, run)
-    with process.lock():
-        earlier_write = process.kept(_WRITES_KEY).get(key)
+    with process.registry_lock():
+        earlier_write = process.entries(_WRITES_KEY).get(key)
         if earlier_write is not None and earlier_write[0] == name and run.may_equal(earlier_write[1]):
             raise OptionError(
                 f"batch {name.number} is written to {', '.join(topics)} a second time, and both writes have the name "
                 f"{name.write!r}: after a crash between them, the rows of the second write would count as stored",
                 remedy="Give each write of the batch a write_name of its own",
             )
-        process.kept(_WRITES_KEY)[key] = registered
+        process.entries(_WRITES_KEY)[key] = registered
     try:
         yield
     except BaseException:
-        with process.lock():
-            if process.kept(_WRITES_KEY).get(key) is registered:
-                del process.kept(_WRITES_KEY)[key]
+        with process.registry_lock():
+            if process.entries(_WRITES_KEY).get(key) is registered:
+                del process.entries(_WRITES_KEY)[key]
         raise
 
 
@@ -293,8 +293,8 @@ def _check_topics(folder: Folder, name: BatchName, topics: Sequence[str], run: _
         return
     for note in notes:
         other = note.name
-        with process.lock():
-            registered = process.kept(_WRITES_KEY).get((other.query, other.write))
+        with process.registry_lock():
+            registered = process.entries(_WRITES_KEY).get((other.query, other.write))
         if registered is not None and registered[0] == other and run.may_equal(registered[1]):
             continue  # another write of this run
         if _GENERATED_NAME.fullmatch(other.write) and set(note.ends.topics) & set(topics):

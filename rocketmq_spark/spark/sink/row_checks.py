@@ -33,7 +33,7 @@ _TYPES = {"body": pa.binary(), "flag": pa.int32(), "properties": pa.map_(pa.stri
 
 
 class SinkChecks:
-    """The checks of a sink with the options ``given``, for rows with the columns ``names``.
+    """The checks of a sink with these options, for rows with these ``columns``.
 
     The columns include ``topic``, ``shardingKey`` and ``properties``, whose values are dicts. ``make_sender`` replaces the sender
     in tests.

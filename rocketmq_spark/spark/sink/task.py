@@ -66,7 +66,7 @@ def _fault_table(options: Options) -> FaultTable:
     """Return the process's table of slow and failing brokers. Without it, each short task would try the failing brokers again."""
     settings = checks.producer_settings(options)
     table_settings = settings.fault_tables, settings.send_latency_fault
-    return process.once(
+    return process.get_or_create(
         "fault tables", (session.connection_key(options), *table_settings), lambda: FaultTable(*table_settings)
     )
 
@@ -74,7 +74,7 @@ def _fault_table(options: Options) -> FaultTable:
 class TaskWriter:
     """Sends the rows of one task.
 
-    The driver determines ``positions``, the queues of an environment, and ``partitions``, the queues in the order of Kafka's
+    The driver determines ``environment_queues``, and ``partition_queues``, the queues in the order of Kafka's
     partitions (see ``checks``). If rows name their topics, the task determines the partition numbers of each topic once.
     """
 

@@ -55,9 +55,8 @@ class _DriverWriter:
             )
         if exactly_once_checks.is_exactly_once(options):
             exactly_once_checks.check_registered()
-        if not process.is_for(
-            _COMMIT_WORKER
-        ):  # the rows are sent, so the commit must not fail because brokers are down
+        if not process.is_worker(_COMMIT_WORKER):
+            # The rows are sent, so the commit must not fail because brokers are down.
             if checkpoint is not None:
                 check_owner(checkpoint)
             checks.check_brokers(options, self.columns, once_per_process=stream)

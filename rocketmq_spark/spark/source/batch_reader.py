@@ -57,7 +57,7 @@ def pushdown_enabled() -> bool:
     If Spark's conf disables the pushdown, Spark rejects a reader that has ``pushFilters``. A planner process cannot read the
     conf, but it can see its worker module: only if the pushdown is enabled, Spark runs the one that pushes predicates.
     """
-    return process.is_for(_PUSHDOWN_WORKER)
+    return process.is_worker(_PUSHDOWN_WORKER)
 
 
 @dataclass(slots=True)
@@ -213,7 +213,7 @@ class RocketMQReader(DataSourceReader):
 
 
 def _partition_numbers(reader: BoundsReader, queues: Iterable[MessageQueue]) -> dict[MessageQueue, int]:
-    routed_queues = reader.numbered_queues({queue.topic for queue in queues})
+    routed_queues = reader.partition_queues({queue.topic for queue in queues})
     return kafka_partitions.partition_numbers(kafka_partitions.with_new_queues({}, (*routed_queues, *queues)))
 
 
@@ -240,7 +240,7 @@ def _topics_filtered_by_tag(options: Options) -> list[str]:
     try:
         for topic in SubscribedTopics(options, Clock()).current(routes, ()):
             first_queues = {MessageQueue(topic, name, 0) for name in routes.get(topic).brokers}
-            if not any(pulls.batched(queue) for queue in first_queues):
+            if not any(pulls.stores_batches(queue) for queue in first_queues):
                 topics.append(topic)
     except RocketMQError as e:
         logger.info("brokers do not filter by tags for predicates: %s", e)

@@ -14,7 +14,7 @@ from typing import Any
 
 from rocketmq_spark import session
 from rocketmq_spark.base.clock import Clock, Deadline
-from rocketmq_spark.base.retry import Trouble
+from rocketmq_spark.base.retry import RetryErrors
 from rocketmq_spark.errors import BrokerNotFound, NotSupported, RocketMQError, RouteNotFound, TopicNotFound
 from rocketmq_spark.model import BrokerData, MessageQueue, TopicRoute
 from rocketmq_spark.options import Options
@@ -45,7 +45,7 @@ def check_filter(options: Options, queues: Iterable[MessageQueue]) -> None:
     """Let brokers check the filters for these queues. Raises ``OptionError`` for a filter that brokers reject."""
     deadline = planning_deadline(options)
     subscription.check_sql(
-        session.offsets(options), options, queues, deadline, lambda queue: session.pulls(options).batched(queue)
+        session.offsets(options), options, queues, deadline, lambda queue: session.pulls(options).stores_batches(queue)
     )
 
 
@@ -80,17 +80,17 @@ class RetriableErrors:
     """The retriable errors since the last poll without any. Each kind of error is logged once as a warning."""
 
     def __init__(self) -> None:
-        self.failures = Trouble()
+        self.failures = RetryErrors()
         self._logged: set[tuple[object, ...]] = set()
 
     def note(self, error: RocketMQError, now_s: float) -> None:
-        self.failures.note(error, now_s)
+        self.failures.record(error, now_s)
         kind = type(error), error.addr, error.topic
         logger.log(logging.DEBUG if kind in self._logged else logging.WARNING, "the source waits: %s", error)
         self._logged.add(kind)
 
     def clear(self) -> None:
-        if self.failures.tries:
+        if self.failures.attempts:
             self.failures.clear()
             self._logged.clear()
 
@@ -160,13 +160,16 @@ class BoundsReader:
         """Whether the topic existed before: the offsets name it, or this run has had a route for it."""
         return topic in self._checkpoint.topics or topic in self.known_routes
 
-    def numbered_queues(self, topics: Iterable[str], numbered_topics: Container[str] = ()) -> list[MessageQueue]:
+    def partition_queues(self, topics: Iterable[str], numbered_topics: Container[str] = ()) -> list[MessageQueue]:
         """Return the queues of these topics that get a number as Kafka's partitions. For a new topic, these include queues of
         brokers that the route does not list. Topics in ``numbered_topics`` have numbers already, so such queues can get theirs
         later.
         """
         routed_queues = [
-            queue for topic in topics if topic in self.known_routes for queue in self.known_routes[topic].numbered()
+            queue
+            for topic in topics
+            if topic in self.known_routes
+            for queue in self.known_routes[topic].partition_queues()
         ]
         deadline, routes = Deadline.after(self._options.request_timeout), self.ports.routes
         new_topics = (topic for topic in topics if topic not in numbered_topics)
@@ -217,14 +220,14 @@ class BoundsReader:
             same_batch and not self._routes_are_stale and self.polls.serves_same_batch(polled_at_s)
         ):
             return self._view
-        errors_before = self.errors.failures.tries
+        errors_before = self.errors.failures.attempts
         topics = self.topics_or_last_known()
         routes, deleted_topics = self._fetch_routes(topics)
         queue_count = sum([len(route.queues) for route in routes.values()])
         deadline = with_client_overhead(Deadline.after(self._options.request_timeout), queue_count)
         grace_s = None if wait_for_all else _GRACE_S
         view = self._fetch_bounds(routes, deleted_topics, deadline, skip_missing=True, grace_s=grace_s)
-        no_errors = self.errors.failures.tries == errors_before
+        no_errors = self.errors.failures.attempts == errors_before
         if no_errors:
             self.errors.clear()
         # A poll that waited for a broker in vain does not show how long polls take.
@@ -355,12 +358,12 @@ class BoundsReader:
         group, offsets = self._options.group, self.ports.offsets
         connections = {name: offsets.connection(name) for name in {queue.broker_name for queue in queues}}
         bounds: Bounds = offsets.bounds(queues, deadline, note_error, read_from, grace_s)
-        timed_out = frozenset[str]() if grace_s is None else offsets.late
+        timed_out = frozenset[str]() if grace_s is None else offsets.late_brokers
         without_master = frozenset(
             [data.broker_name for route in routes.values() for data in route.brokers.values() if not data.own_master]
         )
         bounds = with_compaction_minimum(
-            lambda low, said: offsets.kept_from(group, low, deadline, said),
+            lambda low, said: offsets.first_kept_offsets(group, low, deadline, said),
             bounds,
             checkpoint.offsets.positions,
             timed_out | without_master,

@@ -200,7 +200,7 @@ def _legacy_identity_matches(options: Options, start: Offsets) -> bool:
 def _owns_all_positions(environment: Environment, start: Offsets) -> bool:
     """Whether an environment owns all queues with a position, except those of retry and dead-letter topics."""
     queues = _without_special_topics(start.positions)
-    return set(environment.owned(queues, may_lack={q.topic for q in queues})) == queues
+    return set(environment.owned(queues, may_be_empty={q.topic for q in queues})) == queues
 
 
 def _lacks_environment_record(start: Offsets) -> bool:
@@ -279,9 +279,8 @@ def queues_of_next_batch(offsets: Offsets, queues: Iterable[MessageQueue]) -> li
     candidates = list(queues)
     with_position = [queue for queue in candidates if queue in offsets.positions]
     if offsets.source_identity.get("newQueues") is False:
-        if not partitioning.allocates_every_queue(
-            offsets.plan.get("allocationStrategy")
-        ):  # the strategy may omit new queues
+        if not partitioning.allocates_every_queue(offsets.plan.get("allocationStrategy")):
+            # The strategy may omit new queues.
             return with_position
         assigned = recorded_queues(offsets.source_identity)
         return [queue for queue in candidates if queue in offsets.positions or queue in assigned]

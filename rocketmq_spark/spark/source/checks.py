@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.options import Options
-from rocketmq_spark.queues.environment import check_chosen, environment_of
+from rocketmq_spark.queues.environment import check_environment_set, environment_of
 from rocketmq_spark.spark.source import subscription
 from rocketmq_spark.spark.source.starting_offsets import check_start_and_end
 
@@ -22,7 +22,7 @@ def check_source(parsed: Options, role: str) -> Options:
     check_start_and_end(options, role)
     environment_of(options)
     if options.allocation_strategy == "environment":
-        check_chosen(options, "allocationStrategy")
+        check_environment_set(options, "allocationStrategy")
     min_offsets, max_offsets = options.min_offsets_per_trigger, options.max_offsets_per_trigger
     if min_offsets is not None and max_offsets is not None and min_offsets > max_offsets:
         raise OptionError(

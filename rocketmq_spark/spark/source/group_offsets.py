@@ -97,9 +97,8 @@ class GroupOffsets:
             error = next(iter(failed.values()))
             logger.warning("the offsets of group %s are committed later: %s", self._options.group, error)
         if not self._failed_offsets:
-            if (
-                self._is_failing and failed_before.keys() & self._committed.keys()
-            ):  # otherwise only their queues disappeared
+            if self._is_failing and failed_before.keys() & self._committed.keys():
+                # Otherwise only their queues disappeared.
                 logger.warning("the offsets of group %s can be committed again", self._options.group)
             self._is_failing, self._retry_pause_s = False, _MIN_RETRY_PAUSE_S
         if self._failed_offsets.keys() & changed_offsets.keys():
@@ -178,7 +177,7 @@ class GroupOffsets:
                     ", ".join(members[:3]),
                 )
                 return
-        if not all(map(committer.knows_members, brokers)):
+        if not all(map(committer.lists_all_members, brokers)):
             logger.warning(
                 "group %s: its offsets are stored through a Proxy, which does not see members that are connected to brokers: if "
                 "there are such members, their offsets and ours overwrite each other; use a group of its own",

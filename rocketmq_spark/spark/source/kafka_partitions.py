@@ -1,7 +1,7 @@
 """The numbers of queues as Kafka's partitions (option ``kafkaColumns``). Pure.
 
 A topic's queues are numbered from 0 in order of broker name and queue id. All queues of the route count, as in the sink
-(``TopicRoute.numbered``), also those that the query does not read. A stream stores its numbers in the offset log under
+(``TopicRoute.partition_queues``), also those that the query does not read. A stream stores its numbers in the offset log under
 ``partitions`` and appends new queues, so they do not change when a broker is added. The log holds runs of queues,
 ``{"orders":[["broker-a",0,4],["broker-b",0,4]]}``: broker, first queue id, number of queues.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby, pairwise
 
-from rocketmq_spark.base.arguments import is_whole, shown
+from rocketmq_spark.base.arguments import is_integer, short_repr
 from rocketmq_spark.base.codes import MAX_INT
 from rocketmq_spark.model import MessageQueue
 
@@ -28,19 +28,19 @@ def runs_of_log(entry: object) -> QueueRuns:
     two runs, which would have two numbers.
     """
     if not isinstance(entry, Mapping):
-        raise ValueError(f"{shown(entry)} is not a JSON object")
+        raise ValueError(f"{short_repr(entry)} is not a JSON object")
     left = MOST_QUEUES
     for topic, of_topic in entry.items():
         if not isinstance(of_topic, list | tuple):
-            raise ValueError(f"{topic}: {shown(of_topic)} is not a list of runs")
+            raise ValueError(f"{topic}: {short_repr(of_topic)} is not a list of runs")
         for run in of_topic:
             if not _is_run(run):
                 raise ValueError(
-                    f"{topic}: {shown(run)} is not a run; expected [broker, first queue id, number of queues]"
+                    f"{topic}: {short_repr(run)} is not a run; expected [broker, first queue id, number of queues]"
                 )
             left -= run[2]
             if left < 0:
-                raise ValueError(f"{topic}: {shown(run)} makes more than {MOST_QUEUES} queues in all")
+                raise ValueError(f"{topic}: {short_repr(run)} makes more than {MOST_QUEUES} queues in all")
         for (broker, first, count), (other, other_first, _) in pairwise(sorted(of_topic)):
             if broker == other and other_first < first + count:
                 raise ValueError(f"{topic}: queue {other_first} of {broker} is in two runs")
@@ -51,7 +51,7 @@ def _is_run(run: object) -> bool:
     if not isinstance(run, list | tuple) or len(run) != 3:
         return False
     broker, first, count = run
-    if not isinstance(broker, str) or not broker or not is_whole(first) or not is_whole(count):
+    if not isinstance(broker, str) or not broker or not is_integer(first) or not is_integer(count):
         return False
     return bool(first >= 0 and count >= 1 and first + count <= MAX_INT + 1)
 

@@ -37,7 +37,7 @@ class PartitionNumbers:
         logged_runs = {topic: runs for topic, runs in {**start.partitions, **self._runs}.items() if topic in topics}
         if not self._is_on:
             return logged_runs
-        routed_queues = self._reader.numbered_queues(topics, numbered_topics=logged_runs)
+        routed_queues = self._reader.partition_queues(topics, numbered_topics=logged_runs)
         self._runs = with_new_queues(logged_runs, (*routed_queues, *start.positions, *end))
         return self._runs
 

@@ -44,7 +44,7 @@ class RangePartition(InputPartition):
 
     For queues in ``mismatched_queues``, the slave has other messages than the master. For each range of a stream, ``queue_ends``
     has the end of its queue in the whole batch, and ``newest_ms`` the newest store time that the plan saw, 0 if unknown. With
-    ``kafkaColumns``, ``partition_numbers`` has the number of its queue as a partition.
+    ``kafkaColumns``, ``partition_numbers`` has Kafka's partition number of its queue.
     """
 
     ranges: tuple[OffsetRange, ...]
@@ -286,5 +286,5 @@ def _pull_key(
 def _handle_loss(options: Options, puller: Puller, lost_range: OffsetRange, cause: Cause) -> None:
     if cause is Cause.WENT_BACK:
         with contextlib.suppress(RocketMQError):  # if the broker does not answer, the cause stays as it is
-            cause = Cause.NOT_KEPT if puller.compacted(lost_range.queue) else cause
+            cause = Cause.NOT_KEPT if puller.is_compacted(lost_range.queue) else cause
     data_loss.report_data_loss(options.fail_on_data_loss, [(lost_range, cause)])

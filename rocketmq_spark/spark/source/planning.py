@@ -1,6 +1,6 @@
 """Plans a batch: where each queue continues and ends, which messages were lost, and which queues the batch waits for. Pure.
 
-``begin`` has the positions that Spark passes, and ``view`` the current state of the queues. ``frozen`` has the ends of an
+``start`` has the positions that Spark passes, and ``view`` the current state of the queues. ``target_ends`` has the ends of an
 AvailableNow run, which reads only messages that existed at its start; it is None for other runs.
 
 Tasks cannot report back to a Python source, so the size of messages is estimated from samples of unread messages.

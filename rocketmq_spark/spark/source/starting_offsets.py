@@ -65,8 +65,8 @@ def _times_in_wrong_order(options: Options) -> list[str]:
     by_queue = options.starting_offsets_by_timestamp or {}, options.ending_offsets_by_timestamp or {}
     for queue in [None] if None not in of_all else sorted({*by_queue[0], *by_queue[1]}):
         start, end = (
-            all_queues if all_queues is not None or queue is None else times.get(queue)
-            for all_queues, times in zip(of_all, by_queue, strict=True)
+            time_of_all if time_of_all is not None or queue is None else times.get(queue)
+            for time_of_all, times in zip(of_all, by_queue, strict=True)
         )
         if start is not None and end is not None and start > end:
             return [

@@ -22,7 +22,7 @@ from rocketmq_spark.errors import (
 )
 from rocketmq_spark.model import MessageQueue, OffsetRange
 from rocketmq_spark.options import Options
-from rocketmq_spark.queues.environment import by_position
+from rocketmq_spark.queues.environment import is_by_position
 from rocketmq_spark.spark.source import (
     checkpoint_identity,
     data_loss,
@@ -355,7 +355,7 @@ class Stream:
         If a master does not answer, or if the queues depend on the positions, the first ``latestOffset`` fetches the ends.
         """
         self._target = AvailableNowTarget(TargetState.REQUESTED)
-        if by_position(self._options) or self._options.assign:  # only the positions show which queues the run reads
+        if is_by_position(self._options) or self._options.assign:  # only the positions show which queues the run reads
             return
         self._reader.begin_call()
         try:
@@ -367,9 +367,8 @@ class Stream:
     def partitions(self, start: Offsets, end: Offsets) -> list[RangePartition]:
         """Return the tasks of a batch. If the batch was logged and not committed, this may be the first call of a run."""
         self._reader.begin_call()
-        was_logged_before = (
-            self._last_end is None
-        )  # this run has not planned a batch, so an earlier run logged this one
+        # This run has not planned a batch yet, so an earlier run logged this one.
+        was_logged_before = self._last_end is None
         initial = StartOffsets(Offsets({})) if self._initial is None else self._initial
         starts_query = self._initial is not None and start == initial.offsets
         if was_logged_before:
@@ -396,9 +395,8 @@ class Stream:
             view = self._reader.latest(same_batch=True)
         if self._initial is not None:
             self._initial = self._initial.logged()
-        expired_ranges = planning.truncated(
-            new_ranges, view.master_bounds()
-        )  # no loss: a new queue starts with its first message
+        # No loss: a new queue starts with its first message.
+        expired_ranges = planning.truncated(new_ranges, view.master_bounds())
         ranges = planning.without_lost(ranges, expired_ranges)
         ranges, lost = planning.readable_ranges(ranges, view)
         losses += self._report_losses(lost)

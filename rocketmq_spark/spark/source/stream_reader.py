@@ -46,7 +46,7 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._lag_log = LagLog(options)
         self._prefetch = Prefetch(options, columns) if supports_prefetch and _PREFETCH_ENABLED else None
         self._prefetched_rows: list[Any] | None = None
-        process.settle()
+        process.tune_gc_of_runner()
 
     def getDefaultReadLimit(self) -> ReadLimit:
         options = self._options
@@ -112,7 +112,7 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Does nothing. Spark does not call this for the last batch of a run, so ``latestOffset`` commits the group's offsets."""
 
     def stop(self) -> None:
-        process.end_quietly()
+        process.suppress_broken_pipes()
 
 
 class _PrefetchedStreamReader(RocketMQStreamReader):

@@ -21,10 +21,10 @@ from rocketmq_spark.base.codes import DLQ_PREFIX, MAX_RETRY_OR_DLQ_TOPIC_LENGTH,
 from rocketmq_spark.errors import BrokerError, OptionError, RouteNotFound
 from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue, QueueData, TopicRoute
 from rocketmq_spark.options import Options
-from rocketmq_spark.options.names import ALLOWED, code_allowed
+from rocketmq_spark.options.names import CALLABLES_VARIABLE, code_allowed
 from rocketmq_spark.options.parsing import re2_problem
 from rocketmq_spark.options.paths import shortened
-from rocketmq_spark.options.topic_names import EXACT, hint
+from rocketmq_spark.options.topic_names import EXACT, dots_hint
 from rocketmq_spark.ports import OffsetReader
 from rocketmq_spark.pull.puller import batch_topic_filter_error
 from rocketmq_spark.queues.environment import environment_of, scope_of
@@ -57,7 +57,7 @@ def check_subscription(options: Options) -> None:
         for topic in topics:
             if problem := names.read_problem(topic, scope_of(options)):
                 raise OptionError(
-                    f"option {name!r}: {problem}{hint(topic)}",
+                    f"option {name!r}: {problem}{dots_hint(topic)}",
                     remedy="If brokers have a topic with this name, read it with option 'subscribePattern'",
                 )
     if options.topic_names != EXACT and options.subscribe_pattern is not None:
@@ -280,9 +280,8 @@ def matching_names(pattern: str, topics: Iterable[str]) -> list[str]:
     encodable = [topic for topic in topics if topic.isprintable()]
     if not _DIFFERS_IN_RE2.search(pattern):
         try:
-            pc.match_substring_regex(
-                pa.array([""], pa.string()), pattern=pattern
-            )  # it must be valid outside of a group, too
+            # It must be valid outside of a group, too.
+            pc.match_substring_regex(pa.array([""], pa.string()), pattern=pattern)
             found = pc.match_substring_regex(pa.array(encodable, pa.string()), pattern=rf"\A(?:{pattern})\z")
         except pa.ArrowException:  # an expression that RE2 does not support
             pass
@@ -290,7 +289,8 @@ def matching_names(pattern: str, topics: Iterable[str]) -> list[str]:
             return [topic for topic, matches in zip(encodable, found.to_pylist(), strict=True) if matches]
     if not code_allowed():
         raise OptionError(
-            f"option 'subscribePattern' is {pattern!r}; RE2 cannot match it, and variable {ALLOWED} forbids other expressions",
+            f"option 'subscribePattern' is {pattern!r}; RE2 cannot match it, and variable {CALLABLES_VARIABLE} forbids other "
+            "expressions",
             remedy="Give an expression without look-around, back references, possessive and atomic groups, '{,', '[[' and '[:'",
         )
     try:

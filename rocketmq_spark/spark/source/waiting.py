@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from rocketmq_spark.base.clock import Deadline, backoff
-from rocketmq_spark.base.retry import Trouble
+from rocketmq_spark.base.retry import RetryErrors
 from rocketmq_spark.errors import BrokerNotFound, RocketMQError, RouteNotFound
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.options import Options
@@ -65,7 +65,7 @@ def retry_until(reader: BoundsReader, attempt: Callable[[], T], limits: WaitLimi
 
     Retriable errors are raised together with the first one.
     """
-    trouble = Trouble()
+    trouble = RetryErrors()
     start_pauses = backoff(limits.retry_interval_s, _MAX_PAUSE_OF_START_S)
     pauses = backoff(_RETRY_PAUSE_S, _MAX_RETRY_PAUSE_S)
     while True:
@@ -77,19 +77,19 @@ def retry_until(reader: BoundsReader, attempt: Callable[[], T], limits: WaitLimi
             lacks_permission = e.topic is not None and e.broker_code is None
             if not e.retriable or (is_new_topic and lacks_permission):
                 raise
-            trouble.note(e, reader.clock.now())
+            trouble.record(e, reader.clock.now())
             if is_new_topic and not reader.is_known_topic(e.topic):
                 if limits.topic_deadline.expired:
                     raise _missing_topic(reader, e) from None
                 logger.info("waiting for topic %s", e.topic)
                 limits.topic_deadline.pause(next(pauses))
             elif limits.attempts is not None and not reader.has_answered:
-                if trouble.tries >= limits.attempts:
+                if trouble.attempts >= limits.attempts:
                     raise
                 limits.deadline.pause(next(start_pauses))
             else:
                 if limits.deadline.expired:
-                    trouble.give_up(e, reader.clock.now())
+                    trouble.raise_final(e, reader.clock.now())
                 reader.note_retriable_error(e)
                 limits.deadline.pause(next(pauses))
 
@@ -117,8 +117,8 @@ def fetch_bounds_of_masters(reader: BoundsReader, options: Options, limits: Wait
 
 
 def with_compaction_start(reader: BoundsReader, options: Options, view: QueuesView, start: Positions) -> QueuesView:
-    """Return the view for a read from ``start``. Its minimum offsets count the messages that compaction topics keep before their
-    logs begin, so that messages which compaction removed are not reported as lost.
+    """Return the view for a read from ``start``. The minimum offset of a compaction topic is that of the first kept
+    message, which may be before the log begins. So messages that compaction removed are not reported as lost.
     """
     if all(at >= view.bounds[queue].min_offset for queue, at in start.items()):
         return view

@@ -12,7 +12,7 @@ import pytest
 from rocketmq_spark.cli.demo import environment as environment_module
 from rocketmq_spark.cli.demo.environment import DemoEnvironment, demo_environment, interruptible
 from rocketmq_spark.errors import LocalBrokerError, RocketMQError
-from rocketmq_spark.localbroker import cluster, site
+from rocketmq_spark.localbroker import cluster, workspace
 
 
 def test_a_cluster_that_exists_gets_two_new_topics(rocketmq, own_cache, as_found):
@@ -49,7 +49,7 @@ def test_a_free_folder_is_emptied_and_one_in_use_left_alone(tmp_path):
     assert free() == first == tmp_path / "run-1"
     assert not (first / "checkpoint").exists()
     (first / "broker").mkdir()
-    claim = site.claim(tmp_path / "claims", first / "broker", keep=True)
+    claim = workspace.reserve(tmp_path / "claims", first / "broker", keep=True)
     assert free() == tmp_path / "run-2"
     assert (first / "broker").exists()
     claim.release(delete=False)
@@ -72,8 +72,8 @@ def test_what_others_may_have_planted_is_not_followed(tmp_path):
     assert secret.read_text() == "secret"
 
 
-def test_a_disk_on_which_new_folders_are_open_to_others_is_an_error(tmp_path, monkeypatch):
-    monkeypatch.setattr(environment_module.folders, "only_own", lambda path: False)
+def test_a_disk_that_opens_new_folders_to_others_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(environment_module.folders, "is_writable_by_owner_only", lambda path: False)
     with pytest.raises(LocalBrokerError, match=r"run-1, which was just created.*ROCKETMQ_SPARK_CACHE"):
         environment_module._free_folder(tmp_path)
     assert list(tmp_path.iterdir()) == []

@@ -15,7 +15,7 @@ from rocketmq_spark.cli.command import app
 from rocketmq_spark.cli.connection import Target
 from rocketmq_spark.cli.doctor import command
 from rocketmq_spark.cli.doctor.command import Subject
-from rocketmq_spark.cli.doctor.findings import Finding, Level, at_brokers, at_proxies, of_proxies
+from rocketmq_spark.cli.doctor.findings import Finding, Level, broker_target, check_proxies, proxy_options
 from rocketmq_spark.grpc_proxy.protos import proto
 from rocketmq_spark.grpc_proxy.tables import Code, MessageType, Permission
 from rocketmq_spark.localbroker import LocalBroker
@@ -33,7 +33,7 @@ def _channels_end() -> Iterator[None]:
 
 
 def doctor(endpoints: str, *topics: str, **options: object) -> list[Finding]:
-    return list(of_proxies(Target({"proxyEndpoint": endpoints, "requestTimeout": "10s", **options}), topics))
+    return list(check_proxies(Target({"proxyEndpoint": endpoints, "requestTimeout": "10s", **options}), topics))
 
 
 def levels(found: list[Finding]) -> list[tuple[str, Level]]:
@@ -60,9 +60,9 @@ class TestARealProxy:
             ("proxy", Level.OK), (f"topic {normal}", Level.OK), (f"topic {fifo}", Level.ADVICE),
             (f"topic {missing}", Level.BROKEN),
         ]  # fmt: skip
-        assert "takes NORMAL" in found[1].found
-        assert "takes FIFO" in found[2].found
-        assert "no such topic" in found[3].found
+        assert "takes NORMAL" in found[1].text
+        assert "takes FIFO" in found[2].text
+        assert "no such topic" in found[3].text
 
     def test_a_topic_that_may_not_be_written(self, proxied: LocalBroker) -> None:
         (topic,) = names(1, "readonly")
@@ -73,14 +73,14 @@ class TestARealProxy:
         """Those of a name server, and the Proxy's for Remoting, which are given by mistake."""
         for address in (proxied.name_server, proxied.proxy_server):
             (found,) = doctor(address, "t")
-            assert (found.level, address in found.found) == (Level.BROKEN, True)
+            assert (found.level, address in found.text) == (Level.BROKEN, True)
 
     def test_no_tls_where_it_is_asked_for(self, proxied: LocalBroker, certs: Certificates) -> None:
         (found,) = doctor(proxied.proxy_grpc, tls=True, tlsCaFile=certs.ca)
-        assert (found.level, "does not support TLS" in found.found) == (Level.BROKEN, True)
+        assert (found.level, "does not support TLS" in found.text) == (Level.BROKEN, True)
 
     def test_beside_its_brokers(self, proxied: LocalBroker, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(command, "of_machine", lambda: iter(()))
+        monkeypatch.setattr(command, "check_machine", lambda: iter(()))
         topic = new_topic(proxied)
         target = Target({"name_server": proxied.name_server, "proxyEndpoint": proxied.proxy_grpc})
         checks = [one.check for one in command.examine(target, Subject([topic]))]
@@ -100,9 +100,9 @@ class TestARealProxy:
 def test_nobody_there_and_one_of_two(certs: Certificates) -> None:
     with serving({"QueryRoute": route(MessageType.NORMAL)}) as address:
         away, there, topic = doctor(f"127.0.0.1:1;{address}", "t")
-    assert (away.check, away.level, "127.0.0.1:1 cannot be used" in away.found) == ("proxy", Level.BROKEN, True)
+    assert (away.check, away.level, "127.0.0.1:1 cannot be used" in away.text) == ("proxy", Level.BROKEN, True)
     assert "gRPC port is reachable" in (away.remedy or "")
-    assert (there.level, address in there.found, topic.level) == (Level.OK, True, Level.OK)
+    assert (there.level, address in there.text, topic.level) == (Level.OK, True, Level.OK)
 
 
 def test_one_that_hangs() -> None:
@@ -114,7 +114,7 @@ def test_one_that_hangs() -> None:
 
     with serving({"QueryRoute": hang}) as address:
         (found,) = doctor(address, requestTimeout="200ms")
-    assert (found.level, "in time" in found.found) == (Level.BROKEN, True)
+    assert (found.level, "in time" in found.text) == (Level.BROKEN, True)
 
 
 def test_tls_on_one_side_only(certs: Certificates) -> None:
@@ -125,12 +125,12 @@ def test_tls_on_one_side_only(certs: Certificates) -> None:
         assert (plain.level, "set option 'tls'" in (plain.remedy or "")) == (Level.BROKEN, True)
         well = doctor(address, "t", tls=True, tlsCaFile=certs.ca)
         assert levels(well) == [("proxy", Level.OK), ("topic t", Level.OK)]
-        assert "in TLS" in well[0].found
+        assert "in TLS" in well[0].text
         (stranger,) = doctor(address, "t", tls=True, tlsCaFile=certs.cert("stranger"))
-        assert (stranger.level, "not trusted" in stranger.found) == (Level.BROKEN, True)
+        assert (stranger.level, "not trusted" in stranger.text) == (Level.BROKEN, True)
     with serving(answers) as address:
         (without,) = doctor(address, "t", tls=True, tlsCaFile=certs.ca)
-        assert (without.level, "does not support TLS" in without.found, "'tls'" in (without.remedy or "")) == (
+        assert (without.level, "does not support TLS" in without.text, "'tls'" in (without.remedy or "")) == (
             Level.BROKEN, True, True,
         )  # fmt: skip
 
@@ -138,7 +138,7 @@ def test_tls_on_one_side_only(certs: Certificates) -> None:
 def test_who_asks_is_not_known_or_may_not(certs: Certificates) -> None:
     with serving({"QueryRoute": refusing(Code.UNAUTHORIZED)}) as address:
         (found,) = doctor(address, "t", accessKey="me", secretKey="guess")
-    assert (found.level, "does not know this user" in found.found, "guess" in str(found)) == (Level.BROKEN, True, False)
+    assert (found.level, "does not know this user" in found.text, "guess" in str(found)) == (Level.BROKEN, True, False)
     with serving({"QueryRoute": refusing(Code.FORBIDDEN)}) as address:
         assert levels(doctor(address, "t")) == [("proxy", Level.OK), ("topic t", Level.BROKEN)]
 
@@ -146,13 +146,13 @@ def test_who_asks_is_not_known_or_may_not(certs: Certificates) -> None:
 def test_no_queue_is_writable() -> None:
     with serving({"QueryRoute": route(MessageType.NORMAL, permission=Permission.READ)}) as address:
         proxy, topic = doctor(address, "t")
-    assert (proxy.level, topic.level, "no write permission" in topic.found) == (Level.OK, Level.BROKEN, True)
+    assert (proxy.level, topic.level, "no write permission" in topic.text) == (Level.OK, Level.BROKEN, True)
 
 
 def test_something_else_that_speaks_grpc() -> None:
     with serving({}) as address:
         (found,) = doctor(address, "t")
-    assert (found.level, "not the gRPC port of a Proxy" in found.found) == (Level.BROKEN, True)
+    assert (found.level, "not the gRPC port of a Proxy" in found.text) == (Level.BROKEN, True)
 
 
 def test_what_is_given_goes_to_whom_it_concerns() -> None:
@@ -160,14 +160,14 @@ def test_what_is_given_goes_to_whom_it_concerns() -> None:
         "name_server": "h:1", "addressMap": "{}", "sql": "a > 1", "requestTimeout": "1s", "proxy_endpoint": "h:2",
         "tlsServerName": "x", "nonsense": "1",
     }  # fmt: skip
-    assert at_proxies(Target(given)) == {
+    assert proxy_options(Target(given)) == {
         "requestTimeout": "1s", "proxy_endpoint": "h:2", "tlsServerName": "x", "nonsense": "1", "transport": "grpc",
     }  # fmt: skip
-    brokers = at_brokers(Target(given))
+    brokers = broker_target(Target(given))
     assert brokers is not None
     assert brokers.given.keys() == {"name_server", "addressMap", "sql", "requestTimeout", "nonsense"}
-    assert at_brokers(Target({"proxyEndpoint": "h:2"})) is None
-    assert at_proxies(Target({"name_server": "h:1"})) is None
-    assert at_brokers(Target({})) is not None
-    (found,) = of_proxies(Target({"transport": "grpc"}), [])
-    assert (found.check, found.level, "proxyEndpoint" in found.found) == ("options", Level.BROKEN, True)
+    assert broker_target(Target({"proxyEndpoint": "h:2"})) is None
+    assert proxy_options(Target({"name_server": "h:1"})) is None
+    assert broker_target(Target({})) is not None
+    (found,) = check_proxies(Target({"transport": "grpc"}), [])
+    assert (found.check, found.level, "proxyEndpoint" in found.text) == ("options", Level.BROKEN, True)

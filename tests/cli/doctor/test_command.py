@@ -14,7 +14,7 @@ from rocketmq_spark.admin.groups import QueuePositions
 from rocketmq_spark.cli.command import app
 from rocketmq_spark.cli.connection import Target
 from rocketmq_spark.cli.doctor import command
-from rocketmq_spark.cli.doctor.command import Subject, lines
+from rocketmq_spark.cli.doctor.command import Subject, finding_lines
 from rocketmq_spark.cli.doctor.findings import advice, broken, ok
 from rocketmq_spark.client import topic_readers
 from rocketmq_spark.errors import AccessDenied, CallTimeout, RocketMQError
@@ -101,13 +101,13 @@ def test_every_topic_is_examined_and_the_group_in_those(monkeypatch: pytest.Monk
     """Where one of several name servers answers."""
     asked: list[object] = []
     well, bad = ok("name server", "h:1 answers"), broken("name server", "h:2 cannot be used", "do")
-    monkeypatch.setattr(command, "of_name_servers", lambda *given: [(bad, False), (well, True)])
-    monkeypatch.setattr(command, "of_brokers", lambda *given: [])
-    monkeypatch.setattr(command, "of_topic", lambda client, options, *given: asked.append(given) or [])
+    monkeypatch.setattr(command, "check_name_servers", lambda *given: [(bad, False), (well, True)])
+    monkeypatch.setattr(command, "check_brokers", lambda *given: [])
+    monkeypatch.setattr(command, "check_topic", lambda client, options, *given: asked.append(given) or [])
     monkeypatch.setattr(topic_readers, "member_subscriptions", lambda *given: {})
     monkeypatch.setattr(command, "committed_offsets", lambda client, *given: asked.append(given) or {})
     monkeypatch.setattr(command, "queue_lags", lambda *given: QueuePositions([]))
-    found = list(command.of_cluster(Target({"name_server": "h:2;h:1"}), Subject(("t", "u"), "g")))
+    found = list(command.check_cluster(Target({"name_server": "h:2;h:1"}), Subject(("t", "u"), "g")))
     assert asked == [("t", "g"), ("u", "g"), ("g", ("t", "u"))]
     assert found[:2] == [bad, well]
 
@@ -118,24 +118,24 @@ def test_every_topic_is_examined_and_the_group_in_those(monkeypatch: pytest.Monk
 def test_who_may_not_list_brokers_has_the_rest_examined(
     monkeypatch: pytest.MonkeyPatch, error: RocketMQError | None, usable: bool
 ) -> None:
-    monkeypatch.setattr(command, "_refused", lambda *given: error)
+    monkeypatch.setattr(command, "_request_error", lambda *given: error)
     options = Target({"name_server": "h:1"}).options()
-    assert [may for _, may in command.of_name_servers(cast("Client", None), options)] == [usable]
+    assert [may for _, may in command.check_name_servers(cast("Client", None), options)] == [usable]
 
 
 def test_of_an_environment_its_own_group_is_examined(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[object] = []
-    monkeypatch.setattr(command, "_of_group", lambda client, *given: asked.append(given) or [])
+    monkeypatch.setattr(command, "_check_group", lambda client, *given: asked.append(given) or [])
     target, client = Target({"name_server": "h:1", "environment": "2", "environments": "2"}), cast("Client", None)
-    assert list(command.of_readers(target, client, Subject(("t",), "g"))) == []
+    assert list(command.check_readers(target, client, Subject(("t",), "g"))) == []
     assert asked == [("g_env_2", ("t",))]
 
 
 @pytest.mark.parametrize("width", [40, 80])
 def test_lines_of_a_terminal_are_not_cut(width: int) -> None:
     finding = broken("broker a", "advertises 172.17.0.2:10911, which cannot be reached from here", "Let it " * 30)
-    told = lines(finding, width)
+    told = finding_lines(finding, width)
     assert len(told) > 1
     assert all(0 < len(line) <= width for line in told)
     assert [line[:8].strip() for line in told] == ["broken", *[""] * (len(told) - 1)]
-    assert lines(ok("a", "fine"), None) == ["ok      a: fine"]
+    assert finding_lines(ok("a", "fine"), None) == ["ok      a: fine"]

@@ -49,7 +49,7 @@ SERVERS = Subject()
 @pytest.fixture(autouse=True)
 def _no_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is to be said of this machine is tested where it is said."""
-    monkeypatch.setattr(command, "of_machine", lambda: iter(()))
+    monkeypatch.setattr(command, "check_machine", lambda: iter(()))
 
 
 def doctor(name_server: str, subject: Subject = SERVERS, **options: object) -> list[Finding]:
@@ -57,27 +57,27 @@ def doctor(name_server: str, subject: Subject = SERVERS, **options: object) -> l
     given = {"name_server": name_server, "num_retries": 0, "request_timeout": "30s", **options}
     return awaited(
         lambda: list(command.examine(Target(given), subject)),
-        lambda found: not any("its version, disk and clock" in one.found for one in found),
+        lambda found: not any("its version, disk and clock" in one.text for one in found),
     )
 
 
 def bad(found: list[Finding]) -> list[tuple[str, Level]]:
     """What is not well, but for the limits of stock brokers, which all of them have."""
-    return [(one.check, one.level) for one in found if one.level is not Level.OK and "at most" not in one.found]
+    return [(one.check, one.level) for one in found if one.level is not Level.OK and "at most" not in one.text]
 
 
 class TestOfServers:
     def test_nobody_at_the_address(self) -> None:
         (found,) = doctor("127.0.0.1:1")
         assert (found.check, found.level) == ("name server", Level.BROKEN)
-        assert "refused" in found.found
+        assert "refused" in found.text
         (unknown,) = doctor("no.such.host.invalid:9876")
-        assert "no.such.host.invalid:9876 cannot be used" in unknown.found
+        assert "no.such.host.invalid:9876 cannot be used" in unknown.text
         assert "DNS" in (unknown.remedy or "")
 
     def test_options_that_are_wrong(self) -> None:
         (found,) = doctor("127.0.0.1:1", pull_depth="many")
-        assert (found.check, found.level, "pullDepth" in found.found) == ("options", Level.BROKEN, True)
+        assert (found.check, found.level, "pullDepth" in found.text) == ("options", Level.BROKEN, True)
 
     def test_one_of_two_name_servers(self, rocketmq: LocalBroker) -> None:
         assert bad(doctor(f"127.0.0.1:1;{rocketmq.name_server}")) == [("name server", Level.BROKEN)]
@@ -98,18 +98,20 @@ class TestOfServers:
                 ("broker b", Level.OK), ("broker b", Level.ADVICE), ("broker b", Level.BROKEN), ("broker b", Level.ADVICE),
                 ("broker b", Level.ADVICE),
             ]  # fmt: skip
-            words = ["V4_9_4", "95% full", "behind ours", "does not tell its settings"]
-            assert all(text in one.found for text, one in zip(words, mapped[3:], strict=True))
+            words = ["V4_9_4", "95% full", "behind ours", "does not report its settings"]
+            assert all(text in one.text for text, one in zip(words, mapped[3:], strict=True))
 
     def test_settings_with_passwords_are_not_requested_in_clear_text(self) -> None:
         both = cluster({name: {"0": f"10.0.0.{i}:10911"} for i, name in enumerate("ab")})
         with MockBroker({Request.GET_BROKER_CLUSTER_INFO: both}) as broker:
             broker.on(Request.GET_BROKER_RUNTIME_INFO, ok(b'{"table":{"commitLogDiskRatio":"0.1"}}'))
             broker.on(Request.GET_BROKER_CONFIG, ok(b"enablePropertyFilter=false\n"))
-            reached = broker.address.replace("127.0.0.1", "0.0.0.0")
-            found = doctor(broker.address, address_map={f"10.0.0.{i}:10911": reached for i in range(2)}, tls="false")
+            broker_address = broker.address.replace("127.0.0.1", "0.0.0.0")
+            found = doctor(
+                broker.address, address_map={f"10.0.0.{i}:10911": broker_address for i in range(2)}, tls="false"
+            )
             assert bad(found) == [("settings of brokers", Level.ADVICE)]
-            (said,) = [one for one in found if "retention not known without TLS" in one.found]
+            (said,) = [one for one in found if "retention not known without TLS" in one.text]
             assert "option 'tls'" in (said.remedy or "")
             assert broker.seen(Request.GET_BROKER_CONFIG) == []
 
@@ -118,7 +120,7 @@ class TestOfServers:
         with MockBroker({Request.GET_BROKER_RUNTIME_INFO: ok(b'{"table":{}}')}) as master:
             master.on(Request.GET_BROKER_CLUSTER_INFO, ok((table % master.address).encode()))
             (found,) = [one for one in doctor(master.address) if one.level is Level.BROKEN]
-        assert (found.check, "advertises 127.0.0.1:1, which" in found.found) == ("broker b", True)
+        assert (found.check, "advertises 127.0.0.1:1, which" in found.text) == ("broker b", True)
 
     def test_no_broker_and_a_broker_without_master(self) -> None:
         with MockBroker({Request.GET_BROKER_CLUSTER_INFO: ok(b"{}")}) as name_server:
@@ -127,17 +129,17 @@ class TestOfServers:
     def test_a_proxy(self) -> None:
         with MockBroker({Request.GET_ROUTEINFO_BY_TOPIC: NO_ROUTE}) as proxy:
             (found,) = doctor(proxy.address)
-            assert (found.level, "is a Proxy" in found.found) == (Level.OK, True)
+            assert (found.level, "is a Proxy" in found.text) == (Level.OK, True)
 
     def test_what_a_proxy_advertises(self, nobody: str) -> None:
         with MockBroker({Request.GET_ROUTEINFO_BY_TOPIC: of_proxy(route(1, {"a": nobody, "b": nobody}))}) as proxy:
             proxy.on(Request.GET_MAX_OFFSET, of_proxy(ok(offset=1)))
             server, advertised = doctor(proxy.address)
             assert (server.level, advertised.check, advertised.level) == (Level.OK, "Proxy", Level.BROKEN)
-            assert f"advertises {nobody}, which cannot be reached" in advertised.found
+            assert f"advertises {nobody}, which cannot be reached" in advertised.text
             assert advertised.remedy == remedy([nobody], Peer.PROXY)
             _, mapped = doctor(proxy.address, address_map="nameServer")
-            assert (mapped.level, mapped.found) == (Level.OK, f"{proxy.address} answers for its brokers")
+            assert (mapped.level, mapped.text) == (Level.OK, f"{proxy.address} answers for its brokers")
 
     def test_a_proxy_that_does_not_reach_a_broker(self) -> None:
         with MockBroker() as proxy:
@@ -146,15 +148,15 @@ class TestOfServers:
             proxy.on(Request.GET_MAX_OFFSET, lambda call: away if call.ext("bname") == "a" else there)
             _, found = doctor(proxy.address)
         assert (found.check, found.level) == ("Proxy", Level.BROKEN)
-        assert f"{proxy.address} does not reach broker a: " in found.found
-        assert "connect to broker failed" in found.found
+        assert f"{proxy.address} does not reach broker a: " in found.text
+        assert "connect to broker failed" in found.text
 
     def test_a_proxy_that_denies_access_reaches_its_brokers(self) -> None:
         with MockBroker() as proxy:
             proxy.on(Request.GET_ROUTEINFO_BY_TOPIC, of_proxy(route(1, {"a": proxy.address})))
             proxy.on(Request.GET_MAX_OFFSET, of_proxy(refuse(Response.SYSTEM_ERROR, "User:x not found.")))
             _, found = doctor(proxy.address)
-        assert (found.level, found.found) == (Level.OK, f"{proxy.address} answers for its brokers")
+        assert (found.level, found.text) == (Level.OK, f"{proxy.address} answers for its brokers")
 
     def test_a_proxy_whose_addresses_need_a_topic(self) -> None:
         with MockBroker({Request.GET_ROUTEINFO_BY_TOPIC: of_proxy(NO_ROUTE)}) as proxy:
@@ -172,22 +174,22 @@ class TestOfServers:
             )
             found = [one for one in doctor(proxy.address, Subject(["t"], "g")) if one.check == "group g"]
             assert [one.level for one in found] == [Level.ADVICE, Level.OK]
-            assert "the server is a Proxy" in found[0].found
-            assert "4 messages" in found[1].found
+            assert "the server is a Proxy" in found[0].text
+            assert "4 messages" in found[1].text
             (_, unnamed) = [one for one in doctor(proxy.address, Subject((), "g")) if one.check == "group g"]
             assert "--topic" in (unnamed.remedy or "")
 
     def test_the_name_server_in_place_of_a_broker(self, rocketmq: LocalBroker) -> None:
         (_, listed, of_broker) = doctor(rocketmq.name_server, address_map="nameServer")
         assert (listed.level, of_broker.level) == (Level.OK, Level.BROKEN)
-        assert "is a name server" in of_broker.found
+        assert "is a name server" in of_broker.text
         assert "port-forward per broker" in (of_broker.remedy or "")
 
     def test_a_broker_given_as_name_server(self, rocketmq: LocalBroker) -> None:
         address = rocketmq.address("broker-a")
         (found,) = doctor(address)
         assert (found.check, found.level) == ("name server", Level.BROKEN)
-        assert f"{address} is a broker's port" in found.found
+        assert f"{address} is a broker's port" in found.text
         assert "port of the name server, 9876" in (found.remedy or "")
         assert bad(doctor(f"{address};{rocketmq.name_server}")) == [("name server", Level.BROKEN)]
 
@@ -205,12 +207,12 @@ class TestOfServers:
     def test_certificates(self, elsewhere: LocalBroker, certs: Certificates) -> None:
         """Of an authority that is not trusted, then for another name; then all is well."""
         (untrusted,) = doctor(elsewhere.name_server, tls=True)
-        assert (untrusted.level, "certificate" in untrusted.found) == (Level.BROKEN, True)
+        assert (untrusted.level, "certificate" in untrusted.text) == (Level.BROKEN, True)
         (other,) = doctor(elsewhere.name_server, tls=True, tls_ca_file=certs.ca)
-        assert (other.level, "certificate" in other.found) == (Level.BROKEN, True)
+        assert (other.level, "certificate" in other.text) == (Level.BROKEN, True)
         well = doctor(elsewhere.name_server, tls=True, tls_ca_file=certs.ca, tls_check_hostname=False)
         assert bad(well) == []
-        assert "answers, in TLS" in well[0].found
+        assert "answers, in TLS" in well[0].text
 
     def test_no_tls_where_it_is_asked_for(self, rocketmq: LocalBroker, certs: Certificates) -> None:
         (found,) = doctor(rocketmq.name_server, tls=True, tls_ca_file=certs.ca)
@@ -229,21 +231,21 @@ def test_settings(sick: LocalBroker) -> None:
     found = doctor(sick.name_server)
     assert [one for one in found if one.level is Level.BROKEN] == []
     assert bad(found) == [("broker broker-a", Level.ADVICE)] * 2
-    words = " ".join(one.found for one in found)
+    words = " ".join(one.text for one in found)
     assert all(text in words for text in ("32 messages or 262144 bytes", "not indexed", "SQL filters are switched off"))
     assert ("broker broker-a", Level.BROKEN) in bad(doctor(sick.name_server, sql="a > 1", subscribe="t"))
     sick.admin.update_broker_config(
         "broker-a",
         {"maxTransferCountOnMessageInMemory": "1024", "maxTransferBytesOnMessageInMemory": "4194304"},
     )
-    assert "262144" not in " ".join(one.found for one in doctor(sick.name_server))
+    assert "262144" not in " ".join(one.text for one in doctor(sick.name_server))
 
 
 def test_a_clock_that_is_another(rocketmq: LocalBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     now_ns = command.time.time_ns
     monkeypatch.setattr(command.time, "time_ns", lambda: now_ns() + 3_600_000_000_000)
-    (found,) = [one for one in doctor(rocketmq.name_server) if "clock" in one.found]
-    assert (found.level, "behind ours" in found.found) == (Level.ADVICE, True)
+    (found,) = [one for one in doctor(rocketmq.name_server) if "clock" in one.text]
+    assert (found.level, "behind ours" in found.text) == (Level.ADVICE, True)
 
 
 class TestOfTopics:
@@ -276,7 +278,7 @@ class TestOfTopics:
         assert user["secretKey"] not in str(found)
         assert {b.max_offset for b in secured.admin.describe_topic(topic).values()} == {0}
 
-    def test_an_operator_s_reset_of_the_group_stays_for_its_next_pull(self, rocketmq: LocalBroker) -> None:
+    def test_an_operators_reset_stays_for_the_groups_next_pull(self, rocketmq: LocalBroker) -> None:
         (topic,) = names(1, "reset")
         group = f"g-{topic}"
         rocketmq.admin.create_topic(topic, 2)
@@ -297,7 +299,7 @@ class TestOfTopics:
         found = doctor(secured.mq.name_server, **{**ADMIN, "secretKey": "guess"})
         assert "guess" not in str(found)
         assert bad(found) == [("broker broker-a", Level.BROKEN)]
-        assert "check signature failed" in " ".join(one.found for one in found)
+        assert "check signature failed" in " ".join(one.text for one in found)
 
     def test_an_order_that_an_operator_mistyped(self) -> None:
         with MockBroker({Request.GET_TOPIC_CONFIG: topic_config()}) as server:
@@ -305,8 +307,8 @@ class TestOfTopics:
                 Request.GET_ROUTEINFO_BY_TOPIC, route(1, {"broker-a": server.address}, orderTopicConf="broker-a:4;b")
             )
             target = Target({"name_server": server.address, "num_retries": 0, "request_timeout": "1s"})
-            found = list(command.of_topic(target.client(), target.options(), "t", None))
-        (one,) = [one for one in found if "the route has orderTopicConf 'broker-a:4;b'; expected" in one.found]
+            found = list(command.check_topic(target.client(), target.options(), "t", None))
+        (one,) = [one for one in found if "the route has orderTopicConf 'broker-a:4;b'; expected" in one.text]
         assert (one.level, one.remedy) == (Level.BROKEN, "Correct it with RocketMQ's own tool: mqadmin updateOrderConf")
 
 
@@ -328,7 +330,7 @@ class TestOfReaders:
                 member.start(lambda messages, context: said.set())
             found = awaited(
                 lambda: doctor(rocketmq.name_server, Subject(group=group)),
-                lambda found: any("have different subscriptions" in one.found for one in found),
+                lambda found: any("have different subscriptions" in one.text for one in found),
             )
         finally:
             for member in members:
@@ -346,11 +348,11 @@ class TestOfReaders:
             consumer.seek(queue, 1)
             consumer.commit()
         soon = doctor(sick.name_server, Subject(group=group))
-        assert (soon[-1].level, "3 messages behind" in soon[-1].found) == (Level.OK, True)
+        assert (soon[-1].level, "3 messages behind" in soon[-1].text) == (Level.OK, True)
         now_ns = command.time.time_ns
         monkeypatch.setattr(command.time, "time_ns", lambda: now_ns() + 45 * 60_000_000_000)
         later = doctor(sick.name_server, Subject(group=group))
-        assert (later[-1].level, "kept for 1 h 0 m" in later[-1].found) == (Level.ADVICE, True)
+        assert (later[-1].level, "kept for 1 h 0 m" in later[-1].text) == (Level.ADVICE, True)
 
     @pytest.mark.parametrize(
         ("hours", "kept"),
@@ -364,9 +366,7 @@ class TestOfReaders:
             ({"a": "9" * 5000, "b": "-1"}, ""),
         ],
     )
-    def test_the_broker_that_keeps_the_shortest_counts_and_one_that_does_not_tell_does_not(
-        self, hours: dict[str, str | None], kept: str
-    ) -> None:
+    def test_the_shortest_known_retention_counts(self, hours: dict[str, str | None], kept: str) -> None:
         def told(name: str) -> dict[str, str]:
             said = hours[name]
             if said == "denied":
@@ -375,13 +375,15 @@ class TestOfReaders:
 
         client: Any = SimpleNamespace(admin=SimpleNamespace(broker_config=told))
         look = QueuePositions([QueueLag(MessageQueue("t", name, 0), 0, 7, 7) for name in hours])
-        found = command._kept(client, "group g", look)
-        assert (found.level, found.found) == (Level.OK, f"0 messages behind{kept}")
+        found = command._retention_finding(client, "group g", look)
+        assert (found.level, found.text) == (Level.OK, f"0 messages behind{kept}")
 
     def test_a_broker_that_does_not_say_how_far_a_reader_is(self) -> None:
         rows = [QueueLag(MessageQueue("t", "a", 0), 0, 7, 7)]
-        found = command._kept(Mock(), "group g", QueuePositions(rows, [CallTimeout("no answer in time", "h:1")]))
-        assert (found.level, found.found) == (Level.BROKEN, "no answer in time (at h:1)")
+        found = command._retention_finding(
+            Mock(), "group g", QueuePositions(rows, [CallTimeout("no answer in time", "h:1")])
+        )
+        assert (found.level, found.text) == (Level.BROKEN, "no answer in time (at h:1)")
 
     def test_a_group_that_nobody_knows(self, rocketmq: LocalBroker) -> None:
         found = doctor(rocketmq.name_server, Subject(group="nobody"))
@@ -390,7 +392,7 @@ class TestOfReaders:
 
     def test_a_checkpoint(self, rocketmq: LocalBroker, topic: str, tmp_path: Path) -> None:
         (nothing,) = doctor(rocketmq.name_server, Subject(checkpoint=str(tmp_path)))[-1:]
-        assert (nothing.level, "is not a checkpoint" in nothing.found) == (Level.BROKEN, True)
+        assert (nothing.level, "is not a checkpoint" in nothing.text) == (Level.BROKEN, True)
         feed(rocketmq, topic, 4)
         queue = MessageQueue(topic, "broker-a", 1)
         entry(tmp_path, 0, json.dumps(Offsets({queue: 3}).to_json()))
@@ -399,9 +401,9 @@ class TestOfReaders:
             for path in (tmp_path, *tmp_path.rglob("*")):
                 os.chown(path, OTHER, OTHER)
             found = doctor(rocketmq.name_server, Subject(checkpoint=str(tmp_path)))
-            (theirs,) = [one for one in found if "belongs to" in one.found]
+            (theirs,) = [one for one in found if "belongs to" in one.text]
             assert (theirs.level, theirs.remedy) == (Level.ADVICE, "Run the query as that user")
-            assert f"belongs to uid {OTHER}" in theirs.found
+            assert f"belongs to uid {OTHER}" in theirs.text
             assert bad(found) == [(f"checkpoint {tmp_path}", Level.ADVICE)]
             for path in (tmp_path, *tmp_path.rglob("*")):
                 os.chown(path, 0, 0)
@@ -428,7 +430,7 @@ class TestOfReaders:
             for one in doctor(pair.name_server, Subject(checkpoint=str(tmp_path)))
             if one.check == f"checkpoint {tmp_path}"
         ]
-        assert [(one.level, one.found) for one in found if one.level is not Level.OK] == [
+        assert [(one.level, one.text) for one in found if one.level is not Level.OK] == [
             (Level.BROKEN, "broker-b is not registered, and 3 of 5 queues wait for it")
         ]
         assert found[0].remedy == "Start it on its data; nothing is lost"
@@ -443,7 +445,7 @@ class TestOfReaders:
         def said(*topics: str) -> tuple[Level, str]:
             found = doctor(rocketmq.name_server, Subject(topics, checkpoint=str(folder), exactly_once=True))[-1]
             assert found.check == "exactly-once"
-            return found.level, found.found
+            return found.level, found.text
 
         level, text = said(one, two)
         assert (level, f"{one}, {two}: 4 queues of broker-a" in text) == (Level.OK, True)
@@ -460,12 +462,12 @@ class TestOfReaders:
 
     def test_what_no_sink_would_begin_with(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(extras, "installed", lambda module: module != "xxhash")
-        found = command.of_exactly_once(Target({"name_server": "127.0.0.1:1"}), Subject(["t"], exactly_once=True))
-        assert (found.level, "xxhash, which hashes rows, is not installed" in found.found) == (Level.BROKEN, True)
+        found = command.check_exactly_once(Target({"name_server": "127.0.0.1:1"}), Subject(["t"], exactly_once=True))
+        assert (found.level, "xxhash, which hashes rows, is not installed" in found.text) == (Level.BROKEN, True)
 
     def test_a_user_who_may_write_and_not_read(self, secured: Secured) -> None:
         (topic,) = names(1, "once")
         secured.admin.create_topic(topic, 2)
         user = secured.user(f"u-{topic}", (f"Topic:{topic}", "Pub"))
         found = doctor(secured.mq.name_server, Subject([topic], exactly_once=True), **user)[-1]
-        assert (found.check, found.level, "denied" in found.found) == ("exactly-once", Level.BROKEN, True)
+        assert (found.check, found.level, "denied" in found.text) == ("exactly-once", Level.BROKEN, True)

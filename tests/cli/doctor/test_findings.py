@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rocketmq_spark.cli.doctor.findings import Finding, advice, broken, code, failed, ok
+from rocketmq_spark.cli.doctor.findings import Finding, advice, broken, exit_code, failed, ok
 from rocketmq_spark.errors import BrokerError, OffsetError
 
 OK, ADVICE, BROKEN = ok("a", "fine"), advice("b", "so so", "do"), broken("c", "bad", "do")
@@ -18,7 +18,7 @@ OK, ADVICE, BROKEN = ok("a", "fine"), advice("b", "so so", "do"), broken("c", "b
     ],
 )  # fmt: skip
 def test_advice_counts_only_when_it_is_strict(found: list[Finding], strict: bool, expected: int) -> None:
-    assert code(found, strict) == expected
+    assert exit_code(found, strict) == expected
 
 
 def test_an_error_as_a_finding() -> None:

@@ -34,13 +34,13 @@ def test_packages(changed: dict[str, str | None], level: Level, remedy: str | No
     found = findings.python("3.11.9", {**FINE, **changed})
     assert (found.level, found.remedy) == (level, remedy)
     told = ", ".join(f"{name} {number}" for name, number in {**FINE, **changed}.items() if number is not None)
-    assert found.found.partition(";")[0] == f"Python 3.11.9, {told}"
+    assert found.text.partition(";")[0] == f"Python 3.11.9, {told}"
 
 
 def test_pyspark_without_data_sources() -> None:
     found = findings.no_data_sources("3.5.9")
     assert found.level is Level.ADVICE
-    assert "3.5.9 lacks pyspark.sql.datasource" in found.found
+    assert "3.5.9 lacks pyspark.sql.datasource" in found.text
     assert "read_rocketmq" in str(found.remedy)
 
 

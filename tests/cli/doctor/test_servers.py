@@ -37,7 +37,7 @@ def data(name: str, **addresses: str) -> BrokerData:
 def test_a_name_server(error, level, words) -> None:
     found = servers.name_server("h:1", error, tls=True)
     assert found.level is level
-    assert words in found.found
+    assert words in found.text
     assert ("option 'tls' asks for" in (found.remedy or "")) == (error is LOST)
 
 
@@ -50,23 +50,23 @@ def test_who_is_registered() -> None:
     whole = {"a": data("a", _0="h:1", _1="h:2")}
     assert servers.brokers(whole)[1:3] == (Level.OK, "a; 1 slaves. Brokers that are down are not listed")
     orphaned = servers.brokers({**whole, "b": data("b", _1="h:3")})
-    assert (orphaned.level, orphaned.found.split()[0]) == (Level.BROKEN, "b")
+    assert (orphaned.level, orphaned.text.split()[0]) == (Level.BROKEN, "b")
 
 
 def test_an_address_that_cannot_be_reached_says_addressMap() -> None:
-    found = servers.reached("a", "172.17.0.2:10911", "172.17.0.2:10911", CallTimeout("no answer in time"), False)
+    found = servers.broker_address("a", "172.17.0.2:10911", "172.17.0.2:10911", CallTimeout("no answer in time"), False)
     assert (found.check, found.level) == ("broker a", Level.BROKEN)
-    assert "advertises 172.17.0.2:10911, which cannot be reached from here: no answer in time" in found.found
+    assert "advertises 172.17.0.2:10911, which cannot be reached from here: no answer in time" in found.text
     assert '-o \'addressMap={"172.17.0.2:10911":"<reachable host>:10911"}\'' in (found.remedy or "")
-    mapped = servers.reached("a", "172.17.0.2:10911", "localhost:1", None, False)
+    mapped = servers.broker_address("a", "172.17.0.2:10911", "localhost:1", None, False)
     assert mapped[1:3] == (Level.OK, "172.17.0.2:10911, dialled as localhost:1 answers")
 
 
 def test_a_time_out_of_a_proxy_is_no_unreachable_address() -> None:
     (slow,) = servers.advertised("p:1", {"a": CallTimeout("no answer in time", "p:1")}, False)
     (dead,) = servers.advertised("p:1", dict.fromkeys("ab", CallTimeout("cannot connect: no progress in time")), False)
-    assert slow.found == "p:1 does not reach broker a: no answer in time (at p:1)"
-    assert dead.found.startswith("advertises p:1, which cannot be reached from here")
+    assert slow.text == "p:1 does not reach broker a: no answer in time (at p:1)"
+    assert dead.text.startswith("advertises p:1, which cannot be reached from here")
 
 
 STOCK = {
@@ -81,19 +81,19 @@ def test_settings_that_make_reads_slow_say_the_lines() -> None:
     assert (warm.remedy or "").startswith(
         "In broker.conf maxTransferCountOnMessageInMemory=1024, maxTransferBytesOnMessageInMemory=4194304: "
     )
-    assert cold.found == "a pull of old messages gives at most 8 messages or 65536 bytes"
-    raised = {**servers.PULLS, **servers.COLD_PULLS}
+    assert cold.text == "a pull of old messages gives at most 8 messages or 65536 bytes"
+    raised = {**servers.PULL_MINIMUMS, **servers.COLD_PULL_MINIMUMS}
     assert list(servers.settings("a", {name: str(value) for name, value in raised.items()}, False)) == []
     assert list(servers.settings("a", {}, True)) == []
 
 
 def test_settings_that_are_not_told_are_not_judged() -> None:
-    found = servers.untold("a", AccessDenied("access denied", remark="check signature failed"))
-    assert (found.level, found.found) == (Level.ADVICE, "does not tell its settings: check signature failed")
-    locked = servers.locked_out("a", AccessDenied("access denied", remark="check signature failed"))
-    assert (locked.level, locked.found) == (Level.BROKEN, "does not know this user: check signature failed")
-    state = servers.untold_state("a", ServerFault("refused", remark="java.util.NoSuchElementException"))
-    assert (state.level, state.found.rpartition(": ")[2]) == (Level.ADVICE, "java.util.NoSuchElementException")
+    found = servers.unreadable_settings("a", AccessDenied("access denied", remark="check signature failed"))
+    assert (found.level, found.text) == (Level.ADVICE, "does not report its settings: check signature failed")
+    locked = servers.unknown_user("a", AccessDenied("access denied", remark="check signature failed"))
+    assert (locked.level, locked.text) == (Level.BROKEN, "does not know this user: check signature failed")
+    state = servers.unreadable_state("a", ServerFault("refused", remark="java.util.NoSuchElementException"))
+    assert (state.level, state.text.rpartition(": ")[2]) == (Level.ADVICE, "java.util.NoSuchElementException")
 
 
 def test_index_and_sql() -> None:
@@ -136,7 +136,7 @@ def test_clocks(ahead_ms: int, level: Level, words: str) -> None:
     found = servers.clock("a", runtime, NOW_MS)
     assert found is not None
     assert found.level is level
-    assert words in found.found
+    assert words in found.text
     assert servers.clock("a", {**runtime, "runtime": "later"}, NOW_MS) is None
     assert servers.clock("a", {"runtime": runtime["runtime"]}, NOW_MS) is None
 

@@ -43,35 +43,37 @@ def route(**perms: int) -> TopicRoute:
 def test_a_topic(perms, attributes, expected) -> None:
     found = list(servers.topic(route(**perms), attributes))
     assert [one.level for one in found] == [level for level, _ in expected]
-    assert all(words in one.found for one, (_, words) in zip(found, expected, strict=True)), found
+    assert all(words in one.text for one, (_, words) in zip(found, expected, strict=True)), found
 
 
 def test_rights_that_are_missing_are_named() -> None:
     denied = AccessDenied("access denied", remark="User:x has no permission")
     source, sink = servers.rights("t", "x", {"source": denied, "sink": denied})
     assert (source.level, sink.level) == (Level.BROKEN, Level.ADVICE)
-    assert "user x may not read t: User:x has no permission" in source.found
+    assert "user x may not read t: User:x has no permission" in source.text
     assert "Grant Sub and Get on the topic, Sub on the group" in (source.remedy or "")
     assert "Grant Pub on the topic" in (sink.remedy or "")
     fine = servers.rights("t", None, {"source": None, "sink": None})
     assert [one.level for one in fine] == [Level.OK, Level.OK]
     (away,) = servers.rights("t", None, {"source": CallTimeout("no answer in time", "h:1")})
-    assert (away.level, away.found) == (Level.BROKEN, "no answer in time (at h:1)")
+    assert (away.level, away.text) == (Level.BROKEN, "no answer in time (at h:1)")
 
 
-def test_every_broker_is_asked_for_rights_and_a_denial_counts_before_other_errors(monkeypatch) -> None:
+def test_every_broker_is_checked_and_denials_count_before_errors(monkeypatch) -> None:
     denied, lacks = AccessDenied("access denied", "h:2"), GroupNotFound("no group", "h:1")
     said = {"a": lacks, "b": denied, "c": None}
-    for name in ("_read", "_written"):
+    for name in ("_read_error", "_write_error"):
         monkeypatch.setattr(findings, name, lambda client, route, queue, *group: said[queue.broker_name])
 
     def asked(names):
         queues = [MessageQueue("t", name, n) for name in names for n in range(2)]
-        return findings.to_read(Mock(), Mock(), queues, "g"), findings.to_write(Mock(), Mock(), queues)
+        return findings.worst_read_error(Mock(), Mock(), queues, "g"), findings.worst_write_error(
+            Mock(), Mock(), queues
+        )
 
     assert [asked(names) for names in ("abc", "ac", "c")] == [(denied, denied), (lacks, lacks), (None, None)]
     (told,) = servers.rights("t", "x", {"source": denied})
-    assert told.found == "user x may not read t: access denied (at h:2)"
+    assert told.text == "user x may not read t: access denied (at h:2)"
 
 
 A, B = {"t": Filter("x || y")}, {"t": Filter("y||x"), "u": Filter()}
@@ -91,14 +93,14 @@ A, B = {"t": Filter("x || y")}, {"t": Filter("y||x"), "u": Filter()}
 def test_what_members_want(members, level, words) -> None:
     found = servers.subscriptions("g", members)
     assert found.level is level
-    assert words in found.found
+    assert words in found.text
 
 
 def test_a_group_that_is_to_pop_is_advice_with_the_remedy() -> None:
     modes = {("t", "broker-a"): "POP", ("t", "broker-b"): "PULL", ("u", "broker-a"): "PULL", ("t", "broker-c"): "POP"}
     (found,) = servers.consume_modes("g", modes)
     assert (found.check, found.level) == ("group g", Level.ADVICE)
-    assert "consume mode for topic t is POP at broker-a, broker-c" in found.found
+    assert "consume mode for topic t is POP at broker-a, broker-c" in found.text
     assert "mqadmin setConsumeMode -m PULL" in str(found.remedy)
     assert not list(servers.consume_modes("g", {("t", "broker-a"): "PULL"}))
 
@@ -119,7 +121,7 @@ def test_a_group_that_is_to_pop_is_advice_with_the_remedy() -> None:
 def test_how_far_a_reader_is_next_to_retention(row, kept_ms, level, words) -> None:
     found = servers.retention("group g", [row], kept_ms, NOW_MS)
     assert (found.check, found.level) == ("group g", level)
-    assert words in found.found
+    assert words in found.text
 
 
 @pytest.mark.parametrize(("whose", "option"), [("group g", False), ("checkpoint /c", True)])
@@ -131,61 +133,63 @@ def test_only_a_query_is_told_of_an_option_of_queries(whose: str, option: bool) 
 
 def test_a_batch_that_waits_for_a_broker() -> None:
     told = {"batchId": 7, "forMs": 65_000, "waitsFor": ["broker-b"]}
-    found = servers.under_way("c", told)
-    assert (found.level, found.found) == (
+    found = servers.unfinished_batch("c", told)
+    assert (found.level, found.text) == (
         Level.BROKEN,
         "batch 7 was begun 1 m 5 s ago and is not done: broker-b does not answer",
     )
     assert (found.remedy or "").startswith("Start broker-b: nothing is lost")
-    fine = servers.under_way("c", {**told, "waitsFor": []})
-    assert (fine.level, fine.found) == (
+    fine = servers.unfinished_batch("c", {**told, "waitsFor": []})
+    assert (fine.level, fine.text) == (
         Level.OK,
         "batch 7 was begun 1 m 5 s ago and is not done: it runs, or its query has ended",
     )
-    assert servers.under_way("c", {**told, "waitsFor": [], "forMs": None}).level is Level.OK
-    old = servers.under_way("c", {**told, "waitsFor": [], "forMs": 300_000})
+    assert servers.unfinished_batch("c", {**told, "waitsFor": [], "forMs": None}).level is Level.OK
+    old = servers.unfinished_batch("c", {**told, "waitsFor": [], "forMs": 300_000})
     assert (old.level, "start it: it repeats the batch" in (old.remedy or "")) == (Level.ADVICE, True)
 
 
 def test_a_group_in_a_topic_that_was_made_again() -> None:
     rows = [QueueLag(Q, 0, 12, 10), QueueLag(Q._replace(queue_id=1), 0, 4, 10)]
     found = servers.retention("group g", rows, None, NOW_MS)
-    assert (found.level, found.found.partition(":")[0]) == (Level.BROKEN, "1 of 2 queues end before its offsets")
+    assert (found.level, found.text.partition(":")[0]) == (Level.BROKEN, "1 of 2 queues end before its offsets")
     assert "offsets set g --to earliest" in (found.remedy or "")
     known = servers.retention("group g", [QueueLag(Q, None, 4, None), rows[1]], None, NOW_MS)
-    assert known.found == "6 messages behind in 1 of 2 queues"
+    assert known.text == "6 messages behind in 1 of 2 queues"
 
 
 def test_a_new_group_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     def none(client: object, group: str, topics: object) -> None:
         raise OffsetError(f"group {group} has no offsets", remedy=groups.new_group_remedy(group, ["t"]))
 
-    monkeypatch.setattr(command, "_of_group", none)
-    (found,) = command.of_readers(Target({"name_server": "127.0.0.1:1"}), Mock(), Subject(group="g"))
-    assert (found.check, found.level, found.found) == ("group g", Level.ADVICE, "group g has no offsets")
+    monkeypatch.setattr(command, "_check_group", none)
+    (found,) = command.check_readers(Target({"name_server": "127.0.0.1:1"}), Mock(), Subject(group="g"))
+    assert (found.check, found.level, found.text) == ("group g", Level.ADVICE, "group g has no offsets")
     assert "rocketmq-spark offsets set g --topic t --to earliest --yes" in (found.remedy or "")
 
 
 def test_a_checkpoint_of_another_topic() -> None:
-    found = servers.of_other_topics("checkpoint c", {"b", "a"}, ["other"])
-    assert (found.level, found.found) == (Level.ADVICE, "its query reads a, b, not other")
+    found = servers.reads_other_topics("checkpoint c", {"b", "a"}, ["other"])
+    assert (found.level, found.text) == (Level.ADVICE, "its query reads a, b, not other")
 
 
 def test_a_checkpoint_next_to_brokers() -> None:
     bounds = {Q: QueueBounds(5, 10, 0)}
-    (well,) = servers.drifted("c", drift({Q: 7}, bounds))
+    (well,) = servers.checkpoint_drift("c", drift({Q: 7}, bounds))
     assert well.level is Level.OK
-    (lost,) = servers.drifted("c", drift({Q: 2}, bounds))
-    assert (lost.level, lost.found) == (Level.BROKEN, "1 of 1 queues do not match what brokers have: t/a/0 lost")
+    (lost,) = servers.checkpoint_drift("c", drift({Q: 2}, bounds))
+    assert (lost.level, lost.text) == (Level.BROKEN, "1 of 1 queues do not match what brokers have: t/a/0 lost")
     assert "reads a topic that was created again from its start" in (lost.remedy or "")
 
 
 def test_brokers_that_a_checkpoint_waits_for_are_no_loss() -> None:
     other = Q._replace(broker_name="b")
-    (silent,) = servers.drifted("c", drift({Q: 7}, {}, unavailable_brokers={"a"}))
-    assert (silent.level, silent.found) == (Level.BROKEN, "a does not answer, and 1 of 1 queues wait for it")
-    lost, down = servers.drifted("c", drift({Q: 2, other: 3}, {Q: QueueBounds(5, 10, 0)}, unregistered_brokers={"b"}))
-    assert "1 of 2 queues do not match what brokers have: t/a/0 lost" in lost.found
-    assert (down.found, down.remedy) == (
+    (silent,) = servers.checkpoint_drift("c", drift({Q: 7}, {}, unavailable_brokers={"a"}))
+    assert (silent.level, silent.text) == (Level.BROKEN, "a does not answer, and 1 of 1 queues wait for it")
+    lost, down = servers.checkpoint_drift(
+        "c", drift({Q: 2, other: 3}, {Q: QueueBounds(5, 10, 0)}, unregistered_brokers={"b"})
+    )
+    assert "1 of 2 queues do not match what brokers have: t/a/0 lost" in lost.text
+    assert (down.text, down.remedy) == (
         "b is not registered, and 1 of 2 queues wait for it", "Start it on its data; nothing is lost",
     )  # fmt: skip

@@ -53,7 +53,7 @@ def test_doctor_advises_to_switch_the_group_back(rocketmq: LocalBroker, topic: s
         consumer.subscribe(topic)
         consumer.poll(0.1)
         target, subject = Target({"name_server": rocketmq.name_server}), command.Subject(group=popped)
-        findings = [finding for finding in command.examine(target, subject) if "consume mode" in finding.found]
+        findings = [finding for finding in command.examine(target, subject) if "consume mode" in finding.text]
     assert [(found.check, found.level) for found in findings] == [(f"group {popped}", Level.ADVICE)]
     assert "mqadmin setConsumeMode -m PULL" in str(findings[0].remedy)
 

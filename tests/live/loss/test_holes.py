@@ -219,10 +219,10 @@ def lagging(mq: LocalBroker, topic: str) -> set[str]:
     sent |= set(feed(mq, topic, 10, queues=[1]))
     shutil.rmtree(mq.data / slave / "store")
     mq.restart(slave)
-    members = mq._members
-    assert members is not None
+    mq_servers = mq._servers
+    assert mq_servers is not None
     for name in (topic, "filler"):  # which it would ask its master for in a minute
-        members.registration.copy_topic(name, "broker-a", members.server(slave))
+        mq_servers.registration.copy_topic(name, "broker-a", mq_servers.server(slave))
     return sent
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from rocketmq_spark import Admin, PullConsumer
-from rocketmq_spark.cli.reading import TopicReader, earliest
+from rocketmq_spark.cli.topic_reader import TopicReader, earliest
 from rocketmq_spark.errors import DataLossError
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import Message, MessageQueue

@@ -13,7 +13,7 @@ import pytest
 
 from rocketmq_spark import Consumer, Context, Message, MessageQueue, Producer, ReceivedMessage, options, session
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.threads import attempt
+from rocketmq_spark.base.threads import capture
 from rocketmq_spark.errors import ReplyTimeout, ServerFault
 from rocketmq_spark.localbroker import LocalBroker
 from tests.fix_spark import ROOT
@@ -128,4 +128,4 @@ def test_replies_come_again_after_a_broker_was_killed(pair: LocalBroker) -> None
         ask(second, b"3")
         pair.restart(first.broker_name)
         # A request to one queue has one attempt, which fails at once for a moment after a connection was refused.
-        eventually(lambda: attempt(ask, first, b"4") is None, 60)
+        eventually(lambda: capture(ask, first, b"4") is None, 60)

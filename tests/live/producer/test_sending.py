@@ -64,7 +64,7 @@ def test_queue_may_be_named_in_the_first_send_of_a_client(
     rocketmq: LocalBroker, rocketmq_topic: str, mode: str
 ) -> None:
     one = options.parse({"nameServer": rocketmq.name_server}).for_role("producer")
-    fresh = session._wire(one)  # of which nobody asked anything
+    fresh = session._create_client(one)  # of which nobody asked anything
     queue, message = MessageQueue(rocketmq_topic, rocketmq.brokers[0], 5), Message(rocketmq_topic, b"x")
     settings = ProducerSettings(group="g_live", auto_batch=mode == "auto batch")
     with BaseProducer(fresh.sender, settings) as producer:

@@ -23,7 +23,7 @@ from rocketmq_spark import options as options_table
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.cli.command import app
 from rocketmq_spark.errors import ConnectionLost
-from rocketmq_spark.localbroker import LocalBroker, process, servers
+from rocketmq_spark.localbroker import LocalBroker, processes, servers
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.wire import rpc
 from tests.fix_clusters import POD, WITHOUT_TIMERS
@@ -82,14 +82,16 @@ class TwoProxies:
 
 
 def bring_up_another_proxy(mq: LocalBroker) -> None:
-    members = mq._members
+    members = mq._servers
     assert members is not None
 
-    def make(port: int) -> process.Program:
-        jars, conf = members._make.proxy_jars, members._make.proxy_conf
-        return members._with_flags(servers.proxy(members.site.data / "second", jars, port, members.name_server, conf))
+    def make(port: int) -> processes.Program:
+        jars, conf = members.parts.proxy_jars, members.parts.proxy_conf
+        return members._with_flags(
+            servers.proxy(members.workspace.data / "second", jars, port, members.name_server, conf)
+        )
 
-    members.site.bring_up(PROXIES[1], process.PROXY_PORTS, make, members._readiness(None), Deadline.after(180.0))
+    members.workspace.bring_up(PROXIES[1], processes.PROXY_PORTS, make, members._readiness(None), Deadline.after(180.0))
 
 
 @pytest.fixture(scope="module")

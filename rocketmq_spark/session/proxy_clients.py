@@ -1,6 +1,6 @@
-"""Creates gRPC clients of a Proxy for given options, cached per process: the part of ``session`` for ``transport=grpc``.
+"""Creates gRPC clients of a Proxy for given options and caches them per process: the part of ``session`` for ``transport=grpc``.
 
-gRPC is imported when the first client is made, in the process that uses it, so that only users of gRPC need it.
+gRPC is imported when the first client is created, in the process that uses it, so only users of gRPC need the package.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ if TYPE_CHECKING:
     from rocketmq_spark.grpc_proxy.sender import ProxySender
 
 
+# Kinds of entries in ``base.process``.
 _PROXIES, _SENDERS = "proxies", "proxy senders"
-_STARTS = {b"\x04\x22\x4d\x18": SysFlag.LZ4, b"\x28\xb5\x2f\xfd": SysFlag.ZSTD}
+_CODECS_BY_MAGIC = {b"\x04\x22\x4d\x18": SysFlag.LZ4, b"\x28\xb5\x2f\xfd": SysFlag.ZSTD}
 
 
-def _proxy(options: Options) -> Proxy:
+def _create_proxy(options: Options) -> Proxy:
     """Create the connection to the endpoints in ``options``."""
     try:
         from rocketmq_spark.grpc_proxy.channel import SigningKeys, Tls
@@ -41,17 +42,21 @@ def _proxy(options: Options) -> Proxy:
     except ModuleNotFoundError as e:
         raise OptionError(
             f"option 'transport' is 'grpc', which needs grpcio and protobuf here: {e}",
-            remedy=extras.command(extras.GRPC),
+            remedy=extras.install_command(extras.GRPC),
         ) from e
 
-    signer = credentials_of(options)
+    provider = credentials_of(options)
 
     def keys() -> SigningKeys | None:
-        now = None if signer is None else signer.current()
-        return None if now is None else SigningKeys(now.access_key, now.secret_key, now.security_token)
+        credentials = None if provider is None else provider.current()
+        return (
+            None
+            if credentials is None
+            else SigningKeys(credentials.access_key, credentials.secret_key, credentials.security_token)
+        )
 
     tls = Tls(options.tls_ca_file, options.tls_cert_file, options.tls_key_file, options.tls_server_name)
-    access = ProxyConnectOptions(
+    connect_options = ProxyConnectOptions(
         options.proxy_endpoint,
         scope_of(options).on_wire,
         keys,
@@ -60,7 +65,7 @@ def _proxy(options: Options) -> Proxy:
         options.request_timeout,
         pushed_limit(options.max_message_size),
     )
-    return Proxy(access)
+    return Proxy(connect_options)
 
 
 def connection_key(options: Options) -> object:
@@ -78,29 +83,29 @@ def connection_key(options: Options) -> object:
 def sender(options: Options) -> ProxySender:
     """Return the sender for these connection options in this process."""
     key = connection_key(options)
-    proxy = process.once(_PROXIES, key, lambda: _proxy(options))
+    proxy = process.get_or_create(_PROXIES, key, lambda: _create_proxy(options))
     from rocketmq_spark.grpc_proxy.sender import ProxySender
 
-    return process.once(_SENDERS, key, lambda: ProxySender(proxy, messages_of, unpack))
+    return process.get_or_create(_SENDERS, key, lambda: ProxySender(proxy, sent_messages, decompress_body))
 
 
 def pop_member(options: Options) -> ProxyMember:
-    """Create a member. They are not shared, because a Proxy allows one consumer per client id."""
-    proxy = _proxy(options)
+    """Create a member. Members are not shared, because a Proxy allows one consumer per client id."""
+    proxy = _create_proxy(options)
     from rocketmq_spark.grpc_proxy.member import ProxyMember
 
-    return ProxyMember(proxy, options.group, unpack, options.ordered)
+    return ProxyMember(proxy, options.group, decompress_body, options.ordered)
 
 
-def unpack(body: bytes) -> bytes:
-    """Decompress a body. Its first bytes tell the codec, because the Proxy does not."""
-    kind = next((kind for start, kind in _STARTS.items() if body.startswith(start)), SysFlag.ZLIB)
-    return decompress(body, int(SysFlag.COMPRESSED | kind))
+def decompress_body(body: bytes) -> bytes:
+    """Decompress a body. The codec is recognized by the first bytes, because the Proxy does not report it."""
+    codec = next((codec for magic, codec in _CODECS_BY_MAGIC.items() if body.startswith(magic)), SysFlag.ZLIB)
+    return decompress(body, int(SysFlag.COMPRESSED | codec))
 
 
-def messages_of(request: SendRequest) -> Sequence[SentMessage]:
-    """Return the message of a send, or those of a batch from a spool. Compressed bodies in a spool are decompressed, because gRPC
-    clients that read them may lack the codec.
+def sent_messages(request: SendRequest) -> Sequence[SentMessage]:
+    """Return the message of a send, or the messages of a batch from a spool. Compressed bodies in a spool are decompressed,
+    because gRPC clients that read them may lack the codec.
     """
     if request.batch:
         return outgoing.messages_in_batch(request)
@@ -115,7 +120,7 @@ def row_encoder(options: Options) -> Callable[..., Encoder]:
     return functools.partial(ProxyRowEncoder, proxy=sender(options).encoder)
 
 
-def close(kept: dict[str, dict[Any, Any]]) -> None:
+def close(entries: dict[str, dict[Any, Any]]) -> None:
     """Close the gRPC channels among the entries of a process."""
-    for proxy in kept.get(_PROXIES, {}).values():
+    for proxy in entries.get(_PROXIES, {}).values():
         proxy.close()

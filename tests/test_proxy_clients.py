@@ -27,7 +27,7 @@ from rocketmq_spark.model import Message, SendRequest, SendStatus
 from rocketmq_spark.options.transport import FEATURES, GRPC
 from rocketmq_spark.producer import encoding
 from rocketmq_spark.producer.settings import ProducerSettings
-from rocketmq_spark.session import proxied
+from rocketmq_spark.session import proxy_clients
 from rocketmq_spark.spark.sink.task import TaskWriter
 from rocketmq_spark.wire.compression import compress
 from tests.grpc_proxy.scripted import acknowledge, route, serving, status
@@ -47,7 +47,7 @@ def parsed(**given: object) -> options.Options:
     return options.parse({**OVER_GRPC, **given}).for_role("producer")
 
 
-def test_those_with_the_same_connection_share_a_client_until_it_is_closed():
+def test_equal_connections_share_a_client_until_it_is_closed():
     made = session.sender(parsed())
     assert session.sender(parsed(group="other")) is made
     assert session.sender(parsed(accessKey="a", secretKey="b")) is not made
@@ -104,7 +104,7 @@ def test_a_proxy_hears_names_with_their_namespace_or_suffix(given, group, topic)
             producer.send(Message("t", b"x"))
         assert [message.topic.name for message in sent.get(timeout=60).messages] == [topic]
         member = session.pop_member(parsed(proxyEndpoint=address, group="g", **given))
-        assert member.places("t", Deadline.after(60)) == 1
+        assert member.target_count("t", Deadline.after(60)) == 1
         member.close(Deadline.after(10))
         request = asked.get(timeout=60)
         assert (request.group.name, request.topic.name) == (group, topic)
@@ -124,7 +124,7 @@ def test_each_consumer_is_a_client_of_its_own():
 def test_a_batch_that_was_spooled_is_read():
     prepared = [encoding.prepare(Message("t", f"{n}".encode(), tags="a"), f"ID{n}", SETTINGS) for n in range(3)]
     request = encoding.explicit_batch(prepared, "B", SETTINGS, 5, ItemEncoder())
-    parts = proxied.messages_of(request)
+    parts = proxy_clients.sent_messages(request)
     assert [(part.body, part.properties["TAGS"], part.properties["UNIQ_KEY"]) for part in parts] == [
         (f"{n}".encode(), "a", f"ID{n}") for n in range(3)
     ]
@@ -141,18 +141,18 @@ def test_tls_keys_and_order_of_the_options_reach_the_client():
     member, plain = session.pop_member(given), session.pop_member(parsed(group="g"))
     assert (plain._proxy.connect_options.tls, plain._proxy.connect_options.keys()) == (None, None)
     assert [each._settings().subscription.fifo for each in (member, plain)] == [True, False]
-    assert member._unpack is proxied.unpack
+    assert member._unpack is proxy_clients.decompress_body
 
 
 @pytest.mark.parametrize("kind", [SysFlag.ZLIB, SysFlag.LZ4, SysFlag.ZSTD])
 def test_what_was_compressed_is_opened(kind):
     """A spool may have kept it so, and other producers send it so."""
     packed = compress(b"body" * 100, kind)
-    (part,) = proxied.messages_of(
+    (part,) = proxy_clients.sent_messages(
         SendRequest("g", packed, "a\x01b\x02", sys_flag=int(SysFlag.COMPRESSED | kind), flag=4)
     )
     assert (part.body, part.properties, part.flag) == (b"body" * 100, {"a": "b"}, 4)
-    assert proxied.unpack(packed) == b"body" * 100
+    assert proxy_clients.decompress_body(packed) == b"body" * 100
 
 
 def test_a_batch_that_was_spooled_arrives_as_it_was_sent(tmp_path: Path) -> None:
@@ -207,8 +207,8 @@ def test_without_the_extra_the_error_says_what_to_install():
     code = (
         "import sys; sys.modules['grpc'] = None\n"
         "from rocketmq_spark import options\n"
-        "from rocketmq_spark.session import proxied\n"
-        f"proxied.sender(options.parse({OVER_GRPC}).for_role('producer'))"
+        "from rocketmq_spark.session import proxy_clients\n"
+        f"proxy_clients.sender(options.parse({OVER_GRPC}).for_role('producer'))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     error = done.stderr.splitlines()[-1]

@@ -1,12 +1,12 @@
 """The data folder, ports and child processes of one cluster, and how a child is started.
 
-Here servers are only programs with ports; the cluster (``members``) knows their relations. A start may fail without the user's
-fault, so it is repeated if another process took a port that was chosen at random, and without the class-data archive if there was
-one.
+Here servers are only programs with ports; ``cluster_servers`` knows their relations. A start may fail without a fault of the
+user. So it is repeated on other ports if another process took a port that was chosen at random, and without the class-data
+archive if the first start used one.
 
-Each cluster holds two locks while it runs: on a record in the cache, and in its data folder. If no process holds the lock of a
-record, its Python process was killed: the next start ends the JVMs whose command line contains the record's data
-folder, and deletes the folder if it is temporary, unless the folder has a new owner.
+A cluster holds two locks while it runs: one on its record in the cache, one in its data folder. A record whose lock is free
+belongs to a killed Python process. The next start ends the JVMs whose command line contains the record's data folder, and deletes
+the folder if it is temporary, unless the folder has a new owner.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from typing import IO
 from rocketmq_spark.base import folders
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import LocalBrokerError
-from rocketmq_spark.localbroker import process
-from rocketmq_spark.localbroker.distro import exclusive
+from rocketmq_spark.localbroker import processes
+from rocketmq_spark.localbroker.distribution import file_locked
 from rocketmq_spark.localbroker.java import Archive, Java
-from rocketmq_spark.localbroker.moved import close_unless, moved_to
-from rocketmq_spark.localbroker.process import MARK, Program, Server, port_in_use, spawn
+from rocketmq_spark.localbroker.moved_folders import close_unless, moved_to
+from rocketmq_spark.localbroker.processes import DATA_FLAG, Program, Server, program_port_error, spawn
 from rocketmq_spark.localbroker.servers import NAME_SERVER, PROXY
 
-TEMPORARY = "rocketmq-spark-"
-# The file in a data folder that the process which uses the folder has locked.
-IN_USE = "in-use"
-_PORTS = "ports.json"
+TEMPORARY_PREFIX = "rocketmq-spark-"
+# A file in a data folder. The process that uses the folder holds its lock.
+LOCK_FILE = "in-use"
+_PORTS_FILE = "ports.json"
 
 
 @dataclass(slots=True)
-class Claim:
+class Reservation:
     """A data folder that this process has reserved until ``release``."""
 
     data: Path
@@ -62,30 +62,30 @@ class Claim:
             lock.close()
 
 
-def claim(run: Path, data: Path | None, keep: bool) -> Claim:
+def reserve(run_folder: Path, data: Path | None, keep: bool) -> Reservation:
     """Clean up after killed processes, then reserve ``data`` (or a new temporary folder) for this process."""
-    with exclusive(run / "lock"):
-        for record in run.glob("*.json"):
-            _bury(record)
-        path = data or Path(tempfile.mkdtemp(prefix=TEMPORARY))
-        _check(path)
-        lock = _lock_data(path)
-        record = run / f"{uuid.uuid4().hex}.json"
-        holder = _new_record(record)
-        fcntl.flock(holder, fcntl.LOCK_EX)
-        json.dump({"data": str(path), "delete": data is None and not keep}, holder)
-        holder.flush()
-    return Claim(path, data is None, record, (holder, lock))
+    with file_locked(run_folder / "lock"):
+        for record in run_folder.glob("*.json"):
+            _clean_up(record)
+        folder = data or Path(tempfile.mkdtemp(prefix=TEMPORARY_PREFIX))
+        _check_data_folder(folder)
+        lock = _lock_data(folder)
+        record = run_folder / f"{uuid.uuid4().hex}.json"
+        record_file = _new_record(record)
+        fcntl.flock(record_file, fcntl.LOCK_EX)
+        json.dump({"data": str(folder), "delete": data is None and not keep}, record_file)
+        record_file.flush()
+    return Reservation(folder, data is None, record, (record_file, lock))
 
 
-def _check(data: Path) -> None:
-    """Create a data folder if it is missing, and take the right to write to it, and to the files of clusters in it, from others.
+def _check_data_folder(data: Path) -> None:
+    """Create a data folder if it is missing. Remove the right of other users to write to it, and to the files of clusters in it.
 
     Raises ``LocalBrokerError`` if another user owns one of these files, or may still change one: that user could change the
     configuration of the servers, or lead them to other files. Also raises it if others may have moved one of these folders there.
     """
-    folders.make(data)
-    problem = _problem(data)
+    folders.make_folders(data)
+    problem = _data_folder_problem(data)
     if problem is not None:
         raise LocalBrokerError(
             f"The data folder {data} is not used: {problem}",
@@ -94,57 +94,59 @@ def _check(data: Path) -> None:
     folders.warn_if_replaceable(data, "the data folder of LocalBroker")
 
 
-def _problem(data: Path) -> str | None:
-    """Close a data folder and the files of clusters in it, or return a clause about why servers must not use it. A rejected
-    folder keeps its mode, so that the next start rejects it, too.
+def _data_folder_problem(data: Path) -> str | None:
+    """Close a data folder and the files of clusters in it for other users, or return a clause about why servers must not use it.
+    A rejected folder keeps its mode, so that the next start rejects it, too.
     """
-    if (found := folders.foreign(data)) is not None:
-        return str(found)
-    before = data.stat()
-    if folders.is_of_all(before):
-        return f"all users may write to it (mode {stat.S_IMODE(before.st_mode):04o}): name a new folder in it"
-    return close_unless(data, lambda was_open: _problem_in(data, was_open), lambda: _problem_after_closing(data))
+    if (foreign_owner := folders.foreign_owner(data)) is not None:
+        return str(foreign_owner)
+    status = data.stat()
+    if folders.is_shared_folder(status):
+        return f"all users may write to it (mode {stat.S_IMODE(status.st_mode):04o}): name a new folder in it"
+    return close_unless(data, lambda was_open: _entries_problem(data, was_open), lambda: _close_entries(data))
 
 
-def _problem_in(data: Path, was_open: bool) -> str | None:
+def _entries_problem(data: Path, was_open: bool) -> str | None:
     """Return a clause about the first place in a data folder that servers must not use; None if there is none."""
-    for place in _places(data):
+    for place in _cluster_entries(data):
         if was_open:
             return moved_to(place, was_open)
-        if (found := folders.foreign(place)) is not None:
-            return str(found)
+        if (foreign_owner := folders.foreign_owner(place)) is not None:
+            return str(foreign_owner)
         if (problem := folders.irregularity(place)) is not None:
             return f"{problem}, to which servers would write"
         if (problem := moved_to(place, was_open, folders.subfolders(place))) is not None:
             return problem
-        if (found := folders.foreign_in(place)) is not None:
-            return str(found)
-        if (problem := folders.irregular_in(place, _TEMPORARY_FILES)) is not None:
+        if (foreign := folders.foreign_in(place)) is not None:
+            return str(foreign)
+        if (problem := folders.irregular_in(place, _TEMPORARY_FOLDERS)) is not None:
             return f"{problem}, to which servers would write"
     return None
 
 
-def _problem_after_closing(data: Path) -> str | None:
+def _close_entries(data: Path) -> str | None:
     """Close the files of clusters in a closed data folder, and return a clause about the first problem that remains."""
-    for place in _places(data):
-        folders.close_all(place)
-    if (problem := _problem_in(data, False)) is not None:
+    for place in _cluster_entries(data):
+        folders.revoke_write_all(place)
+    if (problem := _entries_problem(data, False)) is not None:
         return problem
-    for place in _places(data):
+    for place in _cluster_entries(data):
         if (exposure := next(folders.exposures_in(place, (), os.geteuid()), None)) is not None:
             return f"{exposure.who} may write to {exposure.path}"
     return None
 
 
-def _places(data: Path) -> list[Path]:
-    return [data / name for name in sorted(os.listdir(data)) if name in _NAMES or name.startswith(_PREFIXES)]
+def _cluster_entries(data: Path) -> list[Path]:
+    return [
+        data / name for name in sorted(os.listdir(data)) if name in _ENTRY_NAMES or name.startswith(_ENTRY_PREFIXES)
+    ]
 
 
 # Names of the files and folders of a cluster in its data folder. A user may have other files there.
-_NAMES = (IN_USE, _PORTS, PROXY)
-_PREFIXES = (NAME_SERVER, "broker-")
+_ENTRY_NAMES = (LOCK_FILE, _PORTS_FILE, PROXY)
+_ENTRY_PREFIXES = (NAME_SERVER, "broker-")
 # Prefix of the temporary folders of a JVM, which may leave a socket there. The next start of the server deletes them.
-_TEMPORARY_FILES = ("tmp",)
+_TEMPORARY_FOLDERS = ("tmp",)
 
 
 def _new_record(path: Path) -> IO[str]:
@@ -152,7 +154,7 @@ def _new_record(path: Path) -> IO[str]:
 
 
 def _open_lock(data: Path) -> IO[str]:
-    return open(folders.open_private(data / IN_USE, os.O_RDWR | os.O_CREAT), "a", encoding="utf-8")
+    return open(folders.open_private(data / LOCK_FILE, os.O_RDWR | os.O_CREAT), "a", encoding="utf-8")
 
 
 def _lock_data(data: Path) -> IO[str]:
@@ -165,11 +167,11 @@ def _lock_data(data: Path) -> IO[str]:
     return lock
 
 
-def _bury(record: Path) -> None:
+def _clean_up(record: Path) -> None:
     """End the processes and remove the folder that a record of a killed process names. A record that other users could have
-    written is not believed.
+    written is ignored.
     """
-    if folders.foreign(record) is not None:
+    if folders.foreign_owner(record) is not None:
         return
     with contextlib.suppress(OSError, ValueError), open(folders.open_regular(record, os.O_RDWR), "r+") as f:
         if folders.others_may_write(os.fstat(f.fileno())):
@@ -177,42 +179,43 @@ def _bury(record: Path) -> None:
             return
         if not folders.try_lock(f):
             return
-        left = json.load(f)
-        data = Path(left["data"])
-        mine = folders.foreign(data) is None  # another user may have created a folder of this name after it was removed
-        reserved = folders.foreign(data / IN_USE) is None and (data / IN_USE).is_file()
-        # The folder may have a new owner with another cache: then its servers belong to that owner.
-        with _unused(data) if mine else contextlib.nullcontext():
-            for pid in _running_on(data):
+        content = json.load(f)
+        data = Path(content["data"])
+        # Another user may have created a folder of this name after it was removed.
+        is_own = folders.foreign_owner(data) is None
+        was_reserved = folders.foreign_owner(data / LOCK_FILE) is None and (data / LOCK_FILE).is_file()
+        # Another process with another cache may use the folder now: then its servers belong to that process.
+        with _locked_if_unused(data) if is_own else contextlib.nullcontext():
+            for pid in _server_pids(data):
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
-            if mine and reserved and left["delete"] and data.name.startswith(TEMPORARY):
+            if is_own and was_reserved and content["delete"] and data.name.startswith(TEMPORARY_PREFIX):
                 shutil.rmtree(data, ignore_errors=True)
         record.unlink()
 
 
 @contextlib.contextmanager
-def _unused(data: Path) -> Iterator[None]:
-    """Hold the folder's lock, so that no other process can reserve the folder meanwhile. Raises BlockingIOError if one has it."""
+def _locked_if_unused(data: Path) -> Iterator[None]:
+    """Hold the folder's lock, so that no other process can reserve the folder. Raise BlockingIOError if a process holds it."""
     if not data.is_dir():
         yield
         return
     with _open_lock(data) as lock:
         if not folders.try_lock(lock):
-            raise BlockingIOError(errno.EWOULDBLOCK, "another process has locked it", str(data / IN_USE))
+            raise BlockingIOError(errno.EWOULDBLOCK, "another process has locked it", str(data / LOCK_FILE))
         yield
 
 
-def _running_on(data: Path) -> list[int]:
-    mark = f"{MARK}{data}"
-    return [pid for pid, command in _processes() if mark in command]
+def _server_pids(data: Path) -> list[int]:
+    mark = f"{DATA_FLAG}{data}"
+    return [pid for pid, command in _command_lines() if mark in command]
 
 
-def _processes() -> Iterator[tuple[int, list[str]]]:
+def _command_lines() -> Iterator[tuple[int, list[str]]]:
     proc = Path("/proc")
     if not (proc / "self" / "cmdline").exists():
-        listed = subprocess.run(["ps", "-axww", "-o", "pid=,command="], capture_output=True, text=True, check=False)
-        for line in listed.stdout.splitlines():
+        ps_output = subprocess.run(["ps", "-axww", "-o", "pid=,command="], capture_output=True, text=True, check=False)
+        for line in ps_output.stdout.splitlines():
             pid, *command = line.split()
             yield int(pid), command
         return
@@ -222,33 +225,35 @@ def _processes() -> Iterator[tuple[int, list[str]]]:
                 yield int(folder.name), (folder / "cmdline").read_text(errors="replace").split("\0")
 
 
-_TRIES = 4
-_STOP_WITHIN_S = 20.0
+_START_ATTEMPTS = 4
+_STOP_TIMEOUT_S = 20.0
 
 
-class Site:
+class Workspace:
     """The children of one cluster by name, in the order of their first start."""
 
-    def __init__(self, claim: Claim, java: Java, archives: Path, wished_ports: Mapping[str, int]) -> None:
-        self.data = claim.data
+    def __init__(
+        self, reservation: Reservation, java: Java, archive_folder: Path, requested_ports: Mapping[str, int]
+    ) -> None:
+        self.data = reservation.data
         self.servers: dict[str, Server] = {}
-        self._claim = claim
+        self._reservation = reservation
         self._java = java
-        self._archives = archives
-        self._by_jars: dict[tuple[Path, ...], Archive] = {}
-        self._ports = process.PortBook(claim.data / _PORTS, wished_ports)
+        self._archive_folder = archive_folder
+        self._archives_by_jars: dict[tuple[Path, ...], Archive] = {}
+        self._ports = processes.PortAssignments(reservation.data / _PORTS_FILE, requested_ports)
 
     def bring_up(
         self,
         name: str,
-        around: tuple[int, ...],
+        distances: tuple[int, ...],
         make: Callable[[int], Program],
         ready: Callable[[Server], bool],
         deadline: Deadline,
     ) -> Server:
         """Start the server that ``make`` describes for a port, and return when it is ready."""
-        port = self._ports.assign(name, around)
-        for left in reversed(range(_TRIES)):
+        port = self._ports.assign(name, distances)
+        for attempts_left in reversed(range(_START_ATTEMPTS)):
             program = make(port)
             server = self.servers[name] = Server(program, self._java, self._archive(program.jars), self.data)
             try:
@@ -256,16 +261,16 @@ class Site:
                 return server
             except LocalBrokerError as e:
                 del self.servers[name]
-                if not left or deadline.expired or not self._may_help(name, port, around, program, e):
+                if not attempts_left or deadline.expired or not self._may_retry(name, port, distances, program, e):
                     raise
-                port = self._ports.assign(name, around)
+                port = self._ports.assign(name, distances)
         raise AssertionError
 
-    def _may_help(
-        self, name: str, port: int, around: tuple[int, ...], program: Program, failure: LocalBrokerError
+    def _may_retry(
+        self, name: str, port: int, distances: tuple[int, ...], program: Program, failure: LocalBrokerError
     ) -> bool:
         """Whether another attempt may succeed: on other ports, or without the archive if no other cause is known."""
-        if not process.all_free(port, around):
+        if not processes.all_free(port, distances):
             return self._ports.may_change(name)
         return failure.remark is not None and self._archive(program.jars).discard()
 
@@ -274,8 +279,8 @@ class Site:
         self._start(server, ready, deadline)
 
     def _start(self, server: Server, ready: Callable[[Server], bool], deadline: Deadline) -> None:
-        if not all(map(process.is_free, server.program.ports)):
-            raise port_in_use(server.program)
+        if not all(map(processes.is_free, server.program.ports)):
+            raise program_port_error(server.program)
         server.start()
         try:
             server.wait_until(lambda: ready(server), deadline)
@@ -285,13 +290,13 @@ class Site:
 
     def make_archives(self) -> None:
         """Make class-data archives in the background, for later starts."""
-        for jars, archive in self._by_jars.items():
+        for jars, archive in self._archives_by_jars.items():
             homes = [s.program.home for s in self.servers.values() if s.program.jars == jars]
-            archive.make_from(homes, spawn)
+            archive.start_dump(homes, spawn)
 
     def stop(self, servers: Iterable[Server], gently: bool) -> None:
         """Stop all servers at once: ``gently`` they flush their memory to disk, otherwise they are killed."""
-        servers, deadline = list(servers), Deadline.after(_STOP_WITHIN_S if gently else 0.0)
+        servers, deadline = list(servers), Deadline.after(_STOP_TIMEOUT_S if gently else 0.0)
         try:
             for server in servers if gently else ():
                 server.ask_to_stop()
@@ -304,10 +309,10 @@ class Site:
     def close(self, keep: bool) -> None:
         """End every child and release the folder. If the folder is deleted, children are killed, which is faster."""
         with contextlib.ExitStack() as stack:
-            stack.callback(self._claim.release, delete=not keep)
-            for archive in self._by_jars.values():
+            stack.callback(self._reservation.release, delete=not keep)
+            for archive in self._archives_by_jars.values():
                 stack.callback(archive.stop)
             self.stop(self.servers.values(), gently=keep)
 
     def _archive(self, jars: tuple[Path, ...]) -> Archive:
-        return self._by_jars.setdefault(jars, Archive(self._archives, self._java, jars))
+        return self._archives_by_jars.setdefault(jars, Archive(self._archive_folder, self._java, jars))

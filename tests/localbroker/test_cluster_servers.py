@@ -9,7 +9,7 @@ import pytest
 
 from rocketmq_spark.client.admin import BaseAdmin
 from rocketmq_spark.errors import RouteNotFound
-from rocketmq_spark.localbroker import LocalBroker, process
+from rocketmq_spark.localbroker import LocalBroker, processes
 from tests.fix_clusters import WITHOUT_TIMERS
 from tests.helpers import awaited
 from tests.localbroker.messages import read, send
@@ -64,7 +64,7 @@ def test_proxy() -> None:
             assert read(through, "t") == BODIES
             with pytest.raises(RouteNotFound):
                 through.route("unknown")
-        assert process.accepts(int(mq.proxy_grpc.split(":")[1]))
+        assert processes.is_listening(int(mq.proxy_grpc.split(":")[1]))
         mq.restart("proxy", {"maxDelayTimeMills": 5000})
         assert json.loads((mq.data / "proxy" / "rmq-proxy.json").read_text())["maxDelayTimeMills"] == 5000
         with BaseAdmin(mq.proxy_server) as through:

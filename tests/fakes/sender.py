@@ -1,107 +1,23 @@
-"""A sender that answers from a script, and time that the test moves."""
+"""A sender that answers from a script."""
 
 from __future__ import annotations
 
-import heapq
 import itertools
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future
-from types import SimpleNamespace
 from typing import Any
-
-import pytest
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Response
-from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.client.sender import ItemEncoder
 from rocketmq_spark.errors import BrokerNotFound, RocketMQError, RouteNotFound, error_for
-from rocketmq_spark.model import MessageQueue, SendRequest, SendResult, SendStatus, SpooledSend
+from rocketmq_spark.model import MessageQueue, SendRequest, SendResult, SendStatus
 from rocketmq_spark.model.send import BatchStorage, HalfCheck, HalfPlace, TransactionState
-from rocketmq_spark.producer.producer import BaseProducer
-from rocketmq_spark.producer.resender import EngineResender
-from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.wire.messages import decode_batch
+from tests.fakes.timer import Time
 from tests.queues import qs
 
 Outcome = SendResult | RocketMQError
 Answer = Outcome | Callable[[MessageQueue, SendRequest], Outcome | None]
-
-
-class Time:
-    """One clock for deadlines, pauses and everything that is due later."""
-
-    def __init__(self) -> None:
-        self.now = 1_000.0
-        self.due: list[tuple[float, int, Timer, Callable[[], None]]] = []
-        self.numbers = itertools.count()
-        self.slept_ms = 0  # of the machine, which this clock has not noticed
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def advance(self, seconds: float) -> None:
-        """Move time, calling what comes due on the way."""
-        end = self.now + seconds
-        while self.due and self.due[0][0] <= end + 1e-9:
-            at, _, _, call = heapq.heappop(self.due)
-            self.now = max(self.now, at)
-            call()
-        self.now = end
-
-    def run_due(self) -> None:
-        self.advance(0.0)
-
-
-class ManualTimer(Timer):
-    """A timer without a thread."""
-
-    def __init__(self, time: Time) -> None:
-        super().__init__("manual")
-        self.time = time
-        self.pauses: list[float] = []
-        self.stopped = False  # as if its thread had died
-
-    def beside(self, name: str) -> Timer:
-        return ManualTimer(self.time)
-
-    def now_ms(self) -> int:
-        return int(self.time.now * 1000 + 1e-6)
-
-    def lease_ms(self) -> int:
-        return self.now_ms() + self.time.slept_ms
-
-    def wall_ms(self) -> int:
-        return 1_700_000_000_000 + self.now_ms()
-
-    def pause(self, seconds: float) -> None:
-        self.pauses.append(seconds)
-        self.time.advance(seconds)
-
-    def wait(self, future: Future[Any], seconds: float) -> bool:
-        if not future.done():
-            self.time.advance(seconds)
-        return future.done()
-
-    def hold(self, changed: threading.Condition, seconds: float) -> None:
-        next_due = self.time.due[0][0] - self.time.now if self.time.due else seconds
-        self.time.advance(min(seconds, max(next_due, 0.0)))
-
-    def later(self, seconds: float, call: Callable[[], None]) -> None:
-        if not self._closed and not self.stopped:
-            heapq.heappush(self.time.due, (self.time.now + seconds, next(self.time.numbers), self, call))
-
-    def begin(self) -> None:
-        pass
-
-    def drain(self, seconds: float) -> None:
-        self.time.run_due()
-
-    def close(self, wait_s: float = 5.0) -> None:
-        self._closed = True
-        self.time.due = [entry for entry in self.time.due if entry[2] is not self]
-        heapq.heapify(self.time.due)
 
 
 def ok(queue: MessageQueue, request: SendRequest, offset: int = 100) -> SendResult:
@@ -127,6 +43,7 @@ class ScriptedSender:
     def __init__(self, time: Time, queues: str = "a:0-1 b:0-1") -> None:
         self.time = time
         self.routes: dict[str, Any] = {"T": tuple(qs(queues))}
+        self.masters: bool | RocketMQError = True
         self.read_only: tuple[MessageQueue, ...] = ()
         self.script: list[Answer | None] = []
         self.by_broker: dict[str, Callable[[], Answer]] = {}
@@ -165,13 +82,15 @@ class ScriptedSender:
         return self.any_master()
 
     def any_master(self) -> bool:
-        return any(self.routes.values())
+        if isinstance(self.masters, RocketMQError):
+            raise self.masters
+        return self.masters
 
-    def timers(self, topic: str, brokers: Iterable[str], deadline: Deadline) -> dict[str, int]:
+    def max_timer_delays_ms(self, topic: str, brokers: Iterable[str], deadline: Deadline) -> dict[str, int]:
         self.events.append(("timers", sorted(brokers)))
         return {name: self.longest_timers[name] for name in brokers if name in self.longest_timers}
 
-    def consumed(self, topic: str, deadline: Deadline) -> bool:
+    def has_online_consumer(self, topic: str, deadline: Deadline) -> bool:
         self.events.append(("consumed", topic))
         self.publish_queues(topic, deadline)
         return topic in self.consumed_topics
@@ -179,7 +98,7 @@ class ScriptedSender:
     def all_queues(self, topic: str, deadline: Deadline) -> Sequence[MessageQueue]:
         return sorted((*self.publish_queues(topic, deadline), *self.read_only))
 
-    numbered_queues = all_queues
+    partition_queues = all_queues
 
     def send(self, queue: MessageQueue, request: SendRequest, deadline: Deadline) -> SendResult:
         outcome = self._outcome("sync", queue, request, deadline)
@@ -266,47 +185,3 @@ class ScriptedSender:
 
     def _resolve(self, answer: Answer | None, queue: MessageQueue, request: SendRequest) -> Outcome | None:
         return answer(queue, request) if callable(answer) else answer
-
-
-class Bench:
-    """A producer on a scripted sender; ``timers`` are send, callback, housekeeping, and batch."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.time = Time()
-        monkeypatch.setattr(
-            "rocketmq_spark.base.clock.time",
-            SimpleNamespace(
-                monotonic=self.time.monotonic,
-            ),
-        )
-        self.sender = ScriptedSender(self.time)
-        self.timers: dict[str, ManualTimer] = {}
-        self.producers: list[BaseProducer] = []
-
-    def producer(self, shared_as: str | None = None, **settings: Any) -> BaseProducer:
-        chosen = {"group": "g", "heartbeat_s": 0, "route_refresh_s": 0, **settings}
-        producer = BaseProducer(self.sender, ProducerSettings(**chosen), shared_as, self.timer)
-        self.producers.append(producer)
-        return producer
-
-    def timer(self, name: str) -> ManualTimer:
-        found = self.timers[name.rsplit("-", 1)[1]] = ManualTimer(self.time)
-        return found
-
-    def close(self) -> None:
-        for producer in self.producers:
-            producer.close(0.01)
-
-
-@pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
-    made = Bench(monkeypatch)
-    yield made
-    made.close()
-
-
-def told_storage(bench: Bench, resender: EngineResender) -> EngineResender:
-    """``resender``, which has asked how topic T stores batches."""
-    resender.joins(SpooledSend("T", SendRequest("g", b"x")))
-    bench.time.advance(0.01)
-    return resender

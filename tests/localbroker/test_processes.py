@@ -17,13 +17,13 @@ import pytest
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import LocalBrokerError
 from rocketmq_spark.localbroker.java import Archive, find_java
-from rocketmq_spark.localbroker.process import Program, Server, explain, spawn
+from rocketmq_spark.localbroker.processes import Program, Server, spawn, start_error
 from tests.helpers import awaited
 from tests.localbroker.processes import alive
 
 _PARENT = """
 import pathlib, sys
-from rocketmq_spark.localbroker.process import spawn
+from rocketmq_spark.localbroker.processes import spawn
 child = spawn(["/bin/sh", "-c", "trap '' TERM; echo begun; exec sleep 600"], pathlib.Path(sys.argv[1]))
 print(child.pid, flush=True)
 sys.stdin.read()
@@ -57,9 +57,7 @@ def test_a_child_ends_with_its_parent(tmp_path: Path, how: str, number: signal.S
             os.killpg(child, signal.SIGKILL)
 
 
-def test_a_child_that_starts_while_ctrl_c_comes_is_known_and_can_be_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_child_that_starts_during_ctrl_c_can_be_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a notebook the process goes on after it."""
     real, main = subprocess.Popen, threading.main_thread().ident
     assert main is not None
@@ -190,9 +188,9 @@ def test_only_this_start_counts(tmp_path: Path) -> None:
     ],
 )
 def test_known_causes_are_one_sentence(tmp_path: Path, printed: str, sentence: str) -> None:
-    error = explain(_program(tmp_path), "ended while starting", printed, "")
+    error = start_error(_program(tmp_path), "ended while starting", printed, "")
     assert str(error) == "[ROCKETMQ_LOCAL_BROKER] " + sentence.format(home=tmp_path)
-    assert str(explain(_program(tmp_path), "ended while starting", "", printed)) == str(error)
+    assert str(start_error(_program(tmp_path), "ended while starting", "", printed)) == str(error)
 
 
 def test_a_child_does_not_get_the_keys_of_who_starts_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,8 +9,8 @@ import pytest
 from rocketmq_spark import Message, Producer, options, session
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Request, SysFlag
-from rocketmq_spark.cli import reading
-from rocketmq_spark.cli.reading import TopicReader, at_offset, earliest, latest
+from rocketmq_spark.cli import topic_reader
+from rocketmq_spark.cli.topic_reader import TopicReader, at_offset, earliest, latest
 from rocketmq_spark.errors import NotReadable, RouteNotFound
 from rocketmq_spark.model import MessageQueue, OffsetRange, QueueBounds
 from rocketmq_spark.pull.fetched import FetchedAnswer, FetchedAnswers
@@ -51,7 +51,7 @@ def stored(rocketmq, topic):
 
 
 def test_messages_of_all_queues_in_the_order_of_storing(producer, reader, topic, stored, monkeypatch):
-    monkeypatch.setattr(reading, "_CHUNK", 3)
+    monkeypatch.setattr(topic_reader, "_READ_AHEAD", 3)
     for i in range(60):
         producer.send(Message(topic, str(i).encode()))
     stored(60)
@@ -61,9 +61,9 @@ def test_messages_of_all_queues_in_the_order_of_storing(producer, reader, topic,
     assert sorted(int(message.body) for message in found) == list(range(60))
 
 
-def test_what_is_held_is_bounded_by_bytes_and_decompressed_one_by_one(producer, reader, topic, stored, monkeypatch):
+def test_buffers_are_limited_and_decompression_is_one_by_one(producer, reader, topic, stored, monkeypatch):
     """A few kilobytes may become megabytes: of each queue only the next message is."""
-    monkeypatch.setattr(reading, "_HELD_BYTES", 8 * 2000)
+    monkeypatch.setattr(topic_reader, "_MAX_BUFFERED_BYTES", 8 * 2000)
     for i in range(120):
         producer.send(Message(topic, b"%03d" % i + bytes(100_000)))
     stored(120)
@@ -74,13 +74,13 @@ def test_what_is_held_is_bounded_by_bytes_and_decompressed_one_by_one(producer, 
             decoded.append(message.queue_offset)
             yield message
 
-    class Watched(reading.HeldAnswers):
-        def take(self, fetched, answer):
-            super().take(fetched, answer)
+    class Watched(topic_reader.BufferedAnswers):
+        def add(self, fetched, answer):
+            super().add(fetched, answer)
             held.append((self._bytes, len(self._answers)))
 
-    monkeypatch.setattr(reading, "decode_leniently", counted)
-    monkeypatch.setattr(reading, "HeldAnswers", Watched)
+    monkeypatch.setattr(topic_reader, "decode_leniently", counted)
+    monkeypatch.setattr(topic_reader, "BufferedAnswers", Watched)
     shown, queues = [], 8
     for message in reader().messages():
         shown.append(int(message.body[:3]))
@@ -90,7 +90,7 @@ def test_what_is_held_is_bounded_by_bytes_and_decompressed_one_by_one(producer, 
 
 
 def test_a_look_that_was_broken_off_goes_on_with_what_was_held(producer, reader, topic, stored, monkeypatch):
-    monkeypatch.setattr(reading, "_CHUNK", 3)
+    monkeypatch.setattr(topic_reader, "_READ_AHEAD", 3)
     for i in range(40):
         producer.send(Message(topic, str(i).encode()))
     stored(40)
@@ -110,10 +110,10 @@ def test_a_look_that_was_broken_off_goes_on_with_what_was_held(producer, reader,
     ],
 )
 def test_how_far_the_next_look_goes(answers, went):
-    held = reading.HeldAnswers(1000)
+    held = topic_reader.BufferedAnswers(1000)
     for start, end, size in answers:
-        held.take(FetchedAnswers(np.zeros(size, np.uint8), []), FetchedAnswer(0, start, end, end, 0, size))
-    assert held.went(OffsetRange(MessageQueue("t", "b", 0), 0, 100), 256) == went
+        held.add(FetchedAnswers(np.zeros(size, np.uint8), []), FetchedAnswer(0, start, end, end, 0, size))
+    assert held.next_read(OffsetRange(MessageQueue("t", "b", 0), 0, 100), 256) == went
     assert [answer.start for answer, _ in held.answers()] == [start for start, *_ in answers if start < went[0]]
 
 
@@ -175,7 +175,7 @@ def test_a_topic_that_does_not_exist_is_told_at_once(rocketmq, topic):
     assert not deadline.expired
 
 
-def test_what_is_stored_in_one_millisecond_is_in_the_order_of_the_log():
+def test_messages_of_one_millisecond_are_in_commit_log_order():
     with MockBroker() as broker:
         broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(2, {"broker-a": broker.address}))
         queues = Queues(broker, {0: [7, 7, 9], 1: [7, 9]}, most=32)
@@ -195,8 +195,8 @@ def test_what_a_closed_broker_has_is_said_to_be_left_out(caplog):
         first.on(Request.GET_TOPIC_STATS_INFO, ok(b'{"offsetTable":{}}'))
         reader = TopicReader(options.parse({"name_server": first.address}).for_role("batch source"), "t", print)
         reader.seek(earliest)
-        assert [record.getMessage() for record in caplog.records if record.name == reading.__name__] == [
-            "what topic t has on broker-b is omitted: no read permission"
+        assert [record.getMessage() for record in caplog.records if record.name == topic_reader.__name__] == [
+            "topic t: messages on broker-b are omitted, because it has no read permission there"
         ]
         first.on(Request.GET_ROUTEINFO_BY_TOPIC, route(1, {"broker-a": first.address}, perm=2))
         with pytest.raises(NotReadable, match=r"t has no read permission on broker-a.*topic update t --permission RW"):
@@ -204,7 +204,7 @@ def test_what_a_closed_broker_has_is_said_to_be_left_out(caplog):
     session.close_all()
 
 
-def test_offsets_of_queues_that_are_not_kept_any_more_are_reported():
+def test_offsets_that_are_no_longer_kept_are_reported():
     lost = []
     with MockBroker() as broker:
         broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(2, {"broker-a": broker.address}))
@@ -237,8 +237,8 @@ def test_a_topic_that_is_made_again_is_followed_from_its_begin():
     session.close_all()
 
 
-def test_a_queue_that_is_added_while_it_is_followed_is_read_from_its_begin(monkeypatch):
-    monkeypatch.setattr(reading, "_ROUTE_AGE_S", 0.0)
+def test_a_queue_added_while_following_is_read_from_its_start(monkeypatch):
+    monkeypatch.setattr(topic_reader, "_MAX_ROUTE_AGE_S", 0.0)
     lost = []
     with MockBroker() as broker:
         broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(1, {"broker-a": broker.address}))
@@ -254,7 +254,7 @@ def test_a_queue_that_is_added_while_it_is_followed_is_read_from_its_begin(monke
     session.close_all()
 
 
-def test_a_time_before_what_is_kept_begins_with_what_is_kept_and_nothing_is_said_to_be_gone():
+def test_a_time_before_the_first_message_reports_no_loss():
     """Brokers that deleted old files answer with an offset that they do not keep any more."""
     lost = []
     with MockBroker() as broker:

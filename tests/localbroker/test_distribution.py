@@ -26,8 +26,8 @@ import pytest
 from rocketmq_spark.base import folders
 from rocketmq_spark.base import process as registry
 from rocketmq_spark.errors import LocalBrokerError
-from rocketmq_spark.localbroker import distro, java, maven, process, site
-from rocketmq_spark.localbroker.moved import close_unless
+from rocketmq_spark.localbroker import distribution, java, maven, processes, workspace
+from rocketmq_spark.localbroker.moved_folders import close_unless
 from tests import users
 from tests.helpers import raising
 
@@ -62,9 +62,9 @@ class Mirror:
         self.failing: set[str] = set()
         handler = type("Handler", (Repository,), {"asked": self.asked, "failing": self.failing})
         self.server = http.server.ThreadingHTTPServer(
-            (process.HOST, 0), functools.partial(handler, directory=str(folder))
+            (processes.HOST, 0), functools.partial(handler, directory=str(folder))
         )
-        self.root = f"http://{process.HOST}:{self.server.server_port}/"
+        self.root = f"http://{processes.HOST}:{self.server.server_port}/"
 
     def file_of(self, coordinate: str) -> Path:
         group, artifact, version = coordinate.split(":")
@@ -72,15 +72,15 @@ class Mirror:
 
 
 @pytest.fixture(scope="session")
-def small_jars() -> dict[str, tuple[distro.Jar, Path]]:
+def small_jars() -> dict[str, tuple[distribution.Jar, Path]]:
     """Two small jars of the real distribution."""
-    files = {path.name: path for path in distro.fetch(["core"])}
-    jars = {jar.coordinate: jar for jar in distro.read_lock()["core"].jars}
+    files = {path.name: path for path in distribution.fetch(["core"])}
+    jars = {jar.coordinate: jar for jar in distribution.read_lock()["core"].jars}
     return {c: (jars[c], files[jars[c].file_name]) for c in SMALL}
 
 
 @pytest.fixture
-def mirror(tmp_path: Path, small_jars: dict[str, tuple[distro.Jar, Path]]) -> Iterator[Mirror]:
+def mirror(tmp_path: Path, small_jars: dict[str, tuple[distribution.Jar, Path]]) -> Iterator[Mirror]:
     mirror = Mirror(tmp_path / "mirror")
     for coordinate, (_, file) in small_jars.items():
         target = mirror.file_of(coordinate)
@@ -96,14 +96,17 @@ def mirror(tmp_path: Path, small_jars: dict[str, tuple[distro.Jar, Path]]) -> It
 
 @pytest.fixture
 def small(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_jars: dict[str, tuple[distro.Jar, Path]], mirror: Mirror
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    small_jars: dict[str, tuple[distribution.Jar, Path]],
+    mirror: Mirror,
 ) -> Path:
     """An empty cache, a lock with the two jars only, Ivy settings that lead to the mirror; returns the cache."""
     lines = "".join(f"{c} {jar.sha256} {jar.size}\n" for c, (jar, _) in small_jars.items())
     lock = tmp_path / "jars.lock"
     lock.write_text(f"# a lock for tests\n# [small] two jars\n{lines}")
-    monkeypatch.setattr(distro, "read_lock", functools.partial(distro.read_lock, lock.read_text()))
-    monkeypatch.setenv(distro.CACHE_VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setattr(distribution, "read_lock", functools.partial(distribution.read_lock, lock.read_text()))
+    monkeypatch.setenv(distribution.CACHE_VARIABLE, str(tmp_path / "cache"))
     monkeypatch.setenv(maven.SETTINGS_VARIABLE, str(_ivy_settings(tmp_path / "ivysettings.xml", mirror.root)))
     return tmp_path / "cache"
 
@@ -121,7 +124,7 @@ def _hash(path: Path) -> str:
 
 
 def test_the_lock_is_read_section_by_section() -> None:
-    lock = distro.read_lock()
+    lock = distribution.read_lock()
     assert {name: len(lock[name].jars) for name in ("core", "tls-test", "proxy", "proxy-native")} == {
         "core": 40,
         "tls-test": 4,
@@ -133,14 +136,14 @@ def test_the_lock_is_read_section_by_section() -> None:
 
 
 def test_another_section_text_is_another_folder() -> None:
-    one, two = (distro.read_lock(f"# [x] note\ng:a:1 {'0' * 64} {size}\n")["x"].key for size in (1, 2))
-    noted = distro.read_lock(f"# [x] other note\n# more\ng:a:1 {'0' * 64} 1\n")["x"].key
+    one, two = (distribution.read_lock(f"# [x] note\ng:a:1 {'0' * 64} {size}\n")["x"].key for size in (1, 2))
+    noted = distribution.read_lock(f"# [x] other note\n# more\ng:a:1 {'0' * 64} 1\n")["x"].key
     assert one != two
     assert one == noted
 
 
 def test_file_names_tell_classifiers_apart() -> None:
-    native = distro.read_lock()["proxy-native"].jars
+    native = distribution.read_lock()["proxy-native"].jars
     assert len({jar.file_name for jar in native}) == len(native)
 
 
@@ -148,28 +151,28 @@ def test_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(sys, "platform", "linux")
     home = tmp_path / "somebody"
     monkeypatch.setenv("HOME", str(home))
-    monkeypatch.delenv(distro.CACHE_VARIABLE, raising=False)
+    monkeypatch.delenv(distribution.CACHE_VARIABLE, raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    assert distro.cache_folder() == home / ".cache" / "rocketmq-spark"
+    assert distribution.cache_folder() == home / ".cache" / "rocketmq-spark"
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert distro.cache_folder() == tmp_path / "xdg" / "rocketmq-spark"
+    assert distribution.cache_folder() == tmp_path / "xdg" / "rocketmq-spark"
     monkeypatch.setattr(sys, "platform", "darwin")
-    assert distro.cache_folder() == home / "Library" / "Caches" / "rocketmq-spark"
-    monkeypatch.setenv(distro.CACHE_VARIABLE, "~/there")
-    assert distro.cache_folder() == home / "there"
+    assert distribution.cache_folder() == home / "Library" / "Caches" / "rocketmq-spark"
+    monkeypatch.setenv(distribution.CACHE_VARIABLE, "~/there")
+    assert distribution.cache_folder() == home / "there"
     assert stat.S_IMODE((home / "there").stat().st_mode) == 0o700
 
 
 def test_a_cache_that_others_may_write_to_is_not_trusted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Classes and libraries from there are executed."""
-    monkeypatch.setenv(distro.CACHE_VARIABLE, str(tmp_path / "mine"))
+    monkeypatch.setenv(distribution.CACHE_VARIABLE, str(tmp_path / "mine"))
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine").chmod(0o777)
-    distro.cache_folder()
+    distribution.cache_folder()
     assert stat.S_IMODE((tmp_path / "mine").stat().st_mode) == 0o755
-    monkeypatch.setenv(distro.CACHE_VARIABLE, str(tmp_path / "file" / "below"))
+    monkeypatch.setenv(distribution.CACHE_VARIABLE, str(tmp_path / "file" / "below"))
     (tmp_path / "file").touch()
-    assert distro.cache_folder() == tmp_path / "file" / "below", "who writes there says what is wrong"
+    assert distribution.cache_folder() == tmp_path / "file" / "below", "who writes there says what is wrong"
 
 
 def test_what_private_groups_may_write_is_closed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -177,8 +180,8 @@ def test_what_private_groups_may_write_is_closed(monkeypatch: pytest.MonkeyPatch
     for folder in (places := [tmp_path, *tmp_path.rglob("*")]):
         folder.chmod(0o775)
     monkeypatch.setattr(folders, "_is_private", lambda *_: True)
-    monkeypatch.setenv(distro.CACHE_VARIABLE, str(tmp_path))
-    distro.cache_folder()
+    monkeypatch.setenv(distribution.CACHE_VARIABLE, str(tmp_path))
+    distribution.cache_folder()
     assert {stat.S_IMODE(folder.stat().st_mode) for folder in places} == {0o755}
 
 
@@ -194,29 +197,29 @@ def test_what_others_may_have_moved_into_a_cache_stays(
         folder.chmod(0o755)
     (cache / "project").rename(cache / name)
     (cache / open_folder.format(name=name)).chmod(0o777)
-    monkeypatch.setenv(distro.CACHE_VARIABLE, str(cache))
+    monkeypatch.setenv(distribution.CACHE_VARIABLE, str(cache))
     modes = {path: path.stat().st_mode for path in (cache, *cache.rglob("*"))}
     for _ in range(2):
         with pytest.raises(LocalBrokerError, match=rf"The cache {cache} is not used: .* {cache}/{name}.*chmod go-w"):
-            distro.cache_folder()
+            distribution.cache_folder()
         assert {path: path.stat().st_mode for path in modes} == modes
     (cache / open_folder.format(name=name)).chmod(0o755)
-    assert distro.cache_folder() == cache
+    assert distribution.cache_folder() == cache
 
 
 def test_what_comes_while_a_cache_is_closed_is_seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (cache := tmp_path / "cache").mkdir()
     cache.chmod(0o777)
-    close = folders.close
+    close = folders.revoke_write
 
     def late(path: Path) -> bool:
         (cache / "archives").mkdir(exist_ok=True)
         return close(path)
 
-    monkeypatch.setattr(folders, "close", late)
-    monkeypatch.setenv(distro.CACHE_VARIABLE, str(cache))
+    monkeypatch.setattr(folders, "revoke_write", late)
+    monkeypatch.setenv(distribution.CACHE_VARIABLE, str(cache))
     with pytest.raises(LocalBrokerError, match=rf"may have moved a folder of yours to {cache}/archives"):
-        distro.cache_folder()
+        distribution.cache_folder()
     assert stat.S_IMODE(cache.stat().st_mode) == 0o777
 
 
@@ -226,9 +229,9 @@ def test_a_link_that_leads_nowhere_hides_no_moved_folder(monkeypatch: pytest.Mon
     (cache / "jars" / "project").mkdir(parents=True)
     (cache / "archives").symlink_to("x" * 300)
     cache.chmod(0o777)
-    monkeypatch.setenv(distro.CACHE_VARIABLE, str(cache))
+    monkeypatch.setenv(distribution.CACHE_VARIABLE, str(cache))
     with pytest.raises(LocalBrokerError, match=rf"The cache {cache} is not used: others may write to it"):
-        distro.cache_folder()
+        distribution.cache_folder()
     assert stat.S_IMODE(cache.stat().st_mode) == 0o777
 
 
@@ -237,8 +240,8 @@ def test_a_cache_may_have_a_folder_of_all_users_beside_its_own(monkeypatch: pyte
     (other := tmp_path / "tmp").mkdir()
     tmp_path.chmod(0o755)
     other.chmod(0o1777)
-    monkeypatch.setenv(distro.CACHE_VARIABLE, str(tmp_path))
-    assert distro.cache_folder() == tmp_path
+    monkeypatch.setenv(distribution.CACHE_VARIABLE, str(tmp_path))
+    assert distribution.cache_folder() == tmp_path
     assert stat.S_IMODE(other.stat().st_mode) == 0o1777
 
 
@@ -265,10 +268,10 @@ def test_a_data_folder_in_a_cache_keeps_its_mode(monkeypatch: pytest.MonkeyPatch
     for above in (tmp_path, *folder.parents[: len(Path(data).parts) - 1]):
         above.chmod(0o755)
     folder.chmod(0o777)
-    monkeypatch.setenv(distro.CACHE_VARIABLE, str(tmp_path))
-    distro.cache_folder()
+    monkeypatch.setenv(distribution.CACHE_VARIABLE, str(tmp_path))
+    distribution.cache_folder()
     with pytest.raises(LocalBrokerError, match=rf"{folder} is not used: others may write to it, .*broker-a"):
-        site.claim(tmp_path / "run", folder, keep=True)
+        workspace.reserve(tmp_path / "run", folder, keep=True)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o777
 
 
@@ -276,18 +279,18 @@ def test_a_cache_that_is_refused_keeps_its_modes(monkeypatch: pytest.MonkeyPatch
     """Without the mode of /tmp, all other users lose it."""
     (shared := tmp_path / "shared").mkdir()
     shared.chmod(0o1777)
-    monkeypatch.setenv(distro.CACHE_VARIABLE, str(shared))
+    monkeypatch.setenv(distribution.CACHE_VARIABLE, str(shared))
     with pytest.raises(LocalBrokerError, match=f"All users may write to {shared}; .* Name a new folder in it with"):
-        distro.cache_folder()
+        distribution.cache_folder()
     assert stat.S_IMODE(shared.stat().st_mode) == 0o1777
-    monkeypatch.setenv(distro.CACHE_VARIABLE, str(shared / "cache"))
-    assert distro.cache_folder() == shared / "cache"
+    monkeypatch.setenv(distribution.CACHE_VARIABLE, str(shared / "cache"))
+    assert distribution.cache_folder() == shared / "cache"
     (shared / "cache" / "jars" / "core").mkdir(parents=True)
     for folder in (shared / "cache", shared / "cache" / "jars"):
         folder.chmod(0o777)
     users.give_away(monkeypatch, shared / "cache" / "jars" / "core")
     with pytest.raises(LocalBrokerError, match=r"belongs to uid|lies in"):
-        distro.cache_folder()
+        distribution.cache_folder()
     assert {stat.S_IMODE(folder.stat().st_mode) for folder in (shared / "cache", shared / "cache" / "jars")} == {0o777}
 
 
@@ -301,16 +304,18 @@ def test_a_cache_of_root_is_used_unless_others_may_write_to_it(monkeypatch: pyte
     """An administrator may fill one for all users."""
     (made := tmp_path / "made").mkdir()
     (made / "jars").mkdir()
-    monkeypatch.setenv(distro.CACHE_VARIABLE, str(made))
+    monkeypatch.setenv(distribution.CACHE_VARIABLE, str(made))
     of_root(monkeypatch)
-    assert distro.cache_folder() == made
+    assert distribution.cache_folder() == made
     monkeypatch.setattr(folders, "_is_private", lambda *_: True)
     for open_folder in (made / "jars", made):
         open_folder.chmod(0o777)
-        with pytest.raises(LocalBrokerError, match=rf"Others may write to {open_folder}; .*{distro.CACHE_VARIABLE}"):
-            distro.cache_folder()
+        with pytest.raises(
+            LocalBrokerError, match=rf"Others may write to {open_folder}; .*{distribution.CACHE_VARIABLE}"
+        ):
+            distribution.cache_folder()
         open_folder.chmod(0o775)  # as in images for OpenShift
-        assert distro.cache_folder() == made
+        assert distribution.cache_folder() == made
 
 
 @pytest.mark.parametrize("link", [False, True])
@@ -320,31 +325,35 @@ def test_a_cache_that_others_may_replace_is_not_used(
     """They could exchange it between the check of its jars and the start of the JVM."""
     (cache := tmp_path / "shared" / "mine" / "cache").mkdir(parents=True)
     (tmp_path / "link").symlink_to(tmp_path / "shared" / "mine")
-    monkeypatch.setenv(distro.CACHE_VARIABLE, str(tmp_path / "link" / "cache" if link else cache))
+    monkeypatch.setenv(distribution.CACHE_VARIABLE, str(tmp_path / "link" / "cache" if link else cache))
     for private, bits in ((False, 0o1777), (True, 0o775)):
         monkeypatch.setattr(folders, "_is_private", lambda *_, private=private: private)
         (tmp_path / "shared").chmod(bits)
-        assert distro.cache_folder().samefile(cache)
+        assert distribution.cache_folder().samefile(cache)
     monkeypatch.setattr(folders, "_is_private", lambda *_: False)
     with pytest.raises(LocalBrokerError, match=rf"lies in {tmp_path / 'shared'}, in which the group \d+ \(mode 0775\)"):
-        distro.cache_folder()
+        distribution.cache_folder()
     assert not caplog.messages
     (tmp_path / "shared").chmod(0o777)
     with pytest.raises(LocalBrokerError) as raised:
-        distro.cache_folder()
-    for part in (f"lies in {tmp_path / 'shared'}, in which others (mode 0777)", "chmod go-w", distro.CACHE_VARIABLE):
+        distribution.cache_folder()
+    for part in (
+        f"lies in {tmp_path / 'shared'}, in which others (mode 0777)",
+        "chmod go-w",
+        distribution.CACHE_VARIABLE,
+    ):
         assert part in str(raised.value)
     (tmp_path / "shared").chmod(0o755)
     uid = users.give_away(monkeypatch, tmp_path / "shared", tmp_path / "shared" / "mine")
     with pytest.raises(LocalBrokerError, match=rf"its owner, uid {uid}|belongs to uid {uid}"):
-        distro.cache_folder()
+        distribution.cache_folder()
 
 
 def test_folders_above_a_new_cache_are_private(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv(distro.CACHE_VARIABLE, str(tmp_path / "a" / "b" / "cache"))
+    monkeypatch.setenv(distribution.CACHE_VARIABLE, str(tmp_path / "a" / "b" / "cache"))
     before = os.umask(0)
     try:
-        distro.cache_folder()
+        distribution.cache_folder()
     finally:
         os.umask(before)
     assert {stat.S_IMODE(folder.stat().st_mode) for folder in (tmp_path / "a").rglob("*")} == {0o700}
@@ -356,7 +365,7 @@ def test_a_home_of_another_user_has_no_cache_of_this_one(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variable: str
 ) -> None:
     """As with sudo, and in jobs of GitHub that run as root in a container."""
-    monkeypatch.delenv(distro.CACHE_VARIABLE, raising=False)
+    monkeypatch.delenv(distribution.CACHE_VARIABLE, raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     for name in ("theirs", "account"):
         (tmp_path / name).mkdir()
@@ -375,7 +384,7 @@ def test_a_home_of_another_user_has_no_cache_of_this_one(
 @pytest.fixture
 def usual(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """The home of a user without a name, whose temporary folder is that of all."""
-    for variable in (distro.CACHE_VARIABLE, "XDG_CACHE_HOME"):
+    for variable in (distribution.CACHE_VARIABLE, "XDG_CACHE_HOME"):
         monkeypatch.delenv(variable, raising=False)
     for name, bits in (("home", 0o755), ("tmp", 0o1777)):
         (tmp_path / name).mkdir()
@@ -387,12 +396,12 @@ def usual(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         raise KeyError(uid)
 
     monkeypatch.setattr(java.folders.pwd, "getpwuid", nameless)
-    registry.kept("cache").clear()
+    registry.entries("cache").clear()
     return tmp_path / "home"
 
 
 @pytest.mark.parametrize("problem", ["of another user", "open", "no folder"])
-def test_a_default_cache_that_cannot_be_used_is_replaced_with_a_warning(
+def test_an_unusable_default_cache_is_replaced_with_a_warning(
     usual: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, problem: str
 ) -> None:
     """As for random uids, and in a volume to which everyone may write."""
@@ -406,20 +415,20 @@ def test_a_default_cache_that_cannot_be_used_is_replaced_with_a_warning(
     else:
         monkeypatch.setattr(java, "user_cache", lambda: Path("/proc/rocketmq-spark"))
     for _ in range(2):
-        folder = distro.cache_folder()
+        folder = distribution.cache_folder()
     assert folder == tmp_path / "tmp" / f"rocketmq-spark-{os.geteuid()}"
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     [warning] = caplog.messages
     assert f"LocalBroker uses {folder} instead" in warning
-    assert warning.endswith(f"with {distro.CACHE_VARIABLE}")
-    monkeypatch.setenv(distro.CACHE_VARIABLE, str(usual / "named"))
+    assert warning.endswith(f"with {distribution.CACHE_VARIABLE}")
+    monkeypatch.setenv(distribution.CACHE_VARIABLE, str(usual / "named"))
     if problem == "open":
         with pytest.raises(LocalBrokerError, match="others"):
-            distro.cache_folder()
+            distribution.cache_folder()
 
 
 @pytest.mark.parametrize("planted", ["folder", "link", "own link"])
-def test_a_temporary_cache_that_another_user_has_made_is_not_used(
+def test_a_temporary_cache_of_another_user_is_not_used(
     usual: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, planted: str
 ) -> None:
     usual.chmod(0o777)
@@ -429,8 +438,10 @@ def test_a_temporary_cache_that_another_user_has_made_is_not_used(
     if planted != "own link":
         users.give_away(monkeypatch, made)
     place = made.rename(made.with_name(f"rocketmq-spark-{os.geteuid()}"))
-    with pytest.raises(LocalBrokerError, match=rf"{place} is a link, or belongs to another .*{distro.CACHE_VARIABLE}"):
-        distro.cache_folder()
+    with pytest.raises(
+        LocalBrokerError, match=rf"{place} is a link, or belongs to another .*{distribution.CACHE_VARIABLE}"
+    ):
+        distribution.cache_folder()
 
 
 def test_downloaded_jars_are_closed_whatever_the_umask_is(
@@ -439,7 +450,7 @@ def test_downloaded_jars_are_closed_whatever_the_umask_is(
     small.mkdir(mode=0o755, exist_ok=True)
     before = os.umask(0)
     try:
-        jars = distro.fetch(["small"], quiet=True)
+        jars = distribution.fetch(["small"], quiet=True)
     finally:
         os.umask(before)
     assert {stat.S_IMODE(jar.stat().st_mode) for jar in jars} == {0o644}
@@ -458,12 +469,12 @@ def test_a_cache_of_another_user_is_not_used(monkeypatch: pytest.MonkeyPatch, tm
     theirs = cache / place
     if "link" in place:
         theirs.symlink_to(tmp_path / "theirs")
-    monkeypatch.setenv(distro.CACHE_VARIABLE, str(cache))
-    assert distro.cache_folder() == cache
+    monkeypatch.setenv(distribution.CACHE_VARIABLE, str(cache))
+    assert distribution.cache_folder() == cache
     uid = users.give_away(monkeypatch, tmp_path / "theirs" if place.endswith("others") else theirs)
     with pytest.raises(LocalBrokerError) as raised:
-        distro.cache_folder()
-    for part in (f"belongs to uid {uid}", "would be executed", "Remove it, or name a", distro.CACHE_VARIABLE):
+        distribution.cache_folder()
+    for part in (f"belongs to uid {uid}", "would be executed", "Remove it, or name a", distribution.CACHE_VARIABLE):
         assert part in str(raised.value)
 
 
@@ -472,7 +483,7 @@ def test_a_jar_that_others_may_change_is_not_used_as_it_is(
     small: Path, mirror: Mirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
     """Its hash is that of the lock now, and perhaps not when the JVM reads it."""
-    jar = distro.fetch(["small"], quiet=True)[0]
+    jar = distribution.fetch(["small"], quiet=True)[0]
     inode, asked = jar.stat().st_ino, len(mirror.asked)
     if change == "mode":
         jar.chmod(0o666)
@@ -484,9 +495,9 @@ def test_a_jar_that_others_may_change_is_not_used_as_it_is(
         users.give_away(monkeypatch, jar)
     if change != "mode" and not users.IS_ROOT:  # the folders are the other user's, too
         with pytest.raises(LocalBrokerError, match="belongs to uid"):
-            distro.fetch(["small"], quiet=True)
+            distribution.fetch(["small"], quiet=True)
         return
-    assert distro.fetch(["small"], quiet=True)[0] == jar
+    assert distribution.fetch(["small"], quiet=True)[0] == jar
     status = jar.lstat()
     assert (stat.S_ISREG(status.st_mode), status.st_mode & 0o022, status.st_uid) == (True, 0, os.geteuid())
     assert status.st_ino != inode, "who has opened it may still write to it"
@@ -494,75 +505,75 @@ def test_a_jar_that_others_may_change_is_not_used_as_it_is(
 
 
 def test_real_jars_are_complete_and_in_the_order_of_the_lock() -> None:
-    jars = distro.read_lock()["core"].jars
-    files = distro.fetch(["core"])
+    jars = distribution.read_lock()["core"].jars
+    files = distribution.fetch(["core"])
     assert [f.name for f in files] == [j.file_name for j in jars]
     assert [_hash(f) for f in files] == [j.sha256 for j in jars]
 
 
 def test_an_unknown_section() -> None:
     with pytest.raises(LocalBrokerError, match=r"jars\.lock has no section nonsense"):
-        distro.fetch(["core", "nonsense"])
+        distribution.fetch(["core", "nonsense"])
 
 
 def test_fetched_once_and_then_found(small: Path, mirror: Mirror, capfd: pytest.CaptureFixture[str]) -> None:
-    files = distro.fetch(["small"])
+    files = distribution.fetch(["small"])
     assert [f.parent.parent for f in files] == [small / "jars"] * 2
     asked = len(mirror.asked)
-    assert distro.fetch(["small"]) == files
+    assert distribution.fetch(["small"]) == files
     assert len(mirror.asked) == asked
     out, err = capfd.readouterr()
-    assert err.splitlines() == [f"Fetching RocketMQ {distro.VERSION}: 2 jars, 0 MB ...", "RocketMQ is fetched"]
+    assert err.splitlines() == [f"Fetching RocketMQ {distribution.VERSION}: 2 jars, 0 MB ...", "RocketMQ is fetched"]
     assert not out
     assert {p.name for p in (small / "jars").iterdir()} == {"lock", files[0].parent.name}
 
 
-def test_jars_behind_a_link_have_their_own_paths_which_archives_are_named_by(
+def test_jars_behind_a_link_have_their_resolved_paths(
     small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    files, other = distro.fetch(["small"], quiet=True), tmp_path / "other"
+    files, other = distribution.fetch(["small"], quiet=True), tmp_path / "other"
     other.mkdir()
-    (other / "jars").symlink_to(distro.cache_folder() / "jars")
-    monkeypatch.setenv(distro.CACHE_VARIABLE, str(other))
-    assert distro.fetch(["small"]) == files
+    (other / "jars").symlink_to(distribution.cache_folder() / "jars")
+    monkeypatch.setenv(distribution.CACHE_VARIABLE, str(other))
+    assert distribution.fetch(["small"]) == files
 
 
 def test_jars_behind_a_link_that_others_may_replace_are_not_used(
     small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    distro.fetch(["small"], quiet=True)
+    distribution.fetch(["small"], quiet=True)
     cache, shared = tmp_path / "other", tmp_path / "shared"
     for folder in (cache, shared):
         folder.mkdir()
     shutil.copytree(small / "jars", shared / "jars")
     shared.chmod(0o777)
     (cache / "jars").symlink_to(shared / "jars")
-    monkeypatch.setenv(distro.CACHE_VARIABLE, str(cache))
+    monkeypatch.setenv(distribution.CACHE_VARIABLE, str(cache))
     with pytest.raises(LocalBrokerError, match=rf"{cache}/jars lies in {shared}, in which others"):
-        distro.fetch(["small"])
+        distribution.fetch(["small"])
 
 
-def test_a_jar_behind_a_link_that_others_may_replace_is_fetched_again(small: Path, tmp_path: Path) -> None:
-    jar = distro.fetch(["small"], quiet=True)[0]
+def test_a_jar_behind_an_exposed_link_is_fetched_again(small: Path, tmp_path: Path) -> None:
+    jar = distribution.fetch(["small"], quiet=True)[0]
     (shared := tmp_path / "shared").mkdir()
     shared.chmod(0o777)
     jar.rename(shared / jar.name)
     jar.symlink_to(shared / jar.name)
-    assert not distro.fetch(["small"], quiet=True)[0].is_symlink()
+    assert not distribution.fetch(["small"], quiet=True)[0].is_symlink()
 
 
-def test_a_user_without_name_and_home_has_a_cache_among_temporary_files(
+def test_a_user_without_a_home_has_a_cache_in_temporary_files(
     usual: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("HOME")
     monkeypatch.setattr(Path, "home", raising(RuntimeError("Could not determine home directory.")))
-    monkeypatch.setattr(java.folders, "make", make_below(tmp_path))
-    assert distro.cache_folder() == tmp_path / "tmp" / f"rocketmq-spark-{os.geteuid()}"
+    monkeypatch.setattr(java.folders, "make_folders", make_below(tmp_path))
+    assert distribution.cache_folder() == tmp_path / "tmp" / f"rocketmq-spark-{os.geteuid()}"
 
 
 def make_below(top: Path) -> Callable[..., list[Path]]:
     """Folders elsewhere cannot be created, as by a user who is not root."""
-    real = java.folders.make
+    real = java.folders.make_folders
 
     def make(path: Path, mode: int = 0o700) -> list[Path]:
         if not path.is_relative_to(top):
@@ -575,12 +586,12 @@ def make_below(top: Path) -> Callable[..., list[Path]]:
 def test_what_a_killed_download_left_goes_with_the_next_one(small: Path) -> None:
     (left := small / "jars" / "fetch-dead").mkdir(parents=True)
     (left / "half").write_bytes(b"x")
-    distro.fetch(["small"], quiet=True)
+    distribution.fetch(["small"], quiet=True)
     assert not left.exists()
 
 
 def test_quiet(small: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    distro.fetch(["small"], quiet=True)
+    distribution.fetch(["small"], quiet=True)
     assert capfd.readouterr() == ("", "")
 
 
@@ -591,14 +602,14 @@ def test_a_terminal_gets_a_bar(small: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
-    distro.fetch(["small"])
+    distribution.fetch(["small"])
     assert "2 jars" in terminal.getvalue()
     assert "━" in terminal.getvalue()
 
 
 @pytest.mark.parametrize("damage", ["flipped", "short", "gone"])
 def test_a_damaged_jar_is_fetched_again_and_only_that(small: Path, mirror: Mirror, damage: str) -> None:
-    first, second = distro.fetch(["small"])
+    first, second = distribution.fetch(["small"])
     good, untouched = _hash(first), second.stat().st_mtime_ns
     if damage == "gone":
         first.unlink()
@@ -607,7 +618,7 @@ def test_a_damaged_jar_is_fetched_again_and_only_that(small: Path, mirror: Mirro
         content[1000] ^= 1
         first.write_bytes(content if damage == "flipped" else content[:1000])
     mirror.asked.clear()
-    distro.fetch(["small"])
+    distribution.fetch(["small"])
     assert _hash(first) == good
     assert second.stat().st_mtime_ns == untouched
     assert second.name not in mirror.asked
@@ -616,27 +627,27 @@ def test_a_damaged_jar_is_fetched_again_and_only_that(small: Path, mirror: Mirro
 def test_other_content_than_the_lock_says_is_not_used(small: Path, mirror: Mirror) -> None:
     mirror.file_of(SMALL[1]).write_bytes(b"evil")
     with pytest.raises(LocalBrokerError, match=rf"{SMALL[1]} does not match its hash in jars\.lock"):
-        distro.fetch(["small"])
+        distribution.fetch(["small"])
     assert not list(small.rglob("*.jar"))
 
 
 def test_a_download_that_broke_off_goes_on(small: Path, mirror: Mirror) -> None:
     mirror.failing.add(mirror.file_of(SMALL[1]).name)
-    assert len(distro.fetch(["small"])) == 2
+    assert len(distribution.fetch(["small"])) == 2
     assert mirror.asked.count(mirror.file_of(SMALL[0]).name) == 1
 
 
 def test_a_jar_that_the_repository_lacks(small: Path, mirror: Mirror) -> None:
     mirror.file_of(SMALL[0]).unlink()
     with pytest.raises(LocalBrokerError, match=r"the repository lacks some jars .*commons-cli"):
-        distro.fetch(["small"])
+        distribution.fetch(["small"])
 
 
 def test_no_network_and_an_empty_cache(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    closed = f"http://{process.HOST}:{process.free_port()}/"
+    closed = f"http://{processes.HOST}:{processes.free_port()}/"
     monkeypatch.setenv(maven.SETTINGS_VARIABLE, str(_ivy_settings(tmp_path / "closed.xml", closed)))
     with pytest.raises(LocalBrokerError) as e:
-        distro.fetch(["small"])
+        distribution.fetch(["small"])
     assert str(e.value) == (
         "[ROCKETMQ_LOCAL_BROKER] Could not download RocketMQ: no connection to the repository. Check the network and "
         "HTTPS_PROXY, or name an Ivy settings file with your mirror in ROCKETMQ_SPARK_IVY_SETTINGS (rocketmq-spark help running)"
@@ -644,30 +655,30 @@ def test_no_network_and_an_empty_cache(small: Path, tmp_path: Path, monkeypatch:
 
 
 def test_no_network_and_a_full_cache(small: Path, mirror: Mirror) -> None:
-    files = distro.fetch(["small"])
+    files = distribution.fetch(["small"])
     mirror.server.shutdown()
-    assert distro.fetch(["small"]) == files
+    assert distribution.fetch(["small"]) == files
 
 
 def test_a_cache_that_cannot_be_written(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
-    monkeypatch.setenv(distro.CACHE_VARIABLE, str(tmp_path / "file" / "cache"))
+    monkeypatch.setenv(distribution.CACHE_VARIABLE, str(tmp_path / "file" / "cache"))
     with pytest.raises(LocalBrokerError, match=r"Could not write to .*/file/cache: Not a directory\. Free some space"):
-        distro.fetch(["small"])
+        distribution.fetch(["small"])
 
 
 def test_the_file_that_could_not_be_written_is_named(tmp_path: Path) -> None:
     for missing, named in ((tmp_path / "a" / "b", tmp_path / "a"), (Path("/nowhere/b"), Path("/nowhere/b"))):
         sentence = pytest.raises(LocalBrokerError, match=rf"Could not write to {named}: No such file or directory")
-        with sentence, distro.writing_to(tmp_path / "a"):
+        with sentence, distribution.writing_to(tmp_path / "a"):
             missing.touch()
 
 
 _FETCH = """
 import functools, pathlib, sys
-from rocketmq_spark.localbroker import distro
-distro.read_lock = functools.partial(distro.read_lock, pathlib.Path(sys.argv[1]).read_text())
-print(*distro.fetch(["small"]))
+from rocketmq_spark.localbroker import distribution
+distribution.read_lock = functools.partial(distribution.read_lock, pathlib.Path(sys.argv[1]).read_text())
+print(*distribution.fetch(["small"]))
 """
 
 
@@ -687,8 +698,8 @@ def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
         [
             sys.executable,
             "-c",
-            "import sys, pathlib; from rocketmq_spark.localbroker import distro\n"
-            "with distro.exclusive(pathlib.Path(sys.argv[1])): print(flush=True); sys.stdin.read()",
+            "import sys, pathlib; from rocketmq_spark.localbroker import distribution\n"
+            "with distribution.file_locked(pathlib.Path(sys.argv[1])): print(flush=True); sys.stdin.read()",
             str(lock),
         ],
         stdin=subprocess.PIPE,
@@ -703,5 +714,5 @@ def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
             waited.append(True)
             os.kill(holder.pid, signal.SIGKILL)
 
-        with distro.exclusive(lock, held):
+        with distribution.file_locked(lock, held):
             assert waited

@@ -3,10 +3,10 @@
 ``jars.lock`` lists every jar with sha256 and size, in sections that build on each other. A section's jars are in one
 folder of the cache, named by the hash of the section's text, so that versions never share files. Every start
 hashes the jars that it uses (a tenth of a second); a damaged or missing file is downloaded again.
-One process at a time downloads; others wait, and then use its files.
+One process at a time downloads. Other processes wait, and then use the downloaded files.
 
-By itself, a broker unpacks 12 MB of native code from a jar at each start, and a killed broker leaves them in the system's
-temporary folder. On platforms without a known file, brokers still unpack their own.
+By itself, a broker unpacks a native library of 12 MB from a jar at each start, and a killed broker leaves the library in the
+system's temporary folder. On platforms without an entry in ``_NATIVE_FILES``, brokers still unpack their own library.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from pathlib import Path
 from rocketmq_spark.base import extras, folders, process
 from rocketmq_spark.errors import LocalBrokerError
 from rocketmq_spark.localbroker import java, maven
-from rocketmq_spark.localbroker.moved import close_unless, moved_to
+from rocketmq_spark.localbroker.moved_folders import close_unless, moved_to
 
 CACHE_VARIABLE = "ROCKETMQ_SPARK_CACHE"
 VERSION = "5.5.0"
 # Older versions that can be run instead; each has its own lock file.
-OLDER = ("4.9.7", "5.1.4", "5.3.1")
-_MODE = 0o644  # of files in the cache, which are no secrets
+OLDER_VERSIONS = ("4.9.7", "5.1.4", "5.3.1")
+_FILE_MODE = 0o644  # of files in the cache, which are no secrets
 
 
 @dataclass(frozen=True, slots=True)
 class Jar:
-    """One line of the lock."""
+    """A jar with its line in the lock file."""
 
     coordinate: str
     sha256: str
@@ -65,7 +65,7 @@ class Section:
 
 
 def read_lock(text: str | None = None, version: str = VERSION) -> Mapping[str, Section]:
-    """The sections of ``jars.lock``, or of that of an older version, in their order."""
+    """The sections of ``jars.lock``, or of the lock file of an older version, in the order of the file."""
     if text is None:
         name = "jars.lock" if version == VERSION else f"jars-{version}.lock"
         text = resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
@@ -87,56 +87,59 @@ def cache_folder() -> Path:
     The files in the folder are executed. So the folder and the folders in it must belong to this user or root, only this user may
     write there, and no other user may replace a folder above. Raises ``LocalBrokerError`` otherwise.
     """
-    if named := os.environ.get(CACHE_VARIABLE):
-        return _own(Path(named).expanduser().absolute())
-    usual = java.user_cache()
+    if configured := os.environ.get(CACHE_VARIABLE):
+        return _prepare_cache(Path(configured).expanduser().absolute())
+    user_cache = java.user_cache()
     try:
-        if _own(usual).is_dir():
-            return usual
-        problem = f"The cache {usual} cannot be created"
+        if _prepare_cache(user_cache).is_dir():
+            return user_cache
+        problem = f"The cache {user_cache} cannot be created"
     except LocalBrokerError as e:
         problem = e.message
-    other = Path(tempfile.gettempdir(), f"rocketmq-spark-{os.geteuid()}")
-    text = "%s. LocalBroker uses %s instead; name a folder that is kept with %s"
-    process.once("cache", other, functools.partial(_LOG.warning, text, problem, other, CACHE_VARIABLE))
-    if other.is_symlink() or folders.foreign(other, root_may=False) is not None:  # everyone may have made it
+    temporary = Path(tempfile.gettempdir(), f"rocketmq-spark-{os.geteuid()}")
+    warning = "%s. LocalBroker uses %s instead; name a folder that is kept with %s"
+    process.get_or_create(
+        "cache", temporary, functools.partial(_LOG.warning, warning, problem, temporary, CACHE_VARIABLE)
+    )
+    if temporary.is_symlink() or folders.foreign_owner(temporary, root_may=False) is not None:
+        # Any user may have created it.
         raise LocalBrokerError(
-            f"{other} is a link, or belongs to another user; files from there would be executed",
+            f"{temporary} is a link, or belongs to another user; files from there would be executed",
             remedy=f"Name a folder of your own with {CACHE_VARIABLE}",
         )
-    return _own(other)
+    return _prepare_cache(temporary)
 
 
-def _own(folder: Path) -> Path:
-    """Create the cache for this user only, or take the right to write to an existing one, and to the folders in it, from others.
-    Raises ``LocalBrokerError`` for a cache that is not safe, and leaves its modes as they are.
+def _prepare_cache(folder: Path) -> Path:
+    """Create the cache for this user only. In an existing cache, remove the right of other users to write to it and to its
+    folders. Raises ``LocalBrokerError`` for a cache that is not safe, and then changes no mode.
     """
     with contextlib.suppress(OSError):  # the first write will raise an error with the reason
-        folders.make(folder)
-    _check_all(folder, _would_close)
+        folders.make_folders(folder)
+    _check_all(folder, _can_close)
     problem = None
-    with contextlib.suppress(OSError):  # it cannot be read, so nothing is read from it
-        problem = close_unless(folder, functools.partial(_moved_into, folder))
+    with contextlib.suppress(OSError):  # a cache that cannot be read is not used
+        problem = close_unless(folder, functools.partial(_moved_folder_problem, folder))
     if problem is not None:
         raise LocalBrokerError(
             f"The cache {folder} is not used: {problem}",
             remedy=f"Name a new folder with {CACHE_VARIABLE}, or let its owner run: chmod go-w",
         )
-    _check_all(folder, folders.close)  # others cannot change the cache any more
+    _check_all(folder, folders.revoke_write)  # others cannot change the cache any more
     return folder
 
 
 # Names of the folders of this package in a cache. A user may have other folders there.
-_NAMES = ("archives", "background", "demo", "jars", "natives", "ports", "run")
+_OWN_FOLDERS = ("archives", "background", "demo", "jars", "natives", "ports", "run")
 
 
-def _moved_into(cache: Path, was_open: bool) -> str | None:
-    places = [cache / name for name in _NAMES if os.path.lexists(cache / name)]
-    return next(filter(None, (moved_to(place, was_open, _below(place)) for place in places)), None)
+def _moved_folder_problem(cache: Path, was_open: bool) -> str | None:
+    places = [cache / name for name in _OWN_FOLDERS if os.path.lexists(cache / name)]
+    return next(filter(None, (moved_to(place, was_open, _inner_folders(place)) for place in places)), None)
 
 
-def _below(place: Path) -> Iterator[Path]:
-    """The folders in a folder of this package, without the data folder of ``broker start``: ``site`` checks data folders."""
+def _inner_folders(place: Path) -> Iterator[Path]:
+    """The folders in a folder of this package, without the data folder of ``broker start``: ``workspace`` checks data folders."""
     return (folder for folder in _folders_in(place) if (place.name, folder.name) != BACKGROUND_DATA)
 
 
@@ -144,22 +147,22 @@ BACKGROUND_DATA = ("background", "data")
 
 
 def _check_all(folder: Path, close: Callable[[Path], bool]) -> None:
-    """Check a cache and the folders in it, and call ``close`` for the cache and the folders of this package. Of other folders,
-    such as data folders, only the owner counts.
+    """Check a cache and the folders in it, and call ``close`` for the cache and the folders of this package. Other folders, such
+    as data folders, only need the right owner.
     """
     _check(folder, close)
     _check_above(folder)
     for inner in _folders_in(folder):
-        if inner.name not in _NAMES:
+        if inner.name not in _OWN_FOLDERS:
             _check_owner(inner)
             continue
         _check(inner, close)
-        for innermost in _below(inner):
+        for innermost in _inner_folders(inner):
             _check(innermost, close)
 
 
-def _would_close(folder: Path) -> bool:
-    """Whether ``folders.close`` would succeed. The mode of the folder stays."""
+def _can_close(folder: Path) -> bool:
+    """Whether ``folders.revoke_write`` would succeed. Does not change the folder."""
     status = folder.stat()
     return status.st_uid == os.geteuid() or not folders.others_may_write(status)
 
@@ -174,24 +177,24 @@ def _folders_in(folder: Path) -> Iterator[Path]:
 
 def _check(folder: Path, close: Callable[[Path], bool]) -> None:
     _check_owner(folder)
-    with contextlib.suppress(OSError):  # it cannot be read, so nothing is read from it
-        if folders.is_of_all(folder.stat()):
+    with contextlib.suppress(OSError):  # a folder that cannot be read is not used
+        if folders.is_shared_folder(folder.stat()):
             raise LocalBrokerError(
                 f"All users may write to {folder}; files from there would be executed",
                 remedy=f"Name a new folder in it with {CACHE_VARIABLE}",
             )
         if not close(folder):
-            raise _unsafe(f"Others may write to {folder}")
+            raise _unsafe_error(f"Others may write to {folder}")
 
 
 def _check_owner(folder: Path) -> None:
-    if (found := folders.foreign(folder)) is not None:
-        raise _unsafe(str(found))
+    if (foreign_owner := folders.foreign_owner(folder)) is not None:
+        raise _unsafe_error(str(foreign_owner))
     if folder.is_symlink():
         _check_above(folder)
 
 
-def _unsafe(problem: str) -> LocalBrokerError:
+def _unsafe_error(problem: str) -> LocalBrokerError:
     return LocalBrokerError(
         f"{problem}; files from there would be executed",
         remedy=f"Remove it, or name a folder of your own with {CACHE_VARIABLE}",
@@ -209,29 +212,32 @@ def _check_above(folder: Path) -> None:
 
 
 def fetch(names: Sequence[str] = ("core",), quiet: bool = False, version: str = VERSION) -> list[Path]:
-    """The verified jars of the named sections, in the order of the lock; downloads missing ones.
+    """Return the verified jars of the named sections, in the order of the lock file. Missing jars are downloaded first.
 
-    Links are followed, because a class-data archive is only for jars with the paths for which it was made.
+    Links are resolved, because a class-data archive is valid only for the paths of jars with which it was made.
     """
     sections = [section for name, section in read_lock(version=version).items() if name in names]
     unknown = set(names).difference(s.name for s in sections)
     if unknown:
         raise LocalBrokerError(f"jars.lock has no section {', '.join(sorted(unknown))}")
     cache = cache_folder()
-    if _damaged(cache, sections):
-        with writing_to(cache), exclusive(cache / "jars" / "lock", lambda: _say(quiet, "Waiting for another download")):
-            for left in (cache / "jars").glob("fetch-*"):  # left by a killed process: a running one has the lock
-                shutil.rmtree(left, ignore_errors=True)
-            damaged = _damaged(cache, sections)
-            if damaged:
-                _download(cache, damaged, quiet, version)
+    if _unusable_jars(cache, sections):
+        with (
+            writing_to(cache),
+            file_locked(cache / "jars" / "lock", lambda: _print(quiet, "Waiting for another download")),
+        ):
+            for abandoned in (cache / "jars").glob("fetch-*"):  # a killed process left it: a running one has the lock
+                shutil.rmtree(abandoned, ignore_errors=True)
+            unusable = _unusable_jars(cache, sections)
+            if unusable:
+                _download(cache, unusable, quiet, version)
     jars = (cache / "jars").resolve()
     return [jars / s.key / jar.file_name for s in sections for jar in s.jars]
 
 
 @contextlib.contextmanager
 def writing_to(folder: Path) -> Iterator[None]:
-    """Converts the error of a failed write (full disk, no permission) into a ``LocalBrokerError`` of one sentence."""
+    """Convert the error of a failed write (full disk, no permission) into a ``LocalBrokerError`` of one sentence."""
     try:
         yield
     except OSError as e:
@@ -243,9 +249,9 @@ def writing_to(folder: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def exclusive(path: Path, on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
+def file_locked(path: Path, on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
     """Hold a lock file. The kernel releases it when the process ends, also after a kill."""
-    folders.make(path.parent, folders.READABLE)
+    folders.make_folders(path.parent, folders.READABLE)
     with open(folders.open_private(path, os.O_RDWR | os.O_CREAT), "a") as f:
         if not folders.try_lock(f):
             on_wait()
@@ -254,27 +260,28 @@ def exclusive(path: Path, on_wait: Callable[[], None] = lambda: None) -> Iterato
         try:
             yield
         finally:
-            if os.getpid() == owner:  # unlock explicitly: a forked child has the file open, too, and must not unlock
+            # A forked child has the file open, too. So the owner unlocks it explicitly, and the child must not.
+            if os.getpid() == owner:
                 fcntl.flock(f, fcntl.LOCK_UN)
 
 
-def _damaged(cache: Path, sections: Sequence[Section]) -> list[tuple[Section, Jar]]:
-    wanted = [(section, jar) for section in sections for jar in section.jars]
+def _unusable_jars(cache: Path, sections: Sequence[Section]) -> list[tuple[Section, Jar]]:
+    jars = [(section, jar) for section in sections for jar in section.jars]
     with ThreadPoolExecutor(4) as pool:  # hashing releases the interpreter lock
-        sound = pool.map(lambda w: _is_usable(cache / "jars" / w[0].key / w[1].file_name, w[1]), wanted)
-        return [w for w, ok in zip(wanted, sound, strict=True) if not ok]
+        are_usable = pool.map(lambda w: _is_usable(cache / "jars" / w[0].key / w[1].file_name, w[1]), jars)
+        return [w for w, ok in zip(jars, are_usable, strict=True) if not ok]
 
 
 def _is_usable(path: Path, jar: Jar) -> bool:
-    """Whether the jar is sound, and no other user can change it. A jar that others may write to is replaced by a copy first,
-    because others may have it open.
+    """Whether the jar is sound, and no other user can change it. A jar to which others may write is replaced by a copy first,
+    because others may have the file open.
     """
     try:
-        if folders.foreign(path) is not None or (path.is_symlink() and any(folders.exposures(path))):
+        if folders.foreign_owner(path) is not None or (path.is_symlink() and any(folders.exposures(path))):
             return False
         if folders.others_may_write(path.stat()):
-            folders.write_new(path, folders.read_regular(path), _MODE)
-        return folders.close(path) and is_sound(path, jar)
+            folders.replace_file(path, folders.read_regular(path), _FILE_MODE)
+        return folders.revoke_write(path) and is_sound(path, jar)
     except OSError:
         return False
 
@@ -290,37 +297,38 @@ def is_sound(path: Path, jar: Jar) -> bool:
         return False
 
 
-def _download(cache: Path, wanted: Sequence[tuple[Section, Jar]], quiet: bool, version: str) -> None:
-    """Download into a separate folder, verify, then rename each file into place, so that no process sees half a jar."""
-    jars = [jar for _, jar in wanted]
-    scratch = Path(tempfile.mkdtemp(prefix="fetch-", dir=cache / "jars"))
+def _download(cache: Path, unusable: Sequence[tuple[Section, Jar]], quiet: bool, version: str) -> None:
+    """Download into a separate folder, verify, then rename each file to its target, so that no process sees a part of a jar."""
+    jars = [jar for _, jar in unusable]
+    download_folder = Path(tempfile.mkdtemp(prefix="fetch-", dir=cache / "jars"))
     try:
-        what = f"Fetching RocketMQ {version}: {len(jars)} jars"
-        with _progress(what, sum(jar.size for jar in jars), quiet) as progress:
+        title = f"Fetching RocketMQ {version}: {len(jars)} jars"
+        with _progress(title, sum(jar.size for jar in jars), quiet) as progress:
             sizes = {jar.coordinate: jar.size for jar in jars}
-            files = maven.download(list(sizes), scratch, progress, sizes)
-        wrong = [jar for jar in jars if not is_sound(files[jar.coordinate], jar)]
-        if wrong:
+            files = maven.download(list(sizes), download_folder, progress, sizes)
+        mismatched = [jar for jar in jars if not is_sound(files[jar.coordinate], jar)]
+        if mismatched:
             raise LocalBrokerError(
-                f"{wrong[0].coordinate} does not match its hash in jars.lock, and was discarded",
+                f"{mismatched[0].coordinate} does not match its hash in jars.lock, and was discarded",
                 remedy="Check the mirror, or the proxy that changes downloads",
             )
-        for section, jar in wanted:
+        for section, jar in unusable:
             target = cache / "jars" / section.key / jar.file_name
-            folders.make(target.parent, folders.READABLE)
-            folders.set_mode(files[jar.coordinate], _MODE)  # before others can reach it, and whatever the umask is
+            folders.make_folders(target.parent, folders.READABLE)
+            # Whatever the umask is, and before others can open the file.
+            folders.set_mode(files[jar.coordinate], _FILE_MODE)
             os.replace(files[jar.coordinate], target)
     finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+        shutil.rmtree(download_folder, ignore_errors=True)
 
 
 @contextlib.contextmanager
-def _progress(what: str, total: int, quiet: bool) -> Iterator[Callable[[int], None]]:
-    title = f"{what}, {total / 1e6:.0f} MB"
+def _progress(description: str, total: int, quiet: bool) -> Iterator[Callable[[int], None]]:
+    title = f"{description}, {total / 1e6:.0f} MB"
     if quiet or not sys.stderr.isatty() or not extras.installed("rich"):
-        _say(quiet, f"{title} ...")
+        _print(quiet, f"{title} ...")
         yield lambda arrived: None
-        _say(quiet, "RocketMQ is fetched")
+        _print(quiet, "RocketMQ is fetched")
         return
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
@@ -334,7 +342,7 @@ def _progress(what: str, total: int, quiet: bool) -> Iterator[Callable[[int], No
         yield lambda arrived: bar.update(task, completed=min(arrived, total))
 
 
-def _say(quiet: bool, text: str) -> None:
+def _print(quiet: bool, text: str) -> None:
     if not quiet:
         print(text, file=sys.stderr, flush=True)
 
@@ -365,11 +373,11 @@ def native_flags(jars: Sequence[Path], folder: Path) -> tuple[str, ...]:
         with zipfile.ZipFile(jar) as archive:
             code = archive.read(name)
         for place in (folder, target.parent):
-            folders.make(place, folders.READABLE)
-            if not folders.only_own(place):
+            folders.make_folders(place, folders.READABLE)
+            if not folders.is_writable_by_owner_only(place):
                 raise PermissionError(f"others may write to {place}")
-        if not (folders.only_own(target) and target.read_bytes() == code):
-            folders.write_new(target, code, _MODE)
+        if not (folders.is_writable_by_owner_only(target) and target.read_bytes() == code):
+            folders.replace_file(target, code, _FILE_MODE)
     except (OSError, KeyError, zipfile.BadZipFile) as e:
         _LOG.debug("brokers unpack %s themselves: %s", name, e)
         return ()

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rocketmq_spark.base import folders
 
-_LOOK = "; LocalBroker deletes and replaces files there, so check first that all of them are files of LocalBroker"
+_REMEDY = "; LocalBroker deletes and replaces files there, so check first that all of them are files of LocalBroker"
 
 
 def close_unless(
@@ -33,7 +33,7 @@ def close_unless(
     was_open = folders.others_may_write(before)
     if (problem := problem_in(was_open)) is not None:
         return problem
-    if not folders.close(folder):
+    if not folders.revoke_write(folder):
         return f"others may write to {folder}"
     problem = problem_in(was_open) or problem_after()
     if problem is not None:
@@ -43,27 +43,27 @@ def close_unless(
 
 
 def _restore_mode(folder: Path, before: os.stat_result) -> None:
-    with folders.inside(folder) as opened:
-        now = os.fstat(opened)
+    with folders.open_subfolder(folder) as descriptor:
+        now = os.fstat(descriptor)
         if os.path.samestat(now, before) and now.st_mode != before.st_mode:  # another folder may have taken its name
-            os.fchmod(opened, stat.S_IMODE(before.st_mode))
+            os.fchmod(descriptor, stat.S_IMODE(before.st_mode))
 
 
-def moved_to(place: Path, was_open: bool, below: Iterable[Path] = ()) -> str | None:
-    """Return a clause that says that others may have moved a folder to ``place``; None if they cannot have done that.
+def moved_to(entry: Path, was_open: bool, below: Iterable[Path] = ()) -> str | None:
+    """Return a clause that says that others may have moved a folder to ``entry``; None if they cannot have done that.
 
     Args:
-        place: An existing file or folder with a name by which files are deleted.
+        entry: An existing file or folder with a name by which files are deleted.
         was_open: Whether others could write to the folder above.
-        below: Folders in the place. Others must not write to these either. Links among them are not checked.
+        below: Folders in ``entry``. Others must not write to these either. Links among them are not checked.
     """
     if was_open:
-        return f"others may write to it, and may have moved a folder of yours to {place}{_LOOK}"
-    if _is_open(place.stat):
-        return f"others may write to {place}, and may have moved a folder of yours there{_LOOK}"
+        return f"others may write to it, and may have moved a folder of yours to {entry}{_REMEDY}"
+    if _is_open(entry.stat):
+        return f"others may write to {entry}, and may have moved a folder of yours there{_REMEDY}"
     for folder in below:
         if not folder.is_symlink() and _is_open(folder.lstat):
-            return f"others may write to {folder}, and may have moved a folder of yours there{_LOOK}"
+            return f"others may write to {folder}, and may have moved a folder of yours there{_REMEDY}"
     return None
 
 

@@ -1,6 +1,6 @@
 """One server as a child process: a JVM with little memory that ends with this process, its log in a file, its ports on loopback.
 
-The child has its own session, so Ctrl-C reaches only Python, which then ends the child. With ``guard.py`` it ends even
+The child has its own session, so Ctrl-C reaches only Python, which then ends the child. With ``watchdog.py`` it ends even
 if Python is killed. The kernel ties that to the *thread* that started the child, so one permanent thread starts all children.
 
 Free ports are chosen below the kernel's range for outgoing connections, so that no connection takes
@@ -28,14 +28,14 @@ from pathlib import Path
 
 from rocketmq_spark.base import folders
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.threads import Failure, attempt
+from rocketmq_spark.base.threads import Failure, capture
 from rocketmq_spark.errors import LocalBrokerError
-from rocketmq_spark.localbroker.distro import cache_folder
+from rocketmq_spark.localbroker.distribution import cache_folder
 from rocketmq_spark.localbroker.java import Archive, Java
 
 HOST = "127.0.0.1"
-_RANGE = range(20_000, 32_000)
-_BLOCK = 60
+_PORT_RANGE = range(20_000, 32_000)
+_BLOCK_SIZE = 60
 
 # A broker's ports relative to listenPort: itself, the fast port, replication (on all interfaces).
 BROKER_PORTS = (0, -2, 1)
@@ -56,47 +56,49 @@ def is_free(port: int) -> bool:
     return True
 
 
-def all_free(port: int, around: Iterable[int] = (0,)) -> bool:
-    return all(is_free(port + d) for d in around)
+def all_free(port: int, distances: Iterable[int] = (0,)) -> bool:
+    return all(is_free(port + d) for d in distances)
 
 
-def free_port(around: Iterable[int] = (0,), taken: Iterable[int] = ()) -> int:
-    """A port that is free, as are the ports at the given distances, none of them in ``taken`` or chosen before."""
-    around, avoid = tuple(around), set(taken)
+def free_port(distances: Iterable[int] = (0,), avoid: Iterable[int] = ()) -> int:
+    """Return a port such that the ports at all ``distances`` from it are free, not in ``avoid``, and not chosen before."""
+    distances, avoided = tuple(distances), set(avoid)
     with _blocks.lock:
         for port in _blocks.candidates():
-            wanted = {port + d for d in around}
-            if avoid.isdisjoint(wanted) and _blocks.given.isdisjoint(wanted) and all_free(port, around):
-                _blocks.given |= wanted
+            ports = {port + d for d in distances}
+            if avoided.isdisjoint(ports) and _blocks.chosen.isdisjoint(ports) and all_free(port, distances):
+                _blocks.chosen |= ports
                 return port
-    raise LocalBrokerError(f"No free ports between {_RANGE.start} and {_RANGE.stop}", remedy="Stop some servers")
+    raise LocalBrokerError(
+        f"No free ports between {_PORT_RANGE.start} and {_PORT_RANGE.stop}", remedy="Stop some servers"
+    )
 
 
-class _Blocks:
-    """The blocks of ports that this process has reserved, each with a lock that ends with the process, and the chosen ports."""
+class _PortBlocks:
+    """The blocks of ports that this process has reserved, and the chosen ports. The lock of a block ends with the process."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.given: set[int] = set()
+        self.chosen: set[int] = set()
         self._own: set[int] = set()
 
     def candidates(self) -> Iterator[int]:
         """Ports of this process's blocks, then of other free blocks; any ports if locks are impossible."""
         rng = random.SystemRandom()
-        starts = list(range(_RANGE.start, _RANGE.stop, _BLOCK))
+        starts = list(range(_PORT_RANGE.start, _PORT_RANGE.stop, _BLOCK_SIZE))
         for start in [*self._own, *rng.sample(starts, len(starts))]:
-            if self._has(start):
-                # Without the ports at the ends, whose neighbours are in other blocks.
-                yield from rng.sample(range(start + 2, start + _BLOCK - 1), _BLOCK - 3)
+            if self._reserves(start):
+                # Without the first and last ports of the block, whose neighbours are in other blocks.
+                yield from rng.sample(range(start + 2, start + _BLOCK_SIZE - 1), _BLOCK_SIZE - 3)
         for _ in range(1000):
-            yield rng.choice(_RANGE)
+            yield rng.choice(_PORT_RANGE)
 
-    def _has(self, start: int) -> bool:
+    def _reserves(self, start: int) -> bool:
         if start in self._own:
             return True
         folder = cache_folder() / "ports"
         with contextlib.suppress(OSError):
-            folders.make(folder, folders.READABLE)
+            folders.make_folders(folder, folders.READABLE)
             # A bare descriptor, because it must stay open until the process ends.
             lock = folders.open_private(folder / str(start), os.O_RDWR | os.O_CREAT)
             with contextlib.suppress(OSError):
@@ -107,24 +109,24 @@ class _Blocks:
         return False
 
 
-_blocks = _Blocks()
+_blocks = _PortBlocks()
 
 
-def accepts(port: int) -> bool:
+def is_listening(port: int) -> bool:
     """Whether a process listens on this port."""
     with contextlib.suppress(OSError), socket.create_connection((HOST, port), timeout=1):
         return True
     return False
 
 
-def refuse_taken(wished: Mapping[str, int]) -> None:
+def check_ports_free(requested: Mapping[str, int]) -> None:
     """Raise an error if a requested port (by server name) is in use, before anything is downloaded or started."""
-    for name, port in wished.items():
+    for name, port in requested.items():
         if not is_free(port):
-            raise taken(name, [port])
+            raise port_in_use_error(name, [port])
 
 
-def taken(name: str, ports: Iterable[int]) -> LocalBrokerError:
+def port_in_use_error(name: str, ports: Iterable[int]) -> LocalBrokerError:
     """The error for a server that cannot listen on one of its ports."""
     text = " or ".join(map(str, ports))
     return LocalBrokerError(
@@ -133,39 +135,39 @@ def taken(name: str, ports: Iterable[int]) -> LocalBrokerError:
     )
 
 
-class PortBook:
-    """The ports of a data folder's servers: the requested port, or the previous one if it is free, or a new one."""
+class PortAssignments:
+    """The ports of the servers of a data folder: the requested port, otherwise the previous port if it is free, or a new one."""
 
-    def __init__(self, path: Path, wished: Mapping[str, int]) -> None:
+    def __init__(self, path: Path, requested: Mapping[str, int]) -> None:
         self._path = path
-        self._wished = dict(wished)
+        self._requested = dict(requested)
         self._lock = threading.Lock()
         self._ports: dict[str, int] = {}
         with contextlib.suppress(OSError, ValueError):
             self._ports = json.loads(path.read_text(encoding="utf-8"))
 
-    def assign(self, name: str, around: tuple[int, ...]) -> int:
-        """The port for a server that is about to start."""
+    def assign(self, name: str, distances: tuple[int, ...]) -> int:
+        """Return the port for a server that is about to start."""
         with self._lock:
-            port = self._wished.get(name) or self._ports.get(name)
-            if port is None or (name not in self._wished and not all_free(port, around)):
+            port = self._requested.get(name) or self._ports.get(name)
+            if port is None or (name not in self._requested and not all_free(port, distances)):
                 # Avoid the requested ports of servers that start later, too.
-                known = {**self._ports, **self._wished}.values()
-                port = free_port(around, taken=[p + d for p in known for d in BROKER_PORTS])
+                assigned = {**self._ports, **self._requested}.values()
+                port = free_port(distances, avoid=[p + d for p in assigned for d in BROKER_PORTS])
             self._ports[name] = port
-            folders.write_new(self._path, json.dumps(self._ports, indent=1) + "\n")
+            folders.replace_file(self._path, json.dumps(self._ports, indent=1) + "\n")
         return port
 
     def may_change(self, name: str) -> bool:
-        return name not in self._wished
+        return name not in self._requested
 
 
-_PAUSE_S = 0.01
+_POLL_S = 0.01
 _TAIL_LINES = 8
 _PORT_TAKEN = "Address already in use"
-MARK = "-Drocketmq.spark.data="
+DATA_FLAG = "-Drocketmq.spark.data="
 # Variables that servers do not need. They are removed, because other processes can read a server's environment while it runs.
-_SECRETS = ("ROCKETMQ_ACCESS_KEY", "ROCKETMQ_SECRET_KEY", "ROCKETMQ_NEW_PASSWORD")
+_SECRET_VARIABLES = ("ROCKETMQ_ACCESS_KEY", "ROCKETMQ_SECRET_KEY", "ROCKETMQ_NEW_PASSWORD")
 
 _FLAGS = (
     "-Xss256k",
@@ -181,7 +183,7 @@ _FLAGS = (
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """One server: its name, its folder, its command, and its ports, the one for clients first."""
+    """One server: its name, folder, command and ports. The first port is for clients."""
 
     name: str
     home: Path
@@ -202,19 +204,19 @@ class Server:
         self._archive = archive
         self._data = data
         self._child: subprocess.Popen[bytes] | None = None
-        self._seen: dict[Path, int] = {}
+        self._log_sizes: dict[Path, int] = {}
 
     def start(self) -> None:
         program = self.program
-        self._seen = {path: path.stat().st_size for path in self._log_files() if path.exists()}
+        self._log_sizes = {path: path.stat().st_size for path in self._log_files() if path.exists()}
         command = [
             str(self._java.path), f"-Xmx{program.heap_mb}m", *_FLAGS, *self._archive.flags(program.home),
-            f"{MARK}{self._data}", f"-Duser.home={program.home}", *program.flags,
+            f"{DATA_FLAG}{self._data}", f"-Duser.home={program.home}", *program.flags,
             "-cp", os.pathsep.join(map(str, program.jars)), program.main_class, *program.arguments,
         ]  # fmt: skip
-        spawn(command, program.home / "out.txt", home=program.home, started=self._adopt)
+        spawn(command, program.home / "out.txt", home=program.home, started=self._set_child)
 
-    def _adopt(self, child: subprocess.Popen[bytes]) -> None:
+    def _set_child(self, child: subprocess.Popen[bytes]) -> None:
         self._child = child
 
     @property
@@ -226,14 +228,14 @@ class Server:
         return f"127.0.0.1:{self.program.ports[0]}"
 
     def wait_until(self, ready: Callable[[], bool], deadline: Deadline) -> None:
-        """Return when ``ready``. If the child has ended, or at the deadline, raise an error with the end of its log."""
+        """Return when ``ready`` returns true. Raise an error with the end of the log when the child ends, or at the deadline."""
         while not ready():
             # Do not wait for the exit of a broker that cannot listen: it takes ten seconds.
             if self.pid is None or _PORT_TAKEN in self.printed():
-                raise self._failure("ended while starting")
+                raise self._start_error("ended while starting")
             if deadline.expired:
-                raise self._failure("was not ready in time")
-            deadline.pause(_PAUSE_S)
+                raise self._start_error("was not ready in time")
+            deadline.pause(_POLL_S)
 
     def kill(self) -> None:
         """Send SIGKILL, and wait until the process has ended."""
@@ -258,7 +260,7 @@ class Server:
     def printed(self) -> str:
         """The output since the last start."""
         path = self._log_files()[0]
-        return _read(path)[self._seen.get(path, 0) :]
+        return _read(path)[self._log_sizes.get(path, 0) :]
 
     def _log_files(self) -> tuple[Path, ...]:
         return tuple(self.program.home / name for name in ("out.txt", "server.1.log", "server.log"))
@@ -268,20 +270,20 @@ class Server:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._child.pid, number)
 
-    def _failure(self, what: str) -> LocalBrokerError:
-        printed, *logged = (_read(path)[self._seen.get(path, 0) :] for path in self._log_files())
-        return explain(self.program, what, printed, "".join(logged))
+    def _start_error(self, event: str) -> LocalBrokerError:
+        printed, *logged = (_read(path)[self._log_sizes.get(path, 0) :] for path in self._log_files())
+        return start_error(self.program, event, printed, "".join(logged))
 
 
-def port_in_use(program: Program) -> LocalBrokerError:
-    return taken(program.name, program.ports)
+def program_port_error(program: Program) -> LocalBrokerError:
+    return port_in_use_error(program.name, program.ports)
 
 
-def explain(program: Program, what: str, printed: str, logged: str) -> LocalBrokerError:
+def start_error(program: Program, event: str, printed: str, logged: str) -> LocalBrokerError:
     """The error for a failed start: one sentence if the cause is known, otherwise the last lines of its output."""
     name, home, log = program.name, program.home, printed + logged
     if _PORT_TAKEN in log:
-        return port_in_use(program)
+        return program_port_error(program)
     for cause in ("No space left on device", "Permission denied", "Read-only file system", "Disk quota exceeded"):
         if cause in log:
             return LocalBrokerError(
@@ -294,7 +296,7 @@ def explain(program: Program, what: str, printed: str, logged: str) -> LocalBrok
     if "OutOfMemoryError" in log or "Could not reserve enough space" in log:
         return LocalBrokerError(f"{name} ran out of memory", remedy="Raise heap_mb=, or close other programs")
     tail = "\n".join(printed.splitlines()[-_TAIL_LINES:] + logged.splitlines()[-_TAIL_LINES:])
-    return LocalBrokerError(f"{name} {what}; the end of its output", remark=f"\n{tail}")
+    return LocalBrokerError(f"{name} {event}; the end of its output", remark=f"\n{tail}")
 
 
 def _read(path: Path) -> str:
@@ -314,36 +316,38 @@ def spawn(
 
     ``started`` receives the child even if Ctrl-C interrupts this call, so that the caller can end it.
     """
-    guard = [sys.executable, "-I", "-S", str(Path(__file__).with_name("guard.py")), str(os.getpid()), *command]
-    env = {name: value for name, value in os.environ.items() if name not in _SECRETS} | {"MALLOC_ARENA_MAX": "2"}
+    watchdog = [sys.executable, "-I", "-S", str(Path(__file__).with_name("watchdog.py")), str(os.getpid()), *command]
+    env = {name: value for name, value in os.environ.items() if name not in _SECRET_VARIABLES} | {
+        "MALLOC_ARENA_MAX": "2"
+    }
     if home is not None:
         env |= {"ROCKETMQ_HOME": str(home), "RMQ_PROXY_HOME": str(home)}
 
-    def start() -> subprocess.Popen[bytes]:
+    def start_child() -> subprocess.Popen[bytes]:
         with open(folders.open_private(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as out:
             child = subprocess.Popen(
-                guard, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=env, start_new_session=True,
-                umask=0o077,  # nobody else may write to files of servers, whatever the umask of this process is
+                watchdog, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=env, start_new_session=True,
+                umask=0o077,  # whatever the umask of this process is, other users may not access files of servers
             )  # fmt: skip
         if started is not None:
             started(child)
         return child
 
-    return _on_spawner(start)
+    return _on_spawner(start_child)
 
 
-_Call = tuple[Callable[[], "subprocess.Popen[bytes]"], "Future[subprocess.Popen[bytes]]"]
-_spawner: tuple[int, queue.SimpleQueue[_Call]] | None = None
+_SpawnCall = tuple[Callable[[], "subprocess.Popen[bytes]"], "Future[subprocess.Popen[bytes]]"]
+_spawner: tuple[int, queue.SimpleQueue[_SpawnCall]] | None = None
 _spawner_lock = threading.Lock()
 
 
 def _on_spawner(call: Callable[[], subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
-    """Run ``call`` in the permanent thread of this process; a forked process has its own."""
+    """Run ``call`` in the thread that starts all children. It never ends; a forked process has its own."""
     global _spawner
     with _spawner_lock:
         if _spawner is None or _spawner[0] != os.getpid():
             _spawner = (os.getpid(), queue.SimpleQueue())
-            threading.Thread(target=_serve, args=(_spawner[1],), name="localbroker spawner", daemon=True).start()
+            threading.Thread(target=_run_calls, args=(_spawner[1],), name="localbroker spawner", daemon=True).start()
     future: Future[subprocess.Popen[bytes]] = Future()
     try:
         _spawner[1].put((call, future))
@@ -354,12 +358,12 @@ def _on_spawner(call: Callable[[], subprocess.Popen[bytes]]) -> subprocess.Popen
         raise
 
 
-def _serve(calls: queue.SimpleQueue[_Call]) -> None:
+def _run_calls(calls: queue.SimpleQueue[_SpawnCall]) -> None:
     while True:
         call, future = calls.get()
         if not future.set_running_or_notify_cancel():
             continue
-        outcome = attempt(call)  # any error goes to the waiting caller, and this thread continues
+        outcome = capture(call)  # the waiting caller gets any error, and this thread continues
         if isinstance(outcome, Failure):
             future.set_exception(outcome.error)
         else:

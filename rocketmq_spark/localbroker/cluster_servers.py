@@ -1,8 +1,8 @@
 """The servers of one running cluster: the order in which they start, and how to detect that each one is up.
 
-A broker that starts fast has a race condition (5.5.0): it registers before its own scan has found the name server
-reachable, silently skips that, and tries again ten seconds later. A change of ``brokerPermission`` makes a broker
-register at once, so a broker that is up but not registered is sent the permission that it already has.
+A broker that starts fast has a race condition (5.5.0): if its own scan has not yet found the name server reachable, it silently
+skips its registration and repeats it ten seconds later. A change of ``brokerPermission`` makes a broker register at once. So a
+broker that is up but not registered is sent the permission that it already has.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.folders import write_new
+from rocketmq_spark.base.folders import replace_file
 from rocketmq_spark.client.admin import BaseAdmin, put_topic
 from rocketmq_spark.client.rpc import RpcClient
 from rocketmq_spark.errors import LocalBrokerError, RocketMQError
-from rocketmq_spark.localbroker import process, servers
-from rocketmq_spark.localbroker.process import Program, Server
+from rocketmq_spark.localbroker import processes, servers
+from rocketmq_spark.localbroker.processes import Program, Server
 from rocketmq_spark.localbroker.servers import PROXY, BrokerSpec
-from rocketmq_spark.localbroker.site import Site
+from rocketmq_spark.localbroker.workspace import Workspace
 from rocketmq_spark.remoting.pool import ConnectOptions, Pool
 from rocketmq_spark.wire import bodies, rpc
 
-_BOOTED = "boot success"
+_BOOT_LINE = "boot success"
 _PERMISSION = "brokerPermission"
-_NUDGE_EVERY_S = 0.1
+_TRIGGER_EVERY_S = 0.1
 
 
 class Registration:
@@ -39,46 +39,46 @@ class Registration:
         # One client for each name server, because a client with several uses the first that answers.
         self._views = [(server, BaseAdmin(server.address)) for server in name_servers]
         self._calls = RpcClient(Pool(ConnectOptions()))
-        self._nudged: dict[str, float] = {}
+        self._triggered_at: dict[str, float] = {}
 
     def shows(self, spec: BrokerSpec, server: Server) -> bool:
         """Whether every running name server shows this broker to clients."""
         running = self._running()
-        return bool(running) and all(_shown(view, spec, server) for view in running)
+        return bool(running) and all(_is_registered(view, spec, server) for view in running)
 
     def hides(self, spec: BrokerSpec, server: Server) -> bool:
         """Whether no name server shows this broker."""
-        return not any(_shown(view, spec, server) for view in self._running())
+        return not any(_is_registered(view, spec, server) for view in self._running())
 
     def _running(self) -> list[BaseAdmin]:
         return [view for server, view in self._views if server.pid is not None]
 
-    def shows_or_nudges(self, spec: BrokerSpec, server: Server) -> bool:
-        """Like ``shows``, for a starting broker. If it is up but not shown, it is made to register."""
+    def shows_or_triggers(self, spec: BrokerSpec, server: Server) -> bool:
+        """Like ``shows``, for a starting broker. If the broker is up but not shown, it is made to register."""
         if self.shows(spec, server):
             return True
         now = time.monotonic()
-        if now - self._nudged.get(spec.name, 0.0) > _NUDGE_EVERY_S and _BOOTED in server.printed():
-            self._nudged[spec.name] = now
-            self._nudge(server)
+        if now - self._triggered_at.get(spec.name, 0.0) > _TRIGGER_EVERY_S and _BOOT_LINE in server.printed():
+            self._triggered_at[spec.name] = now
+            self._trigger(server)
         return False
 
     def copy_topic(self, topic: str, broker_name: str, slave: Server) -> None:
         """Make a slave serve a topic now, because by itself it copies its master's topics only once a minute."""
-        known = self.admin.topic_config(topic, broker_name)
-        self._calls.request(slave.address, put_topic(topic, broker_name, known))
+        config = self.admin.topic_config(topic, broker_name)
+        self._calls.request(slave.address, put_topic(topic, broker_name, config))
 
-    def _nudge(self, server: Server) -> None:
+    def _trigger(self, server: Server) -> None:
         conf = server.program.home / "broker.conf"
         text = conf.read_text(encoding="utf-8")
-        same = {_PERMISSION: bodies.read_config(text.encode()).get(_PERMISSION, "6")}
+        unchanged = {_PERMISSION: bodies.read_config(text.encode()).get(_PERMISSION, "6")}
         try:
-            self._calls.request(server.address, rpc.UPDATE_BROKER_CONFIG.request(bodies.write_config(same)))
+            self._calls.request(server.address, rpc.UPDATE_BROKER_CONFIG.request(bodies.write_config(unchanged)))
         except RocketMQError:
             return
         finally:
-            # The broker has written all of its thousand settings into the file; restore the short one for users to read.
-            write_new(conf, text)
+            # The broker has written all of its thousand settings into the file. Users read this file, so restore the short text.
+            replace_file(conf, text)
 
     def close(self) -> None:
         for admin in (self.admin, *(view for _, view in self._views)):
@@ -86,17 +86,17 @@ class Registration:
         self._calls.pool.close()
 
 
-def _shown(view: BaseAdmin, spec: BrokerSpec, server: Server) -> bool:
+def _is_registered(view: BaseAdmin, spec: BrokerSpec, server: Server) -> bool:
     try:
-        group = view.cluster().get(spec.broker_name)
+        broker = view.cluster().get(spec.broker_name)
     except RocketMQError:
         return False
-    return group is not None and group.addresses.get(spec.broker_id) == server.address
+    return broker is not None and broker.addresses.get(spec.broker_id) == server.address
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ServerParts:
-    """Parts of servers: jars of brokers, name servers and proxy, the proxy's fields, lines of broker.conf, heap and JVM flags."""
+    """What all servers of a cluster are started with: jars, settings of brokers and proxy, heap and JVM flags of both."""
 
     jars: tuple[Path, ...]
     name_server_jars: tuple[Path, ...]
@@ -112,12 +112,14 @@ class ServerParts:
         return servers.proxy_mode(self.proxy_conf) == servers.LOCAL
 
 
-class Members:
-    """Servers by name on a site. ``specs`` are the brokers and slaves that belong to the cluster, running or not."""
+class ClusterServers:
+    """The servers of a workspace, by name. ``specs`` are the brokers and slaves that belong to the cluster, running or not."""
 
-    def __init__(self, site: Site, make: ServerParts, name_servers: Sequence[str], specs: Sequence[BrokerSpec]) -> None:
-        self.site = site
-        self._make = make
+    def __init__(
+        self, workspace: Workspace, parts: ServerParts, name_servers: Sequence[str], specs: Sequence[BrokerSpec]
+    ) -> None:
+        self.workspace = workspace
+        self.parts = parts
         self._name_servers = name_servers
         self._specs = specs
         self._registration: Registration | None = None
@@ -133,21 +135,21 @@ class Members:
         return ";".join(self.server(name).address for name in self._name_servers)
 
     def server(self, name: str) -> Server:
-        known = self.site.servers
-        if name == PROXY and self._make.has_local_proxy:
+        servers_by_name = self.workspace.servers
+        if name == PROXY and self.parts.has_local_proxy:
             name = self._specs[0].name
-        if name not in known:
-            raise LocalBrokerError(f"There is no {name!r} here", remedy=f"Known: {', '.join(sorted(known))}")
-        return known[name]
+        if name not in servers_by_name:
+            raise LocalBrokerError(f"There is no {name!r} here", remedy=f"Known: {', '.join(sorted(servers_by_name))}")
+        return servers_by_name[name]
 
     def bring_up_all(self, deadline: Deadline, with_proxy: bool) -> None:
         """Start name servers, masters, slaves and the proxy, in this order."""
-        site = self.site
+        workspace = self.workspace
         started = [
-            site.bring_up(
+            workspace.bring_up(
                 name,
                 (0,),
-                functools.partial(servers.name_server, site.data, self._make.name_server_jars, name),
+                functools.partial(servers.name_server, workspace.data, self.parts.name_server_jars, name),
                 self._readiness(None),
                 deadline,
             )
@@ -159,12 +161,12 @@ class Members:
             for is_slave in (False, True):
                 specs = [spec for spec in self._specs if (spec.broker_id > 0) is is_slave]
                 list(pool.map(lambda spec: self.bring_up(spec, deadline), specs))
-        if with_proxy and not self._make.has_local_proxy:
-            site.bring_up(
+        if with_proxy and not self.parts.has_local_proxy:
+            workspace.bring_up(
                 PROXY,
-                process.PROXY_PORTS,
+                processes.PROXY_PORTS,
                 lambda port: self._with_flags(
-                    servers.proxy(site.data, self._make.proxy_jars, port, self.name_server, self._make.proxy_conf)
+                    servers.proxy(workspace.data, self.parts.proxy_jars, port, self.name_server, self.parts.proxy_conf)
                 ),
                 self._readiness(None),
                 deadline,
@@ -172,52 +174,56 @@ class Members:
 
     def bring_up(self, spec: BrokerSpec, deadline: Deadline, conf: Mapping[str, object] | None = None) -> None:
         """Start a broker or slave for the first time; returns when the name servers show it."""
-        lines = {**self._make.conf, **(conf or {})}
+        settings = {**self.parts.conf, **(conf or {})}
 
         def make(port: int) -> Program:
-            program = servers.broker(self.site.data, self._make.jars, spec, port, self.name_server, lines)
-            if self._make.has_local_proxy:
+            program = servers.broker(self.workspace.data, self.parts.jars, spec, port, self.name_server, settings)
+            if self.parts.has_local_proxy:
                 program = servers.with_local_proxy(
-                    program, self._make.proxy_jars, self.name_server, self._make.proxy_conf
+                    program, self.parts.proxy_jars, self.name_server, self.parts.proxy_conf
                 )
             return self._with_flags(program)
 
-        ports = process.LOCAL_PROXY_PORTS if self._make.has_local_proxy else process.BROKER_PORTS
-        self.site.bring_up(spec.name, ports, make, self._readiness(spec), deadline)
+        ports = processes.LOCAL_PROXY_PORTS if self.parts.has_local_proxy else processes.BROKER_PORTS
+        self.workspace.bring_up(spec.name, ports, make, self._readiness(spec), deadline)
 
     def _with_flags(self, program: Program) -> Program:
-        return dataclasses.replace(program, heap_mb=self._make.heap_mb, flags=(*program.flags, *self._make.jvm))
+        return dataclasses.replace(program, heap_mb=self.parts.heap_mb, flags=(*program.flags, *self.parts.jvm))
 
     def restart(self, name: str, conf: Mapping[str, object], deadline: Deadline) -> None:
         """Restart a server, after killing it if it runs, with changes of its broker.conf or a proxy's fields."""
         server = self.server(name)
         server.kill()
         if conf:
-            servers.change(server.program.home, servers.PROXY_CONF if name == PROXY else servers.BROKER_CONF, conf)
+            servers.change_conf(server.program.home, servers.PROXY_CONF if name == PROXY else servers.BROKER_CONF, conf)
         spec = next((s for s in self._specs if s.name == server.program.name), None)
-        if spec is not None and (asked := self._running_name_server()):
-            # Otherwise the registration from before the kill would count as the new one.
-            asked.wait_until(functools.partial(self.registration.hides, spec, server), deadline)
-        self.site.restart(server, self._readiness(spec), deadline)
+        if spec is not None and (name_server := self._running_name_server()):
+            # Otherwise the registration from before the kill would be taken for the new one.
+            name_server.wait_until(functools.partial(self.registration.hides, spec, server), deadline)
+        self.workspace.restart(server, self._readiness(spec), deadline)
         if name in self._name_servers:
             self._await_registrations(deadline)
 
     def close(self, keep: bool) -> None:
         if self._registration is not None:
             self._registration.close()
-        self.site.close(keep)
+        self.workspace.close(keep)
 
     def _readiness(self, spec: BrokerSpec | None) -> Callable[[Server], bool]:
-        """Returns the check whether a server is up. A broker is up when it is registered, after it has opened store and ports."""
+        """Return a function that says whether a server is up. A broker registers after it has opened its store and ports, so it
+        is up when it is registered.
+        """
         if spec is None or self._running_name_server() is None:
-            return lambda server: "success" in server.printed() and all(map(process.accepts, server.program.ports))
-        return functools.partial(self.registration.shows_or_nudges, spec)
+            return lambda server: (
+                "success" in server.printed() and all(map(processes.is_listening, server.program.ports))
+            )
+        return functools.partial(self.registration.shows_or_triggers, spec)
 
     def _running_name_server(self) -> Server | None:
         return next((server for name in self._name_servers if (server := self.server(name)).pid is not None), None)
 
     def _await_registrations(self, deadline: Deadline) -> None:
-        """Wait until brokers have registered at a restarted name server. By themselves they need up to ten seconds."""
+        """Wait until brokers have registered at a restarted name server. Without a trigger, this takes up to ten seconds."""
         for spec in self._specs:
             server = self.server(spec.name)
             if server.pid is not None:
