@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import partial
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -89,13 +90,13 @@ def evidence_by_queue(offsets: Offsets, bounds: Bounds) -> dict[MessageQueue, Re
 def queues_to_probe(
     evidence: Mapping[MessageQueue, RecreationEvidence],
     checked: Collection[TopicBroker],
-    unchanged_queues: Collection[MessageQueue] = (),
+    any_unchanged: Callable[[Iterable[MessageQueue]], bool] = lambda queues: False,
 ) -> list[MessageQueue]:
     """Return the undecided queues about which brokers must be asked.
 
     ``checked`` has the topics and brokers that the last plan checked: one undecided queue is enough for each of them, and none if
-    another queue is the same as before, or if an undecided one is in ``unchanged_queues``. If a queue of them was recreated, all
-    of their undecided queues are returned.
+    another queue is the same as before, or if ``any_unchanged`` is true for the undecided ones. If a queue of them was recreated,
+    all of their undecided queues are returned.
     """
     undecided: dict[TopicBroker, list[MessageQueue]] = {}
     unchanged, recreated = set[TopicBroker](), set[TopicBroker]()
@@ -110,7 +111,7 @@ def queues_to_probe(
     for key, queues in undecided.items():
         if key not in checked or key in recreated:
             to_probe += queues
-        elif key not in unchanged and not any(map(unchanged_queues.__contains__, queues)):
+        elif key not in unchanged and not any_unchanged(queues):
             to_probe.append(min(queues))
     return to_probe
 
@@ -200,19 +201,19 @@ class RecreationResult(NamedTuple):
     is_decided: bool = False
 
 
-def _unchanged_queues(queues: Iterable[MessageQueue], bounds: Bounds, bounds_before: Bounds) -> set[MessageQueue]:
-    """Return the queues that have the minimum offset that they had before, and this offset is not 0.
+def _any_unchanged(bounds: Bounds, bounds_before: Bounds, queues: Iterable[MessageQueue]) -> bool:
+    """Whether any of ``queues`` has the minimum offset that it had before, and this offset is not 0.
 
-    Such a queue was not recreated since then: a recreated queue begins at 0, and its first messages expire much later. Empty over
+    Such a queue was not recreated since then: a recreated queue begins at 0, and its first messages expire much later. False over
     a Proxy, which hides that a broker restarted: a broker that lost the end of its store still has the same minimum offset.
     """
-    return {
-        queue
-        for queue in queues
-        if 0 < bounds[queue].min_offset == bounds_before.get(queue, bounds[queue]).min_offset
-        and queue in bounds_before
-        and bounds[queue].last_update_ms != 0
-    }
+    for queue in queues:
+        queue_bounds, bounds_then = bounds[queue], bounds_before.get(queue)
+        if bounds_then is None or queue_bounds.last_update_ms == 0:
+            continue
+        if 0 < queue_bounds.min_offset == bounds_then.min_offset:
+            return True
+    return False
 
 
 class RecreationWatch:
@@ -258,20 +259,22 @@ class RecreationWatch:
         if all(map(_HEALTHY.__contains__, evidence.values())):
             self._unchanged, self._last_check = topic_brokers(bounds), (self._now_ms(), bounds)
             return RecreationResult([], {}, is_decided=True)
-        undecided = _with_evidence(evidence, RecreationEvidence.UNDECIDED)
         unanswered: dict[TopicBroker, RocketMQError] = {}
         is_recent = 0 <= self._now_ms() - checked_at_ms < _UNCHANGED_MS
-        unchanged_queues = _unchanged_queues(undecided, bounds, bounds_before) if is_recent else ()
-        to_probe = queues_to_probe(evidence, self._unchanged, unchanged_queues)
+        to_probe = queues_to_probe(
+            evidence, self._unchanged, partial(_any_unchanged, bounds, bounds_before if is_recent else {})
+        )
         with_newer_message = self._with_newer_messages(offsets, to_probe, deadline, unanswered)
         recreated_brokers = topic_brokers(with_newer_message) & self._unchanged
         if recreated_brokers:  # then all of their queues are checked
+            undecided = _with_evidence(evidence, RecreationEvidence.UNDECIDED)
             others = {queue for queue in undecided if topic_broker(queue) in recreated_brokers} - {*to_probe}
             with_newer_message += self._with_newer_messages(offsets, others, deadline, unanswered)
         kinds = evidence.values()
+        is_decided = RecreationEvidence.UNDECIDED not in kinds
         if not (with_newer_message or RecreationEvidence.RECREATED in kinds or RecreationEvidence.ENDS_BEFORE in kinds):
             self._unchanged, self._last_check = topic_brokers(bounds) - unanswered.keys(), (self._now_ms(), bounds)
-            return RecreationResult([], unanswered, not undecided)
+            return RecreationResult([], unanswered, is_decided)
         # If a broker did not answer for a topic, the plan omits all of its queues there, also those that were surely recreated.
         recreated = [
             queue for queue in recreated_queues(evidence, with_newer_message) if topic_broker(queue) not in unanswered
@@ -281,7 +284,7 @@ class RecreationWatch:
         ending_before = topic_brokers(_with_evidence(evidence, RecreationEvidence.ENDS_BEFORE))
         self._unchanged = topic_brokers(bounds) - unanswered.keys() - topic_brokers(recreated) - ending_before
         self._last_check = self._now_ms(), bounds
-        return RecreationResult(recreated, unanswered, not undecided)
+        return RecreationResult(recreated, unanswered, is_decided)
 
     def _reconnected_brokers(self, connections: Mapping[str, object]) -> set[str]:
         """Return the brokers with another connection than at the last check: they may have crashed and restarted."""
