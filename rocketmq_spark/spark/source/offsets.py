@@ -25,6 +25,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import groupby
 from operator import itemgetter
 from typing import Any
@@ -133,10 +134,14 @@ _REMEDY_OF_PARTITIONS = (
 _REMEDY = 'It looks like {"topics":{"orders":{"broker-a":{"0":12,"1":9}}},"v":1}'
 
 
+# Entries of equal queue ids share their text: log entries of 100,000 queues are kept.
+_queue_key = lru_cache(4096)(str)
+
+
 def _to_nested_json(positions: Positions) -> dict[str, dict[str, dict[str, int]]]:
     nested: dict[str, dict[str, dict[str, int]]] = {}
     for (topic, broker_name), queues in groupby(sorted(positions), key=itemgetter(0, 1)):
-        nested.setdefault(topic, {})[broker_name] = {str(queue.queue_id): positions[queue] for queue in queues}
+        nested.setdefault(topic, {})[broker_name] = {_queue_key(queue.queue_id): positions[queue] for queue in queues}
     return nested
 
 
