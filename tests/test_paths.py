@@ -246,7 +246,7 @@ def test_what_is_exchanged_after_the_file_is_open_is_not_read(folder: Path, monk
     open_regular = folders.open_regular
 
     def exchanged(name: str, at: int) -> int:
-        opened = open_regular(name, at=at)
+        opened = open_regular(name, folder_descriptor=at)
         _exchange(folder / "keys", folder.parent / "secret")
         return opened
 

@@ -119,7 +119,7 @@ def confined_file(path: Path, option: str, variables: Mapping[str, str] = os.env
         raise _path_error(path, option, f"it leads to {str(real)!r} now", "Look at who changes its links")
     *below, name = real.relative_to(top).parts or (".",)
     with folders.open_subfolder(top, below) as at:
-        opened = folders.open_regular(name, at=at)
+        opened = folders.open_regular(name, folder_descriptor=at)
     try:
         if os.fstat(opened).st_nlink > 1:  # where the system lets others link to files that they may not read
             raise OSError(errno.EMLINK, "it has another name, perhaps in another folder", str(path))

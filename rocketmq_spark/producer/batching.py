@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 # A synchronous sender waits this much longer than its batch may take, because the error of the batch is more specific.
 _BATCH_ERROR_GRACE_S = 1.0
-_UNKNOWN_STORAGE = BatchStorage(whole=True)
+_UNKNOWN_STORAGE = BatchStorage(as_one_message=True)
 # Combinations of topic and tag that are cached.
 _MAX_TEMPLATES = 1024
 
@@ -77,7 +77,7 @@ def plain_template(
         size = len(encoder.item(topic, b"", all_properties, 0, 0))
     except MessageRefused:
         return None
-    room = codes.SINGLE_MAX_PROPERTIES - len(all_properties.encode())
+    room = codes.SINGLE_MAX_PROPERTIES_BYTES - len(all_properties.encode())
     return (
         None
         if room < 0
@@ -365,7 +365,7 @@ class BatchingClient:
         try:
             # None if no broker has answered: treated as an ordinary topic.
             storage = self._routes.storage.get(topic, _UNKNOWN_STORAGE)
-            if storage is not None and (storage.whole or storage.is_compacted):
+            if storage is not None and (storage.as_one_message or storage.is_compacted):
                 return None
             template = self._templates.get((topic, tag, waits_for_store)) or self._template(topic, tag, waits_for_store)
         except TypeError:  # a topic or tag that is not a str

@@ -190,7 +190,7 @@ def _fetch_ends_once(
     queues: list[MessageQueue] = []
     for topic in topics:
         route = routes.get(topic, 0.0, deadline)
-        named = {*route.readable(), *route.writable()}
+        named = {*route.readable_queues(), *route.writable_queues()}
         # Tasks send to brokers with a master only. A slave that acts as master does not count: it stops doing so when the master
         # returns.
         with_master = {queue for queue in named if (data := route.brokers.get(queue.broker_name)) and data.own_master}

@@ -98,7 +98,9 @@ class StoredIdScan:
             if isinstance(state, RocketMQError):
                 raise state
             mark = marks.setdefault(name, state.max_offset)
-            behind = state.index_lag > 0 if self._indexes_after_replication(name, deadline) else state.indexed < mark
+            behind = (
+                state.index_lag > 0 if self._indexes_after_replication(name, deadline) else state.indexed_end < mark
+            )
             if behind:
                 return None
         bounds = self._tools.offsets.bounds(self._since.queues, Deadline.after(self._tools.request_timeout_s))
@@ -151,10 +153,10 @@ class StoredIdScan:
             # Use the time of this broker's answer, because other brokers may have delayed the round. A long lock restarts the
             # settle time, too: while one send holds the log's lock (on a disk that hangs), the broker drops the sends in its
             # queue, so waiting sends are not visible there.
-            still = name not in self._last_answer_s or state.at_s - self._last_answer_s[name] > GAP_S
+            still = name not in self._last_answer_s or state.measured_s - self._last_answer_s[name] > GAP_S
             if still or state.lock_ms > 1000 * GAP_S:
-                self._settling_since[name] = state.at_s
-            self._last_answer_s[name] = state.at_s
+                self._settling_since[name] = state.measured_s
+            self._last_answer_s[name] = state.measured_s
         return states
 
     def _wait_until_settled(self) -> None:
@@ -184,7 +186,7 @@ class StoredIdScan:
             if not state.retriable:
                 raise state
             return False
-        over_s = state.at_s - self._settling_since[name] - self._tools.settle_s
+        over_s = state.measured_s - self._settling_since[name] - self._tools.settle_s
         return over_s >= 0 and state.head_wait_ms <= 1000 * over_s
 
     def _retry(self, ask: Callable[[], dict[MessageQueue, int] | None]) -> dict[MessageQueue, int]:
@@ -364,4 +366,4 @@ class LiveStoredIds(NotedStoredIds):
                 raise
             logger.info("could not refresh the route of %s: %s", queue.topic, e)
             return {queue} if known is None else {queue, *known.ends.queues}
-        return {queue, *(each for each in route.readable() if each.broker_name == queue.broker_name)}
+        return {queue, *(each for each in route.readable_queues() if each.broker_name == queue.broker_name)}

@@ -115,7 +115,7 @@ class StoragePlan:
         return {Property.UNIQ_KEY: batch_id.tobytes().decode(), **shared_properties}
 
     def _stored_whole(self, topic: str) -> bool:
-        return (storage := self._storage(topic)) is not None and storage.whole
+        return (storage := self._storage(topic)) is not None and storage.as_one_message
 
     def _storage(self, topic: str) -> BatchStorage | None:
         if (silent_until := self._silent_until.get(topic)) is not None and not silent_until.expired:

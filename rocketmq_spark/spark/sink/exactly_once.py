@@ -174,7 +174,9 @@ def _require_master(options: Options) -> CheckQueues:
         if environment is None:
             return
         if route.topic not in environment_queues:
-            environment.writable(route.readable(), [queue for queue in route.writable() if queue in with_master])
+            environment.writable_queues(
+                route.readable_queues(), [queue for queue in route.writable_queues() if queue in with_master]
+            )
         elif not with_master & set(environment_queues[route.topic]):
             raise BrokerNotFound(f"{environment_queues[route.topic][0]} has no master now", topic=route.topic)
 
