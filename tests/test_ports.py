@@ -164,7 +164,9 @@ def test_sink_checks_features_of_transport_instead_of_name(
     wired: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One like no other: it chooses queues, takes few messages of groups at once, and has priorities."""
-    features = transport.TransportFeatures(chooses_queues="it does", priorities=True, max_single_requests=3)
+    features = transport.TransportFeatures(
+        queue_choice_problem="it does", supports_priorities=True, max_single_requests=3
+    )
     monkeypatch.setitem(transport.FEATURES, transport.REMOTING, features)
     fake, sent = sender(), []
 

@@ -110,7 +110,7 @@ def foreign_file_in(
     Args:
         path: A folder, which may be missing.
         skipped_prefixes: Prefixes of the names of subfolders that are left out.
-        root_may: Whether root may own ``path`` itself.
+        root_may_own: Whether root may own ``path`` itself.
     """
     if (foreign := foreign_file(path, root_may_own)) is not None:
         return foreign
@@ -251,7 +251,7 @@ def open_subfolder(top: Path | int, names: Iterable[str] = (), mode: int | None 
 
     Args:
         top: A folder, or its descriptor.
-        below: The names of the subfolders.
+        names: The names of the subfolders.
         mode: Missing subfolders are created with this mode; if it is None, they are an error.
     """
     descriptor = os.open(top, _FOLDER_FLAGS) if isinstance(top, Path) else os.dup(top)
@@ -451,8 +451,7 @@ def _is_private_group(gid: int, uid: int) -> bool:
 
 @functools.cache  # a directory service may have very many accounts
 def uids_by_primary_group() -> dict[int, set[int]]:
-    """The uids of accounts, by the gid of their primary group. The members of a group (``gr_mem``) do not include these accounts.
-    """
+    """The uids of accounts, by the gid of their primary group. The members of a group (``gr_mem``) do not include these accounts."""
     uids: dict[int, set[int]] = {}
     for account in pwd.getpwall():
         uids.setdefault(account.pw_gid, set()).add(account.pw_uid)

@@ -298,7 +298,7 @@ def _destination_target(target: Target, how: dict[str, Any]) -> Target:
     if given.get("environment", ("", None))[1] == "":
         given = {key: option for key, option in given.items() if key not in ENVIRONMENT_OPTIONS}
     to = Target(dict(given.values()))
-    if (chooses := features(options.parse(to.given)).chooses_queues) is not None:
+    if (chooses := features(options.parse(to.given)).queue_choice_problem) is not None:
         raise OptionError(
             f"option 'transport' of the destination is 'grpc', but {chooses}, and copies keep their order by naming queues",
             remedy="Use --to-option transport=remoting and --to-name-server, with the name server of the destination's brokers",

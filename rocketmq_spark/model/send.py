@@ -34,7 +34,7 @@ class BatchStorage(NamedTuple):
     """How brokers store the batches of a topic.
 
     Args:
-        whole: As one message, which needs a batch id (``queue.type=BatchCQ``).
+        as_one_message: As one message, which needs a batch id (``queue.type=BatchCQ``).
         is_compacted: Brokers leave out messages without a key, although they acknowledge the batch (a compaction topic).
         needs_group: A Proxy rejects messages without a sharding key (over gRPC, in a topic with ``message.type=FIFO``).
     """

@@ -114,18 +114,18 @@ def confined_file(path: Path, option: str, variables: Mapping[str, str] = os.env
         yield str(path)
         return
     check_confined(path, option, variables)
-    top, real = Path(variables[PATHS_VARIABLE]).resolve(), path.expanduser().resolve()
-    if not real.is_relative_to(top):
-        raise _path_error(path, option, f"it leads to {str(real)!r} now", "Look at who changes its links")
-    *below, name = real.relative_to(top).parts or (".",)
-    with folders.open_subfolder(top, below) as at:
-        opened = folders.open_regular(name, folder_descriptor=at)
+    confining_folder, real_path = Path(variables[PATHS_VARIABLE]).resolve(), path.expanduser().resolve()
+    if not real_path.is_relative_to(confining_folder):
+        raise _path_error(path, option, f"it leads to {str(real_path)!r} now", "Look at who changes its links")
+    *folder_names, name = real_path.relative_to(confining_folder).parts or (".",)
+    with folders.open_subfolder(confining_folder, folder_names) as folder_descriptor:
+        descriptor = folders.open_regular(name, folder_descriptor=folder_descriptor)
     try:
-        if os.fstat(opened).st_nlink > 1:  # where the system lets others link to files that they may not read
+        if os.fstat(descriptor).st_nlink > 1:  # where the system lets others link to files that they may not read
             raise OSError(errno.EMLINK, "it has another name, perhaps in another folder", str(path))
-        yield f"/dev/fd/{opened}"
+        yield f"/dev/fd/{descriptor}"
     finally:
-        os.close(opened)
+        os.close(descriptor)
 
 
 def _path_error(path: Path, option: str, problem: str, remedy: str) -> OptionError:
@@ -161,7 +161,7 @@ def confinement_problem(path: Path, variables: Mapping[str, str] = os.environ) -
     if not os.path.isabs(folder):  # an empty or relative one would depend on the current folder
         return f"variable {PATHS_VARIABLE} is {folder!r}; expected the absolute path of a folder"
     try:
-        inside = path.expanduser().resolve().is_relative_to(Path(folder).resolve())
+        is_inside = path.expanduser().resolve().is_relative_to(Path(folder).resolve())
     except (OSError, RuntimeError, ValueError) as e:  # a loop of links, an unknown home, a null character
         return f"it cannot be compared with the folder of variable {PATHS_VARIABLE}: {e}"
-    return None if inside else f"variable {PATHS_VARIABLE} allows only paths in {folder!r}"
+    return None if is_inside else f"variable {PATHS_VARIABLE} allows only paths in {folder!r}"

@@ -39,21 +39,23 @@ class TopicNames:
 
     def __init__(self, rule: str, names: Iterable[str] = ()) -> None:
         self.rule = rule
-        self._seen: dict[str, str] = {}
+        self._name_by_renamed: dict[str, str] = {}
         for name in names:
             self.rocketmq_name(name)
 
     @property
-    def seen(self) -> tuple[str, ...]:
+    def given_names(self) -> tuple[str, ...]:
         """The names so far, as they were given."""
-        return tuple(self._seen.values())
+        return tuple(self._name_by_renamed.values())
 
     def rocketmq_name(self, name: str) -> str:
         """RocketMQ's name. Raises ``ValueError`` if another name has become the same."""
         renamed = RULES[self.rule](name)
-        other = self._seen.setdefault(renamed, name)
-        if other != name:
-            raise ValueError(f"topics {other!r} and {name!r} are both {renamed!r} with option 'topicNames' {self.rule}")
+        first_name = self._name_by_renamed.setdefault(renamed, name)
+        if first_name != name:
+            raise ValueError(
+                f"topics {first_name!r} and {name!r} are both {renamed!r} with option 'topicNames' {self.rule}"
+            )
         return renamed
 
 

@@ -335,7 +335,7 @@ class BatchingClient:
         self._send_timeout_s = settings.send_timeout_s
         # If a Proxy chooses queues, batches mix tags: each message has its own tag, and the messages of a group must stay in
         # order.
-        self._mixes_tags = settings.features.chooses_queues is not None
+        self._mixes_tags = settings.features.queue_choice_problem is not None
         self._max_body_bytes = settings.max_message_size
         self._templates: dict[tuple[str, str | None, bool], PlainTemplate] = {}
 

@@ -85,7 +85,7 @@ def prepare(message: Message, msg_id: str, settings: ProducerSettings, how: How 
     """Check ``message`` and encode its properties. Raises ``MessageRefused`` for a message that no broker would accept."""
     check_message(message)
     check_topic(message.topic, settings.scope)
-    if (proxy_chooses := settings.features.chooses_queues) and how.queue is not None:
+    if (proxy_chooses := settings.features.queue_choice_problem) and how.queue is not None:
         raise MessageRefused(f"the message names {how.queue}, but {proxy_chooses}", topic=message.topic)
     body: object = message.body
     if isinstance(body, memoryview):  # a memoryview may have items of several bytes, or gaps
@@ -160,7 +160,7 @@ def _check_proxy_texts(message: Message, properties: str) -> None:
 
 
 def _priority(message: Message, settings: ProducerSettings) -> str:
-    if not settings.features.priorities:
+    if not settings.features.supports_priorities:
         raise MessageRefused(
             "the message has a priority, which only gRPC supports", topic=message.topic, remedy="Set transport=grpc"
         )

@@ -71,7 +71,7 @@ class StoragePlan:
         self._batch_properties: BatchTagKeys | None = None
         self._silent_until: dict[str, Deadline] = {}
         # Over remoting without batches no check is needed: a broker rejects a single message with the reason.
-        self._checks = options.auto_batch or bool(transport.features(options).chooses_queues)
+        self._checks = options.auto_batch or bool(transport.features(options).queue_choice_problem)
 
     def check(self, batch: pa.RecordBatch, topics: Sequence[TopicRows], bad_rows: BadRows) -> None:
         """Add to ``bad_rows`` the rows that a broker would acknowledge but not store, and those that a Proxy would reject."""

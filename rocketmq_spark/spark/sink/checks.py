@@ -217,7 +217,7 @@ def check_topic_names(options: Options, names: Iterable[str]) -> None:
             remedy="Rename one of the two in the column 'topic', and write the batch again",
         ) from None
     connection = session.connection_key(options)
-    names_by_key = {(connection, topic_names.rocketmq_name(name)): name for name in topic_names.seen}
+    names_by_key = {(connection, topic_names.rocketmq_name(name)): name for name in topic_names.given_names}
     with process.registry_lock():
         names_kept: dict[tuple[object, str], str] = process.entries(_NAMES_KEY)
         earlier_names: dict[str, str] = {}

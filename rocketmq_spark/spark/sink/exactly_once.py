@@ -109,7 +109,7 @@ def plan_batch(
     if not begun.existed:
         return ExactlyOncePlan(name, ends)
     hashes = _read_stored_hashes(options, name, begun.note)
-    hashes_by_partition = hashes.by_partition()
+    hashes_by_partition = hashes.hashes_by_partition()
     try:
         current_ends = snapshot_queue_ends(options)
     except RocketMQError as e:
@@ -128,7 +128,7 @@ def plan_batch(
         True,
         True,
         hashes_by_partition,
-        hashes.places() if hashes_by_partition is None else None,
+        hashes.ranges_by_task() if hashes_by_partition is None else None,
         hashes.counts,
     )
 
