@@ -180,7 +180,7 @@ _tiled = _Tiles()
 
 
 def tiled(values: tuple[str, ...], count: int) -> pa.Array:
-    """``values`` in order, repeated ``count`` times."""
+    """The ``values`` in order, ``count`` times."""
     return _tiled(values, count)
 
 

@@ -1,7 +1,7 @@
 """Java's string hash of a whole column at once. Pure.
 
-A string's hash is a sum of products, so one running sum over all code units of the column gives every hash as the difference of
-two entries; 32-bit arithmetic that wraps is what Java does too.
+The hash of a string is a sum of products. So each hash is the difference of two entries of one running sum over all code units of
+the column. The 32-bit arithmetic wraps, as in Java.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ def _hash_arrow(array: Any) -> npt.NDArray[np.int32]:
     offsets = offsets - offsets[0]
     if not (utf8_bytes & 0x80).any():
         return _hashes(utf8_bytes, offsets)
-    # The first byte of a UTF-8 sequence counts as one UTF-16 unit, or as two if the sequence has four; the others as none.
+    # The first byte of a UTF-8 sequence counts as one UTF-16 unit, or as two if the sequence has four bytes. The other bytes
+    # count as none.
     widths = ((utf8_bytes & 0xC0) != 0x80).astype(np.int64) + (utf8_bytes >= 0xF0)
     units = np.frombuffer(utf8_bytes.tobytes().decode("utf-8").encode("utf-16-le"), np.uint16)
     return _hashes(units, _unit_offsets(widths, offsets))

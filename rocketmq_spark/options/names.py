@@ -1,6 +1,7 @@
 """Names in options: functions (``module:callable``), unknown names, and names of Spark's Kafka source and of other clients.
 
-An error for a foreign name contains the name here; docs/coming-from-kafka.md compares those of Spark.
+The error for a foreign name contains the equivalent name of this package. docs/coming-from-kafka.md compares the names of Spark's
+Kafka source with those of this package.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ def unknown_value(option: str, value: str, names: Sequence[str]) -> str:
     return f"option {option!r} is {value!r}; expected one of {', '.join(names)}{hint}"
 
 
-# Options, in lower case, of spark-sql-kafka-0-10.
+# Options of spark-sql-kafka-0-10, in lower case, with a clause about the equivalent.
 KAFKA_OPTIONS = {
     "kafka.bootstrap.servers": "the address of the cluster is option 'nameServer', a name server's host:port",
     "bootstrap.servers": "the address of the cluster is option 'nameServer', a name server's host:port",
@@ -193,7 +194,8 @@ _NO_EQUIVALENT = "remove it: settings of Kafka's clients have no effect here; se
 def foreign_option_equivalent(name: str, spark_options: Container[str] = ()) -> str | None:
     """Return a sentence with the equivalent of an option of Spark's Kafka source or another client; None for other names.
 
-    ``spark_options`` are the options of this package's sources and sinks: only Spark's connector has names with ``kafka.``.
+    ``spark_options`` are the options of this package's sources and sinks. They matter for names with ``kafka.``, which only
+    Spark's connector has.
     """
     lower = name.lower()
     has_kafka_prefix = lower.startswith("kafka.")
@@ -221,7 +223,7 @@ _MIN_SIMILARITY = 0.8
 
 
 def unknown_option(name: str, spellings: Mapping[str, str], spark_options: Container[str] = ()) -> str:
-    """Return the sentence about an unknown option: with the equivalent of another client's option, or with the nearest option.
+    """Return the sentence about an unknown option, with the equivalent of another client's option, or the nearest option.
 
     ``spellings`` has the spelling of each option in errors, by name; ``spark_options`` is as in ``foreign_option_equivalent``.
     """

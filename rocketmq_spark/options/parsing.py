@@ -1,6 +1,6 @@
 """Parses the texts of options. Each function raises only ``ValueError``, whose text says what was expected.
 
-Spark passes values as text, and Python calls as values; ``text`` converts the latter, so that both are parsed in the same way.
+Spark passes texts, and Python calls pass values. ``text`` converts the values, so that both are parsed in the same way.
 """
 
 from __future__ import annotations
@@ -274,7 +274,7 @@ def address_map(value: str) -> dict[str, str] | str:
 def regex(value: str) -> str:
     if not value.strip():
         raise ValueError("a regular expression that is not empty")
-    if not code_allowed():  # to compile a long expression takes Python minutes; then only RE2 reads it
+    if not code_allowed():  # Python may need minutes to compile a long expression, so only RE2 compiles it
         if (problem := re2_problem(value)) is not None:
             raise ValueError(problem)
         return value
@@ -512,7 +512,7 @@ def json_object(example: str) -> Callable[[str], dict[str, Any]]:
 
 
 def json_document(value: str) -> Any:
-    """Parse JSON. A name that occurs twice in an object is an error: otherwise the last one would win."""
+    """Parse JSON. A name that occurs twice in an object is an error; otherwise the last value would win."""
     try:
         return json.loads(value, object_pairs_hook=_unique_names)
     except RecursionError as e:
@@ -538,7 +538,7 @@ def _json(value: str, kind: type, expected: str) -> Any:
 
 
 def _by_broker(value: object, expected: str) -> dict[str, Any]:
-    """The part of a topic in JSON, by broker. For Kafka's form (partition numbers), the error says why these do not suffice."""
+    """The part of a topic in JSON, by broker. For Kafka's form, the error says why partition numbers do not suffice."""
     has_partition_numbers = isinstance(value, dict) and any(
         name.isdecimal() and isinstance(offset, int) for name, offset in value.items()
     )

@@ -33,8 +33,8 @@ MAX_TASKS = 10_000
 # Environment variables that give a field its value if the option is not set.
 _VARIABLES = {"environment": ENVIRONMENT_VARIABLE}
 
-# Options with files and folders that the package opens, which ``ROCKETMQ_SPARK_PATHS`` confines. The code that opens one
-# checks it again.
+# Options that name files and folders that the package opens. ``ROCKETMQ_SPARK_PATHS`` confines them. The code that opens a file
+# checks its path again.
 _PATHS = frozenset(
     {"credentials_file", "tls_ca_file", "tls_cert_file", "tls_key_file", "spool_dir", "local_offsets_dir"}
 )
@@ -49,7 +49,7 @@ TOLERATED = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A row of the table. ``default`` may differ by role; ``default_text`` is the text of the default in the docs."""
+    """A row of the table. ``default`` may differ by role; ``default_text`` shows the default in the docs."""
 
     name: str
     field: str
@@ -819,7 +819,7 @@ class Options:
     written_topics: tuple[str, ...] = ()  # ``allowed_topics`` before ``topic_names`` replaced names
     given: frozenset[str] = frozenset()
     from_variables: frozenset[str] = frozenset()
-    keywords: bool = False  # whether the user gave them as keywords of a Python call
+    keywords: bool = False  # whether the user gave the options as keywords of a Python call
 
     def __repr__(self) -> str:
         return f"Options({', '.join(f'{name}={getattr(self, name)!r}' for name in sorted(self.given))})"
@@ -868,7 +868,7 @@ def parse(given: Mapping[str, object], variables: Mapping[str, str] = os.environ
     """Parse a user's options; names are case-insensitive, in camelCase or snake_case. One ``OptionError`` lists all problems.
 
     Options that are not given may come from environment ``variables``, which are read only here; tasks receive the values.
-    ``keywords``: the options are keywords of a Python call, so errors name them in snake_case.
+    ``keywords`` says that the options are keywords of a Python call, so that errors name them in snake_case.
     """
     values: dict[str, Any] = {}
     problems: list[str] = []

@@ -34,7 +34,7 @@ def dots_hint(name: str) -> str:
 class TopicNames:
     """Applies a rule of ``RULES``. Two names that become one are an error, because their messages would be in one topic.
 
-    ``names`` were seen before.
+    ``names`` are names of earlier calls.
     """
 
     def __init__(self, rule: str, names: Iterable[str] = ()) -> None:
@@ -45,11 +45,11 @@ class TopicNames:
 
     @property
     def given_names(self) -> tuple[str, ...]:
-        """The names so far, as they were given."""
+        """The names of all calls, as they were given."""
         return tuple(self._name_by_renamed.values())
 
     def rocketmq_name(self, name: str) -> str:
-        """RocketMQ's name. Raises ``ValueError`` if another name has become the same."""
+        """RocketMQ's name. Raises ``ValueError`` if another name became this name in an earlier call."""
         renamed = RULES[self.rule](name)
         first_name = self._name_by_renamed.setdefault(renamed, name)
         if first_name != name:

@@ -1,4 +1,4 @@
-"""Which roles and options each transport (option ``transport``) supports, and the reasons for those that it does not. Pure.
+"""Which roles and options each transport (option ``transport``) supports, and why it does not support the others. Pure.
 
 Over gRPC the Proxy chooses queues and implements no requests about offsets. Options that need either are rejected here, before
 a connection is made.
@@ -74,7 +74,7 @@ FEATURES = {
         creates_topics=False,
         knows_timers=False,
         knows_offsets=False,
-        # So an attempt of three seconds, as in producers and spools, suffices even if a Proxy takes 180 ms for each.
+        # An attempt of three seconds, as in producers and spools, suffices for these even if a Proxy takes 180 ms for each.
         max_single_requests=16,
         restricts_characters=True,
         # RECONSUME_TIME, BORN_TIMESTAMP, __BORNHOST (a host name of at most 255 bytes) and PGROUP (the topic, at most 127).
@@ -82,7 +82,7 @@ FEATURES = {
     ),
 }
 
-# Options that require another one, by field. Without the other one, the client would send plain text or no name.
+# Options that require another option, by field. Without the other option, the client would send plain text or no name.
 REQUIRED_OPTIONS = {
     "tls_ca_file": ("tlsCaFile", "tls", "tls"),
     "tls_cert_file": ("tlsCertFile", "tls", "tls"),

@@ -175,7 +175,8 @@ def fetch_ends(
             request_deadline = Deadline.after(request_timeout_s).within(deadline.remaining())
             return _fetch_ends_once(routes, offsets, topics, request_deadline, check_queues)
         except RocketMQError as e:
-            # The last attempt may have less time than a request needs. Then its timeout hides the error of the previous attempt.
+            # The last attempt may have less time than a request needs. Its timeout would then hide the error of the previous
+            # attempt.
             if error is None or has_full_time or not isinstance(e, CallTimeout):
                 error = e
             if not e.retriable or deadline.expired:
@@ -191,8 +192,8 @@ def _fetch_ends_once(
     for topic in topics:
         route = routes.get(topic, 0.0, deadline)
         route_queues = {*route.readable_queues(), *route.writable_queues()}
-        # Tasks send to brokers with a master only. A slave that acts as master does not count: it stops doing so when the master
-        # returns.
+        # Tasks send only to brokers with a master. A slave that acts as master does not count, because it stops acting when the
+        # master returns.
         queues_with_master = {
             queue for queue in route_queues if (data := route.brokers.get(queue.broker_name)) and data.own_master
         }
@@ -232,17 +233,17 @@ for _digit, _value in zip(b"0123456789ABCDEF", range(16), strict=True):
     _VALUE_BY_DIGIT[_digit] = _value
 
 
-# Batches are decoded with the bodies of their messages, also those of other producers.
+# How many bytes are decoded at once. Messages are decoded with their bodies, also those of other producers.
 _PORTION_BYTES = 16 << 20
 
 
 def id_reader(
     open_puller: Callable[[], Puller], on_ranges: Callable[[Sequence[OffsetRange]], None] = lambda parts: None
 ) -> Callable[[Sequence[OffsetRange]], Iterator[pa.Array]]:
-    """Returns a function that reads the ids of all messages in ranges, one broker after the other. It calls ``on_ranges`` with
-    the ranges of the next ids before it yields these.
+    """Returns a function that reads the ids of all messages in ranges, one broker after the other. Before the function yields
+    ids, it calls ``on_ranges`` with the ranges of these ids.
 
-    It raises ``UnprovedError`` for missing messages, and ``DecodeError`` for a message that cannot be decoded.
+    The function raises ``UnprovedError`` for missing messages, and ``DecodeError`` for a message that cannot be decoded.
     """
 
     def read(ranges: Sequence[OffsetRange]) -> Iterator[pa.Array]:
@@ -283,7 +284,7 @@ def compared_bytes(ids: pa.Array, scope_bytes: int) -> Bytes:
 
 
 class ScopedHashes:
-    """Collects the compared parts of the ids that begin with ``scope``."""
+    """Collects the compared parts of the ids that begin with ``scope`` (``compared_bytes``)."""
 
     def __init__(self, scope: bytes) -> None:
         self._scope = scope
@@ -304,7 +305,8 @@ class ScopedHashes:
         return np.concatenate([np.empty((0, SCOPE_BYTES + ROW_BYTES - len(self._scope)), np.uint8), *self._row_blocks])
 
 
-# Up to this number, ranges are kept for each task and queue; beyond it, one range per queue covers the messages of all tasks.
+# Up to this number of ranges, each task has its range of each queue. Above it, one range per queue covers the messages of all
+# tasks.
 MAX_TASK_RANGES = 200_000
 # Tasks from this number on share their ranges, because a producer that copies the scope of a batch may store ids of any task.
 MAX_TASKS = 100_000

@@ -54,7 +54,7 @@ class ScanTools:
 
 
 class StoredIdScan:
-    """One scan from the ends ``since``. The queues must be the same as at the earlier ends ``noted`` (by default ``since``)."""
+    """One scan from the ends ``since``. It fails if a topic was created again after the earlier ends ``noted`` (or ``since``)."""
 
     def __init__(self, tools: ScanTools, since: QueueEnds, noted: Sequence[QueueEnds] | None = None) -> None:
         self._tools = tools
@@ -108,7 +108,7 @@ class StoredIdScan:
         return {queue: bounds[queue].max_offset for queue in self._since.queues}
 
     def _check_not_recreated(self) -> dict[MessageQueue, int]:
-        """Checks that topics were not created again. This is the last step, so it covers all ids that were read: in a topic that
+        """Checks that topics were not created again. This is the last step, so that it covers all ids that were read. If a topic
         was created again, other producers may have filled a queue beyond a noted end.
         """
         for noted_ends in self._noted:
@@ -140,8 +140,8 @@ class StoredIdScan:
                 )
 
     def _indexes_after_replication(self, name: str, deadline: Deadline) -> bool:
-        """Whether the broker indexes only what its slaves have confirmed. It does not report how much it holds back, so a slave
-        that hangs for longer than the settle time hides messages (docs/exactly-once.md).
+        """Whether the broker indexes only messages that its slaves have confirmed. The broker does not report how many messages
+        it holds back, so a slave that hangs for longer than the settle time hides messages (docs/exactly-once.md).
         """
         if name not in self._indexes_after_replication_by_broker:
             self._indexes_after_replication_by_broker[name] = self._tools.offsets.indexes_after_replication(
@@ -156,7 +156,7 @@ class StoredIdScan:
                 continue
             # Use the time of this broker's answer, because other brokers may have delayed the round. A long lock restarts the
             # settle time, too: while one send holds the log's lock (on a disk that hangs), the broker drops the sends in its
-            # queue, so waiting sends are not visible there.
+            # queue, so the queue does not show the sends that wait.
             has_gap = name not in self._last_answer_s or state.measured_s - self._last_answer_s[name] > GAP_S
             if has_gap or state.lock_ms > 1000 * GAP_S:
                 self._settle_start_s[name] = state.measured_s
@@ -164,7 +164,7 @@ class StoredIdScan:
         return states
 
     def _wait_until_settled(self) -> None:
-        """Wait until every broker has answered for the settle time, and none of the sends in its queue arrived before its end."""
+        """Wait until every broker has answered for the settle time, and no send in its queue arrived before the time was over."""
         waited_since = self._clock.now()
         while True:
             states = self._states(Deadline.after(self._tools.request_timeout_s))
@@ -228,8 +228,8 @@ def _raise(error: RocketMQError, _: MessageQueue) -> None:
 
 # Returns the tools of a scan for a timeout in seconds and a clock.
 MakeTools = Callable[[float, Clock], ScanTools]
-# Noted ends are requested again after this time: otherwise retention might delete messages that a scan must read, and scans would
-# take long.
+# Noted ends are requested again after this time. Otherwise scans would take long, and retention might delete messages that a scan
+# must read.
 NOTE_MAX_AGE_S = 60.0
 # Pause before the ends of queues are requested again from a broker that did not report them.
 _UNAVAILABLE_S = 5.0
@@ -272,8 +272,8 @@ class NotedStoredIds:
 
 
 class _EndsNote(NamedTuple):
-    """The ends of a topic's queues on one broker and the master that reported them, or the error. ``previous`` is the previous
-    note, because a send may have begun before this note.
+    """The ends of a topic's queues on one broker and the master that reported them, or the error. ``previous`` is the note
+    before, which is kept because a send may have begun before this note.
     """
 
     noted_s: float
@@ -332,7 +332,7 @@ class LiveStoredIds(NotedStoredIds):
         ):
             return unavailable_note._replace(
                 previous=previous
-            )  # otherwise each further topic would wait for a broker that hangs
+            )  # otherwise a request for each further topic would wait for a broker that hangs
         try:
             ends, error = self._request_topic_ends(queue), None
         except RocketMQError as e:
@@ -365,8 +365,8 @@ class LiveStoredIds(NotedStoredIds):
         return QueueEnds({each: bounds[each].max_offset for each in bounds}, {}, last_store_times(bounds))
 
     def _queues_to_request(self, queue: MessageQueue, deadline: Deadline) -> set[MessageQueue]:
-        """The queue, and all others that the same request can cover: those of the topic on this broker, by the route, or by the
-        previous note if no name server answers.
+        """The queue, and the other queues of the topic on this broker, which the same request can cover. They are those of the
+        route, or of the previous note if no name server answers.
         """
         note = self._noted.get((queue.topic, queue.broker_name))
         try:
