@@ -157,12 +157,12 @@ class FakeMember:
         return [what for name, what in self.calls if name == verb]
 
     def join(
-        self, group: str, membership: Callable[[], Membership], asked: RequestCallback, heartbeat_s: float
+        self, group: str, membership: Callable[[], Membership], on_request: RequestCallback, heartbeat_s: float
     ) -> Callable[[Deadline], None]:
         if self.asked is not None:
             raise LocalProtocolError(f"consumer group {group!r} has a member in this process already")
         self._call("join", group)
-        self.asked, self.membership, self.group = asked, membership, group
+        self.asked, self.membership, self.group = on_request, membership, group
 
         def leave(deadline: Deadline) -> None:
             self._call("leave", group)
