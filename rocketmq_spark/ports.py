@@ -77,7 +77,7 @@ class Sender(Protocol):
         """Whether any consumer group has a member that subscribes to the topic. Raises ``RouteNotFound``."""
 
     def batch_storage(self, topic: str, deadline: Deadline) -> BatchStorage | None:
-        """Return how brokers store the batches of a topic; None while this is unknown. Over gRPC, each topic counts as ordinary."""
+        """Return how brokers store the batches of a topic; None while this is unknown. A Proxy does not report it."""
 
     def send(self, queue: MessageQueue, request: SendRequest, deadline: Deadline) -> SendResult:
         """Send to one queue, without retries. ``SendResult.msg_id`` stays empty: the producer sets it."""
@@ -265,7 +265,7 @@ class OffsetReader(Protocol):
         self, group: str, offsets: Mapping[MessageQueue, int], deadline: Deadline, read_from: str = "master",
         on_error: OnError | None = None,
     ) -> dict[MessageQueue, int]:  # fmt: skip
-        """As ``store_time_ms`` for many queues. Omits queues without a message at the offset. ``on_error`` is as in ``bounds``."""
+        """As ``store_time_ms`` for many queues. Omits queues without a message there. ``on_error`` is as in ``bounds``."""
 
     def sample(self, group: str, queue: MessageQueue, offset: int, deadline: Deadline) -> tuple[int, int]:
         """Pull a few messages at ``offset``; returns their bytes and how many offsets they span, (0, 0) for none."""

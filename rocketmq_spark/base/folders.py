@@ -451,7 +451,7 @@ def _is_private_group(gid: int, uid: int) -> bool:
 
 @functools.cache  # a directory service may have very many accounts
 def uids_by_primary_group() -> dict[int, set[int]]:
-    """The uids of accounts, by the gid of their primary group. The members of a group (``gr_mem``) do not include these accounts."""
+    """The uids of accounts, by the gid of their primary group. ``gr_mem`` of a group does not include these accounts."""
     uids: dict[int, set[int]] = {}
     for account in pwd.getpwall():
         uids.setdefault(account.pw_gid, set()).add(account.pw_uid)

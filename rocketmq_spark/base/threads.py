@@ -415,7 +415,7 @@ class Timer:
                 self._start()
 
     def call_repeatedly(self, seconds: float, call: Callable[[], None], first_s: float) -> None:
-        """Call ``call`` after ``first_s``, and then each time ``seconds`` after the end of the previous call, even if it raised."""
+        """Call ``call`` after ``first_s``, and then ``seconds`` after the end of each call, even if the call raised."""
 
         def call_and_repeat() -> None:
             try:
