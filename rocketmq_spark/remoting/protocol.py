@@ -204,7 +204,7 @@ class RemotingProtocol(Generic[W]):
             self._drop_large_without_waiter()
             if (large := self._large) is not None:
                 events += self._drop_too_large(large, large.size - len(large_header))
-        if self._large is not None and not self._account.resize(self._splitter.buffered):
+        if self._large is not None and not self._account.resize(self._splitter.buffered_bytes):
             events += self._drop_large(self._large, _NO_ROOM)
         return events
 
@@ -217,8 +217,8 @@ class RemotingProtocol(Generic[W]):
         if large is None:
             return []
         large.quiet_ticks += 1
-        if self._splitter.buffered - large.progress_bytes >= LARGE_BYTES:
-            large.progress_bytes, large.quiet_ticks = self._splitter.buffered, 0
+        if self._splitter.buffered_bytes - large.progress_bytes >= LARGE_BYTES:
+            large.progress_bytes, large.quiet_ticks = self._splitter.buffered_bytes, 0
         if self._account.revoked:
             return self._drop_large(large, _NO_ROOM)
         return self._drop_large(large, _TOO_SLOW) if large.quiet_ticks > QUIET_TICKS else []
