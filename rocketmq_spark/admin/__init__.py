@@ -22,10 +22,10 @@ from rocketmq_spark.wire.header import Command
 
 
 class AdminTools(Protocol):
-    """Parts of a client. They accept the user's names of topics and groups, except ``calls``, which accepts names on the wire."""
+    """Parts of a client. They accept the user's names of topics and groups. Only ``rpc_client`` accepts names on the wire."""
 
     @property
-    def calls(self) -> RpcClient:
+    def rpc_client(self) -> RpcClient:
         """Sends requests to addresses."""
 
     @property
@@ -47,7 +47,7 @@ class AdminTools(Protocol):
 
 def deadline(tools: AdminTools) -> Deadline:
     """Return the deadline of requests that are sent to all brokers in parallel."""
-    return Deadline.after(tools.calls.request_timeout_s)
+    return Deadline.after(tools.rpc_client.request_timeout_s)
 
 
 def with_kept_minimums(
@@ -86,16 +86,16 @@ def with_kept_minimums(
 
 
 def request_each(
-    tools: AdminTools, requests: Mapping[str, tuple[str, Command]], accept: Sequence[int], change: bool = False
+    tools: AdminTools, requests: Mapping[str, tuple[str, Command]], accepted_codes: Sequence[int], change: bool = False
 ) -> Iterator[tuple[str, Command]]:
     """Send requests in parallel, and yield each answer with its key. ``requests`` has an address and a request for each key.
 
     Raises the first error. If the requests are a ``change``, the error lists the servers that have applied the change.
     """
-    answers = tools.calls.invoke_each(list(requests.values()), deadline(tools))
+    answers = tools.rpc_client.invoke_each(list(requests.values()), deadline(tools))
     outcomes = {
         key: error_from_response(answer, address)
-        if isinstance(answer, Command) and answer.code not in accept
+        if isinstance(answer, Command) and answer.code not in accepted_codes
         else answer
         for (key, (address, _)), answer in zip(requests.items(), answers, strict=True)
     }

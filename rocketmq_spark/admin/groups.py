@@ -87,7 +87,7 @@ def new_group_remedy(group: str, topics: Sequence[str] = ()) -> str:
 def similar_groups_hint(tools: AdminTools, group: str) -> str:
     """Return a hint with similar group names. It is empty if brokers know the group, or if there is no similar name."""
     try:
-        existing = topic_readers.groups(tools.calls, tools.admin)
+        existing = topic_readers.groups(tools.rpc_client, tools.admin)
     except RocketMQError:  # the hint is optional
         return ""
     similar = similar_names(group, existing, 3, 0.6) if group not in existing else []
@@ -315,7 +315,7 @@ def warn_of_unseen_members(tools: AdminTools, group: str, queues: Iterable[Messa
 
 def names(tools: AdminTools) -> list[str]:
     """Return all groups that brokers know, sorted, without RocketMQ's own."""
-    return topic_readers.groups(tools.calls, tools.admin)
+    return topic_readers.groups(tools.rpc_client, tools.admin)
 
 
 def describe(tools: AdminTools, group: str) -> GroupDescription:
@@ -330,7 +330,7 @@ def describe(tools: AdminTools, group: str) -> GroupDescription:
     ]
     if errors:
         raise errors[0]
-    scope = tools.calls.scope
+    scope = tools.rpc_client.scope
     members = {member.client_id: member for broker_members in online for member in broker_members.members}
     filters = {
         scope.user_name(topic): topic_filter
@@ -353,7 +353,7 @@ def _group_settings(tools: AdminTools, group: str, masters: Mapping[str, str]) -
     """Return the settings of the group, by broker. Brokers without the group are missing."""
     rpc_row = rpc.GET_ALL_SUBSCRIPTIONGROUP_CONFIG
     requests = {name: (address, rpc_row.request(bname=name)) for name, address in masters.items()}
-    on_wire = tools.calls.on_wire(group)
+    on_wire = tools.rpc_client.on_wire(group)
     answers = {
         name: bodies.subscription_groups(a.body) for name, a in request_each(tools, requests, (Response.SUCCESS,))
     }
@@ -362,7 +362,7 @@ def _group_settings(tools: AdminTools, group: str, masters: Mapping[str, str]) -
 
 def _online_members(tools: AdminTools, group: str, masters: Mapping[str, str]) -> list[GroupOnline]:
     """Return the members of the group on each broker. Brokers without members are missing."""
-    rpc_row, on_wire = rpc.GET_CONSUMER_CONNECTION_LIST, tools.calls.on_wire(group)
+    rpc_row, on_wire = rpc.GET_CONSUMER_CONNECTION_LIST, tools.rpc_client.on_wire(group)
     requests = {
         name: (address, rpc_row.request(consumerGroup=on_wire, bname=name)) for name, address in masters.items()
     }
@@ -393,7 +393,7 @@ def delete(tools: AdminTools, group: str, topics: bool = False, force: bool = Fa
         except RouteNotFound:
             continue
     # ``removeOffset`` is the name of ``cleanOffset`` before RocketMQ 5.0.
-    rpc_row, on_wire = rpc.DELETE_SUBSCRIPTIONGROUP, tools.calls.on_wire(group)
+    rpc_row, on_wire = rpc.DELETE_SUBSCRIPTIONGROUP, tools.rpc_client.on_wire(group)
     requests = {
         name: (address, rpc_row.request(groupName=on_wire, cleanOffset=True, removeOffset=True, bname=name))
         for name, address in masters_of(tools.admin.cluster()).items()
@@ -408,7 +408,7 @@ def _own_topics(tools: AdminTools, group: str) -> list[str]:
     A group that pops has a retry topic for each of its topics. Their names are those of ``KeyBuilder.buildPopRetryTopic``. If
     such a name is also the retry topic of another group, it is omitted.
     """
-    retry_topic, on_wire = RETRY_PREFIX + group, tools.calls.on_wire
+    retry_topic, on_wire = RETRY_PREFIX + group, tools.rpc_client.on_wire
     topics = [topic for topic in tools.admin.consumed_topics(group) if not topic.startswith(RETRY_PREFIX)]
     pop_retry_topics = {on_wire(retry_topic) + separator + on_wire(topic) for topic in topics for separator in "+_"}
     retry_topics_of_others = {on_wire(RETRY_PREFIX + other) for other in names(tools)} if pop_retry_topics else set()
@@ -419,7 +419,7 @@ def check_deletable(tools: AdminTools, group: str, force: bool = False) -> None:
     """Raise the errors of ``delete`` without a change. Raises ``BrokerNotFound`` if a master is not registered, because this
     master would keep the group.
     """
-    if not is_user_group(tools.calls.on_wire(group)):
+    if not is_user_group(tools.rpc_client.on_wire(group)):
         raise OptionError(f"group {group} is RocketMQ's own, and RocketMQ needs its offsets; nothing was deleted")
     masters = masters_of(tools.admin.cluster())
     online = _online_members(tools, group, masters)

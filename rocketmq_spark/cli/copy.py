@@ -270,7 +270,7 @@ def _locations(target: Target, topic: str) -> set[Location]:
     reads = target.for_role("batch source")
     client, environment = reads.client(), environment_of(reads.options())
     route = client.routes.get_existing(topic, 0.0)
-    on_wire = client.calls.on_wire(topic)
+    on_wire = client.rpc_client.on_wire(topic)
     return {(address, on_wire, environment) for data in route.brokers.values() for address in data.addresses.values()}
 
 

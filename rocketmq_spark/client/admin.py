@@ -42,19 +42,19 @@ _MAX_MESSAGES_OF_KEY, _MAX_DECODED_BYTES = 32, 16 << 20
 
 
 class BaseAdmin(Closeable):
-    """Sends administrative requests, over its own connections or over those of ``calls``, which ``close`` leaves open."""
+    """Sends administrative requests, over its own connections or over those of ``rpc_client``, which ``close`` leaves open."""
 
-    def __init__(self, name_server: str | Sequence[str], calls: RpcClient | None = None) -> None:
+    def __init__(self, name_server: str | Sequence[str], rpc_client: RpcClient | None = None) -> None:
         addresses = name_server.replace(",", ";").split(";") if isinstance(name_server, str) else name_server
-        self._owns_pool = calls is None
-        self._calls = calls or RpcClient(Pool(ConnectOptions()))
-        self.name_servers = NameServers(self._calls, addresses)
+        self._owns_pool = rpc_client is None
+        self._rpc_client = rpc_client or RpcClient(Pool(ConnectOptions()))
+        self.name_servers = NameServers(self._rpc_client, addresses)
         self.routes = Routes(self.name_servers)
-        self.brokers = RemotingOffsetReader(BrokerClient(self._calls, self.routes))
+        self.brokers = RemotingOffsetReader(BrokerClient(self._rpc_client, self.routes))
 
     def close(self) -> None:
         if self._owns_pool:
-            self._calls.pool.close()
+            self._rpc_client.pool.close()
 
     def cluster(self) -> dict[str, BrokerData]:
         """Brokers by name."""
@@ -83,13 +83,13 @@ class BaseAdmin(Closeable):
 
         A batch topic has the attributes ``batch_attributes()``.
         """
-        _check(names.topic_problem(topic, self._calls.scope))
+        _check(names.topic_problem(topic, self._rpc_client.scope))
         deadline, masters = Deadline.after(timeout_s), masters_of(self.cluster(), brokers)
         reads = queues if read_queues is None else read_queues
         writes = queues if write_queues is None else write_queues
         config = TopicConfig(topic, reads, writes, perm, "SINGLE_TAG", 0, False, attributes or {})
         configs = dict.fromkeys(masters, config)
-        for name, address, answer in _configure_topic(self._calls, topic, configs, masters, deadline):
+        for name, address, answer in _configure_topic(self._rpc_client, topic, configs, masters, deadline):
             if attributes and answer.version < FIRST_WITH_ATTRIBUTES:
                 raise NotSupported(
                     f"broker {name} is older than RocketMQ 5.0 and ignored the attributes {', '.join(sorted(attributes))}",
@@ -122,7 +122,9 @@ class BaseAdmin(Closeable):
         Attributes that a configuration does not name stay as they are.
         """
         deadline = Deadline.after(timeout_s)
-        for _ in _configure_topic(self._calls, topic, configs, masters_of(self.cluster(), sorted(configs)), deadline):
+        for _ in _configure_topic(
+            self._rpc_client, topic, configs, masters_of(self.cluster(), sorted(configs)), deadline
+        ):
             pass
         return self._await_route(topic, configs, deadline)
 
@@ -161,11 +163,11 @@ class BaseAdmin(Closeable):
         slaves are asked, too, as by DeleteTopicSubCommand.
         """
         self.route(topic)
-        on_wire = self._calls.on_wire(topic)
+        on_wire = self._rpc_client.on_wire(topic)
         cluster = self.cluster()
 
         def delete(name: str, address: str) -> Command:
-            return self._calls.request(address, rpc.DELETE_TOPIC_IN_BROKER.request(topic=on_wire, bname=name))
+            return self._rpc_client.request(address, rpc.DELETE_TOPIC_IN_BROKER.request(topic=on_wire, bname=name))
 
         for _ in _change_each(masters_of(cluster), delete):
             pass
@@ -191,7 +193,7 @@ class BaseAdmin(Closeable):
         return self.brokers.bounds(self.route(topic).stored_queues(), Deadline.after(10.0))
 
     def topic_config(self, topic: str, broker: str) -> TopicConfig:
-        on_wire = self._calls.on_wire(topic)
+        on_wire = self._rpc_client.on_wire(topic)
         try:
             return bodies.topic_config(
                 self._ask(broker, rpc.GET_TOPIC_CONFIG.request(topic=on_wire, bname=broker)).body
@@ -206,11 +208,11 @@ class BaseAdmin(Closeable):
 
         ``broker_config`` are fields of ``SubscriptionGroupConfig``, such as ``retryMaxTimes``; others have the brokers' defaults.
         """
-        _check(names.group_problem(group, self._calls.scope))
-        body = bodies.subscription_group(self._calls.on_wire(group), **(settings or {}))
+        _check(names.group_problem(group, self._rpc_client.scope))
+        body = bodies.subscription_group(self._rpc_client.on_wire(group), **(settings or {}))
 
         def put(name: str, address: str) -> Command:
-            return self._calls.request(address, rpc.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP.request(body, bname=name))
+            return self._rpc_client.request(address, rpc.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP.request(body, bname=name))
 
         for _ in _change_each(masters_of(self.cluster(), brokers), put):
             pass
@@ -225,7 +227,7 @@ class BaseAdmin(Closeable):
             if (address := broker.replica("hint")) is None:
                 continue
             command = rpc.QUERY_MESSAGE.request(
-                topic=self._calls.on_wire(topic),
+                topic=self._rpc_client.on_wire(topic),
                 key=key,
                 maxNum=_MAX_MESSAGES_OF_KEY,
                 beginTimestamp=begin_ms,
@@ -233,7 +235,7 @@ class BaseAdmin(Closeable):
                 bname=name,
             )
             try:
-                answer = self._calls.request(address, command)
+                answer = self._rpc_client.request(address, command)
                 messages += decode_leniently(answer.body, name, budget=room)
             except NotFound:
                 continue
@@ -241,16 +243,16 @@ class BaseAdmin(Closeable):
 
     def consume_stats(self, group: str, topic: str) -> dict[MessageQueue, ConsumeProgress]:
         """The progress of a group in all queues of the topic."""
-        return consume_progress(self._calls, self.route(topic), self._calls.on_wire(group))
+        return consume_progress(self._rpc_client, self.route(topic), self._rpc_client.on_wire(group))
 
     def consumed_topics(self, group: str) -> list[str]:
         """Topics for which brokers have offsets of a group, with its retry topic. If a master is down, its slave is asked."""
         topics: set[str] = set()
         for name, broker in require_brokers(self.cluster()).items():
             if address := broker.replica("hint"):
-                command = rpc.GET_CONSUME_STATS.request(consumerGroup=self._calls.on_wire(group), bname=name)
-                topics |= {q.topic for q in bodies.consume_stats(self._calls.request(address, command).body)}
-        scope = self._calls.scope
+                command = rpc.GET_CONSUME_STATS.request(consumerGroup=self._rpc_client.on_wire(group), bname=name)
+                topics |= {q.topic for q in bodies.consume_stats(self._rpc_client.request(address, command).body)}
+        scope = self._rpc_client.scope
         return sorted(scope.user_name(topic) for topic in topics if scope.is_reversible(topic))
 
     def broker_config(self, broker: str, allow_plain_text: bool = False) -> dict[str, Secret]:
@@ -260,8 +262,8 @@ class BaseAdmin(Closeable):
         the request without TLS.
         """
         address = masters_of(self.cluster(), [broker])[broker]
-        self._calls.check_private(address, f"the settings of {broker}, with its passwords,", allow_plain_text)
-        answer = self._calls.request(address, rpc.GET_BROKER_CONFIG.request(bname=broker))
+        self._rpc_client.check_private(address, f"the settings of {broker}, with its passwords,", allow_plain_text)
+        answer = self._rpc_client.request(address, rpc.GET_BROKER_CONFIG.request(bname=broker))
         return {name: Secret(value) for name, value in bodies.read_config(answer.body).items()}
 
     def update_broker_config(self, broker: str, values: Mapping[str, str]) -> None:
@@ -269,27 +271,35 @@ class BaseAdmin(Closeable):
         self._ask(broker, rpc.UPDATE_BROKER_CONFIG.request(bodies.write_config(values), bname=broker))
 
     def _ask(self, broker: str, command: Command) -> Command:
-        return self._calls.request(masters_of(self.cluster(), [broker])[broker], command)
+        return self._rpc_client.request(masters_of(self.cluster(), [broker])[broker], command)
 
 
-def consume_progress(calls: RpcClient, route: TopicRoute, group_on_wire: str) -> dict[MessageQueue, ConsumeProgress]:
+def consume_progress(
+    rpc_client: RpcClient, route: TopicRoute, group_on_wire: str
+) -> dict[MessageQueue, ConsumeProgress]:
     """The progress of a group in a topic. The group has its name on brokers, so it may be in another namespace."""
     progress: dict[MessageQueue, ConsumeProgress] = {}
     for name, broker in route.brokers.items():
         if broker.master:
             command = rpc.GET_CONSUME_STATS.request(
-                consumerGroup=group_on_wire, topic=calls.on_wire(route.topic), bname=name
+                consumerGroup=group_on_wire, topic=rpc_client.on_wire(route.topic), bname=name
             )
-            of_broker = bodies.consume_stats(calls.request(broker.master, command).body)
+            of_broker = bodies.consume_stats(rpc_client.request(broker.master, command).body)
             progress.update({MessageQueue(route.topic, q.broker_name, q.queue_id): p for q, p in of_broker.items()})
     return progress
 
 
 def _configure_topic(
-    calls: RpcClient, topic: str, configs: Mapping[str, TopicConfig], masters: Mapping[str, str], deadline: Deadline
+    rpc_client: RpcClient,
+    topic: str,
+    configs: Mapping[str, TopicConfig],
+    masters: Mapping[str, str],
+    deadline: Deadline,
 ) -> Iterator[tuple[str, str, Command]]:
-    on_wire = calls.on_wire(topic)
-    return _change_each(masters, lambda name, at: calls.request(at, put_topic(on_wire, name, configs[name]), deadline))
+    on_wire = rpc_client.on_wire(topic)
+    return _change_each(
+        masters, lambda name, at: rpc_client.request(at, put_topic(on_wire, name, configs[name]), deadline)
+    )
 
 
 def _register_topic(admin: BaseAdmin, topic: str, shown: Mapping[str, _Shape | None], deadline: Deadline) -> None:
@@ -298,7 +308,7 @@ def _register_topic(admin: BaseAdmin, topic: str, shown: Mapping[str, _Shape | N
 
     A broker with ``enableSingleTopicRegister`` sends the same request (``registerSingleTopicAll``).
     """
-    registered, on_wire = dict[str, TopicConfig](), admin._calls.on_wire(topic)
+    registered, on_wire = dict[str, TopicConfig](), admin._rpc_client.on_wire(topic)
     while not deadline.expired and (configs := _configs_to_register(admin, topic, shown, registered)) != registered:
         with suppress(RocketMQError):  # only shortens the wait; servers before 5.0 do not support it
             make_request = partial(

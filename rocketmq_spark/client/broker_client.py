@@ -46,14 +46,14 @@ AttributesByTopic = Mapping[tuple[str, str], Attributes | RocketMQError]
 class BrokerClient:
     """Sends requests to brokers by name, whose addresses come from the routes of a client."""
 
-    def __init__(self, calls: RpcClient, routes: Routes) -> None:
-        self.calls = calls
+    def __init__(self, rpc_client: RpcClient, routes: Routes) -> None:
+        self.rpc_client = rpc_client
         self._routes = routes
 
     def for_queue(self, row: rpc.RequestRow, queue: MessageQueue, **fields: Any) -> BrokerCommand:
         """Return the request of a row of ``wire/rpc`` about a queue."""
         command = row.request(
-            topic=self.calls.on_wire(queue.topic), queueId=queue.queue_id, bname=queue.broker_name, **fields
+            topic=self.rpc_client.on_wire(queue.topic), queueId=queue.queue_id, bname=queue.broker_name, **fields
         )
         return BrokerCommand(queue.broker_name, command, queue.topic, queue)
 
@@ -61,7 +61,7 @@ class BrokerClient:
         return self.for_queue(
             rpc.PULL_MESSAGE,
             queue,
-            consumerGroup=self.calls.on_wire(group),
+            consumerGroup=self.rpc_client.on_wire(group),
             queueOffset=offset,
             maxMsgNums=count,
             subscription=NO_FILTER.expression,
@@ -83,7 +83,9 @@ class BrokerClient:
     def attributes(self, keys: Iterable[tuple[str, str]], deadline: Deadline) -> AttributesByTopic:
         """Request the attributes of topics on brokers. ``keys`` are pairs of broker and topic; a failure is a value, too."""
         commands = [
-            BrokerCommand(broker, rpc.GET_TOPIC_CONFIG.request(topic=self.calls.on_wire(topic), bname=broker), topic)
+            BrokerCommand(
+                broker, rpc.GET_TOPIC_CONFIG.request(topic=self.rpc_client.on_wire(topic), bname=broker), topic
+            )
             for broker, topic in sorted(keys)
         ]
         return {
@@ -114,10 +116,10 @@ class BrokerClient:
             address = self._routes.address(broker_name)
         except RocketMQError as e:
             return e
-        if not self.calls.is_private(address):
+        if not self.rpc_client.is_private(address):
             return None
         command = BrokerCommand(broker_name, rpc.GET_BROKER_CONFIG.request(bname=broker_name), "")
-        (answer,) = self.calls.invoke_each([(address, command.command)], deadline)
+        (answer,) = self.rpc_client.invoke_each([(address, command.command)], deadline)
         return _checked(answer, command, address, (Response.SUCCESS,))
 
     def remove_unrouted(self, table: dict[tuple[str, str], T]) -> None:
@@ -128,7 +130,7 @@ class BrokerClient:
 
     def late_brokers(self) -> frozenset[str]:
         """Brokers that still owe an answer to ``request_with_grace``."""
-        late_addresses = self.calls.late_answers
+        late_addresses = self.rpc_client.late_answers
         if not late_addresses:
             return frozenset()
         return frozenset(
@@ -141,18 +143,18 @@ class BrokerClient:
             address = self._routes.address(broker_name, "master")
         except RocketMQError:
             return None
-        return address, self.calls.pool.attempts(address)
+        return address, self.rpc_client.pool.attempts(address)
 
     def request_all(
         self,
         commands: Sequence[BrokerCommand],
         deadline: Deadline,
-        accept: Container[int] = (Response.SUCCESS,),
+        accepted_codes: Container[int] = (Response.SUCCESS,),
         read_from: str = "master",
     ) -> list[Command]:
         """Send all requests at once. Returns the answers in order, or raises the first error after all have ended."""
         answers = []
-        for answer in self.request_each(commands, deadline, accept, read_from):
+        for answer in self.request_each(commands, deadline, accepted_codes, read_from):
             if isinstance(answer, RocketMQError):
                 raise answer
             answers.append(answer)
@@ -162,11 +164,11 @@ class BrokerClient:
         self,
         commands: Sequence[BrokerCommand],
         deadline: Deadline,
-        accept: Container[int] = (Response.SUCCESS,),
+        accepted_codes: Container[int] = (Response.SUCCESS,),
         read_from: str = "master",
     ) -> list[Command | RocketMQError]:
         """Send all requests at once. Returns answers and errors in order."""
-        answers = self.request_with_grace(commands, deadline, read_from, accept=accept)
+        answers = self.request_with_grace(commands, deadline, read_from, accepted_codes=accepted_codes)
         return [answer for answer in answers if answer is not None]
 
     def request_with_grace(
@@ -175,7 +177,7 @@ class BrokerClient:
         deadline: Deadline,
         read_from: str = "master",
         grace_s: float | None = None,
-        accept: Container[int] = (Response.SUCCESS,),
+        accepted_codes: Container[int] = (Response.SUCCESS,),
     ) -> list[Command | RocketMQError | None]:
         """As ``request_each``. With ``grace_s``, returns None for brokers that are so much slower than the others."""
         address_of: dict[str, str | RocketMQError] = {}
@@ -188,13 +190,13 @@ class BrokerClient:
         requests = [(a, q.command) for a, q in zip(addresses, commands, strict=True) if isinstance(a, str)]
         outcomes: Sequence[Command | RocketMQError | None]
         outcomes = (
-            self.calls.invoke_each(requests, deadline)
+            self.rpc_client.invoke_each(requests, deadline)
             if grace_s is None
-            else self.calls.invoke_with_grace(requests, deadline, grace_s)
+            else self.rpc_client.invoke_with_grace(requests, deadline, grace_s)
         )
         answers = iter(outcomes)
         return [
-            _checked(next(answers), broker_command, address, accept) if isinstance(address, str) else address
+            _checked(next(answers), broker_command, address, accepted_codes) if isinstance(address, str) else address
             for broker_command, address in zip(commands, addresses, strict=True)
         ]
 
@@ -223,9 +225,9 @@ def first_queues(queues: Iterable[MessageQueue]) -> dict[tuple[str, str], Messag
 
 
 def _checked(
-    result: Command | RocketMQError | None, command: BrokerCommand, address: str, accept: Container[int]
+    result: Command | RocketMQError | None, command: BrokerCommand, address: str, accepted_codes: Container[int]
 ) -> Command | RocketMQError | None:
-    if result is None or isinstance(result, RocketMQError) or result.code in accept:
+    if result is None or isinstance(result, RocketMQError) or result.code in accepted_codes:
         return result
     queue = str(command.queue) if command.queue else None
     return error_from_response(result, address, command.topic or None, queue)

@@ -57,8 +57,8 @@ def _subscription(topic_filter: Filter) -> Subscription:
 class BrokerRequests:
     """The ``request_handler`` of a group's member in ``client/instance``: takes a command apart and has it answered."""
 
-    def __init__(self, calls: RpcClient, group: str, handler: RequestCallback) -> None:
-        self._calls = calls
+    def __init__(self, rpc_client: RpcClient, group: str, handler: RequestCallback) -> None:
+        self._rpc_client = rpc_client
         self._group = group
         self._handler = handler
         self._parsers: dict[int, Callable[[Command], BrokerRequest]] = {
@@ -79,7 +79,7 @@ class BrokerRequests:
         return None if answer is None else rpc.by_code[command.code].reply(command, self._encode_answer(answer))
 
     def _plain(self, name: str) -> str:
-        return self._calls.scope.user_name(name)
+        return self._rpc_client.scope.user_name(name)
 
     def _parse_reset(self, command: Command) -> BrokerRequest:
         fields = rpc.RESET_CONSUMER_CLIENT_OFFSET.arguments(command)
@@ -87,7 +87,7 @@ class BrokerRequests:
         plain = {
             q._replace(topic=self._plain(q.topic)): offset
             for q, offset in offsets.items()
-            if self._calls.scope.is_reversible(q.topic)
+            if self._rpc_client.scope.is_reversible(q.topic)
         }
         return ResetOffsets(self._plain(fields["topic"]), plain)
 
@@ -101,7 +101,7 @@ class BrokerRequests:
         fields = rpc.CONSUME_MESSAGE_DIRECTLY.arguments(command)
         # The body stays compressed until the member accepts the message: 64 KiB may expand to gigabytes.
         broker = fields["brokerName"] or ""
-        message, scope = single_message(command.body, broker, "to be consumed directly"), self._calls.scope
+        message, scope = single_message(command.body, broker, "to be consumed directly"), self._rpc_client.scope
         # Without the prefix of its namespace, a topic of another namespace would look like a topic of this one.
         origin = message.properties.get(Property.RETRY_TOPIC)
         inside = origin is None or scope.is_reversible(origin)
@@ -111,18 +111,18 @@ class BrokerRequests:
         if isinstance(answer, DirectResult):
             return bodies.direct_result(answer)
         if isinstance(answer, RunningInfo):
-            name = self._calls.on_wire
+            name = self._rpc_client.on_wire
             info = replace(
                 answer,
-                queues=_on_wire(self._calls, answer.queues),
+                queues=_on_wire(self._rpc_client, answer.queues),
                 topics={name(topic): figures for topic, figures in answer.topics.items()},
             )
             return bodies.running_info(info, group_membership(self._group, answer.membership).on_wire(name))
-        return bodies.consumer_offsets(_on_wire(self._calls, answer))
+        return bodies.consumer_offsets(_on_wire(self._rpc_client, answer))
 
 
-def _on_wire(calls: RpcClient, table: Mapping[MessageQueue, Value]) -> dict[MessageQueue, Value]:
-    return {calls.queue_on_wire(queue): value for queue, value in table.items()}
+def _on_wire(rpc_client: RpcClient, table: Mapping[MessageQueue, Value]) -> dict[MessageQueue, Value]:
+    return {rpc_client.queue_on_wire(queue): value for queue, value in table.items()}
 
 
 def with_user_names(message: ReceivedMessage, scope: Scope) -> ReceivedMessage:

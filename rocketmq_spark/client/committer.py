@@ -57,7 +57,7 @@ class OffsetCommit:
         return {**failed, **self._store(rest, self.deadline)}
 
     def _store(self, offsets: Mapping[MessageQueue, int], deadline: Deadline) -> dict[MessageQueue, RocketMQError]:
-        group = self.broker_client.calls.on_wire(self.group)
+        group = self.broker_client.rpc_client.on_wire(self.group)
         commands = [
             self.broker_client.for_queue(rpc.UPDATE_CONSUMER_OFFSET, queue, consumerGroup=group, commitOffset=offset)
             for queue, offset in offsets.items()
@@ -88,18 +88,18 @@ class RemotingCommitter:
     def members(self, group: str, broker_name: str, deadline: Deadline) -> list[str]:
         """See ``ports.OffsetCommitter``."""
         command = rpc.GET_CONSUMER_LIST_BY_GROUP.request(
-            consumerGroup=self._broker_client.calls.on_wire(group), bname=broker_name
+            consumerGroup=self._broker_client.rpc_client.on_wire(group), bname=broker_name
         )
-        accept = (
+        accepted_codes = (
             Response.SUCCESS,
             Response.SYSTEM_ERROR,
         )  # a broker without members of the group answers with an error
-        (answer,) = self._broker_client.request_all([BrokerCommand(broker_name, command, "")], deadline, accept)
+        (answer,) = self._broker_client.request_all([BrokerCommand(broker_name, command, "")], deadline, accepted_codes)
         return bodies.consumer_ids(answer.body) if answer.code == Response.SUCCESS else []
 
     def lists_all_members(self, broker_name: str) -> bool:
         connection = self._broker_client.connection(broker_name)
-        return connection is None or not self._broker_client.calls.pool.is_proxy(connection[0])
+        return connection is None or not self._broker_client.rpc_client.pool.is_proxy(connection[0])
 
     def create_group(self, group: str, offsets: Mapping[MessageQueue, int]) -> None:
         try:
@@ -108,7 +108,7 @@ class RemotingCommitter:
             raise _not_created(group, e, "this user may not create it") from e
         except NotSupported as e:
             for error in self._polls.create_group_by_pull(
-                group, offsets, Deadline.after(self._broker_client.calls.request_timeout_s)
+                group, offsets, Deadline.after(self._broker_client.rpc_client.request_timeout_s)
             ):
                 if isinstance(error, GroupNotFound):
                     problem = (

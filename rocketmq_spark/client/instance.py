@@ -220,14 +220,14 @@ class ClientInstance:
     def __init__(
         self,
         groups: MemberRegistry,
-        calls: RpcClient,
+        rpc_client: RpcClient,
         routes: Routes,
         client_id: str | None = None,
         make_timer: Callable[[str], Timer] = Timer,
     ) -> None:
         self.client_id = client_id or f"{platform.node()}@{os.getpid()}#{time.monotonic_ns()}"
         self._groups = groups
-        self._calls = calls
+        self._rpc_client = rpc_client
         self._routes = routes
         self._make_timer = make_timer
         self._lock = threading.Lock()
@@ -242,7 +242,7 @@ class ClientInstance:
 
     def join(self, member: RegisteredMember) -> None:
         """Add ``member``, and send its first heartbeat soon. Raises ``LocalProtocolError`` if the group has a consumer here."""
-        on_wire = self._calls.on_wire(member.group)
+        on_wire = self._rpc_client.on_wire(member.group)
         if member.consumes and self._groups.has_consumer(on_wire):
             # The earlier consumer may have been dropped without close(), and not be collected yet.
             dropped.wait_for_dropped(Deadline.after(TIMEOUT_S))
@@ -263,7 +263,7 @@ class ClientInstance:
         """Remove ``member``. The last member unregisters the group, perhaps later. Failures of single brokers are logged.
         After an interruption, the call may be repeated.
         """
-        on_wire = self._calls.on_wire(member.group)
+        on_wire = self._rpc_client.on_wire(member.group)
         is_last = self._groups.remove(on_wire, member)
         self._stop_timer(unless_needed=True)
         if not is_last:
@@ -377,7 +377,7 @@ class ClientInstance:
 
     def _membership(self, on_wire: str, member: RegisteredMember) -> GroupMembership:
         assert member.membership is not None
-        return replace(member.membership().on_wire(self._calls.on_wire), group=on_wire)
+        return replace(member.membership().on_wire(self._rpc_client.on_wire), group=on_wire)
 
     def refresh_cluster(self, deadline: Deadline) -> None:
         """Fetch the list of all brokers, if any member sends heartbeats to all of them."""
@@ -429,7 +429,7 @@ class ClientInstance:
 
     def _send_all(self, requests: Sequence[tuple[str, Command]], deadline: Deadline) -> None:
         """Send all requests at once, so that a broker that hangs does not delay the others. Logs failures."""
-        answers = self._calls.invoke_each(requests, deadline.within(self._calls.request_timeout_s))
+        answers = self._rpc_client.invoke_each(requests, deadline.within(self._rpc_client.request_timeout_s))
         for (address, command), answer in zip(requests, answers, strict=True):
             if isinstance(answer, Command) and answer.code == Response.SUCCESS:
                 continue

@@ -50,8 +50,8 @@ _STATUS = {
 class LongPolls:
     """Sends long polls over the connections of a client."""
 
-    def __init__(self, calls: RpcClient, routes: Routes, attributes: TopicAttributesCache) -> None:
-        self._calls = calls
+    def __init__(self, rpc_client: RpcClient, routes: Routes, attributes: TopicAttributesCache) -> None:
+        self._rpc_client = rpc_client
         self._routes = routes
         self._attributes = attributes
         self._executor = KeyedExecutor()
@@ -65,7 +65,11 @@ class LongPolls:
             broker_id, address = replica(data, request.broker_id)
             send = functools.partial(self._send, address, broker_id == MASTER_ID, deadline, done)
             knows_attributes = not request.filter or self._attributes.is_cached(request.queue)
-            if knows_attributes and self._calls.pool.is_connected(address) and not self._executor.has_work(address):
+            if (
+                knows_attributes
+                and self._rpc_client.pool.is_connected(address)
+                and not self._executor.has_work(address)
+            ):
                 with without_blocking():  # the socket may be blocked, and this thread also sends other pulls
                     send(request)
             else:  # no commit: until it is sent, a reset or the next owner may store another offset
@@ -87,8 +91,8 @@ class LongPolls:
             data = self._routes.broker(queue.broker_name)
             if data is not None and data.master is not None:
                 request = PullRequest(group, queue, offsets[queue], count=1, suspend_s=0.0, post_filter=True)
-                requests.append((data.master, pull_command(request, self._calls, True)))
-        answers = self._calls.invoke_each(requests, deadline)
+                requests.append((data.master, pull_command(request, self._rpc_client, True)))
+        answers = self._rpc_client.invoke_each(requests, deadline)
         return [
             answer if isinstance(answer, RocketMQError) else error_from_response(answer, address)
             for (address, _), answer in zip(requests, answers, strict=True)
@@ -101,8 +105,10 @@ class LongPolls:
         except RocketMQError as e:
             done(e)
             return
-        command = pull_command(broker_request, self._calls, is_master)
-        self._calls.invoke_async(address, command, deadline, functools.partial(self._on_answer, request, address, done))
+        command = pull_command(broker_request, self._rpc_client, is_master)
+        self._rpc_client.invoke_async(
+            address, command, deadline, functools.partial(self._on_answer, request, address, done)
+        )
 
     def _request_for_broker(self, request: PullRequest, deadline: Deadline) -> PullRequest:
         """Return the request for the broker. The broker would drop whole batches of a batch topic, so only this client compares
@@ -129,7 +135,7 @@ class LongPolls:
         if isinstance(answer, RocketMQError):
             done(answer)
             return
-        result = capture(to_pull_answer, request, answer, address, self._calls.scope)
+        result = capture(to_pull_answer, request, answer, address, self._rpc_client.scope)
         if not isinstance(result, Failure):
             done(result)
         elif isinstance(result.error, RocketMQError):
@@ -151,7 +157,7 @@ def replica(broker: BrokerData, broker_id: int) -> tuple[int, str]:
     return min(addresses.items())
 
 
-def pull_command(request: PullRequest, calls: RpcClient, to_master: bool) -> Command:
+def pull_command(request: PullRequest, rpc_client: RpcClient, to_master: bool) -> Command:
     """Return the command of a pull. Only a master stores the committed offset in it."""
     commits = to_master and request.commit_offset is not None
     sys_flag = PullSysFlag(0)
@@ -159,8 +165,8 @@ def pull_command(request: PullRequest, calls: RpcClient, to_master: bool) -> Com
     sys_flag |= PullSysFlag.SUSPEND if request.suspend_s else 0
     sys_flag |= PullSysFlag.SUBSCRIPTION if request.post_filter else 0
     fields: dict[str, Any] = {
-        "consumerGroup": calls.on_wire(request.group),
-        "topic": calls.on_wire(request.queue.topic),
+        "consumerGroup": rpc_client.on_wire(request.group),
+        "topic": rpc_client.on_wire(request.queue.topic),
         "queueId": request.queue.queue_id,
         "queueOffset": request.offset,
         "maxMsgNums": request.count,

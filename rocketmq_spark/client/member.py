@@ -54,7 +54,7 @@ class RemotingMember:
     ) -> None:
         self._broker_client = broker_client
         self._offsets = RemotingOffsetReader(broker_client)
-        self._calls = broker_client.calls
+        self._rpc_client = broker_client.rpc_client
         self._routes = routes
         self._instance = instance
         self._polls = polls
@@ -70,12 +70,12 @@ class RemotingMember:
 
     @property
     def receives_notices(self) -> bool:
-        return not any(self._calls.pool.is_proxy(data.master) for data in self._routes.brokers() if data.master)
+        return not any(self._rpc_client.pool.is_proxy(data.master) for data in self._routes.brokers() if data.master)
 
     def join(
         self, group: str, membership: Callable[[], Membership], asked: RequestCallback, heartbeat_s: float
     ) -> Callable[[Deadline], None]:
-        broker_requests = BrokerRequests(self._calls, group, asked)
+        broker_requests = BrokerRequests(self._rpc_client, group, asked)
         member = RegisteredMember(group, heartbeat_s, broker_requests, lambda: group_membership(group, membership()))
         leave = functools.partial(self._instance.leave, member)  # created first: nothing may fail after ``join``
         self._instance.join(member)
@@ -89,7 +89,7 @@ class RemotingMember:
             answer = self._request_from_any(topic, rpc.GET_CONSUMER_LIST_BY_GROUP, group, deadline)
         except ServerFault as e:
             # A Proxy forgets the members whose brokers it cannot reach.
-            if self._calls.pool.is_proxy(e.addr or ""):
+            if self._rpc_client.pool.is_proxy(e.addr or ""):
                 remark = None if e.remark and "is null" in e.remark else e.remark
                 message = "the Proxy knows no member of the group"
                 raise ServerFault(message, e.addr, e.broker_code, topic, remark=remark, remedy=UNKNOWN_AT_PROXY) from e
@@ -100,16 +100,16 @@ class RemotingMember:
     def filters(self, group: str, topic: str, deadline: Deadline, broker_name: str = "") -> dict[str, Filter]:
         answer = self._request_from_any(topic, rpc.GET_CONSUMER_CONNECTION_LIST, group, deadline, broker_name)
         filters = bodies.group_filters(answer.body)
-        scope = self._calls.scope
+        scope = self._rpc_client.scope
         return {
             scope.user_name(name): topic_filter for name, topic_filter in filters.items() if scope.is_reversible(name)
         }
 
     def consume_modes(self, group: str, topics: Iterable[str], deadline: Deadline) -> dict[tuple[str, str], str]:
-        wire_group = self._calls.on_wire(group)
+        wire_group = self._rpc_client.on_wire(group)
         commands = []
         for topic in topics:
-            body = bodies.consume_mode_query(wire_group, self._calls.on_wire(topic), self.client_id)
+            body = bodies.consume_mode_query(wire_group, self._rpc_client.on_wire(topic), self.client_id)
             try:
                 brokers = sorted(self._routes.recent(topic, deadline).brokers)
             except RocketMQError as e:
@@ -142,8 +142,8 @@ class RemotingMember:
             raise BrokerNotFound(f"{problem} has an address", topic=topic)
         chosen = self._rng.choice(brokers)
         address = chosen.master or self._rng.choice(chosen.slaves)
-        command = row.request(consumerGroup=self._calls.on_wire(group), bname=chosen.broker_name)
-        return self._calls.request(address, command, deadline)
+        command = row.request(consumerGroup=self._rpc_client.on_wire(group), bname=chosen.broker_name)
+        return self._rpc_client.request(address, command, deadline)
 
     # --- queues and their offsets
 
@@ -163,7 +163,7 @@ class RemotingMember:
 
     def connection(self, broker_name: str) -> object:
         data = self._routes.broker(broker_name)
-        is_connected = data is not None and data.master is not None and self._calls.pool.is_connected(data.master)
+        is_connected = data is not None and data.master is not None and self._rpc_client.pool.is_connected(data.master)
         return self._offsets.connection(broker_name) if is_connected else None
 
     def bounds(self, queue: MessageQueue, deadline: Deadline, group: str | None = None) -> QueueBounds:
@@ -210,7 +210,7 @@ class RemotingMember:
             except RemoteProtocolError as e:
                 logger.warning("cannot decode the answer to the lock request for %s: %s", broker_queues, e)
                 continue
-            locked |= {queue for queue in broker_queues if self._calls.queue_on_wire(queue) in locked_on_wire}
+            locked |= {queue for queue in broker_queues if self._rpc_client.queue_on_wire(queue) in locked_on_wire}
         return locked
 
     def unlock(self, group: str, queues: Iterable[MessageQueue], deadline: Deadline) -> None:
@@ -223,13 +223,15 @@ class RemotingMember:
         queues_of_broker: dict[str, list[MessageQueue]] = {}
         for queue in sorted(queues):
             queues_of_broker.setdefault(queue.broker_name, []).append(queue)
-        group_on_wire = self._calls.on_wire(group)
+        group_on_wire = self._rpc_client.on_wire(group)
         commands = [
             BrokerCommand(
                 name,
                 row.request(
                     bodies.lock_request(
-                        group_on_wire, self.client_id, [self._calls.queue_on_wire(queue) for queue in broker_queues]
+                        group_on_wire,
+                        self.client_id,
+                        [self._rpc_client.queue_on_wire(queue) for queue in broker_queues],
                     ),
                     bname=name,
                 ),

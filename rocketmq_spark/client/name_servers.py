@@ -29,12 +29,12 @@ _TIMEOUT_REMEDY = "Allow more time, or check that the name server runs and has t
 class NameServers:
     """The list of name servers. One is used while it answers; then the next one is."""
 
-    def __init__(self, calls: RpcClient, addresses: Sequence[str], rng: random.Random | None = None) -> None:
+    def __init__(self, rpc_client: RpcClient, addresses: Sequence[str], rng: random.Random | None = None) -> None:
         self.addresses = tuple(address.strip() for address in addresses if address.strip())
         if not self.addresses:
             raise OptionError("no name server is given", remedy="Set option 'nameServer' to host:port")
-        self.calls = calls
-        calls.pool.note_name_servers(self.addresses)
+        self.rpc_client = rpc_client
+        rpc_client.pool.note_name_servers(self.addresses)
         self._current = (rng or random.Random()).randrange(len(self.addresses))
 
     def request(self, make: Callable[[], Command], deadline: Deadline | None = None) -> Command:
@@ -66,11 +66,11 @@ class NameServers:
                 last_error = e
                 silent.append(self.addresses[index])
             except NotSupported:
-                if self.calls.pool.is_proxy(self.addresses[index]):
+                if self.rpc_client.pool.is_proxy(self.addresses[index]):
                     raise
                 if self.serves_routes(self.addresses[index], deadline):
                     # A Proxy: its answer about the route has shown that, so the next error says so.
-                    return self.addresses[index], self.calls.request(
+                    return self.addresses[index], self.rpc_client.request(
                         self.addresses[index], make(), self._server_deadline(deadline)
                     )
                 not_name_server = _error_for_broker_address(self.addresses[index])
@@ -97,14 +97,14 @@ class NameServers:
     def _request_with_retry(self, address: str, make: Callable[[], Command], deadline: Deadline | None) -> Command:
         """Repeat a request after a fault: a name server cannot encode a route that changes (ConcurrentModificationException)."""
         try:
-            return self.calls.request(address, make(), deadline)
+            return self.rpc_client.request(address, make(), deadline)
         except ServerFault:
-            return self.calls.request(address, make(), deadline)
+            return self.rpc_client.request(address, make(), deadline)
 
     def serves_routes(self, address: str, deadline: Deadline | None = None) -> bool:
         """Whether the server answers requests for routes: name servers and Proxies do, brokers do not."""
         try:
-            self.calls.request(address, route_request(AUTO_CREATE_TOPIC), self._server_deadline(deadline))
+            self.rpc_client.request(address, route_request(AUTO_CREATE_TOPIC), self._server_deadline(deadline))
         except NotSupported:
             return False
         except RocketMQError:
@@ -118,9 +118,9 @@ class NameServers:
 
         An answer is None if the request failed; callers then use ``request``, which tries the other servers.
         """
-        deadline = deadline or Deadline.after(self.calls.request_timeout_s)
+        deadline = deadline or Deadline.after(self.rpc_client.request_timeout_s)
         server = self.addresses[self._current]
-        answers = self.calls.invoke_each([(server, command) for command in commands], deadline)
+        answers = self.rpc_client.invoke_each([(server, command) for command in commands], deadline)
         return server, [
             answer if not isinstance(answer, RocketMQError) and answer.code == Response.SUCCESS else None
             for answer in answers
@@ -128,8 +128,8 @@ class NameServers:
 
     def request_at_all(self, make: Callable[[], Command], deadline: Deadline | None = None) -> None:
         """Send the request to all servers at once, because they do not replicate. Raises the first error at the end."""
-        limit = self._server_deadline(deadline) or Deadline.after(self.calls.request_timeout_s)
-        answers = self.calls.invoke_each([(address, make()) for address in self.addresses], limit)
+        limit = self._server_deadline(deadline) or Deadline.after(self.rpc_client.request_timeout_s)
+        answers = self.rpc_client.invoke_each([(address, make()) for address in self.addresses], limit)
         for address, answer in zip(self.addresses, answers, strict=True):
             if isinstance(answer, RocketMQError):
                 raise answer
@@ -140,7 +140,7 @@ class NameServers:
         """The deadline of the next request, if ``servers`` servers share the remaining time."""
         if deadline is None:
             return None
-        return deadline.within(min(self.calls.request_timeout_s, deadline.remaining() / servers))
+        return deadline.within(min(self.rpc_client.request_timeout_s, deadline.remaining() / servers))
 
 
 def route_request(topic_on_wire: str) -> Command:

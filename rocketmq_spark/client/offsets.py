@@ -60,7 +60,7 @@ class RemotingOffsetReader:
 
     def __init__(self, broker_client: BrokerClient) -> None:
         self.broker_client = broker_client
-        self.calls = broker_client.calls
+        self.rpc_client = broker_client.rpc_client
         self._stats: dict[tuple[str, str], _Stats] = {}
         self._queue_count, self._sweep_above = (
             0,
@@ -95,7 +95,7 @@ class RemotingOffsetReader:
             queues_of[queue.broker_name, queue.topic].add(queue)
         commands = [
             BrokerCommand(
-                broker, rpc.GET_TOPIC_STATS_INFO.request(topic=self.calls.on_wire(topic), bname=broker), topic
+                broker, rpc.GET_TOPIC_STATS_INFO.request(topic=self.rpc_client.on_wire(topic), bname=broker), topic
             )
             for broker, topic in sorted(firsts)
         ]
@@ -216,7 +216,7 @@ class RemotingOffsetReader:
         return {queue: row.answer(answer)["offset"] for queue, answer in zip(queues, answers, strict=True)}
 
     def read_queues(self, topic: str, broker_name: str, deadline: Deadline) -> int | None:
-        command = rpc.GET_TOPIC_CONFIG.request(topic=self.calls.on_wire(topic), bname=broker_name)
+        command = rpc.GET_TOPIC_CONFIG.request(topic=self.rpc_client.on_wire(topic), bname=broker_name)
         (answer,) = self.broker_client.request_each([BrokerCommand(broker_name, command, topic)], deadline)
         if isinstance(answer, NotSupported | AccessDenied):
             return None
@@ -279,13 +279,13 @@ class RemotingOffsetReader:
         With ``zero_if_in_memory``, returns 0 instead of None if the queue's first message is in the broker's memory.
         """
         zero = None if zero_if_in_memory else False
-        wire = self.calls.on_wire(group)
+        wire = self.rpc_client.on_wire(group)
         commands = [
             self.broker_client.for_queue(rpc.QUERY_CONSUMER_OFFSET, queue, consumerGroup=wire, setZeroIfNotFound=zero)
             for queue in queues
         ]
-        accept = (Response.SUCCESS, Response.QUERY_NOT_FOUND)
-        answers = self.broker_client.request_all(commands, deadline, accept, read_from)
+        accepted_codes = (Response.SUCCESS, Response.QUERY_NOT_FOUND)
+        answers = self.broker_client.request_all(commands, deadline, accepted_codes, read_from)
         return {
             queue: None if a.code == Response.QUERY_NOT_FOUND else rpc.QUERY_CONSUMER_OFFSET.answer(a)["offset"]
             for queue, a in zip(queues, answers, strict=True)
@@ -363,7 +363,7 @@ class RemotingOffsetReader:
 
     def check_filter(self, broker_name: str, group: str, topic: str, sql: str, deadline: Deadline) -> bool:
         """See ``ports.OffsetReader``. Without this check, a broker answers pulls with an invalid expression with all messages."""
-        body = bodies.client_config_check(self.calls.on_wire(group), self.calls.on_wire(topic), sql)
+        body = bodies.client_config_check(self.rpc_client.on_wire(group), self.rpc_client.on_wire(topic), sql)
         command = rpc.CHECK_CLIENT_CONFIG.request(body, bname=broker_name)
         (answer,) = self.broker_client.request_all([BrokerCommand(broker_name, command, topic)], deadline)
         return not answer.is_from_proxy

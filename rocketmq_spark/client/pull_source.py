@@ -26,23 +26,23 @@ ATTRIBUTES_MAX_AGE_S = 1.0
 class RemotingPulls:
     """Implements ``ports.PullSource``."""
 
-    def __init__(self, calls: RpcClient, routes: Routes, attributes: TopicAttributesCache, retry: Retry) -> None:
-        self._calls = calls
+    def __init__(self, rpc_client: RpcClient, routes: Routes, attributes: TopicAttributesCache, retry: Retry) -> None:
+        self._rpc_client = rpc_client
         self._routes = routes
         self._attributes = attributes
         self._retry = retry
 
     def on_wire(self, name: str) -> str:
-        return self._calls.on_wire(name)
+        return self._rpc_client.on_wire(name)
 
     def keys(self) -> tuple[str, str, str | None] | None:
-        if self._calls.credentials is None:
+        if self._rpc_client.credentials is None:
             return None
-        keys = self._calls.credentials.current()
+        keys = self._rpc_client.credentials.current()
         return keys.access_key, keys.secret_key, keys.security_token
 
     def route(self, topic: str, deadline: Deadline) -> TopicRoute:
-        return self._routes.get(topic, 0.0, deadline.within(self._calls.request_timeout_s))
+        return self._routes.get(topic, 0.0, deadline.within(self._rpc_client.request_timeout_s))
 
     def is_compacted(self, queue: MessageQueue, deadline: Deadline | None = None) -> bool:
         remedy = "Offsets without messages were found, which is right for compaction topics only"
@@ -65,7 +65,7 @@ class RemotingPulls:
         overall_deadline = deadline or Deadline.after(NO_TIMEOUT_S)
         try:
             return self._retry.run(
-                lambda: fetch(overall_deadline.within(self._calls.request_timeout_s)), overall_deadline
+                lambda: fetch(overall_deadline.within(self._rpc_client.request_timeout_s)), overall_deadline
             )
         except AccessDenied as e:
             e.remedy = f"{remedy}; to determine the type of the topic, the reader needs the permission Get on it"

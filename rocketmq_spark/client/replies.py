@@ -169,8 +169,10 @@ def _decode_reply(command: Command, fields: dict[str, Any], properties: dict[str
 class RemotingReplies:
     """Implements ``ports.Replies``."""
 
-    def __init__(self, calls: RpcClient, routes: Routes, instance: ClientInstance, awaited: AwaitedReplies) -> None:
-        self._calls = calls
+    def __init__(
+        self, rpc_client: RpcClient, routes: Routes, instance: ClientInstance, awaited: AwaitedReplies
+    ) -> None:
+        self._rpc_client = rpc_client
         self._routes = routes
         self._instance = instance
         self._awaited = awaited
@@ -190,7 +192,7 @@ class RemotingReplies:
             raise NotSupported("a Proxy does not forward replies", proxy, remedy=_BROKER_NAME_SERVER_REMEDY)
 
     def _is_proxy(self, address: str | None) -> bool:
-        return address is not None and self._calls.pool.is_proxy(address)
+        return address is not None and self._rpc_client.pool.is_proxy(address)
 
     def expect(self, correlation_id: str, done: OnReply) -> Callable[[], None]:
         return self._awaited.expect(correlation_id, done)
@@ -203,7 +205,7 @@ class RemotingReplies:
             if deadline.expired:
                 break
             try:
-                self._calls.request(address, command(name), deadline.within(deadline.remaining() / remaining))
+                self._rpc_client.request(address, command(name), deadline.within(deadline.remaining() / remaining))
             except RocketMQError as e:
                 last_error = e
             else:
@@ -248,7 +250,7 @@ class RemotingReplies:
             body, sys_flag = packed, int(SysFlag.COMPRESSED | SysFlag.ZLIB)
         return lambda broker_name: rpc.SEND_REPLY_MESSAGE_V2.request(
             body,
-            producerGroup=self._calls.on_wire(group),
+            producerGroup=self._rpc_client.on_wire(group),
             topic=cluster + REPLY_SUFFIX,
             defaultTopic=AUTO_CREATE_TOPIC,
             defaultTopicQueueNums=1,

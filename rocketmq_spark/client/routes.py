@@ -114,7 +114,7 @@ class Routes:
 
     def __init__(self, name_servers: NameServers) -> None:
         self._name_servers = name_servers
-        self.on_wire, self.scope = name_servers.calls.on_wire, name_servers.calls.scope
+        self.on_wire, self.scope = name_servers.rpc_client.on_wire, name_servers.rpc_client.scope
         self.recent_s = ROUTE_AGE_S
         self._lock = threading.Lock()
         # By topic, with the time when the route was fetched.
@@ -267,17 +267,18 @@ class Routes:
         self, topic: str, brokers: Sequence[tuple[QueueData, BrokerData]], deadline: Deadline
     ) -> Iterator[bool | None]:
         """Whether each broker has the topic, after one request to each of its replicas; None if that is unclear."""
-        calls = self._name_servers.calls
+        rpc_client = self._name_servers.rpc_client
         replicas = [(data.broker_name, address) for data, broker in brokers for address in broker.replicas]
-        attempts = [calls.pool.attempts(address) for _, address in replicas]
+        attempts = [rpc_client.pool.attempts(address) for _, address in replicas]
         on_wire = self.on_wire(topic)
-        answers = calls.invoke_each(
+        answers = rpc_client.invoke_each(
             [(address, rpc.GET_TOPIC_STATS_INFO.request(topic=on_wire, bname=name)) for name, address in replicas],
             deadline,
         )
         # During a backoff, the error is that of an earlier attempt, which says nothing about the present.
         is_new_attempt = [
-            calls.pool.attempts(address) != earlier for (_, address), earlier in zip(replicas, attempts, strict=True)
+            rpc_client.pool.attempts(address) != earlier
+            for (_, address), earlier in zip(replicas, attempts, strict=True)
         ]
         of_replicas = zip(answers, is_new_attempt, strict=True)
         for data, broker in brokers:
@@ -340,7 +341,7 @@ class Routes:
 
     def is_proxy(self, address: str | None) -> bool:
         """Whether the name server at this address is a Proxy."""
-        return address is not None and self._name_servers.calls.pool.is_proxy(address)
+        return address is not None and self._name_servers.rpc_client.pool.is_proxy(address)
 
     def _route(self, topic: str, server: str, answer: Command) -> TopicRoute:
         route = bodies.route(topic, answer.body)
@@ -348,14 +349,14 @@ class Routes:
 
     def _reachable(self, brokers: Mapping[str, BrokerData], server: str) -> dict[str, BrokerData]:
         """Return the brokers of an answer with the addresses to connect to."""
-        if not self._name_servers.calls.pool.connect_options.at_name_server:
+        if not self._name_servers.rpc_client.pool.connect_options.at_name_server:
             return dict(brokers)
         return {name: replace(data, addresses=dict.fromkeys(data.addresses, server)) for name, data in brokers.items()}
 
     def _advertise(self, brokers: Mapping[str, BrokerData], peer: Peer) -> None:
         """Pass the addresses to the pool, which then knows whether a later connection leads to a Proxy."""
         addresses = (address for data in brokers.values() for address in data.addresses.values())
-        self._name_servers.calls.pool.advertise(addresses, peer)
+        self._name_servers.rpc_client.pool.advertise(addresses, peer)
 
     def _with_acting_masters(self, route: TopicRoute, deadline: Deadline | None) -> TopicRoute:
         """Return the route with ``acting`` corrected: a broker is an acting master if the list of all brokers has another master.
@@ -481,7 +482,7 @@ class Routes:
         Leaves out a topic whose short name would resolve to another topic.
         """
         answer = self._name_servers.request(rpc.GET_ALL_TOPIC_LIST_FROM_NAMESERVER.request, deadline)
-        scope = self._name_servers.calls.scope
+        scope = self._name_servers.rpc_client.scope
         return sorted(scope.user_name(topic) for topic in bodies.topic_list(answer.body) if scope.contains(topic))
 
     def cluster(self, deadline: Deadline | None = None) -> dict[str, BrokerData]:

@@ -209,11 +209,11 @@ class RpcClient:
         address: str,
         command: Command,
         deadline: Deadline | None = None,
-        accept: Container[int] = (Response.SUCCESS,),
+        accepted_codes: Container[int] = (Response.SUCCESS,),
     ) -> Command:
-        """Send a request. Returns the answer if its code is in ``accept``; otherwise raises the error for the code."""
+        """Send a request. Returns the answer if its code is in ``accepted_codes``; otherwise raises the error for the code."""
         answer = self.invoke(address, command, deadline or Deadline.after(self.request_timeout_s))
-        if answer.code not in accept:
+        if answer.code not in accepted_codes:
             raise error_from_response(answer, address)
         return answer
 

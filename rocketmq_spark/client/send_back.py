@@ -62,7 +62,7 @@ class RemotingSendBack:
         self, group: str, message: ReceivedMessage, delay_level: int, max_reconsume_times: int, deadline: Deadline
     ) -> None:
         """See ``ports.GroupMember``."""
-        on_wire = self._broker_client.calls.on_wire
+        on_wire = self._broker_client.rpc_client.on_wire
         command = rpc.CONSUMER_SEND_MSG_BACK.request(
             offset=message.commit_log_offset,
             group=on_wire(group),
@@ -79,7 +79,7 @@ class RemotingSendBack:
     def send_to_retry(self, group: str, message: ReceivedMessage, max_reconsume_times: int, deadline: Deadline) -> None:
         """See ``ports.GroupMember``. Tries up to ``SEND_BACK_ATTEMPTS`` queues, those of other brokers first."""
         request = retry_copy(
-            group, message, max_reconsume_times, self._broker_client.calls.on_wire, time.time_ns() // 1_000_000
+            group, message, max_reconsume_times, self._broker_client.rpc_client.on_wire, time.time_ns() // 1_000_000
         )
         queues = list(self._sender.publish_queues(RETRY_PREFIX + group, deadline))
         start = message.queue_offset % len(queues)

@@ -70,9 +70,9 @@ class RemotingSender:
     """Implements ``ports.Sender``."""
 
     def __init__(
-        self, calls: RpcClient, routes: Routes, instance: ClientInstance, attributes: TopicAttributesCache
+        self, rpc_client: RpcClient, routes: Routes, instance: ClientInstance, attributes: TopicAttributesCache
     ) -> None:
-        self._calls = calls
+        self._rpc_client = rpc_client
         self._routes = routes
         self._instance = instance
         self._attributes = attributes
@@ -94,7 +94,7 @@ class RemotingSender:
             route = self._routes.recent(topic, deadline.within(deadline.remaining() / 2), refresh=True)
         except (ConnectionLost, CallTimeout):
             route = self._routes.recent(topic, deadline)
-        if unlisted := self._routes.unlisted(topic, deadline.within(self._calls.request_timeout_s)):
+        if unlisted := self._routes.unlisted(topic, deadline.within(self._rpc_client.request_timeout_s)):
             names = ", ".join(sorted({queue.broker_name for queue in unlisted}))
             raise BrokerNotFound(
                 f"partitions cannot be numbered yet: no name server lists {names}, which had queues of the topic and may be up",
@@ -106,11 +106,11 @@ class RemotingSender:
 
     def max_timer_delays_ms(self, topic: str, brokers: Iterable[str], deadline: Deadline) -> dict[str, int]:
         masters = {name: address for name, address in self._routes.masters().items() if name in set(brokers)}
-        return topic_attributes.max_timer_delays_ms(self._calls, topic, masters, deadline)
+        return topic_attributes.max_timer_delays_ms(self._rpc_client, topic, masters, deadline)
 
     def has_online_consumer(self, topic: str, deadline: Deadline) -> bool:
         masters = [data.master for data in self._routes.recent(topic, deadline).brokers.values() if data.master]
-        return topic_attributes.has_online_consumer(self._calls, topic, masters, deadline)
+        return topic_attributes.has_online_consumer(self._rpc_client, topic, masters, deadline)
 
     def batch_storage(self, topic: str, deadline: Deadline) -> BatchStorage | None:
         try:
@@ -129,9 +129,9 @@ class RemotingSender:
         return self._routes.missing_topic(error)
 
     def send(self, queue: MessageQueue, request: SendRequest, deadline: Deadline) -> SendResult:
-        command = _command(self._calls, queue, request)
+        command = _command(self._rpc_client, queue, request)
         address = _address(self._routes, queue, deadline)
-        answer = self._calls.invoke(address, command, deadline)
+        answer = self._rpc_client.invoke(address, command, deadline)
         return _result(queue, request, answer, address)
 
     def send_async(
@@ -142,9 +142,9 @@ class RemotingSender:
         done: OnSent,
     ) -> None:
         try:
-            command = _command(self._calls, queue, request)
+            command = _command(self._rpc_client, queue, request)
             send = functools.partial(self._send_async, queue, request, command, deadline, done)
-            if _is_connected(self._calls, self._routes, queue) and not self._executor.has_work(queue.broker_name):
+            if _is_connected(self._rpc_client, self._routes, queue) and not self._executor.has_work(queue.broker_name):
                 send()
             else:  # sends to other brokers must not wait while this one is looked up and connected to
                 self._executor.run(queue.broker_name, send)
@@ -172,31 +172,31 @@ class RemotingSender:
             done(result)
 
         try:
-            self._calls.invoke_async(address, command, deadline, answered)
+            self._rpc_client.invoke_async(address, command, deadline, answered)
         except RuntimeError as e:
             done(_no_thread(e, queue))
 
     def send_oneway(self, queue: MessageQueue, request: SendRequest, deadline: Deadline) -> None:
-        command = _command(self._calls, queue, request, oneway=True)
-        self._calls.invoke_oneway(_address(self._routes, queue, deadline), command, deadline)
+        command = _command(self._rpc_client, queue, request, oneway=True)
+        self._rpc_client.invoke_oneway(_address(self._routes, queue, deadline), command, deadline)
 
     def recall(self, topic: str, broker_name: str, handle: str, group: str, deadline: Deadline) -> str:
         command = rpc.RECALL_MESSAGE.request(
-            topic=self._calls.on_wire(topic),
+            topic=self._rpc_client.on_wire(topic),
             recallHandle=handle,
-            producerGroup=self._calls.on_wire(group),
+            producerGroup=self._rpc_client.on_wire(group),
             bname=broker_name,
         )
         address = self._routes.address(broker_name)
-        answer = self._calls.invoke(address, command, deadline)
+        answer = self._rpc_client.invoke(address, command, deadline)
         if answer.code != Response.SUCCESS:
             raise error_from_response(answer, address, topic)
         return str(rpc.RECALL_MESSAGE.answer(answer)["msgId"])
 
     def probe(self, broker_name: str, topic: str, deadline: Deadline) -> bool:
         try:
-            command = rpc.GET_MAX_OFFSET.request(topic=self._calls.on_wire(topic), queueId=0, bname=broker_name)
-            self._calls.request(self._routes.address(broker_name), command, deadline)
+            command = rpc.GET_MAX_OFFSET.request(topic=self._rpc_client.on_wire(topic), queueId=0, bname=broker_name)
+            self._rpc_client.request(self._routes.address(broker_name), command, deadline)
         except RocketMQError:
             return False
         return True
@@ -216,14 +216,14 @@ class RemotingSender:
             e.unsent = True
             raise
         try:
-            return transactions.send_decision(self._calls, address, place, decision, deadline)
+            return transactions.send_decision(self._rpc_client, address, place, decision, deadline)
         except RuntimeError as e:
             lost = ConnectionLost(f"no connection can be made: {e}", address, topic=place.topic)
             lost.unsent = True
             raise lost from e
 
     def join(self, group: str, heartbeat_s: float, check: HalfCheck | None = None) -> Callable[[Deadline], None]:
-        half_checks = None if check is None else transactions.HalfChecks(self._calls, group, check)
+        half_checks = None if check is None else transactions.HalfChecks(self._rpc_client, group, check)
         request_handler = None if half_checks is None else half_checks.on_check
         member = RegisteredMember(group, heartbeat_s, request_handler, all_brokers=request_handler is not None)
         self._instance.join(member)
@@ -243,9 +243,9 @@ class RemotingSender:
                 logger.info("the route of %s cannot be refreshed: %s", topic, e)
 
 
-def _is_connected(calls: RpcClient, routes: Routes, queue: MessageQueue) -> bool:
+def _is_connected(rpc_client: RpcClient, routes: Routes, queue: MessageQueue) -> bool:
     try:
-        return calls.pool.is_connected(routes.address(queue.broker_name))
+        return rpc_client.pool.is_connected(routes.address(queue.broker_name))
     except BrokerNotFound:
         return False
 
@@ -259,14 +259,14 @@ def _address(routes: Routes, queue: MessageQueue, deadline: Deadline) -> str:
         return routes.address(queue.broker_name)
 
 
-def _command(calls: RpcClient, queue: MessageQueue, request: SendRequest, oneway: bool = False) -> Command:
+def _command(rpc_client: RpcClient, queue: MessageQueue, request: SendRequest, oneway: bool = False) -> Command:
     # A broker does not clear bits that describe a stored message: it would acknowledge the message, lose it, and shift the
     # offsets of the queue for ever.
     if request.sys_flag & ~int(SENDABLE_SYS_FLAGS):  # int(): ~ of a flag covers only the named bits
         raise LocalProtocolError(
             f"sysFlag {request.sys_flag:#x} has bits that a request must not have", topic=queue.topic, queue=str(queue)
         )
-    group, properties = calls.on_wire(request.group), request.properties
+    group, properties = rpc_client.on_wire(request.group), request.properties
     if request.sys_flag & SysFlag.TRANSACTION_PREPARED:
         properties += encode_properties({Property.PRODUCER_GROUP: group})
     row = rpc.SEND_BATCH_MESSAGE if request.batch else rpc.SEND_MESSAGE_V2
@@ -274,7 +274,7 @@ def _command(calls: RpcClient, queue: MessageQueue, request: SendRequest, oneway
     return make(
         request.data,
         producerGroup=group,
-        topic=calls.on_wire(queue.topic),
+        topic=rpc_client.on_wire(queue.topic),
         defaultTopic=AUTO_CREATE_TOPIC,
         defaultTopicQueueNums=request.default_topic_queues,
         queueId=queue.queue_id,

@@ -55,8 +55,8 @@ class _CachedAnswer(NamedTuple):
 class TopicAttributesCache:
     """Cached attributes of the topics of one client."""
 
-    def __init__(self, calls: RpcClient, routes: Routes) -> None:
-        self._calls = calls
+    def __init__(self, rpc_client: RpcClient, routes: Routes) -> None:
+        self._rpc_client = rpc_client
         self._routes = routes
         self._cached: dict[tuple[str, str], _CachedAnswer] = {}
         self._sweep_above = SWEEP_ABOVE_ENTRIES
@@ -146,8 +146,8 @@ class TopicAttributesCache:
 
     def _fetch(self, topic: str, broker_name: str, deadline: Deadline) -> Attributes | None:
         address = self._address(topic, broker_name, deadline)
-        command = rpc.GET_TOPIC_CONFIG.request(topic=self._calls.on_wire(topic), bname=broker_name)
-        answer = self._calls.invoke(address, command, deadline.within(self._calls.request_timeout_s))
+        command = rpc.GET_TOPIC_CONFIG.request(topic=self._rpc_client.on_wire(topic), bname=broker_name)
+        answer = self._rpc_client.invoke(address, command, deadline.within(self._rpc_client.request_timeout_s))
         if answer.code == codes.Response.SUCCESS:
             attributes = bodies.topic_config(answer.body).attributes
             return {name: attributes[name] for name in _CACHED_NAMES if name in attributes}
@@ -175,23 +175,25 @@ def is_batched(attributes: Attributes | None) -> bool | None:
     return None if attributes is None else attributes.get(codes.QUEUE_TYPE) == codes.BATCH_QUEUE
 
 
-def max_timer_delays_ms(calls: RpcClient, topic: str, masters: Mapping[str, str], deadline: Deadline) -> dict[str, int]:
+def max_timer_delays_ms(
+    rpc_client: RpcClient, topic: str, masters: Mapping[str, str], deadline: Deadline
+) -> dict[str, int]:
     """Return the longest timer delay in ms, 0 without timers, of the ``masters`` (addresses by name) that answer."""
-    topic_on_wire = calls.on_wire(topic)
+    topic_on_wire = rpc_client.on_wire(topic)
     requests = [
         (address, rpc.GET_MAX_OFFSET.request(topic=topic_on_wire, queueId=0, bname=name))
         for name, address in masters.items()
     ]
-    answers = dict(zip(masters, calls.invoke_each(requests, _first_half(deadline)), strict=True))
+    answers = dict(zip(masters, rpc_client.invoke_each(requests, _first_half(deadline)), strict=True))
     versions = {name: answer.version for name, answer in answers.items() if not isinstance(answer, RocketMQError)}
     delays_ms = dict.fromkeys(versions, 0)
     with_timers = [name for name, version in versions.items() if version >= FIRST_WITH_TIMERS]
     # The configuration contains passwords. If the network could read them, the default is assumed instead, as for a broker that
     # does not report its configuration.
-    delays_ms |= {name: 1000 * TIMER_MAX_DELAY_S for name in with_timers if not calls.is_private(masters[name])}
-    with_timers = [name for name in with_timers if calls.is_private(masters[name])]
+    delays_ms |= {name: 1000 * TIMER_MAX_DELAY_S for name in with_timers if not rpc_client.is_private(masters[name])}
+    with_timers = [name for name in with_timers if rpc_client.is_private(masters[name])]
     configs = [(masters[name], rpc.GET_BROKER_CONFIG.request(bname=name)) for name in with_timers]
-    for name, config in zip(with_timers, calls.invoke_each(configs, deadline), strict=True):
+    for name, config in zip(with_timers, rpc_client.invoke_each(configs, deadline), strict=True):
         if isinstance(config, Command):
             delays_ms[name] = _max_timer_delay_ms(config)
         else:
@@ -199,13 +201,13 @@ def max_timer_delays_ms(calls: RpcClient, topic: str, masters: Mapping[str, str]
     return delays_ms
 
 
-def has_online_consumer(calls: RpcClient, topic: str, masters: Sequence[str], deadline: Deadline) -> bool:
+def has_online_consumer(rpc_client: RpcClient, topic: str, masters: Sequence[str], deadline: Deadline) -> bool:
     """Whether a consumer that is online at one of ``masters``, which are addresses, has subscribed to the topic.
 
     If none is found, raises the error of a broker that did not answer.
     """
-    topic_on_wire = calls.on_wire(topic)
-    by_broker = calls.invoke_each(
+    topic_on_wire = rpc_client.on_wire(topic)
+    by_broker = rpc_client.invoke_each(
         [(address, rpc.QUERY_TOPIC_CONSUME_BY_WHO.request(topic=topic_on_wire)) for address in masters],
         _first_half(deadline),
     )
@@ -216,7 +218,7 @@ def has_online_consumer(calls: RpcClient, topic: str, masters: Sequence[str], de
         if isinstance(answer, Command)
         for group in bodies.group_list(answer.body)
     ]
-    of_groups = calls.invoke_each(groups, deadline)
+    of_groups = rpc_client.invoke_each(groups, deadline)
     for members in of_groups:
         if isinstance(members, RocketMQError) or members.code != Response.SUCCESS:
             continue  # the group has no member online

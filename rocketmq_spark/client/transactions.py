@@ -59,7 +59,7 @@ def _commits() -> _ConfirmedCommits:
     return process.get_or_create("copies", "confirmed over remoting", _ConfirmedCommits)
 
 
-def send_decision(calls: RpcClient, address: str, place: HalfPlace, decision: TransactionState, deadline: Deadline,
+def send_decision(rpc_client: RpcClient, address: str, place: HalfPlace, decision: TransactionState, deadline: Deadline,
         answers_check: bool = False) -> bool:  # fmt: skip
     """Send a decision to the master at ``address``. ``answers_check`` says that a check of the broker asked for it.
 
@@ -69,8 +69,8 @@ def send_decision(calls: RpcClient, address: str, place: HalfPlace, decision: Tr
     is_decided = decision is not TransactionState.UNKNOWN
     row = rpc.END_TRANSACTION
     command = (row.request if is_decided else row.oneway)(
-        topic=calls.on_wire(place.topic),
-        producerGroup=calls.on_wire(place.group),
+        topic=rpc_client.on_wire(place.topic),
+        producerGroup=rpc_client.on_wire(place.group),
         tranStateTableOffset=place.half_offset,
         commitLogOffset=place.commit_log_offset,
         commitOrRollback=_DECISION_FLAGS[decision],
@@ -80,9 +80,9 @@ def send_decision(calls: RpcClient, address: str, place: HalfPlace, decision: Tr
         bname=place.broker_name,
     )
     if not is_decided:
-        calls.invoke_oneway(address, command, deadline)
+        rpc_client.invoke_oneway(address, command, deadline)
         return False
-    is_confirmed = not calls.request(address, command, deadline).is_from_proxy
+    is_confirmed = not rpc_client.request(address, command, deadline).is_from_proxy
     if is_confirmed and decision is TransactionState.COMMIT:
         _commits().add(place.key, address)
     return is_confirmed
@@ -104,13 +104,13 @@ class HalfChecks:
     the newest one, and a copy that is checked soon after a commit is rolled back.
     """
 
-    def __init__(self, calls: RpcClient, group: str, check: HalfCheck) -> None:
-        self._calls = calls
+    def __init__(self, rpc_client: RpcClient, group: str, check: HalfCheck) -> None:
+        self._rpc_client = rpc_client
         self._group = group
         self._check = check
         state = TransactionState
         self._copies = CheckCoalescer(
-            self._answer, _asker, state.COMMIT, state.ROLLBACK, state.UNKNOWN, ("remoting", calls.on_wire(group))
+            self._answer, _asker, state.COMMIT, state.ROLLBACK, state.UNKNOWN, ("remoting", rpc_client.on_wire(group))
         )
         self.leave = self._copies.leave
 
@@ -130,13 +130,13 @@ class HalfChecks:
 
     def _decode(self, address: str, command: Command) -> tuple[ReceivedMessage, HalfPlace]:
         fields = rpc.CHECK_TRANSACTION_STATE.arguments(command)
-        max_bytes = self._calls.pool.connect_options.max_pushed_bytes  # also the limit of a decompressed body
+        max_bytes = self._rpc_client.pool.connect_options.max_pushed_bytes  # also the limit of a decompressed body
         stored = decompressed(
             single_message(command.body, command.ext.get("bname", ""), "as a half message", address), max_bytes
         )
         if stored.decode_error is not None:
             raise DecodeError(f"a half message cannot be decoded: {stored.decode_error}", address)
-        topic, queue = self._calls.scope.user_name(stored.topic), stored.queue
+        topic, queue = self._rpc_client.scope.user_name(stored.topic), stored.queue
         message = replace(stored, topic=topic, queue=queue._replace(topic=topic))
         msg_id = message.properties.get(Property.UNIQ_KEY) or fields["msgId"] or message.msg_id
         return message, HalfPlace(
@@ -157,7 +157,12 @@ class HalfChecks:
             decision = TransactionState.COMMIT
         try:
             return send_decision(
-                self._calls, address, place, decision, Deadline.after(self._calls.request_timeout_s), answers_check=True
+                self._rpc_client,
+                address,
+                place,
+                decision,
+                Deadline.after(self._rpc_client.request_timeout_s),
+                answers_check=True,
             )
         except RocketMQError as e:
             logger.warning(

@@ -442,9 +442,10 @@ def test_an_end_that_is_not_reached_any_more(committed: int | None, now: int | N
     """It would wait for it without end: the topic was created again, or has fewer queues."""
     bounds = {} if now is None else {QUEUE: QueueBounds(0, now, 0)}
     brokers = SimpleNamespace(committed=lambda *asked: {QUEUE: committed}, bounds=lambda *asked: bounds)
-    calls = SimpleNamespace(request_timeout_s=1.0)
+    rpc_client = SimpleNamespace(request_timeout_s=1.0)
     target: Any = SimpleNamespace(
-        client=lambda: SimpleNamespace(brokers=brokers, calls=calls), settings=lambda: {"name_server": "here:9876"}
+        client=lambda: SimpleNamespace(brokers=brokers, rpc_client=rpc_client),
+        settings=lambda: {"name_server": "here:9876"},
     )
     if isinstance(said, bool):
         assert copying._has_reached(target, "g", {QUEUE: 9}) is said
@@ -460,7 +461,7 @@ def test_a_source_that_was_created_again_between_two_runs_fails(monkeypatch: pyt
     route = SimpleNamespace(readable=lambda: [QUEUE])
     client = SimpleNamespace(
         brokers=brokers,
-        calls=SimpleNamespace(request_timeout_s=1.0),
+        rpc_client=SimpleNamespace(request_timeout_s=1.0),
         routes=SimpleNamespace(get_existing=lambda *asked: route),
     )
     target: Any = SimpleNamespace(client=lambda: client, settings=lambda: {"name_server": "here:9876"})

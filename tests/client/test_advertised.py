@@ -90,7 +90,7 @@ class TestAtNameServer:
         connection = mapped.pool.get(proxy.address, mapped.soon)
         assert (connection.peer, mapped.pool.is_proxy(proxy.address)) == (Peer.PROXY, True)
         with pytest.raises(NotSupported, match="the server is a Proxy"):
-            mapped.calls.request(proxy.address, rpc.GET_BROKER_CLUSTER_INFO.request(), mapped.soon)
+            mapped.rpc_client.request(proxy.address, rpc.GET_BROKER_CLUSTER_INFO.request(), mapped.soon)
 
 
 class TestUnreachable:

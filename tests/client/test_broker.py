@@ -524,7 +524,7 @@ def test_only_used_topic_attributes_are_cached(broker: MockBroker, routed: Parts
     broker.on(Request.GET_TOPIC_CONFIG, [topic_config(**many), topic_config(**{f"{n}": "x" for n in range(101)})])
     assert routed.kinds.attributes("t", "broker-a", routed.soon) == {}
     with pytest.raises(RemoteProtocolError, match="101 is no whole number from 0 to 100"):
-        TopicAttributesCache(routed.calls, routed.routes).attributes("t", "broker-a", routed.soon)
+        TopicAttributesCache(routed.rpc_client, routed.routes).attributes("t", "broker-a", routed.soon)
 
 
 def test_refreshed_queue_bounds_reuse_the_same_queue_objects(broker: MockBroker, routed: Parts) -> None:

@@ -249,13 +249,13 @@ class TestNameServers:
             parts.pool.close()
 
     def test_blank_addresses_are_nothing(self, parts: Parts) -> None:
-        assert NameServers(parts.calls, [" a:1 ", "", " "]).addresses == ("a:1",)
+        assert NameServers(parts.rpc_client, [" a:1 ", "", " "]).addresses == ("a:1",)
         with pytest.raises(OptionError, match="nameServer"):
-            NameServers(parts.calls, [""])
+            NameServers(parts.rpc_client, [""])
 
     def test_the_first_one_is_chosen_at_random(self, parts: Parts) -> None:
         addresses = [f"h:{i}" for i in range(10)]
-        assert len({NameServers(parts.calls, addresses, random.Random(i))._current for i in range(50)}) > 5
+        assert len({NameServers(parts.rpc_client, addresses, random.Random(i))._current for i in range(50)}) > 5
 
 
 class TestRoutes:

@@ -128,7 +128,7 @@ def test_a_question_is_answered_by_a_request_about_the_copy(
         return decision
 
     leave = tenant.sender.join("pg", 0, check)
-    tenant.calls.invoke_oneway(
+    tenant.rpc_client.invoke_oneway(
         broker.address, Command(Request.GET_ROUTEINFO_BY_TOPIC, {"topic": "ns%t"}, flag=Flag.ONEWAY)
     )
     broker.ask(question(HALF))
@@ -185,7 +185,7 @@ def test_a_commit_over_a_connection_to_a_proxy_is_never_proved(broker: MockBroke
     """What an earlier answer has shown holds for the connection."""
     tenant.routes.get("t")
     broker.on(Request.HEART_BEAT, ok(**OF_PROXY))
-    tenant.calls.request(broker.address, Command(Request.HEART_BEAT), tenant.soon)
+    tenant.rpc_client.request(broker.address, Command(Request.HEART_BEAT), tenant.soon)
     assert tenant.sender.end_transaction(PLACE, COMMIT, tenant.soon) is False
 
 
@@ -213,7 +213,7 @@ def test_new_master_gets_a_commit_confirmed_by_the_old_one(broker: MockBroker, t
     with MockBroker() as other:
         other.on(Request.END_TRANSACTION, ok())
         other.on(Request.HEART_BEAT, ok())
-        tenant.calls.request(other.address, Command(Request.HEART_BEAT), tenant.soon)
+        tenant.rpc_client.request(other.address, Command(Request.HEART_BEAT), tenant.soon)
         for count in (1, 2):
             other.ask(question(HALF))
             other.wait_for(lambda count=count: len(other.seen(Request.END_TRANSACTION)) == count)  # type: ignore[misc]
@@ -233,7 +233,7 @@ def test_foreign_message_with_same_id_changes_no_commit_answer(broker: MockBroke
         both = broker, other
         other.on(Request.END_TRANSACTION, ok())
         other.on(Request.HEART_BEAT, ok())
-        tenant.calls.request(other.address, Command(Request.HEART_BEAT), tenant.soon)
+        tenant.rpc_client.request(other.address, Command(Request.HEART_BEAT), tenant.soon)
         for count, (asks, half) in enumerate(((other, fake), (broker, HALF), (other, HALF)), 2):
             asks.ask(question(half))
             eventually(lambda count=count: sum(len(of.seen(Request.END_TRANSACTION)) for of in both) == count)  # type: ignore[misc]
@@ -333,7 +333,7 @@ def test_two_producers_of_a_group_in_one_process_deliver_once(broker: MockBroker
     other.sender.join("pg", 0, lambda message, place: lambda: function("second"))
     for parts in (tenant, other):
         parts.routes.get("t")  # a server that is only a name server may not ask
-        parts.calls.request(broker.address, Command(Request.HEART_BEAT))
+        parts.rpc_client.request(broker.address, Command(Request.HEART_BEAT))
     copies = copies_of(tenant)
     first, second = broker.peers
     first.send(broker.encode(question(HALF)))
@@ -433,7 +433,7 @@ def test_a_broker_that_hangs_holds_up_no_answer_to_another_one(broker: MockBroke
         parts.routes.get("t")  # a server that is only a name server may not ask
         parts.sender.join("pg", 0, lambda message, place: known.pop(0) or (lambda: COMMIT))
         for one, ids in ((broker, (b"1D", b"2D")), (other, (b"3D", b"4D"))):
-            parts.calls.request(one.address, Command(Request.HEART_BEAT))
+            parts.rpc_client.request(one.address, Command(Request.HEART_BEAT))
             for msg_id in ids:
                 one.ask(question(HALF.replace(b"\x01ID\x02", b"\x01" + msg_id + b"\x02")))
         broker.wait_for(lambda: len(broker.seen(Request.END_TRANSACTION)) == 1)

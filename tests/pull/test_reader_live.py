@@ -159,7 +159,7 @@ def test_an_operator_s_reset_is_ignored(real: Parts, filled: list[OffsetRange], 
     reset = rpc.INVOKE_BROKER_TO_RESET_OFFSET.request(
         group=f"reader-{topic}", topic=topic, timestamp=0, isForce=True, queueId=-1
     )
-    assert real.calls.request(address, reset).code == 0
+    assert real.rpc_client.request(address, reset).code == 0
     reading = Reading([OffsetRange(filled[0].queue, 100, 300)], lambda: address)
     assert reading.run() == reading.expected
     assert reading.reader.requests.sent > 1

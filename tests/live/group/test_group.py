@@ -157,7 +157,7 @@ def test_live_members_are_warned_about(rocketmq, topic, group, caplog):
     assert "live members" not in caplog.text
     member = GroupMembership(group, {topic: Subscription()})
     heartbeat = rpc.HEART_BEAT.request(wire_bodies.heartbeat("10.0.0.9@java", memberships=[member]))
-    calls, address = rocketmq.admin.brokers.calls, rocketmq.address("broker-a")
+    calls, address = rocketmq.admin.brokers.rpc_client, rocketmq.address("broker-a")
     calls.request(address, heartbeat)
     again = Run(rocketmq, run.offset, subscribe=topic, group=group)
     again.latest()
