@@ -203,7 +203,7 @@ def _sent_last(
 
 def _reached(client: session.Client, queue: MessageQueue, offset: int, seconds: float) -> None:
     def end() -> int:
-        return client.brokers.bounds([queue], Deadline.after(20.0))[queue].max_offset
+        return client.offset_reader.bounds([queue], Deadline.after(20.0))[queue].max_offset
 
     awaited(end, lambda end: end > offset, seconds)
 

@@ -33,7 +33,7 @@ class AdminTools(Protocol):
         """Returns the routes of topics."""
 
     @property
-    def brokers(self) -> RemotingOffsetReader:
+    def offset_reader(self) -> RemotingOffsetReader:
         """Requests offsets of queues."""
 
     @property
@@ -73,7 +73,7 @@ def with_kept_minimums(
         on_error(error, queue)
 
     to_check = [queue for queue, reported in bounds.items() if known_positions.get(queue, 0) < reported.min_offset]
-    kept_from = tools.brokers.first_kept_offsets(GROUP, to_check, deadline(tools), on_failure) if to_check else {}
+    kept_from = tools.offset_reader.first_kept_offsets(GROUP, to_check, deadline(tools), on_failure) if to_check else {}
     minimums = {
         queue: min(offset, bounds[queue].min_offset, known_positions.get(queue, offset))
         for queue, offset in kept_from.items()

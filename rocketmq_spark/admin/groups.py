@@ -52,7 +52,7 @@ def committed_offsets(tools: AdminTools, group: str, topics: Sequence[str]) -> P
     positions: Positions = {}
     for topic in topics or _consumed_topics(tools, group):
         queues = tools.routes.get_existing(topic, 0.0).stored_queues()  # the number of queues may have changed
-        positions |= tools.brokers.committed(group, queues, deadline(tools))
+        positions |= tools.offset_reader.committed(group, queues, deadline(tools))
     if all(position is None for position in positions.values()):
         require_masters(tools)
         where = f" in {', '.join(topics)}" if topics else ""
@@ -115,7 +115,7 @@ def queue_lags(
         row = QueueLag(queue, bound.min_offset, position, bound.max_offset)
         if row.lag and row.next_offset is not None and queue.broker_name not in unavailable_brokers:
             try:
-                stored_ms = tools.brokers.store_time_ms(GROUP, queue, row.next_offset, deadline_)
+                stored_ms = tools.offset_reader.store_time_ms(GROUP, queue, row.next_offset, deadline_)
                 row = row._replace(next_stored_ms=stored_ms)
             except NotReadable:  # the topic lacks read permission now; only the store time is missing
                 pass
@@ -146,7 +146,7 @@ def bounds_of(
     def on_error(error: RocketMQError, queue: MessageQueue) -> None:
         errors.append(error)
 
-    bounds = tools.brokers.bounds(queues, deadline(tools), on_error)
+    bounds = tools.offset_reader.bounds(queues, deadline(tools), on_error)
     return with_kept_minimums(tools, bounds, positions, on_error), errors
 
 
@@ -185,8 +185,8 @@ def offset_changes(
         raise OffsetError(f"group {group} has no offsets", remedy=f"{hint} Name the topics with --topic".lstrip())
     queues = [queue for topic in topics for queue in tools.routes.get_existing(topic, 0.0).stored_queues()]
     queues = environment.owned(queues) if environment is not None else queues
-    before = tools.brokers.committed(group, queues, deadline(tools))
-    bounds = tools.brokers.bounds(queues, deadline(tools))
+    before = tools.offset_reader.committed(group, queues, deadline(tools))
+    bounds = tools.offset_reader.bounds(queues, deadline(tools))
     bounds = bounds if target == "latest" else with_kept_minimums(tools, bounds)
     after = _target_offsets(tools, target, bounds, argument_name)
     return [OffsetChange(queue, before[queue], after[queue]) for queue in sorted(after)]
@@ -227,7 +227,7 @@ def _target_offsets(
 ) -> dict[MessageQueue, int]:
     if isinstance(target, int):
         times = dict.fromkeys(bounds, target)
-        found_offsets = tools.brokers.search_offsets(times, deadline(tools), group=GROUP)
+        found_offsets = tools.offset_reader.search_offsets(times, deadline(tools), group=GROUP)
         return {queue: bounds[queue].clamp(offset) for queue, offset in found_offsets.items()}
     if isinstance(target, str):
         return {queue: b.min_offset if target == "earliest" else b.max_offset for queue, b in bounds.items()}
@@ -284,7 +284,7 @@ def store_offsets(tools: AdminTools, group: str, offsets: Mapping[MessageQueue, 
             remark=error.message if not error.remark else error.remark,
             remedy=f"{others}Check that broker, and try again",
         ) from error
-    stored = tools.brokers.committed(group, sorted(offsets), deadline(tools))
+    stored = tools.offset_reader.committed(group, sorted(offsets), deadline(tools))
     not_stored = sorted(queue for queue, offset in offsets.items() if stored[queue] != offset)
     if not_stored:
         raise OffsetError(

@@ -273,9 +273,9 @@ def messages_of_time(
         raise OptionError(f"limit is {limit}; expected 1 to {MAX_BY_TIME}, or a key")
     first_ms, last_ms = _period(begin_ms, end_ms)
     queues = EnvironmentQueues(environment)(tools.routes.get_existing(topic, 0.0).stored_queues())
-    bounds = with_kept_minimums(tools, tools.brokers.bounds(queues, deadline(tools)))
+    bounds = with_kept_minimums(tools, tools.offset_reader.bounds(queues, deadline(tools)))
     times = {} if begin_ms is None else dict.fromkeys(bounds, first_ms)
-    starts = tools.brokers.search_offsets(times, deadline(tools), group=GROUP)
+    starts = tools.offset_reader.search_offsets(times, deadline(tools), group=GROUP)
     room, read_ahead = DecodeBudget(_MAX_RESULT_BYTES), UnwrapBudget(_MAX_READ_AHEAD_BYTES)
     readers = [
         _QueueReader(

@@ -50,7 +50,7 @@ class BaseAdmin(Closeable):
         self._rpc_client = rpc_client or RpcClient(Pool(ConnectOptions()))
         self.name_servers = NameServers(self._rpc_client, addresses)
         self.routes = Routes(self.name_servers)
-        self.brokers = RemotingOffsetReader(BrokerClient(self._rpc_client, self.routes))
+        self.offset_reader = RemotingOffsetReader(BrokerClient(self._rpc_client, self.routes))
 
     def close(self) -> None:
         if self._owns_pool:
@@ -190,7 +190,7 @@ class BaseAdmin(Closeable):
 
     def describe_topic(self, topic: str) -> dict[MessageQueue, QueueBounds]:
         """The bounds of every queue, including queues without read permission."""
-        return self.brokers.bounds(self.route(topic).stored_queues(), Deadline.after(10.0))
+        return self.offset_reader.bounds(self.route(topic).stored_queues(), Deadline.after(10.0))
 
     def topic_config(self, topic: str, broker: str) -> TopicConfig:
         on_wire = self._rpc_client.on_wire(topic)

@@ -384,7 +384,7 @@ def _log_state(answer: Command) -> LogState | NotSupported:
 
 
 def _corrections(
-    brokers: RemotingOffsetReader,
+    offset_reader: RemotingOffsetReader,
     group: str,
     offsets: Mapping[MessageQueue, int],
     nearest_queues: set[MessageQueue],
@@ -392,21 +392,21 @@ def _corrections(
     deadline: Deadline,
 ) -> Iterator[tuple[MessageQueue, int]]:
     """Yield corrected offsets for times. ``nearest_queues`` are the queues of brokers that return the nearest_queues message."""
-    attributes = raise_if_retriable(brokers.broker_client.attributes(first_queues(offsets), deadline))
+    attributes = raise_if_retriable(offset_reader.broker_client.attributes(first_queues(offsets), deadline))
     compacted = {q for q in offsets if has_attribute(attributes, q, codes.CLEANUP_POLICY, codes.COMPACTION)}
     for queue in compacted:
-        yield queue, brokers.broker_client.first_kept(group, queue, times_ms[queue], deadline)
+        yield queue, offset_reader.broker_client.first_kept(group, queue, times_ms[queue], deadline)
     other_offsets = {q: offset for q, offset in offsets.items() if q not in nearest_queues | compacted}
     for queue in [
-        *_doubtful_queues(brokers, group, other_offsets, times_ms, attributes, deadline),
+        *_doubtful_queues(offset_reader, group, other_offsets, times_ms, attributes, deadline),
         *(nearest_queues - compacted),
     ]:
-        store_time_ms = functools.partial(brokers.store_time_ms, group, queue, deadline=deadline)
+        store_time_ms = functools.partial(offset_reader.store_time_ms, group, queue, deadline=deadline)
         yield queue, first_offset_since(store_time_ms, offsets[queue], times_ms[queue])
 
 
 def _doubtful_queues(
-    brokers: RemotingOffsetReader,
+    offset_reader: RemotingOffsetReader,
     group: str,
     offsets: Mapping[MessageQueue, int],
     times_ms: Mapping[MessageQueue, int],
@@ -427,9 +427,9 @@ def _doubtful_queues(
         for q, offset in offsets.items()
         if has_attribute(attributes, q, codes.QUEUE_TYPE, codes.BATCH_QUEUE) is not False
     }
-    times_at = brokers.store_times_ms(group, maybe_batches, deadline, on_error=failed)
+    times_at = offset_reader.store_times_ms(group, maybe_batches, deadline, on_error=failed)
     offsets_before = {q: offset - 1 for q, offset in maybe_batches.items() if offset > 0}
-    times_before = brokers.store_times_ms(group, offsets_before, deadline, on_error=failed)
+    times_before = offset_reader.store_times_ms(group, offsets_before, deadline, on_error=failed)
     doubtful = {q for q, ms in times_at.items() if ms < times_ms[q]} | {
         q for q, ms in times_before.items() if ms >= times_ms[q]
     }

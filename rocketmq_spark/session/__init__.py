@@ -75,7 +75,7 @@ class Client:
 
     rpc_client: RpcClient
     routes: Routes
-    brokers: RemotingOffsetReader
+    offset_reader: RemotingOffsetReader
     instance: ClientInstance
     sender: RemotingSender
     committer: RemotingCommitter
@@ -139,7 +139,7 @@ def _create_client(options: Options) -> Client:
     return Client(
         rpc_client=rpc_client,
         routes=routes,
-        brokers=RemotingOffsetReader(broker_client),
+        offset_reader=RemotingOffsetReader(broker_client),
         instance=instance,
         sender=sender_,
         committer=RemotingCommitter(broker_client, admin, polls),
@@ -179,7 +179,7 @@ def routes(options: Options) -> RouteReader:
 
 
 def offsets(options: Options) -> OffsetReader:
-    return client(options).brokers
+    return client(options).offset_reader
 
 
 def committer(options: Options) -> OffsetCommitter:

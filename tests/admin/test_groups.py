@@ -72,7 +72,7 @@ def test_brokers_that_answer_tell_ages_although_another_is_away(broker: MockBrok
             raise CallTimeout("no answer in time")
         return 1_000 * offset
 
-    group.brokers.store_time_ms = stored  # type: ignore[method-assign]
+    group.offset_reader.store_time_ms = stored  # type: ignore[method-assign]
     look = groups.queue_lags(group, {here: 5, away: 3})
     assert [(row.lag, row.next_stored_ms) for row in look.rows] == [(4, 5_000), (None, None)]
     assert len(look.errors) == 1
@@ -338,7 +338,7 @@ def test_store_offsets_creates_the_group_on_brokers_lacking_it() -> None:
 
     tools: Any = SimpleNamespace(
         committer=SimpleNamespace(commit_each=commit_each, create_group=create_group),
-        brokers=SimpleNamespace(committed=lambda *asked: stored),
+        offset_reader=SimpleNamespace(committed=lambda *asked: stored),
         rpc_client=SimpleNamespace(request_timeout_s=1.0),
     )
     groups.store_offsets(tools, "g", dict.fromkeys(queues, 3))

@@ -223,7 +223,7 @@ def client_of(queues: list[MessageQueue], bounds: Callable[..., dict[MessageQueu
             get_existing=lambda *asked: SimpleNamespace(readable=lambda: queues),
             cluster=lambda: {"broker-a": None, "broker-b": None},
         ),
-        brokers=SimpleNamespace(bounds=bounds),
+        offset_reader=SimpleNamespace(bounds=bounds),
     )
 
 

@@ -45,7 +45,7 @@ class Parts:
         self.name_servers = NameServers(self.rpc_client, name_server.split(";"))
         self.routes = Routes(self.name_servers)
         self.broker_client = BrokerClient(self.rpc_client, self.routes)
-        self.brokers = RemotingOffsetReader(self.broker_client)
+        self.offset_reader = RemotingOffsetReader(self.broker_client)
         self.instance = ClientInstance(self.groups, self.rpc_client, self.routes)
         self.kinds = TopicAttributesCache(self.rpc_client, self.routes)
         self.sender = RemotingSender(self.rpc_client, self.routes, self.instance, self.kinds)

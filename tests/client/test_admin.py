@@ -500,7 +500,7 @@ class TestRealBroker:
         queues = real_admin.route(topic).readable()
         real.routes.get(topic)
         assert real.committer.commit_each(group, {queues[0]: 5}, real.soon) == {}
-        assert real.brokers.committed(group, queues[:2], real.soon) == {queues[0]: 5, queues[1]: None}
+        assert real.offset_reader.committed(group, queues[:2], real.soon) == {queues[0]: 5, queues[1]: None}
         assert real_admin.consume_stats(group, topic)[queues[0]].consumer_offset == 5
         assert real_admin.consumed_topics(group) == [topic]
         assert real_admin.consumed_topics("nobody") == []

@@ -86,7 +86,7 @@ def fill(parts: Parts, topic: str, counts: Sequence[int], size: int = 200) -> li
             request = SendRequest("g", encode_batch(items), batch=True)
             eventually(lambda queue=queue, request=request: sent(parts, queue, request))  # type: ignore[misc]
     wanted = dict(zip(queues, counts, strict=True))
-    eventually(lambda: parts.brokers.max_offsets(queues, parts.soon) == wanted)
+    eventually(lambda: parts.offset_reader.max_offsets(queues, parts.soon) == wanted)
     return queues
 
 

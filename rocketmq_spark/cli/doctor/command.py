@@ -176,7 +176,7 @@ def check_advertised_addresses(client: Client, options: Options, topics: Sequenc
             if (address := route.brokers[data.broker_name].master)
         }
     addressed_brokers = sorted(queue_of)
-    broker_request = client.brokers.broker_client.for_queue
+    broker_request = client.offset_reader.broker_client.for_queue
     requests = [
         (addressed_broker[0], broker_request(rpc.GET_MAX_OFFSET, queue_of[addressed_broker]).command)
         for addressed_broker in addressed_brokers

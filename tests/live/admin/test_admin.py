@@ -252,7 +252,7 @@ def test_a_route_that_lost_a_registration_is_set_right(rocketmq: LocalBroker, na
         ):
 
             def lose(lost: Command = lost) -> list[tuple[int, int]]:
-                assert rocketmq.admin.brokers.rpc_client.request(rocketmq.name_server, lost).code == 0
+                assert rocketmq.admin.offset_reader.rpc_client.request(rocketmq.name_server, lost).code == 0
                 return [(queues.read_queues, queues.write_queues) for queues in _queues(rocketmq, name)]
 
             awaited(lose, left.__eq__)  # the broker's own registration, every 30 s, may come in between
