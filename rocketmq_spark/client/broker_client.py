@@ -1,7 +1,7 @@
 """Requests to brokers by name, many at a time.
 
-A request about a queue goes to the broker of the queue, and a failure does not affect the others. Every request names the
-broker (``bname``): brokers ignore the field for ordinary topics, a Proxy needs it.
+A request about a queue goes to the broker of the queue. A request that fails does not affect the others. Every request names
+the broker in field ``bname``, because a Proxy needs the name. Brokers ignore this field for ordinary topics.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from rocketmq_spark.wire.messages import first_stamp
 
 T = TypeVar("T")
 
-# Response codes of answers to pulls; with the others a pull has failed.
-PULLED = (Response.SUCCESS, Response.PULL_NOT_FOUND, Response.PULL_RETRY_IMMEDIATELY, Response.PULL_OFFSET_MOVED)
-_RESET = Response.PULL_OFFSET_MOVED, codes.OFFSET_RESET
+# The response codes of pulls that have not failed.
+PULL_CODES = (Response.SUCCESS, Response.PULL_NOT_FOUND, Response.PULL_RETRY_IMMEDIATELY, Response.PULL_OFFSET_MOVED)
+_OFFSET_RESET_ANSWER = Response.PULL_OFFSET_MOVED, codes.OFFSET_RESET
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +50,9 @@ class BrokerClient:
         self.rpc_client = rpc_client
         self._routes = routes
 
-    def for_queue(self, row: rpc.RequestRow, queue: MessageQueue, **fields: Any) -> BrokerCommand:
+    def for_queue(self, rpc_row: rpc.RequestRow, queue: MessageQueue, **fields: Any) -> BrokerCommand:
         """Return the request of a row of ``wire/rpc`` about a queue."""
-        command = row.request(
+        command = rpc_row.request(
             topic=self.rpc_client.on_wire(queue.topic), queueId=queue.queue_id, bname=queue.broker_name, **fields
         )
         return BrokerCommand(queue.broker_name, command, queue.topic, queue)
@@ -73,15 +73,19 @@ class BrokerClient:
         self, pulls: Sequence[BrokerCommand], deadline: Deadline, read_from: str = "master"
     ) -> list[Command | RocketMQError]:
         """As ``request_each``. Repeats a pull whose answer only reports that an operator reset the offset."""
-        answers = self.request_each(pulls, deadline, PULLED, read_from)
-        while reset := [i for i, a in enumerate(answers) if isinstance(a, Command) and (a.code, a.remark) == _RESET]:
-            repeated = self.request_each([pulls[i] for i in reset], deadline, PULLED, read_from)
-            for i, answer in zip(reset, repeated, strict=True):
+        answers = self.request_each(pulls, deadline, PULL_CODES, read_from)
+        while reset_indexes := [
+            i for i, a in enumerate(answers) if isinstance(a, Command) and (a.code, a.remark) == _OFFSET_RESET_ANSWER
+        ]:
+            repeated_answers = self.request_each([pulls[i] for i in reset_indexes], deadline, PULL_CODES, read_from)
+            for i, answer in zip(reset_indexes, repeated_answers, strict=True):
                 answers[i] = answer
         return answers
 
     def attributes(self, keys: Iterable[tuple[str, str]], deadline: Deadline) -> AttributesByTopic:
-        """Request the attributes of topics on brokers. ``keys`` are pairs of broker and topic; a failure is a value, too."""
+        """Request the attributes of topics on brokers. ``keys`` are pairs of broker and topic. The value of a key may be an
+        error.
+        """
         commands = [
             BrokerCommand(
                 broker, rpc.GET_TOPIC_CONFIG.request(topic=self.rpc_client.on_wire(topic), bname=broker), topic
@@ -96,16 +100,16 @@ class BrokerClient:
         }
 
     def first_kept(self, group: str, queue: MessageQueue, time_ms: int, deadline: Deadline) -> int:
-        """Return the first offset of a compaction topic's messages that were stored at or after a time. It may be below the
-        minimum offset, and messages between may be missing.
+        """Return the offset of the first message of a compaction topic that was stored at or after a time. This offset may be
+        below the minimum offset of the queue.
         """
 
         def next_ms(offset: int) -> int:
             (answer,) = self.request_pulls([self.pull_at(group, queue, offset)], deadline)
             if isinstance(answer, RocketMQError):
                 raise answer
-            first = first_stamp(answer.body) if answer.code == Response.SUCCESS else None
-            return time_ms if first is None else first.stored_ms
+            stamp = first_stamp(answer.body) if answer.code == Response.SUCCESS else None
+            return time_ms if stamp is None else stamp.stored_ms
 
         (answer,) = self.request_all([self.for_queue(rpc.GET_MAX_OFFSET, queue)], deadline)
         return bisect.bisect_left(range(rpc.GET_MAX_OFFSET.answer(answer)["offset"]), time_ms, key=next_ms)
@@ -124,8 +128,8 @@ class BrokerClient:
 
     def remove_unrouted(self, table: dict[tuple[str, str], T]) -> None:
         """Remove the entries of ``table`` whose key, broker and topic, is in no cached route."""
-        routed = self._routes.cached_topic_brokers()
-        for key in [key for key in list(table) if key[::-1] not in routed]:
+        routed_topics = self._routes.cached_topic_brokers()
+        for key in [key for key in list(table) if key[::-1] not in routed_topics]:
             table.pop(key, None)
 
     def late_brokers(self) -> frozenset[str]:
@@ -179,7 +183,9 @@ class BrokerClient:
         grace_s: float | None = None,
         accepted_codes: Container[int] = (Response.SUCCESS,),
     ) -> list[Command | RocketMQError | None]:
-        """As ``request_each``. With ``grace_s``, returns None for brokers that are so much slower than the others."""
+        """As ``request_each``. With ``grace_s``, returns None for brokers that are more than ``grace_s`` slower than
+        the others.
+        """
         address_of: dict[str, str | RocketMQError] = {}
         for name in {broker_command.broker_name for broker_command in commands}:
             try:
@@ -201,21 +207,21 @@ class BrokerClient:
         ]
 
 
-# Above this number of entries about topics, those that no route has are removed.
+# Above this number of cached entries, the entries of topics that are in no cached route are removed.
 SWEEP_ABOVE_ENTRIES = 64
 
 
 def has_attribute(attributes: AttributesByTopic, queue: MessageQueue, name: str, value: str) -> bool | None:
     """Whether the topic of a queue has this value of an attribute; None if its broker did not report attributes."""
-    of_topic = attributes[queue.broker_name, queue.topic]
-    return None if isinstance(of_topic, RocketMQError) else of_topic.get(name) == value
+    topic_attributes = attributes[queue.broker_name, queue.topic]
+    return None if isinstance(topic_attributes, RocketMQError) else topic_attributes.get(name) == value
 
 
 def raise_if_retriable(attributes: AttributesByTopic) -> AttributesByTopic:
     """Return ``attributes``. Raises the first error among them that is retriable."""
-    for of_topic in attributes.values():
-        if isinstance(of_topic, RocketMQError) and of_topic.retriable:
-            raise of_topic
+    for topic_attributes in attributes.values():
+        if isinstance(topic_attributes, RocketMQError) and topic_attributes.retriable:
+            raise topic_attributes
     return attributes
 
 

@@ -28,7 +28,7 @@ from rocketmq_spark.wire import bodies, rpc
 class OffsetCommit:
     """Commits offsets of a group, at the replicas that ``read_from`` selects. ``grace_s`` is as in ``OffsetReader.bounds``.
 
-    The object is a function of the offsets that returns the errors by queue.
+    A call of the object commits offsets, and returns the errors by queue.
     """
 
     broker_client: BrokerClient
@@ -40,21 +40,22 @@ class OffsetCommit:
     def __call__(self, offsets: Mapping[MessageQueue, int]) -> dict[MessageQueue, RocketMQError]:
         """Commit the first queue of each topic and broker, then the other queues.
 
-        A broker creates the group's table of a topic at its first commit. If two commits create the table at the same time, one
-        is lost (ConsumerOffsetManager.commitOffset in 5.5.0). If the first queue fails, the others of its topic and broker get
-        the same error. The first queues get half of the time, so that a broker that hangs leaves time for the others.
+        A broker creates a table for the group and the topic at the first commit. If two commits create the table at the same
+        time, one commit is lost (ConsumerOffsetManager.commitOffset in 5.5.0). If the first queue fails, the others of its topic
+        and broker get the same error. The first queues get half of the time, so that a broker that hangs leaves time for the
+        others.
         """
-        first_by_topic = first_queues(offsets)
-        half = self.deadline.within(self.deadline.remaining() / 2)
-        failed = self._store({queue: offsets[queue] for queue in first_by_topic.values()}, half)
-        rest = {}
-        for queue in sorted(offsets.keys() - first_by_topic.values()):
-            first = first_by_topic[queue.broker_name, queue.topic]
-            if first in failed:
-                failed[queue] = failed[first]
+        first_queue_by_key = first_queues(offsets)
+        half_deadline = self.deadline.within(self.deadline.remaining() / 2)
+        errors = self._store({queue: offsets[queue] for queue in first_queue_by_key.values()}, half_deadline)
+        remaining_offsets = {}
+        for queue in sorted(offsets.keys() - first_queue_by_key.values()):
+            first_queue = first_queue_by_key[queue.broker_name, queue.topic]
+            if first_queue in errors:
+                errors[queue] = errors[first_queue]
             else:
-                rest[queue] = offsets[queue]
-        return {**failed, **self._store(rest, self.deadline)}
+                remaining_offsets[queue] = offsets[queue]
+        return {**errors, **self._store(remaining_offsets, self.deadline)}
 
     def _store(self, offsets: Mapping[MessageQueue, int], deadline: Deadline) -> dict[MessageQueue, RocketMQError]:
         group = self.broker_client.rpc_client.on_wire(self.group)
@@ -63,13 +64,13 @@ class OffsetCommit:
             for queue, offset in offsets.items()
         ]
         answers = self.broker_client.request_with_grace(commands, deadline, self.read_from, self.grace_s)
-        failed: dict[MessageQueue, RocketMQError] = {}
+        errors: dict[MessageQueue, RocketMQError] = {}
         for queue, answer in zip(offsets, answers, strict=True):
             if answer is None:
-                failed[queue] = CallTimeout("the broker has not answered yet", queue=str(queue))
+                errors[queue] = CallTimeout("the broker has not answered yet", queue=str(queue))
             elif isinstance(answer, RocketMQError):
-                failed[queue] = answer
-        return failed
+                errors[queue] = answer
+        return errors
 
 
 class RemotingCommitter:
@@ -90,10 +91,8 @@ class RemotingCommitter:
         command = rpc.GET_CONSUMER_LIST_BY_GROUP.request(
             consumerGroup=self._broker_client.rpc_client.on_wire(group), bname=broker_name
         )
-        accepted_codes = (
-            Response.SUCCESS,
-            Response.SYSTEM_ERROR,
-        )  # a broker without members of the group answers with an error
+        # A broker without members of the group answers with an error.
+        accepted_codes = Response.SUCCESS, Response.SYSTEM_ERROR
         (answer,) = self._broker_client.request_all([BrokerCommand(broker_name, command, "")], deadline, accepted_codes)
         return bodies.consumer_ids(answer.body) if answer.code == Response.SUCCESS else []
 

@@ -19,7 +19,7 @@ from rocketmq_spark.model import (
 T = TypeVar("T")
 
 
-# A topic may be deleted and created again with another type, so attributes for a read must be this recent.
+# The attributes for a read must not be older than this, because a topic may be created again with another type.
 ATTRIBUTES_MAX_AGE_S = 1.0
 
 
@@ -47,7 +47,9 @@ class RemotingPulls:
     def is_compacted(self, queue: MessageQueue, deadline: Deadline | None = None) -> bool:
         remedy = "Offsets without messages were found, which is right for compaction topics only"
         attributes = self._fetch_with_retries(
-            lambda soon: self._attributes.attributes(queue.topic, queue.broker_name, soon, ATTRIBUTES_MAX_AGE_S),
+            lambda attempt_deadline: self._attributes.attributes(
+                queue.topic, queue.broker_name, attempt_deadline, ATTRIBUTES_MAX_AGE_S
+            ),
             remedy,
             deadline,
         )
@@ -55,10 +57,12 @@ class RemotingPulls:
 
     def stores_batches(self, queue: MessageQueue, deadline: Deadline | None = None) -> bool:
         remedy = "Brokers do not filter the messages of a batch topic, or of a compaction topic, one by one"
-        batched = self._fetch_with_retries(
-            lambda soon: self._attributes.stores_batches(queue, soon, ATTRIBUTES_MAX_AGE_S), remedy, deadline
+        is_batch_topic = self._fetch_with_retries(
+            lambda attempt_deadline: self._attributes.stores_batches(queue, attempt_deadline, ATTRIBUTES_MAX_AGE_S),
+            remedy,
+            deadline,
         )
-        return batched or self.is_compacted(queue, deadline)
+        return is_batch_topic or self.is_compacted(queue, deadline)
 
     def _fetch_with_retries(self, fetch: Callable[[Deadline], T], remedy: str, deadline: Deadline | None) -> T:
         """Call ``fetch`` with retries. ``AccessDenied`` gets ``remedy``."""

@@ -1,4 +1,4 @@
-"""The ``Sender`` port over remoting: one attempt per call, to the given queue."""
+"""The ``Sender`` port over remoting. Each call makes one attempt to send to the given queue."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ OnSent = Callable[[SendResult | RocketMQError], None]
 # The route of a broker without an address is not requested more often than this.
 ROUTE_REQUEST_PAUSE_S = 1.0
 
-_STATUS = {
+_STATUS_BY_CODE = {
     Response.SUCCESS: SendStatus.SEND_OK,
     Response.FLUSH_DISK_TIMEOUT: SendStatus.FLUSH_DISK_TIMEOUT,
     Response.FLUSH_SLAVE_TIMEOUT: SendStatus.FLUSH_SLAVE_TIMEOUT,
@@ -95,9 +95,10 @@ class RemotingSender:
         except (ConnectionLost, CallTimeout):
             route = self._routes.recent(topic, deadline)
         if unlisted := self._routes.unlisted(topic, deadline.within(self._rpc_client.request_timeout_s)):
-            names = ", ".join(sorted({queue.broker_name for queue in unlisted}))
+            broker_names = ", ".join(sorted({queue.broker_name for queue in unlisted}))
             raise BrokerNotFound(
-                f"partitions cannot be numbered yet: no name server lists {names}, which had queues of the topic and may be up",
+                f"partitions cannot be numbered yet: no name server lists {broker_names}, which had queues of the topic and may "
+                "be up",
                 topic=topic,
                 remedy="After a restart of a name server, brokers register within half a minute. If a broker stays unlisted, "
                 "look into its log",
@@ -146,12 +147,12 @@ class RemotingSender:
             send = functools.partial(self._send_async, queue, request, command, deadline, done)
             if _is_connected(self._rpc_client, self._routes, queue) and not self._executor.has_work(queue.broker_name):
                 send()
-            else:  # sends to other brokers must not wait while this one is looked up and connected to
+            else:  # the lookup of this broker and the connection to it must not delay sends to other brokers
                 self._executor.run(queue.broker_name, send)
         except RocketMQError as e:
             done(e)
         except RuntimeError as e:
-            done(_no_thread(e, queue))
+            done(_no_thread_error(e, queue))
 
     def _send_async(
         self, queue: MessageQueue, request: SendRequest, command: Command, deadline: Deadline, done: OnSent
@@ -163,7 +164,7 @@ class RemotingSender:
             done(e)
             return
 
-        def answered(answer: Command | RocketMQError) -> None:
+        def on_answer(answer: Command | RocketMQError) -> None:
             result: SendResult | RocketMQError
             try:
                 result = answer if isinstance(answer, RocketMQError) else _result(queue, request, answer, address)
@@ -172,9 +173,9 @@ class RemotingSender:
             done(result)
 
         try:
-            self._rpc_client.invoke_async(address, command, deadline, answered)
+            self._rpc_client.invoke_async(address, command, deadline, on_answer)
         except RuntimeError as e:
-            done(_no_thread(e, queue))
+            done(_no_thread_error(e, queue))
 
     def send_oneway(self, queue: MessageQueue, request: SendRequest, deadline: Deadline) -> None:
         command = _command(self._rpc_client, queue, request, oneway=True)
@@ -218,9 +219,9 @@ class RemotingSender:
         try:
             return transactions.send_decision(self._rpc_client, address, place, decision, deadline)
         except RuntimeError as e:
-            lost = ConnectionLost(f"no connection can be made: {e}", address, topic=place.topic)
-            lost.unsent = True
-            raise lost from e
+            connection_error = ConnectionLost(f"no connection can be made: {e}", address, topic=place.topic)
+            connection_error.unsent = True
+            raise connection_error from e
 
     def join(self, group: str, heartbeat_s: float, check: HalfCheck | None = None) -> Callable[[Deadline], None]:
         half_checks = None if check is None else transactions.HalfChecks(self._rpc_client, group, check)
@@ -260,8 +261,8 @@ def _address(routes: Routes, queue: MessageQueue, deadline: Deadline) -> str:
 
 
 def _command(rpc_client: RpcClient, queue: MessageQueue, request: SendRequest, oneway: bool = False) -> Command:
-    # A broker does not clear bits that describe a stored message: it would acknowledge the message, lose it, and shift the
-    # offsets of the queue for ever.
+    # A broker does not clear the bits that describe a stored message. With such a bit, it would acknowledge the message, lose it,
+    # and shift the offsets of the queue for ever.
     if request.sys_flag & ~int(SENDABLE_SYS_FLAGS):  # int(): ~ of a flag covers only the named bits
         raise LocalProtocolError(
             f"sysFlag {request.sys_flag:#x} has bits that a request must not have", topic=queue.topic, queue=str(queue)
@@ -269,9 +270,9 @@ def _command(rpc_client: RpcClient, queue: MessageQueue, request: SendRequest, o
     group, properties = rpc_client.on_wire(request.group), request.properties
     if request.sys_flag & SysFlag.TRANSACTION_PREPARED:
         properties += encode_properties({Property.PRODUCER_GROUP: group})
-    row = rpc.SEND_BATCH_MESSAGE if request.batch else rpc.SEND_MESSAGE_V2
-    make = row.oneway if oneway else row.request
-    return make(
+    rpc_row = rpc.SEND_BATCH_MESSAGE if request.batch else rpc.SEND_MESSAGE_V2
+    make_command = rpc_row.oneway if oneway else rpc_row.request
+    return make_command(
         request.data,
         producerGroup=group,
         topic=rpc_client.on_wire(queue.topic),
@@ -290,22 +291,22 @@ def _command(rpc_client: RpcClient, queue: MessageQueue, request: SendRequest, o
     )
 
 
-def _no_thread(error: RuntimeError, queue: MessageQueue) -> ConnectionLost:
+def _no_thread_error(error: RuntimeError, queue: MessageQueue) -> ConnectionLost:
     return ConnectionLost(f"no connection can be made: {error}", topic=queue.topic, queue=str(queue))
 
 
 def _result(queue: MessageQueue, request: SendRequest, answer: Command, address: str) -> SendResult:
-    if answer.code not in _STATUS:
+    if answer.code not in _STATUS_BY_CODE:
         raise error_from_response(answer, address, queue.topic, str(queue))
     fields = rpc.SEND_MESSAGE_V2.answer(answer)
     properties = "\x02" + request.properties
-    delayed = any(name in properties for name in _DELAY_PROPERTIES)
+    is_delayed = any(name in properties for name in _DELAY_PROPERTIES)
     queue_id = fields["queueId"]
     return SendResult(
-        status=_STATUS[Response(answer.code)],
+        status=_STATUS_BY_CODE[Response(answer.code)],
         msg_id="",
         queue=MessageQueue(queue.topic, queue.broker_name, queue.queue_id if queue_id is None else queue_id),
-        queue_offset=None if delayed else fields["queueOffset"],
+        queue_offset=None if is_delayed else fields["queueOffset"],
         offset_msg_id=fields["msgId"],
         transaction_id=fields["transactionId"],
         recall_handle=fields["recallHandle"],

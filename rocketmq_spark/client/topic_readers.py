@@ -22,8 +22,8 @@ logger = logging.getLogger(__name__)
 class GroupReader:
     """A member of a group, and its queues of the topic; ``queues`` is None if the member did not report them.
 
-    A group without members is a reader without ``member``, with the queues for which it has offsets. ``is_in_scope`` says
-    whether the group belongs to the client's namespace and environment.
+    For a group without members, ``member`` is None, and ``queues`` are the queues for which the group has offsets.
+    ``is_in_scope`` says whether the group belongs to the client's namespace and environment.
     """
 
     group: str
@@ -44,7 +44,7 @@ def readers(rpc_client: RpcClient, admin: BaseAdmin, topic: str) -> list[GroupRe
 
 
 def groups(rpc_client: RpcClient, admin: BaseAdmin) -> list[str]:
-    """Return the consumer groups of all brokers, by the user's names, without internal ones and those of other namespaces."""
+    """Return the consumer groups of all brokers, by the user's names. Omits internal groups, and groups of other namespaces."""
     group_names: set[str] = set()
     for name, data in require_brokers(admin.cluster()).items():
         if address := data.replica("hint"):  # a slave replicates the groups of its master
@@ -60,30 +60,32 @@ def groups(rpc_client: RpcClient, admin: BaseAdmin) -> list[str]:
 def _readers_of_group(
     rpc_client: RpcClient, route: TopicRoute, group: str, masters: Mapping[str, str]
 ) -> Iterator[GroupReader]:
-    plain, inside = rpc_client.scope.user_name(group), rpc_client.scope.has_affixes(group)
+    user_group, is_in_scope = rpc_client.scope.user_name(group), rpc_client.scope.has_affixes(group)
     members = _members(rpc_client, group, masters)
     for member, address in sorted(members.items()):
-        yield GroupReader(plain, member, _queues_of_member(rpc_client, route.topic, (group, member), address), inside)
+        yield GroupReader(
+            user_group, member, _queues_of_member(rpc_client, route.topic, (group, member), address), is_in_scope
+        )
     if not members:
         progress = consume_progress(rpc_client, route, group)
         yield GroupReader(
-            plain,
+            user_group,
             None,
             tuple(sorted(q for q, queue_progress in progress.items() if queue_progress.consumer_offset > 0)),
-            inside,
+            is_in_scope,
         )
 
 
 def _members(rpc_client: RpcClient, group: str, masters: Mapping[str, str]) -> dict[str, str]:
     """Return the members of a group, each with the address of a broker that it is connected to."""
-    broker_of_member: dict[str, str] = {}
+    address_of_member: dict[str, str] = {}
     for address in masters.values():
         command = rpc.GET_CONSUMER_LIST_BY_GROUP.request(consumerGroup=group)
         try:
-            broker_of_member |= dict.fromkeys(bodies.consumer_ids(rpc_client.request(address, command).body), address)
+            address_of_member |= dict.fromkeys(bodies.consumer_ids(rpc_client.request(address, command).body), address)
         except BrokerError:  # a broker without members of the group answers with an error
             continue
-    return broker_of_member
+    return address_of_member
 
 
 def member_subscriptions(rpc_client: RpcClient, admin: BaseAdmin, group: str) -> dict[str, dict[str, Filter] | None]:
@@ -99,12 +101,14 @@ def member_subscriptions(rpc_client: RpcClient, admin: BaseAdmin, group: str) ->
             _log_unknown_member(e, member)
             subscriptions[member] = None
         else:
-            plain = {
+            user_filters = {
                 rpc_client.scope.user_name(topic): f
                 for topic, f in filters.items()
                 if rpc_client.scope.is_reversible(topic)
             }
-            subscriptions[member] = {topic: f for topic, f in plain.items() if not topic.startswith(RETRY_PREFIX)}
+            subscriptions[member] = {
+                topic: f for topic, f in user_filters.items() if not topic.startswith(RETRY_PREFIX)
+            }
     return subscriptions
 
 

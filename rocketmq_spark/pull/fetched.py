@@ -134,13 +134,13 @@ class ReceivedAnswers:
             rest, self._given_back = self._given_back + rest, []
             count = offset_count(rest)
         self.answers, self.offset_count, self.being_decoded = rest, count, []
-        if stream.full or stream.room < stream.filled - self._begin:
+        if stream.full or stream.free_bytes < stream.filled_bytes - self._begin:
             moved = stream.compact((answer.begin, answer.end) for answer in self.answers)
             self.answers = [
                 answer._replace(begin=moved[answer.begin], end=moved[answer.begin] + answer.end - answer.begin)
                 for answer in self.answers
             ]
-        self._begin = stream.filled
+        self._begin = stream.filled_bytes
 
     def clear(self) -> list[FetchedAnswer]:
         """Remove all answers, because their stream and buffer are gone. Returns them, so that they are requested again."""

@@ -201,7 +201,7 @@ class RangeReader:
             return
         depth = self._pacing.depth()
         # While the first pending offset is not answered, no more is received after it than may be in flight.
-        if stream.filled > BUFFER_BYTES + self._settings.max_bytes_in_flight:
+        if stream.filled_bytes > BUFFER_BYTES + self._settings.max_bytes_in_flight:
             depth = 0 if self._pending.next_retry_at is not None else 1
         frames: list[bytes] = []
         pending = self._pending

@@ -77,7 +77,7 @@ class Replica:
                 deadline.within(self.dialling.connect_timeout_s),
                 self.dialling.tls,
                 spare_bytes=self.spare_bytes,
-                arriving=self.dialling.arriving,
+                receive_budget=self.dialling.receive_budget,
             )
         except RocketMQError as e:
             # The remedy assumes that the name server answers. That is known only if the address came from a route just now.

@@ -502,7 +502,7 @@ def test_statistics_of_brokers_that_left_the_route_are_forgotten(broker: MockBro
         parts.kinds.stores_batches(queues[0], parts.soon)
         assert len(parts.offset_reader._stats) <= 7
     assert ("b69", "t") in parts.offset_reader._stats
-    assert len(parts.kinds._cached) < 70
+    assert len(parts.kinds._cached_answers) < 70
 
 
 def test_statistics_of_topics_without_a_route_are_forgotten(
@@ -520,8 +520,8 @@ def test_statistics_of_topics_without_a_route_are_forgotten(
         if n != 7:
             parts.routes.forget(f"t{n}")
     assert ("broker-a", "t7") in parts.offset_reader._stats
-    assert ("t7", "broker-a") in parts.kinds._cached
-    assert max(len(parts.offset_reader._stats), len(parts.kinds._cached)) < 100
+    assert ("t7", "broker-a") in parts.kinds._cached_answers
+    assert max(len(parts.offset_reader._stats), len(parts.kinds._cached_answers)) < 100
 
 
 def test_only_used_topic_attributes_are_cached(broker: MockBroker, routed: Parts) -> None:

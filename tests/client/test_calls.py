@@ -224,8 +224,8 @@ def test_answers_that_took_long_are_waited_for_longer(monkeypatch: pytest.Monkey
     monkeypatch.setattr(rpc.time, "monotonic", lambda: now_s[0])
     answers = rpc._PendingAnswers([("a", ping())], ReceiveBudget())
     now_s[0] += lasted_s
-    assert answers._extended(0.2) == pytest.approx(expected)
-    assert answers._extended(None) is None
+    assert answers._extended_grace_s(0.2) == pytest.approx(expected)
+    assert answers._extended_grace_s(None) is None
 
 
 def test_a_dead_one_does_not_hurry_the_others(broker: MockBroker, parts: Parts) -> None:
@@ -267,14 +267,14 @@ def test_nobody_waits_while_another_is_dialled(
 
 def roomy(broker: MockBroker, limit: int) -> Parts:
     parts = Parts(broker.address)
-    parts.pool.connect_options.arriving.limit = limit
+    parts.pool.connect_options.receive_budget.limit = limit
     return parts
 
 
 def test_complete_answers_of_one_call_stay_in_the_account(broker: MockBroker) -> None:
     """Together they fill the memory, although each has arrived."""
     parts, held = roomy(broker, 250_000), Held()
-    account = parts.pool.connect_options.arriving
+    account = parts.pool.connect_options.receive_budget
     broker.on(PING, lambda call: held(call) if call.ext("n") == "9" else call.answer(ok(bytes(100_000))))
     with MockBroker({PING: ok(b"small")}) as other, ThreadPoolExecutor(1) as beside:
         asked = [(broker.address, ping(n=str(n))) for n in (0, 1, 9)] + [(other.address, ping())]
@@ -298,11 +298,11 @@ def test_who_has_most_complete_answers_loses_them_for_others(broker: MockBroker)
         asked = [(broker.address, ping()), (broker.address, ping()), (other.address, ping())]
         found = beside.submit(parts.rpc_client.invoke_each, asked, parts.soon)
         (last,) = held.wait(1)
-        eventually(lambda: parts.pool.connect_options.arriving.used > 200_500)
+        eventually(lambda: parts.pool.connect_options.receive_budget.used > 200_500)
         last.answer(ok(bytes(100_000)))
         first, second, third = found.result(60)
     assert [type(answer) for answer in (first, second, third)] == [ConnectionLost, ConnectionLost, Command]
-    assert parts.pool.connect_options.arriving.used == 0
+    assert parts.pool.connect_options.receive_budget.used == 0
     parts.close()
 
 
@@ -329,11 +329,11 @@ def test_answers_after_an_interrupted_call_are_not_kept(
     held.wait(1)[0].answer(ok(bytes(1000)))
     broker.on(PING, ok(b""))
     parts.rpc_client.request(broker.address, ping())  # behind it
-    assert parts.pool.connect_options.arriving.used == 0
+    assert parts.pool.connect_options.receive_budget.used == 0
 
 
 def test_only_answers_of_those_who_are_late_are_kept(broker: MockBroker, parts: Parts) -> None:
-    held, account = Held(), parts.pool.connect_options.arriving
+    held, account = Held(), parts.pool.connect_options.receive_budget
     broker.on(PING, ok(bytes(100_000)))
     with MockBroker({PING: held}) as deaf:
         asked = [(deaf.address, ping()), (broker.address, ping())]

@@ -403,7 +403,7 @@ def test_the_group_of_a_check_is_read_without_opening_its_body(broker: MockBroke
 def test_requests_wait_within_a_budget_of_bytes_and_leave_it(
     broker: MockBroker, parts: Parts, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    waiting = parts.pool.connect_options.waiting
+    waiting = parts.pool.connect_options.waiting_budget
     monkeypatch.setattr(waiting, "limit", 200_000)
     inbox = Inbox(ok())
     inbox.may_work.clear()
@@ -435,7 +435,7 @@ def test_every_request_leaves_the_budget(broker: MockBroker, parts: Parts, group
     for body in (half_message("pg"), half_message("pg") * 3, b"\x00" * 50, b""):
         broker.ask(Command(39, {}, body, flag=flag))
     parts.routes.get("t", 0.0)
-    eventually(lambda: parts.pool.connect_options.waiting.used == 0)
+    eventually(lambda: parts.pool.connect_options.waiting_budget.used == 0)
 
 
 @pytest.mark.parametrize("body", [b"", half_message("other"), b"garbage"], ids=["none", "another group's", "garbage"])

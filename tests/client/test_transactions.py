@@ -244,7 +244,7 @@ def test_foreign_message_with_same_id_changes_no_commit_answer(broker: MockBroke
 def copies_of(parts: Parts) -> Any:
     """The questions of the only group."""
     (answering,) = [member.request_handler.__self__ for _, member in parts.groups.one_per_group()]  # type: ignore[union-attr]
-    return answering._copies
+    return answering._coalescer
 
 
 def test_hanging_check_function_blocks_no_immediate_answer(broker: MockBroker, tenant: Parts) -> None:
@@ -491,7 +491,7 @@ def test_what_cannot_be_sent_for_lack_of_threads_is_asked_again(
             asked, tenant.pool._slots[broker.address].connection = tenant.pool._slots[broker.address].connection, None
             broker.ask(question(HALF))
             eventually(lambda said=said: said in caplog.text)  # type: ignore[misc]
-        eventually(lambda: not answering._copies._newest_places)
+        eventually(lambda: not answering._coalescer._newest_places)
         with pytest.MonkeyPatch.context() as lacking:
             no_more_threads(lacking, "rocketmq-127")
             with pytest.raises(ConnectionLost, match="no connection can be made") as lost:
@@ -549,7 +549,7 @@ def test_hanging_name_server_hides_no_broker_known_to_another(
     broker.on(Request.HEART_BEAT, ok())
     with MockBroker({Request.GET_BROKER_CLUSTER_INFO: never}) as hanging:
         parts = Parts(f"{hanging.address};{broker.address}", request_timeout_s=0.5)
-        parts.name_servers._current = 0
+        parts.name_servers._current_index = 0
         parts.sender.join("pg", 30.0, lambda message, place: COMMIT)
         broker.wait_for(lambda: bool(broker.seen(Request.HEART_BEAT)))
         parts.close()
