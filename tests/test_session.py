@@ -65,7 +65,7 @@ def test_other_connection_options_get_a_client_of_their_own(different):
     assert session.client(parsed(**different)) is session.client(parsed(**different))
     theirs, mine = (session.client(one).rpc_client.pool.connect_options for one in (parsed(**different), parsed()))
     assert theirs.receive_budget is not mine.receive_budget
-    assert theirs.waiting is not mine.waiting
+    assert theirs.waiting_budget is not mine.waiting_budget
 
 
 def test_bulk_reads_have_the_account_of_their_client():

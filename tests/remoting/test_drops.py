@@ -29,7 +29,8 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.remoting.connection import Connection
 from rocketmq_spark.remoting.transport import DropUnsent, UndeliveredPolicy
 from rocketmq_spark.wire.header import Command
-connection = Connection(sys.argv[1], Deadline.after(30), undelivered_policy=UndeliveredPolicy(drop_unsent=DropUnsent[sys.argv[2]]))
+policy = UndeliveredPolicy(drop_unsent=DropUnsent[sys.argv[2]])
+connection = Connection(sys.argv[1], Deadline.after(30), undelivered_policy=policy)
 connection.call_each([(Command({int(PING)}, body=bytes({LARGE})), lambda outcome: None)], Deadline.after(0.5))
 print("blocked", flush=True)
 sys.stdin.read()
