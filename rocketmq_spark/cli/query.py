@@ -157,5 +157,5 @@ def silent_brokers(client: Client, queues: Collection[MessageQueue]) -> set[str]
     for topic in {queue.topic for queue in queues}:
         with contextlib.suppress(RouteNotFound):
             client.routes.get(topic)
-    client.brokers.bounds(queues, deadline(client), note_error)
+    client.offset_reader.bounds(queues, deadline(client), note_error)
     return silent

@@ -289,7 +289,7 @@ def show(output: Output, target: Target, topic: str) -> None:
     bounds = client.admin.describe_topic(topic)
     writable = set(route.writable())
     environment_of = _environment_of_queues(options, sorted({*bounds, *writable}))
-    group_readers = readers(client.calls, client.admin, topic)
+    group_readers = readers(client.rpc_client, client.admin, topic)
     rows = []
     for queue in sorted({*bounds, *writable}):
         name = environment_of.get(queue)

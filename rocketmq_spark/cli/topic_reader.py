@@ -129,7 +129,7 @@ class TopicReader:
         """Start at the first messages stored at or after a time."""
 
         def start(bounds: dict[MessageQueue, QueueBounds]) -> dict[MessageQueue, int]:
-            offsets = self._client.brokers.search_offsets(
+            offsets = self._client.offset_reader.search_offsets(
                 dict.fromkeys(bounds, epoch_ms), Deadline.after(10.0), group=GROUP
             )
             return {q: bounds[q].clamp(offset) for q, offset in offsets.items()}
@@ -215,7 +215,7 @@ class TopicReader:
             queues = self._environment_queues(self._client.routes.get(self._topic, _MAX_ROUTE_AGE_S).readable())
             if self._start_offsets is not None:
                 queues = [queue for queue in queues if queue in self._start_offsets]
-            return self._client.brokers.bounds(queues, Deadline.after(10.0))
+            return self._client.offset_reader.bounds(queues, Deadline.after(10.0))
 
         return self._client.retry.run(fetch)
 

@@ -47,7 +47,7 @@ def noted_stored_ids(options: Options, ends: QueueEnds) -> NotedStoredIds:
 
 def close_connections(options: Options) -> None:
     """Close the connections of this process. The operating system then drops bytes that it has not sent yet."""
-    client(options).calls.pool.close_connections()
+    client(options).rpc_client.pool.close_connections()
 
 
 def live_stored_ids(options: Options) -> LiveStoredIds:
