@@ -74,10 +74,10 @@ def split_result(result: SendResult, count: int) -> Sequence[SendResult]:
     ids = result.msg_id.split(_SEPARATOR)
     if result.status is SendStatus.SPOOLED:
         return [result._replace(msg_id=msg_id) for msg_id in ids]
-    has_no_places = result.queue is not None and result.queue.queue_id < 0
+    is_from_proxy = result.queue is not None and result.queue.queue_id < 0
     offset_ids = (
         [None] * len(ids)
-        if has_no_places or result.queue_offset is None
+        if is_from_proxy or result.queue_offset is None
         else (result.offset_msg_id or "").split(_SEPARATOR)
     )
     if len(ids) != count or len(offset_ids) != count:
@@ -127,7 +127,7 @@ class SendCompletion(NamedTuple):
     confirmed_count: int = 0
 
 
-def ignore_completion(ended: SendCompletion) -> None:
+def ignore_completion(completion: SendCompletion) -> None:
     """The ``done`` of callers that do not need the outcome."""
 
 
@@ -165,7 +165,7 @@ class OutgoingSend(_SendSpec):
     retry_state: RetryState
     refresh_route = False  # whether the route is fetched before the next attempt
     finished = False
-    unconfirmed: SendRequest | None = None  # after a look-up, the request without the messages that are stored
+    unconfirmed_request: SendRequest | None = None  # after a look-up, the request without the messages that are stored
     confirmed_count = 0  # messages that were not acknowledged, and that a look-up found stored
     lookup_start: QueueEnd | None = None  # an offset before all that the attempt stores, if it may be looked up
     checked_attempt = -1  # the number of the last attempt that was looked up
@@ -196,7 +196,7 @@ class OutgoingSend(_SendSpec):
     @property
     def next_request(self) -> SendRequest:
         """The request to send at the next attempt."""
-        return self.unconfirmed or self.request
+        return self.unconfirmed_request or self.request
 
 
 def messages_in_batch(request: SendRequest) -> Sequence[SentMessage]:

@@ -70,7 +70,7 @@ class Producer(BulkProducer):
                 options=parsed,
                 row_encoder=get_row_encoder,
                 spool=send_spool,
-                stored=stored_ids,
+                stored_ids=stored_ids,
             )
         except BaseException:
             if send_spool is not None:

@@ -82,7 +82,7 @@ def send_arrow(tools: CallTools, data: Any, target: RowTarget) -> SentRows:
         bad_rows_type, schema, batches = RowsOfReader, reader.schema, reader
     else:
         raise OptionError(f"send_arrow got {type(data).__name__}; expected a Table, RecordBatch or RecordBatchReader")
-    options, columns = call_options(tools.rows.options, target, row_columns(schema))
+    options, columns = call_options(tools.row_tools.options, target, row_columns(schema))
     log_choice(options, columns, once=True)
     groups: Iterable[Sequence[Portion]] = _portions_of_arrow(
         batches, columns, tools.is_closing if bad_rows_type is RowsOfReader else _never
@@ -96,13 +96,13 @@ def send_many(
     tools: CallTools, messages: Iterable[Message], target: RowTarget, message_target: MessageTarget
 ) -> SentRows:
     """Implements ``BulkProducer.send_many``."""
-    features = tools.rows.settings.features
+    features = tools.row_tools.settings.features
     if message_target.queue is not None and message_target.key is not None:
         raise OptionError("send_many got a queue and a key; expected one of them, for a key chooses the queue")
     if message_target.queue is not None and features.chooses_queues:
         raise MessageRefused(f"the messages name {message_target.queue}, but {features.chooses_queues}")
     options, _ = call_options(
-        tools.rows.options, target, _MESSAGE_COLUMNS if message_target.queue is None else _QUEUE_COLUMNS
+        tools.row_tools.options, target, _MESSAGE_COLUMNS if message_target.queue is None else _QUEUE_COLUMNS
     )
     bad_rows_type = MessagesOfCall if isinstance(messages, Sequence) else MessagesOfIterator
     is_closing = tools.is_closing if bad_rows_type is MessagesOfIterator else _never
@@ -197,9 +197,9 @@ def _with_large_chunks(table: pa.Table) -> pa.Table:
 
 def _split_batch(batch: pa.RecordBatch, columns: Mapping[str, str]) -> Iterator[pa.RecordBatch]:
     rows = len(batch)
-    step = max(1, min(PORTION_ROWS, rows * PORTION_BYTES // max(1, converted_bytes(batch))))
-    for start in range(0, rows, step):
-        yield from _halve_large(batch.slice(start, step), columns)
+    rows_per_part = max(1, min(PORTION_ROWS, rows * PORTION_BYTES // max(1, converted_bytes(batch))))
+    for start in range(0, rows, rows_per_part):
+        yield from _halve_large(batch.slice(start, rows_per_part), columns)
 
 
 def _halve_large(batch: pa.RecordBatch, columns: Mapping[str, str]) -> Iterator[pa.RecordBatch]:
@@ -248,8 +248,8 @@ def _selector_problems(options: Options, target: RowTarget, by_role: Mapping[str
         return []
     allowed = transport.SELECTORS if proxy_chooses else tuple(_SELECTORS.values())
     if selector not in allowed and (proxy_chooses or ":" not in str(selector)):
-        why = f", for {proxy_chooses}" if proxy_chooses else ", or a function"
-        return [f"selector is {selector!r}; expected one of {', '.join(allowed)}{why}"]
+        reason = f", for {proxy_chooses}" if proxy_chooses else ", or a function"
+        return [f"selector is {selector!r}; expected one of {', '.join(allowed)}{reason}"]
     if selector == "environment" and options.environment is None:
         return ["selector 'environment' needs option 'environment'"]
     return []
